@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::Optimizer;
-use crate::parallel::{DataParallel, Partition};
+use crate::parallel::{Partition, Ranks};
 use crate::param::WeightSource;
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
@@ -31,7 +31,7 @@ impl Run {
         sizes: &DecoderConfig,
         device: &Device,
         weights: &mut dyn WeightSource,
-        ranks: Rc<DataParallel>,
+        ranks: Rc<Ranks>,
     ) -> Result<Run> {
         let _scope = device.scope("build");
         let run = &config.run;

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::level::Level;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
-use crate::parallel::DataParallel;
+use crate::parallel::Ranks;
 use crate::plan::ResolvedRun;
 use crate::recipe::{Precision, RecipeName};
 use crate::run::Run;
@@ -81,7 +81,7 @@ pub struct RankMemory {
 }
 
 impl RankMemory {
-    fn of_all(ranks: &DataParallel, device: &Device) -> Result<Vec<RankMemory>> {
+    fn of_all(ranks: &Ranks, device: &Device) -> Result<Vec<RankMemory>> {
         let own = match device {
             Device::Cuda(gpu) => {
                 let (free, total) = gpu.memory_info()?;
@@ -106,7 +106,7 @@ impl TrainBench {
     }
 
     /// Times `recipe` on `device`, with the optimizer at `level`. All of `ranks` call it, each with a micro-batch and a device of its own.
-    pub fn run(&self, recipe: RecipeName, level: Level, device: &Device, ranks: &Rc<DataParallel>) -> Result<TrainRow> {
+    pub fn run(&self, recipe: RecipeName, level: Level, device: &Device, ranks: &Rc<Ranks>) -> Result<TrainRow> {
         let sizes = model(&self.model)?;
         let sizes_given =
             [Some(self.steps), Some(self.seq_len), Some(self.micro_batch), self.layers, self.document_len];

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::fs::{Fs, RealFs};
 use crate::models::Decoder;
 use crate::optim::Optimizer;
-use crate::parallel::{DataParallel, Partition};
+use crate::parallel::{Partition, Ranks};
 use ottava_tensor::{Device, Snapshot};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -235,7 +235,7 @@ impl Saver {
     /// it is complete.
     ///
     /// Errors on all ranks when one has failed.
-    pub fn advance(&mut self, ranks: &DataParallel, states: impl Iterator<Item = f64>) -> Result<Option<Saved>> {
+    pub fn advance(&mut self, ranks: &Ranks, states: impl Iterator<Item = f64>) -> Result<Option<Saved>> {
         let least = states.fold(f64::INFINITY, f64::min);
         let Some(save) = self.in_flight.as_ref().filter(|_| least != f64::from(State::Busy as u8)) else {
             return Ok(None);
@@ -249,14 +249,14 @@ impl Saver {
     /// together.
     ///
     /// Errors on all ranks when one has failed.
-    pub fn finish(&mut self, ranks: &DataParallel) -> Result<Option<Saved>> {
+    pub fn finish(&mut self, ranks: &Ranks) -> Result<Option<Saved>> {
         let waits = Instant::now();
         let mut saved = self.complete(ranks)?;
         saved.iter_mut().for_each(|saved| saved.paused += waits.elapsed());
         Ok(saved)
     }
 
-    fn complete(&mut self, ranks: &DataParallel) -> Result<Option<Saved>> {
+    fn complete(&mut self, ranks: &Ranks) -> Result<Option<Saved>> {
         let mut saved = None;
         while self.in_flight.is_some() {
             saved = self.next_stage(ranks)?;
@@ -265,7 +265,7 @@ impl Saver {
     }
 
     /// Waits for the stage in progress, and begins the next.
-    fn next_stage(&mut self, ranks: &DataParallel) -> Result<Option<Saved>> {
+    fn next_stage(&mut self, ranks: &Ranks) -> Result<Option<Saved>> {
         let InFlight { step, began, paused, progress, stop, stage } = self.in_flight.take().expect("a save is begun");
         match stage {
             Stage::Files(task) => {

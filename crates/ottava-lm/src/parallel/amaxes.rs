@@ -1,6 +1,6 @@
 //! Reduces the amaxes of a step over the ranks that share scales.
 
-use super::DataParallel;
+use super::Ranks;
 use crate::error::Result;
 use crate::scaling::{AmaxGroup, ScalingState};
 use ottava_tensor::comm::{Group, Pending, Reduce};
@@ -26,7 +26,7 @@ enum Slots {
 
 impl Amaxes {
     /// Starts one maximum per group of ranks that share scales. If all casts have the same group, the usual case, no copy is needed.
-    pub(super) fn merge(scaling: &mut ScalingState, ranks: &DataParallel) -> Result<Amaxes> {
+    pub(super) fn merge(scaling: &mut ScalingState, ranks: &Ranks) -> Result<Amaxes> {
         let mut groups: Vec<(&Group, Vec<usize>)> = Vec::new();
         for (slot, group) in scaling.scales().amax_groups().iter().enumerate() {
             let AmaxGroup::Over(axes) = group else { continue };

@@ -3,7 +3,7 @@
 use super::reduction::ReduceFormat;
 use super::slices::Slices;
 use super::zero::Zero;
-use super::{DataParallel, Shared};
+use super::{Ranks, Shared};
 use crate::error::{Error, Result};
 use crate::param::scopes::{CODES, GRADIENTS, WEIGHTS};
 use crate::param::{Param, ParamId, Placement, UnitId};
@@ -86,7 +86,7 @@ impl Bucket {
         unit: UnitId,
         mut matrices: Vec<&mut Param>,
         codes: bool,
-        ranks: &DataParallel,
+        ranks: &Ranks,
         zero: Zero,
         reduction: ReduceFormat,
     ) -> Result<Bucket> {

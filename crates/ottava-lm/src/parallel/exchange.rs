@@ -2,8 +2,8 @@
 
 use super::amaxes::Amaxes;
 use super::bucket::{Bucket, Stored};
-use super::data::Shared;
 use super::partition::Partition;
+use super::ranks::Shared;
 use super::reduction::ReduceFormat;
 use super::zero::Zero;
 use crate::error::{Error, Result};

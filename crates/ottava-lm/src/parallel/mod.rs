@@ -2,18 +2,18 @@
 
 mod amaxes;
 mod bucket;
-mod data;
 mod exchange;
 mod load;
 mod partition;
+mod ranks;
 mod reduction;
 mod replicas;
 mod slices;
 mod zero;
 
-pub use data::{DataParallel, Shared};
 pub use exchange::Exchange;
 pub use partition::{BufferBytes, Partition};
+pub use ranks::{Ranks, Shared};
 pub use reduction::ReduceFormat;
 pub use slices::{GRANULE, Slices};
 pub use zero::Zero;

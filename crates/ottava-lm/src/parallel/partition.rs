@@ -8,7 +8,7 @@
 use super::bucket::{Bucket, Stored, Writer};
 use super::reduction::ReduceFormat;
 use super::zero::Zero;
-use super::{DataParallel, Shared};
+use super::{Ranks, Shared};
 use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::models::Decoder;
@@ -35,7 +35,7 @@ pub struct BufferBytes {
 
 /// How the ranks of a run divide a model.
 pub struct Partition {
-    ranks: Rc<DataParallel>,
+    ranks: Rc<Ranks>,
     zero: Zero,
     reduction: ReduceFormat,
     /// Of several ranks.
@@ -45,7 +45,7 @@ pub struct Partition {
 impl Partition {
     /// A single rank, which stores everything.
     pub fn solo() -> Partition {
-        let (ranks, buckets) = (Rc::new(DataParallel::solo()), RefCell::default());
+        let (ranks, buckets) = (Rc::new(Ranks::solo()), RefCell::default());
         Partition { ranks, zero: Zero::Nothing, reduction: ReduceFormat::Stored, buckets }
     }
 
@@ -55,7 +55,7 @@ impl Partition {
     /// Errors with [`Error::Config`] for formats and placements of weights that cannot be divided.
     pub fn new(
         model: &mut Decoder,
-        ranks: Rc<DataParallel>,
+        ranks: Rc<Ranks>,
         zero: Zero,
         reduction: ReduceFormat,
         values: bool,
@@ -84,7 +84,7 @@ impl Partition {
     }
 
     /// The ranks.
-    pub fn ranks(&self) -> &DataParallel {
+    pub fn ranks(&self) -> &Ranks {
         &self.ranks
     }
 

@@ -1,6 +1,6 @@
 //! Checks that replicas of weights, optimizer states and scales are equal on all ranks.
 
-use super::{DataParallel, Partition, Shared};
+use super::{Partition, Ranks, Shared};
 use crate::error::{Error, Result};
 use crate::models::Decoder;
 use crate::optim::{Optimizer, optimizer_tensors};
@@ -35,7 +35,7 @@ impl Partition {
     }
 }
 
-impl DataParallel {
+impl Ranks {
     /// Errors on all ranks, with the name of the first cast whose amax in the last step or whose scale differs between ranks with the same
     /// part of the model; for example because its [`AmaxGroup`](crate::scaling::AmaxGroup) lacks ranks that divide its tensor.
     pub(super) fn compare_scales(&self, scaling: &ScalingState, when: &str) -> Result<()> {

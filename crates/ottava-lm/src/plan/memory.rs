@@ -8,7 +8,7 @@ use crate::level::Masters;
 use crate::limits;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
-use crate::parallel::DataParallel;
+use crate::parallel::Ranks;
 use crate::run::Run;
 use crate::step::{MicroBatch, Program, ProgramInputs};
 use ottava_tensor::comm::Group;
@@ -144,7 +144,7 @@ pub(super) fn dry_run(
     config.run.training.gradient_accumulation_steps = micro_batches;
     let weights = &mut RandomWeights { seed: config.run.seed, device: device.clone() };
     let size = config.run.parallel.ranks();
-    let ranks = DataParallel::new(Group::dry(0, size), config.run.parallel.mesh(size)?, device)?;
+    let ranks = Ranks::new(Group::dry(0, size), config.run.parallel.mesh(size)?, device)?;
     let layout = config.run.layout();
     // The data are not read here. The capacity assumes documents of 64 tokens; each takes 4 bytes.
     let documents = layout.document_mask.then(|| layout.seq_len.div_ceil(64) + 2);

@@ -7,7 +7,7 @@ use crate::config::{ResolvedConfig, RunConfig};
 use crate::level::{Gradients, Level};
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
-use crate::parallel::{DataParallel, Zero};
+use crate::parallel::{Ranks, Zero};
 use crate::param::Description;
 use crate::recipe::Recipe;
 use crate::recipe::{Precision, RecipeName, WgradBlocks};
@@ -345,7 +345,7 @@ fn memory_that_runs_out_is_explained() {
 /// The bytes that one of several ranks sends in each step after the first.
 fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<Traffic> {
     let shape = MeshShape::of_data(comm.size());
-    let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());
+    let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
     let weights = &mut RandomWeights { seed: 1, device: Device::Cpu };
     let mut run = Run::new(&ResolvedConfig::fastest(config), sizes, &Device::Cpu, weights, ranks.clone()).unwrap();
     run.quantize_weights().unwrap();

@@ -6,7 +6,7 @@ use crate::config::{ResolvedConfig, RunConfig, WeightInit};
 use crate::data::{RowLayout, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
 use crate::models::{DecoderConfig, decoder_config};
-use crate::parallel::DataParallel;
+use crate::parallel::Ranks;
 use crate::run::Run;
 use ottava_tensor::Device;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ pub(super) struct Inputs {
 
 impl Inputs {
     /// Reads the inputs of a run, which may have `resumed`. One of the `ranks` prepares the tokens, then all read them.
-    pub(super) fn read(config: &RunConfig, resumed: Option<&Resumed>, ranks: &DataParallel) -> Result<Inputs> {
+    pub(super) fn read(config: &RunConfig, resumed: Option<&Resumed>, ranks: &Ranks) -> Result<Inputs> {
         let prepared = || -> Result<_> {
             let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
             let (files, cache) = (&config.data.train_files, config.cache_dir());
@@ -45,7 +45,7 @@ impl Inputs {
         config: &RunConfig,
         resumed: Option<&Resumed>,
         (tokenizer, dataset): (Tokenizer, Arc<TokenDataset>),
-        ranks: &DataParallel,
+        ranks: &Ranks,
     ) -> Result<Inputs> {
         if let Some(resumed) = resumed.filter(|resumed| resumed.progress.data != dataset.meta().key) {
             return Err(Error::Data(format!(
@@ -82,7 +82,7 @@ pub(super) fn build_run(
     device: &Device,
     resumed: Option<&Resumed>,
     documents: Option<usize>,
-    ranks: &Rc<DataParallel>,
+    ranks: &Rc<Ranks>,
 ) -> Result<Run> {
     let (with_lora, ResolvedConfig { run, .. }) = (sizes.lora.is_some(), config);
     let init_from = Some(&run.lora.init_from).filter(|path| resumed.is_none() && !path.as_os_str().is_empty());

@@ -19,7 +19,7 @@ use crate::fs::{Fs, RealFs, replace_file};
 use crate::interrupt;
 use crate::mode::StepPrecision;
 use crate::optim::{LossScale, Overflow, Schedule};
-use crate::parallel::DataParallel;
+use crate::parallel::Ranks;
 use crate::plan::ResolvedRun;
 use crate::report::loss_svg;
 use crate::run::Run;
@@ -57,7 +57,7 @@ pub struct Trainer {
     dataset: Arc<TokenDataset>,
     split: Split,
     batches: BatchLoader,
-    ranks: Rc<DataParallel>,
+    ranks: Rc<Ranks>,
     /// The files of the run, on the rank that writes them.
     files: Option<RunFiles>,
     step: u64,
@@ -89,7 +89,7 @@ impl Trainer {
         lock: Option<RunLock>,
     ) -> Result<Trainer> {
         let shape = config.parallel.mesh(world.size())?;
-        let ranks = Rc::new(DataParallel::new(world, shape, device)?);
+        let ranks = Rc::new(Ranks::new(world, shape, device)?);
         interrupt::forward_to(ranks.stopper());
         let lock = match lock {
             None if ranks.leads() => RunLock::take(&config.output_dir).map(Some),
@@ -143,7 +143,7 @@ impl Trainer {
         mut resumed: Option<Resumed>,
         saved_casts: Option<Vec<String>>,
         lock: Option<RunLock>,
-        ranks: Rc<DataParallel>,
+        ranks: Rc<Ranks>,
     ) -> Result<Trainer> {
         let config = resolved.config.to_run_config();
         let folder = config.output_dir.clone();

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::fs::{RealFs, create_dirs, expect_regular, set_aside, sync_parent};
 use crate::input;
 use crate::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
-use crate::parallel::DataParallel;
+use crate::parallel::Ranks;
 use crate::param::WeightSource;
 use crate::report::MAX_METRICS_BYTES;
 use ottava_tensor::Device;
@@ -140,7 +140,7 @@ impl Drop for RunLock {
 }
 
 /// Errors on all ranks unless each sees what the leading one writes into the run's `folder`.
-pub(super) fn expect_shared_folder(folder: &Path, ranks: &DataParallel) -> Result<()> {
+pub(super) fn expect_shared_folder(folder: &Path, ranks: &Ranks) -> Result<()> {
     if ranks.size() == 1 {
         return Ok(());
     }
@@ -218,11 +218,7 @@ pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Optio
 }
 
 /// [`find_checkpoint`] of several ranks: the leading one searches, and the others read what it found.
-pub(super) fn find_shared_checkpoint(
-    config: &RunConfig,
-    start: &Start,
-    ranks: &DataParallel,
-) -> Result<Option<Resumed>> {
+pub(super) fn find_shared_checkpoint(config: &RunConfig, start: &Start, ranks: &Ranks) -> Result<Option<Resumed>> {
     let found = if ranks.leads() { find_checkpoint(config, start) } else { Ok(None) };
     let found = ranks.together("the search for a checkpoint", found)?;
     let path = Ok(found.as_ref().map(|resumed| resumed.path.clone()));

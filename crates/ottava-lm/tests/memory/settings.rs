@@ -5,7 +5,7 @@ use ottava_lm::config::{ResolvedConfig, RunConfig};
 use ottava_lm::level::{Gradients, Level, Masters};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::DecoderConfig;
-use ottava_lm::parallel::DataParallel;
+use ottava_lm::parallel::Ranks;
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::run::Run;
@@ -78,7 +78,7 @@ pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
 /// Takes the first steps of a run.
 pub fn steps(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> ottava_lm::Result<()> {
     let weights = &mut RandomWeights { seed: config.seed, device: device.clone() };
-    let mut run = Run::new(&ResolvedConfig::fastest(config), sizes, device, weights, Rc::new(DataParallel::solo()))?;
+    let mut run = Run::new(&ResolvedConfig::fastest(config), sizes, device, weights, Rc::new(Ranks::solo()))?;
     run.model.quantize_weights()?;
     for _ in 0..2 {
         run.step(1e-3, StepPrecision::Recipe)?;

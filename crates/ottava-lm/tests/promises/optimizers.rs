@@ -8,7 +8,7 @@ use ottava_lm::data::{Batch, LoaderState};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig, decoder_config};
 use ottava_lm::optim::{Optimizer, Per, StateTensor, Updated};
-use ottava_lm::parallel::{DataParallel, Partition, ReduceFormat, Zero};
+use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Zero};
 use ottava_lm::param::{MemoryPolicy, Param, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::scaling::Casts;
@@ -89,7 +89,7 @@ impl Optimizer for Sgd {
 
 /// A rank in training by [`Sgd`].
 struct Rank {
-    ranks: Rc<DataParallel>,
+    ranks: Rc<Ranks>,
     model: Decoder,
     optimizer: Sgd,
     work: TrainStep,
@@ -102,7 +102,7 @@ impl Rank {
         let purpose = Purpose::Train(MemoryPolicy::FULL);
         let mut model = Decoder::unloaded(sizes, &recipe, &device, purpose, TOKENS).unwrap();
         let shape = MeshShape::of_data(comm.size());
-        let ranks = Rc::new(DataParallel::new(comm, shape, &device).unwrap());
+        let ranks = Rc::new(Ranks::new(comm, shape, &device).unwrap());
         let partition = Partition::new(&mut model, ranks.clone(), zero, ReduceFormat::Stored, false).unwrap();
         partition.load(&mut model, weights).unwrap();
         let optimizer = Sgd::new(&model.parameters());

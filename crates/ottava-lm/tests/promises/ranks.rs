@@ -8,7 +8,7 @@ use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer, Per, optimizer_tensors};
-use ottava_lm::parallel::{DataParallel, Partition, ReduceFormat, Slices, Zero};
+use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Slices, Zero};
 use ottava_lm::param::{MemoryPolicy, Param, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
@@ -68,7 +68,7 @@ fn run_for(
     let purpose = Purpose::Train(memory);
     let mut model = Decoder::unloaded(sizes, recipe, &Device::Cpu, purpose, 32).unwrap();
     let shape = MeshShape::of_data(comm.size());
-    let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());
+    let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
     let partition = Partition::new(&mut model, ranks.clone(), zero, reduction, false).unwrap();
     partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
     let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
@@ -247,7 +247,7 @@ fn amaxes(smooth_swiglu: bool, zero: Zero, rows: &'static [usize], comm: Group) 
     let purpose = Purpose::Train(MemoryPolicy::FULL);
     let mut model = Decoder::unloaded(&sizes, &recipe, &Device::Cpu, purpose, 32).unwrap();
     let shape = MeshShape::of_data(comm.size());
-    let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());
+    let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
     let partition = Partition::new(&mut model, ranks.clone(), zero, ReduceFormat::Stored, false).unwrap();
     partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
     let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
@@ -509,7 +509,7 @@ fn replicas_that_differ_in_a_bit_are_named_on_all_ranks() {
                 let purpose = Purpose::Train(MemoryPolicy::FULL);
                 let mut model = Decoder::unloaded(&sizes, &recipe, &Device::Cpu, purpose, TOKENS).unwrap();
                 let shape = MeshShape::of_data(comm.size());
-                let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());
+                let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
                 let partition = Partition::new(&mut model, ranks.clone(), zero, ReduceFormat::Stored, false).unwrap();
                 partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
                 let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();

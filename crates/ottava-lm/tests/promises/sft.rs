@@ -9,7 +9,7 @@ use ottava_lm::evaluate::evaluate;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_lm::parallel::{DataParallel, Partition, ReduceFormat, Zero};
+use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Zero};
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::step::TrainStep;
@@ -55,7 +55,7 @@ fn rows(step: usize, first: usize, stride: usize, count: usize) -> Batch {
 fn train(micro_batches: usize, comm: Group) -> Vec<(String, Vec<f64>)> {
     let mut model = model(&tiny_llama());
     let shape = MeshShape::of_data(comm.size());
-    let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());
+    let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
     let partition = Partition::new(&mut model, ranks.clone(), Zero::Nothing, ReduceFormat::Stored, false).unwrap();
     let how = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-4, weight_decay: 0.1, max_grad_norm: 1.0 };
     let mut optimizer = AdamWOptimizer::new(how, &model.parameters()).unwrap();

@@ -6,7 +6,7 @@ use ottava_lm::fs::RealFs;
 use ottava_lm::level::Level;
 use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer, optimizer_tensors};
-use ottava_lm::parallel::{DataParallel, Partition, ReduceFormat, Zero};
+use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Zero};
 use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_tensor::comm::{Group, MeshShape, threads};
@@ -38,7 +38,7 @@ fn build(level: Level, zero: Zero, comm: Group) -> (Decoder, AdamWOptimizer, Par
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
     let purpose = Purpose::Train(MemoryPolicy { formats: level.formats(), ..MemoryPolicy::FULL });
     let shape = MeshShape::of_data(comm.size());
-    let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());
+    let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
     let mut model = Decoder::unloaded(&tiny_llama(), &recipe, &Device::Cpu, purpose, 32).unwrap();
     let partition = Partition::new(&mut model, ranks, zero, ReduceFormat::Stored, false).unwrap();
     let mut weights = Counted { weights: Seeded { std: 0.1 }, read: 0 };

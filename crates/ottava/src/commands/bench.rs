@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use ottava_lm::bench::{self, SweepCell, TrainBench, TrainRow};
 use ottava_lm::config::{DeviceChoice, formats};
 use ottava_lm::level::{Gradients, Level};
-use ottava_lm::parallel::DataParallel;
+use ottava_lm::parallel::Ranks;
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::{Error, Result};
 use ottava_tensor::bench::{BusRates, CollectiveRow, CommBench, CommReport, Rates, copy_bandwidth, kernels};
@@ -424,7 +424,7 @@ impl Train {
         let Job { processes, local, comm } = Role::find(ranks)?.join(&config, None)?;
         let device = crate::device::open_of_rank(choice, &local)?;
         let shape = config.parallel.mesh(comm.size())?;
-        let ranks = Rc::new(DataParallel::new(comm, shape, &device)?);
+        let ranks = Rc::new(Ranks::new(comm, shape, &device)?);
         let bench = TrainBench {
             model: self.model,
             layers: self.layers,

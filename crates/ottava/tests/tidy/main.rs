@@ -149,7 +149,7 @@ fn each_linear_is_named_in_one_file() {
 const COLLECTIVES: &[&str] = &["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"];
 
 /// The file that may name the group of all ranks, for agreements between hosts.
-const OF_ALL_RANKS: &str = "parallel/data.rs";
+const OF_ALL_RANKS: &str = "parallel/ranks.rs";
 
 /// Uses of the group of all ranks, and collectives of tensors, where a reduction could take other ranks than those that share its tensor.
 /// `files` are paths below `src` of `ottava-lm`, each with its code.
@@ -187,10 +187,10 @@ fn reductions_take_the_ranks_that_share_a_tensor() {
     let exchange = "let group = ranks.sharing(Shared::Gradients);\ngroup.all_reduce(name, Reduce::Sum, x)?;";
     let planted = [
         ("parallel/exchange.rs", exchange, ""),
-        ("parallel/data.rs", "self.mesh.world().agree(what, text)", ""),
+        ("parallel/ranks.rs", "self.mesh.world().agree(what, text)", ""),
         ("trainer/mod.rs", "fn f() {}\n#[cfg(test)]\nmod tests {\n    fn f() { mesh.world().barrier(what) }\n}", ""),
         ("parallel/exchange.rs", "let group = mesh.world();", "parallel/exchange.rs: names the group of all ranks"),
-        ("parallel/data.rs", "self.world().all_reduce(name, Reduce::Max, x)", "parallel/data.rs: calls all_reduce"),
+        ("parallel/ranks.rs", "self.world().all_reduce(name, Reduce::Max, x)", "parallel/ranks.rs: calls all_reduce"),
         ("step/mod.rs", "group.all_gather(name, x)?", "step/mod.rs: calls all_gather"),
     ];
     for (path, code, expected) in planted {

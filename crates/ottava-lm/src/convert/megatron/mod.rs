@@ -14,7 +14,7 @@ use crate::models::DecoderConfig;
 use args::{Args, NO_ARGS};
 use distributed::Distributed;
 use layout::Weight;
-use ranks::Ranks;
+use ranks::RankFiles;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ pub struct Megatron {
 #[derive(Debug)]
 enum Format {
     /// `torch`.
-    Ranks(Ranks),
+    Ranks(RankFiles),
     /// `torch_dist`.
     Distributed(Box<Distributed>),
 }
@@ -46,7 +46,7 @@ impl Megatron {
         let path = newest(folder)?;
         let format = match path.join(METADATA).exists() {
             true => Format::Distributed(Box::new(Distributed::open(&path)?)),
-            false => Format::Ranks(Ranks::open(&path)?),
+            false => Format::Ranks(RankFiles::open(&path)?),
         };
         Ok(Megatron { path, format })
     }

@@ -19,7 +19,7 @@ const MAX_RANKS: usize = 1024;
 
 /// An open checkpoint.
 #[derive(Debug)]
-pub struct Ranks {
+pub struct RankFiles {
     path: PathBuf,
     /// Ranks of tensor parallelism in each stage of pipeline parallelism.
     stages: Vec<Vec<Rank>>,
@@ -35,11 +35,11 @@ struct Rank {
     blocks: usize,
 }
 
-impl Ranks {
+impl RankFiles {
     /// Opens the checkpoint in the folder `path`.
     ///
     /// Errors with [`Error::Model`] when files of ranks are missing or damaged.
-    pub fn open(path: &Path) -> Result<Ranks> {
+    pub fn open(path: &Path) -> Result<RankFiles> {
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
         let mut ranks = BTreeMap::new();
         for entry in std::fs::read_dir(path).map_err(Error::io(path))? {
@@ -67,7 +67,7 @@ impl Ranks {
             };
             stages.push((0..tensor).map(open).collect::<Result<Vec<_>>>()?);
         }
-        Ok(Ranks { path: path.to_path_buf(), stages })
+        Ok(RankFiles { path: path.to_path_buf(), stages })
     }
 
     /// An error about this checkpoint.

@@ -2,7 +2,7 @@
 
 use super::Amaxes;
 use crate::error::Result;
-use crate::parallel::DataParallel;
+use crate::parallel::Ranks;
 use crate::recipe::{Cast, FirstStep, Scaling};
 use crate::scaling::{AmaxGroup, ScalingState, Slots};
 use ottava_tensor::comm::{Axis, Group, MeshShape, threads};
@@ -30,7 +30,7 @@ fn measured(rank: usize, slot: usize) -> f32 {
 /// scales that differ.
 fn step(world: Group, shape: MeshShape, declared: &[AmaxGroup]) -> (Vec<f32>, u64, Result<()>) {
     let (rank, device) = (world.rank(), Device::Cpu);
-    let ranks = DataParallel::new(world, shape, &device).unwrap();
+    let ranks = Ranks::new(world, shape, &device).unwrap();
     let mut slots = Slots::default();
     for (slot, &group) in declared.iter().enumerate() {
         slots.add(format!("layers.{slot}.input"), CAST, group);

@@ -6,7 +6,7 @@ use ottava_tensor::comm::{Axis, Group, Mesh, MeshShape, Stopper, Traffic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What the ranks of a group share, for [`DataParallel::sharing`].
+/// What the ranks of a group share, for [`Ranks::sharing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shared {
     /// The gradients of a weight, which are summed over ranks with the same part of the model.
@@ -29,27 +29,27 @@ impl Shared {
 }
 
 /// The ranks of a run. All ranks agree on errors, stops and equal settings; reductions of tensors use the group of ranks that
-/// [share](DataParallel::sharing) them.
-pub struct DataParallel {
+/// [share](Ranks::sharing) them.
+pub struct Ranks {
     mesh: Mesh,
 }
 
-impl DataParallel {
+impl Ranks {
     /// One process with all rows.
-    pub fn solo() -> DataParallel {
+    pub fn solo() -> Ranks {
         let mesh = Mesh::new(Group::solo(), MeshShape::of_data(1));
-        DataParallel { mesh: mesh.expect("one rank is a mesh of one rank") }
+        Ranks { mesh: mesh.expect("one rank is a mesh of one rank") }
     }
 
     /// The ranks of `world`, the group of all ranks, in a mesh of `shape`; this rank trains on `device`. GPUs exchange tensors by NCCL.
-    /// Until [`DataParallel::finish`] or the drop, the loss of a rank may end the process of another rank that uses a GPU, with exit code
+    /// Until [`Ranks::finish`] or the drop, the loss of a rank may end the process of another rank that uses a GPU, with exit code
     /// [`Error::RANKS`]; see [`Group::with_gpu`].
-    pub fn new(world: Group, shape: MeshShape, device: &Device) -> Result<DataParallel> {
+    pub fn new(world: Group, shape: MeshShape, device: &Device) -> Result<Ranks> {
         let world = match device {
             Device::Cuda(gpu) => world.with_gpu(gpu, Error::RANKS)?,
             Device::Cpu | Device::DryCpu(_) => world,
         };
-        Ok(DataParallel { mesh: Mesh::new(world, shape)? })
+        Ok(Ranks { mesh: Mesh::new(world, shape)? })
     }
 
     /// The ranks that share `what` with this rank, this rank included.
@@ -185,7 +185,7 @@ impl DataParallel {
         all?.into_iter().enumerate().map(read).collect()
     }
 
-    /// Waits until all ranks have finished `what`, and returns `mine`. Errors as [`DataParallel::all`].
+    /// Waits until all ranks have finished `what`, and returns `mine`. Errors as [`Ranks::all`].
     pub fn together<T>(&self, what: &str, mine: Result<T>) -> Result<T> {
         let (mine, sent) = match mine {
             Ok(mine) => (Some(mine), Ok(())),
