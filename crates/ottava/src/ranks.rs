@@ -21,7 +21,7 @@ use std::net::TcpListener;
 use std::os::unix::process::parent_id;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A text that all ranks of a job share, so that no stranger joins it.
 const SECRET: &str = "OTTAVA_SECRET";
@@ -228,11 +228,7 @@ impl Supervisor for Child {
         }
     }
 
-    fn stop_requested(&self) -> bool {
-        interrupt::flag().load(Ordering::Relaxed)
-    }
-
-    fn request_stop(&self) {
-        interrupt::flag().store(true, Ordering::Relaxed);
+    fn stop_flag(&self) -> Option<&AtomicBool> {
+        Some(interrupt::flag())
     }
 }

@@ -7,7 +7,7 @@ use ottava_tensor::comm::process::Supervisor;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -126,12 +126,8 @@ impl Supervisor for Started {
         Ok(())
     }
 
-    fn stop_requested(&self) -> bool {
-        interrupt::flag().load(Ordering::Relaxed)
-    }
-
-    fn request_stop(&self) {
-        interrupt::flag().store(true, Ordering::Relaxed);
+    fn stop_flag(&self) -> Option<&AtomicBool> {
+        Some(interrupt::flag())
     }
 
     fn describe_end(&self, rank: usize) -> Option<String> {

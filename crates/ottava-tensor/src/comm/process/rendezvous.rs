@@ -8,6 +8,7 @@ use crate::comm::limits::Limits;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// The settings with which a process joins its group. All except `rank` are the same on all ranks.
@@ -35,13 +36,21 @@ pub trait Supervisor: Send + Sync {
         Ok(())
     }
 
-    /// Whether this process was asked to stop. Called until all ranks have joined; a stop ends the rendezvous of all ranks.
-    fn stop_requested(&self) -> bool {
-        false
+    /// The flag that says whether this process was asked to stop, if it has one. It is read until all ranks have joined, where a stop ends the
+    /// rendezvous of all ranks, and set, from any thread, when another rank was asked to stop.
+    fn stop_flag(&self) -> Option<&AtomicBool> {
+        None
     }
 
-    /// Called, from any thread, when another rank was asked to stop.
-    fn request_stop(&self) {}
+    /// Whether this process was asked to stop.
+    fn stop_requested(&self) -> bool {
+        self.stop_flag().is_some_and(|flag| flag.load(Ordering::Relaxed))
+    }
+
+    /// Asks this process to stop.
+    fn request_stop(&self) {
+        self.stop_flag().into_iter().for_each(|flag| flag.store(true, Ordering::Relaxed));
+    }
 
     /// Called by rank 0 when another rank is lost; returns what is known about its end, for example "it was killed by signal 9, and its log
     /// is rank-1.log".

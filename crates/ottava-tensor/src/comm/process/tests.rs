@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
@@ -150,12 +150,8 @@ fn a_fault_that_overtakes_the_refusal_does_not_hide_it() {
 struct Stopped(AtomicBool);
 
 impl Supervisor for Stopped {
-    fn stop_requested(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn request_stop(&self) {
-        self.0.store(true, Ordering::Relaxed);
+    fn stop_flag(&self) -> Option<&AtomicBool> {
+        Some(&self.0)
     }
 }
 
