@@ -1,7 +1,7 @@
 //! An optimizer that knows nothing of ranks, casts and checkpoints trains with all of them.
 
 use crate::resume::write_inputs;
-use crate::setup::{Seeded, batch, recipe};
+use crate::setup::{Seeded, batch, on_ranks, recipe};
 use ottava_lm::Result;
 use ottava_lm::checkpoint::{FolderTemplate, FolderWeights, Progress, Saver, training};
 use ottava_lm::data::{Batch, LoaderState};
@@ -13,7 +13,7 @@ use ottava_lm::param::{MemoryPolicy, Param, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::scaling::Casts;
 use ottava_lm::step::TrainStep;
-use ottava_tensor::comm::{Group, MeshShape, threads};
+use ottava_tensor::comm::{Group, MeshShape};
 use ottava_tensor::ops::{Gradient, UpdatedWeight, WeightCopy, cast};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
@@ -136,13 +136,11 @@ impl Rank {
 }
 
 /// Runs `work` on so many ranks, and returns what the first has seen, which all have.
-fn on_ranks<T: PartialEq + Send + 'static>(ranks: usize, work: impl Fn(Group) -> T + Clone + Send + 'static) -> T {
-    let run = |comm| {
-        let work = work.clone();
-        std::thread::spawn(move || work(comm))
-    };
-    let group: Vec<_> = threads::group(ranks).into_iter().map(run).collect();
-    let mut seen = group.into_iter().map(|rank| rank.join().unwrap());
+fn alike_on_ranks<T: PartialEq + Send + 'static>(
+    ranks: usize,
+    work: impl Fn(Group) -> T + Clone + Send + 'static,
+) -> T {
+    let mut seen = on_ranks(ranks, work).into_iter();
     let first = seen.next().unwrap();
     assert!(seen.all(|other| other == first), "ranks differ");
     first
@@ -163,7 +161,7 @@ fn an_optimizer_without_casts_trains_alike_in_every_stage_of_zero() {
     for recipe in RecipeName::ALL.into_iter().filter(|recipe| *recipe != RecipeName::Fp16) {
         let train = |zero, casts_again| {
             let sizes = sizes.clone();
-            on_ranks(2, move |comm| {
+            alike_on_ranks(2, move |comm| {
                 let mut rank = Rank::new(&sizes, recipe, zero, comm, &mut Seeded { std: 0.1 });
                 rank.cast_weights();
                 let losses: Vec<f64> = (0..STEPS)
@@ -206,7 +204,7 @@ fn an_optimizer_of_any_kind_resumes_from_a_checkpoint() {
             pending: None,
         };
         let (checkpoints, its_sizes) = (inputs.join("checkpoints"), sizes.clone());
-        let expected = on_ranks(2, move |comm| {
+        let expected = alike_on_ranks(2, move |comm| {
             let mut rank = Rank::new(&its_sizes, recipe, zero, comm, &mut Seeded { std: 0.1 });
             rank.cast_weights();
             (0..halfway).for_each(|step| _ = rank.step(step));
@@ -221,7 +219,7 @@ fn an_optimizer_of_any_kind_resumes_from_a_checkpoint() {
             rank.weights()
         });
         let checkpoint = folder.path().join(format!("checkpoints/checkpoint-{halfway}"));
-        let resumed = on_ranks(2, move |comm| {
+        let resumed = alike_on_ranks(2, move |comm| {
             let weights = &mut FolderWeights::open(&checkpoint).unwrap();
             let mut rank = Rank::new(&sizes, recipe, zero, comm, weights);
             let progress = progress(&mut rank.model);

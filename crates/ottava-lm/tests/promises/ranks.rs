@@ -1,7 +1,7 @@
 //! Several ranks, as threads, train as one does.
 
 use crate::families::families;
-use crate::setup::{Seeded, batch, config, recipe, recipes, tiny_llama};
+use crate::setup::{Seeded, batch, config, on_ranks, recipe, recipes, tiny_llama};
 use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Gradients, Level, Masters, States};
 use ottava_lm::lora::{Lora, Targets};
@@ -13,7 +13,7 @@ use ottava_lm::param::{MemoryPolicy, Param, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
-use ottava_tensor::comm::{Group, MeshShape, Traffic, threads};
+use ottava_tensor::comm::{Group, MeshShape, Traffic};
 use ottava_tensor::ops::{IGNORE_INDEX, gradient_code_bytes};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device};
@@ -43,20 +43,8 @@ struct Seen {
 /// What ranks divide, and how they send gradients.
 type Division = (Zero, ReduceFormat);
 
-/// [`run_for`] three steps.
-fn run(
-    sizes: &DecoderConfig,
-    recipe: &Recipe,
-    memory: MemoryPolicy,
-    division: Division,
-    rows: usize,
-    comm: Group,
-) -> Seen {
-    run_for(STEPS, sizes, recipe, memory, division, rows, comm)
-}
-
 /// Steps of `rows` rows, of which this rank has its share, a row in each micro-batch. Rows have different numbers of targets.
-fn run_for(
+fn run(
     steps: usize,
     sizes: &DecoderConfig,
     recipe: &Recipe,
@@ -111,21 +99,9 @@ fn run_for(
     Seen { values: values_seen, scales, moments: first_moments, traffic, reduce_errors }
 }
 
-/// [`on_threads_for`] three steps.
-fn on_threads(
-    sizes: &DecoderConfig,
-    recipe: &Recipe,
-    memory: MemoryPolicy,
-    division: Division,
-    rows: usize,
-    ranks: usize,
-) -> Seen {
-    on_threads_for(STEPS, sizes, recipe, memory, division, rows, ranks)
-}
-
 /// Runs a group of threads, and expects equal weights on all of them, and equal scales on all that have them. Returns what the first has
 /// seen.
-fn on_threads_for(
+fn on_threads(
     steps: usize,
     sizes: &DecoderConfig,
     recipe: &Recipe,
@@ -134,11 +110,8 @@ fn on_threads_for(
     rows: usize,
     ranks: usize,
 ) -> Seen {
-    let group = threads::group(ranks).into_iter().map(|comm| {
-        let (sizes, recipe) = (sizes.clone(), recipe.clone());
-        std::thread::spawn(move || run_for(steps, &sizes, &recipe, memory, division, rows, comm))
-    });
-    let mut all: Vec<_> = group.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect();
+    let (sizes, recipe) = (sizes.clone(), recipe.clone());
+    let mut all = on_ranks(ranks, move |comm| run(steps, &sizes, &recipe, memory, division, rows, comm));
     let mut first = all.swap_remove(0);
     for other in all {
         assert!(first.values == other.values, "ranks have the same bits");
@@ -192,10 +165,10 @@ const SLOPE: f64 = 2e-3;
 #[test]
 fn an_error_of_one_percent_is_too_much() {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
-    let run = || run_for(1, &tiny_llama(), &recipe, MemoryPolicy::FULL, plain(Zero::Nothing), 2, Group::solo());
-    let alone = run();
-    assert_eq!(difference(&alone, &run()), None);
-    let mut changed = run();
+    let one_step = || run(1, &tiny_llama(), &recipe, MemoryPolicy::FULL, plain(Zero::Nothing), 2, Group::solo());
+    let alone = one_step();
+    assert_eq!(difference(&alone, &one_step()), None);
+    let mut changed = one_step();
     let grow = |values: &mut Vec<f64>, factor: f64| values.iter_mut().for_each(|x| *x *= factor);
     for i in 0..alone.moments.len() {
         grow(&mut changed.moments[i].1, 1.01);
@@ -213,11 +186,11 @@ fn an_error_of_one_percent_is_too_much() {
 fn ranks_that_share_a_step_train_as_one_does() {
     let (sizes, memory) = (tiny_llama(), MemoryPolicy::FULL);
     for (i, (name, recipe)) in recipes().into_iter().enumerate() {
-        let alone = |steps| run_for(steps, &sizes, &recipe, memory, plain(Zero::Nothing), 8, Group::solo());
+        let alone = |steps| run(steps, &sizes, &recipe, memory, plain(Zero::Nothing), 8, Group::solo());
         let (first, later) = (alone(1), alone(STEPS));
         let numbers = if all_combinations() { vec![2, 4, 8] } else { vec![[2, 4, 8][i % 3]] };
         for ranks in numbers {
-            let shared = |steps| on_threads_for(steps, &sizes, &recipe, memory, plain(Zero::Nothing), 8, ranks);
+            let shared = |steps| on_threads(steps, &sizes, &recipe, memory, plain(Zero::Nothing), 8, ranks);
             assert_eq!(difference(&first, &shared(1)), None, "{name}, {ranks} ranks");
             // From there on, codes that rounding has moved move others, and factors of smoothing.
             for ((tensor, expected), (_, got)) in later.values.iter().zip(&shared(STEPS).values) {
@@ -234,8 +207,8 @@ fn ranks_train_adapters_as_one_does() {
     let (sizes, memory) = (DecoderConfig { lora, ..tiny_llama() }, MemoryPolicy::FULL);
     for name in [RecipeName::Fp32, RecipeName::Fp8Current] {
         let recipe = recipe(name, Fp8Format::Auto);
-        let alone = run_for(1, &sizes, &recipe, memory, plain(Zero::Nothing), 4, Group::solo());
-        let shared = on_threads_for(1, &sizes, &recipe, memory, plain(Zero::Nothing), 4, 2);
+        let alone = run(1, &sizes, &recipe, memory, plain(Zero::Nothing), 4, Group::solo());
+        let shared = on_threads(1, &sizes, &recipe, memory, plain(Zero::Nothing), 4, 2);
         assert_eq!(difference(&alone, &shared), None, "{}", name.as_str());
     }
 }
@@ -273,10 +246,8 @@ fn amaxes_are_those_of_the_rows_of_all_ranks() {
     for smooth in [false, true] {
         let alone = amaxes(smooth, Zero::Nothing, ALL, Group::solo());
         for (ranks, zero) in [(2, Zero::Nothing), (4, Zero::OptimizerStates), (4, Zero::Weights)] {
-            let rank = |comm| std::thread::spawn(move || amaxes(smooth, zero, ALL, comm));
-            for (rank, seen) in threads::group(ranks).into_iter().map(rank).collect::<Vec<_>>().into_iter().enumerate()
-            {
-                assert_eq!(seen.join().unwrap(), alone, "rank {rank} of {ranks}, stage {zero:?}, smooth: {smooth}");
+            for (rank, seen) in on_ranks(ranks, move |comm| amaxes(smooth, zero, ALL, comm)).into_iter().enumerate() {
+                assert_eq!(seen, alone, "rank {rank} of {ranks}, stage {zero:?}, smooth: {smooth}");
             }
         }
     }
@@ -296,7 +267,7 @@ fn amaxes_are_those_of_the_rows_of_all_ranks() {
 /// Runs all stages of ZeRO and compares their bits.
 fn expect_same_in_all_stages(what: &str, sizes: &DecoderConfig, recipe: &Recipe, memory: MemoryPolicy, ranks: usize) {
     let rows = ranks.max(4);
-    let seen = Zero::ALL.map(|zero| on_threads(sizes, recipe, memory, plain(zero), rows, ranks));
+    let seen = Zero::ALL.map(|zero| on_threads(STEPS, sizes, recipe, memory, plain(zero), rows, ranks));
     // With several micro-batches, stages 2 and 3 add gradients in another order than 0 and 1.
     let pairs = if ranks == rows { &[(0, 1), (0, 2), (0, 3)][..] } else { &[(0, 1), (2, 3)] };
     for &(a, b) in pairs {
@@ -389,8 +360,9 @@ fn gathers_of_codes_move_half_the_bytes() {
     let (sizes, ranks) = (tiny_llama(), 4);
     let gathered = |name| {
         let recipe = recipe(name, Fp8Format::Auto);
-        [Zero::OptimizerStates, Zero::Weights]
-            .map(|zero| on_threads(&sizes, &recipe, MemoryPolicy::FULL, plain(zero), 8, ranks).traffic.all_gather.bytes)
+        [Zero::OptimizerStates, Zero::Weights].map(|zero| {
+            on_threads(STEPS, &sizes, &recipe, MemoryPolicy::FULL, plain(zero), 8, ranks).traffic.all_gather.bytes
+        })
     };
     let bf16 = gathered(RecipeName::Bf16);
     let bytes_per_gather = slices_of_block(&sizes, ranks).slice_len() * (ranks - 1) * sizes.layers;
@@ -417,7 +389,7 @@ fn gradients_sent_in_fp8_train_as_others_do() {
     for (i, name) in [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current].into_iter().enumerate() {
         let recipe = recipe(name, Fp8Format::Auto);
         let memory = MemoryPolicy { formats: [Level::Bf16, Level::O0, Level::O0][i].formats(), ..MemoryPolicy::FULL };
-        let on = |zero, reduction| on_threads(&sizes, &recipe, memory, (zero, reduction), ranks, ranks);
+        let on = |zero, reduction| on_threads(STEPS, &sizes, &recipe, memory, (zero, reduction), ranks, ranks);
         let expected = on(Zero::OptimizerStates, ReduceFormat::Stored);
         assert!(expected.reduce_errors.is_empty());
         let feedback = name == RecipeName::Fp8Delayed;
@@ -453,10 +425,10 @@ fn padding_behind_matrices_does_not_reach_gradients_sent_in_fp8() {
         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64,
     }));
     let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
-    let alone = run(&odd, &recipe, MemoryPolicy::FULL, plain(Zero::Nothing), 2, Group::solo());
+    let alone = run(STEPS, &odd, &recipe, MemoryPolicy::FULL, plain(Zero::Nothing), 2, Group::solo());
     for zero in Zero::ALL {
         let coded = (zero, ReduceFormat::Float8 { feedback: zero == Zero::Gradients });
-        let seen = on_threads(&odd, &recipe, MemoryPolicy::FULL, coded, 2, 2);
+        let seen = on_threads(STEPS, &odd, &recipe, MemoryPolicy::FULL, coded, 2, 2);
         assert!(seen.reduce_errors.iter().all(|error| (0.01..0.04).contains(error)), "{:?}", seen.reduce_errors);
         for ((name, expected), (_, got)) in alone.values.iter().zip(&seen.values) {
             let (distance, _) = distance(expected, got);
@@ -471,7 +443,7 @@ fn gradients_sent_in_fp8_move_half_the_bytes() {
     let (sizes, ranks, memory) =
         (tiny_llama(), 4, MemoryPolicy { formats: Level::Bf16.formats(), ..MemoryPolicy::FULL });
     let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
-    let sent = |zero, reduction| on_threads(&sizes, &recipe, memory, (zero, reduction), ranks, ranks).traffic;
+    let sent = |zero, reduction| on_threads(STEPS, &sizes, &recipe, memory, (zero, reduction), ranks, ranks).traffic;
     let float8 = ReduceFormat::Float8 { feedback: false };
     let stored = sent(Zero::OptimizerStates, ReduceFormat::Stored);
     let [whole, coded] = [Zero::Nothing, Zero::OptimizerStates].map(|zero| sent(zero, float8));
@@ -502,31 +474,29 @@ fn levels_with_fp8_gradients_send_them_so() {
 fn replicas_that_differ_in_a_bit_are_named_on_all_ranks() {
     let sizes = tiny_llama();
     for (zero, flipped) in [(Zero::Nothing, "mlp.down_proj"), (Zero::Weights, "post_attention_layernorm")] {
-        let group = threads::group(3).into_iter().map(|comm| {
-            let sizes = sizes.clone();
-            std::thread::spawn(move || {
-                let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
-                let purpose = Purpose::Train(MemoryPolicy::FULL);
-                let mut model = Decoder::unloaded(&sizes, &recipe, &Device::Cpu, purpose, TOKENS).unwrap();
-                let shape = MeshShape::of_data(comm.size());
-                let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
-                let partition = Partition::new(&mut model, ranks.clone(), zero, ReduceFormat::Stored, false).unwrap();
-                partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
-                let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
-                partition.compare_replicas(&mut model, &mut optimizer, "at the start").unwrap();
-                if ranks.rank() == 2 {
-                    let mut params = model.parameters();
-                    let at = params.iter().rposition(|param| param.name().contains(flipped)).unwrap();
-                    let states = optimizer.states().swap_remove(at);
-                    let master = optimizer_tensors(&mut params[at].weights, states).swap_remove(0).tensor;
-                    let mut bytes = master.read_bytes().unwrap();
-                    bytes[11] ^= 1;
-                    master.write_bytes(&bytes).unwrap();
-                }
-                partition.compare_replicas(&mut model, &mut optimizer, "after step 7").unwrap_err().to_string()
-            })
+        let sizes = sizes.clone();
+        let messages = on_ranks(3, move |comm| {
+            let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
+            let purpose = Purpose::Train(MemoryPolicy::FULL);
+            let mut model = Decoder::unloaded(&sizes, &recipe, &Device::Cpu, purpose, TOKENS).unwrap();
+            let shape = MeshShape::of_data(comm.size());
+            let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
+            let partition = Partition::new(&mut model, ranks.clone(), zero, ReduceFormat::Stored, false).unwrap();
+            partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
+            let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
+            partition.compare_replicas(&mut model, &mut optimizer, "at the start").unwrap();
+            if ranks.rank() == 2 {
+                let mut params = model.parameters();
+                let at = params.iter().rposition(|param| param.name().contains(flipped)).unwrap();
+                let states = optimizer.states().swap_remove(at);
+                let master = optimizer_tensors(&mut params[at].weights, states).swap_remove(0).tensor;
+                let mut bytes = master.read_bytes().unwrap();
+                bytes[11] ^= 1;
+                master.write_bytes(&bytes).unwrap();
+            }
+            partition.compare_replicas(&mut model, &mut optimizer, "after step 7").unwrap_err().to_string()
         });
-        for message in group.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()) {
+        for message in messages {
             assert!(
                 message.starts_with("ranks have diverged: `model.layers.") && message.contains(flipped),
                 "{message}"
@@ -545,12 +515,11 @@ fn fp8_gradients_of_levels_are_those_of_one_process() {
     let coded = (Zero::Nothing, ReduceFormat::Float8 { feedback: false });
     let step = move |division: Division, comm: Group| {
         let memory = MemoryPolicy { formats, ..MemoryPolicy::FULL };
-        run_for(1, &tiny_llama(), &recipe(RecipeName::Fp8Delayed, Fp8Format::Auto), memory, division, 4, comm).moments
+        run(1, &tiny_llama(), &recipe(RecipeName::Fp8Delayed, Fp8Format::Auto), memory, division, 4, comm).moments
     };
     let alone = step(plain(Zero::Nothing), Group::solo());
     for ranks in [2, 4] {
-        let group = threads::group(ranks).into_iter().map(|comm| std::thread::spawn(move || step(coded, comm)));
-        for seen in group.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()) {
+        for seen in on_ranks(ranks, move |comm| step(coded, comm)) {
             for ((name, expected), (_, got)) in alone.iter().zip(&seen) {
                 let (distance, slope) = distance(expected, got);
                 let what = format!("{ranks} ranks: {name} is {distance:e} away, its slope {slope:e}");

@@ -13,6 +13,7 @@ use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeN
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::scaling::{CastLosses, OneRank, ScalingState};
 use ottava_lm::step::{MicroBatch, Program, ProgramInputs};
+use ottava_tensor::comm::{Group, threads};
 use ottava_tensor::ops::{
     AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, cast, normal_from, real_type,
 };
@@ -26,6 +27,16 @@ use std::sync::LazyLock;
 /// The CPU and, where there is one, the GPU.
 pub fn devices() -> Vec<Device> {
     std::iter::once(Device::Cpu).chain(gpu()).collect()
+}
+
+/// What `work` returns on each of `ranks` threads of one group, in the order of ranks.
+pub fn on_ranks<T: Send + 'static>(ranks: usize, work: impl Fn(Group) -> T + Clone + Send + 'static) -> Vec<T> {
+    let start = |comm| {
+        let work = work.clone();
+        std::thread::spawn(move || work(comm))
+    };
+    let started: Vec<_> = threads::group(ranks).into_iter().map(start).collect();
+    started.into_iter().map(|rank| rank.join().expect("a rank has failed")).collect()
 }
 
 /// Those of [`devices`] that have the products of `recipe`.

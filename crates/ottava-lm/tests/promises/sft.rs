@@ -1,6 +1,6 @@
 //! Fine-tuning: rows of several documents, and targets of which some are ignored.
 
-use crate::setup::{Seeded, batch, config, gradients, losses_and_gradients_of, recipe, tiny_llama};
+use crate::setup::{Seeded, batch, config, gradients, losses_and_gradients_of, on_ranks, recipe, tiny_llama};
 use ottava_lm::context::Sequences;
 use ottava_lm::data::{
     Batch, EvalLoader, Packing, RowLayout, SourceOptions, Split, Tokenizer, Windows, loader, prepare,
@@ -14,7 +14,7 @@ use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::Device;
-use ottava_tensor::comm::{Group, MeshShape, threads};
+use ottava_tensor::comm::{Group, MeshShape};
 use ottava_tensor::ops::IGNORE_INDEX;
 use ottava_tensor::testing::values;
 use serde_json::json;
@@ -81,11 +81,8 @@ fn train(micro_batches: usize, comm: Group) -> Vec<(String, Vec<f64>)> {
 #[test]
 fn micro_batches_and_ranks_do_not_weigh_rows() {
     let whole = train(1, Group::solo());
-    let on_ranks = || {
-        let threads = threads::group(2).into_iter().map(|comm| std::thread::spawn(move || train(2, comm)));
-        threads.collect::<Vec<_>>().remove(0).join().unwrap()
-    };
-    for (how, seen) in [("2x4", train(2, Group::solo())), ("8x1", train(8, Group::solo())), ("2 ranks", on_ranks())] {
+    let two_ranks = on_ranks(2, |comm| train(2, comm)).remove(0);
+    for (how, seen) in [("2x4", train(2, Group::solo())), ("8x1", train(8, Group::solo())), ("2 ranks", two_ranks)] {
         for ((name, expected), (_, got)) in whole.iter().zip(&seen) {
             let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 2e-5 * a.abs().max(0.1);
             assert!(expected.iter().zip(got).all(near), "{name} as {how}: {expected:?} and {got:?}");

@@ -1,6 +1,6 @@
 //! Ranks build a model from slices and write its weights together; nothing differs from one rank that has all.
 
-use crate::setup::{Seeded, recipe, tiny_llama};
+use crate::setup::{Seeded, on_ranks, recipe, tiny_llama};
 use ottava_lm::checkpoint::{CheckpointWriter, Contents};
 use ottava_lm::fs::RealFs;
 use ottava_lm::level::Level;
@@ -9,7 +9,7 @@ use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer, optimizer_tensors
 use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Zero};
 use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
-use ottava_tensor::comm::{Group, MeshShape, threads};
+use ottava_tensor::comm::{Group, MeshShape};
 use ottava_tensor::{Device, Tensor};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -45,15 +45,6 @@ fn build(level: Level, zero: Zero, comm: Group) -> (Decoder, AdamWOptimizer, Par
     partition.load(&mut model, &mut weights).unwrap();
     let optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
     (model, optimizer, partition, weights.read)
-}
-
-/// Runs `work` on the ranks of a group of `size`, and returns its results in rank order.
-fn on_ranks<T: Send + 'static>(size: usize, work: impl Fn(Group) -> T + Clone + Send + 'static) -> Vec<T> {
-    let ranks = threads::group(size).into_iter().map(|comm| {
-        let work = work.clone();
-        std::thread::spawn(move || work(comm))
-    });
-    ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().expect("a rank has failed")).collect()
 }
 
 /// Bytes of master weights and their scales by name, of all elements that this rank has, with the first element.
