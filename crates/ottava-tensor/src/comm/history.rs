@@ -87,8 +87,8 @@ impl History {
         (numbered, start(number))
     }
 
-    /// Records a GPU call of `rank`. It gets no number, because the calls within a replayed graph are not made again, and numbers must be
-    /// equal on all ranks.
+    /// Records a GPU call of `rank` without a number: a rank that replays a captured graph does not make the calls in it again, so counts
+    /// would differ from those of ranks that make them.
     pub fn note(&self, group: &Members, rank: usize, call: &Call) {
         let mut state = self.lock();
         let of = if group.id == 0 { String::new() } else { format!(", group `{}`", group.name) };

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
   ottava chat runs/chat --system 'Answer in one sentence.' --temperature 0.7 --top-p 0.9
   echo 'What is an otter?' | ottava chat model/")]
 pub struct ChatCommand {
-    /// A Hugging Face model folder with a chat template; or the folder of a run, for its newest checkpoint.
+    /// A Hugging Face model folder with a chat template, or the folder of a run, whose newest checkpoint is used.
     model: PathBuf,
     /// The system message of the conversation.
     #[arg(long)]

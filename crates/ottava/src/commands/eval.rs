@@ -27,7 +27,7 @@ use std::path::PathBuf;
   ottava eval model/ --data test.txt --recipe fp8-row --set skip_slow_linears=false
   ottava eval model/ --data test.txt --compare --activation-scales scales.json")]
 pub struct Eval {
-    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, for its newest checkpoint.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, whose newest checkpoint is used.
     model: PathBuf,
     #[command(flatten)]
     text: Text,

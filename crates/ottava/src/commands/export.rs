@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 fp8-block is read by vLLM, SGLang, TensorRT-LLM and transformers; compressed-tensors by vLLM and SGLang; modelopt by TensorRT-LLM and vLLM.")]
 pub struct Export {
-    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, for its newest checkpoint.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, whose newest checkpoint is used.
     model: PathBuf,
     /// The new folder.
     output: PathBuf,

@@ -24,7 +24,7 @@ use std::time::Instant;
   ottava generate model/ --prompt 'Once' --temperature 0.8 --top-p 0.95 --seed 7 --max-new-tokens 200
   ottava generate model/ --input prompts.jsonl --output completions.jsonl --kv-cache-dtype fp8")]
 pub struct Generate {
-    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, for its newest checkpoint.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, whose newest checkpoint is used.
     model: PathBuf,
     /// The beginning of the text.
     #[arg(long, required_unless_present = "input", conflicts_with = "input")]

@@ -24,7 +24,7 @@ pub struct Inference {
     /// Change a setting of `[precision]`, as `train` does: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// A PEFT folder with an adapter of the model, or a run that trained one, for its newest checkpoint.
+    /// A PEFT folder with an adapter of the model, or the folder of a run that trained one, whose newest checkpoint is used.
     #[arg(long, value_name = "FOLDER")]
     adapter: Option<PathBuf>,
     /// Where to run: auto, cuda or cpu.

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 Paths: /v1/completions, /v1/chat/completions, /v1/models, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
 pub struct Serve {
-    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, for its newest checkpoint.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, whose newest checkpoint is used.
     model: PathBuf,
     /// The address to listen on. An address other than the default may let other machines connect: then also set --api-key.
     #[arg(long, default_value = "127.0.0.1")]
