@@ -4,156 +4,18 @@
 //! pattern is fixed: a graph with another stride of an intermediate gets no plan. Graphs can be planned without a GPU, from its properties.
 
 mod backend;
+mod graphs;
+mod shape;
 
 pub(super) use backend::report;
+pub use shape::AttentionShape;
 
 use super::driver::{Context, Stream, library_error};
 use crate::error::{Error, Result};
-use backend::{
-    ADD, Api, BF16, DIV, DeviceDescription, Dims, EXP, F32, Graph, I32, I64, IDENTITY, LOG, MAX, MUL, Node, On, Plan,
-    SUB, SUM, Session, Slot, Tokens, api, row_major, transposed,
-};
+use backend::{Api, DeviceDescription, Graph, On, Plan, Session, Slot, api};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Shape of one attention call. `q` and `o` are `[B, T, H, D]`, `k` and `v` `[B, T, Hkv, D]`, with contiguous
-/// heads and a stride between tokens, so that `q`, `k` and `v` may lie in one buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AttentionShape {
-    /// Sequences.
-    pub batch: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Tokens of each sequence.
-    pub seq: usize,
-    /// Documents that the sequences may be divided into, which attention keeps apart; 0 where each sequence is one document.
-    pub documents: usize,
-    /// Elements of a head: a multiple of 8, at most 128.
-    pub head_dim: usize,
-    /// Elements from one token's queries to the next one's; the same for `dq`.
-    pub q_stride: usize,
-    /// Elements from one token's keys to the next one's; the same for `dk`.
-    pub k_stride: usize,
-    /// Elements from one token's values to the next one's; the same for `dv`.
-    pub v_stride: usize,
-    /// Elements from one token's output to the next one's; the same for its gradient.
-    pub o_stride: usize,
-    /// Whether `dq` is computed without atomic additions.
-    pub deterministic: bool,
-}
-
-impl AttentionShape {
-    /// Queries, keys and values fused in one row per token, `[B * T, (H + 2 Hkv) * D]`, and a contiguous output.
-    pub fn fused([batch, seq]: [usize; 2], heads: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
-        let row = (heads + 2 * kv_heads) * head_dim;
-        AttentionShape {
-            batch,
-            heads,
-            kv_heads,
-            seq,
-            documents: 0,
-            head_dim,
-            q_stride: row,
-            k_stride: row,
-            v_stride: row,
-            o_stride: heads * head_dim,
-            deterministic: false,
-        }
-    }
-
-    /// Elements from one token's gradients of keys, or of values, by each query head to the next one's, with documents. cuDNN takes them to
-    /// lie as those of the key heads do, in rows as many times as long as query heads share a key head.
-    fn heads_stride(&self) -> usize {
-        self.k_stride * (self.heads / self.kv_heads)
-    }
-
-    /// Bytes of the gradients of keys, or of values, by each query head, where they are a tensor of ours.
-    pub(super) fn heads_bytes(&self) -> usize {
-        let ours = self.documents > 0 && self.heads != self.kv_heads;
-        if ours { self.batch * self.seq * self.heads_stride() * 2 } else { 0 }
-    }
-
-    /// Elements of the log-sum-exp, `[B, H, T]` in F32.
-    pub fn lse_len(&self) -> usize {
-        self.batch * self.heads * self.seq
-    }
-
-    fn check(&self) -> Result<()> {
-        let wrong = |text: String| Err(Error::Value(format!("attention: {text}")));
-        if [self.batch, self.heads, self.kv_heads, self.seq].contains(&0) {
-            return wrong(format!("an empty dimension in {self:?}"));
-        }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return wrong(format!("{} query heads cannot share {} key heads evenly", self.heads, self.kv_heads));
-        }
-        if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) || self.head_dim > 128 {
-            return wrong(format!("head size {} is not a multiple of 8 up to 128", self.head_dim));
-        }
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        for (name, stride, row) in
-            [("q", self.q_stride, q), ("k", self.k_stride, kv), ("v", self.v_stride, kv), ("o", self.o_stride, q)]
-        {
-            if stride < row || !stride.is_multiple_of(8) {
-                return wrong(format!("the stride of {name} is {stride}, not a multiple of 8 of at least {row}"));
-            }
-        }
-        if self.documents > 0
-            && (self.deterministic || self.q_stride != self.k_stride || self.k_stride != self.v_stride)
-        {
-            return wrong("documents need one stride of queries, keys and values, and atomic additions".into());
-        }
-        Ok(())
-    }
-
-    /// What softmax runs over: documents, of which a sequence may be one.
-    fn entries(&self) -> usize {
-        if self.documents > 0 { self.documents } else { self.batch }
-    }
-
-    fn q_dims(&self) -> Dims {
-        [self.entries(), self.heads, self.seq, self.head_dim].map(|dim| dim as i64)
-    }
-
-    fn kv_dims(&self) -> Dims {
-        [self.entries(), self.kv_heads, self.seq, self.head_dim].map(|dim| dim as i64)
-    }
-
-    /// Strides of `[B, H, T, D]` with `row` elements between tokens.
-    fn strides(&self, row: usize) -> Dims {
-        [self.seq * row, self.head_dim, row, 1].map(|stride| stride as i64)
-    }
-
-    fn score_dims(&self) -> Dims {
-        [self.entries(), self.heads, self.seq, self.seq].map(|dim| dim as i64)
-    }
-
-    /// One value per query and head.
-    fn row_dims(&self) -> Dims {
-        [self.entries(), self.heads, self.seq, 1].map(|dim| dim as i64)
-    }
-
-    /// Strides of those: `[B, H, T]`, and `[B · T, H]` of documents.
-    fn row_strides(&self) -> Dims {
-        if self.documents == 0 {
-            return row_major(self.row_dims());
-        }
-        [self.seq * self.heads, 1, self.heads, 1].map(|stride| stride as i64)
-    }
-
-    /// Strides of `dq_sum`, F32 `[B, H, T, D]`. With documents cuDNN takes it to lie as `dq` does.
-    fn sum_strides(&self) -> Dims {
-        if self.documents == 0 { row_major(self.q_dims()) } else { self.strides(self.q_stride) }
-    }
-
-    /// Bytes of `dq_sum`.
-    pub(super) fn sum_bytes(&self) -> usize {
-        let of_token = if self.documents == 0 { self.heads * self.head_dim } else { self.q_stride };
-        if self.deterministic { 0 } else { self.batch * self.seq * of_token * 4 }
-    }
-}
 
 /// Device pointers of documents, of which there may be `documents`: their lengths, I32, and where they begin in tensors of fused rows, of
 /// rows of the output and of rows with a value per head, I64 `[documents + 1]`.
@@ -174,28 +36,13 @@ impl DocumentPointers {
     }
 }
 
-/// The tensors of [`DocumentPointers`] in a graph; all `None` where sequences are documents.
-struct Documents {
-    lengths: Option<Node>,
-    fused: Option<Node>,
-    output: Option<Node>,
-    rows: Option<Node>,
-}
-
-impl Documents {
-    fn new(g: &mut Graph, shape: &AttentionShape) -> Result<Documents> {
-        if shape.documents == 0 {
-            return Ok(Documents { lengths: None, fused: None, output: None, rows: None });
-        }
-        let documents = shape.documents as i64;
-        let mut vector = |slot, dtype, len| g.input(slot, dtype, [len, 1, 1, 1], [1; 4]).map(Some);
-        Ok(Documents {
-            lengths: vector(Slot::Lengths, I32, documents)?,
-            fused: vector(Slot::FusedOffsets, I64, documents + 1)?,
-            output: vector(Slot::OutputOffsets, I64, documents + 1)?,
-            rows: vector(Slot::RowOffsets, I64, documents + 1)?,
-        })
-    }
+/// The numbers that turn a product of query and key into a score.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScoreFactors {
+    /// Multiplies products.
+    pub(crate) scale: f32,
+    /// The bound of scores; read if the shape is capped.
+    pub(crate) soft_cap: f32,
 }
 
 /// Device pointers of the forward pass: reads `q`, `k`, `v`; writes `o` and `lse`.
@@ -220,108 +67,6 @@ pub(crate) struct AttentionBackward {
     pub(crate) dv: u64,
 }
 
-/// `S = scale · Q Kᵀ`, masked; `P = softmax(S)`; `O = P V`; `lse = log Σ exp S`.
-fn forward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
-    let mut g = Graph::new(api);
-    let Documents { lengths, fused, output, rows } = Documents::new(&mut g, shape)?;
-    let (q_dims, kv_dims, row_dims) = (shape.q_dims(), shape.kv_dims(), shape.row_dims());
-    let q = g.packed_input(Slot::Q, BF16, q_dims, shape.strides(shape.q_stride), fused)?;
-    let k_strides = transposed(shape.strides(shape.k_stride));
-    let k = g.packed_input(Slot::K, BF16, transposed(kv_dims), k_strides, fused)?;
-    let v = g.packed_input(Slot::V, BF16, kv_dims, shape.strides(shape.v_stride), fused)?;
-    let o = g.packed_input(Slot::O, BF16, q_dims, shape.strides(shape.o_stride), output)?;
-    let lse = g.packed_input(Slot::Lse, F32, row_dims, shape.row_strides(), rows)?;
-    let (scale, negative_infinity) = (g.scalar(Slot::Scale)?, g.scalar(Slot::NegativeInfinity)?);
-
-    let scores = g.intermediate(F32, shape.score_dims())?;
-    g.matmul_into(q, k, scores, Tokens::RowsAndColumns, lengths)?;
-    let scores = g.pointwise(MUL, scores, Some(scale))?;
-    let scores = g.within(scores, lengths, negative_infinity)?;
-    let scores = g.causal(scores, negative_infinity)?;
-    let largest = g.reduce(MAX, scores, row_dims)?;
-    let shifted = g.pointwise(SUB, scores, Some(largest))?;
-    let exponentials = g.pointwise(EXP, shifted, None)?;
-    let sum = g.reduce(SUM, exponentials, row_dims)?;
-    let log = g.pointwise(LOG, sum, None)?;
-    g.pointwise_into(ADD, F32, None, largest, Some(log), None, lse)?;
-    let p = g.intermediate(BF16, shape.score_dims())?;
-    g.pointwise_into(DIV, F32, None, exponentials, Some(sum), None, p)?;
-    g.matmul_into(p, v, o, Tokens::RowsAndContracted, lengths)?;
-    Ok(g)
-}
-
-/// With `P = exp(S - lse)` recomputed: `dV = Pᵀ dO`, `dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O)) · scale`, `dK = dSᵀ Q`,
-/// `dQ = dS K`; key heads sum over the query heads that share them.
-fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
-    let mut g = Graph::new(api);
-    let Documents { lengths, fused, output, rows } = Documents::new(&mut g, shape)?;
-    let (q_dims, kv_dims, row_dims) = (shape.q_dims(), shape.kv_dims(), shape.row_dims());
-    let (q_strides, o_strides) = (shape.strides(shape.q_stride), shape.strides(shape.o_stride));
-    let (k_strides, v_strides) = (shape.strides(shape.k_stride), shape.strides(shape.v_stride));
-    let q = g.packed_input(Slot::Q, BF16, q_dims, q_strides, fused)?;
-    let k = g.packed_input(Slot::K, BF16, transposed(kv_dims), transposed(k_strides), fused)?;
-    let v = g.packed_input(Slot::V, BF16, transposed(kv_dims), transposed(v_strides), fused)?;
-    let o = g.packed_input(Slot::O, BF16, q_dims, o_strides, output)?;
-    let d_o = g.packed_input(Slot::DO, BF16, q_dims, o_strides, output)?;
-    let lse = g.packed_input(Slot::Lse, F32, row_dims, shape.row_strides(), rows)?;
-    let dq = g.packed_input(Slot::DQ, BF16, q_dims, q_strides, fused)?;
-    let dk = g.packed_input(Slot::DK, BF16, kv_dims, k_strides, fused)?;
-    let dv = g.packed_input(Slot::DV, BF16, kv_dims, v_strides, fused)?;
-    let row_sum = g.packed_input(Slot::RowSum, F32, row_dims, shape.row_strides(), rows)?;
-    let (scale, negative_infinity) = (g.scalar(Slot::Scale)?, g.scalar(Slot::NegativeInfinity)?);
-    let one = g.scalar(Slot::One)?;
-    // The transposed score matrix.
-    let score_strides = row_major(shape.score_dims());
-    let by_columns = transposed(score_strides);
-
-    let product = g.pointwise(MUL, d_o, Some(o))?;
-    let sum = g.reduce(SUM, product, row_dims)?;
-    g.pointwise_into(MUL, F32, None, sum, Some(one), None, row_sum)?;
-
-    let scores = g.intermediate(F32, shape.score_dims())?;
-    g.matmul_into(q, k, scores, Tokens::RowsAndColumns, lengths)?;
-    let scores = g.pointwise(MUL, scores, Some(scale))?;
-    let scores = g.within(scores, lengths, negative_infinity)?;
-    let shifted = g.pointwise(SUB, scores, Some(lse))?;
-    let masked = g.causal(shifted, negative_infinity)?;
-    let p = g.pointwise(EXP, masked, None)?;
-
-    let over_tokens = Tokens::RowsAndContracted;
-    let sum_over_group = |g: &mut Graph, a: Node, b: Node, out: Node, heads: Slot| {
-        if shape.heads == shape.kv_heads {
-            return g.matmul_into(a, b, out, over_tokens, lengths);
-        }
-        let per_head = match fused {
-            // cuDNN would make room for as many tokens in each document as a sequence has. It multiplies offsets of the key heads.
-            Some(fused) => g.packed_input(heads, BF16, q_dims, shape.strides(shape.heads_stride()), Some(fused))?,
-            None => g.intermediate(BF16, q_dims)?,
-        };
-        g.matmul_into(a, b, per_head, over_tokens, lengths)?;
-        g.reduce_into(SUM, per_head, out)
-    };
-    let p_by_columns = g.transpose(p, by_columns, None)?;
-    sum_over_group(&mut g, p_by_columns, d_o, dv, Slot::DVHeads)?;
-
-    let dp = g.intermediate(F32, shape.score_dims())?;
-    g.matmul_into(d_o, v, dp, Tokens::RowsAndColumns, lengths)?;
-    let ds = g.pointwise(SUB, dp, Some(row_sum))?;
-    let ds = g.pointwise(MUL, ds, Some(p))?;
-    let ds = g.pointwise(MUL, ds, Some(scale))?;
-    let ds_by_columns = g.transpose(ds, by_columns, None)?;
-    sum_over_group(&mut g, ds_by_columns, q, dk, Slot::DKHeads)?;
-
-    let k_rows = g.transpose(k, k_strides, fused)?;
-    // Without `dq_sum`, cuDNN chooses an engine that stores the gradient of the scores and needs no atomic additions.
-    if shape.deterministic {
-        g.matmul_into(ds, k_rows, dq, over_tokens, lengths)?;
-    } else {
-        let dq_sum = g.packed_input(Slot::DQSum, F32, q_dims, shape.sum_strides(), fused)?;
-        g.matmul_into(ds, k_rows, dq_sum, over_tokens, lengths)?;
-        g.pointwise_into(IDENTITY, F32, None, dq_sum, None, None, dq)?;
-    }
-    Ok(g)
-}
-
 /// Device pointers of what backward needs beside its results: F32 `[B, H, T]`; [`AttentionShape::sum_bytes`] in F32; and
 /// [`AttentionShape::heads_bytes`] in BF16, twice. Null where there are none.
 #[derive(Clone, Copy, Debug)]
@@ -343,8 +88,8 @@ impl AttentionPass {
     fn graph(self, api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
         shape.check()?;
         match self {
-            AttentionPass::Forward => forward_graph(api, shape),
-            AttentionPass::Backward => backward_graph(api, shape),
+            AttentionPass::Forward => graphs::forward(api, shape),
+            AttentionPass::Backward => graphs::backward(api, shape),
         }
     }
 }
@@ -404,7 +149,7 @@ impl Attention {
     pub(super) unsafe fn forward(
         &self,
         shape: &AttentionShape,
-        scale: f32,
+        factors: ScoreFactors,
         pointers: &AttentionForward,
         workspace: u64,
     ) -> Result<()> {
@@ -414,7 +159,7 @@ impl Attention {
             bindings.extend(documents.bindings());
         }
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue(shape, AttentionPass::Forward, scale, &bindings, workspace) }
+        unsafe { self.enqueue(shape, AttentionPass::Forward, factors, &bindings, workspace) }
     }
 
     /// Enqueues the backward pass; [`Attention::prepare`] came before.
@@ -424,14 +169,14 @@ impl Attention {
     pub(super) unsafe fn backward(
         &mut self,
         shape: &AttentionShape,
-        scale: f32,
+        factors: ScoreFactors,
         pointers: &AttentionBackward,
         sums: &AttentionSums,
         workspace: u64,
     ) -> Result<()> {
         if shape.deterministic {
             // SAFETY: the caller's promise.
-            return unsafe { self.enqueue_backward(shape, scale, pointers, sums, workspace) };
+            return unsafe { self.enqueue_backward(shape, factors, pointers, sums, workspace) };
         }
         // Most plans clear `dq_sum`, but cuDNN does not document it. The first run fills it with NaN to find out.
         let clears = self.clears_dq_sum.get(shape).copied();
@@ -444,14 +189,14 @@ impl Attention {
             None => unsafe { self.context.fill(sums.dq, 0xff, bytes)? },
         }
         // SAFETY: as above.
-        unsafe { self.enqueue_backward(shape, scale, pointers, sums, workspace)? };
+        unsafe { self.enqueue_backward(shape, factors, pointers, sums, workspace)? };
         if clears.is_some() {
             return Ok(());
         }
         let clears = !self.has_nan(pointers.dq, shape.head_dim)?;
         self.clears_dq_sum.insert(*shape, clears);
         // SAFETY: as above.
-        if clears { Ok(()) } else { unsafe { self.backward(shape, scale, pointers, sums, workspace) } }
+        if clears { Ok(()) } else { unsafe { self.backward(shape, factors, pointers, sums, workspace) } }
     }
 
     /// Whether there is a NaN among `count` BF16 values. Waits for the stream.
@@ -468,7 +213,7 @@ impl Attention {
     unsafe fn enqueue_backward(
         &self,
         shape: &AttentionShape,
-        scale: f32,
+        factors: ScoreFactors,
         pointers: &AttentionBackward,
         sums: &AttentionSums,
         workspace: u64,
@@ -497,7 +242,7 @@ impl Attention {
             bindings.extend([(Slot::DKHeads, sums.dk_heads), (Slot::DVHeads, sums.dv_heads)]);
         }
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue(shape, AttentionPass::Backward, scale, &bindings, workspace) }
+        unsafe { self.enqueue(shape, AttentionPass::Backward, factors, &bindings, workspace) }
     }
 
     /// # Safety
@@ -506,14 +251,16 @@ impl Attention {
         &self,
         shape: &AttentionShape,
         pass: AttentionPass,
-        scale: f32,
+        factors: ScoreFactors,
         bindings: &[(Slot, u64)],
         workspace: u64,
     ) -> Result<()> {
-        let scalars = [(Slot::Scale, scale), (Slot::NegativeInfinity, f32::NEG_INFINITY), (Slot::One, 1.0)];
+        let mut scalars = vec![(Slot::Scale, factors.scale), (Slot::NegativeInfinity, f32::NEG_INFINITY)];
+        scalars.extend((pass == AttentionPass::Backward).then_some((Slot::One, 1.0)));
+        scalars.extend((shape.window > 0).then_some((Slot::Window, shape.window as f32)));
+        scalars.extend(shape.capped.then_some((Slot::SoftCap, factors.soft_cap)));
         let mut bindings = bindings.to_vec();
-        let used = if pass == AttentionPass::Forward { 2 } else { 3 };
-        bindings.extend(scalars[..used].iter().map(|(slot, value)| (*slot, std::ptr::from_ref(value) as u64)));
+        bindings.extend(scalars.iter().map(|(slot, value)| (*slot, std::ptr::from_ref(value) as u64)));
         let plan = self.plans.get(&(*shape, pass)).expect("prepare made the plan");
         self.context.bind()?;
         self.context.record_launch("attention");
@@ -554,12 +301,19 @@ mod tests {
             return;
         }
         let (mut dry, mut planned) = (Vec::new(), Vec::new());
-        for (heads, kv_heads, head_dim, seq) in
-            [(4, 4, 128, 512), (4, 2, 128, 100), (2, 1, 8, 16), (3, 3, 96, 777), (3, 3, 96, 4096)]
-        {
-            for deterministic in [false, true] {
-                let shape =
-                    AttentionShape { deterministic, ..AttentionShape::fused([2, seq], heads, kv_heads, head_dim) };
+        for (heads, kv_heads, head_dim, seq, window, capped) in [
+            (4, 4, 128, 512, 0, false),
+            (4, 2, 128, 100, 0, false),
+            (2, 1, 8, 16, 0, false),
+            (3, 3, 96, 777, 0, false),
+            (3, 3, 96, 4096, 0, false),
+            (4, 2, 128, 512, 100, false),
+            (4, 2, 256, 777, 0, true),
+            (4, 2, 256, 777, 64, true),
+        ] {
+            for (deterministic, documents) in [(false, 0), (true, 0), (false, 1), (false, 6), (false, 501)] {
+                let fused = AttentionShape::fused([2, seq], heads, kv_heads, head_dim);
+                let shape = AttentionShape { deterministic, documents, window, capped, ..fused };
                 dry.push(
                     [AttentionPass::Forward, AttentionPass::Backward]
                         .map(|pass| DryGpu::attention_workspace(&shape, pass)),
@@ -578,7 +332,7 @@ mod tests {
         let cases = [
             (AttentionShape { kv_heads: 3, ..fine }, "share"),
             (AttentionShape { head_dim: 12, ..fine }, "head size"),
-            (AttentionShape { head_dim: 136, ..fine }, "head size"),
+            (AttentionShape { head_dim: 264, ..fine }, "head size"),
             (AttentionShape { seq: 0, ..fine }, "empty"),
             (AttentionShape { o_stride: 64, ..fine }, "stride of o"),
             (AttentionShape { q_stride: 260, ..fine }, "stride of q"),

@@ -2,7 +2,7 @@
 
 use super::buffer::DeviceBuffer;
 use super::cublaslt::{GemmPointers, GemmSpec};
-use super::cudnn::{AttentionBackward, AttentionForward, AttentionPass, AttentionShape, AttentionSums};
+use super::cudnn::{AttentionBackward, AttentionForward, AttentionPass, AttentionShape, AttentionSums, ScoreFactors};
 use super::device::{Backend, CudaDevice};
 use super::driver::{Start, encode};
 use super::dry::DryGpu;
@@ -125,17 +125,17 @@ impl CudaDevice {
     pub(crate) unsafe fn attention_forward(
         self: &Arc<Self>,
         shape: &AttentionShape,
-        scale: f32,
+        factors: ScoreFactors,
         pointers: &AttentionForward,
     ) -> Result<()> {
         let _scope = self.tracker().map(|tracker| tracker.scope(ATTENTION));
-        self.trace(|| format!("attention forward {shape:?} scale={scale}"));
+        self.trace(|| format!("attention forward {shape:?} {factors:?}"));
         let workspace = self.attention_workspace(shape, AttentionPass::Forward)?;
         let Backend::Gpu(gpu) = self.backend() else { return Ok(()) };
         gpu.with_attention(|attention| {
             self.profile.time(&gpu.context, Call::AttentionForward, || {
                 // SAFETY: the caller's promise, and a workspace of the size asked for.
-                unsafe { attention.forward(shape, scale, pointers, workspace.ptr()) }
+                unsafe { attention.forward(shape, factors, pointers, workspace.ptr()) }
             })
         })
     }
@@ -147,11 +147,11 @@ impl CudaDevice {
     pub(crate) unsafe fn attention_backward(
         self: &Arc<Self>,
         shape: &AttentionShape,
-        scale: f32,
+        factors: ScoreFactors,
         pointers: &AttentionBackward,
     ) -> Result<()> {
         let _scope = self.tracker().map(|tracker| tracker.scope(ATTENTION));
-        self.trace(|| format!("attention backward {shape:?} scale={scale}"));
+        self.trace(|| format!("attention backward {shape:?} {factors:?}"));
         let workspace = self.attention_workspace(shape, AttentionPass::Backward)?;
         let row_sum = self.alloc(shape.lse_len() * 4)?;
         let dq_sum = self.alloc(shape.sum_bytes())?;
@@ -163,7 +163,7 @@ impl CudaDevice {
                     [&row_sum, &dq_sum, &dk_heads, &dv_heads].map(|buffer| buffer.ptr());
                 let sums = AttentionSums { rows, dq, dk_heads, dv_heads };
                 // SAFETY: the caller's promise, and scratch memory of the sizes asked for.
-                unsafe { attention.backward(shape, scale, pointers, &sums, workspace.ptr()) }
+                unsafe { attention.backward(shape, factors, pointers, &sums, workspace.ptr()) }
             })
         })
     }

@@ -31,7 +31,7 @@ pub use ahead::{Workload, compile_all};
 pub use buffer::DeviceBuffer;
 pub(crate) use cublaslt::GemmPointers;
 pub use cublaslt::{GemmSpec, Major, ScaleMode};
-pub(crate) use cudnn::{AttentionBackward, AttentionForward, DocumentPointers};
+pub(crate) use cudnn::{AttentionBackward, AttentionForward, DocumentPointers, ScoreFactors};
 pub use cudnn::{AttentionShape, plan_attention};
 pub use device::CudaDevice;
 #[cfg(test)]

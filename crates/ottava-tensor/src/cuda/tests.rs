@@ -409,6 +409,9 @@ fn unusual_fp8_sizes_are_correct_or_errors() {
     assert!(matches!(Product { spec: both, offset: 0 }.error(&device, &mut random), Err(Error::Value(_))));
 }
 
+/// The bound of the scores of capped shapes.
+const SOFT_CAP: f64 = 0.9;
+
 /// Inputs of attention on the host.
 struct Attended {
     shape: AttentionShape,
@@ -433,7 +436,17 @@ impl Attended {
         1.0 / (self.shape.head_dim as f64).sqrt()
     }
 
-    /// The F64 reference: softmax over the keys up to the query's position, and its gradient.
+    /// The score of a product of query and key, and its derivative by the product.
+    fn score(&self, product: f64) -> (f64, f64) {
+        let score = self.scale() * product;
+        if !self.shape.capped {
+            return (score, self.scale());
+        }
+        let bounded = (score / SOFT_CAP).tanh();
+        (SOFT_CAP * bounded, self.scale() * (1.0 - bounded * bounded))
+    }
+
+    /// The F64 reference: softmax over the keys that a query sees, and its gradient.
     fn reference(&self) -> Results {
         let AttentionShape { batch, heads, kv_heads, seq, head_dim: d, .. } = self.shape;
         let mut results = Results {
@@ -454,18 +467,19 @@ impl Attended {
                 let kv = |t| at(t, kv_heads, h * kv_heads / heads);
                 for t in 0..seq {
                     let (q, d_o) = (&self.q[at(t, heads, h)], &self.d_o[at(t, heads, h)]);
-                    let scores: Vec<f64> = (0..=t).map(|s| self.scale() * dot(q, &self.k[kv(s)])).collect();
-                    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                    let sum: f64 = scores.iter().map(|score| (score - largest).exp()).sum();
+                    let first = if self.shape.window > 0 { (t + 1).saturating_sub(self.shape.window) } else { 0 };
+                    let scores: Vec<_> = (first..=t).map(|s| self.score(dot(q, &self.k[kv(s)]))).collect();
+                    let largest = scores.iter().map(|score| score.0).fold(f64::NEG_INFINITY, f64::max);
+                    let sum: f64 = scores.iter().map(|score| (score.0 - largest).exp()).sum();
                     let lse = largest + sum.ln();
                     results.lse[(b * heads + h) * seq + t] = lse;
-                    let p: Vec<f64> = scores.iter().map(|score| (score - lse).exp()).collect();
-                    let dp: Vec<f64> = (0..=t).map(|s| dot(d_o, &self.v[kv(s)])).collect();
+                    let p: Vec<f64> = scores.iter().map(|score| (score.0 - lse).exp()).collect();
+                    let dp: Vec<f64> = (first..=t).map(|s| dot(d_o, &self.v[kv(s)])).collect();
                     let row_sum = dot(&p, &dp);
-                    for s in 0..=t {
-                        let ds = p[s] * (dp[s] - row_sum) * self.scale();
-                        add(&mut results.o[at(t, heads, h)], p[s], &self.v[kv(s)]);
-                        add(&mut results.dv[kv(s)], p[s], d_o);
+                    for (s, ((&p, dp), (_, slope))) in (first..).zip(p.iter().zip(dp).zip(scores)) {
+                        let ds = p * (dp - row_sum) * slope;
+                        add(&mut results.o[at(t, heads, h)], p, &self.v[kv(s)]);
+                        add(&mut results.dv[kv(s)], p, d_o);
                         add(&mut results.dq[at(t, heads, h)], ds, &self.k[kv(s)]);
                         add(&mut results.dk[kv(s)], ds, q);
                     }
@@ -500,11 +514,11 @@ fn attend(device: &Arc<CudaDevice>, shape: AttentionShape, fused: bool) -> Resul
     let ([q, k, v], [dq, dk, dv]) = (parts(&uploads), parts(&gradients));
     let forward = AttentionForward { q, k, v, o: o.ptr(), lse: lse.ptr(), documents: Default::default() };
     let backward = AttentionBackward { forward, d_o: d_o.ptr(), dq, dk, dv };
-    let scale = 1.0 / (head_dim as f32).sqrt();
+    let factors = ScoreFactors { scale: 1.0 / (head_dim as f32).sqrt(), soft_cap: SOFT_CAP as f32 };
     // SAFETY: the buffers were made for this shape.
     unsafe {
-        device.attention_forward(&shape, scale, &forward)?;
-        device.attention_backward(&shape, scale, &backward)?;
+        device.attention_forward(&shape, factors, &forward)?;
+        device.attention_backward(&shape, factors, &backward)?;
     }
 
     let columns = |bytes: &[u8], stride: usize, from: usize, width: usize| -> Vec<f64> {
@@ -550,6 +564,15 @@ fn attention_matches_the_f64_reference() {
             cases.push((AttentionShape::fused(tokens, heads, kv_heads, head_dim), true));
         }
     }
+    // Heads of the largest size and of no power of two, windows and soft caps.
+    for (heads, kv_heads, head_dim) in [(4, 2, 256), (2, 1, 136), (2, 2, 200), (4, 4, 128), (4, 2, 64)] {
+        for (window, capped) in [(0, false), (50, false), (0, true), (50, true)] {
+            for (tokens, deterministic) in [([2, 100], false), ([1, 777], true), ([2, 512], false)] {
+                let fused = AttentionShape::fused(tokens, heads, kv_heads, head_dim);
+                cases.push((AttentionShape { window, capped, deterministic, ..fused }, true));
+            }
+        }
+    }
     let fused = AttentionShape::fused([2, 200], 4, 2, 64);
     cases.push((AttentionShape { q_stride: 264, k_stride: 136, v_stride: 144, o_stride: 272, ..fused }, false));
     for (shape, fused) in cases {
@@ -580,8 +603,8 @@ fn attention_matches_the_f64_reference() {
                 "{shape:?}: {name} is off by {rms} rms, {largest} tolerances at most"
             );
         }
-        let AttentionShape { batch, heads, kv_heads, seq, head_dim, .. } = shape;
-        eprintln!("attention {batch}x{seq} {heads}/{kv_heads}x{head_dim}:{summary}");
+        let AttentionShape { batch, heads, kv_heads, seq, head_dim, window, capped, .. } = shape;
+        eprintln!("attention {batch}x{seq} {heads}/{kv_heads}x{head_dim} window {window} capped {capped}:{summary}");
     }
 }
 
@@ -611,7 +634,7 @@ fn graph_replay_is_bit_identical() {
             device.gemm(&spec, &pointers(a.ptr(), b.ptr(), 0, 0, product.ptr()))?;
             let arguments = [Arg::Ptr(out.ptr()), Arg::Ptr(product.ptr()), Arg::I32(1000)];
             device.launch(&REVERSE, [1, 1, 1], 128, 4000, &arguments)?;
-            device.attention_forward(&shape, 0.2, &forward)
+            device.attention_forward(&shape, ScoreFactors { scale: 0.2, soft_cap: 0.0 }, &forward)
         }
     };
     let results = || [download(&product), download(&out), download(&o), download(&lse)];
@@ -677,16 +700,17 @@ fn rates() {
     let ([q, k, v], [dq, dk, dv]) = (parts(&qkv), parts(&dqkv));
     let forward = AttentionForward { q, k, v, o: o.ptr(), lse: lse.ptr(), documents: Default::default() };
     let backward = AttentionBackward { forward, d_o: o.ptr(), dq, dk, dv };
+    let factors = ScoreFactors { scale: 0.088, soft_cap: 0.0 };
     // SAFETY: the buffers were made for the shape.
-    let time = seconds(&|| unsafe { device.attention_forward(&shape, 0.088, &forward).expect("attention") });
+    let time = seconds(&|| unsafe { device.attention_forward(&shape, factors, &forward).expect("attention") });
     let work = 4.0 * 4096f64.powi(2) / 2.0 * 2.0 * 32.0 * 128.0;
     eprintln!("attention forward: {:.0} TFLOP/s, {:.3} ms", work / time / 1e12, time * 1e3);
     // SAFETY: as above.
-    let time = seconds(&|| unsafe { device.attention_backward(&shape, 0.088, &backward).expect("attention") });
+    let time = seconds(&|| unsafe { device.attention_backward(&shape, factors, &backward).expect("attention") });
     eprintln!("attention backward: {:.0} TFLOP/s, {:.3} ms", 2.5 * work / time / 1e12, time * 1e3);
     let first = download(&dqkv);
     // SAFETY: as above.
-    unsafe { device.attention_backward(&shape, 0.088, &backward).expect("attention") };
+    unsafe { device.attention_backward(&shape, factors, &backward).expect("attention") };
     let differing = first.iter().zip(download(&dqkv)).filter(|(a, b)| **a != *b).count();
     eprintln!("attention backward again: {differing} of {} bytes differ", first.len());
     eprintln!("{:?}", device.memory());

@@ -42,8 +42,13 @@ pub fn kernels() -> Vec<KernelModule> {
     all.extend(of(&cast::SOURCE, cast::VARIANTS.iter().copied()));
     all.extend(producers.flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));
     all.extend(of(&global_norm::SOURCE, global_norm::VARIANTS.iter().copied()));
-    all.extend(of(&paged_attention::SOURCE, paged_attention::VARIANTS.iter().copied()));
-    all.extend(of(&paged_attention::TENSOR_CORES, paged_attention::TENSOR_CORE_VARIANTS.iter().copied()));
+    for (source, tensor_cores) in [
+        (&paged_attention::SOURCE, &paged_attention::TENSOR_CORES),
+        (&paged_attention::BOUNDED, &paged_attention::BOUNDED_TENSOR_CORES),
+    ] {
+        all.extend(of(source, paged_attention::VARIANTS.iter().copied()));
+        all.extend(of(tensor_cores, paged_attention::TENSOR_CORE_VARIANTS.iter().copied()));
+    }
     all.extend(of(&scaled::SOURCE, scaled::VARIANTS.iter().copied()));
     all.extend(of(&gemm::SKINNY, gemm::SKINNY_VARIANTS.iter().copied()));
     all.extend(of(&transpose::SOURCE, transpose::VARIANTS.iter().copied()));

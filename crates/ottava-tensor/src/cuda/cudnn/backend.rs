@@ -60,6 +60,8 @@ mod attribute {
     pub const POINTWISE_X: i32 = 751;
     pub const POINTWISE_B: i32 = 752;
     pub const POINTWISE_Y: i32 = 753;
+    pub const POINTWISE_DX: i32 = 756;
+    pub const POINTWISE_DY: i32 = 757;
     pub const POINTWISE_T: i32 = 758;
     pub const GRAPH_HANDLE: i32 = 800;
     pub const GRAPH_OPERATIONS: i32 = 801;
@@ -122,6 +124,9 @@ pub(super) const SUB: i32 = 9;
 pub(super) const EXP: i32 = 13;
 pub(super) const LOG: i32 = 15;
 pub(super) const IDENTITY: i32 = 21;
+const TANH: i32 = 101;
+const TANH_GRADIENT: i32 = 201;
+const GREATER: i32 = 302;
 const GREATER_OR_EQUAL: i32 = 303;
 const LESS: i32 = 304;
 const AND: i32 = 400;
@@ -252,6 +257,14 @@ pub(super) enum Slot {
     Scale,
     NegativeInfinity,
     One,
+    Window,
+    SoftCap,
+}
+
+impl Slot {
+    fn is_on_host(self) -> bool {
+        self as i64 >= Slot::Scale as i64
+    }
 }
 
 /// First id of intermediates.
@@ -297,7 +310,7 @@ impl Graph {
     ) -> Result<Node> {
         let index = self.tensors.len();
         let id = slot.map_or(FIRST_VIRTUAL + index as i64, |slot| slot as i64);
-        let by_value = matches!(slot, Some(Slot::Scale | Slot::NegativeInfinity | Slot::One));
+        let by_value = slot.is_some_and(Slot::is_on_host);
         let mut tensor = Descriptor::new(self.api, kind::TENSOR)?
             .set(attribute::TENSOR_TYPE, As::DataType, &[dtype])?
             .set(attribute::TENSOR_DIMS, As::I64, &dims)?
@@ -448,6 +461,41 @@ impl Graph {
         let seen = self.intermediate(BOOL, scores.dims)?;
         self.pointwise_into(GREATER_OR_EQUAL, BOOL, None, row, Some(column), None, seen)?;
         self.where_seen(scores, seen, negative_infinity)
+    }
+
+    /// Scores of keys before the window of their query become minus infinity: a key at `j` is seen from `i` if `j + window > i`.
+    pub(super) fn in_window(&mut self, scores: Node, window: Node, negative_infinity: Node) -> Result<Node> {
+        let [row, column] = self.indices(scores)?;
+        let end = self.intermediate(F32, scores.dims)?;
+        self.pointwise_into(ADD, F32, Some(3), column, Some(window), None, end)?;
+        let seen = self.intermediate(BOOL, scores.dims)?;
+        self.pointwise_into(GREATER, BOOL, None, end, Some(row), None, seen)?;
+        self.where_seen(scores, seen, negative_infinity)
+    }
+
+    /// `cap · tanh(scores / cap)`, and `scores / cap`.
+    pub(super) fn capped(&mut self, scores: Node, cap: Node) -> Result<(Node, Node)> {
+        let ratio = self.pointwise(DIV, scores, Some(cap))?;
+        let bounded = self.pointwise(TANH, ratio, None)?;
+        Ok((self.pointwise(MUL, bounded, Some(cap))?, ratio))
+    }
+
+    /// The gradient by the scores of [`Graph::capped`] from the gradient by its result.
+    pub(super) fn capped_gradient(&mut self, gradient: Node, ratio: Node, cap: Node) -> Result<Node> {
+        let dy = self.pointwise(MUL, gradient, Some(cap))?;
+        let dx = self.intermediate(F32, dy.dims)?;
+        let part = Descriptor::new(self.api, kind::POINTWISE)?
+            .set(attribute::POINTWISE_MODE, As::PointwiseMode, &[TANH_GRADIENT])?
+            .set(attribute::POINTWISE_PRECISION, As::DataType, &[F32])?
+            .finish("a pointwise mode")?;
+        let operation = Descriptor::new(self.api, kind::POINTWISE_OPERATION)?
+            .set(attribute::POINTWISE_OPERATION, As::Descriptor, &[part.raw])?
+            .set(attribute::POINTWISE_X, As::Descriptor, &[self.raw(ratio)])?
+            .set(attribute::POINTWISE_DY, As::Descriptor, &[self.raw(dy)])?
+            .set(attribute::POINTWISE_DX, As::Descriptor, &[self.raw(dx)])?;
+        self.parts.push(part);
+        self.operations.push(operation.finish("a pointwise gradient")?);
+        self.pointwise(DIV, dx, Some(cap))
     }
 
     /// Scores beyond the length of their document become minus infinity, where documents have `lengths`.
@@ -616,7 +664,7 @@ impl Plan {
     /// Enqueues the graph.
     ///
     /// # Safety
-    /// Each slot of the graph has a pointer to memory of its shape, the last three of [`Slot`] on the host.
+    /// Each slot of the graph has a pointer to memory of its shape, the scalars of [`Slot`] on the host.
     pub(super) unsafe fn enqueue(&self, session: &Session, bindings: &[(Slot, u64)], workspace: u64) -> Result<()> {
         let ids: Vec<i64> = bindings.iter().map(|(slot, _)| *slot as i64).collect();
         let pointers: Vec<u64> = bindings.iter().map(|(_, pointer)| *pointer).collect();

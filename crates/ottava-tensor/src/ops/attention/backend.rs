@@ -74,37 +74,63 @@ impl<'a> AttentionCase<'a> {
 
 /// A condition of a backend.
 struct Condition {
+    /// A feature of GPUs without which the condition applies; `None` if it applies to all devices.
+    without: Option<Feature>,
     /// What the backend supports, as the object of "supports".
     takes: &'static str,
     /// What a case has instead; `None` if it meets the condition.
     instead: fn(&AttentionCase) -> Option<String>,
 }
 
-const BF16: Condition =
-    Condition { takes: "bfloat16", instead: |case| (case.dtype != DType::BF16).then(|| case.dtype.to_string()) };
+const BF16: Condition = Condition {
+    without: None,
+    takes: "bfloat16",
+    instead: |case| (case.dtype != DType::BF16).then(|| case.dtype.to_string()),
+};
 const STORAGE: Condition = Condition {
+    without: None,
     takes: "float32, float16 and bfloat16",
     instead: |case| (case.dtype == DType::F64).then(|| case.dtype.to_string()),
 };
 const ONE_HEAD_SIZE: Condition = Condition {
+    without: None,
     takes: "values of the size of keys",
     instead: |case| {
         let AttentionSpec { head_dim, value_dim, .. } = *case.spec;
         case.has_differing_values().then(|| format!("values of {value_dim} beside keys of {head_dim}"))
     },
 };
-const EIGHTS_TO_128: Condition = Condition {
-    takes: "heads of a multiple of 8 up to 128",
+const EIGHTS_TO_256: Condition = Condition {
+    without: None,
+    takes: "heads of a multiple of 8 up to 256",
     instead: |case| {
         let dim = case.spec.head_dim;
-        (!dim.is_multiple_of(8) || dim > 128).then(|| format!("heads of {dim}"))
+        (!dim.is_multiple_of(8) || dim > 256).then(|| format!("heads of {dim}"))
     },
 };
+// cuDNN's kernels for larger heads, windows and soft caps are those for Hopper.
+const TO_128: Condition = Condition {
+    without: Some(Feature::Wgmma),
+    takes: "heads of up to 128 on this GPU",
+    instead: |case| (case.spec.head_dim > 128).then(|| format!("heads of {}", case.spec.head_dim)),
+};
+const WHOLE_CONTEXT: Condition = Condition {
+    without: Some(Feature::Wgmma),
+    takes: "whole contexts on this GPU",
+    instead: |case| case.spec.window.map(|window| format!("a window of {window} tokens")),
+};
+const UNCAPPED: Condition = Condition {
+    without: Some(Feature::Wgmma),
+    takes: "unbounded scores on this GPU",
+    instead: |case| case.spec.soft_cap.map(|cap| format!("a soft cap of {cap}")),
+};
 const TO_256: Condition = Condition {
+    without: None,
     takes: "heads of up to 256",
     instead: |case| (case.spec.head_dim > 256).then(|| format!("heads of {}", case.spec.head_dim)),
 };
 const TO_1024: Condition = Condition {
+    without: None,
     takes: "heads of up to 1024",
     instead: |case| {
         let largest = case.spec.head_dim.max(case.spec.value_dim);
@@ -112,27 +138,23 @@ const TO_1024: Condition = Condition {
     },
 };
 const CAUSAL: Condition = Condition {
+    without: None,
     takes: "a causal mask",
     instead: |case| (!case.spec.causal).then(|| "attention to later tokens".into()),
 };
-const WHOLE_CONTEXT: Condition = Condition {
-    takes: "whole contexts",
-    instead: |case| case.spec.window.map(|window| format!("a window of {window} tokens")),
-};
-const UNCAPPED: Condition = Condition {
-    takes: "unbounded scores",
-    instead: |case| case.spec.soft_cap.map(|cap| format!("a soft cap of {cap}")),
-};
 const SAME_TOKENS: Condition = Condition {
+    without: None,
     takes: "queries and keys of the same tokens",
     instead: |case| (case.keys == KeySource::OtherTokens).then(|| "keys of other tokens".into()),
 };
 const ALIGNED: Condition = Condition {
+    without: None,
     takes: "rows and heads that begin at multiples of 16 bytes",
     instead: |case| (!case.is_aligned).then(|| "other offsets".into()),
 };
 // cuDNN 9.14 returns wrong gradients for other sizes.
 const DOCUMENTS_OF_SIXTEENS: Condition = Condition {
+    without: None,
     takes: "documents with heads of a multiple of 16",
     instead: |case| {
         let dim = case.spec.head_dim;
@@ -141,10 +163,12 @@ const DOCUMENTS_OF_SIXTEENS: Condition = Condition {
 };
 // The deterministic form would allocate the scores of each document for a whole sequence.
 const DOCUMENTS_ARE_ATOMIC: Condition = Condition {
+    without: None,
     takes: "documents with `deterministic = false`",
     instead: |case| (case.documents && case.spec.deterministic).then(|| "`true`".into()),
 };
 const DOCUMENTS_ARE_FUSED: Condition = Condition {
+    without: None,
     takes: "documents with queries, keys and values in one tensor",
     instead: |case| (case.documents && case.keys != KeySource::Fused).then(|| "in several".into()),
 };
@@ -171,7 +195,8 @@ const TABLE: &[Row] = &[
         needs: &[],
         conditions: &[
             BF16,
-            EIGHTS_TO_128,
+            EIGHTS_TO_256,
+            TO_128,
             ONE_HEAD_SIZE,
             CAUSAL,
             WHOLE_CONTEXT,
@@ -197,7 +222,7 @@ const TABLE: &[Row] = &[
         on_gpu: true,
         cache: true,
         needs: &[Feature::EarlyStart],
-        conditions: &[STORAGE, TO_256, ONE_HEAD_SIZE, CAUSAL, WHOLE_CONTEXT, UNCAPPED],
+        conditions: &[STORAGE, TO_256, ONE_HEAD_SIZE, CAUSAL],
     },
     Row {
         backend: AttentionBackend::Cpu,
@@ -220,19 +245,22 @@ const TABLE: &[Row] = &[
 impl Row {
     /// A sentence for the first feature that `device` lacks, or the first condition that `case` does not meet.
     fn refusal(&self, case: &AttentionCase, device: &Device) -> Result<Option<String>> {
-        if let Device::Cuda(gpu) = device
-            && let [lack, ..] = Capability::find(gpu.capability())?.lacks(self.needs)[..]
-        {
+        let lacks = |features: &[Feature]| -> Result<Vec<Feature>> {
+            match device {
+                Device::Cuda(gpu) => Ok(Capability::find(gpu.capability())?.lacks(features)),
+                Device::Cpu | Device::DryCpu(_) => Ok(vec![]),
+            }
+        };
+        if let [lack, ..] = lacks(self.needs)?[..] {
             return Ok(Some(format!("{} needs {lack}, which this GPU does not have", self.name)));
         }
-        Ok(self.unmet(case))
-    }
-
-    /// A sentence for the first condition that `case` does not meet.
-    fn unmet(&self, case: &AttentionCase) -> Option<String> {
-        let unmet = |Condition { takes, instead }: &Condition| Some((*takes, instead(case)?));
-        let (takes, instead) = self.conditions.iter().find_map(unmet)?;
-        Some(format!("{} supports {takes}, not {instead}", self.name))
+        for Condition { without, takes, instead } in self.conditions {
+            let applies = without.is_none() || !lacks(without.as_slice())?.is_empty();
+            if let Some(instead) = instead(case).filter(|_| applies) {
+                return Ok(Some(format!("{} supports {takes}, not {instead}", self.name)));
+            }
+        }
+        Ok(None)
     }
 }
 

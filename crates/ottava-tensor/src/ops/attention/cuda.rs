@@ -1,7 +1,7 @@
 use super::{AttentionBackend, AttentionInput, AttentionSpec};
 use crate::cuda::{
     Arg, AttentionBackward, AttentionForward, AttentionShape, CudaDevice, DEFAULT_SHARED_BYTES, DocumentPointers,
-    Kernel,
+    Kernel, ScoreFactors,
 };
 use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
 use crate::{DType, Error, Result, Tensor};
@@ -34,12 +34,18 @@ fn shape(input: &AttentionInput, spec: &AttentionSpec) -> AttentionShape {
         seq: input.query_len(),
         documents: input.cu_seqlens.map_or(0, |at| at.len() - 1),
         head_dim: spec.head_dim,
+        window: spec.window.filter(|&window| window < input.query_len()).unwrap_or(0),
+        capped: spec.soft_cap.is_some(),
         q_stride: input.q.stride(),
         k_stride: input.k.stride(),
         v_stride: input.v.stride(),
         o_stride: spec.output_width(),
         deterministic: spec.deterministic,
     }
+}
+
+fn factors(spec: &AttentionSpec) -> ScoreFactors {
+    ScoreFactors { scale: spec.scale as f32, soft_cap: spec.soft_cap.unwrap_or(0.0) as f32 }
 }
 
 /// The boundaries of documents in the form that cuDNN reads.
@@ -84,7 +90,7 @@ fn shared(floats: usize) -> Result<u32> {
     let bytes = floats.next_multiple_of(4) * size_of::<f32>();
     if bytes > DEFAULT_SHARED_BYTES {
         return Err(Error::Value(format!(
-            "attention: {floats} scores do not fit in shared memory; use bfloat16 and a head size that is a multiple of 8 up to 128"
+            "attention: {floats} scores do not fit in shared memory; use bfloat16 and a head size that is a multiple of 8 up to 256"
         )));
     }
     Ok(bytes as u32)
@@ -152,7 +158,7 @@ pub(super) fn attention(
         let documents = found.as_ref().map(Documents::pointers).unwrap_or_default();
         let pointers = AttentionForward { q, k, v, o: o.device_ptr_mut(), lse: lse.device_ptr_mut(), documents };
         // SAFETY: the op has checked that the views, `o` and `lse` have the sizes of the shape, and documents lie within it.
-        return unsafe { gpu.attention_forward(&shape(&input, spec), spec.scale as f32, &pointers) };
+        return unsafe { gpu.attention_forward(&shape(&input, spec), factors(spec), &pointers) };
     }
     let call = Call::new(&input, spec)?;
     let args = call.args(&[o.device_ptr_mut(), lse.device_ptr_mut(), q, k, v].map(Arg::Ptr));
@@ -182,7 +188,7 @@ pub(super) fn attention_backward(
         let (d_o, o, lse) = (d_o.device_ptr(), o.device_ptr(), lse.device_ptr());
         let pointers = AttentionBackward { forward: AttentionForward { q, k, v, o, lse, documents }, d_o, dq, dk, dv };
         // SAFETY: the op has checked that all tensors have the sizes of the shape, and documents lie within it.
-        return unsafe { gpu.attention_backward(&shape(&input, spec), spec.scale as f32, &pointers) };
+        return unsafe { gpu.attention_backward(&shape(&input, spec), factors(spec), &pointers) };
     }
     let call = Call::new(&input, spec)?;
     let mut delta = lse.empty_like()?;

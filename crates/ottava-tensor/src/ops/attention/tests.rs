@@ -94,9 +94,17 @@ fn deterministic_gradients_are_bit_identical() {
 /// On a GPU, documents of several lengths, up to a whole row, compared with the plain kernels in F32; with and without shared keys.
 #[test]
 fn packed_documents_agree_across_devices() {
-    for (heads, kv_heads, head_dim) in [(4, 4, 128), (4, 2, 64), (6, 1, 128)] {
+    for (heads, kv_heads, head_dim, window, soft_cap) in [
+        (4, 4, 128, None, None),
+        (4, 2, 64, None, None),
+        (6, 1, 128, None, None),
+        (4, 2, 128, Some(40), None),
+        (4, 4, 64, None, Some(2.0)),
+        (4, 2, 256, Some(70), Some(2.0)),
+    ] {
         let (seq_len, lengths) = (300, [300, 1, 128, 70, 101, 2, 298]);
-        let l = Fused::new(3, seq_len, heads, kv_heads, head_dim);
+        let mut l = Fused::new(3, seq_len, heads, kv_heads, head_dim);
+        (l.spec.window, l.spec.soft_cap) = (window, soft_cap);
         let mut at = vec![0];
         at.extend(lengths.iter().scan(0, |end, length| {
             *end += length;

@@ -48,6 +48,22 @@ struct Batch {
     }
 };
 
+// With BOUNDED, kernels take the bounds of a spec: the window, and the soft cap in units of log2(e). 0 stands for none.
+#ifdef BOUNDED
+#define BOUNDS , int window, float cap
+#define BOUNDS_OF_KERNEL {window, cap}
+#else
+#define BOUNDS
+#define BOUNDS_OF_KERNEL {0, 0.0f}
+#endif
+struct Bounds {
+    int window;
+    float cap;
+    // The first key of a query that sees `seen` keys without a window; and whether it sees the key at `position`.
+    __device__ __forceinline__ int first(int seen) const { return window ? max(0, seen - window) : 0; }
+    __device__ __forceinline__ bool hides(int position, int seen) const { return position >= seen || (window && position < seen - window); }
+};
+
 // A power of two; 2^-infinity is 0.
 __device__ __forceinline__ float power(float x) {
     float y;

@@ -3,10 +3,16 @@ use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{Defines, aligned, kernel_source};
 use crate::ops::{Angles, AttentionSpec, RopePairs};
 use crate::{DType, Error, Result, Tensor};
+use std::f64::consts::LOG2_E;
 
 kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh" needs [EarlyStart]; WARPS);
 kernel_source!(
     TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh"
+    needs [EarlyStart]; WARPS, SPLITS
+);
+kernel_source!(BOUNDED, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh" + BOUNDED needs [EarlyStart]; WARPS);
+kernel_source!(
+    BOUNDED_TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh" + BOUNDED
     needs [EarlyStart]; WARPS, SPLITS
 );
 
@@ -132,7 +138,11 @@ pub(super) fn paged_attention(
     o: &mut Tensor,
 ) -> Result<()> {
     // exp2 is cheaper than exp.
-    let scale = (spec.scale * std::f64::consts::LOG2_E) as f32;
+    let scale = (spec.scale * LOG2_E) as f32;
+    let is_bounded = spec.window.is_some() || spec.soft_cap.is_some();
+    let cap = (spec.soft_cap.unwrap_or(0.0) * LOG2_E) as f32;
+    let bounds = [Arg::I32(spec.window.unwrap_or(0).min(i32::MAX as usize) as i32), Arg::F32(cap)];
+    let factors = [&[Arg::F32(scale)][..], if is_bounded { &bounds } else { &[] }].concat();
     let inputs = [
         Arg::Ptr(qkv.device_ptr()),
         Arg::Ptr(cache.data.device_ptr()),
@@ -142,8 +152,9 @@ pub(super) fn paged_attention(
     let (tokens, group) = (qkv.shape()[0], spec.group());
     let Some((defines, size)) = tensor_cores(qkv, cache, spec) else {
         let sizes = [spec.heads, spec.kv_heads, spec.head_dim].map(|size| Arg::I32(size as i32));
-        let args = [&[Arg::Ptr(o.device_ptr_mut())], inputs.as_slice(), &sizes, &[Arg::F32(scale)]].concat();
-        let kernel = kernel(qkv.dtype(), cache.dtype(), "attend")?;
+        let args = [&[Arg::Ptr(o.device_ptr_mut())], inputs.as_slice(), &sizes, &factors].concat();
+        let source = if is_bounded { &BOUNDED } else { &SOURCE };
+        let kernel = Kernel { source, ..kernel(qkv.dtype(), cache.dtype(), "attend")? };
         // SAFETY: the op has checked sizes, and tables name blocks of the cache, as its contract demands of the caller.
         return unsafe { gpu.launch_early(&kernel, [tokens as u32, spec.heads as u32, 1], THREADS, 0, &args) };
     };
@@ -160,7 +171,10 @@ pub(super) fn paged_attention(
     // Equal to TILES in tensor_cores.cuh.
     let of_warp = if size * cache.dtype().size() <= 128 { 32 } else { 16 };
     let stride = of_warp * THREADS as usize / 32;
-    let splits_of = |rounds: usize| batch.max_context(cache).div_ceil(rounds * stride).clamp(1, SPLITS);
+    // With a window, a tile reads the keys of all its tokens, from the 16 tokens on that contain the first.
+    let in_window = spec.window.map_or(usize::MAX, |window| window.saturating_add(together + 15));
+    let most_keys = batch.max_context(cache).min(in_window);
+    let splits_of = |rounds: usize| most_keys.div_ceil(rounds * stride).clamp(1, SPLITS);
     // With few sequences, splits are short, so that all multiprocessors read; with many, splits are long, in one wave of blocks if
     // possible.
     let fits = |rounds: usize| batch.capacity() * spec.kv_heads * chunks * splits_of(rounds) <= BLOCKS * gpu.sm_count();
@@ -171,10 +185,10 @@ pub(super) fn paged_attention(
     let (mut sums, mut stats) = (parts(spec.head_dim)?, parts(2)?);
     let outputs = [o, &mut sums, &mut stats].map(|to| Arg::Ptr(to.device_ptr_mut()));
     let sizes = [tokens, group, most, spec.head_dim, together, splits, rounds].map(|size| Arg::I32(size as i32));
-    let args =
-        [outputs.as_slice(), &[Arg::Ptr(cache.arrived.device_ptr())], &inputs, &sizes, &[Arg::F32(scale)]].concat();
+    let args = [outputs.as_slice(), &[Arg::Ptr(cache.arrived.device_ptr())], &inputs, &sizes, &factors].concat();
+    let source = if is_bounded { &BOUNDED_TENSOR_CORES } else { &TENSOR_CORES };
     let grid = [(tiles + batch.capacity() * (splits - 1)) as u32, spec.kv_heads as u32, chunks as u32];
     // SAFETY: as above; parts have room for all splits and `arrived` for all blocks and key heads. The launch leaves `arrived` as it was,
     // and launches of a device are in order, so none shares it with another.
-    unsafe { gpu.launch_early(&Kernel { source: &TENSOR_CORES, defines, entry }, grid, THREADS, 0, &args) }
+    unsafe { gpu.launch_early(&Kernel { source, defines, entry }, grid, THREADS, 0, &args) }
 }

@@ -1,4 +1,5 @@
 #ifndef DIM
+#ifndef BOUNDED
 // Converts a key or value to the type of the cache. For codes, multiplies by `scale` and sets `x` to the dequantized value; elements that
 // already have the cache's type keep their bits.
 template <class T> __device__ __forceinline__ Eight<T> stored(Eight<X>& x, float scale) {
@@ -82,6 +83,7 @@ __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, cons
     }
 APPEND(append_kv, false)
 APPEND(append_kv_neighbours, true)
+#endif
 
 // The value of a single element.
 __device__ __forceinline__ float value_of(KV x) {
@@ -97,7 +99,7 @@ __device__ __forceinline__ float value_of(KV x) {
 extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* qkv, const KV* cache, const float* scale_inv,
                                                                 const int* query_starts, const int* context_lens,
                                                                 const int* block_tables, int sequences, int max_blocks,
-                                                                int block_size, int heads, int kv_heads, int dim, float scale) {
+                                                                int block_size, int heads, int kv_heads, int dim, float scale BOUNDS) {
     start_successors();
     wait_for_predecessors();
     __shared__ float query[256], shared_out[WARPS][256], shared_stats[WARPS][2];
@@ -114,10 +116,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* q
         query[d] = d < dim ? load(qkv[(u64)token * (heads + 2 * kv_heads) * dim + head * dim + d]) * scale : 0.0f;
     }
     __syncthreads();
-    const int seen = place.seen_by(token);
+    const Bounds bounds = BOUNDS_OF_KERNEL;
+    // Blocks before the first key may belong to other sequences by now.
+    const int seen = place.seen_by(token), first = bounds.first(seen) / 16 * 16;
     const u64 to_values = (u64)kv_heads * block_size;
     float largest = -INFINITY, sum = 0.0f, weighted[8] = {};
-    for (int base = 32 * warp; base < seen; base += 32 * WARPS) {
+    for (int base = first + 32 * warp; base < seen; base += 32 * WARPS) {
         const u64 row = batch.row_of(place.sequence, min(base + lane, seen - 1), kv_heads, kv);
         float score = 0.0f;
         for (int d = 0; d < dim; d += 8) {
@@ -127,7 +131,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* q
             for (int i = 0; i < 8; i++) score = fmaf(query[d + i], key[i], score);
         }
         if (IsCodes<KV>::value) score *= scale_inv[row];
-        if (base + lane >= seen) score = -INFINITY;
+        if (bounds.cap > 0.0f) score = bounds.cap * tanhf(score / bounds.cap);
+        if (bounds.hides(base + lane, seen)) score = -INFINITY;
         float most = fmaxf(largest, score);
         for (int bits = 1; bits < 32; bits *= 2) most = fmaxf(most, __shfl_xor_sync(FULL, most, bits));
         const float subtracted = base_of(most), factor = power(largest - subtracted);

@@ -29,6 +29,11 @@ __device__ __forceinline__ float log2_of(float x) {
     return y;
 }
 
+// cap · tanh(x / cap), from an approximate power of two: the error is a few roundings of `cap`. tanh.approx would have 11 bits.
+__device__ __forceinline__ float capped(float x, float cap) {
+    return fmaf(-2.0f * cap, __fdividef(1.0f, power(x * (2.885390082f / cap)) + 1.0f), cap);
+}
+
 // Codes are multiplied as halves, which represent them exactly; other elements in their own type.
 template <class T> struct Operand { typedef T Type; };
 template <> struct Operand<e4m3> { typedef f16 Type; };
@@ -104,7 +109,7 @@ __device__ __forceinline__ int split_of(int context, int rounds) {
 // tiles, then further splits. The start of a block is latency-bound, so it avoids divisions if a tile is one token.
 template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache,
                                                         const float* scale_inv, Batch batch, int tokens, int group, int most, int dim,
-                                                        int together, int most_splits, int rounds, float scale) {
+                                                        int together, int most_splits, int rounds, float scale, Bounds bounds) {
     start_successors();
     // The shuffle tells the compiler that all lanes take the same branches, which saves registers.
     const int C = 8 * N, lane = threadIdx.x % 32, warp = __shfl_sync(FULL, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
@@ -137,9 +142,11 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     }
     // The numbers of tokens that the first and the last token of the tile see.
     const int least = place.seen_by(first), seen = least + rows_of_tile - 1;
-    const int split = stop - start <= together ? split_of(place.context, rounds) : seen;
-    const int splits = seen <= split ? 1 : (seen + split - 1) / split;
-    const int begin = number_of_split * split, end = min(seen, begin + split), last = (end - 1) / 16 * 16;
+    // The first 16-token tile with a key that a token of the tile sees. Blocks before it may belong to other sequences by now.
+    const int base = bounds.first(least) / 16 * 16;
+    const int split = stop - start <= together ? split_of(place.context - base, rounds) : seen - base;
+    const int splits = seen - base <= split ? 1 : (seen - base + split - 1) / split;
+    const int begin = base + number_of_split * split, end = min(seen, begin + split), last = (end - 1) / 16 * 16;
     if (begin >= end) return;
 
     // Each lane holds the row of one of the 16-token tiles of this warp; the rows of the next 32 tiles are loaded after every 32.
@@ -285,7 +292,8 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
                     for (int i = 0; i < 2; i++) {
                         float& score = scores[u][n][2 * i + c];
                         score *= IsCodes<KV>::value ? scales[n][c] * key_scales[u][i] : scales[n][c];
-                        if (tile + 16 * u + g + 8 * i >= limits[n][c]) score = -INFINITY;
+                        if (bounds.cap > 0.0f) score = capped(score, bounds.cap);
+                        if (bounds.hides(tile + 16 * u + g + 8 * i, limits[n][c])) score = -INFINITY;
                         most = fmaxf(most, score + raises[u][i]);
                     }
                 }
@@ -406,9 +414,10 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attend_##N(                                                \
         X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache, const float* scale_inv,                  \
         const int* query_starts, const int* context_lens, const int* block_tables, int sequences, int max_blocks,               \
-        int block_size, int tokens, int group, int most, int dim, int together, int most_splits, int rounds, float scale) {     \
+        int block_size, int tokens, int group, int most, int dim, int together, int most_splits, int rounds, float scale BOUNDS) { \
         const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};                      \
-        attend<N>(o, parts, stats, arrived, qkv, cache, scale_inv, batch, tokens, group, most, dim, together, most_splits, rounds, scale); \
+        attend<N>(o, parts, stats, arrived, qkv, cache, scale_inv, batch, tokens, group, most, dim, together, most_splits, rounds, scale, \
+                  BOUNDS_OF_KERNEL);                                                                                            \
     }
 ATTEND(1, IsCodes<KV>::value || DIM > 128 ? 2 : 3)
 #if DIM <= 128

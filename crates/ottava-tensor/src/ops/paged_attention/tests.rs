@@ -150,6 +150,21 @@ fn paged_attention_agrees_across_devices() {
             }
         }
     }
+    // Windows within a split and over several, and of more tokens than there are; soft caps.
+    let bounded = |window, soft_cap, l| AttentionSpec { window, soft_cap, ..l };
+    for (contexts, new, capacity) in cases {
+        for l in [
+            bounded(Some(40), None, AttentionSpec::causal(8, 2, 128)),
+            bounded(Some(300), Some(3.0), AttentionSpec::causal(4, 2, 256)),
+            bounded(None, Some(1.5), AttentionSpec::causal(6, 1, 64)),
+            bounded(Some(5000), None, AttentionSpec::causal(3, 3, 64)),
+            bounded(Some(17), Some(2.0), AttentionSpec::causal(4, 2, 6)),
+        ] {
+            for (dtype, kv) in [(DType::BF16, DType::BF16), (DType::BF16, DType::E4M3), (DType::F32, DType::F32)] {
+                parity_of(contexts, new, capacity, l, dtype, kv);
+            }
+        }
+    }
     // Splits of more than their smallest size, and more tiles of a warp than it has lanes.
     for kv in [DType::BF16, DType::E4M3] {
         parity_of(&[8300, 5], &[1, 1], 2, AttentionSpec::causal(2, 1, 64), DType::BF16, kv);

@@ -30,14 +30,12 @@ fn what_cudnn_does_not_take_goes_to_the_plain_kernel_with_a_reason() {
     check(AttentionCase { dtype: DType::F16, ..fused(&usual, false) }, "bfloat16, not float16");
     for (spec, documents, reason) in [
         (
-            with(&|s| (s.head_dim, s.value_dim) = (256, 256)),
+            with(&|s| (s.head_dim, s.value_dim) = (264, 264)),
             false,
-            "heads of a multiple of 8 up to 128, not heads of 256",
+            "heads of a multiple of 8 up to 256, not heads of 264",
         ),
         (with(&|s| s.value_dim = 64), false, "values of the size of keys, not values of 64 beside keys of 128"),
         (with(&|s| s.causal = false), false, "a causal mask, not attention to later tokens"),
-        (with(&|s| s.window = Some(512)), false, "whole contexts, not a window of 512 tokens"),
-        (with(&|s| s.soft_cap = Some(50.0)), false, "unbounded scores, not a soft cap of 50"),
         (
             with(&|s| (s.head_dim, s.value_dim) = (8, 8)),
             true,
@@ -46,6 +44,17 @@ fn what_cudnn_does_not_take_goes_to_the_plain_kernel_with_a_reason() {
         (with(&|s| s.deterministic = true), true, "documents with `deterministic = false`, not `true`"),
     ] {
         check(fused(&spec, documents), reason);
+    }
+    // Other GPUs have fewer kernels of cuDNN.
+    let bounded = [
+        (with(&|s| (s.head_dim, s.value_dim) = (256, 256)), "heads of up to 128 on this GPU, not heads of 256"),
+        (with(&|s| s.window = Some(512)), "whole contexts on this GPU, not a window of 512 tokens"),
+        (with(&|s| s.soft_cap = Some(50.0)), "unbounded scores on this GPU, not a soft cap of 50"),
+    ];
+    let ada = Device::dry_gpu(GpuModel::named("L40S").unwrap());
+    for (spec, reason) in bounded {
+        assert_eq!(chosen(&gpu, &fused(&spec, true)), (AttentionBackend::CuDnn, String::new()));
+        assert_eq!(chosen(&ada, &fused(&spec, true)), (AttentionBackend::Plain, format!("cuDNN supports {reason}")));
     }
     let of = |keys| AttentionCase { keys, ..fused(&usual, false) };
     assert_eq!(chosen(&gpu, &of(KeySource::Separate)), (AttentionBackend::CuDnn, String::new()));
@@ -63,11 +72,11 @@ fn what_cudnn_does_not_take_goes_to_the_plain_kernel_with_a_reason() {
 #[test]
 fn a_spec_that_nothing_serves_is_an_error_that_says_why() {
     let gpu = Device::dry_gpu(GpuModel::h200());
-    let windowed = AttentionSpec { window: Some(4096), ..AttentionSpec::causal(8, 2, 128) };
+    let large = AttentionSpec::causal(8, 2, 288);
     let error = |device: &Device, case: &AttentionCase| AttentionBackend::choose(device, case).unwrap_err().to_string();
     assert_eq!(
-        error(&gpu, &AttentionCase::cache(&windowed, DType::BF16)),
-        "attention: no backend on NVIDIA H200 serves this model: the paged kernel supports whole contexts, not a window of 4096 tokens"
+        error(&gpu, &AttentionCase::cache(&large, DType::BF16)),
+        "attention: no backend on NVIDIA H200 serves this model: the paged kernel supports heads of up to 256, not heads of 288"
     );
     let huge = AttentionSpec::causal(1, 1, 2048);
     let message = error(&gpu, &AttentionCase::fused(&huge, DType::F32, false));
@@ -76,9 +85,9 @@ fn a_spec_that_nothing_serves_is_an_error_that_says_why() {
         "{message}"
     );
     // The reference supports everything except a cache with values of another size than keys.
-    let (backend, because) = chosen(&Device::Cpu, &AttentionCase::cache(&windowed, DType::F64));
+    let (backend, because) = chosen(&Device::Cpu, &AttentionCase::cache(&large, DType::F64));
     assert_eq!((backend, because.as_str()), (AttentionBackend::Cpu, ""));
-    let two_sizes = AttentionSpec { value_dim: 64, ..windowed };
+    let two_sizes = AttentionSpec { value_dim: 64, ..large };
     assert!(error(&Device::Cpu, &AttentionCase::cache(&two_sizes, DType::F32)).contains("values of the size of keys"));
     assert_eq!(chosen(&Device::Cpu, &AttentionCase::fused(&huge, DType::F64, true)).0, AttentionBackend::Cpu);
 }

@@ -1,0 +1,148 @@
+//! The shape of an attention call, and the dimensions and strides of its tensors.
+
+use super::backend::{Dims, row_major};
+use crate::error::{Error, Result};
+
+/// Shape of one attention call. `q` and `o` are `[B, T, H, D]`, `k` and `v` `[B, T, Hkv, D]`, with contiguous
+/// heads and a stride between tokens, so that `q`, `k` and `v` may lie in one buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Tokens of each sequence.
+    pub seq: usize,
+    /// Documents that the sequences may be divided into, which attention keeps apart; 0 where each sequence is one document.
+    pub documents: usize,
+    /// Elements of a head: a multiple of 8, at most 256.
+    pub head_dim: usize,
+    /// The largest number of keys that a query sees, itself included; 0 without a window.
+    pub window: usize,
+    /// Whether scores are capped.
+    pub capped: bool,
+    /// Elements from one token's queries to the next one's; the same for `dq`.
+    pub q_stride: usize,
+    /// Elements from one token's keys to the next one's; the same for `dk`.
+    pub k_stride: usize,
+    /// Elements from one token's values to the next one's; the same for `dv`.
+    pub v_stride: usize,
+    /// Elements from one token's output to the next one's; the same for its gradient.
+    pub o_stride: usize,
+    /// Whether `dq` is computed without atomic additions.
+    pub deterministic: bool,
+}
+
+impl AttentionShape {
+    /// Queries, keys and values fused in one row per token, `[B * T, (H + 2 Hkv) * D]`, and a contiguous output.
+    pub fn fused([batch, seq]: [usize; 2], heads: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
+        let row = (heads + 2 * kv_heads) * head_dim;
+        AttentionShape {
+            batch,
+            heads,
+            kv_heads,
+            seq,
+            documents: 0,
+            head_dim,
+            window: 0,
+            capped: false,
+            q_stride: row,
+            k_stride: row,
+            v_stride: row,
+            o_stride: heads * head_dim,
+            deterministic: false,
+        }
+    }
+
+    /// Elements from one token's gradients of keys, or of values, by each query head to the next one's, with documents. cuDNN takes them to
+    /// lie as those of the key heads do, in rows as many times as long as query heads share a key head.
+    pub(super) fn heads_stride(&self) -> usize {
+        self.k_stride * (self.heads / self.kv_heads)
+    }
+
+    /// Bytes of the gradients of keys, or of values, by each query head, where they are a tensor of ours.
+    pub(in crate::cuda) fn heads_bytes(&self) -> usize {
+        let ours = self.documents > 0 && self.heads != self.kv_heads;
+        if ours { self.batch * self.seq * self.heads_stride() * 2 } else { 0 }
+    }
+
+    /// Elements of the log-sum-exp, `[B, H, T]` in F32.
+    pub fn lse_len(&self) -> usize {
+        self.batch * self.heads * self.seq
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let wrong = |text: String| Err(Error::Value(format!("attention: {text}")));
+        if [self.batch, self.heads, self.kv_heads, self.seq].contains(&0) {
+            return wrong(format!("an empty dimension in {self:?}"));
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return wrong(format!("{} query heads cannot share {} key heads evenly", self.heads, self.kv_heads));
+        }
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) || self.head_dim > 256 {
+            return wrong(format!("head size {} is not a multiple of 8 up to 256", self.head_dim));
+        }
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        for (name, stride, row) in
+            [("q", self.q_stride, q), ("k", self.k_stride, kv), ("v", self.v_stride, kv), ("o", self.o_stride, q)]
+        {
+            if stride < row || !stride.is_multiple_of(8) {
+                return wrong(format!("the stride of {name} is {stride}, not a multiple of 8 of at least {row}"));
+            }
+        }
+        if self.documents > 0
+            && (self.deterministic || self.q_stride != self.k_stride || self.k_stride != self.v_stride)
+        {
+            return wrong("documents need one stride of queries, keys and values, and atomic additions".into());
+        }
+        Ok(())
+    }
+
+    /// What softmax runs over: documents, of which a sequence may be one.
+    fn entries(&self) -> usize {
+        if self.documents > 0 { self.documents } else { self.batch }
+    }
+
+    pub(super) fn q_dims(&self) -> Dims {
+        [self.entries(), self.heads, self.seq, self.head_dim].map(|dim| dim as i64)
+    }
+
+    pub(super) fn kv_dims(&self) -> Dims {
+        [self.entries(), self.kv_heads, self.seq, self.head_dim].map(|dim| dim as i64)
+    }
+
+    /// Strides of `[B, H, T, D]` with `row` elements between tokens.
+    pub(super) fn strides(&self, row: usize) -> Dims {
+        [self.seq * row, self.head_dim, row, 1].map(|stride| stride as i64)
+    }
+
+    pub(super) fn score_dims(&self) -> Dims {
+        [self.entries(), self.heads, self.seq, self.seq].map(|dim| dim as i64)
+    }
+
+    /// One value per query and head.
+    pub(super) fn row_dims(&self) -> Dims {
+        [self.entries(), self.heads, self.seq, 1].map(|dim| dim as i64)
+    }
+
+    /// Strides of those: `[B, H, T]`, and `[B · T, H]` of documents.
+    pub(super) fn row_strides(&self) -> Dims {
+        if self.documents == 0 {
+            return row_major(self.row_dims());
+        }
+        [self.seq * self.heads, 1, self.heads, 1].map(|stride| stride as i64)
+    }
+
+    /// Strides of `dq_sum`, F32 `[B, H, T, D]`. With documents cuDNN takes it to lie as `dq` does.
+    pub(super) fn sum_strides(&self) -> Dims {
+        if self.documents == 0 { row_major(self.q_dims()) } else { self.strides(self.q_stride) }
+    }
+
+    /// Bytes of `dq_sum`.
+    pub(in crate::cuda) fn sum_bytes(&self) -> usize {
+        let of_token = if self.documents == 0 { self.heads * self.head_dim } else { self.q_stride };
+        if self.deterministic { 0 } else { self.batch * self.seq * of_token * 4 }
+    }
+}
