@@ -97,13 +97,20 @@ pub struct Context<'a> {
 pub struct PagedPass<'a> {
     /// The cache of each attention layer, as [`Description::attention`](crate::param::Description::attention) lists them.
     pub layers: &'a mut [KvBlocks],
-    /// Where the tokens belong.
-    pub batch: PagedBatch<'a>,
+    /// The group of each layer.
+    pub groups: &'a [usize],
+    /// Where the tokens belong, in each group of layers.
+    pub batches: &'a [PagedBatch<'a>],
     /// Whether they are all tokens of one sequence, for which attention of training computes the same.
     pub is_whole: bool,
 }
 
-impl PagedPass<'_> {
+impl<'a> PagedPass<'a> {
+    /// The cache of attention layer `number`, and where the tokens belong in it.
+    pub fn layer(&mut self, number: usize) -> (&mut KvBlocks, &'a PagedBatch<'a>) {
+        (&mut self.layers[number], &self.batches[self.groups[number]])
+    }
+
     fn reborrow(&mut self) -> PagedPass<'_> {
         PagedPass { layers: &mut *self.layers, ..*self }
     }

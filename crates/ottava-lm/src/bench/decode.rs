@@ -4,7 +4,7 @@ use super::{model, shapes::expect_positive};
 use crate::checkpoint::RandomWeights;
 use crate::engine::{BLOCK_SIZE, DecodeSteps, KvCacheDtype, Scored};
 use crate::error::Result;
-use crate::models::{Decoder, DecoderConfig, InferenceBatch, SequenceTokens};
+use crate::models::{Decoder, DecoderConfig, InferenceBatch, KvGroup, SequenceTokens};
 use crate::param::Purpose;
 use crate::recipe::{Precision, RecipeName};
 use ottava_tensor::bench::copy_bandwidth;
@@ -79,11 +79,24 @@ impl DecodeBench {
         decoder.quantize_weights()?;
         decoder.scale_by_token()?;
         let dtype = kv_cache_dtype.resolve(precision.compute);
-        let (of_weights, of_token) = (weight_bytes(&decoder), decoder.kv_block_bytes(BLOCK_SIZE, dtype) / BLOCK_SIZE);
+        let of_weights = weight_bytes(&decoder);
+        let groups = decoder.kv_groups(longest);
+        // Bytes of the keys and values that a token sees.
+        let of_context = |context: usize| -> usize {
+            let of = |group: &KvGroup| {
+                let seen = group.window.map_or(context, |window| context.min(window));
+                seen * decoder.kv_block_bytes(group, BLOCK_SIZE, dtype) / BLOCK_SIZE
+            };
+            groups.iter().map(of).sum()
+        };
+        let cache_of = |blocks: usize| {
+            let groups: Vec<_> = groups.iter().map(|group| (group.clone(), blocks)).collect();
+            decoder.kv_cache(&groups, BLOCK_SIZE, dtype)
+        };
         let row = |batch: usize, context: usize, new_tokens: usize, mut seconds: Vec<f64>| {
             seconds.sort_by(f64::total_cmp);
             let median = seconds[seconds.len() / 2];
-            let bytes = of_weights + (batch * context * of_token) as u64;
+            let bytes = of_weights + (batch * of_context(context)) as u64;
             DecodeRow {
                 recipe,
                 kv_cache_dtype,
@@ -99,10 +112,12 @@ impl DecodeBench {
         let tokens: Vec<u32> = (0..longest).map(|i| (i * 7919 % sizes.vocabulary) as u32).collect();
         let per_sequence = self.context.div_ceil(BLOCK_SIZE);
         for &batch in &self.batches {
-            let mut cache = decoder.kv_cache(batch * per_sequence, BLOCK_SIZE, dtype)?;
+            let mut cache = cache_of(batch * per_sequence)?;
             let blocks: Vec<i32> = (0..(batch * per_sequence) as i32).collect();
-            let sequences: Vec<SequenceTokens> = blocks
-                .chunks_exact(per_sequence)
+            let tables = blocks.chunks_exact(per_sequence).map(|blocks| vec![blocks.to_vec(); groups.len()]);
+            let tables: Vec<_> = tables.collect();
+            let sequences: Vec<SequenceTokens> = tables
+                .iter()
                 .map(|blocks| SequenceTokens { tokens: &tokens[..self.context], new: 1, blocks })
                 .collect();
             let mut steps = DecodeSteps::default();
@@ -111,7 +126,8 @@ impl DecodeBench {
         }
         if let Some(prompt) = self.prefill {
             let blocks: Vec<i32> = (0..prompt.div_ceil(BLOCK_SIZE) as i32).collect();
-            let mut cache = decoder.kv_cache(blocks.len(), BLOCK_SIZE, dtype)?;
+            let mut cache = cache_of(blocks.len())?;
+            let blocks = vec![blocks; groups.len()];
             let sequence = SequenceTokens { tokens: &tokens[..prompt], new: prompt, blocks: &blocks };
             let last = Tensor::from_slice(device, &[1], &[prompt as i32 - 1])?;
             let seconds = self.time(|| {

@@ -1,7 +1,6 @@
 //! Adding requests to an engine, and cancelling, holding and resuming them.
 
 use super::batching::Engine;
-use super::blocks::BLOCK_SIZE;
 use super::request::{Request, RequestId};
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
@@ -9,7 +8,7 @@ use crate::error::{Error, Result};
 impl Engine {
     /// Tokens of a request at most, prompt and completion together: as many as the options say, or as the KV cache holds if that is less.
     pub fn max_model_len(&self) -> usize {
-        self.options.max_model_len.min(self.free.all() * BLOCK_SIZE)
+        self.options.max_model_len.min(self.pools.room())
     }
 
     /// Adds a request, which later steps compute.
@@ -71,7 +70,7 @@ impl Engine {
             return Some(self.held.swap_remove(at));
         }
         let mut sequence = self.running.remove(self.running.iter().position(is_it)?);
-        self.free.put_back(&mut sequence.blocks);
+        self.pools.put_back(&mut sequence.blocks);
         sequence.computed = 0;
         Some(sequence)
     }

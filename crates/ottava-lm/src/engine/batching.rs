@@ -1,12 +1,12 @@
 //! Continuous batching: selects the tokens of requests that each step computes, and handles the results.
 
-use super::blocks::{BLOCK_SIZE, FreeBlocks};
+use super::blocks::{BLOCK_SIZE, Pools};
 use super::decode::{DecodeSteps, Scored, in_f32};
 use super::request::{EngineOptions, EngineStats, Event, FinishReason, RequestId, TokenLogprob};
 use super::sampler;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
-use crate::models::{Decoder, InferenceBatch, KvCache, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
+use crate::models::{Decoder, InferenceBatch, KvCache, KvGroup, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
 use ottava_tensor::ops::{Draw, Draws, sample};
 use ottava_tensor::{Device, Tensor};
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ pub struct Engine {
     cache: KvCache,
     /// On a GPU.
     steps: DecodeSteps,
-    pub(super) free: FreeBlocks,
+    pub(super) pools: Pools,
     /// Requests without memory, the next one first.
     pub(super) waiting: VecDeque<Sequence>,
     /// Requests with memory, the oldest first.
@@ -49,6 +49,14 @@ enum BatchKind {
 /// A token that was drawn: number in `running`, token, and its log-probability if requested.
 type Drawn = (usize, u32, Option<TokenLogprob>);
 
+/// The groups of a model's attention layers, and the number of blocks of each in a cache for `options`.
+pub(super) fn kv_groups(model: &Decoder, options: &EngineOptions) -> Vec<(KvGroup, usize)> {
+    let EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk, .. } = *options;
+    let blocks = |group: &KvGroup| Pools::blocks_for(group.window, kv_cache_tokens, max_batch, prefill_chunk);
+    let groups = model.kv_groups(max_model_len).into_iter();
+    groups.map(|group| (group.clone(), blocks(&group))).collect()
+}
+
 impl Engine {
     /// An engine for `model`, whose weights are cast. Where its recipe scales operands by the amax of their tensor, each token gets a scale
     /// of its own.
@@ -67,15 +75,16 @@ impl Engine {
         }
         let scales_by_token = model.scale_by_token()?;
         let dtype = kv_cache_dtype.resolve(model.recipe().compute);
-        let blocks = kv_cache_tokens.div_ceil(BLOCK_SIZE);
-        let cache = model.kv_cache(blocks, BLOCK_SIZE, dtype)?;
-        let stats = EngineStats { kv_blocks: blocks, ..EngineStats::default() };
+        let groups = kv_groups(&model, options);
+        let cache = model.kv_cache(&groups, BLOCK_SIZE, dtype)?;
+        let pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), prefill_chunk);
+        let stats = EngineStats { kv_blocks: pools.all(), ..EngineStats::default() };
         Ok(Engine {
             model,
             options: *options,
             cache,
             steps: DecodeSteps::default(),
-            free: FreeBlocks::new(blocks),
+            pools,
             waiting: VecDeque::new(),
             running: Vec::new(),
             held: Vec::new(),
@@ -109,7 +118,7 @@ impl Engine {
     /// The present state.
     pub fn stats(&self) -> EngineStats {
         let (running, waiting, held) = (self.running.len(), self.waiting.len(), self.held.len());
-        EngineStats { running, waiting, held, used_kv_blocks: self.free.used(), ..self.stats }
+        EngineStats { running, waiting, held, used_kv_blocks: self.pools.used(), ..self.stats }
     }
 
     /// Computes the next tokens of all running requests, and reads the next chunks of prompts.
@@ -192,7 +201,7 @@ impl Engine {
                 break;
             };
             // Memory for all that it has, so that a prompt once begun is read to its end.
-            if !self.free.extend(&mut sequence.blocks, sequence.tokens.len()) {
+            if !self.pools.extend(&mut sequence.blocks, sequence.computed, sequence.tokens.len()) {
                 self.waiting.push_front(sequence);
                 break;
             }
@@ -219,12 +228,12 @@ impl Engine {
         let mut at = 0;
         while at < self.running.len() {
             let sequence = &mut self.running[at];
-            if self.free.extend(&mut sequence.blocks, sequence.tokens.len()) {
+            if self.pools.extend(&mut sequence.blocks, sequence.computed, sequence.tokens.len()) {
                 at += 1;
                 continue;
             }
             let mut youngest = self.running.pop().expect("one of them needs memory");
-            self.free.put_back(&mut youngest.blocks);
+            self.pools.put_back(&mut youngest.blocks);
             youngest.computed = 0;
             self.waiting.push_front(youngest);
             self.stats.preemptions += 1;
@@ -347,7 +356,7 @@ impl Engine {
 
     /// Ends requests that drew a stop token or have all their tokens, and frees their memory.
     fn retire(&mut self, events: &mut Vec<Event>) {
-        let free = &mut self.free;
+        let pools = &mut self.pools;
         self.running.retain_mut(|sequence| {
             let last = sequence.tokens.last().expect("a prompt has a token");
             let reason = if sequence.drawn() > 0 && sequence.request.stop_ids.contains(last) {
@@ -357,7 +366,7 @@ impl Engine {
             } else {
                 return true;
             };
-            free.put_back(&mut sequence.blocks);
+            pools.put_back(&mut sequence.blocks);
             events.push(Event::Finished { id: sequence.id, reason });
             false
         });

@@ -1,5 +1,6 @@
 //! Sizes an engine for given requests within the memory of its device.
 
+use super::batching::kv_groups;
 use super::blocks::BLOCK_SIZE;
 use super::request::{EngineOptions, KvCacheDtype};
 use crate::error::{Error, Result};
@@ -29,19 +30,32 @@ impl EngineOptions {
             lengths.into_iter().map(|length| length.min(max_model_len).div_ceil(BLOCK_SIZE)).collect();
         blocks.sort_unstable_by(|a, b| b.cmp(a));
         let longest = blocks.first().copied().unwrap_or(1);
-        let block_bytes = model.kv_block_bytes(BLOCK_SIZE, kv_cache_dtype.resolve(model.recipe().compute));
-        let available = available(model.device())? / block_bytes.max(1);
-        if longest > available {
+        let of = |blocks: usize| {
+            let kv_cache_tokens = blocks * BLOCK_SIZE;
+            EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk: PREFILL_CHUNK, kv_cache_dtype }
+        };
+        let dtype = kv_cache_dtype.resolve(model.recipe().compute);
+        let bytes = |blocks: usize| -> usize {
+            let groups = kv_groups(model, &of(blocks)).into_iter();
+            groups.map(|(group, blocks)| blocks * model.kv_block_bytes(&group, BLOCK_SIZE, dtype)).sum()
+        };
+        let available = available(model.device())?;
+        let wanted: usize = blocks.iter().take(max_batch).sum::<usize>().max(1);
+        // The number of blocks up to `wanted` that fit.
+        let (mut fitting, mut excess) = (0, wanted + 1);
+        while excess - fitting > 1 {
+            let middle = fitting.midpoint(excess);
+            if bytes(middle) <= available { fitting = middle } else { excess = middle }
+        }
+        if longest > fitting {
             return Err(Error::Memory(format!(
                 "a request of {} tokens needs {} MiB of KV cache, and there is room for {} tokens: ask for fewer tokens, or take a KV cache in fp8",
                 longest * BLOCK_SIZE,
-                (longest * block_bytes) >> 20,
-                available * BLOCK_SIZE
+                bytes(longest) >> 20,
+                fitting * BLOCK_SIZE
             )));
         }
-        let wanted: usize = blocks.iter().take(max_batch).sum();
-        let kv_cache_tokens = wanted.clamp(1, available.max(1)) * BLOCK_SIZE;
-        Ok(EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk: PREFILL_CHUNK, kv_cache_dtype })
+        Ok(of(fitting.max(1)))
     }
 }
 

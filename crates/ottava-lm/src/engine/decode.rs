@@ -2,7 +2,7 @@
 
 use crate::capture::{Capture, Launch};
 use crate::error::Result;
-use crate::models::{Decoder, InferenceBatch, KvCache, SequenceTokens};
+use crate::models::{Decoder, InferenceBatch, KvCache, SequenceTokens, most_blocks};
 use ottava_tensor::cuda::Graph;
 use ottava_tensor::ops::{argmax, cast};
 use ottava_tensor::{DType, Device, Tensor};
@@ -49,11 +49,13 @@ pub fn in_f32(logits: &Tensor) -> Result<Tensor> {
 impl DecodeSteps {
     /// Computes one token of each of `sequences` on a GPU. Rows of the result are in their order; further ones are padding.
     pub fn run(&mut self, model: &Decoder, cache: &mut KvCache, sequences: &[SequenceTokens]) -> Result<Scored> {
-        let blocks = sequences.iter().map(|sequence| sequence.blocks.len()).max().unwrap_or(1);
+        let [groups, blocks] = most_blocks(sequences);
         let size = [sequences.len(), blocks].map(usize::next_power_of_two);
         let step = match self.0.entry(size) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(DecodeStep::new(model.device(), size)?),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(DecodeStep::new(model.device(), groups, size)?)
+            }
         };
         step.batch.set(sequences)?;
         step.run(model, cache)
@@ -61,10 +63,10 @@ impl DecodeSteps {
 }
 
 impl DecodeStep {
-    fn new(device: &Device, [sequences, blocks]: [usize; 2]) -> Result<DecodeStep> {
+    fn new(device: &Device, groups: usize, [sequences, blocks]: [usize; 2]) -> Result<DecodeStep> {
         let rows: Vec<i32> = (0..sequences as i32).collect();
         let rows = Tensor::from_slice(device, &[sequences], &rows)?;
-        let batch = InferenceBatch::new(device, sequences, sequences, 1, blocks)?;
+        let batch = InferenceBatch::new(device, sequences, sequences, 1, [groups, blocks])?;
         Ok(DecodeStep { batch, rows, scored: None, capture: Capture::AfterThisStep })
     }
 

@@ -1,5 +1,6 @@
 //! A request in progress.
 
+use super::blocks::SequenceBlocks;
 use super::request::{Request, RequestId, TokenLogprob};
 use super::sampler::{self, Occurrences};
 use crate::models::SequenceTokens;
@@ -14,7 +15,7 @@ pub struct Sequence {
     /// Tokens whose keys and values are in the cache.
     pub computed: usize,
     /// The blocks of the cache that hold them.
-    pub blocks: Vec<i32>,
+    pub blocks: SequenceBlocks,
     /// Counts of tokens, for requests with penalties.
     pub seen: Occurrences,
     /// Tokens at which it ends.
@@ -27,7 +28,7 @@ impl Sequence {
     /// A request that is not begun, which ends at `max_len` tokens.
     pub fn new(id: RequestId, request: Request, max_len: usize) -> Sequence {
         let (tokens, seen) = (request.prompt.clone(), Occurrences::of_prompt(&request.prompt));
-        let (computed, blocks, prompt_logprobs) = (0, Vec::new(), Vec::new());
+        let (computed, blocks, prompt_logprobs) = (0, SequenceBlocks::default(), Vec::new());
         Sequence { id, tokens, computed, blocks, seen, max_len, prompt_logprobs, request }
     }
 
@@ -58,7 +59,7 @@ impl Sequence {
 
     /// Its next `new` tokens.
     pub fn next(&self, new: usize) -> SequenceTokens<'_> {
-        SequenceTokens { tokens: &self.tokens[..self.computed + new], new, blocks: &self.blocks }
+        SequenceTokens { tokens: &self.tokens[..self.computed + new], new, blocks: &self.blocks.tables }
     }
 
     /// Whether a pass over positions from `computed` on has to score tokens of the prompt.

@@ -185,13 +185,14 @@ impl Attention {
     /// Attention of new tokens of many sequences over a cache, to which their keys and values are appended; or of all tokens of one
     /// sequence.
     fn attend_paged(&self, projected: Tensor, sequences: &Sequences, pass: &mut PagedPass) -> Result<Tensor> {
-        let cache = &mut pass.layers[self.number];
+        let is_whole = pass.is_whole;
+        let (cache, batch) = pass.layer(self.number);
         let mut qkv = self.normalise(projected)?;
         let rotation = self.angles(sequences).map(|angles| (angles, self.config.pairs));
-        append_kv(&mut qkv, cache, &pass.batch, &self.spec, rotation)?;
-        match pass.is_whole {
+        append_kv(&mut qkv, cache, batch, &self.spec, rotation)?;
+        match is_whole {
             true => Ok(attention(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec)?.0),
-            false => Ok(paged_attention(&qkv, cache, &pass.batch, &self.spec)?),
+            false => Ok(paged_attention(&qkv, cache, batch, &self.spec)?),
         }
     }
 

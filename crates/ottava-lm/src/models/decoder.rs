@@ -1,7 +1,7 @@
 //! The decoder that all families share, in training and evaluation.
 
 use super::stage::{Span, Stage, StageSaved, fetch};
-use super::{DecoderConfig, InferenceBatch, KvCache, Positions};
+use super::{DecoderConfig, InferenceBatch, KvCache, KvGroup, Positions};
 use crate::context::{Context, Sequences};
 use crate::error::{Error, Result};
 use crate::layers::Head;
@@ -12,7 +12,7 @@ use crate::param::{
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::ScalingState;
-use ottava_tensor::ops::{KvBlocks, embedding, real_type, rope_table};
+use ottava_tensor::ops::{embedding, real_type, rope_table};
 use ottava_tensor::{DType, Device, Tensor};
 
 /// A decoder, or a stage of one, with its weights and the scaling state of its casts.
@@ -261,15 +261,20 @@ impl Decoder {
         (&mut self.stage, context)
     }
 
-    /// An empty cache of `blocks` blocks of `block_size` tokens in type `dtype`, for [`Decoder::hidden`].
-    pub fn kv_cache(&self, blocks: usize, block_size: usize, dtype: DType) -> Result<KvCache> {
-        KvCache::new(&self.device, &self.description.attention, self.scaling.scales().len(), blocks, block_size, dtype)
+    /// The groups of attention layers that share block tables, for sequences up to `max_len` tokens; those that see most keys first.
+    pub fn kv_groups(&self, max_len: usize) -> Vec<KvGroup> {
+        KvGroup::of(&self.description.attention, max_len)
     }
 
-    /// Bytes of a block of such a cache.
-    pub fn kv_block_bytes(&self, block_size: usize, dtype: DType) -> usize {
-        let specs = self.description.attention.iter();
-        specs.map(|spec| KvBlocks::block_bytes(spec, block_size, dtype)).sum()
+    /// An empty cache for [`Decoder::hidden`], in type `dtype`: of each group of [`Decoder::kv_groups`], a number of blocks of `block_size`
+    /// tokens.
+    pub fn kv_cache(&self, groups: &[(KvGroup, usize)], block_size: usize, dtype: DType) -> Result<KvCache> {
+        KvCache::new(&self.device, &self.description.attention, self.scaling.scales().len(), groups, block_size, dtype)
+    }
+
+    /// Bytes of a block of `group` in such a cache.
+    pub fn kv_block_bytes(&self, group: &KvGroup, block_size: usize, dtype: DType) -> usize {
+        group.block_bytes(&self.description.attention, block_size, dtype)
     }
 
     /// Makes the result of a token independent of other tokens of a batch, for [`Decoder::hidden`]: operands that are scaled by the amax of

@@ -1,20 +1,9 @@
-//! Inference: forward of new tokens of many sequences, whose keys and values are in a cache of blocks.
+//! The new tokens of many sequences, whose keys and values are in a cache of blocks.
 
-use super::stage::Stage;
-use crate::context::{Context, PagedPass, Sequences};
+use crate::context::Sequences;
 use crate::error::Result;
-use crate::mode::Mode;
-use crate::param::{Loan, Resident};
-use crate::recompute::{Recompute, SavedActivations};
-use crate::scaling::{Casts, Recorder, Scales};
-use ottava_tensor::ops::{AttentionSpec, KvBlocks, PagedBatch};
+use ottava_tensor::ops::PagedBatch;
 use ottava_tensor::{DType, Device, Tensor};
-
-/// Keys and values of all layers, and the statistics that casts of inference write.
-pub struct KvCache {
-    layers: Vec<KvBlocks>,
-    recorder: Recorder,
-}
 
 /// The new tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -23,21 +12,22 @@ pub struct SequenceTokens<'a> {
     pub tokens: &'a [u32],
     /// The number of new tokens, which are the last.
     pub new: usize,
-    /// The blocks of the cache that hold its tokens, in order.
-    pub blocks: &'a [i32],
+    /// For each group of the cache's layers, the blocks that hold its tokens, in order. Blocks before the window of a group are not read.
+    pub blocks: &'a [Vec<i32>],
 }
 
 /// The new tokens of a batch of sequences, on the device, in tensors of fixed capacity: those of unused sequences have no new tokens.
 pub struct InferenceBatch {
-    ids: Tensor, /* I32 [T] */
-    positions: Sequences,
+    pub(super) ids: Tensor, /* I32 [T] */
+    pub(super) positions: Sequences,
     query_starts: Tensor,
     context_lens: Tensor,
-    block_tables: Tensor,
+    /// One for each group of the cache's layers.
+    block_tables: Vec<Tensor>,
     max_new: usize,
     /// Whether it is one whole sequence, padded to a multiple of [`PREFILL_MULTIPLE`] for the attention of training, which is planned for
     /// each length.
-    is_whole: bool,
+    pub(super) is_whole: bool,
 }
 
 /// On a GPU, whole sequences of a multiple of this length use the attention of training.
@@ -52,14 +42,29 @@ pub fn padded_rows(device: &Device, rows: usize) -> usize {
     }
 }
 
+/// The groups of the cache's layers, and the largest number of blocks of a sequence in one of them.
+pub fn most_blocks(sequences: &[SequenceTokens]) -> [usize; 2] {
+    let groups = sequences.first().map_or(1, |sequence| sequence.blocks.len());
+    let blocks = sequences.iter().flat_map(|sequence| sequence.blocks).map(Vec::len).max();
+    [groups, blocks.unwrap_or(0)]
+}
+
 impl InferenceBatch {
-    /// Room for `tokens` new tokens of `sequences` sequences, at most `max_new` of each, in up to `max_blocks` blocks each.
+    /// The batch of the layers of each group.
+    pub(super) fn by_group(&self) -> Vec<PagedBatch<'_>> {
+        let InferenceBatch { query_starts, context_lens, max_new, .. } = self;
+        let of = |block_tables| PagedBatch { query_starts, context_lens, block_tables, max_new: *max_new };
+        self.block_tables.iter().map(of).collect()
+    }
+
+    /// Room for `tokens` new tokens of `sequences` sequences, at most `max_new` of each, in up to `max_blocks` blocks of each of the
+    /// cache's `groups`.
     pub fn new(
         device: &Device,
         tokens: usize,
         sequences: usize,
         max_new: usize,
-        max_blocks: usize,
+        [groups, max_blocks]: [usize; 2],
     ) -> Result<InferenceBatch> {
         let zeros = |shape: &[usize]| Tensor::zeros(device, shape, DType::I32);
         Ok(InferenceBatch {
@@ -67,7 +72,7 @@ impl InferenceBatch {
             positions: Sequences { batch: 1, seq_len: tokens, positions: zeros(&[tokens])?, cu_seqlens: None },
             query_starts: zeros(&[sequences + 1])?,
             context_lens: zeros(&[sequences])?,
-            block_tables: zeros(&[sequences, max_blocks])?,
+            block_tables: (0..groups).map(|_| zeros(&[sequences, max_blocks])).collect::<Result<_, _>>()?,
             max_new,
             is_whole: false,
         })
@@ -77,18 +82,22 @@ impl InferenceBatch {
     ///
     /// Panics if there is no room for them.
     pub fn set(&mut self, sequences: &[SequenceTokens]) -> Result<()> {
-        let [rows, width] = [self.context_lens.len(), self.block_tables.shape()[1]];
+        let [rows, width] = [self.context_lens.len(), self.block_tables[0].shape()[1]];
         let (mut ids, mut positions) = (Vec::with_capacity(self.ids.len()), Vec::with_capacity(self.ids.len()));
-        let (mut starts, mut lens, mut tables) = (vec![0], Vec::with_capacity(rows), vec![0i32; rows * width]);
-        for (sequence, table) in sequences.iter().zip(tables.chunks_exact_mut(width)) {
+        let (mut starts, mut lens) = (vec![0], Vec::with_capacity(rows));
+        let mut tables = vec![vec![0i32; rows * width]; self.block_tables.len()];
+        for (row, sequence) in sequences.iter().enumerate() {
             let SequenceTokens { tokens, new, blocks } = *sequence;
-            assert!(new <= self.max_new && blocks.len() <= width, "a sequence has room in its batch");
+            let has_room = blocks.iter().all(|blocks| blocks.len() <= width);
+            assert!(new <= self.max_new && has_room, "a sequence has room in its batch");
             let first = tokens.len() - new;
             ids.extend(tokens[first..].iter().map(|&id| id as i32));
             positions.extend(first as i32..tokens.len() as i32);
             starts.push(ids.len() as i32);
             lens.push(tokens.len() as i32);
-            table[..blocks.len()].copy_from_slice(blocks);
+            for (table, blocks) in tables.iter_mut().zip(blocks) {
+                table[row * width..][..blocks.len()].copy_from_slice(blocks);
+            }
         }
         assert!(sequences.len() <= rows && ids.len() <= self.ids.len(), "a batch has room for its sequences");
         starts.resize(rows + 1, ids.len() as i32);
@@ -96,8 +105,9 @@ impl InferenceBatch {
         ids.resize(self.ids.len(), 0);
         positions.resize(self.ids.len(), 0);
         let Sequences { positions: on_device, .. } = &mut self.positions;
-        let all = [&mut self.ids, on_device, &mut self.query_starts, &mut self.context_lens, &mut self.block_tables];
-        for (tensor, values) in all.into_iter().zip([&ids, &positions, &starts, &lens, &tables]) {
+        let all = [&mut self.ids, on_device, &mut self.query_starts, &mut self.context_lens];
+        let all = all.into_iter().chain(&mut self.block_tables);
+        for (tensor, values) in all.zip([&ids, &positions, &starts, &lens].into_iter().chain(&tables)) {
             tensor.write_bytes(bytemuck::cast_slice(values))?;
         }
         Ok(())
@@ -106,50 +116,13 @@ impl InferenceBatch {
     /// The new tokens of `sequences`, padded on a GPU, whose products are tuned for each number of rows.
     pub fn padded(device: &Device, sequences: &[SequenceTokens]) -> Result<InferenceBatch> {
         let tokens = padded_rows(device, sequences.iter().map(|sequence| sequence.new).sum());
-        let most = |of: fn(&SequenceTokens) -> usize| sequences.iter().map(of).max().unwrap_or(0);
-        let (max_new, max_blocks) = (most(|sequence| sequence.new), most(|sequence| sequence.blocks.len()));
-        let mut batch = InferenceBatch::new(device, tokens, sequences.len(), max_new, max_blocks)?;
+        let max_new = sequences.iter().map(|sequence| sequence.new).max().unwrap_or(0);
+        let mut batch = InferenceBatch::new(device, tokens, sequences.len(), max_new, most_blocks(sequences))?;
         batch.set(sequences)?;
         // On a CPU, both kinds of attention run the same loops.
         if let ([one], Device::Cuda(_)) = (sequences, device) {
             batch.is_whole = one.new == one.tokens.len() && one.new.is_multiple_of(PREFILL_MULTIPLE);
         }
         Ok(batch)
-    }
-}
-
-impl KvCache {
-    /// An empty cache for a model with these attention layers and `casts` FP8 casts.
-    pub(super) fn new(
-        device: &Device,
-        layers: &[AttentionSpec],
-        casts: usize,
-        blocks: usize,
-        block_size: usize,
-        dtype: DType,
-    ) -> Result<KvCache> {
-        let of = |spec: &AttentionSpec| KvBlocks::new(device, spec, blocks, block_size, dtype);
-        let layers = layers.iter().map(of).collect::<Result<_, _>>()?;
-        Ok(KvCache { layers, recorder: Recorder::new(device, casts)? })
-    }
-
-    /// Normalised activations `[T, C]` of the new tokens.
-    pub(super) fn forward(&mut self, stage: &Stage, scales: &Scales, batch: &InferenceBatch) -> Result<Tensor> {
-        let KvCache { layers, recorder } = self;
-        let batch_of_cache = PagedBatch {
-            query_starts: &batch.query_starts,
-            context_lens: &batch.context_lens,
-            block_tables: &batch.block_tables,
-            max_new: batch.max_new,
-        };
-        let mut context = Context {
-            casts: Casts { scales, recorder, mode: Mode::INFERENCE },
-            loan: Loan::none(),
-            sequences: &batch.positions,
-            recompute: Recompute::None,
-            saved_activations: SavedActivations::Exact,
-            paged: Some(PagedPass { layers, batch: batch_of_cache, is_whole: batch.is_whole }),
-        };
-        stage.forward_only(&batch.ids, &mut context, &mut Resident)
     }
 }

@@ -286,15 +286,21 @@ pub fn precision(high: bool) -> StepPrecision {
 }
 
 /// A KV cache with room for `tokens` of one sequence, and its blocks.
-pub fn kv_cache(decoder: &Decoder, tokens: usize) -> (KvCache, Vec<i32>) {
+pub fn kv_cache(decoder: &Decoder, tokens: usize) -> (KvCache, Vec<Vec<i32>>) {
     const BLOCK_SIZE: usize = 16;
     let blocks = tokens.div_ceil(BLOCK_SIZE);
-    let cache = decoder.kv_cache(blocks, BLOCK_SIZE, decoder.recipe().compute).expect("memory");
-    (cache, (0..blocks as i32).collect())
+    let groups: Vec<_> = decoder.kv_groups(tokens).into_iter().map(|group| (group, blocks)).collect();
+    let cache = decoder.kv_cache(&groups, BLOCK_SIZE, decoder.recipe().compute).expect("memory");
+    (cache, vec![(0..blocks as i32).collect(); groups.len()])
 }
 
 /// Logits of the `new` last ones of `tokens` of the sequence in `cache`.
-pub fn next_logits(decoder: &Decoder, (cache, blocks): &mut (KvCache, Vec<i32>), tokens: &[u32], new: usize) -> Tensor {
+pub fn next_logits(
+    decoder: &Decoder,
+    (cache, blocks): &mut (KvCache, Vec<Vec<i32>>),
+    tokens: &[u32],
+    new: usize,
+) -> Tensor {
     let batch = InferenceBatch::padded(decoder.device(), &[SequenceTokens { tokens, new, blocks }]).expect("memory");
     let hidden = decoder.hidden(&batch, cache).expect("forward runs");
     let rows: Vec<i32> = (0..new as i32).collect();
