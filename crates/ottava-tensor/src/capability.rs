@@ -8,14 +8,8 @@ use std::fmt;
 /// A feature that a kernel or a product may need and that not all GPUs of [`CAPABILITIES`] have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Feature {
-    /// Minimum and maximum of the absolute values of pairs of bfloat16, with the product of the operands' signs (`min.xorsign.abs`).
-    SignedMinimum,
     /// Conversions between FP8 and wider types (`cvt` of `e4m3x2` and `e5m2x2`).
     Fp8Conversion,
-    /// Comparisons of pairs of bfloat16 whose results are pairs (`set.bf16x2`).
-    PairComparison,
-    /// Clusters of blocks that read each other's shared memory.
-    Clusters,
     /// Kernels that start before their predecessor ends (`griddepcontrol`).
     EarlyStart,
     /// Copies of tensor boxes to shared memory by TMA (`cp.async.bulk.tensor`).
@@ -28,24 +22,13 @@ pub enum Feature {
 
 impl Feature {
     /// All features.
-    pub const ALL: [Feature; 8] = [
-        Feature::SignedMinimum,
-        Feature::Fp8Conversion,
-        Feature::PairComparison,
-        Feature::Clusters,
-        Feature::EarlyStart,
-        Feature::BulkCopies,
-        Feature::Multicast,
-        Feature::Wgmma,
-    ];
+    pub const ALL: [Feature; 5] =
+        [Feature::Fp8Conversion, Feature::EarlyStart, Feature::BulkCopies, Feature::Multicast, Feature::Wgmma];
 
     /// Its name in error messages.
     pub const fn name(self) -> &'static str {
         match self {
-            Feature::SignedMinimum => "signed minima of bfloat16",
             Feature::Fp8Conversion => "FP8 conversions",
-            Feature::PairComparison => "comparisons of pairs of bfloat16",
-            Feature::Clusters => "clusters of blocks",
             Feature::EarlyStart => "early starts of kernels",
             Feature::BulkCopies => "bulk copies (TMA)",
             Feature::Multicast => "multicast in a cluster",
@@ -77,7 +60,7 @@ pub struct Capability {
     pub is_tested: bool,
 }
 
-use Feature::{BulkCopies, Clusters, EarlyStart, Fp8Conversion, Multicast, PairComparison, SignedMinimum, Wgmma};
+use Feature::{BulkCopies, EarlyStart, Fp8Conversion, Multicast, Wgmma};
 use Granularity::{Blocks1x128, Blocks128x128, MixedBlocks, Mx, PerRow, PerTensor};
 
 /// All supported compute capabilities, in ascending order.
@@ -93,7 +76,7 @@ pub const CAPABILITIES: &[Capability] = &[
     Capability {
         version: (8, 6),
         architecture: "Ampere",
-        features: &[SignedMinimum],
+        features: &[],
         fp8_products: &[],
         shared_bytes: 99 << 10,
         is_tested: false,
@@ -101,7 +84,7 @@ pub const CAPABILITIES: &[Capability] = &[
     Capability {
         version: (8, 9),
         architecture: "Ada",
-        features: &[SignedMinimum, Fp8Conversion],
+        features: &[Fp8Conversion],
         fp8_products: &[PerTensor],
         shared_bytes: 99 << 10,
         is_tested: false,
@@ -109,7 +92,7 @@ pub const CAPABILITIES: &[Capability] = &[
     Capability {
         version: (9, 0),
         architecture: "Hopper",
-        features: &[SignedMinimum, Fp8Conversion, PairComparison, Clusters, EarlyStart, BulkCopies, Multicast, Wgmma],
+        features: &[Fp8Conversion, EarlyStart, BulkCopies, Multicast, Wgmma],
         fp8_products: &[PerTensor, PerRow, Blocks1x128, Blocks128x128, MixedBlocks],
         shared_bytes: 227 << 10,
         is_tested: true,
@@ -117,7 +100,7 @@ pub const CAPABILITIES: &[Capability] = &[
     Capability {
         version: (10, 0),
         architecture: "Blackwell",
-        features: &[SignedMinimum, Fp8Conversion, PairComparison, Clusters, EarlyStart, BulkCopies, Multicast],
+        features: &[Fp8Conversion, EarlyStart, BulkCopies, Multicast],
         fp8_products: &[PerTensor, Mx],
         shared_bytes: 227 << 10,
         is_tested: false,
@@ -125,7 +108,7 @@ pub const CAPABILITIES: &[Capability] = &[
     Capability {
         version: (12, 0),
         architecture: "Blackwell",
-        features: &[SignedMinimum, Fp8Conversion, PairComparison, Clusters, EarlyStart, BulkCopies],
+        features: &[Fp8Conversion, EarlyStart, BulkCopies],
         fp8_products: &[PerTensor, Mx],
         shared_bytes: 99 << 10,
         is_tested: false,
@@ -192,7 +175,7 @@ mod tests {
     #[test]
     fn what_a_gpu_lacks_is_named() {
         let of = |version| Capability::find(version).unwrap();
-        assert_eq!(of((8, 9)).lacks(&[Wgmma, Fp8Conversion, Clusters]), [Wgmma, Clusters]);
+        assert_eq!(of((8, 9)).lacks(&[Wgmma, Fp8Conversion]), [Wgmma]);
         assert!(of((9, 0)).lacks(&Feature::ALL).is_empty());
         let message = |version, scales| of(version).expect_fp8_product(scales).unwrap_err().to_string();
         assert_eq!(

@@ -10,7 +10,7 @@ use super::kernel::{Arg, Kernel};
 use super::lock::lock;
 use super::profile::Call;
 use super::trace::{describe_gemm, describe_kernel};
-use crate::capability::Capability;
+use crate::capability::{Capability, Feature};
 use crate::error::Result;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -51,7 +51,8 @@ impl CudaDevice {
         shared_bytes: u32,
         args: &[Arg],
     ) -> Result<()> {
-        let start = if self.has_constant_weights() { Start::Early } else { Start::InOrder };
+        let starts_early = Capability::find(self.capability())?.features.contains(&Feature::EarlyStart);
+        let start = if starts_early && self.has_constant_weights() { Start::Early } else { Start::InOrder };
         // SAFETY: the caller's promise.
         unsafe { self.launch_at(start, kernel, grid, block, shared_bytes, args) }
     }

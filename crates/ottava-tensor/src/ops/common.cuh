@@ -76,8 +76,25 @@ __device__ __forceinline__ void block_raise(float* amax, float largest) {
 
 // Of a kernel that may start before earlier ones have ended (`launch_early`): waits for their end, and lets the next one start. Without early
 // starts both do nothing.
-__device__ __forceinline__ void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void start_successors() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_predecessors() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void start_successors() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// The smaller or larger magnitude in each of two pairs, with an undefined sign: one instruction from compute capability 8.6 on.
+#if __CUDA_ARCH__ >= 860
+#define BY_MAGNITUDE(WHICH, TYPE, C, A, B) asm(WHICH ".xorsign.abs." TYPE " %0, %1, %2;" : "=r"(C) : "r"(A), "r"(B))
+#else
+#define BY_MAGNITUDE(WHICH, TYPE, C, A, B)                                                                             \
+    asm("{\n.reg .b32 a, b;\nabs." TYPE " a, %1;\nabs." TYPE " b, %2;\n" WHICH "." TYPE " %0, a, b;\n}"           \
+        : "=r"(C) : "r"(A), "r"(B))
+#endif
 
 // Start and step of a grid-stride loop.
 __device__ __forceinline__ u64 grid_start() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
@@ -202,7 +219,7 @@ template <class T> __device__ __forceinline__ float smallest8(const Eight<T>& e)
 }
 __device__ __forceinline__ u32 smaller_pair(u32 a, u32 b) {
     u32 c;
-    asm("min.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    BY_MAGNITUDE("min", "bf16x2", c, a, b);
     return c;
 }
 template <> __device__ __forceinline__ float smallest8<bf16>(const Eight<bf16>& e) {
@@ -233,7 +250,7 @@ template <class T> __device__ __forceinline__ Eight<T> larger8(const Eight<T>& a
 }
 __device__ __forceinline__ u32 larger_pair(u32 a, u32 b) {
     u32 c;
-    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    BY_MAGNITUDE("max", "bf16x2", c, a, b);
     return c;
 }
 template <> __device__ __forceinline__ Eight<bf16> larger8<bf16>(const Eight<bf16>& a, const Eight<bf16>& b) {

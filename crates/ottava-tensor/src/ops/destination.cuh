@@ -105,7 +105,8 @@ template <class T> __device__ __forceinline__ Limits limits_of(float scale) {
             last([=](float v) { return v * scale <= Underflow<T>::bound; })};
 }
 
-// The number of 16-bit values above a limit, a pair of equal values, in magnitude; NaN is not. Counts in pairs.
+// The number of 16-bit values above a limit, a pair of equal values, in magnitude; NaN is not. Counts in pairs where the GPU compares pairs.
+#if __CUDA_ARCH__ >= 900
 #define COUNT_ABOVE(TYPE, ONES)                                                                                        \
     template <int N> __device__ __forceinline__ u32 count_above(const Eight<TYPE> (&e)[N], u32 limit) {                \
         u32 count = 0;                                                                                                 \
@@ -117,6 +118,16 @@ template <class T> __device__ __forceinline__ Limits limits_of(float scale) {
         }                                                                                                              \
         return load(TYPE{(unsigned short)count}) + load(TYPE{(unsigned short)(count >> 16)});                          \
     }
+#else
+#define COUNT_ABOVE(TYPE, ONES)                                                                                        \
+    template <int N> __device__ __forceinline__ u32 count_above(const Eight<TYPE> (&e)[N], u32 limit) {                \
+        const float bound = load(TYPE{(unsigned short)limit});                                                         \
+        u32 count = 0;                                                                                                 \
+        for (int k = 0; k < N; k++)                                                                                    \
+            for (int i = 0; i < 8; i++) count += fabsf(load(e[k].at[i])) > bound;                                      \
+        return count;                                                                                                  \
+    }
+#endif
 COUNT_ABOVE(bf16, 0x3F803F80)
 COUNT_ABOVE(f16, 0x3C003C00)
 

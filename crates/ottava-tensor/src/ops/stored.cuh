@@ -43,7 +43,7 @@ __device__ __forceinline__ float large_root(float x) {
 template <> __device__ __forceinline__ float largest8<f16>(const Eight<f16>& e) {
     const auto larger = [](u32 a, u32 b) {
         u32 c;
-        asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+        BY_MAGNITUDE("max", "f16x2", c, a, b);
         return c;
     };
     const u32 pair = larger(larger(e.words[0].x, e.words[0].y), larger(e.words[0].z, e.words[0].w));

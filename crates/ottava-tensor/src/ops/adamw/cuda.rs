@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 kernel_source!(
-    SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "adamw/elements.cuh"
-    needs [SignedMinimum]; PARTS, CAST_PARTS, SLICE_UNIT
+    SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "adamw/elements.cuh"; PARTS, CAST_PARTS, SLICE_UNIT
 );
 
 /// Parameters of one launch: their table is a kernel argument, of which there are 4 KiB.

@@ -3,13 +3,23 @@ struct Larger { __device__ u64 operator()(u64 a, u64 b) const { return a > b ? a
 // Larger than the number of any finite element.
 #define NOT_FINITE 0xFFFFFFFFFFFFFFFF
 
-// A cluster of blocks per row, as few rows would leave most of the GPU idle: grid (BLOCKS, rows). Element and column are one number, which
-// orders as the element does and prefers small columns.
-extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) argmax(int* at, const float* x, int C) {
-    __shared__ u64 of_blocks[BLOCKS];
+// A cluster of blocks per row, as few rows would leave most of the GPU idle; without clusters, the first block of a row: grid (BLOCKS, rows).
+// Element and column are one number, which orders as the element does and prefers small columns.
+#if __CUDA_ARCH__ >= 900
+#define CLUSTER __cluster_dims__(BLOCKS, 1, 1)
+#define READERS BLOCKS
+#else
+#define CLUSTER
+#define READERS 1
+#endif
+extern "C" __global__ void CLUSTER argmax(int* at, const float* x, int C) {
+    if (blockIdx.x >= READERS) return;
     const float* row = x + (u64)blockIdx.y * C;
     u64 best = 0;
+#if __CUDA_ARCH__ >= 900
+    __shared__ u64 of_blocks[BLOCKS];
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
     start_successors();
     wait_for_predecessors();
     const auto see = [&](float x, int c) {
@@ -19,7 +29,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) argmax(int* at, const 
         const u64 both = (bits & 0x7FFFFFFF) < 0x7F800000 ? (u64)ordered << 32 | (0xFFFFFFFF - c) : NOT_FINITE;
         best = both > best ? both : best;
     };
-    const int start = blockIdx.x * blockDim.x + threadIdx.x, step = BLOCKS * blockDim.x, eights = C % 8 == 0 && aligned(x) ? C / 8 : 0;
+    const int start = blockIdx.x * blockDim.x + threadIdx.x, step = READERS * blockDim.x, eights = C % 8 == 0 && aligned(x) ? C / 8 : 0;
 #pragma unroll 4
     for (int g = start; g < eights; g += step) {
         const Eight<f32> eight = load8(row + 8 * g);
@@ -28,6 +38,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) argmax(int* at, const 
     }
     for (int c = 8 * eights + start; c < C; c += step) see(row[c], c);
     best = block_reduce(best, Larger());
+#if __CUDA_ARCH__ >= 900
     // All blocks have started.
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (threadIdx.x == 0) {
@@ -37,7 +48,9 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) argmax(int* at, const 
     }
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    if (blockIdx.x > 0 || threadIdx.x > 0) return;
-    for (int b = 0; b < BLOCKS; b++) best = Larger()(best, of_blocks[b]);
+    if (blockIdx.x > 0) return;
+    if (threadIdx.x == 0) for (int b = 0; b < BLOCKS; b++) best = Larger()(best, of_blocks[b]);
+#endif
+    if (threadIdx.x > 0) return;
     at[blockIdx.y] = best == NOT_FINITE || C == 0 ? -1 : (int)(0xFFFFFFFF - (u32)best);
 }

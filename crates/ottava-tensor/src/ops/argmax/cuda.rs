@@ -2,7 +2,7 @@ use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::kernel_source;
 use crate::{Result, Tensor};
 
-kernel_source!("argmax" needs [Clusters, EarlyStart]; BLOCKS);
+kernel_source!("argmax"; BLOCKS);
 
 /// Blocks of a row, and their threads.
 const BLOCKS: u32 = 8;

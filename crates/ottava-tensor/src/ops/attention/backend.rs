@@ -180,8 +180,6 @@ struct Row {
     on_gpu: bool,
     /// Whether keys and values are in a paged cache, or in rows.
     cache: bool,
-    /// The features that a GPU must have.
-    needs: &'static [Feature],
     conditions: &'static [Condition],
 }
 
@@ -192,7 +190,6 @@ const TABLE: &[Row] = &[
         name: "cuDNN",
         on_gpu: true,
         cache: false,
-        needs: &[],
         conditions: &[
             BF16,
             EIGHTS_TO_256,
@@ -213,7 +210,6 @@ const TABLE: &[Row] = &[
         name: "the plain kernel",
         on_gpu: true,
         cache: false,
-        needs: &[],
         conditions: &[STORAGE, TO_1024],
     },
     Row {
@@ -221,7 +217,6 @@ const TABLE: &[Row] = &[
         name: "the paged kernel",
         on_gpu: true,
         cache: true,
-        needs: &[Feature::EarlyStart],
         conditions: &[STORAGE, TO_256, ONE_HEAD_SIZE, CAUSAL],
     },
     Row {
@@ -229,7 +224,6 @@ const TABLE: &[Row] = &[
         name: "the reference on the CPU",
         on_gpu: false,
         cache: false,
-        needs: &[],
         conditions: &[],
     },
     Row {
@@ -237,25 +231,18 @@ const TABLE: &[Row] = &[
         name: "the reference on the CPU",
         on_gpu: false,
         cache: true,
-        needs: &[],
         conditions: &[ONE_HEAD_SIZE, CAUSAL],
     },
 ];
 
 impl Row {
-    /// A sentence for the first feature that `device` lacks, or the first condition that `case` does not meet.
+    /// A sentence for the first condition that `case` does not meet.
     fn refusal(&self, case: &AttentionCase, device: &Device) -> Result<Option<String>> {
-        let lacks = |features: &[Feature]| -> Result<Vec<Feature>> {
-            match device {
-                Device::Cuda(gpu) => Ok(Capability::find(gpu.capability())?.lacks(features)),
-                Device::Cpu | Device::DryCpu(_) => Ok(vec![]),
-            }
-        };
-        if let [lack, ..] = lacks(self.needs)?[..] {
-            return Ok(Some(format!("{} needs {lack}, which this GPU does not have", self.name)));
-        }
         for Condition { without, takes, instead } in self.conditions {
-            let applies = without.is_none() || !lacks(without.as_slice())?.is_empty();
+            let applies = match (without, device) {
+                (Some(feature), Device::Cuda(gpu)) => !Capability::find(gpu.capability())?.features.contains(feature),
+                _ => true,
+            };
             if let Some(instead) = instead(case).filter(|_| applies) {
                 return Ok(Some(format!("{} supports {takes}, not {instead}", self.name)));
             }

@@ -2,11 +2,11 @@ use super::{Accumulation, Addend, Operand};
 use crate::cuda::{Arg, CudaDevice, GemmPointers, GemmSpec, Kernel, Major, ScaleMode, TensorMap};
 use crate::granularity::Granularity;
 use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
-use crate::{DType, Result, Tensor};
+use crate::{Capability, DType, Result, Tensor};
 use std::sync::Arc;
 
 kernel_source!("gemm");
-kernel_source!(SKINNY, "gemm", "gemm/skinny.cuh" needs [Wgmma, BulkCopies, EarlyStart]; LINES, STEP, GROUP, SHARED_BYTES);
+kernel_source!(SKINNY, "gemm", "gemm/skinny.cuh" needs [Wgmma, BulkCopies]; LINES, STEP, GROUP, SHARED_BYTES);
 
 pub(super) fn gemm(
     gpu: &Arc<CudaDevice>,
@@ -157,7 +157,11 @@ impl Skinny {
             fits.then_some(TensorMap { address: t.device_ptr(), rows, row_bytes: k * size, pitch, box_rows })
         };
         let (a, b) = (map(x, m, rows)?, map(y, n, LINES)?);
-        let fits = gpu.has_constant_weights() && y.dtype() == x.dtype() && (x.dtype().is_fp8() || m <= MOST_PLAIN_ROWS);
+        let runs = Capability::find(gpu.capability()).is_ok_and(|known| known.lacks(SKINNY.needs).is_empty());
+        let fits = runs
+            && gpu.has_constant_weights()
+            && y.dtype() == x.dtype()
+            && (x.dtype().is_fp8() || m <= MOST_PLAIN_ROWS);
         fits.then_some(Skinny { defines, entry, rows: m, columns: n, a, b, scales })
     }
 

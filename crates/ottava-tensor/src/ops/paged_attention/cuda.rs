@@ -5,15 +5,13 @@ use crate::ops::{Angles, AttentionSpec, RopePairs};
 use crate::{DType, Error, Result, Tensor};
 use std::f64::consts::LOG2_E;
 
-kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh" needs [EarlyStart]; WARPS);
+kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh"; WARPS);
 kernel_source!(
-    TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh"
-    needs [EarlyStart]; WARPS, SPLITS
+    TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh"; WARPS, SPLITS
 );
-kernel_source!(BOUNDED, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh" + BOUNDED needs [EarlyStart]; WARPS);
+kernel_source!(BOUNDED, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh" + BOUNDED; WARPS);
 kernel_source!(
-    BOUNDED_TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh" + BOUNDED
-    needs [EarlyStart]; WARPS, SPLITS
+    BOUNDED_TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh" + BOUNDED; WARPS, SPLITS
 );
 
 /// The maximum number of splits of a context, which bounds the memory of partial results and the time to merge them.

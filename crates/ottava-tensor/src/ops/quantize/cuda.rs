@@ -7,7 +7,7 @@ use crate::quantized::QuantizedTensor;
 use crate::stored::ScaledTensor;
 use crate::{DType, Error, Result, Tensor};
 
-kernel_source!(SOURCE, "quantize", "destination.cuh" needs [SignedMinimum, EarlyStart]);
+kernel_source!(SOURCE, "quantize", "destination.cuh");
 
 macro_rules! variants {
     ($($storage:literal)*) => {

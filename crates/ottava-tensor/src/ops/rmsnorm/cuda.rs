@@ -6,10 +6,10 @@ use crate::ops::quantize::{self, Producer};
 use crate::ops::{SavedActivation, bias};
 use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
-kernel_source!("rmsnorm" needs [SignedMinimum, EarlyStart]; STRIP);
-kernel_source!(FP8_SOURCE, "rmsnorm", "destination.cuh" needs [SignedMinimum, EarlyStart, PairComparison]; STRIP);
-kernel_source!(LAYER_SOURCE, "rmsnorm" + CENTERED needs [SignedMinimum, EarlyStart]; STRIP);
-kernel_source!(LAYER_FP8_SOURCE, "rmsnorm", "destination.cuh" + CENTERED needs [SignedMinimum, EarlyStart, PairComparison]; STRIP);
+kernel_source!("rmsnorm"; STRIP);
+kernel_source!(FP8_SOURCE, "rmsnorm", "destination.cuh"; STRIP);
+kernel_source!(LAYER_SOURCE, "rmsnorm" + CENTERED; STRIP);
+kernel_source!(LAYER_FP8_SOURCE, "rmsnorm", "destination.cuh" + CENTERED; STRIP);
 
 /// Rows per strip of `rmsnorm_strips`.
 const STRIP: usize = 32;

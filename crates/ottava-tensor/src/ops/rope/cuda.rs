@@ -5,10 +5,10 @@ use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::quantize::{self, Producer};
 use crate::{QuantizedTensor, Result, Tensor};
 
-kernel_source!(HALVES, "rope", "rope/pairs.cuh" needs [SignedMinimum]);
-kernel_source!(NEIGHBOURS, "rope", "rope/pairs.cuh" + INTERLEAVED needs [SignedMinimum]);
-kernel_source!(HALVES_FP8, "rope", "destination.cuh", "rope/pairs.cuh" needs [SignedMinimum]);
-kernel_source!(NEIGHBOURS_FP8, "rope", "destination.cuh", "rope/pairs.cuh" + INTERLEAVED needs [SignedMinimum]);
+kernel_source!(HALVES, "rope", "rope/pairs.cuh");
+kernel_source!(NEIGHBOURS, "rope", "rope/pairs.cuh" + INTERLEAVED);
+kernel_source!(HALVES_FP8, "rope", "destination.cuh", "rope/pairs.cuh");
+kernel_source!(NEIGHBOURS_FP8, "rope", "destination.cuh", "rope/pairs.cuh" + INTERLEAVED);
 
 /// The kernels by [`RopePairs`], and those that write FP8.
 pub(crate) static SOURCES: [&Source; 2] = [&HALVES, &NEIGHBOURS];

@@ -52,6 +52,7 @@ fn what_cudnn_does_not_take_goes_to_the_plain_kernel_with_a_reason() {
         (with(&|s| s.soft_cap = Some(50.0)), "unbounded scores on this GPU, not a soft cap of 50"),
     ];
     let ada = Device::dry_gpu(GpuModel::named("L40S").unwrap());
+    assert_eq!(chosen(&ada, &fused(&usual, false)).0, AttentionBackend::CuDnn);
     for (spec, reason) in bounded {
         assert_eq!(chosen(&gpu, &fused(&spec, true)), (AttentionBackend::CuDnn, String::new()));
         assert_eq!(chosen(&ada, &fused(&spec, true)), (AttentionBackend::Plain, format!("cuDNN supports {reason}")));
@@ -90,15 +91,4 @@ fn a_spec_that_nothing_serves_is_an_error_that_says_why() {
     let two_sizes = AttentionSpec { value_dim: 64, ..large };
     assert!(error(&Device::Cpu, &AttentionCase::cache(&two_sizes, DType::F32)).contains("values of the size of keys"));
     assert_eq!(chosen(&Device::Cpu, &AttentionCase::fused(&huge, DType::F64, true)).0, AttentionBackend::Cpu);
-}
-
-#[test]
-fn a_gpu_without_what_a_kernel_needs_has_no_backend() {
-    let ada = Device::dry_gpu(GpuModel::named("L40S").unwrap());
-    let usual = AttentionSpec::causal(8, 2, 128);
-    assert_eq!(chosen(&ada, &AttentionCase::fused(&usual, DType::BF16, false)).0, AttentionBackend::CuDnn);
-    let error = AttentionBackend::choose(&ada, &AttentionCase::cache(&usual, DType::BF16)).unwrap_err().to_string();
-    assert!(error.contains("the paged kernel needs early starts of kernels, which this GPU does not have"), "{error}");
-    // The table of backends and the kernel need the same features.
-    assert_eq!(crate::ops::paged_attention::SOURCE.needs, [crate::Feature::EarlyStart]);
 }
