@@ -2,6 +2,7 @@
 //! arithmetic in F32, scales by logarithms.
 
 use super::*;
+use crate::ops::WeightCopy;
 use crate::MemoryKind;
 use crate::ops::{global_norm, scaled, unscaled};
 use crate::testing::{gpu, normals, values};
