@@ -2,8 +2,8 @@
 //! arithmetic in F32, scales by logarithms.
 
 use super::*;
-use crate::ops::WeightCopy;
 use crate::MemoryKind;
+use crate::ops::WeightCopy;
 use crate::ops::{global_norm, scaled, unscaled};
 use crate::testing::{gpu, normals, values};
 
