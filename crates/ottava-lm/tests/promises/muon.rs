@@ -12,10 +12,12 @@ use ottava_lm::models::{Decoder, DecoderConfig, decoder_config};
 use ottava_lm::optim::{AdjustLr, Optimizer, Prepared, optimizer_tensors, update};
 use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Zero};
 use ottava_lm::param::{Builder, Grad, MemoryPolicy, Param, Purpose};
+use ottava_lm::plan::{Plan, ResolvedRun, TensorPlan};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::scaling::ScalingState;
 use ottava_lm::step::TrainStep;
 use ottava_tensor::comm::{Group, MeshShape};
+use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::Value;
@@ -400,6 +402,27 @@ fn adapters_train_with_muon() {
     assert!(states.iter().all(|states| states.len() == 1), "all adapters are matrices of blocks");
     let losses: Vec<f64> = (0..12).map(|step| training.step(step)).collect();
     assert!(losses[9..].iter().sum::<f64>() < losses[..3].iter().sum::<f64>(), "{losses:?}");
+}
+
+/// A plan runs the same code, on a GPU without data, with ranks.
+#[test]
+fn a_plan_names_the_optimizer_of_each_tensor() {
+    let device = Device::dry_gpu(GpuModel::h200());
+    for (zero, ranks) in [(Zero::Nothing, 1), (Zero::Nothing, 2), (Zero::OptimizerStates, 2), (Zero::Weights, 4)] {
+        let mut config = settings(OptimizerName::Muon);
+        config.data.max_length = 32;
+        (config.parallel.zero, config.parallel.data) = (zero, ranks);
+        config.share(ranks).unwrap();
+        let resolved = ResolvedRun::new(&config, &tiny_llama(), &device).unwrap();
+        let plan = Plan::new(&resolved, &tiny_llama(), &device).unwrap();
+        let of = |name: &str| plan.tensors.iter().find(|tensor| tensor.name == name).unwrap();
+        let TensorPlan { optimizer, count, shape, .. } = of("model.layers.*.self_attn.k_proj.weight");
+        assert_eq!((*optimizer, *count, shape.as_slice()), (OptimizerName::Muon, 2, &[32, 64][..]));
+        for name in ["model.embed_tokens.weight", "model.layers.*.input_layernorm.weight", "model.norm.weight"] {
+            assert_eq!(of(name).optimizer, OptimizerName::Adamw, "{name}");
+        }
+        assert_eq!(plan.communication.is_some_and(|plan| plan.traffic.send.calls > 0), ranks > 1, "{zero:?}");
+    }
 }
 
 /// Only hidden matrices have a momentum; embedding, head, norms and biases have AdamW's moments.
