@@ -88,10 +88,11 @@ impl Momenta {
         let (weight, _, _) = param.for_update(&None)?;
         let parameter =
             DescendParameter { weight, direction, weight_decay, seed, offset, amaxes: amaxes.as_deref_mut() };
-        Ok(match stores {
+        match stores {
             true => descend(parameter, norm, &self.scalars)?,
             false => descend_amax(parameter, norm, &self.scalars)?,
-        })
+        }
+        Ok(())
     }
 }
 

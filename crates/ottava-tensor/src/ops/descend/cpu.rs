@@ -17,7 +17,7 @@ pub(super) fn descend(mut parameter: DescendParameter, norm: &Tensor, how: &Scal
     }
     let is_scaled = super::is_scaled(&parameter);
     let DescendParameter { weight, direction, weight_decay, seed, offset, amaxes } = &mut parameter;
-    let mut amaxes = amaxes.as_mut().filter(|_| is_scaled).map(|amaxes| amaxes.host_mut::<f32>());
+    let amaxes = amaxes.as_mut().filter(|_| is_scaled).map(|amaxes| amaxes.host_mut::<f32>());
     let [power, back] = match &amaxes {
         Some(amaxes) => scaled::cpu::power_for(amaxes[0], DType::F16.max_finite().expect("a narrow type")),
         None => [1.0; 2],
@@ -37,7 +37,7 @@ pub(super) fn descend(mut parameter: DescendParameter, norm: &Tensor, how: &Scal
         w.iter().fold(0f32, |largest, w| largest.max(w.abs()))
     });
     let largest = largest.reduce(|| 0.0, f32::max);
-    match amaxes.as_deref_mut() {
+    match amaxes {
         _ if stores => chunks::finish_weight(weight, back),
         Some(amaxes) => amaxes[0] = amaxes[0].max(largest),
         None => {}
