@@ -107,7 +107,9 @@ const THEIRS: &[(&str, Meaning)] = &[
     ("transformer_engine", Not(SWITCH)),
     ("transformer_impl", Not(SWITCH)),
     ("deterministic_mode", Is("deterministic")),
-    // Hugging Face's trainer.
+    // Hugging Face's trainer, and PyTorch's Muon.
+    ("optim", Values("name", OPTIMIZERS)),
+    ("adjust_lr_fn", Is("muon_adjust_lr_fn")),
     ("full_determinism", Is("deterministic")),
     // Colossal-AI.
     (
@@ -156,6 +158,13 @@ const FORMATS: &[(&str, Result<&str, &str>)] = &[
             "inputs and weights in E5M2 are not offered, since two bits of mantissa lose too much; \"hybrid\" has gradients in E5M2",
         ),
     ),
+];
+
+const OPTIMIZERS: &[(&str, Result<&str, &str>)] = &[
+    ("adamw_torch", Ok("\"adamw\"")),
+    ("adamw_torch_fused", Ok("\"adamw\"")),
+    ("lion_32bit", Ok("\"lion\"")),
+    ("adamw_8bit", Err("write `level = \"coat\"` under [optimizer]; docs/optimizer.md has all formats")),
 ];
 
 const NEGATED: &[(&str, Result<&str, &str>)] = &[("true", Ok("false")), ("false", Ok("true"))];

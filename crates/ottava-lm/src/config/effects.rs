@@ -1,6 +1,6 @@
 //! Settings without effect, because of other settings.
 
-use super::RunConfig;
+use super::{OptimizerName, RunConfig};
 use crate::data::Packing;
 use crate::optim::SchedulerType;
 use crate::recipe::RecipeName;
@@ -47,6 +47,17 @@ impl RunConfig {
         if t.lr_scheduler_type == SchedulerType::Constant {
             reasons.push((&["training.min_learning_rate"], "with a constant learning rate".into()));
         }
+        let name = self.optimizer.name;
+        for (keys, readers) in [
+            (OF_ADAMW, &[OptimizerName::Adamw, OptimizerName::Muon][..]),
+            (OF_MUON, &[OptimizerName::Muon]),
+            (OF_LION, &[OptimizerName::Lion]),
+        ] {
+            if !readers.contains(&name) {
+                let readers: Vec<_> = readers.iter().map(|reader| reader.as_str()).collect();
+                reasons.push((keys, format!("with optimizer {}; it is for {}", name.as_str(), readers.join(" and "))));
+            }
+        }
         if self.data.packing == Packing::Wrapped {
             let text = "with packing `wrapped`, which cuts documents at the ends of rows";
             reasons.push((&["data.excess_length_strategy"], text.into()));
@@ -88,6 +99,12 @@ const OF_DELAYED: &[&str] = &[
     "precision.first_step",
 ];
 
+const OF_ADAMW: &[&str] = &["training.adam_beta1", "training.adam_beta2", "training.adam_epsilon"];
+
+const OF_MUON: &[&str] = &["training.muon_momentum", "training.muon_adjust_lr_fn"];
+
+const OF_LION: &[&str] = &["training.lion_beta1", "training.lion_beta2"];
+
 const OF_FP16: &[&str] = &["precision.initial_loss_scale", "precision.loss_scale_window", "precision.min_loss_scale"];
 
 #[cfg(test)]
@@ -97,7 +114,7 @@ mod tests {
     #[test]
     fn every_key_is_a_setting() {
         let known = super::super::names::Known::new().0;
-        for key in [OF_FP8, OF_DELAYED, OF_FP16].concat() {
+        for key in [OF_FP8, OF_DELAYED, OF_FP16, OF_ADAMW, OF_MUON, OF_LION].concat() {
             assert!(known.contains(&key.to_string()), "{key}");
         }
     }
@@ -109,11 +126,24 @@ mod tests {
         config.precision.margin = 2;
         config.precision.first_layers_bf16 = 1;
         config.training.decay_steps = 5;
+        config.training.lion_beta2 = 0.5;
         let told = |config: &RunConfig| config.without_effect().join("\n");
         let text = told(&config);
         assert!(text.contains("`precision.margin = 2` has no effect with recipe bf16"), "{text}");
         assert!(text.contains("`precision.first_layers_bf16 = 1` has no effect with recipe bf16, which casts nothing"));
         assert!(text.contains("`training.decay_steps = 5` has no effect with this `lr_scheduler_type`"));
+        assert!(
+            text.contains("`training.lion_beta2 = 0.5` has no effect with optimizer adamw; it is for lion"),
+            "{text}"
+        );
+        config.optimizer.name = OptimizerName::Lion;
+        config.training.adam_beta1 = 0.5;
+        assert!(
+            told(&config)
+                .contains("`training.adam_beta1 = 0.5` has no effect with optimizer lion; it is for adamw and muon")
+        );
+        (config.optimizer.name, config.training.adam_beta1) = (OptimizerName::Adamw, 0.9);
+        config.training.lion_beta2 = 0.99;
         config.precision.recipe = RecipeName::Fp8Current;
         assert!(
             told(&config)

@@ -5,10 +5,36 @@ use crate::level::{Formats, Gradients, Level, Masters, States};
 use crate::recompute::{Recompute, SavedActivations};
 use serde::{Deserialize, Serialize};
 
+/// The optimizers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerName {
+    /// AdamW.
+    #[default]
+    Adamw,
+    /// Muon for the matrices of the blocks, AdamW for the rest.
+    Muon,
+    /// Lion.
+    Lion,
+}
+
+impl OptimizerName {
+    /// The spelling in configuration files.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            OptimizerName::Adamw => "adamw",
+            OptimizerName::Muon => "muon",
+            OptimizerName::Lion => "lion",
+        }
+    }
+}
+
 /// The `[optimizer]` table. `None`, written `auto`, takes the level's format.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerConfig {
+    /// `adamw`, `muon` or `lion`.
+    pub name: OptimizerName,
     /// Formats of master weights, gradients and states together: `O0`, `O1`, `O2`, `O3`, `coat` or `bf16`.
     pub level: Level,
     /// Master weights, where the model computes in 16 bits: `float32`, `float16`, `remainder` or `none`.
@@ -17,7 +43,7 @@ pub struct OptimizerConfig {
     /// Gradients of the blocks' matrices: `float32`, `bfloat16` (where the model computes in that) or `float8`.
     #[serde(with = "auto")]
     pub gradient_dtype: Option<Gradients>,
-    /// Moments of AdamW: `float32`, `bfloat16`, `float8` or `coat`.
+    /// Moments of AdamW, momentum of Muon and Lion: `float32`, `bfloat16`, `float8` or `coat`.
     #[serde(with = "auto")]
     pub state_dtype: Option<States>,
 }

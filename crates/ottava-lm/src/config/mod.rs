@@ -19,7 +19,7 @@ mod run;
 mod tests;
 
 pub use lora::LoraConfig;
-pub use memory::{MemoryConfig, OptimizerConfig};
+pub use memory::{MemoryConfig, OptimizerConfig, OptimizerName};
 pub use parallel::ParallelConfig;
 pub use precision::formats;
 pub use resolved::ResolvedConfig;

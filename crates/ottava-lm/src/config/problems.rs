@@ -132,6 +132,11 @@ impl RunConfig {
             (0.0..1.0).contains(&t.adam_beta1) && (0.0..1.0).contains(&t.adam_beta2),
             "`training.adam_beta1` and `adam_beta2` lie in [0, 1)",
         );
+        problems.demand((0.0..1.0).contains(&t.muon_momentum), "`training.muon_momentum` lies in [0, 1)");
+        problems.demand(
+            (0.0..1.0).contains(&t.lion_beta1) && (0.0..1.0).contains(&t.lion_beta2),
+            "`training.lion_beta1` and `lion_beta2` lie in [0, 1)",
+        );
         problems.demand(from_zero(t.adam_epsilon) && t.adam_epsilon > 0.0, "`training.adam_epsilon` must be above 0");
         problems.demand(from_zero(t.weight_decay), "`training.weight_decay` must not be negative or infinite");
         problems.demand(

@@ -3,13 +3,16 @@
 use super::auto;
 use super::keys::flatten;
 use super::lora::LoraConfig;
-use super::memory::{MemoryConfig, OptimizerConfig};
+use super::memory::{MemoryConfig, OptimizerConfig, OptimizerName};
 use super::parallel::ParallelConfig;
 use crate::data::source::{Documents, SourceOptions, formatting};
 use crate::data::{ExcessLength, Formatting, Packing, RowLayout};
 use crate::error::{Error, Result};
 use crate::models::{ConfigFile, DecoderConfig, decoder_config};
-use crate::optim::{AdamWConfig, AdamWOptimizer, Optimizer, Schedule, SchedulerType};
+use crate::optim::{
+    AdamWConfig, AdamWOptimizer, AdjustLr, LionOptimizer, MomentumConfig, MuonOptimizer, Optimizer, Schedule,
+    SchedulerType,
+};
 use crate::param::Param;
 use crate::recipe::{Precision, Recipe};
 use ottava_tensor::Device;
@@ -156,6 +159,14 @@ pub struct TrainingConfig {
     pub adam_beta2: f64,
     /// Added to the root of the second moment.
     pub adam_epsilon: f64,
+    /// Decay of Muon's momentum.
+    pub muon_momentum: f64,
+    /// Muon's factor of the learning rate: `match_rms_adamw` or `original`.
+    pub muon_adjust_lr_fn: AdjustLr,
+    /// Share of Lion's momentum in the direction of an update.
+    pub lion_beta1: f64,
+    /// Decay of Lion's momentum.
+    pub lion_beta2: f64,
     /// Gradients are scaled down to this norm; 0 turns clipping off.
     pub max_grad_norm: f64,
     /// Steps between lines of the log; `metrics.jsonl` has every step.
@@ -313,6 +324,10 @@ impl Default for TrainingConfig {
             adam_beta1: 0.9,
             adam_beta2: 0.95,
             adam_epsilon: 1e-8,
+            muon_momentum: 0.95,
+            muon_adjust_lr_fn: AdjustLr::default(),
+            lion_beta1: 0.9,
+            lion_beta2: 0.99,
             max_grad_norm: 1.0,
             logging_steps: 10,
             cast_statistics_steps: 100,
@@ -436,14 +451,17 @@ impl RunConfig {
     /// The optimizer of the run, before its first step.
     pub fn new_optimizer(&self, params: &[&mut Param]) -> Result<Box<dyn Optimizer>> {
         let t = &self.training;
-        let config = AdamWConfig {
-            beta1: t.adam_beta1,
-            beta2: t.adam_beta2,
-            epsilon: t.adam_epsilon,
-            weight_decay: t.weight_decay,
-            max_grad_norm: t.max_grad_norm,
-        };
-        Ok(Box::new(AdamWOptimizer::new(config, params)?))
+        let (weight_decay, max_grad_norm) = (t.weight_decay, t.max_grad_norm);
+        let (beta1, beta2, epsilon) = (t.adam_beta1, t.adam_beta2, t.adam_epsilon);
+        let adamw = AdamWConfig { beta1, beta2, epsilon, weight_decay, max_grad_norm };
+        Ok(match self.optimizer.name {
+            OptimizerName::Adamw => Box::new(AdamWOptimizer::new(adamw, params)?),
+            OptimizerName::Muon => Box::new(MuonOptimizer::new(t.muon_momentum, t.muon_adjust_lr_fn, adamw, params)?),
+            OptimizerName::Lion => {
+                let (beta1, beta2) = (t.lion_beta1, t.lion_beta2);
+                Box::new(LionOptimizer::new(MomentumConfig { beta1, beta2, weight_decay, max_grad_norm }, params)?)
+            }
+        })
     }
 
     /// Checks that a run saved with `saved` may resume as `self`. Settings that define the run must be equal; others may change and

@@ -24,10 +24,11 @@ pub struct AdamWConfig {
     pub max_grad_norm: f64,
 }
 
-/// The moments of all parameters.
+/// The moments of all parameters, or of some.
 pub struct AdamWOptimizer {
     config: AdamWConfig,
-    moments: Vec<Moments>,
+    /// By parameter; `None` for those that another optimizer updates.
+    moments: Vec<Option<Moments>>,
     steps: u64,
     scalars: AdamWScalars,
 }
@@ -35,7 +36,17 @@ pub struct AdamWOptimizer {
 impl AdamWOptimizer {
     /// Zero moments for `params`.
     pub fn new(config: AdamWConfig, params: &[&mut Param]) -> Result<AdamWOptimizer> {
-        let moments = params.iter().map(|param| zeros(param)).collect::<Result<_>>()?;
+        AdamWOptimizer::for_some(config, params, |_| true)
+    }
+
+    /// Zero moments for those of `params` that are `chosen`; the others are never in an update.
+    pub(super) fn for_some(
+        config: AdamWConfig,
+        params: &[&mut Param],
+        chosen: impl Fn(&Param) -> bool,
+    ) -> Result<AdamWOptimizer> {
+        let of = |param: &&mut Param| chosen(param).then(|| zeros(param)).transpose();
+        let moments = params.iter().map(of).collect::<Result<_>>()?;
         let device = params.first().expect("a model has parameters").weights.device();
         Ok(AdamWOptimizer { config, moments, steps: 0, scalars: AdamWScalars::new(device)? })
     }
@@ -64,7 +75,7 @@ impl Optimizer for AdamWOptimizer {
     }
 
     fn states(&mut self) -> Vec<Vec<StateTensor<'_>>> {
-        self.moments.iter_mut().map(kept).collect()
+        self.moments.iter_mut().map(|moments| moments.as_mut().map(kept).unwrap_or_default()).collect()
     }
 
     fn fuses_casts(&self) -> bool {
@@ -87,15 +98,16 @@ impl Optimizer for AdamWOptimizer {
     }
 }
 
-/// The parameters of `group` with their moments; `moments` has those of all parameters.
+/// The parameters of `group` with their moments; `moments` has those of each parameter.
 fn parameters<'g>(
     config: &AdamWConfig,
-    moments: &'g mut [Moments],
+    moments: &'g mut [Option<Moments>],
     group: &'g mut [Updated],
 ) -> Result<Vec<AdamWParameter<'g>>> {
     let mut moments = moments.iter_mut().enumerate();
-    let of = |Updated { param, index, amaxes, cast }: &'g mut Updated| {
+    let of = |Updated { param, index, amaxes, cast, .. }: &'g mut Updated| {
         let (_, moments) = moments.find(|(number, _)| number == index).expect(IN_ORDER);
+        let moments = moments.as_mut().expect("a parameter with moments");
         // As in Hugging Face's trainer, norms and biases do not decay.
         let weight_decay = if param.is_matrix() { config.weight_decay } else { 0.0 };
         let (seed, offset) = (param.seed(), param.slice().start);

@@ -44,6 +44,22 @@ pub trait Optimizer {
         Ok(())
     }
 
+    /// Whether the update of `param` transforms whole matrices, which are the tensors of its shards. Such an update has three phases:
+    /// [`Optimizer::directions`], [`Optimizer::transform`] of each matrix, and [`Optimizer::update`].
+    fn transforms(&self, _param: &Param) -> bool {
+        false
+    }
+
+    /// Updates the states of `group`, whose updates transform matrices, and sets [`Updated::direction`].
+    fn directions(&mut self, _group: &mut [Updated], _norm: &Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    /// The transform of a whole matrix `[R, C]` of a direction, BF16.
+    fn transform(&self, direction: &Tensor) -> Result<Tensor> {
+        Ok(direction.clone())
+    }
+
     /// Updates the weights and states of `group`, whose tensors are on the device, from gradients with the global `norm`, F32 `[1]`. A norm
     /// that is not finite changes nothing.
     fn update(&mut self, group: &mut [Updated], casts: &mut Casts, norm: &Tensor) -> Result<()>;
@@ -59,6 +75,9 @@ pub struct Updated<'a, 'p> {
     pub amaxes: Option<&'a mut Tensor>,
     /// How the update casts the new weights; `None` if it does not.
     pub cast: Option<NextCast>,
+    /// The direction of the update, BF16 in the shape of the update, of a parameter that the optimizer [transforms](Optimizer::transforms):
+    /// set by [`Optimizer::directions`], and transformed before [`Optimizer::update`].
+    pub direction: Option<Tensor>,
 }
 
 /// A tensor of an optimizer for one parameter.

@@ -8,56 +8,139 @@ use crate::scaling::Casts;
 use ottava_tensor::{DType, HostTransfer, MemoryKind, Tensor, discard_mirrors};
 use std::collections::VecDeque;
 
-/// The amaxes that [`update`] needs, over the elements that this process updates: F32, in the order of `params`; `None` if there are none.
-/// Changes nothing else.
+/// What ranks compute together before an update of parameters.
+#[derive(Default)]
+pub struct Prepared {
+    /// The amaxes of [`find_amaxes`], reduced over the slices of each parameter. Without them the update computes them.
+    pub amaxes: Option<Tensor>,
+    /// By parameter, the transforms of the directions of [`directions`]. Without them the update computes them, from whole parameters.
+    pub directions: Vec<Option<Tensor>>,
+}
+
+/// The amaxes that [`update`] needs, or [`directions`] if those are not in `prepared`, over the elements that this process updates: F32, in
+/// the order of `params`, the first of which is parameter number `start` of the model; `None` if there are none. Changes nothing else.
 ///
 /// With slices, the maximum over all slices of a parameter is the amax of the whole parameter. Offloaded tensors are fetched for this, and
 /// again for the update.
-pub fn find_amaxes(optimizer: &mut dyn Optimizer, params: &mut [&mut Param], norm: &Tensor) -> Result<Option<Tensor>> {
+pub fn find_amaxes(
+    optimizer: &mut dyn Optimizer,
+    params: &mut [&mut Param],
+    start: usize,
+    prepared: &Prepared,
+    norm: &Tensor,
+) -> Result<Option<Tensor>> {
     let mut amaxes = zero_amaxes(optimizer, params)?;
     if amaxes.is_empty() {
         return Ok(None);
     }
-    let mut scaled = updated(optimizer, params, 0, &mut amaxes);
+    let mut scaled = updated(optimizer, params, start, &mut amaxes, &prepared.directions);
     scaled.retain(|updated| updated.amaxes.is_some());
     in_groups(optimizer, scaled, discard, |optimizer, group| optimizer.find_amaxes(group, norm))?;
     Ok(Some(Tensor::join(amaxes)?))
 }
 
+/// The directions of `params`, the first of which is parameter number `start` of the model, over the elements that this process updates;
+/// `None` for those without such elements, and for those whose update transforms no matrices. Updates the optimizer's states.
+///
+/// `amaxes` are as in [`Prepared`]. Offloaded tensors are fetched for this, and again for the update.
+pub fn directions(
+    optimizer: &mut dyn Optimizer,
+    params: &mut [&mut Param],
+    start: usize,
+    amaxes: Option<Tensor>,
+    norm: &Tensor,
+) -> Result<Vec<Option<Tensor>>> {
+    let (known, mut found) = (amaxes.is_some(), vec![None; params.len()]);
+    let mut amaxes = known_or_zero(optimizer, params, amaxes)?;
+    let mut transformed = updated(optimizer, params, start, &mut amaxes, &[]);
+    transformed.retain(|updated| optimizer.transforms(updated.param));
+    in_groups(optimizer, transformed, write_back, |optimizer, group| {
+        if !known {
+            optimizer.find_amaxes(group, norm)?;
+        }
+        optimizer.directions(group, norm)?;
+        group.iter_mut().for_each(|updated| found[updated.index - start] = updated.direction.take());
+        Ok(())
+    })?;
+    Ok(found)
+}
+
 /// Updates `params`, the first of which is parameter number `start` of the model, with gradients of the global `norm`, and casts the new
 /// weights for the next step. If the norm is not finite, no weight changes.
-///
-/// `amaxes` are those of [`find_amaxes`], reduced over the slices of each parameter; without them they are computed here.
 pub fn update(
     optimizer: &mut dyn Optimizer,
     params: &mut [&mut Param],
     start: usize,
     casts: &mut Casts,
     norm: &Tensor,
-    amaxes: Option<Tensor>,
+    Prepared { amaxes, directions }: Prepared,
 ) -> Result<()> {
     let known = amaxes.is_some();
-    let mut amaxes = match amaxes {
-        Some(amaxes) => by_parameter(optimizer, params, amaxes)?,
-        None => zero_amaxes(optimizer, params)?,
-    };
-    let all = updated(optimizer, params, start, &mut amaxes);
-    let fuses_casts = optimizer.fuses_casts();
-    in_groups(optimizer, all, write_back, |optimizer, group| {
-        for updated in group.iter_mut().filter(|_| fuses_casts) {
-            updated.cast = updated.param.begin_update(casts)?;
+    let mut amaxes = known_or_zero(optimizer, params, amaxes)?;
+    let all = updated(optimizer, params, start, &mut amaxes, &directions);
+    drop(directions);
+    in_groups(optimizer, all, write_back, |optimizer, mut group| {
+        // Directions that are computed here take memory: of one parameter at a time.
+        let is_alone = |updated: &Updated| optimizer.transforms(updated.param) && updated.direction.is_none();
+        let parts: Vec<usize> = group.chunk_by(|a, b| !is_alone(a) && !is_alone(b)).map(<[_]>::len).collect();
+        for length in parts {
+            let (part, rest) = group.split_at_mut(length);
+            update_part(optimizer, part, casts, norm, known)?;
+            group = rest;
         }
-        if !known {
-            optimizer.find_amaxes(group, norm)?;
-        }
-        optimizer.update(group, casts, norm)?;
-        group.iter_mut().try_for_each(|Updated { param, .. }| match fuses_casts {
-            true => param.finish_update(casts),
-            // Ranks cast slices where they are gathered.
-            false if param.is_sliced() => Ok(()),
-            false => param.quantize(casts),
-        })
+        Ok(())
     })
+}
+
+/// Updates a part of a group. If it has a direction to compute, that is of its only parameter.
+fn update_part(
+    optimizer: &mut dyn Optimizer,
+    part: &mut [Updated],
+    casts: &mut Casts,
+    norm: &Tensor,
+    known: bool,
+) -> Result<()> {
+    let fuses_casts = optimizer.fuses_casts();
+    for updated in part.iter_mut().filter(|_| fuses_casts) {
+        updated.cast = updated.param.begin_update(casts)?;
+    }
+    if !known {
+        optimizer.find_amaxes(part, norm)?;
+    }
+    if optimizer.transforms(part[0].param) && part[0].direction.is_none() {
+        optimizer.directions(part, norm)?;
+        transform_whole(optimizer, &mut part[0])?;
+        optimizer.find_amaxes(part, norm)?;
+    }
+    optimizer.update(part, casts, norm)?;
+    part.iter_mut().try_for_each(|Updated { param, .. }| match fuses_casts {
+        true => param.finish_update(casts),
+        // Ranks cast slices where they are gathered.
+        false if param.is_sliced() => Ok(()),
+        false => param.quantize(casts),
+    })
+}
+
+/// Transforms the direction of a parameter that this process updates whole.
+fn transform_whole(optimizer: &dyn Optimizer, Updated { param, direction, .. }: &mut Updated) -> Result<()> {
+    let whole = direction.take().expect("the optimizer has set it");
+    let mut transformed = whole.empty_like()?;
+    let mut first = 0;
+    for shard in &param.shards {
+        let end = first + shard.shape()[0];
+        transformed.copy_from(first, &optimizer.transform(&whole.rows(first, end)?)?)?;
+        first = end;
+    }
+    *direction = Some(transformed);
+    Ok(())
+}
+
+/// Reduced `amaxes` by parameter, or zeros.
+fn known_or_zero(optimizer: &dyn Optimizer, params: &[&mut Param], amaxes: Option<Tensor>) -> Result<Vec<Tensor>> {
+    match amaxes {
+        Some(amaxes) => by_parameter(optimizer, params, amaxes),
+        None => zero_amaxes(optimizer, params),
+    }
 }
 
 /// Zeros for each parameter with amaxes.
@@ -78,17 +161,19 @@ fn by_parameter(optimizer: &dyn Optimizer, params: &[&mut Param], amaxes: Tensor
     Ok(amaxes.split(&places.collect::<Vec<_>>())?)
 }
 
-/// Those of `params` of which this process updates at least one element; the first of `params` is number `start`.
+/// Those of `params` of which this process updates at least one element; the first of `params` is number `start`. `directions` are those of
+/// all of them, or empty.
 fn updated<'a, 'p>(
     optimizer: &dyn Optimizer,
     params: &'a mut [&'p mut Param],
     start: usize,
     amaxes: &'a mut [Tensor],
+    directions: &[Option<Tensor>],
 ) -> Vec<Updated<'a, 'p>> {
     let mut amaxes = amaxes.iter_mut();
-    let with_amaxes = params.iter_mut().zip(start..).map(|(param, index)| {
+    let with_amaxes = params.iter_mut().enumerate().map(|(at, param)| {
         let amaxes = if optimizer.amaxes_of(param) > 0 { amaxes.next() } else { None };
-        Updated { param, index, amaxes, cast: None }
+        Updated { param, index: start + at, amaxes, cast: None, direction: directions.get(at).cloned().flatten() }
     });
     with_amaxes.filter(|updated| !updated.param.slice().is_empty()).collect()
 }

@@ -285,7 +285,8 @@ fn reshaped(tensor: Tensor, shape: &[usize]) -> Result<Tensor> {
     Ok(tensor.reshape(shape)?)
 }
 
-fn flat(tensor: Tensor) -> Result<Tensor> {
+/// An unshared tensor as a vector.
+pub(super) fn flat(tensor: Tensor) -> Result<Tensor> {
     let elements = tensor.len();
     reshaped(tensor, &[elements])
 }

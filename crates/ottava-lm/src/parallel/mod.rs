@@ -4,6 +4,7 @@ mod amaxes;
 mod bucket;
 mod exchange;
 mod load;
+mod matrices;
 mod partition;
 mod ranks;
 mod reduction;

@@ -5,14 +5,15 @@
 //! Between steps a rank stores the slices that it updates: master weights, moments, and weights or codes. Before a block runs, its weights
 //! are gathered from all ranks, as codes if products read only codes.
 
-use super::bucket::{Bucket, Stored, Writer};
+use super::bucket::{Bucket, Stored, Writer, flat};
+use super::matrices::{Divided, MatrixPlan};
 use super::reduction::ReduceFormat;
 use super::zero::Zero;
 use super::{Ranks, Shared};
 use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::models::Decoder;
-use crate::optim::{self, Optimizer};
+use crate::optim::{self, Optimizer, Prepared};
 use crate::param::{Grad, Param, UnitId};
 use crate::scaling::{Casts, MergeCounts};
 use ottava_tensor::comm::Reduce;
@@ -152,12 +153,12 @@ impl Partition {
         // Scales are updated first, so that new weights are cast with the new scales.
         scaling.update()?;
         let mut casts = scaling.casts(Mode::TRAINING);
-        let amaxes = match self.divides() {
-            true => optim::find_amaxes(optimizer, &mut params, norm)?,
-            false => None,
+        let shared = self.ranks.sharing(Shared::Slices).size() > 1;
+        let transforms = shared && params.iter().any(|param| optimizer.transforms(param));
+        let amaxes = match transforms {
+            true => None,
+            false => self.amaxes(&mut params, 0, optimizer, &Prepared::default(), norm)?,
         };
-        let of_whole = |amaxes| self.largest("amaxes of master weights and moments", amaxes);
-        let amaxes = amaxes.map(of_whole).transpose()?;
         // The parameters that the next forward reads first are updated first, and gathered while the rest is updated. The amaxes of all
         // parameters are reduced together.
         let is_early = |param: &&mut Param| {
@@ -167,21 +168,90 @@ impl Partition {
             Some(_) => 0,
             None => params.iter().rposition(is_early).map_or(0, |last| last + 1),
         };
-        let (first, rest) = params.split_at_mut(early);
-        let mut gathers = Vec::new();
-        if early > 0 {
-            self.update_part(first, 0, optimizer, &mut casts, norm, None)?;
-            for (i, bucket) in self.buckets().iter_mut().enumerate().filter(|(_, bucket)| self.is_early(bucket)) {
-                let buffer = bucket.weights.take(self.ranks.sharing(Shared::Slices).rank())?;
-                gathers.push((i, self.ranks.sharing(Shared::Slices).all_gather(bucket.name(), buffer)?));
+        let mut ends = if transforms { self.ends_of_parts(&params) } else { Vec::new() };
+        ends.extend([early, params.len()]);
+        ends.sort_unstable();
+        ends.dedup();
+        let (mut start, mut prepared, mut gathers) = (0, Prepared { amaxes, ..Prepared::default() }, Vec::new());
+        for end in ends.into_iter().filter(|&end| end > 0) {
+            let part = &mut params[start..end];
+            if transforms {
+                prepared = self.prepare(part, start, optimizer, norm)?;
+            }
+            self.update_part(part, start, optimizer, &mut casts, norm, std::mem::take(&mut prepared))?;
+            start = end;
+            if end == early {
+                for (i, bucket) in self.buckets().iter_mut().enumerate().filter(|(_, bucket)| self.is_early(bucket)) {
+                    let buffer = bucket.weights.take(self.ranks.sharing(Shared::Slices).rank())?;
+                    gathers.push((i, self.ranks.sharing(Shared::Slices).all_gather(bucket.name(), buffer)?));
+                }
             }
         }
-        self.update_part(rest, early, optimizer, &mut casts, norm, amaxes)?;
         for (i, gather) in gathers {
             let bucket = &mut self.buckets()[i];
             bucket.weights = Stored::Gathered(gather.wait()?.split(bucket.slices.matrices())?);
         }
         Ok(())
+    }
+
+    /// The amaxes of [`optim::find_amaxes`] over all ranks, if ranks divide parameters.
+    fn amaxes(
+        &self,
+        params: &mut [&mut Param],
+        start: usize,
+        optimizer: &mut dyn Optimizer,
+        prepared: &Prepared,
+        norm: &Tensor,
+    ) -> Result<Option<Tensor>> {
+        if !self.divides() {
+            return Ok(None);
+        }
+        let own = optim::find_amaxes(optimizer, params, start, prepared, norm)?;
+        own.map(|own| self.largest("amaxes of master weights and moments", own)).transpose()
+    }
+
+    /// Where parts of `params` end that are updated one after the other: so many units in each that ranks have equal numbers of matrices to
+    /// transform, but the directions of few units are in memory.
+    fn ends_of_parts(&self, params: &[&mut Param]) -> Vec<usize> {
+        let part = |at: usize| params[at].id().unit.0 / self.ranks.sharing(Shared::Slices).size();
+        (1..params.len()).filter(|&at| part(at) != part(at - 1)).collect()
+    }
+
+    /// Computes what `params`, the first of which is parameter number `start` of the model, need for an update that transforms matrices.
+    fn prepare(
+        &self,
+        params: &mut [&mut Param],
+        start: usize,
+        optimizer: &mut dyn Optimizer,
+        norm: &Tensor,
+    ) -> Result<Prepared> {
+        let amaxes = self.amaxes(params, start, optimizer, &Prepared::default(), norm)?;
+        let mut directions = optim::directions(optimizer, params, start, amaxes, norm)?;
+        let ranks = self.ranks.sharing(Shared::Slices);
+        let transformed: Vec<usize> = (0..params.len()).filter(|&at| optimizer.transforms(params[at])).collect();
+        let divided = transformed.iter().map(|&at| self.divided(params[at])).collect();
+        let mut flat =
+            transformed.iter().map(|&at| directions[at].take().map(flat).transpose()).collect::<Result<Vec<_>>>()?;
+        let plan = MatrixPlan::new(divided, ranks.size());
+        let device = params[0].weights.device();
+        plan.transform(ranks, !self.divides(), device, &mut flat, |matrix| optimizer.transform(matrix))?;
+        transformed.into_iter().zip(flat).for_each(|(at, direction)| directions[at] = direction);
+        let mut prepared = Prepared { amaxes: None, directions };
+        prepared.amaxes = self.amaxes(params, start, optimizer, &prepared, norm)?;
+        Ok(prepared)
+    }
+
+    /// The matrices of a parameter, and the elements that each rank updates.
+    fn divided(&self, param: &Param) -> Divided {
+        let matrices = param.shards.iter().map(|shard| shard.shape().try_into().expect("a matrix")).collect();
+        let buckets = self.buckets();
+        let place = buckets.iter().find_map(|bucket| Some((bucket, bucket.number_of(param)?)));
+        let (bucket, at) = place.expect("the matrices of several ranks are in buckets");
+        let slice = |rank| match self.divides() {
+            true => bucket.slices.owned(rank).swap_remove(at),
+            false => param.slice(),
+        };
+        Divided { matrices, slices: (0..self.ranks.sharing(Shared::Slices).size()).map(slice).collect() }
     }
 
     /// Updates and casts `params`, the first of which is parameter number `start` of the model.
@@ -192,11 +262,11 @@ impl Partition {
         optimizer: &mut dyn Optimizer,
         casts: &mut Casts,
         norm: &Tensor,
-        amaxes: Option<Tensor>,
+        prepared: Prepared,
     ) -> Result<()> {
         let writer = if optimizer.fuses_casts() { Writer::CastingUpdate } else { Writer::Update };
         self.begin_write(params, casts, writer)?;
-        optim::update(optimizer, params, start, casts, norm, amaxes)?;
+        optim::update(optimizer, params, start, casts, norm, prepared)?;
         self.finish_write(params, casts)
     }
 

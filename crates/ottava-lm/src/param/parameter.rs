@@ -36,6 +36,8 @@ pub struct Param {
     placement: Placement,
     /// The elements that this process updates; `None` for all.
     slice: Option<Slice>,
+    /// Whether it belongs to a block.
+    in_block: bool,
     /// Whether it is frozen: it has no gradient, no master weights and no moments.
     frozen: bool,
     init: Init,
@@ -123,8 +125,21 @@ impl Param {
         let values = if frozen { &mut build.description.frozen } else { &mut build.description.parameters };
         *values += shape.iter().product::<usize>();
         let (id, gradient) = (build.next_id(), Gradient::new(format));
-        let (cast, placement, slice) = (None, Placement::Device, None);
-        Ok(Param { id, shards, weights, gradient, cast, formats, states_memory, placement, slice, frozen, init })
+        let (cast, placement, slice, in_block) = (None, Placement::Device, None, build.block.is_some());
+        Ok(Param {
+            id,
+            shards,
+            weights,
+            gradient,
+            cast,
+            formats,
+            states_memory,
+            placement,
+            slice,
+            in_block,
+            frozen,
+            init,
+        })
     }
 
     /// Loads the weights that this process stores. `largest` returns the maximum of an amax, F32 `[1]`, over the processes that have slices
@@ -208,6 +223,11 @@ impl Param {
     /// Whether it is a matrix; norms and biases are vectors.
     pub fn is_matrix(&self) -> bool {
         self.weights.shape().len() > 1
+    }
+
+    /// Whether it is a matrix of a block, rather than an embedding, the head, a norm or a bias.
+    pub fn is_hidden_matrix(&self) -> bool {
+        self.in_block && self.is_matrix()
     }
 
     /// Starts to copy those of `params` that are in host memory, and `others`, whose copies are returned.

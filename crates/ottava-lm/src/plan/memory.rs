@@ -1,7 +1,7 @@
 //! The memory of a run, from a dry run: the training code on a device without data that accounts for memory.
 
 use crate::checkpoint::{Contents, RandomWeights};
-use crate::config::ResolvedConfig;
+use crate::config::{OptimizerName, ResolvedConfig};
 use crate::context::Sequences;
 use crate::error::Result;
 use crate::level::Masters;
@@ -260,7 +260,8 @@ fn describe(scope: &str, config: &ResolvedConfig) -> String {
         }
         "head" => "logits of a chunk of tokens, and gradients of the head".into(),
         "backward" => "gradients of activations, and recomputed operands".into(),
-        "update" => "norm of the gradients".into(),
+        "update" if config.run.optimizer.name == OptimizerName::Adamw => "norm of the gradients".into(),
+        "update" => "directions of the update, and norm of the gradients".into(),
         "build" => "scales and histories, rotary positions, inputs and losses".into(),
         other => other.into(),
     }

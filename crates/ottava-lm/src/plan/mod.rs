@@ -9,6 +9,7 @@ mod inference;
 mod linears;
 mod memory;
 mod mesh;
+mod optimizer;
 mod resolve;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ pub use inference::expect_model_fits;
 pub use linears::LinearPlan;
 pub use memory::{MemoryLine, MemoryPlan};
 pub use mesh::{AmaxPlan, AxisPlan, MeshPlan};
+pub use optimizer::TensorPlan;
 pub use resolve::ResolvedRun;
 
 use crate::error::Result;
@@ -47,6 +49,8 @@ pub struct Plan {
     pub exceptions: Vec<String>,
     /// Each kind of attention layer, and its backend.
     pub attention: Vec<AttentionPlan>,
+    /// The trained tensors, and what updates them.
+    pub tensors: Vec<TensorPlan>,
     /// A sentence for each `auto` setting, with its resolved value.
     pub choice: Option<String>,
     /// The memory of the run.
@@ -71,6 +75,7 @@ impl Plan {
             linears: linears::linears(&model, &recipe),
             exceptions: model.exceptions(&recipe),
             attention: attention::attention(&model, &recipe, config.run.layout().document_mask, device)?,
+            tensors: optimizer::tensors(config, sizes, device)?,
             choice: choice.clone(),
             memory: memory.clone(),
             mesh: MeshPlan::new(&config.run, &model)?,

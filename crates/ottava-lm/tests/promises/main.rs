@@ -20,6 +20,7 @@ mod high_precision;
 mod lora;
 mod memory;
 mod model_gradients;
+mod muon;
 mod optimizers;
 mod products;
 mod quantized_folders;

@@ -6,7 +6,7 @@ use ottava_lm::level::{Formats, Level, Masters, Share};
 use ottava_lm::mode::{Mode, StepPrecision};
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{
-    AdamWConfig, AdamWOptimizer, Optimizer, find_amaxes, grad_norm, optimizer_tensors as kept_of, update,
+    AdamWConfig, AdamWOptimizer, Optimizer, Prepared, find_amaxes, grad_norm, optimizer_tensors as kept_of, update,
 };
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
@@ -273,9 +273,12 @@ fn amaxes_found_before_the_update_change_no_bit() {
                 optimizer.begin_step(1e-2, 1.0).unwrap();
                 let (mut params, scaling) = model.parameters_and_scaling();
                 scaling.update().unwrap();
-                let found =
-                    apart.then(|| find_amaxes(&mut optimizer, &mut params, &norm).unwrap().expect("O3 has scales"));
-                update(&mut optimizer, &mut params, 0, &mut scaling.casts(Mode::TRAINING), &norm, found).unwrap();
+                let mut prepared = Prepared::default();
+                if apart {
+                    let found = find_amaxes(&mut optimizer, &mut params, 0, &prepared, &norm).unwrap();
+                    prepared.amaxes = Some(found.expect("O3 has scales"));
+                }
+                update(&mut optimizer, &mut params, 0, &mut scaling.casts(Mode::TRAINING), &norm, prepared).unwrap();
                 model.parameters().into_iter().for_each(|param| param.gradient.clear());
             }
             let mut seen = Vec::new();

@@ -1,4 +1,4 @@
-//! The AdamW update with each storage format of weights, gradients and moments.
+//! Updates with each storage format of weights, gradients and states.
 
 use super::table::Table;
 use crate::ops::*;
@@ -60,6 +60,7 @@ pub(super) fn rows(table: &mut Table, shape: [usize; 2]) -> Result<()> {
     table.row("adamw, F32 states and BF16 copy", 30 * n, &mut || {
         case.update(with_stored_copy(&mut master, &mut copy), None)
     })?;
+    momenta(table, &case.plain, &case.norm, &mut master, &mut copy)?;
     let scale = Tensor::from_slice(device, &[1], &[64f32])?;
     let mut codes = quantize(&copy, DType::E4M3, &scale, CodeCopies::Both, &mut case.seen, 0)?;
     table.row("adamw, F32 states, BF16 copy, FP8 codes", 32 * n, &mut || {
@@ -117,6 +118,29 @@ pub(super) fn rows(table: &mut Table, shape: [usize; 2]) -> Result<()> {
         case.update(with_computed_copy(&mut weight), codes_with_scale(&scale, &mut codes))
     })?;
     Ok(())
+}
+
+/// The element-wise passes of Muon and Lion.
+fn momenta(table: &mut Table, grad: &Tensor, norm: &Tensor, master: &mut Tensor, copy: &mut Tensor) -> Result<()> {
+    let (n, device) = (grad.len(), grad.device());
+    let mut scalars = MomentumScalars::new(device)?;
+    let (beta1, beta2) = (0.95, 0.95);
+    scalars.set(&MomentumStep { learning_rate: 1e-4, beta1, beta2, step: 1, max_norm: 1.0, gradient_scale: 1.0 })?;
+    let mut direction = Tensor::zeros(device, grad.shape(), DType::BF16)?;
+    for (name, dtype) in [("momentum, F32", DType::F32), ("momentum, BF16", DType::BF16)] {
+        let mut state = Momentum::Plain(Tensor::zeros(device, grad.shape(), dtype)?);
+        table.row(name, (6 + 2 * dtype.size()) * n, &mut || {
+            let (momentum_of, grad, direction) = (&mut state, Gradient::Plain(grad), &mut direction);
+            let parameter =
+                MomentumParameter { momentum: momentum_of, grad, direction, seed: 7, offset: 0, amaxes: None };
+            momentum(parameter, Direction::Nesterov, norm, &scalars)
+        })?;
+    }
+    table.row("descend, F32 masters and BF16 copy", 12 * n, &mut || {
+        let weight = with_stored_copy(master, copy);
+        let (direction, weight_decay, seed) = (&direction, 0.1, 7);
+        descend(DescendParameter { weight, direction, weight_decay, seed, offset: 0, amaxes: None }, norm, &scalars)
+    })
 }
 
 fn codes_with_scale<'a>(scale: &'a Tensor, into: &'a mut QuantizedTensor) -> Option<WeightCast<'a>> {

@@ -3,8 +3,8 @@
 use super::launch;
 use super::{
     adamw, add, argmax, attention, bias, cast, checksum, column_scales, compress, cross_entropy, delayed_scaling,
-    embedding, gemm, global_norm, gradient_codes, head_norm, paged_attention, quantize, random, rmsnorm, rope, sample,
-    scaled, swiglu, transpose,
+    descend, embedding, gemm, global_norm, gradient_codes, head_norm, momentum, newton_schulz, paged_attention,
+    quantize, random, rmsnorm, rope, sample, scaled, swiglu, transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 use crate::{Capability, Feature};
@@ -34,14 +34,23 @@ pub fn kernels() -> Vec<KernelModule> {
         typed.into_iter().chain(rope::SOURCES).chain(swiglu::SOURCES),
         producers.into_iter().chain(rope::FP8_SOURCES).chain(swiglu::FP8_SOURCES),
     );
-    let untyped = [&argmax::SOURCE, &checksum::SOURCE, &delayed_scaling::SOURCE, &random::SOURCE, &sample::SOURCE];
+    let untyped = [
+        &argmax::SOURCE,
+        &checksum::SOURCE,
+        &delayed_scaling::SOURCE,
+        &newton_schulz::SOURCE,
+        &random::SOURCE,
+        &sample::SOURCE,
+    ];
     let mut all: Vec<KernelModule> = Vec::new();
     all.extend(typed.flat_map(|source| of(source, launch::STORAGE.iter().copied())));
     all.extend(of(&attention::SOURCE, attention::VARIANTS.iter().copied()));
     all.extend(of(&adamw::SOURCE, adamw::variants()));
     all.extend(of(&cast::SOURCE, cast::VARIANTS.iter().copied()));
+    all.extend(of(&descend::SOURCE, descend::VARIANTS.iter().copied()));
     all.extend(producers.flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));
     all.extend(of(&global_norm::SOURCE, global_norm::VARIANTS.iter().copied()));
+    all.extend(of(&momentum::SOURCE, momentum::VARIANTS.iter().copied()));
     for (source, tensor_cores) in [
         (&paged_attention::SOURCE, &paged_attention::TENSOR_CORES),
         (&paged_attention::BOUNDED, &paged_attention::BOUNDED_TENSOR_CORES),

@@ -7,10 +7,12 @@ mod attention;
 mod bias;
 mod cast;
 mod checksum;
+mod chunks;
 mod column_scales;
 mod compress;
 mod cross_entropy;
 mod delayed_scaling;
+mod descend;
 mod destination;
 mod embedding;
 mod expanded;
@@ -22,7 +24,10 @@ mod gradient_codes;
 mod head_norm;
 mod kernels;
 pub(crate) mod launch;
+mod momentum;
+mod newton_schulz;
 mod paged_attention;
+mod parameter;
 mod quantize;
 mod random;
 mod rmsnorm;
@@ -32,9 +37,7 @@ mod scaled;
 mod swiglu;
 mod transpose;
 
-pub use adamw::{
-    AdamW, AdamWParameter, AdamWScalars, Gradient, Moments, UpdatedWeight, WeightCast, WeightCopy, adamw, adamw_amaxes,
-};
+pub use adamw::{AdamW, AdamWParameter, AdamWScalars, Moments, WeightCast, adamw, adamw_amaxes};
 pub use add::add;
 pub use argmax::argmax;
 pub use attention::{
@@ -48,6 +51,7 @@ pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unsc
 pub use compress::{CompressedTensor, SavedActivation, compress, decompress};
 pub use cross_entropy::{IGNORE_INDEX, cross_entropy, cross_entropy_gradient};
 pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite, delayed_scaling};
+pub use descend::{DescendParameter, descend, descend_amax};
 pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
 pub use embedding::{embedding, embedding_gradient};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
@@ -55,7 +59,10 @@ pub use global_norm::{global_norm, root_of_sum, sum_of_squares};
 pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes};
 pub use head_norm::{HeadNormLayout, HeadNormWeights, head_norm, head_norm_backward};
 pub use kernels::{KernelSupport, kernel_support, kernels};
+pub use momentum::{Direction, Momentum, MomentumParameter, MomentumScalars, MomentumStep, momentum, momentum_amax};
+pub use newton_schulz::newton_schulz;
 pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
+pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
 pub use quantize::blocks::quantize_blocks;
 pub use quantize::{amax, measure, quantize, quantize_into, quantize_rounded_into, raise_amax, take_scale};
 pub use random::{normal, normal_from};

@@ -6,7 +6,8 @@ use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::preview::{Segment, count_targets, preview};
 use ottava_lm::data::{Formatting, Split, Tokenizer, loader, prepare, source};
 use ottava_lm::plan::{
-    AmaxPlan, AxisPlan, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, Plan, Prediction, ResolvedRun, predict,
+    AmaxPlan, AxisPlan, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, Plan, Prediction, ResolvedRun,
+    TensorPlan, predict,
 };
 use ottava_lm::step::{Program, Reductions};
 use ottava_lm::{Error, Result};
@@ -286,6 +287,7 @@ fn print(config: &RunConfig, plan: &Plan, formattings: &[Formatting], edges: &st
         out!("  {} x {}  [{}, {}]", l.count, l.name, l.shape[0], l.shape[1]);
         out!("    fprop {}\n    dgrad {}\n    wgrad {}\n    because: {}", l.fprop, l.dgrad, l.wgrad, l.reason);
     }
+    print_tensors(&plan.tensors);
     print_mesh(&plan.mesh);
     print_memory(&plan.memory);
     if let Some(choice) = &plan.choice {
@@ -311,6 +313,21 @@ fn print_gpu(gpu: &GpuPlan) {
         out!("  kernels that do not run: {missing}");
     }
     out!("");
+}
+
+/// The tensors of each optimizer, if there are several.
+fn print_tensors(tensors: &[TensorPlan]) {
+    out!("\nOptimizer\n");
+    let mut names: Vec<_> = tensors.iter().map(|plan| plan.optimizer.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    for name in &names {
+        let of_name = || tensors.iter().filter(|plan| plan.optimizer.as_str() == *name);
+        out!("  {name}: {} tensors", of_name().map(|plan| plan.count).sum::<usize>());
+        for TensorPlan { name, count, shape, .. } in of_name().filter(|_| names.len() > 1) {
+            out!("    {count} x {name}  {shape:?}");
+        }
+    }
 }
 
 fn print_mesh(mesh: &MeshPlan) {

@@ -1,8 +1,8 @@
-use super::chunks::{self, Chunk, Rounding};
-use super::{AdamWParameter, CastStatistics, Gradient, Moments, Scalars, UpdatedWeight, WeightCast, WeightCopy};
+use super::{AdamWParameter, CastStatistics, Moments, Scalars, WeightCast};
+use crate::ops::chunks::{self, Chunk, Rounding};
+use crate::ops::parameter::{UpdatedWeight, WeightCopy};
 use crate::ops::{CastScale, cast, quantize, scaled, unscaled};
 use crate::{DType, Tensor};
-use half::bf16;
 use rayon::prelude::*;
 
 /// Elements per task.
@@ -12,7 +12,7 @@ const CHUNK: usize = 1 << 14;
 const SCALED_TYPES: [DType; 3] = [DType::F16, DType::E4M3, DType::F16];
 
 pub(super) fn adamw_amaxes(parameters: &mut [AdamWParameter], norm: &Tensor, how: &Scalars) {
-    let Some(clip) = clip_factor(norm, how) else { return };
+    let Some(clip) = chunks::clip_factor(norm, how.max_norm, how.unscale) else { return };
     for parameter in parameters.iter_mut().filter(|parameter| parameter.has_powers()) {
         let found = update(parameter, clip, how, None);
         let (weight, moments) = parameter.is_scaled();
@@ -25,7 +25,7 @@ pub(super) fn adamw_amaxes(parameters: &mut [AdamWParameter], norm: &Tensor, how
 }
 
 pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStatistics, norm: &Tensor, how: &Scalars) {
-    let Some(clip) = clip_factor(norm, how) else { return };
+    let Some(clip) = chunks::clip_factor(norm, how.max_norm, how.unscale) else { return };
     for parameter in parameters {
         let mut powers = [[1.0; 2]; 3];
         if parameter.has_powers() {
@@ -66,33 +66,13 @@ pub(super) fn scratch(parameters: &[AdamWParameter]) -> usize {
     parameters.iter().map(bytes).max().unwrap_or(0)
 }
 
-/// The factor of gradients; `None` if their norm is not finite.
-fn clip_factor(norm: &Tensor, how: &Scalars) -> Option<f32> {
-    let norm = norm.host::<f32>()[0];
-    let clip = match how.max_norm {
-        0.0 => 1.0,
-        max_norm => (max_norm / (norm * how.unscale + 1e-6)).min(1.0),
-    };
-    norm.is_finite().then_some(clip * how.unscale)
-}
-
 /// Writes the inverse scales and the copy that layers read, after all values are written.
 fn finish(parameter: &mut AdamWParameter, [weight, first, second]: [f32; 3]) {
     if let Moments::Scaled { m, v } = parameter.moments {
         m.scale_inv.host_mut()[0] = first;
         v.scale_inv.host_mut()[0] = second;
     }
-    if let UpdatedWeight::Scaled { master, .. } = &mut parameter.weight {
-        master.scale_inv.host_mut()[0] = weight;
-    }
-    match &mut parameter.weight {
-        UpdatedWeight::Master { master, copy: WeightCopy::Stored(copy) } => {
-            let rounded = cast(master, copy.dtype()).expect(REFUSED);
-            copy.copy_from(0, &rounded).expect("of the same type and size");
-        }
-        UpdatedWeight::Scaled { master, copy: WeightCopy::Stored(copy) } => scaled::cpu::unscaled(master, copy),
-        _ => {}
-    }
+    chunks::finish_weight(&mut parameter.weight, weight);
 }
 
 /// The weights as layers read them.
@@ -112,7 +92,7 @@ const CHECKED: &str = "the op has checked that there are amaxes";
 /// Computes the new weights and moments. Without `powers` it returns their amaxes, else it writes them with these scales.
 fn update(parameter: &mut AdamWParameter, clip: f32, how: &Scalars, powers: Option<[f32; 3]>) -> [f32; 3] {
     let keep = how.decay_factor(parameter.weight_decay);
-    let seed = how.stochastic_seed(parameter.seed);
+    let seed = chunks::step_seed(parameter.seed, how.step);
     let size = match &parameter.moments {
         Moments::Expanded { m, .. } => m.codes.shape()[1].max(1),
         _ => CHUNK,
@@ -122,12 +102,7 @@ fn update(parameter: &mut AdamWParameter, clip: f32, how: &Scalars, powers: Opti
         Moments::Scaled { m, v } => (Chunk::scaled(m, size), Chunk::scaled(v, size)),
         Moments::Expanded { m, v } => (Chunk::expanded(m), Chunk::expanded(v)),
     };
-    let weight = match &mut parameter.weight {
-        UpdatedWeight::Master { master, .. } => Chunk::plain(master, size),
-        UpdatedWeight::Scaled { master, .. } => Chunk::scaled(master, size),
-        UpdatedWeight::Split { weight, rest } => Chunk::split(weight, rest, size),
-        UpdatedWeight::Stochastic { weight } => Chunk::plain(weight, size),
-    };
+    let weight = chunks::of_weight(&mut parameter.weight, size);
     let (grad, first) = (parameter.grad, parameter.offset);
     let pieces = weight.into_par_iter().zip(m).zip(v).enumerate().map(|(i, ((weight, m), v))| {
         let start = i * size;
@@ -136,7 +111,7 @@ fn update(parameter: &mut AdamWParameter, clip: f32, how: &Scalars, powers: Opti
         let mut new = [(); 3].map(|()| vec![0f32; length]);
         pieces.iter().zip(&mut new).for_each(|(piece, new)| piece.load(new));
         let mut g = vec![0f32; length];
-        load_gradient(grad, start, &mut g);
+        chunks::load_gradient(grad, start, &mut g);
         let [w, m, v] = &mut new;
         for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(g) {
             *w = element(*w, m, v, g * clip, keep, how);
@@ -152,17 +127,6 @@ fn update(parameter: &mut AdamWParameter, clip: f32, how: &Scalars, powers: Opti
         }
     });
     pieces.reduce(|| [0.0; 3], |a, b| [a[0].max(b[0]), a[1].max(b[1]), a[2].max(b[2])])
-}
-
-fn load_gradient(grad: Gradient, start: usize, to: &mut [f32]) {
-    let range = start..start + to.len();
-    match grad {
-        Gradient::Plain(grad) if grad.dtype() == DType::F32 => chunks::load(&grad.host::<f32>()[range], 1.0, to),
-        Gradient::Plain(grad) => chunks::load(&grad.host::<bf16>()[range], 1.0, to),
-        Gradient::Scaled(grad) => {
-            chunks::load(&grad.values.host::<crate::fp8::E4M3>()[range], grad.scale_inv.host::<f32>()[0], to);
-        }
-    }
 }
 
 fn element(w: f32, m: &mut f32, v: &mut f32, g: f32, keep: f32, how: &Scalars) -> f32 {

@@ -1,13 +1,15 @@
-use super::{AdamWParameter, CastStatistics, Gradient, Moments, SLICE_UNIT, UpdatedWeight, WeightCast, WeightCopy};
+use super::{AdamWParameter, CastStatistics, Moments, WeightCast};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{BLOCK, Defines, kernel_source};
+use crate::ops::parameter::{Gradient, SLICE_UNIT, UpdatedWeight, WeightCopy};
 use crate::ops::{CastScale, quantize};
 use crate::{DType, Result, Tensor};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 kernel_source!(
-    SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "adamw/elements.cuh"; PARTS, CAST_PARTS, SLICE_UNIT
+    SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "parameter.cuh", "adamw/elements.cuh";
+    PARTS, CAST_PARTS, SLICE_UNIT
 );
 
 /// Parameters of one launch: their table is a kernel argument, of which there are 4 KiB.

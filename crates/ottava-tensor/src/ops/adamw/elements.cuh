@@ -1,11 +1,5 @@
 // The update of eight elements. Compiled without FMA contraction, so each operation rounds as on the CPU. `G` is the type of the gradient,
 // `X` that of the weights that layers read; `WEIGHTS` and `MOMENTS` are the storage formats.
-enum WeightStorage { Master, ScaledMaster, Split, Chance };
-enum MomentStorage { Float32, Bfloat16, ScaledMoments, Expanded };
-
-template <int kind> struct WeightType { typedef bf16 T; };
-template <> struct WeightType<Master> { typedef f32 T; };
-template <> struct WeightType<ScaledMaster> { typedef f16 T; };
 template <int kind> struct MomentTypes { typedef e4m3 M, V; };
 template <> struct MomentTypes<Float32> { typedef f32 M, V; };
 template <> struct MomentTypes<Bfloat16> { typedef bf16 M, V; };
@@ -88,30 +82,6 @@ __device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s,
     return how;
 }
 
-// Stochastic rounding: adds 16 random bits and truncates. One 64-bit hash serves four neighbouring elements, since one hash per element
-// would cost more than the memory traffic. `kind` selects different bits for weights and both moments.
-__device__ __forceinline__ float by_chance(float x, u64 four, u32 lane) {
-    return finite(x) ? __uint_as_float(__float_as_uint(x) + (u32)(four >> (16 * (lane % 4)) & 0xFFFF) & 0xFFFF0000) : x;
-}
-__device__ __forceinline__ void round_stochastically(float* x, u64 seed, u64 at, u32 kind) {
-    if (at % 4 == 0) {
-        const u64 four[2] = {hash(seed ^ (at / 4)), hash(seed ^ (at / 4 + 1))};
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) x[i] = by_chance(x[i], four[i / 4], i + kind);
-    } else {
-        // The row does not start at a multiple of four.
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) x[i] = by_chance(x[i], hash(seed ^ (at + i) / 4), at + i + kind);
-    }
-}
-
-// Position of eight elements of a parameter: `valid` of them exist; `wide` if all do and are aligned. `group` is that of expanded moments.
-struct Place {
-    u64 at, group;
-    int valid;
-    bool wide;
-};
-
 // Loaded values of eight elements.
 struct Raw {
     Eight<G> g;
@@ -141,10 +111,6 @@ __device__ __forceinline__ void fetch(Raw& raw, const Tensors& of, const Place& 
 // Decoded weights and moments.
 struct Values { float w[8], m[8], v[8]; };
 
-__device__ __forceinline__ void scale8(float* x, float scale) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) x[i] *= scale;
-}
 // Decodes the moments and the clipped gradient.
 __device__ __forceinline__ void decode_moments(const Raw& raw, const Update& how, const Logarithms& logarithms, float* g, float* m, float* v) {
     unpack8(raw.g, g);
@@ -163,13 +129,7 @@ __device__ __forceinline__ void decode_moments(const Raw& raw, const Update& how
 // Also decodes the weights.
 __device__ __forceinline__ void decode(const Raw& raw, const Update& how, const Logarithms& logarithms, float* g, Values& old) {
     decode_moments(raw, how, logarithms, g, old.m, old.v);
-    unpack8(raw.w, old.w);
-    if (SCALED_W) scale8(old.w, how.scale);
-    if (WEIGHTS == Split) {
-        const u32 pairs[4] = {raw.rest.words[0].x, raw.rest.words[0].y, raw.rest.words[0].z, raw.rest.words[0].w};
-#pragma unroll
-        for (int i = 0; i < 8; i++) old.w[i] = __uint_as_float(__float_as_uint(old.w[i]) + (int)(short)(pairs[i / 2] >> (i % 2 * 16)));
-    }
+    decode_weights<WEIGHTS>(raw.w, raw.rest, how.scale, old.w);
 }
 // Updates the moments of eight elements in place.
 __device__ __forceinline__ void moments8(const float* g, const Update& how, float* m, float* v) {
@@ -241,16 +201,6 @@ __device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors
     if (!exact) update_again(x, of, place, how, logarithms);
 }
 
-// As `put8`, with explicit vector stores, which the compiler splits otherwise.
-template <class T> __device__ __forceinline__ void write8(T* p, const Eight<T>& e, const Place& place) {
-    if (!place.wide) return put8(p, e, place.valid, false);
-    const u32* words = (const u32*)&e;
-    if (sizeof(T) == 1) asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(words[0]), "r"(words[1]) : "memory");
-#pragma unroll
-    for (int w = 0; w + 4 <= sizeof(e) / 4; w += 4)
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"((u32*)p + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
-}
-
 // Stores new values and returns the weights as layers read them, zero without `any`. Called by all threads of a warp; 16 neighbouring
 // threads share a group of expanded moments.
 __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Place& place, bool any, const Update& how) {
@@ -276,18 +226,7 @@ __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Pl
     Eight<X> read = {};
     if (!any) return read;
     if (WEIGHTS == Chance) round_stochastically(x.w, how.seed, how.offset + place.at, 0);
-    if constexpr (WEIGHTS == Split) {
-        u32 rest[4] = {};
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const u32 bits = __float_as_uint(x.w[i]);
-            rest[i / 2] |= (bits & 0xFFFF) << (i % 2 * 16);
-            x.w[i] = __uint_as_float((bits + 0x8000) & 0xFFFF0000);
-        }
-        Eight<bf16> rests;
-        rests.words[0] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
-        write8((bf16*)of.rest + place.at, rests, place);
-    }
+    if constexpr (WEIGHTS == Split) split8(x.w, (bf16*)of.rest + place.at, place);
     if (SCALED_W) scale8(x.w, how.power);
     const Eight<W> kept = pack8<W>(x.w);
     write8(of.weight + place.at, kept, place);

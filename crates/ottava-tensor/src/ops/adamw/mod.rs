@@ -1,7 +1,6 @@
 //! AdamW with decoupled weight decay, fused with the cast of the new weights to FP8. Loshchilov and Hutter 2019, arXiv:1711.05101;
 //! order of operations as in PyTorch.
 
-mod chunks;
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -11,8 +10,8 @@ mod tests;
 
 use super::destination::CastScale;
 use super::destination::CastStatistics;
+use super::parameter::{Gradient, UpdatedWeight, expect_expanded, expect_plain, expect_scaled, expect_slice};
 use super::quantize::{expect_amax, expect_cast, expect_measured};
-use super::random::hash;
 use crate::granularity::Granularity;
 use crate::quantized::QuantizedTensor;
 use crate::stored::{ExpandedTensor, ScaledTensor};
@@ -79,11 +78,6 @@ impl Scalars {
     fn decay_factor(&self, weight_decay: f64) -> f32 {
         (1.0 - self.learning_rate * weight_decay) as f32
     }
-
-    /// Seed of stochastic rounding at this step.
-    fn stochastic_seed(&self, seed: u64) -> u64 {
-        hash(seed ^ hash(self.step))
-    }
 }
 
 /// The scalars of an update in device memory, so that a replayed graph reads those of the current step.
@@ -106,72 +100,6 @@ impl AdamWScalars {
 
     fn host(&self) -> Scalars {
         bytemuck::cast_slice(self.words.host::<i64>())[0]
-    }
-}
-
-/// The weights of a parameter in their storage format.
-#[derive(Debug)]
-pub enum UpdatedWeight<'a> {
-    /// F32 master weights.
-    Master {
-        /// The master weights, F32.
-        master: &'a mut Tensor,
-        /// The copy that layers read.
-        copy: WeightCopy<'a>,
-    },
-    /// Scaled F16, updated in F32 and rounded to nearest. Layers read these values.
-    Scaled {
-        /// The weights, F16.
-        master: &'a mut ScaledTensor,
-        /// The copy that layers read.
-        copy: WeightCopy<'a>,
-    },
-    /// F32 split into a BF16 half that layers read (nearest, ties away from zero) and the remaining bits.
-    Split {
-        /// The weights, BF16.
-        weight: &'a mut Tensor,
-        /// The remainder, I16: added to the bits of the BF16 value as an F32.
-        rest: &'a mut Tensor,
-    },
-    /// BF16 with stochastic rounding, so that small updates count on average.
-    Stochastic {
-        /// The weights, BF16.
-        weight: &'a mut Tensor,
-    },
-}
-
-/// The copy of the weights that layers read.
-#[derive(Debug)]
-pub enum WeightCopy<'a> {
-    /// Stored in the type of this tensor.
-    Stored(&'a mut Tensor),
-    /// Computed on demand in this type: F32, F16 or BF16.
-    OnDemand(DType),
-}
-
-impl WeightCopy<'_> {
-    fn dtype(&self) -> DType {
-        match self {
-            WeightCopy::Stored(copy) => copy.dtype(),
-            WeightCopy::OnDemand(dtype) => *dtype,
-        }
-    }
-
-    fn stored(&mut self) -> Option<&mut Tensor> {
-        match self {
-            WeightCopy::Stored(copy) => Some(copy),
-            WeightCopy::OnDemand(_) => None,
-        }
-    }
-}
-
-impl UpdatedWeight<'_> {
-    /// The type in which layers read the weights.
-    fn read_dtype(&self) -> DType {
-        match self {
-            UpdatedWeight::Master { copy, .. } | UpdatedWeight::Scaled { copy, .. } => copy.dtype(),
-            UpdatedWeight::Split { .. } | UpdatedWeight::Stochastic { .. } => DType::BF16,
-        }
     }
 }
 
@@ -201,24 +129,6 @@ pub enum Moments {
     },
 }
 
-/// The gradient of a parameter.
-#[derive(Clone, Copy, Debug)]
-pub enum Gradient<'a> {
-    /// F32 or BF16.
-    Plain(&'a Tensor),
-    /// Scaled E4M3.
-    Scaled(&'a ScaledTensor),
-}
-
-impl<'a> Gradient<'a> {
-    /// The stored values.
-    pub fn values(self) -> &'a Tensor {
-        match self {
-            Gradient::Plain(values) | Gradient::Scaled(ScaledTensor { values, .. }) => values,
-        }
-    }
-}
-
 /// The cast of the new weights that an update performs.
 #[derive(Debug)]
 pub enum WeightCast<'a> {
@@ -234,9 +144,6 @@ pub enum WeightCast<'a> {
         into: &'a mut QuantizedTensor,
     },
 }
-
-/// Elements that the start of a slice is a multiple of.
-const SLICE_UNIT: usize = 128;
 
 /// The tensors of one parameter, or of a slice of one, all of one shape.
 #[derive(Debug)]
@@ -327,67 +234,22 @@ fn check_all(parameters: &[AdamWParameter], norm: &Tensor, scalars: &AdamWScalar
 
 fn check(parameter: &AdamWParameter, device: &Device) -> Result<()> {
     let shape = parameter.grad.values().shape();
-    let tensor = |what: &str, tensor: &Tensor, dtypes: &[DType]| {
-        tensor.expect(what, shape)?;
-        tensor.expect_dtype(what, dtypes)?;
-        tensor.expect_device(what, device)
-    };
-    let scaled = |what: &str, x: &ScaledTensor, dtype| {
-        tensor(what, &x.values, &[dtype])?;
-        x.scale_inv.expect(what, &[1])?;
-        x.scale_inv.expect_dtype(what, &[DType::F32])?;
-        x.scale_inv.expect_device(what, device)
-    };
-    let expanded = |what: &str, x: &ExpandedTensor| {
-        tensor(what, &x.codes, &[DType::E4M3])?;
-        let [rows, columns] = x.codes.dims(what)?;
-        x.groups.expect(what, &ExpandedTensor::groups_shape(rows, columns))?;
-        x.groups.expect_dtype(what, &[DType::F32])?;
-        x.groups.expect_device(what, device)
-    };
-    let copied = |copy: &WeightCopy| match copy {
-        WeightCopy::Stored(copy) => tensor("adamw: copy", copy, &[DType::F32, DType::F16, DType::BF16]),
-        WeightCopy::OnDemand(DType::F32 | DType::F16 | DType::BF16) => Ok(()),
-        WeightCopy::OnDemand(other) => Err(Error::Value(format!("adamw: layers cannot read weights in {other}"))),
-    };
-    match parameter.grad {
-        Gradient::Plain(grad) => tensor("adamw: grad", grad, &[DType::F32, DType::BF16])?,
-        Gradient::Scaled(grad) => scaled("adamw: grad", grad, DType::E4M3)?,
-    }
+    parameter.grad.expect("adamw", device)?;
+    parameter.weight.expect("adamw", shape, device)?;
+    expect_slice("adamw", parameter.offset)?;
     match &*parameter.moments {
         Moments::Plain { m, v } => {
-            tensor("adamw: m", m, &[DType::F32, DType::BF16])?;
-            tensor("adamw: v", v, &[m.dtype()])?;
+            expect_plain("adamw: m", m, &[DType::F32, DType::BF16], shape, device)?;
+            expect_plain("adamw: v", v, &[m.dtype()], shape, device)?;
         }
         Moments::Scaled { m, v } => {
-            scaled("adamw: m", m, DType::E4M3)?;
-            scaled("adamw: v", v, DType::F16)?;
+            expect_scaled("adamw: m", m, DType::E4M3, shape, device)?;
+            expect_scaled("adamw: v", v, DType::F16, shape, device)?;
         }
         Moments::Expanded { m, v } => {
-            expanded("adamw: m", m)?;
-            expanded("adamw: v", v)?;
+            expect_expanded("adamw: m", m, shape, device)?;
+            expect_expanded("adamw: v", v, shape, device)?;
         }
-    }
-    match &parameter.weight {
-        UpdatedWeight::Master { master, copy } => {
-            tensor("adamw: master", master, &[DType::F32])?;
-            copied(copy)?;
-        }
-        UpdatedWeight::Scaled { master, copy } => {
-            scaled("adamw: master", master, DType::F16)?;
-            copied(copy)?;
-        }
-        UpdatedWeight::Split { weight, rest } => {
-            tensor("adamw: weight", weight, &[DType::BF16])?;
-            tensor("adamw: rest of the weight", rest, &[DType::I16])?;
-        }
-        UpdatedWeight::Stochastic { weight } => tensor("adamw: weight", weight, &[DType::BF16])?,
-    }
-    if !parameter.offset.is_multiple_of(SLICE_UNIT) {
-        return Err(Error::Value(format!(
-            "adamw: a slice starts at element {}, not at a multiple of 128",
-            parameter.offset
-        )));
     }
     match &parameter.amaxes {
         _ if !parameter.has_powers() => Ok(()),

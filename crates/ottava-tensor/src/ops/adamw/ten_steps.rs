@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::MemoryKind;
+use crate::ops::WeightCopy;
 use crate::ops::{global_norm, scaled, unscaled};
 use crate::testing::{gpu, normals, values};
 

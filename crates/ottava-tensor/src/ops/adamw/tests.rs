@@ -4,7 +4,7 @@ use super::*;
 use crate::MemoryKind;
 use crate::ops::destination::tests::hostile;
 use crate::ops::quantize::raise_amax;
-use crate::ops::{CodeCopies, CurrentScaling};
+use crate::ops::{CodeCopies, CurrentScaling, WeightCopy};
 use crate::ops::{Fp8Output, amax, cast, scaled, unscaled};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 

@@ -1,10 +1,12 @@
-//! Reading and writing stored weights and moments on the CPU, in chunks and through F32.
+//! Reading and writing stored weights, optimizer states and gradients on the CPU, in chunks and through F32.
 
+use super::parameter::{Gradient, UpdatedWeight, WeightCopy};
 use crate::element::Float;
 use crate::fp8::E4M3;
 use crate::ops::expanded::Curve;
 use crate::ops::random::hash;
 use crate::ops::scaled::cpu::split_f32;
+use crate::ops::{cast, scaled};
 use crate::stored::{ExpandedTensor, ScaledTensor};
 use crate::{DType, Tensor};
 use half::{bf16, f16};
@@ -109,12 +111,63 @@ impl<'a> Chunk<'a> {
     }
 }
 
-pub(super) fn load<X: Float<Real = f32>>(x: &[X], scale: f32, to: &mut [f32]) {
+fn load<X: Float<Real = f32>>(x: &[X], scale: f32, to: &mut [f32]) {
     to.iter_mut().zip(x).for_each(|(to, x)| *to = x.load() * scale);
 }
 
 fn store<X: Float<Real = f32>>(from: &[f32], power: f32, x: &mut [X]) {
     x.iter_mut().zip(from).for_each(|(x, from)| *x = X::store(from * power));
+}
+
+/// The chunks of the stored weights.
+pub(super) fn of_weight<'a>(weight: &'a mut UpdatedWeight, size: usize) -> Vec<Chunk<'a>> {
+    match weight {
+        UpdatedWeight::Master { master, .. } => Chunk::plain(master, size),
+        UpdatedWeight::Scaled { master, .. } => Chunk::scaled(master, size),
+        UpdatedWeight::Split { weight, rest } => Chunk::split(weight, rest, size),
+        UpdatedWeight::Stochastic { weight } => Chunk::plain(weight, size),
+    }
+}
+
+/// Writes the inverse scale of scaled weights, and the copy that layers read, after all values are written.
+pub(super) fn finish_weight(weight: &mut UpdatedWeight, scale_inv: f32) {
+    if let UpdatedWeight::Scaled { master, .. } = weight {
+        master.scale_inv.host_mut()[0] = scale_inv;
+    }
+    match weight {
+        UpdatedWeight::Master { master, copy: WeightCopy::Stored(copy) } => {
+            let rounded = cast(master, copy.dtype()).expect("host memory is not refused");
+            copy.copy_from(0, &rounded).expect("of the same type and size");
+        }
+        UpdatedWeight::Scaled { master, copy: WeightCopy::Stored(copy) } => scaled::cpu::unscaled(master, copy),
+        _ => {}
+    }
+}
+
+/// Loads the elements of a gradient from `start` on.
+pub(super) fn load_gradient(grad: Gradient, start: usize, to: &mut [f32]) {
+    let range = start..start + to.len();
+    match grad {
+        Gradient::Plain(grad) if grad.dtype() == DType::F32 => load(&grad.host::<f32>()[range], 1.0, to),
+        Gradient::Plain(grad) => load(&grad.host::<bf16>()[range], 1.0, to),
+        Gradient::Scaled(grad) => load(&grad.values.host::<E4M3>()[range], grad.scale_inv.host::<f32>()[0], to),
+    }
+}
+
+/// The factor of gradients, which clips their `norm` to `max_norm`, 0 for no clipping, and removes the factor that they contain; `None` if
+/// the norm is not finite.
+pub(super) fn clip_factor(norm: &Tensor, max_norm: f32, unscale: f32) -> Option<f32> {
+    let norm = norm.host::<f32>()[0];
+    let clip = match max_norm {
+        0.0 => 1.0,
+        max_norm => (max_norm / (norm * unscale + 1e-6)).min(1.0),
+    };
+    norm.is_finite().then_some(clip * unscale)
+}
+
+/// The seed of stochastic rounding of a parameter with this `seed` in a step.
+pub(super) fn step_seed(seed: u64, step: u64) -> u64 {
+    hash(seed ^ hash(step))
 }
 
 /// Stochastic rounding to BF16: adds 16 random bits and truncates. One 64-bit hash serves four neighbouring elements; weight and moments

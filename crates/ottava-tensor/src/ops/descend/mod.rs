@@ -1,0 +1,76 @@
+//! The step of the weights along a direction, with decoupled weight decay. Loshchilov and Hutter 2019, arXiv:1711.05101.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::momentum::{MomentumScalars, expect_amaxes};
+use super::parameter::{UpdatedWeight, expect_plain, expect_slice};
+use crate::{DType, Device, Result, Tensor};
+
+pub(crate) use cuda::{SOURCE, VARIANTS};
+
+/// The tensors of one parameter, or of a slice of one, all of one shape.
+#[derive(Debug)]
+pub struct DescendParameter<'a> {
+    /// The weights.
+    pub weight: UpdatedWeight<'a>,
+    /// The direction, BF16.
+    pub direction: &'a Tensor,
+    /// Weight decay per unit of learning rate.
+    pub weight_decay: f64,
+    /// As in [`MomentumParameter`](super::MomentumParameter), for weights that are rounded stochastically.
+    pub seed: u64,
+    /// The place of the first element in the parameter of which these tensors are a slice, a multiple of 128.
+    pub offset: usize,
+    /// F32 `[2]`, of the weights and of the momentum: the first is raised by [`descend_amax`] and read by [`descend`]. For a slice,
+    /// [`descend`] needs that of the whole parameter. `None` if the weights are not [`UpdatedWeight::Scaled`].
+    pub amaxes: Option<&'a mut Tensor>,
+}
+
+/// Raises the first of the amaxes to the largest absolute value that [`descend`] is about to store, if weights are stored with a scale, and
+/// writes nothing else.
+///
+/// If `norm` is not finite, nothing is written. Bit-identical on every device.
+pub fn descend_amax(parameter: DescendParameter, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
+    check(&parameter, norm, scalars)?;
+    match norm.device() {
+        _ if !is_scaled(&parameter) => {}
+        Device::Cpu => cpu::descend(parameter, norm, &scalars.host(), false),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::descend(gpu, parameter, norm, &scalars.words, false)?,
+    }
+    Ok(())
+}
+
+/// Moves the weights: `w = w · (1 - lr·wd) - lr · direction`, with the learning rate of `scalars`.
+///
+/// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written. Bit-identical on every device: each operation is
+/// rounded on its own.
+pub fn descend(parameter: DescendParameter, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
+    check(&parameter, norm, scalars)?;
+    match norm.device() {
+        Device::Cpu => cpu::descend(parameter, norm, &scalars.host(), true),
+        Device::DryCpu(tracker) => tracker.scratch(cpu::scratch(&parameter)),
+        Device::Cuda(gpu) => cuda::descend(gpu, parameter, norm, &scalars.words, true)?,
+    }
+    Ok(())
+}
+
+fn is_scaled(parameter: &DescendParameter) -> bool {
+    matches!(parameter.weight, UpdatedWeight::Scaled { .. })
+}
+
+fn check(parameter: &DescendParameter, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
+    let (shape, device) = (parameter.direction.shape(), norm.device());
+    expect_plain("descend: norm", norm, &[DType::F32], &[1], device)?;
+    scalars.words.expect_device("descend: scalars", device)?;
+    expect_plain("descend: direction", parameter.direction, &[DType::BF16], shape, device)?;
+    expect_slice("descend", parameter.offset)?;
+    parameter.weight.expect("descend", shape, device)?;
+    match is_scaled(parameter) {
+        true => expect_amaxes("descend", parameter.amaxes.as_deref(), device),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,172 @@
+//! The momentum of an update, and the direction of the update that follows from it: of Muon (Jordan 2024) and Lion (Chen et al. 2023,
+//! arXiv:2302.06675). [`descend`](super::descend()) then moves the weights.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::parameter::{Gradient, expect_expanded, expect_plain, expect_scaled, expect_slice};
+use crate::stored::{ExpandedTensor, ScaledTensor};
+use crate::{DType, Device, Error, Result, Tensor};
+use bytemuck::{Pod, Zeroable};
+
+pub(crate) use cuda::{SOURCE, VARIANTS};
+
+/// Scalars of one update.
+#[derive(Clone, Copy, Debug)]
+pub struct MomentumStep {
+    /// Step size at this step.
+    pub learning_rate: f64,
+    /// Share of the momentum in the direction.
+    pub beta1: f64,
+    /// Decay of the momentum.
+    pub beta2: f64,
+    /// Number of this update, from 1.
+    pub step: u64,
+    /// Maximum global norm that gradients are clipped to; 0 disables clipping.
+    pub max_norm: f64,
+    /// Factor that gradients and their norm contain, as a loss scale.
+    pub gradient_scale: f64,
+}
+
+/// Scalars derived from [`MomentumStep`], each rounded once from F64; laid out as in momentum.cu and descend.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Scalars {
+    pub learning_rate: f64,
+    pub step: u64,
+    pub take1: f32,
+    pub take2: f32,
+    pub max_norm: f32,
+    pub unscale: f32,
+}
+
+/// The scalars of an update in device memory, so that a replayed graph reads those of the current step.
+#[derive(Debug)]
+pub struct MomentumScalars {
+    /// A [`Scalars`] as bytes.
+    pub(super) words: Tensor,
+}
+
+impl MomentumScalars {
+    /// Unset: call [`MomentumScalars::set`] before the first update.
+    pub fn new(device: &Device) -> Result<MomentumScalars> {
+        Ok(MomentumScalars { words: Tensor::zeros(device, &[size_of::<Scalars>() / 8], DType::I64)? })
+    }
+
+    /// Writes the scalars and synchronises. Not allowed during graph capture.
+    pub fn set(&mut self, how: &MomentumStep) -> Result<()> {
+        self.words.write_bytes(bytemuck::bytes_of(&Scalars {
+            learning_rate: how.learning_rate,
+            step: how.step,
+            take1: (1.0 - how.beta1) as f32,
+            take2: (1.0 - how.beta2) as f32,
+            max_norm: how.max_norm as f32,
+            unscale: (1.0 / how.gradient_scale) as f32,
+        }))
+    }
+
+    pub(super) fn host(&self) -> Scalars {
+        bytemuck::cast_slice(self.words.host::<i64>())[0]
+    }
+}
+
+/// A momentum in its storage format.
+#[derive(Debug)]
+pub enum Momentum {
+    /// F32, or BF16 with stochastic rounding.
+    Plain(Tensor),
+    /// Scaled E4M3.
+    Scaled(ScaledTensor),
+    /// E4M3 with dynamic range expansion; only of a matrix.
+    Expanded(ExpandedTensor),
+}
+
+/// How the direction of an update follows from gradient `g`, momentum `m` before it and `m'` after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Nesterov's: `m' + (g - m') · (1 - β1)`.
+    Nesterov,
+    /// The sign of `m + (g - m) · (1 - β1)`; 0 for 0.
+    Sign,
+}
+
+/// The tensors of one parameter, or of a slice of one, all of one shape.
+#[derive(Debug)]
+pub struct MomentumParameter<'a> {
+    /// Momentum.
+    pub momentum: &'a mut Momentum,
+    /// Gradient.
+    pub grad: Gradient<'a>,
+    /// Receives the direction, BF16.
+    pub direction: &'a mut Tensor,
+    /// Seed of stochastic rounding, different for each parameter. The rounding of element `i` in step `t` depends only on
+    /// `(seed, t, offset + i)`.
+    pub seed: u64,
+    /// The place of the first element in the parameter of which these tensors are a slice, a multiple of 128.
+    pub offset: usize,
+    /// F32 `[2]`, of the weights and of the momentum: the second is raised by [`momentum_amax`] and read by [`momentum`]. For a slice,
+    /// [`momentum`] needs that of the whole parameter. `None` if the momentum is not [`Momentum::Scaled`].
+    pub amaxes: Option<&'a mut Tensor>,
+}
+
+/// Raises the second of the amaxes to the largest absolute value that [`momentum`] is about to store, if it is stored with a scale, and
+/// writes the direction, but not the momentum. Bit-identical on every device.
+///
+/// If `norm` is not finite, nothing is written.
+pub fn momentum_amax(
+    parameter: MomentumParameter,
+    rule: Direction,
+    norm: &Tensor,
+    scalars: &MomentumScalars,
+) -> Result<()> {
+    check(&parameter, norm, scalars)?;
+    match norm.device() {
+        Device::Cpu => cpu::momentum(parameter, rule, norm, &scalars.host(), false),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::momentum(gpu, parameter, rule, norm, &scalars.words, false)?,
+    }
+    Ok(())
+}
+
+/// Updates a momentum, and writes the direction of the update: with
+/// `g = grad / gradient_scale · min(1, max_norm / (norm / gradient_scale + 1e-6))`, `m' = m + (g - m) · (1 - β2)`, and the direction by
+/// `rule`, from values before the momentum is rounded.
+///
+/// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written. Bit-identical on every device: each operation is
+/// rounded on its own.
+pub fn momentum(parameter: MomentumParameter, rule: Direction, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
+    check(&parameter, norm, scalars)?;
+    match norm.device() {
+        Device::Cpu => cpu::momentum(parameter, rule, norm, &scalars.host(), true),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::momentum(gpu, parameter, rule, norm, &scalars.words, true)?,
+    }
+    Ok(())
+}
+
+fn check(parameter: &MomentumParameter, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
+    let (shape, device) = (parameter.grad.values().shape(), norm.device());
+    expect_plain("momentum: norm", norm, &[DType::F32], &[1], device)?;
+    scalars.words.expect_device("momentum: scalars", device)?;
+    parameter.grad.expect("momentum", device)?;
+    expect_plain("momentum: direction", parameter.direction, &[DType::BF16], shape, device)?;
+    expect_slice("momentum", parameter.offset)?;
+    match &*parameter.momentum {
+        Momentum::Plain(m) => expect_plain("momentum: m", m, &[DType::F32, DType::BF16], shape, device),
+        Momentum::Expanded(m) => expect_expanded("momentum: m", m, shape, device),
+        Momentum::Scaled(m) => {
+            expect_scaled("momentum: m", m, DType::E4M3, shape, device)?;
+            expect_amaxes("momentum", parameter.amaxes.as_deref(), device)
+        }
+    }
+}
+
+/// Checks the amaxes of weights and momentum, of which one is needed.
+pub(super) fn expect_amaxes(op: &str, amaxes: Option<&Tensor>, device: &Device) -> Result<()> {
+    match amaxes {
+        Some(amaxes) => expect_plain(&format!("{op}: amaxes"), amaxes, &[DType::F32], &[2], device),
+        None => Err(Error::Value(format!("{op}: a tensor with one scale has no amax to compute it from"))),
+    }
+}
