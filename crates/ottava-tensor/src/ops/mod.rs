@@ -46,7 +46,7 @@ pub use cast::cast;
 pub use checksum::checksums;
 pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unscale_columns};
 pub use compress::{CompressedTensor, SavedActivation, compress, decompress};
-pub use cross_entropy::{IGNORE_INDEX, cross_entropy, cross_entropy_gradient};
+pub use cross_entropy::{IGNORE_INDEX, cap_logits, cross_entropy, cross_entropy_gradient};
 pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite, delayed_scaling};
 pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
 pub use embedding::{embedding, embedding_gradient};

@@ -20,8 +20,8 @@ pub(super) fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLa
                     Some((weight, of)) => {
                         let weight = &weight.host()[of];
                         match layout.kind {
-                            NormKind::Rms => {
-                                row(x, weight, eps, y);
+                            kind @ (NormKind::Rms | NormKind::RmsPlusOne) => {
+                                row(x, weight, kind, eps, y);
                             }
                             NormKind::Layer => {
                                 layer_row(x, weight, None, eps, y);
@@ -64,7 +64,9 @@ pub(super) fn head_norm_backward(
                             let sums = &mut sums[usize::from(h >= layout.heads)][of.clone()];
                             let weight = &weight.host()[of];
                             match layout.kind {
-                                NormKind::Rms => row_backward(dy, x, weight, row_rstd(x, eps), dx, sums),
+                                kind @ (NormKind::Rms | NormKind::RmsPlusOne) => {
+                                    row_backward(dy, x, (kind, weight), row_rstd(x, eps), dx, sums);
+                                }
                                 NormKind::Layer => {
                                     let statistics = layer_statistics(x, eps);
                                     layer_row_backward(dy, x, weight, statistics, dx, sums, &mut dbias);

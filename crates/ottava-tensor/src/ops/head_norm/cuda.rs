@@ -4,13 +4,18 @@ use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::{NormKind, bias};
 use crate::{DType, Result, Tensor};
 
-kernel_source!("head_norm");
-kernel_source!(LAYER_SOURCE, "head_norm" + CENTERED);
+kernel_source!(RMS, "head_norm");
+kernel_source!(PLUS_ONE, "head_norm" + ADDS_ONE);
+kernel_source!(LAYER, "head_norm" + CENTERED);
+
+/// The kernels of each [`NormKind`].
+pub(crate) static SOURCES: [&Source; 3] = [&RMS, &PLUS_ONE, &LAYER];
 
 fn source(layout: HeadNormLayout) -> &'static Source {
     match layout.kind {
-        NormKind::Rms => &SOURCE,
-        NormKind::Layer => &LAYER_SOURCE,
+        NormKind::Rms => &RMS,
+        NormKind::RmsPlusOne => &PLUS_ONE,
+        NormKind::Layer => &LAYER,
     }
 }
 
@@ -24,7 +29,7 @@ fn shape(gpu: &CudaDevice, tensors: &[&Tensor], rows: usize, layout: HeadNormLay
     let [blocks, ..] = launch::readers(gpu, (rows * layout.all() * lanes).div_ceil(BLOCK as usize));
     let whole = |blocks: &usize| (blocks * groups(lanes)).is_multiple_of(layout.all());
     match layout.kind {
-        NormKind::Rms => (lanes, [blocks, 1, 1]),
+        NormKind::Rms | NormKind::RmsPlusOne => (lanes, [blocks, 1, 1]),
         NormKind::Layer => (lanes, [(blocks as usize..).find(whole).expect("a multiple") as u32, 1, 1]),
     }
 }
@@ -69,7 +74,7 @@ pub(super) fn head_norm_backward(
     let rows = x.shape()[0];
     let (lanes, grid) = shape(gpu, &[dy, x, dx, weights.q, weights.k], rows, layout);
     let parts = match layout.kind {
-        NormKind::Rms => grid[0] as usize,
+        NormKind::Rms | NormKind::RmsPlusOne => grid[0] as usize,
         NormKind::Layer => grid[0] as usize * groups(lanes) / layout.all(),
     };
     let partial = |len| Tensor::empty(x.device(), &[parts, len], DType::F32);

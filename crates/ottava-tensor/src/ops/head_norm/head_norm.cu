@@ -7,6 +7,11 @@
 #define CENTERED 0
 #endif
 
+// With ADDS_ONE a normalised value is multiplied by one plus its weight.
+#ifndef ADDS_ONE
+#define ADDS_ONE 0
+#endif
+
 // Heads that a thread loads before it works on the first.
 #define FORWARD_LOADS 4
 #define BACKWARD_LOADS 2
@@ -60,6 +65,10 @@ __device__ __forceinline__ void read_weights(const Head& head, const X* wq, cons
     } else {
         head.read(wq, q);
         head.read(wk, k);
+        if constexpr (ADDS_ONE) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) q[j] += 1.0f, k[j] += 1.0f;
+        }
     }
 }
 

@@ -9,7 +9,7 @@ mod tests;
 use super::{NormKind, expect_compute, expect_gradient};
 use crate::{Device, Error, Result, Tensor};
 
-pub(crate) use cuda::{LAYER_SOURCE, SOURCE};
+pub(crate) use cuda::SOURCES;
 
 /// The heads of a fused projection `[T, (H + 2·H_kv)·D]`: in each row `H` query heads, `H_kv` key heads, `H_kv` value heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl HeadNormLayout {
     /// The elements of the weights of queries and of keys: `D`, or `H · D` and `H_kv · D`.
     pub fn weights(&self) -> [usize; 2] {
         match self.kind {
-            NormKind::Rms => [self.head_dim; 2],
+            NormKind::Rms | NormKind::RmsPlusOne => [self.head_dim; 2],
             NormKind::Layer => [self.heads, self.kv_heads].map(|heads| heads * self.head_dim),
         }
     }
@@ -49,7 +49,7 @@ pub struct HeadNormWeights<'a> {
 }
 
 /// `y = x · rstd · weight` for each query and key head, `rstd = 1 / sqrt(mean(x²) + eps)` over its `D` elements; value heads stay.
-/// With LayerNorm `y = (x - mean) · rstd · weight`, of the variance.
+/// With LayerNorm `y = (x - mean) · rstd · weight`, of the variance; with [`NormKind::RmsPlusOne`], `1 + weight` replaces the weight.
 ///
 /// `x` `[T, (H + 2·H_kv)·D]`. Errors with [`Error::Shape`] where layout and tensors do not fit.
 pub fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLayout, eps: f64) -> Result<Tensor> {

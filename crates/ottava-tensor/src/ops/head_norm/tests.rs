@@ -1,10 +1,10 @@
 use super::*;
 use crate::DType;
-use crate::ops::{NormWeights, Output, norm_to, rmsnorm};
+use crate::ops::{NormWeights, Output, norm_to};
 use crate::testing::{Tolerance, normals, parity, values};
 
 const EPS: f64 = 1e-6;
-const KINDS: [NormKind; 2] = [NormKind::Rms, NormKind::Layer];
+const KINDS: [NormKind; 3] = [NormKind::Rms, NormKind::RmsPlusOne, NormKind::Layer];
 
 fn inputs(rows: usize, layout: HeadNormLayout, dtype: DType) -> [Tensor; 4] {
     let (shape, [of_q, of_k]) = ([rows, layout.all() * layout.head_dim], layout.weights());
@@ -43,19 +43,24 @@ fn head_norm_agrees_across_devices() {
 /// Each query and key head is normalised as a row of RMSNorm; value heads pass by.
 #[test]
 fn head_norm_is_rmsnorm_of_each_head() {
-    let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind: NormKind::Rms };
-    let [x, _, q, k] = inputs(4, layout, DType::F64);
-    let y = values(&head_norm(&x, HeadNormWeights { q: &q, k: &k }, layout, EPS).unwrap());
-    let rows = x.reshape(&[4 * layout.all(), 10]).unwrap();
-    let [of_q, of_k] = [&q, &k].map(|weight| values(&rmsnorm(&rows, weight, EPS).unwrap().0));
-    let x = values(&x);
-    for (head, y) in y.chunks(10).enumerate() {
-        let expected = match head % layout.all() {
-            0..3 => &of_q,
-            3..5 => &of_k,
-            _ => &x,
-        };
-        assert_eq!(y, &expected[head * 10..][..10], "head {head}");
+    for kind in [NormKind::Rms, NormKind::RmsPlusOne] {
+        let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind };
+        let [x, _, q, k] = inputs(4, layout, DType::F64);
+        let y = values(&head_norm(&x, HeadNormWeights { q: &q, k: &k }, layout, EPS).unwrap());
+        let rows = x.reshape(&[4 * layout.all(), 10]).unwrap();
+        let [of_q, of_k] = [&q, &k].map(|weight| {
+            let weights = NormWeights { kind, weight, bias: None };
+            values(&norm_to(&rows, weights, EPS, Output::Plain).unwrap().0.plain().unwrap())
+        });
+        let x = values(&x);
+        for (head, y) in y.chunks(10).enumerate() {
+            let expected = match head % layout.all() {
+                0..3 => &of_q,
+                3..5 => &of_k,
+                _ => &x,
+            };
+            assert_eq!(y, &expected[head * 10..][..10], "head {head}, {kind:?}");
+        }
     }
 }
 
