@@ -1,12 +1,13 @@
 //! Causal self-attention with shared key and value heads, and rotary positions unless positions are learned.
 
 use super::cast::{OperandCast, SavedOperand};
+use super::norm::initial_weight;
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{HEAD_NORMS, Linear, LinearConfig, Names};
 use crate::context::{Context, PagedPass, Sequences};
 use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
-use crate::param::{Builder, FolderLayout, FolderTensor, Init, Param, Split};
+use crate::param::{Builder, FolderLayout, FolderTensor, Param, Split};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
     Angles, AttentionInput, AttentionSpec, HeadNormLayout, HeadNormWeights, NormKind, RopeLayout, RopePairs, Rotation,
@@ -30,6 +31,12 @@ pub struct AttentionConfig {
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
+    /// The largest number of keys that a query sees.
+    pub window: Option<usize>,
+    /// The bound of the absolute values of scores.
+    pub soft_cap: Option<f64>,
+    /// The factor of products of queries and keys; `None` for `1 / √head_dim`.
+    pub scale: Option<f64>,
     /// The pairs of rotary positions.
     pub pairs: RopePairs,
     /// Names of its tensors.
@@ -79,7 +86,7 @@ impl HeadNorm {
             let layout = if per_head { FolderLayout::Rows(len / head_dim) } else { FolderLayout::Same };
             let tensor = FolderTensor { layout, ..FolderTensor::new(format!("{name}.{which}.weight"), vec![len]) };
             let shard = build.shard(tensor, if per_head { Split::Output } else { Split::None })?;
-            Param::new(build, vec![shard], Init::Ones)
+            Param::new(build, vec![shard], initial_weight(kind))
         };
         let [of_q, of_k] = layout.weights();
         let [q, k] = HEAD_NORMS;
@@ -124,7 +131,9 @@ impl Attention {
         };
         let output = [part(c.names.output, c.channels)];
         let deterministic = build.recipe.deterministic;
-        let spec = AttentionSpec { deterministic, ..AttentionSpec::causal(c.heads, c.kv_heads, c.head_dim) };
+        let plain = AttentionSpec::causal(c.heads, c.kv_heads, c.head_dim);
+        let scale = c.scale.unwrap_or(plain.scale);
+        let spec = AttentionSpec { deterministic, window: c.window, soft_cap: c.soft_cap, scale, ..plain };
         let number = build.description.attention.len();
         build.description.attention.push(spec);
         let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, split, shared_input| {
@@ -187,7 +196,11 @@ impl Attention {
     fn attend_paged(&self, projected: Tensor, sequences: &Sequences, pass: &mut PagedPass) -> Result<Tensor> {
         let cache = &mut pass.layers[self.number];
         let mut qkv = self.normalise(projected)?;
-        let rotation = self.angles(sequences).map(|angles| (angles, self.config.pairs));
+        let mut rotation = self.angles(sequences).map(|angles| (angles, self.config.pairs));
+        // `append_kv` rotates whole heads.
+        if let Some((angles, _)) = rotation.take_if(|(angles, _)| angles.table.shape()[1] < self.config.head_dim) {
+            rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
+        }
         append_kv(&mut qkv, cache, &pass.batch, &self.spec, rotation)?;
         match pass.is_whole {
             true => Ok(attention(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec)?.0),

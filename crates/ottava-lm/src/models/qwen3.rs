@@ -1,6 +1,6 @@
 //! Qwen3, dense: Llama's blocks with normalised queries and keys, and heads of a size of their own. Yang et al. 2025, arXiv:2505.09388.
 
-use super::family::{Family, common};
+use super::family::{Family, common, qwen_window};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 
@@ -8,9 +8,9 @@ pub(super) const FAMILY: Family = Family { architecture: "Qwen3ForCausalLM", mod
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let bias = file.optional("attention_bias", false)?;
-    let uses_window = file.optional("use_sliding_window", false)?;
-    let window = file.optional("sliding_window", None)?.filter(|_| uses_window);
+    let sizes = common(file)?;
+    let (window, local) = qwen_window(file, sizes.layers)?;
     // The default size of a head is 128, for any width of the residual stream.
     let head_dim = file.optional("head_dim", 128)?;
-    Ok(DecoderConfig { head_dim, qk_norm: true, qkv_bias: bias, output_bias: bias, window, ..common(file)? })
+    Ok(DecoderConfig { head_dim, qk_norm: true, qkv_bias: bias, output_bias: bias, window, local, ..sizes })
 }

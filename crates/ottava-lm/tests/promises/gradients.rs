@@ -8,7 +8,7 @@ use crate::setup::{
 };
 use ottava_lm::Result;
 use ottava_lm::layers::{
-    Attention, AttentionConfig, Block, Branch, Embedding, Head, LLAMA, Mlp, MlpConfig, Names, Norm, NormConfig,
+    Attention, AttentionConfig, Block, Branch, Embedding, Factor, Head, LLAMA, Mlp, MlpConfig, Names, Norm, NormConfig,
     Sublayer,
 };
 use ottava_lm::lora::{Lora, Targets};
@@ -164,6 +164,9 @@ const ATTENTION: AttentionConfig = AttentionConfig {
     qk_norm: None,
     qkv_bias: true,
     output_bias: true,
+    window: None,
+    soft_cap: None,
+    scale: None,
     pairs: RopePairs::Halves,
     names: &LLAMA,
     std: 0.5,
@@ -309,17 +312,24 @@ fn a_parallel_branch_casts_its_operand_once() {
 }
 
 /// An embedding in F64 with seeded weights.
-fn embedding(vocabulary: usize, channels: usize) -> Embedding {
+fn embedding(vocabulary: usize, channels: usize, factor: f32) -> Embedding {
     let recipe = double();
     let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL));
-    let mut embedding = Embedding::new(&mut build, "embedding", vocabulary, channels, 0.5).expect("it is built");
+    let factor = Factor::new(&Device::Cpu, channels, factor).expect("it is built");
+    let mut embedding =
+        Embedding::new(&mut build, "embedding", [vocabulary, channels], 0.5, factor).expect("it is built");
     load(vec![&mut embedding.table]);
     embedding
 }
 
 #[test]
 fn embedding_backward_is_the_gradient() {
-    let mut embedding = embedding(11, 5);
+    for factor in [1.0, 3.5] {
+        embedding_grad_check(embedding(11, 5, factor));
+    }
+}
+
+fn embedding_grad_check(mut embedding: Embedding) {
     // Token 3 comes twice: its row gets two gradients. Most tokens do not come, and their rows get none.
     let ids = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, 10, 3, 0]).unwrap();
     let dy = normals("dy", &[4, 5], DType::F64);
@@ -336,20 +346,25 @@ fn embedding_backward_is_the_gradient() {
 
 #[test]
 fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
-    let embedding = embedding(11, 5);
-    let mut weight = embedding.table;
+    for soft_cap in [None, Some(0.7)] {
+        head_grad_check(embedding(11, 5, 1.0).table, soft_cap);
+    }
+}
+
+fn head_grad_check(mut weight: Param, soft_cap: Option<f64>) {
     let x = normals("x", &[4, 5], DType::F64);
     let targets = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, IGNORE_INDEX, 10, 0]).unwrap();
     let scale = 0.37;
-    let (losses, dx) = Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale)).unwrap();
+    let (losses, dx) =
+        Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale), soft_cap).unwrap();
     assert_eq!(
         values(&losses),
-        values(&Head::losses(&x, &weight, Loan::none(), &targets).unwrap()),
+        values(&Head::losses(&x, &weight, Loan::none(), &targets, soft_cap).unwrap()),
         "with and without gradient"
     );
     assert_eq!(values(&losses)[1], 0.0, "an ignored target has no loss");
     let loss = |x: &Tensor, weight: &Param| {
-        scale * values(&Head::losses(x, weight, Loan::none(), &targets).unwrap()).iter().sum::<f64>()
+        scale * values(&Head::losses(x, weight, Loan::none(), &targets, soft_cap).unwrap()).iter().sum::<f64>()
     };
     expect_gradient("head: dx", &values(&dx), &x, |x| loss(&x, &weight));
     let (once, start) = (gradient(&weight), weight.value().unwrap());
@@ -358,7 +373,7 @@ fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
         loss(&x, &weight)
     });
     weight.weights.set_value(start);
-    Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale)).unwrap();
+    Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale), soft_cap).unwrap();
     let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
     assert!(largest_error(&gradient(&weight), &twice) < 1e-14, "the second backward adds");
 }
@@ -366,15 +381,16 @@ fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
 /// The head works on chunks of 2048 tokens; 2051 rows of one kind must come out like the same rows in two calls.
 #[test]
 fn head_gradient_does_not_depend_on_chunks() {
-    let make = || embedding(5, 3).table;
+    let make = || embedding(5, 3, 1.0).table;
     let (mut whole, mut halves) = (make(), make());
     let x = normals("x", &[2051, 3], DType::F64);
     let targets = integers("targets", 2051, 5);
-    let (losses, dx) = Head::losses_and_gradient(&x, &mut whole, Loan::none(), &targets, &on_device(1.0)).unwrap();
+    let (losses, dx) =
+        Head::losses_and_gradient(&x, &mut whole, Loan::none(), &targets, &on_device(1.0), None).unwrap();
     for (start, end) in [(0, 1000), (1000, 2051)] {
         let (x, targets) = (x.rows(start, end).unwrap(), targets.rows(start, end).unwrap());
         let (part, dpart) =
-            Head::losses_and_gradient(&x, &mut halves, Loan::none(), &targets, &on_device(1.0)).unwrap();
+            Head::losses_and_gradient(&x, &mut halves, Loan::none(), &targets, &on_device(1.0), None).unwrap();
         assert_eq!(values(&part), values(&losses.rows(start, end).unwrap()));
         assert_eq!(values(&dpart), values(&dx.rows(start, end).unwrap()));
     }
