@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::models::{DecoderConfig, cohere, gemma2, gpt2, phi3};
 use ottava_tensor::Device;
 use ottava_tensor::bench::AttentionRow;
-use ottava_tensor::ops::AttentionSpec;
+use ottava_tensor::ops::{AttentionSpec, NormScope};
 
 /// Shapes of known models: `(name, config)`.
 pub fn models() -> Vec<(&'static str, DecoderConfig)> {
@@ -26,7 +26,7 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
     };
     let qwen3 = |channels, hidden, layers, heads, tied| DecoderConfig {
         head_dim: 128,
-        qk_norm: true,
+        qk_norm: Some(NormScope::Head),
         tied,
         ..shape(151_936, channels, hidden, layers, heads, 8)
     };

@@ -10,8 +10,8 @@ use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, FolderLayout, FolderTensor, Param, Split};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    Angles, AttentionInput, AttentionSpec, HeadNormLayout, HeadNormWeights, NormKind, RopeLayout, RopePairs, Rotation,
-    append_kv, attention, attention_backward, head_norm, head_norm_backward, paged_attention, rope, rope_to,
+    Angles, AttentionInput, AttentionSpec, HeadNormLayout, HeadNormWeights, NormKind, NormScope, RopeLayout, RopePairs,
+    Rotation, append_kv, attention, attention_backward, head_norm, head_norm_backward, paged_attention, rope, rope_to,
 };
 
 /// Sizes of an attention layer.
@@ -25,8 +25,8 @@ pub struct AttentionConfig {
     pub kv_heads: usize,
     /// Size of a head.
     pub head_dim: usize,
-    /// Kind and epsilon of the norms of query and key heads; `None` without norms.
-    pub qk_norm: Option<(NormKind, f64)>,
+    /// The norms of queries and keys; `None` without norms.
+    pub qk_norm: Option<QkNorm>,
     /// Whether the projections to Q, K and V have biases.
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
@@ -43,6 +43,17 @@ pub struct AttentionConfig {
     pub names: &'static Names,
     /// Standard deviation of initial weights.
     pub std: f32,
+}
+
+/// The norms of queries and keys.
+#[derive(Clone, Copy, Debug)]
+pub struct QkNorm {
+    /// What is computed.
+    pub kind: NormKind,
+    /// What is normalised: each head, or all heads of a token.
+    pub scope: NormScope,
+    /// Added to the mean square or the variance.
+    pub eps: f64,
 }
 
 /// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product; most families have no norm of heads.
@@ -68,7 +79,7 @@ struct AttentionSaved {
     output: SavedOperand,
 }
 
-/// The norm of each query and key head.
+/// The norm of queries and keys.
 struct HeadNorm {
     q: Param, /* [D], or [H·D] */
     k: Param, /* [D], or [H_kv·D] */
@@ -77,9 +88,10 @@ struct HeadNorm {
 }
 
 impl HeadNorm {
-    fn new(build: &mut Builder, name: &str, config: &AttentionConfig, kind: NormKind, eps: f64) -> Result<HeadNorm> {
+    fn new(build: &mut Builder, name: &str, config: &AttentionConfig, norm: QkNorm) -> Result<HeadNorm> {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = *config;
-        let layout = HeadNormLayout { heads, kv_heads, head_dim, kind };
+        let QkNorm { kind, scope, eps } = norm;
+        let layout = HeadNormLayout { heads, kv_heads, head_dim, kind, scope };
         let mut weight = |which: &str, len: usize| {
             // A LayerNorm has separate weights for each head.
             let per_head = kind == NormKind::Layer;
@@ -143,7 +155,7 @@ impl Attention {
         };
         let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, Split::Output, shared_input)?;
         let output = linear(c.names.output, &output, q, c.output_bias, Split::Input, None)?;
-        let norm = c.qk_norm.map(|(kind, eps)| HeadNorm::new(build, name, &c, kind, eps)).transpose()?;
+        let norm = c.qk_norm.map(|norm| HeadNorm::new(build, name, &c, norm)).transpose()?;
         Ok(Attention { qkv, norm, output, config, rope_table, number, spec })
     }
 

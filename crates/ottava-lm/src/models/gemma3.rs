@@ -6,6 +6,7 @@ use super::gemma2::{gemma, read_gemma};
 use super::rope::NESTED;
 use super::{ConfigFile, DecoderConfig, LayerSet, RopeScaling};
 use crate::error::Result;
+use ottava_tensor::ops::NormScope;
 
 pub(super) const FAMILY: Family = Family { architecture: "Gemma3ForCausalLM", model_type: "gemma3_text", read };
 
@@ -29,6 +30,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let local_rope = Some(of(1, "rope_local_base_freq", 10_000.0, None)?);
     let max_positions = file.optional("max_position_embeddings", 131_072)?;
     let local = LayerSet::AllButEvery(pattern);
-    let defaults = DecoderConfig { max_positions, rope, local_rope, local, qk_norm: true, ..gemma(sizes) };
+    let defaults =
+        DecoderConfig { max_positions, rope, local_rope, local, qk_norm: Some(NormScope::Head), ..gemma(sizes) };
     read_gemma(file, defaults)
 }

@@ -12,6 +12,7 @@ mod inference;
 mod layer_kinds;
 mod llama;
 mod mistral;
+mod olmo2;
 mod phi3;
 mod prefetch;
 mod quantization;
@@ -49,6 +50,7 @@ const FAMILIES: &[Family] = &[
     gemma2::FAMILY,
     gemma3::FAMILY,
     phi3::FAMILY,
+    olmo2::FAMILY,
     granite::FAMILY,
     smollm3::FAMILY,
 ];

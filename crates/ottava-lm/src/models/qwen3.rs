@@ -3,6 +3,7 @@
 use super::family::{Family, common, qwen_window};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
+use ottava_tensor::ops::NormScope;
 
 pub(super) const FAMILY: Family = Family { architecture: "Qwen3ForCausalLM", model_type: "qwen3", read };
 
@@ -12,5 +13,13 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let (window, local) = qwen_window(file, sizes.layers)?;
     // The default size of a head is 128, for any width of the residual stream.
     let head_dim = file.optional("head_dim", 128)?;
-    Ok(DecoderConfig { head_dim, qk_norm: true, qkv_bias: bias, output_bias: bias, window, local, ..sizes })
+    Ok(DecoderConfig {
+        head_dim,
+        qk_norm: Some(NormScope::Head),
+        qkv_bias: bias,
+        output_bias: bias,
+        window,
+        local,
+        ..sizes
+    })
 }

@@ -3,7 +3,7 @@
 use super::{LayerSet, RopeScaling};
 use crate::layers::{LLAMA, Names};
 use crate::lora::Lora;
-use ottava_tensor::ops::{Activation, NormKind, RopePairs};
+use ottava_tensor::ops::{Activation, NormKind, NormScope, RopePairs};
 
 /// How a model knows the positions of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +45,8 @@ pub struct DecoderConfig {
     pub local_rope: Option<RopeScaling>,
     /// The layers without rotary positions.
     pub unrotated: LayerSet,
-    /// Whether each query and key head is normalised before rotary positions.
-    pub qk_norm: bool,
+    /// What is normalised of queries and keys before rotary positions, if anything is.
+    pub qk_norm: Option<NormScope>,
     /// Biases on queries, keys and values.
     pub qkv_bias: bool,
     /// Bias on the attention's output.
@@ -105,7 +105,7 @@ impl Default for DecoderConfig {
             rope: RopeScaling::default(),
             local_rope: None,
             unrotated: LayerSet::None,
-            qk_norm: false,
+            qk_norm: None,
             qkv_bias: false,
             output_bias: false,
             mlp_bias: false,

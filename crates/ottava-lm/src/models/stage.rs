@@ -6,7 +6,7 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::layers::{
     Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Factor, Head, HeadConfig, Mlp, MlpConfig, Norm,
-    NormConfig, NormSaved, OperandCast, Sublayer,
+    NormConfig, NormSaved, OperandCast, QkNorm, Sublayer,
 };
 use crate::operand::ResidualGradient;
 use crate::param::{Builder, Direction, Loan, Param, Purpose, Units};
@@ -275,7 +275,7 @@ fn block(build: &mut Builder, c: &DecoderConfig, index: usize, tables: &RopeTabl
         heads: c.heads,
         kv_heads: c.kv_heads,
         head_dim: c.head_dim,
-        qk_norm: c.qk_norm.then_some((c.norm, c.norm_eps)),
+        qk_norm: c.qk_norm.map(|scope| QkNorm { kind: c.norm, scope, eps: c.norm_eps }),
         qkv_bias: c.qkv_bias,
         output_bias: c.output_bias,
         window: c.window_at(index),

@@ -16,7 +16,7 @@ use std::ops::Range;
 
 /// Windows are shorter than the texts; `phi3_short` and `phi3_long`, and the two of "dynamic", lie on both sides of the length at which
 /// the angles change.
-const MODELS: [&str; 14] = [
+const MODELS: [&str; 15] = [
     "mistral_window",
     "qwen2_window",
     "qwen3_window",
@@ -26,6 +26,7 @@ const MODELS: [&str; 14] = [
     "phi3_short",
     "phi3_long",
     "granite",
+    "olmo2",
     "smollm3",
     "yarn",
     "yarn_mscale",

@@ -9,7 +9,7 @@ use crate::setup::{
 use ottava_lm::Result;
 use ottava_lm::layers::{
     Attention, AttentionConfig, Block, Branch, Embedding, Factor, Head, LLAMA, Mlp, MlpConfig, Names, Norm, NormConfig,
-    Sublayer,
+    QkNorm, Sublayer,
 };
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
@@ -18,7 +18,7 @@ use ottava_lm::param::{Builder, Loan, MemoryPolicy, Param, Purpose};
 use ottava_lm::recompute::Recompute;
 use ottava_lm::scaling::{OneRank, ScalingState};
 use ottava_tensor::ops::Activation::{self, SwiGlu};
-use ottava_tensor::ops::{Gelu, IGNORE_INDEX, NormKind, RopePairs, cast, real_type, rope_table};
+use ottava_tensor::ops::{Gelu, IGNORE_INDEX, NormKind, NormScope, RopePairs, cast, real_type, rope_table};
 use ottava_tensor::testing::{integers, normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
@@ -188,13 +188,15 @@ fn attention_backward_is_the_gradient() {
 
 #[test]
 fn attention_with_normalised_heads_backward_is_the_gradient() {
-    for kind in [NormKind::Rms, NormKind::Layer] {
-        let config = AttentionConfig { qk_norm: Some((kind, 1e-2)), ..ATTENTION };
+    use NormScope::{Head, Projection};
+    let kinds = [(NormKind::Rms, Head), (NormKind::RmsPlusOne, Head), (NormKind::Layer, Head)];
+    for (kind, scope) in kinds.into_iter().chain([(NormKind::Rms, Projection), (NormKind::RmsPlusOne, Projection)]) {
+        let config = AttentionConfig { qk_norm: Some(QkNorm { kind, scope, eps: 1e-2 }), ..ATTENTION };
         let attention = build(&double(), &Device::Cpu, |b| {
             let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
             Ok(Branch::new(norm, Attention::new(b, "attention", config, Some(angles(7)), None)?))
         });
-        let what = format!("attention with normalised heads, {kind:?}");
+        let what = format!("attention with normalised heads, {kind:?} of a {scope:?}");
         grad_check(&what, attention, normals("x", &[2 * 7, 10], DType::F64), 2);
     }
 }
@@ -410,7 +412,7 @@ fn family(architecture: &str, tied: bool) -> Value {
     })
 }
 
-fn decoder(keys: Value) -> Decoder {
+pub fn decoder(keys: Value) -> Decoder {
     Decoder::new(
         &config(keys),
         &double(),
@@ -422,7 +424,8 @@ fn decoder(keys: Value) -> Decoder {
     .expect("it is built")
 }
 
-fn decoder_grad_check(what: &str, mut decoder: Decoder) {
+/// Checks the gradients of losses by all parameters of a model with 11 tokens.
+pub fn decoder_grad_check(what: &str, mut decoder: Decoder) {
     let (rows, scale) = (2, 0.37);
     let (inputs, targets) = (integers("inputs", rows * 5, 11), integers("targets", rows * 5, 11));
     let seen = losses_and_gradients(&mut decoder, &inputs, &targets, rows, scale).unwrap();
