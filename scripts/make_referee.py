@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records what PyTorch and transformers compute for small models, in crates/ottava-lm/tests/data/referee*.safetensors.
 
-usage: make_referee.py FILE...    FILE is one of the keys of FILES below
+usage: make_referee.py FILE...    FILE is one of the keys of FILES or OPTIONS below
 
 Development only; the program itself needs no Python. `pip install torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 numpy`.
 Runs on the CPU in about a minute; one machine writes the same tensors every time.
@@ -15,7 +15,10 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from transformers import CohereConfig, CohereForCausalLM, GPT2Config, GPT2LMHeadModel
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM
+from transformers import Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
 FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data"
 VOCABULARY, ROWS, TOKENS, STEPS = 96, 8, 32, 50
@@ -58,6 +61,78 @@ MODELS = {
     ),
 }
 FILES = {"referee": ["llama", "qwen2"], "referee_qwen3": ["qwen3"], "referee_gpt2": ["gpt2"], "referee_cohere": ["cohere", "cohere_qk_norm"]}
+# Families and options that are compared without training, in a file each.
+TINY = dict(
+    vocab_size=40,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    initializer_range=0.3,
+    tie_word_embeddings=False,
+    pad_token_id=None,
+    bos_token_id=None,
+    eos_token_id=None,
+    use_cache=True,
+)
+GEMMA = TINY | dict(head_dim=8, query_pre_attn_scalar=6, sliding_window=5, tie_word_embeddings=True)
+LONG = dict(rope_type="longrope", rope_theta=100.0, short_factor=[1.0, 1.25, 1.5], long_factor=[2.0, 3.5, 4.0], partial_rotary_factor=0.75)
+LONG = TINY | dict(num_attention_heads=2, num_key_value_heads=1, rope_parameters=LONG, max_position_embeddings=120)
+YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=16)
+LLAMA = (LlamaForCausalLM, LlamaConfig)
+PHI3 = (Phi3ForCausalLM, Phi3Config)
+OPTIONS = {
+    "mistral_window": (MistralForCausalLM, MistralConfig, TINY | dict(head_dim=8, sliding_window=5)),
+    "qwen2_window": (
+        Qwen2ForCausalLM,
+        Qwen2Config,
+        TINY | dict(num_hidden_layers=3, use_sliding_window=True, sliding_window=5, max_window_layers=1),
+    ),
+    "qwen3_window": (
+        Qwen3ForCausalLM,
+        Qwen3Config,
+        TINY | dict(head_dim=8, use_sliding_window=True, sliding_window=4, layer_types=["sliding_attention", "full_attention"]),
+    ),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config, GEMMA | dict(attn_logit_softcapping=1.5, final_logit_softcapping=2.0)),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        GEMMA
+        | dict(num_hidden_layers=3, sliding_window_pattern=3)
+        | dict(
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            }
+        ),
+    ),
+    "phi3": (*PHI3, TINY | dict(sliding_window=5)),
+    # The texts are as long as the original context, and longer.
+    "phi3_short": (*PHI3, LONG | dict(original_max_position_embeddings=40)),
+    "phi3_long": (*PHI3, LONG | dict(original_max_position_embeddings=4)),
+    "granite": (
+        GraniteForCausalLM,
+        GraniteConfig,
+        TINY | dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.5, logits_scaling=1.6),
+    ),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config, TINY),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, TINY | dict(num_hidden_layers=3, no_rope_layer_interval=2)),
+    "yarn": (*LLAMA, TINY | dict(rope_parameters=YARN)),
+    "yarn_mscale": (
+        *LLAMA,
+        TINY | dict(rope_parameters=YARN | dict(mscale=1.3, mscale_all_dim=0.7, truncate=False, beta_fast=2.0, beta_slow=0.5)),
+    ),
+    "dynamic_short": (*LLAMA, TINY | dict(rope_parameters=dict(rope_type="dynamic", rope_theta=100.0, factor=3.0))),
+    "dynamic_long": (
+        *LLAMA,
+        TINY | dict(max_position_embeddings=10, rope_parameters=dict(rope_type="dynamic", rope_theta=100.0, factor=3.0)),
+    ),
+}
+# Lengths of the documents; two rows of 24 tokens each. Angles of "dynamic" depend on the length of a document in transformers.
+DOCUMENTS = [24, 9, 15]
+ONE_LENGTH = [24, 24]
 # New tokens of greedy text, in the files of these models.
 GREEDY = {"gpt2": 12, "cohere": 12, "cohere_qk_norm": 12}
 
@@ -110,6 +185,56 @@ def train(model, ids, mode):
     return torch.stack(losses).float(), torch.stack(norms).float()
 
 
+def random_weights(model, generator):
+    """Normal weights that are BF16 values, so that files hold them in two bytes; norms lie around their neutral value."""
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            spread = 0.3 * torch.randn(p.shape, generator=generator)
+            p.copy_((p + spread if p.dim() < 2 else spread).to(torch.bfloat16))
+
+
+def compare(name):
+    """Logits, loss and gradients of documents, and greedy text, of one of OPTIONS."""
+    kind, kind_of_config, keys = OPTIONS[name]
+    torch.manual_seed(17)
+    generator = torch.Generator().manual_seed(18)
+    config = kind_of_config(**keys)
+    config.architectures = [kind.__name__]
+    metadata = {"torch": torch.__version__, "transformers": transformers.__version__}
+    metadata[f"{name}/config"] = config.to_json_string(use_diff=False)
+    model = kind._from_config(config, dtype=torch.float32, attn_implementation="eager")
+    random_weights(model, generator)
+    tensors, logits, losses, inputs, targets = {}, [], [], [], []
+    lengths = ONE_LENGTH if name.startswith(("dynamic", "phi3_")) else DOCUMENTS
+    for length in lengths:
+        ids = torch.randint(keys["vocab_size"], (1, length + 1), generator=generator)
+        of_document = model(input_ids=ids[:, :-1], use_cache=False).logits[0]
+        losses.append(torch.nn.functional.cross_entropy(of_document, ids[0, 1:], reduction="sum"))
+        logits.append(of_document.detach())
+        inputs.append(ids[0, :-1])
+        targets.append(ids[0, 1:])
+    loss = sum(losses) / sum(lengths)
+    loss.backward()
+    prompt = inputs[0][None, :12]
+    if name != "dynamic_long":  # whose keys in the cache have other angles with each new token
+        new = dict(max_new_tokens=12, do_sample=False, use_cache=True)
+        tensors[f"{name}/greedy"] = model.generate(prompt, attention_mask=torch.ones_like(prompt), **new)[0].to(torch.int32)
+    tensors[f"{name}/inputs"], tensors[f"{name}/targets"] = [torch.cat(ids).to(torch.int32) for ids in (inputs, targets)]
+    tensors[f"{name}/documents"] = torch.tensor(lengths, dtype=torch.int32)
+    tensors[f"{name}/logits"] = torch.cat(logits).contiguous()
+    tensors[f"{name}/loss"] = loss.detach().reshape(1)
+    for n, p in model.named_parameters():
+        tensors[f"{name}/weights/{n}"] = p.detach().to(torch.bfloat16)
+        tensors[f"{name}/gradients/{n}"] = p.grad.clone()
+    save(name, tensors, metadata)
+
+
+def save(file, tensors, metadata):
+    path = FOLDER / (f"{file}.safetensors" if file.startswith("referee") else f"referee_{file}.safetensors")
+    save_file(tensors, path, metadata)
+    print(f"{path}: {path.stat().st_size} bytes, torch {torch.__version__}")
+
+
 def main(file):
     tensors, metadata = {}, {"torch": torch.__version__, "transformers": transformers.__version__}
     for name in FILES[file]:
@@ -153,11 +278,9 @@ def main(file):
         for mode in ["f32", "autocast"]:
             apart = (tensors[f"{name}/losses/{mode}"] / reference - 1).abs()
             print(f"{name}: {mode} and bf16 losses are at most {apart.max():.2e} apart")
-    path = FOLDER / f"{file}.safetensors"
-    save_file(tensors, path, metadata)
-    print(f"{path}: {path.stat().st_size} bytes, torch {torch.__version__}")
+    save(file, tensors, metadata)
 
 
 if __name__ == "__main__":
     for file in sys.argv[1:] or sys.exit(__doc__):
-        main(file)
+        compare(file) if file in OPTIONS else main(file)

@@ -1,10 +1,10 @@
 //! Shapes of known models.
 
 use crate::error::{Error, Result};
-use crate::models::{DecoderConfig, cohere, gpt2};
+use crate::models::{DecoderConfig, cohere, gemma2, gpt2, phi3};
 use ottava_tensor::Device;
 use ottava_tensor::bench::AttentionRow;
-use ottava_tensor::ops::AttentionSpec;
+use ottava_tensor::ops::{AttentionSpec, NormScope};
 
 /// Shapes of known models: `(name, config)`.
 pub fn models() -> Vec<(&'static str, DecoderConfig)> {
@@ -26,7 +26,7 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
     };
     let qwen3 = |channels, hidden, layers, heads, tied| DecoderConfig {
         head_dim: 128,
-        qk_norm: true,
+        qk_norm: Some(NormScope::Head),
         tied,
         ..shape(151_936, channels, hidden, layers, heads, 8)
     };
@@ -44,6 +44,8 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
         ("qwen3-8b", qwen3(4096, 12_288, 36, 32, false)),
         ("gpt2", gpt2(shape(50_257, 768, 4 * 768, 12, 12, 12))),
         ("gpt2-xl", gpt2(shape(50_257, 1600, 4 * 1600, 48, 25, 25))),
+        ("gemma-2-9b", gemma2(DecoderConfig { head_dim: 256, ..shape(256_000, 3584, 14_336, 42, 16, 8) })),
+        ("phi-3-medium", phi3(DecoderConfig { window: Some(2047), ..shape(32_064, 5120, 17_920, 40, 40, 10) })),
         ("command-r-35b", cohere(shape(256_000, 8192, 22_528, 40, 64, 64))),
     ]
 }

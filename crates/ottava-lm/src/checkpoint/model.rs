@@ -4,7 +4,7 @@ use super::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, adapter};
 use crate::error::{Error, Result};
 use crate::hash::{MIX_STEP, mix, name_hash};
 use crate::lora::{Lora, Targets, last_name};
-use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions, RopeScaling};
+use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions};
 use crate::param::{FolderLayout, FolderTensor, Init, Shard, WeightSource};
 use crate::recipe::Recipe;
 use crate::{input, interrupt};
@@ -273,7 +273,7 @@ impl FolderTemplate {
         config.insert("torch_dtype".into(), json!(dtype.name()));
         config.insert("tie_word_embeddings".into(), json!(model.config().tied));
         if let Positions::Rotary(_) = model.config().positions {
-            RopeScaling::write(&model.config().rope, &mut config);
+            model.config().rope.write(model.config().local_rope.as_ref(), &mut config);
         }
         if !config.contains_key("eos_token_id") {
             config.insert("eos_token_id".into(), self.eos());

@@ -8,7 +8,7 @@ use super::gguf::Gguf;
 use super::source::Weight;
 use crate::Result;
 use crate::layers::Role;
-use crate::models::{ConfigFile, Decoder, DecoderConfig, RopeKind, RopeScaling, decoder_config};
+use crate::models::{ConfigFile, Decoder, DecoderConfig, RopeKind, RopeLengths, RopeScaling, decoder_config};
 use crate::param::FolderTensor;
 use crate::recipe::Precision;
 
@@ -56,7 +56,7 @@ pub fn config(gguf: &Gguf) -> Result<(Map<String, Value>, DecoderConfig)> {
         values.insert(format!("{id}_token_id"), json!(gguf.count(&format!("tokenizer.ggml.{id}_token_id"))?));
     }
     let theta = gguf.float(&key("rope.freq_base"))?.unwrap_or(10_000.0);
-    RopeScaling { theta, kind: rope_kind(gguf, theta, head_dim)? }.write(values);
+    RopeScaling { kind: rope_kind(gguf, theta, head_dim)?, ..RopeScaling::plain(theta) }.write(None, values);
     let sizes = decoder_config(&ConfigFile::from_values("the metadata of the GGUF file", values.clone()))?;
     Ok((values.clone(), sizes))
 }
@@ -65,9 +65,12 @@ pub fn config(gguf: &Gguf) -> Result<(Map<String, Value>, DecoderConfig)> {
 fn rope_kind(gguf: &Gguf, theta: f64, head_dim: usize) -> Result<RopeKind> {
     if let Some(tensor) = gguf.tensors().get(ROPE_FACTORS) {
         let factors = gguf.values(tensor)?;
-        let plain = RopeScaling { theta, kind: RopeKind::Default }.inverse_frequencies(head_dim);
+        // Lengths do not matter to these kinds.
+        let lengths = RopeLengths { max_positions: 1, seq_len: 1 };
+        let plain = RopeScaling::plain(theta).inverse_frequencies(head_dim, lengths);
         let matches = |kind: &RopeKind| {
-            let stretched = RopeScaling { theta, kind: *kind }.inverse_frequencies(head_dim);
+            let stretched = RopeScaling { kind: kind.clone(), ..RopeScaling::plain(theta) };
+            let stretched = stretched.inverse_frequencies(head_dim, lengths);
             let expected = plain.iter().zip(&stretched).map(|(plain, stretched)| plain / stretched);
             factors.len() == plain.len()
                 && factors
@@ -111,7 +114,9 @@ fn module_of(role: Role, sizes: &DecoderConfig) -> Option<(&'static str, Option<
         Role::Down => ("ffn_down", None),
         Role::FinalNorm => ("output_norm", None),
         Role::Head => ("output", None),
-        Role::Positions | Role::Qkv | Role::QueryNorm | Role::KeyNorm => return None,
+        Role::Positions | Role::Qkv | Role::QueryNorm | Role::KeyNorm | Role::AttentionPostNorm | Role::MlpPostNorm => {
+            return None;
+        }
     })
 }
 

@@ -1,16 +1,17 @@
 //! Causal self-attention with shared key and value heads, and rotary positions unless positions are learned.
 
 use super::cast::{OperandCast, SavedOperand};
+use super::norm::initial_weight;
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{HEAD_NORMS, Linear, LinearConfig, Names};
 use crate::context::{Context, PagedPass, Sequences};
 use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
-use crate::param::{Builder, FolderLayout, FolderTensor, Init, Param, Split};
+use crate::param::{Builder, FolderLayout, FolderTensor, Param, Split};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    Angles, AttentionInput, AttentionSpec, HeadNormLayout, HeadNormWeights, NormKind, RopeLayout, RopePairs, Rotation,
-    append_kv, attention, attention_backward, head_norm, head_norm_backward, paged_attention, rope, rope_to,
+    Angles, AttentionInput, AttentionSpec, HeadNormLayout, HeadNormWeights, NormKind, NormScope, RopeLayout, RopePairs,
+    Rotation, append_kv, attention, attention_backward, head_norm, head_norm_backward, paged_attention, rope, rope_to,
 };
 
 /// Sizes of an attention layer.
@@ -24,18 +25,35 @@ pub struct AttentionConfig {
     pub kv_heads: usize,
     /// Size of a head.
     pub head_dim: usize,
-    /// Kind and epsilon of the norms of query and key heads; `None` without norms.
-    pub qk_norm: Option<(NormKind, f64)>,
+    /// The norms of queries and keys; `None` without norms.
+    pub qk_norm: Option<QkNorm>,
     /// Whether the projections to Q, K and V have biases.
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
+    /// The largest number of keys that a query sees.
+    pub window: Option<usize>,
+    /// The bound of the absolute values of scores.
+    pub soft_cap: Option<f64>,
+    /// The factor of products of queries and keys; `None` for `1 / √head_dim`.
+    pub scale: Option<f64>,
     /// The pairs of rotary positions.
     pub pairs: RopePairs,
     /// Names of its tensors.
     pub names: &'static Names,
     /// Standard deviation of initial weights.
     pub std: f32,
+}
+
+/// The norms of queries and keys.
+#[derive(Clone, Copy, Debug)]
+pub struct QkNorm {
+    /// What is computed.
+    pub kind: NormKind,
+    /// What is normalised: each head, or all heads of a token.
+    pub scope: NormScope,
+    /// Added to the mean square or the variance.
+    pub eps: f64,
 }
 
 /// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product; most families have no norm of heads.
@@ -61,7 +79,7 @@ struct AttentionSaved {
     output: SavedOperand,
 }
 
-/// The norm of each query and key head.
+/// The norm of queries and keys.
 struct HeadNorm {
     q: Param, /* [D], or [H·D] */
     k: Param, /* [D], or [H_kv·D] */
@@ -70,16 +88,17 @@ struct HeadNorm {
 }
 
 impl HeadNorm {
-    fn new(build: &mut Builder, name: &str, config: &AttentionConfig, kind: NormKind, eps: f64) -> Result<HeadNorm> {
+    fn new(build: &mut Builder, name: &str, config: &AttentionConfig, norm: QkNorm) -> Result<HeadNorm> {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = *config;
-        let layout = HeadNormLayout { heads, kv_heads, head_dim, kind };
+        let QkNorm { kind, scope, eps } = norm;
+        let layout = HeadNormLayout { heads, kv_heads, head_dim, kind, scope };
         let mut weight = |which: &str, len: usize| {
             // A LayerNorm has separate weights for each head.
             let per_head = kind == NormKind::Layer;
             let layout = if per_head { FolderLayout::Rows(len / head_dim) } else { FolderLayout::Same };
             let tensor = FolderTensor { layout, ..FolderTensor::new(format!("{name}.{which}.weight"), vec![len]) };
             let shard = build.shard(tensor, if per_head { Split::Output } else { Split::None })?;
-            Param::new(build, vec![shard], Init::Ones)
+            Param::new(build, vec![shard], initial_weight(kind))
         };
         let [of_q, of_k] = layout.weights();
         let [q, k] = HEAD_NORMS;
@@ -124,7 +143,9 @@ impl Attention {
         };
         let output = [part(c.names.output, c.channels)];
         let deterministic = build.recipe.deterministic;
-        let spec = AttentionSpec { deterministic, ..AttentionSpec::causal(c.heads, c.kv_heads, c.head_dim) };
+        let plain = AttentionSpec::causal(c.heads, c.kv_heads, c.head_dim);
+        let scale = c.scale.unwrap_or(plain.scale);
+        let spec = AttentionSpec { deterministic, window: c.window, soft_cap: c.soft_cap, scale, ..plain };
         let number = build.description.attention.len();
         build.description.attention.push(spec);
         let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, split, shared_input| {
@@ -134,7 +155,7 @@ impl Attention {
         };
         let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, Split::Output, shared_input)?;
         let output = linear(c.names.output, &output, q, c.output_bias, Split::Input, None)?;
-        let norm = c.qk_norm.map(|(kind, eps)| HeadNorm::new(build, name, &c, kind, eps)).transpose()?;
+        let norm = c.qk_norm.map(|norm| HeadNorm::new(build, name, &c, norm)).transpose()?;
         Ok(Attention { qkv, norm, output, config, rope_table, number, spec })
     }
 
@@ -188,7 +209,11 @@ impl Attention {
         let is_whole = pass.is_whole;
         let (cache, batch) = pass.layer(self.number);
         let mut qkv = self.normalise(projected)?;
-        let rotation = self.angles(sequences).map(|angles| (angles, self.config.pairs));
+        let mut rotation = self.angles(sequences).map(|angles| (angles, self.config.pairs));
+        // `append_kv` rotates whole heads.
+        if let Some((angles, _)) = rotation.take_if(|(angles, _)| angles.table.shape()[1] < self.config.head_dim) {
+            rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
+        }
         append_kv(&mut qkv, cache, batch, &self.spec, rotation)?;
         match is_whole {
             true => Ok(attention(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec)?.0),

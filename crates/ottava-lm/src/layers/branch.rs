@@ -2,7 +2,7 @@
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Norm, NormSaved};
+use super::{Factor, Norm, NormSaved};
 use crate::context::Context;
 use crate::error::Result;
 use crate::operand::{ResidualGradient, View};
@@ -10,13 +10,14 @@ use crate::param::Param;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{SavedActivation, add};
 
-/// `y = x + after(Σ sublayer(before(x)))`; a missing norm is the identity.
+/// `y = x + factor · after(Σ sublayer(before(x)))`; a missing norm is the identity.
 pub struct Branch {
     /// The norm of the operand that all sublayers read.
     before: Option<Norm>,
     sublayers: Vec<Box<dyn Sublayer>>,
     /// The norm of the sublayers' sum.
     after: Option<Norm>,
+    factor: Factor,
 }
 
 /// Saved by [`Branch`].
@@ -33,7 +34,7 @@ pub struct BranchSaved {
 impl Branch {
     /// `y = x + sublayer(before(x))`.
     pub fn new(before: impl Into<Option<Norm>>, sublayer: impl Sublayer + 'static) -> Branch {
-        Branch { before: before.into(), sublayers: vec![Box::new(sublayer)], after: None }
+        Branch { before: before.into(), sublayers: vec![Box::new(sublayer)], after: None, factor: Factor::default() }
     }
 
     /// Adds a sublayer, which reads the same operand through the same cast.
@@ -47,16 +48,26 @@ impl Branch {
         Branch { after: Some(after), ..self }
     }
 
+    /// Multiplies the output by a constant, before the residual connection.
+    pub fn multiplied(self, factor: Factor) -> Branch {
+        Branch { factor, ..self }
+    }
+
+    /// Whether the last sublayer adds the residual connection in its product.
+    fn adds_in_product(&self) -> bool {
+        self.after.is_none() && self.factor.is_one()
+    }
+
     /// The cast of the operand.
     fn input(&self) -> OperandCast {
         self.sublayers[0].input()
     }
 
-    /// The cast that reads the gradient by the output first; [`OperandCast::NONE`] if a norm reads it, or several sublayers, each with its
-    /// own scale.
+    /// The cast that reads the gradient by the output first; [`OperandCast::NONE`] if a norm or a multiplication reads it, or several
+    /// sublayers, each with its own scale.
     pub fn gradient(&self) -> OperandCast {
-        match (self.sublayers.as_slice(), &self.after) {
-            ([one], None) => one.gradient(),
+        match (self.sublayers.as_slice(), self.adds_in_product()) {
+            ([one], true) => one.gradient(),
             _ => OperandCast::NONE,
         }
     }
@@ -81,8 +92,8 @@ impl Branch {
     /// `y` `[T, C]`, and what backward needs.
     pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BranchSaved)> {
         let (operand, mut saved) = self.operand(x, context)?;
-        // The last linear of a sublayer adds the sum so far, which starts with the residual stream unless a norm follows.
-        let mut sum = self.after.is_none().then(|| x.clone());
+        // The last linear of a sublayer adds the sum so far, which starts with the residual stream unless a norm or a factor follows.
+        let mut sum = self.adds_in_product().then(|| x.clone());
         for (sublayer, operand) in self.sublayers.iter().zip(copies(operand, self.sublayers.len())) {
             let (y, of_sublayer) = sublayer.forward(operand, sum.as_ref(), context)?;
             sum = Some(y);
@@ -91,7 +102,10 @@ impl Branch {
         let mut y = sum.expect("a branch has a sublayer");
         if let Some(norm) = &self.after {
             let (normed, of_norm) = norm.forward(&y, context)?;
-            (y, saved.after) = (add(x, &normed)?, Some(of_norm));
+            (y, saved.after) = (normed, Some(of_norm));
+        }
+        if !self.adds_in_product() {
+            y = add(x, &self.factor.apply(y)?)?;
         }
         Ok((y, saved))
     }
@@ -118,6 +132,10 @@ impl Branch {
     ) -> Result<ResidualGradient> {
         let (cast, dresidual) = (self.input(), dy.value.clone());
         let BranchSaved { before, input, operand, sublayers, after } = saved;
+        let dy = match self.factor.is_one() {
+            true => dy,
+            false => self.factor.apply(dy.value)?.into(),
+        };
         let dsum = match (&mut self.after, after) {
             (Some(norm), Some(saved)) => norm.backward(&dy.value, saved)?.into(),
             _ => dy,

@@ -1,40 +1,49 @@
 //! Output head and loss in one: logits exist for a chunk of tokens at a time, and their gradient replaces them in place.
 
-use super::{HEAD, Norm, NormSaved};
+use super::{Factor, HEAD, Norm, NormSaved};
 use crate::context::Context;
 use crate::error::Result;
 use crate::param::{Builder, FolderTensor, Init, Loan, Param, Split};
 use crate::recipe::LinearSite;
-use ottava_tensor::ops::{
-    Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, real_type, scale_columns,
-};
+use ottava_tensor::ops::{Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, real_type};
 use ottava_tensor::{DType, Tensor};
 
 /// The last norm, and the product that computes logits. The head stays in high precision in every recipe.
 pub struct Head {
     /// Before the product.
     pub norm: Norm,
-    /// The factor of logits, which is applied to the input of the product: F32 `[C]`, all equal; `None` for 1.
-    pub scales: Option<Tensor>,
+    /// The factor of logits, which is applied to the input of the product.
+    pub factor: Factor,
+    /// The bound of the absolute values of logits.
+    pub soft_cap: Option<f64>,
     /// `[V, C]`, unless it is the embedding's table.
     pub weight: Option<Param>,
+}
+
+/// Sizes and constants of a head.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadConfig<'a> {
+    /// Tokens `V`.
+    pub vocabulary: usize,
+    /// Width `C` of the residual stream.
+    pub channels: usize,
+    /// Standard deviation of initial weights.
+    pub std: f32,
+    /// The factor of logits.
+    pub logit_scale: f32,
+    /// The bound of the absolute values of logits, applied after the factor.
+    pub soft_cap: Option<f64>,
+    /// The name of the embedding whose table is the weight, if they are tied.
+    pub tied: Option<&'a str>,
 }
 
 /// Tokens whose logits are in memory at once.
 const CHUNK: usize = 2048;
 
 impl Head {
-    /// A head for `vocabulary` tokens after a norm; logits are multiplied by `logit_scale`. If `tied`, its weight is the table of the
-    /// embedding with that name.
-    pub fn new(
-        build: &mut Builder,
-        norm: Norm,
-        vocabulary: usize,
-        channels: usize,
-        std: f32,
-        logit_scale: f32,
-        tied: Option<&str>,
-    ) -> Result<Head> {
+    /// A head after a norm.
+    pub fn new(build: &mut Builder, norm: Norm, config: HeadConfig) -> Result<Head> {
+        let HeadConfig { vocabulary, channels, std, logit_scale, soft_cap, tied } = config;
         let weight = match tied {
             Some(_) => None,
             None => {
@@ -54,28 +63,19 @@ impl Head {
             after_swiglu: false,
             divides_inputs: false,
         });
-        let scales =
-            (logit_scale != 1.0).then(|| Tensor::from_slice(build.device, &[channels], &vec![logit_scale; channels]));
-        Ok(Head { norm, scales: scales.transpose()?, weight })
+        Ok(Head { norm, factor: Factor::new(build.device, channels, logit_scale)?, soft_cap, weight })
     }
 
     /// Normalises `x` for the product.
     pub fn normalise(&self, x: &Tensor, context: &Context) -> Result<(Tensor, NormSaved)> {
         let (normed, saved) = self.norm.forward(x, context)?;
-        Ok((self.scaled(normed)?, saved))
+        Ok((self.factor.apply(normed)?, saved))
     }
 
     /// The gradient by the input of [`Head::normalise`].
     pub fn normalise_backward(&mut self, dy: &Tensor, saved: NormSaved) -> Result<Tensor> {
-        let dy = self.scaled(dy.clone())?;
+        let dy = self.factor.apply(dy.clone())?;
         self.norm.backward(&dy, saved)
-    }
-
-    fn scaled(&self, x: Tensor) -> Result<Tensor> {
-        match &self.scales {
-            Some(scales) => Ok(scale_columns(&x, scales)?),
-            None => Ok(x),
-        }
     }
 
     /// Its parameters.
@@ -87,19 +87,19 @@ impl Head {
         all
     }
 
-    /// `x · Wᵀ`, `[T, V]` in type `out`: that of `x`, or F32.
+    /// `x · Wᵀ`, `[T, V]` in type `out`: that of `x`, or F32; without the soft cap.
     pub fn logits(x: &Tensor, weight: &Param, loan: &Loan, out: DType) -> Result<Tensor> {
         let weight = weight.read(loan)?;
         let (a, b) = (Operand::plain(x), Operand::plain(&weight));
         Ok(gemm_nt(a, b, out, Accumulation::Exact)?)
     }
 
-    /// Losses of I32 `targets` `[T]`, `[T]`.
-    pub fn losses(x: &Tensor, weight: &Param, loan: &Loan, targets: &Tensor) -> Result<Tensor> {
+    /// Losses of I32 `targets` `[T]`, `[T]`, with the `soft_cap` of logits.
+    pub fn losses(x: &Tensor, weight: &Param, loan: &Loan, targets: &Tensor, soft_cap: Option<f64>) -> Result<Tensor> {
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         for (start, end) in chunks(targets.len()) {
             let logits = Head::logits(&x.rows(start, end)?, weight, loan, x.dtype())?;
-            losses.copy_from(start, &cross_entropy(&logits, &targets.rows(start, end)?)?)?;
+            losses.copy_from(start, &cross_entropy(&logits, &targets.rows(start, end)?, soft_cap)?)?;
         }
         Ok(losses)
     }
@@ -112,13 +112,15 @@ impl Head {
         loan: &Loan,
         targets: &Tensor,
         scale: &Tensor,
+        soft_cap: Option<f64>,
     ) -> Result<(Tensor, Tensor)> {
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         let mut dx = x.empty_like()?;
         for (start, end) in chunks(targets.len()) {
             let x = x.rows(start, end)?;
             let mut logits = Head::logits(&x, weight, loan, x.dtype())?;
-            losses.copy_from(start, &cross_entropy_gradient(&mut logits, &targets.rows(start, end)?, scale)?)?;
+            losses
+                .copy_from(start, &cross_entropy_gradient(&mut logits, &targets.rows(start, end)?, scale, soft_cap)?)?;
             if weight.is_trained() {
                 let (a, b) = (Operand::plain_transposed(&logits), Operand::plain_transposed(&x));
                 weight.add_product_to_grad(a, b, Accumulation::Exact)?;

@@ -42,8 +42,10 @@ impl Mlp {
     pub fn new(build: &mut Builder, name: &str, config: MlpConfig, shared_input: Option<OperandCast>) -> Result<Mlp> {
         let MlpConfig { channels, hidden, activation, bias, names, std } = config;
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
-        let gate_up: Vec<_> = names.gate_up.iter().map(|proj| part(proj, hidden)).collect();
-        if gate_up.len() != activation.inputs() {
+        // Gate and up are two tensors of a folder, or one.
+        let (inputs, tensors) = (activation.inputs(), names.gate_up.len());
+        let gate_up: Vec<_> = names.gate_up.iter().map(|proj| part(proj, hidden * inputs / tensors)).collect();
+        if !inputs.is_multiple_of(tensors) {
             return Err(Error::Model(format!("{name}: {activation:?} does not read {}", names.gate_up.join(" and "))));
         }
         let down = [part(names.down, channels)];

@@ -9,10 +9,15 @@ pub struct Names {
     pub positions: &'static str,
     /// The prefix before the number of a block.
     pub blocks: &'static str,
-    /// The norm before attention, or before both sublayers; in a block.
+    /// The norm before attention, or before both sublayers; in a block. This name and those of the other norms of a block are empty if
+    /// blocks have no such norm.
     pub attention_norm: &'static str,
+    /// The norm after attention; in a block.
+    pub attention_post_norm: &'static str,
     /// The norm before the MLP; in a block.
     pub mlp_norm: &'static str,
+    /// The norm after the MLP; in a block.
+    pub mlp_post_norm: &'static str,
     /// Attention; in a block.
     pub attention: &'static str,
     /// Q, K and V, or one fused tensor; in attention.
@@ -23,7 +28,7 @@ pub struct Names {
     pub output: &'static str,
     /// The MLP; in a block.
     pub mlp: &'static str,
-    /// The linears before the activation; in the MLP.
+    /// The linears before the activation, or one tensor with gate and up; in the MLP.
     pub gate_up: &'static [&'static str],
     /// The name of their stack in the scaling state.
     pub gate_up_stack: &'static str,
@@ -58,11 +63,15 @@ pub enum Role {
     KeyNorm,
     /// The output projection of attention.
     AttentionOutput,
+    /// The norm after attention.
+    AttentionPostNorm,
     /// The norm before the MLP.
     MlpNorm,
+    /// The norm after the MLP.
+    MlpPostNorm,
     /// The gate projection, to whose output a gated MLP applies the activation.
     Gate,
-    /// The up projection: its output is multiplied by the activated gate or, without a gate, activated.
+    /// The up projection: its output is multiplied by the activated gate or, without a gate, activated. Also gate and up in one.
     Up,
     /// The linear that reads the activation.
     Down,
@@ -112,11 +121,14 @@ impl Names {
     fn role_in_block(&self, module: &str) -> Option<Role> {
         let within = |parent: &str| module.strip_prefix(parent).and_then(|rest| rest.strip_prefix('.'));
         let number = |names: &[&str], name| names.iter().position(|other| *other == name);
-        if module == self.attention_norm {
-            return Some(Role::AttentionNorm);
-        }
-        if module == self.mlp_norm {
-            return Some(Role::MlpNorm);
+        let norms = [
+            (self.attention_norm, Role::AttentionNorm),
+            (self.attention_post_norm, Role::AttentionPostNorm),
+            (self.mlp_norm, Role::MlpNorm),
+            (self.mlp_post_norm, Role::MlpPostNorm),
+        ];
+        if let Some((_, role)) = norms.into_iter().find(|(name, _)| *name == module) {
+            return Some(role);
         }
         if let Some(name) = within(self.attention) {
             let qkv: &[Role] = if self.qkv.len() == 1 { &[Role::Qkv] } else { &[Role::Query, Role::Key, Role::Value] };
@@ -136,7 +148,9 @@ pub const LLAMA: Names = Names {
     positions: "",
     blocks: "model.layers",
     attention_norm: "input_layernorm",
+    attention_post_norm: "",
     mlp_norm: "post_attention_layernorm",
+    mlp_post_norm: "",
     attention: "self_attn",
     qkv: &["q_proj", "k_proj", "v_proj"],
     qkv_stack: "qkv_proj",

@@ -13,7 +13,7 @@ use ottava_tensor::ops::{
 /// Which norm a model has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormConfig {
-    /// RMSNorm or LayerNorm.
+    /// What is computed.
     pub kind: NormKind,
     /// Whether it has a bias; only for LayerNorm.
     pub bias: bool,
@@ -25,6 +25,14 @@ impl NormConfig {
     /// RMSNorm.
     pub fn rms(eps: f64) -> NormConfig {
         NormConfig { kind: NormKind::Rms, bias: false, eps }
+    }
+}
+
+/// The initial weight of a norm.
+pub(super) fn initial_weight(kind: NormKind) -> Init {
+    match kind {
+        NormKind::Rms | NormKind::Layer => Init::Ones,
+        NormKind::RmsPlusOne => Init::Zeros,
     }
 }
 
@@ -50,9 +58,12 @@ struct Values {
 }
 
 impl Values {
+    fn weights(&self) -> NormWeights<'_> {
+        NormWeights { kind: self.config.kind, weight: &self.weight, bias: self.bias.as_ref() }
+    }
+
     fn normalise(&self, x: &Tensor, output: Output) -> ottava_tensor::Result<(Produced, Tensor)> {
-        let weights = NormWeights { kind: self.config.kind, weight: &self.weight, bias: self.bias.as_ref() };
-        norm_to(x, weights, self.config.eps, output)
+        norm_to(x, self.weights(), self.config.eps, output)
     }
 }
 
@@ -64,7 +75,7 @@ impl Norm {
             let shard = build.shard(tensor, Split::None)?;
             Param::new(build, vec![shard], init)
         };
-        let weight = param("weight", Init::Ones)?;
+        let weight = param("weight", initial_weight(config.kind))?;
         Ok(Norm { weight, bias: config.bias.then(|| param("bias", Init::Zeros)).transpose()?, config })
     }
 
@@ -144,11 +155,11 @@ impl Norm {
     }
 
     fn backward_plus(&mut self, dy: &Tensor, saved: NormSaved, plus: NormBackward) -> Result<Tensor> {
-        let weight = self.weight.value()?;
+        let values = self.values()?;
         let (mut unread, mut unread_bias) = (None, None);
         let dbias = self.bias.as_mut().map(|bias| bias.grad_or_unread(&mut unread_bias)).transpose()?;
         let (grad, NormSaved { x, statistics }) = (self.weight.grad_or_unread(&mut unread)?, &saved);
-        Ok(norm_backward(dy, x, &weight, statistics, grad, NormBackward { dbias, ..plus })?)
+        Ok(norm_backward(dy, x, values.weights(), statistics, grad, NormBackward { dbias, ..plus })?)
     }
 
     /// Calls `visit` for each parameter, always in the same order.

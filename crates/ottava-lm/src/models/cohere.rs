@@ -4,7 +4,7 @@
 use super::family::{Family, common};
 use super::{ConfigFile, DecoderConfig, Positions};
 use crate::error::Result;
-use ottava_tensor::ops::{NormKind, RopePairs};
+use ottava_tensor::ops::{NormKind, NormScope, RopePairs};
 
 pub(super) const FAMILY: Family = Family { architecture: "CohereForCausalLM", model_type: "cohere", read };
 
@@ -23,7 +23,7 @@ pub fn cohere(sizes: DecoderConfig) -> DecoderConfig {
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let bias = file.optional("attention_bias", false)?;
     Ok(DecoderConfig {
-        qk_norm: file.optional("use_qk_norm", false)?,
+        qk_norm: file.optional("use_qk_norm", false)?.then_some(NormScope::Head),
         qkv_bias: bias,
         output_bias: bias,
         max_positions: file.optional("max_position_embeddings", 8192)?,

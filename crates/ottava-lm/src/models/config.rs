@@ -56,6 +56,11 @@ impl ConfigFile {
         &self.values
     }
 
+    /// This file with other `values`.
+    pub fn with_values(&self, values: Map<String, Value>) -> ConfigFile {
+        ConfigFile { path: self.path.clone(), values }
+    }
+
     /// An error about this file.
     pub fn error(&self, text: &str) -> Error {
         Error::Model(format!("{}: {text}", self.path.display()))

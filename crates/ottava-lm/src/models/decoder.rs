@@ -1,7 +1,7 @@
 //! The decoder that all families share, in training and evaluation.
 
 use super::stage::{Span, Stage, StageSaved, fetch};
-use super::{DecoderConfig, InferenceBatch, KvCache, KvGroup, Positions};
+use super::{DecoderConfig, InferenceBatch, KvCache, KvGroup, Positions, RopeTables};
 use crate::context::{Context, Sequences};
 use crate::error::{Error, Result};
 use crate::layers::Head;
@@ -12,7 +12,7 @@ use crate::param::{
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::ScalingState;
-use ottava_tensor::ops::{embedding, real_type, rope_table};
+use ottava_tensor::ops::{cap_logits, embedding, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 
 /// A decoder, or a stage of one, with its weights and the scaling state of its casts.
@@ -69,11 +69,6 @@ impl Decoder {
         seq_len: usize,
         span: &Span,
     ) -> Result<Decoder> {
-        if let Some(window) = config.window.filter(|&window| seq_len > window) {
-            return Err(Error::Model(format!(
-                "the model attends to a sliding window of {window} tokens, which is not implemented; keep sequences of {seq_len} within it"
-            )));
-        }
         let learned = config.positions == Positions::Learned;
         if learned && seq_len > config.max_positions {
             return Err(Error::Model(format!(
@@ -82,12 +77,10 @@ impl Decoder {
             )));
         }
         recipe.expect_on(device)?;
-        let frequencies = config.rope.inverse_frequencies(config.head_dim);
-        let table = || rope_table(device, &frequencies, seq_len, real_type(recipe.compute));
-        let table = (!learned).then(table).transpose()?;
+        let tables = RopeTables::new(config, device, seq_len, real_type(recipe.compute))?;
         let mut build = Builder::new(device, recipe, purpose);
         build.lora = config.lora.as_ref();
-        let stage = Stage::new(&mut build, config, span, table.as_ref())?;
+        let stage = Stage::new(&mut build, config, span, &tables)?;
         build.description.casts = build.slots.amax_groups();
         let scaling = ScalingState::new(device, build.slots)?;
         let kept = match purpose {
@@ -201,7 +194,7 @@ impl Decoder {
     /// Errors for a stage without the head.
     pub fn losses(&self, normed: &Tensor, targets: &Tensor, units: &mut dyn Units) -> Result<Tensor> {
         let weight = self.head_weight()?;
-        Head::losses(normed, weight, &fetch(weight, Direction::Forward, units)?, targets)
+        Head::losses(normed, weight, &fetch(weight, Direction::Forward, units)?, targets, self.stage.soft_cap())
     }
 
     fn head_weight(&self) -> Result<&Param> {
@@ -298,7 +291,11 @@ impl Decoder {
     /// would often have equal logits.
     pub fn logits(&self, hidden: &Tensor, rows: &Tensor) -> Result<Tensor> {
         let (x, head) = (embedding(hidden, rows)?, self.head_weight()?);
-        let pass = || Head::logits(&x, head, Loan::none(), real_type(x.dtype()));
+        let pass = || {
+            let mut logits = Head::logits(&x, head, Loan::none(), real_type(x.dtype()))?;
+            self.stage.soft_cap().map_or(Ok(()), |cap| cap_logits(&mut logits, cap))?;
+            Ok(logits)
+        };
         with_constant_weights(self.device(), head.is_stored(), pass)
     }
 }

@@ -1,6 +1,6 @@
 //! Code that model families share.
 
-use super::{ConfigFile, DecoderConfig, Quantization, RopeScaling};
+use super::{ConfigFile, DecoderConfig, LayerSet, Quantization, RopeScaling};
 use crate::error::Result;
 use ottava_tensor::ops::{Activation, Gelu};
 
@@ -16,16 +16,6 @@ pub(super) struct Family {
 /// Reads the keys that all families share.
 pub(super) fn common(file: &ConfigFile) -> Result<DecoderConfig> {
     refuse(file)?;
-    let name: String = file.optional("hidden_act", "silu".to_string())?;
-    let activation = match gelu(&name) {
-        Some(gelu) => Activation::GeGlu(gelu),
-        None if name == "silu" => Activation::SwiGlu,
-        None => {
-            return Err(
-                file.error(&format!("`hidden_act` is \"{name}\"; \"silu\" and kinds of \"gelu\" are implemented"))
-            );
-        }
-    };
     let dropout: f64 = file.optional("attention_dropout", 0.0)?;
     if dropout != 0.0 {
         return Err(file.error("`attention_dropout` is not 0; dropout is not implemented"));
@@ -49,8 +39,8 @@ pub(super) fn common(file: &ConfigFile) -> Result<DecoderConfig> {
         norm_eps: file.optional("rms_norm_eps", 1e-6)?,
         tied: file.optional("tie_word_embeddings", false)?,
         init_std: file.optional("initializer_range", 0.02)?,
-        rope: RopeScaling::read(file)?,
-        activation,
+        rope: RopeScaling::read(file, 10_000.0)?,
+        activation: gated(file, "hidden_act", "silu")?,
         ..DecoderConfig::default()
     })
 }
@@ -61,6 +51,33 @@ pub(super) fn refuse(file: &ConfigFile) -> Result<()> {
         return Err(file.error("`auto_map` is set: code inside a model folder is not run"));
     }
     Quantization::read(file).map(drop)
+}
+
+/// The activation of a gated MLP, named by `key`.
+pub(super) fn gated(file: &ConfigFile, key: &str, default: &str) -> Result<Activation> {
+    let name: String = file.optional(key, default.to_string())?;
+    match gelu(&name) {
+        Some(gelu) => Ok(Activation::GeGlu(gelu)),
+        None if name == "silu" => Ok(Activation::SwiGlu),
+        None => Err(file.error(&format!("`{key}` is \"{name}\"; \"silu\" and kinds of \"gelu\" are implemented"))),
+    }
+}
+
+/// The sliding window of the key `sliding_window`; `default` if the key is missing, and none if it is null.
+pub(super) fn sliding_window(file: &ConfigFile, default: Option<usize>) -> Result<Option<usize>> {
+    match file.values().contains_key("sliding_window") {
+        true => file.optional("sliding_window", None),
+        false => Ok(default),
+    }
+}
+
+/// Window and layers of Qwen2 and Qwen3: `use_sliding_window`, `max_window_layers` and `layer_types`.
+pub(super) fn qwen_window(file: &ConfigFile, layers: usize) -> Result<(Option<usize>, LayerSet)> {
+    if !file.optional("use_sliding_window", false)? {
+        return Ok((None, LayerSet::All));
+    }
+    let late = LayerSet::From(file.optional("max_window_layers", 28)?);
+    Ok((sliding_window(file, Some(4096))?, LayerSet::with_window(file, layers, late)?))
 }
 
 /// The GELU of this name in `config.json`.

@@ -4,27 +4,37 @@ mod cohere;
 mod config;
 mod decoder;
 mod family;
+mod gemma2;
+mod gemma3;
 mod gpt2;
+mod granite;
 mod inference;
 mod kv_cache;
+mod layer_kinds;
 mod llama;
 mod mistral;
+mod olmo2;
+mod phi3;
 mod prefetch;
 mod quantization;
 mod qwen2;
 mod qwen3;
 mod rope;
 mod sizes;
+mod smollm3;
 mod stage;
 
 pub use cohere::cohere;
 pub use config::ConfigFile;
 pub use decoder::Decoder;
+pub use gemma2::gemma2;
 pub use gpt2::gpt2;
 pub use inference::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, most_blocks, padded_rows};
 pub use kv_cache::{KvCache, KvGroup};
+pub use layer_kinds::{LayerSet, RopeTables};
+pub use phi3::phi3;
 pub use quantization::{MODELOPT_FILE, Quantization, WeightScales};
-pub use rope::{RopeKind, RopeScaling};
+pub use rope::{LongRope, RopeKind, RopeLengths, RopeScaling, Yarn};
 pub use sizes::{DecoderConfig, Positions};
 pub use stage::{Span, Stage, StageSaved};
 
@@ -32,8 +42,20 @@ use crate::error::Result;
 use family::Family;
 use ottava_tensor::ops::NormKind;
 
-const FAMILIES: &[Family] =
-    &[llama::FAMILY, mistral::FAMILY, qwen2::FAMILY, qwen3::FAMILY, gpt2::FAMILY, cohere::FAMILY];
+const FAMILIES: &[Family] = &[
+    llama::FAMILY,
+    mistral::FAMILY,
+    qwen2::FAMILY,
+    qwen3::FAMILY,
+    gpt2::FAMILY,
+    cohere::FAMILY,
+    gemma2::FAMILY,
+    gemma3::FAMILY,
+    phi3::FAMILY,
+    olmo2::FAMILY,
+    granite::FAMILY,
+    smollm3::FAMILY,
+];
 
 /// Reads the sizes of a model from its `config.json`.
 ///
@@ -60,21 +82,12 @@ fn check_constants(config: &DecoderConfig) -> Result<(), String> {
         return Err(format!("`num_hidden_layers` is {}; at most {MAX_LAYERS} are possible", config.layers));
     }
     let norm_eps = match (config.norm, config.positions) {
-        (NormKind::Rms, _) => "rms_norm_eps",
+        (NormKind::Rms | NormKind::RmsPlusOne, _) => "rms_norm_eps",
         (NormKind::Layer, Positions::Learned) => "layer_norm_epsilon",
         (NormKind::Layer, Positions::Rotary(_)) => "layer_norm_eps",
     };
     let mut positive = vec![(norm_eps, config.norm_eps), ("rope_theta", config.rope.theta)];
-    match config.rope.kind {
-        RopeKind::Default => {}
-        RopeKind::Linear { factor } => positive.push(("factor", factor)),
-        RopeKind::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => positive.extend([
-            ("factor", factor),
-            ("low_freq_factor", low_freq_factor),
-            ("high_freq_factor", high_freq_factor),
-            ("original_max_position_embeddings", original_max_positions),
-        ]),
-    }
+    positive.extend(config.local_rope.as_ref().map(|rope| ("rope_local_base_freq", rope.theta)));
     match positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
         Some((key, value)) => Err(format!("`{key}` is {value}; it is a number above 0")),
         None if !(config.init_std.is_finite() && config.init_std >= 0.0) => {

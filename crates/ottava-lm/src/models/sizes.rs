@@ -1,9 +1,9 @@
 //! The sizes of a decoder, common to all families.
 
-use super::RopeScaling;
+use super::{LayerSet, RopeScaling};
 use crate::layers::{LLAMA, Names};
 use crate::lora::Lora;
-use ottava_tensor::ops::{Activation, NormKind, RopePairs};
+use ottava_tensor::ops::{Activation, NormKind, NormScope, RopePairs};
 
 /// How a model knows the positions of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,16 +41,26 @@ pub struct DecoderConfig {
     pub init_std: f32,
     /// Rotary positions.
     pub rope: RopeScaling,
-    /// Whether each query and key head is normalised before rotary positions.
-    pub qk_norm: bool,
+    /// Rotary positions of the layers `local`, if they differ from those of the others.
+    pub local_rope: Option<RopeScaling>,
+    /// The layers without rotary positions.
+    pub unrotated: LayerSet,
+    /// What is normalised of queries and keys before rotary positions, if anything is.
+    pub qk_norm: Option<NormScope>,
     /// Biases on queries, keys and values.
     pub qkv_bias: bool,
     /// Bias on the attention's output.
     pub output_bias: bool,
     /// Biases in the MLP.
     pub mlp_bias: bool,
-    /// The sliding window of attention, if any; sequences must not be longer.
+    /// The sliding window of attention in the layers `local`, if any: the number of tokens that a token sees, itself included.
     pub window: Option<usize>,
+    /// The layers with the window.
+    pub local: LayerSet,
+    /// The factor of products of queries and keys; `None` for `1 / √head_dim`.
+    pub attention_scale: Option<f64>,
+    /// The bound of the absolute values of attention scores.
+    pub score_cap: Option<f64>,
     /// The norms.
     pub norm: NormKind,
     /// Whether norms have biases.
@@ -61,8 +71,14 @@ pub struct DecoderConfig {
     pub positions: Positions,
     /// Whether attention and MLP are parallel and read one norm.
     pub parallel: bool,
+    /// The factor of the embedding, which is rounded to the compute type.
+    pub embedding_scale: f32,
+    /// The factor of the outputs of attention and MLP, before they are added to the residual stream.
+    pub residual_scale: f32,
     /// The factor of logits.
     pub logit_scale: f32,
+    /// The bound of the absolute values of logits.
+    pub logit_cap: Option<f64>,
     /// Names of tensors.
     pub names: &'static Names,
     /// A sentence for each key of `config.json` that is ignored.
@@ -87,17 +103,25 @@ impl Default for DecoderConfig {
             tied: false,
             init_std: 0.02,
             rope: RopeScaling::default(),
-            qk_norm: false,
+            local_rope: None,
+            unrotated: LayerSet::None,
+            qk_norm: None,
             qkv_bias: false,
             output_bias: false,
             mlp_bias: false,
             window: None,
+            local: LayerSet::All,
+            attention_scale: None,
+            score_cap: None,
             norm: NormKind::Rms,
             norm_bias: false,
             activation: Activation::SwiGlu,
             positions: Positions::Rotary(RopePairs::Halves),
             parallel: false,
+            embedding_scale: 1.0,
+            residual_scale: 1.0,
             logit_scale: 1.0,
+            logit_cap: None,
             names: &LLAMA,
             ignored: Vec::new(),
             lora: None,
@@ -129,12 +153,44 @@ impl DecoderConfig {
                 self.heads, self.kv_heads
             ));
         }
-        if !(self.logit_scale.is_finite() && self.logit_scale > 0.0) {
-            return Err(format!("`logit_scale` is {}; it is a number above 0", self.logit_scale));
+        let factors = [
+            ("the factor of the embedding", Some(f64::from(self.embedding_scale))),
+            ("the factor of residual branches", Some(f64::from(self.residual_scale))),
+            ("the factor of logits", Some(f64::from(self.logit_scale))),
+            ("the soft cap of logits", self.logit_cap),
+            ("the soft cap of attention scores", self.score_cap),
+            ("the factor of attention scores", self.attention_scale),
+        ];
+        for (what, factor) in factors {
+            if let Some(factor) = factor.filter(|factor| !(factor.is_finite() && *factor > 0.0)) {
+                return Err(format!("{what} is {factor}; it is a number above 0"));
+            }
         }
-        if self.positions != Positions::Learned && !self.head_dim.is_multiple_of(2) {
-            return Err(format!("`head_dim` {} is odd; rotary positions pair its halves", self.head_dim));
+        if self.window == Some(0) {
+            return Err("`sliding_window` is 0; a token sees itself with 1".into());
+        }
+        if self.positions != Positions::Learned {
+            [Some(&self.rope), self.local_rope.as_ref()].into_iter().flatten().try_for_each(|r| self.check_rope(r))?;
         }
         Ok(())
+    }
+
+    /// Whether embedding, residual branches, attention scores or logits have factors or soft caps of their own.
+    pub fn has_factors(&self) -> bool {
+        let factors = [self.embedding_scale, self.residual_scale, self.logit_scale];
+        let options = [self.attention_scale, self.score_cap, self.logit_cap];
+        factors != [1.0; 3] || options.iter().any(Option::is_some)
+    }
+
+    fn check_rope(&self, rope: &RopeScaling) -> Result<(), String> {
+        let (partial, rotated) = (rope.partial, rope.rotated(self.head_dim));
+        if partial == 1.0 && !self.head_dim.is_multiple_of(2) {
+            return Err(format!("`head_dim` {} is odd; rotary positions pair its halves", self.head_dim));
+        }
+        if !(partial > 0.0 && partial <= 1.0) || rotated == 0 || !rotated.is_multiple_of(2) {
+            let (dim, rotates) = (self.head_dim, "rotary positions rotate an even number of elements");
+            return Err(format!("`partial_rotary_factor` {partial} of `head_dim` {dim} is {rotated}; {rotates}"));
+        }
+        rope.kind.check(rotated)
     }
 }

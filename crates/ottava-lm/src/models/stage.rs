@@ -1,12 +1,12 @@
 //! A stage: consecutive layers of a model on one device. A whole model is a stage with all layers.
 
 use super::prefetch::{ResidualBuffers, backward_blocks, forward_blocks};
-use super::{DecoderConfig, Positions};
+use super::{DecoderConfig, Positions, RopeTables};
 use crate::context::Context;
 use crate::error::Result;
 use crate::layers::{
-    Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Head, Mlp, MlpConfig, Norm, NormConfig,
-    NormSaved, OperandCast, Sublayer,
+    Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Factor, Head, HeadConfig, Mlp, MlpConfig, Norm,
+    NormConfig, NormSaved, OperandCast, QkNorm, Sublayer,
 };
 use crate::operand::ResidualGradient;
 use crate::param::{Builder, Direction, Loan, Param, Purpose, Units};
@@ -56,27 +56,32 @@ pub struct StageSaved {
 
 impl Stage {
     /// Builds the layers of `span`.
-    pub fn new(build: &mut Builder, config: &DecoderConfig, span: &Span, rope_table: Option<&Tensor>) -> Result<Stage> {
+    pub fn new(build: &mut Builder, config: &DecoderConfig, span: &Span, tables: &RopeTables) -> Result<Stage> {
         let (c, table) = (config, config.names.embedding);
         build.description.ignored.clone_from(&c.ignored);
-        let embedding =
-            span.embedding.then(|| Embedding::new(build, table, c.vocabulary, c.channels, c.init_std)).transpose()?;
+        let factor = Factor::rounded(build.device, c.channels, c.embedding_scale, build.recipe.compute)?;
+        let embedding = span
+            .embedding
+            .then(|| Embedding::new(build, table, [c.vocabulary, c.channels], c.init_std, factor))
+            .transpose()?;
         build.end_unit();
+        let sizes = [c.max_positions, c.channels];
         let positions = (span.embedding && c.positions == Positions::Learned)
-            .then(|| Embedding::new(build, c.names.positions, c.max_positions, c.channels, c.init_std))
+            .then(|| Embedding::new(build, c.names.positions, sizes, c.init_std, Factor::default()))
             .transpose()?;
         build.end_unit();
         let mut blocks = Vec::with_capacity(span.blocks.len());
         for i in span.blocks.clone() {
-            blocks.push(block(build, c, i, rope_table)?);
+            blocks.push(block(build, c, i, tables)?);
             build.end_unit();
         }
         build.block = None;
         let head = match span.head {
             true => {
                 let norm = Norm::new(build, c.names.norm, c.channels, norm_config(c))?;
-                let tied = c.tied.then_some(table);
-                Some(Head::new(build, norm, c.vocabulary, c.channels, c.init_std, c.logit_scale, tied)?)
+                let (vocabulary, channels, std, tied) = (c.vocabulary, c.channels, c.init_std, c.tied.then_some(table));
+                let (logit_scale, soft_cap) = (c.logit_scale, c.logit_cap);
+                Some(Head::new(build, norm, HeadConfig { vocabulary, channels, std, logit_scale, soft_cap, tied })?)
             }
             false => None,
         };
@@ -148,11 +153,15 @@ impl Stage {
         Ok(add(&x, &positions.forward(&context.sequences.positions, &loan)?)?)
     }
 
-    /// The norm before the head, and the weight of the head, of a stage that ends with them.
-    fn head_mut(&mut self) -> Option<(&mut Norm, &mut Param)> {
-        let Head { norm, weight, .. } = self.head.as_mut()?;
-        let weight = weight.as_mut().or(self.embedding.as_mut().map(|embedding| &mut embedding.table))?;
-        Some((norm, weight))
+    /// The weight of the head, of a stage that ends with it.
+    fn head_weight_mut(&mut self) -> Option<&mut Param> {
+        let weight = self.head.as_mut()?.weight.as_mut();
+        weight.or(self.embedding.as_mut().map(|embedding| &mut embedding.table))
+    }
+
+    /// The bound of the absolute values of logits.
+    pub fn soft_cap(&self) -> Option<f64> {
+        self.head.as_ref()?.soft_cap
     }
 
     /// The weight of the head, `[V, C]`, of a stage that ends with it.
@@ -170,10 +179,11 @@ impl Stage {
         scale: &Tensor,
         units: &mut dyn Units,
     ) -> Result<Option<(Tensor, Tensor)>> {
-        let Some((_, weight)) = self.head_mut() else { return Ok(None) };
+        let soft_cap = self.soft_cap();
+        let Some(weight) = self.head_weight_mut() else { return Ok(None) };
         let loan = fetch(weight, Direction::Backward, units)?;
         units.begin_gradients(&mut [&mut *weight])?;
-        Head::losses_and_gradient(normed, weight, &loan, targets, scale).map(Some)
+        Head::losses_and_gradient(normed, weight, &loan, targets, scale, soft_cap).map(Some)
     }
 
     /// Backward of a micro-batch, from the gradient `dy` `[T, C]` by the result of forward: adds to the gradients of all parameters, and
@@ -257,7 +267,7 @@ fn parameters_of(block: &mut Block) -> Vec<&mut Param> {
     all
 }
 
-fn block(build: &mut Builder, c: &DecoderConfig, index: usize, table: Option<&Tensor>) -> Result<Block> {
+fn block(build: &mut Builder, c: &DecoderConfig, index: usize, tables: &RopeTables) -> Result<Block> {
     let name = format!("{}.{index}", c.names.blocks);
     build.block = Some((index, c.layers));
     let attention = AttentionConfig {
@@ -265,26 +275,43 @@ fn block(build: &mut Builder, c: &DecoderConfig, index: usize, table: Option<&Te
         heads: c.heads,
         kv_heads: c.kv_heads,
         head_dim: c.head_dim,
-        qk_norm: c.qk_norm.then_some((c.norm, c.norm_eps)),
+        qk_norm: c.qk_norm.map(|scope| QkNorm { kind: c.norm, scope, eps: c.norm_eps }),
         qkv_bias: c.qkv_bias,
         output_bias: c.output_bias,
+        window: c.window_at(index),
+        soft_cap: c.score_cap,
+        scale: c.attention_scale,
         pairs: if let Positions::Rotary(pairs) = c.positions { pairs } else { RopePairs::Halves },
         names: c.names,
         std: c.init_std,
     };
     let (activation, bias, names, std) = (c.activation, c.mlp_bias, c.names, c.init_std);
     let mlp_config = MlpConfig { channels: c.channels, hidden: c.hidden, activation, bias, names, std };
-    let norm =
-        |build: &mut Builder, part: &str| Norm::new(build, &format!("{name}.{part}"), c.channels, norm_config(c));
+    let norm = |build: &mut Builder, part: &str| {
+        let norm = || Norm::new(build, &format!("{name}.{part}"), c.channels, norm_config(c));
+        (!part.is_empty()).then(norm).transpose()
+    };
+    let factor = Factor::new(build.device, c.channels, c.residual_scale)?;
+    let finish = |build: &mut Builder, branch: Branch, after: &str| -> Result<Branch> {
+        let branch = branch.multiplied(factor.clone());
+        Ok(match norm(build, after)? {
+            Some(after) => branch.normalised(after),
+            None => branch,
+        })
+    };
     let (attention_norm, mlp) = (norm(build, names.attention_norm)?, format!("{name}.{}", names.mlp));
-    let attention = Attention::new(build, &format!("{name}.{}", names.attention), attention, table.cloned(), None)?;
+    let table = tables.at(c, index);
+    let attention = Attention::new(build, &format!("{name}.{}", names.attention), attention, table, None)?;
     if c.parallel {
         let mlp = Mlp::new(build, &mlp, mlp_config, Some(attention.input()))?;
-        return Ok(Block::new(vec![Branch::new(attention_norm, attention).and(mlp)]));
+        let branch = Branch::new(attention_norm, attention).and(mlp);
+        return Ok(Block::new(vec![finish(build, branch, names.attention_post_norm)?]));
     }
+    let attention = finish(build, Branch::new(attention_norm, attention), names.attention_post_norm)?;
     let mlp_norm = norm(build, names.mlp_norm)?;
     let mlp = Mlp::new(build, &mlp, mlp_config, None)?;
-    Ok(Block::new(vec![Branch::new(attention_norm, attention), Branch::new(mlp_norm, mlp)]))
+    let mlp = finish(build, Branch::new(mlp_norm, mlp), names.mlp_post_norm)?;
+    Ok(Block::new(vec![attention, mlp]))
 }
 
 fn norm_config(c: &DecoderConfig) -> NormConfig {

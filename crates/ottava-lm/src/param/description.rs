@@ -30,7 +30,7 @@ pub struct Description {
 
 impl Description {
     /// Floating-point operations of forward and backward per token, at sequences of `seq_len`: six per weight of a product (four per frozen
-    /// weight, which has no gradient), and causal attention; recomputation and norms are not counted.
+    /// weight, which has no gradient), and causal attention within its window; recomputation and norms are not counted.
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let sites = self.linears.iter().map(|(site, _)| site).chain(&self.head);
         let products: usize = sites.map(|site| site.outputs * site.inputs).sum();
@@ -38,8 +38,13 @@ impl Description {
             0 => 6.0 * products as f64,
             _ => 4.0 * products as f64 + 6.0 * self.parameters as f64,
         };
-        let attention_width: usize = self.attention.iter().map(AttentionSpec::query_width).sum();
-        products + 6.0 * (attention_width * seq_len) as f64
+        // Twice the average number of keys that a token sees.
+        let keys = |window: Option<usize>| {
+            let window = window.unwrap_or(seq_len).min(seq_len);
+            2 * window - window * window / seq_len.max(1)
+        };
+        let attention: usize = self.attention.iter().map(|spec| spec.query_width() * keys(spec.window)).sum();
+        products + 6.0 * attention as f64
     }
 
     /// The linears of the first block.

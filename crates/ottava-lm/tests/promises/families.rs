@@ -34,10 +34,51 @@ pub fn families() -> [(&'static str, DecoderConfig); 2] {
     [("gpt2", config(gpt2_keys())), ("command-r", config(command_r))]
 }
 
+/// [`families`], and those with windows, soft caps, factors, or norms elsewhere.
+pub fn all_families() -> Vec<(&'static str, DecoderConfig)> {
+    let with = |keys: Value| {
+        let mut all = json!({
+            "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
+        });
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        config(all)
+    };
+    let gemma = json!({"query_pre_attn_scalar": 16, "sliding_window": 7, "sliding_window_pattern": 2});
+    let named = |keys: &Value, name: &str| {
+        let mut keys = keys.clone();
+        keys["model_type"] = json!(name);
+        with(keys)
+    };
+    let longrope = json!({"type": "longrope", "short_factor": vec![1.0; 6], "long_factor": vec![2.0; 6]});
+    let more = [
+        ("gemma2", named(&gemma, "gemma2")),
+        ("gemma3", named(&gemma, "gemma3_text")),
+        (
+            "phi3",
+            with(json!({
+                "model_type": "phi3", "rope_scaling": longrope, "original_max_position_embeddings": 16,
+                "partial_rotary_factor": 0.75,
+            })),
+        ),
+        ("olmo2", with(json!({"model_type": "olmo2"}))),
+        (
+            "granite",
+            with(json!({
+                "model_type": "granite", "embedding_multiplier": 12.0, "residual_multiplier": 0.5,
+                "attention_multiplier": 0.125, "logits_scaling": 4.0,
+            })),
+        ),
+        ("smollm3", with(json!({"model_type": "smollm3", "no_rope_layer_interval": 2}))),
+        ("mistral", with(json!({"model_type": "mistral", "sliding_window": 7}))),
+    ];
+    families().into_iter().chain(more).collect()
+}
+
 #[test]
 fn every_fp8_recipe_trains_every_family() {
     const STEPS: usize = 12;
-    for (family, sizes) in families() {
+    for (family, sizes) in all_families() {
         for device in devices() {
             let losses = |name| -> Vec<f64> {
                 let (recipe, kept) = (recipe(name, Fp8Format::Auto), Purpose::Train(MemoryPolicy::FULL));
@@ -62,7 +103,7 @@ fn every_fp8_recipe_trains_every_family() {
 
 #[test]
 fn levels_and_captured_steps_train_every_family() {
-    for (family, sizes) in families() {
+    for (family, sizes) in all_families() {
         for device in devices() {
             for level in Level::ALL {
                 for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Block] {
@@ -150,13 +191,71 @@ fn a_gpt2_folder_has_transposed_weights_and_may_lack_the_prefix() {
     assert!(initial == load(), "the same weights");
 }
 
+fn error(keys: &Value, key: &str, value: Value) -> String {
+    let Value::Object(mut keys) = keys.clone() else { panic!("an object") };
+    keys.insert(key.into(), value);
+    decoder_config(&ConfigFile::from_values("config.json", keys)).unwrap_err().to_string()
+}
+
+#[test]
+fn settings_of_layers_that_are_not_implemented_are_errors() {
+    let keys = |name: &str| {
+        json!({
+            "model_type": name, "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "use_sliding_window": true, "max_position_embeddings": 64,
+        })
+    };
+    let qwen = keys("qwen2");
+    assert!(error(&qwen, "layer_types", json!(["full_attention"])).contains("`layer_types` has 1 entries"));
+    assert!(error(&qwen, "layer_types", json!(["chunked_attention", "x"])).contains("\"chunked_attention\""));
+    assert!(error(&qwen, "sliding_window", json!(0)).contains("`sliding_window` is 0"));
+    let nested = json!({"full_attention": {"rope_type": "default"}});
+    assert!(error(&qwen, "rope_parameters", nested).contains("`full_attention`"));
+    let (gemma2, gemma3, smollm3) = (keys("gemma2"), keys("gemma3_text"), keys("smollm3"));
+    assert!(error(&gemma2, "final_logit_softcapping", json!(-1.0)).contains("the soft cap of logits is -1"));
+    assert!(error(&gemma2, "use_bidirectional_attention", json!(true)).contains("later tokens"));
+    assert!(error(&gemma3, "sliding_window_pattern", json!(0)).contains("`sliding_window_pattern` is 0"));
+    assert!(error(&smollm3, "no_rope_layers", json!([1])).contains("`no_rope_layers` has 1 entries"));
+    assert!(error(&smollm3, "no_rope_layer_interval", json!(0)).contains("`no_rope_layer_interval` is 0"));
+    assert!(error(&keys("granite"), "logits_scaling", json!(0.0)).contains("the factor of logits is inf"));
+    assert!(error(&keys("phi3"), "embd_pdrop", json!(0.1)).contains("`embd_pdrop` is not 0"));
+    assert!(error(&keys("phi3"), "partial_rotary_factor", json!(0.2)).contains("`partial_rotary_factor` 0.2"));
+}
+
+/// The defaults of missing keys are those of `transformers` 5.
+#[test]
+fn windows_are_those_of_transformers() {
+    let window = |keys: Value| {
+        let mut all = json!({
+            "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 4, "num_attention_heads": 4,
+        });
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let sizes = config(all);
+        (0..4).map(|index| sizes.window_at(index)).collect::<Vec<_>>()
+    };
+    let all = |window| vec![window; 4];
+    assert_eq!(window(json!({"model_type": "mistral"})), all(Some(4096)));
+    assert_eq!(window(json!({"model_type": "mistral", "sliding_window": null})), all(None));
+    assert_eq!(window(json!({"model_type": "qwen2", "sliding_window": 8, "max_window_layers": 0})), all(None));
+    let qwen = |keys: Value| {
+        let mut all = json!({"model_type": "qwen3", "use_sliding_window": true, "sliding_window": 8});
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        window(all)
+    };
+    assert_eq!(qwen(json!({})), all(None), "the first 28 layers have none");
+    assert_eq!(qwen(json!({"max_window_layers": 3})), [None, None, None, Some(8)]);
+    let types = json!({"layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]});
+    assert_eq!(qwen(types), [Some(8), None, None, Some(8)]);
+    assert_eq!(window(json!({"model_type": "gemma2"})), [Some(4096), None, Some(4096), None]);
+    assert_eq!(
+        window(json!({"model_type": "gemma3_text", "sliding_window_pattern": 3}))[..3],
+        [Some(4096), Some(4096), None]
+    );
+    assert_eq!(window(json!({"model_type": "phi3"})), all(None));
+}
+
 #[test]
 fn settings_that_gpt2_and_command_r_cannot_have_are_errors() {
-    let error = |keys: &Value, key: &str, value: Value| {
-        let Value::Object(mut keys) = keys.clone() else { panic!("an object") };
-        keys.insert(key.into(), value);
-        decoder_config(&ConfigFile::from_values("config.json", keys)).unwrap_err().to_string()
-    };
     let gpt2 = gpt2_keys();
     assert!(error(&gpt2, "scale_attn_by_inverse_layer_idx", json!(true)).contains("`scale_attn_by_inverse_layer_idx`"));
     assert!(error(&gpt2, "activation_function", json!("relu")).contains("\"relu\""));

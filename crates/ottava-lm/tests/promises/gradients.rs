@@ -8,8 +8,8 @@ use crate::setup::{
 };
 use ottava_lm::Result;
 use ottava_lm::layers::{
-    Attention, AttentionConfig, Block, Branch, Embedding, Head, LLAMA, Mlp, MlpConfig, Names, Norm, NormConfig,
-    Sublayer,
+    Attention, AttentionConfig, Block, Branch, Embedding, Factor, Head, LLAMA, Mlp, MlpConfig, Names, Norm, NormConfig,
+    QkNorm, Sublayer,
 };
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
@@ -18,7 +18,7 @@ use ottava_lm::param::{Builder, Loan, MemoryPolicy, Param, Purpose};
 use ottava_lm::recompute::Recompute;
 use ottava_lm::scaling::{OneRank, ScalingState};
 use ottava_tensor::ops::Activation::{self, SwiGlu};
-use ottava_tensor::ops::{Gelu, IGNORE_INDEX, NormKind, RopePairs, cast, real_type, rope_table};
+use ottava_tensor::ops::{Gelu, IGNORE_INDEX, NormKind, NormScope, RopePairs, cast, real_type, rope_table};
 use ottava_tensor::testing::{integers, normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
@@ -164,6 +164,9 @@ const ATTENTION: AttentionConfig = AttentionConfig {
     qk_norm: None,
     qkv_bias: true,
     output_bias: true,
+    window: None,
+    soft_cap: None,
+    scale: None,
     pairs: RopePairs::Halves,
     names: &LLAMA,
     std: 0.5,
@@ -185,13 +188,15 @@ fn attention_backward_is_the_gradient() {
 
 #[test]
 fn attention_with_normalised_heads_backward_is_the_gradient() {
-    for kind in [NormKind::Rms, NormKind::Layer] {
-        let config = AttentionConfig { qk_norm: Some((kind, 1e-2)), ..ATTENTION };
+    use NormScope::{Head, Projection};
+    let kinds = [(NormKind::Rms, Head), (NormKind::RmsPlusOne, Head), (NormKind::Layer, Head)];
+    for (kind, scope) in kinds.into_iter().chain([(NormKind::Rms, Projection), (NormKind::RmsPlusOne, Projection)]) {
+        let config = AttentionConfig { qk_norm: Some(QkNorm { kind, scope, eps: 1e-2 }), ..ATTENTION };
         let attention = build(&double(), &Device::Cpu, |b| {
             let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
             Ok(Branch::new(norm, Attention::new(b, "attention", config, Some(angles(7)), None)?))
         });
-        let what = format!("attention with normalised heads, {kind:?}");
+        let what = format!("attention with normalised heads, {kind:?} of a {scope:?}");
         grad_check(&what, attention, normals("x", &[2 * 7, 10], DType::F64), 2);
     }
 }
@@ -309,17 +314,24 @@ fn a_parallel_branch_casts_its_operand_once() {
 }
 
 /// An embedding in F64 with seeded weights.
-fn embedding(vocabulary: usize, channels: usize) -> Embedding {
+fn embedding(vocabulary: usize, channels: usize, factor: f32) -> Embedding {
     let recipe = double();
     let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL));
-    let mut embedding = Embedding::new(&mut build, "embedding", vocabulary, channels, 0.5).expect("it is built");
+    let factor = Factor::new(&Device::Cpu, channels, factor).expect("it is built");
+    let mut embedding =
+        Embedding::new(&mut build, "embedding", [vocabulary, channels], 0.5, factor).expect("it is built");
     load(vec![&mut embedding.table]);
     embedding
 }
 
 #[test]
 fn embedding_backward_is_the_gradient() {
-    let mut embedding = embedding(11, 5);
+    for factor in [1.0, 3.5] {
+        embedding_grad_check(embedding(11, 5, factor));
+    }
+}
+
+fn embedding_grad_check(mut embedding: Embedding) {
     // Token 3 comes twice: its row gets two gradients. Most tokens do not come, and their rows get none.
     let ids = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, 10, 3, 0]).unwrap();
     let dy = normals("dy", &[4, 5], DType::F64);
@@ -336,20 +348,25 @@ fn embedding_backward_is_the_gradient() {
 
 #[test]
 fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
-    let embedding = embedding(11, 5);
-    let mut weight = embedding.table;
+    for soft_cap in [None, Some(0.7)] {
+        head_grad_check(embedding(11, 5, 1.0).table, soft_cap);
+    }
+}
+
+fn head_grad_check(mut weight: Param, soft_cap: Option<f64>) {
     let x = normals("x", &[4, 5], DType::F64);
     let targets = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, IGNORE_INDEX, 10, 0]).unwrap();
     let scale = 0.37;
-    let (losses, dx) = Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale)).unwrap();
+    let (losses, dx) =
+        Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale), soft_cap).unwrap();
     assert_eq!(
         values(&losses),
-        values(&Head::losses(&x, &weight, Loan::none(), &targets).unwrap()),
+        values(&Head::losses(&x, &weight, Loan::none(), &targets, soft_cap).unwrap()),
         "with and without gradient"
     );
     assert_eq!(values(&losses)[1], 0.0, "an ignored target has no loss");
     let loss = |x: &Tensor, weight: &Param| {
-        scale * values(&Head::losses(x, weight, Loan::none(), &targets).unwrap()).iter().sum::<f64>()
+        scale * values(&Head::losses(x, weight, Loan::none(), &targets, soft_cap).unwrap()).iter().sum::<f64>()
     };
     expect_gradient("head: dx", &values(&dx), &x, |x| loss(&x, &weight));
     let (once, start) = (gradient(&weight), weight.value().unwrap());
@@ -358,7 +375,7 @@ fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
         loss(&x, &weight)
     });
     weight.weights.set_value(start);
-    Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale)).unwrap();
+    Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale), soft_cap).unwrap();
     let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
     assert!(largest_error(&gradient(&weight), &twice) < 1e-14, "the second backward adds");
 }
@@ -366,15 +383,16 @@ fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
 /// The head works on chunks of 2048 tokens; 2051 rows of one kind must come out like the same rows in two calls.
 #[test]
 fn head_gradient_does_not_depend_on_chunks() {
-    let make = || embedding(5, 3).table;
+    let make = || embedding(5, 3, 1.0).table;
     let (mut whole, mut halves) = (make(), make());
     let x = normals("x", &[2051, 3], DType::F64);
     let targets = integers("targets", 2051, 5);
-    let (losses, dx) = Head::losses_and_gradient(&x, &mut whole, Loan::none(), &targets, &on_device(1.0)).unwrap();
+    let (losses, dx) =
+        Head::losses_and_gradient(&x, &mut whole, Loan::none(), &targets, &on_device(1.0), None).unwrap();
     for (start, end) in [(0, 1000), (1000, 2051)] {
         let (x, targets) = (x.rows(start, end).unwrap(), targets.rows(start, end).unwrap());
         let (part, dpart) =
-            Head::losses_and_gradient(&x, &mut halves, Loan::none(), &targets, &on_device(1.0)).unwrap();
+            Head::losses_and_gradient(&x, &mut halves, Loan::none(), &targets, &on_device(1.0), None).unwrap();
         assert_eq!(values(&part), values(&losses.rows(start, end).unwrap()));
         assert_eq!(values(&dpart), values(&dx.rows(start, end).unwrap()));
     }
@@ -394,7 +412,7 @@ fn family(architecture: &str, tied: bool) -> Value {
     })
 }
 
-fn decoder(keys: Value) -> Decoder {
+pub fn decoder(keys: Value) -> Decoder {
     Decoder::new(
         &config(keys),
         &double(),
@@ -406,7 +424,8 @@ fn decoder(keys: Value) -> Decoder {
     .expect("it is built")
 }
 
-fn decoder_grad_check(what: &str, mut decoder: Decoder) {
+/// Checks the gradients of losses by all parameters of a model with 11 tokens.
+pub fn decoder_grad_check(what: &str, mut decoder: Decoder) {
     let (rows, scale) = (2, 0.37);
     let (inputs, targets) = (integers("inputs", rows * 5, 11), integers("targets", rows * 5, 11));
     let seen = losses_and_gradients(&mut decoder, &inputs, &targets, rows, scale).unwrap();

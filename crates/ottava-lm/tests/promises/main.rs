@@ -12,6 +12,8 @@ mod engine;
 mod export;
 mod export_sources;
 mod families;
+mod family_gradients;
+mod family_referee;
 mod fp16;
 mod golden;
 mod golden_settings;

@@ -1,6 +1,6 @@
 //! Several ranks, as threads, train as one does.
 
-use crate::families::families;
+use crate::families::all_families;
 use crate::setup::{Seeded, batch, config, on_ranks, recipe, recipes, tiny_llama};
 use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Gradients, Level, Masters, States};
@@ -319,7 +319,7 @@ fn what_ranks_divide_changes_no_bit() {
 /// Learned positions are a unit of their own beside a tied embedding, and two sublayers share a norm.
 #[test]
 fn what_ranks_divide_changes_no_bit_of_families_that_are_no_llamas() {
-    for (family, sizes) in families() {
+    for (family, sizes) in all_families() {
         let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
         expect_same_in_all_stages(family, &sizes, &recipe, MemoryPolicy::FULL, 2);
     }

@@ -1,7 +1,7 @@
 //! What is made again instead of kept changes no bit: losses, gradients, scales and histories over steps of several micro-batches. What is
 //! kept in FP8 changes gradients alone.
 
-use crate::families::families;
+use crate::families::all_families;
 use crate::setup::{
     Seeded, batch, config, devices_of, finish_step, gradients, losses_and_gradients, recipe, recipes, tiny_llama,
 };
@@ -89,7 +89,7 @@ fn recomputation_changes_no_bit() {
 
 #[test]
 fn recomputation_changes_no_bit_of_families_that_are_no_llamas() {
-    for (family, config) in families() {
+    for (family, config) in all_families() {
         for name in RecipeName::ALL {
             let recipe = recipe(name, Fp8Format::Auto);
             for device in devices_of(&recipe) {

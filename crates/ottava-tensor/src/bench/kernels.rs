@@ -64,18 +64,18 @@ fn rms_norms(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let (_, rstd) = rmsnorm(&a, &weight, 1e-5)?;
     let mut dweight = Tensor::zeros(device, &[c], DType::F32)?;
     table.row("rmsnorm_backward", bf16(3 * tc), &mut || {
-        norm_backward(&b, &a, &weight, &rstd, &mut dweight, NormBackward::default()).map(drop)
+        norm_backward(&b, &a, NormWeights::rms(&weight), &rstd, &mut dweight, NormBackward::default()).map(drop)
     })?;
 
     let other = table.random(&[t, c], DType::BF16)?;
     table.row("rmsnorm_backward, + dresidual, amax", bf16(4 * tc), &mut || {
         let options = NormBackward { dresidual: Some(&other), amax: Some(&mut *amax), ..NormBackward::default() };
-        norm_backward(&b, &a, &weight, &rstd, &mut dweight, options).map(drop)
+        norm_backward(&b, &a, NormWeights::rms(&weight), &rstd, &mut dweight, options).map(drop)
     })?;
     let saved = SavedActivation::Compressed(compress(&a)?);
     table.row("rmsnorm_backward of float8, + dresidual, amax", bf16(3 * tc) + compressed(tc), &mut || {
         let options = NormBackward { dresidual: Some(&other), amax: Some(&mut *amax), ..NormBackward::default() };
-        norm_backward(&b, &saved, &weight, &rstd, &mut dweight, options).map(drop)
+        norm_backward(&b, &saved, NormWeights::rms(&weight), &rstd, &mut dweight, options).map(drop)
     })?;
     table.row("rmsnorm, amax", bf16(tc), &mut || rmsnorm_to(&a, &weight, 1e-5, Output::Amax { amax }).map(drop))?;
     table.row("rmsnorm, FP8 by rows", bf16(tc) + 2 * tc, &mut || {
@@ -106,7 +106,7 @@ fn layer_norms(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let mut dbias = Tensor::zeros(device, &[c], DType::F32)?;
     table.row("layernorm_backward, + dresidual, amax", bf16(4 * tc), &mut || {
         let options = NormBackward { dbias: Some(&mut dbias), dresidual: Some(&other), amax: Some(amax) };
-        norm_backward(&b, &a, &weight, &statistics, &mut dweight, options).map(drop)
+        norm_backward(&b, &a, layer, &statistics, &mut dweight, options).map(drop)
     })?;
     Ok(())
 }
@@ -148,7 +148,7 @@ fn heads(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let head_dim = 128.min(c);
     let (mut qkv, qkv_bias) = (table.random(&[t, 3 * c], DType::BF16)?, table.random(&[3 * c], DType::BF16)?);
     let heads = c / head_dim;
-    let layout = HeadNormLayout { heads, kv_heads: heads, head_dim, kind: NormKind::Rms };
+    let layout = HeadNormLayout { heads, kv_heads: heads, head_dim, kind: NormKind::Rms, scope: NormScope::Head };
     let (weight, dqkv) = (table.random(&[head_dim], DType::BF16)?, table.random(&[t, 3 * c], DType::BF16)?);
     let weights = HeadNormWeights { q: &weight, k: &weight };
     let zeros = || Tensor::zeros(device, &[head_dim], DType::F32);
@@ -179,15 +179,15 @@ fn embedding_and_loss(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let chunk = t.min(CHUNK);
     let targets = ids.rows(0, chunk)?;
     let mut logits = table.random(&[chunk, vocabulary], DType::BF16)?;
-    table.row("cross_entropy", bf16(chunk * vocabulary), &mut || cross_entropy(&logits, &targets).map(drop))?;
+    table.row("cross_entropy", bf16(chunk * vocabulary), &mut || cross_entropy(&logits, &targets, None).map(drop))?;
     let one = Tensor::from_slice(device, &[1], &[1f32])?;
     table.row("cross_entropy_gradient", bf16(2 * chunk * vocabulary), &mut || {
-        cross_entropy_gradient(&mut logits, &targets, &one).map(drop)
+        cross_entropy_gradient(&mut logits, &targets, &one, None).map(drop)
     })?;
     let vocabulary = LONG_VOCABULARY;
     let mut logits = table.random(&[chunk, vocabulary], DType::BF16)?;
     table.row("cross_entropy_gradient, long rows", bf16(2 * chunk * vocabulary), &mut || {
-        cross_entropy_gradient(&mut logits, &targets, &one).map(drop)
+        cross_entropy_gradient(&mut logits, &targets, &one, None).map(drop)
     })?;
     Ok(())
 }

@@ -15,24 +15,21 @@ pub fn kernels() -> Vec<KernelModule> {
     fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
         variants.into_iter().map(move |defines| KernelModule { source, defines })
     }
-    let typed: [&'static Source; 12] = [
+    let typed: [&'static Source; 9] = [
         &add::SOURCE,
         &bias::SOURCE,
         &column_scales::SOURCE,
         &compress::SOURCE,
         &cross_entropy::SOURCE,
+        &cross_entropy::CAPPED,
         &embedding::SOURCE,
         &gemm::SOURCE,
         &gradient_codes::SOURCE,
-        &head_norm::SOURCE,
-        &head_norm::LAYER_SOURCE,
-        &rmsnorm::SOURCE,
-        &rmsnorm::LAYER_SOURCE,
     ];
-    let producers = [&quantize::SOURCE, &rmsnorm::FP8_SOURCE, &rmsnorm::LAYER_FP8_SOURCE];
+    let norms = head_norm::SOURCES.into_iter().chain(rmsnorm::SOURCES);
     let (typed, producers) = (
-        typed.into_iter().chain(rope::SOURCES).chain(swiglu::SOURCES),
-        producers.into_iter().chain(rope::FP8_SOURCES).chain(swiglu::FP8_SOURCES),
+        typed.into_iter().chain(norms).chain(rope::SOURCES).chain(rope::PARTIAL_SOURCES).chain(swiglu::SOURCES),
+        [&quantize::SOURCE].into_iter().chain(rmsnorm::FP8_SOURCES).chain(rope::FP8_SOURCES).chain(swiglu::FP8_SOURCES),
     );
     let untyped = [
         &argmax::SOURCE,

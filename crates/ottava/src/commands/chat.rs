@@ -76,7 +76,7 @@ impl ChatCommand {
 
     /// Tokens of a conversation with an answer.
     fn capacity(&self, sizes: &DecoderConfig) -> usize {
-        self.max_length.min(sizes.max_positions).min(sizes.window.unwrap_or(usize::MAX))
+        self.max_length.min(sizes.max_positions)
     }
 
     /// Why there is no room for an answer to a conversation of `tokens`.

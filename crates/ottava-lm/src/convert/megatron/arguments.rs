@@ -77,7 +77,7 @@ pub const RULES: &[Rule] = &[
     rule(&["norm_epsilon", "layernorm_epsilon"], Equal("rms_norm_eps", |sizes| json!(sizes.norm_eps))),
     off(&["apply_layernorm_1p", "layernorm_zero_centered_gamma"]),
     off(&["apply_residual_connection_post_layernorm"]),
-    rule(&["qk_layernorm"], Equal("architectures (QK-norm)", |sizes| json!(sizes.qk_norm))),
+    rule(&["qk_layernorm"], Equal("architectures (QK-norm)", |sizes| json!(sizes.qk_norm.is_some()))),
     off(&["qk_l2_norm"]),
     off(&["add_bias_linear"]),
     rule(&["add_qkv_bias"], Equal("architectures or attention_bias", |sizes| json!(sizes.qkv_bias))),

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::layers::{LLAMA, Role, TensorRole};
-use crate::models::{Decoder, DecoderConfig};
+use crate::models::{Decoder, DecoderConfig, LayerSet, RopeKind};
 use crate::param::FolderTensor;
 use crate::recipe::Precision;
 
@@ -112,6 +112,17 @@ pub fn problem(sizes: &DecoderConfig) -> Option<String> {
             differs("the model is of another family than Llama, Mistral, Qwen2 and Qwen3")
         }
         () if sizes.mlp_bias => differs("its MLPs have biases"),
+        () if sizes.has_factors() => {
+            differs("it has factors of embedding, residual branches, attention scores or logits")
+        }
+        () if sizes.unrotated != LayerSet::None => differs("some of its layers have no rotary positions"),
+        () if sizes.window.is_some() && sizes.local != LayerSet::All => {
+            differs("only some of its layers have a window")
+        }
+        () if !matches!(sizes.rope.kind, RopeKind::Default | RopeKind::Linear { .. } | RopeKind::Llama3 { .. }) => {
+            differs("its rotary positions are scaled by YaRN, LongRoPE or the length of sequences")
+        }
+        () if sizes.rope.partial != 1.0 => differs("only a part of each head has rotary positions"),
         () => None,
     }
 }
@@ -139,7 +150,7 @@ fn stored_as(place: TensorRole) -> Option<(&'static [&'static str], Division)> {
         Role::Down => (&["mlp.linear_fc2.weight"], Division::Columns),
         Role::FinalNorm => (FINAL_NORM, Division::Whole),
         Role::Head => (OUTPUT, Division::Rows),
-        Role::Positions | Role::Qkv => return None,
+        Role::Positions | Role::Qkv | Role::AttentionPostNorm | Role::MlpPostNorm => return None,
     })
 }
 

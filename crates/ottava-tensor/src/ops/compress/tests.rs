@@ -159,7 +159,7 @@ fn layernorm_and_gelu_read_compressed_inputs() {
                     let sums = [(); 2].map(|()| Tensor::zeros(&device, &[c], DType::F32).unwrap());
                     let [mut dweight, mut dbias] = sums;
                     let options = NormBackward { dbias: Some(&mut dbias), dresidual: Some(&dy), amax: None };
-                    let dx = norm_backward(&dy, &x, &weight, &statistics, &mut dweight, options).unwrap();
+                    let dx = norm_backward(&dy, &x, layer, &statistics, &mut dweight, options).unwrap();
                     [dx, dweight, dbias, activation_backward(how, &dy, &x).unwrap()]
                 });
             for (i, (a, b)) in compressed.iter().zip(&exact).enumerate() {
@@ -176,7 +176,7 @@ fn norm(dy: &Tensor, x: &SavedActivation, weight: &Tensor, rstd: &Tensor) -> Res
         let mut dweight = Tensor::zeros(device, weight.shape(), DType::F32)?;
         let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
         let options = NormBackward { dresidual: residual, amax: residual.map(|_| &mut amax), dbias: None };
-        made.push(norm_backward(dy, x, weight, rstd, &mut dweight, options)?);
+        made.push(norm_backward(dy, x, NormWeights::rms(weight), rstd, &mut dweight, options)?);
         made.extend([dweight, amax]);
     }
     Ok(made)

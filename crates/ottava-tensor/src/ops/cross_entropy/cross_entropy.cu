@@ -1,6 +1,26 @@
 // One block per row; threads stride over the vocabulary, eight logits at a time where rows are aligned.
 #define LOWEST -3.402823466e38f
 
+// With CAPS the last argument of a kernel bounds the absolute values of logits.
+#ifndef CAPS
+#define AND_CAP
+#define CAP 0.0f
+__device__ __forceinline__ float capped(float x, float) { return x; }
+__device__ __forceinline__ float slope(float, float) { return 1.0f; }
+#else
+#define AND_CAP , float cap
+#define CAP cap
+__device__ __forceinline__ float capped(float x, float cap) { return cap * tanhf(x / cap); }
+// The derivative of a logit that is `capped` by what it was before.
+__device__ __forceinline__ float slope(float capped, float cap) { return 1.0f - capped / cap * (capped / cap); }
+
+// In place; threads stride over all logits.
+extern "C" __global__ void cap_logits(X* logits, long long n, float cap) {
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (long long)gridDim.x * blockDim.x)
+        store(&logits[i], capped(load(logits[i]), cap));
+}
+#endif
+
 // e^x by the hardware exp2: three instructions, accurate to a few ulps except for small results.
 __device__ __forceinline__ float exponential(float x) {
     float y;
@@ -17,7 +37,7 @@ __device__ __forceinline__ Softmax merge(Softmax a, Softmax b) {
 
 // Log-sum-exp of a row; the first `kept` eights are stored in `keep`. Each thread has `LOADS` loads in flight: few if many blocks share a
 // multiprocessor.
-template <int LOADS> __device__ __forceinline__ float log_sum_exp(const X* row, int V, Eight<X>* keep, int kept) {
+template <int LOADS> __device__ __forceinline__ float log_sum_exp(const X* row, int V, Eight<X>* keep, int kept, float cap) {
     __shared__ Softmax warps[32];
     Softmax s = {LOWEST, 0.0f};
     const int eights = V % 8 == 0 && aligned(row) ? V / 8 : 0;
@@ -34,6 +54,8 @@ template <int LOADS> __device__ __forceinline__ float log_sum_exp(const X* row, 
             if (g < kept) keep[g] = e[k];
             float v[8];
             unpack8(e[k], v);
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = capped(v[i], cap);
             const float largest = fmaxf(s.largest, fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])), fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7]))));
             if (largest > s.largest) s = {largest, s.sum * exponential(s.largest - largest)};
 #pragma unroll
@@ -42,7 +64,7 @@ template <int LOADS> __device__ __forceinline__ float log_sum_exp(const X* row, 
         }
     }
     for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) {
-        const float x = load(row[v]);
+        const float x = capped(load(row[v]), cap);
         if (x > s.largest) s = {x, s.sum * exponential(s.largest - x)};
         s.sum += exponential(x - s.largest);
     }
@@ -56,31 +78,32 @@ template <int LOADS> __device__ __forceinline__ float log_sum_exp(const X* row, 
     return s.sum == 0.0f ? __int_as_float(0x7FC00000) : s.largest + logf(s.sum);
 }
 
-extern "C" __global__ void cross_entropy(float* losses, const X* logits, const int* targets, int V) {
+extern "C" __global__ void cross_entropy(float* losses, const X* logits, const int* targets, int V AND_CAP) {
     const X* row = logits + (u64)blockIdx.x * V;
     const int target = targets[blockIdx.x];
     if (target == IGNORE_INDEX) {
         if (threadIdx.x == 0) losses[blockIdx.x] = 0.0f;
         return;
     }
-    const float lse = log_sum_exp<1>(row, V, nullptr, 0);
-    if (threadIdx.x == 0) losses[blockIdx.x] = lse - load(row[target]);
+    const float lse = log_sum_exp<1>(row, V, nullptr, 0, CAP);
+    if (threadIdx.x == 0) losses[blockIdx.x] = lse - capped(load(row[target]), CAP);
 }
 
 // `kept` eights of a row are cached in dynamic shared memory; the rest is read again, mostly from L2.
 extern "C" __global__ void __launch_bounds__(768, 2)
-    cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, const float* scale_of_loss, int kept) {
+    cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, const float* scale_of_loss, int kept AND_CAP) {
     extern __shared__ uint4 row_of_the_launch[];
     Eight<X>* keep = (Eight<X>*)row_of_the_launch;
     X* row = logits + (u64)blockIdx.x * V;
     const int target = targets[blockIdx.x];
     const bool ignored = target == IGNORE_INDEX;
     const float scale = *scale_of_loss;
-    const float lse = ignored ? 0.0f : log_sum_exp<8 / (int)sizeof(X)>(row, V, keep, kept);
-    const float at_target = ignored ? 0.0f : load(row[target]);
+    const float lse = ignored ? 0.0f : log_sum_exp<8 / (int)sizeof(X)>(row, V, keep, kept, CAP);
+    const float at_target = ignored ? 0.0f : capped(load(row[target]), CAP);
     if (threadIdx.x == 0) losses[blockIdx.x] = ignored ? 0.0f : lse - at_target;
     __syncthreads();
-    const auto gradient = [&](float x, float onehot) { return ignored ? 0.0f : (exponential(x - lse) - onehot) * scale; };
+    // From a capped logit.
+    const auto gradient = [&](float x, float onehot) { return ignored ? 0.0f : (exponential(x - lse) - onehot) * scale * slope(x, CAP); };
     const int eights = V % 8 == 0 && aligned(row) ? V / 8 : 0;
 #pragma unroll 2
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
@@ -93,9 +116,9 @@ extern "C" __global__ void __launch_bounds__(768, 2)
         float v[8];
         unpack8(e, v);
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = gradient(v[i], 0.0f);
+        for (int i = 0; i < 8; i++) v[i] = gradient(capped(v[i], CAP), 0.0f);
         store8(row + 8 * g, pack8<X>(v));
         if (g == target / 8) store(&row[target], gradient(at_target, 1.0f));
     }
-    for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) store(&row[v], gradient(load(row[v]), v == target ? 1.0f : 0.0f));
+    for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) store(&row[v], gradient(capped(load(row[v]), CAP), v == target ? 1.0f : 0.0f));
 }

@@ -6,43 +6,77 @@ mod cuda;
 mod tests;
 
 use super::{expect_compute, real_type};
-use crate::{DType, Device, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 
-pub(crate) use cuda::SOURCE;
+pub(crate) use cuda::{CAPPED, SOURCE};
 
 /// Targets with this value are ignored by the loss, as in PyTorch.
 pub const IGNORE_INDEX: i32 = -100;
 
-/// `losses[t] = log Σ_v e^logits[t, v] - logits[t, targets[t]]`, and 0 where the target is [`IGNORE_INDEX`].
+/// `losses[t] = log Σ_v e^logits[t, v] - logits[t, targets[t]]`, and 0 where the target is [`IGNORE_INDEX`]. With a `soft_cap`, the logits
+/// are first replaced by those of [`cap_logits`], which are not rounded.
 ///
-/// `logits` `[T, V]`, `targets` I32 `[T]` in `0..V`; returns F32 `[T]` (F64 for F64).
-pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    let mut losses = prepare(logits, targets)?;
+/// `logits` `[T, V]`, `targets` I32 `[T]` in `0..V`; returns F32 `[T]` (F64 for F64). Errors with [`Error::Value`] unless the cap is a
+/// finite number above 0.
+pub fn cross_entropy(logits: &Tensor, targets: &Tensor, soft_cap: Option<f64>) -> Result<Tensor> {
+    let mut losses = prepare(logits, targets, soft_cap)?;
     match logits.device() {
-        Device::Cpu => cpu::cross_entropy(logits, targets, &mut losses),
+        Device::Cpu => cpu::cross_entropy(logits, targets, soft_cap, &mut losses),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::cross_entropy(gpu, logits, targets, &mut losses)?,
+        Device::Cuda(gpu) => cuda::cross_entropy(gpu, logits, targets, soft_cap, &mut losses)?,
     }
     Ok(losses)
 }
 
-/// [`cross_entropy`], and replaces `logits` by `scale · (softmax(logits) - onehot(target))`, zero for ignored targets.
+/// [`cross_entropy`], and replaces `logits` by `scale · (softmax(logits) - onehot(target))`, zero for ignored targets. With a `soft_cap`,
+/// the softmax is that of the capped logits, and each element is multiplied by the slope of the cap, `1 - tanh(logit / soft_cap)²`.
 ///
 /// `scale` F32 `[1]` (F64 for F64) lies on the device, so that a captured step reads the present one.
-pub fn cross_entropy_gradient(logits: &mut Tensor, targets: &Tensor, scale: &Tensor) -> Result<Tensor> {
-    let mut losses = prepare(logits, targets)?;
+pub fn cross_entropy_gradient(
+    logits: &mut Tensor,
+    targets: &Tensor,
+    scale: &Tensor,
+    soft_cap: Option<f64>,
+) -> Result<Tensor> {
+    let mut losses = prepare(logits, targets, soft_cap)?;
     scale.expect("cross_entropy: scale", &[1])?;
     scale.expect_dtype("cross_entropy: scale", &[real_type(logits.dtype())])?;
     scale.expect_device("cross_entropy: scale", logits.device())?;
     match logits.device().clone() {
-        Device::Cpu => cpu::cross_entropy_gradient(logits, targets, scale, &mut losses),
+        Device::Cpu => cpu::cross_entropy_gradient(logits, targets, scale, soft_cap, &mut losses),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::cross_entropy_gradient(&gpu, logits, targets, scale, &mut losses)?,
+        Device::Cuda(gpu) => cuda::cross_entropy_gradient(&gpu, logits, targets, scale, soft_cap, &mut losses)?,
     }
     Ok(losses)
 }
 
-fn prepare(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+/// Replaces each of `logits` `[T, V]` by `soft_cap · tanh(logit / soft_cap)`, whose absolute value is below `soft_cap`. Team Gemma 2024,
+/// arXiv:2408.00118, section 2.
+///
+/// Errors with [`Error::Value`] unless the cap is a finite number above 0.
+pub fn cap_logits(logits: &mut Tensor, soft_cap: f64) -> Result<()> {
+    logits.dims::<2>("cap_logits: logits")?;
+    expect_compute("cap_logits: logits", logits)?;
+    expect_cap(Some(soft_cap))?;
+    match logits.device().clone() {
+        Device::Cpu => cpu::cap_logits(logits, soft_cap),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::cap_logits(&gpu, logits, soft_cap)?,
+    }
+    Ok(())
+}
+
+fn expect_cap(soft_cap: Option<f64>) -> Result<()> {
+    match soft_cap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
+        Some(cap) => {
+            Err(Error::Value(format!("cross_entropy: the soft cap of logits is {cap}; it is a finite number above 0")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn prepare(logits: &Tensor, targets: &Tensor, soft_cap: Option<f64>) -> Result<Tensor> {
+    expect_cap(soft_cap)?;
     let [tokens, _] = logits.dims("cross_entropy: logits")?;
     expect_compute("cross_entropy: logits", logits)?;
     targets.expect("cross_entropy: targets", &[tokens])?;

@@ -16,8 +16,8 @@ fn cross_entropy_agrees_across_devices() {
             let steps = if dtype == DType::F32 { 32.0 } else { 1.0 };
             parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
                 let mut gradient = x[0].duplicate()?;
-                let losses = cross_entropy_gradient(&mut gradient, &x[1], &scale(&x[0], 0.25))?;
-                Ok(vec![cross_entropy(&x[0], &x[1])?, losses, gradient])
+                let losses = cross_entropy_gradient(&mut gradient, &x[1], &scale(&x[0], 0.25), None)?;
+                Ok(vec![cross_entropy(&x[0], &x[1], None)?, losses, gradient])
             });
         }
     }
@@ -28,7 +28,7 @@ fn equal_logits_give_the_log_of_the_vocabulary() {
     let mut logits = Tensor::zeros(&Device::Cpu, &[2, 5], DType::F64).unwrap();
     let targets = Tensor::from_slice(&Device::Cpu, &[2], &[3, IGNORE_INDEX]).unwrap();
     let ten = scale(&logits, 10.0);
-    let losses = cross_entropy_gradient(&mut logits, &targets, &ten).unwrap();
+    let losses = cross_entropy_gradient(&mut logits, &targets, &ten, None).unwrap();
     assert!((values(&losses)[0] - 5f64.ln()).abs() < 1e-12 && values(&losses)[1] == 0.0);
     let expected = [2.0, 2.0, 2.0, -8.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0];
     for (got, expected) in values(&logits).iter().zip(expected) {
@@ -47,7 +47,7 @@ fn ignored_targets_and_infinite_logits_match_the_cpu() {
         let targets = Tensor::from_slice(&Device::Cpu, &[4], &[9, 3, IGNORE_INDEX, 0]).unwrap();
         parity(&[logits, targets], Tolerance::Steps(DType::F32, 32.0), |x| {
             let mut gradient = x[0].duplicate()?;
-            let losses = cross_entropy_gradient(&mut gradient, &x[1], &scale(&x[0], 0.25))?;
+            let losses = cross_entropy_gradient(&mut gradient, &x[1], &scale(&x[0], 0.25), None)?;
             assert!(values(&losses)[1].is_nan() && values(&losses)[2] == 0.0);
             Ok(vec![losses.rows(2, 4)?, gradient.rows(2, 4)?, gradient.rows(0, 1)?])
         });
@@ -59,7 +59,67 @@ fn a_nan_among_the_logits_reaches_the_loss() {
     let logits = Tensor::from_slice(&Device::Cpu, &[1, 3], &[1f32, f32::NAN, 2.0]).unwrap();
     let targets = Tensor::from_slice(&Device::Cpu, &[1], &[0]).unwrap();
     parity(&[logits.clone(), targets.clone()], Tolerance::Exact, |x| {
-        assert!(values(&cross_entropy(&x[0], &x[1])?)[0].is_nan());
+        assert!(values(&cross_entropy(&x[0], &x[1], None)?)[0].is_nan());
         Ok(vec![])
     });
+}
+
+/// Logits beyond a cap of 1, so that the cap bends most of them.
+#[test]
+fn capped_cross_entropy_agrees_across_devices() {
+    for (t, v) in [(1, 2), (5, 7), (33, 1000), (9, 5003), (4, 20_000), (3, 151_936)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let inputs = [normals("logits", &[t, v], dtype), integers("targets", t, v)];
+            // As without a cap; the hyperbolic tangent differs by a few steps.
+            let steps = if dtype == DType::F32 { 64.0 } else { 1.0 };
+            parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
+                let (mut gradient, mut capped) = (x[0].duplicate()?, x[0].duplicate()?);
+                let losses = cross_entropy_gradient(&mut gradient, &x[1], &scale(&x[0], 0.25), Some(1.0))?;
+                cap_logits(&mut capped, 1.0)?;
+                Ok(vec![cross_entropy(&x[0], &x[1], Some(1.0))?, losses, gradient, capped])
+            });
+        }
+    }
+}
+
+#[test]
+fn the_loss_with_a_cap_is_that_of_capped_logits() {
+    let (logits, targets) = (normals("logits", &[5, 7], DType::F64), integers("targets", 5, 7));
+    let mut capped = logits.duplicate().unwrap();
+    cap_logits(&mut capped, 0.7).unwrap();
+    let at = |x: f64| 0.7 * (x / 0.7).tanh();
+    assert!(values(&logits).into_iter().zip(values(&capped)).all(|(x, y)| (at(x) - y).abs() < 1e-15));
+    let [direct, before] = [(&logits, Some(0.7)), (&capped, None)].map(|(x, cap)| {
+        let losses = cross_entropy(x, &targets, cap).unwrap();
+        values(&losses)
+    });
+    assert_eq!(direct, before);
+}
+
+/// Against central differences, for a random weight of each loss.
+#[test]
+fn the_gradient_with_a_cap_is_that_of_the_loss() {
+    let (t, v, cap) = (3, 7, Some(0.8));
+    let (logits, targets) = (normals("logits", &[t, v], DType::F64), integers("targets", t, v));
+    let mut gradient = logits.duplicate().unwrap();
+    cross_entropy_gradient(&mut gradient, &targets, &scale(&logits, 1.7), cap).unwrap();
+    let start = values(&logits);
+    let loss_at = |i: usize, moved: f64| -> f64 {
+        let mut all = start.clone();
+        all[i] += moved;
+        let logits = Tensor::from_slice(&Device::Cpu, &[t, v], &all).unwrap();
+        1.7 * values(&cross_entropy(&logits, &targets, cap).unwrap()).iter().sum::<f64>()
+    };
+    for (i, gradient) in values(&gradient).into_iter().enumerate() {
+        let difference = (loss_at(i, 1e-5) - loss_at(i, -1e-5)) / 2e-5;
+        assert!((gradient - difference).abs() < 1e-9, "element {i} is {gradient}, differences make it {difference}");
+    }
+}
+
+#[test]
+fn a_cap_that_is_no_bound_is_an_error() {
+    let mut logits = normals("logits", &[2, 3], DType::F32);
+    for cap in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        assert!(cap_logits(&mut logits, cap).unwrap_err().to_string().contains("soft cap"), "{cap}");
+    }
 }

@@ -1,4 +1,4 @@
-use super::{HeadNormLayout, HeadNormWeights};
+use super::{HeadNormLayout, HeadNormWeights, NormScope};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use crate::ops::NormKind;
@@ -10,18 +10,19 @@ use std::ops::Range;
 const ROWS: usize = 64;
 
 pub(super) fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLayout, eps: f64, y: &mut Tensor) {
-    let (dim, width) = (layout.head_dim, x.shape()[1].max(1));
+    let (parts, width) = (parts(layout), x.shape()[1].max(1));
     with_float!(x.dtype(), S => {
         let eps = <S as Float>::Real::of(eps);
         let rows = y.host_mut::<S>().par_chunks_mut(width).zip(x.host::<S>().par_chunks(width));
         rows.for_each(|(y, x)| {
-            for (h, (y, x)) in y.chunks_mut(dim).zip(x.chunks(dim)).enumerate() {
-                match weight_of(h, weights, layout) {
-                    Some((weight, of)) => {
-                        let weight = &weight.host()[of];
+            for Part { columns, weight } in &parts {
+                let (y, x) = (&mut y[columns.clone()], &x[columns.clone()]);
+                match weight {
+                    Some((which, of)) => {
+                        let weight = &[weights.q, weights.k][*which].host()[of.clone()];
                         match layout.kind {
-                            NormKind::Rms => {
-                                row(x, weight, eps, y);
+                            kind @ (NormKind::Rms | NormKind::RmsPlusOne) => {
+                                row(x, weight, kind, eps, y);
                             }
                             NormKind::Layer => {
                                 layer_row(x, weight, None, eps, y);
@@ -44,7 +45,7 @@ pub(super) fn head_norm_backward(
     dx: &mut Tensor,
     dweights: [&mut Tensor; 2],
 ) {
-    let (dim, width) = (layout.head_dim, x.shape()[1].max(1));
+    let (parts, width) = (parts(layout), x.shape()[1].max(1));
     with_float!(x.dtype(), S => {
         type R = <S as Float>::Real;
         let eps = R::of(eps);
@@ -56,22 +57,26 @@ pub(super) fn head_norm_backward(
             .zip(dy.host::<S>().par_chunks(block))
             .map(|((dx, x), dy)| {
                 let mut sums = layout.weights().map(|len| vec![R::default(); len]);
-                let mut dbias = vec![R::default(); dim];
-                for (h, ((dx, x), dy)) in dx.chunks_mut(dim).zip(x.chunks(dim)).zip(dy.chunks(dim)).enumerate() {
-                    let h = h % layout.all();
-                    match weight_of(h, weights, layout) {
-                        Some((weight, of)) => {
-                            let sums = &mut sums[usize::from(h >= layout.heads)][of.clone()];
-                            let weight = &weight.host()[of];
-                            match layout.kind {
-                                NormKind::Rms => row_backward(dy, x, weight, row_rstd(x, eps), dx, sums),
-                                NormKind::Layer => {
-                                    let statistics = layer_statistics(x, eps);
-                                    layer_row_backward(dy, x, weight, statistics, dx, sums, &mut dbias);
-                                }
+                let mut dbias = vec![R::default(); layout.head_dim];
+                let rows = dx.chunks_mut(width).zip(x.chunks(width)).zip(dy.chunks(width));
+                for ((dx, x), dy) in rows {
+                    for Part { columns, weight } in &parts {
+                        let (dx, x, dy) = (&mut dx[columns.clone()], &x[columns.clone()], &dy[columns.clone()]);
+                        let Some((which, of)) = weight else {
+                            dx.copy_from_slice(dy);
+                            continue;
+                        };
+                        let weight = &[weights.q, weights.k][*which].host()[of.clone()];
+                        let sums = &mut sums[*which][of.clone()];
+                        match layout.kind {
+                            kind @ (NormKind::Rms | NormKind::RmsPlusOne) => {
+                                row_backward(dy, x, (kind, weight), row_rstd(x, eps), dx, sums);
+                            }
+                            NormKind::Layer => {
+                                let statistics = layer_statistics(x, eps);
+                                layer_row_backward(dy, x, weight, statistics, dx, sums, &mut dbias);
                             }
                         }
-                        None => dx.copy_from_slice(dy),
                     }
                 }
                 sums
@@ -87,13 +92,26 @@ pub(super) fn head_norm_backward(
     });
 }
 
-/// The weight of head `h` of a row, and its elements there; `None` for value heads.
-fn weight_of<'a>(h: usize, weights: HeadNormWeights<'a>, layout: HeadNormLayout) -> Option<(&'a Tensor, Range<usize>)> {
-    let (weight, h) = match h {
-        h if h < layout.heads => (weights.q, h),
-        h if h < layout.heads + layout.kv_heads => (weights.k, h - layout.heads),
-        _ => return None,
-    };
-    let start = if layout.kind == NormKind::Layer { h * layout.head_dim } else { 0 };
-    Some((weight, start..start + layout.head_dim))
+/// Columns of a row that are normalised together, or copied.
+struct Part {
+    columns: Range<usize>,
+    /// The weight, 0 of queries and 1 of keys, and its elements; `None` for values.
+    weight: Option<(usize, Range<usize>)>,
+}
+
+/// The parts of a row.
+fn parts(layout: HeadNormLayout) -> Vec<Part> {
+    let (dim, [queries, keys]) = (layout.head_dim, layout.projections());
+    let starts = [0, queries, queries + keys];
+    let mut parts = Vec::new();
+    for (which, width) in [queries, keys].into_iter().enumerate() {
+        let size = if layout.scope == NormScope::Projection { width } else { dim };
+        for at in (0..width).step_by(size.max(1)) {
+            let first = if layout.weights()[which] == size { 0 } else { at };
+            let columns = starts[which] + at..starts[which] + at + size;
+            parts.push(Part { columns, weight: Some((which, first..first + size)) });
+        }
+    }
+    parts.push(Part { columns: starts[2]..starts[2] + keys, weight: None });
+    parts
 }

@@ -1,16 +1,21 @@
-use super::{HeadNormLayout, HeadNormWeights};
+use super::{HeadNormLayout, HeadNormWeights, NormScope};
 use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::{NormKind, bias};
 use crate::{DType, Result, Tensor};
 
-kernel_source!("head_norm");
-kernel_source!(LAYER_SOURCE, "head_norm" + CENTERED);
+kernel_source!(RMS, "head_norm");
+kernel_source!(PLUS_ONE, "head_norm" + ADDS_ONE);
+kernel_source!(LAYER, "head_norm" + CENTERED);
+
+/// The kernels of each [`NormKind`].
+pub(crate) static SOURCES: [&Source; 3] = [&RMS, &PLUS_ONE, &LAYER];
 
 fn source(layout: HeadNormLayout) -> &'static Source {
     match layout.kind {
-        NormKind::Rms => &SOURCE,
-        NormKind::Layer => &LAYER_SOURCE,
+        NormKind::Rms => &RMS,
+        NormKind::RmsPlusOne => &PLUS_ONE,
+        NormKind::Layer => &LAYER,
     }
 }
 
@@ -24,7 +29,7 @@ fn shape(gpu: &CudaDevice, tensors: &[&Tensor], rows: usize, layout: HeadNormLay
     let [blocks, ..] = launch::readers(gpu, (rows * layout.all() * lanes).div_ceil(BLOCK as usize));
     let whole = |blocks: &usize| (blocks * groups(lanes)).is_multiple_of(layout.all());
     match layout.kind {
-        NormKind::Rms => (lanes, [blocks, 1, 1]),
+        NormKind::Rms | NormKind::RmsPlusOne => (lanes, [blocks, 1, 1]),
         NormKind::Layer => (lanes, [(blocks as usize..).find(whole).expect("a multiple") as u32, 1, 1]),
     }
 }
@@ -48,6 +53,9 @@ pub(super) fn head_norm(
     eps: f64,
     y: &mut Tensor,
 ) -> Result<()> {
+    if layout.scope == NormScope::Projection {
+        return projection_norm(gpu, x, weights, layout, eps, y);
+    }
     let rows = x.shape()[0];
     let (lanes, grid) = shape(gpu, &[x, y, weights.q, weights.k], rows, layout);
     let kernel = Kernel { source: source(layout), defines: launch::storage(x.dtype())?, entry: "head_norm" };
@@ -66,10 +74,13 @@ pub(super) fn head_norm_backward(
     dx: &mut Tensor,
     [dq, dk]: [&mut Tensor; 2],
 ) -> Result<()> {
+    if layout.scope == NormScope::Projection {
+        return projection_norm_backward(gpu, [dy, x], weights, layout, eps, dx, [dq, dk]);
+    }
     let rows = x.shape()[0];
     let (lanes, grid) = shape(gpu, &[dy, x, dx, weights.q, weights.k], rows, layout);
     let parts = match layout.kind {
-        NormKind::Rms => grid[0] as usize,
+        NormKind::Rms | NormKind::RmsPlusOne => grid[0] as usize,
         NormKind::Layer => grid[0] as usize * groups(lanes) / layout.all(),
     };
     let partial = |len| Tensor::empty(x.device(), &[parts, len], DType::F32);
@@ -89,6 +100,60 @@ pub(super) fn head_norm_backward(
     let args = [pointers.as_slice(), &sizes(rows, layout, lanes, eps)].concat();
     // SAFETY: as in `head_norm`, for `dy` and `dx` as well; the partial sums have a row per
     // block, or for each group of threads of a head.
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args)? };
+    bias::add_partial_sums(gpu, &partial_q, dq)?;
+    bias::add_partial_sums(gpu, &partial_k, dk)
+}
+
+/// Elements of queries, of keys and of values of a row, and epsilon.
+fn widths(layout: HeadNormLayout, eps: f64) -> [Arg; 4] {
+    let [queries, keys] = layout.projections().map(|width| Arg::I32(width as i32));
+    [queries, keys, keys, Arg::F32(eps as f32)]
+}
+
+fn projection_norm(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    weights: HeadNormWeights,
+    layout: HeadNormLayout,
+    eps: f64,
+    y: &mut Tensor,
+) -> Result<()> {
+    let kernel = Kernel { source: source(layout), defines: launch::storage(x.dtype())?, entry: "projection_norm" };
+    let pointers = [y.device_ptr_mut(), x.device_ptr(), weights.q.device_ptr(), weights.k.device_ptr()].map(Arg::Ptr);
+    let args = [pointers.as_slice(), &widths(layout, eps)].concat();
+    // SAFETY: `x` and `y` have a row of all heads per block and the weights are as `layout` says, checked by the op.
+    unsafe { gpu.launch(&kernel, [x.shape()[0] as u32, 1, 1], BLOCK, 0, &args) }
+}
+
+fn projection_norm_backward(
+    gpu: &CudaDevice,
+    [dy, x]: [&Tensor; 2],
+    weights: HeadNormWeights,
+    layout: HeadNormLayout,
+    eps: f64,
+    dx: &mut Tensor,
+    [dq, dk]: [&mut Tensor; 2],
+) -> Result<()> {
+    let rows = x.shape()[0];
+    let grid = launch::readers(gpu, rows);
+    let partial = |len| Tensor::empty(x.device(), &[grid[0] as usize, len], DType::F32);
+    let [of_q, of_k] = layout.weights();
+    let (mut partial_q, mut partial_k) = (partial(of_q)?, partial(of_k)?);
+    let entry = "projection_norm_backward";
+    let kernel = Kernel { source: source(layout), defines: launch::storage(x.dtype())?, entry };
+    let pointers = [
+        dx.device_ptr_mut(),
+        partial_q.device_ptr_mut(),
+        partial_k.device_ptr_mut(),
+        dy.device_ptr(),
+        x.device_ptr(),
+        weights.q.device_ptr(),
+        weights.k.device_ptr(),
+    ]
+    .map(Arg::Ptr);
+    let args = [pointers.as_slice(), &[Arg::I32(rows as i32)], &widths(layout, eps)].concat();
+    // SAFETY: as in `projection_norm`, for `dy` and `dx` as well; the partial sums have a row per block.
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args)? };
     bias::add_partial_sums(gpu, &partial_q, dq)?;
     bias::add_partial_sums(gpu, &partial_k, dk)

@@ -7,6 +7,11 @@
 #define CENTERED 0
 #endif
 
+// With ADDS_ONE a normalised value is multiplied by one plus its weight.
+#ifndef ADDS_ONE
+#define ADDS_ONE 0
+#endif
+
 // Heads that a thread loads before it works on the first.
 #define FORWARD_LOADS 4
 #define BACKWARD_LOADS 2
@@ -60,6 +65,10 @@ __device__ __forceinline__ void read_weights(const Head& head, const X* wq, cons
     } else {
         head.read(wq, q);
         head.read(wk, k);
+        if constexpr (ADDS_ONE) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) q[j] += 1.0f, k[j] += 1.0f;
+        }
     }
 }
 
@@ -177,3 +186,59 @@ extern "C" __global__ void __launch_bounds__(256) head_norm_backward(X* dx, floa
         partial_k[(u64)blockIdx.x * dim + c] = of_k;
     }
 }
+
+#if !CENTERED
+// What is multiplied with a normalised element.
+__device__ __forceinline__ float gain(X weight) { return ADDS_ONE ? 1.0f + load(weight) : load(weight); }
+
+// rstd of `n` elements, by all threads of a block.
+__device__ __forceinline__ float rstd_of_part(const X* x, int n, float eps) {
+    float sum = 0.0f;
+    for (int c = threadIdx.x; c < n; c += blockDim.x) sum += load(x[c]) * load(x[c]);
+    return 1.0f / sqrtf(block_sum(sum) / n + eps);
+}
+
+// Queries, and keys, of a row are normalised over all their heads. One block per row; threads stride over its elements.
+extern "C" __global__ void __launch_bounds__(256) projection_norm(X* y, const X* x, const X* wq, const X* wk, int queries, int keys, int values,
+                                                                  float eps) {
+    const u64 row = (u64)blockIdx.x * (queries + keys + values);
+    for (int part = 0; part < 2; part++) {
+        const u64 at = row + (part ? queries : 0);
+        const int n = part ? keys : queries;
+        const X* weight = part ? wk : wq;
+        const float rstd = rstd_of_part(x + at, n, eps);
+        for (int c = threadIdx.x; c < n; c += blockDim.x) store(&y[at + c], load(x[at + c]) * rstd * gain(weight[c]));
+    }
+    for (int c = queries + keys + threadIdx.x; c < queries + keys + values; c += blockDim.x) y[row + c] = x[row + c];
+}
+
+// Each block processes every gridDim-th row, and writes its sums of the gradients of the weights to its row of `partial_q` and `partial_k`,
+// to which a thread adds the elements of its columns.
+extern "C" __global__ void __launch_bounds__(256) projection_norm_backward(X* dx, float* partial_q, float* partial_k, const X* dy, const X* x,
+                                                                           const X* wq, const X* wk, int rows, int queries, int keys,
+                                                                           int values, float eps) {
+    partial_q += (u64)blockIdx.x * queries;
+    partial_k += (u64)blockIdx.x * keys;
+    for (int c = threadIdx.x; c < queries; c += blockDim.x) partial_q[c] = 0.0f;
+    for (int c = threadIdx.x; c < keys; c += blockDim.x) partial_k[c] = 0.0f;
+    for (int t = blockIdx.x; t < rows; t += gridDim.x) {
+        const u64 row = (u64)t * (queries + keys + values);
+        for (int part = 0; part < 2; part++) {
+            const u64 at = row + (part ? queries : 0);
+            const int n = part ? keys : queries;
+            const X* weight = part ? wk : wq;
+            float* const partial = part ? partial_k : partial_q;
+            const float rstd = rstd_of_part(x + at, n, eps);
+            float sum = 0.0f;
+            for (int c = threadIdx.x; c < n; c += blockDim.x) sum += load(dy[at + c]) * gain(weight[c]) * (load(x[at + c]) * rstd);
+            const float projection = block_sum(sum) / n;
+            for (int c = threadIdx.x; c < n; c += blockDim.x) {
+                const float d = load(dy[at + c]), normed = load(x[at + c]) * rstd;
+                store(&dx[at + c], rstd * (d * gain(weight[c]) - normed * projection));
+                partial[c] += d * normed;
+            }
+        }
+        for (int c = queries + keys + threadIdx.x; c < queries + keys + values; c += blockDim.x) dx[row + c] = dy[row + c];
+    }
+}
+#endif

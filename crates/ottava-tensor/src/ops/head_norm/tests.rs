@@ -1,10 +1,10 @@
 use super::*;
 use crate::DType;
-use crate::ops::{NormWeights, Output, norm_to, rmsnorm};
+use crate::ops::{NormWeights, Output, norm_to};
 use crate::testing::{Tolerance, normals, parity, values};
 
 const EPS: f64 = 1e-6;
-const KINDS: [NormKind; 2] = [NormKind::Rms, NormKind::Layer];
+const KINDS: [NormKind; 3] = [NormKind::Rms, NormKind::RmsPlusOne, NormKind::Layer];
 
 fn inputs(rows: usize, layout: HeadNormLayout, dtype: DType) -> [Tensor; 4] {
     let (shape, [of_q, of_k]) = ([rows, layout.all() * layout.head_dim], layout.weights());
@@ -21,9 +21,12 @@ fn head_norm_agrees_across_devices() {
     // Heads that groups of threads hold whole, and others; rows that do not fill the last group.
     let sizes =
         [(1, 1, 1, 8), (7, 3, 1, 16), (33, 4, 2, 64), (130, 16, 8, 128), (5, 2, 1, 256), (9, 3, 3, 6), (3, 2, 1, 80)];
-    for ((rows, heads, kv_heads, head_dim), kind) in sizes.into_iter().flat_map(|sizes| KINDS.map(|kind| (sizes, kind)))
+    let of_projections = KINDS[..2].iter().map(|&kind| (kind, NormScope::Projection));
+    let kinds: Vec<_> = KINDS.map(|kind| (kind, NormScope::Head)).into_iter().chain(of_projections).collect();
+    for ((rows, heads, kv_heads, head_dim), (kind, scope)) in
+        sizes.into_iter().flat_map(|sizes| kinds.iter().map(move |&kind| (sizes, kind)))
     {
-        let layout = HeadNormLayout { heads, kv_heads, head_dim, kind };
+        let layout = HeadNormLayout { heads, kv_heads, head_dim, kind, scope };
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             // Sums in another order move a rounding by one step, and the gradient of a weight adds up many rows.
             let steps = if dtype == DType::F32 { 64.0 } else { 1.0 };
@@ -43,26 +46,31 @@ fn head_norm_agrees_across_devices() {
 /// Each query and key head is normalised as a row of RMSNorm; value heads pass by.
 #[test]
 fn head_norm_is_rmsnorm_of_each_head() {
-    let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind: NormKind::Rms };
-    let [x, _, q, k] = inputs(4, layout, DType::F64);
-    let y = values(&head_norm(&x, HeadNormWeights { q: &q, k: &k }, layout, EPS).unwrap());
-    let rows = x.reshape(&[4 * layout.all(), 10]).unwrap();
-    let [of_q, of_k] = [&q, &k].map(|weight| values(&rmsnorm(&rows, weight, EPS).unwrap().0));
-    let x = values(&x);
-    for (head, y) in y.chunks(10).enumerate() {
-        let expected = match head % layout.all() {
-            0..3 => &of_q,
-            3..5 => &of_k,
-            _ => &x,
-        };
-        assert_eq!(y, &expected[head * 10..][..10], "head {head}");
+    for kind in [NormKind::Rms, NormKind::RmsPlusOne] {
+        let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind, scope: NormScope::Head };
+        let [x, _, q, k] = inputs(4, layout, DType::F64);
+        let y = values(&head_norm(&x, HeadNormWeights { q: &q, k: &k }, layout, EPS).unwrap());
+        let rows = x.reshape(&[4 * layout.all(), 10]).unwrap();
+        let [of_q, of_k] = [&q, &k].map(|weight| {
+            let weights = NormWeights { kind, weight, bias: None };
+            values(&norm_to(&rows, weights, EPS, Output::Plain).unwrap().0.plain().unwrap())
+        });
+        let x = values(&x);
+        for (head, y) in y.chunks(10).enumerate() {
+            let expected = match head % layout.all() {
+                0..3 => &of_q,
+                3..5 => &of_k,
+                _ => &x,
+            };
+            assert_eq!(y, &expected[head * 10..][..10], "head {head}, {kind:?}");
+        }
     }
 }
 
 /// Each query and key head is normalised as a row of LayerNorm by a weight of its own; value heads pass by.
 #[test]
 fn head_norm_may_be_a_layernorm_of_each_head() {
-    let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind: NormKind::Layer };
+    let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind: NormKind::Layer, scope: NormScope::Head };
     let [x, _, q, k] = inputs(4, layout, DType::F64);
     let y = values(&head_norm(&x, HeadNormWeights { q: &q, k: &k }, layout, EPS).unwrap());
     let rows = x.reshape(&[4 * layout.all(), 10]).unwrap();
@@ -81,9 +89,28 @@ fn head_norm_may_be_a_layernorm_of_each_head() {
     }
 }
 
+/// All query heads are normalised as one row of RMSNorm, and all key heads as another.
+#[test]
+fn projections_may_be_normalised_as_rows() {
+    for kind in [NormKind::Rms, NormKind::RmsPlusOne] {
+        let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind, scope: NormScope::Projection };
+        let [x, _, q, k] = inputs(4, layout, DType::F64);
+        let y = values(&head_norm(&x, HeadNormWeights { q: &q, k: &k }, layout, EPS).unwrap());
+        for (x, y) in values(&x).chunks(70).zip(y.chunks(70)) {
+            for (columns, weight) in [(0..30, &q), (30..50, &k)] {
+                let part = Tensor::from_slice(q.device(), &[1, columns.len()], &x[columns.clone()]).unwrap();
+                let weights = NormWeights { kind, weight, bias: None };
+                let expected = norm_to(&part, weights, EPS, Output::Plain).unwrap().0.plain().unwrap();
+                assert_eq!(y[columns], values(&expected), "{kind:?}");
+            }
+            assert_eq!(y[50..], x[50..]);
+        }
+    }
+}
+
 #[test]
 fn misfits_are_errors() {
-    let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind: NormKind::Rms };
+    let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind: NormKind::Rms, scope: NormScope::Head };
     let [x, _, q, k] = inputs(4, layout, DType::F32);
     let wrong = HeadNormLayout { heads: 4, ..layout };
     assert!(head_norm(&x, HeadNormWeights { q: &q, k: &k }, wrong, EPS).is_err());

@@ -14,8 +14,8 @@ pub(super) fn norm(x: &Tensor, weights: NormWeights, eps: f64, y: &mut Tensor, s
         let rows = y.host_mut::<S>().par_chunks_mut(width).zip(x.host::<S>().par_chunks(width));
         let eps = R::of(eps);
         match weights.kind {
-            NormKind::Rms => {
-                rows.zip(statistics.host_mut::<R>()).for_each(|((y, x), rstd)| *rstd = row(x, weight, eps, y));
+            kind @ (NormKind::Rms | NormKind::RmsPlusOne) => {
+                rows.zip(statistics.host_mut::<R>()).for_each(|((y, x), rstd)| *rstd = row(x, weight, kind, eps, y));
             }
             NormKind::Layer => {
                 let (rstd, mean) = statistics.host_mut::<R>().split_at_mut(x.shape()[0]);
@@ -34,10 +34,10 @@ pub(in crate::ops) fn row_rstd<S: Float>(x: &[S], eps: S::Real) -> S::Real {
 }
 
 /// Normalises a row, and returns its [`row_rstd`].
-pub(in crate::ops) fn row<S: Float>(x: &[S], weight: &[S], eps: S::Real, y: &mut [S]) -> S::Real {
+pub(in crate::ops) fn row<S: Float>(x: &[S], weight: &[S], kind: NormKind, eps: S::Real, y: &mut [S]) -> S::Real {
     let rstd = row_rstd(x, eps);
     for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
-        *y = S::store(x.load() * rstd * w.load());
+        *y = S::store(x.load() * rstd * kind.gain(w.load()));
     }
     rstd
 }
@@ -69,7 +69,7 @@ pub(in crate::ops) fn layer_statistics<S: Float>(x: &[S], eps: S::Real) -> (S::R
 pub(super) fn norm_backward(
     dy: &Tensor,
     x: &Tensor,
-    weight: &Tensor,
+    weights: NormWeights,
     statistics: &Tensor,
     dx: &mut Tensor,
     dweight: &mut Tensor,
@@ -78,7 +78,7 @@ pub(super) fn norm_backward(
     let tokens = x.shape()[0];
     with_float!(x.dtype(), S => {
         type R = <S as Float>::Real;
-        let weight: &[S] = weight.host();
+        let (kind, weight) = (weights.kind, weights.weight.host::<S>());
         let width = weight.len().max(1);
         let block = width * ROWS;
         let (rstd, mean) = statistics.host::<R>().split_at(tokens);
@@ -94,7 +94,7 @@ pub(super) fn norm_backward(
                 let rows = dx.chunks_mut(width).zip(x.chunks(width)).zip(dy.chunks(width)).zip(i * ROWS..);
                 for (((dx, x), dy), t) in rows {
                     match mean.get(t) {
-                        None => row_backward(dy, x, weight, rstd[t], dx, dweight),
+                        None => row_backward(dy, x, (kind, weight), rstd[t], dx, dweight),
                         Some(&mean) => layer_row_backward(dy, x, weight, (rstd[t], mean), dx, dweight, dbias),
                     }
                 }
@@ -142,17 +142,18 @@ pub(in crate::ops) fn layer_row_backward<S: Float>(
 pub(in crate::ops) fn row_backward<S: Float>(
     dy: &[S],
     x: &[S],
-    weight: &[S],
+    (kind, weight): (NormKind, &[S]),
     rstd: S::Real,
     dx: &mut [S],
     dweight: &mut [S::Real],
 ) {
-    let projection =
-        (dy.iter().zip(x).zip(weight)).map(|((&dy, &x), &w)| dy.load() * w.load() * (x.load() * rstd)).sum::<S::Real>()
-            / S::Real::of(x.len() as f64);
+    let projection = (dy.iter().zip(x).zip(weight))
+        .map(|((&dy, &x), &w)| dy.load() * kind.gain(w.load()) * (x.load() * rstd))
+        .sum::<S::Real>()
+        / S::Real::of(x.len() as f64);
     for i in 0..x.len() {
         let (dy, normed) = (dy[i].load(), x[i].load() * rstd);
-        dx[i] = S::store(rstd * (dy * weight[i].load() - normed * projection));
+        dx[i] = S::store(rstd * (dy * kind.gain(weight[i].load()) - normed * projection));
         dweight[i] += dy * normed;
     }
 }

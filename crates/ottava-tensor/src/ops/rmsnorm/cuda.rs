@@ -6,20 +6,28 @@ use crate::ops::quantize::{self, Producer};
 use crate::ops::{SavedActivation, bias};
 use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
-kernel_source!("rmsnorm"; STRIP);
-kernel_source!(FP8_SOURCE, "rmsnorm", "destination.cuh"; STRIP);
-kernel_source!(LAYER_SOURCE, "rmsnorm" + CENTERED; STRIP);
-kernel_source!(LAYER_FP8_SOURCE, "rmsnorm", "destination.cuh" + CENTERED; STRIP);
+kernel_source!(RMS, "rmsnorm"; STRIP);
+kernel_source!(RMS_FP8, "rmsnorm", "destination.cuh"; STRIP);
+kernel_source!(PLUS_ONE, "rmsnorm" + ADDS_ONE; STRIP);
+kernel_source!(PLUS_ONE_FP8, "rmsnorm", "destination.cuh" + ADDS_ONE; STRIP);
+kernel_source!(LAYER, "rmsnorm" + CENTERED; STRIP);
+kernel_source!(LAYER_FP8, "rmsnorm", "destination.cuh" + CENTERED; STRIP);
+
+/// The kernels by [`NormKind`], and those that write FP8.
+pub(crate) static SOURCES: [&Source; 3] = [&RMS, &PLUS_ONE, &LAYER];
+pub(crate) static FP8_SOURCES: [&Source; 3] = [&RMS_FP8, &PLUS_ONE_FP8, &LAYER_FP8];
 
 /// Rows per strip of `rmsnorm_strips`.
 const STRIP: usize = 32;
 
 /// The kernels of a norm, and of its casts.
 fn sources(kind: NormKind) -> [&'static Source; 2] {
-    match kind {
-        NormKind::Rms => [&SOURCE, &FP8_SOURCE],
-        NormKind::Layer => [&LAYER_SOURCE, &LAYER_FP8_SOURCE],
-    }
+    let place = match kind {
+        NormKind::Rms => 0,
+        NormKind::RmsPlusOne => 1,
+        NormKind::Layer => 2,
+    };
+    [SOURCES[place], FP8_SOURCES[place]]
 }
 
 /// The weight, and the bias of a LayerNorm, which may be null.
@@ -41,7 +49,7 @@ const STAGES_BYTES: usize = 216 << 10;
 /// to registers.
 fn prefetched_bytes(kind: NormKind, threads: usize) -> usize {
     match kind {
-        NormKind::Rms => 0,
+        NormKind::Rms | NormKind::RmsPlusOne => 0,
         NormKind::Layer => threads * 64,
     }
 }
@@ -238,7 +246,7 @@ pub(super) fn rmsnorm_strips(
 pub(super) struct Backward<'a> {
     pub dy: &'a Tensor,
     pub x: &'a SavedActivation,
-    pub weight: &'a Tensor,
+    pub weights: NormWeights<'a>,
     /// With means, of a LayerNorm.
     pub statistics: &'a Tensor,
     pub residual: Option<&'a Tensor>,
@@ -252,7 +260,7 @@ pub(super) fn norm_backward(
     dbias: Option<&mut Tensor>,
     amax: Option<&mut Tensor>,
 ) -> Result<()> {
-    let kind = NormKind::from_statistics(from.statistics);
+    let kind = from.weights.kind;
     let [tokens, channels] = from.dy.dims("norm_backward: dy")?;
     let threads = launch::row_threads(channels, 8);
     let at_once = (1024 / threads as usize).min(MOST_PARTS);
@@ -271,7 +279,7 @@ pub(super) fn norm_backward(
     ];
     args.extend(from.x.device_ptrs());
     args.extend([
-        Arg::Ptr(from.weight.device_ptr()),
+        Arg::Ptr(from.weights.weight.device_ptr()),
         Arg::Ptr(from.statistics.device_ptr()),
         Arg::Ptr(from.residual.map_or(0, Tensor::device_ptr)),
         Arg::I32(tokens as i32),

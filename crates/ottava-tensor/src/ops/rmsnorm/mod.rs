@@ -8,30 +8,36 @@ mod tests;
 use super::destination::{Output, Produced};
 use super::{SavedActivation, expect_compute, expect_gradient, quantize, real_type};
 use crate::cuda::CudaDevice;
+use crate::element::Real;
 use crate::{Device, Error, Granularity, Result, Tensor};
 
-pub(crate) use cuda::{FP8_SOURCE, LAYER_FP8_SOURCE, LAYER_SOURCE, SOURCE};
+pub(crate) use cuda::{FP8_SOURCES, SOURCES};
 
 /// Kinds of norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// RMSNorm; its statistics are `rstd` `[T]`.
     Rms,
+    /// RMSNorm by `1 + weight`, with weights that start at 0, as in Gemma: Team Gemma 2024, arXiv:2403.08295.
+    RmsPlusOne,
     /// LayerNorm; its statistics are `[2, T]`, `rstd` and the means.
     Layer,
 }
 
 impl NormKind {
-    /// The kind that has these statistics.
-    fn from_statistics(statistics: &Tensor) -> NormKind {
-        if statistics.shape().len() == 2 { NormKind::Layer } else { NormKind::Rms }
-    }
-
     /// The shape of the statistics of `tokens` rows.
     fn statistics(self, tokens: usize) -> Vec<usize> {
         match self {
-            NormKind::Rms => vec![tokens],
+            NormKind::Rms | NormKind::RmsPlusOne => vec![tokens],
             NormKind::Layer => vec![2, tokens],
+        }
+    }
+
+    /// The factor of normalised values.
+    pub(super) fn gain<R: Real>(self, weight: R) -> R {
+        match self {
+            NormKind::Rms | NormKind::Layer => weight,
+            NormKind::RmsPlusOne => R::of(1.0) + weight,
         }
     }
 }
@@ -47,6 +53,13 @@ pub struct NormWeights<'a> {
     pub bias: Option<&'a Tensor>,
 }
 
+impl<'a> NormWeights<'a> {
+    /// RMSNorm by `weight`.
+    pub fn rms(weight: &'a Tensor) -> NormWeights<'a> {
+        NormWeights { kind: NormKind::Rms, weight, bias: None }
+    }
+}
+
 /// Normalises each row: `y = x · rstd · weight`, `rstd = 1 / sqrt(mean(x²) + eps)`.
 ///
 /// `x` `[T, C]`, `weight` `[C]`, both of one type; returns `y` like `x` and `rstd` `[T]` in F32 (F64 for F64), which backward needs.
@@ -57,10 +70,11 @@ pub fn rmsnorm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)
 
 /// [`rmsnorm`] with its `y` written to `output`.
 pub fn rmsnorm_to(x: &Tensor, weight: &Tensor, eps: f64, output: Output) -> Result<(Produced, Tensor)> {
-    norm_to(x, NormWeights { kind: NormKind::Rms, weight, bias: None }, eps, output)
+    norm_to(x, NormWeights::rms(weight), eps, output)
 }
 
-/// [`rmsnorm_to`], or LayerNorm: `y = (x - mean) · rstd · weight + bias`, `rstd = 1 / sqrt(variance + eps)`, over each row.
+/// [`rmsnorm_to`], or LayerNorm: `y = (x - mean) · rstd · weight + bias`, `rstd = 1 / sqrt(variance + eps)`, over each row. With
+/// [`NormKind::RmsPlusOne`], `1 + weight` replaces the weight, added in F32.
 ///
 /// The bias is like the weight. Returns the statistics of [`NormKind`] with `y`. Errors when an RMSNorm has a bias.
 pub fn norm_to(x: &Tensor, weights: NormWeights, eps: f64, output: Output) -> Result<(Produced, Tensor)> {
@@ -89,7 +103,7 @@ fn prepare(x: &Tensor, weights: NormWeights) -> Result<Tensor> {
         parameter.expect_dtype(what, &[x.dtype()])?;
         parameter.expect_device(what, x.device())?;
     }
-    if kind == NormKind::Rms && bias.is_some() {
+    if kind != NormKind::Layer && bias.is_some() {
         return Err(Error::Value("norm: an RMSNorm has no bias".into()));
     }
     Tensor::empty(x.device(), &kind.statistics(tokens), real_type(x.dtype()))
@@ -142,7 +156,7 @@ pub struct NormBackward<'a> {
     pub amax: Option<&'a mut Tensor>,
 }
 
-/// Gradient of [`norm_to`] from its statistics: with `g = dy · weight` and `n = x · rstd`, `dx = rstd · (g - n · mean(g · n))` and
+/// Gradient of [`norm_to`] with the same `weights` from its statistics: with `g = dy · weight` and `n = x · rstd`, `dx = rstd · (g - n · mean(g · n))` and
 /// `dweight += Σ_t dy · n`. Of a LayerNorm, `n = (x - mean) · rstd`, `dx = rstd · (g - n · mean(g · n) - mean(g))`, and
 /// `dbias += Σ_t dy`.
 ///
@@ -151,14 +165,14 @@ pub struct NormBackward<'a> {
 pub fn norm_backward(
     dy: &Tensor,
     x: impl Into<SavedActivation>,
-    weight: &Tensor,
+    weights: NormWeights,
     statistics: &Tensor,
     dweight: &mut Tensor,
     options: NormBackward,
 ) -> Result<Tensor> {
     let x = &x.into();
     let [tokens, channels] = x.dims("norm_backward: x")?;
-    let kind = NormKind::from_statistics(statistics);
+    let NormWeights { kind, weight, .. } = weights;
     dy.expect("norm_backward: dy", &[tokens, channels])?;
     expect_compute("norm_backward: dy", dy)?;
     dy.expect_dtype("norm_backward: dy", &[x.dtype()])?;
@@ -172,7 +186,7 @@ pub fn norm_backward(
         gradient.expect(what, &[channels])?;
         expect_gradient(what, gradient, dy)?;
     }
-    if kind == NormKind::Rms && dbias.is_some() {
+    if kind != NormKind::Layer && dbias.is_some() {
         return Err(Error::Value("norm_backward: an RMSNorm has no bias".into()));
     }
     if let Some(dresidual) = dresidual {
@@ -188,7 +202,7 @@ pub fn norm_backward(
         Device::Cpu | Device::DryCpu(_) => {
             let value = x.value()?;
             if let Device::Cpu = x.device() {
-                cpu::norm_backward(dy, &value, weight, statistics, &mut dx, dweight, dbias);
+                cpu::norm_backward(dy, &value, weights, statistics, &mut dx, dweight, dbias);
             }
             drop(value);
             if let Some(dresidual) = dresidual {
@@ -199,7 +213,7 @@ pub fn norm_backward(
             }
         }
         Device::Cuda(gpu) => {
-            let from = cuda::Backward { dy, x, weight, statistics, residual: dresidual };
+            let from = cuda::Backward { dy, x, weights, statistics, residual: dresidual };
             cuda::norm_backward(gpu, from, &mut dx, dweight, dbias, amax)?;
         }
     }

@@ -11,6 +11,12 @@
 #define BIAS bias
 #endif
 
+// With ADDS_ONE a normalised value is multiplied by one plus its weight.
+#ifndef ADDS_ONE
+#define ADDS_ONE 0
+#endif
+__device__ __forceinline__ float gain(float weight) { return ADDS_ONE ? 1.0f + weight : weight; }
+
 // What a row is normalised by; RMSNorm has no mean.
 struct Statistics { float rstd, mean; };
 __device__ __forceinline__ float rstd_of(float squares, int C, float eps) {
@@ -25,7 +31,7 @@ __device__ __forceinline__ Statistics get(const float* rstd, int rows, int row) 
 }
 __device__ __forceinline__ float normed(float v, Statistics s) { return (CENTERED ? v - s.mean : v) * s.rstd; }
 __device__ __forceinline__ float affine(float v, Statistics s, float weight, float bias) {
-    return CENTERED ? fmaf(normed(v, s), weight, bias) : normed(v, s) * weight;
+    return CENTERED ? fmaf(normed(v, s), weight, bias) : normed(v, s) * gain(weight);
 }
 __device__ __forceinline__ Eight<X> affine8(const Eight<X>& x, Statistics s, const Eight<X>& weight, const Eight<X>& bias) {
     float v[8];
@@ -401,7 +407,7 @@ __device__ __forceinline__ u32 exponent_of(const Compressed<X>& x, u64 row, int 
 
 // The gradient of one channel, from the sums of a row: of dy · weight · normed and, for LayerNorm, of dy · weight.
 __device__ __forceinline__ float dx_of(float d, float weight, float v, Statistics s, const float* sums, int C) {
-    const float centered = d * weight - normed(v, s) * (sums[0] / C);
+    const float centered = d * gain(weight) - normed(v, s) * (sums[0] / C);
     return s.rstd * (CENTERED ? centered - sums[CENTERED] / C : centered);
 }
 
@@ -458,7 +464,7 @@ __device__ __forceinline__ void backward_rows(X* dx, float* partial, float* amax
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const float n = normed(load(v.at[i]), s);
-                sum[0] += load(d.at[i]) * load(w.at[i]) * n;
+                sum[0] += load(d.at[i]) * gain(load(w.at[i])) * n;
                 sums[i] += load(d.at[i]) * n;
                 if (CENTERED) {
                     sum[CENTERED] += load(d.at[i]) * load(w.at[i]);
@@ -496,7 +502,7 @@ __device__ __forceinline__ void backward_rows(X* dx, float* partial, float* amax
         float sum[1 + CENTERED] = {};
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             const float n = normed(load(x.value(row, c)), s);
-            sum[0] += load(d[c]) * load(weight[c]) * n;
+            sum[0] += load(d[c]) * gain(load(weight[c])) * n;
             partial[c] += load(d[c]) * n;
             if (CENTERED) {
                 sum[CENTERED] += load(d[c]) * load(weight[c]);

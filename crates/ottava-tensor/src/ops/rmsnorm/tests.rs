@@ -20,11 +20,67 @@ fn rmsnorm_agrees_across_devices() {
             parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
                 let (y, rstd) = rmsnorm(&x[0], &x[1], 1e-6)?;
                 let mut dweight = x[3].duplicate()?;
-                let dx = norm_backward(&x[2], &x[0], &x[1], &rstd, &mut dweight, NormBackward::default())?;
+                let dx =
+                    norm_backward(&x[2], &x[0], NormWeights::rms(&x[1]), &rstd, &mut dweight, NormBackward::default())?;
                 Ok(vec![y, rstd, dx, dweight])
             });
         }
     }
+}
+
+fn plus_one(weight: &Tensor) -> NormWeights<'_> {
+    NormWeights { kind: NormKind::RmsPlusOne, weight, bias: None }
+}
+
+#[test]
+fn rmsnorm_by_one_plus_its_weight_agrees_across_devices() {
+    for (t, c) in [(1, 1), (3, 7), (5, 257), (129, 1000), (300, 72)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let inputs = [
+                normals("x", &[t, c], dtype),
+                normals("w", &[c], dtype),
+                normals("dy", &[t, c], dtype),
+                normals("s", &[c], DType::F32),
+            ];
+            // As in `rmsnorm_agrees_across_devices`.
+            let steps = if dtype == DType::F32 { 32.0 } else { 1.0 };
+            parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
+                let (y, rstd) = norm_to(&x[0], plus_one(&x[1]), 1e-6, Output::Plain)?;
+                let mut dweight = x[3].duplicate()?;
+                let options = NormBackward::default();
+                let dx = norm_backward(&x[2], &x[0], plus_one(&x[1]), &rstd, &mut dweight, options)?;
+                Ok(vec![y.plain().unwrap(), rstd, dx, dweight])
+            });
+        }
+    }
+}
+
+#[test]
+fn rmsnorm_by_one_plus_its_weight_writes_to_every_destination() {
+    for (t, c) in [(1, 1), (17, 48), (130, 301), (33, 1032), (18, 8200), (4400, 896), (2130, 3584)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let inputs = [hostile("x", &[t, c], dtype), normals("w", &[c], dtype)];
+            destinations(&inputs, |x, output| Ok(norm_to(&x[0], plus_one(&x[1]), 1e-5, output)?.0));
+        }
+    }
+}
+
+/// In F64, where the sum is exact for these weights.
+#[test]
+fn one_plus_a_weight_is_rmsnorm_by_the_sum() {
+    let (x, dy) = (normals("x", &[4, 50], DType::F64), normals("dy", &[4, 50], DType::F64));
+    let weights = |plus: f64| -> Tensor {
+        let values: Vec<f64> = (0..50).map(|i| f64::from(i) / 8.0 - 3.0 + plus).collect();
+        Tensor::from_slice(&Device::Cpu, &[50], &values).unwrap()
+    };
+    let (own, sum) = (weights(0.0), weights(1.0));
+    let [a, b] = [plus_one(&own), NormWeights::rms(&sum)].map(|weights| {
+        let (y, rstd) = norm_to(&x, weights, 1e-5, Output::Plain).unwrap();
+        let mut dweight = Tensor::zeros(&Device::Cpu, &[50], DType::F64).unwrap();
+        let dx = norm_backward(&dy, &x, weights, &rstd, &mut dweight, NormBackward::default()).unwrap();
+        [y.plain().unwrap(), dx, dweight].map(|x| values(&x))
+    });
+    assert_eq!(a, b);
 }
 
 #[test]
@@ -94,7 +150,7 @@ fn strips_match_tiles_for_few_rows() {
             let (tiles, rstd) = rmsnorm_to(&x, &weight, 1e-5, Output::Fp8(by_tiles)).unwrap();
             let mut to = Fp8Output { format, scale, copies, statistics: &mut seen, slot: 0 };
             let (mut strips, mut again) = (prepare(&to, &device, t, c).unwrap(), rstd.empty_like().unwrap());
-            let weights = NormWeights { kind: NormKind::Rms, weight: &weight, bias: None };
+            let weights = NormWeights::rms(&weight);
             cuda::rmsnorm_strips(cuda, &x, weights, 1e-5, &mut again, &mut strips, &mut to).unwrap();
             let expected = all(&tiles.fp8().unwrap(), &expected);
             for (i, (expected, got)) in expected.iter().zip(all(&strips, &seen)).enumerate() {
@@ -118,7 +174,8 @@ fn fused_residuals_match_add() {
                 let [(dx, first), (both, second)] = [None, Some(&a)].map(|dresidual| {
                     let place = usize::from(dresidual.is_some());
                     let options = NormBackward { dresidual, amax: Some(&mut amaxes[place]), dbias: None };
-                    let dx = norm_backward(&dy, &b, &weight, &rstd, &mut dweights[place], options).unwrap();
+                    let dx = norm_backward(&dy, &b, NormWeights::rms(&weight), &rstd, &mut dweights[place], options)
+                        .unwrap();
                     let expected = amax(&dx).unwrap();
                     (dx, expected)
                 });
@@ -153,7 +210,7 @@ fn layernorm_agrees_across_devices() {
                 let (y, statistics) = norm_to(&x[0], weights, 1e-5, Output::Plain)?;
                 let (mut dweight, mut dbias) = (x[4].duplicate()?, x[4].duplicate()?);
                 let options = NormBackward { dbias: with_bias.then_some(&mut dbias), ..NormBackward::default() };
-                let dx = norm_backward(&x[3], &x[0], &x[1], &statistics, &mut dweight, options)?;
+                let dx = norm_backward(&x[3], &x[0], weights, &statistics, &mut dweight, options)?;
                 Ok(vec![y.plain().unwrap(), statistics, dx, dweight, dbias])
             });
         }
@@ -216,7 +273,7 @@ fn layernorm_is_that_of_pytorch() {
     let dy = Tensor::from_slice(&Device::Cpu, &[1, 4], &[0.3, -1.0, 2.0, 0.7]).unwrap();
     let (mut dweight, mut dbias) = (tensor(&[0.0; 4]), tensor(&[0.0; 4]));
     let options = NormBackward { dbias: Some(&mut dbias), ..NormBackward::default() };
-    let dx = norm_backward(&dy, &x, &weight, &statistics, &mut dweight, options).unwrap();
+    let dx = norm_backward(&dy, &x, layer(&weight, Some(&bias)), &statistics, &mut dweight, options).unwrap();
     let expected = [
         (y.plain().unwrap(), [0.21414602910707004, -1.1126793347313042, -1.1268253638383738, 0.3143904781696976]),
         (dx, [0.518156046135546, -0.45732773876773947, -0.42401345795994305, 0.3631851505921364]),

@@ -4,7 +4,7 @@ use crate::{Error, Result, Tensor};
 use rayon::prelude::*;
 
 pub(super) fn rope(x: &mut Tensor, angles: Angles, layout: RopeLayout, rotation: Rotation) -> Result<()> {
-    let (width, dim, ends) = (x.shape()[1], layout.head_dim, angles.table.shape()[0]);
+    let (width, [ends, dim]) = (x.shape()[1], angles.table.dims("rope: table")?);
     let positions: &[i32] = angles.positions.host();
     if let Some(position) = positions.iter().find(|&&position| position < 0 || position as usize >= ends) {
         return Err(Error::Value(format!("rope: position {position} is needed, the table has 0..{ends}")));
@@ -15,7 +15,7 @@ pub(super) fn rope(x: &mut Tensor, angles: Angles, layout: RopeLayout, rotation:
         x.host_mut::<S>().par_chunks_mut(width).enumerate().for_each(|(t, row)| {
             let position = positions[t] as usize;
             let (cos, sin) = table[position * dim..][..dim].split_at(dim / 2);
-            for head in row.chunks_exact_mut(dim).take(layout.heads) {
+            for head in row.chunks_exact_mut(layout.head_dim).take(layout.heads) {
                 for i in 0..dim / 2 {
                     let (first, second) = match layout.pairs {
                         RopePairs::Halves => (i, i + dim / 2),

@@ -1,4 +1,4 @@
-use super::{Angles, RopeLayout, RopePairs, Rotation};
+use super::{Angles, RopeLayout, RopePairs, Rotation, is_partial};
 use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
@@ -7,11 +7,14 @@ use crate::{QuantizedTensor, Result, Tensor};
 
 kernel_source!(HALVES, "rope", "rope/pairs.cuh");
 kernel_source!(NEIGHBOURS, "rope", "rope/pairs.cuh" + INTERLEAVED);
+kernel_source!(PARTIAL_HALVES, "rope", "rope/pairs.cuh" + PARTIAL);
+kernel_source!(PARTIAL_NEIGHBOURS, "rope", "rope/pairs.cuh" + PARTIAL + INTERLEAVED);
 kernel_source!(HALVES_FP8, "rope", "destination.cuh", "rope/pairs.cuh");
 kernel_source!(NEIGHBOURS_FP8, "rope", "destination.cuh", "rope/pairs.cuh" + INTERLEAVED);
 
-/// The kernels by [`RopePairs`], and those that write FP8.
+/// The kernels by [`RopePairs`], those for heads of which a part is rotated, and those that write FP8.
 pub(crate) static SOURCES: [&Source; 2] = [&HALVES, &NEIGHBOURS];
+pub(crate) static PARTIAL_SOURCES: [&Source; 2] = [&PARTIAL_HALVES, &PARTIAL_NEIGHBOURS];
 pub(crate) static FP8_SOURCES: [&Source; 2] = [&HALVES_FP8, &NEIGHBOURS_FP8];
 
 /// The place of `pairs` in [`SOURCES`].
@@ -40,9 +43,12 @@ pub(super) fn rope(
     rotation: Rotation,
 ) -> Result<()> {
     let [tokens, width] = x.dims("rope: x")?;
-    let kernel = Kernel { source: SOURCES[place(layout.pairs)], defines: launch::storage(x.dtype())?, entry: "rope" };
+    let partial = is_partial(angles, layout);
+    let sources = if partial { PARTIAL_SOURCES } else { SOURCES };
+    let kernel = Kernel { source: sources[place(layout.pairs)], defines: launch::storage(x.dtype())?, entry: "rope" };
     let args = [Arg::Ptr(x.device_ptr_mut()), Arg::Ptr(angles.table.device_ptr()), Arg::I32(width as i32)];
-    let args = [args.as_slice(), &turning(angles.positions, layout, rotation)].concat();
+    let mut args = [args.as_slice(), &turning(angles.positions, layout, rotation)].concat();
+    args.extend(partial.then(|| Arg::I32(angles.table.shape()[1] as i32)));
     // SAFETY: `x` is `tokens · width` with the rotated heads inside a row, there is a position for each row, both checked
     // by the op, and the table has a row for every position by contract.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
@@ -71,9 +77,10 @@ pub(super) fn rope_amax(
     unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0, &args) }
 }
 
-/// Whether tiles hold whole heads and all reads are aligned to 16 bytes.
+/// Whether whole heads are rotated, tiles hold whole heads, and all reads are aligned to 16 bytes.
 pub(super) fn fuses(x: &Tensor, table: &Tensor, layout: RopeLayout) -> bool {
     [16, 32, 64, 128].contains(&layout.head_dim)
+        && table.shape()[1] == layout.head_dim
         && x.shape()[1].is_multiple_of(layout.head_dim)
         && launch::aligned(&[x, table])
 }

@@ -9,12 +9,12 @@ use super::destination::{Output, Produced};
 use super::{expect_compute, quantize};
 use crate::{DType, Device, Error, Result, Tensor};
 
-pub(crate) use cuda::{FP8_SOURCES, SOURCES};
+pub(crate) use cuda::{FP8_SOURCES, PARTIAL_SOURCES, SOURCES};
 
 /// The dimensions of a head that turn together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopePairs {
-    /// `i` and `i + D/2`, as in Hugging Face's Llama.
+    /// `i` and `i + R/2`, as in Hugging Face's Llama.
     Halves,
     /// `2i` and `2i + 1`, interleaved.
     Neighbours,
@@ -23,7 +23,7 @@ pub enum RopePairs {
 /// Rotated columns and positions of a matrix `[T, W]`.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeLayout {
-    /// The first `heads · head_dim` columns are rotated: the query and key heads of a fused projection.
+    /// The first `heads · head_dim` columns hold the rotated heads: the query and key heads of a fused projection.
     pub heads: usize,
     /// Size `D` of a head.
     pub head_dim: usize,
@@ -34,7 +34,8 @@ pub struct RopeLayout {
 /// The angles of a matrix's rows, by their positions.
 #[derive(Clone, Copy, Debug)]
 pub struct Angles<'a> {
-    /// F32 `[P, D]` (F64 for F64): for each position `D/2` cosines, then `D/2` sines.
+    /// F32 `[P, R]` (F64 for F64): for each position `R/2` cosines, then `R/2` sines. `R` is the size of a head, or less: then the first
+    /// `R` elements of each head are rotated.
     pub table: &'a Tensor,
     /// I32 `[T]`: the position of each row, below `P`. It is data, so a captured step serves any packing of documents.
     pub positions: &'a Tensor,
@@ -72,7 +73,7 @@ pub fn rope_to(x: &Tensor, angles: Angles, layout: RopeLayout, rotation: Rotatio
             cuda::rope_codes(gpu, x, angles, layout, rotation, &mut quantized, &mut to)?;
             Ok(Produced::Fp8(quantized))
         }
-        (Device::Cuda(gpu), Output::Amax { amax }) => {
+        (Device::Cuda(gpu), Output::Amax { amax }) if !is_partial(angles, layout) => {
             quantize::expect_amax(amax, x.device())?;
             cuda::rope_amax(gpu, x, angles, layout, rotation, amax)?;
             Ok(Produced::Measured)
@@ -85,6 +86,11 @@ pub fn rope_to(x: &Tensor, angles: Angles, layout: RopeLayout, rotation: Rotatio
     }
 }
 
+/// Whether a part of each head is not rotated.
+fn is_partial(angles: Angles, layout: RopeLayout) -> bool {
+    angles.table.shape()[1] < layout.head_dim
+}
+
 pub(super) fn check(x: &Tensor, angles: Angles, layout: RopeLayout) -> Result<()> {
     let Angles { table, positions } = angles;
     let [tokens, width] = x.dims("rope: x")?;
@@ -95,7 +101,7 @@ pub(super) fn check(x: &Tensor, angles: Angles, layout: RopeLayout) -> Result<()
     positions.expect("rope: positions", &[tokens])?;
     positions.expect_dtype("rope: positions", &[DType::I32])?;
     positions.expect_device("rope: positions", x.device())?;
-    if dim != layout.head_dim || dim % 2 != 0 || layout.heads * dim > width {
+    if dim > layout.head_dim || dim % 2 != 0 || layout.heads * layout.head_dim > width {
         return Err(Error::Value(format!(
             "rope: {} heads of {} do not fit rows of {width} and a table of {dim}",
             layout.heads, layout.head_dim

@@ -3,6 +3,15 @@
 #define INTERLEAVED 0
 #endif
 
+// With PARTIAL the first `rotated` elements of each head are rotated, which is the width of the table.
+#ifndef PARTIAL
+#define AND_ROTATED
+#define ROTATED(dim) (dim)
+#else
+#define AND_ROTATED , int rotated
+#define ROTATED(dim) (rotated)
+#endif
+
 #ifndef FORMAT
 __device__ __forceinline__ void turn1(X& first, X& second, float cos, float sin, float turn) {
     const float a = load(first), b = load(second), s = sin * turn;
@@ -11,11 +20,11 @@ __device__ __forceinline__ void turn1(X& first, X& second, float cos, float sin,
 }
 
 // Grid over rows; threads stride over the pairs of its rotated heads, eight at a time where rows are aligned.
-extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table, int width, int heads, int dim, const int* __restrict__ positions, float turn) {
+extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table, int width, int heads, int dim, const int* __restrict__ positions, float turn AND_ROTATED) {
     X* row = x + (u64)blockIdx.x * width;
-    const float* angles = table + (u64)positions[blockIdx.x] * dim;
-    const int half = dim / 2;
-    if (half % 8 == 0 && width % 8 == 0 && aligned(x, table)) {
+    const float* angles = table + (u64)positions[blockIdx.x] * ROTATED(dim);
+    const int half = ROTATED(dim) / 2;
+    if (half % 8 == 0 && dim % 8 == 0 && width % 8 == 0 && aligned(x, table)) {
         const int eights = half / 8;
 #pragma unroll 2
         for (int p = threadIdx.x; p < heads * eights; p += blockDim.x) {
@@ -33,6 +42,7 @@ extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table,
     }
 }
 
+#ifndef PARTIAL
 // Amax of the rotated matrix, which is not written. Each block processes every gridDim-th row.
 extern "C" __global__ void __launch_bounds__(256) rope_amax(float* amax, const X* __restrict__ x, const float* __restrict__ table, int rows,
                                                             int width, int heads, int dim, const int* __restrict__ positions, float turn) {
@@ -65,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(256) rope_amax(float* amax, const X
     }
     block_raise(amax, largest);
 }
+#endif
 #else
 // Grid (W / 256, T / 128), 256 threads: two adjacent tiles, so that the table is read once for both. A thread rotates eight
 // pairs of a row of each. `dim` is 16, 32, 64 or 128 and so divides a tile; W is a multiple of `dim`.

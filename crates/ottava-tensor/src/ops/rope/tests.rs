@@ -50,6 +50,45 @@ fn rope_agrees_across_devices() {
     }
 }
 
+/// Heads of which the first elements are rotated: the others keep their bits, and the rotated ones have those of smaller heads.
+#[test]
+fn a_part_of_each_head_may_be_rotated() {
+    for (pairs, rotated, head_dim) in PAIRS.into_iter().flat_map(|p| [(p, 4, 10), (p, 16, 24), (p, 96, 128)]) {
+        let frequencies: Vec<f64> = (0..rotated / 2).map(|i| 0.7f64.powi(i as i32)).collect();
+        let table = rope_table(&Device::Cpu, &frequencies, 20, DType::F32).unwrap();
+        let (rows, heads) = (7, 3);
+        for dtype in [DType::F32, DType::BF16] {
+            let x = normals("x", &[rows, heads * head_dim + 8], dtype);
+            let at = positions(rows, rows, 5);
+            let layout = RopeLayout { heads, head_dim, pairs };
+            parity(&[x.clone(), table.clone(), at.clone()], Tolerance::Exact, |t| {
+                let rotate = |rotation| -> Result<Tensor> {
+                    let mut y = t[0].duplicate()?;
+                    rope(&mut y, angles(&t[1], &t[2]), layout, rotation)?;
+                    Ok(y)
+                };
+                Ok(vec![rotate(Rotation::Forward)?, rotate(Rotation::Backward)?])
+            });
+            let mut whole = x.duplicate().unwrap();
+            rope(&mut whole, angles(&table, &at), layout, Rotation::Forward).unwrap();
+            let (before, after) = (values(&x), values(&whole));
+            let width = heads * head_dim + 8;
+            for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+                let at_head = row * width + head * head_dim;
+                let part = |from: &[f64]| from[at_head..at_head + rotated].to_vec();
+                let values_of_part: Vec<f32> = part(&before).into_iter().map(|v| v as f32).collect();
+                let alone = Tensor::from_slice(&Device::Cpu, &[1, rotated], &values_of_part).unwrap();
+                let mut alone = crate::ops::cast(&alone, dtype).unwrap();
+                let one = RopeLayout { heads: 1, head_dim: rotated, pairs };
+                rope(&mut alone, angles(&table, &at.rows(row, row + 1).unwrap()), one, Rotation::Forward).unwrap();
+                assert_eq!(part(&after), values(&alone), "row {row}, head {head}, {pairs:?} {rotated} of {head_dim}");
+                let rest = at_head + rotated..at_head + head_dim;
+                assert_eq!(after[rest.clone()], before[rest], "row {row}, head {head}");
+            }
+        }
+    }
+}
+
 #[test]
 fn backward_inverts_forward_and_keeps_the_values() {
     let table = rope_table(&Device::Cpu, &[1.0, 0.3], 9, DType::F64).unwrap();

@@ -1,0 +1,30 @@
+//! OLMo 2: Llama's sublayers with a norm after each instead of before it, and norms of all queries and all keys of a token. OLMo Team 2025,
+//! arXiv:2501.00656.
+
+use super::family::{Family, common};
+use super::{ConfigFile, DecoderConfig};
+use crate::error::Result;
+use crate::layers::{LLAMA, Names};
+use ottava_tensor::ops::NormScope;
+
+pub(super) const FAMILY: Family = Family { architecture: "Olmo2ForCausalLM", model_type: "olmo2", read };
+
+static NAMES: Names = Names {
+    attention_norm: "",
+    attention_post_norm: "post_attention_layernorm",
+    mlp_norm: "",
+    mlp_post_norm: "post_feedforward_layernorm",
+    ..LLAMA
+};
+
+fn read(file: &ConfigFile) -> Result<DecoderConfig> {
+    let bias = file.optional("attention_bias", false)?;
+    Ok(DecoderConfig {
+        qkv_bias: bias,
+        output_bias: bias,
+        norm_eps: file.optional("rms_norm_eps", 1e-5)?,
+        qk_norm: Some(NormScope::Projection),
+        names: &NAMES,
+        ..common(file)?
+    })
+}
