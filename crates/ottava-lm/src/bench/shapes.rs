@@ -1,7 +1,8 @@
 //! Shapes of known models.
 
 use crate::error::{Error, Result};
-use crate::models::{DecoderConfig, cohere, gemma2, gpt2, phi3};
+use crate::models::{Decoder, DecoderConfig, cohere, gemma2, gpt2, phi3};
+use crate::recipe::Precision;
 use ottava_tensor::Device;
 use ottava_tensor::bench::AttentionRow;
 use ottava_tensor::ops::{AttentionSpec, NormScope};
@@ -60,11 +61,20 @@ pub fn model(name: &str) -> Result<DecoderConfig> {
     Err(Error::Config(format!("there is no model `{name}`; there are {}", names.join(", "))))
 }
 
-/// Times attention of a model of `sizes` over `tokens` in sequences of `seq_len`.
-pub fn attention(device: &Device, sizes: &DecoderConfig, tokens: usize, seq_len: usize) -> Result<AttentionRow> {
+/// Times each kind of attention in a model of `sizes` over `tokens` in sequences of `seq_len`.
+pub fn attention(device: &Device, sizes: &DecoderConfig, tokens: usize, seq_len: usize) -> Result<Vec<AttentionRow>> {
     expect_positive(&[tokens, seq_len])?;
-    let spec = AttentionSpec::causal(sizes.heads, sizes.kv_heads, sizes.head_dim);
-    Ok(ottava_tensor::bench::attention(device, &spec, (tokens / seq_len).max(1), seq_len)?)
+    let mut kinds: Vec<AttentionSpec> = Vec::new();
+    for spec in Decoder::describe(sizes, &Precision::default().recipe())?.attention {
+        if !kinds.contains(&spec) {
+            kinds.push(spec);
+        }
+    }
+    let batch = (tokens / seq_len).max(1);
+    Ok(kinds
+        .iter()
+        .map(|spec| ottava_tensor::bench::attention(device, spec, batch, seq_len))
+        .collect::<Result<_, _>>()?)
 }
 
 /// Checks sizes of what is to be timed.

@@ -6,19 +6,21 @@ use crate::ops::{AttentionInput, AttentionSpec, attention as forward, attention_
 use crate::{DType, Device, Result};
 
 /// Attention of one shape.
-#[derive(Clone, Copy, Debug, serde::Serialize)]
+#[derive(Clone, Debug, serde::Serialize)]
 pub struct AttentionRow {
+    /// Heads, mask and bounds.
+    pub attention: String,
     /// Sequences.
     pub batch: usize,
     /// Tokens per sequence.
     pub seq_len: usize,
     /// Milliseconds of forward and backward.
     pub milliseconds: [f64; 2],
-    /// FLOPs of each: two products in forward and five in backward over the unmasked half of the scores.
+    /// FLOPs of each: two products in forward and five in backward over the scores that the mask leaves.
     pub flops: [f64; 2],
 }
 
-/// Times causal attention in BF16, forward and backward, on random data of `batch` sequences of `seq_len` tokens.
+/// Times attention in BF16, forward and backward, on random data of `batch` sequences of `seq_len` tokens.
 pub fn attention(device: &Device, spec: &AttentionSpec, batch: usize, seq_len: usize) -> Result<AttentionRow> {
     let random = |width, seed| cast(&normal(device, &[batch * seq_len, width], 1.0, seed)?, DType::BF16);
     let (qkv, d_o) = (random(spec.qkv_width(), 1)?, random(spec.output_width(), 2)?);
@@ -28,6 +30,9 @@ pub fn attention(device: &Device, spec: &AttentionSpec, batch: usize, seq_len: u
         time_for(device, ROUND_MILLISECONDS, || forward(input, spec).map(drop))?,
         time_for(device, ROUND_MILLISECONDS, || attention_backward(&d_o, input, &o, &lse, spec).map(drop))?,
     ];
-    let product = (batch * spec.query_width()) as f64 * (seq_len as f64).powi(2);
-    Ok(AttentionRow { batch, seq_len, milliseconds, flops: [2.0 * product, 5.0 * product] })
+    // Half of the scores up to the window, and a band of its width after it.
+    let (len, window) = (seq_len as f64, spec.window.map_or(seq_len, |window| window.min(seq_len)) as f64);
+    let product = 2.0 * (batch * spec.query_width()) as f64 * window * (len - window / 2.0);
+    let (attention, flops) = (spec.to_string(), [2.0 * product, 5.0 * product]);
+    Ok(AttentionRow { attention, batch, seq_len, milliseconds, flops })
 }

@@ -117,7 +117,7 @@ struct Linear {
     json: bool,
 }
 
-/// Time attention, forward and backward, relative to the best rate of a BF16 product.
+/// Time each kind of attention of a model, forward and backward, relative to the best rate of a BF16 product.
 #[derive(Args)]
 struct Attention {
     /// A model that `bench train` knows.
@@ -393,22 +393,22 @@ impl Attention {
         }
         let mut rows = Vec::new();
         for &seq_len in &self.seq_lens {
-            let row = bench::attention(&device, &model, self.tokens, seq_len)?;
-            for (i, pass) in ["forward", "backward"].into_iter().enumerate() {
-                let rate = row.flops[i] / (row.milliseconds[i] * 1e-3);
-                if !self.json {
+            for row in bench::attention(&device, &model, self.tokens, seq_len)? {
+                for (i, pass) in ["forward", "backward"].into_iter().enumerate().filter(|_| !self.json) {
+                    let rate = row.flops[i] / (row.milliseconds[i] * 1e-3);
                     out!(
-                        "{:>9} {:>9} {:<9} {:>9.3} {:>9.0} {:>11.0}",
+                        "{:>9} {:>9} {:<9} {:>9.3} {:>9.0} {:>11.0}  {}",
                         row.batch,
                         row.seq_len,
                         pass,
                         row.milliseconds[i],
                         rate / 1e12,
-                        share(rate, rates.bf16_flops)
+                        share(rate, rates.bf16_flops),
+                        row.attention
                     );
                 }
+                rows.push(row);
             }
-            rows.push(row);
         }
         if self.json {
             print_json(&json!({"device": device.to_string(), "model": self.model, "rates": rates, "rows": rows}));
