@@ -51,7 +51,7 @@ pub struct TrainRow {
     pub level: Level,
     /// Tokens that each rank trains on per second.
     pub tokens_per_second: f64,
-    /// Median milliseconds of a step: forward, backward, clipping and AdamW.
+    /// Median milliseconds of a step: forward, backward, clipping and the update.
     pub step_milliseconds: f64,
     /// Model FLOP/s: six per weight and token, and causal attention.
     pub model_flops_per_second: f64,

@@ -6,6 +6,7 @@ mod exchange;
 mod load;
 mod matrices;
 mod partition;
+mod prepare;
 mod ranks;
 mod reduction;
 mod replicas;

@@ -1,7 +1,7 @@
-//! Eleven runs, and what they hold when they are run.
+//! Thirteen runs, and what they hold when they are run.
 
 use ottava_lm::checkpoint::RandomWeights;
-use ottava_lm::config::{ResolvedConfig, RunConfig};
+use ottava_lm::config::{OptimizerName, ResolvedConfig, RunConfig};
 use ottava_lm::level::{Gradients, Level, Masters};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::DecoderConfig;
@@ -12,7 +12,7 @@ use ottava_lm::run::Run;
 use ottava_tensor::Device;
 use std::rc::Rc;
 
-/// Eleven runs with batches of `rows` sequences of `seq_len` tokens: recipes, policies, accumulation, batches and states.
+/// Thirteen runs with batches of `rows` sequences of `seq_len` tokens: recipes, policies, accumulation, batches, states and optimizers.
 pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
     let run = |words: &str, recipe, recompute, change: fn(&mut RunConfig)| {
         let mut config = RunConfig::default();
@@ -36,6 +36,11 @@ pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
         run("; level coat", RecipeName::Bf16, Recompute::Attention, |config| config.optimizer.level = Level::Coat),
         run("", RecipeName::Fp8Delayed, Recompute::None, |_| {}),
         run("; two micro-batches", RecipeName::Fp8Delayed, Recompute::Attention, accumulate),
+        run("; muon", RecipeName::Bf16, Recompute::Attention, |config| config.optimizer.name = OptimizerName::Muon),
+        run("; lion, level O2", RecipeName::Fp8Delayed, Recompute::Attention, |config| {
+            config.optimizer.name = OptimizerName::Lion;
+            config.optimizer.level = Level::O2;
+        }),
         run(
             "; level bf16, smooth, activations saved in FP8",
             RecipeName::Fp8Delayed,

@@ -17,7 +17,7 @@ use ottava_tensor::testing::gpu;
 use ottava_tensor::{DType, Device, Tensor};
 use std::sync::atomic::AtomicBool;
 
-/// Eleven settings of a model of 0.35 billion parameters. Within 2 % is what is promised; the same code gives the same requests.
+/// Thirteen settings of a model of 0.35 billion parameters. Within 2 % is what is promised; the same code gives the same requests.
 #[test]
 fn a_run_on_the_gpu_holds_what_was_planned() {
     let Some(device) = gpu() else { return };

@@ -137,7 +137,7 @@ struct Attention {
     json: bool,
 }
 
-/// Time training steps of a known model's shape on random tokens: forward, backward, clipping and AdamW.
+/// Time training steps of a known model's shape on random tokens: forward, backward, clipping and the update.
 #[derive(Args)]
 struct Train {
     /// llama-2-7b, llama-2-13b, llama-30b, llama-3-8b, llama-3-70b, qwen2.5-0.5b, -1.5b, -3b, -7b, qwen3-0.6b, -8b, gpt2, gpt2-xl, or
