@@ -255,6 +255,22 @@ fn windows_are_those_of_transformers() {
 }
 
 #[test]
+fn stretched_rotary_positions_allow_longer_sequences() {
+    let context = |scaling: Value| {
+        config(json!({
+            "model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 1,
+            "num_attention_heads": 4, "max_position_embeddings": 64, "rope_scaling": scaling,
+        }))
+        .context()
+    };
+    assert_eq!(context(Value::Null), 64);
+    assert_eq!(context(json!({"rope_type": "linear", "factor": 2.0})), 64);
+    assert_eq!(context(json!({"rope_type": "dynamic", "factor": 2.5})), 160);
+    assert_eq!(context(json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})), 256);
+    assert_eq!(context(json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8})), 64);
+}
+
+#[test]
 fn settings_that_gpt2_and_command_r_cannot_have_are_errors() {
     let gpt2 = gpt2_keys();
     assert!(error(&gpt2, "scale_attn_by_inverse_layer_idx", json!(true)).contains("`scale_attn_by_inverse_layer_idx`"));
