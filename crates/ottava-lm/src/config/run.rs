@@ -359,13 +359,14 @@ impl RunConfig {
 
     /// Errors with [`Error::Config`] when sequences are longer than a model of these `sizes` has positions.
     pub fn expect_positions(&self, sizes: &DecoderConfig) -> Result<()> {
-        if self.data.max_length <= sizes.max_positions {
+        if self.data.max_length <= sizes.context() {
             return Ok(());
         }
         Err(Error::Config(format!(
             "`data.max_length` is {}, and config.json gives the model {} positions \
              (`max_position_embeddings`); set max_length to at most that",
-            self.data.max_length, sizes.max_positions
+            self.data.max_length,
+            sizes.context()
         )))
     }
 

@@ -127,7 +127,7 @@ impl Names {
             (self.mlp_norm, Role::MlpNorm),
             (self.mlp_post_norm, Role::MlpPostNorm),
         ];
-        if let Some((_, role)) = norms.into_iter().find(|(name, _)| *name == module) {
+        if let Some((_, role)) = norms.into_iter().find(|(name, _)| !name.is_empty() && *name == module) {
             return Some(role);
         }
         if let Some(name) = within(self.attention) {

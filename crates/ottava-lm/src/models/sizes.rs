@@ -1,6 +1,6 @@
 //! The sizes of a decoder, common to all families.
 
-use super::{LayerSet, RopeScaling};
+use super::{LayerSet, RopeKind, RopeScaling};
 use crate::layers::{LLAMA, Names};
 use crate::lora::Lora;
 use ottava_tensor::ops::{Activation, NormKind, NormScope, RopePairs};
@@ -173,6 +173,31 @@ impl DecoderConfig {
             [Some(&self.rope), self.local_rope.as_ref()].into_iter().flatten().try_for_each(|r| self.check_rope(r))?;
         }
         Ok(())
+    }
+
+    /// The sliding window of the attention of the layer `index`.
+    pub fn window_at(&self, index: usize) -> Option<usize> {
+        self.window.filter(|_| self.local.contains(index))
+    }
+
+    /// The rotary positions of the layer `index`; `None` if it has none.
+    pub fn rope_at(&self, index: usize) -> Option<&RopeScaling> {
+        match (self.positions, &self.local_rope) {
+            (Positions::Learned, _) => None,
+            _ if self.unrotated.contains(index) => None,
+            (_, Some(local)) if self.local.contains(index) => Some(local),
+            _ => Some(&self.rope),
+        }
+    }
+
+    /// The longest sequence: `max_position_embeddings`, or more where rotary positions are stretched to a multiple of it.
+    pub fn context(&self) -> usize {
+        let stretched = match &self.rope.kind {
+            RopeKind::Dynamic { factor } => self.max_positions as f64 * factor,
+            RopeKind::Yarn(yarn) => yarn.original_max_positions * yarn.factor,
+            RopeKind::Default | RopeKind::Linear { .. } | RopeKind::Llama3 { .. } | RopeKind::LongRope(_) => 0.0,
+        };
+        self.max_positions.max(stretched as usize)
     }
 
     /// Whether embedding, residual branches, attention scores or logits have factors or soft caps of their own.

@@ -353,7 +353,9 @@ fn requests_get_on_a_gpu_what_they_get_on_the_cpu() {
             let tolerance = match (name, kv_cache_dtype) {
                 (RecipeName::Fp32, KvCacheDtype::Auto) => 1e-4,
                 (RecipeName::Fp32, KvCacheDtype::Bfloat16) => 2e-3,
-                _ => 0.05,
+                (RecipeName::Fp32 | RecipeName::Bf16, _) => 0.05,
+                // A value that is rounded to another BF16 may be cast to the next code, 1/16 away.
+                _ => 0.2,
             };
             for (i, options) in settings.iter().enumerate().filter(|(i, _)| which == 0 || *i == which) {
                 let options = EngineOptions { kv_cache_dtype, ..*options };

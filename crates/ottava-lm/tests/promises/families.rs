@@ -4,6 +4,7 @@ use crate::resume::{self, write_inputs};
 use crate::setup::{Seeded, Training, batch, config, devices, fp8_names_on, recipe};
 use crate::steps;
 use ottava_lm::checkpoint::{FolderWeights, RandomWeights};
+use ottava_lm::layers::Role;
 use ottava_lm::level::Level;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
@@ -252,6 +253,42 @@ fn windows_are_those_of_transformers() {
         [Some(4096), Some(4096), None]
     );
     assert_eq!(window(json!({"model_type": "phi3"})), all(None));
+}
+
+#[test]
+fn norms_of_a_block_have_roles() {
+    let all = all_families();
+    let role = |family: &str, norm: &str| {
+        let (_, sizes) = all.iter().find(|(name, _)| *name == family).unwrap();
+        sizes.names.role_of(&format!("model.layers.1.{norm}.weight")).map(|tensor| tensor.role)
+    };
+    for family in ["gemma2", "gemma3"] {
+        assert_eq!(role(family, "input_layernorm"), Some(Role::AttentionNorm));
+        assert_eq!(role(family, "post_attention_layernorm"), Some(Role::AttentionPostNorm));
+        assert_eq!(role(family, "pre_feedforward_layernorm"), Some(Role::MlpNorm));
+        assert_eq!(role(family, "post_feedforward_layernorm"), Some(Role::MlpPostNorm));
+    }
+    assert_eq!(role("olmo2", "input_layernorm"), None);
+    assert_eq!(role("olmo2", "post_feedforward_layernorm"), Some(Role::MlpPostNorm));
+    assert_eq!(role("mistral", "post_attention_layernorm"), Some(Role::MlpNorm));
+    assert_eq!(role("mistral", ""), None, "a missing norm has no name");
+    assert_eq!(role("phi3", "self_attn.qkv_proj"), Some(Role::Qkv));
+}
+
+#[test]
+fn stretched_rotary_positions_allow_longer_sequences() {
+    let context = |scaling: Value| {
+        config(json!({
+            "model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 1,
+            "num_attention_heads": 4, "max_position_embeddings": 64, "rope_scaling": scaling,
+        }))
+        .context()
+    };
+    assert_eq!(context(Value::Null), 64);
+    assert_eq!(context(json!({"rope_type": "linear", "factor": 2.0})), 64);
+    assert_eq!(context(json!({"rope_type": "dynamic", "factor": 2.5})), 160);
+    assert_eq!(context(json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})), 256);
+    assert_eq!(context(json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8})), 64);
 }
 
 #[test]

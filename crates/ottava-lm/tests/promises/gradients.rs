@@ -506,6 +506,11 @@ fn backward_of_adapters_is_the_gradient() {
         (family("LlamaForCausalLM", false), some(), true),
         (gpt2, Targets::AllLinear, false),
         (family("CohereForCausalLM", true), some(), false),
+        (
+            family("Phi3ForCausalLM", false),
+            Targets::Names(["qkv_proj", "gate_up_proj"].map(String::from).to_vec()),
+            false,
+        ),
     ] {
         keys["num_hidden_layers"] = json!(1);
         let what = format!("{} with adapters for {targets:?}", keys["architectures"]);

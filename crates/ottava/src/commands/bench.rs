@@ -140,8 +140,8 @@ struct Attention {
 /// Time training steps of a known model's shape on random tokens: forward, backward, clipping and the update.
 #[derive(Args)]
 struct Train {
-    /// llama-2-7b, llama-2-13b, llama-30b, llama-3-8b, llama-3-70b, qwen2.5-0.5b, -1.5b, -3b, -7b, qwen3-0.6b, -8b, gpt2, gpt2-xl, or
-    /// command-r-35b.
+    /// llama-2-7b, llama-2-13b, llama-30b, llama-3-8b, llama-3-70b, qwen2.5-0.5b, -1.5b, -3b, -7b, qwen3-0.6b, -8b, gpt2, gpt2-xl, gemma-2-9b,
+    /// phi-3-medium, or command-r-35b.
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
     /// Number of blocks; by default that of the model.

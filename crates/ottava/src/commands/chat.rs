@@ -76,7 +76,7 @@ impl ChatCommand {
 
     /// Tokens of a conversation with an answer.
     fn capacity(&self, sizes: &DecoderConfig) -> usize {
-        self.max_length.min(sizes.max_positions)
+        self.max_length.min(sizes.context())
     }
 
     /// Why there is no room for an answer to a conversation of `tokens`.
@@ -84,7 +84,7 @@ impl ChatCommand {
         let capacity = self.capacity(sizes);
         let limit = match capacity {
             limit if limit == self.max_length => format!("--max-length is {limit}"),
-            limit if limit == sizes.max_positions => format!("the model has {limit} positions"),
+            limit if limit == sizes.context() => format!("the model has {limit} positions"),
             limit => format!("the model's attention sees {limit} tokens"),
         };
         Error::Config(format!(

@@ -70,7 +70,7 @@ impl Generate {
             let prompts = self.tokenize(&prompts, folder, &tokenizer)?;
             // Positions beyond what is asked for would only cost memory.
             let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(1);
-            let most = sizes.max_positions;
+            let most = sizes.context();
             let capacity = longest.saturating_add(self.max_new_tokens).min(most);
             if let Some(long) = prompts.iter().position(|prompt| prompt.ids.len() >= capacity) {
                 let tokens = prompts[long].ids.len();

@@ -100,7 +100,7 @@ impl Serve {
             let sizes = decoder_config(&config)?;
             let (tokenizer, template) = (Tokenizer::load(folder)?, ChatTemplate::load(folder, None, Clock::Now)?);
             tokenizer.check_fits(sizes.vocabulary)?;
-            let most = sizes.max_positions;
+            let most = sizes.context();
             let max_model_len = self.max_model_len.unwrap_or(most);
             if max_model_len > most {
                 let text = format!("--max-model-len is {max_model_len}; the model has {most} positions");

@@ -121,11 +121,11 @@ impl Text {
         let sizes = decoder_config(config)?;
         let tokenizer = Tokenizer::load(folder)?;
         tokenizer.check_fits(sizes.vocabulary)?;
-        let seq_len = self.seq_len.unwrap_or(sizes.max_positions.min(1024));
-        if seq_len > sizes.max_positions {
+        let seq_len = self.seq_len.unwrap_or(sizes.context().min(1024));
+        if seq_len > sizes.context() {
             return Err(Error::Config(format!(
                 "--seq-len is {seq_len}, and config.json gives the model {} positions (`max_position_embeddings`)",
-                sizes.max_positions
+                sizes.context()
             )));
         }
         if self.batch_size.saturating_mul(seq_len) > MAX_TOKENS {

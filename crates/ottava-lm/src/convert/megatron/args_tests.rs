@@ -155,7 +155,7 @@ fn arguments_of_another_model_end_the_conversion_with_their_names() {
     // And keys that the arguments say nothing about.
     for (name, keys) in [
         ("swiglu", json!({"hidden_act": "gelu"})),
-        ("window_size", json!({"use_sliding_window": true, "sliding_window": 32})),
+        ("window_size", json!({"use_sliding_window": true, "sliding_window": 32, "max_window_layers": 0})),
         (
             "use_rope_scaling",
             json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
@@ -181,7 +181,10 @@ fn a_folder_that_says_what_the_arguments_say_is_followed() {
         (llama3(8.0), json!({"use_rope_scaling": true})),
         (llama3(32.0), json!({"use_rope_scaling": true, "rope_scaling_factor": 32.0})),
         (json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), json!({"rotary_seq_len_interpolation_factor": 2})),
-        (json!({"use_sliding_window": true, "sliding_window": 32}), json!({"window_size": [31, 0]})),
+        (
+            json!({"use_sliding_window": true, "sliding_window": 32, "max_window_layers": 0}),
+            json!({"window_size": [31, 0]}),
+        ),
         // Rows that are padding to Megatron.
         (json!({"vocab_size": 31}), json!({})),
     ] {

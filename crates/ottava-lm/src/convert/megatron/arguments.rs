@@ -124,7 +124,7 @@ pub const RULES: &[Rule] = &[
     // Attention.
     rule(
         &["window_size"],
-        Equal("sliding_window (one more than the left side)", |sizes| match sizes.window {
+        Equal("sliding_window (one more than the left side)", |sizes| match sizes.window_at(0) {
             Some(window) => json!([window.saturating_sub(1), 0]),
             None => Value::Null,
         }),

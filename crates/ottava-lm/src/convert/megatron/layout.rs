@@ -116,7 +116,7 @@ pub fn problem(sizes: &DecoderConfig) -> Option<String> {
             differs("it has factors of embedding, residual branches, attention scores or logits")
         }
         () if sizes.unrotated != LayerSet::None => differs("some of its layers have no rotary positions"),
-        () if sizes.window.is_some() && sizes.local != LayerSet::All => {
+        () if (0..sizes.layers).any(|layer| sizes.window_at(layer) != sizes.window_at(0)) => {
             differs("only some of its layers have a window")
         }
         () if !matches!(sizes.rope.kind, RopeKind::Default | RopeKind::Linear { .. } | RopeKind::Llama3 { .. }) => {

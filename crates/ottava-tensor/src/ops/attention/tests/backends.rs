@@ -32,7 +32,7 @@ fn what_cudnn_does_not_take_goes_to_the_plain_kernel_with_a_reason() {
         (
             with(&|s| (s.head_dim, s.value_dim) = (264, 264)),
             false,
-            "heads of a multiple of 8 up to 256, not heads of 264",
+            "heads of a multiple of 8 up to 128, or of 16 up to 256, not heads of 264",
         ),
         (with(&|s| s.value_dim = 64), false, "values of the size of keys, not values of 64 beside keys of 128"),
         (with(&|s| s.causal = false), false, "a causal mask, not attention to later tokens"),

@@ -9,7 +9,7 @@ use crate::{DType, Device, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-/// Casts into existing buffers whose padding is zero.
+/// Casts into existing buffers, and writes zeros into their padding.
 pub(in crate::ops) fn quantize_blocks(
     x: &Tensor,
     how: CurrentScaling,
@@ -19,6 +19,9 @@ pub(in crate::ops) fn quantize_blocks(
 ) {
     if x.is_empty() {
         return;
+    }
+    for codes in out.codes.iter_mut().chain(&mut out.transposed) {
+        codes.fill_zero().expect("host memory");
     }
     let seen = match (x.dtype(), out.format) {
         (DType::F32, DType::E4M3) => codes::<f32, E4M3>(x, how, out),
@@ -81,7 +84,7 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(
 }
 
 fn host(shape: &[usize], dtype: DType) -> Tensor {
-    Tensor::empty(&Device::Cpu, shape, dtype).expect("host memory is not refused")
+    Tensor::zeros(&Device::Cpu, shape, dtype).expect("host memory is not refused")
 }
 
 fn largest<S: Float<Real = f32>>(x: &[S]) -> f32 {
