@@ -154,13 +154,13 @@ const ALIGNED: Condition = Condition {
     takes: "rows and heads that begin at multiples of 16 bytes",
     instead: |case| (!case.is_aligned).then(|| "other offsets".into()),
 };
-// cuDNN 9.14 returns wrong gradients for other sizes.
+// cuDNN 9.14 returns wrong gradients for other sizes, and with heads of 256 may not end.
 const DOCUMENTS_OF_SIXTEENS: Condition = Condition {
     without: None,
-    takes: "documents with heads of a multiple of 16",
+    takes: "documents with heads of a multiple of 16 up to 128",
     instead: |case| {
         let dim = case.spec.head_dim;
-        (case.documents && !dim.is_multiple_of(16)).then(|| format!("heads of {dim}"))
+        (case.documents && (!dim.is_multiple_of(16) || dim > 128)).then(|| format!("heads of {dim}"))
     },
 };
 // The deterministic form would allocate the scores of each document for a whole sequence.

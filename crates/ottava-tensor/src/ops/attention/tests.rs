@@ -100,6 +100,8 @@ fn packed_documents_agree_across_devices() {
         (6, 1, 128, None, None),
         (4, 2, 128, Some(40), None),
         (4, 4, 64, None, Some(2.0)),
+        (4, 2, 128, Some(70), Some(2.0)),
+        // In the plain kernels.
         (4, 2, 256, Some(70), Some(2.0)),
     ] {
         let (seq_len, lengths) = (300, [300, 1, 128, 70, 101, 2, 298]);
