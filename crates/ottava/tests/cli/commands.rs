@@ -299,11 +299,13 @@ fn plan_says_what_runs_on_a_gpu_that_is_not_here() {
     }
     assert!(!hopper.contains("do not run"), "{hopper}");
     assert_eq!(json(&run.succeed(&["plan", "run.toml", "--gpu", "H100", "--json"]))["gpu"]["architecture"], "Hopper");
+    let ada = run.succeed(&["plan", "run.toml", "--gpu", "L40S"]);
+    assert!(ada.contains("compute capability 8.9, not tested") && ada.contains("do not run: gemm"), "{ada}");
     // What runs there is said although the run does not.
-    let ada = ["plan", "run.toml", "--gpu", "L40S"];
-    run.fail(&ada, 1, &["needs early starts of kernels, which NVIDIA L40S"]);
-    let shown = String::from_utf8_lossy(&run.ottava(&ada).stdout).into_owned();
-    assert!(shown.contains("compute capability 8.9, not tested") && shown.contains("do not run: argmax"), "{shown}");
+    let ampere = ["plan", "run.toml", "--gpu", "A100", "--set", "recipe=fp8-delayed"];
+    run.fail(&ampere, 1, &["A100"]);
+    let shown = String::from_utf8_lossy(&run.ottava(&ampere).stdout).into_owned();
+    assert!(shown.contains("compute capability 8.0, not tested"), "{shown}");
     run.fail(&["plan", "run.toml", "--gpu", "V100"], 1, &["there is no GPU `V100`", "H200, A100"]);
 }
 
