@@ -82,10 +82,9 @@ impl ChatCommand {
     /// Why there is no room for an answer to a conversation of `tokens`.
     fn too_long(&self, tokens: usize, sizes: &DecoderConfig) -> Error {
         let capacity = self.capacity(sizes);
-        let limit = match capacity {
-            limit if limit == self.max_length => format!("--max-length is {limit}"),
-            limit if limit == sizes.context() => format!("the model has {limit} positions"),
-            limit => format!("the model's attention sees {limit} tokens"),
+        let limit = match capacity == self.max_length {
+            true => format!("--max-length is {capacity}"),
+            false => format!("the model has {capacity} positions"),
         };
         Error::Config(format!(
             "the conversation has {tokens} tokens, and {limit}, with at least one token of an answer; start a new conversation{}",

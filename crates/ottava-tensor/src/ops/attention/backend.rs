@@ -154,7 +154,7 @@ const ALIGNED: Condition = Condition {
     takes: "rows and heads that begin at multiples of 16 bytes",
     instead: |case| (!case.is_aligned).then(|| "other offsets".into()),
 };
-// cuDNN 9.14 returns wrong gradients for other sizes, and with heads of 256 may not end.
+// cuDNN 9.14 returns wrong gradients for other sizes, and NaN for heads of 256.
 const DOCUMENTS_OF_SIXTEENS: Condition = Condition {
     without: None,
     takes: "documents with heads of a multiple of 16 up to 128",
