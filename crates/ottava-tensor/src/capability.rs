@@ -8,8 +8,6 @@ use std::fmt;
 /// A feature that a kernel or a product may need and that not all GPUs of [`CAPABILITIES`] have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Feature {
-    /// Conversions between FP8 and wider types (`cvt` of `e4m3x2` and `e5m2x2`).
-    Fp8Conversion,
     /// Kernels that start before their predecessor ends (`griddepcontrol`).
     EarlyStart,
     /// Copies of tensor boxes to shared memory by TMA (`cp.async.bulk.tensor`).
@@ -22,13 +20,11 @@ pub enum Feature {
 
 impl Feature {
     /// All features.
-    pub const ALL: [Feature; 5] =
-        [Feature::Fp8Conversion, Feature::EarlyStart, Feature::BulkCopies, Feature::Multicast, Feature::Wgmma];
+    pub const ALL: [Feature; 4] = [Feature::EarlyStart, Feature::BulkCopies, Feature::Multicast, Feature::Wgmma];
 
     /// Its name in error messages.
     pub const fn name(self) -> &'static str {
         match self {
-            Feature::Fp8Conversion => "FP8 conversions",
             Feature::EarlyStart => "early starts of kernels",
             Feature::BulkCopies => "bulk copies (TMA)",
             Feature::Multicast => "multicast in a cluster",
@@ -60,7 +56,7 @@ pub struct Capability {
     pub is_tested: bool,
 }
 
-use Feature::{BulkCopies, EarlyStart, Fp8Conversion, Multicast, Wgmma};
+use Feature::{BulkCopies, EarlyStart, Multicast, Wgmma};
 use Granularity::{Blocks1x128, Blocks128x128, MixedBlocks, Mx, PerRow, PerTensor};
 
 /// All supported compute capabilities, in ascending order.
@@ -84,7 +80,7 @@ pub const CAPABILITIES: &[Capability] = &[
     Capability {
         version: (8, 9),
         architecture: "Ada",
-        features: &[Fp8Conversion],
+        features: &[],
         fp8_products: &[PerTensor],
         shared_bytes: 99 << 10,
         is_tested: false,
@@ -92,7 +88,7 @@ pub const CAPABILITIES: &[Capability] = &[
     Capability {
         version: (9, 0),
         architecture: "Hopper",
-        features: &[Fp8Conversion, EarlyStart, BulkCopies, Multicast, Wgmma],
+        features: &[EarlyStart, BulkCopies, Multicast, Wgmma],
         fp8_products: &[PerTensor, PerRow, Blocks1x128, Blocks128x128, MixedBlocks],
         shared_bytes: 227 << 10,
         is_tested: true,
@@ -100,7 +96,7 @@ pub const CAPABILITIES: &[Capability] = &[
     Capability {
         version: (10, 0),
         architecture: "Blackwell",
-        features: &[Fp8Conversion, EarlyStart, BulkCopies, Multicast],
+        features: &[EarlyStart, BulkCopies, Multicast],
         fp8_products: &[PerTensor, Mx],
         shared_bytes: 227 << 10,
         is_tested: false,
@@ -108,7 +104,7 @@ pub const CAPABILITIES: &[Capability] = &[
     Capability {
         version: (12, 0),
         architecture: "Blackwell",
-        features: &[Fp8Conversion, EarlyStart, BulkCopies],
+        features: &[EarlyStart, BulkCopies],
         fp8_products: &[PerTensor, Mx],
         shared_bytes: 99 << 10,
         is_tested: false,
@@ -175,7 +171,7 @@ mod tests {
     #[test]
     fn what_a_gpu_lacks_is_named() {
         let of = |version| Capability::find(version).unwrap();
-        assert_eq!(of((8, 9)).lacks(&[Wgmma, Fp8Conversion]), [Wgmma]);
+        assert_eq!(of((12, 0)).lacks(&[Wgmma, BulkCopies]), [Wgmma]);
         assert!(of((9, 0)).lacks(&Feature::ALL).is_empty());
         let message = |version, scales| of(version).expect_fp8_product(scales).unwrap_err().to_string();
         assert_eq!(

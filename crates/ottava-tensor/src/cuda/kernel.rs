@@ -30,18 +30,9 @@ pub struct KernelModule {
 }
 
 impl KernelModule {
-    /// What a GPU must have to run it: what its source needs, and FP8 conversions where a macro names an FP8 type.
-    pub fn needs(&self) -> Vec<Feature> {
-        let names_fp8 = self.defines.iter().any(|(_, value)| matches!(*value, "e4m3" | "e5m2"));
-        let conversion = names_fp8.then_some(Feature::Fp8Conversion);
-        let mut needs = self.source.needs.to_vec();
-        needs.extend(conversion.filter(|conversion| !needs.contains(conversion)));
-        needs
-    }
-
     /// Errors with [`Error::Value`] if GPUs of this capability lack something that it needs; `gpu` is the GPU in the message.
     pub(super) fn expect_on(&self, capability: &Capability, gpu: &str) -> Result<()> {
-        let lacks: Vec<_> = capability.lacks(&self.needs()).iter().map(Feature::to_string).collect();
+        let lacks: Vec<_> = capability.lacks(self.source.needs).iter().map(Feature::to_string).collect();
         if lacks.is_empty() {
             return Ok(());
         }

@@ -149,18 +149,63 @@ template <> __device__ __forceinline__ Eight<f32> pack8<f32>(const float* v) {
 PACK(bf16)
 PACK(f16)
 
-// Two FP8 codes, `a` in the low byte: to nearest even, saturating, NaN to 0x7F.
+// FP8 conversions by integer arithmetic, for GPUs below compute capability 8.9; same results as the instructions.
+
+// To nearest even, saturating, NaN to 0x7F. Below the smallest normal number, 2^(1 - BIAS), codes are multiples of a power of two, to which
+// the addition of a float with that last place rounds.
+template <int MANTISSA, int BIAS> __device__ __forceinline__ u32 code_of(float x, u32 largest) {
+    const u32 bits = __float_as_uint(x), sign = bits >> 24 & 0x80, magnitude = bits & 0x7FFFFFFF;
+    if (magnitude > 0x7F800000) return 0x7F;
+    if (magnitude < 128 - BIAS << 23) {
+        const u32 multiples = 151 - BIAS - MANTISSA << 23;
+        return sign | __float_as_uint(__fadd_rn(__uint_as_float(magnitude), __uint_as_float(multiples))) - multiples;
+    }
+    const int shift = 23 - MANTISSA;
+    const u32 rounded = magnitude + (1 << shift - 1) - 1 + (magnitude >> shift & 1);
+    return sign | min((rounded >> shift) - (127 - BIAS << MANTISSA), largest);
+}
+template <class T> __device__ __forceinline__ u32 encode_by_integers(float a, float b);
+template <> __device__ __forceinline__ u32 encode_by_integers<e4m3>(float a, float b) {
+    return code_of<3, 7>(a, 0x7E) | code_of<3, 7>(b, 0x7E) << 8;
+}
+template <> __device__ __forceinline__ u32 encode_by_integers<e5m2>(float a, float b) {
+    return code_of<2, 15>(a, 0x7B) | code_of<2, 15>(b, 0x7B) << 8;
+}
+// Two codes as halves. A half has the exponents of E5M2; those of E4M3 are 8 larger in a half.
+template <class T> __device__ __forceinline__ u32 halves_by_integers(u32 pair);
+template <> __device__ __forceinline__ u32 halves_by_integers<e5m2>(u32 pair) {
+    const u32 bits = __byte_perm(pair, 0, 0x1404);
+    return bits | ((bits & 0x7F00) > 0x7C00 ? 0x7FFF : 0) | ((bits >> 16 & 0x7F00) > 0x7C00 ? 0x7FFFu << 16 : 0);
+}
+template <> __device__ __forceinline__ u32 halves_by_integers<e4m3>(u32 pair) {
+    const u32 bits = __byte_perm(pair, 0, 0x1404), small = bits & 0x80008000 | (bits & 0x7F007F00) >> 1;
+    u32 halves;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(small), "r"(0x5C005C00));
+    return halves | ((bits & 0x7F00) == 0x7F00 ? 0x7FFF : 0) | ((bits >> 16 & 0x7F00) == 0x7F00 ? 0x7FFFu << 16 : 0);
+}
+
+// `encode`: two FP8 codes, `a` in the low byte: to nearest even, saturating, NaN to 0x7F. `halves`: two codes as halves, exactly.
 template <class T> __device__ __forceinline__ u32 encode(float a, float b);
-template <> __device__ __forceinline__ u32 encode<e4m3>(float a, float b) {
-    unsigned short pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
-    return pair;
-}
-template <> __device__ __forceinline__ u32 encode<e5m2>(float a, float b) {
-    unsigned short pair;
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
-    return pair;
-}
+template <class T> __device__ __forceinline__ u32 halves(u32 pair);
+#if __CUDA_ARCH__ >= 890
+#define CONVERSIONS(TYPE)                                                                                              \
+    template <> __device__ __forceinline__ u32 encode<TYPE>(float a, float b) {                                        \
+        unsigned short pair;                                                                                           \
+        asm("cvt.rn.satfinite." #TYPE "x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));                             \
+        return pair;                                                                                                   \
+    }                                                                                                                  \
+    template <> __device__ __forceinline__ u32 halves<TYPE>(u32 pair) {                                                \
+        u32 halves;                                                                                                    \
+        asm("cvt.rn.f16x2." #TYPE "x2 %0, %1;" : "=r"(halves) : "h"((unsigned short)pair));                            \
+        return halves;                                                                                                 \
+    }
+#else
+#define CONVERSIONS(TYPE)                                                                                              \
+    template <> __device__ __forceinline__ u32 encode<TYPE>(float a, float b) { return encode_by_integers<TYPE>(a, b); } \
+    template <> __device__ __forceinline__ u32 halves<TYPE>(u32 pair) { return halves_by_integers<TYPE>(pair); }
+#endif
+CONVERSIONS(e4m3)
+CONVERSIONS(e5m2)
 template <class T> __device__ __forceinline__ uint2 encode8(const float* a) {
     return make_uint2(encode<T>(a[0], a[1]) | encode<T>(a[2], a[3]) << 16,
                       encode<T>(a[4], a[5]) | encode<T>(a[6], a[7]) << 16);
@@ -178,11 +223,9 @@ template <class T> __device__ __forceinline__ uint2 encode8(const float* a) {
     template <> __device__ __forceinline__ void unpack8<TYPE>(const Eight<TYPE>& e, float* v) {                        \
         const u32 words[2] = {e.words.x, e.words.y};                                                                   \
         for (int i = 0; i < 4; i++) {                                                                                  \
-            const unsigned short pair = words[i / 2] >> (i % 2 * 16);                                                  \
-            u32 halves;                                                                                                \
-            asm("cvt.rn.f16x2." #TYPE "x2 %0, %1;" : "=r"(halves) : "h"(pair));                                        \
-            v[2 * i] = load(f16{(unsigned short)halves});                                                              \
-            v[2 * i + 1] = load(f16{(unsigned short)(halves >> 16)});                                                  \
+            const u32 pair = halves<TYPE>(words[i / 2] >> (i % 2 * 16));                                               \
+            v[2 * i] = load(f16{(unsigned short)pair});                                                                \
+            v[2 * i + 1] = load(f16{(unsigned short)(pair >> 16)});                                                    \
         }                                                                                                              \
     }
 CODES(e4m3)

@@ -3,7 +3,7 @@ use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::{Result, Tensor};
 
-kernel_source!("compress" needs [Fp8Conversion]);
+kernel_source!("compress");
 
 impl CompressedTensor {
     /// Addresses of codes and inverse scales, for writing.

@@ -3,7 +3,7 @@ use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::{Result, Tensor};
 
-kernel_source!("gradient_codes" needs [Fp8Conversion]; GROUP);
+kernel_source!("gradient_codes"; GROUP);
 
 /// Blocks that keep a GPU busy. A slice takes one at least.
 const BLOCKS: usize = 1024;

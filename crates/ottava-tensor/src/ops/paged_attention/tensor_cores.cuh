@@ -54,14 +54,9 @@ typedef Operand<KV>::Type M;
 MULTIPLY(bf16)
 MULTIPLY(f16)
 
-__device__ __forceinline__ u32 halves(u32 codes) {
-    u32 pair;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((unsigned short)codes));
-    return pair;
-}
 // Elements 2i and 2i + 1 of a piece.
 template <class T> __device__ __forceinline__ u32 pair_in(const Piece& p, int i) { return p.words[i]; }
-template <> __device__ __forceinline__ u32 pair_in<e4m3>(const Piece& p, int i) { return halves(p.words[i / 2] >> (i % 2 * 16)); }
+template <> __device__ __forceinline__ u32 pair_in<e4m3>(const Piece& p, int i) { return halves<e4m3>(p.words[i / 2] >> (i % 2 * 16)); }
 // Element 2i of two pieces, and element 2i + 1 of both.
 template <class T> __device__ __forceinline__ void interleave(const Piece& a, const Piece& b, int i, u32* even, u32* odd) {
     *even = __byte_perm(a.words[i], b.words[i], 0x5410);
@@ -69,8 +64,8 @@ template <class T> __device__ __forceinline__ void interleave(const Piece& a, co
 }
 template <> __device__ __forceinline__ void interleave<e4m3>(const Piece& a, const Piece& b, int i, u32* even, u32* odd) {
     const u32 codes = __byte_perm(a.words[i / 2], b.words[i / 2], i % 2 ? 0x7362 : 0x5140);
-    *even = halves(codes);
-    *odd = halves(codes >> 16);
+    *even = halves<e4m3>(codes);
+    *odd = halves<e4m3>(codes >> 16);
 }
 
 // Elements of a piece; 16-token tiles that a warp processes at once, for enough bytes in flight; pieces of a lane in a row of K, which four

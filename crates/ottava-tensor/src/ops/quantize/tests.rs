@@ -1,6 +1,7 @@
 use super::*;
+use crate::cuda::{Arg, Kernel, Source};
 use crate::ops::destination::tests::hostile;
-use crate::testing::{Tolerance, normals, parity};
+use crate::testing::{Tolerance, gpu, normals, parity};
 
 fn all_outputs(x: &Tensor, format: DType, scale: &Tensor, copies: CodeCopies) -> Result<Vec<Tensor>> {
     let mut seen = CastStatistics::new(x.device(), 3)?;
@@ -121,4 +122,42 @@ fn special_amaxes_give_the_documented_scales() {
     }
     assert_eq!(scale(3.0, CurrentScaling { power_of_two: true, ..plain }), 128.0);
     assert_eq!(scale(1e-9, CurrentScaling { epsilon: 1.0, ..plain }), 448.0);
+}
+
+static CONVERSIONS: Source = Source {
+    name: "conversions",
+    text: concat!(
+        include_str!("../common.cuh"),
+        r#"
+        __device__ bool same(unsigned short a, unsigned short b) {
+            const float x = load(f16{a}), y = load(f16{b});
+            return a == b || x != x && y != y;
+        }
+        template <class T> __device__ u32 differences_at(u32 bits) {
+            const float x = __uint_as_float(bits), y = __uint_as_float(bits ^ 0x80000001);
+            const u32 a = halves<T>(bits & 0xFFFF), b = halves_by_integers<T>(bits & 0xFFFF);
+            return (encode<T>(x, y) != encode_by_integers<T>(x, y)) + !same(a, b) + !same(a >> 16, b >> 16);
+        }
+        extern "C" __global__ void conversions(u32* differences) {
+            for (u64 i = grid_start(); i < 1ull << 32; i += grid_step()) {
+                const u32 here = differences_at<e4m3>((u32)i) + differences_at<e5m2>((u32)i);
+                if (here) atomicAdd(differences, here);
+            }
+        }
+        "#
+    ),
+    needs: &[],
+    constants: &[],
+};
+
+/// GPUs below compute capability 8.9 convert by integers. For all floats and all pairs of codes, the results are those of the instructions.
+#[test]
+fn conversions_by_integers_are_those_of_the_instructions() {
+    let Some(device) = gpu() else { return };
+    let Device::Cuda(gpu) = &device else { panic!("not a GPU") };
+    let mut differences = Tensor::zeros(&device, &[1], DType::I32).unwrap();
+    let kernel = Kernel { source: &CONVERSIONS, defines: &[], entry: "conversions" };
+    // SAFETY: the kernel writes the one word of `differences`.
+    unsafe { gpu.launch(&kernel, [4096, 1, 1], 256, 0, &[Arg::Ptr(differences.device_ptr_mut())]).unwrap() };
+    assert_eq!(differences.to_vec::<i32>().unwrap(), [0]);
 }

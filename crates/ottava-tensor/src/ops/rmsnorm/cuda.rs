@@ -6,12 +6,12 @@ use crate::ops::quantize::{self, Producer};
 use crate::ops::{SavedActivation, bias};
 use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
-kernel_source!(RMS, "rmsnorm" needs [Fp8Conversion]; STRIP);
-kernel_source!(RMS_FP8, "rmsnorm", "destination.cuh" needs [Fp8Conversion]; STRIP);
-kernel_source!(PLUS_ONE, "rmsnorm" + ADDS_ONE needs [Fp8Conversion]; STRIP);
-kernel_source!(PLUS_ONE_FP8, "rmsnorm", "destination.cuh" + ADDS_ONE needs [Fp8Conversion]; STRIP);
-kernel_source!(LAYER, "rmsnorm" + CENTERED needs [Fp8Conversion]; STRIP);
-kernel_source!(LAYER_FP8, "rmsnorm", "destination.cuh" + CENTERED needs [Fp8Conversion]; STRIP);
+kernel_source!(RMS, "rmsnorm"; STRIP);
+kernel_source!(RMS_FP8, "rmsnorm", "destination.cuh"; STRIP);
+kernel_source!(PLUS_ONE, "rmsnorm" + ADDS_ONE; STRIP);
+kernel_source!(PLUS_ONE_FP8, "rmsnorm", "destination.cuh" + ADDS_ONE; STRIP);
+kernel_source!(LAYER, "rmsnorm" + CENTERED; STRIP);
+kernel_source!(LAYER_FP8, "rmsnorm", "destination.cuh" + CENTERED; STRIP);
 
 /// The kernels by [`NormKind`], and those that write FP8.
 pub(crate) static SOURCES: [&Source; 3] = [&RMS, &PLUS_ONE, &LAYER];

@@ -6,16 +6,16 @@ use crate::ops::quantize::{self, Producer};
 use crate::ops::{CompressedTensor, SavedActivation};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 
-kernel_source!(SWIGLU, "swiglu" needs [Fp8Conversion]);
-kernel_source!(GEGLU_EXACT, "swiglu" + GELU_EXACT needs [Fp8Conversion]);
-kernel_source!(GEGLU_TANH, "swiglu" + GELU_TANH needs [Fp8Conversion]);
-kernel_source!(EXACT, "swiglu" + GELU_EXACT + UNGATED needs [Fp8Conversion]);
-kernel_source!(TANH, "swiglu" + GELU_TANH + UNGATED needs [Fp8Conversion]);
-kernel_source!(SWIGLU_FP8, "swiglu", "destination.cuh" needs [Fp8Conversion]);
-kernel_source!(GEGLU_EXACT_FP8, "swiglu", "destination.cuh" + GELU_EXACT needs [Fp8Conversion]);
-kernel_source!(GEGLU_TANH_FP8, "swiglu", "destination.cuh" + GELU_TANH needs [Fp8Conversion]);
-kernel_source!(EXACT_FP8, "swiglu", "destination.cuh" + GELU_EXACT + UNGATED needs [Fp8Conversion]);
-kernel_source!(TANH_FP8, "swiglu", "destination.cuh" + GELU_TANH + UNGATED needs [Fp8Conversion]);
+kernel_source!(SWIGLU, "swiglu");
+kernel_source!(GEGLU_EXACT, "swiglu" + GELU_EXACT);
+kernel_source!(GEGLU_TANH, "swiglu" + GELU_TANH);
+kernel_source!(EXACT, "swiglu" + GELU_EXACT + UNGATED);
+kernel_source!(TANH, "swiglu" + GELU_TANH + UNGATED);
+kernel_source!(SWIGLU_FP8, "swiglu", "destination.cuh");
+kernel_source!(GEGLU_EXACT_FP8, "swiglu", "destination.cuh" + GELU_EXACT);
+kernel_source!(GEGLU_TANH_FP8, "swiglu", "destination.cuh" + GELU_TANH);
+kernel_source!(EXACT_FP8, "swiglu", "destination.cuh" + GELU_EXACT + UNGATED);
+kernel_source!(TANH_FP8, "swiglu", "destination.cuh" + GELU_TANH + UNGATED);
 
 /// The kernels of each activation, and those that write FP8.
 pub(crate) static SOURCES: [&Source; 5] = [&SWIGLU, &GEGLU_EXACT, &GEGLU_TANH, &EXACT, &TANH];
