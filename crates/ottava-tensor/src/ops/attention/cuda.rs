@@ -1,10 +1,9 @@
 use super::{AttentionBackend, AttentionInput, AttentionSpec};
 use crate::cuda::{
-    Arg, AttentionBackward, AttentionForward, AttentionShape, CudaDevice, DEFAULT_SHARED_BYTES, DocumentPointers,
-    Kernel, ScoreFactors,
+    Arg, AttentionBackward, AttentionForward, AttentionShape, CudaDevice, DocumentPointers, Kernel, ScoreFactors,
 };
 use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
-use crate::{DType, Error, Result, Tensor};
+use crate::{Capability, DType, Error, Result, Tensor};
 use std::sync::Arc;
 
 kernel_source!("attention");
@@ -85,12 +84,17 @@ impl Documents {
     }
 }
 
-fn shared(floats: usize) -> Result<u32> {
-    // The compiler loads four scores at a time, so their number is rounded up to a multiple of four.
-    let bytes = floats.next_multiple_of(4) * size_of::<f32>();
-    if bytes > DEFAULT_SHARED_BYTES {
+/// Bytes for the static shared memory of a kernel.
+const STATIC_BYTES: usize = 1024;
+
+fn shared(gpu: &CudaDevice, floats: usize) -> Result<u32> {
+    // The compiler loads four scores at a time, so their number is rounded up to a multiple of four. A launch that exceeds the default with
+    // its static part raises the limit.
+    let bytes = floats.next_multiple_of(4) * size_of::<f32>() + STATIC_BYTES;
+    if bytes > Capability::find(gpu.capability())?.shared_bytes - STATIC_BYTES {
         return Err(Error::Value(format!(
-            "attention: {floats} scores do not fit in shared memory; use bfloat16 and a head size that is a multiple of 8 up to 256"
+            "attention: {floats} scores do not fit in shared memory; use bfloat16 and a head size that is a multiple of 8 up to 256, and \
+             with packed documents up to 128"
         )));
     }
     Ok(bytes as u32)
@@ -164,7 +168,7 @@ pub(super) fn attention(
     let args = call.args(&[o.device_ptr_mut(), lse.device_ptr_mut(), q, k, v].map(Arg::Ptr));
     let grid = grid(input.query_len(), spec.heads, input.batch);
     // SAFETY: as above; the kernel keeps documents within their sequence; shared memory holds one score per key.
-    unsafe { gpu.launch(&call.kernel("attention"), grid, BLOCK, shared(input.key_len())?, &args) }
+    unsafe { gpu.launch(&call.kernel("attention"), grid, BLOCK, shared(gpu, input.key_len())?, &args) }
 }
 
 pub(super) fn attention_backward(
@@ -199,11 +203,11 @@ pub(super) fn attention_backward(
     unsafe { gpu.launch(&call.kernel("row_products"), of_queries, BLOCK, 0, &args)? };
     let read = [q, k, v, d_o.device_ptr(), lse.device_ptr(), delta.device_ptr()].map(Arg::Ptr);
     let args = call.args(&[&[Arg::Ptr(dq)], read.as_slice()].concat());
-    let bytes = shared(input.key_len())?;
+    let bytes = shared(gpu, input.key_len())?;
     // SAFETY: all sizes are those of the spec and the input; shared memory holds one value per key.
     unsafe { gpu.launch(&call.kernel("attention_dq"), of_queries, BLOCK, bytes, &args)? };
     let args = call.args(&[&[Arg::Ptr(dk), Arg::Ptr(dv)], read.as_slice()].concat());
-    let (of_keys, bytes) = (grid(input.key_len(), spec.kv_heads, input.batch), shared(2 * input.query_len())?);
+    let (of_keys, bytes) = (grid(input.key_len(), spec.kv_heads, input.batch), shared(gpu, 2 * input.query_len())?);
     // SAFETY: as above; shared memory holds two values per query.
     unsafe { gpu.launch(&call.kernel("attention_dkv"), of_keys, BLOCK, bytes, &args) }
 }

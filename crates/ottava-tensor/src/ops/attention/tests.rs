@@ -54,6 +54,8 @@ fn attention_agrees_across_devices() {
         Fused::new(3, 64, 4, 4, 32),
         Fused::new(1, 200, 2, 2, 128),
         Fused::new(1, 37, 3, 1, 6),
+        // More scores than fit in the shared memory that kernels have by default.
+        Fused::new(1, 7000, 1, 1, 8),
     ] {
         for (dtype, deterministic) in [(DType::F32, false), (DType::BF16, false), (DType::BF16, true)] {
             let l = l.with_deterministic(deterministic);
