@@ -6,7 +6,7 @@ use super::request::{EngineOptions, EngineStats, Event, FinishReason, RequestId,
 use super::sampler;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
-use crate::models::{Decoder, InferenceBatch, KvCache, KvGroup, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
+use crate::models::{Decoder, InferenceBatch, KvCache, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
 use ottava_tensor::ops::{Draw, Draws, sample};
 use ottava_tensor::{Device, Tensor};
 use std::collections::VecDeque;
@@ -49,14 +49,6 @@ enum BatchKind {
 /// A token that was drawn: number in `running`, token, and its log-probability if requested.
 type Drawn = (usize, u32, Option<TokenLogprob>);
 
-/// The groups of a model's attention layers, and the number of blocks of each in a cache for `options`.
-pub(super) fn kv_groups(model: &Decoder, options: &EngineOptions) -> Vec<(KvGroup, usize)> {
-    let EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk, .. } = *options;
-    let blocks = |group: &KvGroup| Pools::blocks_for(group.window, kv_cache_tokens, max_batch, prefill_chunk);
-    let groups = model.kv_groups(max_model_len).into_iter();
-    groups.map(|group| (group.clone(), blocks(&group))).collect()
-}
-
 impl Engine {
     /// An engine for `model`, whose weights are cast. Where its recipe scales operands by the amax of their tensor, each token gets a scale
     /// of its own.
@@ -75,7 +67,8 @@ impl Engine {
         }
         let scales_by_token = model.scale_by_token()?;
         let dtype = kv_cache_dtype.resolve(model.recipe().compute);
-        let groups = kv_groups(&model, options);
+        let groups = model.kv_groups(max_model_len).into_iter();
+        let groups: Vec<_> = groups.map(|group| (group.clone(), options.blocks_of(&group))).collect();
         let cache = model.kv_cache(&groups, BLOCK_SIZE, dtype)?;
         let pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), prefill_chunk);
         let stats = EngineStats { kv_blocks: pools.all(), ..EngineStats::default() };

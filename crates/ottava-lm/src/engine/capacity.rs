@@ -1,11 +1,10 @@
 //! Sizes an engine for given requests within the memory of its device.
 
-use super::batching::kv_groups;
-use super::blocks::BLOCK_SIZE;
+use super::blocks::{BLOCK_SIZE, Pools};
 use super::request::{EngineOptions, KvCacheDtype};
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::models::Decoder;
+use crate::models::{Decoder, KvGroup};
 use ottava_tensor::Device;
 
 /// Requests computed at once. On a CPU, larger batches do not make products of few rows cheaper.
@@ -35,9 +34,10 @@ impl EngineOptions {
             EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk: PREFILL_CHUNK, kv_cache_dtype }
         };
         let dtype = kv_cache_dtype.resolve(model.recipe().compute);
+        let groups = model.kv_groups(max_model_len);
         let bytes = |blocks: usize| -> usize {
-            let groups = kv_groups(model, &of(blocks)).into_iter();
-            groups.map(|(group, blocks)| blocks * model.kv_block_bytes(&group, BLOCK_SIZE, dtype)).sum()
+            let of_group = |group| of(blocks).blocks_of(group) * model.kv_block_bytes(group, BLOCK_SIZE, dtype);
+            groups.iter().map(of_group).sum()
         };
         let available = available(model.device())?;
         let wanted: usize = blocks.iter().take(max_batch).sum::<usize>().max(1);
@@ -56,6 +56,11 @@ impl EngineOptions {
             )));
         }
         Ok(of(fitting.max(1)))
+    }
+
+    /// The number of blocks of a group of attention layers.
+    pub(super) fn blocks_of(&self, group: &KvGroup) -> usize {
+        Pools::blocks_for(group.window, self.kv_cache_tokens, self.max_batch, self.prefill_chunk)
     }
 }
 

@@ -2,7 +2,7 @@
 //! `scripts/make_referee.py` records the files.
 
 use crate::setup::{
-    devices, gradients, kv_cache, largest_error, logits, losses_and_gradients_of, next_logits, recipe, relative_error,
+    devices, gradients, greedy_text, largest_error, logits, losses_and_gradients_of, recipe, relative_error,
 };
 use ottava_lm::context::Sequences;
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
@@ -155,16 +155,7 @@ fn greedy_text_is_that_of_generate() {
         let expected: Vec<u32> = expected.to_vec::<i32>().unwrap().into_iter().map(|id| id as u32).collect();
         for device in devices() {
             let decoder = recorded.decoder(&device);
-            let mut cache = kv_cache(&decoder, expected.len());
-            let (mut text, mut new) = (expected[..12].to_vec(), 12);
-            while text.len() < expected.len() {
-                let logits = values(&next_logits(&decoder, &mut cache, &text, new));
-                let last = &logits[logits.len() - decoder.config().vocabulary..];
-                let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
-                text.push(best as u32);
-                new = 1;
-            }
-            assert_eq!(text, expected, "{name} on {device}");
+            assert_eq!(greedy_text(&decoder, &expected[..12], expected.len()), expected, "{name} on {device}");
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Muon and Lion train, as published, whatever ranks divide, wherever states are stored, in every format.
 
 use crate::resume::write_inputs;
-use crate::setup::{Seeded, batch, devices, linear, on_ranks, recipe, relative_error, tiny_llama};
-use ottava_lm::checkpoint::{FolderTemplate, FolderWeights, Progress, Saver, training};
+use crate::setup::{Seeded, batch, devices, linear, on_ranks, progress, recipe, relative_error, tiny_llama};
+use ottava_lm::checkpoint::{FolderTemplate, FolderWeights, Saver, training};
 use ottava_lm::config::{OptimizerName, RunConfig};
-use ottava_lm::data::{Batch, LoaderState};
+use ottava_lm::data::Batch;
 use ottava_lm::level::{Level, Masters, Share, States};
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::{Mode, StepPrecision};
@@ -238,16 +238,6 @@ fn a_checkpoint_resumes_on_other_ranks() {
         let template = |inputs: &Path| FolderTemplate::read(inputs, inputs, &[0]).unwrap();
         let sizes = decoder_config(&template(&inputs).config).unwrap();
         let setting = Setting { name, recipe: RecipeName::Fp8Delayed, level, zero: Zero::Weights };
-        let progress = |model: &mut Decoder| Progress {
-            step: 2,
-            tokens: 0,
-            loader: LoaderState::start(0),
-            data: String::new(),
-            config: String::new(),
-            scaling_slots: model.scaling().names(),
-            loss_scale: None,
-            pending: None,
-        };
         let its_sizes = sizes.clone();
         let expected = on_ranks(2, move |comm| {
             let mut rank = Rank::new(&its_sizes, setting, comm, &mut Seeded { std: 0.1 });
@@ -255,7 +245,7 @@ fn a_checkpoint_resumes_on_other_ranks() {
             (0..2).for_each(|step| rank.update(step, name));
             let mut saver = Saver::new(inputs.join("checkpoints"), 0);
             let Rank { ranks, model, optimizer, partition } = &mut rank;
-            let progress = progress(model);
+            let progress = progress(2, model);
             let nothing = || Ok(Vec::new());
             saver.begin(&progress, &template(&inputs), model, &mut **optimizer, partition, nothing).unwrap();
             saver.finish(ranks).unwrap();
@@ -268,7 +258,7 @@ fn a_checkpoint_resumes_on_other_ranks() {
             let resumed = on_ranks(ranks, move |comm| {
                 let weights = &mut FolderWeights::open(&checkpoint).unwrap();
                 let mut rank = Rank::new(&sizes, Setting { zero, ..setting }, comm, weights);
-                let progress = progress(&mut rank.model);
+                let progress = progress(2, &mut rank.model);
                 training::restore(&checkpoint, &progress, &mut rank.model, &mut *rank.optimizer).unwrap();
                 assert_eq!(rank.optimizer.steps(), 2);
                 rank.partition.quantize_weights(&mut rank.model).unwrap();

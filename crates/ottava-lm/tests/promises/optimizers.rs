@@ -1,10 +1,10 @@
 //! An optimizer that knows nothing of ranks, casts and checkpoints trains with all of them.
 
 use crate::resume::write_inputs;
-use crate::setup::{Seeded, batch, on_ranks, recipe};
+use crate::setup::{Seeded, batch, on_ranks, progress, recipe};
 use ottava_lm::Result;
-use ottava_lm::checkpoint::{FolderTemplate, FolderWeights, Progress, Saver, training};
-use ottava_lm::data::{Batch, LoaderState};
+use ottava_lm::checkpoint::{FolderTemplate, FolderWeights, Saver, training};
+use ottava_lm::data::Batch;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig, decoder_config};
 use ottava_lm::optim::{Optimizer, Per, StateTensor, Updated};
@@ -193,16 +193,6 @@ fn an_optimizer_of_any_kind_resumes_from_a_checkpoint() {
         write_inputs(folder.path());
         let (sizes, inputs) = (sizes(folder.path()), folder.path().to_path_buf());
         let (halfway, recipe) = (2, RecipeName::Fp8Delayed);
-        let progress = move |model: &mut Decoder| Progress {
-            step: halfway,
-            tokens: 0,
-            loader: LoaderState::start(0),
-            data: String::new(),
-            config: String::new(),
-            scaling_slots: model.scaling().names(),
-            loss_scale: None,
-            pending: None,
-        };
         let (checkpoints, its_sizes) = (inputs.join("checkpoints"), sizes.clone());
         let expected = alike_on_ranks(2, move |comm| {
             let mut rank = Rank::new(&its_sizes, recipe, zero, comm, &mut Seeded { std: 0.1 });
@@ -211,7 +201,7 @@ fn an_optimizer_of_any_kind_resumes_from_a_checkpoint() {
             let template = FolderTemplate::read(&inputs, &inputs, &[0]).unwrap();
             let mut saver = Saver::new(checkpoints.clone(), 0);
             let Rank { ranks, model, optimizer, work } = &mut rank;
-            let progress = progress(model);
+            let progress = progress(halfway, model);
             let nothing = || Ok(Vec::new());
             saver.begin(&progress, &template, model, optimizer, work.partition(), nothing).unwrap();
             saver.finish(ranks).unwrap();
@@ -222,7 +212,7 @@ fn an_optimizer_of_any_kind_resumes_from_a_checkpoint() {
         let resumed = alike_on_ranks(2, move |comm| {
             let weights = &mut FolderWeights::open(&checkpoint).unwrap();
             let mut rank = Rank::new(&sizes, recipe, zero, comm, weights);
-            let progress = progress(&mut rank.model);
+            let progress = progress(halfway, &mut rank.model);
             training::restore(&checkpoint, &progress, &mut rank.model, &mut rank.optimizer).unwrap();
             assert_eq!(rank.optimizer.steps(), halfway);
             rank.cast_weights();

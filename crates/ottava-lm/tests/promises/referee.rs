@@ -2,8 +2,7 @@
 //! `tests/data/README.md` says where the numbers come from.
 
 use crate::setup::{
-    Training, devices, gradients, kv_cache, largest_error, logits, losses_and_gradients, next_logits, recipe,
-    relative_error,
+    Training, devices, gradients, greedy_text, largest_error, logits, losses_and_gradients, recipe, relative_error,
 };
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
 use ottava_lm::param::{FolderLayout, FolderTensor, Init, MemoryPolicy, Purpose, Shard, WeightSource};
@@ -145,16 +144,7 @@ fn greedy_text_is_that_of_pytorch() {
         let expected: Vec<u32> = expected.into_iter().map(|id| id as u32).collect();
         for device in devices() {
             let decoder = decoder(model, RecipeName::Fp32, &device);
-            let mut cache = kv_cache(&decoder, expected.len());
-            let (mut text, mut new) = (expected[..4].to_vec(), 4);
-            while text.len() < expected.len() {
-                let logits = values(&next_logits(&decoder, &mut cache, &text, new));
-                let last = &logits[logits.len() - decoder.config().vocabulary..];
-                let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
-                text.push(best as u32);
-                new = 1;
-            }
-            assert_eq!(text, expected, "{model} on {device}");
+            assert_eq!(greedy_text(&decoder, &expected[..4], expected.len()), expected, "{model} on {device}");
         }
     }
 }

@@ -1,6 +1,8 @@
 //! What the families share: small models, seeded weights and data, a plain training loop.
 
+use ottava_lm::checkpoint::Progress;
 use ottava_lm::context::{Context, Sequences};
+use ottava_lm::data::LoaderState;
 use ottava_lm::layers::{
     Block, BlockSaved, Branch, BranchSaved, Linear, LinearConfig, Norm, NormSaved, OperandCast, SavedOperand,
 };
@@ -307,6 +309,20 @@ pub fn next_logits(
     decoder.logits(&hidden, &Tensor::from_slice(decoder.device(), &[new], &rows).expect("memory")).expect("logits")
 }
 
+/// `prompt` and the most likely tokens after it, `tokens` in all, through the paged cache: the prompt in one pass, then token by token.
+pub fn greedy_text(decoder: &Decoder, prompt: &[u32], tokens: usize) -> Vec<u32> {
+    let mut cache = kv_cache(decoder, tokens);
+    let (mut text, mut new) = (prompt.to_vec(), prompt.len());
+    while text.len() < tokens {
+        let logits = values(&next_logits(decoder, &mut cache, &text, new));
+        let last = &logits[logits.len() - decoder.config().vocabulary..];
+        let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).expect("a vocabulary");
+        text.push(best as u32);
+        new = 1;
+    }
+    text
+}
+
 /// Logits of all tokens of one sequence.
 pub fn logits(decoder: &Decoder, ids: &Tensor) -> Tensor {
     let ids: Vec<u32> = ids.to_vec::<i32>().expect("ids").into_iter().map(|id| id as u32).collect();
@@ -533,4 +549,18 @@ pub fn relative_error(a: &[f64], b: &[f64]) -> f64 {
 pub fn largest_error(a: &[f64], b: &[f64]) -> f64 {
     let apart = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     if apart == 0.0 { 0.0 } else { apart / b.iter().fold(0.0, |m: f64, b| m.max(b.abs())) }
+}
+
+/// The progress of a run after `step` steps, without data.
+pub fn progress(step: u64, model: &mut Decoder) -> Progress {
+    Progress {
+        step,
+        tokens: 0,
+        loader: LoaderState::start(0),
+        data: String::new(),
+        config: String::new(),
+        scaling_slots: model.scaling().names(),
+        loss_scale: None,
+        pending: None,
+    }
 }

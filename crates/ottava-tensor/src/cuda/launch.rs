@@ -51,8 +51,9 @@ impl CudaDevice {
         shared_bytes: u32,
         args: &[Arg],
     ) -> Result<()> {
-        let starts_early = Capability::find(self.capability())?.features.contains(&Feature::EarlyStart);
-        let start = if starts_early && self.has_constant_weights() { Start::Early } else { Start::InOrder };
+        let starts_early =
+            self.has_constant_weights() && Capability::find(self.capability())?.features.contains(&Feature::EarlyStart);
+        let start = if starts_early { Start::Early } else { Start::InOrder };
         // SAFETY: the caller's promise.
         unsafe { self.launch_at(start, kernel, grid, block, shared_bytes, args) }
     }

@@ -157,11 +157,10 @@ impl Skinny {
             fits.then_some(TensorMap { address: t.device_ptr(), rows, row_bytes: k * size, pitch, box_rows })
         };
         let (a, b) = (map(x, m, rows)?, map(y, n, LINES)?);
-        let runs = Capability::find(gpu.capability()).is_ok_and(|known| known.lacks(SKINNY.needs).is_empty());
-        let fits = runs
-            && gpu.has_constant_weights()
+        let fits = gpu.has_constant_weights()
             && y.dtype() == x.dtype()
-            && (x.dtype().is_fp8() || m <= MOST_PLAIN_ROWS);
+            && (x.dtype().is_fp8() || m <= MOST_PLAIN_ROWS)
+            && Capability::find(gpu.capability()).is_ok_and(|known| known.lacks(SKINNY.needs).is_empty());
         fits.then_some(Skinny { defines, entry, rows: m, columns: n, a, b, scales })
     }
 

@@ -74,19 +74,26 @@ pub(super) fn head_norm_backward(
     dx: &mut Tensor,
     [dq, dk]: [&mut Tensor; 2],
 ) -> Result<()> {
-    if layout.scope == NormScope::Projection {
-        return projection_norm_backward(gpu, [dy, x], weights, layout, eps, dx, [dq, dk]);
-    }
     let rows = x.shape()[0];
-    let (lanes, grid) = shape(gpu, &[dy, x, dx, weights.q, weights.k], rows, layout);
-    let parts = match layout.kind {
-        NormKind::Rms | NormKind::RmsPlusOne => grid[0] as usize,
-        NormKind::Layer => grid[0] as usize * groups(lanes) / layout.all(),
+    let (entry, grid, parts, sizes) = match layout.scope {
+        NormScope::Projection => {
+            let grid = launch::readers(gpu, rows);
+            let sizes = [&[Arg::I32(rows as i32)], widths(layout, eps).as_slice()].concat();
+            ("projection_norm_backward", grid, grid[0] as usize, sizes)
+        }
+        NormScope::Head => {
+            let (lanes, grid) = shape(gpu, &[dy, x, dx, weights.q, weights.k], rows, layout);
+            let parts = match layout.kind {
+                NormKind::Rms | NormKind::RmsPlusOne => grid[0] as usize,
+                NormKind::Layer => grid[0] as usize * groups(lanes) / layout.all(),
+            };
+            ("head_norm_backward", grid, parts, sizes(rows, layout, lanes, eps).to_vec())
+        }
     };
     let partial = |len| Tensor::empty(x.device(), &[parts, len], DType::F32);
     let [of_q, of_k] = layout.weights();
     let (mut partial_q, mut partial_k) = (partial(of_q)?, partial(of_k)?);
-    let kernel = Kernel { source: source(layout), defines: launch::storage(x.dtype())?, entry: "head_norm_backward" };
+    let kernel = Kernel { source: source(layout), defines: launch::storage(x.dtype())?, entry };
     let pointers = [
         dx.device_ptr_mut(),
         partial_q.device_ptr_mut(),
@@ -97,10 +104,9 @@ pub(super) fn head_norm_backward(
         weights.k.device_ptr(),
     ]
     .map(Arg::Ptr);
-    let args = [pointers.as_slice(), &sizes(rows, layout, lanes, eps)].concat();
-    // SAFETY: as in `head_norm`, for `dy` and `dx` as well; the partial sums have a row per
-    // block, or for each group of threads of a head.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args)? };
+    // SAFETY: as in `head_norm` and `projection_norm`, for `dy` and `dx` as well; the partial sums have a row per block, or for each group
+    // of threads of a head.
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &[pointers.as_slice(), &sizes].concat())? };
     bias::add_partial_sums(gpu, &partial_q, dq)?;
     bias::add_partial_sums(gpu, &partial_k, dk)
 }
@@ -124,37 +130,4 @@ fn projection_norm(
     let args = [pointers.as_slice(), &widths(layout, eps)].concat();
     // SAFETY: `x` and `y` have a row of all heads per block and the weights are as `layout` says, checked by the op.
     unsafe { gpu.launch(&kernel, [x.shape()[0] as u32, 1, 1], BLOCK, 0, &args) }
-}
-
-fn projection_norm_backward(
-    gpu: &CudaDevice,
-    [dy, x]: [&Tensor; 2],
-    weights: HeadNormWeights,
-    layout: HeadNormLayout,
-    eps: f64,
-    dx: &mut Tensor,
-    [dq, dk]: [&mut Tensor; 2],
-) -> Result<()> {
-    let rows = x.shape()[0];
-    let grid = launch::readers(gpu, rows);
-    let partial = |len| Tensor::empty(x.device(), &[grid[0] as usize, len], DType::F32);
-    let [of_q, of_k] = layout.weights();
-    let (mut partial_q, mut partial_k) = (partial(of_q)?, partial(of_k)?);
-    let entry = "projection_norm_backward";
-    let kernel = Kernel { source: source(layout), defines: launch::storage(x.dtype())?, entry };
-    let pointers = [
-        dx.device_ptr_mut(),
-        partial_q.device_ptr_mut(),
-        partial_k.device_ptr_mut(),
-        dy.device_ptr(),
-        x.device_ptr(),
-        weights.q.device_ptr(),
-        weights.k.device_ptr(),
-    ]
-    .map(Arg::Ptr);
-    let args = [pointers.as_slice(), &[Arg::I32(rows as i32)], &widths(layout, eps)].concat();
-    // SAFETY: as in `projection_norm`, for `dy` and `dx` as well; the partial sums have a row per block.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args)? };
-    bias::add_partial_sums(gpu, &partial_q, dq)?;
-    bias::add_partial_sums(gpu, &partial_k, dk)
 }

@@ -5,8 +5,13 @@ use crate::ops::{CastScale, CastStatistics, CodeCopies, Fp8Output, Output, add, 
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device, Tensor};
 
+fn plus_one(weight: &Tensor) -> NormWeights<'_> {
+    NormWeights { kind: NormKind::RmsPlusOne, weight, bias: None }
+}
+
 #[test]
 fn rmsnorm_agrees_across_devices() {
+    let kinds: [fn(&Tensor) -> NormWeights; 2] = [|weight| NormWeights::rms(weight), plus_one];
     for (t, c) in [(1, 1), (3, 7), (5, 257), (129, 1000), (300, 72)] {
         for dtype in [DType::F32, DType::BF16] {
             let inputs = [
@@ -17,40 +22,15 @@ fn rmsnorm_agrees_across_devices() {
             ];
             // Sums over a row or column in another order can change a rounding by one step.
             let steps = if dtype == DType::F32 { 32.0 } else { 1.0 };
-            parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
-                let (y, rstd) = rmsnorm(&x[0], &x[1], 1e-6)?;
-                let mut dweight = x[3].duplicate()?;
-                let dx =
-                    norm_backward(&x[2], &x[0], NormWeights::rms(&x[1]), &rstd, &mut dweight, NormBackward::default())?;
-                Ok(vec![y, rstd, dx, dweight])
-            });
-        }
-    }
-}
-
-fn plus_one(weight: &Tensor) -> NormWeights<'_> {
-    NormWeights { kind: NormKind::RmsPlusOne, weight, bias: None }
-}
-
-#[test]
-fn rmsnorm_by_one_plus_its_weight_agrees_across_devices() {
-    for (t, c) in [(1, 1), (3, 7), (5, 257), (129, 1000), (300, 72)] {
-        for dtype in [DType::F32, DType::BF16] {
-            let inputs = [
-                normals("x", &[t, c], dtype),
-                normals("w", &[c], dtype),
-                normals("dy", &[t, c], dtype),
-                normals("s", &[c], DType::F32),
-            ];
-            // As in `rmsnorm_agrees_across_devices`.
-            let steps = if dtype == DType::F32 { 32.0 } else { 1.0 };
-            parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
-                let (y, rstd) = norm_to(&x[0], plus_one(&x[1]), 1e-6, Output::Plain)?;
-                let mut dweight = x[3].duplicate()?;
-                let options = NormBackward::default();
-                let dx = norm_backward(&x[2], &x[0], plus_one(&x[1]), &rstd, &mut dweight, options)?;
-                Ok(vec![y.plain().unwrap(), rstd, dx, dweight])
-            });
+            for weights in kinds {
+                parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
+                    let (y, rstd) = norm_to(&x[0], weights(&x[1]), 1e-6, Output::Plain)?;
+                    let mut dweight = x[3].duplicate()?;
+                    let options = NormBackward::default();
+                    let dx = norm_backward(&x[2], &x[0], weights(&x[1]), &rstd, &mut dweight, options)?;
+                    Ok(vec![y.plain().unwrap(), rstd, dx, dweight])
+                });
+            }
         }
     }
 }
