@@ -4,7 +4,7 @@ use super::launch;
 use super::{
     adamw, add, argmax, attention, bias, cast, checksum, column_scales, compress, cross_entropy, delayed_scaling,
     descend, embedding, gemm, global_norm, gradient_codes, head_norm, momentum, newton_schulz, paged_attention,
-    quantize, random, rmsnorm, rope, sample, scaled, swiglu, transpose,
+    quantize, random, rmsnorm, rope, sample, scaled, sum_parts, swiglu, transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 use crate::{Capability, Feature};
@@ -15,7 +15,7 @@ pub fn kernels() -> Vec<KernelModule> {
     fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
         variants.into_iter().map(move |defines| KernelModule { source, defines })
     }
-    let typed: [&'static Source; 9] = [
+    let typed: [&'static Source; 11] = [
         &add::SOURCE,
         &bias::SOURCE,
         &column_scales::SOURCE,
@@ -23,8 +23,10 @@ pub fn kernels() -> Vec<KernelModule> {
         &cross_entropy::SOURCE,
         &cross_entropy::CAPPED,
         &embedding::SOURCE,
+        &embedding::PART,
         &gemm::SOURCE,
         &gradient_codes::SOURCE,
+        &sum_parts::SOURCE,
     ];
     let norms = head_norm::SOURCES.into_iter().chain(rmsnorm::SOURCES);
     let (typed, producers) = (

@@ -34,6 +34,7 @@ mod rmsnorm;
 mod rope;
 mod sample;
 mod scaled;
+mod sum_parts;
 mod swiglu;
 mod transpose;
 
@@ -49,11 +50,13 @@ pub use cast::cast;
 pub use checksum::checksums;
 pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unscale_columns};
 pub use compress::{CompressedTensor, SavedActivation, compress, decompress};
-pub use cross_entropy::{IGNORE_INDEX, cap_logits, cross_entropy, cross_entropy_gradient};
+pub use cross_entropy::{
+    IGNORE_INDEX, cap_logits, cross_entropy, cross_entropy_gradient, merge_losses, partial_gradient, partial_losses,
+};
 pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite, delayed_scaling};
 pub use descend::{DescendParameter, descend, descend_amax};
 pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
-pub use embedding::{embedding, embedding_gradient};
+pub use embedding::{embedding, embedding_gradient, embedding_of_part, embedding_of_part_gradient};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
 pub use global_norm::{global_norm, root_of_sum, sum_of_squares};
 pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes};
@@ -70,6 +73,7 @@ pub use rmsnorm::{NormBackward, NormKind, NormWeights, norm_backward, norm_to, r
 pub use rope::{Angles, RopeLayout, RopePairs, Rotation, rope, rope_table, rope_to};
 pub use sample::{Adjustment, Draw, Draws, sample};
 pub use scaled::{scaled, scaled_by, split, unscaled};
+pub use sum_parts::sum_parts;
 pub use swiglu::{
     Activation, Gelu, activation, activation_backward, activation_backward_to, activation_compressing, activation_to,
 };

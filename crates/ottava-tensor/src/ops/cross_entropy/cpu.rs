@@ -1,6 +1,6 @@
 use super::IGNORE_INDEX;
-use crate::Tensor;
 use crate::element::{Float, Real, with_float};
+use crate::{DType, Tensor};
 use rayon::prelude::*;
 
 /// `soft_cap · tanh(logit / soft_cap)`, or the logit without a cap.
@@ -53,8 +53,20 @@ fn row_gradient<S: Float>(logits: &mut [S], target: i32, scale: S::Real, cap: Op
     }
     let (lse, target) = (log_sum_exp(logits, cap), target as usize);
     let loss = lse - capped(logits[target].load(), cap);
+    replace_by_gradient(logits, Some(target), lse, scale, cap);
+    loss
+}
+
+/// `scale · (e^(logit - lse) - onehot(target))`, times the slope of the cap.
+fn replace_by_gradient<S: Float>(
+    logits: &mut [S],
+    target: Option<usize>,
+    lse: S::Real,
+    scale: S::Real,
+    cap: Option<S::Real>,
+) {
     for (v, logit) in logits.iter_mut().enumerate() {
-        let onehot = S::Real::of(f64::from(v == target));
+        let onehot = S::Real::of(f64::from(Some(v) == target));
         let value = capped(logit.load(), cap);
         let gradient = ((value - lse).exp() - onehot) * scale;
         *logit = S::store(match cap {
@@ -62,7 +74,67 @@ fn row_gradient<S: Float>(logits: &mut [S], target: i32, scale: S::Real, cap: Op
             None => gradient,
         });
     }
-    loss
+}
+
+/// The column of a target in the logits of `columns` tokens from `first` on.
+fn column_of(target: i32, first: usize, columns: usize) -> Option<usize> {
+    (target as usize).checked_sub(first).filter(|column| *column < columns)
+}
+
+pub(super) fn partial_losses(
+    logits: &Tensor,
+    targets: &Tensor,
+    first: usize,
+    soft_cap: Option<f64>,
+    partial: &mut Tensor,
+) {
+    let columns = logits.shape()[1];
+    with_float!(logits.dtype(), S => {
+        let cap = soft_cap.map(<S as Float>::Real::of);
+        let rows = logits.host::<S>().par_chunks(columns).zip(targets.host::<i32>());
+        partial.host_mut::<<S as Float>::Real>().par_chunks_mut(2).zip(rows).for_each(|(partial, (logits, &target))| {
+            let own = (target != IGNORE_INDEX).then(|| column_of(target, first, columns)).flatten();
+            partial[0] = log_sum_exp(logits, cap);
+            partial[1] = own.map_or_else(Default::default, |column| capped(logits[column].load(), cap));
+        });
+    });
+}
+
+pub(super) fn merge_losses(partial: &Tensor, targets: &Tensor, losses: &mut Tensor, lse: &mut Tensor) {
+    fn merge<R: Real>(partial: &[R], targets: &[i32], losses: &mut [R], lse: &mut [R]) {
+        let tokens = targets.len();
+        for (t, &target) in targets.iter().enumerate() {
+            let of_part = partial[2 * t..].chunks(2).step_by(tokens);
+            let largest = of_part.clone().map(|part| part[0]).reduce(|a, b| if b > a { b } else { a }).expect("a part");
+            let sum: f64 = of_part.clone().map(|part| (part[0] - largest).exp().to_f64()).sum();
+            lse[t] = largest + R::of(sum).ln();
+            let at_target: f64 = of_part.map(|part| part[1].to_f64()).sum();
+            losses[t] = if target == IGNORE_INDEX { R::default() } else { lse[t] - R::of(at_target) };
+        }
+    }
+    match partial.dtype() {
+        DType::F64 => merge::<f64>(partial.host(), targets.host(), losses.host_mut(), lse.host_mut()),
+        _ => merge::<f32>(partial.host(), targets.host(), losses.host_mut(), lse.host_mut()),
+    }
+}
+
+pub(super) fn partial_gradient(
+    logits: &mut Tensor,
+    targets: &Tensor,
+    first: usize,
+    lse: &Tensor,
+    scale: &Tensor,
+    soft_cap: Option<f64>,
+) {
+    let columns = logits.shape()[1];
+    with_float!(logits.dtype(), S => {
+        let (scale, cap) = (scale.host::<<S as Float>::Real>()[0], soft_cap.map(<S as Float>::Real::of));
+        let rows = targets.host::<i32>().par_iter().zip(lse.host::<<S as Float>::Real>());
+        logits.host_mut::<S>().par_chunks_mut(columns).zip(rows).for_each(|(logits, (&target, &lse))| match target {
+            IGNORE_INDEX => logits.fill(S::store(<S as Float>::Real::default())),
+            target => replace_by_gradient(logits, column_of(target, first, columns), lse, scale, cap),
+        });
+    });
 }
 
 fn log_sum_exp<S: Float>(logits: &[S], cap: Option<S::Real>) -> S::Real {

@@ -122,3 +122,50 @@ extern "C" __global__ void __launch_bounds__(768, 2)
     }
     for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) store(&row[v], gradient(capped(load(row[v]), CAP), v == target ? 1.0f : 0.0f));
 }
+
+// Of logits of the tokens `first..first + V`: their log-sum-exp, and the logit of the target, or 0 if it is another token.
+extern "C" __global__ void partial_losses(float2* partial, const X* logits, const int* targets, int V, int first AND_CAP) {
+    const X* row = logits + (u64)blockIdx.x * V;
+    const float lse = log_sum_exp<1>(row, V, nullptr, 0, CAP);
+    // Ignored targets are negative.
+    const int target = targets[blockIdx.x] - first;
+    const bool is_here = targets[blockIdx.x] >= 0 && target >= 0 && target < V;
+    if (threadIdx.x == 0) partial[blockIdx.x] = make_float2(lse, is_here ? capped(load(row[target]), CAP) : 0.0f);
+}
+
+// Threads stride over tokens. A NaN of one part remains.
+extern "C" __global__ void merge_losses(float* losses, float* lse, const float2* partial, const int* targets, int parts, int tokens) {
+    for (int t = grid_start(); t < tokens; t += grid_step()) {
+        float largest = partial[t].x, sum = 0.0f, at_target = 0.0f;
+        for (int p = 1; p < parts; p++) largest = fmaxf(largest, partial[p * tokens + t].x);
+        for (int p = 0; p < parts; p++) {
+            const float2 of_part = partial[p * tokens + t];
+            sum += expf(of_part.x - largest);
+            at_target += of_part.y;
+        }
+        const float all = largest + logf(sum);
+        lse[t] = all;
+        losses[t] = targets[t] == IGNORE_INDEX ? 0.0f : all - at_target;
+    }
+}
+
+extern "C" __global__ void partial_gradient(X* logits, const int* targets, const float* lse_of_row, const float* scale_of_loss, int V,
+                                            int first AND_CAP) {
+    X* row = logits + (u64)blockIdx.x * V;
+    const bool ignored = targets[blockIdx.x] == IGNORE_INDEX;
+    const int target = ignored ? -1 : targets[blockIdx.x] - first;
+    const float scale = *scale_of_loss, lse = lse_of_row[blockIdx.x];
+    const auto gradient = [&](float x, int v) {
+        return ignored ? 0.0f : (exponential(x - lse) - (v == target ? 1.0f : 0.0f)) * scale * slope(x, CAP);
+    };
+    const int eights = V % 8 == 0 && aligned(row) ? V / 8 : 0;
+#pragma unroll 2
+    for (int g = threadIdx.x; g < eights; g += blockDim.x) {
+        float v[8];
+        unpack8(load8(row + 8 * g), v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = gradient(capped(v[i], CAP), 8 * g + i);
+        store8(row + 8 * g, pack8<X>(v));
+    }
+    for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) store(&row[v], gradient(capped(load(row[v]), CAP), v));
+}

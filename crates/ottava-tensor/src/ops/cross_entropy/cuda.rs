@@ -1,7 +1,7 @@
 use super::IGNORE_INDEX;
 use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::launch::{self, BLOCK, kernel_source};
-use crate::{Result, Tensor};
+use crate::{DType, Result, Tensor};
 
 kernel_source!("cross_entropy"; IGNORE_INDEX);
 kernel_source!(CAPPED, "cross_entropy" + CAPS; IGNORE_INDEX);
@@ -68,6 +68,66 @@ pub(super) fn cross_entropy_gradient(
     // 512 bytes more, so that a launch that exceeds 48 KiB with its static part raises the limit.
     // SAFETY: as in `cross_entropy`; `scale` has one element; shared memory holds `kept` bytes.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], threads, kept as u32 + 512, &args) }
+}
+
+pub(super) fn partial_losses(
+    gpu: &CudaDevice,
+    logits: &Tensor,
+    targets: &Tensor,
+    first: usize,
+    soft_cap: Option<f64>,
+    partial: &mut Tensor,
+) -> Result<()> {
+    let [tokens, columns] = logits.dims("partial_losses: logits")?;
+    let (source, cap) = source(soft_cap);
+    let kernel = Kernel { source, defines: launch::storage(logits.dtype())?, entry: "partial_losses" };
+    let pointers = [partial.device_ptr_mut(), logits.device_ptr(), targets.device_ptr()].map(Arg::Ptr);
+    let mut args = [pointers.as_slice(), &[columns, first].map(|n| Arg::I32(n as i32))].concat();
+    args.extend(cap);
+    // SAFETY: `logits` is `tokens · columns`, `targets` `tokens` and `partial` `2 · tokens`; the kernel checks whether a target has a column.
+    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], THREADS, 0, &args) }
+}
+
+pub(super) fn merge_losses(
+    gpu: &CudaDevice,
+    partial: &Tensor,
+    targets: &Tensor,
+    losses: &mut Tensor,
+    lse: &mut Tensor,
+) -> Result<()> {
+    // The kernel reads no logits, so it is that of any storage type.
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(DType::BF16)?, entry: "merge_losses" };
+    let tokens = targets.len();
+    let args = [
+        Arg::Ptr(losses.device_ptr_mut()),
+        Arg::Ptr(lse.device_ptr_mut()),
+        Arg::Ptr(partial.device_ptr()),
+        Arg::Ptr(targets.device_ptr()),
+        Arg::I32(partial.shape()[0] as i32),
+        Arg::I32(tokens as i32),
+    ];
+    // SAFETY: `partial` has two values per part and token, the others one per token.
+    unsafe { gpu.launch(&kernel, launch::elements(gpu, tokens), BLOCK, 0, &args) }
+}
+
+pub(super) fn partial_gradient(
+    gpu: &CudaDevice,
+    logits: &mut Tensor,
+    targets: &Tensor,
+    first: usize,
+    lse: &Tensor,
+    scale: &Tensor,
+    soft_cap: Option<f64>,
+) -> Result<()> {
+    let [tokens, columns] = logits.dims("partial_gradient: logits")?;
+    let (source, cap) = source(soft_cap);
+    let kernel = Kernel { source, defines: launch::storage(logits.dtype())?, entry: "partial_gradient" };
+    let read = [targets.device_ptr(), lse.device_ptr(), scale.device_ptr()].map(Arg::Ptr);
+    let sizes = [columns, first].map(|n| Arg::I32(n as i32));
+    let mut args = [&[Arg::Ptr(logits.device_ptr_mut())], read.as_slice(), &sizes].concat();
+    args.extend(cap);
+    // SAFETY: as in `partial_losses`; `lse` is `tokens`, and `scale` has one element.
+    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }
 
 pub(super) fn cap_logits(gpu: &CudaDevice, logits: &mut Tensor, soft_cap: f64) -> Result<()> {

@@ -2,6 +2,7 @@
 
 mod cpu;
 mod cuda;
+mod part;
 #[cfg(test)]
 mod tests;
 
@@ -9,6 +10,7 @@ use super::{expect_compute, real_type};
 use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::{CAPPED, SOURCE};
+pub use part::{merge_losses, partial_gradient, partial_losses};
 
 /// Targets with this value are ignored by the loss, as in PyTorch.
 pub const IGNORE_INDEX: i32 = -100;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Tolerance, integers, normals, parity, values};
+use crate::testing::{Tolerance, assert_close, integers, normals, parity, values};
 
 /// A scale of the loss for these logits.
 fn scale(logits: &Tensor, value: f64) -> Tensor {
@@ -121,5 +121,58 @@ fn a_cap_that_is_no_bound_is_an_error() {
     let mut logits = normals("logits", &[2, 3], DType::F32);
     for cap in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         assert!(cap_logits(&mut logits, cap).unwrap_err().to_string().contains("soft cap"), "{cap}");
+    }
+}
+
+/// The losses and gradients of parts of a vocabulary, merged, are those of the whole.
+#[test]
+fn parts_of_a_vocabulary_have_the_losses_and_gradients_of_the_whole() {
+    for (tokens, vocabulary, parts) in [(5, 6, 3), (33, 1000, 2), (9, 5002, 2), (40, 32_000, 4)] {
+        for (dtype, soft_cap) in [(DType::F64, None), (DType::F32, None), (DType::F32, Some(2.0)), (DType::BF16, None)]
+        {
+            let mut targets = integers("targets", tokens, vocabulary).to_vec::<i32>().unwrap();
+            targets[1] = IGNORE_INDEX;
+            let targets = Tensor::from_slice(&Device::Cpu, &[tokens], &targets).unwrap();
+            let inputs = [normals("logits", &[tokens, vocabulary], dtype), targets];
+            let columns = vocabulary / parts;
+            // Both sums run in other orders, and the exponentials of a GPU are approximate.
+            let tolerance = Tolerance::Steps(dtype, if dtype == DType::BF16 { 1.0 } else { 64.0 });
+            let compute = |x: &[Tensor]| {
+                let device = x[0].device();
+                let mut gradient = x[0].duplicate()?;
+                let scale = scale(&x[0], 0.25);
+                let losses = cross_entropy_gradient(&mut gradient, &x[1], &scale, soft_cap)?;
+                let whole = values(&gradient);
+                let part = |part: usize| {
+                    let all = values(&x[0]);
+                    let rows = all.chunks_exact(vocabulary).flat_map(|row| &row[part * columns..(part + 1) * columns]);
+                    let rows: Vec<f64> = rows.copied().collect();
+                    let part = Tensor::from_slice(&Device::Cpu, &[tokens, columns], &rows).unwrap();
+                    crate::ops::cast(&part, dtype).unwrap().to_device(device).unwrap()
+                };
+                let mut partial = Tensor::zeros(device, &[parts, tokens, 2], real_type(dtype))?;
+                for i in 0..parts {
+                    partial.copy_from(
+                        i,
+                        &partial_losses(&part(i), &x[1], i * columns, soft_cap)?.reshape(&[1, tokens, 2])?,
+                    )?;
+                }
+                let (merged, lse) = merge_losses(&partial, &x[1])?;
+                assert_close("losses", &losses, &merged, Tolerance::Steps(real_type(dtype), 64.0));
+                for i in 0..parts {
+                    let mut logits = part(i);
+                    partial_gradient(&mut logits, &x[1], i * columns, &lse, &scale, soft_cap)?;
+                    let expected = whole.chunks_exact(vocabulary).flat_map(|row| &row[i * columns..(i + 1) * columns]);
+                    let expected: Vec<f64> = expected.copied().collect();
+                    let expected = Tensor::from_slice(&Device::Cpu, &[tokens, columns], &expected).unwrap();
+                    assert_close("gradient", &crate::ops::cast(&expected, dtype)?, &logits, tolerance);
+                }
+                Ok(vec![merged, lse])
+            };
+            match dtype {
+                DType::F64 => drop(compute(&inputs).unwrap()),
+                _ => parity(&inputs, Tolerance::Steps(real_type(dtype), 64.0), compute),
+            }
+        }
     }
 }

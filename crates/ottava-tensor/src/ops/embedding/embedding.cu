@@ -1,7 +1,22 @@
+// With PART the table has `rows` tokens from `first_id` on.
+#ifdef PART
+#define AND_PART , int first_id, int rows
+#define ROW(ID) ((ID) - first_id)
+#define HAS(ID) ((u32)ROW(ID) < (u32)rows)
+#else
+#define AND_PART
+#define ROW(ID) (ID)
+#define HAS(ID) true
+#endif
+
 // Grid over tokens; threads stride over channels, eight at a time where rows are aligned.
-extern "C" __global__ void embedding(X* y, const X* table, const int* ids, int channels) {
-    const X* from = table + (u64)ids[blockIdx.x] * channels;
+extern "C" __global__ void embedding(X* y, const X* table, const int* ids, int channels AND_PART) {
     X* to = y + (u64)blockIdx.x * channels;
+    if (!HAS(ids[blockIdx.x])) {
+        for (int c = threadIdx.x; c < channels; c += blockDim.x) store(&to[c], 0.0f);
+        return;
+    }
+    const X* from = table + (u64)ROW(ids[blockIdx.x]) * channels;
     const int eights = channels % 8 == 0 && aligned(y, table) ? channels / 8 : 0;
 #pragma unroll 4
     for (int g = threadIdx.x; g < eights; g += blockDim.x) store8(to + 8 * g, load8(from + 8 * g));
@@ -11,10 +26,11 @@ extern "C" __global__ void embedding(X* y, const X* table, const int* ids, int c
 // Grid over tokens, 512 threads. The block of the first token of an id sums all tokens with that id in order, without atomics, so the
 // result is deterministic. It lists those tokens, four candidates per thread at a time; then each thread sums eight channels.
 #define LISTED 2048
-extern "C" __global__ void __launch_bounds__(512) embedding_gradient(float* dtable, const X* dy, const int* ids, int tokens, int channels) {
+extern "C" __global__ void __launch_bounds__(512) embedding_gradient(float* dtable, const X* dy, const int* ids, int tokens, int channels AND_PART) {
     __shared__ int list[LISTED];
     __shared__ int counts[16];
     const int first = blockIdx.x, id = ids[first], lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (!HAS(id)) return;
     int earlier = 0;
 #pragma unroll 8
     for (int t = threadIdx.x; t < first; t += blockDim.x) earlier |= ids[t] == id;
@@ -46,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(512) embedding_gradient(float* dtab
         for (int k = 0; k < 4; k++) if (hits >> k & 1) list[at++] = start + 4 * threadIdx.x + k;
         __syncthreads();
         for (int c = 8 * threadIdx.x; c < channels; c += 8 * blockDim.x) {
-            float* to = dtable + (u64)id * channels + c;
+            float* to = dtable + (u64)ROW(id) * channels + c;
             if (wide) {
                 Eight<float> sum = load8(to);
 #pragma unroll 4

@@ -8,10 +8,20 @@ mod tests;
 use super::{expect_compute, expect_gradient};
 use crate::{DType, Device, Result, Tensor};
 
-pub(crate) use cuda::SOURCE;
+pub(crate) use cuda::{PART, SOURCE};
 
 /// `y[t] = table[ids[t]]` for `ids` I32 `[T]` and `table` `[V, C]`. The caller has checked that ids lie in `0..V`.
 pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+    rows(table, ids, None)
+}
+
+/// [`embedding`] by a `table` `[V', C]` that has only the tokens `first..first + V'` of a vocabulary; zero for other tokens, so the sum over
+/// all parts of the vocabulary is the embedding.
+pub fn embedding_of_part(table: &Tensor, ids: &Tensor, first: usize) -> Result<Tensor> {
+    rows(table, ids, Some(first))
+}
+
+fn rows(table: &Tensor, ids: &Tensor, first: Option<usize>) -> Result<Tensor> {
     let [_, channels] = table.dims("embedding: table")?;
     let [tokens] = ids.dims("embedding: ids")?;
     expect_compute("embedding: table", table)?;
@@ -19,15 +29,24 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     ids.expect_device("embedding: ids", table.device())?;
     let mut y = Tensor::empty(table.device(), &[tokens, channels], table.dtype())?;
     match table.device() {
-        Device::Cpu => cpu::embedding(table, ids, &mut y),
+        Device::Cpu => cpu::embedding(table, ids, first, &mut y),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::embedding(gpu, table, ids, &mut y)?,
+        Device::Cuda(gpu) => cuda::embedding(gpu, table, ids, first, &mut y)?,
     }
     Ok(y)
 }
 
 /// `dtable[v] += Σ_{t: ids[t] = v} dy[t]` in the order of `t`, for `dy` `[T, C]` and `dtable` `[V, C]` in F32 (F64 for F64).
 pub fn embedding_gradient(dy: &Tensor, ids: &Tensor, dtable: &mut Tensor) -> Result<()> {
+    add_rows(dy, ids, None, dtable)
+}
+
+/// [`embedding_gradient`] by a table of the tokens `first..first + V'`; other tokens do not contribute.
+pub fn embedding_of_part_gradient(dy: &Tensor, ids: &Tensor, first: usize, dtable: &mut Tensor) -> Result<()> {
+    add_rows(dy, ids, Some(first), dtable)
+}
+
+fn add_rows(dy: &Tensor, ids: &Tensor, first: Option<usize>, dtable: &mut Tensor) -> Result<()> {
     let [tokens, channels] = dy.dims("embedding_gradient: dy")?;
     let [vocabulary, _] = dtable.dims("embedding_gradient: dtable")?;
     expect_compute("embedding_gradient: dy", dy)?;
@@ -35,9 +54,9 @@ pub fn embedding_gradient(dy: &Tensor, ids: &Tensor, dtable: &mut Tensor) -> Res
     dtable.expect("embedding_gradient: dtable", &[vocabulary, channels])?;
     expect_gradient("embedding_gradient: dtable", dtable, dy)?;
     match dy.device() {
-        Device::Cpu => cpu::embedding_gradient(dy, ids, dtable),
+        Device::Cpu => cpu::embedding_gradient(dy, ids, first, dtable),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::embedding_gradient(gpu, dy, ids, dtable)?,
+        Device::Cuda(gpu) => cuda::embedding_gradient(gpu, dy, ids, first, dtable)?,
     }
     Ok(())
 }
