@@ -35,6 +35,7 @@ pub mod report;
 pub mod run;
 pub mod scaling;
 pub mod step;
+pub mod tensor_ranks;
 pub mod trainer;
 
 pub use error::{Error, Result};

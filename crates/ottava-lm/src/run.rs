@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::Optimizer;
-use crate::parallel::{Partition, Ranks};
+use crate::parallel::{Partition, Ranks, TensorAxis};
 use crate::param::WeightSource;
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
@@ -36,7 +36,8 @@ impl Run {
         let _scope = device.scope("build");
         let run = &config.run;
         let (t, seq_len) = (&run.training, run.data.max_length);
-        let mut model = Decoder::unloaded(sizes, &run.recipe_on(device), device, config.purpose(), seq_len)?;
+        let tensor = Rc::new(TensorAxis::new(ranks.clone()));
+        let mut model = Decoder::divided(sizes, &run.recipe_on(device), device, config.purpose(), seq_len, tensor)?;
         let reduction = run.parallel.reduction(run.optimizer.formats().gradients);
         let values = !run.precision.high_precision_steps.is_empty();
         let partition = Partition::new(&mut model, ranks, run.parallel.zero, reduction, values)?;

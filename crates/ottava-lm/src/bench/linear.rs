@@ -60,6 +60,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
     let mut build = Builder::new(device, recipe, Purpose::Train(memory));
     let parts = &[("linear".into(), outputs)];
     let config = LinearConfig {
+        fused: &[],
         name: "linear",
         parts,
         inputs,

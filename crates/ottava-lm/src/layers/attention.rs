@@ -5,7 +5,7 @@ use super::norm::initial_weight;
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{HEAD_NORMS, Linear, LinearConfig, Names};
 use crate::context::{Context, PagedPass, Sequences};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, FolderLayout, FolderTensor, Param, Split};
 use ottava_tensor::Tensor;
@@ -43,6 +43,26 @@ pub struct AttentionConfig {
     pub names: &'static Names,
     /// Standard deviation of initial weights.
     pub std: f32,
+}
+
+impl AttentionConfig {
+    /// The heads of this rank, if ranks divide them.
+    fn of_rank(self, build: &Builder, name: &str) -> Result<AttentionConfig> {
+        let ranks = build.place().ranks;
+        for (what, heads) in [("query", self.heads), ("key and value", self.kv_heads)] {
+            if !heads.is_multiple_of(ranks) {
+                return Err(Error::Config(format!(
+                    "`{name}` has {heads} {what} heads, which {ranks} ranks cannot divide; set `parallel.tensor` to a divisor of {heads}"
+                )));
+            }
+        }
+        if ranks > 1 && self.qk_norm.is_some_and(|norm| norm.scope == NormScope::Projection) {
+            return Err(Error::Config(format!(
+                "`{name}` normalises all heads of a token together, which `parallel.tensor` does not support yet; set it to 1"
+            )));
+        }
+        Ok(AttentionConfig { heads: self.heads / ranks, kv_heads: self.kv_heads / ranks, ..self })
+    }
 }
 
 /// The norms of queries and keys.
@@ -96,7 +116,12 @@ impl HeadNorm {
             // A LayerNorm has separate weights for each head.
             let per_head = kind == NormKind::Layer;
             let layout = if per_head { FolderLayout::Rows(len / head_dim) } else { FolderLayout::Same };
-            let tensor = FolderTensor { layout, ..FolderTensor::new(format!("{name}.{which}.weight"), vec![len]) };
+            let whole = if per_head { len * build.place().ranks } else { len };
+            let layout = match layout {
+                FolderLayout::Rows(rows) => FolderLayout::Rows(rows * build.place().ranks),
+                other => other,
+            };
+            let tensor = FolderTensor { layout, ..FolderTensor::new(format!("{name}.{which}.weight"), vec![whole]) };
             let shard = build.shard(tensor, if per_head { Split::Output } else { Split::None })?;
             Param::new(build, vec![shard], initial_weight(kind))
         };
@@ -135,6 +160,7 @@ impl Attention {
         shared_input: Option<OperandCast>,
     ) -> Result<Attention> {
         let c = config;
+        let config = c.of_rank(build, name)?;
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
         let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let qkv = match c.names.qkv {
@@ -143,7 +169,7 @@ impl Attention {
         };
         let output = [part(c.names.output, c.channels)];
         let deterministic = build.recipe.deterministic;
-        let plain = AttentionSpec::causal(c.heads, c.kv_heads, c.head_dim);
+        let plain = AttentionSpec::causal(config.heads, config.kv_heads, c.head_dim);
         let scale = c.scale.unwrap_or(plain.scale);
         let spec = AttentionSpec { deterministic, window: c.window, soft_cap: c.soft_cap, scale, ..plain };
         let number = build.description.attention.len();
@@ -151,11 +177,12 @@ impl Attention {
         let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, split, shared_input| {
             let name = &format!("{name}.{proj}");
             let (std, transposed) = (c.std, c.names.transposed);
-            Linear::new(build, LinearConfig { name, parts, inputs, bias, std, transposed, split, shared_input })
+            let fused: &[usize] = if split == Split::Output && parts.len() == 1 { &[q, kv, kv] } else { &[] };
+            Linear::new(build, LinearConfig { name, parts, fused, inputs, bias, std, transposed, split, shared_input })
         };
         let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, Split::Output, shared_input)?;
         let output = linear(c.names.output, &output, q, c.output_bias, Split::Input, None)?;
-        let norm = c.qk_norm.map(|norm| HeadNorm::new(build, name, &c, norm)).transpose()?;
+        let norm = c.qk_norm.map(|norm| HeadNorm::new(build, name, &config, norm)).transpose()?;
         Ok(Attention { qkv, norm, output, config, rope_table, number, spec })
     }
 

@@ -1,12 +1,12 @@
 //! The cast of a matrix that two products of a linear contract along different dimensions.
 
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::operand::{FrozenScale, View, Views};
 use crate::recipe::ProductPrecision;
 use crate::scaling::{Casts, Slot};
-use ottava_tensor::ops::{CodeCopies, Output, Produced};
+use ottava_tensor::ops::{CodeCopies, Output, Produced, transpose};
 use ottava_tensor::{QuantizedTensor, Tensor};
 
 /// How the products of a linear read its input `x` (fprop, wgrad) or its output gradient `dy` (dgrad, wgrad).
@@ -22,6 +22,19 @@ pub struct OperandCast {
     needs_value: bool,
     /// Whether views of codes also have the value, for an adapter.
     for_adapter: bool,
+    /// Whether ranks that divide tokens each have a share of the rows, and products read all rows.
+    gathers: bool,
+}
+
+/// What ranks that divide tokens gather of a matrix.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gathered {
+    /// Nothing: this rank has all rows that products read.
+    Nothing,
+    /// Codes, cast before with one scale for all ranks.
+    Codes,
+    /// The value, which each rank casts.
+    Value,
 }
 
 /// The view of an input that fprop reads, and what is saved for backward.
@@ -55,12 +68,22 @@ impl SavedOperand {
 
 impl OperandCast {
     /// No cast: both products read the value.
-    pub const NONE: OperandCast =
-        OperandCast { slot: None, products: [ProductPrecision::High; 2], needs_value: false, for_adapter: false };
+    pub const NONE: OperandCast = OperandCast {
+        slot: None,
+        products: [ProductPrecision::High; 2],
+        needs_value: false,
+        for_adapter: false,
+        gathers: false,
+    };
 
     /// The cast in `slot` for those of `products` that read codes.
     pub fn new(slot: Slot, products: [ProductPrecision; 2], needs_value: bool) -> OperandCast {
-        OperandCast { slot: Some(slot), products, needs_value, for_adapter: false }
+        OperandCast { slot: Some(slot), products, needs_value, ..OperandCast::NONE }
+    }
+
+    /// The same cast of a matrix whose rows ranks divide, if they divide tokens; products read all rows.
+    pub fn gathering(self) -> OperandCast {
+        OperandCast { gathers: true, ..self }
     }
 
     /// The same cast of an operand whose value an adapter reads.
@@ -84,6 +107,45 @@ impl OperandCast {
         self.products.map(|product| product != ProductPrecision::High && !mode.is_high_precision())
     }
 
+    fn gathered(&self, casts: &Casts) -> Gathered {
+        match self.fused(casts.mode) {
+            _ if !self.gathers || !casts.divides_tokens() => Gathered::Nothing,
+            Some(slot) if casts.scales.is_per_tensor(slot) => Gathered::Codes,
+            _ => Gathered::Value,
+        }
+    }
+
+    /// All rows of a matrix from `x`, this rank's part of it.
+    fn whole(&self, x: Tensor, casts: &Casts) -> Result<Tensor> {
+        match self.gathered(casts) {
+            Gathered::Value => casts.gather(self.slot.map_or("activations", |slot| casts.scales.name(slot)), &x),
+            Gathered::Nothing | Gathered::Codes => Ok(x),
+        }
+    }
+
+    /// The copies to write of this rank's rows, of which products read `copies`.
+    fn own_copies(&self, copies: CodeCopies, casts: &Casts) -> CodeCopies {
+        if self.gathered(casts) == Gathered::Codes { CodeCopies::Rows } else { copies }
+    }
+
+    /// The `copies` of codes that products read, from those of [`OperandCast::own_copies`].
+    fn all_codes(&self, codes: QuantizedTensor, copies: CodeCopies, casts: &Casts) -> Result<QuantizedTensor> {
+        let (Gathered::Codes, Some(slot)) = (self.gathered(casts), self.slot) else { return Ok(codes) };
+        let own = codes.codes.as_ref().expect("rows were cast");
+        if codes.rows != own.shape()[0] {
+            return Err(Error::Config(format!(
+                "each rank has {} tokens of a micro-batch; with `parallel.tensor`, ranks gather FP8 codes of multiples of {} tokens: change \
+                 `data.max_length` or `training.per_device_train_batch_size`",
+                codes.rows,
+                QuantizedTensor::PAD
+            )));
+        }
+        let all = casts.gather(casts.scales.name(slot), own)?;
+        let transposed = (copies != CodeCopies::Rows).then(|| transpose(&all)).transpose()?;
+        let rows = all.shape()[0];
+        Ok(QuantizedTensor { codes: (copies != CodeCopies::Columns).then_some(all), transposed, rows, ..codes })
+    }
+
     /// Runs an op that produces an input, and casts the input. `copies` says whether a copy for backward is written.
     pub fn produce_input<T>(
         &self,
@@ -91,9 +153,10 @@ impl OperandCast {
         casts: &mut Casts,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<(Produced, T)>,
     ) -> Result<(CastInput, T)> {
-        match self.fused(casts.mode) {
+        match self.fused(casts.mode).filter(|_| self.gathered(casts) != Gathered::Value) {
             Some(slot) => {
-                let (codes, frozen, rest) = casts.produce(slot, copies, op)?;
+                let (codes, frozen, rest) = casts.produce(slot, self.own_copies(copies, casts), op)?;
+                let codes = self.all_codes(codes, copies, casts)?;
                 let columns = (copies == CodeCopies::Both).then(|| View::Codes(codes.clone().only_transposed()));
                 Ok((CastInput { rows: View::Codes(codes.only_rows()), saved: SavedOperand { columns, frozen } }, rest))
             }
@@ -106,6 +169,7 @@ impl OperandCast {
 
     /// Casts an input and measures it. `copies` says whether a copy for backward is written.
     pub fn cast_input(&self, x: Tensor, copies: CodeCopies, casts: &mut Casts) -> Result<CastInput> {
+        let x = self.whole(x, casts)?;
         let codes = self.quantize(&x, copies, casts)?;
         let frozen = codes.as_ref().map_or_else(FrozenScale::default, |(_, frozen)| frozen.clone());
         let codes = codes.map(|(codes, _)| codes);
@@ -123,8 +187,11 @@ impl OperandCast {
         casts: &mut Casts,
         op: impl FnOnce(Output) -> Result<Produced>,
     ) -> Result<View> {
-        match self.fused(casts.mode) {
-            Some(slot) => Ok(View::Codes(casts.reproduce(slot, frozen, CodeCopies::Columns, op)?.only_transposed())),
+        match self.fused(casts.mode).filter(|_| self.gathered(casts) != Gathered::Value) {
+            Some(slot) => {
+                let codes = casts.reproduce(slot, frozen, self.own_copies(CodeCopies::Columns, casts), op)?;
+                Ok(View::Codes(self.all_codes(codes, CodeCopies::Columns, casts)?.only_transposed()))
+            }
             None => self.recast_columns(plain(op(Output::Plain)?), frozen, casts),
         }
     }
@@ -136,8 +203,9 @@ impl OperandCast {
         casts: &mut Casts,
         op: impl FnOnce(Output) -> Result<Produced>,
     ) -> Result<Views> {
-        if let Some(slot) = self.fused(casts.mode) {
-            return Ok(Views::of_codes(casts.reproduce(slot, frozen, CodeCopies::Both, op)?));
+        if let Some(slot) = self.fused(casts.mode).filter(|_| self.gathered(casts) != Gathered::Value) {
+            let codes = casts.reproduce(slot, frozen, self.own_copies(CodeCopies::Both, casts), op)?;
+            return Ok(Views::of_codes(self.all_codes(codes, CodeCopies::Both, casts)?));
         }
         self.recast_both(plain(op(Output::Plain)?), frozen, casts)
     }
@@ -145,6 +213,7 @@ impl OperandCast {
     /// The views that both products read of an operand with a recomputed value.
     pub fn recast_both(&self, x: Tensor, frozen: &FrozenScale, casts: &mut Casts) -> Result<Views> {
         let [first, second] = self.reads_codes(casts.mode);
+        let x = self.whole(x, casts)?;
         let codes = self.requantize(&x, [first, second], frozen, casts)?;
         Ok(Views {
             rows: self.view(first, &x, codes.as_ref().map(QuantizedTensor::only_rows)),
@@ -155,6 +224,7 @@ impl OperandCast {
     /// The view that wgrad reads of an operand with a recomputed value.
     pub fn recast_columns(&self, x: Tensor, frozen: &FrozenScale, casts: &mut Casts) -> Result<View> {
         let [_, second] = self.reads_codes(casts.mode);
+        let x = self.whole(x, casts)?;
         let codes = self.requantize(&x, [false, second], frozen, casts)?;
         Ok(self.view(second, &x, codes.map(QuantizedTensor::only_transposed)))
     }
@@ -165,7 +235,7 @@ impl OperandCast {
         casts: &mut Casts,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
     ) -> Result<Views> {
-        match self.fused(casts.mode) {
+        match self.fused(casts.mode).filter(|_| self.gathered(casts) == Gathered::Nothing) {
             Some(slot) => Ok(Views::of_codes(casts.produce(slot, CodeCopies::Both, |output| Ok((op(output)?, ())))?.0)),
             None => self.cast_gradient(&plain(op(Output::Plain)?), None, casts),
         }
@@ -180,8 +250,10 @@ impl OperandCast {
     pub fn cast_gradient(&self, dy: &Tensor, amax: Option<Tensor>, casts: &mut Casts) -> Result<Views> {
         if let (Some(slot), Some(amax)) = (self.slot, amax) {
             let frozen = casts.own_scale(slot, amax)?;
-            return Ok(Views::of_codes(casts.quantize(slot, &frozen, dy, CodeCopies::Both)?));
+            let codes = casts.quantize(slot, &frozen, dy, self.own_copies(CodeCopies::Both, casts))?;
+            return Ok(Views::of_codes(self.all_codes(codes, CodeCopies::Both, casts)?));
         }
+        let dy = &self.whole(dy.clone(), casts)?;
         let codes = self.quantize(dy, CodeCopies::Both, casts)?.map(|(codes, _)| codes);
         let [first, second] = self.reads_codes(casts.mode);
         Ok(Views {
@@ -213,7 +285,8 @@ impl OperandCast {
             return Ok(None);
         };
         let frozen = casts.freeze(slot, x)?;
-        Ok(Some((casts.quantize(slot, &frozen, x, copies)?, frozen)))
+        let codes = casts.quantize(slot, &frozen, x, self.own_copies(copies, casts))?;
+        Ok(Some((self.all_codes(codes, copies, casts)?, frozen)))
     }
 
     /// Casts again a value that was already cast in this step, for the products that `read` codes.
@@ -225,7 +298,10 @@ impl OperandCast {
         casts: &mut Casts,
     ) -> Result<Option<QuantizedTensor>> {
         match (self.slot, copies_of(read)) {
-            (Some(slot), Some(copies)) => Ok(Some(casts.requantize(slot, frozen, x, copies)?)),
+            (Some(slot), Some(copies)) => {
+                let codes = casts.requantize(slot, frozen, x, self.own_copies(copies, casts))?;
+                Ok(Some(self.all_codes(codes, copies, casts)?))
+            }
             _ => Ok(None),
         }
     }

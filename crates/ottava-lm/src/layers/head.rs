@@ -5,7 +5,11 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::param::{Builder, FolderTensor, Init, Loan, Param, Split};
 use crate::recipe::LinearSite;
-use ottava_tensor::ops::{Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, real_type};
+use crate::tensor_ranks::TensorRanks;
+use ottava_tensor::ops::{
+    Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, merge_losses, partial_gradient,
+    partial_losses, real_type,
+};
 use ottava_tensor::{DType, Tensor};
 
 /// The last norm, and the product that computes logits. The head stays in high precision in every recipe.
@@ -44,6 +48,7 @@ impl Head {
     /// A head after a norm.
     pub fn new(build: &mut Builder, norm: Norm, config: HeadConfig) -> Result<Head> {
         let HeadConfig { vocabulary, channels, std, logit_scale, soft_cap, tied } = config;
+        let own = vocabulary / build.place().ranks;
         let weight = match tied {
             Some(_) => None,
             None => {
@@ -57,7 +62,7 @@ impl Head {
         build.description.head = Some(LinearSite {
             name,
             parts: Vec::new(),
-            outputs: vocabulary,
+            outputs: own,
             inputs: channels,
             block: None,
             after_swiglu: false,
@@ -94,18 +99,31 @@ impl Head {
         Ok(gemm_nt(a, b, out, Accumulation::Exact)?)
     }
 
-    /// Losses of I32 `targets` `[T]`, `[T]`, with the `soft_cap` of logits.
-    pub fn losses(x: &Tensor, weight: &Param, loan: &Loan, targets: &Tensor, soft_cap: Option<f64>) -> Result<Tensor> {
+    /// Losses of I32 `targets` `[T]`, `[T]`, with the `soft_cap` of logits. If `ranks` divide the weight, they divide the tokens of `x`.
+    pub fn losses(
+        x: &Tensor,
+        weight: &Param,
+        loan: &Loan,
+        targets: &Tensor,
+        soft_cap: Option<f64>,
+        ranks: &dyn TensorRanks,
+    ) -> Result<Tensor> {
+        let x = ranks.gather(weight.name(), x)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         for (start, end) in chunks(targets.len()) {
             let logits = Head::logits(&x.rows(start, end)?, weight, loan, x.dtype())?;
-            losses.copy_from(start, &cross_entropy(&logits, &targets.rows(start, end)?, soft_cap)?)?;
+            let targets = targets.rows(start, end)?;
+            let of_chunk = match first_token(weight, ranks) {
+                Some(first) => merged(&logits, &targets, first, soft_cap, ranks)?.0,
+                None => cross_entropy(&logits, &targets, soft_cap)?,
+            };
+            losses.copy_from(start, &of_chunk)?;
         }
         Ok(losses)
     }
 
     /// Losses, and the gradient by `x` of `scale · Σ losses`, with `scale` F32 `[1]` on the device; adds to the gradient of the weight,
-    /// if it is trained.
+    /// if it is trained. If `ranks` divide the weight, they divide the tokens of `x`.
     pub fn losses_and_gradient(
         x: &Tensor,
         weight: &mut Param,
@@ -113,14 +131,24 @@ impl Head {
         targets: &Tensor,
         scale: &Tensor,
         soft_cap: Option<f64>,
+        ranks: &dyn TensorRanks,
     ) -> Result<(Tensor, Tensor)> {
+        let x = ranks.gather(weight.name(), x)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         let mut dx = x.empty_like()?;
         for (start, end) in chunks(targets.len()) {
             let x = x.rows(start, end)?;
             let mut logits = Head::logits(&x, weight, loan, x.dtype())?;
-            losses
-                .copy_from(start, &cross_entropy_gradient(&mut logits, &targets.rows(start, end)?, scale, soft_cap)?)?;
+            let targets = targets.rows(start, end)?;
+            let of_chunk = match first_token(weight, ranks) {
+                Some(first) => {
+                    let (of_chunk, lse) = merged(&logits, &targets, first, soft_cap, ranks)?;
+                    partial_gradient(&mut logits, &targets, first, &lse, scale, soft_cap)?;
+                    of_chunk
+                }
+                None => cross_entropy_gradient(&mut logits, &targets, scale, soft_cap)?,
+            };
+            losses.copy_from(start, &of_chunk)?;
             if weight.is_trained() {
                 let (a, b) = (Operand::plain_transposed(&logits), Operand::plain_transposed(&x));
                 weight.add_product_to_grad(a, b, Accumulation::Exact)?;
@@ -129,8 +157,27 @@ impl Head {
             let (a, b) = (Operand::plain(&logits), Operand::plain_transposed(&weight));
             dx.copy_from(start, &gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)?;
         }
+        let dx = if ranks.place().is_divided() { ranks.sum_own_rows(weight.name(), dx, None)? } else { dx };
         Ok((losses, dx))
     }
+}
+
+/// The first token of this rank's part of the `weight`, if ranks divide it.
+fn first_token(weight: &Param, ranks: &dyn TensorRanks) -> Option<usize> {
+    let place = ranks.place();
+    place.is_divided().then(|| place.rank * weight.weights.shape()[0])
+}
+
+/// Losses and log-sum-exp of the parts of all ranks, of which this rank has the `logits` of the tokens from `first` on.
+fn merged(
+    logits: &Tensor,
+    targets: &Tensor,
+    first: usize,
+    soft_cap: Option<f64>,
+    ranks: &dyn TensorRanks,
+) -> Result<(Tensor, Tensor)> {
+    let all = ranks.gather("losses", &partial_losses(logits, targets, first, soft_cap)?)?;
+    Ok(merge_losses(&all.reshape(&[ranks.place().ranks, targets.len(), 2])?, targets)?)
 }
 
 fn chunks(tokens: usize) -> impl Iterator<Item = (usize, usize)> {

@@ -13,7 +13,7 @@ use crate::mode::Mode;
 use crate::operand::{FrozenScale, ResidualGradient, View, Views};
 use crate::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split};
 use crate::recipe::{LinearCasts, LinearSite, ProductPrecision, Products};
-use crate::scaling::{AmaxGroup, Slot};
+use crate::scaling::{AmaxGroup, Casts, Slot};
 use ottava_tensor::ops::{
     Accumulation, Fp8Output, Operand, Output, Produced, add_bias, bias_gradient, gemm_nt, gemm_nt_plus,
 };
@@ -27,6 +27,7 @@ pub struct Linear {
     products: Products,
     input: OperandCast,
     gradient: OperandCast,
+    split: Split,
 }
 
 /// The configuration of a linear.
@@ -36,6 +37,8 @@ pub struct LinearConfig<'a> {
     pub name: &'a str,
     /// The tensors that are stacked in its weight: name in the model folder, without `.weight`, and rows.
     pub parts: &'a [(String, usize)],
+    /// The rows of the parts that ranks divide one by one, if the only tensor is a fusion of several; else empty.
+    pub fused: &'a [usize],
     /// Columns of the weight.
     pub inputs: usize,
     /// Whether it has a bias.
@@ -62,14 +65,15 @@ struct Parts {
 impl LinearConfig<'_> {
     /// Creates weight and bias, applies the recipe's decision, and records them in the description.
     fn build(&self, build: &mut Builder, after_swiglu: bool) -> Result<Parts> {
-        let LinearConfig { name, parts, inputs, bias, std, transposed, split, .. } = *self;
+        let LinearConfig { name, parts, fused, inputs, bias, std, transposed, split, .. } = *self;
         let shards = |build: &Builder, suffix: &str, columns: Option<usize>, split| -> Result<Vec<Shard>> {
             let tensor = |(name, rows): &(String, usize)| FolderTensor {
                 name: format!("{name}.{suffix}"),
                 shape: std::iter::once(*rows).chain(columns).collect(),
                 layout: if transposed && columns.is_some() { FolderLayout::Transposed } else { FolderLayout::Same },
             };
-            parts.iter().map(|part| build.shard(tensor(part), split)).collect()
+            let shards = parts.iter().map(|part| build.shards(tensor(part), fused, split));
+            Ok(shards.collect::<Result<Vec<_>>>()?.concat())
         };
         let weight = shards(build, "weight", Some(inputs), split)?;
         let weight = Param::matrix(build, weight, Init::Normal(std))?;
@@ -80,8 +84,8 @@ impl LinearConfig<'_> {
         let site = LinearSite {
             name: name.to_string(),
             parts: parts.iter().map(|(name, _)| name.clone()).collect(),
-            outputs: parts.iter().map(|(_, rows)| rows).sum(),
-            inputs,
+            outputs: weight.weights.shape()[0],
+            inputs: weight.weights.shape()[1],
             block: build.block,
             after_swiglu,
             divides_inputs: split == Split::Input,
@@ -90,11 +94,17 @@ impl LinearConfig<'_> {
         if build.lora.is_some() {
             decision.beside_adapters();
         }
-        let adapter = Adapter::new(build, parts, inputs)?;
+        let adapter = Adapter::new(build, parts, inputs, split)?;
         let parts = Parts { weight, bias, adapter, fp8: decision.fp8, smooth: decision.smooth };
         build.description.linears.push((site, decision));
         Ok(parts)
     }
+}
+
+/// The ranks that share the scale of a cast. Ranks that gather codes need one scale; so have all other tensors that they divide, so that
+/// codes do not depend on the number of ranks.
+fn amax_group(build: &Builder) -> AmaxGroup {
+    if build.place().is_divided() { AmaxGroup::TENSOR } else { AmaxGroup::DATA }
 }
 
 impl Linear {
@@ -113,35 +123,39 @@ impl Linear {
         let products = fp8.map_or(Products::HIGH, |(_, products)| products);
         let Products { fprop, dgrad, wgrad } = products;
         if let Some((casts, _)) = fp8 {
+            let group = amax_group(build);
             input = match shared_input {
                 Some(shared) => shared,
                 None => {
-                    let slot = build.slots.add(format!("{name}.input"), casts.input, AmaxGroup::DATA);
+                    let slot = build.slots.add(format!("{name}.input"), casts.input, group);
                     let cast = OperandCast::new(slot, [fprop, wgrad], false);
                     if build.lora.is_some() { cast.for_adapter() } else { cast }
                 }
             };
             let reads = [fprop, dgrad].map(|product| product != ProductPrecision::High);
             if let Some(copies) = copies_of(reads) {
-                weight.cast_in(
-                    build.slots.add(format!("{name}.weight"), casts.weight, AmaxGroup::DATA),
-                    copies,
-                    build.purpose,
-                );
+                let slot = build.slots.add(format!("{name}.weight"), casts.weight, group);
+                weight.cast_in(slot, copies, build.purpose);
             }
-            let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, AmaxGroup::DATA);
+            let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group);
             // The gradient of a bias is a sum of unquantized values.
             gradient = OperandCast::new(slot, [dgrad, wgrad], bias.is_some());
             if build.lora.is_some() {
                 gradient = gradient.for_adapter();
             }
         }
+        // Between sublayers, ranks divide tokens.
+        match config.split {
+            Split::Output => input = input.gathering(),
+            Split::Input => gradient = gradient.gathering(),
+            Split::None | Split::Vocabulary => {}
+        }
         if shared_input.is_some_and(|shared| shared != input || !input.has_products([fprop, wgrad])) {
             return Err(Error::Config(format!(
                 "`precision`: {name} reads the same input as another linear and is not cast like it; name both in `high_precision_layers`, or neither"
             )));
         }
-        Ok(Linear { weight, bias, adapter, products, input, gradient })
+        Ok(Linear { weight, bias, adapter, products, input, gradient, split: config.split })
     }
 
     /// The cast of its input.
@@ -170,31 +184,52 @@ impl Linear {
         Ok(self.input.cast_input(x, context.operand_copies(), &mut context.casts)?.saved)
     }
 
-    /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`].
+    /// Whether products along the dimension that ranks divide are partial sums, which ranks add.
+    fn sums(&self, divided: Split, casts: &Casts) -> bool {
+        self.split == divided && casts.place().is_divided()
+    }
+
+    /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`]. If ranks divide the inputs, their products are added.
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+        if self.sums(Split::Input, &context.casts) {
+            let partial = self.own_fprop(x, None, context)?;
+            return context.casts.sum(self.weight.name(), partial, residual);
+        }
+        self.own_fprop(x, residual, context)
+    }
+
+    fn own_fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let adapted = self.adapter.as_ref().map(|adapter| adapter.forward(x.value(), residual)).transpose()?;
         let residual = adapted.as_ref().or(residual);
         let Context { casts, loan, .. } = context;
         match self.products(casts.mode).fprop {
             ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_forward(loan, casts)?;
-                self.output(x.rows(), Operand::Rows(&weight), residual, how)
+                self.output(x.rows(), Operand::Rows(&weight), residual, how, casts)
             }
             high => {
                 self.weight.measure_for_forward(loan, casts)?;
                 let weight = self.weight.read(loan)?;
-                self.output(x.rows(), Operand::plain(&weight), residual, high.accumulation())
+                self.output(x.rows(), Operand::plain(&weight), residual, high.accumulation(), casts)
             }
         }
     }
 
-    /// `a · bᵀ + bias + residual`.
-    fn output(&self, a: Operand, b: Operand, residual: Option<&Tensor>, how: Accumulation) -> Result<Tensor> {
+    /// `a · bᵀ + bias + residual`. If ranks add their products, the first rank adds the bias.
+    fn output(
+        &self,
+        a: Operand,
+        b: Operand,
+        residual: Option<&Tensor>,
+        how: Accumulation,
+        casts: &Casts,
+    ) -> Result<Tensor> {
+        let adds_bias = !self.sums(Split::Input, casts) || casts.place().rank == 0;
         let mut y = match residual {
             Some(residual) => gemm_nt_plus(a, b, residual, how)?,
             None => gemm_nt(a, b, self.weight.dtype(), how)?,
         };
-        if let Some(bias) = &self.bias {
+        if let Some(bias) = self.bias.as_ref().filter(|_| adds_bias) {
             add_bias(&mut y, &bias.value()?)?;
         }
         Ok(y)
@@ -239,8 +274,16 @@ impl Linear {
         Ok((gradient, View::Codes(codes)))
     }
 
-    /// `dy · W`, plus `other` `[T, K]` if given.
+    /// `dy · W`, plus `other` `[T, K]` if given. If ranks divide the outputs, their products are added.
     pub fn dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+        if self.sums(Split::Output, &context.casts) {
+            let partial = self.own_dgrad(dy, None, context)?;
+            return context.casts.sum(self.weight.name(), partial, other);
+        }
+        self.own_dgrad(dy, other, context)
+    }
+
+    fn own_dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let adapted = self.adapter.as_ref().map(|adapter| adapter.dgrad(dy.value(), other)).transpose()?;
         let other = adapted.as_ref().or(other);
         let Context { casts, loan, .. } = context;

@@ -52,11 +52,14 @@ impl Mlp {
         let (gate_up_name, down_name) = (format!("{name}.{}", names.gate_up_stack), format!("{name}.{}", names.down));
         let (parts, transposed) = (gate_up.as_slice(), names.transposed);
         let (name, split) = (&gate_up_name, Split::Output);
-        let config = LinearConfig { name, parts, inputs: channels, bias, std, transposed, split, shared_input };
+        let halves = [hidden, hidden];
+        let fused: &[usize] = if tensors < inputs { &halves } else { &[] };
+        let config = LinearConfig { name, parts, fused, inputs: channels, bias, std, transposed, split, shared_input };
         let gate_up = Linear::new(build, config)?;
         let config = LinearConfig {
             name: &down_name,
             parts: &down,
+            fused: &[],
             inputs: hidden,
             split: Split::Input,
             shared_input: None,

@@ -12,8 +12,10 @@ use crate::param::{
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::ScalingState;
+use crate::tensor_ranks::{TensorRanks, Undivided};
 use ottava_tensor::ops::{cap_logits, embedding, real_type};
 use ottava_tensor::{DType, Device, Tensor};
+use std::rc::Rc;
 
 /// A decoder, or a stage of one, with its weights and the scaling state of its casts.
 pub struct Decoder {
@@ -50,7 +52,20 @@ impl Decoder {
         purpose: Purpose,
         seq_len: usize,
     ) -> Result<Decoder> {
-        let decoder = Decoder::part(config, recipe, device, purpose, seq_len, &Span::whole(config.layers))?;
+        Decoder::divided(config, recipe, device, purpose, seq_len, Rc::new(Undivided))
+    }
+
+    /// [`Decoder::unloaded`] of this rank's part of a model whose layers `ranks` divide.
+    pub fn divided(
+        config: &DecoderConfig,
+        recipe: &Recipe,
+        device: &Device,
+        purpose: Purpose,
+        seq_len: usize,
+        ranks: Rc<dyn TensorRanks>,
+    ) -> Result<Decoder> {
+        let span = Span::whole(config.layers);
+        let decoder = Decoder::build(config, recipe, device, purpose, seq_len, &span, ranks)?;
         decoder.description.check(recipe, config.lora.as_ref())?;
         Ok(decoder)
     }
@@ -69,6 +84,18 @@ impl Decoder {
         seq_len: usize,
         span: &Span,
     ) -> Result<Decoder> {
+        Decoder::build(config, recipe, device, purpose, seq_len, span, Rc::new(Undivided))
+    }
+
+    fn build(
+        config: &DecoderConfig,
+        recipe: &Recipe,
+        device: &Device,
+        purpose: Purpose,
+        seq_len: usize,
+        span: &Span,
+        ranks: Rc<dyn TensorRanks>,
+    ) -> Result<Decoder> {
         let learned = config.positions == Positions::Learned;
         if learned && seq_len > config.max_positions {
             return Err(Error::Model(format!(
@@ -78,7 +105,7 @@ impl Decoder {
         }
         recipe.expect_on(device)?;
         let tables = RopeTables::new(config, device, seq_len, real_type(recipe.compute))?;
-        let mut build = Builder::new(device, recipe, purpose);
+        let mut build = Builder::new(device, recipe, purpose).divided(ranks);
         build.lora = config.lora.as_ref();
         let stage = Stage::new(&mut build, config, span, &tables)?;
         build.description.casts = build.slots.amax_groups();
@@ -194,7 +221,9 @@ impl Decoder {
     /// Errors for a stage without the head.
     pub fn losses(&self, normed: &Tensor, targets: &Tensor, units: &mut dyn Units) -> Result<Tensor> {
         let weight = self.head_weight()?;
-        Head::losses(normed, weight, &fetch(weight, Direction::Forward, units)?, targets, self.stage.soft_cap())
+        let loan = fetch(weight, Direction::Forward, units)?;
+        let ranks = self.scaling.scales().tensor_ranks();
+        Head::losses(normed, weight, &loan, targets, self.stage.soft_cap(), ranks)
     }
 
     fn head_weight(&self) -> Result<&Param> {
@@ -225,7 +254,8 @@ impl Decoder {
         units: &mut dyn Units,
     ) -> Result<(Tensor, Tensor)> {
         let _scope = self.device.scope("head");
-        self.stage.losses_and_gradient(normed, targets, scale, units)?.ok_or_else(no_head)
+        let ranks = self.scaling.scales().tensor_ranks();
+        self.stage.losses_and_gradient(normed, targets, scale, ranks, units)?.ok_or_else(no_head)
     }
 
     /// Backward of a micro-batch, as [`Stage::backward`].

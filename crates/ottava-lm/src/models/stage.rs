@@ -9,7 +9,8 @@ use crate::layers::{
     NormConfig, NormSaved, OperandCast, QkNorm, Sublayer,
 };
 use crate::operand::ResidualGradient;
-use crate::param::{Builder, Direction, Loan, Param, Purpose, Units};
+use crate::param::{Builder, Direction, Loan, Param, Purpose, Split, Units};
+use crate::tensor_ranks::TensorRanks;
 use ottava_tensor::ops::{RopePairs, add};
 use ottava_tensor::{HostTransfer, Tensor};
 use std::ops::Range;
@@ -62,12 +63,12 @@ impl Stage {
         let factor = Factor::rounded(build.device, c.channels, c.embedding_scale, build.recipe.compute)?;
         let embedding = span
             .embedding
-            .then(|| Embedding::new(build, table, [c.vocabulary, c.channels], c.init_std, factor))
+            .then(|| Embedding::new(build, table, [c.vocabulary, c.channels], c.init_std, factor, Split::Vocabulary))
             .transpose()?;
         build.end_unit();
         let sizes = [c.max_positions, c.channels];
         let positions = (span.embedding && c.positions == Positions::Learned)
-            .then(|| Embedding::new(build, c.names.positions, sizes, c.init_std, Factor::default()))
+            .then(|| Embedding::new(build, c.names.positions, sizes, c.init_std, Factor::default(), Split::None))
             .transpose()?;
         build.end_unit();
         let mut blocks = Vec::with_capacity(span.blocks.len());
@@ -147,10 +148,10 @@ impl Stage {
     /// The rows of the embedding, if the stage has one, plus learned positions.
     fn embed(&self, x: &Tensor, context: &Context, units: &mut dyn Units) -> Result<Tensor> {
         let Some(embedding) = &self.embedding else { return Ok(x.clone()) };
-        let x = embedding.forward(x, &fetch(&embedding.table, Direction::Forward, units)?)?;
+        let x = embedding.forward(x, &fetch(&embedding.table, Direction::Forward, units)?, &context.casts)?;
         let Some(positions) = &self.positions else { return Ok(x) };
         let loan = fetch(&positions.table, Direction::Forward, units)?;
-        Ok(add(&x, &positions.forward(&context.sequences.positions, &loan)?)?)
+        Ok(add(&x, &positions.forward(&context.sequences.positions, &loan, &context.casts)?)?)
     }
 
     /// The weight of the head, of a stage that ends with it.
@@ -171,19 +172,20 @@ impl Stage {
     }
 
     /// Losses `[T]` of I32 `targets` `[T]` after `normed` from [`Stage::forward`], and the gradient of `scale · Σ losses` by it; adds to
-    /// the gradient of the head. `None` for a stage without the head.
+    /// the gradient of the head. `None` for a stage without the head. `ranks` divide the tensors of layers.
     pub fn losses_and_gradient(
         &mut self,
         normed: &Tensor,
         targets: &Tensor,
         scale: &Tensor,
+        ranks: &dyn TensorRanks,
         units: &mut dyn Units,
     ) -> Result<Option<(Tensor, Tensor)>> {
         let soft_cap = self.soft_cap();
         let Some(weight) = self.head_weight_mut() else { return Ok(None) };
         let loan = fetch(weight, Direction::Backward, units)?;
         units.begin_gradients(&mut [&mut *weight])?;
-        Head::losses_and_gradient(normed, weight, &loan, targets, scale, soft_cap).map(Some)
+        Head::losses_and_gradient(normed, weight, &loan, targets, scale, soft_cap, ranks).map(Some)
     }
 
     /// Backward of a micro-batch, from the gradient `dy` `[T, C]` by the result of forward: adds to the gradients of all parameters, and
@@ -225,7 +227,7 @@ impl Stage {
                 let learned = self.positions.as_mut().map(|positions| (positions, &context.sequences.positions));
                 for (embedding, ids) in [Some((embedding, &ids)), learned].into_iter().flatten() {
                     units.begin_gradients(&mut [&mut embedding.table])?;
-                    embedding.backward(&dx, ids)?;
+                    embedding.backward(&dx, ids, &context.casts)?;
                     units.end_gradients(&mut [&mut embedding.table])?;
                 }
                 Ok(None)

@@ -151,11 +151,13 @@ impl<'a> Exchange<'a> {
     /// Finishes the reductions: each of `params` gets its reduced gradient, or that of its slice, and amaxes are reduced over the ranks
     /// that share scales. Returns the relative error of the gradients that this rank sent as FP8 codes, F32 `[1]`.
     pub fn finish(&mut self, mut params: Vec<&mut Param>, scaling: &mut ScalingState) -> Result<Option<Tensor>> {
-        if !self.reduces {
-            return Ok(None);
-        }
         let ranks = self.partition.ranks();
         let amaxes = Amaxes::merge(scaling, ranks)?;
+        if !self.reduces {
+            ranks.sum_whole_gradients(&mut params)?;
+            amaxes.finish(scaling)?;
+            return Ok(None);
+        }
         let vectors = Vectors::reduce(&mut params, ranks.sharing(Shared::Gradients))?;
         let buckets = self.partition.buckets();
         while !self.open.is_empty() {
@@ -182,6 +184,7 @@ impl<'a> Exchange<'a> {
         }
         drop(buckets);
         vectors.finish(&mut params)?;
+        ranks.sum_whole_gradients(&mut params)?;
         amaxes.finish(scaling)?;
         self.error.take().map(|error| Ok(error.relative()?)).transpose()
     }

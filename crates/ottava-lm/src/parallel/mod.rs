@@ -11,6 +11,7 @@ mod ranks;
 mod reduction;
 mod replicas;
 mod slices;
+mod tensor;
 mod zero;
 
 pub use exchange::Exchange;
@@ -18,4 +19,5 @@ pub use partition::{BufferBytes, Partition};
 pub use ranks::{Ranks, Shared};
 pub use reduction::ReduceFormat;
 pub use slices::{GRANULE, Slices};
+pub use tensor::TensorAxis;
 pub use zero::Zero;

@@ -15,7 +15,7 @@ use crate::models::Decoder;
 use crate::optim::{self, Optimizer, Prepared};
 use crate::param::{Grad, Param, UnitId};
 use crate::scaling::{Casts, MergeCounts};
-use ottava_tensor::comm::Reduce;
+use ottava_tensor::comm::{Axis, Reduce};
 use ottava_tensor::ops::{root_of_sum, sum_of_squares};
 use ottava_tensor::{DType, Tensor};
 use std::cell::{RefCell, RefMut};
@@ -131,13 +131,16 @@ impl Partition {
     /// The global norm of the reduced gradients of `params`, F32 `[1]`, on all ranks. The sum of squares is F64, and its order differs from
     /// that on one rank.
     pub fn grad_norm(&self, params: &[&mut Param]) -> Result<Tensor> {
-        if !self.divides() {
+        let tensor = self.ranks.group(&[Axis::Tensor]);
+        if !self.divides() && tensor.size() == 1 {
             return optim::grad_norm(params);
         }
         let ranks = self.ranks.sharing(Shared::Model);
         let (rank, size) = (ranks.rank(), ranks.size());
-        // Vectors are replicated, and counted once.
-        let counted = params.iter().filter(|param| param.is_sliced() || rank == 0);
+        // What several ranks have is counted once.
+        let is_first = (self.ranks.sharing(Shared::Slices).rank() == 0, tensor.rank() == 0);
+        let counts = |param: &&&mut Param| (param.is_sliced() || is_first.0) && (!param.is_whole() || is_first.1);
+        let counted = params.iter().filter(counts);
         let grads: Vec<_> = counted.filter_map(|param| param.gradient.get()).map(Grad::read).collect();
         let mut sums = Tensor::zeros(params[0].weights.device(), &[size], DType::F64)?;
         if !grads.is_empty() {

@@ -2,15 +2,17 @@
 
 use super::description::Description;
 use super::id::{ParamId, UnitId};
-use super::shard::{FolderTensor, Shard, ShardPlace, Split};
+use super::shard::{FolderTensor, Shard, Split};
 use crate::error::{Error, Result};
 use crate::level::{Formats, Level, Share};
 use crate::lora::Lora;
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Slots;
+use crate::tensor_ranks::{ShardPlace, TensorRanks};
 use ottava_tensor::{Device, Tensor};
 use std::ops::Range;
+use std::rc::Rc;
 
 /// Initial values of a parameter without a model folder.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -98,8 +100,6 @@ pub struct Builder<'a> {
     pub block: Option<(usize, usize)>,
     /// Adapters of the linears; if set, all other parameters are frozen.
     pub lora: Option<&'a Lora>,
-    /// This rank's place among the ranks that divide the tensors of layers.
-    pub place: ShardPlace,
     /// The id of the next parameter.
     next: ParamId,
 }
@@ -108,16 +108,46 @@ impl<'a> Builder<'a> {
     /// A builder without layers.
     pub fn new(device: &'a Device, recipe: &'a Recipe, purpose: Purpose) -> Builder<'a> {
         let (slots, description, next) = (Slots::default(), Description::default(), ParamId::default());
-        Builder { device, recipe, purpose, slots, description, block: None, lora: None, place: ShardPlace::ALONE, next }
+        Builder { device, recipe, purpose, slots, description, block: None, lora: None, next }
+    }
+
+    /// For layers whose tensors `ranks` divide.
+    pub fn divided(mut self, ranks: Rc<dyn TensorRanks>) -> Builder<'a> {
+        self.slots.ranks = ranks;
+        self
+    }
+
+    /// This rank's place among the ranks that divide the tensors of layers.
+    pub fn place(&self) -> ShardPlace {
+        self.slots.ranks.place()
     }
 
     /// The part of `tensor` that this rank holds if ranks divide it by `split`.
     pub fn shard(&self, tensor: FolderTensor, split: Split) -> Result<Shard> {
-        let uneven = || {
-            let (name, shape, ranks) = (&tensor.name, &tensor.shape, self.place.ranks);
-            Error::Config(format!("`{name}` of shape {shape:?} does not divide evenly among {ranks} ranks"))
+        let uneven = || self.uneven(&tensor);
+        Shard::new(tensor.clone(), split, self.place()).ok_or_else(uneven)
+    }
+
+    /// The parts of `tensor` that this rank holds if ranks divide each of the `parts` of its rows by `split`: a tensor that a family fuses,
+    /// for example queries, keys and values. One shard if nothing is divided.
+    pub fn shards(&self, tensor: FolderTensor, parts: &[usize], split: Split) -> Result<Vec<Shard>> {
+        if split != Split::Output || !self.place().is_divided() || parts.len() < 2 {
+            return Ok(vec![self.shard(tensor, split)?]);
+        }
+        let mut end = 0;
+        let part = |rows: &usize| {
+            end += rows;
+            let shard = Shard::within(tensor.clone(), end - rows..end, split, self.place());
+            shard.ok_or_else(|| self.uneven(&tensor))
         };
-        Shard::new(tensor.clone(), split, self.place).ok_or_else(uneven)
+        parts.iter().map(part).collect()
+    }
+
+    fn uneven(&self, tensor: &FolderTensor) -> Error {
+        let (name, shape, ranks) = (&tensor.name, &tensor.shape, self.place().ranks);
+        Error::Config(format!(
+            "`{name}` of shape {shape:?} does not divide evenly among the {ranks} ranks of `parallel.tensor`"
+        ))
     }
 
     /// Ends the unit that the parameters built since the last call belong to, if there are any.

@@ -1,5 +1,6 @@
 //! The part of a tensor of a model folder that a parameter holds.
 
+use crate::tensor_ranks::ShardPlace;
 use std::ops::Range;
 
 /// A tensor of a Hugging Face folder.
@@ -70,20 +71,6 @@ impl Split {
     }
 }
 
-/// A rank's place among those that divide the tensors of layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShardPlace {
-    /// This rank.
-    pub rank: usize,
-    /// The number of ranks.
-    pub ranks: usize,
-}
-
-impl ShardPlace {
-    /// A single rank, which holds all elements.
-    pub const ALONE: ShardPlace = ShardPlace { rank: 0, ranks: 1 };
-}
-
 /// The part of a [`FolderTensor`] that this rank holds: a range of indices of one dimension.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shard {
@@ -99,13 +86,23 @@ pub struct Shard {
 
 impl Shard {
     /// The shard of the rank at `place` if ranks divide `tensor` by `split`. `None` if the dimension does not divide evenly.
-    pub fn new(tensor: FolderTensor, split: Split, ShardPlace { rank, ranks }: ShardPlace) -> Option<Shard> {
-        let dim = split.dim().unwrap_or(0);
-        let size = tensor.shape[dim];
+    pub fn new(tensor: FolderTensor, split: Split, place: ShardPlace) -> Option<Shard> {
+        let whole = 0..tensor.shape[split.dim().unwrap_or(0)];
+        Shard::within(tensor, whole, split, place)
+    }
+
+    /// [`Shard::new`] of the indices `part` of the divided dimension, for a tensor of several parts that are divided one by one.
+    pub fn within(
+        tensor: FolderTensor,
+        part: Range<usize>,
+        split: Split,
+        ShardPlace { rank, ranks }: ShardPlace,
+    ) -> Option<Shard> {
+        let (dim, size) = (split.dim().unwrap_or(0), part.len());
         let range = match split {
-            Split::None => 0..size,
+            Split::None => part,
             _ if !size.is_multiple_of(ranks) => return None,
-            _ => rank * (size / ranks)..(rank + 1) * (size / ranks),
+            _ => part.start + rank * (size / ranks)..part.start + (rank + 1) * (size / ranks),
         };
         Some(Shard { tensor, split, dim, range })
     }

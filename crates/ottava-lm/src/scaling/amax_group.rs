@@ -16,6 +16,13 @@ pub enum AmaxGroup {
 impl AmaxGroup {
     /// For activations and gradients, whose rows and tokens these axes divide, and for weights, which ZeRO divides over them.
     pub const DATA: AmaxGroup = AmaxGroup::Over(&[Axis::Data, Axis::Context]);
+    /// For the same if ranks also divide the tensor itself, and its scale is that of the whole tensor.
+    pub const TENSOR: AmaxGroup = AmaxGroup::Over(&[Axis::Data, Axis::Context, Axis::Tensor]);
+
+    /// Whether ranks that divide the tensor share its scale.
+    pub fn spans_tensor(self) -> bool {
+        matches!(self, AmaxGroup::Over(axes) if axes.contains(&Axis::Tensor))
+    }
 }
 
 impl fmt::Display for AmaxGroup {

@@ -4,8 +4,9 @@ use super::histogram::Histogram;
 use super::scales::{Scale, Scales, Slot};
 use super::values::Values;
 use crate::error::Result;
-use crate::mode::Mode;
+use crate::mode::{Mode, Pass};
 use crate::operand::FrozenScale;
+use crate::tensor_ranks::ShardPlace;
 use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Output, Produced};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
@@ -47,6 +48,39 @@ impl Casts<'_> {
     /// The casts in another mode.
     pub fn in_mode(&mut self, mode: Mode) -> Casts<'_> {
         Casts { scales: self.scales, recorder: self.recorder, mode }
+    }
+
+    /// This rank among those that divide the tensors of layers.
+    pub fn place(&self) -> ShardPlace {
+        self.scales.tensor_ranks().place()
+    }
+
+    /// Whether the ranks that divide the tensors of layers also divide the tokens between sublayers. In inference, which has few tokens, each
+    /// of them has all tokens.
+    pub fn divides_tokens(&self) -> bool {
+        self.place().is_divided() && self.mode.pass != Pass::Inference
+    }
+
+    /// All rows of a matrix, of which this rank has `rows` if ranks divide tokens.
+    pub fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
+        if self.divides_tokens() { self.scales.tensor_ranks().gather(name, rows) } else { Ok(rows.clone()) }
+    }
+
+    /// `addend + Σ partial` over the ranks that divide tensors: this rank's rows if ranks divide tokens.
+    pub fn sum(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+        let ranks = self.scales.tensor_ranks();
+        match addend {
+            _ if self.divides_tokens() => ranks.sum_own_rows(name, partial, addend),
+            Some(addend) => Ok(ops::add(&ranks.sum(name, partial)?, addend)?),
+            None => ranks.sum(name, partial),
+        }
+    }
+
+    /// This rank's rows of `x`, which all ranks have whole, if ranks divide tokens.
+    pub fn own_rows(&self, x: &Tensor) -> Result<Tensor> {
+        let ShardPlace { rank, ranks } = self.place();
+        let rows = x.shape()[0] / ranks;
+        if self.divides_tokens() { Ok(x.rows(rank * rows, (rank + 1) * rows)?) } else { Ok(x.clone()) }
     }
 
     /// The statistics that casts of this pass write.
@@ -154,7 +188,12 @@ impl Casts<'_> {
     }
 
     /// The scale of a tensor with an `amax` from [`Casts::amax_for`].
+    ///
+    /// The ranks that divide the tensor compute one scale if their group shares it.
     pub fn own_scale(&mut self, slot: Slot, mut amax: Tensor) -> Result<FrozenScale> {
+        if self.scales.amax_groups()[slot.index()].spans_tensor() {
+            amax = self.scales.tensor_ranks().largest(self.scales.name(slot), amax)?;
+        }
         let scale = ops::take_scale(&mut amax, self.scales.format(slot), self.scales.current_scaling(slot))?;
         self.recorder.spare_amaxes.push(amax);
         Ok(FrozenScale::own(scale))

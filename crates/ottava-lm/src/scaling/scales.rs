@@ -4,18 +4,28 @@ use super::amax_group::AmaxGroup;
 use crate::error::Result;
 use crate::operand::FrozenScale;
 use crate::recipe::{Cast, FirstStep, Scaling};
+use crate::tensor_ranks::{TensorRanks, Undivided};
 use ottava_tensor::ops::{CastScale, CurrentScaling, DelayedScales, DelayedScaling};
 use ottava_tensor::{DType, Device, Granularity, Tensor};
+use std::rc::Rc;
 
 /// Index of one cast in the scaling state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(usize);
 
 /// Collects the casts of a model while it is built.
-#[derive(Default)]
 pub struct Slots {
     casts: Vec<(String, Cast)>,
     amax_groups: Vec<AmaxGroup>,
+    /// The ranks that divide the tensors of the model's layers.
+    pub ranks: Rc<dyn TensorRanks>,
+}
+
+impl Default for Slots {
+    /// No casts, of layers on one rank.
+    fn default() -> Slots {
+        Slots { casts: Vec::new(), amax_groups: Vec::new(), ranks: Rc::new(Undivided) }
+    }
 }
 
 impl Slot {
@@ -91,13 +101,15 @@ pub struct Scales {
     pub(super) slots: Vec<(String, Cast)>,
     /// By slot.
     amax_groups: Vec<AmaxGroup>,
+    /// The ranks that divide the tensors of layers.
+    ranks: Rc<dyn TensorRanks>,
     /// Histories and scales; without delayed scaling, only counts of infinities. `None` without casts.
     pub(super) arrays: Option<DelayedScales>,
     pub(super) delayed: Option<Delayed>,
 }
 
 impl Scales {
-    pub(super) fn new(device: &Device, Slots { casts: slots, amax_groups }: Slots) -> Result<Scales> {
+    pub(super) fn new(device: &Device, Slots { casts: slots, amax_groups, ranks }: Slots) -> Result<Scales> {
         let delayed = slots.iter().find_map(|(_, cast)| match cast.scaling {
             Scaling::Delayed { how, window, first_step } => {
                 Some((Delayed { how, first_step, updates: 0, set: None }, window))
@@ -107,7 +119,7 @@ impl Scales {
         let (delayed, window) = delayed.map_or((None, 1), |(delayed, window)| (Some(delayed), window));
         let largest: Vec<f32> = slots.iter().filter_map(|(_, cast)| cast.format.max_finite()).collect();
         let arrays = (!slots.is_empty()).then(|| DelayedScales::new(device, window, &largest)).transpose()?;
-        Ok(Scales { slots, amax_groups, arrays, delayed })
+        Ok(Scales { slots, amax_groups, ranks, arrays, delayed })
     }
 
     /// The number of casts.
@@ -123,6 +135,21 @@ impl Scales {
     /// The ranks that share the scale of each cast.
     pub fn amax_groups(&self) -> &[AmaxGroup] {
         &self.amax_groups
+    }
+
+    /// The ranks that divide the tensors of layers.
+    pub fn tensor_ranks(&self) -> &dyn TensorRanks {
+        &*self.ranks
+    }
+
+    /// The name of the cast in `slot`.
+    pub fn name(&self, slot: Slot) -> &str {
+        &self.slots[slot.0].0
+    }
+
+    /// Whether a cast in `slot` has one scale per tensor.
+    pub fn is_per_tensor(&self, slot: Slot) -> bool {
+        self.slots[slot.0].1.granularity == Granularity::PerTensor
     }
 
     /// See [`ScalingState::scale_rows`](super::ScalingState::scale_rows).

@@ -102,7 +102,7 @@ impl TrainStep {
         Ok(TrainStep {
             program: Program::step(
                 micro_batches,
-                Reductions::for_step(partition.ranks().sharing(Shared::Gradients).size(), partition.zero()),
+                Reductions::for_step(partition.ranks().sharing(Shared::Model).size(), partition.zero()),
             ),
             micro_batches: inputs.into_iter().zip(targets).map(micro_batch).collect(),
             target_tokens: vec![tokens; micro_batches],

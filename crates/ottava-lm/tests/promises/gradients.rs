@@ -12,11 +12,12 @@ use ottava_lm::layers::{
     QkNorm, Sublayer,
 };
 use ottava_lm::lora::{Lora, Targets};
-use ottava_lm::mode::StepPrecision;
+use ottava_lm::mode::{Mode, StepPrecision};
 use ottava_lm::models::{Decoder, DecoderConfig};
-use ottava_lm::param::{Builder, Loan, MemoryPolicy, Param, Purpose};
+use ottava_lm::param::{Builder, Loan, MemoryPolicy, Param, Purpose, Split};
 use ottava_lm::recompute::Recompute;
-use ottava_lm::scaling::{OneRank, ScalingState};
+use ottava_lm::scaling::{OneRank, ScalingState, Slots};
+use ottava_lm::tensor_ranks::Undivided;
 use ottava_tensor::ops::Activation::{self, SwiGlu};
 use ottava_tensor::ops::{Gelu, IGNORE_INDEX, NormKind, NormScope, RopePairs, cast, real_type, rope_table};
 use ottava_tensor::testing::{integers, normals, values};
@@ -319,7 +320,7 @@ fn embedding(vocabulary: usize, channels: usize, factor: f32) -> Embedding {
     let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL));
     let factor = Factor::new(&Device::Cpu, channels, factor).expect("it is built");
     let mut embedding =
-        Embedding::new(&mut build, "embedding", [vocabulary, channels], 0.5, factor).expect("it is built");
+        Embedding::new(&mut build, "embedding", [vocabulary, channels], 0.5, factor, Split::None).expect("it is built");
     load(vec![&mut embedding.table]);
     embedding
 }
@@ -335,13 +336,19 @@ fn embedding_grad_check(mut embedding: Embedding) {
     // Token 3 comes twice: its row gets two gradients. Most tokens do not come, and their rows get none.
     let ids = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, 10, 3, 0]).unwrap();
     let dy = normals("dy", &[4, 5], DType::F64);
-    embedding.backward(&dy, &ids).unwrap();
+    let mut scaling = ScalingState::new(&Device::Cpu, Slots::default()).unwrap();
+    let casts = scaling.casts(Mode::TRAINING);
+    embedding.backward(&dy, &ids, &casts).unwrap();
     let (once, start) = (gradient(&embedding.table), embedding.table.value().unwrap());
     expect_gradient("embedding", &once, &start, |value| {
         embedding.table.weights.set_value(value);
-        values(&embedding.forward(&ids, Loan::none()).unwrap()).iter().zip(values(&dy)).map(|(y, dy)| y * dy).sum()
+        values(&embedding.forward(&ids, Loan::none(), &casts).unwrap())
+            .iter()
+            .zip(values(&dy))
+            .map(|(y, dy)| y * dy)
+            .sum()
     });
-    embedding.backward(&dy, &ids).unwrap();
+    embedding.backward(&dy, &ids, &casts).unwrap();
     let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
     assert!(largest_error(&gradient(&embedding.table), &twice) < 1e-14, "the second backward adds");
 }
@@ -358,15 +365,19 @@ fn head_grad_check(mut weight: Param, soft_cap: Option<f64>) {
     let targets = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, IGNORE_INDEX, 10, 0]).unwrap();
     let scale = 0.37;
     let (losses, dx) =
-        Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale), soft_cap).unwrap();
+        Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale), soft_cap, &Undivided)
+            .unwrap();
     assert_eq!(
         values(&losses),
-        values(&Head::losses(&x, &weight, Loan::none(), &targets, soft_cap).unwrap()),
+        values(&Head::losses(&x, &weight, Loan::none(), &targets, soft_cap, &Undivided).unwrap()),
         "with and without gradient"
     );
     assert_eq!(values(&losses)[1], 0.0, "an ignored target has no loss");
     let loss = |x: &Tensor, weight: &Param| {
-        scale * values(&Head::losses(x, weight, Loan::none(), &targets, soft_cap).unwrap()).iter().sum::<f64>()
+        scale
+            * values(&Head::losses(x, weight, Loan::none(), &targets, soft_cap, &Undivided).unwrap())
+                .iter()
+                .sum::<f64>()
     };
     expect_gradient("head: dx", &values(&dx), &x, |x| loss(&x, &weight));
     let (once, start) = (gradient(&weight), weight.value().unwrap());
@@ -375,7 +386,8 @@ fn head_grad_check(mut weight: Param, soft_cap: Option<f64>) {
         loss(&x, &weight)
     });
     weight.weights.set_value(start);
-    Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale), soft_cap).unwrap();
+    Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale), soft_cap, &Undivided)
+        .unwrap();
     let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
     assert!(largest_error(&gradient(&weight), &twice) < 1e-14, "the second backward adds");
 }
@@ -388,11 +400,12 @@ fn head_gradient_does_not_depend_on_chunks() {
     let x = normals("x", &[2051, 3], DType::F64);
     let targets = integers("targets", 2051, 5);
     let (losses, dx) =
-        Head::losses_and_gradient(&x, &mut whole, Loan::none(), &targets, &on_device(1.0), None).unwrap();
+        Head::losses_and_gradient(&x, &mut whole, Loan::none(), &targets, &on_device(1.0), None, &Undivided).unwrap();
     for (start, end) in [(0, 1000), (1000, 2051)] {
         let (x, targets) = (x.rows(start, end).unwrap(), targets.rows(start, end).unwrap());
         let (part, dpart) =
-            Head::losses_and_gradient(&x, &mut halves, Loan::none(), &targets, &on_device(1.0), None).unwrap();
+            Head::losses_and_gradient(&x, &mut halves, Loan::none(), &targets, &on_device(1.0), None, &Undivided)
+                .unwrap();
         assert_eq!(values(&part), values(&losses.rows(start, end).unwrap()));
         assert_eq!(values(&dpart), values(&dx.rows(start, end).unwrap()));
     }

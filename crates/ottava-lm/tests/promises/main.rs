@@ -38,3 +38,4 @@ mod sharded;
 mod smooth;
 mod stages;
 mod steps;
+mod tensor;

@@ -190,7 +190,10 @@ pub fn linear(
 ) -> ottava_lm::Result<Linear> {
     let parts: Vec<_> = parts.iter().map(|(name, rows)| (name.to_string(), *rows)).collect();
     let (name, parts, transposed, split) = ("linear", &parts, false, Split::None);
-    Linear::new(build, LinearConfig { name, parts, inputs, bias, std, transposed, split, shared_input: None })
+    Linear::new(
+        build,
+        LinearConfig { name, parts, fused: &[], inputs, bias, std, transposed, split, shared_input: None },
+    )
 }
 
 /// A model from keys of `config.json`.

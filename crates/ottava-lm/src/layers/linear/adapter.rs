@@ -32,28 +32,37 @@ struct AdapterPart {
 impl Adapter {
     /// The adapters of a linear of `parts` (name, rows) with `inputs` columns; `None` if none of them is a target of the builder's
     /// [`Lora`](crate::lora::Lora).
-    pub fn new(build: &mut Builder, parts: &[(String, usize)], inputs: usize) -> Result<Option<Adapter>> {
+    ///
+    /// Ranks divide `A` by inputs or `B` by outputs, as the weight by `split`.
+    pub fn new(build: &mut Builder, parts: &[(String, usize)], inputs: usize, split: Split) -> Result<Option<Adapter>> {
         let Some(lora) = build.lora else { return Ok(None) };
+        let ranks = if split == Split::Output { build.place().ranks } else { 1 };
+        let (of_a, of_b) = match split {
+            Split::Input => (Split::Input, Split::None),
+            Split::Output => (Split::None, Split::Output),
+            Split::None | Split::Vocabulary => (Split::None, Split::None),
+        };
         let (mut end, mut targets) = (0, Vec::new());
         for (name, rows) in parts {
-            end += rows;
+            let own = rows / ranks;
+            end += own;
             if lora.targets.names(name) {
-                targets.push((name, end - rows..end));
+                targets.push((name, *rows, end - own..end));
             }
         }
         if targets.is_empty() {
             return Ok(None);
         }
         let (rank, size) = (lora.r, lora.r * targets.len());
-        let shard = |build: &Builder, name: &str, of: &str, shape| {
-            build.shard(FolderTensor::new(format!("base_model.model.{name}.{of}.weight"), shape), Split::None)
+        let shard = |build: &Builder, name: &str, of: &str, shape, split| {
+            build.shard(FolderTensor::new(format!("base_model.model.{name}.{of}.weight"), shape), split)
         };
-        let a = targets.iter().map(|(name, _)| shard(build, name, "lora_A", vec![rank, inputs]));
+        let a = targets.iter().map(|(name, ..)| shard(build, name, "lora_A", vec![rank, inputs], of_a));
         let a = a.collect::<Result<_>>()?;
         // Kaiming's uniform distribution with a = sqrt(5), as in PEFT.
         let a = Param::adapter(build, a, Init::Uniform((inputs as f32).sqrt().recip()))?;
-        let parts = targets.into_iter().map(|(name, rows)| {
-            let b = vec![shard(build, name, "lora_B", vec![rows.len(), rank])?];
+        let parts = targets.into_iter().map(|(name, outputs, rows)| {
+            let b = vec![shard(build, name, "lora_B", vec![outputs, rank], of_b)?];
             Ok(AdapterPart { b: Param::adapter(build, b, Init::Zeros)?, rows })
         });
         let parts = parts.collect::<Result<_>>()?;

@@ -5,13 +5,13 @@
 //! arXiv:2409.12517, section 4.
 
 use super::super::cast::OperandCast;
-use super::{Linear, LinearConfig, Parts};
+use super::{Linear, LinearConfig, Parts, amax_group};
 use crate::context::Context;
 use crate::error::Result;
 use crate::mode::Pass;
 use crate::operand::{FrozenScale, View};
-use crate::param::Builder;
-use crate::scaling::{AmaxGroup, Slot};
+use crate::param::{Builder, Split};
+use crate::scaling::Slot;
 use ottava_tensor::ops::{
     CodeCopies, Operand, add_unscaled_columns, column_scales, gemm_nt, scale_columns, unscale_columns,
 };
@@ -40,13 +40,15 @@ impl Linear {
             return Ok((Linear::from_parts(build, config, parts)?, None));
         };
         let name = config.name;
-        let input = build.slots.add(format!("{name}.input"), casts.input, AmaxGroup::DATA);
+        let group = amax_group(build);
+        let input = build.slots.add(format!("{name}.input"), casts.input, group);
         // The scaled weight depends on the input, so no update can cast it; its cast is not part of the parameter.
-        let weight = build.slots.add(format!("{name}.weight"), casts.weight, AmaxGroup::DATA);
-        let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output, AmaxGroup::DATA);
-        let gradient = OperandCast::new(gradient, [products.dgrad, products.wgrad], parts.bias.is_some());
+        let weight = build.slots.add(format!("{name}.weight"), casts.weight, group);
+        let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group);
+        let gradient = OperandCast::new(gradient, [products.dgrad, products.wgrad], parts.bias.is_some()).gathering();
         let Parts { weight: own, bias, adapter, .. } = parts;
-        let linear = Linear { weight: own, bias, adapter, products, input: OperandCast::NONE, gradient };
+        let (input_cast, split) = (OperandCast::NONE, config.split);
+        let linear = Linear { weight: own, bias, adapter, products, input: input_cast, gradient, split };
         Ok((linear, Some(SmoothCasts { input, weight })))
     }
 }
@@ -73,7 +75,9 @@ impl SmoothCasts {
         let weight = pass.freeze(self.weight, &scaled)?;
         let scaled = pass.quantize(self.weight, &weight, &scaled, CodeCopies::Rows)?;
         let how = linear.products.fprop.accumulation();
-        let y = linear.output(Operand::Rows(&x), Operand::Rows(&scaled), residual, how)?;
+        let sums = linear.sums(Split::Input, pass);
+        let y = linear.output(Operand::Rows(&x), Operand::Rows(&scaled), residual.filter(|_| !sums), how, pass)?;
+        let y = if sums { pass.sum(linear.weight.name(), y, residual)? } else { y };
         Ok((y, ColumnScales { columns, input, weight }))
     }
 
