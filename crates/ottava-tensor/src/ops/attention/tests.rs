@@ -61,7 +61,7 @@ fn attention_agrees_across_devices() {
             let l = l.with_deterministic(deterministic);
             // Probabilities are rounded to BF16 before they multiply values inside cuDNN; in F32 sums run in another order.
             let tolerance = if dtype == DType::F32 {
-                Tolerance::Steps(DType::F32, 64.0)
+                Tolerance::Steps(DType::F32, if l.seq_len > 1000 { 256.0 } else { 64.0 })
             } else {
                 Tolerance::Steps(DType::BF16, 6.0)
             };
