@@ -10,6 +10,7 @@ mod prepare;
 mod ranks;
 mod reduction;
 mod replicas;
+mod schedule;
 mod slices;
 mod zero;
 
@@ -17,5 +18,6 @@ pub use exchange::Exchange;
 pub use partition::{BufferBytes, Partition};
 pub use ranks::{Ranks, Shared};
 pub use reduction::ReduceFormat;
+pub use schedule::{Message, Part, Schedule, ScheduleKind, Task};
 pub use slices::{GRANULE, Slices};
 pub use zero::Zero;
