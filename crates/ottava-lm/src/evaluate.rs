@@ -48,7 +48,7 @@ pub fn evaluate(
         let Some(batch) = turns.get(rounds.rank()).or(turns.first()) else { break };
         let micro_batches = &[MicroBatch::new(batch, model.device())?];
         let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition };
-        let losses = program.run(std::slice::from_mut(model), &inputs, None)?;
+        let losses = program.run(model, &inputs, None)?;
         ranks.compare_gpu_calls("an evaluation")?;
         let loss = losses.iter().map(total).sum::<Result<f64>>()?;
         let targets = batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count();

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::Optimizer;
-use crate::parallel::{Partition, Ranks};
+use crate::parallel::{Partition, Ranks, Schedule};
 use crate::param::WeightSource;
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
@@ -45,7 +45,7 @@ impl Run {
         let optimizer = run.new_optimizer(&model.parameters())?;
         drop(states);
         let (micro_batches, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
-        let step = TrainStep::shared(&model, micro_batches, rows, seq_len, partition)?;
+        let step = TrainStep::shared(&model, Schedule::of_one_rank(micro_batches), rows, seq_len, partition)?;
         Ok(Run { model, optimizer, step, weights_digest })
     }
 

@@ -5,7 +5,9 @@ mod bucket;
 mod exchange;
 mod load;
 mod matrices;
+mod norm;
 mod partition;
+mod pipeline;
 mod prepare;
 mod ranks;
 mod reduction;
@@ -16,6 +18,7 @@ mod zero;
 
 pub use exchange::Exchange;
 pub use partition::{BufferBytes, Partition};
+pub use pipeline::{Messages, Pipeline};
 pub use ranks::{Ranks, Shared};
 pub use reduction::ReduceFormat;
 pub use schedule::{Message, Part, Schedule, ScheduleKind, Task};

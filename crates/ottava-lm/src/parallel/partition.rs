@@ -6,6 +6,7 @@
 //! are gathered from all ranks, as codes if products read only codes.
 
 use super::bucket::{Bucket, Stored, Writer};
+use super::norm::NormPlaces;
 use super::reduction::ReduceFormat;
 use super::zero::Zero;
 use super::{Ranks, Shared};
@@ -13,10 +14,9 @@ use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::models::Decoder;
 use crate::optim::{self, Optimizer, Prepared};
-use crate::param::{Grad, Param, UnitId};
+use crate::param::{Param, UnitId};
 use crate::scaling::{Casts, MergeCounts};
 use ottava_tensor::comm::Reduce;
-use ottava_tensor::ops::{root_of_sum, sum_of_squares};
 use ottava_tensor::{DType, Tensor};
 use std::cell::{RefCell, RefMut};
 use std::ops::Range;
@@ -40,13 +40,16 @@ pub struct Partition {
     reduction: ReduceFormat,
     /// Of several ranks.
     buckets: RefCell<Vec<Bucket>>,
+    /// Of several stages, from the first step on.
+    norm_places: RefCell<Option<NormPlaces>>,
 }
 
 impl Partition {
     /// A single rank, which stores everything.
     pub fn solo() -> Partition {
         let (ranks, buckets) = (Rc::new(Ranks::solo()), RefCell::default());
-        Partition { ranks, zero: Zero::Nothing, reduction: ReduceFormat::Stored, buckets }
+        let norm_places = RefCell::default();
+        Partition { ranks, zero: Zero::Nothing, reduction: ReduceFormat::Stored, buckets, norm_places }
     }
 
     /// Divides `model` among `ranks`, before its weights are loaded and its optimizer is created. Gradients are sent in the format
@@ -80,7 +83,7 @@ impl Partition {
                 }
             }
         }
-        Ok(Partition { ranks, zero, reduction, buckets: RefCell::new(buckets) })
+        Ok(Partition { ranks, zero, reduction, buckets: RefCell::new(buckets), norm_places: RefCell::default() })
     }
 
     /// The ranks.
@@ -123,27 +126,13 @@ impl Partition {
         self.zero > Zero::Nothing && self.ranks.sharing(Shared::Slices).size() > 1
     }
 
+    pub(super) fn norm_places(&self) -> &RefCell<Option<NormPlaces>> {
+        &self.norm_places
+    }
+
     /// The buckets.
     pub(super) fn buckets(&self) -> RefMut<'_, Vec<Bucket>> {
         self.buckets.borrow_mut()
-    }
-
-    /// The global norm of the reduced gradients of `params`, F32 `[1]`, on all ranks. The sum of squares is F64, and its order differs from
-    /// that on one rank.
-    pub fn grad_norm(&self, params: &[&mut Param]) -> Result<Tensor> {
-        if !self.divides() {
-            return optim::grad_norm(params);
-        }
-        let ranks = self.ranks.sharing(Shared::Model);
-        let (rank, size) = (ranks.rank(), ranks.size());
-        // Vectors are replicated, and counted once.
-        let counted = params.iter().filter(|param| param.is_sliced() || rank == 0);
-        let grads: Vec<_> = counted.filter_map(|param| param.gradient.get()).map(Grad::read).collect();
-        let mut sums = Tensor::zeros(params[0].weights.device(), &[size], DType::F64)?;
-        if !grads.is_empty() {
-            sums.copy_from(rank, &sum_of_squares(&grads)?)?;
-        }
-        Ok(root_of_sum(&ranks.all_gather("gradient norm", sums)?.wait()?)?)
     }
 
     /// Updates the weights with reduced gradients, each rank its slices, and casts them for the next step.

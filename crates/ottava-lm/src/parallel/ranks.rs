@@ -1,5 +1,6 @@
 //! The ranks of a run: agreements of all ranks, and the groups over which tensors are reduced.
 
+use super::pipeline::Pipeline;
 use crate::error::{Error, Result};
 use ottava_tensor::Device;
 use ottava_tensor::comm::{Axis, Group, Mesh, MeshShape, Stopper, Traffic};
@@ -31,14 +32,14 @@ impl Shared {
 /// The ranks of a run. All ranks agree on errors, stops and equal settings; reductions of tensors use the group of ranks that
 /// [share](Ranks::sharing) them.
 pub struct Ranks {
+    pipeline: Pipeline,
     mesh: Mesh,
 }
 
 impl Ranks {
     /// One process with all rows.
     pub fn solo() -> Ranks {
-        let mesh = Mesh::new(Group::solo(), MeshShape::of_data(1));
-        Ranks { mesh: mesh.expect("one rank is a mesh of one rank") }
+        Ranks::of(Group::solo(), MeshShape::of_data(1)).expect("one rank is a mesh of one rank")
     }
 
     /// The ranks of `world`, the group of all ranks, in a mesh of `shape`; this rank trains on `device`. GPUs exchange tensors by NCCL.
@@ -49,7 +50,17 @@ impl Ranks {
             Device::Cuda(gpu) => world.with_gpu(gpu, Error::RANKS)?,
             Device::Cpu | Device::DryCpu(_) => world,
         };
-        Ok(Ranks { mesh: Mesh::new(world, shape)? })
+        Ranks::of(world, shape)
+    }
+
+    fn of(world: Group, shape: MeshShape) -> Result<Ranks> {
+        let mesh = Mesh::new(world, shape)?;
+        Ok(Ranks { pipeline: Pipeline::new(&mesh)?, mesh })
+    }
+
+    /// The place of this rank in the pipeline.
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
     }
 
     /// The ranks that share `what` with this rank, this rank included.
@@ -65,6 +76,17 @@ impl Ranks {
     /// The entries of `all`, which has one per rank, of the ranks that share `what` with this rank.
     pub fn among<'a, T>(&self, what: Shared, all: &'a [T]) -> impl Iterator<Item = &'a T> {
         self.sharing(what).ranks().iter().map(|&rank| &all[rank])
+    }
+
+    /// The entries of `all`, which has one per rank, of the ranks that compute the losses of the tokens that are divided among ranks: those
+    /// with the last stage of the model.
+    pub fn of_losses<'a, T>(&self, all: &'a [T]) -> impl Iterator<Item = &'a T> {
+        let shape = *self.mesh.shape();
+        let (tensor, last) = (self.mesh.coordinate(Axis::Tensor), shape.pipeline - 1);
+        let has = move |rank: usize| {
+            (shape.coordinate(rank, Axis::Tensor), shape.coordinate(rank, Axis::Pipeline)) == (tensor, last)
+        };
+        all.iter().enumerate().filter(move |(rank, _)| has(*rank)).map(|(_, entry)| entry)
     }
 
     /// The number of this rank.

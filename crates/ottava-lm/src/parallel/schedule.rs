@@ -69,6 +69,16 @@ pub enum Message {
     Gradient,
 }
 
+impl Message {
+    /// Its name in messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Message::Activation => "activation",
+            Message::Gradient => "gradient",
+        }
+    }
+}
+
 /// A task of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Task {

@@ -186,7 +186,7 @@ impl DryRun {
                 let sequences = Sequences::new(device, rows, seq_len)?;
                 let micro_batches = &[MicroBatch { inputs: ids()?, targets: ids()?, sequences }];
                 let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition: step.partition() };
-                Program::evaluation().run(std::slice::from_mut(model), &inputs, None).map(drop)
+                Program::evaluation().run(model, &inputs, None).map(drop)
             }
             false => Ok(()),
         };

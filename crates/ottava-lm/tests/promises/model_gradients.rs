@@ -156,7 +156,7 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     let last = Span { blocks: 0..0, embedding: false, head: true };
     let part = |span| {
         let purpose = Purpose::Train(MemoryPolicy::FULL);
-        let mut part = Decoder::part(&sizes, recipe, device, purpose, 32, &span).unwrap();
+        let mut part = Decoder::staged(&sizes, recipe, device, purpose, 32, &[span]).unwrap();
         part.load(&mut Seeded { std: STD }).unwrap();
         part.quantize_weights().unwrap();
         part
@@ -167,14 +167,14 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     let mut saved = Vec::new();
     for part in &mut parts {
         let kept;
-        (x, kept) = part.forward(&x, &sequences, StepPrecision::Recipe, &mut Resident).unwrap();
+        (x, kept) = part.forward(0, &x, &sequences, StepPrecision::Recipe, &mut Resident).unwrap();
         saved.push(kept);
     }
     let scale = cast(&Tensor::from_slice(device, &[1], &[1.0 / (ROWS * TOKENS) as f64]).unwrap(), DType::F32).unwrap();
     let head = parts.last_mut().expect("there is one");
     let (_, mut dy) = head.losses_and_gradient(&x, &targets, &scale, &mut Resident).unwrap();
     for (i, (part, kept)) in parts.iter_mut().zip(saved).enumerate().rev() {
-        let Some(dx) = part.backward(dy.clone(), kept, &sequences, StepPrecision::Recipe, &mut Resident).unwrap()
+        let Some(dx) = part.backward(0, dy.clone(), kept, &sequences, StepPrecision::Recipe, &mut Resident).unwrap()
         else {
             break;
         };

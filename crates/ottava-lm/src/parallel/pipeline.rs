@@ -1,0 +1,120 @@
+//! The place of a rank in the pipeline, and its messages to the ranks beside it.
+//!
+//! Each direction between two neighbours has a group of its own, for activations and for gradients. So messages of one direction never wait
+//! for those of another, and the order of each is tested (`schedule/tests.rs`).
+
+use super::schedule::Message;
+use crate::error::Result;
+use ottava_tensor::Tensor;
+use ottava_tensor::comm::{Axis, Group, Mesh, Pending, Reduce};
+
+/// A rank's place among the ranks that divide the layers, and the groups of its messages.
+pub struct Pipeline {
+    rank: usize,
+    size: usize,
+    /// Activations and gradients: from the rank that sends them to this one, and from this one to the rank that reads them.
+    channels: Vec<[Channel; 2]>,
+    /// The first and the last rank.
+    ends: Option<Group>,
+}
+
+/// A direction between two ranks.
+struct Channel {
+    group: Group,
+    /// The other rank, in the group.
+    peer: usize,
+}
+
+impl Pipeline {
+    /// The pipeline of the ranks of `mesh`, which all call it.
+    pub(super) fn new(mesh: &Mesh) -> Result<Pipeline> {
+        let (rank, size) = (mesh.coordinate(Axis::Pipeline), mesh.size(Axis::Pipeline));
+        let (mut channels, mut ends) = (Vec::new(), None);
+        if size > 1 {
+            let all = mesh.group(&[Axis::Pipeline]);
+            for message in [Message::Activation, Message::Gradient] {
+                let (mut from, mut to) = (None, None);
+                for sender in 0..size {
+                    let reader = match message {
+                        Message::Activation => (sender + 1) % size,
+                        Message::Gradient => (sender + size - 1) % size,
+                    };
+                    let name = format!("pipeline: {} of {sender}", message.as_str());
+                    let group = pair(all, &name, [sender, reader])?;
+                    if rank == sender {
+                        to = Some(Channel::new(group, all, reader));
+                    } else if rank == reader {
+                        from = Some(Channel::new(group, all, sender));
+                    }
+                }
+                channels.extend(from.zip(to).map(|(from, to)| [from, to]));
+            }
+            ends =
+                Some(pair(all, "pipeline: first and last", [0, size - 1])?).filter(|_| [0, size - 1].contains(&rank));
+        }
+        Ok(Pipeline { rank, size, channels, ends })
+    }
+
+    /// This rank's place, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The sum of the gradients `gradient` of the first and of the last rank, which only these call.
+    pub fn sum_of_ends(&self, name: &str, gradient: Tensor) -> Result<Tensor> {
+        match &self.ends {
+            Some(ends) => Ok(ends.all_reduce(name, Reduce::Sum, gradient)?.wait()?),
+            None => Ok(gradient),
+        }
+    }
+}
+
+impl Channel {
+    fn new(group: Group, all: &Group, peer: usize) -> Channel {
+        let peer = all.ranks()[peer];
+        let peer = group.ranks().iter().position(|&rank| rank == peer).expect("both ranks are in their group");
+        Channel { group, peer }
+    }
+}
+
+/// The group of two ranks of `all`; another one for other ranks, which all call it.
+fn pair(all: &Group, name: &str, ranks: [usize; 2]) -> Result<Group> {
+    let colour = if ranks.contains(&all.rank()) { 0 } else { 1 + all.rank() };
+    Ok(all.split(name, colour, all.rank())?)
+}
+
+/// The messages of a pass through the pipeline.
+pub struct Messages<'a> {
+    pipeline: &'a Pipeline,
+    /// The last send of activations and of gradients.
+    sent: [Option<Pending>; 2],
+}
+
+impl<'a> Messages<'a> {
+    /// No messages yet.
+    pub fn new(pipeline: &'a Pipeline) -> Messages<'a> {
+        Messages { pipeline, sent: [None, None] }
+    }
+
+    /// Starts to send `tensor` to the rank that reads `message` next. On a GPU, later work waits for the send before this one of the same
+    /// direction, so at most two are in progress.
+    pub fn send(&mut self, message: Message, name: &str, tensor: &Tensor) -> Result<()> {
+        let [_, Channel { group, peer }] = &self.pipeline.channels[message as usize];
+        let pending = group.send(name, *peer, tensor)?;
+        if let Some(before) = self.sent[message as usize].replace(pending) {
+            before.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Receives `message` into `tensor`.
+    pub fn receive(&mut self, message: Message, name: &str, tensor: Tensor) -> Result<Tensor> {
+        let [Channel { group, peer }, _] = &self.pipeline.channels[message as usize];
+        Ok(group.receive(name, *peer, tensor)?.wait()?)
+    }
+}
