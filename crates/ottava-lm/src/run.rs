@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::Optimizer;
-use crate::parallel::{Partition, Ranks, Schedule};
+use crate::parallel::{Partition, Ranks, divide};
 use crate::param::WeightSource;
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
@@ -19,7 +19,7 @@ pub struct Run {
     pub optimizer: Box<dyn Optimizer>,
     /// Its steps.
     pub step: TrainStep,
-    /// A digest of the weights that it was built from, which all ranks have alike.
+    /// A digest of the weights that it was built from, which all ranks with the same layers have alike.
     pub weights_digest: u64,
 }
 
@@ -36,7 +36,18 @@ impl Run {
         let _scope = device.scope("build");
         let run = &config.run;
         let (t, seq_len) = (&run.training, run.data.max_length);
-        let mut model = Decoder::unloaded(sizes, &run.recipe_on(device), device, config.purpose(), seq_len)?;
+        let (recipe, purpose) = (run.recipe_on(device), config.purpose());
+        let schedule = run.parallel.schedule(t.gradient_accumulation_steps)?;
+        let mut model = match schedule.all_stages() {
+            1 => Decoder::unloaded(sizes, &recipe, device, purpose, seq_len)?,
+            _ => {
+                let all = divide(&Decoder::describe(sizes, &recipe)?.layer_costs(seq_len), schedule.all_stages())?;
+                let rank = ranks.pipeline().rank();
+                let spans: Vec<_> =
+                    (0..schedule.stages).map(|stage| all[schedule.number(rank, stage)].clone()).collect();
+                Decoder::staged(sizes, &recipe, device, purpose, seq_len, &spans)?
+            }
+        };
         let reduction = run.parallel.reduction(run.optimizer.formats().gradients);
         let values = !run.precision.high_precision_steps.is_empty();
         let partition = Partition::new(&mut model, ranks, run.parallel.zero, reduction, values)?;
@@ -44,8 +55,7 @@ impl Run {
         let states = device.scope("optimizer states");
         let optimizer = run.new_optimizer(&model.parameters())?;
         drop(states);
-        let (micro_batches, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
-        let step = TrainStep::shared(&model, Schedule::of_one_rank(micro_batches), rows, seq_len, partition)?;
+        let step = TrainStep::shared(&model, schedule, t.per_device_train_batch_size, seq_len, partition)?;
         Ok(Run { model, optimizer, step, weights_digest })
     }
 

@@ -2,6 +2,7 @@
 
 mod amaxes;
 mod bucket;
+mod casts;
 mod exchange;
 mod load;
 mod matrices;
@@ -14,6 +15,7 @@ mod reduction;
 mod replicas;
 mod schedule;
 mod slices;
+mod spans;
 mod zero;
 
 pub use exchange::Exchange;
@@ -23,4 +25,5 @@ pub use ranks::{Ranks, Shared};
 pub use reduction::ReduceFormat;
 pub use schedule::{Message, Part, Schedule, ScheduleKind, Task};
 pub use slices::{GRANULE, Slices};
+pub use spans::divide;
 pub use zero::Zero;

@@ -1,5 +1,6 @@
 //! The norm of all gradients, over ranks that divide the model.
 
+use super::pipeline::StagePlaces;
 use super::{Partition, Shared};
 use crate::error::Result;
 use crate::models::Decoder;
@@ -8,13 +9,6 @@ use crate::param::{Grad, Param, ParamId};
 use ottava_tensor::comm::{Axis, Reduce};
 use ottava_tensor::ops::{Gradient, root_of_sum, sum_of_squares, sums_of_squares};
 use ottava_tensor::{DType, Tensor};
-
-/// Where the partial sums of the stages of a rank are among those of all stages of a pipeline, in the order of the model.
-pub(super) struct NormPlaces {
-    /// By stage of this rank.
-    starts: Vec<usize>,
-    total: usize,
-}
 
 impl Partition {
     /// The global norm of the reduced gradients of `model`, F32 `[1]`, on all ranks.
@@ -53,10 +47,13 @@ impl Partition {
         };
         let partial = stages.iter().map(of_stage).collect::<Result<Vec<_>, _>>()?;
         let mut places = self.norm_places().borrow_mut();
-        let NormPlaces { starts, total } = match &mut *places {
+        let StagePlaces { starts, total } = match &mut *places {
             Some(places) => places,
             // The first step, which is not captured.
-            none => none.insert(self.places(&partial)?),
+            none => {
+                let counts: Vec<usize> = partial.iter().map(|sums| sums.as_ref().map_or(0, Tensor::len)).collect();
+                none.insert(self.ranks().stage_places("partial sums of the norm", &counts)?)
+            }
         };
         let mut sums = Tensor::zeros(&device, &[*total], DType::F64)?;
         for (start, partial) in starts.iter().zip(&partial) {
@@ -65,23 +62,6 @@ impl Partition {
         // Other ranks add zeros.
         let group = self.ranks().group(&[Axis::Pipeline]);
         Ok(root_of_sum(&group.all_reduce("gradient norm", Reduce::Sum, sums)?.wait()?)?)
-    }
-
-    fn places(&self, partial: &[Option<Tensor>]) -> Result<NormPlaces> {
-        let own: Vec<u64> = partial.iter().map(|partial| partial.as_ref().map_or(0, Tensor::len) as u64).collect();
-        let group = self.ranks().group(&[Axis::Pipeline]);
-        let all = group.agree("partial sums of the norm", bytemuck::cast_slice(&own))?;
-        let (mut starts, mut total) = (Vec::new(), 0);
-        for stage in 0..own.len() {
-            for (rank, counts) in all.iter().enumerate() {
-                if rank == group.rank() {
-                    starts.push(total);
-                }
-                let count = counts.chunks_exact(size_of::<u64>()).nth(stage).expect("ranks have equally many stages");
-                total += u64::from_ne_bytes(count.try_into().expect("eight bytes")) as usize;
-            }
-        }
-        Ok(NormPlaces { starts, total })
     }
 }
 

@@ -6,7 +6,7 @@
 //! are gathered from all ranks, as codes if products read only codes.
 
 use super::bucket::{Bucket, Stored, Writer};
-use super::norm::NormPlaces;
+use super::pipeline::StagePlaces;
 use super::reduction::ReduceFormat;
 use super::zero::Zero;
 use super::{Ranks, Shared};
@@ -41,7 +41,7 @@ pub struct Partition {
     /// Of several ranks.
     buckets: RefCell<Vec<Bucket>>,
     /// Of several stages, from the first step on.
-    norm_places: RefCell<Option<NormPlaces>>,
+    norm_places: RefCell<Option<StagePlaces>>,
 }
 
 impl Partition {
@@ -126,7 +126,7 @@ impl Partition {
         self.zero > Zero::Nothing && self.ranks.sharing(Shared::Slices).size() > 1
     }
 
-    pub(super) fn norm_places(&self) -> &RefCell<Option<NormPlaces>> {
+    pub(super) fn norm_places(&self) -> &RefCell<Option<StagePlaces>> {
         &self.norm_places
     }
 
@@ -331,12 +331,16 @@ impl MergeCounts for Partition {
     fn counts(&self, slot: usize, name: &str) -> bool {
         // Inputs and gradients, and slices of weights that are gathered as codes, differ between ranks; all ranks cast the other weights
         // whole.
-        self.ranks.leads()
+        self.ranks.sharing(Shared::Slices).rank() == 0
             || !name.ends_with(".weight")
             || self.buckets().iter().any(|bucket| bucket.casts_slices_in(slot))
     }
 
     fn sum(&self, counts: &[i64]) -> Result<Vec<i64>> {
         self.ranks.sum(Shared::Model, "counts of casts", counts)
+    }
+
+    fn sum_by_slot(&self, counts: &[i64]) -> Result<Vec<i64>> {
+        self.ranks.sum(Shared::Slices, "counts of each cast", counts)
     }
 }

@@ -18,6 +18,28 @@ pub struct Pipeline {
     ends: Option<Group>,
 }
 
+/// Where the values of a rank's stages are in a vector with the values of all stages, in the order of the model.
+pub(super) struct StagePlaces {
+    /// By stage of this rank.
+    pub starts: Vec<usize>,
+    /// Values of all stages.
+    pub total: usize,
+}
+
+impl StagePlaces {
+    /// The places of rank `rank`, if the ranks' stages have so many values: `counts` by rank and stage.
+    pub(super) fn new(rank: usize, counts: &[Vec<u64>]) -> StagePlaces {
+        let (mut starts, mut total) = (Vec::new(), 0);
+        for stage in 0..counts[rank].len() {
+            for (other, counts) in counts.iter().enumerate() {
+                starts.extend((other == rank).then_some(total));
+                total += counts[stage] as usize;
+            }
+        }
+        StagePlaces { starts, total }
+    }
+}
+
 /// A direction between two ranks.
 struct Channel {
     group: Group,

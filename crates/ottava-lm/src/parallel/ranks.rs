@@ -1,6 +1,6 @@
 //! The ranks of a run: agreements of all ranks, and the groups over which tensors are reduced.
 
-use super::pipeline::Pipeline;
+use super::pipeline::{Pipeline, StagePlaces};
 use crate::error::{Error, Result};
 use ottava_tensor::Device;
 use ottava_tensor::comm::{Axis, Group, Mesh, MeshShape, Stopper, Traffic};
@@ -89,6 +89,19 @@ impl Ranks {
         all.iter().enumerate().filter(move |(rank, _)| has(*rank)).map(|(_, entry)| entry)
     }
 
+    /// What the ranks of this rank's pipeline give, in their order.
+    pub fn of_stages<T: Serialize + DeserializeOwned>(&self, what: &str, mine: &T) -> Result<Vec<T>> {
+        let text = serde_json::to_vec(mine).expect("plain data");
+        let all = self.group(&[Axis::Pipeline]).agree(what, &text)?;
+        all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(|_| different(what))).collect()
+    }
+
+    /// The places of values of which the stages of this rank have these `counts`.
+    pub(super) fn stage_places(&self, what: &str, counts: &[usize]) -> Result<StagePlaces> {
+        let own: Vec<u64> = counts.iter().map(|&count| count as u64).collect();
+        Ok(StagePlaces::new(self.pipeline.rank(), &self.of_stages(what, &own)?))
+    }
+
     /// The number of this rank.
     pub fn rank(&self) -> usize {
         self.world().rank()
@@ -115,13 +128,15 @@ impl Ranks {
 
     /// Gathers `numbers` of all ranks, by rank.
     pub fn gather<const N: usize>(&self, what: &str, numbers: [f64; N]) -> Result<Vec<[f64; N]>> {
-        let all = self.world().agree(what, bytemuck::cast_slice(&numbers))?;
-        let read = |bytes: Vec<u8>| {
-            let numbers =
-                bytes.chunks_exact(8).map(|number| f64::from_ne_bytes(number.try_into().expect("eight bytes")));
-            numbers.collect::<Vec<_>>().try_into().map_err(|_| different(what))
-        };
-        all.into_iter().map(read).collect()
+        let all = self.gather_lists(what, &numbers)?;
+        all.into_iter().map(|numbers| numbers.try_into().map_err(|_| different(what))).collect()
+    }
+
+    /// Gathers a list of numbers of each rank, by rank.
+    pub fn gather_lists(&self, what: &str, numbers: &[f64]) -> Result<Vec<Vec<f64>>> {
+        let all = self.world().agree(what, bytemuck::cast_slice(numbers))?;
+        let number = |bytes: &[u8]| f64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
+        Ok(all.iter().map(|bytes| bytes.chunks_exact(8).map(number).collect()).collect())
     }
 
     /// Whether `flag` is set on any rank.

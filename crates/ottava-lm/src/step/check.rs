@@ -1,6 +1,6 @@
 //! Whether a process can run a program in its order.
 
-use super::program::Action;
+use super::action::Action;
 use crate::mode::Pass;
 use crate::parallel::{Message, Part};
 use std::collections::BTreeSet;

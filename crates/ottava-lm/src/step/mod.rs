@@ -2,14 +2,16 @@
 //! graph, which later steps replay. All ranks launch a step in the same way, since NCCL requires a collective to be captured on all ranks
 //! or on none.
 
+mod action;
 mod check;
 mod program;
 mod run;
 #[cfg(test)]
 mod tests;
 
+pub use action::Action;
 pub use check::Places;
-pub use program::{Action, Program, Reductions};
+pub use program::{Program, Reductions};
 pub use run::{MicroBatch, ProgramInputs, Results, StepEnd};
 
 use crate::capture::{Capture, Launch};

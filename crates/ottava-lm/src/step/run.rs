@@ -1,7 +1,8 @@
 //! Runs a program: each action calls the model, its ranks or its optimizer. Nothing in this file waits for the device or reads from it.
 
+use super::action::Action;
 use super::check::Places;
-use super::program::{Action, Program};
+use super::program::Program;
 use crate::context::{DeferredWgrads, Sequences};
 use crate::data::Batch;
 use crate::error::{Error, Result};
