@@ -1,12 +1,12 @@
 //! The place of a rank in the pipeline, and its messages to the ranks beside it.
 //!
-//! Each direction between two neighbours has a group of its own, for activations and for gradients. So messages of one direction never wait
-//! for those of another, and the order of each is tested (`schedule/tests.rs`).
+//! Each direction between two neighbours has a group of its own, for activations and for gradients, and on GPUs a stream. So messages of one
+//! direction never wait for those of another, and the order of each is tested (`schedule/tests.rs`).
 
 use super::schedule::Message;
 use crate::error::Result;
-use ottava_tensor::Tensor;
 use ottava_tensor::comm::{Axis, Group, Mesh, Pending, Reduce};
+use ottava_tensor::{DType, Device, Tensor};
 
 /// A rank's place among the ranks that divide the layers, and the groups of its messages.
 pub struct Pipeline {
@@ -48,8 +48,8 @@ struct Channel {
 }
 
 impl Pipeline {
-    /// The pipeline of the ranks of `mesh`, which all call it.
-    pub(super) fn new(mesh: &Mesh) -> Result<Pipeline> {
+    /// The pipeline of the ranks of `mesh`, which all call it; this rank trains on `device`.
+    pub(super) fn new(mesh: &Mesh, device: &Device) -> Result<Pipeline> {
         let (rank, size) = (mesh.coordinate(Axis::Pipeline), mesh.size(Axis::Pipeline));
         let (mut channels, mut ends) = (Vec::new(), None);
         if size > 1 {
@@ -63,10 +63,18 @@ impl Pipeline {
                     };
                     let name = format!("pipeline: {} of {sender}", message.as_str());
                     let group = pair(all, &name, [sender, reader])?;
+                    let first = 2 * message as usize;
+                    let probe = || Tensor::zeros(device, &[1], DType::F32);
+                    // On GPUs, the first message of a channel makes a communicator, for which both ranks wait; here all ranks come to the
+                    // channels in one order.
                     if rank == sender {
-                        to = Some(Channel::new(group, all, reader));
+                        let channel = Channel::new(group.on_channel(first), all, reader);
+                        channel.group.send("first", channel.peer, &probe()?)?.wait()?;
+                        to = Some(channel);
                     } else if rank == reader {
-                        from = Some(Channel::new(group, all, sender));
+                        let channel = Channel::new(group.on_channel(first + 1), all, sender);
+                        channel.group.receive("first", channel.peer, probe()?)?.wait()?;
+                        from = Some(channel);
                     }
                 }
                 channels.extend(from.zip(to).map(|(from, to)| [from, to]));

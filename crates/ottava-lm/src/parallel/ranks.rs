@@ -39,7 +39,7 @@ pub struct Ranks {
 impl Ranks {
     /// One process with all rows.
     pub fn solo() -> Ranks {
-        Ranks::of(Group::solo(), MeshShape::of_data(1)).expect("one rank is a mesh of one rank")
+        Ranks::of(Group::solo(), MeshShape::of_data(1), &Device::Cpu).expect("one rank is a mesh of one rank")
     }
 
     /// The ranks of `world`, the group of all ranks, in a mesh of `shape`; this rank trains on `device`. GPUs exchange tensors by NCCL.
@@ -50,12 +50,12 @@ impl Ranks {
             Device::Cuda(gpu) => world.with_gpu(gpu, Error::RANKS)?,
             Device::Cpu | Device::DryCpu(_) => world,
         };
-        Ranks::of(world, shape)
+        Ranks::of(world, shape, device)
     }
 
-    fn of(world: Group, shape: MeshShape) -> Result<Ranks> {
+    fn of(world: Group, shape: MeshShape, device: &Device) -> Result<Ranks> {
         let mesh = Mesh::new(world, shape)?;
-        Ok(Ranks { pipeline: Pipeline::new(&mesh)?, mesh })
+        Ok(Ranks { pipeline: Pipeline::new(&mesh, device)?, mesh })
     }
 
     /// The place of this rank in the pipeline.

@@ -69,8 +69,8 @@ mod tests {
         assert_eq!(blocks(&equal(32, 0.6), 2), [16, 16]);
         // Llama-3-8B: the head costs as much as 2.4 blocks.
         assert_eq!(blocks(&equal(32, 2.4), 2), [17, 15]);
-        assert_eq!(blocks(&equal(32, 2.4), 4), [9, 9, 8, 6]);
-        assert_eq!(blocks(&equal(4, 3.0), 4), [2, 1, 1, 0]);
+        assert_eq!(blocks(&equal(32, 2.4), 4), [8, 9, 9, 6]);
+        assert_eq!(blocks(&equal(4, 3.0), 4), [1, 1, 2, 0]);
         assert_eq!(blocks(&equal(5, 0.0), 1), [5]);
         let error = divide(&equal(3, 1.0), 4).unwrap_err().to_string();
         assert!(error.contains("is 4, and the model has 3 blocks"), "{error}");
