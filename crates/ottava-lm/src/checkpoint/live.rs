@@ -116,12 +116,14 @@ impl<'a> LiveTensors<'a> {
     fn value(&self, at: usize) -> Result<Tensor> {
         let LiveParam { name, shape, owner, here } = &self.params[at];
         let own = here.as_ref().map(|param| self.partition.value(param)).transpose()?;
-        let ranks = self.partition.ranks();
-        match (own, ranks.pipeline().size()) {
+        match (own, self.partition.ranks().pipeline().size()) {
             (Some(own), 1) => Ok(own),
             // A broadcast writes its buffer.
-            (Some(own), _) => ranks.share_with_stages(name, *owner, own.duplicate()?),
-            (None, _) => ranks.share_with_stages(name, *owner, Tensor::empty(&self.device, shape, self.dtype)?),
+            (Some(own), _) => self.partition.share_with_stages(name, *owner, own.duplicate()?),
+            (None, _) => {
+                let into = Tensor::empty(&self.device, shape, self.dtype)?;
+                self.partition.share_with_stages(name, *owner, into)
+            }
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::models::Decoder;
 use crate::optim::{self, Optimizer, Prepared};
 use crate::param::{Param, UnitId};
 use crate::scaling::{Casts, MergeCounts};
-use ottava_tensor::comm::Reduce;
+use ottava_tensor::comm::{Axis, Reduce};
 use ottava_tensor::{DType, Tensor};
 use std::cell::{RefCell, RefMut};
 use std::ops::Range;
@@ -317,7 +317,12 @@ impl Partition {
         whole.reshape(param.weights.shape()).map_err(Error::from)
     }
 
-    /// Gathers the whole model on every rank, for inference. It can no longer be trained.
+    /// The `value` that rank `owner` of this rank's pipeline has, on all its ranks; in place.
+    pub fn share_with_stages(&self, name: &str, owner: usize, value: Tensor) -> Result<Tensor> {
+        Ok(self.ranks.group(&[Axis::Pipeline]).broadcast(name, owner, value)?.wait()?)
+    }
+
+    /// Gathers the layers of this rank, the whole model without a pipeline, for inference. It can no longer be trained.
     pub fn gather(&self, model: &mut Decoder) -> Result<()> {
         for param in model.parameters().into_iter().filter(|param| param.is_sliced()) {
             let whole = self.value(param)?;

@@ -2,8 +2,8 @@
 
 use super::pipeline::{Pipeline, StagePlaces};
 use crate::error::{Error, Result};
+use ottava_tensor::Device;
 use ottava_tensor::comm::{Axis, Group, Mesh, MeshShape, Stopper, Traffic};
-use ottava_tensor::{Device, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -94,11 +94,6 @@ impl Ranks {
         let text = serde_json::to_vec(mine).expect("plain data");
         let all = self.group(&[Axis::Pipeline]).agree(what, &text)?;
         all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(|_| different(what))).collect()
-    }
-
-    /// The `tensor` of rank `owner` of this rank's pipeline, on all its ranks; in place.
-    pub fn share_with_stages(&self, name: &str, owner: usize, tensor: Tensor) -> Result<Tensor> {
-        Ok(self.group(&[Axis::Pipeline]).broadcast(name, owner, tensor)?.wait()?)
     }
 
     /// The places of values of which the stages of this rank have these `counts`.

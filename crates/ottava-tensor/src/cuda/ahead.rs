@@ -34,7 +34,7 @@ impl Workload {
 
     /// Adds what `other` has and this one does not.
     pub fn merge(&mut self, other: &Workload) {
-        other.kernels.iter().for_each(|module| self.add_kernel(module.clone()));
+        other.kernels.iter().for_each(|module| self.add_kernel(*module));
         other.attention.iter().for_each(|(shape, pass)| self.add_attention(shape, *pass));
     }
 
