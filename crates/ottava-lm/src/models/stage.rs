@@ -276,6 +276,7 @@ impl Stage {
             }
             units.end_gradients(&mut params)?;
         }
+        assert!(products.next().is_none(), "backward defers products of the blocks in its order");
         Ok(())
     }
 

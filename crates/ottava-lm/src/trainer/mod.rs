@@ -331,7 +331,9 @@ impl Trainer {
         }
         if self.config.parallel.check_replicas > 0 && step.is_multiple_of(self.config.parallel.check_replicas) {
             let Run { model, optimizer, step: work, .. } = &mut self.run;
-            work.partition().compare_replicas(model, &mut **optimizer, &format!("after step {step}"))?;
+            let compared = work.partition().compare_replicas(model, &mut **optimizer, &format!("after step {step}"));
+            // Ranks with other layers end too.
+            self.ranks.together("the comparison of replicas", compared)?;
         }
         let casts = self.run.model.scaling().losses(self.run.step.partition())?;
         warn_of_infinities(step, &casts.non_finite);

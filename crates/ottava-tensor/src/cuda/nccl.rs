@@ -70,6 +70,9 @@ const UNDEFINED: i32 = i32::MIN;
 /// with the library's choice (two H200, docs/parallelism.md).
 const MAX_CTAS: i32 = 16;
 
+/// Most CTAs of the messages of a channel. One that waits for its other side holds them while products run. Not measured.
+const CHANNEL_CTAS: i32 = 2;
+
 impl Config {
     const OURS: Config = Config {
         size: size_of::<Config>(),
@@ -230,7 +233,8 @@ impl NcclComm {
             return Err(Error::Value(format!("messages have {CHANNELS} channels, and this is channel {channel:?}")));
         }
         let stream = channel.map_or(Stream::Communication, Stream::Channel);
-        let (api, mut comm, mut config) = (api()?, null_mut(), Config::OURS);
+        let max_ctas = if channel.is_some() { CHANNEL_CTAS } else { MAX_CTAS };
+        let (api, mut comm, mut config) = (api()?, null_mut(), Config { max_ctas, ..Config::OURS });
         // NCCL uses the context that is current.
         device.context().ok_or_else(|| dry::unsupported("collectives of several ranks"))?.bind()?;
         // SAFETY: NCCL writes one handle, and reads `config` during the call; the context is current.

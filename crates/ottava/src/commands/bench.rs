@@ -153,7 +153,7 @@ struct Train {
     /// Pack documents of this many tokens into each sequence; tokens attend only to their own document.
     #[arg(long, value_parser = super::count)]
     document_len: Option<usize>,
-    /// Sequences per step, of each rank.
+    /// Sequences per micro-batch, of each rank.
     #[arg(long, default_value_t = 2, value_parser = super::count)]
     micro_batch: usize,
     /// Micro-batches per step, of each rank; a pipeline is idle for less of the time with more of them.

@@ -138,3 +138,30 @@ fn pipelines_that_do_not_fit_are_errors() {
     fails(&["parallel.pipeline=3"], "2 ranks were started");
     assert!(!run.path("run/metrics.jsonl").exists(), "nothing was trained");
 }
+
+#[test]
+fn a_plan_lists_stages_schedule_and_the_memory_of_each_rank() {
+    let run = inputs();
+    let settings = ["parallel.pipeline=2", "pipeline_schedule=zero-bubble", "gradient_accumulation_steps=6"];
+    let plan = |more: &[&str]| run.succeed(&[&["plan", "run.toml", "--program"], &set(&settings)[..], more].concat());
+    let text = plan(&[]);
+    for line in [
+        "Pipeline, schedule zero-bubble, 6 micro-batches in a step",
+        "  rank 0: embedding, blocks 0 to 1; ",
+        "  rank 1: blocks 2 to 3, head; ",
+        "  idle for 5.6 % of the compute time if stages take equal time",
+        "Program of a step, rank 1 of the pipeline",
+        "  receive the activation for stage 0, micro-batch 0",
+        "  dgrad of stage 0, micro-batch 0",
+        "  wgrad of stage 0, micro-batch 5",
+    ] {
+        assert!(text.contains(line), "no {line:?} in: {text}");
+    }
+    let plan: serde_json::Value = serde_json::from_str(&plan(&["--json"])).unwrap();
+    let bytes = |rank: usize| plan["pipeline"]["ranks"][rank]["peak_bytes"].as_u64().unwrap();
+    assert_eq!(plan["memory"]["peak_bytes"].as_u64(), Some(bytes(0).max(bytes(1))));
+    assert!(bytes(0) != bytes(1), "they have different layers");
+    let alone: serde_json::Value = serde_json::from_str(&run.succeed(&["plan", "run.toml", "--json"])).unwrap();
+    assert_eq!(plan["parameters"], alone["parameters"], "counts are those of the whole model");
+    assert_eq!(plan["tensors"], alone["tensors"]);
+}
