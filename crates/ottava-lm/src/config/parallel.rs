@@ -91,6 +91,12 @@ impl ParallelConfig {
         if shape.ranks() == ranks {
             return Ok(shape);
         }
+        let others = tensor * pipeline * context;
+        if others > 1 && !ranks.is_multiple_of(others) {
+            return Err(Error::Config(format!(
+                "the axes of [parallel] other than data take {others} ranks, and {ranks} were started; start a multiple of {others}, with --gpus or --ranks"
+            )));
+        }
         Err(Error::Config(format!(
             "`parallel.data` is {data}, and {ranks} ranks were started; leave it out, or start as many"
         )))
@@ -202,6 +208,11 @@ mod tests {
         assert_eq!(of(0, 1).mesh(6).unwrap(), MeshShape::of_data(6));
         assert_eq!(of(0, 2).mesh(6).unwrap(), MeshShape { tensor: 2, ..MeshShape::of_data(3) });
         assert_eq!((of(3, 2).ranks(), of(0, 1).ranks()), (6, 1));
+        let error = of(0, 4).mesh(6).unwrap_err().to_string();
+        assert!(
+            error.starts_with("the axes of [parallel] other than data take 4 ranks, and 6 were started"),
+            "{error}"
+        );
         let error = of(4, 1).mesh(6).unwrap_err().to_string();
         assert_eq!(error, "`parallel.data` is 4, and 6 ranks were started; leave it out, or start as many");
     }

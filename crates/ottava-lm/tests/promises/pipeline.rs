@@ -218,8 +218,9 @@ fn pipelines_that_share_a_step_have_the_bits_of_data_parallel_ranks() {
     }
 }
 
-/// Relative to the norm of each tensor: one rank adds the gradients of embedding and head by micro-batch, two ranks add their sums.
-const TIED: f64 = 2e-3;
+/// Relative to the norm of each tensor: one rank adds the gradients of embedding and head by micro-batch, two ranks add their sums. In F32,
+/// the largest distance is 4e-7.
+const TIED: f64 = 1e-5;
 
 fn largest_distance(expected: &Seen, got: &Seen) -> f64 {
     let of = |(name, a): (&String, &Vec<f64>)| {

@@ -33,7 +33,7 @@ fn go(run: &Run, settings: &[&str], more: &[&str]) -> String {
 
 /// The metrics of each step and the log of casts, without times.
 fn metrics(run: &Run) -> Vec<serde_json::Value> {
-    let lines = |name: &str| fs::read_to_string(run.path(name)).unwrap();
+    let lines = |name: &str| fs::read_to_string(run.path(name)).unwrap_or_default();
     let text = lines("run/metrics.jsonl") + &lines("run/casts.jsonl");
     let read = |line: &str| {
         let mut values: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -61,6 +61,35 @@ fn a_pipeline_leaves_what_one_process_leaves() {
         assert!(weights(&run) == weights(&alone), "{settings:?}: one folder with the same weights");
         assert_eq!(said.lines().last(), samples.lines().last(), "{settings:?}: samples of the whole model");
     }
+}
+
+/// Also if the loss scale is halved after steps that change nothing.
+#[test]
+fn optimizers_levels_and_loss_scales_have_the_bits_of_one_process() {
+    for settings in [
+        &["optimizer.name=muon"][..],
+        &["level=O2", "high_precision_steps=2..3"],
+        &["recipe=fp16", "initial_loss_scale=16777216"],
+        &["packing=bfd"],
+    ] {
+        let (alone, run) = (inputs(), inputs());
+        let settings = [&["max_steps=3"], settings].concat();
+        go(&alone, &settings, &[]);
+        let pipeline = ["parallel.pipeline=2", "pipeline_schedule=zero-bubble"];
+        go(&run, &[&settings[..], &pipeline].concat(), &["--ranks", "2"]);
+        assert_eq!(metrics(&run), metrics(&alone), "{settings:?}");
+    }
+}
+
+/// All ranks end with the name of the gradient, whichever rank has it.
+#[test]
+fn a_gradient_that_is_not_finite_ends_all_ranks() {
+    let run = inputs();
+    let settings = ["max_steps=9", "learning_rate=1e30", "warmup_steps=0", "parallel.pipeline=2", "recipe=bf16"];
+    let args = [&COMMON[2..], &set(&settings), &["--ranks", "2"]].concat();
+    run.fail(&train(&args), 4, &["the first gradient that is not finite is that of `"]);
+    let log = fs::read_to_string(run.path("run/rank-1.log")).unwrap();
+    assert!(log.contains("the first gradient that is not finite"), "{log}");
 }
 
 #[test]
@@ -135,7 +164,7 @@ fn pipelines_that_do_not_fit_are_errors() {
     fails(&["parallel.pipeline=2", "parallel.zero=2"], "`parallel.zero` is 2, which reduces gradients in every");
     fails(&["parallel.pipeline=2", "pipeline_stages=2"], "schedule 1f1b has one stage per rank");
     fails(&["parallel.pipeline=2", "pipeline_stages=3", "pipeline_schedule=interleaved"], "the model has 4 blocks");
-    fails(&["parallel.pipeline=3"], "2 ranks were started");
+    fails(&["parallel.pipeline=3"], "take 3 ranks, and 2 were started; start a multiple of 3");
     assert!(!run.path("run/metrics.jsonl").exists(), "nothing was trained");
 }
 
