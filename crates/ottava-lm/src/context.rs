@@ -2,11 +2,13 @@
 
 use crate::error::{Error, Result};
 use crate::mode::Mode;
-use crate::param::Loan;
+use crate::operand::View;
+use crate::param::{Loan, ParamId};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Casts;
-use ottava_tensor::ops::{CodeCopies, KvBlocks, PagedBatch, SavedActivation, compress};
+use ottava_tensor::ops::{Accumulation, CodeCopies, KvBlocks, PagedBatch, SavedActivation, compress};
 use ottava_tensor::{DType, Device, Tensor};
+use std::collections::VecDeque;
 
 /// How the tokens of a micro-batch lie: in sequences of one length, each a document or several. Positions and boundaries of documents are
 /// data, which a captured step reads anew.
@@ -91,6 +93,25 @@ pub struct Context<'a> {
     pub saved_activations: SavedActivations,
     /// The cache of keys and values to which attention adds, in inference; `None` in passes over whole sequences.
     pub paged: Option<PagedPass<'a>>,
+    /// Receives the products of the gradients of weights, in a backward that computes only gradients by inputs; `None` if backward
+    /// computes both.
+    pub deferred: Option<&'a mut DeferredWgrads>,
+}
+
+/// The products of the gradients of weights that a backward has deferred, in its order.
+#[derive(Default)]
+pub struct DeferredWgrads(pub VecDeque<DeferredWgrad>);
+
+/// A product `dyᵀ · x` to be added to the gradient of a weight.
+pub struct DeferredWgrad {
+    /// The weight.
+    pub weight: ParamId,
+    /// The gradient by the output of its linear.
+    pub dy: View,
+    /// The input of its linear.
+    pub x: View,
+    /// How the product is accumulated.
+    pub accumulation: Accumulation,
 }
 
 /// New tokens of many sequences, whose keys and values join those in a cache.
@@ -126,13 +147,14 @@ impl Context<'_> {
     pub fn with_weights<'a>(&'a mut self, loan: &'a Loan) -> Context<'a> {
         let mode = self.mode();
         let paged = self.paged.as_mut().map(PagedPass::reborrow);
-        Context { casts: self.casts.in_mode(mode), loan, paged, ..*self }
+        let deferred = self.deferred.as_deref_mut();
+        Context { casts: self.casts.in_mode(mode), loan, paged, deferred, ..*self }
     }
 
     /// The forward that backward runs once more, which keeps everything that the rest of backward reads.
     pub fn recomputation(&mut self) -> Context<'_> {
         let mode = self.mode().recomputation();
-        Context { casts: self.casts.in_mode(mode), recompute: Recompute::None, paged: None, ..*self }
+        Context { casts: self.casts.in_mode(mode), recompute: Recompute::None, paged: None, deferred: None, ..*self }
     }
 
     /// The copies of an FP8 operand that forward makes: wgrad contracts it over tokens, unless it is recomputed.

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
-use crate::parallel::{Partition, Shared};
+use crate::parallel::{Partition, Schedule, ScheduleKind, Shared};
 use crate::step::{MicroBatch, Program, ProgramInputs, total};
 use ottava_tensor::ops::IGNORE_INDEX;
 use serde::Serialize;
@@ -25,8 +25,9 @@ pub struct Evaluation {
 }
 
 /// Evaluates in `precision` on all `batches`, which together are `bytes` of text, and calls `progress` after each round with the number of
-/// tokens predicted so far. All ranks of `partition` call it with the same batches: each evaluates every one of its turns, the sums are added in the
-/// order of the batches, and all get the same result, which does not depend on the number of ranks.
+/// tokens predicted so far. All ranks of `partition` call it with the same batches: each evaluates every one of its turns, as many batches
+/// in flight as its pipeline has ranks, the sums are added in the order of the batches, and all get the same result, which does not depend
+/// on the number of ranks.
 ///
 /// Errors with [`Error::NonFinite`] when the loss is infinite or NaN, and with [`Error::Cancelled`] on all ranks after a request to any of
 /// them to stop.
@@ -38,26 +39,41 @@ pub fn evaluate(
     partition: &Partition,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Evaluation> {
-    let (program, ranks) = (Program::evaluation(), partition.ranks());
-    let rounds = ranks.sharing(Shared::Tokens);
+    let ranks = partition.ranks();
+    let (rounds, pipeline) = (ranks.sharing(Shared::Tokens), ranks.pipeline());
+    let (kind, in_flight) = (ScheduleKind::default(), pipeline.size());
+    let schedule = Schedule { kind, ranks: in_flight, stages: model.stages(), micro_batches: in_flight };
+    let program = Program::evaluation_of(&schedule, pipeline.rank());
     let (mut sum, mut tokens) = (0.0, 0.0);
     let mut batches = batches.into_iter();
     loop {
-        let turns = batches.by_ref().take(rounds.size()).collect::<Result<Vec<_>>>()?;
-        // Ranks gather weights together, so one without a turn repeats that of the first, and counts nothing.
-        let Some(batch) = turns.get(rounds.rank()).or(turns.first()) else { break };
-        let micro_batches = &[MicroBatch::new(batch, model.device())?];
+        let turns = batches.by_ref().take(rounds.size() * in_flight).collect::<Result<Vec<_>>>()?;
+        let Some(first) = turns.first() else { break };
+        // Ranks gather weights and send activations together, so one without a turn repeats the first one, and counts nothing.
+        let mine = turns.iter().skip(rounds.rank()).step_by(rounds.size()).chain(std::iter::repeat(first));
+        let mine: Vec<_> = mine.take(in_flight).collect();
+        let micro_batches =
+            &mine.iter().map(|batch| MicroBatch::new(batch, model.device())).collect::<Result<Vec<_>>>()?;
         let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition };
-        let losses = program.run(std::slice::from_mut(model), &inputs, None)?;
+        let losses = program.run(model, &inputs, None)?;
         ranks.compare_gpu_calls("an evaluation")?;
-        let loss = losses.iter().map(total).sum::<Result<f64>>()?;
-        let targets = batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
+        let targets = |batch: &&Batch| batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f64;
         let stop = interrupt::flag().load(Ordering::Relaxed);
-        let all = ranks.gather("losses of the evaluation", [f64::from(stop), loss, targets as f64])?;
-        if all.iter().any(|[stop, ..]| *stop != 0.0) {
+        // By micro-batch; ranks without the last stage compute no losses.
+        let mut told = vec![f64::from(stop)];
+        for (number, batch) in mine.iter().enumerate() {
+            told.extend([losses.get(number).map(total).transpose()?.unwrap_or(0.0), targets(batch)]);
+        }
+        let all = ranks.gather_lists("losses of the evaluation", &told)?;
+        if all.iter().any(|told| told[0] != 0.0) {
             return Err(interrupt::cancelled("evaluating"));
         }
-        for [_, loss, targets] in ranks.among(Shared::Tokens, &all).take(turns.len()) {
+        let of_turn = |turn: usize| {
+            let told = ranks.of_losses(&all).nth(turn % rounds.size()).expect("each rank has told its losses");
+            let at = 1 + 2 * (turn / rounds.size());
+            (told[at], told[at + 1])
+        };
+        for (loss, targets) in (0..turns.len()).map(of_turn) {
             (sum, tokens) = (sum + loss, tokens + targets);
         }
         progress(tokens as u64);

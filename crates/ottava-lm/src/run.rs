@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::Optimizer;
-use crate::parallel::{Partition, Ranks, TensorAxis};
+use crate::parallel::{Partition, Ranks, TensorAxis, divide};
 use crate::param::WeightSource;
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
@@ -19,7 +19,7 @@ pub struct Run {
     pub optimizer: Box<dyn Optimizer>,
     /// Its steps.
     pub step: TrainStep,
-    /// A digest of the weights that it was built from, which all ranks have alike.
+    /// A digest of the weights that it was built from, which all ranks with the same layers have alike.
     pub weights_digest: u64,
 }
 
@@ -36,8 +36,19 @@ impl Run {
         let _scope = device.scope("build");
         let run = &config.run;
         let (t, seq_len) = (&run.training, run.data.max_length);
-        let tensor = Rc::new(TensorAxis::new(ranks.clone()));
-        let mut model = Decoder::divided(sizes, &run.recipe_on(device), device, config.purpose(), seq_len, tensor)?;
+        let (recipe, purpose) = (run.recipe_on(device), config.purpose());
+        let schedule = run.parallel.schedule(t.gradient_accumulation_steps)?;
+        let mut model = match (schedule.all_stages(), run.parallel.tensor) {
+            (1, 1) => Decoder::unloaded(sizes, &recipe, device, purpose, seq_len)?,
+            (stages, _) => {
+                let all = divide(&Decoder::describe(sizes, &recipe)?.layer_costs(seq_len), stages)?;
+                let rank = ranks.pipeline().rank();
+                let spans: Vec<_> =
+                    (0..schedule.stages).map(|stage| all[schedule.number(rank, stage)].clone()).collect();
+                let tensor = Rc::new(TensorAxis::new(ranks.clone()));
+                Decoder::staged(sizes, &recipe, device, purpose, seq_len, &spans, tensor)?
+            }
+        };
         let reduction = run.parallel.reduction(run.optimizer.formats().gradients);
         let values = !run.precision.high_precision_steps.is_empty();
         let partition = Partition::new(&mut model, ranks, run.parallel.zero, reduction, values)?;
@@ -45,8 +56,7 @@ impl Run {
         let states = device.scope("optimizer states");
         let optimizer = run.new_optimizer(&model.parameters())?;
         drop(states);
-        let (micro_batches, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
-        let step = TrainStep::shared(&model, micro_batches, rows, seq_len, partition)?;
+        let step = TrainStep::shared(&model, schedule, t.per_device_train_batch_size, seq_len, partition)?;
         Ok(Run { model, optimizer, step, weights_digest })
     }
 

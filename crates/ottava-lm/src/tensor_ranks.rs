@@ -19,6 +19,11 @@ impl ShardPlace {
     /// A single rank, which holds all elements.
     pub const ALONE: ShardPlace = ShardPlace { rank: 0, ranks: 1 };
 
+    /// Its share of `n` equal things.
+    pub fn share(self, n: usize) -> usize {
+        n / self.ranks
+    }
+
     /// Whether there are several ranks.
     pub fn is_divided(self) -> bool {
         self.ranks > 1

@@ -36,6 +36,8 @@ pub struct TrainBench {
     pub document_len: Option<usize>,
     /// Sequences per step.
     pub micro_batch: usize,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
     /// Steps whose median is reported.
     pub steps: usize,
     /// Settings of precision, optimizer and memory, except recipe and level.
@@ -108,10 +110,12 @@ impl TrainBench {
     /// Times `recipe` on `device`, with the optimizer at `level`. All of `ranks` call it, each with a micro-batch and a device of its own.
     pub fn run(&self, recipe: RecipeName, level: Level, device: &Device, ranks: &Rc<Ranks>) -> Result<TrainRow> {
         let sizes = model(&self.model)?;
-        let sizes_given =
-            [Some(self.steps), Some(self.seq_len), Some(self.micro_batch), self.layers, self.document_len];
-        if sizes_given.contains(&Some(0)) {
-            return Err(Error::Config("steps, lengths, micro-batch and layers must be at least 1".into()));
+        let sizes_given = [self.steps, self.seq_len, self.micro_batch, self.micro_batches]
+            .map(Some)
+            .into_iter()
+            .chain([self.layers, self.document_len]);
+        if sizes_given.into_iter().any(|given| given == Some(0)) {
+            return Err(Error::Config("steps, lengths, micro-batches and layers must be at least 1".into()));
         }
         let sizes = DecoderConfig { layers: self.layers.unwrap_or(sizes.layers), ..sizes };
         if let Device::Cuda(gpu) = device {
@@ -127,7 +131,11 @@ impl TrainBench {
                 document_mask: Some(self.document_len.is_some()),
                 ..DataConfig::default()
             },
-            training: TrainingConfig { per_device_train_batch_size: self.micro_batch, ..TrainingConfig::default() },
+            training: TrainingConfig {
+                per_device_train_batch_size: self.micro_batch,
+                gradient_accumulation_steps: self.micro_batches,
+                ..TrainingConfig::default()
+            },
             ..self.config.clone()
         };
         config.expect_formats()?;
@@ -146,10 +154,15 @@ impl TrainBench {
         }
         let begin = Instant::now();
         run.quantize_weights()?;
-        let mut tokens = RandomTokens { state: 7 + ranks.rank() as u64, vocabulary: sizes.vocabulary as u64 };
+        // Ranks of one pipeline read the same rows.
+        let (row_share, _) = ranks.rows();
+        let mut tokens = RandomTokens { state: 7 + row_share as u64, vocabulary: sizes.vocabulary as u64 };
         let mut step = || -> Result<(f64, f64)> {
             let documents = lengths.as_ref().map(|lengths| lengths.repeat(self.micro_batch));
-            run.step.load(0, &Batch { documents, ..tokens.draw(self.micro_batch, self.seq_len) })?;
+            for micro_batch in 0..self.micro_batches {
+                let documents = documents.clone();
+                run.step.load(micro_batch, &Batch { documents, ..tokens.draw(self.micro_batch, self.seq_len) })?;
+            }
             let begin = Instant::now();
             let done = run.step(LEARNING_RATE, StepPrecision::Recipe)?;
             Ok((begin.elapsed().as_secs_f64(), done.loss))
@@ -172,7 +185,9 @@ impl TrainBench {
             let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
             families = by_family(&gpu.take_profile()?, milliseconds, self.micro_batch * self.seq_len, sizes.vocabulary);
         }
-        let tokens_per_second = (self.micro_batch * self.seq_len) as f64 / median;
+        // Of each GPU: those of a pipeline share its tokens.
+        let tokens = self.micro_batches * self.micro_batch * self.seq_len;
+        let tokens_per_second = tokens as f64 / ranks.pipeline().size() as f64 / median;
         let memory = match device {
             Device::Cuda(gpu) => gpu.memory(),
             Device::Cpu | Device::DryCpu(_) => MemoryStats::default(),

@@ -2,7 +2,8 @@
 
 pub mod adapter;
 pub mod atomic;
-pub mod manifest;
+pub mod live;
+mod manifest;
 pub mod merge;
 pub mod model;
 pub mod safetensors;
@@ -14,11 +15,12 @@ pub mod weight_files;
 
 pub use adapter::AdapterFolder;
 pub use atomic::{CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete};
+pub use live::LiveTensors;
 pub use manifest::{Manifest, Verify, verify, verify_model};
 pub use merge::merge;
 pub use model::{AdaptedWeights, FolderTemplate, FolderWeights, RandomWeights};
 pub use safetensors::{ModelFiles, TensorInfo};
 pub use safetensors_write::{write_model, write_tensors};
 pub use save::{Saved, Saver};
-pub use training::{Contents, LiveTensors, Progress};
+pub use training::{Contents, Progress};
 pub use weight_files::WeightFiles;

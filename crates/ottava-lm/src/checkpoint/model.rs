@@ -98,6 +98,10 @@ impl FolderWeights {
 }
 
 impl WeightSource for FolderWeights {
+    fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
+        self.find(tensor).map(drop)
+    }
+
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
         interrupt::check("loading the model")?;
         let name = self.find(tensor)?;
@@ -163,6 +167,16 @@ impl<'a> AdaptedWeights<'a> {
 }
 
 impl WeightSource for AdaptedWeights<'_> {
+    fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
+        match tensor.name.starts_with(adapter::PREFIX) {
+            true => {
+                self.used.insert(tensor.name.clone());
+                Ok(())
+            }
+            false => self.base.expect(tensor),
+        }
+    }
+
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor> {
         if !tensor.name.starts_with(adapter::PREFIX) {
             return self.base.read(tensor, elements, init);

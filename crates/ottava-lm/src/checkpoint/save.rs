@@ -4,9 +4,10 @@
 //! writes its files; then the leading rank lists those of all, writes the manifest and renames the folder. Ranks begin a stage together,
 //! at the end of a step, with what they tell each other there anyway.
 
+use super::live::LiveTensors;
 use super::model::FolderTemplate;
 use super::slices::{FOLDER, SliceWriter};
-use super::training::{Contents, LiveTensors, Progress};
+use super::training::{Contents, Progress};
 use super::{CheckpointWriter, FileStart, delete_old};
 use crate::error::{Error, Result};
 use crate::fs::{Fs, RealFs};

@@ -1,6 +1,7 @@
 //! Training checkpoints: a model folder and the training state from which a run resumes with the same bits.
 
-use super::model::{expect_finite, rows_of};
+use super::live::LiveTensors;
+use super::model::expect_finite;
 use super::safetensors_write::{MAX_FILE_BYTES, ModelFile, model_files, write_index};
 use super::slices::{FOLDER, SliceFiles, SliceWriter};
 use super::{CheckpointWriter, FileStart, Manifest, TensorInfo, adapter, write_tensors};
@@ -8,10 +9,9 @@ use crate::data::LoaderState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
 use crate::optim::{LossScale, Optimizer, Per, StateTensor, optimizer_tensors};
-use crate::parallel::Partition;
-use crate::param::{FolderLayout, Param, Shard};
-use ottava_tensor::ops::transpose;
-use ottava_tensor::{ExpandedTensor, Snapshot, Tensor};
+use crate::parallel::{Partition, Shared};
+use crate::param::{Param, Purpose, Shard};
+use ottava_tensor::{Device, ExpandedTensor, Snapshot, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -63,9 +63,9 @@ pub struct Contents {
     rank: usize,
     ranks: usize,
     scaling: Vec<TensorInfo>,
-    /// Master weights and optimizer states that are not divided among ranks.
+    /// Master weights and optimizer states of the leading rank that are not divided among ranks.
     whole: Vec<TensorInfo>,
-    /// Divided tensors, with the range of elements that this rank has.
+    /// Divided tensors, and tensors of the other stages of a pipeline, with the range of elements that this rank has.
     ranges: Vec<(TensorInfo, Range<usize>)>,
     /// The file of `ranges`.
     ranges_file: String,
@@ -92,9 +92,9 @@ impl Contents {
         let ranges_file = format!("optimizer-{:05}-of-{:05}.safetensors", ranks.rank() + 1, ranks.size());
         let (rank, size, has_adapters) = (ranks.rank(), ranks.size(), model.config().lora.is_some());
         let mut contents = Contents { ranges_file, rank, ranks: size, ..Contents::default() };
-        let (mut weights_of_all, mut rows, mut others) = (Vec::new(), HashMap::new(), HashMap::new());
-        let arrays = if ranks.leads() { model.scaling().arrays()? } else { Vec::new() };
-        for (name, array) in arrays {
+        let mut others = HashMap::new();
+        let arrays = partition.scaling_arrays(model)?;
+        for (name, array) in arrays.into_iter().filter(|_| ranks.leads()) {
             contents.scaling.push(TensorInfo {
                 name: name.clone(),
                 dtype: array.dtype(),
@@ -102,18 +102,20 @@ impl Contents {
             });
             others.insert(name, array);
         }
+        let whole = match ranks.pipeline().size() {
+            1 => None,
+            _ => Some(Decoder::unloaded(model.config(), model.recipe(), &Device::Cpu.dry(), Purpose::Infer, 1)?),
+        };
+        let (device, copy) = (model.device().clone(), model.copy());
+        // Of the ranks with the same layers, the first one writes what they have alike.
+        let writes = ranks.sharing(Shared::Slices).rank() == 0;
         let mut params = model.parameters();
-        for (i, (param, states)) in params.iter_mut().zip(optimizer.states()).enumerate() {
+        for (param, states) in params.iter_mut().zip(optimizer.states()) {
             let slice = param.is_sliced().then(|| param.slice());
-            let Param { shards, weights, .. } = &mut **param;
-            for (shard, at) in rows_of(shards) {
-                let tensor = &shard.tensor;
-                weights_of_all.push(TensorInfo { name: tensor.name.clone(), dtype, shape: tensor.stored_shape() });
-                rows.insert(tensor.name.clone(), (i, tensor.layout, at));
-            }
-            if slice.is_none() && !ranks.leads() {
+            if slice.is_none() && !writes || Some(param.id()) == copy {
                 continue;
             }
+            let Param { shards, weights, .. } = &mut **param;
             for kept in optimizer_tensors(weights, states) {
                 // The rank with the first element writes the values that all slices share.
                 let first = slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
@@ -126,12 +128,13 @@ impl Contents {
                     others.insert(info.name.clone(), flat.rows(start, end)?);
                     start = end;
                     match slice {
-                        Some(_) => contents.ranges.push((info, elements)),
-                        None => contents.whole.push(info),
+                        None if ranks.leads() => contents.whole.push(info),
+                        _ => contents.ranges.push((info, elements)),
                     }
                 }
             }
         }
+        let (weights_of_all, live) = LiveTensors::new(partition, &device, dtype, whole, params, others)?;
         contents.model_files = match has_adapters {
             true => vec![ModelFile { name: adapter::WEIGHTS_FILE.into(), tensors: weights_of_all }],
             false => model_files(weights_of_all, max_file_bytes),
@@ -139,7 +142,7 @@ impl Contents {
         contents.scaling.sort_by(|a, b| a.name.cmp(&b.name));
         contents.whole.sort_by(|a, b| a.name.cmp(&b.name));
         contents.ranges.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
-        Ok((contents, LiveTensors { partition, params, next: 0, rows, others, whole: None }))
+        Ok((contents, live))
     }
 
     /// Adds files that the leading rank writes.
@@ -204,50 +207,6 @@ impl Contents {
     }
 }
 
-/// The tensors of [`Contents`] as training has them. Weights that ranks divide are gathered one after another, by all ranks in the order of
-/// the parameters.
-pub struct LiveTensors<'a> {
-    partition: &'a Partition,
-    params: Vec<&'a mut Param>,
-    /// The first parameter that was not gathered yet.
-    next: usize,
-    /// Where weights are: parameter, how a folder has them, and rows, by name.
-    rows: HashMap<String, (usize, FolderLayout, Range<usize>)>,
-    /// Views of all other tensors, by name.
-    others: HashMap<String, Tensor>,
-    /// The last parameter that was gathered.
-    whole: Option<(usize, Tensor)>,
-}
-
-impl LiveTensors<'_> {
-    /// A tensor by its name, in the order of [`Contents::names`].
-    pub fn get(&mut self, name: &str) -> Result<Tensor> {
-        let Some((i, layout, rows)) = self.rows.get(name).cloned() else {
-            self.gather_rest()?;
-            return Ok(self.others[name].clone());
-        };
-        while self.next <= i {
-            // The one before is freed first.
-            self.whole = None;
-            self.whole = Some((self.next, self.partition.value(self.params[self.next])?));
-            self.next += 1;
-        }
-        let (_, whole) = self.whole.as_ref().filter(|(at, _)| *at == i).expect("weights are asked for in their order");
-        let part = whole.rows(rows.start, rows.end)?;
-        Ok(if layout == FolderLayout::Transposed { transpose(&part)? } else { part })
-    }
-
-    /// Gathers the weights that nobody has asked for, so that all ranks gather the same ones.
-    pub fn gather_rest(&mut self) -> Result<()> {
-        self.whole = None;
-        for param in self.params.iter().skip(self.next).filter(|_| self.partition.divides()) {
-            self.partition.value(param)?;
-        }
-        self.next = self.params.len();
-        Ok(())
-    }
-}
-
 /// Reads the position from the manifest of a checkpoint.
 pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
     serde_json::from_value(manifest.extra.clone()).map_err(|e| {
@@ -286,13 +245,22 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
     }
     let skipped = progress.loss_scale.as_ref().map_or(0, |scale| scale.skipped_steps);
     optimizer.set_steps(progress.step - skipped);
-    if !progress.scaling_slots.is_empty() && files.names().any(|name| name.starts_with(SCALING_PREFIX)) {
-        model.scaling().restore(&progress.scaling_slots, |name| {
-            let info = files.info(name)?;
-            Ok(Tensor::from_bytes(&ottava_tensor::Device::Cpu, &info.shape, info.dtype, &files.read(name)?)?)
-        })?;
+    restore_scales_from(&files, progress, model)
+}
+
+/// Restores the scales of a model for inference, which was built from the checkpoint's weights.
+pub fn restore_scales(folder: &Path, progress: &Progress, model: &mut Decoder) -> Result<()> {
+    restore_scales_from(&open(folder)?, progress, model)
+}
+
+fn restore_scales_from(files: &SliceFiles, progress: &Progress, model: &mut Decoder) -> Result<()> {
+    if progress.scaling_slots.is_empty() || !files.names().any(|name| name.starts_with(SCALING_PREFIX)) {
+        return Ok(());
     }
-    Ok(())
+    model.scaling().restore(&progress.scaling_slots, |name| {
+        let info = files.info(name)?;
+        Ok(Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &files.read(name)?)?)
+    })
 }
 
 /// The tensors of a checkpoint that are not the model's weights.

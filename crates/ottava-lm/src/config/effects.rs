@@ -62,6 +62,9 @@ impl RunConfig {
             let text = "with packing `wrapped`, which cuts documents at the ends of rows";
             reasons.push((&["data.excess_length_strategy"], text.into()));
         }
+        if self.parallel.pipeline == 1 {
+            reasons.push((OF_PIPELINE, "with `parallel.pipeline` = 1".into()));
+        }
         if t.max_steps > 0 {
             reasons.push((&["training.num_train_epochs"], "where `max_steps` is set".into()));
         }
@@ -101,6 +104,8 @@ const OF_DELAYED: &[&str] = &[
 
 const OF_ADAMW: &[&str] = &["training.adam_beta1", "training.adam_beta2", "training.adam_epsilon"];
 
+const OF_PIPELINE: &[&str] = &["parallel.pipeline_schedule", "parallel.pipeline_stages"];
+
 const OF_MUON: &[&str] = &["training.muon_momentum", "training.muon_adjust_lr_fn"];
 
 const OF_LION: &[&str] = &["training.lion_beta1", "training.lion_beta2"];
@@ -114,7 +119,7 @@ mod tests {
     #[test]
     fn every_key_is_a_setting() {
         let known = super::super::names::Known::new().0;
-        for key in [OF_FP8, OF_DELAYED, OF_FP16, OF_ADAMW, OF_MUON, OF_LION].concat() {
+        for key in [OF_FP8, OF_DELAYED, OF_FP16, OF_ADAMW, OF_MUON, OF_LION, OF_PIPELINE].concat() {
             assert!(known.contains(&key.to_string()), "{key}");
         }
     }

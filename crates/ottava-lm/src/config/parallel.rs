@@ -3,7 +3,7 @@
 use super::auto;
 use crate::error::{Error, Result};
 use crate::level::Gradients;
-use crate::parallel::{ReduceFormat, Zero};
+use crate::parallel::{ReduceFormat, Schedule, ScheduleKind, Zero};
 use ottava_tensor::comm::{Limits, MeshShape};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -21,6 +21,10 @@ pub struct ParallelConfig {
     pub tensor: usize,
     /// Ranks that share the layers.
     pub pipeline: usize,
+    /// The order of forward and backward passes in the pipeline.
+    pub pipeline_schedule: ScheduleKind,
+    /// Stages of each rank of the pipeline; more than 1 for the interleaved schedule.
+    pub pipeline_stages: usize,
     /// Ranks that share the tokens of a row.
     pub context: usize,
     /// Ranks of data x context that hold different experts.
@@ -54,6 +58,8 @@ impl Default for ParallelConfig {
             data: 0,
             tensor: 1,
             pipeline: 1,
+            pipeline_schedule: ScheduleKind::default(),
+            pipeline_stages: 1,
             context: 1,
             expert: 1,
             zero: Zero::default(),
@@ -85,6 +91,12 @@ impl ParallelConfig {
         if shape.ranks() == ranks {
             return Ok(shape);
         }
+        let others = tensor * pipeline * context;
+        if others > 1 && !ranks.is_multiple_of(others) {
+            return Err(Error::Config(format!(
+                "the axes of [parallel] other than data take {others} ranks, and {ranks} were started; start a multiple of {others}, with --gpus or --ranks"
+            )));
+        }
         Err(Error::Config(format!(
             "`parallel.data` is {data}, and {ranks} ranks were started; leave it out, or start as many"
         )))
@@ -99,11 +111,25 @@ impl ParallelConfig {
     fn axis_problem(&self) -> Option<String> {
         let axes =
             [("tensor", self.tensor), ("pipeline", self.pipeline), ("context", self.context), ("expert", self.expert)];
-        let (key, size) = axes.into_iter().find(|&(_, size)| size != 1)?;
+        let is_refused = |&(key, size): &(&str, usize)| size == 0 || size > 1 && key != "pipeline";
+        let (key, size) = axes.into_iter().find(is_refused)?;
         Some(match size {
             0 => format!("`parallel.{key}` is 0; an axis has at least one rank, so set it to 1"),
             _ => format!("`parallel.{key}` is {size}, and {key} parallelism is not implemented yet; set it to 1"),
         })
+    }
+
+    /// The schedule of a step of `micro_batches` micro-batches.
+    ///
+    /// Errors as [`Schedule::check`].
+    pub fn schedule(&self, micro_batches: usize) -> Result<Schedule> {
+        let ParallelConfig { pipeline: ranks, pipeline_schedule: kind, pipeline_stages: stages, .. } = *self;
+        if ranks == 1 {
+            return Ok(Schedule::of_one_rank(micro_batches));
+        }
+        let schedule = Schedule { kind, ranks, stages, micro_batches };
+        schedule.check()?;
+        Ok(schedule)
     }
 
     /// The format in which gradients stored as `gradients` are sent.
@@ -118,6 +144,16 @@ impl ParallelConfig {
     pub(super) fn problem(&self, gradients: Gradients, scales_loss: bool) -> Option<String> {
         if let Some(problem) = self.axis_problem() {
             return Some(problem);
+        }
+        if self.pipeline_stages == 0 {
+            return Some("`parallel.pipeline_stages` is 0; each rank of a pipeline has at least one stage".into());
+        }
+        if self.pipeline > 1 && self.zero > Zero::OptimizerStates {
+            return Some(format!(
+                "`parallel.zero` is {}, which reduces gradients in every micro-batch, and a pipeline of {} ranks reduces none before the end of a step; set it to 0 or 1",
+                u8::from(self.zero),
+                self.pipeline
+            ));
         }
         let timeouts = [
             ("join_timeout", self.join_timeout),
@@ -157,7 +193,10 @@ mod tests {
         assert_eq!(problem(ParallelConfig { data: 8, ..Default::default() }), "");
         let expected = "`parallel.tensor` is 2, and tensor parallelism is not implemented yet; set it to 1";
         assert_eq!(problem(ParallelConfig { tensor: 2, ..Default::default() }), expected);
-        assert!(problem(ParallelConfig { pipeline: 2, ..Default::default() }).starts_with("`parallel.pipeline` is 2"));
+        assert_eq!(problem(ParallelConfig { pipeline: 2, zero: Zero::OptimizerStates, ..Default::default() }), "");
+        let divided = problem(ParallelConfig { pipeline: 2, zero: Zero::Gradients, ..Default::default() });
+        assert!(divided.starts_with("`parallel.zero` is 2, which reduces gradients in every micro-batch"), "{divided}");
+        assert!(problem(ParallelConfig { pipeline: 0, ..Default::default() }).starts_with("`parallel.pipeline` is 0;"));
         assert!(problem(ParallelConfig { context: 4, ..Default::default() }).starts_with("`parallel.context` is 4"));
         assert!(problem(ParallelConfig { expert: 2, ..Default::default() }).starts_with("`parallel.expert` is 2"));
         assert!(problem(ParallelConfig { expert: 0, ..Default::default() }).starts_with("`parallel.expert` is 0;"));
@@ -169,6 +208,11 @@ mod tests {
         assert_eq!(of(0, 1).mesh(6).unwrap(), MeshShape::of_data(6));
         assert_eq!(of(0, 2).mesh(6).unwrap(), MeshShape { tensor: 2, ..MeshShape::of_data(3) });
         assert_eq!((of(3, 2).ranks(), of(0, 1).ranks()), (6, 1));
+        let error = of(0, 4).mesh(6).unwrap_err().to_string();
+        assert!(
+            error.starts_with("the axes of [parallel] other than data take 4 ranks, and 6 were started"),
+            "{error}"
+        );
         let error = of(4, 1).mesh(6).unwrap_err().to_string();
         assert_eq!(error, "`parallel.data` is 4, and 6 ranks were started; leave it out, or start as many");
     }

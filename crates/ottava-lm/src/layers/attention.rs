@@ -305,7 +305,7 @@ impl Sublayer for Attention {
         let operand = output
             .into_columns()
             .or_else(|frozen| self.output.input().recast_columns(o.clone(), &frozen, &mut context.casts))?;
-        self.output.wgrad(&dy, &operand, context.mode())?;
+        self.output.wgrad(&dy, &operand, context)?;
         drop((dy, operand));
         let (unrotated, qkv) = self.restore(qkv, context)?;
         let Sequences { batch, cu_seqlens, .. } = context.sequences;

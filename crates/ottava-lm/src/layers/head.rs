@@ -20,7 +20,7 @@ pub struct Head {
     pub factor: Factor,
     /// The bound of the absolute values of logits.
     pub soft_cap: Option<f64>,
-    /// `[V, C]`, unless it is the embedding's table.
+    /// `[V, C]`, unless it is the embedding's table in the same stage.
     pub weight: Option<Param>,
 }
 
@@ -37,8 +37,19 @@ pub struct HeadConfig<'a> {
     pub logit_scale: f32,
     /// The bound of the absolute values of logits, applied after the factor.
     pub soft_cap: Option<f64>,
-    /// The name of the embedding whose table is the weight, if they are tied.
-    pub tied: Option<&'a str>,
+    /// What its weight is.
+    pub weight: HeadWeight<'a>,
+}
+
+/// The weight of a head. A tied head has the embedding of this name.
+#[derive(Clone, Copy, Debug)]
+pub enum HeadWeight<'a> {
+    /// A tensor of its own.
+    Own,
+    /// The embedding's table, in the same stage.
+    Embedding(&'a str),
+    /// A copy of the embedding's table, which is in another stage.
+    Copy(&'a str),
 }
 
 /// Tokens whose logits are in memory at once.
@@ -47,17 +58,21 @@ const CHUNK: usize = 2048;
 impl Head {
     /// A head after a norm.
     pub fn new(build: &mut Builder, norm: Norm, config: HeadConfig) -> Result<Head> {
-        let HeadConfig { vocabulary, channels, std, logit_scale, soft_cap, tied } = config;
-        let own = vocabulary / build.place().ranks;
-        let weight = match tied {
-            Some(_) => None,
-            None => {
-                let tensor = FolderTensor::new(format!("{HEAD}.weight"), vec![vocabulary, channels]);
+        let own = build.place().share(config.vocabulary);
+        let HeadConfig { vocabulary, channels, std, logit_scale, soft_cap, weight } = config;
+        let (name, stored_as) = match weight {
+            HeadWeight::Own => (HEAD.to_string(), Some(HEAD)),
+            HeadWeight::Embedding(table) => (format!("{table} (as head)"), None),
+            HeadWeight::Copy(table) => (format!("{table} (as head)"), Some(table)),
+        };
+        let weight = match stored_as {
+            None => None,
+            Some(name) => {
+                let tensor = FolderTensor::new(format!("{name}.weight"), vec![vocabulary, channels]);
                 let shard = build.shard(tensor, Split::Vocabulary)?;
                 Some(Param::new(build, vec![shard], Init::Normal(std))?)
             }
         };
-        let name = tied.map_or(HEAD.to_string(), |table| format!("{table} (as head)"));
         build.description.fixed.push(HEAD.to_string());
         build.description.head = Some(LinearSite {
             name,

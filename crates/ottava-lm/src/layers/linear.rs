@@ -7,7 +7,7 @@ use adapter::Adapter;
 pub use smooth::{ColumnScales, SmoothCasts};
 
 use super::cast::{OperandCast, SavedOperand, copies_of};
-use crate::context::Context;
+use crate::context::{Context, DeferredWgrad};
 use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::operand::{FrozenScale, ResidualGradient, View, Views};
@@ -300,16 +300,23 @@ impl Linear {
         })
     }
 
-    /// Adds `dyᵀ · x` to the gradient of the weight, if it is trained, and to the gradients of the adapter.
-    pub fn wgrad(&mut self, dy: &View, x: &View, mode: Mode) -> Result<()> {
+    /// Adds `dyᵀ · x` to the gradient of the weight, if it is trained, or defers the product; and adds to the gradients of the adapter.
+    pub fn wgrad(&mut self, dy: &View, x: &View, context: &mut Context) -> Result<()> {
         if let Some(adapter) = &mut self.adapter {
             adapter.wgrad(dy.value(), x.value())?;
         }
         if !self.weight.is_trained() {
             return Ok(());
         }
-        let how = self.products(mode).wgrad.accumulation();
-        self.weight.add_product_to_grad(dy.columns(), x.columns(), how)
+        let accumulation = self.products(context.mode()).wgrad.accumulation();
+        match &mut context.deferred {
+            Some(deferred) => {
+                let (weight, dy, x) = (self.weight.id(), dy.clone(), x.clone());
+                deferred.0.push_back(DeferredWgrad { weight, dy, x, accumulation });
+                Ok(())
+            }
+            None => self.weight.add_product_to_grad(dy.columns(), x.columns(), accumulation),
+        }
     }
 
     /// The gradient by the input, plus `other`, from views of the gradient `dy` and of the input `x`; adds to the gradient of the weight.
@@ -323,7 +330,7 @@ impl Linear {
         let Views { rows, columns } = dy;
         let dx = self.dgrad(&rows, other, context)?;
         drop(rows);
-        self.wgrad(&columns, &x, context.mode())?;
+        self.wgrad(&columns, &x, context)?;
         Ok(dx)
     }
 

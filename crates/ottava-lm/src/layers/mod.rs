@@ -19,7 +19,7 @@ pub use branch::{Branch, BranchSaved};
 pub use cast::{CastInput, OperandCast, SavedOperand};
 pub use embedding::Embedding;
 pub use factor::Factor;
-pub use head::{Head, HeadConfig};
+pub use head::{Head, HeadConfig, HeadWeight};
 pub use linear::{ColumnScales, Linear, LinearConfig, SmoothCasts};
 pub use mlp::{Mlp, MlpConfig};
 pub use names::{HEAD, HEAD_NORMS, LLAMA, Names, Role, TensorRole};

@@ -2,12 +2,12 @@
 
 use super::stage::{Span, Stage, StageSaved, fetch};
 use super::{DecoderConfig, InferenceBatch, KvCache, KvGroup, Positions, RopeTables};
-use crate::context::{Context, Sequences};
+use crate::context::{Context, DeferredWgrads, Sequences};
 use crate::error::{Error, Result};
 use crate::layers::Head;
 use crate::mode::{Mode, StepPrecision};
 use crate::param::{
-    Builder, Description, Direction, FolderTensor, Loan, MemoryPolicy, Param, Purpose, Units, WeightSource,
+    Builder, Description, Direction, FolderTensor, Loan, MemoryPolicy, Param, ParamId, Purpose, Units, WeightSource,
 };
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
@@ -17,14 +17,15 @@ use ottava_tensor::ops::{cap_logits, embedding, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 use std::rc::Rc;
 
-/// A decoder, or a stage of one, with its weights and the scaling state of its casts.
+/// A decoder, or the stages of one that a process has, with their weights and the scaling state of their casts.
 pub struct Decoder {
     config: DecoderConfig,
     device: Device,
     recipe: Recipe,
     recompute: Recompute,
     saved_activations: SavedActivations,
-    stage: Stage,
+    /// In the order of forward.
+    stages: Vec<Stage>,
     scaling: ScalingState,
     description: Description,
 }
@@ -52,48 +53,25 @@ impl Decoder {
         purpose: Purpose,
         seq_len: usize,
     ) -> Result<Decoder> {
-        Decoder::divided(config, recipe, device, purpose, seq_len, Rc::new(Undivided))
-    }
-
-    /// [`Decoder::unloaded`] of this rank's part of a model whose layers `ranks` divide.
-    pub fn divided(
-        config: &DecoderConfig,
-        recipe: &Recipe,
-        device: &Device,
-        purpose: Purpose,
-        seq_len: usize,
-        ranks: Rc<dyn TensorRanks>,
-    ) -> Result<Decoder> {
-        let span = Span::whole(config.layers);
-        let decoder = Decoder::build(config, recipe, device, purpose, seq_len, &span, ranks)?;
+        let whole = [Span::whole(config.layers)];
+        let decoder = Decoder::staged(config, recipe, device, purpose, seq_len, &whole, Rc::new(Undivided))?;
         decoder.description.check(recipe, config.lora.as_ref())?;
         Ok(decoder)
     }
 
     /// Loads all weights.
     pub fn load(&mut self, weights: &mut dyn WeightSource) -> Result<()> {
-        self.stage.parameters_mut().into_iter().try_for_each(|param| param.load_whole(weights))
+        self.all_parameters().into_iter().try_for_each(|param| param.load_whole(weights))
     }
 
-    /// Builds only the layers of `span`, without their weights.
-    pub fn part(
+    /// Builds only the layers of `spans`, a stage for each, and of tensors that `ranks` divide this rank's parts, without their weights.
+    pub fn staged(
         config: &DecoderConfig,
         recipe: &Recipe,
         device: &Device,
         purpose: Purpose,
         seq_len: usize,
-        span: &Span,
-    ) -> Result<Decoder> {
-        Decoder::build(config, recipe, device, purpose, seq_len, span, Rc::new(Undivided))
-    }
-
-    fn build(
-        config: &DecoderConfig,
-        recipe: &Recipe,
-        device: &Device,
-        purpose: Purpose,
-        seq_len: usize,
-        span: &Span,
+        spans: &[Span],
         ranks: Rc<dyn TensorRanks>,
     ) -> Result<Decoder> {
         let learned = config.positions == Positions::Learned;
@@ -107,7 +85,8 @@ impl Decoder {
         let tables = RopeTables::new(config, device, seq_len, real_type(recipe.compute))?;
         let mut build = Builder::new(device, recipe, purpose).divided(ranks);
         build.lora = config.lora.as_ref();
-        let stage = Stage::new(&mut build, config, span, &tables)?;
+        let is_divided = build.place().is_divided();
+        let stages = spans.iter().map(|span| Stage::new(&mut build, config, span, &tables)).collect::<Result<_>>()?;
         build.description.casts = build.slots.amax_groups();
         let scaling = ScalingState::new(device, build.slots)?;
         let kept = match purpose {
@@ -117,9 +96,13 @@ impl Decoder {
         let recompute = kept.recompute;
         // Backward consumes the activations of a recomputed block immediately.
         let saved_activations = if recompute.blocks() { SavedActivations::Exact } else { kept.saved_activations };
-        let description = build.description;
+        // Plans and reports are about the whole model.
+        let description = match *spans == [Span::whole(config.layers)] && !is_divided {
+            true => build.description,
+            false => Description { casts: build.description.casts, ..Decoder::describe(config, recipe)? },
+        };
         let (config, device, recipe) = (config.clone(), device.clone(), recipe.clone());
-        Ok(Decoder { config, device, recipe, recompute, saved_activations, stage, scaling, description })
+        Ok(Decoder { config, device, recipe, recompute, saved_activations, stages, scaling, description })
     }
 
     /// The description of a model of these sizes under `recipe`, from a dry run that allocates nothing.
@@ -158,7 +141,7 @@ impl Decoder {
         &self.device
     }
 
-    /// Its description.
+    /// The description of the whole model, also of some of its stages.
     pub fn description(&self) -> &Description {
         &self.description
     }
@@ -170,36 +153,63 @@ impl Decoder {
 
     /// All trained parameters, always in the same order.
     pub fn parameters(&mut self) -> Vec<&mut Param> {
-        trained(self.stage.parameters_mut())
+        trained(self.all_parameters())
     }
 
     /// All parameters, including frozen ones.
     pub fn all_parameters(&mut self) -> Vec<&mut Param> {
-        self.stage.parameters_mut()
+        self.stages.iter_mut().flat_map(Stage::parameters_mut).collect()
+    }
+
+    /// The trained parameters of each stage.
+    pub fn parameters_by_stage(&mut self) -> Vec<Vec<&mut Param>> {
+        self.stages.iter_mut().map(|stage| trained(stage.parameters_mut())).collect()
+    }
+
+    /// The trained weight that embedding and head share, if one of them is in a stage of another process.
+    pub fn tied_weight(&mut self) -> Option<&mut Param> {
+        self.stages.iter_mut().find_map(Stage::tied_weight_mut).filter(|param| param.is_trained())
+    }
+
+    /// Whether there is a [`Decoder::tied_weight`].
+    pub fn is_tied(&self) -> bool {
+        self.stages.iter().any(Stage::is_tied) && self.config.lora.is_none()
+    }
+
+    /// The id of the head's copy of the embedding's table, if that is in a stage of another process.
+    pub fn copy(&self) -> Option<ParamId> {
+        self.stages.iter().find_map(Stage::copy).map(Param::id)
+    }
+
+    /// The number of its stages.
+    pub fn stages(&self) -> usize {
+        self.stages.len()
     }
 
     /// The trained parameters of each unit as [`Stage::units_mut`], and the scaling state of all casts.
     pub fn units_and_scaling(&mut self) -> (Vec<Vec<&mut Param>>, &mut ScalingState) {
-        (self.stage.units_mut().into_iter().map(trained).collect(), &mut self.scaling)
+        (self.stages.iter_mut().flat_map(Stage::units_mut).map(trained).collect(), &mut self.scaling)
     }
 
     /// All trained parameters, and the scaling state of all casts.
     pub fn parameters_and_scaling(&mut self) -> (Vec<&mut Param>, &mut ScalingState) {
-        (trained(self.stage.parameters_mut()), &mut self.scaling)
+        (trained(self.stages.iter_mut().flat_map(Stage::parameters_mut).collect()), &mut self.scaling)
     }
 
     /// Casts all weights with the current scales. Must be called after building and loading; updates cast the weights that they write.
     pub fn quantize_weights(&mut self) -> Result<()> {
-        let (params, scaling) = (self.stage.parameters_mut(), &mut self.scaling);
+        let (mut params, scaling) = (self.stages.iter_mut().flat_map(Stage::parameters_mut), &mut self.scaling);
         let mut casts = scaling.casts(Mode::TRAINING);
-        params.into_iter().try_for_each(|param| param.quantize(&mut casts))?;
+        params.try_for_each(|param| param.quantize(&mut casts))?;
         // The losses of these casts belong to no step, since another process may have run the preceding step.
         scaling.forget_losses()
     }
 
-    /// Forward of a micro-batch without backward, as [`Stage::forward_only`]; does not change the scaling state.
+    /// Forward of a micro-batch through stage number `stage` without backward, as [`Stage::forward_only`]; does not change the scaling
+    /// state.
     pub fn forward_only(
         &mut self,
+        stage: usize,
         x: &Tensor,
         sequences: &Sequences,
         precision: StepPrecision,
@@ -212,8 +222,9 @@ impl Decoder {
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
             paged: None,
+            deferred: None,
         };
-        self.stage.forward_only(x, &mut context, units)
+        self.stages[stage].forward_only(x, &mut context, units)
     }
 
     /// Losses `[T]` of I32 `targets` `[T]` from the result of [`Decoder::forward_only`].
@@ -223,23 +234,29 @@ impl Decoder {
         let weight = self.head_weight()?;
         let loan = fetch(weight, Direction::Forward, units)?;
         let ranks = self.scaling.scales().tensor_ranks();
-        Head::losses(normed, weight, &loan, targets, self.stage.soft_cap(), ranks)
+        Head::losses(normed, weight, &loan, targets, self.head().soft_cap(), ranks)
+    }
+
+    /// The last stage, which has the head if this process has it.
+    fn head(&self) -> &Stage {
+        self.stages.last().expect("a process has a stage")
     }
 
     fn head_weight(&self) -> Result<&Param> {
-        self.stage.head_weight().ok_or_else(no_head)
+        self.head().head_weight().ok_or_else(no_head)
     }
 
-    /// Forward of a micro-batch, as [`Stage::forward`].
+    /// Forward of a micro-batch through stage number `stage`, as [`Stage::forward`].
     pub fn forward(
         &mut self,
+        stage: usize,
         x: &Tensor,
         sequences: &Sequences,
         precision: StepPrecision,
         units: &mut dyn Units,
     ) -> Result<(Tensor, StageSaved)> {
         let _scope = self.device.scope("forward");
-        let (stage, mut context) = self.training(sequences, precision);
+        let (stage, mut context) = self.training(stage, sequences, precision, None);
         stage.forward(x, &mut context, units)
     }
 
@@ -254,13 +271,15 @@ impl Decoder {
         units: &mut dyn Units,
     ) -> Result<(Tensor, Tensor)> {
         let _scope = self.device.scope("head");
+        let stage = self.stages.last_mut().expect("a process has a stage");
         let ranks = self.scaling.scales().tensor_ranks();
-        self.stage.losses_and_gradient(normed, targets, scale, ranks, units)?.ok_or_else(no_head)
+        stage.losses_and_gradient(normed, targets, scale, ranks, units)?.ok_or_else(no_head)
     }
 
-    /// Backward of a micro-batch, as [`Stage::backward`].
+    /// Backward of a micro-batch through stage number `stage`, as [`Stage::backward`].
     pub fn backward(
         &mut self,
+        stage: usize,
         dy: Tensor,
         saved: StageSaved,
         sequences: &Sequences,
@@ -268,11 +287,39 @@ impl Decoder {
         units: &mut dyn Units,
     ) -> Result<Option<Tensor>> {
         let _scope = self.device.scope("backward");
-        let (stage, mut context) = self.training(sequences, precision);
+        let (stage, mut context) = self.training(stage, sequences, precision, None);
         stage.backward(dy, saved, &mut context, units)
     }
 
-    fn training<'a>(&'a mut self, sequences: &'a Sequences, precision: StepPrecision) -> (&'a mut Stage, Context<'a>) {
+    /// [`Decoder::backward`] without the products of the gradients of weights, which it returns for [`Decoder::wgrads`].
+    pub fn dgrads(
+        &mut self,
+        stage: usize,
+        dy: Tensor,
+        saved: StageSaved,
+        sequences: &Sequences,
+        precision: StepPrecision,
+        units: &mut dyn Units,
+    ) -> Result<(Option<Tensor>, DeferredWgrads)> {
+        let _scope = self.device.scope("backward");
+        let mut deferred = DeferredWgrads::default();
+        let (stage, mut context) = self.training(stage, sequences, precision, Some(&mut deferred));
+        Ok((stage.backward(dy, saved, &mut context, units)?, deferred))
+    }
+
+    /// Adds to the gradients of the weights of stage number `stage` what [`Decoder::dgrads`] has deferred.
+    pub fn wgrads(&mut self, stage: usize, deferred: DeferredWgrads, units: &mut dyn Units) -> Result<()> {
+        let _scope = self.device.scope("backward");
+        self.stages[stage].wgrads(deferred, units)
+    }
+
+    fn training<'a>(
+        &'a mut self,
+        stage: usize,
+        sequences: &'a Sequences,
+        precision: StepPrecision,
+        deferred: Option<&'a mut DeferredWgrads>,
+    ) -> (&'a mut Stage, Context<'a>) {
         let context = Context {
             casts: self.scaling.casts(Mode::training(precision)),
             loan: Loan::none(),
@@ -280,8 +327,9 @@ impl Decoder {
             recompute: self.recompute,
             saved_activations: self.saved_activations,
             paged: None,
+            deferred,
         };
-        (&mut self.stage, context)
+        (&mut self.stages[stage], context)
     }
 
     /// The groups of attention layers that share block tables, for sequences up to `max_len` tokens; those that see most keys first.
@@ -306,15 +354,16 @@ impl Decoder {
     pub fn scale_by_token(&mut self) -> Result<bool> {
         let changes = self.scaling.scale_rows();
         if changes {
-            self.stage.parameters_mut().into_iter().try_for_each(Param::repeat_scale)?;
+            self.all_parameters().into_iter().try_for_each(Param::repeat_scale)?;
         }
         Ok(changes)
     }
 
     /// Normalised activations `[T, C]` of the new tokens of a batch of sequences; appends their keys and values to `cache`.
     pub fn hidden(&self, batch: &InferenceBatch, cache: &mut KvCache) -> Result<Tensor> {
-        let pass = || cache.forward(&self.stage, self.scaling.scales(), batch);
-        with_constant_weights(self.device(), self.stage.blocks_are_stored(), pass)
+        let stage = self.head();
+        let pass = || cache.forward(stage, self.scaling.scales(), batch);
+        with_constant_weights(self.device(), stage.blocks_are_stored(), pass)
     }
 
     /// Logits `[S, V]` of the rows I32 `rows` `[S]` of the result of [`Decoder::hidden`], in F32 (F64 for F64): in BF16, likely tokens
@@ -323,7 +372,7 @@ impl Decoder {
         let (x, head) = (embedding(hidden, rows)?, self.head_weight()?);
         let pass = || {
             let mut logits = Head::logits(&x, head, Loan::none(), real_type(x.dtype()))?;
-            self.stage.soft_cap().map_or(Ok(()), |cap| cap_logits(&mut logits, cap))?;
+            self.head().soft_cap().map_or(Ok(()), |cap| cap_logits(&mut logits, cap))?;
             Ok(logits)
         };
         with_constant_weights(self.device(), head.is_stored(), pass)

@@ -78,6 +78,7 @@ impl KvCache {
             sequences: &batch.positions,
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
+            deferred: None,
             paged: Some(PagedPass { layers, groups, batches: &batch.by_group(), is_whole: batch.is_whole }),
         };
         stage.forward_only(&batch.ids, &mut context, &mut Resident)

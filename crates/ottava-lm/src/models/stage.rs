@@ -2,11 +2,11 @@
 
 use super::prefetch::{ResidualBuffers, backward_blocks, forward_blocks};
 use super::{DecoderConfig, Positions, RopeTables};
-use crate::context::Context;
+use crate::context::{Context, DeferredWgrads};
 use crate::error::Result;
 use crate::layers::{
-    Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Factor, Head, HeadConfig, Mlp, MlpConfig, Norm,
-    NormConfig, NormSaved, OperandCast, QkNorm, Sublayer,
+    Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Factor, Head, HeadConfig, HeadWeight, Mlp,
+    MlpConfig, Norm, NormConfig, NormSaved, OperandCast, QkNorm, Sublayer,
 };
 use crate::operand::ResidualGradient;
 use crate::param::{Builder, Direction, Loan, Param, Purpose, Split, Units};
@@ -40,6 +40,8 @@ pub struct Stage {
     positions: Option<Embedding>,
     blocks: Vec<Block>,
     head: Option<Head>,
+    /// Whether the embedding's table is also the head's weight, and one of them is in another stage.
+    is_tied: bool,
     residuals: ResidualBuffers,
 }
 
@@ -80,18 +82,41 @@ impl Stage {
         let head = match span.head {
             true => {
                 let norm = Norm::new(build, c.names.norm, c.channels, norm_config(c))?;
-                let (vocabulary, channels, std, tied) = (c.vocabulary, c.channels, c.init_std, c.tied.then_some(table));
+                let (vocabulary, channels, std) = (c.vocabulary, c.channels, c.init_std);
                 let (logit_scale, soft_cap) = (c.logit_scale, c.logit_cap);
-                Some(Head::new(build, norm, HeadConfig { vocabulary, channels, std, logit_scale, soft_cap, tied })?)
+                let weight = match (c.tied, span.embedding) {
+                    (false, _) => HeadWeight::Own,
+                    (true, true) => HeadWeight::Embedding(table),
+                    (true, false) => HeadWeight::Copy(table),
+                };
+                Some(Head::new(build, norm, HeadConfig { vocabulary, channels, std, logit_scale, soft_cap, weight })?)
             }
             false => None,
         };
+        build.end_unit();
         let offloads = match build.purpose {
             Purpose::Train(kept) => kept.offload_residuals && kept.recompute.blocks(),
             Purpose::Infer => false,
         };
         let residuals = ResidualBuffers::new(offloads, build.device);
-        Ok(Stage { embedding, positions, blocks, head, residuals })
+        let is_tied = c.tied && span.embedding != span.head;
+        Ok(Stage { embedding, positions, blocks, head, is_tied, residuals })
+    }
+
+    /// The weight that embedding and head share, if one of them is in another stage: the embedding's table, or the head's copy of it.
+    pub fn tied_weight_mut(&mut self) -> Option<&mut Param> {
+        let table = self.embedding.as_mut().map(|embedding| &mut embedding.table);
+        table.or(self.head.as_mut().and_then(|head| head.weight.as_mut())).filter(|_| self.is_tied)
+    }
+
+    /// Whether embedding and head share their weight, and one of them is in another stage.
+    pub fn is_tied(&self) -> bool {
+        self.is_tied
+    }
+
+    /// The head's copy of the embedding's table, if that is in another stage.
+    pub fn copy(&self) -> Option<&Param> {
+        self.head.as_ref().and_then(|head| head.weight.as_ref()).filter(|_| self.is_tied)
     }
 
     /// Its blocks.
@@ -189,7 +214,8 @@ impl Stage {
     }
 
     /// Backward of a micro-batch, from the gradient `dy` `[T, C]` by the result of forward: adds to the gradients of all parameters, and
-    /// returns the gradient by the input of forward, or `None` if that was token ids.
+    /// returns the gradient by the input of forward, or `None` if that was token ids. If the context defers products,
+    /// [`Stage::wgrads`] computes them.
     pub fn backward(
         &mut self,
         dy: Tensor,
@@ -218,7 +244,10 @@ impl Stage {
             let dy = dx.take().expect("each block leaves one");
             units.begin_gradients(&mut parameters_of(block))?;
             dx = Some(block.backward(dy, saved, &next, context)?);
-            units.end_gradients(&mut parameters_of(block))
+            match context.deferred {
+                Some(_) => Ok(()),
+                None => units.end_gradients(&mut parameters_of(block)),
+            }
         })?;
         self.residuals.give_back(inputs);
         let dx = dx.expect("as above").value;
@@ -234,6 +263,23 @@ impl Stage {
             }
             _ => Ok(Some(dx)),
         }
+    }
+
+    /// Adds the products that a backward has deferred to the gradients of the weights.
+    pub fn wgrads(&mut self, deferred: DeferredWgrads, units: &mut dyn Units) -> Result<()> {
+        let mut products = deferred.0.into_iter().peekable();
+        for block in self.blocks.iter_mut().rev() {
+            let mut params = parameters_of(block);
+            while let Some(product) =
+                products.next_if(|product| params.iter().any(|param| param.id() == product.weight))
+            {
+                let weight = params.iter_mut().find(|param| param.id() == product.weight).expect("found above");
+                weight.add_product_to_grad(product.dy.columns(), product.x.columns(), product.accumulation)?;
+            }
+            units.end_gradients(&mut params)?;
+        }
+        assert!(products.next().is_none(), "backward defers products of the blocks in its order");
+        Ok(())
     }
 
     /// All parameters, always in the same order.

@@ -17,7 +17,7 @@ impl Partition {
     /// Loads the weights of `model` that this rank stores. Of matrices that ranks divide it reads only its slices, so loading takes no more
     /// memory than training.
     ///
-    /// Returns a digest of the elements that all ranks read: whole tensors, and the first elements of divided tensors; 0 for one rank.
+    /// Returns a digest of the elements that all ranks with the same layers read: whole tensors, and the first elements of divided tensors; 0 for one rank.
     /// Ranks that loaded different weights have different digests.
     pub fn load(&self, model: &mut Decoder, weights: &mut dyn WeightSource) -> Result<u64> {
         let is_compared = self.ranks().size() > 1 && !matches!(model.device(), Device::DryCpu(_));
@@ -29,6 +29,11 @@ impl Partition {
             })?;
             if is_compared && param.is_sliced() {
                 weights.add_first(param)?;
+            }
+        }
+        if self.ranks().pipeline().size() > 1 {
+            for tensor in Decoder::folder_tensors(model.config(), model.recipe())? {
+                weights.weights.expect(&tensor)?;
             }
         }
         Ok(weights.sum)

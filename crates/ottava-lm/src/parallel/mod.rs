@@ -2,22 +2,30 @@
 
 mod amaxes;
 mod bucket;
+mod casts;
 mod exchange;
 mod load;
 mod matrices;
+mod norm;
 mod partition;
+mod pipeline;
 mod prepare;
 mod ranks;
 mod reduction;
 mod replicas;
+mod schedule;
 mod slices;
+mod spans;
 mod tensor;
 mod zero;
 
 pub use exchange::Exchange;
 pub use partition::{BufferBytes, Partition};
+pub use pipeline::{Messages, Pipeline};
 pub use ranks::{Ranks, Shared};
 pub use reduction::ReduceFormat;
+pub use schedule::{Message, Part, Schedule, ScheduleKind, Task};
 pub use slices::{GRANULE, Slices};
+pub use spans::divide;
 pub use tensor::TensorAxis;
 pub use zero::Zero;

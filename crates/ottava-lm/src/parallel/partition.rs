@@ -6,6 +6,7 @@
 //! are gathered from all ranks, as codes if products read only codes.
 
 use super::bucket::{Bucket, Stored, Writer};
+use super::pipeline::StagePlaces;
 use super::reduction::ReduceFormat;
 use super::zero::Zero;
 use super::{Ranks, Shared};
@@ -13,10 +14,9 @@ use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::models::Decoder;
 use crate::optim::{self, Optimizer, Prepared};
-use crate::param::{Grad, Param, UnitId};
+use crate::param::{Param, UnitId};
 use crate::scaling::{Casts, MergeCounts};
 use ottava_tensor::comm::{Axis, Reduce};
-use ottava_tensor::ops::{root_of_sum, sum_of_squares};
 use ottava_tensor::{DType, Tensor};
 use std::cell::{RefCell, RefMut};
 use std::ops::Range;
@@ -40,13 +40,16 @@ pub struct Partition {
     reduction: ReduceFormat,
     /// Of several ranks.
     buckets: RefCell<Vec<Bucket>>,
+    /// Of several stages, from the first step on.
+    norm_places: RefCell<Option<StagePlaces>>,
 }
 
 impl Partition {
     /// A single rank, which stores everything.
     pub fn solo() -> Partition {
         let (ranks, buckets) = (Rc::new(Ranks::solo()), RefCell::default());
-        Partition { ranks, zero: Zero::Nothing, reduction: ReduceFormat::Stored, buckets }
+        let norm_places = RefCell::default();
+        Partition { ranks, zero: Zero::Nothing, reduction: ReduceFormat::Stored, buckets, norm_places }
     }
 
     /// Divides `model` among `ranks`, before its weights are loaded and its optimizer is created. Gradients are sent in the format
@@ -80,7 +83,7 @@ impl Partition {
                 }
             }
         }
-        Ok(Partition { ranks, zero, reduction, buckets: RefCell::new(buckets) })
+        Ok(Partition { ranks, zero, reduction, buckets: RefCell::new(buckets), norm_places: RefCell::default() })
     }
 
     /// The ranks.
@@ -123,30 +126,13 @@ impl Partition {
         self.zero > Zero::Nothing && self.ranks.sharing(Shared::Slices).size() > 1
     }
 
+    pub(super) fn norm_places(&self) -> &RefCell<Option<StagePlaces>> {
+        &self.norm_places
+    }
+
     /// The buckets.
     pub(super) fn buckets(&self) -> RefMut<'_, Vec<Bucket>> {
         self.buckets.borrow_mut()
-    }
-
-    /// The global norm of the reduced gradients of `params`, F32 `[1]`, on all ranks. The sum of squares is F64, and its order differs from
-    /// that on one rank.
-    pub fn grad_norm(&self, params: &[&mut Param]) -> Result<Tensor> {
-        let tensor = self.ranks.group(&[Axis::Tensor]);
-        if !self.divides() && tensor.size() == 1 {
-            return optim::grad_norm(params);
-        }
-        let ranks = self.ranks.sharing(Shared::Model);
-        let (rank, size) = (ranks.rank(), ranks.size());
-        // What several ranks have is counted once.
-        let is_first = (self.ranks.sharing(Shared::Slices).rank() == 0, tensor.rank() == 0);
-        let counts = |param: &&&mut Param| (param.is_sliced() || is_first.0) && (!param.is_whole() || is_first.1);
-        let counted = params.iter().filter(counts);
-        let grads: Vec<_> = counted.filter_map(|param| param.gradient.get()).map(Grad::read).collect();
-        let mut sums = Tensor::zeros(params[0].weights.device(), &[size], DType::F64)?;
-        if !grads.is_empty() {
-            sums.copy_from(rank, &sum_of_squares(&grads)?)?;
-        }
-        Ok(root_of_sum(&ranks.all_gather("gradient norm", sums)?.wait()?)?)
     }
 
     /// Updates the weights with reduced gradients, each rank its slices, and casts them for the next step.
@@ -331,7 +317,12 @@ impl Partition {
         whole.reshape(param.weights.shape()).map_err(Error::from)
     }
 
-    /// Gathers the whole model on every rank, for inference. It can no longer be trained.
+    /// The `value` that rank `owner` of this rank's pipeline has, on all its ranks; in place.
+    pub fn share_with_stages(&self, name: &str, owner: usize, value: Tensor) -> Result<Tensor> {
+        Ok(self.ranks.group(&[Axis::Pipeline]).broadcast(name, owner, value)?.wait()?)
+    }
+
+    /// Gathers the layers of this rank, the whole model without a pipeline, for inference. It can no longer be trained.
     pub fn gather(&self, model: &mut Decoder) -> Result<()> {
         for param in model.parameters().into_iter().filter(|param| param.is_sliced()) {
             let whole = self.value(param)?;
@@ -345,12 +336,16 @@ impl MergeCounts for Partition {
     fn counts(&self, slot: usize, name: &str) -> bool {
         // Inputs and gradients, and slices of weights that are gathered as codes, differ between ranks; all ranks cast the other weights
         // whole.
-        self.ranks.leads()
+        self.ranks.sharing(Shared::Slices).rank() == 0
             || !name.ends_with(".weight")
             || self.buckets().iter().any(|bucket| bucket.casts_slices_in(slot))
     }
 
     fn sum(&self, counts: &[i64]) -> Result<Vec<i64>> {
         self.ranks.sum(Shared::Model, "counts of casts", counts)
+    }
+
+    fn sum_by_slot(&self, counts: &[i64]) -> Result<Vec<i64>> {
+        self.ranks.sum(Shared::Slices, "counts of each cast", counts)
     }
 }

@@ -1,5 +1,6 @@
 //! The ranks of a run: agreements of all ranks, and the groups over which tensors are reduced.
 
+use super::pipeline::{Pipeline, StagePlaces};
 use crate::error::{Error, Result};
 use ottava_tensor::Device;
 use ottava_tensor::comm::{Axis, Group, Mesh, MeshShape, Stopper, Traffic};
@@ -31,14 +32,14 @@ impl Shared {
 /// The ranks of a run. All ranks agree on errors, stops and equal settings; reductions of tensors use the group of ranks that
 /// [share](Ranks::sharing) them.
 pub struct Ranks {
+    pipeline: Pipeline,
     mesh: Mesh,
 }
 
 impl Ranks {
     /// One process with all rows.
     pub fn solo() -> Ranks {
-        let mesh = Mesh::new(Group::solo(), MeshShape::of_data(1));
-        Ranks { mesh: mesh.expect("one rank is a mesh of one rank") }
+        Ranks::of(Group::solo(), MeshShape::of_data(1), &Device::Cpu).expect("one rank is a mesh of one rank")
     }
 
     /// The ranks of `world`, the group of all ranks, in a mesh of `shape`; this rank trains on `device`. GPUs exchange tensors by NCCL.
@@ -49,7 +50,22 @@ impl Ranks {
             Device::Cuda(gpu) => world.with_gpu(gpu, Error::RANKS)?,
             Device::Cpu | Device::DryCpu(_) => world,
         };
-        Ok(Ranks { mesh: Mesh::new(world, shape)? })
+        Ranks::of(world, shape, device)
+    }
+
+    fn of(world: Group, shape: MeshShape, device: &Device) -> Result<Ranks> {
+        let mesh = Mesh::new(world, shape)?;
+        Ok(Ranks { pipeline: Pipeline::new(&mesh, device)?, mesh })
+    }
+
+    /// The ranks over which some gradients of this rank are reduced: those of its weights, or of tensors that ranks have whole.
+    pub fn reducing(&self) -> usize {
+        self.group(&[Axis::Data, Axis::Context, Axis::Tensor]).size()
+    }
+
+    /// The place of this rank in the pipeline.
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
     }
 
     /// The ranks that share `what` with this rank, this rank included.
@@ -65,6 +81,30 @@ impl Ranks {
     /// The entries of `all`, which has one per rank, of the ranks that share `what` with this rank.
     pub fn among<'a, T>(&self, what: Shared, all: &'a [T]) -> impl Iterator<Item = &'a T> {
         self.sharing(what).ranks().iter().map(|&rank| &all[rank])
+    }
+
+    /// The entries of `all`, which has one per rank, of the ranks that compute the losses of the tokens that are divided among ranks: those
+    /// with the last stage of the model.
+    pub fn of_losses<'a, T>(&self, all: &'a [T]) -> impl Iterator<Item = &'a T> {
+        let shape = *self.mesh.shape();
+        let (tensor, last) = (self.mesh.coordinate(Axis::Tensor), shape.pipeline - 1);
+        let has = move |rank: usize| {
+            (shape.coordinate(rank, Axis::Tensor), shape.coordinate(rank, Axis::Pipeline)) == (tensor, last)
+        };
+        all.iter().enumerate().filter(move |(rank, _)| has(*rank)).map(|(_, entry)| entry)
+    }
+
+    /// What the ranks of this rank's pipeline give, in their order.
+    pub fn of_stages<T: Serialize + DeserializeOwned>(&self, what: &str, mine: &T) -> Result<Vec<T>> {
+        let text = serde_json::to_vec(mine).expect("plain data");
+        let all = self.group(&[Axis::Pipeline]).agree(what, &text)?;
+        all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(|_| different(what))).collect()
+    }
+
+    /// The places of values of which the stages of this rank have these `counts`.
+    pub(super) fn stage_places(&self, what: &str, counts: &[usize]) -> Result<StagePlaces> {
+        let own: Vec<u64> = counts.iter().map(|&count| count as u64).collect();
+        Ok(StagePlaces::new(self.pipeline.rank(), &self.of_stages(what, &own)?))
     }
 
     /// The number of this rank.
@@ -93,13 +133,15 @@ impl Ranks {
 
     /// Gathers `numbers` of all ranks, by rank.
     pub fn gather<const N: usize>(&self, what: &str, numbers: [f64; N]) -> Result<Vec<[f64; N]>> {
-        let all = self.world().agree(what, bytemuck::cast_slice(&numbers))?;
-        let read = |bytes: Vec<u8>| {
-            let numbers =
-                bytes.chunks_exact(8).map(|number| f64::from_ne_bytes(number.try_into().expect("eight bytes")));
-            numbers.collect::<Vec<_>>().try_into().map_err(|_| different(what))
-        };
-        all.into_iter().map(read).collect()
+        let all = self.gather_lists(what, &numbers)?;
+        all.into_iter().map(|numbers| numbers.try_into().map_err(|_| different(what))).collect()
+    }
+
+    /// Gathers a list of numbers of each rank, by rank.
+    pub fn gather_lists(&self, what: &str, numbers: &[f64]) -> Result<Vec<Vec<f64>>> {
+        let all = self.world().agree(what, bytemuck::cast_slice(numbers))?;
+        let number = |bytes: &[u8]| f64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
+        Ok(all.iter().map(|bytes| bytes.chunks_exact(8).map(number).collect()).collect())
     }
 
     /// Whether `flag` is set on any rank.

@@ -31,6 +31,11 @@ pub enum Init {
 pub trait WeightSource {
     /// The values of `elements` of the flat `tensor`, F32 `[n]`, on any device; a source of random weights follows `init`.
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor>;
+
+    /// Errors if a source of fixed tensors lacks `tensor`, which another process reads.
+    fn expect(&mut self, _tensor: &FolderTensor) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The purpose of a model.

@@ -28,6 +28,21 @@ pub struct Description {
     pub casts: Vec<(String, AmaxGroup)>,
 }
 
+/// What the layers of a model cost, in operations.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerCosts {
+    /// Each block.
+    pub blocks: Vec<f64>,
+    /// The head. The embedding has no products.
+    pub head: f64,
+}
+
+/// Twice the average number of keys that a token sees.
+fn keys(window: Option<usize>, seq_len: usize) -> usize {
+    let window = window.unwrap_or(seq_len).min(seq_len);
+    2 * window - window * window / seq_len.max(1)
+}
+
 impl Description {
     /// Floating-point operations of forward and backward per token, at sequences of `seq_len`: six per weight of a product (four per frozen
     /// weight, which has no gradient), and causal attention within its window; recomputation and norms are not counted.
@@ -38,13 +53,21 @@ impl Description {
             0 => 6.0 * products as f64,
             _ => 4.0 * products as f64 + 6.0 * self.parameters as f64,
         };
-        // Twice the average number of keys that a token sees.
-        let keys = |window: Option<usize>| {
-            let window = window.unwrap_or(seq_len).min(seq_len);
-            2 * window - window * window / seq_len.max(1)
-        };
-        let attention: usize = self.attention.iter().map(|spec| spec.query_width() * keys(spec.window)).sum();
+        let attention: usize = self.attention.iter().map(|spec| spec.query_width() * keys(spec.window, seq_len)).sum();
         products + 6.0 * attention as f64
+    }
+
+    /// The operations of each block and of the head per token, as [`Description::flops_per_token`] counts those of trained weights.
+    pub fn layer_costs(&self, seq_len: usize) -> LayerCosts {
+        let product = |site: &LinearSite| 6.0 * (site.outputs * site.inputs) as f64;
+        let mut blocks: Vec<f64> =
+            self.attention.iter().map(|spec| 6.0 * (spec.query_width() * keys(spec.window, seq_len)) as f64).collect();
+        for (site, _) in &self.linears {
+            if let Some((block, _)) = site.block {
+                blocks[block] += product(site);
+            }
+        }
+        LayerCosts { blocks, head: self.head.as_ref().map_or(0.0, product) }
     }
 
     /// The linears of the first block.

@@ -13,7 +13,7 @@ use ottava_tensor::comm::Traffic;
 use ottava_tensor::{DType, Device};
 use serde::Serialize;
 
-/// The communication of each rank in a step after the first.
+/// The communication of each rank in a step after the first; in a pipeline, of the first rank.
 #[derive(Clone, Debug, Serialize)]
 pub struct CommunicationPlan {
     /// The number of ranks that divide the rows of a step.
@@ -60,19 +60,19 @@ impl CommunicationPlan {
         let step = |micro_batches| step(config, sizes, &device, micro_batches);
         let DryStep { traffic, update_bytes, units } = match micro_batches {
             // Every further micro-batch has the same communication: the difference between two and one.
-            3.. => {
+            3.. if config.run.parallel.pipeline == 1 => {
                 let (one, two) = (step(1)?, step(2)?);
                 let traffic = two.traffic + (two.traffic - one.traffic) * (micro_batches as u64 - 2);
                 DryStep { traffic, ..two }
             }
-            few => step(few)?,
+            all => step(all)?,
         };
         Ok(Some(CommunicationPlan {
             ranks,
             zero: config.run.parallel.zero,
             units,
             micro_batches,
-            tokens: config.run.tokens_per_step() / ranks as u64,
+            tokens: config.run.tokens_per_step() / config.run.parallel.data.max(1) as u64,
             traffic,
             update_bytes,
         }))
@@ -88,7 +88,7 @@ struct DryStep {
 
 /// Measures the second step of a dry run, since the first may create buffers that later ones reuse.
 fn step(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, micro_batches: usize) -> Result<DryStep> {
-    let mut run = dry_run(config, sizes, device, micro_batches)?;
+    let mut run = dry_run(config, sizes, device, micro_batches, 0)?;
     run.quantize_weights()?;
     run.step(config.run.training.learning_rate, StepPrecision::Recipe)?;
     let before = run.step.partition().ranks().traffic();

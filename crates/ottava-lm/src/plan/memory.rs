@@ -8,7 +8,7 @@ use crate::level::Masters;
 use crate::limits;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
-use crate::parallel::Ranks;
+use crate::parallel::{Ranks, Schedule};
 use crate::run::Run;
 use crate::step::{MicroBatch, Program, ProgramInputs};
 use ottava_tensor::comm::Group;
@@ -18,11 +18,15 @@ use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
 use serde::Serialize;
 use std::rc::Rc;
 
-/// The memory that a run needs, and the memory available; with several ranks, that of rank 0.
+/// The memory that a run needs, and the memory available; with several ranks, that of one of them.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryPlan {
     /// Ranks of the run.
     pub ranks: usize,
+    /// The place in the pipeline of the rank whose memory this is: the one that needs most.
+    pub stage: usize,
+    /// The peak of each rank of a pipeline.
+    pub stage_bytes: Vec<u64>,
     /// Bytes by use at the peak.
     pub lines: Vec<MemoryLine>,
     /// Their sum.
@@ -62,11 +66,24 @@ pub struct MemoryLine {
 }
 
 impl MemoryPlan {
-    /// The plan of `config` for a model of `sizes` on `device`, which may itself be a dry run. Allocates nothing on `device`.
+    /// The plan of `config` for a model of `sizes` on `device`, which may itself be a dry run: of the rank that needs most memory, if ranks
+    /// have different layers. Allocates nothing on `device`.
     pub fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<MemoryPlan> {
+        let of_stage = |stage| MemoryPlan::of_stage(config, sizes, device, stage);
+        let plans = (0..config.run.parallel.pipeline).map(of_stage).collect::<Result<Vec<_>>>()?;
+        let stage_bytes = plans.iter().map(|plan| plan.peak_bytes).collect();
+        let mut workload = Workload::default();
+        plans.iter().for_each(|plan| workload.merge(&plan.workload));
+        // The first one that does not fit, else the largest.
+        let most = plans.into_iter().max_by_key(|plan| (!plan.fits, plan.reserved_bytes)).expect("there is a stage");
+        Ok(MemoryPlan { stage_bytes, workload, ..most })
+    }
+
+    /// [`MemoryPlan::new`] of the first rank with place `stage` in the pipeline.
+    fn of_stage(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, stage: usize) -> Result<MemoryPlan> {
         let available = available(device);
         let dry = unlimited(device);
-        let DryRun { build, peak, save, host, snapshot } = DryRun::new(config, sizes, &dry)?;
+        let DryRun { build, peak, save, host, snapshot } = DryRun::new(config, sizes, &dry, stage)?;
         let reserved = match &dry {
             Device::Cuda(gpu) => gpu.memory().reserved,
             Device::Cpu | Device::DryCpu(_) => peak.bytes,
@@ -74,7 +91,7 @@ impl MemoryPlan {
         let fits = match reserved > available {
             // When memory is short, the pool returns idle segments before it fails.
             true if peak.bytes <= available && matches!(device, Device::Cuda(_)) => {
-                match DryRun::new(config, sizes, &device.dry()) {
+                match DryRun::new(config, sizes, &device.dry(), stage) {
                     Err(crate::Error::Tensor(TensorError::OutOfMemory { .. })) => false,
                     other => other.map(|_| true)?,
                 }
@@ -96,6 +113,8 @@ impl MemoryPlan {
         lines.sort_by_key(|line| std::cmp::Reverse(line.bytes));
         Ok(MemoryPlan {
             ranks,
+            stage,
+            stage_bytes: Vec::new(),
             lines,
             peak_bytes: peak.bytes as u64,
             during: peak.during.to_string(),
@@ -130,21 +149,28 @@ pub(super) const GPUS_PER_NODE: usize = 8;
 /// More than any run needs.
 const UNLIMITED: usize = 1 << 50;
 
-/// The number of micro-batches to run: the first creates gradients, later ones add to them.
-const DISTINCT_MICRO_BATCHES: usize = 2;
+/// The number of micro-batches to run: the first creates gradients, later ones add to them. In a pipeline, several are in flight, so all run.
+pub(super) fn distinct_micro_batches(config: &ResolvedConfig) -> usize {
+    let all = config.run.training.gradient_accumulation_steps;
+    if config.run.parallel.pipeline == 1 { all.min(2) } else { all }
+}
 
-/// Rank 0 of the run of `config` with `micro_batches` micro-batches, on a device in a dry run.
+/// The first rank with place `stage` in the pipeline of the run of `config` with `micro_batches` micro-batches, on a device in a dry run.
 pub(super) fn dry_run(
     config: &ResolvedConfig,
     sizes: &DecoderConfig,
     device: &Device,
     micro_batches: usize,
+    stage: usize,
 ) -> Result<Run> {
     let mut config = config.clone();
     config.run.training.gradient_accumulation_steps = micro_batches;
     let weights = &mut RandomWeights { seed: config.run.seed, device: device.clone() };
     let size = config.run.parallel.ranks();
-    let ranks = Ranks::new(Group::dry(0, size), config.run.parallel.mesh(size)?, device)?;
+    let mesh = config.run.parallel.mesh(size)?;
+    // The pipeline axis is the slowest.
+    let rank = stage * (size / mesh.pipeline);
+    let ranks = Ranks::new(Group::dry(rank, size), mesh, device)?;
     let layout = config.run.layout();
     // The data are not read here. The capacity assumes documents of 64 tokens; each takes 4 bytes.
     let documents = layout.document_mask.then(|| layout.seq_len.div_ceil(64) + 2);
@@ -165,28 +191,32 @@ struct DryRun {
 
 impl DryRun {
     /// Builds the model, evaluates if the run does, runs the steps that differ, and saves, on a device in a dry run.
-    fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<DryRun> {
+    fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, stage: usize) -> Result<DryRun> {
         let tracker = device.tracker().expect("a device in a dry run").clone();
         let (t, seq_len) = (&config.run.training, config.run.data.max_length);
         let rows = t.per_device_train_batch_size;
         let micro_batches = t.gradient_accumulation_steps;
-        let mut run = dry_run(config, sizes, device, micro_batches.min(DISTINCT_MICRO_BATCHES))?;
+        let distinct = distinct_micro_batches(config);
+        let mut run = dry_run(config, sizes, device, distinct, stage)?;
         let build = device.scope("build");
         run.quantize_weights()?;
         let ids = || Tensor::zeros(device, &[rows * seq_len], DType::I32);
         // Inputs, targets and losses of the other micro-batches.
-        let _others = (0..3 * micro_batches.saturating_sub(DISTINCT_MICRO_BATCHES))
-            .map(|_| ids())
-            .collect::<Result<Vec<_>, _>>()?;
+        let _others = (0..3 * (micro_batches - distinct)).map(|_| ids()).collect::<Result<Vec<_>, _>>()?;
         drop(build);
         let build = tracker.take_peak();
         let evaluate = |Run { model, step, .. }: &mut Run, precision| match config.run.data.val_set_size > 0.0 {
             true => {
                 let _scope = device.scope("evaluation");
-                let sequences = Sequences::new(device, rows, seq_len)?;
-                let micro_batches = &[MicroBatch { inputs: ids()?, targets: ids()?, sequences }];
+                let pipeline = step.partition().ranks().pipeline();
+                let schedule = Schedule { micro_batches: pipeline.size(), ..*step.schedule() };
+                let micro_batch = |_| -> Result<MicroBatch> {
+                    let sequences = Sequences::new(device, rows, seq_len)?;
+                    Ok(MicroBatch { inputs: ids()?, targets: ids()?, sequences })
+                };
+                let micro_batches = &(0..pipeline.size()).map(micro_batch).collect::<Result<Vec<_>>>()?;
                 let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition: step.partition() };
-                Program::evaluation().run(std::slice::from_mut(model), &inputs, None).map(drop)
+                Program::evaluation_of(&schedule, pipeline.rank()).run(model, &inputs, None).map(drop)
             }
             false => Ok(()),
         };

@@ -10,6 +10,7 @@ mod linears;
 mod memory;
 mod mesh;
 mod optimizer;
+mod pipeline;
 mod resolve;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ pub use linears::LinearPlan;
 pub use memory::{MemoryLine, MemoryPlan};
 pub use mesh::{AmaxPlan, AxisPlan, MeshPlan};
 pub use optimizer::TensorPlan;
+pub use pipeline::{PipelinePlan, PipelineRank, StagePlan};
 pub use resolve::ResolvedRun;
 
 use crate::error::Result;
@@ -57,6 +59,8 @@ pub struct Plan {
     pub memory: MemoryPlan,
     /// The ranks by axis.
     pub mesh: MeshPlan,
+    /// The pipeline, if there is one.
+    pub pipeline: Option<PipelinePlan>,
     /// The communication of each rank, with several ranks.
     pub communication: Option<CommunicationPlan>,
 }
@@ -79,6 +83,7 @@ impl Plan {
             choice: choice.clone(),
             memory: memory.clone(),
             mesh: MeshPlan::new(&config.run, &model)?,
+            pipeline: PipelinePlan::new(&config.run, &model, memory)?,
             communication: CommunicationPlan::new(config, sizes, device)?,
         })
     }

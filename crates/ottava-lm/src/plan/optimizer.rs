@@ -1,9 +1,10 @@
 //! The optimizer of each tensor.
 
-use super::memory::{dry_run, unlimited};
+use super::memory::{distinct_micro_batches, dry_run, unlimited};
 use crate::config::{OptimizerName, ResolvedConfig};
 use crate::error::Result;
 use crate::models::DecoderConfig;
+use crate::run::Run;
 use ottava_tensor::Device;
 use serde::Serialize;
 
@@ -22,10 +23,19 @@ pub struct TensorPlan {
 
 /// The trained tensors of a run of `config` in the order of the model, from a dry run. Allocates nothing on `device`.
 pub(super) fn tensors(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<TensorPlan>> {
-    let mut run = dry_run(config, sizes, &unlimited(device), 1)?;
     let mut plans: Vec<TensorPlan> = Vec::new();
-    for param in run.model.parameters() {
-        let optimizer = match config.run.optimizer.name {
+    for stage in 0..config.run.parallel.pipeline {
+        let run = dry_run(config, sizes, &unlimited(device), distinct_micro_batches(config), stage)?;
+        add(&mut plans, run, config.run.optimizer.name);
+    }
+    Ok(plans)
+}
+
+/// Adds the tensors of `run`, which an optimizer called `name` updates.
+fn add(plans: &mut Vec<TensorPlan>, mut run: Run, name: OptimizerName) {
+    let copy = run.model.copy();
+    for param in run.model.parameters().into_iter().filter(|param| Some(param.id()) != copy) {
+        let optimizer = match name {
             OptimizerName::Muon if !run.optimizer.transforms(param) => OptimizerName::Adamw,
             name => name,
         };
@@ -37,7 +47,6 @@ pub(super) fn tensors(config: &ResolvedConfig, sizes: &DecoderConfig, device: &D
             }
         }
     }
-    Ok(plans)
 }
 
 /// A name with `*` in the place of the number of its block.

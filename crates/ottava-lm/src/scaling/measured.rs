@@ -48,8 +48,11 @@ pub trait MergeCounts {
     /// counts.
     fn counts(&self, slot: usize, name: &str) -> bool;
 
-    /// Sums counts over ranks.
+    /// Sums counts over all ranks.
     fn sum(&self, counts: &[i64]) -> Result<Vec<i64>>;
+
+    /// Sums counts of each slot over the ranks with the same layers.
+    fn sum_by_slot(&self, counts: &[i64]) -> Result<Vec<i64>>;
 }
 
 /// A process without other ranks.
@@ -62,6 +65,10 @@ impl MergeCounts for OneRank {
 
     fn sum(&self, counts: &[i64]) -> Result<Vec<i64>> {
         Ok(counts.to_vec())
+    }
+
+    fn sum_by_slot(&self, counts: &[i64]) -> Result<Vec<i64>> {
+        self.sum(counts)
     }
 }
 

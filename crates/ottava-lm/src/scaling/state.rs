@@ -158,7 +158,7 @@ impl ScalingState {
             let counted = counter.into_iter().zip(slots).enumerate();
             counts.extend(counted.map(|(slot, (count, (name, _)))| if ranks.counts(slot, name) { count } else { 0 }));
         }
-        let counts = ranks.sum(&counts)?;
+        let counts = ranks.sum_by_slot(&counts)?;
         let of = |counter: usize, slot: usize| counts[counter * slots.len() + slot];
         // Computed from amaxes of all ranks.
         let non_finite = arrays.non_finite.to_vec::<i64>()?;

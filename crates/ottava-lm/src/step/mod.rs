@@ -2,12 +2,16 @@
 //! graph, which later steps replay. All ranks launch a step in the same way, since NCCL requires a collective to be captured on all ranks
 //! or on none.
 
+mod action;
+mod check;
 mod program;
 mod run;
 #[cfg(test)]
 mod tests;
 
-pub use program::{Action, Program, Reductions};
+pub use action::Action;
+pub use check::Places;
+pub use program::{Program, Reductions};
 pub use run::{MicroBatch, ProgramInputs, Results, StepEnd};
 
 use crate::capture::{Capture, Launch};
@@ -17,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
 use crate::optim::Optimizer;
-use crate::parallel::{Partition, Shared};
+use crate::parallel::{Partition, Schedule, Shared};
 use ottava_tensor::cuda::Graph;
 use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type};
 use ottava_tensor::{DType, Device, Tensor};
@@ -25,6 +29,7 @@ use ottava_tensor::{DType, Device, Tensor};
 /// The program of a step, the tensors that all steps of a run share, and the captured steps.
 pub struct TrainStep {
     program: Program,
+    schedule: Schedule,
     micro_batches: Vec<MicroBatch>,
     /// Targets that are not ignored, by micro-batch.
     target_tokens: Vec<usize>,
@@ -70,18 +75,18 @@ pub struct StepResult {
 impl TrainStep {
     /// Steps of one rank, of `micro_batches` micro-batches of `rows` sequences of `seq_len` tokens.
     pub fn new(model: &Decoder, micro_batches: usize, rows: usize, seq_len: usize) -> Result<TrainStep> {
-        TrainStep::shared(model, micro_batches, rows, seq_len, Partition::solo())
+        TrainStep::shared(model, Schedule::of_one_rank(micro_batches), rows, seq_len, Partition::solo())
     }
 
-    /// Steps of the ranks of `partition`, each with `micro_batches` micro-batches of `rows` sequences of `seq_len` tokens.
+    /// Steps of the ranks of `partition`, whose pipelines run `schedule` with micro-batches of `rows` sequences of `seq_len` tokens.
     pub fn shared(
         model: &Decoder,
-        micro_batches: usize,
+        schedule: Schedule,
         rows: usize,
         seq_len: usize,
         partition: Partition,
     ) -> Result<TrainStep> {
-        let (device, tokens) = (model.device(), rows * seq_len);
+        let (device, tokens, micro_batches) = (model.device(), rows * seq_len, schedule.micro_batches);
         let sequences = Sequences::new(device, rows, seq_len)?;
         let ids = || {
             (0..micro_batches).map(|_| Ok(Tensor::zeros(device, &[tokens], DType::I32)?)).collect::<Result<Vec<_>>>()
@@ -99,11 +104,11 @@ impl TrainStep {
         let mut loss_scale = LossScaleOnDevice { value: 1.0, per_token: Tensor::empty(device, &[1], real)? };
         loss_scale.set(1.0, micro_batches * tokens * partition.ranks().sharing(Shared::Tokens).size())?;
         let micro_batch = |(inputs, targets)| MicroBatch { inputs, targets, sequences: sequences.clone() };
+        let reductions = Reductions::for_step(partition.ranks().reducing(), partition.zero());
+        let (rank, is_tied) = (partition.ranks().pipeline().rank(), model.is_tied());
         Ok(TrainStep {
-            program: Program::step(
-                micro_batches,
-                Reductions::for_step(partition.ranks().sharing(Shared::Model).size(), partition.zero()),
-            ),
+            program: Program::step_of(&schedule, rank, reductions, is_tied),
+            schedule,
             micro_batches: inputs.into_iter().zip(targets).map(micro_batch).collect(),
             target_tokens: vec![tokens; micro_batches],
             padding: vec![0; micro_batches],
@@ -121,6 +126,11 @@ impl TrainStep {
             *sequences = Sequences::packed(positions.device(), *batch, *seq_len, batch * max_documents)?;
         }
         Ok(self)
+    }
+
+    /// The schedule of a step.
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
     }
 
     /// The ranks of a step, and how they divide the model.
@@ -216,7 +226,7 @@ impl TrainStep {
         }
         let read = |error: &Tensor| Ok::<_, Error>(f64::from(error.to_vec::<f32>()?[0]));
         let reduce_error = reduce_error.as_ref().map(read).transpose()?;
-        let losses = self.partition.ranks().among(Shared::Tokens, &all).map(|[loss, _]| loss);
+        let losses = self.partition.ranks().of_losses(&all).map(|[loss, _]| loss);
         let loss = losses.sum::<f64>() / target_tokens;
         Ok(StepResult { loss, tokens: self.tokens() as u64 - padding as u64, grad_norm, reduce_error })
     }
@@ -259,15 +269,15 @@ impl TrainStep {
         let TrainStep { program, micro_batches, results, loss_scale, partition, .. } = self;
         let loss_scale = Some(&loss_scale.per_token);
         let inputs = ProgramInputs { micro_batches, loss_scale, precision, partition };
-        program.run(std::slice::from_mut(model), &inputs, Some(StepEnd { optimizer, results })).map(drop)
+        program.run(model, &inputs, Some(StepEnd { optimizer, results })).map(drop)
     }
 
     /// The first parameter whose gradient is not finite, after a step whose norm was not finite. Runs forward and backward of the step's
     /// micro-batches again, since an update drops the gradients.
     pub fn first_bad_gradient(&self, model: &mut Decoder, precision: StepPrecision) -> Result<Option<String>> {
-        let TrainStep { micro_batches, loss_scale, partition, .. } = self;
+        let TrainStep { schedule, micro_batches, loss_scale, partition, .. } = self;
         let inputs = ProgramInputs { micro_batches, loss_scale: Some(&loss_scale.per_token), precision, partition };
-        Program::gradients(micro_batches.len()).run(std::slice::from_mut(model), &inputs, None)?;
+        Program::gradients_of(schedule, partition.ranks().pipeline().rank()).run(model, &inputs, None)?;
         let mut bad = None;
         for param in model.parameters() {
             let grad = param.gradient.take().expect("backward has run");

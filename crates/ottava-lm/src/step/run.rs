@@ -1,14 +1,18 @@
 //! Runs a program: each action calls the model, its ranks or its optimizer. Nothing in this file waits for the device or reads from it.
 
-use super::program::{Action, Program};
-use crate::context::Sequences;
+use super::action::Action;
+use super::check::Places;
+use super::program::Program;
+use crate::context::{DeferredWgrads, Sequences};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::mode::{Pass, StepPrecision};
 use crate::models::{Decoder, StageSaved};
 use crate::optim::Optimizer;
-use crate::parallel::{Exchange, Partition};
+use crate::parallel::{Exchange, Message, Messages, Part, Partition};
+use crate::param::Grad;
 use ottava_tensor::{Device, Tensor};
+use std::collections::HashMap;
 
 /// A micro-batch on the device.
 pub struct MicroBatch {
@@ -69,17 +73,19 @@ pub struct StepEnd<'a> {
 }
 
 impl Program {
-    /// Enqueues all actions on `stages`, the parts of the model that this process has. `end` is required for actions that store losses,
+    /// Enqueues all actions on `model`, the stages that this process has. `end` is required for actions that store losses,
     /// reduce or update. Returns the losses `[T]` that no action stored, in the order of the micro-batches.
     ///
     /// Errors with [`Error::Program`], before anything runs, if [`Program::check`] rejects the program or an input that it needs is
     /// missing.
-    pub fn run(&self, stages: &mut [Decoder], inputs: &ProgramInputs, mut end: Option<StepEnd>) -> Result<Vec<Tensor>> {
-        self.check(stages.len(), inputs.micro_batches.len())?;
+    pub fn run(&self, model: &mut Decoder, inputs: &ProgramInputs, mut end: Option<StepEnd>) -> Result<Vec<Tensor>> {
+        let pipeline = inputs.partition.ranks().pipeline();
+        let places = Places::new(pipeline.size(), pipeline.rank(), model.stages());
+        self.check(&places, inputs.micro_batches.len())?;
         let is_given = |action: &Action| match action {
             Action::Loss { .. } => self.pass != Pass::Training || inputs.loss_scale.is_some(),
             Action::StoreLosses { .. } | Action::Reduce | Action::Norm | Action::Update => end.is_some(),
-            Action::Forward { .. } | Action::Backward { .. } => true,
+            _ => true,
         };
         if let Some(action) = self.actions.iter().find(|action| !is_given(action)) {
             return Err(Error::Program(format!(
@@ -91,14 +97,19 @@ impl Program {
             false => Exchange::of_weights(inputs.partition),
         };
         let slots = inputs.micro_batches.iter().map(|_| Slot::default()).collect();
-        let mut execution = Execution { pass: self.pass, stages, inputs, exchange, slots };
+        let messages = Messages::new(pipeline);
+        let mut execution = Execution { pass: self.pass, model, inputs, exchange, messages, slots };
         for action in &self.actions {
             match (action, &mut end) {
                 (Action::Forward { stage, micro_batch }, _) => execution.forward(*stage, *micro_batch)?,
                 (Action::Loss { micro_batch }, _) => execution.loss(*micro_batch)?,
-                (Action::Backward { stage, micro_batch, reduces }, _) => {
-                    execution.backward(*stage, *micro_batch, *reduces)?;
+                (Action::Backward { stage, micro_batch, part, reduces }, _) => {
+                    execution.exchange.reduce_after_backward(*reduces);
+                    execution.backward(*stage, *micro_batch, *part)?;
                 }
+                (Action::Send { message, micro_batch, .. }, _) => execution.send(*message, *micro_batch)?,
+                (Action::Receive { message, micro_batch, .. }, _) => execution.receive(*message, *micro_batch)?,
+                (Action::SumTied, _) => execution.sum_tied()?,
                 (Action::StoreLosses { micro_batch }, Some(StepEnd { results, .. })) => {
                     let losses = execution.slots[*micro_batch].losses.take().expect(CHECKED);
                     results.losses.copy_from(*micro_batch, &losses)?;
@@ -125,72 +136,100 @@ struct Slot {
     saved: Vec<StageSaved>,
     /// The gradient from which the next backward starts.
     gradient: Option<Tensor>,
+    /// By stage, the products that backward has deferred.
+    deferred: HashMap<usize, DeferredWgrads>,
     losses: Option<Tensor>,
 }
 
 /// The state of a running program.
 struct Execution<'a> {
     pass: Pass,
-    stages: &'a mut [Decoder],
+    model: &'a mut Decoder,
     inputs: &'a ProgramInputs<'a>,
     exchange: Exchange<'a>,
+    messages: Messages<'a>,
     /// By micro-batch.
     slots: Vec<Slot>,
 }
 
 impl Execution<'_> {
     fn forward(&mut self, stage: usize, micro_batch: usize) -> Result<()> {
-        let Execution { pass, stages, inputs, exchange, slots } = self;
+        let Execution { pass, model, inputs, exchange, slots, .. } = self;
         let MicroBatch { inputs: ids, sequences, .. } = &inputs.micro_batches[micro_batch];
-        let (stage, slot) = (&mut stages[stage], &mut slots[micro_batch]);
+        let slot = &mut slots[micro_batch];
         let before = slot.activation.take();
         let x = before.as_ref().unwrap_or(ids);
         slot.activation = Some(match pass {
             Pass::Training => {
-                let (y, saved) = stage.forward(x, sequences, inputs.precision, exchange)?;
+                let (y, saved) = model.forward(stage, x, sequences, inputs.precision, exchange)?;
                 slot.saved.push(saved);
                 y
             }
-            _ => stage.forward_only(x, sequences, inputs.precision, exchange)?,
+            _ => model.forward_only(stage, x, sequences, inputs.precision, exchange)?,
         });
         Ok(())
     }
 
     fn loss(&mut self, micro_batch: usize) -> Result<()> {
-        let Execution { pass, stages, inputs, exchange, slots } = self;
+        let Execution { pass, model, inputs, exchange, slots, .. } = self;
         let (targets, slot) = (&inputs.micro_batches[micro_batch].targets, &mut slots[micro_batch]);
-        let (head, normed) = (stages.last_mut().expect(CHECKED), slot.activation.take().expect(CHECKED));
+        let normed = slot.activation.take().expect(CHECKED);
         slot.losses = Some(match pass {
             Pass::Training => {
                 let scale = inputs.loss_scale.expect(CHECKED);
-                let (losses, dnormed) = head.losses_and_gradient(&normed, targets, scale, exchange)?;
+                let (losses, dnormed) = model.losses_and_gradient(&normed, targets, scale, exchange)?;
                 slot.gradient = Some(dnormed);
                 losses
             }
-            _ => head.losses(&normed, targets, exchange)?,
+            _ => model.losses(&normed, targets, exchange)?,
         });
         Ok(())
     }
 
-    fn backward(&mut self, stage: usize, micro_batch: usize, reduces: bool) -> Result<()> {
-        let Execution { stages, inputs, exchange, slots, .. } = self;
+    fn backward(&mut self, stage: usize, micro_batch: usize, part: Part) -> Result<()> {
+        let Execution { model, inputs, exchange, slots, .. } = self;
         let (sequences, slot) = (&inputs.micro_batches[micro_batch].sequences, &mut slots[micro_batch]);
+        if part == Part::Wgrad {
+            return model.wgrads(stage, slot.deferred.remove(&stage).expect(CHECKED), exchange);
+        }
         let (dy, saved) = (slot.gradient.take().expect(CHECKED), slot.saved.pop().expect(CHECKED));
-        exchange.reduce_after_backward(reduces);
-        slot.gradient = stages[stage].backward(dy, saved, sequences, inputs.precision, exchange)?;
+        slot.gradient = match part {
+            Part::Dgrad => {
+                let (dx, deferred) = model.dgrads(stage, dy, saved, sequences, inputs.precision, exchange)?;
+                slot.deferred.insert(stage, deferred);
+                dx
+            }
+            Part::Both | Part::Wgrad => model.backward(stage, dy, saved, sequences, inputs.precision, exchange)?,
+        };
         Ok(())
     }
 
-    /// The model of a program that ends a step.
-    fn model(&mut self) -> &mut Decoder {
-        let [model] = self.stages else { unreachable!("{CHECKED}") };
-        model
+    fn send(&mut self, message: Message, micro_batch: usize) -> Result<()> {
+        let slot = &mut self.slots[micro_batch];
+        let tensor = match message {
+            Message::Activation => slot.activation.take(),
+            Message::Gradient => slot.gradient.take(),
+        };
+        self.messages.send(message, &name(message, micro_batch), &tensor.expect(CHECKED))
+    }
+
+    /// Outputs of stages and their gradients have the compute type.
+    fn receive(&mut self, message: Message, micro_batch: usize) -> Result<()> {
+        let tokens = self.inputs.micro_batches[micro_batch].inputs.len();
+        let shape = [tokens, self.model.config().channels];
+        let tensor = Tensor::empty(self.model.device(), &shape, self.model.recipe().compute)?;
+        let tensor = self.messages.receive(message, &name(message, micro_batch), tensor)?;
+        let slot = &mut self.slots[micro_batch];
+        match message {
+            Message::Activation => slot.activation = Some(tensor),
+            Message::Gradient => slot.gradient = Some(tensor),
+        }
+        Ok(())
     }
 
     fn reduce(&mut self, results: &mut Results) -> Result<()> {
-        let [model] = &mut *self.stages else { unreachable!("{CHECKED}") };
-        let _update = model.device().scope("update");
-        let (params, scaling) = model.parameters_and_scaling();
+        let _update = self.model.device().scope("update");
+        let (params, scaling) = self.model.parameters_and_scaling();
         let error = self.exchange.finish(params, scaling)?;
         if let (Some(place), Some(error)) = (&mut results.reduce_error, error) {
             place.copy_from(0, &error)?;
@@ -198,19 +237,38 @@ impl Execution<'_> {
         Ok(())
     }
 
+    fn sum_tied(&mut self) -> Result<()> {
+        let _update = self.model.device().scope("update");
+        let pipeline = self.inputs.partition.ranks().pipeline();
+        let Some(weight) = self.model.tied_weight() else { return Ok(()) };
+        match weight.gradient.take() {
+            Some(Grad::Plain(gradient)) => {
+                let name = format!("gradient of {}", weight.name());
+                weight.gradient.set(Grad::Plain(pipeline.sum_of_ends(&name, gradient)?));
+            }
+            // A slice of ZeRO without elements of the weight, on both ranks.
+            None => {}
+            Some(Grad::Scaled(_)) => unreachable!("only gradients of the matrices of blocks have scales"),
+        }
+        Ok(())
+    }
+
     fn norm(&mut self, results: &mut Results) -> Result<()> {
         let partition = self.inputs.partition;
-        let model = self.model();
-        let _update = model.device().scope("update");
-        Ok(results.norm.copy_from(0, &partition.grad_norm(&model.parameters())?)?)
+        let _update = self.model.device().scope("update");
+        Ok(results.norm.copy_from(0, &partition.grad_norm(self.model)?)?)
     }
 
     fn update(&mut self, StepEnd { optimizer, results }: &mut StepEnd) -> Result<()> {
         let partition = self.inputs.partition;
-        let model = self.model();
-        let _update = model.device().scope("update");
-        partition.update(model, *optimizer, &results.norm)?;
-        model.parameters().into_iter().for_each(|param| param.gradient.clear());
+        let _update = self.model.device().scope("update");
+        partition.update(self.model, *optimizer, &results.norm)?;
+        self.model.parameters().into_iter().for_each(|param| param.gradient.clear());
         Ok(())
     }
+}
+
+/// The name of a message, which both ranks compare.
+fn name(message: Message, micro_batch: usize) -> String {
+    format!("{} of micro-batch {micro_batch}", message.as_str())
 }

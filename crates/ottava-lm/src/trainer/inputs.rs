@@ -1,12 +1,13 @@
 //! The inputs that a run reads before its first step: tokens, tokenizer and model folder.
 
-use super::start::{Resumed, build};
-use crate::checkpoint::{AdapterFolder, FolderTemplate, verify_model};
+use super::start::{Resumed, Start, build, find_checkpoint};
+use crate::checkpoint::{AdapterFolder, FolderTemplate, training, verify_model};
 use crate::config::{ResolvedConfig, RunConfig, WeightInit};
 use crate::data::{RowLayout, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
-use crate::models::{DecoderConfig, decoder_config};
+use crate::models::{Decoder, DecoderConfig, decoder_config};
 use crate::parallel::Ranks;
+use crate::param::Purpose;
 use crate::run::Run;
 use ottava_tensor::Device;
 use std::rc::Rc;
@@ -102,6 +103,24 @@ pub(super) fn build_run(
     build(weights, adapter, run.seed, device, sizes, |weights| {
         Run::new(config, sizes, device, weights, ranks.clone())?.with_documents(documents)
     })
+}
+
+/// The whole model of the last checkpoint of a run, for inference.
+pub(super) fn last_model(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Decoder> {
+    let Some(Resumed { path, progress }) = find_checkpoint(config, &Start::Resume)? else {
+        unreachable!("a search that finds nothing is an error")
+    };
+    let (has_lora, base) = (sizes.lora.is_some(), Some(config.model.path.as_path()));
+    let base = base.filter(|_| config.model.init == WeightInit::Pretrained);
+    let adapter = has_lora.then(|| AdapterFolder::open(&path)).transpose()?;
+    let weights = if has_lora { base } else { Some(path.as_path()) };
+    let recipe = config.recipe_on(device);
+    let mut model = build(weights, adapter, config.seed, device, sizes, |weights| {
+        Decoder::new(sizes, &recipe, device, Purpose::Infer, config.data.max_length, weights)
+    })?;
+    training::restore_scales(&path, &progress, &mut model)?;
+    model.quantize_weights()?;
+    Ok(model)
 }
 
 /// Steps of the run: as many as were asked for, or as its epochs have.

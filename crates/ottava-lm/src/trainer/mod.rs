@@ -18,6 +18,7 @@ use crate::evaluate::{Evaluation, evaluate};
 use crate::fs::{Fs, RealFs, replace_file};
 use crate::interrupt;
 use crate::mode::StepPrecision;
+use crate::models::{Decoder, DecoderConfig};
 use crate::optim::{LossScale, Overflow, Schedule};
 use crate::parallel::Ranks;
 use crate::plan::ResolvedRun;
@@ -25,7 +26,7 @@ use crate::report::loss_svg;
 use crate::run::Run;
 use crate::step::StepResult;
 use files::RunFiles;
-use inputs::{Inputs, build_run, max_steps};
+use inputs::{Inputs, build_run, last_model, max_steps};
 use ottava_tensor::Device;
 use ottava_tensor::comm::Group;
 use report::{not_finite, peak_memory, warn_of_infinities};
@@ -46,6 +47,7 @@ pub struct Trainer {
     // is a communicator, a process that waits for a lost rank is ended.
     saver: Saver,
     config: RunConfig,
+    sizes: DecoderConfig,
     template: FolderTemplate,
     tokenizer: Tokenizer,
     /// Model, optimizer and step.
@@ -99,7 +101,7 @@ impl Trainer {
         expect_shared_folder(&config.output_dir, &ranks)?;
         let resumed = find_shared_checkpoint(&config, start, &ranks)?;
         let saved = resumed.as_ref().map(|resumed| RunConfig::saved(&resumed.path, &resumed.progress)).transpose()?;
-        if let Some(kept) = saved.as_ref().and_then(|saved| config.keep_batch(saved, ranks.size())) {
+        if let Some(kept) = saved.as_ref().and_then(|saved| config.keep_batch(saved, shape.data)) {
             tracing::warn!("{kept}");
         }
         let mut plan = || -> Result<ResolvedRun> {
@@ -163,7 +165,9 @@ impl Trainer {
         };
         let restored = restored();
         let mut run = ranks.together("the model", restored)?;
-        ranks.expect_equal("the digest of the weights that were loaded", &format!("{:016x}", run.weights_digest))?;
+        let stages = ranks.of_stages("digests of the weights that were loaded", &run.weights_digest)?;
+        let digest = stages.into_iter().fold(0, u64::wrapping_add);
+        ranks.expect_equal("the digest of the weights that were loaded", &format!("{digest:016x}"))?;
         if ranks.leads() {
             log_exceptions(&run.model, saved_casts.as_deref());
         }
@@ -183,11 +187,12 @@ impl Trainer {
             saver.write_behind(device, bytes)?;
         }
         // From here on, files of the run are changed.
-        let casts = run.model.scaling().measured(run.step.partition())?;
+        let casts = run.step.partition().casts(&mut run.model)?;
         let open = |lock: RunLock| RunFiles::open(&config, lock, resumed.as_mut(), &casts);
         let files = ranks.together("the run's files", lock.map(open).transpose())?;
         let (losses, eval_losses) = read_losses(&folder.join("metrics.jsonl"));
         Ok(Trainer {
+            sizes,
             schedule: config.schedule(max_steps),
             template,
             tokenizer,
@@ -210,7 +215,7 @@ impl Trainer {
         })
     }
 
-    /// Trains to the end, calling `report` after each step; if samples are to be generated, the model is whole on each rank then. When `stop`
+    /// Trains to the end, calling `report` after each step; if samples are to be generated, each rank has its layers whole then. When `stop`
     /// becomes true on any rank, all save after the step in progress and return [`Error::Interrupted`].
     pub fn run(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
         let mut trained = self.train(stop, report);
@@ -326,7 +331,9 @@ impl Trainer {
         }
         if self.config.parallel.check_replicas > 0 && step.is_multiple_of(self.config.parallel.check_replicas) {
             let Run { model, optimizer, step: work, .. } = &mut self.run;
-            work.partition().compare_replicas(model, &mut **optimizer, &format!("after step {step}"))?;
+            let compared = work.partition().compare_replicas(model, &mut **optimizer, &format!("after step {step}"));
+            // Ranks with other layers end too.
+            self.ranks.together("the comparison of replicas", compared)?;
         }
         let casts = self.run.model.scaling().losses(self.run.step.partition())?;
         warn_of_infinities(step, &casts.non_finite);
@@ -401,7 +408,7 @@ impl Trainer {
         if self.config.training.cast_statistics_steps == 0 {
             return Ok(());
         }
-        let measured = self.run.model.scaling().measured(self.run.step.partition())?;
+        let measured = self.run.step.partition().casts(&mut self.run.model)?;
         match self.files.as_mut().and_then(|files| files.casts.as_mut()) {
             Some(casts) => casts.append(step, &measured),
             None => Ok(()),
@@ -485,7 +492,7 @@ impl Trainer {
             loader: self.batches.state(),
             data: self.dataset.meta().key.clone(),
             config: self.config.to_toml(),
-            scaling_slots: self.run.model.scaling().names(),
+            scaling_slots: self.run.step.partition().cast_names(&self.run.model),
             loss_scale: self.loss_scale.clone(),
             pending: self.pending.clone(),
         };
@@ -512,11 +519,17 @@ impl Trainer {
         self.config.tokens_per_step()
     }
 
-    /// The model and its tokenizer, after the run. What else is in memory is freed.
-    pub fn into_model(self) -> (crate::models::Decoder, Tokenizer) {
-        let Trainer { saver, run, tokenizer, .. } = self;
+    /// The model and its tokenizer, after the run. What else is in memory is freed. If ranks have different layers, the model is loaded
+    /// from the last checkpoint.
+    pub fn into_model(self) -> Result<(Decoder, Tokenizer)> {
+        let Trainer { saver, run, tokenizer, config, sizes, ranks, .. } = self;
         drop(saver);
-        (run.model, tokenizer)
+        if ranks.pipeline().size() == 1 {
+            return Ok((run.model, tokenizer));
+        }
+        let device = run.model.device().clone();
+        drop(run);
+        Ok((last_model(&config, &sizes, &device)?, tokenizer))
     }
 
     /// Whether this rank writes the run's files and reports its progress.

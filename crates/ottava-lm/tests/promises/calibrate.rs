@@ -37,7 +37,7 @@ fn ranges_are_those_of_values_in_bf16() {
         let mut model = model(RecipeName::Fp8Current, &device);
         for name in ["one", "two"] {
             let [inputs, _] = batch(name, 2, 24, 96).map(|ids| ids.to_device(&device).unwrap());
-            model.forward(&inputs, &sequences(&device, 2, 48), precision(true), &mut Resident).unwrap();
+            model.forward(0, &inputs, &sequences(&device, 2, 48), precision(true), &mut Resident).unwrap();
         }
         let (names, amaxes) = (model.scaling().names(), values(model.scaling().amaxes_mut()));
         let amaxes: BTreeMap<String, f64> = names.into_iter().zip(amaxes).collect();

@@ -117,7 +117,8 @@ fn logits_are_those_of_training() {
     let rows: Vec<i32> = (0..50).collect();
     let trained = |decoder: &mut Decoder, ids: &Tensor| {
         let device = &ids.device().clone();
-        let forward = decoder.forward(ids, &sequences(device, 1, 50), StepPrecision::Recipe, &mut Resident).unwrap().0;
+        let forward =
+            decoder.forward(0, ids, &sequences(device, 1, 50), StepPrecision::Recipe, &mut Resident).unwrap().0;
         decoder.logits(&forward, &Tensor::from_slice(device, &[50], &rows).unwrap()).unwrap()
     };
     let in_f32 = trained(&mut model(&recipe(RecipeName::Fp32, Fp8Format::Auto), &Device::Cpu), &ids);

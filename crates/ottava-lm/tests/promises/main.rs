@@ -24,6 +24,7 @@ mod memory;
 mod model_gradients;
 mod muon;
 mod optimizers;
+mod pipeline;
 mod products;
 mod quantized_folders;
 mod ranks;

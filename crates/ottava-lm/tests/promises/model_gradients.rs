@@ -9,11 +9,13 @@ use ottava_lm::models::{Decoder, DecoderConfig, Span};
 use ottava_lm::param::{MemoryPolicy, Purpose, Resident};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
+use ottava_lm::tensor_ranks::Undivided;
 use ottava_tensor::ops::cast;
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::json;
 use std::ops::RangeInclusive;
+use std::rc::Rc;
 
 const ROWS: usize = 16;
 const TOKENS: usize = 32;
@@ -156,7 +158,7 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     let last = Span { blocks: 0..0, embedding: false, head: true };
     let part = |span| {
         let purpose = Purpose::Train(MemoryPolicy::FULL);
-        let mut part = Decoder::part(&sizes, recipe, device, purpose, 32, &span).unwrap();
+        let mut part = Decoder::staged(&sizes, recipe, device, purpose, 32, &[span], Rc::new(Undivided)).unwrap();
         part.load(&mut Seeded { std: STD }).unwrap();
         part.quantize_weights().unwrap();
         part
@@ -167,14 +169,14 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     let mut saved = Vec::new();
     for part in &mut parts {
         let kept;
-        (x, kept) = part.forward(&x, &sequences, StepPrecision::Recipe, &mut Resident).unwrap();
+        (x, kept) = part.forward(0, &x, &sequences, StepPrecision::Recipe, &mut Resident).unwrap();
         saved.push(kept);
     }
     let scale = cast(&Tensor::from_slice(device, &[1], &[1.0 / (ROWS * TOKENS) as f64]).unwrap(), DType::F32).unwrap();
     let head = parts.last_mut().expect("there is one");
     let (_, mut dy) = head.losses_and_gradient(&x, &targets, &scale, &mut Resident).unwrap();
     for (i, (part, kept)) in parts.iter_mut().zip(saved).enumerate().rev() {
-        let Some(dx) = part.backward(dy.clone(), kept, &sequences, StepPrecision::Recipe, &mut Resident).unwrap()
+        let Some(dx) = part.backward(0, dy.clone(), kept, &sequences, StepPrecision::Recipe, &mut Resident).unwrap()
         else {
             break;
         };

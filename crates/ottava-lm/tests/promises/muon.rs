@@ -165,7 +165,7 @@ impl Rank {
                 param.gradient.set(Grad::Plain(own));
             }
         }
-        let norm = partition.grad_norm(&model.parameters()).unwrap();
+        let norm = partition.grad_norm(model).unwrap();
         partition.update(model, &mut **optimizer, &norm).unwrap();
         model.parameters().into_iter().for_each(|param| param.gradient.clear());
         partition.begin_step().unwrap();

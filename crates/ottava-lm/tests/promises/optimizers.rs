@@ -8,7 +8,7 @@ use ottava_lm::data::Batch;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig, decoder_config};
 use ottava_lm::optim::{Optimizer, Per, StateTensor, Updated};
-use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Zero};
+use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Schedule, Zero};
 use ottava_lm::param::{MemoryPolicy, Param, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::scaling::Casts;
@@ -106,7 +106,7 @@ impl Rank {
         let partition = Partition::new(&mut model, ranks.clone(), zero, ReduceFormat::Stored, false).unwrap();
         partition.load(&mut model, weights).unwrap();
         let optimizer = Sgd::new(&model.parameters());
-        let work = TrainStep::shared(&model, ROWS / ranks.size(), 1, TOKENS, partition).unwrap();
+        let work = TrainStep::shared(&model, Schedule::of_one_rank(ROWS / ranks.size()), 1, TOKENS, partition).unwrap();
         Rank { ranks, model, optimizer, work }
     }
 

@@ -8,7 +8,7 @@ use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer, Per, optimizer_tensors};
-use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Slices, Zero};
+use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Schedule, Slices, Zero};
 use ottava_lm::param::{MemoryPolicy, Param, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
@@ -61,7 +61,7 @@ fn run(
     partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
     let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
     let micro_batches = rows / ranks.size();
-    let mut work = TrainStep::shared(&model, micro_batches, 1, TOKENS, partition).unwrap();
+    let mut work = TrainStep::shared(&model, Schedule::of_one_rank(micro_batches), 1, TOKENS, partition).unwrap();
     work.partition().quantize_weights(&mut model).unwrap();
     let (mut values_seen, mut reduce_errors) = (Vec::new(), Vec::new());
     for step in 0..steps {
@@ -225,7 +225,7 @@ fn amaxes(smooth_swiglu: bool, zero: Zero, rows: &'static [usize], comm: Group) 
     partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
     let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
     let mine: Vec<_> = rows.iter().skip(ranks.rank()).step_by(ranks.size()).collect();
-    let mut work = TrainStep::shared(&model, mine.len(), 1, TOKENS, partition).unwrap();
+    let mut work = TrainStep::shared(&model, Schedule::of_one_rank(mine.len()), 1, TOKENS, partition).unwrap();
     work.partition().quantize_weights(&mut model).unwrap();
     let [inputs, targets] = batch("amaxes", 8, TOKENS, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
     for (micro_batch, &row) in mine.into_iter().enumerate() {

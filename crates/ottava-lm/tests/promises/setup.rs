@@ -228,6 +228,7 @@ pub fn training<'a>(scaling: &'a mut ScalingState, sequences: &'a Sequences, pre
         recompute: Recompute::None,
         saved_activations: SavedActivations::Exact,
         paged: None,
+        deferred: None,
     }
 }
 
@@ -283,7 +284,7 @@ fn run_solo(
 ) -> ottava_lm::Result<Tensor> {
     let (micro_batches, partition) = (&[micro_batch], &Partition::solo());
     let inputs = ProgramInputs { micro_batches, loss_scale, precision: StepPrecision::Recipe, partition };
-    Ok(program.run(std::slice::from_mut(decoder), &inputs, None)?.remove(0))
+    Ok(program.run(decoder, &inputs, None)?.remove(0))
 }
 
 pub fn precision(high: bool) -> StepPrecision {

@@ -9,7 +9,7 @@ use ottava_lm::evaluate::evaluate;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Zero};
+use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Schedule, Zero};
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::step::TrainStep;
@@ -60,8 +60,10 @@ fn train(micro_batches: usize, comm: Group) -> Vec<(String, Vec<f64>)> {
     let how = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-4, weight_decay: 0.1, max_grad_norm: 1.0 };
     let mut optimizer = AdamWOptimizer::new(how, &model.parameters()).unwrap();
     let count = ROWS / ranks.size() / micro_batches;
-    let mut work =
-        TrainStep::shared(&model, micro_batches, count, TOKENS, partition).unwrap().with_documents(3).unwrap();
+    let mut work = TrainStep::shared(&model, Schedule::of_one_rank(micro_batches), count, TOKENS, partition)
+        .unwrap()
+        .with_documents(3)
+        .unwrap();
     let mut seen = Vec::new();
     for step in 0..2 {
         for micro_batch in 0..micro_batches {

@@ -3,29 +3,28 @@
 use crate::setup::{Seeded, batch, gradients, on_device, recipe, recipes, sequences, tiny_llama};
 use ottava_lm::mode::{Pass, StepPrecision};
 use ottava_lm::models::{Decoder, Span};
-use ottava_lm::parallel::Partition;
+use ottava_lm::parallel::{Part, Partition};
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;
-use ottava_lm::scaling::OneRank;
+use ottava_lm::scaling::{CastRecord, OneRank};
 use ottava_lm::step::{Action, MicroBatch, Program, ProgramInputs};
+use ottava_lm::tensor_ranks::Undivided;
 use ottava_tensor::testing::values;
 use ottava_tensor::{Device, Tensor};
+use std::rc::Rc;
 
 const ROWS: usize = 2;
 const TOKENS: usize = 13;
 const STEPS: usize = 2;
 
-/// The parts of `spans` of the small Llama, each in a decoder of its own.
-fn stages(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span]) -> Vec<Decoder> {
-    let part = |span: &Span| {
-        let (sizes, purpose) = (tiny_llama(), Purpose::Train(kept));
-        let mut part = Decoder::part(&sizes, recipe, &Device::Cpu, purpose, 32, span).unwrap();
-        part.load(&mut Seeded { std: 0.1 }).unwrap();
-        part.quantize_weights().unwrap();
-        part
-    };
-    spans.iter().map(part).collect()
+/// The small Llama in stages of these `spans`.
+fn stages(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span]) -> Decoder {
+    let (sizes, purpose) = (tiny_llama(), Purpose::Train(kept));
+    let mut model = Decoder::staged(&sizes, recipe, &Device::Cpu, purpose, 32, spans, Rc::new(Undivided)).unwrap();
+    model.load(&mut Seeded { std: 0.1 }).unwrap();
+    model.quantize_weights().unwrap();
+    model
 }
 
 /// The two micro-batches of a step.
@@ -37,10 +36,10 @@ fn micro_batches(step: usize) -> [MicroBatch; 2] {
 }
 
 /// Runs `program` on two micro-batches, and returns the losses of each.
-fn run(program: &Program, stages: &mut [Decoder], micro_batches: &[MicroBatch], recipe: &Recipe) -> Vec<Tensor> {
+fn run(program: &Program, model: &mut Decoder, micro_batches: &[MicroBatch], recipe: &Recipe) -> Vec<Tensor> {
     let (loss_scale, partition) = (&on_device(recipe, &Device::Cpu, 0.01), &Partition::solo());
     let (precision, loss_scale) = (StepPrecision::Recipe, Some(loss_scale));
-    program.run(stages, &ProgramInputs { micro_batches, loss_scale, precision, partition }, None).unwrap()
+    program.run(model, &ProgramInputs { micro_batches, loss_scale, precision, partition }, None).unwrap()
 }
 
 fn forward(stages: usize, micro_batch: usize) -> Vec<Action> {
@@ -48,7 +47,7 @@ fn forward(stages: usize, micro_batch: usize) -> Vec<Action> {
 }
 
 fn backward(stages: usize, micro_batch: usize) -> Vec<Action> {
-    (0..stages).rev().map(|stage| Action::Backward { stage, micro_batch, reduces: false }).collect()
+    (0..stages).rev().map(|stage| Action::Backward { stage, micro_batch, part: Part::Both, reduces: false }).collect()
 }
 
 fn loss(micro_batch: usize) -> Vec<Action> {
@@ -61,6 +60,21 @@ fn one_by_one(stages: usize) -> Program {
     Program { pass: Pass::Training, actions: [of(0), of(1)].concat() }
 }
 
+/// The same with the wgrads of both micro-batches at the end.
+fn deferred(stages: usize) -> Program {
+    let dgrads = one_by_one(stages).actions.into_iter().map(|action| match action {
+        Action::Backward { stage, micro_batch, reduces, .. } => {
+            Action::Backward { stage, micro_batch, part: Part::Dgrad, reduces }
+        }
+        other => other,
+    });
+    let wgrads = (0..2).flat_map(|micro_batch| {
+        let wgrad = move |stage| Action::Backward { stage, micro_batch, part: Part::Wgrad, reduces: false };
+        (0..stages).rev().map(wgrad)
+    });
+    Program { pass: Pass::Training, actions: dgrads.chain(wgrads).collect() }
+}
+
 /// Both micro-batches go forward before either goes backward.
 fn in_flight(stages: usize) -> Program {
     let forwards = [forward(stages, 0), forward(stages, 1), loss(0), loss(1)];
@@ -70,25 +84,20 @@ fn in_flight(stages: usize) -> Program {
 
 /// Losses, gradients and scales of two steps of two micro-batches through `spans`.
 fn train(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span], program: &Program) -> Vec<(String, Vec<f64>)> {
-    let (mut stages, mut seen) = (stages(recipe, kept, spans), Vec::new());
+    let (mut model, mut seen) = (stages(recipe, kept, spans), Vec::new());
     for step in 0..STEPS {
-        let losses = run(program, &mut stages, &micro_batches(step), recipe);
+        let losses = run(program, &mut model, &micro_batches(step), recipe);
         seen.extend(
             losses.iter().enumerate().map(|(number, losses)| (format!("losses {step} {number}"), values(losses))),
         );
-        for stage in &mut stages {
-            seen.extend(gradients(stage).into_iter().map(|(name, g)| (format!("gradient of {name}, step {step}"), g)));
-            stage.parameters().into_iter().for_each(|param| param.gradient.clear());
-            stage.scaling().update().unwrap();
-            stage.quantize_weights().unwrap();
-            let measured = stage.scaling().measured(&OneRank).unwrap();
-            seen.extend(
-                measured.into_iter().map(|cast| (cast.name, vec![f64::from(cast.amax), cast.counts.elements as f64])),
-            );
-        }
+        seen.extend(gradients(&mut model).into_iter().map(|(name, g)| (format!("gradient of {name}, step {step}"), g)));
+        model.parameters().into_iter().for_each(|param| param.gradient.clear());
+        model.scaling().update().unwrap();
+        model.quantize_weights().unwrap();
+        let measured = model.scaling().measured(&OneRank).unwrap();
+        let seen_of = |cast: CastRecord| (cast.name, vec![f64::from(cast.amax), cast.counts.elements as f64]);
+        seen.extend(measured.into_iter().map(seen_of));
     }
-    // Stages come one after the other; by name they are one model.
-    seen.sort_by(|a, b| a.0.cmp(&b.0));
     seen
 }
 
@@ -107,6 +116,8 @@ fn stages_and_micro_batches_in_flight_change_no_bit() {
                 ("two stages", &halves[..], one_by_one(2)),
                 ("two micro-batches in flight", &whole, in_flight(1)),
                 ("both", &halves, in_flight(2)),
+                ("wgrads at the end", &whole, deferred(1)),
+                ("two stages, wgrads at the end", &halves, deferred(2)),
             ] {
                 let seen = train(&recipe, kept, spans, &program);
                 assert_eq!(seen.len(), expected.len());
@@ -126,14 +137,14 @@ fn stages_and_micro_batches_in_flight_change_no_bit() {
 fn a_program_without_an_update_keeps_weights_and_leaves_gradients() {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
     let mut model = stages(&recipe, MemoryPolicy::FULL, &[Span::whole(tiny_llama().layers)]);
-    let weights = |model: &mut [Decoder]| -> Vec<_> {
-        model[0].parameters().into_iter().map(|param| values(&param.value().unwrap())).collect()
+    let weights = |model: &mut Decoder| -> Vec<_> {
+        model.parameters().into_iter().map(|param| values(&param.value().unwrap())).collect()
     };
     let before = weights(&mut model);
     let losses = run(&Program::gradients(2), &mut model, &micro_batches(0), &recipe);
     assert_eq!(losses.len(), 2, "no action stores them");
     assert!(weights(&mut model) == before, "weights have changed");
-    assert!(gradients(&mut model[0]).iter().all(|(_, gradient)| gradient.iter().any(|&g| g != 0.0)));
+    assert!(gradients(&mut model).iter().all(|(_, gradient)| gradient.iter().any(|&g| g != 0.0)));
 }
 
 /// Nothing has run before a program is refused.
@@ -147,7 +158,7 @@ fn a_program_that_cannot_run_is_refused_before_it_runs() {
         let precision = StepPrecision::Recipe;
         let inputs = ProgramInputs { micro_batches, loss_scale, precision, partition };
         let error = program.run(&mut model, &inputs, None).unwrap_err();
-        assert!(model[0].parameters().iter().all(|param| !param.gradient.has_memory()));
+        assert!(model.parameters().iter().all(|param| !param.gradient.has_memory()));
         error.to_string()
     };
     let mut incomplete = one_by_one(1);

@@ -7,7 +7,7 @@ use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer, optimizer_tensors};
-use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, TensorAxis, Zero};
+use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Schedule, ScheduleKind, TensorAxis, Zero, divide};
 use ottava_lm::param::{MemoryPolicy, Param, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;
@@ -24,6 +24,7 @@ use std::rc::Rc;
 const ROWS: usize = 2;
 const TOKENS: usize = 32;
 const STEPS: usize = 2;
+const MICRO_BATCHES: usize = 2;
 const ADAMW: AdamWConfig =
     AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
 
@@ -34,6 +35,7 @@ struct Setup {
     recipe: Recipe,
     memory: MemoryPolicy,
     tensor: usize,
+    pipeline: usize,
     data: usize,
     zero: Zero,
 }
@@ -41,7 +43,7 @@ struct Setup {
 impl Setup {
     fn new(keys: Value, name: RecipeName) -> Setup {
         let (sizes, recipe, memory) = (config(keys), recipe(name, Fp8Format::Auto), MemoryPolicy::FULL);
-        Setup { sizes, recipe, memory, tensor: 1, data: 1, zero: Zero::Nothing }
+        Setup { sizes, recipe, memory, tensor: 1, pipeline: 1, data: 1, zero: Zero::Nothing }
     }
 }
 
@@ -119,17 +121,21 @@ fn parts(param: &Param, what: &str, values: &[f64]) -> Parts {
 
 /// The steps and an evaluation of one rank.
 fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
-    let Setup { sizes, recipe, memory, tensor, data, zero } = setup;
-    let shape = MeshShape { tensor: *tensor, ..MeshShape::of_data(*data) };
+    let Setup { sizes, recipe, memory, tensor, pipeline, data, zero } = setup;
+    let shape = MeshShape { tensor: *tensor, pipeline: *pipeline, ..MeshShape::of_data(*data) };
     let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
     let axis: Rc<dyn TensorRanks> = Rc::new(TensorAxis::new(ranks.clone()));
+    let micro_batches = MICRO_BATCHES / data;
+    let kind = ScheduleKind::OneForwardOneBackward;
+    let schedule = Schedule { kind, ranks: *pipeline, stages: 1, micro_batches };
+    let costs = Decoder::describe(sizes, recipe).unwrap().layer_costs(TOKENS);
+    let span = divide(&costs, *pipeline).unwrap().swap_remove(schedule.number(ranks.pipeline().rank(), 0));
     let purpose = Purpose::Train(*memory);
-    let mut model = Decoder::divided(sizes, recipe, &Device::Cpu, purpose, 32, axis).unwrap();
+    let mut model = Decoder::staged(sizes, recipe, &Device::Cpu, purpose, 32, &[span], axis).unwrap();
     let partition = Partition::new(&mut model, ranks.clone(), *zero, ReduceFormat::Stored, false).unwrap();
     partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
     let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
-    let micro_batches = 2 / data;
-    let mut work = TrainStep::shared(&model, micro_batches, ROWS, TOKENS, partition).unwrap();
+    let mut work = TrainStep::shared(&model, schedule, ROWS, TOKENS, partition).unwrap();
     work.partition().quantize_weights(&mut model).unwrap();
     let (mut numbers, mut all) = (Vec::new(), Parts::new());
     let (data_rank, data_ranks) = ranks.rows();
@@ -167,7 +173,7 @@ fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
 fn train(setup: &Setup) -> Seen {
     let mut seen = Seen::new();
     let own = setup.clone();
-    for (numbers, parts) in on_ranks(setup.tensor * setup.data, move |comm| run(&own, comm)) {
+    for (numbers, parts) in on_ranks(setup.tensor * setup.pipeline * setup.data, move |comm| run(&own, comm)) {
         let known = seen.entry("losses and norms".into()).or_insert(numbers.clone());
         assert_eq!(*known, numbers, "losses and norms differ between ranks");
         for (name, whole, elements, values) in parts {
@@ -253,6 +259,23 @@ fn ranks_of_both_axes_train_as_on_one_rank() {
         expected.retain(|name, _| got.contains_key(name));
         let (apart, name) = distance(&expected, &got);
         assert!(apart < F32, "{zero:?}: {name} is {apart:.1e} apart");
+    }
+}
+
+#[test]
+fn ranks_of_three_axes_train_as_on_one_rank() {
+    for zero in [Zero::Nothing, Zero::OptimizerStates] {
+        for name in [RecipeName::Fp32, RecipeName::Fp8Delayed, RecipeName::Fp8Current] {
+            let mut alone = Setup { zero, ..Setup::new(llama(json!({})), name) };
+            alone.recipe.compute = DType::F32;
+            let mut expected = train(&alone);
+            let got = train(&Setup { tensor: 2, pipeline: 2, data: 2, ..alone });
+            expected.retain(|name, _| got.contains_key(name));
+            let (apart, tensor_name) = distance(&expected, &got);
+            // Data ranks scale gradients by their own amaxes.
+            let bound = if name == RecipeName::Fp8Current { 0.3 } else { CODES };
+            assert!(apart < bound, "{}, {zero:?}: {tensor_name} is {apart:.1e} apart", name.as_str());
+        }
     }
 }
 

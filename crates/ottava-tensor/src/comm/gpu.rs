@@ -6,17 +6,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The GPU of a rank, and its communicator in a group.
 ///
 /// Each group has its own communicator, created from a new id: `ncclCommSplit` would need all ranks of the parent, including those of
-/// groups that never send GPU tensors. A rank enqueues the calls of all its communicators in one stream, in the order in which it makes
-/// them.
+/// groups that never send GPU tensors. A rank enqueues the calls of its communicators in one stream, in the order in which it makes them;
+/// groups with a [channel](super::Group::on_channel) have streams of their own.
 pub(super) struct Gpu {
     pub device: Arc<CudaDevice>,
+    /// The channel of its messages; `None` for the stream of all communicators.
+    pub channel: Option<usize>,
     /// `None` until the first call.
     communicator: Mutex<Option<Arc<NcclComm>>>,
 }
 
 impl Gpu {
     pub fn new(device: Arc<CudaDevice>) -> Gpu {
-        Gpu { device, communicator: Mutex::default() }
+        Gpu { device, channel: None, communicator: Mutex::default() }
     }
 
     /// For a group that is split from a group with this GPU.

@@ -81,6 +81,13 @@ impl Group {
         self.split_by(name, |_| (colour, key))
     }
 
+    /// The same group of two ranks for messages in one direction. On GPUs they go through a stream of their own, number `channel` of four,
+    /// so that they never wait for communication of other groups.
+    pub fn on_channel(mut self, channel: usize) -> Group {
+        self.gpu.iter_mut().for_each(|gpu| gpu.channel = Some(channel));
+        self
+    }
+
     /// [`Group::split`] where `place` gives colour and key of each rank of this group.
     pub(super) fn split_by(&self, name: &str, place: impl Fn(usize) -> (usize, usize)) -> Result<Group> {
         let (endpoint, rank) = (&self.endpoint, self.endpoint.rank);

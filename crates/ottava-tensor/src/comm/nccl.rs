@@ -53,9 +53,13 @@ impl Group {
         let id = self.share_id()?;
         let before = self.traffic();
         let comm = device.count_library_memory(|| {
-            let comm = Arc::new(NcclComm::join(device, id, self.rank(), self.size())?);
+            let comm = Arc::new(NcclComm::join(device, id, self.rank(), self.size(), gpu.channel)?);
             *gpu.communicator() = Some(comm.clone());
-            FIRST_BYTES.into_iter().try_for_each(|bytes| self.connect(&Device::Cuda(device.clone()), bytes))?;
+            let gpu_device = Device::Cuda(device.clone());
+            FIRST_BYTES.into_iter().try_for_each(|bytes| match gpu.channel {
+                None => self.connect(&gpu_device, bytes),
+                Some(_) => self.connect_pair(&gpu_device, bytes),
+            })?;
             Ok(comm)
         })?;
         *self.endpoint.traffic() = before;
@@ -97,6 +101,14 @@ impl Group {
         self.all_gather("connect", zeros(DType::E4M3, self.size())?)?.wait()?;
         self.all_to_all("connect", &zeros(DType::E4M3, self.size())?, zeros(DType::E4M3, self.size())?)?.wait()?;
         self.broadcast("connect", 0, zeros(DType::E4M3, 1)?)?.wait()?;
+        device.synchronize()
+    }
+
+    /// Exchanges messages of `bytes` between the two ranks of a channel, and waits for them.
+    fn connect_pair(&self, device: &Device, bytes: usize) -> Result<()> {
+        let zeros = || Tensor::zeros(device, &[bytes], DType::E4M3);
+        let peer = 1 - self.rank();
+        self.exchange("connect", peer, &zeros()?, peer, zeros()?)?.wait()?;
         device.synchronize()
     }
 

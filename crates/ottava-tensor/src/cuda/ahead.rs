@@ -32,6 +32,12 @@ impl Workload {
         }
     }
 
+    /// Adds what `other` has and this one does not.
+    pub fn merge(&mut self, other: &Workload) {
+        other.kernels.iter().for_each(|module| self.add_kernel(*module));
+        other.attention.iter().for_each(|(shape, pass)| self.add_attention(shape, *pass));
+    }
+
     pub(super) fn add_attention(&mut self, shape: &AttentionShape, pass: AttentionPass) {
         if !self.attention.contains(&(*shape, pass)) {
             self.attention.push((*shape, pass));

@@ -213,6 +213,27 @@ pub(super) enum Stream {
     /// Collectives between GPUs, which overlap with compute. Has the highest priority, so that a collective does not wait for the end
     /// of a product.
     Communication,
+    /// Messages in one direction to or from one other rank, which must not wait for other communication; below [`CHANNELS`]. Has the
+    /// highest priority as well.
+    Channel(usize),
+}
+
+/// The number of streams for messages.
+pub(super) const CHANNELS: usize = 4;
+
+/// The number of other streams.
+const COMMON_STREAMS: usize = 4;
+
+impl Stream {
+    fn index(self) -> usize {
+        match self {
+            Stream::Compute => 0,
+            Stream::ToDevice => 1,
+            Stream::ToHost => 2,
+            Stream::Communication => 3,
+            Stream::Channel(channel) => COMMON_STREAMS + channel,
+        }
+    }
 }
 
 /// The primary context of one GPU and its streams.
@@ -220,8 +241,8 @@ pub(super) struct Context {
     api: &'static Api,
     device: i32,
     context: Handle,
-    /// Indexed by [`Stream`].
-    streams: [Handle; 4],
+    /// By [`Stream::index`].
+    streams: [Handle; COMMON_STREAMS + CHANNELS],
     pub(super) name: String,
     pub(super) capability: (i32, i32),
     pub(super) sm_count: usize,
@@ -267,7 +288,7 @@ impl Context {
             api,
             device,
             context: null_mut(),
-            streams: [null_mut(); 4],
+            streams: [null_mut(); COMMON_STREAMS + CHANNELS],
             name,
             capability: (attribute(ATTRIBUTE_CAPABILITY_MAJOR)?, attribute(ATTRIBUTE_CAPABILITY_MINOR)?),
             sm_count: attribute(ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(0) as usize,
@@ -284,7 +305,7 @@ impl Context {
         let status = unsafe { (api.stream_priorities)(&mut usual, &mut highest) };
         api.check(status, "cuCtxGetStreamPriorityRange")?;
         for (i, stream) in opened.streams.iter_mut().enumerate() {
-            let priority = if i == Stream::Communication as usize { highest } else { usual };
+            let priority = if i >= Stream::Communication.index() { highest } else { usual };
             // SAFETY: the context is current; `Drop` destroys the stream.
             let status = unsafe { (api.stream_create)(stream, STREAM_NON_BLOCKING, priority) };
             api.check(status, "cuStreamCreateWithPriority")?;
@@ -299,7 +320,7 @@ impl Context {
 
     /// A stream, for libraries that launch on it.
     pub(super) fn handle(&self, stream: Stream) -> Handle {
-        self.streams[stream as usize]
+        self.streams[stream.index()]
     }
 
     /// Makes the context current in this thread; every library call needs that.

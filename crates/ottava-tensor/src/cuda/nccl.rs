@@ -7,7 +7,7 @@
 //! While a rank is missing, kernels of the others spin and synchronising never returns.
 
 use super::device::CudaDevice;
-use super::driver::{Context, Handle, Stream};
+use super::driver::{CHANNELS, Context, Handle, Stream};
 use super::dry;
 use super::load::{LibraryReport, NCCL, Problem, SearchPath, SharedLibrary, dotted, functions};
 use super::lock::lock;
@@ -69,6 +69,9 @@ const UNDEFINED: i32 = i32::MIN;
 /// Most CTAs of a collective. A reduce-scatter beside the products of a block leaves 207 µs that they do not hide with 16, and 270 µs
 /// with the library's choice (two H200, docs/parallelism.md).
 const MAX_CTAS: i32 = 16;
+
+/// Most CTAs of the messages of a channel. One that waits for its other side holds them while products run. Not measured.
+const CHANNEL_CTAS: i32 = 2;
 
 impl Config {
     const OURS: Config = Config {
@@ -206,6 +209,7 @@ pub(crate) struct NcclComm {
     comm: Mutex<CommHandle>,
     rank: usize,
     size: usize,
+    stream: Stream,
 }
 
 struct CommHandle(Handle);
@@ -214,15 +218,29 @@ struct CommHandle(Handle);
 unsafe impl Send for CommHandle {}
 
 impl NcclComm {
-    /// Joins the communicator of `id` as `rank` of `size`, with `device`. Returns when all ranks have joined.
-    pub(crate) fn join(device: &Arc<CudaDevice>, id: NcclId, rank: usize, size: usize) -> Result<NcclComm> {
-        let (api, mut comm, mut config) = (api()?, null_mut(), Config::OURS);
+    /// Joins the communicator of `id` as `rank` of `size`, with `device`. Returns when all ranks have joined. Its calls go through the stream
+    /// of all communicators, or through a stream for the messages of `channel`.
+    ///
+    /// Errors with [`Error::Value`] if there is no such channel.
+    pub(crate) fn join(
+        device: &Arc<CudaDevice>,
+        id: NcclId,
+        rank: usize,
+        size: usize,
+        channel: Option<usize>,
+    ) -> Result<NcclComm> {
+        if channel.is_some_and(|channel| channel >= CHANNELS) {
+            return Err(Error::Value(format!("messages have {CHANNELS} channels, and this is channel {channel:?}")));
+        }
+        let stream = channel.map_or(Stream::Communication, Stream::Channel);
+        let max_ctas = if channel.is_some() { CHANNEL_CTAS } else { MAX_CTAS };
+        let (api, mut comm, mut config) = (api()?, null_mut(), Config { max_ctas, ..Config::OURS });
         // NCCL uses the context that is current.
         device.context().ok_or_else(|| dry::unsupported("collectives of several ranks"))?.bind()?;
         // SAFETY: NCCL writes one handle, and reads `config` during the call; the context is current.
         let status = unsafe { (api.init)(&mut comm, size as i32, id, rank as i32, &mut config) };
         api.check(status, "ncclCommInitRankConfig", null_mut())?;
-        Ok(NcclComm { api, device: device.clone(), comm: Mutex::new(CommHandle(comm)), rank, size })
+        Ok(NcclComm { api, device: device.clone(), comm: Mutex::new(CommHandle(comm)), rank, size, stream })
     }
 
     /// Enqueues a collective, which all ranks must call in the same order.
@@ -231,7 +249,7 @@ impl NcclComm {
     /// The buffers are live device memory of this device until the transfer ends, and no other work of a side stream uses them.
     pub(crate) unsafe fn enqueue(&self, name: &'static str, collective: Collective) -> Result<Transfer> {
         let comm = lock(&self.comm);
-        Transfer::beside_compute(&self.device, Stream::Communication, name, |context| {
+        Transfer::beside_compute(&self.device, self.stream, name, |context| {
             context.record_launch(name);
             // SAFETY: the caller's promise.
             let status = unsafe { self.call(context, comm.0, collective)? };
@@ -242,7 +260,7 @@ impl NcclComm {
     /// # Safety
     /// As for [`NcclComm::enqueue`].
     unsafe fn call(&self, context: &Context, comm: Handle, collective: Collective) -> Result<i32> {
-        let (api, stream) = (self.api, context.handle(Stream::Communication));
+        let (api, stream) = (self.api, context.handle(self.stream));
         let at = |address: u64, slice: usize, index: usize| (address + (slice * index) as u64) as *mut c_void;
         // SAFETY: the caller's promise; slices lie within the buffers.
         Ok(unsafe {

@@ -153,9 +153,12 @@ struct Train {
     /// Pack documents of this many tokens into each sequence; tokens attend only to their own document.
     #[arg(long, value_parser = super::count)]
     document_len: Option<usize>,
-    /// Sequences per step, of each rank.
+    /// Sequences per micro-batch, of each rank.
     #[arg(long, default_value_t = 2, value_parser = super::count)]
     micro_batch: usize,
+    /// Micro-batches per step, of each rank; a pipeline is idle for less of the time with more of them.
+    #[arg(long, default_value_t = 1, value_parser = super::count)]
+    micro_batches: usize,
     /// Steps to measure, after two warm-up steps; the median is reported.
     #[arg(long, default_value_t = 10, value_parser = super::count)]
     steps: usize,
@@ -431,6 +434,7 @@ impl Train {
             seq_len: self.seq_len,
             document_len: self.document_len,
             micro_batch: self.micro_batch,
+            micro_batches: self.micro_batches,
             steps: self.steps,
             config,
         };
@@ -482,7 +486,7 @@ impl Train {
             print_families(&rows);
         } else {
             print_json(&json!({"device": device.to_string(), "model": bench.model, "seq_len": bench.seq_len,
-                               "micro_batch": bench.micro_batch, "rows": rows}));
+                               "micro_batch": bench.micro_batch, "micro_batches": bench.micro_batches, "rows": rows}));
         }
         Ok(())
     }

@@ -5,9 +5,10 @@ use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::preview::{Segment, count_targets, preview};
 use ottava_lm::data::{Formatting, Split, Tokenizer, loader, prepare, source};
+use ottava_lm::parallel::Schedule;
 use ottava_lm::plan::{
-    AmaxPlan, AxisPlan, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, Plan, Prediction, ResolvedRun,
-    TensorPlan, predict,
+    AmaxPlan, AxisPlan, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, PipelinePlan, PipelineRank, Plan,
+    Prediction, ResolvedRun, StagePlan, TensorPlan, predict,
 };
 use ottava_lm::step::{Program, Reductions};
 use ottava_lm::{Error, Result};
@@ -152,23 +153,34 @@ impl Overlap {
     }
 }
 
-/// The programs of a run.
+/// The programs of a rank.
 #[derive(Serialize)]
 struct Programs {
+    /// Its place in the pipeline; `None` without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stage: Option<usize>,
     step: Program,
     evaluation: Program,
 }
 
 impl Programs {
-    fn new(config: &RunConfig) -> Programs {
+    /// The programs of each rank of the pipeline of a model whose head `is_tied` to its embedding.
+    fn of_ranks(config: &RunConfig, is_tied: bool) -> Result<Vec<Programs>> {
         let reductions = Reductions::for_step(config.parallel.data.max(1), config.parallel.zero);
-        let step = Program::step(config.training.gradient_accumulation_steps, reductions);
-        Programs { step, evaluation: Program::evaluation() }
+        let schedule = config.parallel.schedule(config.training.gradient_accumulation_steps)?;
+        let evaluation = Schedule { micro_batches: schedule.ranks, ..schedule };
+        let of_rank = |rank| Programs {
+            stage: (schedule.ranks > 1).then_some(rank),
+            step: Program::step_of(&schedule, rank, reductions, is_tied && [0, schedule.ranks - 1].contains(&rank)),
+            evaluation: Program::evaluation_of(&evaluation, rank),
+        };
+        Ok((0..schedule.ranks).map(of_rank).collect())
     }
 
     fn print(&self) {
+        let of = self.stage.map_or(String::new(), |stage| format!(", rank {stage} of the pipeline"));
         for (what, program) in [("a step", &self.step), ("the evaluation of a batch", &self.evaluation)] {
-            out!("\nProgram of {what}\n");
+            out!("\nProgram of {what}{of}\n");
             for action in program.to_string().lines() {
                 out!("  {action}");
             }
@@ -191,7 +203,7 @@ struct Printed<'a> {
     /// With `--show-data`.
     data: &'a Option<Data>,
     /// With `--program`.
-    program: &'a Option<Programs>,
+    program: &'a Option<Vec<Programs>>,
 }
 
 impl PlanCommand {
@@ -227,8 +239,10 @@ impl PlanCommand {
         for text in &plan.exceptions {
             tracing::warn!("{text}");
         }
-        let overlap = plan.communication.as_ref().map(|communication| Overlap::new(communication, self.step_ms));
-        let program = self.program.then(|| Programs::new(&resolved.config.run));
+        let predicted = plan.communication.as_ref().filter(|_| plan.pipeline.is_none());
+        let overlap = predicted.map(|communication| Overlap::new(communication, self.step_ms));
+        let is_tied = sizes.tied && sizes.lora.is_none() && plan.pipeline.is_some();
+        let program = self.program.then(|| Programs::of_ranks(&resolved.config.run, is_tied)).transpose()?;
         match self.json {
             true => print_json(&Printed {
                 plan: &plan,
@@ -242,10 +256,11 @@ impl PlanCommand {
             false => {
                 print(&resolved.config.to_run_config(), &plan, &formattings, &edges);
                 data.iter().for_each(Data::print);
-                if let (Some(plan), Some(overlap)) = (&plan.communication, &overlap) {
-                    print_communication(plan, overlap);
+                if let Some(communication) = &plan.communication {
+                    print_communication(communication, plan.pipeline.is_some());
                 }
-                program.iter().for_each(Programs::print);
+                overlap.iter().for_each(print_overlap);
+                program.iter().flatten().for_each(Programs::print);
             }
         }
         resolved.expect_fit()
@@ -289,6 +304,7 @@ fn print(config: &RunConfig, plan: &Plan, formattings: &[Formatting], edges: &st
     }
     print_tensors(&plan.tensors);
     print_mesh(&plan.mesh);
+    plan.pipeline.iter().for_each(print_pipeline);
     print_memory(&plan.memory);
     if let Some(choice) = &plan.choice {
         out!("\n  {choice}");
@@ -341,7 +357,11 @@ fn print_mesh(mesh: &MeshPlan) {
 }
 
 fn print_memory(memory: &MemoryPlan) {
-    let of = if memory.ranks > 1 { format!(" of rank 0 of {}", memory.ranks) } else { String::new() };
+    let of = match (memory.ranks, memory.stage_bytes.len()) {
+        (1, _) => String::new(),
+        (ranks, 1) => format!(" of rank 0 of {ranks}"),
+        (_, stages) => format!(" of rank {} of {stages} in the pipeline, which needs most", memory.stage),
+    };
     out!("\nMemory{of}, from a dry run of the steps\n");
     let line = |bytes: u64, what: &str| out!("  {:>10.3} GiB  {what}", gib(bytes));
     for used in &memory.lines {
@@ -362,12 +382,35 @@ fn print_memory(memory: &MemoryPlan) {
     line(memory.available_bytes, if memory.fits { "available" } else { "available, which is not enough" });
 }
 
-fn print_communication(plan: &CommunicationPlan, overlap: &Overlap) {
-    out!("\nCommunication, sent by each of {} ranks in a step, from a dry run\n", plan.ranks);
+fn print_pipeline(pipeline: &PipelinePlan) {
+    let Schedule { kind, micro_batches, .. } = pipeline.schedule;
+    out!("\nPipeline, schedule {}, {micro_batches} micro-batches in a step\n", kind.as_str());
+    for StagePlan { rank, blocks: [start, end], embedding, head, cost } in &pipeline.stages {
+        let blocks = (end > start).then(|| format!("blocks {start} to {}", end - 1));
+        let layers = [embedding.then(|| "embedding".to_string()), blocks, head.then(|| "head".into())];
+        let layers = layers.into_iter().flatten().collect::<Vec<_>>().join(", ");
+        out!("  rank {rank}: {layers}; {:.1} % of the operations", cost * 100.0);
+    }
+    for (rank, PipelineRank { in_flight, peak_bytes }) in pipeline.ranks.iter().enumerate() {
+        out!("  {:>10.3} GiB  on rank {rank}, with at most {in_flight} micro-batches in flight", gib(*peak_bytes));
+    }
+    out!(
+        "  idle for {:.1} % of the compute time if stages take equal time; the most expensive one takes {:.2} times the mean",
+        pipeline.bubble * 100.0,
+        pipeline.imbalance
+    );
+}
+
+fn print_communication(plan: &CommunicationPlan, is_pipeline: bool) {
+    let by = if is_pipeline { "the first" } else { "each" };
+    out!("\nCommunication, sent by {by} of {} ranks in a step, from a dry run\n", plan.ranks);
     for (name, sent) in plan.traffic.kinds().into_iter().filter(|(_, sent)| sent.calls > 0) {
         out!("  {:>10.3} MB  in {} calls of {name}", sent.bytes as f64 / 1e6, sent.calls);
     }
     out!("  {:>10.3} MB  in all", plan.traffic.total().bytes as f64 / 1e6);
+}
+
+fn print_overlap(overlap: &Overlap) {
     let links = &overlap.links;
     out!(
         "\nPredicted overlap, by a model (docs/parallelism.md): {} GPUs per node, {:.0} GB/s within, {:.0} GB/s per GPU between nodes\n",

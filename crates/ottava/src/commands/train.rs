@@ -124,7 +124,7 @@ impl Train {
 /// Completions of the configured prompts, each with its prompt.
 fn samples(trainer: Trainer, config: &RunConfig) -> Result<Vec<String>> {
     let g = &config.generation;
-    let (model, tokenizer) = trainer.into_model();
+    let (model, tokenizer) = trainer.into_model()?;
     let mut requests = Vec::new();
     for (prompt, number) in g.prompts.iter().zip(0..) {
         let sampling = Sampling {

@@ -280,7 +280,7 @@ Program of the evaluation of a batch
 ";
     assert!(text.ends_with(step), "{text}");
     let divided = ["--set", "parallel.data=2", "--set", "parallel.zero=2", "--json"];
-    let program = json(&run.succeed(&[&command[..], &divided].concat()))["program"].take();
+    let program = json(&run.succeed(&[&command[..], &divided].concat()))["program"][0].take();
     let reduces: Vec<_> = program["step"].as_array().unwrap().iter().filter_map(|a| a["reduces"].as_bool()).collect();
     assert_eq!(reduces, [true, true], "each backward of stage 2 reduces its gradients");
     assert_eq!(program["step"][8]["action"], "reduce");

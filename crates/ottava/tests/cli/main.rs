@@ -9,6 +9,7 @@ mod generate;
 mod hostile;
 mod inspect;
 mod kill;
+mod pipeline;
 mod rank_faults;
 mod ranks;
 mod runs;

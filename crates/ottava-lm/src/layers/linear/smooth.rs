@@ -100,7 +100,7 @@ impl SmoothCasts {
         Ok(scale_columns(&dx, &scales.columns)?)
     }
 
-    /// Adds `dyᵀ · x`, as `(dyᵀ · (x · s)) / s`, to the gradient of the weight.
+    /// Adds `dyᵀ · x`, as `(dyᵀ · (x · s)) / s`, to the gradient of the weight. Never deferred, since the sum is divided by columns.
     pub fn wgrad(
         self,
         linear: &mut Linear,

@@ -146,7 +146,7 @@ impl ActivatedLinear {
             }
         };
         drop((hidden, dactivated));
-        self.linear.wgrad(&dy, &activated, context.mode())?;
+        self.linear.wgrad(&dy, &activated, context)?;
         Ok(dhidden)
     }
 

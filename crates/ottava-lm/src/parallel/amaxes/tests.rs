@@ -116,3 +116,22 @@ fn a_cast_with_a_wrong_group_is_named_on_all_ranks() {
         }
     }
 }
+
+/// Ranks with other layers have other casts: a pipeline reduces amaxes over ranks with the same layers, and a group with the pipeline axis
+/// would mix those of different casts.
+#[test]
+fn ranks_of_a_pipeline_keep_the_amaxes_of_their_layers() {
+    let shape = MeshShape { pipeline: 2, ..MeshShape::of_data(2) };
+    const WRONG: AmaxGroup = AmaxGroup::Over(&[Axis::Data, Axis::Context, Axis::Pipeline]);
+    let amaxes = |declared: &'static [AmaxGroup]| -> Vec<_> {
+        steps(shape, declared).into_iter().map(|(merged, ..)| merged).collect()
+    };
+    let right = amaxes(&[AmaxGroup::DATA; 3]);
+    for (rank, merged) in right.iter().enumerate() {
+        let same_layers = [rank / 2 * 2, rank / 2 * 2 + 1];
+        let expected: Vec<_> =
+            (0..3).map(|slot| same_layers.map(|rank| measured(rank, slot)).into_iter().fold(0.0, f32::max)).collect();
+        assert_eq!(*merged, expected, "rank {rank}");
+    }
+    assert_ne!(amaxes(&[WRONG; 3]), right);
+}

@@ -234,6 +234,40 @@ fn compare_messages(world: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
     Ok(())
 }
 
+/// Both ranks send before they receive, each in a channel of its own direction: in one stream, the sends would wait for each other.
+fn messages_cross(world: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
+    let device = Device::Cuda(gpu.clone());
+    let channel = |name: &str, channel| Ok::<_, Error>(world.split(name, 0, world.rank())?.on_channel(channel));
+    let channels = [channel("there", 0)?, channel("back", 1)?];
+    let (rank, other) = (world.rank(), 1 - world.rank());
+    let x = tensor(1 << 20, |i| bf16::from_f32(value(rank, 0, i))).to_device(&device)?;
+    let expected = tensor(1 << 20, |i| bf16::from_f32(value(other, 0, i)));
+    // Both make the communicators in one order.
+    for (sender, channel) in channels.iter().enumerate() {
+        match rank == sender {
+            true => channel.send("first", other, &x)?.wait()?,
+            false => channel.receive("first", other, x.empty_like()?)?.wait()?,
+        };
+    }
+    let cross = || -> Result<Tensor> {
+        let sent = channels[rank].send("cross", other, &x)?;
+        let received = channels[other].receive("cross", other, x.empty_like()?)?.wait()?;
+        sent.wait()?;
+        Ok(received)
+    };
+    expect_equal("eager", 1 << 20, &expected, &cross()?);
+    let mut received = None;
+    let mut graph = Graph::capture(gpu, || -> Result<()> {
+        received = Some(cross()?);
+        Ok(())
+    })?;
+    for _ in 0..REPLAYS {
+        graph.replay()?;
+    }
+    expect_equal("replayed", 1 << 20, &expected, received.as_ref().expect("it was captured"));
+    world.compare_gpu_calls("crossing messages")
+}
+
 #[test]
 #[ignore = "started by messages_in_a_split_of_two_gpus_equal_those_of_the_cpu"]
 fn message_process() {
@@ -242,6 +276,7 @@ fn message_process() {
     let gpu = own_gpu(&world);
     let world = world.with_gpu(&gpu, 5).unwrap();
     compare_messages(&world, &gpu).unwrap();
+    messages_cross(&world, &gpu).unwrap();
     world.finish().unwrap();
     println!("equal");
 }

@@ -39,8 +39,8 @@ pub fn root_of_sum(partial: &Tensor) -> Result<Tensor> {
     Ok(root)
 }
 
-/// Partial sums of squares, F64 `[n]`.
-fn sums_of_squares(gradients: &[Gradient]) -> Result<Tensor> {
+/// Partial sums of squares of all `gradients`, F64 `[n]`, in their order: on the CPU one for each.
+pub fn sums_of_squares(gradients: &[Gradient]) -> Result<Tensor> {
     let first = gradients.first().ok_or_else(|| Error::Value("global_norm: no tensors were given".into()))?.values();
     for gradient in gradients {
         let types: &[DType] = match gradient {
