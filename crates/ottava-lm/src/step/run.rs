@@ -213,9 +213,10 @@ impl Execution<'_> {
         self.messages.send(message, &name(message, micro_batch), &tensor.expect(CHECKED))
     }
 
-    /// Outputs of stages and their gradients have the compute type.
+    /// Outputs of stages and their gradients have the compute type, and the tokens of this rank, if ranks divide tokens.
     fn receive(&mut self, message: Message, micro_batch: usize) -> Result<()> {
-        let tokens = self.inputs.micro_batches[micro_batch].inputs.len();
+        let place = self.model.scaling().scales().tensor_ranks().place();
+        let tokens = place.share(self.inputs.micro_batches[micro_batch].inputs.len());
         let shape = [tokens, self.model.config().channels];
         let tensor = Tensor::empty(self.model.device(), &shape, self.model.recipe().compute)?;
         let tensor = self.messages.receive(message, &name(message, micro_batch), tensor)?;

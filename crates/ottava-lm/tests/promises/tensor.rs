@@ -1,6 +1,7 @@
 //! Ranks that divide each layer train as one rank does, to rounding.
 
 use crate::setup::{Seeded, batch, config, on_ranks, recipe};
+use ottava_lm::Result;
 use ottava_lm::data::Batch;
 use ottava_lm::evaluate::evaluate;
 use ottava_lm::lora::{Lora, Targets};
@@ -12,11 +13,11 @@ use ottava_lm::param::{MemoryPolicy, Param, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;
 use ottava_lm::step::TrainStep;
-use ottava_lm::tensor_ranks::TensorRanks;
+use ottava_lm::tensor_ranks::{ShardPlace, TensorRanks};
 use ottava_tensor::comm::{Group, MeshShape};
-use ottava_tensor::ops::IGNORE_INDEX;
+use ottava_tensor::ops::{IGNORE_INDEX, add};
 use ottava_tensor::testing::values;
-use ottava_tensor::{DType, Device};
+use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -38,12 +39,69 @@ struct Setup {
     pipeline: usize,
     data: usize,
     zero: Zero,
+    fault: Option<Fault>,
+}
+
+/// What the exchange of the first rank may do wrong.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// It adds the residual connection twice.
+    DoubleAddend,
+    /// It reads its own rows in place of those of others.
+    MissingGather,
+    /// It reads the rows of the ranks in another order.
+    SwappedRows,
+    /// It computes scales from its own amaxes.
+    OwnScale,
+}
+
+/// The ranks of a tensor axis with a fault.
+struct Faulty {
+    ranks: TensorAxis,
+    fault: Fault,
+}
+
+impl TensorRanks for Faulty {
+    fn place(&self) -> ShardPlace {
+        self.ranks.place()
+    }
+
+    fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
+        let all = self.ranks.gather(name, rows)?;
+        let first = match self.fault {
+            Fault::MissingGather => [rows, rows],
+            Fault::SwappedRows => [&all.rows(rows.shape()[0], all.shape()[0])?, rows],
+            Fault::DoubleAddend | Fault::OwnScale => return Ok(all),
+        };
+        let mut wrong = all.duplicate()?;
+        wrong.copy_from(0, first[0])?;
+        wrong.copy_from(rows.shape()[0], first[1])?;
+        Ok(wrong)
+    }
+
+    fn sum_own_rows(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+        let sum = self.ranks.sum_own_rows(name, partial, addend)?;
+        match (self.fault, addend) {
+            (Fault::DoubleAddend, Some(addend)) => Ok(add(&sum, addend)?),
+            _ => Ok(sum),
+        }
+    }
+
+    fn sum(&self, name: &str, x: Tensor) -> Result<Tensor> {
+        self.ranks.sum(name, x)
+    }
+
+    fn largest(&self, name: &str, x: Tensor) -> Result<Tensor> {
+        let own = x.duplicate()?;
+        let largest = self.ranks.largest(name, x)?;
+        Ok(if matches!(self.fault, Fault::OwnScale) { own } else { largest })
+    }
 }
 
 impl Setup {
     fn new(keys: Value, name: RecipeName) -> Setup {
         let (sizes, recipe, memory) = (config(keys), recipe(name, Fp8Format::Auto), MemoryPolicy::FULL);
-        Setup { sizes, recipe, memory, tensor: 1, pipeline: 1, data: 1, zero: Zero::Nothing }
+        Setup { sizes, recipe, memory, tensor: 1, pipeline: 1, data: 1, zero: Zero::Nothing, fault: None }
     }
 }
 
@@ -121,10 +179,14 @@ fn parts(param: &Param, what: &str, values: &[f64]) -> Parts {
 
 /// The steps and an evaluation of one rank.
 fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
-    let Setup { sizes, recipe, memory, tensor, pipeline, data, zero } = setup;
+    let Setup { sizes, recipe, memory, tensor, pipeline, data, zero, fault } = setup;
     let shape = MeshShape { tensor: *tensor, pipeline: *pipeline, ..MeshShape::of_data(*data) };
     let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
-    let axis: Rc<dyn TensorRanks> = Rc::new(TensorAxis::new(ranks.clone()));
+    let axis = TensorAxis::new(ranks.clone());
+    let axis: Rc<dyn TensorRanks> = match fault.filter(|_| ranks.leads()) {
+        Some(fault) => Rc::new(Faulty { ranks: axis, fault }),
+        None => Rc::new(axis),
+    };
     let micro_batches = MICRO_BATCHES / data;
     let kind = ScheduleKind::OneForwardOneBackward;
     let schedule = Schedule { kind, ranks: *pipeline, stages: 1, micro_batches };
@@ -169,18 +231,21 @@ fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
     (numbers, all)
 }
 
-/// What all ranks are left with. What several have is equal.
+/// What all ranks are left with. What several have is equal, unless a fault is planted.
 fn train(setup: &Setup) -> Seen {
     let mut seen = Seen::new();
-    let own = setup.clone();
+    let (own, is_sound) = (setup.clone(), setup.fault.is_none());
     for (numbers, parts) in on_ranks(setup.tensor * setup.pipeline * setup.data, move |comm| run(&own, comm)) {
         let known = seen.entry("losses and norms".into()).or_insert(numbers.clone());
-        assert_eq!(*known, numbers, "losses and norms differ between ranks");
+        assert!(*known == numbers || !is_sound, "losses and norms differ between ranks");
         for (name, whole, elements, values) in parts {
             let known = seen.entry(name.clone()).or_insert(vec![f64::NAN; whole]);
             for (element, value) in elements.into_iter().zip(values) {
                 let known = &mut known[element];
-                assert!(known.is_nan() || *known == value, "{name}, element {element}, differs between ranks");
+                assert!(
+                    known.is_nan() || *known == value || !is_sound,
+                    "{name}, element {element}, differs between ranks"
+                );
                 *known = value;
             }
         }
@@ -232,6 +297,17 @@ fn an_error_of_one_percent_is_found() {
         let mut wrong = expected.clone();
         wrong.get_mut(name).expect("a name").iter_mut().for_each(|value| *value *= 1.01);
         assert!(distance(&expected, &wrong).0 > F32, "{name}");
+    }
+}
+
+#[test]
+fn faults_of_the_exchange_are_found() {
+    let mut alone = Setup::new(llama(json!({})), RecipeName::Fp8Current);
+    alone.recipe.compute = DType::F32;
+    let expected = train(&alone);
+    for fault in [Fault::DoubleAddend, Fault::MissingGather, Fault::SwappedRows, Fault::OwnScale] {
+        let (apart, _) = distance(&expected, &train(&Setup { tensor: 2, fault: Some(fault), ..alone.clone() }));
+        assert!(apart > CODES, "{fault:?}: {apart:.1e}");
     }
 }
 
