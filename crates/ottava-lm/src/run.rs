@@ -41,7 +41,7 @@ impl Run {
         let mut model = match schedule.all_stages() {
             1 => Decoder::unloaded(sizes, &recipe, device, purpose, seq_len)?,
             _ => {
-                let all = divide(&Decoder::describe(sizes, &recipe)?.layer_costs(seq_len), schedule.all_stages())?;
+                let all = divide(&config.layer_costs(&Decoder::describe(sizes, &recipe)?), schedule.all_stages())?;
                 let rank = ranks.pipeline().rank();
                 let spans: Vec<_> =
                     (0..schedule.stages).map(|stage| all[schedule.number(rank, stage)].clone()).collect();
