@@ -41,7 +41,7 @@ impl Run {
         let mut model = match (schedule.all_stages(), run.parallel.tensor) {
             (1, 1) => Decoder::unloaded(sizes, &recipe, device, purpose, seq_len)?,
             (stages, _) => {
-                let all = divide(&Decoder::describe(sizes, &recipe)?.layer_costs(seq_len), stages)?;
+                let all = divide(&config.layer_costs(&Decoder::describe(sizes, &recipe)?), stages)?;
                 let rank = ranks.pipeline().rank();
                 let spans: Vec<_> =
                     (0..schedule.stages).map(|stage| all[schedule.number(rank, stage)].clone()).collect();

@@ -2,7 +2,7 @@
 
 use super::RunConfig;
 use crate::level::Share;
-use crate::param::{MemoryPolicy, Purpose};
+use crate::param::{Description, LayerCosts, MemoryPolicy, Purpose};
 use crate::recompute::Recompute;
 
 /// The settings of a run, with values for those that depend on the memory of the device. Formats, the layout of rows and stored codes follow
@@ -43,6 +43,11 @@ impl ResolvedConfig {
         run.memory.offload_parameters = Some(self.offload_parameters);
         run.training.async_save = Some(self.async_save);
         run
+    }
+
+    /// What the layers of a `model` cost in this run.
+    pub fn layer_costs(&self, model: &Description) -> LayerCosts {
+        model.layer_costs(self.run.data.max_length, self.recompute.blocks())
     }
 
     /// The purpose to build the model for.

@@ -28,7 +28,10 @@ pub struct Description {
     pub casts: Vec<(String, AmaxGroup)>,
 }
 
-/// What the layers of a model cost, in operations.
+/// Floating-point operations per second of whole steps of Llama-2-7B, in FP8 and in BF16, on one H200: assumed for other models.
+pub const STEP_RATES: [f64; 2] = [880e12, 580e12];
+
+/// What the layers of a model cost, in seconds per token of a training step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerCosts {
     /// Each block.
@@ -57,17 +60,21 @@ impl Description {
         products + 6.0 * attention as f64
     }
 
-    /// The operations of each block and of the head per token, as [`Description::flops_per_token`] counts those of trained weights.
-    pub fn layer_costs(&self, seq_len: usize) -> LayerCosts {
-        let product = |site: &LinearSite| 6.0 * (site.outputs * site.inputs) as f64;
-        let mut blocks: Vec<f64> =
-            self.attention.iter().map(|spec| 6.0 * (spec.query_width() * keys(spec.window, seq_len)) as f64).collect();
-        for (site, _) in &self.linears {
+    /// The costs of each block and of the head for sequences of `seq_len`, at [`STEP_RATES`]. If blocks are recomputed, they run forward twice.
+    pub fn layer_costs(&self, seq_len: usize, recomputes_blocks: bool) -> LayerCosts {
+        let seconds = |operations: usize, is_fp8: bool| 6.0 * operations as f64 / STEP_RATES[usize::from(!is_fp8)];
+        let attention = |spec: &AttentionSpec| seconds(spec.query_width() * keys(spec.window, seq_len), false);
+        let mut blocks: Vec<f64> = self.attention.iter().map(attention).collect();
+        for (site, decision) in &self.linears {
             if let Some((block, _)) = site.block {
-                blocks[block] += product(site);
+                blocks[block] += seconds(site.outputs * site.inputs, decision.fp8.is_some());
             }
         }
-        LayerCosts { blocks, head: self.head.as_ref().map_or(0.0, product) }
+        if recomputes_blocks {
+            blocks.iter_mut().for_each(|block| *block *= 4.0 / 3.0);
+        }
+        let head = self.head.as_ref().map_or(0.0, |head| seconds(head.outputs * head.inputs, false));
+        LayerCosts { blocks, head }
     }
 
     /// The linears of the first block.

@@ -13,7 +13,7 @@ mod unit;
 mod weights;
 
 pub use builder::{Builder, Init, MemoryPolicy, Purpose, WeightSource};
-pub use description::{Description, LayerCosts};
+pub use description::{Description, LayerCosts, STEP_RATES};
 pub use gradient::{Grad, GradFormat, Gradient};
 pub use id::{ParamId, UnitId};
 pub use loan::{Loan, LoanedWeight};

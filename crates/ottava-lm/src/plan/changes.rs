@@ -5,6 +5,7 @@ use crate::config::ResolvedConfig;
 use crate::error::Result;
 use crate::level::Level as OptimizerLevel;
 use crate::models::{Decoder, DecoderConfig};
+use crate::param::STEP_RATES;
 use crate::recompute::{Recompute, SavedActivations};
 use ottava_tensor::Device;
 use serde::Serialize;
@@ -91,10 +92,6 @@ const BUS: f64 = 50.2e9;
 pub(super) fn bus_seconds(bytes: u64) -> f64 {
     bytes as f64 / BUS
 }
-
-/// Floating-point operations per second of whole steps of Llama-2-7B, in FP8 and in BF16, on one H200: assumed
-/// for other models when the time of transfers is compared with a step.
-const STEP_RATES: [f64; 2] = [880e12, 580e12];
 
 /// Shares of the optimizer's states that are proposed to be offloaded.
 const OFFLOADED: [f64; 4] = [0.25, 0.5, 0.75, 1.0];

@@ -83,7 +83,7 @@ impl Plan {
             choice: choice.clone(),
             memory: memory.clone(),
             mesh: MeshPlan::new(&config.run, &model)?,
-            pipeline: PipelinePlan::new(&config.run, &model, memory)?,
+            pipeline: PipelinePlan::new(config, &model, memory)?,
             communication: CommunicationPlan::new(config, sizes, device)?,
         })
     }

@@ -1,7 +1,7 @@
 //! The stages of a pipeline, and the idle time of its schedule.
 
 use super::memory::MemoryPlan;
-use crate::config::RunConfig;
+use crate::config::ResolvedConfig;
 use crate::error::Result;
 use crate::models::Span;
 use crate::parallel::{Schedule, divide};
@@ -34,7 +34,7 @@ pub struct StagePlan {
     pub embedding: bool,
     /// Whether it ends with the head.
     pub head: bool,
-    /// Its share of the floating-point operations of the model.
+    /// Its share of the estimated time of all stages.
     pub cost: f64,
 }
 
@@ -49,12 +49,17 @@ pub struct PipelineRank {
 
 impl PipelinePlan {
     /// The pipeline of `config` for a `model`; `None` without one.
-    pub(super) fn new(config: &RunConfig, model: &Description, memory: &MemoryPlan) -> Result<Option<PipelinePlan>> {
-        let schedule = config.parallel.schedule(config.training.gradient_accumulation_steps)?;
+    pub(super) fn new(
+        config: &ResolvedConfig,
+        model: &Description,
+        memory: &MemoryPlan,
+    ) -> Result<Option<PipelinePlan>> {
+        let run = &config.run;
+        let schedule = run.parallel.schedule(run.training.gradient_accumulation_steps)?;
         if schedule.ranks == 1 {
             return Ok(None);
         }
-        let costs = model.layer_costs(config.data.max_length);
+        let costs = config.layer_costs(model);
         let all = costs.head + costs.blocks.iter().sum::<f64>();
         let stage = |(number, span): (usize, Span)| {
             let blocks: f64 = costs.blocks[span.blocks.clone()].iter().sum();

@@ -84,7 +84,7 @@ fn run(setup: &Setup, comm: Group) -> Seen {
     let Setup { sizes, recipe, memory, schedule, data, zero, order } = setup;
     let shape = MeshShape { pipeline: schedule.ranks, ..MeshShape::of_data(*data) };
     let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
-    let costs = Decoder::describe(sizes, recipe).unwrap().layer_costs(TOKENS);
+    let costs = Decoder::describe(sizes, recipe).unwrap().layer_costs(TOKENS, false);
     let all = divide(&costs, schedule.all_stages()).unwrap();
     let span = |stage: usize| -> Span {
         let number = schedule.number(ranks.pipeline().rank(), stage);

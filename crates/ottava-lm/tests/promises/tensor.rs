@@ -190,7 +190,7 @@ fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
     let micro_batches = MICRO_BATCHES / data;
     let kind = ScheduleKind::OneForwardOneBackward;
     let schedule = Schedule { kind, ranks: *pipeline, stages: 1, micro_batches };
-    let costs = Decoder::describe(sizes, recipe).unwrap().layer_costs(TOKENS);
+    let costs = Decoder::describe(sizes, recipe).unwrap().layer_costs(TOKENS, false);
     let span = divide(&costs, *pipeline).unwrap().swap_remove(schedule.number(ranks.pipeline().rank(), 0));
     let purpose = Purpose::Train(*memory);
     let mut model = Decoder::staged(sizes, recipe, &Device::Cpu, purpose, 32, &[span], axis).unwrap();

@@ -389,7 +389,7 @@ fn print_pipeline(pipeline: &PipelinePlan) {
         let blocks = (end > start).then(|| format!("blocks {start} to {}", end - 1));
         let layers = [embedding.then(|| "embedding".to_string()), blocks, head.then(|| "head".into())];
         let layers = layers.into_iter().flatten().collect::<Vec<_>>().join(", ");
-        out!("  rank {rank}: {layers}; {:.1} % of the operations", cost * 100.0);
+        out!("  rank {rank}: {layers}; {:.1} % of the estimated time", cost * 100.0);
     }
     for (rank, PipelineRank { in_flight, peak_bytes }) in pipeline.ranks.iter().enumerate() {
         out!("  {:>10.3} GiB  on rank {rank}, with at most {in_flight} micro-batches in flight", gib(*peak_bytes));
