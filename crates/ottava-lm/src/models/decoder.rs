@@ -97,9 +97,10 @@ impl Decoder {
         // Backward consumes the activations of a recomputed block immediately.
         let saved_activations = if recompute.blocks() { SavedActivations::Exact } else { kept.saved_activations };
         // Plans and reports are about the whole model.
-        let description = match *spans == [Span::whole(config.layers)] && !is_divided {
-            true => build.description,
-            false => Description { casts: build.description.casts, ..Decoder::describe(config, recipe)? },
+        let description = match (*spans == [Span::whole(config.layers)], is_divided) {
+            (true, false) => build.description,
+            (true, true) => Description { casts: build.description.casts, ..Decoder::describe(config, recipe)? },
+            (false, _) => Decoder::describe(config, recipe)?,
         };
         let (config, device, recipe) = (config.clone(), device.clone(), recipe.clone());
         Ok(Decoder { config, device, recipe, recompute, saved_activations, stages, scaling, description })
