@@ -62,6 +62,9 @@ impl RunConfig {
             let text = "with packing `wrapped`, which cuts documents at the ends of rows";
             reasons.push((&["data.excess_length_strategy"], text.into()));
         }
+        if t.warmup_ratio > 0.0 {
+            reasons.push((&["training.warmup_steps"], "where `warmup_ratio` is set".into()));
+        }
         if t.max_steps > 0 {
             reasons.push((&["training.num_train_epochs"], "where `max_steps` is set".into()));
         }

@@ -132,6 +132,10 @@ impl RunConfig {
             (0.0..1.0).contains(&t.adam_beta1) && (0.0..1.0).contains(&t.adam_beta2),
             "`training.adam_beta1` and `adam_beta2` lie in [0, 1)",
         );
+        problems.demand(
+            (0.0..=1.0).contains(&t.warmup_ratio),
+            "`training.warmup_ratio` is a share of the run's steps, from 0 to 1; a number of steps is `warmup_steps`",
+        );
         problems.demand((0.0..1.0).contains(&t.muon_momentum), "`training.muon_momentum` lies in [0, 1)");
         problems.demand(
             (0.0..1.0).contains(&t.lion_beta1) && (0.0..1.0).contains(&t.lion_beta2),

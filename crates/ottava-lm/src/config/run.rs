@@ -149,6 +149,8 @@ pub struct TrainingConfig {
     pub lr_scheduler_type: SchedulerType,
     /// Steps in which the learning rate rises to its peak.
     pub warmup_steps: u64,
+    /// The same as a share of the run's steps, rounded up, in place of `warmup_steps`; 0 takes those.
+    pub warmup_ratio: f64,
     /// Steps of the final decay of `warmup_stable_decay`.
     pub decay_steps: u64,
     /// Weight decay of matrices per unit of learning rate; norms and biases have none.
@@ -319,6 +321,7 @@ impl Default for TrainingConfig {
             min_learning_rate: 0.0,
             lr_scheduler_type: SchedulerType::Cosine,
             warmup_steps: 100,
+            warmup_ratio: 0.0,
             decay_steps: 0,
             weight_decay: 0.1,
             adam_beta1: 0.9,
@@ -443,7 +446,10 @@ impl RunConfig {
             kind: t.lr_scheduler_type,
             peak: t.learning_rate,
             minimum: t.min_learning_rate,
-            warmup_steps: t.warmup_steps,
+            warmup_steps: match t.warmup_ratio > 0.0 {
+                true => (t.warmup_ratio * max_steps as f64).ceil() as u64,
+                false => t.warmup_steps,
+            },
             decay_steps: t.decay_steps,
             max_steps,
         }

@@ -114,7 +114,7 @@ pub(super) fn max_steps(config: &RunConfig, dataset: &TokenDataset, split: &Spli
         }
         steps => steps,
     };
-    let shaped = t.warmup_steps + t.decay_steps;
+    let shaped = config.schedule(max_steps).warmup_steps + t.decay_steps;
     if shaped > max_steps {
         tracing::warn!("warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short");
     }
