@@ -56,7 +56,7 @@ impl RunConfig {
         );
         problems.demand(
             !self.data.train_files.is_empty(),
-            "`data.train_files` is empty: name at least one .txt or .jsonl file",
+            "`data.train_files` is empty: name at least one file, folder or pattern of data",
         );
         problems.demand(!self.output_dir.as_os_str().is_empty(), "`output_dir` is empty: name a folder for the run");
     }

@@ -5,8 +5,8 @@ use super::keys::flatten;
 use super::lora::LoraConfig;
 use super::memory::{MemoryConfig, OptimizerConfig, OptimizerName};
 use super::parallel::ParallelConfig;
-use crate::data::source::{Documents, SourceOptions, formatting};
-use crate::data::{ExcessLength, Formatting, Packing, RowLayout};
+use crate::data::source::{BadRecord, Documents, SourceOptions, formatting};
+use crate::data::{ExcessLength, Formatting, Packing, RowLayout, expand};
 use crate::error::{Error, Result};
 use crate::models::{ConfigFile, DecoderConfig, decoder_config};
 use crate::optim::{
@@ -100,7 +100,7 @@ impl ModelConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Text (`.txt`, `.md`) and JSON lines (`.jsonl`), each also gzipped (`.gz`).
+    /// Files of text, records or tokens, folders of them, and patterns of names.
     pub train_files: Vec<PathBuf>,
     /// Whether a document of a text file is a `line` or the whole `file`.
     pub text_documents: Documents,
@@ -108,6 +108,14 @@ pub struct DataConfig {
     pub text_field: String,
     /// The fields of JSON lines: `auto` (by the first one), `text`, `messages`, `prompt_completion`, `alpaca` or `sharegpt`.
     pub formatting: Formatting,
+    /// Other names of fields: `ours=theirs`.
+    pub fields: Vec<String>,
+    /// Other names of roles: `ours=theirs`.
+    pub roles: Vec<String>,
+    /// What is done with a record that cannot be used: `error` or `skip`.
+    pub on_bad_record: BadRecord,
+    /// The most records of a file that may be left out.
+    pub max_bad_records: u64,
     /// A file with a chat template; empty means that of the tokenizer's folder.
     pub chat_template_path: PathBuf,
     /// Whether prompts contribute to the loss too, instead of only answers and completions.
@@ -297,6 +305,10 @@ impl Default for DataConfig {
             text_documents: Documents::default(),
             text_field: "text".into(),
             formatting: Formatting::Auto,
+            fields: Vec::new(),
+            roles: Vec::new(),
+            on_bad_record: BadRecord::default(),
+            max_bad_records: 100,
             chat_template_path: PathBuf::new(),
             train_on_inputs: false,
             packing: Packing::Auto,
@@ -380,23 +392,31 @@ impl RunConfig {
             text_field: self.data.text_field.clone(),
             formatting: self.data.formatting,
             train_on_inputs: self.data.train_on_inputs,
+            fields: self.data.fields.clone(),
+            roles: self.data.roles.clone(),
+            on_bad_record: self.data.on_bad_record,
+            max_bad_records: match self.data.on_bad_record {
+                BadRecord::Error => 0,
+                BadRecord::Skip => self.data.max_bad_records,
+            },
             chat_template_path: self.data.chat_template_path.clone(),
         }
     }
 
-    /// Resolves `data.packing` and `data.document_mask` by the first records of the files, whose formattings it returns.
+    /// Resolves `data.packing` and `data.document_mask` by the first records of the files, which it returns with their formattings.
     ///
     /// Errors with [`Error::Data`] when a file or its first record cannot be read.
-    pub fn resolve_data(&mut self) -> Result<Vec<Formatting>> {
+    pub fn resolve_data(&mut self) -> Result<Vec<(PathBuf, Formatting)>> {
         let options = self.source_options();
-        let formattings =
-            self.data.train_files.iter().map(|path| formatting(path, &options)).collect::<Result<Vec<_>>>()?;
+        let files = expand(&self.data.train_files)?;
+        let files = files.into_iter().map(|path| formatting(&path, &options).map(|found| (path, found)));
+        let files = files.collect::<Result<Vec<_>>>()?;
         if self.data.packing == Packing::Auto {
-            let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
+            let prompts = files.iter().any(|(_, formatting)| formatting.has_prompts());
             self.data.packing = if prompts { Packing::Bfd } else { Packing::Wrapped };
         }
         self.data.document_mask.get_or_insert(self.data.packing != Packing::Wrapped);
-        Ok(formattings)
+        Ok(files)
     }
 
     /// Packing and length of rows. An unresolved `auto` means one stream of documents.

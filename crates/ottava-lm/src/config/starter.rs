@@ -27,17 +27,18 @@ pub fn starter(model: &Path, files: &[PathBuf]) -> Result<Starter> {
     let sizes = config.decoder_config()?;
     config.model.init =
         if model.is_dir() && ModelFiles::open(model).is_ok() { WeightInit::Pretrained } else { WeightInit::Random };
-    let formattings = config.resolve_data()?;
-    let chats = formattings.iter().any(|formatting| formatting.has_prompts());
+    let data = config.resolve_data()?;
+    let chats = data.iter().any(|(_, formatting)| formatting.has_prompts());
     let name = model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let pretrained = config.model.init == WeightInit::Pretrained;
-    let found = files
+    let found = data
         .iter()
-        .zip(&formattings)
         .map(|(file, formatting)| format!("{}: records of formatting `{}`", file.display(), formatting.as_str()));
     let weights = if pretrained { "weights of the folder" } else { "random weights, since the folder has none" };
     let found: Vec<String> =
         [format!("{}: {weights}, {} positions", model.display(), sizes.context())].into_iter().chain(found).collect();
+    let mut names: Vec<_> = data.iter().map(|(_, formatting)| formatting.as_str()).collect();
+    names.dedup();
     let quoted = |path: &Path| toml::Value::String(path.display().to_string()).to_string();
     let mut toml = String::new();
     let rate = if pretrained { "2e-5" } else { "3e-4" };
@@ -60,7 +61,7 @@ pub fn starter(model: &Path, files: &[PathBuf]) -> Result<Starter> {
         if pretrained { "pretrained" } else { "random" },
         if model.is_dir() { "" } else { "# A tokenizer.json or a folder with one.\ntokenizer = \"\"\n" },
         files.iter().map(|file| quoted(file)).collect::<Vec<_>>().join(", "),
-        formattings.iter().map(|formatting| formatting.as_str()).collect::<Vec<_>>().join(", "),
+        names.join(", "),
         sizes.context().min(ROW),
     )
     .expect("a text takes any length");

@@ -68,6 +68,17 @@ impl<'a> Encoder<'a> {
                 bytes: text.len(),
                 left_out: LeftOut::default(),
             }),
+            Content::Tokens { ids, learned } => {
+                if let Some(id) = ids.iter().find(|id| **id as usize >= self.tokenizer.vocab_size()) {
+                    let most = self.tokenizer.vocab_size();
+                    return Err(Error::Data(format!("{id} is no token of this tokenizer, which has {most}")));
+                }
+                let targets: Vec<u32> =
+                    ids.iter().zip(learned).filter(|(_, learned)| **learned).map(|(id, _)| *id).collect();
+                let bytes = self.tokenizer.decode(&targets)?.len();
+                let learned = learned.iter().map(|learned| *learned || self.train_on_inputs);
+                Ok(self.masked(ids.iter().copied().zip(learned).collect(), bytes))
+            }
             Content::Completion { prompt, completion: answer } => {
                 let text = format!("{prompt}{answer}");
                 let learned = if self.train_on_inputs { 0 } else { prompt.len() };
@@ -124,6 +135,7 @@ impl<'a> Encoder<'a> {
     pub(super) fn memory(&self, document: &Document) -> u64 {
         match &document.content {
             Content::Text(text) => self.tokenizer.memory_to_encode(text),
+            Content::Tokens { ids, .. } => 16 * ids.len() as u64,
             Content::Chat(_) | Content::Completion { .. } => Tokenizer::memory_to_encode_whole(document.bytes),
         }
     }

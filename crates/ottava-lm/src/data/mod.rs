@@ -1,12 +1,19 @@
-//! Training data: text files, cached tokens, and batches in a computed order.
+//! Training data: files of text and records, cached tokens, and batches in a computed order.
 
 pub mod chat;
 mod clock;
+mod compression;
 mod edges;
 mod encode;
 mod eval_loader;
+mod files;
+#[cfg(test)]
+mod formats_tests;
 mod guard;
+mod json_values;
 pub mod loader;
+mod mapping;
+mod megatron;
 pub mod order;
 mod packing;
 mod pieces;
@@ -22,11 +29,13 @@ mod tokenizer_parts;
 pub use chat::{Chat, ChatTemplate, PromptForm};
 pub use clock::Clock;
 pub use eval_loader::{EvalLoader, Windows};
+pub use files::expand;
 pub use loader::{Batch, BatchLoader, LoaderState, RowShare};
+pub use megatron::write_megatron;
 pub use order::Split;
 pub use packing::{ExcessLength, Fit, Packing, RowLayout};
 pub use prepare::prepare;
 pub use records::{Content, Formatting};
 pub use shards::TokenDataset;
-pub use source::{Documents, SourceOptions};
+pub use source::{BadRecord, Documents, SourceOptions};
 pub use tokenizer::Tokenizer;

@@ -11,8 +11,9 @@ use sha2::{Digest, Sha256};
 use tracing::{info, warn};
 
 use super::encode::{Encoded, Encoder, LeftOut};
+use super::files::{Kind, expand};
 use super::shards::{BYTES, DOCUMENTS, FORMAT, MASKED, Meta, SourceFile, TokenDataset, TokenType, shard_name};
-use super::source::{Document, SourceOptions, documents, formatting};
+use super::source::{BadRecord, Document, Failure, SourceOptions, documents, formatting};
 use super::tokenizer::Tokenizer;
 use crate::fs::{Fs, RealFs, create_dirs, sync_parent};
 use crate::hash::{hex, seal, sha256, sha256_file};
@@ -54,6 +55,7 @@ pub(super) fn prepare_sharded(
             tokenizer.path().display()
         )));
     };
+    let sources = &expand(sources)?;
     let files = describe(sources)?;
     let formattings = sources.iter().map(|path| formatting(path, options)).collect::<Result<Vec<_>>>()?;
     let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
@@ -119,13 +121,23 @@ pub(super) fn prepare_sharded(
 
 fn describe(sources: &[PathBuf]) -> Result<Vec<SourceFile>> {
     let describe = |path: &PathBuf| {
-        let (size, sha256) = sha256_file(path).map_err(|error| match error {
+        let as_data = |error| match error {
             Error::Io { .. } => Error::Data(error.to_string()),
             other => other,
-        })?;
+        };
+        let (size, mut sha256) = sha256_file(path).map_err(as_data)?;
+        if Kind::of(path)?.0 == Kind::Megatron {
+            sha256 = with_index(path, &sha256).map_err(as_data)?;
+        }
         Ok(SourceFile { path: path.display().to_string(), size, sha256 })
     };
     sources.par_iter().map(describe).collect()
+}
+
+/// The hash of a `.bin` and its index.
+fn with_index(path: &Path, sha256: &str) -> Result<String> {
+    let (_, index) = sha256_file(&path.with_extension("idx"))?;
+    Ok(crate::hash::sha256(format!("{sha256}{index}").as_bytes()))
 }
 
 /// The hash of everything that the tokens depend on. A source counts with its content and its name, which decides its
@@ -149,18 +161,30 @@ fn tokenize(
 ) -> Result<(u64, String)> {
     let mut reader = documents(source, options)?;
     let mut left_out = LeftOutOfFile::default();
+    let mut bad = BadRecords::new(options);
     loop {
         let (mut chunk, mut size) = (Vec::new(), 0);
         while size < CHUNK_BYTES {
             interrupt::check("tokenizing")?;
-            let Some(document) = reader.next().transpose()? else { break };
+            let document = match reader.next_or_failure() {
+                None => break,
+                Some(Ok(document)) => document,
+                Some(Err(Failure::Record(error))) => {
+                    bad.skip(error)?;
+                    continue;
+                }
+                Some(Err(Failure::File(error))) => return Err(error),
+            };
             // The overhead of a document counts too, so that many short ones end a chunk.
             size += document.bytes + 64;
             chunk.push(document);
         }
         if chunk.is_empty() {
             left_out.warn(source, encoder);
-            return reader.finish();
+            bad.warn(source);
+            let (size, sha256) = reader.finish()?;
+            let is_pair = Kind::of(source)?.0 == Kind::Megatron;
+            return Ok((size, if is_pair { with_index(source, &sha256)? } else { sha256 }));
         }
         let encode = |document: &Document| {
             interrupt::check("tokenizing")?;
@@ -172,11 +196,54 @@ fn tokenize(
             // All are encoded before the first error is taken, which then is that of the lowest line.
             let encoded: Vec<Result<Encoded>> = together.par_iter().map(encode).collect();
             for (encoded, document) in encoded.into_iter().zip(together) {
-                let encoded = encoded?;
+                let encoded = match encoded {
+                    Err(error @ Error::Data(_)) => {
+                        bad.skip(error)?;
+                        continue;
+                    }
+                    other => other?,
+                };
                 left_out.add(&encoded.left_out, document.line);
                 writer.push(&encoded, encoder.loss_mask)?;
             }
             rest = others;
+        }
+    }
+}
+
+/// The records of a file that are left out because they cannot be used.
+struct BadRecords {
+    skips: bool,
+    most: u64,
+    count: u64,
+    first: Option<Error>,
+}
+
+impl BadRecords {
+    fn new(options: &SourceOptions) -> BadRecords {
+        let skips = options.on_bad_record == BadRecord::Skip;
+        BadRecords { skips, most: options.max_bad_records, count: 0, first: None }
+    }
+
+    /// Counts a record. Errors with its error where records are not left out, or too many were.
+    fn skip(&mut self, error: Error) -> Result<()> {
+        if !self.skips {
+            return Err(error);
+        }
+        self.count += 1;
+        if self.count > self.most {
+            return Err(Error::Data(format!(
+                "{error}; it is one bad record more than the {} that `data.max_bad_records` allows in a file",
+                self.most
+            )));
+        }
+        self.first.get_or_insert(error);
+        Ok(())
+    }
+
+    fn warn(&self, source: &Path) {
+        if let Some(first) = &self.first {
+            warn!("{}: {} records cannot be used and are left out; the first: {first}", source.display(), self.count);
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::output::{print_json, print_marked, stop_on_signals};
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::preview::{Segment, count_targets, preview};
-use ottava_lm::data::{Formatting, Split, Tokenizer, loader, prepare, source};
+use ottava_lm::data::{Formatting, Split, Tokenizer, loader, prepare};
 use ottava_lm::plan::{
     AmaxPlan, AxisPlan, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, Plan, Prediction, ResolvedRun,
     TensorPlan, predict,
@@ -204,8 +204,7 @@ impl PlanCommand {
         config.share(config.parallel.ranks())?;
         let sizes = config.decoder_config()?;
         config.expect_positions(&sizes)?;
-        config.data.train_files.iter().try_for_each(|path| source::check(path))?;
-        let formattings = config.resolve_data()?;
+        let (files, formattings): (Vec<_>, Vec<_>) = config.resolve_data()?.into_iter().unzip();
         let edges = match Tokenizer::load(config.model.tokenizer_path()) {
             Ok(tokenizer) => tokenizer.describe_edges(),
             // Shapes alone can be planned.
@@ -240,7 +239,7 @@ impl PlanCommand {
                 program: &program,
             }),
             false => {
-                print(&resolved.config.to_run_config(), &plan, &formattings, &edges);
+                print(&resolved.config.to_run_config(), &plan, &files, &formattings, &edges);
                 data.iter().for_each(Data::print);
                 if let (Some(plan), Some(overlap)) = (&plan.communication, &overlap) {
                     print_communication(plan, overlap);
@@ -252,13 +251,13 @@ impl PlanCommand {
     }
 }
 
-fn print(config: &RunConfig, plan: &Plan, formattings: &[Formatting], edges: &str) {
+fn print(config: &RunConfig, plan: &Plan, files: &[PathBuf], formattings: &[Formatting], edges: &str) {
     out!("Configuration\n");
     for line in config.to_toml().lines() {
         out!("  {line}");
     }
     out!("\nData\n");
-    for (path, formatting) in config.data.train_files.iter().zip(formattings) {
+    for (path, formatting) in files.iter().zip(formattings) {
         out!("  {}: {}", path.display(), formatting.as_str());
     }
     out!("  {edges}");
