@@ -112,6 +112,10 @@ pub struct DataConfig {
     pub fields: Vec<String>,
     /// Other names of roles: `ours=theirs`.
     pub roles: Vec<String>,
+    /// The roles of messages that contribute to the loss.
+    pub roles_to_train: Vec<String>,
+    /// Further variables of the chat template: `name=value`.
+    pub chat_template_kwargs: Vec<String>,
     /// What is done with a record that cannot be used: `error` or `skip`.
     pub on_bad_record: BadRecord,
     /// The most records of a file that may be left out.
@@ -307,6 +311,8 @@ impl Default for DataConfig {
             formatting: Formatting::Auto,
             fields: Vec::new(),
             roles: Vec::new(),
+            roles_to_train: vec!["assistant".into()],
+            chat_template_kwargs: Vec::new(),
             on_bad_record: BadRecord::default(),
             max_bad_records: 100,
             chat_template_path: PathBuf::new(),
@@ -394,6 +400,8 @@ impl RunConfig {
             train_on_inputs: self.data.train_on_inputs,
             fields: self.data.fields.clone(),
             roles: self.data.roles.clone(),
+            roles_to_train: self.data.roles_to_train.clone(),
+            chat_template_kwargs: self.data.chat_template_kwargs.clone(),
             on_bad_record: self.data.on_bad_record,
             max_bad_records: match self.data.on_bad_record {
                 BadRecord::Error => 0,

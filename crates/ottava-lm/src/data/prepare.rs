@@ -194,7 +194,7 @@ fn tokenize(
         while !rest.is_empty() {
             let (together, others) = rest.split_at(fitting(rest, encoder, source)?);
             // All are encoded before the first error is taken, which then is that of the lowest line.
-            let encoded: Vec<Result<Encoded>> = together.par_iter().map(encode).collect();
+            let encoded: Vec<Result<Vec<Encoded>>> = together.par_iter().map(encode).collect();
             for (encoded, document) in encoded.into_iter().zip(together) {
                 let encoded = match encoded {
                     Err(error @ Error::Data(_)) => {
@@ -203,8 +203,10 @@ fn tokenize(
                     }
                     other => other?,
                 };
-                left_out.add(&encoded.left_out, document.line);
-                writer.push(&encoded, encoder.loss_mask)?;
+                for encoded in encoded {
+                    left_out.add(&encoded.left_out, document.line);
+                    writer.push(&encoded, encoder.loss_mask)?;
+                }
             }
             rest = others;
         }
@@ -253,12 +255,17 @@ impl BadRecords {
 struct LeftOutOfFile {
     fields: BTreeMap<String, (usize, u64)>,
     empty_answers: Option<(usize, u64)>,
+    /// Chats whose turns are documents of their own, and the line and message of the first.
+    split: Option<(usize, u64, usize)>,
 }
 
 impl LeftOutOfFile {
     fn add(&mut self, left_out: &LeftOut, line: u64) {
         for field in &left_out.fields {
             self.fields.entry(field.clone()).or_insert((0, line)).0 += 1;
+        }
+        if let Some(message) = left_out.rewrites {
+            self.split.get_or_insert((0, line, message)).0 += 1;
         }
         if left_out.empty_answers > 0 {
             self.empty_answers.get_or_insert((0, line)).0 += left_out.empty_answers;
@@ -271,6 +278,13 @@ impl LeftOutOfFile {
             warn!(
                 "{source}:{line}: the chat template {} does not read the field `{field}` of messages, so it is left out; \
                  {records} records have it",
+                encoder.template_path().display()
+            );
+        }
+        if let Some((count, line, message)) = self.split {
+            warn!(
+                "{source}:{line}: the chat template {} renders what precedes message {message} differently once more messages follow, so each \
+                 turn that is trained on is a document with the messages before it; this is the first of {count} such conversations",
                 encoder.template_path().display()
             );
         }

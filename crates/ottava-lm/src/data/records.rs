@@ -196,6 +196,12 @@ fn messages(record: &Map<String, Value>, key: &str) -> Result<Vec<Value>, String
         let place = format!("message {} of `{key}`", i + 1);
         let fields = message.as_object().ok_or_else(|| format!("{place} is not an object"))?;
         text(fields, "role").map_err(|reason| format!("{place}: {reason}"))?;
+        if let Some((field, known)) = fields.keys().find_map(|field| Some((field, misspelt(field)?))) {
+            return Err(format!("{place}: `{field}` is no field of a message; did you mean `{known}`?"));
+        }
+        if fields.get("train").is_some_and(|train| !train.is_boolean() && !train.is_null()) {
+            return Err(format!("{place}: field `train` is neither true nor false"));
+        }
         match fields.get("content") {
             Some(Value::String(_) | Value::Array(_)) => {}
             None | Some(Value::Null) if fields.contains_key("tool_calls") => {}
@@ -204,6 +210,16 @@ fn messages(record: &Map<String, Value>, key: &str) -> Result<Vec<Value>, String
         }
     }
     Ok(messages.to_vec())
+}
+
+/// Fields of messages.
+const OF_MESSAGES: [&str; 9] =
+    ["role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "thinking", "reasoning", "train"];
+
+/// The field that the name of another one nearly is.
+fn misspelt(field: &str) -> Option<&'static str> {
+    let near = |known: &&&str| strsim::damerau_levenshtein(field, known) * 4 <= known.len();
+    OF_MESSAGES.iter().find(near).filter(|_| !OF_MESSAGES.contains(&field)).copied()
 }
 
 fn prompt_completion(record: &Map<String, Value>) -> Result<Content, String> {
@@ -329,6 +345,13 @@ mod tests {
         assert_eq!(roles(json!({"instruction": "i", "input": "", "output": "o"})), ["user:i", "assistant:o"]);
         let sharegpt = json!({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]});
         assert_eq!(roles(sharegpt), ["user:a", "assistant:b"]);
+        let roles_in_sharegpt = json!({"conversations": chat, "system": "s"});
+        assert_eq!(roles(roles_in_sharegpt), ["system:s", "user:a", "assistant:b"]);
+        let call = r#"{"name": "f", "arguments": {"a": 1}}"#;
+        let calls =
+            json!({"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": call}]});
+        let Content::Chat(called) = read(calls).unwrap() else { panic!("a chat") };
+        assert_eq!(called.messages[1]["tool_calls"][0]["function"], json!({"name": "f", "arguments": {"a": 1}}));
         let Content::Chat(chat) = read(json!({"prompt": [chat[0]], "completion": [chat[1]], "tools": "[{}]"})).unwrap()
         else {
             panic!("a chat")
@@ -350,6 +373,12 @@ mod tests {
             (json!({"messages": [{"content": "x"}]}), "message 1 of `messages`: field `role` is missing"),
             (json!({"messages": [{"role": "user"}]}), "message 1 of `messages`: field `content` is missing"),
             (json!({"messages": [{"role": "user", "content": 1}]}), "field `content` is not a text"),
+            (
+                json!({"messages": [{"role": "user", "contnet": "x"}]}),
+                "`contnet` is no field of a message; did you mean `content`?",
+            ),
+            (json!({"messages": [{"role": "user", "content": "x", "train": 1}]}), "`train` is neither true nor false"),
+            (json!({"conversations": [{"from": "function_call", "value": "x"}]}), "is not the JSON of a call"),
             (json!({"messages": [[]], "tools": 1}), "message 1 of `messages` is not an object"),
             (json!({"messages": [{"role": "user", "content": "x"}], "tools": {}}), "`tools` is not a list"),
             (json!({"prompt": "p", "completion": []}), "neither two texts nor two lists"),

@@ -65,6 +65,12 @@ pub struct SourceOptions {
     /// Other names of roles, `ours=theirs`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub roles: Vec<String>,
+    /// The roles of messages that contribute to the loss.
+    #[serde(skip_serializing_if = "is_assistant")]
+    pub roles_to_train: Vec<String>,
+    /// Further variables of the chat template, `name=value`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub chat_template_kwargs: Vec<String>,
     /// What is done with records that cannot be used.
     #[serde(skip_serializing_if = "is_default")]
     pub on_bad_record: BadRecord,
@@ -85,11 +91,17 @@ impl Default for SourceOptions {
             train_on_inputs: false,
             fields: Vec::new(),
             roles: Vec::new(),
+            roles_to_train: vec!["assistant".into()],
+            chat_template_kwargs: Vec::new(),
             on_bad_record: BadRecord::default(),
             max_bad_records: 0,
             chat_template_path: PathBuf::new(),
         }
     }
+}
+
+fn is_assistant(roles: &[String]) -> bool {
+    roles == ["assistant"]
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {

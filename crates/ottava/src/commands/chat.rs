@@ -6,6 +6,7 @@ use ottava_lm::data::{Chat, ChatTemplate, Clock, Tokenizer};
 use ottava_lm::engine::complete;
 use ottava_lm::models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_lm::{Error, Result};
+use serde_json::{Map, Value};
 use std::io::{self, BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,9 @@ pub struct ChatCommand {
     /// The system message of the conversation.
     #[arg(long)]
     system: Option<String>,
+    /// A JSON object with further variables of the chat template, such as {"enable_thinking": false}.
+    #[arg(long, value_name = "JSON", value_parser = object)]
+    chat_template_kwargs: Option<Map<String, Value>>,
     /// Maximum number of tokens of the whole conversation, up to the model's positions.
     #[arg(long, default_value_t = 4096, value_parser = super::count)]
     max_length: usize,
@@ -35,9 +39,10 @@ pub struct ChatCommand {
 
 impl ChatCommand {
     pub fn run(self) -> Result<()> {
+        let kwargs = self.chat_template_kwargs.clone().unwrap_or_default();
         let (model, tokenizer, template, sizes) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
-            let (tokenizer, template) = (Tokenizer::load(folder)?, chat_template(folder)?);
+            let (tokenizer, template) = (Tokenizer::load(folder)?, chat_template(folder)?.with_kwargs(kwargs.clone())?);
             let sizes = decoder_config(&config)?;
             Ok((self.how.load(folder, &config, self.capacity(&sizes))?, tokenizer, template, sizes))
         })?;
@@ -91,6 +96,10 @@ impl ChatCommand {
             if capacity == self.max_length { ", or raise --max-length" } else { "" }
         ))
     }
+}
+
+fn object(text: &str) -> std::result::Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|error| format!("expected a JSON object: {error}"))
 }
 
 /// The chat template of a model folder.

@@ -248,7 +248,6 @@ pub(super) const ROWS: &[Row] = &[
     ("skip_prepare_dataset", Only(&["false"], "text is always tokenized before training")),
     ("remove_unused_columns", Needless("other fields of records are not read")),
     ("split", Not("write the share or number of validation documents in `val_set_size` under [data]")),
-    ("roles_to_train", Only(&["[\"assistant\"]"], TURNS)),
     ("train_on_eos", Only(&["turn"], TURNS)),
     ("train_on_eot", Only(&["turn"], TURNS)),
 ];

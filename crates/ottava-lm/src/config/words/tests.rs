@@ -66,7 +66,7 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("loss_watchdog_threshold = 5.0", "needless: ends the run"),
             ("unfrozen_parameters = [\"x\"]", "refused: frozen or thawed"),
             ("neftune_noise_alpha = 5", "refused: noise"),
-            ("roles_to_train = [\"user\"]", "refused: turns of the assistant"),
+            ("train_on_eos = \"last\"", "refused: turns of the assistant"),
             ("dp_shard_size = 4", "parallel.data = 4"),
             ("context_parallel_size = 2", "parallel.context = 2"),
         ],
