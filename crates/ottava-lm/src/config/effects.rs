@@ -65,6 +65,9 @@ impl RunConfig {
         if t.warmup_ratio > 0.0 {
             reasons.push((&["training.warmup_steps"], "where `warmup_ratio` is set".into()));
         }
+        if !self.data.val_files.is_empty() {
+            reasons.push((&["data.val_set_size"], "where `val_files` are set".into()));
+        }
         if self.data.on_bad_record == BadRecord::Error {
             reasons.push((&["data.max_bad_records"], "unless `on_bad_record` is \"skip\"".into()));
         }

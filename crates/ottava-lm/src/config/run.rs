@@ -5,8 +5,8 @@ use super::keys::flatten;
 use super::lora::LoraConfig;
 use super::memory::{MemoryConfig, OptimizerConfig, OptimizerName};
 use super::parallel::ParallelConfig;
-use crate::data::source::{BadRecord, Documents, SourceOptions, formatting};
-use crate::data::{ExcessLength, Formatting, Packing, RowLayout, expand};
+use crate::data::source::{BadRecord, Documents, SourceOptions, TrainOnEos, formatting};
+use crate::data::{ExcessLength, Formatting, Packing, RowLayout, Split, TokenDataset, Tokenizer, expand, prepare};
 use crate::error::{Error, Result};
 use crate::models::{ConfigFile, DecoderConfig, decoder_config};
 use crate::optim::{
@@ -102,6 +102,8 @@ impl ModelConfig {
 pub struct DataConfig {
     /// Files of text, records or tokens, folders of them, and patterns of names.
     pub train_files: Vec<PathBuf>,
+    /// Files with the validation documents; empty holds out some of `train_files`.
+    pub val_files: Vec<PathBuf>,
     /// Whether a document of a text file is a `line` or the whole `file`.
     pub text_documents: Documents,
     /// The field of a JSON line that holds the text.
@@ -114,6 +116,8 @@ pub struct DataConfig {
     pub roles: Vec<String>,
     /// The roles of messages that contribute to the loss.
     pub roles_to_train: Vec<String>,
+    /// The learned turns whose end contributes to the loss: `turn` (all), `last` or `none`.
+    pub train_on_eos: TrainOnEos,
     /// Further variables of the chat template: `name=value`.
     pub chat_template_kwargs: Vec<String>,
     /// What is done with a record that cannot be used: `error` or `skip`.
@@ -306,12 +310,14 @@ impl Default for DataConfig {
     fn default() -> DataConfig {
         DataConfig {
             train_files: Vec::new(),
+            val_files: Vec::new(),
             text_documents: Documents::default(),
             text_field: "text".into(),
             formatting: Formatting::Auto,
             fields: Vec::new(),
             roles: Vec::new(),
             roles_to_train: vec!["assistant".into()],
+            train_on_eos: TrainOnEos::default(),
             chat_template_kwargs: Vec::new(),
             on_bad_record: BadRecord::default(),
             max_bad_records: 100,
@@ -401,6 +407,7 @@ impl RunConfig {
             fields: self.data.fields.clone(),
             roles: self.data.roles.clone(),
             roles_to_train: self.data.roles_to_train.clone(),
+            train_on_eos: self.data.train_on_eos,
             chat_template_kwargs: self.data.chat_template_kwargs.clone(),
             on_bad_record: self.data.on_bad_record,
             max_bad_records: match self.data.on_bad_record {
@@ -416,7 +423,7 @@ impl RunConfig {
     /// Errors with [`Error::Data`] when a file or its first record cannot be read.
     pub fn resolve_data(&mut self) -> Result<Vec<(PathBuf, Formatting)>> {
         let options = self.source_options();
-        let files = expand(&self.data.train_files)?;
+        let files = [expand(&self.data.train_files)?, expand(&self.data.val_files)?].concat();
         let files = files.into_iter().map(|path| formatting(&path, &options).map(|found| (path, found)));
         let files = files.collect::<Result<Vec<_>>>()?;
         if self.data.packing == Packing::Auto {
@@ -425,6 +432,29 @@ impl RunConfig {
         }
         self.data.document_mask.get_or_insert(self.data.packing != Packing::Wrapped);
         Ok(files)
+    }
+
+    /// The tokens of the run's files, prepared now or before, and which documents are for validation.
+    ///
+    /// Errors as [`prepare`], and with [`Error::Config`] when nothing is left to train on.
+    pub fn prepare_data(&self, tokenizer: &Tokenizer) -> Result<(TokenDataset, Split)> {
+        let val_files = expand(&self.data.val_files)?;
+        // Before the files to train on, so that their documents are the first.
+        let files: Vec<PathBuf> = val_files.iter().chain(&self.data.train_files).cloned().collect();
+        let dataset = prepare(&files, &self.source_options(), tokenizer, &self.cache_dir())?;
+        let split = match val_files.len() {
+            0 => Split::new(dataset.len(), self.data.val_set_size)?,
+            count => {
+                let documents = dataset.meta().sources[..count].iter().map(|source| source.documents).sum();
+                Split::leading(dataset.len(), documents)?
+            }
+        };
+        Ok((dataset, split))
+    }
+
+    /// Whether the run has validation documents.
+    pub fn validates(&self) -> bool {
+        !self.data.val_files.is_empty() || self.data.val_set_size > 0.0
     }
 
     /// Packing and length of rows. An unresolved `auto` means one stream of documents.
@@ -509,6 +539,7 @@ impl RunConfig {
             "model.path",
             "model.tokenizer",
             "data.train_files",
+            "data.val_files",
             "training",
             "precision",
             "memory.recompute",

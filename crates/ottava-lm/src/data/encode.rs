@@ -8,7 +8,7 @@ use super::chat::{Chat, ChatTemplate, Rendered, is_empty_answer};
 use super::clock::Clock;
 use super::records::Content;
 use super::shards::MASKED;
-use super::source::{Document, SourceOptions};
+use super::source::{Document, SourceOptions, TrainOnEos};
 use super::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -21,6 +21,8 @@ pub(super) struct Encoder<'a> {
     train_on_inputs: bool,
     /// The roles of messages that are targets.
     roles_to_train: Vec<String>,
+    /// The turns whose end is a target.
+    train_on_eos: TrainOnEos,
     /// Whether tokens have a bit that says that they are no targets.
     pub(super) loss_mask: bool,
 }
@@ -65,8 +67,9 @@ impl<'a> Encoder<'a> {
             );
         }
         let loss_mask = prompts && !options.train_on_inputs;
-        let (train_on_inputs, roles_to_train) = (options.train_on_inputs, options.roles_to_train.clone());
-        Ok(Encoder { tokenizer, template, train_on_inputs, roles_to_train, loss_mask })
+        let (train_on_inputs, train_on_eos) = (options.train_on_inputs, options.train_on_eos);
+        let roles_to_train = options.roles_to_train.clone();
+        Ok(Encoder { tokenizer, template, train_on_inputs, roles_to_train, train_on_eos, loss_mask })
     }
 
     /// SHA-256 of the chat template, if there is one.
@@ -148,11 +151,35 @@ impl<'a> Encoder<'a> {
         left_out.fields = template.unread_fields(chat).into_iter().filter(|field| field != "train").collect();
         let mut encoded = Vec::new();
         for Rendered { text, learned } in texts {
-            let bytes = learned.iter().map(ExactSizeIterator::len).sum();
-            let tokens = self.tokenizer.encode_learned(&text, &learned)?;
+            let bytes: usize = learned.iter().map(ExactSizeIterator::len).sum();
+            let mut tokens = self.tokenizer.encode_learned(&text, &learned)?;
+            let ends = if self.train_on_inputs { Vec::new() } else { self.unlearn_ends(&mut tokens) };
+            let bytes = bytes.saturating_sub(self.tokenizer.decode(&ends)?.len());
             encoded.push(Encoded { left_out: std::mem::take(&mut left_out), ..self.masked(tokens, bytes) });
         }
         Ok(encoded)
+    }
+
+    /// Takes the ends of turns out of the targets, as `train_on_eos` says. Returns their tokens.
+    fn unlearn_ends(&self, tokens: &mut [(u32, bool)]) -> Vec<u32> {
+        let mut ends = Vec::new();
+        let mut kept = match self.train_on_eos {
+            TrainOnEos::Turn => return ends,
+            TrainOnEos::Last => 1,
+            TrainOnEos::None => 0,
+        };
+        for turn in tokens.chunk_by_mut(|a, b| a.1 == b.1).rev().filter(|turn| turn[0].1) {
+            let Some(end) = turn.iter().rposition(|(id, _)| self.tokenizer.eos_ids().contains(id)) else { continue };
+            if kept > 0 {
+                kept -= 1;
+                continue;
+            }
+            for token in &mut turn[end..] {
+                token.1 = false;
+                ends.push(token.0);
+            }
+        }
+        ends
     }
 
     fn masked(&self, tokens: Vec<(u32, bool)>, bytes: usize) -> Encoded {

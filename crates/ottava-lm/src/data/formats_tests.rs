@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{BadRecord, SourceOptions, TokenDataset, Tokenizer, prepare, write_megatron};
+use super::{BadRecord, SourceOptions, TokenDataset, Tokenizer, TrainOnEos, prepare, write_megatron};
 
 const CHATML: &str = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}\
                       {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
@@ -135,4 +135,38 @@ fn fields_and_roles_of_other_names_are_read() {
             rest.iter().filter(|token| *token & super::shards::MASKED == 0).count() as u64
         }
     );
+}
+
+#[test]
+fn the_documents_of_each_file_are_counted() {
+    let cache = tempfile::tempdir().unwrap();
+    let sources = ["texts.csv", "ids.bin", "texts-file.arrow"].map(|name| formats().join(name));
+    let dataset = tokens(&sources, &SourceOptions::default(), cache.path()).unwrap();
+    let counts: Vec<u64> = dataset.meta().sources.iter().map(|source| source.documents).collect();
+    assert_eq!((counts, dataset.len()), (vec![3, 3, 3], 9));
+}
+
+#[test]
+fn ends_of_turns_are_targets_as_chosen() {
+    let cache = tempfile::tempdir().unwrap();
+    // The bundled tokenizer ends texts with this token, and has none for turns.
+    let template = cache.path().join("ends.jinja");
+    let source = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|endoftext|>\n{% endgeneration %}\
+                  {% else %}{{ m.content }}<|endoftext|>{% endif %}{% endfor %}";
+    std::fs::write(&template, source).unwrap();
+    let tokenizer = tokenizer();
+    let learned = |train_on_eos| {
+        let options = SourceOptions { chat_template_path: template.clone(), train_on_eos, ..SourceOptions::default() };
+        let dataset = prepare(&[formats().join("chats.jsonl")], &options, &tokenizer, cache.path()).unwrap();
+        let tokens = dataset.tokens(1, 0..dataset.document_len(1)).unwrap();
+        let ids: Vec<u32> = tokens.into_iter().filter(|token| token & super::shards::MASKED == 0).collect();
+        (tokenizer.decode(&ids).unwrap(), dataset.document_bytes(1) as usize)
+    };
+    for (choice, expected) in [
+        (TrainOnEos::Turn, "\"É\".<|endoftext|>\nNo.<|endoftext|>\n"),
+        (TrainOnEos::Last, "\"É\".No.<|endoftext|>\n"),
+        (TrainOnEos::None, "\"É\".No."),
+    ] {
+        assert_eq!(learned(choice), (expected.to_string(), expected.len()), "{choice:?}");
+    }
 }

@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher};
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
-use sha2::{Digest, Sha256};
 use tracing::{info, warn};
 
-use super::encode::{Encoded, Encoder, LeftOut};
+use super::encode::{Encoded, Encoder};
 use super::files::{Kind, expand};
-use super::shards::{BYTES, DOCUMENTS, FORMAT, MASKED, Meta, SourceFile, TokenDataset, TokenType, shard_name};
-use super::source::{BadRecord, Document, Failure, SourceOptions, documents, formatting};
+use super::left_out::{BadRecords, LeftOutOfFile};
+use super::shards::{FORMAT, Meta, SourceFile, TokenDataset, TokenType};
+use super::source::{Document, Failure, SourceOptions, documents, formatting};
+use super::token_writer::TokenWriter;
 use super::tokenizer::Tokenizer;
 use crate::fs::{Fs, RealFs, create_dirs, sync_parent};
-use crate::hash::{hex, seal, sha256, sha256_file};
+use crate::hash::{sha256, sha256_file};
 use crate::{Error, Result, interrupt, limits};
 
 /// A new file of tokens is started after this many bytes.
@@ -56,7 +56,7 @@ pub(super) fn prepare_sharded(
         )));
     };
     let sources = &expand(sources)?;
-    let files = describe(sources)?;
+    let mut files = describe(sources)?;
     let formattings = sources.iter().map(|path| formatting(path, options)).collect::<Result<Vec<_>>>()?;
     let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
     let encoder = Encoder::new(tokenizer, options, prompts)?;
@@ -79,8 +79,9 @@ pub(super) fn prepare_sharded(
     let temporary = TemporaryFolder::create(cache, &key[..16])?;
     let dtype = if encoder.loss_mask { TokenType::U32 } else { TokenType::for_vocab(tokenizer.vocab_size()) };
     let mut writer = TokenWriter::create(&temporary.path, dtype, shard_bytes)?;
-    for ((source, expected), formatting) in sources.iter().zip(&files).zip(formattings) {
+    for ((source, expected), formatting) in sources.iter().zip(&mut files).zip(formattings) {
         info!("tokenizing {} (records: {})", source.display(), formatting.as_str());
+        let before = writer.documents();
         let (size, sha256) = tokenize(source, options, &encoder, &mut writer)?;
         if sha256 != expected.sha256 {
             return Err(Error::Data(format!(
@@ -89,8 +90,9 @@ pub(super) fn prepare_sharded(
                 expected.size
             )));
         }
+        expected.documents = writer.documents() - before;
     }
-    if writer.starts.len() == 1 {
+    if writer.documents() == 0 {
         let names: Vec<_> = sources.iter().map(|path| path.display().to_string()).collect();
         return Err(Error::Data(format!("no text to train on: [{}] hold no document", names.join(", "))));
     }
@@ -129,7 +131,7 @@ fn describe(sources: &[PathBuf]) -> Result<Vec<SourceFile>> {
         if Kind::of(path)?.0 == Kind::Megatron {
             sha256 = with_index(path, &sha256).map_err(as_data)?;
         }
-        Ok(SourceFile { path: path.display().to_string(), size, sha256 })
+        Ok(SourceFile { path: path.display().to_string(), size, sha256, documents: 0 })
     };
     sources.par_iter().map(describe).collect()
 }
@@ -213,89 +215,6 @@ fn tokenize(
     }
 }
 
-/// The records of a file that are left out because they cannot be used.
-struct BadRecords {
-    skips: bool,
-    most: u64,
-    count: u64,
-    first: Option<Error>,
-}
-
-impl BadRecords {
-    fn new(options: &SourceOptions) -> BadRecords {
-        let skips = options.on_bad_record == BadRecord::Skip;
-        BadRecords { skips, most: options.max_bad_records, count: 0, first: None }
-    }
-
-    /// Counts a record. Errors with its error where records are not left out, or too many were.
-    fn skip(&mut self, error: Error) -> Result<()> {
-        if !self.skips {
-            return Err(error);
-        }
-        self.count += 1;
-        if self.count > self.most {
-            return Err(Error::Data(format!(
-                "{error}; it is one bad record more than the {} that `data.max_bad_records` allows in a file",
-                self.most
-            )));
-        }
-        self.first.get_or_insert(error);
-        Ok(())
-    }
-
-    fn warn(&self, source: &Path) {
-        if let Some(first) = &self.first {
-            warn!("{}: {} records cannot be used and are left out; the first: {first}", source.display(), self.count);
-        }
-    }
-}
-
-/// The content that templates leave out of the chats of a file, with the number of records and the line of the first.
-#[derive(Default)]
-struct LeftOutOfFile {
-    fields: BTreeMap<String, (usize, u64)>,
-    empty_answers: Option<(usize, u64)>,
-    /// Chats whose turns are documents of their own, and the line and message of the first.
-    split: Option<(usize, u64, usize)>,
-}
-
-impl LeftOutOfFile {
-    fn add(&mut self, left_out: &LeftOut, line: u64) {
-        for field in &left_out.fields {
-            self.fields.entry(field.clone()).or_insert((0, line)).0 += 1;
-        }
-        if let Some(message) = left_out.rewrites {
-            self.split.get_or_insert((0, line, message)).0 += 1;
-        }
-        if left_out.empty_answers > 0 {
-            self.empty_answers.get_or_insert((0, line)).0 += left_out.empty_answers;
-        }
-    }
-
-    fn warn(&self, source: &Path, encoder: &Encoder) {
-        let source = source.display();
-        for (field, (records, line)) in &self.fields {
-            warn!(
-                "{source}:{line}: the chat template {} does not read the field `{field}` of messages, so it is left out; \
-                 {records} records have it",
-                encoder.template_path().display()
-            );
-        }
-        if let Some((count, line, message)) = self.split {
-            warn!(
-                "{source}:{line}: the chat template {} renders what precedes message {message} differently once more messages follow, so each \
-                 turn that is trained on is a document with the messages before it; this is the first of {count} such conversations",
-                encoder.template_path().display()
-            );
-        }
-        if let Some((count, line)) = self.empty_answers {
-            warn!(
-                "{source}:{line}: {count} messages of the assistant are empty, and are no targets; this is the first"
-            );
-        }
-    }
-}
-
 /// The number of `documents`, at least one, that can be tokenized at once in the available memory. Errors with [`Error::Data`] when
 /// the first one alone does not fit.
 fn fitting(documents: &[Document], encoder: &Encoder, source: &Path) -> Result<usize> {
@@ -320,127 +239,6 @@ fn fitting(documents: &[Document], encoder: &Encoder, source: &Path) -> Result<u
         total <= available / 2
     });
     Ok(1 + more.count())
-}
-
-/// Writes the files of a [`TokenDataset`] in one pass.
-struct TokenWriter {
-    folder: PathBuf,
-    dtype: TokenType,
-    shard_bytes: u64,
-    shard: Option<Output>,
-    shards: Vec<u64>,
-    /// SHA-256 of the files that are complete, by name.
-    sha256: BTreeMap<String, String>,
-    /// The first token of each document, and at the end the number of tokens.
-    starts: Vec<u64>,
-    bytes: Vec<u32>,
-    target_tokens: u64,
-}
-
-impl TokenWriter {
-    fn create(folder: &Path, dtype: TokenType, shard_bytes: u64) -> Result<TokenWriter> {
-        Ok(TokenWriter {
-            folder: folder.to_path_buf(),
-            dtype,
-            shard_bytes,
-            shard: None,
-            shards: Vec::new(),
-            sha256: BTreeMap::new(),
-            starts: vec![0],
-            bytes: Vec::new(),
-            target_tokens: 0,
-        })
-    }
-
-    /// Writes a document, whose tokens may have the bit of a loss mask.
-    fn push(&mut self, Encoded { tokens: ids, bytes, .. }: &Encoded, loss_mask: bool) -> Result<()> {
-        if self.shards.last().is_some_and(|&tokens| tokens * self.dtype.size() as u64 >= self.shard_bytes) {
-            self.close_shard()?;
-        }
-        let shard = match &mut self.shard {
-            Some(shard) => shard,
-            None => {
-                let output = Output::create(self.folder.join(shard_name(self.shards.len())))?;
-                self.shards.push(0);
-                self.shard.insert(output)
-            }
-        };
-        self.target_tokens += ids.iter().filter(|&&id| !loss_mask || id & MASKED == 0).count() as u64;
-        for &id in ids {
-            let id = id.to_le_bytes();
-            shard.write(&id[..self.dtype.size()])?;
-        }
-        let tokens = self.shards.last_mut().expect("a file was opened above");
-        *tokens += ids.len() as u64;
-        self.starts.push(self.starts[self.starts.len() - 1] + ids.len() as u64);
-        self.bytes.push(u32::try_from(*bytes).expect("a document is smaller than 4 GiB"));
-        Ok(())
-    }
-
-    fn close_shard(&mut self) -> Result<()> {
-        match self.shard.take() {
-            Some(shard) => self.close(shard),
-            None => Ok(()),
-        }
-    }
-
-    fn close(&mut self, file: Output) -> Result<()> {
-        let (name, sha256) = file.finish()?;
-        self.sha256.insert(name, sha256);
-        Ok(())
-    }
-
-    /// Writes the tables and, last, `meta.json` with the counts and hashes filled in.
-    fn finish(mut self, meta: Meta) -> Result<()> {
-        self.close_shard()?;
-        let mut starts = Output::create(self.folder.join(DOCUMENTS))?;
-        self.starts.iter().try_for_each(|start| starts.write(&start.to_le_bytes()))?;
-        self.close(starts)?;
-        let mut bytes = Output::create(self.folder.join(BYTES))?;
-        self.bytes.iter().try_for_each(|length| bytes.write(&length.to_le_bytes()))?;
-        self.close(bytes)?;
-        let meta = Meta {
-            documents: self.bytes.len() as u64,
-            tokens: self.starts[self.starts.len() - 1],
-            target_tokens: self.target_tokens,
-            bytes: self.bytes.iter().map(|&length| u64::from(length)).sum(),
-            shards: self.shards,
-            sha256: self.sha256,
-            ..meta
-        };
-        let mut file = Output::create(self.folder.join("meta.json"))?;
-        file.write(seal(&meta).as_bytes())?;
-        file.finish().map(|_| ())
-    }
-}
-
-/// A buffered file that is hashed while it is written. [`Output::finish`] flushes it to the disk, so that the rename of its
-/// folder cannot survive a power failure without its content.
-struct Output {
-    file: BufWriter<File>,
-    path: PathBuf,
-    hasher: Sha256,
-}
-
-impl Output {
-    fn create(path: PathBuf) -> Result<Output> {
-        let file = File::create_new(&path).map_err(Error::io(&path))?;
-        Ok(Output { file: BufWriter::with_capacity(1 << 18, file), path, hasher: Sha256::new() })
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.hasher.update(bytes);
-        self.file.write_all(bytes).map_err(Error::io(&self.path))
-    }
-
-    /// Returns the file's name and SHA-256.
-    fn finish(self) -> Result<(String, String)> {
-        let path = self.path;
-        let file = self.file.into_inner().map_err(|e| Error::io(&path)(e.into_error()))?;
-        file.sync_all().map_err(Error::io(&path))?;
-        let name = path.file_name().expect("a file has a name").to_string_lossy();
-        Ok((name.into_owned(), hex(&self.hasher.finalize())))
-    }
 }
 
 /// A folder that is removed on drop unless it was renamed. Its process holds a lock on it, so that leftovers of killed

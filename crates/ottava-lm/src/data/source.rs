@@ -9,11 +9,11 @@ use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use ottava_files::{Format, Rows};
-use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::compression::unpack;
+use super::fields::{content, json_content, size};
 use super::files::Kind;
 use super::json_values::JsonValues;
 use super::mapping::Mapping;
@@ -47,6 +47,19 @@ pub enum BadRecord {
     Skip,
 }
 
+/// The learned turns whose end contributes to the loss: the token that ends a generated text, and what follows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TrainOnEos {
+    /// All of them.
+    #[default]
+    Turn,
+    /// The last one.
+    Last,
+    /// None of them.
+    None,
+}
+
 /// Options for reading files; part of the key of cached tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -68,6 +81,9 @@ pub struct SourceOptions {
     /// The roles of messages that contribute to the loss.
     #[serde(skip_serializing_if = "is_assistant")]
     pub roles_to_train: Vec<String>,
+    /// The learned turns whose end contributes to the loss.
+    #[serde(skip_serializing_if = "is_default")]
+    pub train_on_eos: TrainOnEos,
     /// Further variables of the chat template, `name=value`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub chat_template_kwargs: Vec<String>,
@@ -92,6 +108,7 @@ impl Default for SourceOptions {
             fields: Vec::new(),
             roles: Vec::new(),
             roles_to_train: vec!["assistant".into()],
+            train_on_eos: TrainOnEos::default(),
             chat_template_kwargs: Vec::new(),
             on_bad_record: BadRecord::default(),
             max_bad_records: 0,
@@ -392,120 +409,8 @@ impl Iterator for DocumentReader {
     }
 }
 
-/// About as many bytes as `record` has in a file.
-fn size(record: &Map<String, Value>) -> usize {
-    let of = |value: &Value| match value {
-        Value::String(text) => text.len() + 2,
-        Value::Array(list) => list.iter().map(|value| value.as_object().map_or(8, size) + 1).sum(),
-        Value::Object(inner) => size(inner),
-        _ => 8,
-    };
-    record.iter().map(|(key, value)| key.len() + 4 + of(value)).sum::<usize>() + 2
-}
-
 fn lines_before(bytes: &[u8], at: usize) -> u64 {
     bytes[..at].iter().filter(|&&b| b == b'\n').count() as u64
-}
-
-/// The content of one JSON record of a file of this `formatting`, which the first record decides if it is not known.
-fn json_content(record: &str, field: &str, formatting: &mut Formatting, mapping: &Mapping) -> Result<Content, String> {
-    // Of a text, the other fields need not be kept.
-    if mapping.is_empty() {
-        if *formatting == Formatting::Auto {
-            *formatting = Formatting::detect(record)?;
-        }
-        if *formatting == Formatting::Text {
-            return Ok(Content::Text(json_text(record, field)?));
-        }
-    }
-    let record: Value = serde_json::from_str(record).map_err(|e| unusable(&e))?;
-    match record {
-        Value::Object(record) => content(record, field, formatting, mapping),
-        _ => Err("not a usable record: a record is an object".into()),
-    }
-}
-
-/// The content of one record.
-fn content(
-    mut record: Map<String, Value>,
-    field: &str,
-    formatting: &mut Formatting,
-    mapping: &Mapping,
-) -> Result<Content, String> {
-    mapping.apply(&mut record);
-    if *formatting == Formatting::Auto {
-        *formatting = Formatting::of_fields(&|key| record.contains_key(key));
-    }
-    if *formatting == Formatting::Text {
-        return match record.remove(field) {
-            Some(Value::String(text)) => Ok(Content::Text(text)),
-            Some(other) => Err(format!("not a usable record: field `{field}` is {other}, and not a text")),
-            None => Err(format!("not a usable record: {}", missing(field, record.keys().map(String::as_str)))),
-        };
-    }
-    let content = formatting.read(&Value::Object(record));
-    content.map_err(|reason| format!("not a usable record of formatting `{}`: {reason}", formatting.as_str()))
-}
-
-/// The message for a record without the field of the text.
-fn missing<'a>(field: &str, fields: impl Iterator<Item = &'a str>) -> String {
-    let fields: Vec<&str> = fields.collect();
-    if fields.contains(&"chosen") && fields.contains(&"rejected") {
-        return "it is a pair of preferences (`chosen`, `rejected`); runs train on text, chats and completions".into();
-    }
-    let shown: Vec<_> = fields.iter().take(8).map(|field| format!("`{field}`")).collect();
-    match shown.is_empty() {
-        true => format!("field `{field}` is missing (set text_field to another)"),
-        false => format!("field `{field}` is missing (set text_field to another); the record has {}", shown.join(", ")),
-    }
-}
-
-/// The message for a record that is not JSON. The parser counts lines within the record; the caller names the line of the file.
-fn unusable(error: &serde_json::Error) -> String {
-    format!("not a usable record: {}", error.to_string().replace(" at line 1 column ", " at column "))
-}
-
-/// The text in `field` of one JSON record.
-fn json_text(record: &str, field: &str) -> Result<String, String> {
-    let mut parser = serde_json::Deserializer::from_str(record);
-    let text = TextField(field).deserialize(&mut parser).and_then(|text| parser.end().map(|()| text));
-    text.map_err(|e| unusable(&e))
-}
-
-/// Picks one string field out of an object without keeping the rest.
-struct TextField<'a>(&'a str);
-
-impl<'de> DeserializeSeed<'de> for TextField<'_> {
-    type Value = String;
-    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for TextField<'_> {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "an object with the text in its field `{}`", self.0)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<String, A::Error> {
-        let custom = |reason: String| <A::Error as serde::de::Error>::custom(reason);
-        let (mut found, mut others) = (None, Vec::new());
-        while let Some(key) = map.next_key::<String>()? {
-            if key != self.0 {
-                map.next_value::<IgnoredAny>()?;
-                if others.len() < 8 {
-                    others.push(key);
-                }
-            } else if found.is_some() {
-                return Err(custom(format!("field `{}` appears twice", self.0)));
-            } else {
-                found = Some(map.next_value::<String>()?);
-            }
-        }
-        found.ok_or_else(|| custom(missing(self.0, others.iter().map(String::as_str))))
-    }
 }
 
 #[cfg(test)]

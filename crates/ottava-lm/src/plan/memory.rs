@@ -180,7 +180,7 @@ impl DryRun {
             .collect::<Result<Vec<_>, _>>()?;
         drop(build);
         let build = tracker.take_peak();
-        let evaluate = |Run { model, step, .. }: &mut Run, precision| match config.run.data.val_set_size > 0.0 {
+        let evaluate = |Run { model, step, .. }: &mut Run, precision| match config.run.validates() {
             true => {
                 let _scope = device.scope("evaluation");
                 let sequences = Sequences::new(device, rows, seq_len)?;

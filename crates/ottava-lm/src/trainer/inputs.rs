@@ -3,7 +3,7 @@
 use super::start::{Resumed, build};
 use crate::checkpoint::{AdapterFolder, FolderTemplate, verify_model};
 use crate::config::{ResolvedConfig, RunConfig, WeightInit};
-use crate::data::{RowLayout, Split, TokenDataset, Tokenizer, loader, prepare};
+use crate::data::{RowLayout, Split, TokenDataset, Tokenizer, loader};
 use crate::error::{Error, Result};
 use crate::models::{DecoderConfig, decoder_config};
 use crate::parallel::Ranks;
@@ -27,9 +27,8 @@ impl Inputs {
     pub(super) fn read(config: &RunConfig, resumed: Option<&Resumed>, ranks: &Ranks) -> Result<Inputs> {
         let prepared = || -> Result<_> {
             let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
-            let (files, cache) = (&config.data.train_files, config.cache_dir());
-            let dataset = prepare(files, &config.source_options(), &tokenizer, &cache)?;
-            Ok((tokenizer, Arc::new(dataset)))
+            let (dataset, split) = config.prepare_data(&tokenizer)?;
+            Ok((tokenizer, Arc::new(dataset), split))
         };
         let first = ranks.leads().then(prepared).transpose();
         let first = ranks.together("preparing the data", first)?;
@@ -44,7 +43,7 @@ impl Inputs {
     fn check(
         config: &RunConfig,
         resumed: Option<&Resumed>,
-        (tokenizer, dataset): (Tokenizer, Arc<TokenDataset>),
+        (tokenizer, dataset, split): (Tokenizer, Arc<TokenDataset>, Split),
         ranks: &Ranks,
     ) -> Result<Inputs> {
         if let Some(resumed) = resumed.filter(|resumed| resumed.progress.data != dataset.meta().key) {
@@ -53,7 +52,6 @@ impl Inputs {
                 resumed.path.display()
             )));
         }
-        let split = Split::new(dataset.len(), config.data.val_set_size)?;
         let layout = config.layout();
         let fit = layout.check(&dataset, &split, config.data.excess_length_strategy)?;
         if ranks.leads() {

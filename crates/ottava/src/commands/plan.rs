@@ -4,7 +4,7 @@ use crate::output::{print_json, print_marked, stop_on_signals};
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::preview::{Segment, count_targets, preview};
-use ottava_lm::data::{Formatting, Split, Tokenizer, loader, prepare};
+use ottava_lm::data::{Formatting, Tokenizer, loader};
 use ottava_lm::plan::{
     AmaxPlan, AxisPlan, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, Plan, Prediction, ResolvedRun,
     TensorPlan, predict,
@@ -88,9 +88,8 @@ impl Data {
     fn read(config: &RunConfig, rows: usize) -> Result<Data> {
         stop_on_signals("stopping")?;
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
-        let prepared = prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir())?;
+        let (prepared, split) = config.prepare_data(&tokenizer)?;
         let (dataset, layout) = (Arc::new(prepared), config.layout());
-        let split = Split::new(dataset.len(), config.data.val_set_size)?;
         let fit = layout.check(&dataset, &split, config.data.excess_length_strategy)?;
         let all = loader::train_rows(&dataset, &split, &layout, config.seed);
         let [counted_tokens, target_tokens] =

@@ -4,7 +4,7 @@ use crate::output::{print_json, stop_on_signals};
 use clap::Args;
 use ottava_lm::Result;
 use ottava_lm::config::RunConfig;
-use ottava_lm::data::{Tokenizer, prepare, write_megatron};
+use ottava_lm::data::{Tokenizer, write_megatron};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ impl Prepare {
         stop_on_signals("stopping")?;
         let config = RunConfig::load(&self.config, &self.settings)?;
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
-        let data = prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir())?;
+        let (data, _) = config.prepare_data(&tokenizer)?;
         if let Some(prefix) = &self.megatron {
             write_megatron(&data, prefix)?;
         }

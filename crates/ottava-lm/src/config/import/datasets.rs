@@ -30,13 +30,10 @@ pub(super) struct DataSets {
 pub(super) fn translate(path: &str, value: &Json, table: &Map<String, Json>, file: &Path) -> Option<DataSets> {
     let mut found = DataSets::default();
     match (path, value) {
-        ("datasets" | "pretraining_dataset", Json::Array(list)) => found.axolotl(path, list),
-        ("dataset", Json::String(names)) if table.contains_key("model_name_or_path") => {
+        ("datasets" | "pretraining_dataset" | "test_datasets", Json::Array(list)) => found.axolotl(path, list),
+        ("dataset" | "eval_dataset", Json::String(names)) if table.contains_key("model_name_or_path") => {
             let folder = table.get("dataset_dir").and_then(Json::as_str).unwrap_or("data");
-            found.llama_factory(names, folder, file);
-        }
-        ("test_datasets", Json::Array(_)) => {
-            found.refuse(path, "validation documents come from `train_files`: `val_set_size` under [data]");
+            found.llama_factory(path, names, folder, file);
         }
         ("special_tokens" | "tokens", Json::Object(inner)) if inner.values().all(Json::is_null) => {}
         _ => return None,
@@ -104,7 +101,7 @@ impl DataSets {
     }
 
     /// The files that `dataset_info.json` gives for the names of data sets.
-    fn llama_factory(&mut self, names: &str, folder: &str, file: &Path) {
+    fn llama_factory(&mut self, path: &str, names: &str, folder: &str, file: &Path) {
         let beside = file.parent().unwrap_or(Path::new("")).join(folder);
         let info = [PathBuf::from(folder), beside].into_iter().find_map(|folder| {
             let text = crate::input::read_text(&folder.join("dataset_info.json"), MAX_INFO_BYTES).ok()?;
@@ -113,15 +110,15 @@ impl DataSets {
         let mut files = Vec::new();
         for name in names.split(',').map(str::trim) {
             let Some((folder, info)) = &info else {
-                self.refuse("dataset", &format!("`{name}` is a name in dataset_info.json, which is not in {folder}; name its file in `train_files` under [data]"));
+                self.refuse(path, &format!("`{name}` is a name in dataset_info.json, which is not in {folder}; name its file in `train_files` under [data]"));
                 continue;
             };
             match info.get(name).and_then(|entry| entry.get("file_name")).and_then(Json::as_str) {
                 Some(file) => files.push(folder.join(file).display().to_string()),
-                None => self.refuse("dataset", &format!("`{name}` has no `file_name` in {}; download it and name its file in `train_files` under [data]", folder.join("dataset_info.json").display())),
+                None => self.refuse(path, &format!("`{name}` has no `file_name` in {}; download it and name its file in `train_files` under [data]", folder.join("dataset_info.json").display())),
             }
         }
-        self.files("dataset", files);
+        self.files(path, files);
     }
 
     fn files(&mut self, path: &str, files: Vec<String>) {
@@ -135,7 +132,12 @@ impl DataSets {
             self.refuse(path, &reason);
         }
         if !files.is_empty() {
-            self.set("data.train_files", Value::Array(files.into_iter().map(Value::String).collect()));
+            let ours = if path.starts_with("test") || path.starts_with("eval") {
+                "data.val_files"
+            } else {
+                "data.train_files"
+            };
+            self.set(ours, Value::Array(files.into_iter().map(Value::String).collect()));
         }
     }
 

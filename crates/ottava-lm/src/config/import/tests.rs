@@ -97,6 +97,7 @@ lora_rank: 8
 lora_target: q_proj,v_proj
 ### dataset
 dataset: identity,alpaca_en_demo
+eval_dataset: identity
 template: llama3
 cutoff_len: 2048
 max_samples: 1000
@@ -127,6 +128,7 @@ fn a_file_of_llama_factory_is_translated_with_its_data_sets() {
     let (imported, config) = imported("sft.yaml", LLAMA_FACTORY, &files);
     assert_eq!(config.data.train_files.len(), 1);
     assert!(config.data.train_files[0].ends_with("data/identity.json"));
+    assert_eq!(config.data.val_files, config.data.train_files);
     assert_eq!((config.lora.r, config.lora.lora_alpha), (8, 16.0), "alpha is twice the rank by default");
     assert_eq!(config.lora.target_modules, crate::lora::Targets::Names(vec!["q_proj".into(), "v_proj".into()]));
     let t = &config.training;

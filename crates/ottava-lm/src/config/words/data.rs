@@ -158,9 +158,12 @@ pub(super) const ROWS: &[Row] = &[
     ("video_*", Not(TEXT_ONLY)),
     ("audio_*", Not(TEXT_ONLY)),
     ("processor_type", Not(TEXT_ONLY)),
-    ("test_datasets", Not(VALIDATION)),
-    ("eval_dataset", Only(NONE, VALIDATION)),
-    ("eval_data_path", Not(VALIDATION)),
+    ("test_datasets", Not("list the files in `val_files` under [data]")),
+    ("eval_dataset", Is("data.val_files")),
+    ("eval_data_path", Is("data.val_files")),
+    ("valid_data_path", Is("data.val_files")),
+    ("eval_file", Is("data.val_files")),
+    ("validation_file", Is("data.val_files")),
     ("dataset_config", Needless(LOCAL)),
     ("dataset_train_split", Needless(LOCAL)),
     ("dataset_test_split", Not(VALIDATION)),
@@ -248,10 +251,16 @@ pub(super) const ROWS: &[Row] = &[
     ("skip_prepare_dataset", Only(&["false"], "text is always tokenized before training")),
     ("remove_unused_columns", Needless("other fields of records are not read")),
     ("split", Not("write the share or number of validation documents in `val_set_size` under [data]")),
-    ("train_on_eos", Only(&["turn"], TURNS)),
-    ("train_on_eot", Only(&["turn"], TURNS)),
+    ("train_on_eos", Values("data.train_on_eos", ENDS)),
+    ("train_on_eot", Values("data.train_on_eos", ENDS)),
 ];
 
+const ENDS: &[(&str, Answer)] = &[(
+    "all",
+    Never(
+        "ends of turns that are not trained on are no targets; `train_on_inputs = true` under [data] trains on everything",
+    ),
+)];
 const DTYPES: &[(&str, Answer)] =
     &[("bfloat16", As("\"bf16\"")), ("float16", As("\"fp16\"")), ("float32", As("\"fp32\"")), ("auto", Nothing)];
 const NEGATED: &[(&str, Answer)] = &[("true", As("false")), ("false", As("true"))];
@@ -271,8 +280,7 @@ const VARIANTS: &str = "adapters are those of plain LoRA, with `use_rslora`";
 const FOUR_BIT: &str = "base weights in 4 or 8 bit integers are not read; with adapters and an FP8 recipe, frozen weights are kept in FP8: `recipe = \"fp8-current\"` under [precision]";
 const KERNELS: &str = "kernels are always fused";
 const TEXT_ONLY: &str = "models read text only";
-const VALIDATION: &str = "validation documents come from `train_files`: `val_set_size` under [data]";
+const VALIDATION: &str = "name the files with validation documents in `val_files` under [data]";
 const EVAL_PACKING: &str = "validation documents have rows of their own";
 const NO_PADDING: &str = "rows have `max_length` tokens; `packing` under [data] decides how documents fill them";
 const CORES: &str = "tokenizing uses all cores, and batches are read ahead";
-const TURNS: &str = "targets are the turns of the assistant with their ends; `train_on_inputs = true` under [data] trains on everything";
