@@ -1,9 +1,11 @@
 //! `ottava init`.
 
 use super::write_new;
+use crate::output::print_json;
 use clap::Args;
 use ottava_lm::Result;
 use ottava_lm::config::starter;
+use serde_json::json;
 use std::path::PathBuf;
 
 /// Write the TOML file of a first run, for a model folder and data.
@@ -20,12 +22,19 @@ pub struct Init {
     /// The new file.
     #[arg(long, value_name = "FILE", default_value = "run.toml")]
     output: PathBuf,
+    /// Print one JSON object with `output` and `found`.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Init {
     pub fn run(self) -> Result<()> {
         let starter = starter(&self.model, &self.data)?;
         write_new(&self.output, &starter.toml)?;
+        if self.json {
+            print_json(&json!({"output": self.output, "found": starter.found}));
+            return Ok(());
+        }
         for line in &starter.found {
             note!("{line}");
         }

@@ -240,6 +240,6 @@ fn validation_documents_come_from_files_of_their_own() {
     let said = run.ottava(&["plan", "run.toml", "--set", "val_files=[\"held\"]", "--set", "val_set_size=3"]);
     assert!(
         String::from_utf8_lossy(&said.stderr)
-            .contains("`data.val_set_size = 3` has no effect where `val_files` are set")
+            .contains("`data.val_set_size = 3.0` has no effect where `val_files` are set")
     );
 }
