@@ -59,7 +59,7 @@ def write_all(name, records):
     with pa.OSFile(str(FOLDER / f"{name}-stream.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=1)
     with pa.OSFile(str(FOLDER / f"{name}-file.arrow"), "wb") as file:
-        with pa.ipc.new_file(file, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        with pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
 
 

@@ -4,6 +4,7 @@
 //! compiles none of their code again.
 #![forbid(unsafe_code)]
 
+mod arrow;
 mod rows;
 mod value;
 

@@ -1,13 +1,13 @@
 //! The records of a file, batch by batch.
 
 use std::fs::File;
-use std::io::{BufReader, Read, Seek};
+use std::io::{Read, Seek};
 
 use arrow_array::RecordBatch;
-use arrow_ipc::reader::{FileReader, StreamReader};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Map, Value};
 
+use crate::arrow::{ArrowFile, ArrowStream};
 use crate::value;
 
 /// Records that are decoded together.
@@ -21,7 +21,7 @@ const ARROW_FILE: &[u8] = b"ARROW1";
 pub enum Format {
     /// Apache Parquet, its pages uncompressed or in Snappy, gzip or LZ4.
     Parquet,
-    /// Arrow IPC, a file or a stream.
+    /// Arrow IPC, a file or a stream, uncompressed.
     Arrow,
 }
 
@@ -48,16 +48,15 @@ impl Rows {
                 let mut start = [0; ARROW_FILE.len()];
                 let is_file = file.read_exact(&mut start).is_ok() && start == ARROW_FILE;
                 file.rewind().map_err(|error| error.to_string())?;
-                let input = BufReader::new(file);
-                let wrong = |error: arrow_schema::ArrowError| format!("this is not an Arrow file: {error}");
+                let wrong = |reason: String| format!("this is not a readable Arrow file: {reason}");
                 match is_file {
                     true => {
-                        let reader = FileReader::try_new(input, None).map_err(wrong)?;
-                        Box::new(reader.map(move |batch| batch.map_err(wrong)))
+                        let batches = ArrowFile::open(file).map_err(wrong)?;
+                        Box::new(batches.map(move |batch| batch.map_err(wrong)))
                     }
                     false => {
-                        let reader = StreamReader::try_new(input, None).map_err(wrong)?;
-                        Box::new(reader.map(move |batch| batch.map_err(wrong)))
+                        let batches = ArrowStream::open(file).map_err(wrong)?;
+                        Box::new(batches.map(move |batch| batch.map_err(wrong)))
                     }
                 }
             }

@@ -98,5 +98,5 @@ fn damaged_files_are_errors() {
         }
     }
     assert!(read(b"{\"text\": 1}", Format::Parquet).unwrap_err().contains("not a readable Parquet file"));
-    assert!(read(b"{\"text\": 1}", Format::Arrow).unwrap_err().contains("not an Arrow file"));
+    assert!(read(b"{\"text\": 1}", Format::Arrow).unwrap_err().contains("not a readable Arrow file"));
 }

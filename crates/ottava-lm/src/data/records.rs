@@ -218,8 +218,12 @@ const OF_MESSAGES: [&str; 9] =
 
 /// The field that the name of another one nearly is.
 fn misspelt(field: &str) -> Option<&'static str> {
+    // A name that is much longer is near to none, and comparing takes time.
+    if OF_MESSAGES.contains(&field) || field.len() > 24 {
+        return None;
+    }
     let near = |known: &&&str| strsim::damerau_levenshtein(field, known) * 4 <= known.len();
-    OF_MESSAGES.iter().find(near).filter(|_| !OF_MESSAGES.contains(&field)).copied()
+    OF_MESSAGES.iter().find(near).copied()
 }
 
 fn prompt_completion(record: &Map<String, Value>) -> Result<Content, String> {

@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use super::compression::unpack;
 use super::fields::{content, json_content, size};
 use super::files::Kind;
+use super::guard::catch_panics;
 use super::json_values::JsonValues;
 use super::mapping::Mapping;
 use super::megatron::MegatronReader;
@@ -220,7 +221,7 @@ pub fn documents(path: &Path, options: &SourceOptions) -> Result<DocumentReader>
     };
     let table = |format| {
         let file = File::open(path).map_err(|error| error.to_string());
-        file.and_then(|file| Rows::open(file, format)).map(Input::Table).map_err(unreadable)
+        file.and_then(|file| catch_panics(|| Rows::open(file, format))).map(Input::Table).map_err(unreadable)
     };
     // An explicit `text_field` has the text, even if other fields are present.
     let formatting = match options.formatting {
@@ -299,10 +300,9 @@ impl DocumentReader {
             }
             Input::Table(rows) => {
                 self.line = line;
-                match rows.next() {
-                    None => Ok(None),
-                    Some(Ok(record)) => Ok(Some(Piece::Object(record))),
-                    Some(Err(reason)) => Err(failed(&self.path, line, &reason)),
+                match catch_panics(|| rows.next().transpose()) {
+                    Ok(record) => Ok(record.map(Piece::Object)),
+                    Err(reason) => Err(failed(&self.path, line, &reason)),
                 }
             }
             Input::Tokens(reader) => {

@@ -87,6 +87,10 @@ impl DataSets {
                         );
                         self.refuse(&format!("{path}.type"), &reason);
                     }
+                    if *ours == "alpaca" {
+                        let reason = "records become chats of the model's template; Axolotl writes `### Instruction:` and `### Response:` instead";
+                        self.refuse(&format!("{path}.type"), reason);
+                    }
                     formattings.push((*ours).to_string());
                 }
                 ("field" | "field_completion", Json::String(field)) => {

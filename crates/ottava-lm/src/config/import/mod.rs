@@ -19,7 +19,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 /// The largest file.
-const MAX_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 64 << 10;
 
 /// A translated file.
 #[derive(Debug)]
