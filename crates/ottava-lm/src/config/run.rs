@@ -436,7 +436,7 @@ impl RunConfig {
 
     /// The tokens of the run's files, prepared now or before, and which documents are for validation.
     ///
-    /// Errors as [`prepare`], and with [`Error::Config`] when nothing is left to train on.
+    /// Errors as [`prepare()`], and with [`Error::Config`] when nothing is left to train on.
     pub fn prepare_data(&self, tokenizer: &Tokenizer) -> Result<(TokenDataset, Split)> {
         let val_files = expand(&self.data.val_files)?;
         // Before the files to train on, so that their documents are the first.
