@@ -5,12 +5,16 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+
+/// What a file begins with that Git LFS left in place of another, and the most bytes it has.
+const LFS_POINTER: (&[u8], u64) = (b"version https://git-lfs.github.com/spec/", 1024);
 
 /// Opens the regular file at `path`, following links; returns its size too.
 ///
 /// # Errors
-/// Errors of the system, and [`ErrorKind::InvalidInput`] for a folder, FIFO, socket or device.
+/// Errors of the system, and [`ErrorKind::InvalidInput`] for a folder, FIFO, socket or device, and for a pointer of Git LFS.
 pub fn open(path: &Path) -> io::Result<(File, u64)> {
     // Checked before opening, because opening a FIFO waits for its writer.
     let found = std::fs::metadata(path)?;
@@ -18,7 +22,29 @@ pub fn open(path: &Path) -> io::Result<(File, u64)> {
         let kind = if found.is_dir() { "this is a folder" } else { "this is a pipe or a device" };
         return Err(io::Error::new(ErrorKind::InvalidInput, format!("{kind}; name a file")));
     }
-    Ok((File::open(path)?, found.len()))
+    let file = File::open(path)?;
+    let (start, most) = LFS_POINTER;
+    let mut bytes = [0; LFS_POINTER.0.len()];
+    if found.len() <= most && file.read_exact_at(&mut bytes, 0).is_ok() && bytes == start {
+        let text =
+            "this is a pointer of Git LFS, not the file itself; run `git lfs pull` in its folder, or download the file";
+        return Err(io::Error::new(ErrorKind::InvalidInput, text));
+    }
+    Ok((file, found.len()))
+}
+
+/// Whether `path`, which does not exist, looks like a name of the Hugging Face Hub, `owner/name`.
+pub fn is_hub_id(path: &Path) -> bool {
+    let text = path.to_string_lossy();
+    let is_word = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+    let mut words = text.split('/');
+    let owner = words.next().unwrap_or_default();
+    let parent_exists = path.parent().is_some_and(Path::exists);
+    !owner.starts_with('.')
+        && is_word(owner)
+        && words.next().is_some_and(is_word)
+        && words.next().is_none()
+        && !parent_exists
 }
 
 /// Reads the regular file at `path`.
@@ -64,6 +90,17 @@ mod tests {
             assert_eq!(read(path, 100).unwrap_err().kind(), ErrorKind::InvalidInput, "{}", path.display());
         }
         assert_eq!(read(&folder.path().join("absent"), 100).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn pointers_of_git_lfs_are_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+        std::fs::write(file.path(), pointer).unwrap();
+        assert!(read(file.path(), 4096).unwrap_err().to_string().contains("git lfs pull"));
+        // A longer text that begins so is a text.
+        std::fs::write(file.path(), pointer.repeat(20)).unwrap();
+        assert!(read(file.path(), 4096).is_ok());
     }
 
     #[test]

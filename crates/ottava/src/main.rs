@@ -7,6 +7,7 @@ mod commands;
 mod device;
 mod ranks;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 use ottava_lm::Error;
 use std::process::ExitCode;
@@ -21,6 +22,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Init(commands::init::Init),
+    Import(commands::import::Import),
     Train(commands::train::Train),
     Generate(commands::generate::Generate),
     Chat(commands::chat::ChatCommand),
@@ -44,11 +47,16 @@ fn main() -> ExitCode {
             // Help and version exit with 0; wrong usage with 1, since 2 is for data.
             let code = if error.use_stderr() { 1 } else { 0 };
             let _ = error.print();
+            if let Some(remedy) = setting_in(&error) {
+                output::last_words(&remedy);
+            }
             return ExitCode::from(code);
         }
     };
     output::log_to_stderr();
     let result = match cli.command {
+        Command::Init(command) => command.run(),
+        Command::Import(command) => command.run(),
         Command::Train(command) => command.run(),
         Command::Generate(command) => command.run(),
         Command::Chat(command) => command.run(),
@@ -72,4 +80,17 @@ fn main() -> ExitCode {
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// What to write in place of an option of `train`, `plan` or `prepare` that is a setting, of ours or of another trainer.
+fn setting_in(error: &clap::Error) -> Option<String> {
+    let args: Vec<String> = std::env::args().collect();
+    let has_settings = args.get(1).is_some_and(|command| ["train", "plan", "prepare"].contains(&command.as_str()));
+    let (ErrorKind::UnknownArgument, true) = (error.kind(), has_settings) else { return None };
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
+    let name = flag.split(['=', ' ']).next().unwrap_or_default();
+    let at = args.iter().position(|arg| arg == name || arg.starts_with(&format!("{name}=")))?;
+    let next = args.get(at + 1).filter(|next| !next.starts_with("--")).map(String::as_str);
+    let value = args[at].split_once('=').map(|(_, value)| value).or(next);
+    Some(format!("`{name}`: {}", ottava_lm::config::describe_flag(name, value)?))
 }

@@ -82,6 +82,12 @@ impl ModelFiles {
         }
         let index_path = folder.join(INDEX_FILE);
         if !index_path.exists() {
+            if let Some(shard) = shard_in(folder) {
+                return Err(Error::Model(format!(
+                    "{}: holds {shard}, one of several files of weights, without {INDEX_FILE}, which says what is in them; download it too",
+                    folder.display()
+                )));
+            }
             return Err(Error::Model(format!(
                 "{}: holds neither {SINGLE_FILE} nor {INDEX_FILE}; other formats (.bin, .pth) can run code when loaded \
                  and are not read: convert them to safetensors first",
@@ -175,6 +181,12 @@ impl ModelFiles {
         let file = &self.files[*self.holders.get(name).ok_or_else(missing)?];
         Ok((file, file.metadata.info(name).expect("every holder has its tensor")))
     }
+}
+
+/// The first file in `folder` that is one of several, `model-00001-of-00002.safetensors`.
+fn shard_in(folder: &Path) -> Option<String> {
+    let names = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.contains("-of-") && name.ends_with(".safetensors")).min()
 }
 
 impl TensorFile {

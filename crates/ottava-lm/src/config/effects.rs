@@ -1,7 +1,7 @@
 //! Settings without effect, because of other settings.
 
 use super::{OptimizerName, RunConfig};
-use crate::data::Packing;
+use crate::data::{BadRecord, Packing};
 use crate::optim::SchedulerType;
 use crate::recipe::RecipeName;
 use toml::Value;
@@ -64,6 +64,15 @@ impl RunConfig {
         }
         if self.parallel.pipeline == 1 {
             reasons.push((OF_PIPELINE, "with `parallel.pipeline` = 1".into()));
+        }
+        if t.warmup_ratio > 0.0 {
+            reasons.push((&["training.warmup_steps"], "where `warmup_ratio` is set".into()));
+        }
+        if !self.data.val_files.is_empty() {
+            reasons.push((&["data.val_set_size"], "where `val_files` are set".into()));
+        }
+        if self.data.on_bad_record == BadRecord::Error {
+            reasons.push((&["data.max_bad_records"], "unless `on_bad_record` is \"skip\"".into()));
         }
         if t.max_steps > 0 {
             reasons.push((&["training.num_train_epochs"], "where `max_steps` is set".into()));

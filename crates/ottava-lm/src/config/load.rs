@@ -13,6 +13,9 @@ const MAX_BYTES: u64 = 16 << 20;
 impl RunConfig {
     /// Reads `path` and applies `settings` (`key=value`; the key a dotted path, or a bare one that is unique) on top.
     pub fn load(path: &Path, settings: &[String]) -> Result<RunConfig> {
+        if let Some(remedy) = no_run(path) {
+            return Err(Error::Config(format!("{}: {remedy}", path.display())));
+        }
         let text = input::read_text(path, MAX_BYTES).map_err(|e| Error::Config(format!("{}: {e}", path.display())))?;
         let mut table: Table =
             text.parse().map_err(|e| Error::Config(format!("{}: this is not valid TOML: {e}", path.display())))?;
@@ -24,6 +27,7 @@ impl RunConfig {
                 problems.push(format!("--set {setting}: {problem}"));
             }
         }
+        known.texts_for_lists(&table, &mut problems);
         if problems.is_empty() {
             match table.try_into::<RunConfig>() {
                 Ok(config) => {
@@ -38,5 +42,30 @@ impl RunConfig {
         let told = problems.iter().take(names::MAX_PROBLEMS).map(|problem| format!("{}: {problem}", path.display()));
         let more = (problems.len() > names::MAX_PROBLEMS).then(|| format!("{}: more problems follow", path.display()));
         Err(Error::Config(told.chain(more).collect::<Vec<_>>().join("\n")))
+    }
+}
+
+/// What to do with a file or folder that is not the TOML of a run, by its name.
+fn no_run(path: &Path) -> Option<String> {
+    let extension = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    let shown = path.display();
+    match extension.as_str() {
+        _ if path.is_dir() => Some(format!(
+            "this is a folder, and a run is a TOML file: `ottava init {shown} DATA.jsonl` writes one for a model folder"
+        )),
+        "gguf" => Some(format!(
+            "this is a model, and a run is a TOML file: `ottava convert {shown} FOLDER` makes a model folder, and `ottava init FOLDER DATA.jsonl` a run"
+        )),
+        "yaml" | "yml" | "json" => {
+            Some(format!("a run is a TOML file: `ottava import {shown}` translates the file of another trainer"))
+        }
+        "safetensors" | "bin" | "pt" | "pth" => Some(
+            "these are weights, and a run is a TOML file: `ottava init FOLDER DATA.jsonl` writes one for their folder"
+                .into(),
+        ),
+        "jsonl" | "csv" | "parquet" | "arrow" => Some(format!(
+            "this is data, and a run is a TOML file: `ottava init FOLDER {shown}` writes one for a model folder"
+        )),
+        _ => None,
     }
 }

@@ -1,9 +1,10 @@
 //! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
 
-mod aliases;
 mod auto;
 mod conflicts;
 mod effects;
+mod flags;
+mod import;
 mod init_from;
 mod keys;
 mod load;
@@ -15,12 +16,18 @@ mod precision;
 mod problems;
 mod resolved;
 mod run;
+mod starter;
 #[cfg(test)]
 mod tests;
+mod words;
+mod yaml;
 
+pub use flags::describe_flag;
+pub use import::{Imported, import};
 pub use lora::LoraConfig;
 pub use memory::{MemoryConfig, OptimizerConfig, OptimizerName};
 pub use parallel::ParallelConfig;
 pub use precision::formats;
 pub use resolved::ResolvedConfig;
 pub use run::{DataConfig, DeviceChoice, GenerationConfig, ModelConfig, RunConfig, TrainingConfig, WeightInit};
+pub use starter::{Starter, starter};

@@ -1,6 +1,8 @@
 //! The keys of a configuration, and looking them up.
 
-use super::{RunConfig, aliases};
+use super::RunConfig;
+use super::keys::flatten;
+use super::words::{self, Translation};
 use toml::{Table, Value};
 
 /// Longer keys get no suggestion.
@@ -43,31 +45,27 @@ impl Known {
                 }
                 continue;
             }
-            match aliases::translate(&key, &table[&key]) {
+            match words::translate(&path, &table[&key]) {
                 None if self.0.contains(&path) => {}
                 None if table[&key].is_table() => problems.push(self.unknown_table(&path)),
                 None => problems.push(self.unknown(&path)),
-                Some(Err(reason)) => problems.push(format!("`{path}`: {reason}")),
-                Some(Ok(None)) => drop(table.remove(&key)),
-                Some(Ok(Some((ours, _)))) if !self.0.contains(&format!("{prefix}{ours}")) => {
-                    problems.push(self.name_in_other_table(&path, ours));
+                Some(Translation::Refused(reason) | Translation::Needless(reason)) => {
+                    problems.push(format!("`{path}`: {reason}"));
                 }
-                Some(Ok(Some((ours, _)))) if ours != key && table.contains_key(ours) => {
-                    problems.push(format!("`{path}` and `{prefix}{ours}` mean the same; keep one"));
-                }
-                Some(Ok(Some((ours, value)))) => {
-                    table.remove(&key);
-                    table.insert(ours.to_string(), value);
+                Some(Translation::Nothing) => drop(table.remove(&key)),
+                Some(Translation::Ours(ours, value)) => {
+                    match ours.strip_prefix(prefix).filter(|name| !name.contains('.')) {
+                        None => problems.push(in_other_table(&path, ours, &value, &table[&key])),
+                        Some(name) if name != key && table.contains_key(name) => {
+                            problems.push(format!("`{path}` and `{ours}` mean the same; keep one"));
+                        }
+                        Some(name) => {
+                            table.remove(&key);
+                            table.insert(name.to_string(), value);
+                        }
+                    }
                 }
             }
-        }
-    }
-
-    /// The message for a name that belongs in another table.
-    fn name_in_other_table(&self, path: &str, ours: &str) -> String {
-        match self.0.iter().find(|known| known.rsplit('.').next() == Some(ours)) {
-            Some(known) => format!("`{path}` is `{known}` here"),
-            None => self.unknown(path),
         }
     }
 
@@ -115,6 +113,18 @@ impl Known {
         }
     }
 
+    /// Reports texts in place of lists.
+    pub(super) fn texts_for_lists(&self, table: &Table, problems: &mut Vec<String>) {
+        let mut given = Vec::new();
+        flatten("", table, &mut given);
+        let lists: Vec<String> =
+            RunConfig::default().flat().into_iter().filter(|(_, value)| value.is_array()).map(|(key, _)| key).collect();
+        for (path, value) in given.iter().filter(|(path, value)| value.is_str() && lists.contains(path)) {
+            let name = path.rsplit('.').next().unwrap_or_default();
+            problems.push(format!("`{path}` is a list: write `{name} = [{value}]`"));
+        }
+    }
+
     /// Applies `key=value`.
     pub(super) fn set(&self, table: &mut Table, setting: &str) -> Result<(), String> {
         let (key, text) = setting.split_once('=').ok_or("expected key=value")?;
@@ -122,22 +132,14 @@ impl Known {
         // Anything that is not a TOML value is a string: `--set recipe=bf16` needs no quotes.
         let value = format!("value = {text}").parse::<Table>().ok().and_then(|mut t| t.remove("value"));
         let mut value = value.unwrap_or_else(|| Value::String(text.trim().to_string()));
-        match aliases::translate(key.rsplit('.').next().unwrap_or_default(), &value) {
-            Some(Err(reason)) => return Err(reason.to_string()),
-            Some(Ok(None)) => return Ok(()),
-            Some(Ok(Some((_, ours)))) => value = ours,
+        match words::translate(key, &value) {
+            Some(Translation::Refused(reason) | Translation::Needless(reason)) => return Err(reason.to_string()),
+            Some(Translation::Nothing) => return Ok(()),
+            Some(Translation::Ours(_, ours)) => value = ours,
             None => {}
         }
         let path = self.resolve(key)?;
-        let mut inner = table;
-        let mut names: Vec<&str> = path.split('.').collect();
-        let name = names.pop().expect("a path has a last part");
-        for section in names {
-            let entry = inner.entry(section).or_insert_with(|| Value::Table(Table::new()));
-            inner = entry.as_table_mut().ok_or_else(|| format!("`{section}` is not a table in the file"))?;
-        }
-        inner.insert(name.to_string(), value);
-        Ok(())
+        insert(table, &path, value)
     }
 
     fn resolve(&self, key: &str) -> Result<String, String> {
@@ -145,7 +147,13 @@ impl Known {
             return Ok(key.to_string());
         }
         let (section, name) = key.rsplit_once('.').map_or((None, key), |(s, n)| (Some(s), n));
-        let name = aliases::ours(name).unwrap_or(name);
+        if let Some(ours) = words::ours(key) {
+            let table = ours.rsplit_once('.').map_or("", |(table, _)| table);
+            return match section.is_none_or(|section| section == table) {
+                true => Ok(ours.to_string()),
+                false => Err(format!("`{key}` is `{ours}` here")),
+            };
+        }
         let matches = |known: &&String| match section {
             Some(section) => **known == format!("{section}.{name}"),
             None => known.rsplit('.').next() == Some(name),
@@ -159,6 +167,35 @@ impl Known {
                 many.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(" or ")
             )),
         }
+    }
+}
+
+/// The message for a key that is `ours`, of another table, with `value` in place of `theirs`.
+fn in_other_table(path: &str, ours: &str, value: &Value, theirs: &Value) -> String {
+    match value == theirs {
+        true => format!("`{path}` is `{ours}` here"),
+        false => format!("`{path}` is `{ours}` here: write {}", line(ours, value)),
+    }
+}
+
+/// Writes `value` at the dotted `path` of `table`.
+pub(super) fn insert(table: &mut Table, path: &str, value: Value) -> Result<(), String> {
+    let mut inner = table;
+    let mut names: Vec<&str> = path.split('.').collect();
+    let name = names.pop().expect("a path has a last part");
+    for section in names {
+        let entry = inner.entry(section).or_insert_with(|| Value::Table(Table::new()));
+        inner = entry.as_table_mut().ok_or_else(|| format!("`{section}` is not a table in the file"))?;
+    }
+    inner.insert(name.to_string(), value);
+    Ok(())
+}
+
+/// What to write for `value` at `path`.
+pub(super) fn line(path: &str, value: &Value) -> String {
+    match path.rsplit_once('.') {
+        Some((table, name)) => format!("`{name} = {value}` under [{table}]"),
+        None => format!("`{path} = {value}` at the top of the file"),
     }
 }
 

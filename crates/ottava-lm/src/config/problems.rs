@@ -56,7 +56,7 @@ impl RunConfig {
         );
         problems.demand(
             !self.data.train_files.is_empty(),
-            "`data.train_files` is empty: name at least one .txt or .jsonl file",
+            "`data.train_files` is empty: name at least one file, folder or pattern of data",
         );
         problems.demand(!self.output_dir.as_os_str().is_empty(), "`output_dir` is empty: name a folder for the run");
     }
@@ -131,6 +131,10 @@ impl RunConfig {
         problems.demand(
             (0.0..1.0).contains(&t.adam_beta1) && (0.0..1.0).contains(&t.adam_beta2),
             "`training.adam_beta1` and `adam_beta2` lie in [0, 1)",
+        );
+        problems.demand(
+            (0.0..=1.0).contains(&t.warmup_ratio),
+            "`training.warmup_ratio` is a share of the run's steps, from 0 to 1; a number of steps is `warmup_steps`",
         );
         problems.demand((0.0..1.0).contains(&t.muon_momentum), "`training.muon_momentum` lies in [0, 1)");
         problems.demand(

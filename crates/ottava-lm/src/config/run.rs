@@ -5,8 +5,8 @@ use super::keys::flatten;
 use super::lora::LoraConfig;
 use super::memory::{MemoryConfig, OptimizerConfig, OptimizerName};
 use super::parallel::ParallelConfig;
-use crate::data::source::{Documents, SourceOptions, formatting};
-use crate::data::{ExcessLength, Formatting, Packing, RowLayout};
+use crate::data::source::{BadRecord, Documents, SourceOptions, TrainOnEos, formatting};
+use crate::data::{ExcessLength, Formatting, Packing, RowLayout, Split, TokenDataset, Tokenizer, expand, prepare};
 use crate::error::{Error, Result};
 use crate::models::{ConfigFile, DecoderConfig, decoder_config};
 use crate::optim::{
@@ -100,14 +100,30 @@ impl ModelConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Text (`.txt`, `.md`) and JSON lines (`.jsonl`), each also gzipped (`.gz`).
+    /// Files of text, records or tokens, folders of them, and patterns of names.
     pub train_files: Vec<PathBuf>,
+    /// Files with the validation documents; empty holds out some of `train_files`.
+    pub val_files: Vec<PathBuf>,
     /// Whether a document of a text file is a `line` or the whole `file`.
     pub text_documents: Documents,
     /// The field of a JSON line that holds the text.
     pub text_field: String,
     /// The fields of JSON lines: `auto` (by the first one), `text`, `messages`, `prompt_completion`, `alpaca` or `sharegpt`.
     pub formatting: Formatting,
+    /// Other names of fields: `ours=theirs`.
+    pub fields: Vec<String>,
+    /// Other names of roles: `ours=theirs`.
+    pub roles: Vec<String>,
+    /// The roles of messages that contribute to the loss.
+    pub roles_to_train: Vec<String>,
+    /// The learned turns whose end contributes to the loss: `turn` (all), `last` or `none`.
+    pub train_on_eos: TrainOnEos,
+    /// Further variables of the chat template: `name=value`.
+    pub chat_template_kwargs: Vec<String>,
+    /// What is done with a record that cannot be used: `error` or `skip`.
+    pub on_bad_record: BadRecord,
+    /// The most records of a file that may be left out.
+    pub max_bad_records: u64,
     /// A file with a chat template; empty means that of the tokenizer's folder.
     pub chat_template_path: PathBuf,
     /// Whether prompts contribute to the loss too, instead of only answers and completions.
@@ -149,6 +165,8 @@ pub struct TrainingConfig {
     pub lr_scheduler_type: SchedulerType,
     /// Steps in which the learning rate rises to its peak.
     pub warmup_steps: u64,
+    /// The same as a share of the run's steps, rounded up, in place of `warmup_steps`; 0 takes those.
+    pub warmup_ratio: f64,
     /// Steps of the final decay of `warmup_stable_decay`.
     pub decay_steps: u64,
     /// Weight decay of matrices per unit of learning rate; norms and biases have none.
@@ -292,9 +310,17 @@ impl Default for DataConfig {
     fn default() -> DataConfig {
         DataConfig {
             train_files: Vec::new(),
+            val_files: Vec::new(),
             text_documents: Documents::default(),
             text_field: "text".into(),
             formatting: Formatting::Auto,
+            fields: Vec::new(),
+            roles: Vec::new(),
+            roles_to_train: vec!["assistant".into()],
+            train_on_eos: TrainOnEos::default(),
+            chat_template_kwargs: Vec::new(),
+            on_bad_record: BadRecord::default(),
+            max_bad_records: 100,
             chat_template_path: PathBuf::new(),
             train_on_inputs: false,
             packing: Packing::Auto,
@@ -319,6 +345,7 @@ impl Default for TrainingConfig {
             min_learning_rate: 0.0,
             lr_scheduler_type: SchedulerType::Cosine,
             warmup_steps: 100,
+            warmup_ratio: 0.0,
             decay_steps: 0,
             weight_decay: 0.1,
             adam_beta1: 0.9,
@@ -377,23 +404,57 @@ impl RunConfig {
             text_field: self.data.text_field.clone(),
             formatting: self.data.formatting,
             train_on_inputs: self.data.train_on_inputs,
+            fields: self.data.fields.clone(),
+            roles: self.data.roles.clone(),
+            roles_to_train: self.data.roles_to_train.clone(),
+            train_on_eos: self.data.train_on_eos,
+            chat_template_kwargs: self.data.chat_template_kwargs.clone(),
+            on_bad_record: self.data.on_bad_record,
+            max_bad_records: match self.data.on_bad_record {
+                BadRecord::Error => 0,
+                BadRecord::Skip => self.data.max_bad_records,
+            },
             chat_template_path: self.data.chat_template_path.clone(),
         }
     }
 
-    /// Resolves `data.packing` and `data.document_mask` by the first records of the files, whose formattings it returns.
+    /// Resolves `data.packing` and `data.document_mask` by the first records of the files, which it returns with their formattings.
     ///
     /// Errors with [`Error::Data`] when a file or its first record cannot be read.
-    pub fn resolve_data(&mut self) -> Result<Vec<Formatting>> {
+    pub fn resolve_data(&mut self) -> Result<Vec<(PathBuf, Formatting)>> {
         let options = self.source_options();
-        let formattings =
-            self.data.train_files.iter().map(|path| formatting(path, &options)).collect::<Result<Vec<_>>>()?;
+        let files = [expand(&self.data.train_files)?, expand(&self.data.val_files)?].concat();
+        let files = files.into_iter().map(|path| formatting(&path, &options).map(|found| (path, found)));
+        let files = files.collect::<Result<Vec<_>>>()?;
         if self.data.packing == Packing::Auto {
-            let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
+            let prompts = files.iter().any(|(_, formatting)| formatting.has_prompts());
             self.data.packing = if prompts { Packing::Bfd } else { Packing::Wrapped };
         }
         self.data.document_mask.get_or_insert(self.data.packing != Packing::Wrapped);
-        Ok(formattings)
+        Ok(files)
+    }
+
+    /// The tokens of the run's files, prepared now or before, and which documents are for validation.
+    ///
+    /// Errors as [`prepare()`], and with [`Error::Config`] when nothing is left to train on.
+    pub fn prepare_data(&self, tokenizer: &Tokenizer) -> Result<(TokenDataset, Split)> {
+        let val_files = expand(&self.data.val_files)?;
+        // Before the files to train on, so that their documents are the first.
+        let files: Vec<PathBuf> = val_files.iter().chain(&self.data.train_files).cloned().collect();
+        let dataset = prepare(&files, &self.source_options(), tokenizer, &self.cache_dir())?;
+        let split = match val_files.len() {
+            0 => Split::new(dataset.len(), self.data.val_set_size)?,
+            count => {
+                let documents = dataset.meta().sources[..count].iter().map(|source| source.documents).sum();
+                Split::leading(dataset.len(), documents)?
+            }
+        };
+        Ok((dataset, split))
+    }
+
+    /// Whether the run has validation documents.
+    pub fn validates(&self) -> bool {
+        !self.data.val_files.is_empty() || self.data.val_set_size > 0.0
     }
 
     /// Packing and length of rows. An unresolved `auto` means one stream of documents.
@@ -443,7 +504,10 @@ impl RunConfig {
             kind: t.lr_scheduler_type,
             peak: t.learning_rate,
             minimum: t.min_learning_rate,
-            warmup_steps: t.warmup_steps,
+            warmup_steps: match t.warmup_ratio > 0.0 {
+                true => (t.warmup_ratio * max_steps as f64).ceil() as u64,
+                false => t.warmup_steps,
+            },
             decay_steps: t.decay_steps,
             max_steps,
         }
@@ -475,6 +539,7 @@ impl RunConfig {
             "model.path",
             "model.tokenizer",
             "data.train_files",
+            "data.val_files",
             "training",
             "precision",
             "memory.recompute",

@@ -51,16 +51,35 @@ fn misspelt_keys_are_errors_with_a_suggestion() {
 #[test]
 fn keys_that_are_near_to_none_are_errors_with_those_that_there_are() {
     for (text, settings, words) in [
-        ("[lora]\nuse_dora = true\n", &[][..], "`lora.use_dora` is not a setting; [lora] has `init_from`, "),
-        ("[wandb]\nproject = \"x\"\n", &[], "`wandb` is not a table of settings; there are [data], "),
-        ("use_dora = true\n", &[], "`use_dora` is not a setting; configs/reference.toml lists all of them"),
-        ("", &["use_dora=true"], "`use_dora` is not a setting; configs/reference.toml lists all of them"),
+        ("[lora]\npurple = true\n", &[][..], "`lora.purple` is not a setting; [lora] has `init_from`, "),
+        ("[purple]\nproject = \"x\"\n", &[], "`purple` is not a table of settings; there are [data], "),
+        ("purple = true\n", &[], "`purple` is not a setting; configs/reference.toml lists all of them"),
+        ("", &["purple=true"], "`purple` is not a setting; configs/reference.toml lists all of them"),
     ] {
         // Keys of no table stand before all tables.
         let text = if text.starts_with('[') { format!("{SMALL}{text}") } else { format!("{text}{SMALL}") };
         let error = load(&text, settings).unwrap_err().to_string();
         assert!(error.contains(words) && !error.contains("did you mean"), "{error}");
     }
+}
+
+#[test]
+fn a_text_in_place_of_a_list_says_how_to_write_it() {
+    let text = SMALL.replace("[\"a.txt\"]", "\"a.txt\"");
+    let error = load(&text, &[]).unwrap_err().to_string();
+    assert!(error.ends_with("`data.train_files` is a list: write `train_files = [\"a.txt\"]`"), "{error}");
+    let error = load(SMALL, &["prompts=Once"]).unwrap_err().to_string();
+    assert!(error.contains("write `prompts = [\"Once\"]`"), "{error}");
+}
+
+#[test]
+fn a_share_of_warm_up_steps_replaces_their_number() {
+    let config = load(SMALL, &["warmup_ratio=0.03"]).unwrap();
+    assert_eq!((config.schedule(1000).warmup_steps, config.schedule(10).warmup_steps), (30, 1));
+    assert_eq!(load(SMALL, &["warmup_steps=7"]).unwrap().schedule(1000).warmup_steps, 7);
+    assert!(
+        load(SMALL, &["warmup_ratio=100"]).unwrap_err().to_string().contains("a number of steps is `warmup_steps`")
+    );
 }
 
 #[test]
@@ -199,9 +218,9 @@ fn names_with_another_meaning_are_refused_with_a_reason_and_our_key() {
         ("recipe_name = \"rowwise_with_gw_hp\"", "`high_precision_products = [\"wgrad\"]`"),
         ("first_last_layers_bf16 = true", "`first_layers_bf16 = 1`"),
         ("fp8_multi_head_attention = true", "attention computes in BF16"),
-        ("fp8_param_gather = true", "nothing is gathered"),
-        ("fp8_communication = true", "no communication"),
-        ("tp_only_amax_red = true", "nobody to reduce amaxes with"),
+        ("fp8_param_gather = true", "ranks gather FP8 codes"),
+        ("fp8_communication = true", "`reduce_dtype = \"float8\"`"),
+        ("tp_only_amax_red = true", "the split of its tensor"),
         ("use_mxfp8_block_scaling = true", "emulated on the CPU"),
         ("calibrating = true", "`high_precision_steps = \"1..100\"`"),
         ("use_split_accumulator = true", "`dgrad_accumulation`"),

@@ -11,7 +11,9 @@ use serde_json::{Map, Value};
 
 use super::clock::Clock;
 use super::edges::read_json;
+use super::marked::marked;
 use super::python::{self, Json};
+use super::reads::Reads;
 use super::tokenizer::Tokenizer;
 use crate::hash::sha256;
 use crate::{Error, Result, input};
@@ -32,7 +34,13 @@ const MAX_TEXT_BYTES: usize = 64 << 20;
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
 /// Version of chat rendering, increased when the rendered text or the targets of the same chat change.
-const RENDERING: u32 = 2;
+const RENDERING: u32 = 3;
+
+/// Variables that conversations and files give to templates.
+const OWN_VARIABLES: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+
+/// Ends the name of a template in training.
+const IN_TRAINING: &str = ".in_training";
 
 /// The tokens of `tokenizer_config.json` that templates write by name.
 const SPECIAL_TOKENS: [&str; 8] = [
@@ -94,10 +102,16 @@ pub struct Rendered {
 pub struct ChatTemplate {
     environment: Environment<'static>,
     path: PathBuf,
-    /// Whether the template marks the turns of the assistant.
-    generation: bool,
+    /// Whether the template marks the turns of the assistant, or another one replaces it in training that does.
+    pub(super) generation: bool,
+    /// Whether another one replaces it in training.
+    replaced: bool,
+    /// Further variables.
+    kwargs: Map<String, Value>,
     /// The fields of messages that the templates read.
     reads: Reads,
+    /// Those that they read in training.
+    reads_in_training: Reads,
     special_tokens: Map<String, Value>,
     sha256: String,
 }
@@ -144,13 +158,46 @@ impl ChatTemplate {
             }
         }
         let mut environment = environment(clock);
-        let generation = templates.iter().any(|(_, text)| text.contains("endgeneration"));
+        let replaced = templates.iter().any(|(_, text)| marked(text).is_some());
+        let generation = replaced || templates.iter().any(|(_, text)| text.contains("endgeneration"));
         let reads = Reads::of(templates.iter().map(|(_, text)| text.as_str()));
+        let reads_in_training = Reads::of(templates.iter().map(|(_, text)| marked(text).unwrap_or(text)));
         let sha256 = sha256(serde_json::json!([RENDERING, templates, special_tokens]).to_string().as_bytes());
         for (name, text) in templates {
+            let in_training = mark_generation(marked(&text).unwrap_or(&text));
+            let failed = |e: minijinja::Error| wrong(&path, describe(&e));
+            environment.add_template_owned(format!("{name}{IN_TRAINING}"), in_training).map_err(failed)?;
             environment.add_template_owned(name, mark_generation(&text)).map_err(|e| wrong(&path, describe(&e)))?;
         }
-        Ok(Some(ChatTemplate { environment, path, generation, reads, special_tokens, sha256 }))
+        let kwargs = Map::new();
+        Ok(Some(ChatTemplate {
+            environment,
+            path,
+            generation,
+            replaced,
+            kwargs,
+            reads,
+            reads_in_training,
+            special_tokens,
+            sha256,
+        }))
+    }
+
+    /// Gives further variables to the template in every rendering, such as `enable_thinking`.
+    ///
+    /// Errors with [`Error::Config`] for the names of others.
+    pub fn with_kwargs(mut self, kwargs: Map<String, Value>) -> Result<ChatTemplate> {
+        if let Some(name) = kwargs.keys().find(|name| OWN_VARIABLES.contains(&name.as_str())) {
+            return Err(Error::Config(format!("`chat_template_kwargs` has `{name}`, which the conversation gives")));
+        }
+        self.sha256 = sha256(serde_json::json!([self.sha256, kwargs]).to_string().as_bytes());
+        self.kwargs = kwargs;
+        Ok(self)
+    }
+
+    /// Whether another template, with marked turns, replaces it in training.
+    pub(super) fn is_replaced(&self) -> bool {
+        self.replaced
     }
 
     /// The file that it was read from.
@@ -164,9 +211,11 @@ impl ChatTemplate {
     }
 
     /// The fields of the messages of `chat` that the template does not read.
-    pub(super) fn unread_fields<'a>(&self, chat: &'a Chat) -> BTreeSet<&'a str> {
-        let fields = chat.messages.iter().filter_map(Value::as_object).flat_map(|message| message.keys());
-        fields.map(String::as_str).filter(|field| !self.reads.has(field)).collect()
+    pub(super) fn unread_fields(&self, chat: &Chat) -> BTreeSet<String> {
+        let messages = chat.messages.iter().map(|message| self.reads.settle(message));
+        let fields = messages
+            .filter_map(|message| message.as_object().map(|message| message.keys().cloned().collect::<Vec<_>>()));
+        fields.flatten().filter(|field| !self.reads.has(field)).collect()
     }
 
     /// Renders `chat`; with `prompt`, up to where the assistant begins to write. Errors with the reason.
@@ -205,51 +254,6 @@ impl ChatTemplate {
         tokenizer.encode(&self.render(chat, true).map_err(Error::Config)?)
     }
 
-    /// Renders `chat` with the ranges of its assistant's turns: those of `{% generation %}` blocks, or, where the template has none, what
-    /// each turn adds to the rendering of the turns before it.
-    ///
-    /// A turn without content and calls of tools has no range: nothing would be learned but to say nothing. Errors where a turn changes how
-    /// turns before it are rendered, since then it has no range.
-    pub fn render_learned(&self, chat: &Chat) -> Result<Rendered, String> {
-        let whole = self.render_marked(&chat.messages, &chat.tools, false)?;
-        if self.generation && chat.learned_from == 0 {
-            return match whole.learned.is_empty() {
-                true => Err("the chat template marks no turn of the assistant in this conversation".into()),
-                false => Ok(without_empty(whole, chat)),
-            };
-        }
-        let turns = chat.messages.iter().enumerate().skip(chat.learned_from);
-        let mut learned = Vec::new();
-        let mut empty = 0;
-        for (i, message) in turns.filter(|(_, message)| message["role"] == "assistant") {
-            if is_empty_answer(message) {
-                empty += 1;
-                continue;
-            }
-            let before = self.render(&Chat { messages: chat.messages[..i].to_vec(), ..chat.clone() }, true)?;
-            let through = match i + 1 == chat.messages.len() {
-                true => whole.text.clone(),
-                false => self.render(&Chat { messages: chat.messages[..=i].to_vec(), ..chat.clone() }, false)?,
-            };
-            if !(whole.text.starts_with(&through) && through.starts_with(&before)) {
-                return Err(format!(
-                    "the chat template renders what precedes message {} differently once more messages follow, so the text of \
-                     that turn cannot be found; mark turns with {{% generation %}} in a template of `data.chat_template_path`, or set \
-                     `data.train_on_inputs = true`",
-                    i + 1
-                ));
-            }
-            if before.len() == through.len() {
-                return Err(format!("the chat template writes nothing for message {}, a turn of the assistant", i + 1));
-            }
-            learned.push(before.len()..through.len());
-        }
-        match learned.is_empty() && empty == 0 {
-            true => Err("the conversation has no turn of the assistant, so there is nothing to learn".into()),
-            false => Ok(Rendered { text: whole.text, learned }),
-        }
-    }
-
     /// The name of the template for conversations with or without tools.
     fn name(&self, tools: bool) -> &'static str {
         match tools && self.environment.get_template("tool_use").is_ok() {
@@ -262,8 +266,25 @@ impl ChatTemplate {
         self.render_with(messages, tools, prompt, &Map::new())
     }
 
+    /// Renders `chat` by the template that replaces this one in training, with the ranges of its `{% generation %}` blocks.
+    pub(super) fn render_in_training(&self, chat: &Chat) -> Result<Rendered, String> {
+        let name = format!("{}{IN_TRAINING}", self.name(!chat.tools.is_null()));
+        self.render_by(&name, &chat.messages, &chat.tools, false, &Map::new())
+    }
+
     fn render_with(
         &self,
+        messages: &[Value],
+        tools: &Value,
+        prompt: bool,
+        kwargs: &Map<String, Value>,
+    ) -> Result<Rendered, String> {
+        self.render_by(self.name(!tools.is_null()), messages, tools, prompt, kwargs)
+    }
+
+    fn render_by(
+        &self,
+        name: &str,
         messages: &[Value],
         tools: &Value,
         prompt: bool,
@@ -272,62 +293,18 @@ impl ChatTemplate {
         if serde_json::to_string(messages).is_ok_and(|text| text.contains(MARKS)) {
             return Err("a message has a code point that Unicode keeps for internal use (U+FDD0 or U+FDD1)".into());
         }
-        let parsed =
-            self.reads.parses_arguments.then(|| messages.iter().map(with_parsed_arguments).collect::<Vec<_>>());
-        let messages = parsed.as_deref().unwrap_or(messages);
+        let reads = if name.ends_with(IN_TRAINING) { &self.reads_in_training } else { &self.reads };
+        let messages: Vec<Value> = messages.iter().map(|message| reads.settle(message)).collect();
         let failed = |error: minijinja::Error| format!("chat template {}: {}", self.path.display(), describe(&error));
-        let template = self.environment.get_template(self.name(!tools.is_null())).map_err(failed)?;
+        let template = self.environment.get_template(name).map_err(failed)?;
         let chat = context! { messages, tools, documents => (), add_generation_prompt => prompt };
-        let (kwargs, special) = (Template::from_serialize(kwargs), Template::from_serialize(&self.special_tokens));
-        let context = context! { ..chat, ..kwargs, ..special };
+        let kwargs = [kwargs, &self.kwargs, &self.special_tokens].map(Template::from_serialize);
+        let [of_request, of_template, special] = kwargs;
+        let context = context! { ..chat, ..of_request, ..of_template, ..special };
         let mut text = Text(Vec::new());
         template.render_captured_to(context, &mut text).map_err(failed)?;
         Ok(unmark(&String::from_utf8(text.0).expect("a template renders text")))
     }
-}
-
-/// The fields of messages that templates read, found in their source.
-struct Reads {
-    /// All words of the source.
-    words: BTreeSet<String>,
-    /// Whether whole messages are written, with all fields.
-    whole: bool,
-    /// Whether arguments of calls are written as JSON, and so have to be objects, as transformers' users pass them.
-    parses_arguments: bool,
-}
-
-impl Reads {
-    fn of<'a>(sources: impl Iterator<Item = &'a str>) -> Reads {
-        let mut reads = Reads { words: BTreeSet::new(), whole: false, parses_arguments: false };
-        for source in sources {
-            let words = source.split(|c: char| !(c.is_alphanumeric() || c == '_'));
-            reads.words.extend(words.filter(|word| !word.is_empty()).map(str::to_string));
-            let dense: String = source.chars().filter(|c| !c.is_whitespace() && !"'\"[]".contains(*c)).collect();
-            reads.whole |= ["message|tojson", "messages|tojson", "{m|tojson", "-m|tojson", "message.items()"]
-                .iter()
-                .any(|use_| dense.contains(use_));
-            // A template that looks at the type takes both.
-            reads.parses_arguments |= dense.contains("arguments|tojson") && !dense.contains("argumentsisstring");
-        }
-        reads
-    }
-
-    fn has(&self, field: &str) -> bool {
-        self.whole || self.words.contains(field)
-    }
-}
-
-/// `message` with the arguments of its calls as objects, where they are objects written as text.
-fn with_parsed_arguments(message: &Value) -> Value {
-    let mut message = message.clone();
-    for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
-        let call = if call.get("function").is_some() { &mut call["function"] } else { call };
-        let text = call.get("arguments").and_then(Value::as_str);
-        if let Some(object @ Value::Object(_)) = text.and_then(|text| serde_json::from_str(text).ok()) {
-            call["arguments"] = object;
-        }
-    }
-    message
 }
 
 /// Whether `message` is a turn of the assistant without content and calls.
@@ -340,16 +317,6 @@ pub(super) fn is_empty_answer(message: &Value) -> bool {
     };
     message["role"] == "assistant"
         && ["content", "tool_calls", "thinking", "reasoning_content"].into_iter().all(is_empty)
-}
-
-/// `rendered` without the ranges of empty turns, if it has one for each turn of the assistant.
-fn without_empty(mut rendered: Rendered, chat: &Chat) -> Rendered {
-    let turns: Vec<&Value> = chat.messages.iter().filter(|message| message["role"] == "assistant").collect();
-    if turns.len() == rendered.learned.len() {
-        let mut turns = turns.into_iter();
-        rendered.learned.retain(|_| !turns.next().is_some_and(is_empty_answer));
-    }
-    rendered
 }
 
 /// A text of at most [`MAX_TEXT_BYTES`].
@@ -389,8 +356,24 @@ fn environment(clock: Clock) -> Environment<'static> {
         clock.format(&format).map_err(|reason| minijinja::Error::new(ErrorKind::InvalidOperation, reason))
     });
     environment.add_filter("tojson", to_json);
+    environment.add_filter("trim", trim);
+    environment.add_test("iterable", |value: &Template| {
+        !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
+    });
     environment.add_filter("generation", |text: String| format!("{}{text}{}", MARKS[0], MARKS[1]));
     environment
+}
+
+/// Jinja trims the text of any value: `None`, and the representation of a list.
+fn trim(value: Template, chars: Option<String>) -> String {
+    let text = match value.as_str() {
+        Some(text) => text.to_string(),
+        None => python::text(&value).unwrap_or_else(|| value.to_string()),
+    };
+    match chars {
+        Some(chars) => text.trim_matches(|c| chars.contains(c)).to_string(),
+        None => text.trim().to_string(),
+    }
 }
 
 fn to_json(value: Template, kwargs: Kwargs) -> Result<String, minijinja::Error> {
@@ -408,7 +391,9 @@ fn to_json(value: Template, kwargs: Kwargs) -> Result<String, minijinja::Error> 
 
 /// Writes `{% generation %}` blocks as blocks of the filter that marks them.
 fn mark_generation(template: &str) -> String {
-    let (mut out, mut rest) = (String::new(), template);
+    // Jinja reads every end of a line as this one.
+    let template = template.replace("\r\n", "\n").replace('\r', "\n");
+    let (mut out, mut rest) = (String::new(), template.as_str());
     while let Some(at) = rest.find("{%") {
         let (before, tag) = rest.split_at(at + 2);
         out.push_str(before);

@@ -1,6 +1,7 @@
 use std::io::Read;
 
 use super::*;
+use crate::data::turns::Learned;
 use flate2::read::GzDecoder;
 
 fn template(text: &str) -> Result<ChatTemplate> {
@@ -9,6 +10,17 @@ fn template(text: &str) -> Result<ChatTemplate> {
     let tokens = r#"{"bos_token": {"content": "<s>"}, "eos_token": "</s>"}"#;
     std::fs::write(folder.path().join("tokenizer_config.json"), tokens).unwrap();
     Ok(ChatTemplate::load(folder.path(), None, Clock::Fixed)?.unwrap())
+}
+
+fn assistant() -> Vec<String> {
+    vec!["assistant".into()]
+}
+
+fn recorded(name: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
+    let mut text = String::new();
+    GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_string(&mut text).unwrap();
+    serde_json::from_str(&text).unwrap()
 }
 
 fn chat(turns: &[(&str, &str)]) -> Chat {
@@ -21,10 +33,7 @@ const CHATML: &str = "{% for message in messages %}{{'<|im_start|>' + message['r
 /// Texts and ranges of generation blocks that transformers 5.23 with jinja2 3.1.6 has rendered (scripts/make_chat_referee.py).
 #[test]
 fn templates_render_as_transformers_renders_them() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat_referee.json.gz");
-    let mut text = String::new();
-    GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_string(&mut text).unwrap();
-    let data: Value = serde_json::from_str(&text).unwrap();
+    let data = recorded("chat_referee.json.gz");
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("tokenizer_config.json"), data["special_tokens"].to_string()).unwrap();
     let chats = data["conversations"].as_array().unwrap();
@@ -59,26 +68,163 @@ fn turns_of_the_assistant_are_found_in_any_template() {
                   {{ m.content }}{{ eos_token }}{%- endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}";
     let turns = [("system", "s"), ("user", "é?"), ("assistant", "one"), ("user", "more?"), ("assistant", "two")];
     for (source, expected) in [(CHATML, ["one<|im_end|>\n", "two<|im_end|>\n"]), (marked, ["one</s>", "two</s>"])] {
-        let rendered = template(source).unwrap().render_learned(&chat(&turns)).unwrap();
+        let rendered = template(source).unwrap().render_learned(&chat(&turns), &assistant()).unwrap().texts.remove(0);
         let learned: Vec<_> = rendered.learned.iter().map(|range| &rendered.text[range.clone()]).collect();
         assert_eq!(learned, expected);
     }
     let last = Chat { learned_from: 4, ..chat(&turns) };
-    let rendered = template(CHATML).unwrap().render_learned(&last).unwrap();
+    let rendered = template(CHATML).unwrap().render_learned(&last, &assistant()).unwrap().texts.remove(0);
     assert_eq!(rendered.learned.len(), 1);
     assert_eq!(&rendered.text[rendered.learned[0].clone()], "two<|im_end|>\n");
 }
 
+/// The learned parts of each text.
+fn parts(learned: &Learned) -> Vec<Vec<&str>> {
+    let texts = learned.texts.iter();
+    texts.map(|text| text.learned.iter().map(|range| &text.text[range.clone()]).collect()).collect()
+}
+
 #[test]
-fn a_template_without_prefixes_is_an_error() {
+fn a_template_that_changes_earlier_turns_is_trained_turn_by_turn() {
     // The system message moves to the last turn of the user, as in Mistral's templates.
     let moving = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% if loop.last or loop.index0 == messages|length - 2 %}\
                   {{ 'SYSTEM' }}{% endif %}{% else %}{{ m.content }}{% endif %}{% endfor %}";
     let turns = chat(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]);
-    let reason = template(moving).unwrap().render_learned(&turns).unwrap_err();
-    assert!(reason.contains("what precedes message 2 differently"), "{reason}");
-    let reason = template(CHATML).unwrap().render_learned(&chat(&[("user", "a")])).unwrap_err();
+    let learned = template(moving).unwrap().render_learned(&turns, &assistant()).unwrap();
+    let texts: Vec<_> = learned.texts.iter().map(|text| text.text.as_str()).collect();
+    assert_eq!((texts, learned.rewrites), (vec!["aSYSTEMb", "abcSYSTEMd"], Some(2)));
+    assert_eq!(parts(&learned), [["b"], ["d"]]);
+    // The prompt begins thinking, which an answer without it does not have.
+    let thinks = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant><think>{% endif %}";
+    let learned = template(thinks).unwrap().render_learned(&turns, &assistant()).unwrap();
+    assert_eq!(parts(&learned), [["b"], ["d"]]);
+    let reason = template(CHATML).unwrap().render_learned(&chat(&[("user", "a")]), &assistant()).unwrap_err();
     assert!(reason.contains("no turn of the assistant"), "{reason}");
+}
+
+#[test]
+fn values_have_the_texts_and_kinds_of_python() {
+    let renders = |source: &str| template(source).unwrap().render(&chat(&[]), false).unwrap();
+    assert_eq!(
+        renders("{{ [{'a': 'b'}, none] | trim }}|{{ none | trim }}|{{ ' x ' | trim }}|{{ 'xax' | trim('x') }}"),
+        "[{'a': 'b'}, None]|None|x|a"
+    );
+    let iterable = "{{ none is iterable }}|{{ 'a' is iterable }}|{{ [] is iterable }}|{{ 1 is iterable }}";
+    assert_eq!(renders(iterable), "False|True|True|False");
+    assert_eq!(renders("a\r\nb\rc"), "a\nb\nc");
+}
+
+#[test]
+fn roles_and_messages_choose_what_is_learned() {
+    let marked = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}\
+                  {% else %}{{ m.content }}{% endif %}{% endfor %}";
+    let mut turns = chat(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]);
+    let learned = |source: &str, turns: &Chat, roles: &[&str]| {
+        let roles: Vec<String> = roles.iter().map(|role| role.to_string()).collect();
+        template(source).unwrap().render_learned(turns, &roles).map(|learned| parts(&learned).concat().join("|"))
+    };
+    assert_eq!(
+        learned(CHATML, &turns, &["user", "assistant"]).unwrap(),
+        "<|im_start|>user\na<|im_end|>\n|b<|im_end|>\n|<|im_start|>user\nc<|im_end|>\n|d<|im_end|>\n"
+    );
+    turns.messages[1]["train"] = false.into();
+    for (source, expected) in [(CHATML, "d<|im_end|>\n"), (marked, "d")] {
+        assert_eq!(learned(source, &turns, &["assistant"]).unwrap(), expected);
+    }
+    turns.messages[2]["train"] = true.into();
+    assert_eq!(
+        learned(marked, &turns, &["assistant"]).unwrap(),
+        "c|d",
+        "turns without marks are found by what they add"
+    );
+    turns.messages[2]["train"] = false.into();
+    turns.messages[3]["train"] = false.into();
+    assert!(learned(CHATML, &turns, &["assistant"]).unwrap_err().contains("no turn of the conversation is trained on"));
+}
+
+/// Compares all texts and masks of `data`: their numbers, and those that differ.
+fn compare(data: &Value) -> (usize, usize, Vec<String>) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("tokenizer_config.json"), data["special_tokens"].to_string()).unwrap();
+    let load = |name: &str| {
+        std::fs::write(folder.path().join("chat_template.jinja"), data["templates"][name].as_str().unwrap()).unwrap();
+        ChatTemplate::load(folder.path(), None, Clock::Fixed).unwrap().unwrap()
+    };
+    let chat = |chat: &Value| {
+        let (messages, tools) = (chat["messages"].as_array().unwrap().clone(), chat["tools"].clone());
+        Chat { messages, tools, ..Chat::default() }
+    };
+    let chats: Vec<Chat> = data["conversations"].as_array().unwrap().iter().map(chat).collect();
+    assert_eq!(chats.len(), 30);
+    let (mut texts, mut masks, mut wrong) = (0, 0, Vec::new());
+    let mut compare = |name: &str, template: &ChatTemplate, recorded: &Value| {
+        for (i, chat) in chats.iter().enumerate() {
+            for prompt in [false, true] {
+                let (found, expected) = (template.render(chat, prompt), recorded[i][usize::from(prompt)].as_str());
+                if found.as_ref().ok().map(String::as_str) != expected {
+                    wrong.push(format!("{name}, conversation {i}, prompt {prompt}:\n  {found:?}\n  {expected:?}"));
+                }
+                texts += 1;
+            }
+        }
+    };
+    for name in data["templates"].as_object().unwrap().keys() {
+        let template = load(name);
+        compare(name, &template, &data["rendered"][name]);
+        let more = &data["kwargs"][name];
+        if let Some(kwargs) = more["kwargs"].as_object() {
+            let named = format!("{name} {kwargs:?}");
+            compare(&named, &template.with_kwargs(kwargs.clone()).unwrap(), &more["rendered"]);
+        }
+    }
+    let has_answer = |chat: &Chat| chat.messages.iter().any(|message| message["role"] == "assistant");
+    for (name, recorded) in data["masks"].as_object().unwrap() {
+        let template = load(name);
+        assert!(template.is_replaced(), "{name}");
+        for (i, chat) in chats.iter().enumerate().filter(|(_, chat)| has_answer(chat)) {
+            let found = template.render_learned(chat, &assistant()).map(|mut learned| learned.texts.remove(0));
+            let found = found.map(|found| (found.text.clone(), marks(&found)));
+            let expected = recorded[i].as_array().map(|entry| {
+                let text = entry[0].as_str().unwrap();
+                (text.to_string(), marked_by(text, &entry[1]))
+            });
+            if found.as_ref().ok() != expected.as_ref() {
+                wrong.push(format!("{name}, marks of conversation {i}:\n  {found:?}\n  {expected:?}"));
+            }
+            masks += 1;
+        }
+    }
+    (texts, masks, wrong)
+}
+
+/// Texts that transformers 5.23 has rendered of published templates, and the marks of TRL's replacements (scripts/make_chat_masks.py).
+#[test]
+fn thinking_tools_and_parts_render_and_are_marked_as_in_transformers_and_trl() {
+    let mut data = recorded("chat_masks.json.gz");
+    let (texts, masks, wrong) = compare(&data);
+    assert!(wrong.is_empty(), "{} of {texts} texts and {masks} masks:\n{}", wrong.len(), wrong.join("\n"));
+    assert_eq!((texts, masks), (1980, 420));
+    // A mask that is one character too long, and a text with another end.
+    let end = &mut data["masks"]["qwen3"][3][1][0][1];
+    *end = (end.as_u64().unwrap() + 1).into();
+    data["rendered"]["smollm3"][2][0] = "x".into();
+    let (_, _, wrong) = compare(&data);
+    assert_eq!(wrong.len(), 2, "planted mistakes are found: {wrong:?}");
+    assert!(wrong[1].starts_with("qwen3, marks of conversation 3"), "{}", wrong[1]);
+}
+
+/// The same of ranges of characters.
+fn marked_by(text: &str, ranges: &Value) -> Vec<bool> {
+    let inside = |at: u64| {
+        ranges.as_array().unwrap().iter().any(|range| range[0].as_u64() <= Some(at) && Some(at) < range[1].as_u64())
+    };
+    (0..text.chars().count() as u64).map(inside).collect()
+}
+
+/// The characters that are learned.
+fn marks(rendered: &Rendered) -> Vec<bool> {
+    let places = rendered.text.char_indices();
+    places.map(|(at, _)| rendered.learned.iter().any(|range| range.contains(&at))).collect()
 }
 
 /// As `apply_chat_template` of transformers does.
@@ -133,11 +279,14 @@ fn empty_turns_are_no_targets() {
     let marked = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}\
                   {% else %}{{ m.content }}{% endif %}{% endfor %}";
     for (source, expected) in [(CHATML, "c<|im_end|>\n"), (marked, "c</s>")] {
-        let rendered = template(source).unwrap().render_learned(&turns).unwrap();
+        let rendered = template(source).unwrap().render_learned(&turns, &assistant()).unwrap().texts.remove(0);
         let learned: Vec<_> = rendered.learned.iter().map(|range| &rendered.text[range.clone()]).collect();
         assert_eq!(learned, [expected]);
-        let none = template(source).unwrap().render_learned(&chat(&[("user", "a"), ("assistant", " ")])).unwrap();
-        assert!(none.learned.is_empty());
+        let none = template(source)
+            .unwrap()
+            .render_learned(&chat(&[("user", "a"), ("assistant", " ")]), &assistant())
+            .unwrap();
+        assert!(none.texts[0].learned.is_empty());
     }
 }
 
@@ -147,7 +296,7 @@ fn fields_that_a_template_does_not_read_are_known() {
     let chat = Chat { messages: vec![message], ..Chat::default() };
     let unread = |source: &str| {
         let template = template(source).unwrap();
-        template.unread_fields(&chat).into_iter().map(str::to_string).collect::<Vec<_>>()
+        template.unread_fields(&chat).into_iter().collect::<Vec<_>>()
     };
     assert_eq!(unread(CHATML), ["reasoning_content", "thinking"]);
     assert_eq!(unread(&format!("{CHATML}{{{{ messages[0].reasoning_content }}}}")), ["thinking"]);

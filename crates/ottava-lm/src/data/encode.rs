@@ -2,11 +2,13 @@
 
 use std::path::Path;
 
-use super::chat::{ChatTemplate, is_empty_answer};
+use serde_json::{Map, Value};
+
+use super::chat::{Chat, ChatTemplate, Rendered, is_empty_answer};
 use super::clock::Clock;
 use super::records::Content;
 use super::shards::MASKED;
-use super::source::{Document, SourceOptions};
+use super::source::{Document, SourceOptions, TrainOnEos};
 use super::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -17,6 +19,10 @@ pub(super) struct Encoder<'a> {
     template: Option<ChatTemplate>,
     /// Whether all tokens are targets.
     train_on_inputs: bool,
+    /// The roles of messages that are targets.
+    roles_to_train: Vec<String>,
+    /// The turns whose end is a target.
+    train_on_eos: TrainOnEos,
     /// Whether tokens have a bit that says that they are no targets.
     pub(super) loss_mask: bool,
 }
@@ -38,6 +44,8 @@ pub(super) struct LeftOut {
     pub(super) fields: Vec<String>,
     /// Turns of the assistant without content, which are no targets.
     pub(super) empty_answers: usize,
+    /// The message that made the turns of a chat texts of their own.
+    pub(super) rewrites: Option<usize>,
 }
 
 impl<'a> Encoder<'a> {
@@ -46,8 +54,22 @@ impl<'a> Encoder<'a> {
         let folder = tokenizer.path().parent().unwrap_or(Path::new("."));
         let other = Some(options.chat_template_path.as_path()).filter(|path| !path.as_os_str().is_empty());
         let template = if prompts { ChatTemplate::load(folder, other, Clock::Fixed)? } else { None };
+        let kwargs = kwargs(&options.chat_template_kwargs)?;
+        let template = template
+            .map(|template| if kwargs.is_empty() { Ok(template) } else { template.with_kwargs(kwargs) })
+            .transpose()?;
+        if let Some(template) = template.as_ref().filter(|template| template.is_replaced() && !options.train_on_inputs)
+        {
+            tracing::info!(
+                "{}: a published chat template; training renders it by one of the same texts that marks the turns of the assistant and keeps \
+                 their thinking",
+                template.path().display()
+            );
+        }
         let loss_mask = prompts && !options.train_on_inputs;
-        Ok(Encoder { tokenizer, template, train_on_inputs: options.train_on_inputs, loss_mask })
+        let (train_on_inputs, train_on_eos) = (options.train_on_inputs, options.train_on_eos);
+        let roles_to_train = options.roles_to_train.clone();
+        Ok(Encoder { tokenizer, template, train_on_inputs, roles_to_train, train_on_eos, loss_mask })
     }
 
     /// SHA-256 of the chat template, if there is one.
@@ -60,14 +82,25 @@ impl<'a> Encoder<'a> {
         self.template.as_ref().map_or(Path::new(""), ChatTemplate::path)
     }
 
-    /// The tokens of `document`. Errors with the reason.
-    pub(super) fn encode(&self, document: &Document) -> Result<Encoded> {
-        match &document.content {
+    /// The tokens of `document`, or of the turns of a chat that are documents of their own. Errors with the reason.
+    pub(super) fn encode(&self, document: &Document) -> Result<Vec<Encoded>> {
+        let one: Result<Encoded> = match &document.content {
             Content::Text(text) => Ok(Encoded {
                 tokens: self.tokenizer.encode_document(text)?,
                 bytes: text.len(),
                 left_out: LeftOut::default(),
             }),
+            Content::Tokens { ids, learned } => {
+                if let Some(id) = ids.iter().find(|id| **id as usize >= self.tokenizer.vocab_size()) {
+                    let most = self.tokenizer.vocab_size();
+                    return Err(Error::Data(format!("{id} is no token of this tokenizer, which has {most}")));
+                }
+                let targets: Vec<u32> =
+                    ids.iter().zip(learned).filter(|(_, learned)| **learned).map(|(id, _)| *id).collect();
+                let bytes = self.tokenizer.decode(&targets)?.len();
+                let learned = learned.iter().map(|learned| *learned || self.train_on_inputs);
+                Ok(self.masked(ids.iter().copied().zip(learned).collect(), bytes))
+            }
             Content::Completion { prompt, completion: answer } => {
                 let text = format!("{prompt}{answer}");
                 let learned = if self.train_on_inputs { 0 } else { prompt.len() };
@@ -81,38 +114,72 @@ impl<'a> Encoder<'a> {
                 tokens.extend(end.map(|end| (end, true)));
                 Ok(self.masked(tokens, completion.len()))
             }
-            Content::Chat(chat) => {
-                let template = self.template.as_ref().ok_or_else(|| {
-                    let folder = self.tokenizer.path().parent().unwrap_or(Path::new("."));
-                    Error::Data(format!(
-                        "{} has no chat template for this conversation; name a file with one in `data.chat_template_path`",
-                        folder.display()
-                    ))
-                })?;
-                if !chat.tools.is_null() && !template.reads_variable("tools", true) {
-                    return Err(Error::Data(format!(
-                        "the conversation has `tools`, and the chat template {} has no place for them; name another one in \
-                         `data.chat_template_path`, or remove them",
-                        template.path().display()
-                    )));
-                }
-                let (text, learned) = match self.train_on_inputs {
-                    true => template.render(chat, false).map(|text| {
-                        let all = 0..text.len();
-                        (text, vec![all])
-                    }),
-                    false => template.render_learned(chat).map(|rendered| (rendered.text, rendered.learned)),
-                }
-                .map_err(Error::Data)?;
-                let bytes = learned.iter().map(ExactSizeIterator::len).sum();
-                let learnable = chat.messages.iter().skip(chat.learned_from).filter(|_| !self.train_on_inputs);
-                let left_out = LeftOut {
-                    fields: template.unread_fields(chat).into_iter().map(str::to_string).collect(),
-                    empty_answers: learnable.filter(|message| is_empty_answer(message)).count(),
-                };
-                Ok(Encoded { left_out, ..self.masked(self.tokenizer.encode_learned(&text, &learned)?, bytes) })
+            Content::Chat(chat) => return self.encode_chat(chat),
+        };
+        Ok(vec![one?])
+    }
+
+    fn encode_chat(&self, chat: &Chat) -> Result<Vec<Encoded>> {
+        let template = self.template.as_ref().ok_or_else(|| {
+            let folder = self.tokenizer.path().parent().unwrap_or(Path::new("."));
+            Error::Data(format!(
+                "{} has no chat template for this conversation; name a file with one in `data.chat_template_path`",
+                folder.display()
+            ))
+        })?;
+        if !chat.tools.is_null() && !template.reads_variable("tools", true) {
+            return Err(Error::Data(format!(
+                "the conversation has `tools`, and the chat template {} has no place for them; name another one in \
+                 `data.chat_template_path`, or remove them",
+                template.path().display()
+            )));
+        }
+        let mut left_out = LeftOut::default();
+        let texts = match self.train_on_inputs {
+            true => template.render(chat, false).map(|text| {
+                let all = 0..text.len();
+                vec![Rendered { text, learned: vec![all] }]
+            }),
+            false => template.render_learned(chat, &self.roles_to_train).map(|learned| {
+                left_out.rewrites = learned.rewrites;
+                learned.texts
+            }),
+        }
+        .map_err(Error::Data)?;
+        let learnable = chat.messages.iter().skip(chat.learned_from).filter(|_| !self.train_on_inputs);
+        left_out.empty_answers = learnable.filter(|message| is_empty_answer(message)).count();
+        left_out.fields = template.unread_fields(chat).into_iter().filter(|field| field != "train").collect();
+        let mut encoded = Vec::new();
+        for Rendered { text, learned } in texts {
+            let bytes: usize = learned.iter().map(ExactSizeIterator::len).sum();
+            let mut tokens = self.tokenizer.encode_learned(&text, &learned)?;
+            let ends = if self.train_on_inputs { Vec::new() } else { self.unlearn_ends(&mut tokens) };
+            let bytes = bytes.saturating_sub(self.tokenizer.decode(&ends)?.len());
+            encoded.push(Encoded { left_out: std::mem::take(&mut left_out), ..self.masked(tokens, bytes) });
+        }
+        Ok(encoded)
+    }
+
+    /// Takes the ends of turns out of the targets, as `train_on_eos` says. Returns their tokens.
+    fn unlearn_ends(&self, tokens: &mut [(u32, bool)]) -> Vec<u32> {
+        let mut ends = Vec::new();
+        let mut kept = match self.train_on_eos {
+            TrainOnEos::Turn => return ends,
+            TrainOnEos::Last => 1,
+            TrainOnEos::None => 0,
+        };
+        for turn in tokens.chunk_by_mut(|a, b| a.1 == b.1).rev().filter(|turn| turn[0].1) {
+            let Some(end) = turn.iter().rposition(|(id, _)| self.tokenizer.eos_ids().contains(id)) else { continue };
+            if kept > 0 {
+                kept -= 1;
+                continue;
+            }
+            for token in &mut turn[end..] {
+                token.1 = false;
+                ends.push(token.0);
             }
         }
+        ends
     }
 
     fn masked(&self, tokens: Vec<(u32, bool)>, bytes: usize) -> Encoded {
@@ -124,7 +191,20 @@ impl<'a> Encoder<'a> {
     pub(super) fn memory(&self, document: &Document) -> u64 {
         match &document.content {
             Content::Text(text) => self.tokenizer.memory_to_encode(text),
+            Content::Tokens { ids, .. } => 16 * ids.len() as u64,
             Content::Chat(_) | Content::Completion { .. } => Tokenizer::memory_to_encode_whole(document.bytes),
         }
     }
+}
+
+/// Reads a list of `name=value`, each value JSON or else a text.
+fn kwargs(list: &[String]) -> Result<Map<String, Value>> {
+    let read = |entry: &String| {
+        let (name, text) = entry.split_once('=').ok_or_else(|| {
+            Error::Config(format!("`data.chat_template_kwargs` has the entry {entry:?}; write \"name=value\", such as \"enable_thinking=false\""))
+        })?;
+        let value = serde_json::from_str(text.trim()).unwrap_or_else(|_| text.trim().into());
+        Ok((name.trim().to_string(), value))
+    };
+    list.iter().map(read).collect()
 }

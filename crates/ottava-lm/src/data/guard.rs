@@ -1,6 +1,7 @@
-//! Panics of the tokenizers crate as errors.
+//! Panics of the crates tokenizers, arrow and parquet as errors.
 
 use std::cell::Cell;
+use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
@@ -9,8 +10,8 @@ thread_local! {
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a call into the tokenizers crate, and returns its errors and panics as text.
-pub(super) fn catch_panics<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+/// Runs a call into one of them, and returns its errors and panics as text.
+pub(super) fn catch_panics<T, E: Display>(call: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let print = std::panic::take_hook();

@@ -89,6 +89,17 @@ impl Split {
         Ok(Split { documents, order: Some(Permutation::new(documents, SPLIT_SEED, 0)), validation })
     }
 
+    /// The first `validation` of `documents` for validation, and the others to train on.
+    ///
+    /// Errors with [`Error::Config`] when that leaves nothing to train on.
+    pub fn leading(documents: usize, validation: u64) -> Result<Split> {
+        let documents = documents as u64;
+        match validation < documents {
+            true => Ok(Split { documents, order: None, validation }),
+            false => Err(Error::Config("`data.train_files` hold no document to train on".into())),
+        }
+    }
+
     /// All `documents` for validation, in the order of the files: to evaluate a finished model.
     pub fn all_validation(documents: usize) -> Split {
         Split { documents: documents as u64, order: None, validation: documents as u64 }
@@ -141,6 +152,15 @@ mod tests {
         // Far too long for a table.
         let order = Permutation::new(1 << 60, 1, 0);
         assert!((0..1000).map(|i| order.get(i)).collect::<HashSet<_>>().len() == 1000);
+    }
+
+    #[test]
+    fn leading_documents_are_for_validation() {
+        let split = Split::leading(5, 2).unwrap();
+        assert_eq!((split.train_len(), split.validation_len()), (3, 2));
+        assert_eq!((0..3).map(|i| split.train(i)).collect::<Vec<_>>(), [2, 3, 4]);
+        assert_eq!((0..2).map(|i| split.validation(i)).collect::<Vec<_>>(), [0, 1]);
+        assert!(Split::leading(2, 2).unwrap_err().to_string().contains("no document to train on"));
     }
 
     #[test]

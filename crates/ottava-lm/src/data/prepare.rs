@@ -3,19 +3,20 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher};
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
-use sha2::{Digest, Sha256};
 use tracing::{info, warn};
 
-use super::encode::{Encoded, Encoder, LeftOut};
-use super::shards::{BYTES, DOCUMENTS, FORMAT, MASKED, Meta, SourceFile, TokenDataset, TokenType, shard_name};
-use super::source::{Document, SourceOptions, documents, formatting};
+use super::encode::{Encoded, Encoder};
+use super::files::{Kind, expand};
+use super::left_out::{BadRecords, LeftOutOfFile};
+use super::shards::{FORMAT, Meta, SourceFile, TokenDataset, TokenType};
+use super::source::{Document, Failure, SourceOptions, documents, formatting};
+use super::token_writer::TokenWriter;
 use super::tokenizer::Tokenizer;
 use crate::fs::{Fs, RealFs, create_dirs, sync_parent};
-use crate::hash::{hex, seal, sha256, sha256_file};
+use crate::hash::{sha256, sha256_file};
 use crate::{Error, Result, interrupt, limits};
 
 /// A new file of tokens is started after this many bytes.
@@ -54,7 +55,8 @@ pub(super) fn prepare_sharded(
             tokenizer.path().display()
         )));
     };
-    let files = describe(sources)?;
+    let sources = &expand(sources)?;
+    let mut files = describe(sources)?;
     let formattings = sources.iter().map(|path| formatting(path, options)).collect::<Result<Vec<_>>>()?;
     let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
     let encoder = Encoder::new(tokenizer, options, prompts)?;
@@ -77,8 +79,9 @@ pub(super) fn prepare_sharded(
     let temporary = TemporaryFolder::create(cache, &key[..16])?;
     let dtype = if encoder.loss_mask { TokenType::U32 } else { TokenType::for_vocab(tokenizer.vocab_size()) };
     let mut writer = TokenWriter::create(&temporary.path, dtype, shard_bytes)?;
-    for ((source, expected), formatting) in sources.iter().zip(&files).zip(formattings) {
+    for ((source, expected), formatting) in sources.iter().zip(&mut files).zip(formattings) {
         info!("tokenizing {} (records: {})", source.display(), formatting.as_str());
+        let before = writer.documents();
         let (size, sha256) = tokenize(source, options, &encoder, &mut writer)?;
         if sha256 != expected.sha256 {
             return Err(Error::Data(format!(
@@ -87,8 +90,9 @@ pub(super) fn prepare_sharded(
                 expected.size
             )));
         }
+        expected.documents = writer.documents() - before;
     }
-    if writer.starts.len() == 1 {
+    if writer.documents() == 0 {
         let names: Vec<_> = sources.iter().map(|path| path.display().to_string()).collect();
         return Err(Error::Data(format!("no text to train on: [{}] hold no document", names.join(", "))));
     }
@@ -119,13 +123,23 @@ pub(super) fn prepare_sharded(
 
 fn describe(sources: &[PathBuf]) -> Result<Vec<SourceFile>> {
     let describe = |path: &PathBuf| {
-        let (size, sha256) = sha256_file(path).map_err(|error| match error {
+        let as_data = |error| match error {
             Error::Io { .. } => Error::Data(error.to_string()),
             other => other,
-        })?;
-        Ok(SourceFile { path: path.display().to_string(), size, sha256 })
+        };
+        let (size, mut sha256) = sha256_file(path).map_err(as_data)?;
+        if Kind::of(path)?.0 == Kind::Megatron {
+            sha256 = with_index(path, &sha256).map_err(as_data)?;
+        }
+        Ok(SourceFile { path: path.display().to_string(), size, sha256, documents: 0 })
     };
     sources.par_iter().map(describe).collect()
+}
+
+/// The hash of a `.bin` and its index.
+fn with_index(path: &Path, sha256: &str) -> Result<String> {
+    let (_, index) = sha256_file(&path.with_extension("idx"))?;
+    Ok(crate::hash::sha256(format!("{sha256}{index}").as_bytes()))
 }
 
 /// The hash of everything that the tokens depend on. A source counts with its content and its name, which decides its
@@ -149,18 +163,30 @@ fn tokenize(
 ) -> Result<(u64, String)> {
     let mut reader = documents(source, options)?;
     let mut left_out = LeftOutOfFile::default();
+    let mut bad = BadRecords::new(options);
     loop {
         let (mut chunk, mut size) = (Vec::new(), 0);
         while size < CHUNK_BYTES {
             interrupt::check("tokenizing")?;
-            let Some(document) = reader.next().transpose()? else { break };
+            let document = match reader.next_or_failure() {
+                None => break,
+                Some(Ok(document)) => document,
+                Some(Err(Failure::Record(error))) => {
+                    bad.skip(error)?;
+                    continue;
+                }
+                Some(Err(Failure::File(error))) => return Err(error),
+            };
             // The overhead of a document counts too, so that many short ones end a chunk.
             size += document.bytes + 64;
             chunk.push(document);
         }
         if chunk.is_empty() {
             left_out.warn(source, encoder);
-            return reader.finish();
+            bad.warn(source);
+            let (size, sha256) = reader.finish()?;
+            let is_pair = Kind::of(source)?.0 == Kind::Megatron;
+            return Ok((size, if is_pair { with_index(source, &sha256)? } else { sha256 }));
         }
         let encode = |document: &Document| {
             interrupt::check("tokenizing")?;
@@ -170,47 +196,21 @@ fn tokenize(
         while !rest.is_empty() {
             let (together, others) = rest.split_at(fitting(rest, encoder, source)?);
             // All are encoded before the first error is taken, which then is that of the lowest line.
-            let encoded: Vec<Result<Encoded>> = together.par_iter().map(encode).collect();
+            let encoded: Vec<Result<Vec<Encoded>>> = together.par_iter().map(encode).collect();
             for (encoded, document) in encoded.into_iter().zip(together) {
-                let encoded = encoded?;
-                left_out.add(&encoded.left_out, document.line);
-                writer.push(&encoded, encoder.loss_mask)?;
+                let encoded = match encoded {
+                    Err(error @ Error::Data(_)) => {
+                        bad.skip(error)?;
+                        continue;
+                    }
+                    other => other?,
+                };
+                for encoded in encoded {
+                    left_out.add(&encoded.left_out, document.line);
+                    writer.push(&encoded, encoder.loss_mask)?;
+                }
             }
             rest = others;
-        }
-    }
-}
-
-/// The content that templates leave out of the chats of a file, with the number of records and the line of the first.
-#[derive(Default)]
-struct LeftOutOfFile {
-    fields: BTreeMap<String, (usize, u64)>,
-    empty_answers: Option<(usize, u64)>,
-}
-
-impl LeftOutOfFile {
-    fn add(&mut self, left_out: &LeftOut, line: u64) {
-        for field in &left_out.fields {
-            self.fields.entry(field.clone()).or_insert((0, line)).0 += 1;
-        }
-        if left_out.empty_answers > 0 {
-            self.empty_answers.get_or_insert((0, line)).0 += left_out.empty_answers;
-        }
-    }
-
-    fn warn(&self, source: &Path, encoder: &Encoder) {
-        let source = source.display();
-        for (field, (records, line)) in &self.fields {
-            warn!(
-                "{source}:{line}: the chat template {} does not read the field `{field}` of messages, so it is left out; \
-                 {records} records have it",
-                encoder.template_path().display()
-            );
-        }
-        if let Some((count, line)) = self.empty_answers {
-            warn!(
-                "{source}:{line}: {count} messages of the assistant are empty, and are no targets; this is the first"
-            );
         }
     }
 }
@@ -239,127 +239,6 @@ fn fitting(documents: &[Document], encoder: &Encoder, source: &Path) -> Result<u
         total <= available / 2
     });
     Ok(1 + more.count())
-}
-
-/// Writes the files of a [`TokenDataset`] in one pass.
-struct TokenWriter {
-    folder: PathBuf,
-    dtype: TokenType,
-    shard_bytes: u64,
-    shard: Option<Output>,
-    shards: Vec<u64>,
-    /// SHA-256 of the files that are complete, by name.
-    sha256: BTreeMap<String, String>,
-    /// The first token of each document, and at the end the number of tokens.
-    starts: Vec<u64>,
-    bytes: Vec<u32>,
-    target_tokens: u64,
-}
-
-impl TokenWriter {
-    fn create(folder: &Path, dtype: TokenType, shard_bytes: u64) -> Result<TokenWriter> {
-        Ok(TokenWriter {
-            folder: folder.to_path_buf(),
-            dtype,
-            shard_bytes,
-            shard: None,
-            shards: Vec::new(),
-            sha256: BTreeMap::new(),
-            starts: vec![0],
-            bytes: Vec::new(),
-            target_tokens: 0,
-        })
-    }
-
-    /// Writes a document, whose tokens may have the bit of a loss mask.
-    fn push(&mut self, Encoded { tokens: ids, bytes, .. }: &Encoded, loss_mask: bool) -> Result<()> {
-        if self.shards.last().is_some_and(|&tokens| tokens * self.dtype.size() as u64 >= self.shard_bytes) {
-            self.close_shard()?;
-        }
-        let shard = match &mut self.shard {
-            Some(shard) => shard,
-            None => {
-                let output = Output::create(self.folder.join(shard_name(self.shards.len())))?;
-                self.shards.push(0);
-                self.shard.insert(output)
-            }
-        };
-        self.target_tokens += ids.iter().filter(|&&id| !loss_mask || id & MASKED == 0).count() as u64;
-        for &id in ids {
-            let id = id.to_le_bytes();
-            shard.write(&id[..self.dtype.size()])?;
-        }
-        let tokens = self.shards.last_mut().expect("a file was opened above");
-        *tokens += ids.len() as u64;
-        self.starts.push(self.starts[self.starts.len() - 1] + ids.len() as u64);
-        self.bytes.push(u32::try_from(*bytes).expect("a document is smaller than 4 GiB"));
-        Ok(())
-    }
-
-    fn close_shard(&mut self) -> Result<()> {
-        match self.shard.take() {
-            Some(shard) => self.close(shard),
-            None => Ok(()),
-        }
-    }
-
-    fn close(&mut self, file: Output) -> Result<()> {
-        let (name, sha256) = file.finish()?;
-        self.sha256.insert(name, sha256);
-        Ok(())
-    }
-
-    /// Writes the tables and, last, `meta.json` with the counts and hashes filled in.
-    fn finish(mut self, meta: Meta) -> Result<()> {
-        self.close_shard()?;
-        let mut starts = Output::create(self.folder.join(DOCUMENTS))?;
-        self.starts.iter().try_for_each(|start| starts.write(&start.to_le_bytes()))?;
-        self.close(starts)?;
-        let mut bytes = Output::create(self.folder.join(BYTES))?;
-        self.bytes.iter().try_for_each(|length| bytes.write(&length.to_le_bytes()))?;
-        self.close(bytes)?;
-        let meta = Meta {
-            documents: self.bytes.len() as u64,
-            tokens: self.starts[self.starts.len() - 1],
-            target_tokens: self.target_tokens,
-            bytes: self.bytes.iter().map(|&length| u64::from(length)).sum(),
-            shards: self.shards,
-            sha256: self.sha256,
-            ..meta
-        };
-        let mut file = Output::create(self.folder.join("meta.json"))?;
-        file.write(seal(&meta).as_bytes())?;
-        file.finish().map(|_| ())
-    }
-}
-
-/// A buffered file that is hashed while it is written. [`Output::finish`] flushes it to the disk, so that the rename of its
-/// folder cannot survive a power failure without its content.
-struct Output {
-    file: BufWriter<File>,
-    path: PathBuf,
-    hasher: Sha256,
-}
-
-impl Output {
-    fn create(path: PathBuf) -> Result<Output> {
-        let file = File::create_new(&path).map_err(Error::io(&path))?;
-        Ok(Output { file: BufWriter::with_capacity(1 << 18, file), path, hasher: Sha256::new() })
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.hasher.update(bytes);
-        self.file.write_all(bytes).map_err(Error::io(&self.path))
-    }
-
-    /// Returns the file's name and SHA-256.
-    fn finish(self) -> Result<(String, String)> {
-        let path = self.path;
-        let file = self.file.into_inner().map_err(|e| Error::io(&path)(e.into_error()))?;
-        file.sync_all().map_err(Error::io(&path))?;
-        let name = path.file_name().expect("a file has a name").to_string_lossy();
-        Ok((name.into_owned(), hex(&self.hasher.finalize())))
-    }
 }
 
 /// A folder that is removed on drop unless it was renamed. Its process holds a lock on it, so that leftovers of killed

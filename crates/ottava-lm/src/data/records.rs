@@ -1,10 +1,11 @@
 //! Records of a `.jsonl` file: a text, a chat, or a prompt with its completion.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::chat::Chat;
 
@@ -23,8 +24,12 @@ pub enum Formatting {
     PromptCompletion,
     /// `instruction`, `output`, and optionally `input`, `system` and `history`.
     Alpaca,
-    /// `conversations`: a list of objects with `from` and `value`; optionally `system`.
+    /// `conversations`: a list of objects with `from` and `value`, or `role` and `content`; optionally `system`.
     Sharegpt,
+    /// `input_ids`, all of which contribute to the loss.
+    Tokens,
+    /// `input_ids`, with `labels`, `loss_mask`, `assistant_masks` or `completion_mask`.
+    LabeledTokens,
 }
 
 /// The content of a document.
@@ -41,7 +46,20 @@ pub enum Content {
         /// The text that the model is trained to write.
         completion: String,
     },
+    /// Tokens, and which of them contribute to the loss.
+    Tokens {
+        /// Ids.
+        ids: Vec<u32>,
+        /// For each id, whether the model is trained to write it.
+        learned: Vec<bool>,
+    },
 }
+
+/// Fields that say which of `input_ids` are targets: 1 for a target.
+const MASKS: [&str; 3] = ["loss_mask", "assistant_masks", "completion_mask"];
+
+/// The label of a token that is no target.
+const NO_LABEL: i64 = -100;
 
 impl Formatting {
     /// The name as in `data.formatting`.
@@ -53,14 +71,28 @@ impl Formatting {
             Formatting::PromptCompletion => "prompt_completion",
             Formatting::Alpaca => "alpaca",
             Formatting::Sharegpt => "sharegpt",
+            Formatting::Tokens => "tokens",
+            Formatting::LabeledTokens => "labeled_tokens",
         }
     }
 
-    /// The formatting of a file whose first record is `record`. The fields of a chat go before `text`.
-    pub(super) fn detect(record: &str) -> Formatting {
-        let fields: BTreeMap<String, IgnoredAny> = serde_json::from_str(record).unwrap_or_default();
-        let has = |key: &str| fields.contains_key(key);
+    /// The formatting of a file whose first record is `record`. Errors with the reason where this is not an object.
+    pub(super) fn detect(record: &str) -> Result<Formatting, String> {
+        match serde_json::from_str::<BTreeMap<String, IgnoredAny>>(record) {
+            Ok(fields) => Ok(Formatting::of_fields(&|key| fields.contains_key(key))),
+            Err(error) => {
+                Err(format!("not a usable record: {}", error.to_string().replace(" at line 1 column ", " at column ")))
+            }
+        }
+    }
+
+    /// The formatting of records that have these fields. The fields of a chat go before `text`.
+    pub(super) fn of_fields(has: &dyn Fn(&str) -> bool) -> Formatting {
         match () {
+            () if has("input_ids") && (has("labels") || MASKS.iter().any(|mask| has(mask))) => {
+                Formatting::LabeledTokens
+            }
+            () if has("input_ids") => Formatting::Tokens,
             () if has("messages") => Formatting::Messages,
             () if has("conversations") => Formatting::Sharegpt,
             () if has("prompt") && has("completion") => Formatting::PromptCompletion,
@@ -71,7 +103,7 @@ impl Formatting {
 
     /// Whether each record has a prompt, which does not contribute to the loss.
     pub fn has_prompts(self) -> bool {
-        !matches!(self, Formatting::Auto | Formatting::Text)
+        !matches!(self, Formatting::Auto | Formatting::Text | Formatting::Tokens)
     }
 
     /// The content of a record that is not a plain text. Errors with the reason.
@@ -83,6 +115,7 @@ impl Formatting {
             Formatting::PromptCompletion => prompt_completion(record)?,
             Formatting::Alpaca => Content::Chat(Chat { messages: alpaca(record)?, ..Chat::default() }),
             Formatting::Sharegpt => Content::Chat(Chat { messages: sharegpt(record)?, ..Chat::default() }),
+            Formatting::Tokens | Formatting::LabeledTokens => tokens(record)?,
         };
         Ok(match content {
             Content::Chat(chat) => Content::Chat(Chat { tools: tools(record)?, ..chat }),
@@ -107,12 +140,54 @@ fn optional_text<'a>(record: &'a Map<String, Value>, key: &str) -> Result<&'a st
     }
 }
 
-fn list<'a>(record: &'a Map<String, Value>, key: &str) -> Result<&'a [Value], String> {
-    match field(record, key)? {
-        Value::Array(list) if !list.is_empty() => Ok(list),
-        Value::Array(_) => Err(format!("field `{key}` is an empty list")),
-        _ => Err(format!("field `{key}` is not a list")),
+/// A list, or one written as a text, as in files of CSV.
+fn list<'a>(record: &'a Map<String, Value>, key: &str) -> Result<Cow<'a, [Value]>, String> {
+    let parsed = |text: &str| serde_json::from_str::<Vec<Value>>(text).ok();
+    let list = match field(record, key)? {
+        Value::Array(list) => Cow::Borrowed(list.as_slice()),
+        Value::String(text) => Cow::Owned(parsed(text).ok_or_else(|| format!("field `{key}` is not a list"))?),
+        _ => return Err(format!("field `{key}` is not a list")),
+    };
+    match list.is_empty() {
+        true => Err(format!("field `{key}` is an empty list")),
+        false => Ok(list),
     }
+}
+
+fn tokens(record: &Map<String, Value>) -> Result<Content, String> {
+    let numbers = |key: &str| {
+        let numbers: Option<Vec<i64>> =
+            list(record, key)?.iter().map(|value| value.as_i64().or_else(|| value.as_bool().map(i64::from))).collect();
+        numbers.ok_or_else(|| format!("field `{key}` holds something else than whole numbers"))
+    };
+    let ids = numbers("input_ids")?;
+    let mut learned = vec![true; ids.len()];
+    let named = ["labels"].into_iter().chain(MASKS).find(|key| record.get(*key).is_some_and(|value| !value.is_null()));
+    if let Some(key) = named {
+        let marks = numbers(key)?;
+        if marks.len() != ids.len() {
+            return Err(format!("`input_ids` has {} entries and `{key}` has {}", ids.len(), marks.len()));
+        }
+        for (at, ((learned, mark), id)) in learned.iter_mut().zip(&marks).zip(&ids).enumerate() {
+            *learned = match key {
+                "labels" if mark != id && *mark != NO_LABEL => {
+                    return Err(format!(
+                        "entry {} of `labels` is {mark}; it is the token, {id}, or {NO_LABEL}",
+                        at + 1
+                    ));
+                }
+                "labels" => *mark != NO_LABEL,
+                _ => *mark != 0,
+            };
+        }
+    }
+    let attended: Option<Vec<i64>> = record.get("attention_mask").and_then(|_| numbers("attention_mask").ok());
+    let kept = |at: usize| attended.as_ref().is_none_or(|mask| mask.get(at) != Some(&0));
+    let pairs = ids.iter().zip(&learned).enumerate().filter(|(at, _)| kept(*at));
+    let pairs =
+        pairs.map(|(_, (id, learned))| Ok((u32::try_from(*id).map_err(|_| format!("{id} is no token"))?, *learned)));
+    let (ids, learned) = pairs.collect::<Result<Vec<_>, String>>()?.into_iter().unzip();
+    Ok(Content::Tokens { ids, learned })
 }
 
 fn messages(record: &Map<String, Value>, key: &str) -> Result<Vec<Value>, String> {
@@ -121,6 +196,12 @@ fn messages(record: &Map<String, Value>, key: &str) -> Result<Vec<Value>, String
         let place = format!("message {} of `{key}`", i + 1);
         let fields = message.as_object().ok_or_else(|| format!("{place} is not an object"))?;
         text(fields, "role").map_err(|reason| format!("{place}: {reason}"))?;
+        if let Some((field, known)) = fields.keys().find_map(|field| Some((field, misspelt(field)?))) {
+            return Err(format!("{place}: `{field}` is no field of a message; did you mean `{known}`?"));
+        }
+        if fields.get("train").is_some_and(|train| !train.is_boolean() && !train.is_null()) {
+            return Err(format!("{place}: field `train` is neither true nor false"));
+        }
         match fields.get("content") {
             Some(Value::String(_) | Value::Array(_)) => {}
             None | Some(Value::Null) if fields.contains_key("tool_calls") => {}
@@ -129,6 +210,20 @@ fn messages(record: &Map<String, Value>, key: &str) -> Result<Vec<Value>, String
         }
     }
     Ok(messages.to_vec())
+}
+
+/// Fields of messages.
+const OF_MESSAGES: [&str; 9] =
+    ["role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "thinking", "reasoning", "train"];
+
+/// The field that the name of another one nearly is.
+fn misspelt(field: &str) -> Option<&'static str> {
+    // A name that is much longer is near to none, and comparing takes time.
+    if OF_MESSAGES.contains(&field) || field.len() > 24 {
+        return None;
+    }
+    let near = |known: &&&str| strsim::damerau_levenshtein(field, known) * 4 <= known.len();
+    OF_MESSAGES.iter().find(near).copied()
 }
 
 fn prompt_completion(record: &Map<String, Value>) -> Result<Content, String> {
@@ -165,21 +260,48 @@ fn alpaca(record: &Map<String, Value>) -> Result<Vec<Value>, String> {
 
 fn sharegpt(record: &Map<String, Value>) -> Result<Vec<Value>, String> {
     let mut messages = system(record)?;
-    for (i, turn) in list(record, "conversations")?.iter().enumerate() {
+    let turns = list(record, "conversations")?;
+    if turns.iter().all(|turn| turn.get("role").is_some() && turn.get("from").is_none()) {
+        messages.extend(self::messages(record, "conversations")?);
+        return Ok(messages);
+    }
+    for (i, turn) in turns.iter().enumerate() {
         let place = |reason: String| format!("turn {} of `conversations`: {reason}", i + 1);
         let turn = turn.as_object().ok_or_else(|| place("it is not an object".into()))?;
-        let role = match text(turn, "from").map_err(place)? {
-            "human" | "user" => "user",
-            "gpt" | "assistant" | "model" | "chatgpt" => "assistant",
-            "system" => "system",
-            "observation" | "function_response" | "tool" => "tool",
+        let (role, value) = (text(turn, "from").map_err(place)?, text(turn, "value").map_err(place)?);
+        let mut message = match role {
+            "human" | "user" => Chat::message("user", value),
+            "gpt" | "assistant" | "model" | "chatgpt" | "bot" => Chat::message("assistant", value),
+            "system" => Chat::message("system", value),
+            "observation" | "function_response" | "tool" => Chat::message("tool", value),
+            "function_call" => function_call(value).map_err(place)?,
             other => {
-                return Err(place(format!("`from` is {other:?}; it is human, gpt, system or observation")));
+                return Err(place(format!(
+                    "`from` is {other:?}; it is human, gpt, system, function_call or observation (`data.roles` gives names to others)"
+                )));
             }
         };
-        messages.push(Chat::message(role, text(turn, "value").map_err(place)?));
+        if let (Some(train), Some(message)) = (turn.get("train"), message.as_object_mut()) {
+            message.insert("train".into(), train.clone());
+        }
+        messages.push(message);
     }
     Ok(messages)
+}
+
+/// A message with the calls that LLaMA-Factory writes as a text: an object with `name` and `arguments`, or a list of them.
+fn function_call(value: &str) -> Result<Value, String> {
+    let wrong = || "its `value` is not the JSON of a call: an object with `name` and `arguments`".to_string();
+    let calls = match serde_json::from_str(value) {
+        Ok(Value::Array(calls)) => calls,
+        Ok(call @ Value::Object(_)) => vec![call],
+        _ => return Err(wrong()),
+    };
+    if calls.iter().any(|call| !(call["name"].is_string() && call.get("arguments").is_some())) {
+        return Err(wrong());
+    }
+    let calls: Vec<Value> = calls.into_iter().map(|call| json!({"type": "function", "function": call})).collect();
+    Ok(json!({"role": "assistant", "content": "", "tool_calls": calls}))
 }
 
 /// The system message in a field of its own.
@@ -207,10 +329,9 @@ fn tools(record: &Map<String, Value>) -> Result<Value, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn read(record: Value) -> Result<Content, String> {
-        Formatting::detect(&record.to_string()).read(&record)
+        Formatting::detect(&record.to_string()).unwrap().read(&record)
     }
 
     fn roles(record: Value) -> Vec<String> {
@@ -228,6 +349,13 @@ mod tests {
         assert_eq!(roles(json!({"instruction": "i", "input": "", "output": "o"})), ["user:i", "assistant:o"]);
         let sharegpt = json!({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]});
         assert_eq!(roles(sharegpt), ["user:a", "assistant:b"]);
+        let roles_in_sharegpt = json!({"conversations": chat, "system": "s"});
+        assert_eq!(roles(roles_in_sharegpt), ["system:s", "user:a", "assistant:b"]);
+        let call = r#"{"name": "f", "arguments": {"a": 1}}"#;
+        let calls =
+            json!({"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": call}]});
+        let Content::Chat(called) = read(calls).unwrap() else { panic!("a chat") };
+        assert_eq!(called.messages[1]["tool_calls"][0]["function"], json!({"name": "f", "arguments": {"a": 1}}));
         let Content::Chat(chat) = read(json!({"prompt": [chat[0]], "completion": [chat[1]], "tools": "[{}]"})).unwrap()
         else {
             panic!("a chat")
@@ -235,7 +363,7 @@ mod tests {
         assert_eq!((chat.messages.len(), chat.learned_from, chat.tools), (2, 1, json!([{}])));
         let texts = read(json!({"prompt": "p", "completion": "c"})).unwrap();
         assert_eq!(texts, Content::Completion { prompt: "p".into(), completion: "c".into() });
-        assert_eq!(Formatting::detect(r#"{"text": "x", "prompt": "y"}"#), Formatting::Text);
+        assert_eq!(Formatting::detect(r#"{"text": "x", "prompt": "y"}"#), Ok(Formatting::Text));
         for formatting in [Formatting::Auto, Formatting::PromptCompletion, Formatting::Sharegpt] {
             assert_eq!(json!(formatting), formatting.as_str());
         }
@@ -249,6 +377,12 @@ mod tests {
             (json!({"messages": [{"content": "x"}]}), "message 1 of `messages`: field `role` is missing"),
             (json!({"messages": [{"role": "user"}]}), "message 1 of `messages`: field `content` is missing"),
             (json!({"messages": [{"role": "user", "content": 1}]}), "field `content` is not a text"),
+            (
+                json!({"messages": [{"role": "user", "contnet": "x"}]}),
+                "`contnet` is no field of a message; did you mean `content`?",
+            ),
+            (json!({"messages": [{"role": "user", "content": "x", "train": 1}]}), "`train` is neither true nor false"),
+            (json!({"conversations": [{"from": "function_call", "value": "x"}]}), "is not the JSON of a call"),
             (json!({"messages": [[]], "tools": 1}), "message 1 of `messages` is not an object"),
             (json!({"messages": [{"role": "user", "content": "x"}], "tools": {}}), "`tools` is not a list"),
             (json!({"prompt": "p", "completion": []}), "neither two texts nor two lists"),

@@ -27,7 +27,7 @@ use crate::hash::{hex, sha256, unseal};
 use crate::{Error, Result, input, interrupt};
 
 /// The version of the folder's layout that this program writes and reads.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 /// Set in a stored token that the loss leaves out as a target, where [`Meta::loss_mask`] is.
 pub const MASKED: u32 = 1 << 31;
@@ -110,6 +110,8 @@ pub struct SourceFile {
     pub size: u64,
     /// SHA-256 of its content.
     pub sha256: String,
+    /// Number of its documents.
+    pub documents: u64,
 }
 
 /// The name of the `index`th file of tokens.

@@ -95,7 +95,7 @@ fn wrong_sizes_counts_and_versions_are_noticed() {
     assert!(missing.starts_with("tokens-00000.bin: "), "{missing}");
     let meta = |change: fn(Meta) -> Meta| error_after(|folder, meta| write_meta(folder, &change(meta)));
     assert!(meta(|m| Meta { loss_mask: true, ..m }).contains("no room for a loss mask"));
-    assert!(meta(|m| Meta { format: 1, ..m }).contains("format 1, this program reads 3"));
+    assert!(meta(|m| Meta { format: 1, ..m }).contains("format 1, this program reads 4"));
     assert!(meta(|m| Meta { tokens: 7, ..m }).contains("do not agree"));
     assert!(meta(|m| Meta { documents: 0, ..m }).contains("do not agree"));
     assert!(meta(|m| Meta { documents: u64::MAX, ..m }).contains("documents.bin: 32 bytes"));
@@ -104,7 +104,7 @@ fn wrong_sizes_counts_and_versions_are_noticed() {
     assert!(meta(|m| Meta { bytes: 9, ..m }).contains("bytes.bin: the sum is 8, meta.json says 9"));
     assert!(error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{").unwrap()).contains("not valid JSON"));
     assert!(
-        error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{\"format\":3}").unwrap())
+        error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{\"format\":4}").unwrap())
             .contains("checksum")
     );
 }

@@ -1,27 +1,30 @@
-//! Documents from text files: `.txt` and `.md`, `.jsonl`, each also compressed as `.gz`.
+//! Documents from files of text, of records and of tokens.
 //!
-//! Files are streamed one document at a time. Errors say `file:line: reason`. Only blank lines and empty texts are skipped.
+//! Files are streamed one document at a time. Errors say `file:line: reason`; the line of a file without lines is the number of the record.
+//! Only blank lines and empty texts are skipped.
 
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read};
+use std::fs::File;
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
-use flate2::read::MultiGzDecoder;
-use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
+use ottava_files::{Format, Rows};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
+use super::compression::unpack;
+use super::fields::{content, json_content, size};
+use super::files::Kind;
+use super::guard::catch_panics;
+use super::json_values::JsonValues;
+use super::mapping::Mapping;
+use super::megatron::MegatronReader;
 use super::records::{Content, Formatting};
 use crate::hash::HashedFile;
-use crate::{Error, Result, input};
+use crate::{Error, Result};
 
 /// The largest document.
 const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
-
-/// A `.gz` may unpack to this many times its size (text seldom passes 20) or to [`GZIP_FREE_BYTES`], and no further.
-const GZIP_MAX_RATIO: u64 = 200;
-
-/// Unpacked bytes that are always allowed, so that small files of repeated text pass.
-const GZIP_FREE_BYTES: u64 = 16 << 20;
 
 /// The unit that is one document in a `.txt` or `.md` file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +35,30 @@ pub enum Documents {
     /// The whole file.
     #[default]
     File,
+}
+
+/// What is done with a record that cannot be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BadRecord {
+    /// It is an error.
+    #[default]
+    Error,
+    /// It is left out and counted.
+    Skip,
+}
+
+/// The learned turns whose end contributes to the loss: the token that ends a generated text, and what follows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TrainOnEos {
+    /// All of them.
+    #[default]
+    Turn,
+    /// The last one.
+    Last,
+    /// None of them.
+    None,
 }
 
 /// Options for reading files; part of the key of cached tokens.
@@ -46,6 +73,27 @@ pub struct SourceOptions {
     pub formatting: Formatting,
     /// Whether prompts contribute to the loss too.
     pub train_on_inputs: bool,
+    /// Other names of fields, `ours=theirs`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fields: Vec<String>,
+    /// Other names of roles, `ours=theirs`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub roles: Vec<String>,
+    /// The roles of messages that contribute to the loss.
+    #[serde(skip_serializing_if = "is_assistant")]
+    pub roles_to_train: Vec<String>,
+    /// The learned turns whose end contributes to the loss.
+    #[serde(skip_serializing_if = "is_default")]
+    pub train_on_eos: TrainOnEos,
+    /// Further variables of the chat template, `name=value`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub chat_template_kwargs: Vec<String>,
+    /// What is done with records that cannot be used.
+    #[serde(skip_serializing_if = "is_default")]
+    pub on_bad_record: BadRecord,
+    /// The most records of a file that may be left out; 0 where they are errors.
+    #[serde(skip_serializing_if = "is_default")]
+    pub max_bad_records: u64,
     /// A chat template instead of the tokenizer's; empty means that. Cached tokens depend on its content.
     #[serde(skip)]
     pub chat_template_path: PathBuf,
@@ -58,9 +106,24 @@ impl Default for SourceOptions {
             text_field: "text".into(),
             formatting: Formatting::Auto,
             train_on_inputs: false,
+            fields: Vec::new(),
+            roles: Vec::new(),
+            roles_to_train: vec!["assistant".into()],
+            train_on_eos: TrainOnEos::default(),
+            chat_template_kwargs: Vec::new(),
+            on_bad_record: BadRecord::default(),
+            max_bad_records: 0,
             chat_template_path: PathBuf::new(),
         }
     }
+}
+
+fn is_assistant(roles: &[String]) -> bool {
+    roles == ["assistant"]
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// One document and the line it starts on.
@@ -77,86 +140,118 @@ pub struct Document {
 /// The documents of one file in order; see [`documents`].
 pub struct DocumentReader {
     path: PathBuf,
-    input: Box<dyn BufRead + Send>,
+    input: Input,
     /// The file below `input`.
     file: HashedFile,
     form: Form,
-    /// The line read last, from 1.
+    mapping: Mapping,
+    /// The line or record read last, from 1.
     line: u64,
     finished: bool,
+}
+
+/// Where pieces of a file come from.
+enum Input {
+    /// Lines, or the whole text.
+    Text(Box<dyn BufRead + Send>),
+    Json(Box<dyn BufRead + Send>, JsonValues),
+    Csv(Box<csv::Reader<Box<dyn BufRead + Send>>>, Vec<String>),
+    Table(Rows),
+    Tokens(MegatronReader),
 }
 
 enum Form {
     Lines,
     Whole,
-    Json { field: String, formatting: Formatting },
+    Records { field: String, formatting: Formatting },
+    Tokens,
 }
 
-/// Errors with [`Error::Data`] unless `path` is a regular file with a supported extension.
-pub fn check(path: &Path) -> Result<()> {
-    form(path, &SourceOptions::default())?;
-    input::open(path).map(|_| ()).map_err(|error| Error::Data(format!("{}: {error}", path.display())))
+/// A part of a file that is one document.
+enum Piece {
+    Text(String),
+    Object(Map<String, Value>),
+    Tokens(Vec<u32>),
 }
 
-/// The format of a file by its name, and whether it is compressed.
-fn form(path: &Path, options: &SourceOptions) -> Result<(Form, bool)> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-    let plain = name.strip_suffix(".gz");
-    let form = match plain.unwrap_or(&name).rsplit_once('.').map(|(_, extension)| extension) {
-        Some("jsonl") => {
-            // An explicit `text_field` has the text, even if other fields are present.
-            let formatting = match options.formatting {
-                Formatting::Auto if options.text_field != SourceOptions::default().text_field => Formatting::Text,
-                formatting => formatting,
-            };
-            Form::Json { field: options.text_field.clone(), formatting }
+/// Why a document was not read.
+pub(super) enum Failure {
+    /// The record cannot be used; the next one may.
+    Record(Error),
+    /// The rest of the file cannot be read.
+    File(Error),
+}
+
+impl Failure {
+    pub(super) fn into_error(self) -> Error {
+        match self {
+            Failure::Record(error) | Failure::File(error) => error,
         }
-        Some("txt" | "md") => match options.text_documents {
-            Documents::Line => Form::Lines,
-            Documents::File => Form::Whole,
-        },
-        _ => {
-            return Err(Error::Data(format!(
-                "{}: unknown kind of data; name a .txt, .md or .jsonl file, each also as .gz",
-                path.display()
-            )));
-        }
-    };
-    Ok((form, plain.is_some()))
+    }
 }
 
 /// The formatting of the records of `path`, by the first of them; that of plain text for other files.
 pub fn formatting(path: &Path, options: &SourceOptions) -> Result<Formatting> {
     let mut reader = documents(path, options)?;
-    match reader.form {
-        Form::Lines | Form::Whole => return Ok(Formatting::Text),
-        Form::Json { formatting: Formatting::Auto, .. } => reader.next().transpose()?,
-        Form::Json { .. } => None,
-    };
-    match reader.form {
-        Form::Json { formatting, .. } if formatting != Formatting::Auto => Ok(formatting),
-        _ => Ok(Formatting::Text),
+    loop {
+        match reader.form {
+            Form::Lines | Form::Whole => return Ok(Formatting::Text),
+            Form::Tokens => return Ok(Formatting::Tokens),
+            Form::Records { formatting, .. } if formatting != Formatting::Auto => return Ok(formatting),
+            Form::Records { .. } => {}
+        }
+        match reader.next_or_failure() {
+            Some(Err(Failure::Record(_))) if options.on_bad_record == BadRecord::Skip => {}
+            Some(Err(failure)) => return Err(failure.into_error()),
+            Some(Ok(_)) => {}
+            None => return Ok(Formatting::Text),
+        }
     }
 }
 
 /// Opens `path` for reading its documents. The name says what it is; other names are an error.
 pub fn documents(path: &Path, options: &SourceOptions) -> Result<DocumentReader> {
-    let (form, compressed) = form(path, options)?;
-    let unreadable = |error| Error::Data(format!("{}: {error}", path.display()));
-    let file = HashedFile::open(path).map_err(unreadable)?;
-    let size = std::fs::metadata(path).map_err(unreadable)?;
-    let reader = file.clone();
-    let input: Box<dyn BufRead + Send> = if compressed {
-        let left = GZIP_FREE_BYTES.max(size.len().saturating_mul(GZIP_MAX_RATIO));
-        Box::new(BufReader::with_capacity(1 << 18, Capped { inner: MultiGzDecoder::new(BufReader::new(reader)), left }))
-    } else {
-        Box::new(BufReader::with_capacity(1 << 18, reader))
+    let (kind, compression) = Kind::of(path)?;
+    let unreadable = |reason: String| Error::Data(format!("{}: {reason}", path.display()));
+    let mapping = Mapping::parse(&options.fields, &options.roles).map_err(Error::Config)?;
+    let file = HashedFile::open(path).map_err(|error| unreadable(error.to_string()))?;
+    let bytes = || {
+        let size = std::fs::metadata(path).and_then(|found| unpack(file.clone(), found.len(), compression));
+        size.map_err(|error| unreadable(error.to_string()))
     };
-    Ok(DocumentReader { path: path.to_path_buf(), input, file, form, line: 0, finished: false })
+    let table = |format| {
+        let file = File::open(path).map_err(|error| error.to_string());
+        file.and_then(|file| catch_panics(|| Rows::open(file, format))).map(Input::Table).map_err(unreadable)
+    };
+    // An explicit `text_field` has the text, even if other fields are present.
+    let formatting = match options.formatting {
+        Formatting::Auto if options.text_field != SourceOptions::default().text_field => Formatting::Text,
+        formatting => formatting,
+    };
+    let records = Form::Records { field: options.text_field.clone(), formatting };
+    let (input, form) = match (kind, options.text_documents) {
+        (Kind::Text, Documents::Line) => (Input::Text(bytes()?), Form::Lines),
+        (Kind::Text, Documents::File) => (Input::Text(bytes()?), Form::Whole),
+        (Kind::JsonLines, _) => (Input::Text(bytes()?), records),
+        (Kind::Json, _) => (Input::Json(bytes()?, JsonValues::default()), records),
+        (Kind::Csv(delimiter), _) => {
+            let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(bytes()?);
+            let header = reader.headers().map_err(|error| unreadable(error.to_string()))?;
+            let mut names: Vec<String> = header.iter().map(str::to_string).collect();
+            if let Some(first) = names.first_mut() {
+                *first = first.trim_start_matches('\u{feff}').to_string();
+            }
+            (Input::Csv(Box::new(reader), names), records)
+        }
+        (Kind::Parquet, _) => (table(Format::Parquet)?, records),
+        (Kind::Arrow, _) => (table(Format::Arrow)?, records),
+        (Kind::Megatron, _) => (Input::Tokens(MegatronReader::open(path)?), Form::Tokens),
+    };
+    Ok(DocumentReader { path: path.to_path_buf(), input, file, form, mapping, line: 0, finished: false })
 }
 
 impl DocumentReader {
-    /// Size and SHA-256 of the bytes read.
+    /// Size and SHA-256 of the file.
     pub fn finish(self) -> Result<(u64, String)> {
         self.file.finish().map_err(Error::io(&self.path))
     }
@@ -165,22 +260,78 @@ impl DocumentReader {
         Error::Data(format!("{}:{}: {reason}", self.path.display(), self.line))
     }
 
+    fn record_failure(&self, reason: impl fmt::Display) -> Failure {
+        Failure::Record(self.wrong(reason))
+    }
+
+    fn file_failure(&self, reason: impl fmt::Display) -> Failure {
+        Failure::File(self.wrong(reason))
+    }
+
+    /// The next part of the file; `None` at its end.
+    fn piece(&mut self) -> Result<Option<Piece>, Failure> {
+        let line = self.line + 1;
+        let failed = |path: &Path, line: u64, reason: &dyn fmt::Display| {
+            Failure::File(Error::Data(format!("{}:{line}: {reason}", path.display())))
+        };
+        match &mut self.input {
+            Input::Text(_) => Ok(self.text()?.map(Piece::Text)),
+            Input::Json(input, values) => match values.next(input.as_mut(), MAX_DOCUMENT_BYTES) {
+                Ok(None) => Ok(None),
+                Ok(Some((bytes, line))) => {
+                    self.line = line;
+                    let text = String::from_utf8(bytes).map_err(|error| self.not_utf8(&error))?;
+                    Ok(Some(Piece::Text(text)))
+                }
+                Err(reason) => Err(failed(&self.path, values.line, &reason)),
+            },
+            Input::Csv(reader, names) => {
+                let mut record = csv::StringRecord::new();
+                self.line = reader.position().line();
+                match reader.read_record(&mut record) {
+                    Ok(false) => Ok(None),
+                    Ok(true) => {
+                        let fields = names.iter().cloned().zip(record.iter().map(|text| text.into()));
+                        Ok(Some(Piece::Object(fields.collect())))
+                    }
+                    Err(error) if error.is_io_error() => Err(failed(&self.path, line, &error)),
+                    Err(error) => Err(self.record_failure(error)),
+                }
+            }
+            Input::Table(rows) => {
+                self.line = line;
+                match catch_panics(|| rows.next().transpose()) {
+                    Ok(record) => Ok(record.map(Piece::Object)),
+                    Err(reason) => Err(failed(&self.path, line, &reason)),
+                }
+            }
+            Input::Tokens(reader) => {
+                self.line = line;
+                reader
+                    .next()
+                    .map(|found| found.map(|(ids, _)| Piece::Tokens(ids)))
+                    .map_err(|reason| failed(&self.path, line, &reason))
+            }
+        }
+    }
+
     /// Reads up to the end of the line, or of the file for [`Form::Whole`]; `None` at the end of the file.
-    fn piece(&mut self) -> Result<Option<String>> {
+    fn text(&mut self) -> Result<Option<String>, Failure> {
+        let Input::Text(input) = &mut self.input else { unreachable!("only text has lines") };
         self.line += 1;
         let mut bytes = Vec::new();
-        let mut limited = self.input.by_ref().take(MAX_DOCUMENT_BYTES + 1);
+        let mut limited = input.by_ref().take(MAX_DOCUMENT_BYTES + 1);
         let (read, whole) = match self.form {
             Form::Whole => (limited.read_to_end(&mut bytes), true),
-            Form::Lines | Form::Json { .. } => (limited.read_until(b'\n', &mut bytes), false),
+            _ => (limited.read_until(b'\n', &mut bytes), false),
         };
-        read.map_err(|e| self.wrong(format!("cannot be read further: {e}")))?;
+        read.map_err(|e| self.file_failure(format!("cannot be read further: {e}")))?;
         if bytes.is_empty() {
             return Ok(None);
         }
         if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
             let advice = if whole { "; set text_documents = \"line\", or split the file" } else { "" };
-            return Err(self.wrong(format!("a document of more than {} MiB{advice}", MAX_DOCUMENT_BYTES >> 20)));
+            return Err(self.file_failure(format!("a document of more than {} MiB{advice}", MAX_DOCUMENT_BYTES >> 20)));
         }
         if self.line == 1 && bytes.starts_with(b"\xEF\xBB\xBF") {
             bytes.drain(..3);
@@ -188,7 +339,7 @@ impl DocumentReader {
         let text = String::from_utf8(bytes).map_err(|e| self.not_utf8(&e))?;
         if text.contains('\0') {
             self.line += lines_before(text.as_bytes(), text.find('\0').unwrap_or(0));
-            return Err(self.wrong("a zero byte; the file must be plain UTF-8 text"));
+            return Err(self.record_failure("a zero byte; the file must be plain UTF-8 text"));
         }
         Ok(Some(if whole {
             text.replace("\r\n", "\n")
@@ -198,30 +349,52 @@ impl DocumentReader {
         }))
     }
 
-    fn not_utf8(&mut self, error: &std::string::FromUtf8Error) -> Error {
+    fn not_utf8(&mut self, error: &std::string::FromUtf8Error) -> Failure {
         let (bytes, at) = (error.as_bytes(), error.utf8_error().valid_up_to());
         self.line += lines_before(bytes, at);
         let column = at - bytes[..at].iter().rposition(|&b| b == b'\n').map_or(0, |newline| newline + 1);
-        self.wrong(format!("byte {} of the line (0x{:02x}) is not UTF-8", column + 1, bytes[at]))
+        self.record_failure(format!("byte {} of the line (0x{:02x}) is not UTF-8", column + 1, bytes[at]))
     }
 
-    fn next_document(&mut self) -> Result<Option<Document>> {
+    fn next_document(&mut self) -> Result<Option<Document>, Failure> {
         while let Some(piece) = self.piece()? {
             let line = self.line;
-            if piece.trim().is_empty() {
-                continue;
-            }
-            let bytes = piece.len();
-            let content = match &mut self.form {
-                Form::Lines | Form::Whole => Ok(Content::Text(piece)),
-                Form::Json { field, formatting } => json_content(&piece, field, formatting),
+            let (content, bytes) = match (piece, &mut self.form) {
+                (Piece::Text(text), _) if text.trim().is_empty() => continue,
+                (Piece::Text(text), Form::Records { field, formatting }) => {
+                    (json_content(&text, field, formatting, &self.mapping), text.len())
+                }
+                (Piece::Text(text), _) => {
+                    let bytes = text.len();
+                    (Ok(Content::Text(text)), bytes)
+                }
+                (Piece::Object(record), Form::Records { field, formatting }) => {
+                    let bytes = size(&record);
+                    (content(record, field, formatting, &self.mapping), bytes)
+                }
+                (Piece::Object(_), _) => unreachable!("a table holds records"),
+                (Piece::Tokens(ids), _) => {
+                    let bytes = 4 * ids.len();
+                    (Ok(Content::Tokens { learned: vec![true; ids.len()], ids }), bytes)
+                }
             };
-            match content.map_err(|reason| self.wrong(reason))? {
+            match content.map_err(|reason| self.record_failure(reason))? {
                 Content::Text(text) if text.is_empty() => {}
+                Content::Tokens { ids, .. } if ids.is_empty() => {}
                 content => return Ok(Some(Document { content, bytes, line })),
             }
         }
         Ok(None)
+    }
+
+    /// The next document, or why there is none; after a failure of the file there are no more.
+    pub(super) fn next_or_failure(&mut self) -> Option<Result<Document, Failure>> {
+        if self.finished {
+            return None;
+        }
+        let next = self.next_document().transpose();
+        self.finished = matches!(next, None | Some(Err(Failure::File(_))));
+        next
     }
 }
 
@@ -230,95 +403,14 @@ impl Iterator for DocumentReader {
 
     /// The next document; after an error there are no more.
     fn next(&mut self) -> Option<Self::Item> {
-        if self.finished {
-            return None;
-        }
-        let next = self.next_document().transpose();
-        self.finished = !matches!(next, Some(Ok(_)));
-        next
+        let next = self.next_or_failure()?.map_err(Failure::into_error);
+        self.finished |= next.is_err();
+        Some(next)
     }
 }
 
 fn lines_before(bytes: &[u8], at: usize) -> u64 {
     bytes[..at].iter().filter(|&&b| b == b'\n').count() as u64
-}
-
-/// The content of one JSON record of a file of this `formatting`, which the first record decides if it is not known.
-fn json_content(record: &str, field: &str, formatting: &mut Formatting) -> Result<Content, String> {
-    if *formatting == Formatting::Auto {
-        *formatting = Formatting::detect(record);
-    }
-    match *formatting {
-        Formatting::Text => Ok(Content::Text(json_text(record, field)?)),
-        formatting => {
-            let record = serde_json::from_str(record).map_err(|e| unusable(&e))?;
-            let content = formatting.read(&record);
-            content.map_err(|reason| format!("not a usable record of formatting `{}`: {reason}", formatting.as_str()))
-        }
-    }
-}
-
-/// The message for a record that is not JSON. The parser counts lines within the record; the caller names the line of the file.
-fn unusable(error: &serde_json::Error) -> String {
-    format!("not a usable record: {}", error.to_string().replace(" at line 1 column ", " at column "))
-}
-
-/// The text in `field` of one JSON record.
-fn json_text(record: &str, field: &str) -> Result<String, String> {
-    let mut parser = serde_json::Deserializer::from_str(record);
-    let text = TextField(field).deserialize(&mut parser).and_then(|text| parser.end().map(|()| text));
-    text.map_err(|e| unusable(&e))
-}
-
-/// Picks one string field out of an object without keeping the rest.
-struct TextField<'a>(&'a str);
-
-impl<'de> DeserializeSeed<'de> for TextField<'_> {
-    type Value = String;
-    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for TextField<'_> {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "an object with the text in its field `{}`", self.0)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<String, A::Error> {
-        let custom = |reason: String| <A::Error as serde::de::Error>::custom(reason);
-        let mut found = None;
-        while let Some(key) = map.next_key::<String>()? {
-            if key != self.0 {
-                map.next_value::<IgnoredAny>()?;
-            } else if found.is_some() {
-                return Err(custom(format!("field `{}` appears twice", self.0)));
-            } else {
-                found = Some(map.next_value::<String>()?);
-            }
-        }
-        found.ok_or_else(|| custom(format!("field `{}` is missing (set text_field to another)", self.0)))
-    }
-}
-
-/// Fails after `left` bytes: protects against decompression bombs.
-struct Capped<R> {
-    inner: R,
-    left: u64,
-}
-
-impl<R: Read> Read for Capped<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.inner.read(buffer)?;
-        self.left = self.left.checked_sub(count as u64).ok_or_else(|| {
-            io::Error::other(format!(
-                "it unpacks to more than {GZIP_MAX_RATIO} times its size; unpack it yourself if you trust it"
-            ))
-        })?;
-        Ok(count)
-    }
 }
 
 #[cfg(test)]

@@ -128,7 +128,7 @@ fn too_long_documents_are_refused_with_advice() {
 
 #[test]
 fn other_kinds_of_paths_are_errors() {
-    for name in ["a.parquet", "txt", "a.gz", "a.json"] {
+    for name in ["a.pdf", "txt", "a.gz", "a.docx"] {
         assert!(read(name, b"x", &lines()).unwrap_err().contains("unknown kind of data"), "{name}");
     }
     let folder = tempfile::tempdir().unwrap();
@@ -152,9 +152,10 @@ fn mutated_records_never_panic() {
         }
         let reader = super::DocumentReader {
             path: "a.jsonl".into(),
-            input: Box::new(std::io::Cursor::new(bytes)),
+            input: super::Input::Text(Box::new(std::io::Cursor::new(bytes))),
             file: file.clone(),
-            form: super::Form::Json { field: "text".into(), formatting: Formatting::Text },
+            form: super::Form::Records { field: "text".into(), formatting: Formatting::Text },
+            mapping: super::Mapping::default(),
             line: 0,
             finished: false,
         };

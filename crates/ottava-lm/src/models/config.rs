@@ -34,6 +34,11 @@ impl ConfigFile {
                     "this is a model of the Hugging Face cache, whose folders are under snapshots; name {}",
                     snapshot.display()
                 ),
+                None if input::is_hub_id(folder) => format!(
+                    "a model is a folder on this machine, and nothing is downloaded: `hf download {0} --local-dir {1}` makes one; name {1}",
+                    folder.display(),
+                    folder.file_name().unwrap_or_default().display()
+                ),
                 None => "a model folder holds config.json, tokenizer.json and *.safetensors".into(),
             };
             Error::Model(format!("{}: {error}; {remedy}", path.display()))

@@ -205,7 +205,7 @@ impl DryRun {
         let _others = (0..3 * (micro_batches - distinct)).map(|_| ids()).collect::<Result<Vec<_>, _>>()?;
         drop(build);
         let build = tracker.take_peak();
-        let evaluate = |Run { model, step, .. }: &mut Run, precision| match config.run.data.val_set_size > 0.0 {
+        let evaluate = |Run { model, step, .. }: &mut Run, precision| match config.run.validates() {
             true => {
                 let _scope = device.scope("evaluation");
                 let pipeline = step.partition().ranks().pipeline();

@@ -169,7 +169,7 @@ fn names_it(pattern: &str, name: &str) -> bool {
 }
 
 /// Whether `text` matches `pattern`, where `*` stands for any number of characters and `?` for one.
-fn glob(pattern: &str, text: &str) -> bool {
+pub(crate) fn glob(pattern: &str, text: &str) -> bool {
     match pattern.chars().next() {
         None => text.is_empty(),
         Some('*') => text

@@ -7,6 +7,7 @@ mod steps;
 mod types;
 
 pub use fp8_pays::Fp8Pays;
+pub(crate) use linears::glob;
 pub use linears::{Decision, LinearSite};
 pub use precision::{Fp8Format, LossScaling, Precision, ProductName, Sums, WgradBlocks};
 pub use steps::Steps;

@@ -3,7 +3,7 @@
 use super::start::{Resumed, Start, build, find_checkpoint};
 use crate::checkpoint::{AdapterFolder, FolderTemplate, training, verify_model};
 use crate::config::{ResolvedConfig, RunConfig, WeightInit};
-use crate::data::{RowLayout, Split, TokenDataset, Tokenizer, loader, prepare};
+use crate::data::{RowLayout, Split, TokenDataset, Tokenizer, loader};
 use crate::error::{Error, Result};
 use crate::models::{Decoder, DecoderConfig, decoder_config};
 use crate::parallel::Ranks;
@@ -28,9 +28,8 @@ impl Inputs {
     pub(super) fn read(config: &RunConfig, resumed: Option<&Resumed>, ranks: &Ranks) -> Result<Inputs> {
         let prepared = || -> Result<_> {
             let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
-            let (files, cache) = (&config.data.train_files, config.cache_dir());
-            let dataset = prepare(files, &config.source_options(), &tokenizer, &cache)?;
-            Ok((tokenizer, Arc::new(dataset)))
+            let (dataset, split) = config.prepare_data(&tokenizer)?;
+            Ok((tokenizer, Arc::new(dataset), split))
         };
         let first = ranks.leads().then(prepared).transpose();
         let first = ranks.together("preparing the data", first)?;
@@ -45,7 +44,7 @@ impl Inputs {
     fn check(
         config: &RunConfig,
         resumed: Option<&Resumed>,
-        (tokenizer, dataset): (Tokenizer, Arc<TokenDataset>),
+        (tokenizer, dataset, split): (Tokenizer, Arc<TokenDataset>, Split),
         ranks: &Ranks,
     ) -> Result<Inputs> {
         if let Some(resumed) = resumed.filter(|resumed| resumed.progress.data != dataset.meta().key) {
@@ -54,7 +53,6 @@ impl Inputs {
                 resumed.path.display()
             )));
         }
-        let split = Split::new(dataset.len(), config.data.val_set_size)?;
         let layout = config.layout();
         let fit = layout.check(&dataset, &split, config.data.excess_length_strategy)?;
         if ranks.leads() {
@@ -133,7 +131,7 @@ pub(super) fn max_steps(config: &RunConfig, dataset: &TokenDataset, split: &Spli
         }
         steps => steps,
     };
-    let shaped = t.warmup_steps + t.decay_steps;
+    let shaped = config.schedule(max_steps).warmup_steps + t.decay_steps;
     if shaped > max_steps {
         tracing::warn!("warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short");
     }

@@ -2,7 +2,7 @@
 
 use ottava_lm::checkpoint::slices::SliceFiles;
 use ottava_lm::checkpoint::{Manifest, ModelFiles, Verify, verify};
-use ottava_lm::config::RunConfig;
+use ottava_lm::config::{RunConfig, import};
 use ottava_lm::convert::convert;
 use ottava_lm::data::source::documents;
 use ottava_lm::data::{SourceOptions, Tokenizer};
@@ -27,11 +27,22 @@ pub struct Parser {
     pub parse: fn(&Path),
 }
 
+/// A configuration of another trainer.
+const FOREIGN: &str = "base_model: m\ndatasets:\n  - path: a.jsonl\n    type: alpaca\nlearning_rate: 2e-4\nbf16: auto\nlora_r: 8\nadapter: lora\n\
+                       zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}\nspecial_tokens:\n  pad_token: '<pad>'\n";
+
+fn read_records(path: &Path) {
+    if let Ok(reader) = documents(path, &SourceOptions::default()) {
+        reader.for_each(drop);
+    }
+}
+
 /// All of them. The files that some refer to are written into `folder`.
 pub fn parsers(folder: &Path) -> Vec<Parser> {
     std::fs::create_dir(folder.join("model")).unwrap();
     std::fs::create_dir_all(folder.join("megatron/mp_rank_00")).unwrap();
     std::fs::write(folder.join("model/part.safetensors"), safetensors()).unwrap();
+    std::fs::write(folder.join("ids.bin"), include_bytes!("../data/formats/ids.bin")).unwrap();
     for kind in ["metadata", "chunks"] {
         std::fs::create_dir(folder.join(kind)).unwrap();
         for (name, bytes) in DISTRIBUTED {
@@ -121,6 +132,17 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
         text("pairs of messages", "pairs.jsonl", chats(&pairs).as_bytes(), |path| {
             documents(path, &SourceOptions::default()).unwrap().for_each(drop);
         }),
+        text("json", "a.json", include_bytes!("../data/formats/chats.json"), read_records),
+        text("csv", "a.csv", include_bytes!("../data/formats/chats.csv"), read_records),
+        text("zstd", "a.jsonl.zst", include_bytes!("../data/formats/texts.jsonl.zst"), read_records),
+        text("parquet", "a.parquet", include_bytes!("../data/formats/chats-snappy.parquet"), read_records),
+        text("parquet of texts", "b.parquet", include_bytes!("../data/formats/texts-gzip.parquet"), read_records),
+        text("arrow file", "a.arrow", include_bytes!("../data/formats/chats-file.arrow"), read_records),
+        text("arrow stream", "b.arrow", include_bytes!("../data/formats/texts-stream.arrow"), read_records),
+        text("megatron index", "ids.idx", include_bytes!("../data/formats/ids.idx"), |path| {
+            read_records(&path.with_extension("bin"));
+        }),
+        text("foreign yaml", "x.yaml", FOREIGN.as_bytes(), |path| drop(import(path))),
         text("metrics.jsonl", "metrics.jsonl", metrics.as_bytes(), |path| drop(Summary::read(path))),
         parser("tokenizer.json", "tokenizer.json", tokenizer, |path| {
             if let Ok(tokenizer) = Tokenizer::load(path) {

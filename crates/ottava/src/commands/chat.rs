@@ -6,7 +6,9 @@ use ottava_lm::data::{Chat, ChatTemplate, Clock, Tokenizer};
 use ottava_lm::engine::complete;
 use ottava_lm::models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_lm::{Error, Result};
-use std::io::{self, BufRead, IsTerminal};
+use serde_json::{Map, Value, json};
+use std::fs::OpenOptions;
+use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 /// Talk to a chat model: a line of standard input is a message, and the end of input ends the conversation.
@@ -14,13 +16,19 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "Examples:
   ottava chat model/
   ottava chat runs/chat --system 'Answer in one sentence.' --temperature 0.7 --top-p 0.9
-  echo 'What is an otter?' | ottava chat model/")]
+  echo 'What is an otter?' | ottava chat model/
+
+A line that starts with / is a command: /clear starts a new conversation, /save FILE appends this one to a file as a record of `messages`.
+Where the conversation is longer than --max-length, its oldest turns are left out.")]
 pub struct ChatCommand {
     /// A Hugging Face model folder with a chat template, or the folder of a run, whose newest checkpoint is used.
     model: PathBuf,
     /// The system message of the conversation.
     #[arg(long)]
     system: Option<String>,
+    /// A JSON object with further variables of the chat template, such as {"enable_thinking": false}.
+    #[arg(long, value_name = "JSON", value_parser = object)]
+    chat_template_kwargs: Option<Map<String, Value>>,
     /// Maximum number of tokens of the whole conversation, up to the model's positions.
     #[arg(long, default_value_t = 4096, value_parser = super::count)]
     max_length: usize,
@@ -35,9 +43,10 @@ pub struct ChatCommand {
 
 impl ChatCommand {
     pub fn run(self) -> Result<()> {
+        let kwargs = self.chat_template_kwargs.clone().unwrap_or_default();
         let (model, tokenizer, template, sizes) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
-            let (tokenizer, template) = (Tokenizer::load(folder)?, chat_template(folder)?);
+            let (tokenizer, template) = (Tokenizer::load(folder)?, chat_template(folder, kwargs.clone())?);
             let sizes = decoder_config(&config)?;
             Ok((self.how.load(folder, &config, self.capacity(&sizes))?, tokenizer, template, sizes))
         })?;
@@ -54,12 +63,15 @@ impl ChatCommand {
         ask();
         for (turn, line) in (0..).zip(io::stdin().lock().lines()) {
             let line = line.map_err(Error::io("standard input"))?;
-            if !line.trim().is_empty() {
-                chat.messages.push(Chat::message("user", &line));
-                let ids = template.prompt(&tokenizer, &chat)?;
-                if ids.len() >= capacity {
-                    return Err(self.too_long(ids.len(), &sizes));
+            if let Some(command) = line.trim().strip_prefix('/') {
+                match command.split_once(' ').unwrap_or((command, "")) {
+                    ("clear", "") => chat.messages.retain(|message| message["role"] == "system"),
+                    ("save", path) if !path.is_empty() => save(&chat, Path::new(path.trim())),
+                    _ => note!("/{command} is no command; there are /clear and /save FILE"),
                 }
+            } else if !line.trim().is_empty() {
+                chat.messages.push(Chat::message("user", &line));
+                let ids = self.shorten(&mut chat, &template, &tokenizer, &sizes)?;
                 let request = self.draws.request(ids, self.max_new_tokens, turn);
                 let mut answer = String::new();
                 complete(&mut engine, &tokenizer, [request], &mut |_, text| out_part!("{text}"), &mut |_, done| {
@@ -72,6 +84,35 @@ impl ChatCommand {
             ask();
         }
         Ok(())
+    }
+
+    /// The prompt of `chat` without its oldest turns, as far as it is too long.
+    fn shorten(
+        &self,
+        chat: &mut Chat,
+        template: &ChatTemplate,
+        tokenizer: &Tokenizer,
+        sizes: &DecoderConfig,
+    ) -> Result<Vec<u32>> {
+        let (capacity, mut left_out) = (self.capacity(sizes), 0);
+        loop {
+            let ids = template.prompt(tokenizer, chat)?;
+            if ids.len() < capacity {
+                if left_out > 0 {
+                    note!(
+                        "the conversation is longer than {capacity} tokens; its oldest {left_out} messages are left out"
+                    );
+                }
+                return Ok(ids);
+            }
+            // A message of the user with the answers to it; the last one has none yet.
+            let users = (0..chat.messages.len()).filter(|i| chat.messages[*i]["role"] == "user");
+            let [first, second] = users.take(2).collect::<Vec<_>>()[..] else {
+                return Err(self.too_long(ids.len(), sizes));
+            };
+            left_out += second - first;
+            chat.messages.drain(first..second);
+        }
     }
 
     /// Tokens of a conversation with an answer.
@@ -93,13 +134,30 @@ impl ChatCommand {
     }
 }
 
-/// The chat template of a model folder.
-pub fn chat_template(folder: &Path) -> Result<ChatTemplate> {
-    ChatTemplate::load(folder, None, Clock::Now)?.ok_or_else(|| {
+/// Parses a JSON object.
+pub fn object(text: &str) -> std::result::Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|error| format!("expected a JSON object: {error}"))
+}
+
+/// Appends a conversation to a file, as data to train on.
+fn save(chat: &Chat, path: &Path) {
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    let written = file.and_then(|mut file| writeln!(file, "{}", json!({"messages": chat.messages})));
+    match written {
+        Ok(()) => note!("appended {} messages to {}", chat.messages.len(), path.display()),
+        // The conversation goes on.
+        Err(error) => note!("{}: {error}", path.display()),
+    }
+}
+
+/// The chat template of a model folder, with further variables.
+pub fn chat_template(folder: &Path, kwargs: Map<String, Value>) -> Result<ChatTemplate> {
+    let template = ChatTemplate::load(folder, None, Clock::Now)?.ok_or_else(|| {
         Error::Model(format!(
             "{}: there is no chat template (chat_template.jinja, or `chat_template` in tokenizer_config.json); \
              this may be no chat model",
             folder.display()
         ))
-    })
+    })?;
+    template.with_kwargs(kwargs)
 }

@@ -39,6 +39,9 @@ pub struct Generate {
     /// Treat prompts as messages to a chat model, rendered by the chat template of its folder.
     #[arg(long)]
     chat: bool,
+    /// A JSON object with further variables of the chat template, such as {"enable_thinking": false}.
+    #[arg(long, value_name = "JSON", value_parser = super::chat::object)]
+    chat_template_kwargs: Option<Map<String, Value>>,
     /// Maximum number of new tokens of each text.
     #[arg(long, default_value_t = 128, value_parser = super::positive)]
     max_new_tokens: usize,
@@ -108,7 +111,8 @@ impl Generate {
     /// The tokens of each prompt.
     fn tokenize(&self, prompts: &[Prompt], folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<Tokenized>> {
         let talks = self.chat || prompts.iter().any(|prompt| matches!(prompt, Prompt::Messages { .. }));
-        let template = talks.then(|| chat_template(folder)).transpose()?;
+        let template =
+            talks.then(|| chat_template(folder, self.chat_template_kwargs.clone().unwrap_or_default())).transpose()?;
         let of_chat = |messages: Vec<Value>| match &template {
             Some(template) => template.prompt(tokenizer, &Chat { messages, ..Chat::default() }),
             None => unreachable!("there is a template where a prompt is a chat"),

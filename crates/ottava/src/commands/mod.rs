@@ -9,7 +9,9 @@ pub mod doctor;
 pub mod eval;
 pub mod export;
 pub mod generate;
+pub mod import;
 mod inference;
+pub mod init;
 pub mod inspect;
 pub mod merge;
 pub mod plan;
@@ -45,4 +47,17 @@ pub fn warn_of_settings(config: &RunConfig) {
     for text in config.without_effect() {
         tracing::warn!("{text}");
     }
+}
+
+/// Writes a file that must not exist yet.
+pub fn write_new(path: &std::path::Path, text: &str) -> ottava_lm::Result<()> {
+    let written =
+        std::fs::File::create_new(path).and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
+    written.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => ottava_lm::Error::Config(format!(
+            "{}: the file exists, and is not overwritten; name another one with --output",
+            path.display()
+        )),
+        _ => ottava_lm::Error::Config(format!("{}: {error}", path.display())),
+    })
 }

@@ -4,7 +4,7 @@ use crate::output::{print_json, print_marked, stop_on_signals};
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::preview::{Segment, count_targets, preview};
-use ottava_lm::data::{Formatting, Split, Tokenizer, loader, prepare, source};
+use ottava_lm::data::{Formatting, Tokenizer, loader};
 use ottava_lm::parallel::Schedule;
 use ottava_lm::plan::{
     AmaxPlan, AxisPlan, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, PipelinePlan, PipelineRank, Plan,
@@ -89,9 +89,8 @@ impl Data {
     fn read(config: &RunConfig, rows: usize) -> Result<Data> {
         stop_on_signals("stopping")?;
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
-        let prepared = prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir())?;
+        let (prepared, split) = config.prepare_data(&tokenizer)?;
         let (dataset, layout) = (Arc::new(prepared), config.layout());
-        let split = Split::new(dataset.len(), config.data.val_set_size)?;
         let fit = layout.check(&dataset, &split, config.data.excess_length_strategy)?;
         let all = loader::train_rows(&dataset, &split, &layout, config.seed);
         let [counted_tokens, target_tokens] =
@@ -216,8 +215,7 @@ impl PlanCommand {
         config.share(config.parallel.ranks())?;
         let sizes = config.decoder_config()?;
         config.expect_positions(&sizes)?;
-        config.data.train_files.iter().try_for_each(|path| source::check(path))?;
-        let formattings = config.resolve_data()?;
+        let (files, formattings): (Vec<_>, Vec<_>) = config.resolve_data()?.into_iter().unzip();
         let edges = match Tokenizer::load(config.model.tokenizer_path()) {
             Ok(tokenizer) => tokenizer.describe_edges(),
             // Shapes alone can be planned.
@@ -254,7 +252,7 @@ impl PlanCommand {
                 program: &program,
             }),
             false => {
-                print(&resolved.config.to_run_config(), &plan, &formattings, &edges);
+                print(&resolved.config.to_run_config(), &plan, &files, &formattings, &edges);
                 data.iter().for_each(Data::print);
                 if let Some(communication) = &plan.communication {
                     print_communication(communication, plan.pipeline.is_some());
@@ -267,13 +265,13 @@ impl PlanCommand {
     }
 }
 
-fn print(config: &RunConfig, plan: &Plan, formattings: &[Formatting], edges: &str) {
+fn print(config: &RunConfig, plan: &Plan, files: &[PathBuf], formattings: &[Formatting], edges: &str) {
     out!("Configuration\n");
     for line in config.to_toml().lines() {
         out!("  {line}");
     }
     out!("\nData\n");
-    for (path, formatting) in config.data.train_files.iter().zip(formattings) {
+    for (path, formatting) in files.iter().zip(formattings) {
         out!("  {}: {}", path.display(), formatting.as_str());
     }
     out!("  {edges}");

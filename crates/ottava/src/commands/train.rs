@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava train configs/quickstart.toml
-  ottava train run.toml --set recipe=fp8-delayed --set training.max_steps=1000
+  ottava train run.toml --recipe fp8-delayed --level O2 --set training.max_steps=1000
   ottava train run.toml --resume
   ottava train run.toml --resume=auto
   ottava train run.toml --gpus 2
@@ -30,6 +30,12 @@ pub struct Train {
     /// Change a setting: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
+    /// The recipe: fp32, bf16, fp16, fp8-delayed, fp8-current, fp8-row, fp8-block or mxfp8; the same as --set precision.recipe=….
+    #[arg(long, value_name = "NAME")]
+    recipe: Option<String>,
+    /// Formats of weights, gradients and optimizer states: O0, O1, O2, O3, coat or bf16; the same as --set optimizer.level=….
+    #[arg(long, value_name = "NAME")]
+    level: Option<String>,
     /// Resume from the newest complete checkpoint of the run, or from the one in DIR. `--resume=auto` resumes if there is a checkpoint, and
     /// starts a new run otherwise.
     #[arg(long, value_name = "DIR|auto")]
@@ -46,7 +52,10 @@ pub struct Train {
 
 impl Train {
     pub fn run(self) -> Result<()> {
-        let mut config = RunConfig::load(&self.config, &self.settings)?;
+        let named = [("precision.recipe", &self.recipe), ("optimizer.level", &self.level)];
+        let named = named.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?)));
+        let settings: Vec<String> = self.settings.iter().cloned().chain(named).collect();
+        let mut config = RunConfig::load(&self.config, &settings)?;
         let (ranks, device) = self.ranks.choose(self.device.unwrap_or(config.device))?;
         config.device = device;
         let start = match self.resume {

@@ -165,3 +165,57 @@ fn a_missing_gpu_is_an_error() {
     run.fail(&["train", "run.toml", "--device", "cuda"], 8, &["CUDA driver"]);
     run.fail(&["generate", "model", "--prompt", "x", "--device", "cuda"], 8, &["CUDA driver"]);
 }
+
+#[test]
+fn what_users_bring_instead_of_a_run_or_a_model_is_explained() {
+    let run = Run::new();
+    run.fail(&["train", "model"], 1, &["this is a folder, and a run is a TOML file: `ottava init model DATA.jsonl`"]);
+    run.fail(&["train", "a.gguf"], 1, &["`ottava convert a.gguf FOLDER`"]);
+    run.fail(&["plan", "axolotl.yml"], 1, &["`ottava import axolotl.yml`"]);
+    let hub = ["train", "run.toml", "--set", "model.path=Qwen/Qwen2.5-0.5B"];
+    run.fail(&hub, 1, &["nothing is downloaded: `hf download Qwen/Qwen2.5-0.5B --local-dir Qwen2.5-0.5B`"]);
+    let pretrained = ["train", "run.toml", "--set", "init=pretrained"];
+    run.write("model/model-00001-of-00002.safetensors", b"x");
+    run.fail(
+        &pretrained,
+        1,
+        &["holds model-00001-of-00002.safetensors", "model.safetensors.index.json", "download it too"],
+    );
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n";
+    run.write("model/model.safetensors", pointer);
+    run.fail(&pretrained, 1, &["model.safetensors", "pointer of Git LFS", "git lfs pull"]);
+    run.write("text.txt", pointer);
+    run.fail(&["train", "run.toml"], 2, &["text.txt", "pointer of Git LFS"]);
+}
+
+#[test]
+fn flags_of_other_trainers_are_answered_with_our_setting() {
+    let run = Run::new();
+    run.fail(&["train", "run.toml", "--bf16"], 1, &["`--bf16`: write `--set precision.recipe=bf16`"]);
+    let lr = "`--learning_rate`: write `--set training.learning_rate=0.01`";
+    run.fail(&["train", "run.toml", "--learning_rate", "0.01"], 1, &[lr]);
+    run.fail(&["train", "run.toml", "--learning_rate=0.01"], 1, &[lr]);
+    run.fail(&["plan", "run.toml", "--zero-stage", "2"], 1, &["`--set parallel.zero=2`"]);
+    run.fail(&["train", "run.toml", "--level", "O9"], 1, &["O9"]);
+    run.succeed(&["train", "run.toml", "--recipe", "fp8-current", "--level", "O1"]);
+    let resolved = std::fs::read_to_string(run.path("run/config.toml")).unwrap();
+    assert!(resolved.contains("recipe = \"fp8-current\"") && resolved.contains("level = \"O1\""), "{resolved}");
+}
+
+#[test]
+fn a_starter_run_and_an_imported_one_train() {
+    let run = Run::new();
+    let said = run.succeed(&["init", "model", "text.txt", "--output", "first.toml"]);
+    assert!(said.contains("`ottava train first.toml`"), "{said}");
+    let steps = ["--device", "cpu", "--set", "max_steps=1", "--set", "max_length=8", "--set", "text_documents=line"];
+    run.succeed(&[&["train", "first.toml"], &steps[..]].concat());
+    run.fail(&["init", "model", "text.txt", "--output", "first.toml"], 1, &["not overwritten"]);
+    run.fail(&["init", "model", "absent.jsonl"], 2, &["absent.jsonl"]);
+    let axolotl = "base_model: model\nreinit_weights: true\ndatasets:\n  - path: text.txt\n    type: completion\nval_set_size: 2\n\
+                   sequence_len: 8\nmicro_batch_size: 2\nmax_steps: 1\nlearning_rate: 1e-3\nnum_nodes: 3\n";
+    run.write("axolotl.yml", axolotl.as_bytes());
+    let output = run.ottava(&["import", "axolotl.yml", "--output", "imported.toml"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("not translated: axolotl.yml:11: `num_nodes`"), "{said}");
+    run.succeed(&["train", "imported.toml", "--device", "cpu", "--set", "text_documents=line"]);
+}

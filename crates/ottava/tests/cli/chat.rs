@@ -112,6 +112,40 @@ fn a_conversation_that_is_too_long_is_told_which_setting_limits_it() {
 }
 
 #[test]
+fn commands_clear_and_save_a_conversation_and_old_turns_are_left_out() {
+    let run = chats();
+    let trained = json(&run.succeed(&["train", "run.toml", "--json"]));
+    let model = trained["checkpoint"].as_str().unwrap();
+    let talk = |lines: &str, args: &[&str]| {
+        let mut child = run.command(&[&["chat", model, "--max-new-tokens", "2"][..], args].concat());
+        let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let (said, told) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert!(output.status.success(), "{told}");
+        (said, told)
+    };
+    let (said, told) = talk("q1\n/save saved.jsonl\n/clear\nq2\n/save saved.jsonl\n/purple\n", &["--system", "s"]);
+    assert_eq!(said.lines().count(), 2, "{said:?}");
+    assert!(told.contains("/purple is no command; there are /clear and /save FILE"), "{told}");
+    let saved = std::fs::read_to_string(run.path("saved.jsonl")).unwrap();
+    let saved: Vec<serde_json::Value> = saved.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let roles = |chat: &serde_json::Value| {
+        chat["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap().to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (roles(&saved[0]), roles(&saved[1])),
+        (["system", "user", "assistant"].map(String::from).to_vec(), roles(&saved[0]))
+    );
+    assert_eq!(saved[1]["messages"][1]["content"], "q2", "the system message stays");
+    run.replace("run.toml", "text.jsonl", "saved.jsonl");
+    run.succeed(&["prepare", "run.toml"]);
+    let (said, told) = talk(&"a longer question\n".repeat(3), &["--max-length", "50"]);
+    assert_eq!(said.lines().count(), 3, "{said:?}");
+    assert!(told.contains("longer than 50 tokens; its oldest 2 messages are left out"), "{told}");
+}
+
+#[test]
 fn what_a_template_does_not_read_of_chats_is_told() {
     let run = chats();
     let records = [

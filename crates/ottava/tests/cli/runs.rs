@@ -1,6 +1,6 @@
 //! A run's folder: starting, resuming and saving never lose or mix up its content.
 
-use crate::setup::{Run, steps};
+use crate::setup::{Run, json, steps};
 use std::process::Stdio;
 
 /// Arguments of `train` with these settings.
@@ -222,4 +222,24 @@ fn a_run_does_not_write_through_links() {
     }
     run.succeed(&train(&[], &[]));
     assert_eq!(std::fs::read(run.path("precious")).unwrap(), b"precious");
+}
+
+#[test]
+fn validation_documents_come_from_files_of_their_own() {
+    let run = Run::new();
+    run.write("held/validation.jsonl", b"{\"text\": \"line 1 of the text\"}\n{\"text\": \"other words\"}\n");
+    let train = |set: &[&str]| {
+        let args: Vec<&str> =
+            ["train", "run.toml", "--json"].into_iter().chain(set.iter().flat_map(|set| ["--set", set])).collect();
+        json(&run.succeed(&args))["initial_eval_loss"].as_f64().unwrap()
+    };
+    let own = train(&["val_files=[\"held\"]", "output_dir=a"]);
+    assert_eq!(own, train(&["val_files=[\"held/*.jsonl\"]", "output_dir=b", "seed=42"]), "a folder and a pattern");
+    assert_ne!(own, train(&["output_dir=c"]));
+    run.fail(&["train", "run.toml", "--set", "val_files=[\"absent.jsonl\"]"], 2, &["absent.jsonl"]);
+    let said = run.ottava(&["plan", "run.toml", "--set", "val_files=[\"held\"]", "--set", "val_set_size=3"]);
+    assert!(
+        String::from_utf8_lossy(&said.stderr)
+            .contains("`data.val_set_size = 3.0` has no effect where `val_files` are set")
+    );
 }

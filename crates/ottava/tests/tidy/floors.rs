@@ -30,6 +30,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("testing", 2),
         ],
     ),
+    ("ottava-files", &[("arrow", 3), ("rows", 3), ("value", 3)]),
     (
         "ottava-lm",
         &[

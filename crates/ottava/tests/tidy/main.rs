@@ -38,7 +38,12 @@ fn unsafe_stays_in_ottava_tensor_and_gives_its_reason() {
             }
         }
     }
-    for file in ["crates/ottava-lm/src/lib.rs", "crates/ottava-serve/src/lib.rs", "crates/ottava/src/main.rs"] {
+    for file in [
+        "crates/ottava-files/src/lib.rs",
+        "crates/ottava-lm/src/lib.rs",
+        "crates/ottava-serve/src/lib.rs",
+        "crates/ottava/src/main.rs",
+    ] {
         let text = fs::read_to_string(root().join(file)).expect("the crate's root is there");
         if !text.contains("#![forbid(unsafe_code)]") {
             problems.push(format!("{file}: does not forbid unsafe code"));

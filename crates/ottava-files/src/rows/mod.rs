@@ -1,0 +1,93 @@
+//! The records of a file, batch by batch.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+
+use arrow_array::RecordBatch;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::{Map, Value};
+
+use crate::arrow::{ArrowFile, ArrowStream};
+use crate::value;
+
+/// Records that are decoded together.
+const BATCH: usize = 1024;
+
+/// What a file of Arrow begins with; a stream of batches, as `datasets` writes it, has no such mark.
+const ARROW_FILE: &[u8] = b"ARROW1";
+
+/// A columnar format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Apache Parquet, its pages uncompressed or in Snappy, gzip or LZ4.
+    Parquet,
+    /// Arrow IPC, a file or a stream, uncompressed.
+    Arrow,
+}
+
+/// The records of a file in order, each a JSON object. Fields without a value are left out, and so are columns whose type JSON lacks.
+pub struct Rows {
+    batches: Box<dyn Iterator<Item = Result<RecordBatch, String>> + Send>,
+    batch: Option<RecordBatch>,
+    /// The next record of `batch`.
+    next: usize,
+}
+
+impl Rows {
+    /// Opens a file. Errors with the reason when it is not of this format or uses a codec that is not built in.
+    pub fn open(mut file: File, format: Format) -> Result<Rows, String> {
+        let batches: Box<dyn Iterator<Item = Result<RecordBatch, String>> + Send> = match format {
+            Format::Parquet => {
+                let builder = ParquetRecordBatchReaderBuilder::try_new(file)
+                    .map_err(|error| parquet_reason(&error.to_string()))?;
+                let reader =
+                    builder.with_batch_size(BATCH).build().map_err(|error| parquet_reason(&error.to_string()))?;
+                Box::new(reader.map(|batch| batch.map_err(|error| parquet_reason(&error.to_string()))))
+            }
+            Format::Arrow => {
+                let mut start = [0; ARROW_FILE.len()];
+                let is_file = file.read_exact(&mut start).is_ok() && start == ARROW_FILE;
+                file.rewind().map_err(|error| error.to_string())?;
+                let wrong = |reason: String| format!("this is not a readable Arrow file: {reason}");
+                match is_file {
+                    true => {
+                        let batches = ArrowFile::open(file).map_err(wrong)?;
+                        Box::new(batches.map(move |batch| batch.map_err(wrong)))
+                    }
+                    false => {
+                        let batches = ArrowStream::open(file).map_err(wrong)?;
+                        Box::new(batches.map(move |batch| batch.map_err(wrong)))
+                    }
+                }
+            }
+        };
+        Ok(Rows { batches, batch: None, next: 0 })
+    }
+}
+
+impl Iterator for Rows {
+    type Item = Result<Map<String, Value>, String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(batch) = self.batch.as_ref().filter(|batch| self.next < batch.num_rows()) {
+                self.next += 1;
+                return Some(Ok(value::record(batch, self.next - 1)));
+            }
+            (self.batch, self.next) = match self.batches.next()? {
+                Ok(batch) => (Some(batch), 0),
+                Err(error) => return Some(Err(error)),
+            };
+        }
+    }
+}
+
+fn parquet_reason(error: &str) -> String {
+    match error.contains("ZSTD") || error.contains("BROTLI") {
+        true => format!("{error}; write the file with compression = \"snappy\", the default of pandas and datasets"),
+        false => format!("this is not a readable Parquet file: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+use super::*;
+use arrow_array::builder::{Int32Builder, ListBuilder, StringBuilder, StructBuilder};
+use arrow_array::{ArrayRef, DictionaryArray, Float64Array, Int64Array, StringArray};
+use arrow_ipc::writer::{FileWriter, StreamWriter};
+use arrow_schema::{DataType, Field, Fields};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::Compression;
+use parquet::file::properties::WriterProperties;
+use serde_json::json;
+use std::sync::Arc;
+
+/// Three records with texts, numbers, lists and conversations; the second one has gaps.
+fn batch() -> RecordBatch {
+    let fields =
+        Fields::from(vec![Field::new("role", DataType::Utf8, true), Field::new("content", DataType::Utf8, true)]);
+    let mut messages = ListBuilder::new(StructBuilder::from_fields(fields, 4));
+    for turns in [&[("user", Some("a")), ("assistant", Some("b"))][..], &[("user", None)], &[]] {
+        for (role, content) in turns {
+            let turn = messages.values();
+            turn.field_builder::<StringBuilder>(0).unwrap().append_value(role);
+            turn.field_builder::<StringBuilder>(1).unwrap().append_option(*content);
+            turn.append(true);
+        }
+        messages.append(true);
+    }
+    let mut ids = ListBuilder::new(Int32Builder::new());
+    for list in [vec![Some(1), Some(2)], vec![], vec![None]] {
+        ids.append_value(list);
+    }
+    let kinds: DictionaryArray<arrow_array::types::Int32Type> = ["x", "y", "x"].into_iter().collect();
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("text", Arc::new(StringArray::from(vec![Some("é"), None, Some("")]))),
+        ("id", Arc::new(Int64Array::from(vec![1, 2, 3]))),
+        ("share", Arc::new(Float64Array::from(vec![0.5, 1.5, -2.0]))),
+        ("kind", Arc::new(kinds)),
+        ("messages", Arc::new(messages.finish())),
+        ("ids", Arc::new(ids.finish())),
+    ];
+    RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, column)| (name, column, true))).unwrap()
+}
+
+fn expected() -> Value {
+    json!([
+        {"text": "é", "id": 1, "share": 0.5, "kind": "x", "ids": [1, 2],
+         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"id": 2, "share": 1.5, "kind": "y", "messages": [{"role": "user"}], "ids": []},
+        {"text": "", "id": 3, "share": -2.0, "kind": "x", "messages": [], "ids": [null]},
+    ])
+}
+
+fn read(bytes: &[u8], format: Format) -> Result<Value, String> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), bytes).unwrap();
+    let rows = Rows::open(File::open(file.path()).unwrap(), format)?;
+    Ok(Value::Array(rows.map(|row| row.map(Value::Object)).collect::<Result<_, _>>()?))
+}
+
+fn parquet(compression: Compression) -> Vec<u8> {
+    let properties = WriterProperties::builder().set_compression(compression).build();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch().schema(), Some(properties)).unwrap();
+    writer.write(&batch()).unwrap();
+    writer.into_inner().unwrap()
+}
+
+fn arrow(stream: bool) -> Vec<u8> {
+    let (batch, mut bytes) = (batch(), Vec::new());
+    if stream {
+        let mut writer = StreamWriter::try_new(&mut bytes, &batch.schema()).unwrap();
+        (0..2).for_each(|_| writer.write(&batch).unwrap());
+        writer.finish().unwrap();
+    } else {
+        let mut writer = FileWriter::try_new(&mut bytes, &batch.schema()).unwrap();
+        writer.write(&batch).unwrap();
+        writer.finish().unwrap();
+    }
+    bytes
+}
+
+#[test]
+fn records_of_parquet_and_arrow_are_the_same_objects() {
+    for compression in
+        [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::GZIP(Default::default()), Compression::LZ4_RAW]
+    {
+        assert_eq!(read(&parquet(compression), Format::Parquet).unwrap(), expected(), "{compression}");
+    }
+    assert_eq!(read(&arrow(false), Format::Arrow).unwrap(), expected());
+    let twice: Vec<Value> = [expected(), expected()].iter().flat_map(|list| list.as_array().unwrap().clone()).collect();
+    assert_eq!(read(&arrow(true), Format::Arrow).unwrap(), Value::Array(twice), "a stream of two batches");
+}
+
+#[test]
+fn damaged_files_are_errors() {
+    for (bytes, format) in
+        [(parquet(Compression::SNAPPY), Format::Parquet), (arrow(false), Format::Arrow), (arrow(true), Format::Arrow)]
+    {
+        for length in [0, 3, bytes.len() / 2] {
+            assert!(read(&bytes[..length], format).is_err(), "{format:?} cut to {length}");
+        }
+    }
+    assert!(read(b"{\"text\": 1}", Format::Parquet).unwrap_err().contains("not a readable Parquet file"));
+    assert!(read(b"{\"text\": 1}", Format::Arrow).unwrap_err().contains("not a readable Arrow file"));
+}

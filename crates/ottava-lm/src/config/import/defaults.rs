@@ -1,0 +1,109 @@
+//! The trainers that wrote a file, and what their keys mean without a value.
+
+use serde_json::{Map, Value as Json};
+use toml::Value;
+
+/// Thirty days in seconds.
+const LONGEST_TIMEOUT: i64 = 2_592_000;
+
+/// The trainer that a file is for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Trainer {
+    Axolotl,
+    LlamaFactory,
+    Trl,
+    DeepSpeed,
+    Other,
+}
+
+impl Trainer {
+    /// The trainer of a file with these keys.
+    pub(super) fn of(table: &Map<String, Json>) -> Trainer {
+        let has = |keys: &[&str]| keys.iter().any(|key| table.contains_key(*key));
+        match () {
+            () if has(&["base_model", "sequence_len", "datasets"]) && !has(&["dataset_name"]) => Trainer::Axolotl,
+            () if has(&["finetuning_type", "stage", "cutoff_len", "template"]) => Trainer::LlamaFactory,
+            () if has(&["model_name_or_path", "dataset_name"]) => Trainer::Trl,
+            () if has(&["zero_optimization", "train_micro_batch_size_per_gpu"]) => Trainer::DeepSpeed,
+            () => Trainer::Other,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Trainer::Axolotl => "Axolotl",
+            Trainer::LlamaFactory => "LLaMA-Factory",
+            Trainer::Trl => "TRL",
+            Trainer::DeepSpeed => "DeepSpeed",
+            Trainer::Other => "another trainer",
+        }
+    }
+
+    /// The translation of a key that means something else in other places.
+    pub(super) fn own(self, key: &str, value: &Value) -> Option<(&'static str, Value)> {
+        match (self, key, value.as_bool()) {
+            // Both quantize by torchao's or Accelerate's scale per tensor, from the tensor's own amax.
+            (Trainer::Axolotl | Trainer::LlamaFactory, "fp8", Some(true)) => {
+                Some(("precision.recipe", Value::String("fp8-current".into())))
+            }
+            // Their examples write years, which is no limit.
+            (_, "ddp_timeout", _) => {
+                Some(("parallel.collective_timeout", Value::Integer(value.as_integer()?.min(LONGEST_TIMEOUT))))
+            }
+            (Trainer::Axolotl, "batch_size", _) => Some(("training.global_batch_size", value.clone())),
+            (Trainer::Axolotl | Trainer::LlamaFactory | Trainer::Trl, "packing" | "sample_packing", Some(true)) => {
+                Some(("data.packing", Value::String("bfd".into())))
+            }
+            _ => None,
+        }
+    }
+
+    /// Settings of ours, as TOML, for keys that the file leaves out, where the trainer's defaults are others.
+    pub(super) fn defaults(self, table: &Map<String, Json>) -> Vec<(&'static str, String)> {
+        let mut defaults: Vec<(&'static str, &str)> = match self {
+            Trainer::Axolotl => vec![
+                ("data.max_length", "512"),
+                ("data.packing", "\"none\""),
+                ("data.val_set_size", "0.0"),
+                ("training.per_device_train_batch_size", "1"),
+                ("training.warmup_ratio", "0.03"),
+            ],
+            Trainer::LlamaFactory => vec![
+                ("data.max_length", "2048"),
+                ("data.packing", "\"none\""),
+                ("data.val_set_size", "0.0"),
+                ("training.num_train_epochs", "3.0"),
+                ("training.learning_rate", "5e-5"),
+                ("training.lr_scheduler_type", "\"linear\""),
+                ("training.warmup_steps", "0"),
+                ("training.save_steps", "500"),
+            ],
+            Trainer::Trl => vec![
+                ("data.packing", "\"none\""),
+                ("data.val_set_size", "0.0"),
+                ("training.num_train_epochs", "3.0"),
+                ("training.learning_rate", "2e-5"),
+                ("training.lr_scheduler_type", "\"linear\""),
+                ("training.warmup_steps", "0"),
+                ("training.save_steps", "500"),
+                ("memory.recompute", "\"full\""),
+            ],
+            Trainer::DeepSpeed | Trainer::Other => Vec::new(),
+        };
+        if matches!(self, Trainer::Axolotl | Trainer::LlamaFactory | Trainer::Trl) {
+            defaults.extend([("training.weight_decay", "0.0"), ("training.adam_beta2", "0.999")]);
+        }
+        if self == Trainer::Axolotl && table.contains_key("warmup_steps") {
+            defaults.retain(|(path, _)| *path != "training.warmup_ratio");
+        }
+        let mut defaults: Vec<_> = defaults.into_iter().map(|(path, value)| (path, value.to_string())).collect();
+        if self == Trainer::LlamaFactory && table.get("finetuning_type").is_none_or(|kind| kind == "lora") {
+            let rank = table.get("lora_rank").and_then(Json::as_u64).unwrap_or(8);
+            defaults.extend([("lora.r", rank.to_string()), ("lora.lora_alpha", format!("{}.0", 2 * rank))]);
+        }
+        if self == Trainer::Trl && table.get("use_peft").is_some_and(|uses| uses == true) {
+            defaults.extend([("lora.r", "16".into()), ("lora.lora_alpha", "32.0".into())]);
+        }
+        defaults
+    }
+}

@@ -1,0 +1,259 @@
+//! Settings of other trainers' files as a run's TOML.
+
+mod datasets;
+mod defaults;
+#[cfg(test)]
+mod tests;
+
+use super::RunConfig;
+use super::names::{self, Known};
+use super::words::{self, Translation};
+use super::yaml::Yaml;
+use crate::error::{Error, Result};
+use crate::input;
+use datasets::DataSets;
+use defaults::Trainer;
+use serde_json::{Map, Value as Json};
+use std::fmt::Write;
+use std::path::Path;
+use toml::{Table, Value};
+
+/// The largest file.
+const MAX_BYTES: u64 = 64 << 10;
+
+/// A translated file.
+#[derive(Debug)]
+pub struct Imported {
+    /// The run's TOML, with what was not translated as comments.
+    pub toml: String,
+    /// Keys without translation, `FILE:LINE: key: reason`.
+    pub refused: Vec<String>,
+    /// Keys that nothing is lost without, likewise.
+    pub needless: Vec<String>,
+    /// What is still wrong with the run.
+    pub problems: Vec<String>,
+}
+
+/// Translates the YAML or JSON file at `path`, of Axolotl, LLaMA-Factory, TRL, Accelerate or DeepSpeed.
+///
+/// Errors with [`Error::Config`] when the file cannot be read.
+pub fn import(path: &Path) -> Result<Imported> {
+    let wrong = |reason: String| Error::Config(format!("{}: {reason}", path.display()));
+    let text = input::read_text(path, MAX_BYTES).map_err(|error| wrong(error.to_string()))?;
+    let yaml = Yaml::parse(&text).map_err(|error| wrong(format!("this is not YAML: {error}")))?;
+    let trainer = Trainer::of(&yaml.table);
+    let mut import = Import {
+        known: Known::new(),
+        path,
+        yaml: &yaml,
+        trainer,
+        ours: Vec::new(),
+        refused: Vec::new(),
+        needless: Vec::new(),
+    };
+    import.table(&yaml.table, "");
+    Ok(import.finish())
+}
+
+/// A setting of ours, and the comment behind it.
+struct Setting {
+    path: String,
+    value: Value,
+    comment: String,
+}
+
+struct Import<'a> {
+    known: Known,
+    path: &'a Path,
+    yaml: &'a Yaml,
+    trainer: Trainer,
+    ours: Vec<Setting>,
+    refused: Vec<String>,
+    needless: Vec<String>,
+}
+
+impl Import<'_> {
+    fn table(&mut self, table: &Map<String, Json>, prefix: &str) {
+        for (key, value) in table {
+            let path = format!("{prefix}{key}");
+            match value {
+                // A key without a value has its default.
+                Json::Null => {}
+                value => match (datasets::translate(&path, value, &self.yaml.table, self.path), value) {
+                    (Some(found), _) => self.add_data_sets(found),
+                    (None, Json::Object(inner)) => self.table(inner, &format!("{path}.")),
+                    (None, value) => self.key(&path, value),
+                },
+            }
+        }
+    }
+
+    fn add_data_sets(&mut self, found: DataSets) {
+        for (path, value) in found.settings {
+            self.ours.push(Setting { path: path.into(), value, comment: String::new() });
+        }
+        found.refused.iter().for_each(|(path, reason)| self.refuse(path, reason));
+    }
+
+    /// Translates one key.
+    fn key(&mut self, path: &str, value: &Json) {
+        let Ok(value) = Value::try_from(value) else {
+            return self.refuse(path, "a list with a gap is not translated");
+        };
+        if value.as_str() == Some("") {
+            return;
+        }
+        let last = path.rsplit('.').next().unwrap_or_default();
+        if let Some((ours, value)) = self.trainer.own(last, &value) {
+            return self.add(path, ours, value);
+        }
+        let parent = path.rsplit_once('.').map(|(table, _)| table);
+        match words::translate(path, &value) {
+            Some(Translation::Ours(ours, value)) => self.add(path, ours, value),
+            Some(Translation::Nothing) => {}
+            Some(Translation::Needless(reason)) => self.needless.push(self.note(path, reason)),
+            Some(Translation::Refused(reason)) => self.refuse(path, reason),
+            None => match self.known.path_of(last) {
+                Some(ours) => self.add(path, &ours, value),
+                None => match parent.and_then(|table| words::translate(table, &value)) {
+                    Some(Translation::Refused(reason)) => self.refuse(path, reason),
+                    Some(Translation::Needless(reason)) => self.needless.push(self.note(path, reason)),
+                    _ => self.refuse(path, "this key is not known"),
+                },
+            },
+        }
+    }
+
+    /// Writes `value` at `ours`, in the form that the key has.
+    fn add(&mut self, path: &str, ours: &str, value: Value) {
+        let (mut ours, mut value) = (ours, value);
+        // Versions 5 of transformers write a share of the steps into `warmup_steps`.
+        if ours == "training.warmup_steps" && value.as_float().is_some_and(|share| share < 1.0) {
+            ours = "training.warmup_ratio";
+        }
+        if let Some(text) = value.as_str().filter(|_| self.known.is_list(ours)) {
+            let parts = text.split(',').map(|part| Value::String(part.trim().to_string()));
+            value = Value::Array(parts.collect());
+        }
+        if ours == "lora.target_modules" {
+            match value.as_str() {
+                Some("all-linear") | None => {}
+                Some(text) if text.contains(['\\', '(', '*', '.']) => {
+                    return self.refuse(path, "a pattern; list the names of linears in `target_modules` under [lora]");
+                }
+                Some(text) => value = Value::Array(text.split(',').map(|part| part.trim().into()).collect()),
+            }
+        }
+        if let Some(number) = value.as_float().filter(|number| number.fract() == 0.0 && self.known.is_integer(ours)) {
+            value = Value::Integer(number as i64);
+        }
+        if let Some(reason) = self.known.mistake(ours, &value) {
+            return self.refuse(path, &reason);
+        }
+        let is_fp8 = |value: &Value| value.as_str().is_some_and(|recipe| recipe.starts_with("fp8"));
+        if let Some(before) = self.ours.iter_mut().find(|setting| setting.path == ours) {
+            // A switch for BF16 beside one for FP8 is the type of everything else.
+            if ours == "precision.recipe" && is_fp8(&before.value) != is_fp8(&value) {
+                before.value = if is_fp8(&value) { value } else { before.value.clone() };
+            } else if before.value != value {
+                let reason = format!("`{ours}` is {} by another key already", before.value);
+                self.refuse(path, &reason);
+            }
+            return;
+        }
+        self.ours.push(Setting { path: ours.to_string(), value, comment: String::new() });
+    }
+
+    fn note(&self, path: &str, reason: &str) -> String {
+        let line = self.yaml.lines.get(path).map_or(String::new(), |line| format!("{line}:"));
+        format!("{}:{line} `{path}`: {reason}", self.path.display())
+    }
+
+    fn refuse(&mut self, path: &str, reason: &str) {
+        self.refused.push(self.note(path, reason));
+    }
+
+    fn finish(mut self) -> Imported {
+        for (path, text) in self.trainer.defaults(&self.yaml.table) {
+            if !self.ours.iter().any(|setting| setting.path == path) {
+                let value =
+                    format!("value = {text}").parse::<Table>().expect("our own values are TOML")["value"].clone();
+                let comment = format!("  # the default of {}", self.trainer.name());
+                self.ours.push(Setting { path: path.into(), value, comment });
+            }
+        }
+        if self.ours.iter().any(|setting| setting.path == "training.warmup_ratio") {
+            self.ours.retain(|setting| setting.path != "training.warmup_steps");
+        }
+        let mut toml =
+            format!("# Translated from {} of {} by `ottava import`.\n", self.path.display(), self.trainer.name());
+        for (title, list) in [("Not translated", &self.refused), ("Not needed", &self.needless)] {
+            if !list.is_empty() {
+                let _ = write!(toml, "#\n# {title}:\n");
+                list.iter().for_each(|note| {
+                    let _ = writeln!(toml, "#   {}", note.replace('\n', " "));
+                });
+            }
+        }
+        toml.push('\n');
+        let (mut table, mut titled) = (String::new(), true);
+        // In the order of the file of all keys.
+        for line in RunConfig::default().to_toml().lines() {
+            if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+                (table, titled) = (format!("{name}."), false);
+                continue;
+            }
+            let name = line.split(" = ").next().unwrap_or_default();
+            let Some(setting) = self.ours.iter().find(|setting| setting.path == format!("{table}{name}")) else {
+                continue;
+            };
+            if !titled {
+                let _ = write!(toml, "\n[{}]\n", table.trim_end_matches('.'));
+                titled = true;
+            }
+            let _ = writeln!(toml, "{name} = {}{}", setting.value, setting.comment);
+        }
+        let problems = match toml::from_str::<RunConfig>(&toml) {
+            Ok(config) => config.problems(),
+            Err(error) => vec![error.to_string().trim_end().replace('\n', " ")],
+        };
+        Imported { toml, refused: self.refused, needless: self.needless, problems }
+    }
+}
+
+impl Known {
+    /// The only path whose last part is `name`.
+    fn path_of(&self, name: &str) -> Option<String> {
+        let mut found = self.0.iter().filter(|path| path.rsplit('.').next() == Some(name));
+        found.next().filter(|_| found.next().is_none()).cloned()
+    }
+
+    fn default_of(&self, path: &str) -> Option<Value> {
+        RunConfig::default().flat().into_iter().find(|(key, _)| key == path).map(|(_, value)| value)
+    }
+
+    fn is_list(&self, path: &str) -> bool {
+        self.default_of(path).is_some_and(|value| value.is_array())
+    }
+
+    fn is_integer(&self, path: &str) -> bool {
+        self.default_of(path).is_some_and(|value| value.is_integer())
+    }
+
+    /// Why `path` cannot have `value`.
+    fn mistake(&self, path: &str, value: &Value) -> Option<String> {
+        let mut base = RunConfig::default();
+        // Without adapters, their keys are not checked.
+        base.lora.r = usize::from(path.starts_with("lora."));
+        let mut table = Table::try_from(&base).expect("a configuration is a table");
+        names::insert(&mut table, path, value.clone()).ok()?;
+        let reason = match table.try_into::<RunConfig>() {
+            Err(error) => error.to_string().lines().next().unwrap_or_default().trim().to_string(),
+            Ok(config) => {
+                let before = base.problems();
+                config.problems().into_iter().find(|problem| !before.contains(problem))?
+            }
+        };
+        Some(format!("{} is refused: {reason}", names::line(path, value)))
+    }
+}

@@ -1,0 +1,79 @@
+//! Keys and flags of other trainers: translated if one of ours means the same, refused with a reason otherwise.
+
+mod data;
+mod meaning;
+mod parallel;
+mod precision;
+#[cfg(test)]
+mod tests;
+mod training;
+
+use meaning::{Answer, Meaning};
+use toml::Value;
+
+/// The translation of one key.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Translation {
+    /// Our key, as a dotted path, and its value.
+    Ours(&'static str, Value),
+    /// Nothing has to be written.
+    Nothing,
+    /// Nothing is lost without the key, for this reason.
+    Needless(&'static str),
+    /// There is no such setting, for this reason.
+    Refused(&'static str),
+}
+
+/// The name without the dashes of a command line.
+fn plain(name: &str) -> String {
+    name.trim_start_matches("--").replace('-', "_")
+}
+
+/// The row of `path`, which may have tables: one of its last two parts counts more than one of the last.
+fn meaning(path: &str) -> Option<&'static Meaning> {
+    let path = plain(path);
+    let last_two = path.rmatch_indices('.').nth(1).map_or(path.as_str(), |(at, _)| &path[at + 1..]);
+    let last = path.rsplit('.').next().unwrap_or_default();
+    let rows = || [training::ROWS, data::ROWS, precision::ROWS, parallel::ROWS].into_iter().flatten();
+    let find = |name: &str| {
+        let whole = rows().find(|(theirs, _)| *theirs == name);
+        let starts = |theirs: &str| theirs.strip_suffix('*').is_some_and(|start| name.starts_with(start));
+        whole.or_else(|| rows().find(|(theirs, _)| starts(theirs)))
+    };
+    let dotted = if last_two.contains('.') { find(last_two) } else { None };
+    dotted.or_else(|| find(last)).map(|(_, meaning)| meaning)
+}
+
+/// Our key for another trainer's `name`, if there is one.
+pub(super) fn ours(name: &str) -> Option<&'static str> {
+    match meaning(name)? {
+        Meaning::Is(ours) | Meaning::Values(ours, _) => Some(*ours),
+        Meaning::Only(..) | Meaning::Needless(_) | Meaning::Not(_) => None,
+    }
+}
+
+/// Translates another trainer's `name = value`; `None` for unknown names.
+pub(super) fn translate(name: &str, value: &Value) -> Option<Translation> {
+    Some(match meaning(name)? {
+        Meaning::Is(ours) => Translation::Ours(ours, value.clone()),
+        Meaning::Values(ours, values) => match values.iter().find(|(theirs, _)| says(value, theirs)) {
+            Some((_, Answer::As(text))) => Translation::Ours(ours, toml_value(text)),
+            Some((_, Answer::Nothing)) => Translation::Nothing,
+            Some((_, Answer::Never(reason))) => Translation::Refused(reason),
+            None => Translation::Ours(ours, value.clone()),
+        },
+        Meaning::Only(values, _) if values.iter().any(|theirs| says(value, theirs)) => Translation::Nothing,
+        Meaning::Only(_, reason) | Meaning::Not(reason) => Translation::Refused(reason),
+        Meaning::Needless(reason) => Translation::Needless(reason),
+    })
+}
+
+/// Whether `value` is `theirs`: a word, or something else as TOML writes it.
+fn says(value: &Value, theirs: &str) -> bool {
+    value.as_str().map_or_else(|| value.to_string() == theirs, |word| word == theirs)
+}
+
+fn toml_value(text: &str) -> Value {
+    let table: toml::Table = format!("value = {text}").parse().expect("our own values are TOML");
+    table["value"].clone()
+}

@@ -1,0 +1,242 @@
+//! Words for steps, batches, learning rates and optimizers.
+
+use super::meaning::Answer::{As, Never, Nothing};
+use super::meaning::Meaning::{Is, Needless, Not, Only, Values};
+use super::meaning::{Answer, NONE, Row};
+
+pub(super) const ROWS: &[Row] = &[
+    // Batches.
+    ("micro_batch_size", Is("training.per_device_train_batch_size")),
+    ("local_batch_size", Is("training.per_device_train_batch_size")),
+    ("train_micro_batch_size_per_gpu", Values("training.per_device_train_batch_size", AUTO)),
+    ("per_gpu_train_batch_size", Is("training.per_device_train_batch_size")),
+    ("train_batch_size", Values("training.global_batch_size", AUTO)),
+    ("batch_size", Not("say which: `per_device_train_batch_size` or `global_batch_size` under [training]")),
+    ("gradient_accumulation", Is("training.gradient_accumulation_steps")),
+    (
+        "auto_find_batch_size",
+        Only(&["false"], "`ottava plan` finds the largest `per_device_train_batch_size` that fits"),
+    ),
+    ("per_device_eval_batch_size", Needless(EVAL_ROWS)),
+    ("eval_batch_size", Needless(EVAL_ROWS)),
+    ("eval_accumulation_steps", Needless(EVAL_ROWS)),
+    ("sequence_parallel", Only(&["false"], "sequence parallelism is not implemented")),
+    // Steps.
+    ("max_steps", Values("training.max_steps", &[("-1", Nothing)])),
+    ("train_iters", Is("training.max_steps")),
+    ("num_epochs", Is("training.num_train_epochs")),
+    ("epochs", Is("training.num_train_epochs")),
+    ("train_samples", Not("write `max_steps` under [training]: the samples divided by the sequences of a step")),
+    (
+        "max_tokens",
+        Not("write `max_steps` under [training]: the tokens divided by those of a step, which `ottava plan` prints"),
+    ),
+    ("logging_strategy", Values("training.logging_steps", &[("steps", Nothing), ("epoch", Never(BY_EPOCH))])),
+    ("log_interval", Is("training.logging_steps")),
+    ("log_freq", Is("training.logging_steps")),
+    ("logging_first_step", Needless("the first step is always logged")),
+    ("eval_strategy", Values("training.eval_steps", STRATEGIES)),
+    ("evaluation_strategy", Values("training.eval_steps", STRATEGIES)),
+    ("eval_interval", Is("training.eval_steps")),
+    (
+        "evals_per_epoch",
+        Not("write `eval_steps` under [training], a number of steps; `ottava plan` prints the steps of an epoch"),
+    ),
+    ("eval_on_start", Needless("every run evaluates at its start")),
+    ("eval_iters", Needless("an evaluation reads the whole validation set; `val_set_size` under [data] is its size")),
+    ("do_train", Needless("`ottava train` trains")),
+    ("do_eval", Needless("runs with a validation set evaluate; `val_set_size` under [data]")),
+    ("do_predict", Only(&["false"], "`ottava generate` writes answers after the run")),
+    ("predict_with_generate", Only(&["false"], "`ottava generate` writes answers after the run")),
+    (
+        "save_strategy",
+        Values(
+            "training.save_steps",
+            &[("steps", Nothing), ("no", As("0")), ("epoch", Never(BY_EPOCH)), ("best", Never(BEST))],
+        ),
+    ),
+    ("save_interval", Is("training.save_steps")),
+    ("checkpoint_interval", Is("training.save_steps")),
+    (
+        "saves_per_epoch",
+        Not("write `save_steps` under [training], a number of steps; `ottava plan` prints the steps of an epoch"),
+    ),
+    ("keep_latest_k", Is("training.save_total_limit")),
+    ("load_best_model_at_end", Only(&["false"], BEST)),
+    ("metric_for_best_model", Only(NONE, BEST)),
+    ("greater_is_better", Only(NONE, BEST)),
+    (
+        "early_stopping_patience",
+        Only(NONE, "early stopping is not implemented; `ottava train --resume` continues a run that was stopped"),
+    ),
+    (
+        "early_stopping_steps",
+        Only(NONE, "early stopping is not implemented; `ottava train --resume` continues a run that was stopped"),
+    ),
+    (
+        "save_only_model",
+        Only(
+            &["false"],
+            "checkpoints hold the optimizer too, so that every run resumes; `save_total_limit` bounds their number",
+        ),
+    ),
+    ("save_safetensors", Only(&["true"], "weights are always safetensors")),
+    (
+        "async_mode",
+        Values(
+            "training.async_save",
+            &[("disabled", As("false")), ("async", As("true")), ("async_with_pinned_mem", As("true"))],
+        ),
+    ),
+    ("enable_async_checkpoint", Is("training.async_save")),
+    // Learning rates.
+    ("lr", Is("training.learning_rate")),
+    ("min_lr", Is("training.min_learning_rate")),
+    ("eta_min", Is("training.min_learning_rate")),
+    ("cosine_min_lr_ratio", Not("write `min_learning_rate` under [training]: the ratio times `learning_rate`")),
+    ("min_lr_ratio", Not("write `min_learning_rate` under [training]: the ratio times `learning_rate`")),
+    ("cosine_constant_lr_ratio", Only(&["0", "0.0"], SCHEDULES)),
+    ("lr_scheduler", Values("training.lr_scheduler_type", SCHEDULERS)),
+    ("lr_scheduler_type", Values("training.lr_scheduler_type", SCHEDULERS)),
+    ("lr_decay_style", Values("training.lr_scheduler_type", SCHEDULERS)),
+    ("decay_type", Values("training.lr_scheduler_type", SCHEDULERS)),
+    ("lr_scheduler_kwargs", Only(&["{}"], "write `min_learning_rate` and `decay_steps` under [training]")),
+    ("lr_warmup_steps", Is("training.warmup_steps")),
+    ("lr_warmup_iters", Is("training.warmup_steps")),
+    ("lr_warmup_fraction", Is("training.warmup_ratio")),
+    ("warmup_num_steps", Is("training.warmup_steps")),
+    ("lr_wsd_decay_iters", Is("training.decay_steps")),
+    ("lr_decay_iters", Needless("the schedule ends with the run, at `max_steps`")),
+    ("lr_quadratic_warmup", Only(&["false"], "the warm-up is linear")),
+    ("embedding_lr", Only(NONE, ONE_RATE)),
+    ("embedding_lr_scale", Only(NONE, ONE_RATE)),
+    ("lr_groups", Only(NONE, ONE_RATE)),
+    ("loraplus_lr_ratio", Only(NONE, ONE_RATE)),
+    ("loraplus_lr_embedding", Only(NONE, ONE_RATE)),
+    ("jagged_restart_*", Not(SCHEDULES)),
+    // Optimizers.
+    ("optim", Values("optimizer.name", OPTIMIZERS)),
+    ("optimizer", Values("optimizer.name", OPTIMIZERS)),
+    ("optimizer_type", Values("optimizer.name", OPTIMIZERS)),
+    ("optimizer.type", Values("optimizer.name", OPTIMIZERS)),
+    ("scheduler.type", Values("training.lr_scheduler_type", SCHEDULERS)),
+    ("warmup_max_lr", Values("training.learning_rate", AUTO)),
+    ("warmup_min_lr", Only(&["0", "0.0", "auto"], "the warm-up starts at 0")),
+    ("total_num_steps", Values("training.max_steps", AUTO)),
+    ("optim_args", Only(NONE, "write `adam_beta1`, `adam_beta2` and `adam_epsilon` under [training]")),
+    ("optim_target_modules", Not("an optimizer updates all trained weights")),
+    ("use_muon", Values("optimizer.name", &[("true", As("\"muon\"")), ("false", Nothing)])),
+    ("adjust_lr_fn", Is("training.muon_adjust_lr_fn")),
+    ("adam_eps", Is("training.adam_epsilon")),
+    ("eps", Is("training.adam_epsilon")),
+    ("beta1", Is("training.adam_beta1")),
+    ("beta2", Is("training.adam_beta2")),
+    ("betas", Not("write `adam_beta1` and `adam_beta2` under [training]")),
+    ("wd", Is("training.weight_decay")),
+    ("max_norm", Is("training.max_grad_norm")),
+    ("clip_grad", Is("training.max_grad_norm")),
+    ("grad_clip", Is("training.max_grad_norm")),
+    ("gradient_clipping", Values("training.max_grad_norm", AUTO)),
+    ("use_galore", Only(&["false"], LOW_RANK)),
+    ("galore_*", Not(LOW_RANK)),
+    ("qgalore_*", Not(LOW_RANK)),
+    ("use_apollo", Only(&["false"], LOW_RANK)),
+    ("apollo_*", Not(LOW_RANK)),
+    (
+        "use_badam",
+        Only(&["false"], "BAdam is not implemented; `offload_optimizer` under [memory] saves the same memory"),
+    ),
+    ("badam_*", Not("BAdam is not implemented; `offload_optimizer` under [memory] saves the same memory")),
+    (
+        "use_adam_mini",
+        Only(&["false"], "Adam-mini is not implemented; `level = \"coat\"` under [optimizer] has moments in FP8"),
+    ),
+    ("lisa_*", Not("LISA is not implemented; use adapters ([lora]) or `level` under [optimizer]")),
+    ("dion_*", Not("Dion is not implemented; `name` under [optimizer] is adamw, muon or lion")),
+    ("neftune_noise_alpha", Only(NONE, "noise in embeddings is not implemented")),
+    ("noisy_embedding_alpha", Only(NONE, "noise in embeddings is not implemented")),
+    ("label_smoothing_factor", Only(&["0", "0.0"], "the loss is the cross entropy of the targets, without smoothing")),
+    ("loss_type", Only(&["nll", "\"nll\""], "the loss is the cross entropy of the targets")),
+    ("loss_watchdog_*", Needless("a loss that is not finite ends the run before the update")),
+    ("logging_nan_inf_filter", Needless("a loss that is not finite ends the run before the update")),
+    ("average_tokens_across_devices", Only(&["true"], "the loss is always divided by the target tokens of all ranks")),
+    ("include_num_input_tokens_seen", Needless("metrics.jsonl counts tokens")),
+    ("include_tokens_per_second", Needless("metrics.jsonl has tokens per second")),
+    ("include_tkps", Needless("metrics.jsonl has tokens per second")),
+];
+
+const AUTO: &[(&str, Answer)] = &[("auto", Nothing)];
+const STRATEGIES: &[(&str, Answer)] =
+    &[("steps", Nothing), ("no", As("0")), ("false", As("0")), ("epoch", Never(BY_EPOCH))];
+
+const SCHEDULERS: &[(&str, Answer)] = &[
+    ("cosine_with_min_lr", As("\"cosine\"")),
+    ("constant_with_warmup", As("\"constant\"")),
+    ("wsd", As("\"warmup_stable_decay\"")),
+    ("WSD", As("\"warmup_stable_decay\"")),
+    ("WarmupLR", As("\"constant\"")),
+    ("WarmupDecayLR", As("\"linear\"")),
+    ("WarmupCosineLR", As("\"cosine\"")),
+    ("cosine_with_restarts", Never(SCHEDULES)),
+    ("polynomial", Never(SCHEDULES)),
+    ("inverse_sqrt", Never(SCHEDULES)),
+    ("inverse-square-root", Never(SCHEDULES)),
+    ("reduce_lr_on_plateau", Never(SCHEDULES)),
+    ("one_cycle", Never(SCHEDULES)),
+    ("rex", Never(SCHEDULES)),
+    ("sqrt", Never(SCHEDULES)),
+];
+
+const OPTIMIZERS: &[(&str, Answer)] = &[
+    ("adamw_torch", As("\"adamw\"")),
+    ("adamw_torch_fused", As("\"adamw\"")),
+    ("adamw_hf", As("\"adamw\"")),
+    ("adamw_apex_fused", As("\"adamw\"")),
+    ("adam", As("\"adamw\"")),
+    ("Adam", As("\"adamw\"")),
+    ("AdamW", As("\"adamw\"")),
+    ("FusedAdam", As("\"adamw\"")),
+    ("FusedAdamW", As("\"adamw\"")),
+    ("CPUAdam", As("\"adamw\"")),
+    ("HybridAdam", As("\"adamw\"")),
+    ("lion_32bit", As("\"lion\"")),
+    ("lion_pytorch", As("\"lion\"")),
+    ("Muon", As("\"muon\"")),
+    ("adamw_8bit", Never(EIGHT_BIT)),
+    ("adamw_bnb_8bit", Never(EIGHT_BIT)),
+    ("adamw_torch_8bit", Never(EIGHT_BIT)),
+    ("adamw_torch_4bit", Never(EIGHT_BIT)),
+    ("ao_adamw_8bit", Never(EIGHT_BIT)),
+    ("ao_adamw_fp8", Never(EIGHT_BIT)),
+    (
+        "paged_adamw_8bit",
+        Never("write `level = \"coat\"` under [optimizer] and `offload_optimizer = \"auto\"` under [memory]"),
+    ),
+    (
+        "paged_adamw_32bit",
+        Never("write `offload_optimizer = \"auto\"` under [memory]; `name = \"adamw\"` is the default"),
+    ),
+    ("paged_adamw", Never("write `offload_optimizer = \"auto\"` under [memory]; `name = \"adamw\"` is the default")),
+    ("lion_8bit", Never("write `name = \"lion\"` and `state_dtype = \"float8\"` under [optimizer]")),
+    ("sgd", Never(OTHERS)),
+    ("adafactor", Never(OTHERS)),
+    ("adagrad", Never(OTHERS)),
+    ("rmsprop", Never(OTHERS)),
+    ("galore_adamw", Never(LOW_RANK)),
+    ("apollo_adamw", Never(LOW_RANK)),
+    ("schedule_free_adamw", Never(OTHERS)),
+    ("grokadamw", Never(OTHERS)),
+    ("stable_adamw", Never(OTHERS)),
+    ("came_pytorch", Never(OTHERS)),
+    ("optimi_adamw", Never("write `level = \"bf16\"` under [optimizer]: BF16 states with stochastic rounding")),
+];
+
+const EIGHT_BIT: &str =
+    "write `level = \"coat\"` under [optimizer], AdamW with both moments in FP8; docs/optimizer.md has all formats";
+const OTHERS: &str = "the optimizers are \"adamw\", \"muon\" and \"lion\"";
+const LOW_RANK: &str = "optimizers on low-rank projections are not implemented; `level = \"coat\"` under [optimizer] and adapters ([lora]) save memory";
+const SCHEDULES: &str = "the schedules are \"cosine\", \"linear\", \"constant\" and \"warmup_stable_decay\"";
+const ONE_RATE: &str = "all weights have one `learning_rate`";
+const EVAL_ROWS: &str = "evaluations take rows of `per_device_train_batch_size`";
+const BY_EPOCH: &str = "write a number of steps; `ottava plan` prints the steps of an epoch";
+const BEST: &str = "the best checkpoint is not kept by itself: `save_total_limit = 0` keeps all, and metrics.jsonl has the validation losses";

@@ -1,0 +1,52 @@
+use super::*;
+
+fn folder(names: &[&str]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in names {
+        let path = folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "x").unwrap();
+    }
+    folder
+}
+
+/// The files that `source` names below a folder with files of these `names`.
+fn found(names: &[&str], source: &str) -> Result<Vec<String>, String> {
+    let folder = folder(names);
+    let start = format!("{}/", folder.path().display());
+    let short = |text: String| text.replace(&start, "");
+    let files = expand(&[folder.path().join(source)]).map_err(|error| short(error.to_string()))?;
+    Ok(files.into_iter().map(|path| short(path.display().to_string())).collect())
+}
+
+#[test]
+fn folders_and_patterns_name_their_files_in_order() {
+    let parquet =
+        ["data/train-00001.parquet", "data/train-00000.parquet", "README.md", "dataset_info.json", ".cache/x.parquet"];
+    let sorted = ["data/train-00000.parquet", "data/train-00001.parquet"];
+    assert_eq!(found(&parquet, "").unwrap(), sorted);
+    assert_eq!(found(&parquet, "data/train-*.parquet").unwrap(), sorted);
+    assert_eq!(found(&parquet, "*/train-0000?.parquet").unwrap(), sorted);
+    assert_eq!(found(&["b.txt", "a.md", "c.pdf"], "").unwrap(), ["a.md", "b.txt"]);
+    assert_eq!(found(&["a.idx", "a.bin", "weights.bin"], "").unwrap(), ["a.bin"], "a pair is one source");
+    assert_eq!(found(&["a.idx", "a.bin"], "a.idx").unwrap(), ["a.bin"]);
+    assert_eq!(found(&["a.idx", "a.bin"], "a.*").unwrap(), ["a.bin"]);
+    assert_eq!(found(&["test.jsonl"], "").unwrap(), ["test.jsonl"], "the only file");
+}
+
+#[test]
+fn what_is_not_clear_is_an_error() {
+    for (names, source, says) in [
+        (&["a.pdf"][..], "", "holds no file of data"),
+        (&["a.jsonl", "b.csv"], "", "several kinds of data, such as a.jsonl and b.csv"),
+        (&["data/train.jsonl", "data/test.jsonl"], "", "holds data/test.jsonl, which by its name is not for training"),
+        (&["a.jsonl"], "*.parquet", "no file has a name of this pattern"),
+        (&["a.pdf"], "*.pdf", "unknown kind of data"),
+        (&["a.pdf"], "a.pdf", "unknown kind of data"),
+        (&["a.parquet.gz"], "a.parquet.gz", "unpack it"),
+        (&[], "absent.txt", "absent.txt: "),
+    ] {
+        let error = found(names, source).unwrap_err();
+        assert!(error.contains(says), "{source} of {names:?}: {error}");
+    }
+}

@@ -1,0 +1,57 @@
+//! `ottava import`.
+
+use super::write_new;
+use crate::output::print_json;
+use clap::Args;
+use ottava_lm::Result;
+use ottava_lm::config::import;
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Translate a configuration of Axolotl, LLaMA-Factory, TRL, Accelerate or DeepSpeed to the TOML file of a run.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  ottava import axolotl.yaml --output run.toml
+  ottava import examples/train_lora/llama3_lora_sft.yaml
+
+Keys that were not translated are listed with the reason, on the terminal and as comments in the file. Where a key is missing and the other
+trainer has another default than Ottava, its default is written.")]
+pub struct Import {
+    /// The YAML or JSON file.
+    file: PathBuf,
+    /// The new TOML file; without it, the text goes to standard output.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Print one JSON object with `toml`, `refused`, `needless` and `problems`.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Import {
+    pub fn run(self) -> Result<()> {
+        let imported = import(&self.file)?;
+        if let Some(path) = &self.output {
+            write_new(path, &imported.toml)?;
+        }
+        if self.json {
+            print_json(&json!({
+                "toml": imported.toml,
+                "refused": imported.refused,
+                "needless": imported.needless,
+                "problems": imported.problems,
+            }));
+            return Ok(());
+        }
+        if self.output.is_none() {
+            out!("{}", imported.toml.trim_end());
+        }
+        let (refused, needless) = (imported.refused.len(), imported.needless.len());
+        imported.refused.iter().for_each(|text| note!("not translated: {text}"));
+        imported.problems.iter().for_each(|text| note!("still to do: {text}"));
+        note!("{refused} keys were not translated; {needless} more are not needed, and the file says why");
+        if let Some(path) = &self.output {
+            note!("wrote {}; `ottava plan {0}` checks it", path.display());
+        }
+        Ok(())
+    }
+}

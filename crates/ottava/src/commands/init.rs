@@ -1,0 +1,45 @@
+//! `ottava init`.
+
+use super::write_new;
+use crate::output::print_json;
+use clap::Args;
+use ottava_lm::Result;
+use ottava_lm::config::starter;
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Write the TOML file of a first run, for a model folder and data.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  ottava init models/Qwen2.5-0.5B chats.jsonl
+  ottava init models/Llama-3.1-8B books.txt.gz more.jsonl --output books.toml")]
+pub struct Init {
+    /// A Hugging Face model folder, or a config.json to start from random weights.
+    model: PathBuf,
+    /// Files with the training data.
+    #[arg(required = true)]
+    data: Vec<PathBuf>,
+    /// The new file.
+    #[arg(long, value_name = "FILE", default_value = "run.toml")]
+    output: PathBuf,
+    /// Print one JSON object with `output` and `found`.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Init {
+    pub fn run(self) -> Result<()> {
+        let starter = starter(&self.model, &self.data)?;
+        write_new(&self.output, &starter.toml)?;
+        if self.json {
+            print_json(&json!({"output": self.output, "found": starter.found}));
+            return Ok(());
+        }
+        for line in &starter.found {
+            note!("{line}");
+        }
+        let path = self.output.display();
+        out!("wrote {path}; next: `ottava plan {path} --show-data`, then `ottava train {path}`");
+        Ok(())
+    }
+}

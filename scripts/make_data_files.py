@@ -1,0 +1,85 @@
+"""Writes the same records in every format of data into crates/ottava-lm/tests/data/formats, with pyarrow, zstandard and Python.
+
+    python -m venv v && v/bin/pip install pyarrow zstandard && v/bin/python scripts/make_data_files.py
+"""
+
+import csv
+import gzip
+import json
+import pathlib
+import shutil
+import struct
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+FOLDER = pathlib.Path(__file__).parent.parent / "crates/ottava-lm/tests/data/formats"
+
+TEXTS = [
+    {"id": 1, "text": "An otter is a small animal.", "score": 0.5},
+    {"id": 2, "text": "Two lines,\nand \"quotes\"; a tab\tand an é.", "score": None},
+    {"id": 3, "text": "日本語 and 🦦", "score": -1.5},
+]
+
+
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
+CHATS = [
+    {"messages": [turn("user", "What is an otter?"), turn("assistant", "A small animal,\nin rivers.")]},
+    {"messages": [turn("system", "Be brief."), turn("user", "É?"), turn("assistant", "\"É\"."), turn("user", "And?"), turn("assistant", "No.")]},
+]
+PAIRS = [{"prompt": "2 + 2 =", "completion": " 4"}, {"prompt": "a,b\n", "completion": "c \"d\""}]
+TOKENS = [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}, {"input_ids": [9, 300], "labels": [9, 300]}]
+
+
+def write_all(name, records):
+    """Each format of `records`; lists in CSV are JSON texts."""
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+    (FOLDER / f"{name}.jsonl").write_bytes(lines)
+    (FOLDER / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
+    packer = zstandard.ZstdCompressor(level=9)
+    half = lines.index(b"\n") + 1
+    # Two frames, as `zstd` appends them.
+    (FOLDER / f"{name}.jsonl.zst").write_bytes(packer.compress(lines[:half]) + packer.compress(lines[half:]))
+    (FOLDER / f"{name}.json").write_text(json.dumps(records, ensure_ascii=False, indent=2))
+    for extension, delimiter in [("csv", ","), ("tsv", "\t")]:
+        with open(FOLDER / f"{name}.{extension}", "w", newline="") as file:
+            writer = csv.writer(file, delimiter=delimiter)
+            writer.writerow(records[0])
+            for record in records:
+                cells = (json.dumps(value) if isinstance(value, list) else value for value in record.values())
+                writer.writerow(["" if cell is None else cell for cell in cells])
+    table = pa.Table.from_pylist(records)
+    for codec in ["none", "snappy", "gzip", "lz4"]:
+        pq.write_table(table, FOLDER / f"{name}-{codec}.parquet", compression=codec, row_group_size=2)
+    # `datasets` keeps its cache as a stream.
+    with pa.OSFile(str(FOLDER / f"{name}-stream.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1)
+    with pa.OSFile(str(FOLDER / f"{name}-file.arrow"), "wb") as file:
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+
+
+def write_megatron(name, documents):
+    """As `IndexedDatasetBuilder` of Megatron-LM writes documents of one sequence, with uint16 tokens."""
+    (FOLDER / f"{name}.bin").write_bytes(b"".join(struct.pack(f"<{len(ids)}H", *ids) for ids in documents))
+    offsets, offset = [], 0
+    for ids in documents:
+        offsets.append(offset)
+        offset += 2 * len(ids)
+    count = len(documents)
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, count, count + 1)
+    index += struct.pack(f"<{count}i", *map(len, documents)) + struct.pack(f"<{count}q", *offsets)
+    (FOLDER / f"{name}.idx").write_bytes(index + struct.pack(f"<{count + 1}q", *range(count + 1)))
+
+
+shutil.rmtree(FOLDER, ignore_errors=True)
+FOLDER.mkdir()
+write_all("texts", TEXTS)
+write_all("chats", CHATS)
+write_all("pairs", PAIRS)
+write_all("tokens", TOKENS)
+write_megatron("ids", [[5, 6, 7, 8], [9, 300], [11]])
