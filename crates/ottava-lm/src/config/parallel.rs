@@ -111,7 +111,7 @@ impl ParallelConfig {
     fn axis_problem(&self) -> Option<String> {
         let axes =
             [("tensor", self.tensor), ("pipeline", self.pipeline), ("context", self.context), ("expert", self.expert)];
-        let is_refused = |&(key, size): &(&str, usize)| size == 0 || size > 1 && key != "pipeline";
+        let is_refused = |&(key, size): &(&str, usize)| size == 0 || size > 1 && !["tensor", "pipeline"].contains(&key);
         let (key, size) = axes.into_iter().find(is_refused)?;
         Some(match size {
             0 => format!("`parallel.{key}` is 0; an axis has at least one rank, so set it to 1"),
@@ -191,8 +191,9 @@ mod tests {
     fn axes_that_are_not_implemented_are_refused_by_their_keys() {
         let problem = |config: ParallelConfig| config.problem(Gradients::Float32, false).unwrap_or_default();
         assert_eq!(problem(ParallelConfig { data: 8, ..Default::default() }), "");
-        let expected = "`parallel.tensor` is 2, and tensor parallelism is not implemented yet; set it to 1";
-        assert_eq!(problem(ParallelConfig { tensor: 2, ..Default::default() }), expected);
+        assert_eq!(problem(ParallelConfig { tensor: 2, ..Default::default() }), "");
+        let expected = "`parallel.context` is 2, and context parallelism is not implemented yet; set it to 1";
+        assert_eq!(problem(ParallelConfig { context: 2, ..Default::default() }), expected);
         assert_eq!(problem(ParallelConfig { pipeline: 2, zero: Zero::OptimizerStates, ..Default::default() }), "");
         let divided = problem(ParallelConfig { pipeline: 2, zero: Zero::Gradients, ..Default::default() });
         assert!(divided.starts_with("`parallel.zero` is 2, which reduces gradients in every micro-batch"), "{divided}");

@@ -1,9 +1,10 @@
 //! Problems of a configuration: values outside of their ranges, and settings that do not go together.
 
-use super::RunConfig;
 use super::run::MAX_SEQUENCES;
+use super::{OptimizerName, RunConfig};
 use crate::error::{Error, Result};
 use crate::recompute::Recompute;
+use ottava_tensor::QuantizedTensor;
 
 /// The most tokens of a micro-batch, whose positions are counted in 32 bits.
 const MAX_TOKENS: usize = i32::MAX as usize;
@@ -43,10 +44,30 @@ impl RunConfig {
         self.check_paths(&mut problems);
         self.check_counts(&mut problems);
         self.check_batch(&mut problems);
+        self.check_tensor_axis(&mut problems);
         self.check_training(&mut problems);
         self.check_memory(&mut problems);
         self.check_generation(&mut problems);
         problems.0
+    }
+
+    /// Checks what ranks that divide tensors need: codes are gathered in multiples of 16 tokens, and Muon transforms whole matrices.
+    fn check_tensor_axis(&self, problems: &mut Problems) {
+        let (tensor, rows) = (self.parallel.tensor, self.training.per_device_train_batch_size);
+        let (tokens, multiple) =
+            (rows.saturating_mul(self.data.max_length), tensor.saturating_mul(QuantizedTensor::PAD));
+        problems.demand(
+            tensor < 2 || tokens.is_multiple_of(multiple),
+            format!(
+                "a micro-batch has {tokens} tokens, and the {tensor} ranks of `parallel.tensor` divide multiples of {multiple}; change `data.max_length` or `training.per_device_train_batch_size`"
+            ),
+        );
+        problems.demand(
+            tensor < 2 || self.optimizer.name != OptimizerName::Muon,
+            format!(
+                "`optimizer.name` is muon, which transforms whole matrices, and `parallel.tensor` is {tensor}, which divides them; set it to 1, or use adamw or lion"
+            ),
+        );
     }
 
     fn check_paths(&self, problems: &mut Problems) {

@@ -91,6 +91,12 @@ impl Trainer {
         lock: Option<RunLock>,
     ) -> Result<Trainer> {
         let shape = config.parallel.mesh(world.size())?;
+        if shape.tensor > 1 {
+            return Err(Error::Config(format!(
+                "`parallel.tensor` is {}: checkpoints of divided tensors are not implemented yet, so only `ottava plan` and `ottava bench train` take it; set it to 1",
+                shape.tensor
+            )));
+        }
         let ranks = Rc::new(Ranks::new(world, shape, device)?);
         interrupt::forward_to(ranks.stopper());
         let lock = match lock {
