@@ -24,7 +24,7 @@ pub const FILE_NAME: &str = "manifest.json";
 /// The content of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// The layout's version, [`FORMAT`] when it was written.
+    /// The version of the layout when it was written.
     pub format: u32,
     /// The version of the program that wrote it.
     pub ottava: String,

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
   echo 'What is an otter?' | ottava chat model/
 
 A line that starts with / is a command: /clear starts a new conversation, /save FILE appends this one to a file as a record of `messages`.
-Where the conversation is longer than --max-length, its oldest turns are left out.")]
+If the conversation is longer than --max-length, its oldest turns are dropped.")]
 pub struct ChatCommand {
     /// A Hugging Face model folder with a chat template, or the folder of a run, whose newest checkpoint is used.
     model: PathBuf,
@@ -29,7 +29,7 @@ pub struct ChatCommand {
     /// A JSON object with further variables of the chat template, such as {"enable_thinking": false}.
     #[arg(long, value_name = "JSON", value_parser = object)]
     chat_template_kwargs: Option<Map<String, Value>>,
-    /// Maximum number of tokens of the whole conversation, up to the model's positions.
+    /// Maximum number of tokens of the whole conversation, limited by the model's context length.
     #[arg(long, default_value_t = 4096, value_parser = super::count)]
     max_length: usize,
     /// Maximum number of tokens of an answer.
@@ -86,7 +86,7 @@ impl ChatCommand {
         Ok(())
     }
 
-    /// The prompt of `chat` without its oldest turns, as far as it is too long.
+    /// Removes the oldest turns of `chat` until its prompt fits, and returns the prompt.
     fn shorten(
         &self,
         chat: &mut Chat,
@@ -115,7 +115,7 @@ impl ChatCommand {
         }
     }
 
-    /// Tokens of a conversation with an answer.
+    /// The maximum number of tokens of a conversation, its answer included.
     fn capacity(&self, sizes: &DecoderConfig) -> usize {
         self.max_length.min(sizes.context())
     }

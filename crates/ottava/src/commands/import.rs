@@ -14,15 +14,15 @@ use std::path::PathBuf;
   ottava import axolotl.yaml --output run.toml
   ottava import examples/train_lora/llama3_lora_sft.yaml
 
-Keys that were not translated are listed with the reason, on the terminal and as comments in the file. Where a key is missing and the other
-trainer has another default than Ottava, its default is written.")]
+Keys that were not translated are listed with the reason, on the terminal and as comments in the file. For keys that
+the file does not set, the other trainer's default is written if it differs from Ottava's.")]
 pub struct Import {
     /// The YAML or JSON file.
     file: PathBuf,
     /// The new TOML file; without it, the text goes to standard output.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Print one JSON object with `toml`, `refused`, `needless` and `problems`.
+    /// Print one JSON object: `toml`, the keys that were not translated (`refused`) or need no translation (`needless`), and what is left to do (`problems`).
     #[arg(long)]
     json: bool,
 }

@@ -21,7 +21,7 @@ pub struct Inference {
     /// that the run kept in high precision stay in it.
     #[arg(long)]
     recipe: Option<RecipeName>,
-    /// Change a setting of `[precision]`, as `train` does: a dotted path, or a bare key that is unique.
+    /// Override a setting of `[precision]`: `precision.key=VALUE`, or `key=VALUE`.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// A PEFT folder with an adapter of the model, or the folder of a run that trained one, whose newest checkpoint is used.

@@ -8,7 +8,7 @@ use ottava_lm::config::starter;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Write the TOML file of a first run, for a model folder and data.
+/// Write a starter configuration for a model folder and data.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava init models/Qwen2.5-0.5B chats.jsonl
@@ -16,7 +16,7 @@ use std::path::PathBuf;
 pub struct Init {
     /// A Hugging Face model folder, or a config.json to start from random weights.
     model: PathBuf,
-    /// Files with the training data.
+    /// Files, folders or patterns with the training data.
     #[arg(required = true)]
     data: Vec<PathBuf>,
     /// The new file.

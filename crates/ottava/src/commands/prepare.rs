@@ -16,7 +16,7 @@ use std::path::PathBuf;
 pub struct Prepare {
     /// The run's TOML file.
     config: PathBuf,
-    /// Change a setting: a dotted path, or a bare key that is unique.
+    /// Override a setting: `table.key=VALUE`, or `key=VALUE` if only one table has the key.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// Also write the tokens for Megatron-LM, as PREFIX.bin and PREFIX.idx.

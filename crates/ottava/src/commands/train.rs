@@ -23,11 +23,11 @@ use std::path::{Path, PathBuf};
   torchrun --no-python --nproc-per-node 2 ottava train run.toml
 
 SIGINT, SIGTERM and SIGHUP save a checkpoint after the step in progress and exit with code 75; before the first step they exit with 130.
-A second one exits at once, with 130. A signal to any of several ranks stops all. A rank that is lost ends all with code 5.")]
+A second signal exits at once with code 130. A signal to one rank stops all ranks. If a rank is lost, all ranks exit with code 5.")]
 pub struct Train {
     /// The run's TOML file; configs/reference.toml shows every key.
     config: PathBuf,
-    /// Change a setting: a dotted path, or a bare key that is unique.
+    /// Override a setting: `table.key=VALUE`, or `key=VALUE` if only one table has the key.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// The recipe: fp32, bf16, fp16, fp8-delayed, fp8-current, fp8-row, fp8-block or mxfp8; the same as --set precision.recipe=….
@@ -156,7 +156,7 @@ fn samples(trainer: Trainer, config: &RunConfig) -> Result<Vec<String>> {
     Ok(samples)
 }
 
-/// The numbers of a model's parameters.
+/// The number of trained parameters of a model, and of all if some are frozen.
 fn counts(model: &Description) -> String {
     match model.frozen {
         0 => model.parameters.to_string(),
