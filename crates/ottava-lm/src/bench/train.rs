@@ -187,7 +187,7 @@ impl TrainBench {
         }
         // Of each GPU: those of a pipeline share its tokens.
         let tokens = self.micro_batches * self.micro_batch * self.seq_len;
-        let tokens_per_second = tokens as f64 / (config.parallel.tensor * ranks.pipeline().size()) as f64 / median;
+        let tokens_per_second = tokens as f64 / (config.run.parallel.tensor * ranks.pipeline().size()) as f64 / median;
         let memory = match device {
             Device::Cuda(gpu) => gpu.memory(),
             Device::Cpu | Device::DryCpu(_) => MemoryStats::default(),
