@@ -189,7 +189,18 @@ fn embedding_and_loss(table: &mut Table, t: usize, c: usize) -> Result<()> {
     table.row("cross_entropy_gradient, long rows", bf16(2 * chunk * vocabulary), &mut || {
         cross_entropy_gradient(&mut logits, &targets, &one, None).map(drop)
     })?;
-    Ok(())
+    preference(table, t)
+}
+
+/// The loss of a pair of sequences with `t` tokens together.
+fn preference(table: &mut Table, t: usize) -> Result<()> {
+    let (losses, zero) = (table.random(&[t], DType::F32)?, Tensor::zeros(table.device, &[1], DType::F32)?);
+    table.row("sequence_log_probs", 4 * t, &mut || sequence_log_probs(&losses, 2).map(drop))?;
+    let policy = sequence_log_probs(&losses, 2)?;
+    let (reference, lengths, labels) = (policy.duplicate()?, policy.duplicate()?, policy.duplicate()?);
+    let targets = PreferenceTargets { reference, lengths, labels, kl: zero.duplicate()? };
+    let loss = PreferenceLoss::Sigmoid { label_smoothing: 0.0 };
+    table.row("preference_loss", 4 * t, &mut || preference_loss(loss, 0.1, &policy, &targets, &zero, t).map(drop))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::launch;
 use super::{
     adamw, add, argmax, attention, bias, cast, checksum, column_scales, compress, cross_entropy, delayed_scaling,
     descend, embedding, gemm, global_norm, gradient_codes, head_norm, momentum, newton_schulz, paged_attention,
-    quantize, random, rmsnorm, rope, sample, scaled, sum_parts, swiglu, transpose,
+    preference, quantize, random, rmsnorm, rope, sample, scaled, sum_parts, swiglu, transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 use crate::{Capability, Feature};
@@ -15,13 +15,11 @@ pub fn kernels() -> Vec<KernelModule> {
     fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
         variants.into_iter().map(move |defines| KernelModule { source, defines })
     }
-    let typed: [&'static Source; 11] = [
+    let typed: [&'static Source; 9] = [
         &add::SOURCE,
         &bias::SOURCE,
         &column_scales::SOURCE,
         &compress::SOURCE,
-        &cross_entropy::SOURCE,
-        &cross_entropy::CAPPED,
         &embedding::SOURCE,
         &embedding::PART,
         &gemm::SOURCE,
@@ -29,8 +27,9 @@ pub fn kernels() -> Vec<KernelModule> {
         &sum_parts::SOURCE,
     ];
     let norms = head_norm::SOURCES.into_iter().chain(rmsnorm::SOURCES);
+    let typed = typed.into_iter().chain(cross_entropy::SOURCES);
     let (typed, producers) = (
-        typed.into_iter().chain(norms).chain(rope::SOURCES).chain(rope::PARTIAL_SOURCES).chain(swiglu::SOURCES),
+        typed.chain(norms).chain(rope::SOURCES).chain(rope::PARTIAL_SOURCES).chain(swiglu::SOURCES),
         [&quantize::SOURCE].into_iter().chain(rmsnorm::FP8_SOURCES).chain(rope::FP8_SOURCES).chain(swiglu::FP8_SOURCES),
     );
     let untyped = [
@@ -38,6 +37,7 @@ pub fn kernels() -> Vec<KernelModule> {
         &checksum::SOURCE,
         &delayed_scaling::SOURCE,
         &newton_schulz::SOURCE,
+        &preference::SOURCE,
         &random::SOURCE,
         &sample::SOURCE,
     ];

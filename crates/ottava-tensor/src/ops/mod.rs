@@ -28,6 +28,7 @@ mod momentum;
 mod newton_schulz;
 mod paged_attention;
 mod parameter;
+mod preference;
 mod quantize;
 mod random;
 mod rmsnorm;
@@ -66,6 +67,7 @@ pub use momentum::{Direction, Momentum, MomentumParameter, MomentumScalars, Mome
 pub use newton_schulz::newton_schulz;
 pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
+pub use preference::{PreferenceLoss, PreferenceTargets, preference_loss, sequence_log_probs};
 pub use quantize::blocks::quantize_blocks;
 pub use quantize::{amax, measure, quantize, quantize_into, quantize_rounded_into, raise_amax, take_scale};
 pub use random::{normal, normal_from};

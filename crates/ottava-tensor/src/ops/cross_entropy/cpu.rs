@@ -38,12 +38,17 @@ pub(super) fn cross_entropy_gradient(
 ) {
     let vocabulary = logits.shape()[1];
     with_float!(logits.dtype(), S => {
-        let (scale, cap) = (scale.host::<<S as Float>::Real>()[0], soft_cap.map(<S as Float>::Real::of));
-        let rows = logits.host_mut::<S>().par_chunks_mut(vocabulary).zip(targets.host::<i32>());
-        losses.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(loss, (logits, &target))| {
-            *loss = row_gradient(logits, target, scale, cap);
+        let (scale, cap) = (scale.host::<<S as Float>::Real>(), soft_cap.map(<S as Float>::Real::of));
+        let rows = logits.host_mut::<S>().par_chunks_mut(vocabulary).zip(targets.host::<i32>()).enumerate();
+        losses.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(loss, (t, (logits, &target)))| {
+            *loss = row_gradient(logits, target, of_token(scale, t), cap);
         });
     });
+}
+
+/// The scale of a token, of one for all or one for each.
+fn of_token<R: Real>(scale: &[R], token: usize) -> R {
+    if scale.len() == 1 { scale[0] } else { scale[token] }
 }
 
 fn row_gradient<S: Float>(logits: &mut [S], target: i32, scale: S::Real, cap: Option<S::Real>) -> S::Real {
@@ -128,11 +133,14 @@ pub(super) fn partial_gradient(
 ) {
     let columns = logits.shape()[1];
     with_float!(logits.dtype(), S => {
-        let (scale, cap) = (scale.host::<<S as Float>::Real>()[0], soft_cap.map(<S as Float>::Real::of));
-        let rows = targets.host::<i32>().par_iter().zip(lse.host::<<S as Float>::Real>());
-        logits.host_mut::<S>().par_chunks_mut(columns).zip(rows).for_each(|(logits, (&target, &lse))| match target {
+        let (scale, cap) = (scale.host::<<S as Float>::Real>(), soft_cap.map(<S as Float>::Real::of));
+        let rows = targets.host::<i32>().par_iter().zip(lse.host::<<S as Float>::Real>()).enumerate();
+        logits.host_mut::<S>().par_chunks_mut(columns).zip(rows).for_each(|(logits, (t, (&target, &lse)))| match target {
             IGNORE_INDEX => logits.fill(S::store(<S as Float>::Real::default())),
-            target => replace_by_gradient(logits, column_of(target, first, columns), lse, scale, cap),
+            target => {
+                let column = column_of(target, first, columns);
+                replace_by_gradient(logits, column, lse, of_token(scale, t), cap);
+            }
         });
     });
 }

@@ -21,6 +21,13 @@ extern "C" __global__ void cap_logits(X* logits, long long n, float cap) {
 }
 #endif
 
+// With TOKEN_SCALES the loss of each token has a factor of its own.
+#ifdef TOKEN_SCALES
+#define SCALE scale_of_loss[blockIdx.x]
+#else
+#define SCALE *scale_of_loss
+#endif
+
 // e^x by the hardware exp2: three instructions, accurate to a few ulps except for small results.
 __device__ __forceinline__ float exponential(float x) {
     float y;
@@ -97,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(768, 2)
     X* row = logits + (u64)blockIdx.x * V;
     const int target = targets[blockIdx.x];
     const bool ignored = target == IGNORE_INDEX;
-    const float scale = *scale_of_loss;
+    const float scale = SCALE;
     const float lse = ignored ? 0.0f : log_sum_exp<8 / (int)sizeof(X)>(row, V, keep, kept, CAP);
     const float at_target = ignored ? 0.0f : capped(load(row[target]), CAP);
     if (threadIdx.x == 0) losses[blockIdx.x] = ignored ? 0.0f : lse - at_target;
@@ -154,7 +161,7 @@ extern "C" __global__ void partial_gradient(X* logits, const int* targets, const
     X* row = logits + (u64)blockIdx.x * V;
     const bool ignored = targets[blockIdx.x] == IGNORE_INDEX;
     const int target = ignored ? -1 : targets[blockIdx.x] - first;
-    const float scale = *scale_of_loss, lse = lse_of_row[blockIdx.x];
+    const float scale = SCALE, lse = lse_of_row[blockIdx.x];
     const auto gradient = [&](float x, int v) {
         return ignored ? 0.0f : (exponential(x - lse) - (v == target ? 1.0f : 0.0f)) * scale * slope(x, CAP);
     };

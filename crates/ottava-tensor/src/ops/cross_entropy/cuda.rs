@@ -5,11 +5,24 @@ use crate::{DType, Result, Tensor};
 
 kernel_source!("cross_entropy"; IGNORE_INDEX);
 kernel_source!(CAPPED, "cross_entropy" + CAPS; IGNORE_INDEX);
+kernel_source!(WEIGHTED, "cross_entropy" + TOKEN_SCALES; IGNORE_INDEX);
+kernel_source!(CAPPED_WEIGHTED, "cross_entropy" + CAPS + TOKEN_SCALES; IGNORE_INDEX);
+
+pub(crate) static SOURCES: [&Source; 4] = [&SOURCE, &CAPPED, &WEIGHTED, &CAPPED_WEIGHTED];
 
 /// The kernels with or without a soft cap, and their last argument.
 fn source(soft_cap: Option<f64>) -> (&'static Source, Option<Arg>) {
     let cap = soft_cap.map(|cap| Arg::F32(cap as f32));
     (if cap.is_some() { &CAPPED } else { &SOURCE }, cap)
+}
+
+/// As [`source`], of gradients with this `scale`: one for all tokens, or one for each.
+fn source_scaled(soft_cap: Option<f64>, scale: &Tensor) -> (&'static Source, Option<Arg>) {
+    match (source(soft_cap), scale.len()) {
+        (found, 1) => found,
+        ((_, None), _) => (&WEIGHTED, None),
+        ((_, cap), _) => (&CAPPED_WEIGHTED, cap),
+    }
 }
 
 /// Threads per row of the loss without gradient.
@@ -50,7 +63,7 @@ pub(super) fn cross_entropy_gradient(
     losses: &mut Tensor,
 ) -> Result<()> {
     let [tokens, vocabulary] = logits.dims("cross_entropy: logits")?;
-    let (source, cap) = source(soft_cap);
+    let (source, cap) = source_scaled(soft_cap, scale);
     let kernel = Kernel { source, defines: launch::storage(logits.dtype())?, entry: "cross_entropy_gradient" };
     let eight = 8 * logits.dtype().size();
     let row = vocabulary / 8 * eight;
@@ -66,7 +79,7 @@ pub(super) fn cross_entropy_gradient(
     ];
     args.extend(cap);
     // 512 bytes more, so that a launch that exceeds 48 KiB with its static part raises the limit.
-    // SAFETY: as in `cross_entropy`; `scale` has one element; shared memory holds `kept` bytes.
+    // SAFETY: as in `cross_entropy`; `scale` has one element, or `tokens` for the kernels that read so many; shared memory holds `kept` bytes.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], threads, kept as u32 + 512, &args) }
 }
 
@@ -120,13 +133,13 @@ pub(super) fn partial_gradient(
     soft_cap: Option<f64>,
 ) -> Result<()> {
     let [tokens, columns] = logits.dims("partial_gradient: logits")?;
-    let (source, cap) = source(soft_cap);
+    let (source, cap) = source_scaled(soft_cap, scale);
     let kernel = Kernel { source, defines: launch::storage(logits.dtype())?, entry: "partial_gradient" };
     let read = [targets.device_ptr(), lse.device_ptr(), scale.device_ptr()].map(Arg::Ptr);
     let sizes = [columns, first].map(|n| Arg::I32(n as i32));
     let mut args = [&[Arg::Ptr(logits.device_ptr_mut())], read.as_slice(), &sizes].concat();
     args.extend(cap);
-    // SAFETY: as in `partial_losses`; `lse` is `tokens`, and `scale` has one element.
+    // SAFETY: as in `partial_losses`; `lse` is `tokens`, and `scale` as in `cross_entropy_gradient`.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }
 

@@ -9,7 +9,7 @@ mod tests;
 use super::{expect_compute, real_type};
 use crate::{DType, Device, Error, Result, Tensor};
 
-pub(crate) use cuda::{CAPPED, SOURCE};
+pub(crate) use cuda::SOURCES;
 pub use part::{merge_losses, partial_gradient, partial_losses};
 
 /// Targets with this value are ignored by the loss, as in PyTorch.
@@ -33,7 +33,8 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor, soft_cap: Option<f64>) -
 /// [`cross_entropy`], and replaces `logits` by `scale · (softmax(logits) - onehot(target))`, zero for ignored targets. With a `soft_cap`,
 /// the softmax is that of the capped logits, and each element is multiplied by the slope of the cap, `1 - tanh(logit / soft_cap)²`.
 ///
-/// `scale` F32 `[1]` (F64 for F64) lies on the device, so that a captured step reads the present one.
+/// `scale` F32 (F64 for F64) is `[1]`, or `[T]` with a factor for each token. It lies on the device, so that a captured step reads the
+/// present one.
 pub fn cross_entropy_gradient(
     logits: &mut Tensor,
     targets: &Tensor,
@@ -41,9 +42,7 @@ pub fn cross_entropy_gradient(
     soft_cap: Option<f64>,
 ) -> Result<Tensor> {
     let mut losses = prepare(logits, targets, soft_cap)?;
-    scale.expect("cross_entropy: scale", &[1])?;
-    scale.expect_dtype("cross_entropy: scale", &[real_type(logits.dtype())])?;
-    scale.expect_device("cross_entropy: scale", logits.device())?;
+    expect_scale("cross_entropy: scale", scale, logits)?;
     match logits.device().clone() {
         Device::Cpu => cpu::cross_entropy_gradient(logits, targets, scale, soft_cap, &mut losses),
         Device::DryCpu(_) => {}
@@ -66,6 +65,13 @@ pub fn cap_logits(logits: &mut Tensor, soft_cap: f64) -> Result<()> {
         Device::Cuda(gpu) => cuda::cap_logits(&gpu, logits, soft_cap)?,
     }
     Ok(())
+}
+
+/// Checks the scale of the losses of `logits`: one for all tokens, or one for each.
+fn expect_scale(what: &str, scale: &Tensor, logits: &Tensor) -> Result<()> {
+    scale.expect(what, &[if scale.len() == 1 { 1 } else { logits.shape()[0] }])?;
+    scale.expect_dtype(what, &[real_type(logits.dtype())])?;
+    scale.expect_device(what, logits.device())
 }
 
 fn expect_cap(soft_cap: Option<f64>) -> Result<()> {

@@ -1,6 +1,6 @@
 //! The loss of logits that ranks divide by tokens of the vocabulary (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
 
-use super::{cpu, cuda, prepare};
+use super::{cpu, cuda, expect_scale, prepare};
 use crate::ops::real_type;
 use crate::{DType, Device, Result, Tensor};
 
@@ -48,11 +48,10 @@ pub fn partial_gradient(
     soft_cap: Option<f64>,
 ) -> Result<()> {
     let losses = prepare(logits, targets, soft_cap)?;
-    for (what, tensor, len) in [("partial_gradient: lse", lse, losses.len()), ("partial_gradient: scale", scale, 1)] {
-        tensor.expect(what, &[len])?;
-        tensor.expect_dtype(what, &[real_type(logits.dtype())])?;
-        tensor.expect_device(what, logits.device())?;
-    }
+    expect_scale("partial_gradient: scale", scale, logits)?;
+    lse.expect("partial_gradient: lse", &[losses.len()])?;
+    lse.expect_dtype("partial_gradient: lse", &[real_type(logits.dtype())])?;
+    lse.expect_device("partial_gradient: lse", logits.device())?;
     match logits.device().clone() {
         Device::Cpu => cpu::partial_gradient(logits, targets, first, lse, scale, soft_cap),
         Device::DryCpu(_) => {}

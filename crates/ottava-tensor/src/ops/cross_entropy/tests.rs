@@ -176,3 +176,34 @@ fn parts_of_a_vocabulary_have_the_losses_and_gradients_of_the_whole() {
         }
     }
 }
+
+/// A factor for each token is the factor of its row, on whole rows and on parts of a vocabulary.
+#[test]
+fn tokens_with_factors_of_their_own_have_the_gradients_of_single_rows() {
+    let (t, v) = (5, 1003);
+    let weights: Vec<f32> = (0..t).map(|i| 0.5 - i as f32 * 0.3).collect();
+    for (dtype, soft_cap) in [(DType::F32, None), (DType::F32, Some(1.0)), (DType::BF16, None)] {
+        let weights = Tensor::from_slice(&Device::Cpu, &[t], &weights).unwrap();
+        let inputs = [normals("logits", &[t, v], dtype), integers("targets", t, v), weights];
+        let steps = if dtype == DType::F32 { 64.0 } else { 1.0 };
+        parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
+            let [mut all, mut parts, mut single] = [x[0].duplicate()?, x[0].duplicate()?, x[0].duplicate()?];
+            cross_entropy_gradient(&mut all, &x[1], &x[2], soft_cap)?;
+            let partial = partial_losses(&x[0], &x[1], 0, soft_cap)?;
+            let (_, lse) = merge_losses(&partial.reshape(&[1, t, 2])?, &x[1])?;
+            partial_gradient(&mut parts, &x[1], 0, &lse, &x[2], soft_cap)?;
+            for row in 0..t {
+                let mut logits = x[0].rows(row, row + 1)?.duplicate()?;
+                let (target, scale) = (x[1].rows(row, row + 1)?, x[2].rows(row, row + 1)?);
+                cross_entropy_gradient(&mut logits, &target, &scale, soft_cap)?;
+                single.copy_from(row, &logits)?;
+            }
+            assert_close("rows", &single, &all, Tolerance::Exact);
+            assert_close("parts", &single, &parts, Tolerance::Steps(dtype, steps));
+            Ok(vec![all])
+        });
+    }
+    let mut logits = normals("logits", &[3, 4], DType::F32);
+    let scale = Tensor::zeros(&Device::Cpu, &[2], DType::F32).unwrap();
+    assert!(cross_entropy_gradient(&mut logits, &integers("targets", 3, 4), &scale, None).is_err());
+}

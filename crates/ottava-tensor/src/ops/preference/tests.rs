@@ -1,0 +1,107 @@
+use super::*;
+use crate::testing::{Tolerance, normals, parity, values};
+
+const PAIRS: [PreferenceLoss; 5] = [
+    PreferenceLoss::Sigmoid { label_smoothing: 0.0 },
+    PreferenceLoss::Sigmoid { label_smoothing: 0.1 },
+    PreferenceLoss::Robust { label_smoothing: 0.2 },
+    PreferenceLoss::Hinge,
+    PreferenceLoss::Ipo,
+];
+
+const KTO: PreferenceLoss = PreferenceLoss::Kto { desirable_weight: 1.5, undesirable_weight: 0.5 };
+
+/// Sequences whose log-probabilities are near those of the reference: the loss is sensitive there.
+fn inputs(sequences: usize, dtype: DType) -> [Tensor; 2] {
+    [normals("policy", &[sequences], dtype), normals("reference", &[sequences], dtype)]
+}
+
+fn targets(like: &Tensor, reference: &Tensor) -> PreferenceTargets {
+    let tensor = |values: Vec<f64>| {
+        let values = Tensor::from_slice(&Device::Cpu, &[values.len()], &values).unwrap();
+        crate::ops::cast(&values, like.dtype()).unwrap().to_device(like.device()).unwrap()
+    };
+    let each = |of: &dyn Fn(usize) -> f64| tensor((0..like.len()).map(of).collect());
+    let (lengths, labels) = (each(&|s| 3.0 + s as f64), each(&|s| f64::from(s % 3 == 0)));
+    PreferenceTargets { reference: reference.clone(), lengths, labels, kl: tensor(vec![0.3]) }
+}
+
+fn one(like: &Tensor) -> Tensor {
+    let one = Tensor::from_slice(&Device::Cpu, &[1], &[0.25]).unwrap();
+    crate::ops::cast(&one, like.dtype()).unwrap().to_device(like.device()).unwrap()
+}
+
+#[test]
+fn preference_losses_agree_across_devices() {
+    for (sequences, tokens) in [(2, 1), (6, 7), (10, 257), (64, 33)] {
+        for loss in PAIRS.into_iter().chain([KTO]) {
+            // Exponential and logarithm differ by a few steps.
+            parity(&inputs(sequences, DType::F32), Tolerance::Steps(DType::F32, 32.0), |x| {
+                let (losses, factors) =
+                    preference_loss(loss, 0.5, &x[0], &targets(&x[0], &x[1]), &one(&x[0]), sequences * tokens)?;
+                Ok(vec![losses, factors])
+            });
+        }
+    }
+}
+
+/// The sum runs in double on both, in another order, and is rounded once.
+#[test]
+fn log_probabilities_of_sequences_agree_across_devices() {
+    for (sequences, tokens) in [(1, 1), (3, 7), (2, 257), (5, 4099)] {
+        let losses = [normals("losses", &[sequences * tokens], DType::F32)];
+        parity(&losses, Tolerance::Steps(DType::F32, 1.0), |x| Ok(vec![sequence_log_probs(&x[0], sequences)?]));
+    }
+}
+
+/// Against central differences, with a scale that is not 1.
+#[test]
+fn factors_are_the_gradient_of_the_loss() {
+    let sequences = 6;
+    let [policy, reference] = inputs(sequences, DType::F64);
+    let start = values(&policy);
+    for loss in PAIRS.into_iter().chain([KTO]) {
+        let at = |policy: &[f64]| {
+            let policy = Tensor::from_slice(&Device::Cpu, &[sequences], policy).unwrap();
+            preference_loss(loss, 0.7, &policy, &targets(&policy, &reference), &one(&policy), 2 * sequences).unwrap()
+        };
+        let total = |s: usize, moved: f64| -> f64 {
+            let mut all = start.clone();
+            all[s] += moved;
+            0.25 * values(&at(&all).0).iter().sum::<f64>()
+        };
+        for (token, factor) in values(&at(&start).1).into_iter().enumerate() {
+            let s = token / 2;
+            // The loss of a token is minus its log-probability.
+            let difference = -(total(s, 1e-5) - total(s, -1e-5)) / 2e-5;
+            assert!((factor - difference).abs() < 1e-9, "{loss:?}, token {token}: {factor} and {difference}");
+        }
+    }
+}
+
+#[test]
+fn a_policy_that_is_the_reference_loses_ln_2() {
+    let [policy, _] = inputs(2, DType::F64);
+    let found =
+        |loss| values(&preference_loss(loss, 0.1, &policy, &targets(&policy, &policy), &one(&policy), 2).unwrap().0);
+    let near = |losses: Vec<f64>, expected: [f64; 2]| {
+        assert!(losses.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12), "{losses:?} and {expected:?}");
+    };
+    near(found(PAIRS[0]), [2f64.ln(), 0.0]);
+    near(found(PAIRS[1]), [2f64.ln(), 0.0]);
+    near(found(PreferenceLoss::Hinge), [1.0, 0.0]);
+    near(found(PreferenceLoss::Ipo), [25.0, 0.0]);
+    // Far away, nothing overflows.
+    let far = Tensor::from_slice(&Device::Cpu, &[2], &[-1e6, 1e6]).unwrap();
+    let (losses, factors) = preference_loss(PAIRS[0], 0.1, &far, &targets(&far, &policy), &one(&policy), 2).unwrap();
+    assert!((values(&losses)[0] - 2e5).abs() < 1.0, "{:?}", values(&losses));
+    assert!(values(&factors).iter().all(|factor| (factor.abs() - 0.025).abs() < 1e-12));
+}
+
+#[test]
+fn sequences_of_unequal_length_are_an_error() {
+    let [policy, reference] = inputs(3, DType::F32);
+    let odd = preference_loss(PAIRS[0], 0.1, &policy, &targets(&policy, &reference), &one(&policy), 6);
+    assert!(odd.unwrap_err().to_string().contains("a loss has 2 sequences"));
+    assert!(sequence_log_probs(&policy, 2).unwrap_err().to_string().contains("3 losses cannot be divided into 2"));
+}
