@@ -6,7 +6,7 @@ use crate::interrupt;
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
 use crate::parallel::{Partition, Schedule, ScheduleKind, Shared};
-use crate::step::{MicroBatch, Program, ProgramInputs, total};
+use crate::step::{MicroBatch, PreferenceSums, Program, ProgramInputs, total};
 use ottava_tensor::ops::IGNORE_INDEX;
 use serde::Serialize;
 use std::sync::atomic::Ordering;
@@ -22,6 +22,9 @@ pub struct Evaluation {
     pub bits_per_byte: f64,
     /// Tokens predicted.
     pub tokens: u64,
+    /// The sums over sequences, if the loss is that of preferences; perplexity and bits per byte are NaN then.
+    #[serde(skip)]
+    pub preference: Option<PreferenceSums>,
 }
 
 /// Evaluates in `precision` on all `batches`, which together are `bytes` of text, and calls `progress` after each round with the number of
@@ -85,5 +88,5 @@ pub fn evaluate(
         )));
     }
     let bits_per_byte = sum / std::f64::consts::LN_2 / bytes.max(1) as f64;
-    Ok(Evaluation { loss, perplexity: loss.exp(), bits_per_byte, tokens: tokens as u64 })
+    Ok(Evaluation { loss, perplexity: loss.exp(), bits_per_byte, tokens: tokens as u64, preference: None })
 }

@@ -7,6 +7,8 @@ pub enum Pass {
     Training,
     /// Forward alone: saves nothing, and its measurements do not reach the run.
     Evaluation,
+    /// As evaluation, but without adapters: forward of the model that adapters are trained beside.
+    Reference,
     /// Forward of tokens of several requests: as evaluation, and no operand is scaled by what other requests have.
     Inference,
     /// Forward of a block, recomputed in backward: saves like training, but does not measure again.
@@ -51,6 +53,11 @@ impl Mode {
         Mode { pass: Pass::Evaluation, precision }
     }
 
+    /// Forward without backward and without adapters, in this precision.
+    pub const fn reference(precision: StepPrecision) -> Mode {
+        Mode { pass: Pass::Reference, precision }
+    }
+
     /// The mode in which backward recomputes a forward of this mode.
     pub fn recomputation(self) -> Mode {
         Mode { pass: Pass::Recomputation, ..self }
@@ -64,6 +71,11 @@ impl Mode {
     /// Whether casts count for the run's statistics.
     pub fn measures(self) -> bool {
         self.pass == Pass::Training
+    }
+
+    /// Whether adapters add to the products of linears.
+    pub fn adapts(self) -> bool {
+        self.pass != Pass::Reference
     }
 
     /// Whether all products read the compute type.

@@ -56,7 +56,11 @@ impl Run {
         let states = device.scope("optimizer states");
         let optimizer = run.new_optimizer(&model.parameters())?;
         drop(states);
-        let step = TrainStep::shared(&model, schedule, t.per_device_train_batch_size, seq_len, partition)?;
+        let step = TrainStep::shared(&model, schedule, run.micro_batch_rows(), seq_len, partition)?;
+        let step = match run.preference.how() {
+            Some(how) => step.with_preference(how)?,
+            None => step,
+        };
         Ok(Run { model, optimizer, step, weights_digest })
     }
 

@@ -5,6 +5,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ottava_lm::checkpoint::Saved;
+use ottava_lm::step::PreferenceSums;
 use ottava_lm::trainer::StepReport;
 use ottava_lm::{Error, Result, interrupt};
 use std::borrow::Cow;
@@ -31,6 +32,17 @@ macro_rules! out_part {
 /// Prints a line to standard error, as `eprintln!` does, but never panics.
 macro_rules! note {
     ($($part:tt)*) => { $crate::output::complain(format_args!($($part)*)) };
+}
+
+/// The rewards of preferences, in short.
+fn rewards(sums: &PreferenceSums) -> String {
+    let metrics = sums.metrics();
+    let named = |name: &str, short: &str| {
+        let (_, value) = metrics.iter().find(|(metric, _)| *metric == name)?;
+        Some(format!("{short} {value:.4}"))
+    };
+    let shown = [named("rewards/margins", "reward margin"), named("rewards/accuracies", "accuracy")];
+    shown.into_iter().flatten().collect::<Vec<_>>().join("  ")
 }
 
 /// The first failure to write a result.
@@ -194,6 +206,9 @@ impl Progress {
             "loss {:.4}  lr {:.2e}  grad norm {:.3}  {:.0} tokens/s",
             report.loss, report.learning_rate, report.grad_norm, report.tokens_per_second
         );
+        if let Some(sums) = &report.preference {
+            line += &format!("  {}", rewards(sums));
+        }
         if let Some(casts) = &report.casts {
             line += &format!("  fp8 saturated {:.1e} underflowed {:.1e}", casts.saturated, casts.underflowed);
         }
@@ -209,10 +224,13 @@ impl Progress {
             None => {}
         }
         if let Some(evaluation) = report.evaluation {
-            self.line(&format!(
-                "step {}  validation loss {:.4}  perplexity {:.2}  bits per byte {:.4}",
-                report.step, evaluation.loss, evaluation.perplexity, evaluation.bits_per_byte
-            ));
+            let more = match evaluation.preference {
+                None => {
+                    format!("perplexity {:.2}  bits per byte {:.4}", evaluation.perplexity, evaluation.bits_per_byte)
+                }
+                Some(sums) => rewards(&sums),
+            };
+            self.line(&format!("step {}  validation loss {:.4}  {more}", report.step, evaluation.loss));
         }
         for Saved { step, path, paused, took } in &report.saved {
             let [paused, took] = [paused, took].map(|time| time.as_secs_f64());

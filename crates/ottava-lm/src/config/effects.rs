@@ -1,6 +1,6 @@
 //! Settings without effect, because of other settings.
 
-use super::{OptimizerName, RunConfig};
+use super::{LossType, OptimizerName, RunConfig};
 use crate::data::{BadRecord, Packing};
 use crate::optim::SchedulerType;
 use crate::recipe::RecipeName;
@@ -77,6 +77,16 @@ impl RunConfig {
         if t.max_steps > 0 {
             reasons.push((&["training.num_train_epochs"], "where `max_steps` is set".into()));
         }
+        match self.preference.loss_type {
+            Some(LossType::Kto) => reasons.push((OF_PAIRS, "with loss_type kto; it is for pairs".into())),
+            Some(LossType::Hinge | LossType::Ipo) => {
+                reasons.push((OF_PAIRS, "with this `loss_type`; it is for sigmoid and robust".into()));
+            }
+            _ => {}
+        }
+        if self.preference.loss_type.is_some_and(|loss| loss != LossType::Kto) {
+            reasons.push((OF_KTO, "with this `loss_type`; it is for kto".into()));
+        }
         if self.generation.prompts.is_empty() {
             let keys = &["generation.max_new_tokens", "generation.temperature", "generation.top_p"];
             reasons.push((keys, "without `generation.prompts`".into()));
@@ -119,6 +129,10 @@ const OF_MUON: &[&str] = &["training.muon_momentum", "training.muon_adjust_lr_fn
 
 const OF_LION: &[&str] = &["training.lion_beta1", "training.lion_beta2"];
 
+const OF_PAIRS: &[&str] = &["preference.label_smoothing"];
+
+const OF_KTO: &[&str] = &["preference.desirable_weight", "preference.undesirable_weight"];
+
 const OF_FP16: &[&str] = &["precision.initial_loss_scale", "precision.loss_scale_window", "precision.min_loss_scale"];
 
 #[cfg(test)]
@@ -128,7 +142,7 @@ mod tests {
     #[test]
     fn every_key_is_a_setting() {
         let known = super::super::names::Known::new().0;
-        for key in [OF_FP8, OF_DELAYED, OF_FP16, OF_ADAMW, OF_MUON, OF_LION, OF_PIPELINE].concat() {
+        for key in [OF_FP8, OF_DELAYED, OF_FP16, OF_ADAMW, OF_MUON, OF_LION, OF_PIPELINE, OF_PAIRS, OF_KTO].concat() {
             assert!(known.contains(&key.to_string()), "{key}");
         }
     }

@@ -48,6 +48,7 @@ impl RunConfig {
         self.check_training(&mut problems);
         self.check_memory(&mut problems);
         self.check_generation(&mut problems);
+        self.check_preference(&mut problems);
         problems.0
     }
 

@@ -5,6 +5,7 @@ use super::keys::flatten;
 use super::lora::LoraConfig;
 use super::memory::{MemoryConfig, OptimizerConfig, OptimizerName};
 use super::parallel::ParallelConfig;
+use super::preference::PreferenceConfig;
 use crate::data::source::{BadRecord, Documents, SourceOptions, TrainOnEos, formatting};
 use crate::data::{ExcessLength, Formatting, Packing, RowLayout, Split, TokenDataset, Tokenizer, expand, prepare};
 use crate::error::{Error, Result};
@@ -39,6 +40,8 @@ pub struct RunConfig {
     pub lora: LoraConfig,
     /// The training data.
     pub data: DataConfig,
+    /// The loss of preferences.
+    pub preference: PreferenceConfig,
     /// Steps, batches and learning rate.
     pub training: TrainingConfig,
     /// Formats of computation.
@@ -296,6 +299,7 @@ impl Default for RunConfig {
             model: ModelConfig::default(),
             lora: LoraConfig::default(),
             data: DataConfig::default(),
+            preference: PreferenceConfig::default(),
             training: TrainingConfig::default(),
             precision: Precision::default(),
             optimizer: OptimizerConfig::default(),
@@ -418,14 +422,16 @@ impl RunConfig {
         }
     }
 
-    /// Resolves `data.packing` and `data.document_mask` by the first records of the files, which it returns with their formattings.
+    /// Resolves `data.packing`, `data.document_mask` and `[preference]` by the first records of the files, which it returns with their formattings.
     ///
-    /// Errors with [`Error::Data`] when a file or its first record cannot be read.
+    /// Errors with [`Error::Data`] when a file or its first record cannot be read, and with [`Error::Config`] when `[preference]` does not
+    /// go together with them.
     pub fn resolve_data(&mut self) -> Result<Vec<(PathBuf, Formatting)>> {
         let options = self.source_options();
         let files = [expand(&self.data.train_files)?, expand(&self.data.val_files)?].concat();
         let files = files.into_iter().map(|path| formatting(&path, &options).map(|found| (path, found)));
         let files = files.collect::<Result<Vec<_>>>()?;
+        self.resolve_preference(&files)?;
         if self.data.packing == Packing::Auto {
             let prompts = files.iter().any(|(_, formatting)| formatting.has_prompts());
             self.data.packing = if prompts { Packing::Bfd } else { Packing::Wrapped };
@@ -442,14 +448,16 @@ impl RunConfig {
         // Before the files to train on, so that their documents are the first.
         let files: Vec<PathBuf> = val_files.iter().chain(&self.data.train_files).cloned().collect();
         let dataset = prepare(&files, &self.source_options(), tokenizer, &self.cache_dir())?;
+        // The documents of a pair stay together.
+        let together = dataset.len() / dataset.records();
         let split = match val_files.len() {
-            0 => Split::new(dataset.len(), self.data.val_set_size)?,
+            0 => Split::new(dataset.records(), self.data.val_set_size)?,
             count => {
-                let documents = dataset.meta().sources[..count].iter().map(|source| source.documents).sum();
-                Split::leading(dataset.len(), documents)?
+                let documents: u64 = dataset.meta().sources[..count].iter().map(|source| source.documents).sum();
+                Split::leading(dataset.records(), documents / together as u64)?
             }
         };
-        Ok((dataset, split))
+        Ok((dataset, split.of_groups(together)))
     }
 
     /// Whether the run has validation documents.
@@ -477,12 +485,13 @@ impl RunConfig {
 
     /// The recipe of the run on `device`.
     pub fn recipe_on(&self, device: &Device) -> Recipe {
-        self.precision.recipe_on(device, self.training.per_device_train_batch_size * self.data.max_length)
+        self.precision.recipe_on(device, self.micro_batch_rows() * self.data.max_length)
     }
 
     /// Tokens per optimizer step, of all ranks.
     pub fn tokens_per_step(&self) -> u64 {
-        (self.training.sequences() * self.data.max_length) as u64
+        let rows = self.micro_batch_rows() / self.training.per_device_train_batch_size;
+        (self.training.sequences() * rows * self.data.max_length) as u64
     }
 
     /// All settings, as `(key, value)`.

@@ -35,6 +35,8 @@ pub(super) struct Encoded {
     pub(super) bytes: usize,
     /// The content that the template left out.
     pub(super) left_out: LeftOut,
+    /// Whether it is desirable, of a document with a label.
+    pub(super) label: Option<bool>,
 }
 
 /// The content of a chat that its template leaves out.
@@ -89,6 +91,7 @@ impl<'a> Encoder<'a> {
                 tokens: self.tokenizer.encode_document(text)?,
                 bytes: text.len(),
                 left_out: LeftOut::default(),
+                label: None,
             }),
             Content::Tokens { ids, learned } => {
                 if let Some(id) = ids.iter().find(|id| **id as usize >= self.tokenizer.vocab_size()) {
@@ -101,25 +104,51 @@ impl<'a> Encoder<'a> {
                 let learned = learned.iter().map(|learned| *learned || self.train_on_inputs);
                 Ok(self.masked(ids.iter().copied().zip(learned).collect(), bytes))
             }
-            Content::Completion { prompt, completion: answer } => {
-                let text = format!("{prompt}{answer}");
-                let learned = if self.train_on_inputs { 0 } else { prompt.len() };
-                let completion = learned..text.len();
-                let mut tokens = self.tokenizer.encode_learned(&text, std::slice::from_ref(&completion))?;
-                let start = self.tokenizer.start_ids();
-                if !tokens.iter().map(|token| &token.0).take(start.len()).eq(start) {
-                    tokens.splice(0..0, start.iter().map(|&id| (id, self.train_on_inputs)));
-                }
-                let end = self.tokenizer.eos_id().filter(|&end| tokens.last().is_none_or(|last| last.0 != end));
-                tokens.extend(end.map(|end| (end, true)));
-                Ok(self.masked(tokens, completion.len()))
-            }
+            Content::Completion { prompt, completion } => self.encode_text_completion(prompt, completion),
             Content::Chat(chat) => return self.encode_chat(chat),
+            Content::Pair(pair) => return pair.iter().map(|content| self.encode_completion(content)).collect(),
+            Content::Labeled(content, label) => {
+                self.encode_completion(content).map(|encoded| Encoded { label: Some(*label), ..encoded })
+            }
         };
         Ok(vec![one?])
     }
 
-    fn encode_chat(&self, chat: &Chat) -> Result<Vec<Encoded>> {
+    fn encode_text_completion(&self, prompt: &str, answer: &str) -> Result<Encoded> {
+        let text = format!("{prompt}{answer}");
+        let learned = if self.train_on_inputs { 0 } else { prompt.len() };
+        let completion = learned..text.len();
+        let mut tokens = self.tokenizer.encode_learned(&text, std::slice::from_ref(&completion))?;
+        let start = self.tokenizer.start_ids();
+        if !tokens.iter().map(|token| &token.0).take(start.len()).eq(start) {
+            tokens.splice(0..0, start.iter().map(|&id| (id, self.train_on_inputs)));
+        }
+        let end = self.tokenizer.eos_id().filter(|&end| tokens.last().is_none_or(|last| last.0 != end));
+        tokens.extend(end.map(|end| (end, true)));
+        Ok(self.masked(tokens, completion.len()))
+    }
+
+    /// A text or a chat with a preference, all of whose completion counts.
+    fn encode_completion(&self, content: &Content) -> Result<Encoded> {
+        let chat = match content {
+            Content::Completion { prompt, completion } => return self.encode_text_completion(prompt, completion),
+            Content::Chat(chat) => chat,
+            _ => unreachable!("preferences are about texts or chats"),
+        };
+        if chat.messages.iter().any(|message| message.get("train").is_some()) {
+            let text = "a message has the field `train`; of preferences, the whole completion counts: remove the field";
+            return Err(Error::Data(text.into()));
+        }
+        let template = self.template_of(chat)?;
+        let Rendered { text, learned } = template.render_completion(chat).map_err(Error::Data)?;
+        let bytes = learned.iter().map(ExactSizeIterator::len).sum();
+        let fields = template.unread_fields(chat).into_iter().collect();
+        let encoded = self.masked(self.tokenizer.encode_learned(&text, &learned)?, bytes);
+        Ok(Encoded { left_out: LeftOut { fields, ..LeftOut::default() }, ..encoded })
+    }
+
+    /// The chat template, if it can render `chat`.
+    fn template_of(&self, chat: &Chat) -> Result<&ChatTemplate> {
         let template = self.template.as_ref().ok_or_else(|| {
             let folder = self.tokenizer.path().parent().unwrap_or(Path::new("."));
             Error::Data(format!(
@@ -134,6 +163,11 @@ impl<'a> Encoder<'a> {
                 template.path().display()
             )));
         }
+        Ok(template)
+    }
+
+    fn encode_chat(&self, chat: &Chat) -> Result<Vec<Encoded>> {
+        let template = self.template_of(chat)?;
         let mut left_out = LeftOut::default();
         let texts = match self.train_on_inputs {
             true => template.render(chat, false).map(|text| {
@@ -184,7 +218,7 @@ impl<'a> Encoder<'a> {
 
     fn masked(&self, tokens: Vec<(u32, bool)>, bytes: usize) -> Encoded {
         let masked = |(id, learned)| if learned || !self.loss_mask { id } else { id | MASKED };
-        Encoded { tokens: tokens.into_iter().map(masked).collect(), bytes, left_out: LeftOut::default() }
+        Encoded { tokens: tokens.into_iter().map(masked).collect(), bytes, left_out: LeftOut::default(), label: None }
     }
 
     /// Bytes of memory to encode `document`.
@@ -192,7 +226,9 @@ impl<'a> Encoder<'a> {
         match &document.content {
             Content::Text(text) => self.tokenizer.memory_to_encode(text),
             Content::Tokens { ids, .. } => 16 * ids.len() as u64,
-            Content::Chat(_) | Content::Completion { .. } => Tokenizer::memory_to_encode_whole(document.bytes),
+            Content::Chat(_) | Content::Completion { .. } | Content::Pair(_) | Content::Labeled(..) => {
+                Tokenizer::memory_to_encode_whole(document.bytes)
+            }
         }
     }
 }

@@ -67,9 +67,6 @@ pub(super) fn content(
 /// The message for a record without the field of the text.
 fn missing<'a>(field: &str, fields: impl Iterator<Item = &'a str>) -> String {
     let fields: Vec<&str> = fields.collect();
-    if fields.contains(&"chosen") && fields.contains(&"rejected") {
-        return "it is a pair of preferences (`chosen`, `rejected`); runs train on text, chats and completions".into();
-    }
     let shown: Vec<_> = fields.iter().take(8).map(|field| format!("`{field}`")).collect();
     match shown.is_empty() {
         true => format!("field `{field}` is missing (set text_field to another)"),

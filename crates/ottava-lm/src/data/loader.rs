@@ -190,11 +190,22 @@ pub(super) fn whole_documents(
     for &document in documents {
         let document = document as usize;
         let inputs = layout.inputs(dataset.document_len(document));
-        let tokens = dataset.tokens(document, 0..inputs + 1)?;
-        batch.inputs.extend(tokens[..inputs].iter().map(|&token| dataset.id(token) as i32));
-        batch.targets.extend(tokens[1..].iter().map(|&token| dataset.target(token)));
-        batch.documents.iter_mut().for_each(|lengths| lengths.push(inputs));
+        append_document(dataset, &dataset.tokens(document, 0..inputs + 1)?, batch);
     }
+    pad_row(dataset, end, batch);
+    Ok(())
+}
+
+/// Appends a document of these stored `tokens` to `batch`, each but the last as an input.
+pub(super) fn append_document(dataset: &TokenDataset, tokens: &[u32], batch: &mut Batch) {
+    let inputs = tokens.len() - 1;
+    batch.inputs.extend(tokens[..inputs].iter().map(|&token| dataset.id(token) as i32));
+    batch.targets.extend(tokens[1..].iter().map(|&token| dataset.target(token)));
+    batch.documents.iter_mut().for_each(|lengths| lengths.push(inputs));
+}
+
+/// Pads `batch` to `end` inputs, with inputs that are no targets.
+pub(super) fn pad_row(dataset: &TokenDataset, end: usize, batch: &mut Batch) {
     let padding = end - batch.inputs.len();
     batch.padding += padding;
     if padding > 0 {
@@ -202,7 +213,6 @@ pub(super) fn whole_documents(
         batch.targets.resize(end, IGNORE_INDEX);
         batch.documents.iter_mut().for_each(|lengths| lengths.push(padding));
     }
-    Ok(())
 }
 
 /// A place among rows of whole documents; always on an existing row.

@@ -64,6 +64,8 @@ pub struct Split {
     /// `None` keeps the order of the files.
     order: Option<Permutation>,
     validation: u64,
+    /// Neighbouring documents that stay together.
+    together: u64,
 }
 
 impl Split {
@@ -86,7 +88,7 @@ impl Split {
                 "val_set_size keeps {validation} of {documents} documents for validation, which leaves none to train on"
             )));
         }
-        Ok(Split { documents, order: Some(Permutation::new(documents, SPLIT_SEED, 0)), validation })
+        Ok(Split { documents, order: Some(Permutation::new(documents, SPLIT_SEED, 0)), validation, together: 1 })
     }
 
     /// The first `validation` of `documents` for validation, and the others to train on.
@@ -95,39 +97,45 @@ impl Split {
     pub fn leading(documents: usize, validation: u64) -> Result<Split> {
         let documents = documents as u64;
         match validation < documents {
-            true => Ok(Split { documents, order: None, validation }),
+            true => Ok(Split { documents, order: None, validation, together: 1 }),
             false => Err(Error::Config("`data.train_files` hold no document to train on".into())),
         }
     }
 
     /// All `documents` for validation, in the order of the files: to evaluate a finished model.
     pub fn all_validation(documents: usize) -> Split {
-        Split { documents: documents as u64, order: None, validation: documents as u64 }
+        Split { documents: documents as u64, order: None, validation: documents as u64, together: 1 }
+    }
+
+    /// The split of documents of which each of those before is `together`.
+    pub fn of_groups(self, together: usize) -> Split {
+        Split { together: together as u64, ..self }
     }
 
     /// Number of documents to train on.
     pub fn train_len(&self) -> u64 {
-        self.documents - self.validation
+        (self.documents - self.validation) * self.together
     }
 
     /// Number of documents kept for validation.
     pub fn validation_len(&self) -> u64 {
-        self.validation
+        self.validation * self.together
     }
 
     /// The document that is the `i`th to train on.
     pub fn train(&self, i: u64) -> usize {
-        self.document(self.validation + i)
+        self.document(self.validation_len() + i)
     }
 
     /// The document that is the `i`th for validation.
     pub fn validation(&self, i: u64) -> usize {
-        assert!(i < self.validation, "validation document {i} of {}", self.validation);
+        assert!(i < self.validation_len(), "validation document {i} of {}", self.validation_len());
         self.document(i)
     }
 
     fn document(&self, i: u64) -> usize {
-        self.order.as_ref().map_or(i, |order| order.get(i)) as usize
+        let (group, place) = (i / self.together, i % self.together);
+        (self.order.as_ref().map_or(group, |order| order.get(group)) * self.together + place) as usize
     }
 }
 

@@ -11,7 +11,8 @@ use tracing::{info, warn};
 use super::encode::{Encoded, Encoder};
 use super::files::{Kind, expand};
 use super::left_out::{BadRecords, LeftOutOfFile};
-use super::shards::{FORMAT, Meta, SourceFile, TokenDataset, TokenType};
+use super::records::Formatting;
+use super::shards::{FORMAT, Meta, PreferenceKind, SourceFile, TokenDataset, TokenType};
 use super::source::{Document, Failure, SourceOptions, documents, formatting};
 use super::token_writer::TokenWriter;
 use super::tokenizer::Tokenizer;
@@ -59,6 +60,7 @@ pub(super) fn prepare_sharded(
     let mut files = describe(sources)?;
     let formattings = sources.iter().map(|path| formatting(path, options)).collect::<Result<Vec<_>>>()?;
     let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
+    let preference = preference(sources, &formattings, options)?;
     let encoder = Encoder::new(tokenizer, options, prompts)?;
     let key = key(&files, options, &encoder, eos_id);
     let folder = cache.join(format!("tokens-{}", &key[..16]));
@@ -103,6 +105,7 @@ pub(super) fn prepare_sharded(
         tokens: 0,
         target_tokens: 0,
         loss_mask: encoder.loss_mask,
+        preference,
         bytes: 0,
         dtype,
         vocab_size: tokenizer.vocab_size(),
@@ -119,6 +122,31 @@ pub(super) fn prepare_sharded(
         _ => sync_parent(&RealFs, &folder)?,
     }
     TokenDataset::open(&folder)
+}
+
+/// The kind of preferences in the records of all files.
+///
+/// Errors with [`Error::Data`] when files differ in it, and with [`Error::Config`] when prompts of preferences are to be learned.
+fn preference(
+    sources: &[PathBuf],
+    formattings: &[Formatting],
+    options: &SourceOptions,
+) -> Result<Option<PreferenceKind>> {
+    let first = formattings.first().copied().unwrap_or_default();
+    if let Some(other) = formattings.iter().position(|other| other.preference() != first.preference()) {
+        return Err(Error::Data(format!(
+            "{} has records of formatting `{}`, and {} of `{}`; preferences are trained without other data, and pairs without labels",
+            sources[0].display(),
+            first.as_str(),
+            sources[other].display(),
+            formattings[other].as_str()
+        )));
+    }
+    if first.preference().is_some() && options.train_on_inputs {
+        let text = "`data.train_on_inputs` is true, and the data are preferences, of which only completions count; set it to false";
+        return Err(Error::Config(text.into()));
+    }
+    Ok(first.preference())
 }
 
 fn describe(sources: &[PathBuf]) -> Result<Vec<SourceFile>> {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::chat::Chat;
+use super::shards::PreferenceKind;
 
 /// The fields that a record has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +31,10 @@ pub enum Formatting {
     Tokens,
     /// `input_ids`, with `labels`, `loss_mask`, `assistant_masks` or `completion_mask`.
     LabeledTokens,
+    /// `chosen` and `rejected`: two texts, or two lists of messages, after a `prompt` or with one as their common beginning.
+    Preference,
+    /// `prompt`, `completion` and `label`: true for a desirable completion.
+    UnpairedPreference,
 }
 
 /// The content of a document.
@@ -53,6 +58,22 @@ pub enum Content {
         /// For each id, whether the model is trained to write it.
         learned: Vec<bool>,
     },
+    /// Completions of one prompt, chats or texts: the chosen one, and the rejected one.
+    Pair(Box<[Content; 2]>),
+    /// A completion of a prompt, a chat or a text, and whether it is desirable.
+    Labeled(Box<Content>, bool),
+}
+
+impl Content {
+    /// Gives descriptions of functions to chats.
+    fn with_tools(self, tools: &Value) -> Content {
+        match self {
+            Content::Chat(chat) => Content::Chat(Chat { tools: tools.clone(), ..chat }),
+            Content::Pair(pair) => Content::Pair(Box::new(pair.map(|content| content.with_tools(tools)))),
+            Content::Labeled(content, label) => Content::Labeled(Box::new(content.with_tools(tools)), label),
+            other => other,
+        }
+    }
 }
 
 /// Fields that say which of `input_ids` are targets: 1 for a target.
@@ -73,6 +94,8 @@ impl Formatting {
             Formatting::Sharegpt => "sharegpt",
             Formatting::Tokens => "tokens",
             Formatting::LabeledTokens => "labeled_tokens",
+            Formatting::Preference => "preference",
+            Formatting::UnpairedPreference => "unpaired_preference",
         }
     }
 
@@ -93,6 +116,8 @@ impl Formatting {
                 Formatting::LabeledTokens
             }
             () if has("input_ids") => Formatting::Tokens,
+            () if has("chosen") && has("rejected") => Formatting::Preference,
+            () if has("prompt") && has("completion") && has("label") => Formatting::UnpairedPreference,
             () if has("messages") => Formatting::Messages,
             () if has("conversations") => Formatting::Sharegpt,
             () if has("prompt") && has("completion") => Formatting::PromptCompletion,
@@ -106,21 +131,31 @@ impl Formatting {
         !matches!(self, Formatting::Auto | Formatting::Text | Formatting::Tokens)
     }
 
+    /// The kind of preferences in records, if they have any.
+    pub fn preference(self) -> Option<PreferenceKind> {
+        match self {
+            Formatting::Preference => Some(PreferenceKind::Pairs),
+            Formatting::UnpairedPreference => Some(PreferenceKind::Labels),
+            _ => None,
+        }
+    }
+
     /// The content of a record that is not a plain text. Errors with the reason.
     pub(super) fn read(self, record: &Value) -> Result<Content, String> {
         let record = record.as_object().ok_or("a record is an object")?;
         let content = match self {
             Formatting::Auto | Formatting::Text => unreachable!("a text is read by itself"),
             Formatting::Messages => Content::Chat(Chat { messages: messages(record, "messages")?, ..Chat::default() }),
-            Formatting::PromptCompletion => prompt_completion(record)?,
+            Formatting::PromptCompletion => completion(record, "completion")?,
             Formatting::Alpaca => Content::Chat(Chat { messages: alpaca(record)?, ..Chat::default() }),
             Formatting::Sharegpt => Content::Chat(Chat { messages: sharegpt(record)?, ..Chat::default() }),
             Formatting::Tokens | Formatting::LabeledTokens => tokens(record)?,
+            Formatting::Preference => Content::Pair(Box::new(pair(record)?)),
+            Formatting::UnpairedPreference => {
+                Content::Labeled(Box::new(completion(record, "completion")?), label(record)?)
+            }
         };
-        Ok(match content {
-            Content::Chat(chat) => Content::Chat(Chat { tools: tools(record)?, ..chat }),
-            other => other,
-        })
+        Ok(content.with_tools(&tools(record)?))
     }
 }
 
@@ -226,19 +261,62 @@ fn misspelt(field: &str) -> Option<&'static str> {
     OF_MESSAGES.iter().find(near).copied()
 }
 
-fn prompt_completion(record: &Map<String, Value>) -> Result<Content, String> {
-    match (field(record, "prompt")?, field(record, "completion")?) {
+/// The `prompt` with the completion in field `key`.
+fn completion(record: &Map<String, Value>, key: &str) -> Result<Content, String> {
+    match (field(record, "prompt")?, field(record, key)?) {
         (Value::String(prompt), Value::String(completion)) if !completion.is_empty() => {
             Ok(Content::Completion { prompt: prompt.clone(), completion: completion.clone() })
         }
-        (Value::String(_), Value::String(_)) => Err("field `completion` is empty".into()),
-        (Value::Array(_), Value::Array(_)) => {
-            let mut chat = messages(record, "prompt")?;
-            let learned_from = chat.len();
-            chat.extend(messages(record, "completion")?);
-            Ok(Content::Chat(Chat { messages: chat, learned_from, ..Chat::default() }))
-        }
-        _ => Err("fields `prompt` and `completion` are neither two texts nor two lists of messages".into()),
+        (Value::String(_), Value::String(_)) => Err(format!("field `{key}` is empty")),
+        (Value::Array(_), Value::Array(_)) => Ok(after(messages(record, "prompt")?, messages(record, key)?)),
+        _ => Err(format!("fields `prompt` and `{key}` are neither two texts nor two lists of messages")),
+    }
+}
+
+fn after(mut prompt: Vec<Value>, completion: Vec<Value>) -> Content {
+    let learned_from = prompt.len();
+    prompt.extend(completion);
+    Content::Chat(Chat { messages: prompt, learned_from, ..Chat::default() })
+}
+
+/// The chosen and the rejected completion, after `prompt`, or after their common beginning where there is none, or where it is a text and
+/// they are conversations.
+fn pair(record: &Map<String, Value>) -> Result<[Content; 2], String> {
+    let keys = ["chosen", "rejected"];
+    let are_lists = keys.iter().all(|key| record.get(*key).is_some_and(Value::is_array));
+    let prompt = record.get("prompt").filter(|prompt| !(prompt.is_null() || prompt.is_string() && are_lists));
+    if prompt.is_some() {
+        return Ok([completion(record, keys[0])?, completion(record, keys[1])?]);
+    }
+    let same = "`chosen` and `rejected` do not differ, or one is the beginning of the other".to_string();
+    if are_lists {
+        let [chosen, rejected] = [messages(record, keys[0])?, messages(record, keys[1])?];
+        let common = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b).count();
+        return match common {
+            0 => Err("`chosen` and `rejected` have no first message in common, and there is no `prompt`".into()),
+            common if common == chosen.len().min(rejected.len()) => Err(same),
+            common => Ok([chosen, rejected].map(|all| after(all[..common].to_vec(), all[common..].to_vec()))),
+        };
+    }
+    let [chosen, rejected] = [text(record, keys[0])?, text(record, keys[1])?];
+    let mut common: usize =
+        chosen.chars().zip(rejected.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
+    if common == chosen.len().min(rejected.len()) {
+        return Err(same);
+    }
+    // A word and the space before it are one token.
+    common -= usize::from(chosen[..common].ends_with(' '));
+    Ok([chosen, rejected].map(|all| {
+        let (prompt, completion) = all.split_at(common);
+        Content::Completion { prompt: prompt.into(), completion: completion.into() }
+    }))
+}
+
+fn label(record: &Map<String, Value>) -> Result<bool, String> {
+    match field(record, "label")? {
+        Value::Bool(label) => Ok(*label),
+        Value::Number(number) if number.as_u64().is_some_and(|number| number < 2) => Ok(number.as_u64() == Some(1)),
+        _ => Err("field `label` is neither true nor false".into()),
     }
 }
 
@@ -364,8 +442,47 @@ mod tests {
         let texts = read(json!({"prompt": "p", "completion": "c"})).unwrap();
         assert_eq!(texts, Content::Completion { prompt: "p".into(), completion: "c".into() });
         assert_eq!(Formatting::detect(r#"{"text": "x", "prompt": "y"}"#), Ok(Formatting::Text));
-        for formatting in [Formatting::Auto, Formatting::PromptCompletion, Formatting::Sharegpt] {
+        for formatting in [
+            Formatting::Auto,
+            Formatting::PromptCompletion,
+            Formatting::Sharegpt,
+            Formatting::Preference,
+            Formatting::UnpairedPreference,
+        ] {
             assert_eq!(json!(formatting), formatting.as_str());
+        }
+    }
+
+    #[test]
+    fn preferences_are_read_in_the_shapes_of_trl() {
+        let [user, good, bad] =
+            [("user", "u"), ("assistant", "g"), ("assistant", "b")].map(|(role, text)| Chat::message(role, text));
+        let texts = |prompt: &str, completion: &str| Content::Completion {
+            prompt: prompt.into(),
+            completion: completion.into(),
+        };
+        let chat = |completion: &Value| after(vec![user.clone()], vec![completion.clone()]);
+        let pair_of_texts = Content::Pair(Box::new([texts("p", "a"), texts("p", "b")]));
+        let pair_of_chats = Content::Pair(Box::new([chat(&good), chat(&bad)]));
+        for (record, expected) in [
+            (json!({"prompt": "p", "chosen": "a", "rejected": "b"}), pair_of_texts),
+            (
+                json!({"chosen": "p q a", "rejected": "p q b"}),
+                Content::Pair(Box::new([texts("p q", " a"), texts("p q", " b")])),
+            ),
+            (json!({"prompt": [user], "chosen": [good], "rejected": [bad]}), pair_of_chats.clone()),
+            (json!({"chosen": [user, good], "rejected": [user, bad]}), pair_of_chats.clone()),
+            (json!({"prompt": "u", "chosen": [user, good], "rejected": [user, bad], "messages": []}), pair_of_chats),
+            (
+                json!({"prompt": "p", "completion": "c", "label": false}),
+                Content::Labeled(Box::new(texts("p", "c")), false),
+            ),
+            (
+                json!({"prompt": [user], "completion": [good], "label": 1}),
+                Content::Labeled(Box::new(chat(&good)), true),
+            ),
+        ] {
+            assert_eq!(read(record.clone()).unwrap(), expected, "{record}");
         }
     }
 
@@ -387,6 +504,14 @@ mod tests {
             (json!({"messages": [{"role": "user", "content": "x"}], "tools": {}}), "`tools` is not a list"),
             (json!({"prompt": "p", "completion": []}), "neither two texts nor two lists"),
             (json!({"prompt": "p", "completion": ""}), "`completion` is empty"),
+            (json!({"chosen": "a b", "rejected": "a b"}), "do not differ"),
+            (
+                json!({"chosen": [{"role": "user", "content": "x"}], "rejected": [{"role": "user", "content": "y"}]}),
+                "no first message",
+            ),
+            (json!({"prompt": "p", "chosen": "c", "rejected": ""}), "`rejected` is empty"),
+            (json!({"prompt": "p", "chosen": "c", "rejected": ["r"]}), "`prompt` and `rejected` are neither two texts"),
+            (json!({"prompt": "p", "completion": "c", "label": "yes"}), "`label` is neither true nor false"),
             (json!({"instruction": 1, "output": "o"}), "`instruction` is not a text"),
             (json!({"instruction": "i", "output": "o", "history": [1]}), "`history` is not a list of pairs"),
             (json!({"conversations": [{"from": "dog", "value": "w"}]}), "turn 1 of `conversations`: `from` is \"dog\""),

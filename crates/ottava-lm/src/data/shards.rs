@@ -5,6 +5,7 @@
 //! | `tokens-00000.bin`, ... | the ids of all documents in order, u16 or u32; a document never spans two files |
 //! | `documents.bin` | u64 for each document: its first token, counted over all files; then the number of tokens |
 //! | `bytes.bin` | u32 for each document: bytes of its text in UTF-8, for bits per byte |
+//! | `labels.bin` | u8 for each document, of completions with labels: 1 for a desirable one, else 0 |
 //! | `meta.json` | [`Meta`] with a checksum of itself; written last |
 //!
 //! With a loss mask, ids are u32 and the highest bit of a token says that it is not a target.
@@ -48,6 +49,9 @@ pub struct Meta {
     pub target_tokens: u64,
     /// Whether some tokens are no targets.
     pub loss_mask: bool,
+    /// The kind of preferences that documents have; `None` for documents of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preference: Option<PreferenceKind>,
     /// Bytes in UTF-8 of all texts that contribute to the loss, without the tokens that separate documents.
     pub bytes: u64,
     /// The storage type of a token.
@@ -69,12 +73,33 @@ pub struct Meta {
 /// The names of the tables.
 pub(super) const DOCUMENTS: &str = "documents.bin";
 pub(super) const BYTES: &str = "bytes.bin";
+pub(super) const LABELS: &str = "labels.bin";
 
 /// The largest `meta.json`: it has a line for each source.
 const MAX_META_BYTES: u64 = 256 << 20;
 
 /// Bytes of tokens that are checked at a time.
 const CHECK_BYTES: usize = 1 << 20;
+
+/// What is preferred among documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PreferenceKind {
+    /// Documents `2i` and `2i + 1` are the chosen and the rejected completion of one prompt.
+    Pairs,
+    /// Each document has a label.
+    Labels,
+}
+
+impl PreferenceKind {
+    /// The documents of a record.
+    pub fn documents(self) -> usize {
+        match self {
+            PreferenceKind::Pairs => 2,
+            PreferenceKind::Labels => 1,
+        }
+    }
+}
 
 /// The storage type of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,6 +155,8 @@ pub struct TokenDataset {
     bytes: Vec<u32>,
     /// With a loss mask: the first target of each document behind its first token, counted in tokens; `u32::MAX` if there is none.
     first_targets: Vec<u32>,
+    /// Of documents with labels: whether each is desirable.
+    labels: Vec<bool>,
 }
 
 struct Shard {
@@ -174,7 +201,15 @@ impl TokenDataset {
         let bytes = meta.table::<4>(folder, BYTES, meta.documents)?;
         let starts = starts.into_iter().map(u64::from_le_bytes).collect();
         let bytes = bytes.into_iter().map(u32::from_le_bytes).collect();
-        let mut dataset = TokenDataset { meta, shards, starts, bytes, first_targets: Vec::new() };
+        let labels = match meta.preference {
+            Some(PreferenceKind::Labels) => meta.table::<1>(folder, LABELS, meta.documents)?,
+            Some(PreferenceKind::Pairs) if !meta.documents.is_multiple_of(2) => {
+                return Err(wrong(format!("{} documents are no pairs", meta.documents)));
+            }
+            _ => Vec::new(),
+        };
+        let labels = labels.into_iter().map(|[label]| label != 0).collect();
+        let mut dataset = TokenDataset { meta, shards, starts, bytes, first_targets: Vec::new(), labels };
         dataset.first_targets = dataset.check(folder)?;
         Ok(dataset)
     }
@@ -263,6 +298,21 @@ impl TokenDataset {
     /// Whether one of the first `inputs` tokens of document `i` has a target after it.
     pub fn has_target(&self, i: usize, inputs: usize) -> bool {
         inputs > 0 && (!self.meta.loss_mask || self.first_targets[i] as usize <= inputs)
+    }
+
+    /// The first target of document `i` of a dataset with a loss mask, behind its first token; its length if there is none.
+    pub(super) fn first_target(&self, i: usize) -> usize {
+        (self.first_targets[i] as usize).min(self.document_len(i))
+    }
+
+    /// The records of preferences, or all documents if there are none.
+    pub fn records(&self) -> usize {
+        self.len() / self.meta.preference.map_or(1, PreferenceKind::documents)
+    }
+
+    /// Whether document `i` of preferences is chosen, or desirable.
+    pub fn is_chosen(&self, i: usize) -> bool {
+        self.labels.get(i).copied().unwrap_or(i.is_multiple_of(2))
     }
 
     /// The content of `meta.json`.

@@ -17,6 +17,7 @@ fn sample(folder: &Path, dtype: TokenType) -> Meta {
         tokens: 6,
         target_tokens: 6,
         loss_mask: false,
+        preference: None,
         bytes: 8,
         dtype,
         vocab_size: 10,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::encode::Encoded;
-use super::shards::{BYTES, DOCUMENTS, MASKED, Meta, TokenType, shard_name};
+use super::shards::{BYTES, DOCUMENTS, LABELS, MASKED, Meta, PreferenceKind, TokenType, shard_name};
 use crate::hash::{hex, seal};
 use crate::{Error, Result};
 
@@ -25,6 +25,8 @@ pub(super) struct TokenWriter {
     starts: Vec<u64>,
     bytes: Vec<u32>,
     target_tokens: u64,
+    /// Of documents with labels.
+    labels: Vec<u8>,
 }
 
 impl TokenWriter {
@@ -39,6 +41,7 @@ impl TokenWriter {
             starts: vec![0],
             bytes: Vec::new(),
             target_tokens: 0,
+            labels: Vec::new(),
         })
     }
 
@@ -48,7 +51,7 @@ impl TokenWriter {
     }
 
     /// Writes a document, whose tokens may have the bit of a loss mask.
-    pub(super) fn push(&mut self, Encoded { tokens: ids, bytes, .. }: &Encoded, loss_mask: bool) -> Result<()> {
+    pub(super) fn push(&mut self, Encoded { tokens: ids, bytes, label, .. }: &Encoded, loss_mask: bool) -> Result<()> {
         if self.shards.last().is_some_and(|&tokens| tokens * self.dtype.size() as u64 >= self.shard_bytes) {
             self.close_shard()?;
         }
@@ -68,6 +71,7 @@ impl TokenWriter {
         let tokens = self.shards.last_mut().expect("a file was opened above");
         *tokens += ids.len() as u64;
         self.starts.push(self.starts[self.starts.len() - 1] + ids.len() as u64);
+        self.labels.extend(label.map(u8::from));
         self.bytes.push(u32::try_from(*bytes).expect("a document is smaller than 4 GiB"));
         Ok(())
     }
@@ -94,6 +98,11 @@ impl TokenWriter {
         let mut bytes = Output::create(self.folder.join(BYTES))?;
         self.bytes.iter().try_for_each(|length| bytes.write(&length.to_le_bytes()))?;
         self.close(bytes)?;
+        if meta.preference == Some(PreferenceKind::Labels) {
+            let mut labels = Output::create(self.folder.join(LABELS))?;
+            labels.write(&self.labels)?;
+            self.close(labels)?;
+        }
         let meta = Meta {
             documents: self.bytes.len() as u64,
             tokens: self.starts[self.starts.len() - 1],

@@ -54,6 +54,15 @@ impl ChatTemplate {
         Ok(Learned { texts: vec![Rendered { text: whole, learned }], rewrites: None })
     }
 
+    /// Renders `chat` with the range of everything after its first `learned_from` messages, the prompt. Where the prompt alone is rendered
+    /// otherwise, the range begins at the first difference.
+    pub(super) fn render_completion(&self, chat: &Chat) -> Result<Rendered, String> {
+        let (text, prompt) = (self.render(chat, false)?, self.render(&first(chat, chat.learned_from), true)?);
+        let same: usize = text.chars().zip(prompt.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
+        let learned = vec![range(chat.learned_from, same, &text)?];
+        Ok(Rendered { text, learned })
+    }
+
     /// The whole conversation with the `turns` among the marked ones; `None` where marks and turns cannot be matched.
     fn marked_turns(&self, chat: &Chat, turns: &[usize]) -> Result<Option<Rendered>, String> {
         let mut rendered = self.render_in_training(chat)?;

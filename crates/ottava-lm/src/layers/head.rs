@@ -137,8 +137,8 @@ impl Head {
         Ok(losses)
     }
 
-    /// Losses, and the gradient by `x` of `scale · Σ losses`, with `scale` F32 `[1]` on the device; adds to the gradient of the weight,
-    /// if it is trained. If `ranks` divide the weight, they divide the tokens of `x`.
+    /// Losses, and the gradient by `x` of `Σ scale · losses`, with `scale` F32 `[1]` or `[T]` on the device; adds to the gradient of the
+    /// weight, if it is trained. If `ranks` divide the weight, they divide the tokens of `x`.
     pub fn losses_and_gradient(
         x: &Tensor,
         weight: &mut Param,
@@ -155,6 +155,7 @@ impl Head {
             let x = x.rows(start, end)?;
             let mut logits = Head::logits(&x, weight, loan, x.dtype())?;
             let targets = targets.rows(start, end)?;
+            let scale = &if scale.len() == 1 { scale.clone() } else { scale.rows(start, end)? };
             let of_chunk = match first_token(weight, ranks) {
                 Some(first) => {
                     let (of_chunk, lse) = merged(&logits, &targets, first, soft_cap, ranks)?;

@@ -199,7 +199,8 @@ impl Linear {
     }
 
     fn own_fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
-        let adapted = self.adapter.as_ref().map(|adapter| adapter.forward(x.value(), residual)).transpose()?;
+        let adapter = self.adapter.as_ref().filter(|_| context.casts.mode.adapts());
+        let adapted = adapter.map(|adapter| adapter.forward(x.value(), residual)).transpose()?;
         let residual = adapted.as_ref().or(residual);
         let Context { casts, loan, .. } = context;
         match self.products(casts.mode).fprop {

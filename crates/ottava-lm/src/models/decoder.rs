@@ -206,18 +206,18 @@ impl Decoder {
         scaling.forget_losses()
     }
 
-    /// Forward of a micro-batch through stage number `stage` without backward, as [`Stage::forward_only`]; does not change the scaling
-    /// state.
+    /// Forward of a micro-batch through stage number `stage` without backward, in a `mode` for that, as [`Stage::forward_only`]; does not
+    /// change the scaling state.
     pub fn forward_only(
         &mut self,
         stage: usize,
         x: &Tensor,
         sequences: &Sequences,
-        precision: StepPrecision,
+        mode: Mode,
         units: &mut dyn Units,
     ) -> Result<Tensor> {
         let mut context = Context {
-            casts: self.scaling.casts(Mode::evaluation(precision)),
+            casts: self.scaling.casts(mode),
             loan: Loan::none(),
             sequences,
             recompute: Recompute::None,

@@ -196,8 +196,8 @@ impl Stage {
         weight.or(self.embedding.as_ref().map(|embedding| &embedding.table))
     }
 
-    /// Losses `[T]` of I32 `targets` `[T]` after `normed` from [`Stage::forward`], and the gradient of `scale · Σ losses` by it; adds to
-    /// the gradient of the head. `None` for a stage without the head. `ranks` divide the tensors of layers.
+    /// Losses `[T]` of I32 `targets` `[T]` after `normed` from [`Stage::forward`], and the gradient of `Σ scale · losses` by it, as
+    /// [`Head::losses_and_gradient`]; adds to the gradient of the head. `None` for a stage without the head. `ranks` divide the tensors of layers.
     pub fn losses_and_gradient(
         &mut self,
         normed: &Tensor,

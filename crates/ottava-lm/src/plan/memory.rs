@@ -194,7 +194,7 @@ impl DryRun {
     fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, stage: usize) -> Result<DryRun> {
         let tracker = device.tracker().expect("a device in a dry run").clone();
         let (t, seq_len) = (&config.run.training, config.run.data.max_length);
-        let rows = t.per_device_train_batch_size;
+        let rows = config.run.micro_batch_rows();
         let micro_batches = t.gradient_accumulation_steps;
         let distinct = distinct_micro_batches(config);
         let mut run = dry_run(config, sizes, device, distinct, stage)?;
@@ -212,7 +212,7 @@ impl DryRun {
                 let schedule = Schedule { micro_batches: pipeline.size(), ..*step.schedule() };
                 let micro_batch = |_| -> Result<MicroBatch> {
                     let sequences = Sequences::new(device, rows, seq_len)?;
-                    Ok(MicroBatch { inputs: ids()?, targets: ids()?, sequences })
+                    Ok(MicroBatch { inputs: ids()?, targets: ids()?, sequences, preference: None })
                 };
                 let micro_batches = &(0..pipeline.size()).map(micro_batch).collect::<Result<Vec<_>>>()?;
                 let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition: step.partition() };

@@ -4,6 +4,7 @@
 
 mod action;
 mod check;
+mod preference;
 mod program;
 mod run;
 #[cfg(test)]
@@ -11,6 +12,7 @@ mod tests;
 
 pub use action::Action;
 pub use check::Places;
+pub use preference::{MicroBatchPreference, Preference, PreferenceSums};
 pub use program::{Program, Reductions};
 pub use run::{MicroBatch, ProgramInputs, Results, StepEnd};
 
@@ -31,8 +33,10 @@ pub struct TrainStep {
     program: Program,
     schedule: Schedule,
     micro_batches: Vec<MicroBatch>,
-    /// Targets that are not ignored, by micro-batch.
-    target_tokens: Vec<usize>,
+    /// Losses of a micro-batch: tokens, or pairs and sequences of preferences.
+    units_per_micro_batch: usize,
+    /// Losses that count, by micro-batch: those of targets that are not ignored, and all of preferences.
+    targets: Vec<usize>,
     /// Padding tokens, by micro-batch.
     padding: Vec<usize>,
     results: Results,
@@ -46,14 +50,14 @@ pub struct TrainStep {
 /// The factor of the loss of a step, so that gradients do not underflow in FP16; the update divides by it.
 struct LossScaleOnDevice {
     value: f64,
-    /// `value / tokens`, `[1]`, F32 (F64 for F64). Backward reads it from device memory, so a replayed step uses the current value.
-    per_token: Tensor,
+    /// `value / units`, the losses of a step, `[1]`, F32 (F64 for F64). Backward reads it from device memory, so a replayed step uses the current value.
+    per_unit: Tensor,
 }
 
 impl LossScaleOnDevice {
-    fn set(&mut self, value: f64, tokens: usize) -> Result<()> {
-        let per_token = Tensor::from_slice(&Device::Cpu, &[1], &[value / tokens as f64])?;
-        self.per_token.write_bytes(&cast(&per_token, self.per_token.dtype())?.read_bytes()?)?;
+    fn set(&mut self, value: f64, units: usize) -> Result<()> {
+        let per_unit = Tensor::from_slice(&Device::Cpu, &[1], &[value / units as f64])?;
+        self.per_unit.write_bytes(&cast(&per_unit, self.per_unit.dtype())?.read_bytes()?)?;
         self.value = value;
         Ok(())
     }
@@ -62,7 +66,7 @@ impl LossScaleOnDevice {
 /// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepResult {
-    /// Mean loss per target token, before the update.
+    /// Mean loss per target token, or of preferences, before the update.
     pub loss: f64,
     /// Tokens that all ranks have read, without padding.
     pub tokens: u64,
@@ -70,6 +74,8 @@ pub struct StepResult {
     pub grad_norm: f64,
     /// The norm of the cast errors of the gradients that this rank sent as FP8 codes, relative to the norm of those gradients.
     pub reduce_error: Option<f64>,
+    /// The sums over the sequences of all ranks, if the loss is that of preferences.
+    pub preference: Option<PreferenceSums>,
 }
 
 impl TrainStep {
@@ -101,16 +107,18 @@ impl TrainStep {
             Device::Cpu | Device::DryCpu(_) => Capture::Never,
             Device::Cuda(_) => Capture::AfterThisStep,
         };
-        let mut loss_scale = LossScaleOnDevice { value: 1.0, per_token: Tensor::empty(device, &[1], real)? };
+        let mut loss_scale = LossScaleOnDevice { value: 1.0, per_unit: Tensor::empty(device, &[1], real)? };
         loss_scale.set(1.0, micro_batches * tokens * partition.ranks().sharing(Shared::Tokens).size())?;
-        let micro_batch = |(inputs, targets)| MicroBatch { inputs, targets, sequences: sequences.clone() };
+        let micro_batch =
+            |(inputs, targets)| MicroBatch { inputs, targets, sequences: sequences.clone(), preference: None };
         let reductions = Reductions::for_step(partition.ranks().reducing(), partition.zero());
         let (rank, is_tied) = (partition.ranks().pipeline().rank(), model.is_tied());
         Ok(TrainStep {
             program: Program::step_of(&schedule, rank, reductions, is_tied),
             schedule,
             micro_batches: inputs.into_iter().zip(targets).map(micro_batch).collect(),
-            target_tokens: vec![tokens; micro_batches],
+            units_per_micro_batch: tokens,
+            targets: vec![tokens; micro_batches],
             padding: vec![0; micro_batches],
             results,
             captures: [capture(), capture()],
@@ -147,13 +155,13 @@ impl TrainStep {
     pub fn set_loss_scale(&mut self, loss_scale: f64) -> Result<()> {
         match loss_scale == self.loss_scale.value {
             true => Ok(()),
-            false => self.loss_scale.set(loss_scale, self.tokens()),
+            false => self.loss_scale.set(loss_scale, self.units()),
         }
     }
 
     /// Loads a micro-batch for the next step.
     pub fn load(&mut self, micro_batch: usize, batch: &Batch) -> Result<()> {
-        let MicroBatch { inputs, targets, sequences } = &mut self.micro_batches[micro_batch];
+        let MicroBatch { inputs, targets, sequences, .. } = &mut self.micro_batches[micro_batch];
         inputs.write_bytes(bytemuck::cast_slice(&batch.inputs))?;
         targets.write_bytes(bytemuck::cast_slice(&batch.targets))?;
         match (&batch.documents, sequences.cu_seqlens.is_some()) {
@@ -161,7 +169,7 @@ impl TrainStep {
             (None, false) => {}
             _ => unreachable!("batches have documents if and only if the step was made for them"),
         }
-        self.target_tokens[micro_batch] = batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
+        self.targets[micro_batch] = batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
         self.padding[micro_batch] = batch.padding;
         Ok(())
     }
@@ -169,7 +177,8 @@ impl TrainStep {
     /// Runs the step on the loaded micro-batches, and waits for it.
     ///
     /// Backward divides the loss by the number of all tokens of the step, and the update multiplies by tokens / target tokens. So the
-    /// gradients that casts measure do not depend on the number of ignored targets, and without ignored targets the factor is exactly 1.
+    /// gradients that casts measure do not depend on the number of ignored targets, and without ignored targets the factor is exactly 1, as
+    /// it is for preferences.
     ///
     /// Errors with [`Error::NoTargets`] on all ranks, without changing anything, when all targets are ignored.
     pub fn run(
@@ -179,19 +188,19 @@ impl TrainStep {
         learning_rate: f64,
         precision: StepPrecision,
     ) -> Result<StepResult> {
-        let [mine, padding]: [usize; 2] = [&self.target_tokens, &self.padding].map(|counts| counts.iter().sum());
+        let [mine, padding]: [usize; 2] = [&self.targets, &self.padding].map(|counts| counts.iter().sum());
         let ready = self.capture(precision).ready_for();
         let mine = [mine as f64, padding as f64, f64::from(ready as u8)];
         let all = self.partition.ranks().gather("tokens and launch", mine)?;
         let counted =
             |count: usize| self.partition.ranks().among(Shared::Tokens, &all).map(move |of_rank| of_rank[count]);
-        let [target_tokens, padding] = [0, 1].map(|count| counted(count).sum::<f64>());
+        let [targets, padding] = [0, 1].map(|count| counted(count).sum::<f64>());
         let launch = Launch::agreed(all.iter().map(|&[_, _, ready]| ready));
-        if target_tokens == 0.0 {
+        if targets == 0.0 {
             let text = "a step has no target token: the loss mask of all its sequences is empty";
             return Err(Error::NoTargets(text.into()));
         }
-        let gradient_scale = self.loss_scale.value * (target_tokens / self.tokens() as f64);
+        let gradient_scale = self.loss_scale.value * (targets / self.units() as f64);
         optimizer.begin_step(learning_rate, gradient_scale)?;
         self.partition.begin_step()?;
         match launch {
@@ -213,10 +222,13 @@ impl TrainStep {
         self.partition.ranks().compare_gpu_calls("a step")?;
         let Results { losses, norm, reduce_error } = &self.results;
         let grad_norm = f64::from(norm.to_vec::<f32>()?[0]) / gradient_scale;
-        let all = self.partition.ranks().gather("loss and gradient norm", [total(losses)?, grad_norm])?;
+        let sums = self.preference_sums()?;
+        let loss = sums.map_or_else(|| total(losses), |sums| Ok(sums.losses[0]))?;
+        let told = [vec![loss, grad_norm], sums.map_or_else(Vec::new, |sums| sums.numbers())].concat();
+        let all = self.partition.ranks().gather_lists("loss and gradient norm", &told)?;
         // All ranks make the same update from the same sums.
         if let Some(rank) =
-            all.iter().position(|&[_, norm]| norm != grad_norm && !(norm.is_nan() && grad_norm.is_nan()))
+            all.iter().position(|told| told[1] != grad_norm && !(told[1].is_nan() && grad_norm.is_nan()))
         {
             let (name, here, there) = ("gradient norm", grad_norm, all[rank][1]);
             return Err(Error::diverged(format!(
@@ -226,14 +238,22 @@ impl TrainStep {
         }
         let read = |error: &Tensor| Ok::<_, Error>(f64::from(error.to_vec::<f32>()?[0]));
         let reduce_error = reduce_error.as_ref().map(read).transpose()?;
-        let losses = self.partition.ranks().of_losses(&all).map(|[loss, _]| loss);
-        let loss = losses.sum::<f64>() / target_tokens;
-        Ok(StepResult { loss, tokens: self.tokens() as u64 - padding as u64, grad_norm, reduce_error })
+        let loss = self.partition.ranks().of_losses(&all).map(|told| told[0]).sum::<f64>() / targets;
+        let of_ranks = self.partition.ranks().of_losses(&all).map(|told| PreferenceSums::from_numbers(&told[2..]));
+        let preference = sums.map(|_| of_ranks.fold(PreferenceSums::default(), PreferenceSums::add));
+        Ok(StepResult { loss, tokens: self.tokens() as u64 - padding as u64, grad_norm, reduce_error, preference })
     }
 
     /// Tokens of a step over all ranks, padding included.
     fn tokens(&self) -> usize {
-        self.results.losses.len() * self.partition.ranks().sharing(Shared::Tokens).size()
+        let tokens: usize = self.micro_batches.iter().map(|micro_batch| micro_batch.inputs.len()).sum();
+        tokens * self.partition.ranks().sharing(Shared::Tokens).size()
+    }
+
+    /// Losses of a step over all ranks, those of ignored targets included.
+    fn units(&self) -> usize {
+        let units = self.micro_batches.len() * self.units_per_micro_batch;
+        units * self.partition.ranks().sharing(Shared::Tokens).size()
     }
 
     fn capture(&mut self, precision: StepPrecision) -> &mut Capture {
@@ -267,7 +287,7 @@ impl TrainStep {
 
     fn enqueue(&mut self, model: &mut Decoder, optimizer: &mut dyn Optimizer, precision: StepPrecision) -> Result<()> {
         let TrainStep { program, micro_batches, results, loss_scale, partition, .. } = self;
-        let loss_scale = Some(&loss_scale.per_token);
+        let loss_scale = Some(&loss_scale.per_unit);
         let inputs = ProgramInputs { micro_batches, loss_scale, precision, partition };
         program.run(model, &inputs, Some(StepEnd { optimizer, results })).map(drop)
     }
@@ -276,7 +296,7 @@ impl TrainStep {
     /// micro-batches again, since an update drops the gradients.
     pub fn first_bad_gradient(&self, model: &mut Decoder, precision: StepPrecision) -> Result<Option<String>> {
         let TrainStep { schedule, micro_batches, loss_scale, partition, .. } = self;
-        let inputs = ProgramInputs { micro_batches, loss_scale: Some(&loss_scale.per_token), precision, partition };
+        let inputs = ProgramInputs { micro_batches, loss_scale: Some(&loss_scale.per_unit), precision, partition };
         Program::gradients_of(schedule, partition.ranks().pipeline().rank()).run(model, &inputs, None)?;
         let mut bad = None;
         for param in model.parameters() {

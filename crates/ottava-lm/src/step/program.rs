@@ -34,7 +34,7 @@ impl Reductions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Program {
-    /// The purpose of its forward passes: [`Pass::Training`], or [`Pass::Evaluation`] without backward.
+    /// The purpose of its forward passes: [`Pass::Training`], or [`Pass::Evaluation`] or [`Pass::Reference`] without backward.
     #[serde(skip)]
     pub pass: Pass,
     /// The actions.
@@ -88,6 +88,11 @@ impl Program {
     /// The losses of the micro-batches of a schedule without gradients, of a rank of a pipeline.
     pub fn evaluation_of(schedule: &Schedule, rank: usize) -> Program {
         Program { pass: Pass::Evaluation, actions: actions(schedule, rank, schedule.forward_tasks(rank), |_| false) }
+    }
+
+    /// As [`Program::evaluation_of`], of the model without its adapters.
+    pub fn reference_of(schedule: &Schedule, rank: usize) -> Program {
+        Program { pass: Pass::Reference, ..Program::evaluation_of(schedule, rank) }
     }
 
     /// Whether gradients are reduced over ranks.

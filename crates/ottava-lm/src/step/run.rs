@@ -2,11 +2,12 @@
 
 use super::action::Action;
 use super::check::Places;
+use super::preference::MicroBatchPreference;
 use super::program::Program;
 use crate::context::{DeferredWgrads, Sequences};
 use crate::data::Batch;
 use crate::error::{Error, Result};
-use crate::mode::{Pass, StepPrecision};
+use crate::mode::{Mode, Pass, StepPrecision};
 use crate::models::{Decoder, StageSaved};
 use crate::optim::Optimizer;
 use crate::parallel::{Exchange, Message, Messages, Part, Partition};
@@ -22,6 +23,8 @@ pub struct MicroBatch {
     pub targets: Tensor,
     /// Positions, and boundaries of documents.
     pub sequences: Sequences,
+    /// What the loss of preferences reads; `None` for the loss of the next token.
+    pub preference: Option<MicroBatchPreference>,
 }
 
 impl MicroBatch {
@@ -38,7 +41,7 @@ impl MicroBatch {
                 packed
             }
         };
-        Ok(MicroBatch { inputs, targets, sequences })
+        Ok(MicroBatch { inputs, targets, sequences, preference: None })
     }
 }
 
@@ -56,7 +59,7 @@ pub struct ProgramInputs<'a> {
 
 /// The results of a step, on the device.
 pub struct Results {
-    /// `[micro-batches, T]`.
+    /// `[micro-batches, T]`, or of preferences `[micro-batches, 3 · S]`, as [`MicroBatchPreference`] returns them.
     pub(super) losses: Tensor,
     /// F32 `[1]`.
     pub(super) norm: Tensor,
@@ -165,19 +168,26 @@ impl Execution<'_> {
                 slot.saved.push(saved);
                 y
             }
-            _ => model.forward_only(stage, x, sequences, inputs.precision, exchange)?,
+            pass => {
+                let mode = Mode { pass: *pass, precision: inputs.precision };
+                model.forward_only(stage, x, sequences, mode, exchange)?
+            }
         });
         Ok(())
     }
 
     fn loss(&mut self, micro_batch: usize) -> Result<()> {
         let Execution { pass, model, inputs, exchange, slots, .. } = self;
-        let (targets, slot) = (&inputs.micro_batches[micro_batch].targets, &mut slots[micro_batch]);
+        let MicroBatch { targets, preference, .. } = &inputs.micro_batches[micro_batch];
+        let slot = &mut slots[micro_batch];
         let normed = slot.activation.take().expect(CHECKED);
         slot.losses = Some(match pass {
             Pass::Training => {
                 let scale = inputs.loss_scale.expect(CHECKED);
-                let (losses, dnormed) = model.losses_and_gradient(&normed, targets, scale, exchange)?;
+                let (losses, dnormed) = match preference {
+                    None => model.losses_and_gradient(&normed, targets, scale, exchange)?,
+                    Some(preference) => preference.losses_and_gradient(model, &normed, targets, scale, exchange)?,
+                };
                 slot.gradient = Some(dnormed);
                 losses
             }

@@ -3,7 +3,7 @@
 use super::start::{Resumed, Start, build, find_checkpoint};
 use crate::checkpoint::{AdapterFolder, FolderTemplate, training, verify_model};
 use crate::config::{ResolvedConfig, RunConfig, WeightInit};
-use crate::data::{RowLayout, Split, TokenDataset, Tokenizer, loader};
+use crate::data::{RowLayout, Split, TokenDataset, Tokenizer};
 use crate::error::{Error, Result};
 use crate::models::{Decoder, DecoderConfig, decoder_config};
 use crate::parallel::Ranks;
@@ -121,12 +121,12 @@ pub(super) fn last_model(config: &RunConfig, sizes: &DecoderConfig, device: &Dev
     Ok(model)
 }
 
-/// Steps of the run: as many as were asked for, or as its epochs have.
-pub(super) fn max_steps(config: &RunConfig, dataset: &TokenDataset, split: &Split, layout: &RowLayout) -> u64 {
+/// Steps of the run: as many as were asked for, or as its epochs have, each with this many rows, or pairs of preferences.
+pub(super) fn max_steps(config: &RunConfig, rows_of_epoch: f64) -> u64 {
     let t = &config.training;
     let max_steps = match t.max_steps {
         0 => {
-            let rows = loader::train_rows(dataset, split, layout, config.seed) * t.num_train_epochs;
+            let rows = rows_of_epoch * t.num_train_epochs;
             (rows / t.sequences() as f64).floor().max(1.0) as u64
         }
         steps => steps,

@@ -2,6 +2,7 @@
 
 mod files;
 mod inputs;
+mod preference;
 mod report;
 mod start;
 
@@ -24,11 +25,12 @@ use crate::parallel::Ranks;
 use crate::plan::ResolvedRun;
 use crate::report::loss_svg;
 use crate::run::Run;
-use crate::step::StepResult;
+use crate::step::{PreferenceSums, StepResult};
 use files::RunFiles;
 use inputs::{Inputs, build_run, last_model, max_steps};
 use ottava_tensor::Device;
 use ottava_tensor::comm::Group;
+use preference::Preferences;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::{Map, Value, json};
 use start::{Losses, Resumed, checkpoints, expect_shared_folder, find_shared_checkpoint, read_losses};
@@ -40,6 +42,21 @@ use std::time::Instant;
 
 /// Steps in a row that may have no target.
 const MOST_SKIPPED: usize = 1000;
+
+/// The rows of a run.
+enum Rows {
+    Documents(BatchLoader),
+    Preferences(Preferences),
+}
+
+impl Rows {
+    fn state(&self) -> LoaderState {
+        match self {
+            Rows::Documents(batches) => batches.state(),
+            Rows::Preferences(preferences) => preferences.state(),
+        }
+    }
+}
 
 /// A run in progress.
 pub struct Trainer {
@@ -58,7 +75,7 @@ pub struct Trainer {
     schedule: Schedule,
     dataset: Arc<TokenDataset>,
     split: Split,
-    batches: BatchLoader,
+    rows: Rows,
     ranks: Rc<Ranks>,
     /// The files of the run, on the rank that writes them.
     files: Option<RunFiles>,
@@ -157,14 +174,37 @@ impl Trainer {
         let folder = config.output_dir.clone();
         let Inputs { tokenizer, dataset, split, layout, template, sizes } = inputs;
         let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
-        let mut state = LoaderState::start(config.seed);
+        let state = resumed.as_ref().map_or(LoaderState::start(config.seed), |resumed| resumed.progress.loader);
+        let (rank, world) = ranks.rows();
+        let share = RowShare { rank, world };
+        let mut rows = match config.preference.how() {
+            None => Rows::Documents(BatchLoader::new(dataset.clone(), split, layout, state, share)?),
+            Some(how) => Rows::Preferences(Preferences::new(&config, how, &dataset, &split, layout, state, share)?),
+        };
+        let max_steps = match &rows {
+            Rows::Documents(_) => max_steps(&config, loader::train_rows(&dataset, &split, &layout, config.seed)),
+            Rows::Preferences(preferences) => max_steps(&config, preferences.len() as f64),
+        };
+        if let Rows::Preferences(preferences) = &mut rows {
+            preferences.plan_reference(max_steps, config.training.sequences());
+        }
+        let documents = layout.max_documents(&dataset, &split);
+        if let (Rows::Preferences(preferences), Some(_)) = (&mut rows, &resumed) {
+            preferences.read_reference()?;
+            if preferences.needs_reference() {
+                // The model that the run has started from, before the one that it resumes takes its memory.
+                let start = build_run(&resolved.config, &sizes, device, None, documents, &ranks);
+                let mut start = ranks.together("the model of the start", start)?;
+                start.quantize_weights()?;
+                preferences.compute_reference(&mut start, ranks.leads())?;
+            }
+        }
         let (mut step, mut tokens) = (0, 0);
         let mut restored = || -> Result<Run> {
-            let documents = layout.max_documents(&dataset, &split);
             let mut run = build_run(&resolved.config, &sizes, device, resumed.as_ref(), documents, &ranks)?;
             if let Some(Resumed { path, progress }) = &resumed {
                 training::restore(path, progress, &mut run.model, &mut *run.optimizer)?;
-                (step, tokens, state) = (progress.step, progress.tokens, progress.loader);
+                (step, tokens) = (progress.step, progress.tokens);
                 loss_scale = progress.loss_scale.clone().or(loss_scale.take());
             }
             Ok(run)
@@ -181,10 +221,6 @@ impl Trainer {
         if let Some(scale) = &loss_scale {
             run.step.set_loss_scale(scale.scale)?;
         }
-        let (rank, world) = ranks.rows();
-        let rows = RowShare { rank, world };
-        let batches = BatchLoader::new(dataset.clone(), split, layout, state, rows)?;
-        let max_steps = max_steps(&config, &dataset, &split, &layout);
         let mut saver = Saver::new(checkpoints(&folder), config.training.save_total_limit);
         if resolved.config.async_save {
             let Run { model, optimizer, step, .. } = &mut run;
@@ -196,6 +232,11 @@ impl Trainer {
         let casts = run.step.partition().casts(&mut run.model)?;
         let open = |lock: RunLock| RunFiles::open(&config, lock, resumed.as_mut(), &casts);
         let files = ranks.together("the run's files", lock.map(open).transpose())?;
+        if let Rows::Preferences(preferences) = &mut rows
+            && preferences.needs_reference()
+        {
+            preferences.compute_reference(&mut run, ranks.leads())?;
+        }
         let (losses, eval_losses) = read_losses(&folder.join("metrics.jsonl"));
         Ok(Trainer {
             sizes,
@@ -207,7 +248,7 @@ impl Trainer {
             loss_scale,
             dataset,
             split,
-            batches,
+            rows,
             ranks,
             saver,
             files,
@@ -327,7 +368,7 @@ impl Trainer {
         let step = self.step + 1;
         let learning_rate = self.schedule.at(step);
         self.choose_precision(step);
-        let StepResult { loss, tokens, grad_norm, reduce_error } = self.next_step(step, learning_rate)?;
+        let StepResult { loss, tokens, grad_norm, reduce_error, preference } = self.next_step(step, learning_rate)?;
         let finite = loss.is_finite() && grad_norm.is_finite();
         if !self.follow_loss_scale(step, finite)? {
             // Infinities in casts of this step may explain the error.
@@ -357,6 +398,7 @@ impl Trainer {
             loss_scale: self.loss_scale.clone(),
             casts: (!self.run.model.scaling().is_empty()).then_some(casts),
             evaluation: None,
+            preference,
             saved: Vec::new(),
         })
     }
@@ -367,9 +409,13 @@ impl Trainer {
         let (micro_batches, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
         let mut skipped = 0;
         loop {
-            for micro_batch in 0..micro_batches {
-                let batch = self.batches.next_batch(rows)?;
-                self.run.step.load(micro_batch, &batch)?;
+            match &mut self.rows {
+                Rows::Documents(batches) => {
+                    for micro_batch in 0..micro_batches {
+                        self.run.step.load(micro_batch, &batches.next_batch(rows)?)?;
+                    }
+                }
+                Rows::Preferences(preferences) => preferences.load(&mut self.run, micro_batches, self.precision)?,
             }
             match self.run.step(learning_rate, self.precision) {
                 Err(Error::NoTargets(text)) if skipped < MOST_SKIPPED => {
@@ -423,6 +469,9 @@ impl Trainer {
 
     /// Validation loss in the precision of the last step, which ranks compute together; `None` without validation documents.
     fn evaluate(&mut self) -> Result<Option<Evaluation>> {
+        if let Rows::Preferences(preferences) = &self.rows {
+            return preferences.evaluate(&mut self.run, self.config.precision.precision_of(self.step));
+        }
         let Run { model, step, .. } = &mut self.run;
         if self.split.validation_len() == 0 {
             return Ok(None);
@@ -450,6 +499,9 @@ impl Trainer {
             "tokens_per_second": done.tokens_per_second,
             "peak_memory_bytes": done.peak_memory_bytes,
         });
+        for (name, value) in done.preference.iter().flat_map(PreferenceSums::metrics) {
+            values[name] = json!(value);
+        }
         if let Some(error) = done.reduce_error {
             values["reduce_error"] = json!(error);
         }
@@ -477,10 +529,22 @@ impl Trainer {
         {
             scalars.extend(values[key].as_f64().map(|value| (tag, value)));
         }
+        let of_preferences = |name: &str| name.starts_with("rewards/") || name.starts_with("logps/");
+        let named: Vec<_> = values.iter().filter(|(name, _)| of_preferences(name)).collect();
+        let named: Vec<_> =
+            named.into_iter().filter_map(|(name, value)| Some((format!("train/{name}"), value.as_f64()?))).collect();
+        scalars.extend(named.iter().map(|(tag, value)| (tag.as_str(), *value)));
         self.losses.extend(values["loss"].as_f64().map(|loss| (step, loss)));
         if let Some(evaluation) = evaluation {
             values.insert("eval_loss".into(), json!(evaluation.loss));
-            values.insert("eval_bits_per_byte".into(), json!(evaluation.bits_per_byte));
+            match evaluation.preference {
+                None => drop(values.insert("eval_bits_per_byte".into(), json!(evaluation.bits_per_byte))),
+                Some(sums) => {
+                    for (name, value) in sums.metrics() {
+                        values.insert(format!("eval_{name}"), json!(value));
+                    }
+                }
+            }
             scalars.push(("eval/loss", evaluation.loss));
             self.eval_losses.push((step, evaluation.loss));
         }
@@ -495,7 +559,7 @@ impl Trainer {
         let progress = Progress {
             step: self.step,
             tokens: self.tokens,
-            loader: self.batches.state(),
+            loader: self.rows.state(),
             data: self.dataset.meta().key.clone(),
             config: self.config.to_toml(),
             scaling_slots: self.run.step.partition().cast_names(&self.run.model),

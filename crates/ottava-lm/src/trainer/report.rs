@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::evaluate::Evaluation;
 use crate::optim::LossScale;
 use crate::scaling::CastLosses;
+use crate::step::PreferenceSums;
 use ottava_tensor::Device;
 
 /// The results of a step.
@@ -32,6 +33,8 @@ pub struct StepReport {
     pub loss_scale: Option<LossScale>,
     /// Validation after this step, where it was due.
     pub evaluation: Option<Evaluation>,
+    /// The sums over the sequences of the step, if the loss is that of preferences.
+    pub preference: Option<PreferenceSums>,
     /// Checkpoints that are complete since the last step, of this step or of earlier ones.
     pub saved: Vec<Saved>,
 }

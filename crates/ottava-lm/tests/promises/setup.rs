@@ -246,7 +246,7 @@ pub fn on_device(recipe: &Recipe, device: &Device, scale: f64) -> Tensor {
 /// Losses without gradients.
 pub fn losses(decoder: &mut Decoder, inputs: &Tensor, targets: &Tensor, rows: usize) -> ottava_lm::Result<Tensor> {
     let sequences = sequences(decoder.device(), rows, inputs.len());
-    let micro_batch = MicroBatch { inputs: inputs.clone(), targets: targets.clone(), sequences };
+    let micro_batch = MicroBatch { inputs: inputs.clone(), targets: targets.clone(), sequences, preference: None };
     run_solo(&Program::evaluation(), decoder, micro_batch, None)
 }
 
@@ -271,7 +271,7 @@ pub fn losses_and_gradients_of(
     scale: f64,
 ) -> ottava_lm::Result<Tensor> {
     let scale = on_device(decoder.recipe(), decoder.device(), scale);
-    let micro_batch = MicroBatch { inputs: inputs.clone(), targets: targets.clone(), sequences };
+    let micro_batch = MicroBatch { inputs: inputs.clone(), targets: targets.clone(), sequences, preference: None };
     run_solo(&Program::gradients(1), decoder, micro_batch, Some(&scale))
 }
 

@@ -31,7 +31,7 @@ fn stages(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span]) -> Decoder {
 fn micro_batches(step: usize) -> [MicroBatch; 2] {
     [0, 1].map(|number| {
         let [inputs, targets] = batch(&format!("stages {step} {number}"), ROWS, TOKENS, tiny_llama().vocabulary);
-        MicroBatch { inputs, targets, sequences: sequences(&Device::Cpu, ROWS, ROWS * TOKENS) }
+        MicroBatch { inputs, targets, sequences: sequences(&Device::Cpu, ROWS, ROWS * TOKENS), preference: None }
     })
 }
 

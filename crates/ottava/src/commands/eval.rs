@@ -155,6 +155,6 @@ fn run(model: &mut Decoder, tokens: &Tokens, batches: Batches) -> Result<Evaluat
 }
 
 fn words(evaluation: &Evaluation) -> String {
-    let Evaluation { loss, perplexity, bits_per_byte, tokens } = evaluation;
+    let Evaluation { loss, perplexity, bits_per_byte, tokens, .. } = evaluation;
     format!("loss {loss:.5}  perplexity {perplexity:.4}  bits per byte {bits_per_byte:.5}  tokens {tokens}")
 }
