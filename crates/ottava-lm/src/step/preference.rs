@@ -33,7 +33,7 @@ pub struct MicroBatchPreference {
 
 impl MicroBatchPreference {
     /// Room for `sequences` on `device`, in the type of sums of `compute`. Sequences are chosen and rejected in turns.
-    fn new(how: Preference, sequences: usize, device: &Device, compute: DType) -> Result<MicroBatchPreference> {
+    pub fn new(how: Preference, sequences: usize, device: &Device, compute: DType) -> Result<MicroBatchPreference> {
         let tensor = |len, value: f64| from_host(&vec![value; len], device, real_type(compute));
         let targets = PreferenceTargets {
             reference: tensor(sequences, 0.0)?,

@@ -25,6 +25,7 @@ mod model_gradients;
 mod muon;
 mod optimizers;
 mod pipeline;
+mod preference;
 mod products;
 mod quantized_folders;
 mod ranks;

@@ -70,16 +70,51 @@ pub(super) const ROWS: &[Row] = &[
             ],
         ),
     ),
-    ("stage", Only(&["sft", "pt"], STAGES)),
-    ("rl", Only(NONE, STAGES)),
+    ("stage", Only(&["sft", "pt", "dpo", "kto"], STAGES)),
+    (
+        "rl",
+        Values(
+            "preference.loss_type",
+            &[
+                ("dpo", As("\"sigmoid\"")),
+                ("ipo", As("\"ipo\"")),
+                ("kto", As("\"kto\"")),
+                ("orpo", Never(STAGES)),
+                ("simpo", Never(STAGES)),
+                ("grpo", Never(STAGES)),
+                ("gdpo", Never(STAGES)),
+                ("ebft", Never(STAGES)),
+            ],
+        ),
+    ),
+    ("pref_beta", Is("preference.beta")),
+    (
+        "pref_loss",
+        Values(
+            "preference.loss_type",
+            &[
+                ("kto_pair", Never(STAGES)),
+                ("orpo", Never(STAGES)),
+                ("simpo", Never(STAGES)),
+                ("bco_pair", Never(STAGES)),
+            ],
+        ),
+    ),
+    ("pref_ftx", Only(&["0", "0.0"], STAGES)),
     ("pref_*", Not(STAGES)),
+    ("dpo_label_smoothing", Is("preference.label_smoothing")),
+    ("dpo_use_*", Only(&["false"], STAGES)),
     ("dpo_*", Not(STAGES)),
+    ("kto_desirable_weight", Is("preference.desirable_weight")),
+    ("kto_undesirable_weight", Is("preference.undesirable_weight")),
+    ("kto_chosen_weight", Is("preference.desirable_weight")),
+    ("kto_rejected_weight", Is("preference.undesirable_weight")),
     ("kto_*", Not(STAGES)),
     ("ppo_*", Not(STAGES)),
     ("simpo_gamma", Not(STAGES)),
-    ("rl_beta", Not(STAGES)),
+    ("rl_beta", Is("preference.beta")),
     ("orpo_alpha", Not(STAGES)),
-    ("ref_model", Not(STAGES)),
+    ("ref_model", Not("the reference model is the one that a run starts from, or its base without adapters")),
     ("reward_model", Only(&["false"], STAGES)),
     ("process_reward_model", Only(&["false"], STAGES)),
     ("trl", Not(STAGES)),
@@ -274,7 +309,7 @@ const LOCAL: &str = "models and data are local files; nothing is downloaded";
 const NEW_TOKENS: &str =
     "tokens are not added; change the tokenizer's files and the embeddings in the model folder first";
 const FREEZE: &str = "single weights cannot be frozen or thawed; a run trains all of them, or adapters ([lora])";
-const STAGES: &str = "runs train on text, chats and completions; preference and reward training are not implemented";
+const STAGES: &str = "of preferences, runs train DPO, robust DPO, IPO, the hinge loss and KTO; other losses and reward models are not implemented";
 const LOSSES: &str = "the loss is the cross entropy of the targets";
 const VARIANTS: &str = "adapters are those of plain LoRA, with `use_rslora`";
 const FOUR_BIT: &str = "base weights in 4 or 8 bit integers are not read; with adapters and an FP8 recipe, frozen weights are kept in FP8: `recipe = \"fp8-current\"` under [precision]";

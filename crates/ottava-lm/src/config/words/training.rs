@@ -156,7 +156,20 @@ pub(super) const ROWS: &[Row] = &[
     ("neftune_noise_alpha", Only(NONE, "noise in embeddings is not implemented")),
     ("noisy_embedding_alpha", Only(NONE, "noise in embeddings is not implemented")),
     ("label_smoothing_factor", Only(&["0", "0.0"], "the loss is the cross entropy of the targets, without smoothing")),
-    ("loss_type", Only(&["nll", "\"nll\""], "the loss is the cross entropy of the targets")),
+    (
+        "loss_type",
+        Values(
+            "preference.loss_type",
+            &[
+                ("nll", Nothing),
+                ("dft", Never("the loss of texts is the cross entropy of the targets")),
+                ("[\"sigmoid\"]", As("\"sigmoid\"")),
+                ("[\"robust\"]", As("\"robust\"")),
+                ("[\"hinge\"]", As("\"hinge\"")),
+                ("[\"ipo\"]", As("\"ipo\"")),
+            ],
+        ),
+    ),
     ("loss_watchdog_*", Needless("a loss that is not finite ends the run before the update")),
     ("logging_nan_inf_filter", Needless("a loss that is not finite ends the run before the update")),
     ("average_tokens_across_devices", Only(&["true"], "the loss is always divided by the target tokens of all ranks")),

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Records what TRL computes for preferences on a small model, in crates/ottava-lm/tests/data/referee_preference.safetensors.
+
+Development only; the program itself needs no Python.
+`pip install torch==2.15.0 transformers==5.23.0 trl==1.16.0 safetensors==0.8.0 numpy`. Runs on the CPU in a minute.
+"""
+
+import tempfile
+
+import torch
+import transformers
+import trl
+from datasets import Dataset
+from safetensors.torch import save_file
+from torch.utils.data import SequentialSampler
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+
+from make_referee import FOLDER, SIZES, VOCABULARY
+
+STEPS, PAIRS = 20, 4
+# By the name of the run: the options of its loss.
+RUNS = {
+    "sigmoid": {"beta": 0.5},
+    "robust": {"beta": 0.5, "loss_type": ["robust"], "label_smoothing": 0.2},
+    "hinge": {"beta": 0.5, "loss_type": ["hinge"]},
+    "ipo": {"beta": 0.5, "loss_type": ["ipo"]},
+    "kto": {"beta": 0.5, "desirable_weight": 1.5, "undesirable_weight": 0.5},
+}
+METRICS = ["loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen", "logps/rejected"]
+
+
+class AsGiven:
+    """A trainer that takes records of ids as they are, in their order."""
+
+    def _prepare_dataset(self, dataset, *args, **kwargs):
+        return dataset
+
+    def _get_train_sampler(self, dataset=None):
+        return SequentialSampler(self.train_dataset)
+
+
+class Dpo(AsGiven, DPOTrainer):
+    pass
+
+
+class Kto(AsGiven, KTOTrainer):
+    pass
+
+
+def tokenizer():
+    from tokenizers import Tokenizer, models
+
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), eos_token="w1", pad_token="w1"
+    )
+
+
+def pairs():
+    """A chosen completion goes on as the prompt does, a rejected one does not. No token is that of the end or of padding."""
+    generator = torch.Generator().manual_seed(20)
+    draw = lambda low, high: int(torch.randint(low, high, (1,), generator=generator))
+    after = lambda token: 2 + (5 * token + 7) % (VOCABULARY - 2)
+    records = []
+    for _ in range(PAIRS * STEPS):
+        token = draw(2, VOCABULARY)
+        prompt = [token := after(token) for _ in range(draw(2, 6))]
+        chosen = [token := after(token) for _ in range(draw(2, 8))]
+        rejected = [draw(2, VOCABULARY) for _ in range(draw(2, 8))]
+        records.append({"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected})
+    return records
+
+
+def completions(pairs):
+    """The records of KTO: in a batch, the divergence is that of prompts with the completion of the record before."""
+    records = []
+    for i, pair in enumerate(pairs):
+        label = i % 3 != 1
+        ids = pair["chosen_ids" if label else "rejected_ids"]
+        records.append({"prompt_ids": pair["prompt_ids"], "completion_ids": ids, "label": label})
+    for start in range(0, len(records), PAIRS):
+        batch = records[start : start + PAIRS]
+        for i, record in enumerate(batch):
+            record["KL_completion_ids"] = batch[i - 1]["completion_ids"]
+    return records
+
+
+def record():
+    config = LlamaConfig(
+        num_hidden_layers=2, tie_word_embeddings=False, **{**SIZES, "hidden_size": 32, "intermediate_size": 56}
+    )
+    config.architectures = ["LlamaForCausalLM"]
+    data, tensors = pairs(), {}
+    for name, options in RUNS.items():
+        torch.manual_seed(19)
+        model = LlamaForCausalLM._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        weights = {f"weights/{n}": p.detach().clone() for n, p in model.named_parameters()}
+        trainer, arguments, records = (Kto, KTOConfig, completions(data)) if name == "kto" else (Dpo, DPOConfig, data)
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = arguments(
+                output_dir=folder, max_steps=STEPS, per_device_train_batch_size=PAIRS, learning_rate=1e-3,
+                lr_scheduler_type="constant", warmup_steps=0, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, max_grad_norm=1.0,
+                logging_steps=1, report_to="none", save_strategy="no", use_cpu=True, bf16=False, max_length=None,
+                precompute_ref_log_probs=True, gradient_checkpointing=False, disable_tqdm=True, **options,
+            )  # fmt: skip
+            run = trainer(
+                model=model, args=arguments, train_dataset=Dataset.from_list(records), processing_class=tokenizer()
+            )
+            run.train()
+        steps = [log for log in run.state.log_history if "loss" in log]
+        for metric in METRICS:
+            tensors[f"{name}/{metric}"] = torch.tensor([log.get(metric, float("nan")) for log in steps])
+        print(f"{name}: loss {steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}")
+    tensors |= weights
+    # Every list of ids with its length before it, 16 numbers for each.
+    padded = lambda ids: [len(ids)] + ids + [0] * (15 - len(ids))
+    keys = ["prompt_ids", "chosen_ids", "rejected_ids"]
+    tensors["ids"] = torch.tensor([[padded(pair[key]) for key in keys] for pair in data], dtype=torch.int32)
+    metadata = {"torch": torch.__version__, "transformers": transformers.__version__, "trl": trl.__version__}
+    metadata |= {"config": config.to_json_string(use_diff=False)}
+    save_file(tensors, FOLDER / "referee_preference.safetensors", metadata)
+
+
+record()
