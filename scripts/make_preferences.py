@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes data/preferences.jsonl.gz of data/chat.jsonl.gz: of each question, the right answer is chosen, and the definition of another word with
-the same part of speech is rejected.
+"""Makes data/preferences.jsonl.gz of data/chat.jsonl.gz: of each question, the right answer is chosen, and the definition of another word
+with the same part of speech is rejected.
 
 usage: make_preferences.py    Same input, same bytes. Needs only Python.
 """

@@ -530,10 +530,9 @@ impl Trainer {
             scalars.extend(values[key].as_f64().map(|value| (tag, value)));
         }
         let of_preferences = |name: &str| name.starts_with("rewards/") || name.starts_with("logps/");
-        let named: Vec<_> = values.iter().filter(|(name, _)| of_preferences(name)).collect();
-        let named: Vec<_> =
-            named.into_iter().filter_map(|(name, value)| Some((format!("train/{name}"), value.as_f64()?))).collect();
-        scalars.extend(named.iter().map(|(tag, value)| (tag.as_str(), *value)));
+        let named = values.iter().filter(|(name, _)| of_preferences(name));
+        let mut named: Vec<_> =
+            named.filter_map(|(name, value)| Some((format!("train/{name}"), value.as_f64()?))).collect();
         self.losses.extend(values["loss"].as_f64().map(|loss| (step, loss)));
         if let Some(evaluation) = evaluation {
             values.insert("eval_loss".into(), json!(evaluation.loss));
@@ -542,12 +541,14 @@ impl Trainer {
                 Some(sums) => {
                     for (name, value) in sums.metrics() {
                         values.insert(format!("eval_{name}"), json!(value));
+                        named.push((format!("eval/{name}"), value));
                     }
                 }
             }
             scalars.push(("eval/loss", evaluation.loss));
             self.eval_losses.push((step, evaluation.loss));
         }
+        scalars.extend(named.iter().map(|(tag, value)| (tag.as_str(), *value)));
         let values: Vec<(&str, Value)> = values.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
         files.metrics.append(step, &values)?;
         files.events.scalars(step, &scalars)

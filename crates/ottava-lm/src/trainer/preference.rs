@@ -71,6 +71,19 @@ impl Preferences {
             );
         }
         let stored = config.preference.precompute_ref_log_probs == Some(true);
+        if share.rank == 0 {
+            let reference = match stored {
+                true => {
+                    "the model that the run starts from, whose log-probabilities are computed before the first step"
+                }
+                false => "the model without its adapters, which runs in each step",
+            };
+            tracing::info!(
+                "training on preferences by {:?}, beta {}; the reference is {reference}",
+                how.loss,
+                how.beta
+            );
+        }
         let reference = stored.then(|| Reference { data: dataset.meta().key.clone(), log_probs: Default::default() });
         let loader = PreferenceLoader::new(records, state, share)?;
         let (per_batch, path) = (config.training.per_device_train_batch_size, config.output_dir.join(REFERENCE));
