@@ -7,6 +7,7 @@ use crate::mode::StepPrecision;
 use crate::models::Decoder;
 use crate::parallel::{Partition, Schedule, ScheduleKind, Shared};
 use crate::step::{MicroBatch, Program, ProgramInputs, total};
+use ottava_tensor::QuantizedTensor;
 use ottava_tensor::ops::IGNORE_INDEX;
 use serde::Serialize;
 use std::sync::atomic::Ordering;
@@ -44,6 +45,9 @@ pub fn evaluate(
     let (kind, in_flight) = (ScheduleKind::default(), pipeline.size());
     let schedule = Schedule { kind, ranks: in_flight, stages: model.stages(), micro_batches: in_flight };
     let program = Program::evaluation_of(&schedule, pipeline.rank());
+    // Ranks that divide tokens gather codes of as many as products need.
+    let tensor = ranks.tensor_place();
+    let multiple = if tensor.is_divided() { tensor.ranks * QuantizedTensor::PAD } else { 1 };
     let (mut sum, mut tokens) = (0.0, 0.0);
     let mut batches = batches.into_iter();
     loop {
@@ -51,13 +55,13 @@ pub fn evaluate(
         let Some(first) = turns.first() else { break };
         // Ranks gather weights and send activations together, so one without a turn repeats the first one, and counts nothing.
         let mine = turns.iter().skip(rounds.rank()).step_by(rounds.size()).chain(std::iter::repeat(first));
-        let mine: Vec<_> = mine.take(in_flight).collect();
+        let mine: Vec<_> = mine.take(in_flight).map(|batch| batch.padded_to(multiple)).collect();
         let micro_batches =
             &mine.iter().map(|batch| MicroBatch::new(batch, model.device())).collect::<Result<Vec<_>>>()?;
         let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition };
         let losses = program.run(model, &inputs, None)?;
         ranks.compare_gpu_calls("an evaluation")?;
-        let targets = |batch: &&Batch| batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f64;
+        let targets = |batch: &Batch| batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f64;
         let stop = interrupt::flag().load(Ordering::Relaxed);
         // By micro-batch; ranks without the last stage compute no losses.
         let mut told = vec![f64::from(stop)];

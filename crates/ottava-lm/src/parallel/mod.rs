@@ -17,6 +17,7 @@ mod schedule;
 mod slices;
 mod spans;
 mod tensor;
+mod whole;
 mod zero;
 
 pub use exchange::Exchange;

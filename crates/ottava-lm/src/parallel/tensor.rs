@@ -3,7 +3,7 @@
 use super::Ranks;
 use crate::error::Result;
 use crate::param::scopes::GRADIENTS;
-use crate::param::{Grad, Param, Split};
+use crate::param::{Grad, Param};
 use crate::tensor_ranks::{ShardPlace, TensorRanks};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::{Axis, Group, Reduce};
@@ -26,19 +26,11 @@ impl TensorAxis {
 
 impl TensorRanks for TensorAxis {
     fn place(&self) -> ShardPlace {
-        ShardPlace { rank: self.group().rank(), ranks: self.group().size() }
+        self.0.tensor_place()
     }
 
     fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
-        let (group, own) = (self.group(), rows.shape()[0]);
-        if group.size() == 1 {
-            return Ok(rows.clone());
-        }
-        let mut shape = rows.shape().to_vec();
-        shape[0] *= group.size();
-        let mut all = Tensor::empty(rows.device(), &shape, rows.dtype())?;
-        all.copy_from(group.rank() * own, rows)?;
-        Ok(group.all_gather(name, all)?.wait()?)
+        self.0.gather_tensor_rows(name, rows)
     }
 
     fn sum_own_rows(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
@@ -60,15 +52,20 @@ impl TensorRanks for TensorAxis {
     }
 }
 
-impl Param {
-    /// Whether each rank of the tensor axis has all of it: norms, biases that are added to sums over ranks, learned positions, and the halves
-    /// of adapters that are not divided.
-    pub(super) fn is_whole(&self) -> bool {
-        self.shards.iter().all(|shard| shard.split == Split::None)
-    }
-}
-
 impl Ranks {
+    /// The rows of all ranks of the tensor axis, in their order.
+    pub(super) fn gather_tensor_rows(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
+        let (group, own) = (self.group(&[Axis::Tensor]), rows.shape()[0]);
+        if group.size() == 1 {
+            return Ok(rows.clone());
+        }
+        let mut shape = rows.shape().to_vec();
+        shape[0] *= group.size();
+        let mut all = Tensor::empty(rows.device(), &shape, rows.dtype())?;
+        all.copy_from(group.rank() * own, rows)?;
+        Ok(group.all_gather(name, all)?.wait()?)
+    }
+
     /// Sums the gradients of tensors that all ranks of the tensor axis have whole: each rank has the gradient of its tokens or heads. `params`
     /// are the trained parameters, with gradients that are reduced over other axes.
     pub(super) fn sum_whole_gradients(&self, params: &mut [&mut Param]) -> Result<()> {

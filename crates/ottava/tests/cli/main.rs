@@ -19,3 +19,4 @@ mod signals;
 mod soak;
 mod soak_attack;
 mod streams;
+mod tensor;
