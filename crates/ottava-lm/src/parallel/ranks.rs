@@ -2,7 +2,7 @@
 
 use super::pipeline::{Pipeline, StagePlaces};
 use crate::error::{Error, Result};
-use crate::tensor_ranks::ShardPlace;
+use crate::layer_ranks::ShardPlace;
 use ottava_tensor::Device;
 use ottava_tensor::comm::{Axis, Group, Mesh, MeshShape, Stopper, Traffic};
 use serde::Serialize;
@@ -75,6 +75,12 @@ impl Ranks {
     /// The place of this rank among those that divide the tensors of layers.
     pub fn tensor_place(&self) -> ShardPlace {
         let group = self.group(&[Axis::Tensor]);
+        ShardPlace { rank: group.rank(), ranks: group.size() }
+    }
+
+    /// The place of this rank among those that divide the tokens of sequences.
+    pub fn sequence_place(&self) -> ShardPlace {
+        let group = self.group(&[Axis::Context]);
         ShardPlace { rank: group.rank(), ranks: group.size() }
     }
 

@@ -1,71 +1,13 @@
-//! Tensor parallelism: the exchange of activations, and the gradients of tensors that all ranks have whole.
+//! The gradients of tensors that all ranks of the tensor axis have whole.
 
 use super::Ranks;
 use crate::error::Result;
 use crate::param::scopes::GRADIENTS;
 use crate::param::{Grad, Param};
-use crate::tensor_ranks::{ShardPlace, TensorRanks};
 use ottava_tensor::Tensor;
-use ottava_tensor::comm::{Axis, Group, Reduce};
-use ottava_tensor::ops::sum_parts;
-use std::rc::Rc;
-
-/// The ranks of the tensor axis.
-pub struct TensorAxis(Rc<Ranks>);
-
-impl TensorAxis {
-    /// The tensor axis of `ranks`.
-    pub fn new(ranks: Rc<Ranks>) -> TensorAxis {
-        TensorAxis(ranks)
-    }
-
-    fn group(&self) -> &Group {
-        self.0.group(&[Axis::Tensor])
-    }
-}
-
-impl TensorRanks for TensorAxis {
-    fn place(&self) -> ShardPlace {
-        self.0.tensor_place()
-    }
-
-    fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
-        self.0.gather_tensor_rows(name, rows)
-    }
-
-    fn sum_own_rows(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
-        let [rows, columns] = partial.dims(name)?;
-        let group = self.group();
-        // A sum of our own is F32, in the order of the ranks, and rounded once together with the addend. NCCL's would round twice.
-        let received = Tensor::empty(partial.device(), partial.shape(), partial.dtype())?;
-        let parts = group.all_to_all(name, &partial, received)?.wait()?;
-        drop(partial);
-        Ok(sum_parts(&parts.reshape(&[group.size(), rows / group.size(), columns])?, addend)?)
-    }
-
-    fn sum(&self, name: &str, x: Tensor) -> Result<Tensor> {
-        Ok(self.group().all_reduce(name, Reduce::Sum, x)?.wait()?)
-    }
-
-    fn largest(&self, name: &str, x: Tensor) -> Result<Tensor> {
-        Ok(self.group().all_reduce(name, Reduce::Max, x)?.wait()?)
-    }
-}
+use ottava_tensor::comm::{Axis, Reduce};
 
 impl Ranks {
-    /// The rows of all ranks of the tensor axis, in their order.
-    pub(super) fn gather_tensor_rows(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
-        let (group, own) = (self.group(&[Axis::Tensor]), rows.shape()[0]);
-        if group.size() == 1 {
-            return Ok(rows.clone());
-        }
-        let mut shape = rows.shape().to_vec();
-        shape[0] *= group.size();
-        let mut all = Tensor::empty(rows.device(), &shape, rows.dtype())?;
-        all.copy_from(group.rank() * own, rows)?;
-        Ok(group.all_gather(name, all)?.wait()?)
-    }
-
     /// Sums the gradients of tensors that all ranks of the tensor axis have whole: each rank has the gradient of its tokens or heads. `params`
     /// are the trained parameters, with gradients that are reduced over other axes.
     pub(super) fn sum_whole_gradients(&self, params: &mut [&mut Param]) -> Result<()> {

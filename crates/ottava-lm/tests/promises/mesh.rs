@@ -2,13 +2,13 @@
 
 use crate::setup::{Seeded, batch};
 use ottava_lm::data::Batch;
+use ottava_lm::layer_ranks::LayerRanks;
 use ottava_lm::models::{Decoder, DecoderConfig, Span};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Schedule, TensorAxis, Zero, divide};
+use ottava_lm::parallel::{LayerAxes, Partition, Ranks, ReduceFormat, Schedule, Zero, divide};
 use ottava_lm::param::{MemoryPolicy, Purpose, WeightSource};
 use ottava_lm::recipe::Recipe;
 use ottava_lm::step::TrainStep;
-use ottava_lm::tensor_ranks::TensorRanks;
 use ottava_tensor::Device;
 use ottava_tensor::comm::{Group, MeshShape};
 use ottava_tensor::ops::IGNORE_INDEX;
@@ -26,6 +26,7 @@ pub struct Mesh {
     pub recipe: Recipe,
     pub memory: MemoryPolicy,
     pub schedule: Schedule,
+    pub context: usize,
     pub tensor: usize,
     pub data: usize,
     pub zero: Zero,
@@ -44,12 +45,13 @@ pub struct MeshRank {
 impl Mesh {
     /// All ranks.
     pub fn ranks(&self) -> usize {
-        self.tensor * self.schedule.ranks * self.data
+        self.tensor * self.context * self.schedule.ranks * self.data
     }
 
     /// The ranks of which `comm` is one.
     pub fn join(&self, comm: Group) -> Rc<Ranks> {
-        let shape = MeshShape { tensor: self.tensor, pipeline: self.schedule.ranks, ..MeshShape::of_data(self.data) };
+        let Mesh { context, tensor, data, schedule, .. } = *self;
+        let shape = MeshShape { context, tensor, pipeline: schedule.ranks, ..MeshShape::of_data(data) };
         Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap())
     }
 
@@ -62,7 +64,7 @@ impl Mesh {
 
     /// The run of one of `ranks`, with seeded weights.
     pub fn run(&self, ranks: &Rc<Ranks>) -> MeshRank {
-        let axis = Rc::new(TensorAxis::new(ranks.clone()));
+        let axis = Rc::new(LayerAxes::new(ranks.clone()));
         self.build(ranks, &self.spans(ranks.pipeline().rank()), axis, &mut Seeded { std: 0.1 })
     }
 
@@ -71,7 +73,7 @@ impl Mesh {
         &self,
         ranks: &Rc<Ranks>,
         spans: &[Span],
-        axis: Rc<dyn TensorRanks>,
+        axis: Rc<dyn LayerRanks>,
         weights: &mut dyn WeightSource,
     ) -> MeshRank {
         let (purpose, [rows, tokens]) = (Purpose::Train(self.memory), self.rows);

@@ -4,6 +4,7 @@ use crate::mesh::{Mesh, MeshRank, Seen, distance, rows};
 use crate::setup::{Seeded, config, on_ranks, recipe, recipes};
 use ottava_lm::data::Batch;
 use ottava_lm::evaluate::evaluate;
+use ottava_lm::layer_ranks::Undivided;
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
@@ -12,7 +13,6 @@ use ottava_lm::parallel::{Schedule, ScheduleKind, Zero};
 use ottava_lm::param::{MemoryPolicy, Param};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;
-use ottava_lm::tensor_ranks::Undivided;
 use ottava_tensor::comm::Group;
 use ottava_tensor::testing::values;
 use serde_json::json;
@@ -34,7 +34,10 @@ impl Setup {
         let schedule = Schedule { kind, ranks, stages, micro_batches: MICRO_BATCHES };
         let (sizes, recipe, memory) = (llama(4, false), recipe.clone(), MemoryPolicy::FULL);
         let (zero, rows) = (Zero::Nothing, [1, TOKENS]);
-        Setup { mesh: Mesh { sizes, recipe, memory, schedule, tensor: 1, data: 1, zero, rows }, order: None }
+        Setup {
+            mesh: Mesh { sizes, recipe, memory, schedule, context: 1, tensor: 1, data: 1, zero, rows },
+            order: None,
+        }
     }
 
     /// The same run without a pipeline.

@@ -7,7 +7,7 @@ use ottava_lm::checkpoint::{FolderWeights, ModelFiles, training};
 use ottava_lm::level::Level;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::optim::{Optimizer, Per, optimizer_tensors};
-use ottava_lm::parallel::{Schedule, ScheduleKind, TensorAxis, Zero};
+use ottava_lm::parallel::{LayerAxes, Schedule, ScheduleKind, Zero};
 use ottava_lm::param::MemoryPolicy;
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_tensor::{DType, Device, Tensor};
@@ -41,7 +41,7 @@ fn alone(family: &str, width: usize, level: Level) -> Mesh {
     let (sizes, recipe) = (config(keys), recipe(name, Fp8Format::Auto));
     let memory = MemoryPolicy { formats: level.formats(), ..MemoryPolicy::FULL };
     let schedule = Schedule::of_one_rank(4);
-    Mesh { sizes, recipe, memory, schedule, tensor: 1, data: 1, zero: Zero::Nothing, rows: [1, 64] }
+    Mesh { sizes, recipe, memory, schedule, context: 1, tensor: 1, data: 1, zero: Zero::Nothing, rows: [1, 64] }
 }
 
 /// The same run on `data` x `pipeline` x `tensor` ranks.
@@ -113,7 +113,7 @@ fn reopen(saved: &Path, mesh: &Mesh, more: usize, folder: &Path) -> PathBuf {
     let (own_mesh, own_folder, saved) = (mesh.clone(), folder.to_path_buf(), saved.to_path_buf());
     on_ranks(mesh.ranks(), move |comm| {
         let ranks = own_mesh.join(comm);
-        let (axis, spans) = (Rc::new(TensorAxis::new(ranks.clone())), own_mesh.spans(ranks.pipeline().rank()));
+        let (axis, spans) = (Rc::new(LayerAxes::new(ranks.clone())), own_mesh.spans(ranks.pipeline().rank()));
         let mut own = own_mesh.build(&ranks, &spans, axis, &mut FolderWeights::open(&saved).unwrap());
         let mut progress = progress(1, &mut own.model);
         progress.scaling_slots = own.work.partition().cast_names(&own.model);

@@ -1,4 +1,4 @@
-//! Ranks that divide the tensors of each layer, as processes on the CPU.
+//! Ranks that divide the tensors of each layer, or the tokens of each sequence, as processes on the CPU.
 
 use crate::ranks::{children, end, losses, signal, spawn, train};
 use crate::setup::{Run, steps};
@@ -58,6 +58,10 @@ fn ranks_of_every_mesh_train_as_one_process_does() {
         ("4", &["parallel.tensor=2", "parallel.zero=1", "parallel.check_replicas=1"]),
         ("4", &["parallel.tensor=2", "parallel.pipeline=2", "pipeline_schedule=zero-bubble"]),
         ("8", &["parallel.tensor=2", "parallel.pipeline=2", "parallel.zero=1"]),
+        ("2", &["parallel.context=2", "parallel.check_replicas=1"]),
+        ("4", &["parallel.context=4", "recompute=attention", "parallel.zero=3"]),
+        ("4", &["parallel.context=2", "parallel.tensor=2"]),
+        ("4", &["parallel.context=2", "parallel.pipeline=2"]),
     ] {
         let run = inputs();
         let said = go(&run, &[&["max_steps=3"], settings].concat(), &["--ranks", ranks]);
@@ -77,13 +81,14 @@ fn a_run_resumes_with_other_tensor_ranks() {
         ("max_steps=4", "4", &["parallel.tensor=4"]),
         ("max_steps=5", "1", &[]),
         ("max_steps=6", "4", &["parallel.tensor=2", "parallel.pipeline=2"]),
+        ("max_steps=7", "4", &["parallel.context=2", "parallel.zero=1"]),
         ("max_steps=8", "4", &["parallel.tensor=2", "parallel.zero=3"]),
     ] {
         let resume = if steps == "max_steps=2" { &[][..] } else { &["--resume"] };
         go(&run, &[&[steps], settings].concat(), &[&["--ranks", ranks], resume].concat());
     }
     assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=8).collect::<Vec<_>>());
-    expect_near(&run, &unbroken, "five meshes");
+    expect_near(&run, &unbroken, "six meshes");
 }
 
 #[test]
@@ -99,8 +104,8 @@ fn adapters_train_on_tensor_ranks() {
 }
 
 #[test]
-fn a_signal_or_a_dead_rank_ends_all_tensor_ranks() {
-    let settings = ["max_steps=100000", "save_steps=5", "parallel.tensor=2", "parallel.pipeline=2"];
+fn a_signal_or_a_dead_rank_ends_all_ranks() {
+    let settings = ["max_steps=100000", "save_steps=5", "parallel.tensor=2", "parallel.context=2"];
     for (name, victim) in [("-TERM", 2), ("-KILL", 1)] {
         let run = inputs();
         let args = args(&settings, &["--ranks", "4"]);
@@ -119,13 +124,15 @@ fn a_signal_or_a_dead_rank_ends_all_tensor_ranks() {
 }
 
 #[test]
-fn tensors_that_do_not_divide_are_errors() {
+fn layers_that_do_not_divide_are_errors() {
     let run = Run::new();
     let fails = |settings: &[&str], words: &str| {
         let args = args(settings, &["--ranks", "2"]);
         run.fail(&args.iter().map(String::as_str).collect::<Vec<_>>(), 1, &[words]);
     };
     fails(&["parallel.tensor=2"], "1 key and value head");
+    fails(&["parallel.context=2"], "set `parallel.context` to a divisor of 1");
+    fails(&["parallel.context=2", "data.max_length=63"], "do not divide evenly");
     fails(&["parallel.tensor=2", "optimizer.name=muon"], "`optimizer.name` is muon, which transforms whole matrices");
     fails(&["parallel.tensor=2", "data.max_length=20"], "divide multiples of 32");
     run.replace("model/config.json", "\"num_key_value_heads\": 1", "\"num_key_value_heads\": 2");
