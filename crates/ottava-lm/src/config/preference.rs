@@ -133,6 +133,14 @@ impl RunConfig {
             };
         };
         self.preference.resolve(kind, &self.lora)?;
+        for (key, ranks) in [("context", self.parallel.context), ("tensor", self.parallel.tensor)] {
+            if ranks > 1 {
+                return Err(Error::Config(format!(
+                    "`parallel.{key}` is {ranks}, and the data are preferences, which are trained with data and pipeline parallelism only; set it \
+                     to 1"
+                )));
+            }
+        }
         match self.data.packing {
             Packing::Auto | Packing::None => self.data.packing = Packing::None,
             Packing::Wrapped | Packing::Bfd => {

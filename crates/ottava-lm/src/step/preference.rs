@@ -236,7 +236,8 @@ impl TrainStep {
     ) -> Result<Vec<Vec<f64>>> {
         let schedule = Schedule { micro_batches: batches.len(), ..self.schedule };
         let program = Program { pass, ..Program::evaluation_of(&schedule, self.partition.ranks().pipeline().rank()) };
-        let micro_batches = batches.iter().map(|batch| MicroBatch::new(batch, model.device()));
+        let place = self.partition.ranks().sequence_place();
+        let micro_batches = batches.iter().map(|batch| MicroBatch::new(batch, model.device(), place));
         let micro_batches = &micro_batches.collect::<Result<Vec<_>>>()?;
         let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition: &self.partition };
         let losses = program.run(model, &inputs, None)?;

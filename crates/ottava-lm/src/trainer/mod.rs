@@ -108,12 +108,6 @@ impl Trainer {
         lock: Option<RunLock>,
     ) -> Result<Trainer> {
         let shape = config.parallel.mesh(world.size())?;
-        if shape.tensor > 1 {
-            return Err(Error::Config(format!(
-                "`parallel.tensor` is {}: checkpoints of divided tensors are not implemented yet, so only `ottava plan` and `ottava bench train` take it; set it to 1",
-                shape.tensor
-            )));
-        }
         let ranks = Rc::new(Ranks::new(world, shape, device)?);
         interrupt::forward_to(ranks.stopper());
         let lock = match lock {
@@ -211,8 +205,8 @@ impl Trainer {
         };
         let restored = restored();
         let mut run = ranks.together("the model", restored)?;
-        let stages = ranks.of_stages("digests of the weights that were loaded", &run.weights_digest)?;
-        let digest = stages.into_iter().fold(0, u64::wrapping_add);
+        let parts = ranks.of_parts("digests of the weights that were loaded", &run.weights_digest)?;
+        let digest = parts.into_iter().fold(0, u64::wrapping_add);
         ranks.expect_equal("the digest of the weights that were loaded", &format!("{digest:016x}"))?;
         if ranks.leads() {
             log_exceptions(&run.model, saved_casts.as_deref());
@@ -262,14 +256,14 @@ impl Trainer {
         })
     }
 
-    /// Trains to the end, calling `report` after each step; if samples are to be generated, each rank has its layers whole then. When `stop`
+    /// Trains to the end, calling `report` after each step; if samples are to be generated, slices of weights are gathered then. When `stop`
     /// becomes true on any rank, all save after the step in progress and return [`Error::Interrupted`].
     pub fn run(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
         let mut trained = self.train(stop, report);
         if trained.is_err() && self.ranks.size() == 1 {
             self.finish_save();
         }
-        if trained.is_ok() && !self.config.generation.prompts.is_empty() {
+        if trained.is_ok() && !self.config.generation.prompts.is_empty() && self.ranks.have_whole_model() {
             trained = self.run.step.partition().gather(&mut self.run.model);
         }
         // Ranks stop together.
@@ -590,12 +584,12 @@ impl Trainer {
         self.config.tokens_per_step()
     }
 
-    /// The model and its tokenizer, after the run. What else is in memory is freed. If ranks have different layers, the model is loaded
-    /// from the last checkpoint.
+    /// The model and its tokenizer, after the run. What else is in memory is freed. If ranks have different parts of it, the model
+    /// is loaded from the last checkpoint.
     pub fn into_model(self) -> Result<(Decoder, Tokenizer)> {
         let Trainer { saver, run, tokenizer, config, sizes, ranks, .. } = self;
         drop(saver);
-        if ranks.pipeline().size() == 1 {
+        if ranks.have_whole_model() {
             return Ok((run.model, tokenizer));
         }
         let device = run.model.device().clone();
