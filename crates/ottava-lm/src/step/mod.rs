@@ -244,7 +244,7 @@ impl TrainStep {
         let reduce_error = reduce_error.as_ref().map(read).transpose()?;
         let loss = self.partition.ranks().of_losses(&all).map(|told| told[0]).sum::<f64>() / targets;
         let of_ranks = self.partition.ranks().of_losses(&all).map(|told| PreferenceSums::from_numbers(&told[2..]));
-        let preference = sums.map(|_| of_ranks.fold(PreferenceSums::default(), PreferenceSums::add));
+        let preference = sums.map(|_| of_ranks.fold(PreferenceSums::default(), PreferenceSums::merge));
         Ok(StepResult { loss, tokens: self.tokens() as u64 - padding as u64, grad_norm, reduce_error, preference })
     }
 

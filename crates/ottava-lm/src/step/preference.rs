@@ -138,7 +138,7 @@ impl PreferenceSums {
     }
 
     /// The sums over the sequences of both.
-    pub fn add(self, other: PreferenceSums) -> PreferenceSums {
+    pub fn merge(self, other: PreferenceSums) -> PreferenceSums {
         let sums: Vec<f64> = self.numbers().into_iter().zip(other.numbers()).map(|(a, b)| a + b).collect();
         PreferenceSums::from_numbers(&sums)
     }
@@ -253,7 +253,7 @@ impl TrainStep {
         let all = values(&self.results.losses)?;
         let sums = preferences.iter().zip(all.chunks_exact(all.len() / preferences.len()));
         let sums = sums.map(|(preference, values)| PreferenceSums::of(preference.how, values, &preference.chosen));
-        Ok(Some(sums.fold(PreferenceSums::default(), PreferenceSums::add)))
+        Ok(Some(sums.fold(PreferenceSums::default(), PreferenceSums::merge)))
     }
 
     /// The pairs or sequences with labels that all ranks have in a step.

@@ -2,8 +2,8 @@
 
 use crate::resume::{metrics, train, write_inputs};
 use crate::setup::{Seeded, double, fp8_names_on, gradients, on_ranks, recipe, sequences, tiny_llama};
-use ottava_lm::config::{DataConfig, ModelConfig, PreferenceConfig, RunConfig, TrainingConfig, WeightInit};
-use ottava_lm::data::{Batch, PreferenceBatch};
+use ottava_lm::config::{DataConfig, LossType, ModelConfig, PreferenceConfig, RunConfig, TrainingConfig, WeightInit};
+use ottava_lm::data::{Batch, Packing, PreferenceBatch};
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::{Pass, StepPrecision};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
@@ -150,6 +150,7 @@ fn apart(name: &str, how: Preference, recipe_name: RecipeName, steps: usize) -> 
     apart
 }
 
+/// Measured on the CPU, losses were at most 2.7e-6, rewards 3.8e-6 and log-probabilities 8.1e-6 apart.
 #[test]
 fn losses_and_rewards_are_those_of_trl() {
     for (name, loss) in LOSSES {
@@ -158,24 +159,23 @@ fn losses_and_rewards_are_those_of_trl() {
         eprintln!(
             "{name}: losses are at most {losses:.1e}, rewards {rewards:.1e}, log-probabilities {log_probs:.1e} apart from TRL's"
         );
-        assert!(losses < 1e-3 && rewards < 1e-3 && log_probs < 2e-3, "{name}: {losses:e}, {rewards:e}, {log_probs:e}");
+        assert!(losses < 2e-5 && rewards < 2e-5 && log_probs < 1e-4, "{name}: {losses:e}, {rewards:e}, {log_probs:e}");
     }
     let wrong = Preference { loss: LOSSES[0].1, beta: 0.55 };
     let [losses, ..] = apart("sigmoid", wrong, RecipeName::Fp32, 6);
     assert!(losses > 1e-3, "a beta that is a tenth too large goes unnoticed: {losses:e}");
 }
 
+/// Measured on the CPU, losses were at most 8.4e-4 apart in BF16 and 5.4e-3 to 1.2e-2 in FP8.
 #[test]
-fn losses_in_fp8_are_near_those_of_trl() {
+fn losses_in_fp8_are_near_those_in_f32() {
     for name in [RecipeName::Bf16].into_iter().chain(fp8_names_on(&Device::Cpu)) {
         let how = Preference { loss: LOSSES[0].1, beta: 0.1 };
         let exact = final_losses(how, RecipeName::Fp32);
         let found = final_losses(how, name);
         let apart = exact.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         eprintln!("{}: losses are at most {apart:.1e} apart from those in F32", name.as_str());
-        // MXFP8 rounds scales to powers of two.
-        let allowed = if name == RecipeName::Mxfp8 { 3e-2 } else { 1.5e-2 };
-        assert!(apart < allowed, "{}: {apart:e}", name.as_str());
+        assert!(apart < 2e-2, "{}: {apart:e}", name.as_str());
     }
 }
 
@@ -455,8 +455,6 @@ fn settings_that_do_not_fit_the_data_are_errors() {
         change(&mut config);
         train(&config, &Device::Cpu, &Start::New, 8).unwrap_err().to_string()
     };
-    use ottava_lm::config::LossType;
-    use ottava_lm::data::Packing;
     let text = error(&|config| config.preference.loss_type = Some(LossType::Kto));
     assert!(text.contains("`preference.loss_type` is \"kto\", and the data hold pairs"), "{text}");
     let text = error(&|config| {
