@@ -2,6 +2,7 @@
 
 mod auto;
 mod conflicts;
+mod data;
 mod effects;
 mod flags;
 mod import;
@@ -22,6 +23,7 @@ mod tests;
 mod words;
 mod yaml;
 
+pub use data::{DataConfig, DatasetConfig};
 pub use flags::describe_flag;
 pub use import::{Imported, import};
 pub use lora::LoraConfig;
@@ -29,5 +31,5 @@ pub use memory::{MemoryConfig, OptimizerConfig, OptimizerName};
 pub use parallel::ParallelConfig;
 pub use precision::formats;
 pub use resolved::ResolvedConfig;
-pub use run::{DataConfig, DeviceChoice, GenerationConfig, ModelConfig, RunConfig, TrainingConfig, WeightInit};
+pub use run::{DeviceChoice, GenerationConfig, ModelConfig, RunConfig, TrainingConfig, WeightInit};
 pub use starter::{Starter, starter};

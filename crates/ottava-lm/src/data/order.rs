@@ -96,13 +96,18 @@ impl Split {
         let documents = documents as u64;
         match validation < documents {
             true => Ok(Split { documents, order: None, validation }),
-            false => Err(Error::Config("`data.train_files` hold no document to train on".into())),
+            false => Err(Error::Config("`train_files` hold no document to train on".into())),
         }
     }
 
     /// All `documents` for validation, in the order of the files: to evaluate a finished model.
     pub fn all_validation(documents: usize) -> Split {
         Split { documents: documents as u64, order: None, validation: documents as u64 }
+    }
+
+    /// What tells it from other splits of the same documents.
+    pub(super) fn key(&self) -> (u64, bool) {
+        (self.validation, self.order.is_some())
     }
 
     /// Number of documents to train on.
