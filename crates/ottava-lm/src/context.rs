@@ -1,6 +1,7 @@
 //! What layers need to know about a pass beside their input.
 
 use crate::error::{Error, Result};
+use crate::layer_ranks::ShardPlace;
 use crate::mode::Mode;
 use crate::operand::View;
 use crate::param::{Loan, ParamId};
@@ -16,11 +17,14 @@ use std::collections::VecDeque;
 pub struct Sequences {
     /// Sequences.
     pub batch: usize,
-    /// Tokens per sequence; activations are `[batch · seq_len, …]`.
+    /// Tokens per sequence.
     pub seq_len: usize,
-    /// I32 `[batch · seq_len]`: the position of each token in its document.
+    /// This rank among those that divide each sequence: activations are `[batch · seq_len / ranks, …]`, the rank's part of the first sequence
+    /// first.
+    pub place: ShardPlace,
+    /// I32 `[batch · seq_len / ranks]`: the position of each token in its document.
     pub positions: Tensor,
-    /// I32 `[max_documents + 1]`: where documents begin, as [`attention`](ottava_tensor::ops::attention()) reads them; `None` where each
+    /// I32 `[max_documents + 1]`: where documents begin in the whole sequences, as [`attention`](ottava_tensor::ops::attention()) reads them; `None` where each
     /// sequence is one document.
     pub cu_seqlens: Option<Tensor>,
 }
@@ -35,15 +39,45 @@ impl Sequences {
     pub fn at(device: &Device, batch: usize, seq_len: usize, start: usize) -> Result<Sequences> {
         let positions: Vec<i32> = (0..batch * seq_len).map(|token| (start + token % seq_len) as i32).collect();
         let positions = Tensor::from_slice(device, &[batch * seq_len], &positions)?;
-        Ok(Sequences { batch, seq_len, positions, cu_seqlens: None })
+        Ok(Sequences { batch, seq_len, place: ShardPlace::ALONE, positions, cu_seqlens: None })
+    }
+
+    /// [`Sequences::new`] for the rank at `place` of those that divide each sequence.
+    ///
+    /// Errors when they do not divide it evenly.
+    pub fn divided(device: &Device, batch: usize, seq_len: usize, place: ShardPlace) -> Result<Sequences> {
+        if !seq_len.is_multiple_of(place.ranks) {
+            return Err(Error::Config(format!(
+                "the {} ranks of `parallel.context` do not divide a sequence of {seq_len} tokens evenly; change `data.max_length`",
+                place.ranks
+            )));
+        }
+        let whole = Sequences::new(&Device::Cpu, batch, seq_len)?;
+        let own = Sequences { place, ..whole };
+        let positions = own.own(&own.positions.to_vec::<i32>()?);
+        let positions = Tensor::from_slice(device, &[positions.len()], &positions)?;
+        Ok(Sequences { positions, ..own })
+    }
+
+    /// With room for `max_documents` documents; each sequence is one.
+    pub fn with_documents(self, max_documents: usize) -> Result<Sequences> {
+        let (batch, seq_len) = (self.batch, self.seq_len);
+        let cu_seqlens = Tensor::zeros(self.positions.device(), &[max_documents + 1], DType::I32)?;
+        let mut sequences = Sequences { cu_seqlens: Some(cu_seqlens), ..self };
+        sequences.set_documents(&vec![seq_len; batch])?;
+        Ok(sequences)
     }
 
     /// `batch` sequences of `seq_len` tokens, each one document, with room for `max_documents` shorter ones.
     pub fn packed(device: &Device, batch: usize, seq_len: usize, max_documents: usize) -> Result<Sequences> {
-        let mut sequences = Sequences::new(device, batch, seq_len)?;
-        sequences.cu_seqlens = Some(Tensor::zeros(device, &[max_documents + 1], DType::I32)?);
-        sequences.set_documents(&vec![seq_len; batch])?;
-        Ok(sequences)
+        Sequences::new(device, batch, seq_len)?.with_documents(max_documents)
+    }
+
+    /// The values of this rank's tokens, of those of all tokens.
+    pub fn own<T: Copy>(&self, values: &[T]) -> Vec<T> {
+        let length = self.place.share(self.seq_len);
+        let first = self.place.rank * length;
+        values.chunks_exact(self.seq_len).flat_map(|row| &row[first..first + length]).copied().collect()
     }
 
     /// Divides the tokens into documents of these lengths, in the order of the tokens.
@@ -73,6 +107,7 @@ impl Sequences {
             return error(format!("they have {} tokens", positions.len()));
         }
         boundaries.resize(capacity + 1, tokens as i32);
+        let positions = self.own(&positions);
         self.positions.write_bytes(bytemuck::cast_slice(&positions))?;
         let at = self.cu_seqlens.as_mut().expect("there is room for documents");
         Ok(at.write_bytes(bytemuck::cast_slice(&boundaries))?)

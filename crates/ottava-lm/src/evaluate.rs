@@ -5,8 +5,9 @@ use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
-use crate::parallel::{Partition, Schedule, ScheduleKind, Shared};
+use crate::parallel::{Partition, Schedule, ScheduleKind};
 use crate::step::{MicroBatch, Program, ProgramInputs, total};
+use ottava_tensor::QuantizedTensor;
 use ottava_tensor::ops::IGNORE_INDEX;
 use serde::Serialize;
 use std::sync::atomic::Ordering;
@@ -57,38 +58,45 @@ pub fn evaluate(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Evaluation> {
     let ranks = partition.ranks();
-    let (rounds, pipeline) = (ranks.sharing(Shared::Tokens), ranks.pipeline());
+    let ((rank, rounds), pipeline) = (ranks.rows(), ranks.pipeline());
     let (kind, in_flight) = (ScheduleKind::default(), pipeline.size());
     let schedule = Schedule { kind, ranks: in_flight, stages: model.stages(), micro_batches: in_flight };
     let program = Program::evaluation_of(&schedule, pipeline.rank());
+    // Ranks that divide tokens gather codes of as many as products need.
+    let (tensor, sequence) = (ranks.tensor_place(), ranks.sequence_place());
+    let multiple = if tensor.is_divided() { tensor.ranks * sequence.ranks * QuantizedTensor::PAD } else { 1 };
     let (mut sum, mut tokens) = (0.0, 0.0);
     let mut batches = batches.into_iter();
     loop {
-        let turns = batches.by_ref().take(rounds.size() * in_flight).collect::<Result<Vec<_>>>()?;
+        let turns = batches.by_ref().take(rounds * in_flight).collect::<Result<Vec<_>>>()?;
         let Some(first) = turns.first() else { break };
         // Ranks gather weights and send activations together, so one without a turn repeats the first one, and counts nothing.
-        let mine = turns.iter().skip(rounds.rank()).step_by(rounds.size()).chain(std::iter::repeat(first));
-        let mine: Vec<_> = mine.take(in_flight).collect();
+        let mine = turns.iter().skip(rank).step_by(rounds).chain(std::iter::repeat(first));
+        let mine: Vec<_> = mine.take(in_flight).map(|batch| batch.padded_to(multiple)).collect();
         let micro_batches =
-            &mine.iter().map(|batch| MicroBatch::new(batch, model.device())).collect::<Result<Vec<_>>>()?;
+            &mine.iter().map(|batch| MicroBatch::new(batch, model.device(), sequence)).collect::<Result<Vec<_>>>()?;
         let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition };
         let losses = program.run(model, &inputs, None)?;
         ranks.compare_gpu_calls("an evaluation")?;
-        let targets = |batch: &&Batch| batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f64;
+        let targets = |number: usize, batch: &Batch| {
+            let own = micro_batches[number].sequences.own(&batch.targets);
+            own.iter().filter(|&&target| target != IGNORE_INDEX).count() as f64
+        };
         let stop = interrupt::flag().load(Ordering::Relaxed);
         // By micro-batch; ranks without the last stage compute no losses.
         let mut told = vec![f64::from(stop)];
         for (number, batch) in mine.iter().enumerate() {
-            told.extend([losses.get(number).map(total).transpose()?.unwrap_or(0.0), targets(batch)]);
+            told.extend([losses.get(number).map(total).transpose()?.unwrap_or(0.0), targets(number, batch)]);
         }
         let all = ranks.gather_lists("losses of the evaluation", &told)?;
         if all.iter().any(|told| told[0] != 0.0) {
             return Err(interrupt::cancelled("evaluating"));
         }
         let of_turn = |turn: usize| {
-            let told = ranks.of_losses(&all).nth(turn % rounds.size()).expect("each rank has told its losses");
-            let at = 1 + 2 * (turn / rounds.size());
-            (told[at], told[at + 1])
+            // Ranks that divide the tokens of one batch are neighbours.
+            let of_turn = ranks.of_losses(&all).skip(turn % rounds * sequence.ranks).take(sequence.ranks);
+            let at = 1 + 2 * (turn / rounds);
+            of_turn.fold((0.0, 0.0), |(loss, targets), told| (loss + told[at], targets + told[at + 1]))
         };
         for (loss, targets) in (0..turns.len()).map(of_turn) {
             (sum, tokens) = (sum + loss, tokens + targets);

@@ -18,6 +18,7 @@ pub mod hash;
 pub mod input;
 pub mod interrupt;
 pub mod launch;
+pub mod layer_ranks;
 pub mod layers;
 pub mod level;
 pub mod limits;
@@ -35,7 +36,6 @@ pub mod report;
 pub mod run;
 pub mod scaling;
 pub mod step;
-pub mod tensor_ranks;
 pub mod trainer;
 
 pub use error::{Error, Result};

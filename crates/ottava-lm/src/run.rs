@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::Optimizer;
-use crate::parallel::{Partition, Ranks, TensorAxis, divide};
+use crate::parallel::{LayerAxes, Partition, Ranks, divide};
 use crate::param::WeightSource;
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
@@ -38,17 +38,11 @@ impl Run {
         let (t, seq_len) = (&run.training, run.data.max_length);
         let (recipe, purpose) = (run.recipe_on(device), config.purpose());
         let schedule = run.parallel.schedule(t.gradient_accumulation_steps)?;
-        let mut model = match (schedule.all_stages(), run.parallel.tensor) {
-            (1, 1) => Decoder::unloaded(sizes, &recipe, device, purpose, seq_len)?,
-            (stages, _) => {
-                let all = divide(&config.layer_costs(&Decoder::describe(sizes, &recipe)?), stages)?;
-                let rank = ranks.pipeline().rank();
-                let spans: Vec<_> =
-                    (0..schedule.stages).map(|stage| all[schedule.number(rank, stage)].clone()).collect();
-                let tensor = Rc::new(TensorAxis::new(ranks.clone()));
-                Decoder::staged(sizes, &recipe, device, purpose, seq_len, &spans, tensor)?
-            }
-        };
+        let all = divide(&config.layer_costs(&Decoder::describe(sizes, &recipe)?), schedule.all_stages())?;
+        let rank = ranks.pipeline().rank();
+        let spans: Vec<_> = (0..schedule.stages).map(|stage| all[schedule.number(rank, stage)].clone()).collect();
+        let axes = Rc::new(LayerAxes::new(ranks.clone()));
+        let mut model = Decoder::staged(sizes, &recipe, device, purpose, seq_len, &spans, axes)?;
         let reduction = run.parallel.reduction(run.optimizer.formats().gradients);
         let values = !run.precision.high_precision_steps.is_empty();
         let partition = Partition::new(&mut model, ranks, run.parallel.zero, reduction, values)?;

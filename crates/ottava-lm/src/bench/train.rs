@@ -185,9 +185,10 @@ impl TrainBench {
             let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
             families = by_family(&gpu.take_profile()?, milliseconds, self.micro_batch * self.seq_len, sizes.vocabulary);
         }
-        // Of each GPU: those of a pipeline share its tokens.
+        // Of each GPU: some share the tokens of a micro-batch.
         let tokens = self.micro_batches * self.micro_batch * self.seq_len;
-        let tokens_per_second = tokens as f64 / (config.run.parallel.tensor * ranks.pipeline().size()) as f64 / median;
+        let sharing = config.run.parallel.tensor * config.run.parallel.context * ranks.pipeline().size();
+        let tokens_per_second = tokens as f64 / sharing as f64 / median;
         let memory = match device {
             Device::Cuda(gpu) => gpu.memory(),
             Device::Cpu | Device::DryCpu(_) => MemoryStats::default(),

@@ -40,7 +40,7 @@ struct LiveParam<'a> {
 
 impl<'a> LiveTensors<'a> {
     /// The tensors of a model with weights of type `dtype` on `device`, of whose trained parameters this rank has `params`. `whole` is the
-    /// model without weights, if ranks have different stages. Returns also the weights of the model, in its order.
+    /// model without weights, if ranks have different parts of it. Returns also the weights of the model, in its order.
     pub(super) fn new(
         partition: &'a Partition,
         device: &Device,
@@ -104,7 +104,7 @@ impl<'a> LiveTensors<'a> {
     /// Gathers the weights that nobody has asked for, so that all ranks gather the same ones.
     pub fn gather_rest(&mut self) -> Result<()> {
         self.whole = None;
-        let has_others = self.partition.divides() || self.partition.ranks().pipeline().size() > 1;
+        let has_others = self.partition.divides() || !self.partition.ranks().have_whole_model();
         for at in (self.next..self.params.len()).filter(|_| has_others) {
             self.value(at)?;
         }
@@ -115,7 +115,7 @@ impl<'a> LiveTensors<'a> {
     /// The whole weights of a parameter, on all ranks.
     fn value(&self, at: usize) -> Result<Tensor> {
         let LiveParam { name, shape, owner, here } = &self.params[at];
-        let own = here.as_ref().map(|param| self.partition.value(param)).transpose()?;
+        let own = here.as_ref().map(|param| self.partition.whole_value(param)).transpose()?;
         match (own, self.partition.ranks().pipeline().size()) {
             (Some(own), 1) => Ok(own),
             // A broadcast writes its buffer.

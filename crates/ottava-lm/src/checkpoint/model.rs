@@ -26,12 +26,14 @@ pub(crate) const HEAD: &str = "lm_head.weight";
 pub struct FolderWeights {
     files: WeightFiles,
     used: BTreeSet<String>,
+    /// The last tensor that was transposed, of which ranks may read many ranges.
+    transposed: Option<(String, Tensor)>,
 }
 
 impl FolderWeights {
     /// Opens the safetensors files of `folder` and checks that they are whole.
     pub fn open(folder: &Path) -> Result<FolderWeights> {
-        Ok(FolderWeights { files: WeightFiles::open(folder)?, used: BTreeSet::new() })
+        Ok(FolderWeights { files: WeightFiles::open(folder)?, used: BTreeSet::new(), transposed: None })
     }
 
     /// Checks that `folder` has the weights of the model of these `sizes`, each in its shape, and no others, as loading it does. Values are
@@ -109,8 +111,13 @@ impl WeightSource for FolderWeights {
             FolderLayout::Same | FolderLayout::Rows(_) => self.files.values_of(&name, elements),
             FolderLayout::Transposed => {
                 // Neighbours in memory are a column in the file, so the whole tensor is read.
-                let values = transpose(&self.values(&name)?)?;
-                Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
+                let values = match self.transposed.take() {
+                    Some((last, values)) if last == name => values,
+                    _ => transpose(&self.values(&name)?)?,
+                };
+                let flat = values.reshape(&[values.len()])?;
+                self.transposed = Some((name, values));
+                Ok(flat.rows(elements.start, elements.end)?)
             }
         }
     }

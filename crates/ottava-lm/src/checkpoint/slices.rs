@@ -1,8 +1,8 @@
 //! `training/`: logical tensors, each from slices in one or more safetensors files.
 //!
 //! `training/index.json` names for each tensor its type, its shape and the ranges of its elements (of the flat, row-major
-//! tensor) that each file holds. One process that saves writes whole tensors; many processes write the slices that they
-//! own, and any number of processes read any range. A file holds its ranges of a tensor one after another, as one
+//! tensor, or of a range of its columns) that each file holds. One process that saves writes whole tensors; many processes write the
+//! slices that they own, and any number of processes read any range. A file holds its ranges of a tensor one after another, as one
 //! safetensors tensor of that name.
 
 use std::collections::{BTreeMap, btree_map};
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::manifest::is_plain_name;
 use super::safetensors::{from_name, to_safetensors};
 use super::{CheckpointWriter, ModelFiles, TensorInfo, write_tensors};
+use crate::param::Region;
 use crate::{Error, Result, input};
 
 /// The subfolder of a checkpoint with everything that is not part of a Hugging Face model folder.
@@ -26,13 +27,15 @@ const INDEX_FILE: &str = "index.json";
 /// The largest index: some 10 million slices.
 const MAX_INDEX_BYTES: u64 = 1 << 30;
 
-/// Elements `start..end` of a flat tensor, in `file`.
+/// Elements `start..end` of a flat tensor, in `file`; with `columns`, those of its rows without the other columns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Slice {
     file: String,
     start: u64,
     end: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    columns: Option<[u64; 2]>,
 }
 
 /// One tensor of the index.
@@ -64,29 +67,37 @@ impl SliceWriter {
         fetch: impl FnMut(&TensorInfo) -> Result<B>,
     ) -> Result<()> {
         write_tensors(writer, &format!("{FOLDER}/{file}"), tensors, fetch)?;
-        tensors.iter().for_each(|tensor| self.list(file, tensor, 0..tensor.elements()));
+        let whole = |tensor: &TensorInfo| Region { elements: 0..tensor.elements(), columns: None };
+        tensors.iter().for_each(|tensor| self.list(file, tensor, &whole(tensor)));
         Ok(())
     }
 
-    /// Writes `file` with elements of `tensors`, one range of each; `fetch` is asked once for the bytes of each.
-    pub fn ranges<B: AsRef<[u8]>>(
+    /// Writes `file` with regions of tensors; `fetch` is asked once for the bytes of those of each.
+    pub fn regions<B: AsRef<[u8]>>(
         &mut self,
         writer: &mut CheckpointWriter,
         file: &str,
-        tensors: &[(TensorInfo, Range<usize>)],
+        tensors: &[Regions],
         fetch: impl FnMut(&TensorInfo) -> Result<B>,
     ) -> Result<()> {
-        let flat =
-            |(tensor, range): &(TensorInfo, Range<usize>)| TensorInfo { shape: vec![range.len()], ..tensor.clone() };
+        let flat = |regions: &Regions| TensorInfo { shape: vec![regions.elements()], ..regions.info.clone() };
         write_tensors(writer, &format!("{FOLDER}/{file}"), &tensors.iter().map(flat).collect::<Vec<_>>(), fetch)?;
-        tensors.iter().for_each(|(tensor, range)| self.list(file, tensor, range.clone()));
+        for Regions { info, regions } in tensors {
+            regions.iter().for_each(|region| self.list(file, info, region));
+        }
         Ok(())
     }
 
-    fn list(&mut self, file: &str, TensorInfo { name, dtype, shape }: &TensorInfo, range: Range<usize>) {
+    fn list(&mut self, file: &str, TensorInfo { name, dtype, shape }: &TensorInfo, region: &Region) {
         let new = || Entry { dtype: to_safetensors(*dtype).into(), shape: shape.clone(), slices: Vec::new() };
         let entry = self.0.tensors.entry(name.clone()).or_insert_with(new);
-        entry.slices.push(Slice { file: file.into(), start: range.start as u64, end: range.end as u64 });
+        let Region { elements, columns } = region;
+        entry.slices.push(Slice {
+            file: file.into(),
+            start: elements.start as u64,
+            end: elements.end as u64,
+            columns: columns.as_ref().map(|columns| [columns.start as u64, columns.end as u64]),
+        });
     }
 
     /// Lists what another process has written.
@@ -117,16 +128,38 @@ pub struct SliceFiles {
 #[derive(Debug)]
 struct Stored {
     info: TensorInfo,
-    /// The slices in ascending order, without gaps or overlaps.
+    /// The slices: together all elements, each once.
     pieces: Vec<Piece>,
 }
 
-/// Elements of a tensor, and where they begin in the file's tensor of that name.
+/// A region of a tensor, and where it begins in the file's tensor of that name.
 #[derive(Debug)]
 struct Piece {
     file: String,
+    region: Region,
+    at: usize,
+}
+
+/// Neighbouring elements of a tensor, and where they begin in the file's tensor of that name.
+struct Run<'a> {
+    file: &'a str,
     elements: Range<usize>,
     at: usize,
+}
+
+/// The runs of `pieces` of a tensor of this `shape`, ascending.
+fn runs<'a>(pieces: &'a [Piece], shape: &[usize]) -> Vec<Run<'a>> {
+    let of_piece = |Piece { file, region, at }: &'a Piece| {
+        let mut next = *at;
+        region.ranges(shape).into_iter().map(move |elements| {
+            let at = next;
+            next += elements.len();
+            Run { file, elements, at }
+        })
+    };
+    let mut runs: Vec<_> = pieces.iter().flat_map(of_piece).collect();
+    runs.sort_by_key(|run| (run.elements.start, run.elements.end));
+    runs
 }
 
 impl SliceFiles {
@@ -160,7 +193,8 @@ impl SliceFiles {
             let (file, files) = (path.display().to_string(), ModelFiles::open_file(path)?);
             for name in files.names() {
                 let info = files.info(name)?;
-                let pieces = vec![Piece { file: file.clone(), elements: 0..info.elements(), at: 0 }];
+                let region = Region { elements: 0..info.elements(), columns: None };
+                let pieces = vec![Piece { file: file.clone(), region, at: 0 }];
                 opened.tensors.insert(name.to_string(), Stored { info, pieces });
             }
             opened.files.insert(file, files);
@@ -180,21 +214,21 @@ impl SliceFiles {
 
     /// The bytes of all elements, little endian and row-major.
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
-        self.read_range(name, 0..self.info(name)?.elements())
+        self.read_region(name, &Region { elements: 0..self.info(name)?.elements(), columns: None })
     }
 
-    /// The bytes of the elements in `range` of the flat tensor, from whichever files hold them. Panics when the range
-    /// is not within the tensor: a bug of the caller.
-    pub fn read_range(&self, name: &str, range: Range<usize>) -> Result<Vec<u8>> {
+    /// The bytes of a region, from whichever files hold them. Panics when it is not within the tensor: a bug of the caller.
+    pub fn read_region(&self, name: &str, region: &Region) -> Result<Vec<u8>> {
         let Stored { info, pieces } = self.stored(name)?;
-        assert!(range.start <= range.end && range.end <= info.elements(), "{range:?} of {info:?}");
-        let size = info.dtype.size();
-        let mut bytes = Vec::with_capacity(range.len() * size);
-        for piece in pieces {
-            let (start, end) = (range.start.max(piece.elements.start), range.end.min(piece.elements.end));
-            if start < end {
-                let at = piece.at + start - piece.elements.start;
-                bytes.extend(self.files[&piece.file].read_bytes(name, at * size..(at + end - start) * size)?);
+        let (size, runs) = (info.dtype.size(), runs(pieces, &info.shape));
+        let mut bytes = Vec::with_capacity(region.elements.len() * size);
+        for range in region.ranges(&info.shape) {
+            assert!(range.end <= info.elements(), "{range:?} of {info:?}");
+            let first = runs.partition_point(|run| run.elements.end <= range.start);
+            for Run { file, elements, at } in runs[first..].iter().take_while(|run| run.elements.start < range.end) {
+                let (start, end) = (range.start.max(elements.start), range.end.min(elements.end));
+                let at = at + start - elements.start;
+                bytes.extend(self.files[*file].read_bytes(name, at * size..(at + end - start) * size)?);
             }
         }
         Ok(bytes)
@@ -210,33 +244,31 @@ impl SliceFiles {
 
     /// The slices of one tensor, if they cover it and are in their files.
     fn check(&self, name: &str, entry: Entry) -> Result<Stored, String> {
-        let Entry { dtype: stored_as, shape, mut slices } = entry;
+        let Entry { dtype: stored_as, shape, slices } = entry;
         let dtype = from_name(&stored_as).ok_or_else(|| format!("its type {stored_as:?} is not supported"))?;
         let elements = elements_of(&shape, dtype).ok_or_else(|| format!("its shape {shape:?} is too large"))?;
-        slices.sort_by_key(|slice| (slice.start, slice.end));
-        let (mut pieces, mut held, mut end) = (Vec::<Piece>::new(), BTreeMap::<String, usize>::new(), 0);
-        for Slice { file, start, end: stop } in slices {
-            let (Ok(start), Ok(stop)) = (usize::try_from(start), usize::try_from(stop)) else {
-                return Err(format!("{file} holds elements {start}..{stop}, the tensor has {elements}"));
-            };
-            if start > stop || stop > elements || (start == stop && elements > 0) {
-                return Err(format!("{file} holds elements {start}..{stop}, the tensor has {elements}"));
-            }
+        let (mut pieces, mut held) = (Vec::<Piece>::new(), BTreeMap::<String, usize>::new());
+        for slice in slices {
+            let region = slice.region(&shape, elements)?;
+            let (file, length) = (slice.file, region.elements.len());
+            let held = held.entry(file.clone()).or_default();
+            pieces.push(Piece { file, region, at: *held });
+            *held += length;
+        }
+        let (mut end, mut before) = (0, None);
+        for Run { file, elements, .. } in runs(&pieces, &shape) {
+            let Range { start, end: stop } = elements;
             if start > end {
                 return Err(format!("elements {end}..{start} are in no file; {file} continues with {start}..{stop}"));
             }
             if start < end {
-                let before = pieces.last().map_or("", |piece| &piece.file);
+                let before = before.unwrap_or("");
                 return Err(format!("elements {start}..{} are in both {before} and {file}", end.min(stop)));
             }
-            let held = held.entry(file.clone()).or_default();
-            pieces.push(Piece { file, elements: start..stop, at: *held });
-            *held += stop - start;
-            end = stop;
+            (end, before) = (stop, Some(file));
         }
         if end < elements {
-            let last =
-                pieces.last().map_or("no file holds any".into(), |piece| format!("the last file is {}", piece.file));
+            let last = before.map_or("no file holds any".into(), |file| format!("the last file is {file}"));
             return Err(format!("elements {end}..{elements} are in no file; {last}"));
         }
         for (file, held) in held {
@@ -250,6 +282,41 @@ impl SliceFiles {
             }
         }
         Ok(Stored { info: TensorInfo { name: name.into(), dtype, shape }, pieces })
+    }
+}
+
+impl Slice {
+    /// The region of a tensor of this `shape` with so many `elements`, if it is within the tensor.
+    fn region(&self, shape: &[usize], elements: usize) -> Result<Region, String> {
+        let Slice { file, start, end, columns } = self;
+        let [rows, width] = match columns {
+            Some(_) => [shape.first().copied().unwrap_or(0), shape.iter().skip(1).product()],
+            None => [elements, 1],
+        };
+        let columns = columns.unwrap_or([0, width as u64]);
+        let is_within = columns[0] < columns[1] && columns[1] <= width as u64;
+        let most = if is_within { rows as u64 * (columns[1] - columns[0]) } else { 0 };
+        if !is_within && elements > 0 || start > end || *end > most || (start == end && elements > 0) {
+            let of = self.columns.map_or(String::new(), |[from, to]| format!(" of columns {from}..{to}"));
+            return Err(format!("{file} holds elements {start}..{end}{of}, the tensor has {elements}"));
+        }
+        let range = |[start, end]: [u64; 2]| start as usize..end as usize;
+        Ok(Region { elements: range([*start, *end]), columns: self.columns.map(range) })
+    }
+}
+
+/// Regions of a tensor that a file holds one after another.
+pub struct Regions {
+    /// The whole tensor.
+    pub info: TensorInfo,
+    /// The regions.
+    pub regions: Vec<Region>,
+}
+
+impl Regions {
+    /// The elements of all regions.
+    pub fn elements(&self) -> usize {
+        self.regions.iter().map(|region| region.elements.len()).sum()
     }
 }
 

@@ -17,6 +17,10 @@ fn tensors() -> Vec<TensorInfo> {
     ]
 }
 
+fn read(files: &SliceFiles, name: &str, elements: Range<usize>) -> Result<Vec<u8>> {
+    files.read_region(name, &Region { elements, columns: None })
+}
+
 fn content(tensor: &TensorInfo) -> Vec<u8> {
     (0..tensor.bytes()).map(|i| (i * 13 + tensor.name.len()) as u8).collect()
 }
@@ -75,6 +79,54 @@ fn thirds(file: usize, tensor: &TensorInfo) -> Vec<Range<usize>> {
     }
 }
 
+/// Two files with the columns of a matrix, of which one has two slices.
+#[test]
+fn columns_read_back_by_any_region() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensor = info("m.w", DType::F32, &[5, 7]);
+    let region = |elements, columns| Region { elements, columns };
+    let files = [vec![region(0..8, Some(0..3)), region(8..15, Some(0..3))], vec![region(0..20, Some(3..7))]];
+    let bytes_of = |region: &Region| -> Vec<u8> {
+        let ranges = region.ranges(&tensor.shape).into_iter();
+        ranges.flat_map(|range| content(&tensor)[4 * range.start..4 * range.end].to_vec()).collect()
+    };
+    let mut writer = CheckpointWriter::begin(&RealFs, folder.path(), 1).unwrap();
+    let mut slices = SliceWriter::default();
+    for (number, regions) in files.into_iter().enumerate() {
+        let bytes: Vec<u8> = regions.iter().flat_map(bytes_of).collect();
+        let all = [Regions { info: tensor.clone(), regions }];
+        slices.regions(&mut writer, &format!("part-{number}.safetensors"), &all, |_| Ok(bytes.clone())).unwrap();
+    }
+    slices.finish(&mut writer).unwrap();
+    let folder = writer.finish(serde_json::Value::Null).unwrap().join(FOLDER);
+    let files = SliceFiles::open(&folder).unwrap();
+    assert_eq!(files.read("m.w").unwrap(), content(&tensor));
+    for wanted in [region(3..9, None), region(0..10, Some(2..4)), region(1..4, Some(6..7)), region(4..30, Some(0..6))] {
+        assert_eq!(files.read_region("m.w", &wanted).unwrap(), bytes_of(&wanted), "{wanted:?}");
+    }
+    let index = std::fs::read_to_string(folder.join(INDEX_FILE)).unwrap();
+    for (from, to, words) in [
+        (
+            "\"columns\":[3,7]",
+            "\"columns\":[2,6]",
+            "elements 2..3 are in both part-0.safetensors and part-1.safetensors",
+        ),
+        (
+            "\"columns\":[3,7]",
+            "\"columns\":[4,8]",
+            "part-1.safetensors holds elements 0..20 of columns 4..8, the tensor has 35",
+        ),
+        ("\"columns\":[3,7]", "\"columns\":[7,3]", "holds elements 0..20 of columns 7..3"),
+        ("\"end\":15", "\"end\":14", "elements 30..31 are in no file; part-1.safetensors continues with 31..35"),
+        ("\"end\":20", "\"end\":21", "holds elements 0..21 of columns 3..7"),
+    ] {
+        assert!(index.contains(from), "{index}");
+        std::fs::write(folder.join(INDEX_FILE), index.replace(from, to)).unwrap();
+        let error = SliceFiles::open(&folder).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
 #[test]
 fn whole_tensors_read_back_by_any_range() {
     let folder = tempfile::tempdir().unwrap();
@@ -83,7 +135,7 @@ fn whole_tensors_read_back_by_any_range() {
         assert_eq!(*files.info(&tensor.name).unwrap(), tensor);
         assert_eq!(files.read(&tensor.name).unwrap(), content(&tensor));
     }
-    assert_eq!(files.read_range("m.w", 3..9).unwrap(), content(&tensors()[0])[12..36]);
+    assert_eq!(read(&files, "m.w", 3..9).unwrap(), content(&tensors()[0])[12..36]);
     assert!(files.info("absent").unwrap_err().to_string().contains("no tensor \"absent\" in optimizer.safetensors"));
 }
 
@@ -97,7 +149,7 @@ fn tensors_are_assembled_from_uneven_slices_of_three_files() {
         assert_eq!(*files.info(&tensor.name).unwrap(), tensor);
         let (bytes, n, size) = (content(&tensor), tensor.elements(), tensor.dtype.size());
         for (start, end) in (0..=n).flat_map(|start| (start..=n).map(move |end| (start, end))) {
-            let range = files.read_range(&tensor.name, start..end).unwrap();
+            let range = read(&files, &tensor.name, start..end).unwrap();
             assert_eq!(range, bytes[start * size..end * size], "{} {start}..{end}", tensor.name);
         }
     }

@@ -3,14 +3,14 @@
 use super::live::LiveTensors;
 use super::model::expect_finite;
 use super::safetensors_write::{MAX_FILE_BYTES, ModelFile, model_files, write_index};
-use super::slices::{FOLDER, SliceFiles, SliceWriter};
+use super::slices::{FOLDER, Regions, SliceFiles, SliceWriter};
 use super::{Best, CheckpointWriter, FileStart, Manifest, TensorInfo, adapter, write_tensors};
 use crate::data::DataState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
 use crate::optim::{LossScale, Optimizer, Per, StateTensor, optimizer_tensors};
 use crate::parallel::{Partition, Shared};
-use crate::param::{Param, Purpose, Shard};
+use crate::param::{Param, Purpose, Region, Shard};
 use ottava_tensor::{Device, ExpandedTensor, Snapshot, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -68,10 +68,10 @@ pub struct Contents {
     scaling: Vec<TensorInfo>,
     /// Master weights and optimizer states of the leading rank that are not divided among ranks.
     whole: Vec<TensorInfo>,
-    /// Divided tensors, and tensors of the other stages of a pipeline, with the range of elements that this rank has.
-    ranges: Vec<(TensorInfo, Range<usize>)>,
-    /// The file of `ranges`.
-    ranges_file: String,
+    /// Divided tensors, and tensors of the other stages of a pipeline, with what this rank has of them.
+    divided: Vec<Regions>,
+    /// The file of `divided`.
+    divided_file: String,
 }
 
 impl Contents {
@@ -92,9 +92,9 @@ impl Contents {
         partition: &'a Partition,
     ) -> Result<(Contents, LiveTensors<'a>)> {
         let (ranks, dtype) = (partition.ranks(), model.recipe().compute);
-        let ranges_file = format!("optimizer-{:05}-of-{:05}.safetensors", ranks.rank() + 1, ranks.size());
+        let divided_file = format!("optimizer-{:05}-of-{:05}.safetensors", ranks.rank() + 1, ranks.size());
         let (rank, size, has_adapters) = (ranks.rank(), ranks.size(), model.config().lora.is_some());
-        let mut contents = Contents { ranges_file, rank, ranks: size, ..Contents::default() };
+        let mut contents = Contents { divided_file, rank, ranks: size, ..Contents::default() };
         let mut others = HashMap::new();
         let arrays = partition.scaling_arrays(model)?;
         for (name, array) in arrays.into_iter().filter(|_| ranks.leads()) {
@@ -105,34 +105,35 @@ impl Contents {
             });
             others.insert(name, array);
         }
-        let whole = match ranks.pipeline().size() {
-            1 => None,
-            _ => Some(Decoder::unloaded(model.config(), model.recipe(), &Device::Cpu.dry(), Purpose::Infer, 1)?),
+        let whole = match ranks.have_whole_model() {
+            true => None,
+            false => Some(Decoder::unloaded(model.config(), model.recipe(), &Device::Cpu.dry(), Purpose::Infer, 1)?),
         };
         let (device, copy) = (model.device().clone(), model.copy());
-        // Of the ranks with the same layers, the first one writes what they have alike.
-        let writes = ranks.sharing(Shared::Slices).rank() == 0;
+        // Of the ranks that have the same elements, the first one writes them.
+        let (is_first, is_first_of_tensors) =
+            (ranks.sharing(Shared::Slices).rank() == 0, ranks.tensor_place().rank == 0);
         let mut params = model.parameters();
         for (param, states) in params.iter_mut().zip(optimizer.states()) {
-            let slice = param.is_sliced().then(|| param.slice());
-            if slice.is_none() && !writes || Some(param.id()) == copy {
+            let (slice, is_whole) = (param.is_sliced().then(|| param.slice()), param.is_whole());
+            if slice.is_none() && !is_first || is_whole && !is_first_of_tensors || Some(param.id()) == copy {
                 continue;
             }
             let Param { shards, weights, .. } = &mut **param;
             for kept in optimizer_tensors(weights, states) {
-                // The rank with the first element writes the values that all slices share.
+                // The rank with the first element writes the values that belong to all elements.
                 let first = slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
-                if kept.per == Per::Parameter && !first {
+                if kept.per == Per::Parameter && !(first && is_first_of_tensors) {
                     continue;
                 }
                 let (flat, mut start) = (kept.tensor.reshape(&[kept.tensor.len()])?, 0);
-                for Piece { info, elements } in pieces(shards, &slice, &kept) {
-                    let end = start + elements.len();
-                    others.insert(info.name.clone(), flat.rows(start, end)?);
+                for regions in regions_of(shards, &slice, &kept) {
+                    let end = start + regions.elements();
+                    others.insert(regions.info.name.clone(), flat.rows(start, end)?);
                     start = end;
                     match slice {
-                        None if ranks.leads() => contents.whole.push(info),
-                        _ => contents.ranges.push((info, elements)),
+                        None if ranks.leads() && is_whole => contents.whole.push(regions.info),
+                        _ => contents.divided.push(regions),
                     }
                 }
             }
@@ -144,7 +145,7 @@ impl Contents {
         };
         contents.scaling.sort_by(|a, b| a.name.cmp(&b.name));
         contents.whole.sort_by(|a, b| a.name.cmp(&b.name));
-        contents.ranges.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+        contents.divided.sort_by(|a, b| a.info.name.cmp(&b.info.name));
         Ok((contents, live))
     }
 
@@ -163,18 +164,18 @@ impl Contents {
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let weights = self.files_of(self.rank).flat_map(|file| &file.tensors);
         let whole = weights.chain(&self.scaling).chain(&self.whole);
-        whole.chain(self.ranges.iter().map(|(info, _)| info)).map(|info| info.name.as_str())
+        whole.chain(self.divided.iter().map(|regions| &regions.info)).map(|info| info.name.as_str())
     }
 
     /// Bytes of a [`Snapshot`] of what this rank writes, and of what a rank writes that does not lead, at most.
     pub fn snapshot_bytes(&self) -> [usize; 2] {
         let padded = |info: &TensorInfo| Snapshot::padded(info.bytes());
         let weights = |rank| -> usize { self.files_of(rank).flat_map(|file| &file.tensors).map(padded).sum() };
-        let ranges = self.ranges.iter().map(|(info, range)| Snapshot::padded(range.len() * info.dtype.size()));
-        let (ranges, whole) =
-            (ranges.sum::<usize>(), self.scaling.iter().chain(&self.whole).map(padded).sum::<usize>());
+        let divided = self.divided.iter().map(|it| Snapshot::padded(it.elements() * it.info.dtype.size()));
+        let (divided, whole) =
+            (divided.sum::<usize>(), self.scaling.iter().chain(&self.whole).map(padded).sum::<usize>());
         let others = (1..self.ranks).map(weights).max().unwrap_or(0);
-        [weights(self.rank) + whole + ranges, others + ranges]
+        [weights(self.rank) + whole + divided, others + divided]
     }
 
     /// Writes the files of this rank. `fetch` is asked once for the bytes of each tensor, by name: for weights first, in the order of the parameters.
@@ -203,8 +204,8 @@ impl Contents {
                 slices.whole(writer, file, tensors, &mut fetch)?;
             }
         }
-        if !self.ranges.is_empty() {
-            slices.ranges(writer, &self.ranges_file, &self.ranges, &mut fetch)?;
+        if !self.divided.is_empty() {
+            slices.regions(writer, &self.divided_file, &self.divided, &mut fetch)?;
         }
         Ok(slices)
     }
@@ -228,7 +229,7 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
         let Param { shards, weights, .. } = param;
         for kept in optimizer_tensors(weights, states) {
             let mut bytes = Vec::with_capacity(kept.tensor.bytes());
-            for Piece { info: expected, elements } in pieces(shards, &slice, &kept) {
+            for Regions { info: expected, regions } in regions_of(shards, &slice, &kept) {
                 let info = files.info(&expected.name)?;
                 if *info != expected {
                     return Err(Error::Checkpoint(format!(
@@ -241,7 +242,9 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
                         expected.shape
                     )));
                 }
-                bytes.extend(files.read_range(&expected.name, elements)?);
+                for region in &regions {
+                    bytes.extend(files.read_region(&expected.name, region)?);
+                }
             }
             kept.tensor.write_bytes(&bytes)?;
         }
@@ -274,46 +277,52 @@ fn open(folder: &Path) -> Result<SliceFiles> {
     }
 }
 
-/// Elements of a tensor of a checkpoint that this process has.
-struct Piece {
-    info: TensorInfo,
-    elements: Range<usize>,
-}
-
-/// The pieces of a tensor, in its order, which this process has of a parameter, or of a `slice` of one: one per shard that it touches. What
-/// belongs to the whole parameter has the first shard's name.
-fn pieces(
+/// The regions of the tensors of a checkpoint, in the order of the values, that this process has of a parameter, or of a `slice` of one: of
+/// each tensor that it touches. What belongs to the whole parameter has the first tensor's name.
+fn regions_of(
     shards: &[Shard],
     slice: &Option<Range<usize>>,
     StateTensor { kind, per, tensor }: &StateTensor,
-) -> Vec<Piece> {
-    let info = |shard: &Shard, shape| TensorInfo {
+) -> Vec<Regions> {
+    let info = |shard: &Shard, shape: &[usize]| TensorInfo {
         name: format!("{kind}.{}", shard.tensor.name),
         dtype: tensor.dtype(),
-        shape,
+        shape: shape.to_vec(),
     };
     if *per == Per::Parameter {
-        return vec![Piece { info: info(&shards[0], tensor.shape().to_vec()), elements: 0..tensor.len() }];
+        let region = Region { elements: 0..tensor.len(), columns: None };
+        return vec![Regions { info: info(&shards[0], tensor.shape()), regions: vec![region] }];
     }
-    let (mut end, mut found) = (0, Vec::new());
+    let (mut end, mut found) = (0, Vec::<Regions>::new());
     for shard in shards {
-        let (start, whole) = (end, shard.shape());
+        let start = end;
         end = start + shard.elements();
         let (from, to) = slice.as_ref().map_or((start, end), |slice| (slice.start.max(start), slice.end.min(end)));
         if from >= to {
             continue;
         }
-        let (shape, elements) = match per {
-            Per::Group => {
-                // Groups lie within rows, and a slice has whole groups.
-                let shape = ExpandedTensor::groups_shape(whole[0], whole[1]).to_vec();
-                let groups: usize = shape.iter().product();
-                let at = |weight: usize| weight * groups / (end - start);
-                (shape, at(from - start)..at(to - start))
-            }
-            Per::Element | Per::Parameter => (whole, from - start..to - start),
+        let region = shard.region(from - start..to - start);
+        let (info, region) = match per {
+            Per::Group => of_groups(info(shard, &shard.tensor.shape), region),
+            Per::Element | Per::Parameter => (info(shard, &shard.tensor.shape), region),
         };
-        found.push(Piece { info: info(shard, shape), elements });
+        match found.last_mut().filter(|last| last.info.name == info.name) {
+            Some(last) => last.regions.push(region),
+            None => found.push(Regions { info, regions: vec![region] }),
+        }
     }
     found
+}
+
+/// The tensor of the groups of a matrix, and those of `region`. Groups lie within rows, and a region has whole groups.
+fn of_groups(matrix: TensorInfo, Region { elements, columns }: Region) -> (TensorInfo, Region) {
+    let [rows, width] = [matrix.shape[0], matrix.shape[1]];
+    // Of so many columns of a row.
+    let values = |columns| ExpandedTensor::groups_shape(1, columns).iter().product::<usize>();
+    let held = columns.as_ref().map_or(width, Range::len);
+    let at = |element: usize| element * values(held) / held;
+    let elements = at(elements.start)..at(elements.end);
+    let columns = columns.map(|columns| values(columns.start)..values(columns.end));
+    let shape = ExpandedTensor::groups_shape(rows, width).to_vec();
+    (TensorInfo { shape, ..matrix }, Region { elements, columns })
 }

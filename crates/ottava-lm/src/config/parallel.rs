@@ -107,16 +107,37 @@ impl ParallelConfig {
         self.data.max(1) * self.tensor * self.pipeline * self.context
     }
 
+    /// The number of ranks over which some gradients are reduced, as [`Ranks::reducing`](crate::parallel::Ranks::reducing).
+    pub fn reducing(&self) -> usize {
+        self.data.max(1) * self.context * self.tensor
+    }
+
     /// The first axis with a size that is not implemented, and why.
     fn axis_problem(&self) -> Option<String> {
         let axes =
             [("tensor", self.tensor), ("pipeline", self.pipeline), ("context", self.context), ("expert", self.expert)];
-        let is_refused = |&(key, size): &(&str, usize)| size == 0 || size > 1 && !["tensor", "pipeline"].contains(&key);
+        let is_refused = |&(key, size): &(&str, usize)| size == 0 || size > 1 && key == "expert";
         let (key, size) = axes.into_iter().find(is_refused)?;
         Some(match size {
             0 => format!("`parallel.{key}` is 0; an axis has at least one rank, so set it to 1"),
             _ => format!("`parallel.{key}` is {size}, and {key} parallelism is not implemented yet; set it to 1"),
         })
+    }
+
+    /// Why sequences of `max_length` tokens are not divided; `None` if they are. Shorter sequences of an evaluation have multiples of 16
+    /// tokens.
+    pub(super) fn context_problem(&self, max_length: usize) -> Option<String> {
+        let ranks = self.context;
+        match ranks {
+            1 => None,
+            _ if !(ranks.is_power_of_two() && ranks <= 16) => {
+                Some(format!("`parallel.context` is {ranks}; set it to 1, 2, 4, 8 or 16"))
+            }
+            _ if !max_length.is_multiple_of(ranks) => Some(format!(
+                "`data.max_length` is {max_length}, which the {ranks} ranks of `parallel.context` do not divide evenly; set it to a multiple of {ranks}"
+            )),
+            _ => None,
+        }
     }
 
     /// The schedule of a step of `micro_batches` micro-batches.
@@ -192,14 +213,19 @@ mod tests {
         let problem = |config: ParallelConfig| config.problem(Gradients::Float32, false).unwrap_or_default();
         assert_eq!(problem(ParallelConfig { data: 8, ..Default::default() }), "");
         assert_eq!(problem(ParallelConfig { tensor: 2, ..Default::default() }), "");
-        let expected = "`parallel.context` is 2, and context parallelism is not implemented yet; set it to 1";
-        assert_eq!(problem(ParallelConfig { context: 2, ..Default::default() }), expected);
+        let expected = "`parallel.expert` is 2, and expert parallelism is not implemented yet; set it to 1";
+        assert_eq!(problem(ParallelConfig { expert: 2, ..Default::default() }), expected);
         assert_eq!(problem(ParallelConfig { pipeline: 2, zero: Zero::OptimizerStates, ..Default::default() }), "");
         let divided = problem(ParallelConfig { pipeline: 2, zero: Zero::Gradients, ..Default::default() });
         assert!(divided.starts_with("`parallel.zero` is 2, which reduces gradients in every micro-batch"), "{divided}");
         assert!(problem(ParallelConfig { pipeline: 0, ..Default::default() }).starts_with("`parallel.pipeline` is 0;"));
-        assert!(problem(ParallelConfig { context: 4, ..Default::default() }).starts_with("`parallel.context` is 4"));
-        assert!(problem(ParallelConfig { expert: 2, ..Default::default() }).starts_with("`parallel.expert` is 2"));
+        assert_eq!(problem(ParallelConfig { context: 4, ..Default::default() }), "");
+        let of_length = |context, length| {
+            ParallelConfig { context, ..Default::default() }.context_problem(length).unwrap_or_default()
+        };
+        assert_eq!((of_length(1, 13), of_length(4, 20)), (String::new(), String::new()));
+        assert_eq!(of_length(3, 12), "`parallel.context` is 3; set it to 1, 2, 4, 8 or 16");
+        assert!(of_length(4, 18).starts_with("`data.max_length` is 18, which the 4 ranks"), "{}", of_length(4, 18));
         assert!(problem(ParallelConfig { expert: 0, ..Default::default() }).starts_with("`parallel.expert` is 0;"));
     }
 

@@ -44,24 +44,26 @@ impl RunConfig {
         self.check_paths(&mut problems);
         self.check_counts(&mut problems);
         self.check_batch(&mut problems);
-        self.check_tensor_axis(&mut problems);
+        self.check_layer_axes(&mut problems);
         self.check_training(&mut problems);
         self.check_memory(&mut problems);
         self.check_generation(&mut problems);
         problems.0
     }
 
-    /// Checks what ranks that divide tensors need: codes are gathered in multiples of 16 tokens, and Muon transforms whole matrices.
-    fn check_tensor_axis(&self, problems: &mut Problems) {
+    /// Checks what ranks that divide tensors or sequences need: even parts; codes are gathered in multiples of 16 tokens, and Muon transforms whole matrices.
+    fn check_layer_axes(&self, problems: &mut Problems) {
         let (tensor, rows) = (self.parallel.tensor, self.training.per_device_train_batch_size);
+        let ranks = tensor.saturating_mul(self.parallel.context);
         let (tokens, multiple) =
-            (rows.saturating_mul(self.data.max_length), tensor.saturating_mul(QuantizedTensor::PAD));
+            (rows.saturating_mul(self.data.max_length), ranks.saturating_mul(QuantizedTensor::PAD));
         problems.demand(
             tensor < 2 || tokens.is_multiple_of(multiple),
             format!(
-                "a micro-batch has {tokens} tokens, and the {tensor} ranks of `parallel.tensor` divide multiples of {multiple}; change `data.max_length` or `training.per_device_train_batch_size`"
+                "a micro-batch has {tokens} tokens, and the {ranks} ranks of `parallel.tensor` and `parallel.context` divide multiples of {multiple}; change `data.max_length` or `training.per_device_train_batch_size`"
             ),
         );
+        problems.0.extend(self.parallel.context_problem(self.data.max_length));
         problems.demand(
             tensor < 2 || self.optimizer.name != OptimizerName::Muon,
             format!(

@@ -213,7 +213,7 @@ fn thinking_tools_and_parts_render_and_are_marked_as_in_transformers_and_trl() {
     assert!(wrong[1].starts_with("qwen3, marks of conversation 3"), "{}", wrong[1]);
 }
 
-/// The same of ranges of characters.
+/// The characters that the referee marks, given as ranges.
 fn marked_by(text: &str, ranges: &Value) -> Vec<bool> {
     let inside = |at: u64| {
         ranges.as_array().unwrap().iter().any(|range| range[0].as_u64() <= Some(at) && Some(at) < range[1].as_u64())

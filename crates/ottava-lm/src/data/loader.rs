@@ -4,6 +4,7 @@
 //! row of `seq_len + 1` tokens of the stream gives `seq_len` inputs and the `seq_len` tokens that follow them; the next row starts with the
 //! last token of this one, so every token is a target exactly once. Of a whole document, every token but the last is an input.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use ottava_tensor::ops::IGNORE_INDEX;
@@ -38,6 +39,22 @@ impl Batch {
         let size = rows * seq_len;
         let (inputs, targets) = (Vec::with_capacity(size), Vec::with_capacity(size));
         Batch { inputs, targets, rows, seq_len, documents: None, padding: 0 }
+    }
+
+    /// The batch with copies of its first row, without targets, until its tokens are a multiple of `multiple`.
+    pub fn padded_to(&self, multiple: usize) -> Cow<'_, Batch> {
+        if self.inputs.len().is_multiple_of(multiple) {
+            return Cow::Borrowed(self);
+        }
+        let mut padded = self.clone();
+        while !padded.inputs.len().is_multiple_of(multiple) {
+            padded.inputs.extend_from_slice(&self.inputs[..self.seq_len]);
+            padded.targets.resize(padded.inputs.len(), IGNORE_INDEX);
+            padded.documents.iter_mut().for_each(|documents| documents.push(self.seq_len));
+            padded.rows += 1;
+            padded.padding += self.seq_len;
+        }
+        Cow::Owned(padded)
     }
 }
 

@@ -59,7 +59,7 @@ pub enum Content {
 /// Fields that say which of `input_ids` are targets: 1 for a target.
 const MASKS: [&str; 3] = ["loss_mask", "assistant_masks", "completion_mask"];
 
-/// The label of a token that is no target.
+/// The label of a token that is not trained on.
 const NO_LABEL: i64 = -100;
 
 impl Formatting {

@@ -1,5 +1,7 @@
 //! Causal self-attention with shared key and value heads, and rotary positions unless positions are learned.
 
+mod exchange;
+
 use super::cast::{OperandCast, SavedOperand};
 use super::norm::initial_weight;
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
@@ -48,11 +50,17 @@ pub struct AttentionConfig {
 impl AttentionConfig {
     /// The heads of this rank, if ranks divide them.
     fn of_rank(self, build: &Builder, name: &str) -> Result<AttentionConfig> {
-        let ranks = build.place().ranks;
+        let (ranks, context) = (build.place().ranks, build.sequence_place().ranks);
         for (what, heads) in [("query", self.heads), ("key and value", self.kv_heads)] {
-            if !heads.is_multiple_of(ranks) {
+            if !heads.is_multiple_of(ranks * context) {
+                let keys = match (ranks, context) {
+                    (_, 1) => "`parallel.tensor`",
+                    (1, _) => "`parallel.context`",
+                    _ => "the product of `parallel.tensor` and `parallel.context`",
+                };
                 return Err(Error::Config(format!(
-                    "`{name}` has {heads} {what} heads, which {ranks} ranks cannot divide; set `parallel.tensor` to a divisor of {heads}"
+                    "`{name}` has {heads} {what} heads, which {} ranks cannot divide; set {keys} to a divisor of {heads}",
+                    ranks * context
                 )));
             }
         }
@@ -78,6 +86,7 @@ pub struct QkNorm {
 
 /// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product; most families have no norm of heads.
 pub struct Attention {
+    name: String,
     config: AttentionConfig,
     qkv: Linear, /* [(H + 2·H_kv)·D, C] */
     norm: Option<HeadNorm>,
@@ -91,9 +100,9 @@ pub struct Attention {
 
 /// Saved by [`Attention`].
 struct AttentionSaved {
-    /// `[T, (H + 2·H_kv)·D]`, rotated, or as projected if heads are normalised; `None` if it is recomputed.
+    /// `[T, (H + 2·H_kv)·D]`, rotated and exchanged, or as projected if heads are normalised; `None` if it is recomputed.
     qkv: Option<Tensor>,
-    o: Tensor, /* [T, H·D] */
+    o: Tensor, /* [T, H·D], of this rank's heads if ranks divide sequences */
     /// `[B, H, S]`; `None` in inference, which has no backward.
     lse: Option<Tensor>,
     output: SavedOperand,
@@ -183,7 +192,7 @@ impl Attention {
         let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, Split::Output, shared_input)?;
         let output = linear(c.names.output, &output, q, c.output_bias, Split::Input, None)?;
         let norm = c.qk_norm.map(|norm| HeadNorm::new(build, name, &config, norm)).transpose()?;
-        Ok(Attention { qkv, norm, output, config, rope_table, number, spec })
+        Ok(Attention { name: name.to_string(), qkv, norm, output, config, rope_table, number, spec })
     }
 
     /// Applies RoPE to queries and keys.
@@ -222,10 +231,10 @@ impl Attention {
             return Ok((None, self.attend_paged(projected, sequences, pass)?, None));
         }
         let unrotated = self.norm.as_ref().map(|_| projected.clone());
-        let qkv = self.rotate(projected, context)?;
+        let qkv = self.heads_for_tokens(self.rotate(projected, context)?, &self.qkv_widths(), context)?;
         let Sequences { batch, cu_seqlens, .. } = sequences;
-        let input = AttentionInput::fused(&qkv, &self.spec, *batch, cu_seqlens.as_ref());
-        let (o, lse) = attention(input, &self.spec)?;
+        let spec = self.spec_of_rank(sequences);
+        let (o, lse) = attention(AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref()), &spec)?;
         let qkv = (!context.recompute.qkv()).then(|| unrotated.unwrap_or(qkv));
         Ok((qkv, o, Some(lse)))
     }
@@ -256,7 +265,8 @@ impl Attention {
             (Qkv::OfOperand(x), _) => self.qkv.fprop(&x, None, &mut context.recomputation())?,
         };
         let unrotated = self.norm.as_ref().map(|_| projected.clone());
-        Ok((unrotated, self.rotate(projected, context)?))
+        let rotated = self.rotate(projected, context)?;
+        Ok((unrotated, self.heads_for_tokens(rotated, &self.qkv_widths(), context)?))
     }
 }
 
@@ -271,13 +281,17 @@ impl Sublayer for Attention {
 
     fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
         let (qkv, o, lse) = self.attend(x, context)?;
-        let (y, output) = self.output.forward(o.clone(), residual, context)?;
+        let (y, output) = self.output.forward(
+            self.tokens_for_heads(o.clone(), &self.output_widths(), context)?,
+            residual,
+            context,
+        )?;
         Ok((y, SublayerSaved::new(AttentionSaved { qkv, o, lse, output })))
     }
 
     fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
         let (qkv, o, lse) = self.attend(x, context)?;
-        let output = self.output.save(o.clone(), context)?;
+        let output = self.output.save(self.tokens_for_heads(o.clone(), &self.output_widths(), context)?, context)?;
         Ok(SublayerSaved::new(AttentionSaved { qkv, o, lse, output }))
     }
 
@@ -302,16 +316,22 @@ impl Sublayer for Attention {
         let Views { rows, columns: dy } = self.output.cast_gradient(dy, context)?;
         let d_o = self.output.dgrad(&rows, None, context)?;
         drop(rows);
-        let operand = output
-            .into_columns()
-            .or_else(|frozen| self.output.input().recast_columns(o.clone(), &frozen, &mut context.casts))?;
+        let operand = match output.into_columns() {
+            Ok(operand) => operand,
+            Err(frozen) => {
+                let o = self.tokens_for_heads(o.clone(), &self.output_widths(), context)?;
+                self.output.input().recast_columns(o, &frozen, &mut context.casts)?
+            }
+        };
         self.output.wgrad(&dy, &operand, context)?;
         drop((dy, operand));
+        let d_o = self.heads_for_tokens(d_o, &self.output_widths(), context)?;
         let (unrotated, qkv) = self.restore(qkv, context)?;
-        let Sequences { batch, cu_seqlens, .. } = context.sequences;
-        let input = AttentionInput::fused(&qkv, &self.spec, *batch, cu_seqlens.as_ref());
-        let dqkv = attention_backward(&d_o, input, &o, &lse, &self.spec)?.fused();
+        let (Sequences { batch, cu_seqlens, .. }, spec) = (context.sequences, self.spec_of_rank(context.sequences));
+        let input = AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref());
+        let dqkv = attention_backward(&d_o, input, &o, &lse, &spec)?.fused();
         drop((qkv, o, d_o));
+        let dqkv = self.tokens_for_heads(dqkv, &self.qkv_widths(), context)?;
         let (rotated, positions) = (self.rotated(), &context.sequences.positions);
         let angles = self.rope_table.as_ref().map(|table| Angles { table, positions });
         let dqkv = match (&mut self.norm, unrotated, angles) {

@@ -3,9 +3,9 @@
 use super::{Factor, HEAD, Norm, NormSaved};
 use crate::context::Context;
 use crate::error::Result;
+use crate::layer_ranks::LayerRanks;
 use crate::param::{Builder, FolderTensor, Init, Loan, Param, Split};
 use crate::recipe::LinearSite;
-use crate::tensor_ranks::TensorRanks;
 use ottava_tensor::ops::{
     Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, merge_losses, partial_gradient,
     partial_losses, real_type,
@@ -121,7 +121,7 @@ impl Head {
         loan: &Loan,
         targets: &Tensor,
         soft_cap: Option<f64>,
-        ranks: &dyn TensorRanks,
+        ranks: &dyn LayerRanks,
     ) -> Result<Tensor> {
         let x = ranks.gather(weight.name(), x)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
@@ -146,7 +146,7 @@ impl Head {
         targets: &Tensor,
         scale: &Tensor,
         soft_cap: Option<f64>,
-        ranks: &dyn TensorRanks,
+        ranks: &dyn LayerRanks,
     ) -> Result<(Tensor, Tensor)> {
         let x = ranks.gather(weight.name(), x)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
@@ -178,7 +178,7 @@ impl Head {
 }
 
 /// The first token of this rank's part of the `weight`, if ranks divide it.
-fn first_token(weight: &Param, ranks: &dyn TensorRanks) -> Option<usize> {
+fn first_token(weight: &Param, ranks: &dyn LayerRanks) -> Option<usize> {
     let place = ranks.place();
     place.is_divided().then(|| place.rank * weight.weights.shape()[0])
 }
@@ -189,7 +189,7 @@ fn merged(
     targets: &Tensor,
     first: usize,
     soft_cap: Option<f64>,
-    ranks: &dyn TensorRanks,
+    ranks: &dyn LayerRanks,
 ) -> Result<(Tensor, Tensor)> {
     let all = ranks.gather("losses", &partial_losses(logits, targets, first, soft_cap)?)?;
     Ok(merge_losses(&all.reshape(&[ranks.place().ranks, targets.len(), 2])?, targets)?)

@@ -4,6 +4,7 @@ use super::stage::{Span, Stage, StageSaved, fetch};
 use super::{DecoderConfig, InferenceBatch, KvCache, KvGroup, Positions, RopeTables};
 use crate::context::{Context, DeferredWgrads, Sequences};
 use crate::error::{Error, Result};
+use crate::layer_ranks::{LayerRanks, Undivided};
 use crate::layers::Head;
 use crate::mode::{Mode, StepPrecision};
 use crate::param::{
@@ -12,7 +13,6 @@ use crate::param::{
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::ScalingState;
-use crate::tensor_ranks::{TensorRanks, Undivided};
 use ottava_tensor::ops::{cap_logits, embedding, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 use std::rc::Rc;
@@ -72,7 +72,7 @@ impl Decoder {
         purpose: Purpose,
         seq_len: usize,
         spans: &[Span],
-        ranks: Rc<dyn TensorRanks>,
+        ranks: Rc<dyn LayerRanks>,
     ) -> Result<Decoder> {
         let learned = config.positions == Positions::Learned;
         if learned && seq_len > config.max_positions {
@@ -234,7 +234,7 @@ impl Decoder {
     pub fn losses(&self, normed: &Tensor, targets: &Tensor, units: &mut dyn Units) -> Result<Tensor> {
         let weight = self.head_weight()?;
         let loan = fetch(weight, Direction::Forward, units)?;
-        let ranks = self.scaling.scales().tensor_ranks();
+        let ranks = self.scaling.scales().layer_ranks();
         Head::losses(normed, weight, &loan, targets, self.head().soft_cap(), ranks)
     }
 
@@ -273,7 +273,7 @@ impl Decoder {
     ) -> Result<(Tensor, Tensor)> {
         let _scope = self.device.scope("head");
         let stage = self.stages.last_mut().expect("a process has a stage");
-        let ranks = self.scaling.scales().tensor_ranks();
+        let ranks = self.scaling.scales().layer_ranks();
         stage.losses_and_gradient(normed, targets, scale, ranks, units)?.ok_or_else(no_head)
     }
 

@@ -69,7 +69,7 @@ impl InferenceBatch {
         let zeros = |shape: &[usize]| Tensor::zeros(device, shape, DType::I32);
         Ok(InferenceBatch {
             ids: zeros(&[tokens])?,
-            positions: Sequences { batch: 1, seq_len: tokens, positions: zeros(&[tokens])?, cu_seqlens: None },
+            positions: Sequences::new(device, 1, tokens)?,
             query_starts: zeros(&[sequences + 1])?,
             context_lens: zeros(&[sequences])?,
             block_tables: (0..groups).map(|_| zeros(&[sequences, max_blocks])).collect::<Result<_, _>>()?,

@@ -4,13 +4,13 @@ use super::prefetch::{ResidualBuffers, backward_blocks, forward_blocks};
 use super::{DecoderConfig, Positions, RopeTables};
 use crate::context::{Context, DeferredWgrads};
 use crate::error::Result;
+use crate::layer_ranks::LayerRanks;
 use crate::layers::{
     Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Factor, Head, HeadConfig, HeadWeight, Mlp,
     MlpConfig, Norm, NormConfig, NormSaved, OperandCast, QkNorm, Sublayer,
 };
 use crate::operand::ResidualGradient;
 use crate::param::{Builder, Direction, Loan, Param, Purpose, Split, Units};
-use crate::tensor_ranks::TensorRanks;
 use ottava_tensor::ops::{RopePairs, add};
 use ottava_tensor::{HostTransfer, Tensor};
 use std::ops::Range;
@@ -203,7 +203,7 @@ impl Stage {
         normed: &Tensor,
         targets: &Tensor,
         scale: &Tensor,
-        ranks: &dyn TensorRanks,
+        ranks: &dyn LayerRanks,
         units: &mut dyn Units,
     ) -> Result<Option<(Tensor, Tensor)>> {
         let soft_cap = self.soft_cap();

@@ -25,7 +25,7 @@ impl Partition {
         for param in model.all_parameters() {
             weights.is_whole = is_compared && !param.is_sliced();
             param.load(&mut weights, &mut |name, amax| {
-                Ok(self.ranks().sharing(Shared::Slices).all_reduce(name, Reduce::Max, amax)?.wait()?)
+                Ok(self.ranks().sharing(Shared::Elements).all_reduce(name, Reduce::Max, amax)?.wait()?)
             })?;
             if is_compared && param.is_sliced() {
                 weights.add_first(param)?;

@@ -182,7 +182,7 @@ impl Partition {
         Ok(())
     }
 
-    /// The amaxes of [`optim::find_amaxes`] over all ranks, if ranks divide parameters.
+    /// The amaxes of [`optim::find_amaxes`] over all ranks that divide a parameter, if there are several.
     pub(super) fn amaxes(
         &self,
         params: &mut [&mut Param],
@@ -191,11 +191,13 @@ impl Partition {
         prepared: &Prepared,
         norm: &Tensor,
     ) -> Result<Option<Tensor>> {
-        if !self.divides() {
+        if !self.divides() && !self.ranks.tensor_place().is_divided() {
             return Ok(None);
         }
         let own = optim::find_amaxes(optimizer, params, start, prepared, norm)?;
-        own.map(|own| self.largest("amaxes of master weights and moments", own)).transpose()
+        let group = self.ranks.sharing(Shared::Elements);
+        own.map(|own| Ok(group.all_reduce("amaxes of master weights and moments", Reduce::Max, own)?.wait()?))
+            .transpose()
     }
 
     /// Updates and casts `params`, the first of which is parameter number `start` of the model.
@@ -277,7 +279,7 @@ impl Partition {
             for (at, (_, amax)) in amaxes.iter().enumerate() {
                 all.copy_from(at, amax)?;
             }
-            let all = self.largest("amaxes of weights", all)?;
+            let all = self.ranks.sharing(Shared::Slices).all_reduce("amaxes of weights", Reduce::Max, all)?.wait()?;
             for (at, (i, mut amax)) in amaxes.into_iter().enumerate() {
                 amax.copy_from(0, &all.rows(at, at + 1)?)?;
                 params[i].set_scale(amax, casts)?;
@@ -288,12 +290,7 @@ impl Partition {
         })
     }
 
-    /// The maximum over ranks of each of `amaxes`.
-    fn largest(&self, what: &str, amaxes: Tensor) -> Result<Tensor> {
-        Ok(self.ranks.sharing(Shared::Slices).all_reduce(what, Reduce::Max, amaxes)?.wait()?)
-    }
-
-    /// The whole weights of `param` in the compute type. All ranks must call it for the same parameters in the same order.
+    /// The weights of all slices of `param`, in the compute type. All ranks must call it for the same parameters in the same order.
     pub fn value(&self, param: &Param) -> Result<Tensor> {
         if !param.is_sliced() {
             return param.value();

@@ -2,6 +2,7 @@
 
 use super::pipeline::{Pipeline, StagePlaces};
 use crate::error::{Error, Result};
+use crate::layer_ranks::ShardPlace;
 use ottava_tensor::Device;
 use ottava_tensor::comm::{Axis, Group, Mesh, MeshShape, Stopper, Traffic};
 use serde::Serialize;
@@ -12,6 +13,8 @@ use serde::de::DeserializeOwned;
 pub enum Shared {
     /// The gradients of a weight, which are summed over ranks with the same part of the model.
     Gradients,
+    /// The elements of a weight, of which each rank has all or a part: the scale of its moments is that of all elements.
+    Elements,
     /// What ZeRO divides among ranks with the same part of the model: master weights, states, gradients and weights.
     Slices,
     /// The tokens of a step: ranks that read different rows or tokens, whose counts and losses are added.
@@ -24,6 +27,7 @@ impl Shared {
     fn axes(self) -> &'static [Axis] {
         match self {
             Shared::Gradients | Shared::Slices | Shared::Tokens => &[Axis::Data, Axis::Context],
+            Shared::Elements => &[Axis::Data, Axis::Context, Axis::Tensor],
             Shared::Model => &[Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline],
         }
     }
@@ -60,7 +64,24 @@ impl Ranks {
 
     /// The ranks over which some gradients of this rank are reduced: those of its weights, or of tensors that ranks have whole.
     pub fn reducing(&self) -> usize {
-        self.group(&[Axis::Data, Axis::Context, Axis::Tensor]).size()
+        self.sharing(Shared::Elements).size()
+    }
+
+    /// Whether each rank has all layers and all of their tensors, or, with ZeRO, slices of them.
+    pub fn have_whole_model(&self) -> bool {
+        self.group(&[Axis::Tensor, Axis::Pipeline]).size() == 1
+    }
+
+    /// The place of this rank among those that divide the tensors of layers.
+    pub fn tensor_place(&self) -> ShardPlace {
+        let group = self.group(&[Axis::Tensor]);
+        ShardPlace { rank: group.rank(), ranks: group.size() }
+    }
+
+    /// The place of this rank among those that divide the tokens of sequences.
+    pub fn sequence_place(&self) -> ShardPlace {
+        let group = self.group(&[Axis::Context]);
+        ShardPlace { rank: group.rank(), ranks: group.size() }
     }
 
     /// The place of this rank in the pipeline.
@@ -96,8 +117,17 @@ impl Ranks {
 
     /// What the ranks of this rank's pipeline give, in their order.
     pub fn of_stages<T: Serialize + DeserializeOwned>(&self, what: &str, mine: &T) -> Result<Vec<T>> {
+        self.given_by(&[Axis::Pipeline], what, mine)
+    }
+
+    /// What the ranks give that together have one whole model with this rank.
+    pub fn of_parts<T: Serialize + DeserializeOwned>(&self, what: &str, mine: &T) -> Result<Vec<T>> {
+        self.given_by(&[Axis::Tensor, Axis::Pipeline], what, mine)
+    }
+
+    fn given_by<T: Serialize + DeserializeOwned>(&self, axes: &[Axis], what: &str, mine: &T) -> Result<Vec<T>> {
         let text = serde_json::to_vec(mine).expect("plain data");
-        let all = self.group(&[Axis::Pipeline]).agree(what, &text)?;
+        let all = self.group(axes).agree(what, &text)?;
         all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(|_| different(what))).collect()
     }
 

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::models::Decoder;
 use crate::optim::{Optimizer, optimizer_tensors};
 use crate::scaling::ScalingState;
+use ottava_tensor::comm::{Axis, Group};
 use ottava_tensor::ops::checksums;
 
 impl Partition {
@@ -12,25 +13,35 @@ impl Partition {
     /// ranks store whole (all of them in ZeRO stage 0, else those of norms and biases), or amaxes and scales of casts. `when` names the
     /// step, for example "after step 100".
     pub fn compare_replicas(&self, model: &mut Decoder, optimizer: &mut dyn Optimizer, when: &str) -> Result<()> {
-        if self.ranks().sharing(Shared::Slices).size() == 1 {
+        if self.ranks().sharing(Shared::Elements).size() == 1 {
             return Ok(());
         }
+        let (replicas, tensor) = (self.ranks().sharing(Shared::Slices), self.ranks().group(&[Axis::Tensor]));
         let (mut names, mut sums) = (Vec::new(), Vec::new());
+        // Of what all ranks of the tensor axis have.
+        let (mut whole_names, mut whole_sums) = (Vec::new(), Vec::new());
         for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
             if param.is_sliced() {
                 continue;
             }
-            let name = param.name().to_string();
+            let (name, is_whole) = (param.name().to_string(), param.is_whole());
             let weight = param.is_stored().then(|| param.value()).transpose()?;
             let kept = optimizer_tensors(&mut param.weights, states);
             let mut tensors: Vec<_> = kept.iter().map(|kept| (kept.kind, &*kept.tensor)).collect();
             tensors.extend(weight.as_ref().map(|weight| ("weight", weight)));
             // Offloaded tensors are in host memory and their scales on the GPU; both count as the same device.
             let all = checksums(&tensors.iter().map(|(_, tensor)| *tensor).collect::<Vec<_>>())?;
-            names.extend(tensors.iter().map(|(kind, _)| format!("`{name}` ({kind})")));
-            sums.extend(all.to_vec::<i64>()?);
+            let (own_names, own_sums) = match is_whole {
+                true => (&mut whole_names, &mut whole_sums),
+                false => (&mut names, &mut sums),
+            };
+            own_names.extend(tensors.iter().map(|(kind, _)| format!("`{name}` ({kind})")));
+            own_sums.extend(all.to_vec::<i64>()?);
         }
-        self.ranks().expect_same_sums(when, &names, &sums)?;
+        expect_same_sums(tensor, when, &whole_names, &whole_sums)?;
+        names.extend(whole_names);
+        sums.extend(whole_sums);
+        expect_same_sums(replicas, when, &names, &sums)?;
         self.ranks().compare_scales(model.scaling(), when)
     }
 }
@@ -40,25 +51,24 @@ impl Ranks {
     /// part of the model; for example because its [`AmaxGroup`](crate::scaling::AmaxGroup) lacks ranks that divide its tensor.
     pub(super) fn compare_scales(&self, scaling: &ScalingState, when: &str) -> Result<()> {
         let names: Vec<_> = scaling.names().iter().map(|name| format!("`{name}` (amax and scale)")).collect();
-        self.expect_same_sums(when, &names, &scaling.bits()?)
+        expect_same_sums(self.sharing(Shared::Slices), when, &names, &scaling.bits()?)
     }
+}
 
-    /// Errors on all ranks with the first of `names` whose checksum in `sums` differs.
-    fn expect_same_sums(&self, when: &str, names: &[String], sums: &[i64]) -> Result<()> {
-        let replicas = self.sharing(Shared::Slices);
-        let all = replicas.agree("checksums of replicas", bytemuck::cast_slice(sums))?;
-        let differs = |at: usize| {
-            let place = at * size_of::<i64>()..(at + 1) * size_of::<i64>();
-            all.iter().position(|other| other.get(place.clone()) != all[0].get(place.clone()))
-        };
-        let Some((name, rank)) = names.iter().enumerate().find_map(|(at, name)| Some((name, differs(at)?))) else {
-            return Ok(());
-        };
-        let message = format!(
-            "ranks have diverged: {name} of rank {} differs from that of rank {} {when}; resume from an earlier checkpoint, and check the hardware of both",
-            replicas.ranks()[rank],
-            replicas.ranks()[0]
-        );
-        Err(Error::diverged(message))
-    }
+/// Errors on all ranks of the group `replicas` with the first of `names` whose checksum in `sums` differs.
+fn expect_same_sums(replicas: &Group, when: &str, names: &[String], sums: &[i64]) -> Result<()> {
+    let all = replicas.agree("checksums of replicas", bytemuck::cast_slice(sums))?;
+    let differs = |at: usize| {
+        let place = at * size_of::<i64>()..(at + 1) * size_of::<i64>();
+        all.iter().position(|other| other.get(place.clone()) != all[0].get(place.clone()))
+    };
+    let Some((name, rank)) = names.iter().enumerate().find_map(|(at, name)| Some((name, differs(at)?))) else {
+        return Ok(());
+    };
+    let message = format!(
+        "ranks have diverged: {name} of rank {} differs from that of rank {} {when}; resume from an earlier checkpoint, and check the hardware of both",
+        replicas.ranks()[rank],
+        replicas.ranks()[0]
+    );
+    Err(Error::diverged(message))
 }

@@ -1,72 +1,11 @@
-//! Tensor parallelism: the exchange of activations, and the gradients of tensors that all ranks have whole.
+//! The gradients of tensors that all ranks of the tensor axis have whole.
 
 use super::Ranks;
 use crate::error::Result;
 use crate::param::scopes::GRADIENTS;
-use crate::param::{Grad, Param, Split};
-use crate::tensor_ranks::{ShardPlace, TensorRanks};
+use crate::param::{Grad, Param};
 use ottava_tensor::Tensor;
-use ottava_tensor::comm::{Axis, Group, Reduce};
-use ottava_tensor::ops::sum_parts;
-use std::rc::Rc;
-
-/// The ranks of the tensor axis.
-pub struct TensorAxis(Rc<Ranks>);
-
-impl TensorAxis {
-    /// The tensor axis of `ranks`.
-    pub fn new(ranks: Rc<Ranks>) -> TensorAxis {
-        TensorAxis(ranks)
-    }
-
-    fn group(&self) -> &Group {
-        self.0.group(&[Axis::Tensor])
-    }
-}
-
-impl TensorRanks for TensorAxis {
-    fn place(&self) -> ShardPlace {
-        ShardPlace { rank: self.group().rank(), ranks: self.group().size() }
-    }
-
-    fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
-        let (group, own) = (self.group(), rows.shape()[0]);
-        if group.size() == 1 {
-            return Ok(rows.clone());
-        }
-        let mut shape = rows.shape().to_vec();
-        shape[0] *= group.size();
-        let mut all = Tensor::empty(rows.device(), &shape, rows.dtype())?;
-        all.copy_from(group.rank() * own, rows)?;
-        Ok(group.all_gather(name, all)?.wait()?)
-    }
-
-    fn sum_own_rows(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
-        let [rows, columns] = partial.dims(name)?;
-        let group = self.group();
-        // A sum of our own is F32, in the order of the ranks, and rounded once together with the addend. NCCL's would round twice.
-        let received = Tensor::empty(partial.device(), partial.shape(), partial.dtype())?;
-        let parts = group.all_to_all(name, &partial, received)?.wait()?;
-        drop(partial);
-        Ok(sum_parts(&parts.reshape(&[group.size(), rows / group.size(), columns])?, addend)?)
-    }
-
-    fn sum(&self, name: &str, x: Tensor) -> Result<Tensor> {
-        Ok(self.group().all_reduce(name, Reduce::Sum, x)?.wait()?)
-    }
-
-    fn largest(&self, name: &str, x: Tensor) -> Result<Tensor> {
-        Ok(self.group().all_reduce(name, Reduce::Max, x)?.wait()?)
-    }
-}
-
-impl Param {
-    /// Whether each rank of the tensor axis has all of it: norms, biases that are added to sums over ranks, learned positions, and the halves
-    /// of adapters that are not divided.
-    pub(super) fn is_whole(&self) -> bool {
-        self.shards.iter().all(|shard| shard.split == Split::None)
-    }
-}
+use ottava_tensor::comm::{Axis, Reduce};
 
 impl Ranks {
     /// Sums the gradients of tensors that all ranks of the tensor axis have whole: each rank has the gradient of its tokens or heads. `params`

@@ -4,12 +4,12 @@ use super::description::Description;
 use super::id::{ParamId, UnitId};
 use super::shard::{FolderTensor, Shard, Split};
 use crate::error::{Error, Result};
+use crate::layer_ranks::{LayerRanks, ShardPlace};
 use crate::level::{Formats, Level, Share};
 use crate::lora::Lora;
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Slots;
-use crate::tensor_ranks::{ShardPlace, TensorRanks};
 use ottava_tensor::{Device, Tensor};
 use std::ops::Range;
 use std::rc::Rc;
@@ -117,7 +117,7 @@ impl<'a> Builder<'a> {
     }
 
     /// For layers whose tensors `ranks` divide.
-    pub fn divided(mut self, ranks: Rc<dyn TensorRanks>) -> Builder<'a> {
+    pub fn divided(mut self, ranks: Rc<dyn LayerRanks>) -> Builder<'a> {
         self.slots.ranks = ranks;
         self
     }
@@ -125,6 +125,11 @@ impl<'a> Builder<'a> {
     /// This rank's place among the ranks that divide the tensors of layers.
     pub fn place(&self) -> ShardPlace {
         self.slots.ranks.place()
+    }
+
+    /// This rank's place among the ranks that divide sequences.
+    pub fn sequence_place(&self) -> ShardPlace {
+        self.slots.ranks.sequence_place()
     }
 
     /// The part of `tensor` that this rank holds if ranks divide it by `split`.

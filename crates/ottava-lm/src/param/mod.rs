@@ -18,6 +18,6 @@ pub use gradient::{Grad, GradFormat, Gradient};
 pub use id::{ParamId, UnitId};
 pub use loan::{Loan, LoanedWeight};
 pub use parameter::{Param, Placement};
-pub use shard::{FolderLayout, FolderTensor, Shard, Split};
+pub use shard::{FolderLayout, FolderTensor, Region, Shard, Split};
 pub use unit::{Direction, Resident, Units};
 pub use weights::{Master, Weights};

@@ -8,14 +8,14 @@ use super::gradient::{GradFormat, Gradient};
 use super::id::ParamId;
 use super::loan::{Loan, LoanedWeight};
 use super::scopes::GRADIENTS;
-use super::shard::Shard;
+use super::shard::{Shard, Split};
 use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
 use crate::level::{Formats, Level, Masters};
 use crate::scaling::{Casts, NextCast, Slot, Values};
 use ottava_tensor::ops::{self, Accumulation, CodeCopies, Operand, UpdatedWeight, amax, real_type};
-use ottava_tensor::{DType, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
+use ottava_tensor::{DType, ExpandedTensor, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
 use std::ops::Range;
 
 /// A parameter of a layer.
@@ -110,6 +110,14 @@ impl Param {
         {
             return Err(Error::Config(problem));
         }
+        if let Some(shard) = shards.iter().find(|shard| shard.divides_groups(formats.states)) {
+            return Err(Error::Config(format!(
+                "`optimizer.state_dtype` is `coat`, whose groups of {} values do not divide the {} columns of `{}` that a rank of `parallel.tensor` has; start fewer such ranks, or choose other states",
+                ExpandedTensor::GROUP,
+                shard.range.len(),
+                shard.tensor.name
+            )));
+        }
         let mut weights = Weights::new(build.device, &shape, compute, formats.masters);
         let mut states_memory = MemoryKind::Device;
         if let Purpose::Train(memory) = build.purpose
@@ -142,7 +150,7 @@ impl Param {
         })
     }
 
-    /// Loads the weights that this process stores. `largest` returns the maximum of an amax, F32 `[1]`, over the processes that have slices
+    /// Loads the weights that this process stores. `largest` returns the maximum of an amax, F32 `[1]`, over the processes that have elements
     /// of the parameter.
     ///
     /// Errors when `source` has no such tensor or cannot read it.
@@ -163,11 +171,11 @@ impl Param {
         }
         let full = into_shape(full, &self.update_shape())?;
         let amax = match self.weights.masters() {
-            Masters::Float16 if self.slice.is_some() => {
+            Masters::Float16 => {
                 let own = if full.is_empty() { Tensor::zeros(&device, &[1], DType::F32)? } else { amax(&full)? };
                 Some(largest(self.name(), own)?)
             }
-            _ => None,
+            Masters::None | Masters::Float32 | Masters::Remainder => None,
         };
         self.weights.fill(full, amax, self.slice.is_some())?;
         match self.placement {
@@ -213,6 +221,12 @@ impl Param {
     /// Whether a pass copies the weights from host memory first.
     fn is_in_host_memory(&self) -> bool {
         self.placement == Placement::Host && self.weights.read_from().memory_kind() == MemoryKind::Host
+    }
+
+    /// Whether all ranks of the tensor axis have the same elements of it: norms, biases that are added to sums over ranks, learned
+    /// positions, and the halves of adapters that are not divided.
+    pub fn is_whole(&self) -> bool {
+        self.shards.iter().all(|shard| shard.split == Split::None)
     }
 
     /// Whether an optimizer updates it; false if it is frozen.

@@ -1,6 +1,8 @@
 //! The part of a tensor of a model folder that a parameter holds.
 
-use crate::tensor_ranks::ShardPlace;
+use crate::layer_ranks::ShardPlace;
+use crate::level::States;
+use ottava_tensor::ExpandedTensor;
 use std::ops::Range;
 
 /// A tensor of a Hugging Face folder.
@@ -119,17 +121,58 @@ impl Shard {
         self.shape().iter().product()
     }
 
+    /// The part of the whole tensor that are `elements` of the shard, counted in row-major order.
+    pub fn region(&self, elements: Range<usize>) -> Region {
+        match self.dim {
+            0 => {
+                let first = self.range.start * self.tensor.shape[1..].iter().product::<usize>();
+                Region { elements: first + elements.start..first + elements.end, columns: None }
+            }
+            _ => Region { elements, columns: Some(self.range.clone()).filter(|it| it.len() < self.tensor.shape[1]) },
+        }
+    }
+
     /// The ranges of the flat whole tensor that `elements` of the shard, counted in row-major order, are in: ascending and not adjacent.
     pub fn folder_ranges(&self, elements: Range<usize>) -> Vec<Range<usize>> {
-        // Contiguous runs: the shard's indices of the divided dimension times all later dimensions.
-        let inner: usize = self.tensor.shape[self.dim + 1..].iter().product();
-        let (run, stride) = (self.range.len() * inner, self.tensor.shape[self.dim] * inner);
+        self.region(elements).ranges(&self.tensor.shape)
+    }
+
+    /// Whether its columns cut a group of moments of the whole tensor.
+    pub fn divides_groups(&self, states: States) -> bool {
+        let is_cut = |column: usize| !column.is_multiple_of(ExpandedTensor::GROUP);
+        states == States::Coat
+            && self.split == Split::Input
+            && (is_cut(self.range.start) || is_cut(self.range.len()))
+            && self.range.len() < self.tensor.shape[1]
+    }
+
+    /// The first index of the divided dimension that `rank` holds, if this rank is at `own`.
+    pub fn first_of(&self, rank: usize, own: ShardPlace) -> usize {
+        self.range.start + rank * self.range.len() - own.rank * self.range.len()
+    }
+}
+
+/// Elements of a tensor: a range in row-major order, of whole rows or of some of their columns. A tensor of more than two dimensions counts as
+/// a matrix of its first dimension by all others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// The range, counted among the `columns` only.
+    pub elements: Range<usize>,
+    /// The columns; `None` for all.
+    pub columns: Option<Range<usize>>,
+}
+
+impl Region {
+    /// The ranges of the flat tensor of this `shape`: ascending and not adjacent.
+    pub fn ranges(&self, shape: &[usize]) -> Vec<Range<usize>> {
+        let whole = || Some(self.elements.clone()).filter(|elements| !elements.is_empty());
+        let Some(columns) = &self.columns else { return Vec::from_iter(whole()) };
+        let (run, stride, mut at) = (columns.len(), shape[1..].iter().product::<usize>(), self.elements.start);
         let mut ranges: Vec<Range<usize>> = Vec::new();
-        let mut at = elements.start;
-        while at < elements.end {
-            let (outer, offset) = (at / run, at % run);
-            let count = (run - offset).min(elements.end - at);
-            let start = outer * stride + self.range.start * inner + offset;
+        while at < self.elements.end {
+            let (row, offset) = (at / run, at % run);
+            let count = (run - offset).min(self.elements.end - at);
+            let start = row * stride + columns.start + offset;
             match ranges.last_mut() {
                 Some(last) if last.end == start => last.end += count,
                 _ => ranges.push(start..start + count),

@@ -4,7 +4,7 @@ use super::scopes::{MASTERS, WEIGHTS};
 use crate::error::Result;
 use crate::level::Masters;
 use crate::scaling::Values;
-use ottava_tensor::ops::{UpdatedWeight, WeightCopy, cast, scaled, scaled_by, split, unscaled};
+use ottava_tensor::ops::{UpdatedWeight, WeightCopy, cast, scaled_by, split, unscaled};
 use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
 
 /// The weights of a parameter: the master weights that an optimizer updates, and the weights that layers read. Both are empty until
@@ -72,10 +72,8 @@ impl Weights {
         let (value, mut master) = match self.masters {
             Masters::Float16 => {
                 let _scope = device.scope(MASTERS);
-                let master = match &amax {
-                    Some(amax) => scaled_by(&full, amax, DType::F16)?,
-                    None => scaled(&full, DType::F16)?,
-                };
+                let amax = amax.expect("the amax is that of all elements");
+                let master = scaled_by(&full, &amax, DType::F16)?;
                 drop(full);
                 (None, Some(Master::Scaled(master)))
             }

@@ -72,7 +72,8 @@ impl CommunicationPlan {
             zero: config.run.parallel.zero,
             units,
             micro_batches,
-            tokens: config.run.tokens_per_step() / config.run.parallel.data.max(1) as u64,
+            tokens: config.run.tokens_per_step()
+                / (config.run.parallel.data.max(1) * config.run.parallel.context) as u64,
             traffic,
             update_bytes,
         }))

@@ -200,7 +200,8 @@ impl DryRun {
         let mut run = dry_run(config, sizes, device, distinct, stage)?;
         let build = device.scope("build");
         run.quantize_weights()?;
-        let ids = || Tensor::zeros(device, &[rows * seq_len], DType::I32);
+        let place = run.step.partition().ranks().sequence_place();
+        let ids = || Tensor::zeros(device, &[rows * place.share(seq_len)], DType::I32);
         // Inputs, targets and losses of the other micro-batches.
         let _others = (0..3 * (micro_batches - distinct)).map(|_| ids()).collect::<Result<Vec<_>, _>>()?;
         drop(build);
@@ -211,7 +212,7 @@ impl DryRun {
                 let pipeline = step.partition().ranks().pipeline();
                 let schedule = Schedule { micro_batches: pipeline.size(), ..*step.schedule() };
                 let micro_batch = |_| -> Result<MicroBatch> {
-                    let sequences = Sequences::new(device, rows, seq_len)?;
+                    let sequences = Sequences::divided(device, rows, seq_len, place)?;
                     Ok(MicroBatch { inputs: ids()?, targets: ids()?, sequences })
                 };
                 let micro_batches = &(0..pipeline.size()).map(micro_batch).collect::<Result<Vec<_>>>()?;

@@ -4,9 +4,9 @@ use super::histogram::Histogram;
 use super::scales::{Scale, Scales, Slot};
 use super::values::Values;
 use crate::error::Result;
+use crate::layer_ranks::{LayerRanks, ShardPlace};
 use crate::mode::{Mode, Pass};
 use crate::operand::FrozenScale;
-use crate::tensor_ranks::ShardPlace;
 use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Output, Produced};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
@@ -52,7 +52,7 @@ impl Casts<'_> {
 
     /// This rank among those that divide the tensors of layers.
     pub fn place(&self) -> ShardPlace {
-        self.scales.tensor_ranks().place()
+        self.scales.layer_ranks().place()
     }
 
     /// Whether the ranks that divide the tensors of layers also divide the tokens between sublayers. In inference, which has few tokens, each
@@ -61,14 +61,19 @@ impl Casts<'_> {
         self.place().is_divided() && self.mode.pass != Pass::Inference
     }
 
+    /// The ranks that divide the tensors and the sequences of layers.
+    pub fn layer_ranks(&self) -> &dyn LayerRanks {
+        self.scales.layer_ranks()
+    }
+
     /// All rows of a matrix, of which this rank has `rows` if ranks divide tokens.
     pub fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
-        if self.divides_tokens() { self.scales.tensor_ranks().gather(name, rows) } else { Ok(rows.clone()) }
+        if self.divides_tokens() { self.scales.layer_ranks().gather(name, rows) } else { Ok(rows.clone()) }
     }
 
     /// `addend + Σ partial` over the ranks that divide tensors: this rank's rows if ranks divide tokens.
     pub fn sum(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
-        let ranks = self.scales.tensor_ranks();
+        let ranks = self.scales.layer_ranks();
         match addend {
             _ if self.divides_tokens() => ranks.sum_own_rows(name, partial, addend),
             Some(addend) => Ok(ops::add(&ranks.sum(name, partial)?, addend)?),
@@ -192,7 +197,7 @@ impl Casts<'_> {
     /// The ranks that divide the tensor compute one scale if their group shares it.
     pub fn own_scale(&mut self, slot: Slot, mut amax: Tensor) -> Result<FrozenScale> {
         if self.scales.amax_groups()[slot.index()].spans_tensor() {
-            amax = self.scales.tensor_ranks().largest(self.scales.name(slot), amax)?;
+            amax = self.scales.layer_ranks().largest(self.scales.name(slot), amax)?;
         }
         let scale = ops::take_scale(&mut amax, self.scales.format(slot), self.scales.current_scaling(slot))?;
         self.recorder.spare_amaxes.push(amax);

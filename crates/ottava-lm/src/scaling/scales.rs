@@ -2,9 +2,9 @@
 
 use super::amax_group::AmaxGroup;
 use crate::error::Result;
+use crate::layer_ranks::{LayerRanks, Undivided};
 use crate::operand::FrozenScale;
 use crate::recipe::{Cast, FirstStep, Scaling};
-use crate::tensor_ranks::{TensorRanks, Undivided};
 use ottava_tensor::ops::{CastScale, CurrentScaling, DelayedScales, DelayedScaling};
 use ottava_tensor::{DType, Device, Granularity, Tensor};
 use std::rc::Rc;
@@ -18,7 +18,7 @@ pub struct Slots {
     casts: Vec<(String, Cast)>,
     amax_groups: Vec<AmaxGroup>,
     /// The ranks that divide the tensors of the model's layers.
-    pub ranks: Rc<dyn TensorRanks>,
+    pub ranks: Rc<dyn LayerRanks>,
 }
 
 impl Default for Slots {
@@ -102,7 +102,7 @@ pub struct Scales {
     /// By slot.
     amax_groups: Vec<AmaxGroup>,
     /// The ranks that divide the tensors of layers.
-    ranks: Rc<dyn TensorRanks>,
+    ranks: Rc<dyn LayerRanks>,
     /// Histories and scales; without delayed scaling, only counts of infinities. `None` without casts.
     pub(super) arrays: Option<DelayedScales>,
     pub(super) delayed: Option<Delayed>,
@@ -138,7 +138,7 @@ impl Scales {
     }
 
     /// The ranks that divide the tensors of layers.
-    pub fn tensor_ranks(&self) -> &dyn TensorRanks {
+    pub fn layer_ranks(&self) -> &dyn LayerRanks {
         &*self.ranks
     }
 

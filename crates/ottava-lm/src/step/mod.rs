@@ -86,8 +86,9 @@ impl TrainStep {
         seq_len: usize,
         partition: Partition,
     ) -> Result<TrainStep> {
-        let (device, tokens, micro_batches) = (model.device(), rows * seq_len, schedule.micro_batches);
-        let sequences = Sequences::new(device, rows, seq_len)?;
+        let (device, micro_batches) = (model.device(), schedule.micro_batches);
+        let sequences = Sequences::divided(device, rows, seq_len, partition.ranks().sequence_place())?;
+        let tokens = sequences.positions.len();
         let ids = || {
             (0..micro_batches).map(|_| Ok(Tensor::zeros(device, &[tokens], DType::I32)?)).collect::<Result<Vec<_>>>()
         };
@@ -122,8 +123,9 @@ impl TrainStep {
     /// The same steps, with rows of at most `max_documents` documents each.
     pub fn with_documents(mut self, max_documents: usize) -> Result<TrainStep> {
         for MicroBatch { sequences, .. } in &mut self.micro_batches {
-            let Sequences { batch, seq_len, positions, .. } = &*sequences;
-            *sequences = Sequences::packed(positions.device(), *batch, *seq_len, batch * max_documents)?;
+            let Sequences { batch, seq_len, place, positions, .. } = &*sequences;
+            let own = Sequences::divided(positions.device(), *batch, *seq_len, *place)?;
+            *sequences = own.with_documents(batch * max_documents)?;
         }
         Ok(self)
     }
@@ -154,15 +156,17 @@ impl TrainStep {
     /// Loads a micro-batch for the next step.
     pub fn load(&mut self, micro_batch: usize, batch: &Batch) -> Result<()> {
         let MicroBatch { inputs, targets, sequences } = &mut self.micro_batches[micro_batch];
-        inputs.write_bytes(bytemuck::cast_slice(&batch.inputs))?;
-        targets.write_bytes(bytemuck::cast_slice(&batch.targets))?;
+        let own_targets = sequences.own(&batch.targets);
+        inputs.write_bytes(bytemuck::cast_slice(&sequences.own(&batch.inputs)))?;
+        targets.write_bytes(bytemuck::cast_slice(&own_targets))?;
         match (&batch.documents, sequences.cu_seqlens.is_some()) {
             (Some(lengths), true) => sequences.set_documents(lengths)?,
             (None, false) => {}
             _ => unreachable!("batches have documents if and only if the step was made for them"),
         }
-        self.target_tokens[micro_batch] = batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
-        self.padding[micro_batch] = batch.padding;
+        self.target_tokens[micro_batch] = own_targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
+        // Of the ranks that divide the sequences, the first one counts all.
+        self.padding[micro_batch] = if sequences.place.rank == 0 { batch.padding } else { 0 };
         Ok(())
     }
 

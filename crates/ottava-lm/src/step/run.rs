@@ -6,6 +6,7 @@ use super::program::Program;
 use crate::context::{DeferredWgrads, Sequences};
 use crate::data::Batch;
 use crate::error::{Error, Result};
+use crate::layer_ranks::ShardPlace;
 use crate::mode::{Pass, StepPrecision};
 use crate::models::{Decoder, StageSaved};
 use crate::optim::Optimizer;
@@ -26,18 +27,14 @@ pub struct MicroBatch {
 
 impl MicroBatch {
     /// A copy of `batch` on `device`.
-    pub fn new(batch: &Batch, device: &Device) -> Result<MicroBatch> {
-        let tensor = |ids: &[i32]| Tensor::from_slice(device, &[ids.len()], ids);
-        let (inputs, targets) = (tensor(&batch.inputs)?, tensor(&batch.targets)?);
-        let sequences = match &batch.documents {
-            None => Sequences::new(device, batch.rows, batch.seq_len)?,
-            Some(lengths) => {
-                let most = lengths.len().max(batch.rows);
-                let mut packed = Sequences::packed(device, batch.rows, batch.seq_len, most)?;
-                packed.set_documents(lengths)?;
-                packed
-            }
-        };
+    pub fn new(batch: &Batch, device: &Device, place: ShardPlace) -> Result<MicroBatch> {
+        let mut sequences = Sequences::divided(device, batch.rows, batch.seq_len, place)?;
+        if let Some(lengths) = &batch.documents {
+            sequences = sequences.with_documents(lengths.len().max(batch.rows))?;
+            sequences.set_documents(lengths)?;
+        }
+        let tensor = |ids: Vec<i32>| Tensor::from_slice(device, &[ids.len()], &ids);
+        let (inputs, targets) = (tensor(sequences.own(&batch.inputs))?, tensor(sequences.own(&batch.targets))?);
         Ok(MicroBatch { inputs, targets, sequences })
     }
 }
@@ -215,7 +212,7 @@ impl Execution<'_> {
 
     /// Outputs of stages and their gradients have the compute type, and the tokens of this rank, if ranks divide tokens.
     fn receive(&mut self, message: Message, micro_batch: usize) -> Result<()> {
-        let place = self.model.scaling().scales().tensor_ranks().place();
+        let place = self.model.scaling().scales().layer_ranks().place();
         let tokens = place.share(self.inputs.micro_batches[micro_batch].inputs.len());
         let shape = [tokens, self.model.config().channels];
         let tensor = Tensor::empty(self.model.device(), &shape, self.model.recipe().compute)?;

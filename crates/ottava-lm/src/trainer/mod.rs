@@ -92,12 +92,6 @@ impl Trainer {
         lock: Option<RunLock>,
     ) -> Result<Trainer> {
         let shape = config.parallel.mesh(world.size())?;
-        if shape.tensor > 1 {
-            return Err(Error::Config(format!(
-                "`parallel.tensor` is {}: checkpoints of divided tensors are not implemented yet, so only `ottava plan` and `ottava bench train` take it; set it to 1",
-                shape.tensor
-            )));
-        }
         let ranks = Rc::new(Ranks::new(world, shape, device)?);
         interrupt::forward_to(ranks.stopper());
         let lock = match lock {
@@ -174,8 +168,8 @@ impl Trainer {
         };
         let restored = restored();
         let mut run = ranks.together("the model", restored)?;
-        let stages = ranks.of_stages("digests of the weights that were loaded", &run.weights_digest)?;
-        let digest = stages.into_iter().fold(0, u64::wrapping_add);
+        let parts = ranks.of_parts("digests of the weights that were loaded", &run.weights_digest)?;
+        let digest = parts.into_iter().fold(0, u64::wrapping_add);
         ranks.expect_equal("the digest of the weights that were loaded", &format!("{digest:016x}"))?;
         if ranks.leads() {
             log_exceptions(&run.model, saved_casts.as_deref());
@@ -226,14 +220,14 @@ impl Trainer {
         })
     }
 
-    /// Trains to the end, calling `report` after each step; if samples are to be generated, each rank has its layers whole then. When `stop`
+    /// Trains to the end, calling `report` after each step; if samples are to be generated, slices of weights are gathered then. When `stop`
     /// becomes true on any rank, all save after the step in progress and return [`Error::Interrupted`].
     pub fn run(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
         let mut trained = self.train(stop, report);
         if trained.is_err() && self.ranks.size() == 1 {
             self.finish_save();
         }
-        if trained.is_ok() && !self.config.generation.prompts.is_empty() {
+        if trained.is_ok() && !self.config.generation.prompts.is_empty() && self.ranks.have_whole_model() {
             trained = self.run.step.partition().gather(&mut self.run.model);
         }
         // Ranks stop together.
@@ -557,7 +551,7 @@ impl Trainer {
     }
 
     /// The model and its tokenizer, after the run. What else is in memory is freed. With `load_best_model_at_end`, the model is that of the
-    /// best checkpoint; if ranks have different layers, it is loaded from the last one.
+    /// best checkpoint; if ranks have different parts of it, it is loaded from the last one.
     pub fn into_model(self) -> Result<(Decoder, Tokenizer)> {
         let best = self.best().filter(|(best, _)| best.step != self.step).map(|(_, path)| path);
         let Trainer { saver, run, tokenizer, config, sizes, ranks, .. } = self;
@@ -567,7 +561,7 @@ impl Trainer {
             drop(run);
             return Ok((model_of(&config, &sizes, &device, &Start::ResumeFrom(best))?, tokenizer));
         }
-        if ranks.pipeline().size() == 1 {
+        if ranks.have_whole_model() {
             return Ok((run.model, tokenizer));
         }
         let device = run.model.device().clone();

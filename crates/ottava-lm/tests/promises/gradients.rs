@@ -7,6 +7,7 @@ use crate::setup::{
     losses_and_gradients, quantize, sequences, training,
 };
 use ottava_lm::Result;
+use ottava_lm::layer_ranks::Undivided;
 use ottava_lm::layers::{
     Attention, AttentionConfig, Block, Branch, Embedding, Factor, Head, LLAMA, Mlp, MlpConfig, Names, Norm, NormConfig,
     QkNorm, Sublayer,
@@ -17,7 +18,6 @@ use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::param::{Builder, Loan, MemoryPolicy, Param, Purpose, Split};
 use ottava_lm::recompute::Recompute;
 use ottava_lm::scaling::{OneRank, ScalingState, Slots};
-use ottava_lm::tensor_ranks::Undivided;
 use ottava_tensor::ops::Activation::{self, SwiGlu};
 use ottava_tensor::ops::{Gelu, IGNORE_INDEX, NormKind, NormScope, RopePairs, cast, real_type, rope_table};
 use ottava_tensor::testing::{integers, normals, values};

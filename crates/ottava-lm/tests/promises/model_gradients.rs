@@ -4,12 +4,12 @@ use crate::setup::{
     Seeded, config, devices, dot, finish_step, fp8_recipes_on, gradients, losses_and_gradients, recipe, sequences,
     text, text_batch, unscaled_gradients,
 };
+use ottava_lm::layer_ranks::Undivided;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig, Span};
 use ottava_lm::param::{MemoryPolicy, Purpose, Resident};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
-use ottava_lm::tensor_ranks::Undivided;
 use ottava_tensor::ops::cast;
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};

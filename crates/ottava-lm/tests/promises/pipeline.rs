@@ -1,41 +1,30 @@
 //! Ranks that divide the layers train as one rank does, bit for bit.
 
-use crate::setup::{Seeded, batch, config, on_ranks, recipe, recipes};
+use crate::mesh::{Mesh, MeshRank, Seen, distance, rows};
+use crate::setup::{Seeded, config, on_ranks, recipe, recipes};
 use ottava_lm::data::Batch;
 use ottava_lm::evaluate::evaluate;
+use ottava_lm::layer_ranks::Undivided;
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
-use ottava_lm::models::{Decoder, DecoderConfig, Span};
-use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer, optimizer_tensors};
-use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Schedule, ScheduleKind, Zero, divide};
-use ottava_lm::param::{MemoryPolicy, Param, Purpose};
+use ottava_lm::models::{Decoder, DecoderConfig};
+use ottava_lm::optim::{AdamWOptimizer, Optimizer, optimizer_tensors};
+use ottava_lm::parallel::{Schedule, ScheduleKind, Zero};
+use ottava_lm::param::{MemoryPolicy, Param};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;
-use ottava_lm::step::TrainStep;
-use ottava_lm::tensor_ranks::Undivided;
-use ottava_tensor::Device;
-use ottava_tensor::comm::{Group, MeshShape};
-use ottava_tensor::ops::IGNORE_INDEX;
+use ottava_tensor::comm::Group;
 use ottava_tensor::testing::values;
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 const TOKENS: usize = 13;
 const STEPS: usize = 2;
 const MICRO_BATCHES: usize = 4;
-const ADAMW: AdamWConfig =
-    AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
-
 /// A run of a pipeline.
 #[derive(Clone)]
 struct Setup {
-    sizes: DecoderConfig,
-    recipe: Recipe,
-    memory: MemoryPolicy,
-    schedule: Schedule,
-    data: usize,
-    zero: Zero,
+    mesh: Mesh,
     /// The order of the stages; others than their own are a fault.
     order: Option<Vec<usize>>,
 }
@@ -44,17 +33,17 @@ impl Setup {
     fn new(recipe: &Recipe, kind: ScheduleKind, ranks: usize, stages: usize) -> Setup {
         let schedule = Schedule { kind, ranks, stages, micro_batches: MICRO_BATCHES };
         let (sizes, recipe, memory) = (llama(4, false), recipe.clone(), MemoryPolicy::FULL);
-        Setup { sizes, recipe, memory, schedule, data: 1, zero: Zero::Nothing, order: None }
+        let (zero, rows) = (Zero::Nothing, [1, TOKENS]);
+        Setup {
+            mesh: Mesh { sizes, recipe, memory, schedule, context: 1, tensor: 1, data: 1, zero, rows },
+            order: None,
+        }
     }
 
     /// The same run without a pipeline.
     fn whole(&self) -> Setup {
-        let schedule = Schedule::of_one_rank(self.schedule.micro_batches);
-        Setup { schedule, order: None, ..self.clone() }
-    }
-
-    fn ranks(&self) -> usize {
-        self.schedule.ranks * self.data
+        let schedule = Schedule::of_one_rank(self.mesh.schedule.micro_batches);
+        Setup { mesh: Mesh { schedule, ..self.mesh.clone() }, order: None }
     }
 }
 
@@ -66,55 +55,35 @@ fn llama(layers: usize, tied: bool) -> DecoderConfig {
     }))
 }
 
-/// What ranks are left with, by name.
-type Seen = BTreeMap<String, Vec<f64>>;
-
 /// One row of a step, with another number of targets in the first one.
 fn row(name: &str, row: usize, sizes: &DecoderConfig) -> Batch {
-    let name = format!("pipeline {name} {row}");
-    let [inputs, mut targets] = batch(&name, 1, TOKENS, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
-    if row == 0 {
-        targets[..TOKENS - 2].fill(IGNORE_INDEX);
-    }
-    Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: None, padding: 0 }
+    rows(&format!("pipeline {name} {row}"), [1, TOKENS], if row == 0 { 0..TOKENS - 2 } else { 0..0 }, sizes)
 }
 
 /// The steps and an evaluation of one rank.
-fn run(setup: &Setup, comm: Group) -> Seen {
-    let Setup { sizes, recipe, memory, schedule, data, zero, order } = setup;
-    let shape = MeshShape { pipeline: schedule.ranks, ..MeshShape::of_data(*data) };
-    let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
-    let costs = Decoder::describe(sizes, recipe).unwrap().layer_costs(TOKENS, false);
-    let all = divide(&costs, schedule.all_stages()).unwrap();
-    let span = |stage: usize| -> Span {
-        let number = schedule.number(ranks.pipeline().rank(), stage);
-        let blocks = all[order.as_ref().map_or(number, |order| order[number])].blocks.clone();
-        Span { blocks, ..all[number].clone() }
-    };
-    let spans: Vec<_> = (0..schedule.stages).map(span).collect();
-    let mut model =
-        Decoder::staged(sizes, recipe, &Device::Cpu, Purpose::Train(*memory), 32, &spans, Rc::new(Undivided)).unwrap();
-    let partition = Partition::new(&mut model, ranks.clone(), *zero, ReduceFormat::Stored, false).unwrap();
-    partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
-    let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
-    let mut work = TrainStep::shared(&model, *schedule, 1, TOKENS, partition).unwrap();
-    work.partition().quantize_weights(&mut model).unwrap();
+fn run(Setup { mesh, order }: &Setup, comm: Group) -> Seen {
+    let ranks = mesh.join(comm);
+    let rank = ranks.pipeline().rank();
+    let mut spans = mesh.spans(rank);
+    if let Some(order) = order {
+        spans[0].blocks = mesh.spans(order[rank])[0].blocks.clone();
+    }
+    let mut own = mesh.build(&ranks, &spans, Rc::new(Undivided), &mut Seeded { std: 0.1 });
+    own.work.partition().quantize_weights(&mut own.model).unwrap();
     let mut seen = Seen::new();
-    let (data_rank, data_ranks) = ranks.rows();
     for step in 0..STEPS {
-        for micro_batch in 0..schedule.micro_batches {
-            let number = micro_batch * data_ranks + data_rank;
-            work.load(micro_batch, &row(&format!("step {step}"), number, sizes)).unwrap();
-        }
-        let done = work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
+        own.load(|number| row(&format!("step {step}"), number, &mesh.sizes));
+        let MeshRank { model, optimizer, work, .. } = &mut own;
+        let done = work.run(model, optimizer, 1e-3, StepPrecision::Recipe).unwrap();
         seen.insert(format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]);
         if step == 0 {
             // Linear in the gradients.
-            seen.extend(moments(&mut model, &mut optimizer, "after the first step"));
+            seen.extend(moments(model, optimizer, "after the first step"));
         }
     }
+    let MeshRank { mut model, mut optimizer, work, .. } = own;
     work.partition().compare_replicas(&mut model, &mut optimizer, "at the end").unwrap();
-    let batches = (0..5).map(|number| Ok(row("evaluation", number, sizes)));
+    let batches = (0..5).map(|number| Ok(row("evaluation", number, &mesh.sizes)));
     let precision = StepPrecision::Recipe;
     let evaluation = evaluate(&mut model, batches, 100, precision, work.partition(), &mut |_| {}).unwrap();
     seen.insert("evaluation".into(), vec![evaluation.loss, evaluation.tokens as f64]);
@@ -146,7 +115,7 @@ fn moments(model: &mut Decoder, optimizer: &mut AdamWOptimizer, when: &str) -> V
 fn train(setup: &Setup) -> Seen {
     let mut seen = Seen::new();
     let own = setup.clone();
-    for of_rank in on_ranks(setup.ranks(), move |comm| run(&own, comm)) {
+    for of_rank in on_ranks(setup.mesh.ranks(), move |comm| run(&own, comm)) {
         for (name, values) in of_rank {
             let known = seen.entry(name.clone()).or_insert(values.clone());
             assert!(*known == values, "{name} differs between ranks");
@@ -190,10 +159,9 @@ fn recomputation_and_adapters_have_the_bits_of_one_rank() {
         for kind in [ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble] {
             for lora in [None, lora.clone()] {
                 let mut setup = Setup::new(&recipe(RecipeName::Fp8Delayed, Fp8Format::Auto), kind, 2, 1);
-                setup.memory.recompute = recompute;
-                setup.sizes.lora = lora;
+                (setup.mesh.memory.recompute, setup.mesh.sizes.lora) = (recompute, lora);
                 let found = difference(&train(&setup.whole()), &train(&setup));
-                assert_eq!(found, None, "{}, {}, {:?}", recompute.as_str(), kind.as_str(), setup.sizes.lora);
+                assert_eq!(found, None, "{}, {}, {:?}", recompute.as_str(), kind.as_str(), setup.mesh.sizes.lora);
             }
         }
     }
@@ -202,7 +170,8 @@ fn recomputation_and_adapters_have_the_bits_of_one_rank() {
 #[test]
 fn eight_stages_on_four_ranks_have_the_bits_of_one_rank() {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
-    let setup = Setup { sizes: llama(8, false), ..Setup::new(&recipe, ScheduleKind::Interleaved, 4, 2) };
+    let mut setup = Setup::new(&recipe, ScheduleKind::Interleaved, 4, 2);
+    setup.mesh.sizes = llama(8, false);
     assert_eq!(difference(&train(&setup.whole()), &train(&setup)), None);
 }
 
@@ -212,7 +181,8 @@ fn pipelines_that_share_a_step_have_the_bits_of_data_parallel_ranks() {
         for (kind, stages) in [(ScheduleKind::ZeroBubble, 1), (ScheduleKind::Interleaved, 2)] {
             for zero in [Zero::Nothing, Zero::OptimizerStates] {
                 let recipe = recipe(name, Fp8Format::Auto);
-                let setup = Setup { data: 2, zero, ..Setup::new(&recipe, kind, 2, stages) };
+                let mut setup = Setup::new(&recipe, kind, 2, stages);
+                (setup.mesh.data, setup.mesh.zero) = (2, zero);
                 let found = difference(&train(&setup.whole()), &train(&setup));
                 assert_eq!(found, None, "{}, {}, {zero:?}", name.as_str(), kind.as_str());
             }
@@ -224,13 +194,9 @@ fn pipelines_that_share_a_step_have_the_bits_of_data_parallel_ranks() {
 /// the largest distance is 4e-7.
 const TIED: f64 = 1e-5;
 
-fn largest_distance(expected: &Seen, got: &Seen) -> f64 {
-    let of = |(name, a): (&String, &Vec<f64>)| {
-        let apart = a.iter().zip(&got[name]).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
-        apart / a.iter().map(|a| a * a).sum::<f64>().sqrt().max(1e-30)
-    };
-    let compared = expected.iter().filter(|(name, _)| !name.starts_with("cast"));
-    compared.map(of).fold(0.0, f64::max)
+fn largest_distance(mut expected: Seen, mut got: Seen) -> f64 {
+    [&mut expected, &mut got].into_iter().for_each(|seen| seen.retain(|name, _| !name.starts_with("cast")));
+    distance(&expected, &got).0
 }
 
 #[test]
@@ -239,18 +205,21 @@ fn a_tied_head_is_trained_on_the_first_and_the_last_rank() {
     for (data, zero) in [(1, Zero::Nothing), (2, Zero::Nothing), (2, Zero::OptimizerStates)] {
         for ranks in [2, 4] {
             let kind = ScheduleKind::OneForwardOneBackward;
-            let setup = Setup { sizes: llama(4, true), data, zero, ..Setup::new(&recipe, kind, ranks, 1) };
+            let mut setup = Setup::new(&recipe, kind, ranks, 1);
+            (setup.mesh.sizes, setup.mesh.data, setup.mesh.zero) = (llama(4, true), data, zero);
             // Ranks that have the table twice have it alike, which `train` checks.
-            let distance = largest_distance(&train(&setup.whole()), &train(&setup));
+            let distance = largest_distance(train(&setup.whole()), train(&setup));
             assert!(distance < TIED, "{ranks} x {data} ranks: {distance:e}");
         }
     }
     // What an error of 1 % in the gradient of the table would look like.
-    let expected = train(&Setup { sizes: llama(4, true), ..Setup::new(&recipe, ScheduleKind::default(), 1, 1) });
+    let mut setup = Setup::new(&recipe, ScheduleKind::default(), 1, 1);
+    setup.mesh.sizes = llama(4, true);
+    let expected = train(&setup);
     let mut wrong = expected.clone();
     let table = "m of model.embed_tokens.weight after the first step";
     wrong.get_mut(table).expect("it is seen").iter_mut().for_each(|m| *m *= 1.01);
-    assert!(largest_distance(&expected, &wrong) > TIED);
+    assert!(largest_distance(expected, wrong) > TIED);
 }
 
 #[test]

@@ -1,14 +1,16 @@
 //! What the families share: small models, seeded weights and data, a plain training loop.
 
-use ottava_lm::checkpoint::Progress;
+use ottava_lm::checkpoint::slices::{FOLDER, SliceWriter};
+use ottava_lm::checkpoint::{CheckpointWriter, Contents, Progress};
 use ottava_lm::context::{Context, Sequences};
 use ottava_lm::data::{DataState, LoaderState};
+use ottava_lm::fs::RealFs;
 use ottava_lm::layers::{
     Block, BlockSaved, Branch, BranchSaved, Linear, LinearConfig, Norm, NormSaved, OperandCast, SavedOperand,
 };
 use ottava_lm::mode::{Mode, StepPrecision};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, InferenceBatch, KvCache, SequenceTokens, decoder_config};
-use ottava_lm::optim::{grad_norm, optimizer_tensors};
+use ottava_lm::optim::{Optimizer, grad_norm, optimizer_tensors};
 use ottava_lm::parallel::Partition;
 use ottava_lm::param::{Builder, FolderTensor, Init, Loan, MemoryPolicy, Param, Purpose, Split, WeightSource};
 use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling, WgradBlocks};
@@ -24,6 +26,7 @@ use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::io::Read;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::LazyLock;
 
 /// The CPU and, where there is one, the GPU.
@@ -568,4 +571,39 @@ pub fn progress(step: u64, model: &mut Decoder) -> Progress {
         pending: None,
         best: None,
     }
+}
+
+/// Writes a checkpoint into `folder`, together with all ranks; files of weights have at most `max_bytes`. Returns the files of weights that
+/// this rank has written.
+pub fn save_checkpoint(
+    folder: &Path,
+    step: u64,
+    max_bytes: usize,
+    model: &mut Decoder,
+    optimizer: &mut dyn Optimizer,
+    partition: &Partition,
+) -> Vec<String> {
+    let (ranks, progress) = (partition.ranks(), progress(step, model));
+    let mut begun = ranks.leads().then(|| CheckpointWriter::begin(&RealFs, folder, step).unwrap());
+    begun.iter_mut().for_each(|writer| writer.subfolder(FOLDER).unwrap());
+    let path = begun.as_ref().map_or(String::new(), |writer| writer.path().display().to_string());
+    let path = ranks.follow("a path", &path).unwrap();
+    let joined = || CheckpointWriter::join(&RealFs, Path::new(&path), step, &[FOLDER]);
+    let mut writer = begun.unwrap_or_else(joined);
+    let (contents, mut live) = Contents::with_files_of(max_bytes, model, optimizer, partition).unwrap();
+    let slices = contents.write(&mut writer, |name| Ok(live.get(name)?.read_bytes()?)).unwrap();
+    live.gather_rest().unwrap();
+    let files = writer.take_files();
+    let names: Vec<String> = files.keys().filter(|name| name.starts_with("model")).cloned().collect();
+    let all = ranks.all("files", Ok((files, slices))).unwrap();
+    if ranks.leads() {
+        let mut slices = SliceWriter::default();
+        for (files, index) in all {
+            writer.adopt(files);
+            slices.adopt(index);
+        }
+        slices.finish(&mut writer).unwrap();
+        writer.finish(json!(progress)).unwrap();
+    }
+    names
 }

@@ -1,8 +1,6 @@
 //! Ranks build a model from slices and write its weights together; nothing differs from one rank that has all.
 
-use crate::setup::{Seeded, on_ranks, recipe, tiny_llama};
-use ottava_lm::checkpoint::{CheckpointWriter, Contents};
-use ottava_lm::fs::RealFs;
+use crate::setup::{Seeded, on_ranks, recipe, save_checkpoint, tiny_llama};
 use ottava_lm::level::Level;
 use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer, optimizer_tensors};
@@ -11,7 +9,6 @@ use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_tensor::comm::{Group, MeshShape};
 use ottava_tensor::{Device, Tensor};
-use serde_json::json;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -97,29 +94,7 @@ fn save(folder: &Path, ranks: usize, zero: Zero) -> Vec<Vec<String>> {
     on_ranks(ranks, move |comm| {
         let (mut model, mut optimizer, partition, _) = build(Level::O0, zero, comm);
         partition.quantize_weights(&mut model).unwrap();
-        let ranks = partition.ranks();
-        let mut begun = ranks.leads().then(|| CheckpointWriter::begin(&RealFs, &folder, 1).unwrap());
-        begun.iter_mut().for_each(|writer| writer.subfolder("training").unwrap());
-        let path = begun.as_ref().map_or(String::new(), |writer| writer.path().display().to_string());
-        let path = ranks.follow("a path", &path).unwrap();
-        let joined = || CheckpointWriter::join(&RealFs, Path::new(&path), 1, &["training"]);
-        let mut writer = begun.unwrap_or_else(joined);
-        let (contents, mut live) = Contents::with_files_of(20_000, &mut model, &mut optimizer, &partition).unwrap();
-        let slices = contents.write(&mut writer, |name| Ok(live.get(name)?.read_bytes()?)).unwrap();
-        live.gather_rest().unwrap();
-        let files = writer.take_files();
-        let names: Vec<String> = files.keys().filter(|name| name.starts_with("model")).cloned().collect();
-        let all = ranks.all("files", Ok((files, slices))).unwrap();
-        if ranks.leads() {
-            let mut slices = ottava_lm::checkpoint::slices::SliceWriter::default();
-            for (files, index) in all {
-                writer.adopt(files);
-                slices.adopt(index);
-            }
-            slices.finish(&mut writer).unwrap();
-            writer.finish(json!({})).unwrap();
-        }
-        names
+        save_checkpoint(&folder, 1, 20_000, &mut model, &mut optimizer, &partition)
     })
 }
 

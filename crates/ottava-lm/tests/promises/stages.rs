@@ -1,6 +1,7 @@
 //! A step is a list of actions, and a model a list of stages: the order of micro-batches and the number of stages change no bit.
 
 use crate::setup::{Seeded, batch, gradients, on_device, recipe, recipes, sequences, tiny_llama};
+use ottava_lm::layer_ranks::Undivided;
 use ottava_lm::mode::{Pass, StepPrecision};
 use ottava_lm::models::{Decoder, Span};
 use ottava_lm::parallel::{Part, Partition};
@@ -9,7 +10,6 @@ use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;
 use ottava_lm::scaling::{CastRecord, OneRank};
 use ottava_lm::step::{Action, MicroBatch, Program, ProgramInputs};
-use ottava_lm::tensor_ranks::Undivided;
 use ottava_tensor::testing::values;
 use ottava_tensor::{Device, Tensor};
 use std::rc::Rc;

@@ -1,276 +1,13 @@
 //! Ranks that divide each layer train as one rank does, to rounding.
 
-use crate::setup::{Seeded, batch, config, on_ranks, recipe};
-use ottava_lm::Result;
-use ottava_lm::data::Batch;
-use ottava_lm::evaluate::evaluate;
+use crate::divided::{CODES, F32, Fault, Setup, families, llama, train};
+use crate::mesh::distance;
 use ottava_lm::lora::{Lora, Targets};
-use ottava_lm::mode::StepPrecision;
-use ottava_lm::models::{Decoder, DecoderConfig};
-use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer, optimizer_tensors};
-use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Schedule, ScheduleKind, TensorAxis, Zero, divide};
-use ottava_lm::param::{MemoryPolicy, Param, Purpose};
-use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
+use ottava_lm::parallel::Zero;
+use ottava_lm::recipe::RecipeName;
 use ottava_lm::recompute::Recompute;
-use ottava_lm::step::TrainStep;
-use ottava_lm::tensor_ranks::{ShardPlace, TensorRanks};
-use ottava_tensor::comm::{Group, MeshShape};
-use ottava_tensor::ops::{IGNORE_INDEX, add};
-use ottava_tensor::testing::values;
-use ottava_tensor::{DType, Device, Tensor};
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::rc::Rc;
-
-const ROWS: usize = 2;
-const TOKENS: usize = 32;
-const STEPS: usize = 2;
-const MICRO_BATCHES: usize = 2;
-const ADAMW: AdamWConfig =
-    AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
-
-/// A run of ranks that divide layers, and of ranks that divide rows.
-#[derive(Clone)]
-struct Setup {
-    sizes: DecoderConfig,
-    recipe: Recipe,
-    memory: MemoryPolicy,
-    tensor: usize,
-    pipeline: usize,
-    data: usize,
-    zero: Zero,
-    fault: Option<Fault>,
-}
-
-/// What the exchange of the first rank may do wrong.
-#[derive(Clone, Copy, Debug)]
-enum Fault {
-    /// It adds the residual connection twice.
-    DoubleAddend,
-    /// It reads its own rows in place of those of others.
-    MissingGather,
-    /// It reads the rows of the ranks in another order.
-    SwappedRows,
-    /// It computes scales from its own amaxes.
-    OwnScale,
-}
-
-/// The ranks of a tensor axis with a fault.
-struct Faulty {
-    ranks: TensorAxis,
-    fault: Fault,
-}
-
-impl TensorRanks for Faulty {
-    fn place(&self) -> ShardPlace {
-        self.ranks.place()
-    }
-
-    fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
-        let all = self.ranks.gather(name, rows)?;
-        let first = match self.fault {
-            Fault::MissingGather => [rows, rows],
-            Fault::SwappedRows => [&all.rows(rows.shape()[0], all.shape()[0])?, rows],
-            Fault::DoubleAddend | Fault::OwnScale => return Ok(all),
-        };
-        let mut wrong = all.duplicate()?;
-        wrong.copy_from(0, first[0])?;
-        wrong.copy_from(rows.shape()[0], first[1])?;
-        Ok(wrong)
-    }
-
-    fn sum_own_rows(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
-        let sum = self.ranks.sum_own_rows(name, partial, addend)?;
-        match (self.fault, addend) {
-            (Fault::DoubleAddend, Some(addend)) => Ok(add(&sum, addend)?),
-            _ => Ok(sum),
-        }
-    }
-
-    fn sum(&self, name: &str, x: Tensor) -> Result<Tensor> {
-        self.ranks.sum(name, x)
-    }
-
-    fn largest(&self, name: &str, x: Tensor) -> Result<Tensor> {
-        let own = x.duplicate()?;
-        let largest = self.ranks.largest(name, x)?;
-        Ok(if matches!(self.fault, Fault::OwnScale) { own } else { largest })
-    }
-}
-
-impl Setup {
-    fn new(keys: Value, name: RecipeName) -> Setup {
-        let (sizes, recipe, memory) = (config(keys), recipe(name, Fp8Format::Auto), MemoryPolicy::FULL);
-        Setup { sizes, recipe, memory, tensor: 1, pipeline: 1, data: 1, zero: Zero::Nothing, fault: None }
-    }
-}
-
-fn llama(more: Value) -> Value {
-    let mut keys = json!({
-        "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64,
-        "tie_word_embeddings": false,
-    });
-    let object = keys.as_object_mut().expect("an object");
-    object.extend(more.as_object().expect("an object").clone());
-    keys
-}
-
-/// Families that differ in what ranks divide: biases, fused and transposed tensors, norms of heads, norms after sublayers, parallel
-/// sublayers, learned positions, a tied head.
-fn families() -> Vec<(&'static str, Value)> {
-    vec![
-        ("llama", llama(json!({}))),
-        ("qwen2", llama(json!({"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": true}))),
-        ("qwen3", llama(json!({"architectures": ["Qwen3ForCausalLM"], "head_dim": 24}))),
-        ("phi3", llama(json!({"architectures": ["Phi3ForCausalLM"], "num_key_value_heads": 4}))),
-        (
-            "gemma2",
-            llama(json!({
-                "architectures": ["Gemma2ForCausalLM"], "head_dim": 16, "tie_word_embeddings": true, "sliding_window": 9,
-                "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0,
-                "hidden_activation": "gelu_pytorch_tanh",
-            })),
-        ),
-        (
-            "cohere",
-            llama(json!({
-                "architectures": ["CohereForCausalLM"], "use_qk_norm": true, "logit_scale": 0.25, "tie_word_embeddings": true,
-                "layer_norm_eps": 1e-5,
-            })),
-        ),
-        (
-            "gpt2",
-            json!({
-                "architectures": ["GPT2LMHeadModel"], "vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4,
-                "n_positions": 64, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
-                "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-            }),
-        ),
-    ]
-}
-
-/// What a run is left with, by name: whole tensors.
-type Seen = BTreeMap<String, Vec<f64>>;
-
-/// One micro-batch of a step, with ignored targets in it.
-fn rows(name: &str, number: usize, sizes: &DecoderConfig) -> Batch {
-    let name = format!("tensor {name} {number}");
-    let [inputs, mut targets] = batch(&name, ROWS, TOKENS, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
-    targets[3..9].fill(IGNORE_INDEX);
-    Batch { inputs, targets, rows: ROWS, seq_len: TOKENS, documents: None, padding: 0 }
-}
-
-/// What a rank has of a tensor of the folder: its elements, and their values.
-type Parts = Vec<(String, usize, Vec<usize>, Vec<f64>)>;
-
-/// The parts of the folder's tensors that `param` holds, with `values` of its elements.
-fn parts(param: &Param, what: &str, values: &[f64]) -> Parts {
-    let (mut start, mut parts) = (0, Vec::new());
-    for shard in &param.shards {
-        let end = start + shard.elements();
-        let elements = shard.folder_ranges(0..shard.elements()).into_iter().flatten().collect();
-        let name = format!("{what} of {}", shard.tensor.name);
-        parts.push((name, shard.tensor.elements(), elements, values[start..end].to_vec()));
-        start = end;
-    }
-    parts
-}
-
-/// The steps and an evaluation of one rank.
-fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
-    let Setup { sizes, recipe, memory, tensor, pipeline, data, zero, fault } = setup;
-    let shape = MeshShape { tensor: *tensor, pipeline: *pipeline, ..MeshShape::of_data(*data) };
-    let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
-    let axis = TensorAxis::new(ranks.clone());
-    let axis: Rc<dyn TensorRanks> = match fault.filter(|_| ranks.leads()) {
-        Some(fault) => Rc::new(Faulty { ranks: axis, fault }),
-        None => Rc::new(axis),
-    };
-    let micro_batches = MICRO_BATCHES / data;
-    let kind = ScheduleKind::OneForwardOneBackward;
-    let schedule = Schedule { kind, ranks: *pipeline, stages: 1, micro_batches };
-    let costs = Decoder::describe(sizes, recipe).unwrap().layer_costs(TOKENS, false);
-    let span = divide(&costs, *pipeline).unwrap().swap_remove(schedule.number(ranks.pipeline().rank(), 0));
-    let purpose = Purpose::Train(*memory);
-    let mut model = Decoder::staged(sizes, recipe, &Device::Cpu, purpose, 32, &[span], axis).unwrap();
-    let partition = Partition::new(&mut model, ranks.clone(), *zero, ReduceFormat::Stored, false).unwrap();
-    partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
-    let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
-    let mut work = TrainStep::shared(&model, schedule, ROWS, TOKENS, partition).unwrap();
-    work.partition().quantize_weights(&mut model).unwrap();
-    let (mut numbers, mut all) = (Vec::new(), Parts::new());
-    let (data_rank, data_ranks) = ranks.rows();
-    for step in 0..STEPS {
-        for micro_batch in 0..micro_batches {
-            let number = micro_batch * data_ranks + data_rank;
-            work.load(micro_batch, &rows(&format!("step {step}"), number, sizes)).unwrap();
-        }
-        let done = work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
-        numbers.extend([done.loss, done.grad_norm]);
-        if step == 0 {
-            // Linear in the gradients.
-            for (param, states) in
-                model.parameters().into_iter().zip(optimizer.states()).filter(|(p, _)| !p.is_sliced())
-            {
-                let kept = optimizer_tensors(&mut param.weights, states);
-                let moment = kept.into_iter().find(|kept| kept.kind == "m").map(|kept| values(kept.tensor));
-                all.extend(parts(param, "gradient", &moment.expect("AdamW has moments")));
-            }
-        }
-    }
-    work.partition().compare_replicas(&mut model, &mut optimizer, "at the end").unwrap();
-    let batches = (0..3).map(|number| Ok(rows("evaluation", number, sizes)));
-    let precision = StepPrecision::Recipe;
-    let evaluation = evaluate(&mut model, batches, 100, precision, work.partition(), &mut |_| {}).unwrap();
-    numbers.extend([evaluation.loss, evaluation.tokens as f64]);
-    for param in model.parameters() {
-        all.extend(parts(param, "weight", &values(&work.partition().value(param).unwrap())));
-    }
-    ranks.finish().unwrap();
-    (numbers, all)
-}
-
-/// What all ranks are left with. What several have is equal, unless a fault is planted.
-fn train(setup: &Setup) -> Seen {
-    let mut seen = Seen::new();
-    let (own, is_sound) = (setup.clone(), setup.fault.is_none());
-    for (numbers, parts) in on_ranks(setup.tensor * setup.pipeline * setup.data, move |comm| run(&own, comm)) {
-        let known = seen.entry("losses and norms".into()).or_insert(numbers.clone());
-        assert!(*known == numbers || !is_sound, "losses and norms differ between ranks");
-        for (name, whole, elements, values) in parts {
-            let known = seen.entry(name.clone()).or_insert(vec![f64::NAN; whole]);
-            for (element, value) in elements.into_iter().zip(values) {
-                let known = &mut known[element];
-                assert!(
-                    known.is_nan() || *known == value || !is_sound,
-                    "{name}, element {element}, differs between ranks"
-                );
-                *known = value;
-            }
-        }
-    }
-    assert!(seen.values().flatten().all(|value| !value.is_nan()), "a part is on no rank");
-    seen
-}
-
-/// The largest distance, relative to the norm of a tensor, and its name.
-fn distance(expected: &Seen, got: &Seen) -> (f64, String) {
-    let names = |seen: &Seen| seen.keys().cloned().collect::<Vec<_>>();
-    assert_eq!(names(expected), names(got));
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-    let of = |(name, a): (&String, &Vec<f64>)| {
-        let apart = norm(&mut a.iter().zip(&got[name]).map(|(a, b)| a - b));
-        (apart / norm(&mut a.iter().copied()).max(1e-30), name.clone())
-    };
-    expected.iter().map(of).max_by(|a, b| a.0.total_cmp(&b.0)).expect("a model has tensors")
-}
-
-/// Sums of partial products are in another order.
-const F32: f64 = 2e-5;
-
-/// Besides, some values are cast to a neighbouring code.
-const CODES: f64 = 5e-3;
+use ottava_tensor::DType;
+use serde_json::json;
 
 #[test]
 fn every_family_trains_as_on_one_rank() {
@@ -278,7 +15,7 @@ fn every_family_trains_as_on_one_rank() {
         let alone = Setup::new(keys, RecipeName::Fp32);
         let mut expected = train(&alone);
         for tensor in [2, 4] {
-            let mut got = train(&Setup { tensor, ..alone.clone() });
+            let mut got = train(&alone.on([1, 1, 1, tensor]));
             // The gradient of a bias of keys is rounding alone, by whose size AdamW divides it.
             let is_noise = |name: &str| name.starts_with("weight") && name.ends_with("c_attn.bias");
             expected.retain(|name, _| !is_noise(name));
@@ -303,10 +40,10 @@ fn an_error_of_one_percent_is_found() {
 #[test]
 fn faults_of_the_exchange_are_found() {
     let mut alone = Setup::new(llama(json!({})), RecipeName::Fp8Current);
-    alone.recipe.compute = DType::F32;
+    alone.mesh.recipe.compute = DType::F32;
     let expected = train(&alone);
     for fault in [Fault::DoubleAddend, Fault::MissingGather, Fault::SwappedRows, Fault::OwnScale] {
-        let (apart, _) = distance(&expected, &train(&Setup { tensor: 2, fault: Some(fault), ..alone.clone() }));
+        let (apart, _) = distance(&expected, &train(&Setup { fault: Some(fault), ..alone.on([1, 1, 1, 2]) }));
         assert!(apart > CODES, "{fault:?}: {apart:.1e}");
     }
 }
@@ -317,9 +54,9 @@ fn recomputation_and_adapters_train_as_on_one_rank() {
     for recompute in Recompute::ALL {
         for lora in [None, lora.clone()] {
             let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);
-            (alone.memory.recompute, alone.sizes.lora) = (recompute, lora);
-            let (apart, name) = distance(&train(&alone), &train(&Setup { tensor: 2, ..alone.clone() }));
-            let what = format!("{}, adapters {}", recompute.as_str(), alone.sizes.lora.is_some());
+            (alone.mesh.memory.recompute, alone.mesh.sizes.lora) = (recompute, lora);
+            let (apart, name) = distance(&train(&alone), &train(&alone.on([1, 1, 1, 2])));
+            let what = format!("{}, adapters {}", recompute.as_str(), alone.mesh.sizes.lora.is_some());
             assert!(apart < F32, "{what}: {name} is {apart:.1e} apart");
         }
     }
@@ -328,9 +65,10 @@ fn recomputation_and_adapters_train_as_on_one_rank() {
 #[test]
 fn ranks_of_both_axes_train_as_on_one_rank() {
     for zero in Zero::ALL {
-        let alone = Setup { zero, ..Setup::new(llama(json!({})), RecipeName::Fp32) };
+        let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);
+        alone.mesh.zero = zero;
         let mut expected = train(&alone);
-        let got = train(&Setup { tensor: 2, data: 2, ..alone });
+        let got = train(&alone.on([2, 1, 1, 2]));
         // Ranks with slices have no whole moments.
         expected.retain(|name, _| got.contains_key(name));
         let (apart, name) = distance(&expected, &got);
@@ -342,10 +80,10 @@ fn ranks_of_both_axes_train_as_on_one_rank() {
 fn ranks_of_three_axes_train_as_on_one_rank() {
     for zero in [Zero::Nothing, Zero::OptimizerStates] {
         for name in [RecipeName::Fp32, RecipeName::Fp8Delayed, RecipeName::Fp8Current] {
-            let mut alone = Setup { zero, ..Setup::new(llama(json!({})), name) };
-            alone.recipe.compute = DType::F32;
+            let mut alone = Setup::new(llama(json!({})), name);
+            (alone.mesh.zero, alone.mesh.recipe.compute) = (zero, DType::F32);
             let mut expected = train(&alone);
-            let got = train(&Setup { tensor: 2, pipeline: 2, data: 2, ..alone });
+            let got = train(&alone.on([2, 2, 1, 2]));
             expected.retain(|name, _| got.contains_key(name));
             let (apart, tensor_name) = distance(&expected, &got);
             // Data ranks scale gradients by their own amaxes.
@@ -363,7 +101,7 @@ fn every_recipe_trains_as_on_one_rank() {
     for name in RecipeName::ALL.into_iter().filter(|name| *name != RecipeName::Fp16) {
         let keys = || llama(if name == RecipeName::Fp8Block { wide.clone() } else { json!({}) });
         let mut alone = Setup::new(keys(), name);
-        alone.recipe.compute = DType::F32;
+        alone.mesh.recipe.compute = DType::F32;
         let expected = train(&alone);
         let bound = match name {
             RecipeName::Fp8Row => distance(&train(&Setup::new(keys(), RecipeName::Fp32)), &expected).0,
@@ -372,7 +110,7 @@ fn every_recipe_trains_as_on_one_rank() {
             _ => CODES,
         };
         for tensor in if name == RecipeName::Fp8Block { vec![2] } else { vec![2, 4] } {
-            let (apart, tensor_name) = distance(&expected, &train(&Setup { tensor, ..alone.clone() }));
+            let (apart, tensor_name) = distance(&expected, &train(&alone.on([1, 1, 1, tensor])));
             let what = format!("{} on {tensor} ranks: {tensor_name} is {apart:.1e} apart", name.as_str());
             assert!(apart < bound, "{what}, not below {bound:.1e}");
             eprintln!("{what}");
@@ -385,7 +123,7 @@ fn every_recipe_trains_as_on_one_rank() {
 fn every_recipe_has_the_losses_of_one_rank() {
     for name in RecipeName::ALL.into_iter().filter(|name| *name != RecipeName::Fp16) {
         let alone = Setup::new(llama(json!({})), name);
-        let losses = |tensor| train(&Setup { tensor, ..alone.clone() })["losses and norms"].clone();
+        let losses = |tensor| train(&alone.on([1, 1, 1, tensor]))["losses and norms"].clone();
         let (expected, got) = (losses(1), losses(2));
         let apart = expected.iter().zip(got).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
         assert!(apart < 0.015, "{}: {apart:.1e}", name.as_str());

@@ -8,6 +8,7 @@ mod bias;
 mod cast;
 mod checksum;
 mod chunks;
+mod column_parts;
 mod column_scales;
 mod compress;
 mod cross_entropy;
@@ -48,6 +49,7 @@ pub use attention::{
 pub use bias::{add_bias, bias_gradient};
 pub use cast::cast;
 pub use checksum::checksums;
+pub use column_parts::{divide_columns, join_columns};
 pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unscale_columns};
 pub use compress::{CompressedTensor, SavedActivation, compress, decompress};
 pub use cross_entropy::{

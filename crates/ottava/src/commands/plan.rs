@@ -196,7 +196,7 @@ struct Programs {
 impl Programs {
     /// The programs of each rank of the pipeline of a model whose head `is_tied` to its embedding.
     fn of_ranks(config: &RunConfig, is_tied: bool) -> Result<Vec<Programs>> {
-        let reductions = Reductions::for_step(config.parallel.data.max(1), config.parallel.zero);
+        let reductions = Reductions::for_step(config.parallel.reducing(), config.parallel.zero);
         let schedule = config.parallel.schedule(config.training.gradient_accumulation_steps)?;
         let evaluation = Schedule { micro_batches: schedule.ranks, ..schedule };
         let of_rank = |rank| Programs {

@@ -235,10 +235,8 @@ fn plan_counts_communication_and_predicts_overlap() {
     for operand in ["input", "weight", "grad_output"] {
         assert!(fp8.contains(&format!(" casts of {operand}: the maximum over data x context")), "{fp8}");
     }
-    let context = ["plan", "run.toml", "--set", "parallel.context=2"];
-    run.fail(&context, 1, &["`parallel.context` is 2", "not implemented yet; set it to 1"]);
-    let tensor = ["train", "run.toml", "--ranks", "2", "--set", "parallel.tensor=2"];
-    run.fail(&tensor, 1, &["`parallel.tensor` is 2", "only `ottava plan` and `ottava bench train` take it"]);
+    let expert = ["plan", "run.toml", "--set", "parallel.expert=2"];
+    run.fail(&expert, 1, &["`parallel.expert` is 2", "not implemented yet; set it to 1"]);
     let plan = json(&run.succeed(&[&two[..], &["--step-ms", "5", "--json"]].concat()));
     let communication = &plan["communication"];
     assert_eq!((&communication["zero"], communication["units"].as_array().unwrap().len()), (&2.into(), 3));

@@ -9,6 +9,7 @@ mod generate;
 mod hostile;
 mod inspect;
 mod kill;
+mod layer_axes;
 mod pipeline;
 mod rank_faults;
 mod ranks;

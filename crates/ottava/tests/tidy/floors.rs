@@ -45,7 +45,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("capture", 3),
             ("mode", 3),
             ("operand", 3),
-            ("tensor_ranks", 3),
+            ("layer_ranks", 3),
             ("context", 3),
             ("param", 3),
             ("recipe", 3),

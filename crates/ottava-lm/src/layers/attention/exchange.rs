@@ -1,0 +1,70 @@
+//! The exchange of tokens for heads among ranks that divide sequences (DeepSpeed-Ulysses; Jacobs et al. 2023, arXiv:2309.14509).
+//!
+//! Before attention, a rank has all `H` heads of its tokens, which are consecutive tokens of each of the `B` sequences of `S` tokens;
+//! attention needs all tokens of `H / W` heads.
+
+use super::{Attention, AttentionConfig};
+use crate::context::{Context, Sequences};
+use crate::error::Result;
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{AttentionSpec, divide_columns, join_columns};
+
+impl Attention {
+    /// Columns of Q, K and V.
+    pub(super) fn qkv_widths(&self) -> [usize; 3] {
+        let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
+        [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+    }
+
+    /// Columns of the output of attention.
+    pub(super) fn output_widths(&self) -> [usize; 1] {
+        [self.config.heads * self.config.head_dim]
+    }
+
+    /// What this rank computes of attention over `sequences`: its share of the heads.
+    pub(super) fn spec_of_rank(&self, sequences: &Sequences) -> AttentionSpec {
+        let (place, spec) = (sequences.place, &self.spec);
+        AttentionSpec { heads: place.share(spec.heads), kv_heads: place.share(spec.kv_heads), ..*spec }
+    }
+
+    /// All tokens of this rank's heads `[B·S, C / W]`, from this rank's tokens of all heads: `x` `[B·S / W, C]`, with sections of heads of
+    /// these `widths`.
+    pub(super) fn heads_for_tokens(&self, x: Tensor, widths: &[usize], context: &Context) -> Result<Tensor> {
+        let Sequences { batch, place, .. } = *context.sequences;
+        if !place.is_divided() {
+            return Ok(x);
+        }
+        let parts = divide_columns(&x, widths, place.ranks)?;
+        drop(x);
+        let parts = self.exchange(&parts, context)?;
+        let [ranks, tokens, width] = parts.dims("heads of all tokens")?;
+        // By rank and sequence, to by sequence and rank.
+        let by_sequence = match batch {
+            1 => parts,
+            _ => divide_columns(&parts.reshape(&[ranks, tokens * width])?, &[tokens * width], batch)?,
+        };
+        Ok(by_sequence.reshape(&[ranks * tokens, width])?)
+    }
+
+    /// This rank's tokens of all heads `[B·S / W, C]`: the inverse of [`Attention::heads_for_tokens`].
+    pub(super) fn tokens_for_heads(&self, x: Tensor, widths: &[usize], context: &Context) -> Result<Tensor> {
+        let Sequences { batch, place, .. } = *context.sequences;
+        if !place.is_divided() {
+            return Ok(x);
+        }
+        let [tokens, width] = x.dims("tokens of this rank's heads")?;
+        let by_rank = match batch {
+            1 => x,
+            _ => divide_columns(&x.reshape(&[batch, tokens / batch * width])?, &[tokens / batch * width], place.ranks)?,
+        };
+        let parts = by_rank.reshape(&[place.ranks, tokens / place.ranks, width])?;
+        drop(by_rank);
+        Ok(join_columns(&self.exchange(&parts, context)?, widths)?)
+    }
+
+    fn exchange(&self, parts: &Tensor, context: &Context) -> Result<Tensor> {
+        let ranks = context.casts.layer_ranks();
+        assert_eq!(ranks.sequence_place(), context.sequences.place, "the model was built for these ranks");
+        ranks.exchange(&self.name, parts)
+    }
+}

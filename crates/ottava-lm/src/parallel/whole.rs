@@ -1,0 +1,37 @@
+//! Whole weights of parameters that ranks divide.
+
+use super::Partition;
+use crate::error::Result;
+use crate::param::Param;
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::transpose;
+
+impl Partition {
+    /// [`Partition::value`] of a parameter with the shards of all ranks of the tensor axis, as on a single rank. All ranks must call it for
+    /// the same parameters in the same order.
+    pub fn whole_value(&self, param: &Param) -> Result<Tensor> {
+        let (own, place) = (self.value(param)?, self.ranks().tensor_place());
+        if !place.is_divided() || param.is_whole() {
+            return Ok(own);
+        }
+        // Columns become rows, which are contiguous.
+        let by_columns = param.shards[0].dim == 1;
+        let own = if by_columns { transpose(&own)? } else { own };
+        let (all, rows) = (self.ranks().gather_tensor_rows(param.name(), &own)?, own.shape()[0]);
+        drop(own);
+        let (mut whole, mut first, mut at) = (all.empty_like()?, 0, 0);
+        // Fused tensors have several shards.
+        for shards in param.shards.chunk_by(|a, b| a.tensor.name == b.tensor.name) {
+            for shard in shards {
+                let end = at + shard.range.len();
+                for rank in 0..place.ranks {
+                    let part = all.rows(rank * rows + at, rank * rows + end)?;
+                    whole.copy_from(first + shard.first_of(rank, place), &part)?;
+                }
+                at = end;
+            }
+            first += shards[0].tensor.shape[shards[0].dim];
+        }
+        Ok(if by_columns { transpose(&whole)? } else { whole })
+    }
+}

@@ -1,0 +1,268 @@
+//! What promises about ranks that divide layers share: runs, faults in the exchange of activations, and what all ranks are left with.
+
+use crate::mesh::{Mesh, MeshRank, Seen, rows};
+use crate::setup::{Seeded, config, on_ranks, recipe};
+use ottava_lm::Result;
+use ottava_lm::data::Batch;
+use ottava_lm::evaluate::evaluate;
+use ottava_lm::layer_ranks::{LayerRanks, ShardPlace};
+use ottava_lm::mode::StepPrecision;
+use ottava_lm::optim::{Optimizer, optimizer_tensors};
+use ottava_lm::parallel::{LayerAxes, Schedule, Zero};
+use ottava_lm::param::{MemoryPolicy, Param};
+use ottava_lm::recipe::{Fp8Format, RecipeName};
+use ottava_tensor::Tensor;
+use ottava_tensor::comm::Group;
+use ottava_tensor::ops::add;
+use ottava_tensor::testing::values;
+use serde_json::{Value, json};
+use std::rc::Rc;
+
+pub const ROWS: usize = 2;
+pub const TOKENS: usize = 32;
+const STEPS: usize = 2;
+const MICRO_BATCHES: usize = 2;
+
+/// The documents of a row.
+const DOCUMENTS: [usize; 4] = [5, 14, 1, 12];
+/// A run on ranks, of which the first may have a fault.
+#[derive(Clone)]
+pub struct Setup {
+    pub mesh: Mesh,
+    pub fault: Option<Fault>,
+    /// Whether attention sees the edges of documents.
+    pub documents: bool,
+}
+
+/// What the exchange of the first rank may do wrong.
+#[derive(Clone, Copy, Debug)]
+pub enum Fault {
+    /// It adds the residual connection twice.
+    DoubleAddend,
+    /// It reads its own rows in place of those of others.
+    MissingGather,
+    /// It reads the rows of the ranks in another order.
+    SwappedRows,
+    /// It computes scales from its own amaxes.
+    OwnScale,
+    /// It attends to its own tokens in place of those of others.
+    MissingExchange,
+    /// It takes the tokens of each rank for those of another.
+    SwappedTokens,
+}
+
+/// The ranks of a tensor axis with a fault.
+struct Faulty {
+    ranks: LayerAxes,
+    fault: Fault,
+}
+
+impl LayerRanks for Faulty {
+    fn place(&self) -> ShardPlace {
+        self.ranks.place()
+    }
+
+    fn sequence_place(&self) -> ShardPlace {
+        self.ranks.sequence_place()
+    }
+
+    fn exchange(&self, name: &str, parts: &Tensor) -> Result<Tensor> {
+        let received = self.ranks.exchange(name, parts)?;
+        match self.fault {
+            Fault::MissingExchange => Ok(parts.clone()),
+            Fault::SwappedTokens => {
+                let mut wrong = received.duplicate()?;
+                wrong.copy_from(0, &received.rows(1, 2)?)?;
+                wrong.copy_from(1, &received.rows(0, 1)?)?;
+                Ok(wrong)
+            }
+            _ => Ok(received),
+        }
+    }
+
+    fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
+        let all = self.ranks.gather(name, rows)?;
+        let first = match self.fault {
+            Fault::MissingGather => [rows, rows],
+            Fault::SwappedRows => [&all.rows(rows.shape()[0], all.shape()[0])?, rows],
+            _ => return Ok(all),
+        };
+        let mut wrong = all.duplicate()?;
+        wrong.copy_from(0, first[0])?;
+        wrong.copy_from(rows.shape()[0], first[1])?;
+        Ok(wrong)
+    }
+
+    fn sum_own_rows(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+        let sum = self.ranks.sum_own_rows(name, partial, addend)?;
+        match (self.fault, addend) {
+            (Fault::DoubleAddend, Some(addend)) => Ok(add(&sum, addend)?),
+            _ => Ok(sum),
+        }
+    }
+
+    fn sum(&self, name: &str, x: Tensor) -> Result<Tensor> {
+        self.ranks.sum(name, x)
+    }
+
+    fn largest(&self, name: &str, x: Tensor) -> Result<Tensor> {
+        let own = x.duplicate()?;
+        let largest = self.ranks.largest(name, x)?;
+        Ok(if matches!(self.fault, Fault::OwnScale) { own } else { largest })
+    }
+}
+
+impl Setup {
+    pub fn new(keys: Value, name: RecipeName) -> Setup {
+        let (sizes, recipe, memory) = (config(keys), recipe(name, Fp8Format::Auto), MemoryPolicy::FULL);
+        let (schedule, zero) = (Schedule::of_one_rank(MICRO_BATCHES), Zero::Nothing);
+        let mesh = Mesh { sizes, recipe, memory, schedule, context: 1, tensor: 1, data: 1, zero, rows: [ROWS, TOKENS] };
+        Setup { mesh, fault: None, documents: false }
+    }
+
+    /// The same run on `data` x `pipeline` x `context` x `tensor` ranks.
+    pub fn on(&self, [data, pipeline, context, tensor]: [usize; 4]) -> Setup {
+        let schedule = Schedule { ranks: pipeline, micro_batches: MICRO_BATCHES / data, ..self.mesh.schedule };
+        Setup { mesh: Mesh { schedule, context, tensor, data, ..self.mesh.clone() }, fault: None, ..self.clone() }
+    }
+}
+
+pub fn llama(more: Value) -> Value {
+    let mut keys = json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64,
+        "tie_word_embeddings": false,
+    });
+    let object = keys.as_object_mut().expect("an object");
+    object.extend(more.as_object().expect("an object").clone());
+    keys
+}
+
+/// Families that differ in what ranks divide: biases, fused and transposed tensors, norms of heads, norms after sublayers, parallel
+/// sublayers, learned positions, a tied head.
+pub fn families() -> Vec<(&'static str, Value)> {
+    vec![
+        ("llama", llama(json!({}))),
+        ("qwen2", llama(json!({"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": true}))),
+        ("qwen3", llama(json!({"architectures": ["Qwen3ForCausalLM"], "head_dim": 24}))),
+        ("phi3", llama(json!({"architectures": ["Phi3ForCausalLM"], "num_key_value_heads": 4}))),
+        (
+            "gemma2",
+            llama(json!({
+                "architectures": ["Gemma2ForCausalLM"], "head_dim": 16, "tie_word_embeddings": true, "sliding_window": 9,
+                "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0,
+                "hidden_activation": "gelu_pytorch_tanh",
+            })),
+        ),
+        (
+            "cohere",
+            llama(json!({
+                "architectures": ["CohereForCausalLM"], "use_qk_norm": true, "logit_scale": 0.25, "tie_word_embeddings": true,
+                "layer_norm_eps": 1e-5,
+            })),
+        ),
+        (
+            "gpt2",
+            json!({
+                "architectures": ["GPT2LMHeadModel"], "vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4,
+                "n_positions": 64, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+                "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+            }),
+        ),
+    ]
+}
+
+/// One micro-batch of a step, with ignored targets in it.
+fn micro_batch(setup: &Setup, name: &str, number: usize) -> Batch {
+    let batch = rows(&format!("tensor {name} {number}"), [ROWS, TOKENS], 3..9, &setup.mesh.sizes);
+    Batch { documents: setup.documents.then(|| [DOCUMENTS; ROWS].concat()), ..batch }
+}
+
+/// What a rank has of a tensor of the folder: its elements, and their values.
+type Parts = Vec<(String, usize, Vec<usize>, Vec<f64>)>;
+
+/// The parts of the folder's tensors that `param` holds, with `values` of its elements.
+fn parts(param: &Param, what: &str, values: &[f64]) -> Parts {
+    let (mut start, mut parts) = (0, Vec::new());
+    for shard in &param.shards {
+        let end = start + shard.elements();
+        let elements = shard.folder_ranges(0..shard.elements()).into_iter().flatten().collect();
+        let name = format!("{what} of {}", shard.tensor.name);
+        parts.push((name, shard.tensor.elements(), elements, values[start..end].to_vec()));
+        start = end;
+    }
+    parts
+}
+
+/// The steps and an evaluation of one rank.
+fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
+    let Setup { mesh, fault, documents } = setup;
+    let ranks = mesh.join(comm);
+    let axis = LayerAxes::new(ranks.clone());
+    let axis: Rc<dyn LayerRanks> = match fault.filter(|_| ranks.leads()) {
+        Some(fault) => Rc::new(Faulty { ranks: axis, fault }),
+        None => Rc::new(axis),
+    };
+    let mut own = mesh.build(&ranks, &mesh.spans(ranks.pipeline().rank()), axis, &mut Seeded { std: 0.1 });
+    if *documents {
+        own.work = own.work.with_documents(DOCUMENTS.len()).unwrap();
+    }
+    own.work.partition().quantize_weights(&mut own.model).unwrap();
+    let (mut numbers, mut all) = (Vec::new(), Parts::new());
+    for step in 0..STEPS {
+        own.load(|number| micro_batch(setup, &format!("step {step}"), number));
+        let MeshRank { model, optimizer, work, .. } = &mut own;
+        let done = work.run(model, optimizer, 1e-3, StepPrecision::Recipe).unwrap();
+        numbers.extend([done.loss, done.grad_norm]);
+        if step == 0 {
+            // Linear in the gradients.
+            for (param, states) in
+                model.parameters().into_iter().zip(optimizer.states()).filter(|(p, _)| !p.is_sliced())
+            {
+                let kept = optimizer_tensors(&mut param.weights, states);
+                let moment = kept.into_iter().find(|kept| kept.kind == "m").map(|kept| values(kept.tensor));
+                all.extend(parts(param, "gradient", &moment.expect("AdamW has moments")));
+            }
+        }
+    }
+    let MeshRank { mut model, mut optimizer, work, .. } = own;
+    work.partition().compare_replicas(&mut model, &mut optimizer, "at the end").unwrap();
+    let batches = (0..3).map(|number| Ok(micro_batch(setup, "evaluation", number)));
+    let precision = StepPrecision::Recipe;
+    let evaluation = evaluate(&mut model, batches, 100, precision, work.partition(), &mut |_| {}).unwrap();
+    numbers.extend([evaluation.loss, evaluation.tokens as f64]);
+    for param in model.parameters() {
+        all.extend(parts(param, "weight", &values(&work.partition().value(param).unwrap())));
+    }
+    ranks.finish().unwrap();
+    (numbers, all)
+}
+
+/// What all ranks are left with. What several have is equal, unless a fault is planted.
+pub fn train(setup: &Setup) -> Seen {
+    let mut seen = Seen::new();
+    let (own, is_sound) = (setup.clone(), setup.fault.is_none());
+    for (numbers, parts) in on_ranks(setup.mesh.ranks(), move |comm| run(&own, comm)) {
+        let known = seen.entry("losses and norms".into()).or_insert(numbers.clone());
+        assert!(*known == numbers || !is_sound, "losses and norms differ between ranks");
+        for (name, whole, elements, values) in parts {
+            let known = seen.entry(name.clone()).or_insert(vec![f64::NAN; whole]);
+            for (element, value) in elements.into_iter().zip(values) {
+                let known = &mut known[element];
+                assert!(
+                    known.is_nan() || *known == value || !is_sound,
+                    "{name}, element {element}, differs between ranks"
+                );
+                *known = value;
+            }
+        }
+    }
+    assert!(seen.values().flatten().all(|value| !value.is_nan()), "a part is on no rank");
+    seen
+}
+
+/// Sums of partial products are in another order.
+pub const F32: f64 = 2e-5;
+
+/// Besides, some values are cast to a neighbouring code.
+pub const CODES: f64 = 5e-3;

@@ -1,0 +1,141 @@
+//! Ranks that divide the tensors of each layer, or the tokens of each sequence, as processes on the CPU.
+
+use crate::ranks::{children, end, losses, signal, spawn, train};
+use crate::setup::{Run, steps};
+use std::fs;
+
+/// Settings of all runs: products in FP8, as many tokens as four ranks divide, and samples at the end.
+const COMMON: [&str; 5] = [
+    "recipe=fp8-delayed",
+    "lr_scheduler_type=constant",
+    "async_save=false",
+    "data.max_length=64",
+    "generation.prompts=[\"line 4\"]",
+];
+
+/// A model whose heads, columns and vocabulary four ranks divide.
+fn inputs() -> Run {
+    let run = Run::new();
+    for (from, to) in [
+        ("\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2"),
+        (
+            "\"num_attention_heads\": 2, \"num_key_value_heads\": 1",
+            "\"num_attention_heads\": 4, \"num_key_value_heads\": 4",
+        ),
+    ] {
+        run.replace("model/config.json", from, to);
+    }
+    run
+}
+
+fn args(settings: &[&str], more: &[&str]) -> Vec<String> {
+    let settings = COMMON.iter().chain(settings).flat_map(|setting| ["--set", setting]);
+    let all = train(&settings.chain(more.iter().copied()).collect::<Vec<_>>());
+    all.into_iter().map(String::from).collect()
+}
+
+fn go(run: &Run, settings: &[&str], more: &[&str]) -> String {
+    let args = args(settings, more);
+    run.succeed(&args.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Sums over ranks have another order, so some values are cast to a neighbouring code.
+fn expect_near(run: &Run, alone: &Run, what: &str) {
+    let (got, expected) = (losses(run), losses(alone));
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
+        assert!((got / expected - 1.0).abs() < 2e-3, "{what}, step {}: {got} and {expected}", step + 1);
+    }
+}
+
+#[test]
+fn ranks_of_every_mesh_train_as_one_process_does() {
+    let alone = inputs();
+    let samples = go(&alone, &["max_steps=3"], &[]);
+    for (ranks, settings) in [
+        ("2", &["parallel.tensor=2"][..]),
+        ("4", &["parallel.tensor=4", "recompute=full", "async_save=true"]),
+        ("4", &["parallel.tensor=2", "parallel.zero=1", "parallel.check_replicas=1"]),
+        ("4", &["parallel.tensor=2", "parallel.pipeline=2", "pipeline_schedule=zero-bubble"]),
+        ("8", &["parallel.tensor=2", "parallel.pipeline=2", "parallel.zero=1"]),
+        ("2", &["parallel.context=2", "parallel.check_replicas=1"]),
+        ("4", &["parallel.context=4", "recompute=attention", "parallel.zero=3"]),
+        ("4", &["parallel.context=2", "parallel.tensor=2"]),
+        ("4", &["parallel.context=2", "parallel.pipeline=2"]),
+    ] {
+        let run = inputs();
+        let said = go(&run, &[&["max_steps=3"], settings].concat(), &["--ranks", ranks]);
+        expect_near(&run, &alone, &format!("{settings:?}"));
+        assert_eq!(said.lines().count(), samples.lines().count(), "{settings:?}: samples of the whole model");
+        assert_eq!(run.ottava(&["eval", "run/checkpoints/checkpoint-3", "--data", "text.txt"]).status.code(), Some(0));
+    }
+}
+
+#[test]
+fn a_run_resumes_with_other_tensor_ranks() {
+    let unbroken = inputs();
+    go(&unbroken, &["max_steps=8"], &[]);
+    let run = inputs();
+    for (steps, ranks, settings) in [
+        ("max_steps=2", "2", &["parallel.tensor=2"][..]),
+        ("max_steps=4", "4", &["parallel.tensor=4"]),
+        ("max_steps=5", "1", &[]),
+        ("max_steps=6", "4", &["parallel.tensor=2", "parallel.pipeline=2"]),
+        ("max_steps=7", "4", &["parallel.context=2", "parallel.zero=1"]),
+        ("max_steps=8", "4", &["parallel.tensor=2", "parallel.zero=3"]),
+    ] {
+        let resume = if steps == "max_steps=2" { &[][..] } else { &["--resume"] };
+        go(&run, &[&[steps], settings].concat(), &[&["--ranks", ranks], resume].concat());
+    }
+    assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=8).collect::<Vec<_>>());
+    expect_near(&run, &unbroken, "six meshes");
+}
+
+#[test]
+fn adapters_train_on_tensor_ranks() {
+    let base = inputs();
+    go(&base, &["max_steps=1"], &[]);
+    let adapted = ["model.path=run/checkpoints/checkpoint-1", "model.init=pretrained", "lora.r=2", "max_steps=2"];
+    let train = |folder: &str, more: &[&str], ranks: &[&str]| {
+        go(&base, &[&adapted[..], &[&format!("output_dir={folder}")], more].concat(), ranks);
+        fs::metadata(base.path(&format!("{folder}/checkpoints/checkpoint-2/adapter_model.safetensors"))).unwrap().len()
+    };
+    assert_eq!(train("alone", &[], &[]), train("divided", &["parallel.tensor=2"], &["--ranks", "2"]));
+}
+
+#[test]
+fn a_signal_or_a_dead_rank_ends_all_ranks() {
+    let settings = ["max_steps=100000", "save_steps=5", "parallel.tensor=2", "parallel.context=2"];
+    for (name, victim) in [("-TERM", 2), ("-KILL", 1)] {
+        let run = inputs();
+        let args = args(&settings, &["--ranks", "4"]);
+        let mut child = spawn(&run, &args.iter().map(String::as_str).collect::<Vec<_>>());
+        // The save after step 5 is complete.
+        run.wait_for_steps(&mut child, 8);
+        let others = children(&child);
+        signal(name, others[victim - 1]);
+        let (code, error) = end(child, &others);
+        let expected = if name == "-TERM" { (75, "stopped by a signal after step") } else { (5, "rank 1") };
+        assert_eq!(code, Some(expected.0), "{error}");
+        assert!(error.contains(expected.1), "{error}");
+        let more = format!("max_steps={}", losses(&run).len() + 1);
+        go(&run, &[&more], &["--resume"]);
+    }
+}
+
+#[test]
+fn layers_that_do_not_divide_are_errors() {
+    let run = Run::new();
+    let fails = |settings: &[&str], words: &str| {
+        let args = args(settings, &["--ranks", "2"]);
+        run.fail(&args.iter().map(String::as_str).collect::<Vec<_>>(), 1, &[words]);
+    };
+    fails(&["parallel.tensor=2"], "1 key and value head");
+    fails(&["parallel.context=2"], "set `parallel.context` to a divisor of 1");
+    fails(&["parallel.context=2", "data.max_length=63"], "do not divide evenly");
+    fails(&["parallel.tensor=2", "optimizer.name=muon"], "`optimizer.name` is muon, which transforms whole matrices");
+    fails(&["parallel.tensor=2", "data.max_length=20"], "divide multiples of 32");
+    run.replace("model/config.json", "\"num_key_value_heads\": 1", "\"num_key_value_heads\": 2");
+    fails(&["parallel.tensor=2", "level=coat"], "groups of 128 values do not divide the");
+    assert!(!run.path("run/metrics.jsonl").exists(), "nothing was trained");
+}
