@@ -3,6 +3,7 @@
 mod auto;
 mod conflicts;
 mod data;
+mod datasets;
 mod effects;
 mod flags;
 mod import;
