@@ -184,6 +184,21 @@ impl RunConfig {
             self.validates(),
             format!("`training.{key}` is set, and the run has no validation documents; set `data.val_files` or `data.val_set_size`"),
         );
+        let validated = self
+            .datasets()
+            .into_iter()
+            .filter(|set| !set.name.is_empty() && (self.data.val_set_size > 0.0 || !set.val_files.is_empty()));
+        let prefixes = [String::new()].into_iter().chain(validated.map(|set| format!("{}_", set.name)));
+        let metrics: Vec<String> =
+            prefixes.flat_map(|of| ["loss", "bits_per_byte"].map(|metric| format!("eval_{of}{metric}"))).collect();
+        problems.demand(
+            metrics.contains(&t.metric_for_best_model),
+            format!(
+                "`training.metric_for_best_model` is {:?}; an evaluation of this run has {}",
+                t.metric_for_best_model,
+                metrics.join(", ")
+            ),
+        );
         problems.demand(
             from_zero(t.early_stopping_threshold),
             "`training.early_stopping_threshold` must not be negative or infinite",

@@ -375,3 +375,22 @@ fn mistakes_in_data_sets_are_named() {
     let error = load(&format!("datasets = [\"a\"]\n{SMALL}"), &[]).unwrap_err().to_string();
     assert!(error.contains("tables of [[data.datasets]], each with `name`"), "{error}");
 }
+
+#[test]
+fn evaluations_are_compared_by_a_metric_that_they_have() {
+    let set = |settings: &[&str]| load(&mixture("weight = 1\n"), settings);
+    let best = "load_best_model_at_end=true";
+    set(&[best, "eval_steps=5", "metric_for_best_model=eval_b_loss"]).unwrap();
+    for (settings, expected) in [
+        (&[best][..], "`training.load_best_model_at_end` is set and `training.eval_steps` is 0"),
+        (&[best, "eval_steps=5", "val_set_size=0"], "the run has no validation documents"),
+        (
+            &["early_stopping_patience=2", "eval_steps=5", "metric_for_best_model=eval_c_loss"],
+            "has eval_loss, eval_bits_per_byte, eval_a_loss,",
+        ),
+        (&["early_stopping_patience=2", "eval_steps=5", "early_stopping_threshold=-1"], "must not be negative"),
+    ] {
+        let error = set(settings).unwrap_err().to_string();
+        assert!(error.contains(expected), "{settings:?}: {error}");
+    }
+}

@@ -445,7 +445,8 @@ impl Trainer {
         let t = &self.config.training;
         let Some(evaluation) = evaluation.filter(|_| t.compares_evaluations()) else { return Ok(false) };
         let value = evaluation.metric(&t.metric_for_best_model)?;
-        let is_best = Best::update(&mut self.best, self.step, value, t.early_stopping_threshold);
+        let threshold = t.early_stopping_threshold;
+        let is_best = Best::update(&mut self.best, self.step, &t.metric_for_best_model, value, threshold);
         if t.load_best_model_at_end {
             self.saver.keep_best(self.best.as_ref().map(|best| best.step));
         }
@@ -490,7 +491,9 @@ impl Trainer {
         let Some(files) = &mut self.files else { return Ok(()) };
         files.lock.check()?;
         let number = |key: &str| values.get(key).and_then(Value::as_f64);
-        let mut scalars = Vec::new();
+        let sets = evaluation.iter().flat_map(|evaluation| &evaluation.sets);
+        let sets: Vec<_> = sets.map(|(name, set)| (format!("eval/{name}_loss"), set.loss)).collect();
+        let mut scalars: Vec<(&str, f64)> = sets.iter().map(|(tag, loss)| (tag.as_str(), *loss)).collect();
         for (tag, key) in
             [("train/loss", "loss"), ("train/learning_rate", "learning_rate"), ("train/grad_norm", "grad_norm")]
         {

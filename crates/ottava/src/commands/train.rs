@@ -139,6 +139,9 @@ impl Train {
 /// Completions of the configured prompts, each with its prompt.
 fn samples(trainer: Trainer, config: &RunConfig) -> Result<Vec<String>> {
     let g = &config.generation;
+    if g.prompts.is_empty() {
+        return Ok(Vec::new());
+    }
     let (model, tokenizer) = trainer.into_model()?;
     let mut requests = Vec::new();
     for (prompt, number) in g.prompts.iter().zip(0..) {
