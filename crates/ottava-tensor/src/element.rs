@@ -143,7 +143,23 @@ macro_rules! narrow {
         }
     })* };
 }
-narrow!(f16, bf16, E4M3, E5M2);
+narrow!(f16, E4M3, E5M2);
+
+impl Float for bf16 {
+    type Real = f32;
+    #[inline(always)]
+    fn load(self) -> f32 {
+        self.to_f32()
+    }
+    /// Branch-free, so that loops over it vectorise.
+    #[inline(always)]
+    fn store(x: f32) -> bf16 {
+        let bits = x.to_bits();
+        let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
+        let quiet = bits >> 16 | 0x40;
+        bf16::from_bits(if bits & 0x7FFF_FFFF > 0x7F80_0000 { quiet } else { rounded } as u16)
+    }
+}
 
 /// Runs a body once for the floating-point type that `dtype` names: `with_float!(x.dtype(), S => cpu::op::<S>(…))`.
 /// The caller has checked that the tag is a floating-point one.

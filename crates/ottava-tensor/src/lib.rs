@@ -20,6 +20,7 @@ pub mod stored;
 pub mod tensor;
 pub mod testing;
 pub mod tracker;
+mod wide;
 
 pub use capability::{Capability, Feature};
 pub use device::{Device, MemoryKind};

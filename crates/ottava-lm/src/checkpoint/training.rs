@@ -111,11 +111,12 @@ impl Contents {
         };
         let (device, copy) = (model.device().clone(), model.copy());
         // Of the ranks that have the same elements, the first one writes them.
-        let (is_first, is_first_of_tensors) =
-            (ranks.sharing(Shared::Slices).rank() == 0, ranks.tensor_place().rank == 0);
+        let (is_first, place) = (ranks.sharing(Shared::Slices).rank() == 0, ranks.tensor_place());
+        let is_first_of_tensors = place.rank == 0;
         let mut params = model.parameters();
         for (param, states) in params.iter_mut().zip(optimizer.states()) {
-            let (slice, is_whole) = (param.is_sliced().then(|| param.slice()), param.is_whole());
+            let slice = param.is_sliced().then(|| param.slice());
+            let is_whole = param.is_whole() || !place.is_divided();
             if slice.is_none() && !is_first || is_whole && !is_first_of_tensors || Some(param.id()) == copy {
                 continue;
             }

@@ -16,6 +16,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("granularity", 0),
             ("parts", 0),
             ("poison", 0),
+            ("wide", 0),
             ("cuda", 1),
             ("host_transfer", 1),
             ("device", 1),

@@ -4,6 +4,7 @@ use super::{AttentionInput, AttentionSpec, HeadView};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use crate::ops::real_type;
+use crate::wide::wide;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -61,32 +62,59 @@ impl AttentionSpec {
     }
 }
 
-/// `out[j] = Σ_d q[d] · kt[d, first + j]` for `out.len()` columns of `kt` `[D, S]`.
-fn products<R: Real>(q: &[R], kt: &[R], first: usize, out: &mut [R]) {
-    let stride = kt.len() / q.len();
-    out.fill(R::default());
-    for (d, &q) in q.iter().enumerate() {
-        for (out, &k) in out.iter_mut().zip(&kt[d * stride + first..]) {
-            *out += q * k;
+wide! {
+    /// `out[j] = Σ_d q[d] · kt[d, first + j]` for `out.len()` columns of `kt` `[D, S]`.
+    fn products[R: Real](q: &[R], kt: &[R], first: usize, out: &mut [R]) {
+        let stride = kt.len() / q.len();
+        out.fill(R::default());
+        for (d, &q) in q.iter().enumerate() {
+            for (out, &k) in out.iter_mut().zip(&kt[d * stride + first..]) {
+                *out += q * k;
+            }
         }
     }
-}
 
-/// `out += factor · x`.
-fn accumulate<R: Real>(out: &mut [R], factor: R, x: &[R]) {
-    for (out, &x) in out.iter_mut().zip(x) {
-        *out += factor * x;
+    /// `out[c] += Σ_j factors[j] · x[j, c]` for `x` `[J, C]`, in the order of `j`.
+    fn accumulate[R: Real](out: &mut [R], factors: &[R], x: &[R]) {
+        for (&factor, x) in factors.iter().zip(x.chunks_exact(out.len())) {
+            for (out, &x) in out.iter_mut().zip(x) {
+                *out += factor * x;
+            }
+        }
     }
-}
 
-/// Softmax of scores in place; returns the log-sum-exp, −∞ without scores.
-pub(in crate::ops) fn softmax<R: Real>(scores: &mut [R]) -> R {
-    let largest = scores.iter().copied().reduce(|a, b| if b > a { b } else { a });
-    let Some(largest) = largest else { return R::of(f64::NEG_INFINITY) };
-    scores.iter_mut().for_each(|s| *s = (*s - largest).exp());
-    let sum: R = scores.iter().copied().sum();
-    scores.iter_mut().for_each(|s| *s = *s / sum);
-    largest + sum.ln()
+    /// `out[j, c] += factors[j] · x[c]` for `out` `[J, C]`.
+    fn accumulate_rows[R: Real](out: &mut [R], factors: &[R], x: &[R]) {
+        for (out, &factor) in out.chunks_exact_mut(x.len()).zip(factors) {
+            for (out, &x) in out.iter_mut().zip(x) {
+                *out += factor * x;
+            }
+        }
+    }
+
+    /// Softmax of scores in place; returns the log-sum-exp, −∞ without scores.
+    pub(in crate::ops) fn softmax[R: Real](scores: &mut [R]) -> R {
+        let largest = scores.iter().copied().reduce(|a, b| if b > a { b } else { a });
+        let Some(largest) = largest else { return R::of(f64::NEG_INFINITY) };
+        scores.iter_mut().for_each(|s| *s = (*s - largest).exp());
+        let sum: R = scores.iter().copied().sum();
+        scores.iter_mut().for_each(|s| *s = *s / sum);
+        largest + sum.ln()
+    }
+
+    /// From products of query and keys in `p` and of the gradient of the output and values in `ds`: the probabilities, and the gradients by
+    /// the unscaled products.
+    fn probabilities[R: Real](p: &mut [R], ds: &mut [R], lse: R, delta: R, spec: &AttentionSpec) {
+        let scale = R::of(spec.scale);
+        for (p, ds) in p.iter_mut().zip(ds) {
+            let score = spec.score(*p);
+            *p = (score - lse).exp();
+            *ds = *p * (*ds - delta) * scale;
+            if let Some(slope) = spec.slope(score) {
+                *ds = *ds * slope;
+            }
+        }
+    }
 }
 
 /// Scratch bytes of forward: the widened outputs of all heads, and per thread Q, K, V and Kᵀ of one head.
@@ -148,9 +176,7 @@ fn forward<S: Float>(
                 products(&q[i * dim..][..dim], &kt, visible.start, p);
                 p.iter_mut().for_each(|p| *p = spec.score(*p));
                 *lse = softmax(p);
-                for (&p, v) in p.iter().zip(v[visible.start * value_dim..].chunks_exact(value_dim)) {
-                    accumulate(o, p, v);
-                }
+                accumulate(o, p, &v[visible.start * value_dim..]);
             }
             o
         })
@@ -231,26 +257,18 @@ fn head_backward<R: Real>(
     spec: &AttentionSpec,
     [dq, dk, dv]: [&mut [R]; 3],
 ) {
-    let (dim, value_dim, scale) = (spec.head_dim, spec.value_dim, R::of(spec.scale));
+    let (dim, value_dim) = (spec.head_dim, spec.value_dim);
     let keys = k.len() / dim;
-    let (mut p, mut dp) = (vec![R::default(); keys], vec![R::default(); keys]);
+    let (mut p, mut ds) = (vec![R::default(); keys], vec![R::default(); keys]);
     for (i, visible) in visible.iter().enumerate() {
         let (row, value_row) = (i * dim..(i + 1) * dim, i * value_dim..(i + 1) * value_dim);
-        let (p, dp) = (&mut p[visible.clone()], &mut dp[visible.clone()]);
+        let (p, ds) = (&mut p[visible.clone()], &mut ds[visible.clone()]);
         products(&q[row.clone()], kt, visible.start, p);
-        products(&d_o[value_row.clone()], vt, visible.start, dp);
+        products(&d_o[value_row.clone()], vt, visible.start, ds);
         let delta: R = d_o[value_row.clone()].iter().zip(&o[value_row.clone()]).map(|(&a, &b)| a * b).sum();
-        for (j, (&p, &dp)) in visible.clone().zip(p.iter().zip(dp.iter())) {
-            let score = spec.score(p);
-            let probability = (score - lse[i]).exp();
-            let mut ds = probability * (dp - delta) * scale;
-            if let Some(slope) = spec.slope(score) {
-                ds = ds * slope;
-            }
-            let column = j * dim..(j + 1) * dim;
-            accumulate(&mut dv[j * value_dim..(j + 1) * value_dim], probability, &d_o[value_row.clone()]);
-            accumulate(&mut dk[column.clone()], ds, &q[row.clone()]);
-            accumulate(&mut dq[row.clone()], ds, &k[column]);
-        }
+        probabilities(p, ds, lse[i], delta, spec);
+        accumulate_rows(&mut dv[visible.start * value_dim..], p, &d_o[value_row]);
+        accumulate_rows(&mut dk[visible.start * dim..], ds, &q[row.clone()]);
+        accumulate(&mut dq[row], ds, &k[visible.start * dim..]);
     }
 }

@@ -1,5 +1,6 @@
 use super::IGNORE_INDEX;
 use crate::element::{Float, Real, with_float};
+use crate::wide::wide;
 use crate::{DType, Tensor};
 use rayon::prelude::*;
 
@@ -65,14 +66,39 @@ fn replace_by_gradient<S: Float>(
     scale: S::Real,
     cap: Option<S::Real>,
 ) {
-    for (v, logit) in logits.iter_mut().enumerate() {
-        let onehot = S::Real::of(f64::from(Some(v) == target));
-        let value = capped(logit.load(), cap);
-        let gradient = ((value - lse).exp() - onehot) * scale;
-        *logit = S::store(match cap {
-            Some(cap) => gradient * (S::Real::of(1.0) - value / cap * (value / cap)),
-            None => gradient,
-        });
+    let one = S::Real::of(1.0);
+    let slope = |value| cap.map(|cap| one - value / cap * (value / cap));
+    let at_target = target.map(|target| {
+        let value = capped(logits[target].load(), cap);
+        let gradient = ((value - lse).exp() - one) * scale;
+        (target, S::store(slope(value).map_or(gradient, |slope| gradient * slope)))
+    });
+    match cap {
+        None => softmax_gradient(logits, lse, scale),
+        Some(_) => logits.iter_mut().for_each(|logit| {
+            let value = capped(logit.load(), cap);
+            let gradient = (value - lse).exp() * scale;
+            *logit = S::store(slope(value).map_or(gradient, |slope| gradient * slope));
+        }),
+    }
+    if let Some((target, gradient)) = at_target {
+        logits[target] = gradient;
+    }
+}
+
+wide! {
+    /// `scale · e^(logit - lse)`.
+    fn softmax_gradient[S: Float](logits: &mut [S], lse: S::Real, scale: S::Real) {
+        for logit in logits {
+            *logit = S::store((logit.load() - lse).exp() * scale);
+        }
+    }
+
+    /// `e^(logit - largest)`.
+    fn exponentials[S: Float](logits: &[S], largest: S::Real, out: &mut [S::Real]) {
+        for (out, logit) in out.iter_mut().zip(logits) {
+            *out = (logit.load() - largest).exp();
+        }
     }
 }
 
@@ -142,6 +168,16 @@ fn log_sum_exp<S: Float>(logits: &[S], cap: Option<S::Real>) -> S::Real {
     let values = logits.iter().map(|l| capped(l.load(), cap));
     let largest = values.clone().reduce(|a, b| if b > a { b } else { a }).expect("a vocabulary");
     // F64: a sum over a long vocabulary loses digits in F32.
-    let sum: f64 = values.map(|value| (value - largest).exp().to_f64()).sum();
+    let sum: f64 = match cap {
+        Some(_) => values.map(|value| (value - largest).exp().to_f64()).sum(),
+        None => {
+            let (mut buffer, mut sum) = ([S::Real::default(); 256], 0.0);
+            for logits in logits.chunks(buffer.len()) {
+                exponentials(logits, largest, &mut buffer);
+                buffer[..logits.len()].iter().for_each(|value| sum += value.to_f64());
+            }
+            sum
+        }
+    };
     largest + S::Real::of(sum).ln()
 }

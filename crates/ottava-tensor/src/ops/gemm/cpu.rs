@@ -2,14 +2,15 @@
 //! added in order. The sum is multiplied by the scales, the addend is added, and the result is rounded once. With block scales, each
 //! partial sum is multiplied by its two scales before it is added.
 //!
-//! Products of FP8 or 16-bit values are exact in F32, so FMA gives the same bits as separate operations and is used where available. F32
-//! operands are always multiplied and added with two roundings.
+//! F32 products are multiplied and added with one rounding, by FMA. Products of FP8 or 16-bit values are exact in F32, so machines without
+//! FMA compute the same bits with separate operations.
 
 use super::Operand;
 use super::few_rows;
 use super::packed::{BLOCK, Scales, pack, panel};
 use crate::element::{Float, Real};
 use crate::ops::real_type;
+use crate::wide::wide;
 use crate::{DType, Result, Tensor};
 use rayon::prelude::*;
 
@@ -33,7 +34,7 @@ pub(super) fn gemm(a: Operand, b: Operand, out: &mut Tensor, add: bool) -> Resul
     if x.0.dtype() == DType::F64 {
         let (x, y) = (pack::<f64, MR>(x, m, k), pack::<f64, NR>(y, n, k));
         tiles(out.host_mut::<f64>(), n, add, |i, j| {
-            f64::tile::<false>(panel::<_, MR>(&x, k, i), panel::<_, NR>(&y, k, j))
+            portable::<f64, false>(panel::<_, MR>(&x, k, i), panel::<_, NR>(&y, k, j))
         });
         return Ok(());
     }
@@ -51,17 +52,13 @@ pub(super) fn gemm(a: Operand, b: Operand, out: &mut Tensor, add: bool) -> Resul
         }
         (Some(a), Some(b)) => store(out, n, add, |i, j| {
             let (x, y) = panels(i, j);
-            let (a, b, mut sums) = (a.panel::<MR>(i, 0), b.panel::<NR>(j, 0), f32::tile::<true>(x, y));
+            let (a, b, mut sums) = (a.panel::<MR>(i, 0), b.panel::<NR>(j, 0), tile(x, y, true));
             scale(&mut sums, &a, &b);
             sums
         }),
-        _ if exact => store(out, n, add, |i, j| {
-            let (x, y) = panels(i, j);
-            f32::tile::<true>(x, y)
-        }),
         _ => store(out, n, add, |i, j| {
             let (x, y) = panels(i, j);
-            f32::tile::<false>(x, y)
+            tile(x, y, exact)
         }),
     }
     Ok(())
@@ -77,7 +74,7 @@ fn scale(sums: &mut Sums<f32>, a: &[f32; MR], b: &[f32; NR]) {
 fn blocks((x, y): (&[f32], &[f32]), length: usize, a: Scales, b: Scales, i: usize, j: usize) -> Sums<f32> {
     let mut total = [[0.0; NR]; MR];
     for (block, (x, y)) in x.chunks(MR * length).zip(y.chunks(NR * length)).enumerate() {
-        let mut sums = f32::tile::<true>(x, y);
+        let mut sums = tile(x, y, true);
         scale(&mut sums, &a.panel(i, block), &b.panel(j, block));
         total.as_flattened_mut().iter_mut().zip(sums.as_flattened()).for_each(|(total, sum)| *total += sum);
     }
@@ -101,48 +98,40 @@ fn tiles<D: Float>(out: &mut [D], n: usize, add: bool, tile: impl Fn(usize, usiz
             for (i, out) in out.chunks_mut(MR * n).enumerate() {
                 let sums = tile(task * ROW_TILES + i, j);
                 for (out, sums) in out.chunks_mut(n).zip(&sums) {
-                    for (out, &sum) in out[j * NR..].iter_mut().zip(sums) {
-                        *out = D::store(if add { sum + out.load() } else { sum });
-                    }
+                    store_row(&mut out[j * NR..], sums, add);
                 }
             }
         }
     });
 }
 
+wide! {
+    fn store_row[D: Float](out: &mut [D], sums: &[D::Real; NR], add: bool) {
+        for (out, &sum) in out.iter_mut().zip(sums) {
+            *out = D::store(if add { sum + out.load() } else { sum });
+        }
+    }
+}
+
 /// A register tile `[MR, NR]`.
 type Sums<R> = [[R; NR]; MR];
 
-/// Computes register tiles over all of `K`, from a panel of each operand.
-trait Tile: Real {
-    fn tile<const FUSED: bool>(a: &[Self], b: &[Self]) -> Sums<Self>;
-}
-
-impl Tile for f64 {
-    fn tile<const FUSED: bool>(a: &[f64], b: &[f64]) -> Sums<f64> {
-        portable::<f64, FUSED>(a, b)
-    }
-}
-
-impl Tile for f32 {
-    /// With the widest vector instructions available.
-    fn tile<const FUSED: bool>(a: &[f32], b: &[f32]) -> Sums<f32> {
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx512f") {
-                // SAFETY: the feature was detected on this machine just above.
-                return unsafe { x86::avx512::<FUSED>(a, b) };
-            }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                // SAFETY: both features were detected on this machine just above.
-                return unsafe { x86::avx2::<FUSED>(a, b) };
-            }
-            // Without FMA, two instructions give the same bits.
-            portable::<f32, false>(a, b)
+/// A register tile over all of `K`, from a panel of each operand, with the widest vector instructions available. `exact` if products are
+/// exact.
+fn tile(a: &[f32], b: &[f32], exact: bool) -> Sums<f32> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the feature was detected on this machine just above.
+            return unsafe { x86::avx512(a, b) };
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        portable::<f32, FUSED>(a, b)
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: both features were detected on this machine just above.
+            return unsafe { x86::avx2(a, b) };
+        }
     }
+    // Without instructions for FMA, only exact products are fast.
+    if exact && cfg!(target_arch = "x86_64") { portable::<f32, false>(a, b) } else { portable::<f32, true>(a, b) }
 }
 
 /// The reference loops.
@@ -171,7 +160,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx512f")]
-    pub(super) fn avx512<const FUSED: bool>(a: &[f32], b: &[f32]) -> Sums<f32> {
+    pub(super) fn avx512(a: &[f32], b: &[f32]) -> Sums<f32> {
         let mut total = [[_mm512_setzero_ps(); 2]; MR];
         for (a, b) in a.chunks(MR * BLOCK).zip(b.chunks(NR * BLOCK)) {
             let mut sums = [[_mm512_setzero_ps(); 2]; MR];
@@ -181,10 +170,7 @@ mod x86 {
                 for i in 0..MR {
                     let a = _mm512_set1_ps(a[i]);
                     for j in 0..2 {
-                        sums[i][j] = match FUSED {
-                            true => _mm512_fmadd_ps(a, b[j], sums[i][j]),
-                            false => _mm512_add_ps(_mm512_mul_ps(a, b[j]), sums[i][j]),
-                        };
+                        sums[i][j] = _mm512_fmadd_ps(a, b[j], sums[i][j]);
                     }
                 }
             }
@@ -205,32 +191,39 @@ mod x86 {
         out
     }
 
-    /// A quarter of the columns at a time: AVX2 has half as many registers of half the width.
+    /// Half of the rows and half of the columns at a time: AVX2 has half as many registers of half the width.
     #[target_feature(enable = "avx2,fma")]
-    pub(super) fn avx2<const FUSED: bool>(a: &[f32], b: &[f32]) -> Sums<f32> {
+    pub(super) fn avx2(a: &[f32], b: &[f32]) -> Sums<f32> {
+        const ROWS: usize = MR / 2;
         let mut out = [[0.0; NR]; MR];
-        for column in (0..NR).step_by(8) {
-            let mut total = [_mm256_setzero_ps(); MR];
+        for (row, column) in [(0, 0), (0, NR / 2), (ROWS, 0), (ROWS, NR / 2)] {
+            let mut total = [[_mm256_setzero_ps(); 2]; ROWS];
             for (a, b) in a.chunks(MR * BLOCK).zip(b.chunks(NR * BLOCK)) {
-                let mut sums = [_mm256_setzero_ps(); MR];
+                let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
                 for (a, b) in a.chunks_exact(MR).zip(b.chunks_exact(NR)) {
-                    // SAFETY: `b` is NR values long and `column + 8` at most NR.
-                    let b = unsafe { _mm256_loadu_ps(b.as_ptr().add(column)) };
-                    for i in 0..MR {
-                        let a = _mm256_set1_ps(a[i]);
-                        sums[i] = match FUSED {
-                            true => _mm256_fmadd_ps(a, b, sums[i]),
-                            false => _mm256_add_ps(_mm256_mul_ps(a, b), sums[i]),
-                        };
+                    let b = &b[column..column + 16];
+                    // SAFETY: `b` is 16 values long.
+                    let b = unsafe { [_mm256_loadu_ps(b.as_ptr()), _mm256_loadu_ps(b.as_ptr().add(8))] };
+                    for i in 0..ROWS {
+                        let a = _mm256_set1_ps(a[row + i]);
+                        for j in 0..2 {
+                            sums[i][j] = _mm256_fmadd_ps(a, b[j], sums[i][j]);
+                        }
                     }
                 }
-                for i in 0..MR {
-                    total[i] = _mm256_add_ps(total[i], sums[i]);
+                for i in 0..ROWS {
+                    for j in 0..2 {
+                        total[i][j] = _mm256_add_ps(total[i][j], sums[i][j]);
+                    }
                 }
             }
-            for (out, total) in out.iter_mut().zip(total) {
-                // SAFETY: a row of `out` is NR values long and `column + 8` at most NR.
-                unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(column), total) };
+            for (out, total) in out[row..].iter_mut().zip(total) {
+                let out = &mut out[column..column + 16];
+                // SAFETY: `out` is 16 values long.
+                unsafe {
+                    _mm256_storeu_ps(out.as_mut_ptr(), total[0]);
+                    _mm256_storeu_ps(out.as_mut_ptr().add(8), total[1]);
+                }
             }
         }
         out
@@ -240,7 +233,7 @@ mod x86 {
     mod tests {
         use super::super::{MR, NR, portable};
 
-        /// For exact products and for F32.
+        /// For F32 and, also with two roundings, for exact products.
         #[test]
         fn vector_kernels_match_the_reference_bits() {
             for k in [1, 127, 128, 129, 300] {
@@ -253,15 +246,15 @@ mod x86 {
                 if is_x86_feature_detected!("avx512f") {
                     // SAFETY: detected just above.
                     unsafe {
-                        assert_eq!(super::avx512::<true>(&a, &b), portable::<f32, false>(&a, &b));
-                        assert_eq!(super::avx512::<false>(&x, &y), portable::<f32, false>(&x, &y));
+                        assert_eq!(super::avx512(&a, &b), portable::<f32, false>(&a, &b));
+                        assert_eq!(super::avx512(&x, &y), portable::<f32, true>(&x, &y));
                     }
                 }
                 if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                     // SAFETY: detected just above.
                     unsafe {
-                        assert_eq!(super::avx2::<true>(&a, &b), portable::<f32, false>(&a, &b));
-                        assert_eq!(super::avx2::<false>(&x, &y), portable::<f32, false>(&x, &y));
+                        assert_eq!(super::avx2(&a, &b), portable::<f32, false>(&a, &b));
+                        assert_eq!(super::avx2(&x, &y), portable::<f32, true>(&x, &y));
                     }
                 }
             }

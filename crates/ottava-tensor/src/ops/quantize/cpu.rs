@@ -2,6 +2,7 @@ use super::{CastStatistics, CurrentScaling};
 use crate::element::{Float, Real, with_float};
 use crate::fp8::{E4M3, E5M2};
 use crate::quantized::QuantizedTensor;
+use crate::wide::wide;
 use crate::{DType, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -83,23 +84,25 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(x: &Tensor, scale: f32, out
     seen
 }
 
-/// Codes and counts in two loops, since one loop would not vectorise.
-pub(in crate::ops) fn row<S: Float<Real = f32>, C: Float<Real = f32>>(x: &[S], scale: f32, codes: &mut [C]) -> Seen {
-    for (code, &x) in codes.iter_mut().zip(x) {
-        *code = C::store(x.load() * scale);
+wide! {
+    /// Codes and counts in two loops, since one loop would not vectorise.
+    pub(in crate::ops) fn row[S: Float<Real = f32>, C: Float<Real = f32>](x: &[S], scale: f32, codes: &mut [C]) -> Seen {
+        for (code, &x) in codes.iter_mut().zip(x) {
+            *code = C::store(x.load() * scale);
+        }
+        let largest = C::DTYPE.max_finite().expect("an FP8 format has a largest finite value");
+        let (mut amax, mut saturated, mut underflowed) = (0u32, 0u32, 0u32);
+        for (&code, &x) in bytemuck::cast_slice::<C, u8>(codes).iter().zip(x) {
+            let x = x.load();
+            // Absolute values order as their bits. NaN, whose bits are largest, is ignored.
+            let magnitude = x.to_bits() & 0x7FFF_FFFF;
+            let counted = if magnitude > 0x7F80_0000 { 0 } else { magnitude };
+            amax = if counted > amax { counted } else { amax };
+            saturated += u32::from((x * scale).abs() > largest);
+            underflowed += u32::from(magnitude != 0) & u32::from(code & 0x7F == 0);
+        }
+        Seen { amax: f32::from_bits(amax), saturated: saturated.into(), underflowed: underflowed.into() }
     }
-    let largest = C::DTYPE.max_finite().expect("an FP8 format has a largest finite value");
-    let (mut amax, mut saturated, mut underflowed) = (0u32, 0u32, 0u32);
-    for (&code, &x) in bytemuck::cast_slice::<C, u8>(codes).iter().zip(x) {
-        let x = x.load();
-        // Absolute values order as their bits. NaN, whose bits are largest, is ignored.
-        let magnitude = x.to_bits() & 0x7FFF_FFFF;
-        let counted = if magnitude > 0x7F80_0000 { 0 } else { magnitude };
-        amax = if counted > amax { counted } else { amax };
-        saturated += u32::from((x * scale).abs() > largest);
-        underflowed += u32::from(magnitude != 0) & u32::from(code & 0x7F == 0);
-    }
-    Seen { amax: f32::from_bits(amax), saturated: saturated.into(), underflowed: underflowed.into() }
 }
 
 pub(in crate::ops) fn amax(x: &Tensor, amax: &mut Tensor, entry: usize) {

@@ -1,6 +1,7 @@
 use super::{Activation, Gelu};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
+use crate::wide::wide;
 use rayon::prelude::*;
 
 pub(super) fn activation(how: Activation, x: &Tensor, y: &mut Tensor) {
@@ -10,15 +11,36 @@ pub(super) fn activation(how: Activation, x: &Tensor, y: &mut Tensor) {
         let rows = y.host_mut::<S>().par_chunks_mut(hidden).zip(x.host::<S>().par_chunks(how.inputs() * hidden));
         rows.for_each(|(y, x)| {
             let (gate, up) = x.split_at(hidden);
-            for (i, y) in y.iter_mut().enumerate() {
-                let value = match how {
-                    Activation::SwiGlu => gate[i].load() * sigmoid(gate[i].load()),
-                    Activation::GeGlu(gelu) | Activation::Gelu(gelu) => gelu_and_slope::<R>(gelu, gate[i].load()).0,
-                };
-                *y = S::store(up.get(i).map_or(value, |up| value * up.load()));
+            match how {
+                Activation::SwiGlu => swiglu(gate, up, y),
+                Activation::GeGlu(gelu) | Activation::Gelu(gelu) => {
+                    for (i, y) in y.iter_mut().enumerate() {
+                        let value = gelu_and_slope::<R>(gelu, gate[i].load()).0;
+                        *y = S::store(up.get(i).map_or(value, |up| value * up.load()));
+                    }
+                }
             }
         });
     });
+}
+
+wide! {
+    fn swiglu[S: Float](gate: &[S], up: &[S], y: &mut [S]) {
+        for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+            let gate = gate.load();
+            *y = S::store(gate * sigmoid(gate) * up.load());
+        }
+    }
+
+    fn swiglu_backward[S: Float](gate: &[S], up: &[S], dy: &[S], dgate: &mut [S], dup: &mut [S]) {
+        let one = S::Real::of(1.0);
+        for ((((gate, up), dy), dgate), dup) in gate.iter().zip(up).zip(dy).zip(dgate).zip(dup) {
+            let (gate, dy) = (gate.load(), dy.load());
+            let s = sigmoid(gate);
+            *dgate = S::store(dy * up.load() * s * (one + gate * (one - s)));
+            *dup = S::store(dy * (gate * s));
+        }
+    }
 }
 
 pub(super) fn activation_backward(how: Activation, dy: &Tensor, x: &Tensor, dx: &mut Tensor) {
@@ -26,33 +48,28 @@ pub(super) fn activation_backward(how: Activation, dy: &Tensor, x: &Tensor, dx: 
     let width = how.inputs() * hidden;
     with_float!(x.dtype(), S => {
         type R = <S as Float>::Real;
-        let one = R::of(1.0);
         let rows = dx.host_mut::<S>().par_chunks_mut(width).zip(x.host::<S>().par_chunks(width));
         rows.zip(dy.host::<S>().par_chunks(hidden)).for_each(|((dx, x), dy)| {
             let ((gate, up), (dgate, dup)) = (x.split_at(hidden), dx.split_at_mut(hidden));
-            for i in 0..hidden {
-                let (g, dy) = (gate[i].load(), dy[i].load());
-                let through = up.get(i).map_or(dy, |up| dy * up.load());
-                let value = match how {
-                    Activation::SwiGlu => {
-                        let s = sigmoid(g);
-                        dgate[i] = S::store(through * s * (one + g * (one - s)));
-                        g * s
-                    }
-                    Activation::GeGlu(gelu) | Activation::Gelu(gelu) => {
-                        let (value, slope) = gelu_and_slope::<R>(gelu, g);
+            match how {
+                Activation::SwiGlu => swiglu_backward(gate, up, dy, dgate, dup),
+                Activation::GeGlu(gelu) | Activation::Gelu(gelu) => {
+                    for i in 0..hidden {
+                        let dy = dy[i].load();
+                        let through = up.get(i).map_or(dy, |up| dy * up.load());
+                        let (value, slope) = gelu_and_slope::<R>(gelu, gate[i].load());
                         dgate[i] = S::store(through * slope);
-                        value
+                        if let Some(dup) = dup.get_mut(i) {
+                            *dup = S::store(dy * value);
+                        }
                     }
-                };
-                if let Some(dup) = dup.get_mut(i) {
-                    *dup = S::store(dy * value);
                 }
             }
         });
     });
 }
 
+#[inline(always)]
 fn sigmoid<R: Real>(x: R) -> R {
     R::of(1.0) / (R::of(1.0) + (-x).exp())
 }
