@@ -260,7 +260,10 @@ impl TrainStep {
             }
             captured => {
                 let reason = captured.err().map_or("another rank could not".into(), |error| error.to_string());
-                tracing::warn!("steps are not captured as CUDA graphs, kernels are launched one by one: {reason}");
+                // A dry run may need more memory than the GPU has, and then tells in its own words.
+                if gpu.tracker().is_none() {
+                    tracing::warn!("steps are not captured as CUDA graphs, kernels are launched one by one: {reason}");
+                }
                 *self.capture(precision) = Capture::Never;
                 model.parameters().into_iter().for_each(|param| param.gradient.clear());
                 self.partition.begin_step()?;
