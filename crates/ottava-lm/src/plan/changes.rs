@@ -87,6 +87,10 @@ const LEVELS: [(OptimizerLevel, f64); 5] = [
     (OptimizerLevel::O2, 0.98),
 ];
 
+/// Parameters and seconds of the steps that [`LEVELS`] compares. Levels change the time of the update, which a step has once, whatever the
+/// number of its tokens.
+const STEP_OF_LEVELS: (f64, f64) = (6.74e9, 0.41);
+
 /// Bytes per second of copies over PCIe in each direction, while both directions are busy: one H200 in a PCIe 5 x16 slot, from
 /// docs/benchmarks.md.
 const BUS: f64 = 50.2e9;
@@ -106,6 +110,14 @@ const ALIKE: usize = 2;
 /// Lower precision counts like a step that takes this much longer: slower by less is less harmful.
 const HARM_OF_PRECISION: f64 = 1.5;
 
+/// The seconds of a step at [`STEP_RATES`], and the trained parameters.
+fn step_and_parameters(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<(f64, f64)> {
+    let model = Decoder::describe(sizes, &config.run.recipe_on(device))?;
+    let flops = model.flops_per_token(config.run.data.max_length) * config.run.tokens_per_step() as f64;
+    let rate = STEP_RATES[usize::from(config.run.precision.recipe().casts.is_none())];
+    Ok((flops / rate, model.parameters as f64))
+}
+
 /// Time of a step over that without, for each of [`OFFLOADED`] beyond what `config` has. None on a CPU.
 fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Level>> {
     let now = config.offload_optimizer;
@@ -119,9 +131,7 @@ fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
         MemoryPlan::new(&offloaded, sizes, device).map(|plan| plan.host_bytes)
     };
     let moved = host_bytes(1.0)?.saturating_sub(host_bytes(0.0)?);
-    let model = Decoder::describe(sizes, &config.run.recipe_on(device))?;
-    let flops = model.flops_per_token(config.run.data.max_length) * config.run.tokens_per_step() as f64;
-    let step = flops / STEP_RATES[usize::from(config.run.precision.recipe().casts.is_none())];
+    let step = step_and_parameters(config, sizes, device)?.0;
     let level = |share| Level {
         setting: vec![format!("memory.offload_optimizer = {share}")],
         time: 1.0 + bus_seconds(moved) * (share - now) / step,
@@ -178,10 +188,14 @@ fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
         effect: Effect::Ties,
         apply: Box::new(|config| config.run.optimizer.master_weights = Some(Masters::Remainder)),
     });
+    let (step, parameters) = step_and_parameters(config, sizes, device)?;
+    let (measured_parameters, measured_step) = STEP_OF_LEVELS;
+    let share = measured_step * parameters / measured_parameters / step;
+    let with_level = move |time: f64| (1.0 - (1.0 - time) * share).max(0.5);
     let now = LEVELS.iter().position(|(level, _)| *level == run.optimizer.level);
     let narrower = LEVELS.into_iter().skip(now.map_or(LEVELS.len(), |now| now + 1)).map(|(level, time)| Level {
         setting: vec![format!("optimizer.level = \"{}\"", level.as_str())],
-        time: time / now.map_or(1.0, |now| LEVELS[now].1),
+        time: with_level(time) / with_level(now.map_or(1.0, |now| LEVELS[now].1)),
         effect: Effect::Precision,
         apply: Box::new(move |config| {
             config.run.optimizer.level = level;

@@ -258,12 +258,11 @@ impl TrainStep {
                 *self.capture(precision) = Capture::Done(graph);
                 Ok(())
             }
+            // A plan counts on captured steps: after a failed capture, a GPU has less memory than a dry run knows.
+            Err(error) if gpu.tracker().is_some() => Err(error.into()),
             captured => {
                 let reason = captured.err().map_or("another rank could not".into(), |error| error.to_string());
-                // A dry run may need more memory than the GPU has, and then tells in its own words.
-                if gpu.tracker().is_none() {
-                    tracing::warn!("steps are not captured as CUDA graphs, kernels are launched one by one: {reason}");
-                }
+                tracing::warn!("steps are not captured as CUDA graphs, kernels are launched one by one: {reason}");
                 *self.capture(precision) = Capture::Never;
                 model.parameters().into_iter().for_each(|param| param.gradient.clear());
                 self.partition.begin_step()?;
