@@ -296,6 +296,15 @@ impl PlanCommand {
     }
 }
 
+/// Hours, minutes or seconds.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s >= 5400.0 => format!("{:.1} h", s / 3600.0),
+        s if s >= 90.0 => format!("{:.1} min", s / 60.0),
+        s => format!("{s:.1} s"),
+    }
+}
+
 fn print(config: &RunConfig, plan: &Plan, files: &[PathBuf], formattings: &[Formatting], edges: &str) {
     out!("Configuration\n");
     for line in config.to_toml().lines() {
@@ -327,6 +336,13 @@ fn print(config: &RunConfig, plan: &Plan, files: &[PathBuf], formattings: &[Form
         plan.flops_per_token / 1e6,
         plan.tokens_per_step
     );
+    if let Some(seconds) = plan.least_step_seconds {
+        let all = match config.training.max_steps {
+            0 => String::new(),
+            steps => format!(", {} for {steps} steps", duration(seconds * steps as f64)),
+        };
+        out!("  at least {:.1} ms a step{all}, if each GPU is as busy as one H200 with Llama-2-7B", seconds * 1e3);
+    }
     for attention in &plan.attention {
         out!("  attention: {} for {} x {}", attention.backend, attention.count, attention.what);
         attention.because.iter().for_each(|reason| out!("    because: {reason}"));
