@@ -28,6 +28,23 @@ pub struct Evaluation {
     pub preference: Option<PreferenceSums>,
 }
 
+impl Evaluation {
+    /// The evaluation of several texts together, each with its bytes.
+    pub fn of_all(texts: &[(Evaluation, u64)]) -> Evaluation {
+        let tokens: u64 = texts.iter().map(|(text, _)| text.tokens).sum();
+        let bytes: u64 = texts.iter().map(|(_, bytes)| bytes).sum();
+        let sum = texts.iter().map(|(text, _)| text.loss * text.tokens as f64).sum();
+        Evaluation::of_sum(sum, tokens, bytes)
+    }
+
+    /// The evaluation of a text of `bytes` with this `sum` of the losses of its tokens.
+    fn of_sum(sum: f64, tokens: u64, bytes: u64) -> Evaluation {
+        let loss = sum / f64::max(tokens as f64, 1.0);
+        let bits_per_byte = sum / std::f64::consts::LN_2 / bytes.max(1) as f64;
+        Evaluation { loss, perplexity: loss.exp(), bits_per_byte, tokens, preference: None }
+    }
+}
+
 /// Evaluates in `precision` on all `batches`, which together are `bytes` of text, and calls `progress` after each round with the number of
 /// tokens predicted so far. All ranks of `partition` call it with the same batches: each evaluates every one of its turns, as many batches
 /// in flight as its pipeline has ranks, the sums are added in the order of the batches, and all get the same result, which does not depend
@@ -89,12 +106,12 @@ pub fn evaluate(
         }
         progress(tokens as u64);
     }
-    let loss = sum / f64::max(tokens, 1.0);
-    if !loss.is_finite() {
-        return Err(Error::NonFinite(format!(
-            "the loss of the text is {loss}: the model's weights or activations are not finite"
-        )));
+    let evaluation = Evaluation::of_sum(sum, tokens as u64, bytes);
+    match evaluation.loss.is_finite() {
+        true => Ok(evaluation),
+        false => Err(Error::NonFinite(format!(
+            "the loss of the text is {}: the model's weights or activations are not finite",
+            evaluation.loss
+        ))),
     }
-    let bits_per_byte = sum / std::f64::consts::LN_2 / bytes.max(1) as f64;
-    Ok(Evaluation { loss, perplexity: loss.exp(), bits_per_byte, tokens: tokens as u64, preference: None })
 }

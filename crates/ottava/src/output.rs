@@ -6,7 +6,7 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use ottava_lm::checkpoint::Saved;
 use ottava_lm::step::PreferenceSums;
-use ottava_lm::trainer::StepReport;
+use ottava_lm::trainer::{StepReport, Validation};
 use ottava_lm::{Error, Result, interrupt};
 use std::borrow::Cow;
 use std::fmt::{Arguments, Write as _};
@@ -184,6 +184,18 @@ pub fn stop_on_signals(message: &'static str) -> Result<()> {
     .map_err(|e| Error::Config(format!("signals cannot be handled here: {e}")))
 }
 
+/// Handles SIGINT, SIGTERM and SIGHUP while `answering` by a request to stop, and otherwise by the end of the process; so does a second
+/// signal.
+pub fn stop_answers_on_signals(answering: &'static AtomicBool) -> Result<()> {
+    ctrlc::set_handler(move || {
+        if !answering.load(Ordering::Relaxed) || interrupt::flag().load(Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        interrupt::request();
+    })
+    .map_err(|e| Error::Config(format!("signals cannot be handled here: {e}")))
+}
+
 /// A progress bar on a terminal, lines elsewhere.
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -223,14 +235,21 @@ impl Progress {
             }
             None => {}
         }
-        if let Some(evaluation) = report.evaluation {
-            let more = match evaluation.preference {
-                None => {
-                    format!("perplexity {:.2}  bits per byte {:.4}", evaluation.perplexity, evaluation.bits_per_byte)
-                }
-                Some(sums) => rewards(&sums),
-            };
-            self.line(&format!("step {}  validation loss {:.4}  {more}", report.step, evaluation.loss));
+        if let Some(Validation { all, sets }) = &report.evaluation {
+            let of_all = [(String::new(), all)].into_iter();
+            let of_sets = sets.iter().map(|(name, evaluation)| (format!("  {name}:"), evaluation));
+            for (name, evaluation) in of_all.chain(of_sets) {
+                let more = match &evaluation.preference {
+                    None => {
+                        format!(
+                            "perplexity {:.2}  bits per byte {:.4}",
+                            evaluation.perplexity, evaluation.bits_per_byte
+                        )
+                    }
+                    Some(sums) => rewards(sums),
+                };
+                self.line(&format!("step {}{name}  validation loss {:.4}  {more}", report.step, evaluation.loss));
+            }
         }
         for Saved { step, path, paused, took } in &report.saved {
             let [paused, took] = [paused, took].map(|time| time.as_secs_f64());

@@ -2,6 +2,7 @@
 
 pub mod adapter;
 pub mod atomic;
+mod best;
 pub mod live;
 mod manifest;
 pub mod merge;
@@ -15,6 +16,7 @@ pub mod weight_files;
 
 pub use adapter::AdapterFolder;
 pub use atomic::{CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete};
+pub use best::Best;
 pub use live::LiveTensors;
 pub use manifest::{Manifest, Verify, verify, verify_model};
 pub use merge::merge;

@@ -46,6 +46,8 @@ pub struct Saver {
     folder: PathBuf,
     /// The number of newest checkpoints to keep; 0 keeps all.
     keep: usize,
+    /// The step of the best checkpoint, which stays.
+    best: Option<u64>,
     /// Whether training continues while files are written.
     is_async: bool,
     /// The memory of copies, while no save has it.
@@ -130,7 +132,7 @@ impl<T: Send + 'static> Task<T> {
 impl Saver {
     /// Saves into `folder` and keeps its `keep` newest checkpoints (0 keeps all). Training is paused meanwhile.
     pub fn new(folder: PathBuf, keep: usize) -> Saver {
-        Saver { fs: &RealFs, folder, keep, is_async: false, snapshot: None, in_flight: None }
+        Saver { fs: &RealFs, folder, keep, best: None, is_async: false, snapshot: None, in_flight: None }
     }
 
     /// Allocates host memory of `bytes`, from which files are written while training goes on.
@@ -138,6 +140,11 @@ impl Saver {
         self.snapshot = Some(Snapshot::new(device, bytes)?);
         self.is_async = true;
         Ok(())
+    }
+
+    /// Keeps the checkpoint of this step, whatever else is deleted.
+    pub fn keep_best(&mut self, step: Option<u64>) {
+        self.best = step;
     }
 
     /// Writes through `fs` from here on, to make operations slow or fail.
@@ -280,6 +287,7 @@ impl Saver {
                 };
                 let all = ranks.all("files of a checkpoint", outcome)?;
                 let (fs, folder, keep) = (self.fs, self.folder.clone(), self.keep);
+                let protected: Vec<u64> = self.best.into_iter().chain([step]).collect();
                 let fields = progress.clone();
                 let complete = move || -> Result<Option<PathBuf>> {
                     let mut slices = SliceWriter::default();
@@ -290,7 +298,7 @@ impl Saver {
                     slices.finish(&mut writer)?;
                     let path = writer.finish(fields)?;
                     if keep > 0 {
-                        delete_old(fs, &folder, keep, &[step])?;
+                        delete_old(fs, &folder, keep, &protected)?;
                     }
                     Ok(Some(path))
                 };

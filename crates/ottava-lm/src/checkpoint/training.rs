@@ -4,8 +4,8 @@ use super::live::LiveTensors;
 use super::model::expect_finite;
 use super::safetensors_write::{MAX_FILE_BYTES, ModelFile, model_files, write_index};
 use super::slices::{FOLDER, Regions, SliceFiles, SliceWriter};
-use super::{CheckpointWriter, FileStart, Manifest, TensorInfo, adapter, write_tensors};
-use crate::data::LoaderState;
+use super::{Best, CheckpointWriter, FileStart, Manifest, TensorInfo, adapter, write_tensors};
+use crate::data::DataState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
 use crate::optim::{LossScale, Optimizer, Per, StateTensor, optimizer_tensors};
@@ -34,7 +34,7 @@ pub struct Progress {
     /// Tokens of documents trained on; padding is none.
     pub tokens: u64,
     /// Position in the data, and the seed of its order.
-    pub loader: LoaderState,
+    pub loader: DataState,
     /// Hash of the prepared data: of files, tokenizer and options.
     pub data: String,
     /// The resolved configuration of the run, as TOML.
@@ -47,6 +47,9 @@ pub struct Progress {
     /// Metrics of the step that are not written yet, because a signal interrupted its evaluation.
     #[serde(default)]
     pub pending: Option<Map<String, Value>>,
+    /// The best evaluation so far.
+    #[serde(default)]
+    pub best: Option<Best>,
 }
 
 /// What one rank writes into a checkpoint, without the bytes of tensors. Ranks share the files of the weights, and each writes its slices of

@@ -68,11 +68,19 @@ impl RunConfig {
         if t.warmup_ratio > 0.0 {
             reasons.push((&["training.warmup_steps"], "where `warmup_ratio` is set".into()));
         }
-        if !self.data.val_files.is_empty() {
+        if self.datasets().iter().all(|set| !set.val_files.is_empty()) {
             reasons.push((&["data.val_set_size"], "where `val_files` are set".into()));
         }
         if self.data.on_bad_record == BadRecord::Error {
             reasons.push((&["data.max_bad_records"], "unless `on_bad_record` is \"skip\"".into()));
+        }
+        if t.early_stopping_patience == 0 {
+            let text = "unless `early_stopping_patience` is above 0";
+            reasons.push((&["training.early_stopping_threshold"], text.into()));
+        }
+        if !t.compares_evaluations() {
+            let text = "unless `load_best_model_at_end` or `early_stopping_patience` is set";
+            reasons.push((&["training.metric_for_best_model"], text.into()));
         }
         if t.max_steps > 0 {
             reasons.push((&["training.num_train_epochs"], "where `max_steps` is set".into()));

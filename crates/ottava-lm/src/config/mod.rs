@@ -2,6 +2,8 @@
 
 mod auto;
 mod conflicts;
+mod data;
+mod datasets;
 mod effects;
 mod flags;
 mod import;
@@ -23,6 +25,7 @@ mod tests;
 mod words;
 mod yaml;
 
+pub use data::{DataConfig, DatasetConfig};
 pub use flags::describe_flag;
 pub use import::{Imported, import};
 pub use lora::LoraConfig;
@@ -31,5 +34,5 @@ pub use parallel::ParallelConfig;
 pub use precision::formats;
 pub use preference::{LossType, PreferenceConfig};
 pub use resolved::ResolvedConfig;
-pub use run::{DataConfig, DeviceChoice, GenerationConfig, ModelConfig, RunConfig, TrainingConfig, WeightInit};
+pub use run::{DeviceChoice, GenerationConfig, ModelConfig, RunConfig, TrainingConfig, WeightInit};
 pub use starter::{Starter, starter};

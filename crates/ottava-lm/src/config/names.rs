@@ -1,8 +1,8 @@
 //! The keys of a configuration, and looking them up.
 
-use super::RunConfig;
 use super::keys::flatten;
 use super::words::{self, Translation};
+use super::{DatasetConfig, RunConfig};
 use toml::{Table, Value};
 
 /// Longer keys get no suggestion.
@@ -43,6 +43,10 @@ impl Known {
                     Some(Value::Table(inner)) => self.canonical(inner, &format!("{path}."), problems),
                     _ => problems.push(format!("`{path}` is a table: write its settings under [{path}]")),
                 }
+                continue;
+            }
+            if let (true, Value::Array(sets)) = (path == words::DATASETS, &table[&key]) {
+                sets.iter().for_each(|set| unknown_of_set(set, problems));
                 continue;
             }
             match words::translate(&path, &table[&key]) {
@@ -167,6 +171,23 @@ impl Known {
                 many.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(" or ")
             )),
         }
+    }
+}
+
+/// Reports keys of a table of `[[data.datasets]]` that do not exist.
+fn unknown_of_set(set: &Value, problems: &mut Vec<String>) {
+    for key in
+        set.as_table().into_iter().flat_map(Table::keys).filter(|key| !DatasetConfig::KEYS.contains(&key.as_str()))
+    {
+        let near = DatasetConfig::KEYS.iter().filter_map(|known| Some((distance(key, known)?, known))).min();
+        let also = ["path", "data_files", "data_path"].contains(&key.as_str()).then_some((0, &"train_files"));
+        problems.push(match also.or(near) {
+            Some((_, known)) => format!("`{key}` is not a setting of [[data.datasets]]; did you mean `{known}`?"),
+            None => {
+                let keys: Vec<_> = DatasetConfig::KEYS.iter().map(|key| format!("`{key}`")).collect();
+                format!("`{key}` is not a setting of [[data.datasets]], which has {}", keys.join(", "))
+            }
+        });
     }
 }
 

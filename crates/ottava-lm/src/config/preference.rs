@@ -8,7 +8,6 @@ use crate::error::{Error, Result};
 use crate::step::Preference;
 use ottava_tensor::ops::PreferenceLoss;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 
 /// The `[preference]` table: training on preferences, with TRL's names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -122,8 +121,8 @@ impl RunConfig {
     /// Resolves `[preference]` and the packing of preferences by the formattings of the files.
     ///
     /// Errors with [`Error::Config`] when a setting does not go together with the data.
-    pub(super) fn resolve_preference(&mut self, files: &[(PathBuf, Formatting)]) -> Result<()> {
-        let Some(kind) = files.iter().find_map(|(_, formatting)| formatting.preference()) else {
+    pub(super) fn resolve_preference(&mut self, mut files: impl Iterator<Item = Formatting>) -> Result<()> {
+        let Some(kind) = files.find_map(Formatting::preference) else {
             return match self.preference.loss_type {
                 None => Ok(()),
                 Some(loss) => Err(Error::Config(format!(
@@ -133,6 +132,11 @@ impl RunConfig {
             };
         };
         self.preference.resolve(kind, &self.lora)?;
+        if self.data.datasets.len() > 1 {
+            return Err(Error::Config(
+                "[[data.datasets]] has several sets, and the data are preferences, which are not mixed; name all files in `data.train_files`".into(),
+            ));
+        }
         for (key, ranks) in [("context", self.parallel.context), ("tensor", self.parallel.tensor)] {
             if ranks > 1 {
                 return Err(Error::Config(format!(

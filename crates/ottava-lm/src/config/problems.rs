@@ -78,10 +78,7 @@ impl RunConfig {
             !self.model.path.as_os_str().is_empty(),
             "`model.path` is not set: name a model folder, or a config.json for random weights",
         );
-        problems.demand(
-            !self.data.train_files.is_empty(),
-            "`data.train_files` is empty: name at least one file, folder or pattern of data",
-        );
+        self.check_datasets(problems);
         problems.demand(!self.output_dir.as_os_str().is_empty(), "`output_dir` is empty: name a folder for the run");
     }
 
@@ -165,11 +162,47 @@ impl RunConfig {
             (0.0..1.0).contains(&t.lion_beta1) && (0.0..1.0).contains(&t.lion_beta2),
             "`training.lion_beta1` and `lion_beta2` lie in [0, 1)",
         );
+        self.check_best(problems);
         problems.demand(from_zero(t.adam_epsilon) && t.adam_epsilon > 0.0, "`training.adam_epsilon` must be above 0");
         problems.demand(from_zero(t.weight_decay), "`training.weight_decay` must not be negative or infinite");
         problems.demand(
             from_zero(t.max_grad_norm),
             "`training.max_grad_norm` must not be negative or infinite; 0 turns clipping off",
+        );
+    }
+
+    fn check_best(&self, problems: &mut Problems) {
+        let t = &self.training;
+        if !t.compares_evaluations() {
+            return;
+        }
+        let key = if t.load_best_model_at_end { "load_best_model_at_end" } else { "early_stopping_patience" };
+        problems.demand(
+            t.eval_steps > 0,
+            format!("`training.{key}` is set and `training.eval_steps` is 0, which evaluates only at the start and the end; set it to the steps between evaluations"),
+        );
+        problems.demand(
+            self.validates(),
+            format!("`training.{key}` is set, and the run has no validation documents; set `data.val_files` or `data.val_set_size`"),
+        );
+        let validated = self
+            .datasets()
+            .into_iter()
+            .filter(|set| !set.name.is_empty() && (self.data.val_set_size > 0.0 || !set.val_files.is_empty()));
+        let prefixes = [String::new()].into_iter().chain(validated.map(|set| format!("{}_", set.name)));
+        let metrics: Vec<String> =
+            prefixes.flat_map(|of| ["loss", "bits_per_byte"].map(|metric| format!("eval_{of}{metric}"))).collect();
+        problems.demand(
+            metrics.contains(&t.metric_for_best_model),
+            format!(
+                "`training.metric_for_best_model` is {:?}; an evaluation of this run has {}",
+                t.metric_for_best_model,
+                metrics.join(", ")
+            ),
+        );
+        problems.demand(
+            from_zero(t.early_stopping_threshold),
+            "`training.early_stopping_threshold` must not be negative or infinite",
         );
     }
 

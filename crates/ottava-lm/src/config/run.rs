@@ -1,13 +1,12 @@
 //! The settings of a run, and values derived from them.
 
 use super::auto;
+use super::data::DataConfig;
 use super::keys::flatten;
 use super::lora::LoraConfig;
 use super::memory::{MemoryConfig, OptimizerConfig, OptimizerName};
 use super::parallel::ParallelConfig;
 use super::preference::PreferenceConfig;
-use crate::data::source::{BadRecord, Documents, SourceOptions, TrainOnEos, formatting};
-use crate::data::{ExcessLength, Formatting, Packing, RowLayout, Split, TokenDataset, Tokenizer, expand, prepare};
 use crate::error::{Error, Result};
 use crate::models::{ConfigFile, DecoderConfig, decoder_config};
 use crate::optim::{
@@ -99,53 +98,6 @@ impl ModelConfig {
     }
 }
 
-/// The `[data]` table.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct DataConfig {
-    /// Files of text, records or tokens, folders of them, and patterns of names.
-    pub train_files: Vec<PathBuf>,
-    /// Files with the validation documents; empty holds out some of `train_files`.
-    pub val_files: Vec<PathBuf>,
-    /// Whether a document of a text file is a `line` or the whole `file`.
-    pub text_documents: Documents,
-    /// The field of a JSON line that holds the text.
-    pub text_field: String,
-    /// The fields of JSON lines: `auto` (by the first one), `text`, `messages`, `prompt_completion`, `alpaca` or `sharegpt`.
-    pub formatting: Formatting,
-    /// Other names of fields: `ours=theirs`.
-    pub fields: Vec<String>,
-    /// Other names of roles: `ours=theirs`.
-    pub roles: Vec<String>,
-    /// The roles of messages that contribute to the loss.
-    pub roles_to_train: Vec<String>,
-    /// The learned turns whose end contributes to the loss: `turn` (all), `last` or `none`.
-    pub train_on_eos: TrainOnEos,
-    /// Further variables of the chat template: `name=value`.
-    pub chat_template_kwargs: Vec<String>,
-    /// What is done with a record that cannot be used: `error` or `skip`.
-    pub on_bad_record: BadRecord,
-    /// The most records of a file that may be left out.
-    pub max_bad_records: u64,
-    /// A file with a chat template; empty means that of the tokenizer's folder.
-    pub chat_template_path: PathBuf,
-    /// Whether prompts contribute to the loss too, instead of only answers and completions.
-    pub train_on_inputs: bool,
-    /// `auto`, `wrapped` (a stream of documents), `bfd` (whole documents, several in a row) or `none` (a document in each row).
-    pub packing: Packing,
-    /// Whether attention ends at the edges of documents; `None`, written `auto`, where documents are whole.
-    #[serde(with = "auto")]
-    pub document_mask: Option<bool>,
-    /// The treatment of a whole document longer than a row: `truncate` or `raise`.
-    pub excess_length_strategy: ExcessLength,
-    /// Documents held out for validation: a share below 1, or a number.
-    pub val_set_size: f64,
-    /// Tokens per sequence.
-    pub max_length: usize,
-    /// Folder of prepared tokens; empty means `tokens` next to the run's folder.
-    pub cache_dir: PathBuf,
-}
-
 /// The `[training]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -200,6 +152,14 @@ pub struct TrainingConfig {
     pub save_steps: u64,
     /// Checkpoints kept, the newest; 0 keeps all.
     pub save_total_limit: usize,
+    /// Whether the checkpoint of the best evaluation is saved, kept, and the run's model at the end.
+    pub load_best_model_at_end: bool,
+    /// The metric of an evaluation whose lowest value is the best.
+    pub metric_for_best_model: String,
+    /// Evaluations in a row without improvement after which the run ends; 0 does not end it.
+    pub early_stopping_patience: u64,
+    /// The metric has to be lower by more than this to count as an improvement.
+    pub early_stopping_threshold: f64,
     /// Whether checkpoints are copied to host memory and written from there while training continues; `None`, written `auto`, does so if
     /// that memory is available.
     #[serde(with = "auto")]
@@ -227,6 +187,11 @@ impl TrainingConfig {
             0 => self.per_device_train_batch_size * self.gradient_accumulation_steps,
             sequences => sequences,
         }
+    }
+
+    /// Whether evaluations are compared with each other.
+    pub fn compares_evaluations(&self) -> bool {
+        self.load_best_model_at_end || self.early_stopping_patience > 0
     }
 
     /// Divides the sequences of a step among `ranks`: finds the micro-batches of each, or the sequences of all.
@@ -310,33 +275,6 @@ impl Default for RunConfig {
     }
 }
 
-impl Default for DataConfig {
-    fn default() -> DataConfig {
-        DataConfig {
-            train_files: Vec::new(),
-            val_files: Vec::new(),
-            text_documents: Documents::default(),
-            text_field: "text".into(),
-            formatting: Formatting::Auto,
-            fields: Vec::new(),
-            roles: Vec::new(),
-            roles_to_train: vec!["assistant".into()],
-            train_on_eos: TrainOnEos::default(),
-            chat_template_kwargs: Vec::new(),
-            on_bad_record: BadRecord::default(),
-            max_bad_records: 100,
-            chat_template_path: PathBuf::new(),
-            train_on_inputs: false,
-            packing: Packing::Auto,
-            document_mask: None,
-            excess_length_strategy: ExcessLength::Truncate,
-            val_set_size: 0.01,
-            max_length: 1024,
-            cache_dir: PathBuf::new(),
-        }
-    }
-}
-
 impl Default for TrainingConfig {
     fn default() -> TrainingConfig {
         TrainingConfig {
@@ -365,6 +303,10 @@ impl Default for TrainingConfig {
             eval_steps: 0,
             save_steps: 0,
             save_total_limit: 3,
+            load_best_model_at_end: false,
+            metric_for_best_model: "eval_loss".into(),
+            early_stopping_patience: 0,
+            early_stopping_threshold: 0.0,
             async_save: None,
         }
     }
@@ -399,88 +341,6 @@ impl RunConfig {
             self.data.max_length,
             sizes.context()
         )))
-    }
-
-    /// The options for reading text.
-    pub fn source_options(&self) -> SourceOptions {
-        SourceOptions {
-            text_documents: self.data.text_documents,
-            text_field: self.data.text_field.clone(),
-            formatting: self.data.formatting,
-            train_on_inputs: self.data.train_on_inputs,
-            fields: self.data.fields.clone(),
-            roles: self.data.roles.clone(),
-            roles_to_train: self.data.roles_to_train.clone(),
-            train_on_eos: self.data.train_on_eos,
-            chat_template_kwargs: self.data.chat_template_kwargs.clone(),
-            on_bad_record: self.data.on_bad_record,
-            max_bad_records: match self.data.on_bad_record {
-                BadRecord::Error => 0,
-                BadRecord::Skip => self.data.max_bad_records,
-            },
-            chat_template_path: self.data.chat_template_path.clone(),
-        }
-    }
-
-    /// Resolves `data.packing`, `data.document_mask` and `[preference]` by the first records of the files, which it returns with their formattings.
-    ///
-    /// Errors with [`Error::Data`] when a file or its first record cannot be read, and with [`Error::Config`] when `[preference]` does not
-    /// go together with them.
-    pub fn resolve_data(&mut self) -> Result<Vec<(PathBuf, Formatting)>> {
-        let options = self.source_options();
-        let files = [expand(&self.data.train_files)?, expand(&self.data.val_files)?].concat();
-        let files = files.into_iter().map(|path| formatting(&path, &options).map(|found| (path, found)));
-        let files = files.collect::<Result<Vec<_>>>()?;
-        self.resolve_preference(&files)?;
-        if self.data.packing == Packing::Auto {
-            let prompts = files.iter().any(|(_, formatting)| formatting.has_prompts());
-            self.data.packing = if prompts { Packing::Bfd } else { Packing::Wrapped };
-        }
-        self.data.document_mask.get_or_insert(self.data.packing != Packing::Wrapped);
-        Ok(files)
-    }
-
-    /// The tokens of the run's files, prepared now or before, and which documents are for validation.
-    ///
-    /// Errors as [`prepare()`], and with [`Error::Config`] when nothing is left to train on.
-    pub fn prepare_data(&self, tokenizer: &Tokenizer) -> Result<(TokenDataset, Split)> {
-        let val_files = expand(&self.data.val_files)?;
-        // Before the files to train on, so that their documents are the first.
-        let files: Vec<PathBuf> = val_files.iter().chain(&self.data.train_files).cloned().collect();
-        let dataset = prepare(&files, &self.source_options(), tokenizer, &self.cache_dir())?;
-        // The documents of a pair stay together.
-        let together = dataset.len() / dataset.records();
-        let split = match val_files.len() {
-            0 => Split::new(dataset.records(), self.data.val_set_size)?,
-            count => {
-                let documents: u64 = dataset.meta().sources[..count].iter().map(|source| source.documents).sum();
-                Split::leading(dataset.records(), documents / together as u64)?
-            }
-        };
-        Ok((dataset, split.of_groups(together)))
-    }
-
-    /// Whether the run has validation documents.
-    pub fn validates(&self) -> bool {
-        !self.data.val_files.is_empty() || self.data.val_set_size > 0.0
-    }
-
-    /// Packing and length of rows. An unresolved `auto` means one stream of documents.
-    pub fn layout(&self) -> RowLayout {
-        let packing = match self.data.packing {
-            Packing::Auto => Packing::Wrapped,
-            packing => packing,
-        };
-        let document_mask = self.data.document_mask.unwrap_or(packing != Packing::Wrapped);
-        RowLayout { seq_len: self.data.max_length, packing, document_mask }
-    }
-
-    /// The folder of prepared tokens.
-    pub fn cache_dir(&self) -> PathBuf {
-        match self.data.cache_dir.as_os_str().is_empty() {
-            true => self.output_dir.parent().unwrap_or(Path::new(".")).join("tokens"),
-            false => self.data.cache_dir.clone(),
-        }
     }
 
     /// The recipe of the run on `device`.
@@ -549,6 +409,7 @@ impl RunConfig {
             "model.tokenizer",
             "data.train_files",
             "data.val_files",
+            "data.datasets",
             "training",
             "precision",
             "memory.recompute",

@@ -326,3 +326,71 @@ fn a_resolved_configuration_is_saved_with_its_values() {
     let saved = resolved.to_run_config();
     assert_eq!(ResolvedConfig::fastest(&saved), ResolvedConfig { run: saved, ..resolved });
 }
+
+/// Two data sets, the second with further `keys`.
+fn mixture(keys: &str) -> String {
+    format!(
+        "[model]\npath = \"m\"\n[[data.datasets]]\nname = \"a\"\ntrain_files = [\"a.txt\"]\nweight = 3\n\
+         [[data.datasets]]\nname = \"b\"\ntrain_files = [\"b.jsonl\"]\nformatting = \"messages\"\n{keys}"
+    )
+}
+
+#[test]
+fn data_sets_are_read_and_written() {
+    let config = load(&mixture("weight = 1.0\n"), &[]).unwrap();
+    assert_eq!(config.weighted_shares().unwrap(), [("a", 0.75), ("b", 0.25)]);
+    let written = load(&config.to_toml(), &[]).unwrap();
+    assert_eq!(written, config);
+    assert_eq!(RunConfig::default().weighted_shares(), None);
+    // Weights may change within a run.
+    let now = load(&mixture("weight = 2.0\n"), &[]).unwrap();
+    assert!(!now.has_shares_of(&config) && config.has_shares_of(&written));
+    assert_eq!(now.check_resume(&config).unwrap()[0].0, "data.datasets");
+}
+
+#[test]
+fn mistakes_in_data_sets_are_named() {
+    for (keys, expected) in [
+        ("wieght = 1\n", "`wieght` is not a setting of [[data.datasets]]; did you mean `weight`?"),
+        ("path = \"c\"\n", "`path` is not a setting of [[data.datasets]]; did you mean `train_files`?"),
+        ("purple = 1\n", "`purple` is not a setting of [[data.datasets]], which has `name`, `train_files`,"),
+        ("", "1 of 2 sets of [[data.datasets]] have a `weight`; set it for all of them, or for none"),
+        ("weight = 1\nrepeat = 2\n", "have a `weight` and a `repeat`"),
+        ("weight = 0\n", "`weight` of data set `b` lies outside 1e-9 to 1000000"),
+        ("weight = nan\n", "`weight` of data set `b` lies outside 1e-9 to 1000000"),
+        (
+            "weight = 1\n[[data.datasets]]\nname = \"a\"\ntrain_files = [\"c\"]\nweight = 1\n",
+            "two sets of [[data.datasets]] have the name `a`",
+        ),
+        (
+            "weight = 1\n[[data.datasets]]\ntrain_files = [\"c\"]\nweight = 1\n",
+            "set 3 of [[data.datasets]] needs a `name`",
+        ),
+        ("weight = 1\n[[data.datasets]]\nname = \"c\"\nweight = 1\n", "`train_files` of data set `c` is empty"),
+        ("weight = 1\n[data]\ntrain_files = [\"c\"]\n", "make the files one more table of [[data.datasets]]"),
+    ] {
+        let error = load(&mixture(keys), &[]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{keys}: {error}");
+    }
+    let error = load(&format!("datasets = [\"a\"]\n{SMALL}"), &[]).unwrap_err().to_string();
+    assert!(error.contains("tables of [[data.datasets]], each with `name`"), "{error}");
+}
+
+#[test]
+fn evaluations_are_compared_by_a_metric_that_they_have() {
+    let set = |settings: &[&str]| load(&mixture("weight = 1\n"), settings);
+    let best = "load_best_model_at_end=true";
+    set(&[best, "eval_steps=5", "metric_for_best_model=eval_b_loss"]).unwrap();
+    for (settings, expected) in [
+        (&[best][..], "`training.load_best_model_at_end` is set and `training.eval_steps` is 0"),
+        (&[best, "eval_steps=5", "val_set_size=0"], "the run has no validation documents"),
+        (
+            &["early_stopping_patience=2", "eval_steps=5", "metric_for_best_model=eval_c_loss"],
+            "has eval_loss, eval_bits_per_byte, eval_a_loss,",
+        ),
+        (&["early_stopping_patience=2", "eval_steps=5", "early_stopping_threshold=-1"], "must not be negative"),
+    ] {
+        let error = set(settings).unwrap_err().to_string();
+        assert!(error.contains(expected), "{settings:?}: {error}");
+    }
+}

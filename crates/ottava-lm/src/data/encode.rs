@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::chat::{Chat, ChatTemplate, Rendered, is_empty_answer};
 use super::clock::Clock;
-use super::records::Content;
+use super::records::{Content, is_of_messages, unknown_fields};
 use super::shards::MASKED;
 use super::source::{Document, SourceOptions, TrainOnEos};
 use super::tokenizer::Tokenizer;
@@ -21,6 +21,8 @@ pub(super) struct Encoder<'a> {
     train_on_inputs: bool,
     /// The roles of messages that are targets.
     roles_to_train: Vec<String>,
+    /// Fields of messages that are left out.
+    ignored_fields: Vec<String>,
     /// The turns whose end is a target.
     train_on_eos: TrainOnEos,
     /// Whether tokens have a bit that says that they are no targets.
@@ -70,8 +72,8 @@ impl<'a> Encoder<'a> {
         }
         let loss_mask = prompts && !options.train_on_inputs;
         let (train_on_inputs, train_on_eos) = (options.train_on_inputs, options.train_on_eos);
-        let roles_to_train = options.roles_to_train.clone();
-        Ok(Encoder { tokenizer, template, train_on_inputs, roles_to_train, train_on_eos, loss_mask })
+        let (roles_to_train, ignored_fields) = (options.roles_to_train.clone(), options.ignored_fields.clone());
+        Ok(Encoder { tokenizer, template, train_on_inputs, roles_to_train, ignored_fields, train_on_eos, loss_mask })
     }
 
     /// SHA-256 of the chat template, if there is one.
@@ -182,23 +184,43 @@ impl<'a> Encoder<'a> {
         .map_err(Error::Data)?;
         let learnable = chat.messages.iter().skip(chat.learned_from).filter(|_| !self.train_on_inputs);
         left_out.empty_answers = learnable.filter(|message| is_empty_answer(message)).count();
-        left_out.fields = template.unread_fields(chat).into_iter().filter(|field| field != "train").collect();
+        let unread = template.unread_fields(chat).into_iter();
+        let unread = unread.filter(|field| field != "train" && !self.ignored_fields.contains(field));
+        let (known, unknown): (Vec<_>, Vec<_>) = unread.partition(|field| is_of_messages(field));
+        if !unknown.is_empty() {
+            return Err(Error::Data(unknown_fields(&unknown, template.path())));
+        }
+        left_out.fields = known;
         let mut encoded = Vec::new();
         for Rendered { text, learned } in texts {
             let bytes: usize = learned.iter().map(ExactSizeIterator::len).sum();
             let mut tokens = self.tokenizer.encode_learned(&text, &learned)?;
-            let ends = if self.train_on_inputs { Vec::new() } else { self.unlearn_ends(&mut tokens) };
-            let bytes = bytes.saturating_sub(self.tokenizer.decode(&ends)?.len());
+            let decoded = |ends: &[u32]| self.tokenizer.decode(ends).map(|text| text.len());
+            let bytes = match self.train_on_eos {
+                _ if self.train_on_inputs => bytes,
+                TrainOnEos::All => bytes + decoded(&self.learn_ends(&mut tokens))?,
+                _ => bytes.saturating_sub(decoded(&self.unlearn_ends(&mut tokens))?),
+            };
             encoded.push(Encoded { left_out: std::mem::take(&mut left_out), ..self.masked(tokens, bytes) });
         }
         Ok(encoded)
+    }
+
+    /// Makes the ends of all turns targets. Returns those that were none.
+    fn learn_ends(&self, tokens: &mut [(u32, bool)]) -> Vec<u32> {
+        let is_end = |(id, learned): &&mut (u32, bool)| !*learned && self.tokenizer.eos_ids().contains(id);
+        let learn = |token: &mut (u32, bool)| {
+            token.1 = true;
+            token.0
+        };
+        tokens.iter_mut().filter(is_end).map(learn).collect()
     }
 
     /// Takes the ends of turns out of the targets, as `train_on_eos` says. Returns their tokens.
     fn unlearn_ends(&self, tokens: &mut [(u32, bool)]) -> Vec<u32> {
         let mut ends = Vec::new();
         let mut kept = match self.train_on_eos {
-            TrainOnEos::Turn => return ends,
+            TrainOnEos::Turn | TrainOnEos::All => return ends,
             TrainOnEos::Last => 1,
             TrainOnEos::None => 0,
         };

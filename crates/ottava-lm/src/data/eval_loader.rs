@@ -49,13 +49,13 @@ pub struct EvalLoader {
 }
 
 impl EvalLoader {
-    /// Batches of up to `rows` rows. With an empty validation set there are none. Panics unless `rows` and the stride are at least 1, and
-    /// the stride at most `seq_len`: bugs of the caller.
-    pub fn new(dataset: Arc<TokenDataset>, split: Split, windows: Windows, rows: usize) -> EvalLoader {
+    /// Batches of up to `rows` rows. With an empty validation set there are none. Errors with [`crate::Error::Data`] when the tables of the
+    /// data can no longer be read. Panics unless `rows` and the stride are at least 1, and the stride at most `seq_len`: bugs of the caller.
+    pub fn new(dataset: Arc<TokenDataset>, split: Split, windows: Windows, rows: usize) -> Result<EvalLoader> {
         assert!(rows > 0 && (1..=windows.seq_len).contains(&windows.stride), "{windows:?}, {rows} rows");
-        let tokens = validation_tokens(&dataset, &split);
+        let tokens = validation_tokens(&dataset, &split)?;
         let row = vec![dataset.meta().eos_id];
-        EvalLoader { dataset, split, windows, rows, tokens, predicted: 0, next: (0, 0), row }
+        Ok(EvalLoader { dataset, split, windows, rows, tokens, predicted: 0, next: (0, 0), row })
     }
 
     /// Tokens of the validation documents.
@@ -81,7 +81,7 @@ impl EvalLoader {
         self.row.drain(..self.row.len() + fresh - len - 1);
         while self.row.len() <= len {
             let document = self.split.validation(self.next.0);
-            let end = self.dataset.document_len(document);
+            let end = self.dataset.document_len(document)?;
             let stop = end.min(self.next.1 + len + 1 - self.row.len());
             self.row.extend(self.dataset.tokens(document, self.next.1..stop)?);
             self.next = if stop == end { (self.next.0 + 1, 0) } else { (self.next.0, stop) };

@@ -32,10 +32,10 @@ fn evaluation_predicts_every_validation_token_once_after_its_context() {
         let stream = documents().flat_map(|i| dataset.document(i).unwrap()).map(|id| id as i32);
         let stream: Vec<i32> = [0].into_iter().chain(stream).collect();
         assert_eq!(
-            validation_bytes(&dataset, &split),
-            documents().map(|i| u64::from(dataset.document_bytes(i))).sum::<u64>()
+            validation_bytes(&dataset, &split).unwrap(),
+            documents().map(|i| u64::from(dataset.document_bytes(i).unwrap())).sum::<u64>()
         );
-        let loader = EvalLoader::new(dataset.clone(), split, windows, rows);
+        let loader = EvalLoader::new(dataset.clone(), split, windows, rows).unwrap();
         assert_eq!(loader.tokens(), stream.len() as u64 - 1);
         let mut found = Vec::new();
         let batches: Vec<_> = loader.map(Result::unwrap).collect();
@@ -53,5 +53,5 @@ fn evaluation_predicts_every_validation_token_once_after_its_context() {
         assert_eq!(found, expected(&stream, windows), "{windows:?}");
     }
     let none = Split::new(30, 0.0).unwrap();
-    assert_eq!(EvalLoader::new(dataset, none, Windows::blocks(16), 4).count(), 0);
+    assert_eq!(EvalLoader::new(dataset, none, Windows::blocks(16), 4).unwrap().count(), 0);
 }

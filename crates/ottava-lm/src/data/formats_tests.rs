@@ -29,7 +29,11 @@ fn the_same_records_give_the_same_tokens_in_every_format() {
         let options = SourceOptions::default();
         let of = |file: &str| tokens(&[formats.join(format!("{name}{file}"))], &options, cache.path()).unwrap();
         let expected = of(".jsonl");
-        assert_eq!((expected.len(), expected.meta().sha256.len()), (documents, 3), "{name}");
+        assert_eq!(
+            (expected.len(), expected.meta().sha256.len()),
+            (documents, 3 + usize::from(expected.meta().loss_mask)),
+            "{name}"
+        );
         let mut compared = 0;
         for file in [
             ".jsonl.gz",
@@ -131,7 +135,7 @@ fn fields_and_roles_of_other_names_are_read() {
     assert_eq!(
         renamed.meta().target_tokens,
         expected.meta().target_tokens - {
-            let rest = expected.tokens(1, 0..expected.document_len(1)).unwrap();
+            let rest = expected.tokens(1, 0..expected.document_len(1).unwrap()).unwrap();
             rest.iter().filter(|token| *token & super::shards::MASKED == 0).count() as u64
         }
     );
@@ -158,15 +162,45 @@ fn ends_of_turns_are_targets_as_chosen() {
     let learned = |train_on_eos| {
         let options = SourceOptions { chat_template_path: template.clone(), train_on_eos, ..SourceOptions::default() };
         let dataset = prepare(&[formats().join("chats.jsonl")], &options, &tokenizer, cache.path()).unwrap();
-        let tokens = dataset.tokens(1, 0..dataset.document_len(1)).unwrap();
+        let tokens = dataset.tokens(1, 0..dataset.document_len(1).unwrap()).unwrap();
         let ids: Vec<u32> = tokens.into_iter().filter(|token| token & super::shards::MASKED == 0).collect();
-        (tokenizer.decode(&ids).unwrap(), dataset.document_bytes(1) as usize)
+        (tokenizer.decode(&ids).unwrap(), dataset.document_bytes(1).unwrap() as usize)
     };
     for (choice, expected) in [
         (TrainOnEos::Turn, "\"É\".<|endoftext|>\nNo.<|endoftext|>\n"),
+        (TrainOnEos::All, "<|endoftext|><|endoftext|>\"É\".<|endoftext|>\n<|endoftext|>No.<|endoftext|>\n"),
         (TrainOnEos::Last, "\"É\".No.<|endoftext|>\n"),
         (TrainOnEos::None, "\"É\".No."),
     ] {
         assert_eq!(learned(choice), (expected.to_string(), expected.len()), "{choice:?}");
     }
+}
+
+#[test]
+fn fields_of_messages_that_nothing_reads_are_errors() {
+    let cache = tempfile::tempdir().unwrap();
+    let source = cache.path().join("chats.jsonl");
+    let chat = r#"{"messages": [{"role": "user", "content": "a", "id": 3, "name": "Ann"}, {"role": "assistant", "content": "b", "weight": 0}]}"#;
+    std::fs::write(&source, format!("{chat}\n")).unwrap();
+    let of = |ignored: &[&str]| {
+        let ignored_fields = ignored.iter().map(|field| field.to_string()).collect();
+        tokens(
+            std::slice::from_ref(&source),
+            &SourceOptions { ignored_fields, ..SourceOptions::default() },
+            cache.path(),
+        )
+    };
+    let error = of(&[]).err().unwrap().to_string();
+    for part in [
+        "chats.jsonl:1: ",
+        "the fields `id`, `weight`, which are unknown",
+        "whether a message is trained on is the field `train`",
+        "`data.ignored_fields = [\"id\", \"weight\"]`",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    let error = of(&["weight"]).err().unwrap().to_string();
+    assert!(error.contains("the fields `id`, which") && !error.contains("`train`"), "{error}");
+    // A field that templates know, and this one does not read, is left out with a warning.
+    assert_eq!(of(&["id", "weight"]).unwrap().len(), 1);
 }

@@ -72,7 +72,7 @@ impl RowShare {
     pub const ALL: RowShare = RowShare { rank: 0, world: 1 };
 }
 
-/// The position of a [`BatchLoader`] in its data, as checkpoints save it; the same on every rank.
+/// The position in the rows of a data set, as checkpoints save it; the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoaderState {
@@ -93,12 +93,11 @@ impl LoaderState {
     }
 }
 
-/// An endless stream of training batches.
-pub struct BatchLoader {
+/// The endless rows of one data set.
+pub(super) struct SetRows {
     dataset: Arc<TokenDataset>,
     split: Split,
     layout: RowLayout,
-    shard: RowShare,
     cursor: Cursor,
 }
 
@@ -108,17 +107,16 @@ enum Cursor {
     Whole(WholeDocuments),
 }
 
-impl BatchLoader {
+impl SetRows {
     /// Starts at `state`, in constant time. Errors with [`Error::Checkpoint`] when the state does not fit the data. Panics when rows have
-    /// no token, the packing is `auto` or the rank is not below the world: bugs of the caller.
-    pub fn new(
+    /// no token or the packing is `auto`: bugs of the caller.
+    pub(super) fn new(
         dataset: Arc<TokenDataset>,
         split: Split,
         layout: RowLayout,
         state: LoaderState,
-        shard: RowShare,
-    ) -> Result<BatchLoader> {
-        assert!(layout.seq_len > 0 && shard.rank < shard.world, "{layout:?}, {shard:?}");
+    ) -> Result<SetRows> {
+        assert!(layout.seq_len > 0, "{layout:?}");
         let documents = split.train_len();
         let missing = || {
             Err(Error::Checkpoint(format!(
@@ -135,64 +133,60 @@ impl BatchLoader {
             Packing::Auto => unreachable!("`auto` is resolved before data are loaded"),
             Packing::Wrapped => {
                 let stream = Stream { state, order };
-                if state.offset >= stream.document_len(&dataset, &split) {
+                if state.offset >= stream.document_len(&dataset, &split)? {
                     return missing();
                 }
                 Cursor::Stream(stream)
             }
             Packing::Bfd | Packing::None => {
-                let mut documents = WholeDocuments { state, window: window(&layout, &dataset, &split, state) };
+                let mut documents = WholeDocuments { state, window: window(&layout, &dataset, &split, state)? };
                 if state.offset > 0 && state.offset >= documents.window.len() {
                     return missing();
                 }
-                documents.skip_empty(&layout, &dataset, &split);
+                documents.skip_empty(&layout, &dataset, &split)?;
                 Cursor::Whole(documents)
             }
         };
-        Ok(BatchLoader { dataset, split, layout, shard, cursor })
+        Ok(SetRows { dataset, split, layout, cursor })
     }
 
-    /// The next `rows` rows of this rank. All ranks have to ask for the same numbers of rows. Errors with
-    /// [`Error::Data`] when a file of tokens can no longer be read.
-    pub fn next_batch(&mut self, rows: usize) -> Result<Batch> {
-        let mut batch = Batch::with_capacity(rows, self.layout.seq_len);
-        batch.documents = self.layout.document_mask.then(Vec::new);
-        for _ in 0..rows {
-            self.skip(self.shard.rank)?;
-            self.row(&mut batch)?;
-            self.skip(self.shard.world - 1 - self.shard.rank)?;
-        }
-        Ok(batch)
-    }
-
-    /// The start of the next batch.
-    pub fn state(&self) -> LoaderState {
+    /// The start of the next row.
+    pub(super) fn state(&self) -> LoaderState {
         match &self.cursor {
             Cursor::Stream(stream) => stream.state,
             Cursor::Whole(documents) => documents.state,
         }
     }
 
-    /// Skips rows of other ranks without reading their tokens.
-    fn skip(&mut self, rows: usize) -> Result<()> {
-        let tokens = (rows * self.layout.seq_len) as u64;
+    /// Goes on to the next row without reading the tokens of this one. Returns their number.
+    pub(super) fn skip(&mut self) -> Result<u64> {
         match &mut self.cursor {
-            Cursor::Stream(stream) => stream.advance(&self.dataset, &self.split, tokens, |_, _| Ok(())),
+            Cursor::Stream(stream) => {
+                let tokens = self.layout.seq_len as u64;
+                stream.advance(&self.dataset, &self.split, tokens, |_, _| Ok(())).map(|()| tokens)
+            }
             Cursor::Whole(documents) => {
-                (0..rows).for_each(|_| drop(documents.next_row(&self.layout, &self.dataset, &self.split)));
-                Ok(())
+                let row = documents.next_row(&self.layout, &self.dataset, &self.split)?;
+                let inputs = |&document: &u64| {
+                    self.dataset.document_len(document as usize).map(|len| self.layout.inputs(len) as u64)
+                };
+                row.iter().map(inputs).sum()
             }
         }
     }
 
-    fn row(&mut self, batch: &mut Batch) -> Result<()> {
+    /// Appends the next row to `batch`. Returns the number of its tokens; padding is none. Errors with [`Error::Data`] when a file of tokens
+    /// can no longer be read.
+    pub(super) fn row(&mut self, batch: &mut Batch) -> Result<u64> {
+        let before = batch.padding;
         match &mut self.cursor {
-            Cursor::Stream(stream) => stream.row(&self.dataset, &self.split, self.layout.seq_len, batch),
+            Cursor::Stream(stream) => stream.row(&self.dataset, &self.split, self.layout.seq_len, batch)?,
             Cursor::Whole(documents) => {
-                let row = documents.next_row(&self.layout, &self.dataset, &self.split);
-                whole_documents(&self.dataset, &self.layout, &row, batch)
+                let row = documents.next_row(&self.layout, &self.dataset, &self.split)?;
+                whole_documents(&self.dataset, &self.layout, &row, batch)?;
             }
         }
+        Ok((self.layout.seq_len - (batch.padding - before)) as u64)
     }
 }
 
@@ -206,7 +200,7 @@ pub(super) fn whole_documents(
     let end = batch.inputs.len() + layout.seq_len;
     for &document in documents {
         let document = document as usize;
-        let inputs = layout.inputs(dataset.document_len(document));
+        let inputs = layout.inputs(dataset.document_len(document)?);
         append_document(dataset, &dataset.tokens(document, 0..inputs + 1)?, batch);
     }
     pad_row(dataset, end, batch);
@@ -240,7 +234,7 @@ struct WholeDocuments {
 }
 
 /// The window that begins at the document of `state`.
-fn window(layout: &RowLayout, dataset: &TokenDataset, split: &Split, state: LoaderState) -> Window {
+pub(super) fn window(layout: &RowLayout, dataset: &TokenDataset, split: &Split, state: LoaderState) -> Result<Window> {
     let LoaderState { seed, epoch, document, .. } = state;
     let order = Permutation::new(split.train_len(), seed, epoch);
     Window::new(layout, dataset, |place| split.train(order.get(place)), split.train_len(), (seed, epoch, document))
@@ -248,23 +242,24 @@ fn window(layout: &RowLayout, dataset: &TokenDataset, split: &Split, state: Load
 
 impl WholeDocuments {
     /// The documents of the next row.
-    fn next_row(&mut self, layout: &RowLayout, dataset: &TokenDataset, split: &Split) -> Vec<u64> {
+    fn next_row(&mut self, layout: &RowLayout, dataset: &TokenDataset, split: &Split) -> Result<Vec<u64>> {
         let row = self.window.row(self.state.offset).to_vec();
         self.state.offset += 1;
-        self.skip_empty(layout, dataset, split);
-        row
+        self.skip_empty(layout, dataset, split)?;
+        Ok(row)
     }
 
     /// Goes on to the next window that has rows, from the end of one or from one that has none. An epoch always has rows.
-    fn skip_empty(&mut self, layout: &RowLayout, dataset: &TokenDataset, split: &Split) {
+    fn skip_empty(&mut self, layout: &RowLayout, dataset: &TokenDataset, split: &Split) -> Result<()> {
         while self.state.offset == self.window.len() {
             self.state.offset = 0;
             self.state.document = self.window.end;
             if self.state.document == split.train_len() {
                 (self.state.document, self.state.epoch) = (0, self.state.epoch + 1);
             }
-            self.window = window(layout, dataset, split, self.state);
+            self.window = window(layout, dataset, split, self.state)?;
         }
+        Ok(())
     }
 }
 
@@ -300,8 +295,8 @@ impl Stream {
         split.train(self.order.get(self.state.document))
     }
 
-    fn document_len(&self, dataset: &TokenDataset, split: &Split) -> u64 {
-        dataset.document_len(self.document(split)) as u64
+    fn document_len(&self, dataset: &TokenDataset, split: &Split) -> Result<u64> {
+        dataset.document_len(self.document(split)).map(|len| len as u64)
     }
 
     /// Advances by `count` tokens and calls `take` with each range of a document on the way.
@@ -314,7 +309,7 @@ impl Stream {
     ) -> Result<()> {
         while count > 0 {
             let document = self.document(split);
-            let (start, len) = (self.state.offset, dataset.document_len(document) as u64);
+            let (start, len) = (self.state.offset, dataset.document_len(document)? as u64);
             let step = count.min(len - start);
             take(document, start as usize..(start + step) as usize)?;
             count -= step;
@@ -337,28 +332,14 @@ impl Stream {
     }
 }
 
-/// Tokens of the validation documents.
-pub fn validation_tokens(dataset: &TokenDataset, split: &Split) -> u64 {
-    (0..split.validation_len()).map(|i| dataset.document_len(split.validation(i)) as u64).sum()
+/// Tokens of the validation documents. Errors with [`Error::Data`] when the tables of the data can no longer be read.
+pub fn validation_tokens(dataset: &TokenDataset, split: &Split) -> Result<u64> {
+    (0..split.validation_len()).map(|i| dataset.document_len(split.validation(i)).map(|len| len as u64)).sum()
 }
 
-/// Bytes of text of the validation documents, what bits per byte is counted over.
-pub fn validation_bytes(dataset: &TokenDataset, split: &Split) -> u64 {
-    (0..split.validation_len()).map(|i| u64::from(dataset.document_bytes(split.validation(i)))).sum()
-}
-
-/// Rows of one epoch of training; a part of a row counts as a part.
-pub fn train_rows(dataset: &TokenDataset, split: &Split, layout: &RowLayout, seed: u64) -> f64 {
-    if layout.packing == Packing::Wrapped {
-        return (dataset.total_tokens() - validation_tokens(dataset, split)) as f64 / layout.seq_len as f64;
-    }
-    let (mut rows, mut state) = (0, LoaderState::start(seed));
-    while state.document < split.train_len() {
-        let window = window(layout, dataset, split, state);
-        rows += window.len();
-        state.document = window.end;
-    }
-    rows as f64
+/// Bytes of text of the validation documents, what bits per byte is counted over. Errors as [`validation_tokens`].
+pub fn validation_bytes(dataset: &TokenDataset, split: &Split) -> Result<u64> {
+    (0..split.validation_len()).map(|i| dataset.document_bytes(split.validation(i)).map(u64::from)).sum()
 }
 
 /// The validation documents in batches of up to `rows` rows of whole documents.
@@ -367,15 +348,15 @@ pub fn whole_validation(
     split: Split,
     layout: RowLayout,
     rows: usize,
-) -> impl ExactSizeIterator<Item = Result<Batch>> {
+) -> Result<impl ExactSizeIterator<Item = Result<Batch>>> {
     let documents = |place| split.validation(place);
     let (mut start, mut packed) = (0, Vec::new());
     while start < split.validation_len() {
-        let window = Window::new(&layout, &dataset, documents, split.validation_len(), (0, 0, start));
+        let window = Window::new(&layout, &dataset, documents, split.validation_len(), (0, 0, start))?;
         packed.extend((0..window.len()).map(|row| window.row(row).to_vec()));
         start = window.end;
     }
-    (0..packed.len().div_ceil(rows)).map(move |batch| {
+    Ok((0..packed.len().div_ceil(rows)).map(move |batch| {
         let packed = &packed[batch * rows..packed.len().min((batch + 1) * rows)];
         let mut filled = Batch::with_capacity(packed.len(), layout.seq_len);
         filled.documents = layout.document_mask.then(Vec::new);
@@ -383,7 +364,7 @@ pub fn whole_validation(
             whole_documents(&dataset, &layout, row, &mut filled)?;
         }
         Ok(filled)
-    })
+    }))
 }
 
 #[cfg(test)]

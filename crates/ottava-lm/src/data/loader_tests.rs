@@ -2,7 +2,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::*;
-use crate::data::{Documents, ExcessLength, SourceOptions, Tokenizer, prepare};
+use crate::data::{
+    BatchLoader, DataSet, DataState, Documents, ExcessLength, SourceOptions, Statistics, Tokenizer, prepare,
+};
 
 /// Documents of very different lengths. Small enough that a few batches cross an epoch.
 pub(in crate::data) fn dataset(documents: usize) -> Arc<TokenDataset> {
@@ -15,8 +17,39 @@ pub(in crate::data) fn dataset(documents: usize) -> Arc<TokenDataset> {
     Arc::new(prepare(&[source], &options, &tokenizer, folder.path()).unwrap())
 }
 
-fn loader(dataset: &Arc<TokenDataset>, split: Split, state: LoaderState, shard: RowShare) -> BatchLoader {
-    BatchLoader::new(dataset.clone(), split, RowLayout::wrapped(16), state, shard).unwrap()
+fn statistics(dataset: &TokenDataset, split: &Split, layout: &RowLayout) -> Statistics {
+    Statistics::of(dataset, split, layout, 9).unwrap()
+}
+
+/// The rows of one set.
+struct Loader(BatchLoader);
+
+impl Loader {
+    fn new(
+        dataset: &Arc<TokenDataset>,
+        split: Split,
+        layout: RowLayout,
+        state: LoaderState,
+        shard: RowShare,
+    ) -> Result<Loader> {
+        let set = DataSet::only(dataset.clone(), split, &layout, 9)?;
+        BatchLoader::new(&[set], layout, &DataState::One(state), shard).map(Loader)
+    }
+
+    fn next_batch(&mut self, rows: usize) -> Result<Batch> {
+        self.0.next_batch(rows)
+    }
+
+    fn state(&self) -> LoaderState {
+        match self.0.state() {
+            DataState::One(state) => state,
+            DataState::Mixture(states) => panic!("{states:?}"),
+        }
+    }
+}
+
+fn loader(dataset: &Arc<TokenDataset>, split: Split, state: LoaderState, shard: RowShare) -> Loader {
+    Loader::new(dataset, split, RowLayout::wrapped(16), state, shard).unwrap()
 }
 
 /// The documents of `split` in training order, for two epochs, straight from the definition.
@@ -33,7 +66,7 @@ fn rows_cut_the_stream_so_that_each_token_is_a_target_once() {
     let dataset = dataset(40);
     let split = Split::new(40, 5.0).unwrap();
     let expected = stream(&dataset, &split, 9);
-    let epoch_tokens = (train_rows(&dataset, &split, &RowLayout::wrapped(16), 9) * 16.0) as usize;
+    let epoch_tokens = (statistics(&dataset, &split, &RowLayout::wrapped(16)).rows * 16.0) as usize;
     let mut loader = loader(&dataset, split, LoaderState::start(9), RowShare::ALL);
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
     while inputs.len() < epoch_tokens * 2 {
@@ -54,7 +87,7 @@ fn resuming_after_any_batch_gives_the_same_batches() {
     let split = Split::new(20, 0.1).unwrap();
     let shards = [RowShare::ALL, RowShare { rank: 1, world: 3 }];
     for (layout, shard) in LAYOUTS.into_iter().flat_map(|layout| shards.map(|shard| (layout, shard))) {
-        let loader = |state| BatchLoader::new(dataset.clone(), split, layout, state, shard).unwrap();
+        let loader = |state| Loader::new(&dataset, split, layout, state, shard).unwrap();
         let mut unbroken = loader(LoaderState::start(4));
         let mut batches = Vec::new();
         let mut states = Vec::new();
@@ -79,7 +112,7 @@ fn ranks_share_the_rows_of_one_process() {
     let dataset = dataset(30);
     let split = Split::new(30, 3.0).unwrap();
     for (layout, world) in LAYOUTS.into_iter().flat_map(|layout| [2, 3, 5].map(|world| (layout, world))) {
-        let loader = |shard| BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(1), shard).unwrap();
+        let loader = |shard| Loader::new(&dataset, split, layout, LoaderState::start(1), shard).unwrap();
         let mut alone = loader(RowShare::ALL);
         let mut ranks: Vec<_> = (0..world).map(|rank| loader(RowShare { rank, world })).collect();
         for _ in 0..20 {
@@ -122,16 +155,16 @@ fn packed_rows_hold_every_document_whole_once_an_epoch() {
     let split = Split::new(40, 5.0).unwrap();
     for packing in [Packing::Bfd, Packing::None] {
         let layout = RowLayout { seq_len: 16, packing, document_mask: true };
-        let rows = train_rows(&dataset, &split, &layout, 9) as usize;
-        let mut loader =
-            BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(9), RowShare::ALL).unwrap();
+        let counted = statistics(&dataset, &split, &layout);
+        let rows = counted.rows as usize;
+        let mut loader = Loader::new(&dataset, split, layout, LoaderState::start(9), RowShare::ALL).unwrap();
         let mut epochs = Vec::new();
         for epoch in 0..2 {
             let mut seen = Vec::new();
             for _ in 0..rows {
                 let batch = loader.next_batch(1).unwrap();
                 let (mut at, documents) = (0, batch.documents.unwrap());
-                assert!(documents.len() <= layout.max_documents(&dataset, &split).unwrap(), "{documents:?}");
+                assert!(documents.len() <= counted.max_documents.unwrap(), "{documents:?}");
                 for length in documents {
                     let (inputs, targets) = (&batch.inputs[at..at + length], &batch.targets[at..at + length]);
                     at += length;
@@ -163,8 +196,8 @@ fn packed_rows_hold_every_document_whole_once_an_epoch() {
         assert!(packing == Packing::None || rows < 35, "{rows} rows of 35 documents");
     }
     let stream = RowLayout { document_mask: true, ..RowLayout::wrapped(16) };
-    let most = stream.max_documents(&dataset, &split).unwrap();
-    let mut loader = BatchLoader::new(dataset.clone(), split, stream, LoaderState::start(9), RowShare::ALL).unwrap();
+    let most = statistics(&dataset, &split, &stream).max_documents.unwrap();
+    let mut loader = Loader::new(&dataset, split, stream, LoaderState::start(9), RowShare::ALL).unwrap();
     for _ in 0..100 {
         let documents = loader.next_batch(1).unwrap().documents.unwrap();
         assert!(documents.len() <= most && documents.iter().sum::<usize>() == 16, "{documents:?}, {most}");
@@ -176,13 +209,17 @@ fn long_documents_are_counted_or_refused() {
     let dataset = dataset(40);
     let split = Split::new(40, 5.0).unwrap();
     let layout = RowLayout { packing: Packing::Bfd, ..RowLayout::wrapped(12) };
-    let long = (0..35).filter(|&i| dataset.document_len(split.train(i)) > 13).count() as u64;
+    let long = (0..35).filter(|&i| dataset.document_len(split.train(i)).unwrap() > 13).count() as u64;
     assert!(long > 0);
-    assert_eq!(layout.check(&dataset, &split, ExcessLength::Truncate).unwrap().truncated, long);
-    let error = layout.check(&dataset, &split, ExcessLength::Raise).unwrap_err().to_string();
+    let counted = statistics(&dataset, &split, &layout);
+    assert_eq!(counted.fit.truncated, long);
+    counted.check(&dataset, &layout, ExcessLength::Truncate).unwrap();
+    let error = counted.check(&dataset, &layout, ExcessLength::Raise).unwrap_err().to_string();
     assert!(error.contains("`data.max_length` is 12"), "{error}");
     let layout = RowLayout { seq_len: 100, ..layout };
-    assert_eq!(layout.check(&dataset, &split, ExcessLength::Raise).unwrap().truncated, 0);
+    let counted = statistics(&dataset, &split, &layout);
+    counted.check(&dataset, &layout, ExcessLength::Raise).unwrap();
+    assert_eq!(counted.fit.truncated, 0);
 }
 
 #[test]
@@ -190,7 +227,8 @@ fn packed_validation_predicts_every_token_once() {
     let dataset = dataset(40);
     let split = Split::new(40, 12.0).unwrap();
     let layout = RowLayout { seq_len: 32, packing: Packing::Bfd, document_mask: true };
-    let batches: Vec<Batch> = whole_validation(dataset.clone(), split, layout, 3).map(Result::unwrap).collect();
+    let batches: Vec<Batch> =
+        whole_validation(dataset.clone(), split, layout, 3).unwrap().map(Result::unwrap).collect();
     let mut targets: Vec<i32> = batches.iter().flat_map(|batch| batch.targets.clone()).collect();
     targets.retain(|&target| target != IGNORE_INDEX);
     let documents = (0..12).map(|i| dataset.document(split.validation(i)).unwrap());
@@ -212,8 +250,7 @@ fn a_place_that_does_not_exist_is_an_error() {
     let split = Split::new(10, 2.0).unwrap();
     for (document, offset) in [(8, 0), (u64::MAX, 0), (0, 1000), (0, u64::MAX)] {
         let state = LoaderState { seed: 1, epoch: 0, document, offset };
-        let error =
-            BatchLoader::new(dataset.clone(), split, RowLayout::wrapped(16), state, RowShare::ALL).err().unwrap();
+        let error = Loader::new(&dataset, split, RowLayout::wrapped(16), state, RowShare::ALL).err().unwrap();
         assert!(matches!(&error, Error::Checkpoint(text) if text.contains("does not exist among 8 documents")));
     }
 }

@@ -98,7 +98,7 @@ impl Split {
         let documents = documents as u64;
         match validation < documents {
             true => Ok(Split { documents, order: None, validation, together: 1 }),
-            false => Err(Error::Config("`data.train_files` hold no document to train on".into())),
+            false => Err(Error::Config("`train_files` hold no document to train on".into())),
         }
     }
 
@@ -110,6 +110,11 @@ impl Split {
     /// The split of documents of which each of those before is `together`.
     pub fn of_groups(self, together: usize) -> Split {
         Split { together: together as u64, ..self }
+    }
+
+    /// What tells it from other splits of the same documents.
+    pub(super) fn key(&self) -> (u64, bool) {
+        (self.validation_len(), self.order.is_some())
     }
 
     /// Number of documents to train on.

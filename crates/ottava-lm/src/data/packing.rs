@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::order::{Permutation, Split};
+use super::order::Permutation;
 use super::shards::TokenDataset;
-use crate::{Error, Result};
+use crate::Result;
 
 /// Documents that are packed together.
 const WINDOW: u64 = 1 << 16;
@@ -42,7 +42,7 @@ pub enum ExcessLength {
 }
 
 /// Packing and length of rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct RowLayout {
     /// Tokens of a row.
     pub seq_len: usize,
@@ -62,128 +62,7 @@ impl RowLayout {
     pub(super) fn inputs(&self, len: usize) -> usize {
         (len - 1).min(self.seq_len)
     }
-
-    /// Counts the training documents of `split` that are cut or left out, with whole documents.
-    ///
-    /// Errors with [`Error::Data`] when one is too long and `excess` is an error, or when none has a token to predict.
-    pub fn check(&self, dataset: &TokenDataset, split: &Split, excess: ExcessLength) -> Result<Fit> {
-        let documents = (0..split.train_len()).map(|place| split.train(place));
-        if excess == ExcessLength::Raise
-            && let Some(long) = documents.clone().find(|&i| self.is_long(dataset, i))
-        {
-            return Err(Error::Data(format!(
-                "document {} of the data has {} tokens, and `data.max_length` is {}; raise that, or set \
-                 `data.excess_length_strategy = \"truncate\"`",
-                long + 1,
-                dataset.document_len(long),
-                self.seq_len
-            )));
-        }
-        let mut fit = self.fit(dataset, documents);
-        if fit.without_target.len() as u64 == fit.documents {
-            return Err(Error::Data(match dataset.meta().loss_mask {
-                true => format!(
-                    "no document has a token of an answer within `data.max_length` = {}; raise that, or set `data.train_on_inputs = true`",
-                    self.seq_len
-                ),
-                false => "no document has a second token to predict".into(),
-            }));
-        }
-        if self.packing == Packing::Wrapped {
-            // They are context of others.
-            fit.without_target.clear();
-        }
-        fit.without_target.sort_unstable();
-        Ok(fit)
-    }
-
-    /// Counts those of `documents` that are cut or left out.
-    pub fn fit(&self, dataset: &TokenDataset, documents: impl Iterator<Item = usize>) -> Fit {
-        let mut fit = Fit::default();
-        for i in documents {
-            fit.documents += 1;
-            let (len, is_whole) = (dataset.document_len(i), self.packing != Packing::Wrapped);
-            if !dataset.has_target(i, if is_whole { self.inputs(len) } else { len - 1 }) {
-                fit.without_target.push(i);
-            } else if self.is_long(dataset, i) {
-                fit.truncated += 1;
-            }
-        }
-        fit
-    }
-
-    /// Whether document `i` is cut.
-    fn is_long(&self, dataset: &TokenDataset, i: usize) -> bool {
-        self.packing != Packing::Wrapped && dataset.document_len(i) > self.seq_len + 1
-    }
-
-    /// The most documents that a row can have, padding at its end included; `None` where attention does not see their edges.
-    pub fn max_documents(&self, dataset: &TokenDataset, split: &Split) -> Option<usize> {
-        if !self.document_mask {
-            return None;
-        }
-        let mut lengths: Vec<usize> = (0..split.train_len()).map(|i| dataset.document_len(split.train(i))).collect();
-        // The shortest documents, and a part of one at each end of a row or padding.
-        let copies = match self.packing {
-            // A row of the stream may go on into later epochs.
-            Packing::Wrapped => self.seq_len / lengths.iter().sum::<usize>() + 2,
-            Packing::Bfd | Packing::Auto => 1,
-            Packing::None => return Some(2),
-        };
-        if self.packing == Packing::Bfd {
-            // Those without a target are left out, and only make rows shorter.
-            lengths.iter_mut().for_each(|len| *len = self.inputs(*len));
-            lengths.retain(|&len| len > 0);
-        }
-        lengths.sort_unstable();
-        let (mut count, mut used) = (0, 0);
-        for len in lengths.into_iter().flat_map(|len| std::iter::repeat_n(len, copies)) {
-            used += len;
-            if used > self.seq_len {
-                break;
-            }
-            count += 1;
-        }
-        Some((count + 2).min(self.seq_len))
-    }
 }
-
-/// Numbers of documents that are cut or left out.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fit {
-    /// All of them.
-    pub documents: u64,
-    /// Documents that are cut to a row.
-    pub truncated: u64,
-    /// Documents that are left out, since none of their tokens in a row is a target; numbers from 0.
-    pub without_target: Vec<usize>,
-}
-
-impl Fit {
-    /// A sentence for the log, where documents are cut or left out in rows of `seq_len` tokens.
-    pub fn describe(&self, seq_len: usize) -> Option<String> {
-        let Fit { documents, truncated, without_target } = self;
-        let mut sentences = Vec::new();
-        if *truncated > 0 {
-            sentences.push(format!(
-                "{truncated} of {documents} documents are longer than `data.max_length` and cut to {seq_len} tokens"
-            ));
-        }
-        if !without_target.is_empty() {
-            let named: Vec<_> = without_target.iter().take(NAMED).map(|i| (i + 1).to_string()).collect();
-            let more = if without_target.len() > NAMED { ", …" } else { "" };
-            sentences.push(format!(
-                "{} of {documents} documents are left out, since none of their first {seq_len} tokens predicts a token that contributes to the loss: {}{more}",
-                without_target.len(),
-                named.join(", ")
-            ));
-        }
-        (!sentences.is_empty()).then(|| sentences.join("; "))
-    }
-}
-
-/// Documents that a message names.
-const NAMED: usize = 10;
 
 /// The rows of one window of an epoch.
 pub(super) struct Window {
@@ -195,22 +74,24 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// The window that starts at document `start` of `epoch`. `documents` are all of the epoch, by their place in it.
+    /// The window that starts at document `start` of `epoch`. `documents` are all of the epoch, by their place in it. Errors with
+    /// [`Error::Data`](crate::Error::Data) when the tables of the data can no longer be read.
     pub(super) fn new(
         layout: &RowLayout,
         dataset: &TokenDataset,
         documents: impl Fn(u64) -> usize,
         count: u64,
         (seed, epoch, start): (u64, u64, u64),
-    ) -> Window {
+    ) -> Result<Window> {
         let end = (start + WINDOW).min(count);
-        let mut sized: Vec<(usize, u64)> = (start..end)
-            .map(|place| {
-                let document = documents(place);
-                (layout.inputs(dataset.document_len(document)), document as u64)
-            })
-            .filter(|&(inputs, document)| dataset.has_target(document as usize, inputs))
-            .collect();
+        let mut sized: Vec<(usize, u64)> = Vec::new();
+        for place in start..end {
+            let document = documents(place);
+            let inputs = layout.inputs(dataset.document_len(document)?);
+            if dataset.has_target(document, inputs)? {
+                sized.push((inputs, document as u64));
+            }
+        }
         let rows = match layout.packing {
             Packing::None => sized.into_iter().map(|(_, document)| vec![document]).collect(),
             _ => {
@@ -220,7 +101,7 @@ impl Window {
             }
         };
         let order = Permutation::new(rows.len() as u64, seed, (epoch << 32).wrapping_add(start / WINDOW + 1));
-        Window { rows, order, end }
+        Ok(Window { rows, order, end })
     }
 
     /// Number of rows.

@@ -41,7 +41,7 @@ impl Records {
     /// Errors with [`Error::Data`] when there are none.
     pub fn train(dataset: Arc<TokenDataset>, split: &Split, layout: RowLayout) -> Result<Records> {
         let documents = (0..split.train_len()).map(|i| split.train(i)).collect();
-        let records = Records::of(dataset, documents, layout);
+        let records = Records::of(dataset, documents, layout)?;
         match records.first.is_empty() {
             true => Err(Error::Data(format!(
                 "no record of the preferences has a token of each completion within `data.max_length` = {}; raise that",
@@ -51,19 +51,23 @@ impl Records {
         }
     }
 
-    /// The records of `split` for validation.
-    pub fn validation(dataset: Arc<TokenDataset>, split: &Split, layout: RowLayout) -> Records {
+    /// The records of `split` for validation. Errors with [`Error::Data`] when the tables of the data can no longer be read.
+    pub fn validation(dataset: Arc<TokenDataset>, split: &Split, layout: RowLayout) -> Result<Records> {
         let documents = (0..split.validation_len()).map(|i| split.validation(i)).collect();
         Records::of(dataset, documents, layout)
     }
 
-    fn of(dataset: Arc<TokenDataset>, documents: Vec<usize>, layout: RowLayout) -> Records {
+    fn of(dataset: Arc<TokenDataset>, documents: Vec<usize>, layout: RowLayout) -> Result<Records> {
         let kind = dataset.meta().preference.expect("the data are preferences");
-        let has_target = |&i: &usize| dataset.has_target(i, layout.inputs(dataset.document_len(i)));
-        let all = documents.chunks_exact(kind.documents());
-        let (kept, left): (Vec<_>, Vec<_>) = all.partition(|record| record.iter().all(has_target));
-        let first = kept.into_iter().map(|record| record[0]).collect();
-        Records { layout, kind, first, left_out: left.len(), dataset }
+        let mut first = Vec::with_capacity(documents.len() / kind.documents());
+        for record in documents.chunks_exact(kind.documents()) {
+            let has_target = |&i: &usize| dataset.has_target(i, layout.inputs(dataset.document_len(i)?));
+            if record.iter().map(has_target).collect::<Result<Vec<_>>>()?.into_iter().all(|has_target| has_target) {
+                first.push(record[0]);
+            }
+        }
+        let left_out = documents.len() / kind.documents() - first.len();
+        Ok(Records { dataset, layout, kind, first, left_out })
     }
 
     /// Number of records.
@@ -104,16 +108,16 @@ impl Records {
             records.iter().try_for_each(|&record| self.mismatch(record, &mut rows))?;
             mismatched = Some(rows);
         }
-        let chosen = documents.iter().map(|&document| self.dataset.is_chosen(document)).collect();
+        let chosen = documents.iter().map(|&document| self.dataset.is_chosen(document)).collect::<Result<_>>()?;
         Ok(PreferenceBatch { batch, documents, chosen, mismatched })
     }
 
     /// Appends the prompt of `record` with the completion of the record before it; the first one takes that of the last.
     fn mismatch(&self, record: usize, rows: &mut Batch) -> Result<()> {
         let (document, other) = (self.first[record], self.first[(record + self.len() - 1) % self.len()]);
-        let prompt = self.dataset.tokens(document, 0..self.dataset.first_target(document))?;
+        let prompt = self.dataset.tokens(document, 0..self.dataset.first_target(document)?)?;
         let completion =
-            self.dataset.tokens(other, self.dataset.first_target(other)..self.dataset.document_len(other))?;
+            self.dataset.tokens(other, self.dataset.first_target(other)?..self.dataset.document_len(other)?)?;
         let mut tokens = [prompt, completion].concat();
         tokens.truncate(self.layout.inputs(tokens.len()) + 1);
         let end = rows.inputs.len() + self.layout.seq_len;
@@ -122,21 +126,22 @@ impl Records {
         Ok(())
     }
 
-    /// Whether a document is chosen, or desirable.
-    pub fn is_chosen(&self, document: usize) -> bool {
+    /// Whether a document is chosen, or desirable. Errors as [`Records::batch`].
+    pub fn is_chosen(&self, document: usize) -> Result<bool> {
         self.dataset.is_chosen(document)
     }
 
     /// The target tokens of a document in its row. Errors as [`Records::batch`].
     pub fn targets(&self, document: usize) -> Result<usize> {
-        let inputs = self.layout.inputs(self.dataset.document_len(document));
+        let inputs = self.layout.inputs(self.dataset.document_len(document)?);
         let tokens = self.dataset.tokens(document, 1..inputs + 1)?;
         Ok(tokens.into_iter().filter(|&token| self.dataset.target(token) != IGNORE_INDEX).count())
     }
 
-    /// The tokens of the rows of a record, without padding.
-    pub fn tokens(&self, record: usize) -> usize {
-        self.documents(record).map(|document| self.layout.inputs(self.dataset.document_len(document))).sum()
+    /// The tokens of the rows of a record, without padding. Errors as [`Records::batch`].
+    pub fn tokens(&self, record: usize) -> Result<usize> {
+        let inputs = |document: usize| self.dataset.document_len(document).map(|len| self.layout.inputs(len));
+        self.documents(record).map(inputs).sum()
     }
 }
 

@@ -14,6 +14,7 @@ use super::left_out::{BadRecords, LeftOutOfFile};
 use super::records::Formatting;
 use super::shards::{FORMAT, Meta, PreferenceKind, SourceFile, TokenDataset, TokenType};
 use super::source::{Document, Failure, SourceOptions, documents, formatting};
+use super::stamps::{Hashes, Stamp};
 use super::token_writer::TokenWriter;
 use super::tokenizer::Tokenizer;
 use crate::fs::{Fs, RealFs, create_dirs, sync_parent};
@@ -57,7 +58,7 @@ pub(super) fn prepare_sharded(
         )));
     };
     let sources = &expand(sources)?;
-    let mut files = describe(sources)?;
+    let mut files = describe(sources, cache)?;
     let formattings = sources.iter().map(|path| formatting(path, options)).collect::<Result<Vec<_>>>()?;
     let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
     let preference = preference(sources, &formattings, options)?;
@@ -149,25 +150,53 @@ fn preference(
     Ok(first.preference())
 }
 
-fn describe(sources: &[PathBuf]) -> Result<Vec<SourceFile>> {
-    let describe = |path: &PathBuf| {
+/// Size and hash of each source. Files whose stamp is that of a hash in `cache` are not read.
+fn describe(sources: &[PathBuf], cache: &Path) -> Result<Vec<SourceFile>> {
+    let hashes = Hashes::read(cache);
+    let hash = |path: &PathBuf| -> Result<_> {
         let as_data = |error| match error {
             Error::Io { .. } => Error::Data(error.to_string()),
             other => other,
         };
-        let (size, mut sha256) = sha256_file(path).map_err(as_data)?;
-        if Kind::of(path)?.0 == Kind::Megatron {
-            sha256 = with_index(path, &sha256).map_err(as_data)?;
+        let stamp = Stamp::of(path);
+        if let Some(known) = hashes.get(path, stamp.as_ref()) {
+            return Ok((known.to_string(), None));
         }
+        let settled = stamp.filter(Stamp::is_settled);
+        let (_, sha256) = sha256_file(path).map_err(as_data)?;
+        Ok((sha256.clone(), settled.map(|stamp| (path.clone(), stamp, sha256))))
+    };
+    let indices = sources.iter().filter(|path| Kind::of(path).is_ok_and(|(kind, _)| kind == Kind::Megatron));
+    let indices: Vec<PathBuf> = indices.map(|path| path.with_extension("idx")).collect();
+    let all: Vec<&PathBuf> = sources.iter().chain(&indices).collect();
+    let hashed = all.par_iter().map(|path| hash(path)).collect::<Result<Vec<_>>>()?;
+    let (sums, new): (Vec<_>, Vec<_>) = hashed.into_iter().unzip();
+    if new.iter().any(Option::is_some) && create_dirs(&RealFs, cache).is_ok() {
+        let mut hashes = hashes;
+        hashes.add(new.into_iter().flatten());
+        hashes.write();
+    }
+    let (of_sources, mut of_indices) = (&sums[..sources.len()], sums[sources.len()..].iter());
+    let describe = |(path, sum): (&PathBuf, &String)| -> Result<SourceFile> {
+        let size = std::fs::metadata(path).map_err(|error| Error::Data(format!("{}: {error}", path.display())))?.len();
+        let sha256 = match Kind::of(path)?.0 {
+            Kind::Megatron => pair(sum, of_indices.next().expect("an index of each pair")),
+            _ => sum.clone(),
+        };
         Ok(SourceFile { path: path.display().to_string(), size, sha256, documents: 0 })
     };
-    sources.par_iter().map(describe).collect()
+    sources.iter().zip(of_sources).map(describe).collect()
 }
 
 /// The hash of a `.bin` and its index.
 fn with_index(path: &Path, sha256: &str) -> Result<String> {
     let (_, index) = sha256_file(&path.with_extension("idx"))?;
-    Ok(crate::hash::sha256(format!("{sha256}{index}").as_bytes()))
+    Ok(pair(sha256, &index))
+}
+
+/// The hash of two files with these hashes.
+fn pair(bin: &str, index: &str) -> String {
+    sha256(format!("{bin}{index}").as_bytes())
 }
 
 /// The hash of everything that the tokens depend on. A source counts with its content and its name, which decides its

@@ -4,7 +4,7 @@ use super::*;
 use std::sync::Arc;
 
 use crate::data::preview::{Segment, preview};
-use crate::data::{Content, Documents, Packing, RowLayout, SourceOptions, Split, TokenDataset, Tokenizer};
+use crate::data::{Content, DataSet, Documents, Packing, RowLayout, SourceOptions, Split, TokenDataset, Tokenizer};
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer")).unwrap()
@@ -45,23 +45,29 @@ fn documents_come_back_in_order_over_files_and_shards() {
         assert_eq!(texts(&dataset), expected);
         assert_eq!(dataset.meta().shards.len(), shards);
         assert_eq!(dataset.len(), 302);
-        assert_eq!(dataset.total_tokens(), (0..302).map(|i| dataset.document_len(i) as u64).sum::<u64>());
+        assert_eq!(dataset.total_tokens(), (0..302).map(|i| dataset.document_len(i).unwrap() as u64).sum::<u64>());
         let bytes: usize = many.iter().map(String::len).sum::<usize>() + "one\ntwo".len() + "three".len();
         assert_eq!(dataset.total_bytes(), bytes as u64);
-        assert_eq!(dataset.document_bytes(301), 5);
+        assert_eq!(dataset.document_bytes(301).unwrap(), 5);
         assert_eq!(dataset.ids(0, 1..3).unwrap(), dataset.document(0).unwrap()[1..3]);
     }
+}
+
+/// The folders of a cache, which also has a file of hashes.
+fn folders(cache: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.is_dir()).collect()
 }
 
 #[test]
 fn the_same_inputs_are_found_again_and_others_are_not() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("cache/deeper");
-    let made = || std::fs::read_dir(&cache).unwrap().count();
+    let made = || folders(&cache).len();
     let source = write(folder.path(), "a.txt", "one\ntwo\n");
     let run = |options: &SourceOptions| prepare(std::slice::from_ref(&source), options, &tokenizer(), &cache).unwrap();
     run(&lines());
-    let entry = std::fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
+    let entry = folders(&cache).remove(0);
     let modified = || std::fs::metadata(entry.join("meta.json")).unwrap().modified().unwrap();
     let first = modified();
     run(&lines());
@@ -79,7 +85,7 @@ fn a_damaged_folder_is_made_again() {
     let source = [write(folder.path(), "a.txt", "one\ntwo\n")];
     let cache = folder.path().join("cache");
     prepare(&source, &lines(), &tokenizer(), &cache).unwrap();
-    let entry = std::fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
+    let entry = folders(&cache).remove(0);
     std::fs::write(entry.join("documents.bin"), "short").unwrap();
     assert_eq!(prepare(&source, &lines(), &tokenizer(), &cache).unwrap().len(), 2);
     assert!(TokenDataset::open(&entry).is_ok());
@@ -91,7 +97,7 @@ fn a_changed_id_is_noticed_and_the_folder_made_again() {
     let source = [write(folder.path(), "a.txt", "one\ntwo\n")];
     let cache = folder.path().join("cache");
     let expected = texts(&prepare(&source, &lines(), &tokenizer(), &cache).unwrap());
-    let entry = std::fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
+    let entry = folders(&cache).remove(0);
     for name in ["tokens-00000.bin", "documents.bin", "bytes.bin", "meta.json"] {
         let mut bytes = std::fs::read(entry.join(name)).unwrap();
         bytes[0] ^= 1;
@@ -107,7 +113,7 @@ fn a_file_that_is_cut_while_it_is_open_is_an_error() {
     let source = [write(folder.path(), "a.txt", "one\ntwo\n")];
     let cache = folder.path().join("cache");
     let dataset = prepare(&source, &lines(), &tokenizer(), &cache).unwrap();
-    let entry = std::fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
+    let entry = folders(&cache).remove(0);
     std::fs::File::options().write(true).open(entry.join("tokens-00000.bin")).unwrap().set_len(1).unwrap();
     let error = dataset.document(1).unwrap_err().to_string();
     assert!(error.contains("tokens-00000.bin: document 1 cannot be read any more"), "{error}");
@@ -181,7 +187,7 @@ fn a_failure_leaves_nothing_behind() {
         let error = prepare(&source, &lines(), &tokenizer(), &cache).err().unwrap();
         assert!(error.to_string().contains(reason), "{error}");
         assert_eq!(error.exit_code(), 2);
-        assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0);
+        assert_eq!(folders(&cache).len(), 0);
     }
     assert!(prepare(&[], &lines(), &tokenizer(), &cache).is_err());
 }
@@ -207,7 +213,7 @@ fn chat_tokenizer(folder: &Path) -> Tokenizer {
 
 /// The text of a document, with brackets around the parts that contribute to the loss.
 fn learned(dataset: &TokenDataset, tokenizer: &Tokenizer, i: usize) -> String {
-    let tokens = dataset.tokens(i, 0..dataset.document_len(i)).unwrap();
+    let tokens = dataset.tokens(i, 0..dataset.document_len(i).unwrap()).unwrap();
     let groups = tokens.chunk_by(|a, b| (dataset.target(*a) < 0) == (dataset.target(*b) < 0));
     let told = |group: &[u32]| {
         let text = tokenizer.decode(&group.iter().map(|&token| dataset.id(token)).collect::<Vec<_>>()).unwrap();
@@ -234,7 +240,7 @@ fn the_loss_is_taken_of_answers_and_completions_alone() {
     assert_eq!(learned(&dataset, &tokenizer, 0), "user: why é?!assistant:[   so it  is!]user: x!assistant:[ y!]");
     assert_eq!(learned(&dataset, &tokenizer, 1), "the cat[ sat<|endoftext|>]");
     assert_eq!(learned(&dataset, &tokenizer, 2), "[plain<|endoftext|>]");
-    assert_eq!(dataset.document_bytes(0), "   so it  is!".len() as u32 + 3);
+    assert_eq!(dataset.document_bytes(0).unwrap(), "   so it  is!".len() as u32 + 3);
     assert!(dataset.meta().target_tokens < dataset.total_tokens() && dataset.meta().loss_mask);
     let all = SourceOptions { train_on_inputs: true, ..options.clone() };
     let whole = prepare(&sources, &all, &tokenizer, &cache).unwrap();
@@ -262,7 +268,8 @@ fn a_preview_shows_rows_as_they_are_trained_on() {
     let split = Split::new(2, 0.0).unwrap();
     let rows = |packing, seq_len| {
         let layout = RowLayout { seq_len, packing, document_mask: false };
-        let rows = preview(&dataset, split, layout, 1, &tokenizer, 1).unwrap();
+        let set = DataSet::only(dataset.clone(), split, &layout, 1).unwrap();
+        let rows = preview(&[set], layout, 1, &tokenizer, 1).unwrap();
         let told = |part: &Segment| {
             let start = if part.starts { "|" } else { "" };
             if part.learned { format!("{start}[{}]", part.text) } else { format!("{start}{}", part.text) }

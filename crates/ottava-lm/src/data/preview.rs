@@ -1,14 +1,11 @@
 //! The first rows of a run, as text.
 
-use std::sync::Arc;
-
 use ottava_tensor::ops::IGNORE_INDEX;
 use serde::Serialize;
 
-use super::loader::{BatchLoader, LoaderState, RowShare};
-use super::order::Split;
+use super::loader::RowShare;
+use super::mixture::{BatchLoader, DataSet, DataState};
 use super::packing::{Packing, RowLayout};
-use super::shards::TokenDataset;
 use super::tokenizer::Tokenizer;
 use crate::{Result, interrupt};
 
@@ -26,8 +23,7 @@ pub struct Segment {
 /// The first `rows` rows that a run trains on. The first token of a document, which nothing in its row predicts, counts as not learned, and
 /// padding is left out.
 pub fn preview(
-    dataset: &Arc<TokenDataset>,
-    split: Split,
+    sets: &[DataSet],
     layout: RowLayout,
     seed: u64,
     tokenizer: &Tokenizer,
@@ -35,19 +31,13 @@ pub fn preview(
 ) -> Result<Vec<Vec<Segment>>> {
     // Edges are shown whether attention sees them or not.
     let layout = RowLayout { document_mask: true, ..layout };
-    let mut loader = BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(seed), RowShare::ALL)?;
+    let mut loader = BatchLoader::new(sets, layout, &DataState::start(sets, seed), RowShare::ALL)?;
     (0..rows).map(|_| row(&mut loader, tokenizer, layout.packing != Packing::Wrapped)).collect()
 }
 
 /// Tokens of documents in the first `rows` rows that a run trains on, and how many of them contribute to the loss.
-pub fn count_targets(
-    dataset: &Arc<TokenDataset>,
-    split: Split,
-    layout: RowLayout,
-    seed: u64,
-    rows: u64,
-) -> Result<[u64; 2]> {
-    let mut loader = BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(seed), RowShare::ALL)?;
+pub fn count_targets(sets: &[DataSet], layout: RowLayout, seed: u64, rows: u64) -> Result<[u64; 2]> {
+    let mut loader = BatchLoader::new(sets, layout, &DataState::start(sets, seed), RowShare::ALL)?;
     let mut counts = [0, 0];
     for _ in 0..rows {
         interrupt::check("counting targets")?;

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -250,6 +251,32 @@ fn messages(record: &Map<String, Value>, key: &str) -> Result<Vec<Value>, String
 /// Fields of messages.
 const OF_MESSAGES: [&str; 9] =
     ["role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "thinking", "reasoning", "train"];
+
+/// Fields of other formats that say whether a message is learned.
+const LEARNED: [&str; 6] = ["weight", "training", "trainable", "loss", "loss_weight", "mask"];
+
+/// Whether messages have a field of this name.
+pub(super) fn is_of_messages(field: &str) -> bool {
+    OF_MESSAGES.contains(&field)
+}
+
+/// Why a message must not have `fields`, which no chat template knows and this one does not read.
+pub(super) fn unknown_fields(fields: &[String], template: &Path) -> String {
+    let hint = match fields.iter().any(|field| LEARNED.contains(&field.as_str())) {
+        true => "; whether a message is trained on is the field `train`, true or false",
+        false => "",
+    };
+    let (quoted, listed) = (list_of(fields, '`'), list_of(fields, '"'));
+    format!(
+        "messages have the fields {quoted}, which are unknown and which the chat template {} does not read{hint}; \
+         rename them with `data.fields`, or leave them out with `data.ignored_fields = [{listed}]`",
+        template.display()
+    )
+}
+
+fn list_of(fields: &[String], quote: char) -> String {
+    fields.iter().map(|field| format!("{quote}{field}{quote}")).collect::<Vec<_>>().join(", ")
+}
 
 /// The field that the name of another one nearly is.
 fn misspelt(field: &str) -> Option<&'static str> {

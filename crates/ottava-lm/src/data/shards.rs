@@ -1,4 +1,4 @@
-//! Tokens on disk: a folder that [`prepare`](super::prepare()) wrote, checked once on opening and read as needed.
+//! Tokens on disk: a folder that [`prepare`](super::prepare()) wrote, checked when it is first opened and read as needed.
 //!
 //! | file | content, little endian |
 //! |---|---|
@@ -6,12 +6,15 @@
 //! | `documents.bin` | u64 for each document: its first token, counted over all files; then the number of tokens |
 //! | `bytes.bin` | u32 for each document: bytes of its text in UTF-8, for bits per byte |
 //! | `labels.bin` | u8 for each document, of completions with labels: 1 for a desirable one, else 0 |
+//! | `targets.bin` | with a loss mask, u32 for each document: its first target, counted in tokens from 0; `u32::MAX` if there is none |
 //! | `meta.json` | [`Meta`] with a checksum of itself; written last |
+//! | `checked.json` | the stamps of these files when they were checked; while they are the same, opening reads none of them |
+//! | `rows-*.json` | [`Statistics`](super::statistics::Statistics) of a run |
 //!
 //! With a loss mask, ids are u32 and the highest bit of a token says that it is not a target.
 //!
-//! Tokens are read with positioned reads, so a file that is truncated meanwhile is an error and not SIGBUS. The two tables are
-//! held in memory, 12 bytes per document.
+//! Tokens and tables are read with positioned reads, so a file that is truncated meanwhile is an error and not SIGBUS, and memory does not
+//! grow with the data.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,11 +27,13 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::hash::{hex, sha256, unseal};
+use super::stamps::{self, Stamp};
+use super::table::Table;
+use crate::hash::{hex, sha256_file, unseal};
 use crate::{Error, Result, input, interrupt};
 
 /// The version of the folder's layout that this program writes and reads.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 5;
 
 /// Set in a stored token that the loss leaves out as a target, where [`Meta::loss_mask`] is.
 pub const MASKED: u32 = 1 << 31;
@@ -74,6 +79,10 @@ pub struct Meta {
 pub(super) const DOCUMENTS: &str = "documents.bin";
 pub(super) const BYTES: &str = "bytes.bin";
 pub(super) const LABELS: &str = "labels.bin";
+pub(super) const TARGETS: &str = "targets.bin";
+
+/// The stamps of the files that were checked.
+const CHECKED: &str = "checked.json";
 
 /// The largest `meta.json`: it has a line for each source.
 const MAX_META_BYTES: u64 = 256 << 20;
@@ -147,16 +156,17 @@ pub fn shard_name(index: usize) -> String {
 /// A folder of tokens, open for reading at random. Every document is known to be non-empty, every id in range, and every
 /// file the one that was written.
 pub struct TokenDataset {
+    folder: PathBuf,
     meta: Meta,
     shards: Vec<Shard>,
     /// The first token of each document, then the number of tokens.
-    starts: Vec<u64>,
+    starts: Table<8>,
     /// Bytes of the text of each document.
-    bytes: Vec<u32>,
+    bytes: Table<4>,
     /// With a loss mask: the first target of each document behind its first token, counted in tokens; `u32::MAX` if there is none.
-    first_targets: Vec<u32>,
-    /// Of documents with labels: whether each is desirable.
-    labels: Vec<bool>,
+    first_targets: Option<Table<4>>,
+    /// Of documents with labels: 1 for a desirable one, else 0.
+    labels: Option<Table<1>>,
 }
 
 struct Shard {
@@ -167,7 +177,8 @@ struct Shard {
 }
 
 impl TokenDataset {
-    /// Opens and checks `folder`. Errors with [`Error::Data`] that names the file, and the document where one is wrong.
+    /// Opens `folder`, in a time that does not depend on its size if it was checked before and no file has changed since; else checks it.
+    /// Errors with [`Error::Data`] that names the file, and the document where one is wrong.
     pub fn open(folder: &Path) -> Result<TokenDataset> {
         let path = folder.join("meta.json");
         let wrong = |reason: String| Error::Data(format!("{}: {reason}", path.display()));
@@ -197,30 +208,51 @@ impl TokenDataset {
             shards.push(Shard { file, path, start });
             start += tokens;
         }
-        let starts = meta.table::<8>(folder, DOCUMENTS, meta.documents.saturating_add(1))?;
-        let bytes = meta.table::<4>(folder, BYTES, meta.documents)?;
-        let starts = starts.into_iter().map(u64::from_le_bytes).collect();
-        let bytes = bytes.into_iter().map(u32::from_le_bytes).collect();
-        let labels = match meta.preference {
-            Some(PreferenceKind::Labels) => meta.table::<1>(folder, LABELS, meta.documents)?,
-            Some(PreferenceKind::Pairs) if !meta.documents.is_multiple_of(2) => {
-                return Err(wrong(format!("{} documents are no pairs", meta.documents)));
-            }
-            _ => Vec::new(),
-        };
-        let labels = labels.into_iter().map(|[label]| label != 0).collect();
-        let mut dataset = TokenDataset { meta, shards, starts, bytes, first_targets: Vec::new(), labels };
-        dataset.first_targets = dataset.check(folder)?;
+        let starts = table(folder, DOCUMENTS, meta.documents.saturating_add(1))?;
+        let bytes = table(folder, BYTES, meta.documents)?;
+        let first_targets = meta.loss_mask.then(|| table(folder, TARGETS, meta.documents)).transpose()?;
+        let has_labels = meta.preference == Some(PreferenceKind::Labels);
+        let labels = has_labels.then(|| table(folder, LABELS, meta.documents)).transpose()?;
+        if meta.preference == Some(PreferenceKind::Pairs) && !meta.documents.is_multiple_of(2) {
+            return Err(wrong(format!("{} documents are no pairs", meta.documents)));
+        }
+        let folder = folder.to_path_buf();
+        let dataset = TokenDataset { folder, meta, shards, starts, bytes, first_targets, labels };
+        let (checked, stamps) = (dataset.folder.join(CHECKED), dataset.stamps());
+        if stamps.is_none() || stamps::read(&checked) != stamps {
+            dataset.check()?;
+            stamps::write(&checked, &stamps);
+        }
         Ok(dataset)
     }
 
-    /// Checks the invariants of the readers below: offsets rise from 0 to the number of tokens, documents stay within one
-    /// file, ids are below the vocabulary, bytes add up, and files of tokens are those that were written. Returns the first targets.
-    fn check(&self, folder: &Path) -> Result<Vec<u32>> {
-        let wrong = |name: &str, reason: String| Error::Data(format!("{}: {reason}", folder.join(name).display()));
+    /// The stamps of all files of the folder; `None` if one cannot be found.
+    fn stamps(&self) -> Option<BTreeMap<String, Stamp>> {
+        let names = self.meta.sha256.keys().map(String::as_str).chain(["meta.json"]);
+        names.map(|name| Some((name.to_string(), Stamp::of(&self.folder.join(name))?))).collect()
+    }
+
+    /// Reads all files and checks the invariants of the readers below: offsets rise from 0 to the number of tokens, documents stay within one
+    /// file, ids are below the vocabulary, bytes add up, and each file is the one that was written.
+    ///
+    /// Errors as [`TokenDataset::open`].
+    pub fn check(&self) -> Result<()> {
+        let wrong = |name: &str, reason: String| Error::Data(format!("{}: {reason}", self.folder.join(name).display()));
+        let tables = [
+            Some(self.starts.path()),
+            Some(self.bytes.path()),
+            self.first_targets.as_ref().map(Table::path),
+            self.labels.as_ref().map(Table::path),
+        ];
+        for path in tables.into_iter().flatten() {
+            let (_, found) = sha256_file(path)?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            self.meta.expect_hash(&name, &found).map_err(|reason| wrong(&name, reason))?;
+        }
         let mut shard_starts = self.shards.iter().map(|shard| shard.start).peekable();
-        for (i, range) in self.starts.windows(2).enumerate() {
-            let (start, end) = (range[0], range[1]);
+        let (mut start, mut bytes) = (self.start_of(0)?, 0);
+        for i in 0..self.meta.documents {
+            let end = self.start_of(i + 1)?;
             if (i == 0 && start != 0) || end <= start || end > self.meta.tokens {
                 return Err(wrong(DOCUMENTS, format!("document {i} has the token range {start}..{end}")));
             }
@@ -228,28 +260,27 @@ impl TokenDataset {
             if shard_starts.next_if_eq(&start).is_none() && shard_starts.peek().is_some_and(|&shard| shard < start) {
                 return Err(wrong(DOCUMENTS, format!("document {} spans two files of tokens", i - 1)));
             }
+            bytes += u64::from(self.document_bytes(i as usize)?);
+            start = end;
         }
-        if self.starts.last() != Some(&self.meta.tokens) || shard_starts.next().is_some() {
+        if start != self.meta.tokens || shard_starts.next().is_some() {
             return Err(wrong(
                 DOCUMENTS,
                 "the last document spans two files of tokens or ends before the last token".into(),
             ));
         }
-        let bytes: u64 = self.bytes.iter().map(|&bytes| u64::from(bytes)).sum();
         if bytes != self.meta.bytes {
             return Err(wrong(BYTES, format!("the sum is {bytes}, meta.json says {}", self.meta.bytes)));
         }
         let shards = self.shards.par_iter().zip(&self.meta.shards);
-        let first_targets = shards.map(|(shard, &tokens)| self.check_shard(shard, tokens));
-        Ok(first_targets.collect::<Result<Vec<_>>>()?.concat())
+        shards.map(|(shard, &tokens)| self.check_shard(shard, tokens)).collect()
     }
 
-    /// Reads a file of tokens once, for its ids, its hash and the first targets of its documents.
-    fn check_shard(&self, shard: &Shard, tokens: u64) -> Result<Vec<u32>> {
+    /// Reads a file of tokens once, for its ids and its hash.
+    fn check_shard(&self, shard: &Shard, tokens: u64) -> Result<()> {
         let wrong = |reason: String| Error::Data(format!("{}: {reason}", shard.path.display()));
         let (size, vocab) = (self.meta.dtype.size(), self.meta.vocab_size);
         let (mut hasher, mut buffer, mut at) = (Sha256::new(), Vec::new(), 0);
-        let mut first_targets = Vec::new();
         while at < tokens {
             interrupt::check("checking tokens")?;
             let count = (tokens - at).min((CHECK_BYTES / size) as u64);
@@ -261,48 +292,51 @@ impl TokenDataset {
             hasher.update(&buffer);
             if let Some(bad) = decode(&buffer, size).position(|token| self.id(token) as usize >= vocab) {
                 let token = shard.start + at + bad as u64;
-                let document = self.starts.partition_point(|&start| start <= token) - 1;
+                let document = self.document_at(token)?;
                 let id = self.id(decode(&buffer[bad * size..], size).next().unwrap_or_default());
-                let at = token - self.starts[document];
+                let at = token - self.start_of(document)?;
                 return Err(wrong(format!(
                     "document {document} has the id {id} at token {at}, the vocabulary has {vocab}"
                 )));
             }
-            if self.meta.loss_mask {
-                self.find_first_targets(shard.start + at, decode(&buffer, size), &mut first_targets);
-            }
             at += count;
         }
         let name = shard.path.file_name().unwrap_or_default().to_string_lossy();
-        self.meta.expect_hash(&name, &hex(&hasher.finalize())).map_err(wrong)?;
-        Ok(first_targets)
+        self.meta.expect_hash(&name, &hex(&hasher.finalize())).map_err(wrong)
     }
 
-    /// Adds documents that begin among `tokens`, of which the first is number `token` of all, and their first targets. The last one found so
-    /// far goes on there.
-    fn find_first_targets(&self, token: u64, tokens: impl Iterator<Item = u32>, found: &mut Vec<u32>) {
-        let mut document = self.starts.partition_point(|&start| start < token);
-        let mut begin = document.checked_sub(1).map_or(0, |before| self.starts[before]);
-        for (id, token) in tokens.zip(token..) {
-            if self.starts[document] == token {
-                (document, begin) = (document + 1, token);
-                found.push(u32::MAX);
-            } else if let Some(first @ &mut u32::MAX) = found.last_mut()
-                && id & MASKED == 0
-            {
-                *first = u32::try_from(token - begin).unwrap_or(u32::MAX);
+    /// The document that has token number `token` of all.
+    fn document_at(&self, token: u64) -> Result<u64> {
+        let (mut low, mut high) = (0, self.meta.documents);
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            match self.start_of(middle)? <= token {
+                true => low = middle,
+                false => high = middle,
             }
         }
+        Ok(low)
     }
 
     /// Whether one of the first `inputs` tokens of document `i` has a target after it.
-    pub fn has_target(&self, i: usize, inputs: usize) -> bool {
-        inputs > 0 && (!self.meta.loss_mask || self.first_targets[i] as usize <= inputs)
+    pub fn has_target(&self, i: usize, inputs: usize) -> Result<bool> {
+        let first = match &self.first_targets {
+            Some(table) => u32::from_le_bytes(table.get(i as u64)?) as usize,
+            None => 0,
+        };
+        Ok(inputs > 0 && first <= inputs)
     }
 
-    /// The first target of document `i` of a dataset with a loss mask, behind its first token; its length if there is none.
-    pub(super) fn first_target(&self, i: usize) -> usize {
-        (self.first_targets[i] as usize).min(self.document_len(i))
+    /// The folder of the tokens.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The first target of document `i` of a dataset with a loss mask, behind its first token; its length if there is none. Errors as
+    /// [`TokenDataset::document_len`].
+    pub(super) fn first_target(&self, i: usize) -> Result<usize> {
+        let first = self.first_targets.as_ref().map(|table| table.get(i as u64)).transpose()?;
+        Ok(first.map_or(0, |first| u32::from_le_bytes(first) as usize).min(self.document_len(i)?))
     }
 
     /// The records of preferences, or all documents if there are none.
@@ -310,9 +344,10 @@ impl TokenDataset {
         self.len() / self.meta.preference.map_or(1, PreferenceKind::documents)
     }
 
-    /// Whether document `i` of preferences is chosen, or desirable.
-    pub fn is_chosen(&self, i: usize) -> bool {
-        self.labels.get(i).copied().unwrap_or(i.is_multiple_of(2))
+    /// Whether document `i` of preferences is chosen, or desirable. Errors as [`TokenDataset::document_len`].
+    pub fn is_chosen(&self, i: usize) -> Result<bool> {
+        let label = self.labels.as_ref().map(|table| table.get(i as u64)).transpose()?;
+        Ok(label.map_or(i.is_multiple_of(2), |[label]| label != 0))
     }
 
     /// The content of `meta.json`.
@@ -336,19 +371,28 @@ impl TokenDataset {
         self.meta.bytes
     }
 
-    /// Tokens of document `i` with those at its edges; at least 1.
-    pub fn document_len(&self, i: usize) -> usize {
-        (self.starts[i + 1] - self.starts[i]) as usize
+    /// The first token of document `i`, or of all behind the last document.
+    fn start_of(&self, i: u64) -> Result<u64> {
+        self.starts.get(i).map(u64::from_le_bytes)
     }
 
-    /// Bytes of the text of document `i`.
-    pub fn document_bytes(&self, i: usize) -> u32 {
-        self.bytes[i]
+    /// Tokens of document `i` with those at its edges; at least 1. Errors with [`Error::Data`] when the table can no longer be read.
+    pub fn document_len(&self, i: usize) -> Result<usize> {
+        let (start, end) = (self.start_of(i as u64)?, self.start_of(i as u64 + 1)?);
+        match end.checked_sub(start) {
+            Some(len) if len > 0 => Ok(len as usize),
+            _ => Err(Error::Data(format!("{}: it was changed while it is in use", self.starts.path().display()))),
+        }
+    }
+
+    /// Bytes of the text of document `i`. Errors as [`TokenDataset::document_len`].
+    pub fn document_bytes(&self, i: usize) -> Result<u32> {
+        self.bytes.get(i as u64).map(u32::from_le_bytes)
     }
 
     /// The tokens of document `i`.
     pub fn document(&self, i: usize) -> Result<Vec<u32>> {
-        self.ids(i, 0..self.document_len(i))
+        self.ids(i, 0..self.document_len(i)?)
     }
 
     /// The ids at `range` within document `i`. Errors with [`Error::Data`] when the file can no longer be read.
@@ -368,8 +412,8 @@ impl TokenDataset {
 
     /// The stored tokens at `range` within document `i`.
     pub(super) fn tokens(&self, i: usize, range: Range<usize>) -> Result<Vec<u32>> {
-        assert!(range.end <= self.document_len(i), "a range within document {i}");
-        let start = self.starts[i];
+        assert!(range.end <= self.document_len(i)?, "a range within document {i}");
+        let start = self.start_of(i as u64)?;
         let shard = &self.shards[self.shards.partition_point(|shard| shard.start <= start) - 1];
         let (first, size) = ((start - shard.start) as usize, self.meta.dtype.size());
         let mut bytes = vec![0; range.len() * size];
@@ -377,20 +421,21 @@ impl TokenDataset {
             .file
             .read_exact_at(&mut bytes, ((first + range.start) * size) as u64)
             .map_err(|e| Error::Data(format!("{}: document {i} cannot be read any more: {e}", shard.path.display())))?;
-        Ok(decode(&bytes, size).collect())
+        let tokens: Vec<u32> = decode(&bytes, size).collect();
+        // Files that were checked before are not read on opening, and an embedding has no row for other ids.
+        match tokens.iter().find(|&&token| self.id(token) as usize >= self.meta.vocab_size) {
+            None => Ok(tokens),
+            Some(&token) => Err(Error::Data(format!(
+                "{}: document {i} has the id {}, the vocabulary has {}; delete the folder to prepare it again",
+                shard.path.display(),
+                self.id(token),
+                self.meta.vocab_size
+            ))),
+        }
     }
 }
 
 impl Meta {
-    /// The `items` of `N` bytes of a table, checked against its hash.
-    fn table<const N: usize>(&self, folder: &Path, name: &str, items: u64) -> Result<Vec<[u8; N]>> {
-        let path = folder.join(name);
-        open_exactly(&path, items, N)?;
-        let bytes = input::read(&path, items.saturating_mul(N as u64)).map_err(Error::io(&path))?;
-        self.expect_hash(name, &sha256(&bytes)).map_err(|e| Error::Data(format!("{}: {e}", path.display())))?;
-        Ok(bytes.chunks_exact(N).map(|item| item.try_into().expect("a chunk of N bytes")).collect())
-    }
-
     fn expect_hash(&self, name: &str, found: &str) -> Result<(), String> {
         match self.sha256.get(name).is_some_and(|expected| expected == found) {
             true => Ok(()),
@@ -406,6 +451,12 @@ fn decode(bytes: &[u8], size: usize) -> impl Iterator<Item = u32> {
         [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
         _ => unreachable!("a token has two or four bytes"),
     })
+}
+
+/// Opens a table of `items`.
+fn table<const N: usize>(folder: &Path, name: &str, items: u64) -> Result<Table<N>> {
+    let path = folder.join(name);
+    Ok(Table::new(open_exactly(&path, items, N)?, path, items))
 }
 
 /// Opens a file that holds `items` of `size` bytes.

@@ -1,6 +1,8 @@
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::{FORMAT, Meta, TokenDataset, TokenType};
+use crate::data::stamps::{self, Stamp};
 use crate::hash::{seal, sha256_file};
 
 /// Three documents of 2, 1 and 3 tokens in two files.
@@ -31,7 +33,7 @@ fn sample(folder: &Path, dtype: TokenType) -> Meta {
     meta
 }
 
-fn hashes(folder: &Path) -> std::collections::BTreeMap<String, String> {
+fn hashes(folder: &Path) -> BTreeMap<String, String> {
     let files = ["tokens-00000.bin", "tokens-00001.bin", "documents.bin", "bytes.bin"];
     files.into_iter().map(|name| (name.to_string(), sha256_file(&folder.join(name)).unwrap().1)).collect()
 }
@@ -57,7 +59,7 @@ fn both_token_types_read_back() {
         let dataset = TokenDataset::open(folder.path()).unwrap();
         let all: Vec<_> = (0..dataset.len()).map(|i| dataset.document(i).unwrap()).collect();
         assert_eq!(all, [vec![5, 0], vec![0], vec![9, 8, 0]]);
-        assert_eq!((dataset.total_tokens(), dataset.total_bytes(), dataset.document_bytes(2)), (6, 8, 7));
+        assert_eq!((dataset.total_tokens(), dataset.total_bytes(), dataset.document_bytes(2).unwrap()), (6, 8, 7));
     }
     assert_eq!((TokenType::for_vocab(65_536), TokenType::for_vocab(65_537)), (TokenType::U16, TokenType::U32));
 }
@@ -96,7 +98,7 @@ fn wrong_sizes_counts_and_versions_are_noticed() {
     assert!(missing.starts_with("tokens-00000.bin: "), "{missing}");
     let meta = |change: fn(Meta) -> Meta| error_after(|folder, meta| write_meta(folder, &change(meta)));
     assert!(meta(|m| Meta { loss_mask: true, ..m }).contains("no room for a loss mask"));
-    assert!(meta(|m| Meta { format: 1, ..m }).contains("format 1, this program reads 4"));
+    assert!(meta(|m| Meta { format: 1, ..m }).contains("format 1, this program reads 5"));
     assert!(meta(|m| Meta { tokens: 7, ..m }).contains("do not agree"));
     assert!(meta(|m| Meta { documents: 0, ..m }).contains("do not agree"));
     assert!(meta(|m| Meta { documents: u64::MAX, ..m }).contains("documents.bin: 32 bytes"));
@@ -105,7 +107,7 @@ fn wrong_sizes_counts_and_versions_are_noticed() {
     assert!(meta(|m| Meta { bytes: 9, ..m }).contains("bytes.bin: the sum is 8, meta.json says 9"));
     assert!(error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{").unwrap()).contains("not valid JSON"));
     assert!(
-        error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{\"format\":4}").unwrap())
+        error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{\"format\":5}").unwrap())
             .contains("checksum")
     );
 }
@@ -121,4 +123,31 @@ fn changed_bytes_are_noticed_in_every_file() {
         });
         assert!(error.starts_with(&format!("{name}: ")), "{error}");
     }
+}
+
+#[test]
+fn checked_files_are_not_read_again_until_one_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    sample(folder.path(), TokenType::U16);
+    TokenDataset::open(folder.path()).unwrap();
+    assert!(path("checked.json").exists());
+    // An id beyond the vocabulary in a file whose stamp says that it was checked.
+    std::fs::write(path("tokens-00001.bin"), [200, 0, 8, 0, 0, 0]).unwrap();
+    let error = TokenDataset::open(folder.path()).err().unwrap().to_string();
+    assert!(error.contains("document 2 has the id 200 at token 0"), "{error}");
+    let names = ["tokens-00000.bin", "tokens-00001.bin", "documents.bin", "bytes.bin", "meta.json"];
+    let stamps: BTreeMap<_, _> = names.into_iter().map(|name| (name, Stamp::of(&path(name)).unwrap())).collect();
+    stamps::write(&path("checked.json"), &stamps);
+    let dataset = TokenDataset::open(folder.path()).unwrap();
+    assert_eq!(dataset.document(0).unwrap(), [5, 0]);
+    let error = dataset.document(2).unwrap_err().to_string();
+    assert!(error.contains("document 2 has the id 200, the vocabulary has 10"), "{error}");
+    assert!(dataset.check().is_err());
+    // The same bytes, written again at the same time: only the last change of the status differs.
+    let times = std::fs::metadata(path("bytes.bin")).unwrap().modified().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::fs::write(path("bytes.bin"), std::fs::read(path("bytes.bin")).unwrap()).unwrap();
+    std::fs::File::options().append(true).open(path("bytes.bin")).unwrap().set_modified(times).unwrap();
+    assert!(TokenDataset::open(folder.path()).is_err());
 }

@@ -48,14 +48,16 @@ pub enum BadRecord {
     Skip,
 }
 
-/// The learned turns whose end contributes to the loss: the token that ends a generated text, and what follows it.
+/// The turns whose end contributes to the loss: the token that ends a generated text, and in learned turns what follows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TrainOnEos {
-    /// All of them.
+    /// All learned ones.
     #[default]
     Turn,
-    /// The last one.
+    /// Also those that are not learned.
+    All,
+    /// The last learned one.
     Last,
     /// None of them.
     None,
@@ -79,10 +81,13 @@ pub struct SourceOptions {
     /// Other names of roles, `ours=theirs`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub roles: Vec<String>,
+    /// Fields of messages that are left out, since no template reads them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ignored_fields: Vec<String>,
     /// The roles of messages that contribute to the loss.
     #[serde(skip_serializing_if = "is_assistant")]
     pub roles_to_train: Vec<String>,
-    /// The learned turns whose end contributes to the loss.
+    /// The turns whose end contributes to the loss.
     #[serde(skip_serializing_if = "is_default")]
     pub train_on_eos: TrainOnEos,
     /// Further variables of the chat template, `name=value`.
@@ -108,6 +113,7 @@ impl Default for SourceOptions {
             train_on_inputs: false,
             fields: Vec::new(),
             roles: Vec::new(),
+            ignored_fields: Vec::new(),
             roles_to_train: vec!["assistant".into()],
             train_on_eos: TrainOnEos::default(),
             chat_template_kwargs: Vec::new(),
@@ -192,6 +198,10 @@ impl Failure {
 
 /// The formatting of the records of `path`, by the first of them; that of plain text for other files.
 pub fn formatting(path: &Path, options: &SourceOptions) -> Result<Formatting> {
+    if Kind::of(path)?.0 == Kind::Megatron {
+        // Without its index, which grows with the data.
+        return Ok(Formatting::Tokens);
+    }
     let mut reader = documents(path, options)?;
     loop {
         match reader.form {

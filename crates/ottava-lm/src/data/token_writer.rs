@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::encode::Encoded;
-use super::shards::{BYTES, DOCUMENTS, LABELS, MASKED, Meta, PreferenceKind, TokenType, shard_name};
+use super::shards::{BYTES, DOCUMENTS, LABELS, MASKED, Meta, PreferenceKind, TARGETS, TokenType, shard_name};
 use crate::hash::{hex, seal};
 use crate::{Error, Result};
 
@@ -24,6 +24,8 @@ pub(super) struct TokenWriter {
     /// The first token of each document, and at the end the number of tokens.
     starts: Vec<u64>,
     bytes: Vec<u32>,
+    /// The first target of each document behind its first token; `u32::MAX` if there is none.
+    first_targets: Vec<u32>,
     target_tokens: u64,
     /// Of documents with labels.
     labels: Vec<u8>,
@@ -40,6 +42,7 @@ impl TokenWriter {
             sha256: BTreeMap::new(),
             starts: vec![0],
             bytes: Vec::new(),
+            first_targets: Vec::new(),
             target_tokens: 0,
             labels: Vec::new(),
         })
@@ -64,6 +67,10 @@ impl TokenWriter {
             }
         };
         self.target_tokens += ids.iter().filter(|&&id| !loss_mask || id & MASKED == 0).count() as u64;
+        if loss_mask {
+            let first = ids.iter().skip(1).position(|id| id & MASKED == 0);
+            self.first_targets.push(first.and_then(|first| u32::try_from(first + 1).ok()).unwrap_or(u32::MAX));
+        }
         for &id in ids {
             let id = id.to_le_bytes();
             shard.write(&id[..self.dtype.size()])?;
@@ -102,6 +109,11 @@ impl TokenWriter {
             let mut labels = Output::create(self.folder.join(LABELS))?;
             labels.write(&self.labels)?;
             self.close(labels)?;
+        }
+        if meta.loss_mask {
+            let mut targets = Output::create(self.folder.join(TARGETS))?;
+            self.first_targets.iter().try_for_each(|first| targets.write(&first.to_le_bytes()))?;
+            self.close(targets)?;
         }
         let meta = Meta {
             documents: self.bytes.len() as u64,

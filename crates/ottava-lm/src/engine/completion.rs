@@ -38,7 +38,8 @@ struct InProgress {
 /// Computes all `requests`, as many at once as the engine does. Calls `on_text` with the number of a request and the text that a token
 /// completes, maybe none, and `on_end` with finished completions.
 ///
-/// Errors as [`Engine::add`] and [`Engine::step`], and with [`Error::Cancelled`](crate::Error::Cancelled) after a signal.
+/// Errors as [`Engine::add`] and [`Engine::step`], and with [`Error::Cancelled`](crate::Error::Cancelled) after a signal, which leaves no
+/// request in the engine.
 pub fn complete(
     engine: &mut Engine,
     tokenizer: &Tokenizer,
@@ -60,7 +61,10 @@ pub fn complete(
         if live.is_empty() {
             return Ok(());
         }
-        interrupt::check("generating")?;
+        if let Err(stopped) = interrupt::check("generating") {
+            live.keys().for_each(|id| engine.cancel(*id));
+            return Err(stopped);
+        }
         for event in engine.step()? {
             match event {
                 Event::Token { id, token, .. } => {

@@ -3,11 +3,11 @@
 use super::memory::MemoryPlan;
 use crate::config::ResolvedConfig;
 use crate::error::Result;
-use crate::level::Level as OptimizerLevel;
+use crate::level::{Level as OptimizerLevel, Masters};
 use crate::models::{Decoder, DecoderConfig};
 use crate::param::STEP_RATES;
 use crate::recompute::{Recompute, SavedActivations};
-use ottava_tensor::Device;
+use ottava_tensor::{DType, Device};
 use serde::Serialize;
 
 /// The effect of a change on the results of a run; effects with more rounding come last.
@@ -16,6 +16,8 @@ use serde::Serialize;
 pub enum Effect {
     /// Nothing.
     SameBits,
+    /// Numbers halfway between two BF16 numbers are rounded away from zero.
+    Ties,
     /// Sums are computed in another order.
     OrderOfSums,
     /// Activations, gradients, moments or weights are stored in lower precision.
@@ -26,6 +28,7 @@ impl Effect {
     fn words(self) -> &'static str {
         match self {
             Effect::SameBits => "the same bits",
+            Effect::Ties => "only ties are rounded in another way",
             Effect::OrderOfSums => "sums in another order",
             Effect::Precision => "stored values less precise",
         }
@@ -84,6 +87,10 @@ const LEVELS: [(OptimizerLevel, f64); 5] = [
     (OptimizerLevel::O2, 0.98),
 ];
 
+/// Parameters and seconds of the steps that [`LEVELS`] compares. Levels change the time of the update, which a step has once, whatever the
+/// number of its tokens.
+const STEP_OF_LEVELS: (f64, f64) = (6.74e9, 0.41);
+
 /// Bytes per second of copies over PCIe in each direction, while both directions are busy: one H200 in a PCIe 5 x16 slot, from
 /// docs/benchmarks.md.
 const BUS: f64 = 50.2e9;
@@ -96,8 +103,20 @@ pub(super) fn bus_seconds(bytes: u64) -> f64 {
 /// Shares of the optimizer's states that are proposed to be offloaded.
 const OFFLOADED: [f64; 4] = [0.25, 0.5, 0.75, 1.0];
 
-/// The maximum number of proposals.
+/// The maximum number of proposals, and of those that lower precision or do not.
 const PROPOSED: usize = 3;
+const ALIKE: usize = 2;
+
+/// Lower precision counts like a step that takes this much longer: slower by less is less harmful.
+const HARM_OF_PRECISION: f64 = 1.5;
+
+/// The seconds of a step at [`STEP_RATES`], and the trained parameters.
+fn step_and_parameters(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<(f64, f64)> {
+    let model = Decoder::describe(sizes, &config.run.recipe_on(device))?;
+    let flops = model.flops_per_token(config.run.data.max_length) * config.run.tokens_per_step() as f64;
+    let rate = STEP_RATES[usize::from(config.run.precision.recipe().casts.is_none())];
+    Ok((flops / rate, model.parameters as f64))
+}
 
 /// Time of a step over that without, for each of [`OFFLOADED`] beyond what `config` has. None on a CPU.
 fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Level>> {
@@ -112,9 +131,7 @@ fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
         MemoryPlan::new(&offloaded, sizes, device).map(|plan| plan.host_bytes)
     };
     let moved = host_bytes(1.0)?.saturating_sub(host_bytes(0.0)?);
-    let model = Decoder::describe(sizes, &config.run.recipe_on(device))?;
-    let flops = model.flops_per_token(config.run.data.max_length) * config.run.tokens_per_step() as f64;
-    let step = flops / STEP_RATES[usize::from(config.run.precision.recipe().casts.is_none())];
+    let step = step_and_parameters(config, sizes, device)?.0;
     let level = |share| Level {
         setting: vec![format!("memory.offload_optimizer = {share}")],
         time: 1.0 + bus_seconds(moved) * (share - now) / step,
@@ -164,12 +181,26 @@ fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
             }),
         }
     });
+    let has_masters = run.optimizer.formats().masters == Masters::Float32;
+    let split = (has_masters && run.precision.recipe().compute == DType::BF16).then(|| Level {
+        setting: vec!["optimizer.master_weights = \"remainder\"".into()],
+        time: 1.0,
+        effect: Effect::Ties,
+        apply: Box::new(|config| config.run.optimizer.master_weights = Some(Masters::Remainder)),
+    });
+    let (step, parameters) = step_and_parameters(config, sizes, device)?;
+    let (measured_parameters, measured_step) = STEP_OF_LEVELS;
+    let share = measured_step * parameters / measured_parameters / step;
+    let with_level = move |time: f64| (1.0 - (1.0 - time) * share).max(0.5);
     let now = LEVELS.iter().position(|(level, _)| *level == run.optimizer.level);
     let narrower = LEVELS.into_iter().skip(now.map_or(LEVELS.len(), |now| now + 1)).map(|(level, time)| Level {
         setting: vec![format!("optimizer.level = \"{}\"", level.as_str())],
-        time: time / now.map_or(1.0, |now| LEVELS[now].1),
+        time: with_level(time) / with_level(now.map_or(1.0, |now| LEVELS[now].1)),
         effect: Effect::Precision,
-        apply: Box::new(move |config| config.run.optimizer.level = level),
+        apply: Box::new(move |config| {
+            config.run.optimizer.level = level;
+            config.run.optimizer.master_weights = None;
+        }),
     });
     let narrower = narrower.filter(|level| {
         let mut changed = config.clone();
@@ -182,12 +213,12 @@ fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
         offloads(config, sizes, device)?,
         halves.collect(),
         saved.into_iter().collect(),
-        narrower.collect(),
+        split.into_iter().chain(narrower).collect(),
     ])
 }
 
-/// Changes that make `config` fit `device`, the fastest first, those that lower precision last; at most three. None contains all changes of
-/// another. Empty if nothing fits.
+/// Changes that make `config` fit `device`, the least harmful first; at most three, of which at most two lower precision and at most two do
+/// not. None contains all changes of another. Empty if nothing fits.
 pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Change>> {
     let settings = settings(config, sizes, device)?;
     // For each setting, the index of its change; 0 means unchanged.
@@ -205,11 +236,9 @@ pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) 
         settings.iter().zip(choice).filter_map(|(levels, &level)| levels.get(level.checked_sub(1)?)).collect()
     };
     let effect = |choice: &[usize]| levels(choice).iter().map(|level| level.effect).max().unwrap_or(Effect::SameBits);
-    let cost = |choice: &[usize]| {
-        let levels = levels(choice);
-        let time = levels.iter().map(|level| level.time).product::<f64>();
-        (effect(choice) == Effect::Precision, time, levels.len())
-    };
+    let rounds = |choice: &[usize]| effect(choice) == Effect::Precision;
+    let time = |choice: &[usize]| levels(choice).iter().map(|level| level.time).product::<f64>();
+    let harm = |choice: &[usize]| time(choice) * if rounds(choice) { HARM_OF_PRECISION } else { 1.0 };
     let with = |choice: &[usize]| {
         let mut changed = config.clone();
         for (levels, &level) in settings.iter().zip(choice) {
@@ -221,33 +250,40 @@ pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) 
         return Ok(Vec::new());
     }
     let order = |a: &Vec<usize>, b: &Vec<usize>| {
-        let ((rounds, time, count), (other_rounds, other_time, other_count)) = (cost(a), cost(b));
-        let alike = || effect(a).cmp(&effect(b)).then(count.cmp(&other_count));
-        rounds.cmp(&other_rounds).then(time.total_cmp(&other_time)).then_with(alike)
+        let alike = || effect(a).cmp(&effect(b)).then(levels(a).len().cmp(&levels(b).len()));
+        harm(a).total_cmp(&harm(b)).then_with(alike)
     };
     choices.sort_by(order);
     let no_less = |choice: &[usize], other: &[usize]| choice.iter().zip(other).all(|(a, b)| a >= b);
-    let mut found: Vec<(Vec<usize>, Change)> = Vec::new();
-    for alike in choices.chunk_by(|a, b| cost(a).0 == cost(b).0) {
-        // If the largest of these changes does not fit, no smaller one does.
-        let most = alike.iter().max_by_key(|choice| choice.iter().sum::<usize>()).expect("a chunk is not empty");
-        if !with(most)?.fits {
+    let (mut found, mut too_large) = (Vec::<(Vec<usize>, Change)>::new(), Vec::<Vec<usize>>::new());
+    // If the furthest change of a kind does not fit, no other of that kind does.
+    for kind in [false, true] {
+        let alike = choices.iter().filter(|choice| rounds(choice) == kind);
+        let furthest = alike.max_by_key(|choice| choice.iter().sum::<usize>());
+        if let Some(furthest) = furthest
+            && !with(furthest)?.fits
+        {
+            too_large.push(furthest.clone());
+        }
+    }
+    for choice in choices {
+        if found.len() == PROPOSED {
+            break;
+        }
+        let alike = found.iter().filter(|(other, _)| rounds(other) == rounds(&choice)).count();
+        let is_known = found.iter().any(|(other, _)| no_less(&choice, other))
+            || too_large.iter().any(|other| no_less(other, &choice));
+        if alike == ALIKE || is_known {
             continue;
         }
-        for choice in alike {
-            if found.len() == PROPOSED {
-                break;
-            }
-            if found.iter().any(|(other, _)| no_less(choice, other)) {
-                continue;
-            }
-            let plan = with(choice)?;
-            if plan.fits {
-                let ((_, time, _), effect) = (cost(choice), effect(choice));
-                let settings = levels(choice).iter().flat_map(|level| level.setting.clone()).collect();
-                found.push((choice.clone(), Change { settings, peak_bytes: plan.peak_bytes, time, effect }));
-            }
+        let plan = with(&choice)?;
+        if !plan.fits {
+            too_large.push(choice);
+            continue;
         }
+        let (time, effect) = (time(&choice), effect(&choice));
+        let settings = levels(&choice).iter().flat_map(|level| level.setting.clone()).collect();
+        found.push((choice, Change { settings, peak_bytes: plan.peak_bytes, time, effect }));
     }
     Ok(found.into_iter().map(|(_, change)| change).collect())
 }
@@ -257,10 +293,11 @@ pub fn proposals(changes: &[Change]) -> String {
     if changes.is_empty() {
         return "No setting that takes less memory makes it fit: choose a smaller model or shorter sequences.".into();
     }
-    let mut text = "Each of these changes makes it fit (the fastest first, those that lower precision last; times as measured with Llama-2-7B):".to_string();
+    let mut text = "Each of these changes makes it fit (the least harmful first, where lower precision counts like a step that takes 50 % longer; times as measured with Llama-2-7B):".to_string();
     for Change { settings, peak_bytes, time, effect } in changes {
         let time = match ((time - 1.0) * 100.0).round() {
-            percent if percent <= 0.0 => "no slower".to_string(),
+            0.0 => "as fast".to_string(),
+            percent if percent < 0.0 => format!("about {:.0} % faster", -percent),
             percent => format!("about {percent:.0} % slower"),
         };
         let (settings, peak) = (settings.join(", "), gib(*peak_bytes));

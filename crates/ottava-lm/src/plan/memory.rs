@@ -89,7 +89,7 @@ impl MemoryPlan {
             Device::Cpu | Device::DryCpu(_) => peak.bytes,
         };
         let fits = match reserved > available {
-            // When memory is short, the pool returns idle segments before it fails.
+            // When memory is short, the pool returns idle segments before it fails, but not while a step is captured.
             true if peak.bytes <= available && matches!(device, Device::Cuda(_)) => {
                 match DryRun::new(config, sizes, &device.dry(), stage) {
                     Err(crate::Error::Tensor(TensorError::OutOfMemory { .. })) => false,

@@ -31,6 +31,7 @@ pub use resolve::ResolvedRun;
 
 use crate::error::Result;
 use crate::models::{Decoder, DecoderConfig};
+use crate::param::STEP_RATES;
 use ottava_tensor::Device;
 use serde::Serialize;
 
@@ -45,6 +46,9 @@ pub struct Plan {
     pub flops_per_token: f64,
     /// Tokens of an optimizer step.
     pub tokens_per_step: u64,
+    /// Seconds of a step on Hopper GPUs if each reaches the rate of Llama-2-7B on one H200 ([`STEP_RATES`]), without communication; smaller
+    /// models take longer. `None` on other devices.
+    pub least_step_seconds: Option<f64>,
     /// Each kind of linear.
     pub linears: Vec<LinearPlan>,
     /// A sentence for each reason for which linears stay in high precision.
@@ -71,10 +75,15 @@ impl Plan {
         let ResolvedRun { config, memory, choice, .. } = resolved;
         let recipe = config.run.recipe_on(device);
         let model = Decoder::describe(sizes, &recipe)?;
+        let flops_per_token = model.flops_per_token(config.run.data.max_length);
+        let is_hopper = matches!(device, Device::Cuda(gpu) if gpu.model().capability.0 == 9);
+        let rate = STEP_RATES[usize::from(recipe.casts.is_none())] * config.run.parallel.ranks() as f64;
+        let flops = flops_per_token * config.run.tokens_per_step() as f64 * changes::time_of(config.recompute);
         Ok(Plan {
             parameters: model.parameters,
             frozen: model.frozen,
-            flops_per_token: model.flops_per_token(config.run.data.max_length),
+            flops_per_token,
+            least_step_seconds: is_hopper.then_some(flops / rate),
             tokens_per_step: config.run.tokens_per_step(),
             linears: linears::linears(&model, &recipe),
             exceptions: model.exceptions(&recipe),

@@ -278,6 +278,8 @@ impl TrainStep {
                 *self.capture(precision) = Capture::Done(graph);
                 Ok(())
             }
+            // A plan counts on captured steps: after a failed capture, a GPU has less memory than a dry run knows.
+            Err(error) if gpu.tracker().is_some() => Err(error),
             captured => {
                 let reason = captured.err().map_or("another rank could not".into(), |error| error.to_string());
                 tracing::warn!("steps are not captured as CUDA graphs, kernels are launched one by one: {reason}");

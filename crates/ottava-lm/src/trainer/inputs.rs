@@ -3,7 +3,7 @@
 use super::start::{Resumed, Start, build, find_checkpoint};
 use crate::checkpoint::{AdapterFolder, FolderTemplate, training, verify_model};
 use crate::config::{ResolvedConfig, RunConfig, WeightInit};
-use crate::data::{RowLayout, Split, TokenDataset, Tokenizer};
+use crate::data::{Tokenizer, TrainingData};
 use crate::error::{Error, Result};
 use crate::models::{Decoder, DecoderConfig, decoder_config};
 use crate::parallel::Ranks;
@@ -11,14 +11,11 @@ use crate::param::Purpose;
 use crate::run::Run;
 use ottava_tensor::Device;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// The inputs of a run.
 pub(super) struct Inputs {
     pub(super) tokenizer: Tokenizer,
-    pub(super) dataset: Arc<TokenDataset>,
-    pub(super) split: Split,
-    pub(super) layout: RowLayout,
+    pub(super) data: TrainingData,
     pub(super) template: FolderTemplate,
     pub(super) sizes: DecoderConfig,
 }
@@ -28,14 +25,14 @@ impl Inputs {
     pub(super) fn read(config: &RunConfig, resumed: Option<&Resumed>, ranks: &Ranks) -> Result<Inputs> {
         let prepared = || -> Result<_> {
             let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
-            let (dataset, split) = config.prepare_data(&tokenizer)?;
-            Ok((tokenizer, Arc::new(dataset), split))
+            let data = config.prepare_data(&tokenizer)?;
+            Ok((tokenizer, data))
         };
         let first = ranks.leads().then(prepared).transpose();
         let first = ranks.together("preparing the data", first)?;
         let read = first.map_or_else(prepared, Ok).and_then(|read| Inputs::check(config, resumed, read, ranks));
         let inputs = ranks.together("reading the data", read)?;
-        ranks.expect_equal("the key of the data", &inputs.dataset.meta().key)?;
+        ranks.expect_equal("the key of the data", &inputs.data.key())?;
         ranks.expect_equal("the model", &format!("{:?}", inputs.sizes))?;
         Ok(inputs)
     }
@@ -44,21 +41,21 @@ impl Inputs {
     fn check(
         config: &RunConfig,
         resumed: Option<&Resumed>,
-        (tokenizer, dataset, split): (Tokenizer, Arc<TokenDataset>, Split),
+        (tokenizer, data): (Tokenizer, TrainingData),
         ranks: &Ranks,
     ) -> Result<Inputs> {
-        if let Some(resumed) = resumed.filter(|resumed| resumed.progress.data != dataset.meta().key) {
+        if let Some(resumed) = resumed.filter(|resumed| resumed.progress.data != data.key()) {
             return Err(Error::Data(format!(
                 "the data or the tokenizer have changed since {} was saved; put them back, or start a new run with `model.path` set to the checkpoint",
                 resumed.path.display()
             )));
         }
-        let layout = config.layout();
-        let fit = layout.check(&dataset, &split, config.data.excess_length_strategy)?;
         if ranks.leads() {
             tracing::info!("{}", tokenizer.describe_edges());
-            if let Some(sentence) = fit.describe(layout.seq_len) {
-                tracing::warn!("{sentence}");
+            for set in &data.sets {
+                if let Some(sentence) = set.statistics.describe_fit(&data.layout) {
+                    tracing::warn!("{}{sentence}", set.label());
+                }
             }
         }
         let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?
@@ -69,7 +66,7 @@ impl Inputs {
         if let Some(resumed) = resumed.filter(|_| sizes.lora.is_none()) {
             resumed.expect_model(&sizes)?;
         }
-        Ok(Inputs { tokenizer, dataset, split, layout, template, sizes })
+        Ok(Inputs { tokenizer, data, template, sizes })
     }
 }
 
@@ -103,9 +100,9 @@ pub(super) fn build_run(
     })
 }
 
-/// The whole model of the last checkpoint of a run, for inference.
-pub(super) fn last_model(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Decoder> {
-    let Some(Resumed { path, progress }) = find_checkpoint(config, &Start::Resume)? else {
+/// The whole model of the checkpoint of a run that `start` names, for inference.
+pub(super) fn model_of(config: &RunConfig, sizes: &DecoderConfig, device: &Device, start: &Start) -> Result<Decoder> {
+    let Some(Resumed { path, progress }) = find_checkpoint(config, start)? else {
         unreachable!("a search that finds nothing is an error")
     };
     let (has_lora, base) = (sizes.lora.is_some(), Some(config.model.path.as_path()));

@@ -5,17 +5,18 @@ mod inputs;
 mod preference;
 mod report;
 mod start;
+mod validation;
 
 pub use report::StepReport;
 pub use start::{RunLock, Start, build, log_exceptions};
+pub use validation::Validation;
 
-use crate::checkpoint::{Contents, FolderTemplate, Progress, Saved, Saver, Verify, latest_complete, training};
-use crate::config::RunConfig;
-use crate::data::{
-    Batch, BatchLoader, EvalLoader, LoaderState, Packing, RowShare, Split, TokenDataset, Tokenizer, Windows, loader,
+use crate::checkpoint::{
+    Best, Contents, FolderTemplate, Progress, Saved, Saver, Verify, atomic, latest_complete, training,
 };
+use crate::config::RunConfig;
+use crate::data::{BatchLoader, DataState, RowShare, Tokenizer, TrainingData};
 use crate::error::{Error, Result};
-use crate::evaluate::{Evaluation, evaluate};
 use crate::fs::{Fs, RealFs, replace_file};
 use crate::interrupt;
 use crate::mode::StepPrecision;
@@ -27,16 +28,15 @@ use crate::report::loss_svg;
 use crate::run::Run;
 use crate::step::{PreferenceSums, StepResult};
 use files::RunFiles;
-use inputs::{Inputs, build_run, last_model, max_steps};
+use inputs::{Inputs, build_run, max_steps, model_of};
 use ottava_tensor::Device;
 use ottava_tensor::comm::Group;
 use preference::Preferences;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::{Map, Value, json};
 use start::{Losses, Resumed, checkpoints, expect_shared_folder, find_shared_checkpoint, read_losses};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -50,10 +50,10 @@ enum Rows {
 }
 
 impl Rows {
-    fn state(&self) -> LoaderState {
+    fn state(&self) -> DataState {
         match self {
             Rows::Documents(batches) => batches.state(),
-            Rows::Preferences(preferences) => preferences.state(),
+            Rows::Preferences(preferences) => DataState::One(preferences.state()),
         }
     }
 }
@@ -73,8 +73,7 @@ pub struct Trainer {
     precision: StepPrecision,
     loss_scale: Option<LossScale>,
     schedule: Schedule,
-    dataset: Arc<TokenDataset>,
-    split: Split,
+    data: TrainingData,
     rows: Rows,
     ranks: Rc<Ranks>,
     /// The files of the run, on the rank that writes them.
@@ -86,6 +85,8 @@ pub struct Trainer {
     eval_losses: Losses,
     /// Metrics of the last step that are not written yet, because a signal interrupted its evaluation.
     pending: Option<Map<String, Value>>,
+    /// The best evaluation so far.
+    best: Option<Best>,
     /// The plan, for the message when memory runs out.
     resolved: ResolvedRun,
 }
@@ -166,26 +167,32 @@ impl Trainer {
     ) -> Result<Trainer> {
         let config = resolved.config.to_run_config();
         let folder = config.output_dir.clone();
-        let Inputs { tokenizer, dataset, split, layout, template, sizes } = inputs;
+        let Inputs { tokenizer, data, template, sizes } = inputs;
         let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
-        let state = resumed.as_ref().map_or(LoaderState::start(config.seed), |resumed| resumed.progress.loader);
+        let state = resumed.as_ref().map(|resumed| resumed.progress.loader.clone());
+        let mut state = state.unwrap_or_else(|| DataState::start(&data.sets, config.seed));
+        if let Some(Resumed { path, progress }) = &resumed
+            && !config.has_shares_of(&RunConfig::saved(path, progress)?)
+        {
+            state.restart_shares();
+        }
         let (rank, world) = ranks.rows();
         let share = RowShare { rank, world };
         let mut rows = match config.preference.how() {
-            None => Rows::Documents(BatchLoader::new(dataset.clone(), split, layout, state, share)?),
-            Some(how) => Rows::Preferences(Preferences::new(&config, how, &dataset, &split, layout, state, share)?),
+            None => Rows::Documents(BatchLoader::new(&data.sets, data.layout, &state, share)?),
+            Some(how) => Rows::Preferences(Preferences::new(&config, how, &data, &state, share)?),
         };
         let max_steps = match &rows {
-            Rows::Documents(_) => max_steps(&config, loader::train_rows(&dataset, &split, &layout, config.seed)),
+            Rows::Documents(_) => max_steps(&config, data.rows()),
             Rows::Preferences(preferences) => max_steps(&config, preferences.len() as f64),
         };
+        let documents = data.max_documents();
         if let Rows::Preferences(preferences) = &mut rows {
             preferences.plan_reference(max_steps, config.training.sequences());
-        }
-        let documents = layout.max_documents(&dataset, &split);
-        if let (Rows::Preferences(preferences), Some(_)) = (&mut rows, &resumed) {
-            preferences.read_reference()?;
-            if preferences.needs_reference() {
+            if resumed.is_some() {
+                preferences.read_reference()?;
+            }
+            if resumed.is_some() && preferences.needs_reference() {
                 // The model that the run has started from, before the one that it resumes takes its memory.
                 let start = build_run(&resolved.config, &sizes, device, None, documents, &ranks);
                 let mut start = ranks.together("the model of the start", start)?;
@@ -216,6 +223,8 @@ impl Trainer {
             run.step.set_loss_scale(scale.scale)?;
         }
         let mut saver = Saver::new(checkpoints(&folder), config.training.save_total_limit);
+        let best = resumed.as_ref().and_then(|resumed| resumed.progress.best.clone());
+        saver.keep_best(best.as_ref().filter(|_| config.training.load_best_model_at_end).map(|best| best.step));
         if resolved.config.async_save {
             let Run { model, optimizer, step, .. } = &mut run;
             let [bytes, _] = Contents::new(model, &mut **optimizer, step.partition())?.0.snapshot_bytes();
@@ -240,8 +249,7 @@ impl Trainer {
             run,
             precision: StepPrecision::Recipe,
             loss_scale,
-            dataset,
-            split,
+            data,
             rows,
             ranks,
             saver,
@@ -250,6 +258,7 @@ impl Trainer {
             tokens,
             losses,
             eval_losses,
+            best,
             pending: resumed.and_then(|resumed| resumed.progress.pending),
             config,
             resolved: resolved.clone(),
@@ -289,18 +298,21 @@ impl Trainer {
         let max_steps = self.schedule.max_steps;
         if self.step == 0 {
             let evaluation = self.evaluate()?;
-            if let (Some(evaluation), Some(files)) = (evaluation, &mut self.files) {
-                files.metrics.append(0, &[("eval_loss", json!(evaluation.loss))])?;
-                files.events.scalars(0, &[("eval/loss", evaluation.loss)])?;
-                self.eval_losses.push((0, evaluation.loss));
+            if let Some(evaluation) = &evaluation {
+                self.record(0, Map::new(), Some(evaluation))?;
+                if self.config.training.compares_evaluations() {
+                    // A name that does not exist ends the run before its first step.
+                    evaluation.metric(&self.config.training.metric_for_best_model)?;
+                }
             }
         }
         if let Some(values) = self.pending.clone() {
             let evaluation = self.evaluate()?;
-            self.record(self.step, values, evaluation)?;
+            self.record(self.step, values, evaluation.as_ref())?;
+            self.compare(evaluation.as_ref())?;
             self.pending = None;
         }
-        while self.step < max_steps {
+        while self.step < max_steps && !self.stops_early() {
             let mut done = match self.train_step() {
                 // All ranks have come to it.
                 Err(error @ Error::NonFinite(_)) => {
@@ -312,31 +324,42 @@ impl Trainer {
             let step = self.step;
             let due = |every: u64| (every > 0 && step.is_multiple_of(every)) || step == max_steps;
             let values = self.values(&done);
+            let mut is_best = false;
             match if due(self.config.training.eval_steps) { self.evaluate() } else { Ok(None) } {
                 // The resumed run evaluates first, so its metrics equal those of an uninterrupted run.
                 Err(Error::Cancelled(_)) => self.pending = Some(values),
                 evaluation => {
                     done.evaluation = evaluation?;
-                    self.record(step, values, done.evaluation)?;
+                    self.record(step, values, done.evaluation.as_ref())?;
+                    is_best = self.compare(done.evaluation.as_ref())? && self.config.training.load_best_model_at_end;
                 }
+            }
+            let ends = step == max_steps || self.stops_early();
+            if step < max_steps && ends && self.ranks.leads() {
+                let t = &self.config.training;
+                tracing::info!(
+                    "the run ends after step {step}: `{}` did not improve in {} evaluations in a row",
+                    t.metric_for_best_model,
+                    t.early_stopping_patience
+                );
             }
             let told = [f64::from(stop.load(Ordering::Relaxed)), self.saver.state()];
             let told = self.ranks.gather("request to stop and state of a save", told)?;
             let stopping = told.iter().any(|[stop, _]| *stop != 0.0);
             done.saved.extend(self.saver.advance(&self.ranks, told.iter().map(|[_, state]| *state))?);
-            let saving = due(self.config.training.save_steps) || stopping;
+            let saving = due(self.config.training.save_steps) || stopping || is_best || ends;
             // A resumed run counts from its checkpoint, so a line ends there.
             if due(self.config.training.cast_statistics_steps) || saving {
                 self.log_casts(step)?;
             }
             if saving {
                 done.saved.extend(self.save()?);
-                if stopping || step == max_steps || !self.saver.is_async() {
+                if stopping || ends || !self.saver.is_async() {
                     done.saved.extend(self.saver.finish(&self.ranks)?);
                 }
             }
             report(&done);
-            if stopping && (self.step < max_steps || self.pending.is_some()) {
+            if stopping && (!ends || self.pending.is_some()) {
                 let saved = done.saved.last();
                 let from =
                     saved.map_or(String::new(), |saved| format!("; `--resume` goes on from {}", saved.path.display()));
@@ -461,26 +484,33 @@ impl Trainer {
         }
     }
 
-    /// Validation loss in the precision of the last step, which ranks compute together; `None` without validation documents.
-    fn evaluate(&mut self) -> Result<Option<Evaluation>> {
-        if let Rows::Preferences(preferences) = &self.rows {
-            return preferences.evaluate(&mut self.run, self.config.precision.precision_of(self.step));
-        }
-        let Run { model, step, .. } = &mut self.run;
-        if self.split.validation_len() == 0 {
-            return Ok(None);
-        }
-        let rows = self.config.training.per_device_train_batch_size;
-        let (dataset, layout) = (self.dataset.clone(), self.config.layout());
-        let bytes = loader::validation_bytes(&self.dataset, &self.split);
+    /// Validation losses in the precision of the last step, which ranks compute together; `None` without validation documents.
+    fn evaluate(&mut self) -> Result<Option<Validation>> {
         let precision = self.config.precision.precision_of(self.step);
-        let batches: Box<dyn Iterator<Item = Result<Batch>>> = match layout.packing {
-            Packing::Wrapped | Packing::Auto => {
-                Box::new(EvalLoader::new(dataset, self.split, Windows::blocks(layout.seq_len), rows))
-            }
-            Packing::Bfd | Packing::None => Box::new(loader::whole_validation(dataset, self.split, layout, rows)),
-        };
-        evaluate(model, batches, bytes, precision, step.partition(), &mut |_| {}).map(Some)
+        if let Rows::Preferences(preferences) = &self.rows {
+            let all = preferences.evaluate(&mut self.run, precision)?;
+            return Ok(all.map(|all| Validation { all, sets: Vec::new() }));
+        }
+        Validation::measure(&mut self.run, &self.data, &self.config, precision)
+    }
+
+    /// Compares an evaluation after the last step with the best one before. Returns whether it is better.
+    fn compare(&mut self, evaluation: Option<&Validation>) -> Result<bool> {
+        let t = &self.config.training;
+        let Some(evaluation) = evaluation.filter(|_| t.compares_evaluations()) else { return Ok(false) };
+        let value = evaluation.metric(&t.metric_for_best_model)?;
+        let threshold = t.early_stopping_threshold;
+        let is_best = Best::update(&mut self.best, self.step, &t.metric_for_best_model, value, threshold);
+        if t.load_best_model_at_end {
+            self.saver.keep_best(self.best.as_ref().map(|best| best.step));
+        }
+        Ok(is_best)
+    }
+
+    /// Whether the run ends because its evaluations do not improve any more.
+    fn stops_early(&self) -> bool {
+        let patience = self.config.training.early_stopping_patience;
+        patience > 0 && self.best.as_ref().is_some_and(|best| best.without_improvement >= patience)
     }
 
     /// The metrics of a step, without evaluation.
@@ -514,33 +544,29 @@ impl Trainer {
         }
     }
 
-    fn record(&mut self, step: u64, mut values: Map<String, Value>, evaluation: Option<Evaluation>) -> Result<()> {
+    fn record(&mut self, step: u64, mut values: Map<String, Value>, evaluation: Option<&Validation>) -> Result<()> {
         let Some(files) = &mut self.files else { return Ok(()) };
         files.lock.check()?;
-        let mut scalars = Vec::new();
+        let number = |key: &str| values.get(key).and_then(Value::as_f64);
+        let sets = evaluation.iter().flat_map(|evaluation| &evaluation.sets);
+        let sets: Vec<_> = sets.map(|(name, set)| (format!("eval/{name}_loss"), set.loss)).collect();
+        let mut scalars: Vec<(&str, f64)> = sets.iter().map(|(tag, loss)| (tag.as_str(), *loss)).collect();
         for (tag, key) in
             [("train/loss", "loss"), ("train/learning_rate", "learning_rate"), ("train/grad_norm", "grad_norm")]
         {
-            scalars.extend(values[key].as_f64().map(|value| (tag, value)));
+            scalars.extend(number(key).map(|value| (tag, value)));
         }
         let of_preferences = |name: &str| name.starts_with("rewards/") || name.starts_with("logps/");
         let named = values.iter().filter(|(name, _)| of_preferences(name));
         let mut named: Vec<_> =
             named.filter_map(|(name, value)| Some((format!("train/{name}"), value.as_f64()?))).collect();
-        self.losses.extend(values["loss"].as_f64().map(|loss| (step, loss)));
+        self.losses.extend(number("loss").map(|loss| (step, loss)));
         if let Some(evaluation) = evaluation {
-            values.insert("eval_loss".into(), json!(evaluation.loss));
-            match evaluation.preference {
-                None => drop(values.insert("eval_bits_per_byte".into(), json!(evaluation.bits_per_byte))),
-                Some(sums) => {
-                    for (name, value) in sums.metrics() {
-                        values.insert(format!("eval_{name}"), json!(value));
-                        named.push((format!("eval/{name}"), value));
-                    }
-                }
-            }
-            scalars.push(("eval/loss", evaluation.loss));
-            self.eval_losses.push((step, evaluation.loss));
+            values.extend(evaluation.metrics());
+            scalars.push(("eval/loss", evaluation.all.loss));
+            let rewards = evaluation.all.preference.iter().flat_map(PreferenceSums::metrics);
+            named.extend(rewards.map(|(name, value)| (format!("eval/{name}"), value)));
+            self.eval_losses.push((step, evaluation.all.loss));
         }
         scalars.extend(named.iter().map(|(tag, value)| (tag.as_str(), *value)));
         let values: Vec<(&str, Value)> = values.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
@@ -555,11 +581,12 @@ impl Trainer {
             step: self.step,
             tokens: self.tokens,
             loader: self.rows.state(),
-            data: self.dataset.meta().key.clone(),
+            data: self.data.key(),
             config: self.config.to_toml(),
             scaling_slots: self.run.step.partition().cast_names(&self.run.model),
             loss_scale: self.loss_scale.clone(),
             pending: self.pending.clone(),
+            best: self.best.clone(),
         };
         let (files, folder) = (&mut self.files, &self.config.output_dir);
         let prepare = || {
@@ -584,17 +611,29 @@ impl Trainer {
         self.config.tokens_per_step()
     }
 
-    /// The model and its tokenizer, after the run. What else is in memory is freed. If ranks have different parts of it, the model
-    /// is loaded from the last checkpoint.
+    /// The best evaluation and its checkpoint, with `load_best_model_at_end`.
+    pub fn best(&self) -> Option<(&Best, PathBuf)> {
+        let best = self.best.as_ref().filter(|_| self.config.training.load_best_model_at_end)?;
+        Some((best, checkpoints(&self.config.output_dir).join(atomic::name(best.step))))
+    }
+
+    /// The model and its tokenizer, after the run. What else is in memory is freed. With `load_best_model_at_end`, the model is that of the
+    /// best checkpoint; if ranks have different parts of it, it is loaded from the last one.
     pub fn into_model(self) -> Result<(Decoder, Tokenizer)> {
+        let best = self.best().filter(|(best, _)| best.step != self.step).map(|(_, path)| path);
         let Trainer { saver, run, tokenizer, config, sizes, ranks, .. } = self;
         drop(saver);
+        if let Some(best) = best {
+            let device = run.model.device().clone();
+            drop(run);
+            return Ok((model_of(&config, &sizes, &device, &Start::ResumeFrom(best))?, tokenizer));
+        }
         if ranks.have_whole_model() {
             return Ok((run.model, tokenizer));
         }
         let device = run.model.device().clone();
         drop(run);
-        Ok((last_model(&config, &sizes, &device)?, tokenizer))
+        Ok((model_of(&config, &sizes, &device, &Start::Resume)?, tokenizer))
     }
 
     /// Whether this rank writes the run's files and reports its progress.

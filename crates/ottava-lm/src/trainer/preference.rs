@@ -1,7 +1,7 @@
 //! Training on preferences: their batches, the log-probabilities of the reference model, and validation.
 
 use crate::config::RunConfig;
-use crate::data::{LoaderState, PreferenceBatch, PreferenceLoader, Records, RowLayout, RowShare, Split, TokenDataset};
+use crate::data::{DataState, LoaderState, PreferenceBatch, PreferenceLoader, Records, RowShare, TrainingData};
 use crate::error::{Error, Result};
 use crate::evaluate::Evaluation;
 use crate::fs::{RealFs, replace_file};
@@ -15,7 +15,6 @@ use ottava_tensor::ops::{PreferenceTargets, preference_loss};
 use ottava_tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// The log-probabilities of the reference model, in the run's folder.
@@ -51,18 +50,20 @@ struct Reference {
 }
 
 impl Preferences {
-    /// The preferences among `dataset`, from `state` on.
+    /// The preferences of `data`, from `state` on.
     pub(super) fn new(
         config: &RunConfig,
         how: Preference,
-        dataset: &Arc<TokenDataset>,
-        split: &Split,
-        layout: RowLayout,
-        state: LoaderState,
+        data: &TrainingData,
+        state: &DataState,
         share: RowShare,
     ) -> Result<Preferences> {
-        let records = Records::train(dataset.clone(), split, layout)?;
-        let validation = Records::validation(dataset.clone(), split, layout);
+        let ([set], DataState::One(state)) = (data.sets.as_slice(), state) else {
+            unreachable!("preferences are not mixed")
+        };
+        let (dataset, layout) = (&set.dataset, data.layout);
+        let records = Records::train(dataset.clone(), &set.split, layout)?;
+        let validation = Records::validation(dataset.clone(), &set.split, layout)?;
         if records.left_out() + validation.left_out() > 0 && share.rank == 0 {
             tracing::warn!(
                 "{} records of preferences are left out, since a prompt leaves no room for its completion within `data.max_length` = {}",
@@ -85,7 +86,7 @@ impl Preferences {
             );
         }
         let reference = stored.then(|| Reference { data: dataset.meta().key.clone(), log_probs: Default::default() });
-        let loader = PreferenceLoader::new(records, state, share)?;
+        let loader = PreferenceLoader::new(records, *state, share)?;
         let (per_batch, path) = (config.training.per_device_train_batch_size, config.output_dir.join(REFERENCE));
         Ok(Preferences { how, loader, validation, per_batch, reference, missing: Default::default(), path })
     }
@@ -234,7 +235,7 @@ impl Preferences {
                 "the loss of the preferences for validation is {loss}: the model's weights or activations are not finite"
             )));
         }
-        let tokens = all.iter().map(|&record| self.validation.tokens(record) as u64).sum();
+        let tokens = all.iter().map(|&record| self.validation.tokens(record)).sum::<Result<usize>>()? as u64;
         Ok(Some(Evaluation { loss, perplexity: f64::NAN, bits_per_byte: f64::NAN, tokens, preference: Some(sums) }))
     }
 
@@ -245,7 +246,8 @@ impl Preferences {
         let own = |all: &[OfRecord]| all.iter().flat_map(|of_record| of_record[..each].to_vec()).collect::<Vec<_>>();
         let (policy_of, reference_of) = (own(policy), own(reference));
         let documents = || records.iter().flat_map(|&record| self.validation.documents(record));
-        let chosen: Vec<bool> = documents().map(|document| self.validation.is_chosen(document)).collect();
+        let chosen = documents().map(|document| self.validation.is_chosen(document));
+        let chosen = chosen.collect::<Result<Vec<_>>>()?;
         let lengths = documents().map(|document| self.validation.targets(document));
         let lengths = lengths.collect::<Result<Vec<_>>>()?.into_iter().map(|count| count as f64).collect();
         let apart = policy.iter().zip(reference).filter(|(policy, _)| policy.len() > each);

@@ -1,8 +1,8 @@
 //! The report of a step.
 
+use super::validation::Validation;
 use crate::checkpoint::Saved;
 use crate::error::Error;
-use crate::evaluate::Evaluation;
 use crate::optim::LossScale;
 use crate::scaling::CastLosses;
 use crate::step::PreferenceSums;
@@ -32,7 +32,7 @@ pub struct StepReport {
     /// The loss scale after the step, with `fp16`.
     pub loss_scale: Option<LossScale>,
     /// Validation after this step, where it was due.
-    pub evaluation: Option<Evaluation>,
+    pub evaluation: Option<Validation>,
     /// The sums over the sequences of the step, if the loss is that of preferences.
     pub preference: Option<PreferenceSums>,
     /// Checkpoints that are complete since the last step, of this step or of earlier ones.

@@ -1,6 +1,7 @@
 //! What the crate promises, one module per family. Everything runs on the CPU and, where there is a GPU, again on that.
 
 mod accumulation;
+mod best;
 mod calibrate;
 mod cast_log;
 mod casts;
@@ -24,6 +25,7 @@ mod high_precision;
 mod lora;
 mod memory;
 mod mesh;
+mod mixture;
 mod model_gradients;
 mod muon;
 mod optimizers;

@@ -15,7 +15,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const STEPS: u64 = 6;
+pub const STEPS: u64 = 6;
 
 /// A tokenizer of single bytes, a model of two small blocks, and lines to learn.
 pub fn write_inputs(folder: &Path) {
@@ -96,7 +96,8 @@ pub fn metrics(run: &Path) -> Vec<serde_json::Value> {
         .collect()
 }
 
-fn state(run: &Path) -> Vec<(String, Vec<u8>)> {
+/// The tensors of the last checkpoint of a run, by file.
+pub fn state(run: &Path) -> Vec<(String, Vec<u8>)> {
     let folder = run.join(format!("checkpoints/checkpoint-{STEPS}"));
     ["model.safetensors", "training/optimizer.safetensors", "training/scaling.safetensors"]
         .into_iter()

@@ -3,7 +3,7 @@
 use ottava_lm::checkpoint::slices::{FOLDER, SliceWriter};
 use ottava_lm::checkpoint::{CheckpointWriter, Contents, Progress};
 use ottava_lm::context::{Context, Sequences};
-use ottava_lm::data::LoaderState;
+use ottava_lm::data::{DataState, LoaderState};
 use ottava_lm::fs::RealFs;
 use ottava_lm::layers::{
     Block, BlockSaved, Branch, BranchSaved, Linear, LinearConfig, Norm, NormSaved, OperandCast, SavedOperand,
@@ -563,12 +563,13 @@ pub fn progress(step: u64, model: &mut Decoder) -> Progress {
     Progress {
         step,
         tokens: 0,
-        loader: LoaderState::start(0),
+        loader: DataState::One(LoaderState::start(0)),
         data: String::new(),
         config: String::new(),
         scaling_slots: model.scaling().names(),
         loss_scale: None,
         pending: None,
+        best: None,
     }
 }
 

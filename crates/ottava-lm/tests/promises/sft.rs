@@ -134,7 +134,7 @@ fn packed_documents_have_the_losses_of_single_ones() {
     let split = Split::all_validation(data.len());
     let mut loss = |packing, document_mask| {
         let layout = RowLayout { seq_len: 48, packing, document_mask };
-        let batches = loader::whole_validation(data.clone(), split, layout, 4);
+        let batches = loader::whole_validation(data.clone(), split, layout, 4).unwrap();
         let found = evaluate(&mut model, batches, 1, StepPrecision::Recipe, &Partition::solo(), &mut |_| {}).unwrap();
         (found.loss, found.tokens)
     };
@@ -144,7 +144,7 @@ fn packed_documents_have_the_losses_of_single_ones() {
     assert_eq!((tokens, packed_tokens), (data.meta().target_tokens, data.meta().target_tokens));
     assert!((alone - packed).abs() <= 1e-5 * alone, "{alone} and {packed}");
     // A stream leaks as well, and leaves out the same targets.
-    let stream = EvalLoader::new(data.clone(), split, Windows::blocks(48), 4);
+    let stream = EvalLoader::new(data.clone(), split, Windows::blocks(48), 4).unwrap();
     let stream = evaluate(&mut model, stream, 1, StepPrecision::Recipe, &Partition::solo(), &mut |_| {}).unwrap();
     assert_eq!(stream.tokens, tokens);
     assert!((alone - leaking).abs() > 1e-4 * alone, "a leak between documents is noticed: {alone} and {leaking}");

@@ -1,15 +1,17 @@
 //! `ottava chat`.
 
 use super::inference::{Draws, Inference, with_model};
+use crate::output::stop_answers_on_signals;
 use clap::Args;
 use ottava_lm::data::{Chat, ChatTemplate, Clock, Tokenizer};
 use ottava_lm::engine::complete;
 use ottava_lm::models::{ConfigFile, DecoderConfig, decoder_config};
-use ottava_lm::{Error, Result};
+use ottava_lm::{Error, Result, interrupt};
 use serde_json::{Map, Value, json};
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Talk to a chat model: a line of standard input is a message, and the end of input ends the conversation.
 #[derive(Args)]
@@ -19,7 +21,7 @@ use std::path::{Path, PathBuf};
   echo 'What is an otter?' | ottava chat model/
 
 A line that starts with / is a command: /clear starts a new conversation, /save FILE appends this one to a file as a record of `messages`.
-If the conversation is longer than --max-length, its oldest turns are dropped.")]
+Ctrl-C stops an answer, and ends the program between answers. If the conversation is longer than --max-length, its oldest turns are dropped.")]
 pub struct ChatCommand {
     /// A Hugging Face model folder with a chat template, or the folder of a run, whose newest checkpoint is used.
     model: PathBuf,
@@ -41,6 +43,9 @@ pub struct ChatCommand {
     how: Inference,
 }
 
+/// Whether an answer is being written.
+static ANSWERING: AtomicBool = AtomicBool::new(false);
+
 impl ChatCommand {
     pub fn run(self) -> Result<()> {
         let kwargs = self.chat_template_kwargs.clone().unwrap_or_default();
@@ -60,6 +65,7 @@ impl ChatCommand {
                 out_part!("> ");
             }
         };
+        stop_answers_on_signals(&ANSWERING)?;
         ask();
         for (turn, line) in (0..).zip(io::stdin().lock().lines()) {
             let line = line.map_err(Error::io("standard input"))?;
@@ -74,12 +80,29 @@ impl ChatCommand {
                 let ids = self.shorten(&mut chat, &template, &tokenizer, &sizes)?;
                 let request = self.draws.request(ids, self.max_new_tokens, turn);
                 let mut answer = String::new();
-                complete(&mut engine, &tokenizer, [request], &mut |_, text| out_part!("{text}"), &mut |_, done| {
-                    answer = done.text;
-                    Ok(())
-                })?;
+                let mut show = |_, text: &str| {
+                    out_part!("{text}");
+                    answer += text;
+                };
+                interrupt::flag().store(false, Ordering::Relaxed);
+                ANSWERING.store(true, Ordering::Relaxed);
+                let answered = complete(&mut engine, &tokenizer, [request], &mut show, &mut |_, _| Ok(()));
+                ANSWERING.store(false, Ordering::Relaxed);
                 out!();
-                chat.messages.push(Chat::message("assistant", &answer));
+                match answered {
+                    Err(Error::Cancelled(_)) if answer.is_empty() => {
+                        chat.messages.pop();
+                        note!("stopped before the answer began; the message is left out of the conversation");
+                    }
+                    Err(Error::Cancelled(_)) => {
+                        chat.messages.push(Chat::message("assistant", &answer));
+                        note!("stopped; the conversation has the answer up to here");
+                    }
+                    answered => {
+                        answered?;
+                        chat.messages.push(Chat::message("assistant", &answer));
+                    }
+                }
             }
             ask();
         }

@@ -4,7 +4,7 @@ use crate::output::{print_json, print_marked, stop_on_signals};
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::preview::{Segment, count_targets, preview};
-use ottava_lm::data::{Formatting, Tokenizer, loader};
+use ottava_lm::data::{DataSet, Formatting, Packing, Tokenizer, TrainingData};
 use ottava_lm::parallel::Schedule;
 use ottava_lm::plan::{
     AmaxPlan, AxisPlan, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, PipelinePlan, PipelineRank, Plan,
@@ -15,7 +15,6 @@ use ottava_lm::{Error, Result};
 use ottava_tensor::Device;
 use serde::Serialize;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 /// Show configuration, casts with their reasons, counts, memory and communication of a run. Needs no GPU and reads no weights.
 #[derive(Args)]
@@ -65,7 +64,7 @@ const COUNTED: u64 = 1 << 14;
 /// The data of a run.
 #[derive(Serialize)]
 struct Data {
-    documents: usize,
+    documents: u64,
     tokens: u64,
     /// Rows of one epoch.
     rows: f64,
@@ -76,12 +75,39 @@ struct Data {
     /// Documents that are truncated because they are longer than a row.
     truncated: u64,
     /// Documents that are skipped because no target fits in a row.
-    left_out: usize,
+    left_out: u64,
     /// A description of the truncated and skipped documents.
     #[serde(skip)]
-    fit: Option<String>,
+    fit: Vec<String>,
     /// The first rows, in parts.
     shown: Vec<Vec<Segment>>,
+    /// The sets of a mixture.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    sets: Vec<SetPlan>,
+}
+
+/// One of several data sets.
+#[derive(Serialize)]
+struct SetPlan {
+    name: String,
+    documents: usize,
+    tokens: u64,
+    /// Its share of the tokens of a run, from 0 to 1.
+    share: f64,
+    /// How often its documents are read in an epoch of the run.
+    passes: f64,
+}
+
+impl SetPlan {
+    fn new(set: &DataSet, share: f64, data: &TrainingData) -> SetPlan {
+        SetPlan {
+            name: set.name.clone(),
+            documents: set.dataset.len(),
+            tokens: set.dataset.total_tokens(),
+            share,
+            passes: share * data.epoch_tokens / set.statistics.tokens.max(1) as f64,
+        }
+    }
 }
 
 impl Data {
@@ -89,22 +115,23 @@ impl Data {
     fn read(config: &RunConfig, rows: usize) -> Result<Data> {
         stop_on_signals("stopping")?;
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
-        let (prepared, split) = config.prepare_data(&tokenizer)?;
-        let (dataset, layout) = (Arc::new(prepared), config.layout());
-        let fit = layout.check(&dataset, &split, config.data.excess_length_strategy)?;
-        let all = loader::train_rows(&dataset, &split, &layout, config.seed);
-        let [counted_tokens, target_tokens] =
-            count_targets(&dataset, split, layout, config.seed, (all.floor() as u64).clamp(1, COUNTED))?;
+        let data = config.prepare_data(&tokenizer)?;
+        let TrainingData { sets, layout, .. } = &data;
+        let counted = (data.rows().floor() as u64).clamp(1, COUNTED);
+        let [counted_tokens, target_tokens] = count_targets(sets, *layout, config.seed, counted)?;
+        let sum = |count: fn(&DataSet) -> u64| sets.iter().map(count).sum();
+        let fits = sets.iter().filter_map(|set| Some(set.label() + &set.statistics.describe_fit(layout)?));
         Ok(Data {
-            documents: dataset.len(),
-            tokens: dataset.total_tokens(),
-            rows: all,
+            documents: sum(|set| set.dataset.len() as u64),
+            tokens: sum(|set| set.dataset.total_tokens()),
+            rows: data.rows(),
             counted_tokens,
             target_tokens,
-            truncated: fit.truncated,
-            left_out: fit.without_target.len(),
-            fit: fit.describe(layout.seq_len),
-            shown: preview(&dataset, split, layout, config.seed, &tokenizer, rows)?,
+            truncated: sum(|set| set.statistics.fit.truncated),
+            left_out: if layout.packing == Packing::Wrapped { 0 } else { sum(|set| set.statistics.fit.left_out) },
+            fit: fits.collect(),
+            shown: preview(sets, *layout, config.seed, &tokenizer, rows)?,
+            sets: data.shares().into_iter().zip(sets).map(|(share, set)| SetPlan::new(set, share, &data)).collect(),
         })
     }
 
@@ -115,8 +142,12 @@ impl Data {
             "  {:.1} rows an epoch; {share:.1} % of their tokens, padding excluded, contribute to the loss",
             self.rows
         );
-        if let Some(fit) = &self.fit {
-            out!("  {fit}");
+        self.fit.iter().for_each(|fit| out!("  {fit}"));
+        for SetPlan { name, documents, tokens, share, passes } in self.sets.iter().filter(|set| !set.name.is_empty()) {
+            out!(
+                "  {name}: {:.2} % of the tokens of a run; {documents} documents, {tokens} tokens, read {passes:.3} times in an epoch",
+                share * 100.0
+            );
         }
         for (i, row) in self.shown.iter().enumerate() {
             out!("\n  Row {}", i + 1);
@@ -265,6 +296,15 @@ impl PlanCommand {
     }
 }
 
+/// Hours, minutes or seconds.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s >= 5400.0 => format!("{:.1} h", s / 3600.0),
+        s if s >= 90.0 => format!("{:.1} min", s / 60.0),
+        s => format!("{s:.1} s"),
+    }
+}
+
 fn print(config: &RunConfig, plan: &Plan, files: &[PathBuf], formattings: &[Formatting], edges: &str) {
     out!("Configuration\n");
     for line in config.to_toml().lines() {
@@ -273,6 +313,12 @@ fn print(config: &RunConfig, plan: &Plan, files: &[PathBuf], formattings: &[Form
     out!("\nData\n");
     for (path, formatting) in files.iter().zip(formattings) {
         out!("  {}: {}", path.display(), formatting.as_str());
+    }
+    for (name, share) in config.weighted_shares().into_iter().flatten() {
+        out!("  {name}: {:.2} % of the tokens, {:.0} a step", share * 100.0, share * plan.tokens_per_step as f64);
+    }
+    if !config.data.datasets.is_empty() && config.weighted_shares().is_none() {
+        out!("  shares of the data sets follow from their tokens; --show-data counts them");
     }
     out!("  {edges}");
     out!("\nModel\n");
@@ -290,6 +336,13 @@ fn print(config: &RunConfig, plan: &Plan, files: &[PathBuf], formattings: &[Form
         plan.flops_per_token / 1e6,
         plan.tokens_per_step
     );
+    if let Some(seconds) = plan.least_step_seconds {
+        let all = match config.training.max_steps {
+            0 => String::new(),
+            steps => format!(", {} for {steps} steps", duration(seconds * steps as f64)),
+        };
+        out!("  at least {:.1} ms a step{all}, if each GPU is as busy as one H200 with Llama-2-7B", seconds * 1e3);
+    }
     for attention in &plan.attention {
         out!("  attention: {} for {} x {}", attention.backend, attention.count, attention.what);
         attention.because.iter().for_each(|reason| out!("    because: {reason}"));

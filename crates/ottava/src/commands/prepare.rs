@@ -4,11 +4,11 @@ use crate::output::{print_json, stop_on_signals};
 use clap::Args;
 use ottava_lm::Result;
 use ottava_lm::config::RunConfig;
-use ottava_lm::data::{Tokenizer, write_megatron};
+use ottava_lm::data::{DataSet, Tokenizer, write_megatron};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Tokenize a run's data ahead of time; `train` does it on first use.
+/// Tokenize a run's data ahead of time, which `train` does on first use; checks tokens that were prepared before.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava prepare configs/quickstart.toml
@@ -19,10 +19,10 @@ pub struct Prepare {
     /// Override a setting: `table.key=VALUE`, or `key=VALUE` if only one table has the key.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// Also write the tokens for Megatron-LM, as PREFIX.bin and PREFIX.idx.
+    /// Also write the tokens for Megatron-LM, as PREFIX.bin and PREFIX.idx, or of several data sets as PREFIX-NAME.bin and PREFIX-NAME.idx.
     #[arg(long, value_name = "PREFIX")]
     megatron: Option<PathBuf>,
-    /// Print one JSON object with `documents`, `tokens` and `bytes`.
+    /// Print one JSON object with `documents`, `tokens` and `bytes`, and the same of each set in `datasets`.
     #[arg(long)]
     json: bool,
 }
@@ -30,15 +30,32 @@ pub struct Prepare {
 impl Prepare {
     pub fn run(self) -> Result<()> {
         stop_on_signals("stopping")?;
-        let config = RunConfig::load(&self.config, &self.settings)?;
+        let mut config = RunConfig::load(&self.config, &self.settings)?;
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
-        let (data, _) = config.prepare_data(&tokenizer)?;
-        if let Some(prefix) = &self.megatron {
-            write_megatron(&data, prefix)?;
+        // Rows are counted for the packing of the run.
+        config.resolve_data()?;
+        let data = config.prepare_data(&tokenizer)?;
+        let (mut counts, mut sets) = ([0, 0, 0], Vec::new());
+        for (DataSet { name, dataset, .. }, share) in data.sets.iter().zip(data.shares()) {
+            dataset.check()?;
+            if let Some(prefix) = &self.megatron {
+                let suffix = if data.sets.len() > 1 { format!("-{name}") } else { String::new() };
+                write_megatron(dataset, &PathBuf::from(format!("{}{suffix}", prefix.display())))?;
+            }
+            let of_set = [dataset.len() as u64, dataset.total_tokens(), dataset.total_bytes()];
+            (0..3).for_each(|i| counts[i] += of_set[i]);
+            let [documents, tokens, bytes] = of_set;
+            sets.push(json!({"name": name, "documents": documents, "tokens": tokens, "bytes": bytes, "share": share}));
+            if !self.json && !name.is_empty() {
+                out!(
+                    "{name}: {documents} documents, {tokens} tokens, {bytes} bytes of text, {:.2} % of a run's tokens",
+                    share * 100.0
+                );
+            }
         }
-        let (documents, tokens, bytes) = (data.len(), data.total_tokens(), data.total_bytes());
+        let [documents, tokens, bytes] = counts;
         match self.json {
-            true => print_json(&json!({"documents": documents, "tokens": tokens, "bytes": bytes})),
+            true => print_json(&json!({"documents": documents, "tokens": tokens, "bytes": bytes, "datasets": sets})),
             false => out!(
                 "{documents} documents, {tokens} tokens, {bytes} bytes of text, in {}",
                 config.cache_dir().display()

@@ -82,16 +82,12 @@ impl Cut {
                 "in windows of {seq_len} tokens, of which the last {stride} are counted; token {preceding_id} precedes the text"
             ),
             Cut::Documents { seq_len, fit } => {
-                let Fit { documents, truncated, without_target } = fit;
-                let mut text = format!(
-                    "over the answers of {} documents, each on its own",
-                    documents - without_target.len() as u64
-                );
+                let Fit { documents, truncated, left_out, .. } = fit;
+                let mut text = format!("over the answers of {} documents, each on its own", documents - left_out);
                 if *truncated > 0 {
                     text += &format!("; {truncated} are longer than --seq-len and cut to {seq_len} tokens");
                 }
-                if !without_target.is_empty() {
-                    let left_out = without_target.len();
+                if *left_out > 0 {
                     text += &format!("; {left_out} more have no answer within --seq-len = {seq_len} and are left out");
                 }
                 text
@@ -107,9 +103,9 @@ impl Cut {
             }
             Cut::Documents { seq_len, fit } => json!({
                 "seq_len": seq_len,
-                "documents": fit.documents - fit.without_target.len() as u64,
+                "documents": fit.documents - fit.left_out,
                 "truncated": fit.truncated,
-                "left_out": fit.without_target.len(),
+                "left_out": fit.left_out,
             }),
         }
     }
@@ -145,7 +141,7 @@ impl Text {
         let cache = tempfile::tempdir().map_err(Error::io(std::env::temp_dir()))?;
         let dataset = Arc::new(prepare(&self.data, &options, tokenizer, cache.path())?);
         let split = Split::all_validation(dataset.len());
-        let bytes = loader::validation_bytes(&dataset, &split);
+        let bytes = loader::validation_bytes(&dataset, &split)?;
         Ok(Tokens { dataset, split, bytes, rows: self.batch_size })
     }
 }
@@ -167,7 +163,7 @@ impl Tokens {
                 )));
             }
             let cut = Cut::Stream { windows, preceding_id: meta.eos_id };
-            let batches = EvalLoader::new(dataset, self.split, windows, self.rows);
+            let batches = EvalLoader::new(dataset, self.split, windows, self.rows)?;
             return Ok(Batches { tokens: batches.tokens(), batches: Box::new(batches), cut });
         }
         if stride.is_some() {
@@ -175,13 +171,13 @@ impl Tokens {
             return Err(Error::Config(text.into()));
         }
         let layout = RowLayout { seq_len, packing: Packing::Bfd, document_mask: true };
-        let fit = layout.fit(&dataset, 0..dataset.len());
-        if fit.without_target.len() as u64 == fit.documents {
+        let fit = Fit::of_all(&dataset, &layout)?;
+        if fit.left_out == fit.documents {
             let text = format!("no document has a token of an answer within --seq-len = {seq_len}; raise that");
             return Err(Error::Data(text));
         }
         let tokens = meta.target_tokens;
-        let batches = loader::whole_validation(dataset, self.split, layout, self.rows);
+        let batches = loader::whole_validation(dataset, self.split, layout, self.rows)?;
         Ok(Batches { tokens, batches: Box::new(batches), cut: Cut::Documents { seq_len, fit } })
     }
 

@@ -102,6 +102,11 @@ impl Train {
                 first - end
             ));
         }
+        let best = trainer.best().map(|(best, path)| (best.clone(), path));
+        if let Some((best, path)) = &best {
+            let metric = &config.training.metric_for_best_model;
+            progress.line(&format!("best: {metric} {:.4} after step {}, {}", best.value, best.step, path.display()));
+        }
         progress.line(&format!("plot: {}", trainer.output_dir().join("loss.svg").display()));
         let (output_dir, evals) = (trainer.output_dir().to_path_buf(), evals.to_vec());
         let samples = samples(trainer, &config).map_err(|error| match error {
@@ -119,6 +124,7 @@ impl Train {
                 "eval_loss": evals.last().map(|(_, loss)| loss),
                 "initial_eval_loss": evals.first().map(|(_, loss)| loss),
                 "checkpoint": last.and_then(|r| r.saved.last()).map(|saved| &saved.path),
+                "best_checkpoint": best.map(|(_, path)| path),
                 "samples": samples,
             }));
         } else {
@@ -133,6 +139,9 @@ impl Train {
 /// Completions of the configured prompts, each with its prompt.
 fn samples(trainer: Trainer, config: &RunConfig) -> Result<Vec<String>> {
     let g = &config.generation;
+    if g.prompts.is_empty() {
+        return Ok(Vec::new());
+    }
     let (model, tokenizer) = trainer.into_model()?;
     let mut requests = Vec::new();
     for (prompt, number) in g.prompts.iter().zip(0..) {

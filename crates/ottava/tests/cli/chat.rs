@@ -1,7 +1,8 @@
 //! Fine-tuning on chats, and talking to the model.
 
+use crate::ranks::signal;
 use crate::setup::{Run, json};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
 /// A run on four chats, whose turns end with `~`.
@@ -209,4 +210,43 @@ fn chats_without_a_target_in_a_row_are_left_out_and_named() {
         2,
         &["no document has a token of an answer within `data.max_length` = 16"],
     );
+}
+
+/// The end of a turn is in no row, so answers never end by themselves.
+#[test]
+fn a_signal_stops_the_answer_and_not_the_program() {
+    let run = chats();
+    run.replace("model/config.json", "embeddings\": 64", "embeddings\": 65536");
+    let chat = r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "ANSWER"}]}"#;
+    run.write("text.jsonl", format!("{chat}\n").replace("ANSWER", &"r".repeat(60)).repeat(4).as_bytes());
+    let trained = json(&run.succeed(&["train", "run.toml", "--json"]));
+    let mut command = run.command(&["chat", trained["checkpoint"].as_str().unwrap()]);
+    command.args(["--max-length", "60000", "--max-new-tokens", "50000"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut answers = Vec::new();
+    for question in ["q1\n", "q2\n"] {
+        input.write_all(question.as_bytes()).unwrap();
+        let mut begin = [0; 3];
+        output.read_exact(&mut begin).unwrap();
+        signal("-INT", child.id());
+        let mut rest = String::new();
+        output.read_line(&mut rest).unwrap();
+        answers.push(String::from_utf8(begin.to_vec()).unwrap() + rest.trim_end());
+    }
+    input.write_all(b"/save saved.jsonl\n").unwrap();
+    let saved = || std::fs::read_to_string(run.path("saved.jsonl")).unwrap_or_default();
+    while !saved().ends_with('\n') {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    // Between answers, a signal ends the program.
+    signal("-INT", child.id());
+    let ended = child.wait_with_output().unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{told}");
+    assert_eq!(told.matches("stopped; the conversation has the answer up to here").count(), 2, "{told}");
+    let saved: serde_json::Value = serde_json::from_str(&saved()).unwrap();
+    let content = |i: usize| saved["messages"][i]["content"].as_str().unwrap().to_string();
+    assert_eq!([content(0), content(1), content(2), content(3)], ["q1", &answers[0], "q2", &answers[1]]);
 }

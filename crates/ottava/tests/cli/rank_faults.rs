@@ -1,7 +1,7 @@
 //! What goes wrong among the ranks of a job: signals in each phase, ranks that end or never come, and ranks that do not belong together.
 
 use crate::ranks::{children, end, lives, losses, signal, spawn, train};
-use crate::setup::{Run, steps};
+use crate::setup::{Run, folders, steps};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -104,7 +104,7 @@ fn a_signal_while_the_leading_rank_tokenizes_stops_all_ranks() {
         wait_for(|| log(&run, 1).contains("rank 1 of 2"));
         std::thread::sleep(Duration::from_millis(1000));
         stop(&run, child, to, 130, "stopped by a signal while");
-        assert_eq!(fs::read_dir(run.path("tokens")).map_or(0, Iterator::count), 0, "no temporary folder is left");
+        assert_eq!(folders(&run.path("tokens")), 0, "no temporary folder is left");
     }
 }
 

@@ -124,6 +124,12 @@ pub fn steps(metrics: &Path) -> Vec<u64> {
         .collect()
 }
 
+/// Folders in a folder; none where it does not exist.
+pub fn folders(path: &Path) -> usize {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.path().is_dir()).count()
+}
+
 /// The one object that a program with `--json` prints.
 pub fn json(text: &str) -> serde_json::Value {
     assert_eq!(text.trim_end().lines().count(), 1, "one object on standard output: {text}");

@@ -1,6 +1,6 @@
 //! A signal stops the program soon, whatever it does, without loss.
 
-use crate::setup::{Run, steps};
+use crate::setup::{Run, folders, steps};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -74,7 +74,7 @@ fn tokenizing_stops_and_leaves_nothing() {
         let child = spawn(&run, command);
         std::thread::sleep(Duration::from_millis(1500));
         terminate(child, 130, "stopped by a signal while");
-        assert_eq!(std::fs::read_dir(run.path("tokens")).map_or(0, Iterator::count), 0, "no temporary folder is left");
+        assert_eq!(folders(&run.path("tokens")), 0, "no temporary folder is left");
     }
 }
 

@@ -177,7 +177,9 @@ pub(super) const ROWS: &[Row] = &[
         ),
     ),
     // Data; formatting, packing and train_on_inputs are ours as well.
-    ("datasets", Not("list the files in `train_files` under [data]; the fields of their records are recognised")),
+    ("datasets", Not(SETS)),
+    ("mix_strategy", Not(SETS)),
+    ("interleave_probs", Not(SETS)),
     ("dataset", Is("data.train_files")),
     ("dataset_name", Is("data.train_files")),
     ("dataset_path", Is("data.train_files")),
@@ -286,16 +288,9 @@ pub(super) const ROWS: &[Row] = &[
     ("skip_prepare_dataset", Only(&["false"], "text is always tokenized before training")),
     ("remove_unused_columns", Needless("other fields of records are not read")),
     ("split", Not("write the share or number of validation documents in `val_set_size` under [data]")),
-    ("train_on_eos", Values("data.train_on_eos", ENDS)),
-    ("train_on_eot", Values("data.train_on_eos", ENDS)),
+    ("train_on_eot", Is("data.train_on_eos")),
 ];
 
-const ENDS: &[(&str, Answer)] = &[(
-    "all",
-    Never(
-        "ends of turns that are not trained on are no targets; `train_on_inputs = true` under [data] trains on everything",
-    ),
-)];
 const DTYPES: &[(&str, Answer)] =
     &[("bfloat16", As("\"bf16\"")), ("float16", As("\"fp16\"")), ("float32", As("\"fp32\"")), ("auto", Nothing)];
 const NEGATED: &[(&str, Answer)] = &[("true", As("false")), ("false", As("true"))];
@@ -315,6 +310,7 @@ const VARIANTS: &str = "adapters are those of plain LoRA, with `use_rslora`";
 const FOUR_BIT: &str = "base weights in 4 or 8 bit integers are not read; with adapters and an FP8 recipe, frozen weights are kept in FP8: `recipe = \"fp8-current\"` under [precision]";
 const KERNELS: &str = "kernels are always fused";
 const TEXT_ONLY: &str = "models read text only";
+const SETS: &str = "name the files in `train_files` under [data], whose records are recognised; several sets with shares of the tokens are tables of [[data.datasets]], each with `name`, `train_files` and `weight` or `repeat`";
 const VALIDATION: &str = "name the files with validation documents in `val_files` under [data]";
 const EVAL_PACKING: &str = "validation documents have rows of their own";
 const NO_PADDING: &str = "rows have `max_length` tokens; `packing` under [data] decides how documents fill them";

@@ -11,6 +11,9 @@ mod training;
 use meaning::{Answer, Meaning};
 use toml::Value;
 
+/// Our key whose last part is also one of other trainers.
+pub(super) const DATASETS: &str = "data.datasets";
+
 /// The translation of one key.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Translation {
@@ -32,6 +35,10 @@ fn plain(name: &str) -> String {
 /// The row of `path`, which may have tables: one of its last two parts counts more than one of the last.
 fn meaning(path: &str) -> Option<&'static Meaning> {
     let path = plain(path);
+    if path == DATASETS {
+        // Ours, with other keys than those of trainers that have a list of this name at the top.
+        return None;
+    }
     let last_two = path.rmatch_indices('.').nth(1).map_or(path.as_str(), |(at, _)| &path[at + 1..]);
     let last = path.rsplit('.').next().unwrap_or_default();
     let rows = || [training::ROWS, data::ROWS, precision::ROWS, parallel::ROWS].into_iter().flatten();

@@ -62,17 +62,9 @@ pub(super) const ROWS: &[Row] = &[
         Not("write `save_steps` under [training], a number of steps; `ottava plan` prints the steps of an epoch"),
     ),
     ("keep_latest_k", Is("training.save_total_limit")),
-    ("load_best_model_at_end", Only(&["false"], BEST)),
-    ("metric_for_best_model", Only(NONE, BEST)),
-    ("greater_is_better", Only(NONE, BEST)),
-    (
-        "early_stopping_patience",
-        Only(NONE, "early stopping is not implemented; `ottava train --resume` continues a run that was stopped"),
-    ),
-    (
-        "early_stopping_steps",
-        Only(NONE, "early stopping is not implemented; `ottava train --resume` continues a run that was stopped"),
-    ),
+    ("metric_for_best_model", Values("training.metric_for_best_model", &[("loss", As("\"eval_loss\""))])),
+    ("greater_is_better", Only(&["false"], "all metrics of an evaluation are better if they are lower")),
+    ("early_stopping_steps", Is("training.early_stopping_patience")),
     (
         "save_only_model",
         Only(
@@ -252,4 +244,4 @@ const SCHEDULES: &str = "the schedules are \"cosine\", \"linear\", \"constant\" 
 const ONE_RATE: &str = "all weights have one `learning_rate`";
 const EVAL_ROWS: &str = "evaluations take rows of `per_device_train_batch_size`";
 const BY_EPOCH: &str = "write a number of steps; `ottava plan` prints the steps of an epoch";
-const BEST: &str = "the best checkpoint is not kept by itself: `save_total_limit = 0` keeps all, and metrics.jsonl has the validation losses";
+const BEST: &str = "`load_best_model_at_end = true` under [training] saves and keeps the best checkpoint";

@@ -1,0 +1,61 @@
+//! The best evaluation of a run.
+
+use serde::{Deserialize, Serialize};
+
+/// The evaluation with the lowest value of a metric so far, as checkpoints save it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    /// The step after which it was made.
+    pub step: u64,
+    /// The name of the metric.
+    pub metric: String,
+    /// Its value.
+    pub value: f64,
+    /// Evaluations in a row, up to now, that were not lower than the lowest before by more than a threshold.
+    pub without_improvement: u64,
+}
+
+impl Best {
+    /// Compares `value` of `metric`, of an evaluation after `step`, with the `best` so far, which it becomes if it is lower, or if that has
+    /// another metric. Returns whether it is.
+    ///
+    /// Evaluations that are not lower by more than `threshold` count as without improvement, as in transformers' `EarlyStoppingCallback`.
+    pub fn update(best: &mut Option<Best>, step: u64, metric: &str, value: f64, threshold: f64) -> bool {
+        let Some(before) = best.as_mut().filter(|before| before.metric == metric) else {
+            *best = Some(Best { step, metric: metric.to_string(), value, without_improvement: 0 });
+            return true;
+        };
+        let lower_by = before.value - value;
+        before.without_improvement = if lower_by > threshold { 0 } else { before.without_improvement + 1 };
+        if lower_by > 0.0 {
+            (before.step, before.value) = (step, value);
+        }
+        lower_by > 0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_value_is_the_best_and_small_improvements_count_as_none() {
+        let mut best = None;
+        let evaluations =
+            [(3.0, true, 0), (2.0, true, 0), (1.95, true, 1), (2.5, false, 2), (1.94, true, 3), (1.5, true, 0)];
+        for (step, (value, is_best, without)) in (1..).zip(evaluations) {
+            assert_eq!(Best::update(&mut best, step, "eval_loss", value, 0.1), is_best, "{value}");
+            let best = best.as_ref().unwrap();
+            assert_eq!((best.step == step, best.without_improvement), (is_best, without), "{value}");
+        }
+        let last = best.clone().unwrap();
+        assert_eq!((last.step, last.value, last.without_improvement), (6, 1.5, 0));
+        // The same value again is no improvement, whatever the threshold.
+        assert!(!Best::update(&mut best, 7, "eval_loss", 1.5, 0.0));
+        assert_eq!(best.as_ref().unwrap().without_improvement, 1);
+        // Values of another metric do not compare.
+        assert!(Best::update(&mut best, 8, "eval_code_loss", 9.0, 0.0));
+        assert_eq!(best.unwrap().value, 9.0);
+    }
+}
