@@ -46,7 +46,7 @@ const MOST_SKIPPED: usize = 1000;
 /// The rows of a run.
 enum Rows {
     Documents(BatchLoader),
-    Preferences(Preferences),
+    Preferences(Box<Preferences>),
 }
 
 impl Rows {
@@ -180,7 +180,7 @@ impl Trainer {
         let share = RowShare { rank, world };
         let mut rows = match config.preference.how() {
             None => Rows::Documents(BatchLoader::new(&data.sets, data.layout, &state, share)?),
-            Some(how) => Rows::Preferences(Preferences::new(&config, how, &data, &state, share)?),
+            Some(how) => Rows::Preferences(Box::new(Preferences::new(&config, how, &data, &state, share)?)),
         };
         let max_steps = match &rows {
             Rows::Documents(_) => max_steps(&config, data.rows()),
