@@ -16,6 +16,7 @@ mod names;
 mod parallel;
 mod precision;
 mod preference;
+mod preference_runs;
 mod problems;
 mod resolved;
 mod run;

@@ -41,6 +41,7 @@ impl RunConfig {
     pub(super) fn problems(&self) -> Vec<String> {
         let mut problems = Problems(self.format_problems());
         problems.0.extend(self.lora_problems());
+        problems.0.extend(self.preference_problems());
         self.check_paths(&mut problems);
         self.check_counts(&mut problems);
         self.check_batch(&mut problems);
@@ -48,7 +49,6 @@ impl RunConfig {
         self.check_training(&mut problems);
         self.check_memory(&mut problems);
         self.check_generation(&mut problems);
-        self.check_preference(&mut problems);
         problems.0
     }
 

@@ -1,0 +1,71 @@
+//! What the settings of a run on preferences must be.
+
+use super::{PreferenceConfig, RunConfig};
+use crate::data::{Formatting, Packing};
+use crate::error::{Error, Result};
+
+impl RunConfig {
+    /// Resolves `[preference]` and the packing of preferences by the formattings of the files.
+    ///
+    /// Errors with [`Error::Config`] when a setting does not go together with the data.
+    pub(super) fn resolve_preference(&mut self, mut files: impl Iterator<Item = Formatting>) -> Result<()> {
+        let Some(kind) = files.find_map(Formatting::preference) else {
+            return match self.preference.loss_type {
+                None => Ok(()),
+                Some(loss) => Err(Error::Config(format!(
+                    "`preference.loss_type` is \"{}\", and the data hold no preferences (`chosen` and `rejected`, or `completion` and `label`); set it to \"auto\"",
+                    loss.as_str()
+                ))),
+            };
+        };
+        self.preference.resolve(kind, &self.lora)?;
+        if self.data.datasets.len() > 1 {
+            return Err(Error::Config(
+                "[[data.datasets]] has several sets, and the data are preferences, which are not mixed; name all files in `data.train_files`".into(),
+            ));
+        }
+        for (key, ranks) in [("context", self.parallel.context), ("tensor", self.parallel.tensor)] {
+            if ranks > 1 {
+                return Err(Error::Config(format!(
+                    "`parallel.{key}` is {ranks}, and the data are preferences, which are trained with data and pipeline parallelism only; set it \
+                     to 1"
+                )));
+            }
+        }
+        match self.data.packing {
+            Packing::Auto | Packing::None => self.data.packing = Packing::None,
+            Packing::Wrapped | Packing::Bfd => {
+                return Err(Error::Config(
+                    "`data.packing` packs several documents into a row, and the data are preferences, each completion of which has a row of its own; \
+                     set it to \"none\" or \"auto\""
+                        .into(),
+                ));
+            }
+        }
+        // Padding comes after the only document of a row, where causal attention does not see it.
+        self.data.document_mask.get_or_insert(false);
+        Ok(())
+    }
+
+    /// Rows of a micro-batch: of pairs, two for each.
+    pub fn micro_batch_rows(&self) -> usize {
+        let each = self.preference.how().map_or(1, |how| how.loss.sequences());
+        self.training.per_device_train_batch_size * each
+    }
+
+    /// Problems of `[preference]`.
+    pub(super) fn preference_problems(&self) -> Vec<String> {
+        let PreferenceConfig { beta, label_smoothing, desirable_weight, undesirable_weight, .. } = self.preference;
+        let mut problems = Vec::new();
+        if !(beta.is_finite() && beta > 0.0) {
+            problems.push("`preference.beta` must be above 0".to_string());
+        }
+        if !(0.0..0.5).contains(&label_smoothing) {
+            problems.push("`preference.label_smoothing` is a share of pairs from 0 to less than 0.5".to_string());
+        }
+        let weights = [("desirable_weight", desirable_weight), ("undesirable_weight", undesirable_weight)];
+        let wrong = weights.into_iter().filter(|(_, weight)| !(weight.is_finite() && *weight >= 0.0));
+        problems.extend(wrong.map(|(key, _)| format!("`preference.{key}` must not be negative or infinite")));
+        problems
+    }
+}
