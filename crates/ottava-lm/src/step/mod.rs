@@ -5,6 +5,7 @@
 mod action;
 mod check;
 mod preference;
+mod preference_steps;
 mod program;
 mod run;
 #[cfg(test)]
