@@ -40,6 +40,8 @@ mod referee;
 mod reopen;
 mod resume;
 mod saves;
+mod sentinel;
+mod sentinel_runs;
 mod setup;
 mod sft;
 mod sharded;
