@@ -41,6 +41,7 @@ mod reopen;
 mod resume;
 mod saves;
 mod sentinel;
+mod sentinel_devices;
 mod sentinel_runs;
 mod setup;
 mod sft;
