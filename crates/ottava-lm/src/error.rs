@@ -29,6 +29,9 @@ pub enum Error {
     /// A loss, gradient or weight is not finite.
     #[error("{0}")]
     NonFinite(String),
+    /// The same computation gave different bits: the hardware is not reliable.
+    #[error("{0}")]
+    Corruption(String),
     /// A run does not fit its device: planned and measured memory, and changes that fit.
     #[error("{0}")]
     Memory(String),
@@ -92,7 +95,7 @@ impl Error {
             Error::Paused(_) => 76,
             Error::Cancelled(_) => 130,
             Error::Memory(_) | Error::Tensor(T::OutOfMemory { .. } | T::HostMemory { .. }) => 3,
-            Error::Tensor(T::Library { .. } | T::Cuda { .. } | T::Compile { .. }) => 8,
+            Error::Corruption(_) | Error::Tensor(T::Library { .. } | T::Cuda { .. } | T::Compile { .. }) => 8,
             Error::Rank { .. } | Error::Tensor(T::Ranks { .. }) => Error::RANKS,
             Error::Tensor(_) => 1,
         }

@@ -85,6 +85,11 @@ impl Run {
         self.step.compare(&mut self.model, batch)
     }
 
+    /// Runs forward and backward of rows of this rank twice, as [`TrainStep::repeat`].
+    pub fn repeat(&mut self, batch: &Batch, precision: StepPrecision, deterministic: bool) -> Result<Option<String>> {
+        self.step.repeat(&mut self.model, batch, precision, deterministic)
+    }
+
     /// Runs a step on the micro-batches that were loaded into [`Run::step`].
     pub fn step(&mut self, learning_rate: f64, precision: StepPrecision) -> Result<StepResult> {
         self.step.run(&mut self.model, &mut *self.optimizer, learning_rate, precision)

@@ -19,6 +19,9 @@ pub struct SentinelConfig {
     pub sentinel_loss_gap: f64,
     /// The cosine between gradients below which a comparison is a finding.
     pub sentinel_cosine: f64,
+    /// Steps from one check for silent data corruption to the next, beginning with the first step: a micro-batch is computed twice, and the
+    /// bits are compared; 0 makes none.
+    pub repeat_steps: u64,
 }
 
 impl Default for SentinelConfig {
@@ -30,6 +33,7 @@ impl Default for SentinelConfig {
             sentinel_hold_steps: 1000,
             sentinel_loss_gap: 0.05,
             sentinel_cosine: 0.8,
+            repeat_steps: 0,
         }
     }
 }
@@ -38,6 +42,11 @@ impl SentinelConfig {
     /// Whether `step` begins with a comparison.
     pub fn is_due(&self, step: u64) -> bool {
         self.sentinel_steps > 0 && (step - 1).is_multiple_of(self.sentinel_steps)
+    }
+
+    /// Whether `step` begins with a check for silent data corruption.
+    pub fn repeats(&self, step: u64) -> bool {
+        self.repeat_steps > 0 && (step - 1).is_multiple_of(self.repeat_steps)
     }
 
     /// The step of the last comparison before or in `step`; `step` itself if there are none.

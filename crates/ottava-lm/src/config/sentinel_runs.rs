@@ -20,6 +20,10 @@ impl RunConfig {
             s.sentinel_steps == 0 || self.preference.how().is_none(),
             "`sentinel.sentinel_steps` is set, and the sentinel does not compare losses of preferences; set it to 0",
         );
+        problems.demand(
+            s.repeat_steps == 0 || self.preference.how().is_none(),
+            "`sentinel.repeat_steps` is set, and losses of preferences are not computed twice; set it to 0",
+        );
         let rows = self.training.per_device_train_batch_size;
         problems.demand(
             (1..=rows).contains(&s.sentinel_sequences),

@@ -230,12 +230,17 @@ impl DryRun {
         let some_are_high =
             !config.run.precision.high_precision_steps.is_empty() || (s.sentinel_steps > 0 && policy_is_high);
         let kinds = [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)];
-        if s.sentinel_steps > 0 {
+        if s.sentinel_steps > 0 || s.repeat_steps > 0 {
             let _scope = device.scope("comparison");
-            let tokens = vec![0; s.sentinel_sequences * seq_len];
-            let (inputs, targets, rows) = (tokens.clone(), tokens, s.sentinel_sequences);
+            let tokens = vec![0; rows * seq_len];
+            let (inputs, targets) = (tokens.clone(), tokens);
             let batch = Batch { inputs, targets, rows, seq_len, documents: None, padding: 0 };
-            run.compare(&batch)?;
+            if s.sentinel_steps > 0 {
+                run.compare(&batch.first_rows(s.sentinel_sequences))?;
+            }
+            if s.repeat_steps > 0 {
+                run.repeat(&batch, StepPrecision::Recipe, true)?;
+            }
         }
         for precision in kinds.into_iter().flatten() {
             for _ in 0..2 {

@@ -60,7 +60,7 @@ impl Casts<'_> {
 
     /// Whether casts of this pass are compared with the values that they cast: those of the recipe.
     pub fn compares_casts(&self) -> bool {
-        self.recorder.probe.is_some() && !self.mode.is_high_precision()
+        self.recorder.probe.as_ref().is_some_and(|probe| !probe.repeats()) && !self.mode.is_high_precision()
     }
 
     /// Whether products of this pass are compared too: not those that backward recomputes.

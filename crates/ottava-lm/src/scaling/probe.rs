@@ -1,12 +1,13 @@
 //! Comparisons of what a recipe computes with what the compute type gives, recorded in one pass.
 
 use crate::error::Result;
+use crate::mode::StepPrecision;
 use ottava_tensor::ops::{self, SUMS};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// What is compared.
+/// What is compared. If a pass is repeated in the same precision, the tensors of both passes are compared as those of two precisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {
@@ -91,6 +92,11 @@ impl Comparison {
         if self.is_zero() { 1.0 } else { product / r.max(f64::MIN_POSITIVE) }
     }
 
+    /// Whether all elements are equal.
+    pub fn is_equal(&self) -> bool {
+        self.sums[3] == 0.0
+    }
+
     fn is_zero(&self) -> bool {
         self.sums[0] == 0.0 && self.sums[1] == 0.0
     }
@@ -128,14 +134,26 @@ const ROWS: usize = 256;
 /// The comparisons of a pass so far, whose sums stay on the device until the end.
 pub struct Probe {
     device: Device,
+    /// The precisions of the two passes.
+    precisions: [StepPrecision; 2],
     names: Vec<(String, Quantity)>,
     sums: Vec<Tensor>,
 }
 
 impl Probe {
-    /// No comparisons yet.
-    pub fn new(device: &Device) -> Probe {
-        Probe { device: device.clone(), names: Vec::new(), sums: Vec::new() }
+    /// No comparisons yet of passes in these precisions.
+    pub fn new(device: &Device, precisions: [StepPrecision; 2]) -> Probe {
+        Probe { device: device.clone(), precisions, names: Vec::new(), sums: Vec::new() }
+    }
+
+    /// The precisions of the two passes.
+    pub fn precisions(&self) -> [StepPrecision; 2] {
+        self.precisions
+    }
+
+    /// Whether both passes compute the same.
+    pub fn repeats(&self) -> bool {
+        self.precisions[0] == self.precisions[1]
     }
 
     /// Compares `x` with `reference`. Enqueues work without waiting.

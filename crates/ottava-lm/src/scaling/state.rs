@@ -6,7 +6,7 @@ use super::measured::{CastCounts, CastLosses, CastRecord, LastStep, MergeCounts,
 use super::probe::{Comparison, Probe};
 use super::scales::{Delayed, Scales, Slots};
 use crate::error::{Error, Result};
-use crate::mode::Mode;
+use crate::mode::{Mode, StepPrecision};
 use crate::recipe::{Cast, FirstStep, Scaling};
 use ottava_tensor::ops::{self, AmaxReducer, CastStatistics, DelayedScaling, NonFinite};
 use ottava_tensor::{Device, Tensor};
@@ -74,9 +74,9 @@ impl ScalingState {
         Ok(())
     }
 
-    /// Starts to record comparisons, in passes that compare.
-    pub fn begin_comparison(&mut self, device: &Device) {
-        self.recorder.probe = Some(Probe::new(device));
+    /// Starts to record comparisons, in passes that compare these precisions.
+    pub fn begin_comparison(&mut self, device: &Device, precisions: [StepPrecision; 2]) {
+        self.recorder.probe = Some(Probe::new(device, precisions));
     }
 
     /// The comparisons since [`ScalingState::begin_comparison`].

@@ -1,4 +1,5 @@
-//! Runs forward and backward of one micro-batch in two precisions, the recipe's and the compute type, without an update.
+//! Runs forward and backward of one micro-batch twice without an update: in the recipe's precision and in the compute type, or both times in
+//! the same.
 
 use super::action::Action;
 use super::check::Places;
@@ -6,6 +7,7 @@ use super::run::name;
 use super::{MicroBatch, Program, TrainStep, total};
 use crate::data::Batch;
 use crate::error::{Error, Result};
+use crate::mode::StepPrecision;
 use crate::models::{ComparedSaved, Decoder};
 use crate::parallel::{Exchange, Message, Messages, Schedule, ScheduleKind};
 use crate::scaling::{Comparison, PrecisionComparison, Quantity};
@@ -16,21 +18,11 @@ impl TrainStep {
     /// Compares forward and backward of `batch`, rows of this rank, by the recipe and in the compute type. All ranks call it, before a step,
     /// with as many rows. It changes neither gradients nor the scaling state.
     pub fn compare(&self, model: &mut Decoder, batch: &Batch) -> Result<PrecisionComparison> {
-        let ranks = self.partition.ranks();
-        let kind = match self.schedule.kind {
-            ScheduleKind::ZeroBubble => ScheduleKind::default(),
-            kind => kind,
-        };
-        let schedule = Schedule { kind, micro_batches: 1, ..self.schedule };
+        let (ranks, schedule) = (self.partition.ranks(), self.schedule_of_comparison());
         let program = Program::gradients_of(&schedule, ranks.pipeline().rank());
-        let places = Places::new(ranks.pipeline().size(), ranks.pipeline().rank(), model.stages());
-        program.check(&places, 1)?;
         let micro_batch = MicroBatch::new(batch, model.device(), ranks.sequence_place())?;
-        model.begin_comparison();
-        let ran = self.run_comparison(&program, model, &micro_batch);
-        let own = model.end_comparison();
-        let (losses, own) = (ran?, own?);
-        ranks.compare_gpu_calls("a comparison of precisions")?;
+        let precisions = [StepPrecision::Recipe, StepPrecision::High];
+        let (losses, own) = self.compare_passes(&program, model, &micro_batch, precisions)?;
         let targets = micro_batch.sequences.own(&batch.targets);
         let targets = targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f64;
         let sum = |losses: &Tensor| total(losses);
@@ -47,7 +39,62 @@ impl TrainStep {
         Ok(PrecisionComparison { losses, tensors })
     }
 
-    /// The losses of both precisions, on a rank with the last stage.
+    /// Runs forward of `batch`, rows of this rank, twice in `precision`, and backward if its bits are the same in every run, as `deterministic`
+    /// says. Returns the first tensor that differs, with the rank that has it. All ranks call it, before a step, with as many rows.
+    pub fn repeat(
+        &self,
+        model: &mut Decoder,
+        batch: &Batch,
+        precision: StepPrecision,
+        deterministic: bool,
+    ) -> Result<Option<String>> {
+        let (ranks, schedule) = (self.partition.ranks(), self.schedule_of_comparison());
+        let program = match deterministic {
+            true => Program::gradients_of(&schedule, ranks.pipeline().rank()),
+            false => Program::evaluation_of(&schedule, ranks.pipeline().rank()),
+        };
+        let micro_batch = MicroBatch::new(batch, model.device(), ranks.sequence_place())?;
+        let (losses, own) = self.compare_passes(&program, model, &micro_batch, [precision; 2])?;
+        let mut different = own.iter().find(|compared| !compared.is_equal()).map(|compared| match compared.quantity {
+            Quantity::Gradient => format!("gradient of {}", compared.name),
+            Quantity::GradInput => format!("gradient by the input of {}", compared.name),
+            _ => format!("output of {}", compared.name),
+        });
+        if let (None, Some([first, second])) = (&different, &losses)
+            && first.read_bytes()? != second.read_bytes()?
+        {
+            different = Some("losses".into());
+        }
+        ranks.first_named("the first tensor that differs", different)
+    }
+
+    /// The schedule of one micro-batch.
+    fn schedule_of_comparison(&self) -> Schedule {
+        let kind = match self.schedule.kind {
+            ScheduleKind::ZeroBubble => ScheduleKind::default(),
+            kind => kind,
+        };
+        Schedule { kind, micro_batches: 1, ..self.schedule }
+    }
+
+    /// Runs both passes. Returns the losses on a rank with the last stage, and the comparisons of this rank's tensors.
+    fn compare_passes(
+        &self,
+        program: &Program,
+        model: &mut Decoder,
+        micro_batch: &MicroBatch,
+        precisions: [StepPrecision; 2],
+    ) -> Result<(Option<[Tensor; 2]>, Vec<Comparison>)> {
+        let pipeline = self.partition.ranks().pipeline();
+        program.check(&Places::new(pipeline.size(), pipeline.rank(), model.stages()), 1)?;
+        model.begin_comparison(precisions);
+        let ran = self.run_comparison(program, model, micro_batch);
+        let own = model.end_comparison();
+        let (losses, own) = (ran?, own?);
+        self.partition.ranks().compare_gpu_calls("a comparison of two passes")?;
+        Ok((losses, own))
+    }
+
     fn run_comparison(
         &self,
         program: &Program,

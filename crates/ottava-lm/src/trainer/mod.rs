@@ -447,6 +447,7 @@ impl Trainer {
                     }
                     if skipped == 0 {
                         self.watch(step, &first)?;
+                        self.repeat(step, &first)?;
                     }
                 }
                 Rows::Preferences(preferences) => {

@@ -2,10 +2,11 @@
 
 use super::Trainer;
 use crate::data::Batch;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mode::StepPrecision;
 use crate::report::sentinel_line;
 use crate::sentinel::{Decision, Finding, Verdict};
+use ottava_tensor::Device;
 
 /// Findings that are named in the log of the program; all are in `sentinel.jsonl`.
 const SHOWN: usize = 4;
@@ -47,6 +48,25 @@ impl Trainer {
             files.events.scalars(step, &scalars)?;
         }
         self.follow_decisions(step)
+    }
+
+    /// Computes `batch`, the first micro-batch of `step`, twice, if that is due.
+    ///
+    /// Errors with [`Error::Corruption`] on all ranks if any bit differs.
+    pub(super) fn repeat(&mut self, step: u64, batch: &Batch) -> Result<()> {
+        if !self.config.sentinel.repeats(step) {
+            return Ok(());
+        }
+        // On a GPU, the order of sums in attention's backward may change from run to run.
+        let is_cpu = matches!(self.run.model.device(), Device::Cpu | Device::DryCpu(_));
+        let deterministic = is_cpu || self.config.precision.deterministic;
+        match self.run.repeat(batch, self.precision, deterministic)? {
+            None => Ok(()),
+            Some(tensor) => Err(Error::Corruption(format!(
+                "step {step}: the same micro-batch gave other bits when it was computed again: the first difference is in the {tensor}. \
+                 A memory or a compute unit of this device is not reliable; resume from the last checkpoint on another one"
+            ))),
+        }
     }
 
     /// Sets what `step` computes in BF16.

@@ -136,3 +136,33 @@ fn demotion_and_bf16_repair_a_run_whose_products_break() {
         assert!((repaired - bf16).abs() < 0.02, "{policy:?}: {repaired}, {bf16} in BF16, {broken} broken");
     }
 }
+
+#[test]
+fn a_flipped_bit_ends_the_run_and_checks_change_none() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let [alone, beside] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let recipe = RecipeName::Fp8Current;
+    train(&config(inputs.path(), alone.path(), recipe), &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    let mut checked = config(inputs.path(), beside.path(), recipe);
+    checked.sentinel.repeat_steps = 2;
+    train(&checked, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    assert_eq!(metrics(alone.path()), metrics(beside.path()));
+    assert!(state(alone.path()) == state(beside.path()));
+
+    let broken = tempfile::tempdir().unwrap();
+    checked.output_dir = broken.path().to_path_buf();
+    let mut trainer = Trainer::new(checked, &Device::Cpu, &Start::New).unwrap();
+    let error = trainer.run(&AtomicBool::new(false), &mut |report| {
+        if report.step == 2 {
+            let damage = Damage::Flip { element: 5, bit: 14 };
+            plant(Some(ProductFault { shape: [96, 48], first: 0, every: usize::MAX, damage }));
+        }
+    });
+    plant(None);
+    let error = error.unwrap_err();
+    assert!(matches!(error, Error::Corruption(_)) && error.exit_code() == 8, "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with("step 3: the same micro-batch gave other bits when it was computed again: "), "{text}");
+    assert!(text.contains("the first difference is in the `gradient of model.layers.1."), "{text}");
+}

@@ -131,8 +131,8 @@ impl ActivatedLinear {
         let dactivated = self.linear.dgrad(&rows, None, context)?;
         drop(rows);
         let (dhidden, activated) = match (operand.into_columns(), input.fused(&context.casts)) {
-            // The backward kernel of the activation reads `hidden`, and also writes the activation's transposed codes.
-            (Err(frozen), Some(slot)) => {
+            // The backward kernel of the activation reads `hidden`, and also writes the activation's transposed codes. It always measures.
+            (Err(frozen), Some(slot)) if context.mode().measures() => {
                 before.produce_gradient_and_recast(slot, &frozen, context, |output, activated| {
                     Ok(activation_backward_to(self.activation, &dactivated, &hidden, output, activated)?)
                 })?

@@ -1,4 +1,4 @@
-//! Passes of a decoder that compare its recipe with its compute type.
+//! Passes of a decoder that compare two precisions: its recipe with its compute type, or one with itself.
 
 use super::{Decoder, no_head};
 use crate::context::{Context, Sequences};
@@ -11,9 +11,9 @@ use crate::scaling::Comparison;
 use ottava_tensor::Tensor;
 
 impl Decoder {
-    /// Starts passes that compare: [`Decoder::compare_forward`] to [`Decoder::compare_backward`].
-    pub fn begin_comparison(&mut self) {
-        self.scaling.begin_comparison(&self.device);
+    /// Starts passes that compare these precisions: [`Decoder::compare_forward`] to [`Decoder::compare_backward`].
+    pub fn begin_comparison(&mut self, precisions: [StepPrecision; 2]) {
+        self.scaling.begin_comparison(&self.device, precisions);
     }
 
     /// The comparisons since [`Decoder::begin_comparison`], of this process's stages; waits for the device.
@@ -33,7 +33,7 @@ impl Decoder {
         stage.compare_forward(x, &mut context, units)
     }
 
-    /// Losses of `targets` by the recipe and in the compute type from the results of [`Decoder::compare_forward`], and their gradients.
+    /// Losses of `targets` in both precisions from the results of [`Decoder::compare_forward`], and their gradients.
     ///
     /// Errors for a stage without the head.
     pub fn compare_losses(

@@ -13,9 +13,6 @@ use crate::scaling::Quantity;
 use ottava_tensor::ops::cast;
 use ottava_tensor::{DType, Tensor};
 
-/// By the recipe, and in the compute type.
-const PRECISIONS: [StepPrecision; 2] = [StepPrecision::Recipe, StepPrecision::High];
-
 /// What a stage saves of both precisions from forward to backward: the inputs of blocks, which backward recomputes.
 pub struct ComparedSaved {
     inputs: Vec<[Tensor; 2]>,
@@ -31,23 +28,22 @@ impl Context<'_> {
 }
 
 impl Stage {
-    /// [`Stage::forward`] from `x` by the recipe and in the compute type, comparing the outputs of each block.
+    /// [`Stage::forward`] from `x` in both precisions, comparing the outputs of each block.
     pub fn compare_forward(
         &mut self,
         x: &[Tensor; 2],
         context: &mut Context,
         units: &mut dyn Units,
     ) -> Result<([Tensor; 2], ComparedSaved)> {
-        let [by_recipe, high] = x;
-        let mut x = [self.embed(by_recipe, context, units)?, self.embed(high, context, units)?];
+        let precisions = context.casts.probe().precisions();
+        let mut x = [self.embed(&x[0], context, units)?, self.embed(&x[1], context, units)?];
         let mut inputs = Vec::with_capacity(self.blocks.len());
         forward_blocks(&self.blocks, context, units, |_, block, context| {
             inputs.push(x.clone());
-            for (x, precision) in x.iter_mut().zip(PRECISIONS) {
+            for (x, precision) in x.iter_mut().zip(precisions) {
                 *x = block.forward(x, &mut context.in_precision(precision))?.0;
             }
-            let [by_recipe, high] = &x;
-            context.casts.probe().compare(block.name(), Quantity::Output, by_recipe, high)
+            context.casts.probe().compare(block.name(), Quantity::Output, &x[0], &x[1])
         })?;
         let mut norms = Vec::new();
         if let Some(head) = &self.head {
@@ -60,7 +56,7 @@ impl Stage {
         Ok((x, ComparedSaved { inputs, norms }))
     }
 
-    /// [`Stage::backward`] by the recipe and in the compute type, comparing the gradients of each block. All gradients are dropped; that of
+    /// [`Stage::backward`] in both precisions, comparing the gradients of each block. All gradients are dropped; that of
     /// the embedding is not computed.
     pub fn compare_backward(
         &mut self,
@@ -70,6 +66,7 @@ impl Stage {
         units: &mut dyn Units,
     ) -> Result<[Tensor; 2]> {
         let ComparedSaved { mut inputs, norms } = saved;
+        let precisions = context.casts.probe().precisions();
         let mut dx = dy;
         if let Some(head) = &mut self.head {
             for (dx, saved) in dx.iter_mut().zip(norms) {
@@ -82,26 +79,21 @@ impl Stage {
         }
         backward_blocks(&mut self.blocks, &[], context, units, |_, block, _, context, _| {
             let inputs = inputs.pop().expect("forward has saved the inputs of each block");
-            let mut gradients: Vec<Option<Grad>> = Vec::new();
-            for ((dx, input), precision) in dx.iter_mut().zip(inputs).zip(PRECISIONS) {
+            let mut gradients: Vec<Vec<Option<Grad>>> = Vec::new();
+            for ((dx, input), precision) in dx.iter_mut().zip(inputs).zip(precisions) {
                 let (dy, saved) = (ResidualGradient::from(dx.clone()), BlockSaved::Input(input));
                 let mut context = context.in_precision(precision);
                 *dx = block.backward(dy, saved, &OperandCast::NONE, &mut context)?.value;
-                let mut params = parameters_of(block);
-                if precision == StepPrecision::Recipe {
-                    gradients.extend(params.iter_mut().map(|param| param.gradient.take()));
-                    continue;
-                }
-                for (param, by_recipe) in params.into_iter().zip(gradients.drain(..)) {
-                    if let (Some(by_recipe), Some(high)) = (by_recipe, param.gradient.take()) {
-                        let [by_recipe, high] =
-                            [cast(&by_recipe.values()?, DType::F32)?, cast(&high.values()?, DType::F32)?];
-                        context.casts.probe().compare(param.name(), Quantity::Gradient, &by_recipe, &high)?;
-                    }
+                gradients.push(parameters_of(block).into_iter().map(|param| param.gradient.take()).collect());
+            }
+            let (second, first) = (gradients.pop().expect("two passes"), gradients.pop().expect("two passes"));
+            for ((param, first), second) in parameters_of(block).into_iter().zip(first).zip(second) {
+                if let (Some(first), Some(second)) = (first, second) {
+                    let [first, second] = [cast(&first.values()?, DType::F32)?, cast(&second.values()?, DType::F32)?];
+                    context.casts.probe().compare(param.name(), Quantity::Gradient, &first, &second)?;
                 }
             }
-            let [by_recipe, high] = &dx;
-            context.casts.probe().compare(block.name(), Quantity::GradInput, by_recipe, high)
+            context.casts.probe().compare(block.name(), Quantity::GradInput, &dx[0], &dx[1])
         })?;
         Ok(dx)
     }
