@@ -4,7 +4,7 @@ use super::{LossType, OptimizerName, RunConfig};
 use crate::data::{BadRecord, Packing};
 use crate::optim::SchedulerType;
 use crate::recipe::RecipeName;
-use crate::sentinel::SentinelPolicy;
+use crate::sentinel::{NonFiniteSteps, SentinelPolicy};
 use toml::Value;
 
 impl RunConfig {
@@ -102,6 +102,9 @@ impl RunConfig {
         } else if !matches!(self.sentinel.sentinel_policy, SentinelPolicy::Demote | SentinelPolicy::Bf16) {
             let text = "with this `sentinel_policy`; it is for demote and bf16";
             reasons.push((&["sentinel.sentinel_hold_steps"], text.into()));
+        }
+        if self.alarms.non_finite_steps == NonFiniteSteps::Stop {
+            reasons.push((&["alarms.max_non_finite_steps"], "unless `non_finite_steps` is \"skip\"".into()));
         }
         if self.generation.prompts.is_empty() {
             let keys = &["generation.max_new_tokens", "generation.temperature", "generation.top_p"];

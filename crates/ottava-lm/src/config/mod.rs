@@ -1,5 +1,6 @@
 //! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
 
+mod alarms;
 mod auto;
 mod conflicts;
 mod data;
@@ -28,6 +29,7 @@ mod tests;
 mod words;
 mod yaml;
 
+pub use alarms::AlarmsConfig;
 pub use data::{DataConfig, DatasetConfig};
 pub use flags::describe_flag;
 pub use import::{Imported, import};

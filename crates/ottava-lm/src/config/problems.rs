@@ -49,6 +49,7 @@ impl RunConfig {
         self.check_training(&mut problems);
         self.check_memory(&mut problems);
         self.check_sentinel(&mut problems);
+        problems.0.extend(self.alarms.problems());
         self.check_generation(&mut problems);
         problems.0
     }

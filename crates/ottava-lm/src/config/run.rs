@@ -1,5 +1,6 @@
 //! The settings of a run, and values derived from them.
 
+use super::alarms::AlarmsConfig;
 use super::auto;
 use super::data::DataConfig;
 use super::keys::flatten;
@@ -48,6 +49,8 @@ pub struct RunConfig {
     pub precision: Precision,
     /// Comparisons of the recipe with BF16.
     pub sentinel: SentinelConfig,
+    /// Alarms about losses and gradients.
+    pub alarms: AlarmsConfig,
     /// Formats of master weights, gradients and optimizer states.
     pub optimizer: OptimizerConfig,
     /// Recomputation and offloading.
@@ -271,6 +274,7 @@ impl Default for RunConfig {
             training: TrainingConfig::default(),
             precision: Precision::default(),
             sentinel: SentinelConfig::default(),
+            alarms: AlarmsConfig::default(),
             optimizer: OptimizerConfig::default(),
             memory: MemoryConfig::default(),
             parallel: ParallelConfig::default(),
@@ -422,6 +426,7 @@ impl RunConfig {
             "training",
             "precision",
             "sentinel",
+            "alarms",
             "memory.recompute",
             "memory.weight_codes",
             "memory.offload_optimizer",

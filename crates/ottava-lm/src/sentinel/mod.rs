@@ -3,9 +3,11 @@
 //! Comparisons are made by [`TrainStep::compare`](crate::step::TrainStep::compare); this module is a function of their numbers, so every
 //! rank decides alike, and a resumed run decides as the interrupted one.
 
+mod alarm;
 mod finding;
 mod state;
 
+pub use alarm::{AlarmPolicy, NonFiniteSteps, Spike, SpikeDetector};
 pub use finding::{Bounds, Finding, Measure, Verdict};
 pub use state::{Decision, Demotion, SentinelState};
 

@@ -24,6 +24,9 @@ pub struct SentinelState {
     pub high_times: u32,
     /// Linears that are or were demoted.
     pub demoted: Vec<Demotion>,
+    /// Skipped steps in a row.
+    #[serde(default)]
+    pub non_finite_in_a_row: u64,
 }
 
 /// What a check decides.

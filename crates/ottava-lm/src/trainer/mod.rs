@@ -1,5 +1,6 @@
 //! The training loop with data, checkpoints, metrics and signals.
 
+mod alarms;
 mod files;
 mod inputs;
 mod preference;
@@ -29,6 +30,7 @@ use crate::plan::ResolvedRun;
 use crate::report::loss_svg;
 use crate::run::Run;
 use crate::step::{PreferenceSums, StepResult};
+use alarms::Alarms;
 use files::RunFiles;
 use inputs::{Inputs, build_run, max_steps, model_of};
 use ottava_tensor::Device;
@@ -91,6 +93,7 @@ pub struct Trainer {
     /// The best evaluation so far.
     best: Option<Best>,
     sentinel: Sentinel,
+    alarms: Alarms,
     /// The plan, for the message when memory runs out.
     resolved: ResolvedRun,
 }
@@ -244,7 +247,8 @@ impl Trainer {
         {
             preferences.compute_reference(&mut run, ranks.leads())?;
         }
-        let (losses, eval_losses) = read_losses(&folder.join("metrics.jsonl"));
+        let [losses, eval_losses, grad_norms] = read_losses(&folder.join("metrics.jsonl"));
+        let alarms = Alarms::new(&config.alarms, &losses, &grad_norms);
         Ok(Trainer {
             sizes,
             schedule: config.schedule(max_steps),
@@ -263,6 +267,7 @@ impl Trainer {
             losses,
             eval_losses,
             best,
+            alarms,
             sentinel: Sentinel::new(
                 resumed.as_ref().map(|resumed| resumed.progress.sentinel.clone()).unwrap_or_default(),
             ),
@@ -399,7 +404,7 @@ impl Trainer {
         let learning_rate = self.schedule.at(step);
         let StepResult { loss, tokens, grad_norm, reduce_error, preference } = self.next_step(step, learning_rate)?;
         let finite = loss.is_finite() && grad_norm.is_finite();
-        if !self.follow_loss_scale(step, finite)? {
+        if !self.follow_loss_scale(step, finite)? && !self.skips(step, grad_norm) {
             // Infinities in casts of this step may explain the error.
             self.log_casts(step)?;
             let bad = self.run.step.first_bad_gradient(&mut self.run.model, self.precision)?;
@@ -415,6 +420,7 @@ impl Trainer {
         warn_of_infinities(step, &casts.non_finite);
         self.step = step;
         self.tokens += tokens;
+        self.look_for_spikes(step, loss, grad_norm);
         Ok(StepReport {
             step,
             max_steps: self.schedule.max_steps,

@@ -289,11 +289,11 @@ impl Resumed {
     }
 }
 
-/// Losses of the steps that a resumed run already has, from its metrics.
-pub(super) fn read_losses(metrics: &Path) -> (Losses, Losses) {
+/// Losses, validation losses and gradient norms of the steps that a resumed run already has, from its metrics.
+pub(super) fn read_losses(metrics: &Path) -> [Losses; 3] {
     let text = input::read_text(metrics, MAX_METRICS_BYTES).unwrap_or_default();
     let lines: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let series =
         |key: &str| lines.iter().filter_map(|line| Some((line["step"].as_u64()?, line[key].as_f64()?))).collect();
-    (series("loss"), series("eval_loss"))
+    [series("loss"), series("eval_loss"), series("grad_norm")]
 }

@@ -1,11 +1,12 @@
-//! The sentinel in a run: when it compares, what it writes, and what follows from its decisions.
+//! What a run watches: comparisons with BF16 and what follows from them, repeated passes, spikes, and steps that are not finite.
 
 use super::Trainer;
+use crate::config::AlarmsConfig;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::mode::StepPrecision;
 use crate::report::sentinel_line;
-use crate::sentinel::{Decision, Finding, Verdict};
+use crate::sentinel::{AlarmPolicy, Decision, Finding, NonFiniteSteps, Verdict};
 use ottava_tensor::Device;
 
 /// Findings that are named in the log of the program; all are in `sentinel.jsonl`.
@@ -93,6 +94,50 @@ impl Trainer {
             true => StepPrecision::High,
             false => self.config.precision.precision_of(step),
         }
+    }
+
+    /// Looks for spikes in what `step` gave, and acts on them. All ranks see the same numbers.
+    pub(super) fn look_for_spikes(&mut self, step: u64, loss: f64, grad_norm: f64) {
+        if !loss.is_finite() || !grad_norm.is_finite() {
+            return;
+        }
+        let AlarmsConfig { loss_spike, grad_norm_spike, .. } = self.config.alarms;
+        let seen = [
+            ("loss", loss_spike, self.alarms.loss.see(loss)),
+            ("gradient norm", grad_norm_spike, self.alarms.grad_norm.see(grad_norm)),
+        ];
+        for (name, policy, spike) in seen {
+            let Some(spike) = spike.filter(|_| policy != AlarmPolicy::Off) else { continue };
+            let text = format!("the {name} {spike} of the last {} steps", self.config.alarms.spike_window);
+            if self.ranks.leads() {
+                tracing::warn!("step {step}: {text}");
+            }
+            if policy == AlarmPolicy::Pause {
+                self.sentinel.pause.get_or_insert(text);
+            }
+        }
+    }
+
+    /// Whether a step with this `grad_norm` is skipped because the norm is not finite; then no weight has changed.
+    pub(super) fn skips(&mut self, step: u64, grad_norm: f64) -> bool {
+        let state = &mut self.sentinel.state;
+        if grad_norm.is_finite() {
+            state.non_finite_in_a_row = 0;
+            return false;
+        }
+        let AlarmsConfig { non_finite_steps, max_non_finite_steps, .. } = self.config.alarms;
+        if non_finite_steps == NonFiniteSteps::Stop || state.non_finite_in_a_row >= max_non_finite_steps {
+            return false;
+        }
+        state.non_finite_in_a_row += 1;
+        self.run.optimizer.skip_step();
+        if self.ranks.leads() {
+            tracing::warn!(
+                "step {step}: gradients are not finite and no weight was changed; the step is skipped, number {} of at most {max_non_finite_steps} in a row",
+                self.sentinel.state.non_finite_in_a_row
+            );
+        }
+        true
     }
 }
 

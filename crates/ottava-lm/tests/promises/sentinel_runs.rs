@@ -3,7 +3,7 @@
 use crate::resume::{STEPS, config, metrics, state, train, write_inputs};
 use ottava_lm::config::{RunConfig, SentinelConfig};
 use ottava_lm::recipe::RecipeName;
-use ottava_lm::sentinel::SentinelPolicy;
+use ottava_lm::sentinel::{AlarmPolicy, NonFiniteSteps, SentinelPolicy};
 use ottava_lm::trainer::{Start, Trainer};
 use ottava_lm::{Error, Result};
 use ottava_tensor::Device;
@@ -165,4 +165,70 @@ fn a_flipped_bit_ends_the_run_and_checks_change_none() {
     let text = error.to_string();
     assert!(text.starts_with("step 3: the same micro-batch gave other bits when it was computed again: "), "{text}");
     assert!(text.contains("the first difference is in the `gradient of model.layers.1."), "{text}");
+}
+
+/// Trains with a fault in the product of gate and up from the step after `after` on, and returns the result.
+fn train_with(config: &RunConfig, start: &Start, after: u64, fault: ProductFault) -> Result<()> {
+    let mut trainer = Trainer::new(config.clone(), &Device::Cpu, start)?;
+    let done = trainer.run(&AtomicBool::new(false), &mut |report| {
+        if report.step == after {
+            plant(Some(fault));
+        }
+    });
+    plant(None);
+    done
+}
+
+/// A micro-batch has 96 tokens; a step has four such products.
+fn gate_up_times(factor: f32, every: usize) -> ProductFault {
+    ProductFault { shape: [96, 96], first: 0, every, damage: Damage::Factor(factor) }
+}
+
+#[test]
+fn steps_that_are_not_finite_are_skipped_up_to_a_ceiling() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let output = tempfile::tempdir().unwrap();
+    let mut config = config(inputs.path(), output.path(), RecipeName::Fp8Current);
+    let once = gate_up_times(f32::INFINITY, usize::MAX);
+    let error = train_with(&config, &Start::New, 2, once).unwrap_err();
+    assert!(matches!(error, Error::NonFinite(_)), "{error}");
+
+    let output = tempfile::tempdir().unwrap();
+    config.output_dir = output.path().to_path_buf();
+    config.alarms.non_finite_steps = NonFiniteSteps::Skip;
+    config.training.save_steps = 1;
+    train_with(&config, &Start::New, 2, once).unwrap();
+    let lines = metrics(output.path());
+    let of_step = |step: u64| lines.iter().find(|line| line["step"] == step).unwrap();
+    assert!(of_step(3)["grad_norm"].is_null() && of_step(4)["grad_norm"].is_number());
+    let weights = |step: u64| {
+        std::fs::read(output.path().join(format!("checkpoints/checkpoint-{step}/model.safetensors"))).unwrap()
+    };
+    assert!(weights(2) == weights(3) && weights(3) != weights(4));
+
+    let output = tempfile::tempdir().unwrap();
+    config.output_dir = output.path().to_path_buf();
+    config.alarms.max_non_finite_steps = 2;
+    config.training.eval_steps = 0;
+    let error = train_with(&config, &Start::New, 1, gate_up_times(f32::INFINITY, 1)).unwrap_err();
+    assert!(matches!(error, Error::NonFinite(_)) && error.to_string().starts_with("step 4: "), "{error}");
+}
+
+#[test]
+fn a_spike_pauses_the_run_at_its_step() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let output = tempfile::tempdir().unwrap();
+    let mut config = config(inputs.path(), output.path(), RecipeName::Fp8Current);
+    (config.alarms.spike_window, config.alarms.spike_threshold) = (3, 20.0);
+    (config.alarms.grad_norm_spike, config.training.learning_rate) = (AlarmPolicy::Pause, 1e-3);
+    // The gradient of o_proj.
+    let fault = ProductFault { shape: [32, 32], first: 0, every: 1, damage: Damage::Factor(100.0) };
+    let error = train_with(&config, &Start::New, 4, fault).unwrap_err();
+    assert!(matches!(error, Error::Paused(_)) && error.exit_code() == 76, "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with("paused by the sentinel after step 5: the gradient norm "), "{text}");
+    // A resumed run knows the steps before.
+    train(&config, &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
 }

@@ -1,0 +1,142 @@
+//! Alarms about a series of numbers of a run, such as its losses.
+
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::fmt::{self, Display};
+
+/// What an alarm does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AlarmPolicy {
+    /// Nothing.
+    Off,
+    /// Logs it.
+    #[default]
+    Warn,
+    /// Saves a checkpoint after the step and ends the program.
+    Pause,
+}
+
+/// What happens to a step whose gradient norm is not finite; no weight changes in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NonFiniteSteps {
+    /// The run ends with an error.
+    #[default]
+    Stop,
+    /// The step is skipped.
+    Skip,
+}
+
+/// Values before which nothing is a spike.
+const LEAST: usize = 20;
+
+/// The least spread of a window, relative to its median: on a plateau, values within it are no spikes.
+const FLOOR: f64 = 0.005;
+
+/// The factor between the median absolute deviation and the standard deviation of a normal distribution.
+const NORMAL: f64 = 1.4826;
+
+/// Finds values that lie far above those of a window before them.
+#[derive(Clone, Debug)]
+pub struct SpikeDetector {
+    window: usize,
+    threshold: f64,
+    values: VecDeque<f64>,
+}
+
+/// A value far above those before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spike {
+    /// The value.
+    pub value: f64,
+    /// The median of the window.
+    pub median: f64,
+    /// The distance in robust standard deviations: 1.4826 times the median absolute deviation.
+    pub deviations: f64,
+}
+
+impl Display for Spike {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Spike { value, median, deviations } = self;
+        write!(f, "{value:.4} is {deviations:.0} robust standard deviations above the median {median:.4}")
+    }
+}
+
+impl SpikeDetector {
+    /// A detector of values more than `threshold` robust standard deviations above the median of the last `window` values.
+    pub fn new(window: usize, threshold: f64) -> SpikeDetector {
+        SpikeDetector { window, threshold, values: VecDeque::new() }
+    }
+
+    /// Adds `value`, which is finite, and returns it if it is a spike.
+    pub fn see(&mut self, value: f64) -> Option<Spike> {
+        let spike = self.judge(value);
+        self.values.push_back(value);
+        if self.values.len() > self.window {
+            self.values.pop_front();
+        }
+        spike
+    }
+
+    fn judge(&self, value: f64) -> Option<Spike> {
+        if self.values.len() < LEAST.min(self.window) {
+            return None;
+        }
+        let center = median(self.values.iter().copied().collect());
+        let deviation = median(self.values.iter().map(|x| (x - center).abs()).collect());
+        let spread = (NORMAL * deviation).max(FLOOR * center.abs()).max(f64::MIN_POSITIVE);
+        let deviations = (value - center) / spread;
+        (deviations > self.threshold).then_some(Spike { value, median: center, deviations })
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A falling loss with noise, as of a run.
+    fn loss(step: usize) -> f64 {
+        // A hash of the step as noise between -1 and 1.
+        let noise = ((step as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f64 / f64::from(1 << 23) - 1.0;
+        2.0 + 8.0 / (1.0 + step as f64 / 20.0) + 0.08 * noise
+    }
+
+    fn spikes(series: impl Iterator<Item = f64>) -> Vec<usize> {
+        let mut detector = SpikeDetector::new(200, 10.0);
+        series.enumerate().filter(|(_, x)| detector.see(*x).is_some()).map(|(step, _)| step).collect()
+    }
+
+    #[test]
+    fn a_normal_run_a_drift_and_a_plateau_give_no_alarm() {
+        assert_eq!(spikes((0..10_000).map(loss)), [0usize; 0]);
+        assert_eq!(spikes((0..10_000).map(|step| loss(step) + 1e-4 * step as f64)), [0usize; 0]);
+        assert_eq!(spikes((0..10_000).map(|_| 2.5)), [0usize; 0]);
+        assert_eq!(spikes((0..10_000).map(|step| 2.5 + 1e-3 * (loss(step) - loss(step + 1)))), [0usize; 0]);
+    }
+
+    #[test]
+    fn spikes_are_found_at_their_step_and_described() {
+        let with_spikes = (0..3000).map(|step| loss(step) + if step % 1000 == 700 { 1.5 } else { 0.0 });
+        assert_eq!(spikes(with_spikes), [700, 1700, 2700]);
+        let mut detector = SpikeDetector::new(50, 10.0);
+        (0..50).for_each(|i| assert_eq!(detector.see(2.0 + 0.1 * f64::from(i % 3)), None));
+        let spike = detector.see(7.0).unwrap();
+        assert_eq!(spike.median, 2.1);
+        assert_eq!(spike.to_string(), "7.0000 is 33 robust standard deviations above the median 2.1000");
+        // One spike does not hide the next.
+        assert!(detector.see(7.0).is_some());
+    }
+
+    #[test]
+    fn nothing_is_judged_without_a_history() {
+        let mut detector = SpikeDetector::new(100, 10.0);
+        (0..LEAST).for_each(|i| assert_eq!(detector.see(10f64.powi(i as i32)), None));
+    }
+}
