@@ -7,10 +7,10 @@ kernel_source!("dequantize");
 
 /// The types of codes and values.
 pub(crate) const VARIANTS: &[Defines] = &[
-    &[("C", "e4m3"), ("X", "f32")],
-    &[("C", "e4m3"), ("X", "bf16")],
-    &[("C", "e5m2"), ("X", "f32")],
-    &[("C", "e5m2"), ("X", "bf16")],
+    &[("CODE", "e4m3"), ("X", "f32")],
+    &[("CODE", "e4m3"), ("X", "bf16")],
+    &[("CODE", "e5m2"), ("X", "f32")],
+    &[("CODE", "e5m2"), ("X", "bf16")],
 ];
 
 pub(super) fn dequantize(

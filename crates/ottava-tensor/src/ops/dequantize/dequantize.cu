@@ -1,13 +1,13 @@
-// `C` is the type of the codes, `X` that of the values `[rows, columns]`. Threads take eight neighbouring columns at a time.
+// `CODE` is the type of the codes, `X` that of the values `[rows, columns]`. Threads take eight neighbouring columns at a time.
 extern "C" __global__ void __launch_bounds__(256)
-dequantize(X* y, const C* codes, const float* scales, u64 rows, u64 columns, u64 row_step, u64 column_step, u64 rows_shared,
+dequantize(X* y, const CODE* codes, const float* scales, u64 rows, u64 columns, u64 row_step, u64 column_step, u64 rows_shared,
            u64 columns_shared, u64 row_scales, u64 column_scales) {
     const u64 per_row = (columns + 7) / 8;
     const bool wide_codes = column_step == 1 && row_step % 8 == 0 && aligned(codes), wide = columns % 8 == 0 && aligned(y);
     for (u64 g = grid_start(); g < rows * per_row; g += grid_step()) {
         const u64 row = g / per_row, column = g % per_row * 8, at = row * row_step + column * column_step;
         const int valid = columns - column < 8 ? columns - column : 8;
-        Eight<C> eight = {};
+        Eight<CODE> eight = {};
         if (column_step == 1) {
             eight = fetch8(codes + at, valid, wide_codes && valid == 8);
         } else {
