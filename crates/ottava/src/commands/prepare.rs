@@ -22,7 +22,7 @@ pub struct Prepare {
     /// Also write the tokens for Megatron-LM, as PREFIX.bin and PREFIX.idx, or of several data sets as PREFIX-NAME.bin and PREFIX-NAME.idx.
     #[arg(long, value_name = "PREFIX")]
     megatron: Option<PathBuf>,
-    /// Print one JSON object with `documents`, `tokens` and `bytes`, and the same of each set in `datasets`.
+    /// Print one JSON object with `documents`, `tokens` and `bytes`, and these three numbers for each set in `datasets`.
     #[arg(long)]
     json: bool,
 }
