@@ -41,6 +41,7 @@ mod tokenize;
 pub mod tokenizer;
 mod tokenizer_parts;
 pub mod turns;
+mod words;
 
 pub use chat::{Chat, ChatTemplate, PromptForm};
 pub use clock::Clock;
