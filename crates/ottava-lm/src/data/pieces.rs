@@ -198,9 +198,13 @@ mod tests {
                 }
                 prop_assert_eq!(cut, whole.clone(), "tokenizer {}: {:?}", i, text);
                 let ids: Vec<u32> = whole.into_iter().map(|token| token.0).collect();
-                prop_assert_eq!(tokenizer.encode(&text).unwrap(), ids, "tokenizer {}: {:?}", i, text);
+                prop_assert_eq!(tokenizer.encode_words(&text).unwrap(), ids, "tokenizer {}: {:?}", i, text);
             }
         });
+        let long = FRAGMENTS.concat().repeat(2000);
+        for tokenizer in &tokenizers {
+            assert_eq!(tokenizer.encode_words(&long).unwrap(), tokenizer.encode(&long).unwrap(), "on all cores");
+        }
         let text = "one two, three 4  5\nsix.\n\u{a0} é 7\u{3000} 8\u{b} \t9\tten";
         let pieces = ["one", " two,", " three", " 4", "  5\nsix.\n\u{a0} é", " 7\u{3000} 8\u{b} \t9\tten"];
         for tokenizer in &tokenizers {

@@ -7,6 +7,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rayon::prelude::*;
+
 use super::edges::Edges;
 use super::guard::catch_panics;
 use super::pieces::{can_be_cut, first_bytes, pieces, words};
@@ -78,8 +80,10 @@ impl Tokenizer {
     }
 
     /// The ids of a document with the tokens at its edges. None of them is added where the text has it already.
+    ///
+    /// The thread, and those of the pool for a long text, remember the ids of words.
     pub fn encode_document(&self, text: &str) -> Result<Vec<u32>> {
-        let mut ids = self.with_start(self.encode(text)?);
+        let mut ids = self.with_start(self.encode_words(text)?);
         ids.extend(self.edges.end.filter(|end| ids.last() != Some(end)));
         Ok(ids)
     }
@@ -101,12 +105,28 @@ impl Tokenizer {
 
     /// The ids of `text`. Nothing is added around it; special tokens written out in the text are recognised.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let mut ids = Vec::with_capacity(text.len() / 4);
-        for word in self.pieces(text, 1).flat_map(|piece| self.words(piece)) {
-            let take = |tokens: &[Token]| ids.extend(tokens.iter().map(|token| token.0));
-            tokens_of(self.number, word, |word| self.encode_whole(word), take)?;
+        let mut ids = Vec::new();
+        for piece in self.pieces(text, PIECE_BYTES) {
+            ids.extend(self.encode_whole(piece)?.into_iter().map(|token| token.0));
         }
         Ok(ids)
+    }
+
+    /// [`Tokenizer::encode`] by words that are remembered, for many texts. Pieces of a long text are encoded on all cores.
+    pub(super) fn encode_words(&self, text: &str) -> Result<Vec<u32>> {
+        let encode = |piece: &str| {
+            let mut ids = Vec::with_capacity(piece.len() / 4);
+            for word in self.pieces(piece, 1).flat_map(|piece| self.words(piece)) {
+                let take = |tokens: &[Token]| ids.extend(tokens.iter().map(|token| token.0));
+                tokens_of(self.number, word, |word| self.encode_whole(word), take)?;
+            }
+            Ok(ids)
+        };
+        let pieces: Vec<&str> = self.pieces(text, PIECE_BYTES).collect();
+        match pieces.len() {
+            0 | 1 => encode(text),
+            _ => Ok(pieces.par_iter().map(|piece| encode(piece)).collect::<Result<Vec<_>>>()?.concat()),
+        }
     }
 
     /// The ids of `text`, each with whether it has a byte of the ranges `learned`.
@@ -145,10 +165,12 @@ impl Tokenizer {
         words(piece, if self.cuts { &self.first_bytes } else { &NEVER })
     }
 
-    /// Bytes of memory that [`Tokenizer::encode`] takes for `text` at most.
+    /// Bytes of memory that [`Tokenizer::encode_document`] takes for `text` at most.
     pub fn memory_to_encode(&self, text: &str) -> u64 {
-        let longest = self.pieces(text, PIECE_BYTES).map(str::len).max().unwrap_or(0);
-        longest as u64 * BYTES_PER_BYTE + text.len() as u64 * IDS_PER_BYTE
+        let sizes = self.pieces(text, PIECE_BYTES).map(str::len);
+        let (count, longest) = sizes.fold((0, 0), |(count, longest), size| (count + 1, size.max(longest)));
+        let at_once = longest * rayon::current_num_threads().min(count);
+        at_once as u64 * BYTES_PER_BYTE + text.len() as u64 * IDS_PER_BYTE
     }
 
     /// Bytes of memory to encode a text of `bytes` in one piece.

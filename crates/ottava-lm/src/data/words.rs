@@ -31,7 +31,7 @@ thread_local! {
 
 /// Calls `take` with the tokens of `word` that `encode` returns, or has returned before for the `tokenizer` with this number, from 1.
 ///
-/// Errors as `encode`.
+/// `encode` must not wait for other threads, which might run this function on this thread meanwhile. Errors as `encode`.
 pub(super) fn tokens_of<E>(
     tokenizer: u64,
     word: &str,
