@@ -4,7 +4,7 @@ use crate::config::ResolvedConfig;
 use crate::data::Batch;
 use crate::error::Result;
 use crate::mode::StepPrecision;
-use crate::models::{Decoder, DecoderConfig};
+use crate::models::{Decoder, DecoderConfig, Span};
 use crate::optim::Optimizer;
 use crate::parallel::{LayerAxes, Partition, Ranks, divide};
 use crate::param::WeightSource;
@@ -41,7 +41,10 @@ impl Run {
         let (t, seq_len) = (&run.training, run.data.max_length);
         let (recipe, purpose) = (run.recipe_on(device), config.purpose());
         let schedule = run.parallel.schedule(t.gradient_accumulation_steps)?;
-        let all = divide(&config.layer_costs(&Decoder::describe(sizes, &recipe)?), schedule.all_stages())?;
+        let all = match schedule.all_stages() {
+            1 => vec![Span::whole(sizes.layers)],
+            stages => divide(&config.layer_costs(&Decoder::describe(sizes, &recipe)?), stages)?,
+        };
         let rank = ranks.pipeline().rank();
         let spans: Vec<_> = (0..schedule.stages).map(|stage| all[schedule.number(rank, stage)].clone()).collect();
         let axes = Rc::new(LayerAxes::new(ranks.clone()));

@@ -1,7 +1,7 @@
 //! The tables `[data]` and `[[data.datasets]]`.
 
 use super::auto;
-use crate::data::source::{BadRecord, Documents, TrainOnEos};
+use crate::data::source::{BadRecord, Documents, SourceOptions, TrainOnEos};
 use crate::data::{ExcessLength, Formatting, Packing};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -96,22 +96,23 @@ impl DatasetConfig {
 
 impl Default for DataConfig {
     fn default() -> DataConfig {
+        let source = SourceOptions::default();
         DataConfig {
             train_files: Vec::new(),
             val_files: Vec::new(),
-            text_documents: Documents::default(),
-            text_field: "text".into(),
-            formatting: Formatting::Auto,
-            fields: Vec::new(),
-            roles: Vec::new(),
-            ignored_fields: Vec::new(),
-            roles_to_train: vec!["assistant".into()],
-            train_on_eos: TrainOnEos::default(),
-            chat_template_kwargs: Vec::new(),
-            on_bad_record: BadRecord::default(),
+            text_documents: source.text_documents,
+            text_field: source.text_field,
+            formatting: source.formatting,
+            fields: source.fields,
+            roles: source.roles,
+            ignored_fields: source.ignored_fields,
+            roles_to_train: source.roles_to_train,
+            train_on_eos: source.train_on_eos,
+            chat_template_kwargs: source.chat_template_kwargs,
+            on_bad_record: source.on_bad_record,
             max_bad_records: 100,
-            chat_template_path: PathBuf::new(),
-            train_on_inputs: false,
+            chat_template_path: source.chat_template_path,
+            train_on_inputs: source.train_on_inputs,
             packing: Packing::Auto,
             document_mask: None,
             excess_length_strategy: ExcessLength::Truncate,

@@ -3,7 +3,10 @@
 use super::problems::Problems;
 use super::{DatasetConfig, RunConfig};
 use crate::data::source::{BadRecord, SourceOptions, formatting};
-use crate::data::{DataSet, Formatting, Packing, RowLayout, Split, Tokenizer, TrainingData, expand, prepare};
+use crate::data::{
+    DataSet, Formatting, Packing, Part, PreparedPart, RowLayout, Split, Tokenizer, TrainingData, expand, prepare,
+    prepare_part,
+};
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -85,16 +88,7 @@ impl RunConfig {
         let (layout, configs) = (self.layout(), self.datasets());
         let mut sets = Vec::new();
         for config in &configs {
-            let set = self.prepare_set(config, tokenizer, &layout);
-            let in_set = |text: String| match config.name.as_str() {
-                "" => text,
-                name => format!("data set `{name}`: {text}"),
-            };
-            sets.push(set.map_err(|error| match error {
-                Error::Data(text) => Error::Data(in_set(text)),
-                Error::Config(text) => Error::Config(in_set(text)),
-                other => other,
-            })?);
+            sets.push(self.prepare_set(config, tokenizer, &layout).map_err(|error| in_set(config, error))?);
         }
         let repeats = configs.iter().map(|config| config.repeat.unwrap_or(1.0));
         let repeated: Vec<f64> = sets.iter().zip(repeats).map(|(set, n)| set.statistics.tokens as f64 * n).collect();
@@ -109,14 +103,23 @@ impl RunConfig {
         Ok(TrainingData { sets, layout, epoch_tokens })
     }
 
+    /// Prepares a part of the tokens of each data set, which it returns with the name of the set. The last part joins all of them.
+    ///
+    /// Errors as [`prepare_part`].
+    pub fn prepare_part(&self, tokenizer: &Tokenizer, part: Part) -> Result<Vec<(String, PreparedPart)>> {
+        let prepare = |set: &DatasetConfig| {
+            let (files, options) = (set_files(set)?.1, self.source_options(set));
+            Ok((set.name.clone(), prepare_part(&files, &options, tokenizer, &self.cache_dir(), part)?))
+        };
+        self.datasets().iter().map(|set| prepare(set).map_err(|error| in_set(set, error))).collect()
+    }
+
     fn prepare_set(&self, set: &DatasetConfig, tokenizer: &Tokenizer, layout: &RowLayout) -> Result<DataSet> {
-        let val_files = expand(&set.val_files)?;
-        // Before the files to train on, so that their documents are the first.
-        let files: Vec<PathBuf> = val_files.iter().chain(&set.train_files).cloned().collect();
+        let (held_out, files) = set_files(set)?;
         let dataset = prepare(&files, &self.source_options(set), tokenizer, &self.cache_dir())?;
         // The documents of a pair stay together.
         let together = dataset.len() / dataset.records();
-        let split = match val_files.len() {
+        let split = match held_out {
             0 => Split::new(dataset.records(), self.data.val_set_size)?,
             count => {
                 let documents: u64 = dataset.meta().sources[..count].iter().map(|source| source.documents).sum();
@@ -214,5 +217,26 @@ impl RunConfig {
             true => self.output_dir.parent().unwrap_or(Path::new(".")).join("tokens"),
             false => self.data.cache_dir.clone(),
         }
+    }
+}
+
+/// The number of validation files of a data set, and its files. Those for validation come first, and so do their documents.
+fn set_files(set: &DatasetConfig) -> Result<(usize, Vec<PathBuf>)> {
+    let mut files = expand(&set.val_files)?;
+    let held_out = files.len();
+    files.extend(set.train_files.iter().cloned());
+    Ok((held_out, files))
+}
+
+/// An error about a data set, with its name.
+fn in_set(set: &DatasetConfig, error: Error) -> Error {
+    let named = |text: String| match set.name.as_str() {
+        "" => text,
+        name => format!("data set `{name}`: {text}"),
+    };
+    match error {
+        Error::Data(text) => Error::Data(named(text)),
+        Error::Config(text) => Error::Config(named(text)),
+        other => other,
     }
 }

@@ -39,6 +39,11 @@ impl BadRecords {
         Ok(())
     }
 
+    /// The number of records.
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
     pub(super) fn warn(&self, source: &Path) {
         if let Some(first) = &self.first {
             warn!("{}: {} records cannot be used and are left out; the first: {first}", source.display(), self.count);

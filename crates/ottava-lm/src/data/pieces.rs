@@ -1,5 +1,5 @@
-//! Cuts a long text into pieces that together have the ids of the whole: tokenizing takes hundreds of bytes of memory for each byte
-//! that is tokenized at once.
+//! Cuts a text into pieces that together have the ids of the whole. Short pieces are words, whose ids can be remembered; and tokenizing
+//! takes hundreds of bytes of memory for each byte that is tokenized at once.
 
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
@@ -10,13 +10,16 @@ const WORDS: [&str; 2] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// Whether `tokenizer` gives a text cut between a letter or digit and a space the ids of the whole. True only for forms known to: no
-/// alternative of their patterns takes a space after a letter, digit or mark, none looks behind, and only white space looks ahead.
-pub(super) fn cuts_at_spaces(tokenizer: &Tokenizer) -> bool {
+/// Whether `tokenizer` gives the [`pieces`] of a text, and their [`words`], the ids of the whole. True only for forms known to: no
+/// alternative of their patterns goes on with a space after anything but white space, with anything but a letter after a letter, or with
+/// anything but a digit after a digit; none looks behind, and only white space looks ahead.
+pub(super) fn can_be_cut(tokenizer: &Tokenizer) -> bool {
     let normalizer = tokenizer.get_normalizer().map_or(Ok(Value::Null), serde_json::to_value);
     let local = normalizer.is_ok_and(|normalizer| normalizer.is_null() || normalizer == json!({"type": "NFC"}));
-    // Such tokens reach over a space, take the one after them, or look at their neighbours.
-    let apart = |token: &tokenizers::AddedToken| !token.content.contains(' ') && !token.rstrip && !token.single_word;
+    // Such tokens reach over white space, take that after them, or look at their neighbours.
+    let apart = |token: &tokenizers::AddedToken| {
+        !token.content.contains(char::is_whitespace) && !token.rstrip && !token.single_word
+    };
     local && splits_before_spaces(tokenizer) && tokenizer.get_added_tokens_decoder().values().all(apart)
 }
 
@@ -42,16 +45,45 @@ fn splits_before_spaces(tokenizer: &Tokenizer) -> bool {
     }
 }
 
-/// `text` in pieces of at least `bytes`, each but the last ending in a letter or digit with a space after it.
+/// `text` in pieces of at least `bytes`, each but the last ending before a space in anything but white space.
 pub(super) fn pieces(text: &str, bytes: usize) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
         let text = rest.take()?;
-        let spaces = (bytes.max(1)..text.len()).filter(|&at| text.as_bytes()[at] == b' ');
-        let mut cuts = spaces.filter(|&at| text[..at].chars().next_back().is_some_and(char::is_alphanumeric));
-        let (piece, others) = text.split_at(cuts.next().unwrap_or(text.len()));
+        let is_cut = |at: usize| match text.as_bytes()[at - 1..=at] {
+            [last, b' '] if last.is_ascii_graphic() => true,
+            [_, b' '] => text[..at].chars().next_back().is_some_and(|last| !last.is_whitespace()),
+            _ => false,
+        };
+        let cut = (bytes.max(1)..text.len()).find(|&at| is_cut(at));
+        let (piece, others) = text.split_at(cut.unwrap_or(text.len()));
         rest = (!others.is_empty()).then_some(others);
         Some(piece)
+    })
+}
+
+/// The first bytes of the tokens that `tokenizer` looks for in a text before it splits words.
+pub(super) fn first_bytes(tokenizer: &Tokenizer) -> [bool; 256] {
+    let mut first = [false; 256];
+    for token in tokenizer.get_added_tokens_decoder().values() {
+        token.content.bytes().take(1).for_each(|byte| first[usize::from(byte)] = true);
+    }
+    first
+}
+
+/// A piece of [`pieces`] in words that together have its ids: cut after letters or digits of ASCII, before anything else. It stays whole if it
+/// has a byte of `first`, or one that is not ASCII, which a normalizer may join with others.
+pub(super) fn words<'a>(piece: &'a str, first: &[bool; 256]) -> impl Iterator<Item = &'a str> {
+    let is_whole = piece.bytes().any(|byte| first[usize::from(byte)] || !byte.is_ascii());
+    let mut rest = Some(piece);
+    std::iter::from_fn(move || {
+        let piece = rest.take()?;
+        let class = |byte: u8| (byte.is_ascii_alphabetic(), byte.is_ascii_digit());
+        let is_cut = |pair: &[u8]| pair[0].is_ascii_alphanumeric() && class(pair[0]) != class(pair[1]);
+        let cut = if is_whole { None } else { piece.as_bytes().windows(2).position(is_cut) };
+        let (word, others) = piece.split_at(cut.map_or(piece.len(), |cut| cut + 1));
+        rest = (!others.is_empty()).then_some(others);
+        Some(word)
     })
 }
 
@@ -99,6 +131,8 @@ mod tests {
     /// Fragments that patterns treat differently, or might join.
     const FRAGMENTS: &[&str] = &[
         "word",
+        ",",
+        "-x",
         "I",
         "'s",
         "'LL",
@@ -112,6 +146,7 @@ mod tests {
         " ",
         "  ",
         "\t",
+        "\u{b}",
         "\n",
         "\r\n",
         "\n\n",
@@ -154,13 +189,34 @@ mod tests {
         proptest!(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() }, |(text in text, bytes in 0..40_usize)| {
             prop_assert_eq!(pieces(&text, bytes).collect::<String>(), text.as_str());
             for (i, tokenizer) in tokenizers.iter().enumerate() {
-                let whole = tokenizer.encode_in_pieces(&text, usize::MAX).unwrap();
-                prop_assert_eq!(tokenizer.encode_in_pieces(&text, bytes).unwrap(), whole, "tokenizer {}: {:?}", i, text);
+                let whole = tokenizer.encode_whole(&text).unwrap();
+                let (mut cut, mut start) = (Vec::new(), 0);
+                for piece in tokenizer.pieces(&text, bytes).flat_map(|piece| tokenizer.words(piece)) {
+                    let tokens = tokenizer.encode_whole(piece).unwrap();
+                    cut.extend(tokens.into_iter().map(|(id, first, last)| (id, start + first, start + last)));
+                    start += piece.len() as u32;
+                }
+                prop_assert_eq!(cut, whole.clone(), "tokenizer {}: {:?}", i, text);
+                let ids: Vec<u32> = whole.into_iter().map(|token| token.0).collect();
+                prop_assert_eq!(tokenizer.encode_words(&text).unwrap(), ids, "tokenizer {}: {:?}", i, text);
             }
         });
-        let text = "one two, three 4 5\nsix";
-        for tokenizer in tokenizers {
-            assert_eq!(tokenizer.pieces(text, 1).collect::<Vec<_>>(), ["one", " two, three", " 4", " 5\nsix"]);
+        let long = FRAGMENTS.concat().repeat(2000);
+        for tokenizer in &tokenizers {
+            assert_eq!(tokenizer.encode_words(&long).unwrap(), tokenizer.encode(&long).unwrap(), "on all cores");
+        }
+        let text = "one two, three 4  5\nsix.\n\u{a0} é 7\u{3000} 8\u{b} \t9\tten";
+        let pieces = ["one", " two,", " three", " 4", "  5\nsix.\n\u{a0} é", " 7\u{3000} 8\u{b} \t9\tten"];
+        for tokenizer in &tokenizers {
+            assert_eq!(tokenizer.pieces(text, 1).collect::<Vec<_>>(), pieces);
+        }
+        for (piece, words) in [
+            (" (don't)", vec![" (don", "'t", ")"]),
+            ("  5\nsix.\n7th", vec!["  5", "\nsix", ".\n7", "th"]),
+            (" é,a,", vec![" é,a,"]),
+            (" a<b,", vec![" a<b,"]),
+        ] {
+            assert_eq!(tokenizers[1].words(piece).collect::<Vec<_>>(), words);
         }
     }
 
@@ -180,6 +236,7 @@ mod tests {
             added("<|endoftext|>", "rstrip"),
             added("<|endoftext|>", "single_word"),
             added("end of text", "special"),
+            added("end\tof", "special"),
         ] {
             let text = "one two three";
             assert_eq!(

@@ -8,24 +8,20 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use tracing::{info, warn};
 
-use super::encode::{Encoded, Encoder};
+use super::encode::Encoder;
 use super::files::{Kind, expand};
-use super::left_out::{BadRecords, LeftOutOfFile};
+use super::join::{PART, PartFolder, join};
+use super::parts::{Division, Part, SourceUnits, UNIT_BYTES, Units};
 use super::records::Formatting;
 use super::shards::{FORMAT, Meta, PreferenceKind, SourceFile, TokenDataset, TokenType};
-use super::source::{Document, Failure, SourceOptions, documents, formatting};
+use super::source::{SourceOptions, documents_in, formatting};
 use super::stamps::{Hashes, Stamp};
-use super::token_writer::TokenWriter;
+use super::token_writer::{Output, TokenWriter};
+use super::tokenize::tokenize;
 use super::tokenizer::Tokenizer;
 use crate::fs::{Fs, RealFs, create_dirs, sync_parent};
-use crate::hash::{sha256, sha256_file};
-use crate::{Error, Result, interrupt, limits};
-
-/// A new file of tokens is started after this many bytes.
-const SHARD_BYTES: u64 = 1 << 30;
-
-/// Bytes of text that are tokenized together on all cores: bounds memory and keeps the cores busy.
-const CHUNK_BYTES: usize = 8 << 20;
+use crate::hash::{seal, sha256, sha256_file};
+use crate::{Error, Result};
 
 /// Prefix of folders that are being written.
 const TEMPORARY: &str = ".tmp-";
@@ -33,96 +29,274 @@ const TEMPORARY: &str = ".tmp-";
 /// Returns the tokens of `sources`, from a folder in `cache` or tokenized now.
 ///
 /// Each document is tokenized separately, with the tokenizer's tokens at its edges. Files and documents keep
-/// their order, whatever the number of cores. The folder appears by rename when it is complete.
-/// Errors with [`Error::Data`] when a file holds a bad record or all of them hold no text.
+/// their order, whatever the number of cores. The folder appears by rename when it is complete. If all parts of
+/// [`prepare_part`] are there, they are joined.
+/// Errors with [`Error::Data`] when a file holds a bad record, all of them hold no text, or only some parts are there.
 pub fn prepare(
     sources: &[PathBuf],
     options: &SourceOptions,
     tokenizer: &Tokenizer,
     cache: &Path,
 ) -> Result<TokenDataset> {
-    prepare_sharded(sources, options, tokenizer, cache, SHARD_BYTES)
+    Preparation::new(sources, options, tokenizer, cache, Sizes::DEFAULT)?.dataset()
 }
 
-pub(super) fn prepare_sharded(
+/// Tokenizes `part` of `sources` into a folder in `cache`, unless it is there already. If it is the last one, all are joined.
+///
+/// Errors as [`prepare`].
+pub fn prepare_part(
     sources: &[PathBuf],
     options: &SourceOptions,
     tokenizer: &Tokenizer,
     cache: &Path,
-    shard_bytes: u64,
-) -> Result<TokenDataset> {
-    let Some(eos_id) = tokenizer.eos_id() else {
-        return Err(Error::Model(format!(
-            "{}: no end-of-sequence token is known; name one as eos_token in the tokenizer_config.json beside it",
-            tokenizer.path().display()
-        )));
-    };
-    let sources = &expand(sources)?;
-    let mut files = describe(sources, cache)?;
-    let formattings = sources.iter().map(|path| formatting(path, options)).collect::<Result<Vec<_>>>()?;
-    let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
-    let preference = preference(sources, &formattings, options)?;
-    let encoder = Encoder::new(tokenizer, options, prompts)?;
-    let key = key(&files, options, &encoder, eos_id);
-    let folder = cache.join(format!("tokens-{}", &key[..16]));
-    if folder.exists() {
+    part: Part,
+) -> Result<PreparedPart> {
+    Preparation::new(sources, options, tokenizer, cache, Sizes::DEFAULT)?.part(part)
+}
+
+/// A part of the tokens of a data set.
+#[derive(Debug, PartialEq, Eq)]
+pub struct PreparedPart {
+    /// Its documents, tokens and bytes of text. Those of all parts, if these had been joined before.
+    pub counts: [u64; 3],
+    /// Parts that are not there yet. If there are none, all have been joined.
+    pub missing: Vec<usize>,
+    /// Parts that are there, but of files that have changed since: a sentence for each.
+    pub outdated: Vec<String>,
+}
+
+/// Sizes of what is written.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    /// A new file of tokens is started after this many bytes.
+    pub(super) shard: u64,
+    /// Bytes of a unit, by which parts divide the sources.
+    pub(super) unit: u64,
+}
+
+impl Sizes {
+    const DEFAULT: Sizes = Sizes { shard: 1 << 30, unit: UNIT_BYTES };
+}
+
+/// The tokens of a data set, to be opened or written.
+pub(super) struct Preparation<'a> {
+    sources: Vec<PathBuf>,
+    formattings: Vec<Formatting>,
+    options: &'a SourceOptions,
+    encoder: Encoder<'a>,
+    cache: &'a Path,
+    sizes: Sizes,
+    /// What the folder's `meta.json` has before anything is written.
+    meta: Meta,
+}
+
+impl<'a> Preparation<'a> {
+    pub(super) fn new(
+        sources: &[PathBuf],
+        options: &'a SourceOptions,
+        tokenizer: &'a Tokenizer,
+        cache: &'a Path,
+        sizes: Sizes,
+    ) -> Result<Preparation<'a>> {
+        let Some(eos_id) = tokenizer.eos_id() else {
+            return Err(Error::Model(format!(
+                "{}: no end-of-sequence token is known; name one as eos_token in the tokenizer_config.json beside it",
+                tokenizer.path().display()
+            )));
+        };
+        let sources = expand(sources)?;
+        let files = describe(&sources, cache)?;
+        let formattings = sources.iter().map(|path| formatting(path, options)).collect::<Result<Vec<_>>>()?;
+        let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
+        let preference = preference(&sources, &formattings, options)?;
+        let encoder = Encoder::new(tokenizer, options, prompts)?;
+        let meta = Meta {
+            format: FORMAT,
+            key: key(&files, options, &encoder, eos_id),
+            documents: 0,
+            tokens: 0,
+            target_tokens: 0,
+            loss_mask: encoder.loss_mask,
+            preference,
+            bytes: 0,
+            dtype: if encoder.loss_mask { TokenType::U32 } else { TokenType::for_vocab(tokenizer.vocab_size()) },
+            vocab_size: tokenizer.vocab_size(),
+            eos_id,
+            tokenizer_sha256: tokenizer.sha256().into(),
+            shards: Vec::new(),
+            sha256: BTreeMap::new(),
+            sources: files,
+        };
+        Ok(Preparation { sources, formattings, options, encoder, cache, sizes, meta })
+    }
+
+    /// The tokens, from their folder, from parts or tokenized now.
+    pub(super) fn dataset(&self) -> Result<TokenDataset> {
+        if let Some(dataset) = self.open()? {
+            return Ok(dataset);
+        }
+        let started = PartFolder::all(self.cache, &self.meta.key);
+        if let Some(complete) = started.iter().find(|folder| folder.missing().is_empty()) {
+            return self.join(complete);
+        }
+        if let Some(folder) = started.first() {
+            let text = format!("{}; or delete the folder to tokenize everything now", folder.describe_missing());
+            // Another process may have joined them meanwhile.
+            return self.open()?.ok_or(Error::Data(text));
+        }
+        self.write(Part::WHOLE, &self.folder())?;
+        TokenDataset::open(&self.folder())
+    }
+
+    /// Tokenizes `part`, and joins all of them if no other is missing.
+    pub(super) fn part(&self, part: Part) -> Result<PreparedPart> {
+        let counts = |meta: &Meta| [meta.documents, meta.tokens, meta.bytes];
+        let all = |dataset: TokenDataset| PreparedPart {
+            counts: counts(dataset.meta()),
+            missing: Vec::new(),
+            outdated: Vec::new(),
+        };
+        if part == Part::WHOLE {
+            return self.dataset().map(all);
+        }
+        if let Some(dataset) = self.open()? {
+            return Ok(all(dataset));
+        }
+        let folder = PartFolder::new(self.cache, &self.meta.key, part.of);
+        let own = match folder.open(part.number) {
+            Some(own) => own,
+            None => {
+                self.write(part, &folder.path(part.number))?;
+                // Another process may have prepared this part too, and joined all of them meanwhile.
+                if let Some(dataset) = self.open()? {
+                    return Ok(all(dataset));
+                }
+                folder.open(part.number).ok_or_else(|| folder.lost(part.number))?
+            }
+        };
+        let counts = counts(own.tokens.meta());
+        let missing = folder.missing();
+        let outdated = folder.outdated(&missing, &self.meta.sources);
+        if missing.is_empty() {
+            self.join(&folder)?;
+        }
+        Ok(PreparedPart { counts, missing, outdated })
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.cache.join(format!("tokens-{}", &self.meta.key[..16]))
+    }
+
+    /// The tokens of a complete folder. Another folder of this name is removed.
+    fn open(&self) -> Result<Option<TokenDataset>> {
+        let folder = self.folder();
+        if !folder.exists() {
+            return Ok(None);
+        }
         match TokenDataset::open(&folder) {
-            Ok(dataset) if dataset.meta().key == key => {
+            Ok(dataset) if dataset.meta().key == self.meta.key => {
                 // A cache that may only be read serves all the same.
-                let _ = lock_cache(cache);
-                return Ok(dataset);
+                if let Ok(_guard) = lock_cache(self.cache) {
+                    PartFolder::all(self.cache, &self.meta.key).iter().for_each(PartFolder::remove);
+                }
+                return Ok(Some(dataset));
             }
             Ok(_) => warn!("{}: made from other data; preparing it again", folder.display()),
             Err(stopped @ Error::Cancelled(_)) => return Err(stopped),
             Err(error) => warn!("{error}; preparing it again"),
         }
         std::fs::remove_dir_all(&folder).map_err(Error::io(&folder))?;
+        Ok(None)
     }
-    create_dirs(&RealFs, cache)?;
-    let temporary = TemporaryFolder::create(cache, &key[..16])?;
-    let dtype = if encoder.loss_mask { TokenType::U32 } else { TokenType::for_vocab(tokenizer.vocab_size()) };
-    let mut writer = TokenWriter::create(&temporary.path, dtype, shard_bytes)?;
-    for ((source, expected), formatting) in sources.iter().zip(&mut files).zip(formattings) {
-        info!("tokenizing {} (records: {})", source.display(), formatting.as_str());
-        let before = writer.documents();
-        let (size, sha256) = tokenize(source, options, &encoder, &mut writer)?;
-        if sha256 != expected.sha256 {
-            return Err(Error::Data(format!(
-                "{}: the file was changed while it was read ({} bytes before, {size} now); run again when it is complete",
-                source.display(),
-                expected.size
-            )));
+
+    /// How parts divide each source.
+    fn divisions(&self, parts: usize) -> Vec<Division> {
+        let total = self.meta.sources.iter().map(|source| source.size).sum();
+        let mut start = 0;
+        let divide = |source: &SourceFile| {
+            let division = Division { start, size: source.size, total, parts };
+            start += source.size;
+            division
+        };
+        self.meta.sources.iter().map(divide).collect()
+    }
+
+    /// Tokenizes `part` into `folder`.
+    fn write(&self, part: Part, folder: &Path) -> Result<()> {
+        create_dirs(&RealFs, self.cache)?;
+        let temporary = TemporaryFolder::create(self.cache, &self.meta.key[..16])?;
+        let key = if part == Part::WHOLE { self.meta.key.clone() } else { PartFolder::key(&self.meta.key, part) };
+        let mut writer = TokenWriter::create(&temporary.path, Meta { key, ..self.meta.clone() }, self.sizes.shard)?;
+        let (mut files, mut units) = (self.meta.sources.clone(), Vec::new());
+        let sources = self.sources.iter().zip(&self.formattings).zip(self.divisions(part.of));
+        for (((source, formatting), division), file) in sources.zip(&mut files) {
+            if !division.owners().contains(&part.number) {
+                units.push(SourceUnits::default());
+                continue;
+            }
+            info!("tokenizing {} (records: {})", source.display(), formatting.as_str());
+            let before = writer.counts()[0];
+            let own = Units::of(part, division, self.sizes.unit);
+            let reader = documents_in(own, source, *formatting, self.options)?;
+            let (of_source, size, sha256) = tokenize(source, reader, self.options, &self.encoder, &mut writer)?;
+            if with_index(source, sha256)? != file.sha256 {
+                return Err(Error::Data(format!(
+                    "{}: the file was changed while it was read ({} bytes before, {size} now); run again when it is complete",
+                    source.display(),
+                    file.size
+                )));
+            }
+            file.documents = writer.counts()[0] - before;
+            units.push(of_source);
         }
-        expected.documents = writer.documents() - before;
+        if part != Part::WHOLE {
+            let mut record = Output::create(temporary.path.join(PART))?;
+            record.write(seal(&serde_json::json!({"sources": units})).as_bytes())?;
+            record.finish()?;
+        }
+        self.publish(temporary, writer, files, folder)
     }
-    if writer.documents() == 0 {
-        let names: Vec<_> = sources.iter().map(|path| path.display().to_string()).collect();
-        return Err(Error::Data(format!("no text to train on: [{}] hold no document", names.join(", "))));
+
+    /// Joins the parts in `parts`.
+    fn join(&self, parts: &PartFolder) -> Result<TokenDataset> {
+        // Another process may join them too: the second one waits, and then finds the tokens.
+        let _lock = parts.lock();
+        if !self.folder().exists() {
+            info!("joining the {} parts in {}", parts.parts, parts.folder.display());
+            let temporary = TemporaryFolder::create(self.cache, &self.meta.key[..16])?;
+            let mut writer = TokenWriter::create(&temporary.path, self.meta.clone(), self.sizes.shard)?;
+            let mut files = self.meta.sources.clone();
+            let joined = join(parts, &self.divisions(parts.parts), &mut files, self.options, &mut writer)
+                .and_then(|()| self.publish(temporary, writer, files, &self.folder()));
+            // Without locks, another process may have removed the parts after it joined them.
+            joined.or_else(|error| if self.folder().exists() { Ok(()) } else { Err(error) })?;
+        }
+        let dataset = TokenDataset::open(&self.folder())?;
+        parts.remove();
+        Ok(dataset)
     }
-    writer.finish(Meta {
-        format: FORMAT,
-        key,
-        documents: 0,
-        tokens: 0,
-        target_tokens: 0,
-        loss_mask: encoder.loss_mask,
-        preference,
-        bytes: 0,
-        dtype,
-        vocab_size: tokenizer.vocab_size(),
-        eos_id,
-        tokenizer_sha256: tokenizer.sha256().into(),
-        shards: Vec::new(),
-        sha256: BTreeMap::new(),
-        sources: files,
-    })?;
-    RealFs.sync_dir(&temporary.path).map_err(Error::io(&temporary.path))?;
-    // Another process may have been faster; its folder is checked on opening.
-    match std::fs::rename(&temporary.path, &folder) {
-        Err(error) if !folder.exists() => return Err(Error::io(&folder)(error)),
-        _ => sync_parent(&RealFs, &folder)?,
+
+    /// Completes the files in `temporary` and moves it to `folder`.
+    fn publish(
+        &self,
+        temporary: TemporaryFolder,
+        writer: TokenWriter,
+        files: Vec<SourceFile>,
+        folder: &Path,
+    ) -> Result<()> {
+        if folder == self.folder() && writer.counts()[0] == 0 {
+            let names: Vec<_> = self.sources.iter().map(|path| path.display().to_string()).collect();
+            return Err(Error::Data(format!("no text to train on: [{}] hold no document", names.join(", "))));
+        }
+        writer.finish(files)?;
+        RealFs.sync_dir(&temporary.path).map_err(Error::io(&temporary.path))?;
+        create_dirs(&RealFs, folder.parent().expect("a folder in the cache"))?;
+        // Another process may have been faster; its folder is checked on opening.
+        match std::fs::rename(&temporary.path, folder) {
+            Err(error) if !folder.exists() => Err(Error::io(folder)(error)),
+            _ => sync_parent(&RealFs, folder),
+        }
     }
-    TokenDataset::open(&folder)
 }
 
 /// The kind of preferences in the records of all files.
@@ -188,10 +362,12 @@ fn describe(sources: &[PathBuf], cache: &Path) -> Result<Vec<SourceFile>> {
     sources.iter().zip(of_sources).map(describe).collect()
 }
 
-/// The hash of a `.bin` and its index.
-fn with_index(path: &Path, sha256: &str) -> Result<String> {
-    let (_, index) = sha256_file(&path.with_extension("idx"))?;
-    Ok(pair(sha256, &index))
+/// The hash of a source whose file has this one: of a `.bin`, that of the pair with its index.
+fn with_index(path: &Path, sha256: String) -> Result<String> {
+    match Kind::of(path)?.0 {
+        Kind::Megatron => Ok(pair(&sha256, &sha256_file(&path.with_extension("idx"))?.1)),
+        _ => Ok(sha256),
+    }
 }
 
 /// The hash of two files with these hashes.
@@ -208,94 +384,6 @@ fn key(files: &[SourceFile], options: &SourceOptions, encoder: &Encoder, eos_id:
     let edges = (tokenizer.start_ids(), eos_id);
     let parts = serde_json::json!([FORMAT, files, options, tokenizer.sha256(), edges, encoder.template_sha256()]);
     sha256(parts.to_string().as_bytes())
-}
-
-/// Tokenizes one file chunk by chunk: all cores work on the documents of a chunk, which are written in order. Returns size
-/// and SHA-256 of the bytes read.
-fn tokenize(
-    source: &Path,
-    options: &SourceOptions,
-    encoder: &Encoder,
-    writer: &mut TokenWriter,
-) -> Result<(u64, String)> {
-    let mut reader = documents(source, options)?;
-    let mut left_out = LeftOutOfFile::default();
-    let mut bad = BadRecords::new(options);
-    loop {
-        let (mut chunk, mut size) = (Vec::new(), 0);
-        while size < CHUNK_BYTES {
-            interrupt::check("tokenizing")?;
-            let document = match reader.next_or_failure() {
-                None => break,
-                Some(Ok(document)) => document,
-                Some(Err(Failure::Record(error))) => {
-                    bad.skip(error)?;
-                    continue;
-                }
-                Some(Err(Failure::File(error))) => return Err(error),
-            };
-            // The overhead of a document counts too, so that many short ones end a chunk.
-            size += document.bytes + 64;
-            chunk.push(document);
-        }
-        if chunk.is_empty() {
-            left_out.warn(source, encoder);
-            bad.warn(source);
-            let (size, sha256) = reader.finish()?;
-            let is_pair = Kind::of(source)?.0 == Kind::Megatron;
-            return Ok((size, if is_pair { with_index(source, &sha256)? } else { sha256 }));
-        }
-        let encode = |document: &Document| {
-            interrupt::check("tokenizing")?;
-            encoder.encode(document).map_err(|e| Error::Data(format!("{}:{}: {e}", source.display(), document.line)))
-        };
-        let mut rest = &chunk[..];
-        while !rest.is_empty() {
-            let (together, others) = rest.split_at(fitting(rest, encoder, source)?);
-            // All are encoded before the first error is taken, which then is that of the lowest line.
-            let encoded: Vec<Result<Vec<Encoded>>> = together.par_iter().map(encode).collect();
-            for (encoded, document) in encoded.into_iter().zip(together) {
-                let encoded = match encoded {
-                    Err(error @ Error::Data(_)) => {
-                        bad.skip(error)?;
-                        continue;
-                    }
-                    other => other?,
-                };
-                for encoded in encoded {
-                    left_out.add(&encoded.left_out, document.line);
-                    writer.push(&encoded, encoder.loss_mask)?;
-                }
-            }
-            rest = others;
-        }
-    }
-}
-
-/// The number of `documents`, at least one, that can be tokenized at once in the available memory. Errors with [`Error::Data`] when
-/// the first one alone does not fit.
-fn fitting(documents: &[Document], encoder: &Encoder, source: &Path) -> Result<usize> {
-    let available = limits::available_memory().unwrap_or(u64::MAX);
-    let needed = |document: &Document| encoder.memory(document);
-    let first = needed(&documents[0]);
-    if first > available {
-        return Err(Error::Data(format!(
-            "{}:{}: tokenizing this document of {:.1} MiB takes about {:.1} GiB of memory, \
-             {:.1} GiB available; split it, or set text_documents = \"line\"",
-            source.display(),
-            documents[0].line,
-            documents[0].bytes as f64 / f64::from(1 << 20),
-            first as f64 / f64::from(1 << 30),
-            available as f64 / f64::from(1 << 30),
-        )));
-    }
-    // Half of it is left to everything else.
-    let mut total = first;
-    let more = documents[1..].iter().take_while(|document| {
-        total = total.saturating_add(needed(document));
-        total <= available / 2
-    });
-    Ok(1 + more.count())
 }
 
 /// A folder that is removed on drop unless it was renamed. Its process holds a lock on it, so that leftovers of killed

@@ -4,7 +4,7 @@ use super::*;
 use std::sync::Arc;
 
 use crate::data::preview::{Segment, preview};
-use crate::data::{Content, DataSet, Documents, Packing, RowLayout, SourceOptions, Split, TokenDataset, Tokenizer};
+use crate::data::{DataSet, Documents, Packing, RowLayout, SourceOptions, Split, TokenDataset, Tokenizer};
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer")).unwrap()
@@ -41,7 +41,7 @@ fn documents_come_back_in_order_over_files_and_shards() {
         .collect();
     for (shard_bytes, shards) in [(1 << 30, 1), (1000, 8), (1, 302)] {
         let cache = tempfile::tempdir().unwrap();
-        let dataset = prepare_sharded(&sources, &lines(), &tokenizer(), cache.path(), shard_bytes).unwrap();
+        let dataset = prepare_sharded(&sources, cache.path(), shard_bytes);
         assert_eq!(texts(&dataset), expected);
         assert_eq!(dataset.meta().shards.len(), shards);
         assert_eq!(dataset.len(), 302);
@@ -51,6 +51,12 @@ fn documents_come_back_in_order_over_files_and_shards() {
         assert_eq!(dataset.document_bytes(301).unwrap(), 5);
         assert_eq!(dataset.ids(0, 1..3).unwrap(), dataset.document(0).unwrap()[1..3]);
     }
+}
+
+/// The tokens of lines of `sources`, in files of `shard` bytes.
+fn prepare_sharded(sources: &[PathBuf], cache: &Path, shard: u64) -> TokenDataset {
+    let (options, sizes) = (lines(), Sizes { shard, ..Sizes::DEFAULT });
+    Preparation::new(sources, &options, &tokenizer(), cache, sizes).unwrap().dataset().unwrap()
 }
 
 /// The folders of a cache, which also has a file of hashes.
@@ -155,23 +161,6 @@ fn folders_of_killed_processes_are_removed_and_those_of_others_are_not() {
     std::fs::create_dir_all(cache.join(".tmp-0123-78/x")).unwrap();
     prepare(&source, &lines(), &tokenizer(), &cache).unwrap();
     assert!(living.path.is_dir() && second.path.is_dir() && !cache.join(".tmp-0123-78").exists());
-}
-
-#[test]
-fn documents_are_tokenized_together_as_far_as_memory_reaches() {
-    let document = |megabytes: usize| {
-        let content = Content::Text("x".repeat(megabytes << 20));
-        Document { content, bytes: megabytes << 20, line: 1 }
-    };
-    let (path, tokenizer) = (Path::new("a.txt"), tokenizer());
-    let encoder = Encoder::new(&tokenizer, &lines(), false).unwrap();
-    let fitting = |documents: &[Document]| fitting(documents, &encoder, path);
-    assert_eq!(fitting(&[document(0), document(0)]).unwrap(), 2);
-    let available = limits::available_memory().unwrap() >> 20;
-    let large = (available / 270) as usize;
-    assert_eq!(fitting(&[document(large / 2), document(large / 2)]).unwrap(), 1);
-    let error = fitting(&[document(large * 3 / 2)]).unwrap_err().to_string();
-    assert!(error.starts_with("a.txt:1: tokenizing this document of "), "{error}");
 }
 
 #[test]

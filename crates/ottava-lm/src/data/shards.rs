@@ -180,6 +180,15 @@ impl TokenDataset {
     /// Opens `folder`, in a time that does not depend on its size if it was checked before and no file has changed since; else checks it.
     /// Errors with [`Error::Data`] that names the file, and the document where one is wrong.
     pub fn open(folder: &Path) -> Result<TokenDataset> {
+        let dataset = TokenDataset::open_part(folder)?;
+        match dataset.meta.documents {
+            0 => Err(Error::Data(format!("{}: it has no documents", folder.join("meta.json").display()))),
+            _ => Ok(dataset),
+        }
+    }
+
+    /// [`TokenDataset::open`] of a part of a preparation, which may be empty.
+    pub(super) fn open_part(folder: &Path) -> Result<TokenDataset> {
         let path = folder.join("meta.json");
         let wrong = |reason: String| Error::Data(format!("{}: {reason}", path.display()));
         let text = input::read(&path, MAX_META_BYTES).map_err(Error::io(&path))?;
@@ -193,8 +202,8 @@ impl TokenDataset {
             )));
         }
         let meta: Meta = serde_json::from_value(unseal(&text).map_err(wrong)?).map_err(|e| wrong(e.to_string()))?;
-        if meta.documents == 0 || meta.shards.iter().try_fold(0_u64, |sum, &n| sum.checked_add(n)) != Some(meta.tokens)
-        {
+        let tokens = meta.shards.iter().try_fold(0_u64, |sum, &n| sum.checked_add(n));
+        if tokens != Some(meta.tokens) || (meta.documents == 0) != (meta.tokens == 0) {
             return Err(wrong("its counts of documents and tokens do not agree".into()));
         }
         if meta.loss_mask && (meta.dtype != TokenType::U32 || meta.vocab_size > MASKED as usize) {
@@ -346,8 +355,7 @@ impl TokenDataset {
 
     /// Whether document `i` of preferences is chosen, or desirable. Errors as [`TokenDataset::document_len`].
     pub fn is_chosen(&self, i: usize) -> Result<bool> {
-        let label = self.labels.as_ref().map(|table| table.get(i as u64)).transpose()?;
-        Ok(label.map_or(i.is_multiple_of(2), |[label]| label != 0))
+        Ok(self.label(i)?.unwrap_or(i.is_multiple_of(2)))
     }
 
     /// The content of `meta.json`.
@@ -364,6 +372,12 @@ impl TokenDataset {
     /// Number of tokens, with those at the edges of documents.
     pub fn total_tokens(&self) -> u64 {
         self.meta.tokens
+    }
+
+    /// The label of document `i`, of documents with labels. Errors as [`TokenDataset::document_len`].
+    pub(super) fn label(&self, i: usize) -> Result<Option<bool>> {
+        let label = self.labels.as_ref().map(|table| table.get(i as u64)).transpose()?;
+        Ok(label.map(|[label]| label != 0))
     }
 
     /// Bytes of all texts in UTF-8.

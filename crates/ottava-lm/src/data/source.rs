@@ -19,6 +19,7 @@ use super::guard::catch_panics;
 use super::json_values::JsonValues;
 use super::mapping::Mapping;
 use super::megatron::MegatronReader;
+use super::parts::Units;
 use super::records::{Content, Formatting};
 use crate::hash::HashedFile;
 use crate::{Error, Result};
@@ -141,6 +142,8 @@ pub struct Document {
     pub bytes: usize,
     /// The line of the file on which it starts, from 1.
     pub line: u64,
+    /// The unit of the file in which it is, from 0, by which parts of a preparation divide the file.
+    pub unit: u64,
 }
 
 /// The documents of one file in order; see [`documents`].
@@ -151,6 +154,7 @@ pub struct DocumentReader {
     file: HashedFile,
     form: Form,
     mapping: Mapping,
+    units: Units,
     /// The line or record read last, from 1.
     line: u64,
     finished: bool,
@@ -178,6 +182,17 @@ enum Piece {
     Text(String),
     Object(Map<String, Value>),
     Tokens(Vec<u32>),
+}
+
+impl Piece {
+    /// About as many bytes as it has in the file.
+    fn bytes(&self) -> usize {
+        match self {
+            Piece::Text(text) => text.len(),
+            Piece::Object(record) => size(record),
+            Piece::Tokens(ids) => 4 * ids.len(),
+        }
+    }
 }
 
 /// Why a document was not read.
@@ -221,6 +236,21 @@ pub fn formatting(path: &Path, options: &SourceOptions) -> Result<Formatting> {
 
 /// Opens `path` for reading its documents. The name says what it is; other names are an error.
 pub fn documents(path: &Path, options: &SourceOptions) -> Result<DocumentReader> {
+    // An explicit `text_field` has the text, even if other fields are present.
+    let formatting = match options.formatting {
+        Formatting::Auto if options.text_field != SourceOptions::default().text_field => Formatting::Text,
+        formatting => formatting,
+    };
+    documents_in(Units::all(), path, formatting, options)
+}
+
+/// [`documents`] of `units` alone, in records of this `formatting`.
+pub(super) fn documents_in(
+    units: Units,
+    path: &Path,
+    formatting: Formatting,
+    options: &SourceOptions,
+) -> Result<DocumentReader> {
     let (kind, compression) = Kind::of(path)?;
     let unreadable = |reason: String| Error::Data(format!("{}: {reason}", path.display()));
     let mapping = Mapping::parse(&options.fields, &options.roles).map_err(Error::Config)?;
@@ -232,11 +262,6 @@ pub fn documents(path: &Path, options: &SourceOptions) -> Result<DocumentReader>
     let table = |format| {
         let file = File::open(path).map_err(|error| error.to_string());
         file.and_then(|file| catch_panics(|| Rows::open(file, format))).map(Input::Table).map_err(unreadable)
-    };
-    // An explicit `text_field` has the text, even if other fields are present.
-    let formatting = match options.formatting {
-        Formatting::Auto if options.text_field != SourceOptions::default().text_field => Formatting::Text,
-        formatting => formatting,
     };
     let records = Form::Records { field: options.text_field.clone(), formatting };
     let (input, form) = match (kind, options.text_documents) {
@@ -257,10 +282,15 @@ pub fn documents(path: &Path, options: &SourceOptions) -> Result<DocumentReader>
         (Kind::Arrow, _) => (table(Format::Arrow)?, records),
         (Kind::Megatron, _) => (Input::Tokens(MegatronReader::open(path)?), Form::Tokens),
     };
-    Ok(DocumentReader { path: path.to_path_buf(), input, file, form, mapping, line: 0, finished: false })
+    Ok(DocumentReader { path: path.to_path_buf(), input, file, form, mapping, units, line: 0, finished: false })
 }
 
 impl DocumentReader {
+    /// The number of units read so far.
+    pub(super) fn units(&self) -> u64 {
+        self.units.end()
+    }
+
     /// Size and SHA-256 of the file.
     pub fn finish(self) -> Result<(u64, String)> {
         self.file.finish().map_err(Error::io(&self.path))
@@ -367,34 +397,34 @@ impl DocumentReader {
     }
 
     fn next_document(&mut self) -> Result<Option<Document>, Failure> {
-        while let Some(piece) = self.piece()? {
-            let line = self.line;
-            let (content, bytes) = match (piece, &mut self.form) {
+        loop {
+            let piece = match self.piece() {
+                Ok(Some(piece)) => piece,
+                Ok(None) => return Ok(None),
+                // A failure is told by the part that tokenizes the unit.
+                Err(Failure::Record(_)) if !self.units.has_next() => continue,
+                Err(failure) => return Err(failure),
+            };
+            let (bytes, line) = (piece.bytes(), self.line);
+            let Some(unit) = self.units.take(bytes) else { continue };
+            let content = match (piece, &mut self.form) {
                 (Piece::Text(text), _) if text.trim().is_empty() => continue,
                 (Piece::Text(text), Form::Records { field, formatting }) => {
-                    (json_content(&text, field, formatting, &self.mapping), text.len())
+                    json_content(&text, field, formatting, &self.mapping)
                 }
-                (Piece::Text(text), _) => {
-                    let bytes = text.len();
-                    (Ok(Content::Text(text)), bytes)
-                }
+                (Piece::Text(text), _) => Ok(Content::Text(text)),
                 (Piece::Object(record), Form::Records { field, formatting }) => {
-                    let bytes = size(&record);
-                    (content(record, field, formatting, &self.mapping), bytes)
+                    content(record, field, formatting, &self.mapping)
                 }
                 (Piece::Object(_), _) => unreachable!("a table holds records"),
-                (Piece::Tokens(ids), _) => {
-                    let bytes = 4 * ids.len();
-                    (Ok(Content::Tokens { learned: vec![true; ids.len()], ids }), bytes)
-                }
+                (Piece::Tokens(ids), _) => Ok(Content::Tokens { learned: vec![true; ids.len()], ids }),
             };
             match content.map_err(|reason| self.record_failure(reason))? {
                 Content::Text(text) if text.is_empty() => {}
                 Content::Tokens { ids, .. } if ids.is_empty() => {}
-                content => return Ok(Some(Document { content, bytes, line })),
+                content => return Ok(Some(Document { content, bytes, line, unit })),
             }
         }
-        Ok(None)
     }
 
     /// The next document, or why there is none; after a failure of the file there are no more.

@@ -156,6 +156,7 @@ fn mutated_records_never_panic() {
             file: file.clone(),
             form: super::Form::Records { field: "text".into(), formatting: Formatting::Text },
             mapping: super::Mapping::default(),
+            units: super::Units::all(),
             line: 0,
             finished: false,
         };

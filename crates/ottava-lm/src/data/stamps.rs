@@ -44,7 +44,7 @@ impl Stamp {
         })
     }
 
-    /// Whether a write from now on gives another stamp. Right after a write, one more may leave the times as they are.
+    /// Whether a write from now on gives another stamp. Right after a write, another write may leave the times unchanged.
     pub(super) fn is_settled(&self) -> bool {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
         self.changed[0] < now - GRANULARITY

@@ -1,160 +1,165 @@
-//! Writes tokens to disk, in one pass.
+//! Writes tokens to disk, in one pass and a memory that does not depend on their number.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use super::encode::Encoded;
-use super::shards::{BYTES, DOCUMENTS, LABELS, MASKED, Meta, PreferenceKind, TARGETS, TokenType, shard_name};
+use super::shards::{
+    BYTES, DOCUMENTS, LABELS, MASKED, Meta, PreferenceKind, SourceFile, TARGETS, TokenType, shard_name,
+};
 use crate::hash::{hex, seal};
 use crate::{Error, Result};
 
-/// Writes the files of a [`TokenDataset`] in one pass.
+/// Writes the files of a [`TokenDataset`](super::shards::TokenDataset) in one pass.
 pub(super) struct TokenWriter {
     folder: PathBuf,
-    dtype: TokenType,
+    /// With the counts so far.
+    meta: Meta,
     shard_bytes: u64,
     shard: Option<Output>,
-    shards: Vec<u64>,
-    /// SHA-256 of the files that are complete, by name.
-    sha256: BTreeMap<String, String>,
     /// The first token of each document, and at the end the number of tokens.
-    starts: Vec<u64>,
-    bytes: Vec<u32>,
-    /// The first target of each document behind its first token; `u32::MAX` if there is none.
-    first_targets: Vec<u32>,
-    target_tokens: u64,
+    starts: Output,
+    bytes: Output,
+    /// With a loss mask: the first target of each document behind its first token; `u32::MAX` if there is none.
+    first_targets: Option<Output>,
     /// Of documents with labels.
-    labels: Vec<u8>,
+    labels: Option<Output>,
+    /// The bytes of a document's tokens.
+    buffer: Vec<u8>,
 }
 
 impl TokenWriter {
-    pub(super) fn create(folder: &Path, dtype: TokenType, shard_bytes: u64) -> Result<TokenWriter> {
+    /// Starts the files in `folder`. `meta` says what documents have; its counts and hashes are filled in.
+    pub(super) fn create(folder: &Path, meta: Meta, shard_bytes: u64) -> Result<TokenWriter> {
+        let table = |name: &str| Output::create(folder.join(name));
         Ok(TokenWriter {
             folder: folder.to_path_buf(),
-            dtype,
             shard_bytes,
             shard: None,
-            shards: Vec::new(),
-            sha256: BTreeMap::new(),
-            starts: vec![0],
-            bytes: Vec::new(),
-            first_targets: Vec::new(),
-            target_tokens: 0,
-            labels: Vec::new(),
+            starts: table(DOCUMENTS)?,
+            bytes: table(BYTES)?,
+            first_targets: meta.loss_mask.then(|| table(TARGETS)).transpose()?,
+            labels: (meta.preference == Some(PreferenceKind::Labels)).then(|| table(LABELS)).transpose()?,
+            buffer: Vec::new(),
+            meta: Meta { documents: 0, tokens: 0, target_tokens: 0, bytes: 0, shards: Vec::new(), ..meta },
         })
     }
 
-    /// Documents that were written.
-    pub(super) fn documents(&self) -> u64 {
-        self.bytes.len() as u64
+    /// The numbers of documents and of tokens, and the bytes of text, that were written.
+    pub(super) fn counts(&self) -> [u64; 3] {
+        [self.meta.documents, self.meta.tokens, self.meta.bytes]
     }
 
     /// Writes a document, whose tokens may have the bit of a loss mask.
-    pub(super) fn push(&mut self, Encoded { tokens: ids, bytes, label, .. }: &Encoded, loss_mask: bool) -> Result<()> {
-        if self.shards.last().is_some_and(|&tokens| tokens * self.dtype.size() as u64 >= self.shard_bytes) {
+    pub(super) fn push(&mut self, Encoded { tokens: ids, bytes, label, .. }: &Encoded) -> Result<()> {
+        let size = self.meta.dtype.size();
+        if self.meta.shards.last().is_some_and(|&tokens| tokens * size as u64 >= self.shard_bytes) {
             self.close_shard()?;
         }
         let shard = match &mut self.shard {
             Some(shard) => shard,
             None => {
-                let output = Output::create(self.folder.join(shard_name(self.shards.len())))?;
-                self.shards.push(0);
+                let output = Output::create(self.folder.join(shard_name(self.meta.shards.len())))?;
+                self.meta.shards.push(0);
                 self.shard.insert(output)
             }
         };
-        self.target_tokens += ids.iter().filter(|&&id| !loss_mask || id & MASKED == 0).count() as u64;
-        if loss_mask {
+        self.buffer.clear();
+        match self.meta.dtype {
+            TokenType::U16 => self.buffer.extend(ids.iter().flat_map(|&id| (id as u16).to_le_bytes())),
+            TokenType::U32 => self.buffer.extend(ids.iter().flat_map(|id| id.to_le_bytes())),
+        }
+        shard.write(&self.buffer)?;
+        let is_target = |id: &u32| self.first_targets.is_none() || id & MASKED == 0;
+        self.meta.target_tokens += ids.iter().filter(|id| is_target(id)).count() as u64;
+        if let Some(table) = &mut self.first_targets {
             let first = ids.iter().skip(1).position(|id| id & MASKED == 0);
-            self.first_targets.push(first.and_then(|first| u32::try_from(first + 1).ok()).unwrap_or(u32::MAX));
+            let first = first.and_then(|first| u32::try_from(first + 1).ok()).unwrap_or(u32::MAX);
+            table.write(&first.to_le_bytes())?;
         }
-        for &id in ids {
-            let id = id.to_le_bytes();
-            shard.write(&id[..self.dtype.size()])?;
+        if let (Some(table), Some(label)) = (&mut self.labels, label) {
+            table.write(&[u8::from(*label)])?;
         }
-        let tokens = self.shards.last_mut().expect("a file was opened above");
-        *tokens += ids.len() as u64;
-        self.starts.push(self.starts[self.starts.len() - 1] + ids.len() as u64);
-        self.labels.extend(label.map(u8::from));
-        self.bytes.push(u32::try_from(*bytes).expect("a document is smaller than 4 GiB"));
+        self.starts.write(&self.meta.tokens.to_le_bytes())?;
+        self.bytes.write(&u32::try_from(*bytes).expect("a document is smaller than 4 GiB").to_le_bytes())?;
+        *self.meta.shards.last_mut().expect("a file was opened above") += ids.len() as u64;
+        self.meta.documents += 1;
+        self.meta.tokens += ids.len() as u64;
+        self.meta.bytes += *bytes as u64;
         Ok(())
     }
 
     fn close_shard(&mut self) -> Result<()> {
         match self.shard.take() {
-            Some(shard) => self.close(shard),
+            Some(shard) => close(shard, &mut self.meta.sha256),
             None => Ok(()),
         }
     }
 
-    fn close(&mut self, file: Output) -> Result<()> {
-        let (name, sha256) = file.finish()?;
-        self.sha256.insert(name, sha256);
-        Ok(())
-    }
-
-    /// Writes the tables and, last, `meta.json` with the counts and hashes filled in.
-    pub(super) fn finish(mut self, meta: Meta) -> Result<()> {
+    /// Completes the tables and writes `meta.json` last, with `sources`.
+    pub(super) fn finish(mut self, sources: Vec<SourceFile>) -> Result<()> {
         self.close_shard()?;
-        let mut starts = Output::create(self.folder.join(DOCUMENTS))?;
-        self.starts.iter().try_for_each(|start| starts.write(&start.to_le_bytes()))?;
-        self.close(starts)?;
-        let mut bytes = Output::create(self.folder.join(BYTES))?;
-        self.bytes.iter().try_for_each(|length| bytes.write(&length.to_le_bytes()))?;
-        self.close(bytes)?;
-        if meta.preference == Some(PreferenceKind::Labels) {
-            let mut labels = Output::create(self.folder.join(LABELS))?;
-            labels.write(&self.labels)?;
-            self.close(labels)?;
-        }
-        if meta.loss_mask {
-            let mut targets = Output::create(self.folder.join(TARGETS))?;
-            self.first_targets.iter().try_for_each(|first| targets.write(&first.to_le_bytes()))?;
-            self.close(targets)?;
-        }
-        let meta = Meta {
-            documents: self.bytes.len() as u64,
-            tokens: self.starts[self.starts.len() - 1],
-            target_tokens: self.target_tokens,
-            bytes: self.bytes.iter().map(|&length| u64::from(length)).sum(),
-            shards: self.shards,
-            sha256: self.sha256,
-            ..meta
-        };
+        self.starts.write(&self.meta.tokens.to_le_bytes())?;
+        let tables = [Some(self.starts), Some(self.bytes), self.first_targets, self.labels];
+        tables.into_iter().flatten().try_for_each(|table| close(table, &mut self.meta.sha256))?;
         let mut file = Output::create(self.folder.join("meta.json"))?;
-        file.write(seal(&meta).as_bytes())?;
+        file.write(seal(&Meta { sources, ..self.meta }).as_bytes())?;
         file.finish().map(|_| ())
     }
 }
 
+/// Completes a file and adds its hash to those of the complete files.
+fn close(file: Output, sha256: &mut BTreeMap<String, String>) -> Result<()> {
+    let (name, hash) = file.finish()?;
+    sha256.insert(name, hash);
+    Ok(())
+}
+
 /// A buffered file that is hashed while it is written. [`Output::finish`] flushes it to the disk, so that the rename of its
 /// folder cannot survive a power failure without its content.
-struct Output {
-    file: BufWriter<File>,
+pub(super) struct Output {
+    file: BufWriter<Hashed>,
     path: PathBuf,
-    hasher: Sha256,
 }
 
 impl Output {
-    fn create(path: PathBuf) -> Result<Output> {
+    pub(super) fn create(path: PathBuf) -> Result<Output> {
         let file = File::create_new(&path).map_err(Error::io(&path))?;
-        Ok(Output { file: BufWriter::with_capacity(1 << 18, file), path, hasher: Sha256::new() })
+        Ok(Output { file: BufWriter::with_capacity(1 << 18, Hashed { file, hasher: Sha256::new() }), path })
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.hasher.update(bytes);
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(Error::io(&self.path))
     }
 
     /// Returns the file's name and SHA-256.
-    fn finish(self) -> Result<(String, String)> {
+    pub(super) fn finish(self) -> Result<(String, String)> {
         let path = self.path;
-        let file = self.file.into_inner().map_err(|e| Error::io(&path)(e.into_error()))?;
+        let Hashed { file, hasher } = self.file.into_inner().map_err(|e| Error::io(&path)(e.into_error()))?;
         file.sync_all().map_err(Error::io(&path))?;
         let name = path.file_name().expect("a file has a name").to_string_lossy();
-        Ok((name.into_owned(), hex(&self.hasher.finalize())))
+        Ok((name.into_owned(), hex(&hasher.finalize())))
+    }
+}
+
+/// A file that is hashed while it is written.
+struct Hashed {
+    file: File,
+    hasher: Sha256,
+}
+
+impl Write for Hashed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.file.write(bytes)?;
+        self.hasher.update(&bytes[..count]);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
     }
 }

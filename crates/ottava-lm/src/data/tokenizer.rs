@@ -5,11 +5,15 @@
 use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rayon::prelude::*;
 
 use super::edges::Edges;
 use super::guard::catch_panics;
-use super::pieces::{cuts_at_spaces, pieces};
+use super::pieces::{can_be_cut, first_bytes, pieces, words};
 use super::tokenizer_parts;
+use super::words::{Token, tokens_of};
 use crate::hash::sha256;
 use crate::{Error, Result, input};
 
@@ -25,9 +29,14 @@ const BYTES_PER_BYTE: u64 = 250;
 /// Bytes of memory for the ids of a byte of text, with those of a piece and room to grow.
 const IDS_PER_BYTE: u64 = 16;
 
+/// The number of tokenizers that were loaded.
+static LOADED: AtomicU64 = AtomicU64::new(0);
+
 /// A tokenizer and the ids that end a text.
 #[derive(Debug)]
 pub struct Tokenizer {
+    /// Its number, from 1.
+    number: u64,
     inner: tokenizers::Tokenizer,
     path: PathBuf,
     vocab_size: usize,
@@ -36,8 +45,10 @@ pub struct Tokenizer {
     sha256: String,
     /// Ids of special tokens.
     special: HashSet<u32>,
-    /// Whether long texts are cut.
+    /// Whether texts are cut.
     cuts: bool,
+    /// First bytes of tokens that may be written out in a text.
+    first_bytes: [bool; 256],
 }
 
 impl Tokenizer {
@@ -60,16 +71,19 @@ impl Tokenizer {
         let highest = vocabulary.values().copied().max();
         let longest = vocabulary.keys().map(String::len).max().unwrap_or(1);
         let vocab_size = highest.ok_or_else(|| wrong("the vocabulary is empty".into()))? as usize + 1;
-        let (sha256, cuts) = (sha256(&bytes), cuts_at_spaces(&inner));
+        let (sha256, cuts, first_bytes) = (sha256(&bytes), can_be_cut(&inner), first_bytes(&inner));
         let edges = Edges::read(path.parent().unwrap_or(Path::new(".")), &inner)?;
         let added = inner.get_added_tokens_decoder();
         let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id).collect();
-        Ok(Tokenizer { inner, vocab_size, longest, edges, sha256, special, cuts, path })
+        let number = LOADED.fetch_add(1, Ordering::Relaxed) + 1;
+        Ok(Tokenizer { number, inner, vocab_size, longest, edges, sha256, special, cuts, first_bytes, path })
     }
 
     /// The ids of a document with the tokens at its edges. None of them is added where the text has it already.
+    ///
+    /// The thread, and those of the pool for a long text, remember the ids of words.
     pub fn encode_document(&self, text: &str) -> Result<Vec<u32>> {
-        let mut ids = self.with_start(self.encode(text)?);
+        let mut ids = self.with_start(self.encode_words(text)?);
         ids.extend(self.edges.end.filter(|end| ids.last() != Some(end)));
         Ok(ids)
     }
@@ -91,35 +105,53 @@ impl Tokenizer {
 
     /// The ids of `text`. Nothing is added around it; special tokens written out in the text are recognised.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.encode_in_pieces(text, PIECE_BYTES)
-    }
-
-    /// The ids of `text`; about `bytes` of it are tokenized at once.
-    pub(super) fn encode_in_pieces(&self, text: &str, bytes: usize) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
-        for piece in self.pieces(text, bytes) {
-            let encoding = catch_panics(|| self.inner.encode_fast(piece, false))
-                .map_err(|reason| Error::Data(format!("{}: cannot encode a text: {reason}", self.path.display())))?;
-            ids.extend_from_slice(encoding.get_ids());
+        for piece in self.pieces(text, PIECE_BYTES) {
+            ids.extend(self.encode_whole(piece)?.into_iter().map(|token| token.0));
         }
         Ok(ids)
+    }
+
+    /// [`Tokenizer::encode`] by words that are remembered, for many texts. Pieces of a long text are encoded on all cores.
+    pub(super) fn encode_words(&self, text: &str) -> Result<Vec<u32>> {
+        let encode = |piece: &str| {
+            let mut ids = Vec::with_capacity(piece.len() / 4);
+            for word in self.pieces(piece, 1).flat_map(|piece| self.words(piece)) {
+                let take = |tokens: &[Token]| ids.extend(tokens.iter().map(|token| token.0));
+                tokens_of(self.number, word, |word| self.encode_whole(word), take)?;
+            }
+            Ok(ids)
+        };
+        let pieces: Vec<&str> = self.pieces(text, PIECE_BYTES).collect();
+        match pieces.len() {
+            0 | 1 => encode(text),
+            _ => Ok(pieces.par_iter().map(|piece| encode(piece)).collect::<Result<Vec<_>>>()?.concat()),
+        }
     }
 
     /// The ids of `text`, each with whether it has a byte of the ranges `learned`.
     pub(super) fn encode_learned(&self, text: &str, learned: &[Range<usize>]) -> Result<Vec<(u32, bool)>> {
         let (mut tokens, mut start, mut end) = (Vec::new(), 0, 0);
-        for piece in self.pieces(text, PIECE_BYTES) {
-            let encoding = catch_panics(|| self.inner.encode(piece, false))
-                .map_err(|reason| Error::Data(format!("{}: cannot encode a text: {reason}", self.path.display())))?;
-            for (&id, &(first, last)) in encoding.get_ids().iter().zip(encoding.get_offsets()) {
+        for word in self.pieces(text, 1).flat_map(|piece| self.words(piece)) {
+            let mut take = |(id, first, last): &Token| {
                 // A token begins where the one before it ends: offsets may leave out white space.
-                let begin = end.min(start + first);
-                end = start + last;
-                tokens.push((id, learned.iter().any(|range| begin < range.end && end > range.start)));
-            }
-            start += piece.len();
+                let begin = end.min(start + *first as usize);
+                end = start + *last as usize;
+                tokens.push((*id, learned.iter().any(|range| begin < range.end && end > range.start)));
+            };
+            let encode = |word: &str| self.encode_whole(word);
+            tokens_of(self.number, word, encode, |tokens| tokens.iter().for_each(&mut take))?;
+            start += word.len();
         }
         Ok(tokens)
+    }
+
+    /// The tokens of a text, by the tokenizers crate.
+    pub(super) fn encode_whole(&self, text: &str) -> Result<Vec<Token>> {
+        let encoding = catch_panics(|| self.inner.encode(text, false))
+            .map_err(|reason| Error::Data(format!("{}: cannot encode a text: {reason}", self.path.display())))?;
+        let tokens = encoding.get_ids().iter().zip(encoding.get_offsets());
+        Ok(tokens.map(|(&id, &(first, last))| (id, first as u32, last as u32)).collect())
     }
 
     /// `text` in pieces of at least `bytes` that have the ids of the whole; one piece, where that is not certain.
@@ -127,10 +159,18 @@ impl Tokenizer {
         pieces(text, if self.cuts { bytes } else { usize::MAX })
     }
 
-    /// Bytes of memory that [`Tokenizer::encode`] takes for `text` at most.
+    /// A piece of [`Tokenizer::pieces`] in words that have its ids; one word, where that is not certain.
+    pub(super) fn words<'a>(&self, piece: &'a str) -> impl Iterator<Item = &'a str> {
+        const NEVER: [bool; 256] = [true; 256];
+        words(piece, if self.cuts { &self.first_bytes } else { &NEVER })
+    }
+
+    /// Bytes of memory that [`Tokenizer::encode_document`] takes for `text` at most.
     pub fn memory_to_encode(&self, text: &str) -> u64 {
-        let longest = self.pieces(text, PIECE_BYTES).map(str::len).max().unwrap_or(0);
-        longest as u64 * BYTES_PER_BYTE + text.len() as u64 * IDS_PER_BYTE
+        let sizes = self.pieces(text, PIECE_BYTES).map(str::len);
+        let (count, longest) = sizes.fold((0, 0), |(count, longest), size| (count + 1, size.max(longest)));
+        let at_once = longest * rayon::current_num_threads().min(count);
+        at_once as u64 * BYTES_PER_BYTE + text.len() as u64 * IDS_PER_BYTE
     }
 
     /// Bytes of memory to encode a text of `bytes` in one piece.

@@ -56,9 +56,7 @@ impl Decoder {
         seq_len: usize,
     ) -> Result<Decoder> {
         let whole = [Span::whole(config.layers)];
-        let decoder = Decoder::staged(config, recipe, device, purpose, seq_len, &whole, Rc::new(Undivided))?;
-        decoder.description.check(recipe, config.lora.as_ref())?;
-        Ok(decoder)
+        Decoder::staged(config, recipe, device, purpose, seq_len, &whole, Rc::new(Undivided))
     }
 
     /// Loads all weights.
@@ -100,7 +98,10 @@ impl Decoder {
         let saved_activations = if recompute.blocks() { SavedActivations::Exact } else { kept.saved_activations };
         // Plans and reports are about the whole model.
         let description = match (*spans == [Span::whole(config.layers)], is_divided) {
-            (true, false) => build.description,
+            (true, false) => {
+                build.description.check(recipe, config.lora.as_ref())?;
+                build.description
+            }
             (true, true) => Description { casts: build.description.casts, ..Decoder::describe(config, recipe)? },
             (false, _) => Decoder::describe(config, recipe)?,
         };
@@ -289,9 +290,7 @@ impl Decoder {
         precision: StepPrecision,
         units: &mut dyn Units,
     ) -> Result<Option<Tensor>> {
-        let _scope = self.device.scope("backward");
-        let (stage, mut context) = self.training(stage, sequences, precision, None);
-        stage.backward(dy, saved, &mut context, units)
+        self.backward_with(stage, (dy, saved), sequences, precision, units, None)
     }
 
     /// [`Decoder::backward`] without the products of the gradients of weights, which it returns for [`Decoder::wgrads`].
@@ -304,10 +303,23 @@ impl Decoder {
         precision: StepPrecision,
         units: &mut dyn Units,
     ) -> Result<(Option<Tensor>, DeferredWgrads)> {
-        let _scope = self.device.scope("backward");
         let mut deferred = DeferredWgrads::default();
-        let (stage, mut context) = self.training(stage, sequences, precision, Some(&mut deferred));
-        Ok((stage.backward(dy, saved, &mut context, units)?, deferred))
+        let dx = self.backward_with(stage, (dy, saved), sequences, precision, units, Some(&mut deferred))?;
+        Ok((dx, deferred))
+    }
+
+    fn backward_with(
+        &mut self,
+        stage: usize,
+        (dy, saved): (Tensor, StageSaved),
+        sequences: &Sequences,
+        precision: StepPrecision,
+        units: &mut dyn Units,
+        deferred: Option<&mut DeferredWgrads>,
+    ) -> Result<Option<Tensor>> {
+        let _scope = self.device.scope("backward");
+        let (stage, mut context) = self.training(stage, sequences, precision, deferred);
+        stage.backward(dy, saved, &mut context, units)
     }
 
     /// Adds to the gradients of the weights of stage number `stage` what [`Decoder::dgrads`] has deferred.

@@ -32,8 +32,7 @@ impl LayerRanks for LayerAxes {
     }
 
     fn exchange(&self, name: &str, parts: &Tensor) -> Result<Tensor> {
-        let received = Tensor::empty(parts.device(), parts.shape(), parts.dtype())?;
-        Ok(self.0.group(&[Axis::Context]).all_to_all(name, parts, received)?.wait()?)
+        all_to_all(self.0.group(&[Axis::Context]), name, parts)
     }
 
     fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
@@ -44,8 +43,7 @@ impl LayerRanks for LayerAxes {
         let [rows, columns] = partial.dims(name)?;
         let group = self.group();
         // A sum of our own is F32, in the order of the ranks, and rounded once together with the addend. NCCL's would round twice.
-        let received = Tensor::empty(partial.device(), partial.shape(), partial.dtype())?;
-        let parts = group.all_to_all(name, &partial, received)?.wait()?;
+        let parts = all_to_all(group, name, &partial)?;
         drop(partial);
         Ok(sum_parts(&parts.reshape(&[group.size(), rows / group.size(), columns])?, addend)?)
     }
@@ -57,6 +55,12 @@ impl LayerRanks for LayerAxes {
     fn largest(&self, name: &str, x: Tensor) -> Result<Tensor> {
         Ok(self.group().all_reduce(name, Reduce::Max, x)?.wait()?)
     }
+}
+
+/// Sends part `i` of `parts` to rank `i` of `group`. Returns the parts received, in the order of the ranks.
+fn all_to_all(group: &Group, name: &str, parts: &Tensor) -> Result<Tensor> {
+    let received = Tensor::empty(parts.device(), parts.shape(), parts.dtype())?;
+    Ok(group.all_to_all(name, parts, received)?.wait()?)
 }
 
 impl Ranks {

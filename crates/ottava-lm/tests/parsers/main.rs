@@ -173,14 +173,14 @@ fn holds(Parser { name, good, repair, parse, .. }: &Parser, path: &Path) {
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
-fn a_long_document_is_tokenized_in_pieces() {
+fn a_long_document_is_tokenized_in_words() {
     let _alone = ALONE.lock().unwrap();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer");
     let tokenizer = Tokenizer::load(&folder).unwrap();
     let text = "Some words, 1234 of them, of a (rather) long text's lines.\n".repeat(70_000);
     let before = CountingAllocator::live();
     CountingAllocator::reset_peak();
-    let ids = tokenizer.encode(&text).unwrap();
+    let ids = tokenizer.encode_document(&text).unwrap();
     let peak = (CountingAllocator::peak() - before) as u64;
     eprintln!("{} bytes in {} tokens: at most {} bytes", text.len(), ids.len(), peak);
     assert!(peak < tokenizer.memory_to_encode(&text), "{peak} bytes");

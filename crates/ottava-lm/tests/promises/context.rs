@@ -1,11 +1,9 @@
 //! Ranks that divide sequences train as one rank does, to rounding.
 
-use crate::divided::{CODES, F32, Fault, Setup, families, llama, train};
+use crate::divided::{CODES, F32, Fault, Setup, apart, families, llama, recomputation_and_adapters_train_alike, train};
 use crate::mesh::distance;
-use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::parallel::Zero;
 use ottava_lm::recipe::RecipeName;
-use ottava_lm::recompute::Recompute;
 use ottava_tensor::DType;
 use serde_json::json;
 
@@ -43,16 +41,7 @@ fn faults_of_the_exchange_are_found() {
 
 #[test]
 fn recomputation_and_adapters_train_as_on_one_rank() {
-    let lora = Some(Lora { r: 4, alpha: 4.0, use_rslora: false, targets: Targets::AllLinear });
-    for recompute in Recompute::ALL {
-        for lora in [None, lora.clone()] {
-            let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);
-            (alone.mesh.memory.recompute, alone.mesh.sizes.lora) = (recompute, lora);
-            let (apart, name) = distance(&train(&alone), &train(&alone.on([1, 1, 2, 1])));
-            let what = format!("{}, adapters {}", recompute.as_str(), alone.mesh.sizes.lora.is_some());
-            assert!(apart < F32, "{what}: {name} is {apart:.1e} apart");
-        }
-    }
+    recomputation_and_adapters_train_alike([1, 1, 2, 1]);
 }
 
 #[test]
@@ -62,11 +51,7 @@ fn ranks_of_several_axes_train_as_on_one_rank() {
     {
         let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);
         alone.mesh.zero = zero;
-        let mut expected = train(&alone);
-        let got = train(&alone.on(mesh));
-        // Ranks with slices have no whole moments.
-        expected.retain(|name, _| got.contains_key(name));
-        let (apart, name) = distance(&expected, &got);
+        let (apart, name) = apart(&alone, mesh);
         assert!(apart < F32, "{mesh:?}, {zero:?}: {name} is {apart:.1e} apart");
     }
 }

@@ -1,16 +1,18 @@
 //! What promises about ranks that divide layers share: runs, faults in the exchange of activations, and what all ranks are left with.
 
-use crate::mesh::{Mesh, MeshRank, Seen, rows};
+use crate::mesh::{Mesh, MeshRank, Seen, distance, rows};
 use crate::setup::{Seeded, config, on_ranks, recipe};
 use ottava_lm::Result;
 use ottava_lm::data::Batch;
 use ottava_lm::evaluate::evaluate;
 use ottava_lm::layer_ranks::{LayerRanks, ShardPlace};
+use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::optim::{Optimizer, optimizer_tensors};
 use ottava_lm::parallel::{LayerAxes, Ranks, Schedule, Zero};
 use ottava_lm::param::{MemoryPolicy, Param};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
+use ottava_lm::recompute::Recompute;
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Group;
 use ottava_tensor::ops::add;
@@ -252,6 +254,28 @@ fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
     }
     ranks.finish().unwrap();
     (numbers, all)
+}
+
+/// How far `alone` and the same run on ranks of `mesh` are apart in what both are left with, and the name of that tensor. Ranks with
+/// slices have no whole moments.
+pub fn apart(alone: &Setup, mesh: [usize; 4]) -> (f64, String) {
+    let (mut expected, got) = (train(alone), train(&alone.on(mesh)));
+    expected.retain(|name, _| got.contains_key(name));
+    distance(&expected, &got)
+}
+
+/// Every recomputation, with and without adapters, trains on ranks of `mesh` as on one rank.
+pub fn recomputation_and_adapters_train_alike(mesh: [usize; 4]) {
+    let lora = Some(Lora { r: 4, alpha: 4.0, use_rslora: false, targets: Targets::AllLinear });
+    for recompute in Recompute::ALL {
+        for lora in [None, lora.clone()] {
+            let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);
+            (alone.mesh.memory.recompute, alone.mesh.sizes.lora) = (recompute, lora);
+            let (apart, name) = apart(&alone, mesh);
+            let what = format!("{}, adapters {}", recompute.as_str(), alone.mesh.sizes.lora.is_some());
+            assert!(apart < F32, "{what}: {name} is {apart:.1e} apart");
+        }
+    }
 }
 
 /// What all ranks are left with. What several have is equal, unless a fault is planted.

@@ -1,11 +1,9 @@
 //! Ranks that divide each layer train as one rank does, to rounding.
 
-use crate::divided::{CODES, F32, Fault, Setup, families, llama, train};
+use crate::divided::{CODES, F32, Fault, Setup, apart, families, llama, recomputation_and_adapters_train_alike, train};
 use crate::mesh::distance;
-use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::parallel::Zero;
 use ottava_lm::recipe::RecipeName;
-use ottava_lm::recompute::Recompute;
 use ottava_tensor::DType;
 use serde_json::json;
 
@@ -50,16 +48,7 @@ fn faults_of_the_exchange_are_found() {
 
 #[test]
 fn recomputation_and_adapters_train_as_on_one_rank() {
-    let lora = Some(Lora { r: 4, alpha: 4.0, use_rslora: false, targets: Targets::AllLinear });
-    for recompute in Recompute::ALL {
-        for lora in [None, lora.clone()] {
-            let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);
-            (alone.mesh.memory.recompute, alone.mesh.sizes.lora) = (recompute, lora);
-            let (apart, name) = distance(&train(&alone), &train(&alone.on([1, 1, 1, 2])));
-            let what = format!("{}, adapters {}", recompute.as_str(), alone.mesh.sizes.lora.is_some());
-            assert!(apart < F32, "{what}: {name} is {apart:.1e} apart");
-        }
-    }
+    recomputation_and_adapters_train_alike([1, 1, 1, 2]);
 }
 
 #[test]
@@ -67,11 +56,7 @@ fn ranks_of_both_axes_train_as_on_one_rank() {
     for zero in Zero::ALL {
         let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);
         alone.mesh.zero = zero;
-        let mut expected = train(&alone);
-        let got = train(&alone.on([2, 1, 1, 2]));
-        // Ranks with slices have no whole moments.
-        expected.retain(|name, _| got.contains_key(name));
-        let (apart, name) = distance(&expected, &got);
+        let (apart, name) = apart(&alone, [2, 1, 1, 2]);
         assert!(apart < F32, "{zero:?}: {name} is {apart:.1e} apart");
     }
 }
@@ -82,10 +67,7 @@ fn ranks_of_three_axes_train_as_on_one_rank() {
         for name in [RecipeName::Fp32, RecipeName::Fp8Delayed, RecipeName::Fp8Current] {
             let mut alone = Setup::new(llama(json!({})), name);
             (alone.mesh.zero, alone.mesh.recipe.compute) = (zero, DType::F32);
-            let mut expected = train(&alone);
-            let got = train(&alone.on([2, 2, 1, 2]));
-            expected.retain(|name, _| got.contains_key(name));
-            let (apart, tensor_name) = distance(&expected, &got);
+            let (apart, tensor_name) = apart(&alone, [2, 2, 1, 2]);
             // Data ranks scale gradients by their own amaxes.
             let bound = if name == RecipeName::Fp8Current { 0.3 } else { CODES };
             assert!(apart < bound, "{}, {zero:?}: {tensor_name} is {apart:.1e} apart", name.as_str());

@@ -4,7 +4,7 @@ use crate::output::{print_json, stop_on_signals};
 use clap::Args;
 use ottava_lm::Result;
 use ottava_lm::config::RunConfig;
-use ottava_lm::data::{DataSet, Tokenizer, write_megatron};
+use ottava_lm::data::{DataSet, Part, PreparedPart, Tokenizer, write_megatron};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -12,6 +12,7 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava prepare configs/quickstart.toml
+  ottava prepare run.toml --part 2/8
   ottava prepare run.toml --megatron corpus_text_document")]
 pub struct Prepare {
     /// The run's TOML file.
@@ -22,7 +23,10 @@ pub struct Prepare {
     /// Also write the tokens for Megatron-LM, as PREFIX.bin and PREFIX.idx, or of several data sets as PREFIX-NAME.bin and PREFIX-NAME.idx.
     #[arg(long, value_name = "PREFIX")]
     megatron: Option<PathBuf>,
-    /// Print one JSON object with `documents`, `tokens` and `bytes`, and the same of each set in `datasets`.
+    /// Tokenize only part I of N, so that N processes share the work; the one that finishes last joins all parts.
+    #[arg(long, value_name = "I/N", conflicts_with = "megatron")]
+    part: Option<Part>,
+    /// Print one JSON object with `documents`, `tokens` and `bytes`, and these three numbers for each set in `datasets`; with `--part`, also `missing` parts.
     #[arg(long)]
     json: bool,
 }
@@ -34,6 +38,11 @@ impl Prepare {
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
         // Rows are counted for the packing of the run.
         config.resolve_data()?;
+        if let Some(part) = self.part {
+            let sets = config.prepare_part(&tokenizer, part)?;
+            self.print_part(part, &sets);
+            return Ok(());
+        }
         let data = config.prepare_data(&tokenizer)?;
         let (mut counts, mut sets) = ([0, 0, 0], Vec::new());
         for (DataSet { name, dataset, .. }, share) in data.sets.iter().zip(data.shares()) {
@@ -62,5 +71,30 @@ impl Prepare {
             ),
         }
         Ok(())
+    }
+
+    /// Prints what a part has, and which others are missing.
+    fn print_part(&self, part: Part, sets: &[(String, PreparedPart)]) {
+        for (_, prepared) in sets {
+            prepared.outdated.iter().for_each(|text| tracing::warn!("{text}"));
+        }
+        if self.json {
+            let json = |(name, prepared): &(String, PreparedPart)| {
+                let [documents, tokens, bytes] = prepared.counts;
+                let missing = &prepared.missing;
+                json!({"name": name, "documents": documents, "tokens": tokens, "bytes": bytes, "missing": missing})
+            };
+            let sets: Vec<_> = sets.iter().map(json).collect();
+            print_json(&json!({"part": part.number, "parts": part.of, "datasets": sets}));
+            return;
+        }
+        for (name, PreparedPart { counts: [documents, tokens, bytes], missing, .. }) in sets {
+            let set = if name.is_empty() { String::new() } else { format!("{name}, ") };
+            let others = match missing.is_empty() {
+                true => "all parts are joined".into(),
+                false => format!("missing: {}", missing.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+            };
+            out!("{set}part {part}: {documents} documents, {tokens} tokens, {bytes} bytes of text; {others}");
+        }
     }
 }

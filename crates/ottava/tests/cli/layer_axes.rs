@@ -1,6 +1,6 @@
 //! Ranks that divide the tensors of each layer, or the tokens of each sequence, as processes on the CPU.
 
-use crate::ranks::{children, end, losses, signal, spawn, train};
+use crate::ranks::{expect_ends_of_all_ranks, losses, train};
 use crate::setup::{Run, steps};
 use std::fs;
 
@@ -106,21 +106,9 @@ fn adapters_train_on_tensor_ranks() {
 #[test]
 fn a_signal_or_a_dead_rank_ends_all_ranks() {
     let settings = ["max_steps=100000", "save_steps=5", "parallel.tensor=2", "parallel.context=2"];
-    for (name, victim) in [("-TERM", 2), ("-KILL", 1)] {
-        let run = inputs();
-        let args = args(&settings, &["--ranks", "4"]);
-        let mut child = spawn(&run, &args.iter().map(String::as_str).collect::<Vec<_>>());
-        // The save after step 5 is complete.
-        run.wait_for_steps(&mut child, 8);
-        let others = children(&child);
-        signal(name, others[victim - 1]);
-        let (code, error) = end(child, &others);
-        let expected = if name == "-TERM" { (75, "stopped by a signal after step") } else { (5, "rank 1") };
-        assert_eq!(code, Some(expected.0), "{error}");
-        assert!(error.contains(expected.1), "{error}");
-        let more = format!("max_steps={}", losses(&run).len() + 1);
-        go(&run, &[&more], &["--resume"]);
-    }
+    let args = args(&settings, &["--ranks", "4"]);
+    let common: Vec<&str> = COMMON.into_iter().flat_map(|setting| ["--set", setting]).collect();
+    expect_ends_of_all_ranks(inputs, &args.iter().map(String::as_str).collect::<Vec<_>>(), &common);
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod hostile;
 mod inspect;
 mod kill;
 mod layer_axes;
+mod parts;
 mod pipeline;
 mod rank_faults;
 mod ranks;

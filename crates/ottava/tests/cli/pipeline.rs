@@ -1,6 +1,6 @@
 //! Ranks that divide the layers of a run, as processes on the CPU.
 
-use crate::ranks::{children, end, losses, signal, spawn, train};
+use crate::ranks::{expect_ends_of_all_ranks, losses, train};
 use crate::setup::{Run, steps};
 use std::fs;
 
@@ -138,21 +138,7 @@ fn adapters_train_in_a_pipeline() {
 fn a_signal_or_a_dead_rank_ends_all_ranks_of_a_pipeline() {
     let settings = ["max_steps=100000", "save_steps=5", "parallel.pipeline=4", "pipeline_schedule=zero-bubble"];
     let args = [&COMMON[..], &set(&settings), &["--ranks", "4"]].concat();
-    for (name, victim) in [("-TERM", 2), ("-KILL", 1)] {
-        let run = inputs();
-        let mut child = spawn(&run, &train(&args));
-        // The save after step 5 is complete.
-        run.wait_for_steps(&mut child, 8);
-        let others = children(&child);
-        signal(name, others[victim - 1]);
-        let (code, error) = end(child, &others);
-        let expected = if name == "-TERM" { (75, "stopped by a signal after step") } else { (5, "rank 1") };
-        assert_eq!(code, Some(expected.0), "{error}");
-        assert!(error.contains(expected.1), "{error}");
-        // Whatever the pipeline was, one process goes on.
-        let more = format!("max_steps={}", losses(&run).len() + 1);
-        go(&run, &[&more], &["--resume"]);
-    }
+    expect_ends_of_all_ranks(inputs, &train(&args), &COMMON);
 }
 
 #[test]

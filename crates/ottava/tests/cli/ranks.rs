@@ -51,6 +51,24 @@ pub fn end(child: Child, others: &[u32]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
+/// A signal to one of four ranks, or its death, ends all ranks of `ottava args`, and one process resumes with `settings`.
+pub fn expect_ends_of_all_ranks(inputs: impl Fn() -> Run, args: &[&str], settings: &[&str]) {
+    for (name, victim) in [("-TERM", 2), ("-KILL", 1)] {
+        let run = inputs();
+        let mut child = spawn(&run, args);
+        // The save after step 5 is complete.
+        run.wait_for_steps(&mut child, 8);
+        let others = children(&child);
+        signal(name, others[victim - 1]);
+        let (code, error) = end(child, &others);
+        let expected = if name == "-TERM" { (75, "stopped by a signal after step") } else { (5, "rank 1") };
+        assert_eq!(code, Some(expected.0), "{error}");
+        assert!(error.contains(expected.1), "{error}");
+        let more = format!("max_steps={}", losses(&run).len() + 1);
+        run.succeed(&train(&[settings, &["--set", &more, "--resume"]].concat()));
+    }
+}
+
 #[test]
 fn ranks_train_as_one_process_does() {
     let alone = Run::new();

@@ -90,7 +90,7 @@ impl Import<'_> {
 
     fn add_data_sets(&mut self, found: DataSets) {
         for (path, value) in found.settings {
-            self.ours.push(Setting { path: path.into(), value, comment: String::new() });
+            self.ours.push(Setting { path: path.into(), value, comment: found.comment.into() });
         }
         found.refused.iter().for_each(|(path, reason)| self.refuse(path, reason));
     }
@@ -207,18 +207,36 @@ impl Import<'_> {
             let Some(setting) = self.ours.iter().find(|setting| setting.path == format!("{table}{name}")) else {
                 continue;
             };
+            if setting.path == words::DATASETS {
+                continue;
+            }
             if !titled {
                 let _ = write!(toml, "\n[{}]\n", table.trim_end_matches('.'));
                 titled = true;
             }
             let _ = writeln!(toml, "{name} = {}{}", setting.value, setting.comment);
         }
+        let mixture = self.ours.iter().find(|setting| setting.path == words::DATASETS);
+        mixture.into_iter().for_each(|setting| toml.push_str(&data_sets(setting)));
         let problems = match toml::from_str::<RunConfig>(&toml) {
             Ok(config) => config.problems(),
             Err(error) => vec![error.to_string().trim_end().replace('\n', " ")],
         };
         Imported { toml, refused: self.refused, needless: self.needless, problems }
     }
+}
+
+/// The tables of [[data.datasets]], with a comment at their shares.
+fn data_sets(Setting { value, comment, .. }: &Setting) -> String {
+    let mut toml = String::new();
+    for set in value.as_array().into_iter().flatten().filter_map(Value::as_table) {
+        toml.push_str("\n[[data.datasets]]\n");
+        for (key, value) in set {
+            let comment = if value.is_float() { format!("  # {comment}") } else { String::new() };
+            let _ = writeln!(toml, "{key} = {value}{comment}");
+        }
+    }
+    toml
 }
 
 impl Known {

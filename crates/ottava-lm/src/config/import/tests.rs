@@ -160,3 +160,66 @@ fn files_of_deepspeed_and_trl_are_translated() {
         "{imported:?}"
     );
 }
+
+/// The tables of [[data.datasets]]: name, last part of the file, weight and repeat.
+fn sets(config: &RunConfig) -> Vec<(&str, String, Option<f64>, Option<f64>)> {
+    let file = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+    let of = |set: &crate::config::DatasetConfig| file(&set.train_files[0]);
+    config.data.datasets.iter().map(|set| (set.name.as_str(), of(set), set.weight, set.repeat)).collect()
+}
+
+#[test]
+fn shares_of_llama_factory_are_weights() {
+    let info = r#"{"web": {"file_name": "web.jsonl"}, "chats": {"file_name": "c.json"}}"#;
+    let files = [("data/dataset_info.json", info), ("data/web.jsonl", "{}"), ("data/c.json", "[]")];
+    let of = |keys: &str| {
+        let text = format!("model_name_or_path: m\nstage: sft\ndataset: web,chats\nmax_steps: 9\n{keys}");
+        imported("sft.yaml", &text, &files)
+    };
+    for (keys, weights) in [
+        ("mix_strategy: interleave_over\ninterleave_probs: 0.7,0.3\n", [0.7, 0.3]),
+        ("mix_strategy: interleave_under\ninterleave_probs: [0.25, 0.75]\n", [0.25, 0.75]),
+        ("mix_strategy: interleave_under\n", [1.0, 1.0]),
+    ] {
+        let (imported, config) = of(keys);
+        let expected = [("web", "web.jsonl", weights[0]), ("chats", "c.json", weights[1])];
+        let expected = expected.map(|(name, file, weight)| (name, file.to_string(), Some(weight), None));
+        assert_eq!(sets(&config), expected, "{}", imported.toml);
+        assert!(config.data.train_files.is_empty());
+        assert!(imported.toml.contains("# of the tokens; in LLaMA-Factory, of the records\n"), "{}", imported.toml);
+        assert_eq!(imported.problems, [""; 0]);
+        let refused = imported.refused.join("\n");
+        assert!(refused.contains("`mix_strategy`: an epoch there ends ") && imported.refused.len() == 1, "{refused}");
+    }
+    // These read every record once.
+    for keys in ["mix_strategy: concat\n", "mix_strategy: interleave_once\ninterleave_probs: 0.7,0.3\n", ""] {
+        let (imported, config) = of(keys);
+        assert_eq!((config.data.train_files.len(), config.data.datasets.len()), (2, 0), "{keys}");
+        assert_eq!(imported.refused, [""; 0], "{keys}");
+    }
+    for (keys, words) in [
+        ("mix_strategy: interleave_over\ninterleave_probs: 0.7\n", "`interleave_probs`: 2 numbers are needed"),
+        ("mix_strategy: interleave_over\ninterleave_probs: a,b\n", "`interleave_probs`: 2 numbers are needed"),
+        ("mix_strategy: random\n", "`mix_strategy`: this strategy is not known"),
+    ] {
+        let (imported, config) = of(keys);
+        assert_eq!((config.data.train_files.len(), config.data.datasets.len()), (2, 0), "{keys}");
+        assert!(imported.refused.iter().any(|note| note.contains(words)), "{words} in {:?}", imported.refused);
+    }
+}
+
+#[test]
+fn weights_of_axolotl_are_repeats() {
+    let entry = |path: &str, more: &str| format!("  - path: {path}\n    type: chat_template\n{more}");
+    let of = |sets: String| imported("sft.yml", &format!("base_model: m\nmax_steps: 9\ndatasets:\n{sets}"), &[]);
+    let (imported, config) =
+        of(entry("a/data.jsonl", "") + &entry("b/data.jsonl", "    weight: 0.02\n") + &entry("c d.jsonl", ""));
+    let expected = [("data", "data.jsonl", 1.0), ("data-2", "data.jsonl", 0.02), ("c-d", "c d.jsonl", 1.0)];
+    let expected = expected.map(|(name, file, repeat)| (name, file.to_string(), None, Some(repeat)));
+    assert_eq!(sets(&config), expected, "{}", imported.toml);
+    assert!(imported.toml.contains("repeat = 0.02  # weight of Axolotl, which reads the same records in every epoch"));
+    assert_eq!(imported.problems, [""; 0]);
+    assert!(imported.refused.iter().all(|note| note.contains("there is no file ")), "{:?}", imported.refused);
+    let (imported, config) = of(entry("a.jsonl", "    weight: 1.0\n") + &entry("b.jsonl", ""));
+    assert_eq!((config.data.train_files.len(), config.data.datasets.len()), (2, 0), "{}", imported.toml);
+}
