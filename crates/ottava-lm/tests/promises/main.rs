@@ -36,6 +36,7 @@ mod quantized_folders;
 mod ranks;
 mod real_model;
 mod recompute;
+mod recorded;
 mod referee;
 mod reopen;
 mod resume;
