@@ -87,6 +87,10 @@ impl RunConfig {
         }
         match self.preference.loss_type {
             Some(LossType::Kto) => reasons.push((OF_PAIRS, "with loss_type kto; it is for pairs".into())),
+            Some(LossType::BradleyTerry) => {
+                reasons.push((OF_PAIRS, "with loss_type bradley_terry; it is for sigmoid and robust".into()));
+                reasons.push((OF_REFERENCE, "with loss_type bradley_terry, which has no reference model".into()));
+            }
             Some(LossType::Hinge | LossType::Ipo) => {
                 reasons.push((OF_PAIRS, "with this `loss_type`; it is for sigmoid and robust".into()));
             }
@@ -94,6 +98,9 @@ impl RunConfig {
         }
         if self.preference.loss_type.is_some_and(|loss| loss != LossType::Kto) {
             reasons.push((OF_KTO, "with this `loss_type`; it is for kto".into()));
+        }
+        if self.preference.loss_type.is_some() && !self.preference.trains_reward_model() {
+            reasons.push((OF_REWARDS, "with this `loss_type`; it is for bradley_terry".into()));
         }
         if self.generation.prompts.is_empty() {
             let keys = &["generation.max_new_tokens", "generation.temperature", "generation.top_p"];
@@ -139,6 +146,10 @@ const OF_LION: &[&str] = &["training.lion_beta1", "training.lion_beta2"];
 
 const OF_PAIRS: &[&str] = &["preference.label_smoothing"];
 
+const OF_REWARDS: &[&str] = &["preference.center_rewards_coefficient"];
+
+const OF_REFERENCE: &[&str] = &["preference.beta", "preference.precompute_ref_log_probs"];
+
 const OF_KTO: &[&str] = &["preference.desirable_weight", "preference.undesirable_weight"];
 
 const OF_FP16: &[&str] = &["precision.initial_loss_scale", "precision.loss_scale_window", "precision.min_loss_scale"];
@@ -150,7 +161,9 @@ mod tests {
     #[test]
     fn every_key_is_a_setting() {
         let known = super::super::names::Known::new().0;
-        for key in [OF_FP8, OF_DELAYED, OF_FP16, OF_ADAMW, OF_MUON, OF_LION, OF_PIPELINE, OF_PAIRS, OF_KTO].concat() {
+        let of_preferences = [OF_PAIRS, OF_KTO, OF_REWARDS, OF_REFERENCE].concat();
+        let others = [OF_FP8, OF_DELAYED, OF_FP16, OF_ADAMW, OF_MUON, OF_LION, OF_PIPELINE].concat();
+        for key in others.into_iter().chain(of_preferences) {
             assert!(known.contains(&key.to_string()), "{key}");
         }
     }

@@ -46,7 +46,7 @@ pub use megatron::write_megatron;
 pub use mixture::{BatchLoader, DataSet, DataState, TrainingData};
 pub use order::Split;
 pub use packing::{ExcessLength, Packing, RowLayout};
-pub use preference::{PreferenceBatch, PreferenceLoader, Records};
+pub use preference::{PreferenceBatch, PreferenceLoader, Records, RowTarget};
 pub use prepare::prepare;
 pub use records::{Content, Formatting};
 pub use shards::{PreferenceKind, TokenDataset};

@@ -107,6 +107,7 @@ pub(super) fn prepare_sharded(
         target_tokens: 0,
         loss_mask: encoder.loss_mask,
         preference,
+        margins: false,
         bytes: 0,
         dtype,
         vocab_size: tokenizer.vocab_size(),

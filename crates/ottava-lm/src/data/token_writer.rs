@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::encode::Encoded;
-use super::shards::{BYTES, DOCUMENTS, LABELS, MASKED, Meta, PreferenceKind, TARGETS, TokenType, shard_name};
+use super::shards::{BYTES, DOCUMENTS, LABELS, MARGINS, MASKED, Meta, PreferenceKind, TARGETS, TokenType, shard_name};
 use crate::hash::{hex, seal};
 use crate::{Error, Result};
 
@@ -29,6 +29,7 @@ pub(super) struct TokenWriter {
     target_tokens: u64,
     /// Of documents with labels.
     labels: Vec<u8>,
+    margins: Vec<f32>,
 }
 
 impl TokenWriter {
@@ -45,6 +46,7 @@ impl TokenWriter {
             first_targets: Vec::new(),
             target_tokens: 0,
             labels: Vec::new(),
+            margins: Vec::new(),
         })
     }
 
@@ -54,7 +56,8 @@ impl TokenWriter {
     }
 
     /// Writes a document, whose tokens may have the bit of a loss mask.
-    pub(super) fn push(&mut self, Encoded { tokens: ids, bytes, label, .. }: &Encoded, loss_mask: bool) -> Result<()> {
+    pub(super) fn push(&mut self, document: &Encoded, loss_mask: bool) -> Result<()> {
+        let Encoded { tokens: ids, bytes, label, margin, .. } = document;
         if self.shards.last().is_some_and(|&tokens| tokens * self.dtype.size() as u64 >= self.shard_bytes) {
             self.close_shard()?;
         }
@@ -79,6 +82,7 @@ impl TokenWriter {
         *tokens += ids.len() as u64;
         self.starts.push(self.starts[self.starts.len() - 1] + ids.len() as u64);
         self.labels.extend(label.map(u8::from));
+        self.margins.push(*margin);
         self.bytes.push(u32::try_from(*bytes).expect("a document is smaller than 4 GiB"));
         Ok(())
     }
@@ -110,6 +114,12 @@ impl TokenWriter {
             labels.write(&self.labels)?;
             self.close(labels)?;
         }
+        let margins = self.margins.iter().any(|&margin| margin != 0.0);
+        if margins {
+            let mut file = Output::create(self.folder.join(MARGINS))?;
+            self.margins.iter().try_for_each(|margin| file.write(&margin.to_le_bytes()))?;
+            self.close(file)?;
+        }
         if meta.loss_mask {
             let mut targets = Output::create(self.folder.join(TARGETS))?;
             self.first_targets.iter().try_for_each(|first| targets.write(&first.to_le_bytes()))?;
@@ -119,6 +129,7 @@ impl TokenWriter {
             documents: self.bytes.len() as u64,
             tokens: self.starts[self.starts.len() - 1],
             target_tokens: self.target_tokens,
+            margins,
             bytes: self.bytes.iter().map(|&length| u64::from(length)).sum(),
             shards: self.shards,
             sha256: self.sha256,

@@ -40,6 +40,7 @@ mod recorded;
 mod referee;
 mod reopen;
 mod resume;
+mod reward;
 mod saves;
 mod setup;
 mod sft;

@@ -11,6 +11,7 @@ mod inspect;
 mod kill;
 mod layer_axes;
 mod pipeline;
+mod preferences;
 mod rank_faults;
 mod ranks;
 mod runs;
