@@ -170,7 +170,8 @@ impl Tokens {
         padding: Option<i64>,
     ) -> Result<(PreferenceSums, usize)> {
         let layout = RowLayout { seq_len, packing: Packing::None, document_mask: false };
-        evaluate_rewards(model, self.dataset.clone(), layout, padding, self.rows)
+        // A pair has two rows.
+        evaluate_rewards(model, self.dataset.clone(), layout, padding, self.rows.div_ceil(2))
     }
 
     /// All batches with rows of `seq_len` tokens: of chats and completions whole documents, as in training; of texts a stream, of which each
