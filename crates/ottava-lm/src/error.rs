@@ -29,12 +29,18 @@ pub enum Error {
     /// A loss, gradient or weight is not finite.
     #[error("{0}")]
     NonFinite(String),
+    /// The same computation gave different bits: the hardware is not reliable.
+    #[error("{0}")]
+    Corruption(String),
     /// A run does not fit its device: planned and measured memory, and changes that fit.
     #[error("{0}")]
     Memory(String),
     /// A signal asked the run to stop; what was saved, and where.
     #[error("{0}")]
     Interrupted(String),
+    /// The sentinel ended the run; what it found, and where the checkpoint is.
+    #[error("{0}")]
+    Paused(String),
     /// A signal asked the process to stop while there was nothing to save.
     #[error("{0}")]
     Cancelled(String),
@@ -77,7 +83,7 @@ impl Error {
     }
 
     /// The exit code of the process: 1 configuration or model, 2 data, 3 out of memory, 4 not finite, 5 other ranks,
-    /// 7 damaged checkpoint, 8 device, 75 stopped by a signal with a good checkpoint, 130 stopped with nothing to save.
+    /// 7 damaged checkpoint, 8 device, 75 stopped by a signal with a good checkpoint, 76 ended by the sentinel with a good checkpoint, 130 stopped with nothing to save.
     pub fn exit_code(&self) -> u8 {
         use ottava_tensor::Error as T;
         match self {
@@ -86,9 +92,10 @@ impl Error {
             Error::NonFinite(_) => 4,
             Error::Checkpoint(_) => 7,
             Error::Interrupted(_) => 75,
+            Error::Paused(_) => 76,
             Error::Cancelled(_) => 130,
             Error::Memory(_) | Error::Tensor(T::OutOfMemory { .. } | T::HostMemory { .. }) => 3,
-            Error::Tensor(T::Library { .. } | T::Cuda { .. } | T::Compile { .. }) => 8,
+            Error::Corruption(_) | Error::Tensor(T::Library { .. } | T::Cuda { .. } | T::Compile { .. }) => 8,
             Error::Rank { .. } | Error::Tensor(T::Ranks { .. }) => Error::RANKS,
             Error::Tensor(_) => 1,
         }

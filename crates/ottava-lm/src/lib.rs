@@ -36,6 +36,7 @@ pub mod recompute;
 pub mod report;
 pub mod run;
 pub mod scaling;
+pub mod sentinel;
 pub mod step;
 pub mod trainer;
 

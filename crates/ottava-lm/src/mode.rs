@@ -11,6 +11,8 @@ pub enum Pass {
     Reference,
     /// Forward of tokens of several requests: as evaluation, and no operand is scaled by what other requests have.
     Inference,
+    /// Forward and backward that are compared between precisions: no measurement and no gradient reaches the run.
+    Comparison,
     /// Forward of a block, recomputed in backward: saves like training, but does not measure again.
     Recomputation,
 }
@@ -65,7 +67,7 @@ impl Mode {
 
     /// Whether backward follows.
     pub fn keeps(self) -> bool {
-        matches!(self.pass, Pass::Training | Pass::Recomputation)
+        matches!(self.pass, Pass::Training | Pass::Recomputation | Pass::Comparison)
     }
 
     /// Whether casts count for the run's statistics.

@@ -1,14 +1,17 @@
 //! A run assembled: model, optimizer and step, the same for training, for plans and for benchmarks.
 
 use crate::config::ResolvedConfig;
+use crate::data::Batch;
 use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::Optimizer;
 use crate::parallel::{LayerAxes, Partition, Ranks, divide};
 use crate::param::WeightSource;
+use crate::scaling::PrecisionComparison;
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// A model in training.
@@ -44,7 +47,7 @@ impl Run {
         let axes = Rc::new(LayerAxes::new(ranks.clone()));
         let mut model = Decoder::staged(sizes, &recipe, device, purpose, seq_len, &spans, axes)?;
         let reduction = run.parallel.reduction(run.optimizer.formats().gradients);
-        let values = !run.precision.high_precision_steps.is_empty();
+        let values = run.needs_values();
         let partition = Partition::new(&mut model, ranks, run.parallel.zero, reduction, values)?;
         let weights_digest = partition.load(&mut model, weights)?;
         let states = device.scope("optimizer states");
@@ -69,6 +72,22 @@ impl Run {
     /// Casts the weights with the current scales, before the first step.
     pub fn quantize_weights(&mut self) -> Result<()> {
         self.step.partition().quantize_weights(&mut self.model)
+    }
+
+    /// Sets the linears, by name, whose products read operands in the compute type in later steps, while their casts still measure.
+    pub fn set_high_precision(&mut self, linears: &BTreeSet<String>) {
+        self.model.scaling().set_high_precision(linears);
+        self.step.forget_captures();
+    }
+
+    /// Compares the recipe with the compute type on rows of this rank, as [`TrainStep::compare`].
+    pub fn compare(&mut self, batch: &Batch) -> Result<PrecisionComparison> {
+        self.step.compare(&mut self.model, batch)
+    }
+
+    /// Runs forward and backward of rows of this rank twice, as [`TrainStep::repeat`].
+    pub fn repeat(&mut self, batch: &Batch, precision: StepPrecision, deterministic: bool) -> Result<Option<String>> {
+        self.step.repeat(&mut self.model, batch, precision, deterministic)
     }
 
     /// Runs a step on the micro-batches that were loaded into [`Run::step`].

@@ -13,6 +13,7 @@ pub mod granularity;
 pub mod host_transfer;
 pub mod ops;
 mod parts;
+pub mod planted;
 mod poison;
 pub mod quantized;
 pub mod snapshot;

@@ -75,7 +75,11 @@ fn main() -> ExitCode {
     match result.and_then(|()| output::finish()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let kind = if matches!(error, Error::Interrupted(_) | Error::Cancelled(_)) { "stopped" } else { "error" };
+            let kind = if matches!(error, Error::Interrupted(_) | Error::Paused(_) | Error::Cancelled(_)) {
+                "stopped"
+            } else {
+                "error"
+            };
             output::last_words(&format!("{kind}: {error}"));
             ExitCode::from(error.exit_code())
         }

@@ -55,6 +55,8 @@ pub struct TrainRow {
     pub tokens_per_second: f64,
     /// Median milliseconds of a step: forward, backward, clipping and the update.
     pub step_milliseconds: f64,
+    /// Milliseconds that a step takes longer if it begins with a comparison of the sentinel, where `sentinel_steps` is set.
+    pub comparison_milliseconds: Option<f64>,
     /// Model FLOP/s: six per weight and token, and causal attention.
     pub model_flops_per_second: f64,
     /// Planned peak of tensors.
@@ -174,6 +176,18 @@ impl TrainBench {
         let mut seconds: Vec<f64> = timed.iter().map(|(seconds, _)| *seconds).collect();
         seconds.sort_by(f64::total_cmp);
         let median = seconds[seconds.len() / 2];
+        let mut comparison_milliseconds = None;
+        if config.run.sentinel.sentinel_steps > 0 && !run.model.scaling().is_empty() {
+            // The first comparison compiles kernels and tunes products.
+            for _ in 0..3 {
+                let documents = lengths.as_ref().map(|lengths| lengths.repeat(self.micro_batch));
+                let batch = Batch { documents, ..tokens.draw(self.micro_batch, self.seq_len) };
+                let begin = Instant::now();
+                run.compare(&batch.first_rows(config.run.sentinel.sentinel_sequences))?;
+                run.step(LEARNING_RATE, StepPrecision::Recipe)?;
+                comparison_milliseconds = Some((begin.elapsed().as_secs_f64() - median) * 1e3);
+            }
+        }
         let mut families = Vec::new();
         if let Device::Cuda(gpu) = device {
             // Without a graph, to time each call; once before, to warm up the memory pool.
@@ -198,6 +212,7 @@ impl TrainBench {
             level,
             tokens_per_second,
             step_milliseconds: median * 1e3,
+            comparison_milliseconds,
             model_flops_per_second: tokens_per_second * run.model.description().flops_per_token(seen),
             planned_peak_bytes: planned.peak_bytes,
             peak_memory_bytes: memory.peak as u64,

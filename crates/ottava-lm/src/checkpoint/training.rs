@@ -11,6 +11,7 @@ use crate::models::Decoder;
 use crate::optim::{LossScale, Optimizer, Per, StateTensor, optimizer_tensors};
 use crate::parallel::{Partition, Shared};
 use crate::param::{Param, Purpose, Region, Shard};
+use crate::sentinel::SentinelState;
 use ottava_tensor::{Device, ExpandedTensor, Snapshot, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -50,6 +51,9 @@ pub struct Progress {
     /// The best evaluation so far.
     #[serde(default)]
     pub best: Option<Best>,
+    /// The decisions of the sentinel.
+    #[serde(default)]
+    pub sentinel: SentinelState,
 }
 
 /// What one rank writes into a checkpoint, without the bytes of tensors. Ranks share the files of the weights, and each writes its slices of

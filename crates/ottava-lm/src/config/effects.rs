@@ -4,6 +4,7 @@ use super::{LossType, OptimizerName, RunConfig};
 use crate::data::{BadRecord, Packing};
 use crate::optim::SchedulerType;
 use crate::recipe::RecipeName;
+use crate::sentinel::SentinelPolicy;
 use toml::Value;
 
 impl RunConfig {
@@ -26,15 +27,16 @@ impl RunConfig {
     /// Keys without effect in this run, and why.
     fn reasons(&self) -> Vec<(&'static [&'static str], String)> {
         let (recipe, t) = (self.precision.recipe, &self.training);
+        let lacks = |names: &[RecipeName]| !self.precision.recipes().any(|recipe| names.contains(&recipe));
         let mut reasons: Vec<(&[&str], String)> = Vec::new();
         let of_recipe = format!("with recipe {}", recipe.as_str());
-        if matches!(recipe, RecipeName::Fp32 | RecipeName::Bf16 | RecipeName::Fp16) {
+        if lacks(&RecipeName::FP8) {
             reasons.push((OF_FP8, format!("{of_recipe}, which casts nothing to FP8")));
         }
-        if recipe != RecipeName::Fp8Delayed {
+        if lacks(&[RecipeName::Fp8Delayed]) {
             reasons.push((OF_DELAYED, format!("{of_recipe}; it is for fp8-delayed")));
         }
-        if recipe != RecipeName::Fp8Block {
+        if lacks(&[RecipeName::Fp8Block]) {
             reasons.push((&["precision.wgrad_blocks"], format!("{of_recipe}; it is for fp8-block")));
         }
         if recipe != RecipeName::Fp16 {
@@ -102,6 +104,12 @@ impl RunConfig {
         if self.preference.loss_type.is_some() && !self.preference.trains_reward_model() {
             reasons.push((OF_REWARDS, "with this `loss_type`; it is for bradley_terry".into()));
         }
+        if self.sentinel.sentinel_steps == 0 {
+            reasons.push((OF_SENTINEL, "while `sentinel_steps` is 0".into()));
+        } else if !matches!(self.sentinel.sentinel_policy, SentinelPolicy::Demote | SentinelPolicy::Bf16) {
+            let text = "with this `sentinel_policy`; it is for demote and bf16";
+            reasons.push((&["sentinel.sentinel_hold_steps"], text.into()));
+        }
         if self.generation.prompts.is_empty() {
             let keys = &["generation.max_new_tokens", "generation.temperature", "generation.top_p"];
             reasons.push((keys, "without `generation.prompts`".into()));
@@ -152,6 +160,14 @@ const OF_REFERENCE: &[&str] = &["preference.beta", "preference.precompute_ref_lo
 
 const OF_KTO: &[&str] = &["preference.desirable_weight", "preference.undesirable_weight"];
 
+const OF_SENTINEL: &[&str] = &[
+    "sentinel.sentinel_sequences",
+    "sentinel.sentinel_policy",
+    "sentinel.sentinel_hold_steps",
+    "sentinel.sentinel_loss_gap",
+    "sentinel.sentinel_cosine",
+];
+
 const OF_FP16: &[&str] = &["precision.initial_loss_scale", "precision.loss_scale_window", "precision.min_loss_scale"];
 
 #[cfg(test)]
@@ -162,7 +178,7 @@ mod tests {
     fn every_key_is_a_setting() {
         let known = super::super::names::Known::new().0;
         let of_preferences = [OF_PAIRS, OF_KTO, OF_REWARDS, OF_REFERENCE].concat();
-        let others = [OF_FP8, OF_DELAYED, OF_FP16, OF_ADAMW, OF_MUON, OF_LION, OF_PIPELINE].concat();
+        let others = [OF_FP8, OF_DELAYED, OF_FP16, OF_ADAMW, OF_MUON, OF_LION, OF_PIPELINE, OF_SENTINEL].concat();
         for key in others.into_iter().chain(of_preferences) {
             assert!(known.contains(&key.to_string()), "{key}");
         }

@@ -20,6 +20,8 @@ mod preference_runs;
 mod problems;
 mod resolved;
 mod run;
+mod sentinel;
+mod sentinel_runs;
 mod starter;
 #[cfg(test)]
 mod tests;
@@ -36,4 +38,5 @@ pub use precision::formats;
 pub use preference::{LossType, PreferenceConfig};
 pub use resolved::ResolvedConfig;
 pub use run::{DeviceChoice, GenerationConfig, ModelConfig, RunConfig, TrainingConfig, WeightInit};
+pub use sentinel::SentinelConfig;
 pub use starter::{Starter, starter};

@@ -3,6 +3,7 @@
 use super::keys::flatten;
 use super::words::{self, Translation};
 use super::{DatasetConfig, RunConfig};
+use crate::recipe::PrecisionOverride;
 use toml::{Table, Value};
 
 /// Longer keys get no suggestion.
@@ -45,8 +46,9 @@ impl Known {
                 }
                 continue;
             }
-            if let (true, Value::Array(sets)) = (path == words::DATASETS, &table[&key]) {
-                sets.iter().for_each(|set| unknown_of_set(set, problems));
+            let keys = LISTS.iter().find(|(list, _)| *list == path).map(|(_, keys)| keys);
+            if let (Some(keys), Value::Array(tables)) = (keys, &table[&key]) {
+                tables.iter().for_each(|table| unknown_in_list(&path, keys, table, problems));
                 continue;
             }
             match words::translate(&path, &table[&key]) {
@@ -174,18 +176,20 @@ impl Known {
     }
 }
 
-/// Reports keys of a table of `[[data.datasets]]` that do not exist.
-fn unknown_of_set(set: &Value, problems: &mut Vec<String>) {
-    for key in
-        set.as_table().into_iter().flat_map(Table::keys).filter(|key| !DatasetConfig::KEYS.contains(&key.as_str()))
-    {
-        let near = DatasetConfig::KEYS.iter().filter_map(|known| Some((distance(key, known)?, known))).min();
-        let also = ["path", "data_files", "data_path"].contains(&key.as_str()).then_some((0, &"train_files"));
-        problems.push(match also.or(near) {
-            Some((_, known)) => format!("`{key}` is not a setting of [[data.datasets]]; did you mean `{known}`?"),
+/// The lists of tables, and the keys of each table.
+const LISTS: &[(&str, &[&str])] =
+    &[(words::DATASETS, DatasetConfig::KEYS), ("precision.overrides", PrecisionOverride::KEYS)];
+
+/// Reports keys of a table of the list at `path` that are not among `keys`.
+fn unknown_in_list(path: &str, keys: &[&str], table: &Value, problems: &mut Vec<String>) {
+    for key in table.as_table().into_iter().flat_map(Table::keys).filter(|key| !keys.contains(&key.as_str())) {
+        let near = keys.iter().filter_map(|known| Some((distance(key, known)?, known))).min();
+        let is_files = path == words::DATASETS && ["path", "data_files", "data_path"].contains(&key.as_str());
+        problems.push(match is_files.then_some((0, &"train_files")).or(near) {
+            Some((_, known)) => format!("`{key}` is not a setting of [[{path}]]; did you mean `{known}`?"),
             None => {
-                let keys: Vec<_> = DatasetConfig::KEYS.iter().map(|key| format!("`{key}`")).collect();
-                format!("`{key}` is not a setting of [[data.datasets]], which has {}", keys.join(", "))
+                let keys: Vec<_> = keys.iter().map(|key| format!("`{key}`")).collect();
+                format!("`{key}` is not a setting of [[{path}]], which has {}", keys.join(", "))
             }
         });
     }

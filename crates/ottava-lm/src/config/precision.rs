@@ -42,11 +42,12 @@ impl RunConfig {
 
 /// The defaults with `settings` (`key=value`, as for `--set`): precision, optimizer, memory and division of a training benchmark.
 ///
-/// Errors when a key is of another table than `[precision]`, `[optimizer]`, `[memory]` and `[parallel]`, or `recipe`, which benchmarks have an option for.
+/// Errors when a key is of another table than `[precision]`, `[sentinel]`, `[optimizer]`, `[memory]` and `[parallel]`, or `recipe`, which
+/// benchmarks have an option for.
 /// Whether the values are compatible depends on the recipe: call [`RunConfig::expect_formats`].
 pub fn formats(settings: &[String]) -> Result<RunConfig> {
-    let tables = ["precision", "optimizer", "memory", "parallel"];
-    let reason = "only keys of [precision], [optimizer], [memory] and [parallel] are set here; --help shows the options for others";
+    let tables = ["precision", "sentinel", "optimizer", "memory", "parallel"];
+    let reason = "only keys of [precision], [sentinel], [optimizer], [memory] and [parallel] are set here; --help shows the options for others";
     let config = with_settings(Table::new(), settings, &tables, reason)?;
     let names_recipe = |setting: &&String| {
         let mut alone = Table::new();

@@ -48,6 +48,7 @@ impl RunConfig {
         self.check_layer_axes(&mut problems);
         self.check_training(&mut problems);
         self.check_memory(&mut problems);
+        self.check_sentinel(&mut problems);
         self.check_generation(&mut problems);
         problems.0
     }

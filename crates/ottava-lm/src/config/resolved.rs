@@ -56,7 +56,7 @@ impl ResolvedConfig {
         Purpose::Train(MemoryPolicy {
             formats: run.optimizer.formats(),
             weight_codes: run.weight_codes(),
-            frozen_values: !run.precision.high_precision_steps.is_empty(),
+            frozen_values: run.needs_values(),
             recompute: self.recompute,
             saved_activations: run.memory.saved_activations,
             offload_optimizer: Share::new(self.offload_optimizer),

@@ -7,6 +7,7 @@ use super::lora::LoraConfig;
 use super::memory::{MemoryConfig, OptimizerConfig, OptimizerName};
 use super::parallel::ParallelConfig;
 use super::preference::PreferenceConfig;
+use super::sentinel::SentinelConfig;
 use crate::error::{Error, Result};
 use crate::models::{DecoderConfig, decoder_config};
 use crate::optim::{
@@ -45,6 +46,8 @@ pub struct RunConfig {
     pub training: TrainingConfig,
     /// Formats of computation.
     pub precision: Precision,
+    /// Comparisons of the recipe with BF16.
+    pub sentinel: SentinelConfig,
     /// Formats of master weights, gradients and optimizer states.
     pub optimizer: OptimizerConfig,
     /// Recomputation and offloading.
@@ -267,6 +270,7 @@ impl Default for RunConfig {
             preference: PreferenceConfig::default(),
             training: TrainingConfig::default(),
             precision: Precision::default(),
+            sentinel: SentinelConfig::default(),
             optimizer: OptimizerConfig::default(),
             memory: MemoryConfig::default(),
             parallel: ParallelConfig::default(),
@@ -343,6 +347,11 @@ impl RunConfig {
         )))
     }
 
+    /// Whether passes in the compute type may run, so that weights are also kept or gathered in it.
+    pub fn needs_values(&self) -> bool {
+        !self.precision.high_precision_steps.is_empty() || self.sentinel.sentinel_steps > 0
+    }
+
     /// The recipe of the run on `device`.
     pub fn recipe_on(&self, device: &Device) -> Recipe {
         self.precision.recipe_on(device, self.micro_batch_rows() * self.data.max_length)
@@ -412,6 +421,7 @@ impl RunConfig {
             "data.datasets",
             "training",
             "precision",
+            "sentinel",
             "memory.recompute",
             "memory.weight_codes",
             "memory.offload_optimizer",

@@ -41,6 +41,23 @@ impl Batch {
         Batch { inputs, targets, rows, seq_len, documents: None, padding: 0 }
     }
 
+    /// Its first `rows` rows.
+    pub fn first_rows(&self, rows: usize) -> Batch {
+        let tokens = rows * self.seq_len;
+        let mut end = 0;
+        let within = |length: &&usize| {
+            end += **length;
+            end <= tokens
+        };
+        Batch {
+            inputs: self.inputs[..tokens].to_vec(),
+            targets: self.targets[..tokens].to_vec(),
+            rows,
+            documents: self.documents.as_ref().map(|all| all.iter().take_while(within).copied().collect()),
+            ..*self
+        }
+    }
+
     /// The batch with copies of its first row, without targets, until its tokens are a multiple of `multiple`.
     pub fn padded_to(&self, multiple: usize) -> Cow<'_, Batch> {
         if self.inputs.len().is_multiple_of(multiple) {

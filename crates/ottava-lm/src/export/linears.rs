@@ -120,7 +120,7 @@ fn reason_to_leave(
     parts: &[(String, usize)],
     decision: &Decision,
 ) -> Option<String> {
-    if source.recipe.casts.is_some() && decision.fp8.is_none() {
+    if source.recipe.casts_to_fp8() && decision.fp8.is_none() {
         return Some(format!("in the run too: {}", decision.reason));
     }
     let multiple = format.multiple();

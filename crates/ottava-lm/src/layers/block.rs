@@ -10,6 +10,8 @@ use ottava_tensor::Tensor;
 
 /// Residual branches, one after the other. Usually attention and MLP: in separate branches, or in parallel in one branch.
 pub struct Block {
+    /// As `model.layers.0`.
+    name: String,
     branches: Vec<Branch>,
 }
 
@@ -22,10 +24,15 @@ pub enum BlockSaved {
 }
 
 impl Block {
-    /// A block of `branches`. Panics without any.
-    pub fn new(branches: Vec<Branch>) -> Block {
+    /// A block of `branches` called `name`. Panics without any.
+    pub fn new(name: String, branches: Vec<Branch>) -> Block {
         assert!(!branches.is_empty(), "a block has a branch");
-        Block { branches }
+        Block { name, branches }
+    }
+
+    /// Its name, as `model.layers.0`.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// `y` `[T, C]`, and what backward needs.

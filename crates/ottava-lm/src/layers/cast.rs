@@ -2,7 +2,6 @@
 
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::mode::Mode;
 use crate::operand::{FrozenScale, View, Views};
 use crate::recipe::ProductPrecision;
 use crate::scaling::{Casts, Slot};
@@ -91,10 +90,24 @@ impl OperandCast {
         OperandCast { needs_value: true, for_adapter: true, ..self }
     }
 
-    /// The slot for a producer that writes codes directly; `None` if the value is also needed.
-    pub fn fused(&self, mode: Mode) -> Option<Slot> {
-        let all_read_codes = !mode.is_high_precision() && !self.products.contains(&ProductPrecision::High);
-        self.slot.filter(|_| all_read_codes && !self.needs_value)
+    /// The slot of the cast; `None` if no product reads codes.
+    pub fn slot(&self) -> Option<Slot> {
+        self.slot
+    }
+
+    /// The slot if products read only codes.
+    fn only_codes(&self, casts: &Casts) -> Option<Slot> {
+        self.slot.filter(|_| self.reads_codes(casts) == [true; 2] && !self.needs_value)
+    }
+
+    /// The slot for a producer that writes codes directly; `None` if the value is also needed, as a comparison needs it.
+    pub fn fused(&self, casts: &Casts) -> Option<Slot> {
+        self.only_codes(casts).filter(|_| !casts.compares_casts())
+    }
+
+    /// Whether the linear of this cast has FP8 products in this pass.
+    pub fn is_cast(&self, casts: &Casts) -> bool {
+        self.slot.is_some_and(|slot| !casts.is_high_precision(slot))
     }
 
     /// Whether this is a cast for products of these precisions.
@@ -103,12 +116,12 @@ impl OperandCast {
     }
 
     /// Whether the first product reads codes, and whether wgrad reads codes.
-    fn reads_codes(&self, mode: Mode) -> [bool; 2] {
-        self.products.map(|product| product != ProductPrecision::High && !mode.is_high_precision())
+    fn reads_codes(&self, casts: &Casts) -> [bool; 2] {
+        self.products.map(|product| product != ProductPrecision::High && self.is_cast(casts))
     }
 
     fn gathered(&self, casts: &Casts) -> Gathered {
-        match self.fused(casts.mode) {
+        match self.only_codes(casts) {
             _ if !self.gathers || !casts.divides_tokens() => Gathered::Nothing,
             Some(slot) if casts.scales.is_per_tensor(slot) => Gathered::Codes,
             _ => Gathered::Value,
@@ -153,7 +166,7 @@ impl OperandCast {
         casts: &mut Casts,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<(Produced, T)>,
     ) -> Result<(CastInput, T)> {
-        match self.fused(casts.mode).filter(|_| self.gathered(casts) != Gathered::Value) {
+        match self.fused(casts).filter(|_| self.gathered(casts) != Gathered::Value) {
             Some(slot) => {
                 let (codes, frozen, rest) = casts.produce(slot, self.own_copies(copies, casts), op)?;
                 let codes = self.all_codes(codes, copies, casts)?;
@@ -173,7 +186,7 @@ impl OperandCast {
         let codes = self.quantize(&x, copies, casts)?;
         let frozen = codes.as_ref().map_or_else(FrozenScale::default, |(_, frozen)| frozen.clone());
         let codes = codes.map(|(codes, _)| codes);
-        let [first, second] = self.reads_codes(casts.mode);
+        let [first, second] = self.reads_codes(casts);
         let rows = self.view(first, &x, codes.as_ref().map(QuantizedTensor::only_rows));
         let columns =
             (copies == CodeCopies::Both).then(|| self.view(second, &x, codes.map(QuantizedTensor::only_transposed)));
@@ -187,7 +200,7 @@ impl OperandCast {
         casts: &mut Casts,
         op: impl FnOnce(Output) -> Result<Produced>,
     ) -> Result<View> {
-        match self.fused(casts.mode).filter(|_| self.gathered(casts) != Gathered::Value) {
+        match self.fused(casts).filter(|_| self.gathered(casts) != Gathered::Value) {
             Some(slot) => {
                 let codes = casts.reproduce(slot, frozen, self.own_copies(CodeCopies::Columns, casts), op)?;
                 Ok(View::Codes(self.all_codes(codes, CodeCopies::Columns, casts)?.only_transposed()))
@@ -203,7 +216,7 @@ impl OperandCast {
         casts: &mut Casts,
         op: impl FnOnce(Output) -> Result<Produced>,
     ) -> Result<Views> {
-        if let Some(slot) = self.fused(casts.mode).filter(|_| self.gathered(casts) != Gathered::Value) {
+        if let Some(slot) = self.fused(casts).filter(|_| self.gathered(casts) != Gathered::Value) {
             let codes = casts.reproduce(slot, frozen, self.own_copies(CodeCopies::Both, casts), op)?;
             return Ok(Views::of_codes(self.all_codes(codes, CodeCopies::Both, casts)?));
         }
@@ -212,7 +225,7 @@ impl OperandCast {
 
     /// The views that both products read of an operand with a recomputed value.
     pub fn recast_both(&self, x: Tensor, frozen: &FrozenScale, casts: &mut Casts) -> Result<Views> {
-        let [first, second] = self.reads_codes(casts.mode);
+        let [first, second] = self.reads_codes(casts);
         let x = self.whole(x, casts)?;
         let codes = self.requantize(&x, [first, second], frozen, casts)?;
         Ok(Views {
@@ -223,7 +236,7 @@ impl OperandCast {
 
     /// The view that wgrad reads of an operand with a recomputed value.
     pub fn recast_columns(&self, x: Tensor, frozen: &FrozenScale, casts: &mut Casts) -> Result<View> {
-        let [_, second] = self.reads_codes(casts.mode);
+        let [_, second] = self.reads_codes(casts);
         let x = self.whole(x, casts)?;
         let codes = self.requantize(&x, [false, second], frozen, casts)?;
         Ok(self.view(second, &x, codes.map(QuantizedTensor::only_transposed)))
@@ -235,7 +248,7 @@ impl OperandCast {
         casts: &mut Casts,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
     ) -> Result<Views> {
-        match self.fused(casts.mode).filter(|_| self.gathered(casts) == Gathered::Nothing) {
+        match self.fused(casts).filter(|_| self.gathered(casts) == Gathered::Nothing) {
             Some(slot) => Ok(Views::of_codes(casts.produce(slot, CodeCopies::Both, |output| Ok((op(output)?, ())))?.0)),
             None => self.cast_gradient(&plain(op(Output::Plain)?), None, casts),
         }
@@ -243,7 +256,7 @@ impl OperandCast {
 
     /// A cleared F32 `[1]` for the op that produces the gradient, if this cast needs its amax.
     pub fn amax_for(&self, casts: &mut Casts) -> Result<Option<Tensor>> {
-        self.fused(casts.mode).map_or(Ok(None), |slot| casts.amax_for(slot))
+        self.fused(casts).map_or(Ok(None), |slot| casts.amax_for(slot))
     }
 
     /// Casts an output gradient and measures it; `amax` is its amax, from [`OperandCast::amax_for`].
@@ -255,7 +268,7 @@ impl OperandCast {
         }
         let dy = &self.whole(dy.clone(), casts)?;
         let codes = self.quantize(dy, CodeCopies::Both, casts)?.map(|(codes, _)| codes);
-        let [first, second] = self.reads_codes(casts.mode);
+        let [first, second] = self.reads_codes(casts);
         Ok(Views {
             rows: self.view(first, dy, codes.as_ref().map(QuantizedTensor::only_rows)),
             columns: self.view(second, dy, codes.map(QuantizedTensor::only_transposed)),
@@ -279,14 +292,16 @@ impl OperandCast {
         casts: &mut Casts,
     ) -> Result<Option<(QuantizedTensor, FrozenScale)>> {
         let Some(slot) = self.slot else { return Ok(None) };
-        let [first, second] = self.reads_codes(casts.mode);
+        let [first, second] = self.reads_codes(casts);
         let Some(copies) = copies_of([first, second && (copies == CodeCopies::Both || !first)]) else {
             casts.measure(slot, x)?;
             return Ok(None);
         };
         let frozen = casts.freeze(slot, x)?;
         let codes = casts.quantize(slot, &frozen, x, self.own_copies(copies, casts))?;
-        Ok(Some((self.all_codes(codes, copies, casts)?, frozen)))
+        let codes = self.all_codes(codes, copies, casts)?;
+        self.probe(slot, &codes, x, casts)?;
+        Ok(Some((codes, frozen)))
     }
 
     /// Casts again a value that was already cast in this step, for the products that `read` codes.
@@ -300,9 +315,25 @@ impl OperandCast {
         match (self.slot, copies_of(read)) {
             (Some(slot), Some(copies)) => {
                 let codes = casts.requantize(slot, frozen, x, self.own_copies(copies, casts))?;
-                Ok(Some(self.all_codes(codes, copies, casts)?))
+                let codes = self.all_codes(codes, copies, casts)?;
+                self.probe(slot, &codes, x, casts)?;
+                Ok(Some(codes))
             }
             _ => Ok(None),
+        }
+    }
+
+    /// Compares the codes that products read with the rows of all ranks, of which `x` are those that this rank has cast.
+    fn probe(&self, slot: Slot, codes: &QuantizedTensor, x: &Tensor, casts: &mut Casts) -> Result<()> {
+        if !casts.compares_casts() {
+            return Ok(());
+        }
+        match self.gathered(casts) {
+            Gathered::Codes => {
+                let all = casts.gather(casts.scales.name(slot), x)?;
+                casts.probe_cast(slot, codes, &all)
+            }
+            Gathered::Nothing | Gathered::Value => casts.probe_cast(slot, codes, x),
         }
     }
 }
@@ -310,7 +341,7 @@ impl OperandCast {
 impl Context<'_> {
     /// The copies of an input whose transposed codes are written by the backward of its producer, for example SwiGLU.
     pub fn copies_without_transpose(&self, reader: &OperandCast) -> CodeCopies {
-        if reader.fused(self.mode()).is_some() { CodeCopies::Rows } else { self.operand_copies() }
+        if reader.fused(&self.casts).is_some() { CodeCopies::Rows } else { self.operand_copies() }
     }
 }
 

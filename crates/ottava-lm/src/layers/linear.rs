@@ -1,6 +1,7 @@
 //! The linear layer, whose three products are what FP8 speeds up.
 
 mod adapter;
+mod probe;
 mod smooth;
 
 use adapter::Adapter;
@@ -9,13 +10,12 @@ pub use smooth::{ColumnScales, SmoothCasts};
 use super::cast::{OperandCast, SavedOperand, copies_of};
 use crate::context::{Context, DeferredWgrad};
 use crate::error::{Error, Result};
-use crate::mode::Mode;
 use crate::operand::{FrozenScale, ResidualGradient, View, Views};
 use crate::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split};
 use crate::recipe::{LinearCasts, LinearSite, ProductPrecision, Products};
 use crate::scaling::{AmaxGroup, Casts, Slot};
 use ottava_tensor::ops::{
-    Accumulation, Fp8Output, Operand, Output, Produced, add_bias, bias_gradient, gemm_nt, gemm_nt_plus,
+    Accumulation, Fp8Output, Operand, Output, Produced, add_bias, bias_gradient, dequantize, gemm_nt, gemm_nt_plus,
 };
 use ottava_tensor::{QuantizedTensor, Tensor};
 
@@ -28,6 +28,15 @@ pub struct Linear {
     input: OperandCast,
     gradient: OperandCast,
     split: Split,
+}
+
+/// How an FP8 product reads its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reads {
+    /// As codes.
+    Codes,
+    /// As the values of the codes, in the compute type: the reference of a comparison.
+    Values,
 }
 
 /// The configuration of a linear.
@@ -127,17 +136,18 @@ impl Linear {
             input = match shared_input {
                 Some(shared) => shared,
                 None => {
-                    let slot = build.slots.add(format!("{name}.input"), casts.input, group);
+                    let slot = build.slots.add(format!("{name}.input"), casts.input, group, None);
                     let cast = OperandCast::new(slot, [fprop, wgrad], false);
                     if build.lora.is_some() { cast.for_adapter() } else { cast }
                 }
             };
+            let of_input = input.slot();
             let reads = [fprop, dgrad].map(|product| product != ProductPrecision::High);
             if let Some(copies) = copies_of(reads) {
-                let slot = build.slots.add(format!("{name}.weight"), casts.weight, group);
+                let slot = build.slots.add(format!("{name}.weight"), casts.weight, group, of_input);
                 weight.cast_in(slot, copies, build.purpose);
             }
-            let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group);
+            let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group, of_input);
             // The gradient of a bias is a sum of unquantized values.
             gradient = OperandCast::new(slot, [dgrad, wgrad], bias.is_some());
             if build.lora.is_some() {
@@ -191,21 +201,38 @@ impl Linear {
 
     /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`]. If ranks divide the inputs, their products are added.
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
-        if self.sums(Split::Input, &context.casts) {
-            let partial = self.own_fprop(x, None, context)?;
-            return context.casts.sum(self.weight.name(), partial, residual);
+        match self.products(&context.casts).fprop {
+            ProductPrecision::Fp8(_) if context.casts.compares() => self.compare_fprop(x, residual, context),
+            _ => self.summed_fprop(x, residual, Reads::Codes, context),
         }
-        self.own_fprop(x, residual, context)
     }
 
-    fn own_fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+    fn summed_fprop(&self, x: &View, residual: Option<&Tensor>, reads: Reads, context: &mut Context) -> Result<Tensor> {
+        if self.sums(Split::Input, &context.casts) {
+            let partial = self.own_fprop(x, None, reads, context)?;
+            return context.casts.sum(self.weight.name(), partial, residual);
+        }
+        self.own_fprop(x, residual, reads, context)
+    }
+
+    fn own_fprop(&self, x: &View, residual: Option<&Tensor>, reads: Reads, context: &mut Context) -> Result<Tensor> {
         let adapter = self.adapter.as_ref().filter(|_| context.casts.mode.adapts());
         let adapted = adapter.map(|adapter| adapter.forward(x.value(), residual)).transpose()?;
         let residual = adapted.as_ref().or(residual);
         let Context { casts, loan, .. } = context;
-        match self.products(casts.mode).fprop {
+        match self.products(casts).fprop {
             ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_forward(loan, casts)?;
+                if reads == Reads::Values {
+                    let (x, weight) = (x.dequantized(self.weight.dtype())?, dequantize(&weight, self.weight.dtype())?);
+                    return self.output(
+                        Operand::plain(&x),
+                        Operand::plain(&weight),
+                        residual,
+                        Accumulation::Exact,
+                        casts,
+                    );
+                }
                 self.output(x.rows(), Operand::Rows(&weight), residual, how, casts)
             }
             high => {
@@ -266,7 +293,7 @@ impl Linear {
         context: &mut Context,
         op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
     ) -> Result<(Views, View)> {
-        let slot = self.gradient.fused(context.mode());
+        let slot = self.gradient.fused(&context.casts);
         let (made, codes) = context.casts.produce_and_recast(slot, other, frozen, op)?;
         let gradient = match made {
             Produced::Fp8(codes) => Views::of_codes(codes),
@@ -277,27 +304,42 @@ impl Linear {
 
     /// `dy · W`, plus `other` `[T, K]` if given. If ranks divide the outputs, their products are added.
     pub fn dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
-        if self.sums(Split::Output, &context.casts) {
-            let partial = self.own_dgrad(dy, None, context)?;
-            return context.casts.sum(self.weight.name(), partial, other);
+        match self.products(&context.casts).dgrad {
+            ProductPrecision::Fp8(_) if context.casts.compares() => self.compare_dgrad(dy, other, context),
+            _ => self.summed_dgrad(dy, other, Reads::Codes, context),
         }
-        self.own_dgrad(dy, other, context)
     }
 
-    fn own_dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+    fn summed_dgrad(&self, dy: &View, other: Option<&Tensor>, reads: Reads, context: &mut Context) -> Result<Tensor> {
+        if self.sums(Split::Output, &context.casts) {
+            let partial = self.own_dgrad(dy, None, reads, context)?;
+            return context.casts.sum(self.weight.name(), partial, other);
+        }
+        self.own_dgrad(dy, other, reads, context)
+    }
+
+    fn own_dgrad(&self, dy: &View, other: Option<&Tensor>, reads: Reads, context: &mut Context) -> Result<Tensor> {
         let adapted = self.adapter.as_ref().map(|adapter| adapter.dgrad(dy.value(), other)).transpose()?;
         let other = adapted.as_ref().or(other);
         let Context { casts, loan, .. } = context;
         let out = self.weight.dtype();
-        let product = |b: Operand, how| match other {
-            Some(other) => gemm_nt_plus(dy.rows(), b, other, how),
-            None => gemm_nt(dy.rows(), b, out, how),
+        let product = |a: Operand, b: Operand, how| match other {
+            Some(other) => gemm_nt_plus(a, b, other, how),
+            None => gemm_nt(a, b, out, how),
         };
-        Ok(match self.products(casts.mode).dgrad {
+        Ok(match self.products(casts).dgrad {
             ProductPrecision::Fp8(how) => {
-                product(Operand::Columns(&self.weight.codes_for_backward(loan, casts)?), how)?
+                let weight = self.weight.codes_for_backward(loan, casts)?;
+                match reads {
+                    Reads::Codes => product(dy.rows(), Operand::Columns(&weight), how)?,
+                    Reads::Values => {
+                        let (dy, weight) = (dy.dequantized(out)?, dequantize(&weight.only_transposed(), out)?);
+                        let (dy, weight) = (Operand::plain(&dy), Operand::plain_transposed(&weight));
+                        product(dy, weight, Accumulation::Exact)?
+                    }
+                }
             }
-            high => product(Operand::plain_transposed(&self.weight.read(loan)?), high.accumulation())?,
+            high => product(dy.rows(), Operand::plain_transposed(&self.weight.read(loan)?), high.accumulation())?,
         })
     }
 
@@ -309,14 +351,19 @@ impl Linear {
         if !self.weight.is_trained() {
             return Ok(());
         }
-        let accumulation = self.products(context.mode()).wgrad.accumulation();
+        let accumulation = self.products(&context.casts).wgrad.accumulation();
         match &mut context.deferred {
             Some(deferred) => {
                 let (weight, dy, x) = (self.weight.id(), dy.clone(), x.clone());
                 deferred.0.push_back(DeferredWgrad { weight, dy, x, accumulation });
                 Ok(())
             }
-            None => self.weight.add_product_to_grad(dy.columns(), x.columns(), accumulation),
+            None => {
+                self.weight.add_product_to_grad(dy.columns(), x.columns(), accumulation)?;
+                let casts = &mut context.casts;
+                let is_cast = self.products(casts).wgrad != ProductPrecision::High;
+                if casts.compares() && is_cast { self.compare_wgrad(dy, x, casts) } else { Ok(()) }
+            }
         }
     }
 
@@ -346,8 +393,8 @@ impl Linear {
         self.backward_views(dy, x, None, context)
     }
 
-    fn products(&self, mode: Mode) -> Products {
-        if mode.is_high_precision() { Products::HIGH } else { self.products }
+    fn products(&self, casts: &Casts) -> Products {
+        if self.gradient.is_cast(casts) { self.products } else { Products::HIGH }
     }
 
     /// Calls `visit` for each parameter, always in the same order.

@@ -1,5 +1,7 @@
 //! The decoder that all families share, in training and evaluation.
 
+mod compare;
+
 use super::stage::{Span, Stage, StageSaved, fetch};
 use super::{DecoderConfig, InferenceBatch, KvCache, KvGroup, Positions, RopeTables};
 use crate::context::{Context, DeferredWgrads, Sequences};

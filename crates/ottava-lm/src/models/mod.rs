@@ -40,7 +40,7 @@ pub use reward::pad_token;
 pub use rope::{LongRope, RopeKind, RopeLengths, RopeScaling, Yarn};
 pub use rope_tables::RopeTables;
 pub use sizes::{DecoderConfig, Positions};
-pub use stage::{Span, Stage, StageSaved};
+pub use stage::{ComparedSaved, Span, Stage, StageSaved};
 
 use crate::error::Result;
 use family::Family;

@@ -1,5 +1,9 @@
 //! A stage: consecutive layers of a model on one device. A whole model is a stage with all layers.
 
+mod compare;
+
+pub use compare::ComparedSaved;
+
 use super::prefetch::{ResidualBuffers, backward_blocks, forward_blocks};
 use super::{DecoderConfig, Positions, RopeTables};
 use crate::context::{Context, DeferredWgrads};
@@ -354,13 +358,13 @@ fn block(build: &mut Builder, c: &DecoderConfig, index: usize, tables: &RopeTabl
     if c.parallel {
         let mlp = Mlp::new(build, &mlp, mlp_config, Some(attention.input()))?;
         let branch = Branch::new(attention_norm, attention).and(mlp);
-        return Ok(Block::new(vec![finish(build, branch, names.attention_post_norm)?]));
+        return Ok(Block::new(name.clone(), vec![finish(build, branch, names.attention_post_norm)?]));
     }
     let attention = finish(build, Branch::new(attention_norm, attention), names.attention_post_norm)?;
     let mlp_norm = norm(build, names.mlp_norm)?;
     let mlp = Mlp::new(build, &mlp, mlp_config, None)?;
     let mlp = finish(build, Branch::new(mlp_norm, mlp), names.mlp_post_norm)?;
-    Ok(Block::new(vec![attention, mlp]))
+    Ok(Block::new(name, vec![attention, mlp]))
 }
 
 fn norm_config(c: &DecoderConfig) -> NormConfig {

@@ -94,7 +94,7 @@ impl Description {
     pub fn exceptions(&self, recipe: &Recipe) -> Vec<String> {
         let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
         let decisions = self.linears.iter().map(|(_, decision)| decision);
-        for decision in decisions.filter(|decision| recipe.casts.is_some() && decision.fp8.is_none()) {
+        for decision in decisions.filter(|decision| recipe.casts_to_fp8() && decision.fp8.is_none()) {
             *reasons.entry(&decision.reason).or_default() += 1;
         }
         let sentence = |(reason, count): (&str, usize)| {

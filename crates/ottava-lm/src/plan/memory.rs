@@ -3,6 +3,7 @@
 use crate::checkpoint::{Contents, RandomWeights};
 use crate::config::{OptimizerName, ResolvedConfig};
 use crate::context::Sequences;
+use crate::data::Batch;
 use crate::error::Result;
 use crate::level::Masters;
 use crate::limits;
@@ -10,6 +11,7 @@ use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
 use crate::parallel::{Ranks, Schedule};
 use crate::run::Run;
+use crate::sentinel::SentinelPolicy;
 use crate::step::{MicroBatch, Program, ProgramInputs};
 use ottava_tensor::comm::Group;
 use ottava_tensor::cuda::{GpuModel, Workload};
@@ -223,8 +225,23 @@ impl DryRun {
         };
         evaluate(&mut run, StepPrecision::Recipe)?;
         // Later steps reuse what the first left; steps in high precision hold other operands.
-        let some_are_high = !config.run.precision.high_precision_steps.is_empty();
+        let s = &config.run.sentinel;
+        let policy_is_high = matches!(s.sentinel_policy, SentinelPolicy::Demote | SentinelPolicy::Bf16);
+        let some_are_high =
+            !config.run.precision.high_precision_steps.is_empty() || (s.sentinel_steps > 0 && policy_is_high);
         let kinds = [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)];
+        if s.sentinel_steps > 0 || s.repeat_steps > 0 {
+            let _scope = device.scope("comparison");
+            let tokens = vec![0; rows * seq_len];
+            let (inputs, targets) = (tokens.clone(), tokens);
+            let batch = Batch { inputs, targets, rows, seq_len, documents: None, padding: 0 };
+            if s.sentinel_steps > 0 {
+                run.compare(&batch.first_rows(s.sentinel_sequences))?;
+            }
+            if s.repeat_steps > 0 {
+                run.repeat(&batch, StepPrecision::Recipe, true)?;
+            }
+        }
         for precision in kinds.into_iter().flatten() {
             for _ in 0..2 {
                 run.step(t.learning_rate, precision)?;

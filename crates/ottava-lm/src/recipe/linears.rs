@@ -72,12 +72,20 @@ impl Recipe {
     ///
     /// Errors when patterns match some of its parts and not others: its parts are one product.
     pub fn decide(&self, site: &LinearSite) -> Result<Decision> {
-        let Exceptions { first, last, slow_at, .. } = self.exceptions;
-        let matched = self.matched(site)?;
-        let Some(mut casts) = self.casts else {
-            return Ok(plain(format!("recipe {} casts nothing to FP8", self.name.as_str())));
+        let Exceptions { ref patterns, first, last, slow_at } = self.exceptions;
+        let exception = matched(site, HIGH_PRECISION_LAYERS, patterns)?;
+        let (mut by, mut name, mut casts, mut products) = (String::new(), self.name, self.casts, self.products);
+        for other in &self.overrides {
+            if let Some(pattern) = matched(site, OVERRIDES, &other.patterns)? {
+                (by, name, casts, products) =
+                    (format!("`{pattern}` of overrides: "), other.recipe, other.casts, other.products);
+                break;
+            }
+        }
+        let Some(mut casts) = casts else {
+            return Ok(plain(format!("{by}recipe {} casts nothing to FP8", name.as_str())));
         };
-        if let Some(pattern) = matched {
+        if let Some(pattern) = exception {
             return Ok(plain(format!("`{pattern}` of high_precision_layers")));
         }
         if let Some((index, count)) = site.block {
@@ -93,11 +101,11 @@ impl Recipe {
         {
             return Ok(plain(format!("skip_slow_linears: at {tokens} tokens FP8 is slower than {}", self.compute)));
         }
-        if self.products == Products::HIGH {
-            return Ok(plain("high_precision_products names all three".into()));
+        if products == Products::HIGH {
+            return Ok(plain(format!("{by}high_precision_products names all three")));
         }
-        let mut reason = format!("recipe {}: {}", self.name.as_str(), scaling(&casts));
-        let Products { fprop, dgrad, wgrad } = self.products;
+        let mut reason = format!("{by}recipe {}: {}", name.as_str(), scaling(&casts));
+        let Products { fprop, dgrad, wgrad } = products;
         let smooth = self.smooth_swiglu
             && site.after_swiglu
             && casts.input.granularity == Granularity::PerTensor
@@ -110,10 +118,10 @@ impl Recipe {
                 reason += ", by its own amax";
             }
         }
-        Ok(Decision { fp8: Some((casts, self.products)), smooth, reason })
+        Ok(Decision { fp8: Some((casts, products)), smooth, reason })
     }
 
-    /// Checks the exceptions against all linears of a model; `fixed` are the names of those that are never cast.
+    /// Checks the exceptions and overrides against all linears of a model; `fixed` are the names of those that are never cast.
     ///
     /// Errors when a pattern matches nothing.
     pub fn check<'a>(
@@ -122,39 +130,44 @@ impl Recipe {
         fixed: &[String],
     ) -> Result<()> {
         let mut sites = sites.into_iter();
-        for pattern in &self.exceptions.patterns {
+        let exceptions = self.exceptions.patterns.iter().map(|pattern| (HIGH_PRECISION_LAYERS, fixed, pattern));
+        let overrides = self.overrides.iter().flat_map(|other| &other.patterns);
+        for (key, fixed, pattern) in exceptions.chain(overrides.map(|pattern| (OVERRIDES, &[][..], pattern))) {
             let mut names = sites.clone().flat_map(|site| site.parts.iter().chain([&site.name]));
             if !names.any(|name| names_it(pattern, name)) && !fixed.iter().any(|name| names_it(pattern, name)) {
                 let like = sites.next().and_then(|site| site.parts.first());
                 return Err(Error::Config(format!(
-                    "`precision.high_precision_layers`: `{pattern}` matches no linear of this model{}",
+                    "`{key}`: `{pattern}` matches no linear of this model{}",
                     like.map_or(String::new(), |name| format!("; the first is called `{name}`"))
                 )));
             }
         }
         Ok(())
     }
+}
 
-    /// The first pattern that matches parts of `site`, if all of them match one.
-    fn matched(&self, site: &LinearSite) -> Result<Option<&str>> {
-        let patterns = &self.exceptions.patterns;
-        if let Some(pattern) = patterns.iter().find(|pattern| names_it(pattern, &site.name)) {
-            return Ok(Some(pattern));
+/// The keys of patterns.
+const HIGH_PRECISION_LAYERS: &str = "precision.high_precision_layers";
+const OVERRIDES: &str = "precision.overrides";
+
+/// The first of `patterns`, those of `key`, that matches parts of `site`, if all of them match one.
+fn matched<'a>(site: &LinearSite, key: &str, patterns: &'a [String]) -> Result<Option<&'a str>> {
+    if let Some(pattern) = patterns.iter().find(|pattern| names_it(pattern, &site.name)) {
+        return Ok(Some(pattern));
+    }
+    let (mut first, mut left) = (None, Vec::new());
+    for part in &site.parts {
+        match patterns.iter().find(|pattern| names_it(pattern, part)) {
+            Some(pattern) => first = first.or(Some((pattern, part))),
+            None => left.push(format!("`{part}`")),
         }
-        let (mut first, mut left) = (None, Vec::new());
-        for part in &site.parts {
-            match patterns.iter().find(|pattern| names_it(pattern, part)) {
-                Some(pattern) => first = first.or(Some((pattern, part))),
-                None => left.push(format!("`{part}`")),
-            }
-        }
-        match first {
-            Some((pattern, part)) if !left.is_empty() => Err(Error::Config(format!(
-                "`precision.high_precision_layers`: `{pattern}` matches `{part}` and nothing matches {}; they are one product and stay in high precision together or not at all",
-                left.join(" and ")
-            ))),
-            first => Ok(first.map(|(pattern, _)| pattern.as_str())),
-        }
+    }
+    match first {
+        Some((pattern, part)) if !left.is_empty() => Err(Error::Config(format!(
+            "`{key}`: `{pattern}` matches `{part}` and nothing matches {}; they are one product with one format: name all of them, or none",
+            left.join(" and ")
+        ))),
+        first => Ok(first.map(|(pattern, _)| pattern.as_str())),
     }
 }
 
@@ -222,7 +235,7 @@ fn scaling(casts: &LinearCasts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recipe::{Precision, RecipeName};
+    use crate::recipe::{Precision, PrecisionOverride, RecipeName};
     use ottava_tensor::Device;
     use ottava_tensor::cuda::GpuModel;
 
@@ -323,6 +336,67 @@ mod tests {
         assert_eq!(smooth(&Precision { high_precision_products: vec![Wgrad], ..precision.clone() }).len(), 0);
         assert_eq!(smooth(&Precision { recipe: RecipeName::Fp8Row, ..precision.clone() }).len(), 0);
         assert_eq!(smooth(&Precision { smooth_swiglu: false, ..precision }).len(), 0);
+    }
+
+    fn with(overrides: Vec<PrecisionOverride>) -> Precision {
+        Precision { recipe: RecipeName::Fp8Delayed, overrides, ..Precision::default() }
+    }
+
+    fn other(layers: &[&str], recipe: Option<RecipeName>) -> PrecisionOverride {
+        let layers = layers.iter().map(|pattern| pattern.to_string()).collect();
+        PrecisionOverride { layers, recipe, fp8_format: None, high_precision_products: None }
+    }
+
+    #[test]
+    fn the_first_override_that_names_a_linear_counts() {
+        use crate::recipe::ProductName::Wgrad;
+        let block = other(&["*.1.mlp"], Some(RecipeName::Fp8Block));
+        let rows = other(&["*.down_proj"], Some(RecipeName::Fp8Row));
+        let bf16 = other(&["*.2.*"], Some(RecipeName::Bf16));
+        let wgrad = PrecisionOverride { high_precision_products: Some(vec![Wgrad]), ..other(&["*.qkv_proj"], None) };
+        let precision = Precision { first_layers_bf16: 1, ..with(vec![block, rows, bf16, wgrad]) };
+        let recipe = precision.recipe();
+        let decided = |number: usize| recipe.decide(&sites()[number]).unwrap();
+        let granularity = |number: usize| decided(number).fp8.unwrap().0.input.granularity;
+        assert_eq!(decided(1).reason, "first_layers_bf16 = 1");
+        assert_eq!(granularity(3), Granularity::Blocks1x128);
+        assert_eq!(granularity(5), Granularity::PerRow);
+        assert!(decided(5).reason.starts_with("`*.down_proj` of overrides: recipe fp8-row: "), "{}", decided(5).reason);
+        assert_eq!(decided(4).reason, "`*.2.*` of overrides: recipe bf16 casts nothing to FP8");
+        let (casts, products) = decided(6).fp8.unwrap();
+        assert!(matches!(casts.input.scaling, Scaling::Delayed { .. }));
+        assert_eq!(products.wgrad, ProductPrecision::High);
+        assert!(recipe.casts_to_fp8());
+        let from_bf16 =
+            Precision { recipe: RecipeName::Bf16, ..with(vec![other(&["*.down_proj"], Some(RecipeName::Fp8Row))]) };
+        assert!(from_bf16.recipe().casts_to_fp8() && from_bf16.problems().is_empty());
+        assert_eq!(high(&from_bf16.recipe()).len(), 12);
+    }
+
+    #[test]
+    fn wrong_overrides_are_errors() {
+        let error = with(vec![other(&["*.dwn_proj"], Some(RecipeName::Bf16))]).recipe().check(&sites(), &[]);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("`precision.overrides`: `*.dwn_proj` matches no linear of this model"), "{error}");
+        let part = with(vec![other(&["*.q_proj"], Some(RecipeName::Bf16))]).recipe().decide(&sites()[0]);
+        assert!(part.unwrap_err().to_string().contains("`precision.overrides`: `*.q_proj` matches"));
+        for (overrides, base, words) in [
+            (
+                other(&[], Some(RecipeName::Bf16)),
+                RecipeName::Fp8Row,
+                "table 1 of [[precision.overrides]] needs `layers`",
+            ),
+            (other(&["a"], None), RecipeName::Fp8Row, "table 1 of [[precision.overrides]] changes nothing"),
+            (
+                other(&["a"], Some(RecipeName::Fp16)),
+                RecipeName::Fp8Row,
+                "has recipe fp16, and activations of the run are in BF16",
+            ),
+            (other(&["a"], Some(RecipeName::Fp8Row)), RecipeName::Fp32, "recipe fp32 has no other formats"),
+        ] {
+            let problems = Precision { recipe: base, ..with(vec![overrides]) }.problems().join("\n");
+            assert!(problems.contains(words), "{problems}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod fp8_pays;
 mod linears;
+mod overrides;
 mod precision;
 mod steps;
 mod types;
@@ -9,6 +10,10 @@ mod types;
 pub use fp8_pays::Fp8Pays;
 pub(crate) use linears::glob;
 pub use linears::{Decision, LinearSite};
-pub use precision::{Fp8Format, LossScaling, Precision, ProductName, Sums, WgradBlocks};
+pub use overrides::PrecisionOverride;
+pub use precision::{LossScaling, Precision, Sums, WgradBlocks};
 pub use steps::Steps;
-pub use types::{Cast, Exceptions, FirstStep, LinearCasts, ProductPrecision, Products, Recipe, RecipeName, Scaling};
+pub use types::{
+    Cast, Exceptions, FirstStep, Fp8Format, LinearCasts, Override, ProductName, ProductPrecision, Products, Recipe,
+    RecipeName, Scaling,
+};

@@ -1,22 +1,13 @@
 //! The `[precision]` table of a run, and the recipe that it describes.
 
-use super::{Cast, Exceptions, FirstStep, LinearCasts, ProductPrecision, Products, Recipe, RecipeName, Scaling, Steps};
+use super::{
+    Cast, Exceptions, FirstStep, Fp8Format, LinearCasts, Override, PrecisionOverride, ProductName, ProductPrecision,
+    Products, Recipe, RecipeName, Scaling, Steps,
+};
 use crate::mode::StepPrecision;
 use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
 use ottava_tensor::{DType, Device, Granularity};
 use serde::{Deserialize, Serialize};
-
-/// Which FP8 formats the operands have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Fp8Format {
-    /// [`Fp8Format::Hybrid`] with one scale per tensor, [`Fp8Format::E4m3`] with more, which need no range.
-    Auto,
-    /// E4M3 for inputs and weights, E5M2 for gradients.
-    Hybrid,
-    /// E4M3 everywhere.
-    E4m3,
-}
 
 /// How FP8 products add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,18 +30,6 @@ pub enum WgradBlocks {
     /// 128 tokens of 128 outputs: cuBLASLt multiplies these by 1x128 a quarter faster than 1x128 by 1x128.
     #[serde(rename = "128x128")]
     Square,
-}
-
-/// The products of a linear layer, by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ProductName {
-    /// `y = x · Wᵀ`.
-    Fprop,
-    /// `dx = dy · W`.
-    Dgrad,
-    /// `dW = dyᵀ · x`.
-    Wgrad,
 }
 
 /// How the loss scale of FP16 training moves.
@@ -116,6 +95,8 @@ pub struct Precision {
     pub loss_scale_window: u64,
     /// Below this it is not halved.
     pub min_loss_scale: f64,
+    /// Other formats for some linears; the first table that names a linear counts.
+    pub overrides: Vec<PrecisionOverride>,
 }
 
 impl Default for Precision {
@@ -145,6 +126,7 @@ impl Default for Precision {
             initial_loss_scale: 65536.0,
             loss_scale_window: 2000,
             min_loss_scale: 1.0,
+            overrides: Vec::new(),
         }
     }
 }
@@ -171,9 +153,7 @@ impl Precision {
                 ));
             }
         }
-        if !self.high_precision_steps.is_empty()
-            && matches!(self.recipe, RecipeName::Fp32 | RecipeName::Bf16 | RecipeName::Fp16)
-        {
+        if !self.high_precision_steps.is_empty() && !self.recipes().any(|recipe| RecipeName::FP8.contains(&recipe)) {
             problems.push(format!(
                 "`precision.high_precision_steps` is set, and recipe {} has no step in lower precision; leave it out, or choose an FP8 recipe",
                 self.recipe.as_str()
@@ -207,7 +187,14 @@ impl Precision {
         if self.high_precision_layers.iter().any(String::is_empty) {
             problems.push("`precision.high_precision_layers` has an empty pattern, which matches nothing".to_string());
         }
+        let overrides = self.overrides.iter().zip(1..);
+        problems.extend(overrides.flat_map(|(other, number)| self.problems_of(number, other)));
         problems
+    }
+
+    /// The recipes of its linears.
+    pub fn recipes(&self) -> impl Iterator<Item = RecipeName> {
+        std::iter::once(self.recipe).chain(self.overrides.iter().filter_map(|other| other.recipe))
     }
 
     /// What the products of `step` read.
@@ -235,6 +222,71 @@ impl Precision {
 
     /// The recipe these settings describe, where speed decides nothing.
     pub fn recipe(&self) -> Recipe {
+        let (compute, casts, products) = self.formats();
+        let overrides = self.overrides.iter().map(|other| {
+            let precision = self.with(other);
+            let (_, casts, products) = precision.formats();
+            Override { patterns: other.layers.clone(), recipe: precision.recipe, casts, products }
+        });
+        Recipe {
+            name: self.recipe,
+            compute,
+            casts,
+            products,
+            exceptions: Exceptions {
+                patterns: self.high_precision_layers.clone(),
+                first: self.first_layers_bf16,
+                last: self.last_layers_bf16,
+                slow_at: None,
+            },
+            overrides: overrides.collect(),
+            smooth_swiglu: self.smooth_swiglu,
+            deterministic: self.deterministic,
+        }
+    }
+
+    /// These settings with those of `other` in the place of their own.
+    fn with(&self, other: &PrecisionOverride) -> Precision {
+        Precision {
+            recipe: other.recipe.unwrap_or(self.recipe),
+            fp8_format: other.fp8_format.unwrap_or(self.fp8_format),
+            high_precision_products: other
+                .high_precision_products
+                .clone()
+                .unwrap_or_else(|| self.high_precision_products.clone()),
+            overrides: Vec::new(),
+            ..self.clone()
+        }
+    }
+
+    /// The problems of table number `number`, from 1, a sentence each.
+    fn problems_of(&self, number: usize, other: &PrecisionOverride) -> Vec<String> {
+        let table = format!("table {number} of [[precision.overrides]]");
+        let mut problems = Vec::new();
+        if other.layers.is_empty() || other.layers.iter().any(String::is_empty) {
+            problems.push(format!("{table} needs `layers`, a list of patterns that are not empty"));
+        }
+        if (other.recipe, other.fp8_format, &other.high_precision_products) == (None, None, &None) {
+            problems.push(format!("{table} changes nothing; set `recipe`, `fp8_format` or `high_precision_products`"));
+        }
+        let is_fp8_or_bf16 = |recipe| !matches!(recipe, RecipeName::Fp32 | RecipeName::Fp16);
+        if !is_fp8_or_bf16(self.recipe) {
+            problems.push(format!(
+                "{table} is set, and recipe {} has no other formats; leave it out, or choose bf16 or an FP8 recipe",
+                self.recipe.as_str()
+            ));
+        }
+        if let Some(recipe) = other.recipe.filter(|recipe| !is_fp8_or_bf16(*recipe)) {
+            problems.push(format!(
+                "{table} has recipe {}, and activations of the run are in BF16; choose bf16 or an FP8 recipe",
+                recipe.as_str()
+            ));
+        }
+        problems
+    }
+
+    /// The compute type, the casts of linears and the precision of their products, without exceptions and overrides.
+    fn formats(&self) -> (DType, Option<LinearCasts>, Products) {
         let how = DelayedScaling {
             reducer: self.amax_compute_algo,
             margin: self.margin,
@@ -277,23 +329,11 @@ impl Precision {
             (_, Sums::Auto) if name == ProductName::Fprop && !blocks => ProductPrecision::Fp8(Accumulation::Fast),
             (_, Sums::Auto | Sums::Exact) => ProductPrecision::Fp8(Accumulation::Exact),
         };
-        Recipe {
-            name: self.recipe,
-            compute,
-            casts,
-            products: Products {
-                fprop: product(ProductName::Fprop, self.fprop_accumulation),
-                dgrad: product(ProductName::Dgrad, self.dgrad_accumulation),
-                wgrad: product(ProductName::Wgrad, self.wgrad_accumulation),
-            },
-            exceptions: Exceptions {
-                patterns: self.high_precision_layers.clone(),
-                first: self.first_layers_bf16,
-                last: self.last_layers_bf16,
-                slow_at: None,
-            },
-            smooth_swiglu: self.smooth_swiglu,
-            deterministic: self.deterministic,
-        }
+        let products = Products {
+            fprop: product(ProductName::Fprop, self.fprop_accumulation),
+            dgrad: product(ProductName::Dgrad, self.dgrad_accumulation),
+            wgrad: product(ProductName::Wgrad, self.wgrad_accumulation),
+        };
+        (compute, casts, products)
     }
 }

@@ -53,6 +53,30 @@ pub struct LinearCasts {
     pub grad_output: Cast,
 }
 
+/// Which FP8 formats the operands have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fp8Format {
+    /// [`Fp8Format::Hybrid`] with one scale per tensor, [`Fp8Format::E4m3`] with more, which need no range.
+    Auto,
+    /// E4M3 for inputs and weights, E5M2 for gradients.
+    Hybrid,
+    /// E4M3 everywhere.
+    E4m3,
+}
+
+/// The products of a linear layer, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProductName {
+    /// `y = x · Wᵀ`.
+    Fprop,
+    /// `dx = dy · W`.
+    Dgrad,
+    /// `dW = dyᵀ · x`.
+    Wgrad,
+}
+
 /// Precision of a product of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProductPrecision {
@@ -102,6 +126,8 @@ pub struct Recipe {
     pub products: Products,
     /// Linears that stay in `compute`; [`Recipe::decide`] decides for each.
     pub exceptions: Exceptions,
+    /// Linears with other casts; the first that names a linear counts.
+    pub overrides: Vec<Override>,
     /// Whether linears after SwiGLU scale the columns of their input one by one, where casts have one scale per tensor.
     pub smooth_swiglu: bool,
     /// Whether attention's gradient is summed in a fixed order.
@@ -131,12 +157,23 @@ pub enum RecipeName {
 }
 
 impl Recipe {
+    /// Whether it casts any linear to FP8.
+    pub fn casts_to_fp8(&self) -> bool {
+        self.casts.is_some() || self.overrides.iter().any(|other| other.casts.is_some())
+    }
+
     /// Checks that `device` has the products of this recipe.
     pub fn expect_on(&self, device: &Device) -> Result<()> {
-        let (Device::Cuda(gpu), Some(LinearCasts { input, weight, grad_output })) = (device, &self.casts) else {
+        self.expect_casts_on(self.name, self.casts.as_ref(), device)?;
+        let mut overrides = self.overrides.iter();
+        overrides.try_for_each(|other| self.expect_casts_on(other.recipe, other.casts.as_ref(), device))
+    }
+
+    fn expect_casts_on(&self, recipe: RecipeName, casts: Option<&LinearCasts>, device: &Device) -> Result<()> {
+        let (Device::Cuda(gpu), Some(LinearCasts { input, weight, grad_output })) = (device, casts) else {
             return Ok(());
         };
-        let (name, capability) = (self.name.as_str(), Capability::find(gpu.capability())?);
+        let (name, capability) = (recipe.as_str(), Capability::find(gpu.capability())?);
         let refuse = |why: String| {
             let instead = capability.fp8_products.last().map_or("bf16", |scales| match scales {
                 Granularity::PerTensor | Granularity::Mx => "fp8-current",
@@ -172,6 +209,10 @@ impl RecipeName {
         RecipeName::Fp8Block,
         RecipeName::Mxfp8,
     ];
+
+    /// Those that cast to FP8.
+    pub const FP8: [RecipeName; 5] =
+        [RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block, RecipeName::Mxfp8];
 
     /// The spelling in configuration files.
     pub const fn as_str(self) -> &'static str {
@@ -209,4 +250,17 @@ pub struct Exceptions {
     pub last: usize,
     /// Tokens of a micro-batch on a GPU; if set, linears that FP8 would make slower are exceptions too.
     pub slow_at: Option<usize>,
+}
+
+/// Linears with casts and products of their own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Override {
+    /// Patterns of names: `*` stands for any characters, `?` for one.
+    pub patterns: Vec<String>,
+    /// The recipe of the casts.
+    pub recipe: RecipeName,
+    /// Their casts; `None` leaves them in the compute type.
+    pub casts: Option<LinearCasts>,
+    /// The precision of their products.
+    pub products: Products,
 }

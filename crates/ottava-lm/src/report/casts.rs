@@ -1,10 +1,7 @@
 //! `casts.jsonl`: statistics of each FP8 cast, a line every `cast_statistics_steps` steps.
 
 use super::MetricsWriter;
-use super::metrics::saved_name;
-use crate::checkpoint::FileStart;
 use crate::error::Result;
-use crate::fs::RealFs;
 use crate::scaling::{CastCounts, CastRecord};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -26,23 +23,9 @@ impl CastLog {
     /// is false or there are no casts.
     pub fn open(path: &Path, resumed: Option<(&Path, u64)>, now: &[CastRecord], logs: bool) -> Result<Option<CastLog>> {
         let logs = logs && !now.is_empty();
-        let saved = resumed.is_some_and(|(checkpoint, _)| checkpoint.join(saved_name(path)).is_file());
-        if !logs && !saved && !path.is_file() {
-            return Ok(None);
-        }
-        let writer = match resumed {
-            None => MetricsWriter::create(&RealFs, path)?,
-            Some((checkpoint, step)) if saved => MetricsWriter::restore(&RealFs, path, checkpoint, step)?,
-            // A run that logged nothing has no copy in its checkpoints.
-            Some((_, step)) => MetricsWriter::resume(&RealFs, path, step)?,
-        };
+        let writer = MetricsWriter::optional(path, resumed, logs)?;
         let (since, counted) = (resumed.map_or(0, |(_, step)| step), now.iter().map(|record| record.counts).collect());
-        Ok(logs.then_some(CastLog { writer, since, counted }))
-    }
-
-    /// The part of the log at `path` that a checkpoint copies now, if the log exists, and its name there.
-    pub fn saved(path: &Path) -> Result<Option<(String, FileStart)>> {
-        path.is_file().then(|| Ok((saved_name(path), FileStart::now(path)?))).transpose()
+        Ok(writer.map(|writer| CastLog { writer, since, counted }))
     }
 
     /// Appends the line of `step`, which has just ended.

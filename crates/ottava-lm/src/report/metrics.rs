@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::checkpoint::FileStart;
-use crate::fs::{Fs, FsFile, expect_regular, replace_file, set_aside, sync_parent};
+use crate::fs::{Fs, FsFile, RealFs, expect_regular, replace_file, set_aside, sync_parent};
 use crate::{Error, Result};
 
 /// The largest file of metrics or cast statistics that is read whole: more than lines of a hundred million steps.
 pub const MAX_METRICS_BYTES: u64 = 1 << 36;
 
 /// The name of the copy of the file at `path` in a checkpoint.
-pub(super) fn saved_name(path: &Path) -> String {
+fn saved_name(path: &Path) -> String {
     let name = path.file_name().expect("a file has a name");
     format!("training/{}", name.to_string_lossy())
 }
@@ -64,6 +64,27 @@ impl MetricsWriter {
             replace_file(fs, path, &std::fs::read(&saved).map_err(Error::io(&saved))?)?;
         }
         MetricsWriter::open(fs, path, length)
+    }
+
+    /// Opens an optional log at `path`, of a new run or of one that continues after the checkpoint and step in `resumed`. `None`, after lines of
+    /// earlier steps are restored, when `logs` is false.
+    pub fn optional(path: &Path, resumed: Option<(&Path, u64)>, logs: bool) -> Result<Option<MetricsWriter>> {
+        let saved = resumed.is_some_and(|(checkpoint, _)| checkpoint.join(saved_name(path)).is_file());
+        if !logs && !saved && !path.is_file() {
+            return Ok(None);
+        }
+        let writer = match resumed {
+            None => MetricsWriter::create(&RealFs, path)?,
+            Some((checkpoint, step)) if saved => MetricsWriter::restore(&RealFs, path, checkpoint, step)?,
+            // A run that logged nothing has no copy in its checkpoints.
+            Some((_, step)) => MetricsWriter::resume(&RealFs, path, step)?,
+        };
+        Ok(logs.then_some(writer))
+    }
+
+    /// The part of an optional log at `path` that a checkpoint copies now, if the log exists, and its name there.
+    pub fn saved_at(path: &Path) -> Result<Option<(String, FileStart)>> {
+        path.is_file().then(|| Ok((saved_name(path), FileStart::now(path)?))).transpose()
     }
 
     fn open(fs: &dyn Fs, path: &Path, length: u64) -> Result<MetricsWriter> {

@@ -5,6 +5,7 @@ pub mod casts;
 pub mod heat_map;
 pub mod metrics;
 pub mod plot;
+pub mod sentinel;
 pub mod summary;
 pub mod tensorboard;
 
@@ -13,5 +14,6 @@ pub use casts::CastLog;
 pub use heat_map::cast_maps;
 pub use metrics::{MAX_METRICS_BYTES, MetricsWriter};
 pub use plot::loss_svg;
+pub use sentinel::sentinel_line;
 pub use summary::{Share, Summary};
 pub use tensorboard::EventWriter;

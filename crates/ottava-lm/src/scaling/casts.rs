@@ -1,6 +1,7 @@
 //! The casts of one pass: they read scales and record what they measure.
 
 use super::histogram::Histogram;
+use super::probe::Probe;
 use super::scales::{Scale, Scales, Slot};
 use super::values::Values;
 use crate::error::Result;
@@ -20,13 +21,15 @@ pub struct Recorder {
     spare_amaxes: Vec<Tensor>,
     /// Histograms of values that are measured without a cast, by slot, if enabled.
     pub(super) histograms: Option<Vec<Histogram>>,
+    /// The comparisons of a pass that compares.
+    pub(super) probe: Option<Probe>,
 }
 
 impl Recorder {
     /// A recorder for a model with `n` casts.
     pub fn new(device: &Device, n: usize) -> Result<Recorder> {
         let (statistics, unread) = (CastStatistics::new(device, n)?, CastStatistics::unread(device, n)?);
-        Ok(Recorder { statistics, unread, spare_amaxes: Vec::new(), histograms: None })
+        Ok(Recorder { statistics, unread, spare_amaxes: Vec::new(), histograms: None, probe: None })
     }
 
     fn statistics(&mut self, measures: bool) -> &mut CastStatistics {
@@ -48,6 +51,37 @@ impl Casts<'_> {
     /// The casts in another mode.
     pub fn in_mode(&mut self, mode: Mode) -> Casts<'_> {
         Casts { scales: self.scales, recorder: self.recorder, mode }
+    }
+
+    /// Whether the products of the linear of `slot` read operands in the compute type.
+    pub fn is_high_precision(&self, slot: Slot) -> bool {
+        self.mode.is_high_precision() || self.scales.is_high_precision(slot)
+    }
+
+    /// Whether casts of this pass are compared with the values that they cast: those of the recipe.
+    pub fn compares_casts(&self) -> bool {
+        self.recorder.probe.as_ref().is_some_and(|probe| !probe.repeats()) && !self.mode.is_high_precision()
+    }
+
+    /// Whether products of this pass are compared too: not those that backward recomputes.
+    pub fn compares(&self) -> bool {
+        self.compares_casts() && self.mode.pass == Pass::Comparison
+    }
+
+    /// The comparisons of a pass that compares.
+    ///
+    /// Panics in other passes.
+    pub fn probe(&mut self) -> &mut Probe {
+        self.recorder.probe.as_mut().expect("a pass that compares has a probe")
+    }
+
+    /// Compares `codes`, cast in `slot`, with the matrix that was cast, if this pass compares casts.
+    pub fn probe_cast(&mut self, slot: Slot, codes: &QuantizedTensor, x: &Tensor) -> Result<()> {
+        if !self.compares_casts() {
+            return Ok(());
+        }
+        let scales = self.scales;
+        self.probe().compare_cast(scales.name(slot), codes, x)
     }
 
     /// This rank among those that divide the tensors of layers.

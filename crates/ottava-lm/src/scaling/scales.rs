@@ -7,6 +7,7 @@ use crate::operand::FrozenScale;
 use crate::recipe::{Cast, FirstStep, Scaling};
 use ottava_tensor::ops::{CastScale, CurrentScaling, DelayedScales, DelayedScaling};
 use ottava_tensor::{DType, Device, Granularity, Tensor};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// Index of one cast in the scaling state.
@@ -17,6 +18,8 @@ pub struct Slot(usize);
 pub struct Slots {
     casts: Vec<(String, Cast)>,
     amax_groups: Vec<AmaxGroup>,
+    /// By slot: that of the input of the linear that it belongs to.
+    inputs: Vec<Slot>,
     /// The ranks that divide the tensors of the model's layers.
     pub ranks: Rc<dyn LayerRanks>,
 }
@@ -24,7 +27,7 @@ pub struct Slots {
 impl Default for Slots {
     /// No casts, of layers on one rank.
     fn default() -> Slots {
-        Slots { casts: Vec::new(), amax_groups: Vec::new(), ranks: Rc::new(Undivided) }
+        Slots { casts: Vec::new(), amax_groups: Vec::new(), inputs: Vec::new(), ranks: Rc::new(Undivided) }
     }
 }
 
@@ -36,11 +39,14 @@ impl Slot {
 }
 
 impl Slots {
-    /// Adds a slot for the cast called `name`, whose amaxes are reduced over `amax_group`.
-    pub fn add(&mut self, name: String, cast: Cast, amax_group: AmaxGroup) -> Slot {
+    /// Adds a slot for the cast called `name`, whose amaxes are reduced over `amax_group`. The input of its linear is cast in slot `input`;
+    /// `None` if this is that cast.
+    pub fn add(&mut self, name: String, cast: Cast, amax_group: AmaxGroup, input: Option<Slot>) -> Slot {
+        let slot = Slot(self.casts.len());
         self.casts.push((name, cast));
         self.amax_groups.push(amax_group);
-        Slot(self.casts.len() - 1)
+        self.inputs.push(input.unwrap_or(slot));
+        slot
     }
 
     /// The name of each cast, and the ranks that share its scale.
@@ -101,6 +107,10 @@ pub struct Scales {
     pub(super) slots: Vec<(String, Cast)>,
     /// By slot.
     amax_groups: Vec<AmaxGroup>,
+    /// By slot: that of the input of the linear that it belongs to.
+    inputs: Vec<Slot>,
+    /// By slot: whether the products of its linear read operands in the compute type.
+    high_precision: Vec<bool>,
     /// The ranks that divide the tensors of layers.
     ranks: Rc<dyn LayerRanks>,
     /// Histories and scales; without delayed scaling, only counts of infinities. `None` without casts.
@@ -109,7 +119,8 @@ pub struct Scales {
 }
 
 impl Scales {
-    pub(super) fn new(device: &Device, Slots { casts: slots, amax_groups, ranks }: Slots) -> Result<Scales> {
+    pub(super) fn new(device: &Device, slots: Slots) -> Result<Scales> {
+        let Slots { casts: slots, amax_groups, inputs, ranks } = slots;
         let delayed = slots.iter().find_map(|(_, cast)| match cast.scaling {
             Scaling::Delayed { how, window, first_step } => {
                 Some((Delayed { how, first_step, updates: 0, set: None }, window))
@@ -119,7 +130,8 @@ impl Scales {
         let (delayed, window) = delayed.map_or((None, 1), |(delayed, window)| (Some(delayed), window));
         let largest: Vec<f32> = slots.iter().filter_map(|(_, cast)| cast.format.max_finite()).collect();
         let arrays = (!slots.is_empty()).then(|| DelayedScales::new(device, window, &largest)).transpose()?;
-        Ok(Scales { slots, amax_groups, ranks, arrays, delayed })
+        let high_precision = vec![false; slots.len()];
+        Ok(Scales { slots, amax_groups, inputs, high_precision, ranks, arrays, delayed })
     }
 
     /// The number of casts.
@@ -145,6 +157,21 @@ impl Scales {
     /// The name of the cast in `slot`.
     pub fn name(&self, slot: Slot) -> &str {
         &self.slots[slot.0].0
+    }
+
+    /// Whether the products of the linear of `slot` read operands in the compute type.
+    pub fn is_high_precision(&self, slot: Slot) -> bool {
+        self.high_precision[slot.0]
+    }
+
+    /// Sets the linears whose products read operands in the compute type, by the names of their slots without suffix. Linears that share an
+    /// input go together.
+    pub(super) fn set_high_precision(&mut self, linears: &BTreeSet<String>) {
+        let named: BTreeSet<usize> = (0..self.slots.len())
+            .filter(|&slot| self.slots[slot].0.rsplit_once('.').is_some_and(|(linear, _)| linears.contains(linear)))
+            .map(|slot| self.inputs[slot].0)
+            .collect();
+        self.high_precision = self.inputs.iter().map(|input| named.contains(&input.0)).collect();
     }
 
     /// Whether a cast in `slot` has one scale per tensor.

@@ -3,13 +3,14 @@
 use super::casts::{Casts, Recorder};
 use super::histogram::Histogram;
 use super::measured::{CastCounts, CastLosses, CastRecord, LastStep, MergeCounts, OneRank};
+use super::probe::{Comparison, Probe};
 use super::scales::{Delayed, Scales, Slots};
 use crate::error::{Error, Result};
-use crate::mode::Mode;
+use crate::mode::{Mode, StepPrecision};
 use crate::recipe::{Cast, FirstStep, Scaling};
 use ottava_tensor::ops::{self, AmaxReducer, CastStatistics, DelayedScaling, NonFinite};
 use ottava_tensor::{Device, Tensor};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The scales, histories and measurements of all casts of a model.
 pub struct ScalingState {
@@ -51,6 +52,12 @@ impl ScalingState {
         self.scales.scale_rows()
     }
 
+    /// Sets the linears, by name, whose products read operands in the compute type in later passes, while their casts still measure. Linears
+    /// that share an input go together.
+    pub fn set_high_precision(&mut self, linears: &BTreeSet<String>) {
+        self.scales.set_high_precision(linears);
+    }
+
     /// The casts of a pass.
     pub fn casts(&mut self, mode: Mode) -> Casts<'_> {
         Casts { scales: &self.scales, recorder: &mut self.recorder, mode }
@@ -65,6 +72,16 @@ impl ScalingState {
         ops::delayed_scaling(amax, arrays, how)?;
         self.count_replayed_update();
         Ok(())
+    }
+
+    /// Starts to record comparisons, in passes that compare these precisions.
+    pub fn begin_comparison(&mut self, device: &Device, precisions: [StepPrecision; 2]) {
+        self.recorder.probe = Some(Probe::new(device, precisions));
+    }
+
+    /// The comparisons since [`ScalingState::begin_comparison`].
+    pub fn end_comparison(&mut self) -> Result<Vec<Comparison>> {
+        self.recorder.probe.take().map_or(Ok(Vec::new()), Probe::read)
     }
 
     /// Starts to record histograms of the BF16 values that passes in high precision measure.

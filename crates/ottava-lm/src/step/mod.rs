@@ -4,6 +4,7 @@
 
 mod action;
 mod check;
+mod compare;
 mod preference;
 mod preference_steps;
 mod program;
@@ -152,6 +153,13 @@ impl TrainStep {
     /// The same steps, never captured as a CUDA graph.
     pub fn eager(self) -> TrainStep {
         TrainStep { captures: [Capture::Never, Capture::Never], ..self }
+    }
+
+    /// Discards captured steps, after a change of what products read.
+    pub fn forget_captures(&mut self) {
+        for capture in self.captures.iter_mut().filter(|capture| !matches!(capture, Capture::Never)) {
+            *capture = Capture::AfterThisStep;
+        }
     }
 
     /// Sets the factor of the loss in later steps.

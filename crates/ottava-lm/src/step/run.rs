@@ -277,6 +277,6 @@ impl Execution<'_> {
 }
 
 /// The name of a message, which both ranks compare.
-fn name(message: Message, micro_batch: usize) -> String {
+pub(super) fn name(message: Message, micro_batch: usize) -> String {
     format!("{} of micro-batch {micro_batch}", message.as_str())
 }

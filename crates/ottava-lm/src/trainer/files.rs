@@ -12,11 +12,16 @@ use std::path::Path;
 /// The log of what each cast measures, in the run's folder.
 const CASTS: &str = "casts.jsonl";
 
+/// The log of comparisons with BF16, in the run's folder.
+const SENTINEL: &str = "sentinel.jsonl";
+
 /// Open files of a run.
 pub(super) struct RunFiles {
     pub(super) metrics: MetricsWriter,
     /// The log of cast statistics, if there are casts and it is on.
     pub(super) casts: Option<CastLog>,
+    /// The log of comparisons, if there are any.
+    pub(super) sentinel: Option<MetricsWriter>,
     pub(super) events: EventWriter,
     /// Held during the run, so that no second process writes into its folder.
     pub(super) lock: RunLock,
@@ -45,20 +50,24 @@ impl RunFiles {
         replace_file(&RealFs, &folder.join("config.toml"), config.to_toml().as_bytes())?;
         let logs = config.training.cast_statistics_steps > 0;
         let casts = CastLog::open(&folder.join(CASTS), from, casts, logs)?;
+        let compares = config.sentinel.sentinel_steps > 0;
+        let sentinel = MetricsWriter::optional(&folder.join(SENTINEL), from, compares)?;
         let events = EventWriter::create(folder, from.map_or(0, |(_, step)| step))?;
-        Ok(RunFiles { metrics, casts, events, lock })
+        Ok(RunFiles { metrics, casts, sentinel, events, lock })
     }
 
-    /// Puts metrics and cast log on disk, before a checkpoint refers to them.
+    /// Puts metrics and logs on disk, before a checkpoint refers to them.
     pub(super) fn sync(&mut self) -> Result<()> {
         self.lock.check()?;
         self.metrics.sync()?;
-        self.casts.as_mut().map_or(Ok(()), CastLog::sync)
+        self.casts.as_mut().map_or(Ok(()), CastLog::sync)?;
+        self.sentinel.as_mut().map_or(Ok(()), MetricsWriter::sync)
     }
 
-    /// The parts of metrics and cast log of the run in `folder` that a checkpoint copies now, by name.
+    /// The parts of metrics and logs of the run in `folder` that a checkpoint copies now, by name.
     pub(super) fn saved(&self, folder: &Path) -> Result<Vec<(String, FileStart)>> {
-        let casts = CastLog::saved(&folder.join(CASTS))?;
-        Ok([self.metrics.saved()?].into_iter().chain(casts).collect())
+        let logs = [CASTS, SENTINEL].map(|name| MetricsWriter::saved_at(&folder.join(name)));
+        let logs = logs.into_iter().filter_map(Result::transpose);
+        std::iter::once(self.metrics.saved()).chain(logs).collect()
     }
 }

@@ -4,8 +4,10 @@ mod files;
 mod inputs;
 mod preference;
 mod report;
+mod sentinel;
 mod start;
 mod validation;
+mod watch;
 
 pub use report::StepReport;
 pub use start::{RunLock, Start, build, log_exceptions};
@@ -33,6 +35,7 @@ use ottava_tensor::Device;
 use ottava_tensor::comm::Group;
 use preference::Preferences;
 use report::{not_finite, peak_memory, warn_of_infinities};
+use sentinel::Sentinel;
 use serde_json::{Map, Value, json};
 use start::{Losses, Resumed, checkpoints, expect_shared_folder, find_shared_checkpoint, read_losses};
 use std::path::{Path, PathBuf};
@@ -87,6 +90,7 @@ pub struct Trainer {
     pending: Option<Map<String, Value>>,
     /// The best evaluation so far.
     best: Option<Best>,
+    sentinel: Sentinel,
     /// The plan, for the message when memory runs out.
     resolved: ResolvedRun,
 }
@@ -262,6 +266,9 @@ impl Trainer {
             losses,
             eval_losses,
             best,
+            sentinel: Sentinel::new(
+                resumed.as_ref().map(|resumed| resumed.progress.sentinel.clone()).unwrap_or_default(),
+            ),
             pending: resumed.and_then(|resumed| resumed.progress.pending),
             config,
             resolved: resolved.clone(),
@@ -280,7 +287,7 @@ impl Trainer {
         }
         // Ranks stop together.
         let finished = match trained {
-            Ok(()) | Err(Error::Interrupted(_) | Error::Cancelled(_)) => self.ranks.finish(),
+            Ok(()) | Err(Error::Interrupted(_) | Error::Paused(_) | Error::Cancelled(_)) => self.ranks.finish(),
             Err(_) => Ok(()),
         };
         trained.and(finished).map_err(|error| match self.resolved.explain(error) {
@@ -348,7 +355,8 @@ impl Trainer {
             }
             let told = [f64::from(stop.load(Ordering::Relaxed)), self.saver.state()];
             let told = self.ranks.gather("request to stop and state of a save", told)?;
-            let stopping = told.iter().any(|[stop, _]| *stop != 0.0);
+            let paused = self.sentinel.pause.take();
+            let stopping = paused.is_some() || told.iter().any(|[stop, _]| *stop != 0.0);
             done.saved.extend(self.saver.advance(&self.ranks, told.iter().map(|[_, state]| *state))?);
             let saving = due(self.config.training.save_steps) || stopping || is_best || ends;
             // A resumed run counts from its checkpoint, so a line ends there.
@@ -366,7 +374,12 @@ impl Trainer {
                 let saved = done.saved.last();
                 let from =
                     saved.map_or(String::new(), |saved| format!("; `--resume` goes on from {}", saved.path.display()));
-                return Err(Error::Interrupted(format!("stopped by a signal after step {}{from}", self.step)));
+                return Err(match paused {
+                    Some(found) => {
+                        Error::Paused(format!("paused by the sentinel after step {}: {found}{from}", self.step))
+                    }
+                    None => Error::Interrupted(format!("stopped by a signal after step {}{from}", self.step)),
+                });
             }
         }
         Ok(())
@@ -387,7 +400,6 @@ impl Trainer {
         let begin = Instant::now();
         let step = self.step + 1;
         let learning_rate = self.schedule.at(step);
-        self.choose_precision(step);
         let StepResult { loss, tokens, grad_norm, reduce_error, preference } = self.next_step(step, learning_rate)?;
         let finite = loss.is_finite() && grad_norm.is_finite();
         if !self.follow_loss_scale(step, finite)? {
@@ -431,11 +443,20 @@ impl Trainer {
         loop {
             match &mut self.rows {
                 Rows::Documents(batches) => {
-                    for micro_batch in 0..micro_batches {
+                    let first = batches.next_batch(rows)?;
+                    self.run.step.load(0, &first)?;
+                    for micro_batch in 1..micro_batches {
                         self.run.step.load(micro_batch, &batches.next_batch(rows)?)?;
                     }
+                    if skipped == 0 {
+                        self.watch(step, &first)?;
+                        self.repeat(step, &first)?;
+                    }
                 }
-                Rows::Preferences(preferences) => preferences.load(&mut self.run, micro_batches, self.precision)?,
+                Rows::Preferences(preferences) => {
+                    preferences.load(&mut self.run, micro_batches, self.config.precision.precision_of(step))?;
+                    self.choose_precision(step);
+                }
             }
             match self.run.step(learning_rate, self.precision) {
                 Err(Error::NoTargets(text)) if skipped < MOST_SKIPPED => {
@@ -466,7 +487,7 @@ impl Trainer {
 
     /// Enters or leaves the steps that compute in high precision.
     fn choose_precision(&mut self, step: u64) {
-        let precision = self.config.precision.precision_of(step);
+        let precision = self.precision_of(step);
         if precision != std::mem::replace(&mut self.precision, precision) {
             let (name, and) = match precision {
                 StepPrecision::High => ("bfloat16", "casts still measure"),
@@ -489,7 +510,7 @@ impl Trainer {
 
     /// Validation losses in the precision of the last step, which ranks compute together; `None` without validation documents.
     fn evaluate(&mut self) -> Result<Option<Validation>> {
-        let precision = self.config.precision.precision_of(self.step);
+        let precision = self.precision_of(self.step);
         if let Rows::Preferences(preferences) = &self.rows {
             let all = preferences.evaluate(&mut self.run, precision)?;
             return Ok(all.map(|all| Validation { all, sets: Vec::new() }));
@@ -589,6 +610,7 @@ impl Trainer {
             loss_scale: self.loss_scale.clone(),
             pending: self.pending.clone(),
             best: self.best.clone(),
+            sentinel: self.sentinel.state.clone(),
         };
         let (files, folder) = (&mut self.files, &self.config.output_dir);
         let prepare = || {

@@ -70,7 +70,7 @@ fn an_infinity_is_named_and_not_remembered() {
         for device in devices() {
             let (linear, mut scaling) =
                 build(&precision.recipe(), &device, |b| linear(b, &[("linear", 16)], 48, false, 0.0));
-            let slot = linear.input().fused(Mode::TRAINING).unwrap();
+            let slot = linear.input().slot().unwrap();
             let mut step = |x: &[f32], factor: f32| {
                 let x: Vec<f32> = x.iter().map(|v| v * factor).collect();
                 let x = cast(&Tensor::from_slice(&device, &[32, 48], &x).unwrap(), DType::BF16).unwrap();

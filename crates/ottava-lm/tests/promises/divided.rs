@@ -8,7 +8,7 @@ use ottava_lm::evaluate::evaluate;
 use ottava_lm::layer_ranks::{LayerRanks, ShardPlace};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::optim::{Optimizer, optimizer_tensors};
-use ottava_lm::parallel::{LayerAxes, Schedule, Zero};
+use ottava_lm::parallel::{LayerAxes, Ranks, Schedule, Zero};
 use ottava_lm::param::{MemoryPolicy, Param};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_tensor::Tensor;
@@ -116,7 +116,18 @@ impl Setup {
     pub fn new(keys: Value, name: RecipeName) -> Setup {
         let (sizes, recipe, memory) = (config(keys), recipe(name, Fp8Format::Auto), MemoryPolicy::FULL);
         let (schedule, zero) = (Schedule::of_one_rank(MICRO_BATCHES), Zero::Nothing);
-        let mesh = Mesh { sizes, recipe, memory, schedule, context: 1, tensor: 1, data: 1, zero, rows: [ROWS, TOKENS] };
+        let mesh = Mesh {
+            sizes,
+            recipe,
+            memory,
+            schedule,
+            context: 1,
+            tensor: 1,
+            data: 1,
+            zero,
+            gathers_values: false,
+            rows: [ROWS, TOKENS],
+        };
         Setup { mesh, fault: None, documents: false }
     }
 
@@ -194,15 +205,20 @@ fn parts(param: &Param, what: &str, values: &[f64]) -> Parts {
     parts
 }
 
+/// The exchange of activations of one of `ranks`, with the fault on the first one.
+pub fn exchange_of(ranks: &Rc<Ranks>, fault: Option<Fault>) -> Rc<dyn LayerRanks> {
+    let axis = LayerAxes::new(ranks.clone());
+    match fault.filter(|_| ranks.leads()) {
+        Some(fault) => Rc::new(Faulty { ranks: axis, fault }),
+        None => Rc::new(axis),
+    }
+}
+
 /// The steps and an evaluation of one rank.
 fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
     let Setup { mesh, fault, documents } = setup;
     let ranks = mesh.join(comm);
-    let axis = LayerAxes::new(ranks.clone());
-    let axis: Rc<dyn LayerRanks> = match fault.filter(|_| ranks.leads()) {
-        Some(fault) => Rc::new(Faulty { ranks: axis, fault }),
-        None => Rc::new(axis),
-    };
+    let axis = exchange_of(&ranks, *fault);
     let mut own = mesh.build(&ranks, &mesh.spans(ranks.pipeline().rank()), axis, &mut Seeded { std: 0.1 });
     if *documents {
         own.work = own.work.with_documents(DOCUMENTS.len()).unwrap();

@@ -208,7 +208,7 @@ fn block_backward_is_the_gradient() {
         let norm = Norm::new(b, "attention_norm", 10, NormConfig::rms(1e-5))?;
         let attention = Branch::new(norm, Attention::new(b, "attention", ATTENTION, Some(angles(5)), None)?);
         let norm = Norm::new(b, "mlp_norm", 10, NormConfig::rms(1e-5))?;
-        Ok(Block::new(vec![attention, Branch::new(norm, Mlp::new(b, "mlp", MLP, None)?)]))
+        Ok(Block::new("block".into(), vec![attention, Branch::new(norm, Mlp::new(b, "mlp", MLP, None)?)]))
     });
     grad_check("block", block, normals("x", &[3 * 5, 10], DType::F64), 3);
 }
@@ -263,7 +263,7 @@ fn recomputed_branches_have_the_same_gradients_with_and_without_norms() {
                 let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL));
                 let branch = branch_with_norms(&mut build, norms, [false, true]).unwrap();
                 let mut scaling = ScalingState::new(&Device::Cpu, build.slots).unwrap();
-                let mut block = Block::new(vec![branch]);
+                let mut block = Block::new("block".into(), vec![branch]);
                 load(Alone::trained(&mut block));
                 quantize(Alone::trained(&mut block), &mut scaling);
                 let sequences = sequences(&Device::Cpu, 3, 5);

@@ -30,6 +30,8 @@ pub struct Mesh {
     pub tensor: usize,
     pub data: usize,
     pub zero: Zero,
+    /// Whether ranks with slices of weights gather values where products read codes.
+    pub gathers_values: bool,
     /// Rows and tokens of each row of a micro-batch.
     pub rows: [usize; 2],
 }
@@ -78,7 +80,8 @@ impl Mesh {
     ) -> MeshRank {
         let (purpose, [rows, tokens]) = (Purpose::Train(self.memory), self.rows);
         let mut model = Decoder::staged(&self.sizes, &self.recipe, &Device::Cpu, purpose, 64, spans, axis).unwrap();
-        let partition = Partition::new(&mut model, ranks.clone(), self.zero, ReduceFormat::Stored, false).unwrap();
+        let partition =
+            Partition::new(&mut model, ranks.clone(), self.zero, ReduceFormat::Stored, self.gathers_values).unwrap();
         partition.load(&mut model, weights).unwrap();
         let optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
         let work = TrainStep::shared(&model, self.schedule, rows, tokens, partition).unwrap();

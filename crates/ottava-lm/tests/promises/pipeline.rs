@@ -35,7 +35,18 @@ impl Setup {
         let (sizes, recipe, memory) = (llama(4, false), recipe.clone(), MemoryPolicy::FULL);
         let (zero, rows) = (Zero::Nothing, [1, TOKENS]);
         Setup {
-            mesh: Mesh { sizes, recipe, memory, schedule, context: 1, tensor: 1, data: 1, zero, rows },
+            mesh: Mesh {
+                sizes,
+                recipe,
+                memory,
+                schedule,
+                context: 1,
+                tensor: 1,
+                data: 1,
+                zero,
+                gathers_values: false,
+                rows,
+            },
             order: None,
         }
     }

@@ -41,7 +41,18 @@ fn alone(family: &str, width: usize, level: Level) -> Mesh {
     let (sizes, recipe) = (config(keys), recipe(name, Fp8Format::Auto));
     let memory = MemoryPolicy { formats: level.formats(), ..MemoryPolicy::FULL };
     let schedule = Schedule::of_one_rank(4);
-    Mesh { sizes, recipe, memory, schedule, context: 1, tensor: 1, data: 1, zero: Zero::Nothing, rows: [1, 64] }
+    Mesh {
+        sizes,
+        recipe,
+        memory,
+        schedule,
+        context: 1,
+        tensor: 1,
+        data: 1,
+        zero: Zero::Nothing,
+        gathers_values: false,
+        rows: [1, 64],
+    }
 }
 
 /// The same run on `data` x `pipeline` x `tensor` ranks.

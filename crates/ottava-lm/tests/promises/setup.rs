@@ -13,9 +13,12 @@ use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, InferenceBatch, KvCa
 use ottava_lm::optim::{Optimizer, grad_norm, optimizer_tensors};
 use ottava_lm::parallel::Partition;
 use ottava_lm::param::{Builder, FolderTensor, Init, Loan, MemoryPolicy, Param, Purpose, Split, WeightSource};
-use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling, WgradBlocks};
+use ottava_lm::recipe::{
+    Cast, Fp8Format, Precision, PrecisionOverride, ProductName, Recipe, RecipeName, Scaling, WgradBlocks,
+};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::scaling::{CastLosses, OneRank, ScalingState};
+use ottava_lm::sentinel::SentinelState;
 use ottava_lm::step::{MicroBatch, Program, ProgramInputs};
 use ottava_tensor::comm::{Group, threads};
 use ottava_tensor::ops::{
@@ -82,6 +85,23 @@ pub fn mixed() -> Vec<(String, Recipe)> {
     let rounded = ("fp8-block in powers of two".to_string(), rounded.recipe());
     let along = Precision { recipe: RecipeName::Fp8Block, wgrad_blocks: WgradBlocks::Along, ..Precision::default() };
     let along = ("fp8-block, wgrad by 1x128".to_string(), along.recipe());
+    let other = |layers: &str, recipe| PrecisionOverride {
+        layers: vec![layers.into()],
+        recipe: Some(recipe),
+        fp8_format: None,
+        high_precision_products: None,
+    };
+    let several = Precision {
+        recipe: RecipeName::Fp8Delayed,
+        amax_history_len: 4,
+        overrides: vec![
+            other("*.down_proj", RecipeName::Fp8Block),
+            other("*.0.self_attn", RecipeName::Fp8Row),
+            other("*.1.self_attn.o_proj", RecipeName::Fp8Current),
+        ],
+        ..Precision::default()
+    };
+    let several = ("several recipes".to_string(), several.recipe());
     let smooth = [RecipeName::Fp8Delayed, RecipeName::Fp8Current].map(|recipe| {
         let precision = Precision { recipe, smooth_swiglu: true, amax_history_len: 4, ..Precision::default() };
         (format!("{}, smooth", recipe.as_str()), precision.recipe())
@@ -96,7 +116,7 @@ pub fn mixed() -> Vec<(String, Recipe)> {
         })
         .into_iter()
         .chain(products)
-        .chain([rounded, along])
+        .chain([rounded, along, several])
         .chain(smooth)
         .collect()
 }
@@ -570,6 +590,7 @@ pub fn progress(step: u64, model: &mut Decoder) -> Progress {
         loss_scale: None,
         pending: None,
         best: None,
+        sentinel: SentinelState::default(),
     }
 }
 

@@ -2,10 +2,10 @@
 
 use super::launch;
 use super::{
-    adamw, add, argmax, attention, bias, cast, checksum, column_parts, column_scales, compress, cross_entropy,
-    delayed_scaling, descend, embedding, gemm, global_norm, gradient_codes, head_norm, momentum, negate_targets,
-    newton_schulz, paged_attention, preference, quantize, random, rmsnorm, rope, sample, scaled, sum_parts, swiglu,
-    transpose,
+    adamw, add, argmax, attention, bias, cast, checksum, column_parts, column_scales, compare, compress, cross_entropy,
+    delayed_scaling, dequantize, descend, embedding, gemm, global_norm, gradient_codes, head_norm, momentum,
+    negate_targets, newton_schulz, paged_attention, preference, quantize, random, rmsnorm, rope, sample, scaled,
+    sum_parts, swiglu, transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 use crate::{Capability, Feature};
@@ -49,6 +49,8 @@ pub fn kernels() -> Vec<KernelModule> {
     all.extend(of(&adamw::SOURCE, adamw::variants()));
     all.extend(of(&cast::SOURCE, cast::VARIANTS.iter().copied()));
     all.extend(of(&column_parts::SOURCE, column_parts::VARIANTS.iter().copied()));
+    all.extend(of(&compare::SOURCE, compare::VARIANTS.iter().copied()));
+    all.extend(of(&dequantize::SOURCE, dequantize::VARIANTS.iter().copied()));
     all.extend(of(&descend::SOURCE, descend::VARIANTS.iter().copied()));
     all.extend(producers.flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));
     all.extend(of(&global_norm::SOURCE, global_norm::VARIANTS.iter().copied()));

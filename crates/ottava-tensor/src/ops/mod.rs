@@ -10,9 +10,11 @@ mod checksum;
 mod chunks;
 mod column_parts;
 mod column_scales;
+mod compare;
 mod compress;
 mod cross_entropy;
 mod delayed_scaling;
+mod dequantize;
 mod descend;
 mod destination;
 mod embedding;
@@ -53,11 +55,13 @@ pub use cast::cast;
 pub use checksum::checksums;
 pub use column_parts::{divide_columns, join_columns};
 pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unscale_columns};
+pub use compare::{SUMS, compare};
 pub use compress::{CompressedTensor, SavedActivation, compress, decompress};
 pub use cross_entropy::{
     IGNORE_INDEX, cap_logits, cross_entropy, cross_entropy_gradient, merge_losses, partial_gradient, partial_losses,
 };
 pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite, delayed_scaling};
+pub use dequantize::dequantize;
 pub use descend::{DescendParameter, descend, descend_amax};
 pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
 pub use embedding::{embedding, embedding_gradient, embedding_of_part, embedding_of_part_gradient};

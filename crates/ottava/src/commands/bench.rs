@@ -473,6 +473,11 @@ impl Train {
                     gib(row.reserved_memory_bytes),
                     row.first_step_seconds
                 );
+                if let Some(extra) = row.comparison_milliseconds {
+                    let steps = bench.config.sentinel.sentinel_steps as f64;
+                    let share = 100.0 * extra / (steps * row.step_milliseconds);
+                    out!("  a comparison with BF16 takes {extra:.0} ms: {share:.2} % of {steps:.0} steps");
+                }
                 print_ranks(&row);
             }
             rows.push(row);

@@ -79,7 +79,7 @@ fn why_nothing_is_cast(config: &RunConfig, checkpoint: Option<&Path>) -> Result<
     let nothing = format!("recipe {} casts nothing to FP8", config.precision.recipe.as_str());
     let recipe = config.recipe_on(&Device::dry_gpu(GpuModel::h200()));
     let model = checkpoint.unwrap_or(&config.model.path);
-    if recipe.casts.is_none() || !model.exists() {
+    if !recipe.casts_to_fp8() || !model.exists() {
         return Ok(nothing);
     }
     let description = Decoder::describe(&decoder_config(&ConfigFile::read(model)?)?, &recipe)?;

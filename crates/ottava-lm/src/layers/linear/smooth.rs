@@ -11,9 +11,10 @@ use crate::error::Result;
 use crate::mode::Pass;
 use crate::operand::{FrozenScale, View};
 use crate::param::{Builder, Split};
-use crate::scaling::Slot;
+use crate::scaling::{Quantity, Slot};
 use ottava_tensor::ops::{
-    CodeCopies, Operand, add_unscaled_columns, column_scales, gemm_nt, scale_columns, unscale_columns,
+    Accumulation, CodeCopies, Operand, add_unscaled_columns, column_scales, dequantize, gemm_nt, scale_columns,
+    unscale_columns,
 };
 use ottava_tensor::{DType, Tensor};
 
@@ -41,10 +42,10 @@ impl Linear {
         };
         let name = config.name;
         let group = amax_group(build);
-        let input = build.slots.add(format!("{name}.input"), casts.input, group);
+        let input = build.slots.add(format!("{name}.input"), casts.input, group, None);
         // The scaled weight depends on the input, so no update can cast it; its cast is not part of the parameter.
-        let weight = build.slots.add(format!("{name}.weight"), casts.weight, group);
-        let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group);
+        let weight = build.slots.add(format!("{name}.weight"), casts.weight, group, Some(input));
+        let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group, Some(input));
         let gradient = OperandCast::new(gradient, [products.dgrad, products.wgrad], parts.bias.is_some()).gathering();
         let Parts { weight: own, bias, adapter, .. } = parts;
         let (input_cast, split) = (OperandCast::NONE, config.split);
@@ -68,15 +69,23 @@ impl SmoothCasts {
             // The amax of a column is a maximum over all requests.
             columns = Tensor::from_slice(x.device(), columns.shape(), &vec![1f32; columns.len()])?;
         }
-        let x = scale_columns(x, &columns)?;
-        let input = pass.freeze(self.input, &x)?;
-        let x = pass.quantize(self.input, &input, &x, CodeCopies::Rows)?;
+        let scaled = scale_columns(x, &columns)?;
+        let input = pass.freeze(self.input, &scaled)?;
+        let codes = pass.quantize(self.input, &input, &scaled, CodeCopies::Rows)?;
+        pass.probe_cast(self.input, &codes, &scaled)?;
         let scaled = unscale_columns(&linear.weight.read(loan)?, &columns)?;
         let weight = pass.freeze(self.weight, &scaled)?;
-        let scaled = pass.quantize(self.weight, &weight, &scaled, CodeCopies::Rows)?;
+        let weight_codes = pass.quantize(self.weight, &weight, &scaled, CodeCopies::Rows)?;
+        pass.probe_cast(self.weight, &weight_codes, &scaled)?;
         let how = linear.products.fprop.accumulation();
+        let (a, b) = (Operand::Rows(&codes), Operand::Rows(&weight_codes));
+        if pass.compares() {
+            let y = gemm_nt(Operand::Rows(&codes), Operand::Rows(&weight_codes), linear.weight.dtype(), how)?;
+            let reference = linear.product_of_values(&View::Codes(codes.clone()), &weight_codes)?;
+            linear.compare(Quantity::Fprop, &y, &reference, pass)?;
+        }
         let sums = linear.sums(Split::Input, pass);
-        let y = linear.output(Operand::Rows(&x), Operand::Rows(&scaled), residual.filter(|_| !sums), how, pass)?;
+        let y = linear.output(a, b, residual.filter(|_| !sums), how, pass)?;
         let y = if sums { pass.sum(linear.weight.name(), y, residual)? } else { y };
         Ok((y, ColumnScales { columns, input, weight }))
     }
@@ -97,6 +106,12 @@ impl SmoothCasts {
         let weight = casts.requantize(self.weight, &scales.weight, &weight, CodeCopies::Columns)?;
         let (out, how) = (linear.weight.dtype(), linear.products.dgrad.accumulation());
         let dx = gemm_nt(dy.rows(), Operand::Columns(&weight), out, how)?;
+        if casts.compares() {
+            let [dy, weight] = [dy.dequantized(out)?, dequantize(&weight, out)?];
+            let (a, b) = (Operand::plain(&dy), Operand::plain_transposed(&weight));
+            let reference = gemm_nt(a, b, out, Accumulation::Exact)?;
+            linear.compare(Quantity::Dgrad, &dx, &reference, casts)?;
+        }
         Ok(scale_columns(&dx, &scales.columns)?)
     }
 
@@ -113,6 +128,12 @@ impl SmoothCasts {
         let x = context.casts.requantize(self.input, &scales.input, &x, CodeCopies::Columns)?;
         let how = linear.products.wgrad.accumulation();
         let product = gemm_nt(dy.columns(), Operand::Columns(&x), DType::F32, how)?;
+        if context.casts.compares() {
+            let [dy, x] = [dy.dequantized(linear.weight.dtype())?, dequantize(&x, linear.weight.dtype())?];
+            let (dy, x) = (Operand::plain_transposed(&dy), Operand::plain_transposed(&x));
+            let reference = gemm_nt(dy, x, DType::F32, Accumulation::Exact)?;
+            linear.compare(Quantity::Wgrad, &product, &reference, &mut context.casts)?;
+        }
         linear.weight.add_to_grad(|grad| Ok(add_unscaled_columns(grad, &product, &scales.columns)?))
     }
 }

@@ -71,7 +71,7 @@ impl ActivatedLinear {
 
     /// The casts of a smoothed input, if products of this pass read one.
     fn smooth_in(&self, context: &Context) -> Option<SmoothCasts> {
-        self.smooth.filter(|_| !context.mode().is_high_precision())
+        self.smooth.filter(|_| self.linear.gradient().is_cast(&context.casts))
     }
 
     /// The operand, and what backward needs of `hidden`.
@@ -130,9 +130,9 @@ impl ActivatedLinear {
         let (Views { rows, columns: dy }, input) = (dy, self.linear.input());
         let dactivated = self.linear.dgrad(&rows, None, context)?;
         drop(rows);
-        let (dhidden, activated) = match (operand.into_columns(), input.fused(context.mode())) {
-            // The backward kernel of the activation reads `hidden`, and also writes the activation's transposed codes.
-            (Err(frozen), Some(slot)) => {
+        let (dhidden, activated) = match (operand.into_columns(), input.fused(&context.casts)) {
+            // The backward kernel of the activation reads `hidden`, and also writes the activation's transposed codes. It always measures.
+            (Err(frozen), Some(slot)) if context.mode().measures() => {
                 before.produce_gradient_and_recast(slot, &frozen, context, |output, activated| {
                     Ok(activation_backward_to(self.activation, &dactivated, &hidden, output, activated)?)
                 })?

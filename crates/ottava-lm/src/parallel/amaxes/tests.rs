@@ -33,7 +33,7 @@ fn step(world: Group, shape: MeshShape, declared: &[AmaxGroup]) -> (Vec<f32>, u6
     let ranks = Ranks::new(world, shape, &device).unwrap();
     let mut slots = Slots::default();
     for (slot, &group) in declared.iter().enumerate() {
-        slots.add(format!("layers.{slot}.input"), CAST, group);
+        slots.add(format!("layers.{slot}.input"), CAST, group, None);
     }
     let mut scaling = ScalingState::new(&device, slots).unwrap();
     let own: Vec<_> = (0..declared.len()).map(|slot| measured(rank, slot)).collect();

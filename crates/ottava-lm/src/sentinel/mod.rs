@@ -1,0 +1,28 @@
+//! The sentinel: judges comparisons of a recipe with BF16, and decides what a run computes in BF16 from then on.
+//!
+//! Comparisons are made by [`TrainStep::compare`](crate::step::TrainStep::compare); this module is a function of their numbers, so every
+//! rank decides alike, and a resumed run decides as the interrupted one.
+
+mod finding;
+mod state;
+
+pub use finding::{Bounds, Finding, Measure, Verdict};
+pub use state::{Decision, Demotion, SentinelState};
+
+use serde::{Deserialize, Serialize};
+
+/// What the sentinel does about a finding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SentinelPolicy {
+    /// Logs it.
+    #[default]
+    Report,
+    /// Saves a checkpoint after the step and ends the program.
+    Pause,
+    /// Computes the linears with findings in BF16 for some steps, then tries them again; without such a linear, the one with the largest
+    /// cast errors.
+    Demote,
+    /// Computes all products in BF16 for some steps, then tries the recipe again.
+    Bf16,
+}

@@ -1,0 +1,170 @@
+//! Runs forward and backward of one micro-batch twice without an update: in the recipe's precision and in the compute type, or both times in
+//! the same.
+
+use super::action::Action;
+use super::check::Places;
+use super::run::name;
+use super::{MicroBatch, Program, TrainStep, total};
+use crate::data::Batch;
+use crate::error::{Error, Result};
+use crate::mode::StepPrecision;
+use crate::models::{ComparedSaved, Decoder};
+use crate::parallel::{Exchange, Message, Messages, Schedule, ScheduleKind};
+use crate::scaling::{Comparison, PrecisionComparison, Quantity};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{IGNORE_INDEX, SUMS};
+
+impl TrainStep {
+    /// Compares forward and backward of `batch`, rows of this rank, by the recipe and in the compute type. All ranks call it, before a step,
+    /// with as many rows. It changes neither gradients nor the scaling state.
+    pub fn compare(&self, model: &mut Decoder, batch: &Batch) -> Result<PrecisionComparison> {
+        let (ranks, schedule) = (self.partition.ranks(), self.schedule_of_comparison());
+        let program = Program::gradients_of(&schedule, ranks.pipeline().rank());
+        let micro_batch = MicroBatch::new(batch, model.device(), ranks.sequence_place())?;
+        let precisions = [StepPrecision::Recipe, StepPrecision::High];
+        let (losses, own) = self.compare_passes(&program, model, &micro_batch, precisions)?;
+        let targets = micro_batch.sequences.own(&batch.targets);
+        let targets = targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f64;
+        let sum = |losses: &Tensor| total(losses);
+        let [by_recipe, high] = match &losses {
+            Some([by_recipe, high]) => [sum(by_recipe)?, sum(high)?],
+            None => [0.0; 2],
+        };
+        let all = ranks.gather("losses of a comparison", [by_recipe, high, targets])?;
+        let sum_of = |at: usize| ranks.of_losses(&all).map(|of_rank| of_rank[at]).sum::<f64>();
+        let losses = [sum_of(0) / sum_of(2).max(1.0), sum_of(1) / sum_of(2).max(1.0)];
+        let own: Vec<Bits> = own.into_iter().map(bits).collect();
+        let all = ranks.all("comparisons of tensors", Ok(own))?;
+        let tensors = Comparison::merge(all.into_iter().flatten().map(comparison));
+        Ok(PrecisionComparison { losses, tensors })
+    }
+
+    /// Runs forward of `batch`, rows of this rank, twice in `precision`, and backward if its bits are the same in every run, as `deterministic`
+    /// says. Returns the first tensor that differs, with the rank that has it. All ranks call it, before a step, with as many rows.
+    pub fn repeat(
+        &self,
+        model: &mut Decoder,
+        batch: &Batch,
+        precision: StepPrecision,
+        deterministic: bool,
+    ) -> Result<Option<String>> {
+        let (ranks, schedule) = (self.partition.ranks(), self.schedule_of_comparison());
+        let program = match deterministic {
+            true => Program::gradients_of(&schedule, ranks.pipeline().rank()),
+            false => Program::evaluation_of(&schedule, ranks.pipeline().rank()),
+        };
+        let micro_batch = MicroBatch::new(batch, model.device(), ranks.sequence_place())?;
+        let (losses, own) = self.compare_passes(&program, model, &micro_batch, [precision; 2])?;
+        let mut different = own.iter().find(|compared| !compared.is_equal()).map(|compared| match compared.quantity {
+            Quantity::Gradient => format!("gradient of {}", compared.name),
+            Quantity::GradInput => format!("gradient by the input of {}", compared.name),
+            _ => format!("output of {}", compared.name),
+        });
+        if let (None, Some([first, second])) = (&different, &losses)
+            && first.read_bytes()? != second.read_bytes()?
+        {
+            different = Some("losses".into());
+        }
+        ranks.first_named("the first tensor that differs", different)
+    }
+
+    /// The schedule of one micro-batch.
+    fn schedule_of_comparison(&self) -> Schedule {
+        let kind = match self.schedule.kind {
+            ScheduleKind::ZeroBubble => ScheduleKind::default(),
+            kind => kind,
+        };
+        Schedule { kind, micro_batches: 1, ..self.schedule }
+    }
+
+    /// Runs both passes. Returns the losses on a rank with the last stage, and the comparisons of this rank's tensors.
+    fn compare_passes(
+        &self,
+        program: &Program,
+        model: &mut Decoder,
+        micro_batch: &MicroBatch,
+        precisions: [StepPrecision; 2],
+    ) -> Result<(Option<[Tensor; 2]>, Vec<Comparison>)> {
+        let pipeline = self.partition.ranks().pipeline();
+        program.check(&Places::new(pipeline.size(), pipeline.rank(), model.stages()), 1)?;
+        model.begin_comparison(precisions);
+        let ran = self.run_comparison(program, model, micro_batch);
+        let own = model.end_comparison();
+        let (losses, own) = (ran?, own?);
+        self.partition.ranks().compare_gpu_calls("a comparison of two passes")?;
+        Ok((losses, own))
+    }
+
+    fn run_comparison(
+        &self,
+        program: &Program,
+        model: &mut Decoder,
+        micro_batch: &MicroBatch,
+    ) -> Result<Option<[Tensor; 2]>> {
+        let mut exchange = Exchange::of_weights(&self.partition);
+        let mut messages = Messages::new(self.partition.ranks().pipeline());
+        let MicroBatch { inputs, targets, sequences, .. } = micro_batch;
+        let (mut x, mut dy): (Option<[Tensor; 2]>, Option<[Tensor; 2]>) = (None, None);
+        let (mut saved, mut losses): (Vec<ComparedSaved>, _) = (Vec::new(), None);
+        for action in &program.actions {
+            match *action {
+                Action::Forward { stage, .. } => {
+                    let before = x.take().unwrap_or_else(|| [inputs.clone(), inputs.clone()]);
+                    let (y, of_stage) = model.compare_forward(stage, &before, sequences, &mut exchange)?;
+                    x = Some(y);
+                    saved.push(of_stage);
+                }
+                Action::Loss { .. } => {
+                    let normed = x.take().expect(CHECKED);
+                    let scale = &self.loss_scale.per_unit;
+                    let (of_tokens, gradients) = model.compare_losses(&normed, targets, scale, &mut exchange)?;
+                    (losses, dy) = (Some(of_tokens), Some(gradients));
+                }
+                Action::Backward { stage, .. } => {
+                    let (gradients, of_stage) = (dy.take().expect(CHECKED), saved.pop().expect(CHECKED));
+                    dy = Some(model.compare_backward(stage, gradients, of_stage, sequences, &mut exchange)?);
+                }
+                Action::Send { message, .. } => {
+                    let sent = match message {
+                        Message::Activation => x.take(),
+                        Message::Gradient => dy.take(),
+                    };
+                    for tensor in sent.expect(CHECKED) {
+                        messages.send(message, &name(message, 0), &tensor)?;
+                    }
+                }
+                Action::Receive { message, .. } => {
+                    let place = model.scaling().scales().layer_ranks().place();
+                    let shape = [place.share(inputs.len()), model.config().channels];
+                    let mut receive = || {
+                        let into = Tensor::empty(model.device(), &shape, model.recipe().compute)?;
+                        messages.receive(message, &name(message, 0), into)
+                    };
+                    let received = Some([receive()?, receive()?]);
+                    match message {
+                        Message::Activation => x = received,
+                        Message::Gradient => dy = received,
+                    }
+                }
+                Action::StoreLosses { .. } | Action::Reduce | Action::SumTied | Action::Norm | Action::Update => {
+                    return Err(Error::Program(format!("a comparison has no action like: {action}")));
+                }
+            }
+        }
+        Ok(losses)
+    }
+}
+
+/// The bits of a [`Comparison`], since text has no infinities.
+type Bits = (String, Quantity, [u64; SUMS]);
+
+fn bits(Comparison { name, quantity, sums }: Comparison) -> Bits {
+    (name, quantity, sums.map(f64::to_bits))
+}
+
+fn comparison((name, quantity, sums): Bits) -> Comparison {
+    Comparison { name, quantity, sums: sums.map(f64::from_bits) }
+}
+
+/// Why a tensor that an action takes is there.
+const CHECKED: &str = "the program was checked";

@@ -1,0 +1,327 @@
+//! Comparisons of a recipe with BF16: what they find, and that they change nothing.
+
+use crate::divided::{Fault, exchange_of, llama};
+use crate::mesh::{Mesh, MeshRank};
+use crate::setup::{Seeded, config, on_ranks, recipe, recipes, text};
+use crate::steps::LEAN;
+use ottava_lm::data::Batch;
+use ottava_lm::mode::StepPrecision;
+use ottava_lm::parallel::{Schedule, ScheduleKind, Zero};
+use ottava_lm::param::MemoryPolicy;
+use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
+use ottava_lm::scaling::{OneRank, Quantity};
+use ottava_lm::sentinel::{Bounds, Measure, Verdict};
+use ottava_tensor::planted::{Damage, ProductFault, plant};
+use ottava_tensor::testing::values;
+use ottava_tensor::{DType, Device, Tensor};
+use serde_json::json;
+
+const ROWS: [usize; 2] = [2, 32];
+const BOUNDS: Bounds = Bounds { loss_gap: 0.05, cosine: 0.8 };
+const MICRO_BATCHES: usize = 2;
+
+fn mesh(recipe: &Recipe) -> Mesh {
+    let sizes = config(llama(json!({"vocab_size": 256, "intermediate_size": 224})));
+    let (schedule, zero, memory) = (Schedule::of_one_rank(MICRO_BATCHES), Zero::Nothing, MemoryPolicy::FULL);
+    let (recipe, gathers_values) = (recipe.clone(), true);
+    Mesh { sizes, recipe, memory, schedule, context: 1, tensor: 1, data: 1, zero, gathers_values, rows: ROWS }
+}
+
+fn fp8_recipes() -> Vec<(String, Recipe)> {
+    recipes().into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()
+}
+
+/// Rows of text, which differ between numbers.
+fn text_rows(number: usize) -> Batch {
+    let ([rows, seq_len], text) = (ROWS, text());
+    let ids = |shift: usize| -> Vec<i32> {
+        let starts = (0..rows).map(|row| (number * rows + row) * 7919 % (text.len() - seq_len - 1) + shift);
+        starts.flat_map(|start| &text[start..start + seq_len]).copied().collect()
+    };
+    Batch { inputs: ids(0), targets: ids(1), rows, seq_len, documents: None, padding: 0 }
+}
+
+/// The steps of a run on ranks of a mesh, of which `change` sees each one before it runs.
+fn run<T: Send + 'static>(
+    mesh: &Mesh,
+    fault: Option<Fault>,
+    steps: usize,
+    change: impl Fn(usize, &mut MeshRank) -> Option<T> + Clone + Send + 'static,
+) -> Vec<(Vec<T>, MeshEnd)> {
+    let mesh = mesh.clone();
+    on_ranks(mesh.ranks(), move |comm| {
+        let ranks = mesh.join(comm);
+        let spans = mesh.spans(ranks.pipeline().rank());
+        let mut own = mesh.build(&ranks, &spans, exchange_of(&ranks, fault), &mut Seeded { std: 0.1 });
+        own.work.partition().quantize_weights(&mut own.model).unwrap();
+        let mut seen = Vec::new();
+        for step in 0..steps {
+            own.load(|number| text_rows(MICRO_BATCHES * step + number));
+            seen.extend(change(step, &mut own));
+            let MeshRank { model, optimizer, work, .. } = &mut own;
+            work.run(model, optimizer, 3e-3, StepPrecision::Recipe).unwrap();
+        }
+        let end = MeshEnd::of(&mut own);
+        ranks.finish().unwrap();
+        (seen, end)
+    })
+}
+
+/// The bits that a run is left with.
+#[derive(Debug, PartialEq)]
+struct MeshEnd {
+    weights: Vec<Vec<f64>>,
+    scaling: Vec<(String, Vec<f64>)>,
+    casts: String,
+}
+
+impl MeshEnd {
+    fn of(own: &mut MeshRank) -> MeshEnd {
+        let MeshRank { model, work, .. } = own;
+        let partition = work.partition();
+        let weights = model.parameters().into_iter().map(|param| values(&partition.value(param).unwrap())).collect();
+        let floats = |(name, array): (String, Tensor)| (array.dtype() == DType::F32).then(|| (name, values(&array)));
+        let scaling = model.scaling().arrays().unwrap().into_iter().filter_map(floats).collect();
+        MeshEnd { weights, scaling, casts: format!("{:?}", model.scaling().measured(&OneRank).unwrap()) }
+    }
+}
+
+/// The verdict before a step on this rank's rows.
+fn check(step: usize, own: &mut MeshRank) -> Verdict {
+    let (rank, ranks) = own.ranks.rows();
+    let batch = text_rows(MICRO_BATCHES * step / ranks * ranks + rank).first_rows(1);
+    Verdict::of(&own.work.compare(&mut own.model, &batch).unwrap(), BOUNDS, &[], false)
+}
+
+/// The verdicts of all checks of a run, which all ranks have alike.
+fn verdicts(
+    mesh: &Mesh,
+    fault: Option<Fault>,
+    steps: usize,
+    every: usize,
+    change: impl Fn(usize, &mut MeshRank) + Clone + Send + 'static,
+) -> Vec<Verdict> {
+    let mut all = run(mesh, fault, steps, move |step, own| {
+        change(step, own);
+        step.is_multiple_of(every).then(|| check(step, own))
+    });
+    let (first, _) = all.remove(0);
+    assert!(all.iter().all(|(other, _)| *other == first), "ranks judge differently");
+    first
+}
+
+#[test]
+fn comparisons_change_no_bit() {
+    for (name, recipe) in fp8_recipes() {
+        for memory in [MemoryPolicy::FULL, LEAN] {
+            let mesh = Mesh { memory, ..mesh(&recipe) };
+            let compared = run(&mesh, None, 4, |step, own| Some(check(step, own)));
+            let alone = run(&mesh, None, 4, |_, _| None::<()>);
+            assert!(compared[0].1 == alone[0].1, "{name}");
+        }
+    }
+}
+
+#[test]
+fn healthy_runs_have_no_findings() {
+    for (name, recipe) in fp8_recipes() {
+        for verdict in verdicts(&mesh(&recipe), None, 41, 10, |_, _| {}) {
+            assert_eq!(verdict.findings, [], "{name}");
+            assert!(verdict.loss_gap != 0.0 || name.contains("Fprop"), "{name}");
+        }
+    }
+}
+
+/// Whether a finding names `linear` or one of its casts, and the first check that has it.
+fn found(verdicts: &[Verdict], linear: &str, measure: impl Fn(Measure) -> bool) -> Option<usize> {
+    let names = |verdict: &Verdict| {
+        let mut named = verdict.findings.iter().filter(|finding| finding.linear() == Some(linear));
+        named.any(|finding| measure(finding.measure))
+    };
+    verdicts.iter().position(names)
+}
+
+/// Of dgrads, only that of down_proj has as many columns as the MLP is wide; layer 1 comes first.
+#[test]
+fn a_factor_in_one_dgrad_is_found_and_named() {
+    for (name, recipe) in fp8_recipes().into_iter().filter(|(name, _)| !name.contains("but") && !name.contains("and")) {
+        for factor in [1.02, 0.98] {
+            let all = verdicts(&mesh(&recipe), None, 7, 3, move |step, _| {
+                let damage = Damage::Factor(factor);
+                plant((step >= 3).then_some(ProductFault { shape: [32, 224], first: 1, every: 2, damage }));
+            });
+            let down = "model.layers.0.mlp.down_proj";
+            assert_eq!(found(&all, down, |m| m == Measure::Slope(Quantity::Dgrad)), Some(1), "{name}: {all:?}");
+            assert!(all.iter().all(|verdict| verdict.findings.iter().all(|f| f.linear().is_none_or(|l| l == down))));
+        }
+    }
+}
+
+/// Replaces an array of the scaling state.
+fn set_scales(own: &mut MeshRank, change: impl Fn(&[String], &mut Vec<f32>)) {
+    let scaling = own.model.scaling();
+    let names = scaling.names();
+    let mut arrays = scaling.arrays().unwrap();
+    for (name, array) in &mut arrays {
+        if name == "scaling.scale" {
+            let mut scales = array.to_vec::<f32>().unwrap();
+            change(&names, &mut scales);
+            *array = Tensor::from_slice(&Device::Cpu, &[scales.len()], &scales).unwrap();
+        }
+    }
+    let array = |wanted: &str| {
+        let found = arrays.iter().find(|(name, _)| name == wanted).map(|(_, array)| array.clone());
+        found.ok_or_else(|| ottava_lm::Error::Checkpoint("no such array".into()))
+    };
+    scaling.restore(&names, array).unwrap();
+}
+
+fn at(names: &[String], name: &str) -> usize {
+    names.iter().position(|other| other == name).expect("the cast exists")
+}
+
+#[test]
+fn wrong_scales_are_found_and_named() {
+    let setup = mesh(&recipe(RecipeName::Fp8Delayed, Fp8Format::Auto));
+    let (gate_up, down) = ("model.layers.1.mlp.gate_up_proj", "model.layers.1.mlp.down_proj");
+    let is_cast = |measure| measure == Measure::CastError;
+    // A scale that does not follow its tensor.
+    for stuck in [1e6, 1e-6] {
+        let all = verdicts(&setup, None, 7, 3, move |step, own| {
+            if step >= 3 {
+                set_scales(own, |names, scales| scales[at(names, &format!("{down}.input"))] = stuck);
+            }
+        });
+        assert_eq!(found(&all, down, is_cast), Some(1), "{stuck}: {all:?}");
+    }
+    // The scales of two tensors of different size.
+    let all = verdicts(&setup, None, 7, 3, move |step, own| {
+        if step >= 3 {
+            set_scales(own, |names, scales| {
+                scales.swap(at(names, &format!("{gate_up}.input")), at(names, &format!("{gate_up}.grad_output")));
+            });
+        }
+    });
+    assert_eq!(found(&all, gate_up, is_cast), Some(1), "{all:?}");
+}
+
+#[test]
+fn a_weight_that_saturates_is_found_and_named() {
+    let setup = mesh(&recipe(RecipeName::Fp8Delayed, Fp8Format::Auto));
+    let name = "model.layers.0.self_attn.o_proj";
+    let all = verdicts(&setup, None, 7, 3, move |step, own| {
+        if step == 3 {
+            let mut params = own.model.parameters();
+            let param = params.iter_mut().find(|param| param.name() == format!("{name}.weight")).unwrap();
+            let mut weights: Vec<f32> = values(&param.value().unwrap()).iter().map(|x| *x as f32).collect();
+            weights.iter_mut().step_by(97).for_each(|x| *x *= 50.0);
+            let shape = param.weights.shape().to_vec();
+            let weights = Tensor::from_slice(&Device::Cpu, &shape, &weights).unwrap();
+            param.weights.set_value(ottava_tensor::ops::cast(&weights, DType::BF16).unwrap());
+            own.work.partition().quantize_weights(&mut own.model).unwrap();
+        }
+    });
+    assert_eq!(found(&all, name, |measure| measure == Measure::CastError), Some(1), "{all:?}");
+}
+
+/// Ranks that gather codes need one scale.
+#[test]
+fn a_wrong_amax_group_is_found() {
+    for name in [RecipeName::Fp8Current, RecipeName::Fp8Delayed] {
+        let setup = Mesh { tensor: 2, ..mesh(&recipe(name, Fp8Format::Auto)) };
+        assert!(verdicts(&setup, None, 1, 1, |_, _| {}).iter().all(|verdict| verdict.findings.is_empty()));
+        // The first step has no history, so both recipes take scales of tensors.
+        let all = verdicts(&setup, Some(Fault::OwnScale), 1, 1, |_, _| {});
+        assert!(all[0].findings.iter().any(|finding| finding.measure == Measure::CastError), "{name:?}: {all:?}");
+    }
+}
+
+#[test]
+fn ranks_compare_as_one_rank() {
+    for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Row] {
+        let one = mesh(&recipe(name, Fp8Format::Auto));
+        let expected = verdicts(&one, None, 5, 2, |_, _| {});
+        let pipeline = |kind, stages| {
+            let sizes = config(llama(json!({"vocab_size": 256, "intermediate_size": 224, "num_hidden_layers": 4})));
+            Mesh { sizes, schedule: Schedule { kind, ranks: 2, stages, micro_batches: MICRO_BATCHES }, ..one.clone() }
+        };
+        let two = Schedule { micro_batches: 1, ..one.schedule };
+        let meshes = [
+            ("ZeRO 1", Mesh { data: 2, zero: Zero::OptimizerStates, schedule: two, ..one.clone() }),
+            ("ZeRO 3", Mesh { data: 2, zero: Zero::Weights, schedule: two, ..one.clone() }),
+            ("tensor", Mesh { tensor: 2, rows: ROWS, ..one.clone() }),
+            ("context", Mesh { context: 2, ..one.clone() }),
+            ("pipeline", pipeline(ScheduleKind::OneForwardOneBackward, 1)),
+            ("zero-bubble", pipeline(ScheduleKind::ZeroBubble, 1)),
+            ("interleaved", pipeline(ScheduleKind::Interleaved, 2)),
+        ];
+        for (what, mesh) in meshes {
+            let got = verdicts(&mesh, None, 5, 2, |_, _| {});
+            let of_model = match mesh.schedule.ranks {
+                1 => expected.clone(),
+                _ => {
+                    let one = Mesh { schedule: Schedule::of_one_rank(MICRO_BATCHES), ..mesh.clone() };
+                    verdicts(&one, None, 5, 2, |_, _| {})
+                }
+            };
+            for (got, expected) in got.iter().zip(&of_model) {
+                assert_eq!(got.findings, [], "{what}, {name:?}");
+                assert_eq!(got.ranking.len(), expected.ranking.len(), "{what}");
+                // Data-parallel ranks compare a row each; all others the same row.
+                let apart = if mesh.data == 1 { 0.01 } else { 0.1 };
+                assert!((got.cosine - expected.cosine).abs() < apart, "{what}, {name:?}: {got:?} {expected:?}");
+            }
+            if mesh.schedule.ranks > 1 {
+                assert!(got.iter().zip(&of_model).all(|(a, b)| a.loss_gap == b.loss_gap), "{what}, {name:?}");
+            }
+        }
+    }
+}
+
+/// What differs when the micro-batch of each step is computed twice, by step.
+fn differences(
+    mesh: &Mesh,
+    steps: usize,
+    fault: impl Fn(usize) -> Option<ProductFault> + Clone + Send + 'static,
+) -> Vec<Option<String>> {
+    let mut all = run(mesh, None, steps, move |step, own| {
+        let (rank, ranks) = own.ranks.rows();
+        // The fault is on the last rank.
+        plant(fault(step).filter(|_| own.ranks.rank() + 1 == own.ranks.size()));
+        let batch = text_rows(MICRO_BATCHES * step / ranks * ranks + rank);
+        let different = own.work.repeat(&mut own.model, &batch, StepPrecision::Recipe, true).unwrap();
+        plant(None);
+        Some(different)
+    });
+    let (first, _) = all.remove(0);
+    assert!(all.iter().all(|(other, _)| *other == first), "ranks see different things");
+    first
+}
+
+#[test]
+fn a_flipped_bit_is_found_at_the_next_check_and_named() {
+    let flip =
+        |shape, first, bit| ProductFault { shape, first, every: usize::MAX, damage: Damage::Flip { element: 77, bit } };
+    // Low bits of activations that are cast to FP8 next have no effect. 64 tokens. A forward has the products of two layers; both passes of a layer follow each other.
+    let faults = [
+        (flip([64, 448], 3, 13), "`output of model.layers.1`"),
+        (flip([64, 448], 0, 14), "`output of model.layers.0`"),
+        // In backward, fprop of gate_up is recomputed, then come its dgrad and wgrad.
+        (flip([64, 224], 1, 3), "`gradient of model.layers.1."),
+        (flip([448, 64], 0, 12), "`gradient of model.layers.1.mlp.gate_proj.weight`"),
+        (flip([448, 64], 3, 5), "`gradient of model.layers.0.mlp.gate_proj.weight`"),
+    ];
+    for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Block] {
+        let one = mesh(&recipe(name, Fp8Format::Auto));
+        for (fault, words) in faults {
+            let found = differences(&one, 3, move |step| (step == 1).then_some(fault));
+            assert_eq!([&found[0], &found[2]], [&None, &None], "{name:?}, {words}");
+            assert!(found[1].as_ref().is_some_and(|text| text.starts_with(words)), "{name:?}, {words}: {found:?}");
+        }
+    }
+    let two =
+        Mesh { data: 2, schedule: Schedule::of_one_rank(1), ..mesh(&recipe(RecipeName::Fp8Row, Fp8Format::Auto)) };
+    let (fault, _) = faults[0];
+    let found = differences(&two, 2, move |step| (step == 1).then_some(fault));
+    assert_eq!(found, [None, Some("`output of model.layers.1` on rank 1".into())]);
+}
