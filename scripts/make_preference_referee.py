@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Records what TRL computes for preferences on a small model, in crates/ottava-lm/tests/data/referee_preference.safetensors.
+"""Records what TRL computes for preferences on a small model, in crates/ottava-lm/tests/data/referee_preference.safetensors, and for a reward
+model, in referee_reward.safetensors beside it.
 
 Development only; the program itself needs no Python.
 `pip install torch==2.15.0 transformers==5.23.0 trl==1.16.0 safetensors==0.8.0 numpy`. Runs on the CPU in a minute.
@@ -13,8 +14,8 @@ import trl
 from datasets import Dataset
 from safetensors.torch import save_file
 from torch.utils.data import SequentialSampler
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
 
 from make_referee import FOLDER, SIZES, VOCABULARY
 
@@ -27,7 +28,10 @@ RUNS = {
     "ipo": {"beta": 0.5, "loss_type": ["ipo"]},
     "kto": {"beta": 0.5, "desirable_weight": 1.5, "undesirable_weight": 0.5},
 }
-METRICS = ["loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen", "logps/rejected"]
+METRICS = ["loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen", "logps/rejected", "kl"]
+# The same of reward models; "margins" has data with margins.
+REWARD_RUNS = {"plain": {}, "centered": {"center_rewards_coefficient": 0.1}, "margins": {}}
+REWARD_METRICS = ["loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward"]
 
 
 class AsGiven:
@@ -45,6 +49,10 @@ class Dpo(AsGiven, DPOTrainer):
 
 
 class Kto(AsGiven, KTOTrainer):
+    pass
+
+
+class Reward(AsGiven, RewardTrainer):
     pass
 
 
@@ -86,40 +94,80 @@ def completions(pairs):
     return records
 
 
+def config_of(architecture, **more):
+    sizes = {**SIZES, "hidden_size": 32, "intermediate_size": 56}
+    config = LlamaConfig(num_hidden_layers=2, tie_word_embeddings=False, **sizes, **more)
+    config.architectures = [architecture]
+    return config
+
+
+def train(trainer, arguments, model, records, **options):
+    """The logs of the steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = arguments(
+            output_dir=folder, max_steps=STEPS, per_device_train_batch_size=PAIRS, learning_rate=1e-3,
+            lr_scheduler_type="constant", warmup_steps=0, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, max_grad_norm=1.0,
+            logging_steps=1, report_to="none", save_strategy="no", use_cpu=True, bf16=False, max_length=None,
+            gradient_checkpointing=False, disable_tqdm=True, **options,
+        )  # fmt: skip
+        run = trainer(
+            model=model, args=arguments, train_dataset=Dataset.from_list(records), processing_class=tokenizer()
+        )
+        run.train()
+    return [log for log in run.state.log_history if "loss" in log]
+
+
+def weights_of(model):
+    return {f"weights/{n}": p.detach().clone() for n, p in model.named_parameters()}
+
+
+def ids_of(data):
+    """Every list of ids with its length before it, 16 numbers for each."""
+    padded = lambda ids: [len(ids)] + ids + [0] * (15 - len(ids))
+    keys = ["prompt_ids", "chosen_ids", "rejected_ids"]
+    return torch.tensor([[padded(pair[key]) for key in keys] for pair in data], dtype=torch.int32)
+
+
+def save(name, tensors, config):
+    metadata = {"torch": torch.__version__, "transformers": transformers.__version__, "trl": trl.__version__}
+    save_file(tensors, FOLDER / f"{name}.safetensors", metadata | {"config": config.to_json_string(use_diff=False)})
+
+
+def add_metrics(tensors, name, metrics, steps):
+    for metric in metrics:
+        tensors[f"{name}/{metric}"] = torch.tensor([log.get(metric, float("nan")) for log in steps])
+    print(f"{name}: loss {steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}")
+
+
 def record():
-    config = LlamaConfig(
-        num_hidden_layers=2, tie_word_embeddings=False, **{**SIZES, "hidden_size": 32, "intermediate_size": 56}
-    )
-    config.architectures = ["LlamaForCausalLM"]
+    config = config_of("LlamaForCausalLM")
     data, tensors = pairs(), {}
     for name, options in RUNS.items():
         torch.manual_seed(19)
         model = LlamaForCausalLM._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
-        weights = {f"weights/{n}": p.detach().clone() for n, p in model.named_parameters()}
+        weights = weights_of(model)
         trainer, arguments, records = (Kto, KTOConfig, completions(data)) if name == "kto" else (Dpo, DPOConfig, data)
-        with tempfile.TemporaryDirectory() as folder:
-            arguments = arguments(
-                output_dir=folder, max_steps=STEPS, per_device_train_batch_size=PAIRS, learning_rate=1e-3,
-                lr_scheduler_type="constant", warmup_steps=0, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, max_grad_norm=1.0,
-                logging_steps=1, report_to="none", save_strategy="no", use_cpu=True, bf16=False, max_length=None,
-                precompute_ref_log_probs=True, gradient_checkpointing=False, disable_tqdm=True, **options,
-            )  # fmt: skip
-            run = trainer(
-                model=model, args=arguments, train_dataset=Dataset.from_list(records), processing_class=tokenizer()
-            )
-            run.train()
-        steps = [log for log in run.state.log_history if "loss" in log]
-        for metric in METRICS:
-            tensors[f"{name}/{metric}"] = torch.tensor([log.get(metric, float("nan")) for log in steps])
-        print(f"{name}: loss {steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}")
-    tensors |= weights
-    # Every list of ids with its length before it, 16 numbers for each.
-    padded = lambda ids: [len(ids)] + ids + [0] * (15 - len(ids))
-    keys = ["prompt_ids", "chosen_ids", "rejected_ids"]
-    tensors["ids"] = torch.tensor([[padded(pair[key]) for key in keys] for pair in data], dtype=torch.int32)
-    metadata = {"torch": torch.__version__, "transformers": transformers.__version__, "trl": trl.__version__}
-    metadata |= {"config": config.to_json_string(use_diff=False)}
-    save_file(tensors, FOLDER / "referee_preference.safetensors", metadata)
+        steps = train(trainer, arguments, model, records, precompute_ref_log_probs=True, **options)
+        add_metrics(tensors, name, METRICS if name == "kto" else METRICS[:-1], steps)
+    save("referee_preference", tensors | weights | {"ids": ids_of(data)}, config)
+
+
+def record_rewards():
+    # As transformers writes it: one label, and the padding token.
+    config = config_of("LlamaForSequenceClassification", num_labels=1, pad_token_id=1)
+    data, tensors = pairs(), {}
+    margins = [0.25 * (i % 3) for i in range(len(data))]
+    sequences = lambda pair, key: {f"{key}_ids": pair["prompt_ids"] + pair[f"{key}_ids"]}
+    for name, options in REWARD_RUNS.items():
+        torch.manual_seed(19)
+        model = LlamaForSequenceClassification._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        weights = weights_of(model)
+        records = [sequences(pair, "chosen") | sequences(pair, "rejected") for pair in data]
+        if name == "margins":
+            records = [record | {"margin": margin} for record, margin in zip(records, margins)]
+        add_metrics(tensors, name, REWARD_METRICS, train(Reward, RewardConfig, model, records, **options))
+    save("referee_reward", tensors | weights | {"ids": ids_of(data), "margins": torch.tensor(margins)}, config)
 
 
 record()
+record_rewards()

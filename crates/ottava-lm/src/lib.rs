@@ -12,6 +12,7 @@ pub mod data;
 pub mod engine;
 pub mod error;
 pub mod evaluate;
+pub mod evaluate_preferences;
 pub mod export;
 pub mod fs;
 pub mod hash;

@@ -7,6 +7,9 @@ use std::collections::BTreeSet;
 /// The word for all linears of the blocks.
 const ALL_LINEAR: &str = "all-linear";
 
+/// PEFT's prefix of the name of a linear, and of a tensor that is trained and saved beside adapters.
+pub const PEFT_PREFIX: &str = "base_model.model.";
+
 /// Adapters beside the linears of a model: `y = x · Wᵀ + scale · (x · Aᵀ) · Bᵀ` with `A` `[r, K]` and `B` `[N, r]`, under the names
 /// and with the meaning of PEFT. Everything else is frozen.
 #[derive(Clone, Debug, PartialEq)]

@@ -41,7 +41,8 @@ fn rewards(sums: &PreferenceSums) -> String {
         let (_, value) = metrics.iter().find(|(metric, _)| *metric == name)?;
         Some(format!("{short} {value:.4}"))
     };
-    let shown = [named("rewards/margins", "reward margin"), named("rewards/accuracies", "accuracy")];
+    let margin = named("rewards/margins", "reward margin").or(named("margin", "reward margin"));
+    let shown = [margin, named("rewards/accuracies", "accuracy").or(named("accuracy", "accuracy"))];
     shown.into_iter().flatten().collect::<Vec<_>>().join("  ")
 }
 

@@ -2,7 +2,8 @@
 
 use super::safetensors::{ModelFiles, TensorInfo};
 use crate::error::{Error, Result};
-use crate::lora::Lora;
+use crate::layers::SCORE;
+use crate::lora::{Lora, PEFT_PREFIX};
 use crate::models::ConfigFile;
 use ottava_tensor::Tensor;
 use serde_json::Value;
@@ -15,13 +16,12 @@ pub const CONFIG_FILE: &str = "adapter_config.json";
 /// The name of an adapter's matrices.
 pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
-/// PEFT's prefix of the name of a linear.
-pub(super) const PREFIX: &str = "base_model.model.";
-
 /// A PEFT folder with adapters of a model.
 pub struct AdapterFolder {
     /// Rank, factor and targets of the adapters.
     pub lora: Lora,
+    /// Whether it has the head of a reward model beside its adapters.
+    pub has_score: bool,
     files: ModelFiles,
     path: PathBuf,
 }
@@ -32,8 +32,10 @@ impl AdapterFolder {
     /// Errors with [`Error::Model`] where its settings ask for what is not implemented, as DoRA.
     pub fn open(folder: &Path) -> Result<AdapterFolder> {
         let lora = AdapterFolder::settings(folder)?;
+        let saved = ConfigFile::read(&folder.join(CONFIG_FILE))?.values().get("modules_to_save").cloned();
+        let has_score = saved.is_some_and(|saved| is_score(&saved));
         let files = ModelFiles::open_file(&folder.join(WEIGHTS_FILE))?;
-        Ok(AdapterFolder { lora, files, path: folder.to_path_buf() })
+        Ok(AdapterFolder { lora, has_score, files, path: folder.to_path_buf() })
     }
 
     /// Rank, factor and targets of the adapter in `folder`. Errors as [`AdapterFolder::open`].
@@ -53,6 +55,7 @@ impl AdapterFolder {
         let not_read = ["use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform"];
         let is_set = |key: &&str| match config.values().get(*key) {
             None | Some(Value::Null | Value::Bool(false)) => false,
+            Some(saved) if *key == "modules_to_save" && is_score(saved) => false,
             Some(Value::Object(pattern)) => !pattern.is_empty(),
             Some(Value::Array(names)) => !names.is_empty(),
             Some(_) => true,
@@ -100,13 +103,19 @@ impl AdapterFolder {
         let linear = weight.strip_suffix(".weight")?;
         // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
         ["", "transformer."].into_iter().find_map(|around| {
-            let names = ["lora_A", "lora_B"].map(|of| format!("{PREFIX}{around}{linear}.{of}.weight"));
+            let names = ["lora_A", "lora_B"].map(|of| format!("{PEFT_PREFIX}{around}{linear}.{of}.weight"));
             names.iter().all(|name| self.files.info(name).is_ok()).then_some(names)
         })
     }
 
-    /// Errors when there are matrices of other weights than `weights`.
+    /// Errors when there are matrices of other weights than `weights`, or the head of a reward model.
     pub fn expect_weights(&self, weights: &[TensorInfo]) -> Result<()> {
+        if self.has_score {
+            return Err(Error::Model(format!(
+                "{}: the adapter has the head of a reward model, which is not merged; evaluate it with `ottava eval BASE --adapter FOLDER`, or load it with PEFT",
+                self.path.display()
+            )));
+        }
         let used = weights.iter().filter_map(|info| self.names_of(&info.name)).flatten().collect();
         self.expect_used(&used)
     }
@@ -135,4 +144,9 @@ impl AdapterFolder {
             None => Ok(()),
         }
     }
+}
+
+/// Whether a list of saved modules is that of a reward model: its head.
+fn is_score(saved: &Value) -> bool {
+    matches!(saved, Value::Array(names) if matches!(names.as_slice(), [Value::String(name)] if name == SCORE))
 }

@@ -3,7 +3,8 @@
 use super::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, adapter};
 use crate::error::{Error, Result};
 use crate::hash::{MIX_STEP, mix, name_hash};
-use crate::lora::{Lora, Targets, last_name};
+use crate::layers::SCORE;
+use crate::lora::{Lora, PEFT_PREFIX, Targets, last_name};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions};
 use crate::param::{FolderLayout, FolderTensor, Init, Shard, WeightSource};
 use crate::recipe::Recipe;
@@ -63,13 +64,13 @@ impl FolderWeights {
         Ok(name.to_string())
     }
 
-    /// Errors when the folder holds weights that the model of these `sizes` did not read; known leftovers of older writers are ignored, and a
-    /// second copy of a tied head.
+    /// Errors when the folder holds weights that the model of these `sizes` did not read; known leftovers of older writers are ignored, a
+    /// second copy of a tied head, and the head of a language model whose decoder is that of a reward model.
     pub fn finish(self, sizes: &DecoderConfig) -> Result<()> {
         let expected = |name: &str| {
             self.used.contains(name)
                 || MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end))
-                || (sizes.tied && name == HEAD)
+                || ((sizes.tied || sizes.score) && name == HEAD)
         };
         if let Some(name) = self.files.names().into_iter().find(|name| !expected(name)) {
             return Err(Error::Model(format!(
@@ -148,23 +149,46 @@ impl WeightSource for RandomWeights {
     }
 }
 
-/// Weights of a model from `base`, with adapters from a folder, or new ones from a seed.
+/// Weights of a model from `base`, with adapters from a folder, or new ones from a seed, and likewise the head of a reward model.
 pub struct AdaptedWeights<'a> {
     base: &'a mut dyn WeightSource,
     adapter: Option<AdapterFolder>,
     /// Names of the matrices that were read.
     used: BTreeSet<String>,
     new: RandomWeights,
+    new_score: bool,
+}
+
+/// Where a tensor is.
+enum Origin {
+    Base(FolderTensor),
+    Adapter,
+    New(FolderTensor),
 }
 
 impl<'a> AdaptedWeights<'a> {
-    /// Weights with the adapters of a folder, or with those that `new` makes.
+    /// Weights with the adapters of a folder, or with those that `new` makes, as with `new_score` the head of a reward model, if no adapter
+    /// has it: the base is a language model.
     pub fn new(
         base: &'a mut dyn WeightSource,
         adapter: Option<AdapterFolder>,
         new: RandomWeights,
+        new_score: bool,
     ) -> AdaptedWeights<'a> {
-        AdaptedWeights { base, adapter, used: BTreeSet::new(), new }
+        AdaptedWeights { base, adapter, used: BTreeSet::new(), new, new_score }
+    }
+
+    /// Where `tensor` is, by the name it has there. A new head of a reward model is the same with and without adapters.
+    fn origin(&self, tensor: &FolderTensor) -> Origin {
+        let beside = tensor.name.strip_prefix(PEFT_PREFIX);
+        let is_score = beside.unwrap_or(&tensor.name).strip_suffix(".weight") == Some(SCORE);
+        let named = || FolderTensor { name: beside.unwrap_or(&tensor.name).to_string(), ..tensor.clone() };
+        match (beside, &self.adapter) {
+            (Some(_), Some(_)) => Origin::Adapter,
+            _ if is_score && self.new_score => Origin::New(named()),
+            (Some(_), None) if !is_score => Origin::New(tensor.clone()),
+            _ => Origin::Base(named()),
+        }
     }
 
     /// Errors when the adapters' folder has matrices that were not read.
@@ -175,26 +199,26 @@ impl<'a> AdaptedWeights<'a> {
 
 impl WeightSource for AdaptedWeights<'_> {
     fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
-        match tensor.name.starts_with(adapter::PREFIX) {
-            true => {
+        match self.origin(tensor) {
+            Origin::Base(tensor) => self.base.expect(&tensor),
+            Origin::New(_) => Ok(()),
+            Origin::Adapter => {
                 self.used.insert(tensor.name.clone());
                 Ok(())
             }
-            false => self.base.expect(tensor),
         }
     }
 
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor> {
-        if !tensor.name.starts_with(adapter::PREFIX) {
-            return self.base.read(tensor, elements, init);
-        }
-        match &self.adapter {
-            Some(adapter) => {
+        match (self.origin(tensor), &self.adapter) {
+            (Origin::Base(tensor), _) => self.base.read(&tensor, elements, init),
+            (Origin::Adapter, Some(adapter)) => {
                 self.used.insert(tensor.name.clone());
                 let values = adapter.values(&tensor.name, &tensor.stored_shape())?;
                 Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
             }
-            None => self.new.read(tensor, elements, init),
+            (Origin::New(tensor), _) => self.new.read(&tensor, elements, init),
+            (Origin::Adapter, None) => unreachable!("an adapter is the origin only if there is one"),
         }
     }
 }
@@ -292,7 +316,10 @@ impl FolderTemplate {
         config.shift_remove("quantization_config");
         config.insert("dtype".into(), json!(dtype.name()));
         config.insert("torch_dtype".into(), json!(dtype.name()));
-        config.insert("tie_word_embeddings".into(), json!(model.config().tied));
+        // A reward model has no head that could be tied.
+        if !model.config().score {
+            config.insert("tie_word_embeddings".into(), json!(model.config().tied));
+        }
         if let Positions::Rotary(_) = model.config().positions {
             model.config().rope.write(model.config().local_rope.as_ref(), &mut config);
         }
@@ -347,9 +374,13 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
         Targets::Names(names) => names.iter().map(String::as_str).collect(),
     };
     let base = base.canonicalize().unwrap_or(base.to_path_buf());
+    let (task, saved) = match model.config().score {
+        true => ("SEQ_CLS", json!([SCORE])),
+        false => ("CAUSAL_LM", Value::Null),
+    };
     as_json(json!({
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": task,
         "base_model_name_or_path": base,
         "r": lora.r,
         "lora_alpha": lora.alpha,
@@ -361,7 +392,7 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
         "bias": "none",
         "init_lora_weights": true,
         "inference_mode": true,
-        "modules_to_save": null,
+        "modules_to_save": saved,
         "rank_pattern": {},
         "alpha_pattern": {},
     }))

@@ -89,6 +89,10 @@ impl RunConfig {
         }
         match self.preference.loss_type {
             Some(LossType::Kto) => reasons.push((OF_PAIRS, "with loss_type kto; it is for pairs".into())),
+            Some(LossType::BradleyTerry) => {
+                reasons.push((OF_PAIRS, "with loss_type bradley_terry; it is for sigmoid and robust".into()));
+                reasons.push((OF_REFERENCE, "with loss_type bradley_terry, which has no reference model".into()));
+            }
             Some(LossType::Hinge | LossType::Ipo) => {
                 reasons.push((OF_PAIRS, "with this `loss_type`; it is for sigmoid and robust".into()));
             }
@@ -96,6 +100,9 @@ impl RunConfig {
         }
         if self.preference.loss_type.is_some_and(|loss| loss != LossType::Kto) {
             reasons.push((OF_KTO, "with this `loss_type`; it is for kto".into()));
+        }
+        if self.preference.loss_type.is_some() && !self.preference.trains_reward_model() {
+            reasons.push((OF_REWARDS, "with this `loss_type`; it is for bradley_terry".into()));
         }
         if self.sentinel.sentinel_steps == 0 {
             reasons.push((OF_SENTINEL, "while `sentinel_steps` is 0".into()));
@@ -150,6 +157,10 @@ const OF_LION: &[&str] = &["training.lion_beta1", "training.lion_beta2"];
 
 const OF_PAIRS: &[&str] = &["preference.label_smoothing"];
 
+const OF_REWARDS: &[&str] = &["preference.center_rewards_coefficient"];
+
+const OF_REFERENCE: &[&str] = &["preference.beta", "preference.precompute_ref_log_probs"];
+
 const OF_KTO: &[&str] = &["preference.desirable_weight", "preference.undesirable_weight"];
 
 const OF_SENTINEL: &[&str] = &[
@@ -169,9 +180,9 @@ mod tests {
     #[test]
     fn every_key_is_a_setting() {
         let known = super::super::names::Known::new().0;
-        for key in [OF_FP8, OF_DELAYED, OF_FP16, OF_ADAMW, OF_MUON, OF_LION, OF_PIPELINE, OF_PAIRS, OF_KTO, OF_SENTINEL]
-            .concat()
-        {
+        let of_preferences = [OF_PAIRS, OF_KTO, OF_REWARDS, OF_REFERENCE].concat();
+        let others = [OF_FP8, OF_DELAYED, OF_FP16, OF_ADAMW, OF_MUON, OF_LION, OF_PIPELINE, OF_SENTINEL].concat();
+        for key in others.into_iter().chain(of_preferences) {
             assert!(known.contains(&key.to_string()), "{key}");
         }
     }

@@ -19,6 +19,8 @@ pub struct PreferenceConfig {
     pub beta: f64,
     /// The share of pairs whose preference is assumed to be wrong, for `sigmoid` and `robust`.
     pub label_smoothing: f64,
+    /// The factor of the squared sum of the rewards of a pair, for `bradley_terry`.
+    pub center_rewards_coefficient: f64,
     /// The factor of losses of desirable completions, for `kto`.
     pub desirable_weight: f64,
     /// The factor of losses of undesirable completions, for `kto`.
@@ -31,7 +33,7 @@ pub struct PreferenceConfig {
 
 /// The losses of preferences, as TRL names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum LossType {
     /// DPO.
     Sigmoid,
@@ -41,6 +43,8 @@ pub enum LossType {
     Hinge,
     /// IPO.
     Ipo,
+    /// That of a reward model.
+    BradleyTerry,
     /// KTO, of completions with labels.
     Kto,
 }
@@ -53,6 +57,7 @@ impl LossType {
             LossType::Robust => "robust",
             LossType::Hinge => "hinge",
             LossType::Ipo => "ipo",
+            LossType::BradleyTerry => "bradley_terry",
             LossType::Kto => "kto",
         }
     }
@@ -69,6 +74,7 @@ impl Default for PreferenceConfig {
             loss_type: None,
             beta: 0.1,
             label_smoothing: 0.0,
+            center_rewards_coefficient: 0.0,
             desirable_weight: 1.0,
             undesirable_weight: 1.0,
             precompute_ref_log_probs: None,
@@ -77,6 +83,11 @@ impl Default for PreferenceConfig {
 }
 
 impl PreferenceConfig {
+    /// Whether a reward model is trained.
+    pub fn trains_reward_model(&self) -> bool {
+        self.loss_type == Some(LossType::BradleyTerry)
+    }
+
     /// The loss; `None` if the data hold no preferences, or are not known yet.
     pub fn how(&self) -> Option<Preference> {
         let PreferenceConfig { beta, label_smoothing, desirable_weight, undesirable_weight, .. } = *self;
@@ -85,14 +96,20 @@ impl PreferenceConfig {
             LossType::Robust => PreferenceLoss::Robust { label_smoothing },
             LossType::Hinge => PreferenceLoss::Hinge,
             LossType::Ipo => PreferenceLoss::Ipo,
+            // Rewards are scores as they are.
+            LossType::BradleyTerry => {
+                let loss = PreferenceLoss::BradleyTerry { centering: self.center_rewards_coefficient };
+                return Some(Preference { loss, beta: 1.0 });
+            }
             LossType::Kto => PreferenceLoss::Kto { desirable_weight, undesirable_weight },
         };
         Some(Preference { loss, beta })
     }
 
-    /// Resolves the loss by the `kind` of the data, and the way to the reference model.
-    pub(super) fn resolve(&mut self, kind: PreferenceKind, lora: &LoraConfig) -> Result<()> {
+    /// Resolves the loss by the `kind` of the data and by whether the model of the start is a reward model, and the way to the reference model.
+    pub(super) fn resolve(&mut self, kind: PreferenceKind, lora: &LoraConfig, is_reward_model: bool) -> Result<()> {
         let (by_kind, shape) = match kind {
+            PreferenceKind::Pairs if is_reward_model => (LossType::BradleyTerry, "pairs (`chosen`, `rejected`)"),
             PreferenceKind::Pairs => (LossType::Sigmoid, "pairs (`chosen`, `rejected`)"),
             PreferenceKind::Labels => (LossType::Kto, "completions with labels (`completion`, `label`)"),
         };
@@ -103,6 +120,9 @@ impl PreferenceConfig {
                 loss.as_str(),
                 by_kind.as_str()
             )));
+        }
+        if self.trains_reward_model() {
+            return Ok(());
         }
         let is_base = lora.r > 0 && lora.init_from.as_os_str().is_empty();
         if !*self.precompute_ref_log_probs.get_or_insert(!is_base) && lora.r == 0 {

@@ -3,6 +3,7 @@
 use super::{PreferenceConfig, RunConfig};
 use crate::data::{Formatting, Packing};
 use crate::error::{Error, Result};
+use crate::models::{ConfigFile, is_reward_model, reward_model};
 
 impl RunConfig {
     /// Resolves `[preference]` and the packing of preferences by the formattings of the files.
@@ -18,7 +19,14 @@ impl RunConfig {
                 ))),
             };
         };
-        self.preference.resolve(kind, &self.lora)?;
+        // A folder that cannot be read is an error where its sizes are.
+        let is_reward_model = ConfigFile::read(&self.model.path).and_then(|file| is_reward_model(&file));
+        self.preference.resolve(kind, &self.lora, is_reward_model.unwrap_or(false))?;
+        if self.preference.trains_reward_model() && !self.generation.prompts.is_empty() {
+            return Err(Error::Config(
+                "`generation.prompts` is set, and a reward model writes no text; remove the prompts".into(),
+            ));
+        }
         if self.data.datasets.len() > 1 {
             return Err(Error::Config(
                 "[[data.datasets]] has several sets, and the data are preferences, which are not mixed; name all files in `data.train_files`".into(),
@@ -47,6 +55,19 @@ impl RunConfig {
         Ok(())
     }
 
+    /// `config.json` of the model that is trained: that of `model.path`, or that of a reward model that starts from it. `padding` is the
+    /// padding token of the tokenizer, for a reward model.
+    pub fn model_config(&self, padding: Option<u32>) -> Result<ConfigFile> {
+        let file = ConfigFile::read(&self.model.path)?;
+        match (self.preference.trains_reward_model(), is_reward_model(&file)?) {
+            (true, _) => reward_model(&file, padding),
+            (false, false) => Ok(file),
+            (false, true) => Err(file.error(
+                "this is a reward model, which is trained on pairs of preferences (`chosen` and `rejected`) by `preference.loss_type` = \"bradley_terry\" or \"auto\"",
+            )),
+        }
+    }
+
     /// Rows of a micro-batch: of pairs, two for each.
     pub fn micro_batch_rows(&self) -> usize {
         let each = self.preference.how().map_or(1, |how| how.loss.sequences());
@@ -55,7 +76,8 @@ impl RunConfig {
 
     /// Problems of `[preference]`.
     pub(super) fn preference_problems(&self) -> Vec<String> {
-        let PreferenceConfig { beta, label_smoothing, desirable_weight, undesirable_weight, .. } = self.preference;
+        let PreferenceConfig { beta, label_smoothing, center_rewards_coefficient, .. } = self.preference;
+        let PreferenceConfig { desirable_weight, undesirable_weight, .. } = self.preference;
         let mut problems = Vec::new();
         if !(beta.is_finite() && beta > 0.0) {
             problems.push("`preference.beta` must be above 0".to_string());
@@ -63,7 +85,11 @@ impl RunConfig {
         if !(0.0..0.5).contains(&label_smoothing) {
             problems.push("`preference.label_smoothing` is a share of pairs from 0 to less than 0.5".to_string());
         }
-        let weights = [("desirable_weight", desirable_weight), ("undesirable_weight", undesirable_weight)];
+        let weights = [
+            ("center_rewards_coefficient", center_rewards_coefficient),
+            ("desirable_weight", desirable_weight),
+            ("undesirable_weight", undesirable_weight),
+        ];
         let wrong = weights.into_iter().filter(|(_, weight)| !(weight.is_finite() && *weight >= 0.0));
         problems.extend(wrong.map(|(key, _)| format!("`preference.{key}` must not be negative or infinite")));
         problems

@@ -10,7 +10,7 @@ use super::parallel::ParallelConfig;
 use super::preference::PreferenceConfig;
 use super::sentinel::SentinelConfig;
 use crate::error::{Error, Result};
-use crate::models::{ConfigFile, DecoderConfig, decoder_config};
+use crate::models::{DecoderConfig, decoder_config};
 use crate::optim::{
     AdamWConfig, AdamWOptimizer, AdjustLr, LionOptimizer, MomentumConfig, MuonOptimizer, Optimizer, Schedule,
     SchedulerType,
@@ -332,9 +332,9 @@ impl RunConfig {
         toml::to_string(self).expect("a configuration is written without fail")
     }
 
-    /// The sizes of the model of `model.path`, with its adapters.
+    /// The sizes of the model that is trained, with its adapters, once [`RunConfig::resolve_data`] has decided its loss.
     pub fn decoder_config(&self) -> Result<DecoderConfig> {
-        let sizes = decoder_config(&ConfigFile::read(&self.model.path)?)?;
+        let sizes = decoder_config(&self.model_config(None)?)?;
         Ok(DecoderConfig { lora: self.lora.adapters(), ..sizes })
     }
 

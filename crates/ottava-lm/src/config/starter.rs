@@ -24,10 +24,10 @@ pub fn starter(model: &Path, files: &[PathBuf]) -> Result<Starter> {
     let mut config = RunConfig::default();
     config.model.path = model.to_path_buf();
     config.data.train_files = files.to_vec();
+    let data = config.resolve_data()?;
     let sizes = config.decoder_config()?;
     config.model.init =
         if model.is_dir() && ModelFiles::open(model).is_ok() { WeightInit::Pretrained } else { WeightInit::Random };
-    let data = config.resolve_data()?;
     let chats = data.iter().any(|(_, formatting)| formatting.has_prompts());
     let name = model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let pretrained = config.model.init == WeightInit::Pretrained;

@@ -21,7 +21,7 @@ use crate::checkpoint::model::{as_json, expect_new_folder, write_settings};
 use crate::checkpoint::safetensors_write::MAX_FILE_BYTES;
 use crate::checkpoint::{CheckpointWriter, TensorInfo, write_model};
 use crate::fs::RealFs;
-use crate::models::{ConfigFile, decoder_config};
+use crate::models::{ConfigFile, language_model_config};
 use crate::{Error, Result, interrupt};
 use gguf::Gguf;
 use megatron::Megatron;
@@ -95,7 +95,7 @@ fn from_megatron<'a>(megatron: &'a Megatron, like: Option<&Path>) -> Result<Mode
         Some(like) => ConfigFile::read(like)?,
         None => ConfigFile::from_values("the arguments of the checkpoint", megatron.config()?),
     };
-    let sizes = decoder_config(&config)?;
+    let sizes = language_model_config(&config)?;
     let warnings = megatron.check_args(&sizes, like.is_some())?;
     let weights = megatron.weights(&sizes)?;
     let names = weights.iter().map(|weight| (weight.name.clone(), weight.shape.clone())).collect();

@@ -34,6 +34,8 @@ pub(super) struct Edges {
     pub(super) end: Option<u32>,
     /// All that end a generated text; the first is `end`.
     pub(super) stops: Vec<u32>,
+    /// Fills rows, if a file names such a token.
+    pub(super) padding: Option<u32>,
 }
 
 impl Edges {
@@ -78,7 +80,17 @@ impl Edges {
                 true
             }
         });
-        Ok(Edges { start: start(folder, tokenizer)?, end, stops })
+        Ok(Edges { start: start(folder, tokenizer)?, end, stops, padding: padding(folder, tokenizer)? })
+    }
+}
+
+/// `pad_token` of `tokenizer_config.json`.
+fn padding(folder: &Path, tokenizer: &Tokenizer) -> Result<Option<u32>> {
+    let path = folder.join("tokenizer_config.json");
+    match read_json(&path)?.get("pad_token") {
+        None | Some(Value::Null) => Ok(None),
+        // Unlike other tokens, it may be one that the tokenizer's file lacks: nothing but reward models reads it.
+        Some(value) => Ok(special_id(value, tokenizer).ok()),
     }
 }
 

@@ -39,6 +39,8 @@ pub(super) struct Encoded {
     pub(super) left_out: LeftOut,
     /// Whether it is desirable, of a document with a label.
     pub(super) label: Option<bool>,
+    /// The margin of a pair, of its chosen completion.
+    pub(super) margin: f32,
 }
 
 /// The content of a chat that its template leaves out.
@@ -94,6 +96,7 @@ impl<'a> Encoder<'a> {
                 bytes: text.len(),
                 left_out: LeftOut::default(),
                 label: None,
+                margin: 0.0,
             }),
             Content::Tokens { ids, learned } => {
                 if let Some(id) = ids.iter().find(|id| **id as usize >= self.tokenizer.vocab_size()) {
@@ -108,7 +111,11 @@ impl<'a> Encoder<'a> {
             }
             Content::Completion { prompt, completion } => self.encode_text_completion(prompt, completion),
             Content::Chat(chat) => return self.encode_chat(chat),
-            Content::Pair(pair) => return pair.iter().map(|content| self.encode_completion(content)).collect(),
+            Content::Pair { completions, margin } => {
+                let [chosen, rejected] = &**completions;
+                let chosen = Encoded { margin: *margin, ..self.encode_completion(chosen)? };
+                return Ok(vec![chosen, self.encode_completion(rejected)?]);
+            }
             Content::Labeled(content, label) => {
                 self.encode_completion(content).map(|encoded| Encoded { label: Some(*label), ..encoded })
             }
@@ -240,7 +247,8 @@ impl<'a> Encoder<'a> {
 
     fn masked(&self, tokens: Vec<(u32, bool)>, bytes: usize) -> Encoded {
         let masked = |(id, learned)| if learned || !self.loss_mask { id } else { id | MASKED };
-        Encoded { tokens: tokens.into_iter().map(masked).collect(), bytes, left_out: LeftOut::default(), label: None }
+        let tokens = tokens.into_iter().map(masked).collect();
+        Encoded { tokens, bytes, left_out: LeftOut::default(), label: None, margin: 0.0 }
     }
 
     /// Bytes of memory to encode `document`.
@@ -248,7 +256,7 @@ impl<'a> Encoder<'a> {
         match &document.content {
             Content::Text(text) => self.tokenizer.memory_to_encode(text),
             Content::Tokens { ids, .. } => 16 * ids.len() as u64,
-            Content::Chat(_) | Content::Completion { .. } | Content::Pair(_) | Content::Labeled(..) => {
+            Content::Chat(_) | Content::Completion { .. } | Content::Pair { .. } | Content::Labeled(..) => {
                 Tokenizer::memory_to_encode_whole(document.bytes)
             }
         }

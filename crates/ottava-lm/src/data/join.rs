@@ -219,6 +219,7 @@ pub(super) fn join(
                     bytes: tokens.document_bytes(document)? as usize,
                     left_out: LeftOut::default(),
                     label: tokens.label(document)?,
+                    margin: tokens.margin(document)?,
                 })?;
             }
         }

@@ -18,6 +18,10 @@ const OF_RECORDS: &[&str] = &[
     "input_ids",
     "labels",
     "loss_mask",
+    "chosen",
+    "rejected",
+    "label",
+    "margin",
 ];
 
 /// Fields of messages.

@@ -53,7 +53,7 @@ pub use mixture::{BatchLoader, DataSet, DataState, TrainingData};
 pub use order::Split;
 pub use packing::{ExcessLength, Packing, RowLayout};
 pub use parts::Part;
-pub use preference::{PreferenceBatch, PreferenceLoader, Records};
+pub use preference::{PreferenceBatch, PreferenceLoader, Records, RowTarget};
 pub use prepare::{PreparedPart, prepare, prepare_part};
 pub use records::{Content, Formatting};
 pub use shards::{PreferenceKind, TokenDataset};

@@ -135,8 +135,9 @@ fn masks_and_labels_are_joined() {
         record.to_string() + "\n"
     };
     expect_same_bytes(&Inputs::new(&[("labeled.jsonl", (0..60).map(labeled).collect())]), &[3]);
-    let pair =
-        |i: usize| serde_json::json!({"prompt": "a", "chosen": format!(" {i}"), "rejected": " c"}).to_string() + "\n";
+    let pair = |i: usize| {
+        serde_json::json!({"prompt": "a", "chosen": format!(" {i}"), "rejected": " c", "margin": if i % 7 == 5 { 0.5 } else { 0.0 }}).to_string() + "\n"
+    };
     expect_same_bytes(&Inputs::new(&[("pairs.jsonl", (0..60).map(pair).collect())]), &[3]);
 }
 

@@ -29,22 +29,36 @@ pub struct Records {
     dataset: Arc<TokenDataset>,
     layout: RowLayout,
     kind: PreferenceKind,
+    target: RowTarget,
     /// The first document of each record.
     first: Vec<usize>,
-    /// Records that are left out, since a prompt leaves no room for its completion.
     left_out: usize,
+}
+
+/// The targets of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowTarget {
+    /// The tokens of the completion. It is cut at the end of the row, and a record without a target in each of its rows is left out.
+    Completion,
+    /// Only the token whose score is the reward, which is an input and no prediction: the last one that is no padding, as in transformers.
+    /// Records with a longer sequence than a row are left out, as in TRL.
+    Reward {
+        /// The id of the padding token; `None` if the last token counts, whatever it is.
+        padding: Option<i64>,
+    },
 }
 
 impl Records {
     /// The records of `split` to train on.
     ///
     /// Errors with [`Error::Data`] when there are none.
-    pub fn train(dataset: Arc<TokenDataset>, split: &Split, layout: RowLayout) -> Result<Records> {
+    pub fn train(dataset: Arc<TokenDataset>, split: &Split, layout: RowLayout, target: RowTarget) -> Result<Records> {
         let documents = (0..split.train_len()).map(|i| split.train(i)).collect();
-        let records = Records::of(dataset, documents, layout)?;
+        let records = Records::of(dataset, documents, layout, target)?;
         match records.first.is_empty() {
             true => Err(Error::Data(format!(
-                "no record of the preferences has a token of each completion within `data.max_length` = {}; raise that",
+                "all records of the preferences are left out, since {} `data.max_length` = {}; raise that",
+                target.excess(),
                 layout.seq_len
             ))),
             false => Ok(records),
@@ -52,22 +66,30 @@ impl Records {
     }
 
     /// The records of `split` for validation. Errors with [`Error::Data`] when the tables of the data can no longer be read.
-    pub fn validation(dataset: Arc<TokenDataset>, split: &Split, layout: RowLayout) -> Result<Records> {
+    pub fn validation(
+        dataset: Arc<TokenDataset>,
+        split: &Split,
+        layout: RowLayout,
+        target: RowTarget,
+    ) -> Result<Records> {
         let documents = (0..split.validation_len()).map(|i| split.validation(i)).collect();
-        Records::of(dataset, documents, layout)
+        Records::of(dataset, documents, layout, target)
     }
 
-    fn of(dataset: Arc<TokenDataset>, documents: Vec<usize>, layout: RowLayout) -> Result<Records> {
+    fn of(dataset: Arc<TokenDataset>, documents: Vec<usize>, layout: RowLayout, target: RowTarget) -> Result<Records> {
         let kind = dataset.meta().preference.expect("the data are preferences");
         let mut first = Vec::with_capacity(documents.len() / kind.documents());
         for record in documents.chunks_exact(kind.documents()) {
-            let has_target = |&i: &usize| dataset.has_target(i, layout.inputs(dataset.document_len(i)?));
-            if record.iter().map(has_target).collect::<Result<Vec<_>>>()?.into_iter().all(|has_target| has_target) {
+            let fits = |&i: &usize| match target {
+                RowTarget::Completion => dataset.has_target(i, layout.inputs(dataset.document_len(i)?)),
+                RowTarget::Reward { .. } => Ok(dataset.document_len(i)? <= layout.seq_len),
+            };
+            if record.iter().map(fits).collect::<Result<Vec<_>>>()?.into_iter().all(|fits| fits) {
                 first.push(record[0]);
             }
         }
         let left_out = documents.len() / kind.documents() - first.len();
-        Ok(Records { dataset, layout, kind, first, left_out })
+        Ok(Records { dataset, layout, kind, target, first, left_out })
     }
 
     /// Number of records.
@@ -76,7 +98,7 @@ impl Records {
         self.first.len()
     }
 
-    /// Number of records that are left out, since a prompt leaves no room for its completion.
+    /// Number of records that are left out, as [`RowTarget`] says.
     pub fn left_out(&self) -> usize {
         self.left_out
     }
@@ -100,7 +122,12 @@ impl Records {
         };
         let mut batch = empty();
         for &document in &documents {
-            whole_documents(&self.dataset, &self.layout, &[document as u64], &mut batch)?;
+            match self.target {
+                RowTarget::Completion => {
+                    whole_documents(&self.dataset, &self.layout, &[document as u64], &mut batch)?;
+                }
+                RowTarget::Reward { padding } => self.reward_row(document, padding, &mut batch)?,
+            }
         }
         let mut mismatched = None;
         if self.kind == PreferenceKind::Labels {
@@ -110,6 +137,18 @@ impl Records {
         }
         let chosen = documents.iter().map(|&document| self.dataset.is_chosen(document)).collect::<Result<_>>()?;
         Ok(PreferenceBatch { batch, documents, chosen, mismatched })
+    }
+
+    /// Appends a document whose only target is the token with the reward.
+    fn reward_row(&self, document: usize, padding: Option<i64>, batch: &mut Batch) -> Result<()> {
+        let (start, ids) = (batch.inputs.len(), self.dataset.document(document)?);
+        let rewarded = ids.iter().rposition(|&id| padding != Some(i64::from(id))).unwrap_or(0);
+        batch.inputs.extend(ids.iter().map(|&id| id as i32));
+        batch.targets.resize(start + ids.len(), IGNORE_INDEX);
+        batch.targets[start + rewarded] = ids[rewarded] as i32;
+        batch.documents.iter_mut().for_each(|lengths| lengths.push(ids.len()));
+        pad_row(&self.dataset, start + self.layout.seq_len, batch);
+        Ok(())
     }
 
     /// Appends the prompt of `record` with the completion of the record before it; the first one takes that of the last.
@@ -131,6 +170,11 @@ impl Records {
         self.dataset.is_chosen(document)
     }
 
+    /// The margin of a document, as [`TokenDataset::margin`].
+    pub fn margin(&self, document: usize) -> Result<f32> {
+        self.dataset.margin(document)
+    }
+
     /// The target tokens of a document in its row. Errors as [`Records::batch`].
     pub fn targets(&self, document: usize) -> Result<usize> {
         let inputs = self.layout.inputs(self.dataset.document_len(document)?);
@@ -140,8 +184,21 @@ impl Records {
 
     /// The tokens of the rows of a record, without padding. Errors as [`Records::batch`].
     pub fn tokens(&self, record: usize) -> Result<usize> {
-        let inputs = |document: usize| self.dataset.document_len(document).map(|len| self.layout.inputs(len));
+        let inputs = |document: usize| {
+            let len = self.dataset.document_len(document)?;
+            Ok(if self.target == RowTarget::Completion { self.layout.inputs(len) } else { len })
+        };
         self.documents(record).map(inputs).sum()
+    }
+}
+
+impl RowTarget {
+    /// Why records are left out, before the name of the largest number of tokens.
+    pub fn excess(self) -> &'static str {
+        match self {
+            RowTarget::Completion => "a prompt leaves no room for its completion within",
+            RowTarget::Reward { .. } => "a sequence has more tokens than",
+        }
     }
 }
 
@@ -206,3 +263,7 @@ impl PreferenceLoader {
         read
     }
 }
+
+#[cfg(test)]
+#[path = "preference_tests.rs"]
+mod tests;

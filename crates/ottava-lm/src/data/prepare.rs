@@ -118,6 +118,7 @@ impl<'a> Preparation<'a> {
             target_tokens: 0,
             loss_mask: encoder.loss_mask,
             preference,
+            margins: false,
             bytes: 0,
             dtype: if encoder.loss_mask { TokenType::U32 } else { TokenType::for_vocab(tokenizer.vocab_size()) },
             vocab_size: tokenizer.vocab_size(),

@@ -60,7 +60,12 @@ pub enum Content {
         learned: Vec<bool>,
     },
     /// Completions of one prompt, chats or texts: the chosen one, and the rejected one.
-    Pair(Box<[Content; 2]>),
+    Pair {
+        /// The completions.
+        completions: Box<[Content; 2]>,
+        /// By how much the reward of the chosen one should be higher.
+        margin: f32,
+    },
     /// A completion of a prompt, a chat or a text, and whether it is desirable.
     Labeled(Box<Content>, bool),
 }
@@ -70,7 +75,9 @@ impl Content {
     fn with_tools(self, tools: &Value) -> Content {
         match self {
             Content::Chat(chat) => Content::Chat(Chat { tools: tools.clone(), ..chat }),
-            Content::Pair(pair) => Content::Pair(Box::new(pair.map(|content| content.with_tools(tools)))),
+            Content::Pair { completions, margin } => {
+                Content::Pair { completions: Box::new(completions.map(|content| content.with_tools(tools))), margin }
+            }
             Content::Labeled(content, label) => Content::Labeled(Box::new(content.with_tools(tools)), label),
             other => other,
         }
@@ -151,7 +158,7 @@ impl Formatting {
             Formatting::Alpaca => Content::Chat(Chat { messages: alpaca(record)?, ..Chat::default() }),
             Formatting::Sharegpt => Content::Chat(Chat { messages: sharegpt(record)?, ..Chat::default() }),
             Formatting::Tokens | Formatting::LabeledTokens => tokens(record)?,
-            Formatting::Preference => Content::Pair(Box::new(pair(record)?)),
+            Formatting::Preference => Content::Pair { completions: Box::new(pair(record)?), margin: margin(record)? },
             Formatting::UnpairedPreference => {
                 Content::Labeled(Box::new(completion(record, "completion")?), label(record)?)
             }
@@ -339,6 +346,13 @@ fn pair(record: &Map<String, Value>) -> Result<[Content; 2], String> {
     }))
 }
 
+/// The margin of a pair; 0 where there is none.
+fn margin(record: &Map<String, Value>) -> Result<f32, String> {
+    let Some(value) = record.get("margin").filter(|value| !value.is_null()) else { return Ok(0.0) };
+    let margin = value.as_f64().map(|margin| margin as f32).filter(|margin| margin.is_finite());
+    margin.ok_or_else(|| "field `margin` is not a number".into())
+}
+
 fn label(record: &Map<String, Value>) -> Result<bool, String> {
     match field(record, "label")? {
         Value::Bool(label) => Ok(*label),
@@ -489,14 +503,15 @@ mod tests {
             completion: completion.into(),
         };
         let chat = |completion: &Value| after(vec![user.clone()], vec![completion.clone()]);
-        let pair_of_texts = Content::Pair(Box::new([texts("p", "a"), texts("p", "b")]));
-        let pair_of_chats = Content::Pair(Box::new([chat(&good), chat(&bad)]));
+        let pair = |completions: [Content; 2]| Content::Pair { completions: Box::new(completions), margin: 0.0 };
+        let pair_of_texts = pair([texts("p", "a"), texts("p", "b")]);
+        let pair_of_chats = pair([chat(&good), chat(&bad)]);
+        let with_margin = Content::Pair { completions: Box::new([texts("p", "a"), texts("p", "b")]), margin: 0.5 };
         for (record, expected) in [
-            (json!({"prompt": "p", "chosen": "a", "rejected": "b"}), pair_of_texts),
-            (
-                json!({"chosen": "p q a", "rejected": "p q b"}),
-                Content::Pair(Box::new([texts("p q", " a"), texts("p q", " b")])),
-            ),
+            (json!({"prompt": "p", "chosen": "a", "rejected": "b"}), pair_of_texts.clone()),
+            (json!({"prompt": "p", "chosen": "a", "rejected": "b", "margin": null}), pair_of_texts),
+            (json!({"prompt": "p", "chosen": "a", "rejected": "b", "margin": 0.5}), with_margin),
+            (json!({"chosen": "p q a", "rejected": "p q b"}), pair([texts("p q", " a"), texts("p q", " b")])),
             (json!({"prompt": [user], "chosen": [good], "rejected": [bad]}), pair_of_chats.clone()),
             (json!({"chosen": [user, good], "rejected": [user, bad]}), pair_of_chats.clone()),
             (json!({"prompt": "u", "chosen": [user, good], "rejected": [user, bad], "messages": []}), pair_of_chats),
@@ -537,6 +552,7 @@ mod tests {
                 "no first message",
             ),
             (json!({"prompt": "p", "chosen": "c", "rejected": ""}), "`rejected` is empty"),
+            (json!({"prompt": "p", "chosen": "c", "rejected": "r", "margin": "2"}), "`margin` is not a number"),
             (json!({"prompt": "p", "chosen": "c", "rejected": ["r"]}), "`prompt` and `rejected` are neither two texts"),
             (json!({"prompt": "p", "completion": "c", "label": "yes"}), "`label` is neither true nor false"),
             (json!({"instruction": 1, "output": "o"}), "`instruction` is not a text"),

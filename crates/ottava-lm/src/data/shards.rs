@@ -6,6 +6,7 @@
 //! | `documents.bin` | u64 for each document: its first token, counted over all files; then the number of tokens |
 //! | `bytes.bin` | u32 for each document: bytes of its text in UTF-8, for bits per byte |
 //! | `labels.bin` | u8 for each document, of completions with labels: 1 for a desirable one, else 0 |
+//! | `margins.bin` | f32 for each document, of pairs some of which have margins: that of the pair for the chosen one, 0 for the other |
 //! | `targets.bin` | with a loss mask, u32 for each document: its first target, counted in tokens from 0; `u32::MAX` if there is none |
 //! | `meta.json` | [`Meta`] with a checksum of itself; written last |
 //! | `checked.json` | the stamps of these files when they were checked; while they are the same, opening reads none of them |
@@ -33,7 +34,7 @@ use crate::hash::{hex, sha256_file, unseal};
 use crate::{Error, Result, input, interrupt};
 
 /// The version of the folder's layout that this program writes and reads.
-pub const FORMAT: u32 = 5;
+pub const FORMAT: u32 = 6;
 
 /// Set in a stored token that the loss leaves out as a target, where [`Meta::loss_mask`] is.
 pub const MASKED: u32 = 1 << 31;
@@ -57,6 +58,9 @@ pub struct Meta {
     /// The kind of preferences that documents have; `None` for documents of their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceKind>,
+    /// Whether some pairs have margins.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub margins: bool,
     /// Bytes in UTF-8 of all texts that contribute to the loss, without the tokens that separate documents.
     pub bytes: u64,
     /// The storage type of a token.
@@ -79,6 +83,7 @@ pub struct Meta {
 pub(super) const DOCUMENTS: &str = "documents.bin";
 pub(super) const BYTES: &str = "bytes.bin";
 pub(super) const LABELS: &str = "labels.bin";
+pub(super) const MARGINS: &str = "margins.bin";
 pub(super) const TARGETS: &str = "targets.bin";
 
 /// The stamps of the files that were checked.
@@ -167,6 +172,8 @@ pub struct TokenDataset {
     first_targets: Option<Table<4>>,
     /// Of documents with labels: 1 for a desirable one, else 0.
     labels: Option<Table<1>>,
+    /// Of pairs with margins, that of a pair for its chosen document.
+    margins: Option<Table<4>>,
 }
 
 struct Shard {
@@ -222,11 +229,12 @@ impl TokenDataset {
         let first_targets = meta.loss_mask.then(|| table(folder, TARGETS, meta.documents)).transpose()?;
         let has_labels = meta.preference == Some(PreferenceKind::Labels);
         let labels = has_labels.then(|| table(folder, LABELS, meta.documents)).transpose()?;
+        let margins = meta.margins.then(|| table(folder, MARGINS, meta.documents)).transpose()?;
         if meta.preference == Some(PreferenceKind::Pairs) && !meta.documents.is_multiple_of(2) {
             return Err(wrong(format!("{} documents are no pairs", meta.documents)));
         }
         let folder = folder.to_path_buf();
-        let dataset = TokenDataset { folder, meta, shards, starts, bytes, first_targets, labels };
+        let dataset = TokenDataset { folder, meta, shards, starts, bytes, first_targets, labels, margins };
         let (checked, stamps) = (dataset.folder.join(CHECKED), dataset.stamps());
         if stamps.is_none() || stamps::read(&checked) != stamps {
             dataset.check()?;
@@ -252,6 +260,7 @@ impl TokenDataset {
             Some(self.bytes.path()),
             self.first_targets.as_ref().map(Table::path),
             self.labels.as_ref().map(Table::path),
+            self.margins.as_ref().map(Table::path),
         ];
         for path in tables.into_iter().flatten() {
             let (_, found) = sha256_file(path)?;
@@ -356,6 +365,13 @@ impl TokenDataset {
     /// Whether document `i` of preferences is chosen, or desirable. Errors as [`TokenDataset::document_len`].
     pub fn is_chosen(&self, i: usize) -> Result<bool> {
         Ok(self.label(i)?.unwrap_or(i.is_multiple_of(2)))
+    }
+
+    /// By how much the reward of the chosen document `i` of a pair should be higher than that of the other; 0 for the other one. Errors as
+    /// [`TokenDataset::document_len`].
+    pub fn margin(&self, i: usize) -> Result<f32> {
+        let margin = self.margins.as_ref().map(|table| table.get(i as u64)).transpose()?;
+        Ok(margin.map_or(0.0, f32::from_le_bytes))
     }
 
     /// The content of `meta.json`.

@@ -20,6 +20,7 @@ fn sample(folder: &Path, dtype: TokenType) -> Meta {
         target_tokens: 6,
         loss_mask: false,
         preference: None,
+        margins: false,
         bytes: 8,
         dtype,
         vocab_size: 10,
@@ -98,7 +99,7 @@ fn wrong_sizes_counts_and_versions_are_noticed() {
     assert!(missing.starts_with("tokens-00000.bin: "), "{missing}");
     let meta = |change: fn(Meta) -> Meta| error_after(|folder, meta| write_meta(folder, &change(meta)));
     assert!(meta(|m| Meta { loss_mask: true, ..m }).contains("no room for a loss mask"));
-    assert!(meta(|m| Meta { format: 1, ..m }).contains("format 1, this program reads 5"));
+    assert!(meta(|m| Meta { format: 1, ..m }).contains("format 1, this program reads 6"));
     assert!(meta(|m| Meta { tokens: 7, ..m }).contains("do not agree"));
     assert!(meta(|m| Meta { documents: 0, ..m }).contains("do not agree"));
     assert!(meta(|m| Meta { documents: u64::MAX, ..m }).contains("documents.bin: 32 bytes"));
@@ -107,7 +108,7 @@ fn wrong_sizes_counts_and_versions_are_noticed() {
     assert!(meta(|m| Meta { bytes: 9, ..m }).contains("bytes.bin: the sum is 8, meta.json says 9"));
     assert!(error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{").unwrap()).contains("not valid JSON"));
     assert!(
-        error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{\"format\":5}").unwrap())
+        error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{\"format\":6}").unwrap())
             .contains("checksum")
     );
 }

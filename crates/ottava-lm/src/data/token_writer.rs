@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::encode::Encoded;
 use super::shards::{
-    BYTES, DOCUMENTS, LABELS, MASKED, Meta, PreferenceKind, SourceFile, TARGETS, TokenType, shard_name,
+    BYTES, DOCUMENTS, LABELS, MARGINS, MASKED, Meta, PreferenceKind, SourceFile, TARGETS, TokenType, shard_name,
 };
 use crate::hash::{hex, seal};
 use crate::{Error, Result};
@@ -28,6 +28,8 @@ pub(super) struct TokenWriter {
     first_targets: Option<Output>,
     /// Of documents with labels.
     labels: Option<Output>,
+    /// From the first margin on that is not zero: that of each document, F32.
+    margins: Option<Output>,
     /// The bytes of a document's tokens.
     buffer: Vec<u8>,
 }
@@ -44,6 +46,7 @@ impl TokenWriter {
             bytes: table(BYTES)?,
             first_targets: meta.loss_mask.then(|| table(TARGETS)).transpose()?,
             labels: (meta.preference == Some(PreferenceKind::Labels)).then(|| table(LABELS)).transpose()?,
+            margins: None,
             buffer: Vec::new(),
             meta: Meta { documents: 0, tokens: 0, target_tokens: 0, bytes: 0, shards: Vec::new(), ..meta },
         })
@@ -55,7 +58,7 @@ impl TokenWriter {
     }
 
     /// Writes a document, whose tokens may have the bit of a loss mask.
-    pub(super) fn push(&mut self, Encoded { tokens: ids, bytes, label, .. }: &Encoded) -> Result<()> {
+    pub(super) fn push(&mut self, Encoded { tokens: ids, bytes, label, margin, .. }: &Encoded) -> Result<()> {
         let size = self.meta.dtype.size();
         if self.meta.shards.last().is_some_and(|&tokens| tokens * size as u64 >= self.shard_bytes) {
             self.close_shard()?;
@@ -87,6 +90,13 @@ impl TokenWriter {
         self.starts.write(&self.meta.tokens.to_le_bytes())?;
         self.bytes.write(&u32::try_from(*bytes).expect("a document is smaller than 4 GiB").to_le_bytes())?;
         *self.meta.shards.last_mut().expect("a file was opened above") += ids.len() as u64;
+        if self.margins.is_none() && *margin != 0.0 {
+            let table = self.margins.insert(Output::create(self.folder.join(MARGINS))?);
+            (0..self.meta.documents).try_for_each(|_| table.write(&0f32.to_le_bytes()))?;
+        }
+        if let Some(table) = &mut self.margins {
+            table.write(&margin.to_le_bytes())?;
+        }
         self.meta.documents += 1;
         self.meta.tokens += ids.len() as u64;
         self.meta.bytes += *bytes as u64;
@@ -104,7 +114,8 @@ impl TokenWriter {
     pub(super) fn finish(mut self, sources: Vec<SourceFile>) -> Result<()> {
         self.close_shard()?;
         self.starts.write(&self.meta.tokens.to_le_bytes())?;
-        let tables = [Some(self.starts), Some(self.bytes), self.first_targets, self.labels];
+        self.meta.margins = self.margins.is_some();
+        let tables = [Some(self.starts), Some(self.bytes), self.first_targets, self.labels, self.margins];
         tables.into_iter().flatten().try_for_each(|table| close(table, &mut self.meta.sha256))?;
         let mut file = Output::create(self.folder.join("meta.json"))?;
         file.write(seal(&Meta { sources, ..self.meta }).as_bytes())?;

@@ -211,6 +211,11 @@ impl Tokenizer {
         &self.edges.stops
     }
 
+    /// The token that fills the rows of a reward model: `pad_token` of `tokenizer_config.json`, else the end of a document, as in TRL.
+    pub fn padding_id(&self) -> Option<u32> {
+        self.edges.padding.or(self.edges.end)
+    }
+
     /// A sentence that names the tokens that begin and end a document and a generated text.
     pub fn describe_edges(&self) -> String {
         let name = |&id: &u32| format!("{} ({id})", self.inner.id_to_token(id).unwrap_or_default());

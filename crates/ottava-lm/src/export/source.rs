@@ -4,7 +4,7 @@ use crate::checkpoint::slices::{FOLDER, SliceFiles};
 use crate::checkpoint::{Manifest, WeightFiles, training};
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
-use crate::models::{ConfigFile, Decoder, DecoderConfig, WeightScales, decoder_config};
+use crate::models::{ConfigFile, Decoder, DecoderConfig, WeightScales, language_model_config};
 use crate::param::Description;
 use crate::recipe::{LinearSite, Precision, Recipe, RecipeName};
 use ottava_tensor::{DType, Device, Tensor};
@@ -35,7 +35,7 @@ impl Source {
     /// Opens a model folder, as a checkpoint is one.
     pub fn open(folder: &Path) -> Result<Source> {
         let config = ConfigFile::read(folder)?;
-        let sizes = decoder_config(&config)?;
+        let sizes = language_model_config(&config)?;
         let weights = WeightFiles::open(folder)?;
         let (run, casts) = RunConfig::saved_in(folder)?.unwrap_or_default();
         let precision = run.precision;

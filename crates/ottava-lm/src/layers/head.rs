@@ -1,14 +1,16 @@
-//! Output head and loss in one: logits exist for a chunk of tokens at a time, and their gradient replaces them in place.
+//! Output head and loss in one: logits exist for a chunk of tokens at a time, and their gradient replaces them in place. The head of a reward
+//! model computes one score instead of logits.
 
-use super::{Factor, HEAD, Norm, NormSaved};
+use super::{Factor, HEAD, Norm, NormSaved, SCORE};
 use crate::context::Context;
 use crate::error::Result;
 use crate::layer_ranks::LayerRanks;
+use crate::lora::PEFT_PREFIX;
 use crate::param::{Builder, FolderTensor, Init, Loan, Param, Split};
 use crate::recipe::LinearSite;
 use ottava_tensor::ops::{
-    Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, merge_losses, partial_gradient,
-    partial_losses, real_type,
+    Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, merge_losses, negate_targets,
+    partial_gradient, partial_losses, real_type,
 };
 use ottava_tensor::{DType, Tensor};
 
@@ -18,10 +20,23 @@ pub struct Head {
     pub norm: Norm,
     /// The factor of logits, which is applied to the input of the product.
     pub factor: Factor,
-    /// The bound of the absolute values of logits.
-    pub soft_cap: Option<f64>,
-    /// `[V, C]`, unless it is the embedding's table in the same stage.
+    /// What the product computes.
+    pub output: HeadOutput,
+    /// `[V, C]`, or `[1, C]` for a score, unless it is the embedding's table in the same stage.
     pub weight: Option<Param>,
+}
+
+/// What the product of a head computes for each token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HeadOutput {
+    /// The logits of all tokens of the vocabulary.
+    Logits {
+        /// The bound of their absolute values.
+        soft_cap: Option<f64>,
+    },
+    /// The score of a reward model. Its loss is its negative at tokens with a target, so that the sum over a sequence whose last token is the
+    /// only target is minus the reward.
+    Score,
 }
 
 /// Sizes and constants of a head.
@@ -50,6 +65,8 @@ pub enum HeadWeight<'a> {
     Embedding(&'a str),
     /// A copy of the embedding's table, which is in another stage.
     Copy(&'a str),
+    /// The row of a score, which is trained also beside adapters.
+    Score,
 }
 
 /// Tokens whose logits are in memory at once.
@@ -58,22 +75,26 @@ const CHUNK: usize = 2048;
 impl Head {
     /// A head after a norm.
     pub fn new(build: &mut Builder, norm: Norm, config: HeadConfig) -> Result<Head> {
-        let own = build.place().share(config.vocabulary);
         let HeadConfig { vocabulary, channels, std, logit_scale, soft_cap, weight } = config;
-        let (name, stored_as) = match weight {
-            HeadWeight::Own => (HEAD.to_string(), Some(HEAD)),
-            HeadWeight::Embedding(table) => (format!("{table} (as head)"), None),
-            HeadWeight::Copy(table) => (format!("{table} (as head)"), Some(table)),
+        let matrix = |build: &mut Builder, name: &str| {
+            let tensor = FolderTensor::new(format!("{name}.weight"), vec![vocabulary, channels]);
+            let shard = build.shard(tensor, Split::Vocabulary)?;
+            Param::new(build, vec![shard], Init::Normal(std)).map(Some)
         };
-        let weight = match stored_as {
-            None => None,
-            Some(name) => {
-                let tensor = FolderTensor::new(format!("{name}.weight"), vec![vocabulary, channels]);
-                let shard = build.shard(tensor, Split::Vocabulary)?;
-                Some(Param::new(build, vec![shard], Init::Normal(std))?)
+        let (mut output, mut own, mut fixed) = (HeadOutput::Logits { soft_cap }, build.place().share(vocabulary), HEAD);
+        let (name, weight) = match weight {
+            HeadWeight::Own => (HEAD.to_string(), matrix(build, HEAD)?),
+            HeadWeight::Embedding(table) => (format!("{table} (as head)"), None),
+            HeadWeight::Copy(table) => (format!("{table} (as head)"), matrix(build, table)?),
+            HeadWeight::Score => {
+                (output, own, fixed) = (HeadOutput::Score, 1, SCORE);
+                let prefix = if build.lora.is_some() { PEFT_PREFIX } else { "" };
+                let tensor = FolderTensor::new(format!("{prefix}{SCORE}.weight"), vec![1, channels]);
+                let shard = build.shard(tensor, Split::None)?;
+                (SCORE.to_string(), Some(Param::trained(build, vec![shard], Init::Normal(std))?))
             }
         };
-        build.description.fixed.push(HEAD.to_string());
+        build.description.fixed.push(fixed.to_string());
         build.description.head = Some(LinearSite {
             name,
             parts: Vec::new(),
@@ -83,7 +104,7 @@ impl Head {
             after_swiglu: false,
             divides_inputs: false,
         });
-        Ok(Head { norm, factor: Factor::new(build.device, channels, logit_scale)?, soft_cap, weight })
+        Ok(Head { norm, factor: Factor::new(build.device, channels, logit_scale)?, output, weight })
     }
 
     /// Normalises `x` for the product.
@@ -114,15 +135,16 @@ impl Head {
         Ok(gemm_nt(a, b, out, Accumulation::Exact)?)
     }
 
-    /// Losses of I32 `targets` `[T]`, `[T]`, with the `soft_cap` of logits. If `ranks` divide the weight, they divide the tokens of `x`.
+    /// Losses of I32 `targets` `[T]`, `[T]`, of the `output`. If `ranks` divide the weight, they divide the tokens of `x`.
     pub fn losses(
         x: &Tensor,
         weight: &Param,
         loan: &Loan,
         targets: &Tensor,
-        soft_cap: Option<f64>,
+        output: HeadOutput,
         ranks: &dyn LayerRanks,
     ) -> Result<Tensor> {
+        let HeadOutput::Logits { soft_cap } = output else { return score_losses(x, weight, loan, targets) };
         let x = ranks.gather(weight.name(), x)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         for (start, end) in chunks(targets.len()) {
@@ -145,9 +167,14 @@ impl Head {
         loan: &Loan,
         targets: &Tensor,
         scale: &Tensor,
-        soft_cap: Option<f64>,
+        output: HeadOutput,
         ranks: &dyn LayerRanks,
     ) -> Result<(Tensor, Tensor)> {
+        let HeadOutput::Logits { soft_cap } = output else {
+            let losses = score_losses(x, weight, loan, targets)?;
+            let dscores = negate_targets(scale, targets, x.dtype())?.reshape(&[targets.len(), 1])?;
+            return Ok((losses, backward(&dscores, x, weight, loan)?));
+        };
         let x = ranks.gather(weight.name(), x)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         let mut dx = x.empty_like()?;
@@ -165,17 +192,29 @@ impl Head {
                 None => cross_entropy_gradient(&mut logits, &targets, scale, soft_cap)?,
             };
             losses.copy_from(start, &of_chunk)?;
-            if weight.is_trained() {
-                let (a, b) = (Operand::plain_transposed(&logits), Operand::plain_transposed(&x));
-                weight.add_product_to_grad(a, b, Accumulation::Exact)?;
-            }
-            let weight = weight.read(loan)?;
-            let (a, b) = (Operand::plain(&logits), Operand::plain_transposed(&weight));
-            dx.copy_from(start, &gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)?;
+            dx.copy_from(start, &backward(&logits, &x, weight, loan)?)?;
         }
         let dx = if ranks.place().is_divided() { ranks.sum_own_rows(weight.name(), dx, None)? } else { dx };
         Ok((losses, dx))
     }
+}
+
+/// The gradient `dy · W` by `x` of the product with `dy` as gradient of its result; adds to that of the weight, if it is trained.
+fn backward(dy: &Tensor, x: &Tensor, weight: &mut Param, loan: &Loan) -> Result<Tensor> {
+    if weight.is_trained() {
+        let (a, b) = (Operand::plain_transposed(dy), Operand::plain_transposed(x));
+        weight.add_product_to_grad(a, b, Accumulation::Exact)?;
+    }
+    let weight = weight.read(loan)?;
+    let (a, b) = (Operand::plain(dy), Operand::plain_transposed(&weight));
+    Ok(gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)
+}
+
+/// Minus the scores of tokens with a target, in F32 (F64 for F64): differences of rewards are smaller than a step of BF16.
+fn score_losses(x: &Tensor, weight: &Param, loan: &Loan, targets: &Tensor) -> Result<Tensor> {
+    let real = real_type(x.dtype());
+    let scores = Head::logits(x, weight, loan, real)?.reshape(&[targets.len()])?;
+    Ok(negate_targets(&scores, targets, real)?)
 }
 
 /// The first token of this rank's part of the `weight`, if ranks divide it.

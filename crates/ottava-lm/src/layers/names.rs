@@ -94,6 +94,8 @@ pub struct TensorRole {
 
 /// The head, in all families.
 pub const HEAD: &str = "lm_head";
+/// The head of a reward model in every family.
+pub const SCORE: &str = "score";
 /// The norms of query and key heads; in attention, in all families.
 pub const HEAD_NORMS: [&str; 2] = ["q_norm", "k_norm"];
 

@@ -6,7 +6,8 @@ use super::{ConfigFile, DecoderConfig, Positions};
 use crate::error::Result;
 use ottava_tensor::ops::{NormKind, NormScope, RopePairs};
 
-pub(super) const FAMILY: Family = Family { architecture: "CohereForCausalLM", model_type: "cohere", read };
+pub(super) const FAMILY: Family =
+    Family { architecture: "CohereForCausalLM", model_type: "cohere", reward_model: None, read };
 
 /// A Command-R of these sizes.
 pub fn cohere(sizes: DecoderConfig) -> DecoderConfig {

@@ -7,7 +7,7 @@ use super::{DecoderConfig, InferenceBatch, KvCache, KvGroup, Positions, RopeTabl
 use crate::context::{Context, DeferredWgrads, Sequences};
 use crate::error::{Error, Result};
 use crate::layer_ranks::{LayerRanks, Undivided};
-use crate::layers::Head;
+use crate::layers::{Head, HeadOutput};
 use crate::mode::{Mode, StepPrecision};
 use crate::param::{
     Builder, Description, Direction, FolderTensor, Loan, MemoryPolicy, Param, ParamId, Purpose, Units, WeightSource,
@@ -235,10 +235,10 @@ impl Decoder {
     ///
     /// Errors for a stage without the head.
     pub fn losses(&self, normed: &Tensor, targets: &Tensor, units: &mut dyn Units) -> Result<Tensor> {
-        let weight = self.head_weight()?;
+        let (weight, output) = (self.head_weight()?, self.head().output().ok_or_else(no_head)?);
         let loan = fetch(weight, Direction::Forward, units)?;
         let ranks = self.scaling.scales().layer_ranks();
-        Head::losses(normed, weight, &loan, targets, self.head().soft_cap(), ranks)
+        Head::losses(normed, weight, &loan, targets, output, ranks)
     }
 
     /// The last stage, which has the head if this process has it.
@@ -387,7 +387,9 @@ impl Decoder {
         let (x, head) = (embedding(hidden, rows)?, self.head_weight()?);
         let pass = || {
             let mut logits = Head::logits(&x, head, Loan::none(), real_type(x.dtype()))?;
-            self.head().soft_cap().map_or(Ok(()), |cap| cap_logits(&mut logits, cap))?;
+            if let Some(HeadOutput::Logits { soft_cap: Some(cap) }) = self.head().output() {
+                cap_logits(&mut logits, cap)?;
+            }
             Ok(logits)
         };
         with_constant_weights(self.device(), head.is_stored(), pass)

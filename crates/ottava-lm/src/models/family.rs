@@ -10,6 +10,8 @@ pub(super) struct Family {
     pub(super) architecture: &'static str,
     /// Its name in `model_type`.
     pub(super) model_type: &'static str,
+    /// The architecture of a reward model with its decoder, if transformers has one.
+    pub(super) reward_model: Option<&'static str>,
     pub(super) read: fn(&ConfigFile) -> Result<DecoderConfig>,
 }
 

@@ -7,7 +7,12 @@ use crate::error::Result;
 use crate::layers::{LLAMA, Names};
 use ottava_tensor::ops::{Activation, Gelu, NormKind};
 
-pub(super) const FAMILY: Family = Family { architecture: "Gemma2ForCausalLM", model_type: "gemma2", read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "Gemma2ForCausalLM",
+    model_type: "gemma2",
+    reward_model: Some("Gemma2ForSequenceClassification"),
+    read,
+};
 
 static NAMES: Names = Names {
     attention_post_norm: "post_attention_layernorm",

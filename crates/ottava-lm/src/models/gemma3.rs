@@ -8,7 +8,12 @@ use super::{ConfigFile, DecoderConfig, LayerSet, RopeScaling};
 use crate::error::Result;
 use ottava_tensor::ops::NormScope;
 
-pub(super) const FAMILY: Family = Family { architecture: "Gemma3ForCausalLM", model_type: "gemma3_text", read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "Gemma3ForCausalLM",
+    model_type: "gemma3_text",
+    reward_model: Some("Gemma3TextForSequenceClassification"),
+    read,
+};
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let pattern: usize = file.optional("sliding_window_pattern", 6)?;

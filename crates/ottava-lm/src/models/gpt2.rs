@@ -7,7 +7,12 @@ use crate::error::Result;
 use crate::layers::Names;
 use ottava_tensor::ops::{Activation, Gelu, NormKind};
 
-pub(super) const FAMILY: Family = Family { architecture: "GPT2LMHeadModel", model_type: "gpt2", read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "GPT2LMHeadModel",
+    model_type: "gpt2",
+    reward_model: Some("GPT2ForSequenceClassification"),
+    read,
+};
 
 /// Linears are `Conv1D`, which has its weight transposed.
 static NAMES: Names = Names {

@@ -5,7 +5,8 @@ use super::family::{Family, common};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 
-pub(super) const FAMILY: Family = Family { architecture: "GraniteForCausalLM", model_type: "granite", read };
+pub(super) const FAMILY: Family =
+    Family { architecture: "GraniteForCausalLM", model_type: "granite", reward_model: None, read };
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let bias = file.optional("attention_bias", false)?;

@@ -4,7 +4,12 @@ use super::family::{Family, common};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 
-pub(super) const FAMILY: Family = Family { architecture: "LlamaForCausalLM", model_type: "llama", read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "LlamaForCausalLM",
+    model_type: "llama",
+    reward_model: Some("LlamaForSequenceClassification"),
+    read,
+};
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let bias = file.optional("attention_bias", false)?;

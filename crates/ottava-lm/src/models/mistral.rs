@@ -4,7 +4,12 @@ use super::family::{Family, common, sliding_window};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 
-pub(super) const FAMILY: Family = Family { architecture: "MistralForCausalLM", model_type: "mistral", read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "MistralForCausalLM",
+    model_type: "mistral",
+    reward_model: Some("MistralForSequenceClassification"),
+    read,
+};
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     Ok(DecoderConfig { window: sliding_window(file, Some(4096))?, ..common(file)? })

@@ -19,6 +19,7 @@ mod prefetch;
 mod quantization;
 mod qwen2;
 mod qwen3;
+mod reward;
 mod rope;
 mod rope_tables;
 mod sizes;
@@ -35,6 +36,7 @@ pub use kv_cache::{KvCache, KvGroup};
 pub use layer_set::LayerSet;
 pub use phi3::phi3;
 pub use quantization::{MODELOPT_FILE, Quantization, WeightScales};
+pub use reward::pad_token;
 pub use rope::{LongRope, RopeKind, RopeLengths, RopeScaling, Yarn};
 pub use rope_tables::RopeTables;
 pub use sizes::{DecoderConfig, Positions};
@@ -63,16 +65,60 @@ const FAMILIES: &[Family] = &[
 ///
 /// Errors if the architecture is unknown, a key is missing or a setting is not implemented.
 pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
-    let name = file.architecture()?;
-    let family = FAMILIES.iter().find(|f| f.architecture == name || f.model_type == name);
-    let Some(family) = family else {
-        let known: Vec<_> = FAMILIES.iter().map(|f| f.architecture).collect();
-        return Err(file.error(&format!("the architecture `{name}` is not one of {}", known.join(", "))));
-    };
-    let config = (family.read)(file)?;
+    let mut config = (family(file)?.read)(file)?;
+    if is_reward_model(file)? {
+        config = reward::with_score(file, config)?;
+    }
     check_constants(&config).map_err(|problem| file.error(&problem))?;
     config.check().map_err(|problem| file.error(&problem))?;
     Ok(config)
+}
+
+/// [`decoder_config`] of a model that writes tokens.
+///
+/// Errors also for a reward model.
+pub fn language_model_config(file: &ConfigFile) -> Result<DecoderConfig> {
+    let sizes = decoder_config(file)?;
+    match sizes.score {
+        false => Ok(sizes),
+        true => Err(file.error(
+            "this is a reward model, whose head computes a score and no tokens; `ottava eval` evaluates it on pairs of preferences",
+        )),
+    }
+}
+
+/// Whether `file` is of a reward model.
+///
+/// Errors when it names no architecture.
+pub fn is_reward_model(file: &ConfigFile) -> Result<bool> {
+    let name = file.architecture()?;
+    Ok(FAMILIES.iter().any(|family| family.reward_model == Some(name.as_str())))
+}
+
+/// `file` as that of a reward model, with the decoder of the model that it is of. `pad` is the padding token of its tokenizer, which counts
+/// if the file names none.
+///
+/// Errors when the architecture is unknown, or transformers has no reward model with this decoder.
+pub fn reward_model(file: &ConfigFile, pad: Option<u32>) -> Result<ConfigFile> {
+    let padded = reward::with_padding(file, pad);
+    match family(file)?.reward_model {
+        Some(_) if is_reward_model(file)? => Ok(padded),
+        Some(architecture) => Ok(reward::with_architecture(&padded, architecture)),
+        None => {
+            let name = file.architecture()?;
+            Err(file.error(&format!("transformers has no reward model with the decoder of `{name}`")))
+        }
+    }
+}
+
+/// The family of a model.
+fn family(file: &ConfigFile) -> Result<&'static Family> {
+    let name = file.architecture()?;
+    let is = |f: &&Family| f.architecture == name || f.model_type == name || f.reward_model == Some(name.as_str());
+    FAMILIES.iter().find(is).ok_or_else(|| {
+        let known: Vec<_> = FAMILIES.iter().map(|f| f.architecture).collect();
+        file.error(&format!("the architecture `{name}` is not one of {}", known.join(", ")))
+    })
 }
 
 /// More blocks than any model has, but few enough to be planned within a second.

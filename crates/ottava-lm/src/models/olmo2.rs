@@ -7,7 +7,12 @@ use crate::error::Result;
 use crate::layers::{LLAMA, Names};
 use ottava_tensor::ops::NormScope;
 
-pub(super) const FAMILY: Family = Family { architecture: "Olmo2ForCausalLM", model_type: "olmo2", read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "Olmo2ForCausalLM",
+    model_type: "olmo2",
+    reward_model: Some("Olmo2ForSequenceClassification"),
+    read,
+};
 
 static NAMES: Names = Names {
     attention_norm: "",

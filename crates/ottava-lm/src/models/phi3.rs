@@ -6,7 +6,12 @@ use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 use crate::layers::{LLAMA, Names};
 
-pub(super) const FAMILY: Family = Family { architecture: "Phi3ForCausalLM", model_type: "phi3", read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "Phi3ForCausalLM",
+    model_type: "phi3",
+    reward_model: Some("Phi3ForSequenceClassification"),
+    read,
+};
 
 static NAMES: Names = Names { qkv: &[LLAMA.qkv_stack], gate_up: &[LLAMA.gate_up_stack], ..LLAMA };
 

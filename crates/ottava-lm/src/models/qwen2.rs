@@ -4,7 +4,12 @@ use super::family::{Family, common, qwen_window};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 
-pub(super) const FAMILY: Family = Family { architecture: "Qwen2ForCausalLM", model_type: "qwen2", read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "Qwen2ForCausalLM",
+    model_type: "qwen2",
+    reward_model: Some("Qwen2ForSequenceClassification"),
+    read,
+};
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let sizes = common(file)?;

@@ -5,7 +5,12 @@ use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 use ottava_tensor::ops::NormScope;
 
-pub(super) const FAMILY: Family = Family { architecture: "Qwen3ForCausalLM", model_type: "qwen3", read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "Qwen3ForCausalLM",
+    model_type: "qwen3",
+    reward_model: Some("Qwen3ForSequenceClassification"),
+    read,
+};
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let bias = file.optional("attention_bias", false)?;

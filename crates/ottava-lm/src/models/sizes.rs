@@ -79,6 +79,8 @@ pub struct DecoderConfig {
     pub logit_scale: f32,
     /// The bound of the absolute values of logits.
     pub logit_cap: Option<f64>,
+    /// Whether the head computes the score of a reward model instead of logits.
+    pub score: bool,
     /// Names of tensors.
     pub names: &'static Names,
     /// A sentence for each key of `config.json` that is ignored.
@@ -122,6 +124,7 @@ impl Default for DecoderConfig {
             residual_scale: 1.0,
             logit_scale: 1.0,
             logit_cap: None,
+            score: false,
             names: &LLAMA,
             ignored: Vec::new(),
             lora: None,

@@ -5,7 +5,12 @@ use super::family::{Family, common, sliding_window};
 use super::{ConfigFile, DecoderConfig, LayerSet, RopeScaling};
 use crate::error::Result;
 
-pub(super) const FAMILY: Family = Family { architecture: "SmolLM3ForCausalLM", model_type: "smollm3", read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "SmolLM3ForCausalLM",
+    model_type: "smollm3",
+    reward_model: Some("SmolLM3ForSequenceClassification"),
+    read,
+};
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let (bias, sizes) = (file.optional("attention_bias", false)?, common(file)?);

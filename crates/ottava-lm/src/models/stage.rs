@@ -10,8 +10,8 @@ use crate::context::{Context, DeferredWgrads};
 use crate::error::Result;
 use crate::layer_ranks::LayerRanks;
 use crate::layers::{
-    Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Factor, Head, HeadConfig, HeadWeight, Mlp,
-    MlpConfig, Norm, NormConfig, NormSaved, OperandCast, QkNorm, Sublayer,
+    Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight,
+    Mlp, MlpConfig, Norm, NormConfig, NormSaved, OperandCast, QkNorm, Sublayer,
 };
 use crate::operand::ResidualGradient;
 use crate::param::{Builder, Direction, Loan, Param, Purpose, Split, Units};
@@ -86,9 +86,11 @@ impl Stage {
         let head = match span.head {
             true => {
                 let norm = Norm::new(build, c.names.norm, c.channels, norm_config(c))?;
-                let (vocabulary, channels, std) = (c.vocabulary, c.channels, c.init_std);
+                let (channels, std) = (c.channels, c.init_std);
                 let (logit_scale, soft_cap) = (c.logit_scale, c.logit_cap);
+                let vocabulary = if c.score { 1 } else { c.vocabulary };
                 let weight = match (c.tied, span.embedding) {
+                    _ if c.score => HeadWeight::Score,
                     (false, _) => HeadWeight::Own,
                     (true, true) => HeadWeight::Embedding(table),
                     (true, false) => HeadWeight::Copy(table),
@@ -189,9 +191,9 @@ impl Stage {
         weight.or(self.embedding.as_mut().map(|embedding| &mut embedding.table))
     }
 
-    /// The bound of the absolute values of logits.
-    pub fn soft_cap(&self) -> Option<f64> {
-        self.head.as_ref()?.soft_cap
+    /// What the head computes, of a stage that ends with it.
+    pub fn output(&self) -> Option<HeadOutput> {
+        self.head.as_ref().map(|head| head.output)
     }
 
     /// The weight of the head, `[V, C]`, of a stage that ends with it.
@@ -210,11 +212,10 @@ impl Stage {
         ranks: &dyn LayerRanks,
         units: &mut dyn Units,
     ) -> Result<Option<(Tensor, Tensor)>> {
-        let soft_cap = self.soft_cap();
-        let Some(weight) = self.head_weight_mut() else { return Ok(None) };
+        let (Some(output), Some(weight)) = (self.output(), self.head_weight_mut()) else { return Ok(None) };
         let loan = fetch(weight, Direction::Backward, units)?;
         units.begin_gradients(&mut [&mut *weight])?;
-        Head::losses_and_gradient(normed, weight, &loan, targets, scale, soft_cap, ranks).map(Some)
+        Head::losses_and_gradient(normed, weight, &loan, targets, scale, output, ranks).map(Some)
     }
 
     /// Backward of a micro-batch, from the gradient `dy` `[T, C]` by the result of forward: adds to the gradients of all parameters, and

@@ -83,8 +83,8 @@ impl Param {
         Ok(Param { placement: if offloaded { Placement::Host } else { Placement::Device }, ..param })
     }
 
-    /// A matrix of an adapter, which is trained while other weights are frozen.
-    pub fn adapter(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
+    /// A matrix that is trained also with adapters, which freeze other weights.
+    pub fn trained(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
         let sums = GradFormat::Plain(real_type(build.recipe.compute));
         Param::with_gradient(build, shards, init, sums, false)
     }

@@ -3,7 +3,7 @@
 use super::memory::{available, unlimited};
 use crate::checkpoint::{FolderWeights, RandomWeights};
 use crate::error::{Error, Result};
-use crate::models::{Decoder, DecoderConfig};
+use crate::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use crate::param::Purpose;
 use crate::recipe::Recipe;
 use ottava_tensor::Device;
@@ -12,7 +12,7 @@ use std::path::Path;
 /// Checks, before anything is allocated, that the model in `folder` can be loaded for sequences of `seq_len` tokens.
 ///
 /// Errors with [`Error::Memory`] when a model of these `sizes` takes more memory than `device` has available, and with [`Error::Model`] when
-/// the folder's weights are not of these sizes.
+/// the folder's weights are not those of its config.json.
 pub fn expect_model_fits(
     folder: &Path,
     sizes: &DecoderConfig,
@@ -26,8 +26,8 @@ pub fn expect_model_fits(
     let needed = dry.tracker().expect("a device in a dry run").take_peak().bytes;
     let available = available(device);
     if needed <= available {
-        // The folder is the base model of an adapter.
-        return FolderWeights::check(folder, &DecoderConfig { lora: None, ..sizes.clone() }, recipe);
+        // The folder may be the base model of an adapter, or one that a reward model starts from.
+        return FolderWeights::check(folder, &decoder_config(&ConfigFile::read(folder)?)?, recipe);
     }
     let gib = |bytes: usize| bytes as f64 / f64::from(1 << 30);
     Err(Error::Memory(format!(

@@ -11,7 +11,7 @@ use ottava_tensor::{DType, Device, Tensor};
 pub struct Preference {
     /// The loss.
     pub loss: PreferenceLoss,
-    /// The factor of log-probabilities relative to the reference model, the reward.
+    /// The factor of log-probabilities relative to the reference model, the reward; 1 for a reward model.
     pub beta: f64,
 }
 
@@ -43,10 +43,10 @@ impl MicroBatchPreference {
         self.chosen.len()
     }
 
-    /// The losses of all sequences, their log-probabilities and those of the reference, `[3 · S]`, from the `targets` of tokens and the
+    /// The losses of all sequences, their log-probabilities or rewards and the reference of the targets, `[3 · S]`, from the `targets` of tokens and the
     /// result `normed` of forward; and the gradient by that of `scale · Σ losses`, with `scale` `[1]` on the device.
     ///
-    /// Computes all logits twice: the factor of a token's gradient is known only after the losses of all tokens of its sequence, and logits
+    /// Computes all logits, or scores, twice: the factor of a token's gradient is known only after the losses of all tokens of its sequence, and logits
     /// of whole sequences take too much memory to be kept.
     pub fn losses_and_gradient(
         &self,
@@ -91,19 +91,25 @@ pub struct PreferenceSums {
     pub sequences: [f64; 2],
     /// Rewards of chosen and of rejected sequences.
     pub rewards: [f64; 2],
-    /// Log-probabilities of chosen and of rejected sequences.
+    /// Log-probabilities of chosen and of rejected sequences; not of a reward model.
     pub log_probs: [f64; 2],
     /// Pairs whose chosen sequence has the higher reward, and all pairs.
     pub pairs: [f64; 2],
+    /// Estimates of the divergence from the reference model, and their number, of sequences with labels.
+    pub kl: [f64; 2],
+    /// The lowest and the highest reward of a reward model.
+    pub range: Option<[f64; 2]>,
 }
 
 impl PreferenceSums {
-    /// The sums over sequences of which those that are `chosen` are known, from `values` as [`MicroBatchPreference`] returns them.
-    pub fn of(how: Preference, values: &[f64], chosen: &[bool]) -> PreferenceSums {
+    /// The sums over the sequences of a micro-batch of which those that are `chosen` are known, from `values` as [`MicroBatchPreference`]
+    /// returns them, and its estimate `kl` of the divergence from the reference model.
+    pub fn of(how: Preference, values: &[f64], chosen: &[bool], kl: f64) -> PreferenceSums {
         let (losses, rest) = values.split_at(chosen.len());
         let (policy, reference) = rest.split_at(chosen.len());
         let each = how.loss.sequences();
-        let reward = |s: usize| how.beta * (policy[s] - reference[s]);
+        let is_score = matches!(how.loss, PreferenceLoss::BradleyTerry { .. });
+        let reward = |s: usize| if is_score { policy[s] } else { how.beta * (policy[s] - reference[s]) };
         let mut sums = PreferenceSums { losses: [0.0, (chosen.len() / each) as f64], ..PreferenceSums::default() };
         for (s, is_chosen) in chosen.iter().enumerate() {
             let side = usize::from(!is_chosen);
@@ -116,25 +122,56 @@ impl PreferenceSums {
                 sums.pairs[1] += 1.0;
             }
         }
+        match how.loss {
+            PreferenceLoss::Kto { .. } => sums.kl = [kl, 1.0],
+            PreferenceLoss::BradleyTerry { .. } => {
+                let all = [f64::INFINITY, f64::NEG_INFINITY];
+                sums.range = Some(policy.iter().fold(all, |[low, high], &score| [low.min(score), high.max(score)]));
+            }
+            _ => {}
+        }
         sums
     }
 
     /// All numbers, for [`PreferenceSums::from_numbers`].
     pub fn numbers(&self) -> Vec<f64> {
-        [self.losses, self.sequences, self.rewards, self.log_probs, self.pairs].concat()
+        let range = self.range.unwrap_or([f64::NAN; 2]);
+        [self.losses, self.sequences, self.rewards, self.log_probs, self.pairs, self.kl, range].concat()
     }
 
     /// The sums with these numbers; zeros where they are missing.
     pub fn from_numbers(numbers: &[f64]) -> PreferenceSums {
-        let pair = |i: usize| [2 * i, 2 * i + 1].map(|i| numbers.get(i).copied().unwrap_or_default());
-        let [losses, sequences, rewards, log_probs, pairs] = [0, 1, 2, 3, 4].map(pair);
-        PreferenceSums { losses, sequences, rewards, log_probs, pairs }
+        let pair = |i: usize| Some([*numbers.get(2 * i)?, *numbers.get(2 * i + 1)?]);
+        let [losses, sequences, rewards, log_probs, pairs, kl] =
+            [0, 1, 2, 3, 4, 5].map(|i| pair(i).unwrap_or_default());
+        let range = pair(6).filter(|[low, _]| !low.is_nan());
+        PreferenceSums { losses, sequences, rewards, log_probs, pairs, kl, range }
     }
 
     /// The sums over the sequences of both.
     pub fn merge(self, other: PreferenceSums) -> PreferenceSums {
         let sums: Vec<f64> = self.numbers().into_iter().zip(other.numbers()).map(|(a, b)| a + b).collect();
-        PreferenceSums::from_numbers(&sums)
+        let both = self.range.zip(other.range).map(|([a, b], [c, d])| [a.min(c), b.max(d)]);
+        PreferenceSums { range: both.or(self.range).or(other.range), ..PreferenceSums::from_numbers(&sums) }
+    }
+
+    /// The names of the metrics of tuning by preferences, as in TRL.
+    const TUNING: &[&str] = &[
+        "rewards/chosen",
+        "rewards/rejected",
+        "rewards/accuracies",
+        "rewards/margins",
+        "logps/chosen",
+        "logps/rejected",
+        "kl",
+    ];
+
+    /// The names of the metrics of a reward model, as in TRL.
+    const REWARDS: &[&str] = &["accuracy", "margin", "mean_reward", "min_reward", "max_reward"];
+
+    /// Whether `name` is one of a metric.
+    pub fn is_metric(name: &str) -> bool {
+        [PreferenceSums::TUNING, PreferenceSums::REWARDS].concat().contains(&name)
     }
 
     /// The mean loss.
@@ -145,15 +182,18 @@ impl PreferenceSums {
     /// The metrics by TRL's names, without those of sequences that there are none of.
     pub fn metrics(&self) -> Vec<(&'static str, f64)> {
         let mean = |sums: [f64; 2], side: usize| sums[side] / self.sequences[side];
-        let of_rewards = [0, 1].map(|side| mean(self.rewards, side));
-        let all = [
-            ("rewards/chosen", of_rewards[0]),
-            ("rewards/rejected", of_rewards[1]),
-            ("rewards/accuracies", self.pairs[0] / self.pairs[1]),
-            ("rewards/margins", of_rewards[0] - of_rewards[1]),
-            ("logps/chosen", mean(self.log_probs, 0)),
-            ("logps/rejected", mean(self.log_probs, 1)),
-        ];
-        all.into_iter().filter(|(_, value)| value.is_finite()).collect()
+        let [chosen, rejected] = [0, 1].map(|side| mean(self.rewards, side));
+        let (accuracy, margin) = (self.pairs[0] / self.pairs[1], chosen - rejected);
+        let rewards = (self.rewards[0] + self.rewards[1]) / (self.sequences[0] + self.sequences[1]);
+        let log_probs = [0, 1].map(|side| mean(self.log_probs, side));
+        let (names, values) = match self.range {
+            None => {
+                let kl = self.kl[0] / self.kl[1];
+                let [of_chosen, of_rejected] = log_probs;
+                (PreferenceSums::TUNING, vec![chosen, rejected, accuracy, margin, of_chosen, of_rejected, kl])
+            }
+            Some([low, high]) => (PreferenceSums::REWARDS, vec![accuracy, margin, rewards, low, high]),
+        };
+        names.iter().copied().zip(values).filter(|(_, value)| value.is_finite()).collect()
     }
 }

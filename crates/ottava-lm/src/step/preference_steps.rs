@@ -28,7 +28,8 @@ impl TrainStep {
         Ok(self)
     }
 
-    /// Loads a micro-batch of preferences, with the log-probabilities of its sequences by the `reference` model if they are known.
+    /// Loads a micro-batch of preferences, with the log-probabilities of its sequences by the `reference` model if they are known, or with the
+    /// margins of a reward model.
     pub fn load_preferences(
         &mut self,
         micro_batch: usize,
@@ -98,8 +99,11 @@ impl TrainStep {
         let Some(preferences) = of_micro_batches.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let all = values(&self.results.losses)?;
         let sums = preferences.iter().zip(all.chunks_exact(all.len() / preferences.len()));
-        let sums = sums.map(|(preference, values)| PreferenceSums::of(preference.how, values, &preference.chosen));
-        Ok(Some(sums.fold(PreferenceSums::default(), PreferenceSums::merge)))
+        let sums = sums.map(|(MicroBatchPreference { how, targets, chosen }, of_sequences)| {
+            Ok(PreferenceSums::of(*how, of_sequences, chosen, values(&targets.kl)?[0]))
+        });
+        let sums = sums.collect::<Result<Vec<_>>>()?;
+        Ok(Some(sums.into_iter().fold(PreferenceSums::default(), PreferenceSums::merge)))
     }
 
     /// The pairs or sequences with labels that all ranks have in a step.

@@ -52,14 +52,17 @@ impl Inputs {
         }
         if ranks.leads() {
             tracing::info!("{}", tokenizer.describe_edges());
-            for set in &data.sets {
+            // Those of a reward model are left out, which its records say.
+            for set in data.sets.iter().filter(|_| !config.preference.trains_reward_model()) {
                 if let Some(sentence) = set.statistics.describe_fit(&data.layout) {
                     tracing::warn!("{}{sentence}", set.label());
                 }
             }
         }
-        let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?
-            .with_chat_template(&config.data.chat_template_path)?;
+        let mut template =
+            FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?
+                .with_chat_template(&config.data.chat_template_path)?;
+        template.config = config.model_config(tokenizer.padding_id())?;
         let sizes = DecoderConfig { lora: config.lora.adapters(), ..decoder_config(&template.config)? };
         tokenizer.check_fits(sizes.vocabulary)?;
         // A checkpoint of adapters has nothing else of the model.

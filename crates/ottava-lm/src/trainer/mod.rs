@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::fs::{Fs, RealFs, replace_file};
 use crate::interrupt;
 use crate::mode::StepPrecision;
-use crate::models::{Decoder, DecoderConfig};
+use crate::models::{Decoder, DecoderConfig, pad_token};
 use crate::optim::{LossScale, Overflow, Schedule};
 use crate::parallel::Ranks;
 use crate::plan::ResolvedRun;
@@ -131,9 +131,9 @@ impl Trainer {
         }
         let mut plan = || -> Result<ResolvedRun> {
             config.share(ranks.size())?;
+            config.resolve_data()?;
             let sizes = config.decoder_config()?;
             config.expect_positions(&sizes)?;
-            config.resolve_data()?;
             let resolved = ResolvedRun::new(&config, &sizes, device)?;
             resolved.expect_fit()?;
             Ok(resolved)
@@ -187,7 +187,10 @@ impl Trainer {
         let share = RowShare { rank, world };
         let mut rows = match config.preference.how() {
             None => Rows::Documents(BatchLoader::new(&data.sets, data.layout, &state, share)?),
-            Some(how) => Rows::Preferences(Box::new(Preferences::new(&config, how, &data, &state, share)?)),
+            Some(how) => {
+                let padding = pad_token(&template.config)?;
+                Rows::Preferences(Box::new(Preferences::new(&config, how, &data, &state, share, padding)?))
+            }
         };
         let max_steps = match &rows {
             Rows::Documents(_) => max_steps(&config, data.rows()),
@@ -583,8 +586,7 @@ impl Trainer {
         {
             scalars.extend(number(key).map(|value| (tag, value)));
         }
-        let of_preferences = |name: &str| name.starts_with("rewards/") || name.starts_with("logps/");
-        let named = values.iter().filter(|(name, _)| of_preferences(name));
+        let named = values.iter().filter(|(name, _)| PreferenceSums::is_metric(name));
         let mut named: Vec<_> =
             named.filter_map(|(name, value)| Some((format!("train/{name}"), value.as_f64()?))).collect();
         self.losses.extend(number("loss").map(|loss| (step, loss)));

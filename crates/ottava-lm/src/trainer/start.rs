@@ -8,7 +8,7 @@ use crate::config::RunConfig;
 use crate::error::{Error, Result};
 use crate::fs::{RealFs, create_dirs, expect_regular, set_aside, sync_parent};
 use crate::input;
-use crate::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
+use crate::models::{ConfigFile, Decoder, DecoderConfig, decoder_config, is_reward_model};
 use crate::parallel::Ranks;
 use crate::param::WeightSource;
 use crate::report::MAX_METRICS_BYTES;
@@ -35,7 +35,7 @@ pub enum Start {
 pub(super) type Losses = Vec<(u64, f64)>;
 
 /// Builds a model, or a run around it, from the weights of a folder, or from the seed where `folder` is `None`. If the model has adapters,
-/// those are the ones of `adapter`, or new ones from the seed.
+/// those are the ones of `adapter`, or new ones from the seed; so is the head of a reward model on a folder of a language model.
 ///
 /// Errors when the folder or the adapter has tensors that a model of these `sizes` does not.
 pub fn build<T>(
@@ -48,7 +48,9 @@ pub fn build<T>(
 ) -> Result<T> {
     let Some(folder) = folder else { return make(&mut RandomWeights { seed, device: device.clone() }) };
     let mut base = FolderWeights::open(folder)?;
-    let mut weights = AdaptedWeights::new(&mut base, adapter, RandomWeights { seed, device: device.clone() });
+    let new_score = sizes.score && !is_reward_model(&ConfigFile::read(folder)?)?;
+    let new = RandomWeights { seed, device: device.clone() };
+    let mut weights = AdaptedWeights::new(&mut base, adapter, new, new_score);
     let made = make(&mut weights)?;
     weights.finish()?;
     base.finish(sizes)?;

@@ -9,8 +9,8 @@ use crate::setup::{
 use ottava_lm::Result;
 use ottava_lm::layer_ranks::Undivided;
 use ottava_lm::layers::{
-    Attention, AttentionConfig, Block, Branch, Embedding, Factor, Head, LLAMA, Mlp, MlpConfig, Names, Norm, NormConfig,
-    QkNorm, Sublayer,
+    Attention, AttentionConfig, Block, Branch, Embedding, Factor, Head, HeadOutput, LLAMA, Mlp, MlpConfig, Names, Norm,
+    NormConfig, QkNorm, Sublayer,
 };
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::{Mode, StepPrecision};
@@ -356,28 +356,27 @@ fn embedding_grad_check(mut embedding: Embedding) {
 #[test]
 fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
     for soft_cap in [None, Some(0.7)] {
-        head_grad_check(embedding(11, 5, 1.0).table, soft_cap);
+        head_grad_check(embedding(11, 5, 1.0).table, HeadOutput::Logits { soft_cap });
     }
+    head_grad_check(embedding(1, 5, 1.0).table, HeadOutput::Score);
 }
 
-fn head_grad_check(mut weight: Param, soft_cap: Option<f64>) {
+fn head_grad_check(mut weight: Param, output: HeadOutput) {
     let x = normals("x", &[4, 5], DType::F64);
     let targets = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, IGNORE_INDEX, 10, 0]).unwrap();
     let scale = 0.37;
     let (losses, dx) =
-        Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale), soft_cap, &Undivided)
+        Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale), output, &Undivided)
             .unwrap();
     assert_eq!(
         values(&losses),
-        values(&Head::losses(&x, &weight, Loan::none(), &targets, soft_cap, &Undivided).unwrap()),
+        values(&Head::losses(&x, &weight, Loan::none(), &targets, output, &Undivided).unwrap()),
         "with and without gradient"
     );
     assert_eq!(values(&losses)[1], 0.0, "an ignored target has no loss");
     let loss = |x: &Tensor, weight: &Param| {
         scale
-            * values(&Head::losses(x, weight, Loan::none(), &targets, soft_cap, &Undivided).unwrap())
-                .iter()
-                .sum::<f64>()
+            * values(&Head::losses(x, weight, Loan::none(), &targets, output, &Undivided).unwrap()).iter().sum::<f64>()
     };
     expect_gradient("head: dx", &values(&dx), &x, |x| loss(&x, &weight));
     let (once, start) = (gradient(&weight), weight.value().unwrap());
@@ -386,8 +385,7 @@ fn head_grad_check(mut weight: Param, soft_cap: Option<f64>) {
         loss(&x, &weight)
     });
     weight.weights.set_value(start);
-    Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale), soft_cap, &Undivided)
-        .unwrap();
+    Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale), output, &Undivided).unwrap();
     let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
     assert!(largest_error(&gradient(&weight), &twice) < 1e-14, "the second backward adds");
 }
@@ -395,16 +393,17 @@ fn head_grad_check(mut weight: Param, soft_cap: Option<f64>) {
 /// The head works on chunks of 2048 tokens; 2051 rows of one kind must come out like the same rows in two calls.
 #[test]
 fn head_gradient_does_not_depend_on_chunks() {
+    const LOGITS: HeadOutput = HeadOutput::Logits { soft_cap: None };
     let make = || embedding(5, 3, 1.0).table;
     let (mut whole, mut halves) = (make(), make());
     let x = normals("x", &[2051, 3], DType::F64);
     let targets = integers("targets", 2051, 5);
     let (losses, dx) =
-        Head::losses_and_gradient(&x, &mut whole, Loan::none(), &targets, &on_device(1.0), None, &Undivided).unwrap();
+        Head::losses_and_gradient(&x, &mut whole, Loan::none(), &targets, &on_device(1.0), LOGITS, &Undivided).unwrap();
     for (start, end) in [(0, 1000), (1000, 2051)] {
         let (x, targets) = (x.rows(start, end).unwrap(), targets.rows(start, end).unwrap());
         let (part, dpart) =
-            Head::losses_and_gradient(&x, &mut halves, Loan::none(), &targets, &on_device(1.0), None, &Undivided)
+            Head::losses_and_gradient(&x, &mut halves, Loan::none(), &targets, &on_device(1.0), LOGITS, &Undivided)
                 .unwrap();
         assert_eq!(values(&part), values(&losses.rows(start, end).unwrap()));
         assert_eq!(values(&dpart), values(&dx.rows(start, end).unwrap()));

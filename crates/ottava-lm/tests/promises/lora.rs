@@ -1,5 +1,6 @@
 //! LoRA: adapters beside frozen weights, against PEFT; saved, resumed, loaded and merged.
 
+use crate::recorded::Recorded;
 use crate::resume::{config, metrics, train, write_inputs};
 use crate::setup::{
     Seeded, Training, decoder, devices, fp8_names_on, gradients, largest_error, losses, losses_and_gradients, mean,
@@ -12,7 +13,7 @@ use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer};
-use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Purpose, Shard, WeightSource};
+use ottava_lm::param::{MemoryPolicy, Purpose, Shard};
 use ottava_lm::plan::MemoryPlan;
 use ottava_lm::recipe::{FirstStep, Fp8Format, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
@@ -20,29 +21,14 @@ use ottava_lm::step::TrainStep;
 use ottava_lm::trainer::{Start, build};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::{integers, values};
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::{Device, Tensor};
 use safetensors::SafeTensors;
 use serde_json::Value;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// What `scripts/make_lora_referee.py` recorded.
-static FILE: &[u8] = include_bytes!("../data/referee_lora.safetensors");
-
-fn recorded(name: &str) -> Tensor {
-    let file = SafeTensors::deserialize(FILE).expect("the recorded file is whole");
-    let view = file.tensor(&format!("lora/{name}")).unwrap_or_else(|e| panic!("{name}: {e}"));
-    let dtype = if view.dtype() == safetensors::Dtype::I32 { DType::I32 } else { DType::F32 };
-    Tensor::from_bytes(&Device::Cpu, view.shape(), dtype, view.data()).expect("shape and bytes agree")
-}
-
-struct Recorded;
-
-impl WeightSource for Recorded {
-    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> ottava_lm::Result<Tensor> {
-        let values = recorded(&format!("weights/{}", tensor.name));
-        Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
-    }
+fn recorded() -> Recorded {
+    Recorded::open("referee_lora", "lora")
 }
 
 /// The adapters of the recorded model, with `alpha` in the place of its 8.
@@ -51,19 +37,17 @@ fn lora(alpha: f64) -> Option<Lora> {
 }
 
 fn peft(name: RecipeName, device: &Device, alpha: f64) -> Training {
-    let (_, metadata) = SafeTensors::read_metadata(FILE).expect("the recorded file is whole");
-    let keys = serde_json::from_str(&metadata.metadata().as_ref().expect("metadata")["lora/config"]).unwrap();
-    let sizes = decoder_config(&ConfigFile::from_values("recorded", keys)).unwrap();
-    let sizes = DecoderConfig { lora: lora(alpha), ..sizes };
+    let mut recorded = recorded();
+    let sizes = DecoderConfig { lora: lora(alpha), ..recorded.sizes() };
     let (recipe, purpose) = (recipe(name, Fp8Format::Auto), Purpose::Train(MemoryPolicy::FULL));
-    let mut decoder = Decoder::new(&sizes, &recipe, device, purpose, 32, &mut Recorded).unwrap();
+    let mut decoder = Decoder::new(&sizes, &recipe, device, purpose, 32, &mut recorded).unwrap();
     decoder.quantize_weights().unwrap();
     Training::new(decoder)
 }
 
 /// Inputs and targets of a recorded step, and the number of rows.
 fn batch(step: usize) -> ([Tensor; 2], usize) {
-    let ids = recorded("ids");
+    let ids = recorded().tensor("ids");
     let [_, rows, length] = ids.dims("ids").unwrap();
     let ids = ids.rows(step, step + 1).unwrap().to_vec::<i32>().unwrap();
     let without = |skip: usize| {
@@ -76,7 +60,7 @@ fn batch(step: usize) -> ([Tensor; 2], usize) {
 
 /// The largest difference of the losses of the first `steps` steps from PEFT's.
 fn apart(mut training: Training, steps: usize) -> f64 {
-    let expected = values(&recorded("losses"));
+    let expected = recorded().values("losses");
     let apart = expected.iter().enumerate().take(steps).map(|(step, expected)| {
         let (batch, rows) = batch(step);
         (training.step(&batch, rows) - expected).abs()
@@ -98,7 +82,7 @@ fn gradients_of_adapters_are_those_of_peft() {
             for shard in of_param {
                 let (own, after) = rest.split_at(shard.elements());
                 rest = after;
-                let error = largest_error(own, &values(&recorded(&format!("gradients/{}", shard.tensor.name))));
+                let error = largest_error(own, &recorded().values(&format!("gradients/{}", shard.tensor.name)));
                 assert!(error < 1e-5, "{}: {error:e} apart", shard.tensor.name);
                 compared += 1;
             }

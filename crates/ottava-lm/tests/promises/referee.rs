@@ -1,81 +1,42 @@
 //! The same small models in PyTorch: logits, loss and gradients in F32, and fifty AdamW steps in F32 and BF16.
 //! `tests/data/README.md` says where the numbers come from.
 
+use crate::recorded::Recorded;
 use crate::setup::{
     Training, devices, gradients, greedy_text, largest_error, logits, losses_and_gradients, recipe, relative_error,
 };
-use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
-use ottava_lm::param::{FolderLayout, FolderTensor, Init, MemoryPolicy, Purpose, Shard, WeightSource};
+use ottava_lm::models::Decoder;
+use ottava_lm::param::{MemoryPolicy, Purpose, Shard};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
-use ottava_tensor::ops::transpose;
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
-use safetensors::SafeTensors;
-use std::ops::Range;
 
-static FILE: &[u8] = include_bytes!("../data/referee.safetensors");
-static QWEN3: &[u8] = include_bytes!("../data/referee_qwen3.safetensors");
-static GPT2: &[u8] = include_bytes!("../data/referee_gpt2.safetensors");
-static COHERE: &[u8] = include_bytes!("../data/referee_cohere.safetensors");
 const MODELS: [&str; 6] = ["llama", "qwen2", "qwen3", "gpt2", "cohere", "cohere_qk_norm"];
 
-/// The recorded file of a model's tensors, whose names start with the model's.
-fn file_of(name: &str) -> &'static [u8] {
-    match name.split('/').next() {
-        Some("qwen3") => QWEN3,
-        Some("gpt2") => GPT2,
-        Some("cohere" | "cohere_qk_norm") => COHERE,
-        _ => FILE,
-    }
-}
-
-/// The tensor `name` that PyTorch wrote.
-fn recorded(name: &str) -> Tensor {
-    let file = SafeTensors::deserialize(file_of(name)).expect("the recorded file is whole");
-    let view = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
-    let dtype = match view.dtype() {
-        safetensors::Dtype::I32 => DType::I32,
-        _ => DType::F32,
+/// What PyTorch wrote of a model.
+fn open(model: &'static str) -> Recorded {
+    let file = match model {
+        "qwen3" => "referee_qwen3",
+        "gpt2" => "referee_gpt2",
+        "cohere" | "cohere_qk_norm" => "referee_cohere",
+        _ => "referee",
     };
-    Tensor::from_bytes(&Device::Cpu, view.shape(), dtype, view.data()).expect("shape and bytes agree")
-}
-
-/// The `tensor` of a model that PyTorch wrote, in its shape in memory.
-fn recorded_tensor(model: &str, kind: &str, tensor: &FolderTensor) -> Tensor {
-    let stored = recorded(&format!("{model}/{kind}/{}", tensor.name));
-    match tensor.layout {
-        FolderLayout::Same => stored,
-        FolderLayout::Transposed => transpose(&stored).expect("a matrix"),
-        FolderLayout::Rows(_) => stored.reshape(&tensor.shape).expect("as many"),
-    }
-}
-
-/// Recorded weights of one model.
-struct Recorded(&'static str);
-
-impl WeightSource for Recorded {
-    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> ottava_lm::Result<Tensor> {
-        let values = recorded_tensor(self.0, "weights", tensor);
-        Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
-    }
+    Recorded::open(file, model)
 }
 
 fn decoder(model: &'static str, name: RecipeName, device: &Device) -> Decoder {
-    let (_, metadata) = SafeTensors::read_metadata(file_of(model)).expect("the recorded file is whole");
-    let keys = metadata.metadata().as_ref().expect("metadata")[&format!("{model}/config")].clone();
-    let keys = serde_json::from_str(&keys).expect("a JSON object");
-    let config = decoder_config(&ConfigFile::from_values(model, keys)).expect("transformers wrote this configuration");
+    let mut recorded = open(model);
     let recipe = recipe(name, Fp8Format::Hybrid);
+    let purpose = Purpose::Train(MemoryPolicy::FULL);
     let mut decoder =
-        Decoder::new(&config, &recipe, device, Purpose::Train(MemoryPolicy::FULL), 32, &mut Recorded(model))
-            .expect("it is built");
+        Decoder::new(&recorded.sizes(), &recipe, device, purpose, 32, &mut recorded).expect("it is built");
     decoder.quantize_weights().expect("nothing to cast");
     decoder
 }
 
 /// Inputs and targets of step `step`, and the number of rows.
-fn batch(model: &str, step: usize) -> ([Tensor; 2], usize) {
-    let ids = recorded(&format!("{model}/ids"));
+fn batch(model: &'static str, step: usize) -> ([Tensor; 2], usize) {
+    let ids = open(model).tensor("ids");
     let [_, rows, length] = ids.dims("ids").unwrap();
     let ids = ids.rows(step, step + 1).unwrap().to_vec::<i32>().unwrap();
     let without = |skip: usize| -> Vec<i32> {
@@ -87,7 +48,7 @@ fn batch(model: &str, step: usize) -> ([Tensor; 2], usize) {
 #[test]
 fn logits_loss_and_gradients_are_those_of_pytorch() {
     for model in MODELS {
-        let (batch, rows) = batch(model, 0);
+        let (recorded, (batch, rows)) = (open(model), batch(model, 0));
         for device in devices() {
             let [inputs, targets] = batch.each_ref().map(|ids| ids.to_device(&device).unwrap());
             let mut decoder = decoder(model, RecipeName::Fp32, &device);
@@ -96,12 +57,12 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
             for row in 0..rows {
                 seen_logits.extend(values(&logits(&decoder, &inputs.rows(row * tokens, (row + 1) * tokens).unwrap())));
             }
-            let logits_error = largest_error(&seen_logits, &values(&recorded(&format!("{model}/logits"))));
+            let logits_error = largest_error(&seen_logits, &recorded.values("logits"));
 
             let losses =
                 losses_and_gradients(&mut decoder, &inputs, &targets, rows, 1.0 / targets.len() as f64).unwrap();
             let loss = values(&losses).iter().sum::<f64>() / losses.len() as f64;
-            let recorded_loss = values(&recorded(&format!("{model}/loss")))[0];
+            let recorded_loss = recorded.values("loss")[0];
             let loss_error = (loss / recorded_loss - 1.0).abs();
 
             let shards: Vec<Vec<Shard>> = decoder.parameters().iter().map(|p| p.shards.clone()).collect();
@@ -111,7 +72,7 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
                 for shard in of_param {
                     let (own, after) = rest.split_at(shard.elements());
                     rest = after;
-                    let expected = values(&recorded_tensor(model, "gradients", &shard.tensor));
+                    let expected = values(&recorded.of_tensor("gradients", &shard.tensor));
                     let errors = [relative_error(own, &expected), largest_error(own, &expected)];
                     assert!(
                         errors.iter().all(|&e| e < 1e-5),
@@ -121,13 +82,7 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
                     (error, largest, compared) = (error.max(errors[0]), largest.max(errors[1]), compared + 1);
                 }
             }
-            let written = SafeTensors::deserialize(file_of(model)).unwrap();
-            let prefix = format!("{model}/gradients/");
-            assert_eq!(
-                compared,
-                written.names().iter().filter(|name| name.starts_with(&prefix)).count(),
-                "no gradient is left over"
-            );
+            assert_eq!(compared, recorded.count("gradients"), "no gradient is left over");
             eprintln!(
                 "{model} on {device}: logits {logits_error:.1e}, loss {loss_error:.1e}, {compared} gradients {error:.1e} and {largest:.1e} apart"
             );
@@ -140,7 +95,7 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
 #[test]
 fn greedy_text_is_that_of_pytorch() {
     for model in ["gpt2", "cohere", "cohere_qk_norm"] {
-        let expected = recorded(&format!("{model}/greedy")).to_vec::<i32>().unwrap();
+        let expected = open(model).ids("greedy");
         let expected: Vec<u32> = expected.into_iter().map(|id| id as u32).collect();
         for device in devices() {
             let decoder = decoder(model, RecipeName::Fp32, &device);
@@ -192,7 +147,7 @@ fn fifty_steps_lose_what_they_lose_in_pytorch() {
             for device in devices() {
                 let losses = train(model, *name, &device);
                 for (mode, allowed) in modes {
-                    let (error, step) = apart(&losses, &values(&recorded(&format!("{model}/losses/{mode}"))));
+                    let (error, step) = apart(&losses, &open(model).values(&format!("losses/{mode}")));
                     let what = format!("{model} on {device}: losses of {} and PyTorch's {mode}", name.as_str());
                     eprintln!("{what} are at most {error:.1e} apart, in step {step}");
                     assert!(error < *allowed, "{what} are {error:e} apart in step {step}");

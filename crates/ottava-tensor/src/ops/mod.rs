@@ -28,6 +28,7 @@ mod head_norm;
 mod kernels;
 pub(crate) mod launch;
 mod momentum;
+mod negate_targets;
 mod newton_schulz;
 mod paged_attention;
 mod parameter;
@@ -70,6 +71,7 @@ pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradie
 pub use head_norm::{HeadNormLayout, HeadNormWeights, NormScope, head_norm, head_norm_backward};
 pub use kernels::{KernelSupport, kernel_support, kernels};
 pub use momentum::{Direction, Momentum, MomentumParameter, MomentumScalars, MomentumStep, momentum, momentum_amax};
+pub use negate_targets::negate_targets;
 pub use newton_schulz::newton_schulz;
 pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};

@@ -8,7 +8,7 @@ use ottava_lm::calibrate::{Calibration, Range};
 use ottava_lm::checkpoint::{WeightFiles, verify_model};
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::fs::{RealFs, replace_file};
-use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
+use ottava_lm::models::{ConfigFile, Decoder, language_model_config};
 use ottava_lm::param::Purpose;
 use ottava_lm::plan::expect_model_fits;
 use ottava_lm::recipe::{Precision, RecipeName};
@@ -73,7 +73,7 @@ impl Calibrate {
             let (run, _) = RunConfig::saved_in(folder)?.unwrap_or_default();
             // Linears that a run kept in BF16 stay so.
             let precision = Precision { recipe: RecipeName::Fp8Current, skip_slow_linears: false, ..run.precision };
-            let (device, sizes) = (crate::device::open(self.device)?, decoder_config(&config)?);
+            let (device, sizes) = (crate::device::open(self.device)?, language_model_config(&config)?);
             let recipe = precision.recipe();
             expect_model_fits(folder, &sizes, &recipe, &device, seq_len)?;
             let model = build(Some(folder), None, 0, &device, &sizes, |weights| {

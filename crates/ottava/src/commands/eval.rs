@@ -4,20 +4,20 @@ use super::inference::{Inference, StaticScales, with_model};
 use super::text::{Batches, Text, Tokens};
 use crate::output::{Meter, print_json, stop_on_signals};
 use clap::Args;
-use ottava_lm::Result;
 use ottava_lm::calibrate::Calibration;
 use ottava_lm::checkpoint::verify_model;
 use ottava_lm::evaluate::{Evaluation, evaluate};
 use ottava_lm::export::Source;
 use ottava_lm::mode::StepPrecision;
-use ottava_lm::models::{ConfigFile, Decoder};
+use ottava_lm::models::{ConfigFile, Decoder, pad_token, reward_model};
 use ottava_lm::parallel::Partition;
 use ottava_lm::recipe::RecipeName;
+use ottava_lm::{Error, Result};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Loss, perplexity and bits per byte of a model on a text.
+/// Loss, perplexity and bits per byte of a model on a text, or loss and accuracy of a reward model on pairs of preferences.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava eval model/ --data held-out.txt
@@ -25,6 +25,7 @@ use std::path::PathBuf;
   ottava eval model/ --data test.txt --seq-len 1024 --stride 512
   ottava eval model/ --data test.jsonl --seq-len 512 --recipe fp32 --device cpu --json
   ottava eval model/ --data test.txt --recipe fp8-row --set skip_slow_linears=false
+  ottava eval reward-model/ --data pairs.jsonl
   ottava eval model/ --data test.txt --compare --activation-scales scales.json")]
 pub struct Eval {
     /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, whose newest checkpoint is used.
@@ -45,7 +46,8 @@ pub struct Eval {
     #[arg(long, value_name = "FILE", requires = "compare")]
     activation_scales: Option<PathBuf>,
     /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte`, `tokens` and `seq_len`; for texts also `stride` and
-    /// `preceding_id`; for chats and completions also `documents`, `truncated` and `left_out`.
+    /// `preceding_id`; for chats and completions also `documents`, `truncated` and `left_out`. Of a reward model: `loss`, `accuracy`, `margin`,
+    /// `mean_reward`, `min_reward`, `max_reward`, `pairs`, `left_out` and `seq_len`.
     #[arg(long)]
     json: bool,
 }
@@ -73,12 +75,17 @@ impl Eval {
         if self.compare {
             return self.run_comparison();
         }
-        let (mut model, tokenizer, seq_len) = with_model(&self.model, |folder| {
+        let (mut model, config, tokenizer, seq_len) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let (tokenizer, seq_len) = self.text.fit(folder, &config)?;
-            Ok((self.how.load(folder, &config, seq_len)?, tokenizer, seq_len))
+            Ok((self.how.load_any(folder, &config, seq_len)?, config, tokenizer, seq_len))
         })?;
         let tokens = self.text.tokenize(&tokenizer)?;
+        if model.config().score {
+            let padding = pad_token(&reward_model(&config, tokenizer.padding_id())?)?;
+            return self.run_rewards(&mut model, &tokens, seq_len, padding);
+        }
+        tokens.expect_text()?;
         let batches = tokens.batches(seq_len, self.stride)?;
         let cut = (batches.cut.describe(), batches.cut.fields());
         let evaluation = run(&mut model, &tokens, batches)?;
@@ -92,6 +99,33 @@ impl Eval {
         Ok(())
     }
 
+    /// Evaluates a reward model.
+    fn run_rewards(&self, model: &mut Decoder, tokens: &Tokens, seq_len: usize, padding: Option<i64>) -> Result<()> {
+        if self.stride.is_some() {
+            return Err(Error::Config("--stride is for texts, and the model is a reward model; remove it".into()));
+        }
+        let (sums, left_out) = tokens.rewards(model, seq_len, padding)?;
+        let (metrics, pairs) = (sums.metrics(), sums.losses[1] as u64);
+        if self.json {
+            let mut report = json!({"loss": sums.loss(), "pairs": pairs, "left_out": left_out, "seq_len": seq_len});
+            for (name, value) in metrics {
+                report[name] = json!(value);
+            }
+            print_json(&report);
+            return Ok(());
+        }
+        let metrics: Vec<_> = metrics.iter().map(|(name, value)| format!("{name} {value:.5}")).collect();
+        out!("loss {:.5}  {}", sums.loss(), metrics.join("  "));
+        let left = match left_out {
+            0 => String::new(),
+            pairs => {
+                format!("; {pairs} more have a sequence of more than --seq-len = {seq_len} tokens and are left out")
+            }
+        };
+        out!("over {pairs} pairs{left}");
+        Ok(())
+    }
+
     fn run_comparison(&self) -> Result<()> {
         let calibrated = self.activation_scales.as_deref().map(Calibration::read).transpose()?;
         let (results, cut) = with_model(&self.model, |folder| {
@@ -99,6 +133,7 @@ impl Eval {
             let source = Source::open(folder)?;
             let (tokenizer, seq_len) = self.text.fit(folder, &source.config)?;
             let tokens = self.text.tokenize(&tokenizer)?;
+            tokens.expect_text()?;
             let cut = tokens.batches(seq_len, self.stride)?.cut;
             let inputs = match &calibrated {
                 Some(calibrated) => {

@@ -5,7 +5,7 @@ use ottava_lm::checkpoint::adapter::CONFIG_FILE;
 use ottava_lm::checkpoint::{AdapterFolder, Verify, latest_complete, verify_model};
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest};
-use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
+use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model};
 use ottava_lm::param::Purpose;
 use ottava_lm::plan::expect_model_fits;
 use ottava_lm::recipe::{Precision, RecipeName};
@@ -171,7 +171,7 @@ impl Inference {
         let mut precision = run.with_precision(&self.settings)?.precision;
         precision.high_precision_layers.extend(given.iter().flat_map(|given| given.left.iter().cloned()));
         let recipe = Precision { recipe: name, skip_slow_linears: false, ..precision }.recipe();
-        let (device, sizes) = (crate::device::open(self.device)?, decoder_config(config)?);
+        let (device, sizes) = (crate::device::open(self.device)?, language_model_config(config)?);
         expect_model_fits(folder, &sizes, &recipe, &device, seq_len)?;
         let mut model = build(Some(folder), None, 0, &device, &sizes, |weights| {
             Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
@@ -184,8 +184,23 @@ impl Inference {
     }
 
     /// The model of `folder` with its weights cast, for sequences up to `seq_len`. Errors when files of a checkpoint are
-    /// not those of its manifest.
+    /// not those of its manifest, and for a reward model.
     pub fn load(&self, folder: &Path, config: &ConfigFile, seq_len: usize) -> Result<Decoder> {
+        self.load_with(language_model_config, folder, config, seq_len)
+    }
+
+    /// [`Inference::load`] of a language model or a reward model.
+    pub fn load_any(&self, folder: &Path, config: &ConfigFile, seq_len: usize) -> Result<Decoder> {
+        self.load_with(decoder_config, folder, config, seq_len)
+    }
+
+    fn load_with(
+        &self,
+        read: fn(&ConfigFile) -> Result<DecoderConfig>,
+        folder: &Path,
+        config: &ConfigFile,
+        seq_len: usize,
+    ) -> Result<Decoder> {
         verify_model(folder)?;
         let open = |folder: &Path| {
             verify_model(folder)?;
@@ -212,7 +227,11 @@ impl Inference {
         let device = crate::device::open(self.device)?;
         let recipe = run.recipe_on(&device);
         let lora = adapter.as_ref().map(|adapter| adapter.lora.clone());
-        let sizes = DecoderConfig { lora, ..decoder_config(config)? };
+        let sizes = match adapter.as_ref().is_some_and(|adapter| adapter.has_score) {
+            true => read(&reward_model(config, None)?)?,
+            false => read(config)?,
+        };
+        let sizes = DecoderConfig { lora, ..sizes };
         expect_model_fits(folder, &sizes, &recipe, &device, seq_len)?;
         let mut model = build(Some(folder), adapter, 0, &device, &sizes, |weights| {
             Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)

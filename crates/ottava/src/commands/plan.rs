@@ -244,9 +244,9 @@ impl PlanCommand {
         let mut config = RunConfig::load(&self.config, &self.settings)?;
         super::warn_of_settings(&config);
         config.share(config.parallel.ranks())?;
+        let (files, formattings): (Vec<_>, Vec<_>) = config.resolve_data()?.into_iter().unzip();
         let sizes = config.decoder_config()?;
         config.expect_positions(&sizes)?;
-        let (files, formattings): (Vec<_>, Vec<_>) = config.resolve_data()?.into_iter().unzip();
         let edges = match Tokenizer::load(config.model.tokenizer_path()) {
             Ok(tokenizer) => tokenizer.describe_edges(),
             // Shapes alone can be planned.

@@ -5,7 +5,9 @@ use ottava_lm::data::{
     Batch, Documents, EvalLoader, Fit, Packing, RowLayout, SourceOptions, Split, TokenDataset, Tokenizer, Windows,
     loader, prepare,
 };
-use ottava_lm::models::{ConfigFile, decoder_config};
+use ottava_lm::evaluate_preferences::evaluate_rewards;
+use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
+use ottava_lm::step::PreferenceSums;
 use ottava_lm::{Error, Result};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -147,6 +149,31 @@ impl Text {
 }
 
 impl Tokens {
+    /// Errors with [`Error::Data`] for preferences, whose chosen and rejected completions are no text.
+    pub fn expect_text(&self) -> Result<()> {
+        match self.dataset.meta().preference {
+            None => Ok(()),
+            Some(_) => Err(Error::Data(
+                "the data are preferences, of which `ottava eval` evaluates pairs by a reward model; the rewards of a language model are relative \
+                 to a reference, and its run writes those of held-out records (`data.val_set_size` or `data.val_files`) to metrics.jsonl"
+                    .into(),
+            )),
+        }
+    }
+
+    /// The sums over pairs of preferences by the reward model `model`, whose rows of `seq_len` tokens have the token `padding` at their ends,
+    /// and the number of pairs that are longer.
+    pub fn rewards(
+        &self,
+        model: &mut Decoder,
+        seq_len: usize,
+        padding: Option<i64>,
+    ) -> Result<(PreferenceSums, usize)> {
+        let layout = RowLayout { seq_len, packing: Packing::None, document_mask: false };
+        // A pair has two rows.
+        evaluate_rewards(model, self.dataset.clone(), layout, padding, self.rows.div_ceil(2))
+    }
+
     /// All batches with rows of `seq_len` tokens: of chats and completions whole documents, as in training; of texts a stream, of which each
     /// row starts `stride` tokens after the one before, by default `seq_len`.
     ///

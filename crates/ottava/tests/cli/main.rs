@@ -12,6 +12,7 @@ mod kill;
 mod layer_axes;
 mod parts;
 mod pipeline;
+mod preferences;
 mod rank_faults;
 mod ranks;
 mod runs;

@@ -68,6 +68,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("bench", 7),
             ("calibrate", 7),
             ("evaluate", 7),
+            ("evaluate_preferences", 7),
             ("export", 7),
             ("plan", 7),
             ("run", 7),

@@ -70,7 +70,20 @@ pub(super) const ROWS: &[Row] = &[
             ],
         ),
     ),
-    ("stage", Only(&["sft", "pt", "dpo", "kto"], STAGES)),
+    (
+        "stage",
+        Values(
+            "preference.loss_type",
+            &[
+                ("sft", Nothing),
+                ("pt", Nothing),
+                ("dpo", Nothing),
+                ("kto", Nothing),
+                ("rm", As("\"bradley_terry\"")),
+                ("ppo", Never(STAGES)),
+            ],
+        ),
+    ),
     (
         "rl",
         Values(
@@ -115,7 +128,7 @@ pub(super) const ROWS: &[Row] = &[
     ("rl_beta", Is("preference.beta")),
     ("orpo_alpha", Not(STAGES)),
     ("ref_model", Not("the reference model is the one that a run starts from, or its base without adapters")),
-    ("reward_model", Only(&["false"], STAGES)),
+    ("reward_model", Values("preference.loss_type", &[("true", As("\"bradley_terry\"")), ("false", Nothing)])),
     ("process_reward_model", Only(&["false"], STAGES)),
     ("trl", Not(STAGES)),
     ("ebft", Not(STAGES)),
@@ -126,7 +139,7 @@ pub(super) const ROWS: &[Row] = &[
     ("use_eaft", Only(&["false"], LOSSES)),
     ("use_eaft_loss", Only(&["false"], LOSSES)),
     ("eaft_*", Not(LOSSES)),
-    ("num_labels", Not("models are language models; classification is not implemented")),
+    ("num_labels", Only(&["1"], "a reward model has one label; classification is not implemented")),
     ("oft_*", Not(VARIANTS)),
     (
         "min_sample_len",
@@ -304,7 +317,7 @@ const LOCAL: &str = "models and data are local files; nothing is downloaded";
 const NEW_TOKENS: &str =
     "tokens are not added; change the tokenizer's files and the embeddings in the model folder first";
 const FREEZE: &str = "single weights cannot be frozen or thawed; a run trains all of them, or adapters ([lora])";
-const STAGES: &str = "of preferences, runs train DPO, robust DPO, IPO, the hinge loss and KTO; other losses and reward models are not implemented";
+const STAGES: &str = "of preferences, runs train DPO, robust DPO, IPO, the hinge loss, KTO and reward models; other losses are not implemented";
 const LOSSES: &str = "the loss is the cross entropy of the targets";
 const VARIANTS: &str = "adapters are those of plain LoRA, with `use_rslora`";
 const FOUR_BIT: &str = "base weights in 4 or 8 bit integers are not read; with adapters and an FP8 recipe, frozen weights are kept in FP8: `recipe = \"fp8-current\"` under [precision]";

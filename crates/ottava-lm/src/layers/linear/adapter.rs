@@ -1,6 +1,7 @@
 //! LoRA: a low-rank product added to that of a frozen weight. Hu et al. 2021, arXiv:2106.09685.
 
 use crate::error::Result;
+use crate::lora::PEFT_PREFIX;
 use crate::param::{Builder, FolderTensor, Init, Param, Split};
 use ottava_tensor::ops::{Accumulation, Operand, cast, gemm_nt, gemm_nt_plus, real_type, scale_columns};
 use ottava_tensor::{DType, Tensor};
@@ -55,15 +56,15 @@ impl Adapter {
         }
         let (rank, size) = (lora.r, lora.r * targets.len());
         let shard = |build: &Builder, name: &str, of: &str, shape, split| {
-            build.shard(FolderTensor::new(format!("base_model.model.{name}.{of}.weight"), shape), split)
+            build.shard(FolderTensor::new(format!("{PEFT_PREFIX}{name}.{of}.weight"), shape), split)
         };
         let a = targets.iter().map(|(name, ..)| shard(build, name, "lora_A", vec![rank, inputs], of_a));
         let a = a.collect::<Result<_>>()?;
         // Kaiming's uniform distribution with a = sqrt(5), as in PEFT.
-        let a = Param::adapter(build, a, Init::Uniform((inputs as f32).sqrt().recip()))?;
+        let a = Param::trained(build, a, Init::Uniform((inputs as f32).sqrt().recip()))?;
         let parts = targets.into_iter().map(|(name, outputs, rows)| {
             let b = vec![shard(build, name, "lora_B", vec![outputs, rank], of_b)?];
-            Ok(AdapterPart { b: Param::adapter(build, b, Init::Zeros)?, rows })
+            Ok(AdapterPart { b: Param::trained(build, b, Init::Zeros)?, rows })
         });
         let parts = parts.collect::<Result<_>>()?;
         let scale = lora.scale() as f32;

@@ -41,14 +41,14 @@ fn all<R: Real>(
     factors: &mut [R],
 ) {
     let PreferenceTargets { reference, lengths, labels, kl } = targets;
-    let ratio = |s: usize| policy.host::<R>()[s] - reference.host::<R>()[s];
+    let value_of = |s: usize| policy.host::<R>()[s];
+    let ratio = |s: usize| value_of(s) - reference.host::<R>()[s];
     let (lengths, labels, kl, scale) =
         (lengths.host::<R>(), labels.host::<R>(), kl.host::<R>()[0], scale.host::<R>()[0]);
     let tokens = factors.len() / losses.len();
     for (s, (value, factors)) in losses.iter_mut().zip(factors.chunks_exact_mut(tokens)).enumerate() {
         let chosen = s - s % loss.sequences();
-        let derivative;
-        (*value, derivative) = match loss {
+        let (of_loss, mut derivative) = match loss {
             PreferenceLoss::Kto { desirable_weight, undesirable_weight } => match labels[s] > R::default() {
                 true => of_label(ratio(s) - kl, R::of(beta), R::of(desirable_weight)),
                 false => {
@@ -66,10 +66,17 @@ fn all<R: Real>(
                 (value, R::of(beta) * derivative)
             }
         };
+        *value = of_loss;
         // The rejected sequence of a pair.
-        let derivative = if s == chosen { derivative } else { -derivative };
         if s != chosen {
-            *value = R::default();
+            (*value, derivative) = (R::default(), -derivative);
+        }
+        if let PreferenceLoss::BradleyTerry { centering } = loss {
+            let (both, centering) = (value_of(chosen) + value_of(chosen + 1), R::of(centering));
+            derivative += R::of(2.0) * centering * both;
+            if s == chosen {
+                *value += centering * both * both;
+            }
         }
         factors.fill(-derivative * scale);
     }
@@ -83,6 +90,7 @@ fn of_margin<R: Real>(loss: PreferenceLoss, x: R) -> (R, R) {
     };
     match loss {
         PreferenceLoss::Sigmoid { label_smoothing } => smoothed(1.0, label_smoothing, 1.0),
+        PreferenceLoss::BradleyTerry { .. } => smoothed(1.0, 0.0, 1.0),
         PreferenceLoss::Robust { label_smoothing } => smoothed(-1.0, label_smoothing, 1.0 - 2.0 * label_smoothing),
         PreferenceLoss::Hinge if x < R::of(1.0) => (R::of(1.0) - x, R::of(-1.0)),
         PreferenceLoss::Hinge => (R::default(), R::default()),

@@ -3,13 +3,14 @@ use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{BLOCK, kernel_source};
 use crate::{Result, Tensor};
 
-kernel_source!("preference"; SMOOTHED, HINGE, IPO, KTO);
+kernel_source!("preference"; SMOOTHED, HINGE, IPO, KTO, CENTERED);
 
 /// The formulas of the kernel.
 const SMOOTHED: i32 = 0;
 const HINGE: i32 = 1;
 const IPO: i32 = 2;
 const KTO: i32 = 3;
+const CENTERED: i32 = 4;
 
 pub(super) fn sequence_log_probs(gpu: &CudaDevice, losses: &Tensor, sums: &mut Tensor) -> Result<()> {
     let kernel = Kernel { source: &SOURCE, defines: &[], entry: "sequence_log_probs" };
@@ -30,7 +31,7 @@ pub(super) fn preference_loss(
     losses: &mut Tensor,
     factors: &mut Tensor,
 ) -> Result<()> {
-    // The factors of the two terms of a loss, or of the two labels.
+    // The factors of the terms of a loss, or of the two labels.
     let (formula, first, second) = match loss {
         PreferenceLoss::Sigmoid { label_smoothing } => (SMOOTHED, 1.0 - label_smoothing, label_smoothing),
         PreferenceLoss::Robust { label_smoothing } => {
@@ -39,6 +40,7 @@ pub(super) fn preference_loss(
         }
         PreferenceLoss::Hinge => (HINGE, 0.0, 0.0),
         PreferenceLoss::Ipo => (IPO, 0.5 / beta, 0.0),
+        PreferenceLoss::BradleyTerry { centering } => (CENTERED, 1.0, centering),
         PreferenceLoss::Kto { desirable_weight, undesirable_weight } => (KTO, desirable_weight, undesirable_weight),
     };
     let PreferenceTargets { reference, lengths, labels, kl } = targets;

@@ -1,4 +1,5 @@
-//! The losses of preference tuning, which compare the log-probabilities of whole sequences with those of a reference model.
+//! The losses of preference tuning: of the log-probabilities of whole sequences and those by a reference model, or of the rewards that a
+//! reward model gives.
 
 mod cpu;
 mod cuda;
@@ -29,6 +30,13 @@ pub enum PreferenceLoss {
     Hinge,
     /// `(h' - 1 / 2β)²`, where `h'` is `h` of log-probabilities divided by the number of tokens. Azar et al. 2023, arXiv:2310.12036.
     Ipo,
+    /// Of a reward model, with the rewards `r` of sequences in the place of log-probabilities, and in that of the reference the margin by
+    /// which the chosen sequence should be better: `-ln σ(β · h) + centering · (r_chosen + r_rejected)²`. Bradley and Terry 1952; the second
+    /// term is that of Eisenstein et al. 2023, arXiv:2312.09244, equation 2.
+    BradleyTerry {
+        /// The factor of the term that draws rewards to a mean of 0.
+        centering: f64,
+    },
     /// KTO: `desirable_weight · (1 - σ(β · (x - kl)))`, or `undesirable_weight · (1 - σ(β · (kl - x)))`. Ethayarajh et al. 2024,
     /// arXiv:2402.01306.
     Kto {
@@ -49,7 +57,7 @@ impl PreferenceLoss {
 /// What is known of the sequences of a micro-batch before forward, each `[S]` in F32 (F64 for F64).
 #[derive(Clone, Debug)]
 pub struct PreferenceTargets {
-    /// Their log-probabilities by the reference model.
+    /// Their log-probabilities by the reference model; for `BradleyTerry`, the margin at the chosen sequence of a pair, and 0 at the other.
     pub reference: Tensor,
     /// Their numbers of target tokens, at least 1; only `Ipo` reads them.
     pub lengths: Tensor,

@@ -33,6 +33,9 @@ extern "C" __global__ void preference_loss(float* losses, float* factors, const 
         if (formula == HINGE) {
             loss = x < 1.0f ? 1.0f - x : 0.0f;
             derivative = x < 1.0f ? -1.0f : 0.0f;
+        } else if (formula == CENTERED) {
+            loss = first * softplus(-x);
+            derivative = -(first * sigmoid(-x));
         } else {
             loss = first * softplus(-x) + second * softplus(x);
             derivative = second * sigmoid(x) - first * sigmoid(-x);
@@ -40,6 +43,11 @@ extern "C" __global__ void preference_loss(float* losses, float* factors, const 
         derivative *= beta;
     }
     if (s != chosen) derivative = -derivative;
+    if (formula == CENTERED) {
+        const float both = policy[chosen] + policy[chosen + 1];
+        loss += second * both * both;
+        derivative += 2.0f * second * both;
+    }
     if (threadIdx.x == 0) losses[s] = s == chosen ? loss : 0.0f;
     const float factor = -derivative * *scale;
     for (int t = threadIdx.x; t < tokens; t += blockDim.x) factors[(u64)s * tokens + t] = factor;

@@ -1,12 +1,13 @@
 use super::*;
 use crate::testing::{Tolerance, normals, parity, values};
 
-const PAIRS: [PreferenceLoss; 5] = [
+const PAIRS: [PreferenceLoss; 6] = [
     PreferenceLoss::Sigmoid { label_smoothing: 0.0 },
     PreferenceLoss::Sigmoid { label_smoothing: 0.1 },
     PreferenceLoss::Robust { label_smoothing: 0.2 },
     PreferenceLoss::Hinge,
     PreferenceLoss::Ipo,
+    PreferenceLoss::BradleyTerry { centering: 0.3 },
 ];
 
 const KTO: PreferenceLoss = PreferenceLoss::Kto { desirable_weight: 1.5, undesirable_weight: 0.5 };
@@ -91,6 +92,8 @@ fn a_policy_that_is_the_reference_loses_ln_2() {
     near(found(PAIRS[1]), [2f64.ln(), 0.0]);
     near(found(PreferenceLoss::Hinge), [1.0, 0.0]);
     near(found(PreferenceLoss::Ipo), [25.0, 0.0]);
+    let both: f64 = values(&policy).iter().sum();
+    near(found(PreferenceLoss::BradleyTerry { centering: 0.3 }), [2f64.ln() + 0.3 * both * both, 0.0]);
     // Far away, nothing overflows.
     let far = Tensor::from_slice(&Device::Cpu, &[2], &[-1e6, 1e6]).unwrap();
     let (losses, factors) = preference_loss(PAIRS[0], 0.1, &far, &targets(&far, &policy), &one(&policy), 2).unwrap();

@@ -1,0 +1,143 @@
+//! Evaluation of preferences: the log-probabilities or rewards of records, and their losses.
+
+use crate::data::{PreferenceKind, Records, RowLayout, RowTarget, Split, TokenDataset};
+use crate::error::{Error, Result};
+use crate::interrupt;
+use crate::mode::{Pass, StepPrecision};
+use crate::models::Decoder;
+use crate::step::{Preference, PreferenceSums, TrainStep};
+use ottava_tensor::ops::{PreferenceLoss, PreferenceTargets, preference_loss};
+use ottava_tensor::{Device, Tensor};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The log-probabilities of a record, or its rewards: of its documents, and of its prompt with the completion of another record, if labels
+/// need that.
+pub(crate) type OfRecord = Vec<f64>;
+
+/// A pass over records.
+#[derive(Clone, Copy)]
+pub(crate) struct PassOver {
+    /// Records of a batch.
+    pub per_batch: usize,
+    /// An evaluation, or that of the reference model.
+    pub pass: Pass,
+    /// The precision of products.
+    pub precision: StepPrecision,
+}
+
+/// The log-probabilities, or rewards, of `which` of `records`, in their order, on all ranks of `step`. Each rank computes every one of its
+/// turns of a batch.
+pub(crate) fn log_probs(
+    model: &mut Decoder,
+    step: &TrainStep,
+    records: &Records,
+    which: &[usize],
+    pass: PassOver,
+) -> Result<Vec<OfRecord>> {
+    let PassOver { per_batch, pass, precision } = pass;
+    let (rank, world) = step.sequence_ranks();
+    let mut found = Vec::with_capacity(which.len());
+    for round in which.chunks(per_batch * world) {
+        let turns: Vec<&[usize]> = round.chunks(per_batch).collect();
+        // Ranks compute together, so one without a turn repeats the first one, and counts nothing.
+        let mine = turns.get(rank).unwrap_or(&turns[0]);
+        let batch = records.batch(mine)?;
+        let rows: Vec<_> = std::iter::once(&batch.batch).chain(&batch.mismatched).collect();
+        let of_rows = step.log_probs(model, &rows, pass, precision)?;
+        let stop = f64::from(u8::from(interrupt::flag().load(Ordering::Relaxed)));
+        let told = [vec![stop], of_rows.concat()].concat();
+        let ranks = step.partition().ranks();
+        let all = ranks.gather_lists("log-probabilities of preferences", &told)?;
+        if all.iter().any(|told| told[0] != 0.0) {
+            return Err(interrupt::cancelled("evaluating preferences"));
+        }
+        let of_losses: Vec<&Vec<f64>> = ranks.of_losses(&all).collect();
+        for (turn, told) in turns.iter().zip(of_losses) {
+            let own = batch.documents.len() / mine.len() * turn.len();
+            let (documents, mismatched) = told[1..].split_at(own);
+            for (i, documents) in documents.chunks_exact(own / turn.len()).enumerate() {
+                found.push(documents.iter().chain(mismatched.get(i)).copied().collect());
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The margins of `which` of `records`, which a reward model has in the place of log-probabilities of a reference model.
+pub(crate) fn margins(records: &Records, which: &[usize]) -> Result<Vec<OfRecord>> {
+    let of_record =
+        |&record: &usize| records.documents(record).map(|document| records.margin(document).map(f64::from)).collect();
+    which.iter().map(of_record).collect()
+}
+
+/// The sums over `which` of `records`, computed by the op of the loss from the log-probabilities by the trained model and by its reference.
+///
+/// Errors with [`Error::NonFinite`] when the loss is infinite or NaN.
+pub(crate) fn sums(
+    how: Preference,
+    records: &Records,
+    which: &[usize],
+    policy: &[OfRecord],
+    reference: &[OfRecord],
+) -> Result<PreferenceSums> {
+    let each = how.loss.sequences();
+    let tensor = |values: Vec<f64>| Tensor::from_slice(&Device::Cpu, &[values.len()], &values);
+    let own = |all: &[OfRecord]| all.iter().flat_map(|of_record| of_record[..each].to_vec()).collect::<Vec<_>>();
+    let (policy_of, reference_of) = (own(policy), own(reference));
+    let documents = || which.iter().flat_map(|&record| records.documents(record));
+    let chosen = documents().map(|document| records.is_chosen(document));
+    let chosen = chosen.collect::<Result<Vec<_>>>()?;
+    let lengths = documents().map(|document| records.targets(document));
+    let lengths = lengths.collect::<Result<Vec<_>>>()?.into_iter().map(|count| count as f64).collect();
+    let apart = policy.iter().zip(reference).filter(|(policy, _)| policy.len() > each);
+    let apart: f64 = apart.map(|(policy, reference)| policy[each] - reference[each]).sum();
+    let kl = (apart / which.len() as f64).max(0.0);
+    let targets = PreferenceTargets {
+        reference: tensor(reference_of.clone())?,
+        lengths: tensor(lengths)?,
+        labels: tensor(chosen.iter().map(|chosen| f64::from(u8::from(*chosen))).collect())?,
+        kl: tensor(vec![kl])?,
+    };
+    let (policy, one) = (tensor(policy_of.clone())?, tensor(vec![1.0])?);
+    let Preference { loss, beta } = how;
+    let (losses, _) = preference_loss(loss, beta, &policy, &targets, &one, policy.len())?;
+    let sums = PreferenceSums::of(how, &[losses.to_vec()?, policy_of, reference_of].concat(), &chosen, kl);
+    match sums.loss().is_finite() {
+        true => Ok(sums),
+        false => Err(Error::NonFinite(format!(
+            "the loss of the preferences is {}: the model's weights or activations are not finite",
+            sums.loss()
+        ))),
+    }
+}
+
+/// The sums over the pairs of `dataset` with the rewards of the reward model `model`, which pads rows of `layout` with the token `padding`,
+/// in batches of `per_batch` pairs; and the number of pairs that are left out, since a sequence does not fit.
+///
+/// Errors with [`Error::Data`] when all are left out, or the data are no pairs.
+pub fn evaluate_rewards(
+    model: &mut Decoder,
+    dataset: Arc<TokenDataset>,
+    layout: RowLayout,
+    padding: Option<i64>,
+    per_batch: usize,
+) -> Result<(PreferenceSums, usize)> {
+    if dataset.meta().preference != Some(PreferenceKind::Pairs) {
+        return Err(Error::Data(
+            "the model is a reward model, which is evaluated on pairs of preferences (`chosen` and `rejected`), and the data are others".into(),
+        ));
+    }
+    let split = Split::all_validation(dataset.records()).of_groups(PreferenceKind::Pairs.documents());
+    let records = Records::validation(dataset, &split, layout, RowTarget::Reward { padding })?;
+    let all: Vec<usize> = (0..records.len()).collect();
+    if all.is_empty() {
+        let text = format!("each pair has a sequence of more than {} tokens; raise --seq-len", layout.seq_len);
+        return Err(Error::Data(text));
+    }
+    let step = TrainStep::new(model, 1, 1, 1)?;
+    let pass = PassOver { per_batch, pass: Pass::Evaluation, precision: StepPrecision::Recipe };
+    let rewards = log_probs(model, &step, &records, &all, pass)?;
+    let how = Preference { loss: PreferenceLoss::BradleyTerry { centering: 0.0 }, beta: 1.0 };
+    Ok((sums(how, &records, &all, &rewards, &margins(&records, &all)?)?, records.left_out()))
+}

@@ -1,0 +1,30 @@
+//! The negated values of tokens with a target: losses of the scores of a reward model, and their gradient.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::{COMPUTE, IGNORE_INDEX, real_type};
+use crate::{DType, Device, Result, Tensor};
+
+pub(crate) use cuda::SOURCE;
+
+/// `y[t] = -x[t]`, and 0 where `targets[t]` is [`IGNORE_INDEX`], rounded to `out`.
+///
+/// `x` F32 (F64 for an `out` of F64) `[T]`, or `[1]` with one value for all tokens; `targets` I32 `[T]`. Returns `[T]`.
+pub fn negate_targets(x: &Tensor, targets: &Tensor, out: DType) -> Result<Tensor> {
+    let [tokens] = targets.dims("negate_targets: targets")?;
+    targets.expect_dtype("negate_targets: targets", &[DType::I32])?;
+    x.expect("negate_targets: x", &[if x.len() == 1 { 1 } else { tokens }])?;
+    x.expect_dtype("negate_targets: x", &[real_type(out)])?;
+    x.expect_device("negate_targets: x", targets.device())?;
+    let mut y = Tensor::empty(x.device(), &[tokens], out)?;
+    y.expect_dtype("negate_targets: the result", COMPUTE)?;
+    match x.device() {
+        Device::Cpu => cpu::negate_targets(x, targets, &mut y),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::negate_targets(gpu, x, targets, &mut y)?,
+    }
+    Ok(y)
+}

@@ -1,0 +1,70 @@
+//! Runs on preferences, and what each command does with the model of one and with such data.
+
+use crate::setup::{Run, json};
+use serde_json::json;
+
+/// A run of a reward model on pairs, some of which have margins.
+fn reward_run() -> Run {
+    let run = Run::new();
+    let pair = |i: usize| json!({"prompt": format!("say {i}:"), "chosen": "yes", "rejected": "NO", "margin": i % 2});
+    let pairs: String = (10..30).map(|i| format!("{}\n", pair(i))).collect();
+    run.write("pairs.jsonl", pairs.as_bytes());
+    run.write(
+        "long.jsonl",
+        format!("{}\n", json!({"prompt": "", "chosen": "a".repeat(90), "rejected": "b"})).as_bytes(),
+    );
+    run.replace("run.toml", "text.txt", "pairs.jsonl");
+    run.replace(
+        "run.toml",
+        "[training]",
+        "[preference]\nloss_type = \"bradley_terry\"\n[training]\nlearning_rate = 1e-2",
+    );
+    run
+}
+
+#[test]
+fn eval_gives_the_accuracy_of_a_reward_model() {
+    let run = reward_run();
+    run.succeed(&["train", "run.toml", "--set", "max_steps=6"]);
+    let text = std::fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    for key in ["loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward", "eval_accuracy"] {
+        assert!(last[key].is_number(), "{key} in {last}");
+    }
+    let result =
+        json(&run.succeed(&["eval", "run", "--data", "pairs.jsonl", "long.jsonl", "--json", "--recipe", "fp32"]));
+    assert_eq!((&result["pairs"], &result["left_out"], &result["seq_len"]), (&json!(20), &json!(1), &json!(64)));
+    assert_eq!(result["accuracy"], 1.0, "{result}");
+    let text = run.succeed(&["eval", "run", "--data", "pairs.jsonl", "long.jsonl"]);
+    assert!(
+        text.contains("accuracy 1.00000") && text.contains("over 20 pairs; 1 more have a sequence of more"),
+        "{text}"
+    );
+    run.fail(&["eval", "run", "--data", "text.txt"], 2, &["the model is a reward model", "pairs of preferences"]);
+    run.fail(&["eval", "run", "--data", "pairs.jsonl", "--stride", "4"], 1, &["--stride is for texts"]);
+}
+
+#[test]
+fn commands_that_need_tokens_refuse_a_reward_model() {
+    let run = reward_run();
+    run.succeed(&["train", "run.toml"]);
+    let refusal = ["this is a reward model, whose head computes a score and no tokens"];
+    for args in [
+        &["generate", "run", "--prompt", "a"][..],
+        &["export", "run", "exported"],
+        &["calibrate", "run", "scales.json", "--data", "text.txt"],
+        &["eval", "run", "--data", "pairs.jsonl", "--compare"],
+    ] {
+        run.fail(args, 1, &refusal);
+    }
+}
+
+#[test]
+fn eval_of_a_language_model_refuses_preferences() {
+    let run = Run::new();
+    let checkpoint = run.checkpoint().display().to_string();
+    run.write("pairs.jsonl", b"{\"prompt\": \"p\", \"chosen\": \"a\", \"rejected\": \"b\"}\n");
+    let words = ["the data are preferences", "by a reward model", "`data.val_set_size`"];
+    run.fail(&["eval", &checkpoint, "--data", "pairs.jsonl"], 2, &words);
+    run.fail(&["eval", &checkpoint, "--data", "pairs.jsonl", "--compare"], 2, &words);
+}
