@@ -52,7 +52,7 @@ fn misspelt_keys_are_errors_with_a_suggestion() {
 fn keys_that_are_near_to_none_are_errors_with_those_that_there_are() {
     for (text, settings, words) in [
         ("[lora]\npurple = true\n", &[][..], "`lora.purple` is not a setting; [lora] has `init_from`, "),
-        ("[purple]\nproject = \"x\"\n", &[], "`purple` is not a table of settings; there are [data], "),
+        ("[purple]\nproject = \"x\"\n", &[], "`purple` is not a table of settings; there are [alarms], [data], "),
         ("purple = true\n", &[], "`purple` is not a setting; configs/reference.toml lists all of them"),
         ("", &["purple=true"], "`purple` is not a setting; configs/reference.toml lists all of them"),
     ] {
