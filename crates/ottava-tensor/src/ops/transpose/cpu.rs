@@ -31,7 +31,9 @@ fn tiles<T: Element>(x: &[T], y: &mut [T], columns: usize) {
     if x.is_empty() {
         return;
     }
-    y.par_chunks_mut(x.len() / columns * ROWS).enumerate().for_each(|(task, y)| columns_to_rows(x, columns, task * ROWS, y));
+    y.par_chunks_mut(x.len() / columns * ROWS)
+        .enumerate()
+        .for_each(|(task, y)| columns_to_rows(x, columns, task * ROWS, y));
 }
 
 /// Writes columns `first..` of `x` `[R, columns]` as the rows of `y` `[…, R]`.
