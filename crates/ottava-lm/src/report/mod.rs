@@ -6,14 +6,16 @@ pub mod heat_map;
 pub mod metrics;
 pub mod plot;
 pub mod sentinel;
+pub mod sentinel_table;
 pub mod summary;
 pub mod tensorboard;
 
 pub use cast_table::{CastTable, Outlier};
 pub use casts::CastLog;
-pub use heat_map::cast_maps;
+pub use heat_map::{cast_maps, sentinel_maps};
 pub use metrics::{MAX_METRICS_BYTES, MetricsWriter};
 pub use plot::loss_svg;
 pub use sentinel::sentinel_line;
+pub use sentinel_table::SentinelTable;
 pub use summary::{Share, Summary};
 pub use tensorboard::EventWriter;

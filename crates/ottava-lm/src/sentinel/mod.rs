@@ -5,10 +5,12 @@
 
 mod alarm;
 mod finding;
+mod recommend;
 mod state;
 
 pub use alarm::{AlarmPolicy, NonFiniteSteps, Spike, SpikeDetector};
 pub use finding::{Bounds, Finding, Measure, Verdict};
+pub use recommend::{Recommendation, Recommended};
 pub use state::{Decision, Demotion, SentinelState};
 
 use serde::{Deserialize, Serialize};

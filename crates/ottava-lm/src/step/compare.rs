@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::mode::StepPrecision;
 use crate::models::{ComparedSaved, Decoder};
 use crate::parallel::{Exchange, Message, Messages, Schedule, ScheduleKind};
-use crate::scaling::{Comparison, PrecisionComparison, Quantity};
+use crate::scaling::{Comparison, PrecisionComparison, Quantity, sampling_step};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{IGNORE_INDEX, SUMS};
 
@@ -30,13 +30,19 @@ impl TrainStep {
             Some([by_recipe, high]) => [sum(by_recipe)?, sum(high)?],
             None => [0.0; 2],
         };
-        let all = ranks.gather("losses of a comparison", [by_recipe, high, targets])?;
+        let tokens = micro_batch.inputs.len();
+        let sampled = tokens.div_ceil(sampling_step(tokens)) as f64;
+        let all = ranks.gather("losses of a comparison", [by_recipe, high, targets, tokens as f64, sampled])?;
         let sum_of = |at: usize| ranks.of_losses(&all).map(|of_rank| of_rank[at]).sum::<f64>();
-        let losses = [sum_of(0) / sum_of(2).max(1.0), sum_of(1) / sum_of(2).max(1.0)];
+        let [by_recipe, high, targets, tokens, sampled] = std::array::from_fn(sum_of);
+        let targets = targets.max(1.0);
+        // Backward starts from this multiple of the gradient of the summed loss.
+        let per_unit = self.loss_scale.value / self.units() as f64;
+        let loss_per_square = tokens / (sampled * targets * per_unit * per_unit);
         let own: Vec<Bits> = own.into_iter().map(bits).collect();
         let all = ranks.all("comparisons of tensors", Ok(own))?;
         let tensors = Comparison::merge(all.into_iter().flatten().map(comparison));
-        Ok(PrecisionComparison { losses, tensors })
+        Ok(PrecisionComparison { losses: [by_recipe / targets, high / targets], tensors, loss_per_square })
     }
 
     /// Runs forward of `batch`, rows of this rank, twice in `precision`, and backward if its bits are the same in every run, as `deterministic`

@@ -193,6 +193,9 @@ fn wrong_scales_are_found_and_named() {
             }
         });
         assert_eq!(found(&all, down, is_cast), Some(1), "{stuck}: {all:?}");
+        let before = all[0].loss_costs.iter().find(|(name, _)| name == down).expect("it has a cost").1;
+        assert_eq!(all[1].loss_costs[0].0, down, "{stuck}: {:?}", all[1].loss_costs);
+        assert!(all[1].loss_costs[0].1 > 20.0 * before, "{stuck}: {before} before, {:?}", all[1].loss_costs);
     }
     // The scales of two tensors of different size.
     let all = verdicts(&setup, None, 7, 3, move |step, own| {

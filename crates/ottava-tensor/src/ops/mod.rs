@@ -55,7 +55,7 @@ pub use cast::cast;
 pub use checksum::checksums;
 pub use column_parts::{divide_columns, join_columns};
 pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unscale_columns};
-pub use compare::{SUMS, compare};
+pub use compare::{SUMS, compare, compare_along, compare_codes, compare_rows};
 pub use compress::{CompressedTensor, SavedActivation, compress, decompress};
 pub use cross_entropy::{
     IGNORE_INDEX, cap_logits, cross_entropy, cross_entropy_gradient, merge_losses, partial_gradient, partial_losses,

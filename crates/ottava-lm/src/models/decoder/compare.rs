@@ -6,7 +6,6 @@ use crate::error::Result;
 use crate::mode::{Mode, Pass, StepPrecision};
 use crate::models::stage::{ComparedSaved, Stage};
 use crate::param::{Loan, Units};
-use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Comparison;
 use ottava_tensor::Tensor;
 
@@ -68,8 +67,8 @@ impl Decoder {
             casts: self.scaling.casts(Mode { pass: Pass::Comparison, precision: StepPrecision::Recipe }),
             loan: Loan::none(),
             sequences,
-            recompute: Recompute::Full,
-            saved_activations: SavedActivations::Exact,
+            recompute: self.recompute,
+            saved_activations: self.saved_activations,
             paged: None,
             deferred: None,
         };
