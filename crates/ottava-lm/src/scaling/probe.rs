@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::mode::StepPrecision;
+use crate::recipe::glob;
 use ottava_tensor::ops::{self, Operand, SUMS};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 use serde::{Deserialize, Serialize};
@@ -167,6 +168,15 @@ pub fn sampling_step(rows: usize) -> usize {
     rows.div_ceil(SAMPLED) | 1
 }
 
+/// What passes that compare have left.
+#[derive(Default)]
+pub struct Compared {
+    /// All comparisons, those of one tensor added.
+    pub tensors: Vec<Comparison>,
+    /// The tensors of the first pass that were observed, by name.
+    pub observed: Vec<(String, Tensor)>,
+}
+
 /// The comparisons of a pass so far, whose sums stay on the device until the end.
 pub struct Probe {
     device: Device,
@@ -181,13 +191,52 @@ pub struct Probe {
     outputs: HashMap<String, [Tensor; 2]>,
     /// The indices of the rows that are sampled, by the number of rows.
     samples: HashMap<usize, Tensor>,
+    observer: Option<Observer>,
+}
+
+/// Copies of tensors of a pass, in host memory.
+#[derive(Default)]
+pub struct Observer {
+    /// Patterns of the names of tensors.
+    patterns: Vec<String>,
+    /// The tensors by name, in the order of the pass.
+    tensors: Vec<(String, Tensor)>,
+}
+
+impl Observer {
+    /// An observer of tensors whose names match any of `patterns`.
+    pub fn new(patterns: &[String]) -> Observer {
+        Observer { patterns: patterns.to_vec(), tensors: Vec::new() }
+    }
+
+    /// The tensors that were seen.
+    pub fn into_tensors(self) -> Vec<(String, Tensor)> {
+        self.tensors
+    }
+
+    fn see(&mut self, name: String, x: &Tensor) -> Result<()> {
+        let is_new = self.tensors.iter().all(|(other, _)| *other != name);
+        if is_new && self.patterns.iter().any(|pattern| glob(pattern, &name)) {
+            self.tensors.push((name, x.to_device(&Device::Cpu)?));
+        }
+        Ok(())
+    }
 }
 
 impl Probe {
     /// No comparisons yet of passes in these precisions.
     pub fn new(device: &Device, precisions: [StepPrecision; 2]) -> Probe {
         let (device, rows, outputs) = (device.clone(), HashMap::new(), HashMap::new());
-        Probe { device, precisions, names: Vec::new(), sums: Vec::new(), rows, outputs, samples: HashMap::new() }
+        Probe {
+            device,
+            precisions,
+            names: Vec::new(),
+            sums: Vec::new(),
+            rows,
+            outputs,
+            samples: HashMap::new(),
+            observer: None,
+        }
     }
 
     /// The precisions of the two passes.
@@ -200,8 +249,16 @@ impl Probe {
         self.precisions[0] == self.precisions[1]
     }
 
-    /// Compares `x` with `reference`. Enqueues work without waiting.
+    /// Copies tensors of the first pass to `observer`.
+    pub fn observe(&mut self, observer: Option<Observer>) {
+        self.observer = observer;
+    }
+
+    /// Compares `x` with `reference`. Enqueues work without waiting, unless `x` is observed.
     pub fn compare(&mut self, name: &str, quantity: Quantity, x: &Tensor, reference: &Tensor) -> Result<()> {
+        if let Some(observer) = &mut self.observer {
+            observer.see(format!("{name}.{}", quantity.as_str()), x)?;
+        }
         let (sums, at) = self.next(name, quantity)?;
         Ok(ops::compare(x, reference, sums, at)?)
     }
@@ -219,8 +276,11 @@ impl Probe {
         Ok(ops::compare_rows(x, every, reference, sums, at)?)
     }
 
-    /// Compares the codes that a product reads with the matrix that was cast. Enqueues work without waiting.
+    /// Compares the codes that a product reads with the matrix that was cast. Enqueues work without waiting, unless the matrix is observed.
     pub fn compare_codes(&mut self, name: &str, codes: Operand, x: &Tensor) -> Result<()> {
+        if let Some(observer) = &mut self.observer {
+            observer.see(name.into(), x)?;
+        }
         let (sums, at) = self.next(name, Quantity::Cast)?;
         Ok(ops::compare_codes(codes, x, sums, at)?)
     }
@@ -288,8 +348,8 @@ impl Probe {
         Ok((self.sums.last_mut().expect("there is room"), at % ROWS))
     }
 
-    /// All comparisons, those of one tensor added; waits for the device.
-    pub fn read(self) -> Result<Vec<Comparison>> {
+    /// All comparisons, those of one tensor added, and what was observed; waits for the device.
+    pub fn read(self) -> Result<Compared> {
         let mut all = Vec::with_capacity(self.names.len());
         let mut names = self.names.into_iter();
         for sums in self.sums {
@@ -301,7 +361,8 @@ impl Probe {
                 sums: sums.try_into().expect("four sums"),
             }));
         }
-        Ok(Comparison::merge(all))
+        let observed = self.observer.map_or(Vec::new(), Observer::into_tensors);
+        Ok(Compared { tensors: Comparison::merge(all), observed })
     }
 }
 

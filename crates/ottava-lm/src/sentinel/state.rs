@@ -1,6 +1,7 @@
 //! What a run computes in BF16 because of earlier findings.
 
 use super::{Measure, SentinelPolicy, Verdict};
+use crate::data::DataState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -24,9 +25,28 @@ pub struct SentinelState {
     pub high_times: u32,
     /// Linears that are or were demoted.
     pub demoted: Vec<Demotion>,
-    /// Skipped steps in a row.
+    /// Steps in a row whose updates were skipped by an alarm.
     #[serde(default)]
-    pub non_finite_in_a_row: u64,
+    pub skipped_in_a_row: u64,
+    /// All steps whose updates were skipped by an alarm.
+    #[serde(default)]
+    pub skipped_steps: u64,
+    /// How often the run went back to an earlier checkpoint, the first time first.
+    #[serde(default)]
+    pub rollbacks: Vec<Rollback>,
+}
+
+/// A return to an earlier checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rollback {
+    /// The last step before it.
+    pub from: u64,
+    /// The step of the checkpoint.
+    pub to: u64,
+    /// What an alarm said.
+    pub reason: String,
+    /// The position in the data from which the run went on: rows of the steps between are skipped.
+    pub data: DataState,
 }
 
 /// What a check decides.

@@ -2,16 +2,16 @@
 
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::checkpoint::{Verify, latest_complete};
+use ottava_lm::checkpoint::{ModelFiles, Verify, latest_complete};
 use ottava_lm::config::RunConfig;
 use ottava_lm::fs::{RealFs, replace_file};
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
 use ottava_lm::report::{CastTable, Outlier, SentinelTable, Share, Summary, cast_maps, sentinel_maps};
 use ottava_lm::scaling::Quantity;
-use ottava_lm::sentinel::Recommendation;
+use ottava_lm::sentinel::{Recommendation, WhatIf, what_if};
 use ottava_lm::{Error, Result};
-use ottava_tensor::Device;
 use ottava_tensor::cuda::GpuModel;
+use ottava_tensor::{DType, Device, Granularity, Tensor};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "Examples:
   ottava inspect runs/quickstart
   ottava inspect runs/quickstart --recommend overrides.toml
+  ottava inspect runs/quickstart --what-if
   ottava inspect runs/quickstart --top 20 --output casts.html --json")]
 pub struct Inspect {
     /// The run's folder, `output_dir` of its configuration.
@@ -37,6 +38,9 @@ pub struct Inspect {
     /// The share of what the casts cost in the loss that the recommendation avoids.
     #[arg(long, default_value_t = 0.5, requires = "recommend")]
     share: f64,
+    /// Show what casts in other formats, granularities and margins would lose of the tensors that the run wrote last (`debug.dump_tensors`).
+    #[arg(long)]
+    what_if: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -61,6 +65,69 @@ struct Written {
     casts: Option<PathBuf>,
     sentinel: Option<PathBuf>,
     recommendation: Option<(PathBuf, Recommendation)>,
+}
+
+/// A file of tensors, and what other casts would lose of each matrix that is cast.
+struct Dump {
+    path: PathBuf,
+    tensors: Vec<(String, Vec<WhatIf>)>,
+}
+
+/// The casts that the table shows, and their titles.
+const COLUMNS: [(DType, Granularity, Option<i32>, &str); 7] = [
+    (DType::E4M3, Granularity::PerTensor, Some(0), "tensor"),
+    (DType::E4M3, Granularity::PerTensor, Some(1), "margin 1"),
+    (DType::E4M3, Granularity::PerTensor, Some(-1), "margin -1"),
+    (DType::E4M3, Granularity::PerRow, None, "row"),
+    (DType::E4M3, Granularity::Blocks1x128, None, "1x128"),
+    (DType::E4M3, Granularity::Blocks128x128, None, "128x128"),
+    (DType::E5M2, Granularity::PerTensor, Some(0), "E5M2"),
+];
+
+impl Dump {
+    /// The file of the latest step in the run's folder.
+    fn latest(run: &Path) -> Result<Dump> {
+        let step = |path: &Path| {
+            let name = path.file_stem()?.to_str()?.strip_prefix("step-")?;
+            name.split('-').next()?.parse::<u64>().ok()
+        };
+        let entries = std::fs::read_dir(run.join("dumps")).into_iter().flatten().flatten().map(|entry| entry.path());
+        let path = entries.filter_map(|path| Some((step(&path)?, path))).max().map(|(_, path)| path);
+        let path = path.ok_or_else(|| {
+            Error::Config(format!(
+                "{}: the run wrote no tensors; set `debug.debug_steps` to steps and `debug.dump_tensors` to true",
+                run.display()
+            ))
+        })?;
+        let files = ModelFiles::open_file(&path)?;
+        let is_cast =
+            |name: &&str| ["input", "weight", "grad_output"].iter().any(|end| name.ends_with(&format!(".{end}")));
+        let tensors = files.names().filter(is_cast).map(|name| {
+            let info = files.info(name)?;
+            let x = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &files.read(name)?)?;
+            Ok((name.to_string(), what_if(&x)?))
+        });
+        Ok(Dump { tensors: tensors.collect::<Result<_>>()?, path })
+    }
+
+    fn json(&self) -> Value {
+        let tensors = self.tensors.iter().map(|(name, all)| (name.clone(), json!(all)));
+        json!({"file": self.path, "tensors": tensors.collect::<serde_json::Map<_, _>>()})
+    }
+
+    fn print(&self) {
+        out!("\nrelative errors of casts to E4M3 with other scales, and to E5M2: {}", self.path.display());
+        let titles: String = COLUMNS.iter().map(|(.., title)| format!(" {title:>9}")).collect();
+        out!("{:<48}{titles}", "");
+        for (name, all) in &self.tensors {
+            let error = |(format, granularity, margin, _): &(DType, Granularity, Option<i32>, &str)| {
+                let of = |one: &&WhatIf| (one.format, one.granularity, one.margin) == (*format, *granularity, *margin);
+                all.iter().find(of).map_or(f64::NAN, |one| one.error)
+            };
+            let errors: String = COLUMNS.iter().map(|column| format!(" {:>9.4}", error(column))).collect();
+            out!("{name:<48}{errors}");
+        }
+    }
 }
 
 /// Titles of the tables of outliers, and the meaning of their numbers.
@@ -95,9 +162,17 @@ impl Inspect {
             replace_file(&RealFs, file, recommendation.to_toml().as_bytes())?;
             written.recommendation = Some((file.clone(), recommendation));
         }
+        let dump = self.what_if.then(|| Dump::latest(&self.run)).transpose()?;
         match self.json {
-            true => print_json(&found.json(&outliers, &written)),
-            false => found.print(&self.run, self.top, &outliers, &written),
+            true => {
+                let mut all = found.json(&outliers, &written);
+                all["what_if"] = json!(dump.as_ref().map(Dump::json));
+                print_json(&all);
+            }
+            false => {
+                found.print(&self.run, self.top, &outliers, &written);
+                dump.iter().for_each(Dump::print);
+            }
         }
         Ok(())
     }

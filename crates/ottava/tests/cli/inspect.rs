@@ -81,3 +81,46 @@ fn comparisons_are_drawn_and_recommend_linears() {
     train(&run, &["recipe=fp8-delayed", "output_dir=alone"]);
     run.fail(&["inspect", "alone", "--recommend", "x.toml"], 1, &["no comparisons with BF16", "sentinel_steps"]);
 }
+
+#[test]
+fn tensors_are_recorded_and_other_formats_tried() {
+    let run = Run::new();
+    train(
+        &run,
+        &["recipe=fp8-delayed", "debug_steps=[1, 2]", "debug_tensors=[\"*.down_proj.*\"]", "dump_tensors=true"],
+    );
+    let report = json(&run.succeed(&["inspect", "run", "--what-if", "--json"]));
+    let tensors = report["what_if"]["tensors"].as_object().unwrap();
+    let names: Vec<_> = tensors.keys().map(|name| name.rsplit('.').next().unwrap()).collect();
+    assert_eq!(names, ["grad_output", "input", "weight"], "{report}");
+    assert_eq!(report["what_if"]["file"], "run/dumps/step-2.safetensors");
+    assert!(tensors.values().all(|all| all.as_array().unwrap().len() > 10), "{report}");
+    let text = run.succeed(&["inspect", "run", "--what-if"]);
+    assert!(text.contains("128x128") && text.contains("0.mlp.down_proj.weight"), "{text}");
+    train(&run, &["recipe=fp8-delayed", "output_dir=alone"]);
+    run.fail(&["inspect", "alone", "--what-if"], 1, &["the run wrote no tensors", "debug.dump_tensors"]);
+}
+
+#[test]
+fn two_runs_are_compared() {
+    let run = Run::new();
+    train(&run, &["recipe=fp8-delayed", "sentinel_steps=1", "output_dir=a"]);
+    train(&run, &["recipe=fp8-delayed", "sentinel_steps=1", "output_dir=same"]);
+    train(&run, &["recipe=fp8-block", "sentinel_steps=1", "output_dir=b"]);
+    let text = run.succeed(&["compare", "a", "same"]);
+    for part in ["both runs have metrics of steps 0 to 2", "no record differs", "checkpoint 2: the weights are equal"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let text = run.succeed(&["compare", "a", "b", "--top", "2"]);
+    // The first loss is that of an evaluation.
+    for part in ["step 0 is the first that differs:", "metrics.jsonl    eval_loss: 4.", "all 4 linears"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let report = json(&run.succeed(&["compare", "a", "b", "--json"]));
+    assert_eq!(
+        (&report["parting"]["step"], report["loss_costs"].as_array().unwrap().len()),
+        (&1.into(), 4),
+        "{report}"
+    );
+    run.fail(&["compare", "a", "model"], 1, &["this is not the folder of a run", "output_dir"]);
+}

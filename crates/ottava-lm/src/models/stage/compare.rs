@@ -93,7 +93,8 @@ impl Stage {
                 gradients.push(parameters_of(block).into_iter().map(|param| param.gradient.take()).collect());
             }
             let (second, first) = (gradients.pop().expect("two passes"), gradients.pop().expect("two passes"));
-            for ((param, first), second) in parameters_of(block).into_iter().zip(first).zip(second) {
+            // In the order of backward.
+            for ((param, first), second) in parameters_of(block).into_iter().zip(first).zip(second).rev() {
                 if let (Some(first), Some(second)) = (first, second) {
                     context.casts.probe().compare(
                         param.name(),
