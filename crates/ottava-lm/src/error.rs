@@ -41,6 +41,9 @@ pub enum Error {
     /// The sentinel ended the run; what it found, and where the checkpoint is.
     #[error("{0}")]
     Paused(String),
+    /// An alarm ended the run without a checkpoint; what it found.
+    #[error("{0}")]
+    Alarm(String),
     /// A signal asked the process to stop while there was nothing to save.
     #[error("{0}")]
     Cancelled(String),
@@ -93,6 +96,7 @@ impl Error {
             Error::Checkpoint(_) => 7,
             Error::Interrupted(_) => 75,
             Error::Paused(_) => 76,
+            Error::Alarm(_) => 77,
             Error::Cancelled(_) => 130,
             Error::Memory(_) | Error::Tensor(T::OutOfMemory { .. } | T::HostMemory { .. }) => 3,
             Error::Corruption(_) | Error::Tensor(T::Library { .. } | T::Cuda { .. } | T::Compile { .. }) => 8,

@@ -1,7 +1,7 @@
 //! What the products of a linear layer read: a matrix, or its FP8 codes.
 
-use ottava_tensor::ops::{Operand, dequantize};
-use ottava_tensor::{DType, QuantizedTensor, Result, Tensor};
+use ottava_tensor::ops::Operand;
+use ottava_tensor::{QuantizedTensor, Result, Tensor};
 
 /// The scale that a tensor's own values gave, saved to cast the tensor again. Empty if the slot holds the scale for the whole step, or if
 /// rows or blocks find their scales in each cast.
@@ -54,14 +54,6 @@ impl View {
         match self {
             View::Value(x) => Operand::plain_transposed(x),
             View::Codes(x) | View::CodesAndValue(x, _) => Operand::Columns(x),
-        }
-    }
-
-    /// The matrix that a product reads, in type `dtype`.
-    pub fn dequantized(&self, dtype: DType) -> Result<Tensor> {
-        match self {
-            View::Value(x) => Ok(x.clone()),
-            View::Codes(codes) | View::CodesAndValue(codes, _) => dequantize(codes, dtype),
         }
     }
 

@@ -8,9 +8,10 @@ use crate::models::{Decoder, DecoderConfig, Span};
 use crate::optim::Optimizer;
 use crate::parallel::{LayerAxes, Partition, Ranks, divide};
 use crate::param::WeightSource;
-use crate::scaling::PrecisionComparison;
-use crate::step::{StepResult, TrainStep};
-use ottava_tensor::Device;
+use crate::scaling::{Observer, PrecisionComparison};
+use crate::sentinel::AlarmPolicy;
+use crate::step::{Repeated, StepResult, TrainStep};
+use ottava_tensor::{Device, Tensor};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -61,6 +62,7 @@ impl Run {
             Some(how) => step.with_preference(how)?,
             None => step,
         };
+        let step = if run.alarms.grad_norm_spike == AlarmPolicy::Skip { step.with_norm_limit()? } else { step };
         Ok(Run { model, optimizer, step, weights_digest })
     }
 
@@ -88,8 +90,17 @@ impl Run {
         self.step.compare(&mut self.model, batch)
     }
 
+    /// [`Run::compare`], which also copies tensors of this rank whose names match `patterns`.
+    pub fn observe(
+        &mut self,
+        batch: &Batch,
+        patterns: &[String],
+    ) -> Result<(PrecisionComparison, Vec<(String, Tensor)>)> {
+        self.step.compare_observed(&mut self.model, batch, Some(Observer::new(patterns)))
+    }
+
     /// Runs forward and backward of rows of this rank twice, as [`TrainStep::repeat`].
-    pub fn repeat(&mut self, batch: &Batch, precision: StepPrecision, deterministic: bool) -> Result<Option<String>> {
+    pub fn repeat(&mut self, batch: &Batch, precision: StepPrecision, deterministic: bool) -> Result<Repeated> {
         self.step.repeat(&mut self.model, batch, precision, deterministic)
     }
 

@@ -231,8 +231,13 @@ pub struct Latest {
 
 /// The newest complete checkpoint in a run's `folder`, by step and not by any clock.
 pub fn latest_complete(folder: &Path, depth: Verify) -> Result<Latest> {
+    latest_complete_until(folder, u64::MAX, depth)
+}
+
+/// [`latest_complete`] among the checkpoints of steps up to `last`.
+pub fn latest_complete_until(folder: &Path, last: u64, depth: Verify) -> Result<Latest> {
     let mut latest = Latest { complete: None, damaged: Vec::new() };
-    for (step, path) in checkpoints(folder)?.into_iter().rev() {
+    for (step, path) in checkpoints(folder)?.into_iter().rev().filter(|(step, _)| *step <= last) {
         match complete(&path, step, depth) {
             Ok(manifest) => {
                 latest.complete = Some((path, manifest));

@@ -15,14 +15,16 @@ pub mod training;
 pub mod weight_files;
 
 pub use adapter::AdapterFolder;
-pub use atomic::{CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete};
+pub use atomic::{
+    CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete, latest_complete_until,
+};
 pub use best::Best;
 pub use live::LiveTensors;
 pub use manifest::{Manifest, Verify, verify, verify_model};
 pub use merge::merge;
 pub use model::{AdaptedWeights, FolderTemplate, FolderWeights, RandomWeights};
 pub use safetensors::{ModelFiles, TensorInfo};
-pub use safetensors_write::{write_model, write_tensors};
+pub use safetensors_write::{write_file, write_model, write_tensors};
 pub use save::{Saved, Saver};
 pub use training::{Contents, Progress};
 pub use weight_files::WeightFiles;

@@ -6,7 +6,10 @@ use serde_json::{Map, Value, json};
 
 use super::atomic::CheckpointWriter;
 use super::safetensors::{INDEX_FILE, SINGLE_FILE, TensorInfo, to_safetensors};
+use crate::fs::{RealFs, replace_file};
 use crate::{Error, Result};
+use ottava_tensor::Tensor;
+use std::path::Path;
 
 /// The size at which Hugging Face starts another file.
 pub const MAX_FILE_BYTES: usize = 5_000_000_000;
@@ -100,6 +103,24 @@ pub fn write_tensors<B: AsRef<[u8]>>(
         }
         Ok(())
     })
+}
+
+/// Writes tensors of the CPU to a safetensors file at `path`, which replaces one that is there.
+pub fn write_file(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
+    let info = |(name, tensor): &(String, Tensor)| TensorInfo {
+        name: name.clone(),
+        dtype: tensor.dtype(),
+        shape: tensor.shape().to_vec(),
+    };
+    let mut all: Vec<_> = tensors.iter().map(|tensor| (info(tensor), &tensor.1)).collect();
+    all.sort_by_key(|(info, _)| std::cmp::Reverse(info.dtype.size()));
+    let header = header(&all.iter().map(|(info, _)| info).collect::<Vec<_>>())?;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    for (_, tensor) in all {
+        bytes.extend(tensor.read_bytes()?);
+    }
+    replace_file(&RealFs, path, &bytes)
 }
 
 /// The JSON that describes the tensors, filled up with spaces so that the data after it is aligned.

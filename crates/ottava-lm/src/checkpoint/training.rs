@@ -255,7 +255,7 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
         }
     }
     let skipped = progress.loss_scale.as_ref().map_or(0, |scale| scale.skipped_steps);
-    optimizer.set_steps(progress.step - skipped);
+    optimizer.set_steps(progress.step - skipped - progress.sentinel.skipped_steps);
     restore_scales_from(&files, progress, model)
 }
 

@@ -4,7 +4,7 @@ use super::{LossType, OptimizerName, RunConfig};
 use crate::data::{BadRecord, Packing};
 use crate::optim::SchedulerType;
 use crate::recipe::RecipeName;
-use crate::sentinel::{NonFiniteSteps, SentinelPolicy};
+use crate::sentinel::{AlarmPolicy, NonFiniteSteps, SentinelPolicy};
 use toml::Value;
 
 impl RunConfig {
@@ -110,8 +110,21 @@ impl RunConfig {
             let text = "with this `sentinel_policy`; it is for demote and bf16";
             reasons.push((&["sentinel.sentinel_hold_steps"], text.into()));
         }
-        if self.alarms.non_finite_steps == NonFiniteSteps::Stop {
-            reasons.push((&["alarms.max_non_finite_steps"], "unless `non_finite_steps` is \"skip\"".into()));
+        let alarms = &self.alarms;
+        if alarms.non_finite_steps == NonFiniteSteps::Stop && alarms.grad_norm_spike != AlarmPolicy::Skip {
+            let text = "unless `non_finite_steps` or `grad_norm_spike` is \"skip\"";
+            reasons.push((&["alarms.max_skipped_steps"], text.into()));
+        }
+        if !alarms.rolls_back() {
+            reasons.push((OF_ROLLBACKS, "without an alarm that is \"rollback\"".into()));
+        }
+        if self.debug.debug_steps.is_empty() {
+            reasons.push((&["debug.debug_tensors", "debug.dump_tensors"], "without `debug_steps`".into()));
+        }
+        if alarms.casts == AlarmPolicy::Off {
+            reasons.push((OF_CAST_ALARMS, "while `casts` is \"off\"".into()));
+        } else if self.training.cast_statistics_steps == 0 {
+            reasons.push((OF_CAST_ALARMS, "while `training.cast_statistics_steps` is 0".into()));
         }
         if self.generation.prompts.is_empty() {
             let keys = &["generation.max_new_tokens", "generation.temperature", "generation.top_p"];
@@ -171,6 +184,10 @@ const OF_SENTINEL: &[&str] = &[
     "sentinel.sentinel_cosine",
 ];
 
+const OF_ROLLBACKS: &[&str] = &["alarms.rollback_steps", "alarms.max_rollbacks"];
+
+const OF_CAST_ALARMS: &[&str] = &["alarms.saturated_share", "alarms.underflowed_share", "alarms.amax_growth"];
+
 const OF_FP16: &[&str] = &["precision.initial_loss_scale", "precision.loss_scale_window", "precision.min_loss_scale"];
 
 #[cfg(test)]
@@ -182,6 +199,7 @@ mod tests {
         let known = super::super::names::Known::new().0;
         let of_preferences = [OF_PAIRS, OF_KTO, OF_REWARDS, OF_REFERENCE].concat();
         let others = [OF_FP8, OF_DELAYED, OF_FP16, OF_ADAMW, OF_MUON, OF_LION, OF_PIPELINE, OF_SENTINEL].concat();
+        let others = [others, [OF_ROLLBACKS, OF_CAST_ALARMS].concat()].concat();
         for key in others.into_iter().chain(of_preferences) {
             assert!(known.contains(&key.to_string()), "{key}");
         }

@@ -5,6 +5,7 @@ mod auto;
 mod conflicts;
 mod data;
 mod datasets;
+mod debug;
 mod effects;
 mod flags;
 mod import;
@@ -31,6 +32,7 @@ mod yaml;
 
 pub use alarms::AlarmsConfig;
 pub use data::{DataConfig, DatasetConfig};
+pub use debug::DebugConfig;
 pub use flags::describe_flag;
 pub use import::{Imported, import};
 pub use lora::LoraConfig;

@@ -3,6 +3,7 @@
 use super::alarms::AlarmsConfig;
 use super::auto;
 use super::data::DataConfig;
+use super::debug::DebugConfig;
 use super::keys::flatten;
 use super::lora::LoraConfig;
 use super::memory::{MemoryConfig, OptimizerConfig, OptimizerName};
@@ -49,8 +50,10 @@ pub struct RunConfig {
     pub precision: Precision,
     /// Comparisons of the recipe with BF16.
     pub sentinel: SentinelConfig,
-    /// Alarms about losses and gradients.
+    /// Alarms about losses, gradients and casts.
     pub alarms: AlarmsConfig,
+    /// Tensors that are recorded.
+    pub debug: DebugConfig,
     /// Formats of master weights, gradients and optimizer states.
     pub optimizer: OptimizerConfig,
     /// Recomputation and offloading.
@@ -275,6 +278,7 @@ impl Default for RunConfig {
             precision: Precision::default(),
             sentinel: SentinelConfig::default(),
             alarms: AlarmsConfig::default(),
+            debug: DebugConfig::default(),
             optimizer: OptimizerConfig::default(),
             memory: MemoryConfig::default(),
             parallel: ParallelConfig::default(),
@@ -353,7 +357,12 @@ impl RunConfig {
 
     /// Whether passes in the compute type may run, so that weights are also kept or gathered in it.
     pub fn needs_values(&self) -> bool {
-        !self.precision.high_precision_steps.is_empty() || self.sentinel.sentinel_steps > 0
+        !self.precision.high_precision_steps.is_empty() || self.compares_precisions()
+    }
+
+    /// Whether passes of two precisions run side by side.
+    pub fn compares_precisions(&self) -> bool {
+        self.sentinel.sentinel_steps > 0 || !self.debug.debug_steps.is_empty()
     }
 
     /// The recipe of the run on `device`.
@@ -427,6 +436,7 @@ impl RunConfig {
             "precision",
             "sentinel",
             "alarms",
+            "debug",
             "memory.recompute",
             "memory.weight_codes",
             "memory.offload_optimizer",

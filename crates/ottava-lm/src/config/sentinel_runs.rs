@@ -24,6 +24,10 @@ impl RunConfig {
             s.repeat_steps == 0 || self.preference.how().is_none(),
             "`sentinel.repeat_steps` is set, and losses of preferences are not computed twice; set it to 0",
         );
+        problems.demand(
+            self.debug.debug_steps.is_empty() || self.preference.how().is_none(),
+            "`debug.debug_steps` is set, and tensors of losses of preferences are not recorded; leave it empty",
+        );
         let rows = self.training.per_device_train_batch_size;
         problems.demand(
             (1..=rows).contains(&s.sentinel_sequences),

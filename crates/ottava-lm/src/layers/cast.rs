@@ -328,13 +328,12 @@ impl OperandCast {
         if !casts.compares_casts() {
             return Ok(());
         }
-        match self.gathered(casts) {
-            Gathered::Codes => {
-                let all = casts.gather(casts.scales.name(slot), x)?;
-                casts.probe_cast(slot, codes, &all)
-            }
-            Gathered::Nothing | Gathered::Value => casts.probe_cast(slot, codes, x),
-        }
+        let all = match self.gathered(casts) {
+            Gathered::Codes => casts.gather(casts.scales.name(slot), x)?,
+            Gathered::Nothing | Gathered::Value => x.clone(),
+        };
+        casts.keep_rows(slot, &all)?;
+        casts.probe_cast(slot, codes, &all)
     }
 }
 

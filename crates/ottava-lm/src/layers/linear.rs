@@ -13,9 +13,9 @@ use crate::error::{Error, Result};
 use crate::operand::{FrozenScale, ResidualGradient, View, Views};
 use crate::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split};
 use crate::recipe::{LinearCasts, LinearSite, ProductPrecision, Products};
-use crate::scaling::{AmaxGroup, Casts, Slot};
+use crate::scaling::{AmaxGroup, Casts, Quantity, Slot};
 use ottava_tensor::ops::{
-    Accumulation, Fp8Output, Operand, Output, Produced, add_bias, bias_gradient, dequantize, gemm_nt, gemm_nt_plus,
+    self, Accumulation, Fp8Output, Operand, Output, Produced, add_bias, bias_gradient, gemm_nt, gemm_nt_plus,
 };
 use ottava_tensor::{QuantizedTensor, Tensor};
 
@@ -28,15 +28,6 @@ pub struct Linear {
     input: OperandCast,
     gradient: OperandCast,
     split: Split,
-}
-
-/// How an FP8 product reads its operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reads {
-    /// As codes.
-    Codes,
-    /// As the values of the codes, in the compute type: the reference of a comparison.
-    Values,
 }
 
 /// The configuration of a linear.
@@ -201,44 +192,29 @@ impl Linear {
 
     /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`]. If ranks divide the inputs, their products are added.
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
-        match self.products(&context.casts).fprop {
-            ProductPrecision::Fp8(_) if context.casts.compares() => self.compare_fprop(x, residual, context),
-            _ => self.summed_fprop(x, residual, Reads::Codes, context),
-        }
-    }
-
-    fn summed_fprop(&self, x: &View, residual: Option<&Tensor>, reads: Reads, context: &mut Context) -> Result<Tensor> {
         if self.sums(Split::Input, &context.casts) {
-            let partial = self.own_fprop(x, None, reads, context)?;
+            let partial = self.own_fprop(x, None, context)?;
             return context.casts.sum(self.weight.name(), partial, residual);
         }
-        self.own_fprop(x, residual, reads, context)
+        self.own_fprop(x, residual, context)
     }
 
-    fn own_fprop(&self, x: &View, residual: Option<&Tensor>, reads: Reads, context: &mut Context) -> Result<Tensor> {
+    fn own_fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let adapter = self.adapter.as_ref().filter(|_| context.casts.mode.adapts());
         let adapted = adapter.map(|adapter| adapter.forward(x.value(), residual)).transpose()?;
         let residual = adapted.as_ref().or(residual);
-        let Context { casts, loan, .. } = context;
+        let Context { casts, loan, .. } = &mut *context;
         match self.products(casts).fprop {
             ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_forward(loan, casts)?;
-                if reads == Reads::Values {
-                    let (x, weight) = (x.dequantized(self.weight.dtype())?, dequantize(&weight, self.weight.dtype())?);
-                    return self.output(
-                        Operand::plain(&x),
-                        Operand::plain(&weight),
-                        residual,
-                        Accumulation::Exact,
-                        casts,
-                    );
-                }
-                self.output(x.rows(), Operand::Rows(&weight), residual, how, casts)
+                let weight = Operand::Rows(&weight);
+                self.compare_weight(weight, loan, casts)?;
+                self.output(x.rows(), weight, residual, how, context)
             }
             high => {
                 self.weight.measure_for_forward(loan, casts)?;
                 let weight = self.weight.read(loan)?;
-                self.output(x.rows(), Operand::plain(&weight), residual, high.accumulation(), casts)
+                self.output(x.rows(), Operand::plain(&weight), residual, high.accumulation(), context)
             }
         }
     }
@@ -250,17 +226,41 @@ impl Linear {
         b: Operand,
         residual: Option<&Tensor>,
         how: Accumulation,
-        casts: &Casts,
+        context: &mut Context,
     ) -> Result<Tensor> {
-        let adds_bias = !self.sums(Split::Input, casts) || casts.place().rank == 0;
-        let mut y = match residual {
-            Some(residual) => gemm_nt_plus(a, b, residual, how)?,
-            None => gemm_nt(a, b, self.weight.dtype(), how)?,
-        };
+        let adds_bias = !self.sums(Split::Input, &context.casts) || context.casts.place().rank == 0;
+        let mut y = self.product(Quantity::Fprop, a, b, residual, how, context)?;
         if let Some(bias) = self.bias.as_ref().filter(|_| adds_bias) {
             add_bias(&mut y, &bias.value()?)?;
         }
         Ok(y)
+    }
+
+    /// `a · bᵀ`, plus `addend` if given, which the product adds before rounding. A pass that compares also compares the product alone.
+    fn product(
+        &self,
+        which: Quantity,
+        a: Operand,
+        b: Operand,
+        addend: Option<&Tensor>,
+        how: Accumulation,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let is_compared = context.casts.compares() && matches!(a, Operand::Rows(_) | Operand::Columns(_));
+        match addend {
+            Some(addend) if is_compared => Ok(ops::add(&self.product(which, a, b, None, how, context)?, addend)?),
+            Some(addend) => Ok(gemm_nt_plus(a, b, addend, how)?),
+            None => {
+                let product = gemm_nt(a, b, self.weight.dtype(), how)?;
+                if is_compared {
+                    let sampled = self.compare_product(which, &product, a, b, &mut context.casts)?;
+                    if which == Quantity::Fprop {
+                        self.keep_outputs(sampled, context)?;
+                    }
+                }
+                Ok(product)
+            }
+        }
     }
 
     /// The views of the gradient by the output that dgrad and wgrad read; adds to the gradient of the bias.
@@ -304,43 +304,31 @@ impl Linear {
 
     /// `dy · W`, plus `other` `[T, K]` if given. If ranks divide the outputs, their products are added.
     pub fn dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
-        match self.products(&context.casts).dgrad {
-            ProductPrecision::Fp8(_) if context.casts.compares() => self.compare_dgrad(dy, other, context),
-            _ => self.summed_dgrad(dy, other, Reads::Codes, context),
-        }
-    }
-
-    fn summed_dgrad(&self, dy: &View, other: Option<&Tensor>, reads: Reads, context: &mut Context) -> Result<Tensor> {
         if self.sums(Split::Output, &context.casts) {
-            let partial = self.own_dgrad(dy, None, reads, context)?;
+            let partial = self.own_dgrad(dy, None, context)?;
             return context.casts.sum(self.weight.name(), partial, other);
         }
-        self.own_dgrad(dy, other, reads, context)
+        self.own_dgrad(dy, other, context)
     }
 
-    fn own_dgrad(&self, dy: &View, other: Option<&Tensor>, reads: Reads, context: &mut Context) -> Result<Tensor> {
+    fn own_dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let adapted = self.adapter.as_ref().map(|adapter| adapter.dgrad(dy.value(), other)).transpose()?;
         let other = adapted.as_ref().or(other);
-        let Context { casts, loan, .. } = context;
-        let out = self.weight.dtype();
-        let product = |a: Operand, b: Operand, how| match other {
-            Some(other) => gemm_nt_plus(a, b, other, how),
-            None => gemm_nt(a, b, out, how),
-        };
-        Ok(match self.products(casts).dgrad {
+        self.compare_loss_cost(dy, &mut context.casts)?;
+        let Context { casts, loan, .. } = &mut *context;
+        match self.products(casts).dgrad {
             ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_backward(loan, casts)?;
-                match reads {
-                    Reads::Codes => product(dy.rows(), Operand::Columns(&weight), how)?,
-                    Reads::Values => {
-                        let (dy, weight) = (dy.dequantized(out)?, dequantize(&weight.only_transposed(), out)?);
-                        let (dy, weight) = (Operand::plain(&dy), Operand::plain_transposed(&weight));
-                        product(dy, weight, Accumulation::Exact)?
-                    }
-                }
+                let weight = Operand::Columns(&weight);
+                self.compare_weight(weight, loan, casts)?;
+                self.product(Quantity::Dgrad, dy.rows(), weight, other, how, context)
             }
-            high => product(dy.rows(), Operand::plain_transposed(&self.weight.read(loan)?), high.accumulation())?,
-        })
+            high => {
+                let weight = self.weight.read(loan)?;
+                let weight = Operand::plain_transposed(&weight);
+                self.product(Quantity::Dgrad, dy.rows(), weight, other, high.accumulation(), context)
+            }
+        }
     }
 
     /// Adds `dyᵀ · x` to the gradient of the weight, if it is trained, or defers the product; and adds to the gradients of the adapter.

@@ -230,12 +230,13 @@ impl DryRun {
         let some_are_high =
             !config.run.precision.high_precision_steps.is_empty() || (s.sentinel_steps > 0 && policy_is_high);
         let kinds = [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)];
-        if s.sentinel_steps > 0 || s.repeat_steps > 0 {
+        let compares = config.run.compares_precisions();
+        if compares || s.repeat_steps > 0 {
             let _scope = device.scope("comparison");
             let tokens = vec![0; rows * seq_len];
             let (inputs, targets) = (tokens.clone(), tokens);
             let batch = Batch { inputs, targets, rows, seq_len, documents: None, padding: 0 };
-            if s.sentinel_steps > 0 {
+            if compares {
                 run.compare(&batch.first_rows(s.sentinel_sequences))?;
             }
             if s.repeat_steps > 0 {

@@ -1,7 +1,10 @@
-//! `casts.html`: heat maps of what the casts of a run lost, in one file without scripts.
+//! Heat maps over the steps of a run, in one file without scripts: `casts.html`, of what its casts lost, and `sentinel.html`, of what its
+//! comparisons with BF16 found.
 
 use super::cast_table::{CastTable, Cell, growth};
-use super::plot::{escape, push};
+use super::plot::{escape, push, series_svg};
+use super::sentinel_table::{SentinelTable, Whole};
+use crate::scaling::Quantity;
 
 /// The most columns; with more lines, several share a column.
 const MAX_COLUMNS: usize = 100;
@@ -58,93 +61,197 @@ const GROWTH: [Level; 8] = [
     level(8.0, "#581c1c", "grew by 8 bits and more"),
 ];
 
-/// One heat map: its value of a cell (given also the first cell of the cast), and its colours.
+const COSTS: [Level; 8] = [
+    level(f64::NEG_INFINITY, CALM, "less"),
+    level(1e-6, "#fef3c7", "1e-6"),
+    level(1e-5, "#fde68a", "1e-5"),
+    level(3e-5, "#fbbf24", "3e-5"),
+    level(1e-4, "#f59e0b", "1e-4"),
+    level(3e-4, "#ea580c", "3e-4"),
+    level(1e-3, "#b91c1c", "1e-3"),
+    level(1e-2, "#581c1c", "0.01 and more"),
+];
+
+const ERRORS: [Level; 8] = [
+    level(f64::NEG_INFINITY, CALM, "less"),
+    level(0.01, "#fef3c7", "0.01"),
+    level(0.02, "#fde68a", "0.02"),
+    level(0.05, "#fbbf24", "0.05"),
+    level(0.1, "#f59e0b", "0.1"),
+    level(0.2, "#ea580c", "0.2"),
+    level(0.5, "#b91c1c", "0.5"),
+    level(1.0, "#581c1c", "1 and more"),
+];
+
+/// A heat map: title, meaning and colours.
 struct Map {
     title: &'static str,
     meaning: &'static str,
-    value: fn(&Cell, &Cell) -> Option<f64>,
     levels: &'static [Level],
     /// Chooses between two values in one column.
     worse: fn(f64, f64) -> f64,
 }
 
-const MAPS: [Map; 4] = [
-    Map {
-        title: "Saturated",
-        meaning: "share of elements beyond the largest finite value after scaling",
+/// A map of casts, with its value of a cell, given also the first cell of the cast.
+struct CastMap {
+    map: Map,
+    value: fn(&Cell, &Cell) -> Option<f64>,
+}
+
+const CASTS: [CastMap; 4] = [
+    CastMap {
+        map: Map {
+            title: "Saturated",
+            meaning: "share of elements beyond the largest finite value after scaling",
+            levels: &SHARES,
+            worse: f64::max,
+        },
         value: |cell, _| Some(cell.saturated_share()),
-        levels: &SHARES,
-        worse: f64::max,
     },
-    Map {
-        title: "Underflowed",
-        meaning: "share of elements that are not zero but became zero",
+    CastMap {
+        map: Map {
+            title: "Underflowed",
+            meaning: "share of elements that are not zero but became zero",
+            levels: &SHARES,
+            worse: f64::max,
+        },
         value: |cell, _| Some(cell.underflowed_share()),
-        levels: &SHARES,
-        worse: f64::max,
     },
-    Map {
-        title: "Headroom",
-        meaning: "powers of two between the amax and saturation, with the current scale",
+    CastMap {
+        map: Map {
+            title: "Headroom",
+            meaning: "powers of two between the amax and saturation, with the current scale",
+            levels: &HEADROOM,
+            worse: f64::min,
+        },
         value: |cell, _| cell.headroom(),
-        levels: &HEADROOM,
-        worse: f64::min,
     },
-    Map {
-        title: "Growth",
-        meaning: "powers of two by which the amax grew since the first line",
+    CastMap {
+        map: Map {
+            title: "Growth",
+            meaning: "powers of two by which the amax grew since the first line",
+            levels: &GROWTH,
+            worse: f64::max,
+        },
         value: |cell, first| growth(first, cell),
-        levels: &GROWTH,
-        worse: f64::max,
     },
+];
+
+/// The maps of comparisons.
+const COMPARISONS: [(Quantity, Map); 5] = [
+    (
+        Quantity::LossCost,
+        Map {
+            title: "Loss cost",
+            meaning: "nats per token that the casts of a linear's forward cost, as estimated",
+            levels: &COSTS,
+            worse: f64::max,
+        },
+    ),
+    (
+        Quantity::Output,
+        Map {
+            title: "Output",
+            meaning: "relative error of the output of a block after forward by the recipe",
+            levels: &ERRORS,
+            worse: f64::max,
+        },
+    ),
+    (
+        Quantity::GradInput,
+        Map {
+            title: "Gradient by the input",
+            meaning: "relative error of the gradient by the input of a block after backward by the recipe",
+            levels: &ERRORS,
+            worse: f64::max,
+        },
+    ),
+    (
+        Quantity::Gradient,
+        Map {
+            title: "Gradient",
+            meaning: "relative error of the gradient of a weight",
+            levels: &ERRORS,
+            worse: f64::max,
+        },
+    ),
+    (Quantity::Cast, Map { title: "Casts", meaning: "relative error of a cast", levels: &ERRORS, worse: f64::max }),
 ];
 
 /// A page with one map each of saturation, underflow, headroom and growth of the amax: a row per cast, steps from left to right.
 pub fn cast_maps(title: &str, table: &CastTable) -> String {
-    let title = escape(title);
-    let mut page = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n<style>\n\
-         :root {{ color-scheme: light dark; }}\nbody {{ font: 14px system-ui, sans-serif; margin: 24px; }}\n\
-         text {{ font: 9px system-ui, sans-serif; fill: currentColor; }}\n\
-         .key {{ display: inline-block; width: 12px; height: 12px; margin: 0 4px 0 12px; }}\n</style>\n</head>\n<body>\n\
-         <h1>{title}</h1>\n"
-    );
-    for map in &MAPS {
-        push(&mut page, format_args!("<h2>{}</h2>\n<p>{}.", map.title, map.meaning));
-        let picture = map.draw(table);
-        if picture.is_empty() {
-            push(&mut page, format_args!("Nothing to show: every cast took its scale from its own tensor.</p>"));
-            continue;
-        }
-        for Level { colour, label, .. } in map.levels {
-            push(&mut page, format_args!("<span class=\"key\" style=\"background:{colour}\"></span>{label}"));
-        }
-        page += &format!("</p>\n{picture}");
-    }
-    page.push_str("</body>\n</html>\n");
-    page
+    let maps = CASTS.iter().map(|CastMap { map, value }| {
+        let rows = table.names.iter().zip(&table.cells).map(|(name, cells)| {
+            let first = cells.iter().flatten().next();
+            (name.as_str(), cells.iter().map(|cell| value(cell.as_ref()?, first?)).collect())
+        });
+        map.section(&table.steps, rows.collect(), "every cast took its scale from its own tensor")
+    });
+    page(title, &maps.collect::<String>())
 }
 
+/// A page with plots of the differences between recipe and BF16 over steps, and a map of each number that is compared by tensor: a row per
+/// tensor, steps from left to right.
+pub fn sentinel_maps(title: &str, table: &SentinelTable) -> String {
+    let series = |value: fn(&Whole) -> f64| -> Vec<(u64, f64)> {
+        table.steps.iter().copied().zip(table.whole.iter().map(value)).collect()
+    };
+    let plots = [
+        series_svg("Loss by the recipe minus loss in BF16", "nats", &series(|whole| whole.loss_gap)),
+        series_svg("Cosine of the gradients", "cosine", &series(|whole| whole.gradient_cosine)),
+    ];
+    let maps = COMPARISONS.iter().map(|(quantity, map)| {
+        let rows = table.rows(*quantity).map(|(name, values)| (name, values.to_vec()));
+        map.section(&table.steps, rows.collect(), "no comparison has this number")
+    });
+    page(title, &(plots.concat() + &maps.collect::<String>()))
+}
+
+fn page(title: &str, body: &str) -> String {
+    let title = escape(title);
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n<style>\n\
+         :root {{ color-scheme: light dark; }}\nbody {{ font: 14px system-ui, sans-serif; margin: 24px; }}\n\
+         .map text {{ font: 9px system-ui, sans-serif; fill: currentColor; }}\n\
+         .key {{ display: inline-block; width: 12px; height: 12px; margin: 0 4px 0 12px; }}\n</style>\n</head>\n<body>\n\
+         <h1>{title}</h1>\n{body}</body>\n</html>\n"
+    )
+}
+
+/// The names of a map with their values by line.
+type Rows<'a> = Vec<(&'a str, Vec<Option<f64>>)>;
+
 impl Map {
+    /// The map with its title and key; `nothing` says why no cell has a value.
+    fn section(&self, steps: &[u64], rows: Rows, nothing: &str) -> String {
+        let mut section = String::new();
+        push(&mut section, format_args!("<h2>{}</h2>\n<p>{}.", self.title, self.meaning));
+        let picture = self.draw(steps, &rows);
+        if picture.is_empty() {
+            push(&mut section, format_args!("Nothing to show: {nothing}.</p>"));
+            return section;
+        }
+        for Level { colour, label, .. } in self.levels {
+            push(&mut section, format_args!("<span class=\"key\" style=\"background:{colour}\"></span>{label}"));
+        }
+        section + &format!("</p>\n{picture}")
+    }
+
     /// The picture; empty where no cell has a value.
-    fn draw(&self, table: &CastTable) -> String {
-        let per_column = table.steps.len().div_ceil(MAX_COLUMNS).max(1);
-        let columns: Vec<&[u64]> = table.steps.chunks(per_column).collect();
+    fn draw(&self, steps: &[u64], table: &Rows) -> String {
+        let per_column = steps.len().div_ceil(MAX_COLUMNS).max(1);
+        let columns: Vec<&[u64]> = steps.chunks(per_column).collect();
         let width = WIDTH / columns.len().max(1) as f64;
         let mut rows = String::new();
         let mut any = false;
-        for (row, (name, cells)) in table.names.iter().zip(&table.cells).enumerate() {
+        for (row, (name, cells)) in table.iter().enumerate() {
             let y = TOP + row as f64 * ROW;
             let short = escape(name.strip_prefix("model.layers.").unwrap_or(name));
             push(
                 &mut rows,
                 format_args!("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{short}</text>", NAMES - 6.0, y + 8.5),
             );
-            let first = cells.iter().flatten().next();
-            let shown = cells.chunks(per_column).map(|cells| {
-                let values = cells.iter().flatten().filter_map(|cell| (self.value)(cell, first?));
-                values.reduce(self.worse)
-            });
+            let shown = cells.chunks(per_column).map(|cells| cells.iter().flatten().copied().reduce(self.worse));
             let shown: Vec<Option<f64>> = shown.collect();
             any |= shown.iter().any(Option::is_some);
             // Neighbours of one colour are one rectangle, which keeps pages of large models small.
@@ -173,8 +280,9 @@ impl Map {
         if !any {
             return String::new();
         }
-        let (full, height) = (NAMES + WIDTH + 20.0, TOP + table.names.len() as f64 * ROW + 4.0);
-        let mut svg = format!("<svg viewBox=\"0 0 {full} {height}\" width=\"{full}\" height=\"{height}\">\n");
+        let (full, height) = (NAMES + WIDTH + 20.0, TOP + table.len() as f64 * ROW + 4.0);
+        let mut svg =
+            format!("<svg class=\"map\" viewBox=\"0 0 {full} {height}\" width=\"{full}\" height=\"{height}\">\n");
         // About ten steps along the top.
         for (i, column) in columns.iter().enumerate().step_by(columns.len().div_ceil(10).max(1)) {
             let x = NAMES + i as f64 * width;

@@ -1,4 +1,4 @@
-//! `loss.svg`: a plot of the losses of a run.
+//! Plots over the steps of a run: `loss.svg`, and the series of the sentinel.
 
 use std::fmt::Write;
 
@@ -18,36 +18,57 @@ const MAX_POINTS: usize = 1000;
 /// A step and a loss.
 type Point = (f64, f64);
 
+/// The points of `series` that can be drawn.
+fn finite(series: &[(u64, f64)]) -> Vec<Point> {
+    series.iter().filter(|point| point.1.is_finite()).map(|&(step, value)| (step as f64, value)).collect()
+}
+
 /// Draws losses over steps: each of training as a faint line, their running mean as a strong one, those of evaluation
 /// as dots joined by a line. Points must be in the order of steps; those that are not finite are left out.
 pub fn loss_svg(title: &str, train: &[(u64, f64)], eval: &[(u64, f64)]) -> String {
-    let finite = |points: &[(u64, f64)]| {
-        points.iter().filter(|point| point.1.is_finite()).map(|&(step, loss)| (step as f64, loss)).collect::<Vec<_>>()
-    };
     let (train, eval) = (finite(train), finite(eval));
+    picture(title, |svg| {
+        if train.is_empty() && eval.is_empty() {
+            return empty(svg, "no loss to show yet");
+        }
+        let smooth = running_mean(&train);
+        let frame = Frame::around(&thin(&train), &eval);
+        frame.axes(svg, "loss (nats)");
+        frame.line(svg, &thin(&train), &format!("stroke=\"{TRAIN}\" stroke-opacity=\"0.3\""));
+        frame.line(svg, &thin(&smooth), &format!("stroke=\"{TRAIN}\" stroke-width=\"2\""));
+        frame.dots(svg, &eval, EVAL);
+        legend(svg, [("train", TRAIN, smooth.last()), ("eval", EVAL, eval.last())]);
+    })
+}
+
+/// Draws a number over steps, whose unit is `unit`, as dots joined by a line. Points must be in the order of steps; those that are not finite
+/// are left out.
+pub fn series_svg(title: &str, unit: &str, points: &[(u64, f64)]) -> String {
+    let points = thin(&finite(points));
+    picture(title, |svg| {
+        if points.is_empty() {
+            return empty(svg, "nothing to show yet");
+        }
+        let frame = Frame::around(&points, &[]);
+        frame.axes(svg, unit);
+        frame.dots(svg, &points, TRAIN);
+    })
+}
+
+fn picture(title: &str, draw: impl FnOnce(&mut String)) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
          font-family=\"system-ui, sans-serif\" font-size=\"13\" fill=\"{TEXT}\">\n"
     );
     let title = escape(title);
     push(&mut svg, format_args!("<text x=\"{}\" y=\"26\" font-size=\"16\">{title}</text>", MARGIN[0]));
-    if train.is_empty() && eval.is_empty() {
-        push(&mut svg, format_args!("<text x=\"{}\" y=\"{}\">no loss to show yet</text>", MARGIN[0], HEIGHT / 2.0));
-    } else {
-        let smooth = running_mean(&train);
-        let frame = Frame::around(&thin(&train), &eval);
-        frame.axes(&mut svg);
-        frame.line(&mut svg, &thin(&train), &format!("stroke=\"{TRAIN}\" stroke-opacity=\"0.3\""));
-        frame.line(&mut svg, &thin(&smooth), &format!("stroke=\"{TRAIN}\" stroke-width=\"2\""));
-        frame.line(&mut svg, &eval, &format!("stroke=\"{EVAL}\" stroke-width=\"1.5\""));
-        for &(step, loss) in &eval {
-            let (x, y) = (frame.x(step), frame.y(loss));
-            push(&mut svg, format_args!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{EVAL}\"/>"));
-        }
-        legend(&mut svg, [("train", TRAIN, smooth.last()), ("eval", EVAL, eval.last())]);
-    }
+    draw(&mut svg);
     svg.push_str("</svg>\n");
     svg
+}
+
+fn empty(svg: &mut String, text: &str) {
+    push(svg, format_args!("<text x=\"{}\" y=\"{}\">{text}</text>", MARGIN[0], HEIGHT / 2.0));
 }
 
 /// The range of the data, and its place on the page.
@@ -70,7 +91,7 @@ impl Frame {
         HEIGHT - MARGIN[3] - self.losses.share(loss) * (HEIGHT - MARGIN[2] - MARGIN[3])
     }
 
-    fn axes(&self, svg: &mut String) {
+    fn axes(&self, svg: &mut String, unit: &str) {
         let (left, right, bottom) = (MARGIN[0], WIDTH - MARGIN[1], HEIGHT - MARGIN[3]);
         for loss in self.losses.values() {
             let (y, label) = (self.y(loss), self.losses.label(loss));
@@ -91,10 +112,17 @@ impl Frame {
         let half = (MARGIN[2] + bottom) / 2.0;
         push(
             svg,
-            format_args!(
-                "<text transform=\"translate(18 {half})rotate(-90)\" text-anchor=\"middle\">loss (nats)</text>"
-            ),
+            format_args!("<text transform=\"translate(18 {half})rotate(-90)\" text-anchor=\"middle\">{unit}</text>"),
         );
+    }
+
+    /// Dots joined by a line.
+    fn dots(&self, svg: &mut String, points: &[Point], colour: &str) {
+        self.line(svg, points, &format!("stroke=\"{colour}\" stroke-width=\"1.5\""));
+        for &(step, value) in points {
+            let (x, y) = (self.x(step), self.y(value));
+            push(svg, format_args!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{colour}\"/>"));
+        }
     }
 
     fn line(&self, svg: &mut String, points: &[Point], style: &str) {
@@ -250,6 +278,9 @@ mod tests {
             }
         }
         assert!(loss_svg("", &[(1, f64::INFINITY)], &[]).contains("no loss to show yet"));
+        let gaps = series_svg("gap", "nats", &[(1, 0.01), (101, f64::NAN), (201, -0.02)]);
+        assert!(gaps.contains(">nats</text>") && gaps.matches("<circle").count() == 2, "{gaps}");
+        assert!(series_svg("gap", "nats", &[]).contains("nothing to show yet"));
         let huge = loss_svg("", &[(1, 1e300), (u64::MAX, -1e300)], &[]);
         assert!(!huge.contains("NaN") && !huge.contains("inf"), "{huge}");
     }

@@ -19,7 +19,7 @@ pub fn sentinel_line(
     let mut tensors: Map<String, Value> = Map::new();
     for compared in &comparison.tensors {
         let entry = tensors.entry(compared.quantity.as_str()).or_insert_with(|| Value::Object(Map::new()));
-        entry[&compared.name] = numbers(compared);
+        entry[&compared.name] = numbers(compared, comparison);
     }
     let mut fields = vec![
         ("loss", json!(comparison.losses[0])),
@@ -38,11 +38,12 @@ pub fn sentinel_line(
     fields
 }
 
-fn numbers(compared: &Comparison) -> Value {
+fn numbers(compared: &Comparison, comparison: &PrecisionComparison) -> Value {
     let (error, slope) = (compared.error(), compared.slope());
     match compared.quantity {
         Quantity::Cast | Quantity::Output | Quantity::GradInput => json!({"error": error}),
         Quantity::Fprop | Quantity::Dgrad | Quantity::Wgrad => json!({"error": error, "slope": slope}),
+        Quantity::LossCost => json!(comparison.loss_cost(compared)),
         Quantity::Gradient => json!({
             "error": error,
             "slope": slope,

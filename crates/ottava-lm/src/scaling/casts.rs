@@ -84,6 +84,15 @@ impl Casts<'_> {
         self.probe().compare_cast(scales.name(slot), codes, x)
     }
 
+    /// Keeps sampled rows of `x`, which is cast in `slot`, if this pass compares products.
+    pub fn keep_rows(&mut self, slot: Slot, x: &Tensor) -> Result<()> {
+        if !self.compares() {
+            return Ok(());
+        }
+        let scales = self.scales;
+        self.probe().keep_rows(scales.name(slot), x)
+    }
+
     /// This rank among those that divide the tensors of layers.
     pub fn place(&self) -> ShardPlace {
         self.scales.layer_ranks().place()

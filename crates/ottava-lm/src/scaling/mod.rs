@@ -16,7 +16,7 @@ pub use amax_group::AmaxGroup;
 pub use casts::{Casts, Recorder};
 pub use histogram::Histogram;
 pub use measured::{CastCounts, CastLosses, CastRecord, MergeCounts, OneRank};
-pub use probe::{Comparison, PrecisionComparison, Probe, Quantity};
+pub use probe::{Compared, Comparison, Observer, PrecisionComparison, Probe, Quantity, sampling_step};
 pub use scales::{NextCast, Scales, Slot, Slots};
 pub use state::ScalingState;
 pub use values::Values;

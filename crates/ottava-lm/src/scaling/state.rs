@@ -3,7 +3,7 @@
 use super::casts::{Casts, Recorder};
 use super::histogram::Histogram;
 use super::measured::{CastCounts, CastLosses, CastRecord, LastStep, MergeCounts, OneRank};
-use super::probe::{Comparison, Probe};
+use super::probe::{Compared, Observer, Probe};
 use super::scales::{Delayed, Scales, Slots};
 use crate::error::{Error, Result};
 use crate::mode::{Mode, StepPrecision};
@@ -74,14 +74,16 @@ impl ScalingState {
         Ok(())
     }
 
-    /// Starts to record comparisons, in passes that compare these precisions.
-    pub fn begin_comparison(&mut self, device: &Device, precisions: [StepPrecision; 2]) {
-        self.recorder.probe = Some(Probe::new(device, precisions));
+    /// Starts to record comparisons, in passes that compare these precisions, and to copy tensors to an `observer`.
+    pub fn begin_comparison(&mut self, device: &Device, precisions: [StepPrecision; 2], observer: Option<Observer>) {
+        let mut probe = Probe::new(device, precisions);
+        probe.observe(observer);
+        self.recorder.probe = Some(probe);
     }
 
-    /// The comparisons since [`ScalingState::begin_comparison`].
-    pub fn end_comparison(&mut self) -> Result<Vec<Comparison>> {
-        self.recorder.probe.take().map_or(Ok(Vec::new()), Probe::read)
+    /// The comparisons since [`ScalingState::begin_comparison`], and the tensors that were observed.
+    pub fn end_comparison(&mut self) -> Result<Compared> {
+        self.recorder.probe.take().map_or_else(|| Ok(Compared::default()), Probe::read)
     }
 
     /// Starts to record histograms of the BF16 values that passes in high precision measure.

@@ -13,8 +13,28 @@ pub enum AlarmPolicy {
     /// Logs it.
     #[default]
     Warn,
+    /// Skips the update of the step, for gradient norms.
+    Skip,
+    /// Goes back to an earlier checkpoint, and goes on with the rows that come next.
+    Rollback,
     /// Saves a checkpoint after the step and ends the program.
     Pause,
+    /// Ends the program without a checkpoint.
+    Stop,
+}
+
+impl AlarmPolicy {
+    /// The spelling in configuration files.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            AlarmPolicy::Off => "off",
+            AlarmPolicy::Warn => "warn",
+            AlarmPolicy::Skip => "skip",
+            AlarmPolicy::Rollback => "rollback",
+            AlarmPolicy::Pause => "pause",
+            AlarmPolicy::Stop => "stop",
+        }
+    }
 }
 
 /// What happens to a step whose gradient norm is not finite; no weight changes in it.
@@ -79,19 +99,28 @@ impl SpikeDetector {
         spike
     }
 
+    /// The largest next value that is no spike; infinite while too few were seen.
+    pub fn limit(&self) -> f64 {
+        self.center_and_spread().map_or(f64::INFINITY, |(center, spread)| center + self.threshold * spread)
+    }
+
     fn judge(&self, value: f64) -> Option<Spike> {
+        let (center, spread) = self.center_and_spread()?;
+        (value > self.limit()).then_some(Spike { value, median: center, deviations: (value - center) / spread })
+    }
+
+    /// The median of the window and its robust standard deviation.
+    fn center_and_spread(&self) -> Option<(f64, f64)> {
         if self.values.len() < LEAST.min(self.window) {
             return None;
         }
         let center = median(self.values.iter().copied().collect());
         let deviation = median(self.values.iter().map(|x| (x - center).abs()).collect());
-        let spread = (NORMAL * deviation).max(FLOOR * center.abs()).max(f64::MIN_POSITIVE);
-        let deviations = (value - center) / spread;
-        (deviations > self.threshold).then_some(Spike { value, median: center, deviations })
+        Some((center, (NORMAL * deviation).max(FLOOR * center.abs()).max(f64::MIN_POSITIVE)))
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }

@@ -104,6 +104,8 @@ pub struct Verdict {
     pub findings: Vec<Finding>,
     /// The linears that are cast, with the root of the sum of the squared errors of their casts; the largest first.
     pub ranking: Vec<(String, f64)>,
+    /// The linears with what their casts cost in the loss, in nats per token, as estimated; the largest first.
+    pub loss_costs: Vec<(String, f64)>,
 }
 
 impl Verdict {
@@ -134,7 +136,7 @@ impl Verdict {
         global(Measure::Cosine, cosine, whole.cosine, cosine >= whole.cosine);
         let mut ranking: Vec<_> = errors.into_iter().map(|(name, sum)| (name.to_string(), sum.sqrt())).collect();
         ranking.sort_by(|a, b| b.1.total_cmp(&a.1));
-        Verdict { loss_gap, cosine, norm_ratio, findings, ranking }
+        Verdict { loss_gap, cosine, norm_ratio, findings, ranking, loss_costs: comparison.loss_costs() }
     }
 }
 
@@ -187,7 +189,7 @@ mod tests {
     }
 
     fn verdict(losses: [f64; 2], tensors: Vec<Comparison>, tried: &[String]) -> Verdict {
-        Verdict::of(&PrecisionComparison { losses, tensors }, BOUNDS, tried, false)
+        Verdict::of(&PrecisionComparison { losses, tensors, loss_per_square: 1.0 }, BOUNDS, tried, false)
     }
 
     #[test]

@@ -4,12 +4,18 @@
 //! rank decides alike, and a resumed run decides as the interrupted one.
 
 mod alarm;
+mod cast_alarm;
 mod finding;
+mod recommend;
 mod state;
+mod what_if;
 
 pub use alarm::{AlarmPolicy, NonFiniteSteps, Spike, SpikeDetector};
+pub use cast_alarm::{CastAlarm, CastBounds, CastDetector, CastFinding, SeenCast};
 pub use finding::{Bounds, Finding, Measure, Verdict};
-pub use state::{Decision, Demotion, SentinelState};
+pub use recommend::{Recommendation, Recommended};
+pub use state::{Decision, Demotion, Rollback, SentinelState};
+pub use what_if::{WhatIf, what_if};
 
 use serde::{Deserialize, Serialize};
 

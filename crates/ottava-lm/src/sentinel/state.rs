@@ -1,6 +1,7 @@
 //! What a run computes in BF16 because of earlier findings.
 
-use super::{SentinelPolicy, Verdict};
+use super::{Measure, SentinelPolicy, Verdict};
+use crate::data::DataState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -24,9 +25,28 @@ pub struct SentinelState {
     pub high_times: u32,
     /// Linears that are or were demoted.
     pub demoted: Vec<Demotion>,
-    /// Skipped steps in a row.
+    /// Steps in a row whose updates were skipped by an alarm.
     #[serde(default)]
-    pub non_finite_in_a_row: u64,
+    pub skipped_in_a_row: u64,
+    /// All steps whose updates were skipped by an alarm.
+    #[serde(default)]
+    pub skipped_steps: u64,
+    /// How often the run went back to an earlier checkpoint, the first time first.
+    #[serde(default)]
+    pub rollbacks: Vec<Rollback>,
+}
+
+/// A return to an earlier checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rollback {
+    /// The last step before it.
+    pub from: u64,
+    /// The step of the checkpoint.
+    pub to: u64,
+    /// What an alarm said.
+    pub reason: String,
+    /// The position in the data from which the run went on: rows of the steps between are skipped.
+    pub data: DataState,
 }
 
 /// What a check decides.
@@ -90,7 +110,9 @@ impl SentinelState {
                     }
                 }
                 if named.is_empty() {
-                    let worst = verdict.ranking.iter().map(|(name, _)| name).find(|name| !demoted.contains(*name));
+                    let is_loss = verdict.findings.iter().any(|finding| finding.measure == Measure::LossGap);
+                    let ranking = if is_loss { &verdict.loss_costs } else { &verdict.ranking };
+                    let worst = ranking.iter().map(|(name, _)| name).find(|name| !demoted.contains(*name));
                     named.extend(worst.cloned());
                 }
                 named.iter().for_each(|linear| self.demote(linear, step, hold));
@@ -117,15 +139,16 @@ fn period(hold: u64, times: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Finding, Measure};
+    use super::super::Finding;
     use super::*;
 
     fn verdict(linears: &[&str], global: bool) -> Verdict {
         let of = |tensor: Option<String>| Finding { tensor, measure: Measure::LossGap, value: 1.0, bound: 0.0 };
         let mut findings: Vec<_> = linears.iter().map(|name| of(Some(name.to_string()))).collect();
         findings.extend(global.then(|| of(None)));
-        let ranking = ["worst", "second"].map(|name| (name.to_string(), 0.1)).to_vec();
-        Verdict { loss_gap: 1.0, cosine: 1.0, norm_ratio: 1.0, findings, ranking }
+        let ranked = |names: [&str; 2]| names.map(|name| (name.to_string(), 0.1)).to_vec();
+        let (ranking, loss_costs) = (ranked(["second", "worst"]), ranked(["worst", "second"]));
+        Verdict { loss_gap: 1.0, cosine: 1.0, norm_ratio: 1.0, findings, ranking, loss_costs }
     }
 
     #[test]

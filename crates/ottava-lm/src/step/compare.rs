@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::mode::StepPrecision;
 use crate::models::{ComparedSaved, Decoder};
 use crate::parallel::{Exchange, Message, Messages, Schedule, ScheduleKind};
-use crate::scaling::{Comparison, PrecisionComparison, Quantity};
+use crate::scaling::{Compared, Comparison, Observer, PrecisionComparison, Quantity, sampling_step};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{IGNORE_INDEX, SUMS};
 
@@ -18,11 +18,22 @@ impl TrainStep {
     /// Compares forward and backward of `batch`, rows of this rank, by the recipe and in the compute type. All ranks call it, before a step,
     /// with as many rows. It changes neither gradients nor the scaling state.
     pub fn compare(&self, model: &mut Decoder, batch: &Batch) -> Result<PrecisionComparison> {
+        Ok(self.compare_observed(model, batch, None)?.0)
+    }
+
+    /// [`TrainStep::compare`], which also copies tensors of this rank to an `observer`, by name.
+    pub fn compare_observed(
+        &self,
+        model: &mut Decoder,
+        batch: &Batch,
+        observer: Option<Observer>,
+    ) -> Result<(PrecisionComparison, Vec<(String, Tensor)>)> {
         let (ranks, schedule) = (self.partition.ranks(), self.schedule_of_comparison());
         let program = Program::gradients_of(&schedule, ranks.pipeline().rank());
         let micro_batch = MicroBatch::new(batch, model.device(), ranks.sequence_place())?;
         let precisions = [StepPrecision::Recipe, StepPrecision::High];
-        let (losses, own) = self.compare_passes(&program, model, &micro_batch, precisions)?;
+        let passes = self.compare_passes(&program, model, &micro_batch, precisions, observer)?;
+        let ComparedPasses { losses, compared: Compared { tensors: own, observed } } = passes;
         let targets = micro_batch.sequences.own(&batch.targets);
         let targets = targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f64;
         let sum = |losses: &Tensor| total(losses);
@@ -30,42 +41,51 @@ impl TrainStep {
             Some([by_recipe, high]) => [sum(by_recipe)?, sum(high)?],
             None => [0.0; 2],
         };
-        let all = ranks.gather("losses of a comparison", [by_recipe, high, targets])?;
+        let tokens = micro_batch.inputs.len();
+        let sampled = tokens.div_ceil(sampling_step(tokens)) as f64;
+        let all = ranks.gather("losses of a comparison", [by_recipe, high, targets, tokens as f64, sampled])?;
         let sum_of = |at: usize| ranks.of_losses(&all).map(|of_rank| of_rank[at]).sum::<f64>();
-        let losses = [sum_of(0) / sum_of(2).max(1.0), sum_of(1) / sum_of(2).max(1.0)];
+        let [by_recipe, high, targets, tokens, sampled] = std::array::from_fn(sum_of);
+        let targets = targets.max(1.0);
+        // Backward starts from this multiple of the gradient of the summed loss.
+        let per_unit = self.loss_scale.value / self.units() as f64;
+        let loss_per_square = tokens / (sampled * targets * per_unit * per_unit);
         let own: Vec<Bits> = own.into_iter().map(bits).collect();
         let all = ranks.all("comparisons of tensors", Ok(own))?;
         let tensors = Comparison::merge(all.into_iter().flatten().map(comparison));
-        Ok(PrecisionComparison { losses, tensors })
+        let losses = [by_recipe / targets, high / targets];
+        Ok((PrecisionComparison { losses, tensors, loss_per_square }, observed))
     }
 
     /// Runs forward of `batch`, rows of this rank, twice in `precision`, and backward if its bits are the same in every run, as `deterministic`
-    /// says. Returns the first tensor that differs, with the rank that has it. All ranks call it, before a step, with as many rows.
+    /// says. All ranks call it, before a step, with as many rows.
     pub fn repeat(
         &self,
         model: &mut Decoder,
         batch: &Batch,
         precision: StepPrecision,
         deterministic: bool,
-    ) -> Result<Option<String>> {
+    ) -> Result<Repeated> {
         let (ranks, schedule) = (self.partition.ranks(), self.schedule_of_comparison());
         let program = match deterministic {
             true => Program::gradients_of(&schedule, ranks.pipeline().rank()),
             false => Program::evaluation_of(&schedule, ranks.pipeline().rank()),
         };
         let micro_batch = MicroBatch::new(batch, model.device(), ranks.sequence_place())?;
-        let (losses, own) = self.compare_passes(&program, model, &micro_batch, [precision; 2])?;
-        let mut different = own.iter().find(|compared| !compared.is_equal()).map(|compared| match compared.quantity {
-            Quantity::Gradient => format!("gradient of {}", compared.name),
-            Quantity::GradInput => format!("gradient by the input of {}", compared.name),
-            _ => format!("output of {}", compared.name),
-        });
+        let passes = self.compare_passes(&program, model, &micro_batch, [precision; 2], None)?;
+        let ComparedPasses { losses, compared: Compared { tensors: own, .. } } = passes;
+        let mut different = own.iter().find(|compared| !compared.is_equal()).map(in_words);
         if let (None, Some([first, second])) = (&different, &losses)
             && first.read_bytes()? != second.read_bytes()?
         {
             different = Some("losses".into());
         }
-        ranks.first_named("the first tensor that differs", different)
+        let different = ranks.first_named("the first tensor that differs", different)?;
+        let own: Vec<Bits> = own.into_iter().map(bits).collect();
+        let all = ranks.all("digests of tensors", Ok(own))?;
+        let all = Comparison::merge(all.into_iter().flatten().map(comparison));
+        let digests = all.iter().map(|compared| (in_words(compared), compared.sums[0].to_bits())).collect();
+        Ok(Repeated { different, digests })
     }
 
     /// The schedule of one micro-batch.
@@ -77,22 +97,23 @@ impl TrainStep {
         Schedule { kind, micro_batches: 1, ..self.schedule }
     }
 
-    /// Runs both passes. Returns the losses on a rank with the last stage, and the comparisons of this rank's tensors.
+    /// Runs both passes.
     fn compare_passes(
         &self,
         program: &Program,
         model: &mut Decoder,
         micro_batch: &MicroBatch,
         precisions: [StepPrecision; 2],
-    ) -> Result<(Option<[Tensor; 2]>, Vec<Comparison>)> {
+        observer: Option<Observer>,
+    ) -> Result<ComparedPasses> {
         let pipeline = self.partition.ranks().pipeline();
         program.check(&Places::new(pipeline.size(), pipeline.rank(), model.stages()), 1)?;
-        model.begin_comparison(precisions);
+        model.begin_comparison(precisions, observer);
         let ran = self.run_comparison(program, model, micro_batch);
-        let own = model.end_comparison();
-        let (losses, own) = (ran?, own?);
+        let compared = model.end_comparison();
+        let (losses, compared) = (ran?, compared?);
         self.partition.ranks().compare_gpu_calls("a comparison of two passes")?;
-        Ok((losses, own))
+        Ok(ComparedPasses { losses, compared })
     }
 
     fn run_comparison(
@@ -152,6 +173,32 @@ impl TrainStep {
             }
         }
         Ok(losses)
+    }
+}
+
+/// What two passes gave on this rank.
+struct ComparedPasses {
+    /// The losses of both, on a rank with the last stage.
+    losses: Option<[Tensor; 2]>,
+    /// The comparisons of this rank's tensors.
+    compared: Compared,
+}
+
+/// What two passes of the same precision gave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repeated {
+    /// The first tensor that differs between them, with the rank that has it.
+    pub different: Option<String>,
+    /// The tensors of all ranks in the order of the passes, each with the bits of the sum of the squares of its elements, in F64.
+    pub digests: Vec<(String, u64)>,
+}
+
+/// A tensor that two passes of the same precision have.
+fn in_words(compared: &Comparison) -> String {
+    match compared.quantity {
+        Quantity::Gradient => format!("gradient of {}", compared.name),
+        Quantity::GradInput => format!("gradient by the input of {}", compared.name),
+        _ => format!("output of {}", compared.name),
     }
 }
 

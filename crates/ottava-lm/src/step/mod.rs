@@ -14,6 +14,7 @@ mod tests;
 
 pub use action::Action;
 pub use check::Places;
+pub use compare::Repeated;
 pub use preference::{MicroBatchPreference, Preference, PreferenceSums};
 pub use program::{Program, Reductions};
 pub use run::{MicroBatch, ProgramInputs, Results, StepEnd};
@@ -42,6 +43,8 @@ pub struct TrainStep {
     /// Padding tokens, by micro-batch.
     padding: Vec<usize>,
     results: Results,
+    /// The largest norm of gradients by which a step updates.
+    norm_limit: f64,
     /// One capture for steps by the recipe and one for steps in high precision, so that alternating between them discards neither.
     captures: [Capture; 2],
     loss_scale: LossScaleOnDevice,
@@ -74,6 +77,8 @@ pub struct StepResult {
     pub tokens: u64,
     /// Global norm of the gradients, before clipping. If it is not finite, no weight was changed.
     pub grad_norm: f64,
+    /// Whether the norm was finite and above the limit, so that no weight was changed.
+    pub is_skipped: bool,
     /// The norm of the cast errors of the gradients that this rank sent as FP8 codes, relative to the norm of those gradients.
     pub reduce_error: Option<f64>,
     /// The sums over the sequences of all ranks, if the loss is that of preferences.
@@ -105,7 +110,7 @@ impl TrainStep {
         let (inputs, targets) = (ids()?, ids()?);
         let scalar = || Tensor::empty(device, &[1], DType::F32);
         let reduce_error = partition.sends_codes().then(scalar).transpose()?;
-        let results = Results { losses, norm: scalar()?, reduce_error };
+        let results = Results { losses, norm: scalar()?, limit: None, reduce_error };
         let capture = || match device {
             Device::Cpu | Device::DryCpu(_) => Capture::Never,
             Device::Cuda(_) => Capture::AfterThisStep,
@@ -124,6 +129,7 @@ impl TrainStep {
             targets: vec![tokens; micro_batches],
             padding: vec![0; micro_batches],
             results,
+            norm_limit: f64::INFINITY,
             captures: [capture(), capture()],
             loss_scale,
             partition,
@@ -138,6 +144,18 @@ impl TrainStep {
             *sequences = own.with_documents(batch * max_documents)?;
         }
         Ok(self)
+    }
+
+    /// The same steps, which may have a limit of the norm of gradients.
+    pub fn with_norm_limit(mut self) -> Result<TrainStep> {
+        self.results.limit = Some(Tensor::empty(self.results.norm.device(), &[1], DType::F32)?);
+        Ok(self)
+    }
+
+    /// Sets the largest norm of gradients, before clipping, by which later steps update: with a larger one, no weight changes. All ranks set the
+    /// same. Without [`TrainStep::with_norm_limit`], there is no limit.
+    pub fn set_norm_limit(&mut self, limit: f64) {
+        self.norm_limit = limit;
     }
 
     /// The schedule of a step.
@@ -215,6 +233,10 @@ impl TrainStep {
         }
         let gradient_scale = self.loss_scale.value * (targets / self.units() as f64);
         optimizer.begin_step(learning_rate, gradient_scale)?;
+        let limit = (self.norm_limit * gradient_scale) as f32;
+        if let Some(on_device) = &mut self.results.limit {
+            on_device.write_bytes(&limit.to_le_bytes())?;
+        }
         self.partition.begin_step()?;
         match launch {
             Launch::Eager => {
@@ -233,8 +255,10 @@ impl TrainStep {
             }
         }
         self.partition.ranks().compare_gpu_calls("a step")?;
-        let Results { losses, norm, reduce_error } = &self.results;
-        let grad_norm = f64::from(norm.to_vec::<f32>()?[0]) / gradient_scale;
+        let Results { losses, norm, reduce_error, limit: on_device } = &self.results;
+        let norm = norm.to_vec::<f32>()?[0];
+        let is_skipped = on_device.is_some() && norm > limit && norm.is_finite();
+        let grad_norm = f64::from(norm) / gradient_scale;
         let sums = self.preference_sums()?;
         let loss = sums.map_or_else(|| total(losses), |sums| Ok(sums.losses[0]))?;
         let told = [vec![loss, grad_norm], sums.map_or_else(Vec::new, |sums| sums.numbers())].concat();
@@ -254,7 +278,8 @@ impl TrainStep {
         let loss = self.partition.ranks().of_losses(&all).map(|told| told[0]).sum::<f64>() / targets;
         let of_ranks = self.partition.ranks().of_losses(&all).map(|told| PreferenceSums::from_numbers(&told[2..]));
         let preference = sums.map(|_| of_ranks.fold(PreferenceSums::default(), PreferenceSums::merge));
-        Ok(StepResult { loss, tokens: self.tokens() as u64 - padding as u64, grad_norm, reduce_error, preference })
+        let tokens = self.tokens() as u64 - padding as u64;
+        Ok(StepResult { loss, tokens, grad_norm, is_skipped, reduce_error, preference })
     }
 
     /// Tokens of a step over all ranks, padding included.

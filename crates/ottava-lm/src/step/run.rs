@@ -13,6 +13,7 @@ use crate::models::{Decoder, StageSaved};
 use crate::optim::Optimizer;
 use crate::parallel::{Exchange, Message, Messages, Part, Partition};
 use crate::param::Grad;
+use ottava_tensor::ops::limit_norm;
 use ottava_tensor::{Device, Tensor};
 use std::collections::HashMap;
 
@@ -60,6 +61,8 @@ pub struct Results {
     pub(super) losses: Tensor,
     /// F32 `[1]`.
     pub(super) norm: Tensor,
+    /// The largest norm by which a step updates, F32 `[1]`, if there may be one.
+    pub(super) limit: Option<Tensor>,
     /// F32 `[1]`, if ranks send gradients as FP8 codes.
     pub(super) reduce_error: Option<Tensor>,
 }
@@ -270,7 +273,8 @@ impl Execution<'_> {
     fn update(&mut self, StepEnd { optimizer, results }: &mut StepEnd) -> Result<()> {
         let partition = self.inputs.partition;
         let _update = self.model.device().scope("update");
-        partition.update(self.model, *optimizer, &results.norm)?;
+        let limited = results.limit.as_ref().map(|limit| limit_norm(&results.norm, limit)).transpose()?;
+        partition.update(self.model, *optimizer, limited.as_ref().unwrap_or(&results.norm))?;
         self.model.parameters().into_iter().for_each(|param| param.gradient.clear());
         Ok(())
     }

@@ -7,13 +7,26 @@ use crate::error::Result;
 use crate::fs::{RealFs, replace_file};
 use crate::report::{CastLog, EventWriter, MetricsWriter};
 use crate::scaling::CastRecord;
+use serde_json::Value;
 use std::path::Path;
 
 /// The log of what each cast measures, in the run's folder.
-const CASTS: &str = "casts.jsonl";
+pub(super) const CASTS: &str = "casts.jsonl";
 
 /// The log of comparisons with BF16, in the run's folder.
 const SENTINEL: &str = "sentinel.jsonl";
+
+/// The log of digests of tensors, in the run's folder.
+const DIGESTS: &str = "digests.jsonl";
+
+/// The log of statistics of tensors, in the run's folder.
+const TENSORS: &str = "tensors.jsonl";
+
+/// The folder of files of tensors, in the run's folder.
+pub(super) const DUMPS: &str = "dumps";
+
+/// The log of alarms, in the run's folder.
+const ALARMS: &str = "alarms.jsonl";
 
 /// Open files of a run.
 pub(super) struct RunFiles {
@@ -22,6 +35,12 @@ pub(super) struct RunFiles {
     pub(super) casts: Option<CastLog>,
     /// The log of comparisons, if there are any.
     pub(super) sentinel: Option<MetricsWriter>,
+    /// The log of digests, if passes are repeated.
+    pub(super) digests: Option<MetricsWriter>,
+    /// The log of statistics of tensors, if there are any.
+    pub(super) tensors: Option<MetricsWriter>,
+    /// The log of alarms, since the first one.
+    alarms: Option<MetricsWriter>,
     pub(super) events: EventWriter,
     /// Held during the run, so that no second process writes into its folder.
     pub(super) lock: RunLock,
@@ -52,8 +71,19 @@ impl RunFiles {
         let casts = CastLog::open(&folder.join(CASTS), from, casts, logs)?;
         let compares = config.sentinel.sentinel_steps > 0;
         let sentinel = MetricsWriter::optional(&folder.join(SENTINEL), from, compares)?;
+        let digests = MetricsWriter::optional(&folder.join(DIGESTS), from, config.sentinel.repeat_steps > 0)?;
+        let tensors = MetricsWriter::optional(&folder.join(TENSORS), from, !config.debug.debug_steps.is_empty())?;
+        let alarms = MetricsWriter::optional(&folder.join(ALARMS), from, folder.join(ALARMS).is_file())?;
         let events = EventWriter::create(folder, from.map_or(0, |(_, step)| step))?;
-        Ok(RunFiles { metrics, casts, sentinel, events, lock })
+        Ok(RunFiles { metrics, casts, sentinel, digests, tensors, alarms, events, lock })
+    }
+
+    /// Logs an alarm of the run in `folder`.
+    pub(super) fn log_alarm(&mut self, folder: &Path, step: u64, fields: &[(&str, Value)]) -> Result<()> {
+        if self.alarms.is_none() {
+            self.alarms = Some(MetricsWriter::create(&RealFs, &folder.join(ALARMS))?);
+        }
+        self.alarms.as_mut().map_or(Ok(()), |log| log.append(step, fields))
     }
 
     /// Puts metrics and logs on disk, before a checkpoint refers to them.
@@ -61,12 +91,15 @@ impl RunFiles {
         self.lock.check()?;
         self.metrics.sync()?;
         self.casts.as_mut().map_or(Ok(()), CastLog::sync)?;
-        self.sentinel.as_mut().map_or(Ok(()), MetricsWriter::sync)
+        [&mut self.sentinel, &mut self.digests, &mut self.tensors, &mut self.alarms]
+            .into_iter()
+            .flatten()
+            .try_for_each(MetricsWriter::sync)
     }
 
     /// The parts of metrics and logs of the run in `folder` that a checkpoint copies now, by name.
     pub(super) fn saved(&self, folder: &Path) -> Result<Vec<(String, FileStart)>> {
-        let logs = [CASTS, SENTINEL].map(|name| MetricsWriter::saved_at(&folder.join(name)));
+        let logs = [CASTS, SENTINEL, DIGESTS, TENSORS, ALARMS].map(|name| MetricsWriter::saved_at(&folder.join(name)));
         let logs = logs.into_iter().filter_map(Result::transpose);
         std::iter::once(self.metrics.saved()).chain(logs).collect()
     }

@@ -103,6 +103,22 @@ pub(super) fn build_run(
     })
 }
 
+/// [`build_run`] with the optimizer states and scales of the checkpoint that is `resumed`.
+pub(super) fn restored_run(
+    config: &ResolvedConfig,
+    sizes: &DecoderConfig,
+    device: &Device,
+    resumed: Option<&Resumed>,
+    documents: Option<usize>,
+    ranks: &Rc<Ranks>,
+) -> Result<Run> {
+    let mut run = build_run(config, sizes, device, resumed, documents, ranks)?;
+    if let Some(Resumed { path, progress }) = resumed {
+        training::restore(path, progress, &mut run.model, &mut *run.optimizer)?;
+    }
+    Ok(run)
+}
+
 /// The whole model of the checkpoint of a run that `start` names, for inference.
 pub(super) fn model_of(config: &RunConfig, sizes: &DecoderConfig, device: &Device, start: &Start) -> Result<Decoder> {
     let Some(Resumed { path, progress }) = find_checkpoint(config, start)? else {

@@ -1,22 +1,25 @@
 //! The training loop with data, checkpoints, metrics and signals.
 
 mod alarms;
+mod current_run;
 mod files;
 mod inputs;
 mod preference;
+mod record;
 mod report;
+mod rollback;
+mod rollback_log;
 mod sentinel;
 mod start;
 mod validation;
 mod watch;
 
+pub use current_run::CurrentRun;
 pub use report::StepReport;
 pub use start::{RunLock, Start, build, log_exceptions};
 pub use validation::Validation;
 
-use crate::checkpoint::{
-    Best, Contents, FolderTemplate, Progress, Saved, Saver, Verify, atomic, latest_complete, training,
-};
+use crate::checkpoint::{Best, Contents, FolderTemplate, Progress, Saved, Saver, Verify, atomic, latest_complete};
 use crate::config::RunConfig;
 use crate::data::{BatchLoader, DataState, RowShare, Tokenizer, TrainingData};
 use crate::error::{Error, Result};
@@ -29,16 +32,17 @@ use crate::parallel::Ranks;
 use crate::plan::ResolvedRun;
 use crate::report::loss_svg;
 use crate::run::Run;
-use crate::step::{PreferenceSums, StepResult};
+use crate::step::StepResult;
 use alarms::Alarms;
 use files::RunFiles;
-use inputs::{Inputs, build_run, max_steps, model_of};
+use inputs::{Inputs, build_run, max_steps, model_of, restored_run};
 use ottava_tensor::Device;
 use ottava_tensor::comm::Group;
 use preference::Preferences;
 use report::{not_finite, peak_memory, warn_of_infinities};
+use rollback_log::{forget_rollbacks_after, later_rollbacks};
 use sentinel::Sentinel;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use start::{Losses, Resumed, checkpoints, expect_shared_folder, find_shared_checkpoint, read_losses};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -73,7 +77,7 @@ pub struct Trainer {
     template: FolderTemplate,
     tokenizer: Tokenizer,
     /// Model, optimizer and step.
-    pub run: Run,
+    pub run: CurrentRun,
     /// The precision of the last step.
     precision: StepPrecision,
     loss_scale: Option<LossScale>,
@@ -176,8 +180,17 @@ impl Trainer {
         let folder = config.output_dir.clone();
         let Inputs { tokenizer, data, template, sizes } = inputs;
         let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
+        let later = |resumed: &Resumed| later_rollbacks(&folder, &resumed.progress);
+        let mut sentinel = resumed.as_ref().map(|resumed| resumed.progress.sentinel.clone()).unwrap_or_default();
+        sentinel.rollbacks.extend(resumed.as_ref().map(later).transpose()?.unwrap_or_default());
         let state = resumed.as_ref().map(|resumed| resumed.progress.loader.clone());
-        let mut state = state.unwrap_or_else(|| DataState::start(&data.sets, config.seed));
+        let skipped_to = sentinel.rollbacks.last().filter(|rollback| {
+            resumed.as_ref().is_some_and(|resumed| !resumed.progress.sentinel.rollbacks.contains(rollback))
+        });
+        let mut state = skipped_to
+            .map(|rollback| rollback.data.clone())
+            .or(state)
+            .unwrap_or_else(|| DataState::start(&data.sets, config.seed));
         if let Some(Resumed { path, progress }) = &resumed
             && !config.has_shares_of(&RunConfig::saved(path, progress)?)
         {
@@ -212,9 +225,8 @@ impl Trainer {
         }
         let (mut step, mut tokens) = (0, 0);
         let mut restored = || -> Result<Run> {
-            let mut run = build_run(&resolved.config, &sizes, device, resumed.as_ref(), documents, &ranks)?;
-            if let Some(Resumed { path, progress }) = &resumed {
-                training::restore(path, progress, &mut run.model, &mut *run.optimizer)?;
+            let run = restored_run(&resolved.config, &sizes, device, resumed.as_ref(), documents, &ranks)?;
+            if let Some(Resumed { progress, .. }) = &resumed {
                 (step, tokens) = (progress.step, progress.tokens);
                 loss_scale = progress.loss_scale.clone().or(loss_scale.take());
             }
@@ -243,7 +255,10 @@ impl Trainer {
         }
         // From here on, files of the run are changed.
         let casts = run.step.partition().casts(&mut run.model)?;
-        let open = |lock: RunLock| RunFiles::open(&config, lock, resumed.as_mut(), &casts);
+        let open = |lock: RunLock| {
+            forget_rollbacks_after(&folder, step)?;
+            RunFiles::open(&config, lock, resumed.as_mut(), &casts)
+        };
         let files = ranks.together("the run's files", lock.map(open).transpose())?;
         if let Rows::Preferences(preferences) = &mut rows
             && preferences.needs_reference()
@@ -251,13 +266,13 @@ impl Trainer {
             preferences.compute_reference(&mut run, ranks.leads())?;
         }
         let [losses, eval_losses, grad_norms] = read_losses(&folder.join("metrics.jsonl"));
-        let alarms = Alarms::new(&config.alarms, &losses, &grad_norms);
+        let alarms = Alarms::new(&config, &losses, &grad_norms, &casts)?;
         Ok(Trainer {
             sizes,
             schedule: config.schedule(max_steps),
             template,
             tokenizer,
-            run,
+            run: CurrentRun::new(run),
             precision: StepPrecision::Recipe,
             loss_scale,
             data,
@@ -271,9 +286,7 @@ impl Trainer {
             eval_losses,
             best,
             alarms,
-            sentinel: Sentinel::new(
-                resumed.as_ref().map(|resumed| resumed.progress.sentinel.clone()).unwrap_or_default(),
-            ),
+            sentinel: Sentinel::new(sentinel),
             pending: resumed.and_then(|resumed| resumed.progress.pending),
             config,
             resolved: resolved.clone(),
@@ -288,7 +301,8 @@ impl Trainer {
             self.finish_save();
         }
         if trained.is_ok() && !self.config.generation.prompts.is_empty() && self.ranks.have_whole_model() {
-            trained = self.run.step.partition().gather(&mut self.run.model);
+            let Run { model, step, .. } = &mut *self.run;
+            trained = step.partition().gather(model);
         }
         // Ranks stop together.
         let finished = match trained {
@@ -336,6 +350,9 @@ impl Trainer {
                 }
                 done => done?,
             };
+            if self.roll_back()? {
+                continue;
+            }
             let step = self.step;
             let due = |every: u64| (every > 0 && step.is_multiple_of(every)) || step == max_steps;
             let values = self.values(&done);
@@ -348,6 +365,20 @@ impl Trainer {
                     self.record(step, values, done.evaluation.as_ref())?;
                     is_best = self.compare(done.evaluation.as_ref())? && self.config.training.load_best_model_at_end;
                 }
+            }
+            let logs_casts = due(self.config.training.cast_statistics_steps);
+            if logs_casts {
+                self.log_casts(step)?;
+                if self.roll_back()? {
+                    continue;
+                }
+            }
+            if let Some(found) = self.sentinel.stop.take() {
+                self.finish_save();
+                return Err(Error::Alarm(format!(
+                    "stopped by an alarm after step {step}: {found}. {}",
+                    self.describe_latest_checkpoint()
+                )));
             }
             let ends = step == max_steps || self.stops_early();
             if step < max_steps && ends && self.ranks.leads() {
@@ -364,11 +395,11 @@ impl Trainer {
             let stopping = paused.is_some() || told.iter().any(|[stop, _]| *stop != 0.0);
             done.saved.extend(self.saver.advance(&self.ranks, told.iter().map(|[_, state]| *state))?);
             let saving = due(self.config.training.save_steps) || stopping || is_best || ends;
-            // A resumed run counts from its checkpoint, so a line ends there.
-            if due(self.config.training.cast_statistics_steps) || saving {
-                self.log_casts(step)?;
-            }
             if saving {
+                // A resumed run counts from its checkpoint, so a line ends there.
+                if !logs_casts {
+                    self.log_casts(step)?;
+                }
                 done.saved.extend(self.save()?);
                 if stopping || ends || !self.saver.is_async() {
                     done.saved.extend(self.saver.finish(&self.ranks)?);
@@ -405,25 +436,35 @@ impl Trainer {
         let begin = Instant::now();
         let step = self.step + 1;
         let learning_rate = self.schedule.at(step);
-        let StepResult { loss, tokens, grad_norm, reduce_error, preference } = self.next_step(step, learning_rate)?;
+        self.limit_norm();
+        let StepResult { loss, tokens, grad_norm, is_skipped, reduce_error, preference } =
+            self.next_step(step, learning_rate)?;
         let finite = loss.is_finite() && grad_norm.is_finite();
-        if !self.follow_loss_scale(step, finite)? && !self.skips(step, grad_norm) {
+        let goes_on = self.follow_loss_scale(step, finite)?;
+        match (goes_on, is_skipped) {
+            (true, true) => self.skip_step()?,
+            (true, false) => self.sentinel.state.skipped_in_a_row = 0,
+            (false, _) => {}
+        }
+        if !goes_on && !self.skips_non_finite(step)? {
             // Infinities in casts of this step may explain the error.
             self.log_casts(step)?;
-            let bad = self.run.step.first_bad_gradient(&mut self.run.model, self.precision)?;
+            let Run { model, step: work, .. } = &mut *self.run;
+            let bad = work.first_bad_gradient(model, self.precision)?;
             return Err(not_finite(step, loss, self.ranks.first_named("the gradient that is not finite", bad)?));
         }
         if self.config.parallel.check_replicas > 0 && step.is_multiple_of(self.config.parallel.check_replicas) {
-            let Run { model, optimizer, step: work, .. } = &mut self.run;
+            let Run { model, optimizer, step: work, .. } = &mut *self.run;
             let compared = work.partition().compare_replicas(model, &mut **optimizer, &format!("after step {step}"));
             // Ranks with other layers end too.
             self.ranks.together("the comparison of replicas", compared)?;
         }
-        let casts = self.run.model.scaling().losses(self.run.step.partition())?;
+        let Run { model, step: work, .. } = &mut *self.run;
+        let casts = model.scaling().losses(work.partition())?;
         warn_of_infinities(step, &casts.non_finite);
         self.step = step;
         self.tokens += tokens;
-        self.look_for_spikes(step, loss, grad_norm);
+        self.look_for_spikes(step, loss, grad_norm, is_skipped)?;
         Ok(StepReport {
             step,
             max_steps: self.schedule.max_steps,
@@ -456,6 +497,7 @@ impl Trainer {
                     }
                     if skipped == 0 {
                         self.watch(step, &first)?;
+                        self.debug(step, &first)?;
                         self.repeat(step, &first)?;
                     }
                 }
@@ -507,7 +549,9 @@ impl Trainer {
         if self.config.training.cast_statistics_steps == 0 {
             return Ok(());
         }
-        let measured = self.run.step.partition().casts(&mut self.run.model)?;
+        let Run { model, step: work, .. } = &mut *self.run;
+        let measured = work.partition().casts(model)?;
+        self.look_at_casts(step, &measured)?;
         match self.files.as_mut().and_then(|files| files.casts.as_mut()) {
             Some(casts) => casts.append(step, &measured),
             None => Ok(()),
@@ -543,66 +587,6 @@ impl Trainer {
         patience > 0 && self.best.as_ref().is_some_and(|best| best.without_improvement >= patience)
     }
 
-    /// The metrics of a step, without evaluation.
-    fn values(&self, done: &StepReport) -> Map<String, Value> {
-        let mut values = json!({
-            "loss": done.loss,
-            "learning_rate": done.learning_rate,
-            "grad_norm": done.grad_norm,
-            "tokens": self.tokens,
-            "tokens_per_second": done.tokens_per_second,
-            "peak_memory_bytes": done.peak_memory_bytes,
-        });
-        for (name, value) in done.preference.iter().flat_map(PreferenceSums::metrics) {
-            values[name] = json!(value);
-        }
-        if let Some(error) = done.reduce_error {
-            values["reduce_error"] = json!(error);
-        }
-        if let Some(LossScale { scale, skipped_steps, .. }) = &done.loss_scale {
-            values["loss_scale"] = json!(scale);
-            values["skipped_steps"] = json!(skipped_steps);
-        }
-        if let Some(casts) = &done.casts {
-            values["fp8_saturated"] = json!(casts.saturated);
-            values["fp8_underflowed"] = json!(casts.underflowed);
-            values["fp8_non_finite"] = json!(casts.non_finite.len());
-        }
-        match values {
-            Value::Object(values) => values,
-            _ => unreachable!("an object was made above"),
-        }
-    }
-
-    fn record(&mut self, step: u64, mut values: Map<String, Value>, evaluation: Option<&Validation>) -> Result<()> {
-        let Some(files) = &mut self.files else { return Ok(()) };
-        files.lock.check()?;
-        let number = |key: &str| values.get(key).and_then(Value::as_f64);
-        let sets = evaluation.iter().flat_map(|evaluation| &evaluation.sets);
-        let sets: Vec<_> = sets.map(|(name, set)| (format!("eval/{name}_loss"), set.loss)).collect();
-        let mut scalars: Vec<(&str, f64)> = sets.iter().map(|(tag, loss)| (tag.as_str(), *loss)).collect();
-        for (tag, key) in
-            [("train/loss", "loss"), ("train/learning_rate", "learning_rate"), ("train/grad_norm", "grad_norm")]
-        {
-            scalars.extend(number(key).map(|value| (tag, value)));
-        }
-        let named = values.iter().filter(|(name, _)| PreferenceSums::is_metric(name));
-        let mut named: Vec<_> =
-            named.filter_map(|(name, value)| Some((format!("train/{name}"), value.as_f64()?))).collect();
-        self.losses.extend(number("loss").map(|loss| (step, loss)));
-        if let Some(evaluation) = evaluation {
-            values.extend(evaluation.metrics());
-            scalars.push(("eval/loss", evaluation.all.loss));
-            let rewards = evaluation.all.preference.iter().flat_map(PreferenceSums::metrics);
-            named.extend(rewards.map(|(name, value)| (format!("eval/{name}"), value)));
-            self.eval_losses.push((step, evaluation.all.loss));
-        }
-        scalars.extend(named.iter().map(|(tag, value)| (tag.as_str(), *value)));
-        let values: Vec<(&str, Value)> = values.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
-        files.metrics.append(step, &values)?;
-        files.events.scalars(step, &scalars)
-    }
-
     /// Begins to save a checkpoint of the current step; each rank writes its part. The leading rank flushes metrics and draws the
     /// plot first. Returns the checkpoint before, if it was not complete yet.
     fn save(&mut self) -> Result<Option<Saved>> {
@@ -627,7 +611,7 @@ impl Trainer {
             replace_file(&RealFs, &folder.join("loss.svg"), plot.as_bytes())?;
             files.saved(folder)
         };
-        let Run { model, optimizer, step, .. } = &mut self.run;
+        let Run { model, optimizer, step, .. } = &mut *self.run;
         self.saver.begin(&progress, &self.template, model, &mut **optimizer, step.partition(), prepare)
     }
 
@@ -652,6 +636,7 @@ impl Trainer {
     pub fn into_model(self) -> Result<(Decoder, Tokenizer)> {
         let best = self.best().filter(|(best, _)| best.step != self.step).map(|(_, path)| path);
         let Trainer { saver, run, tokenizer, config, sizes, ranks, .. } = self;
+        let run = run.into_inner();
         drop(saver);
         if let Some(best) = best {
             let device = run.model.device().clone();

@@ -12,6 +12,10 @@ pub(super) struct Sentinel {
     pub(super) demoted: BTreeSet<String>,
     /// Why the run ends after the step in progress.
     pub(super) pause: Option<String>,
+    /// Why the run goes back to an earlier checkpoint after the step in progress.
+    pub(super) rollback: Option<String>,
+    /// Why the run ends after the step in progress, without a checkpoint.
+    pub(super) stop: Option<String>,
 }
 
 impl Sentinel {

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{
     AdaptedWeights, AdapterFolder, FolderWeights, Progress, RandomWeights, Verify, abandon_after, atomic,
-    holds_checkpoints, latest_complete, training, verify,
+    holds_checkpoints, latest_complete, latest_complete_until, training, verify,
 };
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
@@ -221,7 +221,22 @@ pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Optio
 
 /// [`find_checkpoint`] of several ranks: the leading one searches, and the others read what it found.
 pub(super) fn find_shared_checkpoint(config: &RunConfig, start: &Start, ranks: &Ranks) -> Result<Option<Resumed>> {
-    let found = if ranks.leads() { find_checkpoint(config, start) } else { Ok(None) };
+    share_checkpoint(if ranks.leads() { find_checkpoint(config, start) } else { Ok(None) }, ranks)
+}
+
+/// The newest complete checkpoint of the run up to `step`, for all ranks.
+pub(super) fn find_shared_checkpoint_until(config: &RunConfig, step: u64, ranks: &Ranks) -> Result<Option<Resumed>> {
+    let find = || {
+        let latest = latest_complete_until(&checkpoints(&config.output_dir), step, Verify::Hashes)?;
+        let read =
+            |(path, manifest): (PathBuf, _)| Ok(Resumed { progress: training::progress(&path, &manifest)?, path });
+        latest.complete.map(read).transpose()
+    };
+    share_checkpoint(if ranks.leads() { find() } else { Ok(None) }, ranks)
+}
+
+/// The checkpoint that the leading rank has `found`, for all ranks.
+fn share_checkpoint(found: Result<Option<Resumed>>, ranks: &Ranks) -> Result<Option<Resumed>> {
     let found = ranks.together("the search for a checkpoint", found)?;
     let path = Ok(found.as_ref().map(|resumed| resumed.path.clone()));
     let path = ranks.all("the checkpoint to resume from", path)?.swap_remove(0);

@@ -1,13 +1,20 @@
 //! What a run watches: comparisons with BF16 and what follows from them, repeated passes, spikes, and steps that are not finite.
 
 use super::Trainer;
+use super::files::DUMPS;
+use crate::checkpoint::write_file;
 use crate::config::AlarmsConfig;
 use crate::data::Batch;
 use crate::error::{Error, Result};
+use crate::fs::{RealFs, create_dirs};
 use crate::mode::StepPrecision;
-use crate::report::sentinel_line;
-use crate::sentinel::{AlarmPolicy, Decision, Finding, NonFiniteSteps, Verdict};
+use crate::report::{TensorStatistics, sentinel_line};
+use crate::scaling::{CastRecord, Quantity};
+use crate::sentinel::{AlarmPolicy, CastFinding, Decision, Finding, NonFiniteSteps, Verdict};
+use crate::step::Repeated;
 use ottava_tensor::Device;
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 
 /// Findings that are named in the log of the program; all are in `sentinel.jsonl`.
 const SHOWN: usize = 4;
@@ -51,6 +58,37 @@ impl Trainer {
         self.follow_decisions(step)
     }
 
+    /// Records tensors of the first rows of `batch`, the first micro-batch of `step`, if that is due: statistics of those of the leading rank,
+    /// and files of each rank.
+    pub(super) fn debug(&mut self, step: u64, batch: &Batch) -> Result<()> {
+        let config = self.config.debug.clone();
+        if !config.is_due(step) {
+            return Ok(());
+        }
+        let rows = batch.first_rows(self.config.sentinel.sentinel_sequences);
+        let (comparison, tensors) = self.run.observe(&rows, &config.debug_tensors)?;
+        let casts = comparison.tensors.iter().filter(|compared| compared.quantity == Quantity::Cast);
+        let errors: HashMap<&str, f64> = casts.map(|compared| (compared.name.as_str(), compared.error())).collect();
+        if let Some(log) = self.files.as_mut().and_then(|files| files.tensors.as_mut()) {
+            let mut all = Map::new();
+            for (name, tensor) in &tensors {
+                let statistics = TensorStatistics::of(tensor, errors.get(name.as_str()).copied())?;
+                all.insert(name.clone(), json!(statistics));
+            }
+            log.append(step, &[("tensors", Value::Object(all))])?;
+        }
+        if config.dump_tensors {
+            let folder = self.config.output_dir.join(DUMPS);
+            let name = match self.ranks.size() {
+                1 => format!("step-{step}.safetensors"),
+                _ => format!("step-{step}-rank-{}.safetensors", self.ranks.rank()),
+            };
+            let write = || create_dirs(&RealFs, &folder).and_then(|()| write_file(&folder.join(name), &tensors));
+            self.ranks.together("files of tensors", write())?;
+        }
+        Ok(())
+    }
+
     /// Computes `batch`, the first micro-batch of `step`, twice, if that is due.
     ///
     /// Errors with [`Error::Corruption`] on all ranks if any bit differs.
@@ -61,7 +99,12 @@ impl Trainer {
         // On a GPU, the order of sums in attention's backward may change from run to run.
         let is_cpu = matches!(self.run.model.device(), Device::Cpu | Device::DryCpu(_));
         let deterministic = is_cpu || self.config.precision.deterministic;
-        match self.run.repeat(batch, self.precision, deterministic)? {
+        let Repeated { different, digests } = self.run.repeat(batch, self.precision, deterministic)?;
+        if let Some(log) = self.files.as_mut().and_then(|files| files.digests.as_mut()) {
+            let digests = digests.into_iter().map(|(name, bits)| (name, json!(format!("{bits:016x}")))).collect();
+            log.append(step, &[("digests", Value::Object(digests))])?;
+        }
+        match different {
             None => Ok(()),
             Some(tensor) => Err(Error::Corruption(format!(
                 "step {step}: the same micro-batch gave other bits when it was computed again: the first difference is in the {tensor}. \
@@ -96,48 +139,116 @@ impl Trainer {
         }
     }
 
-    /// Looks for spikes in what `step` gave, and acts on them. All ranks see the same numbers.
-    pub(super) fn look_for_spikes(&mut self, step: u64, loss: f64, grad_norm: f64) {
+    /// Looks for spikes in what `step` gave, and acts on them. All ranks see the same numbers. If the step `was_skipped`, no weight has changed.
+    pub(super) fn look_for_spikes(&mut self, step: u64, loss: f64, grad_norm: f64, was_skipped: bool) -> Result<()> {
         if !loss.is_finite() || !grad_norm.is_finite() {
-            return;
+            return Ok(());
         }
         let AlarmsConfig { loss_spike, grad_norm_spike, .. } = self.config.alarms;
+        let window = self.config.alarms.spike_window;
         let seen = [
-            ("loss", loss_spike, self.alarms.loss.see(loss)),
-            ("gradient norm", grad_norm_spike, self.alarms.grad_norm.see(grad_norm)),
+            ("loss", "loss_spike", loss_spike, self.alarms.loss.see(loss)),
+            ("gradient norm", "grad_norm_spike", grad_norm_spike, self.alarms.grad_norm.see(grad_norm)),
         ];
-        for (name, policy, spike) in seen {
-            let Some(spike) = spike.filter(|_| policy != AlarmPolicy::Off) else { continue };
-            let text = format!("the {name} {spike} of the last {} steps", self.config.alarms.spike_window);
-            if self.ranks.leads() {
-                tracing::warn!("step {step}: {text}");
-            }
-            if policy == AlarmPolicy::Pause {
-                self.sentinel.pause.get_or_insert(text);
-            }
+        for (name, alarm, policy, spike) in seen {
+            let Some(spike) = spike else { continue };
+            let then = match policy {
+                AlarmPolicy::Skip if was_skipped => "; no weight was changed",
+                AlarmPolicy::Skip => {
+                    "; as many steps in a row as `max_skipped_steps` were skipped, so this one was not"
+                }
+                _ => "",
+            };
+            let text = format!("the {name} {spike} of the last {window} steps{then}");
+            self.raise(step, policy, alarm, &[], spike.value, text)?;
         }
+        Ok(())
     }
 
-    /// Whether a step with this `grad_norm` is skipped because the norm is not finite; then no weight has changed.
-    pub(super) fn skips(&mut self, step: u64, grad_norm: f64) -> bool {
-        let state = &mut self.sentinel.state;
-        if grad_norm.is_finite() {
-            state.non_finite_in_a_row = 0;
-            return false;
+    /// Looks for casts whose statistics up to `step` are out of the ordinary, and acts on them. All ranks see the same statistics.
+    pub(super) fn look_at_casts(&mut self, step: u64, measured: &[CastRecord]) -> Result<()> {
+        let (policy, found) = (self.config.alarms.casts, self.alarms.see_casts(measured));
+        for of_alarm in found.chunk_by(|a, b| a.alarm == b.alarm) {
+            let shown = of_alarm.iter().take(SHOWN).map(CastFinding::to_string).collect::<Vec<_>>().join("; ");
+            let text = match of_alarm.len().saturating_sub(SHOWN) {
+                0 => shown,
+                more => format!("{shown}; and {more} more casts"),
+            };
+            let names: Vec<_> = of_alarm.iter().map(|finding| finding.name.as_str()).collect();
+            let largest = of_alarm.iter().map(|finding| finding.value).fold(f64::NEG_INFINITY, f64::max);
+            self.raise(step, policy, of_alarm[0].alarm.as_str(), &names, largest, text)?;
         }
-        let AlarmsConfig { non_finite_steps, max_non_finite_steps, .. } = self.config.alarms;
-        if non_finite_steps == NonFiniteSteps::Stop || state.non_finite_in_a_row >= max_non_finite_steps {
-            return false;
+        Ok(())
+    }
+
+    /// Logs an alarm of `step`, and does what its `policy` says after the step.
+    fn raise(
+        &mut self,
+        step: u64,
+        policy: AlarmPolicy,
+        alarm: &str,
+        tensors: &[&str],
+        value: f64,
+        text: String,
+    ) -> Result<()> {
+        if policy == AlarmPolicy::Off {
+            return Ok(());
         }
-        state.non_finite_in_a_row += 1;
-        self.run.optimizer.skip_step();
+        if self.ranks.leads() {
+            tracing::warn!("step {step}: {text}");
+        }
+        if let Some(files) = &mut self.files {
+            let fields = [
+                ("alarm", json!(alarm)),
+                ("tensors", json!(tensors)),
+                ("value", json!(value)),
+                ("policy", json!(policy.as_str())),
+                ("text", json!(text)),
+            ];
+            files.log_alarm(&self.config.output_dir, step, &fields)?;
+        }
+        let asked = match policy {
+            AlarmPolicy::Off | AlarmPolicy::Warn | AlarmPolicy::Skip => return Ok(()),
+            AlarmPolicy::Rollback => &mut self.sentinel.rollback,
+            AlarmPolicy::Pause => &mut self.sentinel.pause,
+            AlarmPolicy::Stop => &mut self.sentinel.stop,
+        };
+        asked.get_or_insert(text);
+        Ok(())
+    }
+
+    /// Sets the largest norm of gradients by which the next step updates.
+    pub(super) fn limit_norm(&mut self) {
+        let may_skip = self.sentinel.state.skipped_in_a_row < self.config.alarms.max_skipped_steps;
+        let limit = if may_skip { self.alarms.grad_norm.limit() } else { f64::INFINITY };
+        self.run.step.set_norm_limit(limit);
+    }
+
+    /// Whether a step whose gradient norm is not finite is skipped; then no weight has changed.
+    pub(super) fn skips_non_finite(&mut self, step: u64) -> Result<bool> {
+        let AlarmsConfig { non_finite_steps, max_skipped_steps, .. } = self.config.alarms;
+        if non_finite_steps == NonFiniteSteps::Stop || self.sentinel.state.skipped_in_a_row >= max_skipped_steps {
+            return Ok(false);
+        }
+        self.skip_step()?;
         if self.ranks.leads() {
             tracing::warn!(
-                "step {step}: gradients are not finite and no weight was changed; the step is skipped, number {} of at most {max_non_finite_steps} in a row",
-                self.sentinel.state.non_finite_in_a_row
+                "step {step}: gradients are not finite and no weight was changed; the step is skipped, number {} of at most \
+                 {max_skipped_steps} in a row",
+                self.sentinel.state.skipped_in_a_row
             );
         }
-        true
+        Ok(true)
+    }
+
+    /// Counts a step that has changed no weight, and casts the weights as a resumed run does: the update has measured none.
+    pub(super) fn skip_step(&mut self) -> Result<()> {
+        self.sentinel.state.skipped_in_a_row += 1;
+        self.sentinel.state.skipped_steps += 1;
+        self.run.optimizer.skip_step();
+        self.run.quantize_weights()?;
+        self.run.step.forget_captures();
+        Ok(())
     }
 }
 

@@ -44,6 +44,7 @@ mod reward;
 mod saves;
 mod sentinel;
 mod sentinel_devices;
+mod sentinel_long;
 mod sentinel_runs;
 mod setup;
 mod sft;

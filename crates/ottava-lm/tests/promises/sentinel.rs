@@ -193,6 +193,9 @@ fn wrong_scales_are_found_and_named() {
             }
         });
         assert_eq!(found(&all, down, is_cast), Some(1), "{stuck}: {all:?}");
+        let before = all[0].loss_costs.iter().find(|(name, _)| name == down).expect("it has a cost").1;
+        assert_eq!(all[1].loss_costs[0].0, down, "{stuck}: {:?}", all[1].loss_costs);
+        assert!(all[1].loss_costs[0].1 > 20.0 * before, "{stuck}: {before} before, {:?}", all[1].loss_costs);
     }
     // The scales of two tensors of different size.
     let all = verdicts(&setup, None, 7, 3, move |step, own| {
@@ -289,9 +292,9 @@ fn differences(
         // The fault is on the last rank.
         plant(fault(step).filter(|_| own.ranks.rank() + 1 == own.ranks.size()));
         let batch = text_rows(MICRO_BATCHES * step / ranks * ranks + rank);
-        let different = own.work.repeat(&mut own.model, &batch, StepPrecision::Recipe, true).unwrap();
+        let repeated = own.work.repeat(&mut own.model, &batch, StepPrecision::Recipe, true).unwrap();
         plant(None);
-        Some(different)
+        Some(repeated.different)
     });
     let (first, _) = all.remove(0);
     assert!(all.iter().all(|(other, _)| *other == first), "ranks see different things");
@@ -324,4 +327,73 @@ fn a_flipped_bit_is_found_at_the_next_check_and_named() {
     let (fault, _) = faults[0];
     let found = differences(&two, 2, move |step| (step == 1).then_some(fault));
     assert_eq!(found, [None, Some("`output of model.layers.1` on rank 1".into())]);
+}
+
+/// Where an update has changed nothing, weights are cast again; if their scales follow from their values, no bit changes.
+#[test]
+fn casting_the_weights_again_changes_no_bit() {
+    for name in [RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block] {
+        let one = mesh(&recipe(name, Fp8Format::Auto));
+        let two = Mesh { data: 2, schedule: Schedule::of_one_rank(1), ..one.clone() };
+        let meshes = [
+            one,
+            Mesh { zero: Zero::OptimizerStates, ..two.clone() },
+            Mesh { zero: Zero::Weights, gathers_values: false, ..two },
+        ];
+        for mesh in meshes {
+            let (zero, ranks) = (mesh.zero, mesh.data);
+            let once = run(&mesh, None, 3, |_, _| None::<()>);
+            let again = run(&mesh, None, 3, |_, own| {
+                own.work.partition().quantize_weights(&mut own.model).unwrap();
+                None::<()>
+            });
+            for (once, again) in once.iter().zip(&again) {
+                assert!(once.1.weights == again.1.weights, "{name:?}, {zero:?}, {ranks} ranks");
+            }
+        }
+    }
+}
+
+/// Repeated passes before each of some steps, and how many of them found a difference.
+pub fn differences_of_checks(steps: usize, checks: usize) -> (usize, usize) {
+    let setup = mesh(&recipe(RecipeName::Fp8Delayed, Fp8Format::Auto));
+    let all = run(&setup, None, steps, move |step, own| {
+        let found = (0..checks).map(|check| {
+            let batch = text_rows(checks * step + check);
+            own.work.repeat(&mut own.model, &batch, StepPrecision::Recipe, true).unwrap().different
+        });
+        Some(found.collect::<Vec<_>>())
+    });
+    let found: Vec<_> = all.into_iter().flat_map(|(seen, _)| seen).flatten().collect();
+    (found.len(), found.iter().flatten().count())
+}
+
+#[test]
+fn a_flipped_bit_of_one_ranks_weight_is_found_and_named() {
+    for name in [RecipeName::Bf16, RecipeName::Fp8Delayed] {
+        let setup = Mesh { data: 2, schedule: Schedule::of_one_rank(1), ..mesh(&recipe(name, Fp8Format::Auto)) };
+        let tensor = "model.layers.1.self_attn.o_proj.weight";
+        let all = run(&setup, None, 2, move |step, own| {
+            if step == 1 && own.ranks.rank() == 1 {
+                let mut params = own.model.parameters();
+                let param = params.iter_mut().find(|param| param.name() == tensor).unwrap();
+                let value = param.value().unwrap();
+                let mut bytes = value.read_bytes().unwrap();
+                bytes[100] ^= 1;
+                param
+                    .weights
+                    .set_value(Tensor::from_bytes(&Device::Cpu, value.shape(), value.dtype(), &bytes).unwrap());
+            }
+            let MeshRank { model, optimizer, work, .. } = &mut *own;
+            let compared = work.partition().compare_replicas(model, optimizer, &format!("before step {}", step + 1));
+            // Both ranks go on with the same weights.
+            Some(compared.map_err(|error| error.to_string()).err())
+        });
+        for (rank, (found, _)) in all.iter().enumerate() {
+            assert_eq!(found[0], None, "{name:?}, rank {rank}");
+            let text = found[1].as_deref().unwrap_or_default();
+            let words = format!("`{tensor}` (weight) of rank 1 differs from that of rank 0 before step 2");
+            assert!(text.contains(&words), "{name:?}, rank {rank}: {text}");
+        }
+    }
 }

@@ -55,7 +55,7 @@ pub use cast::cast;
 pub use checksum::checksums;
 pub use column_parts::{divide_columns, join_columns};
 pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unscale_columns};
-pub use compare::{SUMS, compare};
+pub use compare::{SUMS, compare, compare_along, compare_codes, compare_rows};
 pub use compress::{CompressedTensor, SavedActivation, compress, decompress};
 pub use cross_entropy::{
     IGNORE_INDEX, cap_logits, cross_entropy, cross_entropy_gradient, merge_losses, partial_gradient, partial_losses,
@@ -66,7 +66,7 @@ pub use descend::{DescendParameter, descend, descend_amax};
 pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
 pub use embedding::{embedding, embedding_gradient, embedding_of_part, embedding_of_part_gradient};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
-pub use global_norm::{global_norm, root_of_sum, sum_of_squares, sums_of_squares};
+pub use global_norm::{global_norm, limit_norm, root_of_sum, sum_of_squares, sums_of_squares};
 pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes};
 pub use head_norm::{HeadNormLayout, HeadNormWeights, NormScope, head_norm, head_norm_backward};
 pub use kernels::{KernelSupport, kernel_support, kernels};

@@ -2,21 +2,25 @@
 
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::checkpoint::{Verify, latest_complete};
+use ottava_lm::checkpoint::{ModelFiles, Verify, latest_complete};
 use ottava_lm::config::RunConfig;
 use ottava_lm::fs::{RealFs, replace_file};
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
-use ottava_lm::report::{CastTable, Outlier, Share, Summary, cast_maps};
+use ottava_lm::report::{CastTable, Outlier, SentinelTable, Share, Summary, cast_maps, sentinel_maps};
+use ottava_lm::scaling::Quantity;
+use ottava_lm::sentinel::{Recommendation, WhatIf, what_if};
 use ottava_lm::{Error, Result};
-use ottava_tensor::Device;
 use ottava_tensor::cuda::GpuModel;
+use ottava_tensor::{DType, Device, Granularity, Tensor};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Show saturation and underflow of a run's FP8 casts: a summary, the worst tensors, and a page of heat maps.
+/// Show saturation and underflow of a run's FP8 casts, and its comparisons with BF16: summaries, the worst tensors, and pages of heat maps.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava inspect runs/quickstart
+  ottava inspect runs/quickstart --recommend overrides.toml
+  ottava inspect runs/quickstart --what-if
   ottava inspect runs/quickstart --top 20 --output casts.html --json")]
 pub struct Inspect {
     /// The run's folder, `output_dir` of its configuration.
@@ -27,6 +31,16 @@ pub struct Inspect {
     /// The file of the heat maps; by default `casts.html` in the run's folder.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Write a table [[precision.overrides]] to this file: the linears whose forward should be computed in BF16, by the run's comparisons
+    /// with BF16.
+    #[arg(long, value_name = "FILE")]
+    recommend: Option<PathBuf>,
+    /// The share of what the casts cost in the loss that the recommendation avoids.
+    #[arg(long, default_value_t = 0.5, requires = "recommend")]
+    share: f64,
+    /// Show what casts in other formats, granularities and margins would lose of the tensors that the run wrote last (`debug.dump_tensors`).
+    #[arg(long)]
+    what_if: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -40,6 +54,80 @@ struct Found {
     checkpoint: Option<PathBuf>,
     /// Statistics of each cast, or the reason that there are none.
     casts: Result<CastTable, String>,
+    /// Comparisons with BF16; empty without a sentinel.
+    sentinel: SentinelTable,
+}
+
+/// The files that were written.
+#[derive(Default)]
+struct Written {
+    /// Heat maps of casts, and of comparisons.
+    casts: Option<PathBuf>,
+    sentinel: Option<PathBuf>,
+    recommendation: Option<(PathBuf, Recommendation)>,
+}
+
+/// A file of tensors, and what other casts would lose of each matrix that is cast.
+struct Dump {
+    path: PathBuf,
+    tensors: Vec<(String, Vec<WhatIf>)>,
+}
+
+/// The casts that the table shows, and their titles.
+const COLUMNS: [(DType, Granularity, Option<i32>, &str); 7] = [
+    (DType::E4M3, Granularity::PerTensor, Some(0), "tensor"),
+    (DType::E4M3, Granularity::PerTensor, Some(1), "margin 1"),
+    (DType::E4M3, Granularity::PerTensor, Some(-1), "margin -1"),
+    (DType::E4M3, Granularity::PerRow, None, "row"),
+    (DType::E4M3, Granularity::Blocks1x128, None, "1x128"),
+    (DType::E4M3, Granularity::Blocks128x128, None, "128x128"),
+    (DType::E5M2, Granularity::PerTensor, Some(0), "E5M2"),
+];
+
+impl Dump {
+    /// The file of the latest step in the run's folder.
+    fn latest(run: &Path) -> Result<Dump> {
+        let step = |path: &Path| {
+            let name = path.file_stem()?.to_str()?.strip_prefix("step-")?;
+            name.split('-').next()?.parse::<u64>().ok()
+        };
+        let entries = std::fs::read_dir(run.join("dumps")).into_iter().flatten().flatten().map(|entry| entry.path());
+        let path = entries.filter_map(|path| Some((step(&path)?, path))).max().map(|(_, path)| path);
+        let path = path.ok_or_else(|| {
+            Error::Config(format!(
+                "{}: the run wrote no tensors; set `debug.debug_steps` to steps and `debug.dump_tensors` to true",
+                run.display()
+            ))
+        })?;
+        let files = ModelFiles::open_file(&path)?;
+        let is_cast =
+            |name: &&str| ["input", "weight", "grad_output"].iter().any(|end| name.ends_with(&format!(".{end}")));
+        let tensors = files.names().filter(is_cast).map(|name| {
+            let info = files.info(name)?;
+            let x = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &files.read(name)?)?;
+            Ok((name.to_string(), what_if(&x)?))
+        });
+        Ok(Dump { tensors: tensors.collect::<Result<_>>()?, path })
+    }
+
+    fn json(&self) -> Value {
+        let tensors = self.tensors.iter().map(|(name, all)| (name.clone(), json!(all)));
+        json!({"file": self.path, "tensors": tensors.collect::<serde_json::Map<_, _>>()})
+    }
+
+    fn print(&self) {
+        out!("\nrelative errors of casts to E4M3 with other scales, and to E5M2: {}", self.path.display());
+        let titles: String = COLUMNS.iter().map(|(.., title)| format!(" {title:>9}")).collect();
+        out!("{:<48}{titles}", "");
+        for (name, all) in &self.tensors {
+            let error = |(format, granularity, margin, _): &(DType, Granularity, Option<i32>, &str)| {
+                let of = |one: &&WhatIf| (one.format, one.granularity, one.margin) == (*format, *granularity, *margin);
+                all.iter().find(of).map_or(f64::NAN, |one| one.error)
+            };
+            let errors: String = COLUMNS.iter().map(|column| format!(" {:>9.4}", error(column))).collect();
+            out!("{name:<48}{errors}");
+        }
+    }
 }
 
 /// Titles of the tables of outliers, and the meaning of their numbers.
@@ -57,18 +145,34 @@ impl Inspect {
             let underflowed = table.most_lost(self.top, |cell| cell.underflowed);
             [saturated, underflowed, table.most_grown(self.top)]
         });
-        let page = match &found.casts {
-            Ok(table) => {
-                let page = self.output.unwrap_or_else(|| self.run.join("casts.html"));
-                let title = format!("FP8 casts of {} ({})", self.run.display(), found.recipe());
-                replace_file(&RealFs, &page, cast_maps(&title, table).as_bytes())?;
-                Some(page)
-            }
-            Err(_) => None,
-        };
+        let mut written = Written::default();
+        let title = |what: &str| format!("{what} of {} ({})", self.run.display(), found.recipe());
+        if let Ok(table) = &found.casts {
+            let page = self.output.clone().unwrap_or_else(|| self.run.join("casts.html"));
+            replace_file(&RealFs, &page, cast_maps(&title("FP8 casts"), table).as_bytes())?;
+            written.casts = Some(page);
+        }
+        if !found.sentinel.is_empty() {
+            let page = self.run.join("sentinel.html");
+            replace_file(&RealFs, &page, sentinel_maps(&title("FP8 beside BF16"), &found.sentinel).as_bytes())?;
+            written.sentinel = Some(page);
+        }
+        if let Some(file) = &self.recommend {
+            let recommendation = found.recommend(&self.run, self.share)?;
+            replace_file(&RealFs, file, recommendation.to_toml().as_bytes())?;
+            written.recommendation = Some((file.clone(), recommendation));
+        }
+        let dump = self.what_if.then(|| Dump::latest(&self.run)).transpose()?;
         match self.json {
-            true => print_json(&found.json(&outliers, &page)),
-            false => found.print(&self.run, &outliers, &page),
+            true => {
+                let mut all = found.json(&outliers, &written);
+                all["what_if"] = json!(dump.as_ref().map(Dump::json));
+                print_json(&all);
+            }
+            false => {
+                found.print(&self.run, self.top, &outliers, &written);
+                dump.iter().for_each(Dump::print);
+            }
         }
         Ok(())
     }
@@ -111,14 +215,35 @@ impl Found {
                 "there are no statistics of single casts yet; they are recorded every {every} steps (`training.cast_statistics_steps`)"
             )),
         };
-        Ok(Found { config, summary, checkpoint, casts })
+        let sentinel = run.join("sentinel.jsonl");
+        let sentinel = if sentinel.is_file() { SentinelTable::read(&sentinel)? } else { SentinelTable::default() };
+        Ok(Found { config, summary, checkpoint, casts, sentinel })
+    }
+
+    /// The linears whose forward should be computed in BF16, so that `share` of what casts cost is avoided.
+    fn recommend(&self, run: &Path, share: f64) -> Result<Recommendation> {
+        if !(0.0..=1.0).contains(&share) {
+            return Err(Error::Config(format!("--share is {share}; it lies between 0 and 1")));
+        }
+        let costs = self.sentinel.means(Quantity::LossCost);
+        if costs.is_empty() {
+            return Err(Error::Config(format!(
+                "{}: there are no comparisons with BF16 to recommend by; set `sentinel.sentinel_steps` to an interval in steps, such as 100",
+                run.display()
+            )));
+        }
+        let model = self.checkpoint.as_deref().unwrap_or(&self.config.model.path);
+        let recipe = self.config.recipe_on(&Device::dry_gpu(GpuModel::h200()));
+        let description = Decoder::describe(&decoder_config(&ConfigFile::read(model)?)?, &recipe)?;
+        let sites: Vec<_> = description.linears.into_iter().map(|(site, _)| site).collect();
+        Ok(Recommendation::of(&costs, &sites, share))
     }
 
     fn recipe(&self) -> &'static str {
         self.config.precision.recipe.as_str()
     }
 
-    fn json(&self, outliers: &Option<[Vec<Outlier>; 3]>, page: &Option<PathBuf>) -> Value {
+    fn json(&self, outliers: &Option<[Vec<Outlier>; 3]>, written: &Written) -> Value {
         let lists = outliers.iter().flat_map(|tables| TABLES.iter().zip(tables)).map(|((key, ..), list)| (*key, list));
         json!({
             "recipe": self.recipe(),
@@ -128,11 +253,58 @@ impl Found {
             "cast_lines": self.casts.as_ref().map(|table| table.steps.len()).unwrap_or(0),
             "non_finite": self.casts.as_ref().map(CastTable::not_finite).unwrap_or_default(),
             "worst": lists.collect::<std::collections::BTreeMap<_, _>>(),
-            "html": page,
+            "html": written.casts,
+            "sentinel": (!self.sentinel.is_empty()).then(|| self.sentinel_json()),
+            "sentinel_html": written.sentinel,
+            "recommendation": written.recommendation.as_ref().map(|(_, recommendation)| recommendation),
         })
     }
 
-    fn print(&self, run: &Path, outliers: &Option<[Vec<Outlier>; 3]>, page: &Option<PathBuf>) {
+    fn sentinel_json(&self) -> Value {
+        let table = &self.sentinel;
+        json!({
+            "steps": table.steps,
+            "loss_gap": table.whole.iter().map(|whole| whole.loss_gap).collect::<Vec<_>>(),
+            "gradient_cosine": table.whole.iter().map(|whole| whole.gradient_cosine).collect::<Vec<_>>(),
+            "findings": table.findings,
+            "loss_costs": table.means(Quantity::LossCost),
+        })
+    }
+
+    /// The numbers of the whole model, and the linears that cost most.
+    fn print_sentinel(&self, top: usize, written: &Written) {
+        let table = &self.sentinel;
+        if table.is_empty() {
+            return;
+        }
+        let count = table.steps.len();
+        let mean = |value: &dyn Fn(usize) -> f64| (0..count).map(value).sum::<f64>() / count as f64;
+        out!("\n{count} comparisons with BF16, with {} findings", table.findings.iter().sum::<usize>());
+        out!("  {:<16} {:+.5} nats per token in the mean", "loss gap", mean(&|at| table.whole[at].loss_gap));
+        out!("  {:<16} {:.4} in the mean", "gradient cosine", mean(&|at| table.whole[at].gradient_cosine));
+        let costs = table.means(Quantity::LossCost);
+        let all: f64 = costs.iter().map(|(_, cost)| cost).sum();
+        out!("\n{:<56} {:>9}", "The casts of forward cost most, estimated", "nats");
+        for (name, cost) in costs.iter().take(top) {
+            out!("{name:<56} {cost:>9.1e}");
+        }
+        out!("{:<56} {all:>9.1e}", format!("all {} linears", costs.len()));
+        if let Some(page) = &written.sentinel {
+            out!("\nplots and heat maps: {}", page.display());
+        }
+        if let Some((file, recommendation)) = &written.recommendation {
+            let [removed, all, flops] = [recommendation.removed(), recommendation.all_costs, recommendation.flops()];
+            out!(
+                "recommended: forward of {} of {} linears in BF16, {:.1} % of the FLOPs of forward, avoids {removed:.1e} of {all:.1e} nats: {}",
+                recommendation.linears.len(),
+                recommendation.all_linears,
+                100.0 * flops,
+                file.display()
+            );
+        }
+    }
+
+    fn print(&self, run: &Path, top: usize, outliers: &Option<[Vec<Outlier>; 3]>, written: &Written) {
         let Summary { step, tokens, loss, eval_loss, casts } = &self.summary;
         out!("{}: recipe {}, {step} steps, {tokens} tokens", run.display(), self.recipe());
         for (what, ends) in [("training loss", loss), ("validation loss", eval_loss)] {
@@ -155,7 +327,10 @@ impl Found {
         }
         let table = match &self.casts {
             Ok(table) => table,
-            Err(why) => return out!("\n{why}"),
+            Err(why) => {
+                out!("\n{why}");
+                return self.print_sentinel(top, written);
+            }
         };
         for (name, steps) in table.not_finite() {
             out!("  {:<16} {name}, in {steps} steps", "");
@@ -172,8 +347,9 @@ impl Found {
                 }
             }
         }
-        if let Some(page) = page {
+        if let Some(page) = &written.casts {
             out!("\nheat maps: {}", page.display());
         }
+        self.print_sentinel(top, written);
     }
 }

@@ -4,6 +4,7 @@ pub mod bench;
 mod bench_decode;
 pub mod calibrate;
 pub mod chat;
+pub mod compare;
 pub mod convert;
 pub mod doctor;
 pub mod eval;

@@ -1,13 +1,13 @@
 //! Compares the FP8 products of a linear with those of the values of the same codes in the compute type, in a pass that compares.
 
-use super::{Linear, Reads};
+use super::Linear;
 use crate::context::Context;
 use crate::error::Result;
 use crate::operand::View;
-use crate::param::Grad;
-use crate::scaling::{Casts, Quantity};
-use ottava_tensor::ops::{Accumulation, Operand, add, cast, dequantize, gemm_nt};
-use ottava_tensor::{DType, QuantizedTensor, Tensor};
+use crate::param::{Grad, Loan};
+use crate::scaling::{Casts, Quantity, sampling_step};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{Accumulation, Operand, dequantize, gemm_nt};
 
 impl Linear {
     /// Its name, that of its casts without their suffixes.
@@ -16,48 +16,66 @@ impl Linear {
         casts.scales.name(slot).trim_end_matches(".grad_output")
     }
 
-    /// [`Linear::fprop`] that compares the product, and the cast of the weight.
-    pub(super) fn compare_fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
-        let Context { casts, loan, .. } = &mut *context;
-        let (codes, weight) = (self.weight.codes_for_forward(loan, casts)?.only_rows(), self.weight.read(loan)?);
-        let name = format!("{}.weight", self.name(casts));
-        casts.probe().compare_cast(&name, &codes, &weight)?;
-        let y = self.summed_fprop(x, None, Reads::Codes, context)?;
-        let reference = self.summed_fprop(x, None, Reads::Values, context)?;
-        self.compare(Quantity::Fprop, &y, &reference, &mut context.casts)?;
-        residual.map_or(Ok(y.clone()), |residual| Ok(add(&y, residual)?))
-    }
-
-    /// [`Linear::dgrad`] that compares the product.
-    pub(super) fn compare_dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
-        let Context { casts, loan, .. } = &mut *context;
-        let (codes, weight) = (self.weight.codes_for_backward(loan, casts)?.only_transposed(), self.weight.read(loan)?);
-        let name = format!("{}.weight", self.name(casts));
-        casts.probe().compare_cast(&name, &codes, &weight)?;
-        let dx = self.summed_dgrad(dy, None, Reads::Codes, context)?;
-        let reference = self.summed_dgrad(dy, None, Reads::Values, context)?;
-        self.compare(Quantity::Dgrad, &dx, &reference, &mut context.casts)?;
-        other.map_or(Ok(dx.clone()), |other| Ok(add(&dx, other)?))
+    /// Compares the codes of the weight that a product reads with the weight, in a pass that compares.
+    pub(super) fn compare_weight(&self, codes: Operand, loan: &Loan, casts: &mut Casts) -> Result<()> {
+        if !casts.compares() {
+            return Ok(());
+        }
+        let (name, weight) = (format!("{}.weight", self.name(casts)), self.weight.read(loan)?);
+        casts.probe().compare_codes(&name, codes, &weight)
     }
 
     /// Compares the gradient of the weight, which has only the product of `dy` and `x`.
     pub(super) fn compare_wgrad(&self, dy: &View, x: &View, casts: &mut Casts) -> Result<()> {
         let gradient = self.weight.gradient.get().map(Grad::values).transpose()?.expect("wgrad has run");
-        let [dy, x] = [dy.dequantized(self.weight.dtype())?, x.dequantized(self.weight.dtype())?];
-        let (dy, x) = (Operand::plain_transposed(&dy), Operand::plain_transposed(&x));
-        let reference = gemm_nt(dy, x, DType::F32, Accumulation::Exact)?;
-        self.compare(Quantity::Wgrad, &cast(&gradient, DType::F32)?, &reference, casts)
+        self.compare_product(Quantity::Wgrad, &gradient, dy.columns(), x.columns(), casts).map(drop)
     }
 
-    /// Compares `x`, a product of this linear, with its `reference`.
-    pub(super) fn compare(&self, product: Quantity, x: &Tensor, reference: &Tensor, casts: &mut Casts) -> Result<()> {
+    /// Compares sampled rows of `product`, the product of the codes `a` and `b`, with the product of their values, which it returns.
+    pub(super) fn compare_product(
+        &self,
+        which: Quantity,
+        product: &Tensor,
+        a: Operand,
+        b: Operand,
+        casts: &mut Casts,
+    ) -> Result<Tensor> {
+        let (step, compute) = (sampling_step(product.shape()[0]), self.weight.dtype());
+        let (a, b) = (dequantize(a, step, compute)?, dequantize(b, 1, compute)?);
+        let reference = gemm_nt(Operand::plain(&a), Operand::plain(&b), product.dtype(), Accumulation::Exact)?;
         let name = self.name(casts).to_string();
-        casts.probe().compare(&name, product, x, reference)
+        casts.probe().compare_rows(&name, which, product, step, &reference)?;
+        Ok(reference)
     }
 
-    /// `a · bᵀ` of the values of a view and of codes.
-    pub(super) fn product_of_values(&self, a: &View, b: &QuantizedTensor) -> Result<Tensor> {
-        let (a, b) = (a.dequantized(self.weight.dtype())?, dequantize(b, self.weight.dtype())?);
-        Ok(gemm_nt(Operand::plain(&a), Operand::plain(&b), self.weight.dtype(), Accumulation::Exact)?)
+    /// Keeps the outputs of sampled tokens until backward: `by_codes`, and those of the values that were cast.
+    pub(super) fn keep_outputs(&self, by_codes: Tensor, context: &mut Context) -> Result<()> {
+        let Context { casts, loan, .. } = context;
+        let name = self.name(casts).to_string();
+        let input = match self.input.slot() {
+            Some(slot) => casts.scales.name(slot).to_string(),
+            None => format!("{name}.input"),
+        };
+        let Some(x) = casts.probe().rows_of(&input) else { return Ok(()) };
+        let weight = self.weight.read(loan)?;
+        let by_values = gemm_nt(Operand::plain(&x), Operand::plain(&weight), by_codes.dtype(), Accumulation::Exact)?;
+        casts.probe().keep_outputs(&name, [by_codes, by_values]);
+        Ok(())
+    }
+
+    /// Compares what both outputs that were kept cost in the loss, in a pass that compares.
+    pub(super) fn compare_loss_cost(&self, dy: &View, casts: &mut Casts) -> Result<()> {
+        if !casts.compares() || self.gradient.slot().is_none() {
+            return Ok(());
+        }
+        let name = self.name(casts).to_string();
+        let Some(outputs) = casts.probe().take_outputs(&name) else { return Ok(()) };
+        let kept = casts.probe().rows_of(&format!("{name}.grad_output"));
+        let dy = match (kept, dy) {
+            (Some(rows), _) => rows,
+            (None, View::Value(dy) | View::CodesAndValue(_, dy)) => casts.probe().sample(dy)?,
+            (None, View::Codes(_)) => return Ok(()),
+        };
+        casts.probe().compare_loss_cost(&name, &outputs, &dy)
     }
 }

@@ -13,8 +13,7 @@ use crate::operand::{FrozenScale, View};
 use crate::param::{Builder, Split};
 use crate::scaling::{Quantity, Slot};
 use ottava_tensor::ops::{
-    Accumulation, CodeCopies, Operand, add_unscaled_columns, column_scales, dequantize, gemm_nt, scale_columns,
-    unscale_columns,
+    CodeCopies, Operand, add_unscaled_columns, column_scales, gemm_nt, scale_columns, unscale_columns,
 };
 use ottava_tensor::{DType, Tensor};
 
@@ -63,7 +62,7 @@ impl SmoothCasts {
         residual: Option<&Tensor>,
         context: &mut Context,
     ) -> Result<(Tensor, ColumnScales)> {
-        let Context { casts: pass, loan, .. } = context;
+        let Context { casts: pass, loan, .. } = &mut *context;
         let mut columns = column_scales(x)?;
         if pass.mode.pass == Pass::Inference {
             // The amax of a column is a maximum over all requests.
@@ -72,6 +71,7 @@ impl SmoothCasts {
         let scaled = scale_columns(x, &columns)?;
         let input = pass.freeze(self.input, &scaled)?;
         let codes = pass.quantize(self.input, &input, &scaled, CodeCopies::Rows)?;
+        pass.keep_rows(self.input, x)?;
         pass.probe_cast(self.input, &codes, &scaled)?;
         let scaled = unscale_columns(&linear.weight.read(loan)?, &columns)?;
         let weight = pass.freeze(self.weight, &scaled)?;
@@ -79,14 +79,9 @@ impl SmoothCasts {
         pass.probe_cast(self.weight, &weight_codes, &scaled)?;
         let how = linear.products.fprop.accumulation();
         let (a, b) = (Operand::Rows(&codes), Operand::Rows(&weight_codes));
-        if pass.compares() {
-            let y = gemm_nt(Operand::Rows(&codes), Operand::Rows(&weight_codes), linear.weight.dtype(), how)?;
-            let reference = linear.product_of_values(&View::Codes(codes.clone()), &weight_codes)?;
-            linear.compare(Quantity::Fprop, &y, &reference, pass)?;
-        }
         let sums = linear.sums(Split::Input, pass);
-        let y = linear.output(a, b, residual.filter(|_| !sums), how, pass)?;
-        let y = if sums { pass.sum(linear.weight.name(), y, residual)? } else { y };
+        let y = linear.output(a, b, residual.filter(|_| !sums), how, context)?;
+        let y = if sums { context.casts.sum(linear.weight.name(), y, residual)? } else { y };
         Ok((y, ColumnScales { columns, input, weight }))
     }
 
@@ -101,17 +96,12 @@ impl SmoothCasts {
 
     /// `dy · W`, as `(dy · (W / s)) · s`.
     pub fn dgrad(self, linear: &Linear, dy: &View, scales: &ColumnScales, context: &mut Context) -> Result<Tensor> {
-        let Context { casts, loan, .. } = context;
+        let Context { casts, loan, .. } = &mut *context;
+        linear.compare_loss_cost(dy, casts)?;
         let weight = unscale_columns(&linear.weight.read(loan)?, &scales.columns)?;
         let weight = casts.requantize(self.weight, &scales.weight, &weight, CodeCopies::Columns)?;
-        let (out, how) = (linear.weight.dtype(), linear.products.dgrad.accumulation());
-        let dx = gemm_nt(dy.rows(), Operand::Columns(&weight), out, how)?;
-        if casts.compares() {
-            let [dy, weight] = [dy.dequantized(out)?, dequantize(&weight, out)?];
-            let (a, b) = (Operand::plain(&dy), Operand::plain_transposed(&weight));
-            let reference = gemm_nt(a, b, out, Accumulation::Exact)?;
-            linear.compare(Quantity::Dgrad, &dx, &reference, casts)?;
-        }
+        let how = linear.products.dgrad.accumulation();
+        let dx = linear.product(Quantity::Dgrad, dy.rows(), Operand::Columns(&weight), None, how, context)?;
         Ok(scale_columns(&dx, &scales.columns)?)
     }
 
@@ -127,12 +117,10 @@ impl SmoothCasts {
         let x = scale_columns(x, &scales.columns)?;
         let x = context.casts.requantize(self.input, &scales.input, &x, CodeCopies::Columns)?;
         let how = linear.products.wgrad.accumulation();
-        let product = gemm_nt(dy.columns(), Operand::Columns(&x), DType::F32, how)?;
+        let (dy, x) = (dy.columns(), Operand::Columns(&x));
+        let product = gemm_nt(dy, x, DType::F32, how)?;
         if context.casts.compares() {
-            let [dy, x] = [dy.dequantized(linear.weight.dtype())?, dequantize(&x, linear.weight.dtype())?];
-            let (dy, x) = (Operand::plain_transposed(&dy), Operand::plain_transposed(&x));
-            let reference = gemm_nt(dy, x, DType::F32, Accumulation::Exact)?;
-            linear.compare(Quantity::Wgrad, &product, &reference, &mut context.casts)?;
+            linear.compare_product(Quantity::Wgrad, &product, dy, x, &mut context.casts)?;
         }
         linear.weight.add_to_grad(|grad| Ok(add_unscaled_columns(grad, &product, &scales.columns)?))
     }

@@ -6,18 +6,18 @@ use crate::error::Result;
 use crate::mode::{Mode, Pass, StepPrecision};
 use crate::models::stage::{ComparedSaved, Stage};
 use crate::param::{Loan, Units};
-use crate::recompute::{Recompute, SavedActivations};
-use crate::scaling::Comparison;
+use crate::scaling::{Compared, Observer};
 use ottava_tensor::Tensor;
 
 impl Decoder {
-    /// Starts passes that compare these precisions: [`Decoder::compare_forward`] to [`Decoder::compare_backward`].
-    pub fn begin_comparison(&mut self, precisions: [StepPrecision; 2]) {
-        self.scaling.begin_comparison(&self.device, precisions);
+    /// Starts passes that compare these precisions: [`Decoder::compare_forward`] to [`Decoder::compare_backward`]. Tensors of the first are
+    /// copied to an `observer`.
+    pub fn begin_comparison(&mut self, precisions: [StepPrecision; 2], observer: Option<Observer>) {
+        self.scaling.begin_comparison(&self.device, precisions, observer);
     }
 
-    /// The comparisons since [`Decoder::begin_comparison`], of this process's stages; waits for the device.
-    pub fn end_comparison(&mut self) -> Result<Vec<Comparison>> {
+    /// The comparisons since [`Decoder::begin_comparison`], of this process's stages, and the tensors that were observed; waits for the device.
+    pub fn end_comparison(&mut self) -> Result<Compared> {
         self.scaling.end_comparison()
     }
 
@@ -68,8 +68,8 @@ impl Decoder {
             casts: self.scaling.casts(Mode { pass: Pass::Comparison, precision: StepPrecision::Recipe }),
             loan: Loan::none(),
             sequences,
-            recompute: Recompute::Full,
-            saved_activations: SavedActivations::Exact,
+            recompute: self.recompute,
+            saved_activations: self.saved_activations,
             paged: None,
             deferred: None,
         };

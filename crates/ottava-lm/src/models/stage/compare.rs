@@ -9,21 +9,29 @@ use crate::mode::{Mode, StepPrecision};
 use crate::models::prefetch::{backward_blocks, forward_blocks};
 use crate::operand::ResidualGradient;
 use crate::param::{Grad, Units};
+use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Quantity;
-use ottava_tensor::ops::cast;
-use ottava_tensor::{DType, Tensor};
+use ottava_tensor::Tensor;
 
-/// What a stage saves of both precisions from forward to backward: the inputs of blocks, which backward recomputes.
+/// What a stage saves from forward to backward.
 pub struct ComparedSaved {
-    inputs: Vec<[Tensor; 2]>,
+    blocks: Vec<[BlockSaved; 2]>,
     norms: Vec<NormSaved>,
 }
 
 impl Context<'_> {
-    /// The same pass in another precision.
-    fn in_precision(&mut self, precision: StepPrecision) -> Context<'_> {
+    /// The context of each of the two passes. By the recipe, blocks save what they save in a step. In the compute type, and in passes that are
+    /// repeated, they save their inputs alone, which takes less memory, and backward recomputes them.
+    fn of_pass(&mut self, pass: usize) -> Context<'_> {
+        let probe = self.casts.probe();
+        let precision = probe.precisions()[pass];
+        let (recompute, saved_activations) = match precision == StepPrecision::Recipe && !probe.repeats() {
+            true => (self.recompute, self.saved_activations),
+            false => (Recompute::Full, SavedActivations::Exact),
+        };
         let mode = Mode { precision, ..self.mode() };
-        Context { casts: self.casts.in_mode(mode), paged: None, deferred: None, ..*self }
+        let casts = self.casts.in_mode(mode);
+        Context { casts, recompute, saved_activations, paged: None, deferred: None, ..*self }
     }
 }
 
@@ -35,14 +43,14 @@ impl Stage {
         context: &mut Context,
         units: &mut dyn Units,
     ) -> Result<([Tensor; 2], ComparedSaved)> {
-        let precisions = context.casts.probe().precisions();
         let mut x = [self.embed(&x[0], context, units)?, self.embed(&x[1], context, units)?];
-        let mut inputs = Vec::with_capacity(self.blocks.len());
+        let mut blocks = Vec::with_capacity(self.blocks.len());
         forward_blocks(&self.blocks, context, units, |_, block, context| {
-            inputs.push(x.clone());
-            for (x, precision) in x.iter_mut().zip(precisions) {
-                *x = block.forward(x, &mut context.in_precision(precision))?.0;
-            }
+            let (first, by_recipe) = block.forward(&x[0], &mut context.of_pass(0))?;
+            let (second, high) = block.forward(&x[1], &mut context.of_pass(1))?;
+            x = [first, second];
+            blocks.push([by_recipe, high]);
+            context.casts.probe().forget_rows();
             context.casts.probe().compare(block.name(), Quantity::Output, &x[0], &x[1])
         })?;
         let mut norms = Vec::new();
@@ -53,7 +61,7 @@ impl Stage {
                 norms.push(saved);
             }
         }
-        Ok((x, ComparedSaved { inputs, norms }))
+        Ok((x, ComparedSaved { blocks, norms }))
     }
 
     /// [`Stage::backward`] in both precisions, comparing the gradients of each block. All gradients are dropped; that of
@@ -65,8 +73,7 @@ impl Stage {
         context: &mut Context,
         units: &mut dyn Units,
     ) -> Result<[Tensor; 2]> {
-        let ComparedSaved { mut inputs, norms } = saved;
-        let precisions = context.casts.probe().precisions();
+        let ComparedSaved { mut blocks, norms } = saved;
         let mut dx = dy;
         if let Some(head) = &mut self.head {
             for (dx, saved) in dx.iter_mut().zip(norms) {
@@ -78,21 +85,26 @@ impl Stage {
             weight.gradient.clear();
         }
         backward_blocks(&mut self.blocks, &[], context, units, |_, block, _, context, _| {
-            let inputs = inputs.pop().expect("forward has saved the inputs of each block");
+            let saved = blocks.pop().expect("forward has saved what each block needs");
             let mut gradients: Vec<Vec<Option<Grad>>> = Vec::new();
-            for ((dx, input), precision) in dx.iter_mut().zip(inputs).zip(precisions) {
-                let (dy, saved) = (ResidualGradient::from(dx.clone()), BlockSaved::Input(input));
-                let mut context = context.in_precision(precision);
-                *dx = block.backward(dy, saved, &OperandCast::NONE, &mut context)?.value;
+            for (pass, (dx, saved)) in dx.iter_mut().zip(saved).enumerate() {
+                let dy = ResidualGradient::from(dx.clone());
+                *dx = block.backward(dy, saved, &OperandCast::NONE, &mut context.of_pass(pass))?.value;
                 gradients.push(parameters_of(block).into_iter().map(|param| param.gradient.take()).collect());
             }
             let (second, first) = (gradients.pop().expect("two passes"), gradients.pop().expect("two passes"));
-            for ((param, first), second) in parameters_of(block).into_iter().zip(first).zip(second) {
+            // In the order of backward.
+            for ((param, first), second) in parameters_of(block).into_iter().zip(first).zip(second).rev() {
                 if let (Some(first), Some(second)) = (first, second) {
-                    let [first, second] = [cast(&first.values()?, DType::F32)?, cast(&second.values()?, DType::F32)?];
-                    context.casts.probe().compare(param.name(), Quantity::Gradient, &first, &second)?;
+                    context.casts.probe().compare(
+                        param.name(),
+                        Quantity::Gradient,
+                        &first.values()?,
+                        &second.values()?,
+                    )?;
                 }
             }
+            context.casts.probe().forget_rows();
             context.casts.probe().compare(block.name(), Quantity::GradInput, &dx[0], &dx[1])
         })?;
         Ok(dx)

@@ -1,5 +1,13 @@
-// `X` is the type of a tensor and of its reference.
-struct Sums { double at[4]; };
+// `X` is the type of a tensor and of its reference, `CODE` that of codes.
+struct Sums {
+    double at[4];
+    __device__ __forceinline__ void add(double x, double r) {
+        at[0] += x * x;
+        at[1] += r * r;
+        at[2] += x * r;
+        at[3] += (x - r) * (x - r);
+    }
+};
 
 __device__ __forceinline__ void block_sums(double* into, const Sums& sums) {
     for (int k = 0; k < 4; k++) {
@@ -8,22 +16,94 @@ __device__ __forceinline__ void block_sums(double* into, const Sums& sums) {
     }
 }
 
-// Each block writes four sums: x·x, r·r, x·r and the squared error, in F64.
-extern "C" __global__ void __launch_bounds__(256) compare(double* partial, const X* x, const X* reference, u64 n) {
-    const bool wide = aligned(x, reference);
+// Each block writes four sums: x·x, r·r, x·r and the squared error, in F64. Row i of the reference belongs to row i · every of x.
+extern "C" __global__ void __launch_bounds__(256)
+compare_rows(double* partial, const X* x, const X* reference, u64 rows, u64 columns, u64 every) {
+    const u64 per_row = (columns + 7) / 8;
+    const bool wide = (rows == 1 || columns % 8 == 0) && aligned(x, reference);
     Sums sums = {};
-    for (u64 at = 8 * grid_start(); at < n; at += 8 * grid_step()) {
-        const int valid = n - at < 8 ? n - at : 8;
+    for (u64 g = grid_start(); g < rows * per_row; g += grid_step()) {
+        const u64 row = g / per_row, column = g % per_row * 8;
+        const int valid = columns - column < 8 ? columns - column : 8;
         float a[8], r[8];
-        unpack8(fetch8(x + at, valid, wide && valid == 8), a);
-        unpack8(fetch8(reference + at, valid, wide && valid == 8), r);
+        unpack8(fetch8(x + row * every * columns + column, valid, wide && valid == 8), a);
+        unpack8(fetch8(reference + row * columns + column, valid, wide && valid == 8), r);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const double p = a[i], q = r[i];
-            sums.at[0] += p * p;
-            sums.at[1] += q * q;
-            sums.at[2] += p * q;
-            sums.at[3] += (p - q) * (p - q);
+        for (int i = 0; i < 8; i++) sums.add(a[i], r[i]);
+    }
+    block_sums(partial + 4 * blockIdx.x, sums);
+}
+
+// The same of the products of rows with a direction. A block takes whole rows.
+extern "C" __global__ void __launch_bounds__(256)
+compare_along(double* partial, const X* x, const X* reference, const X* direction, u64 rows, u64 columns) {
+    Sums sums = {};
+    for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        double a = 0.0, r = 0.0;
+        for (u64 i = row * columns + threadIdx.x; i < (row + 1) * columns; i += blockDim.x) {
+            const double d = load(direction[i]);
+            a += load(x[i]) * d;
+            r += load(reference[i]) * d;
+        }
+        a = block_sum(a);
+        r = block_sum(r);
+        if (threadIdx.x == 0) sums.add(a, r);
+    }
+    block_sums(partial + 4 * blockIdx.x, sums);
+}
+
+// The same of codes `[rows, columns]`, times their scales, and the matrix of this shape.
+extern "C" __global__ void __launch_bounds__(256)
+compare_codes(double* partial, const CODE* codes, const float* scales, const X* x, u64 rows, u64 columns, u64 pitch, u64 rows_shared,
+              u64 columns_shared, u64 row_scales, u64 column_scales) {
+    const u64 per_row = (columns + 7) / 8;
+    const bool wide_codes = pitch % 8 == 0 && aligned(codes), wide = columns % 8 == 0 && aligned(x);
+    Sums sums = {};
+    for (u64 g = grid_start(); g < rows * per_row; g += grid_step()) {
+        const u64 row = g / per_row, column = g % per_row * 8;
+        const int valid = columns - column < 8 ? columns - column : 8;
+        float v[8], r[8];
+        unpack8(fetch8(codes + row * pitch + column, valid, wide_codes && valid == 8), v);
+        unpack8(fetch8(x + row * columns + column, valid, wide && valid == 8), r);
+        // Blocks begin at multiples of eight columns.
+        const float scale = scales[row / rows_shared * row_scales + column / columns_shared * column_scales];
+#pragma unroll
+        for (int i = 0; i < 8; i++) sums.add(v[i] * scale, r[i]);
+    }
+    block_sums(partial + 4 * blockIdx.x, sums);
+}
+
+// The same of codes `[rows, columns]` and a matrix `[columns, rows]`. A tile of the matrix is in shared memory.
+extern "C" __global__ void __launch_bounds__(256)
+compare_transposed(double* partial, const CODE* codes, const float* scales, const X* x, u64 rows, u64 columns, u64 pitch, u64 rows_shared,
+                   u64 columns_shared, u64 row_scales, u64 column_scales) {
+    __shared__ float tile[SIDE][SIDE + 1];
+    const u64 across = (columns + SIDE - 1) / SIDE, tiles = (rows + SIDE - 1) / SIDE * across;
+    const bool wide_codes = pitch % 8 == 0 && aligned(codes), wide = rows % 8 == 0 && aligned(x);
+    Sums sums = {};
+    for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
+        const u64 first_row = t / across * SIDE, first_column = t % across * SIDE;
+        __syncthreads();
+        for (int g = threadIdx.x; g < SIDE * SIDE / 8; g += blockDim.x) {
+            const int c = g / (SIDE / 8), r = g % (SIDE / 8) * 8;
+            const u64 column = first_column + c, row = first_row + r;
+            if (column >= columns || row >= rows) continue;
+            const int valid = rows - row < 8 ? rows - row : 8;
+            float v[8];
+            unpack8(fetch8(x + column * rows + row, valid, wide && valid == 8), v);
+#pragma unroll
+            for (int i = 0; i < 8; i++) tile[c][r + i] = v[i];
+        }
+        __syncthreads();
+        for (int g = threadIdx.x; g < SIDE * SIDE / 8; g += blockDim.x) {
+            const int r = g / (SIDE / 8), c = g % (SIDE / 8) * 8;
+            const u64 column = first_column + c, row = first_row + r;
+            if (column >= columns || row >= rows) continue;
+            const int valid = columns - column < 8 ? columns - column : 8;
+            float v[8];
+            unpack8(fetch8(codes + row * pitch + column, valid, wide_codes && valid == 8), v);
+            const float scale = scales[row / rows_shared * row_scales + column / columns_shared * column_scales];
+            for (int i = 0; i < valid; i++) sums.add(v[i] * scale, tile[c + i][r]);
         }
     }
     block_sums(partial + 4 * blockIdx.x, sums);

@@ -5,6 +5,8 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
+use super::Operand;
+use super::dequantize::Layout;
 use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
@@ -12,29 +14,89 @@ pub(crate) use cuda::{SOURCE, VARIANTS};
 /// The number of sums of a comparison: `Σ x²`, `Σ r²`, `Σ x·r` and `Σ (x − r)²`.
 pub const SUMS: usize = 4;
 
+/// Types of tensors that are compared; F64 on the CPU.
+const TYPES: &[DType] = &[DType::F32, DType::F64, DType::BF16];
+
 /// Writes the sums of `x` and `reference`, of one size and type (F32, BF16, or on the CPU F64), to row `at` of `sums`, F64 `[n, 4]`: `Σ x²`,
 /// `Σ r²`, `Σ x·r` and `Σ (x − r)²`, in F64.
 pub fn compare(x: &Tensor, reference: &Tensor, sums: &mut Tensor, at: usize) -> Result<()> {
-    x.expect_dtype("compare: x", &[DType::F32, DType::F64, DType::BF16])?;
+    if x.len() != reference.len() {
+        return Err(different_sizes(x, 1, reference));
+    }
+    let [x, reference] = [x.reshape(&[1, x.len()])?, reference.reshape(&[1, reference.len()])?];
+    compare_rows(&x, 1, &reference, sums, at)
+}
+
+/// [`compare`] of rows 0, `every`, 2 · `every`, … of `x` `[M, N]` with the rows of `reference` `[⌈M / every⌉, N]`.
+pub fn compare_rows(x: &Tensor, every: usize, reference: &Tensor, sums: &mut Tensor, at: usize) -> Result<()> {
+    x.expect_dtype("compare: x", TYPES)?;
     reference.expect_dtype("compare: reference", &[x.dtype()])?;
+    let ([rows, columns], of_reference) = (x.dims("compare: x")?, reference.dims("compare: reference")?);
+    if of_reference != [rows.div_ceil(every), columns] {
+        return Err(different_sizes(x, every, reference));
+    }
+    expect_places(x, reference, sums, at)?;
+    match reference.device() {
+        Device::Cpu => write(sums, at, cpu::compare_rows(x, every, reference)),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::compare_rows(gpu, x, every, reference, sums, at)?,
+    }
+    Ok(())
+}
+
+/// [`compare`] of the products of rows with a direction: `x` and `reference` `[S, N]` are replaced by `x · direction` and
+/// `reference · direction` `[S]` for a `direction` `[S, N]` of the same type.
+pub fn compare_along(x: &Tensor, reference: &Tensor, direction: &Tensor, sums: &mut Tensor, at: usize) -> Result<()> {
+    x.expect_dtype("compare: x", TYPES)?;
+    let shape: [usize; 2] = x.dims("compare: x")?;
+    for (what, other) in [("compare: reference", reference), ("compare: direction", direction)] {
+        other.expect_dtype(what, &[x.dtype()])?;
+        other.expect(what, &shape)?;
+        expect_places(x, other, sums, at)?;
+    }
+    match x.device() {
+        Device::Cpu => write(sums, at, cpu::compare_along(x, reference, direction)),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::compare_along(gpu, x, reference, direction, sums, at)?,
+    }
+    Ok(())
+}
+
+/// [`compare`] of the values of the codes that a product reads, `code · scale_inv`, with the matrix `[rows, columns]` that was cast, in F32
+/// or BF16.
+pub fn compare_codes(codes: Operand, matrix: &Tensor, sums: &mut Tensor, at: usize) -> Result<()> {
+    matrix.expect_dtype("compare: matrix", &[DType::F32, DType::BF16])?;
+    let (stored, scale_inv, layout) = Layout::of("compare: codes", codes)?;
+    let is_transposed = matches!(codes, Operand::Columns(_));
+    let [rows, columns] = if is_transposed { [layout.columns, layout.rows] } else { [layout.rows, layout.columns] };
+    matrix.expect("compare: matrix", &[rows, columns])?;
+    expect_places(stored, matrix, sums, at)?;
+    match matrix.device() {
+        Device::Cpu => write(sums, at, cpu::compare_codes(stored, scale_inv, &layout, is_transposed, matrix)),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::compare_codes(gpu, stored, scale_inv, &layout, is_transposed, matrix, sums, at)?,
+    }
+    Ok(())
+}
+
+fn write(sums: &mut Tensor, at: usize, values: [f64; SUMS]) {
+    sums.host_mut::<f64>()[at * SUMS..(at + 1) * SUMS].copy_from_slice(&values);
+}
+
+fn expect_places(x: &Tensor, reference: &Tensor, sums: &Tensor, at: usize) -> Result<()> {
     x.expect_device("compare: x", reference.device())?;
     sums.expect_dtype("compare: sums", &[DType::F64])?;
-    if x.len() != reference.len() {
-        return Err(Error::Value(format!(
-            "compare: a tensor of shape {:?} and its reference of shape {:?} have different sizes",
-            x.shape(),
-            reference.shape()
-        )));
-    }
     if (at + 1) * SUMS > sums.len() {
         return Err(Error::Value(format!("compare: row {at} is beyond sums of shape {:?}", sums.shape())));
     }
-    match reference.device() {
-        Device::Cpu => {
-            sums.host_mut::<f64>()[at * SUMS..(at + 1) * SUMS].copy_from_slice(&cpu::compare(x, reference));
-            Ok(())
-        }
-        Device::DryCpu(_) => Ok(()),
-        Device::Cuda(gpu) => cuda::compare(gpu, x, reference, sums, at),
-    }
+    Ok(())
+}
+
+fn different_sizes(x: &Tensor, every: usize, reference: &Tensor) -> Error {
+    let rows = if every == 1 { String::new() } else { format!(", of which one row in {every} is compared,") };
+    Error::Value(format!(
+        "compare: a tensor of shape {:?}{rows} and its reference of shape {:?} have different sizes",
+        x.shape(),
+        reference.shape()
+    ))
 }

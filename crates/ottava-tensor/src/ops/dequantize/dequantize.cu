@@ -1,23 +1,19 @@
-// `CODE` is the type of the codes, `X` that of the values `[rows, columns]`. Threads take eight neighbouring columns at a time.
+// `CODE` is the type of the codes, `X` that of the values `[rows, columns]`, rows 0, every, 2 · every, … of the codes. Threads take eight
+// neighbouring columns at a time.
 extern "C" __global__ void __launch_bounds__(256)
-dequantize(X* y, const CODE* codes, const float* scales, u64 rows, u64 columns, u64 row_step, u64 column_step, u64 rows_shared,
-           u64 columns_shared, u64 row_scales, u64 column_scales) {
+dequantize(X* y, const CODE* codes, const float* scales, u64 rows, u64 columns, u64 pitch, u64 rows_shared, u64 columns_shared,
+           u64 row_scales, u64 column_scales, u64 every) {
     const u64 per_row = (columns + 7) / 8;
-    const bool wide_codes = column_step == 1 && row_step % 8 == 0 && aligned(codes), wide = columns % 8 == 0 && aligned(y);
+    const bool wide_codes = pitch % 8 == 0 && aligned(codes), wide = columns % 8 == 0 && aligned(y);
     for (u64 g = grid_start(); g < rows * per_row; g += grid_step()) {
-        const u64 row = g / per_row, column = g % per_row * 8, at = row * row_step + column * column_step;
+        const u64 sampled = g / per_row, row = sampled * every, column = g % per_row * 8;
         const int valid = columns - column < 8 ? columns - column : 8;
-        Eight<CODE> eight = {};
-        if (column_step == 1) {
-            eight = fetch8(codes + at, valid, wide_codes && valid == 8);
-        } else {
-            for (int i = 0; i < valid; i++) eight.at[i] = codes[at + i * column_step];
-        }
         float v[8];
-        unpack8(eight, v);
-        // Blocks begin at multiples of eight columns; rows that are columns of the stored copy do not.
-        const float* of_row = scales + row / rows_shared * row_scales;
-        for (int i = 0; i < valid; i++) v[i] *= of_row[(column + i) / columns_shared * column_scales];
-        put8(y + row * columns + column, pack8<X>(v), valid, wide);
+        unpack8(fetch8(codes + row * pitch + column, valid, wide_codes && valid == 8), v);
+        // Blocks begin at multiples of eight columns.
+        const float scale = scales[row / rows_shared * row_scales + column / columns_shared * column_scales];
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] *= scale;
+        put8(y + sampled * columns + column, pack8<X>(v), valid, wide && valid == 8);
     }
 }

@@ -5,17 +5,18 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::{DType, Device, Error, Granularity, QuantizedTensor, Result, Tensor};
+use super::Operand;
+use crate::{DType, Device, Error, Granularity, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
 
 /// Where the codes of a matrix and their scales are, for the row and column of an element.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Layout {
-    rows: usize,
-    columns: usize,
-    /// Codes from a row to the next, and from a column to the next.
-    steps: [usize; 2],
+pub(super) struct Layout {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    /// Codes from a row to the next.
+    pub(super) pitch: usize,
     /// Rows, and columns, that share a scale.
     shared: [usize; 2],
     /// Scales from a group of rows to the next, and from a group of columns to the next.
@@ -23,8 +24,13 @@ struct Layout {
 }
 
 impl Layout {
-    /// That of codes with this row `pitch` and inverse scales of this `shape`.
-    fn new(granularity: Granularity, [rows, columns]: [usize; 2], pitch: usize, shape: &[usize]) -> Layout {
+    /// The codes that a product reads, their inverse scales, and where they are: rows are not contracted, columns are.
+    pub(super) fn of<'a>(what: &str, operand: Operand<'a>) -> Result<(&'a Tensor, &'a Tensor, Layout)> {
+        let (codes, _) = operand.matrix(what)?;
+        let Some((scale_inv, granularity)) = operand.scale_inv() else {
+            return Err(Error::Value(format!("{what}: a matrix without codes")));
+        };
+        let ((rows, columns), shape) = (operand.size(what)?, scale_inv.shape());
         let (shared, scale_steps) = match granularity {
             Granularity::PerTensor => ([1, 1], [0, 0]),
             Granularity::PerRow => ([1, 1], [1, 0]),
@@ -32,35 +38,25 @@ impl Layout {
             Granularity::Mx => ([1, 32], [1, shape[1]]),
             Granularity::Blocks128x128 => ([128, 128], [shape[1], 1]),
         };
-        Layout { rows, columns, steps: [pitch, 1], shared, scale_steps }
+        Ok((codes, scale_inv, Layout { rows, columns, pitch: codes.shape()[1], shared, scale_steps }))
     }
 
-    /// The same for the transposed matrix.
-    fn transposed(self) -> Layout {
-        let swap = |[a, b]: [usize; 2]| [b, a];
-        let (steps, shared, scale_steps) = (swap(self.steps), swap(self.shared), swap(self.scale_steps));
-        Layout { rows: self.columns, columns: self.rows, steps, shared, scale_steps }
+    /// The index of an element's scale.
+    pub(super) fn scale_at(&self, row: usize, column: usize) -> usize {
+        row / self.shared[0] * self.scale_steps[0] + column / self.shared[1] * self.scale_steps[1]
     }
 }
 
-/// The matrix `[rows, columns]` whose FP8 codes are `x`, in F32 or BF16: `code · scale_inv` in F32, rounded once. Reads `codes` if there are
-/// any, else `transposed`.
-pub fn dequantize(x: &QuantizedTensor, dtype: DType) -> Result<Tensor> {
-    let mut y = Tensor::empty(x.scale_inv.device(), &[x.rows, x.columns], dtype)?;
+/// Rows 0, `every`, 2 · `every`, … of the matrix `[rows, K]` whose codes a product reads, in F32 or BF16: `code · scale_inv` in F32, rounded
+/// once. For [`Operand::Columns`], that is the transpose of the matrix that was cast.
+pub fn dequantize(operand: Operand, every: usize, dtype: DType) -> Result<Tensor> {
+    let (codes, scale_inv, layout) = Layout::of("dequantize", operand)?;
+    let mut y = Tensor::empty(codes.device(), &[layout.rows.div_ceil(every), layout.columns], dtype)?;
     y.expect_dtype("dequantize: type", &[DType::F32, DType::BF16])?;
-    let shape = x.scale_inv.shape();
-    let (codes, layout) = match (&x.codes, &x.transposed) {
-        (Some(codes), _) => (codes, Layout::new(x.granularity.of_rows(), [x.rows, x.columns], codes.shape()[1], shape)),
-        (None, Some(codes)) => {
-            let layout = Layout::new(x.granularity.of_columns(), [x.columns, x.rows], codes.shape()[1], shape);
-            (codes, layout.transposed())
-        }
-        (None, None) => return Err(Error::Value("dequantize: a matrix without codes".into())),
-    };
     match y.device().clone() {
-        Device::Cpu => cpu::dequantize(codes, &x.scale_inv, &layout, &mut y),
+        Device::Cpu => cpu::dequantize(codes, scale_inv, &layout, every, &mut y),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::dequantize(&gpu, codes, &x.scale_inv, &layout, &mut y)?,
+        Device::Cuda(gpu) => cuda::dequantize(&gpu, codes, scale_inv, &layout, every, &mut y)?,
     }
     Ok(y)
 }

@@ -1,7 +1,7 @@
 use super::dequantize;
 use crate::element::Float;
 use crate::fp8::{E4M3, E5M2};
-use crate::ops::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output};
+use crate::ops::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Operand, transpose};
 use crate::testing::{Tolerance, normals, parity, values};
 use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
@@ -32,8 +32,10 @@ fn values_agree_across_devices() {
             parity(std::slice::from_ref(&x), Tolerance::Exact, |x| {
                 let mut all = Vec::new();
                 for (format, dtype) in [(DType::E4M3, DType::BF16), (DType::E5M2, DType::F32)] {
-                    for copies in [CodeCopies::Rows, CodeCopies::Columns] {
-                        all.push(dequantize(&quantized(&x[0], format, granularity, copies)?, dtype)?);
+                    let codes = quantized(&x[0], format, granularity, CodeCopies::Both)?;
+                    for every in [1, 3] {
+                        all.push(dequantize(Operand::Rows(&codes), every, dtype)?);
+                        all.push(dequantize(Operand::Columns(&codes), every, dtype)?);
                     }
                 }
                 Ok(all)
@@ -62,11 +64,16 @@ fn values_are_codes_times_inverse_scales() {
                     let scale = scales[granularity.scale_index(q.scale_inv.shape(), row, block)];
                     f64::from(loaded[row * codes.shape()[1] + column] * scale as f32)
                 });
-                let got = values(&dequantize(&q, DType::F32).unwrap());
+                let all = dequantize(Operand::Rows(&q), 1, DType::F32).unwrap();
+                let got = values(&all);
                 assert_eq!(got, expected.collect::<Vec<_>>(), "{shape:?} {granularity} {format}");
+                let sampled = values(&dequantize(Operand::Rows(&q), 3, DType::F32).unwrap());
+                let rows = got.chunks(shape[1]).step_by(3).flatten();
+                assert!(sampled.iter().eq(rows), "{shape:?} {granularity} {format}");
                 if matches!(granularity, Granularity::PerTensor | Granularity::Blocks128x128) {
                     let columns = quantized(&x, format, granularity, CodeCopies::Columns).unwrap();
-                    assert_eq!(values(&dequantize(&columns, DType::F32).unwrap()), got, "{granularity}");
+                    let columns = dequantize(Operand::Columns(&columns), 1, DType::F32).unwrap();
+                    assert_eq!(values(&columns), values(&transpose(&all).unwrap()), "{granularity}");
                 }
             }
         }

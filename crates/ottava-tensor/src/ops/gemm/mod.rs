@@ -52,7 +52,7 @@ impl<'a> Operand<'a> {
     }
 
     /// The matrix of elements or codes, and whether it is contracted along its rows.
-    fn matrix(self, what: &str) -> Result<(&'a Tensor, bool)> {
+    pub(super) fn matrix(self, what: &str) -> Result<(&'a Tensor, bool)> {
         let missing = || Error::Value(format!("{what}: the codes for this product were not made"));
         match self {
             Operand::Plain { x, transposed } => Ok((x, transposed)),
@@ -62,7 +62,7 @@ impl<'a> Operand<'a> {
     }
 
     /// Inverse scales of this copy and their granularity.
-    fn scale_inv(self) -> Option<(&'a Tensor, Granularity)> {
+    pub(super) fn scale_inv(self) -> Option<(&'a Tensor, Granularity)> {
         match self {
             Operand::Plain { .. } => None,
             Operand::Rows(q) => Some((&q.scale_inv, q.granularity.of_rows())),
@@ -73,7 +73,7 @@ impl<'a> Operand<'a> {
     }
 
     /// `(rows, K)` without padding.
-    fn size(self, what: &str) -> Result<(usize, usize)> {
+    pub(super) fn size(self, what: &str) -> Result<(usize, usize)> {
         match self {
             Operand::Plain { x, transposed } => {
                 let [r, c] = x.dims(what)?;

@@ -68,3 +68,10 @@ fn total(gpu: &CudaDevice, entry: &'static str, partial: &Tensor, total: &mut Te
     // SAFETY: `partial` has as many elements as the count says, and `total` one, of F32 for a root and of F64 for a sum.
     unsafe { gpu.launch(&kernel, [1, 1, 1], 1024, 0, &args) }
 }
+
+pub(super) fn limit_norm(gpu: &CudaDevice, norm: &Tensor, limit: &Tensor, limited: &mut Tensor) -> Result<()> {
+    let args = [limited.device_ptr_mut(), norm.device_ptr(), limit.device_ptr()].map(Arg::Ptr);
+    let kernel = Kernel { source: &SOURCE, defines: VARIANTS[0], entry: "limit_norm" };
+    // SAFETY: the three tensors have one F32 element each.
+    unsafe { gpu.launch(&kernel, [1, 1, 1], 1, 0, &args) }
+}

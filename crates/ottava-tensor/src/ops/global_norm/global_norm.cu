@@ -62,3 +62,7 @@ extern "C" __global__ void __launch_bounds__(1024) sum(double* all, const double
     const double sum = total(partial, n);
     if (threadIdx.x == 0) *all = sum;
 }
+// One thread.
+extern "C" __global__ void limit_norm(float* limited, const float* norm, const float* limit) {
+    *limited = *norm <= *limit ? *norm : __int_as_float(0x7F800000);
+}

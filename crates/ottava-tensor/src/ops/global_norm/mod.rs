@@ -39,6 +39,25 @@ pub fn root_of_sum(partial: &Tensor) -> Result<Tensor> {
     Ok(root)
 }
 
+/// `norm`, F32 `[1]`, or infinity if it is above `limit`, F32 `[1]`, or NaN. An update by an infinite norm changes nothing.
+pub fn limit_norm(norm: &Tensor, limit: &Tensor) -> Result<Tensor> {
+    for (what, x) in [("limit_norm: norm", norm), ("limit_norm: limit", limit)] {
+        x.expect_dtype(what, &[DType::F32])?;
+        x.expect(what, &[1])?;
+        x.expect_device(what, norm.device())?;
+    }
+    let mut limited = norm.empty_like()?;
+    match norm.device() {
+        Device::Cpu => {
+            let (norm, limit) = (norm.host::<f32>()[0], limit.host::<f32>()[0]);
+            limited.host_mut()[0] = if norm <= limit { norm } else { f32::INFINITY };
+        }
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::limit_norm(gpu, norm, limit, &mut limited)?,
+    }
+    Ok(limited)
+}
+
 /// Partial sums of squares of all `gradients`, F64 `[n]`, in their order: on the CPU one for each.
 pub fn sums_of_squares(gradients: &[Gradient]) -> Result<Tensor> {
     let first = gradients.first().ok_or_else(|| Error::Value("global_norm: no tensors were given".into()))?.values();

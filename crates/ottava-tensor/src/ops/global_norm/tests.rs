@@ -1,4 +1,4 @@
-use super::{global_norm, root_of_sum, sum_of_squares};
+use super::{global_norm, limit_norm, root_of_sum, sum_of_squares};
 use crate::ops::{Gradient, scaled};
 use crate::testing::{Tolerance, normals, parity, values};
 use crate::{DType, Device, Tensor};
@@ -67,4 +67,16 @@ fn scaled_gradients_count_with_their_scale() {
     let bad = Tensor::from_slice(&Device::Cpu, &[2], &[1.0, f32::INFINITY]).unwrap();
     let bad = scaled(&bad, DType::E4M3).unwrap();
     assert!(values(&global_norm(&[Gradient::Scaled(&bad)]).unwrap())[0].is_nan());
+}
+
+#[test]
+fn norms_above_a_limit_are_infinite() {
+    let scalar = |x: f32| Tensor::from_slice(&Device::Cpu, &[1], &[x]).unwrap();
+    let infinity = f32::INFINITY;
+    for (norm, limit, expected) in
+        [(2.0, 3.0, 2.0), (3.0, 3.0, 3.0), (3.5, 3.0, infinity), (3.5, infinity, 3.5), (f32::NAN, 3.0, infinity)]
+    {
+        assert_eq!(values(&limit_norm(&scalar(norm), &scalar(limit)).unwrap()), [f64::from(expected)]);
+        parity(&[scalar(norm), scalar(limit)], Tolerance::Exact, |x| Ok(vec![limit_norm(&x[0], &x[1])?]));
+    }
 }
