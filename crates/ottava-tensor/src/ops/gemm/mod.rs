@@ -1,6 +1,6 @@
 //! The matrix product `a · bᵀ` of plain or FP8 operands.
 
-mod cpu;
+pub(in crate::ops) mod cpu;
 mod cuda;
 mod few_rows;
 mod packed;
@@ -52,7 +52,7 @@ impl<'a> Operand<'a> {
     }
 
     /// The matrix of elements or codes, and whether it is contracted along its rows.
-    fn matrix(self, what: &str) -> Result<(&'a Tensor, bool)> {
+    pub(in crate::ops) fn matrix(self, what: &str) -> Result<(&'a Tensor, bool)> {
         let missing = || Error::Value(format!("{what}: the codes for this product were not made"));
         match self {
             Operand::Plain { x, transposed } => Ok((x, transposed)),
@@ -62,7 +62,7 @@ impl<'a> Operand<'a> {
     }
 
     /// Inverse scales of this copy and their granularity.
-    fn scale_inv(self) -> Option<(&'a Tensor, Granularity)> {
+    pub(in crate::ops) fn scale_inv(self) -> Option<(&'a Tensor, Granularity)> {
         match self {
             Operand::Plain { .. } => None,
             Operand::Rows(q) => Some((&q.scale_inv, q.granularity.of_rows())),
@@ -73,7 +73,7 @@ impl<'a> Operand<'a> {
     }
 
     /// `(rows, K)` without padding.
-    fn size(self, what: &str) -> Result<(usize, usize)> {
+    pub(in crate::ops) fn size(self, what: &str) -> Result<(usize, usize)> {
         match self {
             Operand::Plain { x, transposed } => {
                 let [r, c] = x.dims(what)?;
@@ -168,6 +168,13 @@ fn check(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Resu
     }
     let (x, y) = (a.matrix("gemm: a")?.0, b.matrix("gemm: b")?.0);
     y.expect_device("gemm: b", x.device())?;
+    check_types(a, b, out, accumulation)?;
+    Ok((m, n))
+}
+
+/// Checks types, granularities and shapes of scales, but not sizes.
+pub(super) fn check_types(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<()> {
+    let (x, y) = (a.matrix("gemm: a")?.0, b.matrix("gemm: b")?.0);
     let fits = match (x.dtype(), y.dtype()) {
         (DType::E5M2, DType::E5M2) => false,
         (x, y) if x.is_fp8() && y.is_fp8() => matches!(out, DType::F32 | DType::F16 | DType::BF16),
@@ -192,10 +199,11 @@ fn check(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Resu
             return Err(Error::Value(format!("gemm: {x} scales have no fast accumulation")));
         }
     }
-    for (what, operand, rows) in [("gemm: scale_inv of a", a, m), ("gemm: scale_inv of b", b, n)] {
+    for (what, operand) in [("gemm: scale_inv of a", a), ("gemm: scale_inv of b", b)] {
         if let Some((scale_inv, granularity)) = operand.scale_inv() {
+            let (rows, k) = operand.size(what)?;
             scale_inv.expect(what, &granularity.scales_shape(rows, k))?;
         }
     }
-    Ok((m, n))
+    Ok(())
 }
