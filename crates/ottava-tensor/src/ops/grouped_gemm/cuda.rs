@@ -1,3 +1,6 @@
+//! The kernels for all types and GPUs, and the choice of the kernels for tensor cores where these fit.
+
+use super::wgmma::Product;
 use super::{Groups, Sizes, Stack};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::gemm::Operand;
@@ -29,9 +32,16 @@ pub(super) fn grouped_gemm(
     a: Operand,
     b: Operand,
     groups: &Groups,
-    Sizes { stack, p, n, k }: Sizes,
+    sizes: Sizes,
     y: &mut Tensor,
 ) -> Result<()> {
+    let Sizes { stack, p, n, k } = sizes;
+    if !p.is_multiple_of(Groups::ALIGNMENT) {
+        return Err(Error::Value(format!("grouped_gemm: {p} rows are not a multiple of {}", Groups::ALIGNMENT)));
+    }
+    if let Some(product) = Product::plan(gpu, a, b, groups, y.dtype(), false) {
+        return product.enqueue(gpu, groups, sizes, y);
+    }
     let kernel = Kernel { source: &SOURCE, defines: variant(a, b, y.dtype())?, entry: "grouped_gemm" };
     let (b_rows, b_k) = match stack {
         Stack::Rows => (n, 0),
@@ -42,9 +52,6 @@ pub(super) fn grouped_gemm(
     args.extend([groups.len(), n, k, b_rows, b_k].map(|size| Arg::I32(size as i32)));
     args.extend(side(a)?);
     args.extend(side(b)?);
-    if !p.is_multiple_of(Groups::ALIGNMENT) {
-        return Err(Error::Value(format!("grouped_gemm: {p} rows are not a multiple of {}", Groups::ALIGNMENT)));
-    }
     let grid = [n.div_ceil(SIDE) as u32, (p / SIDE) as u32, 1];
     // SAFETY: `y` is `[p, n]` in whole tiles of rows, `check` has compared the operands with these sizes, and offsets and counts lie within
     // `p` rows, as the contract demands.
@@ -59,6 +66,9 @@ pub(super) fn grouped_wgrad(
     into: &mut Tensor,
     add: bool,
 ) -> Result<()> {
+    if let Some(product) = Product::plan(gpu, a, b, groups, into.dtype(), true) {
+        return product.enqueue_wgrad(gpu, groups, into, add);
+    }
     let kernel = Kernel { source: &SOURCE, defines: variant(a, b, into.dtype())?, entry: "grouped_wgrad" };
     let (m, n) = (into.shape()[0] / groups.len(), into.shape()[1]);
     let mut args = vec![Arg::Ptr(into.device_ptr_mut())];

@@ -4,11 +4,13 @@ mod cpu;
 mod cuda;
 #[cfg(test)]
 mod tests;
+mod wgmma;
 
 use super::gemm::{self, Accumulation, Operand};
 use crate::{DType, Device, Error, Granularity, Result, Tensor, planted};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
+pub(crate) use wgmma::{SOURCE as WGMMA_SOURCE, VARIANTS as WGMMA_VARIANTS};
 
 /// The rows of a matrix `[P, …]` that belong to each of `G` groups. Both tensors are on the device of the matrix, and nothing reads them on
 /// the host, so a captured step may change them.
