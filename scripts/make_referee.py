@@ -7,18 +7,22 @@ Development only; the program itself needs no Python. `pip install torch==2.15.0
 Runs on the CPU in about a minute; one machine writes the same tensors every time.
 """
 
+import copy
 import sys
+import tempfile
 
 from pathlib import Path
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import CohereConfig, CohereForCausalLM, GPT2Config, GPT2LMHeadModel
 from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM
 from transformers import Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data"
 VOCABULARY, ROWS, TOKENS, STEPS = 96, 8, 32, 50
@@ -119,6 +123,23 @@ OPTIONS = {
     ),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config, TINY),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, TINY | dict(num_hidden_layers=3, no_rope_layer_interval=2)),
+    "mixtral": (MixtralForCausalLM, MixtralConfig, TINY | dict(head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=7)),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig, TINY | dict(num_experts=5, num_experts_per_tok=3)),
+    # The middle layer has an MLP.
+    "qwen3_moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        TINY
+        | dict(num_hidden_layers=3, head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True)
+        | dict(mlp_only_layers=[1]),
+    ),
+    "qwen2_moe": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig,
+        TINY
+        | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20)
+        | dict(use_sliding_window=True, sliding_window=5),
+    ),
     "yarn": (*LLAMA, TINY | dict(rope_parameters=YARN)),
     "yarn_mscale": (
         *LLAMA,
@@ -193,6 +214,17 @@ def random_weights(model, generator):
             p.copy_((p + spread if p.dim() < 2 else spread).to(torch.bfloat16))
 
 
+def in_folder(model, values):
+    """`values` of the parameters of `model`, by the names that a saved folder has: experts are fused in memory."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for (_, p), value in zip(model.named_parameters(), values, strict=True):
+            p.copy_(value)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(Path(folder) / "model.safetensors")
+
+
 def compare(name):
     """Logits, loss and gradients of documents, and greedy text, of one of OPTIONS."""
     kind, kind_of_config, keys = OPTIONS[name]
@@ -223,9 +255,13 @@ def compare(name):
     tensors[f"{name}/documents"] = torch.tensor(lengths, dtype=torch.int32)
     tensors[f"{name}/logits"] = torch.cat(logits).contiguous()
     tensors[f"{name}/loss"] = loss.detach().reshape(1)
-    for n, p in model.named_parameters():
-        tensors[f"{name}/weights/{n}"] = p.detach().to(torch.bfloat16)
-        tensors[f"{name}/gradients/{n}"] = p.grad.clone()
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    if any(".experts." in n for n in weights):
+        weights, gradients = (in_folder(model, of.values()) for of in (weights, gradients))
+    for n in weights:
+        tensors[f"{name}/weights/{n}"] = weights[n].to(torch.bfloat16)
+        tensors[f"{name}/gradients/{n}"] = gradients[n]
     save(name, tensors, metadata)
 
 

@@ -1,11 +1,12 @@
 //! Shapes of known models.
 
 use crate::error::{Error, Result};
-use crate::models::{Decoder, DecoderConfig, cohere, gemma2, gpt2, phi3};
+use crate::layers::{ExpertsConfig, RouterLossFactors};
+use crate::models::{Decoder, DecoderConfig, cohere, gemma2, gpt2, mixtral, phi3};
 use crate::recipe::Precision;
 use ottava_tensor::Device;
 use ottava_tensor::bench::AttentionRow;
-use ottava_tensor::ops::{AttentionSpec, NormScope};
+use ottava_tensor::ops::{AttentionSpec, NormScope, RouterScores, Routing};
 
 /// Shapes of known models: `(name, config)`.
 pub fn models() -> Vec<(&'static str, DecoderConfig)> {
@@ -31,6 +32,18 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
         tied,
         ..shape(151_936, channels, hidden, layers, heads, 8)
     };
+    let routed = |count, hidden, chosen, normalise, shape: DecoderConfig| DecoderConfig {
+        experts: Some(ExpertsConfig {
+            count,
+            hidden,
+            routing: Routing { chosen, scores: RouterScores::Softmax, normalise, scale: 1.0, groups: None },
+            shared: None,
+            losses: RouterLossFactors::default(),
+        }),
+        ..shape
+    };
+    let olmoe = DecoderConfig { qk_norm: Some(NormScope::Projection), ..shape(50_304, 2048, 1024, 16, 16, 16) };
+    let qwen3_30b = DecoderConfig { kv_heads: 4, ..qwen3(2048, 6144, 48, 32, false) };
     vec![
         ("llama-2-7b", shape(32_000, 4096, 11_008, 32, 32, 32)),
         ("llama-2-13b", shape(32_000, 5120, 13_824, 40, 40, 40)),
@@ -47,6 +60,9 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
         ("gpt2-xl", gpt2(shape(50_257, 1600, 4 * 1600, 48, 25, 25))),
         ("gemma-2-9b", gemma2(DecoderConfig { head_dim: 256, ..shape(256_000, 3584, 14_336, 42, 16, 8) })),
         ("phi-3-medium", phi3(DecoderConfig { window: Some(2047), ..shape(32_064, 5120, 17_920, 40, 40, 10) })),
+        ("olmoe-1b-7b", routed(64, 1024, 8, None, olmoe)),
+        ("qwen3-30b-a3b", routed(128, 768, 8, Some(0.0), qwen3_30b)),
+        ("mixtral-8x7b", routed(8, 14_336, 2, Some(0.0), mixtral(shape(32_000, 4096, 14_336, 32, 32, 8)))),
         ("command-r-35b", cohere(shape(256_000, 8192, 22_528, 40, 64, 64))),
     ]
 }

@@ -226,6 +226,7 @@ impl Decoder {
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
             paged: None,
+            loss_scale: None,
             deferred: None,
         };
         self.stages[stage].forward_only(x, &mut context, units)
@@ -288,9 +289,10 @@ impl Decoder {
         saved: StageSaved,
         sequences: &Sequences,
         precision: StepPrecision,
+        loss_scale: &Tensor,
         units: &mut dyn Units,
     ) -> Result<Option<Tensor>> {
-        self.backward_with(stage, (dy, saved), sequences, precision, units, None)
+        self.backward_with(stage, (dy, saved), sequences, precision, loss_scale, units, None)
     }
 
     /// [`Decoder::backward`] without the products of the gradients of weights, which it returns for [`Decoder::wgrads`].
@@ -301,24 +303,29 @@ impl Decoder {
         saved: StageSaved,
         sequences: &Sequences,
         precision: StepPrecision,
+        loss_scale: &Tensor,
         units: &mut dyn Units,
     ) -> Result<(Option<Tensor>, DeferredWgrads)> {
         let mut deferred = DeferredWgrads::default();
-        let dx = self.backward_with(stage, (dy, saved), sequences, precision, units, Some(&mut deferred))?;
+        let dx =
+            self.backward_with(stage, (dy, saved), sequences, precision, loss_scale, units, Some(&mut deferred))?;
         Ok((dx, deferred))
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what a backward reads, of two callers in this file")]
     fn backward_with(
         &mut self,
         stage: usize,
         (dy, saved): (Tensor, StageSaved),
         sequences: &Sequences,
         precision: StepPrecision,
+        loss_scale: &Tensor,
         units: &mut dyn Units,
         deferred: Option<&mut DeferredWgrads>,
     ) -> Result<Option<Tensor>> {
         let _scope = self.device.scope("backward");
-        let (stage, mut context) = self.training(stage, sequences, precision, deferred);
+        let (stage, context) = self.training(stage, sequences, precision, deferred);
+        let mut context = Context { loss_scale: Some(loss_scale), ..context };
         stage.backward(dy, saved, &mut context, units)
     }
 
@@ -342,6 +349,7 @@ impl Decoder {
             recompute: self.recompute,
             saved_activations: self.saved_activations,
             paged: None,
+            loss_scale: None,
             deferred,
         };
         (&mut self.stages[stage], context)

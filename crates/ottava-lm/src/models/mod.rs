@@ -13,12 +13,16 @@ mod kv_cache;
 mod layer_set;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo2;
+mod olmoe;
 mod phi3;
 mod prefetch;
 mod quantization;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
 mod reward;
 mod rope;
 mod rope_tables;
@@ -34,6 +38,7 @@ pub use gpt2::gpt2;
 pub use inference::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, most_blocks, padded_rows};
 pub use kv_cache::{KvCache, KvGroup};
 pub use layer_set::LayerSet;
+pub use mixtral::mixtral;
 pub use phi3::phi3;
 pub use quantization::{MODELOPT_FILE, Quantization, WeightScales};
 pub use reward::pad_token;
@@ -59,6 +64,10 @@ const FAMILIES: &[Family] = &[
     olmo2::FAMILY,
     granite::FAMILY,
     smollm3::FAMILY,
+    mixtral::FAMILY,
+    qwen2_moe::FAMILY,
+    qwen3_moe::FAMILY,
+    olmoe::FAMILY,
 ];
 
 /// Reads the sizes of a model from its `config.json`.

@@ -1,7 +1,7 @@
 //! The sizes of a decoder, common to all families.
 
 use super::{LayerSet, RopeKind, RopeScaling};
-use crate::layers::{LLAMA, Names};
+use crate::layers::{ExpertsConfig, LLAMA, Names};
 use crate::lora::Lora;
 use ottava_tensor::ops::{Activation, NormKind, NormScope, RopePairs};
 
@@ -81,6 +81,10 @@ pub struct DecoderConfig {
     pub logit_cap: Option<f64>,
     /// Whether the head computes the score of a reward model instead of logits.
     pub score: bool,
+    /// The experts of the layers `routed`, in place of their MLPs.
+    pub experts: Option<ExpertsConfig>,
+    /// The layers with experts.
+    pub routed: LayerSet,
     /// Names of tensors.
     pub names: &'static Names,
     /// A sentence for each key of `config.json` that is ignored.
@@ -125,6 +129,8 @@ impl Default for DecoderConfig {
             logit_scale: 1.0,
             logit_cap: None,
             score: false,
+            experts: None,
+            routed: LayerSet::All,
             names: &LLAMA,
             ignored: Vec::new(),
             lora: None,
@@ -169,6 +175,14 @@ impl DecoderConfig {
                 return Err(format!("{what} is {factor}; it is a number above 0"));
             }
         }
+        if let Some(experts) = &self.experts {
+            if experts.hidden == 0 || experts.hidden > 1 << 24 {
+                return Err(format!("the width of an expert is {}", experts.hidden));
+            }
+            if let Some(problem) = experts.routing.problem(experts.count) {
+                return Err(problem);
+            }
+        }
         if self.window == Some(0) {
             return Err("`sliding_window` is 0; a token sees itself with 1".into());
         }
@@ -181,6 +195,11 @@ impl DecoderConfig {
     /// The sliding window of the attention of the layer `index`.
     pub fn window_at(&self, index: usize) -> Option<usize> {
         self.window.filter(|_| self.local.contains(index))
+    }
+
+    /// The experts of the layer `index`; `None` if it has an MLP.
+    pub fn experts_at(&self, index: usize) -> Option<&ExpertsConfig> {
+        self.experts.as_ref().filter(|_| self.routed.contains(index))
     }
 
     /// The rotary positions of the layer `index`; `None` if it has none.

@@ -200,13 +200,16 @@ impl Execution<'_> {
             return model.wgrads(stage, slot.deferred.remove(&stage).expect(CHECKED), exchange);
         }
         let (dy, saved) = (slot.gradient.take().expect(CHECKED), slot.saved.pop().expect(CHECKED));
+        let scale = inputs.loss_scale.expect(CHECKED);
         slot.gradient = match part {
             Part::Dgrad => {
-                let (dx, deferred) = model.dgrads(stage, dy, saved, sequences, inputs.precision, exchange)?;
+                let (dx, deferred) = model.dgrads(stage, dy, saved, sequences, inputs.precision, scale, exchange)?;
                 slot.deferred.insert(stage, deferred);
                 dx
             }
-            Part::Both | Part::Wgrad => model.backward(stage, dy, saved, sequences, inputs.precision, exchange)?,
+            Part::Both | Part::Wgrad => {
+                model.backward(stage, dy, saved, sequences, inputs.precision, scale, exchange)?
+            }
         };
         Ok(())
     }

@@ -176,10 +176,8 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     let head = parts.last_mut().expect("there is one");
     let (_, mut dy) = head.losses_and_gradient(&x, &targets, &scale, &mut Resident).unwrap();
     for (i, (part, kept)) in parts.iter_mut().zip(saved).enumerate().rev() {
-        let Some(dx) = part.backward(0, dy.clone(), kept, &sequences, StepPrecision::Recipe, &mut Resident).unwrap()
-        else {
-            break;
-        };
+        let dx = part.backward(0, dy.clone(), kept, &sequences, StepPrecision::Recipe, &scale, &mut Resident).unwrap();
+        let Some(dx) = dx else { break };
         if i == sizes.layers + 1 {
             dy = dx;
             continue;
