@@ -21,6 +21,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gem
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM
 from transformers import Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -85,6 +86,9 @@ GEMMA = TINY | dict(head_dim=8, query_pre_attn_scalar=6, sliding_window=5, tie_w
 LONG = dict(rope_type="longrope", rope_theta=100.0, short_factor=[1.0, 1.25, 1.5], long_factor=[2.0, 3.5, 4.0], partial_rotary_factor=0.75)
 LONG = TINY | dict(num_attention_heads=2, num_key_value_heads=1, rope_parameters=LONG, max_position_embeddings=120)
 YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=16)
+LATENT = TINY | dict(num_key_value_heads=4, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5)
+LATENT |= dict(moe_intermediate_size=12, n_shared_experts=2)
+LATENT_YARN = dict(original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=0.8)
 LLAMA = (LlamaForCausalLM, LlamaConfig)
 PHI3 = (Phi3ForCausalLM, Phi3Config)
 OPTIONS = {
@@ -139,6 +143,19 @@ OPTIONS = {
         TINY
         | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20)
         | dict(use_sliding_window=True, sliding_window=5),
+    ),
+    # The first layer has an MLP; queries have no latent, as in DeepSeek-V2-Lite.
+    "deepseek_v2_lite": (
+        DeepseekV2ForCausalLM,
+        DeepseekV2Config,
+        LATENT | dict(q_lora_rank=None, n_routed_experts=4, num_experts_per_tok=2, first_k_dense_replace=1),
+    ),
+    "deepseek_v2": (
+        DeepseekV2ForCausalLM,
+        DeepseekV2Config,
+        LATENT
+        | dict(q_lora_rank=10, n_routed_experts=6, num_experts_per_tok=2, topk_method="group_limited_greedy", n_group=3, topk_group=2)
+        | dict(routed_scaling_factor=2.5, rope_parameters=dict(rope_type="yarn", rope_theta=100.0, factor=4.0) | LATENT_YARN),
     ),
     "yarn": (*LLAMA, TINY | dict(rope_parameters=YARN)),
     "yarn_mscale": (

@@ -32,6 +32,17 @@ pub struct Decoder {
     description: Description,
 }
 
+/// The micro-batch of a backward, and how it is differentiated.
+#[derive(Clone, Copy)]
+pub struct BackwardPass<'a> {
+    /// How its tokens lie.
+    pub sequences: &'a Sequences,
+    /// The precision of forward.
+    pub precision: StepPrecision,
+    /// F32 `[1]` (F64 for F64): the factor of the loss of a token, which losses of routers have too.
+    pub loss_scale: &'a Tensor,
+}
+
 impl Decoder {
     /// Builds the whole model on `device`, with values from `weights`, for sequences up to `seq_len`.
     pub fn new(
@@ -287,12 +298,10 @@ impl Decoder {
         stage: usize,
         dy: Tensor,
         saved: StageSaved,
-        sequences: &Sequences,
-        precision: StepPrecision,
-        loss_scale: &Tensor,
+        pass: BackwardPass,
         units: &mut dyn Units,
     ) -> Result<Option<Tensor>> {
-        self.backward_with(stage, (dy, saved), sequences, precision, loss_scale, units, None)
+        self.backward_with(stage, (dy, saved), pass, units, None)
     }
 
     /// [`Decoder::backward`] without the products of the gradients of weights, which it returns for [`Decoder::wgrads`].
@@ -301,25 +310,19 @@ impl Decoder {
         stage: usize,
         dy: Tensor,
         saved: StageSaved,
-        sequences: &Sequences,
-        precision: StepPrecision,
-        loss_scale: &Tensor,
+        pass: BackwardPass,
         units: &mut dyn Units,
     ) -> Result<(Option<Tensor>, DeferredWgrads)> {
         let mut deferred = DeferredWgrads::default();
-        let dx =
-            self.backward_with(stage, (dy, saved), sequences, precision, loss_scale, units, Some(&mut deferred))?;
+        let dx = self.backward_with(stage, (dy, saved), pass, units, Some(&mut deferred))?;
         Ok((dx, deferred))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what a backward reads, of two callers in this file")]
     fn backward_with(
         &mut self,
         stage: usize,
         (dy, saved): (Tensor, StageSaved),
-        sequences: &Sequences,
-        precision: StepPrecision,
-        loss_scale: &Tensor,
+        BackwardPass { sequences, precision, loss_scale }: BackwardPass,
         units: &mut dyn Units,
         deferred: Option<&mut DeferredWgrads>,
     ) -> Result<Option<Tensor>> {

@@ -3,6 +3,7 @@
 mod cohere;
 mod config;
 mod decoder;
+mod deepseek_v2;
 mod family;
 mod gemma2;
 mod gemma3;
@@ -32,7 +33,7 @@ mod stage;
 
 pub use cohere::cohere;
 pub use config::ConfigFile;
-pub use decoder::Decoder;
+pub use decoder::{BackwardPass, Decoder};
 pub use gemma2::gemma2;
 pub use gpt2::gpt2;
 pub use inference::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, most_blocks, padded_rows};
@@ -68,6 +69,7 @@ const FAMILIES: &[Family] = &[
     qwen2_moe::FAMILY,
     qwen3_moe::FAMILY,
     olmoe::FAMILY,
+    deepseek_v2::FAMILY,
 ];
 
 /// Reads the sizes of a model from its `config.json`.

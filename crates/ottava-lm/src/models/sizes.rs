@@ -1,7 +1,7 @@
 //! The sizes of a decoder, common to all families.
 
 use super::{LayerSet, RopeKind, RopeScaling};
-use crate::layers::{ExpertsConfig, LLAMA, Names};
+use crate::layers::{ExpertsConfig, LLAMA, LatentSizes, Names};
 use crate::lora::Lora;
 use ottava_tensor::ops::{Activation, NormKind, NormScope, RopePairs};
 
@@ -81,6 +81,8 @@ pub struct DecoderConfig {
     pub logit_cap: Option<f64>,
     /// Whether the head computes the score of a reward model instead of logits.
     pub score: bool,
+    /// The parts of heads of latent attention; `None` for heads of their own.
+    pub latent: Option<LatentSizes>,
     /// The experts of the layers `routed`, in place of their MLPs.
     pub experts: Option<ExpertsConfig>,
     /// The layers with experts.
@@ -129,6 +131,7 @@ impl Default for DecoderConfig {
             logit_scale: 1.0,
             logit_cap: None,
             score: false,
+            latent: None,
             experts: None,
             routed: LayerSet::All,
             names: &LLAMA,
@@ -192,6 +195,11 @@ impl DecoderConfig {
         Ok(())
     }
 
+    /// Elements of a head to which rotary positions apply, or a part of which they rotate.
+    pub fn rotary_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.rotated)
+    }
+
     /// The sliding window of the attention of the layer `index`.
     pub fn window_at(&self, index: usize) -> Option<usize> {
         self.window.filter(|_| self.local.contains(index))
@@ -230,9 +238,9 @@ impl DecoderConfig {
     }
 
     fn check_rope(&self, rope: &RopeScaling) -> Result<(), String> {
-        let (partial, rotated) = (rope.partial, rope.rotated(self.head_dim));
-        if partial == 1.0 && !self.head_dim.is_multiple_of(2) {
-            return Err(format!("`head_dim` {} is odd; rotary positions pair its halves", self.head_dim));
+        let (partial, rotated) = (rope.partial, rope.rotated(self.rotary_dim()));
+        if partial == 1.0 && !rotated.is_multiple_of(2) {
+            return Err(format!("`head_dim` {rotated} is odd; rotary positions pair its halves"));
         }
         if !(partial > 0.0 && partial <= 1.0) || rotated == 0 || !rotated.is_multiple_of(2) {
             let (dim, rotates) = (self.head_dim, "rotary positions rotate an even number of elements");

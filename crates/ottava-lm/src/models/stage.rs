@@ -11,7 +11,8 @@ use crate::error::Result;
 use crate::layer_ranks::LayerRanks;
 use crate::layers::{
     Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight,
-    MixtureConfig, MixtureOfExperts, Mlp, MlpConfig, Norm, NormConfig, NormSaved, OperandCast, QkNorm, Sublayer,
+    LatentAttention, LatentAttentionConfig, MixtureConfig, MixtureOfExperts, Mlp, MlpConfig, Norm, NormConfig,
+    NormSaved, OperandCast, QkNorm, Sublayer,
 };
 use crate::operand::ResidualGradient;
 use crate::param::{Builder, Direction, Loan, Param, Purpose, Split, Units};
@@ -354,13 +355,24 @@ fn block(build: &mut Builder, c: &DecoderConfig, index: usize, tables: &RopeTabl
     };
     let (attention_norm, mlp) = (norm(build, names.attention_norm)?, format!("{name}.{}", names.mlp));
     let table = tables.at(c, index);
-    let attention = Attention::new(build, &format!("{name}.{}", names.attention), attention, table, None)?;
-    if c.parallel {
-        let mlp = Mlp::new(build, &mlp, mlp_config, Some(attention.input()))?;
-        let branch = Branch::new(attention_norm, attention).and(mlp);
-        return Ok(Block::new(name.clone(), vec![finish(build, branch, names.attention_post_norm)?]));
-    }
-    let attention = finish(build, Branch::new(attention_norm, attention), names.attention_post_norm)?;
+    let of_attention = format!("{name}.{}", names.attention);
+    let attention = match (c.latent, table) {
+        (Some(sizes), Some(table)) => {
+            let AttentionConfig { channels, heads, scale, pairs, output_bias: bias, .. } = attention;
+            let config = LatentAttentionConfig { channels, heads, sizes, bias, scale, pairs, std };
+            Branch::new(attention_norm, LatentAttention::new(build, &of_attention, config, table)?)
+        }
+        (_, table) => {
+            let attention = Attention::new(build, &of_attention, attention, table, None)?;
+            if c.parallel {
+                let mlp = Mlp::new(build, &mlp, mlp_config, Some(attention.input()))?;
+                let branch = Branch::new(attention_norm, attention).and(mlp);
+                return Ok(Block::new(name.clone(), vec![finish(build, branch, names.attention_post_norm)?]));
+            }
+            Branch::new(attention_norm, attention)
+        }
+    };
+    let attention = finish(build, attention, names.attention_post_norm)?;
     let mlp_norm = norm(build, names.mlp_norm)?;
     let branch = match c.experts_at(index) {
         Some(experts) => {

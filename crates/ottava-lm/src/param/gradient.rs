@@ -26,19 +26,21 @@ impl WgradProduct<'_> {
     /// Overwrites `into`.
     fn write(self, into: &mut Tensor) -> Result<()> {
         let WgradProduct { a, b, accumulation, groups } = self;
-        Ok(match groups {
+        match groups {
             None => gemm_nt_into(a, b, into, accumulation)?,
             Some(groups) => grouped_wgrad_into(a, b, groups, into, accumulation)?,
-        })
+        }
+        Ok(())
     }
 
     /// Adds to `into`.
     fn add(self, into: &mut Tensor) -> Result<()> {
         let WgradProduct { a, b, accumulation, groups } = self;
-        Ok(match groups {
+        match groups {
             None => gemm_nt_add(a, b, into, accumulation)?,
             Some(groups) => grouped_wgrad_add(a, b, groups, into, accumulation)?,
-        })
+        }
+        Ok(())
     }
 }
 

@@ -33,7 +33,7 @@ impl ExpertsPlan {
         let ExpertsConfig { count, hidden, routing, shared, losses } = sizes.experts.as_ref()?;
         let sequences = run.training.per_device_train_batch_size;
         let rows = sequences * run.data.max_length / run.parallel.context.max(1) * routing.chosen;
-        let loss = |name, factor: f64| (factor != 0.0).then(|| format!(", {name} {factor}")).unwrap_or_default();
+        let loss = |name, factor: f64| if factor == 0.0 { String::new() } else { format!(", {name} {factor}") };
         let losses = format!("{}{}", loss("loss of balance times", losses.balance), loss("z-loss times", losses.z));
         Some(ExpertsPlan {
             layers: (0..sizes.layers).filter(|&layer| sizes.experts_at(layer).is_some()).count(),
