@@ -3,7 +3,7 @@
 use super::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, adapter};
 use crate::error::{Error, Result};
 use crate::hash::{MIX_STEP, mix, name_hash};
-use crate::layers::SCORE;
+use crate::layers::{SCORE, expert_stack};
 use crate::lora::{Lora, PEFT_PREFIX, Targets, last_name};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions};
 use crate::param::{FolderLayout, FolderTensor, Init, Shard, WeightSource};
@@ -139,8 +139,8 @@ impl WeightSource for FolderWeights {
     }
 }
 
-/// A matrix of an expert in a folder that stacks those of all experts of a layer, as transformers has them in memory:
-/// `experts.gate_up_proj` `[E, 2F, C]`, gate first, and `experts.down_proj` `[E, C, F]`.
+/// A matrix of an expert in a folder that stacks those of all experts of a layer, as transformers has them in memory: gate and up
+/// `[E, 2F, C]`, gate first, and down `[E, C, F]`.
 struct FusedExpert {
     name: String,
     expert: usize,
@@ -154,12 +154,7 @@ impl FusedExpert {
     fn of(tensor: &FolderTensor) -> Option<FusedExpert> {
         let (prefix, rest) = tensor.name.strip_suffix(".weight")?.rsplit_once(".experts.")?;
         let (expert, linear) = rest.split_once('.')?;
-        let (stack, part) = match linear {
-            "gate_proj" | "w1" => ("gate_up_proj", [0, 2]),
-            "up_proj" | "w3" => ("gate_up_proj", [1, 2]),
-            "down_proj" | "w2" => ("down_proj", [0, 1]),
-            _ => return None,
-        };
+        let (stack, part) = expert_stack(linear)?;
         let (name, shape) = (format!("{prefix}.experts.{stack}"), tensor.shape.clone());
         Some(FusedExpert { name, expert: expert.parse().ok()?, part, shape })
     }

@@ -3,7 +3,7 @@
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, LinearConfig, Norm, NormConfig, NormSaved};
+use super::{Linear, LinearConfig, Names, Norm, NormConfig, NormSaved};
 use crate::context::{Context, PagedPass};
 use crate::error::{Error, Result};
 use crate::operand::{ResidualGradient, View, Views};
@@ -51,6 +51,8 @@ pub struct LatentAttentionConfig {
     pub scale: Option<f64>,
     /// The pairs of rotary positions.
     pub pairs: RopePairs,
+    /// Names of its tensors; those of projections from and to latents are the same in all families.
+    pub names: &'static Names,
     /// Standard deviation of initial weights.
     pub std: f32,
 }
@@ -59,7 +61,8 @@ pub struct LatentAttentionConfig {
 const EPS: f64 = 1e-6;
 
 /// `y = o_proj(attention(q, k, v))` with `q = up(norm(down(x)))` and `[k | v] = up(norm(down(x)))`. In memory, the rotated part of a head is
-/// before the plain one; the products of queries and keys are the same.
+/// before the plain one, which leaves the products of queries and keys as they are, and values are padded with zeros to the size of keys: the
+/// fast kernels take heads of one size.
 pub struct LatentAttention {
     config: LatentAttentionConfig,
     /// Queries or their latent, the latent of keys and values, and the shared part of keys.
@@ -91,13 +94,12 @@ struct LatentSaved {
     output: SavedOperand,
 }
 
-/// Attention, without the operand of the output.
+/// What backward of attention needs.
 struct Attended {
     query: Option<UpSaved>,
     kv: UpSaved,
-    /// `[T, H·D + H·D + H·D_v]`, rotated, and the log-sum-exp `[B, H, S]`; `None` in inference, which has no backward.
-    rotated: Option<(Tensor, Tensor)>,
-    o: Tensor, /* [T, H·D_v] */
+    /// `[T, 3·H·D]`, rotated, the output `[T, H·D]` and the log-sum-exp `[B, H, S]`; `None` in inference, which has no backward.
+    rotated: Option<[Tensor; 3]>,
 }
 
 impl Up {
@@ -134,7 +136,7 @@ impl LatentAttention {
         config: LatentAttentionConfig,
         rope_table: Tensor,
     ) -> Result<LatentAttention> {
-        let LatentAttentionConfig { channels, heads, sizes, bias, scale, std, .. } = config;
+        let LatentAttentionConfig { channels, heads, sizes, bias, scale, names, std, .. } = config;
         if build.place().is_divided() || build.sequence_place().is_divided() {
             return Err(Error::Config(
                 "`parallel.tensor` and `parallel.context` do not divide latent attention; use `parallel.data` with a ZeRO stage, or \
@@ -153,7 +155,7 @@ impl LatentAttention {
         let from_x = [
             match query_rank {
                 Some(rank) => part("q_a_proj", rank),
-                None => part("q_proj", queries),
+                None => part(names.qkv[0], queries),
             },
             part("kv_a_proj_with_mqa", kv_rank + rotated),
         ];
@@ -161,7 +163,7 @@ impl LatentAttention {
         let of_query = query_rank.map(|rank| linear("q_b_proj", &[part("q_b_proj", queries)], rank, false));
         let of_query = of_query.transpose()?;
         let of_kv = linear("kv_b_proj", &[part("kv_b_proj", heads * (plain + value))], kv_rank, false)?;
-        let output = linear("o_proj", &[part("o_proj", channels)], heads * value, bias)?;
+        let output = linear(names.output, &[part(names.output, channels)], heads * value, bias)?;
         let mut norm = |proj: &str, rank| Norm::new(build, &format!("{name}.{proj}"), rank, NormConfig::rms(EPS));
         let query = match (of_query, query_rank) {
             (Some(linear), Some(rank)) => Some(Up { norm: norm("q_a_layernorm", rank)?, linear }),
@@ -169,12 +171,8 @@ impl LatentAttention {
         };
         let kv = Up { norm: norm("kv_a_layernorm", kv_rank)?, linear: of_kv };
         let plain_spec = AttentionSpec::causal(heads, heads, sizes.head_dim());
-        let spec = AttentionSpec {
-            value_dim: value,
-            scale: scale.unwrap_or(plain_spec.scale),
-            deterministic: build.recipe.deterministic,
-            ..plain_spec
-        };
+        let (scale, deterministic) = (scale.unwrap_or(plain_spec.scale), build.recipe.deterministic);
+        let spec = AttentionSpec { scale, deterministic, ..plain_spec };
         let number = build.description.attention.len();
         build.description.attention.push(spec);
         Ok(LatentAttention { config, down, query, kv, output, rope_table, number, spec })
@@ -191,38 +189,46 @@ impl LatentAttention {
         RopeLayout { heads: 2 * heads, head_dim: sizes.head_dim(), pairs }
     }
 
-    /// Calls `move_part` for each part of `[q | k | v]`, with values of `value` columns: the source (0: queries, 1: keys and values, 2: the shared
-    /// part of keys), its runs there, its runs in the result, and its width.
-    fn each_part(
-        &self,
-        value: usize,
-        mut move_part: impl FnMut(usize, ColumnRuns, ColumnRuns, usize) -> Result<()>,
-    ) -> Result<()> {
+    /// Calls `move_part` for each part of `[q | k | v]`: the source (0: queries, 1: keys and values, 2: the shared part of keys), its runs there,
+    /// its runs in the result, and its width.
+    fn each_part(&self, mut move_part: impl FnMut(usize, ColumnRuns, ColumnRuns, usize) -> Result<()>) -> Result<()> {
         let LatentAttentionConfig { heads, sizes, .. } = self.config;
-        let LatentSizes { plain, rotated, value: own, .. } = sizes;
-        let (dim, of_kv) = (sizes.head_dim(), plain + own);
+        let LatentSizes { plain, rotated, value, .. } = sizes;
+        let (dim, of_kv) = (sizes.head_dim(), plain + value);
         let runs = |first, step| ColumnRuns { first, step };
         move_part(0, runs(plain, dim), runs(0, dim), rotated)?;
         move_part(0, runs(0, dim), runs(rotated, dim), plain)?;
         move_part(2, runs(0, 0), runs(heads * dim, dim), rotated)?;
         move_part(1, runs(0, of_kv), runs(heads * dim + rotated, dim), plain)?;
-        move_part(1, runs(plain, of_kv), runs(2 * heads * dim, value), own)
+        move_part(1, runs(plain, of_kv), runs(2 * heads * dim, dim), value)
     }
 
-    /// `[q | k | v]`, rotated, from its parts; values have `value` columns, of which those beyond their own are zero.
-    fn assemble(&self, parts: [&Tensor; 3], value: usize, context: &Context) -> Result<Tensor> {
-        let LatentAttentionConfig { heads, sizes, .. } = self.config;
-        let (tokens, x) = (parts[0].shape()[0], parts[0]);
-        let shape = [tokens, heads * (2 * sizes.head_dim() + value)];
-        let mut qkv = match value == sizes.value {
-            true => Tensor::empty(x.device(), &shape, x.dtype())?,
-            false => Tensor::zeros(x.device(), &shape, x.dtype())?,
-        };
-        self.each_part(value, |source, from, to, width| {
-            Ok(move_columns(parts[source], from, &mut qkv, to, heads, width)?)
-        })?;
+    /// `[q | k | v]`, rotated, from its parts.
+    fn assemble(&self, parts: [&Tensor; 3], context: &Context) -> Result<Tensor> {
+        let heads = self.config.heads;
+        let mut qkv =
+            Tensor::zeros(parts[0].device(), &[parts[0].shape()[0], self.spec.qkv_width()], parts[0].dtype())?;
+        self.each_part(|source, from, to, width| Ok(move_columns(parts[source], from, &mut qkv, to, heads, width)?))?;
         rope(&mut qkv, self.angles(context), self.rotation(), Rotation::Forward)?;
         Ok(qkv)
+    }
+
+    /// The values `[T, H·D_v]` of the output of attention, without padding.
+    fn own_values(&self, o: &Tensor) -> Result<Tensor> {
+        let LatentAttentionConfig { heads, sizes, .. } = self.config;
+        let mut own = Tensor::empty(o.device(), &[o.shape()[0], heads * sizes.value], o.dtype())?;
+        let [from, to] = [sizes.head_dim(), sizes.value].map(|step| ColumnRuns { first: 0, step });
+        move_columns(o, from, &mut own, to, heads, sizes.value)?;
+        Ok(own)
+    }
+
+    /// The gradient by the output of attention from that by [`LatentAttention::own_values`].
+    fn padded_values(&self, d_o: &Tensor) -> Result<Tensor> {
+        let LatentAttentionConfig { heads, sizes, .. } = self.config;
+        let mut padded = Tensor::zeros(d_o.device(), &[d_o.shape()[0], self.spec.output_width()], d_o.dtype())?;
+        let [from, to] = [sizes.value, sizes.head_dim()].map(|step| ColumnRuns { first: 0, step });
+        move_columns(d_o, from, &mut padded, to, heads, sizes.value)?;
+        Ok(padded)
     }
 
     fn angles<'a>(&'a self, context: &Context<'a>) -> Angles<'a> {
@@ -236,7 +242,7 @@ impl LatentAttention {
         let empty = |width| Tensor::empty(dqkv.device(), &[dqkv.shape()[0], width], dqkv.dtype());
         let mut parts = [empty(heads * sizes.head_dim())?, empty(heads * (sizes.plain + sizes.value))?];
         let mut shared = None;
-        self.each_part(sizes.value, |source, of_part, of_qkv, width| {
+        self.each_part(|source, of_part, of_qkv, width| {
             match parts.get_mut(source) {
                 Some(part) => move_columns(&dqkv, of_qkv, part, of_part, heads, width)?,
                 None => shared = Some(sum_columns(&dqkv, of_qkv, heads, width)?),
@@ -247,9 +253,9 @@ impl LatentAttention {
         Ok([queries, kv, shared.expect("keys share a part")])
     }
 
-    /// Attention of an operand `x`: what backward needs, without the operand of the output.
-    fn attend(&self, x: View, context: &mut Context) -> Result<Attended> {
-        let LatentSizes { kv_rank, rotated, value, .. } = self.config.sizes;
+    /// Attention of an operand `x`: what backward needs, and the output `[T, H·D_v]`.
+    fn attend(&self, x: View, context: &mut Context) -> Result<(Attended, Tensor)> {
+        let LatentSizes { kv_rank, rotated, .. } = self.config.sizes;
         let projected = self.down.fprop(&x, None, context)?;
         drop(x);
         let first = self.query_columns();
@@ -264,35 +270,28 @@ impl LatentAttention {
         let (kv, of_kv) = self.kv.forward(&latent, context)?;
         drop(latent);
         let parts = [&queries, &kv, &shared];
-        // Caches have keys and values of one size.
-        let value = if context.paged.is_some() { self.config.sizes.head_dim() } else { value };
-        let qkv = self.assemble(parts, value, context)?;
+        let qkv = self.assemble(parts, context)?;
         if let Some(pass) = &mut context.paged {
-            let o = self.attend_paged(qkv, pass)?;
-            return Ok(Attended { query: of_query, kv: of_kv, rotated: None, o });
+            let o = self.own_values(&self.attend_paged(qkv, pass)?)?;
+            return Ok((Attended { query: of_query, kv: of_kv, rotated: None }, o));
         }
         let sequences = context.sequences;
         let input = AttentionInput::fused(&qkv, &self.spec, sequences.batch, sequences.cu_seqlens.as_ref());
         let (o, lse) = attention(input, &self.spec)?;
-        Ok(Attended { query: of_query, kv: of_kv, rotated: Some((qkv, lse)), o })
+        let own = self.own_values(&o)?;
+        Ok((Attended { query: of_query, kv: of_kv, rotated: Some([qkv, o, lse]) }, own))
     }
 
     /// Attention of new tokens of many sequences over a cache, to which their keys and values are appended; or of all tokens of one
-    /// sequence. Returns `[T, H·D_v]`.
+    /// sequence.
     fn attend_paged(&self, mut qkv: Tensor, pass: &mut PagedPass) -> Result<Tensor> {
-        let LatentAttentionConfig { heads, sizes, .. } = self.config;
-        let (dim, is_whole) = (sizes.head_dim(), pass.is_whole);
-        let spec = AttentionSpec { value_dim: dim, ..self.spec };
+        let is_whole = pass.is_whole;
         let (cache, batch) = pass.layer(self.number);
-        append_kv(&mut qkv, cache, batch, &spec, None)?;
-        let o = match is_whole {
-            true => attention(AttentionInput::fused(&qkv, &spec, 1, None), &spec)?.0,
-            false => paged_attention(&qkv, cache, batch, &spec)?,
-        };
-        let mut own = Tensor::empty(o.device(), &[o.shape()[0], heads * sizes.value], o.dtype())?;
-        let runs = |step| ColumnRuns { first: 0, step };
-        move_columns(&o, runs(dim), &mut own, runs(sizes.value), heads, sizes.value)?;
-        Ok(own)
+        append_kv(&mut qkv, cache, batch, &self.spec, None)?;
+        match is_whole {
+            true => Ok(attention(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec)?.0),
+            false => Ok(paged_attention(&qkv, cache, batch, &self.spec)?),
+        }
     }
 }
 
@@ -306,14 +305,14 @@ impl Sublayer for LatentAttention {
     }
 
     fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
-        let attended = self.attend(x, context)?;
-        let (y, output) = self.output.forward(attended.o.clone(), residual, context)?;
+        let (attended, o) = self.attend(x, context)?;
+        let (y, output) = self.output.forward(o, residual, context)?;
         Ok((y, SublayerSaved::new(LatentSaved { attended, output })))
     }
 
     fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
-        let attended = self.attend(x, context)?;
-        let output = self.output.save(attended.o.clone(), context)?;
+        let (attended, o) = self.attend(x, context)?;
+        let output = self.output.save(o, context)?;
         Ok(SublayerSaved::new(LatentSaved { attended, output }))
     }
 
@@ -325,16 +324,18 @@ impl Sublayer for LatentAttention {
         other: Option<Tensor>,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let LatentSaved { attended: Attended { query, kv, rotated, o }, output } = saved.into();
-        let ((qkv, lse), x) = (rotated.expect("training attends without a cache"), x.columns(context)?);
+        let LatentSaved { attended: Attended { query, kv, rotated }, output } = saved.into();
+        let ([qkv, o, lse], x) = (rotated.expect("training attends without a cache"), x.columns(context)?);
         let Views { rows, columns: dy } = self.output.cast_gradient(dy, context)?;
         let d_o = self.output.dgrad(&rows, None, context)?;
         drop(rows);
-        let operand = output
-            .into_columns()
-            .or_else(|frozen| self.output.input().recast_columns(o.clone(), &frozen, &mut context.casts))?;
+        let operand = match output.into_columns() {
+            Ok(operand) => operand,
+            Err(frozen) => self.output.input().recast_columns(self.own_values(&o)?, &frozen, &mut context.casts)?,
+        };
         self.output.wgrad(&dy, &operand, context)?;
         drop((dy, operand));
+        let d_o = self.padded_values(&d_o)?;
         let sequences = context.sequences;
         let input = AttentionInput::fused(&qkv, &self.spec, sequences.batch, sequences.cu_seqlens.as_ref());
         let dqkv = attention_backward(&d_o, input, &o, &lse, &self.spec)?.fused();

@@ -26,6 +26,6 @@ pub use latent_attention::{LatentAttention, LatentAttentionConfig, LatentSizes};
 pub use linear::{ColumnScales, Linear, LinearConfig, SmoothCasts};
 pub use mlp::{Mlp, MlpConfig};
 pub use moe::{ExpertsConfig, MixtureConfig, MixtureOfExperts, RouterLossFactors, SharedExpert};
-pub use names::{HEAD, HEAD_NORMS, LLAMA, Names, Role, SCORE, TensorRole};
+pub use names::{HEAD, HEAD_NORMS, LLAMA, Names, Role, SCORE, TensorRole, expert_stack};
 pub use norm::{Norm, NormConfig, NormSaved};
 pub use sublayer::{BranchOperand, Sublayer, SublayerSaved};

@@ -178,6 +178,14 @@ impl DecoderConfig {
                 return Err(format!("{what} is {factor}; it is a number above 0"));
             }
         }
+        if let Some(latent) = self.latent {
+            let sizes = [latent.kv_rank, latent.plain, latent.rotated, latent.value, latent.query_rank.unwrap_or(1)];
+            if sizes.iter().any(|&size| size == 0 || size > 1 << 24) || latent.value > latent.head_dim() {
+                return Err(format!(
+                    "the sizes of latent attention are {latent:?}; all are above 0, and values fit into keys"
+                ));
+            }
+        }
         if let Some(experts) = &self.experts {
             if experts.hidden == 0 || experts.hidden > 1 << 24 {
                 return Err(format!("the width of an expert is {}", experts.hidden));

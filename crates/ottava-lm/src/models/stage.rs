@@ -359,7 +359,7 @@ fn block(build: &mut Builder, c: &DecoderConfig, index: usize, tables: &RopeTabl
     let attention = match (c.latent, table) {
         (Some(sizes), Some(table)) => {
             let AttentionConfig { channels, heads, scale, pairs, output_bias: bias, .. } = attention;
-            let config = LatentAttentionConfig { channels, heads, sizes, bias, scale, pairs, std };
+            let config = LatentAttentionConfig { channels, heads, sizes, bias, scale, pairs, names, std };
             Branch::new(attention_norm, LatentAttention::new(build, &of_attention, config, table)?)
         }
         (_, table) => {

@@ -41,10 +41,9 @@ impl LinearSite {
         self.experts.map_or([1; 2], |ExpertCounts { count, chosen }| [count, chosen])
     }
 
-    /// Tokens of each of its products, for a micro-batch of `tokens`, if experts get equal shares.
-    fn tokens(&self, tokens: usize) -> usize {
-        let [count, chosen] = self.matrices();
-        tokens * chosen / count
+    /// Rows of its product, for a micro-batch of `tokens`: those of all experts, which are one launch.
+    fn rows(&self, tokens: usize) -> usize {
+        tokens * self.matrices()[1]
     }
 
     /// Why stacked matrices cannot be cast by `casts`: their scales or padding would lie in two of them.
@@ -140,7 +139,7 @@ impl Recipe {
             }
         }
         if let Some(tokens) =
-            slow_at.filter(|&tokens| !Fp8Pays::for_casts(&casts).holds(site.tokens(tokens), site.outputs, site.inputs))
+            slow_at.filter(|&tokens| !Fp8Pays::for_casts(&casts).holds(site.rows(tokens), site.outputs, site.inputs))
         {
             return Ok(plain(format!("skip_slow_linears: at {tokens} tokens FP8 is slower than {}", self.compute)));
         }

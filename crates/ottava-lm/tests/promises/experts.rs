@@ -2,17 +2,21 @@
 //! and experts without tokens.
 
 use crate::recorded::Recorded;
+use crate::resume;
 use crate::setup::{
     Seeded, Training, batch, config, decoder, devices, devices_of, finish_step, fp8_names_on, gradients, largest_error,
-    logits, losses, losses_and_gradients, recipe, relative_error,
+    logits, losses, losses_and_gradients, on_device, recipe, relative_error, sequences,
 };
 use ottava_lm::checkpoint::FolderWeights;
 use ottava_lm::layers::RouterLossFactors;
-use ottava_lm::models::{Decoder, DecoderConfig};
-use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Purpose, WeightSource};
+use ottava_lm::lora::{Lora, Targets};
+use ottava_lm::mode::StepPrecision;
+use ottava_lm::models::{BackwardPass, Decoder, DecoderConfig};
+use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Purpose, Resident, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::recompute::Recompute;
 use ottava_lm::scaling::{RouterLoad, RouterMetrics};
+use ottava_lm::trainer::Start;
 use ottava_tensor::testing::values;
 use ottava_tensor::{Device, Tensor};
 use safetensors::Dtype;
@@ -348,4 +352,90 @@ fn folders_with_fused_experts_are_read() {
         decoder.parameters().iter().map(|param| values(&param.value().unwrap())).collect()
     };
     assert!(bits(&mut fused) == bits(&mut alone));
+}
+
+/// As the schedule `zero-bubble` of pipelines computes it.
+#[test]
+fn deferred_gradients_of_experts_have_the_same_bits() {
+    for name in [RecipeName::Bf16, RecipeName::Fp8Block] {
+        let mut decoder = built(&sizes(), name, &Device::Cpu, &mut Seeded { std: 0.1 });
+        let (expected_losses, expected) = pass(&mut decoder);
+        let [inputs, targets] = data(&decoder);
+        let (sequences, scale) =
+            (sequences(&Device::Cpu, 3, inputs.len()), on_device(decoder.recipe(), &Device::Cpu, 0.01));
+        let (precision, units) = (StepPrecision::Recipe, &mut Resident);
+        let (normed, saved) = decoder.forward(0, &inputs, &sequences, precision, units).unwrap();
+        let (losses, dy) = decoder.losses_and_gradient(&normed, &targets, &scale, units).unwrap();
+        let of_pass = BackwardPass { sequences: &sequences, precision, loss_scale: &scale };
+        let (_, deferred) = decoder.dgrads(0, dy, saved, of_pass, units).unwrap();
+        decoder.wgrads(0, deferred, units).unwrap();
+        assert!(values(&losses) == expected_losses && gradients(&mut decoder) == expected, "{name:?}");
+    }
+}
+
+#[test]
+fn adapters_leave_experts_and_routers_frozen() {
+    let with = |targets| {
+        let lora = Some(Lora { r: 4, alpha: 8.0, use_rslora: false, targets });
+        DecoderConfig { lora, ..sizes() }
+    };
+    for name in [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Row, RecipeName::Fp8Block] {
+        let mut decoder = built(&with(Targets::AllLinear), name, &Device::Cpu, &mut Seeded { std: 0.1 });
+        let (losses, gradients) = pass(&mut decoder);
+        assert!(losses.iter().all(|loss| loss.is_finite()));
+        let of_attention = |name: &str| name.contains(".self_attn.") && name.contains(".lora_");
+        assert!(gradients.len() > 8 && gradients.iter().all(|(name, _)| of_attention(name)), "{gradients:?}");
+        assert!(gradients.iter().any(|(_, gradient)| gradient.iter().any(|&g| g != 0.0)));
+    }
+    let sizes = with(Targets::Names(vec!["gate_proj".into()]));
+    let error = Decoder::describe(&sizes, &recipe(RecipeName::Bf16, Fp8Format::Auto)).unwrap_err().to_string();
+    assert!(error.contains("`gate_proj` is no linear of this model's blocks, which are `k_proj`, `o_proj`"), "{error}");
+}
+
+/// The last lines of metrics, and the tensors of the last checkpoint of a run that was interrupted and resumed.
+#[test]
+fn a_run_reports_routers_and_writes_a_tensor_for_each_expert() {
+    let inputs = tempfile::tempdir().unwrap();
+    resume::write_inputs(inputs.path());
+    let keys = json!({
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "vocab_size": 100, "hidden_size": 32,
+        "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+        "mlp_only_layers": [0], "max_position_embeddings": 64,
+    });
+    std::fs::write(inputs.path().join("config.json"), keys.to_string()).unwrap();
+    let mut run = resume::config(inputs.path(), &inputs.path().join("run"), RecipeName::Fp8Row);
+    run.training.max_steps = 4;
+    (run.router.balance_loss, run.router.z_loss) = (0.01, 0.001);
+    let stopped = resume::train(&run, &Device::Cpu, &Start::New, 3).unwrap_err().to_string();
+    assert!(stopped.starts_with("stopped by a signal after step 3"), "{stopped}");
+    resume::train(&run, &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
+    let metrics = std::fs::read_to_string(inputs.path().join("run/metrics.jsonl")).unwrap();
+    let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    let number = |key: &str| last[key].as_f64().unwrap_or_else(|| panic!("{key} in {last}"));
+    assert!(number("router_imbalance") >= 1.0 && number("router_idle_experts") >= 0.0);
+    assert!((0.0..=4f64.ln()).contains(&number("router_entropy")) && (0.0..1.0).contains(&number("router_padding")));
+
+    let folder = inputs.path().join("run/checkpoints/checkpoint-4");
+    let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let written = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let shape = |name: &str| written.tensor(name).unwrap().shape().to_vec();
+    assert_eq!(shape("model.layers.1.mlp.gate.weight"), [4, 32]);
+    assert_eq!(shape("model.layers.1.mlp.experts.3.up_proj.weight"), [16, 32]);
+    assert_eq!(shape("model.layers.1.mlp.experts.0.down_proj.weight"), [32, 16]);
+    assert_eq!(shape("model.layers.1.mlp.shared_expert.gate_proj.weight"), [16, 32]);
+    assert_eq!(shape("model.layers.1.mlp.shared_expert_gate.weight"), [1, 32]);
+    assert_eq!(shape("model.layers.0.mlp.down_proj.weight"), [32, 48]);
+
+    std::fs::write(
+        inputs.path().join("config.json"),
+        json!({
+            "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48,
+            "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64,
+        })
+        .to_string(),
+    )
+    .unwrap();
+    let error = run.decoder_config().unwrap_err().to_string();
+    assert!(error.starts_with("`router` is set, and the model of"), "{error}");
 }

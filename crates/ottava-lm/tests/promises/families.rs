@@ -78,6 +78,14 @@ pub fn all_families() -> Vec<(&'static str, DecoderConfig)> {
                 "shared_expert_intermediate_size": 32, "mlp_only_layers": [0],
             })),
         ),
+        (
+            "deepseek-v2",
+            with(json!({
+                "model_type": "deepseek_v2", "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 32,
+                "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4,
+                "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 2, "first_k_dense_replace": 1,
+            })),
+        ),
         ("mistral", with(json!({"model_type": "mistral", "sliding_window": 7}))),
     ];
     families().into_iter().chain(more).collect()

@@ -18,6 +18,7 @@ use crate::recipe::ExpertCounts;
 use experts::{Experts, ExpertsLayout, ExpertsSaved};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Activation, RouterScores, Routing, SavedActivation, combine};
+pub use router::RouterLossFactors;
 use router::{Routed, Router};
 
 /// The experts of a model.
@@ -44,15 +45,6 @@ pub struct SharedExpert {
     pub hidden: usize,
     /// The name of the vector whose product with a token, through a sigmoid, multiplies the output; `None` for a factor of 1.
     pub gate: Option<&'static str>,
-}
-
-/// Factors of losses that routers add to that of the model, as [`RouterLosses`](ottava_tensor::ops::RouterLosses) says.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct RouterLossFactors {
-    /// Of the loss of balance, in each layer.
-    pub balance: f64,
-    /// Of the mean square of the logarithm of the sum of the exponentials of logits, in each layer.
-    pub z: f64,
 }
 
 /// Sizes and names of a mixture.

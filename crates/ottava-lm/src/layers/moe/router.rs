@@ -1,6 +1,5 @@
 //! The router of a mixture: logits of experts, in the precision of sums, and what follows from them.
 
-use super::RouterLossFactors;
 use crate::context::Context;
 use crate::error::Result;
 use crate::operand::View;
@@ -12,6 +11,15 @@ use ottava_tensor::ops::{
     Accumulation, Operand, RouterLosses, Routes, Routing, Slots, cast, gemm_nt, gemm_nt_plus, real_type, route,
     route_backward, slots,
 };
+
+/// Factors of losses that routers add to that of the model, as [`RouterLosses`](ottava_tensor::ops::RouterLosses) says.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RouterLossFactors {
+    /// Of the loss of balance, in each layer.
+    pub balance: f64,
+    /// Of the mean square of the logarithm of the sum of the exponentials of logits, in each layer.
+    pub z: f64,
+}
 
 /// `logits = x · Wᵀ`, in F32 and never cast to FP8, and the choices of experts.
 pub struct Router {
