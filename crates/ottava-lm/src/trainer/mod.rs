@@ -29,6 +29,7 @@ use crate::parallel::Ranks;
 use crate::plan::ResolvedRun;
 use crate::report::loss_svg;
 use crate::run::Run;
+use crate::scaling::RouterMetrics;
 use crate::step::{PreferenceSums, StepResult};
 use alarms::Alarms;
 use files::RunFiles;
@@ -421,6 +422,10 @@ impl Trainer {
         }
         let casts = self.run.model.scaling().losses(self.run.step.partition())?;
         warn_of_infinities(step, &casts.non_finite);
+        let routers = match self.run.model.config().experts {
+            Some(_) => RouterMetrics::of(&self.run.step.partition().router_loads(&mut self.run.model)?),
+            None => None,
+        };
         self.step = step;
         self.tokens += tokens;
         self.look_for_spikes(step, loss, grad_norm);
@@ -435,6 +440,7 @@ impl Trainer {
             peak_memory_bytes: peak_memory(self.run.model.device()),
             loss_scale: self.loss_scale.clone(),
             casts: (!self.run.model.scaling().is_empty()).then_some(casts),
+            routers,
             evaluation: None,
             preference,
             saved: Vec::new(),
@@ -554,6 +560,9 @@ impl Trainer {
             "peak_memory_bytes": done.peak_memory_bytes,
         });
         for (name, value) in done.preference.iter().flat_map(PreferenceSums::metrics) {
+            values[name] = json!(value);
+        }
+        for (name, value) in done.routers.iter().flat_map(|routers| routers.metrics()) {
             values[name] = json!(value);
         }
         if let Some(error) = done.reduce_error {

@@ -29,6 +29,7 @@ mod head_norm;
 mod kernels;
 pub(crate) mod launch;
 mod momentum;
+mod move_columns;
 mod negate_targets;
 mod newton_schulz;
 mod paged_attention;
@@ -75,6 +76,7 @@ pub use grouped_gemm::{Groups, grouped_gemm_nt, grouped_wgrad_add, grouped_wgrad
 pub use head_norm::{HeadNormLayout, HeadNormWeights, NormScope, head_norm, head_norm_backward};
 pub use kernels::{KernelSupport, kernel_support, kernels};
 pub use momentum::{Direction, Momentum, MomentumParameter, MomentumScalars, MomentumStep, momentum, momentum_amax};
+pub use move_columns::{ColumnRuns, move_columns, sum_columns};
 pub use negate_targets::negate_targets;
 pub use newton_schulz::newton_schulz;
 pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};

@@ -71,6 +71,7 @@ impl Decoder {
             recompute: Recompute::Full,
             saved_activations: SavedActivations::Exact,
             paged: None,
+            loss_scale: None,
             deferred: None,
         };
         (&mut self.stages[stage], context)

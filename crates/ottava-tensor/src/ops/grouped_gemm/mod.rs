@@ -41,7 +41,7 @@ impl Groups {
 
     /// Rows that suffice for `rows` rows in `groups` groups of any sizes.
     pub fn capacity(rows: usize, groups: usize) -> usize {
-        (rows + (Groups::ALIGNMENT - 1) * groups.min(rows)).next_multiple_of(Groups::ALIGNMENT)
+        (rows + (Groups::ALIGNMENT - 1) * groups.min(rows)) / Groups::ALIGNMENT * Groups::ALIGNMENT
     }
 
     /// The number of groups.

@@ -7,6 +7,7 @@ mod tests;
 
 use super::real_type;
 use crate::{DType, Device, Error, Result, Tensor};
+use std::fmt;
 
 pub(crate) use cuda::SOURCE;
 
@@ -84,6 +85,26 @@ pub struct RouterLosses<'a> {
 /// Most experts, and most groups of them.
 const MOST_EXPERTS: usize = 1024;
 const MOST_GROUPS: usize = 64;
+
+impl fmt::Display for Routing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.scores {
+            RouterScores::Softmax => "the softmax of logits",
+            RouterScores::Sigmoid => "the sigmoid of logits",
+        })?;
+        if let Some(ExpertGroups { count, chosen, by }) = self.groups {
+            let by = if by == GroupScore::Best { "best expert" } else { "two best experts" };
+            write!(f, ", in the {chosen} of {count} groups with the {by}")?;
+        }
+        if self.normalise.is_some() {
+            f.write_str(", weights divided by their sum")?;
+        }
+        if self.scale != 1.0 {
+            write!(f, ", times {}", self.scale)?;
+        }
+        Ok(())
+    }
+}
 
 impl Routing {
     /// Problems of this routing over `experts`.
