@@ -12,7 +12,9 @@ transformers==5.23.0 trl==1.16.0` and some ten minutes on two cores; the second 
 
 import gzip
 import json
+import math
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -155,7 +157,9 @@ def compare_recipes(binary, folder, device, arguments):
             losses = [a["loss"] - b["loss"] for a, b in pairs]
             rewards = [max(abs(a[key] - b[key]) for key in ["rewards/chosen", "rewards/rejected"]) for a, b in pairs]
             largest = max(map(abs, losses))
+            error = statistics.stdev(losses) / math.sqrt(len(losses))
             print(f"{recipe}: losses at most {largest:.4f} apart from fp32, rewards {max(rewards):.4f}")
+            print(f"  mean difference of the losses {statistics.mean(losses):+.4f}, standard error {error:.4f}")
             print("  losses, by step: ", " ".join(f"{apart:+.4f}" for apart in losses))
             print("  rewards, by step:", " ".join(f"{apart:.4f}" for apart in rewards))
             tell_held_out(held_out)

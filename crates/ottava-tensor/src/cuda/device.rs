@@ -78,7 +78,7 @@ impl CudaDevice {
                 sm_count: context.sm_count,
                 memory,
             },
-            pool: Mutex::new(Pool::new(Memory::Driver(context.clone()))),
+            pool: Mutex::new(Pool::new(Memory::Driver(context.clone()), memory)),
             profile: Profile::default(),
             host_bytes: AtomicUsize::new(0),
             library_bytes: AtomicUsize::new(0),
@@ -98,7 +98,7 @@ impl CudaDevice {
     pub fn dry(model: GpuModel) -> Arc<CudaDevice> {
         Arc::new(CudaDevice {
             ordinal: 0,
-            pool: Mutex::new(Pool::new(Memory::Dry(DryMemory::new(model.memory)))),
+            pool: Mutex::new(Pool::new(Memory::Dry(DryMemory::new(model.memory)), model.memory)),
             model,
             profile: Profile::default(),
             host_bytes: AtomicUsize::new(0),

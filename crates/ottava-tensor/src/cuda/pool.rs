@@ -170,6 +170,8 @@ impl Heap {
 /// The caching allocator of one device.
 pub(super) struct Pool<B: Backing> {
     backing: B,
+    /// Bytes that the pool keeps below as long as it can, by returning idle segments.
+    capacity: usize,
     small: Heap,
     large: Heap,
     stats: MemoryStats,
@@ -180,9 +182,11 @@ pub(super) struct Pool<B: Backing> {
 }
 
 impl<B: Backing> Pool<B> {
-    pub(super) fn new(backing: B) -> Pool<B> {
+    /// `capacity` is that of a plan: so that a run returns idle segments where the dry run did, although the driver would have more memory, and
+    /// has the same gaps between its blocks.
+    pub(super) fn new(backing: B, capacity: usize) -> Pool<B> {
         let (small, large) = (Heap::new(SMALL), Heap::new(LARGE));
-        Pool { backing, small, large, stats: MemoryStats::default(), changes: 0, recording: None }
+        Pool { backing, capacity, small, large, stats: MemoryStats::default(), changes: 0, recording: None }
     }
 
     /// The address of at least `bytes` (0 counts as 1), uninitialised, aligned to 512 bytes.
@@ -290,12 +294,16 @@ impl<B: Backing> Pool<B> {
         if bytes <= SMALL_LIMIT { &mut self.small } else { &mut self.large }
     }
 
-    /// A segment of `usual` bytes; of `needed` if that is more, or if memory is short.
+    /// A segment of `usual` bytes; of `needed` if that is more, or if memory is short. Beyond the capacity only if nothing else is left.
     fn new_segment(&mut self, needed: usize, usual: usize) -> Result<(u64, usize)> {
-        let wanted = needed.max(usual);
-        for (bytes, release_first) in [(wanted, false), (wanted, true), (needed, false)] {
-            if release_first {
+        let (wanted, unlimited) = (needed.max(usual), usize::MAX);
+        let attempts = [(wanted, self.capacity), (wanted, self.capacity), (needed, self.capacity), (needed, unlimited)];
+        for (attempt, (bytes, limit)) in attempts.into_iter().enumerate() {
+            if attempt == 1 {
                 self.release_idle()?;
+            }
+            if self.stats.reserved.saturating_add(bytes) > limit {
+                continue;
             }
             if let Some(address) = self.backing.allocate(bytes)? {
                 self.stats.reserved += bytes;
@@ -354,7 +362,7 @@ mod tests {
 
     fn pool(capacity: usize) -> (Pool<Fake>, Fake) {
         let fake = Fake { capacity, live: Rc::default() };
-        (Pool::new(fake.clone()), fake)
+        (Pool::new(fake.clone(), capacity), fake)
     }
 
     /// The invariants of a heap: blocks tile segments, no two free neighbours, free list and flags agree.
@@ -442,6 +450,23 @@ mod tests {
         pool.give_back(c, 150 * MIB);
         drop(pool);
         assert_eq!(fake.live.borrow().len(), 1, "only the segment that is still in use stays");
+    }
+
+    /// A pool with the capacity of a smaller driver behaves as that driver's pool does, until it needs more.
+    #[test]
+    fn idle_segments_are_released_at_the_capacity_of_the_plan() {
+        let run = |capacity: usize, driver: usize| {
+            let mut pool = Pool::new(Fake { capacity: driver, live: Rc::default() }, capacity);
+            let first = pool.allocate(100 * MIB).unwrap();
+            pool.give_back(first, 100 * MIB);
+            pool.allocate(150 * MIB).unwrap();
+            check(&pool);
+            pool.stats.reserved
+        };
+        assert_eq!(run(200 * MIB, 200 * MIB), 150 * MIB);
+        assert_eq!(run(200 * MIB, 1000 * MIB), 150 * MIB, "the driver has room for both");
+        assert_eq!(run(1000 * MIB, 1000 * MIB), 250 * MIB);
+        assert_eq!(run(120 * MIB, 1000 * MIB), 150 * MIB, "beyond the capacity rather than out of memory");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::{AttentionInput, AttentionSpec, HeadView};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use crate::ops::real_type;
+use crate::ops::transpose::cpu::columns_to_rows;
 use crate::wide::wide;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -11,12 +12,17 @@ use std::ops::Range;
 /// One head of the tokens `rows`, widened: `[S, D]`.
 fn head<S: Float>(view: HeadView, rows: Range<usize>, head: usize, dim: usize) -> Vec<S::Real> {
     let (x, stride) = (view.matrix.host::<S>(), view.stride());
-    rows.flat_map(|t| x[t * stride + view.column + head * dim..][..dim].iter().map(|x| x.load())).collect()
+    let mut values = Vec::with_capacity(rows.len() * dim);
+    for t in rows {
+        values.extend(x[t * stride + view.column + head * dim..][..dim].iter().map(|x| x.load()));
+    }
+    values
 }
 
 fn transposed<R: Real>(x: &[R], dim: usize) -> Vec<R> {
-    let rows = x.len() / dim;
-    (0..dim).flat_map(|d| (0..rows).map(move |t| x[t * dim + d])).collect()
+    let mut columns = vec![R::default(); x.len()];
+    columns_to_rows(x, dim, 0, &mut columns);
+    columns
 }
 
 /// For each of the `B·S` queries, the range of visible keys in its sequence.
