@@ -7,18 +7,23 @@ Development only; the program itself needs no Python. `pip install torch==2.15.0
 Runs on the CPU in about a minute; one machine writes the same tensors every time.
 """
 
+import copy
 import sys
+import tempfile
 
 from pathlib import Path
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import CohereConfig, CohereForCausalLM, GPT2Config, GPT2LMHeadModel
 from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM
 from transformers import Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data"
 VOCABULARY, ROWS, TOKENS, STEPS = 96, 8, 32, 50
@@ -81,6 +86,9 @@ GEMMA = TINY | dict(head_dim=8, query_pre_attn_scalar=6, sliding_window=5, tie_w
 LONG = dict(rope_type="longrope", rope_theta=100.0, short_factor=[1.0, 1.25, 1.5], long_factor=[2.0, 3.5, 4.0], partial_rotary_factor=0.75)
 LONG = TINY | dict(num_attention_heads=2, num_key_value_heads=1, rope_parameters=LONG, max_position_embeddings=120)
 YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=16)
+LATENT = TINY | dict(num_key_value_heads=4, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5)
+LATENT |= dict(moe_intermediate_size=12, n_shared_experts=2)
+LATENT_YARN = dict(original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=0.8)
 LLAMA = (LlamaForCausalLM, LlamaConfig)
 PHI3 = (Phi3ForCausalLM, Phi3Config)
 OPTIONS = {
@@ -119,6 +127,36 @@ OPTIONS = {
     ),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config, TINY),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, TINY | dict(num_hidden_layers=3, no_rope_layer_interval=2)),
+    "mixtral": (MixtralForCausalLM, MixtralConfig, TINY | dict(head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=7)),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig, TINY | dict(num_experts=5, num_experts_per_tok=3)),
+    # The middle layer has an MLP.
+    "qwen3_moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        TINY
+        | dict(num_hidden_layers=3, head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True)
+        | dict(mlp_only_layers=[1]),
+    ),
+    "qwen2_moe": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig,
+        TINY
+        | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20)
+        | dict(use_sliding_window=True, sliding_window=5),
+    ),
+    # The first layer has an MLP; queries have no latent, as in DeepSeek-V2-Lite.
+    "deepseek_v2_lite": (
+        DeepseekV2ForCausalLM,
+        DeepseekV2Config,
+        LATENT | dict(q_lora_rank=None, n_routed_experts=4, num_experts_per_tok=2, first_k_dense_replace=1),
+    ),
+    "deepseek_v2": (
+        DeepseekV2ForCausalLM,
+        DeepseekV2Config,
+        LATENT
+        | dict(q_lora_rank=10, n_routed_experts=6, num_experts_per_tok=2, topk_method="group_limited_greedy", n_group=3, topk_group=2)
+        | dict(routed_scaling_factor=2.5, rope_parameters=dict(rope_type="yarn", rope_theta=100.0, factor=4.0) | LATENT_YARN),
+    ),
     "yarn": (*LLAMA, TINY | dict(rope_parameters=YARN)),
     "yarn_mscale": (
         *LLAMA,
@@ -193,6 +231,17 @@ def random_weights(model, generator):
             p.copy_((p + spread if p.dim() < 2 else spread).to(torch.bfloat16))
 
 
+def in_folder(model, values):
+    """`values` of the parameters of `model`, by the names that a saved folder has: experts are fused in memory."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for (_, p), value in zip(model.named_parameters(), values, strict=True):
+            p.copy_(value)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(Path(folder) / "model.safetensors")
+
+
 def compare(name):
     """Logits, loss and gradients of documents, and greedy text, of one of OPTIONS."""
     kind, kind_of_config, keys = OPTIONS[name]
@@ -223,9 +272,13 @@ def compare(name):
     tensors[f"{name}/documents"] = torch.tensor(lengths, dtype=torch.int32)
     tensors[f"{name}/logits"] = torch.cat(logits).contiguous()
     tensors[f"{name}/loss"] = loss.detach().reshape(1)
-    for n, p in model.named_parameters():
-        tensors[f"{name}/weights/{n}"] = p.detach().to(torch.bfloat16)
-        tensors[f"{name}/gradients/{n}"] = p.grad.clone()
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    if any(".experts." in n for n in weights):
+        weights, gradients = (in_folder(model, of.values()) for of in (weights, gradients))
+    for n in weights:
+        tensors[f"{name}/weights/{n}"] = weights[n].to(torch.bfloat16)
+        tensors[f"{name}/gradients/{n}"] = gradients[n]
     save(name, tensors, metadata)
 
 

@@ -4,10 +4,10 @@ use crate::error::{Error, Result};
 use crate::layer_ranks::ShardPlace;
 use crate::mode::Mode;
 use crate::operand::View;
-use crate::param::{Loan, ParamId};
+use crate::param::{Loan, Param, ParamId, WgradProduct};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Casts;
-use ottava_tensor::ops::{Accumulation, CodeCopies, KvBlocks, PagedBatch, SavedActivation, compress};
+use ottava_tensor::ops::{Accumulation, CodeCopies, Groups, KvBlocks, PagedBatch, SavedActivation, compress};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::VecDeque;
 
@@ -128,6 +128,8 @@ pub struct Context<'a> {
     pub saved_activations: SavedActivations,
     /// The cache of keys and values to which attention adds, in inference; `None` in passes over whole sequences.
     pub paged: Option<PagedPass<'a>>,
+    /// F32 `[1]` (F64 for F64): the factor of the loss of a token in what backward differentiates; `None` if losses of layers do not count.
+    pub loss_scale: Option<&'a Tensor>,
     /// Receives the products of the gradients of weights, in a backward that computes only gradients by inputs; `None` if backward
     /// computes both.
     pub deferred: Option<&'a mut DeferredWgrads>,
@@ -147,6 +149,16 @@ pub struct DeferredWgrad {
     pub x: View,
     /// How the product is accumulated.
     pub accumulation: Accumulation,
+    /// The rows of each of the matrices that the weight stacks; `None` if it is one matrix.
+    pub groups: Option<Groups>,
+}
+
+impl DeferredWgrad {
+    /// Its operands.
+    pub fn product(&self) -> WgradProduct<'_> {
+        let DeferredWgrad { dy, x, accumulation, groups, .. } = self;
+        WgradProduct { a: dy.columns(), b: x.columns(), accumulation: *accumulation, groups: groups.as_ref() }
+    }
 }
 
 /// New tokens of many sequences, whose keys and values join those in a cache.
@@ -190,6 +202,25 @@ impl Context<'_> {
     pub fn recomputation(&mut self) -> Context<'_> {
         let mode = self.mode().recomputation();
         Context { casts: self.casts.in_mode(mode), recompute: Recompute::None, paged: None, deferred: None, ..*self }
+    }
+
+    /// Adds `dyᵀ · x` to the gradient of `weight`, or defers the product. With `groups`, of each of the matrices that the weight stacks.
+    /// Returns whether it was computed.
+    pub fn add_wgrad(
+        &mut self,
+        weight: &mut Param,
+        dy: &View,
+        x: &View,
+        groups: Option<&Groups>,
+        accumulation: Accumulation,
+    ) -> Result<bool> {
+        let (id, dy, x, groups) = (weight.id(), dy.clone(), x.clone(), groups.cloned());
+        let product = DeferredWgrad { weight: id, dy, x, accumulation, groups };
+        match &mut self.deferred {
+            Some(deferred) => deferred.0.push_back(product),
+            None => weight.add_wgrad(product.product())?,
+        }
+        Ok(self.deferred.is_none())
     }
 
     /// The copies of an FP8 operand that forward makes: wgrad contracts it over tokens, unless it is recomputed.

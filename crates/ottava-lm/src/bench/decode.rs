@@ -157,9 +157,8 @@ impl DecodeBench {
 fn weight_bytes(decoder: &Decoder) -> u64 {
     let (description, wide) = (decoder.description(), decoder.recipe().compute.size());
     let of = |outputs: usize, inputs: usize, size: usize| (outputs * inputs * size) as u64;
-    let linears = description
-        .linears
-        .iter()
-        .map(|(site, decision)| of(site.outputs, site.inputs, if decision.fp8.is_some() { 1 } else { wide }));
+    let linears = description.linears.iter().map(|(site, decision)| {
+        of(site.outputs * site.matrices()[0], site.inputs, if decision.fp8.is_some() { 1 } else { wide })
+    });
     linears.chain(description.head.iter().map(|head| of(head.outputs, head.inputs, wide))).sum()
 }

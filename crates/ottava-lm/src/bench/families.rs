@@ -14,11 +14,13 @@ pub struct FamilyTime {
 
 /// Uses in the order of a table, with prefixes of the names of their kernels. Collectives and transfers to the host count as far as compute
 /// waits for them.
-const FAMILIES: [(&str, &[&str]); 22] = [
+const FAMILIES: [(&str, &[&str]); 24] = [
     ("linears, fprop", &[]),
     ("linears, dgrad", &[]),
     ("linears, fprop and dgrad", &[]),
     ("linears, wgrad", &[]),
+    ("experts, products", &["grouped_"]),
+    ("routing", &["route", "add_counts", "count_slots", "place_slots", "gather", "combine", "weight_gradient"]),
     ("head and loss", &["cross_entropy", "cap_logits"]),
     ("attention", &["attention", "row_products"]),
     ("norms", &["rmsnorm", "head_norm", "projection_norm"]),

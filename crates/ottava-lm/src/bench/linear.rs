@@ -88,6 +88,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
             paged: None,
+            loss_scale: None,
             deferred: None,
         };
         let (y, saved) = linear.forward(x.clone(), None, &mut context)?;

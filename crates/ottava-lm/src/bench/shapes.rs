@@ -1,11 +1,12 @@
 //! Shapes of known models.
 
 use crate::error::{Error, Result};
-use crate::models::{Decoder, DecoderConfig, cohere, gemma2, gpt2, phi3};
+use crate::layers::{ExpertsConfig, LatentSizes, RouterLossFactors, SharedExpert};
+use crate::models::{Decoder, DecoderConfig, LayerSet, Positions, cohere, gemma2, gpt2, mixtral, phi3};
 use crate::recipe::Precision;
 use ottava_tensor::Device;
 use ottava_tensor::bench::AttentionRow;
-use ottava_tensor::ops::{AttentionSpec, NormScope};
+use ottava_tensor::ops::{AttentionSpec, NormScope, RopePairs, RouterScores, Routing};
 
 /// Shapes of known models: `(name, config)`.
 pub fn models() -> Vec<(&'static str, DecoderConfig)> {
@@ -31,6 +32,29 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
         tied,
         ..shape(151_936, channels, hidden, layers, heads, 8)
     };
+    let routed = |count, hidden, chosen, normalise, shape: DecoderConfig| DecoderConfig {
+        experts: Some(ExpertsConfig {
+            count,
+            hidden,
+            routing: Routing { chosen, scores: RouterScores::Softmax, normalise, scale: 1.0, groups: None },
+            shared: None,
+            losses: RouterLossFactors::default(),
+        }),
+        ..shape
+    };
+    let olmoe = DecoderConfig { qk_norm: Some(NormScope::Projection), ..shape(50_304, 2048, 1024, 16, 16, 16) };
+    let qwen3_30b = DecoderConfig { kv_heads: 4, ..qwen3(2048, 6144, 48, 32, false) };
+    let latent = LatentSizes { query_rank: None, kv_rank: 512, plain: 128, rotated: 64, value: 128 };
+    let mut deepseek_v2_lite = DecoderConfig {
+        head_dim: latent.head_dim(),
+        latent: Some(latent),
+        positions: Positions::Rotary(RopePairs::Neighbours),
+        routed: LayerSet::From(1),
+        ..routed(64, 1408, 6, None, shape(102_400, 2048, 10_944, 27, 16, 16))
+    };
+    if let Some(experts) = &mut deepseek_v2_lite.experts {
+        experts.shared = Some(SharedExpert { name: "shared_experts", hidden: 2 * 1408, gate: None });
+    }
     vec![
         ("llama-2-7b", shape(32_000, 4096, 11_008, 32, 32, 32)),
         ("llama-2-13b", shape(32_000, 5120, 13_824, 40, 40, 40)),
@@ -47,6 +71,10 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
         ("gpt2-xl", gpt2(shape(50_257, 1600, 4 * 1600, 48, 25, 25))),
         ("gemma-2-9b", gemma2(DecoderConfig { head_dim: 256, ..shape(256_000, 3584, 14_336, 42, 16, 8) })),
         ("phi-3-medium", phi3(DecoderConfig { window: Some(2047), ..shape(32_064, 5120, 17_920, 40, 40, 10) })),
+        ("olmoe-1b-7b", routed(64, 1024, 8, None, olmoe)),
+        ("qwen3-30b-a3b", routed(128, 768, 8, Some(0.0), qwen3_30b)),
+        ("deepseek-v2-lite", deepseek_v2_lite),
+        ("mixtral-8x7b", routed(8, 14_336, 2, Some(0.0), mixtral(shape(32_000, 4096, 14_336, 32, 32, 8)))),
         ("command-r-35b", cohere(shape(256_000, 8192, 22_528, 40, 64, 64))),
     ]
 }

@@ -3,7 +3,7 @@
 use super::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, adapter};
 use crate::error::{Error, Result};
 use crate::hash::{MIX_STEP, mix, name_hash};
-use crate::layers::SCORE;
+use crate::layers::{SCORE, expert_stack};
 use crate::lora::{Lora, PEFT_PREFIX, Targets, last_name};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions};
 use crate::param::{FolderLayout, FolderTensor, Init, Shard, WeightSource};
@@ -45,12 +45,25 @@ impl FolderWeights {
         weights.finish(sizes)
     }
 
-    /// The name of a tensor in this folder.
+    /// The name of a tensor in this folder, and its first element there.
     ///
     /// Errors when the folder lacks it or has it in another shape.
-    fn find(&mut self, tensor: &FolderTensor) -> Result<String> {
+    fn find(&mut self, tensor: &FolderTensor) -> Result<(String, usize)> {
+        let is_missing = self.files.info(&tensor.name).is_err();
+        if let Some(fused) = FusedExpert::of(tensor).filter(|fused| is_missing && self.files.info(&fused.name).is_ok())
+        {
+            let info = self.files.info(&fused.name)?;
+            let first = fused.first(&info).ok_or_else(|| {
+                Error::Model(format!(
+                    "tensor `{}` has shape {:?}, config.json makes its experts {:?}",
+                    fused.name, info.shape, tensor.shape
+                ))
+            })?;
+            self.used.insert(fused.name.clone());
+            return Ok((fused.name, first));
+        }
         // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
-        let name = tensor.name.strip_prefix("transformer.").filter(|_| self.files.info(&tensor.name).is_err());
+        let name = tensor.name.strip_prefix("transformer.").filter(|_| is_missing);
         let name = name.unwrap_or(&tensor.name);
         let info = self.files.info(name)?;
         if info.shape != tensor.stored_shape() {
@@ -61,7 +74,7 @@ impl FolderWeights {
             )));
         }
         self.used.insert(name.to_string());
-        Ok(name.to_string())
+        Ok((name.to_string(), 0))
     }
 
     /// Errors when the folder holds weights that the model of these `sizes` did not read; known leftovers of older writers are ignored, a
@@ -107,9 +120,11 @@ impl WeightSource for FolderWeights {
 
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
         interrupt::check("loading the model")?;
-        let name = self.find(tensor)?;
+        let (name, first) = self.find(tensor)?;
         match tensor.layout {
-            FolderLayout::Same | FolderLayout::Rows(_) => self.files.values_of(&name, elements),
+            FolderLayout::Same | FolderLayout::Rows(_) => {
+                self.files.values_of(&name, first + elements.start..first + elements.end)
+            }
             FolderLayout::Transposed => {
                 // Neighbours in memory are a column in the file, so the whole tensor is read.
                 let values = match self.transposed.take() {
@@ -121,6 +136,36 @@ impl WeightSource for FolderWeights {
                 Ok(flat.rows(elements.start, elements.end)?)
             }
         }
+    }
+}
+
+/// A matrix of an expert in a folder that stacks those of all experts of a layer, as transformers has them in memory: gate and up
+/// `[E, 2F, C]`, gate first, and down `[E, C, F]`.
+struct FusedExpert {
+    name: String,
+    expert: usize,
+    /// Its number among the matrices of an expert that the tensor stacks, and their number.
+    part: [usize; 2],
+    shape: Vec<usize>,
+}
+
+impl FusedExpert {
+    /// The place of `tensor`, if it is a matrix of an expert.
+    fn of(tensor: &FolderTensor) -> Option<FusedExpert> {
+        let (prefix, rest) = tensor.name.strip_suffix(".weight")?.rsplit_once(".experts.")?;
+        let (expert, linear) = rest.split_once('.')?;
+        let (stack, part) = expert_stack(linear)?;
+        let (name, shape) = (format!("{prefix}.experts.{stack}"), tensor.shape.clone());
+        Some(FusedExpert { name, expert: expert.parse().ok()?, part, shape })
+    }
+
+    /// Its first element in the stack; `None` if the stack has another shape, or no such expert.
+    fn first(&self, stack: &TensorInfo) -> Option<usize> {
+        let [part, parts] = self.part;
+        let [rows, columns] = self.shape[..] else { return None };
+        let [experts, all_rows, all_columns] = stack.shape[..] else { return None };
+        let fits = self.expert < experts && all_rows == parts * rows && all_columns == columns;
+        fits.then_some((self.expert * parts + part) * rows * columns)
     }
 }
 
@@ -368,7 +413,7 @@ pub(crate) fn write_settings(writer: &mut CheckpointWriter, config: Map<String, 
 
 /// `adapter_config.json` of the adapters of `model`, beside the weights in the folder `base`.
 fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
-    let linears = model.description().linears.iter().flat_map(|(site, _)| &site.parts);
+    let linears = model.description().adaptable();
     let targets: BTreeSet<&str> = match &lora.targets {
         Targets::AllLinear => linears.map(|name| last_name(name)).collect(),
         Targets::Names(names) => names.iter().map(String::as_str).collect(),

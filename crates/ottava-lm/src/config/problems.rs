@@ -50,6 +50,7 @@ impl RunConfig {
         self.check_memory(&mut problems);
         self.check_sentinel(&mut problems);
         problems.0.extend(self.alarms.problems());
+        problems.0.extend(self.router.problems());
         self.check_generation(&mut problems);
         problems.0
     }

@@ -9,9 +9,10 @@ use super::lora::LoraConfig;
 use super::memory::{MemoryConfig, OptimizerConfig, OptimizerName};
 use super::parallel::ParallelConfig;
 use super::preference::PreferenceConfig;
+use super::router::RouterConfig;
 use super::sentinel::SentinelConfig;
 use crate::error::{Error, Result};
-use crate::models::{DecoderConfig, decoder_config};
+use crate::models::{ConfigFile, DecoderConfig, decoder_config};
 use crate::optim::{
     AdamWConfig, AdamWOptimizer, AdjustLr, LionOptimizer, MomentumConfig, MuonOptimizer, Optimizer, Schedule,
     SchedulerType,
@@ -46,6 +47,8 @@ pub struct RunConfig {
     pub preference: PreferenceConfig,
     /// Steps, batches and learning rate.
     pub training: TrainingConfig,
+    /// Losses of the routers of mixtures of experts.
+    pub router: RouterConfig,
     /// Formats of computation.
     pub precision: Precision,
     /// Comparisons of the recipe with BF16.
@@ -275,6 +278,7 @@ impl Default for RunConfig {
             data: DataConfig::default(),
             preference: PreferenceConfig::default(),
             training: TrainingConfig::default(),
+            router: RouterConfig::default(),
             precision: Precision::default(),
             sentinel: SentinelConfig::default(),
             alarms: AlarmsConfig::default(),
@@ -338,7 +342,24 @@ impl RunConfig {
 
     /// The sizes of the model that is trained, with its adapters, once [`RunConfig::resolve_data`] has decided its loss.
     pub fn decoder_config(&self) -> Result<DecoderConfig> {
-        let sizes = decoder_config(&self.model_config(None)?)?;
+        self.trained_sizes(&self.model_config(None)?)
+    }
+
+    /// The sizes of the model of `file`, with the adapters and the losses of routers that the run trains it with.
+    ///
+    /// Errors also if it sets losses of routers of a model without experts.
+    pub fn trained_sizes(&self, file: &ConfigFile) -> Result<DecoderConfig> {
+        let mut sizes = decoder_config(file)?;
+        match &mut sizes.experts {
+            Some(experts) => experts.losses = self.router.losses(),
+            None if self.router != RouterConfig::default() => {
+                return Err(Error::Config(format!(
+                    "`router` is set, and the model of {} has no experts; remove the table",
+                    self.model.path.display()
+                )));
+            }
+            None => {}
+        }
         Ok(DecoderConfig { lora: self.lora.adapters(), ..sizes })
     }
 
@@ -435,6 +456,7 @@ impl RunConfig {
             "training",
             "precision",
             "sentinel",
+            "router",
             "alarms",
             "debug",
             "memory.recompute",

@@ -102,6 +102,7 @@ impl Head {
             inputs: channels,
             block: None,
             after_swiglu: false,
+            experts: None,
             divides_inputs: false,
         });
         Ok(Head { norm, factor: Factor::new(build.device, channels, logit_scale)?, output, weight })

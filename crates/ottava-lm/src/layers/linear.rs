@@ -8,7 +8,7 @@ use adapter::Adapter;
 pub use smooth::{ColumnScales, SmoothCasts};
 
 use super::cast::{OperandCast, SavedOperand, copies_of};
-use crate::context::{Context, DeferredWgrad};
+use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::operand::{FrozenScale, ResidualGradient, View, Views};
 use crate::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split};
@@ -89,6 +89,7 @@ impl LinearConfig<'_> {
             block: build.block,
             after_swiglu,
             divides_inputs: split == Split::Input,
+            experts: None,
         };
         let mut decision = build.recipe.decide(&site)?;
         if build.lora.is_some() {
@@ -340,19 +341,10 @@ impl Linear {
             return Ok(());
         }
         let accumulation = self.products(&context.casts).wgrad.accumulation();
-        match &mut context.deferred {
-            Some(deferred) => {
-                let (weight, dy, x) = (self.weight.id(), dy.clone(), x.clone());
-                deferred.0.push_back(DeferredWgrad { weight, dy, x, accumulation });
-                Ok(())
-            }
-            None => {
-                self.weight.add_product_to_grad(dy.columns(), x.columns(), accumulation)?;
-                let casts = &mut context.casts;
-                let is_cast = self.products(casts).wgrad != ProductPrecision::High;
-                if casts.compares() && is_cast { self.compare_wgrad(dy, x, casts) } else { Ok(()) }
-            }
-        }
+        let computed = context.add_wgrad(&mut self.weight, dy, x, None, accumulation)?;
+        let casts = &mut context.casts;
+        let is_cast = self.products(casts).wgrad != ProductPrecision::High;
+        if computed && casts.compares() && is_cast { self.compare_wgrad(dy, x, casts) } else { Ok(()) }
     }
 
     /// The gradient by the input, plus `other`, from views of the gradient `dy` and of the input `x`; adds to the gradient of the weight.

@@ -32,6 +32,17 @@ pub struct Decoder {
     description: Description,
 }
 
+/// The micro-batch of a backward, and how it is differentiated.
+#[derive(Clone, Copy)]
+pub struct BackwardPass<'a> {
+    /// How its tokens lie.
+    pub sequences: &'a Sequences,
+    /// The precision of forward.
+    pub precision: StepPrecision,
+    /// F32 `[1]` (F64 for F64): the factor of the loss of a token, which losses of routers have too.
+    pub loss_scale: &'a Tensor,
+}
+
 impl Decoder {
     /// Builds the whole model on `device`, with values from `weights`, for sequences up to `seq_len`.
     pub fn new(
@@ -226,6 +237,7 @@ impl Decoder {
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
             paged: None,
+            loss_scale: None,
             deferred: None,
         };
         self.stages[stage].forward_only(x, &mut context, units)
@@ -286,11 +298,10 @@ impl Decoder {
         stage: usize,
         dy: Tensor,
         saved: StageSaved,
-        sequences: &Sequences,
-        precision: StepPrecision,
+        pass: BackwardPass,
         units: &mut dyn Units,
     ) -> Result<Option<Tensor>> {
-        self.backward_with(stage, (dy, saved), sequences, precision, units, None)
+        self.backward_with(stage, (dy, saved), pass, units, None)
     }
 
     /// [`Decoder::backward`] without the products of the gradients of weights, which it returns for [`Decoder::wgrads`].
@@ -299,12 +310,11 @@ impl Decoder {
         stage: usize,
         dy: Tensor,
         saved: StageSaved,
-        sequences: &Sequences,
-        precision: StepPrecision,
+        pass: BackwardPass,
         units: &mut dyn Units,
     ) -> Result<(Option<Tensor>, DeferredWgrads)> {
         let mut deferred = DeferredWgrads::default();
-        let dx = self.backward_with(stage, (dy, saved), sequences, precision, units, Some(&mut deferred))?;
+        let dx = self.backward_with(stage, (dy, saved), pass, units, Some(&mut deferred))?;
         Ok((dx, deferred))
     }
 
@@ -312,13 +322,13 @@ impl Decoder {
         &mut self,
         stage: usize,
         (dy, saved): (Tensor, StageSaved),
-        sequences: &Sequences,
-        precision: StepPrecision,
+        BackwardPass { sequences, precision, loss_scale }: BackwardPass,
         units: &mut dyn Units,
         deferred: Option<&mut DeferredWgrads>,
     ) -> Result<Option<Tensor>> {
         let _scope = self.device.scope("backward");
-        let (stage, mut context) = self.training(stage, sequences, precision, deferred);
+        let (stage, context) = self.training(stage, sequences, precision, deferred);
+        let mut context = Context { loss_scale: Some(loss_scale), ..context };
         stage.backward(dy, saved, &mut context, units)
     }
 
@@ -342,6 +352,7 @@ impl Decoder {
             recompute: self.recompute,
             saved_activations: self.saved_activations,
             paged: None,
+            loss_scale: None,
             deferred,
         };
         (&mut self.stages[stage], context)

@@ -2,7 +2,7 @@
 
 use super::{ConfigFile, DecoderConfig, LayerSet, Quantization, RopeScaling};
 use crate::error::Result;
-use ottava_tensor::ops::{Activation, Gelu};
+use ottava_tensor::ops::{Activation, Gelu, RouterScores, Routing};
 
 /// One model family.
 pub(super) struct Family {
@@ -80,6 +80,38 @@ pub(super) fn qwen_window(file: &ConfigFile, layers: usize) -> Result<(Option<us
     }
     let late = LayerSet::From(file.optional("max_window_layers", 28)?);
     Ok((sliding_window(file, Some(4096))?, LayerSet::with_window(file, layers, late)?))
+}
+
+/// The softmax router of `num_experts_per_tok` experts, whose weights sum to 1 if they are normalised.
+pub(super) fn softmax_routing(file: &ConfigFile, normalised: bool) -> Result<Routing> {
+    Ok(Routing {
+        chosen: file.required("num_experts_per_tok")?,
+        scores: RouterScores::Softmax,
+        normalise: normalised.then_some(0.0),
+        scale: 1.0,
+        groups: None,
+    })
+}
+
+/// The layers with experts of Qwen: `decoder_sparse_step` and `mlp_only_layers`.
+pub(super) fn routed_layers(file: &ConfigFile, layers: usize) -> Result<LayerSet> {
+    let step: usize = file.optional("decoder_sparse_step", 1)?;
+    let dense: Vec<usize> = file.optional("mlp_only_layers", Vec::new())?;
+    if step == 0 {
+        return Err(file.error("`decoder_sparse_step` is 0; every such layer has experts, counted from 1"));
+    }
+    let has_experts = |layer: usize| !dense.contains(&layer) && (layer + 1).is_multiple_of(step);
+    Ok(LayerSet::Listed((0..layers).map(has_experts).collect()))
+}
+
+/// `sizes`, with a sentence if the file asks for a loss of routers, which a run sets.
+pub(super) fn ignore_router_logits(file: &ConfigFile, mut sizes: DecoderConfig) -> Result<DecoderConfig> {
+    if file.optional("output_router_logits", false)? {
+        let sentence =
+            "`output_router_logits` is ignored: `router.balance_loss` of a run sets the loss that balances experts";
+        sizes.ignored.push(sentence.into());
+    }
+    Ok(sizes)
 }
 
 /// The GELU of this name in `config.json`.

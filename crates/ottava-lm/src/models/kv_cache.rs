@@ -78,6 +78,7 @@ impl KvCache {
             sequences: &batch.positions,
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
+            loss_scale: None,
             deferred: None,
             paged: Some(PagedPass { layers, groups, batches: &batch.by_group(), is_whole: batch.is_whole }),
         };

@@ -3,6 +3,7 @@
 mod cohere;
 mod config;
 mod decoder;
+mod deepseek_v2;
 mod family;
 mod gemma2;
 mod gemma3;
@@ -13,12 +14,16 @@ mod kv_cache;
 mod layer_set;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo2;
+mod olmoe;
 mod phi3;
 mod prefetch;
 mod quantization;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
 mod reward;
 mod rope;
 mod rope_tables;
@@ -28,12 +33,13 @@ mod stage;
 
 pub use cohere::cohere;
 pub use config::ConfigFile;
-pub use decoder::Decoder;
+pub use decoder::{BackwardPass, Decoder};
 pub use gemma2::gemma2;
 pub use gpt2::gpt2;
 pub use inference::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, most_blocks, padded_rows};
 pub use kv_cache::{KvCache, KvGroup};
 pub use layer_set::LayerSet;
+pub use mixtral::mixtral;
 pub use phi3::phi3;
 pub use quantization::{MODELOPT_FILE, Quantization, WeightScales};
 pub use reward::pad_token;
@@ -59,6 +65,11 @@ const FAMILIES: &[Family] = &[
     olmo2::FAMILY,
     granite::FAMILY,
     smollm3::FAMILY,
+    mixtral::FAMILY,
+    qwen2_moe::FAMILY,
+    qwen3_moe::FAMILY,
+    olmoe::FAMILY,
+    deepseek_v2::FAMILY,
 ];
 
 /// Reads the sizes of a model from its `config.json`.

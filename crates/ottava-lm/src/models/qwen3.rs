@@ -13,18 +13,15 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let bias = file.optional("attention_bias", false)?;
     let sizes = common(file)?;
     let (window, local) = qwen_window(file, sizes.layers)?;
+    dense(file, DecoderConfig { window, local, ..sizes })
+}
+
+/// The sizes with Qwen3's attention.
+pub(super) fn dense(file: &ConfigFile, sizes: DecoderConfig) -> Result<DecoderConfig> {
+    let bias = file.optional("attention_bias", false)?;
     // The default size of a head is 128, for any width of the residual stream.
     let head_dim = file.optional("head_dim", 128)?;
-    Ok(DecoderConfig {
-        head_dim,
-        qk_norm: Some(NormScope::Head),
-        qkv_bias: bias,
-        output_bias: bias,
-        window,
-        local,
-        ..sizes
-    })
+    Ok(DecoderConfig { head_dim, qk_norm: Some(NormScope::Head), qkv_bias: bias, output_bias: bias, ..sizes })
 }

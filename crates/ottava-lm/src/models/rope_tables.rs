@@ -17,7 +17,7 @@ impl RopeTables {
             if tables.of(rope).is_some() {
                 continue;
             }
-            let table = rope_table(device, &rope.inverse_frequencies(config.head_dim, lengths), seq_len, dtype)?;
+            let table = rope_table(device, &rope.inverse_frequencies(config.rotary_dim(), lengths), seq_len, dtype)?;
             let width = table.shape()[1];
             let table = match rope.attention_factor() {
                 1.0 => table,

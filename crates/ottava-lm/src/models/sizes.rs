@@ -1,7 +1,7 @@
 //! The sizes of a decoder, common to all families.
 
 use super::{LayerSet, RopeKind, RopeScaling};
-use crate::layers::{LLAMA, Names};
+use crate::layers::{ExpertsConfig, LLAMA, LatentSizes, Names};
 use crate::lora::Lora;
 use ottava_tensor::ops::{Activation, NormKind, NormScope, RopePairs};
 
@@ -81,6 +81,12 @@ pub struct DecoderConfig {
     pub logit_cap: Option<f64>,
     /// Whether the head computes the score of a reward model instead of logits.
     pub score: bool,
+    /// The parts of heads of latent attention; `None` for heads of their own.
+    pub latent: Option<LatentSizes>,
+    /// The experts of the layers `routed`, in place of their MLPs.
+    pub experts: Option<ExpertsConfig>,
+    /// The layers with experts.
+    pub routed: LayerSet,
     /// Names of tensors.
     pub names: &'static Names,
     /// A sentence for each key of `config.json` that is ignored.
@@ -125,6 +131,9 @@ impl Default for DecoderConfig {
             logit_scale: 1.0,
             logit_cap: None,
             score: false,
+            latent: None,
+            experts: None,
+            routed: LayerSet::All,
             names: &LLAMA,
             ignored: Vec::new(),
             lora: None,
@@ -169,6 +178,22 @@ impl DecoderConfig {
                 return Err(format!("{what} is {factor}; it is a number above 0"));
             }
         }
+        if let Some(latent) = self.latent {
+            let sizes = [latent.kv_rank, latent.plain, latent.rotated, latent.value, latent.query_rank.unwrap_or(1)];
+            if sizes.iter().any(|&size| size == 0 || size > 1 << 24) || latent.value > latent.head_dim() {
+                return Err(format!(
+                    "the sizes of latent attention are {latent:?}; all are above 0, and values fit into keys"
+                ));
+            }
+        }
+        if let Some(experts) = &self.experts {
+            if experts.hidden == 0 || experts.hidden > 1 << 24 {
+                return Err(format!("the width of an expert is {}", experts.hidden));
+            }
+            if let Some(problem) = experts.routing.problem(experts.count) {
+                return Err(problem);
+            }
+        }
         if self.window == Some(0) {
             return Err("`sliding_window` is 0; a token sees itself with 1".into());
         }
@@ -178,9 +203,19 @@ impl DecoderConfig {
         Ok(())
     }
 
+    /// Elements of a head to which rotary positions apply, or a part of which they rotate.
+    pub fn rotary_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.rotated)
+    }
+
     /// The sliding window of the attention of the layer `index`.
     pub fn window_at(&self, index: usize) -> Option<usize> {
         self.window.filter(|_| self.local.contains(index))
+    }
+
+    /// The experts of the layer `index`; `None` if it has an MLP.
+    pub fn experts_at(&self, index: usize) -> Option<&ExpertsConfig> {
+        self.experts.as_ref().filter(|_| self.routed.contains(index))
     }
 
     /// The rotary positions of the layer `index`; `None` if it has none.
@@ -211,9 +246,9 @@ impl DecoderConfig {
     }
 
     fn check_rope(&self, rope: &RopeScaling) -> Result<(), String> {
-        let (partial, rotated) = (rope.partial, rope.rotated(self.head_dim));
-        if partial == 1.0 && !self.head_dim.is_multiple_of(2) {
-            return Err(format!("`head_dim` {} is odd; rotary positions pair its halves", self.head_dim));
+        let (partial, rotated) = (rope.partial, rope.rotated(self.rotary_dim()));
+        if partial == 1.0 && !rotated.is_multiple_of(2) {
+            return Err(format!("`head_dim` {rotated} is odd; rotary positions pair its halves"));
         }
         if !(partial > 0.0 && partial <= 1.0) || rotated == 0 || !rotated.is_multiple_of(2) {
             let (dim, rotates) = (self.head_dim, "rotary positions rotate an even number of elements");

@@ -11,7 +11,8 @@ use crate::error::Result;
 use crate::layer_ranks::LayerRanks;
 use crate::layers::{
     Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight,
-    Mlp, MlpConfig, Norm, NormConfig, NormSaved, OperandCast, QkNorm, Sublayer,
+    LatentAttention, LatentAttentionConfig, MixtureConfig, MixtureOfExperts, Mlp, MlpConfig, Norm, NormConfig,
+    NormSaved, OperandCast, QkNorm, Sublayer,
 };
 use crate::operand::ResidualGradient;
 use crate::param::{Builder, Direction, Loan, Param, Purpose, Split, Units};
@@ -279,7 +280,7 @@ impl Stage {
                 products.next_if(|product| params.iter().any(|param| param.id() == product.weight))
             {
                 let weight = params.iter_mut().find(|param| param.id() == product.weight).expect("found above");
-                weight.add_product_to_grad(product.dy.columns(), product.x.columns(), product.accumulation)?;
+                weight.add_wgrad(product.product())?;
             }
             units.end_gradients(&mut params)?;
         }
@@ -354,16 +355,33 @@ fn block(build: &mut Builder, c: &DecoderConfig, index: usize, tables: &RopeTabl
     };
     let (attention_norm, mlp) = (norm(build, names.attention_norm)?, format!("{name}.{}", names.mlp));
     let table = tables.at(c, index);
-    let attention = Attention::new(build, &format!("{name}.{}", names.attention), attention, table, None)?;
-    if c.parallel {
-        let mlp = Mlp::new(build, &mlp, mlp_config, Some(attention.input()))?;
-        let branch = Branch::new(attention_norm, attention).and(mlp);
-        return Ok(Block::new(name.clone(), vec![finish(build, branch, names.attention_post_norm)?]));
-    }
-    let attention = finish(build, Branch::new(attention_norm, attention), names.attention_post_norm)?;
+    let of_attention = format!("{name}.{}", names.attention);
+    let attention = match (c.latent, table) {
+        (Some(sizes), Some(table)) => {
+            let AttentionConfig { channels, heads, scale, pairs, output_bias: bias, .. } = attention;
+            let config = LatentAttentionConfig { channels, heads, sizes, bias, scale, pairs, names, std };
+            Branch::new(attention_norm, LatentAttention::new(build, &of_attention, config, table)?)
+        }
+        (_, table) => {
+            let attention = Attention::new(build, &of_attention, attention, table, None)?;
+            if c.parallel {
+                let mlp = Mlp::new(build, &mlp, mlp_config, Some(attention.input()))?;
+                let branch = Branch::new(attention_norm, attention).and(mlp);
+                return Ok(Block::new(name.clone(), vec![finish(build, branch, names.attention_post_norm)?]));
+            }
+            Branch::new(attention_norm, attention)
+        }
+    };
+    let attention = finish(build, attention, names.attention_post_norm)?;
     let mlp_norm = norm(build, names.mlp_norm)?;
-    let mlp = Mlp::new(build, &mlp, mlp_config, None)?;
-    let mlp = finish(build, Branch::new(mlp_norm, mlp), names.mlp_post_norm)?;
+    let branch = match c.experts_at(index) {
+        Some(experts) => {
+            let config = MixtureConfig { channels: c.channels, experts, activation, names, std };
+            Branch::new(mlp_norm, MixtureOfExperts::new(build, &mlp, config)?)
+        }
+        None => Branch::new(mlp_norm, Mlp::new(build, &mlp, mlp_config, None)?),
+    };
+    let mlp = finish(build, branch, names.mlp_post_norm)?;
     Ok(Block::new(name, vec![attention, mlp]))
 }
 

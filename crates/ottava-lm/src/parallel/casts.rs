@@ -3,7 +3,7 @@
 use super::Partition;
 use crate::error::Result;
 use crate::models::Decoder;
-use crate::scaling::{CastCounts, CastRecord};
+use crate::scaling::{CastCounts, CastRecord, RouterLoad};
 use ottava_tensor::comm::Axis;
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::HashMap;
@@ -25,6 +25,12 @@ impl Partition {
         let all = self.ranks().of_stages("measurements of casts", &sent)?;
         let mut records: HashMap<_, _> = all.into_iter().flatten().map(|bits| (bits.0.clone(), record(bits))).collect();
         Ok(self.cast_names(model).iter().filter_map(|name| records.remove(name)).collect())
+    }
+
+    /// What each router of the model chose since the last call, over all ranks. All ranks call it, if the model has experts.
+    pub fn router_loads(&self, model: &mut Decoder) -> Result<Vec<RouterLoad>> {
+        let own = model.scaling().router_loads()?;
+        Ok(RouterLoad::merge(self.ranks().all("choices of routers", Ok(own))?.into_iter().flatten()))
     }
 
     /// The names of the casts of all stages, in the order of the model.

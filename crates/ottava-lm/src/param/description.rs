@@ -51,7 +51,7 @@ impl Description {
     /// weight, which has no gradient), and causal attention within its window; recomputation and norms are not counted.
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let sites = self.linears.iter().map(|(site, _)| site).chain(&self.head);
-        let products: usize = sites.map(|site| site.outputs * site.inputs).sum();
+        let products: usize = sites.map(|site| site.outputs * site.inputs * site.matrices()[1]).sum();
         let products = match self.frozen {
             0 => 6.0 * products as f64,
             _ => 4.0 * products as f64 + 6.0 * self.parameters as f64,
@@ -67,7 +67,8 @@ impl Description {
         let mut blocks: Vec<f64> = self.attention.iter().map(attention).collect();
         for (site, decision) in &self.linears {
             if let Some((block, _)) = site.block {
-                blocks[block] += seconds(site.outputs * site.inputs, decision.fp8.is_some());
+                let chosen = site.matrices()[1];
+                blocks[block] += seconds(chosen * site.outputs * site.inputs, decision.fp8.is_some());
             }
         }
         if recomputes_blocks {
@@ -88,6 +89,11 @@ impl Description {
         let reads_norm = site.parts.len() > 1;
         let first = self.linears.iter().map(|(first, _)| first).find(|first| first.block == site.block);
         first.filter(|_| parallel && reads_norm).map_or(&site.name, |first| &first.name)
+    }
+
+    /// The names of the linears that may have adapters, as a folder has them: all but those of experts.
+    pub fn adaptable(&self) -> impl Iterator<Item = &String> {
+        self.linears.iter().filter(|(site, _)| site.experts.is_none()).flat_map(|(site, _)| &site.parts)
     }
 
     /// A sentence for each reason for which `recipe`, if it casts to FP8, leaves linears in high precision.
@@ -120,7 +126,7 @@ impl Description {
     /// Errors when a pattern or a target matches nothing.
     pub fn check(&self, recipe: &Recipe, lora: Option<&Lora>) -> Result<()> {
         if let Some(lora) = lora {
-            lora.check(self.linears.iter().flat_map(|(site, _)| &site.parts))?;
+            lora.check(self.adaptable())?;
         }
         recipe.check(self.linears.iter().map(|(site, _)| site), &self.fixed)
     }

@@ -4,9 +4,45 @@ use super::scopes::GRADIENTS;
 use crate::error::Result;
 use crate::level::Gradients;
 use ottava_tensor::ops::{
-    self, Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, real_type, scaled, unscaled,
+    self, Accumulation, Groups, Operand, gemm_nt_add, gemm_nt_into, grouped_wgrad_add, grouped_wgrad_into, real_type,
+    scaled, unscaled,
 };
 use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
+
+/// A product `a · bᵀ` that is a gradient, or a term of one.
+#[derive(Clone, Copy, Debug)]
+pub struct WgradProduct<'a> {
+    /// The gradient by the output, contracted over its rows.
+    pub a: Operand<'a>,
+    /// The input, contracted over its rows.
+    pub b: Operand<'a>,
+    /// How it is accumulated.
+    pub accumulation: Accumulation,
+    /// The rows of each of the matrices that the parameter stacks; `None` if it is one matrix.
+    pub groups: Option<&'a Groups>,
+}
+
+impl WgradProduct<'_> {
+    /// Overwrites `into`.
+    fn write(self, into: &mut Tensor) -> Result<()> {
+        let WgradProduct { a, b, accumulation, groups } = self;
+        match groups {
+            None => gemm_nt_into(a, b, into, accumulation)?,
+            Some(groups) => grouped_wgrad_into(a, b, groups, into, accumulation)?,
+        }
+        Ok(())
+    }
+
+    /// Adds to `into`.
+    fn add(self, into: &mut Tensor) -> Result<()> {
+        let WgradProduct { a, b, accumulation, groups } = self;
+        match groups {
+            None => gemm_nt_add(a, b, into, accumulation)?,
+            Some(groups) => grouped_wgrad_add(a, b, groups, into, accumulation)?,
+        }
+        Ok(())
+    }
+}
 
 /// The gradient of a parameter, to which backward adds. It takes no memory between the update and the first backward of a step.
 pub struct Gradient {
@@ -90,10 +126,18 @@ impl Gradient {
         }
     }
 
-    /// Adds `a · bᵀ`; the first product of a step overwrites the memory.
-    pub(super) fn add_product(&mut self, a: Operand, b: Operand, accumulation: Accumulation) -> Result<()> {
-        let (sum, place) = (self.sum.take(), self.place.take());
-        self.sum = Some(Grad::plus_product(sum, place, self.format, a, b, accumulation)?);
+    /// Adds a product of `shape`; the first product of a step overwrites the memory.
+    pub(super) fn add_product(&mut self, product: WgradProduct, device: &Device, shape: &[usize]) -> Result<()> {
+        let (sum, place, format) = (self.sum.take(), self.place.take(), self.format);
+        self.sum = Some(Grad::plus(sum, format, |sum| {
+            if let Some(mut sum) = sum {
+                product.add(&mut sum)?;
+                return Ok(sum);
+            }
+            let mut sum = place.map_or_else(|| Tensor::empty(device, shape, format.sums()), Ok)?;
+            product.write(&mut sum)?;
+            Ok(sum)
+        })?);
         Ok(())
     }
 
@@ -176,33 +220,6 @@ impl Grad {
         Ok(match self {
             Grad::Plain(grad) => grad.clone(),
             Grad::Scaled(grad) => unscaled(grad, DType::F32)?,
-        })
-    }
-
-    /// `a · bᵀ` plus the gradient so far. For the first product of a step, the gradient is `None`, and the result is written to `place` if
-    /// given.
-    pub fn plus_product(
-        grad: Option<Grad>,
-        place: Option<Tensor>,
-        format: GradFormat,
-        a: Operand,
-        b: Operand,
-        accumulation: Accumulation,
-    ) -> Result<Grad> {
-        Grad::plus(grad, format, |sum| {
-            Ok(match sum {
-                Some(mut sum) => {
-                    gemm_nt_add(a, b, &mut sum, accumulation)?;
-                    sum
-                }
-                None => match place {
-                    Some(mut place) => {
-                        gemm_nt_into(a, b, &mut place, accumulation)?;
-                        place
-                    }
-                    None => gemm_nt(a, b, format.sums(), accumulation)?,
-                },
-            })
         })
     }
 

@@ -14,7 +14,7 @@ mod weights;
 
 pub use builder::{Builder, Init, MemoryPolicy, Purpose, WeightSource};
 pub use description::{Description, LayerCosts, STEP_RATES};
-pub use gradient::{Grad, GradFormat, Gradient};
+pub use gradient::{Grad, GradFormat, Gradient, WgradProduct};
 pub use id::{ParamId, UnitId};
 pub use loan::{Loan, LoanedWeight};
 pub use parameter::{Param, Placement};

@@ -4,7 +4,7 @@ mod sliced;
 
 use super::builder::{Builder, Init, Purpose, WeightSource};
 use super::cast::WeightCast;
-use super::gradient::{GradFormat, Gradient};
+use super::gradient::{GradFormat, Gradient, WgradProduct};
 use super::id::ParamId;
 use super::loan::{Loan, LoanedWeight};
 use super::scopes::GRADIENTS;
@@ -307,8 +307,13 @@ impl Param {
 
     /// Adds `a · bᵀ` to the gradient of a matrix; the first product of a step overwrites it.
     pub fn add_product_to_grad(&mut self, a: Operand, b: Operand, accumulation: Accumulation) -> Result<()> {
+        self.add_wgrad(WgradProduct { a, b, accumulation, groups: None })
+    }
+
+    /// Adds a product to the gradient of a matrix; the first product of a step overwrites it.
+    pub fn add_wgrad(&mut self, product: WgradProduct) -> Result<()> {
         let _scope = self.weights.device().scope(GRADIENTS);
-        self.gradient.add_product(a, b, accumulation)
+        self.gradient.add_product(product, self.weights.device(), self.weights.shape())
     }
 
     /// Runs `add` on the gradient of a matrix, unscaled.

@@ -83,8 +83,8 @@ fn linear_plans(blocks: &[&(LinearSite, Decision)], compute: DType) -> Vec<Linea
             }
             None => [(); 3].map(|()| format!("{compute}, exact sums")),
         };
-        let count = members.len();
-        let which = if count == blocks.len() { "*".to_string() } else { ranges(&members) };
+        let count = members.len() * site.matrices()[0];
+        let which = if members.len() == blocks.len() { "*".to_string() } else { ranges(&members) };
         let name = site.name_in_blocks(&which);
         LinearPlan {
             name,

@@ -4,6 +4,7 @@ mod attention;
 mod changes;
 mod communication;
 mod cost;
+mod experts;
 mod gpu;
 mod inference;
 mod linears;
@@ -20,6 +21,7 @@ pub use attention::AttentionPlan;
 pub use changes::{Change, Effect, changes};
 pub use communication::{CommunicationPlan, UnitPlan};
 pub use cost::{Kind, Links, NodeLinks, PredictedStep, Prediction, Ring, predict};
+pub use experts::ExpertsPlan;
 pub use gpu::GpuPlan;
 pub use inference::expect_model_fits;
 pub use linears::LinearPlan;
@@ -55,6 +57,8 @@ pub struct Plan {
     pub exceptions: Vec<String>,
     /// Each kind of attention layer, and its backend.
     pub attention: Vec<AttentionPlan>,
+    /// The mixtures of experts, if there are any.
+    pub experts: Option<ExpertsPlan>,
     /// The trained tensors, and what updates them.
     pub tensors: Vec<TensorPlan>,
     /// A sentence for each `auto` setting, with its resolved value.
@@ -88,6 +92,7 @@ impl Plan {
             linears: linears::linears(&model, &recipe),
             exceptions: model.exceptions(&recipe),
             attention: attention::attention(&model, &recipe, config.run.layout().document_mask, device)?,
+            experts: ExpertsPlan::new(&config.run, sizes),
             tensors: optimizer::tensors(config, sizes, device)?,
             choice: choice.clone(),
             memory: memory.clone(),

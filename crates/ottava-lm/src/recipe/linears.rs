@@ -2,8 +2,8 @@
 
 use super::{Exceptions, Fp8Pays, LinearCasts, ProductPrecision, Products, Recipe, Scaling};
 use crate::error::{Error, Result};
-use ottava_tensor::Granularity;
 use ottava_tensor::ops::{AmaxReducer, CurrentScaling};
+use ottava_tensor::{Granularity, QuantizedTensor};
 
 /// A linear and its place in a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,9 +22,38 @@ pub struct LinearSite {
     pub after_swiglu: bool,
     /// Whether ranks of tensor parallelism divide its inputs, and not its outputs.
     pub divides_inputs: bool,
+    /// The experts whose matrices it stacks; `None` if it is one matrix.
+    pub experts: Option<ExpertCounts>,
+}
+
+/// The experts of a mixture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertCounts {
+    /// How many there are.
+    pub count: usize,
+    /// Those that a token is sent to.
+    pub chosen: usize,
 }
 
 impl LinearSite {
+    /// Matrices `[outputs, inputs]` that it has, and those that a token is multiplied by.
+    pub fn matrices(&self) -> [usize; 2] {
+        self.experts.map_or([1; 2], |ExpertCounts { count, chosen }| [count, chosen])
+    }
+
+    /// Rows of its product, for a micro-batch of `tokens`: those of all experts, which are one launch.
+    fn rows(&self, tokens: usize) -> usize {
+        tokens * self.matrices()[1]
+    }
+
+    /// Why stacked matrices cannot be cast by `casts`: their scales or padding would lie in two of them.
+    fn uncuttable(&self, casts: &LinearCasts) -> Option<String> {
+        self.experts?;
+        let (outputs, block) = (self.outputs, casts.weight.granularity.block().unwrap_or(QuantizedTensor::PAD));
+        let cut = || format!("the {outputs} outputs of an expert are no whole blocks of {block}");
+        (!outputs.is_multiple_of(block)).then(cut)
+    }
+
     /// Its name without the number of its block: `self_attn.qkv_proj`.
     pub fn name_in_block(&self) -> &str {
         match self.block.and_then(|(block, _)| self.name.split_once(&format!(".{block}."))) {
@@ -59,11 +88,24 @@ impl Decision {
     pub fn beside_adapters(&mut self) {
         if let Some((casts, products)) = &mut self.fp8 {
             products.wgrad = ProductPrecision::High;
-            if let Scaling::Delayed { .. } = casts.weight.scaling {
-                casts.weight.scaling = Scaling::Current(CurrentScaling::default());
-            }
+            cast_once(casts);
             self.reason += "; frozen beside adapters: W is cast once, by its own amax";
         }
+    }
+
+    /// Changes the decision for a weight that is frozen and has no adapter: it is cast once, by its own amax.
+    pub fn frozen(&mut self) {
+        if let Some((casts, _)) = &mut self.fp8 {
+            cast_once(casts);
+            self.reason += "; frozen: W is cast once, by its own amax, and has no wgrad";
+        }
+    }
+}
+
+/// A weight that does not change has one amax.
+fn cast_once(casts: &mut LinearCasts) {
+    if let Scaling::Delayed { .. } = casts.weight.scaling {
+        casts.weight.scaling = Scaling::Current(CurrentScaling::default());
     }
 }
 
@@ -97,9 +139,12 @@ impl Recipe {
             }
         }
         if let Some(tokens) =
-            slow_at.filter(|&tokens| !Fp8Pays::for_casts(&casts).holds(tokens, site.outputs, site.inputs))
+            slow_at.filter(|&tokens| !Fp8Pays::for_casts(&casts).holds(site.rows(tokens), site.outputs, site.inputs))
         {
             return Ok(plain(format!("skip_slow_linears: at {tokens} tokens FP8 is slower than {}", self.compute)));
+        }
+        if let Some(reason) = site.uncuttable(&casts) {
+            return Ok(plain(reason));
         }
         if products == Products::HIGH {
             return Ok(plain(format!("{by}high_precision_products names all three")));
@@ -251,6 +296,7 @@ mod tests {
             block: Some((block, 12)),
             after_swiglu,
             divides_inputs: after_swiglu,
+            experts: None,
         }
     }
 

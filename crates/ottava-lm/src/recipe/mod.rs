@@ -9,7 +9,7 @@ mod types;
 
 pub use fp8_pays::Fp8Pays;
 pub(crate) use linears::glob;
-pub use linears::{Decision, LinearSite};
+pub use linears::{Decision, ExpertCounts, LinearSite};
 pub use overrides::PrecisionOverride;
 pub use precision::{LossScaling, Precision, Sums, WgradBlocks};
 pub use steps::Steps;

@@ -2,13 +2,14 @@
 
 use super::histogram::Histogram;
 use super::probe::Probe;
+use super::routers::RouterSums;
 use super::scales::{Scale, Scales, Slot};
 use super::values::Values;
 use crate::error::Result;
 use crate::layer_ranks::{LayerRanks, ShardPlace};
 use crate::mode::{Mode, Pass};
 use crate::operand::FrozenScale;
-use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Output, Produced};
+use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Groups, Output, Produced, Routes};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
 /// The statistics that casts write.
@@ -23,13 +24,21 @@ pub struct Recorder {
     pub(super) histograms: Option<Vec<Histogram>>,
     /// The comparisons of a pass that compares.
     pub(super) probe: Option<Probe>,
+    /// The sums of routers; empty in a recorder for passes that do not measure.
+    pub(super) routers: Vec<RouterSums>,
 }
 
 impl Recorder {
+    /// The same for passes that measure what routers chose.
+    pub(super) fn with_routers(self, routers: Vec<RouterSums>) -> Recorder {
+        Recorder { routers, ..self }
+    }
+
     /// A recorder for a model with `n` casts.
     pub fn new(device: &Device, n: usize) -> Result<Recorder> {
         let (statistics, unread) = (CastStatistics::new(device, n)?, CastStatistics::unread(device, n)?);
-        Ok(Recorder { statistics, unread, spare_amaxes: Vec::new(), histograms: None, probe: None })
+        let (spare_amaxes, histograms, probe, routers) = (Vec::new(), None, None, Vec::new());
+        Ok(Recorder { statistics, unread, spare_amaxes, histograms, probe, routers })
     }
 
     fn statistics(&mut self, measures: bool) -> &mut CastStatistics {
@@ -203,6 +212,11 @@ impl Casts<'_> {
         let statistics = &mut self.recorder.unread;
         let to = Fp8Output { format, scale: scale.of_cast(), copies, statistics, slot: slot.index() };
         Ok(codes_of(op(Output::Fp8(to))?))
+    }
+
+    /// Adds the choices of router number `router`, with the rows of each expert, to its sums, if this pass measures.
+    pub fn record_routes(&mut self, router: usize, routes: &Routes, groups: &Groups) -> Result<()> {
+        if self.mode.measures() { self.recorder.routers[router].add(routes, groups) } else { Ok(()) }
     }
 
     /// Measures a value that is not cast.

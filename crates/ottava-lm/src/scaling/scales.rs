@@ -1,6 +1,7 @@
 //! The scales of the casts of a step: read by casts, changed only by the update.
 
 use super::amax_group::AmaxGroup;
+use super::routers::RouterSite;
 use crate::error::Result;
 use crate::layer_ranks::{LayerRanks, Undivided};
 use crate::operand::FrozenScale;
@@ -20,6 +21,8 @@ pub struct Slots {
     amax_groups: Vec<AmaxGroup>,
     /// By slot: that of the input of the linear that it belongs to.
     inputs: Vec<Slot>,
+    /// The routers of the model.
+    pub(super) routers: Vec<RouterSite>,
     /// The ranks that divide the tensors of the model's layers.
     pub ranks: Rc<dyn LayerRanks>,
 }
@@ -27,7 +30,8 @@ pub struct Slots {
 impl Default for Slots {
     /// No casts, of layers on one rank.
     fn default() -> Slots {
-        Slots { casts: Vec::new(), amax_groups: Vec::new(), inputs: Vec::new(), ranks: Rc::new(Undivided) }
+        let (casts, amax_groups, inputs, routers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Slots { casts, amax_groups, inputs, routers, ranks: Rc::new(Undivided) }
     }
 }
 
@@ -47,6 +51,12 @@ impl Slots {
         self.amax_groups.push(amax_group);
         self.inputs.push(input.unwrap_or(slot));
         slot
+    }
+
+    /// Adds a router, and returns its number.
+    pub fn add_router(&mut self, router: RouterSite) -> usize {
+        self.routers.push(router);
+        self.routers.len() - 1
     }
 
     /// The name of each cast, and the ranks that share its scale.
@@ -120,7 +130,7 @@ pub struct Scales {
 
 impl Scales {
     pub(super) fn new(device: &Device, slots: Slots) -> Result<Scales> {
-        let Slots { casts: slots, amax_groups, inputs, ranks } = slots;
+        let Slots { casts: slots, amax_groups, inputs, ranks, .. } = slots;
         let delayed = slots.iter().find_map(|(_, cast)| match cast.scaling {
             Scaling::Delayed { how, window, first_step } => {
                 Some((Delayed { how, first_step, updates: 0, set: None }, window))

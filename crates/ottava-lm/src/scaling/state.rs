@@ -4,6 +4,7 @@ use super::casts::{Casts, Recorder};
 use super::histogram::Histogram;
 use super::measured::{CastCounts, CastLosses, CastRecord, LastStep, MergeCounts, OneRank};
 use super::probe::{Compared, Observer, Probe};
+use super::routers::{RouterLoad, RouterSums};
 use super::scales::{Delayed, Scales, Slots};
 use crate::error::{Error, Result};
 use crate::mode::{Mode, StepPrecision};
@@ -30,11 +31,12 @@ const COUNT: DelayedScaling =
 impl ScalingState {
     /// Fresh state for `slots` on `device`.
     pub fn new(device: &Device, slots: Slots) -> Result<ScalingState> {
+        let routers = slots.routers.iter().map(|site| RouterSums::new(device, site.clone())).collect::<Result<_>>()?;
         let scales = Scales::new(device, slots)?;
         let n = scales.len();
         Ok(ScalingState {
             scales,
-            recorder: Recorder::new(device, n)?,
+            recorder: Recorder::new(device, n)?.with_routers(routers),
             last_step: LastStep::new(device, n)?,
             counted: std::array::from_fn(|_| vec![0; n]),
             counted_non_finite: vec![0; n],
@@ -119,6 +121,11 @@ impl ScalingState {
     /// The amax of each slot in this step so far, F32 `[slots]`, which ranks reduce.
     pub fn amaxes_mut(&mut self) -> &mut Tensor {
         &mut self.recorder.statistics.amax
+    }
+
+    /// What each router of this process chose since the last call; reads from the device.
+    pub fn router_loads(&mut self) -> Result<Vec<RouterLoad>> {
+        self.recorder.routers.iter_mut().map(RouterSums::take).collect()
     }
 
     /// The bits of amax and scale of each cast in the last finished step, which ranks compare; reads from the device.

@@ -89,6 +89,7 @@ mod tests {
             block: None,
             after_swiglu: false,
             divides_inputs: false,
+            experts: None,
         }
     }
 

@@ -9,7 +9,7 @@ use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::layer_ranks::ShardPlace;
 use crate::mode::{Mode, Pass, StepPrecision};
-use crate::models::{Decoder, StageSaved};
+use crate::models::{BackwardPass, Decoder, StageSaved};
 use crate::optim::Optimizer;
 use crate::parallel::{Exchange, Message, Messages, Part, Partition};
 use crate::param::Grad;
@@ -203,13 +203,15 @@ impl Execution<'_> {
             return model.wgrads(stage, slot.deferred.remove(&stage).expect(CHECKED), exchange);
         }
         let (dy, saved) = (slot.gradient.take().expect(CHECKED), slot.saved.pop().expect(CHECKED));
+        let loss_scale = inputs.loss_scale.expect(CHECKED);
+        let pass = BackwardPass { sequences, precision: inputs.precision, loss_scale };
         slot.gradient = match part {
             Part::Dgrad => {
-                let (dx, deferred) = model.dgrads(stage, dy, saved, sequences, inputs.precision, exchange)?;
+                let (dx, deferred) = model.dgrads(stage, dy, saved, pass, exchange)?;
                 slot.deferred.insert(stage, deferred);
                 dx
             }
-            Part::Both | Part::Wgrad => model.backward(stage, dy, saved, sequences, inputs.precision, exchange)?,
+            Part::Both | Part::Wgrad => model.backward(stage, dy, saved, pass, exchange)?,
         };
         Ok(())
     }

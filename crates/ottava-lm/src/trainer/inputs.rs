@@ -5,7 +5,7 @@ use crate::checkpoint::{AdapterFolder, FolderTemplate, training, verify_model};
 use crate::config::{ResolvedConfig, RunConfig, WeightInit};
 use crate::data::{Tokenizer, TrainingData};
 use crate::error::{Error, Result};
-use crate::models::{Decoder, DecoderConfig, decoder_config};
+use crate::models::{Decoder, DecoderConfig};
 use crate::parallel::Ranks;
 use crate::param::Purpose;
 use crate::run::Run;
@@ -63,7 +63,7 @@ impl Inputs {
             FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?
                 .with_chat_template(&config.data.chat_template_path)?;
         template.config = config.model_config(tokenizer.padding_id())?;
-        let sizes = DecoderConfig { lora: config.lora.adapters(), ..decoder_config(&template.config)? };
+        let sizes = config.trained_sizes(&template.config)?;
         tokenizer.check_fits(sizes.vocabulary)?;
         // A checkpoint of adapters has nothing else of the model.
         if let Some(resumed) = resumed.filter(|_| sizes.lora.is_none()) {

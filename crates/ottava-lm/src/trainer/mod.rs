@@ -32,6 +32,7 @@ use crate::parallel::Ranks;
 use crate::plan::ResolvedRun;
 use crate::report::loss_svg;
 use crate::run::Run;
+use crate::scaling::RouterMetrics;
 use crate::step::StepResult;
 use alarms::Alarms;
 use files::RunFiles;
@@ -462,6 +463,10 @@ impl Trainer {
         let Run { model, step: work, .. } = &mut *self.run;
         let casts = model.scaling().losses(work.partition())?;
         warn_of_infinities(step, &casts.non_finite);
+        let routers = match model.config().experts {
+            Some(_) => RouterMetrics::of(&work.partition().router_loads(model)?),
+            None => None,
+        };
         self.step = step;
         self.tokens += tokens;
         self.look_for_spikes(step, loss, grad_norm, is_skipped)?;
@@ -476,6 +481,7 @@ impl Trainer {
             peak_memory_bytes: peak_memory(self.run.model.device()),
             loss_scale: self.loss_scale.clone(),
             casts: (!self.run.model.scaling().is_empty()).then_some(casts),
+            routers,
             evaluation: None,
             preference,
             saved: Vec::new(),

@@ -22,6 +22,9 @@ impl Trainer {
         for (name, value) in done.preference.iter().flat_map(PreferenceSums::metrics) {
             values[name] = json!(value);
         }
+        for (name, value) in done.routers.iter().flat_map(|routers| routers.metrics()) {
+            values[name] = json!(value);
+        }
         if let Some(error) = done.reduce_error {
             values["reduce_error"] = json!(error);
         }

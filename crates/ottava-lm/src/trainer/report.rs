@@ -4,7 +4,7 @@ use super::validation::Validation;
 use crate::checkpoint::Saved;
 use crate::error::Error;
 use crate::optim::LossScale;
-use crate::scaling::CastLosses;
+use crate::scaling::{CastLosses, RouterMetrics};
 use crate::step::PreferenceSums;
 use ottava_tensor::Device;
 
@@ -29,6 +29,8 @@ pub struct StepReport {
     pub peak_memory_bytes: u64,
     /// Losses of FP8 casts, if there are casts.
     pub casts: Option<CastLosses>,
+    /// What the routers of a model with experts chose.
+    pub routers: Option<RouterMetrics>,
     /// The loss scale after the step, with `fp16`.
     pub loss_scale: Option<LossScale>,
     /// Validation after this step, where it was due.

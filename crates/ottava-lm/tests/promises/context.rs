@@ -9,7 +9,11 @@ use serde_json::json;
 
 #[test]
 fn every_family_trains_as_on_one_rank() {
-    for (name, keys) in families() {
+    let routed = llama(json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "norm_topk_prob": true,
+    }));
+    for (name, keys) in families().into_iter().chain([("qwen3-moe", routed)]) {
         for documents in [false, true] {
             let alone = Setup { documents, ..Setup::new(keys.clone(), RecipeName::Fp32) };
             let mut expected = train(&alone);

@@ -9,6 +9,7 @@ use crate::setup::{config, devices, fp8_names_on, text, text_batch, unscaled_gra
 use crate::steps::at;
 use ottava_lm::checkpoint::RandomWeights;
 use ottava_lm::data::Batch;
+use ottava_lm::layers::RouterLossFactors;
 use ottava_lm::level::{Formats, Level, Masters};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
@@ -64,10 +65,18 @@ fn model() -> DecoderConfig {
 }
 
 /// Validation loss, in nats per byte, after training from `seed`, which decides initial weights and where in the text it begins.
-fn train(recipe: &Recipe, kept: MemoryPolicy, device: &Device, text: &[i32], seed: u64, length: Length) -> f64 {
+fn train(
+    sizes: &DecoderConfig,
+    recipe: &Recipe,
+    kept: MemoryPolicy,
+    device: &Device,
+    text: &[i32],
+    seed: u64,
+    length: Length,
+) -> f64 {
     let Length { steps, rows, validation } = length;
     let (purpose, mut weights) = (Purpose::Train(kept), RandomWeights { seed, device: device.clone() });
-    let mut model = Decoder::new(&model(), recipe, device, purpose, TOKENS, &mut weights).unwrap();
+    let mut model = Decoder::new(sizes, recipe, device, purpose, TOKENS, &mut weights).unwrap();
     model.quantize_weights().unwrap();
     let how = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
     // The rate is moderate and ends at zero: at 5e-3 chance alone moves such runs by 0.05 nat, and the bar would measure that.
@@ -100,7 +109,8 @@ const ALLOWED: f64 = 0.02;
 /// Validation losses of all `seeds`.
 fn losses(name: &str, recipe: &Recipe, kept: MemoryPolicy, device: &Device, text: &[i32], seeds: &[u64]) -> Vec<f64> {
     let begin = Instant::now();
-    let losses: Vec<_> = seeds.iter().map(|&seed| train(recipe, kept, device, text, seed, length())).collect();
+    let losses: Vec<_> =
+        seeds.iter().map(|&seed| train(&model(), recipe, kept, device, text, seed, length())).collect();
     eprintln!("{name:<12} {losses:.4?}  {:.1} s", begin.elapsed().as_secs_f64());
     losses
 }
@@ -130,7 +140,7 @@ fn fp8_learns_as_well_as_bf16() {
         }
         // What must fail, or the bar says nothing.
         let broken = unscaled_gradients(DType::E4M3);
-        let broken = train(&broken, MemoryPolicy::FULL, &device, text, SEEDS[0], length()) - bf16[0];
+        let broken = train(&model(), &broken, MemoryPolicy::FULL, &device, text, SEEDS[0], length()) - bf16[0];
         eprintln!("gradients cast without a scale, first seed, - bf16: {broken:+.4}");
         assert!(broken >= 0.2, "gradients that are cast without a scale end only {broken:.4} above bf16 on {device}");
     }
@@ -176,5 +186,38 @@ fn every_level_of_the_optimizer_learns_as_well_as_the_first() {
             "O0",
             &first,
         );
+    }
+}
+
+/// Eight experts of which a token is sent to two, in sizes that FP8 products take.
+fn routed() -> DecoderConfig {
+    let mut sizes = config(json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 128, "hidden_size": 128, "num_hidden_layers": 2,
+        "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64,
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": true,
+    }));
+    sizes.experts.as_mut().unwrap().losses = RouterLossFactors { balance: 0.01, z: 0.0 };
+    sizes
+}
+
+/// Only `in_full`: a run takes minutes.
+#[test]
+fn fp8_learns_as_well_as_bf16_with_experts() {
+    if !in_full() {
+        return eprintln!("skipped: `just nightly convergence` trains mixtures of experts");
+    }
+    let text = text();
+    for device in devices() {
+        announce(&device);
+        let run = |name: RecipeName| -> Vec<f64> {
+            let one = |&seed: &u64| train(&routed(), &named(name), MemoryPolicy::FULL, &device, text, seed, length());
+            let losses = SEEDS[..2].iter().map(one).collect();
+            eprintln!("{:<12} {losses:.4?}", name.as_str());
+            losses
+        };
+        let bf16 = run(RecipeName::Bf16);
+        for name in [RecipeName::Fp8Block, RecipeName::Fp8Row] {
+            expect_as_low(name.as_str(), &run(name), "bf16", &bf16);
+        }
     }
 }

@@ -71,6 +71,21 @@ pub fn all_families() -> Vec<(&'static str, DecoderConfig)> {
             })),
         ),
         ("smollm3", with(json!({"model_type": "smollm3", "no_rope_layer_interval": 2}))),
+        (
+            "qwen2-moe",
+            with(json!({
+                "model_type": "qwen2_moe", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                "shared_expert_intermediate_size": 32, "mlp_only_layers": [0],
+            })),
+        ),
+        (
+            "deepseek-v2",
+            with(json!({
+                "model_type": "deepseek_v2", "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 32,
+                "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4,
+                "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 2, "first_k_dense_replace": 1,
+            })),
+        ),
         ("mistral", with(json!({"model_type": "mistral", "sliding_window": 7}))),
     ];
     families().into_iter().chain(more).collect()
@@ -220,6 +235,18 @@ fn settings_of_layers_that_are_not_implemented_are_errors() {
     assert!(error(&smollm3, "no_rope_layer_interval", json!(0)).contains("`no_rope_layer_interval` is 0"));
     assert!(error(&keys("granite"), "logits_scaling", json!(0.0)).contains("the factor of logits is inf"));
     assert!(error(&keys("phi3"), "embd_pdrop", json!(0.1)).contains("`embd_pdrop` is not 0"));
+    let routed = |name: &str, own: Value| {
+        let mut keys = keys(name);
+        keys.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        keys
+    };
+    let mixtral = routed("mixtral", json!({"num_local_experts": 4, "num_experts_per_tok": 2}));
+    assert!(error(&mixtral, "router_jitter_noise", json!(0.1)).contains("`router_jitter_noise` is not 0"));
+    assert!(error(&mixtral, "num_experts_per_tok", json!(5)).contains("5 of 4 experts"));
+    let olmoe = routed("olmoe", json!({"num_experts": 4, "num_experts_per_tok": 2}));
+    assert!(error(&olmoe, "clip_qkv", json!(8.0)).contains("`clip_qkv` is set"));
+    let qwen3 = routed("qwen3_moe", json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}));
+    assert!(error(&qwen3, "decoder_sparse_step", json!(0)).contains("`decoder_sparse_step` is 0"));
     assert!(error(&keys("phi3"), "partial_rotary_factor", json!(0.2)).contains("`partial_rotary_factor` 0.2"));
 }
 

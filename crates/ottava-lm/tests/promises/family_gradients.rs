@@ -52,6 +52,38 @@ fn granite_backward_is_the_gradient() {
     check("granite", factors);
 }
 
+/// Experts in both blocks, and one that all tokens share, with a factor by token.
+#[test]
+fn qwen2_moe_backward_is_the_gradient() {
+    let shared = json!({"moe_intermediate_size": 5, "shared_expert_intermediate_size": 7});
+    let mut keys = json!({"num_experts": 4, "num_experts_per_tok": 3});
+    keys.as_object_mut().unwrap().extend(shared.as_object().unwrap().clone());
+    check("qwen2_moe", keys);
+}
+
+/// Weights that sum to one, beside a block with an MLP.
+#[test]
+fn qwen3_moe_backward_is_the_gradient() {
+    let mut keys =
+        json!({"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 5, "norm_topk_prob": true});
+    keys.as_object_mut().unwrap().extend(json!({"decoder_sparse_step": 2}).as_object().unwrap().clone());
+    check("qwen3_moe", keys);
+}
+
+/// Heads of parts, from latents of queries and of keys and values, and shared experts.
+#[test]
+fn deepseek_v2_backward_is_the_gradient() {
+    let latent = json!({
+        "q_lora_rank": 7, "kv_lora_rank": 9, "qk_nope_head_dim": 5, "qk_rope_head_dim": 4, "v_head_dim": 3, "num_key_value_heads": 4,
+    });
+    let mut keys = json!({
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 5, "n_shared_experts": 2,
+        "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
+    });
+    keys.as_object_mut().unwrap().extend(latent.as_object().unwrap().clone());
+    check("deepseek_v2", keys);
+}
+
 #[test]
 fn smollm3_backward_is_the_gradient() {
     check("smollm3", json!({"no_rope_layer_interval": 2}));

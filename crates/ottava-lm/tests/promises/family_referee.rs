@@ -14,7 +14,7 @@ use ottava_tensor::{Device, Tensor};
 
 /// Windows are shorter than the texts; `phi3_short` and `phi3_long`, and the two of "dynamic", lie on both sides of the length at which
 /// the angles change.
-const MODELS: [&str; 15] = [
+const MODELS: [&str; 21] = [
     "mistral_window",
     "qwen2_window",
     "qwen3_window",
@@ -30,6 +30,12 @@ const MODELS: [&str; 15] = [
     "yarn_mscale",
     "dynamic_short",
     "dynamic_long",
+    "deepseek_v2",
+    "deepseek_v2_lite",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
 ];
 /// Tokens of a row.
 const TOKENS: usize = 24;

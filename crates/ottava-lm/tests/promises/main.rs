@@ -12,6 +12,7 @@ mod determinism;
 mod divided;
 mod documents;
 mod engine;
+mod experts;
 mod export;
 mod export_sources;
 mod families;

@@ -6,7 +6,7 @@ use crate::setup::{
 };
 use ottava_lm::layer_ranks::Undivided;
 use ottava_lm::mode::StepPrecision;
-use ottava_lm::models::{Decoder, DecoderConfig, Span};
+use ottava_lm::models::{BackwardPass, Decoder, DecoderConfig, Span};
 use ottava_lm::param::{MemoryPolicy, Purpose, Resident};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
@@ -176,10 +176,9 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     let head = parts.last_mut().expect("there is one");
     let (_, mut dy) = head.losses_and_gradient(&x, &targets, &scale, &mut Resident).unwrap();
     for (i, (part, kept)) in parts.iter_mut().zip(saved).enumerate().rev() {
-        let Some(dx) = part.backward(0, dy.clone(), kept, &sequences, StepPrecision::Recipe, &mut Resident).unwrap()
-        else {
-            break;
-        };
+        let pass = BackwardPass { sequences: &sequences, precision: StepPrecision::Recipe, loss_scale: &scale };
+        let dx = part.backward(0, dy.clone(), kept, pass, &mut Resident).unwrap();
+        let Some(dx) = dx else { break };
         if i == sizes.layers + 1 {
             dy = dx;
             continue;

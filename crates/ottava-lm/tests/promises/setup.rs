@@ -251,6 +251,7 @@ pub fn training<'a>(scaling: &'a mut ScalingState, sequences: &'a Sequences, pre
         recompute: Recompute::None,
         saved_activations: SavedActivations::Exact,
         paged: None,
+        loss_scale: None,
         deferred: None,
     }
 }

@@ -1,7 +1,7 @@
 //! Memory-bound ops, relative to a copy of the same bytes.
 
 use super::table::{CastTensors, KernelRow, Table, bf16, both, compressed, own};
-use super::{activations, updates};
+use super::{activations, experts, updates};
 use crate::ops::*;
 use crate::{DType, Device, Granularity, Result, Tensor};
 
@@ -19,6 +19,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     rotations(&mut table, tokens, channels)?;
     heads(&mut table, tokens, channels)?;
     activations::rows(&mut table, tokens, hidden)?;
+    experts::rows(&mut table, tokens, channels)?;
     embedding_and_loss(&mut table, tokens, channels)?;
     updates::rows(&mut table, [2 * hidden, channels])?;
     Ok(table.rows)

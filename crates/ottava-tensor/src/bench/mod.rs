@@ -4,6 +4,7 @@
 mod activations;
 mod attention;
 mod comm;
+mod experts;
 mod gemm;
 mod kernels;
 mod table;

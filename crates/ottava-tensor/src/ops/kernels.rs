@@ -3,9 +3,9 @@
 use super::launch;
 use super::{
     adamw, add, argmax, attention, bias, cast, checksum, column_parts, column_scales, compare, compress, cross_entropy,
-    delayed_scaling, dequantize, descend, embedding, gemm, global_norm, gradient_codes, head_norm, momentum,
-    negate_targets, newton_schulz, paged_attention, preference, quantize, random, rmsnorm, rope, sample, scaled,
-    sum_parts, swiglu, transpose,
+    delayed_scaling, dequantize, descend, embedding, gemm, global_norm, gradient_codes, grouped_gemm, head_norm,
+    momentum, move_columns, negate_targets, newton_schulz, paged_attention, permute, preference, quantize, random,
+    rmsnorm, rope, router, sample, scaled, sum_parts, swiglu, transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 use crate::{Capability, Feature};
@@ -16,7 +16,7 @@ pub fn kernels() -> Vec<KernelModule> {
     fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
         variants.into_iter().map(move |defines| KernelModule { source, defines })
     }
-    let typed: [&'static Source; 10] = [
+    let typed: [&'static Source; 12] = [
         &add::SOURCE,
         &bias::SOURCE,
         &column_scales::SOURCE,
@@ -25,14 +25,20 @@ pub fn kernels() -> Vec<KernelModule> {
         &embedding::PART,
         &gemm::SOURCE,
         &gradient_codes::SOURCE,
+        &move_columns::SOURCE,
         &negate_targets::SOURCE,
+        &permute::SOURCE,
         &sum_parts::SOURCE,
     ];
     let norms = head_norm::SOURCES.into_iter().chain(rmsnorm::SOURCES);
     let typed = typed.into_iter().chain(cross_entropy::SOURCES);
     let (typed, producers) = (
         typed.chain(norms).chain(rope::SOURCES).chain(rope::PARTIAL_SOURCES).chain(swiglu::SOURCES),
-        [&quantize::SOURCE].into_iter().chain(rmsnorm::FP8_SOURCES).chain(rope::FP8_SOURCES).chain(swiglu::FP8_SOURCES),
+        [&permute::FP8_SOURCE, &quantize::SOURCE]
+            .into_iter()
+            .chain(rmsnorm::FP8_SOURCES)
+            .chain(rope::FP8_SOURCES)
+            .chain(swiglu::FP8_SOURCES),
     );
     let untyped = [
         &argmax::SOURCE,
@@ -41,6 +47,7 @@ pub fn kernels() -> Vec<KernelModule> {
         &newton_schulz::SOURCE,
         &preference::SOURCE,
         &random::SOURCE,
+        &router::SOURCE,
         &sample::SOURCE,
     ];
     let mut all: Vec<KernelModule> = Vec::new();
@@ -54,6 +61,8 @@ pub fn kernels() -> Vec<KernelModule> {
     all.extend(of(&descend::SOURCE, descend::VARIANTS.iter().copied()));
     all.extend(producers.flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));
     all.extend(of(&global_norm::SOURCE, global_norm::VARIANTS.iter().copied()));
+    all.extend(of(&grouped_gemm::SOURCE, grouped_gemm::VARIANTS.iter().copied()));
+    all.extend(of(&grouped_gemm::WGMMA_SOURCE, grouped_gemm::WGMMA_VARIANTS.iter().copied()));
     all.extend(of(&momentum::SOURCE, momentum::VARIANTS.iter().copied()));
     for (source, tensor_cores) in [
         (&paged_attention::SOURCE, &paged_attention::TENSOR_CORES),

@@ -24,19 +24,23 @@ mod global_norm;
 #[cfg(test)]
 mod golden;
 mod gradient_codes;
+mod grouped_gemm;
 mod head_norm;
 mod kernels;
 pub(crate) mod launch;
 mod momentum;
+mod move_columns;
 mod negate_targets;
 mod newton_schulz;
 mod paged_attention;
 mod parameter;
+mod permute;
 mod preference;
 mod quantize;
 mod random;
 mod rmsnorm;
 mod rope;
+mod router;
 mod sample;
 mod scaled;
 mod sum_parts;
@@ -68,24 +72,32 @@ pub use embedding::{embedding, embedding_gradient, embedding_of_part, embedding_
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
 pub use global_norm::{global_norm, limit_norm, root_of_sum, sum_of_squares, sums_of_squares};
 pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes};
+pub use grouped_gemm::{Groups, grouped_gemm_nt, grouped_wgrad_add, grouped_wgrad_into};
 pub use head_norm::{HeadNormLayout, HeadNormWeights, NormScope, head_norm, head_norm_backward};
 pub use kernels::{KernelSupport, kernel_support, kernels};
 pub use momentum::{Direction, Momentum, MomentumParameter, MomentumScalars, MomentumStep, momentum, momentum_amax};
+pub use move_columns::{ColumnRuns, move_columns, sum_columns};
 pub use negate_targets::negate_targets;
 pub use newton_schulz::newton_schulz;
 pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
+pub use permute::{Slots, combine, gather_to, slots, weight_gradient};
 pub use preference::{PreferenceLoss, PreferenceTargets, preference_loss, sequence_log_probs};
 pub use quantize::blocks::quantize_blocks;
 pub use quantize::{amax, measure, quantize, quantize_into, quantize_rounded_into, raise_amax, take_scale};
 pub use random::{normal, normal_from};
 pub use rmsnorm::{NormBackward, NormKind, NormWeights, norm_backward, norm_to, rmsnorm, rmsnorm_to};
 pub use rope::{Angles, RopeLayout, RopePairs, Rotation, rope, rope_table, rope_to};
+pub use router::{
+    ExpertGroups, GroupScore, RouterLosses, RouterScores, Routes, Routing, add_counts, balance_bias, route,
+    route_backward,
+};
 pub use sample::{Adjustment, Draw, Draws, sample};
 pub use scaled::{scaled, scaled_by, split, unscaled};
 pub use sum_parts::sum_parts;
 pub use swiglu::{
-    Activation, Gelu, activation, activation_backward, activation_backward_to, activation_compressing, activation_to,
+    Activation, Gelu, activation, activation_backward, activation_backward_to, activation_compressing, activation_dots,
+    activation_to,
 };
 pub use transpose::transpose;
 

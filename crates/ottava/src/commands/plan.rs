@@ -347,7 +347,23 @@ fn print(config: &RunConfig, plan: &Plan, files: &[PathBuf], formattings: &[Form
         out!("  attention: {} for {} x {}", attention.backend, attention.count, attention.what);
         attention.because.iter().for_each(|reason| out!("    because: {reason}"));
     }
-    out!("  embedding, norms, softmax and loss: high precision in every recipe");
+    if let Some(experts) = &plan.experts {
+        let shared = experts.shared.map_or(String::new(), |hidden| format!(", and a shared one of width {hidden}"));
+        out!(
+            "  experts: {} layers with {} of width {}{shared}; {} for each token, by {}",
+            experts.layers,
+            experts.experts,
+            experts.hidden,
+            experts.chosen,
+            experts.router
+        );
+        out!(
+            "    a micro-batch has {} rows for them in buffers of {}, so nothing is dropped",
+            experts.rows,
+            experts.capacity
+        );
+    }
+    out!("  embedding, norms, routers, softmax and loss: high precision in every recipe");
     out!("\nLinears\n");
     for l in &plan.linears {
         out!("  {} x {}  [{}, {}]", l.count, l.name, l.shape[0], l.shape[1]);

@@ -71,6 +71,7 @@ impl Decoder {
             recompute: self.recompute,
             saved_activations: self.saved_activations,
             paged: None,
+            loss_scale: None,
             deferred: None,
         };
         (&mut self.stages[stage], context)

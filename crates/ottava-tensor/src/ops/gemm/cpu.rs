@@ -28,7 +28,7 @@ pub(super) fn scratch(a: Operand, b: Operand) -> Result<usize> {
     Ok((m.next_multiple_of(MR) + n.next_multiple_of(NR)) * k * size)
 }
 
-pub(super) fn gemm(a: Operand, b: Operand, out: &mut Tensor, add: bool) -> Result<()> {
+pub(in crate::ops) fn gemm(a: Operand, b: Operand, out: &mut Tensor, add: bool) -> Result<()> {
     let ((m, k), (n, _)) = (a.size("gemm: a")?, b.size("gemm: b")?);
     let (x, y) = (a.matrix("gemm: a")?, b.matrix("gemm: b")?);
     if x.0.dtype() == DType::F64 {

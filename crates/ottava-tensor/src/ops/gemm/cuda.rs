@@ -6,7 +6,7 @@ use crate::{Capability, DType, Result, Tensor};
 use std::sync::Arc;
 
 kernel_source!("gemm");
-kernel_source!(SKINNY, "gemm", "gemm/skinny.cuh" needs [Wgmma, BulkCopies]; LINES, STEP, GROUP, SHARED_BYTES);
+kernel_source!(SKINNY, "gemm", "hopper.cuh", "gemm/skinny.cuh" needs [Wgmma, BulkCopies]; LINES, STEP, GROUP, SHARED_BYTES);
 
 pub(super) fn gemm(
     gpu: &Arc<CudaDevice>,

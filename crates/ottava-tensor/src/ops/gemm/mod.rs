@@ -1,6 +1,6 @@
 //! The matrix product `a · bᵀ` of plain or FP8 operands.
 
-mod cpu;
+pub(in crate::ops) mod cpu;
 mod cuda;
 mod few_rows;
 mod packed;
@@ -168,6 +168,13 @@ fn check(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Resu
     }
     let (x, y) = (a.matrix("gemm: a")?.0, b.matrix("gemm: b")?.0);
     y.expect_device("gemm: b", x.device())?;
+    check_types(a, b, out, accumulation)?;
+    Ok((m, n))
+}
+
+/// Checks types, granularities and shapes of scales, but not sizes.
+pub(super) fn check_types(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<()> {
+    let (x, y) = (a.matrix("gemm: a")?.0, b.matrix("gemm: b")?.0);
     let fits = match (x.dtype(), y.dtype()) {
         (DType::E5M2, DType::E5M2) => false,
         (x, y) if x.is_fp8() && y.is_fp8() => matches!(out, DType::F32 | DType::F16 | DType::BF16),
@@ -192,10 +199,11 @@ fn check(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Resu
             return Err(Error::Value(format!("gemm: {x} scales have no fast accumulation")));
         }
     }
-    for (what, operand, rows) in [("gemm: scale_inv of a", a, m), ("gemm: scale_inv of b", b, n)] {
+    for (what, operand) in [("gemm: scale_inv of a", a), ("gemm: scale_inv of b", b)] {
         if let Some((scale_inv, granularity)) = operand.scale_inv() {
+            let (rows, k) = operand.size(what)?;
             scale_inv.expect(what, &granularity.scales_shape(rows, k))?;
         }
     }
-    Ok((m, n))
+    Ok(())
 }

@@ -5,30 +5,6 @@
 // through a ring of STAGES slots in shared memory, in steps of 128 bytes along K. A block computes `most` tiles, or, where there are fewer tiles
 // than multiprocessors, one of `parts` parts of a tile's steps; then the part that is last adds all of them, in order.
 
-// A matrix in device memory that the copy engine reads (CUtensorMap).
-struct alignas(64) TensorMap { u64 words[16]; };
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nAGAIN:\n"
-        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-        "@!done bra AGAIN;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u64* barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
-}
-// Copies a box of STEP bytes of some rows; beyond the matrix it has zeros.
-__device__ __forceinline__ void copy_box(void* to, const TensorMap* from, int byte, int row, u64* barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-                     shared_address(to)), "l"(from), "r"(byte), "r"(row), "r"(shared_address(barrier)) : "memory");
-}
 // `copy_box` of what is read once and should leave the cache to others: activations, and the code of the kernels.
 __device__ __forceinline__ void copy_once(void* to, const TensorMap* from, int byte, int row, u64* barrier) {
     u64 policy;
@@ -36,13 +12,6 @@ __device__ __forceinline__ void copy_once(void* to, const TensorMap* from, int b
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
                      shared_address(to)), "l"(from), "r"(byte), "r"(row), "r"(shared_address(barrier)), "l"(policy) : "memory");
 }
-// Rows of 128 bytes, 16-byte pieces swizzled within groups of eight rows.
-__device__ __forceinline__ u64 descriptor(const void* p) {
-    return (u64)(shared_address(p) >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
-
-#define TEXT_(x) #x
-#define TEXT(x) TEXT_(x)
 
 // d (+)= a · b over 32 bytes of K; `adds` is 0 for the first of a sum.
 #if IN_BITS == 8

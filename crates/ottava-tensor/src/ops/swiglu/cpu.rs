@@ -69,6 +69,26 @@ pub(super) fn activation_backward(how: Activation, dy: &Tensor, x: &Tensor, dx: 
     });
 }
 
+pub(super) fn activation_dots(how: Activation, dy: &Tensor, x: &Tensor, dots: &mut Tensor) {
+    let hidden = dy.shape()[1].max(1);
+    with_float!(x.dtype(), S => {
+        type R = <S as Float>::Real;
+        let rows = x.host::<S>().par_chunks(how.inputs() * hidden).zip(dy.host::<S>().par_chunks(hidden));
+        dots.host_mut::<R>().par_iter_mut().zip(rows).for_each(|(dot, (x, dy))| {
+            let (gate, up) = x.split_at(hidden);
+            let term = |i: usize| {
+                let gate = gate[i].load();
+                let value = match how {
+                    Activation::SwiGlu => gate * sigmoid(gate),
+                    Activation::GeGlu(gelu) | Activation::Gelu(gelu) => gelu_and_slope::<R>(gelu, gate).0,
+                };
+                dy[i].load() * up.get(i).map_or(value, |up| value * up.load())
+            };
+            *dot = (0..hidden).map(term).sum();
+        });
+    });
+}
+
 #[inline(always)]
 fn sigmoid<R: Real>(x: R) -> R {
     R::of(1.0) / (R::of(1.0) + (-x).exp())

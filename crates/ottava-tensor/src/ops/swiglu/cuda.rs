@@ -108,6 +108,23 @@ pub(super) fn activation_backward(
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }
 
+pub(super) fn activation_dots(
+    gpu: &CudaDevice,
+    how: Activation,
+    dy: &Tensor,
+    x: &SavedActivation,
+    dots: &mut Tensor,
+) -> Result<()> {
+    let [tokens, hidden] = dy.dims("activation_dots: dy")?;
+    let entry = x.entry("swiglu_dots", "swiglu_dots_compressed");
+    let kernel = Kernel { source: SOURCES[place(how)], defines: launch::storage(x.dtype())?, entry };
+    let mut args = vec![Arg::Ptr(dots.device_ptr_mut()), Arg::Ptr(dy.device_ptr())];
+    args.extend(x.device_ptrs());
+    args.push(Arg::I32(hidden as i32));
+    // SAFETY: `x` has rows of `how.inputs()` times the width of those of `dy`, and both as many as `dots`: one block for each.
+    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
+}
+
 pub(super) fn activation_backward_amax(
     gpu: &CudaDevice,
     how: Activation,

@@ -8,7 +8,7 @@ mod tests;
 
 use super::compress::{self, CompressedTensor, SavedActivation, compress};
 use super::destination::{Fp8Output, Output, Produced};
-use super::{expect_compute, quantize};
+use super::{expect_compute, quantize, real_type};
 use crate::{Device, Error, QuantizedTensor, Result, Tensor};
 
 pub(crate) use cuda::{FP8_SOURCES, SOURCES};
@@ -167,4 +167,22 @@ pub fn activation_backward_to(
         None => None,
     };
     Ok((produced, activated))
+}
+
+/// `dots[t] = Σ_f dy[t, f] · activation(x)[t, f]`, `[T]` in F32 (F64 for F64), for `x` as in [`activation`] and `dy` `[T, F]`: the gradient by a
+/// factor of the activations of a row.
+pub fn activation_dots(how: Activation, dy: &Tensor, x: impl Into<SavedActivation>) -> Result<Tensor> {
+    let x = &x.into();
+    let [tokens, hidden] = how.shape(x.dims("activation_dots: x")?)?;
+    dy.expect("activation_dots: dy", &[tokens, hidden])?;
+    expect_compute("activation_dots: dy", dy)?;
+    dy.expect_dtype("activation_dots: dy", &[x.dtype()])?;
+    dy.expect_device("activation_dots: dy", x.device())?;
+    let mut dots = Tensor::empty(x.device(), &[tokens], real_type(x.dtype()))?;
+    match x.device() {
+        Device::Cpu => cpu::activation_dots(how, dy, &x.value()?, &mut dots),
+        Device::DryCpu(_) => drop(x.value()?),
+        Device::Cuda(gpu) => cuda::activation_dots(gpu, how, dy, x, &mut dots)?,
+    }
+    Ok(dots)
 }

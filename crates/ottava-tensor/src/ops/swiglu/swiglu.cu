@@ -105,6 +105,31 @@ extern "C" __global__ void __launch_bounds__(256)
     backward_row(dx, dy, Compressed<X>{codes, scale_inv, HALVES * F}, F);
 }
 
+// Sums of products with the activations of a row, one block each.
+template <class Saved> __device__ __forceinline__ void dots_row(float* dots, const X* dy, const Saved& x, int F) {
+    const u64 row = blockIdx.x;
+    dy += row * F;
+    const int eights = x.wide(F) && aligned(dy) ? F / 8 : 0;
+    float sum = 0.0f;
+    for (int g = threadIdx.x; g < eights; g += blockDim.x) {
+        const typename Saved::Raw raw = x.fetch(row, 8 * g), raw_up = x.fetch(row, GATED * F + 8 * g);
+        const Eight<X> d = load8(dy + 8 * g), gate = x.values(raw), up = x.values(raw_up);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += load(d.at[i]) * forward(load(gate.at[i]), up_of(up.at[i]));
+    }
+    for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x)
+        sum += load(dy[c]) * forward(load(x.value(row, c)), GATED ? load(x.value(row, F + c)) : 1.0f);
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) dots[row] = sum;
+}
+extern "C" __global__ void __launch_bounds__(256) swiglu_dots(float* dots, const X* dy, const X* x, int F) {
+    dots_row(dots, dy, Exact<X>{x, HALVES * F}, F);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    swiglu_dots_compressed(float* dots, const X* dy, const e4m3* codes, const unsigned char* scale_inv, int F) {
+    dots_row(dots, dy, Compressed<X>{codes, scale_inv, HALVES * F}, F);
+}
+
 // Amaxes only. Each block processes every gridDim-th row.
 extern "C" __global__ void __launch_bounds__(256) swiglu_amax(float* amax, const X* __restrict__ x, int rows, int F) {
     const int eights = F % 8 == 0 && aligned(x) ? F / 8 : 0;

@@ -1,7 +1,7 @@
 use super::Activation::{self, GeGlu, Gelu, SwiGlu};
-use super::{activation, activation_backward, activation_backward_to, activation_to};
+use super::{activation, activation_backward, activation_backward_to, activation_dots, activation_to};
 use crate::ops::destination::tests::{all, destinations, hostile};
-use crate::ops::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output};
+use crate::ops::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, SavedActivation, compress};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device, Granularity, Tensor};
 
@@ -156,4 +156,26 @@ fn activated_with_an_amax_output_is_an_error() {
     let activated = Fp8Output { format, scale, copies, statistics: &mut seen, slot: 0 };
     let error = activation_backward_to(SwiGlu, &dy, &x, Output::Amax { amax: &mut amax }, Some(activated)).unwrap_err();
     assert!(error.to_string().contains("amax alone"), "{error}");
+}
+
+#[test]
+fn dots_are_products_with_the_activations() {
+    for how in GELUS.into_iter().chain([SwiGlu]) {
+        let (x, dy) = (normals("x", &[3, how.inputs() * 7], DType::F64), normals("dy", &[3, 7], DType::F64));
+        let (y, dy_values) = (values(&activation(how, &x).unwrap()), values(&dy));
+        let expected = y.chunks(7).zip(dy_values.chunks(7)).map(|(y, dy)| y.iter().zip(dy).map(|(y, dy)| y * dy).sum());
+        let dots = values(&activation_dots(how, &dy, &x).unwrap());
+        assert!(dots.iter().zip(expected).all(|(a, b): (&f64, f64)| (a - b).abs() < 1e-12), "{how:?}");
+        for (t, f) in [(1, 1), (5, 301), (130, 256)] {
+            for dtype in [DType::F32, DType::BF16] {
+                let inputs = [normals("x", &[t, how.inputs() * f], dtype), normals("dy", &[t, f], dtype)];
+                // Exponentials differ in the last bits (2^-17 for 16-bit types), and sums are in another order.
+                let steps = if dtype == DType::F32 { 64.0 } else { 1.0 / 64.0 };
+                parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
+                    let compressed = SavedActivation::Compressed(compress(&x[0])?);
+                    Ok(vec![activation_dots(how, &x[1], &x[0])?, activation_dots(how, &x[1], compressed)?])
+                });
+            }
+        }
+    }
 }

@@ -1,0 +1,28 @@
+//! The table `[router]`.
+
+use crate::layers::RouterLossFactors;
+use serde::{Deserialize, Serialize};
+
+/// The `[router]` table: losses of the routers of mixtures of experts, in each layer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RouterConfig {
+    /// Factor of the loss that is smallest if all experts get as many tokens; 0 for none.
+    pub balance_loss: f64,
+    /// Factor of the mean square of the log-sum-exp of a router's logits, which keeps them small; 0 for none.
+    pub z_loss: f64,
+}
+
+impl RouterConfig {
+    /// The losses of routers.
+    pub(super) fn losses(&self) -> RouterLossFactors {
+        RouterLossFactors { balance: self.balance_loss, z: self.z_loss }
+    }
+
+    /// Problems of the values, a sentence each.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let values = [("router.balance_loss", self.balance_loss), ("router.z_loss", self.z_loss)];
+        let wrong = values.into_iter().filter(|(_, value)| !(value.is_finite() && *value >= 0.0));
+        wrong.map(|(key, value)| format!("`{key}` is {value}; it is a number from 0 up")).collect()
+    }
+}

@@ -1,0 +1,187 @@
+//! The experts of a mixture: MLPs, each of the rows of its tokens.
+
+use super::linear::{GroupedLinear, GroupedLinearConfig};
+use super::router::Routed;
+use crate::context::Context;
+use crate::error::Result;
+use crate::layers::cast::{CastInput, SavedOperand};
+use crate::operand::{View, Views};
+use crate::param::{Builder, Param};
+use crate::recipe::ExpertCounts;
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{
+    Activation, Output, SavedActivation, activation, activation_backward_to, activation_compressing, activation_dots,
+    activation_to, combine, gather_to, weight_gradient,
+};
+
+/// `y = addend + Σ_k weights[k] · down[e_k](activation(gate_up[e_k](x)))` over the choices `e_k` of a token.
+pub struct Experts {
+    activation: Activation,
+    gate_up: GroupedLinear, /* [E · 2F, C], or [E · F, C] without a gate */
+    down: GroupedLinear,    /* [E · C, F] */
+}
+
+/// Sizes and names of experts.
+pub struct ExpertsLayout<'a> {
+    /// Their numbers.
+    pub counts: ExpertCounts,
+    /// Width `C` of the residual stream.
+    pub channels: usize,
+    /// Width `F` of the activation of an expert.
+    pub hidden: usize,
+    /// The activation between their linears.
+    pub activation: Activation,
+    /// The prefix of the names of an expert's tensors.
+    pub prefix: &'a dyn Fn(usize) -> String,
+    /// The linears before the activation.
+    pub gate_up: &'a [&'static str],
+    /// The linear after it.
+    pub down: &'a str,
+    /// The names of both stacks in the scaling state.
+    pub stacks: [String; 2],
+    /// Standard deviation of initial weights.
+    pub std: f32,
+}
+
+/// Saved by [`Experts`].
+pub struct ExpertsSaved {
+    /// The gathered rows `[P, C]`.
+    input: SavedOperand,
+    hidden: SavedActivation, /* [P, 2F], or [P, F] without a gate */
+    activated: SavedOperand,
+}
+
+impl Experts {
+    /// Experts with weights from the builder.
+    pub fn new(build: &mut Builder, layout: ExpertsLayout) -> Result<Experts> {
+        let ExpertsLayout { counts, channels, hidden, activation, prefix, gate_up, down, stacks, std } = layout;
+        let of_each = |names: &[&str], rows: usize| -> Vec<(String, usize)> {
+            let of =
+                |e: usize| names.iter().map(move |name| (format!("{}.{name}", prefix(e)), rows)).collect::<Vec<_>>();
+            (0..counts.count).flat_map(of).collect()
+        };
+        let rows = hidden * activation.inputs() / gate_up.len();
+        let parts = of_each(gate_up, rows);
+        let config = GroupedLinearConfig { name: &stacks[0], experts: counts, parts, inputs: channels, std };
+        let gate_up = GroupedLinear::new(build, config)?;
+        let parts = of_each(&[down], channels);
+        let config = GroupedLinearConfig { name: &stacks[1], experts: counts, parts, inputs: hidden, std };
+        Ok(Experts { activation, gate_up, down: GroupedLinear::new(build, config)? })
+    }
+
+    /// `y` `[T, C]`, plus `addend` if given, and what backward needs.
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        routed: &Routed,
+        addend: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<(Tensor, ExpertsSaved)> {
+        let (activated, saved) = self.activated(x, routed, context)?;
+        let z = self.down.fprop(&activated, &routed.slots.groups, context)?;
+        drop(activated);
+        Ok((combine(&z, &routed.slots, Some(routed.weights()), addend)?, saved))
+    }
+
+    /// What [`Experts::forward`] saves, without computing its output.
+    pub fn save(&self, x: &Tensor, routed: &Routed, context: &mut Context) -> Result<ExpertsSaved> {
+        Ok(self.activated(x, routed, context)?.1)
+    }
+
+    /// The operand of the second product, and what backward needs.
+    fn activated(&self, x: &Tensor, routed: &Routed, context: &mut Context) -> Result<(View, ExpertsSaved)> {
+        let slots = &routed.slots;
+        let copies = self.gate_up.input_copies(context.operand_copies());
+        let (CastInput { rows, saved: input }, ()) =
+            self.gate_up
+                .input()
+                .produce_input(copies, &mut context.casts, |output| Ok((gather_to(x, slots, None, output)?, ())))?;
+        let hidden = self.gate_up.fprop(&rows, &slots.groups, context)?;
+        drop(rows);
+        let operand = self.down.input();
+        // The backward kernel of the activation writes the transposed codes, so forward does not.
+        let copies = self.down.input_copies(context.copies_without_transpose(&operand));
+        let compresses = context.compresses();
+        let (CastInput { rows, saved: activated }, compressed) =
+            operand.produce_input(copies, &mut context.casts, |output| {
+                if compresses && !matches!(output, Output::Amax { .. }) {
+                    let (activated, hidden) = activation_compressing(self.activation, &hidden, output)?;
+                    return Ok((activated, Some(hidden)));
+                }
+                Ok((activation_to(self.activation, &hidden, output)?, None))
+            })?;
+        let hidden = compressed.map_or_else(|| SavedActivation::Exact(hidden), SavedActivation::Compressed);
+        Ok((rows, ExpertsSaved { input, hidden, activated }))
+    }
+
+    /// The gradients by the gathered rows, `[P, C]`, and by the weights of the choices, `[T, K]`; adds to the gradients of the parameters.
+    pub fn backward(
+        &mut self,
+        dy: &Tensor,
+        x: &Tensor,
+        routed: &Routed,
+        saved: ExpertsSaved,
+        context: &mut Context,
+    ) -> Result<(Tensor, Tensor)> {
+        let ExpertsSaved { input, hidden, activated } = saved;
+        let (how, slots, groups) = (self.activation, &routed.slots, &routed.slots.groups);
+        // The weights of the choices come in here, so the gradient by the activations has them as a factor.
+        let Views { rows, columns: dz } = self
+            .down
+            .gradient()
+            .produce_gradient(&mut context.casts, |output| gather_to(dy, slots, Some(routed.weights()), output))?;
+        let dactivated = self.down.dgrad(&rows, groups, context)?;
+        drop(rows);
+        let dots = activation_dots(how, &dactivated, &hidden)?;
+        let dweights = weight_gradient(&dots, slots, routed.weights())?;
+        let operand = self.down.input();
+        let (gate_up, trained) = (&self.gate_up, self.down.weight().is_trained());
+        let (dhidden, activated) = match (activated.into_columns(), operand.fused(&context.casts)) {
+            // The backward kernel of the activation reads `hidden`, and also writes the activation's transposed codes. It always measures.
+            (Err(frozen), Some(slot)) if trained && context.mode().measures() => {
+                let casts = &mut context.casts;
+                let (dhidden, codes) =
+                    gate_up.produce_gradient_and_recast(slot, &frozen, casts, |output, activated| {
+                        Ok(activation_backward_to(how, &dactivated, &hidden, output, activated)?)
+                    })?;
+                (dhidden, Ok(codes))
+            }
+            (activated, _) => {
+                let casts = &mut context.casts;
+                let dhidden = gate_up.gradient().produce_gradient(casts, |output| {
+                    Ok(activation_backward_to(how, &dactivated, &hidden, output, None)?.0)
+                })?;
+                (dhidden, activated)
+            }
+        };
+        drop(dactivated);
+        let recast = |context: &mut Context| {
+            activated.or_else(|frozen| {
+                operand.recast_columns(activation(how, &hidden.value()?)?, &frozen, &mut context.casts)
+            })
+        };
+        self.down.wgrad(&dz, recast, groups, context)?;
+        drop((dz, hidden));
+        let Views { rows, columns: dhidden } = dhidden;
+        let dgathered = self.gate_up.dgrad(&rows, groups, context)?;
+        drop(rows);
+        let operand = self.gate_up.input();
+        let gather = |context: &mut Context| {
+            input.into_columns().or_else(|frozen| {
+                operand.reproduce_columns(&frozen, &mut context.casts, |output| Ok(gather_to(x, slots, None, output)?))
+            })
+        };
+        self.gate_up.wgrad(&dhidden, gather, groups, context)?;
+        Ok((dgathered, dweights))
+    }
+
+    /// Its parameters.
+    pub fn parameters(&self) -> [&Param; 2] {
+        [self.gate_up.weight(), self.down.weight()]
+    }
+
+    /// Its parameters, mutably.
+    pub fn parameters_mut(&mut self) -> [&mut Param; 2] {
+        [self.gate_up.weight_mut(), self.down.weight_mut()]
+    }
+}

@@ -1,0 +1,225 @@
+//! A mixture of experts: MLPs of which a router chooses some for each token, beside MLPs that all tokens share.
+//!
+//! Rows of tokens are permuted so that those of an expert are neighbours, and all experts are computed by one grouped product. Nothing is
+//! dropped: buffers have room for any choices.
+
+mod experts;
+mod linear;
+mod router;
+
+use super::cast::{CastInput, OperandCast, SavedOperand};
+use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
+use super::{Mlp, MlpConfig, Names};
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::operand::{ResidualGradient, View};
+use crate::param::{Builder, Param};
+use crate::recipe::ExpertCounts;
+use experts::{Experts, ExpertsLayout, ExpertsSaved};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{Activation, RouterScores, Routing, SavedActivation, combine};
+pub use router::RouterLossFactors;
+use router::{Routed, Router};
+
+/// The experts of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsConfig {
+    /// Experts `E` that routers choose from.
+    pub count: usize,
+    /// Width `F` of the activation of an expert.
+    pub hidden: usize,
+    /// How routers choose.
+    pub routing: Routing,
+    /// The MLP that all tokens share, if there is one.
+    pub shared: Option<SharedExpert>,
+    /// Losses of the routers, in training.
+    pub losses: RouterLossFactors,
+}
+
+/// An MLP that all tokens share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharedExpert {
+    /// Its name in the mixture.
+    pub name: &'static str,
+    /// Width of its activation.
+    pub hidden: usize,
+    /// The name of the vector whose product with a token, through a sigmoid, multiplies the output; `None` for a factor of 1.
+    pub gate: Option<&'static str>,
+}
+
+/// Sizes and names of a mixture.
+pub struct MixtureConfig<'a> {
+    /// Width `C` of the residual stream.
+    pub channels: usize,
+    /// The experts.
+    pub experts: &'a ExpertsConfig,
+    /// The activation of all MLPs.
+    pub activation: Activation,
+    /// Names of tensors.
+    pub names: &'static Names,
+    /// Standard deviation of initial weights.
+    pub std: f32,
+}
+
+/// `y = Σ_k w_k · expert[e_k](x) + shared(x)`.
+pub struct MixtureOfExperts {
+    /// The routed experts, and shared ones with a factor by token, which are a mixture of one.
+    mixtures: Vec<Mixture>,
+    shared: Option<Mlp>,
+}
+
+/// A router and its experts.
+struct Mixture {
+    router: Router,
+    experts: Experts,
+}
+
+/// Saved by [`MixtureOfExperts`].
+struct MixturesSaved {
+    mixtures: Vec<(Routed, ExpertsSaved)>,
+    shared: Option<(SavedOperand, SublayerSaved)>,
+}
+
+impl MixtureOfExperts {
+    /// The mixture called `name`.
+    ///
+    /// Errors if the routing does not fit the experts, or ranks divide tensors.
+    pub fn new(build: &mut Builder, name: &str, config: MixtureConfig) -> Result<MixtureOfExperts> {
+        let MixtureConfig { channels, experts, activation, names, std } = config;
+        let ExpertsConfig { count, hidden, routing, shared, losses } = experts;
+        if build.place().is_divided() {
+            return Err(Error::Config(
+                "`parallel.tensor` does not divide mixtures of experts; use `parallel.data` with a ZeRO stage, `parallel.context` or \
+                 `parallel.pipeline`"
+                    .into(),
+            ));
+        }
+        if let Some(problem) = routing.problem(*count) {
+            return Err(Error::Model(format!("{name}: {problem}")));
+        }
+        let stacks = |prefix: String| [names.gate_up_stack, names.down].map(|stack| format!("{prefix}.{stack}"));
+        let layout = |count, chosen, hidden, prefix, stacks| ExpertsLayout {
+            counts: ExpertCounts { count, chosen },
+            channels,
+            hidden,
+            activation,
+            prefix,
+            gate_up: names.gate_up,
+            down: names.down,
+            stacks,
+            std,
+        };
+        let router = Router::new(build, &format!("{name}.gate"), [*count, channels], *routing, *losses, std)?;
+        let prefix = |e: usize| format!("{name}.experts.{e}");
+        let of_routed = layout(*count, routing.chosen, *hidden, &prefix, stacks(format!("{name}.experts")));
+        let mut mixtures = vec![Mixture { router, experts: Experts::new(build, of_routed)? }];
+        let mut plain = None;
+        if let Some(SharedExpert { name: of_shared, hidden, gate }) = *shared {
+            let of_shared = format!("{name}.{of_shared}");
+            match gate {
+                None => {
+                    let config = MlpConfig { channels, hidden, activation, bias: false, names, std };
+                    plain = Some(Mlp::new(build, &of_shared, config, None)?);
+                }
+                Some(gate) => {
+                    let sigmoid =
+                        Routing { chosen: 1, scores: RouterScores::Sigmoid, normalise: None, scale: 1.0, groups: None };
+                    let (gate, no_losses) = (format!("{name}.{gate}"), RouterLossFactors::default());
+                    let router = Router::new(build, &gate, [1, channels], sigmoid, no_losses, std)?;
+                    let prefix = |_| of_shared.clone();
+                    let one = layout(1, 1, hidden, &prefix, stacks(of_shared.clone()));
+                    mixtures.push(Mixture { router, experts: Experts::new(build, one)? });
+                }
+            }
+        }
+        Ok(MixtureOfExperts { mixtures, shared: plain })
+    }
+
+    /// Casts the operand for the shared MLP.
+    fn cast_for(shared: &Mlp, x: &Tensor, context: &mut Context) -> Result<CastInput> {
+        let copies = context.operand_copies();
+        shared.input().cast_input(x.clone(), copies, &mut context.casts)
+    }
+}
+
+impl Sublayer for MixtureOfExperts {
+    /// Routers and experts read the value: experts cast the rows that they gather.
+    fn input(&self) -> OperandCast {
+        OperandCast::NONE
+    }
+
+    fn gradient(&self) -> OperandCast {
+        OperandCast::NONE
+    }
+
+    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
+        let x = x.value();
+        let (mut sum, mut saved) = (residual.cloned(), MixturesSaved { mixtures: Vec::new(), shared: None });
+        for Mixture { router, experts } in &self.mixtures {
+            let routed = router.forward(x, context)?;
+            let (y, of_experts) = experts.forward(x, &routed, sum.as_ref(), context)?;
+            sum = Some(y);
+            saved.mixtures.push((routed, of_experts));
+        }
+        if let Some(shared) = &self.shared {
+            let CastInput { rows, saved: operand } = MixtureOfExperts::cast_for(shared, x, context)?;
+            let (y, of_shared) = shared.forward(rows, sum.as_ref(), context)?;
+            sum = Some(y);
+            saved.shared = Some((operand, of_shared));
+        }
+        Ok((sum.expect("a mixture has experts"), SublayerSaved::new(saved)))
+    }
+
+    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
+        let (x, mut saved) = (x.value(), MixturesSaved { mixtures: Vec::new(), shared: None });
+        for Mixture { router, experts } in &self.mixtures {
+            let routed = router.forward(x, context)?;
+            let of_experts = experts.save(x, &routed, context)?;
+            saved.mixtures.push((routed, of_experts));
+        }
+        if let Some(shared) = &self.shared {
+            let CastInput { rows, saved: operand } = MixtureOfExperts::cast_for(shared, x, context)?;
+            saved.shared = Some((operand, shared.save(rows, context)?));
+        }
+        Ok(SublayerSaved::new(saved))
+    }
+
+    fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: SublayerSaved,
+        x: BranchOperand,
+        other: Option<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let MixturesSaved { mixtures, shared } = saved.into();
+        let x = x.columns(context)?;
+        let (x, mut dx) = (x.value(), other);
+        if let (Some(mlp), Some((operand, saved))) = (&mut self.shared, shared) {
+            let operand = BranchOperand::new(None, Some(SavedActivation::Exact(x.clone())), mlp.input(), operand);
+            dx = Some(mlp.backward(dy.value.clone().into(), saved, operand, dx, context)?);
+        }
+        for (Mixture { router, experts }, (routed, saved)) in self.mixtures.iter_mut().zip(mixtures).rev() {
+            let (dgathered, dweights) = experts.backward(&dy.value, x, &routed, saved, context)?;
+            let through_router = router.backward(&dweights, &routed, x, dx.as_ref(), context)?;
+            dx = Some(combine(&dgathered, &routed.slots, None, Some(&through_router))?);
+        }
+        Ok(dx.expect("a mixture has experts"))
+    }
+
+    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        for Mixture { router, experts } in &self.mixtures {
+            visit(router.weight());
+            experts.parameters().into_iter().for_each(&mut *visit);
+        }
+        self.shared.iter().for_each(|shared| shared.parameters(visit));
+    }
+
+    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        for Mixture { router, experts } in &mut self.mixtures {
+            visit(router.weight_mut());
+            experts.parameters_mut().into_iter().for_each(&mut *visit);
+        }
+        self.shared.iter_mut().for_each(|shared| shared.parameters_mut(visit));
+    }
+}

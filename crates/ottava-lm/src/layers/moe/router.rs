@@ -1,0 +1,120 @@
+//! The router of a mixture: logits of experts, in the precision of sums, and what follows from them.
+
+use crate::context::Context;
+use crate::error::Result;
+use crate::operand::View;
+use crate::param::{Builder, FolderTensor, Init, Param, Split};
+use crate::recipe::ExpertCounts;
+use crate::scaling::RouterSite;
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{
+    Accumulation, Operand, RouterLosses, Routes, Routing, Slots, cast, gemm_nt, gemm_nt_plus, real_type, route,
+    route_backward, slots,
+};
+
+/// Factors of losses that routers add to that of the model, as [`RouterLosses`](ottava_tensor::ops::RouterLosses) says.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RouterLossFactors {
+    /// Of the loss of balance, in each layer.
+    pub balance: f64,
+    /// Of the mean square of the logarithm of the sum of the exponentials of logits, in each layer.
+    pub z: f64,
+}
+
+/// `logits = x · Wᵀ`, in F32 and never cast to FP8, and the choices of experts.
+pub struct Router {
+    weight: Param, /* [E, C] */
+    experts: usize,
+    routing: Routing,
+    losses: RouterLossFactors,
+    /// Its number among the routers of the model; `None` if it has nothing to choose.
+    number: Option<usize>,
+}
+
+/// The choices for a micro-batch.
+pub struct Routed {
+    logits: Tensor, /* [T, E] */
+    routes: Routes,
+    /// Where the rows of each expert are.
+    pub slots: Slots,
+}
+
+impl Routed {
+    /// `[T, K]`: the weights of the choices.
+    pub fn weights(&self) -> &Tensor {
+        &self.routes.weights
+    }
+}
+
+impl Router {
+    /// The router called `name` of `experts`.
+    pub fn new(
+        build: &mut Builder,
+        name: &str,
+        [experts, channels]: [usize; 2],
+        routing: Routing,
+        losses: RouterLossFactors,
+        std: f32,
+    ) -> Result<Router> {
+        let tensor = FolderTensor::new(format!("{name}.weight"), vec![experts, channels]);
+        let shard = build.shard(tensor, Split::None)?;
+        let weight = Param::new(build, vec![shard], Init::Normal(std))?;
+        build.description.fixed.push(name.to_string());
+        let counts = ExpertCounts { count: experts, chosen: routing.chosen };
+        let site = || RouterSite { name: name.to_string(), experts: counts, real: real_type(build.recipe.compute) };
+        let number = (experts > 1).then(site).map(|site| build.slots.add_router(site));
+        Ok(Router { weight, experts, routing, losses, number })
+    }
+
+    /// Routes the tokens of `x` `[T, C]`.
+    pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<Routed> {
+        let weight = self.weight.read(context.loan)?;
+        let (x, w) = (Operand::plain(x), Operand::plain(&weight));
+        let logits = gemm_nt(x, w, real_type(weight.dtype()), Accumulation::Exact)?;
+        let routes = route(&logits, None, self.routing)?;
+        let slots = slots(&routes.ids, self.experts)?;
+        if let Some(number) = self.number {
+            context.casts.record_routes(number, &routes, &slots.groups)?;
+        }
+        Ok(Routed { logits, routes, slots })
+    }
+
+    /// The gradient by `x` from that by the weights of the choices, plus `other` if given; adds to the gradient of the weight.
+    pub fn backward(
+        &mut self,
+        dweights: &Tensor,
+        routed: &Routed,
+        x: &Tensor,
+        other: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let Routed { logits, routes, slots } = routed;
+        let RouterLossFactors { balance, z } = self.losses;
+        let counts = &slots.groups.counts;
+        let losses = context.loss_scale.filter(|_| self.number.is_some() && (balance != 0.0 || z != 0.0));
+        let losses = losses.map(|scale| RouterLosses { balance, counts, z, scale });
+        let dlogits = route_backward(logits, routes, dweights, self.routing, losses)?;
+        let weight = self.weight.read(context.loan)?;
+        let dlogits = cast(&dlogits, weight.dtype())?;
+        let (dy, w) = (Operand::plain(&dlogits), Operand::plain_transposed(&weight));
+        let dx = match other {
+            Some(other) => gemm_nt_plus(dy, w, other, Accumulation::Exact)?,
+            None => gemm_nt(dy, w, x.dtype(), Accumulation::Exact)?,
+        };
+        if self.weight.is_trained() {
+            let (dy, x) = (View::Value(dlogits), View::Value(x.clone()));
+            context.add_wgrad(&mut self.weight, &dy, &x, None, Accumulation::Exact)?;
+        }
+        Ok(dx)
+    }
+
+    /// Its parameter.
+    pub fn weight(&self) -> &Param {
+        &self.weight
+    }
+
+    /// Its parameter, mutably.
+    pub fn weight_mut(&mut self) -> &mut Param {
+        &mut self.weight
+    }
+}

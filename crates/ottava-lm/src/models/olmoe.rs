@@ -1,0 +1,34 @@
+//! OLMoE: mixtures of experts, and norms of all queries and all keys of a token. Muennighoff et al. 2024, arXiv:2409.02060.
+
+use super::family::{Family, common, ignore_router_logits, softmax_routing};
+use super::{ConfigFile, DecoderConfig};
+use crate::error::Result;
+use crate::layers::{ExpertsConfig, RouterLossFactors};
+use ottava_tensor::ops::NormScope;
+
+pub(super) const FAMILY: Family =
+    Family { architecture: "OlmoeForCausalLM", model_type: "olmoe", reward_model: None, read };
+
+fn read(file: &ConfigFile) -> Result<DecoderConfig> {
+    if file.has("clip_qkv") {
+        return Err(file.error("`clip_qkv` is set; clipping of queries, keys and values is not implemented"));
+    }
+    let sizes = common(file)?;
+    let bias = file.optional("attention_bias", false)?;
+    let experts = ExpertsConfig {
+        count: file.required("num_experts")?,
+        hidden: sizes.hidden,
+        routing: softmax_routing(file, file.optional("norm_topk_prob", false)?)?,
+        shared: None,
+        losses: RouterLossFactors::default(),
+    };
+    let sizes = DecoderConfig {
+        qkv_bias: bias,
+        output_bias: bias,
+        norm_eps: file.optional("rms_norm_eps", 1e-5)?,
+        qk_norm: Some(NormScope::Projection),
+        experts: Some(experts),
+        ..sizes
+    };
+    ignore_router_logits(file, sizes)
+}

@@ -1,0 +1,45 @@
+//! Ops between the tokens and the experts of a mixture: routing, gathers and combines.
+
+use super::table::{CastTensors, Table, bf16, own};
+use crate::ops::*;
+use crate::{DType, Granularity, Result, Tensor};
+
+/// Experts, and those that a token is sent to.
+const EXPERTS: usize = 64;
+const CHOSEN: usize = 8;
+
+/// Ops on activations `[T, C]` of `t` tokens.
+pub(super) fn rows(table: &mut Table, t: usize, c: usize) -> Result<()> {
+    let device = table.device;
+    let CastTensors { seen, .. } = &mut CastTensors::new(device)?;
+    let routing =
+        Routing { chosen: CHOSEN, scores: RouterScores::Softmax, normalise: Some(0.0), scale: 1.0, groups: None };
+    let logits = table.random(&[t, EXPERTS], DType::F32)?;
+    let (of_logits, of_choices) = (4 * t * EXPERTS, 4 * t * CHOSEN);
+    table.row("route", of_logits + 2 * of_choices, &mut || route(&logits, None, routing).map(drop))?;
+    let routes = route(&logits, None, routing)?;
+    let dweights = table.random(&[t, CHOSEN], DType::F32)?;
+    table.row("route_backward", 2 * of_logits + 2 * of_choices, &mut || {
+        route_backward(&logits, &routes, &dweights, routing, None).map(drop)
+    })?;
+    table.row("slots of experts", 3 * of_choices, &mut || slots(&routes.ids, EXPERTS).map(drop))?;
+    let slots = slots(&routes.ids, EXPERTS)?;
+    let (x, rows) = (table.random(&[t, c], DType::BF16)?, slots.pair_of.len());
+    table.row("gather of experts", bf16(t * c + rows * c), &mut || {
+        gather_to(&x, &slots, None, Output::Plain).map(drop)
+    })?;
+    for (name, granularity) in [
+        ("gather of experts, FP8 by rows", Granularity::PerRow),
+        ("gather of experts, FP8 by 1x128", Granularity::Blocks1x128),
+    ] {
+        table.row(name, bf16(t * c) + 2 * rows * c, &mut || {
+            gather_to(&x, &slots, None, own(granularity, seen)).map(drop)
+        })?;
+    }
+    let z: Tensor = table.random(&[rows, c], DType::BF16)?;
+    table.row("combine of experts", bf16(t * CHOSEN * c + 2 * t * c), &mut || {
+        combine(&z, &slots, Some(&routes.weights), Some(&x)).map(drop)
+    })?;
+    let (dy, hidden) = (table.random(&[t, c], DType::BF16)?, table.random(&[t, 2 * c], DType::BF16)?);
+    table.row("activation_dots", bf16(3 * t * c), &mut || activation_dots(Activation::SwiGlu, &dy, &hidden).map(drop))
+}

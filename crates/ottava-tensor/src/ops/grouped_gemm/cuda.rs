@@ -1,0 +1,131 @@
+//! The kernels for all types and GPUs, and the choice of the kernels for tensor cores where these fit.
+
+use super::wgmma::Product;
+use super::{Groups, Sizes, Stack};
+use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::ops::gemm::Operand;
+use crate::ops::launch::{BLOCK, Defines, kernel_source};
+use crate::{DType, Error, Granularity, Result, Tensor};
+
+kernel_source!("grouped_gemm");
+
+/// Types of the operands and of the result.
+pub(crate) const VARIANTS: &[Defines] = &[
+    &[("A", "f32"), ("B", "f32"), ("X", "f32")],
+    &[("A", "f16"), ("B", "f16"), ("X", "f16")],
+    &[("A", "f16"), ("B", "f16"), ("X", "f32")],
+    &[("A", "bf16"), ("B", "bf16"), ("X", "bf16")],
+    &[("A", "bf16"), ("B", "bf16"), ("X", "f32")],
+    &[("A", "e4m3"), ("B", "e4m3"), ("X", "bf16")],
+    &[("A", "e4m3"), ("B", "e4m3"), ("X", "f16")],
+    &[("A", "e4m3"), ("B", "e4m3"), ("X", "f32")],
+    &[("A", "e5m2"), ("B", "e4m3"), ("X", "bf16")],
+    &[("A", "e5m2"), ("B", "e4m3"), ("X", "f16")],
+    &[("A", "e5m2"), ("B", "e4m3"), ("X", "f32")],
+];
+
+/// Rows and columns of a tile.
+const SIDE: usize = 64;
+
+pub(super) fn grouped_gemm(
+    gpu: &CudaDevice,
+    a: Operand,
+    b: Operand,
+    groups: &Groups,
+    sizes: Sizes,
+    y: &mut Tensor,
+) -> Result<()> {
+    let Sizes { stack, p, n, k } = sizes;
+    if !p.is_multiple_of(Groups::ALIGNMENT) {
+        return Err(Error::Value(format!("grouped_gemm: {p} rows are not a multiple of {}", Groups::ALIGNMENT)));
+    }
+    if let Some(product) = Product::plan(gpu, a, b, groups, y.dtype(), false) {
+        return product.enqueue(gpu, groups, sizes, y);
+    }
+    let kernel = Kernel { source: &SOURCE, defines: variant(a, b, y.dtype())?, entry: "grouped_gemm" };
+    let (b_rows, b_k) = match stack {
+        Stack::Rows => (n, 0),
+        Stack::Contracted => (0, k),
+    };
+    let mut args = vec![Arg::Ptr(y.device_ptr_mut())];
+    args.extend([Arg::Ptr(groups.offsets.device_ptr()), Arg::Ptr(groups.counts.device_ptr())]);
+    args.extend([groups.len(), n, k, b_rows, b_k].map(|size| Arg::I32(size as i32)));
+    args.extend(side(a)?);
+    args.extend(side(b)?);
+    let grid = [n.div_ceil(SIDE) as u32, (p / SIDE) as u32, 1];
+    // SAFETY: `y` is `[p, n]` in whole tiles of rows, `check` has compared the operands with these sizes, and offsets and counts lie within
+    // `p` rows, as the contract demands.
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
+}
+
+pub(super) fn grouped_wgrad(
+    gpu: &CudaDevice,
+    a: Operand,
+    b: Operand,
+    groups: &Groups,
+    into: &mut Tensor,
+    add: bool,
+) -> Result<()> {
+    if let Some(product) = Product::plan(gpu, a, b, groups, into.dtype(), true) {
+        return product.enqueue_wgrad(gpu, groups, into, add);
+    }
+    let kernel = Kernel { source: &SOURCE, defines: variant(a, b, into.dtype())?, entry: "grouped_wgrad" };
+    let (m, n) = (into.shape()[0] / groups.len(), into.shape()[1]);
+    let mut args = vec![Arg::Ptr(into.device_ptr_mut())];
+    args.extend([Arg::Ptr(groups.offsets.device_ptr()), Arg::Ptr(groups.counts.device_ptr())]);
+    args.extend([m, n, usize::from(add)].map(|size| Arg::I32(size as i32)));
+    args.extend(side(a)?);
+    args.extend(side(b)?);
+    let grid = [n.div_ceil(SIDE) as u32, m.div_ceil(SIDE) as u32, groups.len() as u32];
+    // SAFETY: `into` is `[groups · m, n]`, the operands are `[m, P]` and `[n, P]`, and offsets and counts lie within `P` rows, as the
+    // contract demands.
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
+}
+
+fn variant(a: Operand, b: Operand, out: DType) -> Result<Defines> {
+    let name = |dtype| match dtype {
+        DType::F32 => "f32",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::E4M3 => "e4m3",
+        DType::E5M2 => "e5m2",
+        _ => "",
+    };
+    let (x, y) = (a.matrix("grouped_gemm: a")?.0.dtype(), b.matrix("grouped_gemm: b")?.0.dtype());
+    let wanted = [("A", name(x)), ("B", name(y)), ("X", name(out))];
+    let found = VARIANTS.iter().find(|variant| **variant == wanted);
+    found.copied().ok_or_else(|| Error::Value(format!("grouped_gemm: there is no kernel for {x} · {y} into {out}")))
+}
+
+/// `Side` of the kernel, a part of its last parameter, as consecutive 64-bit arguments.
+fn side(operand: Operand) -> Result<[Arg; 6]> {
+    let (x, transposed) = operand.matrix("grouped_gemm")?;
+    let pitch = x.shape()[1] as i64;
+    let [row_step, k_step] = if transposed { [1, pitch] } else { [pitch, 1] };
+    let pack = |low: usize, high: usize| Arg::U64(low as u64 | (high as u64) << 32);
+    let (scale_inv, shared, steps) = match operand.scale_inv() {
+        None => (0, [1, 1], [0, 0]),
+        Some((scale_inv, granularity)) => {
+            let (shared, steps) = match granularity {
+                Granularity::PerTensor => ([1, 1], [0, 0]),
+                Granularity::PerRow => ([1, 1], [1, 0]),
+                Granularity::Blocks1x128 | Granularity::MixedBlocks => ([1, 128], [1, scale_inv.shape()[1]]),
+                Granularity::Blocks128x128 => ([128, 128], [scale_inv.shape()[1], 1]),
+                Granularity::Mx => {
+                    return Err(Error::Value(
+                        "grouped_gemm: MX is emulated on the CPU; Hopper has no MX products".into(),
+                    ));
+                }
+            };
+            (scale_inv.device_ptr(), shared, steps)
+        }
+    };
+    Ok([
+        Arg::Ptr(x.device_ptr()),
+        Arg::I64(row_step),
+        Arg::I64(k_step),
+        Arg::Ptr(scale_inv),
+        pack(shared[0], shared[1]),
+        pack(steps[0], steps[1]),
+    ])
+}

@@ -1,0 +1,324 @@
+// Grouped products on Hopper's tensor cores. A block computes tiles of SIDE x SIDE, and the two blocks of a cluster neighbouring columns of the
+// same rows, so each copies half of the rows of `a` for both. One warp group copies and two multiply, each for half of the rows of a tile.
+//
+// `A` and `B` are the types of the operands, `X` that of the result. A_SCALES and B_SCALES are AT_END without scales, or with one for a row or a
+// tensor, STRIPS with one for 128 neighbours along a row, SQUARES with one for 128 x 128. A_MN and B_MN are 1 for operands that are stored
+// [contracted, rows], which only 16-bit ones may be. WGRAD contracts the rows of groups.
+
+#define AT_END 0
+#define STRIPS 1
+#define SQUARES 2
+#define HALF (SIDE / 2)
+#define GROUP 128                                   // threads
+#define BOX (HALF * STEP)                           // bytes of half of an operand in a stage
+#define STAGE (4 * BOX)                             // a, then b
+#define TERMS (STEP / (int)sizeof(A))               // contracted elements of a stage
+// The scales of the columns of `b` are read while products are added, and registers do not suffice for a second step of products meanwhile.
+#define LOOKS_AHEAD (SCALED ? B_SCALES != STRIPS : !WGRAD)
+
+#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
+#if SCALED
+#define INSTRUCTION "m64n128k32.f32." TEXT(A) "." TEXT(B)
+#define MAJORS ", 1, 1;"
+#else
+#define INSTRUCTION "m64n128k16.f32." TEXT(A) "." TEXT(B)
+#define MAJORS ", 1, 1, " TEXT(A_MN) ", " TEXT(B_MN) ";"
+#endif
+// d (+)= a · b for 64 rows, 128 columns and 32 bytes of terms; `adds` is 0 for the first of a sum.
+__device__ __forceinline__ void multiply(float (&d)[64], u64 a, u64 b, int adds) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned." INSTRUCTION
+        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "
+        "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "
+        "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p" MAJORS "\n}"
+        : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b), "r"(adds));
+}
+// Keeps the compiler from moving uses of the registers of asynchronous products.
+__device__ __forceinline__ void hold(float (&d)[64]) {
+#pragma unroll
+    for (int i = 0; i < 64; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int PENDING> __device__ __forceinline__ void wait_for_products(float (&d)[64]) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+    hold(d);
+}
+// The descriptor of an operand of the half at `address`, `k` times 32 bytes of terms further. In operands [contracted, rows] these are 16 rows
+// of 128 bytes, and the next 64 rows of the operand are one box further.
+template <int IS_MN> __device__ __forceinline__ u64 operand(u32 address, int k) {
+    const u64 at = (address + k * (IS_MN ? 16 * STEP : 32)) >> 4 & 0x3FFF;
+    return at | (u64)(BOX >> 4) << 16 | 64ull << 32 | 1ull << 62;
+}
+
+// Inverse scales: STRIPS [terms / 128, pitch], SQUARES [rows / 128, pitch]; else one (`by_row` 0), or one for each of `pitch` rows.
+struct Scales {
+    const float* inverse;
+    int pitch, by_row;
+    __device__ __forceinline__ const float* strip(int row, int term) const { return inverse + (u64)(term / 128) * pitch + row; }
+    __device__ __forceinline__ float square(int row, int term) const { return __ldg(inverse + (u64)(row / 128) * pitch + term / 128); }
+    __device__ __forceinline__ float of_row(int row) const { return __ldg(inverse + min(row, pitch - 1) * by_row); }
+};
+
+// Laid out as the arguments in wgmma.rs.
+struct Arguments {
+    Scales a, b;
+    X* out;
+    const int *offsets, *counts;
+    int groups, rows, columns;      // rows of the result; of each group, if WGRAD
+    int terms, b_rows, b_terms;     // unless WGRAD: of group g, `b` begins at row g * b_rows, term g * b_terms
+    int adds;
+};
+
+// Where the operands and the result of a tile begin.
+struct Tile { int a_row, a_term, b_row, b_term, steps, rows, column; u64 out_row; };
+
+// The tiles of a cluster, in ascending order.
+struct Walk {
+    const Arguments& of;
+    const int *offsets, *counts;    // in shared memory
+    const int pairs, high, tiles;
+    int group;
+    __device__ Walk(const Arguments& of, const int* offsets, const int* counts)
+        : of(of), offsets(offsets), counts(counts), pairs((of.columns + 2 * SIDE - 1) / (2 * SIDE)), high((of.rows + SIDE - 1) / SIDE),
+          tiles((WGRAD ? of.groups : 1) * high * pairs), group(0) {}
+    __device__ __forceinline__ Tile at(int index, int block) {
+        const int column = (index % pairs * 2 + block) * SIDE, row = index / pairs % high * SIDE, rows = min(SIDE, of.rows - row);
+#if WGRAD
+        const int g = index / pairs / high;
+        return {row, offsets[g], column, offsets[g], (counts[g] + TERMS - 1) / TERMS, rows, column, (u64)g * of.rows + row};
+#else
+        while (group < of.groups && offsets[group + 1] <= row) group++;
+        const int steps = group < of.groups ? (of.terms + TERMS - 1) / TERMS : 0;
+        return {row, 0, group * of.b_rows + column, group * of.b_terms, steps, rows, column, (u64)row};
+#endif
+    }
+};
+
+// Adds products of a step to the sums, multiplied by the scales of 2 rows, and of 32 columns if they are STRIPS.
+__device__ __forceinline__ void add_scaled(float (&total)[64], const float (&sums)[64], const float (&rows)[2], const float* columns) {
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+#if B_SCALES == STRIPS
+        const float2 pair = *(const float2*)(columns + 8 * j);
+        const float factors[4] = {rows[0] * pair.x, rows[0] * pair.y, rows[1] * pair.x, rows[1] * pair.y};
+#else
+        const float factors[4] = {rows[0], rows[0], rows[1], rows[1]};
+#endif
+#pragma unroll
+        for (int i = 0; i < 4; i++) total[4 * j + i] = __fmaf_rn(factors[i], sums[4 * j + i], total[4 * j + i]);
+    }
+}
+
+#if OUT_BITS == 16
+__device__ __forceinline__ u32 rounded(float low, float high) {
+    u32 words;
+    asm("cvt.rn." TEXT(X) "x2.f32 %0, %1, %2;" : "=r"(words) : "f"(high), "f"(low));
+    return words;
+}
+#endif
+
+// Writes the columns of one row that four neighbouring lanes hold: `sums[4 j]` and the next one are columns 8 j + 2 lane and the next.
+__device__ __forceinline__ void write_whole(X* to, const float* sums, int lane, int adds) {
+#if OUT_BITS == 16
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 words[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) words[j] = rounded(sums[16 * i + 4 * j], sums[16 * i + 4 * j + 1]);
+        // Transposes the 4 x 4 words of four lanes, so that each writes 16 bytes.
+        const bool odd = lane & 1, upper = lane & 2;
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            const u32 other = __shfl_xor_sync(0xFFFFFFFF, odd ? words[j] : words[j + 1], 1);
+            if (odd) words[j] = other; else words[j + 1] = other;
+        }
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const u32 other = __shfl_xor_sync(0xFFFFFFFF, upper ? words[j] : words[j + 2], 2);
+            if (upper) words[j] = other; else words[j + 2] = other;
+        }
+        *(uint4*)(to + 32 * i + 8 * lane) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+#else
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        float2* const at = (float2*)(to + 8 * j + 2 * lane);
+        const float2 before = adds ? *at : float2{};
+        *at = adds ? float2{sums[4 * j] + before.x, sums[4 * j + 1] + before.y} : float2{sums[4 * j], sums[4 * j + 1]};
+    }
+#endif
+}
+__device__ __forceinline__ void write_some(X* to, const float* sums, int lane, int columns, int adds) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        const int column = i / 2 * 8 + 2 * lane + i % 2;
+        const float value = sums[i / 2 * 4 + i % 2];
+        if (column < columns) store(to + column, adds ? value + load(to[column]) : value);
+    }
+}
+
+// Grid of pairs of blocks, at most one block per multiprocessor; 384 threads; shared memory for STAGES stages and their scales, offsets and
+// counts. `map_a` has boxes of HALF rows; `map_b` of SIDE rows, or of HALF if B_MN.
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP, 1)
+    grouped_wgmma(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const __grid_constant__ Arguments of) {
+    extern __shared__ char shared_of_the_launch[];
+    // Swizzled boxes start at multiples of 1024.
+    char* const ring = shared_of_the_launch + (1024 - shared_address(shared_of_the_launch) % 1024) % 1024;
+    float* const scales = (float*)(ring + STAGES * STAGE);      // of each stage, SIDE of `a` and SIDE of `b`
+    int* const offsets = (int*)(scales + STAGES * 2 * SIDE);
+    int* const counts = offsets + of.groups + 1;
+    __shared__ u64 full[STAGES], empty[STAGES];
+    const int group = __shfl_sync(0xFFFFFFFF, threadIdx.x / GROUP, 0), block = block_of_cluster();
+    for (int g = threadIdx.x; g <= of.groups; g += blockDim.x) {
+        offsets[g] = of.offsets[g];
+        if (g < of.groups) counts[g] = of.counts[g];
+    }
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(full + s, 1);
+            barrier_init(empty + s, 2 * 2 * GROUP / 32);        // the warps of both blocks that multiply
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    cluster_sync();
+    Walk walk(of, offsets, counts);
+    const int first = blockIdx.x / 2, every = gridDim.x / 2;
+    if (group == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (threadIdx.x == 2 * GROUP) {
+            int s = 0, parity = 1;
+            for (int index = first; index < walk.tiles; index += every) {
+                const Tile tile = walk.at(index, block);
+                for (int step = 0; step < tile.steps; step++) {
+                    barrier_wait(empty + s, parity);
+                    char* const to = ring + s * STAGE;
+                    const int a_term = tile.a_term + step * TERMS, b_term = tile.b_term + step * TERMS;
+                    int a_bytes = 0, b_bytes = 0;
+                    if (A_SCALES == STRIPS) a_bytes = 4 * max(min(SIDE, of.a.pitch - tile.a_row), 0);
+                    if (B_SCALES == STRIPS) b_bytes = 4 * max(min(SIDE, of.b.pitch - tile.b_row), 0);
+                    barrier_expect(full + s, STAGE + a_bytes + b_bytes);
+                    if (a_bytes) copy_bytes(scales + s * 2 * SIDE, of.a.strip(tile.a_row, a_term), a_bytes, full + s);
+                    if (b_bytes) copy_bytes(scales + s * 2 * SIDE + SIDE, of.b.strip(tile.b_row, b_term), b_bytes, full + s);
+                    const int a_row = tile.a_row + block * HALF, size = sizeof(A);
+                    copy_box_to_both(to + block * BOX, &map_a, (A_MN ? a_row : a_term) * size, A_MN ? a_term : a_row, full + s);
+#if B_MN
+                    copy_box(to + 2 * BOX, &map_b, tile.b_row * size, b_term, full + s);
+                    copy_box(to + 3 * BOX, &map_b, (tile.b_row + HALF) * size, b_term, full + s);
+#else
+                    copy_box(to + 2 * BOX, &map_b, b_term * size, tile.b_row, full + s);
+#endif
+                    if (++s == STAGES) s = 0, parity ^= 1;
+                }
+            }
+        }
+        __syncwarp();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        const int thread = threadIdx.x % GROUP, lane = thread % 32, row = group * HALF + thread / 32 * 16 + lane / 4;
+        // Stages whose products are enqueued next, and whose products are added next.
+        int ahead = 0, parity = 0, s = 0;
+        const auto enqueue = [&](float (&sums)[64]) {
+            barrier_wait(full + ahead, parity);
+            const u32 a = shared_address(ring + ahead * STAGE) + group * BOX, b = shared_address(ring + ahead * STAGE) + 2 * BOX;
+            hold(sums);
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+            for (int k = 0; k < STEP / 32; k++) multiply(sums, operand<A_MN>(a, k), operand<B_MN>(b, k), SCALED ? k > 0 : 1);
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            if (++ahead == STAGES) ahead = 0, parity ^= 1;
+        };
+        const auto release = [&] {
+            __syncwarp();
+            if (lane < 2) barrier_arrive_at(empty + s, lane);
+            if (++s == STAGES) s = 0;
+        };
+#if SCALED && !LOOKS_AHEAD
+        // Two barriers make the two groups multiply in turn, so that one multiplies while the other adds.
+        if (group == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
+#endif
+        for (int index = first; index < walk.tiles; index += every) {
+            const Tile tile = walk.at(index, block);
+            const int steps = __shfl_sync(0xFFFFFFFF, tile.steps, 0);
+            float total[64];
+#pragma unroll
+            for (int i = 0; i < 64; i++) total[i] = 0.0f;
+#if SCALED
+            // Tensor cores add FP8 products with about 14 bits, so the sums of a step join F32 registers.
+            const auto add = [&](float (&sums)[64], int step, auto wait) {
+                float rows[2] = {1.0f, 1.0f};
+                if (A_SCALES == SQUARES) rows[0] = rows[1] = of.a.square(tile.a_row, tile.a_term + step * TERMS);
+                if (A_SCALES == STRIPS) rows[0] = scales[s * 2 * SIDE + row], rows[1] = scales[s * 2 * SIDE + row + 8];
+                if (B_SCALES == SQUARES) {
+                    const float factor = of.b.square(tile.b_row, tile.b_term + step * TERMS);
+                    rows[0] *= factor, rows[1] *= factor;
+                }
+                wait(sums);
+                if (B_SCALES != STRIPS) release();
+                add_scaled(total, sums, rows, scales + s * 2 * SIDE + SIDE + 2 * (lane % 4));
+                if (B_SCALES == STRIPS) release();
+            };
+            const auto all = [](float (&sums)[64]) { wait_for_products<0>(sums); };
+#if LOOKS_AHEAD
+            const auto all_but_last = [](float (&sums)[64]) { wait_for_products<1>(sums); };
+            float even[64], odd[64];
+            if (steps > 0) {
+                enqueue(even);
+                int step = 0;
+                for (; step + 2 < steps; step += 2) {
+                    enqueue(odd);
+                    add(even, step, all_but_last);
+                    enqueue(even);
+                    add(odd, step + 1, all_but_last);
+                }
+                if (step + 1 < steps) {
+                    enqueue(odd);
+                    add(even, step, all_but_last);
+                    add(odd, step + 1, all);
+                } else {
+                    add(even, step, all);
+                }
+            }
+#else
+            float sums[64];
+            for (int step = 0; step < steps; step++) {
+                asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
+                enqueue(sums);
+                asm volatile("bar.arrive %0, 256;" ::"r"(2 - group) : "memory");
+                add(sums, step, all);
+            }
+#endif
+#if A_SCALES == AT_END
+            const float rows[2] = {of.a.of_row(tile.a_row + row), of.a.of_row(tile.a_row + row + 8)};
+#pragma unroll
+            for (int i = 0; i < 64; i++) total[i] *= rows[i / 2 % 2] * of.b.of_row(tile.b_row + i / 4 * 8 + 2 * (lane % 4) + i % 2);
+#endif
+#else
+            for (int step = 0; step < steps; step++) {
+                enqueue(total);
+                if (!LOOKS_AHEAD) {
+                    wait_for_products<0>(total);
+                    release();
+                } else if (step > 0) {
+                    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                    release();
+                }
+            }
+            if (LOOKS_AHEAD && steps > 0) {
+                wait_for_products<0>(total);
+                release();
+            }
+#endif
+            if (tile.column >= of.columns || (of.adds && steps == 0)) continue;
+            const bool is_whole = tile.rows == SIDE && tile.column + SIDE <= of.columns && of.columns % 8 == 0 && (OUT_BITS == 32 || !of.adds);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                X* const to = of.out + (tile.out_row + row + 8 * half) * of.columns + tile.column;
+                if (is_whole) write_whole(to, total + 2 * half, lane % 4, of.adds);
+                else if (row + 8 * half < tile.rows) write_some(to, total + 2 * half, lane % 4, of.columns - tile.column, of.adds);
+            }
+        }
+    }
+    // No block ends while the other may write to its shared memory or arrive at its barriers.
+    cluster_sync();
+}

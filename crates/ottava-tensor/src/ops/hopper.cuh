@@ -1,0 +1,58 @@
+// Hopper's copies by the copy engine (TMA), barriers in shared memory, and descriptors of operands of wgmma.
+
+// A matrix in device memory that the copy engine reads (CUtensorMap).
+struct alignas(64) TensorMap { u64 words[16]; };
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nAGAIN:\n"
+        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra AGAIN;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u64* barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+// Copies a box of STEP bytes of some rows; beyond the matrix it has zeros.
+__device__ __forceinline__ void copy_box(void* to, const TensorMap* from, int byte, int row, u64* barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+                     shared_address(to)), "l"(from), "r"(byte), "r"(row), "r"(shared_address(barrier)) : "memory");
+}
+// `copy_box` into the shared memory of both blocks of a cluster, at the same address, which arrives at the barrier of each.
+__device__ __forceinline__ void copy_box_to_both(void* to, const TensorMap* from, int byte, int row, u64* barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
+                     shared_address(to)), "l"(from), "r"(byte), "r"(row), "r"(shared_address(barrier)), "h"((short)3) : "memory");
+}
+// Copies a multiple of 16 bytes between addresses that are multiples of 16.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes, u64* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from),
+                 "r"(bytes), "r"(shared_address(barrier)) : "memory");
+}
+// Arrives at this barrier of a block of the cluster. What `wgmma` and copies read needs no ordering; a release would cost a fence of the GPU.
+__device__ __forceinline__ void barrier_arrive_at(u64* barrier, u32 block) {
+    asm volatile(
+        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)), "r"(block) : "memory");
+}
+__device__ __forceinline__ u32 block_of_cluster() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Rows of 128 bytes, 16-byte pieces swizzled within groups of eight rows.
+__device__ __forceinline__ u64 descriptor(const void* p) {
+    return (u64)(shared_address(p) >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)

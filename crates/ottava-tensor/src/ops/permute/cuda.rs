@@ -1,0 +1,151 @@
+use super::Slots;
+use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::ops::destination::Fp8Output;
+use crate::ops::grouped_gemm::Groups;
+use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
+use crate::ops::quantize::{self, Producer};
+use crate::{DType, QuantizedTensor, Result, Tensor};
+
+/// Macro of the kernels.
+const ALIGNMENT: usize = Groups::ALIGNMENT;
+
+kernel_source!("permute"; ALIGNMENT);
+kernel_source!(FP8_SOURCE, "permute", "destination.cuh");
+
+fn kernel(defines: Defines, entry: &'static str) -> Kernel {
+    Kernel { source: &SOURCE, defines, entry }
+}
+
+fn address(t: Option<&Tensor>) -> Arg {
+    Arg::Ptr(t.map_or(0, Tensor::device_ptr))
+}
+
+pub(super) fn slots(gpu: &CudaDevice, ids: &Tensor, slots: &mut Slots) -> Result<()> {
+    let Slots { groups: Groups { offsets, counts }, slot_of, pair_of } = slots;
+    let (pairs, experts) = (ids.len() as i32, counts.len() as u32);
+    let defines = launch::storage(DType::F32)?;
+    let args = [Arg::Ptr(counts.device_ptr_mut()), Arg::Ptr(ids.device_ptr()), Arg::I32(pairs)];
+    // SAFETY: a block for each of the counts, and `pairs` ids.
+    unsafe { gpu.launch(&kernel(defines, "count_slots"), [experts, 1, 1], 1024, 0, &args)? };
+    let args = [
+        Arg::Ptr(offsets.device_ptr_mut()),
+        Arg::Ptr(slot_of.device_ptr_mut()),
+        Arg::Ptr(pair_of.device_ptr_mut()),
+        Arg::Ptr(ids.device_ptr()),
+        Arg::Ptr(counts.device_ptr()),
+        Arg::I32(pairs),
+        Arg::I32(experts as i32),
+        Arg::I32(pair_of.len() as i32),
+    ];
+    // SAFETY: `slot_of` has `pairs` elements, `offsets` one more than there are experts, and `pair_of` suffices for any choices.
+    unsafe { gpu.launch(&kernel(defines, "place_slots"), [experts, 1, 1], 1024, 0, &args) }
+}
+
+pub(super) fn gather(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    slots: &Slots,
+    weights: Option<&Tensor>,
+    y: &mut Tensor,
+) -> Result<()> {
+    let ([rows, channels], [_, chosen, _]) = (y.dims("gather: y")?, slots.sizes()?);
+    let args = [
+        Arg::Ptr(y.device_ptr_mut()),
+        Arg::Ptr(x.device_ptr()),
+        Arg::Ptr(slots.pair_of.device_ptr()),
+        address(weights),
+        Arg::I32(chosen as i32),
+        Arg::I32(channels as i32),
+    ];
+    // SAFETY: a block for each row; `pair_of` has -1 or choices of tokens of `x`.
+    unsafe { gpu.launch(&kernel(launch::storage(x.dtype())?, "gather"), [rows as u32, 1, 1], BLOCK, 0, &args) }
+}
+
+pub(super) fn gather_amax(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    slots: &Slots,
+    weights: Option<&Tensor>,
+    amax: &mut Tensor,
+) -> Result<()> {
+    let ([_, channels], [_, chosen, rows]) = (x.dims("gather: x")?, slots.sizes()?);
+    let args = [
+        Arg::Ptr(amax.device_ptr_mut()),
+        Arg::Ptr(x.device_ptr()),
+        Arg::Ptr(slots.pair_of.device_ptr()),
+        address(weights),
+        Arg::I32(rows as i32),
+        Arg::I32(chosen as i32),
+        Arg::I32(channels as i32),
+    ];
+    let kernel = kernel(launch::storage(x.dtype())?, "gather_amax");
+    // SAFETY: as in `gather`, and `amax` has one element.
+    unsafe { gpu.launch(&kernel, launch::readers(gpu, rows), BLOCK, 0, &args) }
+}
+
+pub(super) fn gather_codes(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    slots: &Slots,
+    weights: Option<&Tensor>,
+    out: &mut QuantizedTensor,
+    to: &mut Fp8Output,
+) -> Result<()> {
+    let [_, chosen, _] = slots.sizes()?;
+    let inputs =
+        [Arg::Ptr(x.device_ptr()), Arg::Ptr(slots.pair_of.device_ptr()), address(weights), Arg::I32(chosen as i32)];
+    let how = Producer {
+        source: &FP8_SOURCE,
+        entry: "gather_codes",
+        dtype: x.dtype(),
+        grid: quantize::tiles(out.rows, out.columns, 1),
+        block: BLOCK,
+        shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
+        inputs: &inputs,
+        raise: None,
+    };
+    // SAFETY: as in `gather`.
+    unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
+}
+
+pub(super) fn combine(
+    gpu: &CudaDevice,
+    z: &Tensor,
+    slots: &Slots,
+    weights: Option<&Tensor>,
+    addend: Option<&Tensor>,
+    y: &mut Tensor,
+) -> Result<()> {
+    let ([tokens, channels], [_, chosen, _]) = (y.dims("combine: y")?, slots.sizes()?);
+    let args = [
+        Arg::Ptr(y.device_ptr_mut()),
+        Arg::Ptr(z.device_ptr()),
+        Arg::Ptr(slots.slot_of.device_ptr()),
+        address(weights),
+        address(addend),
+        Arg::I32(chosen as i32),
+        Arg::I32(channels as i32),
+    ];
+    // SAFETY: a block for each token; `slot_of` has rows of `z`.
+    unsafe { gpu.launch(&kernel(launch::storage(z.dtype())?, "combine"), [tokens as u32, 1, 1], BLOCK, 0, &args) }
+}
+
+pub(super) fn weight_gradient(
+    gpu: &CudaDevice,
+    dots: &Tensor,
+    slots: &Slots,
+    weights: &Tensor,
+    dweights: &mut Tensor,
+) -> Result<()> {
+    let pairs = weights.len();
+    let args = [
+        Arg::Ptr(dweights.device_ptr_mut()),
+        Arg::Ptr(dots.device_ptr()),
+        Arg::Ptr(slots.slot_of.device_ptr()),
+        Arg::Ptr(weights.device_ptr()),
+        Arg::I32(pairs as i32),
+    ];
+    let kernel = kernel(launch::storage(DType::F32)?, "weight_gradient");
+    // SAFETY: all but `dots` have `pairs` elements, and `slot_of` has rows of `dots`.
+    unsafe { gpu.launch(&kernel, launch::elements(gpu, pairs), BLOCK, 0, &args) }
+}

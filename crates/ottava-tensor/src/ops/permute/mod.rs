@@ -1,0 +1,142 @@
+//! Rows of tokens, permuted so that those of each expert are neighbours, and the way back.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::destination::{Output, Produced};
+use super::grouped_gemm::Groups;
+use super::{expect_compute, quantize, real_type};
+use crate::{DType, Device, Error, Result, Tensor};
+
+pub(crate) use cuda::{FP8_SOURCE, SOURCE};
+
+/// The place of each choice of a token among the rows of experts.
+#[derive(Clone, Debug)]
+pub struct Slots {
+    /// The rows of each expert. Their buffer has as many as [`Groups::capacity`] says, for any choices.
+    pub groups: Groups,
+    /// I32 `[T, K]`: the row of each choice. Choices of an expert are in the order of tokens, then of `k`.
+    pub slot_of: Tensor,
+    /// I32 `[P]`: the choice `t · K + k` that a row is of; -1 in rows of none.
+    pub pair_of: Tensor,
+}
+
+impl Slots {
+    /// Tokens `T`, choices `K` of each, and rows `P`.
+    fn sizes(&self) -> Result<[usize; 3]> {
+        let [tokens, chosen] = self.slot_of.dims("permute: slot_of")?;
+        Ok([tokens, chosen, self.pair_of.len()])
+    }
+}
+
+/// Lays out the choices `ids` I32 `[T, K]` of `experts` experts. The caller has checked that ids lie in `0..experts` and differ within a
+/// token.
+pub fn slots(ids: &Tensor, experts: usize) -> Result<Slots> {
+    let [tokens, chosen] = ids.dims("slots: ids")?;
+    ids.expect_dtype("slots: ids", &[DType::I32])?;
+    let device = ids.device();
+    let empty = |shape: &[usize]| Tensor::empty(device, shape, DType::I32);
+    let mut slots = Slots {
+        groups: Groups { offsets: empty(&[experts + 1])?, counts: empty(&[experts])? },
+        slot_of: empty(&[tokens, chosen])?,
+        pair_of: empty(&[Groups::capacity(tokens * chosen, experts)])?,
+    };
+    match device {
+        Device::Cpu => cpu::slots(ids, &mut slots),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::slots(gpu, ids, &mut slots)?,
+    }
+    Ok(slots)
+}
+
+/// The rows of `x` `[T, C]` by slot, `[P, C]`, written to `output`; with `weights` `[T, K]` (F32, or F64 for F64), each times the weight of its
+/// choice, rounded once. Rows of no choice are zero.
+pub fn gather_to(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, output: Output) -> Result<Produced> {
+    let [tokens, chosen, rows] = slots.sizes()?;
+    let [_, channels] = x.dims("gather: x")?;
+    expect_compute("gather: x", x)?;
+    x.expect("gather: x", &[tokens, channels])?;
+    x.expect_device("gather: x", slots.pair_of.device())?;
+    expect_weights("gather: weights", weights, [tokens, chosen], x)?;
+    match (x.device(), output) {
+        (Device::Cuda(gpu), Output::Fp8(mut to)) => {
+            let mut quantized = quantize::prepare(&to, x.device(), rows, channels)?;
+            cuda::gather_codes(gpu, x, slots, weights, &mut quantized, &mut to)?;
+            Ok(Produced::Fp8(quantized))
+        }
+        (Device::Cuda(gpu), Output::Amax { amax }) => {
+            quantize::expect_amax(amax, x.device())?;
+            cuda::gather_amax(gpu, x, slots, weights, amax)?;
+            Ok(Produced::Measured)
+        }
+        (device, output) => {
+            let mut y = Tensor::empty(device, &[rows, channels], x.dtype())?;
+            match device {
+                Device::Cpu => cpu::gather(x, slots, weights, &mut y),
+                Device::DryCpu(_) => {}
+                Device::Cuda(gpu) => cuda::gather(gpu, x, slots, weights, &mut y)?,
+            }
+            output.apply(y)
+        }
+    }
+}
+
+/// `y[t] = Σ_k weights[t, k] · z[slot of (t, k)] + addend[t]`, for `z` `[P, C]`, in the order of `k`, in F32 (F64 for F64), rounded once. Without
+/// `weights` they are 1. Returns `[T, C]` like `z`.
+///
+/// With and without weights, this is the gradient of [`gather_to`] and the reverse.
+pub fn combine(z: &Tensor, slots: &Slots, weights: Option<&Tensor>, addend: Option<&Tensor>) -> Result<Tensor> {
+    let [tokens, chosen, rows] = slots.sizes()?;
+    let [_, channels] = z.dims("combine: z")?;
+    expect_compute("combine: z", z)?;
+    z.expect("combine: z", &[rows, channels])?;
+    z.expect_device("combine: z", slots.slot_of.device())?;
+    expect_weights("combine: weights", weights, [tokens, chosen], z)?;
+    if let Some(addend) = addend {
+        addend.expect("combine: addend", &[tokens, channels])?;
+        addend.expect_dtype("combine: addend", &[z.dtype()])?;
+        addend.expect_device("combine: addend", z.device())?;
+    }
+    let mut y = Tensor::empty(z.device(), &[tokens, channels], z.dtype())?;
+    match z.device() {
+        Device::Cpu => cpu::combine(z, slots, weights, addend, &mut y),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::combine(gpu, z, slots, weights, addend, &mut y)?,
+    }
+    Ok(y)
+}
+
+/// The gradient by the weights of [`combine`], `[T, K]` like `weights`, from products `dots` `[P]` of the rows of `z` with the gradient by them,
+/// which has the weight as a factor: `dweights[t, k] = dots[slot of (t, k)] / weights[t, k]`, and 0 where the weight is 0, since a router's
+/// gradient multiplies it by its score, which is 0 too.
+///
+/// So neither `z` nor a gradient without weights has to be kept (arXiv:2512.14080).
+pub fn weight_gradient(dots: &Tensor, slots: &Slots, weights: &Tensor) -> Result<Tensor> {
+    let [tokens, chosen, rows] = slots.sizes()?;
+    dots.expect("weight_gradient: dots", &[rows])?;
+    weights.expect("weight_gradient: weights", &[tokens, chosen])?;
+    weights.expect_dtype("weight_gradient: weights", &[DType::F32, DType::F64])?;
+    dots.expect_dtype("weight_gradient: dots", &[weights.dtype()])?;
+    dots.expect_device("weight_gradient: dots", weights.device())?;
+    let mut dweights = weights.empty_like()?;
+    match weights.device() {
+        Device::Cpu => cpu::weight_gradient(dots, slots, weights, &mut dweights),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::weight_gradient(gpu, dots, slots, weights, &mut dweights)?,
+    }
+    Ok(dweights)
+}
+
+fn expect_weights(what: &str, weights: Option<&Tensor>, shape: [usize; 2], x: &Tensor) -> Result<()> {
+    let Some(weights) = weights else { return Ok(()) };
+    weights.expect(what, &shape)?;
+    weights.expect_device(what, x.device())?;
+    match weights.dtype() == real_type(x.dtype()) {
+        true => Ok(()),
+        false => {
+            Err(Error::DType { what: what.into(), expected: real_type(x.dtype()).to_string(), got: weights.dtype() })
+        }
+    }
+}

@@ -1,0 +1,154 @@
+use super::*;
+use crate::ops::destination::tests::{destinations, hostile};
+use crate::testing::{Tolerance, normals, parity, values};
+
+/// Choices I32 `[tokens, chosen]` of `experts`, different ones for a token. `favourite` is chosen by all tokens, if given.
+fn choices(tokens: usize, chosen: usize, experts: usize, favourite: Option<usize>) -> Tensor {
+    let scores = normals("choices", &[tokens, experts], DType::F32).to_vec::<f32>().unwrap();
+    let mut ids = Vec::new();
+    for (t, scores) in scores.chunks(experts).enumerate() {
+        let mut order: Vec<usize> = (0..experts).collect();
+        order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+        if let Some(favourite) = favourite {
+            order.retain(|&e| e != favourite);
+            order.insert(t % chosen, favourite);
+        }
+        ids.extend(order[..chosen].iter().map(|&e| e as i32));
+    }
+    Tensor::from_slice(&Device::Cpu, &[tokens, chosen], &ids).unwrap()
+}
+
+/// Tokens, choices of each, experts, and an expert that all tokens choose.
+const CASES: [(usize, usize, usize, Option<usize>); 6] = [
+    (1, 1, 1, None),
+    (1, 2, 64, None),
+    (129, 2, 5, None),
+    (128, 1, 4, Some(2)),
+    (700, 3, 3, None),
+    (1300, 8, 130, Some(7)),
+];
+
+fn laid_out(tokens: usize, chosen: usize, experts: usize, favourite: Option<usize>) -> (Vec<i32>, Slots) {
+    let ids = choices(tokens, chosen, experts, favourite);
+    (ids.to_vec().unwrap(), slots(&ids, experts).unwrap())
+}
+
+#[test]
+fn slots_keep_the_order_of_choices_in_aligned_groups() {
+    for (tokens, chosen, experts, favourite) in CASES {
+        let (ids, slots) = laid_out(tokens, chosen, experts, favourite);
+        let read = |t: &Tensor| t.to_vec::<i32>().unwrap();
+        let (offsets, counts) = (read(&slots.groups.offsets), read(&slots.groups.counts));
+        let (slot_of, pair_of) = (read(&slots.slot_of), read(&slots.pair_of));
+        let mut expected = vec![-1; pair_of.len()];
+        for e in 0..experts {
+            let pairs: Vec<i32> = (0..ids.len() as i32).filter(|&pair| ids[pair as usize] == e as i32).collect();
+            assert_eq!(counts[e] as usize, pairs.len());
+            assert_eq!(offsets[e] % 128, 0);
+            assert_eq!(offsets[e + 1] - offsets[e], (pairs.len() as i32 + 127) / 128 * 128);
+            expected[offsets[e] as usize..][..pairs.len()].copy_from_slice(&pairs);
+        }
+        assert_eq!(pair_of, expected, "{tokens} tokens, {chosen} of {experts}");
+        assert!(slot_of.iter().enumerate().all(|(pair, &slot)| pair_of[slot as usize] == pair as i32));
+    }
+}
+
+#[test]
+fn permutations_agree_across_devices() {
+    for (tokens, chosen, experts, favourite) in CASES {
+        for (dtype, channels) in [(DType::F32, 7), (DType::BF16, 40)] {
+            let inputs = [
+                choices(tokens, chosen, experts, favourite),
+                normals("x", &[tokens, channels], dtype),
+                normals("weights", &[tokens, chosen], DType::F32),
+            ];
+            // Sums are in the same order.
+            parity(&inputs, Tolerance::Exact, |t| {
+                let slots = slots(&t[0], experts)?;
+                let gathered = gather_to(&t[1], &slots, None, Output::Plain)?.plain().expect("plain");
+                let weighed = gather_to(&t[1], &slots, Some(&t[2]), Output::Plain)?.plain().expect("plain");
+                let dots = normals("dots", &[slots.pair_of.len()], DType::F32).to_device(t[0].device())?;
+                Ok(vec![
+                    combine(&gathered, &slots, Some(&t[2]), Some(&t[1]))?,
+                    combine(&weighed, &slots, None, None)?,
+                    weight_gradient(&dots, &slots, &t[2])?,
+                    gathered,
+                    weighed,
+                    slots.slot_of,
+                    slots.pair_of,
+                    slots.groups.offsets,
+                    slots.groups.counts,
+                ])
+            });
+        }
+    }
+}
+
+#[test]
+fn gathers_write_to_every_destination() {
+    for (tokens, chosen, experts, channels) in [(3, 2, 4, 7), (130, 2, 3, 144), (60, 4, 4, 272)] {
+        for dtype in [DType::F16, DType::BF16] {
+            let inputs = [
+                choices(tokens, chosen, experts, None),
+                hostile("x", &[tokens, channels], dtype),
+                normals("weights", &[tokens, chosen], DType::F32),
+            ];
+            destinations(&inputs, |t, output| gather_to(&t[1], &slots(&t[0], experts)?, None, output));
+            destinations(&inputs, |t, output| gather_to(&t[1], &slots(&t[0], experts)?, Some(&t[2]), output));
+        }
+    }
+}
+
+/// `⟨gather(x), z⟩ = ⟨x, combine(z)⟩`, with and without weights: each is the gradient of the other.
+#[test]
+fn combine_is_the_gradient_of_gather() {
+    let (tokens, chosen, experts, channels) = (37, 3, 5, 4);
+    let slots = slots(&choices(tokens, chosen, experts, None), experts).unwrap();
+    let rows = slots.pair_of.len();
+    let (x, z) = (normals("x", &[tokens, channels], DType::F64), normals("z", &[rows, channels], DType::F64));
+    let weights = normals("weights", &[tokens, chosen], DType::F64);
+    for weights in [None, Some(&weights)] {
+        let gathered = gather_to(&x, &slots, weights, Output::Plain).unwrap().plain().unwrap();
+        let combined = combine(&z, &slots, weights, None).unwrap();
+        let product = |a: &Tensor, b: &Tensor| values(a).iter().zip(values(b)).map(|(a, b)| a * b).sum::<f64>();
+        let (forward, backward) = (product(&gathered, &z), product(&x, &combined));
+        assert!((forward - backward).abs() < 1e-9 * forward.abs().max(1.0), "{forward} and {backward}");
+    }
+}
+
+#[test]
+fn choices_are_added_in_order_and_rounded_once() {
+    let ids = Tensor::from_slice(&Device::Cpu, &[1, 3], &[2, 0, 1]).unwrap();
+    let slots = slots(&ids, 3).unwrap();
+    let mut z = vec![0f32; slots.pair_of.len()];
+    // In the order of experts, the sum would be 0.
+    for (slot, value) in slots.slot_of.to_vec::<i32>().unwrap().into_iter().zip([1e8, -1e8, 1.0]) {
+        z[slot as usize] = value;
+    }
+    let z = Tensor::from_slice(&Device::Cpu, &[z.len(), 1], &z).unwrap();
+    let one = Tensor::from_slice(&Device::Cpu, &[1, 1], &[0.5f32]).unwrap();
+    assert_eq!(combine(&z, &slots, None, Some(&one)).unwrap().to_vec::<f32>().unwrap(), [1.5]);
+}
+
+#[test]
+fn a_weight_of_zero_has_no_gradient() {
+    let ids = Tensor::from_slice(&Device::Cpu, &[1, 2], &[1, 0]).unwrap();
+    let slots = slots(&ids, 2).unwrap();
+    let mut dots = vec![f32::NAN; slots.pair_of.len()];
+    (dots[0], dots[128]) = (0.0, 6.0);
+    let dots = Tensor::from_slice(&Device::Cpu, &[dots.len()], &dots).unwrap();
+    let weights = Tensor::from_slice(&Device::Cpu, &[1, 2], &[2f32, 0.0]).unwrap();
+    assert_eq!(weight_gradient(&dots, &slots, &weights).unwrap().to_vec::<f32>().unwrap(), [3.0, 0.0]);
+}
+
+#[test]
+fn misfits_are_errors() {
+    let slots = slots(&choices(4, 2, 3, None), 3).unwrap();
+    let x = normals("x", &[5, 8], DType::F32);
+    let message = gather_to(&x, &slots, None, Output::Plain).unwrap_err().to_string();
+    assert_eq!(message, "gather: x has shape [5, 8], expected [4, 8]");
+    let weights = normals("weights", &[4, 2], DType::F64);
+    let x = normals("x", &[4, 8], DType::F32);
+    let message = gather_to(&x, &slots, Some(&weights), Output::Plain).unwrap_err().to_string();
+    assert!(message.contains("gather: weights"), "{message}");
+}

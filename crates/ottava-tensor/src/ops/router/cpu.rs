@@ -1,0 +1,193 @@
+use super::{ExpertGroups, GroupScore, RouterLosses, RouterScores, Routes, Routing};
+use crate::Tensor;
+use crate::element::Real;
+use rayon::prelude::*;
+
+/// Runs a body for F32 or F64, as the type of `$tensor` says.
+macro_rules! with_real {
+    ($tensor:expr, $R:ident => $body:expr) => {
+        match $tensor.dtype() {
+            crate::DType::F64 => {
+                type $R = f64;
+                $body
+            }
+            _ => {
+                type $R = f32;
+                $body
+            }
+        }
+    };
+}
+
+pub(super) fn route(logits: &Tensor, bias: Option<&Tensor>, routing: Routing, routes: &mut Routes) {
+    let (experts, chosen) = (logits.shape()[1], routing.chosen);
+    let by_logits = routing.compares_logits(bias);
+    with_real!(logits, R => {
+        let bias: Option<&[R]> = bias.map(Tensor::host);
+        let Routes { ids, weights, lse, entropy } = routes;
+        let of_choices = ids.host_mut::<i32>().par_chunks_mut(chosen).zip(weights.host_mut::<R>().par_chunks_mut(chosen));
+        let of_token = lse.host_mut::<R>().par_iter_mut().zip(entropy.host_mut::<R>());
+        let rows = logits.host::<R>().par_chunks(experts);
+        of_choices.zip(of_token).zip(rows).for_each(|(((ids, weights), (lse, entropy)), logits)| {
+            let scores;
+            (scores, *lse) = scores_of(logits, routing.scores);
+            *entropy = entropy_of(&scores);
+            let mut keys = match bias {
+                _ if by_logits => logits.to_vec(),
+                Some(bias) => scores.iter().zip(bias).map(|(&score, &bias)| score + bias).collect(),
+                None => scores.clone(),
+            };
+            if let Some(groups) = routing.groups {
+                exclude(&mut keys, groups);
+            }
+            for (id, best) in ids.iter_mut().zip(best_of(&keys, chosen)) {
+                *id = best as i32;
+            }
+            weigh(&scores, ids, routing, weights);
+        });
+    });
+}
+
+/// Scores of the logits of a token, and the logarithm of the sum of their exponentials.
+fn scores_of<R: Real>(logits: &[R], how: RouterScores) -> (Vec<R>, R) {
+    let largest = logits.iter().copied().fold(logits[0], |a, b| if b > a { b } else { a });
+    let exponentials: Vec<R> = logits.iter().map(|&z| (z - largest).exp()).collect();
+    let sum: R = exponentials.iter().copied().sum();
+    let scores = match how {
+        RouterScores::Softmax => exponentials.into_iter().map(|e| e / sum).collect(),
+        RouterScores::Sigmoid => logits.iter().map(|&z| sigmoid(z)).collect(),
+    };
+    (scores, largest + sum.ln())
+}
+
+fn sigmoid<R: Real>(x: R) -> R {
+    R::of(1.0) / (R::of(1.0) + (-x).exp())
+}
+
+fn entropy_of<R: Real>(scores: &[R]) -> R {
+    let sum: R = scores.iter().copied().sum();
+    let terms = scores.iter().map(|&score| score / sum).filter(|&p| p > R::default());
+    terms.map(|p| -(p * p.ln())).sum()
+}
+
+/// Excludes the experts of all but the best groups.
+fn exclude<R: Real>(keys: &mut [R], groups: ExpertGroups) {
+    let size = keys.len() / groups.count;
+    let scores: Vec<R> = keys
+        .chunks(size)
+        .map(|group| {
+            let mut best = best_of(group, if groups.by == GroupScore::TwoBest { 2 } else { 1 }).into_iter();
+            let first = group[best.next().expect("groups are not empty")];
+            best.next().map_or(first, |second| first + group[second])
+        })
+        .collect();
+    let kept = best_of(&scores, groups.chosen);
+    for (_, group) in keys.chunks_mut(size).enumerate().filter(|(group, _)| !kept.contains(group)) {
+        group.fill(R::of(f64::NEG_INFINITY));
+    }
+}
+
+/// The places of the `count` largest, the largest first; of equal ones the first.
+fn best_of<R: Real>(keys: &[R], count: usize) -> Vec<usize> {
+    let mut taken = vec![false; keys.len()];
+    let next = |_| {
+        let free = (0..keys.len()).filter(|&place| !taken[place]);
+        let best = free.reduce(|best, place| if keys[place] > keys[best] { place } else { best });
+        let best = best.expect("no more are chosen than there are");
+        taken[best] = true;
+        best
+    };
+    (0..count).map(next).collect()
+}
+
+fn weigh<R: Real>(scores: &[R], ids: &[i32], routing: Routing, weights: &mut [R]) {
+    let sum: R = ids.iter().map(|&id| scores[id as usize]).sum();
+    for (weight, &id) in weights.iter_mut().zip(ids) {
+        let score = scores[id as usize];
+        let share = routing.normalise.map_or(score, |epsilon| score / (sum + R::of(epsilon)));
+        *weight = share * R::of(routing.scale);
+    }
+}
+
+pub(super) fn route_backward(
+    logits: &Tensor,
+    routes: &Routes,
+    dweights: &Tensor,
+    routing: Routing,
+    losses: Option<RouterLosses>,
+    dlogits: &mut Tensor,
+) {
+    let ([tokens, experts], chosen) = ([logits.shape()[0], logits.shape()[1]], routing.chosen);
+    with_real!(logits, R => {
+        let losses = losses.map(|losses| {
+            let scale = losses.scale.host::<R>()[0];
+            let share = R::of(losses.balance * experts as f64 / (chosen * tokens) as f64) * scale;
+            let balance: Vec<R> = losses.counts.host::<i32>().iter().map(|&n| share * R::of(f64::from(n))).collect();
+            (balance, R::of(2.0 * losses.z) * scale)
+        });
+        let of_choices = routes.ids.host::<i32>().par_chunks(chosen).zip(dweights.host::<R>().par_chunks(chosen));
+        let of_token = logits.host::<R>().par_chunks(experts).zip(routes.lse.host::<R>());
+        let rows = dlogits.host_mut::<R>().par_chunks_mut(experts);
+        rows.zip(of_choices).zip(of_token).for_each(|((dlogits, (ids, dweights)), (logits, &lse))| {
+            let softmax = |z: R| (z - lse).exp();
+            let score = |e: usize| match routing.scores {
+                RouterScores::Softmax => softmax(logits[e]),
+                RouterScores::Sigmoid => sigmoid(logits[e]),
+            };
+            let scores: Vec<R> = (0..experts).map(score).collect();
+            // The gradient by the scores, then by the logits.
+            let mut dscores = vec![R::default(); experts];
+            let mut divisor = R::of(1.0);
+            let mut common = R::default();
+            if let Some(epsilon) = routing.normalise {
+                divisor = ids.iter().map(|&id| scores[id as usize]).sum::<R>() + R::of(epsilon);
+                common = ids.iter().zip(dweights).map(|(&id, &dw)| dw * (scores[id as usize] / divisor)).sum();
+            }
+            for (&id, &dw) in ids.iter().zip(dweights) {
+                dscores[id as usize] = R::of(routing.scale) * ((dw - common) / divisor);
+            }
+            if let Some((balance, _)) = &losses {
+                let sum: R = match routing.scores {
+                    RouterScores::Softmax => R::of(1.0),
+                    RouterScores::Sigmoid => scores.iter().copied().sum(),
+                };
+                let mean: R = match routing.scores {
+                    // The softmax of the logits subtracts it below.
+                    RouterScores::Softmax => R::default(),
+                    RouterScores::Sigmoid => scores.iter().zip(balance).map(|(&s, &b)| b * (s / sum)).sum(),
+                };
+                for (dscore, &b) in dscores.iter_mut().zip(balance) {
+                    *dscore += (b - mean) / sum;
+                }
+            }
+            let through: R = match routing.scores {
+                RouterScores::Softmax => scores.iter().zip(&dscores).map(|(&s, &d)| s * d).sum(),
+                RouterScores::Sigmoid => R::default(),
+            };
+            for (e, dlogit) in dlogits.iter_mut().enumerate() {
+                let s = scores[e];
+                *dlogit = match routing.scores {
+                    RouterScores::Softmax => s * (dscores[e] - through),
+                    RouterScores::Sigmoid => s * (R::of(1.0) - s) * dscores[e],
+                };
+                if let Some((_, z)) = &losses {
+                    *dlogit += *z * lse * softmax(logits[e]);
+                }
+            }
+        });
+    });
+}
+
+pub(super) fn add_counts(counts: &mut Tensor, now: &Tensor) {
+    counts.host_mut::<i64>().iter_mut().zip(now.host::<i32>()).for_each(|(sum, &n)| *sum += i64::from(n));
+}
+
+pub(super) fn balance_bias(bias: &mut Tensor, counts: &mut Tensor, rate: f32) {
+    let (counts, experts) = (counts.host_mut::<i64>(), bias.len() as i64);
+    let total: i64 = counts.iter().sum();
+    for (bias, count) in bias.host_mut::<f32>().iter_mut().zip(counts) {
+        // The sign of mean - count, in integers.
+        *bias += rate * (total - *count * experts).signum() as f32;
+        *count = 0;
+    }
+}

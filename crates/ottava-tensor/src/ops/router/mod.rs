@@ -1,0 +1,236 @@
+//! Routers of mixtures of experts: which experts a token is sent to, and by which weights their outputs are added.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::real_type;
+use crate::{DType, Device, Error, Result, Tensor};
+use std::fmt;
+
+pub(crate) use cuda::SOURCE;
+
+/// How logits become choices and weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Routing {
+    /// Experts that a token is sent to, `K`.
+    pub chosen: usize,
+    /// What logits become.
+    pub scores: RouterScores,
+    /// Whether weights are divided by their sum plus this value; `None` if they are not.
+    pub normalise: Option<f64>,
+    /// The factor of all weights.
+    pub scale: f64,
+    /// Groups of neighbouring experts, of which only some may be chosen from.
+    pub groups: Option<ExpertGroups>,
+}
+
+/// The function from logits to scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterScores {
+    /// Over all experts.
+    Softmax,
+    /// Of each expert alone.
+    Sigmoid,
+}
+
+/// Groups of neighbouring experts: a token is only sent to experts of its best groups. DeepSeek-AI 2024, arXiv:2405.04434, section 2.2.2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// The number of groups, each of as many experts.
+    pub count: usize,
+    /// Groups that a token chooses from.
+    pub chosen: usize,
+    /// The score of a group.
+    pub by: GroupScore,
+}
+
+/// The score of a group of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupScore {
+    /// That of its best expert.
+    Best,
+    /// The sum of those of its two best.
+    TwoBest,
+}
+
+/// The choices of a router.
+#[derive(Clone, Debug)]
+pub struct Routes {
+    /// I32 `[T, K]`: the experts of each token, the best first; of equal ones the first.
+    pub ids: Tensor,
+    /// `[T, K]`, F32 (F64 for F64): their weights.
+    pub weights: Tensor,
+    /// `[T]`: the logarithm of the sum of the exponentials of the logits.
+    pub lse: Tensor,
+    /// `[T]`: the entropy of the scores, divided by their sum, in nats.
+    pub entropy: Tensor,
+}
+
+/// Losses of a router beside that of the model. Both are means over tokens, so their gradients have the scale of the loss of a token.
+#[derive(Clone, Copy, Debug)]
+pub struct RouterLosses<'a> {
+    /// The factor `c` of the loss of balance, `c · E / (K · T²) · Σ_e counts[e] · Σ_t p[t, e]`, with the scores `p` of a token divided by
+    /// their sum. Fedus et al. 2021, arXiv:2101.03961, equation 4, over `K` choices.
+    pub balance: f64,
+    /// I32 `[E]`: how many of these tokens chose each expert.
+    pub counts: &'a Tensor,
+    /// The factor of the mean of `lse²`. Zoph et al. 2022, arXiv:2202.08906, equation 5.
+    pub z: f64,
+    /// F32 `[1]` (F64 for F64): the factor of the loss of a token in what is differentiated.
+    pub scale: &'a Tensor,
+}
+
+/// Most experts, and most groups of them.
+const MOST_EXPERTS: usize = 1024;
+const MOST_GROUPS: usize = 64;
+
+impl fmt::Display for Routing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.scores {
+            RouterScores::Softmax => "the softmax of logits",
+            RouterScores::Sigmoid => "the sigmoid of logits",
+        })?;
+        if let Some(ExpertGroups { count, chosen, by }) = self.groups {
+            let by = if by == GroupScore::Best { "best expert" } else { "two best experts" };
+            write!(f, ", in the {chosen} of {count} groups with the {by}")?;
+        }
+        if self.normalise.is_some() {
+            f.write_str(", weights divided by their sum")?;
+        }
+        if self.scale != 1.0 {
+            write!(f, ", times {}", self.scale)?;
+        }
+        Ok(())
+    }
+}
+
+impl Routing {
+    /// Problems of this routing over `experts`.
+    pub fn problem(&self, experts: usize) -> Option<String> {
+        let Routing { chosen, groups, .. } = *self;
+        if chosen == 0 || chosen > experts || experts > MOST_EXPERTS {
+            return Some(format!(
+                "{chosen} of {experts} experts; there are 1 to {MOST_EXPERTS}, of which at least 1 is chosen"
+            ));
+        }
+        let groups = groups?;
+        let size = experts / groups.count.max(1);
+        let least = if groups.by == GroupScore::TwoBest { 2 } else { 1 };
+        if groups.count == 0 || groups.count > MOST_GROUPS || size * groups.count != experts || size < least {
+            return Some(format!("{experts} experts do not divide into {} groups of at least {least}", groups.count));
+        }
+        if groups.chosen > groups.count || groups.chosen * size < chosen {
+            return Some(format!("{} groups of {size} experts, of which {chosen} are chosen", groups.chosen));
+        }
+        None
+    }
+
+    /// Whether experts are compared by their logits, which order like scores; else by the sum of score and bias.
+    fn compares_logits(&self, bias: Option<&Tensor>) -> bool {
+        bias.is_none() && self.groups.is_none_or(|groups| groups.by == GroupScore::Best)
+    }
+
+    fn check(&self, what: &str, logits: &Tensor) -> Result<[usize; 2]> {
+        let [tokens, experts] = logits.dims(what)?;
+        logits.expect_dtype(what, &[DType::F32, DType::F64])?;
+        match self.problem(experts) {
+            Some(problem) => Err(Error::Value(format!("{what}: {problem}"))),
+            None => Ok([tokens, experts]),
+        }
+    }
+}
+
+/// Routes tokens by their `logits` `[T, E]`, F32 (F64 on the CPU).
+///
+/// Scores are the softmax or sigmoid of the logits. The `K` experts with the largest scores are chosen, with `bias` `[E]` by the sum of score and
+/// bias, in the best groups if there are any. The weight of an expert is its score (without bias), divided by the sum over the chosen ones if
+/// [`Routing::normalise`] is set, times [`Routing::scale`]. Among equal ones, lower ids are chosen first.
+///
+/// Errors with [`Error::Value`] if the routing does not fit the number of experts.
+pub fn route(logits: &Tensor, bias: Option<&Tensor>, routing: Routing) -> Result<Routes> {
+    let [tokens, experts] = routing.check("route: logits", logits)?;
+    let (device, real) = (logits.device(), logits.dtype());
+    if let Some(bias) = bias {
+        bias.expect("route: bias", &[experts])?;
+        bias.expect_dtype("route: bias", &[real])?;
+        bias.expect_device("route: bias", device)?;
+    }
+    let empty = |shape: &[usize], dtype| Tensor::empty(device, shape, dtype);
+    let mut routes = Routes {
+        ids: empty(&[tokens, routing.chosen], DType::I32)?,
+        weights: empty(&[tokens, routing.chosen], real)?,
+        lse: empty(&[tokens], real)?,
+        entropy: empty(&[tokens], real)?,
+    };
+    match device {
+        Device::Cpu => cpu::route(logits, bias, routing, &mut routes),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::route(gpu, logits, bias, routing, &mut routes)?,
+    }
+    Ok(routes)
+}
+
+/// The gradient by the logits of [`route`], like them, from that by its weights, `dweights` `[T, K]`, plus those of the `losses`. The bias has
+/// none.
+pub fn route_backward(
+    logits: &Tensor,
+    routes: &Routes,
+    dweights: &Tensor,
+    routing: Routing,
+    losses: Option<RouterLosses>,
+) -> Result<Tensor> {
+    let [tokens, experts] = routing.check("route_backward: logits", logits)?;
+    let (device, real) = (logits.device(), logits.dtype());
+    for (what, tensor, dtype) in
+        [("route_backward: ids", &routes.ids, DType::I32), ("route_backward: dweights", dweights, real)]
+    {
+        tensor.expect(what, &[tokens, routing.chosen])?;
+        tensor.expect_dtype(what, &[dtype])?;
+        tensor.expect_device(what, device)?;
+    }
+    routes.lse.expect("route_backward: lse", &[tokens])?;
+    if let Some(losses) = &losses {
+        losses.counts.expect("route_backward: counts", &[experts])?;
+        losses.counts.expect_dtype("route_backward: counts", &[DType::I32])?;
+        losses.scale.expect("route_backward: scale", &[1])?;
+        losses.scale.expect_dtype("route_backward: scale", &[real_type(real)])?;
+    }
+    let mut dlogits = logits.empty_like()?;
+    match device {
+        Device::Cpu => cpu::route_backward(logits, routes, dweights, routing, losses, &mut dlogits),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::route_backward(gpu, logits, routes, dweights, routing, losses, &mut dlogits)?,
+    }
+    Ok(dlogits)
+}
+
+/// `counts[e] += now[e]`, for I64 `counts` `[E]` and I32 `now` `[E]`.
+pub fn add_counts(counts: &mut Tensor, now: &Tensor) -> Result<()> {
+    now.expect_dtype("add_counts: now", &[DType::I32])?;
+    counts.expect_dtype("add_counts: counts", &[DType::I64])?;
+    counts.expect("add_counts: counts", now.shape())?;
+    counts.expect_device("add_counts: counts", now.device())?;
+    match counts.device().clone() {
+        Device::Cpu => cpu::add_counts(counts, now),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::add_counts(&gpu, counts, now)?,
+    }
+    Ok(())
+}
+
+/// `bias[e] += rate · sign(mean of counts - counts[e])`, for F32 `bias` `[E]` and I64 `counts` `[E]`: experts with fewer tokens than the mean
+/// are chosen more often. Then sets `counts` to zero. Wang et al. 2024, arXiv:2408.15664, algorithm 1.
+pub fn balance_bias(bias: &mut Tensor, counts: &mut Tensor, rate: f32) -> Result<()> {
+    bias.expect_dtype("balance_bias: bias", &[DType::F32])?;
+    counts.expect_dtype("balance_bias: counts", &[DType::I64])?;
+    counts.expect("balance_bias: counts", bias.shape())?;
+    counts.expect_device("balance_bias: counts", bias.device())?;
+    match bias.device().clone() {
+        Device::Cpu => cpu::balance_bias(bias, counts, rate),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::balance_bias(&gpu, bias, counts, rate)?,
+    }
+    Ok(())
+}

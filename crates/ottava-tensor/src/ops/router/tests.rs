@@ -1,0 +1,201 @@
+use super::*;
+use crate::testing::{Tolerance, normals, parity, values};
+
+const PLAIN: Routing = Routing { chosen: 2, scores: RouterScores::Softmax, normalise: None, scale: 1.0, groups: None };
+
+/// That of DeepSeek-V3, of 2 of 4 groups.
+const SIGMOID: Routing = Routing {
+    chosen: 3,
+    scores: RouterScores::Sigmoid,
+    normalise: Some(1e-20),
+    scale: 2.5,
+    groups: Some(ExpertGroups { count: 4, chosen: 2, by: GroupScore::TwoBest }),
+};
+
+/// That of DeepSeek-V2, of 2 of 4 groups.
+const GROUPED: Routing =
+    Routing { scale: 16.0, groups: Some(ExpertGroups { count: 4, chosen: 2, by: GroupScore::Best }), ..PLAIN };
+
+const NORMALISED: Routing = Routing { chosen: 4, normalise: Some(0.0), ..PLAIN };
+
+fn logits(values: &[f64]) -> Tensor {
+    Tensor::from_slice(&Device::Cpu, &[1, values.len()], values).unwrap()
+}
+
+fn routed(values: &[f64], bias: Option<&[f64]>, routing: Routing) -> (Vec<i32>, Vec<f64>) {
+    let bias = bias.map(|bias| Tensor::from_slice(&Device::Cpu, &[bias.len()], bias).unwrap());
+    let routes = route(&logits(values), bias.as_ref(), routing).unwrap();
+    (routes.ids.to_vec().unwrap(), routes.weights.to_vec().unwrap())
+}
+
+#[test]
+fn of_equal_logits_the_first_experts_are_chosen() {
+    let all = Routing { chosen: 3, ..PLAIN };
+    assert_eq!(routed(&[1.0; 5], None, all).0, [0, 1, 2]);
+    assert_eq!(routed(&[0.0, 2.0, 1.0, 2.0, 1.0], None, all).0, [1, 3, 2]);
+    // Logits whose softmax underflows still have an order.
+    assert_eq!(routed(&[-900.0, -800.0, 0.0], None, all).0, [2, 1, 0]);
+}
+
+#[test]
+fn weights_are_scores_of_the_chosen() {
+    let z = [1.0, 3.0, 2.0, -1.0];
+    let exp = z.map(f64::exp);
+    let sum: f64 = exp.iter().sum();
+    let close = |got: &[f64], expected: [f64; 2]| got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-14);
+    let (ids, weights) = routed(&z, None, PLAIN);
+    assert!(ids == [1, 2] && close(&weights, [exp[1] / sum, exp[2] / sum]), "{weights:?}");
+    let (_, weights) = routed(&z, None, Routing { normalise: Some(0.0), scale: 3.0, ..PLAIN });
+    let of_chosen = exp[1] + exp[2];
+    assert!(close(&weights, [3.0 * exp[1] / of_chosen, 3.0 * exp[2] / of_chosen]), "{weights:?}");
+    let routes = route(&logits(&z), None, PLAIN).unwrap();
+    let entropy: f64 = exp.iter().map(|e| e / sum).map(|p| -p * p.ln()).sum();
+    assert!((values(&routes.lse)[0] - sum.ln()).abs() < 1e-14);
+    assert!((values(&routes.entropy)[0] - entropy).abs() < 1e-14);
+}
+
+#[test]
+fn a_bias_chooses_and_does_not_weigh() {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let routing = Routing { scores: RouterScores::Sigmoid, ..PLAIN };
+    let (ids, weights) = routed(&[2.0, 1.0, 0.0, -1.0], Some(&[0.0, 0.0, 0.0, 1.0]), routing);
+    assert_eq!(ids, [3, 0]);
+    assert!((weights[0] - sigmoid(-1.0)).abs() < 1e-14 && (weights[1] - sigmoid(2.0)).abs() < 1e-14, "{weights:?}");
+}
+
+#[test]
+fn only_the_best_groups_are_chosen_from() {
+    // By best expert: groups 1 and 3. By the two best: groups 0 and 1.
+    let z = [2.0, 2.1, 3.0, 0.0, 0.5, 0.4, 2.9, -4.0];
+    let best = Routing { chosen: 4, ..GROUPED };
+    assert_eq!(routed(&z, None, best).0, [2, 6, 3, 7]);
+    let two_best = Routing { chosen: 4, groups: SIGMOID.groups, ..SIGMOID };
+    assert_eq!(routed(&z, None, two_best).0, [2, 1, 0, 3]);
+}
+
+/// All of `Σ dweights · weights + losses`, as the gradient by the logits should find it.
+fn objective(logits: &Tensor, dweights: &[f64], routing: Routing, [balance, z]: [f64; 2], scale: f64) -> f64 {
+    let routes = route(logits, None, routing).unwrap();
+    let weighed: f64 = values(&routes.weights).iter().zip(dweights).map(|(a, b)| a * b).sum();
+    let [tokens, experts] = logits.dims::<2>("logits").unwrap();
+    let counts = counts_of(&routes, experts);
+    let x = values(logits);
+    let mut balanced = 0.0;
+    for row in x.chunks(experts) {
+        let scores: Vec<f64> = match routing.scores {
+            RouterScores::Softmax => row.iter().map(|z| z.exp()).collect(),
+            RouterScores::Sigmoid => row.iter().map(|z| 1.0 / (1.0 + (-z).exp())).collect(),
+        };
+        let sum: f64 = scores.iter().sum();
+        balanced += scores.iter().zip(&counts).map(|(s, &n)| s / sum * f64::from(n)).sum::<f64>();
+    }
+    // Both losses are means over tokens, of which each has the factor `scale`.
+    let of_lse: f64 = values(&routes.lse).iter().map(|lse| lse * lse).sum();
+    weighed + scale * (balance * experts as f64 / (routing.chosen * tokens) as f64 * balanced + z * of_lse)
+}
+
+fn counts_of(routes: &Routes, experts: usize) -> Vec<i32> {
+    let mut counts = vec![0; experts];
+    routes.ids.to_vec::<i32>().unwrap().into_iter().for_each(|id| counts[id as usize] += 1);
+    counts
+}
+
+#[test]
+fn route_backward_is_the_gradient() {
+    let (tokens, experts) = (5, 8);
+    let x = normals("logits", &[tokens, experts], DType::F64);
+    for routing in [PLAIN, NORMALISED, GROUPED, SIGMOID, Routing { chosen: 8, ..NORMALISED }] {
+        let dweights = normals("dweights", &[tokens, routing.chosen], DType::F64);
+        for losses in [[0.0; 2], [0.3, 0.0], [0.2, 0.1]] {
+            let scale = Tensor::from_slice(&Device::Cpu, &[1], &[0.7]).unwrap();
+            let routes = route(&x, None, routing).unwrap();
+            let counts = Tensor::from_slice(&Device::Cpu, &[experts], &counts_of(&routes, experts)).unwrap();
+            let with = RouterLosses { balance: losses[0], counts: &counts, z: losses[1], scale: &scale };
+            let with = (losses != [0.0; 2]).then_some(with);
+            let got = values(&route_backward(&x, &routes, &dweights, routing, with).unwrap());
+            let (at, dweights) = (values(&x), values(&dweights));
+            for i in 0..at.len() {
+                let moved = |by: f64| {
+                    let mut at = at.clone();
+                    at[i] += by;
+                    let at = Tensor::from_slice(&Device::Cpu, &[tokens, experts], &at).unwrap();
+                    objective(&at, &dweights, routing, losses, 0.7)
+                };
+                let expected = (moved(1e-6) - moved(-1e-6)) / 2e-6;
+                assert!((got[i] - expected).abs() < 1e-7, "{routing:?} {losses:?} {i}: {} and {expected}", got[i]);
+            }
+        }
+    }
+}
+
+#[test]
+fn routers_agree_across_devices() {
+    for (tokens, experts, routing) in [
+        (1, 2, PLAIN),
+        (37, 33, PLAIN),
+        (129, 128, Routing { chosen: 8, ..NORMALISED }),
+        (9, 60, NORMALISED),
+        (65, 256, Routing { groups: Some(ExpertGroups { count: 8, chosen: 4, by: GroupScore::Best }), ..GROUPED }),
+        (5, 1, Routing { chosen: 1, scores: RouterScores::Sigmoid, ..PLAIN }),
+    ] {
+        let mut x = normals("logits", &[tokens, experts], DType::F32).to_vec::<f32>().unwrap();
+        // Ties, of which each device must choose the first.
+        x.iter_mut().for_each(|x| *x = (*x * 8.0).round() / 8.0);
+        let inputs = [
+            Tensor::from_slice(&Device::Cpu, &[tokens, experts], &x).unwrap(),
+            normals("dweights", &[tokens, routing.chosen], DType::F32),
+            Tensor::from_slice(&Device::Cpu, &[1], &[0.5f32]).unwrap(),
+        ];
+        parity(&inputs, Tolerance::Exact, |t| Ok(vec![route(&t[0], None, routing)?.ids]));
+        // Exponentials differ in the last bits, and sums are in another order.
+        parity(&inputs, Tolerance::Steps(DType::F32, 64.0), |t| {
+            let routes = route(&t[0], None, routing)?;
+            let counts = crate::ops::slots(&routes.ids, experts)?.groups.counts;
+            let losses = RouterLosses { balance: 0.1, counts: &counts, z: 0.01, scale: &t[2] };
+            Ok(vec![
+                route_backward(&t[0], &routes, &t[1], routing, None)?,
+                route_backward(&t[0], &routes, &t[1], routing, Some(losses))?,
+                routes.weights,
+                routes.lse,
+                routes.entropy,
+            ])
+        });
+    }
+}
+
+/// Scores are apart, so that roundings do not change the choice.
+#[test]
+fn biased_choices_agree_across_devices() {
+    let (tokens, experts) = (33, 16);
+    let x: Vec<f32> = (0..tokens * experts).map(|i| ((i * 7919) % 61) as f32 / 16.0 - 2.0).collect();
+    let inputs =
+        [Tensor::from_slice(&Device::Cpu, &[tokens, experts], &x).unwrap(), normals("bias", &[experts], DType::F32)];
+    parity(&inputs, Tolerance::Exact, |t| Ok(vec![route(&t[0], Some(&t[1]), SIGMOID)?.ids]));
+}
+
+#[test]
+fn rare_experts_are_preferred_after_an_update() {
+    let inputs = [normals("bias", &[3], DType::F32), Tensor::from_slice(&Device::Cpu, &[3], &[5, 1, 3]).unwrap()];
+    let before = inputs[0].to_vec::<f32>().unwrap();
+    let update = |t: &[Tensor]| {
+        let (mut bias, mut counts) = (t[0].duplicate()?, Tensor::zeros(t[0].device(), &[3], DType::I64)?);
+        add_counts(&mut counts, &t[1])?;
+        balance_bias(&mut bias, &mut counts, 0.25)?;
+        Ok(vec![bias, counts])
+    };
+    parity(&inputs, Tolerance::Exact, update);
+    let after = update(&inputs).unwrap();
+    assert_eq!(after[0].to_vec::<f32>().unwrap(), [before[0] - 0.25, before[1] + 0.25, before[2]]);
+    assert_eq!(after[1].to_vec::<i64>().unwrap(), [0; 3]);
+}
+
+#[test]
+fn misfits_are_errors() {
+    let problem = |experts, routing: Routing| routing.problem(experts).unwrap_or_default();
+    assert_eq!(problem(8, PLAIN), "");
+    assert_eq!(problem(1, PLAIN), "2 of 1 experts; there are 1 to 1024, of which at least 1 is chosen");
+    assert_eq!(problem(10, GROUPED), "10 experts do not divide into 4 groups of at least 1");
+    assert_eq!(problem(8, Routing { chosen: 5, ..GROUPED }), "2 groups of 2 experts, of which 5 are chosen");
+    let error = route(&normals("x", &[2, 1], DType::F32), None, PLAIN).unwrap_err().to_string();
+    assert!(error.starts_with("route: logits: 2 of 1 experts"), "{error}");
+}
