@@ -67,7 +67,8 @@ fn sigmoid<R: Real>(x: R) -> R {
 fn entropy_of<R: Real>(scores: &[R]) -> R {
     let sum: R = scores.iter().copied().sum();
     let terms = scores.iter().map(|&score| score / sum).filter(|&p| p > R::default());
-    terms.map(|p| -(p * p.ln())).sum()
+    // From +0, as on the GPU; the sum of an iterator begins with -0.
+    terms.fold(R::default(), |sum, p| sum - p * p.ln())
 }
 
 /// Excludes the experts of all but the best groups.
