@@ -48,11 +48,14 @@ pub enum NonFiniteSteps {
     Skip,
 }
 
-/// Values before which nothing is a spike.
-const LEAST: usize = 20;
+/// Values before which nothing is a spike: losses and norms change fast in the first steps.
+const LEAST: usize = 100;
 
 /// The least spread of a window, relative to its median: on a plateau, values within it are no spikes.
-const FLOOR: f64 = 0.005;
+const FLOOR_OF_LOSSES: f64 = 0.005;
+
+/// The same for gradient norms, some of which are twice the median in every run.
+const FLOOR_OF_NORMS: f64 = 0.2;
 
 /// The factor between the median absolute deviation and the standard deviation of a normal distribution.
 const NORMAL: f64 = 1.4826;
@@ -62,6 +65,7 @@ const NORMAL: f64 = 1.4826;
 pub struct SpikeDetector {
     window: usize,
     threshold: f64,
+    floor: f64,
     values: VecDeque<f64>,
 }
 
@@ -84,9 +88,14 @@ impl Display for Spike {
 }
 
 impl SpikeDetector {
-    /// A detector of values more than `threshold` robust standard deviations above the median of the last `window` values.
-    pub fn new(window: usize, threshold: f64) -> SpikeDetector {
-        SpikeDetector { window, threshold, values: VecDeque::new() }
+    /// A detector of losses more than `threshold` robust standard deviations above the median of the last `window` values.
+    pub fn of_losses(window: usize, threshold: f64) -> SpikeDetector {
+        SpikeDetector { window, threshold, floor: FLOOR_OF_LOSSES, values: VecDeque::new() }
+    }
+
+    /// The same of gradient norms.
+    pub fn of_norms(window: usize, threshold: f64) -> SpikeDetector {
+        SpikeDetector { floor: FLOOR_OF_NORMS, ..SpikeDetector::of_losses(window, threshold) }
     }
 
     /// Adds `value`, which is finite, and returns it if it is a spike.
@@ -116,7 +125,7 @@ impl SpikeDetector {
         }
         let center = median(self.values.iter().copied().collect());
         let deviation = median(self.values.iter().map(|x| (x - center).abs()).collect());
-        Some((center, (NORMAL * deviation).max(FLOOR * center.abs()).max(f64::MIN_POSITIVE)))
+        Some((center, (NORMAL * deviation).max(self.floor * center.abs()).max(f64::MIN_POSITIVE)))
     }
 }
 
@@ -138,7 +147,7 @@ mod tests {
     }
 
     fn spikes(series: impl Iterator<Item = f64>) -> Vec<usize> {
-        let mut detector = SpikeDetector::new(200, 10.0);
+        let mut detector = SpikeDetector::of_losses(200, 10.0);
         series.enumerate().filter(|(_, x)| detector.see(*x).is_some()).map(|(step, _)| step).collect()
     }
 
@@ -154,7 +163,7 @@ mod tests {
     fn spikes_are_found_at_their_step_and_described() {
         let with_spikes = (0..3000).map(|step| loss(step) + if step % 1000 == 700 { 1.5 } else { 0.0 });
         assert_eq!(spikes(with_spikes), [700, 1700, 2700]);
-        let mut detector = SpikeDetector::new(50, 10.0);
+        let mut detector = SpikeDetector::of_losses(50, 10.0);
         (0..50).for_each(|i| assert_eq!(detector.see(2.0 + 0.1 * f64::from(i % 3)), None));
         let spike = detector.see(7.0).unwrap();
         assert_eq!(spike.median, 2.1);
@@ -165,7 +174,39 @@ mod tests {
 
     #[test]
     fn nothing_is_judged_without_a_history() {
-        let mut detector = SpikeDetector::new(100, 10.0);
+        let mut detector = SpikeDetector::of_losses(100, 10.0);
         (0..LEAST).for_each(|i| assert_eq!(detector.see(10f64.powi(i as i32)), None));
+    }
+
+    /// Losses and gradient norms of 1,200 steps of a small model on the bundled text.
+    fn recorded(key: &str) -> Vec<f64> {
+        let text = include_str!("../../tests/data/losses_and_norms.json");
+        let all: std::collections::BTreeMap<String, Vec<f64>> = serde_json::from_str(text).unwrap();
+        all[key].clone()
+    }
+
+    fn spikes_of(detector: fn(usize, f64) -> SpikeDetector, series: &[f64]) -> Vec<usize> {
+        let mut detector = detector(200, 10.0);
+        (0..series.len()).filter(|&step| detector.see(series[step]).is_some()).collect()
+    }
+
+    #[test]
+    fn recorded_series_give_an_alarm_at_planted_spikes_alone() {
+        type Detector = fn(usize, f64) -> SpikeDetector;
+        let cases: [(&str, Detector, f64); 2] =
+            [("loss", SpikeDetector::of_losses, 2.0), ("grad_norm", SpikeDetector::of_norms, 10.0)];
+        for (key, detector, factor) in cases {
+            let normal = recorded(key);
+            let with = |change: &dyn Fn(usize, f64) -> f64| -> Vec<f64> {
+                normal.iter().enumerate().map(|(step, value)| change(step, *value)).collect()
+            };
+            assert_eq!(spikes_of(detector, &normal), [0usize; 0], "{key}");
+            let spike = with(&|step, value| if [600, 601, 900].contains(&step) { factor * value } else { value });
+            assert_eq!(spikes_of(detector, &spike), [600, 601, 900], "{key}");
+            let drift = with(&|step, value| value * (1.0 + step as f64 / 1200.0));
+            assert_eq!(spikes_of(detector, &drift), [0usize; 0], "{key}");
+            let plateau = with(&|step, value| if step < 900 { value } else { normal[900] });
+            assert_eq!(spikes_of(detector, &plateau), [0usize; 0], "{key}");
+        }
     }
 }

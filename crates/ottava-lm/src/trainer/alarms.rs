@@ -22,8 +22,8 @@ impl Alarms {
     /// to no further line.
     pub(super) fn new(config: &RunConfig, losses: &Losses, grad_norms: &Losses, now: &[CastRecord]) -> Result<Alarms> {
         let alarms = &config.alarms;
-        let detector = |seen: &Losses| {
-            let mut detector = SpikeDetector::new(alarms.spike_window, alarms.spike_threshold);
+        let (window, threshold) = (alarms.spike_window, alarms.spike_threshold);
+        let with = |mut detector: SpikeDetector, seen: &Losses| {
             let first = seen.len().saturating_sub(alarms.spike_window);
             for (_, value) in &seen[first..] {
                 detector.see(*value);
@@ -38,7 +38,9 @@ impl Alarms {
             }
         }
         let counted = now.iter().map(|record| record.counts).collect();
-        Ok(Alarms { loss: detector(losses), grad_norm: detector(grad_norms), casts, counted })
+        let loss = with(SpikeDetector::of_losses(window, threshold), losses);
+        let grad_norm = with(SpikeDetector::of_norms(window, threshold), grad_norms);
+        Ok(Alarms { loss, grad_norm, casts, counted })
     }
 
     /// What the statistics of casts since the last call have that is out of the ordinary.

@@ -2,12 +2,12 @@
 
 use crate::resume::{config, metrics, train, write_inputs};
 use crate::sentinel::differences_of_checks;
+use crate::setup::text;
 use ottava_lm::config::SentinelConfig;
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::trainer::Start;
 use ottava_tensor::Device;
 use serde_json::Value;
-use std::fmt::Write;
 use std::time::Instant;
 
 const STEPS: u64 = 2000;
@@ -17,12 +17,9 @@ const STEPS: u64 = 2000;
 fn healthy_runs_of_each_recipe_raise_no_alarm() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
-    // More than an epoch of the steps.
-    let mut text = String::new();
-    for i in 0..30_000u64 {
-        let hash = i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
-        writeln!(text, "line {hash} says {} and {}", hash % 977, "word ".repeat(hash as usize % 5)).unwrap();
-    }
+    // Text that the steps do not read twice.
+    let readable = |c: &char| *c == '\n' || (' '..='~').contains(c);
+    let text: String = text()[..3_000_000].iter().map(|&id| char::from(id as u8)).filter(readable).collect();
     std::fs::write(inputs.path().join("text.txt"), text).unwrap();
     for recipe in std::iter::once(RecipeName::Bf16).chain(RecipeName::FP8.iter().copied()) {
         let output = tempfile::tempdir().unwrap();

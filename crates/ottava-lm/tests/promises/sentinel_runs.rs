@@ -526,7 +526,7 @@ fn ranks_roll_back_together() {
             let mut config = config(inputs.path(), output, RecipeName::Fp8Delayed);
             (config.alarms.spike_window, config.alarms.spike_threshold) = (4, 20.0);
             (config.alarms.loss_spike, config.alarms.rollback_steps) = (policy, 3);
-            config.parallel = parallel.clone();
+            config.parallel = parallel;
             (config.training.learning_rate, config.training.max_steps) = (learning_rate, 9);
             config
         };
