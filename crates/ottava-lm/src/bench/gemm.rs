@@ -18,8 +18,10 @@ pub struct GemmRow {
     pub product: Product,
     /// The recipe.
     pub recipe: RecipeName,
-    /// Tokens, outputs and inputs.
+    /// Rows, outputs and inputs. Rows are the tokens, or those of all experts.
     pub sizes: [usize; 3],
+    /// The experts that share the rows.
+    pub experts: Option<usize>,
     /// Type of the result.
     pub out: &'static str,
     /// Measured milliseconds.
@@ -49,12 +51,14 @@ pub(super) fn operands(recipe: &Recipe) -> Operands {
     }
 }
 
-/// Milliseconds of `product` alone, and the type of its result; gradients of weights have type `gradients` if the recipe allows it.
+/// Milliseconds of `product` alone, and the type of its result; gradients of weights have type `gradients` if the recipe allows it. With
+/// `experts`, the rows belong to so many matrices.
 pub(super) fn milliseconds(
     device: &Device,
     recipe: &Recipe,
     product: Product,
     sizes: [usize; 3],
+    experts: Option<usize>,
     gradients: DType,
 ) -> Result<(f64, DType)> {
     let (out, precision) = match product {
@@ -67,7 +71,7 @@ pub(super) fn milliseconds(
         ProductPrecision::Fp8(accumulation) => (operands(recipe), accumulation),
         ProductPrecision::High => (Operands::Plain(recipe.compute), Accumulation::Exact),
     };
-    Ok((gemm_milliseconds(device, product, sizes, operands, out, accumulation)?, out))
+    Ok((gemm_milliseconds(device, product, sizes, experts, operands, out, accumulation)?, out))
 }
 
 /// Times the three products of each linear of a block, in every recipe, and hands each row to `report`.
@@ -85,11 +89,12 @@ pub fn gemms(
     for linear in model.block_linears() {
         for product in Product::ALL {
             for &name in recipes {
-                let (recipe, sizes) = (recipe(name), [tokens, linear.outputs, linear.inputs]);
-                let (milliseconds, out) = milliseconds(device, &recipe, product, sizes, gradients)?;
+                let (recipe, sizes) = (recipe(name), [linear.rows(tokens), linear.outputs, linear.inputs]);
+                let experts = linear.experts.map(|experts| experts.count);
+                let (milliseconds, out) = milliseconds(device, &recipe, product, sizes, experts, gradients)?;
                 let floor_milliseconds = flops(sizes) / rates.flops(operands(&recipe)) * 1e3;
                 let (linear, recipe, out) = (linear.name_in_block().to_string(), name, out.name());
-                report(GemmRow { linear, product, recipe, sizes, out, milliseconds, floor_milliseconds });
+                report(GemmRow { linear, product, recipe, sizes, experts, out, milliseconds, floor_milliseconds });
             }
         }
     }

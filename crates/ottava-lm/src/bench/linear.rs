@@ -130,7 +130,7 @@ pub fn linears(
             for &name in recipes {
                 let (recipe, sizes) = (recipe(name), [tokens, linear.outputs, linear.inputs]);
                 let sums = GradFormat::for_matrix(gradients, recipe.compute).sums();
-                let products = Product::ALL.map(|product| milliseconds(device, &recipe, product, sizes, sums));
+                let products = Product::ALL.map(|product| milliseconds(device, &recipe, product, sizes, None, sums));
                 let products = products.into_iter().try_fold(0.0, |sum, one| Ok::<_, crate::Error>(sum + one?.0))?;
                 let cast_bytes = recipe.casts.map_or(0, |_| 4 * tokens * (linear.outputs + linear.inputs));
                 let floor = 3.0 * flops(sizes) / rates.flops(operands(&recipe)) + cast_bytes as f64 / rates.copy_bytes;

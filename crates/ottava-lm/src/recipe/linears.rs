@@ -42,7 +42,7 @@ impl LinearSite {
     }
 
     /// Rows of its product, for a micro-batch of `tokens`: those of all experts, which are one launch.
-    fn rows(&self, tokens: usize) -> usize {
+    pub fn rows(&self, tokens: usize) -> usize {
         tokens * self.matrices()[1]
     }
 

@@ -2,8 +2,8 @@
 
 use super::{copy_bandwidth, time_for};
 use crate::ops::{
-    Accumulation, CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Operand, cast, gemm_nt,
-    gemm_nt_into, normal,
+    Accumulation, CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Groups, Operand, cast, gemm_nt,
+    gemm_nt_into, grouped_gemm_nt, grouped_wgrad_into, normal,
 };
 use crate::{DType, Device, Granularity, QuantizedTensor, Result, Tensor};
 
@@ -105,11 +105,13 @@ impl Fprop {
     }
 }
 
-/// Median milliseconds of `product` for `[T, N, K]` on random operands, with results in type `out`.
+/// Median milliseconds of `product` for `[T, N, K]` on random operands, with results in type `out`. With `groups`, the T rows are those of so
+/// many groups of unequal sizes, 0.3 to 1.7 times the mean, and each has a matrix of its own.
 pub fn gemm_milliseconds(
     device: &Device,
     product: Product,
     [tokens, outputs, inputs]: [usize; 3],
+    groups: Option<usize>,
     operands: Operands,
     out: DType,
     accumulation: Accumulation,
@@ -118,25 +120,43 @@ pub fn gemm_milliseconds(
         Operands::Plain(dtype) => [(dtype, Granularity::PerTensor); 3],
         Operands::Fp8 { input, weight, grad_output } => [input, weight, grad_output],
     };
-    let x = || Matrix::random(device, [tokens, inputs], input, 1);
-    let w = || Matrix::random(device, [outputs, inputs], weight, 2);
-    let dy = || Matrix::random(device, [tokens, outputs], grad_output, 3);
+    let rows = groups.map_or(tokens, |groups| Groups::capacity(tokens, groups));
+    let stacked = groups.unwrap_or(1) * outputs;
+    let groups = groups.map(|groups| Groups::new(device, &unequal(tokens, groups))).transpose()?;
+    let x = || Matrix::random(device, [rows, inputs], input, 1);
+    let w = || Matrix::random(device, [stacked, inputs], weight, 2);
+    let dy = || Matrix::random(device, [rows, outputs], grad_output, 3);
+    let multiply = |a: Operand, b: Operand| match &groups {
+        None => gemm_nt(a, b, out, accumulation).map(drop),
+        Some(groups) => grouped_gemm_nt(a, b, groups, out, accumulation).map(drop),
+    };
     match product {
         Product::Fprop => {
             let (x, w) = (x()?, w()?);
-            time_for(device, ROUND_MILLISECONDS, || gemm_nt(x.rows(), w.rows(), out, accumulation).map(drop))
+            time_for(device, ROUND_MILLISECONDS, || multiply(x.rows(), w.rows()))
         }
         Product::Dgrad => {
             let (dy, w) = (dy()?, w()?);
-            time_for(device, ROUND_MILLISECONDS, || gemm_nt(dy.rows(), w.columns(), out, accumulation).map(drop))
+            time_for(device, ROUND_MILLISECONDS, || multiply(dy.rows(), w.columns()))
         }
         Product::Wgrad => {
             let (dy, x) = (dy()?, x()?);
-            let mut dw = Tensor::empty(device, &[outputs, inputs], out)?;
-            let mut product = || gemm_nt_into(dy.columns(), x.columns(), &mut dw, accumulation);
-            time_for(device, ROUND_MILLISECONDS, &mut product)
+            let mut dw = Tensor::empty(device, &[stacked, inputs], out)?;
+            time_for(device, ROUND_MILLISECONDS, || match &groups {
+                None => gemm_nt_into(dy.columns(), x.columns(), &mut dw, accumulation),
+                Some(groups) => grouped_wgrad_into(dy.columns(), x.columns(), groups, &mut dw, accumulation),
+            })
         }
     }
+}
+
+/// `rows` rows in `groups` groups, as unequal as those of a trained router.
+fn unequal(rows: usize, groups: usize) -> Vec<usize> {
+    let weights: Vec<usize> = (0..groups).map(|group| 300 + group * 7919 % 1401).collect();
+    let total: usize = weights.iter().sum();
+    let mut counts: Vec<_> = weights.iter().map(|weight| rows * weight / total).collect();
+    counts[0] += rows - counts.iter().sum::<usize>();
+    counts
 }
 
 /// Reference rates of a device, measured in this run.
@@ -156,7 +176,7 @@ impl Rates {
         let size: usize = if matches!(device, Device::Cpu) { 64 } else { 8192 };
         let rate = |operands| {
             let how = (DType::BF16, Accumulation::Fast);
-            let milliseconds = gemm_milliseconds(device, Product::Fprop, [size; 3], operands, how.0, how.1)?;
+            let milliseconds = gemm_milliseconds(device, Product::Fprop, [size; 3], None, operands, how.0, how.1)?;
             Ok::<_, crate::Error>(2.0 * (size as f64).powi(3) / (milliseconds * 1e-3))
         };
         let codes = (DType::E4M3, Granularity::PerTensor);
