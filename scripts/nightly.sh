@@ -27,7 +27,7 @@ ranks() { OTTAVA_RANKS=full promises ranks:: && OTTAVA_RANKS=full cli rank_fault
 kill() { OTTAVA_KILLS=1000 cli kill; }
 # 10,000 requests to a server, most of them faulty or broken off; then honest clients beside others that attack it.
 soak() { OTTAVA_SOAK=10000 cli --release soak; }
-# 2,000 steps of each recipe without an alarm, and 10,000 repeated passes without a difference.
+# 2,000 steps of each recipe without an alarm, 10,000 repeated passes without a difference, and estimated costs beside the loss gap.
 sentinel() { promises --ignored sentinel_long; }
 # Losses, logits and text of SmolLM2 beside transformers.
 smollm2() {
