@@ -73,7 +73,7 @@ impl Param {
     pub fn in_sums(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
         let real = real_type(build.recipe.compute);
         let mut param = Param::new(build, shards, init)?;
-        param.weights = Weights::new(build.device, &param.weights.shape().to_vec(), real, param.formats.masters);
+        param.weights = Weights::new(build.device, param.weights.shape(), real, param.formats.masters);
         Ok(param)
     }
 
