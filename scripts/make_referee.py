@@ -21,7 +21,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gem
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM
 from transformers import Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
-from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -157,6 +157,13 @@ OPTIONS = {
         | dict(q_lora_rank=10, n_routed_experts=6, num_experts_per_tok=2, topk_method="group_limited_greedy", n_group=3, topk_group=2)
         | dict(routed_scaling_factor=2.5, rope_parameters=dict(rope_type="yarn", rope_theta=100.0, factor=4.0) | LATENT_YARN),
     ),
+    "deepseek_v3": (
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config,
+        LATENT
+        | dict(q_lora_rank=10, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=4, topk_group=2)
+        | dict(first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=True),
+    ),
     "yarn": (*LLAMA, TINY | dict(rope_parameters=YARN)),
     "yarn_mscale": (
         *LLAMA,
@@ -229,6 +236,9 @@ def random_weights(model, generator):
         for n, p in model.named_parameters():
             spread = 0.3 * torch.randn(p.shape, generator=generator)
             p.copy_((p + spread if p.dim() < 2 else spread).to(torch.bfloat16))
+        for n, b in model.named_buffers():
+            if n.endswith("e_score_correction_bias"):
+                b.copy_((0.3 * torch.randn(b.shape, generator=generator)).to(torch.bfloat16))
 
 
 def in_folder(model, values):
@@ -276,6 +286,7 @@ def compare(name):
     gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
     if any(".experts." in n for n in weights):
         weights, gradients = (in_folder(model, of.values()) for of in (weights, gradients))
+        gradients |= {n: torch.zeros_like(g) for n, g in gradients.items() if n.endswith("e_score_correction_bias")}
     for n in weights:
         tensors[f"{name}/weights/{n}"] = weights[n].to(torch.bfloat16)
         tensors[f"{name}/gradients/{n}"] = gradients[n]

@@ -37,6 +37,7 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
             count,
             hidden,
             routing: Routing { chosen, scores: RouterScores::Softmax, normalise, scale: 1.0, groups: None },
+            bias: None,
             shared: None,
             losses: RouterLossFactors::default(),
         }),

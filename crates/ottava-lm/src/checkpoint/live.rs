@@ -16,7 +16,6 @@ use std::ops::Range;
 pub struct LiveTensors<'a> {
     partition: &'a Partition,
     device: Device,
-    dtype: DType,
     params: Vec<LiveParam<'a>>,
     /// The first parameter that was not gathered yet.
     next: usize,
@@ -32,6 +31,7 @@ pub struct LiveTensors<'a> {
 struct LiveParam<'a> {
     name: String,
     shape: Vec<usize>,
+    dtype: DType,
     /// The rank of the pipeline that has it.
     owner: usize,
     /// `None` if this rank does not have it.
@@ -39,12 +39,11 @@ struct LiveParam<'a> {
 }
 
 impl<'a> LiveTensors<'a> {
-    /// The tensors of a model with weights of type `dtype` on `device`, of whose trained parameters this rank has `params`. `whole` is the
-    /// model without weights, if ranks have different parts of it. Returns also the weights of the model, in its order.
+    /// The tensors of a model on `device`, of whose trained parameters this rank has `params`. `whole` is the model without weights, if
+    /// ranks have different parts of it. Returns also the weights of the model, in its order.
     pub(super) fn new(
         partition: &'a Partition,
         device: &Device,
-        dtype: DType,
         whole: Option<Decoder>,
         params: Vec<&'a mut Param>,
         others: HashMap<String, Tensor>,
@@ -52,18 +51,18 @@ impl<'a> LiveTensors<'a> {
         let (mut weights, mut rows, mut live) = (Vec::new(), HashMap::new(), Vec::new());
         let mut add = |shards: &[Shard], param: LiveParam<'a>| {
             for (shard, at) in rows_of(shards) {
-                let tensor = &shard.tensor;
+                let (tensor, dtype) = (&shard.tensor, param.dtype);
                 weights.push(TensorInfo { name: tensor.name.clone(), dtype, shape: tensor.stored_shape() });
                 rows.insert(tensor.name.clone(), (live.len(), tensor.layout, at));
             }
             live.push(param);
         };
-        let describe = |param: &Param| (param.name().to_string(), param.weights.shape().to_vec());
+        let describe = |param: &Param| (param.name().to_string(), param.weights.shape().to_vec(), param.dtype());
         match whole {
             None => {
                 for param in params {
-                    let ((name, shape), shards) = (describe(param), param.shards.clone());
-                    add(&shards, LiveParam { name, shape, owner: 0, here: Some(param) });
+                    let ((name, shape, dtype), shards) = (describe(param), param.shards.clone());
+                    add(&shards, LiveParam { name, shape, dtype, owner: 0, here: Some(param) });
                 }
             }
             Some(mut whole) => {
@@ -72,16 +71,16 @@ impl<'a> LiveTensors<'a> {
                 let rank = partition.ranks().pipeline().rank();
                 let mut own: HashMap<_, _> = names.into_iter().zip(params).collect();
                 for param in whole.parameters() {
-                    let (name, shape) = describe(param);
+                    let (name, shape, dtype) = describe(param);
                     // The first of the ranks that share the weight of embedding and head.
                     let owner = stages.iter().position(|names| names.contains(&name)).unwrap_or(0);
                     let here = own.remove(&name).filter(|_| owner == rank);
-                    add(&param.shards, LiveParam { name, shape, owner, here });
+                    add(&param.shards, LiveParam { name, shape, dtype, owner, here });
                 }
             }
         }
         let (device, next, whole) = (device.clone(), 0, None);
-        Ok((weights, LiveTensors { partition, device, dtype, params: live, next, rows, others, whole }))
+        Ok((weights, LiveTensors { partition, device, params: live, next, rows, others, whole }))
     }
 
     /// A tensor by its name, in the order of [`Contents::names`](super::training::Contents::names).
@@ -114,14 +113,14 @@ impl<'a> LiveTensors<'a> {
 
     /// The whole weights of a parameter, on all ranks.
     fn value(&self, at: usize) -> Result<Tensor> {
-        let LiveParam { name, shape, owner, here } = &self.params[at];
+        let LiveParam { name, shape, dtype, owner, here } = &self.params[at];
         let own = here.as_ref().map(|param| self.partition.whole_value(param)).transpose()?;
         match (own, self.partition.ranks().pipeline().size()) {
             (Some(own), 1) => Ok(own),
             // A broadcast writes its buffer.
             (Some(own), _) => self.partition.share_with_stages(name, *owner, own.duplicate()?),
             (None, _) => {
-                let into = Tensor::empty(&self.device, shape, self.dtype)?;
+                let into = Tensor::empty(&self.device, shape, *dtype)?;
                 self.partition.share_with_stages(name, *owner, into)
             }
         }

@@ -80,10 +80,13 @@ impl FolderWeights {
     /// Errors when the folder holds weights that the model of these `sizes` did not read; known leftovers of older writers are ignored, a
     /// second copy of a tied head, and the head of a language model whose decoder is that of a reward model.
     pub fn finish(self, sizes: &DecoderConfig) -> Result<()> {
+        let skipped = sizes.layers..sizes.layers + sizes.skipped_layers;
+        let skipped: Vec<_> = skipped.map(|layer| format!("{}.{layer}.", sizes.names.blocks)).collect();
         let expected = |name: &str| {
             self.used.contains(name)
                 || MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end))
                 || ((sizes.tied || sizes.score) && name == HEAD)
+                || skipped.iter().any(|layer| name.starts_with(layer))
         };
         if let Some(name) = self.files.names().into_iter().find(|name| !expected(name)) {
             return Err(Error::Model(format!(

@@ -95,7 +95,7 @@ impl Contents {
         optimizer: &mut dyn Optimizer,
         partition: &'a Partition,
     ) -> Result<(Contents, LiveTensors<'a>)> {
-        let (ranks, dtype) = (partition.ranks(), model.recipe().compute);
+        let ranks = partition.ranks();
         let divided_file = format!("optimizer-{:05}-of-{:05}.safetensors", ranks.rank() + 1, ranks.size());
         let (rank, size, has_adapters) = (ranks.rank(), ranks.size(), model.config().lora.is_some());
         let mut contents = Contents { divided_file, rank, ranks: size, ..Contents::default() };
@@ -143,7 +143,7 @@ impl Contents {
                 }
             }
         }
-        let (weights_of_all, live) = LiveTensors::new(partition, &device, dtype, whole, params, others)?;
+        let (weights_of_all, live) = LiveTensors::new(partition, &device, whole, params, others)?;
         contents.model_files = match has_adapters {
             true => vec![ModelFile { name: adapter::WEIGHTS_FILE.into(), tensors: weights_of_all }],
             false => model_files(weights_of_all, max_file_bytes),

@@ -9,10 +9,17 @@ use ottava_tensor::ops::{ExpertGroups, GroupScore, RopePairs, Routing};
 pub(super) const FAMILY: Family =
     Family { architecture: "DeepseekV2ForCausalLM", model_type: "deepseek_v2", reward_model: None, read };
 
-/// The name of the MLP that all tokens share.
-const SHARED: &str = "shared_experts";
-
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
+    deepseek(file, RopePairs::Neighbours, routing(file)?, None)
+}
+
+/// The sizes of a DeepSeek with this router, which adds the vector called `bias` to its scores for the choice.
+pub(super) fn deepseek(
+    file: &ConfigFile,
+    pairs: RopePairs,
+    routing: Routing,
+    bias: Option<&'static str>,
+) -> Result<DecoderConfig> {
     let sizes = common(file)?;
     if sizes.kv_heads != sizes.heads {
         return Err(file.error(
@@ -32,20 +39,15 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let count = if file.has("num_experts") { "num_experts" } else { "n_routed_experts" };
     let hidden = file.required("moe_intermediate_size")?;
     let shared: usize = file.optional("n_shared_experts", 0)?;
-    let shared = (shared > 0).then(|| SharedExpert { name: SHARED, hidden: shared * hidden, gate: None });
-    let experts = ExpertsConfig {
-        count: file.required(count)?,
-        hidden,
-        routing: routing(file)?,
-        shared,
-        losses: RouterLossFactors::default(),
-    };
+    let shared = (shared > 0).then(|| SharedExpert { name: "shared_experts", hidden: shared * hidden, gate: None });
+    let losses = RouterLossFactors::default();
+    let experts = ExpertsConfig { count: file.required(count)?, hidden, routing, bias, shared, losses };
     let sizes = DecoderConfig {
         head_dim: latent.head_dim(),
         latent: Some(latent),
         attention_scale: Some(attention_scale(&sizes.rope.kind, latent.head_dim())),
         output_bias: file.optional("attention_bias", false)?,
-        positions: Positions::Rotary(RopePairs::Neighbours),
+        positions: Positions::Rotary(pairs),
         experts: Some(experts),
         routed: LayerSet::From(file.optional("first_k_dense_replace", 0)?),
         ..sizes

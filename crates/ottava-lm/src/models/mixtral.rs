@@ -24,6 +24,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
         count: file.required("num_local_experts")?,
         hidden: sizes.hidden,
         routing: softmax_routing(file, true)?,
+        bias: None,
         shared: None,
         losses: RouterLossFactors::default(),
     };

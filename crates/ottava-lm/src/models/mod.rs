@@ -4,6 +4,7 @@ mod cohere;
 mod config;
 mod decoder;
 mod deepseek_v2;
+mod deepseek_v3;
 mod family;
 mod gemma2;
 mod gemma3;
@@ -70,6 +71,7 @@ const FAMILIES: &[Family] = &[
     qwen3_moe::FAMILY,
     olmoe::FAMILY,
     deepseek_v2::FAMILY,
+    deepseek_v3::FAMILY,
 ];
 
 /// Reads the sizes of a model from its `config.json`.

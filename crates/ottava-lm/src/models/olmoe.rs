@@ -19,6 +19,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
         count: file.required("num_experts")?,
         hidden: sizes.hidden,
         routing: softmax_routing(file, file.optional("norm_topk_prob", false)?)?,
+        bias: None,
         shared: None,
         losses: RouterLossFactors::default(),
     };

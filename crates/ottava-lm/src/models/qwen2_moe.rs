@@ -26,6 +26,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
         count: file.required("num_experts")?,
         hidden: file.required("moe_intermediate_size")?,
         routing: softmax_routing(file, file.optional("norm_topk_prob", false)?)?,
+        bias: None,
         shared: Some(SharedExpert { name: "shared_expert", hidden, gate: Some("shared_expert_gate") }),
         losses: RouterLossFactors::default(),
     };

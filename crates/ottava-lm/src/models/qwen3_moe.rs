@@ -24,6 +24,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
         count: file.required(count)?,
         hidden: file.required("moe_intermediate_size")?,
         routing: softmax_routing(file, file.optional("norm_topk_prob", false)?)?,
+        bias: None,
         shared: None,
         losses: RouterLossFactors::default(),
     };

@@ -81,6 +81,8 @@ pub struct DecoderConfig {
     pub logit_cap: Option<f64>,
     /// Whether the head computes the score of a reward model instead of logits.
     pub score: bool,
+    /// Layers behind the last one that a folder may have and nothing reads: those that predict further tokens.
+    pub skipped_layers: usize,
     /// The parts of heads of latent attention; `None` for heads of their own.
     pub latent: Option<LatentSizes>,
     /// The experts of the layers `routed`, in place of their MLPs.
@@ -131,6 +133,7 @@ impl Default for DecoderConfig {
             logit_scale: 1.0,
             logit_cap: None,
             score: false,
+            skipped_layers: 0,
             latent: None,
             experts: None,
             routed: LayerSet::All,

@@ -69,6 +69,14 @@ impl Param {
         Param::with_gradient(build, shards, init, sums, build.lora.is_some())
     }
 
+    /// A vector that layers read in the type of sums, whatever the compute type.
+    pub fn in_sums(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
+        let real = real_type(build.recipe.compute);
+        let mut param = Param::new(build, shards, init)?;
+        param.weights = Weights::new(build.device, param.weights.shape(), real, param.formats.masters);
+        Ok(param)
+    }
+
     /// A matrix whose gradient is a product, in the gradient format of the purpose.
     pub fn matrix(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
         let compute = build.recipe.compute;

@@ -30,7 +30,7 @@ pub struct ExpertsPlan {
 impl ExpertsPlan {
     /// The plan of a run of a model of `sizes`; `None` if it has no experts.
     pub(super) fn new(run: &RunConfig, sizes: &DecoderConfig) -> Option<ExpertsPlan> {
-        let ExpertsConfig { count, hidden, routing, shared, losses } = sizes.experts.as_ref()?;
+        let ExpertsConfig { count, hidden, routing, shared, losses, .. } = sizes.experts.as_ref()?;
         let sequences = run.training.per_device_train_batch_size;
         let rows = sequences * run.data.max_length / run.parallel.context.max(1) * routing.chosen;
         let loss = |name, factor: f64| if factor == 0.0 { String::new() } else { format!(", {name} {factor}") };

@@ -67,7 +67,7 @@ impl Inputs {
         tokenizer.check_fits(sizes.vocabulary)?;
         // A checkpoint of adapters has nothing else of the model.
         if let Some(resumed) = resumed.filter(|_| sizes.lora.is_none()) {
-            resumed.expect_model(&sizes)?;
+            resumed.expect_model(config, &sizes)?;
         }
         Ok(Inputs { tokenizer, data, template, sizes })
     }

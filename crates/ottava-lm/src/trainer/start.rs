@@ -8,7 +8,7 @@ use crate::config::RunConfig;
 use crate::error::{Error, Result};
 use crate::fs::{RealFs, create_dirs, expect_regular, set_aside, sync_parent};
 use crate::input;
-use crate::models::{ConfigFile, Decoder, DecoderConfig, decoder_config, is_reward_model};
+use crate::models::{ConfigFile, Decoder, DecoderConfig, is_reward_model};
 use crate::parallel::Ranks;
 use crate::param::WeightSource;
 use crate::report::MAX_METRICS_BYTES;
@@ -265,8 +265,8 @@ fn is_within(path: &Path, folder: &Path) -> bool {
 
 impl Resumed {
     /// Errors when the model's sizes or constants are not those that the checkpoint was trained with.
-    pub(super) fn expect_model(&self, sizes: &DecoderConfig) -> Result<()> {
-        let saved = decoder_config(&ConfigFile::read(&self.path)?)?;
+    pub(super) fn expect_model(&self, config: &RunConfig, sizes: &DecoderConfig) -> Result<()> {
+        let saved = config.trained_sizes(&ConfigFile::read(&self.path)?)?;
         if saved == *sizes {
             return Ok(());
         }

@@ -439,3 +439,29 @@ fn a_run_reports_routers_and_writes_a_tensor_for_each_expert() {
     let error = run.decoder_config().unwrap_err().to_string();
     assert!(error.starts_with("`router` is set, and the model of"), "{error}");
 }
+
+/// The bias for the choice is F32 in every recipe, and no step changes it.
+#[test]
+fn biases_of_choices_are_kept_as_they_are() {
+    let sizes = sizes_with(json!({
+        "model_type": "deepseek_v3", "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16,
+        "v_head_dim": 16, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 1, "num_experts": null,
+    }));
+    for name in [RecipeName::Bf16, RecipeName::Fp8Row] {
+        let mut training = Training::new(built(&sizes, name, &Device::Cpu, &mut Seeded { std: 0.1 }));
+        let biases = |training: &mut Training| -> Vec<Vec<f32>> {
+            let all = training.decoder.parameters().into_iter();
+            let all = all.filter(|param| param.name().ends_with(".e_score_correction_bias"));
+            all.map(|param| param.value().unwrap().to_vec::<f32>().unwrap()).collect()
+        };
+        let before = biases(&mut training);
+        assert!(
+            before.len() == 2 && before.iter().flatten().any(|&b| half::bf16::from_f32(b).to_f32() != b),
+            "{before:?}"
+        );
+        let losses: Vec<f64> =
+            (0..6).map(|step| training.step(&batch(&format!("batch {step}"), 8, 32, 96), 8)).collect();
+        assert!(losses[5] < losses[0], "{losses:?}");
+        assert!(biases(&mut training) == before, "{name:?}");
+    }
+}

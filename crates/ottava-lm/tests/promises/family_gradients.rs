@@ -84,6 +84,20 @@ fn deepseek_v2_backward_is_the_gradient() {
     check("deepseek_v2", keys);
 }
 
+/// Sigmoid scores with a bias, in groups.
+#[test]
+fn deepseek_v3_backward_is_the_gradient() {
+    let latent = json!({
+        "q_lora_rank": null, "kv_lora_rank": 9, "qk_nope_head_dim": 5, "qk_rope_head_dim": 4, "v_head_dim": 3, "num_key_value_heads": 4,
+    });
+    let mut keys = json!({
+        "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 5, "n_shared_experts": 1, "n_group": 3,
+        "topk_group": 2, "routed_scaling_factor": 2.5,
+    });
+    keys.as_object_mut().unwrap().extend(latent.as_object().unwrap().clone());
+    check("deepseek_v3", keys);
+}
+
 #[test]
 fn smollm3_backward_is_the_gradient() {
     check("smollm3", json!({"no_rope_layer_interval": 2}));

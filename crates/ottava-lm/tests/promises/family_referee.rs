@@ -14,7 +14,7 @@ use ottava_tensor::{Device, Tensor};
 
 /// Windows are shorter than the texts; `phi3_short` and `phi3_long`, and the two of "dynamic", lie on both sides of the length at which
 /// the angles change.
-const MODELS: [&str; 21] = [
+const MODELS: [&str; 22] = [
     "mistral_window",
     "qwen2_window",
     "qwen3_window",
@@ -32,6 +32,7 @@ const MODELS: [&str; 21] = [
     "dynamic_long",
     "deepseek_v2",
     "deepseek_v2_lite",
+    "deepseek_v3",
     "mixtral",
     "olmoe",
     "qwen2_moe",

@@ -30,6 +30,8 @@ pub struct ExpertsConfig {
     pub hidden: usize,
     /// How routers choose.
     pub routing: Routing,
+    /// The name of the vector that routers add to scores for the choice; `None` without one.
+    pub bias: Option<&'static str>,
     /// The MLP that all tokens share, if there is one.
     pub shared: Option<SharedExpert>,
     /// Losses of the routers, in training.
@@ -86,7 +88,7 @@ impl MixtureOfExperts {
     /// Errors if the routing does not fit the experts, or ranks divide tensors.
     pub fn new(build: &mut Builder, name: &str, config: MixtureConfig) -> Result<MixtureOfExperts> {
         let MixtureConfig { channels, experts, activation, names, std } = config;
-        let ExpertsConfig { count, hidden, routing, shared, losses } = experts;
+        let ExpertsConfig { count, hidden, routing, bias, shared, losses } = experts;
         if build.place().is_divided() {
             return Err(Error::Config(
                 "`parallel.tensor` does not divide mixtures of experts; use `parallel.data` with a ZeRO stage, `parallel.context` or \
@@ -109,7 +111,7 @@ impl MixtureOfExperts {
             stacks,
             std,
         };
-        let router = Router::new(build, &format!("{name}.gate"), [*count, channels], *routing, *losses, std)?;
+        let router = Router::new(build, &format!("{name}.gate"), [*count, channels], *bias, *routing, *losses, std)?;
         let prefix = |e: usize| format!("{name}.experts.{e}");
         let of_routed = layout(*count, routing.chosen, *hidden, &prefix, stacks(format!("{name}.experts")));
         let mut mixtures = vec![Mixture { router, experts: Experts::new(build, of_routed)? }];
@@ -125,7 +127,7 @@ impl MixtureOfExperts {
                     let sigmoid =
                         Routing { chosen: 1, scores: RouterScores::Sigmoid, normalise: None, scale: 1.0, groups: None };
                     let (gate, no_losses) = (format!("{name}.{gate}"), RouterLossFactors::default());
-                    let router = Router::new(build, &gate, [1, channels], sigmoid, no_losses, std)?;
+                    let router = Router::new(build, &gate, [1, channels], None, sigmoid, no_losses, std)?;
                     let prefix = |_| of_shared.clone();
                     let one = layout(1, 1, hidden, &prefix, stacks(of_shared.clone()));
                     mixtures.push(Mixture { router, experts: Experts::new(build, one)? });
@@ -209,7 +211,7 @@ impl Sublayer for MixtureOfExperts {
 
     fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
         for Mixture { router, experts } in &self.mixtures {
-            visit(router.weight());
+            router.parameters().for_each(&mut *visit);
             experts.parameters().into_iter().for_each(&mut *visit);
         }
         self.shared.iter().for_each(|shared| shared.parameters(visit));
@@ -217,7 +219,7 @@ impl Sublayer for MixtureOfExperts {
 
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         for Mixture { router, experts } in &mut self.mixtures {
-            visit(router.weight_mut());
+            router.parameters_mut().for_each(&mut *visit);
             experts.parameters_mut().into_iter().for_each(&mut *visit);
         }
         self.shared.iter_mut().for_each(|shared| shared.parameters_mut(visit));

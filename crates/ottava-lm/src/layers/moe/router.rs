@@ -24,6 +24,8 @@ pub struct RouterLossFactors {
 /// `logits = x · Wᵀ`, in F32 and never cast to FP8, and the choices of experts.
 pub struct Router {
     weight: Param, /* [E, C] */
+    /// `[E]`: added to scores for the choice, and not trained.
+    bias: Option<Param>,
     experts: usize,
     routing: Routing,
     losses: RouterLossFactors,
@@ -52,6 +54,7 @@ impl Router {
         build: &mut Builder,
         name: &str,
         [experts, channels]: [usize; 2],
+        bias: Option<&str>,
         routing: Routing,
         losses: RouterLossFactors,
         std: f32,
@@ -59,11 +62,16 @@ impl Router {
         let tensor = FolderTensor::new(format!("{name}.weight"), vec![experts, channels]);
         let shard = build.shard(tensor, Split::None)?;
         let weight = Param::new(build, vec![shard], Init::Normal(std))?;
+        let of_bias = |bias: &str| {
+            let shard = build.shard(FolderTensor::new(format!("{name}.{bias}"), vec![experts]), Split::None)?;
+            Param::in_sums(build, vec![shard], Init::Zeros)
+        };
+        let bias = bias.map(of_bias).transpose()?;
         build.description.fixed.push(name.to_string());
         let counts = ExpertCounts { count: experts, chosen: routing.chosen };
         let site = || RouterSite { name: name.to_string(), experts: counts, real: real_type(build.recipe.compute) };
         let number = (experts > 1).then(site).map(|site| build.slots.add_router(site));
-        Ok(Router { weight, experts, routing, losses, number })
+        Ok(Router { weight, bias, experts, routing, losses, number })
     }
 
     /// Routes the tokens of `x` `[T, C]`.
@@ -71,7 +79,8 @@ impl Router {
         let weight = self.weight.read(context.loan)?;
         let (x, w) = (Operand::plain(x), Operand::plain(&weight));
         let logits = gemm_nt(x, w, real_type(weight.dtype()), Accumulation::Exact)?;
-        let routes = route(&logits, None, self.routing)?;
+        let bias = self.bias.as_ref().map(Param::value).transpose()?;
+        let routes = route(&logits, bias.as_ref(), self.routing)?;
         let slots = slots(&routes.ids, self.experts)?;
         if let Some(number) = self.number {
             context.casts.record_routes(number, &routes, &slots.groups)?;
@@ -101,6 +110,10 @@ impl Router {
             Some(other) => gemm_nt_plus(dy, w, other, Accumulation::Exact)?,
             None => gemm_nt(dy, w, x.dtype(), Accumulation::Exact)?,
         };
+        if let Some(bias) = self.bias.as_mut().filter(|bias| bias.is_trained()) {
+            // Choices have no gradient; zeros leave the bias as it is.
+            bias.grad_mut()?;
+        }
         if self.weight.is_trained() {
             let (dy, x) = (View::Value(dlogits), View::Value(x.clone()));
             context.add_wgrad(&mut self.weight, &dy, &x, None, Accumulation::Exact)?;
@@ -108,13 +121,13 @@ impl Router {
         Ok(dx)
     }
 
-    /// Its parameter.
-    pub fn weight(&self) -> &Param {
-        &self.weight
+    /// Its parameters.
+    pub fn parameters(&self) -> impl Iterator<Item = &Param> {
+        std::iter::once(&self.weight).chain(&self.bias)
     }
 
-    /// Its parameter, mutably.
-    pub fn weight_mut(&mut self) -> &mut Param {
-        &mut self.weight
+    /// Its parameters, mutably.
+    pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Param> {
+        std::iter::once(&mut self.weight).chain(&mut self.bias)
     }
 }

@@ -182,13 +182,3 @@ pub(super) fn route_backward(
 pub(super) fn add_counts(counts: &mut Tensor, now: &Tensor) {
     counts.host_mut::<i64>().iter_mut().zip(now.host::<i32>()).for_each(|(sum, &n)| *sum += i64::from(n));
 }
-
-pub(super) fn balance_bias(bias: &mut Tensor, counts: &mut Tensor, rate: f32) {
-    let (counts, experts) = (counts.host_mut::<i64>(), bias.len() as i64);
-    let total: i64 = counts.iter().sum();
-    for (bias, count) in bias.host_mut::<f32>().iter_mut().zip(counts) {
-        // The sign of mean - count, in integers.
-        *bias += rate * (total - *count * experts).signum() as f32;
-        *count = 0;
-    }
-}

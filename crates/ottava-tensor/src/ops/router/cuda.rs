@@ -89,14 +89,3 @@ pub(super) fn add_counts(gpu: &CudaDevice, counts: &mut Tensor, now: &Tensor) ->
     // SAFETY: both tensors have as many elements.
     unsafe { gpu.launch(&kernel("add_counts"), launch::elements(gpu, now.len()), BLOCK, 0, &args) }
 }
-
-pub(super) fn balance_bias(gpu: &CudaDevice, bias: &mut Tensor, counts: &mut Tensor, rate: f32) -> Result<()> {
-    let args = [
-        Arg::Ptr(bias.device_ptr_mut()),
-        Arg::Ptr(counts.device_ptr_mut()),
-        Arg::F32(rate),
-        Arg::I32(bias.len() as i32),
-    ];
-    // SAFETY: both tensors have as many elements.
-    unsafe { gpu.launch(&kernel("balance_bias"), [1, 1, 1], BLOCK, 0, &args) }
-}

@@ -219,18 +219,3 @@ pub fn add_counts(counts: &mut Tensor, now: &Tensor) -> Result<()> {
     }
     Ok(())
 }
-
-/// `bias[e] += rate · sign(mean of counts - counts[e])`, for F32 `bias` `[E]` and I64 `counts` `[E]`: experts with fewer tokens than the mean
-/// are chosen more often. Then sets `counts` to zero. Wang et al. 2024, arXiv:2408.15664, algorithm 1.
-pub fn balance_bias(bias: &mut Tensor, counts: &mut Tensor, rate: f32) -> Result<()> {
-    bias.expect_dtype("balance_bias: bias", &[DType::F32])?;
-    counts.expect_dtype("balance_bias: counts", &[DType::I64])?;
-    counts.expect("balance_bias: counts", bias.shape())?;
-    counts.expect_device("balance_bias: counts", bias.device())?;
-    match bias.device().clone() {
-        Device::Cpu => cpu::balance_bias(bias, counts, rate),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::balance_bias(&gpu, bias, counts, rate)?,
-    }
-    Ok(())
-}

@@ -164,15 +164,3 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 extern "C" __global__ void add_counts(i64* counts, const int* now, int E) {
     for (u64 e = grid_start(); e < E; e += grid_step()) counts[e] += now[e];
 }
-
-// One block.
-extern "C" __global__ void balance_bias(float* bias, i64* counts, float rate, int E) {
-    i64 total = 0;
-    for (int e = threadIdx.x; e < E; e += blockDim.x) total += counts[e];
-    total = block_sum(total);
-    for (int e = threadIdx.x; e < E; e += blockDim.x) {
-        const i64 missing = total - counts[e] * E;
-        bias[e] += rate * (float)((missing > 0) - (missing < 0));
-        counts[e] = 0;
-    }
-}
