@@ -3,7 +3,7 @@
 use crate::sentinel::{AlarmPolicy, CastBounds, NonFiniteSteps};
 use serde::{Deserialize, Serialize};
 
-/// The `[alarms]` table: what a run does about losses and gradients out of the ordinary.
+/// The `[alarms]` table: what a run does about losses, gradients and casts out of the ordinary.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AlarmsConfig {

@@ -5,8 +5,8 @@ use crate::sentinel::{Decision, Finding, Verdict};
 use serde_json::{Map, Value, json};
 
 /// The fields of a line: the losses and their difference, the agreement of the gradients of all weights of the blocks, the findings with a
-/// sentence each, the decision, and by tensor the relative `error` of each cast and of each block's output and gradient by its input, and
-/// `slope`, `cosine` and `norm_ratio` of products and gradients.
+/// sentence each, the decision, and by tensor the relative `error` of each cast and of each block's output and gradient by its input,
+/// `slope`, `cosine` and `norm_ratio` of products and gradients, and what the casts of each linear cost in the loss.
 pub fn sentinel_line(
     comparison: &PrecisionComparison,
     verdict: &Verdict,

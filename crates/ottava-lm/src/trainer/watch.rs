@@ -51,6 +51,7 @@ impl Trainer {
                 ("sentinel/gradient_cosine", verdict.cosine),
                 ("sentinel/gradient_norm_ratio", verdict.norm_ratio),
                 ("sentinel/worst_cast_error", worst),
+                ("sentinel/loss_cost", verdict.loss_costs.iter().map(|(_, cost)| cost).sum()),
                 ("sentinel/findings", verdict.findings.len() as f64),
             ];
             files.events.scalars(step, &scalars)?;
