@@ -42,7 +42,6 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    ottava_tensor::device::keep_freed_memory();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -52,6 +52,7 @@ pub struct Train {
 
 impl Train {
     pub fn run(self) -> Result<()> {
+        ottava_tensor::device::keep_freed_memory();
         let named = [("precision.recipe", &self.recipe), ("optimizer.level", &self.level)];
         let named = named.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?)));
         let settings: Vec<String> = self.settings.iter().cloned().chain(named).collect();
