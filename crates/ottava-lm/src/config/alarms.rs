@@ -13,6 +13,8 @@ pub struct AlarmsConfig {
     pub grad_norm_spike: AlarmPolicy,
     /// What an alarm about the statistics of casts does: `off`, `warn`, `rollback`, `pause` or `stop`.
     pub casts: AlarmPolicy,
+    /// What a router that has collapsed does: `off`, `warn`, `rollback`, `pause` or `stop`.
+    pub routers: AlarmPolicy,
     /// Steps with which a step is compared.
     pub spike_window: usize,
     /// Robust standard deviations above the median of these steps, beyond which a value is a spike.
@@ -27,6 +29,8 @@ pub struct AlarmsConfig {
     pub underflowed_share: f64,
     /// The powers of two by which the amax of a cast lies above the median of those before, beyond which it is an alarm.
     pub amax_growth: f64,
+    /// The share of a router's choices that as many experts have as a token is sent to, above which the router has collapsed.
+    pub collapsed_share: f64,
     /// Steps between the checkpoint of a rollback and the alarm, at least.
     pub rollback_steps: u64,
     /// Rollbacks of a run, after which the next one ends it.
@@ -39,6 +43,7 @@ impl Default for AlarmsConfig {
             loss_spike: AlarmPolicy::Warn,
             grad_norm_spike: AlarmPolicy::Warn,
             casts: AlarmPolicy::Warn,
+            routers: AlarmPolicy::Warn,
             spike_window: 200,
             spike_threshold: 10.0,
             non_finite_steps: NonFiniteSteps::Stop,
@@ -46,6 +51,7 @@ impl Default for AlarmsConfig {
             saturated_share: 0.01,
             underflowed_share: 0.5,
             amax_growth: 8.0,
+            collapsed_share: 0.9,
             rollback_steps: 10,
             max_rollbacks: 3,
         }
@@ -60,7 +66,7 @@ impl AlarmsConfig {
 
     /// Whether any alarm goes back to an earlier checkpoint.
     pub(super) fn rolls_back(&self) -> bool {
-        [self.loss_spike, self.grad_norm_spike, self.casts].contains(&AlarmPolicy::Rollback)
+        [self.loss_spike, self.grad_norm_spike, self.casts, self.routers].contains(&AlarmPolicy::Rollback)
     }
 
     /// Problems of the values, a sentence each.
@@ -74,14 +80,19 @@ impl AlarmsConfig {
             let threshold = self.spike_threshold;
             problems.push(format!("`alarms.spike_threshold` is {threshold}; it is a number of deviations above 0"));
         }
-        for (key, policy) in [("loss_spike", self.loss_spike), ("casts", self.casts)] {
+        for (key, policy) in [("loss_spike", self.loss_spike), ("casts", self.casts), ("routers", self.routers)] {
             if policy == AlarmPolicy::Skip {
                 problems.push(format!(
                     "`alarms.{key}` is \"skip\", and it is known only after the update; take \"rollback\", or `grad_norm_spike = \"skip\"`"
                 ));
             }
         }
-        for (key, share) in [("saturated_share", self.saturated_share), ("underflowed_share", self.underflowed_share)] {
+        let shares = [
+            ("saturated_share", self.saturated_share),
+            ("underflowed_share", self.underflowed_share),
+            ("collapsed_share", self.collapsed_share),
+        ];
+        for (key, share) in shares {
             if !(0.0..=1.0).contains(&share) {
                 problems.push(format!("`alarms.{key}` is {share}; it is a share from 0 to 1"));
             }

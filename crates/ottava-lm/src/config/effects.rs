@@ -126,6 +126,11 @@ impl RunConfig {
         } else if self.training.cast_statistics_steps == 0 {
             reasons.push((OF_CAST_ALARMS, "while `training.cast_statistics_steps` is 0".into()));
         }
+        if alarms.routers == AlarmPolicy::Off {
+            reasons.push((&["alarms.collapsed_share"], "while `routers` is \"off\"".into()));
+        } else if self.training.cast_statistics_steps == 0 {
+            reasons.push((&["alarms.collapsed_share"], "while `training.cast_statistics_steps` is 0".into()));
+        }
         if self.generation.prompts.is_empty() {
             let keys = &["generation.max_new_tokens", "generation.temperature", "generation.top_p"];
             reasons.push((keys, "without `generation.prompts`".into()));

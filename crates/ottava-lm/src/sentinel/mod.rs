@@ -7,6 +7,7 @@ mod alarm;
 mod cast_alarm;
 mod finding;
 mod recommend;
+mod router_alarm;
 mod state;
 mod what_if;
 
@@ -14,6 +15,7 @@ pub use alarm::{AlarmPolicy, NonFiniteSteps, Spike, SpikeDetector};
 pub use cast_alarm::{CastAlarm, CastBounds, CastDetector, CastFinding, SeenCast};
 pub use finding::{Bounds, Finding, Measure, Verdict};
 pub use recommend::{Recommendation, Recommended};
+pub use router_alarm::CollapsedRouter;
 pub use state::{Decision, Demotion, Rollback, SentinelState};
 pub use what_if::{WhatIf, what_if};
 

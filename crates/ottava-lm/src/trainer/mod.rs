@@ -463,13 +463,15 @@ impl Trainer {
         let Run { model, step: work, .. } = &mut *self.run;
         let casts = model.scaling().losses(work.partition())?;
         warn_of_infinities(step, &casts.non_finite);
-        let routers = match model.config().experts {
-            Some(_) => RouterMetrics::of(&work.partition().router_loads(model)?),
-            None => None,
+        let loads = match model.config().experts {
+            Some(_) => work.partition().router_loads(model)?,
+            None => Vec::new(),
         };
+        let routers = RouterMetrics::of(&loads);
         self.step = step;
         self.tokens += tokens;
         self.look_for_spikes(step, loss, grad_norm, is_skipped)?;
+        self.look_at_routers(step, &loads)?;
         Ok(StepReport {
             step,
             max_steps: self.schedule.max_steps,

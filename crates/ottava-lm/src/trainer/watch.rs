@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::fs::{RealFs, create_dirs};
 use crate::mode::StepPrecision;
 use crate::report::{TensorStatistics, sentinel_line};
-use crate::scaling::{CastRecord, Quantity};
-use crate::sentinel::{AlarmPolicy, CastFinding, Decision, Finding, NonFiniteSteps, Verdict};
+use crate::scaling::{CastRecord, Quantity, RouterLoad};
+use crate::sentinel::{AlarmPolicy, CastFinding, CollapsedRouter, Decision, Finding, NonFiniteSteps, Verdict};
 use crate::step::Repeated;
 use ottava_tensor::Device;
 use serde_json::{Map, Value, json};
@@ -180,6 +180,24 @@ impl Trainer {
             self.raise(step, policy, of_alarm[0].alarm.as_str(), &names, largest, text)?;
         }
         Ok(())
+    }
+
+    /// Looks for routers that have collapsed in `step`, if its statistics are logged. All ranks see the same numbers.
+    pub(super) fn look_at_routers(&mut self, step: u64, loads: &[RouterLoad]) -> Result<()> {
+        let every = self.config.training.cast_statistics_steps;
+        if every == 0 || !step.is_multiple_of(every) {
+            return Ok(());
+        }
+        let AlarmsConfig { routers: policy, collapsed_share, .. } = self.config.alarms;
+        let found = CollapsedRouter::among(loads, collapsed_share);
+        let Some(worst) = found.iter().map(|router| router.share).reduce(f64::max) else { return Ok(()) };
+        let shown: Vec<_> = found.iter().take(SHOWN).map(CollapsedRouter::to_string).collect();
+        let text = match found.len().saturating_sub(SHOWN) {
+            0 => shown.join("; "),
+            more => format!("{}; and {more} more routers", shown.join("; ")),
+        };
+        let names: Vec<_> = found.iter().map(|router| router.name.as_str()).collect();
+        self.raise(step, policy, "router_collapse", &names, worst, text)
     }
 
     /// Logs an alarm of `step`, and does what its `policy` says after the step.
