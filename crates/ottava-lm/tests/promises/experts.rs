@@ -407,6 +407,8 @@ fn a_run_reports_routers_and_writes_a_tensor_for_each_expert() {
     let mut run = resume::config(inputs.path(), &inputs.path().join("run"), RecipeName::Fp8Row);
     run.training.max_steps = 4;
     (run.router.balance_loss, run.router.z_loss) = (0.01, 0.001);
+    // Two of four experts always have half of the choices.
+    (run.training.cast_statistics_steps, run.alarms.collapsed_share) = (2, 0.49);
     let stopped = resume::train(&run, &Device::Cpu, &Start::New, 3).unwrap_err().to_string();
     assert!(stopped.starts_with("stopped by a signal after step 3"), "{stopped}");
     resume::train(&run, &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
@@ -415,6 +417,12 @@ fn a_run_reports_routers_and_writes_a_tensor_for_each_expert() {
     let number = |key: &str| last[key].as_f64().unwrap_or_else(|| panic!("{key} in {last}"));
     assert!(number("router_imbalance") >= 1.0 && number("router_idle_experts") >= 0.0);
     assert!((0.0..=4f64.ln()).contains(&number("router_entropy")) && (0.0..1.0).contains(&number("router_padding")));
+
+    let alarms = std::fs::read_to_string(inputs.path().join("run/alarms.jsonl")).unwrap();
+    let alarms: Vec<Value> = alarms.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let collapsed: Vec<_> = alarms.iter().filter(|alarm| alarm["alarm"] == "router_collapse").collect();
+    assert_eq!(collapsed.iter().map(|alarm| alarm["step"].as_u64().unwrap()).collect::<Vec<_>>(), [2, 4]);
+    assert!(collapsed.iter().all(|alarm| alarm["tensors"] == json!(["model.layers.1.mlp.gate"])), "{collapsed:?}");
 
     let folder = inputs.path().join("run/checkpoints/checkpoint-4");
     let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
