@@ -142,15 +142,16 @@ mod tests {
         let mut declared = Vec::new();
         for folder in std::fs::read_dir(&ops).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
             let name = folder.file_name().unwrap().to_str().unwrap().to_string();
-            let rust = read(folder.join("cuda.rs"));
+            let files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+            let rust: String = files.filter(|path| path.extension().is_some_and(|end| end == "rs")).map(read).collect();
             let of_folder: Vec<_> = rust.split("kernel_source!(").skip(1).collect();
-            assert!(!of_folder.is_empty(), "ops/{name}/cuda.rs declares no kernel");
+            assert!(!of_folder.is_empty(), "ops/{name} declares no kernel");
             for call in of_folder {
                 let call = call.split(");").next().unwrap();
-                let literals = call.split('"').skip(1).step_by(2);
-                let headers = literals.filter(|literal| literal.ends_with(".cuh"));
-                let files = std::iter::once("common.cuh").chain(headers).map(|header| read(ops.join(header)) + "\n");
-                let kernel = read(folder.join(format!("{name}.cu")));
+                let literals: Vec<_> = call.split('"').skip(1).step_by(2).collect();
+                let headers = literals.iter().filter(|literal| literal.ends_with(".cuh"));
+                let files = std::iter::once(&"common.cuh").chain(headers).map(|header| read(ops.join(header)) + "\n");
+                let kernel = read(folder.join(format!("{}.cu", literals[0])));
                 declared.push((name.clone(), files.collect::<String>() + &kernel));
             }
         }
