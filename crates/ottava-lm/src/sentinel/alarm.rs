@@ -93,7 +93,7 @@ impl SpikeDetector {
         SpikeDetector { window, threshold, floor: FLOOR_OF_LOSSES, values: VecDeque::new() }
     }
 
-    /// The same of gradient norms.
+    /// A detector of gradient norms more than `threshold` robust standard deviations above the median of the last `window` norms.
     pub fn of_norms(window: usize, threshold: f64) -> SpikeDetector {
         SpikeDetector { floor: FLOOR_OF_NORMS, ..SpikeDetector::of_losses(window, threshold) }
     }

@@ -10,7 +10,7 @@ use crate::fs::{RealFs, create_dirs};
 use crate::mode::StepPrecision;
 use crate::report::{TensorStatistics, sentinel_line};
 use crate::scaling::{CastRecord, Quantity, RouterLoad};
-use crate::sentinel::{AlarmPolicy, CastFinding, CollapsedRouter, Decision, Finding, NonFiniteSteps, Verdict};
+use crate::sentinel::{AlarmPolicy, CollapsedRouter, Decision, Finding, NonFiniteSteps, Verdict};
 use crate::step::Repeated;
 use ottava_tensor::Device;
 use serde_json::{Map, Value, json};
@@ -170,11 +170,7 @@ impl Trainer {
     pub(super) fn look_at_casts(&mut self, step: u64, measured: &[CastRecord]) -> Result<()> {
         let (policy, found) = (self.config.alarms.casts, self.alarms.see_casts(measured));
         for of_alarm in found.chunk_by(|a, b| a.alarm == b.alarm) {
-            let shown = of_alarm.iter().take(SHOWN).map(CastFinding::to_string).collect::<Vec<_>>().join("; ");
-            let text = match of_alarm.len().saturating_sub(SHOWN) {
-                0 => shown,
-                more => format!("{shown}; and {more} more casts"),
-            };
+            let text = listed(of_alarm, "casts");
             let names: Vec<_> = of_alarm.iter().map(|finding| finding.name.as_str()).collect();
             let largest = of_alarm.iter().map(|finding| finding.value).fold(f64::NEG_INFINITY, f64::max);
             self.raise(step, policy, of_alarm[0].alarm.as_str(), &names, largest, text)?;
@@ -191,13 +187,8 @@ impl Trainer {
         let AlarmsConfig { routers: policy, collapsed_share, .. } = self.config.alarms;
         let found = CollapsedRouter::among(loads, collapsed_share);
         let Some(worst) = found.iter().map(|router| router.share).reduce(f64::max) else { return Ok(()) };
-        let shown: Vec<_> = found.iter().take(SHOWN).map(CollapsedRouter::to_string).collect();
-        let text = match found.len().saturating_sub(SHOWN) {
-            0 => shown.join("; "),
-            more => format!("{}; and {more} more routers", shown.join("; ")),
-        };
         let names: Vec<_> = found.iter().map(|router| router.name.as_str()).collect();
-        self.raise(step, policy, "router_collapse", &names, worst, text)
+        self.raise(step, policy, "router_collapse", &names, worst, listed(&found, "routers"))
     }
 
     /// Logs an alarm of `step`, and does what its `policy` says after the step.
@@ -268,6 +259,15 @@ impl Trainer {
         self.run.quantize_weights()?;
         self.run.step.forget_captures();
         Ok(())
+    }
+}
+
+/// The first of `found`, and how many more `things` there are.
+fn listed<T: ToString>(found: &[T], things: &str) -> String {
+    let shown = found.iter().take(SHOWN).map(T::to_string).collect::<Vec<_>>().join("; ");
+    match found.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown}; and {more} more {things}"),
     }
 }
 

@@ -34,7 +34,7 @@ compare_rows(double* partial, const X* x, const X* reference, u64 rows, u64 colu
     block_sums(partial + 4 * blockIdx.x, sums);
 }
 
-// The same of the products of rows with a direction. A block takes whole rows.
+// Adds the sums of the products of rows with a direction. A block takes whole rows.
 extern "C" __global__ void __launch_bounds__(256)
 compare_along(double* partial, const X* x, const X* reference, const X* direction, u64 rows, u64 columns) {
     Sums sums = {};
@@ -52,7 +52,7 @@ compare_along(double* partial, const X* x, const X* reference, const X* directio
     block_sums(partial + 4 * blockIdx.x, sums);
 }
 
-// The same of codes `[rows, columns]`, times their scales, and the matrix of this shape.
+// Adds the sums of codes `[rows, columns]`, times their scales, and the matrix of this shape.
 extern "C" __global__ void __launch_bounds__(256)
 compare_codes(double* partial, const CODE* codes, const float* scales, const X* x, u64 rows, u64 columns, u64 pitch, u64 rows_shared,
               u64 columns_shared, u64 row_scales, u64 column_scales) {
@@ -73,7 +73,7 @@ compare_codes(double* partial, const CODE* codes, const float* scales, const X* 
     block_sums(partial + 4 * blockIdx.x, sums);
 }
 
-// The same of codes `[rows, columns]` and a matrix `[columns, rows]`. A tile of the matrix is in shared memory.
+// Adds the sums of codes `[rows, columns]`, times their scales, and a matrix `[columns, rows]`. A tile of the matrix is in shared memory.
 extern "C" __global__ void __launch_bounds__(256)
 compare_transposed(double* partial, const CODE* codes, const float* scales, const X* x, u64 rows, u64 columns, u64 pitch, u64 rows_shared,
                    u64 columns_shared, u64 row_scales, u64 column_scales) {
