@@ -9,9 +9,10 @@ use crate::data::DataState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
 use crate::optim::{LossScale, Optimizer, Per, StateTensor, optimizer_tensors};
-use crate::parallel::{Partition, Shared};
+use crate::parallel::Partition;
 use crate::param::{Param, Purpose, Region, Shard};
 use crate::sentinel::SentinelState;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::{Device, ExpandedTensor, Snapshot, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -114,25 +115,27 @@ impl Contents {
             false => Some(Decoder::unloaded(model.config(), model.recipe(), &Device::Cpu.dry(), Purpose::Infer, 1)?),
         };
         let (device, copy) = (model.device().clone(), model.copy());
-        // Of the ranks that have the same elements, the first one writes them.
-        let (is_first, place) = (ranks.sharing(Shared::Slices).rank() == 0, ranks.tensor_place());
+        let place = ranks.place(Axis::Tensor);
         let is_first_of_tensors = place.rank == 0;
         let mut params = model.parameters();
         for (param, states) in params.iter_mut().zip(optimizer.states()) {
             let slice = param.is_sliced().then(|| param.slice());
             let is_whole = param.is_whole() || !place.is_divided();
+            // Of the ranks that have the same elements, the first one writes them.
+            let is_first = ranks.replicas(param).rank() == 0;
             if slice.is_none() && !is_first || is_whole && !is_first_of_tensors || Some(param.id()) == copy {
                 continue;
             }
+            let (name, begins) = (param.name().to_string(), param.begins_stack());
             let Param { shards, weights, .. } = &mut **param;
             for kept in optimizer_tensors(weights, states) {
                 // The rank with the first element writes the values that belong to all elements.
-                let first = slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
+                let first = begins && slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
                 if kept.per == Per::Parameter && !(first && is_first_of_tensors) {
                     continue;
                 }
                 let (flat, mut start) = (kept.tensor.reshape(&[kept.tensor.len()])?, 0);
-                for regions in regions_of(shards, &slice, &kept) {
+                for regions in regions_of(&name, shards, &slice, &kept) {
                     let end = start + regions.elements();
                     others.insert(regions.info.name.clone(), flat.rows(start, end)?);
                     start = end;
@@ -230,11 +233,11 @@ pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
 pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimizer: &mut dyn Optimizer) -> Result<()> {
     let files = open(folder)?;
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
-        let slice = param.is_sliced().then(|| param.slice());
+        let (name, slice) = (param.name().to_string(), param.is_sliced().then(|| param.slice()));
         let Param { shards, weights, .. } = param;
         for kept in optimizer_tensors(weights, states) {
             let mut bytes = Vec::with_capacity(kept.tensor.bytes());
-            for Regions { info: expected, regions } in regions_of(shards, &slice, &kept) {
+            for Regions { info: expected, regions } in regions_of(&name, shards, &slice, &kept) {
                 let info = files.info(&expected.name)?;
                 if *info != expected {
                     return Err(Error::Checkpoint(format!(
@@ -283,20 +286,22 @@ fn open(folder: &Path) -> Result<SliceFiles> {
 }
 
 /// The regions of the tensors of a checkpoint, in the order of the values, that this process has of a parameter, or of a `slice` of one: of
-/// each tensor that it touches. What belongs to the whole parameter has the first tensor's name.
+/// each tensor that it touches. What belongs to the whole parameter has its `name`.
 fn regions_of(
+    name: &str,
     shards: &[Shard],
     slice: &Option<Range<usize>>,
     StateTensor { kind, per, tensor }: &StateTensor,
 ) -> Vec<Regions> {
-    let info = |shard: &Shard, shape: &[usize]| TensorInfo {
-        name: format!("{kind}.{}", shard.tensor.name),
+    let info = |name: &str, shape: &[usize]| TensorInfo {
+        name: format!("{kind}.{name}"),
         dtype: tensor.dtype(),
         shape: shape.to_vec(),
     };
+    let of_shard = |shard: &Shard| info(&shard.tensor.name, &shard.tensor.shape);
     if *per == Per::Parameter {
         let region = Region { elements: 0..tensor.len(), columns: None };
-        return vec![Regions { info: info(&shards[0], tensor.shape()), regions: vec![region] }];
+        return vec![Regions { info: info(name, tensor.shape()), regions: vec![region] }];
     }
     let (mut end, mut found) = (0, Vec::<Regions>::new());
     for shard in shards {
@@ -308,8 +313,8 @@ fn regions_of(
         }
         let region = shard.region(from - start..to - start);
         let (info, region) = match per {
-            Per::Group => of_groups(info(shard, &shard.tensor.shape), region),
-            Per::Element | Per::Parameter => (info(shard, &shard.tensor.shape), region),
+            Per::Group => of_groups(of_shard(shard), region),
+            Per::Element | Per::Parameter => (of_shard(shard), region),
         };
         match found.last_mut().filter(|last| last.info.name == info.name) {
             Some(last) => last.regions.push(region),

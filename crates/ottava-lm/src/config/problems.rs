@@ -68,12 +68,14 @@ impl RunConfig {
             ),
         );
         problems.0.extend(self.parallel.context_problem(self.data.max_length));
-        problems.demand(
-            tensor < 2 || self.optimizer.name != OptimizerName::Muon,
-            format!(
-                "`optimizer.name` is muon, which transforms whole matrices, and `parallel.tensor` is {tensor}, which divides them; set it to 1, or use adamw or lion"
-            ),
-        );
+        for (key, ranks) in [("tensor", tensor), ("expert", self.parallel.expert)] {
+            problems.demand(
+                ranks < 2 || self.optimizer.name != OptimizerName::Muon,
+                format!(
+                    "`optimizer.name` is muon, which transforms whole matrices, and `parallel.{key}` is {ranks}, which divides them; set it to 1, or use adamw or lion"
+                ),
+            );
+        }
     }
 
     fn check_paths(&self, problems: &mut Problems) {

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, FolderLayout, FolderTensor, Param, Split};
 use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
     Angles, AttentionInput, AttentionSpec, HeadNormLayout, HeadNormWeights, NormKind, NormScope, RopeLayout, RopePairs,
     Rotation, append_kv, attention, attention_backward, head_norm, head_norm_backward, paged_attention, rope, rope_to,
@@ -50,7 +51,7 @@ pub struct AttentionConfig {
 impl AttentionConfig {
     /// The heads of this rank, if ranks divide them.
     fn of_rank(self, build: &Builder, name: &str) -> Result<AttentionConfig> {
-        let (ranks, context) = (build.place().ranks, build.sequence_place().ranks);
+        let (ranks, context) = (build.place().ranks, build.place_on(Axis::Context).ranks);
         for (what, heads) in [("query", self.heads), ("key and value", self.kv_heads)] {
             if !heads.is_multiple_of(ranks * context) {
                 let keys = match (ranks, context) {

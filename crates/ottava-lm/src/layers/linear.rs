@@ -150,7 +150,7 @@ impl Linear {
         match config.split {
             Split::Output => input = input.gathering(),
             Split::Input => gradient = gradient.gathering(),
-            Split::None | Split::Vocabulary => {}
+            Split::None | Split::Vocabulary | Split::Expert => {}
         }
         if shared_input.is_some_and(|shared| shared != input || !input.has_products([fprop, wgrad])) {
             return Err(Error::Config(format!(

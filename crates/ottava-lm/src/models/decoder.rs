@@ -15,6 +15,7 @@ use crate::param::{
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::ScalingState;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{cap_logits, embedding, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 use std::rc::Rc;
@@ -96,7 +97,7 @@ impl Decoder {
         let tables = RopeTables::new(config, device, seq_len, real_type(recipe.compute))?;
         let mut build = Builder::new(device, recipe, purpose).divided(ranks);
         build.lora = config.lora.as_ref();
-        let is_divided = build.place().is_divided();
+        let is_divided = [Axis::Tensor, Axis::Expert].into_iter().any(|axis| build.place_on(axis).is_divided());
         let stages = spans.iter().map(|span| Stage::new(&mut build, config, span, &tables)).collect::<Result<_>>()?;
         build.description.casts = build.slots.amax_groups();
         let scaling = ScalingState::new(device, build.slots)?;

@@ -3,19 +3,24 @@
 use super::pipeline::{Pipeline, StagePlaces};
 use crate::error::{Error, Result};
 use crate::layer_ranks::ShardPlace;
+use crate::param::Param;
 use ottava_tensor::Device;
 use ottava_tensor::comm::{Axis, Group, Mesh, MeshShape, Stopper, Traffic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+/// The axes whose ranks together have one whole model.
+const PARTS: &[Axis] = &[Axis::Tensor, Axis::Pipeline, Axis::Expert];
+
 /// What the ranks of a group share, for [`Ranks::sharing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shared {
-    /// The gradients of a weight, which are summed over ranks with the same part of the model.
+    /// The gradients of a weight that is not of experts, which are summed over ranks with the same part of the model.
     Gradients,
     /// The elements of a weight, of which each rank has all or a part: the scale of its moments is that of all elements.
     Elements,
-    /// What ZeRO divides among ranks with the same part of the model: master weights, states, gradients and weights.
+    /// What ZeRO divides among ranks with the same layers: master weights, states, gradients and weights. See [`Ranks::replicas`] for those of
+    /// one parameter.
     Slices,
     /// The tokens of a step: ranks that read different rows or tokens, whose counts and losses are added.
     Tokens,
@@ -69,19 +74,23 @@ impl Ranks {
 
     /// Whether each rank has all layers and all of their tensors, or, with ZeRO, slices of them.
     pub fn have_whole_model(&self) -> bool {
-        self.group(&[Axis::Tensor, Axis::Pipeline]).size() == 1
+        self.group(PARTS).size() == 1
     }
 
-    /// The place of this rank among those that divide the tensors of layers.
-    pub fn tensor_place(&self) -> ShardPlace {
-        let group = self.group(&[Axis::Tensor]);
+    /// The place of this rank on an axis: tensor, context and expert divide the tensors, sequences and experts of layers.
+    pub fn place(&self, axis: Axis) -> ShardPlace {
+        let group = self.group(&[axis]);
         ShardPlace { rank: group.rank(), ranks: group.size() }
     }
 
-    /// The place of this rank among those that divide the tokens of sequences.
-    pub fn sequence_place(&self) -> ShardPlace {
-        let group = self.group(&[Axis::Context]);
-        ShardPlace { rank: group.rank(), ranks: group.size() }
+    /// The ranks that hold the same part of `param` as this rank: they sum its gradients, and with ZeRO they divide it.
+    pub fn replicas(&self, param: &Param) -> &Group {
+        self.replicas_of(param.is_of_experts())
+    }
+
+    /// [`Ranks::replicas`] of a parameter of experts that ranks divide, or of any other.
+    pub(super) fn replicas_of(&self, experts: bool) -> &Group {
+        if experts { self.mesh.expert_replicas() } else { self.sharing(Shared::Gradients) }
     }
 
     /// The place of this rank in the pipeline.
@@ -122,7 +131,7 @@ impl Ranks {
 
     /// What the ranks give that together have one whole model with this rank.
     pub fn of_parts<T: Serialize + DeserializeOwned>(&self, what: &str, mine: &T) -> Result<Vec<T>> {
-        self.given_by(&[Axis::Tensor, Axis::Pipeline], what, mine)
+        self.given_by(PARTS, what, mine)
     }
 
     fn given_by<T: Serialize + DeserializeOwned>(&self, axes: &[Axis], what: &str, mine: &T) -> Result<Vec<T>> {

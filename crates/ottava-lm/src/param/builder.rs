@@ -10,6 +10,7 @@ use crate::lora::Lora;
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Slots;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::{Device, Tensor};
 use std::ops::Range;
 use std::rc::Rc;
@@ -124,12 +125,12 @@ impl<'a> Builder<'a> {
 
     /// This rank's place among the ranks that divide the tensors of layers.
     pub fn place(&self) -> ShardPlace {
-        self.slots.ranks.place()
+        self.place_on(Axis::Tensor)
     }
 
-    /// This rank's place among the ranks that divide sequences.
-    pub fn sequence_place(&self) -> ShardPlace {
-        self.slots.ranks.sequence_place()
+    /// This rank's place among the ranks of an axis that divides tensors, sequences or experts.
+    pub fn place_on(&self, axis: Axis) -> ShardPlace {
+        self.slots.ranks.place(axis)
     }
 
     /// The part of `tensor` that this rank holds if ranks divide it by `split`.

@@ -60,13 +60,15 @@ pub enum Split {
     Input,
     /// By tokens of the vocabulary, the first dimension: embedding and head.
     Vocabulary,
+    /// Not divided, and only on the rank that has the expert.
+    Expert,
 }
 
 impl Split {
     /// The dimension that is divided.
     pub fn dim(self) -> Option<usize> {
         match self {
-            Split::None => None,
+            Split::None | Split::Expert => None,
             Split::Output | Split::Vocabulary => Some(0),
             Split::Input => Some(1),
         }
@@ -102,7 +104,7 @@ impl Shard {
     ) -> Option<Shard> {
         let (dim, size) = (split.dim().unwrap_or(0), part.len());
         let range = match split {
-            Split::None => part,
+            Split::None | Split::Expert => part,
             _ if !size.is_multiple_of(ranks) => return None,
             _ => part.start + rank * (size / ranks)..part.start + (rank + 1) * (size / ranks),
         };

@@ -73,7 +73,7 @@ impl CommunicationPlan {
             units,
             micro_batches,
             tokens: config.run.tokens_per_step()
-                / (config.run.parallel.data.max(1) * config.run.parallel.context) as u64,
+                / (config.run.parallel.planned_data() * config.run.parallel.context) as u64,
             traffic,
             update_bytes,
         }))

@@ -4,11 +4,13 @@ use crate::element::{Float, Real, with_float};
 use crate::ops::grouped_gemm::Groups;
 use rayon::prelude::*;
 
-pub(super) fn slots(ids: &Tensor, slots: &mut Slots) {
+pub(super) fn slots(ids: &Tensor, first: usize, slots: &mut Slots) {
     let Slots { groups: Groups { offsets, counts }, slot_of, pair_of } = slots;
+    let experts = counts.len();
     let (ids, counts, offsets) = (ids.host::<i32>(), counts.host_mut::<i32>(), offsets.host_mut::<i32>());
+    let group_of = |id: i32| (id as usize).checked_sub(first).filter(|&group| group < experts);
     counts.fill(0);
-    ids.iter().for_each(|&id| counts[id as usize] += 1);
+    ids.iter().filter_map(|&id| group_of(id)).for_each(|group| counts[group] += 1);
     offsets[0] = 0;
     for (g, &count) in counts.iter().enumerate() {
         offsets[g + 1] = offsets[g] + (count as usize).next_multiple_of(Groups::ALIGNMENT) as i32;
@@ -17,9 +19,12 @@ pub(super) fn slots(ids: &Tensor, slots: &mut Slots) {
     pair_of.fill(-1);
     let mut next = offsets.to_vec();
     for (pair, (slot, &id)) in slot_of.host_mut::<i32>().iter_mut().zip(ids).enumerate() {
-        *slot = next[id as usize];
-        next[id as usize] += 1;
-        pair_of[*slot as usize] = pair as i32;
+        *slot = -1;
+        if let Some(group) = group_of(id) {
+            *slot = next[group];
+            next[group] += 1;
+            pair_of[*slot as usize] = pair as i32;
+        }
     }
 }
 
@@ -51,7 +56,8 @@ pub(super) fn combine(z: &Tensor, slots: &Slots, weights: Option<&Tensor>, adden
         y.host_mut::<S>().par_chunks_mut(channels.max(1)).enumerate().for_each(|(t, y)| {
             let mut sums = vec![R::default(); channels];
             for pair in t * chosen..(t + 1) * chosen {
-                let z = &z[slot_of[pair] as usize * channels..][..channels];
+                let Ok(slot) = usize::try_from(slot_of[pair]) else { continue };
+                let z = &z[slot * channels..][..channels];
                 let weight = weights.map_or(R::of(1.0), |weights| weights[pair]);
                 sums.iter_mut().zip(z).for_each(|(sum, z)| *sum += weight * z.load());
             }
@@ -68,8 +74,10 @@ pub(super) fn weight_gradient(dots: &Tensor, slots: &Slots, weights: &Tensor, dw
         let (dots, weights): (&[S], &[S]) = (dots.host(), weights.host());
         for ((dweight, &weight), &slot) in dweights.host_mut::<S>().iter_mut().zip(weights).zip(slot_of) {
             let zero = S::store(<S as Float>::Real::default());
-            let quotient = S::store(dots[slot as usize].load() / weight.load());
-            *dweight = if weight == zero { zero } else { quotient };
+            *dweight = match usize::try_from(slot) {
+                Ok(slot) if weight != zero => S::store(dots[slot].load() / weight.load()),
+                _ => zero,
+            };
         }
     });
 }

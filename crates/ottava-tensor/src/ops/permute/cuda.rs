@@ -20,11 +20,12 @@ fn address(t: Option<&Tensor>) -> Arg {
     Arg::Ptr(t.map_or(0, Tensor::device_ptr))
 }
 
-pub(super) fn slots(gpu: &CudaDevice, ids: &Tensor, slots: &mut Slots) -> Result<()> {
+pub(super) fn slots(gpu: &CudaDevice, ids: &Tensor, first: usize, slots: &mut Slots) -> Result<()> {
     let Slots { groups: Groups { offsets, counts }, slot_of, pair_of } = slots;
     let (pairs, experts) = (ids.len() as i32, counts.len() as u32);
     let defines = launch::storage(DType::F32)?;
-    let args = [Arg::Ptr(counts.device_ptr_mut()), Arg::Ptr(ids.device_ptr()), Arg::I32(pairs)];
+    let args =
+        [Arg::Ptr(counts.device_ptr_mut()), Arg::Ptr(ids.device_ptr()), Arg::I32(pairs), Arg::I32(first as i32)];
     // SAFETY: a block for each of the counts, and `pairs` ids.
     unsafe { gpu.launch(&kernel(defines, "count_slots"), [experts, 1, 1], 1024, 0, &args)? };
     let args = [
@@ -36,6 +37,7 @@ pub(super) fn slots(gpu: &CudaDevice, ids: &Tensor, slots: &mut Slots) -> Result
         Arg::I32(pairs),
         Arg::I32(experts as i32),
         Arg::I32(pair_of.len() as i32),
+        Arg::I32(first as i32),
     ];
     // SAFETY: `slot_of` has `pairs` elements, `offsets` one more than there are experts, and `pair_of` suffices for any choices.
     unsafe { gpu.launch(&kernel(defines, "place_slots"), [experts, 1, 1], 1024, 0, &args) }
