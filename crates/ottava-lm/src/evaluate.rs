@@ -79,7 +79,8 @@ pub fn evaluate(
             !divides_experts || first.is_none_or(|first| [first.rows, first.seq_len] == [batch.rows, batch.seq_len])
         };
         while turns.len() < rounds * in_flight
-            && let Some(batch) = batches.next_if(|batch| batch.as_ref().map_or(true, |batch| belongs(turns.first(), batch)))
+            && let Some(batch) =
+                batches.next_if(|batch| batch.as_ref().map_or(true, |batch| belongs(turns.first(), batch)))
         {
             turns.push(batch?);
         }

@@ -15,6 +15,8 @@ const MAX_TIMEOUT: u64 = 30 * 86_400;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelConfig {
+    /// Whether a search chooses the sizes of the axes and the stage of ZeRO.
+    pub auto: bool,
     /// Ranks that share the rows of a step; 0 means those that the other axes leave.
     pub data: usize,
     /// Ranks that share each matrix.
@@ -55,6 +57,7 @@ impl Default for ParallelConfig {
     fn default() -> ParallelConfig {
         let limits = Limits::default();
         ParallelConfig {
+            auto: false,
             data: 0,
             tensor: 1,
             pipeline: 1,
@@ -83,8 +86,13 @@ impl ParallelConfig {
 
     /// The mesh of a job of `ranks` ranks.
     ///
-    /// Errors with [`Error::Config`] when `data` is another number than the other axes leave.
+    /// Errors with [`Error::Config`] when `data` is another number than the other axes leave, or a search has not chosen the sizes yet.
     pub fn mesh(&self, ranks: usize) -> Result<MeshShape> {
+        if self.auto {
+            return Err(Error::Config(
+                "`parallel.auto` is true, and only `ottava train` and `ottava plan` search for a division; set it to false".into(),
+            ));
+        }
         let ParallelConfig { data, tensor, pipeline, context, expert, .. } = *self;
         let data = if data == 0 { ranks / (tensor * pipeline * context).max(1) } else { data };
         let shape = MeshShape { data, context, tensor, pipeline, expert };
@@ -171,6 +179,12 @@ impl ParallelConfig {
 
     /// The first conflict of settings, with gradients stored as `gradients`; `None` without conflict.
     pub(super) fn problem(&self, gradients: Gradients, scales_loss: bool) -> Option<String> {
+        let ParallelConfig { tensor, pipeline, context, expert, zero, .. } = *self;
+        if self.auto && ([tensor, pipeline, context, expert] != [1; 4] || zero != Zero::Nothing) {
+            return Some(
+                "`parallel.auto` is true, which chooses `tensor`, `pipeline`, `context`, `expert` and `zero`; leave them out, or set it to false".into(),
+            );
+        }
         if let Some(problem) = self.axis_problem() {
             return Some(problem);
         }

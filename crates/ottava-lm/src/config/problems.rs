@@ -29,6 +29,13 @@ impl RunConfig {
         if problems.is_empty() { Ok(()) } else { Err(Error::Config(problems.join("\n"))) }
     }
 
+    /// Errors with the problems that `other` does not have.
+    pub fn expect_no_more_problems_than(&self, other: &RunConfig) -> Result<()> {
+        let known = other.problems();
+        let problems: Vec<_> = self.problems().into_iter().filter(|problem| !known.contains(problem)).collect();
+        if problems.is_empty() { Ok(()) } else { Err(Error::Config(problems.join("\n"))) }
+    }
+
     fn format_problems(&self) -> Vec<String> {
         let mut problems = self.precision.problems();
         problems.extend(self.optimizer.formats().problem(self.precision.recipe().compute));

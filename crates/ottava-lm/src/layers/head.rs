@@ -196,7 +196,11 @@ impl Head {
             losses.copy_from(start, &of_chunk)?;
             dx.copy_from(start, &backward(&logits, &x, weight, loan)?)?;
         }
-        let dx = if ranks.place(Axis::Tensor).is_divided() { ranks.sum_own_rows(Axis::Tensor, weight.name(), dx, None)? } else { dx };
+        let dx = if ranks.place(Axis::Tensor).is_divided() {
+            ranks.sum_own_rows(Axis::Tensor, weight.name(), dx, None)?
+        } else {
+            dx
+        };
         Ok((losses, dx))
     }
 }

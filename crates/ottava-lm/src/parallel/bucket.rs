@@ -1,9 +1,9 @@
 //! Buckets: matrices that are gathered and reduced in one collective, and this rank's slices of their weights.
 
+use super::Ranks;
 use super::reduction::ReduceFormat;
 use super::slices::Slices;
 use super::zero::Zero;
-use super::Ranks;
 use crate::error::{Error, Result};
 use crate::param::scopes::{CODES, GRADIENTS, WEIGHTS};
 use crate::param::{Param, ParamId, Placement, UnitId};

@@ -24,28 +24,28 @@ impl LayerRanks for LayerAxes {
     }
 
     fn exchange(&self, axis: Axis, name: &str, parts: &Tensor) -> Result<Tensor> {
-        all_to_all(self.0.group(&[axis]), name, parts)
+        self.0.of_layers(|| all_to_all(self.0.group(&[axis]), name, parts))
     }
 
     fn gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor> {
-        self.0.gather_rows(axis, name, rows)
+        self.0.of_layers(|| self.0.gather_rows(axis, name, rows))
     }
 
     fn sum_own_rows(&self, axis: Axis, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
         let [rows, columns] = partial.dims(name)?;
         let group = self.0.group(&[axis]);
         // A sum of our own is F32, in the order of the ranks, and rounded once together with the addend. NCCL's would round twice.
-        let parts = all_to_all(group, name, &partial)?;
+        let parts = self.0.of_layers(|| all_to_all(group, name, &partial))?;
         drop(partial);
         Ok(sum_parts(&parts.reshape(&[group.size(), rows / group.size(), columns])?, addend)?)
     }
 
     fn sum(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
-        Ok(self.0.group(&[axis]).all_reduce(name, Reduce::Sum, x)?.wait()?)
+        self.0.of_layers(|| Ok(self.0.group(&[axis]).all_reduce(name, Reduce::Sum, x)?.wait()?))
     }
 
     fn largest(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
-        Ok(self.0.group(&[axis]).all_reduce(name, Reduce::Max, x)?.wait()?)
+        self.0.of_layers(|| Ok(self.0.group(&[axis]).all_reduce(name, Reduce::Max, x)?.wait()?))
     }
 }
 

@@ -75,7 +75,8 @@ impl Partition {
                 let unit = params[0].id().unit;
                 let kinds = [(false, false), (false, true), (true, false), (true, true)];
                 // Experts that no other rank has are as on one rank.
-                for (experts, codes) in kinds.into_iter().filter(|(experts, _)| ranks.replicas_of(*experts).size() > 1) {
+                for (experts, codes) in kinds.into_iter().filter(|(experts, _)| ranks.replicas_of(*experts).size() > 1)
+                {
                     let casts = scaling.casts(Mode::TRAINING);
                     let mut matrices = Vec::new();
                     let is_of_kind = |param: &Param| param.is_matrix() && param.is_of_experts() == experts;

@@ -8,6 +8,7 @@ use ottava_tensor::Device;
 use ottava_tensor::comm::{Axis, Group, Mesh, MeshShape, Stopper, Traffic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::cell::Cell;
 
 /// The axes whose ranks together have one whole model.
 const PARTS: &[Axis] = &[Axis::Tensor, Axis::Pipeline, Axis::Expert];
@@ -43,9 +44,29 @@ impl Shared {
 pub struct Ranks {
     pipeline: Pipeline,
     mesh: Mesh,
+    /// The part of the traffic for which layers wait.
+    of_layers: Cell<Traffic>,
 }
 
 impl Ranks {
+    /// What rank 0 of `world` computes, on all of its ranks, before they have a mesh.
+    ///
+    /// Errors on all ranks if rank 0 has failed, on the others with its message.
+    pub fn of_first<T: Serialize + DeserializeOwned>(
+        world: &Group,
+        what: &str,
+        compute: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let mine = (world.rank() == 0).then(compute);
+        let sent = mine.as_ref().map(|mine| mine.as_ref().map_err(ToString::to_string));
+        let all = world.agree(what, &serde_json::to_vec(&sent).expect("results of ranks are plain data"))?;
+        if let Some(mine) = mine {
+            return mine;
+        }
+        let first: Option<Result<T, String>> = serde_json::from_slice(&all[0]).map_err(|_| different(what))?;
+        first.ok_or_else(|| different(what))?.map_err(|words| Error::Rank { rank: 0, words })
+    }
+
     /// One process with all rows.
     pub fn solo() -> Ranks {
         Ranks::of(Group::solo(), MeshShape::of_data(1), &Device::Cpu).expect("one rank is a mesh of one rank")
@@ -64,7 +85,7 @@ impl Ranks {
 
     fn of(world: Group, shape: MeshShape, device: &Device) -> Result<Ranks> {
         let mesh = Mesh::new(world, shape)?;
-        Ok(Ranks { pipeline: Pipeline::new(&mesh, device)?, mesh })
+        Ok(Ranks { pipeline: Pipeline::new(&mesh, device)?, mesh, of_layers: Cell::default() })
     }
 
     /// The ranks over which some gradients of this rank are reduced: those of its weights, or of tensors that ranks have whole.
@@ -279,6 +300,19 @@ impl Ranks {
     /// The calls of this rank and the bytes that it sent.
     pub fn traffic(&self) -> Traffic {
         self.world().traffic()
+    }
+
+    /// The part of [`Ranks::traffic`] for which layers wait: exchanges of activations.
+    pub fn traffic_of_layers(&self) -> Traffic {
+        self.of_layers.get()
+    }
+
+    /// Runs an exchange of activations, and counts its calls.
+    pub(super) fn of_layers<T>(&self, exchange: impl FnOnce() -> T) -> T {
+        let before = self.traffic();
+        let done = exchange();
+        self.of_layers.set(self.of_layers.get() + (self.traffic() - before));
+        done
     }
 }
 

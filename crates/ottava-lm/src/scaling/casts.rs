@@ -121,7 +121,11 @@ impl Casts<'_> {
 
     /// All rows of a matrix, of which this rank has `rows` if ranks divide tokens.
     pub fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
-        if self.divides_tokens() { self.scales.layer_ranks().gather(Axis::Tensor, name, rows) } else { Ok(rows.clone()) }
+        if self.divides_tokens() {
+            self.scales.layer_ranks().gather(Axis::Tensor, name, rows)
+        } else {
+            Ok(rows.clone())
+        }
     }
 
     /// `addend + Σ partial` over the ranks that divide tensors: this rank's rows if ranks divide tokens.

@@ -13,10 +13,10 @@ use ottava_lm::parallel::{LayerAxes, Ranks, Schedule, Zero};
 use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Param, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::recompute::Recompute;
-use ottava_tensor::{Device, Tensor};
 use ottava_tensor::comm::{Axis, Group};
 use ottava_tensor::ops::add;
 use ottava_tensor::testing::values;
+use ottava_tensor::{Device, Tensor};
 use serde_json::{Value, json};
 use std::ops::Range;
 use std::rc::Rc;
@@ -251,7 +251,8 @@ fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
     let Setup { mesh, fault, documents, equal_logits } = setup;
     let ranks = mesh.join(comm);
     let axis = exchange_of(&ranks, *fault);
-    let mut own = mesh.build(&ranks, &mesh.spans(ranks.pipeline().rank()), axis, &mut Weights { equal_logits: *equal_logits });
+    let mut own =
+        mesh.build(&ranks, &mesh.spans(ranks.pipeline().rank()), axis, &mut Weights { equal_logits: *equal_logits });
     if *documents {
         own.work = own.work.with_documents(DOCUMENTS.len()).unwrap();
     }

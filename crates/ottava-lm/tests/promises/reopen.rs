@@ -52,7 +52,7 @@ fn alone(family: &str, width: usize, level: Level) -> Mesh {
         memory,
         schedule,
         context: 1,
-            expert: 1,
+        expert: 1,
         tensor: 1,
         data: 1,
         zero: Zero::Nothing,
@@ -93,7 +93,11 @@ fn expert_meshes(alone: &Mesh) -> Vec<Mesh> {
         ([2, 1, 2], 2, Zero::Gradients),
         ([2, 1, 1], 1, Zero::OptimizerStates),
     ];
-    let mesh = |([data, pipeline, context], expert, zero): ([usize; 3], usize, Zero)| Mesh { expert, context, ..on(alone, [data, pipeline, 1], zero) };
+    let mesh = |([data, pipeline, context], expert, zero): ([usize; 3], usize, Zero)| Mesh {
+        expert,
+        context,
+        ..on(alone, [data, pipeline, 1], zero)
+    };
     shapes.map(mesh).to_vec()
 }
 

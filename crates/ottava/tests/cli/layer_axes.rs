@@ -5,7 +5,7 @@ use crate::setup::{Run, steps};
 use std::fs;
 
 /// Settings of all runs: products in FP8, as many tokens as four ranks divide, and samples at the end.
-const COMMON: [&str; 5] = [
+pub const COMMON: [&str; 5] = [
     "recipe=fp8-delayed",
     "lr_scheduler_type=constant",
     "async_save=false",
@@ -28,19 +28,21 @@ fn inputs() -> Run {
     run
 }
 
-fn args(settings: &[&str], more: &[&str]) -> Vec<String> {
+/// Arguments of `ottava train` with these settings.
+pub fn args(settings: &[&str], more: &[&str]) -> Vec<String> {
     let settings = COMMON.iter().chain(settings).flat_map(|setting| ["--set", setting]);
     let all = train(&settings.chain(more.iter().copied()).collect::<Vec<_>>());
     all.into_iter().map(String::from).collect()
 }
 
-fn go(run: &Run, settings: &[&str], more: &[&str]) -> String {
+/// Trains with these settings.
+pub fn go(run: &Run, settings: &[&str], more: &[&str]) -> String {
     let args = args(settings, more);
     run.succeed(&args.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// Sums over ranks have another order, so some values are cast to a neighbouring code.
-fn expect_near(run: &Run, alone: &Run, what: &str) {
+pub fn expect_near(run: &Run, alone: &Run, what: &str) {
     let (got, expected) = (losses(run), losses(alone));
     assert_eq!(got.len(), expected.len(), "{what}");
     for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {

@@ -1,7 +1,7 @@
 //! The experts of a mixture: MLPs, each of the rows of its tokens.
 
-use super::linear::{GroupedLinear, GroupedLinearConfig};
 use super::dispatch::Dispatched;
+use super::linear::{GroupedLinear, GroupedLinearConfig};
 use crate::context::Context;
 use crate::error::Result;
 use crate::layers::cast::{CastInput, SavedOperand};
@@ -65,7 +65,8 @@ impl Experts {
         };
         let rows = hidden * activation.inputs() / gate_up.len();
         let parts = of_each(gate_up, rows);
-        let config = GroupedLinearConfig { name: &stacks[0], experts: counts, own: own.clone(), parts, inputs: channels, std };
+        let config =
+            GroupedLinearConfig { name: &stacks[0], experts: counts, own: own.clone(), parts, inputs: channels, std };
         let gate_up = GroupedLinear::new(build, config)?;
         let parts = of_each(&[down], channels);
         let config = GroupedLinearConfig { name: &stacks[1], experts: counts, own, parts, inputs: hidden, std };
@@ -73,12 +74,7 @@ impl Experts {
     }
 
     /// The rows of the `choices` of the tokens `x`, `[P, C]`, and what backward needs.
-    pub fn forward(
-        &self,
-        x: &Tensor,
-        choices: &Dispatched,
-        context: &mut Context,
-    ) -> Result<(Tensor, ExpertsSaved)> {
+    pub fn forward(&self, x: &Tensor, choices: &Dispatched, context: &mut Context) -> Result<(Tensor, ExpertsSaved)> {
         let (activated, saved) = self.activated(x, choices, context)?;
         Ok((self.down.fprop(&activated, &choices.slots.groups, context)?, saved))
     }

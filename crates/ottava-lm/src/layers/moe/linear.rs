@@ -45,9 +45,8 @@ impl GroupedLinear {
             false => (Split::None, AmaxGroup::DATA),
         };
         let tensor = |name: &str| format!("{name}.weight");
-        let shard = |(name, rows): &(String, usize)| {
-            build.shard(FolderTensor::new(tensor(name), vec![*rows, inputs]), split)
-        };
+        let shard =
+            |(name, rows): &(String, usize)| build.shard(FolderTensor::new(tensor(name), vec![*rows, inputs]), split);
         let of_each = parts.len() / experts.count;
         let stacked = &parts[own.start * of_each..own.end * of_each];
         let shards = stacked.iter().map(shard).collect::<Result<_>>()?;

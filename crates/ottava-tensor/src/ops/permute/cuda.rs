@@ -24,8 +24,7 @@ pub(super) fn slots(gpu: &CudaDevice, ids: &Tensor, first: usize, slots: &mut Sl
     let Slots { groups: Groups { offsets, counts }, slot_of, pair_of } = slots;
     let (pairs, experts) = (ids.len() as i32, counts.len() as u32);
     let defines = launch::storage(DType::F32)?;
-    let args =
-        [Arg::Ptr(counts.device_ptr_mut()), Arg::Ptr(ids.device_ptr()), Arg::I32(pairs), Arg::I32(first as i32)];
+    let args = [Arg::Ptr(counts.device_ptr_mut()), Arg::Ptr(ids.device_ptr()), Arg::I32(pairs), Arg::I32(first as i32)];
     // SAFETY: a block for each of the counts, and `pairs` ids.
     unsafe { gpu.launch(&kernel(defines, "count_slots"), [experts, 1, 1], 1024, 0, &args)? };
     let args = [

@@ -64,23 +64,25 @@ fn permutations_agree_across_devices() {
             ];
             // Sums are in the same order.
             let own = [0..experts, experts / 3..experts / 2 + 1];
-            own.into_iter().for_each(|own| parity(&inputs, Tolerance::Exact, |t| {
-                let slots = slots(&t[0], own.clone())?;
-                let gathered = gather_to(&t[1], &slots, None, Output::Plain)?.plain().expect("plain");
-                let weighed = gather_to(&t[1], &slots, Some(&t[2]), Output::Plain)?.plain().expect("plain");
-                let dots = normals("dots", &[slots.pair_of.len()], DType::F32).to_device(t[0].device())?;
-                Ok(vec![
-                    combine(&gathered, &slots, Some(&t[2]), Some(&t[1]))?,
-                    combine(&weighed, &slots, None, None)?,
-                    weight_gradient(&dots, &slots, &t[2])?,
-                    gathered,
-                    weighed,
-                    slots.slot_of,
-                    slots.pair_of,
-                    slots.groups.offsets,
-                    slots.groups.counts,
-                ])
-            }));
+            own.into_iter().for_each(|own| {
+                parity(&inputs, Tolerance::Exact, |t| {
+                    let slots = slots(&t[0], own.clone())?;
+                    let gathered = gather_to(&t[1], &slots, None, Output::Plain)?.plain().expect("plain");
+                    let weighed = gather_to(&t[1], &slots, Some(&t[2]), Output::Plain)?.plain().expect("plain");
+                    let dots = normals("dots", &[slots.pair_of.len()], DType::F32).to_device(t[0].device())?;
+                    Ok(vec![
+                        combine(&gathered, &slots, Some(&t[2]), Some(&t[1]))?,
+                        combine(&weighed, &slots, None, None)?,
+                        weight_gradient(&dots, &slots, &t[2])?,
+                        gathered,
+                        weighed,
+                        slots.slot_of,
+                        slots.pair_of,
+                        slots.groups.offsets,
+                        slots.groups.counts,
+                    ])
+                })
+            });
         }
     }
 }
@@ -115,7 +117,8 @@ fn ranges_of_experts_share_the_choices() {
             [combined, values(&weight_gradient(&dots, slots, &weights).unwrap())]
         };
         let cuts = [0, 1, experts / 2, experts];
-        let parts: Vec<_> = cuts.windows(2).map(|cut| slots(&ids_of(&ids, [tokens, chosen]), cut[0]..cut[1]).unwrap()).collect();
+        let parts: Vec<_> =
+            cuts.windows(2).map(|cut| slots(&ids_of(&ids, [tokens, chosen]), cut[0]..cut[1]).unwrap()).collect();
         let rows: i32 = parts.iter().flat_map(|part| part.groups.counts.to_vec::<i32>().unwrap()).sum();
         assert_eq!(rows as usize, tokens * chosen);
         let counts: Vec<i32> = parts.iter().flat_map(|part| part.groups.counts.to_vec::<i32>().unwrap()).collect();
