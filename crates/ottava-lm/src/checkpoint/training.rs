@@ -134,11 +134,12 @@ impl Contents {
                 if kept.per == Per::Parameter && !(first && is_first_of_tensors) {
                     continue;
                 }
-                let (flat, mut start) = (kept.tensor.reshape(&[kept.tensor.len()])?, 0);
-                for regions in regions_of(&name, shards, &slice, &kept) {
-                    let end = start + regions.elements();
-                    others.insert(regions.info.name.clone(), flat.rows(start, end)?);
-                    start = end;
+                let flat = kept.tensor.reshape(&[kept.tensor.len()])?;
+                // Of ranks that have the same heads, too, the first one writes them.
+                for Held { regions, values } in
+                    regions_of(&name, shards, &slice, &kept, |shard| shard.replica.rank == 0)
+                {
+                    others.insert(regions.info.name.clone(), flat.rows(values.start, values.end)?);
                     match slice {
                         None if ranks.leads() && is_whole => contents.whole.push(regions.info),
                         _ => contents.divided.push(regions),
@@ -237,7 +238,9 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
         let Param { shards, weights, .. } = param;
         for kept in optimizer_tensors(weights, states) {
             let mut bytes = Vec::with_capacity(kept.tensor.bytes());
-            for Regions { info: expected, regions } in regions_of(&name, shards, &slice, &kept) {
+            for Held { regions: Regions { info: expected, regions }, .. } in
+                regions_of(&name, shards, &slice, &kept, |_| true)
+            {
                 let info = files.info(&expected.name)?;
                 if *info != expected {
                     return Err(Error::Checkpoint(format!(
@@ -285,14 +288,21 @@ fn open(folder: &Path) -> Result<SliceFiles> {
     }
 }
 
+/// Regions of a tensor of a checkpoint, and where their values are among those of a parameter.
+struct Held {
+    regions: Regions,
+    values: Range<usize>,
+}
+
 /// The regions of the tensors of a checkpoint, in the order of the values, that this process has of a parameter, or of a `slice` of one: of
-/// each tensor that it touches. What belongs to the whole parameter has its `name`.
+/// each tensor that it touches. What belongs to the whole parameter has its `name`. Shards that are not `meant` are left out.
 fn regions_of(
     name: &str,
     shards: &[Shard],
     slice: &Option<Range<usize>>,
     StateTensor { kind, per, tensor }: &StateTensor,
-) -> Vec<Regions> {
+    is_meant: impl Fn(&Shard) -> bool,
+) -> Vec<Held> {
     let info = |name: &str, shape: &[usize]| TensorInfo {
         name: format!("{kind}.{name}"),
         dtype: tensor.dtype(),
@@ -301,9 +311,10 @@ fn regions_of(
     let of_shard = |shard: &Shard| info(&shard.tensor.name, &shard.tensor.shape);
     if *per == Per::Parameter {
         let region = Region { elements: 0..tensor.len(), columns: None };
-        return vec![Regions { info: info(name, tensor.shape()), regions: vec![region] }];
+        let regions = Regions { info: info(name, tensor.shape()), regions: vec![region] };
+        return vec![Held { regions, values: 0..tensor.len() }];
     }
-    let (mut end, mut found) = (0, Vec::<Regions>::new());
+    let (mut end, mut value, mut found) = (0, 0, Vec::<Held>::new());
     for shard in shards {
         let start = end;
         end = start + shard.elements();
@@ -316,9 +327,17 @@ fn regions_of(
             Per::Group => of_groups(of_shard(shard), region),
             Per::Element | Per::Parameter => (of_shard(shard), region),
         };
-        match found.last_mut().filter(|last| last.info.name == info.name) {
-            Some(last) => last.regions.push(region),
-            None => found.push(Regions { info, regions: vec![region] }),
+        let values = value..value + region.elements.len();
+        value = values.end;
+        if !is_meant(shard) {
+            continue;
+        }
+        match found.last_mut().filter(|last| last.regions.info.name == info.name && last.values.end == values.start) {
+            Some(last) => {
+                last.regions.regions.push(region);
+                last.values.end = values.end;
+            }
+            None => found.push(Held { regions: Regions { info, regions: vec![region] }, values }),
         }
     }
     found

@@ -151,7 +151,11 @@ impl LatentAttention {
         let mut linear = |stack: &str, parts: &[(String, usize)], inputs, bias| {
             let (name, split, transposed) = (&format!("{name}.{stack}"), Split::None, false);
             let (fused, shared_input) = (&[][..], None);
-            Linear::new(build, LinearConfig { name, parts, fused, inputs, bias, std, transposed, split, shared_input })
+            let replicas = &[][..];
+            Linear::new(
+                build,
+                LinearConfig { name, parts, fused, replicas, inputs, bias, std, transposed, split, shared_input },
+            )
         };
         let from_x = [
             match query_rank {

@@ -155,6 +155,7 @@ impl<'a> Exchange<'a> {
         let amaxes = Amaxes::merge(scaling, ranks)?;
         if !self.reduces {
             ranks.sum_whole_gradients(&mut params)?;
+            ranks.sum_replicated_gradients(&mut params)?;
             amaxes.finish(scaling)?;
             return Ok(None);
         }
@@ -185,6 +186,7 @@ impl<'a> Exchange<'a> {
         drop(buckets);
         vectors.finish(&mut params)?;
         ranks.sum_whole_gradients(&mut params)?;
+        ranks.sum_replicated_gradients(&mut params)?;
         amaxes.finish(scaling)?;
         self.error.take().map(|error| Ok(error.relative()?)).transpose()
     }

@@ -34,7 +34,18 @@ impl Partition {
         let counts =
             |param: &&&mut Param| (param.is_sliced() || is_first(param)) && (!param.is_whole() || is_first_of_tensors);
         let counted: Vec<_> = params.iter().filter(counts).collect();
-        let grads = gradients(counted.into_iter().map(|param| &**param), copy);
+        let (replicated, counted): (Vec<_>, Vec<_>) = counted.into_iter().partition(|param| param.has_replicas());
+        let mut pieces = Vec::new();
+        for param in replicated {
+            let Some(grad) = param.gradient.get() else { continue };
+            let grad = grad.values()?;
+            let grad = grad.reshape(&[grad.len()])?;
+            for piece in param.elements_of(|shard| shard.replica.rank == 0) {
+                pieces.push(grad.rows(piece.start, piece.end)?);
+            }
+        }
+        let mut grads = gradients(counted.into_iter().map(|param| &**param), copy);
+        grads.extend(pieces.iter().map(Gradient::Plain));
         if !grads.is_empty() {
             sums.copy_from(ranks.rank(), &sum_of_squares(&grads)?)?;
         }

@@ -68,6 +68,11 @@ impl Partition {
         values: bool,
     ) -> Result<Partition> {
         let (mut buckets, mut expert_slots) = (Vec::new(), BTreeSet::new());
+        model
+            .parameters()
+            .into_iter()
+            .filter(|param| param.has_replicas())
+            .for_each(|param| param.gradient.keep_sums());
         if ranks.sharing(Shared::Slices).size() > 1 {
             let (units, scaling) = model.units_and_scaling();
             for mut params in units.into_iter().filter(|params| !params.is_empty()) {

@@ -24,9 +24,13 @@ impl Partition {
         let own = if by_columns { transpose(&own)? } else { own };
         let (all, rows) = (self.ranks().gather_rows(Axis::Tensor, param.name(), &own)?, own.shape()[0]);
         drop(own);
-        let (mut whole, mut first, mut at) = (all.empty_like()?, 0, 0);
         // Fused tensors have several shards.
-        for shards in param.shards.chunk_by(|a, b| a.tensor.name == b.tensor.name) {
+        let tensors = || param.shards.chunk_by(|a, b| a.tensor.name == b.tensor.name);
+        let mut shape = all.shape().to_vec();
+        // Fewer than all ranks have together, if several have the same key and value heads.
+        shape[0] = tensors().map(|shards| shards[0].tensor.shape[shards[0].dim]).sum();
+        let (mut whole, mut first, mut at) = (Tensor::empty(all.device(), &shape, all.dtype())?, 0, 0);
+        for shards in tensors() {
             for shard in shards {
                 let end = at + shard.range.len();
                 for rank in 0..place.ranks {

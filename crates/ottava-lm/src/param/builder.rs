@@ -140,18 +140,27 @@ impl<'a> Builder<'a> {
     }
 
     /// The parts of `tensor` that this rank holds if ranks divide each of the `parts` of its rows by `split`: a tensor that a family fuses,
-    /// for example queries, keys and values. One shard if nothing is divided.
-    pub fn shards(&self, tensor: FolderTensor, parts: &[usize], split: Split) -> Result<Vec<Shard>> {
-        if split != Split::Output || !self.place().is_divided() || parts.len() < 2 {
+    /// for example queries, keys and values. One shard if nothing is divided, or without parts. Of each part, as many neighbouring ranks as
+    /// `replicas` says hold the same rows; 1 if it does not say.
+    pub fn shards(
+        &self,
+        tensor: FolderTensor,
+        parts: &[usize],
+        replicas: &[usize],
+        split: Split,
+    ) -> Result<Vec<Shard>> {
+        if split != Split::Output || !self.place().is_divided() {
             return Ok(vec![self.shard(tensor, split)?]);
         }
-        let mut end = 0;
-        let part = |rows: &usize| {
+        let whole = [tensor.shape[0]];
+        let (parts, mut end) = (if parts.len() < 2 { &whole } else { parts }, 0);
+        let part = |(at, rows): (usize, &usize)| {
             end += rows;
-            let shard = Shard::within(tensor.clone(), end - rows..end, split, self.place());
+            let replicas = replicas.get(at).copied().unwrap_or(1);
+            let shard = Shard::within(tensor.clone(), end - rows..end, split, self.place(), replicas);
             shard.ok_or_else(|| self.uneven(&tensor))
         };
-        parts.iter().map(part).collect()
+        parts.iter().enumerate().map(part).collect()
     }
 
     fn uneven(&self, tensor: &FolderTensor) -> Error {

@@ -254,6 +254,35 @@ impl Param {
         self.shards.iter().all(|shard| matches!(shard.split, Split::None | Split::Expert))
     }
 
+    /// Whether other ranks of the tensor axis have some of its elements too, and others other elements.
+    pub fn has_replicas(&self) -> bool {
+        self.replicas() > 1
+    }
+
+    /// The ranks that have the same key and value heads; 1 if it has none.
+    pub fn replicas(&self) -> usize {
+        self.shards.iter().map(|shard| shard.replica.ranks).max().unwrap_or(1)
+    }
+
+    /// The elements of the shards that `are_meant`, among those that this process updates: ascending and not adjacent.
+    pub fn elements_of(&self, are_meant: impl Fn(&Shard) -> bool) -> Vec<Range<usize>> {
+        let (slice, mut end, mut found) = (self.slice(), 0, Vec::<Range<usize>>::new());
+        for shard in &self.shards {
+            let start = end;
+            end += shard.elements();
+            let (from, to) = (start.max(slice.start), end.min(slice.end));
+            if from >= to || !are_meant(shard) {
+                continue;
+            }
+            let piece = from - slice.start..to - slice.start;
+            match found.last_mut().filter(|last| last.end == piece.start) {
+                Some(last) => last.end = piece.end,
+                None => found.push(piece),
+            }
+        }
+        found
+    }
+
     /// Whether it is of experts that ranks divide.
     pub fn is_of_experts(&self) -> bool {
         self.stack.is_some()

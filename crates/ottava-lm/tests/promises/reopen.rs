@@ -27,7 +27,8 @@ fn alone(family: &str, width: usize, level: Level) -> Mesh {
     let keys = match family {
         "phi3" => json!({
             "architectures": ["Phi3ForCausalLM"], "vocab_size": 96, "hidden_size": width, "intermediate_size": width,
-            "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 64,
+            "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": if width == 64 { 2 } else { 1 },
+            "max_position_embeddings": 64,
             "tie_word_embeddings": false,
         }),
         "qwen3_moe" => json!({

@@ -69,7 +69,7 @@ fn experts_that_do_not_divide_are_errors() {
         let args = args(settings, &["--ranks", ranks]);
         run.fail(&args.iter().map(String::as_str).collect::<Vec<_>>(), 1, &[words]);
     };
-    fails(&run, &["parallel.expert=3"], "3", "does not divide the 4 experts");
+    fails(&run, &["parallel.expert=3", "global_batch_size=3"], "3", "does not divide the 4 experts");
     fails(&run, &["parallel.expert=2"], "3", "set it to a divisor of 3");
     fails(&run, &["parallel.expert=2", "optimizer.name=muon"], "2", "which transforms whole matrices");
     fails(&run, &["parallel.tensor=2"], "2", "`parallel.tensor` does not divide mixtures of experts");
