@@ -62,6 +62,28 @@ fn a_signal_or_a_dead_rank_ends_all_expert_ranks() {
     expect_ends_of_all_ranks(inputs, &args.iter().map(String::as_str).collect::<Vec<_>>(), &common);
 }
 
+/// The division that a search chooses trains, whatever it is; a plan prints it, and why others were dropped.
+#[test]
+fn a_search_chooses_the_division_of_a_run() {
+    let run = inputs();
+    let settings = ["parallel.auto=true", "global_batch_size=4"];
+    go(&run, &[&["max_steps=2"], &settings[..]].concat(), &["--ranks", "2"]);
+    assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=2).collect::<Vec<_>>());
+    let settings: Vec<&str> = settings.into_iter().flat_map(|setting| ["--set", setting]).collect();
+    let plan = run.succeed(&[&["plan", "run.toml", "--ranks", "2"], &settings[..]].concat());
+    for part in
+        ["Fastest divisions among 2 ranks", " tokens/s, ", "were dropped:", "does not divide mixtures of experts"]
+    {
+        assert!(plan.contains(part), "no {part:?} in {plan}");
+    }
+    run.fail(
+        &["plan", "run.toml", "--set", "parallel.auto=true", "--set", "parallel.tensor=2"],
+        1,
+        &["leave them out"],
+    );
+    run.fail(&["plan", "run.toml", "--set", "parallel.auto=true"], 1, &["set `training.global_batch_size`"]);
+}
+
 #[test]
 fn experts_that_do_not_divide_are_errors() {
     let run = inputs();
