@@ -53,6 +53,8 @@ pub struct Dropped {
     pub division: Division,
     /// A sentence.
     pub why: String,
+    /// The memory that it needs, if there is not enough.
+    pub needed_bytes: Option<u64>,
 }
 
 /// The result of a search.
@@ -144,7 +146,12 @@ impl ParallelSearch {
                     enough = is_lean.then_some(division.shape).or(enough);
                     fitting.push(candidate);
                 }
-                Err(error) => dropped.push(Dropped { division, why: error.to_string() }),
+                Err(Unusable::Large { needed_bytes, why }) => {
+                    dropped.push(Dropped { division, why, needed_bytes: Some(needed_bytes) })
+                }
+                Err(Unusable::Refused(error)) => {
+                    dropped.push(Dropped { division, why: error.to_string(), needed_bytes: None })
+                }
             }
         }
         fitting.sort_by(|a, b| b.tokens_per_second.total_cmp(&a.tokens_per_second));
@@ -167,17 +174,32 @@ impl ParallelSearch {
         self.best.first().ok_or_else(reasons)
     }
 
-    /// Why divisions were dropped, each reason once, with the settings of those that it is about.
+    /// Why divisions were dropped, each reason once, with the settings of those that it is about, and the memory that they need.
     pub fn reasons(&self) -> Vec<(String, Vec<String>)> {
         let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
-        for Dropped { division, why } in &self.dropped {
-            let settings = division.settings().join(" ");
+        for Dropped { division, why, needed_bytes } in &self.dropped {
+            let needed = needed_bytes.map_or(String::new(), |bytes| format!(" ({:.1} GiB)", gib(bytes)));
+            let settings = division.settings().join(" ") + &needed;
             match reasons.iter_mut().find(|(known, _)| known == why) {
                 Some((_, divisions)) => divisions.push(settings),
                 None => reasons.push((why.clone(), vec![settings])),
             }
         }
         reasons
+    }
+}
+
+/// Why a division cannot be used.
+enum Unusable {
+    /// It needs too much memory.
+    Large { needed_bytes: u64, why: String },
+    /// Settings or model do not allow it.
+    Refused(Error),
+}
+
+impl From<Error> for Unusable {
+    fn from(error: Error) -> Unusable {
+        Unusable::Refused(error)
     }
 }
 
@@ -189,19 +211,16 @@ impl Candidate {
         sizes: &DecoderConfig,
         device: &Device,
         seconds_per_token: f64,
-    ) -> Result<Candidate> {
+    ) -> Result<Candidate, Unusable> {
         let mut config = division.applied(run);
         config.expect_no_more_problems_than(run)?;
         config.share(division.shape.ranks())?;
         let resolved = ResolvedRun::new(&config, sizes, device)?;
         let memory = &resolved.memory;
         if !memory.fits {
-            return Err(Error::Memory(format!(
-                "it does not fit: {:.1} GiB with recompute = \"{}\", {:.1} GiB available",
-                gib(memory.reserved_bytes),
-                resolved.config.recompute.as_str(),
-                gib(memory.available_bytes)
-            )));
+            let (recompute, available) = (resolved.config.recompute.as_str(), gib(memory.available_bytes));
+            let why = format!("it does not fit with recompute = \"{recompute}\": {available:.1} GiB available");
+            return Err(Unusable::Large { needed_bytes: memory.reserved_bytes, why });
         }
         let model = Decoder::describe(sizes, &config.recipe_on(device))?;
         let pipeline = PipelinePlan::new(&resolved.config, &model, memory)?;
