@@ -9,10 +9,15 @@ use super::router::Routed;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::layer_ranks::ShardPlace;
+use crate::layers::cast::{CastInput, OperandCast, SavedOperand};
+use crate::operand::{FrozenScale, View};
 use crate::param::Builder;
-use ottava_tensor::Tensor;
+use crate::scaling::Slot;
 use ottava_tensor::comm::Axis;
-use ottava_tensor::ops::{Slots, combine, slots, weight_gradient};
+use ottava_tensor::ops::{
+    CodeCopies, Output, Slots, combine, gather_quantized, gather_to, join_columns, slots, weight_gradient,
+};
+use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
 use std::ops::Range;
 
 /// How the ranks of the expert axis divide the experts of a mixture.
@@ -66,6 +71,76 @@ impl Dispatch {
             true => context.casts.layer_ranks().gather(Axis::Expert, &self.name, rows),
             false => Ok(rows.clone()),
         }
+    }
+
+    /// The rows of this rank's experts, cast for `reader`, and what backward needs: from `x` `[T, C]`, the tokens of this rank. Codes travel if they
+    /// are those that each rank would cast from values: with one scale for all, and without a copy for wgrad also with scales along rows.
+    pub fn rows_of_tokens(
+        &self,
+        x: &Tensor,
+        choices: &Dispatched,
+        reader: OperandCast,
+        copies: CodeCopies,
+        context: &mut Context,
+    ) -> Result<CastInput> {
+        let Some((slot, transposes)) = self.sends_codes(x, reader, copies == CodeCopies::Both, context) else {
+            let tokens = self.gather(x, context)?;
+            let gather = |output: Output<'_>| Ok((gather_to(&tokens, &choices.slots, None, output)?, ()));
+            return Ok(reader.produce_input(copies, &mut context.casts, gather)?.0);
+        };
+        let frozen = context.casts.freeze(slot, x)?;
+        let own = context.casts.quantize(slot, &frozen, x, CodeCopies::Rows)?;
+        let rows = gather_quantized(&self.gather_codes(own, context)?, &choices.slots, transposes)?;
+        let columns = transposes.then(|| View::Codes(rows.clone().only_transposed()));
+        Ok(CastInput { rows: View::Codes(rows.only_rows()), saved: SavedOperand::new(columns, frozen) })
+    }
+
+    /// The view that wgrad reads of rows that [`Dispatch::rows_of_tokens`] did not save.
+    pub fn columns_of_tokens(
+        &self,
+        x: &Tensor,
+        choices: &Dispatched,
+        reader: OperandCast,
+        frozen: &FrozenScale,
+        context: &mut Context,
+    ) -> Result<View> {
+        let Some((slot, _)) = self.sends_codes(x, reader, true, context) else {
+            let tokens = self.gather(x, context)?;
+            let gather = |output: Output<'_>| Ok(gather_to(&tokens, &choices.slots, None, output)?);
+            return reader.reproduce_columns(frozen, &mut context.casts, gather);
+        };
+        let own = context.casts.requantize(slot, frozen, x, CodeCopies::Rows)?;
+        let rows = gather_quantized(&self.gather_codes(own, context)?, &choices.slots, true)?;
+        Ok(View::Codes(rows.only_transposed()))
+    }
+
+    /// The slot of the cast before the exchange, and whether wgrad reads the transpose of the same codes; `None` if values travel.
+    fn sends_codes(&self, x: &Tensor, reader: OperandCast, for_wgrad: bool, context: &Context) -> Option<(Slot, bool)> {
+        let has_whole_rows = x.shape()[0].is_multiple_of(QuantizedTensor::PAD);
+        let slot = reader.fused(&context.casts).filter(|_| self.is_divided() && has_whole_rows)?;
+        match context.casts.scales.granularity(slot).of_rows() {
+            Granularity::PerTensor => Some((slot, for_wgrad)),
+            Granularity::Blocks128x128 => None,
+            _ => (!for_wgrad).then_some((slot, false)),
+        }
+    }
+
+    /// The codes of all ranks, in their order, from this rank's, and their scales.
+    fn gather_codes(&self, own: QuantizedTensor, context: &Context) -> Result<QuantizedTensor> {
+        let codes = self.gather(own.codes.as_ref().expect("rows were cast"), context)?;
+        let (ranks, rows) = (self.place.ranks, codes.shape()[0]);
+        let scale_inv = match own.granularity.of_rows() {
+            Granularity::PerTensor => own.scale_inv.clone(),
+            _ => {
+                let blocks = own.scale_inv.len() / own.rows;
+                let all = self.gather(&own.scale_inv.reshape(&[own.scale_inv.len()])?, context)?;
+                // By rank, block and row, to by block, rank and row.
+                let all = join_columns(&all.reshape(&[ranks, blocks, own.rows])?, &[rows])?;
+                let shape = if blocks == 1 { own.scale_inv.shape()[..0].to_vec() } else { vec![blocks] };
+                all.reshape(&[shape, vec![rows]].concat())?
+            }
+        };
+        Ok(QuantizedTensor { codes: Some(codes), scale_inv, rows, ..own })
     }
 
     /// The choices of all ranks, from those of this rank's tokens.

@@ -1,6 +1,6 @@
 //! The experts of a mixture: MLPs, each of the rows of its tokens.
 
-use super::dispatch::Dispatched;
+use super::dispatch::{Dispatch, Dispatched};
 use super::linear::{GroupedLinear, GroupedLinearConfig};
 use crate::context::Context;
 use crate::error::Result;
@@ -74,24 +74,40 @@ impl Experts {
     }
 
     /// The rows of the `choices` of the tokens `x`, `[P, C]`, and what backward needs.
-    pub fn forward(&self, x: &Tensor, choices: &Dispatched, context: &mut Context) -> Result<(Tensor, ExpertsSaved)> {
-        let (activated, saved) = self.activated(x, choices, context)?;
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        dispatch: &Dispatch,
+        choices: &Dispatched,
+        context: &mut Context,
+    ) -> Result<(Tensor, ExpertsSaved)> {
+        let (activated, saved) = self.activated(x, dispatch, choices, context)?;
         Ok((self.down.fprop(&activated, &choices.slots.groups, context)?, saved))
     }
 
     /// What [`Experts::forward`] saves, without computing its output.
-    pub fn save(&self, x: &Tensor, choices: &Dispatched, context: &mut Context) -> Result<ExpertsSaved> {
-        Ok(self.activated(x, choices, context)?.1)
+    pub fn save(
+        &self,
+        x: &Tensor,
+        dispatch: &Dispatch,
+        choices: &Dispatched,
+        context: &mut Context,
+    ) -> Result<ExpertsSaved> {
+        Ok(self.activated(x, dispatch, choices, context)?.1)
     }
 
     /// The operand of the second product, and what backward needs.
-    fn activated(&self, x: &Tensor, choices: &Dispatched, context: &mut Context) -> Result<(View, ExpertsSaved)> {
+    fn activated(
+        &self,
+        x: &Tensor,
+        dispatch: &Dispatch,
+        choices: &Dispatched,
+        context: &mut Context,
+    ) -> Result<(View, ExpertsSaved)> {
         let slots = &choices.slots;
         let copies = self.gate_up.input_copies(context.operand_copies());
-        let (CastInput { rows, saved: input }, ()) =
-            self.gate_up
-                .input()
-                .produce_input(copies, &mut context.casts, |output| Ok((gather_to(x, slots, None, output)?, ())))?;
+        let CastInput { rows, saved: input } =
+            dispatch.rows_of_tokens(x, choices, self.gate_up.input(), copies, context)?;
         let hidden = self.gate_up.fprop(&rows, &slots.groups, context)?;
         drop(rows);
         let operand = self.down.input();
@@ -111,22 +127,26 @@ impl Experts {
     }
 
     /// The gradient by the gathered rows, `[P, C]`, and the products `[P]` from which that by the weights of the choices follows; adds to the
-    /// gradients of the parameters. `x` returns the tokens, if they are needed.
+    /// gradients of the parameters. `dy` and `x` `[T, C]` are of the tokens of this rank.
     pub fn backward(
         &mut self,
         dy: &Tensor,
-        x: impl FnOnce(&Context) -> Result<Tensor>,
-        Dispatched { slots, weights }: &Dispatched,
+        x: &Tensor,
+        dispatch: &Dispatch,
+        choices: &Dispatched,
         saved: ExpertsSaved,
         context: &mut Context,
     ) -> Result<(Tensor, Tensor)> {
         let ExpertsSaved { input, hidden, activated } = saved;
+        let Dispatched { slots, weights } = choices;
         let (how, groups) = (self.activation, &slots.groups);
+        let dy = dispatch.gather(dy, context)?;
         // The weights of the choices come in here, so the gradient by the activations has them as a factor.
         let Views { rows, columns: dz } = self
             .down
             .gradient()
-            .produce_gradient(&mut context.casts, |output| gather_to(dy, slots, Some(weights), output))?;
+            .produce_gradient(&mut context.casts, |output| gather_to(&dy, slots, Some(weights), output))?;
+        drop(dy);
         let dactivated = self.down.dgrad(&rows, groups, context)?;
         drop(rows);
         let dots = activation_dots(how, &dactivated, &hidden)?;
@@ -163,10 +183,7 @@ impl Experts {
         drop(rows);
         let operand = self.gate_up.input();
         let gather = |context: &mut Context| {
-            input.into_columns().or_else(|frozen| {
-                let x = x(context)?;
-                operand.reproduce_columns(&frozen, &mut context.casts, |output| Ok(gather_to(&x, slots, None, output)?))
-            })
+            input.into_columns().or_else(|frozen| dispatch.columns_of_tokens(x, choices, operand, &frozen, context))
         };
         self.gate_up.wgrad(&dhidden, gather, groups, context)?;
         Ok((dgathered, dots))

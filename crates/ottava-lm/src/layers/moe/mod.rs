@@ -167,9 +167,8 @@ impl Sublayer for MixtureOfExperts {
         let (mut sum, mut saved) = (residual.cloned(), MixturesSaved { mixtures: Vec::new(), shared: None });
         for Mixture { router, dispatch, experts } in &self.mixtures {
             let routed = router.forward(x, context)?;
-            let (choices, tokens) = (dispatch.choices(&routed, context)?, dispatch.gather(x, context)?);
-            let (rows, of_experts) = experts.forward(&tokens, &choices, context)?;
-            drop(tokens);
+            let choices = dispatch.choices(&routed, context)?;
+            let (rows, of_experts) = experts.forward(x, dispatch, &choices, context)?;
             sum = Some(dispatch.combine(&rows, &choices, Some(&choices.weights), sum.as_ref(), context)?);
             saved.mixtures.push((routed, choices, of_experts));
         }
@@ -187,7 +186,7 @@ impl Sublayer for MixtureOfExperts {
         for Mixture { router, dispatch, experts } in &self.mixtures {
             let routed = router.forward(x, context)?;
             let choices = dispatch.choices(&routed, context)?;
-            let of_experts = experts.save(&dispatch.gather(x, context)?, &choices, context)?;
+            let of_experts = experts.save(x, dispatch, &choices, context)?;
             saved.mixtures.push((routed, choices, of_experts));
         }
         if let Some(shared) = &self.shared {
@@ -214,10 +213,7 @@ impl Sublayer for MixtureOfExperts {
         }
         for (mixture, (routed, choices, saved)) in self.mixtures.iter_mut().zip(mixtures).rev() {
             let Mixture { router, dispatch, experts } = mixture;
-            let tokens = |context: &Context| dispatch.gather(x, context);
-            let dy = dispatch.gather(&dy.value, context)?;
-            let (drows, dots) = experts.backward(&dy, tokens, &choices, saved, context)?;
-            drop(dy);
+            let (drows, dots) = experts.backward(&dy.value, x, dispatch, &choices, saved, context)?;
             let dweights = dispatch.weight_gradient(&dots, &choices, context)?;
             let through_router = router.backward(&dweights, &routed, x, dx.as_ref(), context)?;
             dx = Some(dispatch.combine(&drows, &choices, None, Some(&through_router), context)?);

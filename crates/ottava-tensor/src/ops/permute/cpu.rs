@@ -1,7 +1,8 @@
 use super::Slots;
-use crate::Tensor;
-use crate::element::{Float, Real, with_float};
+use crate::element::{Element, Float, Real, with_float};
+use crate::fp8::{E4M3, E5M2};
 use crate::ops::grouped_gemm::Groups;
+use crate::{DType, Tensor};
 use rayon::prelude::*;
 
 pub(super) fn slots(ids: &Tensor, first: usize, slots: &mut Slots) {
@@ -43,6 +44,39 @@ pub(super) fn gather(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, y: &mu
                 Some(weights) => y.iter_mut().zip(x).for_each(|(y, x)| *y = S::store(x.load() * weights[pair])),
             }
         });
+    });
+}
+
+/// `scale_inv` is that of `codes` by row, or one for all, which stays.
+pub(super) fn gather_quantized(
+    from: &Tensor,
+    from_scales: &Tensor,
+    slots: &Slots,
+    codes: &mut Tensor,
+    scale_inv: &mut Tensor,
+) {
+    let (tokens, chosen) = (from.shape()[0], slots.slot_of.shape()[1]);
+    let (pair_of, rows) = (slots.pair_of.host::<i32>(), slots.pair_of.len());
+    match from.dtype() {
+        DType::E4M3 => rows_of::<E4M3>(from, pair_of, chosen, codes),
+        _ => rows_of::<E5M2>(from, pair_of, chosen, codes),
+    }
+    if scale_inv.len() > 1 {
+        let (from, scales) = (from_scales.host::<f32>(), scale_inv.host_mut::<f32>());
+        for (scales, from) in scales.chunks_exact_mut(rows).zip(from.chunks_exact(tokens)) {
+            for (scale, &pair) in scales.iter_mut().zip(pair_of) {
+                *scale = usize::try_from(pair).map_or(1.0, |pair| from[pair / chosen]);
+            }
+        }
+    }
+}
+
+fn rows_of<C: Element>(from: &Tensor, pair_of: &[i32], chosen: usize, codes: &mut Tensor) {
+    let (width, from) = (from.shape()[1], from.host::<C>());
+    let rows = codes.host_mut::<C>().par_chunks_mut(width.max(1)).zip(pair_of);
+    rows.for_each(|(codes, &pair)| match usize::try_from(pair) {
+        Ok(pair) => codes.copy_from_slice(&from[pair / chosen * width..][..width]),
+        Err(_) => codes.fill(C::zeroed()),
     });
 }
 

@@ -109,6 +109,36 @@ pub(super) fn gather_codes(
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
+pub(super) fn gather_quantized(
+    gpu: &CudaDevice,
+    from: &Tensor,
+    from_scales: &Tensor,
+    slots: &Slots,
+    codes: &mut Tensor,
+    scale_inv: &mut Tensor,
+) -> Result<()> {
+    const WORD: usize = 16;
+    let ([tokens, width], [_, chosen, rows]) = (from.dims("gather: codes")?, slots.sizes()?);
+    // One scale for all stays.
+    let blocks = if scale_inv.len() == 1 { 0 } else { scale_inv.len() / rows };
+    let args = [
+        Arg::Ptr(codes.device_ptr_mut()),
+        Arg::Ptr(if blocks == 0 { 0 } else { scale_inv.device_ptr_mut() }),
+        Arg::Ptr(from.device_ptr()),
+        Arg::Ptr(from_scales.device_ptr()),
+        Arg::Ptr(slots.pair_of.device_ptr()),
+        Arg::I32(chosen as i32),
+        Arg::I32((width / WORD) as i32),
+        Arg::I32(blocks as i32),
+        Arg::I32(rows as i32),
+        Arg::I32(tokens as i32),
+    ];
+    let kernel = kernel(launch::storage(DType::F32)?, "gather_quantized");
+    // SAFETY: a block for each row; rows of codes are multiples of 16 bytes, and `pair_of` has -1 or choices of tokens of `from`; both tensors of
+    // scales have `blocks` for each row.
+    unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0, &args) }
+}
+
 pub(super) fn combine(
     gpu: &CudaDevice,
     z: &Tensor,

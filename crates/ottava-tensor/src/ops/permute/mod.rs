@@ -7,8 +7,8 @@ mod tests;
 
 use super::destination::{Output, Produced};
 use super::grouped_gemm::Groups;
-use super::{expect_compute, quantize, real_type};
-use crate::{DType, Device, Error, Result, Tensor};
+use super::{expect_compute, quantize, real_type, transpose};
+use crate::{DType, Device, Error, Granularity, QuantizedTensor, Result, Tensor};
 use std::ops::Range;
 
 pub(crate) use cuda::{FP8_SOURCE, SOURCE};
@@ -84,6 +84,40 @@ pub fn gather_to(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, output: Ou
             output.apply(y)
         }
     }
+}
+
+/// The codes of `x` `[T, C]` by slot: those that the cast of [`gather_to`] would write, if rows are cast alike wherever they are (one scale, or
+/// scales along rows). Rows of no choice have codes of zero and a scale of one. `x` has the copy that is contracted along the columns; with
+/// `transposes`, the result has both.
+///
+/// Errors with [`Error::Value`] if `x` has no such copy, if its rows are padded, or if its transpose has other scales.
+pub fn gather_quantized(x: &QuantizedTensor, slots: &Slots, transposes: bool) -> Result<QuantizedTensor> {
+    let [tokens, _, rows] = slots.sizes()?;
+    let wrong = |what: &str| Error::Value(format!("gather_quantized: {what}"));
+    let codes = x.codes.as_ref().ok_or_else(|| wrong("there are no codes along the rows"))?;
+    codes.expect_device("gather_quantized: x", slots.pair_of.device())?;
+    let [padded, width] = codes.dims("gather_quantized: x")?;
+    if x.rows != tokens || padded != tokens {
+        return Err(wrong(&format!("{} rows of codes for {tokens} tokens", padded)));
+    }
+    let granularity = x.granularity.of_rows();
+    if granularity == Granularity::Blocks128x128 || transposes && granularity != Granularity::PerTensor {
+        return Err(wrong(&format!("scales {granularity} are not those of single rows")));
+    }
+    let device = codes.device();
+    let mut gathered = Tensor::empty(device, &[rows, width], codes.dtype())?;
+    let mut scale_inv = match granularity {
+        Granularity::PerTensor => x.scale_inv.clone(),
+        _ => Tensor::empty(device, &granularity.scales_shape(rows, width), DType::F32)?,
+    };
+    match device {
+        Device::Cpu => cpu::gather_quantized(codes, &x.scale_inv, slots, &mut gathered, &mut scale_inv),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::gather_quantized(gpu, codes, &x.scale_inv, slots, &mut gathered, &mut scale_inv)?,
+    }
+    let transposed = transposes.then(|| transpose(&gathered)).transpose()?;
+    let (codes, transposed_scale_inv) = (Some(gathered), None);
+    Ok(QuantizedTensor { codes, transposed, scale_inv, transposed_scale_inv, granularity, rows, ..x.clone() })
 }
 
 /// `y[t] = Σ_k weights[t, k] · z[slot of (t, k)] + addend[t]`, for `z` `[P, C]`, in the order of `k`, in F32 (F64 for F64), rounded once. Without

@@ -112,6 +112,16 @@ extern "C" __global__ void gather(X* y, const X* x, const int* pair_of, const fl
     for (int c = 8 * eights + threadIdx.x; c < C; c += blockDim.x) store(&to[c], pair < 0 ? 0.0f : load(from[c]) * weight);
 }
 
+// Grid of rows; threads stride over words of 16 codes, and over the scales of a row, which are `rows` apart, or `tokens` in `from_scales`.
+extern "C" __global__ void gather_quantized(uint4* codes, float* scales, const uint4* from, const float* from_scales, const int* pair_of, int K,
+                                            int words, int blocks, int rows, int tokens) {
+    const int row = blockIdx.x, pair = pair_of[row], token = pair / K;
+    for (int w = threadIdx.x; w < words; w += blockDim.x)
+        codes[(u64)row * words + w] = pair < 0 ? make_uint4(0, 0, 0, 0) : from[(u64)token * words + w];
+    for (int b = threadIdx.x; b < blocks; b += blockDim.x)
+        scales[(u64)b * rows + row] = pair < 0 ? 1.0f : from_scales[(u64)b * tokens + token];
+}
+
 // Each block takes every gridDim-th row.
 extern "C" __global__ void __launch_bounds__(256) gather_amax(float* amax, const X* x, const int* pair_of, const float* weights, int rows, int K, int C) {
     const int eights = C % 8 == 0 && aligned(x) ? C / 8 : 0;

@@ -1,6 +1,7 @@
 use super::*;
 use crate::ops::destination::tests::{destinations, hostile};
-use crate::testing::{Tolerance, normals, parity, values};
+use crate::ops::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output};
+use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 /// Choices I32 `[tokens, chosen]` of `experts`, different ones for a token. `favourite` is chosen by all tokens, if given.
 fn choices(tokens: usize, chosen: usize, experts: usize, favourite: Option<usize>) -> Tensor {
@@ -98,6 +99,48 @@ fn gathers_write_to_every_destination() {
             ];
             destinations(&inputs, |t, output| gather_to(&t[1], &slots(&t[0], 0..experts)?, None, output));
             destinations(&inputs, |t, output| gather_to(&t[1], &slots(&t[0], 0..experts)?, Some(&t[2]), output));
+        }
+    }
+}
+
+/// Codes that are gathered after the cast are those that a gather casts, bit for bit, with every scale that belongs to a row or to all.
+#[test]
+fn gathered_codes_are_those_of_gathered_values() {
+    let how = CurrentScaling { epsilon: 0.0, power_of_two: false };
+    for (tokens, chosen, experts, channels) in [(16, 2, 4, 48), (128, 2, 3, 144), (64, 4, 4, 272)] {
+        let inputs = [choices(tokens, chosen, experts, None), hostile("x", &[tokens, channels], DType::BF16)];
+        let scale = Tensor::from_slice(&Device::Cpu, &[1], &[3.7f32]).unwrap();
+        for granularity in
+            [Granularity::PerTensor, Granularity::PerRow, Granularity::Blocks1x128, Granularity::MixedBlocks]
+        {
+            let on = |device: &Device| {
+                let [ids, x] = [&inputs[0], &inputs[1]].map(|t| t.to_device(device).unwrap());
+                let scale = scale.to_device(device).unwrap();
+                let slots = slots(&ids, 1..experts).unwrap();
+                let is_one = granularity == Granularity::PerTensor;
+                let copies = if is_one { CodeCopies::Both } else { CodeCopies::Rows };
+                let cast = |op: &dyn Fn(Output) -> Result<Produced>, copies| {
+                    let statistics = &mut CastStatistics::new(device, 1).unwrap();
+                    let scale = if is_one { CastScale::Given(&scale) } else { CastScale::Own(granularity, how) };
+                    let to = Fp8Output { format: DType::E4M3, scale, copies, statistics, slot: 0 };
+                    op(Output::Fp8(to)).unwrap().fp8().unwrap()
+                };
+                let expected = cast(&|output| gather_to(&x, &slots, None, output), copies);
+                let own = cast(&|output| output.apply(x.clone()), CodeCopies::Rows);
+                (expected, gather_quantized(&own, &slots, is_one).unwrap())
+            };
+            for device in std::iter::once(Device::Cpu).chain(gpu()) {
+                let (expected, got) = on(&device);
+                let what = format!("{granularity} of {tokens} tokens on {device}");
+                let same = |part: &str, a: &Tensor, b: &Tensor| {
+                    assert_close(&format!("{what}, {part}"), a, b, Tolerance::Exact);
+                };
+                same("codes", expected.codes.as_ref().unwrap(), got.codes.as_ref().unwrap());
+                same("scales", &expected.scale_inv, &got.scale_inv);
+                if let (Some(expected), Some(got)) = (&expected.transposed, &got.transposed) {
+                    same("transposed", expected, got);
+                }
+            }
         }
     }
 }
