@@ -160,6 +160,23 @@ fn every_recipe_has_the_losses_of_one_rank() {
     }
 }
 
+/// Recomputation changes no bit, although it changes what ranks send: codes if forward makes no copy for wgrad, else with scales by row or block
+/// values. So codes that are cast before the exchange are those that are cast after it.
+#[test]
+fn what_is_recomputed_changes_no_bit() {
+    for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block] {
+        let on_ranks = |recompute| {
+            let mut alone = Setup::new(routed(json!({"hidden_size": 256})), name);
+            alone.mesh.memory.recompute = recompute;
+            train(&on(&alone, [2, 1, 1, 1], 2))
+        };
+        let expected = on_ranks(Recompute::None);
+        for recompute in Recompute::ALL {
+            assert!(on_ranks(recompute) == expected, "{}, {}", name.as_str(), recompute.as_str());
+        }
+    }
+}
+
 #[test]
 fn recomputation_and_adapters_train_as_on_one_rank() {
     let lora = Some(Lora { r: 4, alpha: 4.0, use_rslora: false, targets: Targets::AllLinear });

@@ -56,7 +56,7 @@ impl Dispatch {
     }
 
     /// Whether ranks divide the experts.
-    pub fn is_divided(&self) -> bool {
+    fn is_divided(&self) -> bool {
         self.place.is_divided()
     }
 
@@ -136,8 +136,9 @@ impl Dispatch {
                 let all = self.gather(&own.scale_inv.reshape(&[own.scale_inv.len()])?, context)?;
                 // By rank, block and row, to by block, rank and row.
                 let all = join_columns(&all.reshape(&[ranks, blocks, own.rows])?, &[rows])?;
-                let shape = if blocks == 1 { own.scale_inv.shape()[..0].to_vec() } else { vec![blocks] };
-                all.reshape(&[shape, vec![rows]].concat())?
+                let mut shape = own.scale_inv.shape().to_vec();
+                *shape.last_mut().expect("scales by row") = rows;
+                all.reshape(&shape)?
             }
         };
         Ok(QuantizedTensor { codes: Some(codes), scale_inv, rows, ..own })
@@ -153,8 +154,8 @@ impl Dispatch {
     }
 
     /// `addend[t] + Σ_k weights[t, k] · row(t, k)` for this rank's tokens `t`, over the rows of all ranks; `rows` `[P, C]` are those of this
-    /// rank's experts, and `weights` those of the choices of all tokens, or 1 if there are none. The sum over the experts of a rank is sent in the type of `rows`; these sums are
-    /// added in F32, in the order of the ranks, and rounded once.
+    /// rank's experts, and `weights` those of the choices of all tokens, or 1 if there are none. The sum over the experts of a rank is sent in
+    /// the type of `rows`; these sums are added in F32, in the order of the ranks, and rounded once.
     pub fn combine(
         &self,
         rows: &Tensor,
