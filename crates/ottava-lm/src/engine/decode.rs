@@ -67,7 +67,7 @@ impl DecodeStep {
         let rows: Vec<i32> = (0..sequences as i32).collect();
         let rows = Tensor::from_slice(device, &[sequences], &rows)?;
         let batch = InferenceBatch::new(device, sequences, sequences, 1, [groups, blocks])?;
-        Ok(DecodeStep { batch, rows, scored: None, capture: Capture::AfterThisStep })
+        Ok(DecodeStep { batch, rows, scored: None, capture: Capture::on(device) })
     }
 
     fn run(&mut self, model: &Decoder, cache: &mut KvCache) -> Result<Scored> {
