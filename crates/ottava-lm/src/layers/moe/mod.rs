@@ -5,6 +5,7 @@
 
 mod experts;
 mod linear;
+mod probe;
 mod router;
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
