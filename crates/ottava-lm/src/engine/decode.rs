@@ -67,7 +67,7 @@ impl DecodeStep {
         let rows: Vec<i32> = (0..sequences as i32).collect();
         let rows = Tensor::from_slice(device, &[sequences], &rows)?;
         let batch = InferenceBatch::new(device, sequences, sequences, 1, [groups, blocks])?;
-        let capture = if model.is_divided() { Capture::Never } else { Capture::AfterThisStep };
+        let capture = if model.is_divided() { Capture::Never } else { Capture::on(device) };
         Ok(DecodeStep { batch, rows, scored: None, capture })
     }
 

@@ -10,7 +10,7 @@ use crate::layer_ranks::{LayerRanks, ShardPlace};
 use crate::mode::{Mode, Pass};
 use crate::operand::FrozenScale;
 use ottava_tensor::comm::Axis;
-use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Groups, Output, Produced, Routes};
+use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Groups, Operand, Output, Produced, Routes};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
 /// The statistics that casts write.
@@ -92,6 +92,25 @@ impl Casts<'_> {
         }
         let scales = self.scales;
         self.probe().compare_cast(scales.name(slot), codes, x)
+    }
+
+    /// The name of the linear whose gradient by the output is cast in slot `gradient`.
+    pub fn linear_name(&self, gradient: Slot) -> String {
+        self.scales.name(gradient).trim_end_matches(".grad_output").to_string()
+    }
+
+    /// Compares the codes of the weight that a product of the linear of slot `gradient` reads with the weight, if this pass compares products.
+    pub fn compare_weight(
+        &mut self,
+        gradient: Slot,
+        codes: Operand,
+        weight: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<()> {
+        if !self.compares() {
+            return Ok(());
+        }
+        let name = format!("{}.weight", self.linear_name(gradient));
+        self.probe().compare_codes(&name, codes, &weight()?)
     }
 
     /// Keeps sampled rows of `x`, which is cast in `slot`, if this pass compares products.

@@ -112,10 +112,6 @@ impl TrainStep {
         let scalar = || Tensor::empty(device, &[1], DType::F32);
         let reduce_error = partition.sends_codes().then(scalar).transpose()?;
         let results = Results { losses, norm: scalar()?, limit: None, reduce_error };
-        let capture = || match device {
-            Device::Cpu | Device::DryCpu(_) => Capture::Never,
-            Device::Cuda(_) => Capture::AfterThisStep,
-        };
         let mut loss_scale = LossScaleOnDevice { value: 1.0, per_unit: Tensor::empty(device, &[1], real)? };
         loss_scale.set(1.0, micro_batches * tokens * partition.ranks().sharing(Shared::Tokens).size())?;
         let micro_batch =
@@ -131,7 +127,7 @@ impl TrainStep {
             padding: vec![0; micro_batches],
             results,
             norm_limit: f64::INFINITY,
-            captures: [capture(), capture()],
+            captures: [Capture::on(device), Capture::on(device)],
             loss_scale,
             partition,
         })

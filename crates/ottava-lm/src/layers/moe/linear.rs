@@ -6,7 +6,7 @@ use crate::layers::cast::{OperandCast, copies_of};
 use crate::operand::{FrozenScale, View, Views};
 use crate::param::{Builder, FolderTensor, Init, Param, Split};
 use crate::recipe::{ExpertCounts, LinearSite, ProductPrecision, Products};
-use crate::scaling::{AmaxGroup, Casts, Slot};
+use crate::scaling::{AmaxGroup, Casts, Quantity, Slot};
 use ottava_tensor::ops::{CodeCopies, Fp8Output, Groups, Operand, Output, Produced, grouped_gemm_nt};
 use ottava_tensor::{QuantizedTensor, Tensor};
 use std::ops::Range;
@@ -112,7 +112,11 @@ impl GroupedLinear {
         Ok(match self.products(casts).fprop {
             ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_forward(loan, casts)?;
-                grouped_gemm_nt(x.rows(), Operand::Rows(&weight), groups, dtype, how)?
+                let weight = Operand::Rows(&weight);
+                self.compare_weight(weight, loan, casts)?;
+                let y = grouped_gemm_nt(x.rows(), weight, groups, dtype, how)?;
+                self.compare_product(Quantity::Fprop, &y, [x.rows(), weight], groups, casts)?;
+                y
             }
             high => {
                 self.weight.measure_for_forward(loan, casts)?;
@@ -128,7 +132,11 @@ impl GroupedLinear {
         Ok(match self.products(casts).dgrad {
             ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_backward(loan, casts)?;
-                grouped_gemm_nt(dy.rows(), Operand::Columns(&weight), groups, dtype, how)?
+                let weight = Operand::Columns(&weight);
+                self.compare_weight(weight, loan, casts)?;
+                let dx = grouped_gemm_nt(dy.rows(), weight, groups, dtype, how)?;
+                self.compare_product(Quantity::Dgrad, &dx, [dy.rows(), weight], groups, casts)?;
+                dx
             }
             high => {
                 let weight = self.weight.read(loan)?;
@@ -148,9 +156,13 @@ impl GroupedLinear {
         if !self.weight.is_trained() {
             return Ok(());
         }
-        let accumulation = self.products(&context.casts).wgrad.accumulation();
+        let precision = self.products(&context.casts).wgrad;
         let x = x(context)?;
-        context.add_wgrad(&mut self.weight, dy, &x, Some(groups), accumulation).map(drop)
+        let computed = context.add_wgrad(&mut self.weight, dy, &x, Some(groups), precision.accumulation())?;
+        if computed && precision != ProductPrecision::High {
+            self.compare_wgrad(dy, &x, groups, &mut context.casts)?;
+        }
+        Ok(())
     }
 
     /// The views of the gradient by the output that `op` produces; `op` also recomputes the operand of slot `other`: transposed codes with the

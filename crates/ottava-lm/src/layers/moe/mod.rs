@@ -6,6 +6,7 @@
 mod dispatch;
 mod experts;
 mod linear;
+mod probe;
 mod router;
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
