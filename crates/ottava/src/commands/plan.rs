@@ -44,7 +44,7 @@ pub struct PlanCommand {
     /// Plan for a GPU with this much memory, in GiB.
     #[arg(long, value_name = "GIB")]
     gpu_memory: Option<f64>,
-    /// Plan for this many ranks, by default as many as the sizes in [parallel] say. With `parallel.auto`, search the fastest division among them.
+    /// Plan for this many ranks, by default as many as the sizes of `[parallel]` say. With `parallel.auto`, search the fastest division among them.
     #[arg(long, value_name = "N", value_parser = super::count)]
     ranks: Option<usize>,
     /// Predict the steps of several ranks from the time in milliseconds of a step with the micro-batches of one rank on a single GPU.
