@@ -14,7 +14,7 @@ use crate::param::{
 };
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
-use crate::scaling::ScalingState;
+use crate::scaling::{RouterLoad, ScalingState};
 use ottava_tensor::ops::{cap_logits, embedding, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 use std::rc::Rc;
@@ -30,6 +30,8 @@ pub struct Decoder {
     stages: Vec<Stage>,
     scaling: ScalingState,
     description: Description,
+    /// The biases that follow the loads of routers, by the router's name.
+    router_biases: Vec<(String, ParamId)>,
 }
 
 /// The micro-batch of a backward, and how it is differentiated.
@@ -99,7 +101,7 @@ impl Decoder {
         let is_divided = build.place().is_divided();
         let stages = spans.iter().map(|span| Stage::new(&mut build, config, span, &tables)).collect::<Result<_>>()?;
         build.description.casts = build.slots.amax_groups();
-        let scaling = ScalingState::new(device, build.slots)?;
+        let (scaling, router_biases) = (ScalingState::new(device, build.slots)?, build.router_biases);
         let kept = match purpose {
             Purpose::Train(kept) => kept,
             Purpose::Infer => MemoryPolicy::FULL,
@@ -117,7 +119,17 @@ impl Decoder {
             (false, _) => Decoder::describe(config, recipe)?,
         };
         let (config, device, recipe) = (config.clone(), device.clone(), recipe.clone());
-        Ok(Decoder { config, device, recipe, recompute, saved_activations, stages, scaling, description })
+        Ok(Decoder {
+            config,
+            device,
+            recipe,
+            recompute,
+            saved_activations,
+            stages,
+            scaling,
+            description,
+            router_biases,
+        })
     }
 
     /// The description of a model of these sizes under `recipe`, from a dry run that allocates nothing.
@@ -209,6 +221,18 @@ impl Decoder {
     /// All trained parameters, and the scaling state of all casts.
     pub fn parameters_and_scaling(&mut self) -> (Vec<&mut Param>, &mut ScalingState) {
         (trained(self.stages.iter_mut().flat_map(Stage::parameters_mut).collect()), &mut self.scaling)
+    }
+
+    /// Changes the biases of routers by which tokens are spread over experts, after a step with these `loads` over all ranks.
+    pub fn balance_routers(&mut self, loads: &[RouterLoad], rate: f64) -> Result<()> {
+        let biases = self.router_biases.clone();
+        for param in self.parameters() {
+            if let Some((name, _)) = biases.iter().find(|(_, bias)| *bias == param.id()) {
+                let load = loads.iter().find(|load| load.name == *name).expect("each router has a load");
+                param.add_to_value(&load.bias_change(rate))?;
+            }
+        }
+        Ok(())
     }
 
     /// Casts all weights with the current scales. Must be called after building and loading; updates cast the weights that they write.
