@@ -348,7 +348,7 @@ impl RunConfig {
 
     /// The sizes of the model of `file`, with the adapters and the losses of routers that the run trains it with.
     ///
-    /// Errors also if it sets what the model's routers do not have.
+    /// Errors also if it sets what the model's routers do not have, or ranks that divide experts of a model without any.
     pub fn trained_sizes(&self, file: &ConfigFile) -> Result<DecoderConfig> {
         let mut sizes = decoder_config(file)?;
         match &mut sizes.experts {
@@ -363,6 +363,13 @@ impl RunConfig {
             None if self.router != RouterConfig::default() => {
                 return Err(Error::Config(format!(
                     "`router` is set, and the model of {} has no experts; remove the table",
+                    self.model.path.display()
+                )));
+            }
+            None if self.parallel.expert > 1 => {
+                return Err(Error::Config(format!(
+                    "`parallel.expert` is {}, and the model of {} has no experts; set it to 1",
+                    self.parallel.expert,
                     self.model.path.display()
                 )));
             }

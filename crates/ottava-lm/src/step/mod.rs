@@ -27,6 +27,7 @@ use crate::mode::StepPrecision;
 use crate::models::Decoder;
 use crate::optim::Optimizer;
 use crate::parallel::{Partition, Schedule, Shared};
+use ottava_tensor::comm::Axis;
 use ottava_tensor::cuda::Graph;
 use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type};
 use ottava_tensor::{DType, Device, Tensor};
@@ -100,7 +101,7 @@ impl TrainStep {
         partition: Partition,
     ) -> Result<TrainStep> {
         let (device, micro_batches) = (model.device(), schedule.micro_batches);
-        let sequences = Sequences::divided(device, rows, seq_len, partition.ranks().sequence_place())?;
+        let sequences = Sequences::divided(device, rows, seq_len, partition.ranks().place(Axis::Context))?;
         let tokens = sequences.positions.len();
         let ids = || {
             (0..micro_batches).map(|_| Ok(Tensor::zeros(device, &[tokens], DType::I32)?)).collect::<Result<Vec<_>>>()

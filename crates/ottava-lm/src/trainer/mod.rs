@@ -44,7 +44,7 @@ use report::{not_finite, peak_memory, warn_of_infinities};
 use rollback_log::{forget_rollbacks_after, later_rollbacks};
 use sentinel::Sentinel;
 use serde_json::{Map, Value};
-use start::{Losses, Resumed, checkpoints, expect_shared_folder, find_shared_checkpoint, read_losses};
+use start::{Losses, Resumed, checkpoints, choose_division, expect_shared_folder, find_shared_checkpoint, read_losses};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -120,6 +120,7 @@ impl Trainer {
         world: Group,
         lock: Option<RunLock>,
     ) -> Result<Trainer> {
+        choose_division(&mut config, device, &world)?;
         let shape = config.parallel.mesh(world.size())?;
         let ranks = Rc::new(Ranks::new(world, shape, device)?);
         interrupt::forward_to(ranks.stopper());

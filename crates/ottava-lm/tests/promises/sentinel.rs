@@ -24,7 +24,19 @@ fn mesh(recipe: &Recipe) -> Mesh {
     let sizes = config(llama(json!({"vocab_size": 256, "intermediate_size": 224})));
     let (schedule, zero, memory) = (Schedule::of_one_rank(MICRO_BATCHES), Zero::Nothing, MemoryPolicy::FULL);
     let (recipe, gathers_values) = (recipe.clone(), true);
-    Mesh { sizes, recipe, memory, schedule, context: 1, tensor: 1, data: 1, zero, gathers_values, rows: ROWS }
+    Mesh {
+        sizes,
+        recipe,
+        memory,
+        schedule,
+        context: 1,
+        expert: 1,
+        tensor: 1,
+        data: 1,
+        zero,
+        gathers_values,
+        rows: ROWS,
+    }
 }
 
 fn fp8_recipes() -> Vec<(String, Recipe)> {

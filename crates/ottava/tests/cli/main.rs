@@ -4,6 +4,7 @@ mod bad_input;
 mod chat;
 mod commands;
 mod exceptions;
+mod expert_ranks;
 mod export;
 mod generate;
 mod hostile;

@@ -37,7 +37,7 @@ pub struct Router {
 pub struct Routed {
     logits: Tensor, /* [T, E] */
     routes: Routes,
-    /// Where the rows of each expert are.
+    /// Where the rows of each expert are, if this rank has all experts and no other tokens.
     pub slots: Slots,
 }
 
@@ -45,6 +45,11 @@ impl Routed {
     /// `[T, K]`: the weights of the choices.
     pub fn weights(&self) -> &Tensor {
         &self.routes.weights
+    }
+
+    /// I32 `[T, K]`: the chosen experts.
+    pub fn ids(&self) -> &Tensor {
+        &self.routes.ids
     }
 }
 
@@ -84,7 +89,7 @@ impl Router {
         let logits = gemm_nt(x, w, real_type(weight.dtype()), Accumulation::Exact)?;
         let bias = self.bias.as_ref().map(Param::value).transpose()?;
         let routes = route(&logits, bias.as_ref(), self.routing)?;
-        let slots = slots(&routes.ids, self.experts)?;
+        let slots = slots(&routes.ids, 0..self.experts)?;
         if let Some(number) = self.number {
             context.casts.record_routes(number, &routes, &slots.groups)?;
         }
