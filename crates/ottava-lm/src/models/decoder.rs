@@ -14,7 +14,7 @@ use crate::param::{
 };
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
-use crate::scaling::ScalingState;
+use crate::scaling::{RouterLoad, ScalingState};
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{AttentionSpec, cap_logits, embedding, join_columns, real_type};
 use ottava_tensor::{DType, Device, Tensor};
@@ -31,6 +31,8 @@ pub struct Decoder {
     stages: Vec<Stage>,
     scaling: ScalingState,
     description: Description,
+    /// The biases that follow the loads of routers, by the router's name.
+    router_biases: Vec<(String, ParamId)>,
     /// What the attention layers of this process compute, in the order of forward: of some of the heads, if ranks divide them.
     attention: Vec<AttentionSpec>,
     /// Whether ranks divide the tensors of layers.
@@ -120,7 +122,7 @@ impl Decoder {
         let stages = spans.iter().map(|span| Stage::new(&mut build, config, span, &tables)).collect::<Result<_>>()?;
         build.description.casts = build.slots.amax_groups();
         let attention = build.description.attention.clone();
-        let scaling = ScalingState::new(device, build.slots)?;
+        let (scaling, router_biases) = (ScalingState::new(device, build.slots)?, build.router_biases);
         let kept = match purpose {
             Purpose::Train(kept) => kept,
             Purpose::Infer => MemoryPolicy::FULL,
@@ -147,6 +149,7 @@ impl Decoder {
             stages,
             scaling,
             description,
+            router_biases,
             attention,
             is_divided,
         })
@@ -241,6 +244,18 @@ impl Decoder {
     /// All trained parameters, and the scaling state of all casts.
     pub fn parameters_and_scaling(&mut self) -> (Vec<&mut Param>, &mut ScalingState) {
         (trained(self.stages.iter_mut().flat_map(Stage::parameters_mut).collect()), &mut self.scaling)
+    }
+
+    /// Changes the biases of routers by which tokens are spread over experts, after a step with these `loads` over all ranks.
+    pub fn balance_routers(&mut self, loads: &[RouterLoad], rate: f64) -> Result<()> {
+        let biases = self.router_biases.clone();
+        for param in self.parameters() {
+            if let Some((name, _)) = biases.iter().find(|(_, bias)| *bias == param.id()) {
+                let load = loads.iter().find(|load| load.name == *name).expect("each router has a load");
+                param.add_to_value(&load.bias_change(rate))?;
+            }
+        }
+        Ok(())
     }
 
     /// Casts all weights with the current scales. Must be called after building and loading; updates cast the weights that they write.

@@ -102,6 +102,8 @@ pub struct Builder<'a> {
     pub slots: Slots,
     /// The description of the layers built so far.
     pub description: Description,
+    /// The biases that follow the loads of routers, by the router's name.
+    pub router_biases: Vec<(String, ParamId)>,
     /// The index of the current block, and the number of blocks.
     pub block: Option<(usize, usize)>,
     /// Adapters of the linears; if set, all other parameters are frozen.
@@ -114,7 +116,8 @@ impl<'a> Builder<'a> {
     /// A builder without layers.
     pub fn new(device: &'a Device, recipe: &'a Recipe, purpose: Purpose) -> Builder<'a> {
         let (slots, description, next) = (Slots::default(), Description::default(), ParamId::default());
-        Builder { device, recipe, purpose, slots, description, block: None, lora: None, next }
+        let router_biases = Vec::new();
+        Builder { device, recipe, purpose, slots, description, router_biases, block: None, lora: None, next }
     }
 
     /// For layers whose tensors `ranks` divide.

@@ -79,12 +79,33 @@ impl Param {
         Param::with_gradient(build, shards, init, sums, build.lora.is_some())
     }
 
-    /// A vector that layers read in the type of sums, whatever the compute type.
+    /// A vector that is stored in the type of sums, whatever the compute type and the format of other master weights.
     pub fn in_sums(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
         let real = real_type(build.recipe.compute);
         let mut param = Param::new(build, shards, init)?;
+        param.formats.masters = Masters::None;
         param.weights = Weights::new(build.device, param.weights.shape(), real, param.formats.masters);
         Ok(param)
+    }
+
+    /// Adds `change`, of the elements of the whole parameter, to a parameter of [`Param::in_sums`]; waits for the device.
+    pub fn add_to_value(&mut self, change: &[f64]) -> Result<()> {
+        let own = self.slice();
+        let (value, _) = self.weights.tensors_mut();
+        let value = value.expect("a parameter without a master stores its value");
+        let change = if value.len() == change.len() { change } else { &change[own] };
+        let bytes = match value.dtype() {
+            DType::F64 => {
+                let sums: Vec<f64> = value.to_vec::<f64>()?.into_iter().zip(change).map(|(x, dx)| x + dx).collect();
+                bytemuck::cast_slice(&sums).to_vec()
+            }
+            _ => {
+                let sums: Vec<f32> =
+                    value.to_vec::<f32>()?.into_iter().zip(change).map(|(x, dx)| x + *dx as f32).collect();
+                bytemuck::cast_slice(&sums).to_vec()
+            }
+        };
+        Ok(value.write_bytes(&bytes)?)
     }
 
     /// A matrix whose gradient is a product, in the gradient format of the purpose.

@@ -469,6 +469,9 @@ impl Trainer {
             None => Vec::new(),
         };
         let routers = RouterMetrics::of(&loads);
+        if self.config.router.bias_update_rate > 0.0 && finite && !is_skipped {
+            model.balance_routers(&loads, self.config.router.bias_update_rate)?;
+        }
         self.step = step;
         self.tokens += tokens;
         self.look_for_spikes(step, loss, grad_norm, is_skipped)?;

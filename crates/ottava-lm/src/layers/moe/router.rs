@@ -24,7 +24,7 @@ pub struct RouterLossFactors {
 /// `logits = x · Wᵀ`, in F32 and never cast to FP8, and the choices of experts.
 pub struct Router {
     weight: Param, /* [E, C] */
-    /// `[E]`: added to scores for the choice, and not trained.
+    /// `[E]`: added to scores for the choice. It has no gradient; [`RouterLoad::bias_change`](crate::scaling::RouterLoad::bias_change) changes it.
     bias: Option<Param>,
     experts: usize,
     routing: Routing,
@@ -74,6 +74,9 @@ impl Router {
         let bias = bias.map(of_bias).transpose()?;
         build.description.fixed.push(name.to_string());
         let counts = ExpertCounts { count: experts, chosen: routing.chosen };
+        if let Some(bias) = bias.as_ref().filter(|bias| bias.is_trained()) {
+            build.router_biases.push((name.to_string(), bias.id()));
+        }
         let site = || RouterSite { name: name.to_string(), experts: counts, real: real_type(build.recipe.compute) };
         let number = (experts > 1).then(site).map(|site| build.slots.add_router(site));
         Ok(Router { weight, bias, experts, routing, losses, number })
