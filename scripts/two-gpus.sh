@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What two GPUs of one machine must show. Prints a PASS, FAIL or SKIP line for each promise, and fails where one fails. Its parts:
 #   train   collectives and messages against the CPU's; training beside one GPU, by --gpus, by torchrun and as two machines; a benchmark (4 minutes)
+#   axes    two GPUs that divide tensors, sequences, layers or experts beside one, and inference of a divided model (4 minutes)
 #   curve   100 steps of two GPUs beside one; a run that goes on from two GPUs to one and back (3 minutes)
 #   faults  ranks that are killed or stopped, that live and never come, or never join (3 minutes)
 #   signals a signal to rank 1 in training, in an evaluation, in a save and while samples are generated, under each stage of ZeRO (4 minutes)
@@ -15,7 +16,7 @@ bin=$(realpath "${1:-.carry}")
 out=${OUT:-/tmp}/two-gpus
 deadline=$((SECONDS + ${LIMIT:-580}))
 shift $(($# > 0))
-parts=" ${*:-train curve faults signals saves} "
+parts=" ${*:-train axes curve faults signals saves} "
 rm -rf "$out"
 mkdir -p "$out"
 work=$(mktemp -d)
@@ -200,6 +201,42 @@ if wants train; then
 
     bench=(bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 8 --steps 5 --compare fp8-delayed)
     run bench 40 "$bin/ottava" "${bench[@]}" "${two[@]}" && sed -n 1,6p "$out/bench.log"
+fi
+
+if wants axes; then
+    arguments alone
+    run alone 60 "$bin/ottava" "${train[@]}" "${one[@]}" --set max_steps=$steps
+    for axis in tensor context pipeline; do
+        arguments "$axis"
+        run "$axis" 60 "$bin/ottava" "${train[@]}" "${two[@]}" --set "parallel.$axis=2" --set max_steps=$steps
+        compare "two GPUs of the $axis axis train as one does" alone "$axis"
+        verdict "steps of the $axis axis are captured" eval '! grep -q "not captured" "$out/$axis.log" "$out/$axis-rank-1.log"'
+    done
+    model=$work/alone/checkpoints/checkpoint-$steps
+    for gpus in one two; do
+        declare -n devices=$gpus
+        run "eval-$gpus" 60 "$bin/ottava" eval "$model" --data data/wordnet-glosses.txt.gz --recipe bf16 --json "${devices[@]}"
+    done
+    run generate 60 "$bin/ottava" generate "$model" --prompt "otter (noun):" "${two[@]}"
+
+    # Sixteen experts in place of each MLP.
+    python3 - configs/models/quickstart.json "$work/mixture.json" <<'PY'
+import json, sys
+config = json.load(open(sys.argv[1]))
+config.update(architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", num_experts=16, num_experts_per_tok=4,
+              moe_intermediate_size=128, norm_topk_prob=True, tie_word_embeddings=False)
+config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+json.dump(config, open(sys.argv[2], "w"))
+PY
+    for recipe in bf16 fp8-delayed fp8-block; do
+        mixture=(--set "model.path=$work/mixture.json" --set "recipe=$recipe" --set max_steps=$steps)
+        arguments "mixture-$recipe"
+        run "mixture-$recipe" 60 "$bin/ottava" "${train[@]}" "${one[@]}" "${mixture[@]}"
+        arguments "experts-$recipe"
+        run "experts-$recipe" 60 "$bin/ottava" "${train[@]}" "${two[@]}" "${mixture[@]}" --set parallel.expert=2 --set parallel.zero=1
+        compare "two GPUs with other experts train as one does, $recipe" "mixture-$recipe" "experts-$recipe"
+    done
+    verdict "steps with other experts are captured" eval '! grep -q "not captured" "$out"/experts-*.log'
 fi
 
 if wants curve; then

@@ -2,9 +2,14 @@
 
 use crate::config::RunConfig;
 use crate::error::Result;
-use crate::param::Description;
-use ottava_tensor::comm::{Axis, MeshShape};
+use crate::models::{Decoder, DecoderConfig, Span};
+use crate::parallel::{LayerAxes, Ranks};
+use crate::param::Purpose;
+use crate::recipe::Recipe;
+use ottava_tensor::Device;
+use ottava_tensor::comm::{Axis, Group, MeshShape};
 use serde::Serialize;
+use std::rc::Rc;
 
 /// The axes of a run, and the axes over which amaxes are reduced.
 #[derive(Clone, Debug, Serialize)]
@@ -38,13 +43,18 @@ pub struct AmaxPlan {
 }
 
 impl MeshPlan {
-    /// The mesh of `config` for a `model`.
-    pub(super) fn new(config: &RunConfig, model: &Description) -> Result<MeshPlan> {
+    /// The mesh of `config` for a model of `sizes` under `recipe`.
+    pub(super) fn new(config: &RunConfig, sizes: &DecoderConfig, recipe: &Recipe) -> Result<MeshPlan> {
         let shape = config.parallel.mesh(config.parallel.ranks())?;
+        // Of the first rank, whose layers know the ranks that divide them.
+        let (cpu, whole) = (Device::Cpu.dry(), [Span::whole(sizes.layers)]);
+        let ranks = Rc::new(Ranks::new(Group::dry(0, shape.ranks()), shape, &cpu)?);
+        let axes = Rc::new(LayerAxes::new(ranks));
+        let model = Decoder::staged(sizes, recipe, &cpu, Purpose::Infer, config.data.max_length, &whole, axes)?;
         let several = Axis::ALL.into_iter().filter(|&axis| shape.size(axis) > 1);
         let axes = several.map(|axis| AxisPlan { axis, ranks: shape.describe(axis) }).collect();
         let mut amaxes: Vec<AmaxPlan> = Vec::new();
-        for (name, group) in &model.casts {
+        for (name, group) in &model.description().casts {
             let (cast, over) = (name.rsplit('.').next().unwrap_or(name), group.to_string());
             match amaxes.iter_mut().find(|plan| plan.cast == cast && plan.over == over) {
                 Some(plan) => plan.count += 1,

@@ -98,7 +98,7 @@ impl Plan {
             tensors: optimizer::tensors(config, sizes, device)?,
             choice: choice.clone(),
             memory: memory.clone(),
-            mesh: MeshPlan::new(&config.run, &model)?,
+            mesh: MeshPlan::new(&config.run, sizes, &recipe)?,
             pipeline: PipelinePlan::new(config, &model, memory)?,
             communication: CommunicationPlan::new(config, sizes, device)?,
         })

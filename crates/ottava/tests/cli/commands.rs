@@ -236,7 +236,7 @@ fn plan_counts_communication_and_predicts_overlap() {
         assert!(fp8.contains(&format!(" casts of {operand}: the maximum over data x context")), "{fp8}");
     }
     let expert = ["plan", "run.toml", "--set", "parallel.expert=2"];
-    run.fail(&expert, 1, &["`parallel.expert` is 2", "not implemented yet; set it to 1"]);
+    run.fail(&expert, 1, &["`parallel.expert` is 2", "has no experts; set it to 1"]);
     let plan = json(&run.succeed(&[&two[..], &["--step-ms", "5", "--json"]].concat()));
     let communication = &plan["communication"];
     assert_eq!((&communication["zero"], communication["units"].as_array().unwrap().len()), (&2.into(), 3));

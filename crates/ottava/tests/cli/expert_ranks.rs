@@ -85,6 +85,19 @@ fn a_search_chooses_the_division_of_a_run() {
 }
 
 #[test]
+fn a_plan_shows_the_ranks_of_experts() {
+    let plan = inputs().succeed(&["plan", "run.toml", "--set", "parallel.expert=2", "--set", "recipe=fp8-delayed"]);
+    for part in [
+        "data 2, context 1, tensor 1, pipeline 1, expert 2\n  data: ranks 0, 1\n  expert: ranks 0, 1\n",
+        "each of 2 ranks has 2 and gathers the tokens of all",
+        "calls of all-to-all",
+        " casts of input: the maximum over data x context x expert",
+    ] {
+        assert!(plan.contains(part), "no {part:?} in {plan}");
+    }
+}
+
+#[test]
 fn experts_that_do_not_divide_are_errors() {
     let run = inputs();
     let fails = |run: &Run, settings: &[&str], ranks: &str, words: &str| {
