@@ -47,6 +47,11 @@ impl GpuModel {
         GpuModel { name: "NVIDIA H200".into(), capability: (9, 0), sm_count: 132, memory }
     }
 
+    /// FLOP/s of dense products of BF16 by NVIDIA's data sheet; `None` if the product is not known.
+    pub fn peak_bf16_flops(&self) -> Option<f64> {
+        PEAKS.iter().find(|(name, _)| self.name.contains(name)).map(|(_, flops)| *flops)
+    }
+
     /// The GPU called `name`, as `h100` or `RTX 4090`, with the memory of its data sheet that no other process uses.
     ///
     /// Errors with [`Error::Value`], which lists the known names, if it is not among them.
@@ -75,6 +80,22 @@ const GPUS: &[(&str, (i32, i32), usize, usize)] = &[
     ("H100", (9, 0), 132, 80),
     ("B200", (10, 0), 148, 180),
     ("RTX 5090", (12, 0), 170, 32),
+];
+
+/// Parts of product names, the first that fits counts, and the FLOP/s of dense products of BF16 with sums in F32, from NVIDIA's data sheets.
+const PEAKS: &[(&str, f64)] = &[
+    ("A100", 312e12),
+    ("RTX 3090", 71e12),
+    ("L40S", 362e12),
+    ("L4", 121e12),
+    ("RTX 4090", 165e12),
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
+    ("H200 NVL", 835e12),
+    ("H100", 989e12),
+    ("H200", 989e12),
+    ("B200", 2250e12),
+    ("RTX 5090", 209e12),
 ];
 
 /// Where the segments of a pool come from.

@@ -15,6 +15,7 @@ mod inference;
 pub mod init;
 pub mod inspect;
 pub mod merge;
+pub mod monitor;
 pub mod plan;
 pub mod prepare;
 mod prompts;

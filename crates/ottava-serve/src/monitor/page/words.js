@@ -1,0 +1,70 @@
+// Numbers and names in words, and small helpers for elements.
+
+/** A number with about four digits. */
+export function number(value) {
+  if (value === undefined || value === null || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  return String(Number(value.toPrecision(5)));
+}
+
+/** A large count, such as 12.3k. */
+export function count(value) {
+  if (value === undefined || value === null) return "–";
+  for (const [unit, name] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (Math.abs(value) >= unit) return `${Number((value / unit).toPrecision(4))}${name}`;
+  }
+  return String(Number(value.toPrecision(4)));
+}
+
+export const gib = (bytes) => (bytes ? `${(bytes / 2 ** 30).toPrecision(3)} GiB` : "–");
+
+export const percent = (share) => (share === undefined || share === null ? "–" : `${(100 * share).toPrecision(3)} %`);
+
+/** A duration, such as 3 h 20 min. */
+export function duration(seconds) {
+  if (!Number.isFinite(seconds) || seconds < 0) return "–";
+  if (seconds < 100) return `${Math.round(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 100) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${(hours / 24).toPrecision(3)} days`;
+}
+
+/** An element with attributes and children; text children are text, never markup. */
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children);
+  return made;
+}
+
+/** Replaces the text of an element where it differs, so that screen readers hear changes alone. */
+export function tell(target, text) {
+  if (target.textContent !== text) target.textContent = text;
+}
+
+/** The value of a colour of the style sheet. */
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+/** The colour of a run. */
+export const runColour = (id) => colour(`run-${id % 8}`);
+
+/** A table with a header row; the first column of `rows` names the row. */
+export function table(caption, heads, rows) {
+  const head = element("thead", {}, element("tr", {}, ...heads.map((text) => element("th", { scope: "col" }, text))));
+  const body = element("tbody");
+  for (const [first, ...rest] of rows) {
+    body.append(element("tr", {}, element("th", { scope: "row" }, first), ...rest.map((text) => element("td", { class: "number" }, text))));
+  }
+  const made = element("table", {}, element("caption", { class: "hint" }, caption), head, body);
+  return element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": caption }, made);
+}
+
+/** `most` of the places 0 to `length` - 1, evenly spread, with the first and the last. */
+export function spread(length, most) {
+  if (length <= most) return Array.from({ length }, (_, place) => place);
+  return Array.from({ length: most }, (_, i) => Math.round((i * (length - 1)) / (most - 1)));
+}
