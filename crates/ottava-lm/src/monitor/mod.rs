@@ -128,9 +128,18 @@ impl Monitor {
             self.left_out = true;
             return;
         }
-        let id = self.runs.len();
-        self.runs.push(MonitoredRun::new(id, folder.display().to_string(), folder));
+        self.runs.push(MonitoredRun::new(self.runs.len(), folder));
+        let names: Vec<String> = self.runs.iter().map(|run| last_part(run.folder())).collect();
+        for (run, name) in self.runs.iter_mut().zip(&names) {
+            let is_unique = names.iter().filter(|other| *other == name).count() == 1;
+            run.set_name(if is_unique { name.clone() } else { run.folder().display().to_string() });
+        }
     }
+}
+
+/// The last part of the path of a folder.
+fn last_part(folder: &Path) -> String {
+    folder.file_name().map_or(folder.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Whether `folder` is that of a run.
@@ -148,13 +157,4 @@ fn end_of(path: &Path) -> std::io::Result<String> {
     let text = String::from_utf8_lossy(&bytes).into_owned();
     // The first line is whole only at the start of the file.
     Ok(if from == 0 { text } else { text.split_once('\n').map_or(String::new(), |(_, rest)| rest.to_string()) })
-}
-
-/// A duration in words.
-fn seconds(count: u64) -> String {
-    match count {
-        0..120 => format!("{count} s"),
-        120..7200 => format!("{} minutes", count / 60),
-        _ => format!("{} hours", count / 3600),
-    }
 }

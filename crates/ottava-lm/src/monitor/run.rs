@@ -61,7 +61,7 @@ pub struct Changes {
 pub struct Summary {
     /// The number of the run in this monitor.
     pub id: usize,
-    /// Its name.
+    /// The last part of its folder, or the folder if runs share that.
     pub name: String,
     /// Its folder.
     pub folder: PathBuf,
@@ -234,10 +234,10 @@ impl Shown {
 
 impl MonitoredRun {
     /// The run in `folder`, of which nothing is read yet.
-    pub fn new(id: usize, name: String, folder: &Path) -> MonitoredRun {
+    pub fn new(id: usize, folder: &Path) -> MonitoredRun {
         MonitoredRun {
             id,
-            name,
+            name: String::new(),
             folder: folder.to_path_buf(),
             tails: FILES.map(|file| Tail::new(folder.join(file))),
             shown: Shown {
@@ -254,6 +254,11 @@ impl MonitoredRun {
             pending: false,
             errors: Vec::new(),
         }
+    }
+
+    /// Sets the name that is shown.
+    pub fn set_name(&mut self, name: String) {
+        self.name = name;
     }
 
     /// Its folder.

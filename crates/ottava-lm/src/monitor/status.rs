@@ -1,6 +1,5 @@
 //! Whether a run trains, and how it ended.
 
-use super::seconds;
 use crate::report::{RunEnd, RunOutcome, RunRecord};
 use crate::trainer::RunLock;
 use serde::Serialize;
@@ -30,6 +29,8 @@ pub enum State {
     Failed,
     /// No process holds the folder, and the run has not recorded how it ended.
     Killed,
+    /// No process holds the folder, and it has no `run.json` that could say how the run ended.
+    Ended,
     /// The folder has no run.
     Empty,
 }
@@ -68,14 +69,13 @@ pub fn status(held: Option<bool>, known: &Known, now: u64) -> Status {
         (Some(true), record) => holder(record, known, now),
         (Some(false), None) if known.step.is_none() => (State::Empty, "no run has begun in this folder".to_string()),
         (Some(false), Some(RunRecord { end: Some(end), .. })) => ended(end),
-        (Some(false), record) => {
-            let why = match record {
-                Some(_) => {
-                    "no process holds the folder, and the run has recorded no end: it was killed, or has crashed"
-                }
-                None => "no process holds the folder, and there is no run.json to say how the run ended",
-            };
+        (Some(false), Some(_)) => {
+            let why = "no process holds the folder, and the run has recorded no end: it was killed, or has crashed";
             (State::Killed, why.to_string())
+        }
+        (Some(false), None) => {
+            let why = "no process holds the folder, and there is no run.json to say how the run ended";
+            (State::Ended, why.to_string())
         }
     };
     Status { state, detail }
@@ -106,6 +106,15 @@ fn ended(end: &RunEnd) -> (State, String) {
         RunOutcome::Failed => State::Failed,
     };
     (state, end.message.clone())
+}
+
+/// A duration in words.
+fn seconds(count: u64) -> String {
+    match count {
+        0..120 => format!("{count} s"),
+        120..7200 => format!("{} minutes", count / 60),
+        _ => format!("{} hours", count / 3600),
+    }
 }
 
 #[cfg(test)]
@@ -140,7 +149,7 @@ mod tests {
             (State::Failed, Some(false), Some(&end(RunOutcome::Failed)), Some(2000), 2001),
             (State::Killed, Some(false), Some(&open), Some(2000), 2001),
             (State::Killed, Some(false), Some(&open), None, 2001),
-            (State::Killed, Some(false), None, Some(2000), 2001),
+            (State::Ended, Some(false), None, Some(2000), 2001),
         ] {
             assert_eq!(of(held, record, written, now), state, "{held:?} {record:?} {written:?} {now}");
         }

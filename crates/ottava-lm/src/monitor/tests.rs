@@ -119,7 +119,7 @@ fn what_is_missing_or_unreadable_is_said_and_is_no_error() {
     assert!(problems.contains("metrics.jsonl: 2 lines") && problems.contains("run.json: not the record"), "{problems}");
     let loss = &answer["changes"]["0"]["series"]["loss"];
     assert_eq!((&loss["steps"], &loss["not_finite"]), (&json!([2]), &json!(1)));
-    assert_eq!((&answer["changes"]["0"]["casts"], &answer["runs"][0]["state"]), (&Value::Null, &json!("killed")));
+    assert_eq!((&answer["changes"]["0"]["casts"], &answer["runs"][0]["state"]), (&Value::Null, &json!("ended")));
     drop(folder);
     let answer = reader.next();
     assert_eq!(answer["runs"][0]["state"], "missing");
@@ -192,7 +192,12 @@ fn runs_in_a_folder_are_found_also_later_and_logs_are_shown() {
     folder.append("a/rank-1.log", &("first\n".to_string() + &"x".repeat(5000) + "\nlast\n"));
     let runs = reader.next();
     let names: Vec<_> = runs["runs"].as_array().unwrap().iter().map(|run| run["name"].as_str().unwrap()).collect();
-    assert!(names.len() == 2 && names[0].ends_with("/b") && names[1].ends_with("/a"), "{names:?}");
+    assert!(names == ["b", "a"], "{names:?}");
+    // Runs of one name have their folders as names.
+    std::fs::create_dir_all(folder.path().join("c/a")).unwrap();
+    folder.lines("c/a/metrics.jsonl", &[metrics(1, 2.0)]);
+    let both = Reader::of(&[&folder.path().join("a"), &folder.path().join("c/a")]).next();
+    assert!(both["runs"][1]["name"].as_str().unwrap().ends_with("/c/a"), "{both}");
     assert_eq!(reader.monitor.logs(1).unwrap(), [RankLog { rank: 1, text: "last\n".into() }]);
     assert_eq!((reader.monitor.logs(0), reader.monitor.logs(2)), (Some(Vec::new()), None));
 }

@@ -37,8 +37,9 @@ pub struct RunRecord {
     pub flops_per_token: f64,
     /// FLOP/s of all GPUs together for dense products of BF16, by the data sheet; `None` on a CPU and on unknown GPUs.
     pub peak_flops: Option<f64>,
-    /// Bytes of the peak that the dry run has planned for one rank.
-    pub planned_memory_bytes: u64,
+    /// Bytes of tensors at the peak that the dry run has planned for one rank; `None` on a CPU, where the metrics have the memory of the
+    /// whole process.
+    pub planned_memory_bytes: Option<u64>,
     /// How it ended; `None` while it runs, and after it was killed.
     pub end: Option<RunEnd>,
 }

@@ -23,9 +23,11 @@ pub(super) fn run_record(
     max_steps: u64,
 ) -> RunRecord {
     let model = run.model.description();
-    let (device, peak) = match run.model.device() {
-        Device::Cuda(gpu) => (gpu.model().name.clone(), gpu.model().peak_bf16_flops()),
-        Device::Cpu | Device::DryCpu(_) => ("CPU".to_string(), None),
+    let (device, peak, planned) = match run.model.device() {
+        Device::Cuda(gpu) => {
+            (gpu.model().name.clone(), gpu.model().peak_bf16_flops(), Some(resolved.memory.peak_bytes))
+        }
+        Device::Cpu | Device::DryCpu(_) => ("CPU".to_string(), None, None),
     };
     RunRecord {
         started: RunRecord::now(),
@@ -38,7 +40,7 @@ pub(super) fn run_record(
         tokens_per_step: config.tokens_per_step(),
         flops_per_token: model.flops_per_token(config.data.max_length),
         peak_flops: peak.map(|flops| flops * ranks.size() as f64),
-        planned_memory_bytes: resolved.memory.peak_bytes,
+        planned_memory_bytes: planned,
         end: None,
     }
 }

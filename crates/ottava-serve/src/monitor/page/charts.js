@@ -109,7 +109,7 @@ export class Chart {
     return {
       width, height: HEIGHT, bands, legend: { show: false },
       scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
-      axes: [{ ...axis, space: 70 }, { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.format(tick))) }],
+      axes: [{ ...axis, space: 70, size: 34 }, { ...axis, size: 78, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.format(tick))) }],
       series: [{ label: "step" }, ...styles.map((style) => ({ points: { show: false }, ...style, spanGaps: true, scale: "y" }))],
       cursor: { sync: { key: "steps", setSeries: false }, drag: { x: true, y: false } },
       hooks: { setCursor: [(plot) => this.read(plot)], setScale: [(plot, name) => name === "x" && this.note(plot)] },
@@ -204,8 +204,9 @@ export class CastMap {
     this.run = run;
     this.canvas = element("canvas", { role: "img" });
     this.latest = element("span", { class: "latest" });
-    this.details = element("details", {}, element("summary", {}, `Table: casts of ${run.name}`));
-    this.figure = element("figure", { class: "map" }, element("figcaption", {}, run.name, this.latest), this.canvas, this.details);
+    this.details = element("details", {}, element("summary", {}, "Table of the map"));
+    this.name = element("span");
+    this.figure = element("figure", { class: "map" }, element("figcaption", {}, this.name, this.latest), this.canvas, this.details);
     this.details.addEventListener("toggle", () => this.tabulate());
     this.canvas.addEventListener("mousemove", (event) => this.read(event));
     this.canvas.addEventListener("mouseleave", () => tell(this.latest, this.words));
@@ -213,6 +214,7 @@ export class CastMap {
 
   draw(measure) {
     this.measure = measure;
+    tell(this.name, this.run.name);
     const { layers, steps } = this.run.casts;
     const cells = this.run.casts[measure];
     [this.canvas.width, this.canvas.height] = [Math.max(steps.length, 1), Math.max(layers.length, 1)];

@@ -12,11 +12,11 @@ const at = (id) => document.getElementById(id);
 const runs = new Map();
 let epoch = "";
 
-const logLoss = () => at("log-loss").checked;
+const isLog = () => at("logarithmic").checked;
 const sentinel = (name, label) => [{ name: `sentinel/${name}`, label, dots: true }];
 const charts = [
-  new Chart("Loss (nats per token)", [{ name: "loss", label: "training", smooth: true }, { name: "eval_loss", label: "evaluation", dots: true, dash: [6, 3] }], { log: logLoss }),
-  new Chart("Gradient norm", [{ name: "grad_norm", label: "norm", smooth: true }], { log: () => true }),
+  new Chart("Loss (nats per token)", [{ name: "loss", label: "training", smooth: true }, { name: "eval_loss", label: "evaluation", dots: true, dash: [6, 3] }], { log: isLog }),
+  new Chart("Gradient norm", [{ name: "grad_norm", label: "norm", smooth: true }], { log: isLog }),
   new Chart("Learning rate", [{ name: "learning_rate", label: "rate" }]),
   new Chart("Tokens per second", [{ name: "tokens_per_second", label: "tokens/s", smooth: true }], { format: count }),
   new Chart("Model FLOP utilisation, of the BF16 peak", [{ name: "mfu", label: "MFU", smooth: true }], { format: percent }),
@@ -115,7 +115,7 @@ function show(answer) {
   let events = false;
   for (const summary of answer.runs) {
     const run = runs.get(summary.id) ?? newRun(summary);
-    run.summary = summary;
+    Object.assign(run, { summary, name: summary.name });
     runs.set(summary.id, run);
     const changes = answer.changes[summary.id];
     if (changes) {
@@ -137,7 +137,7 @@ function show(answer) {
   tell(at("age"), written ? `newest line ${duration(Math.max(0, answer.now - written))} ago` : "");
   at("connection").className = "";
   tell(at("connection"), pending ? "Reading the files of runs…" : "Connected");
-  document.body.dataset.ready = String(!pending);
+  if (!pending) document.body.dataset.painted ??= Math.round(performance.now());
   return pending;
 }
 
@@ -168,7 +168,7 @@ at("smoothing").addEventListener("input", () => {
   tell(at("smoothing-value"), Number(at("smoothing").value).toFixed(2));
   draw();
 });
-at("log-loss").addEventListener("change", draw);
+at("logarithmic").addEventListener("change", draw);
 at("more").addEventListener("toggle", draw);
 document.querySelectorAll("input[name=measure]").forEach((input) => input.addEventListener("change", draw));
 document.addEventListener("visibilitychange", () => document.hidden || ask());

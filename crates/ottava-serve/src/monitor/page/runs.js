@@ -3,7 +3,7 @@ import { count, duration, element, gib, number, percent, tell } from "./words.js
 
 /** States in words. */
 const STATES = {
-  missing: "missing", starting: "starting", running: "running", silent: "silent", finished: "finished", stopped: "stopped", failed: "failed",
+  missing: "missing", starting: "starting", running: "running", silent: "silent", finished: "finished", stopped: "stopped", failed: "failed", ended: "ended",
   killed: "killed", empty: "no run yet",
 };
 
@@ -20,8 +20,9 @@ function cells(run) {
   const used = latest.peak_memory_bytes;
   const steps = step === null ? "–" : record?.max_steps ? `${step} of ${record.max_steps}` : String(step);
   const device = record ? `${record.recipe}, ${record.ranks > 1 ? `${record.ranks} × ` : ""}${record.device}` : "–";
+  const found = ["alarms", "findings", "rollbacks"].map((name, i) => [events[i], name]).filter(([number]) => number > 0);
   return [steps, duration(left(run)), number(latest.loss), number(latest.eval_loss), count(latest.tokens_per_second), percent(latest.mfu),
-    `${gib(used)} / ${gib(record?.planned_memory_bytes)}`, `${events[0]} alarms, ${events[1]} findings, ${events[2]} rollbacks`, device];
+    `${gib(used)} / ${gib(record?.planned_memory_bytes)}`, found.map((words) => words.join(" ")).join(", ") || "none", device];
 }
 
 /** A row of the table, which is updated in place, so that the focus stays. */
@@ -33,7 +34,8 @@ export class Row {
     this.box.addEventListener("change", () => toggled(this.box.checked));
     this.swatch = element("span", { class: "swatch", "aria-hidden": "true" });
     this.swatch.style.background = `var(--run-${run.id % 8})`;
-    const label = element("label", { for: `show-${run.id}` }, this.swatch, run.name);
+    this.name = element("span");
+    const label = element("label", { for: `show-${run.id}` }, this.swatch, this.name);
     this.state = element("span", { class: "state" });
     this.detail = element("div", { class: "detail" });
     this.cells = Array.from({ length: 9 }, () => element("td"));
@@ -42,9 +44,12 @@ export class Row {
 
   update() {
     const { state, detail } = this.run.summary;
+    tell(this.name, this.run.name);
+    this.row.title = this.run.summary.folder;
     this.state.className = `state ${state}`;
     tell(this.state, STATES[state] ?? state);
     tell(this.detail, detail);
+    this.detail.hidden = detail === "";
     cells(this.run).forEach((text, i) => tell(this.cells[i], text));
   }
 }

@@ -17,7 +17,11 @@ export function count(value) {
   return String(Number(value.toPrecision(4)));
 }
 
-export const gib = (bytes) => (bytes ? `${(bytes / 2 ** 30).toPrecision(3)} GiB` : "–");
+/** Bytes, such as 1.5 GiB. */
+export function gib(bytes) {
+  if (bytes === undefined || bytes === null) return "–";
+  return bytes > 0 && bytes < 2 ** 30 ? `${Number((bytes / 2 ** 20).toPrecision(4))} MiB` : `${Number((bytes / 2 ** 30).toPrecision(4))} GiB`;
+}
 
 export const percent = (share) => (share === undefined || share === null ? "–" : `${(100 * share).toPrecision(3)} %`);
 
