@@ -7,8 +7,11 @@ mod commands;
 mod device;
 mod ranks;
 
+#[cfg(test)]
+mod docs_tests;
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use ottava_lm::Error;
 use std::process::ExitCode;
 
@@ -39,6 +42,9 @@ enum Command {
     Monitor(commands::monitor::MonitorCommand),
     Plan(commands::plan::PlanCommand),
     Doctor(commands::doctor::Doctor),
+    Schema(commands::schema::Schema),
+    Completions(commands::completions::Completions),
+    Man(commands::man::Man),
     Bench(commands::bench::Bench),
 }
 
@@ -74,6 +80,9 @@ fn main() -> ExitCode {
         Command::Monitor(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        Command::Schema(command) => command.run(),
+        Command::Completions(command) => command.run(Cli::command()),
+        Command::Man(command) => command.run(Cli::command()),
         Command::Bench(command) => command.run(),
     };
     match result.and_then(|()| output::finish()) {

@@ -24,3 +24,4 @@ mod signals;
 mod soak;
 mod soak_attack;
 mod streams;
+mod tutorial;
