@@ -201,3 +201,17 @@ fn runs_in_a_folder_are_found_also_later_and_logs_are_shown() {
     assert_eq!(reader.monitor.logs(1).unwrap(), [RankLog { rank: 1, text: "last\n".into() }]);
     assert_eq!((reader.monitor.logs(0), reader.monitor.logs(2)), (Some(Vec::new()), None));
 }
+
+#[test]
+fn a_look_at_the_lock_keeps_no_run_from_starting() {
+    let folder = Folder::new();
+    drop(RunLock::take(folder.path()).unwrap());
+    let looked_at = std::fs::File::open(folder.path().join(".lock")).unwrap();
+    looked_at.lock_shared().unwrap();
+    let look = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        drop(looked_at);
+    });
+    assert!(RunLock::take(folder.path()).is_ok());
+    look.join().unwrap();
+}

@@ -3,6 +3,7 @@
 mod bad_input;
 mod chat;
 mod commands;
+mod doctor;
 mod exceptions;
 mod export;
 mod forward_metrics;
