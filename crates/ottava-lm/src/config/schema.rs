@@ -149,7 +149,11 @@ mod tests {
         let items = value.as_array().into_iter().flatten().flat_map(|item| problems(&schema["items"], item, at));
         let keys = value.as_object().into_iter().flatten().flat_map(|(key, value)| {
             let (path, known) = (format!("{at}.{key}"), schema["properties"].get(key));
-            known.map_or(vec![format!("{path}: unknown")], |known| problems(known, value, &path))
+            match known {
+                Some(known) => problems(known, value, &path),
+                None if schema["additionalProperties"] == false => vec![format!("{path}: unknown")],
+                None => Vec::new(),
+            }
         });
         items.chain(keys).collect()
     }
