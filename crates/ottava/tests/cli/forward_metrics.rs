@@ -23,8 +23,13 @@ def __getattr__(name):
 fn calls(run: &Run, service: &str) -> Vec<Value> {
     run.write(&format!("stand-in/{service}.py"), STAND_IN.as_bytes());
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/forward_metrics.py");
-    let mut command = Command::new("python3");
-    command.arg(script).args(["run", "--to", service, "--project", "words"]).current_dir(run.path("."));
+    // It waits for the end of a run that records none.
+    let mut command = Command::new("timeout");
+    command
+        .args(["60", "python3"])
+        .arg(script)
+        .args(["run", "--to", service, "--project", "words"])
+        .current_dir(run.path("."));
     command.env("PYTHONPATH", run.path("stand-in")).env("CALLS", run.path(service));
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
