@@ -102,3 +102,30 @@ impl RunRecord {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_later_keys_are_no_error() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(RunRecord::read(folder.path()).unwrap(), None);
+        let end = RunEnd { time: 7, step: 5, outcome: RunOutcome::Failed, message: "why".into() };
+        let record = RunRecord {
+            ranks: 8,
+            flops_per_token: 2e9,
+            peak_flops: Some(8e12),
+            end: Some(end),
+            ..RunRecord::default()
+        };
+        record.write(folder.path()).unwrap();
+        assert_eq!(RunRecord::read(folder.path()).unwrap(), Some(record.clone()));
+        assert_eq!((record.utilization(1000.0), RunRecord::default().utilization(1000.0)), (Some(0.25), None));
+        let path = folder.path().join("run.json");
+        std::fs::write(&path, "{\"ranks\": 2, \"of_a_later_version\": 1}").unwrap();
+        assert_eq!(RunRecord::read(folder.path()).unwrap().unwrap().ranks, 2);
+        std::fs::write(&path, "hello").unwrap();
+        assert!(RunRecord::read(folder.path()).unwrap_err().to_string().contains("run.json: not the record of a run"));
+    }
+}

@@ -49,7 +49,9 @@ impl GpuModel {
 
     /// FLOP/s of dense products of BF16 by NVIDIA's data sheet; `None` if the product is not known.
     pub fn peak_bf16_flops(&self) -> Option<f64> {
-        PEAKS.iter().find(|(name, _)| self.name.contains(name)).map(|(_, flops)| *flops)
+        // Laptops have other chips under the same numbers.
+        let is_known = |name: &str| self.name.contains(name) && !self.name.contains("Laptop");
+        PEAKS.iter().find(|(name, _)| is_known(name)).map(|(_, flops)| *flops)
     }
 
     /// The GPU called `name`, as `h100` or `RTX 4090`, with the memory of its data sheet that no other process uses.
@@ -87,6 +89,7 @@ const PEAKS: &[(&str, f64)] = &[
     ("A100", 312e12),
     ("RTX 3090", 71e12),
     ("L40S", 362e12),
+    ("L40", 181e12),
     ("L4", 121e12),
     ("RTX 4090", 165e12),
     ("H100 PCIe", 756e12),
@@ -94,6 +97,7 @@ const PEAKS: &[(&str, f64)] = &[
     ("H200 NVL", 835e12),
     ("H100", 989e12),
     ("H200", 989e12),
+    ("GB200", 2500e12),
     ("B200", 2250e12),
     ("RTX 5090", 209e12),
 ];
@@ -205,6 +209,24 @@ mod tests {
     use crate::{DType, Device, Tensor};
 
     const MIB: usize = 1 << 20;
+
+    #[test]
+    fn the_peak_of_a_product_is_that_of_its_own_name() {
+        let peak = |name: &str| GpuModel { name: name.into(), ..GpuModel::h200() }.peak_bf16_flops();
+        for (name, flops) in [
+            ("NVIDIA H100 80GB HBM3", Some(989e12)),
+            ("NVIDIA H100 PCIe", Some(756e12)),
+            ("NVIDIA H200", Some(989e12)),
+            ("NVIDIA GH200 480GB", Some(989e12)),
+            ("NVIDIA L40S", Some(362e12)),
+            ("NVIDIA L40", Some(181e12)),
+            ("NVIDIA L4", Some(121e12)),
+            ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+            ("NVIDIA T4", None),
+        ] {
+            assert_eq!(peak(name), flops, "{name}");
+        }
+    }
 
     #[test]
     fn dry_memory_is_limited_by_the_model() {
