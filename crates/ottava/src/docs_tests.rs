@@ -89,9 +89,9 @@ fn problem(call: &[String], whole: bool) -> Option<String> {
     for setting in settings.filter(|setting| !setting.contains('…') && *setting != "KEY=VALUE") {
         let config = root().join("configs/quickstart.toml");
         let stands_for_another = setting.split_once('=').is_some_and(|(_, value)| is_placeholder(value));
-        if let Err(error) = RunConfig::load(&config, &[setting.clone()])
+        if let Err(error) = RunConfig::load(&config, std::slice::from_ref(&setting))
             && let Some(why) = wrong_key(&error.to_string())
-            && !(stands_for_another && !why.contains("is not a setting"))
+            && (!stands_for_another || why.contains("is not a setting"))
         {
             return Some(format!("--set {setting}: {why}"));
         }

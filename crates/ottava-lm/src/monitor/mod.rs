@@ -1,7 +1,7 @@
 //! What is new in the folders of runs: series, cast statistics, events and states, in bounded memory. `ottava monitor` shows it.
 //!
-//! A reader asks for what it lacks since a revision. [`Tail`](tail) reads the new lines of a file, [`Series`](series) and
-//! [`HeatMap`](heat) keep a bounded number of buckets, and [`Status`] says whether a run trains.
+//! A reader asks for what it lacks since a revision. `Tail` reads the new lines of a file, `Series` and
+//! `HeatMap` keep a bounded number of buckets, and [`Status`] says whether a run trains.
 
 mod heat;
 mod lines;
@@ -70,7 +70,7 @@ impl Monitor {
     /// Monitors the runs in these folders. A folder is that of a run, or has the folders of runs in it, also of such that begin later.
     ///
     /// # Errors
-    /// With [`Error::Config`] when no folder is named, or one of them is a file.
+    /// [`Error::Config`] when one of them is a file.
     pub fn new(paths: Vec<PathBuf>) -> Result<Monitor> {
         if let Some(file) = paths.iter().find(|path| path.is_file()) {
             let text = format!("{}: this is a file; name the `output_dir` of `ottava train`", file.display());

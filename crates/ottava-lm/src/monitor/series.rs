@@ -43,7 +43,7 @@ pub struct Series {
     not_finite: u64,
 }
 
-/// The part of a [`Series`] that a reader lacks: buckets `from` and later ones replace those that it has.
+/// The part of a series that a reader lacks: buckets `from` and later ones replace those that it has.
 ///
 /// A bucket has the step of its last value, and the mean of its values. `low` and `high` are missing if each bucket has one value.
 #[derive(Clone, Debug, PartialEq, Serialize)]

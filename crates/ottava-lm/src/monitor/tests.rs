@@ -209,7 +209,7 @@ fn a_look_at_the_lock_keeps_no_run_from_starting() {
     let looked_at = std::fs::File::open(folder.path().join(".lock")).unwrap();
     looked_at.lock_shared().unwrap();
     let look = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(30));
+        std::thread::sleep(Duration::from_millis(10));
         drop(looked_at);
     });
     assert!(RunLock::take(folder.path()).is_ok());

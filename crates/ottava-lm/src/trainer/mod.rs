@@ -258,7 +258,7 @@ impl Trainer {
         }
         // From here on, files of the run are changed.
         let casts = run.step.partition().casts(&mut run.model)?;
-        let record = record::run_record(&config, resolved, &run, &ranks, max_steps);
+        let record = Trainer::run_record(&config, resolved, &run, &ranks, max_steps);
         let open = |lock: RunLock| {
             forget_rollbacks_after(&folder, step)?;
             let files = RunFiles::open(&config, lock, resumed.as_mut(), &casts)?;

@@ -14,38 +14,38 @@ use crate::step::PreferenceSums;
 use ottava_tensor::Device;
 use serde_json::{Map, Value, json};
 
-/// What `run.json` says of a run of `max_steps` that begins or goes on now.
-pub(super) fn run_record(
-    config: &RunConfig,
-    resolved: &ResolvedRun,
-    run: &Run,
-    ranks: &Ranks,
-    max_steps: u64,
-) -> RunRecord {
-    let model = run.model.description();
-    let (device, peak, planned) = match run.model.device() {
-        Device::Cuda(gpu) => {
-            (gpu.model().name.clone(), gpu.model().peak_bf16_flops(), Some(resolved.memory.peak_bytes))
-        }
-        Device::Cpu | Device::DryCpu(_) => ("CPU".to_string(), None, None),
-    };
-    RunRecord {
-        started: RunRecord::now(),
-        device,
-        ranks: ranks.size(),
-        mesh: ranks.shape().to_string(),
-        recipe: config.precision.recipe.as_str().to_string(),
-        parameters: model.parameters,
-        max_steps,
-        tokens_per_step: config.tokens_per_step(),
-        flops_per_token: model.flops_per_token(config.data.max_length),
-        peak_flops: peak.map(|flops| flops * ranks.size() as f64),
-        planned_memory_bytes: planned,
-        end: None,
-    }
-}
-
 impl Trainer {
+    /// What `run.json` says of a run of `max_steps` that begins or goes on now.
+    pub(super) fn run_record(
+        config: &RunConfig,
+        resolved: &ResolvedRun,
+        run: &Run,
+        ranks: &Ranks,
+        max_steps: u64,
+    ) -> RunRecord {
+        let model = run.model.description();
+        let (device, peak, planned) = match run.model.device() {
+            Device::Cuda(gpu) => {
+                (gpu.model().name.clone(), gpu.model().peak_bf16_flops(), Some(resolved.memory.peak_bytes))
+            }
+            Device::Cpu | Device::DryCpu(_) => ("CPU".to_string(), None, None),
+        };
+        RunRecord {
+            started: RunRecord::now(),
+            device,
+            ranks: ranks.size(),
+            mesh: ranks.shape().to_string(),
+            recipe: config.precision.recipe.as_str().to_string(),
+            parameters: model.parameters,
+            max_steps,
+            tokens_per_step: config.tokens_per_step(),
+            flops_per_token: model.flops_per_token(config.data.max_length),
+            peak_flops: peak.map(|flops| flops * ranks.size() as f64),
+            planned_memory_bytes: planned,
+            end: None,
+        }
+    }
+
     /// The metrics of a step, without evaluation.
     pub(super) fn values(&self, done: &StepReport) -> Map<String, Value> {
         let mut values = json!({

@@ -75,7 +75,7 @@ pub(super) fn checkpoints(folder: &Path) -> PathBuf {
 const LOCK: &str = ".lock";
 
 /// Attempts to lock again, since [`RunLock::is_held`] of another process locks for an instant.
-const LOOKS: usize = 10;
+const LOOKS: usize = 5;
 
 /// The folder of a run, held for this process: no other one trains into it.
 ///
