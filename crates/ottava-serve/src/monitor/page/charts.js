@@ -1,6 +1,6 @@
 // Charts of series over steps, each with a table, and maps of casts.
 /* global uPlot */
-import { colour, element, number, runColour, spread, table, tell } from "./words.js";
+import { colour, element, fillTable, number, runColour, spread, tell } from "./words.js";
 
 const HEIGHT = 210;
 /** Rows of the table of a chart. */
@@ -170,7 +170,6 @@ export class Chart {
   }
 
   tabulate() {
-    this.details.querySelector(".wide")?.remove();
     if (!this.details.open) return;
     const rows = [];
     for (const { run, line, series } of this.parts(0)) {
@@ -179,7 +178,7 @@ export class Chart {
           this.format(series.low?.[place] ?? series.means[place]), this.format(series.high?.[place] ?? series.means[place])]);
       }
     }
-    this.details.append(table(`${this.title}: up to ${ROWS} points of each series`, ["Series", "Up to step", "Mean", "Lowest", "Highest"], rows));
+    fillTable(this.details, `${this.title}: up to ${ROWS} points of each series`, ["Series", "Up to step", "Mean", "Lowest", "Highest"], rows);
   }
 }
 
@@ -244,11 +243,10 @@ export class CastMap {
   }
 
   tabulate() {
-    this.details.querySelector(".wide")?.remove();
     if (!this.details.open) return;
     const { layers, steps } = this.run.casts;
     const places = spread(steps.length, 10);
     const rows = layers.map((layer, y) => [layer, ...places.map((x) => number(this.run.casts[this.measure][x][y] ?? 0))]);
-    this.details.append(table(`Largest share ${this.measure} of a cast, by layer and step`, ["Layer", ...places.map((x) => String(steps[x]))], rows));
+    fillTable(this.details, `Largest share ${this.measure} of a cast, by layer and step`, ["Layer", ...places.map((x) => String(steps[x]))], rows);
   }
 }

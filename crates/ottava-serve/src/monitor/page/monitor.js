@@ -67,6 +67,7 @@ function newRun(summary) {
     run.shown = on;
     if (!on) forget(run);
     draw();
+    showEvents();
     ask();
   });
   [run.map, run.ranks] = [new CastMap(run), new RankList(run)];
@@ -109,8 +110,14 @@ function place(target, parts, words) {
   else if (target.textContent !== words) target.textContent = words;
 }
 
-function show(answer) {
-  if (answer.epoch !== epoch) runs.forEach(forget);
+function showEvents() {
+  at("events").replaceChildren(...eventList(shown()));
+}
+
+/** Takes an answer to a question from the revisions in `asked`, by run. Returns whether there is more to ask for at once. */
+function show(answer, asked) {
+  // Another server, whose runs may be others.
+  if (epoch && answer.epoch !== epoch) return location.reload();
   epoch = answer.epoch;
   let events = false;
   for (const summary of answer.runs) {
@@ -118,7 +125,8 @@ function show(answer) {
     Object.assign(run, { summary, name: summary.name });
     runs.set(summary.id, run);
     const changes = answer.changes[summary.id];
-    if (changes) {
+    // Not of a run that was hidden meanwhile.
+    if (changes && run.shown && asked.get(run.id) === run.since) {
       take(run, changes);
       run.since = summary.revision;
       events ||= Boolean(changes.events);
@@ -131,7 +139,7 @@ function show(answer) {
   if (answer.left_out) problems.push("There are more runs than are monitored; name fewer folders.");
   tell(at("problems"), problems.join("\n"));
   draw();
-  if (events) at("events").replaceChildren(...eventList(shown()));
+  if (events) showEvents();
   const pending = shown().some((run) => run.since === 0 || run.summary.pending);
   const written = Math.max(0, ...answer.runs.map((run) => run.written ?? 0));
   tell(at("age"), written ? `newest line ${duration(Math.max(0, answer.now - written))} ago` : "");
@@ -151,11 +159,12 @@ async function ask() {
   asking = true;
   let soon = false;
   try {
-    const since = shown().map((run) => `${run.id}:${run.since}`).join(",");
+    const asked = new Map(shown().map((run) => [run.id, run.since]));
+    const since = [...asked].map(([id, revision]) => `${id}:${revision}`).join(",");
     const response = await fetch(`api/runs?epoch=${epoch}&since=${since}`);
     if (!response.ok) throw new Error(`status ${response.status}`);
     const known = runs.size;
-    soon = show(await response.json()) || runs.size > known;
+    soon = show(await response.json(), asked) || runs.size > known;
   } catch (error) {
     at("connection").className = "lost";
     tell(at("connection"), `The server does not answer (${error.message}); what is shown is what it last said.`);

@@ -56,15 +56,20 @@ export const colour = (name) => getComputedStyle(document.documentElement).getPr
 /** The colour of a run. */
 export const runColour = (id) => colour(`run-${id % 8}`);
 
-/** A table with a header row; the first column of `rows` names the row. */
-export function table(caption, heads, rows) {
-  const head = element("thead", {}, element("tr", {}, ...heads.map((text) => element("th", { scope: "col" }, text))));
-  const body = element("tbody");
-  for (const [first, ...rest] of rows) {
-    body.append(element("tr", {}, element("th", { scope: "row" }, first), ...rest.map((text) => element("td", { class: "number" }, text))));
+/** Shows a table in `place`: the one that is there gets new cells, so that focus and scrolling stay. The first column names the row. */
+export function fillTable(place, caption, heads, rows) {
+  let region = place.querySelector(".wide");
+  if (!region) {
+    const made = element("table", {}, element("caption", { class: "hint" }), element("thead"), element("tbody"));
+    region = element("div", { class: "wide", tabindex: "0", role: "region" }, made);
+    place.append(region);
   }
-  const made = element("table", {}, element("caption", { class: "hint" }, caption), head, body);
-  return element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": caption }, made);
+  const shown = region.firstElementChild;
+  region.setAttribute("aria-label", caption);
+  tell(shown.caption, caption);
+  shown.tHead.replaceChildren(element("tr", {}, ...heads.map((text) => element("th", { scope: "col" }, text))));
+  const row = ([first, ...rest]) => element("tr", {}, element("th", { scope: "row" }, first), ...rest.map((text) => element("td", { class: "number" }, text)));
+  shown.tBodies[0].replaceChildren(...rows.map(row));
 }
 
 /** `most` of the places 0 to `length` - 1, evenly spread, with the first and the last. */
