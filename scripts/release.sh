@@ -14,11 +14,12 @@ trap 'rm -rf "$work"' EXIT
 python3 -m venv target/release-python
 target/release-python/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
 # Times in the wheel are that of the commit; paths of this machine are not in the program.
-SOURCE_DATE_EPOCH="$(git log -1 --format=%ct)"
+commit="$(git rev-parse HEAD)"
+SOURCE_DATE_EPOCH="$(git log -1 --format=%ct "$commit")"
 export SOURCE_DATE_EPOCH CARGO_INCREMENTAL=0
 for copy in first second-copy; do
     mkdir -p "$work/$copy/source"
-    git archive HEAD | tar -x -C "$work/$copy/source"
+    git archive "$commit" | tar -x -C "$work/$copy/source"
     (
         cd "$work/$copy/source"
         export RUSTFLAGS="--remap-path-prefix=$work/$copy=/build --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
