@@ -1,10 +1,11 @@
 //! Capture of steps as CUDA graphs: how far it is, and how the next step is launched.
 
+use ottava_tensor::Device;
 use ottava_tensor::cuda::Graph;
 
 /// How far the capture of one kind of step is.
 pub enum Capture {
-    /// Steps are launched call by call: there is no GPU, or capture failed.
+    /// Steps are launched call by call: there is no GPU, its launches are to block, or capture failed.
     Never,
     /// One step has to run first: it compiles kernels and times products.
     AfterThisStep,
@@ -37,6 +38,14 @@ impl Launch {
 }
 
 impl Capture {
+    /// That of steps on `device`, before the first.
+    pub fn on(device: &Device) -> Capture {
+        match device {
+            Device::Cuda(gpu) if gpu.captures() => Capture::AfterThisStep,
+            Device::Cpu | Device::DryCpu(_) | Device::Cuda(_) => Capture::Never,
+        }
+    }
+
     /// What the next step can do. Memory is given to others between steps, as for an evaluation; where it has not come back, the step is
     /// captured anew.
     pub fn ready_for(&mut self) -> Launch {

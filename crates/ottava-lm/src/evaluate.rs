@@ -8,6 +8,7 @@ use crate::models::Decoder;
 use crate::parallel::{Partition, Schedule, ScheduleKind};
 use crate::step::{MicroBatch, PreferenceSums, Program, ProgramInputs, total};
 use ottava_tensor::QuantizedTensor;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::IGNORE_INDEX;
 use serde::Serialize;
 use std::sync::atomic::Ordering;
@@ -66,12 +67,23 @@ pub fn evaluate(
     let schedule = Schedule { kind, ranks: in_flight, stages: model.stages(), micro_batches: in_flight };
     let program = Program::evaluation_of(&schedule, pipeline.rank());
     // Ranks that divide tokens gather codes of as many as products need.
-    let (tensor, sequence) = (ranks.tensor_place(), ranks.sequence_place());
+    let (tensor, sequence) = (ranks.place(Axis::Tensor), ranks.place(Axis::Context));
     let multiple = if tensor.is_divided() { tensor.ranks * sequence.ranks * QuantizedTensor::PAD } else { 1 };
     let (mut sum, mut tokens) = (0.0, 0.0);
-    let mut batches = batches.into_iter();
+    let mut batches = batches.into_iter().peekable();
     loop {
-        let turns = batches.by_ref().take(rounds * in_flight).collect::<Result<Vec<_>>>()?;
+        let mut turns: Vec<Batch> = Vec::new();
+        // Ranks that divide experts exchange equal numbers of tokens, so the batches of a round have one shape.
+        let divides_experts = ranks.place(Axis::Expert).is_divided();
+        let belongs = |first: Option<&Batch>, batch: &Batch| {
+            !divides_experts || first.is_none_or(|first| [first.rows, first.seq_len] == [batch.rows, batch.seq_len])
+        };
+        while turns.len() < rounds * in_flight
+            && let Some(batch) =
+                batches.next_if(|batch| batch.as_ref().map_or(true, |batch| belongs(turns.first(), batch)))
+        {
+            turns.push(batch?);
+        }
         let Some(first) = turns.first() else { break };
         // Ranks gather weights and send activations together, so one without a turn repeats the first one, and counts nothing.
         let mine = turns.iter().skip(rank).step_by(rounds).chain(std::iter::repeat(first));

@@ -1,4 +1,5 @@
-//! The ranks that divide the tensors of layers (tensor parallelism) and the tokens of sequences (context parallelism), as layers see them.
+//! The ranks that divide the tensors of layers (tensor parallelism), the tokens of sequences (context parallelism) and the experts of mixtures
+//! (expert parallelism), as layers see them.
 //!
 //! With tensor parallelism, each rank has a part of each weight (Shoeybi et al. 2019, arXiv:1909.08053). Of the activations between
 //! sublayers, each rank has a share of the tokens: consecutive rows, in the order of the ranks (sequence parallelism; Korthikanti et al.
@@ -6,11 +7,16 @@
 //!
 //! With context parallelism, each rank has all weights and consecutive tokens of every sequence. For attention, ranks exchange tokens for
 //! heads: each computes some of the heads for all tokens (Jacobs et al. 2023, arXiv:2309.14509).
+//!
+//! With expert parallelism, each rank has some of the experts of each mixture and tokens of its own. It gathers the tokens of all ranks for its
+//! experts, and the outputs of all experts for its tokens are added.
 
 use crate::error::Result;
 use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
+use std::ops::Range;
 
-/// A rank's place among those that divide the tensors of layers, or the tokens of sequences.
+/// A rank's place among those that divide the tensors of layers, the tokens of sequences, or the experts of mixtures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardPlace {
     /// This rank.
@@ -28,68 +34,67 @@ impl ShardPlace {
         n / self.ranks
     }
 
+    /// Which of `n` equal things are its share.
+    pub fn range(self, n: usize) -> Range<usize> {
+        self.rank * self.share(n)..(self.rank + 1) * self.share(n)
+    }
+
     /// Whether there are several ranks.
     pub fn is_divided(self) -> bool {
         self.ranks > 1
     }
 }
 
-/// The exchange of activations among the ranks that divide the tensors and the sequences of layers. `name` is that of a tensor, for error messages.
+/// The exchange of activations among the ranks that divide the tensors, sequences and experts of layers: the ranks of the axes tensor,
+/// context and expert. `name` is that of a tensor, for error messages.
 pub trait LayerRanks {
-    /// This rank among those that divide tensors.
-    fn place(&self) -> ShardPlace;
+    /// This rank among those of `axis`.
+    fn place(&self, axis: Axis) -> ShardPlace;
 
-    /// This rank among those that divide sequences.
-    fn sequence_place(&self) -> ShardPlace;
+    /// Sends part `i` of `parts` `[ranks, …]` to rank `i` of `axis`, and returns what they have sent, in their order.
+    fn exchange(&self, axis: Axis, name: &str, parts: &Tensor) -> Result<Tensor>;
 
-    /// Sends part `i` of `parts` `[ranks, …]` to rank `i` of those that divide sequences, and returns what they have sent, in their order.
-    fn exchange(&self, name: &str, parts: &Tensor) -> Result<Tensor>;
+    /// The rows of all ranks of `axis`, in their order, from this rank's `rows` `[N, …]`.
+    fn gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor>;
 
-    /// The rows of all ranks, in their order, from this rank's `rows` `[N, …]`.
-    fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor>;
+    /// This rank's rows of `addend + Σ partial` over the ranks of `axis`: `partial` `[T, C]`, `addend` and result `[T / ranks, C]`.
+    fn sum_own_rows(&self, axis: Axis, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor>;
 
-    /// This rank's rows of `addend + Σ partial` over ranks: `partial` `[T, C]`, `addend` and result `[T / ranks, C]`.
-    fn sum_own_rows(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor>;
+    /// `Σ x` over the ranks of `axis`.
+    fn sum(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor>;
 
-    /// `Σ x` over ranks.
-    fn sum(&self, name: &str, x: Tensor) -> Result<Tensor>;
-
-    /// The elementwise maximum of `x` over ranks.
-    fn largest(&self, name: &str, x: Tensor) -> Result<Tensor>;
+    /// The elementwise maximum of `x` over the ranks of `axis`.
+    fn largest(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor>;
 }
 
-/// One rank, which has all tensors and sequences whole.
+/// One rank, which has all tensors, sequences and experts whole.
 pub struct Undivided;
 
 impl LayerRanks for Undivided {
-    fn place(&self) -> ShardPlace {
+    fn place(&self, _: Axis) -> ShardPlace {
         ShardPlace::ALONE
     }
 
-    fn sequence_place(&self) -> ShardPlace {
-        ShardPlace::ALONE
-    }
-
-    fn exchange(&self, _: &str, parts: &Tensor) -> Result<Tensor> {
+    fn exchange(&self, _: Axis, _: &str, parts: &Tensor) -> Result<Tensor> {
         Ok(parts.clone())
     }
 
-    fn gather(&self, _: &str, rows: &Tensor) -> Result<Tensor> {
+    fn gather(&self, _: Axis, _: &str, rows: &Tensor) -> Result<Tensor> {
         Ok(rows.clone())
     }
 
-    fn sum_own_rows(&self, _: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+    fn sum_own_rows(&self, _: Axis, _: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
         match addend {
             Some(addend) => Ok(ottava_tensor::ops::add(&partial, addend)?),
             None => Ok(partial),
         }
     }
 
-    fn sum(&self, _: &str, x: Tensor) -> Result<Tensor> {
+    fn sum(&self, _: Axis, _: &str, x: Tensor) -> Result<Tensor> {
         Ok(x)
     }
 
-    fn largest(&self, _: &str, x: Tensor) -> Result<Tensor> {
+    fn largest(&self, _: Axis, _: &str, x: Tensor) -> Result<Tensor> {
         Ok(x)
     }
 }

@@ -32,10 +32,10 @@ const LONG: usize = 256;
 /// The number of processes to start.
 #[derive(Args)]
 pub struct RankArgs {
-    /// Train on N GPUs of this machine, each with a process of its own.
+    /// Use N GPUs of this machine, each with a process of its own.
     #[arg(long, value_name = "N", conflicts_with = "ranks", value_parser = clap::value_parser!(u16).range(1..=4096))]
     gpus: Option<u16>,
-    /// Train on N ranks of this machine on the CPU, each a process.
+    /// Use N ranks of this machine on the CPU, each a process.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     ranks: Option<u16>,
 }

@@ -61,6 +61,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
     let parts = &[("linear".into(), outputs)];
     let config = LinearConfig {
         fused: &[],
+        replicas: &[],
         name: "linear",
         parts,
         inputs,

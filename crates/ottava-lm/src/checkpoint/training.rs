@@ -9,9 +9,10 @@ use crate::data::DataState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
 use crate::optim::{LossScale, Optimizer, Per, StateTensor, optimizer_tensors};
-use crate::parallel::{Partition, Shared};
+use crate::parallel::Partition;
 use crate::param::{Param, Purpose, Region, Shard};
 use crate::sentinel::SentinelState;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::{Device, ExpandedTensor, Snapshot, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -114,28 +115,31 @@ impl Contents {
             false => Some(Decoder::unloaded(model.config(), model.recipe(), &Device::Cpu.dry(), Purpose::Infer, 1)?),
         };
         let (device, copy) = (model.device().clone(), model.copy());
-        // Of the ranks that have the same elements, the first one writes them.
-        let (is_first, place) = (ranks.sharing(Shared::Slices).rank() == 0, ranks.tensor_place());
+        let place = ranks.place(Axis::Tensor);
         let is_first_of_tensors = place.rank == 0;
         let mut params = model.parameters();
         for (param, states) in params.iter_mut().zip(optimizer.states()) {
             let slice = param.is_sliced().then(|| param.slice());
             let is_whole = param.is_whole() || !place.is_divided();
+            // Of the ranks that have the same elements, the first one writes them.
+            let is_first = ranks.replicas(param).rank() == 0;
             if slice.is_none() && !is_first || is_whole && !is_first_of_tensors || Some(param.id()) == copy {
                 continue;
             }
+            let (name, begins) = (param.name().to_string(), param.begins_stack());
             let Param { shards, weights, .. } = &mut **param;
             for kept in optimizer_tensors(weights, states) {
                 // The rank with the first element writes the values that belong to all elements.
-                let first = slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
+                let first = begins && slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
                 if kept.per == Per::Parameter && !(first && is_first_of_tensors) {
                     continue;
                 }
-                let (flat, mut start) = (kept.tensor.reshape(&[kept.tensor.len()])?, 0);
-                for regions in regions_of(shards, &slice, &kept) {
-                    let end = start + regions.elements();
-                    others.insert(regions.info.name.clone(), flat.rows(start, end)?);
-                    start = end;
+                let flat = kept.tensor.reshape(&[kept.tensor.len()])?;
+                // Of ranks that have the same heads, too, the first one writes them.
+                for Held { regions, values } in
+                    regions_of(&name, shards, &slice, &kept, |shard| shard.replica.rank == 0)
+                {
+                    others.insert(regions.info.name.clone(), flat.rows(values.start, values.end)?);
                     match slice {
                         None if ranks.leads() && is_whole => contents.whole.push(regions.info),
                         _ => contents.divided.push(regions),
@@ -230,11 +234,13 @@ pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
 pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimizer: &mut dyn Optimizer) -> Result<()> {
     let files = open(folder)?;
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
-        let slice = param.is_sliced().then(|| param.slice());
+        let (name, slice) = (param.name().to_string(), param.is_sliced().then(|| param.slice()));
         let Param { shards, weights, .. } = param;
         for kept in optimizer_tensors(weights, states) {
             let mut bytes = Vec::with_capacity(kept.tensor.bytes());
-            for Regions { info: expected, regions } in regions_of(shards, &slice, &kept) {
+            for Held { regions: Regions { info: expected, regions }, .. } in
+                regions_of(&name, shards, &slice, &kept, |_| true)
+            {
                 let info = files.info(&expected.name)?;
                 if *info != expected {
                     return Err(Error::Checkpoint(format!(
@@ -282,23 +288,33 @@ fn open(folder: &Path) -> Result<SliceFiles> {
     }
 }
 
+/// Regions of a tensor of a checkpoint, and where their values are among those of a parameter.
+struct Held {
+    regions: Regions,
+    values: Range<usize>,
+}
+
 /// The regions of the tensors of a checkpoint, in the order of the values, that this process has of a parameter, or of a `slice` of one: of
-/// each tensor that it touches. What belongs to the whole parameter has the first tensor's name.
+/// each tensor that it touches. What belongs to the whole parameter has its `name`. Shards that are not `meant` are left out.
 fn regions_of(
+    name: &str,
     shards: &[Shard],
     slice: &Option<Range<usize>>,
     StateTensor { kind, per, tensor }: &StateTensor,
-) -> Vec<Regions> {
-    let info = |shard: &Shard, shape: &[usize]| TensorInfo {
-        name: format!("{kind}.{}", shard.tensor.name),
+    is_meant: impl Fn(&Shard) -> bool,
+) -> Vec<Held> {
+    let info = |name: &str, shape: &[usize]| TensorInfo {
+        name: format!("{kind}.{name}"),
         dtype: tensor.dtype(),
         shape: shape.to_vec(),
     };
+    let of_shard = |shard: &Shard| info(&shard.tensor.name, &shard.tensor.shape);
     if *per == Per::Parameter {
         let region = Region { elements: 0..tensor.len(), columns: None };
-        return vec![Regions { info: info(&shards[0], tensor.shape()), regions: vec![region] }];
+        let regions = Regions { info: info(name, tensor.shape()), regions: vec![region] };
+        return vec![Held { regions, values: 0..tensor.len() }];
     }
-    let (mut end, mut found) = (0, Vec::<Regions>::new());
+    let (mut end, mut value, mut found) = (0, 0, Vec::<Held>::new());
     for shard in shards {
         let start = end;
         end = start + shard.elements();
@@ -308,12 +324,20 @@ fn regions_of(
         }
         let region = shard.region(from - start..to - start);
         let (info, region) = match per {
-            Per::Group => of_groups(info(shard, &shard.tensor.shape), region),
-            Per::Element | Per::Parameter => (info(shard, &shard.tensor.shape), region),
+            Per::Group => of_groups(of_shard(shard), region),
+            Per::Element | Per::Parameter => (of_shard(shard), region),
         };
-        match found.last_mut().filter(|last| last.info.name == info.name) {
-            Some(last) => last.regions.push(region),
-            None => found.push(Regions { info, regions: vec![region] }),
+        let values = value..value + region.elements.len();
+        value = values.end;
+        if !is_meant(shard) {
+            continue;
+        }
+        match found.last_mut().filter(|last| last.regions.info.name == info.name && last.values.end == values.start) {
+            Some(last) => {
+                last.regions.regions.push(region);
+                last.values.end = values.end;
+            }
+            None => found.push(Held { regions: Regions { info, regions: vec![region] }, values }),
         }
     }
     found

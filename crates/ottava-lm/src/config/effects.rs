@@ -106,6 +106,12 @@ impl RunConfig {
         }
         if self.sentinel.sentinel_steps == 0 {
             reasons.push((OF_SENTINEL, "while `sentinel_steps` is 0".into()));
+            if self.debug.debug_steps.is_empty() {
+                reasons.push((
+                    &["sentinel.sentinel_sequences"],
+                    "while `sentinel_steps` is 0, without `debug_steps`".into(),
+                ));
+            }
         } else if !matches!(self.sentinel.sentinel_policy, SentinelPolicy::Demote | SentinelPolicy::Bf16) {
             let text = "with this `sentinel_policy`; it is for demote and bf16";
             reasons.push((&["sentinel.sentinel_hold_steps"], text.into()));
@@ -182,7 +188,6 @@ const OF_REFERENCE: &[&str] = &["preference.beta", "preference.precompute_ref_lo
 const OF_KTO: &[&str] = &["preference.desirable_weight", "preference.undesirable_weight"];
 
 const OF_SENTINEL: &[&str] = &[
-    "sentinel.sentinel_sequences",
     "sentinel.sentinel_policy",
     "sentinel.sentinel_hold_steps",
     "sentinel.sentinel_loss_gap",

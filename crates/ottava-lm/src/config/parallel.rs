@@ -15,6 +15,8 @@ const MAX_TIMEOUT: u64 = 30 * 86_400;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelConfig {
+    /// Whether a search chooses the sizes of the axes and the stage of ZeRO.
+    pub auto: bool,
     /// Ranks that share the rows of a step; 0 means those that the other axes leave.
     pub data: usize,
     /// Ranks that share each matrix.
@@ -27,7 +29,7 @@ pub struct ParallelConfig {
     pub pipeline_stages: usize,
     /// Ranks that share the tokens of a row.
     pub context: usize,
-    /// Ranks of data x context that hold different experts.
+    /// Ranks of data x context that have different experts, and exchange tokens.
     pub expert: usize,
     /// ZeRO stage: 0 divides nothing among ranks, 1 master weights and optimizer states, 2 also the gradients of each micro-batch,
     /// 3 also weights.
@@ -55,6 +57,7 @@ impl Default for ParallelConfig {
     fn default() -> ParallelConfig {
         let limits = Limits::default();
         ParallelConfig {
+            auto: false,
             data: 0,
             tensor: 1,
             pipeline: 1,
@@ -83,13 +86,24 @@ impl ParallelConfig {
 
     /// The mesh of a job of `ranks` ranks.
     ///
-    /// Errors with [`Error::Config`] when `data` is another number than the other axes leave.
+    /// Errors with [`Error::Config`] when `data` is another number than the other axes leave, or a search has not chosen the sizes yet.
     pub fn mesh(&self, ranks: usize) -> Result<MeshShape> {
+        if self.auto {
+            return Err(Error::Config(
+                "`parallel.auto` is true, and only `ottava train` and `ottava plan` search for a division; set it to false".into(),
+            ));
+        }
         let ParallelConfig { data, tensor, pipeline, context, expert, .. } = *self;
         let data = if data == 0 { ranks / (tensor * pipeline * context).max(1) } else { data };
         let shape = MeshShape { data, context, tensor, pipeline, expert };
         if shape.ranks() == ranks {
-            return Ok(shape);
+            let all = data * context;
+            return match all.is_multiple_of(expert.max(1)) {
+                true => Ok(shape),
+                false => Err(Error::Config(format!(
+                    "`parallel.expert` is {expert}, and the axes data and context have {all} ranks, which it divides; set it to a divisor of {all}"
+                ))),
+            };
         }
         let others = tensor * pipeline * context;
         if others > 1 && !ranks.is_multiple_of(others) {
@@ -104,24 +118,26 @@ impl ParallelConfig {
 
     /// Ranks of the job that is planned.
     pub fn ranks(&self) -> usize {
-        self.data.max(1) * self.tensor * self.pipeline * self.context
+        self.planned_data() * self.tensor * self.pipeline * self.context
     }
 
     /// The number of ranks over which some gradients are reduced, as [`Ranks::reducing`](crate::parallel::Ranks::reducing).
     pub fn reducing(&self) -> usize {
-        self.data.max(1) * self.context * self.tensor
+        self.planned_data() * self.context * self.tensor
     }
 
-    /// The first axis with a size that is not implemented, and why.
+    /// The size of the data axis of the job that is planned: if it is left out, the smallest that the expert axis divides.
+    pub fn planned_data(&self) -> usize {
+        let smallest = (1..=self.expert).find(|data| (data * self.context).is_multiple_of(self.expert));
+        if self.data == 0 { smallest.unwrap_or(1) } else { self.data }
+    }
+
+    /// The first axis without ranks.
     fn axis_problem(&self) -> Option<String> {
         let axes =
             [("tensor", self.tensor), ("pipeline", self.pipeline), ("context", self.context), ("expert", self.expert)];
-        let is_refused = |&(key, size): &(&str, usize)| size == 0 || size > 1 && key == "expert";
-        let (key, size) = axes.into_iter().find(is_refused)?;
-        Some(match size {
-            0 => format!("`parallel.{key}` is 0; an axis has at least one rank, so set it to 1"),
-            _ => format!("`parallel.{key}` is {size}, and {key} parallelism is not implemented yet; set it to 1"),
-        })
+        let (key, _) = axes.into_iter().find(|(_, size)| *size == 0)?;
+        Some(format!("`parallel.{key}` is 0; an axis has at least one rank, so set it to 1"))
     }
 
     /// Why sequences of `max_length` tokens are not divided; `None` if they are. Shorter sequences of an evaluation have multiples of 16
@@ -163,6 +179,12 @@ impl ParallelConfig {
 
     /// The first conflict of settings, with gradients stored as `gradients`; `None` without conflict.
     pub(super) fn problem(&self, gradients: Gradients, scales_loss: bool) -> Option<String> {
+        let ParallelConfig { tensor, pipeline, context, expert, zero, .. } = *self;
+        if self.auto && ([tensor, pipeline, context, expert] != [1; 4] || zero != Zero::Nothing) {
+            return Some(
+                "`parallel.auto` is true, which chooses `tensor`, `pipeline`, `context`, `expert` and `zero`; leave them out, or set it to false".into(),
+            );
+        }
         if let Some(problem) = self.axis_problem() {
             return Some(problem);
         }
@@ -209,12 +231,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn axes_that_are_not_implemented_are_refused_by_their_keys() {
+    fn axes_that_do_not_fit_are_refused_by_their_keys() {
         let problem = |config: ParallelConfig| config.problem(Gradients::Float32, false).unwrap_or_default();
         assert_eq!(problem(ParallelConfig { data: 8, ..Default::default() }), "");
         assert_eq!(problem(ParallelConfig { tensor: 2, ..Default::default() }), "");
-        let expected = "`parallel.expert` is 2, and expert parallelism is not implemented yet; set it to 1";
-        assert_eq!(problem(ParallelConfig { expert: 2, ..Default::default() }), expected);
+        assert_eq!(problem(ParallelConfig { expert: 2, ..Default::default() }), "");
         assert_eq!(problem(ParallelConfig { pipeline: 2, zero: Zero::OptimizerStates, ..Default::default() }), "");
         let divided = problem(ParallelConfig { pipeline: 2, zero: Zero::Gradients, ..Default::default() });
         assert!(divided.starts_with("`parallel.zero` is 2, which reduces gradients in every micro-batch"), "{divided}");
@@ -235,6 +256,11 @@ mod tests {
         assert_eq!(of(0, 1).mesh(6).unwrap(), MeshShape::of_data(6));
         assert_eq!(of(0, 2).mesh(6).unwrap(), MeshShape { tensor: 2, ..MeshShape::of_data(3) });
         assert_eq!((of(3, 2).ranks(), of(0, 1).ranks()), (6, 1));
+        let experts = |data, context, expert| ParallelConfig { data, context, expert, ..Default::default() };
+        assert_eq!(experts(0, 1, 2).mesh(4).unwrap(), MeshShape { expert: 2, ..MeshShape::of_data(4) });
+        assert_eq!((experts(0, 1, 4).ranks(), experts(0, 2, 4).ranks(), experts(8, 1, 4).ranks()), (4, 4, 8));
+        let error = experts(0, 1, 4).mesh(6).unwrap_err().to_string();
+        assert!(error.starts_with("`parallel.expert` is 4, and the axes data and context have 6 ranks"), "{error}");
         let error = of(0, 4).mesh(6).unwrap_err().to_string();
         assert!(
             error.starts_with("the axes of [parallel] other than data take 4 ranks, and 6 were started"),

@@ -23,11 +23,8 @@ impl RunConfig {
         let reason = "only keys of [precision] are set here; --help shows the options for others";
         let config = with_settings(table, settings, &["precision"], reason)?;
         // Settings that a plain model folder lacks, such as data, are not a problem here.
-        let before = self.problems();
-        match config.problems().into_iter().filter(|problem| !before.contains(problem)).collect::<Vec<_>>() {
-            problems if problems.is_empty() => Ok(config),
-            problems => Err(Error::Config(problems.join("\n"))),
-        }
+        config.expect_no_more_problems_than(self)?;
+        Ok(config)
     }
 
     /// The configuration that the `progress` of the checkpoint at `path` holds.

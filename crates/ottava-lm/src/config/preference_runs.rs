@@ -1,6 +1,6 @@
 //! What the settings of a run on preferences must be.
 
-use super::{PreferenceConfig, RunConfig};
+use super::{ParallelConfig, PreferenceConfig, RunConfig};
 use crate::data::{Formatting, Packing};
 use crate::error::{Error, Result};
 use crate::models::{ConfigFile, is_reward_model, reward_model};
@@ -32,7 +32,8 @@ impl RunConfig {
                 "[[data.datasets]] has several sets, and the data are preferences, which are not mixed; name all files in `data.train_files`".into(),
             ));
         }
-        for (key, ranks) in [("context", self.parallel.context), ("tensor", self.parallel.tensor)] {
+        let ParallelConfig { context, tensor, expert, .. } = self.parallel;
+        for (key, ranks) in [("context", context), ("tensor", tensor), ("expert", expert)] {
             if ranks > 1 {
                 return Err(Error::Config(format!(
                     "`parallel.{key}` is {ranks}, and the data are preferences, which are trained with data and pipeline parallelism only; set it \

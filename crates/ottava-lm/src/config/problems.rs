@@ -29,6 +29,13 @@ impl RunConfig {
         if problems.is_empty() { Ok(()) } else { Err(Error::Config(problems.join("\n"))) }
     }
 
+    /// Errors with the problems that `other` does not have.
+    pub fn expect_no_more_problems_than(&self, other: &RunConfig) -> Result<()> {
+        let known = other.problems();
+        let problems: Vec<_> = self.problems().into_iter().filter(|problem| !known.contains(problem)).collect();
+        if problems.is_empty() { Ok(()) } else { Err(Error::Config(problems.join("\n"))) }
+    }
+
     fn format_problems(&self) -> Vec<String> {
         let mut problems = self.precision.problems();
         problems.extend(self.optimizer.formats().problem(self.precision.recipe().compute));
@@ -68,12 +75,14 @@ impl RunConfig {
             ),
         );
         problems.0.extend(self.parallel.context_problem(self.data.max_length));
-        problems.demand(
-            tensor < 2 || self.optimizer.name != OptimizerName::Muon,
-            format!(
-                "`optimizer.name` is muon, which transforms whole matrices, and `parallel.tensor` is {tensor}, which divides them; set it to 1, or use adamw or lion"
-            ),
-        );
+        for (key, ranks) in [("tensor", tensor), ("expert", self.parallel.expert)] {
+            problems.demand(
+                ranks < 2 || self.optimizer.name != OptimizerName::Muon,
+                format!(
+                    "`optimizer.name` is muon, which transforms whole matrices, and `parallel.{key}` is {ranks}, which divides them; set it to 1, or use adamw or lion"
+                ),
+            );
+        }
     }
 
     fn check_paths(&self, problems: &mut Problems) {

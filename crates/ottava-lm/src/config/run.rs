@@ -12,6 +12,7 @@ use super::preference::PreferenceConfig;
 use super::router::RouterConfig;
 use super::sentinel::SentinelConfig;
 use crate::error::{Error, Result};
+use crate::layers::ExpertsConfig;
 use crate::models::{ConfigFile, DecoderConfig, decoder_config};
 use crate::optim::{
     AdamWConfig, AdamWOptimizer, AdjustLr, LionOptimizer, MomentumConfig, MuonOptimizer, Optimizer, Schedule,
@@ -47,7 +48,7 @@ pub struct RunConfig {
     pub preference: PreferenceConfig,
     /// Steps, batches and learning rate.
     pub training: TrainingConfig,
-    /// Losses of the routers of mixtures of experts.
+    /// Balance of mixtures of experts.
     pub router: RouterConfig,
     /// Formats of computation.
     pub precision: Precision,
@@ -347,14 +348,28 @@ impl RunConfig {
 
     /// The sizes of the model of `file`, with the adapters and the losses of routers that the run trains it with.
     ///
-    /// Errors also if it sets losses of routers of a model without experts.
+    /// Errors also if it sets what the model's routers do not have, or ranks that divide experts of a model without any.
     pub fn trained_sizes(&self, file: &ConfigFile) -> Result<DecoderConfig> {
         let mut sizes = decoder_config(file)?;
         match &mut sizes.experts {
+            Some(ExpertsConfig { bias: None, .. }) if self.router.bias_update_rate > 0.0 => {
+                return Err(Error::Config(format!(
+                    "`router.bias_update_rate` is {}, and the routers of the model of {} have no bias; `router.balance_loss` spreads their tokens",
+                    self.router.bias_update_rate,
+                    self.model.path.display()
+                )));
+            }
             Some(experts) => experts.losses = self.router.losses(),
             None if self.router != RouterConfig::default() => {
                 return Err(Error::Config(format!(
                     "`router` is set, and the model of {} has no experts; remove the table",
+                    self.model.path.display()
+                )));
+            }
+            None if self.parallel.expert > 1 => {
+                return Err(Error::Config(format!(
+                    "`parallel.expert` is {}, and the model of {} has no experts; set it to 1",
+                    self.parallel.expert,
                     self.model.path.display()
                 )));
             }

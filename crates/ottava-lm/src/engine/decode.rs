@@ -53,9 +53,7 @@ impl DecodeSteps {
         let size = [sequences.len(), blocks].map(usize::next_power_of_two);
         let step = match self.0.entry(size) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => {
-                entry.insert(DecodeStep::new(model.device(), groups, size)?)
-            }
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(DecodeStep::new(model, groups, size)?),
         };
         step.batch.set(sequences)?;
         step.run(model, cache)
@@ -63,11 +61,14 @@ impl DecodeSteps {
 }
 
 impl DecodeStep {
-    fn new(device: &Device, groups: usize, [sequences, blocks]: [usize; 2]) -> Result<DecodeStep> {
+    /// Ranks that compute together launch steps call by call.
+    fn new(model: &Decoder, groups: usize, [sequences, blocks]: [usize; 2]) -> Result<DecodeStep> {
+        let device = model.device();
         let rows: Vec<i32> = (0..sequences as i32).collect();
         let rows = Tensor::from_slice(device, &[sequences], &rows)?;
         let batch = InferenceBatch::new(device, sequences, sequences, 1, [groups, blocks])?;
-        Ok(DecodeStep { batch, rows, scored: None, capture: Capture::AfterThisStep })
+        let capture = if model.is_divided() { Capture::Never } else { Capture::on(device) };
+        Ok(DecodeStep { batch, rows, scored: None, capture })
     }
 
     fn run(&mut self, model: &Decoder, cache: &mut KvCache) -> Result<Scored> {

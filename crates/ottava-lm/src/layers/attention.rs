@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, FolderLayout, FolderTensor, Param, Split};
 use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
     Angles, AttentionInput, AttentionSpec, HeadNormLayout, HeadNormWeights, NormKind, NormScope, RopeLayout, RopePairs,
     Rotation, append_kv, attention, attention_backward, head_norm, head_norm_backward, paged_attention, rope, rope_to,
@@ -48,10 +49,17 @@ pub struct AttentionConfig {
 }
 
 impl AttentionConfig {
+    /// The number of neighbouring ranks that have the same key and value heads, if ranks divide heads and there are fewer than ranks: each has
+    /// the head of its queries.
+    fn kv_replicas(&self, ranks: usize) -> usize {
+        if ranks.is_multiple_of(self.kv_heads) { ranks / self.kv_heads } else { 1 }
+    }
+
     /// The heads of this rank, if ranks divide them.
     fn of_rank(self, build: &Builder, name: &str) -> Result<AttentionConfig> {
-        let (ranks, context) = (build.place().ranks, build.sequence_place().ranks);
-        for (what, heads) in [("query", self.heads), ("key and value", self.kv_heads)] {
+        let (ranks, context) = (build.place().ranks, build.place_on(Axis::Context).ranks);
+        let replicas = self.kv_replicas(ranks);
+        for (what, heads) in [("query", self.heads), ("key and value", self.kv_heads * replicas)] {
             if !heads.is_multiple_of(ranks * context) {
                 let keys = match (ranks, context) {
                     (_, 1) => "`parallel.tensor`",
@@ -69,7 +77,13 @@ impl AttentionConfig {
                 "`{name}` normalises all heads of a token together, which `parallel.tensor` does not support yet; set it to 1"
             )));
         }
-        Ok(AttentionConfig { heads: self.heads / ranks, kv_heads: self.kv_heads / ranks, ..self })
+        if replicas > 1 && build.lora.is_some() {
+            return Err(Error::Config(format!(
+                "`{name}` has {} key and value heads for {ranks} ranks of `parallel.tensor`, and adapters do not support fewer heads than ranks; set it to a divisor",
+                self.kv_heads
+            )));
+        }
+        Ok(AttentionConfig { heads: self.heads / ranks, kv_heads: self.kv_heads * replicas / ranks, ..self })
     }
 }
 
@@ -117,26 +131,33 @@ struct HeadNorm {
 }
 
 impl HeadNorm {
-    fn new(build: &mut Builder, name: &str, config: &AttentionConfig, norm: QkNorm) -> Result<HeadNorm> {
+    /// `replicas` ranks have the same key and value heads.
+    fn new(
+        build: &mut Builder,
+        name: &str,
+        config: &AttentionConfig,
+        norm: QkNorm,
+        replicas: usize,
+    ) -> Result<HeadNorm> {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = *config;
         let QkNorm { kind, scope, eps } = norm;
         let layout = HeadNormLayout { heads, kv_heads, head_dim, kind, scope };
-        let mut weight = |which: &str, len: usize| {
+        let mut weight = |which: &str, len: usize, replicas: usize| {
             // A LayerNorm has separate weights for each head.
-            let per_head = kind == NormKind::Layer;
-            let layout = if per_head { FolderLayout::Rows(len / head_dim) } else { FolderLayout::Same };
-            let whole = if per_head { len * build.place().ranks } else { len };
-            let layout = match layout {
-                FolderLayout::Rows(rows) => FolderLayout::Rows(rows * build.place().ranks),
-                other => other,
+            let (whole, layout, split) = match kind {
+                NormKind::Layer => {
+                    let whole = len * build.place().ranks / replicas;
+                    (whole, FolderLayout::Rows(whole / head_dim), Split::Output)
+                }
+                _ => (len, FolderLayout::Same, Split::None),
             };
             let tensor = FolderTensor { layout, ..FolderTensor::new(format!("{name}.{which}.weight"), vec![whole]) };
-            let shard = build.shard(tensor, if per_head { Split::Output } else { Split::None })?;
-            Param::new(build, vec![shard], initial_weight(kind))
+            let shards = build.shards(tensor, &[], &[replicas], split)?;
+            Param::new(build, shards, initial_weight(kind))
         };
         let [of_q, of_k] = layout.weights();
         let [q, k] = HEAD_NORMS;
-        Ok(HeadNorm { q: weight(q, of_q)?, k: weight(k, of_k)?, eps, layout })
+        Ok(HeadNorm { q: weight(q, of_q, 1)?, k: weight(k, of_k, replicas)?, eps, layout })
     }
 
     fn forward(&self, qkv: &Tensor) -> Result<Tensor> {
@@ -183,15 +204,20 @@ impl Attention {
         let spec = AttentionSpec { deterministic, window: c.window, soft_cap: c.soft_cap, scale, ..plain };
         let number = build.description.attention.len();
         build.description.attention.push(spec);
+        let kv_replicas = c.kv_replicas(build.place().ranks);
         let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, split, shared_input| {
             let name = &format!("{name}.{proj}");
             let (std, transposed) = (c.std, c.names.transposed);
             let fused: &[usize] = if split == Split::Output && parts.len() == 1 { &[q, kv, kv] } else { &[] };
-            Linear::new(build, LinearConfig { name, parts, fused, inputs, bias, std, transposed, split, shared_input })
+            let replicas: &[usize] = if split == Split::Output { &[1, kv_replicas, kv_replicas] } else { &[] };
+            Linear::new(
+                build,
+                LinearConfig { name, parts, fused, replicas, inputs, bias, std, transposed, split, shared_input },
+            )
         };
         let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, Split::Output, shared_input)?;
         let output = linear(c.names.output, &output, q, c.output_bias, Split::Input, None)?;
-        let norm = c.qk_norm.map(|norm| HeadNorm::new(build, name, &config, norm)).transpose()?;
+        let norm = c.qk_norm.map(|norm| HeadNorm::new(build, name, &config, norm, kv_replicas)).transpose()?;
         Ok(Attention { name: name.to_string(), qkv, norm, output, config, rope_table, number, spec })
     }
 

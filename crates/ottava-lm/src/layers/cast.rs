@@ -54,6 +54,11 @@ pub struct SavedOperand {
 }
 
 impl SavedOperand {
+    /// An operand with the view that wgrad reads, if it is saved, and the scale of its cast.
+    pub(super) fn new(columns: Option<View>, frozen: FrozenScale) -> SavedOperand {
+        SavedOperand { columns, frozen }
+    }
+
     /// The view that wgrad reads, or the scale of an operand that must be recomputed.
     pub fn into_columns(self) -> Result<View, FrozenScale> {
         self.columns.ok_or(self.frozen)

@@ -8,6 +8,7 @@ use crate::layer_ranks::LayerRanks;
 use crate::lora::PEFT_PREFIX;
 use crate::param::{Builder, FolderTensor, Init, Loan, Param, Split};
 use crate::recipe::LinearSite;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
     Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, merge_losses, negate_targets,
     partial_gradient, partial_losses, real_type,
@@ -146,7 +147,7 @@ impl Head {
         ranks: &dyn LayerRanks,
     ) -> Result<Tensor> {
         let HeadOutput::Logits { soft_cap } = output else { return score_losses(x, weight, loan, targets) };
-        let x = ranks.gather(weight.name(), x)?;
+        let x = ranks.gather(Axis::Tensor, weight.name(), x)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         for (start, end) in chunks(targets.len()) {
             let logits = Head::logits(&x.rows(start, end)?, weight, loan, x.dtype())?;
@@ -176,7 +177,7 @@ impl Head {
             let dscores = negate_targets(scale, targets, x.dtype())?.reshape(&[targets.len(), 1])?;
             return Ok((losses, backward(&dscores, x, weight, loan)?));
         };
-        let x = ranks.gather(weight.name(), x)?;
+        let x = ranks.gather(Axis::Tensor, weight.name(), x)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         let mut dx = x.empty_like()?;
         for (start, end) in chunks(targets.len()) {
@@ -195,7 +196,11 @@ impl Head {
             losses.copy_from(start, &of_chunk)?;
             dx.copy_from(start, &backward(&logits, &x, weight, loan)?)?;
         }
-        let dx = if ranks.place().is_divided() { ranks.sum_own_rows(weight.name(), dx, None)? } else { dx };
+        let dx = if ranks.place(Axis::Tensor).is_divided() {
+            ranks.sum_own_rows(Axis::Tensor, weight.name(), dx, None)?
+        } else {
+            dx
+        };
         Ok((losses, dx))
     }
 }
@@ -220,7 +225,7 @@ fn score_losses(x: &Tensor, weight: &Param, loan: &Loan, targets: &Tensor) -> Re
 
 /// The first token of this rank's part of the `weight`, if ranks divide it.
 fn first_token(weight: &Param, ranks: &dyn LayerRanks) -> Option<usize> {
-    let place = ranks.place();
+    let place = ranks.place(Axis::Tensor);
     place.is_divided().then(|| place.rank * weight.weights.shape()[0])
 }
 
@@ -232,8 +237,8 @@ fn merged(
     soft_cap: Option<f64>,
     ranks: &dyn LayerRanks,
 ) -> Result<(Tensor, Tensor)> {
-    let all = ranks.gather("losses", &partial_losses(logits, targets, first, soft_cap)?)?;
-    Ok(merge_losses(&all.reshape(&[ranks.place().ranks, targets.len(), 2])?, targets)?)
+    let all = ranks.gather(Axis::Tensor, "losses", &partial_losses(logits, targets, first, soft_cap)?)?;
+    Ok(merge_losses(&all.reshape(&[ranks.place(Axis::Tensor).ranks, targets.len(), 2])?, targets)?)
 }
 
 fn chunks(tokens: usize) -> impl Iterator<Item = (usize, usize)> {

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Param, Split};
 use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
     Angles, AttentionInput, AttentionSpec, ColumnRuns, RopeLayout, RopePairs, Rotation, append_kv, attention,
     attention_backward, move_columns, paged_attention, rope, sum_columns,
@@ -137,7 +138,7 @@ impl LatentAttention {
         rope_table: Tensor,
     ) -> Result<LatentAttention> {
         let LatentAttentionConfig { channels, heads, sizes, bias, scale, names, std, .. } = config;
-        if build.place().is_divided() || build.sequence_place().is_divided() {
+        if build.place().is_divided() || build.place_on(Axis::Context).is_divided() {
             return Err(Error::Config(
                 "`parallel.tensor` and `parallel.context` do not divide latent attention; use `parallel.data` with a ZeRO stage, or \
                  `parallel.pipeline`"
@@ -150,7 +151,11 @@ impl LatentAttention {
         let mut linear = |stack: &str, parts: &[(String, usize)], inputs, bias| {
             let (name, split, transposed) = (&format!("{name}.{stack}"), Split::None, false);
             let (fused, shared_input) = (&[][..], None);
-            Linear::new(build, LinearConfig { name, parts, fused, inputs, bias, std, transposed, split, shared_input })
+            let replicas = &[][..];
+            Linear::new(
+                build,
+                LinearConfig { name, parts, fused, replicas, inputs, bias, std, transposed, split, shared_input },
+            )
         };
         let from_x = [
             match query_rank {

@@ -39,6 +39,9 @@ pub struct LinearConfig<'a> {
     pub parts: &'a [(String, usize)],
     /// The rows of the parts that ranks divide one by one, if the only tensor is a fusion of several; else empty.
     pub fused: &'a [usize],
+    /// For each of `parts`, or each of the `fused` parts of a single tensor: the number of neighbouring ranks that hold the same rows, if ranks
+    /// divide outputs; 1 if it is left out.
+    pub replicas: &'a [usize],
     /// Columns of the weight.
     pub inputs: usize,
     /// Whether it has a bias.
@@ -65,14 +68,15 @@ struct Parts {
 impl LinearConfig<'_> {
     /// Creates weight and bias, applies the recipe's decision, and records them in the description.
     fn build(&self, build: &mut Builder, after_swiglu: bool) -> Result<Parts> {
-        let LinearConfig { name, parts, fused, inputs, bias, std, transposed, split, .. } = *self;
+        let LinearConfig { name, parts, fused, replicas, inputs, bias, std, transposed, split, .. } = *self;
         let shards = |build: &Builder, suffix: &str, columns: Option<usize>, split| -> Result<Vec<Shard>> {
             let tensor = |(name, rows): &(String, usize)| FolderTensor {
                 name: format!("{name}.{suffix}"),
                 shape: std::iter::once(*rows).chain(columns).collect(),
                 layout: if transposed && columns.is_some() { FolderLayout::Transposed } else { FolderLayout::Same },
             };
-            let shards = parts.iter().map(|part| build.shards(tensor(part), fused, split));
+            let of = |at: usize| if fused.is_empty() { replicas.get(at..=at).unwrap_or(&[]) } else { replicas };
+            let shards = parts.iter().enumerate().map(|(at, part)| build.shards(tensor(part), fused, of(at), split));
             Ok(shards.collect::<Result<Vec<_>>>()?.concat())
         };
         let weight = shards(build, "weight", Some(inputs), split)?;
@@ -150,7 +154,7 @@ impl Linear {
         match config.split {
             Split::Output => input = input.gathering(),
             Split::Input => gradient = gradient.gathering(),
-            Split::None | Split::Vocabulary => {}
+            Split::None | Split::Vocabulary | Split::Expert => {}
         }
         if shared_input.is_some_and(|shared| shared != input || !input.has_products([fprop, wgrad])) {
             return Err(Error::Config(format!(

@@ -54,7 +54,18 @@ impl Mlp {
         let (name, split) = (&gate_up_name, Split::Output);
         let halves = [hidden, hidden];
         let fused: &[usize] = if tensors < inputs { &halves } else { &[] };
-        let config = LinearConfig { name, parts, fused, inputs: channels, bias, std, transposed, split, shared_input };
+        let config = LinearConfig {
+            name,
+            parts,
+            fused,
+            replicas: &[],
+            inputs: channels,
+            bias,
+            std,
+            transposed,
+            split,
+            shared_input,
+        };
         let gate_up = Linear::new(build, config)?;
         let config = LinearConfig {
             name: &down_name,

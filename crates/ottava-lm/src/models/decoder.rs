@@ -14,8 +14,9 @@ use crate::param::{
 };
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
-use crate::scaling::ScalingState;
-use ottava_tensor::ops::{cap_logits, embedding, real_type};
+use crate::scaling::{RouterLoad, ScalingState};
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::{AttentionSpec, cap_logits, embedding, join_columns, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 use std::rc::Rc;
 
@@ -30,6 +31,12 @@ pub struct Decoder {
     stages: Vec<Stage>,
     scaling: ScalingState,
     description: Description,
+    /// The biases that follow the loads of routers, by the router's name.
+    router_biases: Vec<(String, ParamId)>,
+    /// What the attention layers of this process compute, in the order of forward: of some of the heads, if ranks divide them.
+    attention: Vec<AttentionSpec>,
+    /// Whether ranks divide the tensors of layers.
+    is_divided: bool,
 }
 
 /// The micro-batch of a backward, and how it is differentiated.
@@ -54,6 +61,21 @@ impl Decoder {
         weights: &mut dyn WeightSource,
     ) -> Result<Decoder> {
         let mut decoder = Decoder::unloaded(config, recipe, device, purpose, seq_len)?;
+        decoder.load(weights)?;
+        Ok(decoder)
+    }
+
+    /// Builds, of the model for inference, what one of `ranks` that divide its tensors has, for sequences up to `seq_len`.
+    pub fn for_inference(
+        config: &DecoderConfig,
+        recipe: &Recipe,
+        device: &Device,
+        seq_len: usize,
+        weights: &mut dyn WeightSource,
+        ranks: Rc<dyn LayerRanks>,
+    ) -> Result<Decoder> {
+        let whole = [Span::whole(config.layers)];
+        let mut decoder = Decoder::staged(config, recipe, device, Purpose::Infer, seq_len, &whole, ranks)?;
         decoder.load(weights)?;
         Ok(decoder)
     }
@@ -96,10 +118,11 @@ impl Decoder {
         let tables = RopeTables::new(config, device, seq_len, real_type(recipe.compute))?;
         let mut build = Builder::new(device, recipe, purpose).divided(ranks);
         build.lora = config.lora.as_ref();
-        let is_divided = build.place().is_divided();
+        let is_divided = [Axis::Tensor, Axis::Expert].into_iter().any(|axis| build.place_on(axis).is_divided());
         let stages = spans.iter().map(|span| Stage::new(&mut build, config, span, &tables)).collect::<Result<_>>()?;
         build.description.casts = build.slots.amax_groups();
-        let scaling = ScalingState::new(device, build.slots)?;
+        let attention = build.description.attention.clone();
+        let (scaling, router_biases) = (ScalingState::new(device, build.slots)?, build.router_biases);
         let kept = match purpose {
             Purpose::Train(kept) => kept,
             Purpose::Infer => MemoryPolicy::FULL,
@@ -117,7 +140,19 @@ impl Decoder {
             (false, _) => Decoder::describe(config, recipe)?,
         };
         let (config, device, recipe) = (config.clone(), device.clone(), recipe.clone());
-        Ok(Decoder { config, device, recipe, recompute, saved_activations, stages, scaling, description })
+        Ok(Decoder {
+            config,
+            device,
+            recipe,
+            recompute,
+            saved_activations,
+            stages,
+            scaling,
+            description,
+            router_biases,
+            attention,
+            is_divided,
+        })
     }
 
     /// The description of a model of these sizes under `recipe`, from a dry run that allocates nothing.
@@ -209,6 +244,18 @@ impl Decoder {
     /// All trained parameters, and the scaling state of all casts.
     pub fn parameters_and_scaling(&mut self) -> (Vec<&mut Param>, &mut ScalingState) {
         (trained(self.stages.iter_mut().flat_map(Stage::parameters_mut).collect()), &mut self.scaling)
+    }
+
+    /// Changes the biases of routers by which tokens are spread over experts, after a step with these `loads` over all ranks.
+    pub fn balance_routers(&mut self, loads: &[RouterLoad], rate: f64) -> Result<()> {
+        let biases = self.router_biases.clone();
+        for param in self.parameters() {
+            if let Some((name, _)) = biases.iter().find(|(_, bias)| *bias == param.id()) {
+                let load = loads.iter().find(|load| load.name == *name).expect("each router has a load");
+                param.add_to_value(&load.bias_change(rate))?;
+            }
+        }
+        Ok(())
     }
 
     /// Casts all weights with the current scales. Must be called after building and loading; updates cast the weights that they write.
@@ -360,18 +407,18 @@ impl Decoder {
 
     /// The groups of attention layers that share block tables, for sequences up to `max_len` tokens; those that see most keys first.
     pub fn kv_groups(&self, max_len: usize) -> Vec<KvGroup> {
-        KvGroup::of(&self.description.attention, max_len)
+        KvGroup::of(&self.attention, max_len)
     }
 
     /// An empty cache for [`Decoder::hidden`], in type `dtype`: of each group of [`Decoder::kv_groups`], a number of blocks of `block_size`
     /// tokens.
     pub fn kv_cache(&self, groups: &[(KvGroup, usize)], block_size: usize, dtype: DType) -> Result<KvCache> {
-        KvCache::new(&self.device, &self.description.attention, self.scaling.scales().len(), groups, block_size, dtype)
+        KvCache::new(&self.device, &self.attention, self.scaling.scales().len(), groups, block_size, dtype)
     }
 
     /// Bytes of a block of `group` in such a cache.
     pub fn kv_block_bytes(&self, group: &KvGroup, block_size: usize, dtype: DType) -> usize {
-        group.block_bytes(&self.description.attention, block_size, dtype)
+        group.block_bytes(&self.attention, block_size, dtype)
     }
 
     /// Makes the result of a token independent of other tokens of a batch, for [`Decoder::hidden`]: operands that are scaled by the amax of
@@ -389,7 +436,12 @@ impl Decoder {
     pub fn hidden(&self, batch: &InferenceBatch, cache: &mut KvCache) -> Result<Tensor> {
         let stage = self.head();
         let pass = || cache.forward(stage, self.scaling.scales(), batch);
-        with_constant_weights(self.device(), stage.blocks_are_stored(), pass)
+        with_constant_weights(self.device(), stage.blocks_are_stored() && !self.is_divided, pass)
+    }
+
+    /// Whether ranks divide the tensors of its layers, and compute each pass together.
+    pub fn is_divided(&self) -> bool {
+        self.is_divided
     }
 
     /// Logits `[S, V]` of the rows I32 `rows` `[S]` of the result of [`Decoder::hidden`], in F32 (F64 for F64): in BF16, likely tokens
@@ -397,13 +449,26 @@ impl Decoder {
     pub fn logits(&self, hidden: &Tensor, rows: &Tensor) -> Result<Tensor> {
         let (x, head) = (embedding(hidden, rows)?, self.head_weight()?);
         let pass = || {
-            let mut logits = Head::logits(&x, head, Loan::none(), real_type(x.dtype()))?;
+            let own = Head::logits(&x, head, Loan::none(), real_type(x.dtype()))?;
+            let mut logits = self.join_vocabulary(own)?;
             if let Some(HeadOutput::Logits { soft_cap: Some(cap) }) = self.head().output() {
                 cap_logits(&mut logits, cap)?;
             }
             Ok(logits)
         };
-        with_constant_weights(self.device(), head.is_stored(), pass)
+        with_constant_weights(self.device(), head.is_stored() && !self.is_divided, pass)
+    }
+
+    /// The logits `[S, V]` of the parts of the vocabulary of all ranks.
+    fn join_vocabulary(&self, own: Tensor) -> Result<Tensor> {
+        let ranks = self.scaling.scales().layer_ranks();
+        let parts = ranks.place(Axis::Tensor).ranks;
+        if parts == 1 {
+            return Ok(own);
+        }
+        let [rows, width] = own.dims("logits")?;
+        let all = ranks.gather(Axis::Tensor, "logits", &own)?;
+        Ok(join_columns(&all.reshape(&[parts, rows, width])?, &[parts * width])?)
     }
 }
 

@@ -1,13 +1,14 @@
 //! Buckets: matrices that are gathered and reduced in one collective, and this rank's slices of their weights.
 
+use super::Ranks;
 use super::reduction::ReduceFormat;
 use super::slices::Slices;
 use super::zero::Zero;
-use super::{Ranks, Shared};
 use crate::error::{Error, Result};
 use crate::param::scopes::{CODES, GRADIENTS, WEIGHTS};
 use crate::param::{Param, ParamId, Placement, UnitId};
 use crate::scaling::Casts;
+use ottava_tensor::comm::Group;
 use ottava_tensor::ops::gradient_code_bytes;
 use ottava_tensor::{DType, QuantizedTensor, Tensor};
 
@@ -15,6 +16,8 @@ use ottava_tensor::{DType, QuantizedTensor, Tensor};
 pub(super) struct Bucket {
     /// The unit of the model.
     pub(super) unit: UnitId,
+    /// Whether the matrices are of experts that ranks divide.
+    experts: bool,
     /// The name of the first matrix, for error messages and the order of collectives.
     name: String,
     /// The matrices, in the order of the buffer.
@@ -76,6 +79,11 @@ impl Stored {
 }
 
 impl Bucket {
+    /// The ranks that sum the gradients of the matrices and divide them.
+    pub(super) fn group<'a>(&self, ranks: &'a Ranks) -> &'a Group {
+        ranks.replicas_of(self.experts)
+    }
+
     /// The name, for error messages and the order of collectives.
     pub(super) fn name(&self) -> &str {
         &self.name
@@ -95,7 +103,7 @@ impl Bucket {
                 "`memory.offload_parameters` keeps weights in host memory, from which ranks cannot gather them; set it or `parallel.zero` to 0".into(),
             ));
         }
-        let ranks = ranks.sharing(Shared::Slices);
+        let (ranks, experts) = (ranks.replicas(matrices[0]), matrices[0].is_of_experts());
         let slices = Slices::new(matrices.iter().map(|param| param.weights.shape().iter().product()), ranks.size());
         let (name, ids) = (matrices[0].name().to_string(), matrices.iter().map(|param| param.id()).collect());
         let slots = matrices.iter().filter_map(|param| param.cast_slot()).collect();
@@ -118,6 +126,7 @@ impl Bucket {
         let casts = slices.matrices().iter().map(|_| None).collect();
         Ok(Bucket {
             unit,
+            experts,
             name,
             matrices: ids,
             slices,

@@ -79,7 +79,7 @@ impl<'a> Exchange<'a> {
 
     /// Starts the reduction of the gradients of bucket number `i`.
     fn reduce(&mut self, i: usize, bucket: &mut Bucket, gradients: Tensor) -> Result<()> {
-        let ranks = self.partition.ranks().sharing(Shared::Gradients);
+        let ranks = bucket.group(self.partition.ranks());
         let (device, dtype) = (gradients.device().clone(), gradients.dtype());
         let _scope = device.scope(GRADIENTS);
         let (pending, stage) = match (self.partition.reduction(), self.partition.zero()) {
@@ -115,7 +115,7 @@ impl<'a> Exchange<'a> {
     /// Waits for the oldest collective of gradients.
     fn settle(&mut self, buckets: &[Bucket]) -> Result<()> {
         let Some(Reduction { bucket: i, pending, stage, dtype }) = self.open.pop_front() else { return Ok(()) };
-        let (bucket, ranks) = (&buckets[i], self.partition.ranks().sharing(Shared::Gradients));
+        let (bucket, ranks) = (&buckets[i], buckets[i].group(self.partition.ranks()));
         let arrived = pending.wait()?;
         let _scope = arrived.device().clone().scope(GRADIENTS);
         let slice = bucket.slices.slice_len();
@@ -155,6 +155,7 @@ impl<'a> Exchange<'a> {
         let amaxes = Amaxes::merge(scaling, ranks)?;
         if !self.reduces {
             ranks.sum_whole_gradients(&mut params)?;
+            ranks.sum_replicated_gradients(&mut params)?;
             amaxes.finish(scaling)?;
             return Ok(None);
         }
@@ -172,7 +173,7 @@ impl<'a> Exchange<'a> {
                 }
                 continue;
             }
-            let first = ranks.sharing(Shared::Slices).rank() * bucket.slices.slice_len();
+            let first = bucket.group(ranks).rank() * bucket.slices.slice_len();
             for (param, matrix) in matrices.into_iter().zip(bucket.slices.matrices()) {
                 let owned = param.slice();
                 if !owned.is_empty() {
@@ -185,6 +186,7 @@ impl<'a> Exchange<'a> {
         drop(buckets);
         vectors.finish(&mut params)?;
         ranks.sum_whole_gradients(&mut params)?;
+        ranks.sum_replicated_gradients(&mut params)?;
         amaxes.finish(scaling)?;
         self.error.take().map(|error| Ok(error.relative()?)).transpose()
     }
@@ -208,8 +210,8 @@ impl Units for Exchange<'_> {
         if !self.partition.divides() {
             return Ok(());
         }
-        let ranks = self.partition.ranks().sharing(Shared::Slices);
         for (i, bucket) in self.partition.buckets().iter_mut().enumerate().filter(|(_, bucket)| bucket.unit == unit) {
+            let ranks = bucket.group(self.partition.ranks());
             let buffer = match mem::take(&mut bucket.weights) {
                 Stored::Buffer(buffer) => buffer,
                 Stored::Slice(slice) => {

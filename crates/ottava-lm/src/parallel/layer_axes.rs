@@ -1,4 +1,4 @@
-//! The exchange of activations among the ranks that divide the tensors and the sequences of layers.
+//! The exchange of activations among the ranks that divide the tensors, sequences and experts of layers.
 
 use super::Ranks;
 use crate::error::Result;
@@ -8,7 +8,7 @@ use ottava_tensor::comm::{Axis, Group, Reduce};
 use ottava_tensor::ops::sum_parts;
 use std::rc::Rc;
 
-/// The ranks of the axes tensor and context.
+/// The ranks of the axes tensor, context and expert.
 pub struct LayerAxes(Rc<Ranks>);
 
 impl LayerAxes {
@@ -16,44 +16,36 @@ impl LayerAxes {
     pub fn new(ranks: Rc<Ranks>) -> LayerAxes {
         LayerAxes(ranks)
     }
-
-    fn group(&self) -> &Group {
-        self.0.group(&[Axis::Tensor])
-    }
 }
 
 impl LayerRanks for LayerAxes {
-    fn place(&self) -> ShardPlace {
-        self.0.tensor_place()
+    fn place(&self, axis: Axis) -> ShardPlace {
+        self.0.place(axis)
     }
 
-    fn sequence_place(&self) -> ShardPlace {
-        self.0.sequence_place()
+    fn exchange(&self, axis: Axis, name: &str, parts: &Tensor) -> Result<Tensor> {
+        self.0.of_layers(|| all_to_all(self.0.group(&[axis]), name, parts))
     }
 
-    fn exchange(&self, name: &str, parts: &Tensor) -> Result<Tensor> {
-        all_to_all(self.0.group(&[Axis::Context]), name, parts)
+    fn gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor> {
+        self.0.of_layers(|| self.0.gather_rows(axis, name, rows))
     }
 
-    fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
-        self.0.gather_tensor_rows(name, rows)
-    }
-
-    fn sum_own_rows(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+    fn sum_own_rows(&self, axis: Axis, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
         let [rows, columns] = partial.dims(name)?;
-        let group = self.group();
+        let group = self.0.group(&[axis]);
         // A sum of our own is F32, in the order of the ranks, and rounded once together with the addend. NCCL's would round twice.
-        let parts = all_to_all(group, name, &partial)?;
+        let parts = self.0.of_layers(|| all_to_all(group, name, &partial))?;
         drop(partial);
         Ok(sum_parts(&parts.reshape(&[group.size(), rows / group.size(), columns])?, addend)?)
     }
 
-    fn sum(&self, name: &str, x: Tensor) -> Result<Tensor> {
-        Ok(self.group().all_reduce(name, Reduce::Sum, x)?.wait()?)
+    fn sum(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
+        self.0.of_layers(|| Ok(self.0.group(&[axis]).all_reduce(name, Reduce::Sum, x)?.wait()?))
     }
 
-    fn largest(&self, name: &str, x: Tensor) -> Result<Tensor> {
-        Ok(self.group().all_reduce(name, Reduce::Max, x)?.wait()?)
+    fn largest(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
+        self.0.of_layers(|| Ok(self.0.group(&[axis]).all_reduce(name, Reduce::Max, x)?.wait()?))
     }
 }
 
@@ -64,9 +56,9 @@ fn all_to_all(group: &Group, name: &str, parts: &Tensor) -> Result<Tensor> {
 }
 
 impl Ranks {
-    /// The rows of all ranks of the tensor axis, in their order.
-    pub(super) fn gather_tensor_rows(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
-        let (group, own) = (self.group(&[Axis::Tensor]), rows.shape()[0]);
+    /// The rows of all ranks of `axis`, in their order.
+    pub(super) fn gather_rows(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor> {
+        let (group, own) = (self.group(&[axis]), rows.shape()[0]);
         if group.size() == 1 {
             return Ok(rows.clone());
         }

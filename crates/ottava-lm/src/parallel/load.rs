@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::hash::name_hash;
 use crate::models::Decoder;
 use crate::param::{FolderTensor, Init, Param, WeightSource};
-use ottava_tensor::comm::Reduce;
+use ottava_tensor::comm::{Axis, Reduce};
 use ottava_tensor::ops::checksums;
 use ottava_tensor::{Device, Tensor};
 use std::ops::Range;
@@ -31,7 +31,7 @@ impl Partition {
                 weights.add_first(param)?;
             }
         }
-        if self.ranks().pipeline().size() > 1 {
+        if self.ranks().group(&[Axis::Pipeline, Axis::Expert]).size() > 1 {
             for tensor in Decoder::folder_tensors(model.config(), model.recipe())? {
                 weights.weights.expect(&tensor)?;
             }

@@ -15,7 +15,7 @@ impl Partition {
     ///
     /// Squares are added in F64. Without slices, in the order of the model, so that the number of ranks changes no bit on the CPU.
     pub fn grad_norm(&self, model: &mut Decoder) -> Result<Tensor> {
-        let divides = self.divides() || self.ranks().group(&[Axis::Tensor]).size() > 1;
+        let divides = self.divides() || self.ranks().group(&[Axis::Tensor, Axis::Expert]).size() > 1;
         match (divides, self.ranks().pipeline().size()) {
             (false, 1) => optim::grad_norm(&model.parameters()),
             (false, _) => self.norm_of_stages(model),
@@ -26,15 +26,26 @@ impl Partition {
     /// Each rank adds the squares of its slices and of its parts of tensors, and the sums are added in the order of the ranks.
     fn norm_of_parts(&self, model: &mut Decoder) -> Result<Tensor> {
         let (ranks, copy) = (self.ranks().sharing(Shared::Model), model.copy());
-        let is_first = self.ranks().sharing(Shared::Slices).rank() == 0;
         let is_first_of_tensors = self.ranks().group(&[Axis::Tensor]).rank() == 0;
         let mut sums = Tensor::zeros(model.device(), &[ranks.size()], DType::F64)?;
         let params = model.parameters();
         // What several ranks have is counted once.
+        let is_first = |param: &Param| self.ranks().replicas(param).rank() == 0;
         let counts =
-            |param: &&&mut Param| (param.is_sliced() || is_first) && (!param.is_whole() || is_first_of_tensors);
+            |param: &&&mut Param| (param.is_sliced() || is_first(param)) && (!param.is_whole() || is_first_of_tensors);
         let counted: Vec<_> = params.iter().filter(counts).collect();
-        let grads = gradients(counted.into_iter().map(|param| &**param), copy);
+        let (replicated, counted): (Vec<_>, Vec<_>) = counted.into_iter().partition(|param| param.has_replicas());
+        let mut pieces = Vec::new();
+        for param in replicated {
+            let Some(grad) = param.gradient.get() else { continue };
+            let grad = grad.values()?;
+            let grad = grad.reshape(&[grad.len()])?;
+            for piece in param.elements_of(|shard| shard.replica.rank == 0) {
+                pieces.push(grad.rows(piece.start, piece.end)?);
+            }
+        }
+        let mut grads = gradients(counted.into_iter().map(|param| &**param), copy);
+        grads.extend(pieces.iter().map(Gradient::Plain));
         if !grads.is_empty() {
             sums.copy_from(ranks.rank(), &sum_of_squares(&grads)?)?;
         }

@@ -19,6 +19,7 @@ use crate::scaling::{Casts, MergeCounts};
 use ottava_tensor::comm::{Axis, Reduce};
 use ottava_tensor::{DType, Tensor};
 use std::cell::{RefCell, RefMut};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -40,6 +41,8 @@ pub struct Partition {
     reduction: ReduceFormat,
     /// Of several ranks.
     buckets: RefCell<Vec<Bucket>>,
+    /// The slots of the casts of weights of experts that ranks divide.
+    expert_slots: BTreeSet<usize>,
     /// Of several stages, from the first step on.
     norm_places: RefCell<Option<StagePlaces>>,
 }
@@ -49,7 +52,8 @@ impl Partition {
     pub fn solo() -> Partition {
         let (ranks, buckets) = (Rc::new(Ranks::solo()), RefCell::default());
         let norm_places = RefCell::default();
-        Partition { ranks, zero: Zero::Nothing, reduction: ReduceFormat::Stored, buckets, norm_places }
+        let (zero, reduction, expert_slots) = (Zero::Nothing, ReduceFormat::Stored, BTreeSet::new());
+        Partition { ranks, zero, reduction, buckets, expert_slots, norm_places }
     }
 
     /// Divides `model` among `ranks`, before its weights are loaded and its optimizer is created. Gradients are sent in the format
@@ -63,15 +67,25 @@ impl Partition {
         reduction: ReduceFormat,
         values: bool,
     ) -> Result<Partition> {
-        let mut buckets = Vec::new();
+        let (mut buckets, mut expert_slots) = (Vec::new(), BTreeSet::new());
+        model
+            .parameters()
+            .into_iter()
+            .filter(|param| param.has_replicas())
+            .for_each(|param| param.gradient.keep_sums());
         if ranks.sharing(Shared::Slices).size() > 1 {
             let (units, scaling) = model.units_and_scaling();
             for mut params in units.into_iter().filter(|params| !params.is_empty()) {
+                expert_slots.extend(params.iter().filter(|param| param.is_of_experts()).filter_map(|p| p.cast_slot()));
                 let unit = params[0].id().unit;
-                for codes in [false, true] {
+                let kinds = [(false, false), (false, true), (true, false), (true, true)];
+                // Experts that no other rank has are as on one rank.
+                for (experts, codes) in kinds.into_iter().filter(|(experts, _)| ranks.replicas_of(*experts).size() > 1)
+                {
                     let casts = scaling.casts(Mode::TRAINING);
                     let mut matrices = Vec::new();
-                    for param in params.iter_mut().filter(|param| param.is_matrix()) {
+                    let is_of_kind = |param: &Param| param.is_matrix() && param.is_of_experts() == experts;
+                    for param in params.iter_mut().filter(|param| is_of_kind(param)) {
                         let as_codes = zero >= Zero::OptimizerStates && !values && param.is_read_as_codes(&casts)?;
                         if as_codes == codes {
                             matrices.push(&mut **param);
@@ -83,7 +97,8 @@ impl Partition {
                 }
             }
         }
-        Ok(Partition { ranks, zero, reduction, buckets: RefCell::new(buckets), norm_places: RefCell::default() })
+        let (buckets, norm_places) = (RefCell::new(buckets), RefCell::default());
+        Ok(Partition { ranks, zero, reduction, buckets, expert_slots, norm_places })
     }
 
     /// The ranks.
@@ -116,7 +131,7 @@ impl Partition {
                 unit.gathered += bucket.gathered_bytes() as u64;
                 unit.codes += if bucket.gathers_codes() { bucket.gathered_bytes() as u64 } else { 0 };
             }
-            unit.reduced += bucket.reduced_bytes(self.reduction, self.ranks.sharing(Shared::Gradients).size()) as u64;
+            unit.reduced += bucket.reduced_bytes(self.reduction, bucket.group(&self.ranks).size()) as u64;
         }
         units
     }
@@ -170,8 +185,9 @@ impl Partition {
             start = end;
             if end == early {
                 for (i, bucket) in self.buckets().iter_mut().enumerate().filter(|(_, bucket)| self.is_early(bucket)) {
-                    let buffer = bucket.weights.take(self.ranks.sharing(Shared::Slices).rank())?;
-                    gathers.push((i, self.ranks.sharing(Shared::Slices).all_gather(bucket.name(), buffer)?));
+                    let group = bucket.group(&self.ranks);
+                    let buffer = bucket.weights.take(group.rank())?;
+                    gathers.push((i, group.all_gather(bucket.name(), buffer)?));
                 }
             }
         }
@@ -191,7 +207,8 @@ impl Partition {
         prepared: &Prepared,
         norm: &Tensor,
     ) -> Result<Option<Tensor>> {
-        if !self.divides() && !self.ranks.tensor_place().is_divided() {
+        let divided = [Axis::Tensor, Axis::Expert].map(|axis| self.ranks.place(axis).is_divided());
+        if !self.divides() && divided == [false; 2] {
             return Ok(None);
         }
         let own = optim::find_amaxes(optimizer, params, start, prepared, norm)?;
@@ -231,6 +248,8 @@ impl Partition {
         let mut casts = scaling.casts(Mode::TRAINING);
         self.begin_write(&mut params, &casts, Writer::Cast)?;
         self.finish_write(&mut params, &mut casts)?;
+        // Experts that no other rank has.
+        params.iter_mut().filter(|param| !param.is_sliced()).try_for_each(|param| param.quantize(&mut casts))?;
         scaling.forget_losses()
     }
 
@@ -239,7 +258,7 @@ impl Partition {
     pub fn begin_step(&self) -> Result<()> {
         for bucket in self.buckets().iter_mut().filter(|bucket| !self.is_early(bucket)) {
             if matches!(bucket.weights, Stored::Gathered(_)) {
-                bucket.weights = Stored::Buffer(bucket.weights.take(self.ranks.sharing(Shared::Slices).rank())?);
+                bucket.weights = Stored::Buffer(bucket.weights.take(bucket.group(&self.ranks).rank())?);
             }
         }
         Ok(())
@@ -247,8 +266,9 @@ impl Partition {
 
     /// [`Bucket::begin_write`] of all buckets.
     fn begin_write(&self, params: &mut [&mut Param], casts: &Casts, writer: Writer) -> Result<()> {
-        let rank = self.ranks.sharing(Shared::Slices).rank();
-        self.each_bucket(params, |bucket, matrices| bucket.begin_write(matrices, casts, rank, self.zero, writer))
+        self.each_bucket(params, |bucket, matrices| {
+            bucket.begin_write(matrices, casts, bucket.group(&self.ranks).rank(), self.zero, writer)
+        })
     }
 
     /// Runs `work` on each divided bucket that has matrices among `params`, with these matrices.
@@ -286,7 +306,7 @@ impl Partition {
             }
         }
         self.each_bucket(params, |bucket, matrices| {
-            bucket.finish_write(matrices, casts, self.ranks.sharing(Shared::Slices).rank(), self.zero)
+            bucket.finish_write(matrices, casts, bucket.group(&self.ranks).rank(), self.zero)
         })
     }
 
@@ -299,7 +319,7 @@ impl Partition {
         let find = |bucket: &'_ Bucket| bucket.number_of(param);
         let (bucket, at) =
             buckets.iter().find_map(|bucket| Some((bucket, find(bucket)?))).expect("a sliced parameter is in a bucket");
-        let ranks = self.ranks.sharing(Shared::Slices);
+        let ranks = self.ranks.replicas(param);
         let (rank, size) = (ranks.rank(), ranks.size());
         let owned: Vec<_> = (0..size).map(|rank| bucket.slices.owned(rank).swap_remove(at)).collect();
         let longest = owned.iter().map(Range::len).max().unwrap_or(0);
@@ -333,7 +353,7 @@ impl MergeCounts for Partition {
     fn counts(&self, slot: usize, name: &str) -> bool {
         // Inputs and gradients, and slices of weights that are gathered as codes, differ between ranks; all ranks cast the other weights
         // whole.
-        self.ranks.sharing(Shared::Slices).rank() == 0
+        self.ranks.replicas_of(self.expert_slots.contains(&slot)).rank() == 0
             || !name.ends_with(".weight")
             || self.buckets().iter().any(|bucket| bucket.casts_slices_in(slot))
     }

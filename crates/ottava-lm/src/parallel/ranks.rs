@@ -3,19 +3,25 @@
 use super::pipeline::{Pipeline, StagePlaces};
 use crate::error::{Error, Result};
 use crate::layer_ranks::ShardPlace;
+use crate::param::Param;
 use ottava_tensor::Device;
 use ottava_tensor::comm::{Axis, Group, Mesh, MeshShape, Stopper, Traffic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::cell::Cell;
+
+/// The axes whose ranks together have one whole model.
+const PARTS: &[Axis] = &[Axis::Tensor, Axis::Pipeline, Axis::Expert];
 
 /// What the ranks of a group share, for [`Ranks::sharing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shared {
-    /// The gradients of a weight, which are summed over ranks with the same part of the model.
+    /// The gradients of a weight that is not of experts, which are summed over ranks with the same part of the model.
     Gradients,
     /// The elements of a weight, of which each rank has all or a part: the scale of its moments is that of all elements.
     Elements,
-    /// What ZeRO divides among ranks with the same part of the model: master weights, states, gradients and weights.
+    /// What ZeRO divides among ranks with the same layers: master weights, states, gradients and weights. See [`Ranks::replicas`] for those of
+    /// one parameter.
     Slices,
     /// The tokens of a step: ranks that read different rows or tokens, whose counts and losses are added.
     Tokens,
@@ -38,9 +44,29 @@ impl Shared {
 pub struct Ranks {
     pipeline: Pipeline,
     mesh: Mesh,
+    /// The part of the traffic for which layers wait.
+    of_layers: Cell<Traffic>,
 }
 
 impl Ranks {
+    /// What rank 0 of `world` computes, on all of its ranks, before they have a mesh.
+    ///
+    /// Errors on all ranks if rank 0 has failed, on the others with its message.
+    pub fn of_first<T: Serialize + DeserializeOwned>(
+        world: &Group,
+        what: &str,
+        compute: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let mine = (world.rank() == 0).then(compute);
+        let sent = mine.as_ref().map(|mine| mine.as_ref().map_err(ToString::to_string));
+        let all = world.agree(what, &serde_json::to_vec(&sent).expect("results of ranks are plain data"))?;
+        if let Some(mine) = mine {
+            return mine;
+        }
+        let first: Option<Result<T, String>> = serde_json::from_slice(&all[0]).map_err(|_| different(what))?;
+        first.ok_or_else(|| different(what))?.map_err(|words| Error::Rank { rank: 0, words })
+    }
+
     /// One process with all rows.
     pub fn solo() -> Ranks {
         Ranks::of(Group::solo(), MeshShape::of_data(1), &Device::Cpu).expect("one rank is a mesh of one rank")
@@ -59,7 +85,7 @@ impl Ranks {
 
     fn of(world: Group, shape: MeshShape, device: &Device) -> Result<Ranks> {
         let mesh = Mesh::new(world, shape)?;
-        Ok(Ranks { pipeline: Pipeline::new(&mesh, device)?, mesh })
+        Ok(Ranks { pipeline: Pipeline::new(&mesh, device)?, mesh, of_layers: Cell::default() })
     }
 
     /// The sizes of the axes.
@@ -74,19 +100,23 @@ impl Ranks {
 
     /// Whether each rank has all layers and all of their tensors, or, with ZeRO, slices of them.
     pub fn have_whole_model(&self) -> bool {
-        self.group(&[Axis::Tensor, Axis::Pipeline]).size() == 1
+        self.group(PARTS).size() == 1
     }
 
-    /// The place of this rank among those that divide the tensors of layers.
-    pub fn tensor_place(&self) -> ShardPlace {
-        let group = self.group(&[Axis::Tensor]);
+    /// The place of this rank on an axis: tensor, context and expert divide the tensors, sequences and experts of layers.
+    pub fn place(&self, axis: Axis) -> ShardPlace {
+        let group = self.group(&[axis]);
         ShardPlace { rank: group.rank(), ranks: group.size() }
     }
 
-    /// The place of this rank among those that divide the tokens of sequences.
-    pub fn sequence_place(&self) -> ShardPlace {
-        let group = self.group(&[Axis::Context]);
-        ShardPlace { rank: group.rank(), ranks: group.size() }
+    /// The ranks that hold the same part of `param` as this rank: they sum its gradients, and with ZeRO they divide it.
+    pub fn replicas(&self, param: &Param) -> &Group {
+        self.replicas_of(param.is_of_experts())
+    }
+
+    /// [`Ranks::replicas`] of a parameter of experts that ranks divide, or of any other.
+    pub(super) fn replicas_of(&self, experts: bool) -> &Group {
+        if experts { self.mesh.expert_replicas() } else { self.sharing(Shared::Gradients) }
     }
 
     /// The place of this rank in the pipeline.
@@ -127,7 +157,7 @@ impl Ranks {
 
     /// What the ranks give that together have one whole model with this rank.
     pub fn of_parts<T: Serialize + DeserializeOwned>(&self, what: &str, mine: &T) -> Result<Vec<T>> {
-        self.given_by(&[Axis::Tensor, Axis::Pipeline], what, mine)
+        self.given_by(PARTS, what, mine)
     }
 
     fn given_by<T: Serialize + DeserializeOwned>(&self, axes: &[Axis], what: &str, mine: &T) -> Result<Vec<T>> {
@@ -275,6 +305,19 @@ impl Ranks {
     /// The calls of this rank and the bytes that it sent.
     pub fn traffic(&self) -> Traffic {
         self.world().traffic()
+    }
+
+    /// The part of [`Ranks::traffic`] for which layers wait: exchanges of activations.
+    pub fn traffic_of_layers(&self) -> Traffic {
+        self.of_layers.get()
+    }
+
+    /// Runs an exchange of activations, and counts its calls.
+    pub(super) fn of_layers<T>(&self, exchange: impl FnOnce() -> T) -> T {
+        let before = self.traffic();
+        let done = exchange();
+        self.of_layers.set(self.of_layers.get() + (self.traffic() - before));
+        done
     }
 }
 

@@ -17,6 +17,8 @@ impl Partition {
             return Ok(());
         }
         let (replicas, tensor) = (self.ranks().sharing(Shared::Slices), self.ranks().group(&[Axis::Tensor]));
+        let of_experts = self.ranks().replicas_of(true);
+        let (mut expert_names, mut expert_sums) = (Vec::new(), Vec::new());
         let (mut names, mut sums) = (Vec::new(), Vec::new());
         // Of what all ranks of the tensor axis have.
         let (mut whole_names, mut whole_sums) = (Vec::new(), Vec::new());
@@ -24,20 +26,22 @@ impl Partition {
             if param.is_sliced() {
                 continue;
             }
-            let (name, is_whole) = (param.name().to_string(), param.is_whole());
+            let (name, is_whole, is_of_experts) = (param.name().to_string(), param.is_whole(), param.is_of_experts());
             let weight = param.is_stored().then(|| param.value()).transpose()?;
             let kept = optimizer_tensors(&mut param.weights, states);
             let mut tensors: Vec<_> = kept.iter().map(|kept| (kept.kind, &*kept.tensor)).collect();
             tensors.extend(weight.as_ref().map(|weight| ("weight", weight)));
             // Offloaded tensors are in host memory and their scales on the GPU; both count as the same device.
             let all = checksums(&tensors.iter().map(|(_, tensor)| *tensor).collect::<Vec<_>>())?;
-            let (own_names, own_sums) = match is_whole {
-                true => (&mut whole_names, &mut whole_sums),
-                false => (&mut names, &mut sums),
+            let (own_names, own_sums) = match (is_of_experts, is_whole) {
+                (true, _) => (&mut expert_names, &mut expert_sums),
+                (false, true) => (&mut whole_names, &mut whole_sums),
+                (false, false) => (&mut names, &mut sums),
             };
             own_names.extend(tensors.iter().map(|(kind, _)| format!("`{name}` ({kind})")));
             own_sums.extend(all.to_vec::<i64>()?);
         }
+        expect_same_sums(of_experts, when, &expert_names, &expert_sums)?;
         expect_same_sums(tensor, when, &whole_names, &whole_sums)?;
         names.extend(whole_names);
         sums.extend(whole_sums);

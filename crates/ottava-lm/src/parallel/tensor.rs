@@ -1,11 +1,13 @@
-//! The gradients of tensors that all ranks of the tensor axis have whole.
+//! The gradients of tensors that several ranks of the tensor axis have: all of them, or those with the same key and value heads.
 
 use super::Ranks;
+use super::bucket::flat;
 use crate::error::Result;
 use crate::param::scopes::GRADIENTS;
 use crate::param::{Grad, Param};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::{Axis, Reduce};
+use std::ops::Range;
 
 impl Ranks {
     /// Sums the gradients of tensors that all ranks of the tensor axis have whole: each rank has the gradient of its tokens or heads. `params`
@@ -33,6 +35,38 @@ impl Ranks {
             let end = start + grad.len();
             param.gradient.set(Grad::Plain(all.rows(start, end)?.reshape(grad.shape())?));
             start = end;
+        }
+        Ok(())
+    }
+}
+
+impl Ranks {
+    /// Sums the gradients of rows that several ranks of the tensor axis have: each has the gradient by its queries. As
+    /// [`Ranks::sum_whole_gradients`]; a gradient may be that of a slice.
+    pub(super) fn sum_replicated_gradients(&self, params: &mut [&mut Param]) -> Result<()> {
+        let group = self.group(&[Axis::Tensor]);
+        for param in params.iter_mut().filter(|param| param.has_replicas()) {
+            let pieces: Vec<_> = param.elements_of(|shard| shard.replica.is_divided());
+            let Some(grad) = param.gradient.take().map(plain) else { continue };
+            let (shape, replicas) = (grad.shape().to_vec(), param.replicas());
+            let grad = flat(grad)?;
+            let _scope = grad.device().clone().scope(GRADIENTS);
+            let length: usize = pieces.iter().map(Range::len).sum();
+            // The rows of all heads, to which ranks with other heads add zeros.
+            let mut all = Tensor::zeros(grad.device(), &[group.size() / replicas * length], grad.dtype())?;
+            let first = group.rank() / replicas * length;
+            let mut at = first;
+            for piece in &pieces {
+                all.copy_from(at, &grad.rows(piece.start, piece.end)?)?;
+                at += piece.len();
+            }
+            let all = group.all_reduce(param.name(), Reduce::Sum, all)?.wait()?;
+            let (mut sum, mut at) = (grad.duplicate()?, first);
+            for piece in &pieces {
+                sum.copy_from(piece.start, &all.rows(at, at + piece.len())?)?;
+                at += piece.len();
+            }
+            param.gradient.set(Grad::Plain(sum.reshape(&shape)?));
         }
         Ok(())
     }

@@ -4,24 +4,33 @@ use super::Partition;
 use crate::error::Result;
 use crate::param::Param;
 use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::transpose;
 
 impl Partition {
-    /// [`Partition::value`] of a parameter with the shards of all ranks of the tensor axis, as on a single rank. All ranks must call it for
-    /// the same parameters in the same order.
+    /// [`Partition::value`] of a parameter with the shards of all ranks of the tensor and expert axes, as on a single rank. All ranks must call
+    /// it for the same parameters in the same order.
     pub fn whole_value(&self, param: &Param) -> Result<Tensor> {
-        let (own, place) = (self.value(param)?, self.ranks().tensor_place());
+        let (own, place) = (self.value(param)?, self.ranks().place(Axis::Tensor));
+        if param.is_of_experts() {
+            // Experts are in the order of the ranks.
+            return self.ranks().gather_rows(Axis::Expert, param.name(), &own);
+        }
         if !place.is_divided() || param.is_whole() {
             return Ok(own);
         }
         // Columns become rows, which are contiguous.
         let by_columns = param.shards[0].dim == 1;
         let own = if by_columns { transpose(&own)? } else { own };
-        let (all, rows) = (self.ranks().gather_tensor_rows(param.name(), &own)?, own.shape()[0]);
+        let (all, rows) = (self.ranks().gather_rows(Axis::Tensor, param.name(), &own)?, own.shape()[0]);
         drop(own);
-        let (mut whole, mut first, mut at) = (all.empty_like()?, 0, 0);
         // Fused tensors have several shards.
-        for shards in param.shards.chunk_by(|a, b| a.tensor.name == b.tensor.name) {
+        let tensors = || param.shards.chunk_by(|a, b| a.tensor.name == b.tensor.name);
+        let mut shape = all.shape().to_vec();
+        // Fewer than all ranks have together, if several have the same key and value heads.
+        shape[0] = tensors().map(|shards| shards[0].tensor.shape[shards[0].dim]).sum();
+        let (mut whole, mut first, mut at) = (Tensor::empty(all.device(), &shape, all.dtype())?, 0, 0);
+        for shards in tensors() {
             for shard in shards {
                 let end = at + shard.range.len();
                 for rank in 0..place.ranks {

@@ -10,6 +10,7 @@ use crate::lora::Lora;
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Slots;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::{Device, Tensor};
 use std::ops::Range;
 use std::rc::Rc;
@@ -101,6 +102,8 @@ pub struct Builder<'a> {
     pub slots: Slots,
     /// The description of the layers built so far.
     pub description: Description,
+    /// The biases that follow the loads of routers, by the router's name.
+    pub router_biases: Vec<(String, ParamId)>,
     /// The index of the current block, and the number of blocks.
     pub block: Option<(usize, usize)>,
     /// Adapters of the linears; if set, all other parameters are frozen.
@@ -113,7 +116,8 @@ impl<'a> Builder<'a> {
     /// A builder without layers.
     pub fn new(device: &'a Device, recipe: &'a Recipe, purpose: Purpose) -> Builder<'a> {
         let (slots, description, next) = (Slots::default(), Description::default(), ParamId::default());
-        Builder { device, recipe, purpose, slots, description, block: None, lora: None, next }
+        let router_biases = Vec::new();
+        Builder { device, recipe, purpose, slots, description, router_biases, block: None, lora: None, next }
     }
 
     /// For layers whose tensors `ranks` divide.
@@ -124,12 +128,12 @@ impl<'a> Builder<'a> {
 
     /// This rank's place among the ranks that divide the tensors of layers.
     pub fn place(&self) -> ShardPlace {
-        self.slots.ranks.place()
+        self.place_on(Axis::Tensor)
     }
 
-    /// This rank's place among the ranks that divide sequences.
-    pub fn sequence_place(&self) -> ShardPlace {
-        self.slots.ranks.sequence_place()
+    /// This rank's place among the ranks of an axis that divides tensors, sequences or experts.
+    pub fn place_on(&self, axis: Axis) -> ShardPlace {
+        self.slots.ranks.place(axis)
     }
 
     /// The part of `tensor` that this rank holds if ranks divide it by `split`.
@@ -139,18 +143,27 @@ impl<'a> Builder<'a> {
     }
 
     /// The parts of `tensor` that this rank holds if ranks divide each of the `parts` of its rows by `split`: a tensor that a family fuses,
-    /// for example queries, keys and values. One shard if nothing is divided.
-    pub fn shards(&self, tensor: FolderTensor, parts: &[usize], split: Split) -> Result<Vec<Shard>> {
-        if split != Split::Output || !self.place().is_divided() || parts.len() < 2 {
+    /// for example queries, keys and values. One shard if nothing is divided, or without parts. Of each part, as many neighbouring ranks as
+    /// `replicas` says hold the same rows; 1 if it does not say.
+    pub fn shards(
+        &self,
+        tensor: FolderTensor,
+        parts: &[usize],
+        replicas: &[usize],
+        split: Split,
+    ) -> Result<Vec<Shard>> {
+        if split != Split::Output || !self.place().is_divided() {
             return Ok(vec![self.shard(tensor, split)?]);
         }
-        let mut end = 0;
-        let part = |rows: &usize| {
+        let whole = [tensor.shape[0]];
+        let (parts, mut end) = (if parts.len() < 2 { &whole } else { parts }, 0);
+        let part = |(at, rows): (usize, &usize)| {
             end += rows;
-            let shard = Shard::within(tensor.clone(), end - rows..end, split, self.place());
+            let replicas = replicas.get(at).copied().unwrap_or(1);
+            let shard = Shard::within(tensor.clone(), end - rows..end, split, self.place(), replicas);
             shard.ok_or_else(|| self.uneven(&tensor))
         };
-        parts.iter().map(part).collect()
+        parts.iter().enumerate().map(part).collect()
     }
 
     fn uneven(&self, tensor: &FolderTensor) -> Error {

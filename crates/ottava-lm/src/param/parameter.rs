@@ -23,6 +23,8 @@ pub struct Param {
     id: ParamId,
     /// The parts of tensors of a model folder that it holds, stacked along the first dimension.
     pub shards: Vec<Shard>,
+    /// Its place in a stack of experts that ranks divide; `None` for all other parameters.
+    stack: Option<Stack>,
     /// The weights.
     pub weights: Weights,
     /// Gradient of the loss.
@@ -54,6 +56,14 @@ pub enum Placement {
     Gathered,
 }
 
+/// The place of a parameter in the stack of the experts of all ranks.
+struct Stack {
+    /// The first tensor of the stack.
+    first: String,
+    /// Whether this rank has it.
+    is_here: bool,
+}
+
 /// The elements whose master weights and moments this process has.
 #[derive(Clone, Debug)]
 struct Slice {
@@ -69,12 +79,33 @@ impl Param {
         Param::with_gradient(build, shards, init, sums, build.lora.is_some())
     }
 
-    /// A vector that layers read in the type of sums, whatever the compute type.
+    /// A vector that is stored in the type of sums, whatever the compute type and the format of other master weights.
     pub fn in_sums(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
         let real = real_type(build.recipe.compute);
         let mut param = Param::new(build, shards, init)?;
+        param.formats.masters = Masters::None;
         param.weights = Weights::new(build.device, param.weights.shape(), real, param.formats.masters);
         Ok(param)
+    }
+
+    /// Adds `change`, of the elements of the whole parameter, to a parameter of [`Param::in_sums`]; waits for the device.
+    pub fn add_to_value(&mut self, change: &[f64]) -> Result<()> {
+        let own = self.slice();
+        let (value, _) = self.weights.tensors_mut();
+        let value = value.expect("a parameter without a master stores its value");
+        let change = if value.len() == change.len() { change } else { &change[own] };
+        let bytes = match value.dtype() {
+            DType::F64 => {
+                let sums: Vec<f64> = value.to_vec::<f64>()?.into_iter().zip(change).map(|(x, dx)| x + dx).collect();
+                bytemuck::cast_slice(&sums).to_vec()
+            }
+            _ => {
+                let sums: Vec<f32> =
+                    value.to_vec::<f32>()?.into_iter().zip(change).map(|(x, dx)| x + *dx as f32).collect();
+                bytemuck::cast_slice(&sums).to_vec()
+            }
+        };
+        Ok(value.write_bytes(&bytes)?)
     }
 
     /// A matrix whose gradient is a product, in the gradient format of the purpose.
@@ -145,6 +176,7 @@ impl Param {
         Ok(Param {
             id,
             shards,
+            stack: None,
             weights,
             gradient,
             cast,
@@ -156,6 +188,12 @@ impl Param {
             frozen,
             init,
         })
+    }
+
+    /// The same parameter, as this rank's part of a stack of experts that begins with the tensor `first`.
+    pub fn within_stack(self, first: String) -> Param {
+        let is_here = self.shards[0].tensor.name == first;
+        Param { stack: Some(Stack { first, is_here }), ..self }
     }
 
     /// Loads the weights that this process stores. `largest` returns the maximum of an amax, F32 `[1]`, over the processes that have elements
@@ -234,7 +272,46 @@ impl Param {
     /// Whether all ranks of the tensor axis have the same elements of it: norms, biases that are added to sums over ranks, learned
     /// positions, and the halves of adapters that are not divided.
     pub fn is_whole(&self) -> bool {
-        self.shards.iter().all(|shard| shard.split == Split::None)
+        self.shards.iter().all(|shard| matches!(shard.split, Split::None | Split::Expert))
+    }
+
+    /// Whether other ranks of the tensor axis have some of its elements too, and others other elements.
+    pub fn has_replicas(&self) -> bool {
+        self.replicas() > 1
+    }
+
+    /// The ranks that have the same key and value heads; 1 if it has none.
+    pub fn replicas(&self) -> usize {
+        self.shards.iter().map(|shard| shard.replica.ranks).max().unwrap_or(1)
+    }
+
+    /// The elements of the shards that `are_meant`, among those that this process updates: ascending and not adjacent.
+    pub fn elements_of(&self, are_meant: impl Fn(&Shard) -> bool) -> Vec<Range<usize>> {
+        let (slice, mut end, mut found) = (self.slice(), 0, Vec::<Range<usize>>::new());
+        for shard in &self.shards {
+            let start = end;
+            end += shard.elements();
+            let (from, to) = (start.max(slice.start), end.min(slice.end));
+            if from >= to || !are_meant(shard) {
+                continue;
+            }
+            let piece = from - slice.start..to - slice.start;
+            match found.last_mut().filter(|last| last.end == piece.start) {
+                Some(last) => last.end = piece.end,
+                None => found.push(piece),
+            }
+        }
+        found
+    }
+
+    /// Whether it is of experts that ranks divide.
+    pub fn is_of_experts(&self) -> bool {
+        self.stack.is_some()
+    }
+
+    /// Whether this rank has the first element of what the ranks with other experts have together.
+    pub fn begins_stack(&self) -> bool {
+        self.stack.as_ref().is_none_or(|stack| stack.is_here)
     }
 
     /// Whether an optimizer updates it; false if it is frozen.
@@ -421,14 +498,15 @@ impl Param {
         }
     }
 
-    /// The seed of stochastic rounding: a hash of the name, so that it does not depend on the other parameters of a process.
+    /// The seed of stochastic rounding: a hash of the name of the first tensor of this rank, so that it does not depend on the other
+    /// parameters of a process.
     pub fn seed(&self) -> u64 {
-        name_hash(0, self.name())
+        name_hash(0, &self.shards[0].tensor.name)
     }
 
-    /// The name of the first tensor, for error messages.
+    /// The name of the first tensor, also if another rank has it.
     pub fn name(&self) -> &str {
-        &self.shards[0].tensor.name
+        self.stack.as_ref().map_or(&self.shards[0].tensor.name, |stack| &stack.first)
     }
 }
 

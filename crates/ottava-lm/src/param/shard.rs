@@ -60,13 +60,15 @@ pub enum Split {
     Input,
     /// By tokens of the vocabulary, the first dimension: embedding and head.
     Vocabulary,
+    /// Not divided, and only on the rank that has the expert.
+    Expert,
 }
 
 impl Split {
     /// The dimension that is divided.
     pub fn dim(self) -> Option<usize> {
         match self {
-            Split::None => None,
+            Split::None | Split::Expert => None,
             Split::Output | Split::Vocabulary => Some(0),
             Split::Input => Some(1),
         }
@@ -84,29 +86,35 @@ pub struct Shard {
     pub dim: usize,
     /// The indices of that dimension that this rank holds.
     pub range: Range<usize>,
+    /// This rank among neighbouring ranks that hold the same indices: key and value heads of which there are fewer than ranks.
+    pub replica: ShardPlace,
 }
 
 impl Shard {
     /// The shard of the rank at `place` if ranks divide `tensor` by `split`. `None` if the dimension does not divide evenly.
     pub fn new(tensor: FolderTensor, split: Split, place: ShardPlace) -> Option<Shard> {
         let whole = 0..tensor.shape[split.dim().unwrap_or(0)];
-        Shard::within(tensor, whole, split, place)
+        Shard::within(tensor, whole, split, place, 1)
     }
 
-    /// [`Shard::new`] of the indices `part` of the divided dimension, for a tensor of several parts that are divided one by one.
+    /// [`Shard::new`] of the indices `part` of the divided dimension, for a tensor of several parts that are divided one by one. So many
+    /// neighbouring ranks as `replicas` says, which divide the number of ranks, hold the same indices.
     pub fn within(
         tensor: FolderTensor,
         part: Range<usize>,
         split: Split,
-        ShardPlace { rank, ranks }: ShardPlace,
+        place: ShardPlace,
+        replicas: usize,
     ) -> Option<Shard> {
+        let ShardPlace { rank, ranks } = ShardPlace { rank: place.rank / replicas, ranks: place.ranks / replicas };
+        let replica = ShardPlace { rank: place.rank % replicas, ranks: replicas };
         let (dim, size) = (split.dim().unwrap_or(0), part.len());
         let range = match split {
-            Split::None => part,
+            Split::None | Split::Expert => part,
             _ if !size.is_multiple_of(ranks) => return None,
             _ => part.start + rank * (size / ranks)..part.start + (rank + 1) * (size / ranks),
         };
-        Some(Shard { tensor, split, dim, range })
+        Some(Shard { tensor, split, dim, range, replica })
     }
 
     /// The shape of the shard.
@@ -148,7 +156,8 @@ impl Shard {
 
     /// The first index of the divided dimension that `rank` holds, if this rank is at `own`.
     pub fn first_of(&self, rank: usize, own: ShardPlace) -> usize {
-        self.range.start + rank * self.range.len() - own.rank * self.range.len()
+        let number = |rank: usize| rank / self.replica.ranks * self.range.len();
+        self.range.start + number(rank) - number(own.rank)
     }
 }
 
@@ -205,6 +214,20 @@ mod tests {
         assert_eq!(shard.shape(), [3, 4]);
         assert_eq!(shard.folder_ranges(0..12), [4..8, 12..16, 20..24]);
         assert_eq!(shard.folder_ranges(2..5), [6..8, 12..13]);
+    }
+
+    /// Two key and value heads on four ranks, of which the last two are shown.
+    #[test]
+    fn neighbours_hold_the_same_indices_of_few_heads() {
+        let of = |rank| {
+            let place = ShardPlace { rank, ranks: 4 };
+            Shard::within(tensor(&[6, 3]), 2..6, Split::Output, place, 2).unwrap()
+        };
+        assert_eq!((of(2).range, of(3).range), (4..6, 4..6));
+        assert_eq!((of(2).replica.rank, of(3).replica.rank), (0, 1));
+        let first = |rank| of(3).first_of(rank, ShardPlace { rank: 3, ranks: 4 });
+        assert_eq!([0, 1, 2, 3].map(first), [2, 2, 4, 4]);
+        assert_eq!(Shard::within(tensor(&[6, 3]), 2..5, Split::Output, ShardPlace { rank: 0, ranks: 4 }, 2), None);
     }
 
     #[test]

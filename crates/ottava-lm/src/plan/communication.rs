@@ -16,8 +16,10 @@ use serde::Serialize;
 /// The communication of each rank in a step after the first; in a pipeline, of the first rank.
 #[derive(Clone, Debug, Serialize)]
 pub struct CommunicationPlan {
-    /// The number of ranks that divide the rows of a step.
+    /// All ranks.
     pub ranks: usize,
+    /// The ranks that divide the tokens of a step, and with ZeRO the states of their layers.
+    pub sharing: usize,
     /// The stage of ZeRO.
     pub zero: Zero,
     /// The units of the model, whose weights or gradients are communicated together, in the order of forward: the embedding, each block,
@@ -29,6 +31,8 @@ pub struct CommunicationPlan {
     pub tokens: u64,
     /// Calls and bytes that each rank sends, by kind of collective.
     pub traffic: Traffic,
+    /// Those of them for which layers wait: exchanges of activations among the ranks of the axes tensor, context and expert.
+    pub of_layers: Traffic,
     /// Bytes that an update of the whole model reads and writes, without FP8 codes.
     pub update_bytes: u64,
 }
@@ -58,23 +62,27 @@ impl CommunicationPlan {
         let micro_batches = config.run.training.gradient_accumulation_steps;
         let device = unlimited(device);
         let step = |micro_batches| step(config, sizes, &device, micro_batches);
-        let DryStep { traffic, update_bytes, units } = match micro_batches {
+        let DryStep { traffic, of_layers, update_bytes, units } = match micro_batches {
             // Every further micro-batch has the same communication: the difference between two and one.
             3.. if config.run.parallel.pipeline == 1 => {
                 let (one, two) = (step(1)?, step(2)?);
-                let traffic = two.traffic + (two.traffic - one.traffic) * (micro_batches as u64 - 2);
-                DryStep { traffic, ..two }
+                let further = micro_batches as u64 - 2;
+                let traffic = two.traffic + (two.traffic - one.traffic) * further;
+                let of_layers = two.of_layers + (two.of_layers - one.of_layers) * further;
+                DryStep { traffic, of_layers, ..two }
             }
             all => step(all)?,
         };
+        let sharing = config.run.parallel.planned_data() * config.run.parallel.context;
         Ok(Some(CommunicationPlan {
             ranks,
+            sharing,
             zero: config.run.parallel.zero,
             units,
             micro_batches,
-            tokens: config.run.tokens_per_step()
-                / (config.run.parallel.data.max(1) * config.run.parallel.context) as u64,
+            tokens: config.run.tokens_per_step() / sharing as u64,
             traffic,
+            of_layers,
             update_bytes,
         }))
     }
@@ -83,6 +91,7 @@ impl CommunicationPlan {
 /// The measurements of a step in a dry run.
 struct DryStep {
     traffic: Traffic,
+    of_layers: Traffic,
     update_bytes: u64,
     units: Vec<UnitPlan>,
 }
@@ -92,11 +101,16 @@ fn step(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, micro_b
     let mut run = dry_run(config, sizes, device, micro_batches, 0)?;
     run.quantize_weights()?;
     run.step(config.run.training.learning_rate, StepPrecision::Recipe)?;
-    let before = run.step.partition().ranks().traffic();
+    let sent = |run: &Run| {
+        let ranks = run.step.partition().ranks();
+        (ranks.traffic(), ranks.traffic_of_layers())
+    };
+    let before = sent(&run);
     run.step(config.run.training.learning_rate, StepPrecision::Recipe)?;
-    let traffic = run.step.partition().ranks().traffic() - before;
+    let after = sent(&run);
+    let (traffic, of_layers) = (after.0 - before.0, after.1 - before.1);
     let units = units(&run, sizes.layers, config.run.data.max_length);
-    Ok(DryStep { traffic, update_bytes: update_bytes(&mut run), units })
+    Ok(DryStep { traffic, of_layers, update_bytes: update_bytes(&mut run), units })
 }
 
 /// The units of the model. Blocks have equal shares of its operations, and an untied head has those of its product; a tied head counts in

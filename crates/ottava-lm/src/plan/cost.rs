@@ -7,7 +7,7 @@ use super::communication::{CommunicationPlan, UnitPlan};
 use super::memory::GPUS_PER_NODE;
 use super::timeline::{Brings, Collective, Timeline};
 use crate::parallel::Zero;
-use ottava_tensor::comm::Sent;
+use ottava_tensor::comm::{Sent, Traffic};
 use serde::Serialize;
 
 /// A ring of links: a collective of `W` ranks takes `start + (W - 1) · hop + B · (W - 1) / (W · bandwidth)` for a buffer of `B` bytes.
@@ -108,6 +108,18 @@ impl Links {
         self.between.seconds(bytes / gpus, nodes) + kind.ring.seconds(bytes, gpus)
     }
 
+    /// Seconds of the calls of a rank that sends `sent` in a job of `ranks` ranks: collectives within a node, messages between nodes.
+    fn direct(&self, sent: Traffic, ranks: usize) -> f64 {
+        let within = self.within(ranks);
+        let of = |ring: Ring, sent: Sent| sent.calls as f64 * ring.start + sent.bytes as f64 / ring.bandwidth;
+        // A pipeline is the axis whose ranks are farthest apart.
+        let messages = if ranks > self.gpus_per_node { self.between } else { within.exchange.ring };
+        of(within.gather.ring, sent.all_gather + sent.broadcast)
+            + of(within.exchange.ring, sent.all_to_all)
+            + of(within.reduce.ring, sent.reduce_scatter + sent.all_reduce)
+            + of(messages, sent.send)
+    }
+
     /// Seconds on `ranks` ranks of `sent.calls` equal calls, in which each of `counted` ranks sent `sent.bytes` in all. Buffer sizes do not
     /// depend on the number of ranks.
     fn seconds(&self, kind: &Kind, sent: Sent, counted: usize, ranks: usize) -> f64 {
@@ -145,6 +157,8 @@ pub struct Prediction {
 pub struct PredictedStep {
     /// Seconds of communication that compute does not hide.
     pub exposed_seconds: f64,
+    /// Seconds for which ranks of a pipeline wait for each other.
+    pub idle_seconds: f64,
     /// Seconds by which communication slows the compute that hides it.
     pub slowdown_seconds: f64,
     /// Seconds of the step: compute, the update, transposes of gathered codes, and both of these.
@@ -153,16 +167,50 @@ pub struct PredictedStep {
     pub tokens_per_second: f64,
 }
 
-/// Predicts a step of `plan` on `ranks` ranks. `compute` is the seconds that the step takes on one GPU alone, which updates the whole model;
-/// with ZeRO 1 to 3 each rank updates its share.
+/// A pipeline, as the cost model sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PipelineCost {
+    /// The time that ranks are idle, divided by their compute time.
+    pub bubble: f64,
+    /// The most expensive stage, divided by the mean.
+    pub imbalance: f64,
+}
+
+impl PipelineCost {
+    /// No pipeline.
+    pub const NONE: PipelineCost = PipelineCost { bubble: 0.0, imbalance: 1.0 };
+}
+
+impl PredictedStep {
+    /// A step of `tokens` that takes `seconds` on one rank.
+    pub fn alone(seconds: f64, tokens: f64) -> PredictedStep {
+        let (exposed_seconds, idle_seconds, slowdown_seconds) = (0.0, 0.0, 0.0);
+        PredictedStep { exposed_seconds, idle_seconds, slowdown_seconds, seconds, tokens_per_second: tokens / seconds }
+    }
+}
+
+/// Predicts a step of `plan` on `ranks` ranks, of which those that do not divide tokens are as many as in the plan. `compute` is the seconds
+/// that the tokens of a rank take on one GPU alone, which updates the whole model; the ranks that divide the model divide it evenly, and with
+/// ZeRO 1 to 3 each rank updates its share.
 ///
 /// Units run one after the other. Gathers run one unit ahead, in the first forward of a step with ZeRO 1 and 2, where the preceding update
 /// hides those of the first two units, and in each forward and backward with ZeRO 3. Codes are transposed once for each gather that is the
 /// last before a backward. Reductions overlap with the last backward with ZeRO 0 and 1, and with each backward with ZeRO 2 and 3. Compute
-/// waits for the last ones, and with ZeRO 1 to 3 for the all-reduces of vectors and amaxes at the end.
-pub fn predict(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: Option<f64>) -> Prediction {
-    let seconds = |kind, sent| links.seconds(kind, sent, plan.ranks, ranks);
-    let (t, within) = (&plan.traffic, links.within(ranks));
+/// waits for the last ones, and with ZeRO 1 to 3 for the all-reduces of vectors and amaxes at the end. Compute waits for exchanges of activations
+/// and for the messages of a pipeline.
+pub fn predict(
+    plan: &CommunicationPlan,
+    pipeline: PipelineCost,
+    ranks: usize,
+    links: &Links,
+    compute: Option<f64>,
+) -> Prediction {
+    let parts = (plan.ranks / plan.sharing.max(1)).max(1);
+    let (all, ranks) = (ranks, (ranks / parts).max(1));
+    let seconds = |kind, sent| links.seconds(kind, sent, plan.sharing, ranks);
+    let (t, within) = (&(plan.traffic - plan.of_layers), links.within(ranks));
+    let waits = if all > 1 { links.direct(plan.of_layers, all) } else { 0.0 };
+    let messages = if all > 1 { links.direct(Traffic { send: t.send, ..Traffic::default() }, all) } else { 0.0 };
     let gathers = seconds(&within.gather, t.all_gather + t.broadcast) + seconds(&within.exchange, t.all_to_all);
     let scatters = seconds(&within.reduce, t.reduce_scatter);
     // An all-reduce sends the bytes of a reduce-scatter and of a gather.
@@ -170,6 +218,7 @@ pub fn predict(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: O
     let all_reduces = seconds(&within.reduce, half) + seconds(&within.gather, half);
     let divides = plan.zero > Zero::Nothing && ranks > 1;
     let step = compute.map(|alone| {
+        let alone = alone / parts as f64;
         // A single GPU writes codes and their transpose in its update.
         let codes: u64 = plan.units.iter().map(|unit| unit.transposed_bytes).sum();
         let whole = ((plan.update_bytes + 2 * codes) as f64 / UPDATE).min(alone);
@@ -179,16 +228,20 @@ pub fn predict(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: O
         };
         let timeline = simulate(plan, ranks, links, alone - whole);
         let (end, slowdown) = (if divides { all_reduces } else { 0.0 }, timeline.slowdown);
-        let exposed = timeline.exposed + end;
-        let seconds = timeline.computed + update + exposed + slowdown;
+        let exposed = timeline.exposed + end + waits + messages;
+        let busy = timeline.computed + waits;
+        let idle = busy * ((1.0 + pipeline.bubble) * pipeline.imbalance - 1.0);
+        let seconds = timeline.computed + update + exposed + slowdown + idle;
         PredictedStep {
             exposed_seconds: exposed,
+            idle_seconds: idle,
             slowdown_seconds: slowdown,
             seconds,
             tokens_per_second: plan.tokens as f64 / seconds,
         }
     });
-    Prediction { ranks, communication_seconds: gathers + scatters + all_reduces, step }
+    let communication_seconds = gathers + scatters + all_reduces + waits + messages;
+    Prediction { ranks: all, communication_seconds, step }
 }
 
 /// Simulates forward and backward of all micro-batches, whose compute takes `compute` seconds without overlap.
@@ -212,7 +265,13 @@ fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: f64)
         }
     };
     let transpose = |unit: &UnitPlan| if ranks > 1 { unit.transposed_bytes as f64 / TRANSPOSE } else { 0.0 };
-    let each = compute / plan.micro_batches as f64;
+    // A rank of a pipeline has some of the units, and one that shares nothing has none.
+    let share: f64 = plan.units.iter().map(|unit| unit.compute).sum();
+    if share == 0.0 {
+        timeline.compute(compute);
+        return timeline;
+    }
+    let each = compute / plan.micro_batches as f64 / share;
     let units: Vec<_> = plan.units.iter().enumerate().collect();
     for pass in 0..plan.micro_batches {
         let (always, first) = (plan.zero == Zero::Weights, pass == 0);
@@ -244,7 +303,6 @@ fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: f64)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ottava_tensor::comm::Traffic;
     use proptest::prelude::*;
 
     fn sent() -> impl Strategy<Value = Sent> {
@@ -269,12 +327,13 @@ mod tests {
                 UnitPlan { gathered_bytes, transposed_bytes, reduced_bytes, codes_reduced, compute: compute / all }
             };
             let units = units.into_iter().map(unit).collect();
-            CommunicationPlan { ranks, units, micro_batches, zero, tokens: 4096, traffic, update_bytes }
+            let (sharing, of_layers) = (ranks, Traffic::default());
+            CommunicationPlan { ranks, sharing, units, micro_batches, zero, tokens: 4096, traffic, of_layers, update_bytes }
         }
     }
 
     fn on_h200(plan: &CommunicationPlan, ranks: usize, compute: f64) -> (Prediction, PredictedStep) {
-        let prediction = predict(plan, ranks, &Links::H200, Some(compute));
+        let prediction = predict(plan, PipelineCost::NONE, ranks, &Links::H200, Some(compute));
         (prediction, prediction.step.unwrap())
     }
 
@@ -292,7 +351,7 @@ mod tests {
             let computed = step.seconds - step.exposed_seconds - step.slowdown_seconds;
             let most = computed * (Links::H200.within(ranks).products - 1.0);
             prop_assert!(at_most(step.slowdown_seconds, most), "{all:?}");
-            let without = predict(&plan, ranks, &Links::H200, None);
+            let without = predict(&plan, PipelineCost::NONE, ranks, &Links::H200, None);
             prop_assert_eq!((without.communication_seconds, without.step), (all.communication_seconds, None));
         }
 
@@ -332,11 +391,45 @@ mod tests {
             let Links { of_two, of_more, between, gpus_per_node } = Links::H200;
             let links =
                 Links { of_two: node(of_two), of_more: node(of_more), between: slower(between), gpus_per_node };
-            let more = predict(&plan, ranks, &links, Some(compute));
+            let more = predict(&plan, PipelineCost::NONE, ranks, &links, Some(compute));
             prop_assert!(at_most(all.communication_seconds, more.communication_seconds));
             prop_assert!(at_most(step.exposed_seconds, more.step.unwrap().exposed_seconds));
             prop_assert!(at_most(step.seconds, more.step.unwrap().seconds));
         }
+    }
+
+    /// By hand, without latency: two data ranks of two tensor ranks of two stages. Each GPU computes a quarter; layers send 2.2 GB, messages 1.5 GB.
+    #[test]
+    fn parts_of_a_model_wait_for_each_other() {
+        let ring = |bandwidth| Ring { start: 0.0, hop: 0.0, bandwidth };
+        let kind = |bandwidth| Kind { ring: ring(bandwidth), beside_products: 1.0 };
+        let node = NodeLinks { gather: kind(220e9), reduce: kind(200e9), exchange: kind(150e9), products: 1.0 };
+        let links = Links { of_two: node, of_more: node, between: ring(50e9), gpus_per_node: 8 };
+        let unit =
+            UnitPlan { gathered_bytes: 0, transposed_bytes: 0, reduced_bytes: 0, codes_reduced: false, compute: 1.0 };
+        let sent = |bytes| Sent { calls: 1, bytes };
+        let of_layers = Traffic { all_gather: sent(2_200_000_000), ..Traffic::default() };
+        let traffic = Traffic { send: sent(1_500_000_000), ..of_layers };
+        let plan = CommunicationPlan {
+            ranks: 8,
+            sharing: 2,
+            zero: Zero::Nothing,
+            units: vec![unit],
+            micro_batches: 4,
+            tokens: 4096,
+            traffic,
+            of_layers,
+            update_bytes: 0,
+        };
+        let pipeline = PipelineCost { bubble: 0.25, imbalance: 1.2 };
+        let step = |ranks| predict(&plan, pipeline, ranks, &links, Some(0.4)).step.unwrap();
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a}, expected {b}");
+        close(step(8).exposed_seconds, 0.01 + 0.01);
+        close(step(8).idle_seconds, (0.1 + 0.01) * (1.25 * 1.2 - 1.0));
+        close(step(8).seconds, 0.1 + 0.02 + 0.055);
+        // More data ranks change nothing of the parts of the model.
+        close(step(8).seconds, step(4).seconds);
+        assert_eq!(predict(&plan, PipelineCost::NONE, 8, &links, Some(0.4)).step.unwrap().idle_seconds, 0.0);
     }
 
     /// By hand, without latency: 16 ranks in two nodes gather 1.6 GB, 0.2 GB of it between nodes for each GPU.

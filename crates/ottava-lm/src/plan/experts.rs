@@ -21,9 +21,11 @@ pub struct ExpertsPlan {
     pub router: String,
     /// Width of the MLP that all tokens share; `None` if there is none.
     pub shared: Option<usize>,
-    /// Rows that a micro-batch sends to the experts of a layer.
+    /// Ranks that divide the experts of each layer, and exchange tokens.
+    pub ranks: usize,
+    /// Rows that a micro-batch of these ranks sends to the experts of a layer.
     pub rows: usize,
-    /// Rows of their buffers, which have room for any choices in groups of multiples of 128.
+    /// Rows of the buffers of a rank, which have room for any choices in groups of multiples of 128.
     pub capacity: usize,
 }
 
@@ -32,7 +34,9 @@ impl ExpertsPlan {
     pub(super) fn new(run: &RunConfig, sizes: &DecoderConfig) -> Option<ExpertsPlan> {
         let ExpertsConfig { count, hidden, routing, shared, losses, .. } = sizes.experts.as_ref()?;
         let sequences = run.training.per_device_train_batch_size;
-        let rows = sequences * run.data.max_length / run.parallel.context.max(1) * routing.chosen;
+        let ranks = run.parallel.expert;
+        let tokens = sequences * run.data.max_length / run.parallel.context.max(1) * ranks;
+        let own = count / ranks;
         let loss = |name, factor: f64| if factor == 0.0 { String::new() } else { format!(", {name} {factor}") };
         let losses = format!("{}{}", loss("loss of balance times", losses.balance), loss("z-loss times", losses.z));
         Some(ExpertsPlan {
@@ -42,8 +46,9 @@ impl ExpertsPlan {
             hidden: *hidden,
             router: format!("{routing}, logits in F32{losses}"),
             shared: shared.map(|shared| shared.hidden),
-            rows,
-            capacity: Groups::capacity(rows, *count),
+            ranks,
+            rows: tokens * routing.chosen,
+            capacity: Groups::capacity(tokens * routing.chosen.min(own), own),
         })
     }
 }

@@ -13,7 +13,7 @@ use crate::parallel::{Ranks, Schedule};
 use crate::run::Run;
 use crate::sentinel::SentinelPolicy;
 use crate::step::{MicroBatch, Program, ProgramInputs};
-use ottava_tensor::comm::Group;
+use ottava_tensor::comm::{Axis, Group};
 use ottava_tensor::cuda::{GpuModel, Workload};
 use ottava_tensor::tracker::MemorySnapshot;
 use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
@@ -202,7 +202,7 @@ impl DryRun {
         let mut run = dry_run(config, sizes, device, distinct, stage)?;
         let build = device.scope("build");
         run.quantize_weights()?;
-        let place = run.step.partition().ranks().sequence_place();
+        let place = run.step.partition().ranks().place(Axis::Context);
         let ids = || Tensor::zeros(device, &[rows * place.share(seq_len)], DType::I32);
         // Inputs, targets and losses of the other micro-batches.
         let _others = (0..3 * (micro_batches - distinct)).map(|_| ids()).collect::<Result<Vec<_>, _>>()?;

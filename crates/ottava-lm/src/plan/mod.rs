@@ -13,6 +13,7 @@ mod mesh;
 mod optimizer;
 mod pipeline;
 mod resolve;
+mod search;
 #[cfg(test)]
 mod tests;
 mod timeline;
@@ -20,7 +21,7 @@ mod timeline;
 pub use attention::AttentionPlan;
 pub use changes::{Change, Effect, changes};
 pub use communication::{CommunicationPlan, UnitPlan};
-pub use cost::{Kind, Links, NodeLinks, PredictedStep, Prediction, Ring, predict};
+pub use cost::{Kind, Links, NodeLinks, PipelineCost, PredictedStep, Prediction, Ring, predict};
 pub use experts::ExpertsPlan;
 pub use gpu::GpuPlan;
 pub use inference::expect_model_fits;
@@ -30,6 +31,7 @@ pub use mesh::{AmaxPlan, AxisPlan, MeshPlan};
 pub use optimizer::TensorPlan;
 pub use pipeline::{PipelinePlan, PipelineRank, StagePlan};
 pub use resolve::ResolvedRun;
+pub use search::{Candidate, Division, Dropped, ParallelSearch, divisions};
 
 use crate::error::Result;
 use crate::models::{Decoder, DecoderConfig};

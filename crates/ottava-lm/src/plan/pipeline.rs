@@ -1,5 +1,6 @@
 //! The stages of a pipeline, and the idle time of its schedule.
 
+use super::cost::PipelineCost;
 use super::memory::MemoryPlan;
 use crate::config::ResolvedConfig;
 use crate::error::Result;
@@ -48,6 +49,11 @@ pub struct PipelineRank {
 }
 
 impl PipelinePlan {
+    /// What the cost model reads of it.
+    pub fn cost(&self) -> PipelineCost {
+        PipelineCost { bubble: self.bubble, imbalance: self.imbalance }
+    }
+
     /// The pipeline of `config` for a `model`; `None` without one.
     pub(super) fn new(
         config: &ResolvedConfig,

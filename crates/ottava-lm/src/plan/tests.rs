@@ -358,6 +358,35 @@ fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<
     vec![step(), step()]
 }
 
+/// Of each token of a micro-batch, a rank sends values and gradients to the other, or codes if all ranks would cast the same ones.
+#[test]
+fn tokens_travel_to_experts_as_codes_where_all_ranks_cast_alike() {
+    let sizes = DecoderConfig { layers: 1, ..model("qwen3-30b-a3b").unwrap() };
+    let gathered = |name, recompute| {
+        let mut config = run(name, Some(recompute), true);
+        (config.parallel.data, config.parallel.expert) = (2, 2);
+        let plan = CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &gpu(140.0)).unwrap().unwrap();
+        plan.of_layers.all_gather.bytes
+    };
+    let tokens = 2 * 4096;
+    let (values, choices) = (tokens * 2048 * 2, tokens * 8 * 8);
+    for (name, forward) in [
+        (RecipeName::Bf16, values),
+        (RecipeName::Fp8Delayed, values / 2),
+        (RecipeName::Fp8Current, values / 2),
+        // The cast for wgrad has other scales.
+        (RecipeName::Fp8Block, values),
+        (RecipeName::Fp8Row, values),
+    ] {
+        assert_eq!(gathered(name, Recompute::None), choices + forward + values, "{}", name.as_str());
+    }
+    // A forward without a cast for wgrad sends codes, with a scale per row or per 128 values. The recomputed one sends values.
+    for (name, scales) in [(RecipeName::Fp8Row, tokens * 4), (RecipeName::Fp8Block, tokens * 2048 / 128 * 4)] {
+        let expected = choices + values / 2 + scales + choices + values + values;
+        assert_eq!(gathered(name, Recompute::Full), expected, "{}", name.as_str());
+    }
+}
+
 #[test]
 fn planned_communication_is_what_ranks_send() {
     let sizes = DecoderConfig {

@@ -19,9 +19,12 @@ impl AmaxGroup {
     /// For the same if ranks also divide the tensor itself, and its scale is that of the whole tensor.
     pub const TENSOR: AmaxGroup = AmaxGroup::Over(&[Axis::Data, Axis::Context, Axis::Tensor]);
 
-    /// Whether ranks that divide the tensor share its scale.
-    pub fn spans_tensor(self) -> bool {
-        matches!(self, AmaxGroup::Over(axes) if axes.contains(&Axis::Tensor))
+    /// For the casts of experts that ranks divide: the scale is that of all experts.
+    pub const EXPERTS: AmaxGroup = AmaxGroup::Over(&[Axis::Data, Axis::Context, Axis::Expert]);
+
+    /// Whether the ranks of `axis`, which divide the tensor, share its scale.
+    pub fn spans(self, axis: Axis) -> bool {
+        matches!(self, AmaxGroup::Over(axes) if axes.contains(&axis))
     }
 }
 

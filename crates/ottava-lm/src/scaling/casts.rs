@@ -9,7 +9,8 @@ use crate::error::Result;
 use crate::layer_ranks::{LayerRanks, ShardPlace};
 use crate::mode::{Mode, Pass};
 use crate::operand::FrozenScale;
-use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Groups, Output, Produced, Routes};
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Groups, Operand, Output, Produced, Routes};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
 /// The statistics that casts write.
@@ -93,6 +94,25 @@ impl Casts<'_> {
         self.probe().compare_cast(scales.name(slot), codes, x)
     }
 
+    /// The name of the linear whose gradient by the output is cast in slot `gradient`.
+    pub fn linear_name(&self, gradient: Slot) -> String {
+        self.scales.name(gradient).trim_end_matches(".grad_output").to_string()
+    }
+
+    /// Compares the codes of the weight that a product of the linear of slot `gradient` reads with the weight, if this pass compares products.
+    pub fn compare_weight(
+        &mut self,
+        gradient: Slot,
+        codes: Operand,
+        weight: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<()> {
+        if !self.compares() {
+            return Ok(());
+        }
+        let name = format!("{}.weight", self.linear_name(gradient));
+        self.probe().compare_codes(&name, codes, &weight()?)
+    }
+
     /// Keeps sampled rows of `x`, which is cast in `slot`, if this pass compares products.
     pub fn keep_rows(&mut self, slot: Slot, x: &Tensor) -> Result<()> {
         if !self.compares() {
@@ -104,7 +124,7 @@ impl Casts<'_> {
 
     /// This rank among those that divide the tensors of layers.
     pub fn place(&self) -> ShardPlace {
-        self.scales.layer_ranks().place()
+        self.scales.layer_ranks().place(Axis::Tensor)
     }
 
     /// Whether the ranks that divide the tensors of layers also divide the tokens between sublayers. In inference, which has few tokens, each
@@ -113,23 +133,27 @@ impl Casts<'_> {
         self.place().is_divided() && self.mode.pass != Pass::Inference
     }
 
-    /// The ranks that divide the tensors and the sequences of layers.
+    /// The ranks that divide the tensors, sequences and experts of layers.
     pub fn layer_ranks(&self) -> &dyn LayerRanks {
         self.scales.layer_ranks()
     }
 
     /// All rows of a matrix, of which this rank has `rows` if ranks divide tokens.
     pub fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
-        if self.divides_tokens() { self.scales.layer_ranks().gather(name, rows) } else { Ok(rows.clone()) }
+        if self.divides_tokens() {
+            self.scales.layer_ranks().gather(Axis::Tensor, name, rows)
+        } else {
+            Ok(rows.clone())
+        }
     }
 
     /// `addend + Σ partial` over the ranks that divide tensors: this rank's rows if ranks divide tokens.
     pub fn sum(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
         let ranks = self.scales.layer_ranks();
         match addend {
-            _ if self.divides_tokens() => ranks.sum_own_rows(name, partial, addend),
-            Some(addend) => Ok(ops::add(&ranks.sum(name, partial)?, addend)?),
-            None => ranks.sum(name, partial),
+            _ if self.divides_tokens() => ranks.sum_own_rows(Axis::Tensor, name, partial, addend),
+            Some(addend) => Ok(ops::add(&ranks.sum(Axis::Tensor, name, partial)?, addend)?),
+            None => ranks.sum(Axis::Tensor, name, partial),
         }
     }
 
@@ -253,8 +277,10 @@ impl Casts<'_> {
     ///
     /// The ranks that divide the tensor compute one scale if their group shares it.
     pub fn own_scale(&mut self, slot: Slot, mut amax: Tensor) -> Result<FrozenScale> {
-        if self.scales.amax_groups()[slot.index()].spans_tensor() {
-            amax = self.scales.layer_ranks().largest(self.scales.name(slot), amax)?;
+        for axis in [Axis::Tensor, Axis::Expert] {
+            if self.scales.amax_groups()[slot.index()].spans(axis) {
+                amax = self.scales.layer_ranks().largest(axis, self.scales.name(slot), amax)?;
+            }
         }
         let scale = ops::take_scale(&mut amax, self.scales.format(slot), self.scales.current_scaling(slot))?;
         self.recorder.spare_amaxes.push(amax);

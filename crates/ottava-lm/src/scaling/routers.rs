@@ -94,6 +94,13 @@ impl RouterLoad {
         self.entropy += other.entropy;
     }
 
+    /// What to add to the bias of the router's choice: `rate` for experts with fewer tokens than the mean, `-rate` for those with more. Wang et
+    /// al. 2024, arXiv:2408.15664, algorithm 1.
+    pub fn bias_change(&self, rate: f64) -> Vec<f64> {
+        let (all, experts) = (self.counts.iter().sum::<i64>(), self.counts.len() as i64);
+        self.counts.iter().map(|count| rate * (all - count * experts).signum() as f64).collect()
+    }
+
     /// The loads of all ranks, in any order, by router.
     pub fn merge(of_ranks: impl IntoIterator<Item = RouterLoad>) -> Vec<RouterLoad> {
         let mut merged: Vec<RouterLoad> = Vec::new();
@@ -164,5 +171,7 @@ mod tests {
         assert_eq!((metrics.imbalance, metrics.idle, metrics.entropy), (2.0, 1, 6.0 / 6.0));
         assert_eq!(metrics.padding, (896.0 - 12.0) / 896.0);
         assert_eq!(RouterMetrics::of(&[]), None);
+        // The mean of [4, 2, 2, 0] is 2.
+        assert_eq!(merged[0].bias_change(0.5), [-0.5, 0.0, 0.0, 0.5]);
     }
 }

@@ -184,6 +184,11 @@ impl Scales {
         self.high_precision = self.inputs.iter().map(|input| named.contains(&input.0)).collect();
     }
 
+    /// Which values of a cast in `slot` share a scale.
+    pub fn granularity(&self, slot: Slot) -> Granularity {
+        self.slots[slot.0].1.granularity
+    }
+
     /// Whether a cast in `slot` has one scale per tensor.
     pub fn is_per_tensor(&self, slot: Slot) -> bool {
         self.slots[slot.0].1.granularity == Granularity::PerTensor

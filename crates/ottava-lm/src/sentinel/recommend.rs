@@ -31,7 +31,7 @@ impl Recommendation {
     pub fn of(costs: &[(String, f64)], sites: &[LinearSite], share: f64) -> Recommendation {
         let size = |name: &str| {
             let site = sites.iter().find(|site| site.name == name)?;
-            Some((site.inputs * site.outputs) as f64)
+            Some((site.inputs * site.outputs * site.experts.map_or(1, |experts| experts.chosen)) as f64)
         };
         let mut known: Vec<_> = costs.iter().filter_map(|(name, cost)| Some((name, *cost, size(name)?))).collect();
         known.sort_by(|a, b| (b.1 / b.2).total_cmp(&(a.1 / a.2)));

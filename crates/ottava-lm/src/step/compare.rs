@@ -12,6 +12,7 @@ use crate::models::{ComparedSaved, Decoder};
 use crate::parallel::{Exchange, Message, Messages, Schedule, ScheduleKind};
 use crate::scaling::{Compared, Comparison, Observer, PrecisionComparison, Quantity, sampling_step};
 use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{IGNORE_INDEX, SUMS};
 
 impl TrainStep {
@@ -30,7 +31,7 @@ impl TrainStep {
     ) -> Result<(PrecisionComparison, Vec<(String, Tensor)>)> {
         let (ranks, schedule) = (self.partition.ranks(), self.schedule_of_comparison());
         let program = Program::gradients_of(&schedule, ranks.pipeline().rank());
-        let micro_batch = MicroBatch::new(batch, model.device(), ranks.sequence_place())?;
+        let micro_batch = MicroBatch::new(batch, model.device(), ranks.place(Axis::Context))?;
         let precisions = [StepPrecision::Recipe, StepPrecision::High];
         let passes = self.compare_passes(&program, model, &micro_batch, precisions, observer)?;
         let ComparedPasses { losses, compared: Compared { tensors: own, observed } } = passes;
@@ -71,7 +72,7 @@ impl TrainStep {
             true => Program::gradients_of(&schedule, ranks.pipeline().rank()),
             false => Program::evaluation_of(&schedule, ranks.pipeline().rank()),
         };
-        let micro_batch = MicroBatch::new(batch, model.device(), ranks.sequence_place())?;
+        let micro_batch = MicroBatch::new(batch, model.device(), ranks.place(Axis::Context))?;
         let passes = self.compare_passes(&program, model, &micro_batch, [precision; 2], None)?;
         let ComparedPasses { losses, compared: Compared { tensors: own, .. } } = passes;
         let mut different = own.iter().find(|compared| !compared.is_equal()).map(in_words);
@@ -155,7 +156,7 @@ impl TrainStep {
                     }
                 }
                 Action::Receive { message, .. } => {
-                    let place = model.scaling().scales().layer_ranks().place();
+                    let place = model.scaling().scales().layer_ranks().place(Axis::Tensor);
                     let shape = [place.share(inputs.len()), model.config().channels];
                     let mut receive = || {
                         let into = Tensor::empty(model.device(), &shape, model.recipe().compute)?;

@@ -27,6 +27,7 @@ use crate::mode::StepPrecision;
 use crate::models::Decoder;
 use crate::optim::Optimizer;
 use crate::parallel::{Partition, Schedule, Shared};
+use ottava_tensor::comm::Axis;
 use ottava_tensor::cuda::Graph;
 use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type};
 use ottava_tensor::{DType, Device, Tensor};
@@ -100,7 +101,7 @@ impl TrainStep {
         partition: Partition,
     ) -> Result<TrainStep> {
         let (device, micro_batches) = (model.device(), schedule.micro_batches);
-        let sequences = Sequences::divided(device, rows, seq_len, partition.ranks().sequence_place())?;
+        let sequences = Sequences::divided(device, rows, seq_len, partition.ranks().place(Axis::Context))?;
         let tokens = sequences.positions.len();
         let ids = || {
             (0..micro_batches).map(|_| Ok(Tensor::zeros(device, &[tokens], DType::I32)?)).collect::<Result<Vec<_>>>()
@@ -111,10 +112,6 @@ impl TrainStep {
         let scalar = || Tensor::empty(device, &[1], DType::F32);
         let reduce_error = partition.sends_codes().then(scalar).transpose()?;
         let results = Results { losses, norm: scalar()?, limit: None, reduce_error };
-        let capture = || match device {
-            Device::Cpu | Device::DryCpu(_) => Capture::Never,
-            Device::Cuda(_) => Capture::AfterThisStep,
-        };
         let mut loss_scale = LossScaleOnDevice { value: 1.0, per_unit: Tensor::empty(device, &[1], real)? };
         loss_scale.set(1.0, micro_batches * tokens * partition.ranks().sharing(Shared::Tokens).size())?;
         let micro_batch =
@@ -130,7 +127,7 @@ impl TrainStep {
             padding: vec![0; micro_batches],
             results,
             norm_limit: f64::INFINITY,
-            captures: [capture(), capture()],
+            captures: [Capture::on(device), Capture::on(device)],
             loss_scale,
             partition,
         })

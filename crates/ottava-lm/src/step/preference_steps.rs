@@ -8,6 +8,7 @@ use crate::mode::{Pass, StepPrecision};
 use crate::models::Decoder;
 use crate::parallel::{Schedule, Shared};
 use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{IGNORE_INDEX, sequence_log_probs};
 
 impl TrainStep {
@@ -83,7 +84,7 @@ impl TrainStep {
     ) -> Result<Vec<Vec<f64>>> {
         let schedule = Schedule { micro_batches: batches.len(), ..self.schedule };
         let program = Program { pass, ..Program::evaluation_of(&schedule, self.partition.ranks().pipeline().rank()) };
-        let place = self.partition.ranks().sequence_place();
+        let place = self.partition.ranks().place(Axis::Context);
         let micro_batches = batches.iter().map(|batch| MicroBatch::new(batch, model.device(), place));
         let micro_batches = &micro_batches.collect::<Result<Vec<_>>>()?;
         let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition: &self.partition };

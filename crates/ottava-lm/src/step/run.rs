@@ -13,6 +13,7 @@ use crate::models::{BackwardPass, Decoder, StageSaved};
 use crate::optim::Optimizer;
 use crate::parallel::{Exchange, Message, Messages, Part, Partition};
 use crate::param::Grad;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::limit_norm;
 use ottava_tensor::{Device, Tensor};
 use std::collections::HashMap;
@@ -227,7 +228,7 @@ impl Execution<'_> {
 
     /// Outputs of stages and their gradients have the compute type, and the tokens of this rank, if ranks divide tokens.
     fn receive(&mut self, message: Message, micro_batch: usize) -> Result<()> {
-        let place = self.model.scaling().scales().layer_ranks().place();
+        let place = self.model.scaling().scales().layer_ranks().place(Axis::Tensor);
         let tokens = place.share(self.inputs.micro_batches[micro_batch].inputs.len());
         let shape = [tokens, self.model.config().channels];
         let tensor = Tensor::empty(self.model.device(), &shape, self.model.recipe().compute)?;

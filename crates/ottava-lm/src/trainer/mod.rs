@@ -44,7 +44,7 @@ use report::{not_finite, peak_memory, warn_of_infinities};
 use rollback_log::{forget_rollbacks_after, later_rollbacks};
 use sentinel::Sentinel;
 use serde_json::{Map, Value};
-use start::{Losses, Resumed, checkpoints, expect_shared_folder, find_shared_checkpoint, read_losses};
+use start::{Losses, Resumed, checkpoints, choose_division, expect_shared_folder, find_shared_checkpoint, read_losses};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -122,6 +122,7 @@ impl Trainer {
         world: Group,
         lock: Option<RunLock>,
     ) -> Result<Trainer> {
+        choose_division(&mut config, device, &world)?;
         let shape = config.parallel.mesh(world.size())?;
         let ranks = Rc::new(Ranks::new(world, shape, device)?);
         interrupt::forward_to(ranks.stopper());
@@ -476,6 +477,9 @@ impl Trainer {
             None => Vec::new(),
         };
         let routers = RouterMetrics::of(&loads);
+        if self.config.router.bias_update_rate > 0.0 && finite && !is_skipped {
+            model.balance_routers(&loads, self.config.router.bias_update_rate)?;
+        }
         self.step = step;
         self.tokens += tokens;
         self.look_for_spikes(step, loss, grad_norm, is_skipped)?;

@@ -4,15 +4,18 @@ use crate::checkpoint::{
     AdaptedWeights, AdapterFolder, FolderWeights, Progress, RandomWeights, Verify, abandon_after, atomic,
     holds_checkpoints, latest_complete, latest_complete_until, training, verify,
 };
-use crate::config::RunConfig;
+use crate::config::{ParallelConfig, RunConfig};
 use crate::error::{Error, Result};
 use crate::fs::{RealFs, create_dirs, expect_regular, set_aside, sync_parent};
 use crate::input;
 use crate::models::{ConfigFile, Decoder, DecoderConfig, is_reward_model};
 use crate::parallel::Ranks;
 use crate::param::WeightSource;
+use crate::plan::ParallelSearch;
+use crate::recompute::Recompute;
 use crate::report::MAX_METRICS_BYTES;
 use ottava_tensor::Device;
+use ottava_tensor::comm::Group;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -166,6 +169,27 @@ impl Drop for RunLock {
             let _ = std::fs::remove_dir(folder);
         }
     }
+}
+
+/// Replaces `parallel.auto` by the division that rank 0 finds.
+pub(super) fn choose_division(config: &mut RunConfig, device: &Device, world: &Group) -> Result<()> {
+    if !config.parallel.auto {
+        return Ok(());
+    }
+    let search = || -> Result<(ParallelConfig, Option<Recompute>)> {
+        let mut config = config.clone();
+        config.resolve_data()?;
+        let sizes = config.decoder_config()?;
+        config.expect_positions(&sizes)?;
+        let search = ParallelSearch::new(&config, &sizes, device, world.size())?;
+        let best = search.fastest()?;
+        let chosen = best.division.settings().join(", ");
+        tracing::info!("`parallel.auto` chooses {}", if chosen.is_empty() { "one rank" } else { &chosen });
+        let chosen = best.division.applied(&config);
+        Ok((chosen.parallel, chosen.memory.recompute))
+    };
+    (config.parallel, config.memory.recompute) = Ranks::of_first(world, "the division of the run", search)?;
+    Ok(())
 }
 
 /// Errors on all ranks unless each sees what the leading one writes into the run's `folder`.

@@ -10,14 +10,15 @@ use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::optim::{Optimizer, optimizer_tensors};
 use ottava_lm::parallel::{LayerAxes, Ranks, Schedule, Zero};
-use ottava_lm::param::{MemoryPolicy, Param};
+use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Param, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::recompute::Recompute;
-use ottava_tensor::Tensor;
-use ottava_tensor::comm::Group;
+use ottava_tensor::comm::{Axis, Group};
 use ottava_tensor::ops::add;
 use ottava_tensor::testing::values;
+use ottava_tensor::{Device, Tensor};
 use serde_json::{Value, json};
+use std::ops::Range;
 use std::rc::Rc;
 
 pub const ROWS: usize = 2;
@@ -34,6 +35,8 @@ pub struct Setup {
     pub fault: Option<Fault>,
     /// Whether attention sees the edges of documents.
     pub documents: bool,
+    /// Whether routers have equal logits, so that all tokens choose the first experts.
+    pub equal_logits: bool,
 }
 
 /// What the exchange of the first rank may do wrong.
@@ -51,6 +54,10 @@ pub enum Fault {
     MissingExchange,
     /// It takes the tokens of each rank for those of another.
     SwappedTokens,
+    /// It leaves out what the other ranks add to its rows.
+    MissingSum,
+    /// Its sums are 1 % too large.
+    LargeSum,
 }
 
 /// The ranks of a tensor axis with a fault.
@@ -60,16 +67,12 @@ struct Faulty {
 }
 
 impl LayerRanks for Faulty {
-    fn place(&self) -> ShardPlace {
-        self.ranks.place()
+    fn place(&self, axis: Axis) -> ShardPlace {
+        self.ranks.place(axis)
     }
 
-    fn sequence_place(&self) -> ShardPlace {
-        self.ranks.sequence_place()
-    }
-
-    fn exchange(&self, name: &str, parts: &Tensor) -> Result<Tensor> {
-        let received = self.ranks.exchange(name, parts)?;
+    fn exchange(&self, axis: Axis, name: &str, parts: &Tensor) -> Result<Tensor> {
+        let received = self.ranks.exchange(axis, name, parts)?;
         match self.fault {
             Fault::MissingExchange => Ok(parts.clone()),
             Fault::SwappedTokens => {
@@ -82,8 +85,11 @@ impl LayerRanks for Faulty {
         }
     }
 
-    fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
-        let all = self.ranks.gather(name, rows)?;
+    fn gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor> {
+        let all = self.ranks.gather(axis, name, rows)?;
+        if all.shape() == rows.shape() {
+            return Ok(all);
+        }
         let first = match self.fault {
             Fault::MissingGather => [rows, rows],
             Fault::SwappedRows => [&all.rows(rows.shape()[0], all.shape()[0])?, rows],
@@ -95,21 +101,32 @@ impl LayerRanks for Faulty {
         Ok(wrong)
     }
 
-    fn sum_own_rows(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
-        let sum = self.ranks.sum_own_rows(name, partial, addend)?;
+    fn sum_own_rows(&self, axis: Axis, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+        let own = partial.clone();
+        let sum = self.ranks.sum_own_rows(axis, name, partial, addend)?;
         match (self.fault, addend) {
             (Fault::DoubleAddend, Some(addend)) => Ok(add(&sum, addend)?),
+            (Fault::MissingSum, _) => {
+                let ShardPlace { rank, ranks } = self.place(axis);
+                let rows = own.shape()[0] / ranks;
+                let own = own.rows(rank * rows, (rank + 1) * rows)?;
+                addend.map_or(Ok(own.clone()), |addend| Ok(add(&own, addend)?))
+            }
+            (Fault::LargeSum, _) => {
+                let large: Vec<_> = values(&sum).iter().map(|value| (value * 1.01) as f32).collect();
+                Ok(Tensor::from_slice(&Device::Cpu, sum.shape(), &large)?)
+            }
             _ => Ok(sum),
         }
     }
 
-    fn sum(&self, name: &str, x: Tensor) -> Result<Tensor> {
-        self.ranks.sum(name, x)
+    fn sum(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
+        self.ranks.sum(axis, name, x)
     }
 
-    fn largest(&self, name: &str, x: Tensor) -> Result<Tensor> {
+    fn largest(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
         let own = x.duplicate()?;
-        let largest = self.ranks.largest(name, x)?;
+        let largest = self.ranks.largest(axis, name, x)?;
         Ok(if matches!(self.fault, Fault::OwnScale) { own } else { largest })
     }
 }
@@ -124,13 +141,14 @@ impl Setup {
             memory,
             schedule,
             context: 1,
+            expert: 1,
             tensor: 1,
             data: 1,
             zero,
             gathers_values: false,
             rows: [ROWS, TOKENS],
         };
-        Setup { mesh, fault: None, documents: false }
+        Setup { mesh, fault: None, documents: false, equal_logits: false }
     }
 
     /// The same run on `data` x `pipeline` x `context` x `tensor` ranks.
@@ -216,12 +234,25 @@ pub fn exchange_of(ranks: &Rc<Ranks>, fault: Option<Fault>) -> Rc<dyn LayerRanks
     }
 }
 
+/// Seeded weights; those of routers may be zeros.
+struct Weights {
+    equal_logits: bool,
+}
+
+impl WeightSource for Weights {
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor> {
+        let is_zero = self.equal_logits && tensor.name.ends_with(".gate.weight");
+        Seeded { std: if is_zero { 0.0 } else { 0.1 } }.read(tensor, elements, init)
+    }
+}
+
 /// The steps and an evaluation of one rank.
 fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
-    let Setup { mesh, fault, documents } = setup;
+    let Setup { mesh, fault, documents, equal_logits } = setup;
     let ranks = mesh.join(comm);
     let axis = exchange_of(&ranks, *fault);
-    let mut own = mesh.build(&ranks, &mesh.spans(ranks.pipeline().rank()), axis, &mut Seeded { std: 0.1 });
+    let mut own =
+        mesh.build(&ranks, &mesh.spans(ranks.pipeline().rank()), axis, &mut Weights { equal_logits: *equal_logits });
     if *documents {
         own.work = own.work.with_documents(DOCUMENTS.len()).unwrap();
     }

@@ -448,7 +448,7 @@ fn a_run_reports_routers_and_writes_a_tensor_for_each_expert() {
     assert!(error.starts_with("`router` is set, and the model of"), "{error}");
 }
 
-/// The bias for the choice is F32 in every recipe, and no step changes it.
+/// The bias for the choice is F32 in every recipe, and no update by gradients changes it.
 #[test]
 fn biases_of_choices_are_kept_as_they_are() {
     let sizes = sizes_with(json!({
@@ -472,4 +472,61 @@ fn biases_of_choices_are_kept_as_they_are() {
         assert!(losses[5] < losses[0], "{losses:?}");
         assert!(biases(&mut training) == before, "{name:?}");
     }
+}
+
+#[test]
+fn biases_follow_the_load_of_experts() {
+    let inputs = tempfile::tempdir().unwrap();
+    resume::write_inputs(inputs.path());
+    let keys = json!({
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 100, "hidden_size": 32,
+        "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "kv_lora_rank": 16, "q_lora_rank": null, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16,
+        "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "n_group": 1, "topk_group": 1, "norm_topk_prob": true, "routed_scaling_factor": 1.0, "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc", "max_position_embeddings": 64,
+    });
+    std::fs::write(inputs.path().join("config.json"), keys.to_string()).unwrap();
+    // The biases in the last checkpoint, and the mean imbalance of the last ten steps.
+    let run = |name: &str, rate: f64, stop: u64| {
+        let folder = inputs.path().join(name);
+        let mut run = resume::config(inputs.path(), &folder, RecipeName::Fp8Row);
+        (run.training.max_steps, run.training.eval_steps, run.router.bias_update_rate) = (40, 40, rate);
+        if stop < 40 {
+            resume::train(&run, &Device::Cpu, &Start::New, stop).unwrap_err();
+            resume::train(&run, &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
+        } else {
+            resume::train(&run, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+        }
+        let bytes = std::fs::read(folder.join("checkpoints/checkpoint-40/model.safetensors")).unwrap();
+        let written = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let bias = |layer: usize| {
+            let tensor = written.tensor(&format!("model.layers.{layer}.mlp.gate.e_score_correction_bias")).unwrap();
+            assert_eq!((tensor.dtype(), tensor.shape()), (Dtype::F32, &[8][..]));
+            tensor.data().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect::<Vec<_>>()
+        };
+        let steps: Vec<f64> =
+            resume::metrics(&folder).iter().filter_map(|line| line["router_imbalance"].as_f64()).collect();
+        let imbalance = steps[steps.len() - 10..].iter().sum::<f64>() / 10.0;
+        ([bias(1), bias(2)].concat(), imbalance)
+    };
+    let (still, without) = run("without", 0.0, 40);
+    assert!(still.iter().all(|&bias| bias == 0.0), "{still:?}");
+    let (biases, with) = run("with", 0.01, 40);
+    eprintln!("the fullest expert has {without:.3} times the mean, and {with:.3} with biases {biases:?}");
+    assert!(
+        biases.iter().all(|bias| bias.abs() <= 0.4001) && biases.iter().any(|bias| bias.abs() > 0.02),
+        "{biases:?}"
+    );
+    assert!(with - 1.0 < 0.7 * (without - 1.0), "{with} and {without}");
+    assert_eq!(run("resumed", 0.01, 17), (biases, with));
+
+    let no_bias = json!({"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "vocab_size": 100, "hidden_size": 32,
+        "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_experts": 4, "num_experts_per_tok": 2,
+        "max_position_embeddings": 64});
+    std::fs::write(inputs.path().join("config.json"), no_bias.to_string()).unwrap();
+    let mut run = resume::config(inputs.path(), &inputs.path().join("none"), RecipeName::Fp8Row);
+    run.router.bias_update_rate = 0.001;
+    let error = run.decoder_config().unwrap_err().to_string();
+    assert!(error.starts_with("`router.bias_update_rate` is 0.001, and the routers of the model of"), "{error}");
 }

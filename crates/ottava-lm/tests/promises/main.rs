@@ -12,6 +12,7 @@ mod determinism;
 mod divided;
 mod documents;
 mod engine;
+mod expert_ranks;
 mod experts;
 mod export;
 mod export_sources;

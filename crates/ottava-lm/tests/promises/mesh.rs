@@ -27,6 +27,8 @@ pub struct Mesh {
     pub memory: MemoryPolicy,
     pub schedule: Schedule,
     pub context: usize,
+    /// Ranks of data x context that have different experts.
+    pub expert: usize,
     pub tensor: usize,
     pub data: usize,
     pub zero: Zero,
@@ -52,8 +54,8 @@ impl Mesh {
 
     /// The ranks of which `comm` is one.
     pub fn join(&self, comm: Group) -> Rc<Ranks> {
-        let Mesh { context, tensor, data, schedule, .. } = *self;
-        let shape = MeshShape { context, tensor, pipeline: schedule.ranks, ..MeshShape::of_data(data) };
+        let Mesh { context, expert, tensor, data, schedule, .. } = *self;
+        let shape = MeshShape { context, expert, tensor, pipeline: schedule.ranks, ..MeshShape::of_data(data) };
         Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap())
     }
 

@@ -41,6 +41,7 @@ impl Setup {
                 memory,
                 schedule,
                 context: 1,
+                expert: 1,
                 tensor: 1,
                 data: 1,
                 zero,

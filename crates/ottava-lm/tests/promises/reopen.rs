@@ -27,8 +27,14 @@ fn alone(family: &str, width: usize, level: Level) -> Mesh {
     let keys = match family {
         "phi3" => json!({
             "architectures": ["Phi3ForCausalLM"], "vocab_size": 96, "hidden_size": width, "intermediate_size": width,
-            "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 64,
+            "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": if width == 64 { 2 } else { 1 },
+            "max_position_embeddings": 64,
             "tie_word_embeddings": false,
+        }),
+        "qwen3_moe" => json!({
+            "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": width, "intermediate_size": width, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64, "num_experts": 4,
+            "num_experts_per_tok": 2, "moe_intermediate_size": width, "norm_topk_prob": true, "tie_word_embeddings": false,
         }),
         _ => json!({
             "architectures": ["GPT2LMHeadModel"], "vocab_size": 96, "n_embd": width, "n_layer": 2, "n_head": 4,
@@ -47,6 +53,7 @@ fn alone(family: &str, width: usize, level: Level) -> Mesh {
         memory,
         schedule,
         context: 1,
+        expert: 1,
         tensor: 1,
         data: 1,
         zero: Zero::Nothing,
@@ -74,6 +81,25 @@ fn meshes(alone: &Mesh) -> Vec<Mesh> {
         ([4, 1, 1], Zero::Gradients),
     ];
     shapes.map(|(shape, zero)| on(alone, shape, zero)).to_vec()
+}
+
+/// Meshes for mixtures: data, pipeline, context, experts, and the stage of ZeRO.
+fn expert_meshes(alone: &Mesh) -> Vec<Mesh> {
+    let shapes = [
+        ([2, 1, 1], 2, Zero::Nothing),
+        ([4, 1, 1], 4, Zero::OptimizerStates),
+        ([4, 1, 1], 2, Zero::OptimizerStates),
+        ([4, 1, 1], 2, Zero::Weights),
+        ([2, 2, 1], 2, Zero::OptimizerStates),
+        ([2, 1, 2], 2, Zero::Gradients),
+        ([2, 1, 1], 1, Zero::OptimizerStates),
+    ];
+    let mesh = |([data, pipeline, context], expert, zero): ([usize; 3], usize, Zero)| Mesh {
+        expert,
+        context,
+        ..on(alone, [data, pipeline, 1], zero)
+    };
+    shapes.map(mesh).to_vec()
 }
 
 fn step(own: &mut MeshRank, mesh: &Mesh, number: usize) {
@@ -159,7 +185,7 @@ fn values(checkpoint: &Path) -> Seen {
 #[test]
 fn each_mesh_saves_what_one_rank_saves() {
     let folder = tempfile::tempdir().unwrap();
-    for family in ["phi3", "gpt2"] {
+    for family in ["phi3", "gpt2", "qwen3_moe"] {
         let alone = alone(family, 64, Level::O0);
         let expected = train(&alone, &folder.path().join(format!("{family} alone")));
         let next = reopen(&expected, &alone, 1, &folder.path().join(format!("{family} alone, next")));
@@ -169,7 +195,8 @@ fn each_mesh_saves_what_one_rank_saves() {
             seen.retain(|name, _| !name.ends_with("c_attn.bias"));
             seen
         };
-        for (i, mesh) in meshes(&alone).iter().enumerate() {
+        let meshes = if family == "qwen3_moe" { expert_meshes(&alone) } else { meshes(&alone) };
+        for (i, mesh) in meshes.iter().enumerate() {
             let saved = train(mesh, &folder.path().join(format!("{family} {i}")));
             let (apart, name) = distance(&compared(&expected), &compared(&saved));
             assert!(apart < F32, "{family}, mesh {i}: {name} is {apart:.1e} apart");
@@ -184,19 +211,21 @@ fn each_mesh_saves_what_one_rank_saves() {
 #[test]
 fn every_mesh_reopens_the_checkpoint_of_another() {
     let folder = tempfile::tempdir().unwrap();
-    for (number, level) in [Level::O1, Level::O2, Level::Coat].into_iter().enumerate() {
-        let alone = alone("phi3", 256, level);
-        let mut all = [meshes(&alone), vec![alone.clone()]].concat();
+    let levels = [Level::O1, Level::O2, Level::Coat].into_iter().enumerate();
+    for ((number, level), family) in levels.flat_map(|level| [(level, "phi3"), (level, "qwen3_moe")]) {
+        let alone = alone(family, 256, level);
+        let of_family = if family == "phi3" { meshes(&alone) } else { expert_meshes(&alone) };
+        let mut all = [of_family, vec![alone.clone()]].concat();
         // Groups of 128 moments do not divide 64 columns.
         all.retain(|mesh| mesh.tensor < 4);
         for (i, mesh) in all.iter().enumerate() {
-            let saved = train(mesh, &folder.path().join(format!("{level:?} {i}")));
+            let saved = train(mesh, &folder.path().join(format!("{family} {level:?} {i}")));
             let other = (i + 1 + number) % all.len();
-            let again = reopen(&saved, &all[other], 0, &folder.path().join(format!("{level:?} {i}, again")));
+            let again = reopen(&saved, &all[other], 0, &folder.path().join(format!("{family} {level:?} {i}, again")));
             let (before, after) = (tensors(&saved), tensors(&again));
-            assert!(before.keys().eq(after.keys()), "{level:?}: mesh {other} saves other tensors than {i}");
+            assert!(before.keys().eq(after.keys()), "{family}, {level:?}: mesh {other} saves other tensors than {i}");
             let changed = before.iter().find(|(name, bytes)| after[*name] != **bytes).map(|(name, _)| name);
-            assert_eq!(changed, None, "{level:?}: mesh {other} has reopened what {i} has saved");
+            assert_eq!(changed, None, "{family}, {level:?}: mesh {other} has reopened what {i} has saved");
         }
     }
 }

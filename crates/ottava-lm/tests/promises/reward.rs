@@ -200,7 +200,8 @@ fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     let schedule = Schedule::of_one_rank(1);
     let (recipe, memory, zero) = (recipe(RecipeName::Fp32, Fp8Format::Auto), MemoryPolicy::FULL, Zero::Nothing);
     let (data, rows, gathers_values) = (1, [8, TOKENS], false);
-    let one = Mesh { sizes, recipe, memory, schedule, context: 1, tensor: 1, data, zero, gathers_values, rows };
+    let one =
+        Mesh { sizes, recipe, memory, schedule, context: 1, expert: 1, tensor: 1, data, zero, gathers_values, rows };
     let pipeline = Schedule { kind: ScheduleKind::default(), ranks: 2, stages: 1, micro_batches: 2 };
     let expected = train_on(&one, Group::solo());
     let with = |schedule, data, zero, rows| Mesh { schedule, data, zero, rows: [rows, TOKENS], ..one.clone() };

@@ -10,7 +10,7 @@ use ottava_lm::parallel::{Schedule, ScheduleKind, Zero};
 use ottava_lm::param::MemoryPolicy;
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::scaling::{OneRank, Quantity};
-use ottava_lm::sentinel::{Bounds, Measure, Verdict};
+use ottava_lm::sentinel::{Bounds, Finding, Measure, Verdict};
 use ottava_tensor::planted::{Damage, ProductFault, plant};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
@@ -24,7 +24,19 @@ fn mesh(recipe: &Recipe) -> Mesh {
     let sizes = config(llama(json!({"vocab_size": 256, "intermediate_size": 224})));
     let (schedule, zero, memory) = (Schedule::of_one_rank(MICRO_BATCHES), Zero::Nothing, MemoryPolicy::FULL);
     let (recipe, gathers_values) = (recipe.clone(), true);
-    Mesh { sizes, recipe, memory, schedule, context: 1, tensor: 1, data: 1, zero, gathers_values, rows: ROWS }
+    Mesh {
+        sizes,
+        recipe,
+        memory,
+        schedule,
+        context: 1,
+        expert: 1,
+        tensor: 1,
+        data: 1,
+        zero,
+        gathers_values,
+        rows: ROWS,
+    }
 }
 
 fn fp8_recipes() -> Vec<(String, Recipe)> {
@@ -153,6 +165,42 @@ fn a_factor_in_one_dgrad_is_found_and_named() {
             let down = "model.layers.0.mlp.down_proj";
             assert_eq!(found(&all, down, |m| m == Measure::Slope(Quantity::Dgrad)), Some(1), "{name}: {all:?}");
             assert!(all.iter().all(|verdict| verdict.findings.iter().all(|f| f.linear().is_none_or(|l| l == down))));
+        }
+    }
+}
+
+/// Two blocks of experts; in a comparison, their rows have room for 640 choices.
+fn mesh_with_experts(recipe: &Recipe) -> Mesh {
+    let sizes = config(json!({
+        "model_type": "qwen3_moe", "vocab_size": 256, "hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64,
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": true,
+    }));
+    Mesh { sizes, ..mesh(recipe) }
+}
+
+#[test]
+fn a_factor_in_one_product_of_experts_is_found_and_named() {
+    let faults = [
+        (Quantity::Fprop, "gate_up_proj", [640, 128]),
+        (Quantity::Dgrad, "down_proj", [640, 64]),
+        (Quantity::Wgrad, "down_proj", [1280, 64]),
+    ];
+    for (name, recipe) in fp8_recipes().into_iter().filter(|(name, _)| !name.contains("but") && !name.contains("and")) {
+        let mesh = mesh_with_experts(&recipe);
+        for (which, linear, shape) in faults {
+            let all = verdicts(&mesh, None, 4, 3, move |step, _| {
+                let damage = Damage::Factor(1.02);
+                plant((step >= 3).then_some(ProductFault { shape, first: 0, every: 1, damage }));
+            });
+            plant(None);
+            for layer in 0..2 {
+                let linear = format!("model.layers.{layer}.mlp.experts.{linear}");
+                assert_eq!(found(&all, &linear, |m| m == Measure::Slope(which)), Some(1), "{name}: {all:?}");
+            }
+            assert!(all[0].findings.iter().all(|finding| finding.linear().is_none()), "{name}: {all:?}");
+            let named = |finding: &Finding| finding.linear().is_none_or(|named| named.ends_with(linear));
+            assert!(all[1].findings.iter().all(named), "{name}: {all:?}");
         }
     }
 }

@@ -215,7 +215,18 @@ pub fn linear(
     let (name, parts, transposed, split) = ("linear", &parts, false, Split::None);
     Linear::new(
         build,
-        LinearConfig { name, parts, fused: &[], inputs, bias, std, transposed, split, shared_input: None },
+        LinearConfig {
+            name,
+            parts,
+            fused: &[],
+            replicas: &[],
+            inputs,
+            bias,
+            std,
+            transposed,
+            split,
+            shared_input: None,
+        },
     )
 }
 

@@ -2,6 +2,7 @@
 
 use crate::divided::{CODES, F32, Fault, Setup, apart, families, llama, recomputation_and_adapters_train_alike, train};
 use crate::mesh::distance;
+use ottava_lm::level::Level;
 use ottava_lm::parallel::Zero;
 use ottava_lm::recipe::RecipeName;
 use ottava_tensor::DType;
@@ -21,6 +22,65 @@ fn every_family_trains_as_on_one_rank() {
             let (apart, tensor_name) = distance(&expected, &got);
             assert!(apart < F32, "{name} on {tensor} ranks: {tensor_name} is {apart:.1e} apart");
         }
+    }
+}
+
+/// Families that differ in the key and value heads that ranks have alike: separate and fused tensors, biases, and norms with a weight for all heads
+/// or for each.
+#[test]
+fn more_ranks_than_key_and_value_heads_train_as_one_rank_does() {
+    for (name, mut keys) in families().into_iter().filter(|(name, _)| *name != "gpt2") {
+        for kv_heads in [1, 2] {
+            keys["num_key_value_heads"] = json!(kv_heads);
+            for zero in [Zero::Nothing, Zero::OptimizerStates, Zero::Weights] {
+                let mut alone = Setup::new(keys.clone(), RecipeName::Fp32);
+                alone.mesh.zero = zero;
+                let mut expected = train(&alone);
+                let is_noise = |name: &str| name.starts_with("weight") && name.ends_with("k_proj.bias");
+                expected.retain(|name, _| !is_noise(name));
+                for mesh in [[1, 1, 1, 4], [2, 1, 1, 2], [2, 1, 1, 4], [1, 2, 1, 4]] {
+                    let is_plain = mesh[0] == 1;
+                    let (divides_few, is_pipeline) = (mesh[3] > kv_heads, mesh[1] > 1);
+                    if !divides_few
+                        || is_plain != (zero == Zero::Nothing)
+                        || is_pipeline && zero > Zero::OptimizerStates
+                    {
+                        continue;
+                    }
+                    let mut got = train(&alone.on(mesh));
+                    got.retain(|name, _| !is_noise(name));
+                    let mut expected = expected.clone();
+                    expected.retain(|name, _| got.contains_key(name));
+                    let (apart, tensor_name) = distance(&expected, &got);
+                    let what =
+                        format!("{name}, {kv_heads} heads on {mesh:?}, {zero:?}: {tensor_name} is {apart:.1e} apart");
+                    assert!(apart < F32, "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// Also in FP8, where each rank casts the gradient by the keys and values of its queries: the distance is at most what FP8 changes. In all formats of
+/// storage, copies have equal bits.
+#[test]
+fn copies_of_key_and_value_heads_stay_equal() {
+    let keys = llama(json!({"num_key_value_heads": 1}));
+    for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Current] {
+        let mut alone = Setup::new(keys.clone(), name);
+        alone.mesh.recipe.compute = DType::F32;
+        let expected = train(&alone);
+        let bound = distance(&train(&Setup::new(keys.clone(), RecipeName::Fp32)), &expected).0;
+        let (apart, tensor_name) = distance(&expected, &train(&alone.on([1, 1, 1, 4])));
+        assert!(apart < bound, "{}: {tensor_name} is {apart:.1e} apart, not below {bound:.1e}", name.as_str());
+    }
+    for level in [Level::O1, Level::O2, Level::Bf16] {
+        let mut alone = Setup::new(keys.clone(), RecipeName::Fp8Delayed);
+        alone.mesh.memory.formats = level.formats();
+        // `train` compares the bits of copies.
+        let losses = |tensor| train(&alone.on([1, 1, 1, tensor]))["losses and norms"].clone();
+        let apart = losses(1).iter().zip(losses(4)).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
+        assert!(apart < 0.015, "{}: {apart:.1e}", level.as_str());
     }
 }
 

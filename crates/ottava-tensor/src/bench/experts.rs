@@ -22,8 +22,8 @@ pub(super) fn rows(table: &mut Table, t: usize, c: usize) -> Result<()> {
     table.row("route_backward", 2 * of_logits + 2 * of_choices, &mut || {
         route_backward(&logits, &routes, &dweights, routing, None).map(drop)
     })?;
-    table.row("slots of experts", 3 * of_choices, &mut || slots(&routes.ids, EXPERTS).map(drop))?;
-    let slots = slots(&routes.ids, EXPERTS)?;
+    table.row("slots of experts", 3 * of_choices, &mut || slots(&routes.ids, 0..EXPERTS).map(drop))?;
+    let slots = slots(&routes.ids, 0..EXPERTS)?;
     let (x, rows) = (table.random(&[t, c], DType::BF16)?, slots.pair_of.len());
     table.row("gather of experts", bf16(t * c + rows * c), &mut || {
         gather_to(&x, &slots, None, Output::Plain).map(drop)

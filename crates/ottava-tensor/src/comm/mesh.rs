@@ -135,6 +135,16 @@ impl MeshShape {
         groups.into_values().collect()
     }
 
+    /// The groups of ranks that hold the same experts: those of data x context that differ in their coordinates on the data and context
+    /// axes, and not in that on the expert axis.
+    pub fn expert_replicas(&self) -> Vec<Vec<usize>> {
+        let mut groups: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for rank in 0..self.ranks() {
+            groups.entry(self.colour_of_replicas(rank)).or_default().push(rank);
+        }
+        groups.into_values().collect()
+    }
+
     /// The first four groups along an axis, for example "ranks 0, 1; ranks 2, 3".
     pub fn describe(&self, axis: Axis) -> String {
         let groups = self.groups(&[axis]);
@@ -159,6 +169,13 @@ impl MeshShape {
         }
     }
 
+    /// A number that identifies the group of `rank` in [`MeshShape::expert_replicas`].
+    fn colour_of_replicas(&self, rank: usize) -> usize {
+        let [pipeline, expert, tensor] =
+            [Axis::Pipeline, Axis::Expert, Axis::Tensor].map(|axis| self.coordinate(rank, axis));
+        (pipeline * self.expert + expert) * self.tensor + tensor
+    }
+
     /// A number that identifies the group of `rank` along the axes of `set`.
     fn colour(&self, rank: usize, set: u8) -> usize {
         let fixed = |axis: Axis| if set & axis.bit() == 0 { self.coordinate(rank, axis) } else { 0 };
@@ -177,6 +194,8 @@ pub struct Mesh {
     groups: Vec<Group>,
     /// The group of each set of axes.
     by_set: BTreeMap<u8, usize>,
+    /// The group of [`Mesh::expert_replicas`]; `None` if it is this rank alone.
+    expert_replicas: Option<usize>,
     /// The group for the empty set of axes.
     alone: Group,
 }
@@ -191,28 +210,43 @@ impl Mesh {
     /// Errors with [`Error::Value`] when `shape` does not have the ranks of `world`, and as [`Group::split`].
     pub fn new(world: Group, shape: MeshShape) -> Result<Mesh> {
         shape.check(world.size())?;
-        let mut mesh = Mesh { shape, groups: vec![world], by_set: BTreeMap::new(), alone: Group::solo() };
+        let (by_set, alone) = (BTreeMap::new(), Group::solo());
+        let mut mesh = Mesh { shape, groups: vec![world], by_set, expert_replicas: None, alone };
         let mut made = vec![vec![(0..shape.ranks()).collect::<Vec<_>>()]];
         for axes in sets() {
-            let (set, groups) = (shape.set(&axes), shape.groups(&axes));
-            if groups[0].len() == 1 && shape.ranks() > 1 || mesh.by_set.contains_key(&set) {
+            let set = shape.set(&axes);
+            if mesh.by_set.contains_key(&set) {
                 continue;
             }
-            let same = made.iter().position(|other| *other == groups);
-            let index = match same {
-                Some(index) => index,
-                None => {
-                    let names = axes.iter().filter(|&&axis| shape.size(axis) > 1).map(|axis| axis.as_str());
-                    let name = names.collect::<Vec<_>>().join(" x ");
-                    let group = mesh.world().split_by(&name, |rank| (shape.colour(rank, set), rank))?;
-                    mesh.groups.push(group);
-                    made.push(groups);
-                    made.len() - 1
-                }
-            };
-            mesh.by_set.insert(set, index);
+            let names = axes.iter().filter(|&&axis| shape.size(axis) > 1).map(|axis| axis.as_str());
+            let name = names.collect::<Vec<_>>().join(" x ");
+            let group = mesh.split(&mut made, shape.groups(&axes), &name, |rank| shape.colour(rank, set))?;
+            mesh.by_set.extend(group.map(|group| (set, group)));
         }
+        let colour = |rank| shape.colour_of_replicas(rank);
+        mesh.expert_replicas = mesh.split(&mut made, shape.expert_replicas(), "data of experts", colour)?;
         Ok(mesh)
+    }
+
+    /// The number of this rank's group among `groups`, which `colour` tells apart: one of those `made` so far, or a new one; `None` for
+    /// groups of one rank.
+    fn split(
+        &mut self,
+        made: &mut Vec<Vec<Vec<usize>>>,
+        groups: Vec<Vec<usize>>,
+        name: &str,
+        colour: impl Fn(usize) -> usize,
+    ) -> Result<Option<usize>> {
+        if groups[0].len() == 1 && self.shape.ranks() > 1 {
+            return Ok(None);
+        }
+        if let Some(index) = made.iter().position(|other| *other == groups) {
+            return Ok(Some(index));
+        }
+        let group = self.world().split_by(name, |rank| (colour(rank), rank))?;
+        self.groups.push(group);
+        made.push(groups);
+        Ok(Some(made.len() - 1))
     }
 
     /// The group of all ranks.
@@ -226,6 +260,11 @@ impl Mesh {
     /// Panics for the expert axis together with only one of data and context, since it subdivides both.
     pub fn group(&self, axes: &[Axis]) -> &Group {
         self.by_set.get(&self.shape.set(axes)).map_or(&self.alone, |&index| &self.groups[index])
+    }
+
+    /// The ranks that hold the same experts as this rank, this rank included; those of data x context without an expert axis.
+    pub fn expert_replicas(&self) -> &Group {
+        self.expert_replicas.map_or(&self.alone, |index| &self.groups[index])
     }
 
     /// The sizes of the axes.

@@ -62,6 +62,8 @@ functions! {
         heuristics = cublasLtMatmulAlgoGetHeuristic(
             Handle, Handle, Handle, Handle, Handle, Handle, Handle, i32, *mut Candidate, *mut i32,
         ) -> i32;
+        config_get = cublasLtMatmulAlgoConfigGetAttribute(*const Algorithm, i32, *mut c_void, usize, *mut usize) -> i32;
+        config_set = cublasLtMatmulAlgoConfigSetAttribute(*mut Algorithm, i32, *const c_void, usize) -> i32;
         check = cublasLtMatmulAlgoCheck(
             Handle, Handle, Handle, Handle, Handle, Handle, *const Algorithm, *mut Candidate,
         ) -> i32;
@@ -90,6 +92,14 @@ const PREFERENCE_ALIGNMENTS: [i32; 4] = [5, 6, 7, 8];
 const WORKSPACE: usize = 32 << 20;
 /// Alignment of scales that cuBLASLt 13.1 requires, in bytes; it refuses 4.
 const SCALE_ALIGNMENT: u64 = 16;
+const CONFIG_CLUSTER: i32 = 8;
+/// `cublasLtClusterShape_t` of algorithms for GPUs without clusters.
+const CLUSTER_NOT_STATED: u16 = 0;
+/// `cublasLtClusterShape_t` of 2 x 1, 1 x 2, 1 x 1, 4 x 1, 2 x 2 and 1 x 4 blocks.
+///
+/// Other clusters are used only where the library has none of these. With an addend, kernels of cuBLASLt 13.1 for Hopper with clusters of eight
+/// blocks fail, or give wrong values, when the driver switches the GPU between two processes (scripts/stress_gemm.py).
+const SMALL_CLUSTERS: [u16; 6] = [3, 5, 2, 4, 6, 8];
 /// Number of heuristic results that are timed once, and of the fastest of them that are timed under load.
 const PROPOSALS: usize = 32;
 const FINALISTS: usize = 6;
@@ -261,7 +271,7 @@ impl Gemms {
                 tracing::warn!(
                     "{key}: not timed, {bytes} bytes of scratch are not free; the library's first proposal is used"
                 );
-                plan.algorithm = first.algorithm;
+                plan.algorithm = *first;
                 return Ok(plan);
             }
             (Some(None), []) => *pointers,
@@ -271,7 +281,7 @@ impl Gemms {
         let start = Instant::now();
         let mut refusal = None;
         let mut field = Vec::new();
-        for Candidate { algorithm, .. } in proposals {
+        for algorithm in proposals {
             // SAFETY: as the caller promised, and a scratch buffer has the size of `out`.
             match unsafe { plan.time(&self.library, &algorithm, &target, self.workspace, 1) } {
                 Ok(time) => field.push((time, algorithm)),
@@ -467,7 +477,16 @@ impl Plan {
         status == 0 && result.workspace <= WORKSPACE
     }
 
-    fn proposals(&self, lt: &Lt, spec: &GemmSpec, alignment: u32) -> Result<Vec<Candidate>> {
+    /// The library's proposals that compete, best first.
+    fn proposals(&self, lt: &Lt, spec: &GemmSpec, alignment: u32) -> Result<Vec<Algorithm>> {
+        let found = self.heuristics(lt, spec, alignment)?;
+        let small: Vec<Algorithm> =
+            found.iter().filter_map(|algorithm| self.with_small_cluster(lt, algorithm)).collect();
+        Ok(if small.is_empty() { found } else { small })
+    }
+
+    /// All proposals of the library, best first.
+    fn heuristics(&self, lt: &Lt, spec: &GemmSpec, alignment: u32) -> Result<Vec<Algorithm>> {
         let mut handle = null_mut();
         // SAFETY: the library writes one handle.
         lt.check(unsafe { (lt.api.preference_create)(&mut handle) }, "cublasLtMatmulPreferenceCreate")?;
@@ -505,8 +524,23 @@ impl Plan {
             return Ok(Vec::new());
         }
         lt.check(status, &format!("cublasLtMatmulAlgoGetHeuristic of {spec:?}"))?;
-        let found = found.into_iter().take(count.max(0) as usize);
-        Ok(found.filter(|candidate| candidate.state == 0).collect())
+        let found = found.into_iter().take(count.max(0) as usize).filter(|candidate| candidate.state == 0);
+        Ok(found.map(|candidate| candidate.algorithm).collect())
+    }
+
+    /// The algorithm, with a smaller cluster if its own is none of [`SMALL_CLUSTERS`]; `None` if the library has none.
+    fn with_small_cluster(&self, lt: &Lt, algorithm: &Algorithm) -> Option<Algorithm> {
+        if has_small_cluster(lt, algorithm) {
+            return Some(*algorithm);
+        }
+        SMALL_CLUSTERS.into_iter().find_map(|cluster| {
+            let mut smaller = *algorithm;
+            // SAFETY: the library reads two bytes and changes the algorithm.
+            let status = unsafe {
+                (lt.api.config_set)(&mut smaller, CONFIG_CLUSTER, (&raw const cluster).cast(), size_of::<u16>())
+            };
+            (status == 0 && self.accepts(lt, &smaller)).then_some(smaller)
+        })
     }
 
     /// # Safety
@@ -561,9 +595,62 @@ impl Plan {
     }
 }
 
+/// Whether the cluster of an algorithm is one of [`SMALL_CLUSTERS`], or it has none.
+fn has_small_cluster(lt: &Lt, algorithm: &Algorithm) -> bool {
+    let (mut cluster, mut written) = (CLUSTER_NOT_STATED, 0);
+    // SAFETY: the library reads the algorithm and writes two bytes and their number.
+    let status = unsafe {
+        (lt.api.config_get)(algorithm, CONFIG_CLUSTER, (&raw mut cluster).cast(), size_of::<u16>(), &mut written)
+    };
+    // Versions before 12 know no clusters.
+    status != 0 || cluster == CLUSTER_NOT_STATED || SMALL_CLUSTERS.contains(&cluster)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::device::test_device;
+
+    #[test]
+    fn algorithms_have_small_clusters() {
+        let Some(gpu) = test_device() else { return };
+        let gemms = Gemms::open(gpu.context().expect("a GPU")).expect("cuBLASLt");
+        let mut replaced = 0;
+        for (m, n, k) in [(240, 960, 576), (20480, 576, 576), (3072, 576, 20480), (8192, 4096, 4096), (64, 4096, 11008)]
+        {
+            for (dtype, out, accumulate) in [(DType::E4M3, DType::BF16, true), (DType::BF16, DType::F32, false)] {
+                let spec = GemmSpec {
+                    m,
+                    n,
+                    k,
+                    a: dtype,
+                    b: dtype,
+                    out,
+                    a_layout: Major::K,
+                    b_layout: Major::K,
+                    lda: k,
+                    ldb: k,
+                    ldc: n,
+                    scale: if dtype.is_fp8() { ScaleMode::PerTensor } else { ScaleMode::None },
+                    fast_accumulation: false,
+                    accumulate,
+                };
+                if spec.scale != ScaleMode::None && gpu.capability() < (8, 9) {
+                    continue;
+                }
+                let plan = Plan::new(&gemms.library, &spec).expect("a plan");
+                let found = plan.heuristics(&gemms.library, &spec, 256).expect("proposals");
+                let used = plan.proposals(&gemms.library, &spec, 256).expect("proposals");
+                assert!(!used.is_empty(), "{spec:?}");
+                assert!(used.iter().all(|algorithm| has_small_cluster(&gemms.library, algorithm)), "{spec:?}");
+                replaced += found.iter().filter(|algorithm| !has_small_cluster(&gemms.library, algorithm)).count();
+            }
+        }
+        assert!(
+            replaced > 0 || gpu.capability() != (9, 0),
+            "none of these products has a proposal with a large cluster"
+        );
+    }
 
     #[test]
     fn alignments_fall_into_classes() {

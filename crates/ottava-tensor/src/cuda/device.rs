@@ -232,6 +232,12 @@ impl CudaDevice {
         self.context().map_or(Ok(false), |context| context.is_capturing())
     }
 
+    /// Whether launches should be captured as graphs: not where each launch waits for its end (`CUDA_LAUNCH_BLOCKING`), so
+    /// that a fault names its kernel.
+    pub fn captures(&self) -> bool {
+        self.context().is_none_or(|context| !context.launches_block)
+    }
+
     /// Number of visible GPUs. `Error::Library` without a driver.
     pub fn count() -> Result<usize> {
         driver::device_count()

@@ -246,8 +246,10 @@ pub(super) struct Context {
     pub(super) name: String,
     pub(super) capability: (i32, i32),
     pub(super) sm_count: usize,
-    /// Launches since the last synchronisation, for fault messages.
+    /// Launches since the last synchronisation, for fault messages; the last one if launches block.
     launches: Mutex<VecDeque<&'static str>>,
+    /// Whether each launch waits for its end (`CUDA_LAUNCH_BLOCKING`), so that a fault is that of the last launch.
+    pub(super) launches_block: bool,
     /// When threads of the host that wait for the GPU began to.
     waits: Mutex<Vec<Instant>>,
     /// The first fault of the device; later errors only say that the context is lost.
@@ -293,6 +295,8 @@ impl Context {
             capability: (attribute(ATTRIBUTE_CAPABILITY_MAJOR)?, attribute(ATTRIBUTE_CAPABILITY_MINOR)?),
             sm_count: attribute(ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(0) as usize,
             launches: Mutex::default(),
+            launches_block: std::env::var_os("CUDA_LAUNCH_BLOCKING")
+                .is_some_and(|value| !value.is_empty() && value != "0"),
             waits: Mutex::default(),
             fault: OnceLock::new(),
             timing: Mutex::default(),
@@ -360,6 +364,9 @@ impl Context {
     /// Adds `what` to the launches that a fault message lists.
     pub(super) fn record_launch(&self, what: &'static str) {
         let mut launches = lock(&self.launches);
+        if self.launches_block {
+            launches.clear();
+        }
         if launches.contains(&what) {
             return;
         }

@@ -81,7 +81,7 @@ pub use negate_targets::negate_targets;
 pub use newton_schulz::newton_schulz;
 pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
-pub use permute::{Slots, combine, gather_to, slots, weight_gradient};
+pub use permute::{Slots, combine, gather_quantized, gather_to, slots, weight_gradient};
 pub use preference::{PreferenceLoss, PreferenceTargets, preference_loss, sequence_log_probs};
 pub use quantize::blocks::quantize_blocks;
 pub use quantize::{amax, measure, quantize, quantize_into, quantize_rounded_into, raise_amax, take_scale};

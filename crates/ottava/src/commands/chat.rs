@@ -49,14 +49,15 @@ static ANSWERING: AtomicBool = AtomicBool::new(false);
 impl ChatCommand {
     pub fn run(self) -> Result<()> {
         let kwargs = self.chat_template_kwargs.clone().unwrap_or_default();
+        let ranks = self.how.alone()?;
         let (model, tokenizer, template, sizes) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let (tokenizer, template) = (Tokenizer::load(folder)?, chat_template(folder, kwargs.clone())?);
             let sizes = decoder_config(&config)?;
-            Ok((self.how.load(folder, &config, self.capacity(&sizes))?, tokenizer, template, sizes))
+            Ok((self.how.load(folder, &config, self.capacity(&sizes), &ranks)?, tokenizer, template, sizes))
         })?;
         let capacity = self.capacity(&sizes);
-        let mut engine = self.draws.engine(model, &[capacity], capacity)?;
+        let mut engine = self.draws.engine(model, &[capacity], capacity, &ranks)?;
         let mut chat = Chat::default();
         chat.messages.extend(self.system.iter().map(|text| Chat::message("system", text)));
         let asks = io::stdin().is_terminal() && io::stdout().is_terminal();

@@ -7,23 +7,23 @@ use ottava_lm::{Error, Result};
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Show where two runs part: the first step, layer and tensor that differ, and the linears whose casts cost more in one than in the other.
+/// Show where two runs diverge: the first step, layer and tensor that differ, and the linears whose casts cost more of the loss in one than in the other.
 #[derive(Args)]
 #[command(
-    after_help = "Two runs are compared by what both have recorded: metrics.jsonl, digests.jsonl (`sentinel.repeat_steps`), casts.jsonl
-(`training.cast_statistics_steps`), sentinel.jsonl (`sentinel.sentinel_steps`) and the weights in checkpoints. To find the step
-itself, record every step.
+    after_help = "Compares the steps that both runs have recorded in metrics.jsonl, digests.jsonl (`sentinel.repeat_steps`), casts.jsonl
+(`training.cast_statistics_steps`) and sentinel.jsonl (`sentinel.sentinel_steps`), and the weights in checkpoints
+(`training.save_steps`). To find the exact step, set these intervals to 1.
 
 Examples:
   ottava compare runs/before runs/after
   ottava compare runs/fp8-delayed runs/fp8-block --top 20 --json"
 )]
 pub struct Compare {
-    /// The folder of a run, `output_dir` of its configuration.
+    /// Output folder of the first run, `output_dir` of its configuration.
     a: PathBuf,
-    /// The folder of another run.
+    /// Output folder of the second run.
     b: PathBuf,
-    /// Linears to show.
+    /// Rows of the table of linears.
     #[arg(long, default_value_t = 10)]
     top: usize,
     /// Print one JSON object.

@@ -3,6 +3,7 @@
 use super::inference::{Inference, StaticScales, with_model};
 use super::text::{Batches, Text, Tokens};
 use crate::output::{Meter, print_json, stop_on_signals};
+use crate::ranks::RankArgs;
 use clap::Args;
 use ottava_lm::calibrate::Calibration;
 use ottava_lm::checkpoint::verify_model;
@@ -25,6 +26,7 @@ use std::path::PathBuf;
   ottava eval model/ --data test.txt --seq-len 1024 --stride 512
   ottava eval model/ --data test.jsonl --seq-len 512 --recipe fp32 --device cpu --json
   ottava eval model/ --data test.txt --recipe fp8-row --set skip_slow_linears=false
+  ottava eval model/ --data test.txt --gpus 2
   ottava eval reward-model/ --data pairs.jsonl
   ottava eval model/ --data test.txt --compare --activation-scales scales.json")]
 pub struct Eval {
@@ -38,9 +40,11 @@ pub struct Eval {
     stride: Option<usize>,
     #[command(flatten)]
     how: Inference,
+    #[command(flatten)]
+    ranks: RankArgs,
     /// Evaluate in BF16, in FP8 with dynamic scales (per token and output), and in FP8 with static scales (per input and weight), if the model
     /// has static scales: from fp8-delayed, from its folder, or from --activation-scales.
-    #[arg(long, conflicts_with_all = ["recipe", "adapter"])]
+    #[arg(long, conflicts_with_all = ["recipe", "adapter", "gpus", "ranks"])]
     compare: bool,
     /// The input scales written by `ottava calibrate`.
     #[arg(long, value_name = "FILE", requires = "compare")]
@@ -75,20 +79,29 @@ impl Eval {
         if self.compare {
             return self.run_comparison();
         }
+        let ranks = self.how.ranks(&self.ranks)?;
         let (mut model, config, tokenizer, seq_len) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let (tokenizer, seq_len) = self.text.fit(folder, &config)?;
-            Ok((self.how.load_any(folder, &config, seq_len)?, config, tokenizer, seq_len))
+            Ok((self.how.load_any(folder, &config, seq_len, &ranks)?, config, tokenizer, seq_len))
         })?;
         let tokens = self.text.tokenize(&tokenizer)?;
         if model.config().score {
+            ranks.expect_alone("a reward model is evaluated")?;
             let padding = pad_token(&reward_model(&config, tokenizer.padding_id())?)?;
             return self.run_rewards(&mut model, &tokens, seq_len, padding);
         }
         tokens.expect_text()?;
         let batches = tokens.batches(seq_len, self.stride)?;
         let cut = (batches.cut.describe(), batches.cut.fields());
-        let evaluation = run(&mut model, &tokens, batches)?;
+        let partition = ranks.partition(&mut model)?;
+        let evaluation = run(&mut model, &tokens, batches, &partition)?;
+        let leads = ranks.leads();
+        drop(partition);
+        ranks.finish()?;
+        if !leads {
+            return Ok(());
+        }
         if self.json {
             print_json(&Report { evaluation, cut: cut.1 });
             return Ok(());
@@ -158,7 +171,7 @@ impl Eval {
                 let mut model = self.how.load_as(folder, &source.config, seq_len, recipe, scales.as_ref())?;
                 results.push(Compared {
                     precision,
-                    evaluation: run(&mut model, &tokens, tokens.batches(seq_len, self.stride)?)?,
+                    evaluation: run(&mut model, &tokens, tokens.batches(seq_len, self.stride)?, &Partition::solo())?,
                 });
             }
             Ok((results, cut))
@@ -180,11 +193,10 @@ impl Eval {
 }
 
 /// Evaluates a model, and shows its speed.
-fn run(model: &mut Decoder, tokens: &Tokens, batches: Batches) -> Result<Evaluation> {
+fn run(model: &mut Decoder, tokens: &Tokens, batches: Batches, partition: &Partition) -> Result<Evaluation> {
     let mut meter = Meter::new("evaluated", batches.tokens);
     let mut progress = |tokens| meter.at(tokens);
-    let evaluation =
-        evaluate(model, batches.batches, tokens.bytes, StepPrecision::Recipe, &Partition::solo(), &mut progress)?;
+    let evaluation = evaluate(model, batches.batches, tokens.bytes, StepPrecision::Recipe, partition, &mut progress)?;
     meter.finish(evaluation.tokens);
     Ok(evaluation)
 }

@@ -4,6 +4,7 @@ use super::chat::chat_template;
 use super::inference::{Draws, Inference, with_model};
 use super::prompts::{Prompt, read_prompts};
 use crate::output::{Meter, print_json};
+use crate::ranks::RankArgs;
 use clap::Args;
 use ottava_lm::data::{Chat, Tokenizer};
 use ottava_lm::engine::{Completion, TextRequest, complete};
@@ -21,6 +22,7 @@ use std::time::Instant;
 #[command(after_help = "Examples:
   ottava generate runs/quickstart --prompt 'otter (noun):'
   ottava generate model/ --chat --prompt 'What is an otter?'
+  ottava generate model/ --prompt 'Once' --gpus 2
   ottava generate model/ --prompt 'Once' --temperature 0.8 --top-p 0.95 --seed 7 --max-new-tokens 200
   ottava generate model/ --input prompts.jsonl --output completions.jsonl --kv-cache-dtype fp8")]
 pub struct Generate {
@@ -49,6 +51,8 @@ pub struct Generate {
     draws: Draws,
     #[command(flatten)]
     how: Inference,
+    #[command(flatten)]
+    ranks: RankArgs,
     /// Print a JSON object for each prompt, as for --input.
     #[arg(long)]
     json: bool,
@@ -66,6 +70,7 @@ impl Generate {
             (Some(prompt), _) => vec![Prompt::of_text(prompt)],
             (None, input) => read_prompts(input.as_deref().expect("one of them is required"))?,
         };
+        let ranks = self.how.ranks(&self.ranks)?;
         let (model, tokenizer, prompts, capacity) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let tokenizer = Tokenizer::load(folder)?;
@@ -82,17 +87,22 @@ impl Generate {
                     "the prompt{which} has {tokens} tokens; the model has room for {capacity} with its completion"
                 )));
             }
-            Ok((self.how.load(folder, &config, capacity)?, tokenizer, prompts, capacity))
+            Ok((self.how.load(folder, &config, capacity, &ranks)?, tokenizer, prompts, capacity))
         })?;
         let lengths: Vec<usize> =
             prompts.iter().map(|prompt| prompt.ids.len().saturating_add(self.max_new_tokens)).collect();
-        let mut engine = self.draws.engine(model, &lengths, capacity)?;
+        let mut engine = self.draws.engine(model, &lengths, capacity, &ranks)?;
         let requests: Vec<TextRequest> = (0..)
             .zip(&prompts)
             .map(|(number, prompt)| self.draws.request(prompt.ids.clone(), self.max_new_tokens, number))
             .collect();
+        if !ranks.leads() {
+            complete(&mut engine, &tokenizer, requests, &mut |_, _| {}, &mut |_, _| Ok(()))?;
+            return ranks.finish();
+        }
         if self.input.is_none() && !self.json {
-            return self.stream(&tokenizer, &mut engine, requests);
+            self.stream(&tokenizer, &mut engine, requests)?;
+            return ranks.finish();
         }
         let mut records = Records::to(self.output.as_deref())?;
         let (mut tokens, mut meter) = (0, Meter::new("generated", (requests.len() * self.max_new_tokens) as u64));
@@ -105,7 +115,7 @@ impl Generate {
         })?;
         records.finish()?;
         meter.finish(engine.stats().generated_tokens);
-        Ok(())
+        ranks.finish()
     }
 
     /// The tokens of each prompt.

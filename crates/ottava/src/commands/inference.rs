@@ -1,18 +1,23 @@
 //! Options that `eval`, `generate` and `chat` share, and loading a model.
 
+use crate::ranks::{Job, Processes, RankArgs, Role};
 use clap::Args;
 use ottava_lm::checkpoint::adapter::CONFIG_FILE;
 use ottava_lm::checkpoint::{AdapterFolder, Verify, latest_complete, verify_model};
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model};
+use ottava_lm::parallel::{LayerAxes, Partition, Ranks, ReduceFormat, Zero};
 use ottava_lm::param::Purpose;
 use ottava_lm::plan::expect_model_fits;
 use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_lm::trainer::{build, log_exceptions};
 use ottava_lm::{Error, Result};
+use ottava_tensor::Device;
+use ottava_tensor::comm::MeshShape;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// Recipe and device.
 #[derive(Args)]
@@ -30,6 +35,62 @@ pub struct Inference {
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
+}
+
+/// The ranks of an inference, which divide the tensors of the model.
+pub struct InferenceRanks {
+    processes: Processes,
+    ranks: Rc<Ranks>,
+    device: Device,
+}
+
+impl InferenceRanks {
+    /// This process alone.
+    pub fn alone(choice: DeviceChoice) -> Result<InferenceRanks> {
+        let (processes, ranks, device) = (Processes::default(), Rc::new(Ranks::solo()), crate::device::open(choice)?);
+        Ok(InferenceRanks { processes, ranks, device })
+    }
+
+    /// As many ranks as `args` say, or as a launcher has started.
+    fn of(args: &RankArgs, choice: DeviceChoice) -> Result<InferenceRanks> {
+        let (ranks, choice) = args.choose(choice)?;
+        let Job { processes, local, comm } = Role::find(ranks)?.join(&RunConfig::default(), None)?;
+        let device = crate::device::open_of_rank(choice, &local)?;
+        let shape = MeshShape { tensor: comm.size(), ..MeshShape::of_data(1) };
+        Ok(InferenceRanks { processes, ranks: Rc::new(Ranks::new(comm, shape, &device)?), device })
+    }
+
+    /// Whether this process prints results.
+    pub fn leads(&self) -> bool {
+        self.ranks.leads()
+    }
+
+    /// How they divide an evaluation of `model`.
+    pub fn partition(&self, model: &mut Decoder) -> Result<Partition> {
+        Partition::new(model, self.ranks.clone(), Zero::Nothing, ReduceFormat::Stored, false)
+    }
+
+    /// The smallest `number` of all ranks.
+    pub fn smallest(&self, what: &str, number: usize) -> Result<usize> {
+        let all = self.ranks.gather(what, [number as f64])?;
+        Ok(all.into_iter().map(|[number]| number as usize).min().unwrap_or(number))
+    }
+
+    /// Errors if there are several: `what` needs one.
+    pub fn expect_alone(&self, what: &str) -> Result<()> {
+        match self.ranks.size() {
+            1 => Ok(()),
+            ranks => Err(Error::Config(format!(
+                "{what} by one process, and {ranks} ranks were started; leave --gpus and --ranks out"
+            ))),
+        }
+    }
+
+    /// Waits for all ranks, after their last pass.
+    pub fn finish(self) -> Result<()> {
+        self.ranks.finish()?;
+        self.processes.wait()
+    }
 }
 
 /// Sampling settings, and the end of a text.
@@ -87,10 +148,11 @@ impl Draws {
         TextRequest { request, stop: self.stop.clone() }
     }
 
-    /// An engine for requests of `lengths` tokens, completions included, of at most `capacity`.
-    pub fn engine(&self, model: Decoder, lengths: &[usize], capacity: usize) -> Result<Engine> {
+    /// An engine for requests of `lengths` tokens, completions included, of at most `capacity`. All `ranks` get one of equal size.
+    pub fn engine(&self, model: Decoder, lengths: &[usize], capacity: usize, ranks: &InferenceRanks) -> Result<Engine> {
         let lengths = lengths.iter().copied();
-        let options = EngineOptions::for_lengths(&model, lengths, capacity, self.kv_cache_dtype)?;
+        let mut options = EngineOptions::for_lengths(&model, lengths, capacity, self.kv_cache_dtype)?;
+        options.kv_cache_tokens = ranks.smallest("the size of the KV cache", options.kv_cache_tokens)?;
         engine(model, &options)
     }
 }
@@ -172,7 +234,7 @@ impl Inference {
         precision.high_precision_layers.extend(given.iter().flat_map(|given| given.left.iter().cloned()));
         let recipe = Precision { recipe: name, skip_slow_linears: false, ..precision }.recipe();
         let (device, sizes) = (crate::device::open(self.device)?, language_model_config(config)?);
-        expect_model_fits(folder, &sizes, &recipe, &device, seq_len)?;
+        expect_model_fits(folder, &sizes, &recipe, &device, seq_len, 1)?;
         let mut model = build(Some(folder), None, 0, &device, &sizes, |weights| {
             Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
         })?;
@@ -184,14 +246,30 @@ impl Inference {
     }
 
     /// The model of `folder` with its weights cast, for sequences up to `seq_len`. Errors when files of a checkpoint are
-    /// not those of its manifest, and for a reward model.
-    pub fn load(&self, folder: &Path, config: &ConfigFile, seq_len: usize) -> Result<Decoder> {
-        self.load_with(language_model_config, folder, config, seq_len)
+    /// not those of its manifest, and for a reward model. Each of `ranks` loads its part.
+    pub fn load(&self, folder: &Path, config: &ConfigFile, seq_len: usize, ranks: &InferenceRanks) -> Result<Decoder> {
+        self.load_with(language_model_config, folder, config, seq_len, ranks)
+    }
+
+    /// The ranks that `args` ask for.
+    pub fn ranks(&self, args: &RankArgs) -> Result<InferenceRanks> {
+        InferenceRanks::of(args, self.device)
+    }
+
+    /// This process alone.
+    pub fn alone(&self) -> Result<InferenceRanks> {
+        InferenceRanks::alone(self.device)
     }
 
     /// [`Inference::load`] of a language model or a reward model.
-    pub fn load_any(&self, folder: &Path, config: &ConfigFile, seq_len: usize) -> Result<Decoder> {
-        self.load_with(decoder_config, folder, config, seq_len)
+    pub fn load_any(
+        &self,
+        folder: &Path,
+        config: &ConfigFile,
+        seq_len: usize,
+        ranks: &InferenceRanks,
+    ) -> Result<Decoder> {
+        self.load_with(decoder_config, folder, config, seq_len, ranks)
     }
 
     fn load_with(
@@ -200,6 +278,7 @@ impl Inference {
         folder: &Path,
         config: &ConfigFile,
         seq_len: usize,
+        InferenceRanks { ranks, device, .. }: &InferenceRanks,
     ) -> Result<Decoder> {
         verify_model(folder)?;
         let open = |folder: &Path| {
@@ -224,17 +303,17 @@ impl Inference {
             tracing::warn!("{text}");
         }
         tracing::info!("recipe: {}", run.precision.recipe.as_str());
-        let device = crate::device::open(self.device)?;
-        let recipe = run.recipe_on(&device);
+        let recipe = run.recipe_on(device);
         let lora = adapter.as_ref().map(|adapter| adapter.lora.clone());
         let sizes = match adapter.as_ref().is_some_and(|adapter| adapter.has_score) {
             true => read(&reward_model(config, None)?)?,
             false => read(config)?,
         };
         let sizes = DecoderConfig { lora, ..sizes };
-        expect_model_fits(folder, &sizes, &recipe, &device, seq_len)?;
-        let mut model = build(Some(folder), adapter, 0, &device, &sizes, |weights| {
-            Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
+        expect_model_fits(folder, &sizes, &recipe, device, seq_len, ranks.size())?;
+        let mut model = build(Some(folder), adapter, 0, device, &sizes, |weights| {
+            let axes = Rc::new(LayerAxes::new(ranks.clone()));
+            Decoder::for_inference(&sizes, &recipe, device, seq_len, weights, axes)
         })?;
         log_exceptions(&model, casts.as_deref().filter(|_| same));
         model.quantize_weights()?;

@@ -15,7 +15,7 @@ use ottava_tensor::{DType, Device, Granularity, Tensor};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Show saturation and underflow of a run's FP8 casts, and its comparisons with BF16: summaries, the worst tensors, and pages of heat maps.
+/// Summarize a run's FP8 casts (saturation, underflow) and its comparisons with BF16, list the worst tensors, and write heat maps as HTML.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava inspect runs/quickstart
@@ -25,20 +25,20 @@ use std::path::{Path, PathBuf};
 pub struct Inspect {
     /// The run's folder, `output_dir` of its configuration.
     run: PathBuf,
-    /// Tensors per table.
+    /// Rows per table.
     #[arg(long, default_value_t = 5)]
     top: usize,
-    /// The file of the heat maps; by default `casts.html` in the run's folder.
+    /// File for the heat maps of casts; by default `casts.html` in the run's folder. Those of comparisons go to `sentinel.html` there.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Write a table [[precision.overrides]] to this file: the linears whose forward should be computed in BF16, by the run's comparisons
-    /// with BF16.
+    /// Write a table [[precision.overrides]] to this file, which computes the forward of the linears with the highest `loss_cost` per FLOP in
+    /// BF16. Needs a run with `sentinel.sentinel_steps`.
     #[arg(long, value_name = "FILE")]
     recommend: Option<PathBuf>,
-    /// The share of what the casts cost in the loss that the recommendation avoids.
+    /// Share of the total `loss_cost` that --recommend avoids, 0 to 1.
     #[arg(long, default_value_t = 0.5, requires = "recommend")]
     share: f64,
-    /// Show what casts in other formats, granularities and margins would lose of the tensors that the run wrote last (`debug.dump_tensors`).
+    /// Show the errors of casts in other formats, granularities and headrooms, for the tensors of the latest dump (`debug.dump_tensors`).
     #[arg(long)]
     what_if: bool,
     /// Print one JSON object.

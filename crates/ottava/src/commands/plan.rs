@@ -7,8 +7,8 @@ use ottava_lm::data::preview::{Segment, count_targets, preview};
 use ottava_lm::data::{DataSet, Formatting, Packing, Tokenizer, TrainingData};
 use ottava_lm::parallel::Schedule;
 use ottava_lm::plan::{
-    AmaxPlan, AxisPlan, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, PipelinePlan, PipelineRank, Plan,
-    Prediction, ResolvedRun, StagePlan, TensorPlan, predict,
+    AmaxPlan, AxisPlan, Candidate, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, ParallelSearch,
+    PipelineCost, PipelinePlan, PipelineRank, Plan, Prediction, ResolvedRun, StagePlan, TensorPlan, predict,
 };
 use ottava_lm::step::{Program, Reductions};
 use ottava_lm::{Error, Result};
@@ -25,6 +25,7 @@ use std::path::PathBuf;
   ottava plan run.toml --device cuda --gpu-memory 80
   ottava plan run.toml --gpu H100
   ottava plan run.toml --set parallel.data=8 --set parallel.zero=3 --step-ms 400
+  ottava plan run.toml --ranks 8 --set parallel.auto=true
   ottava plan run.toml --set gradient_accumulation_steps=4 --program
 
 A run that does not fit its device ends this with exit code 3, and with the cheapest settings that make it fit.")]
@@ -43,6 +44,9 @@ pub struct PlanCommand {
     /// Plan for a GPU with this much memory, in GiB.
     #[arg(long, value_name = "GIB")]
     gpu_memory: Option<f64>,
+    /// Plan for this many ranks, by default as many as the sizes in [parallel] say. With `parallel.auto`, search the fastest division among them.
+    #[arg(long, value_name = "N", value_parser = super::count)]
+    ranks: Option<usize>,
     /// Predict the steps of several ranks from the time in milliseconds of a step with the micro-batches of one rank on a single GPU.
     #[arg(long, value_name = "MS")]
     step_ms: Option<f64>,
@@ -159,6 +163,9 @@ impl Data {
     }
 }
 
+/// The number of divisions that are listed for each reason to drop them.
+const LISTED_DIVISIONS: usize = 3;
+
 /// The largest number of ranks that is predicted.
 const MOST_RANKS: usize = 4096;
 
@@ -178,7 +185,7 @@ impl Overlap {
         let mut ranks: Vec<_> = powers.chain([plan.ranks]).collect();
         ranks.sort_unstable();
         ranks.dedup();
-        let predict = |ranks| predict(plan, ranks, &links, compute);
+        let predict = |ranks| predict(plan, PipelineCost::NONE, ranks, &links, compute);
         Overlap { links, predictions: ranks.into_iter().map(predict).collect() }
     }
 }
@@ -226,6 +233,8 @@ struct Printed<'a> {
     /// What runs on the GPU; null for a CPU.
     gpu: &'a Option<GpuPlan>,
     predicted_overlap: &'a Option<Overlap>,
+    /// With `parallel.auto`.
+    search: &'a Option<ParallelSearch>,
     /// The formatting of each file.
     formattings: &'a [Formatting],
     /// A description of the tokens that begin and end a document.
@@ -243,7 +252,10 @@ impl PlanCommand {
         }
         let mut config = RunConfig::load(&self.config, &self.settings)?;
         super::warn_of_settings(&config);
-        config.share(config.parallel.ranks())?;
+        let ranks = self.ranks.unwrap_or(config.parallel.ranks());
+        if !config.parallel.auto {
+            config.share(ranks)?;
+        }
         let (files, formattings): (Vec<_>, Vec<_>) = config.resolve_data()?.into_iter().unzip();
         let sizes = config.decoder_config()?;
         config.expect_positions(&sizes)?;
@@ -263,6 +275,14 @@ impl PlanCommand {
         if let (Some(gpu), true, false) = (&gpu, self.gpu.is_some(), self.json) {
             print_gpu(gpu);
         }
+        let search = match config.parallel.auto {
+            true => Some(ParallelSearch::new(&config, &sizes, &device, ranks)?),
+            false => None,
+        };
+        if let Some(search) = &search {
+            config = search.fastest()?.division.applied(&config);
+            config.share(ranks)?;
+        }
         let resolved = ResolvedRun::new(&config, &sizes, &device)?;
         let plan = Plan::new(&resolved, &sizes, &device)?;
         for text in &plan.exceptions {
@@ -277,6 +297,7 @@ impl PlanCommand {
                 plan: &plan,
                 gpu: &gpu,
                 predicted_overlap: &overlap,
+                search: &search,
                 formattings: &formattings,
                 edges: &edges,
                 data: &data,
@@ -289,6 +310,7 @@ impl PlanCommand {
                     print_communication(communication, plan.pipeline.is_some());
                 }
                 overlap.iter().for_each(print_overlap);
+                search.iter().for_each(print_search);
                 program.iter().flatten().for_each(Programs::print);
             }
         }
@@ -357,11 +379,19 @@ fn print(config: &RunConfig, plan: &Plan, files: &[PathBuf], formattings: &[Form
             experts.chosen,
             experts.router
         );
-        out!(
-            "    a micro-batch has {} rows for them in buffers of {}, so nothing is dropped",
-            experts.rows,
-            experts.capacity
-        );
+        match experts.ranks {
+            1 => out!(
+                "    a micro-batch has {} rows for them in buffers of {}, so nothing is dropped",
+                experts.rows,
+                experts.capacity
+            ),
+            ranks => out!(
+                "    each of {ranks} ranks has {} and gathers the tokens of all: a micro-batch of these ranks has {} rows for all experts, and a rank buffers of {}, so nothing is dropped",
+                experts.experts / ranks,
+                experts.rows,
+                experts.capacity
+            ),
+        }
     }
     out!("  embedding, norms, routers, softmax and loss: high precision in every recipe");
     out!("\nLinears\n");
@@ -475,6 +505,34 @@ fn print_communication(plan: &CommunicationPlan, is_pipeline: bool) {
         out!("  {:>10.3} MB  in {} calls of {name}", sent.bytes as f64 / 1e6, sent.calls);
     }
     out!("  {:>10.3} MB  in all", plan.traffic.total().bytes as f64 / 1e6);
+}
+
+/// The fastest divisions of a search, and why others cannot be used.
+fn print_search(search: &ParallelSearch) {
+    let ParallelSearch { ranks, best, slower, .. } = search;
+    out!(
+        "\nFastest divisions among {ranks} ranks, predicted by a model (docs/parallelism.md); the first one is planned above\n"
+    );
+    for Candidate { division, recompute, peak_bytes, step, tokens_per_second } in best {
+        let settings = division.settings().iter().map(|setting| format!("--set {setting}")).collect::<Vec<_>>();
+        out!("  {}", if settings.is_empty() { "one rank".to_string() } else { settings.join(" ") });
+        out!(
+            "    {tokens_per_second:.0} tokens/s, {:.1} GiB on each rank, recompute {}; of a step of {:.1} ms, {:.1} ms are exposed communication and {:.1} ms idle",
+            gib(*peak_bytes),
+            recompute.as_str(),
+            step.seconds * 1e3,
+            step.exposed_seconds * 1e3,
+            step.idle_seconds * 1e3
+        );
+    }
+    out!("  {slower} slower divisions fit; {} were dropped:", search.dropped.len());
+    for (why, divisions) in search.reasons() {
+        let all = divisions.len();
+        let listed = divisions.iter().take(LISTED_DIVISIONS).map(String::as_str).collect::<Vec<_>>().join("; ");
+        let more =
+            if all > LISTED_DIVISIONS { format!("; and {} more", all - LISTED_DIVISIONS) } else { String::new() };
+        out!("    {listed}{more}\n      {}", why.replace('\n', "\n      "));
+    }
 }
 
 fn print_overlap(overlap: &Overlap) {

@@ -95,6 +95,7 @@ impl Serve {
 
     /// The warmed-up engine, and the properties of its model that requests need.
     fn load(&self) -> Result<(Engine, Model)> {
+        let ranks = self.how.alone()?;
         let (decoder, mut model) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let sizes = decoder_config(&config)?;
@@ -107,7 +108,7 @@ impl Serve {
                 return Err(Error::Config(text));
             }
             let model = Model { tokenizer, template, vocabulary: sizes.vocabulary, max_model_len };
-            Ok((self.how.load(folder, &config, max_model_len)?, model))
+            Ok((self.how.load(folder, &config, max_model_len, &ranks)?, model))
         })?;
         let default = if matches!(decoder.device(), Device::Cuda(_)) { ON_A_GPU } else { ON_A_CPU };
         let (at_once, max_model_len) = (self.max_num_seqs.unwrap_or(default), model.max_model_len);

@@ -5,7 +5,7 @@ use crate::setup::{Run, steps};
 use std::fs;
 
 /// Settings of all runs: products in FP8, as many tokens as four ranks divide, and samples at the end.
-const COMMON: [&str; 5] = [
+pub const COMMON: [&str; 5] = [
     "recipe=fp8-delayed",
     "lr_scheduler_type=constant",
     "async_save=false",
@@ -28,19 +28,21 @@ fn inputs() -> Run {
     run
 }
 
-fn args(settings: &[&str], more: &[&str]) -> Vec<String> {
+/// Arguments of `ottava train` with these settings.
+pub fn args(settings: &[&str], more: &[&str]) -> Vec<String> {
     let settings = COMMON.iter().chain(settings).flat_map(|setting| ["--set", setting]);
     let all = train(&settings.chain(more.iter().copied()).collect::<Vec<_>>());
     all.into_iter().map(String::from).collect()
 }
 
-fn go(run: &Run, settings: &[&str], more: &[&str]) -> String {
+/// Trains with these settings.
+pub fn go(run: &Run, settings: &[&str], more: &[&str]) -> String {
     let args = args(settings, more);
     run.succeed(&args.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// Sums over ranks have another order, so some values are cast to a neighbouring code.
-fn expect_near(run: &Run, alone: &Run, what: &str) {
+pub fn expect_near(run: &Run, alone: &Run, what: &str) {
     let (got, expected) = (losses(run), losses(alone));
     assert_eq!(got.len(), expected.len(), "{what}");
     for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
@@ -103,6 +105,37 @@ fn adapters_train_on_tensor_ranks() {
     assert_eq!(train("alone", &[], &[]), train("divided", &["parallel.tensor=2"], &["--ranks", "2"]));
 }
 
+/// Ranks that divide a model have the loss of one process, and generate its texts; so do ranks with the same key and value heads.
+#[test]
+fn ranks_divide_a_model_for_inference() {
+    for kv_heads in ["4", "1"] {
+        let run = inputs();
+        run.replace("model/config.json", "\"num_key_value_heads\": 4", &format!("\"num_key_value_heads\": {kv_heads}"));
+        go(&run, &["max_steps=2"], &[]);
+        let model = "run/checkpoints/checkpoint-2";
+        let said = |args: &[&str], ranks: &[&str]| run.succeed(&[args, ranks].concat());
+        for recipe in ["fp32", "fp8-row"] {
+            let eval = ["eval", model, "--data", "text.txt", "--recipe", recipe, "--json"];
+            let loss = |ranks: &[&str]| -> f64 {
+                let report: serde_json::Value = serde_json::from_str(&said(&eval, ranks)).unwrap();
+                report["loss"].as_f64().unwrap()
+            };
+            let alone = loss(&[]);
+            for ranks in ["2", "4"] {
+                let apart = (loss(&["--ranks", ranks]) / alone - 1.0).abs();
+                assert!(apart < if recipe == "fp32" { 1e-6 } else { 1e-3 }, "{recipe}, {ranks} ranks: {apart:.1e}");
+            }
+        }
+        let prompt = ["generate", model, "--prompt", "line 4", "--recipe", "fp32", "--max-new-tokens", "16"];
+        for more in [&[][..], &["--temperature", "1", "--seed", "3"], &["--kv-cache-dtype", "fp8", "--json"]] {
+            let generate = [&prompt[..], more].concat();
+            for ranks in ["2", "4"] {
+                assert_eq!(said(&generate, &["--ranks", ranks]), said(&generate, &[]), "{more:?}, {ranks} ranks");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_signal_or_a_dead_rank_ends_all_ranks() {
     let settings = ["max_steps=100000", "save_steps=5", "parallel.tensor=2", "parallel.context=2"];
@@ -118,7 +151,8 @@ fn layers_that_do_not_divide_are_errors() {
         let args = args(settings, &["--ranks", "2"]);
         run.fail(&args.iter().map(String::as_str).collect::<Vec<_>>(), 1, &[words]);
     };
-    fails(&["parallel.tensor=2"], "1 key and value head");
+    let adapters = ["parallel.tensor=2", "lora.r=2", "model.init=pretrained"];
+    fails(&adapters, "adapters do not support fewer heads than ranks");
     fails(&["parallel.context=2"], "set `parallel.context` to a divisor of 1");
     fails(&["parallel.context=2", "data.max_length=63"], "do not divide evenly");
     fails(&["parallel.tensor=2", "optimizer.name=muon"], "`optimizer.name` is muon, which transforms whole matrices");

@@ -5,6 +5,7 @@ mod chat;
 mod commands;
 mod doctor;
 mod exceptions;
+mod expert_ranks;
 mod export;
 mod forward_metrics;
 mod generate;

@@ -7,6 +7,7 @@ use super::{Attention, AttentionConfig};
 use crate::context::{Context, Sequences};
 use crate::error::Result;
 use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{AttentionSpec, divide_columns, join_columns};
 
 impl Attention {
@@ -64,7 +65,7 @@ impl Attention {
 
     fn exchange(&self, parts: &Tensor, context: &Context) -> Result<Tensor> {
         let ranks = context.casts.layer_ranks();
-        assert_eq!(ranks.sequence_place(), context.sequences.place, "the model was built for these ranks");
-        ranks.exchange(&self.name, parts)
+        assert_eq!(ranks.place(Axis::Context), context.sequences.place, "the model was built for these ranks");
+        ranks.exchange(Axis::Context, &self.name, parts)
     }
 }

@@ -41,7 +41,7 @@ impl Adapter {
         let (of_a, of_b) = match split {
             Split::Input => (Split::Input, Split::None),
             Split::Output => (Split::None, Split::Output),
-            Split::None | Split::Vocabulary => (Split::None, Split::None),
+            Split::None | Split::Vocabulary | Split::Expert => (Split::None, Split::None),
         };
         let (mut end, mut targets) = (0, Vec::new());
         for (name, rows) in parts {

@@ -11,18 +11,14 @@ use ottava_tensor::ops::{Accumulation, Operand, dequantize, gemm_nt};
 
 impl Linear {
     /// Its name, that of its casts without their suffixes.
-    fn name<'a>(&self, casts: &'a Casts) -> &'a str {
-        let slot = self.gradient.slot().expect("a linear with FP8 products has casts");
-        casts.scales.name(slot).trim_end_matches(".grad_output")
+    fn name(&self, casts: &Casts) -> String {
+        casts.linear_name(self.gradient.slot().expect("a linear with FP8 products has casts"))
     }
 
     /// Compares the codes of the weight that a product reads with the weight, in a pass that compares.
     pub(super) fn compare_weight(&self, codes: Operand, loan: &Loan, casts: &mut Casts) -> Result<()> {
-        if !casts.compares() {
-            return Ok(());
-        }
-        let (name, weight) = (format!("{}.weight", self.name(casts)), self.weight.read(loan)?);
-        casts.probe().compare_codes(&name, codes, &weight)
+        let slot = self.gradient.slot().expect("a linear with FP8 products has casts");
+        casts.compare_weight(slot, codes, || self.weight.read(loan))
     }
 
     /// Compares the gradient of the weight, which has only the product of `dy` and `x`.
@@ -43,7 +39,7 @@ impl Linear {
         let (step, compute) = (sampling_step(product.shape()[0]), self.weight.dtype());
         let (a, b) = (dequantize(a, step, compute)?, dequantize(b, 1, compute)?);
         let reference = gemm_nt(Operand::plain(&a), Operand::plain(&b), product.dtype(), Accumulation::Exact)?;
-        let name = self.name(casts).to_string();
+        let name = self.name(casts);
         casts.probe().compare_rows(&name, which, product, step, &reference)?;
         Ok(reference)
     }
@@ -51,7 +47,7 @@ impl Linear {
     /// Keeps the outputs of sampled tokens until backward: `by_codes`, and those of the values that were cast.
     pub(super) fn keep_outputs(&self, by_codes: Tensor, context: &mut Context) -> Result<()> {
         let Context { casts, loan, .. } = context;
-        let name = self.name(casts).to_string();
+        let name = self.name(casts);
         let input = match self.input.slot() {
             Some(slot) => casts.scales.name(slot).to_string(),
             None => format!("{name}.input"),
@@ -68,7 +64,7 @@ impl Linear {
         if !casts.compares() || self.gradient.slot().is_none() {
             return Ok(());
         }
-        let name = self.name(casts).to_string();
+        let name = self.name(casts);
         let Some(outputs) = casts.probe().take_outputs(&name) else { return Ok(()) };
         let kept = casts.probe().rows_of(&format!("{name}.grad_output"));
         let dy = match (kept, dy) {

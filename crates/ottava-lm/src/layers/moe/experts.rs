@@ -1,7 +1,7 @@
 //! The experts of a mixture: MLPs, each of the rows of its tokens.
 
+use super::dispatch::{Dispatch, Dispatched};
 use super::linear::{GroupedLinear, GroupedLinearConfig};
-use super::router::Routed;
 use crate::context::Context;
 use crate::error::Result;
 use crate::layers::cast::{CastInput, SavedOperand};
@@ -11,10 +11,11 @@ use crate::recipe::ExpertCounts;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
     Activation, Output, SavedActivation, activation, activation_backward_to, activation_compressing, activation_dots,
-    activation_to, combine, gather_to, weight_gradient,
+    activation_to, gather_to,
 };
+use std::ops::Range;
 
-/// `y = addend + Σ_k weights[k] · down[e_k](activation(gate_up[e_k](x)))` over the choices `e_k` of a token.
+/// `row(t, k) = down[e_k](activation(gate_up[e_k](x[t])))` for each choice `e_k` of a token `t`.
 pub struct Experts {
     activation: Activation,
     gate_up: GroupedLinear, /* [E · 2F, C], or [E · F, C] without a gate */
@@ -25,6 +26,8 @@ pub struct Experts {
 pub struct ExpertsLayout<'a> {
     /// Their numbers.
     pub counts: ExpertCounts,
+    /// Which of them this rank has.
+    pub own: Range<usize>,
     /// Width `C` of the residual stream.
     pub channels: usize,
     /// Width `F` of the activation of an expert.
@@ -54,7 +57,7 @@ pub struct ExpertsSaved {
 impl Experts {
     /// Experts with weights from the builder.
     pub fn new(build: &mut Builder, layout: ExpertsLayout) -> Result<Experts> {
-        let ExpertsLayout { counts, channels, hidden, activation, prefix, gate_up, down, stacks, std } = layout;
+        let ExpertsLayout { counts, own, channels, hidden, activation, prefix, gate_up, down, stacks, std } = layout;
         let of_each = |names: &[&str], rows: usize| -> Vec<(String, usize)> {
             let of =
                 |e: usize| names.iter().map(move |name| (format!("{}.{name}", prefix(e)), rows)).collect::<Vec<_>>();
@@ -62,40 +65,49 @@ impl Experts {
         };
         let rows = hidden * activation.inputs() / gate_up.len();
         let parts = of_each(gate_up, rows);
-        let config = GroupedLinearConfig { name: &stacks[0], experts: counts, parts, inputs: channels, std };
+        let config =
+            GroupedLinearConfig { name: &stacks[0], experts: counts, own: own.clone(), parts, inputs: channels, std };
         let gate_up = GroupedLinear::new(build, config)?;
         let parts = of_each(&[down], channels);
-        let config = GroupedLinearConfig { name: &stacks[1], experts: counts, parts, inputs: hidden, std };
+        let config = GroupedLinearConfig { name: &stacks[1], experts: counts, own, parts, inputs: hidden, std };
         Ok(Experts { activation, gate_up, down: GroupedLinear::new(build, config)? })
     }
 
-    /// `y` `[T, C]`, plus `addend` if given, and what backward needs.
+    /// The rows of the `choices` of the tokens `x`, `[P, C]`, and what backward needs.
     pub fn forward(
         &self,
         x: &Tensor,
-        routed: &Routed,
-        addend: Option<&Tensor>,
+        dispatch: &Dispatch,
+        choices: &Dispatched,
         context: &mut Context,
     ) -> Result<(Tensor, ExpertsSaved)> {
-        let (activated, saved) = self.activated(x, routed, context)?;
-        let z = self.down.fprop(&activated, &routed.slots.groups, context)?;
-        drop(activated);
-        Ok((combine(&z, &routed.slots, Some(routed.weights()), addend)?, saved))
+        let (activated, saved) = self.activated(x, dispatch, choices, context)?;
+        Ok((self.down.fprop(&activated, &choices.slots.groups, context)?, saved))
     }
 
     /// What [`Experts::forward`] saves, without computing its output.
-    pub fn save(&self, x: &Tensor, routed: &Routed, context: &mut Context) -> Result<ExpertsSaved> {
-        Ok(self.activated(x, routed, context)?.1)
+    pub fn save(
+        &self,
+        x: &Tensor,
+        dispatch: &Dispatch,
+        choices: &Dispatched,
+        context: &mut Context,
+    ) -> Result<ExpertsSaved> {
+        Ok(self.activated(x, dispatch, choices, context)?.1)
     }
 
     /// The operand of the second product, and what backward needs.
-    fn activated(&self, x: &Tensor, routed: &Routed, context: &mut Context) -> Result<(View, ExpertsSaved)> {
-        let slots = &routed.slots;
+    fn activated(
+        &self,
+        x: &Tensor,
+        dispatch: &Dispatch,
+        choices: &Dispatched,
+        context: &mut Context,
+    ) -> Result<(View, ExpertsSaved)> {
+        let slots = &choices.slots;
         let copies = self.gate_up.input_copies(context.operand_copies());
-        let (CastInput { rows, saved: input }, ()) =
-            self.gate_up
-                .input()
-                .produce_input(copies, &mut context.casts, |output| Ok((gather_to(x, slots, None, output)?, ())))?;
+        let CastInput { rows, saved: input } =
+            dispatch.rows_of_tokens(x, choices, self.gate_up.input(), copies, context)?;
         let hidden = self.gate_up.fprop(&rows, &slots.groups, context)?;
         drop(rows);
         let operand = self.down.input();
@@ -114,26 +126,30 @@ impl Experts {
         Ok((rows, ExpertsSaved { input, hidden, activated }))
     }
 
-    /// The gradients by the gathered rows, `[P, C]`, and by the weights of the choices, `[T, K]`; adds to the gradients of the parameters.
+    /// The gradient by the gathered rows, `[P, C]`, and the products `[P]` from which that by the weights of the choices follows; adds to the
+    /// gradients of the parameters. `dy` and `x` `[T, C]` are of the tokens of this rank.
     pub fn backward(
         &mut self,
         dy: &Tensor,
         x: &Tensor,
-        routed: &Routed,
+        dispatch: &Dispatch,
+        choices: &Dispatched,
         saved: ExpertsSaved,
         context: &mut Context,
     ) -> Result<(Tensor, Tensor)> {
         let ExpertsSaved { input, hidden, activated } = saved;
-        let (how, slots, groups) = (self.activation, &routed.slots, &routed.slots.groups);
+        let Dispatched { slots, weights } = choices;
+        let (how, groups) = (self.activation, &slots.groups);
+        let dy = dispatch.gather(dy, context)?;
         // The weights of the choices come in here, so the gradient by the activations has them as a factor.
         let Views { rows, columns: dz } = self
             .down
             .gradient()
-            .produce_gradient(&mut context.casts, |output| gather_to(dy, slots, Some(routed.weights()), output))?;
+            .produce_gradient(&mut context.casts, |output| gather_to(&dy, slots, Some(weights), output))?;
+        drop(dy);
         let dactivated = self.down.dgrad(&rows, groups, context)?;
         drop(rows);
         let dots = activation_dots(how, &dactivated, &hidden)?;
-        let dweights = weight_gradient(&dots, slots, routed.weights())?;
         let operand = self.down.input();
         let (gate_up, trained) = (&self.gate_up, self.down.weight().is_trained());
         let (dhidden, activated) = match (activated.into_columns(), operand.fused(&context.casts)) {
@@ -167,12 +183,10 @@ impl Experts {
         drop(rows);
         let operand = self.gate_up.input();
         let gather = |context: &mut Context| {
-            input.into_columns().or_else(|frozen| {
-                operand.reproduce_columns(&frozen, &mut context.casts, |output| Ok(gather_to(x, slots, None, output)?))
-            })
+            input.into_columns().or_else(|frozen| dispatch.columns_of_tokens(x, choices, operand, &frozen, context))
         };
         self.gate_up.wgrad(&dhidden, gather, groups, context)?;
-        Ok((dgathered, dweights))
+        Ok((dgathered, dots))
     }
 
     /// Its parameters.

@@ -6,9 +6,10 @@ use crate::layers::cast::{OperandCast, copies_of};
 use crate::operand::{FrozenScale, View, Views};
 use crate::param::{Builder, FolderTensor, Init, Param, Split};
 use crate::recipe::{ExpertCounts, LinearSite, ProductPrecision, Products};
-use crate::scaling::{AmaxGroup, Casts, Slot};
+use crate::scaling::{AmaxGroup, Casts, Quantity, Slot};
 use ottava_tensor::ops::{CodeCopies, Fp8Output, Groups, Operand, Output, Produced, grouped_gemm_nt};
 use ottava_tensor::{QuantizedTensor, Tensor};
+use std::ops::Range;
 
 /// `y = x · W[e]ᵀ`; `dx = dy · W[e]`; `dW[e] += dyᵀ · x`, over the rows of each expert `e`.
 pub struct GroupedLinear {
@@ -24,6 +25,8 @@ pub struct GroupedLinearConfig<'a> {
     pub name: &'a str,
     /// The experts.
     pub experts: ExpertCounts,
+    /// Which of them this rank has.
+    pub own: Range<usize>,
     /// The tensors of each expert that are stacked: name in the model folder, without `.weight`, and rows. Experts one after the other.
     pub parts: Vec<(String, usize)>,
     /// Columns of the weight.
@@ -35,16 +38,27 @@ pub struct GroupedLinearConfig<'a> {
 impl GroupedLinear {
     /// A linear with weights from the builder.
     pub fn new(build: &mut Builder, config: GroupedLinearConfig) -> Result<GroupedLinear> {
-        let GroupedLinearConfig { name, experts, parts, inputs, std } = config;
-        let shard = |(name, rows): &(String, usize)| {
-            build.shard(FolderTensor::new(format!("{name}.weight"), vec![*rows, inputs]), Split::None)
+        let GroupedLinearConfig { name, experts, own, parts, inputs, std } = config;
+        let is_divided = own.len() < experts.count;
+        let (split, group) = match is_divided {
+            true => (Split::Expert, AmaxGroup::EXPERTS),
+            false => (Split::None, AmaxGroup::DATA),
         };
-        let shards = parts.iter().map(shard).collect::<Result<_>>()?;
+        let tensor = |name: &str| format!("{name}.weight");
+        let shard =
+            |(name, rows): &(String, usize)| build.shard(FolderTensor::new(tensor(name), vec![*rows, inputs]), split);
+        let of_each = parts.len() / experts.count;
+        let stacked = &parts[own.start * of_each..own.end * of_each];
+        let shards = stacked.iter().map(shard).collect::<Result<_>>()?;
         let mut weight = Param::matrix(build, shards, Init::Normal(std))?;
+        let outputs = weight.weights.shape()[0] / own.len();
+        if is_divided {
+            weight = weight.within_stack(tensor(&parts[0].0));
+        }
         let site = LinearSite {
             name: name.to_string(),
             parts: parts.into_iter().map(|(name, _)| name).collect(),
-            outputs: weight.weights.shape()[0] / experts.count,
+            outputs,
             inputs,
             block: build.block,
             after_swiglu: false,
@@ -59,15 +73,14 @@ impl GroupedLinear {
         if let Some((casts, how)) = decision.fp8 {
             products = how;
             let Products { fprop, dgrad, wgrad } = products;
-            let of_input = build.slots.add(format!("{name}.input"), casts.input, AmaxGroup::DATA, None);
+            let of_input = build.slots.add(format!("{name}.input"), casts.input, group, None);
             input = OperandCast::new(of_input, [fprop, wgrad], false);
             let reads = [fprop, dgrad].map(|product| product != ProductPrecision::High);
             if let Some(copies) = copies_of(reads) {
-                let slot = build.slots.add(format!("{name}.weight"), casts.weight, AmaxGroup::DATA, Some(of_input));
+                let slot = build.slots.add(format!("{name}.weight"), casts.weight, group, Some(of_input));
                 weight.cast_in(slot, copies, build.purpose);
             }
-            let slot =
-                build.slots.add(format!("{name}.grad_output"), casts.grad_output, AmaxGroup::DATA, Some(of_input));
+            let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group, Some(of_input));
             gradient = OperandCast::new(slot, [dgrad, wgrad], false);
         }
         build.description.linears.push((site, decision));
@@ -99,7 +112,11 @@ impl GroupedLinear {
         Ok(match self.products(casts).fprop {
             ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_forward(loan, casts)?;
-                grouped_gemm_nt(x.rows(), Operand::Rows(&weight), groups, dtype, how)?
+                let weight = Operand::Rows(&weight);
+                self.compare_weight(weight, loan, casts)?;
+                let y = grouped_gemm_nt(x.rows(), weight, groups, dtype, how)?;
+                self.compare_product(Quantity::Fprop, &y, [x.rows(), weight], groups, casts)?;
+                y
             }
             high => {
                 self.weight.measure_for_forward(loan, casts)?;
@@ -115,7 +132,11 @@ impl GroupedLinear {
         Ok(match self.products(casts).dgrad {
             ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_backward(loan, casts)?;
-                grouped_gemm_nt(dy.rows(), Operand::Columns(&weight), groups, dtype, how)?
+                let weight = Operand::Columns(&weight);
+                self.compare_weight(weight, loan, casts)?;
+                let dx = grouped_gemm_nt(dy.rows(), weight, groups, dtype, how)?;
+                self.compare_product(Quantity::Dgrad, &dx, [dy.rows(), weight], groups, casts)?;
+                dx
             }
             high => {
                 let weight = self.weight.read(loan)?;
@@ -135,9 +156,13 @@ impl GroupedLinear {
         if !self.weight.is_trained() {
             return Ok(());
         }
-        let accumulation = self.products(&context.casts).wgrad.accumulation();
+        let precision = self.products(&context.casts).wgrad;
         let x = x(context)?;
-        context.add_wgrad(&mut self.weight, dy, &x, Some(groups), accumulation).map(drop)
+        let computed = context.add_wgrad(&mut self.weight, dy, &x, Some(groups), precision.accumulation())?;
+        if computed && precision != ProductPrecision::High {
+            self.compare_wgrad(dy, &x, groups, &mut context.casts)?;
+        }
+        Ok(())
     }
 
     /// The views of the gradient by the output that `op` produces; `op` also recomputes the operand of slot `other`: transposed codes with the

@@ -3,8 +3,10 @@
 //! Rows of tokens are permuted so that those of an expert are neighbours, and all experts are computed by one grouped product. Nothing is
 //! dropped: buffers have room for any choices.
 
+mod dispatch;
 mod experts;
 mod linear;
+mod probe;
 mod router;
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
@@ -15,9 +17,10 @@ use crate::error::{Error, Result};
 use crate::operand::{ResidualGradient, View};
 use crate::param::{Builder, Param};
 use crate::recipe::ExpertCounts;
+use dispatch::{Dispatch, Dispatched};
 use experts::{Experts, ExpertsLayout, ExpertsSaved};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Activation, RouterScores, Routing, SavedActivation, combine};
+use ottava_tensor::ops::{Activation, RouterScores, Routing, SavedActivation};
 pub use router::RouterLossFactors;
 use router::{Routed, Router};
 
@@ -73,12 +76,13 @@ pub struct MixtureOfExperts {
 /// A router and its experts.
 struct Mixture {
     router: Router,
+    dispatch: Dispatch,
     experts: Experts,
 }
 
 /// Saved by [`MixtureOfExperts`].
 struct MixturesSaved {
-    mixtures: Vec<(Routed, ExpertsSaved)>,
+    mixtures: Vec<(Routed, Dispatched, ExpertsSaved)>,
     shared: Option<(SavedOperand, SublayerSaved)>,
 }
 
@@ -91,8 +95,8 @@ impl MixtureOfExperts {
         let ExpertsConfig { count, hidden, routing, bias, shared, losses } = experts;
         if build.place().is_divided() {
             return Err(Error::Config(
-                "`parallel.tensor` does not divide mixtures of experts; use `parallel.data` with a ZeRO stage, `parallel.context` or \
-                 `parallel.pipeline`"
+                "`parallel.tensor` does not divide mixtures of experts; use `parallel.expert`, `parallel.data` with a ZeRO stage, \
+                 `parallel.context` or `parallel.pipeline`"
                     .into(),
             ));
         }
@@ -100,8 +104,9 @@ impl MixtureOfExperts {
             return Err(Error::Model(format!("{name}: {problem}")));
         }
         let stacks = |prefix: String| [names.gate_up_stack, names.down].map(|stack| format!("{prefix}.{stack}"));
-        let layout = |count, chosen, hidden, prefix, stacks| ExpertsLayout {
-            counts: ExpertCounts { count, chosen },
+        let layout = |dispatch: &Dispatch, counts, hidden, prefix, stacks| ExpertsLayout {
+            counts,
+            own: dispatch.own(),
             channels,
             hidden,
             activation,
@@ -112,9 +117,11 @@ impl MixtureOfExperts {
             std,
         };
         let router = Router::new(build, &format!("{name}.gate"), [*count, channels], *bias, *routing, *losses, std)?;
-        let prefix = |e: usize| format!("{name}.experts.{e}");
-        let of_routed = layout(*count, routing.chosen, *hidden, &prefix, stacks(format!("{name}.experts")));
-        let mut mixtures = vec![Mixture { router, experts: Experts::new(build, of_routed)? }];
+        let (prefix, all) = (|e: usize| format!("{name}.experts.{e}"), format!("{name}.experts"));
+        let dispatch = Dispatch::new(build, &all, *count)?;
+        let counts = ExpertCounts { count: *count, chosen: routing.chosen };
+        let of_routed = layout(&dispatch, counts, *hidden, &prefix, stacks(all));
+        let mut mixtures = vec![Mixture { router, experts: Experts::new(build, of_routed)?, dispatch }];
         let mut plain = None;
         if let Some(SharedExpert { name: of_shared, hidden, gate }) = *shared {
             let of_shared = format!("{name}.{of_shared}");
@@ -129,8 +136,10 @@ impl MixtureOfExperts {
                     let (gate, no_losses) = (format!("{name}.{gate}"), RouterLossFactors::default());
                     let router = Router::new(build, &gate, [1, channels], None, sigmoid, no_losses, std)?;
                     let prefix = |_| of_shared.clone();
-                    let one = layout(1, 1, hidden, &prefix, stacks(of_shared.clone()));
-                    mixtures.push(Mixture { router, experts: Experts::new(build, one)? });
+                    let dispatch = Dispatch::undivided(&of_shared, 1);
+                    let counts = ExpertCounts { count: 1, chosen: 1 };
+                    let one = layout(&dispatch, counts, hidden, &prefix, stacks(of_shared.clone()));
+                    mixtures.push(Mixture { router, experts: Experts::new(build, one)?, dispatch });
                 }
             }
         }
@@ -157,11 +166,12 @@ impl Sublayer for MixtureOfExperts {
     fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
         let x = x.value();
         let (mut sum, mut saved) = (residual.cloned(), MixturesSaved { mixtures: Vec::new(), shared: None });
-        for Mixture { router, experts } in &self.mixtures {
+        for Mixture { router, dispatch, experts } in &self.mixtures {
             let routed = router.forward(x, context)?;
-            let (y, of_experts) = experts.forward(x, &routed, sum.as_ref(), context)?;
-            sum = Some(y);
-            saved.mixtures.push((routed, of_experts));
+            let choices = dispatch.choices(&routed, context)?;
+            let (rows, of_experts) = experts.forward(x, dispatch, &choices, context)?;
+            sum = Some(dispatch.combine(&rows, &choices, Some(&choices.weights), sum.as_ref(), context)?);
+            saved.mixtures.push((routed, choices, of_experts));
         }
         if let Some(shared) = &self.shared {
             let CastInput { rows, saved: operand } = MixtureOfExperts::cast_for(shared, x, context)?;
@@ -174,10 +184,11 @@ impl Sublayer for MixtureOfExperts {
 
     fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
         let (x, mut saved) = (x.value(), MixturesSaved { mixtures: Vec::new(), shared: None });
-        for Mixture { router, experts } in &self.mixtures {
+        for Mixture { router, dispatch, experts } in &self.mixtures {
             let routed = router.forward(x, context)?;
-            let of_experts = experts.save(x, &routed, context)?;
-            saved.mixtures.push((routed, of_experts));
+            let choices = dispatch.choices(&routed, context)?;
+            let of_experts = experts.save(x, dispatch, &choices, context)?;
+            saved.mixtures.push((routed, choices, of_experts));
         }
         if let Some(shared) = &self.shared {
             let CastInput { rows, saved: operand } = MixtureOfExperts::cast_for(shared, x, context)?;
@@ -201,16 +212,18 @@ impl Sublayer for MixtureOfExperts {
             let operand = BranchOperand::new(None, Some(SavedActivation::Exact(x.clone())), mlp.input(), operand);
             dx = Some(mlp.backward(dy.value.clone().into(), saved, operand, dx, context)?);
         }
-        for (Mixture { router, experts }, (routed, saved)) in self.mixtures.iter_mut().zip(mixtures).rev() {
-            let (dgathered, dweights) = experts.backward(&dy.value, x, &routed, saved, context)?;
+        for (mixture, (routed, choices, saved)) in self.mixtures.iter_mut().zip(mixtures).rev() {
+            let Mixture { router, dispatch, experts } = mixture;
+            let (drows, dots) = experts.backward(&dy.value, x, dispatch, &choices, saved, context)?;
+            let dweights = dispatch.weight_gradient(&dots, &choices, context)?;
             let through_router = router.backward(&dweights, &routed, x, dx.as_ref(), context)?;
-            dx = Some(combine(&dgathered, &routed.slots, None, Some(&through_router))?);
+            dx = Some(dispatch.combine(&drows, &choices, None, Some(&through_router), context)?);
         }
         Ok(dx.expect("a mixture has experts"))
     }
 
     fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
-        for Mixture { router, experts } in &self.mixtures {
+        for Mixture { router, experts, .. } in &self.mixtures {
             router.parameters().for_each(&mut *visit);
             experts.parameters().into_iter().for_each(&mut *visit);
         }
@@ -218,7 +231,7 @@ impl Sublayer for MixtureOfExperts {
     }
 
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        for Mixture { router, experts } in &mut self.mixtures {
+        for Mixture { router, experts, .. } in &mut self.mixtures {
             router.parameters_mut().for_each(&mut *visit);
             experts.parameters_mut().into_iter().for_each(&mut *visit);
         }

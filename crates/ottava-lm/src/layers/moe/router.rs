@@ -24,7 +24,7 @@ pub struct RouterLossFactors {
 /// `logits = x · Wᵀ`, in F32 and never cast to FP8, and the choices of experts.
 pub struct Router {
     weight: Param, /* [E, C] */
-    /// `[E]`: added to scores for the choice, and not trained.
+    /// `[E]`: added to scores for the choice. It has no gradient; [`RouterLoad::bias_change`](crate::scaling::RouterLoad::bias_change) changes it.
     bias: Option<Param>,
     experts: usize,
     routing: Routing,
@@ -37,7 +37,7 @@ pub struct Router {
 pub struct Routed {
     logits: Tensor, /* [T, E] */
     routes: Routes,
-    /// Where the rows of each expert are.
+    /// Where the rows of each expert are, if this rank has all experts and no other tokens.
     pub slots: Slots,
 }
 
@@ -45,6 +45,11 @@ impl Routed {
     /// `[T, K]`: the weights of the choices.
     pub fn weights(&self) -> &Tensor {
         &self.routes.weights
+    }
+
+    /// I32 `[T, K]`: the chosen experts.
+    pub fn ids(&self) -> &Tensor {
+        &self.routes.ids
     }
 }
 
@@ -69,6 +74,9 @@ impl Router {
         let bias = bias.map(of_bias).transpose()?;
         build.description.fixed.push(name.to_string());
         let counts = ExpertCounts { count: experts, chosen: routing.chosen };
+        if let Some(bias) = bias.as_ref().filter(|bias| bias.is_trained()) {
+            build.router_biases.push((name.to_string(), bias.id()));
+        }
         let site = || RouterSite { name: name.to_string(), experts: counts, real: real_type(build.recipe.compute) };
         let number = (experts > 1).then(site).map(|site| build.slots.add_router(site));
         Ok(Router { weight, bias, experts, routing, losses, number })
@@ -81,7 +89,7 @@ impl Router {
         let logits = gemm_nt(x, w, real_type(weight.dtype()), Accumulation::Exact)?;
         let bias = self.bias.as_ref().map(Param::value).transpose()?;
         let routes = route(&logits, bias.as_ref(), self.routing)?;
-        let slots = slots(&routes.ids, self.experts)?;
+        let slots = slots(&routes.ids, 0..self.experts)?;
         if let Some(number) = self.number {
             context.casts.record_routes(number, &routes, &slots.groups)?;
         }

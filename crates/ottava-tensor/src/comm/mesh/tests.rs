@@ -23,6 +23,9 @@ fn tensor_is_fastest_then_context_data_and_pipeline() {
     let shape = MeshShape { expert: 2, ..shape };
     assert_eq!(shape.groups(&[Axis::Expert])[0], [0, 4], "consecutive ranks of data x context");
     assert_eq!(shape.groups(&[Axis::Expert, Axis::Data, Axis::Context]), shape.groups(&[Axis::Data, Axis::Context]));
+    assert_eq!(shape.expert_replicas()[..2], [[0, 8, 16], [1, 9, 17]], "every other of data x context");
+    let shape = MeshShape { expert: 1, ..shape };
+    assert_eq!(shape.expert_replicas(), shape.groups(&[Axis::Data, Axis::Context]));
 }
 
 #[test]
@@ -102,6 +105,7 @@ fn a_dry_rank_has_the_groups_of_its_place() {
     assert_eq!(mesh.group(&[Axis::Data]).ranks(), [9, 11, 13, 15]);
     assert_eq!(mesh.group(&[Axis::Tensor]).ranks(), [12, 13]);
     assert_eq!(mesh.group(&[Axis::Expert]).ranks(), [13, 15]);
+    assert_eq!(mesh.expert_replicas().ranks(), [9, 13]);
     assert_eq!((mesh.group(&[Axis::Data]).rank(), mesh.group(&[Axis::Data]).name()), (2, "data"));
     let x = Tensor::empty(&Device::Cpu.dry(), &[400], crate::dtype::DType::BF16).unwrap();
     let x = mesh.group(&[Axis::Data]).all_gather("x", x).unwrap().wait().unwrap();

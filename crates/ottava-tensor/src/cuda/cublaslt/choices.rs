@@ -14,6 +14,9 @@ impl Algorithm {
     pub(super) const NONE: Algorithm = Algorithm([0; 8]);
 }
 
+/// Which proposals compete; a change of that makes earlier choices invalid.
+const RULES: &str = "small-clusters";
+
 /// Algorithms for one GPU model and library version, cached on disk.
 pub(super) struct Choices {
     file: PathBuf,
@@ -24,7 +27,7 @@ pub(super) struct Choices {
 impl Choices {
     pub(super) fn load(version: &str, gpu: &str) -> Choices {
         let gpu: String = gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        let file = cache_folder().join("gemm").join(format!("{gpu}-cublaslt-{version}.json"));
+        let file = cache_folder().join("gemm").join(format!("{gpu}-cublaslt-{version}-{RULES}.json"));
         let known = Choices::read(&file);
         Choices { file, known }
     }

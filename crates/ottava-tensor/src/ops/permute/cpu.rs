@@ -1,14 +1,17 @@
 use super::Slots;
-use crate::Tensor;
-use crate::element::{Float, Real, with_float};
+use crate::element::{Element, Float, Real, with_float};
+use crate::fp8::{E4M3, E5M2};
 use crate::ops::grouped_gemm::Groups;
+use crate::{DType, Tensor};
 use rayon::prelude::*;
 
-pub(super) fn slots(ids: &Tensor, slots: &mut Slots) {
+pub(super) fn slots(ids: &Tensor, first: usize, slots: &mut Slots) {
     let Slots { groups: Groups { offsets, counts }, slot_of, pair_of } = slots;
+    let experts = counts.len();
     let (ids, counts, offsets) = (ids.host::<i32>(), counts.host_mut::<i32>(), offsets.host_mut::<i32>());
+    let group_of = |id: i32| (id as usize).checked_sub(first).filter(|&group| group < experts);
     counts.fill(0);
-    ids.iter().for_each(|&id| counts[id as usize] += 1);
+    ids.iter().filter_map(|&id| group_of(id)).for_each(|group| counts[group] += 1);
     offsets[0] = 0;
     for (g, &count) in counts.iter().enumerate() {
         offsets[g + 1] = offsets[g] + (count as usize).next_multiple_of(Groups::ALIGNMENT) as i32;
@@ -17,9 +20,12 @@ pub(super) fn slots(ids: &Tensor, slots: &mut Slots) {
     pair_of.fill(-1);
     let mut next = offsets.to_vec();
     for (pair, (slot, &id)) in slot_of.host_mut::<i32>().iter_mut().zip(ids).enumerate() {
-        *slot = next[id as usize];
-        next[id as usize] += 1;
-        pair_of[*slot as usize] = pair as i32;
+        *slot = -1;
+        if let Some(group) = group_of(id) {
+            *slot = next[group];
+            next[group] += 1;
+            pair_of[*slot as usize] = pair as i32;
+        }
     }
 }
 
@@ -41,6 +47,39 @@ pub(super) fn gather(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, y: &mu
     });
 }
 
+/// `scale_inv` is that of `codes` by row, or one for all, which stays.
+pub(super) fn gather_quantized(
+    from: &Tensor,
+    from_scales: &Tensor,
+    slots: &Slots,
+    codes: &mut Tensor,
+    scale_inv: &mut Tensor,
+) {
+    let (tokens, chosen) = (from.shape()[0], slots.slot_of.shape()[1]);
+    let (pair_of, rows) = (slots.pair_of.host::<i32>(), slots.pair_of.len());
+    match from.dtype() {
+        DType::E4M3 => rows_of::<E4M3>(from, pair_of, chosen, codes),
+        _ => rows_of::<E5M2>(from, pair_of, chosen, codes),
+    }
+    if scale_inv.len() > 1 {
+        let (from, scales) = (from_scales.host::<f32>(), scale_inv.host_mut::<f32>());
+        for (scales, from) in scales.chunks_exact_mut(rows).zip(from.chunks_exact(tokens)) {
+            for (scale, &pair) in scales.iter_mut().zip(pair_of) {
+                *scale = usize::try_from(pair).map_or(1.0, |pair| from[pair / chosen]);
+            }
+        }
+    }
+}
+
+fn rows_of<C: Element>(from: &Tensor, pair_of: &[i32], chosen: usize, codes: &mut Tensor) {
+    let (width, from) = (from.shape()[1], from.host::<C>());
+    let rows = codes.host_mut::<C>().par_chunks_mut(width.max(1)).zip(pair_of);
+    rows.for_each(|(codes, &pair)| match usize::try_from(pair) {
+        Ok(pair) => codes.copy_from_slice(&from[pair / chosen * width..][..width]),
+        Err(_) => codes.fill(C::zeroed()),
+    });
+}
+
 pub(super) fn combine(z: &Tensor, slots: &Slots, weights: Option<&Tensor>, addend: Option<&Tensor>, y: &mut Tensor) {
     let (channels, chosen) = (z.shape()[1], slots.slot_of.shape()[1]);
     let slot_of = slots.slot_of.host::<i32>();
@@ -51,7 +90,8 @@ pub(super) fn combine(z: &Tensor, slots: &Slots, weights: Option<&Tensor>, adden
         y.host_mut::<S>().par_chunks_mut(channels.max(1)).enumerate().for_each(|(t, y)| {
             let mut sums = vec![R::default(); channels];
             for pair in t * chosen..(t + 1) * chosen {
-                let z = &z[slot_of[pair] as usize * channels..][..channels];
+                let Ok(slot) = usize::try_from(slot_of[pair]) else { continue };
+                let z = &z[slot * channels..][..channels];
                 let weight = weights.map_or(R::of(1.0), |weights| weights[pair]);
                 sums.iter_mut().zip(z).for_each(|(sum, z)| *sum += weight * z.load());
             }
@@ -68,8 +108,10 @@ pub(super) fn weight_gradient(dots: &Tensor, slots: &Slots, weights: &Tensor, dw
         let (dots, weights): (&[S], &[S]) = (dots.host(), weights.host());
         for ((dweight, &weight), &slot) in dweights.host_mut::<S>().iter_mut().zip(weights).zip(slot_of) {
             let zero = S::store(<S as Float>::Real::default());
-            let quotient = S::store(dots[slot as usize].load() / weight.load());
-            *dweight = if weight == zero { zero } else { quotient };
+            *dweight = match usize::try_from(slot) {
+                Ok(slot) if weight != zero => S::store(dots[slot].load() / weight.load()),
+                _ => zero,
+            };
         }
     });
 }

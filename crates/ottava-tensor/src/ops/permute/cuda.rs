@@ -20,11 +20,11 @@ fn address(t: Option<&Tensor>) -> Arg {
     Arg::Ptr(t.map_or(0, Tensor::device_ptr))
 }
 
-pub(super) fn slots(gpu: &CudaDevice, ids: &Tensor, slots: &mut Slots) -> Result<()> {
+pub(super) fn slots(gpu: &CudaDevice, ids: &Tensor, first: usize, slots: &mut Slots) -> Result<()> {
     let Slots { groups: Groups { offsets, counts }, slot_of, pair_of } = slots;
     let (pairs, experts) = (ids.len() as i32, counts.len() as u32);
     let defines = launch::storage(DType::F32)?;
-    let args = [Arg::Ptr(counts.device_ptr_mut()), Arg::Ptr(ids.device_ptr()), Arg::I32(pairs)];
+    let args = [Arg::Ptr(counts.device_ptr_mut()), Arg::Ptr(ids.device_ptr()), Arg::I32(pairs), Arg::I32(first as i32)];
     // SAFETY: a block for each of the counts, and `pairs` ids.
     unsafe { gpu.launch(&kernel(defines, "count_slots"), [experts, 1, 1], 1024, 0, &args)? };
     let args = [
@@ -36,6 +36,7 @@ pub(super) fn slots(gpu: &CudaDevice, ids: &Tensor, slots: &mut Slots) -> Result
         Arg::I32(pairs),
         Arg::I32(experts as i32),
         Arg::I32(pair_of.len() as i32),
+        Arg::I32(first as i32),
     ];
     // SAFETY: `slot_of` has `pairs` elements, `offsets` one more than there are experts, and `pair_of` suffices for any choices.
     unsafe { gpu.launch(&kernel(defines, "place_slots"), [experts, 1, 1], 1024, 0, &args) }
@@ -106,6 +107,36 @@ pub(super) fn gather_codes(
     };
     // SAFETY: as in `gather`.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
+}
+
+pub(super) fn gather_quantized(
+    gpu: &CudaDevice,
+    from: &Tensor,
+    from_scales: &Tensor,
+    slots: &Slots,
+    codes: &mut Tensor,
+    scale_inv: &mut Tensor,
+) -> Result<()> {
+    const WORD: usize = 16;
+    let ([tokens, width], [_, chosen, rows]) = (from.dims("gather: codes")?, slots.sizes()?);
+    // One scale for all stays.
+    let blocks = if scale_inv.len() == 1 { 0 } else { scale_inv.len() / rows };
+    let args = [
+        Arg::Ptr(codes.device_ptr_mut()),
+        Arg::Ptr(if blocks == 0 { 0 } else { scale_inv.device_ptr_mut() }),
+        Arg::Ptr(from.device_ptr()),
+        Arg::Ptr(from_scales.device_ptr()),
+        Arg::Ptr(slots.pair_of.device_ptr()),
+        Arg::I32(chosen as i32),
+        Arg::I32((width / WORD) as i32),
+        Arg::I32(blocks as i32),
+        Arg::I32(rows as i32),
+        Arg::I32(tokens as i32),
+    ];
+    let kernel = kernel(launch::storage(DType::F32)?, "gather_quantized");
+    // SAFETY: a block for each row; rows of codes are multiples of 16 bytes, and `pair_of` has -1 or choices of tokens of `from`; both tensors of
+    // scales have `blocks` for each row.
+    unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0, &args) }
 }
 
 pub(super) fn combine(

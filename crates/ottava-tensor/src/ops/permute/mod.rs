@@ -7,8 +7,9 @@ mod tests;
 
 use super::destination::{Output, Produced};
 use super::grouped_gemm::Groups;
-use super::{expect_compute, quantize, real_type};
-use crate::{DType, Device, Error, Result, Tensor};
+use super::{expect_compute, quantize, real_type, transpose};
+use crate::{DType, Device, Error, Granularity, QuantizedTensor, Result, Tensor};
+use std::ops::Range;
 
 pub(crate) use cuda::{FP8_SOURCE, SOURCE};
 
@@ -17,7 +18,8 @@ pub(crate) use cuda::{FP8_SOURCE, SOURCE};
 pub struct Slots {
     /// The rows of each expert. Their buffer has as many as [`Groups::capacity`] says, for any choices.
     pub groups: Groups,
-    /// I32 `[T, K]`: the row of each choice. Choices of an expert are in the order of tokens, then of `k`.
+    /// I32 `[T, K]`: the row of each choice; -1 for choices of experts without a group. Choices of an expert are in the order of tokens,
+    /// then of `k`.
     pub slot_of: Tensor,
     /// I32 `[P]`: the choice `t · K + k` that a row is of; -1 in rows of none.
     pub pair_of: Tensor,
@@ -31,22 +33,23 @@ impl Slots {
     }
 }
 
-/// Lays out the choices `ids` I32 `[T, K]` of `experts` experts. The caller has checked that ids lie in `0..experts` and differ within a
-/// token.
-pub fn slots(ids: &Tensor, experts: usize) -> Result<Slots> {
+/// Lays out the choices `ids` I32 `[T, K]` of the `experts`; choices of other experts have no row. The caller has checked that ids differ
+/// within a token.
+pub fn slots(ids: &Tensor, experts: Range<usize>) -> Result<Slots> {
     let [tokens, chosen] = ids.dims("slots: ids")?;
     ids.expect_dtype("slots: ids", &[DType::I32])?;
     let device = ids.device();
     let empty = |shape: &[usize]| Tensor::empty(device, shape, DType::I32);
+    let count = experts.len();
     let mut slots = Slots {
-        groups: Groups { offsets: empty(&[experts + 1])?, counts: empty(&[experts])? },
+        groups: Groups { offsets: empty(&[count + 1])?, counts: empty(&[count])? },
         slot_of: empty(&[tokens, chosen])?,
-        pair_of: empty(&[Groups::capacity(tokens * chosen, experts)])?,
+        pair_of: empty(&[Groups::capacity(tokens * chosen.min(count), count)])?,
     };
     match device {
-        Device::Cpu => cpu::slots(ids, &mut slots),
+        Device::Cpu => cpu::slots(ids, experts.start, &mut slots),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::slots(gpu, ids, &mut slots)?,
+        Device::Cuda(gpu) => cuda::slots(gpu, ids, experts.start, &mut slots)?,
     }
     Ok(slots)
 }
@@ -83,8 +86,42 @@ pub fn gather_to(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, output: Ou
     }
 }
 
+/// The codes of `x` `[T, C]` by slot: those that the cast of [`gather_to`] would write, if rows are cast alike wherever they are (one scale, or
+/// scales along rows). Rows of no choice have codes of zero and a scale of one. `x` has the copy that is contracted along the columns; with
+/// `transposes`, the result has both.
+///
+/// Errors with [`Error::Value`] if `x` has no such copy, if its rows are padded, or if its transpose has other scales.
+pub fn gather_quantized(x: &QuantizedTensor, slots: &Slots, transposes: bool) -> Result<QuantizedTensor> {
+    let [tokens, _, rows] = slots.sizes()?;
+    let wrong = |what: &str| Error::Value(format!("gather_quantized: {what}"));
+    let codes = x.codes.as_ref().ok_or_else(|| wrong("there are no codes along the rows"))?;
+    codes.expect_device("gather_quantized: x", slots.pair_of.device())?;
+    let [padded, width] = codes.dims("gather_quantized: x")?;
+    if x.rows != tokens || padded != tokens {
+        return Err(wrong(&format!("{} rows of codes for {tokens} tokens", padded)));
+    }
+    let granularity = x.granularity.of_rows();
+    if granularity == Granularity::Blocks128x128 || transposes && granularity != Granularity::PerTensor {
+        return Err(wrong(&format!("scales {granularity} are not those of single rows")));
+    }
+    let device = codes.device();
+    let mut gathered = Tensor::empty(device, &[rows, width], codes.dtype())?;
+    let mut scale_inv = match granularity {
+        Granularity::PerTensor => x.scale_inv.clone(),
+        _ => Tensor::empty(device, &granularity.scales_shape(rows, width), DType::F32)?,
+    };
+    match device {
+        Device::Cpu => cpu::gather_quantized(codes, &x.scale_inv, slots, &mut gathered, &mut scale_inv),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::gather_quantized(gpu, codes, &x.scale_inv, slots, &mut gathered, &mut scale_inv)?,
+    }
+    let transposed = transposes.then(|| transpose(&gathered)).transpose()?;
+    let (codes, transposed_scale_inv) = (Some(gathered), None);
+    Ok(QuantizedTensor { codes, transposed, scale_inv, transposed_scale_inv, granularity, rows, ..x.clone() })
+}
+
 /// `y[t] = Σ_k weights[t, k] · z[slot of (t, k)] + addend[t]`, for `z` `[P, C]`, in the order of `k`, in F32 (F64 for F64), rounded once. Without
-/// `weights` they are 1. Returns `[T, C]` like `z`.
+/// `weights` they are 1. Choices without a row add nothing. Returns `[T, C]` like `z`.
 ///
 /// With and without weights, this is the gradient of [`gather_to`] and the reverse.
 pub fn combine(z: &Tensor, slots: &Slots, weights: Option<&Tensor>, addend: Option<&Tensor>) -> Result<Tensor> {
@@ -110,7 +147,7 @@ pub fn combine(z: &Tensor, slots: &Slots, weights: Option<&Tensor>, addend: Opti
 
 /// The gradient by the weights of [`combine`], `[T, K]` like `weights`, from products `dots` `[P]` of the rows of `z` with the gradient by them,
 /// which has the weight as a factor: `dweights[t, k] = dots[slot of (t, k)] / weights[t, k]`, and 0 where the weight is 0, since a router's
-/// gradient multiplies it by its score, which is 0 too.
+/// gradient multiplies it by its score, which is 0 too, and for choices without a row.
 ///
 /// So neither `z` nor a gradient without weights has to be kept (arXiv:2512.14080).
 pub fn weight_gradient(dots: &Tensor, slots: &Slots, weights: &Tensor) -> Result<Tensor> {

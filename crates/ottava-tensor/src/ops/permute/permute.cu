@@ -1,4 +1,5 @@
-// Rows of tokens by slot. `pair_of` is -1 in rows of no choice; the token of choice `pair` is `pair / K`. `weights` may be null.
+// Rows of tokens by slot. `pair_of` is -1 in rows of no choice; the token of choice `pair` is `pair / K`; `slot_of` is -1 for choices without
+// a row. `weights` may be null.
 
 // Eight values of a row, times the weight of its choice.
 template <class T> __device__ __forceinline__ Eight<T> weighed(const Eight<T>& e, float weight) {
@@ -38,18 +39,19 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 #else
 __device__ __forceinline__ int padded128(int n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-// Grid of experts.
-extern "C" __global__ void __launch_bounds__(1024) count_slots(int* counts, const int* ids, int pairs) {
+// Grid of experts, of which number `first` is the first.
+extern "C" __global__ void __launch_bounds__(1024) count_slots(int* counts, const int* ids, int pairs, int first) {
     int n = 0;
-    for (int i = threadIdx.x; i < pairs; i += blockDim.x) n += ids[i] == blockIdx.x;
+    for (int i = threadIdx.x; i < pairs; i += blockDim.x) n += ids[i] == first + (int)blockIdx.x;
     n = block_sum(n);
     if (threadIdx.x == 0) counts[blockIdx.x] = n;
 }
 
-// Grid of experts, 32 warps. A block lists the choices of its expert in order, eight candidates per thread at a time.
+// Grid of experts, 32 warps. A block lists the choices of its expert in order, eight candidates per thread at a time; the first block also
+// marks those of experts outside the grid.
 #define EACH 8
 extern "C" __global__ void __launch_bounds__(1024)
-    place_slots(int* offsets, int* slot_of, int* pair_of, const int* ids, const int* counts, int pairs, int experts, int rows) {
+    place_slots(int* offsets, int* slot_of, int* pair_of, const int* ids, const int* counts, int pairs, int experts, int rows, int first_expert) {
     __shared__ int of_warps[32];
     const int e = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = counts[e];
     int at = 0;
@@ -65,7 +67,12 @@ extern "C" __global__ void __launch_bounds__(1024)
         const int first = start + EACH * threadIdx.x;
         u32 hits = 0;
 #pragma unroll
-        for (int k = 0; k < EACH; k++) if (first + k < pairs && ids[first + k] == e) hits |= 1u << k;
+        for (int k = 0; k < EACH; k++) {
+            if (first + k >= pairs) break;
+            const int id = ids[first + k] - first_expert;
+            if (id == e) hits |= 1u << k;
+            if (e == 0 && (id < 0 || id >= experts)) slot_of[first + k] = -1;
+        }
         // All threads have finished with the previous sums.
         if (!__syncthreads_or(hits)) continue;
         int before = __popc(hits);
@@ -105,6 +112,16 @@ extern "C" __global__ void gather(X* y, const X* x, const int* pair_of, const fl
     for (int c = 8 * eights + threadIdx.x; c < C; c += blockDim.x) store(&to[c], pair < 0 ? 0.0f : load(from[c]) * weight);
 }
 
+// Grid of rows; threads stride over words of 16 codes, and over the scales of a row, which are `rows` apart, or `tokens` in `from_scales`.
+extern "C" __global__ void gather_quantized(uint4* codes, float* scales, const uint4* from, const float* from_scales, const int* pair_of, int K,
+                                            int words, int blocks, int rows, int tokens) {
+    const int row = blockIdx.x, pair = pair_of[row], token = pair / K;
+    for (int w = threadIdx.x; w < words; w += blockDim.x)
+        codes[(u64)row * words + w] = pair < 0 ? make_uint4(0, 0, 0, 0) : from[(u64)token * words + w];
+    for (int b = threadIdx.x; b < blocks; b += blockDim.x)
+        scales[(u64)b * rows + row] = pair < 0 ? 1.0f : from_scales[(u64)b * tokens + token];
+}
+
 // Each block takes every gridDim-th row.
 extern "C" __global__ void __launch_bounds__(256) gather_amax(float* amax, const X* x, const int* pair_of, const float* weights, int rows, int K, int C) {
     const int eights = C % 8 == 0 && aligned(x) ? C / 8 : 0;
@@ -135,8 +152,11 @@ extern "C" __global__ void combine(X* y, const X* z, const int* slot_of, const f
 #pragma unroll 4
         for (int k = 0; k < K; k++) {
             const float weight = weights ? weights[k] : 1.0f;
+            const int slot = slot_of[k];
+            Eight<X> e = {};
+            if (slot >= 0) e = load8(z + (u64)slot * C + 8 * g);
             float v[8];
-            unpack8(load8(z + (u64)slot_of[k] * C + 8 * g), v);
+            unpack8(e, v);
 #pragma unroll
             for (int i = 0; i < 8; i++) sum[i] += weight * v[i];
         }
@@ -150,13 +170,19 @@ extern "C" __global__ void combine(X* y, const X* z, const int* slot_of, const f
     }
     for (int c = 8 * eights + threadIdx.x; c < C; c += blockDim.x) {
         float sum = 0.0f;
-        for (int k = 0; k < K; k++) sum += (weights ? weights[k] : 1.0f) * load(z[(u64)slot_of[k] * C + c]);
+        for (int k = 0; k < K; k++) {
+            const int slot = slot_of[k];
+            if (slot >= 0) sum += (weights ? weights[k] : 1.0f) * load(z[(u64)slot * C + c]);
+        }
         store(&y[t * C + c], addend ? sum + load(addend[t * C + c]) : sum);
     }
 }
 
 // One thread per choice.
 extern "C" __global__ void weight_gradient(float* dweights, const float* dots, const int* slot_of, const float* weights, int pairs) {
-    for (u64 i = grid_start(); i < pairs; i += grid_step()) dweights[i] = weights[i] == 0.0f ? 0.0f : dots[slot_of[i]] / weights[i];
+    for (u64 i = grid_start(); i < pairs; i += grid_step()) {
+        const int slot = slot_of[i];
+        dweights[i] = slot < 0 || weights[i] == 0.0f ? 0.0f : dots[slot] / weights[i];
+    }
 }
 #endif

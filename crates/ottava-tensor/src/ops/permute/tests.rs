@@ -1,6 +1,7 @@
 use super::*;
 use crate::ops::destination::tests::{destinations, hostile};
-use crate::testing::{Tolerance, normals, parity, values};
+use crate::ops::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output};
+use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 /// Choices I32 `[tokens, chosen]` of `experts`, different ones for a token. `favourite` is chosen by all tokens, if given.
 fn choices(tokens: usize, chosen: usize, experts: usize, favourite: Option<usize>) -> Tensor {
@@ -30,7 +31,7 @@ const CASES: [(usize, usize, usize, Option<usize>); 6] = [
 
 fn laid_out(tokens: usize, chosen: usize, experts: usize, favourite: Option<usize>) -> (Vec<i32>, Slots) {
     let ids = choices(tokens, chosen, experts, favourite);
-    (ids.to_vec().unwrap(), slots(&ids, experts).unwrap())
+    (ids.to_vec().unwrap(), slots(&ids, 0..experts).unwrap())
 }
 
 #[test]
@@ -63,22 +64,25 @@ fn permutations_agree_across_devices() {
                 normals("weights", &[tokens, chosen], DType::F32),
             ];
             // Sums are in the same order.
-            parity(&inputs, Tolerance::Exact, |t| {
-                let slots = slots(&t[0], experts)?;
-                let gathered = gather_to(&t[1], &slots, None, Output::Plain)?.plain().expect("plain");
-                let weighed = gather_to(&t[1], &slots, Some(&t[2]), Output::Plain)?.plain().expect("plain");
-                let dots = normals("dots", &[slots.pair_of.len()], DType::F32).to_device(t[0].device())?;
-                Ok(vec![
-                    combine(&gathered, &slots, Some(&t[2]), Some(&t[1]))?,
-                    combine(&weighed, &slots, None, None)?,
-                    weight_gradient(&dots, &slots, &t[2])?,
-                    gathered,
-                    weighed,
-                    slots.slot_of,
-                    slots.pair_of,
-                    slots.groups.offsets,
-                    slots.groups.counts,
-                ])
+            let own = [0..experts, experts / 3..experts / 2 + 1];
+            own.into_iter().for_each(|own| {
+                parity(&inputs, Tolerance::Exact, |t| {
+                    let slots = slots(&t[0], own.clone())?;
+                    let gathered = gather_to(&t[1], &slots, None, Output::Plain)?.plain().expect("plain");
+                    let weighed = gather_to(&t[1], &slots, Some(&t[2]), Output::Plain)?.plain().expect("plain");
+                    let dots = normals("dots", &[slots.pair_of.len()], DType::F32).to_device(t[0].device())?;
+                    Ok(vec![
+                        combine(&gathered, &slots, Some(&t[2]), Some(&t[1]))?,
+                        combine(&weighed, &slots, None, None)?,
+                        weight_gradient(&dots, &slots, &t[2])?,
+                        gathered,
+                        weighed,
+                        slots.slot_of,
+                        slots.pair_of,
+                        slots.groups.offsets,
+                        slots.groups.counts,
+                    ])
+                })
             });
         }
     }
@@ -93,17 +97,99 @@ fn gathers_write_to_every_destination() {
                 hostile("x", &[tokens, channels], dtype),
                 normals("weights", &[tokens, chosen], DType::F32),
             ];
-            destinations(&inputs, |t, output| gather_to(&t[1], &slots(&t[0], experts)?, None, output));
-            destinations(&inputs, |t, output| gather_to(&t[1], &slots(&t[0], experts)?, Some(&t[2]), output));
+            destinations(&inputs, |t, output| gather_to(&t[1], &slots(&t[0], 0..experts)?, None, output));
+            destinations(&inputs, |t, output| gather_to(&t[1], &slots(&t[0], 0..experts)?, Some(&t[2]), output));
         }
     }
+}
+
+/// Codes that are gathered after the cast are those that a gather casts, bit for bit, with every scale that belongs to a row or to all.
+#[test]
+fn gathered_codes_are_those_of_gathered_values() {
+    let how = CurrentScaling { epsilon: 0.0, power_of_two: false };
+    for (tokens, chosen, experts, channels) in [(16, 2, 4, 48), (128, 2, 3, 144), (64, 4, 4, 272)] {
+        let inputs = [choices(tokens, chosen, experts, None), hostile("x", &[tokens, channels], DType::BF16)];
+        let scale = Tensor::from_slice(&Device::Cpu, &[1], &[3.7f32]).unwrap();
+        for granularity in
+            [Granularity::PerTensor, Granularity::PerRow, Granularity::Blocks1x128, Granularity::MixedBlocks]
+        {
+            let on = |device: &Device| {
+                let [ids, x] = [&inputs[0], &inputs[1]].map(|t| t.to_device(device).unwrap());
+                let scale = scale.to_device(device).unwrap();
+                let slots = slots(&ids, 1..experts).unwrap();
+                let is_one = granularity == Granularity::PerTensor;
+                let copies = if is_one { CodeCopies::Both } else { CodeCopies::Rows };
+                let cast = |op: &dyn Fn(Output) -> Result<Produced>, copies| {
+                    let statistics = &mut CastStatistics::new(device, 1).unwrap();
+                    let scale = if is_one { CastScale::Given(&scale) } else { CastScale::Own(granularity, how) };
+                    let to = Fp8Output { format: DType::E4M3, scale, copies, statistics, slot: 0 };
+                    op(Output::Fp8(to)).unwrap().fp8().unwrap()
+                };
+                let expected = cast(&|output| gather_to(&x, &slots, None, output), copies);
+                let own = cast(&|output| output.apply(x.clone()), CodeCopies::Rows);
+                (expected, gather_quantized(&own, &slots, is_one).unwrap())
+            };
+            for device in std::iter::once(Device::Cpu).chain(gpu()) {
+                let (expected, got) = on(&device);
+                let what = format!("{granularity} of {tokens} tokens on {device}");
+                let same = |part: &str, a: &Tensor, b: &Tensor| {
+                    assert_close(&format!("{what}, {part}"), a, b, Tolerance::Exact);
+                };
+                same("codes", expected.codes.as_ref().unwrap(), got.codes.as_ref().unwrap());
+                same("scales", &expected.scale_inv, &got.scale_inv);
+                if let (Some(expected), Some(got)) = (&expected.transposed, &got.transposed) {
+                    same("transposed", expected, got);
+                }
+            }
+        }
+    }
+}
+
+/// Ranges of experts have the rows of all, each once, and their sums over choices add up to that of all.
+#[test]
+fn ranges_of_experts_share_the_choices() {
+    for (tokens, chosen, experts, favourite) in CASES.into_iter().filter(|(_, _, experts, _)| *experts > 2) {
+        let (ids, all) = laid_out(tokens, chosen, experts, favourite);
+        let x = normals("x", &[tokens, 3], DType::F64);
+        let weights = normals("weights", &[tokens, chosen], DType::F64);
+        let of = |slots: &Slots| {
+            let gathered = gather_to(&x, slots, None, Output::Plain).unwrap().plain().unwrap();
+            let dots: Vec<f64> = values(&gathered).iter().step_by(3).copied().collect();
+            let dots = Tensor::from_slice(&Device::Cpu, &[dots.len()], &dots).unwrap();
+            let combined = values(&combine(&gathered, slots, Some(&weights), None).unwrap());
+            [combined, values(&weight_gradient(&dots, slots, &weights).unwrap())]
+        };
+        let cuts = [0, 1, experts / 2, experts];
+        let parts: Vec<_> =
+            cuts.windows(2).map(|cut| slots(&ids_of(&ids, [tokens, chosen]), cut[0]..cut[1]).unwrap()).collect();
+        let rows: i32 = parts.iter().flat_map(|part| part.groups.counts.to_vec::<i32>().unwrap()).sum();
+        assert_eq!(rows as usize, tokens * chosen);
+        let counts: Vec<i32> = parts.iter().flat_map(|part| part.groups.counts.to_vec::<i32>().unwrap()).collect();
+        assert_eq!(counts, all.groups.counts.to_vec::<i32>().unwrap());
+        for (cut, part) in cuts.windows(2).zip(&parts) {
+            let slot_of = part.slot_of.to_vec::<i32>().unwrap();
+            let is_here = |&id: &i32| (cut[0]..cut[1]).contains(&(id as usize));
+            assert!(slot_of.iter().zip(&ids).all(|(&slot, id)| (slot >= 0) == is_here(id)));
+        }
+        let (expected, got) = (of(&all), parts.iter().map(of).collect::<Vec<_>>());
+        for (what, expected) in expected.iter().enumerate() {
+            for (at, expected) in expected.iter().enumerate() {
+                let sum: f64 = got.iter().map(|part| part[what][at]).sum();
+                assert!((sum - expected).abs() < 1e-12 * expected.abs().max(1.0), "{sum}, {expected}");
+            }
+        }
+    }
+}
+
+fn ids_of(ids: &[i32], shape: [usize; 2]) -> Tensor {
+    Tensor::from_slice(&Device::Cpu, &shape, ids).unwrap()
 }
 
 /// `⟨gather(x), z⟩ = ⟨x, combine(z)⟩`, with and without weights: each is the gradient of the other.
 #[test]
 fn combine_is_the_gradient_of_gather() {
     let (tokens, chosen, experts, channels) = (37, 3, 5, 4);
-    let slots = slots(&choices(tokens, chosen, experts, None), experts).unwrap();
+    let slots = slots(&choices(tokens, chosen, experts, None), 0..experts).unwrap();
     let rows = slots.pair_of.len();
     let (x, z) = (normals("x", &[tokens, channels], DType::F64), normals("z", &[rows, channels], DType::F64));
     let weights = normals("weights", &[tokens, chosen], DType::F64);
@@ -119,7 +205,7 @@ fn combine_is_the_gradient_of_gather() {
 #[test]
 fn choices_are_added_in_order_and_rounded_once() {
     let ids = Tensor::from_slice(&Device::Cpu, &[1, 3], &[2, 0, 1]).unwrap();
-    let slots = slots(&ids, 3).unwrap();
+    let slots = slots(&ids, 0..3).unwrap();
     let mut z = vec![0f32; slots.pair_of.len()];
     // In the order of experts, the sum would be 0.
     for (slot, value) in slots.slot_of.to_vec::<i32>().unwrap().into_iter().zip([1e8, -1e8, 1.0]) {
@@ -133,7 +219,7 @@ fn choices_are_added_in_order_and_rounded_once() {
 #[test]
 fn a_weight_of_zero_has_no_gradient() {
     let ids = Tensor::from_slice(&Device::Cpu, &[1, 2], &[1, 0]).unwrap();
-    let slots = slots(&ids, 2).unwrap();
+    let slots = slots(&ids, 0..2).unwrap();
     let mut dots = vec![f32::NAN; slots.pair_of.len()];
     (dots[0], dots[128]) = (0.0, 6.0);
     let dots = Tensor::from_slice(&Device::Cpu, &[dots.len()], &dots).unwrap();
@@ -143,7 +229,7 @@ fn a_weight_of_zero_has_no_gradient() {
 
 #[test]
 fn misfits_are_errors() {
-    let slots = slots(&choices(4, 2, 3, None), 3).unwrap();
+    let slots = slots(&choices(4, 2, 3, None), 0..3).unwrap();
     let x = normals("x", &[5, 8], DType::F32);
     let message = gather_to(&x, &slots, None, Output::Plain).unwrap_err().to_string();
     assert_eq!(message, "gather: x has shape [5, 8], expected [4, 8]");

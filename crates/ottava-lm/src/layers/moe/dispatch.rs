@@ -1,0 +1,183 @@
+//! Tokens on the way to the experts of all ranks, and back.
+//!
+//! Each rank of the expert axis has other tokens and other experts. All ranks gather the tokens of all, and each computes its experts for those
+//! that have chosen them; the outputs of all experts for the tokens of a rank are sent to it and added. All buffers have fixed sizes that
+//! suffice for any choices, so no host reads counts. With `R` ranks, each sends its tokens to `R - 1` others. With many choices per token few
+//! of these are in vain: of the 8 choices of a token among 128 experts on 2 ranks, all are on one rank for 0.7 % of random choices.
+
+use super::router::Routed;
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::layer_ranks::ShardPlace;
+use crate::layers::cast::{CastInput, OperandCast, SavedOperand};
+use crate::operand::{FrozenScale, View};
+use crate::param::Builder;
+use crate::scaling::Slot;
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::{
+    CodeCopies, Output, Slots, combine, gather_quantized, gather_to, join_columns, slots, weight_gradient,
+};
+use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
+use std::ops::Range;
+
+/// How the ranks of the expert axis divide the experts of a mixture.
+pub struct Dispatch {
+    name: String,
+    place: ShardPlace,
+    experts: usize,
+}
+
+/// The choices of the tokens that this rank's experts read: with `R` ranks, `R · T` tokens in the order of the ranks.
+pub struct Dispatched {
+    /// Where the rows of this rank's experts are.
+    pub slots: Slots,
+    /// `[R · T, K]`: the weights of the choices.
+    pub weights: Tensor,
+}
+
+impl Dispatch {
+    /// The division of the `experts` of the mixture called `name`.
+    ///
+    /// Errors with [`Error::Config`] if ranks would have unequal numbers of experts.
+    pub fn new(build: &Builder, name: &str, experts: usize) -> Result<Dispatch> {
+        let place = build.place_on(Axis::Expert);
+        if !experts.is_multiple_of(place.ranks) {
+            return Err(Error::Config(format!(
+                "`parallel.expert` is {}, which does not divide the {experts} experts of `{name}`; set it to a divisor",
+                place.ranks
+            )));
+        }
+        Ok(Dispatch { name: name.to_string(), place, experts })
+    }
+
+    /// Each rank has all of the `experts`.
+    pub fn undivided(name: &str, experts: usize) -> Dispatch {
+        Dispatch { name: name.to_string(), place: ShardPlace::ALONE, experts }
+    }
+
+    /// Whether ranks divide the experts.
+    fn is_divided(&self) -> bool {
+        self.place.is_divided()
+    }
+
+    /// The experts of this rank.
+    pub fn own(&self) -> Range<usize> {
+        self.place.range(self.experts)
+    }
+
+    /// The rows of all ranks, in their order, from this rank's `rows` `[T, …]`.
+    pub fn gather(&self, rows: &Tensor, context: &Context) -> Result<Tensor> {
+        match self.is_divided() {
+            true => context.casts.layer_ranks().gather(Axis::Expert, &self.name, rows),
+            false => Ok(rows.clone()),
+        }
+    }
+
+    /// The rows of this rank's experts, cast for `reader`, and what backward needs: from `x` `[T, C]`, the tokens of this rank. Codes travel if they
+    /// are those that each rank would cast from values: with one scale for all, and without a copy for wgrad also with scales along rows.
+    pub fn rows_of_tokens(
+        &self,
+        x: &Tensor,
+        choices: &Dispatched,
+        reader: OperandCast,
+        copies: CodeCopies,
+        context: &mut Context,
+    ) -> Result<CastInput> {
+        let Some((slot, transposes)) = self.sends_codes(x, reader, copies == CodeCopies::Both, context) else {
+            let tokens = self.gather(x, context)?;
+            let gather = |output: Output<'_>| Ok((gather_to(&tokens, &choices.slots, None, output)?, ()));
+            return Ok(reader.produce_input(copies, &mut context.casts, gather)?.0);
+        };
+        let frozen = context.casts.freeze(slot, x)?;
+        let own = context.casts.quantize(slot, &frozen, x, CodeCopies::Rows)?;
+        let rows = gather_quantized(&self.gather_codes(own, context)?, &choices.slots, transposes)?;
+        let columns = transposes.then(|| View::Codes(rows.clone().only_transposed()));
+        Ok(CastInput { rows: View::Codes(rows.only_rows()), saved: SavedOperand::new(columns, frozen) })
+    }
+
+    /// The view that wgrad reads of rows that [`Dispatch::rows_of_tokens`] did not save.
+    pub fn columns_of_tokens(
+        &self,
+        x: &Tensor,
+        choices: &Dispatched,
+        reader: OperandCast,
+        frozen: &FrozenScale,
+        context: &mut Context,
+    ) -> Result<View> {
+        let Some((slot, _)) = self.sends_codes(x, reader, true, context) else {
+            let tokens = self.gather(x, context)?;
+            let gather = |output: Output<'_>| Ok(gather_to(&tokens, &choices.slots, None, output)?);
+            return reader.reproduce_columns(frozen, &mut context.casts, gather);
+        };
+        let own = context.casts.requantize(slot, frozen, x, CodeCopies::Rows)?;
+        let rows = gather_quantized(&self.gather_codes(own, context)?, &choices.slots, true)?;
+        Ok(View::Codes(rows.only_transposed()))
+    }
+
+    /// The slot of the cast before the exchange, and whether wgrad reads the transpose of the same codes; `None` if values travel.
+    fn sends_codes(&self, x: &Tensor, reader: OperandCast, for_wgrad: bool, context: &Context) -> Option<(Slot, bool)> {
+        let has_whole_rows = x.shape()[0].is_multiple_of(QuantizedTensor::PAD);
+        let slot = reader.fused(&context.casts).filter(|_| self.is_divided() && has_whole_rows)?;
+        match context.casts.scales.granularity(slot).of_rows() {
+            Granularity::PerTensor => Some((slot, for_wgrad)),
+            Granularity::Blocks128x128 => None,
+            _ => (!for_wgrad).then_some((slot, false)),
+        }
+    }
+
+    /// The codes of all ranks, in their order, from this rank's, and their scales.
+    fn gather_codes(&self, own: QuantizedTensor, context: &Context) -> Result<QuantizedTensor> {
+        let codes = self.gather(own.codes.as_ref().expect("rows were cast"), context)?;
+        let (ranks, rows) = (self.place.ranks, codes.shape()[0]);
+        let scale_inv = match own.granularity.of_rows() {
+            Granularity::PerTensor => own.scale_inv.clone(),
+            _ => {
+                let blocks = own.scale_inv.len() / own.rows;
+                let all = self.gather(&own.scale_inv.reshape(&[own.scale_inv.len()])?, context)?;
+                // By rank, block and row, to by block, rank and row.
+                let all = join_columns(&all.reshape(&[ranks, blocks, own.rows])?, &[rows])?;
+                let mut shape = own.scale_inv.shape().to_vec();
+                *shape.last_mut().expect("scales by row") = rows;
+                all.reshape(&shape)?
+            }
+        };
+        Ok(QuantizedTensor { codes: Some(codes), scale_inv, rows, ..own })
+    }
+
+    /// The choices of all ranks, from those of this rank's tokens.
+    pub fn choices(&self, routed: &Routed, context: &Context) -> Result<Dispatched> {
+        if !self.is_divided() {
+            return Ok(Dispatched { slots: routed.slots.clone(), weights: routed.weights().clone() });
+        }
+        let ids = self.gather(routed.ids(), context)?;
+        Ok(Dispatched { slots: slots(&ids, self.own())?, weights: self.gather(routed.weights(), context)? })
+    }
+
+    /// `addend[t] + Σ_k weights[t, k] · row(t, k)` for this rank's tokens `t`, over the rows of all ranks; `rows` `[P, C]` are those of this
+    /// rank's experts, and `weights` those of the choices of all tokens, or 1 if there are none. The sum over the experts of a rank is sent in
+    /// the type of `rows`; these sums are added in F32, in the order of the ranks, and rounded once.
+    pub fn combine(
+        &self,
+        rows: &Tensor,
+        choices: &Dispatched,
+        weights: Option<&Tensor>,
+        addend: Option<&Tensor>,
+        context: &Context,
+    ) -> Result<Tensor> {
+        if !self.is_divided() {
+            return Ok(combine(rows, &choices.slots, weights, addend)?);
+        }
+        let partial = combine(rows, &choices.slots, weights, None)?;
+        context.casts.layer_ranks().sum_own_rows(Axis::Expert, &self.name, partial, addend)
+    }
+
+    /// The gradient by the weights of the choices of this rank's tokens, `[T, K]`, from the products `dots` `[P]` of
+    /// [`weight_gradient`] of this rank's experts.
+    pub fn weight_gradient(&self, dots: &Tensor, choices: &Dispatched, context: &Context) -> Result<Tensor> {
+        let all = weight_gradient(dots, &choices.slots, &choices.weights)?;
+        match self.is_divided() {
+            true => context.casts.layer_ranks().sum_own_rows(Axis::Expert, &self.name, all, None),
+            false => Ok(all),
+        }
+    }
+}

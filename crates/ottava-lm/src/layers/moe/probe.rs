@@ -1,0 +1,56 @@
+//! Compares the FP8 products of experts with those of the values of the same codes in the compute type, in a pass that compares.
+
+use super::linear::GroupedLinear;
+use crate::error::Result;
+use crate::operand::View;
+use crate::param::{Grad, Loan};
+use crate::scaling::{Casts, Quantity, Slot};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{Accumulation, Groups, Operand, dequantize, grouped_gemm_nt, grouped_wgrad_into, transpose};
+
+impl GroupedLinear {
+    fn slot(&self) -> Slot {
+        self.gradient().slot().expect("a linear with FP8 products has casts")
+    }
+
+    /// Compares the codes of the weight that a product reads with the weight, in a pass that compares.
+    pub(super) fn compare_weight(&self, codes: Operand, loan: &Loan, casts: &mut Casts) -> Result<()> {
+        casts.compare_weight(self.slot(), codes, || self.weight().read(loan))
+    }
+
+    /// Compares `product`, the grouped product of the codes `a` and `b`, with that of their values, in a pass that compares.
+    pub(super) fn compare_product(
+        &self,
+        which: Quantity,
+        product: &Tensor,
+        [a, b]: [Operand; 2],
+        groups: &Groups,
+        casts: &mut Casts,
+    ) -> Result<()> {
+        if !casts.compares() {
+            return Ok(());
+        }
+        let compute = self.weight().dtype();
+        let is_stacked_along_sums = matches!(b, Operand::Columns(_));
+        let (a, b) = (dequantize(a, 1, compute)?, dequantize(b, 1, compute)?);
+        let b = if is_stacked_along_sums { transpose(&b)? } else { b };
+        let b = if is_stacked_along_sums { Operand::plain_transposed(&b) } else { Operand::plain(&b) };
+        let reference = grouped_gemm_nt(Operand::plain(&a), b, groups, product.dtype(), Accumulation::Exact)?;
+        let name = casts.linear_name(self.slot());
+        casts.probe().compare(&name, which, product, &reference)
+    }
+
+    /// Compares the gradient of the weight, which has only the products of `dy` and `x`, in a pass that compares.
+    pub(super) fn compare_wgrad(&self, dy: &View, x: &View, groups: &Groups, casts: &mut Casts) -> Result<()> {
+        if !casts.compares() {
+            return Ok(());
+        }
+        let gradient = self.weight().gradient.get().map(Grad::values).transpose()?.expect("wgrad has run");
+        let values = |codes| -> Result<Tensor> { Ok(transpose(&dequantize(codes, 1, self.weight().dtype())?)?) };
+        let (dy, x, mut reference) = (values(dy.columns())?, values(x.columns())?, gradient.empty_like()?);
+        let [a, b] = [Operand::plain_transposed(&dy), Operand::plain_transposed(&x)];
+        grouped_wgrad_into(a, b, groups, &mut reference, Accumulation::Exact)?;
+        let name = casts.linear_name(self.slot());
+        casts.probe().compare(&name, Quantity::Wgrad, &gradient, &reference)
+    }
+}

@@ -1,0 +1,99 @@
+//! Ranks that divide the experts of a mixture, as processes on the CPU.
+
+use crate::layer_axes::{COMMON, args, expect_near, go};
+use crate::ranks::expect_ends_of_all_ranks;
+use crate::setup::{Run, steps};
+
+/// A mixture of four experts, of which each token chooses two.
+fn inputs() -> Run {
+    let run = Run::new();
+    run.write(
+        "model/config.json",
+        br#"{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 100, "hidden_size": 64,
+            "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16,
+            "max_position_embeddings": 64, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "norm_topk_prob": true, "tie_word_embeddings": false, "eos_token_id": 0}"#,
+    );
+    run
+}
+
+#[test]
+fn ranks_with_other_experts_train_as_one_process_does() {
+    let alone = inputs();
+    let samples = go(&alone, &["max_steps=3", "global_batch_size=4"], &[]);
+    for (ranks, settings) in [
+        ("2", &["parallel.expert=2", "parallel.check_replicas=1"][..]),
+        ("4", &["parallel.expert=2", "parallel.zero=1", "parallel.check_replicas=1", "per_device_train_batch_size=1"]),
+        ("4", &["parallel.expert=4", "recompute=full", "async_save=true", "per_device_train_batch_size=1"]),
+        ("2", &["parallel.expert=2", "parallel.context=2", "parallel.zero=3"]),
+        ("4", &["parallel.expert=2", "parallel.pipeline=2"]),
+    ] {
+        let run = inputs();
+        let said = go(&run, &[&["max_steps=3", "global_batch_size=4"], settings].concat(), &["--ranks", ranks]);
+        expect_near(&run, &alone, &format!("{settings:?}"));
+        assert_eq!(said.lines().count(), samples.lines().count(), "{settings:?}: samples of the whole model");
+        assert_eq!(run.ottava(&["eval", "run/checkpoints/checkpoint-3", "--data", "text.txt"]).status.code(), Some(0));
+    }
+}
+
+#[test]
+fn a_run_resumes_with_other_expert_ranks() {
+    let (unbroken, run) = (inputs(), inputs());
+    go(&unbroken, &["max_steps=6", "global_batch_size=4"], &[]);
+    for (steps, ranks, settings) in [
+        ("max_steps=2", "2", &["parallel.expert=2"][..]),
+        ("max_steps=3", "4", &["parallel.expert=4", "per_device_train_batch_size=1"]),
+        ("max_steps=4", "1", &[]),
+        ("max_steps=5", "4", &["parallel.expert=2", "parallel.zero=3", "per_device_train_batch_size=1"]),
+        ("max_steps=6", "2", &["parallel.pipeline=2"]),
+    ] {
+        let resume = if steps == "max_steps=2" { &[][..] } else { &["--resume"] };
+        go(&run, &[&[steps, "global_batch_size=4"], settings].concat(), &[&["--ranks", ranks], resume].concat());
+    }
+    assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=6).collect::<Vec<_>>());
+    expect_near(&run, &unbroken, "five meshes");
+}
+
+#[test]
+fn a_signal_or_a_dead_rank_ends_all_expert_ranks() {
+    let settings = ["max_steps=100000", "save_steps=5", "parallel.expert=2", "parallel.pipeline=2"];
+    let args = args(&settings, &["--ranks", "4"]);
+    let common: Vec<&str> = COMMON.into_iter().flat_map(|setting| ["--set", setting]).collect();
+    expect_ends_of_all_ranks(inputs, &args.iter().map(String::as_str).collect::<Vec<_>>(), &common);
+}
+
+/// The division that a search chooses trains, whatever it is; a plan prints it, and why others were dropped.
+#[test]
+fn a_search_chooses_the_division_of_a_run() {
+    let run = inputs();
+    let settings = ["parallel.auto=true", "global_batch_size=4"];
+    go(&run, &[&["max_steps=2"], &settings[..]].concat(), &["--ranks", "2"]);
+    assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=2).collect::<Vec<_>>());
+    let settings: Vec<&str> = settings.into_iter().flat_map(|setting| ["--set", setting]).collect();
+    let plan = run.succeed(&[&["plan", "run.toml", "--ranks", "2"], &settings[..]].concat());
+    for part in
+        ["Fastest divisions among 2 ranks", " tokens/s, ", "were dropped:", "does not divide mixtures of experts"]
+    {
+        assert!(plan.contains(part), "no {part:?} in {plan}");
+    }
+    run.fail(
+        &["plan", "run.toml", "--set", "parallel.auto=true", "--set", "parallel.tensor=2"],
+        1,
+        &["leave them out"],
+    );
+    run.fail(&["plan", "run.toml", "--set", "parallel.auto=true"], 1, &["set `training.global_batch_size`"]);
+}
+
+#[test]
+fn experts_that_do_not_divide_are_errors() {
+    let run = inputs();
+    let fails = |run: &Run, settings: &[&str], ranks: &str, words: &str| {
+        let args = args(settings, &["--ranks", ranks]);
+        run.fail(&args.iter().map(String::as_str).collect::<Vec<_>>(), 1, &[words]);
+    };
+    fails(&run, &["parallel.expert=3", "global_batch_size=3"], "3", "does not divide the 4 experts");
+    fails(&run, &["parallel.expert=2"], "3", "set it to a divisor of 3");
+    fails(&run, &["parallel.expert=2", "optimizer.name=muon"], "2", "which transforms whole matrices");
+    fails(&run, &["parallel.tensor=2"], "2", "`parallel.tensor` does not divide mixtures of experts");
+    fails(&Run::new(), &["parallel.expert=2"], "2", "has no experts");
+}
