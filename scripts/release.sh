@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the wheel of the last commit twice, in two folders, and ends with an error unless both have the same bytes.
+# Builds the wheel of the last commit twice, in two folders, and ends with an error unless both have the same bytes. The program contains the kernels
+# of the known models for Hopper, which NVIDIA's compiler, a Python package, compiles first.
 #
 # usage: scripts/release.sh [FOLDER]      (the folder for the wheel and its SHA-256, by default target/wheels)
 #
@@ -12,11 +13,14 @@ work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
 python3 -m venv target/release-python
-target/release-python/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
+target/release-python/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2' 'nvidia-cuda-nvrtc>=13,<14'
 # Times in the wheel are that of the commit; paths of this machine are not in the program.
 commit="$(git rev-parse HEAD)"
 SOURCE_DATE_EPOCH="$(git log -1 --format=%ct "$commit")"
 export SOURCE_DATE_EPOCH CARGO_INCREMENTAL=0
+OTTAVA_LIBRARY_PATH="$(echo "$PWD"/target/release-python/lib/python3*/site-packages/nvidia/cu13/lib)" \
+    cargo run --quiet --locked --profile "$profile" -p ottava-lm --example pack_kernels -- "$work/kernels.pack"
+export OTTAVA_KERNELS="$work/kernels.pack"
 for copy in first second-copy; do
     mkdir -p "$work/$copy/source"
     git archive "$commit" | tar -x -C "$work/$copy/source"

@@ -22,6 +22,7 @@ mod nvrtc;
 mod pinned;
 mod pool;
 mod profile;
+mod shipped;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -48,4 +49,5 @@ pub use nvrtc::{CACHE_VARIABLE, arch_of, compile};
 pub use pinned::PinnedBuffer;
 pub use pool::MemoryStats;
 pub use profile::{Call, HOST_TRANSFER};
+pub use shipped::pack_kernels;
 pub(crate) use transfer::Transfer;

@@ -3,6 +3,7 @@
 use super::driver::supported;
 use super::kernel::{KernelModule, Source};
 use super::load::{LibraryReport, NVRTC, Problem, SearchPath, SharedLibrary, functions};
+use super::shipped;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
@@ -68,37 +69,62 @@ pub fn arch_of(capability: (i32, i32)) -> String {
 /// The macros of the largest finite values of narrow types.
 const LARGEST: [(&str, DType); 3] = [("MAX_F16", DType::F16), ("MAX_E4M3", DType::E4M3), ("MAX_E5M2", DType::E5M2)];
 
-/// Compiles `module` for `arch` (as `sm_90a`), or takes the cubin from the disk
-/// cache. Multiplication and addition are not contracted to FMA, so that kernels match the CPU bit for bit.
+/// Compiles `module` for `arch` (as `sm_90a`), or takes the cubin from this program, if it was built with a pack of kernels, or from the disk cache. Multiplication and
+/// addition are not contracted to FMA, so that kernels match the CPU bit for bit.
 ///
 /// Errors: [`Error::Library`] without NVRTC, [`Error::Compile`] with the compiler's log. A cache that cannot be read or
 /// written is not an error.
 pub fn compile(module: &KernelModule, arch: &str) -> Result<Vec<u8>> {
-    let (api, KernelModule { source, defines }) = (api()?, module);
-    let mut options = vec![
-        format!("--gpu-architecture={arch}"),
-        "-std=c++17".to_string(),
-        "--fmad=false".to_string(),
-        "-default-device".to_string(),
-    ];
-    options.extend(source.constants.iter().map(|(name, value)| format!("-D{name}={value}")));
-    options.extend(
-        LARGEST.into_iter().map(|(name, dtype)| format!("-D{name}={:.1}f", dtype.max_finite().expect("a narrow type"))),
-    );
-    options.extend(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
-
-    let mut key = Sha256::new();
-    for part in options.iter().chain([&api.version_text()?]).map(String::as_str).chain([source.text]) {
-        key.update((part.len() as u64).to_le_bytes());
-        key.update(part);
+    let (compilation, KernelModule { source, defines }) = (Compilation::new(module, arch), module);
+    if let Some(cubin) = shipped::find(&compilation.key()) {
+        return Ok(cubin);
     }
-    let file = cache_folder().join("kernels").join(format!("{}-{}.cubin", source.name, hex(&key.finalize())));
-    cached(&file, || {
+    let api = api()?;
+    let file = format!("{}-{}.cubin", source.name, compilation.key_with(&api.version_text()?));
+    cached(&cache_folder().join("kernels").join(file), || {
         let start = Instant::now();
-        let cubin = api.compile(source, &options)?;
+        let cubin = api.compile(source, &compilation.options)?;
         tracing::debug!("{} {defines:?} compiled in {:.2?}", source.name, start.elapsed());
         Ok(cubin)
     })
+}
+
+/// What a cubin is compiled from.
+pub(super) struct Compilation {
+    text: &'static str,
+    options: Vec<String>,
+}
+
+impl Compilation {
+    pub(super) fn new(module: &KernelModule, arch: &str) -> Compilation {
+        let KernelModule { source, defines } = module;
+        let mut options = vec![
+            format!("--gpu-architecture={arch}"),
+            "-std=c++17".to_string(),
+            "--fmad=false".to_string(),
+            "-default-device".to_string(),
+        ];
+        options.extend(source.constants.iter().map(|(name, value)| format!("-D{name}={value}")));
+        let largest = |dtype: DType| dtype.max_finite().expect("a narrow type");
+        options.extend(LARGEST.into_iter().map(|(name, dtype)| format!("-D{name}={:.1}f", largest(dtype))));
+        options.extend(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+        Compilation { text: source.text, options }
+    }
+
+    /// A digest of the text and the options.
+    pub(super) fn key(&self) -> String {
+        self.key_with("")
+    }
+
+    /// A digest also of the `compiler`'s version.
+    fn key_with(&self, compiler: &str) -> String {
+        let mut key = Sha256::new();
+        for part in self.options.iter().map(String::as_str).chain([compiler, self.text]) {
+            key.update((part.len() as u64).to_le_bytes());
+            key.update(part);
+        }
+        hex(&key.finalize())
+    }
 }
 
 impl Api {

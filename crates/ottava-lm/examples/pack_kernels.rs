@@ -1,0 +1,72 @@
+//! Compiles the kernels that training and inference of the known models launch on Hopper, and writes them to a file. A build with that file as
+//! `OTTAVA_KERNELS` starts its first step without NVRTC. Needs NVRTC, but no GPU.
+//!
+//! usage: cargo run --release -p ottava-lm --example pack_kernels FILE
+
+use ottava_lm::bench::models;
+use ottava_lm::checkpoint::RandomWeights;
+use ottava_lm::config::{ResolvedConfig, RunConfig};
+use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype};
+use ottava_lm::level::Level;
+use ottava_lm::models::{Decoder, DecoderConfig};
+use ottava_lm::param::Purpose;
+use ottava_lm::plan::MemoryPlan;
+use ottava_lm::recipe::{Precision, RecipeName};
+use ottava_tensor::Device;
+use ottava_tensor::cuda::{GpuModel, Workload, pack_kernels};
+
+const RECIPES: [RecipeName; 5] =
+    [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block];
+const SEQ_LEN: usize = 2048;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let file = std::env::args().nth(1).ok_or("usage: pack_kernels FILE")?;
+    let mut all = Workload::default();
+    for (name, sizes) in models() {
+        // Layers differ in a pattern of two at most, and the first may be dense.
+        let sizes = DecoderConfig { layers: 3, ..sizes };
+        for recipe in RECIPES {
+            for level in Level::ALL {
+                all.merge(&training(&sizes, recipe, level)?);
+            }
+            for kv_cache_dtype in [KvCacheDtype::Auto, KvCacheDtype::Fp8] {
+                all.merge(&inference(&sizes, recipe, kv_cache_dtype)?);
+            }
+        }
+        println!("{name}: {} kernel files so far", all.kernels.len());
+    }
+    let pack = pack_kernels(&all.kernels, "sm_90a")?;
+    std::fs::write(&file, &pack)?;
+    println!("{} kernel files, {:.1} MB, in {file}", all.kernels.len(), pack.len() as f64 / 1e6);
+    Ok(())
+}
+
+/// What a run launches, evaluations and comparisons with BF16 included.
+fn training(sizes: &DecoderConfig, recipe: RecipeName, level: Level) -> ottava_lm::Result<Workload> {
+    let mut run = RunConfig::default();
+    (run.precision.recipe, run.optimizer.level, run.data.max_length) = (recipe, level, SEQ_LEN);
+    if recipe != RecipeName::Bf16 {
+        run.sentinel.sentinel_steps = 100;
+    }
+    let device = Device::dry_gpu(GpuModel::h200());
+    Ok(MemoryPlan::new(&ResolvedConfig::fastest(&run), sizes, &device)?.workload)
+}
+
+/// What an engine launches.
+fn inference(sizes: &DecoderConfig, recipe: RecipeName, kv_cache_dtype: KvCacheDtype) -> ottava_lm::Result<Workload> {
+    let device = Device::dry_gpu(GpuModel::h200());
+    let precision = Precision { recipe, ..Precision::default() }.recipe();
+    let mut weights = RandomWeights { seed: 0, device: device.clone() };
+    let mut model = Decoder::new(sizes, &precision, &device, Purpose::Infer, SEQ_LEN, &mut weights)?;
+    model.quantize_weights()?;
+    let options = EngineOptions {
+        max_model_len: SEQ_LEN,
+        max_batch: 64,
+        kv_cache_tokens: 4 * SEQ_LEN,
+        prefill_chunk: SEQ_LEN,
+        kv_cache_dtype,
+    };
+    Engine::new(model, &options)?.warm_up()?;
+    let Device::Cuda(gpu) = &device else { unreachable!("a GPU in a dry run") };
+    Ok(gpu.workload().unwrap_or_default())
+}
