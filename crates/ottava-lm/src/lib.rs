@@ -26,6 +26,7 @@ pub mod limits;
 pub mod lora;
 pub mod mode;
 pub mod models;
+pub mod monitor;
 pub mod operand;
 pub mod optim;
 pub mod parallel;

@@ -1,4 +1,6 @@
-//! An HTTP server for completions and chats, in the form of OpenAI's API (<https://platform.openai.com/docs/api-reference>) with the
+//! HTTP servers: of a model, and of the page that shows runs (`monitor`).
+//!
+//! The first is an HTTP server for completions and chats, in the form of OpenAI's API (<https://platform.openai.com/docs/api-reference>) with the
 //! fields that users of vLLM send.
 //!
 //! The engine runs on a thread of its own (`worker`) and takes requests through a channel, so all requests share its batches
@@ -20,14 +22,17 @@ mod error;
 mod intake;
 mod logprobs;
 mod metrics;
+mod monitor;
 mod params;
 mod schedule;
 mod served;
 mod server;
+mod stranger;
 mod worker;
 
 #[cfg(test)]
 mod tests;
 
 pub use backend::Backend;
+pub use monitor::monitor;
 pub use server::{Model, Options, serve};

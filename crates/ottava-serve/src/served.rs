@@ -5,12 +5,12 @@ use crate::error::{ApiError, Result};
 use crate::intake::Intake;
 use crate::metrics::Metrics;
 use crate::params::no_token;
+use crate::stranger::{Stranger, text_of};
 use crate::worker::Worker;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use ottava_lm::data::{Chat, ChatTemplate, PromptForm, Tokenizer};
 use ottava_lm::hash::sha256;
 use serde_json::Value;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 /// State that all requests share.
@@ -114,38 +114,27 @@ impl Served {
     /// Errors for a request to `/v1` without the key. A server without a key refuses what a web page of another site sends: the page's
     /// `Origin` is not the server's, or, with a name that its site has let point to this machine, its `Host` is not.
     pub fn authorize(&self, headers: &HeaderMap) -> Result<()> {
-        let value = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or("unreadable"));
-        let (host, origin) = (value(header::HOST), value(header::ORIGIN));
         match &self.api_key {
             Some(expected) => {
-                let key = value(header::AUTHORIZATION).and_then(|value| value.split_once(' '));
+                let key = text_of(headers, header::AUTHORIZATION).and_then(|value| value.split_once(' '));
                 let key =
                     key.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key.trim_start());
                 let right = key.is_some_and(|key| sha256(key.as_bytes()) == *expected);
                 if right { Ok(()) } else { Err(ApiError::unauthorized()) }
             }
-            None if origin.is_some_and(|origin| origin.split_once("://").map(|(_, site)| site) != host) => {
-                let message =
-                    "the Origin is another site, and the server has no API key; set --api-key to answer other sites";
-                Err(ApiError::refused(StatusCode::FORBIDDEN, message))
-            }
-            None if self.is_local && host.is_some_and(|host| !is_local(host)) => {
-                let message = "the Host is not this machine, and the server has no API key; set --api-key to answer under other names";
-                Err(ApiError::refused(StatusCode::FORBIDDEN, message))
-            }
-            None => Ok(()),
+            None => match Stranger::of(headers, self.is_local) {
+                Some(Stranger::Origin) => {
+                    let message = "the Origin is another site, and the server has no API key; set --api-key to answer other sites";
+                    Err(ApiError::refused(StatusCode::FORBIDDEN, message))
+                }
+                Some(Stranger::Host) => {
+                    let message = "the Host is not this machine, and the server has no API key; set --api-key to answer under other names";
+                    Err(ApiError::refused(StatusCode::FORBIDDEN, message))
+                }
+                None => Ok(()),
+            },
         }
     }
-}
-
-/// Whether a `Host` is a name or address of this machine for itself.
-fn is_local(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
-    };
-    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// Runs work of the CPU beside the requests.

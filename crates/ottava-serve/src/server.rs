@@ -75,10 +75,7 @@ pub fn serve<B: Backend>(
     ready: impl FnOnce(SocketAddr),
 ) -> ottava_lm::Result<()> {
     let io = |error| Error::io(options.address.to_string())(error);
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    // Threads that read requests end soon after a burst, and give their memory back.
-    let runtime =
-        runtime.worker_threads(2).thread_keep_alive(Duration::from_secs(1)).enable_all().build().map_err(io)?;
+    let runtime = runtime().map_err(io)?;
     // Before the model is loaded, so that a port in use is found at once.
     let listener = runtime.block_on(TcpListener::bind(options.address)).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
@@ -123,6 +120,12 @@ pub fn serve<B: Backend>(
             Ok(())
         }
     }
+}
+
+/// Threads for connections. Those that read requests end soon after a burst, and give their memory back.
+pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(2).thread_keep_alive(Duration::from_secs(1)).enable_all().build()
 }
 
 /// Returns once a signal asks to stop, or the engine has failed. Requests from then on are refused.

@@ -7,8 +7,11 @@ mod commands;
 mod device;
 mod ranks;
 
+#[cfg(test)]
+mod docs_tests;
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use ottava_lm::Error;
 use std::process::ExitCode;
 
@@ -36,8 +39,12 @@ enum Command {
     Merge(commands::merge::MergeCommand),
     Inspect(commands::inspect::Inspect),
     Compare(commands::compare::Compare),
+    Monitor(commands::monitor::MonitorCommand),
     Plan(commands::plan::PlanCommand),
     Doctor(commands::doctor::Doctor),
+    Schema(commands::schema::Schema),
+    Completions(commands::completions::Completions),
+    Man(commands::man::Man),
     Bench(commands::bench::Bench),
 }
 
@@ -70,8 +77,12 @@ fn main() -> ExitCode {
         Command::Merge(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Compare(command) => command.run(),
+        Command::Monitor(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        Command::Schema(command) => command.run(),
+        Command::Completions(command) => command.run(Cli::command()),
+        Command::Man(command) => command.run(Cli::command()),
         Command::Bench(command) => command.run(),
     };
     match result.and_then(|()| output::finish()) {

@@ -177,7 +177,7 @@ impl Known {
 }
 
 /// The lists of tables, and the keys of each table.
-const LISTS: &[(&str, &[&str])] =
+pub(super) const LISTS: &[(&str, &[&str])] =
     &[(words::DATASETS, DatasetConfig::KEYS), ("precision.overrides", PrecisionOverride::KEYS)];
 
 /// Reports keys of a table of the list at `path` that are not among `keys`.

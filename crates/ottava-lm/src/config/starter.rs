@@ -6,6 +6,9 @@ use crate::error::{Error, Result};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+/// The name of the file with the schema, beside the file of a run.
+pub const SCHEMA: &str = "run.schema.json";
+
 /// Tokens of a row, unless the model has fewer positions.
 const ROW: usize = 2048;
 
@@ -45,7 +48,7 @@ pub fn starter(model: &Path, files: &[PathBuf]) -> Result<Starter> {
     let epochs = if chats { "3.0" } else { "1.0" };
     write!(
         toml,
-        "# Settings that are not here have their defaults; configs/reference.toml shows and explains all.\n\
+        "#:schema {SCHEMA}\n# Settings that are not here have their defaults; configs/reference.toml shows and explains all.\n\
          output_dir = {}\n\n\
          [model]\npath = {}\ninit = \"{}\"\n{}\n\
          [data]\ntrain_files = [{}]\n# Fields of the records: {}.\n\

@@ -88,6 +88,11 @@ impl Ranks {
         Ok(Ranks { pipeline: Pipeline::new(&mesh, device)?, mesh, of_layers: Cell::default() })
     }
 
+    /// The sizes of the axes.
+    pub fn shape(&self) -> &MeshShape {
+        self.mesh.shape()
+    }
+
     /// The ranks over which some gradients of this rank are reduced: those of its weights, or of tensors that ranks have whole.
     pub fn reducing(&self) -> usize {
         self.sharing(Shared::Elements).size()

@@ -169,11 +169,6 @@ impl PreferenceSums {
     /// The names of the metrics of a reward model, as in TRL.
     const REWARDS: &[&str] = &["accuracy", "margin", "mean_reward", "min_reward", "max_reward"];
 
-    /// Whether `name` is one of a metric.
-    pub fn is_metric(name: &str) -> bool {
-        [PreferenceSums::TUNING, PreferenceSums::REWARDS].concat().contains(&name)
-    }
-
     /// The mean loss.
     pub fn loss(&self) -> f64 {
         self.losses[0] / self.losses[1]

@@ -30,7 +30,7 @@ use crate::models::{Decoder, DecoderConfig, pad_token};
 use crate::optim::{LossScale, Overflow, Schedule};
 use crate::parallel::Ranks;
 use crate::plan::ResolvedRun;
-use crate::report::loss_svg;
+use crate::report::{RunRecord, loss_svg};
 use crate::run::Run;
 use crate::scaling::RouterMetrics;
 use crate::step::StepResult;
@@ -99,6 +99,8 @@ pub struct Trainer {
     best: Option<Best>,
     sentinel: Sentinel,
     alarms: Alarms,
+    /// What `run.json` says of the run.
+    record: RunRecord,
     /// The plan, for the message when memory runs out.
     resolved: ResolvedRun,
 }
@@ -257,9 +259,12 @@ impl Trainer {
         }
         // From here on, files of the run are changed.
         let casts = run.step.partition().casts(&mut run.model)?;
+        let record = Trainer::run_record(&config, resolved, &run, &ranks, max_steps);
         let open = |lock: RunLock| {
             forget_rollbacks_after(&folder, step)?;
-            RunFiles::open(&config, lock, resumed.as_mut(), &casts)
+            let files = RunFiles::open(&config, lock, resumed.as_mut(), &casts)?;
+            record.write(&folder)?;
+            Ok(files)
         };
         let files = ranks.together("the run's files", lock.map(open).transpose())?;
         if let Rows::Preferences(preferences) = &mut rows
@@ -288,6 +293,7 @@ impl Trainer {
             eval_losses,
             best,
             alarms,
+            record,
             sentinel: Sentinel::new(sentinel),
             pending: resumed.and_then(|resumed| resumed.progress.pending),
             config,
@@ -311,10 +317,12 @@ impl Trainer {
             Ok(()) | Err(Error::Interrupted(_) | Error::Paused(_) | Error::Cancelled(_)) => self.ranks.finish(),
             Err(_) => Ok(()),
         };
-        trained.and(finished).map_err(|error| match self.resolved.explain(error) {
+        let outcome = trained.and(finished).map_err(|error| match self.resolved.explain(error) {
             Error::Memory(text) => Error::Memory(format!("{text}\n{}", self.describe_latest_checkpoint())),
             other => other,
-        })
+        });
+        self.record_end(outcome.as_ref().err());
+        outcome
     }
 
     /// Completes the save in progress of a run that has failed, together with all ranks.
@@ -476,6 +484,7 @@ impl Trainer {
         self.tokens += tokens;
         self.look_for_spikes(step, loss, grad_norm, is_skipped)?;
         self.look_at_routers(step, &loads)?;
+        let tokens_per_second = tokens as f64 / begin.elapsed().as_secs_f64();
         Ok(StepReport {
             step,
             max_steps: self.schedule.max_steps,
@@ -483,7 +492,8 @@ impl Trainer {
             grad_norm,
             reduce_error,
             learning_rate,
-            tokens_per_second: tokens as f64 / begin.elapsed().as_secs_f64(),
+            tokens_per_second,
+            mfu: self.record.utilization(tokens_per_second),
             peak_memory_bytes: peak_memory(self.run.model.device()),
             loss_scale: self.loss_scale.clone(),
             casts: (!self.run.model.scaling().is_empty()).then_some(casts),

@@ -3,12 +3,49 @@
 use super::Trainer;
 use super::report::StepReport;
 use super::validation::Validation;
-use crate::error::Result;
+use crate::config::RunConfig;
+use crate::error::{Error, Result};
 use crate::optim::LossScale;
+use crate::parallel::Ranks;
+use crate::plan::ResolvedRun;
+use crate::report::{RunEnd, RunOutcome, RunRecord};
+use crate::run::Run;
 use crate::step::PreferenceSums;
+use ottava_tensor::Device;
 use serde_json::{Map, Value, json};
 
 impl Trainer {
+    /// What `run.json` says of a run of `max_steps` that begins or goes on now.
+    pub(super) fn run_record(
+        config: &RunConfig,
+        resolved: &ResolvedRun,
+        run: &Run,
+        ranks: &Ranks,
+        max_steps: u64,
+    ) -> RunRecord {
+        let model = run.model.description();
+        let (device, peak, planned) = match run.model.device() {
+            Device::Cuda(gpu) => {
+                (gpu.model().name.clone(), gpu.model().peak_bf16_flops(), Some(resolved.memory.peak_bytes))
+            }
+            Device::Cpu | Device::DryCpu(_) => ("CPU".to_string(), None, None),
+        };
+        RunRecord {
+            started: RunRecord::now(),
+            device,
+            ranks: ranks.size(),
+            mesh: ranks.shape().to_string(),
+            recipe: config.precision.recipe.as_str().to_string(),
+            parameters: model.parameters,
+            max_steps,
+            tokens_per_step: config.tokens_per_step(),
+            flops_per_token: model.flops_per_token(config.data.max_length),
+            peak_flops: peak.map(|flops| flops * ranks.size() as f64),
+            planned_memory_bytes: planned,
+            end: None,
+        }
+    }
+
     /// The metrics of a step, without evaluation.
     pub(super) fn values(&self, done: &StepReport) -> Map<String, Value> {
         let mut values = json!({
@@ -19,6 +56,9 @@ impl Trainer {
             "tokens_per_second": done.tokens_per_second,
             "peak_memory_bytes": done.peak_memory_bytes,
         });
+        if let Some(mfu) = done.mfu {
+            values["mfu"] = json!(mfu);
+        }
         for (name, value) in done.preference.iter().flat_map(PreferenceSums::metrics) {
             values[name] = json!(value);
         }
@@ -52,28 +92,35 @@ impl Trainer {
         let Some(files) = &mut self.files else { return Ok(()) };
         files.lock.check()?;
         let number = |key: &str| values.get(key).and_then(Value::as_f64);
-        let sets = evaluation.iter().flat_map(|evaluation| &evaluation.sets);
-        let sets: Vec<_> = sets.map(|(name, set)| (format!("eval/{name}_loss"), set.loss)).collect();
-        let mut scalars: Vec<(&str, f64)> = sets.iter().map(|(tag, loss)| (tag.as_str(), *loss)).collect();
-        for (tag, key) in
-            [("train/loss", "loss"), ("train/learning_rate", "learning_rate"), ("train/grad_norm", "grad_norm")]
-        {
-            scalars.extend(number(key).map(|value| (tag, value)));
-        }
-        let named = values.iter().filter(|(name, _)| PreferenceSums::is_metric(name));
-        let mut named: Vec<_> =
-            named.filter_map(|(name, value)| Some((format!("train/{name}"), value.as_f64()?))).collect();
         self.losses.extend(number("loss").map(|loss| (step, loss)));
+        let tagged = |group: &str, (name, value): (&String, &Value)| Some((format!("{group}/{name}"), value.as_f64()?));
+        let mut scalars: Vec<_> = values.iter().filter_map(|entry| tagged("train", entry)).collect();
         if let Some(evaluation) = evaluation {
-            values.extend(evaluation.metrics());
-            scalars.push(("eval/loss", evaluation.all.loss));
-            let rewards = evaluation.all.preference.iter().flat_map(PreferenceSums::metrics);
-            named.extend(rewards.map(|(name, value)| (format!("eval/{name}"), value)));
+            let metrics = evaluation.metrics();
+            let named = metrics.iter().map(|(name, value)| (name.trim_start_matches("eval_").to_string(), value));
+            scalars.extend(named.filter_map(|(name, value)| tagged("eval", (&name, value))));
+            values.extend(metrics);
             self.eval_losses.push((step, evaluation.all.loss));
         }
-        scalars.extend(named.iter().map(|(tag, value)| (tag.as_str(), *value)));
+        let scalars: Vec<_> = scalars.iter().map(|(tag, value)| (tag.as_str(), *value)).collect();
         let values: Vec<(&str, Value)> = values.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
         files.metrics.append(step, &values)?;
         files.events.scalars(step, &scalars)
+    }
+
+    /// Writes into `run.json` that the run has ended, with `error` if it did not finish.
+    pub(super) fn record_end(&mut self, error: Option<&Error>) {
+        let outcome = match error {
+            None => RunOutcome::Finished,
+            Some(Error::Interrupted(_) | Error::Paused(_) | Error::Cancelled(_)) => RunOutcome::Stopped,
+            Some(_) => RunOutcome::Failed,
+        };
+        let message = error.map_or(String::new(), Error::to_string);
+        self.record.end = Some(RunEnd { time: RunRecord::now(), step: self.step, outcome, message });
+        // Of a folder that another run has taken, nothing is written; and the result of the run does not depend on this file.
+        let Some(files) = &self.files else { return };
+        if let Err(error) = files.lock.check().and_then(|()| self.record.write(&self.config.output_dir)) {
+            tracing::warn!("the end of the run is not recorded: {error}");
+        }
     }
 }

@@ -25,6 +25,8 @@ pub struct StepReport {
     pub learning_rate: f64,
     /// Tokens of documents per second in this step, of all ranks.
     pub tokens_per_second: f64,
+    /// Model FLOP/s as a share of the GPUs' peak for BF16, if it is known ([`RunRecord::utilization`](crate::report::RunRecord::utilization)).
+    pub mfu: Option<f64>,
     /// Largest memory held so far.
     pub peak_memory_bytes: u64,
     /// Losses of FP8 casts, if there are casts.

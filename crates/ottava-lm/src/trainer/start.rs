@@ -77,6 +77,9 @@ pub(super) fn checkpoints(folder: &Path) -> PathBuf {
 /// The name of the file that a process locks in the folder of its run.
 const LOCK: &str = ".lock";
 
+/// Attempts to lock again, since [`RunLock::is_held`] of another process locks for an instant.
+const LOOKS: usize = 5;
+
 /// The folder of a run, held for this process: no other one trains into it.
 ///
 /// Dropped before the run has started, it removes the folders that it has made, unless they hold files.
@@ -97,7 +100,16 @@ impl RunLock {
         let path = folder.join(LOCK);
         expect_regular(&path).map_err(Error::io(&path))?;
         let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
-        match file.try_lock() {
+        let mut locked = file.try_lock();
+        // One that looks whether the folder is held holds the lock for an instant.
+        for _ in 0..LOOKS {
+            if !matches!(locked, Err(std::fs::TryLockError::WouldBlock)) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            locked = file.try_lock();
+        }
+        match locked {
             Ok(()) => {
                 let lock = RunLock { file, path, made };
                 lock.check()?;
@@ -107,6 +119,21 @@ impl RunLock {
                 "{}: another process is training into this folder; choose another `output_dir`",
                 folder.display()
             ))),
+            Err(std::fs::TryLockError::Error(error)) => Err(Error::io(&path)(error)),
+        }
+    }
+
+    /// Whether a process trains into the run's `folder` now. Errors when the lock cannot be read.
+    pub fn is_held(folder: &Path) -> Result<bool> {
+        let path = folder.join(LOCK);
+        expect_regular(&path).map_err(Error::io(&path))?;
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            file => file.map_err(Error::io(&path))?,
+        };
+        match file.try_lock_shared() {
+            Ok(()) => Ok(false),
+            Err(std::fs::TryLockError::WouldBlock) => Ok(true),
             Err(std::fs::TryLockError::Error(error)) => Err(Error::io(&path)(error)),
         }
     }

@@ -90,7 +90,7 @@ pub fn metrics(run: &Path) -> Vec<serde_json::Value> {
         .map(|line| {
             let mut value: serde_json::Value = serde_json::from_str(line).unwrap();
             let object = value.as_object_mut().unwrap();
-            object.retain(|key, _| !["tokens_per_second", "peak_memory_bytes", "time"].contains(&key.as_str()));
+            object.retain(|key, _| !["tokens_per_second", "mfu", "peak_memory_bytes", "time"].contains(&key.as_str()));
             value
         })
         .collect()

@@ -47,6 +47,13 @@ impl GpuModel {
         GpuModel { name: "NVIDIA H200".into(), capability: (9, 0), sm_count: 132, memory }
     }
 
+    /// FLOP/s of dense products of BF16 by NVIDIA's data sheet; `None` if the product is not known.
+    pub fn peak_bf16_flops(&self) -> Option<f64> {
+        // Laptops have other chips under the same numbers.
+        let is_known = |name: &str| self.name.contains(name) && !self.name.contains("Laptop");
+        PEAKS.iter().find(|(name, _)| is_known(name)).map(|(_, flops)| *flops)
+    }
+
     /// The GPU called `name`, as `h100` or `RTX 4090`, with the memory of its data sheet that no other process uses.
     ///
     /// Errors with [`Error::Value`], which lists the known names, if it is not among them.
@@ -75,6 +82,24 @@ const GPUS: &[(&str, (i32, i32), usize, usize)] = &[
     ("H100", (9, 0), 132, 80),
     ("B200", (10, 0), 148, 180),
     ("RTX 5090", (12, 0), 170, 32),
+];
+
+/// Parts of product names, the first that fits counts, and the FLOP/s of dense products of BF16 with sums in F32, from NVIDIA's data sheets.
+const PEAKS: &[(&str, f64)] = &[
+    ("A100", 312e12),
+    ("RTX 3090", 71e12),
+    ("L40S", 362e12),
+    ("L40", 181e12),
+    ("L4", 121e12),
+    ("RTX 4090", 165e12),
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
+    ("H200 NVL", 835e12),
+    ("H100", 989e12),
+    ("H200", 989e12),
+    ("GB200", 2500e12),
+    ("B200", 2250e12),
+    ("RTX 5090", 209e12),
 ];
 
 /// Where the segments of a pool come from.
@@ -184,6 +209,24 @@ mod tests {
     use crate::{DType, Device, Tensor};
 
     const MIB: usize = 1 << 20;
+
+    #[test]
+    fn the_peak_of_a_product_is_that_of_its_own_name() {
+        let peak = |name: &str| GpuModel { name: name.into(), ..GpuModel::h200() }.peak_bf16_flops();
+        for (name, flops) in [
+            ("NVIDIA H100 80GB HBM3", Some(989e12)),
+            ("NVIDIA H100 PCIe", Some(756e12)),
+            ("NVIDIA H200", Some(989e12)),
+            ("NVIDIA GH200 480GB", Some(989e12)),
+            ("NVIDIA L40S", Some(362e12)),
+            ("NVIDIA L40", Some(181e12)),
+            ("NVIDIA L4", Some(121e12)),
+            ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+            ("NVIDIA T4", None),
+        ] {
+            assert_eq!(peak(name), flops, "{name}");
+        }
+    }
 
     #[test]
     fn dry_memory_is_limited_by_the_model() {

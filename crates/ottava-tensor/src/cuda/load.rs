@@ -1,8 +1,8 @@
 //! Finds and opens the CUDA libraries of the machine.
 //!
 //! Only versioned names are tried, so that unversioned development links cannot mix versions. Search order: the folders of
-//! `OTTAVA_LIBRARY_PATH`, the dynamic linker's own search, the `nvidia/*/lib` folders of Python environments, and
-//! the folders of CUDA toolkits. A library is opened once and stays open until the process ends.
+//! `OTTAVA_LIBRARY_PATH`, the dynamic linker's own search, the `nvidia/*/lib` folders of Python environments (first that of
+//! this program), and the folders of CUDA toolkits. A library is opened once and stays open until the process ends.
 
 use crate::error::{Error, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -240,10 +240,14 @@ fn known_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// `site-packages` folders of the active environment, of each `python3` on `PATH` and of the system.
+/// `site-packages` folders of the environment that this program is installed in (by `uv tool` or `pipx`, which leave a link to it on `PATH`), of
+/// the active environment, of each `python3` on `PATH` and of the system.
 fn python_sites() -> Vec<PathBuf> {
-    let mut prefixes: Vec<PathBuf> =
-        ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(PathBuf::from).collect();
+    // `PREFIX/bin/ottava`, links resolved.
+    let own = std::env::current_exe().and_then(|program| program.canonicalize()).ok();
+    let own = own.as_deref().and_then(Path::parent).and_then(Path::parent).map(Path::to_path_buf);
+    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let mut prefixes: Vec<PathBuf> = own.into_iter().chain(active).collect();
     for folder in variable_paths("PATH") {
         let python = folder.join("python3");
         if python.exists() {

@@ -9,7 +9,7 @@ use serde_json::json;
 /// Show GPUs and CUDA libraries, and how to install missing ones.
 #[derive(Args)]
 #[command(after_help = "Libraries are looked for in OTTAVA_LIBRARY_PATH, by the dynamic linker, in Python environments
-and in toolkit folders. Training on the CPU needs none of them.")]
+(first in that of this program, as `uv tool` and `pipx` make it) and in toolkit folders. Training on the CPU needs none of them.")]
 pub struct Doctor {
     /// Print one JSON object.
     #[arg(long)]

@@ -1,10 +1,10 @@
 //! `ottava init`.
 
-use super::write_new;
+use super::{pretty, write_new};
 use crate::output::print_json;
 use clap::Args;
 use ottava_lm::Result;
-use ottava_lm::config::starter;
+use ottava_lm::config::{SCHEMA, schema, starter};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -31,6 +31,11 @@ impl Init {
     pub fn run(self) -> Result<()> {
         let starter = starter(&self.model, &self.data)?;
         write_new(&self.output, &starter.toml)?;
+        // An editor that knows the schema completes and checks keys. One that is there may be that of another run.
+        let beside = self.output.with_file_name(SCHEMA);
+        if !beside.exists() {
+            write_new(&beside, &pretty(&schema()))?;
+        }
         if self.json {
             print_json(&json!({"output": self.output, "found": starter.found}));
             return Ok(());

@@ -5,6 +5,7 @@ mod bench_decode;
 pub mod calibrate;
 pub mod chat;
 pub mod compare;
+pub mod completions;
 pub mod convert;
 pub mod doctor;
 pub mod eval;
@@ -14,10 +15,13 @@ pub mod import;
 mod inference;
 pub mod init;
 pub mod inspect;
+pub mod man;
 pub mod merge;
+pub mod monitor;
 pub mod plan;
 pub mod prepare;
 mod prompts;
+pub mod schema;
 pub mod serve;
 mod text;
 pub mod train;
@@ -48,6 +52,11 @@ pub fn warn_of_settings(config: &RunConfig) {
     for text in config.without_effect() {
         tracing::warn!("{text}");
     }
+}
+
+/// JSON for people and editors, with the end of its last line.
+pub fn pretty(value: &serde_json::Value) -> String {
+    serde_json::to_string_pretty(value).expect("values are plain data") + "\n"
 }
 
 /// Writes a file that must not exist yet.

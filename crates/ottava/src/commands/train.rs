@@ -1,5 +1,6 @@
 //! `ottava train`.
 
+use super::monitor::{PORT, Page};
 use super::warn_of_settings;
 use crate::output::{Progress, print_json, stop_on_signals};
 use crate::ranks::{Job, RankArgs, Role};
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
   ottava train run.toml --resume
   ottava train run.toml --resume=auto
   ottava train run.toml --gpus 2
+  ottava train run.toml --monitor
   torchrun --no-python --nproc-per-node 2 ottava train run.toml
 
 SIGINT, SIGTERM and SIGHUP save a checkpoint after the step in progress and exit with code 75; before the first step they exit with 130.
@@ -43,6 +45,9 @@ pub struct Train {
     /// Where to run: auto, cuda or cpu; the same as --set device=….
     #[arg(long, value_parser = crate::device::parse)]
     device: Option<DeviceChoice>,
+    /// Show the run on a web page of this machine while it trains, as `ottava monitor` does.
+    #[arg(long, value_name = "PORT", require_equals = true)]
+    monitor: Option<Option<u16>>,
     #[command(flatten)]
     ranks: RankArgs,
     /// Print one JSON object with the result to standard output.
@@ -73,6 +78,10 @@ impl Train {
             Some(RunLock::take(&config.output_dir)?)
         } else {
             None
+        };
+        let _page = match self.monitor.filter(|_| role.leads()) {
+            Some(port) => Some(Page::show(&config.output_dir, port.unwrap_or(PORT))?),
+            None => None,
         };
         // Before the device, so that a rank without its GPU is noticed by the others; `comm` is dropped before the wait for `processes`.
         let Job { processes, local, comm } = role.join(&config, Some(&config.output_dir))?;

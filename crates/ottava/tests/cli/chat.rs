@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
 /// A run on four chats, whose turns end with `~`.
-fn chats() -> Run {
+pub fn chats() -> Run {
     let run = Run::new();
     let template = "{% for m in messages %}{{ m.role[0] + ':' + m.content + '~' }}{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
     run.write("model/chat_template.jinja", template.as_bytes());

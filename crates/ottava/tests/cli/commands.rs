@@ -32,8 +32,13 @@ fn a_run_leaves_configuration_metrics_events_plot_and_checkpoint() {
         assert!(step[key].is_number(), "{key} in {step}");
     }
     assert!(step["peak_memory_bytes"].as_f64().unwrap() > 1e6);
-    let events = std::fs::read_dir(run.path("run")).unwrap().flatten();
-    assert_eq!(events.filter(|e| e.file_name().to_string_lossy().contains("tfevents")).count(), 1);
+    let files = std::fs::read_dir(run.path("run")).unwrap().flatten().map(|entry| entry.path());
+    let events: Vec<_> = files.filter(|path| path.to_string_lossy().contains("tfevents")).collect();
+    assert_eq!(events.len(), 1);
+    let events = String::from_utf8_lossy(&std::fs::read(&events[0]).unwrap()).into_owned();
+    for tag in keys.map(|key| format!("train/{key}")).iter().chain(&["eval/loss".into(), "eval/bits_per_byte".into()]) {
+        assert!(events.contains(tag.as_str()), "TensorBoard has no {tag}");
+    }
 }
 
 #[test]

@@ -40,7 +40,8 @@ impl Server {
             .collect()
     }
 
-    fn spawn(mut command: Command) -> Server {
+    /// A server that says where it listens.
+    pub fn spawn(mut command: Command) -> Server {
         // Freed memory goes back to the system, so that the resident memory is what is in use.
         command.envs([
             ("MALLOC_ARENA_MAX", "1"),

@@ -1,0 +1,160 @@
+//! What is new in the folders of runs: series, cast statistics, events and states, in bounded memory. `ottava monitor` shows it.
+//!
+//! A reader asks for what it lacks since a revision. `Tail` reads the new lines of a file, `Series` and
+//! `HeatMap` keep a bounded number of buckets, and [`Status`] says whether a run trains.
+
+mod heat;
+mod lines;
+mod run;
+mod series;
+mod status;
+mod tail;
+
+#[cfg(test)]
+mod tests;
+
+pub use heat::HeatPart;
+pub use run::{Changes, Event, Summary};
+pub use series::Part;
+pub use status::{State, Status};
+
+use crate::error::{Error, Result};
+use crate::report::RunRecord;
+use run::MonitoredRun;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The most runs that are monitored.
+const MOST_RUNS: usize = 64;
+
+/// Time between two looks at the files.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// The most ranks whose logs are shown, and bytes of the end of each log.
+const MOST_LOGS: usize = 64;
+const LOG_BYTES: u64 = 4096;
+
+/// Runs that are monitored.
+pub struct Monitor {
+    /// What was named on the command line.
+    paths: Vec<PathBuf>,
+    runs: Vec<MonitoredRun>,
+    refreshed: Option<Instant>,
+    left_out: bool,
+}
+
+/// An answer to a reader.
+#[derive(Debug, Serialize)]
+pub struct Answer {
+    /// All runs.
+    pub runs: Vec<Summary>,
+    /// What the reader lacks of the runs that it asks for.
+    pub changes: BTreeMap<usize, Changes>,
+    /// Whether there are more runs than are monitored.
+    pub left_out: bool,
+}
+
+/// The end of the log of a rank.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct RankLog {
+    /// The rank.
+    pub rank: usize,
+    /// Its last lines.
+    pub text: String,
+}
+
+impl Monitor {
+    /// Monitors the runs in these folders. A folder is that of a run, or has the folders of runs in it, also of such that begin later.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when one of them is a file.
+    pub fn new(paths: Vec<PathBuf>) -> Result<Monitor> {
+        if let Some(file) = paths.iter().find(|path| path.is_file()) {
+            let text = format!("{}: this is a file; name the `output_dir` of `ottava train`", file.display());
+            return Err(Error::Config(text));
+        }
+        Ok(Monitor { paths, runs: Vec::new(), refreshed: None, left_out: false })
+    }
+
+    /// Reads what is new in all folders, unless that was done just now.
+    pub fn refresh(&mut self) {
+        if self.refreshed.is_some_and(|at| at.elapsed() < INTERVAL) {
+            return;
+        }
+        self.find_runs();
+        let now = RunRecord::now();
+        self.runs.iter_mut().for_each(|run| run.refresh(now));
+        self.refreshed = Some(Instant::now());
+    }
+
+    /// All runs, and what a reader lacks of those in `since`, each with the revision up to which it has everything.
+    pub fn answer(&self, since: &BTreeMap<usize, u64>) -> Answer {
+        let runs: Vec<Summary> = self.runs.iter().map(MonitoredRun::summary).collect();
+        let changes = since.iter().filter_map(|(&id, &since)| Some((id, self.runs.get(id)?.changes(since)))).collect();
+        Answer { runs, changes, left_out: self.left_out }
+    }
+
+    /// The ends of the logs of the ranks of a run; `None` if there is no such run.
+    pub fn logs(&self, id: usize) -> Option<Vec<RankLog>> {
+        let folder = self.runs.get(id)?.folder();
+        let logs = (0..MOST_LOGS).filter_map(|rank| {
+            let text = end_of(&folder.join(format!("rank-{rank}.log"))).ok()?;
+            Some(RankLog { rank, text })
+        });
+        Some(logs.collect())
+    }
+
+    fn find_runs(&mut self) {
+        for path in self.paths.clone() {
+            if is_run(&path) || !path.is_dir() {
+                self.add(&path);
+                continue;
+            }
+            let entries = std::fs::read_dir(&path).into_iter().flatten().flatten();
+            let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|folder| is_run(folder)).collect();
+            found.sort();
+            found.iter().for_each(|folder| self.add(folder));
+        }
+    }
+
+    fn add(&mut self, folder: &Path) {
+        if self.runs.iter().any(|run| run.folder() == folder) {
+            return;
+        }
+        if self.runs.len() == MOST_RUNS {
+            self.left_out = true;
+            return;
+        }
+        self.runs.push(MonitoredRun::new(self.runs.len(), folder));
+        let names: Vec<String> = self.runs.iter().map(|run| last_part(run.folder())).collect();
+        for (run, name) in self.runs.iter_mut().zip(&names) {
+            let is_unique = names.iter().filter(|other| *other == name).count() == 1;
+            run.set_name(if is_unique { name.clone() } else { run.folder().display().to_string() });
+        }
+    }
+}
+
+/// The last part of the path of a folder.
+fn last_part(folder: &Path) -> String {
+    folder.file_name().map_or(folder.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Whether `folder` is that of a run.
+fn is_run(folder: &Path) -> bool {
+    ["metrics.jsonl", "run.json", ".lock"].iter().any(|file| folder.join(file).is_file())
+}
+
+/// The last lines of a file.
+fn end_of(path: &Path) -> std::io::Result<String> {
+    let (mut file, size) = crate::input::open(path)?;
+    let from = size.saturating_sub(LOG_BYTES);
+    file.seek(SeekFrom::Start(from))?;
+    let mut bytes = Vec::new();
+    file.take(LOG_BYTES).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    // The first line is whole only at the start of the file.
+    Ok(if from == 0 { text } else { text.split_once('\n').map_or(String::new(), |(_, rest)| rest.to_string()) })
+}

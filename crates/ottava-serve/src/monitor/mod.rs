@@ -1,0 +1,202 @@
+//! The page that shows runs, and the numbers that it asks for. All files of the page are in the program; it loads nothing from elsewhere.
+
+mod page;
+
+#[cfg(test)]
+mod tests;
+
+use crate::connections::{Connection, Connections};
+use crate::served::beside;
+use crate::server::runtime;
+use crate::stranger::Stranger;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use ottava_lm::Error;
+use ottava_lm::monitor::{Answer, Monitor};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+/// Interval of the checks for a stop.
+const POLL: Duration = Duration::from_millis(50);
+/// Time limit for a browser to send a request, and to read any part of an answer.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(75);
+/// Connections at most.
+const MAX_CONNECTIONS: usize = 256;
+/// Connections that are answered after a stop have this time.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// What the page may load and do: nothing but this server.
+const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// State that all requests share.
+struct Watched {
+    monitor: Mutex<Monitor>,
+    /// Differs between servers, so that a page notices a new one, whose revisions start again.
+    epoch: String,
+    /// Whether only this machine can connect.
+    is_local: bool,
+}
+
+impl Watched {
+    fn monitor(&self) -> MutexGuard<'_, Monitor> {
+        self.monitor.lock().expect("no thread panics with it")
+    }
+}
+
+/// Shows `runs` at `address`, whose port 0 takes a free one, until `stops`. Calls `ready` with the address once requests are answered.
+///
+/// # Errors
+/// [`Error::Io`] when the address cannot be used.
+pub fn monitor(
+    runs: Monitor,
+    address: SocketAddr,
+    stops: impl Fn() -> bool,
+    ready: impl FnOnce(SocketAddr),
+) -> ottava_lm::Result<()> {
+    let io = |error| Error::io(address.to_string())(error);
+    let runtime = runtime().map_err(io)?;
+    let listener = runtime.block_on(TcpListener::bind(address)).map_err(io)?;
+    let address = listener.local_addr().map_err(io)?;
+    let started = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+    let watched = Arc::new(Watched {
+        monitor: Mutex::new(runs),
+        epoch: format!("{started:x}-{}", std::process::id()),
+        is_local: address.ip().is_loopback(),
+    });
+    let app = routes(watched.clone());
+    let connections = Connections::new(MAX_CONNECTIONS, CLIENT_TIMEOUT);
+    ready(address);
+    // Large files are read before the first page asks for them.
+    runtime.spawn_blocking(move || watched.monitor().refresh());
+    runtime.block_on(async {
+        let stopped = async {
+            while !stops() {
+                tokio::time::sleep(POLL).await;
+            }
+            connections.drain(GRACE).await
+        };
+        tokio::select! {
+            () = connections.accept(listener, app) => {}
+            _ = stopped => {}
+        }
+    });
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(())
+}
+
+fn routes(watched: Arc<Watched>) -> Router {
+    let app = page::FILES.iter().fold(Router::new(), |app, file| {
+        let answer = ([(header::CONTENT_TYPE, file.kind), (header::CACHE_CONTROL, "no-cache")], file.bytes);
+        app.route(file.path, get(move || std::future::ready(answer)))
+    });
+    app.route("/api/runs", get(runs))
+        .route("/api/logs", get(logs))
+        .fallback(async || (StatusCode::NOT_FOUND, "there is nothing at this path\n"))
+        .layer(from_fn_with_state(watched.clone(), guard))
+        .with_state(watched)
+}
+
+/// Refuses requests of other sites, and forbids the page to load anything from them.
+async fn guard(State(watched): State<Arc<Watched>>, request: Request, next: Next) -> Response {
+    let connection = request.extensions().get::<Arc<Connection>>().cloned();
+    if let Some(connection) = &connection {
+        connection.work();
+    }
+    let mut response = match Stranger::of(request.headers(), watched.is_local) {
+        None => next.run(request).await,
+        Some(_) => {
+            (StatusCode::FORBIDDEN, "this request is of another site; open the address that `ottava monitor` prints\n")
+                .into_response()
+        }
+    };
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    match connection {
+        Some(connection) => response.map(|body| connection.track(body)),
+        None => response,
+    }
+}
+
+/// What the page asks for: `epoch` and `since` of `?epoch=E&since=RUN:REVISION,RUN:REVISION`.
+fn asked(query: &str) -> Option<(String, BTreeMap<usize, u64>)> {
+    let (mut epoch, mut since) = (String::new(), BTreeMap::new());
+    for (key, value) in query.split('&').filter_map(|part| part.split_once('=')) {
+        match key {
+            "epoch" => epoch = value.to_string(),
+            "since" => {
+                for entry in value.split([',']).filter(|entry| !entry.is_empty()) {
+                    let (run, revision) = entry.split_once(':')?;
+                    since.insert(run.parse().ok()?, revision.parse().ok()?);
+                }
+            }
+            _ => return None,
+        }
+    }
+    Some((epoch, since))
+}
+
+/// An answer to the page.
+#[derive(Serialize)]
+struct Runs<'a> {
+    epoch: &'a str,
+    /// Seconds since 1970 here.
+    now: f64,
+    #[serde(flatten)]
+    answer: Answer,
+}
+
+fn bad_request(text: &'static str) -> Response {
+    (StatusCode::BAD_REQUEST, text).into_response()
+}
+
+fn json(value: &impl Serialize) -> Response {
+    let text = serde_json::to_string(value).expect("answers are plain data");
+    ([(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")], text).into_response()
+}
+
+/// All runs, and what the page lacks of those that it shows.
+async fn runs(State(watched): State<Arc<Watched>>, request: Request) -> Response {
+    let Some((epoch, mut since)) = asked(request.uri().query().unwrap_or_default()) else {
+        return bad_request("expected ?epoch=E&since=RUN:REVISION,...\n");
+    };
+    if epoch != watched.epoch {
+        since.values_mut().for_each(|revision| *revision = 0);
+    }
+    let answered = beside(move || {
+        let answer = {
+            let mut monitor = watched.monitor();
+            monitor.refresh();
+            monitor.answer(&since)
+        };
+        let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
+        Ok(json(&Runs { epoch: &watched.epoch, now, answer }))
+    });
+    answered.await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// The ends of the logs of the ranks of `?run=RUN`.
+async fn logs(State(watched): State<Arc<Watched>>, request: Request) -> Response {
+    let run = request.uri().query().and_then(|query| query.strip_prefix("run=")?.parse().ok());
+    let Some(run) = run else { return bad_request("expected ?run=RUN\n") };
+    let answered = beside(move || {
+        Ok(match watched.monitor().logs(run) {
+            Some(logs) => json(&logs),
+            None => (StatusCode::NOT_FOUND, "there is no such run\n").into_response(),
+        })
+    });
+    answered.await.unwrap_or_else(IntoResponse::into_response)
+}

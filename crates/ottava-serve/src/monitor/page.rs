@@ -1,0 +1,29 @@
+//! The files of the page.
+
+/// A file that the server sends.
+pub struct PageFile {
+    /// Its path in addresses.
+    pub path: &'static str,
+    /// Its media type.
+    pub kind: &'static str,
+    /// Its bytes.
+    pub bytes: &'static str,
+}
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SVG: &str = "image/svg+xml";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// All files. uPlot 1.6.32 is that of the npm registry, under the licence in `page/uplot.LICENSE`.
+pub const FILES: [PageFile; 9] = [
+    PageFile { path: "/", kind: HTML, bytes: include_str!("page/index.html") },
+    PageFile { path: "/icon.svg", kind: SVG, bytes: include_str!("page/icon.svg") },
+    PageFile { path: "/monitor.css", kind: CSS, bytes: include_str!("page/monitor.css") },
+    PageFile { path: "/monitor.js", kind: SCRIPT, bytes: include_str!("page/monitor.js") },
+    PageFile { path: "/charts.js", kind: SCRIPT, bytes: include_str!("page/charts.js") },
+    PageFile { path: "/runs.js", kind: SCRIPT, bytes: include_str!("page/runs.js") },
+    PageFile { path: "/words.js", kind: SCRIPT, bytes: include_str!("page/words.js") },
+    PageFile { path: "/uplot.js", kind: SCRIPT, bytes: include_str!("page/uplot.js") },
+    PageFile { path: "/uplot.css", kind: CSS, bytes: include_str!("page/uplot.css") },
+];

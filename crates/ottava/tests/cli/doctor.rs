@@ -1,0 +1,40 @@
+//! `ottava doctor`.
+
+use crate::setup::json;
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+
+/// What `doctor` says of NVRTC when `program` is called without any environment.
+fn nvrtc(program: &Path) -> Value {
+    let output = Command::new(program).args(["doctor", "--json"]).env_clear().output().unwrap();
+    let report = json(&String::from_utf8(output.stdout).unwrap());
+    report["libraries"].as_array().unwrap().iter().find(|library| library["name"] == "NVRTC").unwrap().clone()
+}
+
+/// As `uv tool install` and `pipx install` lay it out: an environment of its own, and a link on `PATH`.
+#[test]
+fn libraries_are_found_in_the_environment_of_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let env = folder.path().join("share/uv/tools/ottava");
+    let (program, link) = (env.join("bin/ottava"), folder.path().join("bin/ottava"));
+    let libraries = env.join("lib/python3.12/site-packages/nvidia/cu13/lib");
+    for path in [&program, &link] {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    }
+    std::fs::create_dir_all(&libraries).unwrap();
+    let built = Path::new(env!("CARGO_BIN_EXE_ottava"));
+    std::fs::hard_link(built, &program).or_else(|_| std::fs::copy(built, &program).map(drop)).unwrap();
+    std::os::unix::fs::symlink(&program, &link).unwrap();
+    if !nvrtc(&program)["path"].is_null() {
+        eprintln!("skipped: NVRTC is in a folder of the system");
+        return;
+    }
+    // No library, so that the message names the file that was tried.
+    std::fs::write(libraries.join("libnvrtc.so.13"), "not a library").unwrap();
+    for program in [&program, &link] {
+        let problem = nvrtc(program)["problem"].as_str().unwrap().to_string();
+        let file = libraries.canonicalize().unwrap().join("libnvrtc.so.13");
+        assert!(problem.contains(&format!("{} is not an ELF library", file.display())), "{problem}");
+    }
+}
