@@ -8,6 +8,7 @@ use super::pipeline::PipelinePlan;
 use super::resolve::ResolvedRun;
 use crate::config::{ParallelConfig, RunConfig};
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::models::{Decoder, DecoderConfig};
 use crate::parallel::Zero;
 use crate::param::STEP_RATES;
@@ -120,7 +121,8 @@ impl ParallelSearch {
     /// Searches the divisions of `config` among `ranks` ranks for a model of `sizes` on `device`, by a dry run of each. Recomputation is
     /// `auto` unless the run sets it. A higher stage of ZeRO is not tried where stage 1 or more fits without recomputation.
     ///
-    /// Errors with [`Error::Config`] if `training.global_batch_size` is not set, since the sequences of a step would depend on the division.
+    /// Errors with [`Error::Config`] if `training.global_batch_size` is not set, since the sequences of a step would depend on the division, and
+    /// with [`Error::Cancelled`] after a request to stop.
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device, ranks: usize) -> Result<ParallelSearch> {
         if config.training.global_batch_size == 0 {
             return Err(Error::Config(
@@ -137,6 +139,7 @@ impl ParallelSearch {
         // The mesh for which a stage of ZeRO fits without recomputation.
         let mut enough = None;
         for division in divisions(ranks, experts) {
+            interrupt::check("searching a division")?;
             if enough == Some(division.shape) {
                 continue;
             }

@@ -108,30 +108,24 @@ fn adapters_train_on_tensor_ranks() {
 /// Ranks that divide a model have the loss of one process, and generate its texts; so do ranks with the same key and value heads.
 #[test]
 fn ranks_divide_a_model_for_inference() {
-    for kv_heads in ["4", "1"] {
+    for (kv_heads, ranks) in [("4", "2"), ("1", "4")] {
         let run = inputs();
         run.replace("model/config.json", "\"num_key_value_heads\": 4", &format!("\"num_key_value_heads\": {kv_heads}"));
         go(&run, &["max_steps=2"], &[]);
         let model = "run/checkpoints/checkpoint-2";
-        let said = |args: &[&str], ranks: &[&str]| run.succeed(&[args, ranks].concat());
-        for recipe in ["fp32", "fp8-row"] {
-            let eval = ["eval", model, "--data", "text.txt", "--recipe", recipe, "--json"];
-            let loss = |ranks: &[&str]| -> f64 {
-                let report: serde_json::Value = serde_json::from_str(&said(&eval, ranks)).unwrap();
+        let said = |args: &[&str]| [&[][..], &["--ranks", ranks]].map(|more| run.succeed(&[args, more].concat()));
+        for (recipe, most) in [("fp32", 1e-6), ("fp8-row", 1e-3)] {
+            let reports = said(&["eval", model, "--data", "text.txt", "--recipe", recipe, "--json"]);
+            let [alone, divided] = reports.map(|report| {
+                let report: serde_json::Value = serde_json::from_str(&report).unwrap();
                 report["loss"].as_f64().unwrap()
-            };
-            let alone = loss(&[]);
-            for ranks in ["2", "4"] {
-                let apart = (loss(&["--ranks", ranks]) / alone - 1.0).abs();
-                assert!(apart < if recipe == "fp32" { 1e-6 } else { 1e-3 }, "{recipe}, {ranks} ranks: {apart:.1e}");
-            }
+            });
+            assert!((divided / alone - 1.0).abs() < most, "{recipe}, {ranks} ranks: {divided}, {alone} alone");
         }
         let prompt = ["generate", model, "--prompt", "line 4", "--recipe", "fp32", "--max-new-tokens", "16"];
-        for more in [&[][..], &["--temperature", "1", "--seed", "3"], &["--kv-cache-dtype", "fp8", "--json"]] {
-            let generate = [&prompt[..], more].concat();
-            for ranks in ["2", "4"] {
-                assert_eq!(said(&generate, &["--ranks", ranks]), said(&generate, &[]), "{more:?}, {ranks} ranks");
-            }
+        for more in [&["--kv-cache-dtype", "fp8", "--json"][..], &["--temperature", "1", "--seed", "3"]] {
+            let [alone, divided] = said(&[&prompt[..], more].concat());
+            assert_eq!(divided, alone, "{more:?}, {ranks} ranks");
         }
     }
 }
