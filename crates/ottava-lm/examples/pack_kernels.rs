@@ -17,7 +17,8 @@ use ottava_tensor::cuda::{GpuModel, Workload, pack_kernels};
 
 const RECIPES: [RecipeName; 5] =
     [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block];
-const SEQ_LEN: usize = 2048;
+/// GPT-2 has no more positions.
+const SEQ_LEN: usize = 1024;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let file = std::env::args().nth(1).ok_or("usage: pack_kernels FILE")?;
