@@ -7,7 +7,7 @@ use crate::chat::{self, chat_completions};
 use crate::completions::{self, completions};
 use crate::connections::{Connection, Connections};
 use crate::error::{ApiError, Result, json_body};
-use crate::intake::{Intake, MAX_BODY_BYTES, SMALL_BYTES};
+use crate::intake::{Intake, MAX_BODY_BYTES, Received, SMALL_BYTES};
 use crate::metrics::{Metrics, Timer};
 use crate::origin::{Origin, allowed, preflight, share};
 use crate::served::{Served, beside};
@@ -238,13 +238,13 @@ async fn post_chat(State(served): State<Arc<Served>>, request: Request) -> Resul
 }
 
 async fn post_tokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
-    let Received { body, .. } = receive(&served, request, tokens::TOKENIZE.to_vec()).await?;
-    Ok(json_body(&tokens::tokenize(served, body).await?).into_response())
+    let mut accepted = Accepted::receive(&served, request, tokens::TOKENIZE.to_vec()).await?;
+    Ok(json_body(&tokens::tokenize(&served, &mut accepted.body).await?).into_response())
 }
 
 async fn post_detokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
-    let Received { body, .. } = receive(&served, request, tokens::DETOKENIZE.to_vec()).await?;
-    Ok(json_body(&tokens::detokenize(served, body).await?).into_response())
+    let accepted = Accepted::receive(&served, request, tokens::DETOKENIZE.to_vec()).await?;
+    Ok(json_body(&tokens::detokenize(&served, &accepted.body)?).into_response())
 }
 
 /// Receives a request with these fields, and answers it through `prepare`.
@@ -255,35 +255,40 @@ async fn answer<F: Form, P: Future<Output = Result<Answer<F>>>>(
     prepare: impl FnOnce(Arc<Served>, OwnedSemaphorePermit, Body, Timer) -> P,
 ) -> Result<Response> {
     let timer = served.metrics.timer();
-    let Received { body, permit, turn } = receive(&served, request, fields).await?;
+    let Accepted { body, permit, turn, _received } = Accepted::receive(&served, request, fields).await?;
     let answer = prepare(served, permit, body, timer).await?;
     drop(turn);
     answer.respond().await
 }
 
-/// A request that counts against the limit of requests.
-struct Received {
+/// A request that is parsed, and what it holds until it is answered.
+struct Accepted {
     body: Body,
     permit: OwnedSemaphorePermit,
     /// The turn of a large body.
     turn: Option<OwnedSemaphorePermit>,
+    /// The memory of a large body.
+    _received: Received,
 }
 
-/// Receives a request with these fields.
-async fn receive(served: &Served, request: Request, fields: Vec<&'static str>) -> Result<Received> {
-    let connection = request.extensions().get::<Arc<Connection>>().cloned();
-    let received = served.intake.receive(request.into_body()).await?;
-    if let Some(connection) = connection {
-        connection.work();
+impl Accepted {
+    /// Receives a request with these fields.
+    async fn receive(served: &Served, request: Request, fields: Vec<&'static str>) -> Result<Accepted> {
+        let connection = request.extensions().get::<Arc<Connection>>().cloned();
+        let mut received = served.intake.receive(request.into_body()).await?;
+        if let Some(connection) = connection {
+            connection.work();
+        }
+        let permit = served.worker.permit()?;
+        let turn = served.intake.turn(&received).await;
+        let bytes = std::mem::take(&mut received.bytes);
+        let body = match turn {
+            // Parsing takes long.
+            Some(_) => beside(move || Body::parse(&bytes, &fields)).await?,
+            None => Body::parse(&bytes, &fields)?,
+        };
+        Ok(Accepted { body, permit, turn, _received: received })
     }
-    let permit = served.worker.permit()?;
-    let turn = served.intake.turn(&received).await;
-    let body = match turn {
-        // Parsing takes long.
-        Some(_) => beside(move || Body::parse(&received.bytes, &fields)).await?,
-        None => Body::parse(&received.bytes, &fields)?,
-    };
-    Ok(Received { body, permit, turn })
 }
 
 async fn models(State(served): State<Arc<Served>>) -> Response {

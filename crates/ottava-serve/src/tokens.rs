@@ -5,7 +5,6 @@ use crate::chat::{conversation, prompt_form};
 use crate::error::{ApiError, Result};
 use crate::served::Served;
 use serde_json::{Value, json};
-use std::sync::Arc;
 
 /// The fields of `/tokenize`: a text or a conversation.
 pub const TOKENIZE: &[&str] = &[
@@ -24,8 +23,8 @@ pub const TOKENIZE: &[&str] = &[
 pub const DETOKENIZE: &[&str] = &["model", "tokens"];
 
 /// The tokens of a text, or of a conversation rendered by the template, as the model would get them.
-pub async fn tokenize(served: Arc<Served>, mut body: Body) -> Result<Value> {
-    served.expect_model(&body)?;
+pub async fn tokenize(served: &Served, body: &mut Body) -> Result<Value> {
+    served.expect_model(body)?;
     let tokens = match (body.take_prompt(), body.get("messages")) {
         (Some(Prompt::Texts(texts)), None) if texts.len() == 1 => {
             served.encode(texts.concat(), body.flag_on("add_special_tokens")?).await?
@@ -34,7 +33,7 @@ pub async fn tokenize(served: Arc<Served>, mut body: Body) -> Result<Value> {
             let message = "`add_special_tokens` is for `prompt`: the chat template writes special tokens itself";
             return Err(ApiError::field("add_special_tokens", message));
         }
-        (None, Some(_)) => served.render(conversation(&body)?, prompt_form(&body)?).await?,
+        (None, Some(_)) => served.render(conversation(body)?, prompt_form(body)?).await?,
         _ => return Err(ApiError::field("prompt", "give either `prompt`, a text, or `messages`")),
     };
     let text = |&id: &u32| served.tokenizer.decode(&[id]).map_err(ApiError::of_request);
@@ -48,8 +47,8 @@ pub async fn tokenize(served: Arc<Served>, mut body: Body) -> Result<Value> {
 }
 
 /// The text of tokens, with special ones.
-pub async fn detokenize(served: Arc<Served>, body: Body) -> Result<Value> {
-    served.expect_model(&body)?;
+pub fn detokenize(served: &Served, body: &Body) -> Result<Value> {
+    served.expect_model(body)?;
     let tokens = body.ids("tokens", MOST_VALUES)?;
     served.expect_known("tokens", &tokens)?;
     let text = served.tokenizer.decode(&tokens).map_err(ApiError::of_request)?;

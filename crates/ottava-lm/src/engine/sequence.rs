@@ -37,26 +37,27 @@ impl Sequence {
         Sequence { id, tokens, computed, blocks, keys, seen, max_len, end: None, prompt_logprobs, request }
     }
 
-    /// The keys of its first `count` blocks, which have all their tokens.
-    fn keys(&mut self, count: usize) -> &[BlockKey] {
+    /// Computes the keys of its first `count` blocks, which have all their tokens.
+    fn extend_keys(&mut self, count: usize) {
         for block in self.tokens.chunks_exact(BLOCK_SIZE).take(count).skip(self.keys.len()) {
             self.keys.push(key_after(self.keys.last(), block));
         }
-        &self.keys[..count]
     }
 
     /// Takes the blocks of the cache that hold its first tokens. The last token is computed in any case: the next one is drawn from it.
     pub fn share(&mut self, pools: &mut Pools) {
         let most = (self.tokens.len() - 1) / BLOCK_SIZE;
-        self.keys(most);
+        self.extend_keys(most);
         self.computed = BLOCK_SIZE * pools.share(&mut self.blocks, &self.keys[..most]);
     }
 
     /// Lets others share its blocks from number `first` on that are full.
     pub fn publish(&mut self, pools: &mut Pools, first: usize) {
         let full = self.computed / BLOCK_SIZE;
-        self.keys(full);
-        pools.publish(&self.blocks, &self.keys[..full], first);
+        if full > first {
+            self.extend_keys(full);
+            pools.publish(&self.blocks, &self.keys[..full], first);
+        }
     }
 
     /// Gives its blocks back.

@@ -111,8 +111,7 @@ fn pages_of_allowed_origins_may_ask() {
 #[test]
 fn the_folder_suggests_sampling() {
     let run = run();
-    let folder = run.checkpoint().join("generation_config.json");
-    run.write(folder.to_str().unwrap(), br#"{"top_k": 1, "do_sample": true}"#);
+    run.write("model/generation_config.json", br#"{"top_k": 1, "do_sample": true}"#);
     let texts = |more: &[&str], body: Value| {
         let answer = Server::start(&run, more).post("/v1/completions", body);
         answer["choices"].as_array().unwrap().iter().map(|choice| choice["text"].to_string()).collect::<Vec<_>>()
