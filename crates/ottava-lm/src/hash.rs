@@ -32,6 +32,11 @@ pub fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
+/// The SHA-256 of the concatenation of `parts`.
+pub fn sha256_of(parts: &[&[u8]]) -> [u8; 32] {
+    parts.iter().fold(Sha256::new(), |hasher, part| hasher.chain_update(part)).finalize().into()
+}
+
 /// The size and SHA-256 of the regular file at `path`.
 pub fn sha256_file(path: &Path) -> Result<(u64, String)> {
     HashedFile::open(path).map_err(Error::io(path))?.finish().map_err(Error::io(path))

@@ -74,13 +74,26 @@ impl<F: Form> Answer<F> {
             self.advance().await?;
         }
         let mut choices = Vec::with_capacity(self.choices.len());
-        for (index, choice) in self.choices.iter_mut().enumerate() {
-            choices.push(self.form.choice(&self.served, index, choice.take())?);
+        for index in self.returned() {
+            let mut choice = self.form.choice(&self.served, index, self.choices[index].take())?;
+            choice["index"] = choices.len().into();
+            choices.push(choice);
         }
         self.timer.end(self.completion_tokens());
         let mut answer = self.envelope(F::NAMES[0], choices);
         answer["usage"] = self.usage();
         Ok(json_body(&answer).into_response())
+    }
+
+    /// The completions that are returned: all, or the best of each prompt.
+    fn returned(&self) -> Vec<usize> {
+        let Params { n, best, .. } = self.params;
+        let mut all: Vec<usize> = (0..self.choices.len()).collect();
+        if n > best {
+            let mean = |index: &usize| self.choices[*index].mean_logprob();
+            all.chunks_exact_mut(n).for_each(|of_prompt| of_prompt.sort_by(|a, b| mean(b).total_cmp(&mean(a))));
+        }
+        all.chunks_exact(n).flat_map(|of_prompt| &of_prompt[..best]).copied().collect()
     }
 
     fn goes_on(&self) -> bool {

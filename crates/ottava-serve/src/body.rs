@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::fmt;
 
 /// Values of all fields together, at most; `prompt` does not count.
-const MOST_VALUES: usize = 1 << 16;
+pub const MOST_VALUES: usize = 1 << 16;
 /// Prompts of one request, at most.
 pub const MOST_PROMPTS: usize = 1024;
 

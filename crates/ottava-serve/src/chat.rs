@@ -3,6 +3,7 @@
 use crate::answer::{Answer, Form};
 use crate::body::Body;
 use crate::choice::{Choice, Delta};
+use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::logprobs::entry;
 use crate::metrics::Timer;
@@ -66,11 +67,8 @@ pub async fn chat_completions(
 ) -> Result<Answer<Messages>> {
     served.expect_model(&body)?;
     params::expect_implemented(&body, NOT_IMPLEMENTED)?;
-    let params = Params::read(&body, served.tokenizer.eos_ids(), served.vocabulary)?;
-    let messages = body.list("messages", MOST_MESSAGES)?.filter(|messages| !messages.is_empty());
-    let messages = messages.ok_or_else(|| ApiError::field("messages", "`messages` is missing or empty"))?;
-    let messages = messages.iter().enumerate().map(message).collect::<Result<Vec<_>>>()?;
-    let form = prompt_form(&body)?;
+    let params = Params::read(&body, &served)?;
+    let (chat, form) = (conversation(&body)?, prompt_form(&body)?);
     let asked = match body.count("max_completion_tokens")? {
         Some(count) => Some(count),
         None => body.count("max_tokens")?,
@@ -83,14 +81,23 @@ pub async fn chat_completions(
     if logprobs.is_none() && top.is_some() {
         return Err(ApiError::field("top_logprobs", "`top_logprobs` is for `logprobs: true`"));
     }
-    let prompt = served.render(Chat { messages, tools: tools(&body)?, ..Chat::default() }, form).await?;
-    served.expect_known(&prompt)?;
+    let grammar = constraint::grammar(&served, &body).await?;
+    let prompt = served.render(chat, form).await?;
+    served.expect_known("messages", &prompt)?;
     let request = params.request(prompt, asked, served.max_model_len)?;
-    let requests = vec![Request { logprobs, ..request }];
+    let requests = vec![Request { logprobs: params.logprobs_of_engine(logprobs), grammar, ..request }];
     params.expect_small_answer(&requests, false)?;
     let choices = (0..params.n).map(|_| Choice::new(&params, String::new(), false)).collect();
     let form = Messages { logprobs: logprobs.is_some() };
     Answer::start(served, permit, params, form, choices, requests, timer)
+}
+
+/// The messages and tools of a request.
+pub fn conversation(body: &Body) -> Result<Chat> {
+    let messages = body.list("messages", MOST_MESSAGES)?.filter(|messages| !messages.is_empty());
+    let messages = messages.ok_or_else(|| ApiError::field("messages", "`messages` is missing or empty"))?;
+    let messages = messages.iter().enumerate().map(message).collect::<Result<Vec<_>>>()?;
+    Ok(Chat { messages, tools: tools(body)?, ..Chat::default() })
 }
 
 /// The tools for the template; `null` for none, as with `tool_choice: "none"`.
@@ -107,7 +114,7 @@ fn tools(body: &Body) -> Result<Value> {
 }
 
 /// The options for rendering the conversation as a prompt.
-fn prompt_form(body: &Body) -> Result<PromptForm> {
+pub fn prompt_form(body: &Body) -> Result<PromptForm> {
     let (add_generation_prompt, continue_final_message) =
         (body.flag_on("add_generation_prompt")?, body.flag("continue_final_message")?);
     if add_generation_prompt && continue_final_message {

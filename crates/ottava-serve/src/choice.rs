@@ -10,6 +10,8 @@ pub struct Choice {
     stream: TextStream,
     /// New tokens so far, a stop token included.
     pub tokens: usize,
+    /// The sum of the log-probabilities of new tokens, where the engine computes them.
+    logprobs: f64,
     /// Whether tokens are left out: for a request for only the prompt's log-probabilities, the engine draws one token.
     silent: bool,
     finished: bool,
@@ -39,7 +41,14 @@ impl Choice {
     /// A completion without tokens, whose text starts with `text`.
     pub fn new(params: &Params, text: String, silent: bool) -> Choice {
         let part = Delta { text, ..Delta::default() };
-        Choice { stream: TextStream::new(params.stops.clone()), tokens: 0, silent, finished: false, part }
+        Choice {
+            stream: TextStream::new(params.stops.clone()),
+            tokens: 0,
+            logprobs: 0.0,
+            silent,
+            finished: false,
+            part,
+        }
     }
 
     /// Adds an event. Returns whether the engine is to end the completion, because its text has reached a stop string.
@@ -52,6 +61,7 @@ impl Choice {
             Event::Token { .. } if self.silent => {}
             Event::Token { token, logprob, .. } => {
                 self.tokens += 1;
+                self.logprobs += logprob.as_ref().map_or(0.0, |logprob| f64::from(logprob.logprob));
                 if params.stops_at(token) {
                     return Ok(false);
                 }
@@ -81,6 +91,11 @@ impl Choice {
             FinishReason::Stop | FinishReason::Cancelled => "stop",
             FinishReason::Length => "length",
         });
+    }
+
+    /// The mean log-probability of its tokens, where the engine computes them.
+    pub fn mean_logprob(&self) -> f64 {
+        self.logprobs / self.tokens.max(1) as f64
     }
 
     /// Whether it has ended.

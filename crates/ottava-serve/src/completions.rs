@@ -3,6 +3,7 @@
 use crate::answer::{Answer, Form};
 use crate::body::{Body, Prompt};
 use crate::choice::{Choice, Delta};
+use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::logprobs::{Lists, Offsets, of_prompt};
 use crate::metrics::Timer;
@@ -45,10 +46,11 @@ pub async fn completions(
 ) -> Result<Answer<Texts>> {
     served.expect_model(&body)?;
     params::expect_implemented(&body, NOT_IMPLEMENTED)?;
-    let params = Params::read(&body, served.tokenizer.eos_ids(), served.vocabulary)?;
+    let params = Params::read(&body, &served)?;
     let (echo, logprobs) = (body.flag("echo")?, params::logprobs(&body, "logprobs")?);
     let prompt_logprobs = if echo { logprobs } else { params::logprobs(&body, "prompt_logprobs")? };
     let max_tokens = body.count("max_tokens")?.unwrap_or(16);
+    let grammar = constraint::grammar(&served, &body).await?;
     if max_tokens == 0 && !echo {
         return Err(ApiError::field("max_tokens", "`max_tokens` is 0; without `echo` there is nothing to answer"));
     }
@@ -60,7 +62,8 @@ pub async fn completions(
         texts.push(if echo { served.tokenizer.decode(&prompt).map_err(ApiError::of_request)? } else { String::new() });
         // The engine draws one token at least.
         let request = params.request(prompt, Some(max_tokens.max(1)), served.max_model_len)?;
-        requests.push(Request { logprobs, prompt_logprobs, ..request });
+        let (logprobs, grammar) = (params.logprobs_of_engine(logprobs), grammar.clone());
+        requests.push(Request { logprobs, prompt_logprobs, grammar, ..request });
     }
     params.expect_small_answer(&requests, echo)?;
     let choice = |index: usize| Choice::new(&params, texts[index / params.n].clone(), max_tokens == 0);
@@ -87,7 +90,7 @@ async fn prompts(served: &Arc<Served>, prompt: Prompt, special: bool) -> Result<
     if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
         return Err(ApiError::field("prompt", "the prompt has no token; give at least one"));
     }
-    prompts.iter().try_for_each(|prompt| served.expect_known(prompt))?;
+    prompts.iter().try_for_each(|prompt| served.expect_known("prompt", prompt))?;
     Ok(prompts)
 }
 

@@ -18,16 +18,19 @@ mod chat;
 mod choice;
 mod completions;
 mod connections;
+mod constraint;
 mod error;
 mod intake;
 mod logprobs;
 mod metrics;
 mod monitor;
+mod origin;
 mod params;
 mod schedule;
 mod served;
 mod server;
 mod stranger;
+mod tokens;
 mod worker;
 
 #[cfg(test)]
@@ -35,4 +38,5 @@ mod tests;
 
 pub use backend::Backend;
 pub use monitor::monitor;
+pub use origin::Origin;
 pub use server::{Model, Options, serve};

@@ -46,7 +46,8 @@ impl fmt::Debug for OfEngine {
 impl Collector for OfEngine {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let EngineStats { running, waiting, held, kv_blocks, used_kv_blocks, .. } = self.0.stats();
-        let EngineStats { prompt_tokens, generated_tokens, preemptions, .. } = self.0.stats();
+        let EngineStats { prompt_tokens, prefix_queries, prefix_hits, generated_tokens, preemptions, .. } =
+            self.0.stats();
         let usage = used_kv_blocks as f64 / kv_blocks.max(1) as f64;
         for (name, help, value) in [
             ("ottava:num_requests_running", "Completions that are computed", running as f64),
@@ -61,7 +62,9 @@ impl Collector for OfEngine {
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
         }
         for (name, help, value) in [
-            ("ottava:prompt_tokens", "Tokens of prompts read", prompt_tokens),
+            ("ottava:prompt_tokens", "Tokens of prompts computed", prompt_tokens),
+            ("ottava:prefix_cache_queries", "Tokens of prompts looked for in the KV cache", prefix_queries),
+            ("ottava:prefix_cache_hits", "Tokens of prompts found in the KV cache", prefix_hits),
             ("ottava:generation_tokens", "Tokens drawn", generated_tokens),
             ("ottava:num_preemptions", "Completions that were preempted and recomputed", preemptions),
         ] {

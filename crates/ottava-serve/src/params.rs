@@ -1,7 +1,9 @@
 //! Fields of both kinds of requests: sampling, and the end of completions.
 
 use crate::body::Body;
+use crate::constraint;
 use crate::error::{ApiError, Result};
+use crate::served::Served;
 use ottava_lm::engine::{Request, Sampling};
 use serde_json::Value;
 use std::collections::hash_map::RandomState;
@@ -55,11 +57,6 @@ const WITHOUT_EFFECT: &[&str] = &["user", "metadata", "safety_identifier", "prom
 
 /// Fields that are not implemented, with the values, in JSON, that ask for nothing.
 const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
-    ("response_format", &[r#"{"type":"text"}"#]),
-    ("structured_outputs", &[]),
-    ("guided_json", &[]),
-    ("guided_regex", &[]),
-    ("guided_choice", &[]),
     ("guided_grammar", &[]),
     ("guided_decoding_backend", &[]),
     ("guided_whitespace_pattern", &[]),
@@ -82,7 +79,7 @@ const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
 /// The names of a request's fields: of both kinds of requests, of its own kind, and of those of its kind that are not implemented.
 pub fn known(own: &'static [&'static str], not_implemented: &[(&'static str, &[&str])]) -> Vec<&'static str> {
     let names = NOT_IMPLEMENTED.iter().chain(not_implemented).map(|(name, _)| *name);
-    [READ, WITHOUT_EFFECT, own].concat().into_iter().chain(names).collect()
+    [READ, constraint::FIELDS, WITHOUT_EFFECT, own].concat().into_iter().chain(names).collect()
 }
 
 /// Errors for a field that asks for what is not implemented, here or in `more`.
@@ -102,8 +99,10 @@ pub fn expect_implemented(body: &Body, more: &[(&str, &[&str])]) -> Result<()> {
 
 /// The fields of a request.
 pub struct Params {
-    /// Completions of each prompt.
+    /// Completions of each prompt that are computed.
     pub n: usize,
+    /// Completions of each prompt that are returned: those with the highest mean log-probability of a token.
+    pub best: usize,
     /// Texts that end a completion.
     pub stops: Arc<[String]>,
     /// Whether special tokens are left out of texts.
@@ -119,21 +118,26 @@ pub struct Params {
 }
 
 impl Params {
-    /// Reads the fields of `body`. `eos_ids` end a completion unless it says otherwise; token ids are below `vocabulary`.
-    pub fn read(body: &Body, eos_ids: &[u32], vocabulary: usize) -> Result<Params> {
-        let n = body.count("n")?.unwrap_or(1);
-        if n == 0 || n > MOST_CHOICES {
-            return Err(ApiError::field("n", format!("`n` is {n}; it is from 1 to {MOST_CHOICES}")));
+    /// Reads the fields of `body`. Tokens that end a text end a completion unless it says otherwise.
+    pub fn read(body: &Body, served: &Served) -> Result<Params> {
+        let (vocabulary, default) = (served.vocabulary, &served.sampling);
+        let best = body.count("n")?.unwrap_or(1);
+        if best == 0 || best > MOST_CHOICES {
+            return Err(ApiError::field("n", format!("`n` is {best}; it is from 1 to {MOST_CHOICES}")));
         }
-        if body.count("best_of")?.is_some_and(|best_of| best_of != n) {
-            return Err(ApiError::field("best_of", "`best_of` is not implemented; ask for `n` completions"));
+        let n = body.count("best_of")?.unwrap_or(best);
+        if n < best || n > MOST_CHOICES {
+            let message = format!("`best_of` is {n}; it is from `n`, {best}, to {MOST_CHOICES}");
+            return Err(ApiError::field("best_of", message));
         }
         // 0 and -1 are for all tokens, as in vLLM.
-        let top_k = body.integer("top_k")?.and_then(|top_k| usize::try_from(top_k).ok()).filter(|&top_k| top_k > 0);
-        let default = Sampling::default();
+        let top_k = match body.integer("top_k")? {
+            Some(top_k) => usize::try_from(top_k).ok().filter(|&top_k| top_k > 0),
+            None => default.top_k,
+        };
         let number = |name, default| Ok::<_, ApiError>(body.number(name)?.unwrap_or(default));
         let sampling = Sampling {
-            temperature: number("temperature", 1.0)?,
+            temperature: number("temperature", default.temperature)?,
             top_k,
             top_p: number("top_p", default.top_p)?,
             min_p: number("min_p", default.min_p)?,
@@ -151,7 +155,7 @@ impl Params {
             return Err(no_token("stop_token_ids", *id, vocabulary));
         }
         if !body.flag("ignore_eos")? {
-            stop_ids.extend(eos_ids);
+            stop_ids.extend(served.tokenizer.eos_ids());
         }
         let stops = body.texts("stop", MOST_STOPS)?;
         if let Some(stop) = stops.iter().find(|stop| stop.is_empty() || stop.len() > MOST_STOP_BYTES) {
@@ -159,6 +163,10 @@ impl Params {
             return Err(ApiError::field("stop", message));
         }
         let stream = body.flag("stream")?;
+        if stream && n > best {
+            let message = "`best_of` above `n` is not for `stream: true`: the best are known at the end";
+            return Err(ApiError::field("best_of", message));
+        }
         let options = body.object("stream_options", 16)?;
         if options.is_some() && !stream {
             return Err(ApiError::field("stream_options", "`stream_options` is for `stream: true`"));
@@ -180,6 +188,7 @@ impl Params {
         let min_tokens = body.count("min_tokens")?.unwrap_or(0);
         Ok(Params {
             n,
+            best,
             stops: stops.into_iter().map(str::to_string).collect(),
             skip_special_tokens: body.flag_on("skip_special_tokens")?,
             stream,
@@ -254,6 +263,11 @@ impl Params {
             }
             false => Ok(()),
         }
+    }
+
+    /// The log-probabilities that the engine computes for a client that asks for `logprobs`: `best_of` reads those of drawn tokens.
+    pub fn logprobs_of_engine(&self, logprobs: Option<usize>) -> Option<usize> {
+        logprobs.or((self.n > self.best).then_some(0))
     }
 
     /// Whether a drawn token ends the completion, and is no text.

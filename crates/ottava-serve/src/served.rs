@@ -4,14 +4,16 @@ use crate::body::Body;
 use crate::error::{ApiError, Result};
 use crate::intake::Intake;
 use crate::metrics::Metrics;
+use crate::origin::{Origin, allowed};
 use crate::params::no_token;
 use crate::stranger::{Stranger, text_of};
 use crate::worker::Worker;
 use axum::http::{HeaderMap, StatusCode, header};
 use ottava_lm::data::{Chat, ChatTemplate, PromptForm, Tokenizer};
+use ottava_lm::engine::{Grammars, Sampling};
 use ottava_lm::hash::sha256;
-use serde_json::Value;
-use std::sync::Arc;
+use serde_json::{Value, json};
+use std::sync::{Arc, OnceLock};
 
 /// State that all requests share.
 pub struct Served {
@@ -21,18 +23,24 @@ pub struct Served {
     pub max_model_len: usize,
     /// The tokenizer of the model.
     pub tokenizer: Arc<Tokenizer>,
+    /// Compiles constraints of texts; made when the first request has one.
+    pub grammars: OnceLock<Result<Grammars>>,
     /// The engine.
     pub worker: Worker,
     /// The chat template, if the model has one.
     pub template: Option<Arc<ChatTemplate>>,
     /// Rows of the model's embedding.
     pub vocabulary: usize,
+    /// The sampling of requests that do not say otherwise.
+    pub sampling: Sampling,
     /// The values of `/metrics`.
     pub metrics: Arc<Metrics>,
     /// Receives bodies.
     pub intake: Intake,
     /// Whether only this machine can connect.
     pub is_local: bool,
+    /// Other sites whose pages may send requests.
+    pub origins: Vec<Origin>,
     /// SHA-256 of the key, so that comparing takes the same time for all wrong ones.
     pub api_key: Option<String>,
     /// When the server started, in seconds since 1970.
@@ -42,10 +50,31 @@ pub struct Served {
 impl Served {
     /// Errors when a request names another model.
     pub fn expect_model(&self, body: &Body) -> Result<()> {
-        match body.text("model")? {
-            Some(model) if model != self.name => Err(ApiError::no_model(model, &self.name)),
-            _ => Ok(()),
-        }
+        body.text("model")?.map_or(Ok(()), |name| self.expect_name(name))
+    }
+
+    /// Errors for the name of another model.
+    pub fn expect_name(&self, name: &str) -> Result<()> {
+        if name == self.name { Ok(()) } else { Err(ApiError::no_model(name, &self.name)) }
+    }
+
+    /// The model as `/v1/models` describes it.
+    pub fn model(&self) -> Value {
+        json!({
+            "id": self.name, "object": "model", "created": self.created, "owned_by": "ottava",
+            "max_model_len": self.max_model_len,
+        })
+    }
+
+    /// What compiles constraints of texts. Takes long when it is first called.
+    pub fn grammars(&self) -> Result<&Grammars> {
+        let make = || {
+            Grammars::new(&self.tokenizer, self.vocabulary).map_err(|error| {
+                tracing::warn!("requests with constraints are refused: {error}");
+                ApiError::invalid("texts cannot be constrained: the tokenizer of the model decodes no bytes")
+            })
+        };
+        self.grammars.get_or_init(make).as_ref().map_err(Clone::clone)
     }
 
     /// The tokens of a prompt, with those that the tokenizer puts before a text if `special`. One that must be longer than the model has
@@ -104,15 +133,16 @@ impl Served {
     }
 
     /// Errors when a token has no row in the model's embedding.
-    pub fn expect_known(&self, prompt: &[u32]) -> Result<()> {
-        match prompt.iter().find(|&&id| id as usize >= self.vocabulary) {
-            Some(&id) => Err(no_token("prompt", id, self.vocabulary)),
+    pub fn expect_known(&self, field: &str, tokens: &[u32]) -> Result<()> {
+        match tokens.iter().find(|&&id| id as usize >= self.vocabulary) {
+            Some(&id) => Err(no_token(field, id, self.vocabulary)),
             None => Ok(()),
         }
     }
 
-    /// Errors for a request to `/v1` without the key. A server without a key refuses what a web page of another site sends: the page's
-    /// `Origin` is not the server's, or, with a name that its site has let point to this machine, its `Host` is not.
+    /// Errors for a request without the key. A server without a key refuses what a web page of another site sends, unless that site is
+    /// among `origins`: the page's `Origin` is not the server's, or, with a name that its site has let point to this machine, its `Host`
+    /// is not.
     pub fn authorize(&self, headers: &HeaderMap) -> Result<()> {
         match &self.api_key {
             Some(expected) => {
@@ -123,8 +153,9 @@ impl Served {
                 if right { Ok(()) } else { Err(ApiError::unauthorized()) }
             }
             None => match Stranger::of(headers, self.is_local) {
+                Some(Stranger::Origin) if allowed(&self.origins, headers).is_some() => Ok(()),
                 Some(Stranger::Origin) => {
-                    let message = "the Origin is another site, and the server has no API key; set --api-key to answer other sites";
+                    let message = "the Origin is another site, and the server has no API key; set --allowed-origin to answer its pages";
                     Err(ApiError::refused(StatusCode::FORBIDDEN, message))
                 }
                 Some(Stranger::Host) => {

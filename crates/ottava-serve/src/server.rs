@@ -7,29 +7,45 @@ use crate::chat::{self, chat_completions};
 use crate::completions::{self, completions};
 use crate::connections::{Connection, Connections};
 use crate::error::{ApiError, Result, json_body};
-use crate::intake::{Intake, MAX_BODY_BYTES, SMALL_BYTES};
+use crate::intake::{Intake, MAX_BODY_BYTES, Received, SMALL_BYTES};
 use crate::metrics::{Metrics, Timer};
+use crate::origin::{Origin, allowed, preflight, share};
 use crate::served::{Served, beside};
+use crate::tokens;
 use crate::worker::Worker;
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use ottava_lm::data::{ChatTemplate, Tokenizer};
+use ottava_lm::engine::Sampling;
 use ottava_lm::hash::sha256;
 use ottava_lm::{Error, interrupt, limits};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// Interval of the checks for a stop.
 const POLL: Duration = Duration::from_millis(50);
+/// Paths that requests are counted by.
+const PATHS: [&str; 8] = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/models",
+    "/tokenize",
+    "/detokenize",
+    "/version",
+    "/health",
+    "/metrics",
+];
+/// Paths that need no key and answer all sites; `other` ones do not exist.
+const OPEN: [&str; 4] = ["/version", "/health", "/metrics", "other"];
 /// Files for everything but connections.
 const RESERVED_FILES: usize = 16;
 
@@ -50,6 +66,8 @@ pub struct Options {
     pub api_key: Option<String>,
     /// Time limit of running requests after a signal to stop.
     pub shutdown_timeout: Duration,
+    /// Other sites whose pages may send requests and read the answers.
+    pub allowed_origins: Vec<Origin>,
 }
 
 /// Properties of a model that are not part of its engine.
@@ -62,6 +80,8 @@ pub struct Model {
     pub vocabulary: usize,
     /// Tokens of prompt and completion together, at most.
     pub max_model_len: usize,
+    /// The sampling of requests that do not say otherwise; its seed and biases are not used.
+    pub sampling: Sampling,
 }
 
 /// Serves until a signal asks to stop, or the engine fails. `load` makes the engine, on the thread that it then stays on. Calls `ready` with
@@ -80,17 +100,20 @@ pub fn serve<B: Backend>(
     let listener = runtime.block_on(TcpListener::bind(options.address)).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
     let (worker, thread, model) = Worker::start(options.max_requests, load)?;
-    let Model { tokenizer, template, vocabulary, max_model_len } = model;
+    let Model { tokenizer, template, vocabulary, max_model_len, sampling } = model;
     let served = Arc::new(Served {
         name: options.name.clone(),
         max_model_len,
         tokenizer: Arc::new(tokenizer),
         template: template.map(Arc::new),
         vocabulary,
+        sampling,
+        grammars: OnceLock::new(),
         metrics: Arc::new(Metrics::new(worker.clone())),
         worker: worker.clone(),
         intake: Intake::new(options.client_timeout),
         is_local: address.ip().is_loopback(),
+        origins: options.allowed_origins.clone(),
         api_key: options.api_key.as_ref().map(|key| sha256(key.as_bytes())),
         created: std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs(),
     });
@@ -141,6 +164,10 @@ fn routes(served: Arc<Served>) -> Router {
         .route("/v1/completions", post(post_completions))
         .route("/v1/chat/completions", post(post_chat))
         .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
+        .route("/tokenize", post(post_tokenize))
+        .route("/detokenize", post(post_detokenize))
+        .route("/version", get(version))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .fallback(async || ApiError::refused(StatusCode::NOT_FOUND, "there is nothing at this path"))
@@ -153,17 +180,22 @@ fn routes(served: Arc<Served>) -> Router {
 
 /// Refuses requests that may not be answered, and counts all.
 async fn guard(State(served): State<Arc<Served>>, request: Request, next: Next) -> Response {
-    let known = ["/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics"];
-    let path = known.into_iter().find(|&path| path == request.uri().path()).unwrap_or("other");
+    let path = match request.uri().path() {
+        path if path.starts_with("/v1/models/") => "/v1/models/{id}",
+        path => PATHS.into_iter().find(|&known| known == path).unwrap_or("other"),
+    };
+    let origin = allowed(&served.origins, request.headers()).cloned();
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
     // The body of others is received before they are work.
     if let Some(connection) = connection.as_ref().filter(|_| request.method() != Method::POST) {
         connection.work();
     }
-    let response = match expect_allowed(&served, path, &request) {
-        Ok(()) => next.run(request).await,
-        Err(error) => error.into_response(),
+    let mut response = match (preflight(&served.origins, &request), expect_allowed(&served, path, &request)) {
+        (Some(answer), _) => answer,
+        (None, Ok(())) => next.run(request).await,
+        (None, Err(error)) => error.into_response(),
     };
+    share(origin, &mut response);
     served.metrics.count(path, response.status());
     match connection {
         Some(connection) => response.map(|body| connection.track(body)),
@@ -174,7 +206,7 @@ async fn guard(State(served): State<Arc<Served>>, request: Request, next: Next) 
 /// Errors for a request whose head is reason enough to refuse it.
 fn expect_allowed(served: &Served, path: &str, request: &Request) -> Result<()> {
     let headers = request.headers();
-    if !path.starts_with("/v1") {
+    if OPEN.contains(&path) {
         return Ok(());
     }
     served.authorize(headers)?;
@@ -205,6 +237,16 @@ async fn post_chat(State(served): State<Arc<Served>>, request: Request) -> Resul
     answer(served, request, chat::fields(), chat_completions).await
 }
 
+async fn post_tokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
+    let mut accepted = Accepted::receive(&served, request, tokens::TOKENIZE.to_vec()).await?;
+    Ok(json_body(&tokens::tokenize(&served, &mut accepted.body).await?).into_response())
+}
+
+async fn post_detokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
+    let accepted = Accepted::receive(&served, request, tokens::DETOKENIZE.to_vec()).await?;
+    Ok(json_body(&tokens::detokenize(&served, &accepted.body)?).into_response())
+}
+
 /// Receives a request with these fields, and answers it through `prepare`.
 async fn answer<F: Form, P: Future<Output = Result<Answer<F>>>>(
     served: Arc<Served>,
@@ -213,29 +255,53 @@ async fn answer<F: Form, P: Future<Output = Result<Answer<F>>>>(
     prepare: impl FnOnce(Arc<Served>, OwnedSemaphorePermit, Body, Timer) -> P,
 ) -> Result<Response> {
     let timer = served.metrics.timer();
-    let connection = request.extensions().get::<Arc<Connection>>().cloned();
-    let received = served.intake.receive(request.into_body()).await?;
-    if let Some(connection) = connection {
-        connection.work();
-    }
-    let permit = served.worker.permit()?;
-    let turn = served.intake.turn(&received).await;
-    let body = match turn {
-        // Parsing takes long.
-        Some(_) => beside(move || Body::parse(&received.bytes, &fields)).await?,
-        None => Body::parse(&received.bytes, &fields)?,
-    };
+    let Accepted { body, permit, turn, _received } = Accepted::receive(&served, request, fields).await?;
     let answer = prepare(served, permit, body, timer).await?;
     drop(turn);
     answer.respond().await
 }
 
+/// A request that is parsed, and what it holds until it is answered.
+struct Accepted {
+    body: Body,
+    permit: OwnedSemaphorePermit,
+    /// The turn of a large body.
+    turn: Option<OwnedSemaphorePermit>,
+    /// The memory of a large body.
+    _received: Received,
+}
+
+impl Accepted {
+    /// Receives a request with these fields.
+    async fn receive(served: &Served, request: Request, fields: Vec<&'static str>) -> Result<Accepted> {
+        let connection = request.extensions().get::<Arc<Connection>>().cloned();
+        let mut received = served.intake.receive(request.into_body()).await?;
+        if let Some(connection) = connection {
+            connection.work();
+        }
+        let permit = served.worker.permit()?;
+        let turn = served.intake.turn(&received).await;
+        let bytes = std::mem::take(&mut received.bytes);
+        let body = match turn {
+            // Parsing takes long.
+            Some(_) => beside(move || Body::parse(&bytes, &fields)).await?,
+            None => Body::parse(&bytes, &fields)?,
+        };
+        Ok(Accepted { body, permit, turn, _received: received })
+    }
+}
+
 async fn models(State(served): State<Arc<Served>>) -> Response {
-    let model: Value = json!({
-        "id": served.name, "object": "model", "created": served.created, "owned_by": "ottava",
-        "max_model_len": served.max_model_len,
-    });
-    json_body(&json!({"object": "list", "data": [model]})).into_response()
+    json_body(&json!({"object": "list", "data": [served.model()]})).into_response()
+}
+
+async fn model(State(served): State<Arc<Served>>, Path(id): Path<String>) -> Result<Response> {
+    served.expect_name(&id)?;
+    Ok(json_body(&served.model()).into_response())
+}
+
+async fn version() -> Response {
+    json_body(&json!({"version": env!("CARGO_PKG_VERSION")})).into_response()
 }
 
 async fn health(State(served): State<Arc<Served>>) -> Response {

@@ -6,7 +6,7 @@ mod refusals;
 use crate::backend::Backend;
 use crate::server::{Model, Options, serve};
 use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
-use ottava_lm::engine::{EngineStats, Event, FinishReason, Request, RequestId, TokenLogprob};
+use ottava_lm::engine::{EngineStats, Event, FinishReason, Request, RequestId, Sampling, TokenLogprob};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -170,12 +170,14 @@ fn start(change: impl FnOnce(&mut Options, &mut Parrot)) -> Server {
         client_timeout: Duration::from_secs(10),
         api_key: None,
         shutdown_timeout: Duration::from_secs(5),
+        allowed_origins: Vec::new(),
     };
     let (running, held, log, pause) = (BTreeMap::new(), BTreeMap::new(), Log::default(), Duration::ZERO);
     let mut parrot = Parrot { running, held, log, pause, steps: 0, max_batch: 1000, fails: None };
     change(&mut options, &mut parrot);
     let (log, (sender, receiver), template) = (parrot.log.clone(), channel(), Some(template()));
-    let load = || Ok((parrot, Model { tokenizer: tokenizer(), template, vocabulary: 4096, max_model_len: MODEL_LEN }));
+    let (vocabulary, max_model_len, sampling) = (4096, MODEL_LEN, Sampling::unchanged());
+    let load = move || Ok((parrot, Model { tokenizer: tokenizer(), template, vocabulary, max_model_len, sampling }));
     let thread = std::thread::spawn(move || serve(&options, load, |address| sender.send(address).unwrap()));
     Server { address: receiver.recv().unwrap(), log, thread }
 }

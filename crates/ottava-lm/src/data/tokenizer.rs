@@ -185,6 +185,17 @@ impl Tokenizer {
         })
     }
 
+    /// The bytes of each token, by id, for tokenizers whose decoder is `ByteLevel` or has `ByteFallback`. Special tokens begin with a byte
+    /// 0xff, which no text has; ids without an entry have none.
+    ///
+    /// Errors with [`Error::Model`] for others.
+    pub fn token_bytes(&self) -> Result<Vec<Vec<u8>>> {
+        let wrong = |reason: String| Error::Model(format!("{}: the bytes of tokens: {reason}", self.path.display()));
+        let text = self.inner.to_string(false).map_err(|error| wrong(error.to_string()))?;
+        let file = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        catch_panics(|| llguidance::token_bytes_from_tokenizer_json(&file)).map_err(wrong)
+    }
+
     /// One more than the highest id: the smallest embedding table that serves this tokenizer.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size

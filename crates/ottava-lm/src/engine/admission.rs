@@ -70,8 +70,7 @@ impl Engine {
             return Some(self.held.swap_remove(at));
         }
         let mut sequence = self.running.remove(self.running.iter().position(is_it)?);
-        self.pools.put_back(&mut sequence.blocks);
-        sequence.computed = 0;
+        sequence.put_back(&mut self.pools);
         Some(sequence)
     }
 }

@@ -55,7 +55,7 @@ impl Engine {
     ///
     /// Errors with [`Error::Config`] for sizes of zero, and if memory does not suffice for the KV cache.
     pub fn new(mut model: Decoder, options: &EngineOptions) -> Result<Engine> {
-        let EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk, kv_cache_dtype } = *options;
+        let EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk, kv_cache_dtype, .. } = *options;
         let sizes = [
             ("max_model_len", max_model_len),
             ("max_batch", max_batch),
@@ -193,10 +193,20 @@ impl Engine {
             let Some(mut sequence) = self.waiting.pop_front() else {
                 break;
             };
+            // All tokens of a prompt that is scored are computed.
+            let shares = self.shares_prefixes() && !sequence.scores_prompt();
+            if shares {
+                sequence.share(&mut self.pools);
+            }
             // Memory for all that it has, so that a prompt once begun is read to its end.
             if !self.pools.extend(&mut sequence.blocks, sequence.computed, sequence.tokens.len()) {
+                sequence.put_back(&mut self.pools);
                 self.waiting.push_front(sequence);
                 break;
+            }
+            if shares {
+                self.stats.prefix_queries += sequence.tokens.len() as u64;
+                self.stats.prefix_hits += sequence.computed as u64;
             }
             let mut new = sequence.pending().min(budget);
             if matches!(self.model.device(), Device::Cuda(_)) && new > PREFILL_MULTIPLE {
@@ -226,8 +236,7 @@ impl Engine {
                 continue;
             }
             let mut youngest = self.running.pop().expect("one of them needs memory");
-            self.pools.put_back(&mut youngest.blocks);
-            youngest.computed = 0;
+            youngest.put_back(&mut self.pools);
             self.waiting.push_front(youngest);
             self.stats.preemptions += 1;
         }
@@ -289,8 +298,8 @@ impl Engine {
 
     /// Draws a token of each of these requests from its row of logits, on the model's device. Logits reach the host only for the likeliest
     /// tokens beside a drawn one.
-    fn draw(&self, scored: &Scored, drawing: impl Iterator<Item = (usize, usize)>) -> Result<Vec<Drawn>> {
-        let drawing: Vec<_> =
+    fn draw(&mut self, scored: &Scored, drawing: impl Iterator<Item = (usize, usize)>) -> Result<Vec<Drawn>> {
+        let mut drawing: Vec<_> =
             drawing.filter(|&(at, _)| self.running[at].tokens.len() < self.running[at].max_len).collect();
         let likeliest = scored.likeliest.to_vec::<i32>()?;
         let bad = |&&(_, row): &&(usize, usize)| likeliest[row] < 0;
@@ -306,9 +315,7 @@ impl Engine {
         let logits = in_f32(&scored.logits)?;
         let [rows, columns] = logits.dims("logits")?;
         let mut draws = vec![Draw::GREEDY; rows];
-        for &(at, row) in &drawing {
-            draws[row] = self.running[at].draw();
-        }
+        drawing.retain(|&(at, row)| self.running[at].draw().map(|draw| draws[row] = draw).is_some());
         let adjustments = draws.iter().map(|draw| draw.adjustments.len()).sum();
         let mut on_device = Draws::new(logits.device(), [rows, columns], adjustments)?;
         on_device.set(&draws)?;
@@ -326,13 +333,23 @@ impl Engine {
         drawing.into_iter().map(drawn).collect()
     }
 
+    /// Whether requests share the blocks of equal beginnings.
+    fn shares_prefixes(&self) -> bool {
+        self.options.prefix_caching && self.pools.can_share()
+    }
+
     /// Counts what was computed.
     fn advance(&mut self, plan: &Plan) {
+        let shares = self.shares_prefixes();
         for &(at, new) in plan {
             let sequence = &mut self.running[at];
             let of_prompt = new.min(sequence.request.prompt.len().saturating_sub(sequence.computed));
             self.stats.prompt_tokens += of_prompt as u64;
+            let full = sequence.computed / BLOCK_SIZE;
             sequence.computed += new;
+            if shares {
+                sequence.publish(&mut self.pools, full);
+            }
         }
     }
 
@@ -340,8 +357,7 @@ impl Engine {
     fn add_tokens(&mut self, drawn: Vec<Drawn>, events: &mut Vec<Event>) {
         for (at, token, logprob) in drawn {
             let sequence = &mut self.running[at];
-            sequence.tokens.push(token);
-            sequence.seen.add(token);
+            sequence.push(token);
             self.stats.generated_tokens += 1;
             events.push(Event::Token { id: sequence.id, token, logprob });
         }
@@ -352,14 +368,16 @@ impl Engine {
         let pools = &mut self.pools;
         self.running.retain_mut(|sequence| {
             let last = sequence.tokens.last().expect("a prompt has a token");
-            let reason = if sequence.drawn() > 0 && sequence.request.stop_ids.contains(last) {
+            let reason = if let Some(reason) = sequence.end {
+                reason
+            } else if sequence.drawn() > 0 && sequence.request.stop_ids.contains(last) {
                 FinishReason::Stop
             } else if sequence.tokens.len() >= sequence.max_len && sequence.computed >= sequence.request.prompt.len() {
                 FinishReason::Length
             } else {
                 return true;
             };
-            pools.put_back(&mut sequence.blocks);
+            sequence.put_back(pools);
             events.push(Event::Finished { id: sequence.id, reason });
             false
         });

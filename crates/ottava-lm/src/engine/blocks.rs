@@ -1,51 +1,9 @@
-//! The free blocks of a KV cache, and the blocks of a sequence.
+//! The blocks of a sequence in a KV cache, and those that are free.
+
+use super::block_pool::{BlockKey, BlockPool};
 
 /// Tokens of a block of the KV cache.
 pub const BLOCK_SIZE: usize = 32;
-
-/// Hands out the blocks of a cache.
-#[derive(Debug)]
-struct FreeBlocks {
-    free: Vec<i32>,
-    all: usize,
-}
-
-impl FreeBlocks {
-    /// All of `all` blocks.
-    fn new(all: usize) -> FreeBlocks {
-        FreeBlocks { free: (0..all as i32).rev().collect(), all }
-    }
-
-    /// The number of blocks, free or used.
-    fn all(&self) -> usize {
-        self.all
-    }
-
-    /// The number of used blocks.
-    fn used(&self) -> usize {
-        self.all - self.free.len()
-    }
-
-    /// Whether there are blocks to extend `blocks` to hold `tokens`.
-    fn suffice(&self, blocks: &[i32], tokens: usize) -> bool {
-        missing(blocks, tokens) <= self.free.len()
-    }
-
-    /// Extends `blocks` to hold `tokens`. Panics if there are not enough.
-    fn extend(&mut self, blocks: &mut Vec<i32>, tokens: usize) {
-        let rest = self.free.len() - missing(blocks, tokens);
-        blocks.extend(self.free.drain(rest..).rev());
-    }
-
-    /// Takes `blocks` back.
-    fn put_back(&mut self, blocks: &[i32]) {
-        self.free.extend(blocks.iter().rev());
-    }
-}
-
-fn missing(blocks: &[i32], tokens: usize) -> usize {
-    tokens.div_ceil(BLOCK_SIZE).saturating_sub(blocks.len())
-}
 
 /// The blocks of a sequence in each group of the cache's layers.
 #[derive(Debug, Default)]
@@ -60,7 +18,7 @@ pub struct SequenceBlocks {
 #[derive(Debug)]
 struct Pool {
     window: Option<usize>,
-    free: FreeBlocks,
+    free: BlockPool,
 }
 
 /// The blocks of all groups of a cache's layers. A layer with a window needs only the blocks with the keys that tokens to come see.
@@ -85,7 +43,7 @@ impl Pools {
 
     /// The free blocks of groups with these windows and numbers of blocks, for steps of up to `chunk` tokens of a sequence.
     pub fn new(groups: impl IntoIterator<Item = (Option<usize>, usize)>, chunk: usize) -> Pools {
-        let pool = |(window, blocks)| Pool { window, free: FreeBlocks::new(blocks) };
+        let pool = |(window, blocks)| Pool { window, free: BlockPool::new(blocks) };
         Pools { pools: groups.into_iter().map(pool).collect(), chunk }
     }
 
@@ -131,6 +89,26 @@ impl Pools {
             });
         }
         suffice
+    }
+
+    /// Whether blocks can be shared among sequences: those of a window are given back before the sequence ends.
+    pub fn can_share(&self) -> bool {
+        matches!(&self.pools[..], [Pool { window: None, .. }])
+    }
+
+    /// Gives a sequence without blocks those that hold its first tokens, as far as there are any with `keys`. Returns their number.
+    pub fn share(&mut self, blocks: &mut SequenceBlocks, keys: &[BlockKey]) -> usize {
+        let shared = self.pools[0].free.share(keys);
+        let count = shared.len();
+        *blocks = SequenceBlocks { tables: vec![shared], given_back: vec![0] };
+        count
+    }
+
+    /// Lets others share the blocks of a sequence from number `first` on that `keys`, one of each block so far, name.
+    pub fn publish(&mut self, blocks: &SequenceBlocks, keys: &[BlockKey], first: usize) {
+        for (&block, key) in blocks.tables[0].iter().zip(keys).skip(first) {
+            self.pools[0].free.publish(block, *key);
+        }
     }
 
     /// Takes all blocks of a sequence back.

@@ -31,7 +31,14 @@ impl EngineOptions {
         let longest = blocks.first().copied().unwrap_or(1);
         let of = |blocks: usize| {
             let kv_cache_tokens = blocks * BLOCK_SIZE;
-            EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk: PREFILL_CHUNK, kv_cache_dtype }
+            EngineOptions {
+                max_model_len,
+                max_batch,
+                kv_cache_tokens,
+                prefill_chunk: PREFILL_CHUNK,
+                kv_cache_dtype,
+                prefix_caching: true,
+            }
         };
         let dtype = kv_cache_dtype.resolve(model.recipe().compute);
         let groups = model.kv_groups(max_model_len);

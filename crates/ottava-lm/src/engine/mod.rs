@@ -7,10 +7,13 @@
 
 mod admission;
 mod batching;
+mod block_pool;
 mod blocks;
 mod capacity;
 mod completion;
 mod decode;
+mod generation_config;
+mod grammar;
 mod request;
 mod sampler;
 mod sequence;
@@ -21,6 +24,7 @@ pub use batching::Engine;
 pub use blocks::BLOCK_SIZE;
 pub use completion::{Completion, TextRequest, complete};
 pub use decode::{DecodeSteps, Scored};
+pub use grammar::{Grammar, Grammars};
 pub use request::{
     EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Request, RequestId, Sampling, TokenLogprob,
 };

@@ -1,5 +1,6 @@
 //! Requests of an engine, and the events that it returns.
 
+use super::grammar::Grammar;
 use crate::error::{Error, Result};
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
@@ -104,6 +105,8 @@ pub struct Request {
     pub min_new_tokens: usize,
     /// Tokens that end the completion: the tokenizer's end of text and others. The one drawn is the last [`Event::Token`].
     pub stop_ids: Vec<u32>,
+    /// What the text of the completion has to match; it ends where nothing can follow.
+    pub grammar: Option<Grammar>,
     /// Log-probabilities to return: those of drawn tokens, and of this many of the most likely tokens at each position.
     pub logprobs: Option<usize>,
     /// The same for the tokens of the prompt.
@@ -129,9 +132,9 @@ pub struct TokenLogprob {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// A stop token was drawn, or a stop string was reached.
+    /// A stop token was drawn, a stop string was reached, or its grammar is complete.
     Stop,
-    /// It has reached the requested number of tokens, or the limit of the model.
+    /// It has reached the requested number of tokens, the limit of the model, or a place where no token goes on in its grammar.
     Length,
     /// It was cancelled.
     Cancelled,
@@ -216,6 +219,9 @@ pub struct EngineOptions {
     pub prefill_chunk: usize,
     /// The format of the KV cache.
     pub kv_cache_dtype: KvCacheDtype,
+    /// Whether requests that begin with the same tokens share the blocks of the KV cache that hold them, also those of ended requests. A
+    /// model with a window in some layer shares none.
+    pub prefix_caching: bool,
 }
 
 /// The state of an engine, for metrics.
@@ -231,8 +237,12 @@ pub struct EngineStats {
     pub kv_blocks: usize,
     /// Used blocks of the KV cache.
     pub used_kv_blocks: usize,
-    /// Tokens of prompts read so far, those read again after a preemption included.
+    /// Tokens of prompts read so far, those read again after a preemption included, those found in the KV cache not.
     pub prompt_tokens: u64,
+    /// Tokens of requests that were looked for in the KV cache, those of preempted requests included.
+    pub prefix_queries: u64,
+    /// Tokens of these that were found.
+    pub prefix_hits: u64,
     /// Tokens drawn so far.
     pub generated_tokens: u64,
     /// Number of preemptions: requests that freed their memory for others, to be recomputed.

@@ -49,6 +49,19 @@ pub fn draw(how: &Sampling, seen: &Occurrences, barred: &[u32], drawn: usize) ->
     }
 }
 
+/// Bars further `tokens`, in the order of ids.
+pub fn bar(draw: &mut Draw, tokens: impl Iterator<Item = u32>) {
+    let mut others = std::mem::take(&mut draw.adjustments).into_iter().peekable();
+    for token in tokens {
+        while let Some(other) = others.next_if(|other| other.token < token) {
+            draw.adjustments.push(other);
+        }
+        others.next_if(|other| other.token == token);
+        draw.adjustments.push(Adjustment { token, count: None, bias: f32::NEG_INFINITY });
+    }
+    draw.adjustments.extend(others);
+}
+
 /// The uniform number that decides draw `number`: SplitMix64 (Steele, Lea and Flood 2014).
 fn uniform(seed: u64, number: usize) -> u64 {
     mix(seed.wrapping_add(MIX_STEP.wrapping_mul(number as u64)))
@@ -99,6 +112,16 @@ mod tests {
         let expected =
             [of(1, Some(2), barred), of(3, Some(1), 2.0), of(7, Some(0), 0.0), of(9, None, 1.5), of(20, None, barred)];
         assert_eq!(adjusted(&how), expected);
+    }
+
+    #[test]
+    fn barred_tokens_replace_other_adjustments() {
+        let how = Sampling { logit_bias: vec![(3, 2.0), (5, 1.0), (9, 1.0)], ..Sampling::default() };
+        let mut draw = draw(&how, &Occurrences::default(), &[], 0);
+        bar(&mut draw, [1, 5, 6].into_iter());
+        let found: Vec<_> = draw.adjustments.iter().map(|adjustment| (adjustment.token, adjustment.bias)).collect();
+        let barred = f32::NEG_INFINITY;
+        assert_eq!(found, [(1, barred), (3, 2.0), (5, barred), (6, barred), (9, 1.0)]);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! A request in progress.
 
-use super::blocks::SequenceBlocks;
-use super::request::{Request, RequestId, TokenLogprob};
+use super::block_pool::{BlockKey, key_after};
+use super::blocks::{BLOCK_SIZE, Pools, SequenceBlocks};
+use super::request::{FinishReason, Request, RequestId, TokenLogprob};
 use super::sampler::{self, Occurrences};
 use crate::models::SequenceTokens;
 use ottava_tensor::ops::Draw;
@@ -16,10 +17,14 @@ pub struct Sequence {
     pub computed: usize,
     /// The blocks of the cache that hold them.
     pub blocks: SequenceBlocks,
+    /// The keys of full blocks of its tokens, from the first on.
+    keys: Vec<BlockKey>,
     /// Counts of tokens, for requests with penalties.
     pub seen: Occurrences,
     /// Tokens at which it ends.
     pub max_len: usize,
+    /// How it has ended in its grammar.
+    pub end: Option<FinishReason>,
     /// Log-probabilities of the tokens of the prompt so far, for requests with `prompt_logprobs`.
     pub prompt_logprobs: Vec<Option<TokenLogprob>>,
 }
@@ -28,8 +33,37 @@ impl Sequence {
     /// A request that is not begun, which ends at `max_len` tokens.
     pub fn new(id: RequestId, request: Request, max_len: usize) -> Sequence {
         let (tokens, seen) = (request.prompt.clone(), Occurrences::of_prompt(&request.prompt));
-        let (computed, blocks, prompt_logprobs) = (0, SequenceBlocks::default(), Vec::new());
-        Sequence { id, tokens, computed, blocks, seen, max_len, prompt_logprobs, request }
+        let (computed, blocks, keys, prompt_logprobs) = (0, SequenceBlocks::default(), Vec::new(), Vec::new());
+        Sequence { id, tokens, computed, blocks, keys, seen, max_len, end: None, prompt_logprobs, request }
+    }
+
+    /// Computes the keys of its first `count` blocks, which have all their tokens.
+    fn extend_keys(&mut self, count: usize) {
+        for block in self.tokens.chunks_exact(BLOCK_SIZE).take(count).skip(self.keys.len()) {
+            self.keys.push(key_after(self.keys.last(), block));
+        }
+    }
+
+    /// Takes the blocks of the cache that hold its first tokens. The last token is computed in any case: the next one is drawn from it.
+    pub fn share(&mut self, pools: &mut Pools) {
+        let most = (self.tokens.len() - 1) / BLOCK_SIZE;
+        self.extend_keys(most);
+        self.computed = BLOCK_SIZE * pools.share(&mut self.blocks, &self.keys[..most]);
+    }
+
+    /// Lets others share its blocks from number `first` on that are full.
+    pub fn publish(&mut self, pools: &mut Pools, first: usize) {
+        let full = self.computed / BLOCK_SIZE;
+        if full > first {
+            self.extend_keys(full);
+            pools.publish(&self.blocks, &self.keys[..full], first);
+        }
+    }
+
+    /// Gives its blocks back.
+    pub fn put_back(&mut self, pools: &mut Pools) {
+        pools.put_back(&mut self.blocks);
+        self.computed = 0;
     }
 
     /// Tokens to compute before the next one can be drawn.
@@ -49,12 +83,32 @@ impl Sequence {
 
     /// Whether its next token is the most likely one by the unmodified logits, without log-probabilities.
     pub fn is_plain(&self) -> bool {
-        self.barred().is_empty() && self.request.sampling.is_plain() && self.request.logprobs.is_none()
+        let Request { sampling, logprobs, grammar, .. } = &self.request;
+        self.barred().is_empty() && sampling.is_plain() && logprobs.is_none() && grammar.is_none()
     }
 
-    /// The settings for drawing its next token.
-    pub fn draw(&self) -> Draw {
-        sampler::draw(&self.request.sampling, &self.seen, self.barred(), self.drawn())
+    /// The settings for drawing its next token; `None` if its grammar allows none, which ends it.
+    pub fn draw(&mut self) -> Option<Draw> {
+        let mut draw = sampler::draw(&self.request.sampling, &self.seen, self.barred(), self.drawn());
+        if let Some(grammar) = &mut self.request.grammar {
+            match grammar.allowed() {
+                Ok(allowed) => sampler::bar(&mut draw, allowed.barred()),
+                Err(place) => {
+                    self.end = place.end();
+                    return None;
+                }
+            }
+        }
+        Some(draw)
+    }
+
+    /// Adds a drawn token.
+    pub fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        self.seen.add(token);
+        if let Some(grammar) = &mut self.request.grammar {
+            self.end = grammar.push(token).end();
+        }
     }
 
     /// Its next `new` tokens.

@@ -19,6 +19,8 @@ impl Engine {
             return Ok(());
         }
         let before = self.stats;
+        // All prompts begin alike, and none would be computed whole.
+        let prefix_caching = std::mem::take(&mut self.options.prefix_caching);
         let EngineOptions { max_batch, prefill_chunk, .. } = self.options;
         let last_prompt = self.max_model_len().saturating_sub(1);
         // Whole prompts, and one with a chunk that reads the cache. The largest take the memory that the others find.
@@ -33,6 +35,7 @@ impl Engine {
             self.run_alike(size, 1)?;
         }
         self.stats = before;
+        self.options.prefix_caching = prefix_caching;
         Ok(())
     }
 

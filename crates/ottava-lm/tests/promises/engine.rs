@@ -22,6 +22,7 @@ const ROOMY: EngineOptions = EngineOptions {
     kv_cache_tokens: 2000,
     prefill_chunk: 64,
     kv_cache_dtype: KvCacheDtype::Auto,
+    prefix_caching: true,
 };
 
 fn model(recipe: &Recipe, device: &Device) -> Decoder {
@@ -107,7 +108,7 @@ fn engine(recipe: &Recipe, options: EngineOptions) -> Engine {
 
 /// What each request gets alone.
 fn alone(recipe: &Recipe) -> Vec<Got> {
-    let mut engine = engine(recipe, ROOMY);
+    let mut engine = engine(recipe, EngineOptions { prefix_caching: false, ..ROOMY });
     requests().into_iter().flat_map(|request| run(&mut engine, vec![request])).collect()
 }
 
@@ -190,6 +191,67 @@ fn preemption_changes_nothing_and_every_request_ends() {
         assert_eq!(run(&mut engine, requests()), expected);
         assert!(engine.stats().preemptions > 0, "{:?}", engine.stats());
     }
+}
+
+/// Requests that begin alike, one of them as another one goes on, and one that computes all of its prompt.
+fn alike() -> Vec<Request> {
+    let whole = prompt("alike", 100);
+    let of = |tokens: usize, tail: &str, new: usize| {
+        let prompt = [&whole[..tokens], &prompt(tail, 9)[..]].concat();
+        let sampling = Sampling { temperature: 1.0, seed: tokens as u64, ..Sampling::default() };
+        Request { prompt, sampling, max_new_tokens: new, logprobs: Some(1), ..Request::default() }
+    };
+    let exact = Request { prompt: whole[..64].to_vec(), ..of(64, "a", 30) };
+    let scored = Request { prompt_logprobs: Some(1), ..of(90, "a", 5) };
+    // The third token of the first block differs.
+    let mut other = of(90, "a", 5);
+    other.prompt[2] ^= 1;
+    vec![of(90, "a", 40), of(90, "b", 10), exact, of(64, "c", 40), scored, other, of(100, "a", 20), of(90, "a", 40)]
+}
+
+/// In the model's type and in FP8, whose scales are in the blocks; with room for all, and with little, where blocks are evicted and
+/// requests preempted.
+#[test]
+fn requests_that_share_blocks_get_what_others_get() {
+    for (name, kv_cache_dtype) in [
+        (RecipeName::Fp32, KvCacheDtype::Auto),
+        (RecipeName::Bf16, KvCacheDtype::Fp8),
+        (RecipeName::Fp8Current, KvCacheDtype::Fp8),
+        (RecipeName::Fp8Row, KvCacheDtype::Auto),
+    ] {
+        let recipe = recipe(name, Fp8Format::Auto);
+        let options = EngineOptions { kv_cache_dtype, ..ROOMY };
+        let mut alone = engine(&recipe, EngineOptions { prefix_caching: false, ..options });
+        let expected: Vec<Got> = alike().into_iter().flat_map(|request| run(&mut alone, vec![request])).collect();
+        assert_eq!((alone.stats().prefix_queries, alone.stats().prefix_hits), (0, 0));
+        for (kv_cache_tokens, max_batch, prefill_chunk) in [(2000, 8, 64), (2000, 1, 17), (224, 8, 40), (160, 2, 64)] {
+            let mut engine = engine(&recipe, EngineOptions { kv_cache_tokens, max_batch, prefill_chunk, ..options });
+            // The second time, blocks of ended requests are found, those of their outputs too.
+            for time in 0..2 {
+                let found = run(&mut engine, alike());
+                assert_eq!(found, expected, "{name:?}, time {time}, {kv_cache_tokens} tokens, batches of {max_batch}");
+            }
+            let stats = engine.stats();
+            assert!(stats.prefix_hits > 0 && stats.prefix_hits < stats.prefix_queries, "{stats:?}");
+            assert!((stats.preemptions > 0) == (kv_cache_tokens < 2000), "{stats:?}");
+        }
+    }
+}
+
+/// Of four equal blocks, three are found: the last token is always computed.
+#[test]
+fn equal_beginnings_are_computed_once() {
+    let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
+    let of = |config: &DecoderConfig| {
+        let mut engine = Engine::new(decoder(config, &recipe, &Device::Cpu, 0.3), &ROOMY).unwrap();
+        let request = || Request { max_new_tokens: 1, ..request("a", 128) };
+        run(&mut engine, vec![request()]);
+        run(&mut engine, vec![request(), request()]);
+        let stats = engine.stats();
+        (stats.prefix_queries, stats.prefix_hits, stats.prompt_tokens)
+    };
+    assert_eq!(of(&tiny_llama()), (3 * 128, 2 * 96, 128 + 2 * 32));
+    assert_eq!(of(&windowed()), (0, 0, 3 * 128), "blocks of a window are given back");
 }
 
 #[test]

@@ -23,6 +23,7 @@ mod fp16;
 mod golden;
 mod golden_settings;
 mod gradients;
+mod grammars;
 mod high_precision;
 mod lora;
 mod memory;

@@ -93,11 +93,8 @@ fn what_is_not_implemented_is_refused_by_name() {
         COMPLETIONS,
         &plain,
         &[
-            ("response_format", json!({"type": "json_object"})),
-            ("structured_outputs", json!({"choice": ["a"]})),
-            ("guided_choice", json!(["a"])),
+            ("guided_grammar", json!("root ::= a")),
             ("include_stop_str_in_output", json!(true)),
-            ("best_of", json!(2)),
             ("suffix", json!("b")),
             ("use_beam_search", json!(true)),
             ("messages", json!([])),
@@ -110,7 +107,6 @@ fn what_is_not_implemented_is_refused_by_name() {
         CHATS,
         &chat,
         &[
-            ("response_format", json!({"type": "json_schema"})),
             ("tool_choice", json!("required")),
             ("tool_choice", function.clone()),
             // The template does not read them.
@@ -142,6 +138,44 @@ fn what_is_not_implemented_is_refused_by_name() {
     without_tools["tools"] = json!([function]);
     without_tools["tool_choice"] = "none".into();
     server.post(CHATS, without_tools);
+}
+
+#[test]
+fn constraints_that_cannot_be_used_name_the_field() {
+    let server = start(|_, _| {});
+    let schema = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
+    let plain = json!({"messages": [{"role": "user", "content": "a"}]});
+    expect_refused(
+        &server,
+        CHATS,
+        &plain,
+        &[
+            ("response_format", json!("json_object")),
+            ("response_format", json!({"type": "xml"})),
+            ("response_format", json!({"type": "json_schema"})),
+            ("response_format", schema(json!({"type": "nothing"}))),
+            ("response_format", schema(json!({"type": "array", "uniqueItems": true}))),
+            ("response_format", schema(json!({"$ref": "https://schemas.example/a.json"}))),
+            ("response_format", schema(json!({"allOf": [{"type": "string"}, {"type": "integer"}]}))),
+            ("structured_outputs", json!({"grammar": "root ::= a"})),
+            ("structured_outputs", json!({"regex": "a", "choice": ["a"]})),
+            ("guided_json", json!("no schema")),
+            ("guided_regex", json!("(")),
+            ("guided_regex", json!("a".repeat(300_000))),
+            ("guided_choice", json!([])),
+            ("guided_choice", json!(["a", ""])),
+            ("guided_choice", json!(["a", 3])),
+        ],
+    );
+    let with_regex = json!({"prompt": "a", "guided_regex": "a+"});
+    expect_refused(
+        &server,
+        COMPLETIONS,
+        &with_regex,
+        &[("guided_choice", json!(["a"])), ("min_tokens", json!(2)), ("best_of", json!(0))],
+    );
+    let streamed = json!({"prompt": "a", "stream": true});
+    expect_refused(&server, COMPLETIONS, &streamed, &[("best_of", json!(2)), ("best_of", json!(129))]);
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use super::inference::{Inference, engine, with_model};
 use crate::output::stop_on_signals;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
-use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype};
+use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Sampling};
 use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::{Error, Result};
-use ottava_serve::{Model, Options, serve};
+use ottava_serve::{Model, Options, Origin, serve};
 use ottava_tensor::Device;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use std::time::Duration;
   ottava serve model/ --recipe fp8-row --kv-cache-dtype fp8 --max-model-len 8192
   curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \"otter (noun):\", \"max_tokens\": 20}'
 
-Paths: /v1/completions, /v1/chat/completions, /v1/models, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
+Paths: /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /version, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
 pub struct Serve {
     /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, whose newest checkpoint is used.
     model: PathBuf,
@@ -36,6 +36,13 @@ pub struct Serve {
     /// The key that clients must send.
     #[arg(long, env = "OTTAVA_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
+    /// A site whose pages may send requests from browsers and read the answers, such as https://chat.example.org; * for all sites. May be
+    /// given several times.
+    #[arg(long, value_name = "ORIGIN")]
+    allowed_origin: Vec<Origin>,
+    /// The sampling of requests that do not say otherwise: auto reads generation_config.json in the folder of the model, none does not.
+    #[arg(long, value_enum, default_value = "auto")]
+    generation_config: GenerationConfig,
     /// Maximum number of tokens of prompt and completion together; by default the model's positions.
     #[arg(long, value_parser = super::count)]
     max_model_len: Option<usize>,
@@ -55,6 +62,9 @@ pub struct Serve {
     /// The type of cached keys and values: auto (that of the model), bfloat16 or fp8.
     #[arg(long, default_value = "auto")]
     kv_cache_dtype: KvCacheDtype,
+    /// Compute each prompt from its first token: by default, requests that begin with the same tokens share their keys and values.
+    #[arg(long)]
+    no_enable_prefix_caching: bool,
     /// Seconds that a client may take to send its next request, to send a body, and to read any part of an answer.
     #[arg(long, default_value_t = 75, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     client_timeout: u64,
@@ -63,6 +73,13 @@ pub struct Serve {
     shutdown_timeout: u64,
     #[command(flatten)]
     how: Inference,
+}
+
+/// Where the sampling of requests that do not say otherwise comes from.
+#[derive(Clone, Copy, ValueEnum)]
+enum GenerationConfig {
+    Auto,
+    None,
 }
 
 /// Completions computed at once on a CPU, where larger batches are hardly faster, and on a GPU.
@@ -87,6 +104,7 @@ impl Serve {
             client_timeout: Duration::from_secs(self.client_timeout),
             api_key: self.api_key.clone(),
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),
+            allowed_origins: self.allowed_origin.clone(),
         };
         stop_on_signals("stopping: running requests are completed, new ones are refused")?;
         let name = options.name.clone();
@@ -107,7 +125,11 @@ impl Serve {
                 let text = format!("--max-model-len is {max_model_len}; the model has {most} positions");
                 return Err(Error::Config(text));
             }
-            let model = Model { tokenizer, template, vocabulary: sizes.vocabulary, max_model_len };
+            let sampling = match self.generation_config {
+                GenerationConfig::Auto => Sampling::of_folder(folder)?,
+                GenerationConfig::None => Sampling::unchanged(),
+            };
+            let model = Model { tokenizer, template, vocabulary: sizes.vocabulary, max_model_len, sampling };
             Ok((self.how.load(folder, &config, max_model_len, &ranks)?, model))
         })?;
         let default = if matches!(decoder.device(), Device::Cuda(_)) { ON_A_GPU } else { ON_A_CPU };
@@ -117,6 +139,7 @@ impl Serve {
         options.max_batch = at_once;
         options.kv_cache_tokens = self.kv_cache_tokens.unwrap_or(options.kv_cache_tokens);
         options.prefill_chunk = self.max_num_batched_tokens.unwrap_or(options.prefill_chunk);
+        options.prefix_caching = !self.no_enable_prefix_caching;
         let mut engine = engine(decoder, &options)?;
         let EngineOptions { kv_cache_tokens, .. } = options;
         tracing::info!("{at_once} completions at once; the KV cache has room for {kv_cache_tokens} tokens");

@@ -21,6 +21,7 @@ mod rank_faults;
 mod ranks;
 mod runs;
 mod serve;
+mod serve_clients;
 mod setup;
 mod signals;
 mod soak;

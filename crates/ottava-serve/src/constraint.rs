@@ -1,0 +1,121 @@
+//! Fields that constrain the texts of completions: OpenAI's `response_format`, and `structured_outputs` and `guided_*` of vLLM.
+
+use crate::body::Body;
+use crate::error::{ApiError, Result};
+use crate::served::{Served, beside};
+use ottava_lm::engine::Grammar;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// The names of the fields.
+pub const FIELDS: &[&str] = &["response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"];
+/// Bytes of a constraint as JSON, at most.
+const MOST_BYTES: usize = 256 << 10;
+/// Entries of an object or list at the top of a field, at most.
+const MOST_ENTRIES: usize = 1024;
+
+/// What texts have to match.
+enum Constraint {
+    /// A JSON schema.
+    Json(Value),
+    Regex(String),
+    Choice(Vec<String>),
+}
+
+/// The grammar of a request's completions, if it constrains them.
+pub async fn grammar(served: &Arc<Served>, body: &Body) -> Result<Option<Grammar>> {
+    let mut found = Vec::new();
+    for name in FIELDS {
+        if let Some(constraint) = read(body, name)? {
+            found.push((*name, constraint));
+        }
+    }
+    if let [(first, _), (second, _), ..] = &found[..] {
+        return Err(ApiError::field(
+            second,
+            format!("`{first}` and `{second}` both constrain the text; leave one out"),
+        ));
+    }
+    let Some((name, constraint)) = found.pop() else { return Ok(None) };
+    if body.count("min_tokens")?.is_some_and(|min_tokens| min_tokens > 0) {
+        let message =
+            format!("`min_tokens` is not for requests with `{name}`, whose texts end where they are complete");
+        return Err(ApiError::field("min_tokens", message));
+    }
+    let served = served.clone();
+    let compile = move || {
+        let grammars = served.grammars()?;
+        let grammar = match constraint {
+            Constraint::Json(schema) => grammars.json(&schema),
+            Constraint::Regex(expression) => grammars.regex(&expression),
+            Constraint::Choice(texts) => grammars.choice(&texts.iter().map(String::as_str).collect::<Vec<_>>()),
+        };
+        grammar.map(Some).map_err(|error| ApiError::field(name, format!("`{name}` cannot be used: {error}")))
+    };
+    beside(compile).await
+}
+
+/// The constraint of one field.
+fn read(body: &Body, name: &'static str) -> Result<Option<Constraint>> {
+    let wrong = |is: &str| ApiError::field(name, format!("`{name}` {is}"));
+    if body.get(name).is_some_and(|value| value.to_string().len() > MOST_BYTES) {
+        return Err(wrong(&format!("has more than {MOST_BYTES} bytes")));
+    }
+    Ok(match name {
+        "response_format" => match body.object(name, MOST_ENTRIES)? {
+            Some(format) => response_format(format)?,
+            None => None,
+        },
+        "structured_outputs" => {
+            let set = body.object(name, MOST_ENTRIES)?.into_iter().flatten().filter(|(_, value)| !value.is_null());
+            match set.collect::<Vec<_>>()[..] {
+                [] => None,
+                [(kind, value)] => Some(by_kind(kind, value).ok_or_else(|| {
+                    wrong("has one of `json` (a schema), `regex` (a text), `choice` (a list of texts), `json_object` (true)")
+                })?),
+                _ => return Err(wrong("has several constraints; leave all but one out")),
+            }
+        }
+        guided => match body.get(guided) {
+            Some(value) => Some(by_kind(guided.trim_start_matches("guided_"), value).ok_or_else(|| {
+                wrong("has the wrong type: guided_json is a schema, guided_regex a text, guided_choice a list of texts")
+            })?),
+            None => None,
+        },
+    })
+}
+
+/// OpenAI's `response_format`. Schemas are kept to the letter, with or without `strict`.
+fn response_format(format: &Map<String, Value>) -> Result<Option<Constraint>> {
+    let wrong = |message: &str| ApiError::field("response_format", message);
+    match format.get("type").and_then(Value::as_str) {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(any_object())),
+        Some("json_schema") => {
+            let schema = format.get("json_schema").and_then(|named| named.get("schema"));
+            let schema = schema.filter(|schema| schema.is_object());
+            let missing = || wrong("`response_format.json_schema.schema` is missing; it is a JSON schema");
+            Ok(Some(Constraint::Json(schema.ok_or_else(missing)?.clone())))
+        }
+        _ => Err(wrong("`response_format.type` is text, json_object or json_schema")),
+    }
+}
+
+/// A constraint by vLLM's names.
+fn by_kind(kind: &str, value: &Value) -> Option<Constraint> {
+    match (kind, value) {
+        ("json", Value::Object(_)) => Some(Constraint::Json(value.clone())),
+        // A schema as text.
+        ("json", Value::String(text)) => serde_json::from_str(text).ok().filter(Value::is_object).map(Constraint::Json),
+        ("regex", Value::String(expression)) => Some(Constraint::Regex(expression.clone())),
+        ("choice", Value::Array(texts)) => {
+            texts.iter().map(|text| Some(text.as_str()?.to_string())).collect::<Option<_>>().map(Constraint::Choice)
+        }
+        ("json_object", Value::Bool(true)) => Some(any_object()),
+        _ => None,
+    }
+}
+
+fn any_object() -> Constraint {
+    Constraint::Json(json!({"type": "object"}))
+}

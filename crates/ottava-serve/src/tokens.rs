@@ -1,0 +1,56 @@
+//! `POST /tokenize` and `POST /detokenize`, in the form of vLLM's.
+
+use crate::body::{Body, MOST_VALUES, Prompt};
+use crate::chat::{conversation, prompt_form};
+use crate::error::{ApiError, Result};
+use crate::served::Served;
+use serde_json::{Value, json};
+
+/// The fields of `/tokenize`: a text or a conversation.
+pub const TOKENIZE: &[&str] = &[
+    "model",
+    "prompt",
+    "add_special_tokens",
+    "return_token_strs",
+    "messages",
+    "tools",
+    "tool_choice",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+];
+/// The fields of `/detokenize`.
+pub const DETOKENIZE: &[&str] = &["model", "tokens"];
+
+/// The tokens of a text, or of a conversation rendered by the template, as the model would get them.
+pub async fn tokenize(served: &Served, body: &mut Body) -> Result<Value> {
+    served.expect_model(body)?;
+    let tokens = match (body.take_prompt(), body.get("messages")) {
+        (Some(Prompt::Texts(texts)), None) if texts.len() == 1 => {
+            served.encode(texts.concat(), body.flag_on("add_special_tokens")?).await?
+        }
+        (None, Some(_)) if body.flag("add_special_tokens")? => {
+            let message = "`add_special_tokens` is for `prompt`: the chat template writes special tokens itself";
+            return Err(ApiError::field("add_special_tokens", message));
+        }
+        (None, Some(_)) => served.render(conversation(body)?, prompt_form(body)?).await?,
+        _ => return Err(ApiError::field("prompt", "give either `prompt`, a text, or `messages`")),
+    };
+    let text = |&id: &u32| served.tokenizer.decode(&[id]).map_err(ApiError::of_request);
+    let texts = match body.flag("return_token_strs")? {
+        true => Some(tokens.iter().map(text).collect::<Result<Vec<String>>>()?),
+        false => None,
+    };
+    Ok(json!({
+        "count": tokens.len(), "max_model_len": served.max_model_len, "tokens": tokens, "token_strs": texts,
+    }))
+}
+
+/// The text of tokens, with special ones.
+pub fn detokenize(served: &Served, body: &Body) -> Result<Value> {
+    served.expect_model(body)?;
+    let tokens = body.ids("tokens", MOST_VALUES)?;
+    served.expect_known("tokens", &tokens)?;
+    let text = served.tokenizer.decode(&tokens).map_err(ApiError::of_request)?;
+    Ok(json!({"prompt": text}))
+}
