@@ -66,6 +66,7 @@ fn inference(sizes: &DecoderConfig, recipe: RecipeName, kv_cache_dtype: KvCacheD
         kv_cache_tokens: 4 * SEQ_LEN,
         prefill_chunk: SEQ_LEN,
         kv_cache_dtype,
+        prefix_caching: true,
     };
     Engine::new(model, &options)?.warm_up()?;
     let Device::Cuda(gpu) = &device else { unreachable!("a GPU in a dry run") };
