@@ -32,6 +32,11 @@ impl ApiError {
         ApiError { param: Some(name.into()), ..ApiError::invalid(message) }
     }
 
+    /// A token that has no row in the model's embedding.
+    pub fn no_token(field: &str, id: u32, vocabulary: usize) -> ApiError {
+        ApiError::field(field, format!("there is no token {id}; the vocabulary ends at {vocabulary}"))
+    }
+
     /// More tokens than the model has room for.
     pub fn too_long(name: &str, message: impl Into<String>) -> ApiError {
         ApiError { code: Some("context_length_exceeded"), ..ApiError::field(name, message) }

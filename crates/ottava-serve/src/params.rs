@@ -152,7 +152,7 @@ impl Params {
         }
         let mut stop_ids = body.ids("stop_token_ids", MOST_STOP_IDS)?;
         if let Some(id) = stop_ids.iter().find(|&&id| id as usize >= vocabulary) {
-            return Err(no_token("stop_token_ids", *id, vocabulary));
+            return Err(ApiError::no_token("stop_token_ids", *id, vocabulary));
         }
         if !body.flag("ignore_eos")? {
             stop_ids.extend(served.tokenizer.eos_ids());
@@ -284,7 +284,7 @@ fn logit_bias(body: &Body, vocabulary: usize) -> Result<Vec<(u32, f32)>> {
             return Err(wrong(format!("`logit_bias` has {token}: {bias}; it has numbers by token id")));
         };
         if token as usize >= vocabulary {
-            return Err(no_token("logit_bias", token, vocabulary));
+            return Err(ApiError::no_token("logit_bias", token, vocabulary));
         }
         if !BIASES.contains(&bias) {
             return Err(wrong(format!("`logit_bias` has {bias} for token {token}; biases are from -100 to 100")));
@@ -292,11 +292,6 @@ fn logit_bias(body: &Body, vocabulary: usize) -> Result<Vec<(u32, f32)>> {
         biases.push((token, bias as f32));
     }
     Ok(biases)
-}
-
-/// A token that has no row in the model's embedding.
-pub fn no_token(field: &str, id: u32, vocabulary: usize) -> ApiError {
-    ApiError::field(field, format!("there is no token {id}; the vocabulary ends at {vocabulary}"))
 }
 
 /// The number of most likely tokens per position that field `name` requests.

@@ -5,7 +5,6 @@ use crate::error::{ApiError, Result};
 use crate::intake::Intake;
 use crate::metrics::Metrics;
 use crate::origin::{Origin, allowed};
-use crate::params::no_token;
 use crate::stranger::{Stranger, text_of};
 use crate::worker::Worker;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -135,7 +134,7 @@ impl Served {
     /// Errors when a token has no row in the model's embedding.
     pub fn expect_known(&self, field: &str, tokens: &[u32]) -> Result<()> {
         match tokens.iter().find(|&&id| id as usize >= self.vocabulary) {
-            Some(&id) => Err(no_token(field, id, self.vocabulary)),
+            Some(&id) => Err(ApiError::no_token(field, id, self.vocabulary)),
             None => Ok(()),
         }
     }

@@ -1,6 +1,7 @@
 //! Continuous batching: selects the tokens of requests that each step computes, and handles the results.
 
-use super::blocks::{BLOCK_SIZE, Pools};
+use super::block_pool::BLOCK_SIZE;
+use super::blocks::Pools;
 use super::decode::{DecodeSteps, Scored, in_f32};
 use super::request::{EngineOptions, EngineStats, Event, FinishReason, RequestId, TokenLogprob};
 use super::sampler;

@@ -1,9 +1,11 @@
 //! The blocks of one group of layers of a KV cache, of which sequences that begin with the same tokens share those that hold them, as with
 //! vLLM's automatic prefix caching.
 
-use super::blocks::BLOCK_SIZE;
 use crate::hash::sha256_of;
 use std::collections::{BTreeMap, HashMap};
+
+/// Tokens of a block of the KV cache.
+pub const BLOCK_SIZE: usize = 32;
 
 /// Names what is in a full block: the SHA-256 of all tokens of a sequence up to its end.
 pub type BlockKey = [u8; 32];

@@ -1,9 +1,6 @@
 //! The blocks of a sequence in a KV cache, and those that are free.
 
-use super::block_pool::{BlockKey, BlockPool};
-
-/// Tokens of a block of the KV cache.
-pub const BLOCK_SIZE: usize = 32;
+use super::block_pool::{BLOCK_SIZE, BlockKey, BlockPool};
 
 /// The blocks of a sequence in each group of the cache's layers.
 #[derive(Debug, Default)]

@@ -1,6 +1,7 @@
 //! Sizes an engine for given requests within the memory of its device.
 
-use super::blocks::{BLOCK_SIZE, Pools};
+use super::block_pool::BLOCK_SIZE;
+use super::blocks::Pools;
 use super::request::{EngineOptions, KvCacheDtype};
 use crate::error::{Error, Result};
 use crate::limits;

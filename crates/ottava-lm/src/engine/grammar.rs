@@ -1,7 +1,6 @@
 //! Grammars of constrained output: which tokens may come next so that a completion stays within a JSON schema, a regular expression or a
 //! list of texts. Parsing is that of the crate llguidance (<https://github.com/guidance-ai/llguidance>), over the bytes of tokens.
 
-use super::request::FinishReason;
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use llguidance::api::TopLevelGrammar;
@@ -36,17 +35,6 @@ pub enum Place {
     Complete,
     /// No token of the vocabulary goes on, or the parser has reached its limits.
     Stuck,
-}
-
-impl Place {
-    /// Why a completion ends here, if it does.
-    pub(super) fn end(self) -> Option<FinishReason> {
-        match self {
-            Place::Open => None,
-            Place::Complete => Some(FinishReason::Stop),
-            Place::Stuck => Some(FinishReason::Length),
-        }
-    }
 }
 
 impl Grammars {

@@ -21,7 +21,7 @@ mod text;
 mod warm_up;
 
 pub use batching::Engine;
-pub use blocks::BLOCK_SIZE;
+pub use block_pool::BLOCK_SIZE;
 pub use completion::{Completion, TextRequest, complete};
 pub use decode::{DecodeSteps, Scored};
 pub use grammar::{Grammar, Grammars};

@@ -1,7 +1,8 @@
 //! A request in progress.
 
-use super::block_pool::{BlockKey, key_after};
-use super::blocks::{BLOCK_SIZE, Pools, SequenceBlocks};
+use super::block_pool::{BLOCK_SIZE, BlockKey, key_after};
+use super::blocks::{Pools, SequenceBlocks};
+use super::grammar::Place;
 use super::request::{FinishReason, Request, RequestId, TokenLogprob};
 use super::sampler::{self, Occurrences};
 use crate::models::SequenceTokens;
@@ -94,7 +95,7 @@ impl Sequence {
             match grammar.allowed() {
                 Ok(allowed) => sampler::bar(&mut draw, allowed.barred()),
                 Err(place) => {
-                    self.end = place.end();
+                    self.end = end_at(place);
                     return None;
                 }
             }
@@ -107,7 +108,7 @@ impl Sequence {
         self.tokens.push(token);
         self.seen.add(token);
         if let Some(grammar) = &mut self.request.grammar {
-            self.end = grammar.push(token).end();
+            self.end = end_at(grammar.push(token));
         }
     }
 
@@ -119,5 +120,14 @@ impl Sequence {
     /// Whether a pass over positions from `computed` on has to score tokens of the prompt.
     pub fn scores_prompt(&self) -> bool {
         self.request.prompt_logprobs.is_some() && self.prompt_logprobs.len() < self.request.prompt.len()
+    }
+}
+
+/// Why a completion ends at a place of its grammar, if it does.
+fn end_at(place: Place) -> Option<FinishReason> {
+    match place {
+        Place::Open => None,
+        Place::Complete => Some(FinishReason::Stop),
+        Place::Stuck => Some(FinishReason::Length),
     }
 }

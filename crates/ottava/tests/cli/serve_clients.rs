@@ -105,7 +105,7 @@ fn pages_of_allowed_origins_may_ask() {
         let (head, _) = ask(&server, &[head.as_bytes(), body].concat());
         assert!(head.contains(status) && head.contains("access-control-allow-origin: https://chat.example"), "{head}");
     }
-    run.fail(&["serve", "model", "--allowed-origin", "chat.example"], 2, &["`chat.example` is no origin"]);
+    run.fail(&["serve", "model", "--allowed-origin", "chat.example"], 1, &["`chat.example` is no origin"]);
 }
 
 #[test]
