@@ -6,7 +6,8 @@
 use super::cudnn::{AttentionPass, AttentionShape};
 use super::kernel::KernelModule;
 use super::lock::lock;
-use super::nvrtc::compile;
+use super::nvrtc::{Compilation, compile};
+use super::shipped::pack;
 use crate::error::Result;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use std::collections::HashMap;
@@ -49,6 +50,15 @@ impl Workload {
 /// errors as for [`compile`].
 pub fn compile_all(modules: &[KernelModule], arch: &str) -> Vec<Result<Vec<u8>>> {
     modules.par_iter().map(|module| compile(module, arch)).collect()
+}
+
+/// Compiles `modules` for `arch` (as `sm_90a`) and packs them. A build with the result as `OTTAVA_KERNELS` contains them.
+///
+/// Errors as for [`compile`].
+pub fn pack_kernels(modules: &[KernelModule], arch: &str) -> Result<Vec<u8>> {
+    let cubins = compile_all(modules, arch).into_iter().collect::<Result<Vec<_>>>()?;
+    let keys = modules.iter().map(|module| Compilation::new(module, arch).key());
+    Ok(pack(keys.zip(cubins)))
 }
 
 /// Empty until the compilation ends; `None` when it failed.

@@ -28,7 +28,7 @@ mod tests;
 mod trace;
 mod transfer;
 
-pub use ahead::{Workload, compile_all};
+pub use ahead::{Workload, compile_all, pack_kernels};
 pub use buffer::DeviceBuffer;
 pub(crate) use cublaslt::GemmPointers;
 pub use cublaslt::{GemmSpec, Major, ScaleMode};
@@ -49,5 +49,4 @@ pub use nvrtc::{CACHE_VARIABLE, arch_of, compile};
 pub use pinned::PinnedBuffer;
 pub use pool::MemoryStats;
 pub use profile::{Call, HOST_TRANSFER};
-pub use shipped::pack_kernels;
 pub(crate) use transfer::Transfer;

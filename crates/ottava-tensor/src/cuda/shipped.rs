@@ -3,10 +3,6 @@
 //! A pack is the length of its index (U64, little endian), the index as JSON, and the deflated cubins. The index names them by what they were
 //! compiled from, so a kernel whose source has changed since is not found, and NVRTC compiles it.
 
-use super::ahead::compile_all;
-use super::kernel::KernelModule;
-use super::nvrtc::Compilation;
-use crate::error::Result;
 use flate2::Compression;
 use flate2::read::{DeflateDecoder, DeflateEncoder};
 use std::collections::BTreeMap;
@@ -20,16 +16,8 @@ static PACK: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kernels.pack"));
 /// Where the deflated bytes of cubins begin and end behind the index.
 type Index = BTreeMap<String, Range<usize>>;
 
-/// Compiles `modules` for `arch` (as `sm_90a`) and packs them. A build with the result as `OTTAVA_KERNELS` contains them.
-///
-/// Errors as for [`compile`](super::compile).
-pub fn pack_kernels(modules: &[KernelModule], arch: &str) -> Result<Vec<u8>> {
-    let cubins = compile_all(modules, arch).into_iter().collect::<Result<Vec<_>>>()?;
-    let keys = modules.iter().map(|module| Compilation::new(module, arch).key());
-    Ok(pack(keys.zip(cubins)))
-}
-
-fn pack(cubins: impl Iterator<Item = (String, Vec<u8>)>) -> Vec<u8> {
+/// The pack of these cubins, by key.
+pub(super) fn pack(cubins: impl Iterator<Item = (String, Vec<u8>)>) -> Vec<u8> {
     let (mut index, mut data) = (Index::new(), Vec::new());
     for (key, cubin) in cubins {
         let begin = data.len();

@@ -36,7 +36,7 @@ pub struct Serve {
     /// The key that clients must send.
     #[arg(long, env = "OTTAVA_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// A site whose pages may send requests from browsers and read the answers, such as https://chat.example.org; * for all sites. May be
+    /// A site whose pages may send requests from browsers and read the answers, such as `https://chat.example.org`; `*` for all sites. May be
     /// given several times.
     #[arg(long, value_name = "ORIGIN")]
     allowed_origin: Vec<Origin>,
