@@ -98,7 +98,7 @@ const CLUSTER_NOT_STATED: u16 = 0;
 /// `cublasLtClusterShape_t` of 2 x 1, 1 x 2, 1 x 1, 4 x 1, 2 x 2 and 1 x 4 blocks.
 ///
 /// Other clusters are used only where the library has none of these. With an addend, kernels of cuBLASLt 13.1 for Hopper with clusters of eight
-/// blocks fail, or give wrong values, when the driver switches the GPU between two processes (scripts/stress_gemm.py).
+/// blocks fail when the driver switches the GPU between two processes (scripts/stress_gemm.py).
 const SMALL_CLUSTERS: [u16; 6] = [3, 5, 2, 4, 6, 8];
 /// Number of heuristic results that are timed once, and of the fastest of them that are timed under load.
 const PROPOSALS: usize = 32;
