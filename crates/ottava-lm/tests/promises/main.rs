@@ -15,6 +15,7 @@ mod engine;
 mod expert_ranks;
 mod experts;
 mod export;
+mod export_gguf;
 mod export_sources;
 mod families;
 mod family_gradients;
