@@ -114,6 +114,8 @@ impl CallStream {
         self.held.push_str(text);
         let mut found = Found::default();
         match &self.form {
+            // Nothing that could end a call: the held text, which may be long, is not searched again.
+            _ if self.inside && !finished && !text.contains(['}', ']', '>']) => {}
             Calls::Free(ToolCallParser::Hermes) => self.hermes(&mut found),
             Calls::Free(ToolCallParser::Mistral) => self.mistral(&mut found),
             Calls::Free(ToolCallParser::Llama3Json) => self.llama(&mut found),
@@ -220,13 +222,18 @@ impl CallStream {
             let value = is_call.then(|| first_value(text));
             match value {
                 // More may follow.
-                Some(None) => return,
+                Some(None) => {
+                    self.inside = true;
+                    return;
+                }
                 Some(Some((value, end))) if calls_of(&value).is_some() => {
                     found.calls.extend(calls_of(&value).into_iter().flatten());
                     self.held = text[end..].to_string();
+                    self.inside = false;
                 }
                 _ => {
                     let text = std::mem::take(&mut self.held);
+                    self.inside = false;
                     return self.add_content(&text, found);
                 }
             }
