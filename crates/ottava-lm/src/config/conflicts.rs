@@ -2,11 +2,22 @@
 
 use super::problems::Problems;
 use super::{RunConfig, WeightInit};
+use crate::error::{Error, Result};
 use crate::level::Level;
 use crate::lora::Targets;
 use crate::parallel::Zero;
 
 impl RunConfig {
+    /// Errors if adapters cannot be trained with these settings, or if `lora.init_from` is set, for a model with random weights.
+    pub fn expect_new_adapters(&self) -> Result<()> {
+        let mut problems = Problems(self.lora_problems());
+        problems.demand(
+            self.lora.init_from.as_os_str().is_empty(),
+            "`lora.init_from` is set; adapters of a model with random weights are new",
+        );
+        if problems.0.is_empty() { Ok(()) } else { Err(Error::Config(problems.0.join("\n"))) }
+    }
+
     /// Sentences about settings with which adapters cannot be trained.
     pub(super) fn lora_problems(&self) -> Vec<String> {
         let (lora, mut problems) = (&self.lora, Problems::default());

@@ -94,7 +94,17 @@ impl Decoder {
 
     /// Loads all weights.
     pub fn load(&mut self, weights: &mut dyn WeightSource) -> Result<()> {
-        self.all_parameters().into_iter().try_for_each(|param| param.load_whole(weights))
+        self.load_each(|param| param.load_whole(weights))
+    }
+
+    /// Runs `load` on each parameter, and then casts it if it is frozen.
+    pub fn load_each(&mut self, mut load: impl FnMut(&mut Param) -> Result<()>) -> Result<()> {
+        let (mut params, scaling) = (self.stages.iter_mut().flat_map(Stage::parameters_mut), &mut self.scaling);
+        let mut casts = scaling.casts(Mode::TRAINING);
+        params.try_for_each(|param| {
+            load(param)?;
+            param.quantize_frozen(&mut casts)
+        })
     }
 
     /// Builds only the layers of `spans`, a stage for each, and of tensors that `ranks` divide this rank's parts, without their weights.

@@ -22,15 +22,13 @@ impl Partition {
     pub fn load(&self, model: &mut Decoder, weights: &mut dyn WeightSource) -> Result<u64> {
         let is_compared = self.ranks().size() > 1 && !matches!(model.device(), Device::DryCpu(_));
         let mut weights = Digested { weights, sum: 0, is_whole: false };
-        for param in model.all_parameters() {
+        model.load_each(|param| {
             weights.is_whole = is_compared && !param.is_sliced();
             param.load(&mut weights, &mut |name, amax| {
                 Ok(self.ranks().sharing(Shared::Elements).all_reduce(name, Reduce::Max, amax)?.wait()?)
             })?;
-            if is_compared && param.is_sliced() {
-                weights.add_first(param)?;
-            }
-        }
+            if is_compared && param.is_sliced() { weights.add_first(param) } else { Ok(()) }
+        })?;
         if self.ranks().group(&[Axis::Pipeline, Axis::Expert]).size() > 1 {
             for tensor in Decoder::folder_tensors(model.config(), model.recipe())? {
                 weights.weights.expect(&tensor)?;

@@ -1,11 +1,11 @@
 //! The cast of a weight to the FP8 codes that products read.
 
-use super::scopes::CODES;
+use super::scopes::{CODES, FROZEN_CODES};
 use super::weights::Weights;
 use crate::error::Result;
 use crate::operand::FrozenScale;
 use crate::scaling::{Casts, NextCast, Slot, Values};
-use ottava_tensor::ops::{self, CastScale, CodeCopies};
+use ottava_tensor::ops::{self, CastScale, CodeCopies, transpose_codes};
 use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
 
 /// The cast of a weight.
@@ -18,6 +18,9 @@ pub(super) struct WeightCast {
     pub codes: Option<QuantizedTensor>,
     /// Whether codes are stored; otherwise each product casts the weight.
     pub stores_codes: bool,
+    /// Whether the weight is frozen, so that it is cast once and its codes are stored in the layout of fprop alone, if those of dgrad are the
+    /// same codes transposed.
+    pub is_frozen: bool,
     /// Whether the codes replace a frozen weight.
     pub replaces_value: bool,
     /// The scale of a cast by the weight's own amax.
@@ -27,21 +30,36 @@ pub(super) struct WeightCast {
 }
 
 impl WeightCast {
-    /// A cast in `slot` to `copies`.
-    pub fn new(slot: Slot, copies: CodeCopies, stores_codes: bool, replaces_value: bool) -> WeightCast {
+    /// A cast in `slot` to `copies` that stores no codes.
+    pub fn new(slot: Slot, copies: CodeCopies) -> WeightCast {
         let (codes, frozen, amax) = (None, FrozenScale::default(), None);
-        WeightCast { slot, copies, codes, stores_codes, replaces_value, frozen, amax }
+        let [stores_codes, is_frozen, replaces_value] = [false; 3];
+        WeightCast { slot, copies, codes, stores_codes, is_frozen, replaces_value, frozen, amax }
     }
 
-    /// Casts `weights` for the next step.
+    /// Casts `weights` for the next step, unless they are frozen and cast already.
     pub fn quantize(&mut self, weights: &mut Weights, casts: &mut Casts) -> Result<()> {
-        let _scope = weights.device().scope(CODES);
+        if self.is_frozen && self.codes.is_some() {
+            return Ok(());
+        }
         let value = weights.value()?;
+        let shares_codes = match value.shape() {
+            [rows, columns] => casts.scales.granularity(self.slot).shares_codes(*rows, *columns),
+            _ => false,
+        };
+        let is_transposed_later = self.is_frozen && self.copies == CodeCopies::Both && shares_codes;
+        let _scope = weights.device().scope(if is_transposed_later { FROZEN_CODES } else { CODES });
         self.frozen.replace(casts.freeze(self.slot, &value)?)?;
         match &mut self.codes {
             _ if !self.stores_codes => {}
             Some(codes) => casts.quantize_into(self.slot, &self.frozen, &value, codes)?,
-            none => *none = Some(casts.quantize(self.slot, &self.frozen, &value, self.copies)?),
+            none => {
+                let mut codes = casts.quantize(self.slot, &self.frozen, &value, self.copies)?;
+                if is_transposed_later {
+                    codes.transposed = None;
+                }
+                *none = Some(codes);
+            }
         }
         if self.replaces_value {
             weights.drop_frozen();
@@ -100,6 +118,14 @@ impl WeightCast {
         match &mut self.codes {
             Some(codes) => casts.quantize_into(self.slot, &self.frozen, &weights.value()?, codes),
             None => Ok(()),
+        }
+    }
+
+    /// The copy of stored `codes` that dgrad reads, transposed now if only that of fprop is stored.
+    pub fn for_backward(codes: &QuantizedTensor) -> Result<QuantizedTensor> {
+        match codes.transposed {
+            Some(_) => Ok(codes.clone()),
+            None => Ok(transpose_codes(codes)?),
         }
     }
 

@@ -85,6 +85,9 @@ impl Param {
         let mut param = Param::new(build, shards, init)?;
         param.formats.masters = Masters::None;
         param.weights = Weights::new(build.device, param.weights.shape(), real, param.formats.masters);
+        if param.frozen {
+            param.weights.freeze();
+        }
         Ok(param)
     }
 
@@ -158,6 +161,9 @@ impl Param {
             )));
         }
         let mut weights = Weights::new(build.device, &shape, compute, formats.masters);
+        if frozen {
+            weights.freeze();
+        }
         let mut states_memory = MemoryKind::Device;
         if let Purpose::Train(memory) = build.purpose
             && is_matrix
@@ -416,11 +422,12 @@ impl Param {
             }
             Purpose::Infer => (CodeCopies::Rows, true, true),
         };
-        let replaces_value = self.frozen && stores_codes && copies == CodeCopies::Both && !keeps_value;
+        let is_frozen = self.frozen && stores_codes;
+        let replaces_value = is_frozen && copies == CodeCopies::Both && !keeps_value;
         if copies == CodeCopies::Both && purpose.trains() {
             self.weights.drop_value();
         }
-        self.cast = Some(WeightCast::new(slot, copies, stores_codes, replaces_value));
+        self.cast = Some(WeightCast { stores_codes, is_frozen, replaces_value, ..WeightCast::new(slot, copies) });
     }
 
     /// The number of the slot in which it is cast.
@@ -428,8 +435,16 @@ impl Param {
         self.cast.as_ref().map(|cast| cast.slot.index())
     }
 
-    /// Casts the weight for the next step. Must be called whenever weights or scales have changed; once for a frozen weight, which the
-    /// codes may replace.
+    /// Casts a frozen weight, which the codes may replace, so that no two of a model are in memory before their casts. Its scale does not
+    /// depend on the state of a run.
+    pub fn quantize_frozen(&mut self, casts: &mut Casts) -> Result<()> {
+        match &self.cast {
+            Some(cast) if cast.is_frozen => self.quantize(casts),
+            _ => Ok(()),
+        }
+    }
+
+    /// Casts the weight for the next step. Must be called whenever weights or scales have changed; a frozen weight is cast once.
     pub fn quantize(&mut self, casts: &mut Casts) -> Result<()> {
         self.cast.as_mut().map_or(Ok(()), |cast| cast.quantize(&mut self.weights, casts))
     }
@@ -493,7 +508,7 @@ impl Param {
     pub fn codes_for_backward(&self, loan: &Loan, casts: &mut Casts) -> Result<QuantizedTensor> {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
         match cast.codes.as_ref().or(loan.codes(self.id)) {
-            Some(codes) => Ok(codes.clone()),
+            Some(codes) => WeightCast::for_backward(codes),
             None => cast.cast_for_backward(self.values(loan)?, casts),
         }
     }

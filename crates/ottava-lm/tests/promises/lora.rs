@@ -151,7 +151,9 @@ fn frozen_weights_keep_their_bits_and_have_nothing_to_be_updated() {
 
 /// Losses and gradients of a step, in bits.
 fn step_bits(recipe: &ottava_lm::recipe::Recipe, device: &Device, kept: MemoryPolicy) -> Vec<(String, Vec<f64>)> {
-    let sizes = adapted(Targets::Names(["q_proj", "o_proj", "up_proj", "down_proj"].map(String::from).to_vec()));
+    let targets = Targets::Names(["q_proj", "o_proj", "up_proj", "down_proj"].map(String::from).to_vec());
+    // Codes of all weights but `o_proj`'s, [128, 64], are transposed in backward also with 128x128 blocks.
+    let sizes = DecoderConfig { channels: 128, hidden: 128, ..adapted(targets) };
     let purpose = Purpose::Train(kept);
     let mut model = Decoder::new(&sizes, recipe, device, purpose, 16, &mut Seeded { std: 0.1 }).unwrap();
     model.quantize_weights().unwrap();
@@ -184,27 +186,41 @@ fn adapters_have_the_same_gradients_whatever_is_recomputed() {
     }
 }
 
-/// Frozen weights have no gradients, master weights or moments: planned for a GPU, whose code runs up to the launch.
+/// Frozen weights have no gradients, master weights or moments, and one byte each if backward can transpose their codes; no two of them are
+/// loaded before they are cast: planned for a GPU, whose code runs up to the launch.
 #[test]
 fn a_run_of_adapters_takes_no_memory_for_training_frozen_weights() {
+    const LAYERS: usize = 32;
     let gpu = Device::dry_gpu(GpuModel::h200());
     let plan = |lora: LoraConfig, recipe: RecipeName| {
         let mut config = config(Path::new("none"), Path::new("none"), recipe);
         config.training.async_save = Some(false);
         config.lora = lora;
-        let sizes = DecoderConfig { lora: config.lora.adapters(), hidden: 512, ..tiny_llama() };
+        let sizes =
+            DecoderConfig { lora: config.lora.adapters(), channels: 128, hidden: 512, layers: LAYERS, ..tiny_llama() };
         let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &sizes, &gpu).unwrap();
-        let of = |what: &str| plan.lines.iter().filter(|line| line.what == what).map(|line| line.bytes).sum();
+        let of = |what: &str| plan.lines.iter().filter(|line| line.what.starts_with(what)).map(|line| line.bytes).sum();
         let trained: [u64; 3] = ["optimizer states", "master weights", "gradients"].map(of);
-        (trained, plan.peak_bytes, of("weights, bfloat16"))
+        (trained, plan.peak_bytes, of("frozen weights, bfloat16"), of("FP8 codes"), plan.build_bytes)
     };
+    // Rows and columns of QKV, output, gate and up, and down.
+    let linears =
+        LAYERS as u64 * [[128, 128], [128, 64], [1024, 128], [128, 512]].map(|[n, k]| n * k).iter().sum::<u64>();
     let mut weights = Vec::new();
-    for recipe in [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Row, RecipeName::Fp8Block] {
-        let (all, whole, _) = plan(LoraConfig::default(), recipe);
-        let (adapters, peak, of_weights) = plan(LoraConfig { r: 2, ..LoraConfig::default() }, recipe);
+    for (recipe, bytes) in
+        [(RecipeName::Bf16, 0.0), (RecipeName::Fp8Delayed, 1.0), (RecipeName::Fp8Row, 2.0), (RecipeName::Fp8Block, 1.0)]
+    {
+        let (all, whole, ..) = plan(LoraConfig::default(), recipe);
+        let (adapters, peak, of_weights, codes, build) = plan(LoraConfig { r: 2, ..LoraConfig::default() }, recipe);
         eprintln!("{}: {all:?} of {whole}, with adapters {adapters:?} of {peak}", recipe.as_str());
         assert!(all.iter().zip(adapters).all(|(all, adapters)| adapters * 10 < *all), "{all:?} and {adapters:?}");
         assert!(2 * peak < whole, "{}: {peak} of {whole}", recipe.as_str());
+        let of_each = codes as f64 / linears as f64;
+        // With 128x128 blocks, codes of `o_proj` have two layouts of padded rows.
+        assert!((bytes..1.1 * bytes + 0.1).contains(&of_each), "{}: {of_each} bytes of codes", recipe.as_str());
+        // The largest weight, gate and up, as it is loaded in F32 and BF16, and its codes in two layouts.
+        let stays = codes + of_weights + adapters.iter().sum::<u64>() + 8 * 1024 * 128;
+        assert!(build < stays + stays / 10, "{}: {build} while loading, {stays} in training", recipe.as_str());
         weights.push(of_weights);
     }
     // Codes replace the weights of FP8 products; embedding, head and adapters stay.

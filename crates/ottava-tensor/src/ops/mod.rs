@@ -98,7 +98,7 @@ pub use swiglu::{
     Activation, Gelu, activation, activation_backward, activation_backward_to, activation_compressing, activation_dots,
     activation_to,
 };
-pub use transpose::transpose;
+pub use transpose::{transpose, transpose_codes};
 
 use crate::{DType, Result, Tensor};
 
