@@ -4,12 +4,12 @@ use super::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, adapter};
 use crate::error::{Error, Result};
 use crate::hash::{MIX_STEP, mix, name_hash};
 use crate::layers::{SCORE, expert_stack};
-use crate::lora::{Lora, PEFT_PREFIX, Targets, last_name};
+use crate::lora::{Lora, MAGNITUDE, PEFT_PREFIX, Targets, last_name};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions};
 use crate::param::{FolderLayout, FolderTensor, Init, Shard, WeightSource};
 use crate::recipe::Recipe;
 use crate::{input, interrupt};
-use ottava_tensor::ops::{normal_from, transpose};
+use ottava_tensor::ops::{normal_from, row_norms, transpose};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -193,8 +193,24 @@ impl WeightSource for RandomWeights {
                 Tensor::from_slice(&self.device, &shape, &values)?
             }
             Init::Ones => Tensor::from_slice(&self.device, &shape, &vec![1f32; elements.len()])?,
+            Init::RowNorms { columns, layout, std } => norms_of_weight(self, tensor, elements, (columns, layout), std)?,
         })
     }
+}
+
+/// The norms of `rows` of the weight of `columns` beside the magnitudes `tensor`, F32.
+fn norms_of_weight(
+    weights: &mut dyn WeightSource,
+    tensor: &FolderTensor,
+    rows: Range<usize>,
+    (columns, layout): (usize, FolderLayout),
+    std: f32,
+) -> Result<Tensor> {
+    let linear = tensor.name.strip_prefix(PEFT_PREFIX).unwrap_or(&tensor.name).strip_suffix(MAGNITUDE);
+    let linear = linear.expect("magnitudes are named after their linear");
+    let weight = FolderTensor { name: format!("{linear}weight"), shape: vec![tensor.shape[0], columns], layout };
+    let values = weights.read(&weight, rows.start * columns..rows.end * columns, Init::Normal(std))?;
+    Ok(row_norms(&values.reshape(&[rows.len(), columns])?)?)
 }
 
 /// Weights of a model from `base`, with adapters from a folder, or new ones from a seed, and likewise the head of a reward model.
@@ -265,7 +281,12 @@ impl WeightSource for AdaptedWeights<'_> {
                 let values = adapter.values(&tensor.name, &tensor.stored_shape())?;
                 Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
             }
-            (Origin::New(tensor), _) => self.new.read(&tensor, elements, init),
+            (Origin::New(tensor), _) => match init {
+                Init::RowNorms { columns, layout, std } => {
+                    norms_of_weight(self.base, &tensor, elements, (columns, layout), std)
+                }
+                _ => self.new.read(&tensor, elements, init),
+            },
             (Origin::Adapter, None) => unreachable!("an adapter is the origin only if there is one"),
         }
     }
@@ -434,7 +455,7 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
         "use_rslora": lora.use_rslora,
-        "use_dora": false,
+        "use_dora": lora.use_dora,
         "target_modules": targets,
         "fan_in_fan_out": model.config().names.transposed,
         "bias": "none",

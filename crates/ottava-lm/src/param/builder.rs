@@ -2,7 +2,7 @@
 
 use super::description::Description;
 use super::id::{ParamId, UnitId};
-use super::shard::{FolderTensor, Shard, Split};
+use super::shard::{FolderLayout, FolderTensor, Shard, Split};
 use crate::error::{Error, Result};
 use crate::layer_ranks::{LayerRanks, ShardPlace};
 use crate::level::{Formats, Level, Share};
@@ -26,6 +26,15 @@ pub enum Init {
     Ones,
     /// Uniform between this bound and its negative.
     Uniform(f32),
+    /// For the magnitudes of an adapter, the norms of the rows of the weight beside it.
+    RowNorms {
+        /// Columns of the weight.
+        columns: usize,
+        /// How a folder stores it.
+        layout: FolderLayout,
+        /// Standard deviation of its initial values.
+        std: f32,
+    },
 }
 
 /// A source of weights; each process reads the elements that it stores.

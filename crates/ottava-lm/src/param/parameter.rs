@@ -81,14 +81,22 @@ impl Param {
 
     /// A vector that is stored in the type of sums, whatever the compute type and the format of other master weights.
     pub fn in_sums(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
-        let real = real_type(build.recipe.compute);
-        let mut param = Param::new(build, shards, init)?;
+        Ok(Param::new(build, shards, init)?.stored_in_sums(build))
+    }
+
+    /// [`Param::in_sums`] of a vector that is trained also with adapters.
+    pub fn trained_in_sums(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
+        Ok(Param::trained(build, shards, init)?.stored_in_sums(build))
+    }
+
+    fn stored_in_sums(self, build: &Builder) -> Param {
+        let (real, mut param) = (real_type(build.recipe.compute), self);
         param.formats.masters = Masters::None;
         param.weights = Weights::new(build.device, param.weights.shape(), real, param.formats.masters);
         if param.frozen {
             param.weights.freeze();
         }
-        Ok(param)
+        param
     }
 
     /// Adds `change`, of the elements of the whole parameter, to a parameter of [`Param::in_sums`]; waits for the device.
@@ -125,7 +133,7 @@ impl Param {
         Ok(Param { placement: if offloaded { Placement::Host } else { Placement::Device }, ..param })
     }
 
-    /// A matrix that is trained also with adapters, which freeze other weights.
+    /// A parameter that is trained also with adapters, which freeze other weights.
     pub fn trained(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
         let sums = GradFormat::Plain(real_type(build.recipe.compute));
         Param::with_gradient(build, shards, init, sums, false)

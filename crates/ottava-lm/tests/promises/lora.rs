@@ -6,7 +6,7 @@ use crate::setup::{
     Seeded, Training, decoder, devices, fp8_names_on, gradients, largest_error, losses, losses_and_gradients, mean,
     recipe, recipes, text, text_batch, tiny_llama,
 };
-use ottava_lm::checkpoint::{AdapterFolder, merge};
+use ottava_lm::checkpoint::{AdaptedWeights, AdapterFolder, RandomWeights, merge};
 use ottava_lm::config::{LoraConfig, ResolvedConfig, RunConfig, WeightInit};
 use ottava_lm::data::Batch;
 use ottava_lm::lora::{Lora, Targets};
@@ -26,19 +26,22 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// What `scripts/make_lora_referee.py` recorded.
-fn recorded() -> Recorded {
-    Recorded::open("referee_lora", "lora")
+/// What `scripts/make_lora_referee.py` recorded: LoRA, and DoRA with the scale of rsLoRA.
+const CASES: [&str; 2] = ["lora", "dora"];
+
+fn recorded(case: &'static str) -> Recorded {
+    Recorded::open(&format!("referee_{case}"), case)
 }
 
 /// The adapters of the recorded model, with `alpha` in the place of its 8.
-fn lora(alpha: f64) -> Option<Lora> {
-    Some(Lora { r: 6, alpha, use_rslora: false, targets: Targets::AllLinear })
+fn lora(case: &str, alpha: f64) -> Option<Lora> {
+    let [use_rslora, use_dora] = [case == "dora"; 2];
+    Some(Lora { r: 6, alpha, use_rslora, use_dora, targets: Targets::AllLinear })
 }
 
-fn peft(name: RecipeName, device: &Device, alpha: f64) -> Training {
-    let mut recorded = recorded();
-    let sizes = DecoderConfig { lora: lora(alpha), ..recorded.sizes() };
+fn peft(case: &'static str, name: RecipeName, device: &Device, alpha: f64) -> Training {
+    let mut recorded = recorded(case);
+    let sizes = DecoderConfig { lora: lora(case, alpha), ..recorded.sizes() };
     let (recipe, purpose) = (recipe(name, Fp8Format::Auto), Purpose::Train(MemoryPolicy::FULL));
     let mut decoder = Decoder::new(&sizes, &recipe, device, purpose, 32, &mut recorded).unwrap();
     decoder.quantize_weights().unwrap();
@@ -46,8 +49,8 @@ fn peft(name: RecipeName, device: &Device, alpha: f64) -> Training {
 }
 
 /// Inputs and targets of a recorded step, and the number of rows.
-fn batch(step: usize) -> ([Tensor; 2], usize) {
-    let ids = recorded().tensor("ids");
+fn batch(case: &'static str, step: usize) -> ([Tensor; 2], usize) {
+    let ids = recorded(case).tensor("ids");
     let [_, rows, length] = ids.dims("ids").unwrap();
     let ids = ids.rows(step, step + 1).unwrap().to_vec::<i32>().unwrap();
     let without = |skip: usize| {
@@ -59,10 +62,10 @@ fn batch(step: usize) -> ([Tensor; 2], usize) {
 }
 
 /// The largest difference of the losses of the first `steps` steps from PEFT's.
-fn apart(mut training: Training, steps: usize) -> f64 {
-    let expected = recorded().values("losses");
+fn apart(case: &'static str, mut training: Training, steps: usize) -> f64 {
+    let expected = recorded(case).values("losses");
     let apart = expected.iter().enumerate().take(steps).map(|(step, expected)| {
-        let (batch, rows) = batch(step);
+        let (batch, rows) = batch(case, step);
         (training.step(&batch, rows) - expected).abs()
     });
     apart.fold(0.0, f64::max)
@@ -70,9 +73,9 @@ fn apart(mut training: Training, steps: usize) -> f64 {
 
 #[test]
 fn gradients_of_adapters_are_those_of_peft() {
-    for device in devices() {
-        let mut decoder = peft(RecipeName::Fp32, &device, 8.0).decoder;
-        let ([inputs, targets], rows) = batch(0);
+    for (device, case) in devices().into_iter().flat_map(|device| CASES.map(|case| (device.clone(), case))) {
+        let mut decoder = peft(case, RecipeName::Fp32, &device, 8.0).decoder;
+        let ([inputs, targets], rows) = batch(case, 0);
         let [inputs, targets] = [inputs, targets].map(|ids| ids.to_device(&device).unwrap());
         losses_and_gradients(&mut decoder, &inputs, &targets, rows, 1.0 / targets.len() as f64).unwrap();
         let shards: Vec<Vec<Shard>> = decoder.parameters().iter().map(|param| param.shards.clone()).collect();
@@ -82,19 +85,21 @@ fn gradients_of_adapters_are_those_of_peft() {
             for shard in of_param {
                 let (own, after) = rest.split_at(shard.elements());
                 rest = after;
-                let error = largest_error(own, &recorded().values(&format!("gradients/{}", shard.tensor.name)));
-                assert!(error < 1e-5, "{}: {error:e} apart", shard.tensor.name);
+                let name = format!("gradients/{}", shard.tensor.name);
+                let error = largest_error(own, &recorded(case).values(&name));
+                assert!(error < 1e-5, "{case}: {}: {error:e} apart", shard.tensor.name);
                 compared += 1;
             }
         }
-        assert_eq!(compared, 2 * 2 * 7, "A and B of seven linears in two blocks");
+        let tensors = if case == "dora" { 3 } else { 2 };
+        assert_eq!(compared, tensors * 2 * 7, "A, B and with DoRA magnitudes of seven linears in two blocks");
     }
 }
 
 /// Measured on the CPU, losses were at most 1e-6 apart from PEFT's in F32, 6.4e-4 in BF16 and 4.9e-3 in FP8.
 #[test]
 fn twenty_steps_lose_what_they_lose_in_peft() {
-    for device in devices() {
+    for (device, case) in devices().into_iter().flat_map(|device| CASES.map(|case| (device.clone(), case))) {
         let names = [RecipeName::Fp32, RecipeName::Bf16].into_iter().chain(fp8_names_on(&device));
         for name in names {
             let allowed = match name {
@@ -102,18 +107,35 @@ fn twenty_steps_lose_what_they_lose_in_peft() {
                 RecipeName::Bf16 => 1e-3,
                 _ => 1e-2,
             };
-            let error = apart(peft(name, &device, 8.0), 20);
-            eprintln!("{} on {device}: losses are at most {error:.1e} apart from PEFT's", name.as_str());
-            assert!(error < allowed, "{} on {device}: {error:e}", name.as_str());
+            let error = apart(case, peft(case, name, &device, 8.0), 20);
+            eprintln!("{case}, {} on {device}: losses are at most {error:.1e} apart from PEFT's", name.as_str());
+            assert!(error < allowed, "{case}, {} on {device}: {error:e}", name.as_str());
         }
     }
-    let wrong = apart(peft(RecipeName::Fp32, &Device::Cpu, 8.0 * 1.1), 2);
+    let wrong = apart("lora", peft("lora", RecipeName::Fp32, &Device::Cpu, 8.0 * 1.1), 2);
     assert!(wrong > 1e-3, "a scale that is a tenth too large goes unnoticed: {wrong:e}");
+}
+
+#[test]
+fn new_magnitudes_are_the_norms_of_rows_as_in_peft() {
+    let mut base = recorded("dora");
+    let sizes = DecoderConfig { lora: lora("dora", 8.0), ..base.sizes() };
+    let new = RandomWeights { seed: 5, device: Device::Cpu };
+    let mut weights = AdaptedWeights::new(&mut base, None, new, false);
+    let (recipe, purpose) = (recipe(RecipeName::Fp32, Fp8Format::Auto), Purpose::Train(MemoryPolicy::FULL));
+    let mut decoder = Decoder::new(&sizes, &recipe, &Device::Cpu, purpose, 32, &mut weights).unwrap();
+    let mut compared = 0;
+    for param in decoder.parameters().iter().filter(|param| !param.is_matrix()) {
+        let expected = recorded("dora").values(&format!("norms/{}", param.name()));
+        assert!(largest_error(&values(&param.value().unwrap()), &expected) < 1e-6, "{}", param.name());
+        compared += 1;
+    }
+    assert_eq!(compared, 2 * 7);
 }
 
 /// A model with seeded adapters.
 fn adapted(targets: Targets) -> DecoderConfig {
-    DecoderConfig { lora: Some(Lora { r: 3, alpha: 4.0, use_rslora: true, targets }), ..tiny_llama() }
+    DecoderConfig { lora: Some(Lora { r: 3, alpha: 4.0, use_rslora: true, use_dora: false, targets }), ..tiny_llama() }
 }
 
 #[test]
@@ -149,11 +171,18 @@ fn frozen_weights_keep_their_bits_and_have_nothing_to_be_updated() {
     }
 }
 
-/// Losses and gradients of a step, in bits.
-fn step_bits(recipe: &ottava_lm::recipe::Recipe, device: &Device, kept: MemoryPolicy) -> Vec<(String, Vec<f64>)> {
+/// Losses and gradients of a step, in bits, with magnitudes if so asked.
+fn step_bits(
+    recipe: &ottava_lm::recipe::Recipe,
+    device: &Device,
+    kept: MemoryPolicy,
+    use_dora: bool,
+) -> Vec<(String, Vec<f64>)> {
     let targets = Targets::Names(["q_proj", "o_proj", "up_proj", "down_proj"].map(String::from).to_vec());
     // Codes of all weights but `o_proj`'s, [128, 64], are transposed in backward also with 128x128 blocks.
     let sizes = DecoderConfig { channels: 128, hidden: 128, ..adapted(targets) };
+    let lora = sizes.lora.map(|lora| Lora { use_dora, ..lora });
+    let sizes = DecoderConfig { lora, ..sizes };
     let purpose = Purpose::Train(kept);
     let mut model = Decoder::new(&sizes, recipe, device, purpose, 16, &mut Seeded { std: 0.1 }).unwrap();
     model.quantize_weights().unwrap();
@@ -169,17 +198,22 @@ fn adapters_have_the_same_gradients_whatever_is_recomputed() {
             if recipe.smooth_swiglu {
                 continue;
             }
-            let all = step_bits(&recipe, &device, MemoryPolicy::FULL);
-            for recompute in [Recompute::NormSwiglu, Recompute::Attention, Recompute::Full] {
-                let kept = MemoryPolicy { recompute, ..MemoryPolicy::FULL };
-                assert!(step_bits(&recipe, &device, kept) == all, "{name} on {device}, {}", recompute.as_str());
+            let step_bits = |kept, use_dora| step_bits(&recipe, &device, kept, use_dora);
+            for use_dora in [false, true] {
+                let what = format!("{name} on {device}, magnitudes {use_dora}");
+                let all = step_bits(MemoryPolicy::FULL, use_dora);
+                for recompute in [Recompute::NormSwiglu, Recompute::Attention, Recompute::Full] {
+                    let kept = MemoryPolicy { recompute, ..MemoryPolicy::FULL };
+                    assert!(step_bits(kept, use_dora) == all, "{what}, {}", recompute.as_str());
+                }
+                let kept = MemoryPolicy { weight_codes: false, ..MemoryPolicy::FULL };
+                assert!(step_bits(kept, use_dora) == all, "{what}, without stored codes");
+                let kept = MemoryPolicy { frozen_values: false, ..MemoryPolicy::FULL };
+                assert!(step_bits(kept, use_dora) == all, "{what}, with codes alone");
             }
-            let kept = MemoryPolicy { weight_codes: false, ..MemoryPolicy::FULL };
-            assert!(step_bits(&recipe, &device, kept) == all, "{name} on {device}, without stored codes");
-            let kept = MemoryPolicy { frozen_values: false, ..MemoryPolicy::FULL };
-            assert!(step_bits(&recipe, &device, kept) == all, "{name} on {device}, with codes alone");
+            let all = step_bits(MemoryPolicy::FULL, false);
             let kept = MemoryPolicy { saved_activations: SavedActivations::Float8, ..MemoryPolicy::FULL };
-            let compressed = step_bits(&recipe, &device, kept);
+            let compressed = step_bits(kept, false);
             let losses = |step: &[(String, Vec<f64>)]| step.last().expect("losses").1.clone();
             assert!(losses(&compressed) == losses(&all), "{name}: forward does not read what it saves");
         }
@@ -259,7 +293,7 @@ fn unknown_targets_are_errors_that_list_the_linears() {
 }
 
 /// The folder of a base model, trained for two steps.
-fn base(inputs: &Path) -> PathBuf {
+pub fn base(inputs: &Path) -> PathBuf {
     let run = inputs.join("base");
     let mut first = config(inputs, &run, RecipeName::Fp32);
     first.training.max_steps = 2;
@@ -267,7 +301,7 @@ fn base(inputs: &Path) -> PathBuf {
     run.join("checkpoints/checkpoint-2")
 }
 
-fn adapter_run(inputs: &Path, base: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
+pub fn adapter_run(inputs: &Path, base: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
     let mut config = config(inputs, output, recipe);
     config.model.path = base.to_path_buf();
     config.model.init = WeightInit::Pretrained;
@@ -278,7 +312,7 @@ fn adapter_run(inputs: &Path, base: &Path, output: &Path, recipe: RecipeName) ->
 }
 
 /// Losses of a model folder, with an adapter if there is one, on fixed tokens.
-fn folder_losses(folder: &Path, adapter: Option<&Path>, name: RecipeName) -> f64 {
+pub fn folder_losses(folder: &Path, adapter: Option<&Path>, name: RecipeName) -> f64 {
     let adapter = adapter.map(|path| AdapterFolder::open(path).unwrap());
     let lora = adapter.as_ref().map(|adapter| adapter.lora.clone());
     let sizes = DecoderConfig { lora, ..decoder_config(&ConfigFile::read(folder).unwrap()).unwrap() };
@@ -347,9 +381,9 @@ fn a_merged_model_is_the_base_plus_its_adapter() {
     }
     let path = small.join("adapter_config.json");
     let text = std::fs::read_to_string(&path).unwrap();
-    std::fs::write(&path, text.replace("\"use_dora\": false", "\"use_dora\": true")).unwrap();
-    let error = AdapterFolder::open(&small).err().expect("DoRA is refused").to_string();
-    assert!(error.contains("`use_dora` is set"), "{error}");
+    std::fs::write(&path, text.replace("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 4}")).unwrap();
+    let error = AdapterFolder::open(&small).err().expect("ranks by pattern are refused").to_string();
+    assert!(error.contains("`rank_pattern` is set"), "{error}");
 }
 
 /// Its loss before the first step is that of the adapter, and its matrices are trained further.

@@ -11,6 +11,7 @@ mod convert;
 mod determinism;
 mod divided;
 mod documents;
+mod dora;
 mod engine;
 mod expert_ranks;
 mod experts;

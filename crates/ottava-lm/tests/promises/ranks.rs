@@ -203,7 +203,7 @@ fn ranks_that_share_a_step_train_as_one_does() {
 
 #[test]
 fn ranks_train_adapters_as_one_does() {
-    let lora = Some(Lora { r: 3, alpha: 4.0, use_rslora: false, targets: Targets::AllLinear });
+    let lora = Some(Lora { r: 3, alpha: 4.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear });
     let (sizes, memory) = (DecoderConfig { lora, ..tiny_llama() }, MemoryPolicy::FULL);
     for name in [RecipeName::Fp32, RecipeName::Fp8Current] {
         let recipe = recipe(name, Fp8Format::Auto);

@@ -28,14 +28,14 @@ fn scale(amax: f32) -> f32 {
 }
 
 pub(super) fn multiply(x: &Tensor, scales: &Tensor, factor: Factor, y: &mut Tensor) {
-    let scales: &[f32] = scales.host();
     with_float!(x.dtype(), S => {
+        let scales: &[<S as Float>::Real] = scales.host();
         let columns = scales.len().max(1);
         let rows = x.host::<S>().par_chunks(columns);
         y.host_mut::<S>().par_chunks_mut(columns).zip(rows).for_each(|(y, x)| {
             for ((y, x), &scale) in y.iter_mut().zip(x).zip(scales) {
-                let factor = if factor == Factor::Scale { scale } else { 1.0 / scale };
-                *y = S::store(x.load() * <S as Float>::Real::of(f64::from(factor)));
+                let factor = if factor == Factor::Scale { scale } else { <S as Float>::Real::of(1.0) / scale };
+                *y = S::store(x.load() * factor);
             }
         });
     });
