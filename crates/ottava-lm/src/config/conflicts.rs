@@ -3,9 +3,7 @@
 use super::problems::Problems;
 use super::{RunConfig, WeightInit};
 use crate::error::{Error, Result};
-use crate::level::Level;
 use crate::lora::Targets;
-use crate::parallel::Zero;
 
 impl RunConfig {
     /// Errors if adapters cannot be trained with these settings, or if `lora.init_from` is set, for a model with random weights.
@@ -35,14 +33,6 @@ impl RunConfig {
         problems.demand(
             self.model.init == WeightInit::Pretrained,
             "`lora.r` is set, and `model.init` is \"random\"; adapters need the weights of a model folder",
-        );
-        problems.demand(
-            self.optimizer.formats() == Level::O0.formats(),
-            "`lora.r` is set; adapters are trained only at `optimizer.level = \"O0\"`, with its formats",
-        );
-        problems.demand(
-            self.parallel.zero == Zero::Nothing,
-            "`lora.r` is set, and `parallel.zero` is not 0; adapters are not divided",
         );
         let offloads = |share: Option<f64>| share != Some(0.0);
         problems.demand(

@@ -229,7 +229,7 @@ impl Linear {
     /// `x · Wᵀ`, plus the product of the adapter, plus `residual` if given.
     fn unscaled_fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let adapter = self.adapter.as_ref().filter(|_| context.casts.mode.adapts());
-        let adapted = adapter.map(|adapter| adapter.forward(x.value(), residual)).transpose()?;
+        let adapted = adapter.map(|adapter| adapter.forward(x.value(), residual, context.loan)).transpose()?;
         let residual = adapted.as_ref().or(residual);
         let Context { casts, loan, .. } = &mut *context;
         match self.products(casts).fprop {
@@ -338,7 +338,8 @@ impl Linear {
     }
 
     fn own_dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
-        let adapted = self.adapter.as_ref().map(|adapter| adapter.dgrad(dy.value(), other)).transpose()?;
+        let adapter = self.adapter.as_ref();
+        let adapted = adapter.map(|adapter| adapter.dgrad(dy.value(), other, context.loan)).transpose()?;
         let other = adapted.as_ref().or(other);
         self.compare_loss_cost(dy, &mut context.casts)?;
         let Context { casts, loan, .. } = &mut *context;
@@ -364,7 +365,7 @@ impl Linear {
             self.adapter.as_mut().expect("it has magnitudes").magnitude_wgrad(dy.value(), &y)?;
         }
         if let Some(adapter) = &mut self.adapter {
-            adapter.wgrad(dy.value(), x.value())?;
+            adapter.wgrad(dy.value(), x.value(), context.loan)?;
         }
         if !self.weight.is_trained() {
             return Ok(());

@@ -271,8 +271,6 @@ fn settings_that_adapters_cannot_have_are_errors() {
     assert_eq!(plain.lora.adapters().unwrap().targets, Targets::Names(vec!["q_proj".into()]));
     for (setting, words) in [
         ("init=random", "`model.init` is \"random\""),
-        ("level=O2", "trained only at `optimizer.level = \"O0\"`"),
-        ("zero=1", "`parallel.zero` is not 0"),
         ("offload_parameters=0.5", "`memory.offload_parameters` must be 0"),
         ("smooth_swiglu=true", "`precision.smooth_swiglu` is true"),
         ("lora_dropout=0.1", "dropout is not implemented"),

@@ -4,7 +4,7 @@
 use super::LinearConfig;
 use crate::error::{Error, Result};
 use crate::lora::{MAGNITUDE, PEFT_PREFIX};
-use crate::param::{Builder, FolderTensor, Init, Param, Split};
+use crate::param::{Builder, FolderTensor, Init, Loan, Param, Split};
 use ottava_tensor::ops::{
     Accumulation, Operand, bias_gradient, cast, gemm_nt, gemm_nt_plus, magnitude_factors, magnitude_gradient,
     real_type, scale_columns,
@@ -115,8 +115,8 @@ impl Adapter {
     /// `m / ‖W + s · B · A‖` of each output beside the `weight` `[N, K]`, `[N]` in the type of sums, and 1 of parts without an adapter.
     ///
     /// Panics if it has no magnitudes.
-    pub fn factors(&self, weight: &Tensor) -> Result<Tensor> {
-        let (b, a) = (self.scaled(self.b()?)?, self.a.value()?);
+    pub fn factors(&self, weight: &Tensor, loan: &Loan) -> Result<Tensor> {
+        let (b, a) = (self.scaled(self.b(loan)?)?, self.a.read(loan)?);
         let change = product(Operand::plain(&b), Operand::plain_transposed(&a), None, weight.dtype())?;
         let mut factors = self.ones.as_ref().expect("it has magnitudes").duplicate()?;
         for AdapterPart { magnitude, rows, .. } in &self.parts {
@@ -145,20 +145,20 @@ impl Adapter {
     }
 
     /// `s · (x · Aᵀ) · Bᵀ` `[T, N]`, plus `residual` if given.
-    pub fn forward(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor> {
-        let (h, b) = (self.hidden(x)?, self.b()?);
+    pub fn forward(&self, x: &Tensor, residual: Option<&Tensor>, loan: &Loan) -> Result<Tensor> {
+        let (h, b) = (self.hidden(x, loan)?, self.b(loan)?);
         product(Operand::plain(&h), Operand::plain(&b), residual, x.dtype())
     }
 
     /// `s · (dy · B) · A` `[T, K]`, plus `other` if given.
-    pub fn dgrad(&self, dy: &Tensor, other: Option<&Tensor>) -> Result<Tensor> {
-        let (dh, a) = (self.dhidden(dy)?, self.a.value()?);
+    pub fn dgrad(&self, dy: &Tensor, other: Option<&Tensor>, loan: &Loan) -> Result<Tensor> {
+        let (dh, a) = (self.dhidden(dy, loan)?, self.a.read(loan)?);
         product(Operand::plain(&dh), Operand::plain_transposed(&a), other, dy.dtype())
     }
 
     /// Adds to the gradients of `A` and `B`.
-    pub fn wgrad(&mut self, dy: &Tensor, x: &Tensor) -> Result<()> {
-        let h = self.hidden(x)?;
+    pub fn wgrad(&mut self, dy: &Tensor, x: &Tensor, loan: &Loan) -> Result<()> {
+        let h = self.hidden(x, loan)?;
         let (dy_columns, h) = (Operand::plain_transposed(dy), Operand::plain_transposed(&h));
         if self.is_whole() {
             self.parts[0].b.add_product_to_grad(dy_columns, h, Accumulation::Exact)?;
@@ -170,19 +170,19 @@ impl Adapter {
                 b.add_product_to_grad(Operand::plain(&db), Operand::plain(&select), Accumulation::Exact)?;
             }
         }
-        let dh = self.dhidden(dy)?;
+        let dh = self.dhidden(dy, loan)?;
         self.a.add_product_to_grad(Operand::plain_transposed(&dh), Operand::plain_transposed(x), Accumulation::Exact)
     }
 
     /// `s · x · Aᵀ`, `[T, P·r]`.
-    fn hidden(&self, x: &Tensor) -> Result<Tensor> {
-        let a = self.a.value()?;
+    fn hidden(&self, x: &Tensor, loan: &Loan) -> Result<Tensor> {
+        let a = self.a.read(loan)?;
         self.scaled(product(Operand::plain(x), Operand::plain(&a), None, x.dtype())?)
     }
 
     /// `s · dy · B`, `[T, P·r]`.
-    fn dhidden(&self, dy: &Tensor) -> Result<Tensor> {
-        let b = self.b()?;
+    fn dhidden(&self, dy: &Tensor, loan: &Loan) -> Result<Tensor> {
+        let b = self.b(loan)?;
         self.scaled(product(Operand::plain(dy), Operand::plain_transposed(&b), None, dy.dtype())?)
     }
 
@@ -199,14 +199,14 @@ impl Adapter {
     }
 
     /// Block-diagonal `B`, `[N, P·r]`.
-    fn b(&self) -> Result<Tensor> {
+    fn b(&self, loan: &Loan) -> Result<Tensor> {
         if self.is_whole() {
-            return self.parts[0].b.value();
+            return self.parts[0].b.read(loan);
         }
         let [identity, _] = &self.identity;
         let mut all = Tensor::zeros(identity.device(), &[self.outputs, identity.shape()[0]], identity.dtype())?;
         for (i, AdapterPart { b, rows, .. }) in self.parts.iter().enumerate() {
-            let (b, place) = (b.value()?, identity.rows(i * self.rank, (i + 1) * self.rank)?);
+            let (b, place) = (b.read(loan)?, identity.rows(i * self.rank, (i + 1) * self.rank)?);
             all.copy_from(
                 rows.start,
                 &product(Operand::plain(&b), Operand::plain_transposed(&place), None, b.dtype())?,

@@ -26,7 +26,7 @@ impl Linear {
             }
             _ => self.weight.read(loan)?,
         };
-        adapter.factors(&weight).map(Some)
+        adapter.factors(&weight, loan).map(Some)
     }
 
     /// The outputs that the factors multiply, for the input `x`, with the bits of forward.
