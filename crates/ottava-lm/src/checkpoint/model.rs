@@ -6,11 +6,11 @@ use crate::hash::{MIX_STEP, mix, name_hash};
 use crate::layers::{SCORE, expert_stack};
 use crate::lora::{Lora, MAGNITUDE, PEFT_PREFIX, Targets, last_name};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions};
-use crate::param::{FolderLayout, FolderTensor, Init, Shard, WeightSource};
+use crate::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, WeightSource};
 use crate::recipe::Recipe;
 use crate::{input, interrupt};
 use ottava_tensor::ops::{normal_from, row_norms, transpose};
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::{DType, Device, Granularity, Tensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -119,6 +119,19 @@ impl FolderWeights {
 impl WeightSource for FolderWeights {
     fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
         self.find(tensor).map(drop)
+    }
+
+    fn codes(&mut self, tensor: &FolderTensor, granularity: Granularity) -> Result<FolderCodes> {
+        let (name, _) = self.find(tensor)?;
+        if !self.files.is_fp8(&name)? {
+            return Ok(FolderCodes::None);
+        }
+        let scales = self.files.scales(&name)?;
+        if tensor.layout != FolderLayout::Same || scales.granularity() != Some(granularity) {
+            return Ok(FolderCodes::Other);
+        }
+        interrupt::check("loading the model")?;
+        Ok(FolderCodes::Codes { codes: self.files.codes(&name)?, scale_inv: scales.into_values() })
     }
 
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
@@ -262,6 +275,13 @@ impl<'a> AdaptedWeights<'a> {
 }
 
 impl WeightSource for AdaptedWeights<'_> {
+    fn codes(&mut self, tensor: &FolderTensor, granularity: Granularity) -> Result<FolderCodes> {
+        match self.origin(tensor) {
+            Origin::Base(tensor) => self.base.codes(&tensor, granularity),
+            Origin::Adapter | Origin::New(_) => Ok(FolderCodes::None),
+        }
+    }
+
     fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
         match self.origin(tensor) {
             Origin::Base(tensor) => self.base.expect(&tensor),

@@ -148,7 +148,7 @@ impl Linear {
             let reads = [fprop, dgrad].map(|product| product != ProductPrecision::High);
             if let Some(copies) = copies_of(reads) {
                 let slot = build.slots.add(format!("{name}.weight"), casts.weight, group, of_input);
-                weight.cast_in(slot, copies, build.purpose);
+                weight.cast_in(slot, casts.weight, copies, build.purpose);
             }
             let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group, of_input);
             // The gradient of a bias is a sum of unquantized values.

@@ -4,10 +4,10 @@ use super::{Partition, Shared};
 use crate::error::Result;
 use crate::hash::name_hash;
 use crate::models::Decoder;
-use crate::param::{FolderTensor, Init, Param, WeightSource};
+use crate::param::{FolderCodes, FolderTensor, Init, Param, WeightSource};
 use ottava_tensor::comm::{Axis, Reduce};
 use ottava_tensor::ops::checksums;
-use ottava_tensor::{Device, Tensor};
+use ottava_tensor::{DType, Device, Granularity, Tensor};
 use std::ops::Range;
 
 /// The number of first elements of a divided tensor that all ranks hash.
@@ -73,5 +73,13 @@ impl WeightSource for Digested<'_> {
             self.add(tensor, &values)?;
         }
         Ok(values)
+    }
+
+    fn codes(&mut self, tensor: &FolderTensor, granularity: Granularity) -> Result<FolderCodes> {
+        let found = self.weights.codes(tensor, granularity)?;
+        if let (true, FolderCodes::Codes { codes, .. }) = (self.is_whole, &found) {
+            self.add(tensor, &Tensor::from_bytes(&Device::Cpu, &[codes.len()], DType::E4M3, codes)?)?;
+        }
+        Ok(found)
     }
 }

@@ -1,6 +1,7 @@
 //! The context in which layers are built and record themselves.
 
 use super::description::Description;
+use super::folder_codes::FolderCodes;
 use super::id::{ParamId, UnitId};
 use super::shard::{FolderLayout, FolderTensor, Shard, Split};
 use crate::error::{Error, Result};
@@ -11,7 +12,7 @@ use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Slots;
 use ottava_tensor::comm::Axis;
-use ottava_tensor::{Device, Tensor};
+use ottava_tensor::{Device, Granularity, Tensor};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -41,6 +42,11 @@ pub enum Init {
 pub trait WeightSource {
     /// The values of `elements` of the flat `tensor`, F32 `[n]`, on any device; a source of random weights follows `init`.
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor>;
+
+    /// The codes of the whole `tensor` in FP8, if the source has it so with scales of this `granularity`.
+    fn codes(&mut self, _tensor: &FolderTensor, _granularity: Granularity) -> Result<FolderCodes> {
+        Ok(FolderCodes::None)
+    }
 
     /// Errors if a source of fixed tensors lacks `tensor`, which another process reads.
     fn expect(&mut self, _tensor: &FolderTensor) -> Result<()> {

@@ -4,6 +4,7 @@ mod sliced;
 
 use super::builder::{Builder, Init, Purpose, WeightSource};
 use super::cast::WeightCast;
+use super::folder_codes::FolderUse;
 use super::gradient::{GradFormat, Gradient, WgradProduct};
 use super::id::ParamId;
 use super::loan::{Loan, LoanedWeight};
@@ -13,6 +14,7 @@ use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
 use crate::level::{Formats, Level, Masters};
+use crate::recipe::Cast;
 use crate::scaling::{Casts, NextCast, Slot, Values};
 use ottava_tensor::ops::{self, Accumulation, CodeCopies, Operand, UpdatedWeight, amax, real_type};
 use ottava_tensor::{DType, ExpandedTensor, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
@@ -219,6 +221,11 @@ impl Param {
         source: &mut dyn WeightSource,
         largest: &mut dyn FnMut(&str, Tensor) -> Result<Tensor>,
     ) -> Result<()> {
+        if let Some(cast) = self.cast.as_mut().filter(|cast| cast.is_frozen)
+            && !cast.read_codes(&self.weights, &self.shards, source)?
+        {
+            return Ok(());
+        }
         let (device, elements) = (self.weights.device().clone(), self.slice());
         let scope = device.scope(self.weights.scope_of_full());
         let (mut full, mut at) = (Tensor::empty(&device, &[elements.len()], DType::F32)?, 0);
@@ -421,9 +428,9 @@ impl Param {
         self.gradient.add(self.weights.device(), self.weights.shape(), add)
     }
 
-    /// Sets the cast of this matrix in `slot` to the `copies` that FP8 products read, in a model built for `purpose`. Offloaded weights
+    /// Sets the `cast` of this matrix in `slot` to the `copies` that FP8 products read, in a model built for `purpose`. Offloaded weights
     /// store no codes, since an update would have to write back both.
-    pub fn cast_in(&mut self, slot: Slot, copies: CodeCopies, purpose: Purpose) {
+    pub fn cast_in(&mut self, slot: Slot, cast: Cast, copies: CodeCopies, purpose: Purpose) {
         let (copies, stores_codes, keeps_value) = match purpose {
             Purpose::Train(memory) => {
                 (copies, memory.weight_codes && self.placement == Placement::Device, memory.frozen_values)
@@ -435,7 +442,12 @@ impl Param {
         if copies == CodeCopies::Both && purpose.trains() {
             self.weights.drop_value();
         }
-        self.cast = Some(WeightCast { stores_codes, is_frozen, replaces_value, ..WeightCast::new(slot, copies) });
+        self.cast = Some(WeightCast { stores_codes, is_frozen, replaces_value, ..WeightCast::new(slot, cast, copies) });
+    }
+
+    /// Whether the codes of a frozen weight are those of the folder that it was loaded from; `None` if that has no codes.
+    pub fn folder_use(&self) -> Option<FolderUse> {
+        self.cast.as_ref().and_then(|cast| cast.folder)
     }
 
     /// The number of the slot in which it is cast.

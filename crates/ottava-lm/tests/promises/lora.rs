@@ -9,6 +9,7 @@ use crate::setup::{
 use ottava_lm::checkpoint::{AdaptedWeights, AdapterFolder, RandomWeights, merge};
 use ottava_lm::config::{LoraConfig, ResolvedConfig, RunConfig, WeightInit};
 use ottava_lm::data::Batch;
+use ottava_lm::level::Level;
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
@@ -147,26 +148,63 @@ fn frozen_weights_keep_their_bits_and_have_nothing_to_be_updated() {
                 let params = model.all_parameters().into_iter().filter(|param| param.is_trained() == trained);
                 params.map(|param| param.value().unwrap().read_bytes().unwrap()).collect()
             };
-            let (frozen, trained) = (bits(&mut model, false), bits(&mut model, true));
-            let how = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
-            let mut optimizer = AdamWOptimizer::new(how, &model.parameters()).unwrap();
-            let mut step = TrainStep::new(&model, 2, 2, 16).unwrap();
-            let learned = text();
-            for i in 0..3 {
-                for micro_batch in 0..2 {
-                    let [inputs, targets] = text_batch(learned, 64 * (2 * i + micro_batch), 2, 16)
-                        .map(|ids| ids.to_vec::<i32>().unwrap().iter().map(|id| id % 96).collect());
-                    let batch = Batch { inputs, targets, rows: 2, seq_len: 16, documents: None, padding: 0 };
-                    step.load(micro_batch, &batch).unwrap();
-                }
-                step.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
-            }
+            let (frozen, before) = (bits(&mut model, false), bits(&mut model, true));
+            let (mut optimizer, _) = trained(&mut model, 3);
             assert!(bits(&mut model, false) == frozen, "{} on {device}: a frozen weight has changed", name.as_str());
-            assert!(bits(&mut model, true).iter().zip(&trained).all(|(a, b)| a != b), "all adapters are trained");
+            assert!(bits(&mut model, true).iter().zip(&before).all(|(a, b)| a != b), "all adapters are trained");
             let mut kept = model.all_parameters().into_iter().filter(|param| !param.is_trained());
             assert!(kept.all(|param| !param.gradient.has_memory() && param.weights.tensors_mut().1.is_none()));
             let (count, moments) = (model.parameters().len(), optimizer.states().len());
             assert_eq!(count, moments, "moments are those of adapters");
+        }
+    }
+}
+
+/// Trains `model` for some steps of two micro-batches. Returns the optimizer, and the losses of the steps.
+fn trained(model: &mut Decoder, steps: usize) -> (AdamWOptimizer, Vec<f64>) {
+    let how = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
+    let mut optimizer = AdamWOptimizer::new(how, &model.parameters()).unwrap();
+    let mut step = TrainStep::new(model, 2, 2, 16).unwrap();
+    let learned = text();
+    let mut losses = Vec::new();
+    for i in 0..steps {
+        for micro_batch in 0..2 {
+            let [inputs, targets] = text_batch(learned, 64 * (2 * i + micro_batch), 2, 16)
+                .map(|ids| ids.to_vec::<i32>().unwrap().iter().map(|id| id % 96).collect());
+            let batch = Batch { inputs, targets, rows: 2, seq_len: 16, documents: None, padding: 0 };
+            step.load(micro_batch, &batch).unwrap();
+        }
+        losses.push(step.run(model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap().loss);
+    }
+    (optimizer, losses)
+}
+
+/// Adapters have the formats of the level, frozen weights none.
+#[test]
+fn adapters_train_at_every_level() {
+    let sizes = adapted(Targets::AllLinear);
+    let sizes = DecoderConfig { lora: sizes.lora.map(|lora| Lora { use_dora: true, ..lora }), ..sizes };
+    for (device, name) in
+        devices().iter().flat_map(|device| [RecipeName::Bf16, RecipeName::Fp8Current].map(|name| (device, name)))
+    {
+        let losses = |level: Level| {
+            let kept = MemoryPolicy { formats: level.formats(), frozen_values: false, ..MemoryPolicy::FULL };
+            let (recipe, purpose) = (recipe(name, Fp8Format::Auto), Purpose::Train(kept));
+            let mut model = Decoder::new(&sizes, &recipe, device, purpose, 16, &mut Seeded { std: 0.1 }).unwrap();
+            model.quantize_weights().unwrap();
+            trained(&mut model, 8).1
+        };
+        let plain = losses(Level::O0);
+        assert!(plain[7] < plain[0] - 0.3, "{plain:?}");
+        for level in Level::ALL {
+            let other = losses(level);
+            let apart = plain.iter().zip(&other).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            eprintln!(
+                "{} on {device}, {}: losses are at most {apart:.1e} from those of O0",
+                name.as_str(),
+                level.as_str()
+            );
+            assert!(apart < 0.15 && other[7] < other[0] - 0.3, "{} on {device}, {}: {other:?} for {plain:?}", name.as_str(), level.as_str());
         }
     }
 }

@@ -20,6 +20,7 @@ mod export_sources;
 mod families;
 mod family_gradients;
 mod family_referee;
+mod folder_codes;
 mod fp16;
 mod golden;
 mod golden_settings;
