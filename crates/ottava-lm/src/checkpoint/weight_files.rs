@@ -203,12 +203,7 @@ impl StoredScales {
 
     /// The granularity of a cast with such scales; `None` for blocks of other sizes.
     pub fn granularity(&self) -> Option<Granularity> {
-        match self.kind {
-            WeightScales::Tensor => Some(Granularity::PerTensor),
-            WeightScales::Rows => Some(Granularity::PerRow),
-            WeightScales::Blocks([128, 128]) => Some(Granularity::Blocks128x128),
-            WeightScales::Blocks(_) => None,
-        }
+        self.kind.granularity()
     }
 
     /// The scales, in the order of their grid.

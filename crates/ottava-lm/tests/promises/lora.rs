@@ -204,7 +204,12 @@ fn adapters_train_at_every_level() {
                 name.as_str(),
                 level.as_str()
             );
-            assert!(apart < 0.15 && other[7] < other[0] - 0.3, "{} on {device}, {}: {other:?} for {plain:?}", name.as_str(), level.as_str());
+            assert!(
+                apart < 0.15 && other[7] < other[0] - 0.3,
+                "{} on {device}, {}: {other:?} for {plain:?}",
+                name.as_str(),
+                level.as_str()
+            );
         }
     }
 }
