@@ -1,6 +1,6 @@
 //! Adapters beside the FP8 weights of a folder: frozen weights keep its codes if the recipe has the same scales.
 
-use crate::setup::{gradients, largest_error, losses_and_gradients, recipe};
+use crate::setup::{devices, gradients, largest_error, losses_and_gradients, recipe};
 use ottava_lm::checkpoint::{AdaptedWeights, FolderWeights, RandomWeights};
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::Mode;
@@ -75,14 +75,14 @@ fn sizes(folder: &Path, lora: Option<Lora>) -> DecoderConfig {
     DecoderConfig { lora, ..decoder_config(&ConfigFile::read(folder).unwrap()).unwrap() }
 }
 
-fn adapted(folder: &Path, name: RecipeName, frozen_values: bool) -> Decoder {
+fn adapted(folder: &Path, name: RecipeName, frozen_values: bool, device: &Device) -> Decoder {
     let lora = Lora { r: 4, alpha: 8.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear };
     let sizes = sizes(folder, Some(lora));
     let mut base = FolderWeights::open(folder).unwrap();
     let mut weights = AdaptedWeights::new(&mut base, None, RandomWeights { seed: 1, device: Device::Cpu }, false);
     let purpose = Purpose::Train(MemoryPolicy { frozen_values, ..MemoryPolicy::FULL });
     let recipe = recipe(name, Fp8Format::Auto);
-    let mut model = Decoder::new(&sizes, &recipe, &Device::Cpu, purpose, 16, &mut weights).unwrap();
+    let mut model = Decoder::new(&sizes, &recipe, device, purpose, 16, &mut weights).unwrap();
     drop(weights);
     base.finish(&sizes).unwrap();
     model.quantize_weights().unwrap();
@@ -108,21 +108,23 @@ fn frozen_weights_keep_the_codes_of_a_folder() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         let scales = write(folder.path(), settings(strategy), shape, strategy == "tensor");
-        let mut bits = Vec::new();
-        for frozen_values in [false, true] {
-            let mut model = adapted(folder.path(), name, frozen_values);
-            assert_eq!(model.folder_codes(), FolderCounts { kept: 4, recast: 0 }, "{strategy}");
-            let exact = strategy != "channel";
-            let mut other = adapted(folder.path(), name, true);
-            let mut casts = expect_codes(&mut model, &mut other.scaling().casts(Mode::EVALUATION), &scales, exact);
-            assert_eq!(casts.len(), 4);
-            let [inputs, targets] = ["inputs", "targets"].map(|name| integers(name, 32, 96));
-            let losses = losses_and_gradients(&mut model, &inputs, &targets, 2, 1.0 / 32.0).unwrap();
-            casts.extend([values(&losses)]);
-            casts.extend(gradients(&mut model).into_iter().map(|(_, gradient)| gradient));
-            bits.push(casts);
+        for device in devices() {
+            let of = |frozen_values| {
+                let mut model = adapted(folder.path(), name, frozen_values, &device);
+                assert_eq!(model.folder_codes(), FolderCounts { kept: 4, recast: 0 }, "{strategy}");
+                let exact = strategy != "channel";
+                let mut other = adapted(folder.path(), name, true, &device);
+                let mut casts = expect_codes(&mut model, &mut other.scaling().casts(Mode::EVALUATION), &scales, exact);
+                assert_eq!(casts.len(), 4);
+                let [inputs, targets] =
+                    ["inputs", "targets"].map(|name| integers(name, 32, 96).to_device(&device).unwrap());
+                let losses = losses_and_gradients(&mut model, &inputs, &targets, 2, 1.0 / 32.0).unwrap();
+                casts.extend([values(&losses)]);
+                casts.extend(gradients(&mut model).into_iter().map(|(_, gradient)| gradient));
+                casts
+            };
+            assert!(of(false) == of(true), "{strategy} on {device}: values beside codes change bits");
         }
-        assert!(bits[0] == bits[1], "{strategy}: values beside codes change bits");
     }
 }
 
@@ -170,7 +172,7 @@ fn codes_with_other_scales_than_the_recipe_are_cast_again() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), settings(strategy), shape, equal);
-        let model = adapted(folder.path(), name, false);
+        let model = adapted(folder.path(), name, false, &Device::Cpu);
         assert_eq!(model.folder_codes(), FolderCounts { kept, recast: 4 - kept }, "{strategy} with {}", name.as_str());
     }
 }

@@ -318,7 +318,7 @@ const NEW_TOKENS: &str =
 const FREEZE: &str = "single weights cannot be frozen or thawed; a run trains all of them, or adapters ([lora])";
 const STAGES: &str = "of preferences, runs train DPO, robust DPO, IPO, the hinge loss, KTO and reward models; other losses are not implemented";
 const LOSSES: &str = "the loss is the cross entropy of the targets";
-const VARIANTS: &str = "adapters are those of LoRA, with `use_rslora` and `use_dora`";
+const VARIANTS: &str = "adapters are those of plain LoRA, with `use_rslora` and `use_dora`";
 const FOUR_BIT: &str = "base weights in 4 or 8 bit integers are not read; with adapters and an FP8 recipe, frozen weights are kept in FP8: `recipe = \"fp8-current\"` under [precision]";
 const KERNELS: &str = "kernels are always fused";
 const TEXT_ONLY: &str = "models read text only";

@@ -90,7 +90,6 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("finetuning_type = \"freeze\"", "refused: frozen or thawed"),
             ("lora_rank = 8", "lora.r = 8"),
             ("lora_target = \"all\"", "lora.target_modules = \"all-linear\""),
-            ("use_dora = true", "lora.use_dora = true"),
             ("pissa_init = true", "refused: plain LoRA"),
             ("template = \"llama3\"", "refused: `chat_template_path`"),
             ("cutoff_len = 2048", "data.max_length = 2048"),

@@ -54,7 +54,7 @@ impl Adapter {
         let Some(lora) = build.lora else { return Ok(None) };
         if lora.use_dora && build.place().is_divided() {
             return Err(Error::Config(
-                "`lora.use_dora` is true, and `parallel.tensor` divides weights, whose norms need whole rows; set one of them to false or 1"
+                "`lora.use_dora` is true, and ranks of `parallel.tensor` divide weights, whose norms need whole rows; set `parallel.tensor` to 1, or `lora.use_dora` to false"
                     .into(),
             ));
         }
