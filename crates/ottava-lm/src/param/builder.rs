@@ -1,7 +1,6 @@
 //! The context in which layers are built and record themselves.
 
 use super::description::Description;
-use super::folder_codes::FolderCodes;
 use super::id::{ParamId, UnitId};
 use super::shard::{FolderLayout, FolderTensor, Shard, Split};
 use crate::error::{Error, Result};
@@ -35,6 +34,21 @@ pub enum Init {
         layout: FolderLayout,
         /// Standard deviation of its initial values.
         std: f32,
+    },
+}
+
+/// What a source has of a weight as codes whose scales have a granularity that was asked for.
+pub enum FolderCodes {
+    /// The weight is not in FP8.
+    None,
+    /// Its scales have another granularity, or it is stored in another layout.
+    Other,
+    /// E4M3 codes of the whole tensor `[R, C]`, and their inverse scales, row by row.
+    Codes {
+        /// A byte for each element.
+        codes: Vec<u8>,
+        /// One for the tensor, for each row, or for each 128x128 block.
+        scale_inv: Vec<f32>,
     },
 }
 

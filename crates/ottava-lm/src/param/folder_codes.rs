@@ -1,26 +1,11 @@
 //! FP8 codes of frozen weights that come from a model folder, instead of a cast of the values of these codes.
 
-use super::builder::WeightSource;
+use super::builder::{FolderCodes, WeightSource};
 use super::shard::Shard;
 use crate::error::{Error, Result};
 use crate::recipe::Cast;
 use ottava_tensor::fp8::E4M3;
 use ottava_tensor::{DType, Device, Granularity, QuantizedTensor, Tensor};
-
-/// What a source has of a weight as codes whose scales have a granularity that was asked for.
-pub enum FolderCodes {
-    /// The weight is not in FP8.
-    None,
-    /// Its scales have another granularity, or it is stored in another layout.
-    Other,
-    /// E4M3 codes of the whole tensor `[R, C]`, and their inverse scales, row by row.
-    Codes {
-        /// A byte for each element.
-        codes: Vec<u8>,
-        /// One for the tensor, for each row, or for each 128x128 block.
-        scale_inv: Vec<f32>,
-    },
-}
 
 /// Whether the codes of a frozen weight are those of the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

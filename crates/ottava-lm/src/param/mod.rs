@@ -13,9 +13,9 @@ mod shard;
 mod unit;
 mod weights;
 
-pub use builder::{Builder, Init, MemoryPolicy, Purpose, WeightSource};
+pub use builder::{Builder, FolderCodes, Init, MemoryPolicy, Purpose, WeightSource};
 pub use description::{Description, LayerCosts, STEP_RATES};
-pub use folder_codes::{FolderCodes, FolderUse};
+pub use folder_codes::FolderUse;
 pub use gradient::{Grad, GradFormat, Gradient, WgradProduct};
 pub use id::{ParamId, UnitId};
 pub use loan::{Loan, LoanedWeight};
