@@ -346,7 +346,7 @@ fn doctor_always_answers() {
     let run = Run::new();
     let report = json(&run.succeed(&["doctor", "--json"]));
     let names: Vec<_> = report["libraries"].as_array().unwrap().iter().map(|l| l["name"].as_str().unwrap()).collect();
-    for name in ["CUDA driver", "NVRTC", "cuBLASLt", "cuDNN", "NCCL"] {
+    for name in ["CUDA driver", "NVRTC", "cuBLASLt", "cuDNN", "NCCL", "NVML"] {
         assert!(names.contains(&name), "{name} in {names:?}");
     }
 }
