@@ -1,7 +1,7 @@
 //! LoRA: a low-rank product added to that of a frozen weight. Hu et al. 2021, arXiv:2106.09685. With DoRA also a magnitude for each output.
 //! Liu et al. 2024, arXiv:2402.09353.
 
-use super::LinearConfig;
+use super::config::LinearConfig;
 use crate::error::{Error, Result};
 use crate::lora::{MAGNITUDE, PEFT_PREFIX};
 use crate::param::{Builder, FolderTensor, Init, Loan, Param, Split};
