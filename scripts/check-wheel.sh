@@ -16,7 +16,13 @@ shift
 extra="[${EXTRA-cu13}]"
 steps=${STEPS-500}
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+clean_up() {
+    for suite in "$work"/*/proc; do
+        ! mountpoint -q "$suite" || umount "$suite"
+    done
+    rm -rf "$work"
+}
+trap clean_up EXIT
 
 for suite in "$@"; do
     root=$work/$suite
@@ -58,7 +64,10 @@ if [ "$3" -gt 0 ]; then
     ottava train configs/quickstart.toml --set "max_steps=$3" | tail -n 25
 fi
 CHECK
-    chroot "$root" bash /check.sh "$extra" "/$(basename "$wheel")" "$steps"
+    # The program finds its own environment through /proc.
+    mount -t proc proc "$root/proc"
+    env -i chroot "$root" bash /check.sh "$extra" "/$(basename "$wheel")" "$steps"
+    umount "$root/proc"
     # The first system shows that the libraries are found; the others, that the program starts.
     extra=
     steps=0

@@ -14,7 +14,10 @@ work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
 python3 -m venv target/release-python
-target/release-python/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2' 'nvidia-cuda-nvrtc>=13,<14'
+target/release-python/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2' 'ziglang>=0.14,<1' 'nvidia-cuda-nvrtc>=13,<14'
+# The linker is Zig's, which builds for the glibc that a tag names, however new that of this machine is.
+export PATH="$PWD/target/release-python/bin:$PATH"
+tag=manylinux_2_28
 # Times in the wheel are that of the commit; paths of this machine are not in the program.
 commit="$(git rev-parse HEAD)"
 SOURCE_DATE_EPOCH="$(git log -1 --format=%ct "$commit")"
@@ -29,7 +32,7 @@ for copy in first second-copy; do
         cd "$work/$copy/source"
         export RUSTFLAGS="--remap-path-prefix=$work/$copy=/build --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
         export CARGO_TARGET_DIR="$work/$copy/target"
-        "$OLDPWD/target/release-python/bin/maturin" build --quiet --locked --profile "$profile" --out "$work/$copy/wheels"
+        maturin build --quiet --locked --profile "$profile" --zig --compatibility "$tag" --out "$work/$copy/wheels"
         scripts/make_release_files.py "$work/$copy/wheels"/*.whl "$work/$copy/wheels"
     )
     rm -rf "$work/$copy/target"
