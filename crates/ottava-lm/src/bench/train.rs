@@ -40,7 +40,7 @@ pub struct TrainBench {
     pub micro_batches: usize,
     /// Steps whose median is reported.
     pub steps: usize,
-    /// Settings of precision, optimizer and memory, except recipe and level.
+    /// Settings of precision, optimizer, memory and adapters, except recipe and level.
     pub config: RunConfig,
 }
 
@@ -121,7 +121,8 @@ impl TrainBench {
         if sizes_given.into_iter().any(|given| given == Some(0)) {
             return Err(Error::Config("steps, lengths, micro-batches and layers must be at least 1".into()));
         }
-        let sizes = DecoderConfig { layers: self.layers.unwrap_or(sizes.layers), ..sizes };
+        let layers = self.layers.unwrap_or(sizes.layers);
+        let sizes = DecoderConfig { layers, lora: self.config.lora.adapters(), ..sizes };
         if let Device::Cuda(gpu) = device {
             gpu.release_memory()?;
         }
@@ -143,6 +144,7 @@ impl TrainBench {
             ..self.config.clone()
         };
         config.expect_formats()?;
+        config.expect_new_adapters()?;
         config.share(ranks.size())?;
         let resolved = ResolvedRun::new(&config, &sizes, device)?;
         resolved.expect_fit()?;

@@ -168,7 +168,7 @@ struct Train {
     /// Levels of the optimizer to run each recipe at: O0, O1, O2, O3, coat, bf16.
     #[arg(long, value_delimiter = ',', default_value = "O0", value_parser = level)]
     levels: Vec<Level>,
-    /// Override a setting of precision, optimizer, memory or parallel for all recipes: `table.key=VALUE`, or `key=VALUE` if only one table has it.
+    /// Override a setting of precision, optimizer, memory, parallel or lora for all recipes: `table.key=VALUE`, or `key=VALUE` if only one table has it.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     #[command(flatten)]

@@ -407,7 +407,7 @@ fn bench_times_a_small_model_in_every_recipe() {
     run.fail(
         &["bench", "train", "--set", "max_steps=3", "--device", "cpu"],
         1,
-        &["only keys of [precision], [sentinel], [optimizer], [memory] and [parallel]"],
+        &["only keys of [precision], [sentinel], [optimizer], [memory], [parallel] and [lora]"],
     );
     run.fail(&["bench", "train", "--model", "gpt-9", "--device", "cpu"], 1, &["`gpt-9`", "llama-2-7b"]);
 }
