@@ -50,6 +50,6 @@ fuzz target seconds="60":
     RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Ccodegen-units=1" \
         cargo run --manifest-path fuzz/Cargo.toml --target {{ arch() }}-unknown-linux-gnu --bin {{ target }} -- -max_total_time={{ seconds }} -timeout=10 -rss_limit_mb=600 -max_len=1000000 fuzz/corpus/{{ target }}
 
-# The wheel of the last commit, built twice to see that both have the same bytes
+# The files of a release of the last commit, built twice to see that both have the same bytes
 release folder="target/wheels":
     scripts/release.sh {{ folder }}

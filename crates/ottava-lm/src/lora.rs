@@ -10,8 +10,12 @@ const ALL_LINEAR: &str = "all-linear";
 /// PEFT's prefix of the name of a linear, and of a tensor that is trained and saved beside adapters.
 pub const PEFT_PREFIX: &str = "base_model.model.";
 
+/// The end of the name of the magnitudes of an adapter.
+pub const MAGNITUDE: &str = "lora_magnitude_vector";
+
 /// Adapters beside the linears of a model: `y = x · Wᵀ + scale · (x · Aᵀ) · Bᵀ` with `A` `[r, K]` and `B` `[N, r]`, under the names
-/// and with the meaning of PEFT. Everything else is frozen.
+/// and with the meaning of PEFT; with `use_dora`, each output is also multiplied by its magnitude over the norm of its row of
+/// `W + scale · B · A`. Everything else is frozen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
     /// Rank of the adapters.
@@ -20,6 +24,8 @@ pub struct Lora {
     pub alpha: f64,
     /// Whether the scale is `alpha / sqrt(r)` (Kalajdzievski 2023, arXiv:2312.03732), instead of `alpha / r`.
     pub use_rslora: bool,
+    /// Whether adapters also have magnitudes (DoRA: Liu et al. 2024, arXiv:2402.09353).
+    pub use_dora: bool,
     /// The linears that have adapters.
     pub targets: Targets,
 }

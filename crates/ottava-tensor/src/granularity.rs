@@ -77,6 +77,14 @@ impl Granularity {
         [padded(rows), length.next_multiple_of(pad)]
     }
 
+    /// Whether the transposed copy of a matrix `[rows, columns]` has the same codes, transposed: if scales belong to the tensor or to squares,
+    /// and both copies have the same padding.
+    pub fn shares_codes(self, rows: usize, columns: usize) -> bool {
+        let [padded_rows, padded_columns] = self.codes_shape(rows, columns);
+        matches!(self, Granularity::PerTensor | Granularity::Blocks128x128)
+            && self.codes_shape(columns, rows) == [padded_columns, padded_rows]
+    }
+
     /// Shape of the inverse scales of these codes, in the layout of cuBLASLt: `[1]`; `[rows]`; 1x128 blocks: `[length / 128, rows]`;
     /// 128x128 blocks: `[rows / 128, length / 128]` with the second dimension padded to a multiple of 4. Sizes are padded sizes. Padding
     /// has

@@ -40,7 +40,7 @@ pub struct TrainBench {
     pub micro_batches: usize,
     /// Steps whose median is reported.
     pub steps: usize,
-    /// Settings of precision, optimizer and memory, except recipe and level.
+    /// Settings of precision, optimizer, memory and adapters, except recipe and level.
     pub config: RunConfig,
 }
 
@@ -57,6 +57,8 @@ pub struct TrainRow {
     pub step_milliseconds: f64,
     /// Milliseconds that a step takes longer if it begins with a comparison of the sentinel, where `sentinel_steps` is set.
     pub comparison_milliseconds: Option<f64>,
+    /// Mean power of this GPU over the measured steps; `None` where it is not measured, as on a CPU.
+    pub watts: Option<f64>,
     /// Model FLOP/s: six per weight and token, and causal attention.
     pub model_flops_per_second: f64,
     /// Planned peak of tensors.
@@ -119,7 +121,8 @@ impl TrainBench {
         if sizes_given.into_iter().any(|given| given == Some(0)) {
             return Err(Error::Config("steps, lengths, micro-batches and layers must be at least 1".into()));
         }
-        let sizes = DecoderConfig { layers: self.layers.unwrap_or(sizes.layers), ..sizes };
+        let layers = self.layers.unwrap_or(sizes.layers);
+        let sizes = DecoderConfig { layers, lora: self.config.lora.adapters(), ..sizes };
         if let Device::Cuda(gpu) = device {
             gpu.release_memory()?;
         }
@@ -141,6 +144,7 @@ impl TrainBench {
             ..self.config.clone()
         };
         config.expect_formats()?;
+        config.expect_new_adapters()?;
         config.share(ranks.size())?;
         let resolved = ResolvedRun::new(&config, &sizes, device)?;
         resolved.expect_fit()?;
@@ -172,7 +176,10 @@ impl TrainBench {
         step()?;
         let first_step_seconds = begin.elapsed().as_secs_f64();
         step()?;
+        let energy = || if let Device::Cuda(gpu) = device { gpu.energy() } else { None };
+        let (begin, before) = (Instant::now(), energy());
         let timed = (0..self.steps).map(|_| step()).collect::<Result<Vec<_>>>()?;
+        let watts = energy().zip(before).map(|(after, before)| (after - before) / begin.elapsed().as_secs_f64());
         let mut seconds: Vec<f64> = timed.iter().map(|(seconds, _)| *seconds).collect();
         seconds.sort_by(f64::total_cmp);
         let median = seconds[seconds.len() / 2];
@@ -213,6 +220,7 @@ impl TrainBench {
             tokens_per_second,
             step_milliseconds: median * 1e3,
             comparison_milliseconds,
+            watts,
             model_flops_per_second: tokens_per_second * run.model.description().flops_per_token(seen),
             planned_peak_bytes: planned.peak_bytes,
             peak_memory_bytes: memory.peak as u64,

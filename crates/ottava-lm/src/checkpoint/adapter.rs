@@ -3,7 +3,7 @@
 use super::safetensors::{ModelFiles, TensorInfo};
 use crate::error::{Error, Result};
 use crate::layers::SCORE;
-use crate::lora::{Lora, PEFT_PREFIX};
+use crate::lora::{Lora, MAGNITUDE, PEFT_PREFIX};
 use crate::models::ConfigFile;
 use ottava_tensor::Tensor;
 use serde_json::Value;
@@ -26,10 +26,20 @@ pub struct AdapterFolder {
     path: PathBuf,
 }
 
+/// The tensors of the adapter of a linear, F32.
+pub struct LinearAdapter {
+    /// `[r, K]`.
+    pub a: Tensor,
+    /// `[N, r]`.
+    pub b: Tensor,
+    /// `[N]`, with DoRA.
+    pub magnitude: Option<Tensor>,
+}
+
 impl AdapterFolder {
     /// Opens `folder`.
     ///
-    /// Errors with [`Error::Model`] where its settings ask for what is not implemented, as DoRA.
+    /// Errors with [`Error::Model`] where its settings ask for what is not implemented, as ranks by pattern.
     pub fn open(folder: &Path) -> Result<AdapterFolder> {
         let lora = AdapterFolder::settings(folder)?;
         let saved = ConfigFile::read(&folder.join(CONFIG_FILE))?.values().get("modules_to_save").cloned();
@@ -52,7 +62,7 @@ impl AdapterFolder {
         if kind != "LORA" {
             return Err(config.error(&format!("`peft_type` is \"{kind}\"; adapters of LORA are implemented")));
         }
-        let not_read = ["use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform"];
+        let not_read = ["modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform"];
         let is_set = |key: &&str| match config.values().get(*key) {
             None | Some(Value::Null | Value::Bool(false)) => false,
             Some(saved) if *key == "modules_to_save" && is_score(saved) => false,
@@ -73,6 +83,7 @@ impl AdapterFolder {
             r: config.required("r")?,
             alpha: config.required("lora_alpha")?,
             use_rslora: config.optional("use_rslora", false)?,
+            use_dora: config.optional("use_dora", false)?,
             targets: config.required("target_modules")?,
         };
         if lora.r == 0 || lora.r > 1 << 24 {
@@ -91,19 +102,22 @@ impl AdapterFolder {
         ConfigFile::read(&folder.join(CONFIG_FILE))?.required("base_model_name_or_path")
     }
 
-    /// `A` and `B` of the linear whose weight is called `weight` in a folder, in F32; `None` if it has no adapter.
-    pub fn of_weight(&self, weight: &str) -> Result<Option<[Tensor; 2]>> {
-        match self.names_of(weight) {
-            Some([a, b]) => Ok(Some([self.files.values(&a)?, self.files.values(&b)?])),
-            None => Ok(None),
-        }
+    /// The adapter of the linear whose weight is called `weight` in a folder; `None` if it has none.
+    pub fn of_weight(&self, weight: &str) -> Result<Option<LinearAdapter>> {
+        let Some(names) = self.names_of(weight) else { return Ok(None) };
+        let [a, b] = [&names[0], &names[1]].map(|name| self.files.values(name));
+        let magnitude = names.get(2).map(|name| self.files.values(name)).transpose()?;
+        Ok(Some(LinearAdapter { a: a?, b: b?, magnitude }))
     }
 
-    fn names_of(&self, weight: &str) -> Option<[String; 2]> {
+    /// The names of `A`, `B` and, with DoRA, the magnitudes beside a weight.
+    fn names_of(&self, weight: &str) -> Option<Vec<String>> {
         let linear = weight.strip_suffix(".weight")?;
+        let ends = ["lora_A.weight", "lora_B.weight", MAGNITUDE];
+        let ends = &ends[..if self.lora.use_dora { 3 } else { 2 }];
         // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
         ["", "transformer."].into_iter().find_map(|around| {
-            let names = ["lora_A", "lora_B"].map(|of| format!("{PEFT_PREFIX}{around}{linear}.{of}.weight"));
+            let names: Vec<_> = ends.iter().map(|end| format!("{PEFT_PREFIX}{around}{linear}.{end}")).collect();
             names.iter().all(|name| self.files.info(name).is_ok()).then_some(names)
         })
     }

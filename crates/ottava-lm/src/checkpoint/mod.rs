@@ -14,7 +14,7 @@ pub mod slices;
 pub mod training;
 pub mod weight_files;
 
-pub use adapter::AdapterFolder;
+pub use adapter::{AdapterFolder, LinearAdapter};
 pub use atomic::{
     CheckpointFile, CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete,
     latest_complete_until,

@@ -4,13 +4,13 @@ use super::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, adapter};
 use crate::error::{Error, Result};
 use crate::hash::{MIX_STEP, mix, name_hash};
 use crate::layers::{SCORE, expert_stack};
-use crate::lora::{Lora, PEFT_PREFIX, Targets, last_name};
+use crate::lora::{Lora, MAGNITUDE, PEFT_PREFIX, Targets, last_name};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions};
-use crate::param::{FolderLayout, FolderTensor, Init, Shard, WeightSource};
+use crate::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, WeightSource};
 use crate::recipe::Recipe;
 use crate::{input, interrupt};
-use ottava_tensor::ops::{normal_from, transpose};
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::ops::{normal_from, row_norms, transpose};
+use ottava_tensor::{DType, Device, Granularity, Tensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -121,6 +121,19 @@ impl WeightSource for FolderWeights {
         self.find(tensor).map(drop)
     }
 
+    fn codes(&mut self, tensor: &FolderTensor, granularity: Granularity) -> Result<FolderCodes> {
+        let (name, _) = self.find(tensor)?;
+        if !self.files.is_fp8(&name)? {
+            return Ok(FolderCodes::None);
+        }
+        let scales = self.files.scales(&name)?;
+        if tensor.layout != FolderLayout::Same || scales.granularity() != Some(granularity) {
+            return Ok(FolderCodes::Other);
+        }
+        interrupt::check("loading the model")?;
+        Ok(FolderCodes::Codes { codes: self.files.codes(&name)?, scale_inv: scales.into_values() })
+    }
+
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
         interrupt::check("loading the model")?;
         let (name, first) = self.find(tensor)?;
@@ -193,8 +206,24 @@ impl WeightSource for RandomWeights {
                 Tensor::from_slice(&self.device, &shape, &values)?
             }
             Init::Ones => Tensor::from_slice(&self.device, &shape, &vec![1f32; elements.len()])?,
+            Init::RowNorms { columns, layout, std } => norms_of_weight(self, tensor, elements, (columns, layout), std)?,
         })
     }
+}
+
+/// The norms of `rows` of the weight of `columns` beside the magnitudes `tensor`, F32.
+fn norms_of_weight(
+    weights: &mut dyn WeightSource,
+    tensor: &FolderTensor,
+    rows: Range<usize>,
+    (columns, layout): (usize, FolderLayout),
+    std: f32,
+) -> Result<Tensor> {
+    let linear = tensor.name.strip_prefix(PEFT_PREFIX).unwrap_or(&tensor.name).strip_suffix(MAGNITUDE);
+    let linear = linear.expect("magnitudes are named after their linear");
+    let weight = FolderTensor { name: format!("{linear}weight"), shape: vec![tensor.shape[0], columns], layout };
+    let values = weights.read(&weight, rows.start * columns..rows.end * columns, Init::Normal(std))?;
+    Ok(row_norms(&values.reshape(&[rows.len(), columns])?)?)
 }
 
 /// Weights of a model from `base`, with adapters from a folder, or new ones from a seed, and likewise the head of a reward model.
@@ -246,6 +275,13 @@ impl<'a> AdaptedWeights<'a> {
 }
 
 impl WeightSource for AdaptedWeights<'_> {
+    fn codes(&mut self, tensor: &FolderTensor, granularity: Granularity) -> Result<FolderCodes> {
+        match self.origin(tensor) {
+            Origin::Base(tensor) => self.base.codes(&tensor, granularity),
+            Origin::Adapter | Origin::New(_) => Ok(FolderCodes::None),
+        }
+    }
+
     fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
         match self.origin(tensor) {
             Origin::Base(tensor) => self.base.expect(&tensor),
@@ -265,7 +301,12 @@ impl WeightSource for AdaptedWeights<'_> {
                 let values = adapter.values(&tensor.name, &tensor.stored_shape())?;
                 Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
             }
-            (Origin::New(tensor), _) => self.new.read(&tensor, elements, init),
+            (Origin::New(tensor), _) => match init {
+                Init::RowNorms { columns, layout, std } => {
+                    norms_of_weight(self.base, &tensor, elements, (columns, layout), std)
+                }
+                _ => self.new.read(&tensor, elements, init),
+            },
             (Origin::Adapter, None) => unreachable!("an adapter is the origin only if there is one"),
         }
     }
@@ -434,7 +475,7 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
         "use_rslora": lora.use_rslora,
-        "use_dora": false,
+        "use_dora": lora.use_dora,
         "target_modules": targets,
         "fan_in_fan_out": model.config().names.transposed,
         "bias": "none",

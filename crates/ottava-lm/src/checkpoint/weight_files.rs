@@ -6,7 +6,7 @@ use crate::hash::sha256;
 use crate::models::{Quantization, WeightScales};
 use ottava_tensor::fp8::{E4M3, E8M0};
 use ottava_tensor::ops::cast;
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::{DType, Device, Granularity, Tensor};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -199,6 +199,16 @@ impl StoredScales {
     pub fn at(&self, element: usize) -> f32 {
         let (row, column) = (element / self.columns, element % self.columns);
         self.scales[self.kind.index(self.grid, row, column)]
+    }
+
+    /// The granularity of a cast with such scales; `None` for blocks of other sizes.
+    pub fn granularity(&self) -> Option<Granularity> {
+        self.kind.granularity()
+    }
+
+    /// The scales, in the order of their grid.
+    pub fn into_values(self) -> Vec<f32> {
+        self.scales
     }
 }
 

@@ -2,11 +2,20 @@
 
 use super::problems::Problems;
 use super::{RunConfig, WeightInit};
-use crate::level::Level;
+use crate::error::{Error, Result};
 use crate::lora::Targets;
-use crate::parallel::Zero;
 
 impl RunConfig {
+    /// Errors if adapters cannot be trained with these settings, or if `lora.init_from` is set, for a model with random weights.
+    pub fn expect_new_adapters(&self) -> Result<()> {
+        let mut problems = Problems(self.lora_problems());
+        problems.demand(
+            self.lora.init_from.as_os_str().is_empty(),
+            "`lora.init_from` is set; adapters of a model with random weights are new",
+        );
+        if problems.0.is_empty() { Ok(()) } else { Err(Error::Config(problems.0.join("\n"))) }
+    }
+
     /// Sentences about settings with which adapters cannot be trained.
     pub(super) fn lora_problems(&self) -> Vec<String> {
         let (lora, mut problems) = (&self.lora, Problems::default());
@@ -24,14 +33,6 @@ impl RunConfig {
         problems.demand(
             self.model.init == WeightInit::Pretrained,
             "`lora.r` is set, and `model.init` is \"random\"; adapters need the weights of a model folder",
-        );
-        problems.demand(
-            self.optimizer.formats() == Level::O0.formats(),
-            "`lora.r` is set; adapters are trained only at `optimizer.level = \"O0\"`, with its formats",
-        );
-        problems.demand(
-            self.parallel.zero == Zero::Nothing,
-            "`lora.r` is set, and `parallel.zero` is not 0; adapters are not divided",
         );
         let offloads = |share: Option<f64>| share != Some(0.0);
         problems.demand(

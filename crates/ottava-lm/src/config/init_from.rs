@@ -23,9 +23,9 @@ impl RunConfig {
         if self.model.path == from {
             self.model.path = AdapterFolder::base(&from)?;
         }
-        let Lora { r, alpha, use_rslora, targets } = AdapterFolder::settings(&from)?;
+        let Lora { r, alpha, use_rslora, use_dora, targets } = AdapterFolder::settings(&from)?;
         if self.lora.r == 0 {
-            let lora = LoraConfig { r, lora_alpha: alpha, use_rslora, target_modules: targets, ..self.lora };
+            let lora = LoraConfig { r, lora_alpha: alpha, use_rslora, use_dora, target_modules: targets, ..self.lora };
             return Ok(RunConfig { lora, ..self });
         }
         let own = &self.lora;
@@ -33,6 +33,7 @@ impl RunConfig {
             ("r", own.r.to_string(), r.to_string()),
             ("lora_alpha", own.lora_alpha.to_string(), alpha.to_string()),
             ("use_rslora", own.use_rslora.to_string(), use_rslora.to_string()),
+            ("use_dora", own.use_dora.to_string(), use_dora.to_string()),
         ];
         match differs.into_iter().find(|(_, own, adapter)| own != adapter) {
             Some((key, own, adapter)) => Err(Error::Config(format!(

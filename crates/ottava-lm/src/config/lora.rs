@@ -18,6 +18,8 @@ pub struct LoraConfig {
     pub lora_dropout: f64,
     /// Whether the factor is `lora_alpha / sqrt(r)`.
     pub use_rslora: bool,
+    /// Whether adapters also have a magnitude for each output.
+    pub use_dora: bool,
     /// A folder of PEFT whose adapters the run starts from; empty for new ones.
     pub init_from: PathBuf,
 }
@@ -30,6 +32,7 @@ impl Default for LoraConfig {
             target_modules: Targets::AllLinear,
             lora_dropout: 0.0,
             use_rslora: false,
+            use_dora: false,
             init_from: PathBuf::new(),
         }
     }
@@ -38,7 +41,7 @@ impl Default for LoraConfig {
 impl LoraConfig {
     /// The adapters; `None` where all weights are trained.
     pub fn adapters(&self) -> Option<Lora> {
-        let LoraConfig { r, lora_alpha: alpha, use_rslora, .. } = *self;
-        (r > 0).then(|| Lora { r, alpha, use_rslora, targets: self.target_modules.clone() })
+        let LoraConfig { r, lora_alpha: alpha, use_rslora, use_dora, .. } = *self;
+        (r > 0).then(|| Lora { r, alpha, use_rslora, use_dora, targets: self.target_modules.clone() })
     }
 }

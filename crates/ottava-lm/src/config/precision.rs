@@ -43,8 +43,8 @@ impl RunConfig {
 /// benchmarks have an option for.
 /// Whether the values are compatible depends on the recipe: call [`RunConfig::expect_formats`].
 pub fn formats(settings: &[String]) -> Result<RunConfig> {
-    let tables = ["precision", "sentinel", "optimizer", "memory", "parallel"];
-    let reason = "only keys of [precision], [sentinel], [optimizer], [memory] and [parallel] are set here; --help shows the options for others";
+    let tables = ["precision", "sentinel", "optimizer", "memory", "parallel", "lora"];
+    let reason = "only keys of [precision], [sentinel], [optimizer], [memory], [parallel] and [lora] are set here; --help shows the options for others";
     let config = with_settings(Table::new(), settings, &tables, reason)?;
     let names_recipe = |setting: &&String| {
         let mut alone = Table::new();

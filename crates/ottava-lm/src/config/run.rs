@@ -513,8 +513,8 @@ impl RunConfig {
 }
 
 impl RunConfig {
-    /// Whether FP8 codes of weights are stored for the whole step.
+    /// Whether FP8 codes of weights are stored for the whole step. Those of frozen weights take less memory than values.
     pub fn weight_codes(&self) -> bool {
-        self.memory.weight_codes.unwrap_or(self.optimizer.level.weight_codes())
+        self.memory.weight_codes.unwrap_or(self.lora.r > 0 || self.optimizer.level.weight_codes())
     }
 }

@@ -1,10 +1,13 @@
 //! The linear layer, whose three products are what FP8 speeds up.
 
 mod adapter;
+mod config;
+mod magnitudes;
 mod probe;
 mod smooth;
 
 use adapter::Adapter;
+pub use config::LinearConfig;
 pub use smooth::{ColumnScales, SmoothCasts};
 
 use super::cast::{OperandCast, SavedOperand, copies_of};
@@ -16,6 +19,7 @@ use crate::recipe::{LinearCasts, LinearSite, ProductPrecision, Products};
 use crate::scaling::{AmaxGroup, Casts, Quantity, Slot};
 use ottava_tensor::ops::{
     self, Accumulation, Fp8Output, Operand, Output, Produced, add_bias, bias_gradient, gemm_nt, gemm_nt_plus,
+    scale_columns,
 };
 use ottava_tensor::{QuantizedTensor, Tensor};
 
@@ -30,32 +34,6 @@ pub struct Linear {
     split: Split,
 }
 
-/// The configuration of a linear.
-#[derive(Clone, Copy, Debug)]
-pub struct LinearConfig<'a> {
-    /// Its name in the scaling state.
-    pub name: &'a str,
-    /// The tensors that are stacked in its weight: name in the model folder, without `.weight`, and rows.
-    pub parts: &'a [(String, usize)],
-    /// The rows of the parts that ranks divide one by one, if the only tensor is a fusion of several; else empty.
-    pub fused: &'a [usize],
-    /// For each of `parts`, or each of the `fused` parts of a single tensor: the number of neighbouring ranks that hold the same rows, if ranks
-    /// divide outputs; 1 if it is left out.
-    pub replicas: &'a [usize],
-    /// Columns of the weight.
-    pub inputs: usize,
-    /// Whether it has a bias.
-    pub bias: bool,
-    /// Standard deviation of initial weights.
-    pub std: f32,
-    /// Whether a model folder stores its weight transposed, like those of GPT-2.
-    pub transposed: bool,
-    /// How ranks divide its weight.
-    pub split: Split,
-    /// The cast of its input, if another linear reads the same input and owns the cast.
-    pub shared_input: Option<OperandCast>,
-}
-
 /// Weight, bias, and the recipe's decision.
 struct Parts {
     weight: Param,
@@ -68,12 +46,12 @@ struct Parts {
 impl LinearConfig<'_> {
     /// Creates weight and bias, applies the recipe's decision, and records them in the description.
     fn build(&self, build: &mut Builder, after_swiglu: bool) -> Result<Parts> {
-        let LinearConfig { name, parts, fused, replicas, inputs, bias, std, transposed, split, .. } = *self;
+        let LinearConfig { name, parts, fused, replicas, inputs, bias, std, split, .. } = *self;
         let shards = |build: &Builder, suffix: &str, columns: Option<usize>, split| -> Result<Vec<Shard>> {
             let tensor = |(name, rows): &(String, usize)| FolderTensor {
                 name: format!("{name}.{suffix}"),
                 shape: std::iter::once(*rows).chain(columns).collect(),
-                layout: if transposed && columns.is_some() { FolderLayout::Transposed } else { FolderLayout::Same },
+                layout: if columns.is_some() { self.layout() } else { FolderLayout::Same },
             };
             let of = |at: usize| if fused.is_empty() { replicas.get(at..=at).unwrap_or(&[]) } else { replicas };
             let shards = parts.iter().enumerate().map(|(at, part)| build.shards(tensor(part), fused, of(at), split));
@@ -99,7 +77,7 @@ impl LinearConfig<'_> {
         if build.lora.is_some() {
             decision.beside_adapters();
         }
-        let adapter = Adapter::new(build, parts, inputs, split)?;
+        let adapter = Adapter::new(build, self)?;
         let parts = Parts { weight, bias, adapter, fp8: decision.fp8, smooth: decision.smooth };
         build.description.linears.push((site, decision));
         Ok(parts)
@@ -141,7 +119,7 @@ impl Linear {
             let reads = [fprop, dgrad].map(|product| product != ProductPrecision::High);
             if let Some(copies) = copies_of(reads) {
                 let slot = build.slots.add(format!("{name}.weight"), casts.weight, group, of_input);
-                weight.cast_in(slot, copies, build.purpose);
+                weight.cast_in(slot, casts.weight, copies, build.purpose);
             }
             let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group, of_input);
             // The gradient of a bias is a sum of unquantized values.
@@ -205,8 +183,24 @@ impl Linear {
     }
 
     fn own_fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+        let factors = if context.casts.mode.adapts() { self.factors(context)? } else { None };
+        let y = match factors {
+            None => self.unscaled_fprop(x, residual, context)?,
+            Some(factors) => {
+                let y = scale_columns(&self.unscaled_fprop(x, None, context)?, &factors)?;
+                match residual {
+                    Some(residual) => ops::add(&y, residual)?,
+                    None => y,
+                }
+            }
+        };
+        self.with_bias(y, &context.casts)
+    }
+
+    /// `x · Wᵀ`, plus the product of the adapter, plus `residual` if given.
+    fn unscaled_fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let adapter = self.adapter.as_ref().filter(|_| context.casts.mode.adapts());
-        let adapted = adapter.map(|adapter| adapter.forward(x.value(), residual)).transpose()?;
+        let adapted = adapter.map(|adapter| adapter.forward(x.value(), residual, context.loan)).transpose()?;
         let residual = adapted.as_ref().or(residual);
         let Context { casts, loan, .. } = &mut *context;
         match self.products(casts).fprop {
@@ -214,27 +208,20 @@ impl Linear {
                 let weight = self.weight.codes_for_forward(loan, casts)?;
                 let weight = Operand::Rows(&weight);
                 self.compare_weight(weight, loan, casts)?;
-                self.output(x.rows(), weight, residual, how, context)
+                self.product(Quantity::Fprop, x.rows(), weight, residual, how, context)
             }
             high => {
                 self.weight.measure_for_forward(loan, casts)?;
                 let weight = self.weight.read(loan)?;
-                self.output(x.rows(), Operand::plain(&weight), residual, high.accumulation(), context)
+                let how = high.accumulation();
+                self.product(Quantity::Fprop, x.rows(), Operand::plain(&weight), residual, how, context)
             }
         }
     }
 
-    /// `a · bᵀ + bias + residual`. If ranks add their products, the first rank adds the bias.
-    fn output(
-        &self,
-        a: Operand,
-        b: Operand,
-        residual: Option<&Tensor>,
-        how: Accumulation,
-        context: &mut Context,
-    ) -> Result<Tensor> {
-        let adds_bias = !self.sums(Split::Input, &context.casts) || context.casts.place().rank == 0;
-        let mut y = self.product(Quantity::Fprop, a, b, residual, how, context)?;
+    /// `y + bias`. If ranks add their products, the first rank adds the bias.
+    fn with_bias(&self, mut y: Tensor, casts: &Casts) -> Result<Tensor> {
+        let adds_bias = !self.sums(Split::Input, casts) || casts.place().rank == 0;
         if let Some(bias) = self.bias.as_ref().filter(|_| adds_bias) {
             add_bias(&mut y, &bias.value()?)?;
         }
@@ -273,6 +260,11 @@ impl Linear {
         if let Some(bias) = self.bias.as_mut().filter(|bias| bias.is_trained()) {
             bias_gradient(&dy.value, bias.grad_mut()?)?;
         }
+        if let Some(factors) = self.factors(context)? {
+            // Adapters read the same gradient, and its amax is that of the scaled one.
+            let scaled = scale_columns(&dy.value, &factors)?;
+            return self.gradient.cast_gradient(&scaled, None, &mut context.casts);
+        }
         self.gradient.cast_gradient(&dy.value, dy.amax, &mut context.casts)
     }
 
@@ -282,7 +274,7 @@ impl Linear {
         context: &mut Context,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
     ) -> Result<Views> {
-        if self.bias.is_some() {
+        if self.bias.is_some() || self.has_magnitudes() {
             let dy = op(Output::Plain)?.plain().expect("a plain output gives a value");
             return self.cast_gradient(dy.into(), context);
         }
@@ -317,7 +309,8 @@ impl Linear {
     }
 
     fn own_dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
-        let adapted = self.adapter.as_ref().map(|adapter| adapter.dgrad(dy.value(), other)).transpose()?;
+        let adapter = self.adapter.as_ref();
+        let adapted = adapter.map(|adapter| adapter.dgrad(dy.value(), other, context.loan)).transpose()?;
         let other = adapted.as_ref().or(other);
         self.compare_loss_cost(dy, &mut context.casts)?;
         let Context { casts, loan, .. } = &mut *context;
@@ -338,8 +331,12 @@ impl Linear {
 
     /// Adds `dyᵀ · x` to the gradient of the weight, if it is trained, or defers the product; and adds to the gradients of the adapter.
     pub fn wgrad(&mut self, dy: &View, x: &View, context: &mut Context) -> Result<()> {
+        if self.has_magnitudes() {
+            let y = self.recompute_unscaled(x.value(), context)?;
+            self.adapter.as_mut().expect("it has magnitudes").magnitude_wgrad(dy.value(), &y)?;
+        }
         if let Some(adapter) = &mut self.adapter {
-            adapter.wgrad(dy.value(), x.value())?;
+            adapter.wgrad(dy.value(), x.value(), context.loan)?;
         }
         if !self.weight.is_trained() {
             return Ok(());

@@ -10,7 +10,8 @@ use crate::layer_ranks::{LayerRanks, Undivided};
 use crate::layers::{Head, HeadOutput};
 use crate::mode::{Mode, StepPrecision};
 use crate::param::{
-    Builder, Description, Direction, FolderTensor, Loan, MemoryPolicy, Param, ParamId, Purpose, Units, WeightSource,
+    Builder, Description, Direction, FolderTensor, FolderUse, Loan, MemoryPolicy, Param, ParamId, Purpose, Units,
+    WeightSource,
 };
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
@@ -37,6 +38,16 @@ pub struct Decoder {
     attention: Vec<AttentionSpec>,
     /// Whether ranks divide the tensors of layers.
     is_divided: bool,
+    folder_codes: FolderCounts,
+}
+
+/// The frozen weights, fused as in memory, of which a folder has FP8 codes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FolderCounts {
+    /// Those that keep the codes.
+    pub kept: usize,
+    /// Those that are cast again, since the recipe has other scales.
+    pub recast: usize,
 }
 
 /// The micro-batch of a backward, and how it is differentiated.
@@ -94,7 +105,28 @@ impl Decoder {
 
     /// Loads all weights.
     pub fn load(&mut self, weights: &mut dyn WeightSource) -> Result<()> {
-        self.all_parameters().into_iter().try_for_each(|param| param.load_whole(weights))
+        self.load_each(|param| param.load_whole(weights))
+    }
+
+    /// Runs `load` on each parameter, and then casts it if it is frozen.
+    pub fn load_each(&mut self, mut load: impl FnMut(&mut Param) -> Result<()>) -> Result<()> {
+        let (mut params, scaling) = (self.stages.iter_mut().flat_map(Stage::parameters_mut), &mut self.scaling);
+        let mut casts = scaling.casts(Mode::TRAINING);
+        let folder = &mut self.folder_codes;
+        params.try_for_each(|param| {
+            load(param)?;
+            match param.folder_use() {
+                Some(FolderUse::Kept) => folder.kept += 1,
+                Some(FolderUse::Recast) => folder.recast += 1,
+                None => {}
+            }
+            param.quantize_frozen(&mut casts)
+        })
+    }
+
+    /// What became of the FP8 codes that a folder has of frozen weights.
+    pub fn folder_codes(&self) -> FolderCounts {
+        self.folder_codes
     }
 
     /// Builds only the layers of `spans`, a stage for each, and of tensors that `ranks` divide this rank's parts, without their weights.
@@ -152,6 +184,7 @@ impl Decoder {
             router_biases,
             attention,
             is_divided,
+            folder_codes: FolderCounts::default(),
         })
     }
 

@@ -2,6 +2,7 @@
 
 use super::ConfigFile;
 use crate::error::Result;
+use ottava_tensor::Granularity;
 use std::path::Path;
 
 /// The settings of ModelOpt beside `config.json`, which older folders have instead of `quantization_config`.
@@ -28,6 +29,16 @@ pub struct Quantization {
 }
 
 impl WeightScales {
+    /// The granularity of a cast with such scales; `None` for blocks of other sizes.
+    pub fn granularity(self) -> Option<Granularity> {
+        match self {
+            WeightScales::Tensor => Some(Granularity::PerTensor),
+            WeightScales::Rows => Some(Granularity::PerRow),
+            WeightScales::Blocks([128, 128]) => Some(Granularity::Blocks128x128),
+            WeightScales::Blocks(_) => None,
+        }
+    }
+
     /// Rows and columns of the scales of a weight `[outputs, inputs]`.
     pub fn grid(self, [outputs, inputs]: [usize; 2]) -> [usize; 2] {
         match self {

@@ -4,10 +4,10 @@ use super::{Partition, Shared};
 use crate::error::Result;
 use crate::hash::name_hash;
 use crate::models::Decoder;
-use crate::param::{FolderTensor, Init, Param, WeightSource};
+use crate::param::{FolderCodes, FolderTensor, Init, Param, WeightSource};
 use ottava_tensor::comm::{Axis, Reduce};
 use ottava_tensor::ops::checksums;
-use ottava_tensor::{Device, Tensor};
+use ottava_tensor::{DType, Device, Granularity, Tensor};
 use std::ops::Range;
 
 /// The number of first elements of a divided tensor that all ranks hash.
@@ -22,15 +22,13 @@ impl Partition {
     pub fn load(&self, model: &mut Decoder, weights: &mut dyn WeightSource) -> Result<u64> {
         let is_compared = self.ranks().size() > 1 && !matches!(model.device(), Device::DryCpu(_));
         let mut weights = Digested { weights, sum: 0, is_whole: false };
-        for param in model.all_parameters() {
+        model.load_each(|param| {
             weights.is_whole = is_compared && !param.is_sliced();
             param.load(&mut weights, &mut |name, amax| {
                 Ok(self.ranks().sharing(Shared::Elements).all_reduce(name, Reduce::Max, amax)?.wait()?)
             })?;
-            if is_compared && param.is_sliced() {
-                weights.add_first(param)?;
-            }
-        }
+            if is_compared && param.is_sliced() { weights.add_first(param) } else { Ok(()) }
+        })?;
         if self.ranks().group(&[Axis::Pipeline, Axis::Expert]).size() > 1 {
             for tensor in Decoder::folder_tensors(model.config(), model.recipe())? {
                 weights.weights.expect(&tensor)?;
@@ -75,5 +73,13 @@ impl WeightSource for Digested<'_> {
             self.add(tensor, &values)?;
         }
         Ok(values)
+    }
+
+    fn codes(&mut self, tensor: &FolderTensor, granularity: Granularity) -> Result<FolderCodes> {
+        let found = self.weights.codes(tensor, granularity)?;
+        if let (true, FolderCodes::Codes { codes, .. }) = (self.is_whole, &found) {
+            self.add(tensor, &Tensor::from_bytes(&Device::Cpu, &[codes.len()], DType::E4M3, codes)?)?;
+        }
+        Ok(found)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::description::Description;
 use super::id::{ParamId, UnitId};
-use super::shard::{FolderTensor, Shard, Split};
+use super::shard::{FolderLayout, FolderTensor, Shard, Split};
 use crate::error::{Error, Result};
 use crate::layer_ranks::{LayerRanks, ShardPlace};
 use crate::level::{Formats, Level, Share};
@@ -11,7 +11,7 @@ use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Slots;
 use ottava_tensor::comm::Axis;
-use ottava_tensor::{Device, Tensor};
+use ottava_tensor::{Device, Granularity, Tensor};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -26,12 +26,41 @@ pub enum Init {
     Ones,
     /// Uniform between this bound and its negative.
     Uniform(f32),
+    /// For the magnitudes of an adapter, the norms of the rows of the weight beside it.
+    RowNorms {
+        /// Columns of the weight.
+        columns: usize,
+        /// How a folder stores it.
+        layout: FolderLayout,
+        /// Standard deviation of its initial values.
+        std: f32,
+    },
+}
+
+/// What a source has of a weight as codes whose scales have a granularity that was asked for.
+pub enum FolderCodes {
+    /// The weight is not in FP8.
+    None,
+    /// Its scales have another granularity, or it is stored in another layout.
+    Other,
+    /// E4M3 codes of the whole tensor `[R, C]`, and their inverse scales, row by row.
+    Codes {
+        /// A byte for each element.
+        codes: Vec<u8>,
+        /// One for the tensor, for each row, or for each 128x128 block.
+        scale_inv: Vec<f32>,
+    },
 }
 
 /// A source of weights; each process reads the elements that it stores.
 pub trait WeightSource {
     /// The values of `elements` of the flat `tensor`, F32 `[n]`, on any device; a source of random weights follows `init`.
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor>;
+
+    /// The codes of the whole `tensor` in FP8, if the source has it so with scales of this `granularity`.
+    fn codes(&mut self, _tensor: &FolderTensor, _granularity: Granularity) -> Result<FolderCodes> {
+        Ok(FolderCodes::None)
+    }
 
     /// Errors if a source of fixed tensors lacks `tensor`, which another process reads.
     fn expect(&mut self, _tensor: &FolderTensor) -> Result<()> {

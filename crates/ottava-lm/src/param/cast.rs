@@ -1,25 +1,36 @@
 //! The cast of a weight to the FP8 codes that products read.
 
-use super::scopes::CODES;
+use super::builder::WeightSource;
+use super::folder_codes::{self, FolderUse};
+use super::scopes::{CODES, FROZEN_CODES};
+use super::shard::Shard;
 use super::weights::Weights;
 use crate::error::Result;
 use crate::operand::FrozenScale;
+use crate::recipe::Cast;
 use crate::scaling::{Casts, NextCast, Slot, Values};
-use ottava_tensor::ops::{self, CastScale, CodeCopies};
+use ottava_tensor::ops::{self, CastScale, CodeCopies, transpose_codes};
 use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
 
 /// The cast of a weight.
 pub(super) struct WeightCast {
     /// The slot of its scale and statistics.
     pub slot: Slot,
+    /// How the weight is cast.
+    pub cast: Cast,
     /// The copies that products read.
     pub copies: CodeCopies,
     /// The codes, if they are stored between products.
     pub codes: Option<QuantizedTensor>,
     /// Whether codes are stored; otherwise each product casts the weight.
     pub stores_codes: bool,
+    /// Whether the weight is frozen, so that it is cast once and its codes are stored in the layout of fprop alone, if those of dgrad are the
+    /// same codes transposed.
+    pub is_frozen: bool,
     /// Whether the codes replace a frozen weight.
     pub replaces_value: bool,
+    /// Whether the codes of a frozen weight are those of the folder, if that has some.
+    pub folder: Option<FolderUse>,
     /// The scale of a cast by the weight's own amax.
     pub frozen: FrozenScale,
     /// F32 `[1]`: the amax of the new weights for current scaling, during an update.
@@ -27,21 +38,68 @@ pub(super) struct WeightCast {
 }
 
 impl WeightCast {
-    /// A cast in `slot` to `copies`.
-    pub fn new(slot: Slot, copies: CodeCopies, stores_codes: bool, replaces_value: bool) -> WeightCast {
+    /// A `cast` in `slot` to `copies` that stores no codes.
+    pub fn new(slot: Slot, cast: Cast, copies: CodeCopies) -> WeightCast {
         let (codes, frozen, amax) = (None, FrozenScale::default(), None);
-        WeightCast { slot, copies, codes, stores_codes, replaces_value, frozen, amax }
+        let [stores_codes, is_frozen, replaces_value] = [false; 3];
+        WeightCast { slot, cast, copies, codes, stores_codes, is_frozen, replaces_value, folder: None, frozen, amax }
     }
 
-    /// Casts `weights` for the next step.
+    /// Whether dgrad of a weight of this shape reads the codes of fprop, transposed.
+    fn is_transposed_later(&self, shape: &[usize]) -> bool {
+        let shares_codes = match shape {
+            [rows, columns] => self.cast.granularity.shares_codes(*rows, *columns),
+            _ => false,
+        };
+        self.is_frozen && self.copies == CodeCopies::Both && shares_codes
+    }
+
+    /// Takes the codes of a frozen weight from `source`, if it has them as the cast makes them. Returns whether the values are needed.
+    pub fn read_codes(&mut self, weights: &Weights, shards: &[Shard], source: &mut dyn WeightSource) -> Result<bool> {
+        let (device, shares_codes) = (weights.device(), self.is_transposed_later(weights.shape()));
+        let _scope = device.scope(if shares_codes { FROZEN_CODES } else { CODES });
+        if let Some((used, codes)) = folder_codes::read(shards, &self.cast, device, source)? {
+            (self.folder, self.codes) = (Some(used), codes);
+        }
+        Ok(self.codes.is_none() || !self.replaces_value || !shares_codes)
+    }
+
+    /// Adds to the codes of a folder the copy for dgrad, if that has other codes.
+    fn complete(&mut self, weights: &mut Weights, casts: &mut Casts) -> Result<()> {
+        let is_complete = self.copies != CodeCopies::Both || self.is_transposed_later(weights.shape());
+        if let Some(codes) = self.codes.as_mut().filter(|codes| codes.transposed.is_none() && !is_complete) {
+            let _scope = weights.device().scope(CODES);
+            let value = weights.value()?;
+            self.frozen.replace(casts.freeze(self.slot, &value)?)?;
+            let columns = casts.quantize(self.slot, &self.frozen, &value, CodeCopies::Columns)?;
+            codes.transposed = columns.transposed;
+            codes.transposed_scale_inv = Some(Box::new(columns.scale_inv));
+            if self.replaces_value {
+                weights.drop_frozen();
+            }
+        }
+        Ok(())
+    }
+
+    /// Casts `weights` for the next step, unless they are frozen and cast already.
     pub fn quantize(&mut self, weights: &mut Weights, casts: &mut Casts) -> Result<()> {
-        let _scope = weights.device().scope(CODES);
+        if self.is_frozen && self.codes.is_some() {
+            return self.complete(weights, casts);
+        }
         let value = weights.value()?;
+        let is_transposed_later = self.is_transposed_later(weights.shape());
+        let _scope = weights.device().scope(if is_transposed_later { FROZEN_CODES } else { CODES });
         self.frozen.replace(casts.freeze(self.slot, &value)?)?;
         match &mut self.codes {
             _ if !self.stores_codes => {}
             Some(codes) => casts.quantize_into(self.slot, &self.frozen, &value, codes)?,
-            none => *none = Some(casts.quantize(self.slot, &self.frozen, &value, self.copies)?),
+            none => {
+                let mut codes = casts.quantize(self.slot, &self.frozen, &value, self.copies)?;
+                if is_transposed_later {
+                    codes.transposed = None;
+                }
+                *none = Some(codes);
+            }
         }
         if self.replaces_value {
             weights.drop_frozen();
@@ -100,6 +158,14 @@ impl WeightCast {
         match &mut self.codes {
             Some(codes) => casts.quantize_into(self.slot, &self.frozen, &weights.value()?, codes),
             None => Ok(()),
+        }
+    }
+
+    /// The copy of stored `codes` that dgrad reads, transposed now if only that of fprop is stored.
+    pub fn for_backward(codes: &QuantizedTensor) -> Result<QuantizedTensor> {
+        match codes.transposed {
+            Some(_) => Ok(codes.clone()),
+            None => Ok(transpose_codes(codes)?),
         }
     }
 

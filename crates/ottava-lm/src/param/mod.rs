@@ -3,6 +3,7 @@
 mod builder;
 mod cast;
 mod description;
+mod folder_codes;
 mod gradient;
 mod id;
 mod loan;
@@ -12,8 +13,9 @@ mod shard;
 mod unit;
 mod weights;
 
-pub use builder::{Builder, Init, MemoryPolicy, Purpose, WeightSource};
+pub use builder::{Builder, FolderCodes, Init, MemoryPolicy, Purpose, WeightSource};
 pub use description::{Description, LayerCosts, STEP_RATES};
+pub use folder_codes::FolderUse;
 pub use gradient::{Grad, GradFormat, Gradient, WgradProduct};
 pub use id::{ParamId, UnitId};
 pub use loan::{Loan, LoanedWeight};

@@ -4,6 +4,7 @@ mod sliced;
 
 use super::builder::{Builder, Init, Purpose, WeightSource};
 use super::cast::WeightCast;
+use super::folder_codes::FolderUse;
 use super::gradient::{GradFormat, Gradient, WgradProduct};
 use super::id::ParamId;
 use super::loan::{Loan, LoanedWeight};
@@ -13,6 +14,7 @@ use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
 use crate::level::{Formats, Level, Masters};
+use crate::recipe::Cast;
 use crate::scaling::{Casts, NextCast, Slot, Values};
 use ottava_tensor::ops::{self, Accumulation, CodeCopies, Operand, UpdatedWeight, amax, real_type};
 use ottava_tensor::{DType, ExpandedTensor, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
@@ -81,11 +83,22 @@ impl Param {
 
     /// A vector that is stored in the type of sums, whatever the compute type and the format of other master weights.
     pub fn in_sums(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
-        let real = real_type(build.recipe.compute);
-        let mut param = Param::new(build, shards, init)?;
+        Ok(Param::new(build, shards, init)?.stored_in_sums(build))
+    }
+
+    /// [`Param::in_sums`] of a vector that is trained also with adapters.
+    pub fn trained_in_sums(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
+        Ok(Param::trained(build, shards, init)?.stored_in_sums(build))
+    }
+
+    fn stored_in_sums(self, build: &Builder) -> Param {
+        let (real, mut param) = (real_type(build.recipe.compute), self);
         param.formats.masters = Masters::None;
         param.weights = Weights::new(build.device, param.weights.shape(), real, param.formats.masters);
-        Ok(param)
+        if param.frozen {
+            param.weights.freeze();
+        }
+        param
     }
 
     /// Adds `change`, of the elements of the whole parameter, to a parameter of [`Param::in_sums`]; waits for the device.
@@ -122,7 +135,7 @@ impl Param {
         Ok(Param { placement: if offloaded { Placement::Host } else { Placement::Device }, ..param })
     }
 
-    /// A matrix that is trained also with adapters, which freeze other weights.
+    /// A parameter that is trained also with adapters, which freeze other weights.
     pub fn trained(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
         let sums = GradFormat::Plain(real_type(build.recipe.compute));
         Param::with_gradient(build, shards, init, sums, false)
@@ -158,6 +171,9 @@ impl Param {
             )));
         }
         let mut weights = Weights::new(build.device, &shape, compute, formats.masters);
+        if frozen {
+            weights.freeze();
+        }
         let mut states_memory = MemoryKind::Device;
         if let Purpose::Train(memory) = build.purpose
             && is_matrix
@@ -205,6 +221,11 @@ impl Param {
         source: &mut dyn WeightSource,
         largest: &mut dyn FnMut(&str, Tensor) -> Result<Tensor>,
     ) -> Result<()> {
+        if let Some(cast) = self.cast.as_mut().filter(|cast| cast.is_frozen)
+            && !cast.read_codes(&self.weights, &self.shards, source)?
+        {
+            return Ok(());
+        }
         let (device, elements) = (self.weights.device().clone(), self.slice());
         let scope = device.scope(self.weights.scope_of_full());
         let (mut full, mut at) = (Tensor::empty(&device, &[elements.len()], DType::F32)?, 0);
@@ -407,20 +428,26 @@ impl Param {
         self.gradient.add(self.weights.device(), self.weights.shape(), add)
     }
 
-    /// Sets the cast of this matrix in `slot` to the `copies` that FP8 products read, in a model built for `purpose`. Offloaded weights
+    /// Sets the `cast` of this matrix in `slot` to the `copies` that FP8 products read, in a model built for `purpose`. Offloaded weights
     /// store no codes, since an update would have to write back both.
-    pub fn cast_in(&mut self, slot: Slot, copies: CodeCopies, purpose: Purpose) {
+    pub fn cast_in(&mut self, slot: Slot, cast: Cast, copies: CodeCopies, purpose: Purpose) {
         let (copies, stores_codes, keeps_value) = match purpose {
             Purpose::Train(memory) => {
                 (copies, memory.weight_codes && self.placement == Placement::Device, memory.frozen_values)
             }
             Purpose::Infer => (CodeCopies::Rows, true, true),
         };
-        let replaces_value = self.frozen && stores_codes && copies == CodeCopies::Both && !keeps_value;
+        let is_frozen = self.frozen && stores_codes;
+        let replaces_value = is_frozen && copies == CodeCopies::Both && !keeps_value;
         if copies == CodeCopies::Both && purpose.trains() {
             self.weights.drop_value();
         }
-        self.cast = Some(WeightCast::new(slot, copies, stores_codes, replaces_value));
+        self.cast = Some(WeightCast { stores_codes, is_frozen, replaces_value, ..WeightCast::new(slot, cast, copies) });
+    }
+
+    /// Whether the codes of a frozen weight are those of the folder that it was loaded from; `None` if that has no codes.
+    pub fn folder_use(&self) -> Option<FolderUse> {
+        self.cast.as_ref().and_then(|cast| cast.folder)
     }
 
     /// The number of the slot in which it is cast.
@@ -428,8 +455,16 @@ impl Param {
         self.cast.as_ref().map(|cast| cast.slot.index())
     }
 
-    /// Casts the weight for the next step. Must be called whenever weights or scales have changed; once for a frozen weight, which the
-    /// codes may replace.
+    /// Casts a frozen weight, which the codes may replace, so that no two of a model are in memory before their casts. Its scale does not
+    /// depend on the state of a run.
+    pub fn quantize_frozen(&mut self, casts: &mut Casts) -> Result<()> {
+        match &self.cast {
+            Some(cast) if cast.is_frozen => self.quantize(casts),
+            _ => Ok(()),
+        }
+    }
+
+    /// Casts the weight for the next step. Must be called whenever weights or scales have changed; a frozen weight is cast once.
     pub fn quantize(&mut self, casts: &mut Casts) -> Result<()> {
         self.cast.as_mut().map_or(Ok(()), |cast| cast.quantize(&mut self.weights, casts))
     }
@@ -493,7 +528,7 @@ impl Param {
     pub fn codes_for_backward(&self, loan: &Loan, casts: &mut Casts) -> Result<QuantizedTensor> {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
         match cast.codes.as_ref().or(loan.codes(self.id)) {
-            Some(codes) => Ok(codes.clone()),
+            Some(codes) => WeightCast::for_backward(codes),
             None => cast.cast_for_backward(self.values(loan)?, casts),
         }
     }

@@ -2,9 +2,13 @@
 
 /// The weights that layers read.
 pub const WEIGHTS: &str = "weights";
+/// The weights beside adapters that layers read.
+pub const FROZEN_WEIGHTS: &str = "frozen weights";
 /// Master weights.
 pub const MASTERS: &str = "master weights";
 /// Codes that FP8 products read.
 pub const CODES: &str = "FP8 codes of weights";
+/// Codes of frozen weights in the layout of fprop alone.
+pub const FROZEN_CODES: &str = "FP8 codes of frozen weights";
 /// Gradients of parameters.
 pub const GRADIENTS: &str = "gradients";

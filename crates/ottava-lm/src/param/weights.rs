@@ -1,6 +1,6 @@
 //! The weights of a parameter: the master weights that an optimizer updates, and the weights that layers read.
 
-use super::scopes::{MASTERS, WEIGHTS};
+use super::scopes::{FROZEN_WEIGHTS, MASTERS, WEIGHTS};
 use crate::error::Result;
 use crate::level::Masters;
 use crate::scaling::Values;
@@ -15,6 +15,8 @@ pub struct Weights {
     device: Device,
     /// The type in which layers read the weights.
     dtype: DType,
+    /// The name of the memory of the weights that layers read.
+    scope: &'static str,
     /// Format of the master.
     masters: Masters,
     /// Whether the master is stored in host memory.
@@ -44,6 +46,7 @@ impl Weights {
             shape: shape.to_vec(),
             device: device.clone(),
             dtype,
+            scope: WEIGHTS,
             masters,
             offloads_master: false,
             drops_value: false,
@@ -59,14 +62,14 @@ impl Weights {
 
     /// The scope for the memory of the F32 values passed to [`Param::load`](super::Param::load), which may become the master.
     pub(super) fn scope_of_full(&self) -> &'static str {
-        if self.masters == Masters::Float32 && self.dtype != DType::F32 { MASTERS } else { WEIGHTS }
+        if self.masters == Masters::Float32 && self.dtype != DType::F32 { MASTERS } else { self.scope }
     }
 
     /// Stores the F32 values `full` of the whole parameter or of a slice. For a slice with a scaled master, `amax` is that of the whole
     /// parameter. For a slice, weights that can be computed from a master on the device are not stored.
     pub(super) fn fill(&mut self, full: Tensor, amax: Option<Tensor>, is_slice: bool) -> Result<()> {
         let (device, dtype) = (self.device.clone(), self.dtype);
-        let _scope = device.scope(WEIGHTS);
+        let _scope = device.scope(self.scope);
         // Ranks with slices compute the weights from the master and gather them.
         let is_gathered = is_slice && !self.offloads_master;
         let (value, mut master) = match self.masters {
@@ -104,6 +107,11 @@ impl Weights {
     /// Whether [`Param::load`](super::Param::load) has been called.
     pub(super) fn are_loaded(&self) -> bool {
         self.value.is_some() || self.master.is_some()
+    }
+
+    /// Counts the memory of these weights as that of weights beside adapters.
+    pub fn freeze(&mut self) {
+        self.scope = FROZEN_WEIGHTS;
     }
 
     /// Stores the master, if there is one, in host memory from [`Param::load`](super::Param::load) on.

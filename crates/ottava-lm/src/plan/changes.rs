@@ -152,7 +152,8 @@ fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
         effect: if exact { Effect::SameBits } else { Effect::Precision },
         apply: Box::new(move |config| config.recompute = other),
     });
-    let codes = (run.weight_codes() && run.precision.recipe().casts.is_some()).then(|| Level {
+    // Codes of frozen weights take less memory than their values.
+    let codes = (run.weight_codes() && run.lora.r == 0 && run.precision.recipe().casts.is_some()).then(|| Level {
         setting: vec!["memory.weight_codes = false".into()],
         time: TIME_WITHOUT_WEIGHT_CODES,
         effect: Effect::SameBits,

@@ -1,5 +1,8 @@
 //! The plan of each linear of a model.
 
+use crate::config::RunConfig;
+use crate::error::Result;
+use crate::models::Quantization;
 use crate::param::Description;
 use crate::recipe::{Cast, Decision, LinearCasts, LinearSite, ProductPrecision, Recipe};
 use ottava_tensor::ops::Accumulation;
@@ -23,6 +26,24 @@ pub struct LinearPlan {
     pub wgrad: String,
     /// The reason.
     pub reason: String,
+}
+
+/// What becomes of the FP8 codes of the model folder, if it has some, in a run of adapters.
+pub(super) fn folder_codes(run: &RunConfig, recipe: &Recipe) -> Result<Option<String>> {
+    let folder = &run.model.path;
+    let (Some(casts), true) = (recipe.casts.as_ref(), run.lora.r > 0 && folder.is_dir()) else { return Ok(None) };
+    let Some(Quantization { method, scales }) = Quantization::of_folder(folder)? else { return Ok(None) };
+    let own = casts.weight.granularity.of_rows();
+    let kept = scales.granularity() == Some(own);
+    let scales = scales.granularity().map_or("other blocks of".to_string(), |scales| scales.to_string());
+    Ok(Some(match kept {
+        true => format!(
+            "frozen weights keep the FP8 codes of the folder ({method}, {scales} scales), except fused weights whose parts have different scales"
+        ),
+        false => format!(
+            "frozen weights are cast again: the folder has FP8 codes with {scales} scales ({method}), the recipe {own} scales"
+        ),
+    }))
 }
 
 /// The linears of a model under `recipe`, the head last: one entry per name and decision.

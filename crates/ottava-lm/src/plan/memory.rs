@@ -302,7 +302,10 @@ fn describe(scope: &str, config: &ResolvedConfig) -> String {
         "weights" if config.run.optimizer.formats().masters == Masters::Remainder => {
             "weights, with their remainders".into()
         }
+        "weights" if config.run.lora.r > 0 => format!("adapters, {}", config.run.precision.recipe().compute),
         "weights" => format!("weights, {}", config.run.precision.recipe().compute),
+        "frozen weights" => format!("frozen weights, {}", config.run.precision.recipe().compute),
+        "FP8 codes of frozen weights" => "FP8 codes of frozen weights, which backward transposes".into(),
         "FP8 codes of weights" => "FP8 codes of weights, with transposes".into(),
         "forward" => {
             format!("saved activations, recompute {}", config.recompute.as_str())

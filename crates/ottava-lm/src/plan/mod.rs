@@ -57,6 +57,8 @@ pub struct Plan {
     pub linears: Vec<LinearPlan>,
     /// A sentence for each reason for which linears stay in high precision.
     pub exceptions: Vec<String>,
+    /// With adapters, a sentence about the FP8 codes of the model folder, if it has some.
+    pub folder_codes: Option<String>,
     /// Each kind of attention layer, and its backend.
     pub attention: Vec<AttentionPlan>,
     /// The mixtures of experts, if there are any.
@@ -93,6 +95,7 @@ impl Plan {
             tokens_per_step: config.run.tokens_per_step(),
             linears: linears::linears(&model, &recipe),
             exceptions: model.exceptions(&recipe),
+            folder_codes: linears::folder_codes(&config.run, &recipe)?,
             attention: attention::attention(&model, &recipe, config.run.layout().document_mask, device)?,
             experts: ExpertsPlan::new(&config.run, sizes),
             tensors: optimizer::tensors(config, sizes, device)?,

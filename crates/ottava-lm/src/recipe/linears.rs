@@ -118,9 +118,8 @@ impl Recipe {
         let exception = matched(site, HIGH_PRECISION_LAYERS, patterns)?;
         let (mut by, mut name, mut casts, mut products) = (String::new(), self.name, self.casts, self.products);
         for other in &self.overrides {
-            if let Some(pattern) = matched(site, OVERRIDES, &other.patterns)? {
-                (by, name, casts, products) =
-                    (format!("`{pattern}` of overrides: "), other.recipe, other.casts, other.products);
+            if matched(site, OVERRIDES, &other.patterns)?.is_some() {
+                (by, name, casts, products) = (other.reason(), other.recipe, other.casts, other.products);
                 break;
             }
         }
@@ -398,7 +397,7 @@ mod tests {
         use crate::recipe::ProductName::Wgrad;
         let block = other(&["*.1.mlp"], Some(RecipeName::Fp8Block));
         let rows = other(&["*.down_proj"], Some(RecipeName::Fp8Row));
-        let bf16 = other(&["*.2.*"], Some(RecipeName::Bf16));
+        let bf16 = other(&["*.2.*", "*.absent.*", "*.no_more"], Some(RecipeName::Bf16));
         let wgrad = PrecisionOverride { high_precision_products: Some(vec![Wgrad]), ..other(&["*.qkv_proj"], None) };
         let precision = Precision { first_layers_bf16: 1, ..with(vec![block, rows, bf16, wgrad]) };
         let recipe = precision.recipe();
@@ -408,7 +407,7 @@ mod tests {
         assert_eq!(granularity(3), Granularity::Blocks1x128);
         assert_eq!(granularity(5), Granularity::PerRow);
         assert!(decided(5).reason.starts_with("`*.down_proj` of overrides: recipe fp8-row: "), "{}", decided(5).reason);
-        assert_eq!(decided(4).reason, "`*.2.*` of overrides: recipe bf16 casts nothing to FP8");
+        assert_eq!(decided(4).reason, "`*.2.*` and 2 more of overrides: recipe bf16 casts nothing to FP8");
         let (casts, products) = decided(6).fp8.unwrap();
         assert!(matches!(casts.input.scaling, Scaling::Delayed { .. }));
         assert_eq!(products.wgrad, ProductPrecision::High);

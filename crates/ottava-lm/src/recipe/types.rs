@@ -264,3 +264,13 @@ pub struct Override {
     /// The precision of their products.
     pub products: Products,
 }
+
+impl Override {
+    /// How reasons begin that name it: one text for all its linears, since they are counted by reason.
+    pub(super) fn reason(&self) -> String {
+        match self.patterns.as_slice() {
+            [first, _, rest @ ..] => format!("`{first}` and {} more of overrides: ", rest.len() + 1),
+            patterns => format!("`{}` of overrides: ", patterns.concat()),
+        }
+    }
+}

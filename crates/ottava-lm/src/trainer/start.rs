@@ -8,7 +8,7 @@ use crate::config::{ParallelConfig, RunConfig};
 use crate::error::{Error, Result};
 use crate::fs::{RealFs, create_dirs, expect_regular, set_aside, sync_parent};
 use crate::input;
-use crate::models::{ConfigFile, Decoder, DecoderConfig, is_reward_model};
+use crate::models::{ConfigFile, Decoder, DecoderConfig, FolderCounts, is_reward_model};
 use crate::parallel::Ranks;
 use crate::param::WeightSource;
 use crate::plan::ParallelSearch;
@@ -67,6 +67,13 @@ pub fn log_exceptions(model: &Decoder, saved: Option<&[String]>) {
     let difference = saved.and_then(|casts| description.difference(casts));
     for text in description.ignored.iter().cloned().chain(description.exceptions(model.recipe())).chain(difference) {
         tracing::warn!("{text}");
+    }
+    let FolderCounts { kept, recast } = model.folder_codes();
+    if kept + recast > 0 {
+        tracing::info!(
+            "{kept} frozen weights keep the FP8 codes of the model folder; {recast} are cast again, since the recipe has other scales than the \
+             folder, or fuses weights of different scales"
+        );
     }
 }
 

@@ -297,7 +297,7 @@ pub fn apart(alone: &Setup, mesh: [usize; 4]) -> (f64, String) {
 
 /// Every recomputation, with and without adapters, trains on ranks of `mesh` as on one rank.
 pub fn recomputation_and_adapters_train_alike(mesh: [usize; 4]) {
-    let lora = Some(Lora { r: 4, alpha: 4.0, use_rslora: false, targets: Targets::AllLinear });
+    let lora = Some(Lora { r: 4, alpha: 4.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear });
     for recompute in Recompute::ALL {
         for lora in [None, lora.clone()] {
             let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);

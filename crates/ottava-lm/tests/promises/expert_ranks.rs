@@ -179,7 +179,7 @@ fn what_is_recomputed_changes_no_bit() {
 
 #[test]
 fn recomputation_and_adapters_train_as_on_one_rank() {
-    let lora = Some(Lora { r: 4, alpha: 4.0, use_rslora: false, targets: Targets::AllLinear });
+    let lora = Some(Lora { r: 4, alpha: 4.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear });
     for recompute in Recompute::ALL {
         for lora in [None, lora.clone()] {
             let mut alone = f32_setup(routed(json!({})));

@@ -376,7 +376,7 @@ fn deferred_gradients_of_experts_have_the_same_bits() {
 #[test]
 fn adapters_leave_experts_and_routers_frozen() {
     let with = |targets| {
-        let lora = Some(Lora { r: 4, alpha: 8.0, use_rslora: false, targets });
+        let lora = Some(Lora { r: 4, alpha: 8.0, use_rslora: false, use_dora: false, targets });
         DecoderConfig { lora, ..sizes() }
     };
     for name in [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Row, RecipeName::Fp8Block] {

@@ -31,7 +31,7 @@ const STEP: f64 = 1e-5;
 const TOLERANCE: f64 = 1e-7;
 
 /// Compares `gradient` with the differences of `loss` around `start`.
-fn expect_gradient(what: &str, gradient: &[f64], start: &Tensor, mut loss: impl FnMut(Tensor) -> f64) {
+pub fn expect_gradient(what: &str, gradient: &[f64], start: &Tensor, mut loss: impl FnMut(Tensor) -> f64) {
     let start_values = start.to_vec::<f64>().expect("F64");
     let at = |values: &[f64]| Tensor::from_slice(&Device::Cpu, start.shape(), values).expect("as many");
     let mut moved = start_values.clone();
@@ -416,7 +416,7 @@ fn on_device(scale: f64) -> Tensor {
 }
 
 /// Two small blocks of a family.
-fn family(architecture: &str, tied: bool) -> Value {
+pub fn family(architecture: &str, tied: bool) -> Value {
     json!({
         "architectures": [architecture], "vocab_size": 11, "hidden_size": 10, "intermediate_size": 13, "head_dim": 6,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied,
@@ -526,7 +526,7 @@ fn backward_of_adapters_is_the_gradient() {
     ] {
         keys["num_hidden_layers"] = json!(1);
         let what = format!("{} with adapters for {targets:?}", keys["architectures"]);
-        let lora = Some(Lora { r: 2, alpha: 3.0, use_rslora, targets });
+        let lora = Some(Lora { r: 2, alpha: 3.0, use_rslora, use_dora: false, targets });
         let sizes = DecoderConfig { lora, ..config(keys) };
         let (purpose, mut weights) = (Purpose::Train(MemoryPolicy::FULL), Seeded { std: 0.5 });
         let mut decoder = Decoder::new(&sizes, &double(), &Device::Cpu, purpose, 5, &mut weights).unwrap();

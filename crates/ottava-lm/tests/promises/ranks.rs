@@ -203,13 +203,32 @@ fn ranks_that_share_a_step_train_as_one_does() {
 
 #[test]
 fn ranks_train_adapters_as_one_does() {
-    let lora = Some(Lora { r: 3, alpha: 4.0, use_rslora: false, targets: Targets::AllLinear });
-    let (sizes, memory) = (DecoderConfig { lora, ..tiny_llama() }, MemoryPolicy::FULL);
-    for name in [RecipeName::Fp32, RecipeName::Fp8Current] {
-        let recipe = recipe(name, Fp8Format::Auto);
-        let alone = run(1, &sizes, &recipe, memory, plain(Zero::Nothing), 4, Group::solo());
-        let shared = on_threads(1, &sizes, &recipe, memory, plain(Zero::Nothing), 4, 2);
-        assert_eq!(difference(&alone, &shared), None, "{}", name.as_str());
+    for use_dora in [false, true] {
+        let lora = Some(Lora { r: 3, alpha: 4.0, use_rslora: false, use_dora, targets: Targets::AllLinear });
+        let sizes = DecoderConfig { lora, ..tiny_llama() };
+        for (name, level) in [
+            (RecipeName::Fp32, Level::O0),
+            (RecipeName::Fp8Current, Level::O0),
+            (RecipeName::Fp8Delayed, Level::O2),
+            (RecipeName::Fp8Block, Level::Bf16),
+        ] {
+            let recipe = recipe(name, Fp8Format::Auto);
+            // Frozen weights have no values, as in a run without steps in high precision.
+            let memory = MemoryPolicy { formats: level.formats(), frozen_values: false, ..MemoryPolicy::FULL };
+            let alone = run(1, &sizes, &recipe, memory, plain(Zero::Nothing), 4, Group::solo());
+            let shared = |zero| on_threads(1, &sizes, &recipe, memory, plain(zero), 4, 2);
+            let what = format!("{}, {}, magnitudes {use_dora}", name.as_str(), level.as_str());
+            let undivided = shared(Zero::Nothing);
+            assert_eq!(difference(&alone, &undivided), None, "{what}");
+            assert!(shared(Zero::OptimizerStates).values == undivided.values, "{what}: stage 1 has other bits");
+            // Stages 2 and 3 add the gradients of micro-batches in another order.
+            let [second, third] = [Zero::Gradients, Zero::Weights].map(shared);
+            assert!(second.values == third.values, "{what}: stages 2 and 3 have different bits");
+            for ((tensor, expected), (_, got)) in undivided.values.iter().zip(&second.values) {
+                let (distance, _) = distance(expected, got);
+                assert!(distance <= VALUES, "{what}: {tensor} is {distance:e} away at stage 2");
+            }
+        }
     }
 }
 

@@ -14,6 +14,7 @@ const CHUNK: usize = 2048;
 pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -> Result<Vec<KernelRow>> {
     let mut table = Table::new(device)?;
     casts(&mut table, tokens, channels)?;
+    magnitudes(&mut table, tokens, channels)?;
     rms_norms(&mut table, tokens, channels)?;
     layer_norms(&mut table, tokens, channels)?;
     rotations(&mut table, tokens, channels)?;
@@ -52,6 +53,18 @@ fn casts(table: &mut Table, t: usize, c: usize) -> Result<()> {
     table.row("transpose, BF16", bf16(2 * tc), &mut || transpose(&a).map(drop))?;
     let codes = quantize(&a, DType::E4M3, scale, CodeCopies::Rows, seen, 0)?.codes.expect("rows were asked for");
     table.row("transpose, FP8", 2 * tc, &mut || transpose(&codes).map(drop))?;
+    Ok(())
+}
+
+/// Magnitudes of weight-decomposed adapters.
+fn magnitudes(table: &mut Table, t: usize, c: usize) -> Result<()> {
+    let (device, tc) = (table.device, t * c);
+    let (a, b) = (table.random(&[t, c], DType::BF16)?, table.random(&[t, c], DType::BF16)?);
+    let (norms, factors) = (row_norms(&a)?, Tensor::from_slice(device, &[c], &vec![1.5f32; c])?);
+    let mut gradient = Tensor::zeros(device, &[c], DType::F32)?;
+    table.row("magnitude_factors", bf16(2 * tc), &mut || magnitude_factors(&a, &b, &norms).map(drop))?;
+    table.row("scale_columns", bf16(2 * tc), &mut || scale_columns(&a, &factors).map(drop))?;
+    table.row("magnitude_gradient", bf16(2 * tc), &mut || magnitude_gradient(&a, &b, &factors, &mut gradient))?;
     Ok(())
 }
 

@@ -248,7 +248,7 @@ impl Gemms {
         spec.check()?;
         let mut plan = Plan::new(&self.library, spec)?;
         plan.set_scales(&self.library, pointers)?;
-        let key = format!("{spec:?} aligned to {alignment}");
+        let key = Choices::key(spec, alignment);
         if let Some(algorithm) = self.choices.get(&key)
             && plan.accepts(&self.library, &algorithm)
         {

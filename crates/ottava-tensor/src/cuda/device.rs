@@ -8,6 +8,7 @@ use super::driver::{self, Context, Event, Function, Module, PeerLink};
 use super::dry::{self, DryGpu, DryMemory, GpuModel, Memory};
 use super::kernel::{Kernel, KernelModule};
 use super::lock::lock;
+use super::nvml;
 use super::nvrtc::{self, arch_of};
 use super::pool::{self, Backing, MemoryStats, Pool};
 use super::profile::{Call, Profile};
@@ -306,6 +307,12 @@ impl CudaDevice {
     /// How long a thread of the host has been waiting for this GPU, the longest; `None` if none waits.
     pub(crate) fn longest_wait(&self) -> Option<Duration> {
         self.context()?.longest_wait()
+    }
+
+    /// Joules that the GPU has used since its driver was loaded, a counter that moves every 20 to 100 ms. `None` without NVML, for a GPU that does
+    /// not count, and in a dry run.
+    pub fn energy(&self) -> Option<f64> {
+        self.context().and_then(|context| nvml::energy(context.uuid))
     }
 
     /// Waits for all enqueued work, and returns its error.

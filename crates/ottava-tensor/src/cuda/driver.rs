@@ -28,6 +28,7 @@ functions! {
         device_count = cuDeviceGetCount(*mut i32) -> i32;
         device_get = cuDeviceGet(*mut i32, i32) -> i32;
         device_name = cuDeviceGetName(*mut c_char, i32, i32) -> i32;
+        device_uuid = cuDeviceGetUuid_v2(*mut [u8; 16], i32) -> i32;
         device_attribute = cuDeviceGetAttribute(*mut i32, i32, i32) -> i32;
         peer_attribute = cuDeviceGetP2PAttribute(*mut i32, i32, i32, i32) -> i32;
         context_retain = cuDevicePrimaryCtxRetain(*mut Handle, i32) -> i32;
@@ -244,6 +245,7 @@ pub(super) struct Context {
     /// By [`Stream::index`].
     streams: [Handle; COMMON_STREAMS + CHANNELS],
     pub(super) name: String,
+    pub(super) uuid: [u8; 16],
     pub(super) capability: (i32, i32),
     pub(super) sm_count: usize,
     /// Launches since the last synchronisation, for fault messages; the last one if launches block.
@@ -286,12 +288,17 @@ impl Context {
         // SAFETY: ended with a zero above.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
 
+        let mut uuid = [0; 16];
+        // SAFETY: the driver writes 16 bytes.
+        api.check(unsafe { (api.device_uuid)(&mut uuid, device) }, "cuDeviceGetUuid")?;
+
         let mut opened = Context {
             api,
             device,
             context: null_mut(),
             streams: [null_mut(); COMMON_STREAMS + CHANNELS],
             name,
+            uuid,
             capability: (attribute(ATTRIBUTE_CAPABILITY_MAJOR)?, attribute(ATTRIBUTE_CAPABILITY_MINOR)?),
             sm_count: attribute(ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(0) as usize,
             launches: Mutex::default(),

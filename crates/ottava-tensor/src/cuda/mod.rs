@@ -18,6 +18,7 @@ mod launch;
 mod load;
 mod lock;
 mod nccl;
+mod nvml;
 mod nvrtc;
 mod pinned;
 mod pool;

@@ -4,8 +4,8 @@ use super::launch;
 use super::{
     adamw, add, argmax, attention, bias, cast, checksum, column_parts, column_scales, compare, compress, cross_entropy,
     delayed_scaling, dequantize, descend, embedding, gemm, global_norm, gradient_codes, grouped_gemm, head_norm,
-    momentum, move_columns, negate_targets, newton_schulz, paged_attention, permute, preference, quantize, random,
-    rmsnorm, rope, router, sample, scaled, sum_parts, swiglu, transpose,
+    magnitude, momentum, move_columns, negate_targets, newton_schulz, paged_attention, permute, preference, quantize,
+    random, rmsnorm, rope, router, sample, scaled, sum_parts, swiglu, transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 use crate::{Capability, Feature};
@@ -16,7 +16,7 @@ pub fn kernels() -> Vec<KernelModule> {
     fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
         variants.into_iter().map(move |defines| KernelModule { source, defines })
     }
-    let typed: [&'static Source; 12] = [
+    let typed: [&'static Source; 13] = [
         &add::SOURCE,
         &bias::SOURCE,
         &column_scales::SOURCE,
@@ -25,6 +25,7 @@ pub fn kernels() -> Vec<KernelModule> {
         &embedding::PART,
         &gemm::SOURCE,
         &gradient_codes::SOURCE,
+        &magnitude::SOURCE,
         &move_columns::SOURCE,
         &negate_targets::SOURCE,
         &permute::SOURCE,

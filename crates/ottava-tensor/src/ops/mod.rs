@@ -28,6 +28,7 @@ mod grouped_gemm;
 mod head_norm;
 mod kernels;
 pub(crate) mod launch;
+mod magnitude;
 mod momentum;
 mod move_columns;
 mod negate_targets;
@@ -75,6 +76,7 @@ pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradie
 pub use grouped_gemm::{Groups, grouped_gemm_nt, grouped_wgrad_add, grouped_wgrad_into};
 pub use head_norm::{HeadNormLayout, HeadNormWeights, NormScope, head_norm, head_norm_backward};
 pub use kernels::{KernelSupport, kernel_support, kernels};
+pub use magnitude::{magnitude_factors, magnitude_gradient, row_norms};
 pub use momentum::{Direction, Momentum, MomentumParameter, MomentumScalars, MomentumStep, momentum, momentum_amax};
 pub use move_columns::{ColumnRuns, move_columns, sum_columns};
 pub use negate_targets::negate_targets;
@@ -98,7 +100,7 @@ pub use swiglu::{
     Activation, Gelu, activation, activation_backward, activation_backward_to, activation_compressing, activation_dots,
     activation_to,
 };
-pub use transpose::transpose;
+pub use transpose::{transpose, transpose_codes};
 
 use crate::{DType, Result, Tensor};
 

@@ -168,7 +168,7 @@ struct Train {
     /// Levels of the optimizer to run each recipe at: O0, O1, O2, O3, coat, bf16.
     #[arg(long, value_delimiter = ',', default_value = "O0", value_parser = level)]
     levels: Vec<Level>,
-    /// Override a setting of precision, optimizer, memory or parallel for all recipes: `table.key=VALUE`, or `key=VALUE` if only one table has it.
+    /// Override a setting of precision, optimizer, memory, parallel or lora for all recipes: `table.key=VALUE`, or `key=VALUE` if only one table has it.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     #[command(flatten)]
@@ -442,13 +442,15 @@ impl Train {
         let prints = ranks.leads() && !self.json;
         if prints {
             out!(
-                "{:<12} {:<6} {:>10} {:>9} {:>8} {:>10} {:>11} {:>10} {:>10} {:>14}",
+                "{:<12} {:<6} {:>10} {:>9} {:>8} {:>10} {:>7} {:>9} {:>11} {:>10} {:>10} {:>14}",
                 "recipe",
                 "level",
                 "tokens/s",
                 "step ms",
                 "ratio",
                 "TFLOP/s",
+                "watts",
+                "mJ/token",
                 "planned GiB",
                 "peak GiB",
                 "held GiB",
@@ -460,14 +462,17 @@ impl Train {
             let row = bench.run(recipe, level, &device, &ranks)?;
             let first = rows.first().unwrap_or(&row).tokens_per_second;
             if prints {
+                let number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.0}"));
                 out!(
-                    "{:<12} {:<6} {:>10.0} {:>9.1} {:>8.3} {:>10.0} {:>11.2} {:>10.2} {:>10.2} {:>14.1}",
+                    "{:<12} {:<6} {:>10.0} {:>9.1} {:>8.3} {:>10.0} {:>7} {:>9} {:>11.2} {:>10.2} {:>10.2} {:>14.1}",
                     recipe.as_str(),
                     level.as_str(),
                     row.tokens_per_second,
                     row.step_milliseconds,
                     row.tokens_per_second / first,
                     row.model_flops_per_second / 1e12,
+                    number(row.watts),
+                    number(row.watts.map(|watts| watts / row.tokens_per_second * 1e3)),
                     gib(row.planned_peak_bytes),
                     gib(row.peak_memory_bytes),
                     gib(row.reserved_memory_bytes),

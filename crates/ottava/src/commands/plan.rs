@@ -399,6 +399,7 @@ fn print(config: &RunConfig, plan: &Plan, files: &[PathBuf], formattings: &[Form
         out!("  {} x {}  [{}, {}]", l.count, l.name, l.shape[0], l.shape[1]);
         out!("    fprop {}\n    dgrad {}\n    wgrad {}\n    because: {}", l.fprop, l.dgrad, l.wgrad, l.reason);
     }
+    plan.folder_codes.iter().for_each(|text| out!("  {text}"));
     print_tensors(&plan.tensors);
     print_mesh(&plan.mesh);
     plan.pipeline.iter().for_each(print_pipeline);

@@ -374,7 +374,7 @@ fn doctor_always_answers() {
     let run = Run::new();
     let report = json(&run.succeed(&["doctor", "--json"]));
     let names: Vec<_> = report["libraries"].as_array().unwrap().iter().map(|l| l["name"].as_str().unwrap()).collect();
-    for name in ["CUDA driver", "NVRTC", "cuBLASLt", "cuDNN", "NCCL"] {
+    for name in ["CUDA driver", "NVRTC", "cuBLASLt", "cuDNN", "NCCL", "NVML"] {
         assert!(names.contains(&name), "{name} in {names:?}");
     }
 }
@@ -435,7 +435,7 @@ fn bench_times_a_small_model_in_every_recipe() {
     run.fail(
         &["bench", "train", "--set", "max_steps=3", "--device", "cpu"],
         1,
-        &["only keys of [precision], [sentinel], [optimizer], [memory] and [parallel]"],
+        &["only keys of [precision], [sentinel], [optimizer], [memory], [parallel] and [lora]"],
     );
     run.fail(&["bench", "train", "--model", "gpt-9", "--device", "cpu"], 1, &["`gpt-9`", "llama-2-7b"]);
 }

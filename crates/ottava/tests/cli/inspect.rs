@@ -76,7 +76,7 @@ fn comparisons_are_drawn_and_recommend_linears() {
     let config = std::fs::read_to_string(run.path("run.toml")).unwrap();
     run.write("with.toml", (config + &overrides).as_bytes());
     let plan = run.succeed(&["plan", "with.toml", "--set", "recipe=fp8-delayed"]);
-    assert!(plan.contains(&format!("`{first}` of overrides")), "{plan}");
+    assert!(plan.contains(&format!("because: `{first}`")), "{plan}");
     run.fail(&["inspect", "run", "--recommend", "x.toml", "--share", "2"], 1, &["--share is 2", "between 0 and 1"]);
     train(&run, &["recipe=fp8-delayed", "output_dir=alone"]);
     run.fail(&["inspect", "alone", "--recommend", "x.toml"], 1, &["no comparisons with BF16", "sentinel_steps"]);

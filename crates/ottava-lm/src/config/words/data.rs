@@ -150,7 +150,7 @@ pub(super) const ROWS: &[Row] = &[
     ("batching_strategy", Needless(NO_PADDING)),
     ("model_class", Needless(FROM_CONFIG)),
     ("sample_backend", Needless("`ottava generate`, `chat` and `serve` run the model")),
-    // Adapters; lora_alpha, lora_dropout and use_rslora are ours as well.
+    // Adapters; lora_alpha, lora_dropout, use_rslora and use_dora are ours as well.
     ("adapter", Values("lora.r", &[("lora", Nothing), ("qlora", Never(FOUR_BIT))])),
     ("use_peft", Only(&["true"], "`r` under [lora] is 0")),
     ("lora_r", Is("lora.r")),
@@ -168,8 +168,7 @@ pub(super) const ROWS: &[Row] = &[
     ("lora_mlp_kernel", Needless(KERNELS)),
     ("lora_qkv_kernel", Needless(KERNELS)),
     ("lora_o_kernel", Needless(KERNELS)),
-    ("use_dora", Only(&["false"], VARIANTS)),
-    ("peft_use_dora", Only(&["false"], VARIANTS)),
+    ("peft_use_dora", Is("lora.use_dora")),
     ("pissa_*", Not(VARIANTS)),
     ("peft", Not(VARIANTS)),
     ("relora", Only(&["false"], VARIANTS)),
@@ -319,7 +318,7 @@ const NEW_TOKENS: &str =
 const FREEZE: &str = "single weights cannot be frozen or thawed; a run trains all of them, or adapters ([lora])";
 const STAGES: &str = "of preferences, runs train DPO, robust DPO, IPO, the hinge loss, KTO and reward models; other losses are not implemented";
 const LOSSES: &str = "the loss is the cross entropy of the targets";
-const VARIANTS: &str = "adapters are those of plain LoRA, with `use_rslora`";
+const VARIANTS: &str = "adapters are those of plain LoRA, with `use_rslora` and `use_dora`";
 const FOUR_BIT: &str = "base weights in 4 or 8 bit integers are not read; with adapters and an FP8 recipe, frozen weights are kept in FP8: `recipe = \"fp8-current\"` under [precision]";
 const KERNELS: &str = "kernels are always fused";
 const TEXT_ONLY: &str = "models read text only";

@@ -1,9 +1,14 @@
-//! LoRA: a low-rank product added to that of a frozen weight. Hu et al. 2021, arXiv:2106.09685.
+//! LoRA: a low-rank product added to that of a frozen weight. Hu et al. 2021, arXiv:2106.09685. With DoRA also a magnitude for each output.
+//! Liu et al. 2024, arXiv:2402.09353.
 
-use crate::error::Result;
-use crate::lora::PEFT_PREFIX;
-use crate::param::{Builder, FolderTensor, Init, Param, Split};
-use ottava_tensor::ops::{Accumulation, Operand, cast, gemm_nt, gemm_nt_plus, real_type, scale_columns};
+use super::config::LinearConfig;
+use crate::error::{Error, Result};
+use crate::lora::{MAGNITUDE, PEFT_PREFIX};
+use crate::param::{Builder, FolderTensor, Init, Loan, Param, Split};
+use ottava_tensor::ops::{
+    Accumulation, Operand, bias_gradient, cast, gemm_nt, gemm_nt_plus, magnitude_factors, magnitude_gradient,
+    real_type, scale_columns,
+};
 use ottava_tensor::{DType, Tensor};
 use std::ops::Range;
 
@@ -11,32 +16,48 @@ use std::ops::Range;
 ///
 /// Each part of a fused weight has its own adapter, as in PEFT. The adapters of P parts are computed as one of rank P·r: their `A` are
 /// stacked, and their `B` form a block-diagonal matrix.
+///
+/// With magnitudes `m`, the linear multiplies its outputs `x · Wᵀ + s · (x · Aᵀ) · Bᵀ` by [`Adapter::factors`] `m / ‖W + s · B · A‖`, and
+/// `dy` above is the gradient by them. As in PEFT, norms are constants in backward.
 pub struct Adapter {
     a: Param, /* [P·r, K] */
     parts: Vec<AdapterPart>,
     /// Rows of the linear.
     outputs: usize,
     rank: usize,
-    /// `s` for each row of `a`, F32 `[P·r]`; `None` for 1.
+    /// `s` for each row of `a`, `[P·r]` in the type of sums; `None` for 1.
     scales: Option<Tensor>,
     /// The identity `[P·r, P·r]` in the compute type and in the type of gradients: products with its rows select columns.
     identity: [Tensor; 2],
+    /// Ones `[N]` in the type of sums, with magnitudes.
+    ones: Option<Tensor>,
 }
 
 /// The adapter of one part of a fused weight.
 struct AdapterPart {
-    b: Param, /* [N of the part, r] */
+    b: Param,                 /* [N of the part, r] */
+    magnitude: Option<Param>, /* [N of the part] */
     /// The part's rows of the weight.
     rows: Range<usize>,
 }
 
 impl Adapter {
-    /// The adapters of a linear of `parts` (name, rows) with `inputs` columns; `None` if none of them is a target of the builder's
+    /// The adapters of the parts of a linear; `None` if none of them is a target of the builder's
     /// [`Lora`](crate::lora::Lora).
     ///
-    /// Ranks divide `A` by inputs or `B` by outputs, as the weight by `split`.
-    pub fn new(build: &mut Builder, parts: &[(String, usize)], inputs: usize, split: Split) -> Result<Option<Adapter>> {
+    /// Ranks divide `A` by inputs or `B` by outputs, as the weight by its `split`.
+    ///
+    /// Errors with magnitudes if ranks divide the weight.
+    pub fn new(build: &mut Builder, config: &LinearConfig) -> Result<Option<Adapter>> {
+        let LinearConfig { parts, inputs, split, std, .. } = *config;
+        let layout = config.layout();
         let Some(lora) = build.lora else { return Ok(None) };
+        if lora.use_dora && build.place().is_divided() {
+            return Err(Error::Config(
+                "`lora.use_dora` is true, and ranks of `parallel.tensor` divide weights, whose norms need whole rows; set `parallel.tensor` to 1, or `lora.use_dora` to false"
+                    .into(),
+            ));
+        }
         let ranks = if split == Split::Output { build.place().ranks } else { 1 };
         let (of_a, of_b) = match split {
             Split::Input => (Split::Input, Split::None),
@@ -64,57 +85,104 @@ impl Adapter {
         let a = Param::trained(build, a, Init::Uniform((inputs as f32).sqrt().recip()))?;
         let parts = targets.into_iter().map(|(name, outputs, rows)| {
             let b = vec![shard(build, name, "lora_B", vec![outputs, rank], of_b)?];
-            Ok(AdapterPart { b: Param::trained(build, b, Init::Zeros)?, rows })
+            let b = Param::trained(build, b, Init::Zeros)?;
+            let magnitude = lora.use_dora.then(|| {
+                let tensor = FolderTensor::new(format!("{PEFT_PREFIX}{name}.{MAGNITUDE}"), vec![outputs]);
+                let shard = build.shard(tensor, Split::None)?;
+                Param::trained_in_sums(build, vec![shard], Init::RowNorms { columns: inputs, layout, std })
+            });
+            Ok(AdapterPart { b, magnitude: magnitude.transpose()?, rows })
         });
         let parts = parts.collect::<Result<_>>()?;
-        let scale = lora.scale() as f32;
-        let scales = (scale != 1.0).then(|| Tensor::from_slice(build.device, &[size], &vec![scale; size]));
+        let (scale, real) = (lora.scale() as f32, real_type(build.recipe.compute));
+        let repeated = |value: f32, length| -> Result<Tensor> {
+            Ok(cast(&Tensor::from_slice(build.device, &[length], &vec![value; length])?, real)?)
+        };
+        let scales = (scale != 1.0).then(|| repeated(scale, size)).transpose()?;
+        let ones_of_rows = lora.use_dora.then(|| repeated(1.0, end)).transpose()?;
         let ones: Vec<f32> = (0..size * size).map(|at| f32::from(u8::from(at % (size + 1) == 0))).collect();
         let ones = Tensor::from_slice(build.device, &[size, size], &ones)?;
         let compute = build.recipe.compute;
-        let identity = [cast(&ones, compute)?, cast(&ones, real_type(compute))?];
-        Ok(Some(Adapter { a, parts, outputs: end, rank, scales: scales.transpose()?, identity }))
+        let identity = [cast(&ones, compute)?, cast(&ones, real)?];
+        Ok(Some(Adapter { a, parts, outputs: end, rank, scales, identity, ones: ones_of_rows }))
+    }
+
+    /// Whether it has magnitudes.
+    pub fn has_magnitudes(&self) -> bool {
+        self.ones.is_some()
+    }
+
+    /// `m / ‖W + s · B · A‖` of each output beside the `weight` `[N, K]`, `[N]` in the type of sums, and 1 of parts without an adapter.
+    ///
+    /// Panics if it has no magnitudes.
+    pub fn factors(&self, weight: &Tensor, loan: &Loan) -> Result<Tensor> {
+        let (b, a) = (self.scaled(self.b(loan)?)?, self.a.read(loan)?);
+        let change = product(Operand::plain(&b), Operand::plain_transposed(&a), None, weight.dtype())?;
+        let mut factors = self.ones.as_ref().expect("it has magnitudes").duplicate()?;
+        for AdapterPart { magnitude, rows, .. } in &self.parts {
+            let magnitude = magnitude.as_ref().expect("it has magnitudes").value()?;
+            let of = |x: &Tensor| x.rows(rows.start, rows.end);
+            factors.copy_from(rows.start, &magnitude_factors(&of(weight)?, &of(&change)?, &magnitude)?)?;
+        }
+        Ok(factors)
+    }
+
+    /// Adds to the gradients of the magnitudes, from the gradient `dy` by the outputs `y` `[T, N]` that the factors multiply.
+    pub fn magnitude_wgrad(&mut self, dy: &Tensor, y: &Tensor) -> Result<()> {
+        let ones = self.ones.as_ref().expect("it has magnitudes");
+        let mut sums = Tensor::zeros(ones.device(), ones.shape(), ones.dtype())?;
+        // 0 of parts without an adapter.
+        let mut magnitudes = sums.duplicate()?;
+        for AdapterPart { magnitude, rows, .. } in &self.parts {
+            magnitudes.copy_from(rows.start, &magnitude.as_ref().expect("it has magnitudes").value()?)?;
+        }
+        magnitude_gradient(dy, y, &magnitudes, &mut sums)?;
+        for AdapterPart { magnitude, rows, .. } in &mut self.parts {
+            let own = sums.rows(rows.start, rows.end)?.reshape(&[1, rows.len()])?;
+            bias_gradient(&own, magnitude.as_mut().expect("it has magnitudes").grad_mut()?)?;
+        }
+        Ok(())
     }
 
     /// `s · (x · Aᵀ) · Bᵀ` `[T, N]`, plus `residual` if given.
-    pub fn forward(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor> {
-        let (h, b) = (self.hidden(x)?, self.b()?);
+    pub fn forward(&self, x: &Tensor, residual: Option<&Tensor>, loan: &Loan) -> Result<Tensor> {
+        let (h, b) = (self.hidden(x, loan)?, self.b(loan)?);
         product(Operand::plain(&h), Operand::plain(&b), residual, x.dtype())
     }
 
     /// `s · (dy · B) · A` `[T, K]`, plus `other` if given.
-    pub fn dgrad(&self, dy: &Tensor, other: Option<&Tensor>) -> Result<Tensor> {
-        let (dh, a) = (self.dhidden(dy)?, self.a.value()?);
+    pub fn dgrad(&self, dy: &Tensor, other: Option<&Tensor>, loan: &Loan) -> Result<Tensor> {
+        let (dh, a) = (self.dhidden(dy, loan)?, self.a.read(loan)?);
         product(Operand::plain(&dh), Operand::plain_transposed(&a), other, dy.dtype())
     }
 
     /// Adds to the gradients of `A` and `B`.
-    pub fn wgrad(&mut self, dy: &Tensor, x: &Tensor) -> Result<()> {
-        let h = self.hidden(x)?;
+    pub fn wgrad(&mut self, dy: &Tensor, x: &Tensor, loan: &Loan) -> Result<()> {
+        let h = self.hidden(x, loan)?;
         let (dy_columns, h) = (Operand::plain_transposed(dy), Operand::plain_transposed(&h));
         if self.is_whole() {
             self.parts[0].b.add_product_to_grad(dy_columns, h, Accumulation::Exact)?;
         } else {
             let [_, identity] = &self.identity;
             let db = gemm_nt(dy_columns, h, identity.dtype(), Accumulation::Exact)?;
-            for (i, AdapterPart { b, rows }) in self.parts.iter_mut().enumerate() {
+            for (i, AdapterPart { b, rows, .. }) in self.parts.iter_mut().enumerate() {
                 let (db, select) = (db.rows(rows.start, rows.end)?, identity.rows(i * self.rank, (i + 1) * self.rank)?);
                 b.add_product_to_grad(Operand::plain(&db), Operand::plain(&select), Accumulation::Exact)?;
             }
         }
-        let dh = self.dhidden(dy)?;
+        let dh = self.dhidden(dy, loan)?;
         self.a.add_product_to_grad(Operand::plain_transposed(&dh), Operand::plain_transposed(x), Accumulation::Exact)
     }
 
     /// `s · x · Aᵀ`, `[T, P·r]`.
-    fn hidden(&self, x: &Tensor) -> Result<Tensor> {
-        let a = self.a.value()?;
+    fn hidden(&self, x: &Tensor, loan: &Loan) -> Result<Tensor> {
+        let a = self.a.read(loan)?;
         self.scaled(product(Operand::plain(x), Operand::plain(&a), None, x.dtype())?)
     }
 
     /// `s · dy · B`, `[T, P·r]`.
-    fn dhidden(&self, dy: &Tensor) -> Result<Tensor> {
-        let b = self.b()?;
+    fn dhidden(&self, dy: &Tensor, loan: &Loan) -> Result<Tensor> {
+        let b = self.b(loan)?;
         self.scaled(product(Operand::plain(dy), Operand::plain_transposed(&b), None, dy.dtype())?)
     }
 
@@ -131,14 +199,14 @@ impl Adapter {
     }
 
     /// Block-diagonal `B`, `[N, P·r]`.
-    fn b(&self) -> Result<Tensor> {
+    fn b(&self, loan: &Loan) -> Result<Tensor> {
         if self.is_whole() {
-            return self.parts[0].b.value();
+            return self.parts[0].b.read(loan);
         }
         let [identity, _] = &self.identity;
         let mut all = Tensor::zeros(identity.device(), &[self.outputs, identity.shape()[0]], identity.dtype())?;
-        for (i, AdapterPart { b, rows }) in self.parts.iter().enumerate() {
-            let (b, place) = (b.value()?, identity.rows(i * self.rank, (i + 1) * self.rank)?);
+        for (i, AdapterPart { b, rows, .. }) in self.parts.iter().enumerate() {
+            let (b, place) = (b.read(loan)?, identity.rows(i * self.rank, (i + 1) * self.rank)?);
             all.copy_from(
                 rows.start,
                 &product(Operand::plain(&b), Operand::plain_transposed(&place), None, b.dtype())?,
@@ -150,13 +218,19 @@ impl Adapter {
     /// Calls `visit` for each parameter, always in the same order.
     pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
         visit(&self.a);
-        self.parts.iter().for_each(|part| visit(&part.b));
+        for AdapterPart { b, magnitude, .. } in &self.parts {
+            visit(b);
+            magnitude.iter().for_each(&mut *visit);
+        }
     }
 
     /// [`Adapter::parameters`], mutably.
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         visit(&mut self.a);
-        self.parts.iter_mut().for_each(|part| visit(&mut part.b));
+        for AdapterPart { b, magnitude, .. } in &mut self.parts {
+            visit(b);
+            magnitude.iter_mut().for_each(&mut *visit);
+        }
     }
 }
 

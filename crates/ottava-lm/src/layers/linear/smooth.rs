@@ -80,7 +80,8 @@ impl SmoothCasts {
         let how = linear.products.fprop.accumulation();
         let (a, b) = (Operand::Rows(&codes), Operand::Rows(&weight_codes));
         let sums = linear.sums(Split::Input, pass);
-        let y = linear.output(a, b, residual.filter(|_| !sums), how, context)?;
+        let y = linear.product(Quantity::Fprop, a, b, residual.filter(|_| !sums), how, context)?;
+        let y = linear.with_bias(y, &context.casts)?;
         let y = if sums { context.casts.sum(linear.weight.name(), y, residual)? } else { y };
         Ok((y, ColumnScales { columns, input, weight }))
     }

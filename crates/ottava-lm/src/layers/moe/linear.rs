@@ -78,7 +78,7 @@ impl GroupedLinear {
             let reads = [fprop, dgrad].map(|product| product != ProductPrecision::High);
             if let Some(copies) = copies_of(reads) {
                 let slot = build.slots.add(format!("{name}.weight"), casts.weight, group, Some(of_input));
-                weight.cast_in(slot, copies, build.purpose);
+                weight.cast_in(slot, casts.weight, copies, build.purpose);
             }
             let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group, Some(of_input));
             gradient = OperandCast::new(slot, [dgrad, wgrad], false);

@@ -1,5 +1,6 @@
-//! The disk cache of GEMM algorithms chosen by timing.
+//! GEMM algorithms chosen by timing: those of this program for known shapes, and a cache on disk.
 
+use super::spec::GemmSpec;
 use crate::cuda::nvrtc::{cache_folder, hex, replace};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,28 +18,45 @@ impl Algorithm {
 /// Which proposals compete; a change of that makes earlier choices invalid.
 const RULES: &str = "small-clusters";
 
-/// Algorithms for one GPU model and library version, cached on disk.
+/// Files that scripts/gpu-choices.sh measured, by name.
+const MEASURED: [(&str, &str); 1] = [(
+    "NVIDIA-H200-cublaslt-13.1.0-small-clusters.json",
+    include_str!("measured/NVIDIA-H200-cublaslt-13.1.0-small-clusters.json"),
+)];
+
+/// Specs as text, and the bytes of their algorithms in hexadecimal.
+type Table = BTreeMap<String, String>;
+
+/// Algorithms for one GPU model and library version.
 pub(super) struct Choices {
     file: PathBuf,
-    /// Spec as text, and the algorithm's bytes in hexadecimal.
-    known: BTreeMap<String, String>,
+    /// What the file has.
+    known: Table,
+    /// What this program came with; the file has precedence.
+    measured: Table,
 }
 
 impl Choices {
     pub(super) fn load(version: &str, gpu: &str) -> Choices {
         let gpu: String = gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        let file = cache_folder().join("gemm").join(format!("{gpu}-cublaslt-{version}-{RULES}.json"));
+        let name = format!("{gpu}-cublaslt-{version}-{RULES}.json");
+        let file = cache_folder().join("gemm").join(&name);
         let known = Choices::read(&file);
-        Choices { file, known }
+        Choices { file, known, measured: measured(&name) }
     }
 
     /// The content of a file; empty if it is missing or damaged.
-    fn read(file: &std::path::Path) -> BTreeMap<String, String> {
+    fn read(file: &std::path::Path) -> Table {
         std::fs::read(file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
     }
 
+    /// The text of a product.
+    pub(super) fn key(spec: &GemmSpec, alignment: u32) -> String {
+        format!("{spec:?} aligned to {alignment}")
+    }
+
     pub(super) fn get(&self, key: &str) -> Option<Algorithm> {
-        let text = self.known.get(key)?;
+        let text = self.known.get(key).or_else(|| self.measured.get(key))?;
         let words = text.as_bytes().as_chunks::<16>();
         let mut algorithm = Algorithm::NONE;
         if words.0.len() != algorithm.0.len() || !words.1.is_empty() {
@@ -61,19 +79,30 @@ impl Choices {
     }
 }
 
+/// What this program came with, by the name of the file.
+fn measured(name: &str) -> Table {
+    let found = MEASURED.iter().find(|(file, _)| *file == name);
+    found.map(|(_, text)| serde_json::from_str(text).expect("a file of the source tree")).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DType;
+    use crate::cuda::cublaslt::spec::ScaleMode;
 
     #[test]
     fn choices_survive_the_disk_and_damaged_files_are_ignored() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("gemm/choices.json");
-        let mut choices = Choices { file: file.clone(), known: BTreeMap::new() };
+        let mut choices = Choices { file: file.clone(), known: Table::new(), measured: Table::new() };
         let algorithm = Algorithm([1, u64::MAX, 0, 3, 4, 5, 6, 0xdead_beef]);
         choices.insert("spec".to_string(), algorithm);
 
-        let mut again = Choices { file: file.clone(), known: Choices::read(&file) };
+        let mut again = Choices {
+            known: Choices::read(&file),
+            ..Choices { file: file.clone(), known: Table::new(), measured: Table::new() }
+        };
         assert_eq!(again.get("spec").map(|found| found.0), Some(algorithm.0));
         assert!(again.get("another").is_none());
         for damage in ["", "0123", "g123456789abcdef"] {
@@ -82,5 +111,21 @@ mod tests {
         }
         std::fs::write(&file, "{\"spec\": 3").expect("a file");
         assert!(Choices::read(&file).is_empty());
+    }
+
+    /// A field of `GemmSpec` that is renamed would make all of them useless.
+    #[test]
+    fn products_of_known_models_are_found_without_timing() {
+        let (file, known) = (PathBuf::new(), Table::new());
+        let choices = Choices { file, known, measured: measured(MEASURED[0].0) };
+        let bf16 = GemmSpec::contiguous([8192, 12_288, 4096], DType::BF16, DType::BF16, DType::BF16);
+        let fp8 = GemmSpec::contiguous([8192, 12_288, 4096], DType::E4M3, DType::E4M3, DType::BF16);
+        let fp8 = GemmSpec { fast_accumulation: true, scale: ScaleMode::PerTensor, ..fp8 };
+        for spec in [bf16, fp8] {
+            assert!(choices.get(&Choices::key(&spec, 256)).is_some(), "{spec:?}");
+        }
+        let other = GemmSpec { m: 8193, ..bf16 };
+        assert!(choices.get(&Choices::key(&other, 256)).is_none());
+        assert!(measured("another GPU").is_empty());
     }
 }

@@ -1,6 +1,6 @@
 use super::Factor;
-use crate::Tensor;
 use crate::element::{Float, Real, with_float};
+use crate::{DType, Tensor};
 use rayon::prelude::*;
 
 pub(super) fn column_scales(x: &Tensor, scales: &mut Tensor) {
@@ -28,14 +28,18 @@ fn scale(amax: f32) -> f32 {
 }
 
 pub(super) fn multiply(x: &Tensor, scales: &Tensor, factor: Factor, y: &mut Tensor) {
-    let scales: &[f32] = scales.host();
     with_float!(x.dtype(), S => {
+        type R<S> = <S as Float>::Real;
+        let scales: Vec<R<S>> = match scales.dtype() {
+            DType::F64 => scales.host::<f64>().iter().map(|&scale| Real::of(scale)).collect(),
+            _ => scales.host::<f32>().iter().map(|&scale| Real::of(f64::from(scale))).collect(),
+        };
         let columns = scales.len().max(1);
         let rows = x.host::<S>().par_chunks(columns);
         y.host_mut::<S>().par_chunks_mut(columns).zip(rows).for_each(|(y, x)| {
-            for ((y, x), &scale) in y.iter_mut().zip(x).zip(scales) {
-                let factor = if factor == Factor::Scale { scale } else { 1.0 / scale };
-                *y = S::store(x.load() * <S as Float>::Real::of(f64::from(factor)));
+            for ((y, x), scale) in y.iter_mut().zip(x).zip(&scales) {
+                let factor = if factor == Factor::Scale { *scale } else { <R<S>>::of(1.0) / *scale };
+                *y = S::store(x.load() * factor);
             }
         });
     });

@@ -5,7 +5,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::expect_compute;
+use super::{expect_compute, real_type};
 use crate::{DType, Device, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
@@ -35,7 +35,7 @@ pub fn column_scales(x: &Tensor) -> Result<Tensor> {
     Ok(scales)
 }
 
-/// `y[r, c] = x[r, c] · scales[c]`, rounded once, for `x` `[R, C]` and `scales` F32 `[C]`.
+/// `y[r, c] = x[r, c] · scales[c]`, rounded once, for `x` `[R, C]` and `scales` `[C]` in F32 (or F64 for F64).
 pub fn scale_columns(x: &Tensor, scales: &Tensor) -> Result<Tensor> {
     multiplied(x, scales, Factor::Scale)
 }
@@ -80,6 +80,6 @@ fn expect_values(what: &str, x: &Tensor) -> Result<()> {
 fn expect_scales(scales: &Tensor, x: &Tensor) -> Result<()> {
     let [_, columns] = x.dims("scale_columns: x")?;
     scales.expect("scale_columns: scales", &[columns])?;
-    scales.expect_dtype("scale_columns: scales", &[DType::F32])?;
+    scales.expect_dtype("scale_columns: scales", &[DType::F32, real_type(x.dtype())])?;
     scales.expect_device("scale_columns: scales", x.device())
 }

@@ -1,11 +1,13 @@
-//! Transposition of a matrix of any element type.
+//! Transposition of a matrix of any element type, and of FP8 codes.
 
 pub(super) mod cpu;
 mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::{Device, Result, Tensor};
+use crate::granularity::Granularity;
+use crate::quantized::QuantizedTensor;
+use crate::{Device, Error, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
 
@@ -19,4 +21,21 @@ pub fn transpose(x: &Tensor) -> Result<Tensor> {
         Device::Cuda(gpu) => cuda::transpose(gpu, x, &mut y)?,
     }
     Ok(y)
+}
+
+/// The transposed copy alone, from the codes and all scales of `quantized`: the same as a cast of the values writes.
+///
+/// Errors with [`Error::Value`] if the transposed copy has other codes ([`Granularity::shares_codes`]), or if there are no codes or no
+/// scales of the transposed copy.
+pub fn transpose_codes(quantized: &QuantizedTensor) -> Result<QuantizedTensor> {
+    let QuantizedTensor { granularity, rows, columns, .. } = *quantized;
+    let has_scales = granularity == Granularity::PerTensor || quantized.transposed_scale_inv.is_some();
+    let own = quantized.codes.as_ref().filter(|_| has_scales && granularity.shares_codes(rows, columns));
+    let own = own.ok_or_else(|| {
+        Error::Value(format!(
+            "transpose_codes: the transposed copy of a [{rows}, {columns}] matrix with {granularity} scales has other codes, or no scales"
+        ))
+    })?;
+    let transposed = Some(transpose(own)?);
+    Ok(QuantizedTensor { codes: None, transposed, ..quantized.clone() }.only_transposed())
 }

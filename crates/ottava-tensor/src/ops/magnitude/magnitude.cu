@@ -1,0 +1,36 @@
+// One block per row; threads stride over its columns, eight at a time where rows are aligned. `change` and `magnitude` are null for norms alone.
+extern "C" __global__ void row_norms(float* result, const X* w, const X* change, const float* magnitude, int rows, int columns) {
+    const int r = blockIdx.x;
+    if (r >= rows) return;
+    const u64 row = (u64)r * columns;
+    const int eights = columns % 8 == 0 && aligned(w) && (!change || aligned(change)) ? columns / 8 : 0;
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int g = threadIdx.x; g < eights; g += blockDim.x) {
+        const Eight<X> u = load8(w + row + 8 * g);
+        Eight<X> v;
+        if (change) v = load8(change + row + 8 * g);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float x = load(u.at[i]) + (change ? load(v.at[i]) : 0.0f);
+            sum += x * x;
+        }
+    }
+    for (int c = 8 * eights + threadIdx.x; c < columns; c += blockDim.x) {
+        const float x = load(w[row + c]) + (change ? load(change[row + c]) : 0.0f);
+        sum += x * x;
+    }
+    const float norm = sqrtf(block_sum(sum));
+    if (threadIdx.x == 0) result[r] = !magnitude ? norm : norm == 0.0f ? 0.0f : magnitude[r] / norm;
+}
+
+// Grid (columns / 256, chunks of rows), 256 threads, one per column: sums of `dy · x / magnitude` over the rows of a chunk.
+extern "C" __global__ void partial_gradients(float* partial, const X* dy, const X* x, const float* magnitude, int rows, int columns, int chunk) {
+    const int c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (c >= columns) return;
+    const int end = min(rows, (int)(blockIdx.y + 1) * chunk);
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int r = blockIdx.y * chunk; r < end; r++) sum += load(dy[(u64)r * columns + c]) * load(x[(u64)r * columns + c]);
+    partial[(u64)blockIdx.y * columns + c] = magnitude[c] == 0.0f ? 0.0f : sum / magnitude[c];
+}
