@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Records crates/ottava-lm/tests/data/llama.gguf, a small random model of all block types that `ottava convert` reads, and llama_gguf.json,
-the SHA-256 of each of its weights as `gguf` dequantizes them, in the row order of Hugging Face.
+"""Records crates/ottava-lm/tests/data/llama.gguf, a small random model of all block types that `ottava convert` reads, llama_gguf.json,
+the SHA-256 of each of its weights as `gguf` dequantizes them, in the row order of Hugging Face, and gguf_q8_0.json, values and the bytes to
+which `gguf` quantizes them, which `ottava export` has to write.
 
 usage: make_gguf.py
 
@@ -16,14 +17,14 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
 FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data"
-CHANNELS, HIDDEN, HEADS, KV_HEADS, LAYERS, THETA = 32, 256, 4, 2, 2, 500000.0
+CHANNELS, HIDDEN, HEADS, KV_HEADS, LAYERS, THETA = 32, 256, 4, 2, 3, 500000.0
 HEAD = CHANNELS // HEADS
 # Control, user-defined and plain tokens, and one without a use.
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool>"] + list("abc12Ġ") + ["Ċ", "ab", "Ġab", "12", "[PAD14]", "[PAD15]"]
 TYPES = [3, 3, 3, 4] + [1] * 10 + [5] * 2
 MERGES = ["a b", "Ġ ab", "1 2"]
 # Bytes at which a block has scales of F16.
-SCALES = {Kind.Q4_0: [0], Kind.Q4_1: [0, 2], Kind.Q5_0: [0], Kind.Q8_0: [0], Kind.Q6_K: [208]}
+SCALES = {Kind.Q4_0: [0], Kind.Q4_1: [0, 2], Kind.Q5_0: [0], Kind.Q8_0: [0], Kind.Q4_K: [0, 2], Kind.Q5_K: [0, 2], Kind.Q6_K: [208]}
 
 random = np.random.default_rng(1)
 
@@ -92,10 +93,11 @@ def add(name, ours, rows, columns, kind, heads=None):
 
 add("token_embd.weight", "model.embed_tokens.weight", len(TOKENS), CHANNELS, Kind.Q8_0)
 KINDS = [
-    (Kind.Q4_1, Kind.Q4_0, Kind.Q5_0, Kind.F16, Kind.Q4_1),
-    (Kind.Q5_0, Kind.Q8_0, Kind.BF16, Kind.F32, Kind.Q4_0),
+    (Kind.Q4_1, Kind.Q4_0, Kind.Q5_0, Kind.F16, Kind.Q4_1, Kind.Q6_K),
+    (Kind.Q5_0, Kind.Q8_0, Kind.BF16, Kind.F32, Kind.Q4_0, Kind.Q4_K),
+    (Kind.Q4_0, Kind.Q4_0, Kind.Q4_0, Kind.Q4_0, Kind.Q4_0, Kind.Q5_K),
 ]
-for i, (q, k, v, o, up) in enumerate(KINDS):
+for i, (q, k, v, o, up, down) in enumerate(KINDS):
     theirs, ours = f"blk.{i}", f"model.layers.{i}"
     add(f"{theirs}.attn_norm.weight", f"{ours}.input_layernorm.weight", 1, CHANNELS, Kind.F32)
     add(f"{theirs}.attn_q.weight", f"{ours}.self_attn.q_proj.weight", CHANNELS, CHANNELS, q, HEADS)
@@ -105,7 +107,7 @@ for i, (q, k, v, o, up) in enumerate(KINDS):
     add(f"{theirs}.ffn_norm.weight", f"{ours}.post_attention_layernorm.weight", 1, CHANNELS, Kind.F32)
     add(f"{theirs}.ffn_gate.weight", f"{ours}.mlp.gate_proj.weight", HIDDEN, CHANNELS, Kind.Q4_0)
     add(f"{theirs}.ffn_up.weight", f"{ours}.mlp.up_proj.weight", HIDDEN, CHANNELS, up)
-    add(f"{theirs}.ffn_down.weight", f"{ours}.mlp.down_proj.weight", CHANNELS, HIDDEN, Kind.Q6_K)
+    add(f"{theirs}.ffn_down.weight", f"{ours}.mlp.down_proj.weight", CHANNELS, HIDDEN, down)
 add("output_norm.weight", "model.norm.weight", 1, CHANNELS, Kind.F32)
 
 # As convert_hf_to_gguf.py writes the rotary scaling of Llama 3.1.
@@ -126,4 +128,14 @@ writer.write_kv_data_to_file()
 writer.write_tensors_to_file()
 writer.close()
 (FOLDER / "llama_gguf.json").write_text(json.dumps(expected, indent=0) + "\n")
+
+# Ties between two integers, zeros, subnormal scales, and random values.
+blocks = random.standard_normal((5, 32), dtype=np.float32)
+blocks[0] = np.arange(32) - 15.5
+blocks[0, 0] = 127.0
+blocks[1] = 0.0
+blocks[2] *= 1e-6
+blocks[3] *= 1e4
+quantized = {"values": [float(v) for v in blocks.reshape(-1)], "bytes": gguf.quants.quantize(blocks, Kind.Q8_0).reshape(-1).tolist()}
+(FOLDER / "gguf_q8_0.json").write_text(json.dumps(quantized) + "\n")
 print(f"{len(expected)} weights, {(FOLDER / 'llama.gguf').stat().st_size} bytes")

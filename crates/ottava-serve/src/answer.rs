@@ -24,8 +24,8 @@ pub trait Form: Send + Sync + 'static {
     /// A choice of a whole answer.
     fn choice(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value>;
 
-    /// A choice of a piece of one.
-    fn piece(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value>;
+    /// A choice of a piece of one; `None` if the part has nothing to tell yet.
+    fn piece(&mut self, served: &Served, index: usize, part: Delta) -> Result<Option<Value>>;
 
     /// The pieces before all others.
     fn first(&self, _choices: usize) -> Vec<Value> {
@@ -190,7 +190,7 @@ impl<F: Form> Stream<F> {
         let part = answer.choices[index].take();
         if !part.is_empty() {
             let choice = answer.form.piece(&answer.served, index, part)?;
-            self.ready.push_back(answer.envelope(F::NAMES[1], vec![choice]));
+            self.ready.extend(choice.map(|choice| answer.envelope(F::NAMES[1], vec![choice])));
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use crate::logprobs::entry;
 use crate::metrics::Timer;
 use crate::params::{self, Params};
 use crate::served::Served;
+use crate::tool_calls::{CallStream, Calls, ToolChoice, as_json};
 use ottava_lm::data::{Chat, PromptForm};
 use ottava_lm::engine::Request;
 use serde_json::{Value, json};
@@ -19,6 +20,10 @@ use tokio::sync::OwnedSemaphorePermit;
 pub struct Messages {
     /// Whether log-probabilities are wanted.
     logprobs: bool,
+    /// Finds calls in each choice, where the answer may have some.
+    calls: Option<Vec<CallStream>>,
+    /// Whether answers with calls end with the reason `tool_calls`: not for a function that the request names, as with OpenAI.
+    ends_with_calls: bool,
 }
 
 /// Fields that only chats have.
@@ -67,7 +72,7 @@ pub async fn chat_completions(
 ) -> Result<Answer<Messages>> {
     served.expect_model(&body)?;
     params::expect_implemented(&body, NOT_IMPLEMENTED)?;
-    let params = Params::read(&body, &served)?;
+    let mut params = Params::read(&body, &served)?;
     let (chat, form) = (conversation(&body)?, prompt_form(&body)?);
     let asked = match body.count("max_completion_tokens")? {
         Some(count) => Some(count),
@@ -81,14 +86,30 @@ pub async fn chat_completions(
     if logprobs.is_none() && top.is_some() {
         return Err(ApiError::field("top_logprobs", "`top_logprobs` is for `logprobs: true`"));
     }
-    let grammar = constraint::grammar(&served, &body).await?;
+    let tools = listed_tools(&body)?;
+    let choice = ToolChoice::read(body.get("tool_choice"), tools)?;
+    let grammar = constraint::grammar(&served, &body, choice.schema(tools)?).await?;
+    let calls = match &choice {
+        ToolChoice::Required => Some(Calls::Required),
+        ToolChoice::Named(name) => Some(Calls::Named(name.clone())),
+        // A text with another constraint is no call.
+        ToolChoice::Auto if !tools.is_empty() && grammar.is_none() => served.tool_call_parser.map(Calls::Free),
+        ToolChoice::Auto | ToolChoice::None => None,
+    };
+    if matches!(&calls, Some(Calls::Free(parser)) if parser.marks_by_special_token()) {
+        params.skip_special_tokens = false;
+    }
     let prompt = served.render(chat, form).await?;
     served.expect_known("messages", &prompt)?;
     let request = params.request(prompt, asked, served.max_model_len)?;
     let requests = vec![Request { logprobs: params.logprobs_of_engine(logprobs), grammar, ..request }];
     params.expect_small_answer(&requests, false)?;
     let choices = (0..params.n).map(|_| Choice::new(&params, String::new(), false)).collect();
-    let form = Messages { logprobs: logprobs.is_some() };
+    let form = Messages {
+        logprobs: logprobs.is_some(),
+        ends_with_calls: !matches!(calls, Some(Calls::Named(_))),
+        calls: calls.map(|form| (0..params.n).map(|_| CallStream::new(form.clone())).collect()),
+    };
     Answer::start(served, permit, params, form, choices, requests, timer)
 }
 
@@ -100,16 +121,18 @@ pub fn conversation(body: &Body) -> Result<Chat> {
     Ok(Chat { messages, tools: tools(body)?, ..Chat::default() })
 }
 
+/// The tools of a request.
+fn listed_tools(body: &Body) -> Result<&[Value]> {
+    Ok(body.list("tools", MOST_TOOLS)?.map_or(&[], Vec::as_slice))
+}
+
 /// The tools for the template; `null` for none, as with `tool_choice: "none"`.
 fn tools(body: &Body) -> Result<Value> {
-    let tools = body.list("tools", MOST_TOOLS)?.filter(|tools| !tools.is_empty());
-    match body.get("tool_choice").map(|choice| choice.as_str().unwrap_or("an object")) {
-        None | Some("auto") => Ok(tools.map_or(Value::Null, |tools| tools.clone().into())),
-        Some("none") => Ok(Value::Null),
-        Some(choice) => {
-            let message = format!("`tool_choice` is {choice}; auto and none are implemented");
-            Err(ApiError::field("tool_choice", message))
-        }
+    let tools = listed_tools(body)?;
+    match ToolChoice::read(body.get("tool_choice"), tools)? {
+        ToolChoice::None => Ok(Value::Null),
+        _ if tools.is_empty() => Ok(Value::Null),
+        ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => Ok(tools.into()),
     }
 }
 
@@ -151,10 +174,25 @@ fn message((number, message): (usize, &Value)) -> Result<Value> {
         None | Some(Value::Null) if role == "assistant" && fields.get("tool_calls").is_some_and(Value::is_array) => {}
         _ => return Err(wrong("has no `content` that is a text or a list of texts")),
     }
+    // OpenAI's arguments are JSON in a text, and templates write objects.
+    for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+        if let Some(arguments) = call.pointer_mut("/function/arguments")
+            && let Some(text) = arguments.as_str()
+        {
+            *arguments = serde_json::from_str(text)
+                .map_err(|error| wrong(&format!("has `arguments` of a call that are not JSON: {error}")))?;
+        }
+    }
     Ok(message)
 }
 
 impl Messages {
+    /// The reason why a choice ended.
+    fn reason(&self, index: usize, finish: Option<&'static str>) -> Option<&'static str> {
+        let calls = self.calls.as_ref().map_or(0, |calls| calls[index].count());
+        if self.ends_with_calls && calls > 0 && finish == Some("stop") { Some("tool_calls") } else { finish }
+    }
+
     fn logprobs(&self, served: &Served, part: &Delta) -> Result<Value> {
         if !self.logprobs {
             return Ok(Value::Null);
@@ -170,14 +208,41 @@ impl Form for Messages {
 
     fn choice(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value> {
         let logprobs = self.logprobs(served, &part)?;
-        let message = json!({"role": "assistant", "content": part.text});
-        Ok(json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": part.finish}))
+        let mut message = json!({"role": "assistant", "content": part.text});
+        let mut finish = part.finish;
+        if let Some(calls) = &mut self.calls {
+            let found = calls[index].push(&part.text, true);
+            message["content"] = found.content.into();
+            if !found.calls.is_empty() {
+                message["tool_calls"] = as_json(&found.calls, None).into();
+                if message["content"] == "" {
+                    message["content"] = Value::Null;
+                }
+            }
+            finish = self.reason(index, part.finish);
+        }
+        Ok(json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}))
     }
 
-    fn piece(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value> {
+    fn piece(&mut self, served: &Served, index: usize, part: Delta) -> Result<Option<Value>> {
         let logprobs = self.logprobs(served, &part)?;
-        let delta = if part.text.is_empty() { json!({}) } else { json!({"content": part.text}) };
-        Ok(json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": part.finish}))
+        let (mut delta, mut text, mut finish) = (json!({}), part.text, part.finish);
+        if let Some(calls) = &mut self.calls {
+            let before = calls[index].count();
+            let found = calls[index].push(&text, finish.is_some());
+            if !found.calls.is_empty() {
+                delta["tool_calls"] = as_json(&found.calls, Some(before)).into();
+            }
+            text = found.content;
+            finish = self.reason(index, finish);
+        }
+        if !text.is_empty() {
+            delta["content"] = text.into();
+        }
+        // Text that may become a call is held back.
+        let is_empty = delta == json!({}) && finish.is_none() && part.logprobs.is_empty();
+        let piece = json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish});
+        Ok((!is_empty).then_some(piece))
     }
 
     fn first(&self, choices: usize) -> Vec<Value> {

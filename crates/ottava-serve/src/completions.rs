@@ -50,7 +50,7 @@ pub async fn completions(
     let (echo, logprobs) = (body.flag("echo")?, params::logprobs(&body, "logprobs")?);
     let prompt_logprobs = if echo { logprobs } else { params::logprobs(&body, "prompt_logprobs")? };
     let max_tokens = body.count("max_tokens")?.unwrap_or(16);
-    let grammar = constraint::grammar(&served, &body).await?;
+    let grammar = constraint::grammar(&served, &body, None).await?;
     if max_tokens == 0 && !echo {
         return Err(ApiError::field("max_tokens", "`max_tokens` is 0; without `echo` there is nothing to answer"));
     }
@@ -124,7 +124,7 @@ impl Form for Texts {
         Ok(choice)
     }
 
-    fn piece(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value> {
-        self.choice(served, index, part)
+    fn piece(&mut self, served: &Served, index: usize, part: Delta) -> Result<Option<Value>> {
+        self.choice(served, index, part).map(Some)
     }
 }

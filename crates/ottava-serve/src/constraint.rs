@@ -22,9 +22,9 @@ enum Constraint {
     Choice(Vec<String>),
 }
 
-/// The grammar of a request's completions, if it constrains them.
-pub async fn grammar(served: &Arc<Served>, body: &Body) -> Result<Option<Grammar>> {
-    let mut found = Vec::new();
+/// The grammar of a request's completions, if it constrains them. `calls` is the JSON schema to which `tool_choice` does.
+pub async fn grammar(served: &Arc<Served>, body: &Body, calls: Option<Value>) -> Result<Option<Grammar>> {
+    let mut found: Vec<_> = calls.map(|schema| ("tool_choice", Constraint::Json(schema))).into_iter().collect();
     for name in FIELDS {
         if let Some(constraint) = read(body, name)? {
             found.push((*name, constraint));

@@ -31,6 +31,7 @@ mod served;
 mod server;
 mod stranger;
 mod tokens;
+mod tool_calls;
 mod worker;
 
 #[cfg(test)]
@@ -40,3 +41,4 @@ pub use backend::Backend;
 pub use monitor::monitor;
 pub use origin::Origin;
 pub use server::{Model, Options, serve};
+pub use tool_calls::ToolCallParser;

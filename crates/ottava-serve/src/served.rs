@@ -6,6 +6,7 @@ use crate::intake::Intake;
 use crate::metrics::Metrics;
 use crate::origin::{Origin, allowed};
 use crate::stranger::{Stranger, text_of};
+use crate::tool_calls::ToolCallParser;
 use crate::worker::Worker;
 use axum::http::{HeaderMap, StatusCode, header};
 use ottava_lm::data::{Chat, ChatTemplate, PromptForm, Tokenizer};
@@ -28,6 +29,8 @@ pub struct Served {
     pub worker: Worker,
     /// The chat template, if the model has one.
     pub template: Option<Arc<ChatTemplate>>,
+    /// How the model writes calls of tools, if that is known.
+    pub tool_call_parser: Option<ToolCallParser>,
     /// Rows of the model's embedding.
     pub vocabulary: usize,
     /// The sampling of requests that do not say otherwise.

@@ -12,6 +12,7 @@ use crate::metrics::{Metrics, Timer};
 use crate::origin::{Origin, allowed, preflight, share};
 use crate::served::{Served, beside};
 use crate::tokens;
+use crate::tool_calls::ToolCallParser;
 use crate::worker::Worker;
 use axum::Router;
 use axum::extract::{Path, Request, State};
@@ -76,6 +77,8 @@ pub struct Model {
     pub tokenizer: Tokenizer,
     /// Turns conversations into texts, if the model has one.
     pub template: Option<ChatTemplate>,
+    /// How it writes calls of tools; `None` leaves them in the text of answers.
+    pub tool_call_parser: Option<ToolCallParser>,
     /// Rows of the model's embedding.
     pub vocabulary: usize,
     /// Tokens of prompt and completion together, at most.
@@ -100,12 +103,13 @@ pub fn serve<B: Backend>(
     let listener = runtime.block_on(TcpListener::bind(options.address)).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
     let (worker, thread, model) = Worker::start(options.max_requests, load)?;
-    let Model { tokenizer, template, vocabulary, max_model_len, sampling } = model;
+    let Model { tokenizer, template, tool_call_parser, vocabulary, max_model_len, sampling } = model;
     let served = Arc::new(Served {
         name: options.name.clone(),
         max_model_len,
         tokenizer: Arc::new(tokenizer),
         template: template.map(Arc::new),
+        tool_call_parser,
         vocabulary,
         sampling,
         grammars: OnceLock::new(),

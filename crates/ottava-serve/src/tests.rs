@@ -2,6 +2,7 @@
 
 mod clients;
 mod refusals;
+mod tools;
 
 use crate::backend::Backend;
 use crate::server::{Model, Options, serve};
@@ -162,6 +163,13 @@ fn template() -> ChatTemplate {
 }
 
 fn start(change: impl FnOnce(&mut Options, &mut Parrot)) -> Server {
+    start_with(change, |_| {})
+}
+
+fn start_with(
+    change: impl FnOnce(&mut Options, &mut Parrot),
+    change_model: impl FnOnce(&mut Model) + Send + 'static,
+) -> Server {
     let mut options = Options {
         address: "127.0.0.1:0".parse().unwrap(),
         name: "parrot".into(),
@@ -177,7 +185,12 @@ fn start(change: impl FnOnce(&mut Options, &mut Parrot)) -> Server {
     change(&mut options, &mut parrot);
     let (log, (sender, receiver), template) = (parrot.log.clone(), channel(), Some(template()));
     let (vocabulary, max_model_len, sampling) = (4096, MODEL_LEN, Sampling::unchanged());
-    let load = move || Ok((parrot, Model { tokenizer: tokenizer(), template, vocabulary, max_model_len, sampling }));
+    let load = move || {
+        let (tokenizer, tool_call_parser) = (tokenizer(), None);
+        let mut model = Model { tokenizer, template, tool_call_parser, vocabulary, max_model_len, sampling };
+        change_model(&mut model);
+        Ok((parrot, model))
+    };
     let thread = std::thread::spawn(move || serve(&options, load, |address| sender.send(address).unwrap()));
     Server { address: receiver.recv().unwrap(), log, thread }
 }

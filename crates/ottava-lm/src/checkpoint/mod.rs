@@ -16,7 +16,8 @@ pub mod weight_files;
 
 pub use adapter::{AdapterFolder, LinearAdapter};
 pub use atomic::{
-    CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete, latest_complete_until,
+    CheckpointFile, CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete,
+    latest_complete_until,
 };
 pub use best::Best;
 pub use live::LiveTensors;

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 #[derive(Debug)]
 pub struct BlockType {
     /// Its number in files.
-    id: u32,
+    pub id: u32,
     /// Its name.
     pub name: &'static str,
     /// Elements of a block.
@@ -28,20 +28,14 @@ const TYPES: &[BlockType] = &[
     BlockType { id: 3, name: "Q4_1", elements: 32, bytes: 20, decode: q4_1 },
     BlockType { id: 6, name: "Q5_0", elements: 32, bytes: 22, decode: q5_0 },
     BlockType { id: 8, name: "Q8_0", elements: 32, bytes: 34, decode: q8_0 },
+    BlockType { id: 12, name: "Q4_K", elements: 256, bytes: 144, decode: q4_k },
+    BlockType { id: 13, name: "Q5_K", elements: 256, bytes: 176, decode: q5_k },
     BlockType { id: 14, name: "Q6_K", elements: 256, bytes: 210, decode: q6_k },
 ];
 
 /// Names of other types in use, for messages.
-const OTHERS: &[(u32, &str)] = &[
-    (7, "Q5_1"),
-    (10, "Q2_K"),
-    (11, "Q3_K"),
-    (12, "Q4_K"),
-    (13, "Q5_K"),
-    (20, "IQ4_NL"),
-    (23, "IQ4_XS"),
-    (39, "MXFP4"),
-];
+const OTHERS: &[(u32, &str)] =
+    &[(7, "Q5_1"), (10, "Q2_K"), (11, "Q3_K"), (20, "IQ4_NL"), (23, "IQ4_XS"), (39, "MXFP4")];
 
 /// The type of this number, or why it is not read.
 pub fn block_type(id: u32) -> Result<&'static BlockType, String> {
@@ -51,6 +45,11 @@ pub fn block_type(id: u32) -> Result<&'static BlockType, String> {
         let known: Vec<_> = TYPES.iter().map(|kind| kind.name).collect();
         format!("has the type {name}, which is not read; {} are", known.join(", "))
     })
+}
+
+/// The type of this name, which is read.
+pub fn named(name: &str) -> &'static BlockType {
+    TYPES.iter().find(|kind| kind.name == name).expect("types are asked for by their names")
 }
 
 impl BlockType {
@@ -112,6 +111,47 @@ fn q8_0(block: &[u8], out: &mut [f32]) {
     let scale = half(block, 0);
     for (out, &q) in out.iter_mut().zip(&block[2..]) {
         *out = scale * f32::from(q as i8);
+    }
+}
+
+/// Scale and minimum of run `run` of 32 elements, from 12 bytes of eight pairs of 6 bits: the first four pairs are the low 6 bits of bytes 0
+/// to 3 and 4 to 7. The others have their low 4 bits in the halves of bytes 8 to 11, and their upper 2 in the free bits of bytes 0 to 7.
+fn scale_and_minimum(bytes: &[u8], run: usize) -> (f32, f32) {
+    let lane = run % 4;
+    let (scale, minimum) = match run < 4 {
+        true => (bytes[lane] & 63, bytes[lane + 4] & 63),
+        false => {
+            let low = bytes[lane + 8];
+            (low & 15 | bytes[lane] >> 6 << 4, low >> 4 | bytes[lane + 4] >> 6 << 4)
+        }
+    };
+    (f32::from(scale), f32::from(minimum))
+}
+
+/// Nibble of element `i` of 256: each 32 bytes have 64 elements, the low halves of all bytes first.
+fn nibble_of_runs(bytes: &[u8], i: usize) -> u8 {
+    bytes[i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15
+}
+
+/// Scale of scales; scale of minima; 12 bytes of [`scale_and_minimum`]; 128 bytes of nibbles.
+/// `scale · scales · q − minimum · minima`.
+fn q4_k(block: &[u8], out: &mut [f32]) {
+    with_minima(block, out, |i| nibble_of_runs(&block[16..], i));
+}
+
+/// As [`q4_k`], with 32 bytes of fifth bits before the nibbles: bit `run` of each byte is of run `run` of 32 elements.
+fn q5_k(block: &[u8], out: &mut [f32]) {
+    with_minima(block, out, |i| nibble_of_runs(&block[48..], i) | (block[16 + i % 32] >> (i / 32) & 1) << 4);
+}
+
+fn with_minima(block: &[u8], out: &mut [f32], q: impl Fn(usize) -> u8) {
+    let (scale_of_scales, scale_of_minima) = (half(block, 0), half(block, 2));
+    for (run, out) in out.chunks_exact_mut(32).enumerate() {
+        let (scale, minimum) = scale_and_minimum(&block[4..16], run);
+        let (scale, minimum) = (scale_of_scales * scale, scale_of_minima * minimum);
+        for (lane, out) in out.iter_mut().enumerate() {
+            *out = scale * f32::from(q(run * 32 + lane)) - minimum;
+        }
     }
 }
 

@@ -25,7 +25,7 @@ const MAX_DEPTH: usize = 4;
 const MAX_AXES: u32 = 4;
 
 /// The multiple at which tensors start, where the metadata name no other.
-const ALIGNMENT: u64 = 32;
+pub const ALIGNMENT: u64 = 32;
 
 /// A value of the metadata.
 #[derive(Clone, Debug, PartialEq)]
@@ -215,19 +215,32 @@ struct Header {
 }
 
 /// Types of metadata by their number.
-mod kinds {
+pub mod kinds {
+    /// 8 bits.
     pub const U8: u32 = 0;
+    /// 8 bits with a sign.
     pub const I8: u32 = 1;
+    /// 16 bits.
     pub const U16: u32 = 2;
+    /// 16 bits with a sign.
     pub const I16: u32 = 3;
+    /// 32 bits.
     pub const U32: u32 = 4;
+    /// 32 bits with a sign.
     pub const I32: u32 = 5;
+    /// F32.
     pub const F32: u32 = 6;
+    /// A byte, 0 or 1.
     pub const BOOL: u32 = 7;
+    /// A length of 64 bits, and UTF-8.
     pub const TEXT: u32 = 8;
+    /// A type, a length of 64 bits, and elements.
     pub const ARRAY: u32 = 9;
+    /// 64 bits.
     pub const U64: u32 = 10;
+    /// 64 bits with a sign.
     pub const I64: u32 = 11;
+    /// F64.
     pub const F64: u32 = 12;
 }
 

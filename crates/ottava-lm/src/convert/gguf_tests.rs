@@ -115,7 +115,7 @@ fn a_file_that_promises_more_than_it_has_is_an_error() {
         (Parts { axes: vec![1 << 62], ..Parts::with(key()) }, "more than fits a file"),
         (Parts { axes: vec![1; 5], ..Parts::with(key()) }, "has 5 axes"),
         (Parts { kind: 2, ..Parts::with(key()) }, "has rows of 4, which is not a multiple of the 32 of a Q4_0"),
-        (Parts { kind: 12, ..Parts::with(key()) }, "has the type Q4_K, which is not read; F32, F16, BF16"),
+        (Parts { kind: 10, ..Parts::with(key()) }, "has the type Q2_K, which is not read; F32, F16, BF16"),
         (Parts { version: 1, ..Parts::with(key()) }, "version 1 is not read"),
         (Parts { version: 3_u32.swap_bytes(), ..Parts::with(key()) }, "big endian"),
     ] {

@@ -2,12 +2,12 @@
 //!
 //! A source gives its files, the names and shapes of its weights and the values of one; [`convert`] writes them.
 
-mod dequantize;
+pub(crate) mod architecture;
+pub(crate) mod dequantize;
 pub mod gguf;
-mod llama;
 pub mod megatron;
-mod source;
-mod tokenizer;
+pub(crate) mod source;
+pub(crate) mod tokenizer;
 pub mod torch;
 
 use std::collections::BTreeMap;
@@ -23,6 +23,7 @@ use crate::checkpoint::{CheckpointWriter, TensorInfo, write_model};
 use crate::fs::RealFs;
 use crate::models::{ConfigFile, language_model_config};
 use crate::{Error, Result, interrupt};
+use architecture::Architecture;
 use gguf::Gguf;
 use megatron::Megatron;
 use source::{Model, halves_of_heads};
@@ -60,16 +61,9 @@ pub fn convert(source: &Path, like: Option<&Path>, output: &Path, dtype: DType) 
 }
 
 fn from_gguf(gguf: &Gguf) -> Result<Model<'_>> {
-    let (config, sizes) = match gguf.text("general.architecture")? {
-        Some("llama") => llama::config(gguf)?,
-        other => {
-            let name = other.unwrap_or("none");
-            return Err(
-                gguf.error(&format!("models of the architecture `{name}` are not converted; those of `llama` are"))
-            );
-        }
-    };
-    let weights = llama::weights(gguf, &sizes)?;
+    let architecture = Architecture::of(gguf)?;
+    let (config, sizes) = architecture.config(gguf)?;
+    let weights = architecture::weights(gguf, architecture, &sizes)?;
     let mut stored = BTreeMap::new();
     for tensor in gguf.tensors().values() {
         *stored.entry(tensor.kind.name).or_insert(0) += 1;
@@ -82,7 +76,7 @@ fn from_gguf(gguf: &Gguf) -> Result<Model<'_>> {
             return Err(gguf.error(&format!("tensor {:?} holds the value {bad}; the file is damaged", weight.stored)));
         }
         Ok(match weight.rotary_heads {
-            Some(heads) => halves_of_heads(&values, weight.shape[1], heads),
+            Some(heads) => halves_of_heads(&values, weight.columns(), heads),
             None => values,
         })
     };

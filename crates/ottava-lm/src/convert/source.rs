@@ -38,6 +38,13 @@ pub struct Weight {
     pub rotary_heads: Option<usize>,
 }
 
+impl Weight {
+    /// Elements of a row; 1 of a vector.
+    pub fn columns(&self) -> usize {
+        self.shape.get(1).copied().unwrap_or(1)
+    }
+}
+
 /// Files of the folder other than the weights, by name.
 pub type Files = Vec<(&'static str, Arc<[u8]>)>;
 
@@ -46,5 +53,12 @@ pub type Files = Vec<(&'static str, Arc<[u8]>)>;
 pub fn halves_of_heads(values: &[f32], columns: usize, heads: usize) -> Vec<f32> {
     let head = values.len() / columns / heads;
     let rows = (0..heads).flat_map(|h| (0..head).map(move |i| h * head + i % (head / 2) * 2 + i / (head / 2)));
+    rows.flat_map(|row| &values[row * columns..(row + 1) * columns]).copied().collect()
+}
+
+/// The inverse of [`halves_of_heads`].
+pub fn neighbours_in_heads(values: &[f32], columns: usize, heads: usize) -> Vec<f32> {
+    let head = values.len() / columns / heads;
+    let rows = (0..heads).flat_map(|h| (0..head).map(move |i| h * head + i % 2 * (head / 2) + i / 2));
     rows.flat_map(|row| &values[row * columns..(row + 1) * columns]).copied().collect()
 }

@@ -39,7 +39,8 @@ fn weights_are_those_of_the_gguf_package_in_the_row_order_of_hugging_face() {
         assert_eq!(expected["sha256"], sha256(&bytes), "{name}: {first:?}, expected {}", expected["first"]);
     }
     assert_eq!(converted.parameters, files.names().map(|name| files.info(name).unwrap().elements()).sum::<usize>());
-    assert_eq!((converted.stored["Q6_K"], converted.stored["F32"], converted.stored.len()), (2, 7, 8));
+    let stored = ["Q4_K", "Q5_K", "Q6_K", "F32"].map(|kind| converted.stored[kind]);
+    assert_eq!((stored, converted.stored.len()), ([1, 1, 1, 9], 10));
     let rounded = folder.path().join("rounded");
     convert(&folder.path().join("a.gguf"), None, &rounded, DType::BF16).unwrap();
     let (exact, rounded) = (files.read("model.norm.weight"), ModelFiles::open(&rounded).unwrap());
@@ -55,7 +56,7 @@ fn config_and_tokenizer_are_rebuilt_from_the_metadata() {
     let output = folder.path().join("model");
     convert(&folder.path().join("a.gguf"), None, &output, DType::F32).unwrap();
     let config = decoder_config(&ConfigFile::read(&output).unwrap()).unwrap();
-    assert_eq!((config.channels, config.hidden, config.layers, config.vocabulary), (32, 256, 2, 16));
+    assert_eq!((config.channels, config.hidden, config.layers, config.vocabulary), (32, 256, 3, 16));
     assert_eq!((config.heads, config.kv_heads, config.head_dim, config.max_positions), (4, 2, 8, 131_072));
     assert_eq!((config.norm_eps, config.rope.theta, config.tied), (1e-5, 500_000.0, true));
     assert!(matches!(config.rope.kind, RopeKind::Llama3 { factor: 8.0, .. }), "{:?}", config.rope);
@@ -85,7 +86,7 @@ fn config_and_tokenizer_are_rebuilt_from_the_metadata() {
 #[test]
 fn what_cannot_be_converted_is_refused_and_leaves_nothing() {
     for (from, to, words) in [
-        ("llama", "gemma", "models of the architecture `gemma` are not converted; those of `llama` are"),
+        ("llama", "gemma", "models of the architecture `gemma` are not converted; those of llama, qwen2, qwen3 are"),
         ("gpt2", "bert", "the tokenizer is of the kind `bert`"),
         (
             "smollm",
@@ -93,7 +94,7 @@ fn what_cannot_be_converted_is_refused_and_leaves_nothing() {
             "cuts text as `tekken` (`tokenizer.ggml.pre`), which is not one of gpt-2, smollm, llama-bpe",
         ),
         ("blk.1.attn_k", "blk.1.attn_x", "the tensor \"blk.1.attn_k.weight\" is missing"),
-        ("rope_freqs", "rope_freqx", "the tensor \"rope_freqx.weight\" has no place in a Llama model"),
+        ("rope_freqs", "rope_freqx", "the tensor \"rope_freqx.weight\" has no place in a model of these sizes"),
         ("llama.block_count", "llama.block_xxxxx", "the key `llama.block_count` is missing"),
         ("a b", "a  ", "\"a  \", which is not two tokens"),
     ] {
@@ -106,4 +107,23 @@ fn what_cannot_be_converted_is_refused_and_leaves_nothing() {
     let folder = file("", "");
     let error = convert(&folder.path().join("a.gguf"), None, folder.path(), DType::BF16).unwrap_err().to_string();
     assert!(error.contains("this exists already; name a new folder"), "{error}");
+}
+
+/// Files of the pre-tokenizers that are known say which one they are of, also without the sequence around a single step.
+#[test]
+fn pre_tokenizers_are_found_by_what_they_do() {
+    use tokenizer::{PRE_TOKENIZERS, PreTokenizer};
+    let file = |known: &PreTokenizer| {
+        let steps = serde_json::json!({"type": "Sequence", "pretokenizers": known.steps()});
+        let model = serde_json::json!({"type": "BPE", "ignore_merges": known.ignore_merges});
+        serde_json::json!({"pre_tokenizer": steps, "normalizer": known.normalizer(), "model": model})
+    };
+    for known in PRE_TOKENIZERS {
+        assert_eq!(PreTokenizer::of(&file(known)).unwrap().name, known.name);
+    }
+    let mut single = file(&PRE_TOKENIZERS[0]);
+    single["pre_tokenizer"] = single["pre_tokenizer"]["pretokenizers"][0].take();
+    assert_eq!(PreTokenizer::of(&single).unwrap().name, "gpt-2");
+    single["model"]["ignore_merges"] = true.into();
+    assert!(PreTokenizer::of(&single).err().unwrap().contains("cuts text in another way"));
 }

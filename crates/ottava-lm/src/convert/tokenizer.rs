@@ -10,7 +10,8 @@ use crate::Result;
 use crate::checkpoint::model::as_json;
 
 /// Kinds of tokens in `tokenizer.ggml.token_type`.
-mod kinds {
+pub mod kinds {
+    pub const NORMAL: i64 = 1;
     pub const UNKNOWN: i64 = 2;
     pub const CONTROL: i64 = 3;
     pub const USER_DEFINED: i64 = 4;
@@ -18,24 +19,27 @@ mod kinds {
 }
 
 /// Splits text before it is merged into tokens.
-struct PreTokenizer {
+pub struct PreTokenizer {
     /// Its name in `tokenizer.ggml.pre`.
-    name: &'static str,
+    pub name: &'static str,
+    /// Whether texts are brought to Unicode's normal form C first, which llama.cpp leaves out.
+    composes: bool,
     /// Whether each digit is a piece.
     digits: bool,
     /// The pattern of a piece; without it that of GPT-2.
     pattern: Option<&'static str>,
     /// Whether a piece in the vocabulary is a token, whatever its merges.
-    ignore_merges: bool,
+    pub(super) ignore_merges: bool,
     /// Whether texts begin with BOS in files that do not say so.
     bos: bool,
 }
 
-const PRE_TOKENIZERS: &[PreTokenizer] = &[
-    PreTokenizer { name: "gpt-2", digits: false, pattern: None, ignore_merges: false, bos: false },
-    PreTokenizer { name: "smollm", digits: true, pattern: None, ignore_merges: false, bos: false },
+pub(super) const PRE_TOKENIZERS: &[PreTokenizer] = &[
+    PreTokenizer { name: "gpt-2", composes: false, digits: false, pattern: None, ignore_merges: false, bos: false },
+    PreTokenizer { name: "smollm", composes: false, digits: true, pattern: None, ignore_merges: false, bos: false },
     PreTokenizer {
         name: "llama-bpe",
+        composes: false,
         digits: false,
         pattern: Some(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -43,7 +47,67 @@ const PRE_TOKENIZERS: &[PreTokenizer] = &[
         ignore_merges: true,
         bos: true,
     },
+    PreTokenizer {
+        name: "qwen2",
+        composes: true,
+        digits: false,
+        pattern: Some(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        ignore_merges: false,
+        bos: false,
+    },
 ];
+
+impl PreTokenizer {
+    /// The one of a `tokenizer.json`.
+    ///
+    /// Errors with the reason when the file is not of a byte-level BPE, or none of those that are known.
+    pub fn of(file: &Value) -> Result<&'static PreTokenizer, String> {
+        let steps = match &file["pre_tokenizer"] {
+            Value::Object(step) if step.get("type") == Some(&json!("Sequence")) => step["pretokenizers"].clone(),
+            Value::Null => json!([]),
+            step => json!([step]),
+        };
+        let byte_level = |step: &Value| step["type"] == "ByteLevel" && step["add_prefix_space"] != true;
+        let bytes = steps.as_array().and_then(|steps| steps.last()).is_some_and(byte_level);
+        if file["model"]["type"] != "BPE" || !bytes || file["model"]["byte_fallback"] == true {
+            return Err("the tokenizer is not byte-level BPE, the one kind that is exported to GGUF".into());
+        }
+        let ignores = file["model"]["ignore_merges"] == true;
+        let known = PRE_TOKENIZERS.iter().find(|known| {
+            // Offsets of tokens, which nothing here reads, are trimmed or not.
+            let plain = |steps: &[Value]| {
+                let mut steps = steps.to_vec();
+                steps.iter_mut().filter_map(Value::as_object_mut).for_each(|step| drop(step.remove("trim_offsets")));
+                steps
+            };
+            known.ignore_merges == ignores
+                && known.normalizer() == file["normalizer"]
+                && plain(&known.steps()) == plain(steps.as_array().expect("steps are a list"))
+        });
+        known.ok_or_else(|| {
+            let names: Vec<_> = PRE_TOKENIZERS.iter().map(|known| known.name).collect();
+            format!("the tokenizer cuts text in another way than those that are exported to GGUF: {}", names.join(", "))
+        })
+    }
+
+    /// The `normalizer` of a `tokenizer.json`.
+    pub(super) fn normalizer(&self) -> Value {
+        if self.composes { json!({"type": "NFC"}) } else { Value::Null }
+    }
+
+    /// The `pretokenizers` of a `tokenizer.json`.
+    pub(super) fn steps(&self) -> Vec<Value> {
+        let digits = self.digits.then(|| json!({"type": "Digits", "individual_digits": true}));
+        let split = self.pattern.map(
+            |pattern| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}),
+        );
+        let bytes =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": split.is_none()});
+        digits.into_iter().chain(split).chain([bytes]).collect()
+    }
+}
 
 /// The files of the tokenizer in `gguf`, by name, for a model of `positions`; `bos` and `eos` ids are in the config of generation.
 pub fn files(gguf: &Gguf, positions: usize) -> Result<Files> {
@@ -137,13 +201,6 @@ impl<'a> Tokens<'a> {
                     "normalized": false, "special": *kind != kinds::USER_DEFINED})
             })
             .collect();
-        let digits = pre.digits.then(|| json!({"type": "Digits", "individual_digits": true}));
-        let split = pre.pattern.map(
-            |pattern| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}),
-        );
-        let bytes =
-            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": split.is_none()});
-        let steps: Vec<_> = digits.into_iter().chain(split).chain([bytes]).collect();
         let template = begin.map(|(id, token)| {
             let (bos, text) = (json!({"SpecialToken": {"id": token, "type_id": 0}}), |name: &str, kind: u32| {
                 json!({"Sequence": {"id": name, "type_id": kind}})
@@ -157,8 +214,8 @@ impl<'a> Tokens<'a> {
             "truncation": null,
             "padding": null,
             "added_tokens": added,
-            "normalizer": null,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+            "normalizer": pre.normalizer(),
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre.steps()},
             "post_processor": template,
             "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
             "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,

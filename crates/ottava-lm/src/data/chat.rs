@@ -102,6 +102,7 @@ pub struct Rendered {
 pub struct ChatTemplate {
     environment: Environment<'static>,
     path: PathBuf,
+    source: String,
     /// Whether the template marks the turns of the assistant, or another one replaces it in training that does.
     pub(super) generation: bool,
     /// Whether another one replaces it in training.
@@ -163,6 +164,8 @@ impl ChatTemplate {
         let reads = Reads::of(templates.iter().map(|(_, text)| text.as_str()));
         let reads_in_training = Reads::of(templates.iter().map(|(_, text)| marked(text).unwrap_or(text)));
         let sha256 = sha256(serde_json::json!([RENDERING, templates, special_tokens]).to_string().as_bytes());
+        let default = templates.iter().find(|(name, _)| name == "default");
+        let source = default.map_or(String::new(), |(_, text)| text.clone());
         for (name, text) in templates {
             let in_training = mark_generation(marked(&text).unwrap_or(&text));
             let failed = |e: minijinja::Error| wrong(&path, describe(&e));
@@ -173,6 +176,7 @@ impl ChatTemplate {
         Ok(Some(ChatTemplate {
             environment,
             path,
+            source,
             generation,
             replaced,
             kwargs,
@@ -203,6 +207,11 @@ impl ChatTemplate {
     /// The file that it was read from.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The text of the template.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// SHA-256 of template and special tokens.

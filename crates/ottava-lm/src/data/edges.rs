@@ -120,7 +120,7 @@ fn added_before(tokenizer: &Tokenizer) -> Vec<u32> {
 }
 
 /// The object in a JSON file, or an empty one if the file does not exist.
-pub(super) fn read_json(path: &Path) -> Result<Value> {
+pub(crate) fn read_json(path: &Path) -> Result<Value> {
     if !path.exists() {
         return Ok(Value::Null);
     }

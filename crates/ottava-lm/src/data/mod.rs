@@ -45,6 +45,7 @@ mod words;
 
 pub use chat::{Chat, ChatTemplate, PromptForm};
 pub use clock::Clock;
+pub(crate) use edges::read_json;
 pub use eval_loader::{EvalLoader, Windows};
 pub use files::expand;
 pub use loader::{Batch, LoaderState, RowShare};

@@ -1,4 +1,4 @@
-//! Model folders for other programs: with weights in BF16, or with the linears of the blocks in FP8.
+//! Models for other programs: folders with weights in BF16 or with the linears of the blocks in FP8, and GGUF files.
 //!
 //! Folders with FP8 weights are read by [`WeightFiles`].
 
@@ -6,6 +6,7 @@ mod cast;
 mod default_format;
 mod finite;
 mod format;
+pub mod gguf;
 mod linears;
 mod report;
 mod source;

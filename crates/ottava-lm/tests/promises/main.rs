@@ -16,6 +16,7 @@ mod engine;
 mod expert_ranks;
 mod experts;
 mod export;
+mod export_gguf;
 mod export_sources;
 mod families;
 mod family_gradients;

@@ -5,12 +5,14 @@ use crate::output::{print_json, stop_on_signals};
 use clap::{Args, ValueEnum};
 use ottava_lm::calibrate::Calibration;
 use ottava_lm::checkpoint::verify_model;
+use ottava_lm::export::gguf::{FILE, GgufReport, GgufType, export_gguf};
 use ottava_lm::export::{Convention, Fp8Format, LinearReport, Report, Scheme, Source, export};
 use ottava_lm::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Write a model folder with FP8 weights for inference engines. The codes of an FP8 run are those of training if the format has its scales.
+/// Write a model folder with FP8 weights for inference engines, or a GGUF file for llama.cpp. The codes of an FP8 run are those of training if
+/// the format has its scales.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava export runs/quickstart exported
@@ -18,6 +20,7 @@ use std::path::PathBuf;
   ottava export runs/delayed exported --format modelopt
   ottava export model/ exported --format modelopt --activation-scales scales.json --set first_layers_bf16=1 --set last_layers_bf16=1
   ottava export fp8-model/ plain --format bf16
+  ottava export runs/quickstart exported --format gguf --dtype q8_0
 
 fp8-block is read by vLLM, SGLang, TensorRT-LLM and transformers; compressed-tensors by vLLM and SGLang; modelopt by TensorRT-LLM and vLLM.")]
 pub struct Export {
@@ -29,6 +32,9 @@ pub struct Export {
     /// else fp8-block if inputs and outputs of all linears are multiples of 128, else compressed-tensors.
     #[arg(long)]
     format: Option<Format>,
+    /// The type of matrices in a GGUF file (default bfloat16); vectors are in F32.
+    #[arg(long, requires = "format")]
+    dtype: Option<MatrixType>,
     /// The granularity of scales in compressed-tensors (default dynamic) and modelopt (default static).
     #[arg(long, requires = "format")]
     scheme: Option<SchemeName>,
@@ -54,6 +60,19 @@ enum Format {
     CompressedTensors,
     /// The format of ModelOpt and TensorRT-LLM.
     Modelopt,
+    /// One file, model.gguf, with the tokenizer: llama.cpp.
+    Gguf,
+}
+
+/// Types of matrices in a GGUF file.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum MatrixType {
+    Bfloat16,
+    Float16,
+    Float32,
+    /// Blocks of 32 signed bytes with a scale in F16.
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 /// The granularity of scales.
@@ -70,6 +89,12 @@ enum SchemeName {
 impl Export {
     pub fn run(self) -> Result<()> {
         stop_on_signals("stopping")?;
+        if self.format == Some(Format::Gguf) {
+            return self.gguf();
+        }
+        if self.dtype.is_some() {
+            return Err(Error::Config("--dtype is a choice of `--format gguf`; other formats are BF16 and FP8".into()));
+        }
         let named = self.format.map(|format| self.fp8_format(format)).transpose()?;
         let calibrated = self.activation_scales.as_deref().map(Calibration::read).transpose()?;
         let stores_scales = |format: Option<Fp8Format>| format.is_some_and(|format| format.scheme == Scheme::Static);
@@ -124,7 +149,43 @@ impl Export {
             )),
             Format::Fp8Block => Ok(Some(Fp8Format::FP8_BLOCK)),
             Format::Bf16 => Ok(None),
+            Format::Gguf => unreachable!("a GGUF file has no linears in FP8"),
         }
+    }
+
+    fn gguf(&self) -> Result<()> {
+        if self.scheme.is_some() || self.activation_scales.is_some() || !self.settings.is_empty() {
+            return Err(Error::Config(
+                "--scheme, --activation-scales and --set are for FP8 weights; `--format gguf` has none".into(),
+            ));
+        }
+        let dtype = match self.dtype {
+            None | Some(MatrixType::Bfloat16) => GgufType::Bfloat16,
+            Some(MatrixType::Float16) => GgufType::Float16,
+            Some(MatrixType::Float32) => GgufType::Float32,
+            Some(MatrixType::Q8_0) => GgufType::Q8_0,
+        };
+        let report = with_model(&self.model, |folder| {
+            verify_model(folder)?;
+            export_gguf(&Source::open(folder)?, dtype, &self.output)
+        })?;
+        if self.json {
+            print_json(&report);
+            return Ok(());
+        }
+        let GgufReport { architecture, dtype, parameters, bytes, stored, left } = report;
+        let stored: Vec<_> = stored.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        out!(
+            "{}: {parameters} parameters in {:.3} GB, architecture {architecture}; the tensors are {}",
+            self.output.join(FILE).display(),
+            bytes as f64 / 1e9,
+            stored.join(", ")
+        );
+        if let Some(name) = left.first() {
+            let more = if left.len() > 1 { format!(" and {} more", left.len() - 1) } else { String::new() };
+            out!("in F16: {name}{more}: rows are no multiple of the 32 elements of a block of {}", dtype.name());
+        }
+        Ok(())
     }
 
     fn print(&self, report: &Report) {

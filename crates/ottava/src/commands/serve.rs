@@ -7,7 +7,7 @@ use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Sampling};
 use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::{Error, Result};
-use ottava_serve::{Model, Options, Origin, serve};
+use ottava_serve::{Model, Options, Origin, ToolCallParser, serve};
 use ottava_tensor::Device;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -43,6 +43,10 @@ pub struct Serve {
     /// The sampling of requests that do not say otherwise: auto reads generation_config.json in the folder of the model, none does not.
     #[arg(long, value_enum, default_value = "auto")]
     generation_config: GenerationConfig,
+    /// How the model writes calls of tools: hermes (also Qwen), llama3_json or mistral; by default the one that its chat template has. If
+    /// neither says so, calls stay in the text of answers.
+    #[arg(long, value_name = "NAME")]
+    tool_call_parser: Option<ToolCallParser>,
     /// Maximum number of tokens of prompt and completion together; by default the model's positions.
     #[arg(long, value_parser = super::count)]
     max_model_len: Option<usize>,
@@ -129,7 +133,13 @@ impl Serve {
                 GenerationConfig::Auto => Sampling::of_folder(folder)?,
                 GenerationConfig::None => Sampling::unchanged(),
             };
-            let model = Model { tokenizer, template, vocabulary: sizes.vocabulary, max_model_len, sampling };
+            let of_template = || template.as_ref().and_then(ToolCallParser::of_template);
+            let tool_call_parser = self.tool_call_parser.or_else(of_template);
+            if let Some(parser) = tool_call_parser {
+                tracing::info!("calls of tools are parsed as {}", parser.name());
+            }
+            let vocabulary = sizes.vocabulary;
+            let model = Model { tokenizer, template, tool_call_parser, vocabulary, max_model_len, sampling };
             Ok((self.how.load(folder, &config, max_model_len, &ranks)?, model))
         })?;
         let default = if matches!(decoder.device(), Device::Cuda(_)) { ON_A_GPU } else { ON_A_CPU };

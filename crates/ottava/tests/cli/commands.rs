@@ -153,8 +153,36 @@ fn a_model_of_llama_cpp_is_converted_and_read() {
     let run = Run::new();
     run.write("a.gguf", include_bytes!("../../../ottava-lm/tests/data/llama.gguf"));
     let converted = json(&run.succeed(&["convert", "a.gguf", "new", "--json"]));
-    assert_eq!((&converted["parameters"], &converted["stored"]["Q6_K"]), (&55_968.into(), &2.into()));
+    assert_eq!((&converted["parameters"], &converted["stored"]["Q6_K"]), (&83_680.into(), &1.into()));
     run.succeed(&["generate", "new", "--prompt", "ab 12", "--max-new-tokens", "2", "--device", "cpu"]);
+    // Written and read again, the model has the same bits.
+    let text = run.succeed(&["export", "new", "file", "--format", "gguf"]);
+    assert!(text.contains("model.gguf: 83680 parameters") && text.contains("the tensors are 22 BF16, 7 F32"), "{text}");
+    run.succeed(&["convert", "file/model.gguf", "again"]);
+    let text = |model: &str, prompt: &str| {
+        run.succeed(&[
+            "generate",
+            model,
+            "--prompt",
+            prompt,
+            "--max-new-tokens",
+            "8",
+            "--temperature",
+            "0",
+            "--device",
+            "cpu",
+        ])
+    };
+    assert_eq!(text("new", "ab 12"), text("again", "ab 12"));
+    assert_ne!(text("new", "ab 12"), text("new", "c"));
+    let report = json(&run.succeed(&["export", "new", "blocks", "--format", "gguf", "--dtype", "q8_0", "--json"]));
+    assert_eq!((&report["architecture"], &report["stored"]["Q8_0"]), (&"llama".into(), &22.into()), "{report}");
+    for flags in [&["--scheme", "static"][..], &["--set", "first_layers_bf16=1"]] {
+        let words = "--scheme, --activation-scales and --set are for FP8 weights";
+        run.fail(&[&["export", "new", "x", "--format", "gguf"], flags].concat(), 1, &[words]);
+    }
+    let words = "--dtype is a choice of `--format gguf`";
+    run.fail(&["export", "new", "x", "--format", "bf16", "--dtype", "q8_0"], 1, &[words]);
     run.fail(&["convert", "a.gguf", "new"], 1, &["new: this exists already; name a new folder"]);
     run.fail(&["convert", "model/tokenizer.json", "other"], 1, &["tokenizer.json: this is not a GGUF file"]);
 }

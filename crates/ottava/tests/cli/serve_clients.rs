@@ -256,3 +256,59 @@ fn prompts_that_begin_alike_share_the_cache() {
     assert!(found >= 64 && found < all, "{found} of {all}");
     assert_eq!(hits(&computed), (Some(0), Some(0)));
 }
+
+/// A model that has learned nothing calls the tools that a request demands.
+#[test]
+fn demanded_calls_of_tools_conform_to_their_parameters() {
+    let run = run();
+    let server = Server::start(&run, &["--tool-call-parser", "hermes"]);
+    let depth = json!({"type": "object", "properties": {"depth": {"enum": [1, 20]}}, "required": ["depth"], "additionalProperties": false});
+    let tool = |name: &str, parameters: &Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+    let tools = json!([
+        tool("dive", &depth),
+        tool("rest", &json!({"type": "object", "properties": {}, "additionalProperties": false}))
+    ]);
+    let mut complete = 0;
+    for choice in [json!("required"), json!({"type": "function", "function": {"name": "dive"}})] {
+        for (seed, stream) in [(1, false), (2, true), (3, false), (4, true)] {
+            let body = json!({"messages": [{"role": "user", "content": "hello"}], "tools": tools, "tool_choice": choice,
+                "temperature": 1, "seed": seed, "max_tokens": 120, "stream": stream});
+            let (calls, reason) = match stream {
+                false => {
+                    let answer = server.post("/v1/chat/completions", body);
+                    let choice = &answer["choices"][0];
+                    (choice["message"]["tool_calls"].clone(), choice["finish_reason"].clone())
+                }
+                true => {
+                    let (_, events) = ask(&server, &request("/v1/chat/completions", body.to_string().as_bytes()));
+                    let events =
+                        events.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+                    let choices: Vec<Value> =
+                        events.map(|data| serde_json::from_str::<Value>(data).unwrap()["choices"][0].take()).collect();
+                    let calls =
+                        choices.iter().filter_map(|choice| choice["delta"]["tool_calls"].as_array()).flatten().cloned();
+                    (calls.collect(), choices.last().unwrap()["finish_reason"].clone())
+                }
+            };
+            if reason == "length" {
+                continue;
+            }
+            complete += 1;
+            assert_eq!(reason, if choice == "required" { "tool_calls" } else { "stop" });
+            for call in calls.as_array().unwrap() {
+                let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+                let expected = match call["function"]["name"].as_str().unwrap() {
+                    "dive" => [json!({"depth": 1}), json!({"depth": 20})].contains(&arguments),
+                    _ => choice == "required" && arguments == json!({}),
+                };
+                assert!(expected, "{choice}: {calls}");
+            }
+        }
+    }
+    assert!(complete >= 5, "{complete} of 8 answers end before the limit of tokens");
+    run.fail(
+        &["serve", "model", "--tool-call-parser", "x"],
+        1,
+        &["there is no parser \"x\"; hermes, llama3_json, mistral"],
+    );
+}

@@ -88,6 +88,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("completions", 8),
             ("connections", 8),
             ("constraint", 8),
+            ("tool_calls", 8),
             ("error", 8),
             ("intake", 8),
             ("logprobs", 8),

@@ -1,0 +1,188 @@
+//! Files of llama.cpp: a model and its tokenizer in one GGUF file.
+
+mod encode;
+mod header;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
+
+pub use encode::GgufType;
+
+use super::source::Source;
+use crate::checkpoint::model::expect_new_folder;
+use crate::checkpoint::{CheckpointFile, CheckpointWriter, FolderWeights};
+use crate::convert::architecture::{self, Architecture, ROPE_FACTORS};
+use crate::convert::gguf::{ALIGNMENT, Gguf};
+use crate::convert::source::{Weight, neighbours_in_heads};
+use crate::error::{Error, Result};
+use crate::fs::RealFs;
+use crate::interrupt;
+use crate::models::{DecoderConfig, RopeKind};
+use header::{Entry, Header};
+use ottava_tensor::ops::Activation;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The name of the file.
+pub const FILE: &str = "model.gguf";
+
+/// The result of an export to GGUF.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GgufReport {
+    /// `general.architecture` of the file.
+    pub architecture: &'static str,
+    /// The type of matrices.
+    pub dtype: GgufType,
+    /// Values of all weights.
+    pub parameters: usize,
+    /// Bytes of all tensors.
+    pub bytes: usize,
+    /// The types of tensors, with their numbers.
+    pub stored: BTreeMap<&'static str, usize>,
+    /// Matrices of another type, since their rows do not divide into blocks.
+    pub left: Vec<String>,
+}
+
+/// Writes the model of `source` and its tokenizer as `model.gguf` in the new folder `output`, with matrices in `dtype` and vectors in F32.
+///
+/// The file is read back before the folder appears. Memory holds one tensor at a time.
+///
+/// Errors with [`Error::Config`] when `output` exists or would be inside the source, with [`Error::Model`] when llama.cpp has no such model
+/// or tokenizer, and with [`Error::NonFinite`] for a weight that is not finite in its type; nothing is left then.
+pub fn export_gguf(source: &Source, dtype: GgufType, output: &std::path::Path) -> Result<GgufReport> {
+    expect_new_folder(output, &[&source.path])?;
+    let architecture = expressible(source)?;
+    FolderWeights::check(&source.path, &source.sizes, &source.recipe)?;
+    let mut header = Header::default();
+    describe(&mut header, architecture, source, dtype);
+    vocabulary::write(&mut header, source)?;
+    let weights = architecture.weights(&source.sizes)?;
+    let types: Vec<_> = weights.iter().map(|weight| dtype.of(&weight.shape)).collect();
+    let factors = rope_factors(&source.sizes);
+    if let Some(factors) = &factors {
+        header.tensor(ROPE_FACTORS, &[factors.len()], GgufType::Float32);
+    }
+    for (weight, kind) in weights.iter().zip(&types) {
+        header.tensor(&weight.stored, &weight.shape, *kind);
+    }
+
+    let mut writer = CheckpointWriter::begin_folder(&RealFs, output)?;
+    writer.file(FILE, |file| {
+        file.write(&header.bytes())?;
+        if let Some(factors) = &factors {
+            append(file, &GgufType::Float32.encode(ROPE_FACTORS, factors)?)?;
+        }
+        for (weight, kind) in weights.iter().zip(&types) {
+            interrupt::check("exporting the model")?;
+            append(file, &kind.encode(&weight.name, &values(source, weight)?)?)?;
+        }
+        Ok(())
+    })?;
+    expect_readable(&Gguf::open(&writer.path().join(FILE))?, &source.sizes)?;
+    writer.finish_folder()?;
+
+    let mut stored = BTreeMap::new();
+    types.iter().for_each(|kind| *stored.entry(kind.name()).or_insert(0) += 1);
+    let elements = |weight: &Weight| weight.shape.iter().product::<usize>();
+    let left = weights.iter().zip(&types).filter(|(weight, kind)| weight.shape.len() > 1 && **kind != dtype);
+    Ok(GgufReport {
+        architecture: architecture.name,
+        dtype,
+        parameters: weights.iter().map(elements).sum(),
+        bytes: weights.iter().zip(&types).map(|(weight, kind)| kind.bytes(elements(weight))).sum(),
+        stored,
+        left: left.map(|(weight, _)| weight.name.clone()).collect(),
+    })
+}
+
+/// The architecture of llama.cpp that has all settings of a model.
+fn expressible(source: &Source) -> Result<&'static Architecture> {
+    let (sizes, family) = (&source.sizes, source.config.architecture()?);
+    let architecture = Architecture::of_family(&family)
+        .map_err(|known| source.config.error(&format!("{family} is not exported to GGUF; {} are", known.join(", "))))?;
+    let biases = !architecture.optional_biases && sizes.output_bias;
+    let problem = [
+        (sizes.window.is_some_and(|window| window < sizes.max_positions), "a sliding window of attention"),
+        (sizes.activation != Activation::SwiGlu, "another activation than SiLU"),
+        (biases, "biases in attention"),
+        (!architecture::has_rope_kind(&sizes.rope.kind), "this scaling of rotary positions"),
+        (sizes.rope.partial != 1.0, "rotary positions in a part of each head"),
+    ];
+    match problem.into_iter().find(|(has, _)| *has) {
+        Some((_, what)) => {
+            let name = architecture.name;
+            Err(source.config.error(&format!("the model has {what}, which GGUF files of `{name}` cannot say")))
+        }
+        None => Ok(architecture),
+    }
+}
+
+/// Writes what `config.json` says.
+fn describe(header: &mut Header, architecture: &Architecture, source: &Source, dtype: GgufType) {
+    let sizes = &source.sizes;
+    header.entry("general.architecture", Entry::Text(architecture.name));
+    header.entry("general.type", Entry::Text("model"));
+    header.entry("general.file_type", Entry::U32(dtype.file_type()));
+    header.entry("general.quantization_version", Entry::U32(2));
+    for (key, count) in [
+        ("vocab_size", sizes.vocabulary),
+        ("context_length", sizes.max_positions),
+        ("embedding_length", sizes.channels),
+        ("block_count", sizes.layers),
+        ("feed_forward_length", sizes.hidden),
+        ("attention.head_count", sizes.heads),
+        ("attention.head_count_kv", sizes.kv_heads),
+        ("attention.key_length", sizes.head_dim),
+        ("attention.value_length", sizes.head_dim),
+        ("rope.dimension_count", sizes.head_dim),
+    ] {
+        header.entry(&format!("{}.{key}", architecture.name), Entry::U32(count as u32));
+    }
+    let mut float = |key: &str, value: f64| {
+        header.entry(&format!("{}.{key}", architecture.name), Entry::F32(value as f32));
+    };
+    float("attention.layer_norm_rms_epsilon", sizes.norm_eps);
+    float("rope.freq_base", sizes.rope.theta);
+    if let RopeKind::Linear { factor } = sizes.rope.kind {
+        float("rope.scaling.factor", factor);
+        header.entry(&format!("{}.rope.scaling.type", architecture.name), Entry::Text("linear"));
+    }
+}
+
+/// The factors of frequencies that files have in place of a name, for the rotary positions of Llama 3.1 and later.
+fn rope_factors(sizes: &DecoderConfig) -> Option<Vec<f32>> {
+    let factors = || architecture::rope_factors(&sizes.rope.kind, sizes.rope.theta, sizes.head_dim);
+    matches!(sizes.rope.kind, RopeKind::Llama3 { .. }).then(|| factors().into_iter().map(|f| f as f32).collect())
+}
+
+/// The values of a weight in the order of a file.
+fn values(source: &Source, weight: &Weight) -> Result<Vec<f32>> {
+    let values = source.weights.values(&weight.name)?.to_vec::<f32>()?;
+    Ok(match weight.rotary_heads {
+        Some(heads) => neighbours_in_heads(&values, weight.columns(), heads),
+        None => values,
+    })
+}
+
+/// Appends a tensor, and zeros up to the next one.
+fn append(file: &mut CheckpointFile, bytes: &[u8]) -> Result<()> {
+    file.write(bytes)?;
+    let end = (bytes.len() as u64).next_multiple_of(ALIGNMENT) as usize;
+    file.write(&vec![0; end - bytes.len()])
+}
+
+/// Errors when the file is not read as a model of these sizes with all of its tensors.
+fn expect_readable(gguf: &Gguf, sizes: &DecoderConfig) -> Result<()> {
+    let architecture = Architecture::of(gguf)?;
+    let (_, found) = architecture.config(gguf)?;
+    architecture::weights(gguf, architecture, &found)?;
+    // What a file has no place for, and no model needs that only writes text.
+    let expected =
+        DecoderConfig { window: None, init_std: found.init_std, ignored: found.ignored.clone(), ..sizes.clone() };
+    match found == expected {
+        true => Ok(()),
+        false => Err(Error::Model(format!(
+            "the metadata of a GGUF file cannot say all sizes of the model: {expected:?} were read back as {found:?}; nothing was kept"
+        ))),
+    }
+}

@@ -1,0 +1,99 @@
+//! Calls of tools in answers: the engine's stand-in repeats those of the prompt.
+
+use super::*;
+use crate::tool_calls::ToolCallParser;
+
+/// A server whose model writes calls as Hermes does.
+fn server() -> Server {
+    start_with(
+        |_, _| {},
+        |model| {
+            let file = std::env::temp_dir().join(format!("ottava-serve-tools-{}.jinja", std::process::id()));
+            let text = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.depth }}{% endfor %}{% endfor %}{{ '\n' }}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}";
+            std::fs::write(&file, text).unwrap();
+            model.template = ChatTemplate::load(&data(), Some(&file), Clock::Now).unwrap();
+            model.tool_call_parser = Some(ToolCallParser::Hermes);
+        },
+    )
+}
+
+fn request(content: &str) -> Value {
+    json!({"messages": [{"role": "user", "content": content}], "stop": "\ndive", "max_tokens": 100,
+        "tools": [{"type": "function", "function": {"name": "dive", "parameters": {"type": "object"}}}]})
+}
+
+const CALLS: &str = r#"Yes: <tool_call>{"name": "dive", "arguments": {"depth": 3}}</tool_call>
+<tool_call>{"name": "rise", "arguments": {}}</tool_call>"#;
+
+#[test]
+fn calls_are_fields_of_whole_answers_and_deltas_of_streams() {
+    let server = server();
+    let answer = server.post("/v1/chat/completions", request(CALLS));
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &json!("Yes:")));
+    let expected = [json!({"name": "dive", "arguments": "{\"depth\":3}"}), json!({"name": "rise", "arguments": "{}"})];
+    let calls = choice["message"]["tool_calls"].as_array().unwrap();
+    assert_eq!(calls.iter().map(|call| call["function"].clone()).collect::<Vec<_>>(), expected);
+    assert!(calls[0]["type"] == "function" && calls[0]["id"] != calls[1]["id"], "{calls:?}");
+
+    let mut streamed = request(CALLS);
+    streamed["stream"] = true.into();
+    let (events, done) = server.stream("/v1/chat/completions", streamed);
+    let choices: Vec<_> = events.iter().map(|event| &event["choices"][0]).collect();
+    let text: String = choices.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+    let calls = choices.iter().filter_map(|choice| choice["delta"]["tool_calls"].as_array()).flatten();
+    let calls: Vec<_> = calls.map(|call| (call["index"].clone(), call["function"].clone())).collect();
+    assert!(done && text == "Yes:", "{text:?}");
+    assert_eq!(calls, [(json!(0), expected[0].clone()), (json!(1), expected[1].clone())]);
+    assert_eq!(choices.last().unwrap()["finish_reason"], "tool_calls");
+}
+
+#[test]
+fn without_tools_an_answer_is_text_and_arguments_reach_the_template_as_objects() {
+    let server = server();
+    let mut none = request(CALLS);
+    none["tool_choice"] = "none".into();
+    none["stop"] = "rise".into();
+    let answer = server.post("/v1/chat/completions", none);
+    let message = &answer["choices"][0]["message"];
+    assert!(message["content"].as_str().unwrap().contains("<tool_call>") && message.get("tool_calls").is_none());
+
+    let function = json!({"name": "dive", "arguments": "{\"depth\": 42}"});
+    let mut earlier = request("then");
+    earlier["messages"] = json!([{"role": "assistant", "content": "I ", "tool_calls": [{"id": "a", "type": "function", "function": function}]}]);
+    server.post("/v1/chat/completions", earlier);
+    let prompt = server.log.get(|log| log.requests.last().unwrap().prompt.clone());
+    assert_eq!(tokenizer().decode(&prompt).unwrap(), "I 42\ndive");
+}
+
+#[test]
+fn choices_of_tools_constrain_the_answer_or_are_refused() {
+    let server = server();
+    let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+    for (choice, reason, calls) in [(json!("required"), "length", 0), (named("dive"), "length", 1)] {
+        let mut request = request("{}");
+        request["tool_choice"] = choice;
+        request["max_tokens"] = 2.into();
+        let answer = server.post("/v1/chat/completions", request);
+        assert!(server.log.get(|log| log.requests.last().unwrap().grammar.is_some()));
+        // The stand-in keeps to no grammar.
+        let choice = &answer["choices"][0];
+        let found = choice["message"]["tool_calls"].as_array().map_or(0, Vec::len);
+        assert_eq!((choice["finish_reason"].as_str().unwrap(), found), (reason, calls));
+    }
+    let mut both = request("a");
+    both["response_format"] = json!({"type": "json_object"});
+    both["tool_choice"] = "required".into();
+    for (name, value, words) in [
+        ("tool_choice", named("fly"), "`tool_choice` is the function \"fly\", which is not among the `tools`"),
+        ("tool_choice", json!("any"), "it is none, auto, required or a function"),
+        ("tool_choice", json!({"type": "tool"}), "`tool_choice` is not none, auto, required or {"),
+        ("response_format", json!({"type": "json_object"}), "`tool_choice` and `response_format` both constrain"),
+    ] {
+        let mut request = if name == "response_format" { both.clone() } else { request("a") };
+        request[name] = value;
+        let (status, error) = server.refused("/v1/chat/completions", &request);
+        assert_eq!((status, error["param"].as_str().unwrap()), (400, name));
+        assert!(error["message"].as_str().unwrap().contains(words), "{error}");
+    }
+}

@@ -1,0 +1,426 @@
+//! Calls of tools in the text of an answer, in the formats in which models write them.
+
+use crate::error::{ApiError, Result};
+use ottava_lm::data::ChatTemplate;
+use serde_json::{Deserializer, Value, json};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How a model writes calls of tools, by the names of vLLM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolCallParser {
+    /// `<tool_call>{"name": …, "arguments": …}</tool_call>` for each call: Hermes, Qwen2.5 and Qwen3.
+    Hermes,
+    /// The whole text is `{"name": …, "parameters": …}`, or several separated by semicolons: Llama 3.1 to 3.3.
+    Llama3Json,
+    /// `[TOOL_CALLS][{"name": …, "arguments": …}, …]`: Mistral.
+    Mistral,
+}
+
+const HERMES: [&str; 2] = ["<tool_call>", "</tool_call>"];
+const LLAMA: &str = "<|python_tag|>";
+const MISTRAL: &str = "[TOOL_CALLS]";
+
+impl ToolCallParser {
+    const ALL: [(&'static str, ToolCallParser); 3] = [
+        ("hermes", ToolCallParser::Hermes),
+        ("llama3_json", ToolCallParser::Llama3Json),
+        ("mistral", ToolCallParser::Mistral),
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        ToolCallParser::ALL.iter().find(|(_, parser)| *parser == self).expect("all have a name").0
+    }
+
+    /// The one whose marker `template` has, if that is one.
+    pub fn of_template(template: &ChatTemplate) -> Option<ToolCallParser> {
+        let has = |parser: &ToolCallParser| {
+            template.source().contains(match parser {
+                ToolCallParser::Hermes => HERMES[0],
+                ToolCallParser::Llama3Json => LLAMA,
+                ToolCallParser::Mistral => MISTRAL,
+            })
+        };
+        let mut found = ToolCallParser::ALL.into_iter().map(|(_, parser)| parser).filter(has);
+        found.next().filter(|_| found.next().is_none())
+    }
+
+    /// Whether the marker of calls may be a special token, which texts usually leave out.
+    pub fn marks_by_special_token(self) -> bool {
+        self == ToolCallParser::Mistral
+    }
+}
+
+impl FromStr for ToolCallParser {
+    type Err = String;
+
+    fn from_str(name: &str) -> std::result::Result<ToolCallParser, String> {
+        let found = ToolCallParser::ALL.iter().find(|(known, _)| *known == name).map(|(_, parser)| *parser);
+        found.ok_or_else(|| {
+            let names: Vec<_> = ToolCallParser::ALL.iter().map(|(name, _)| *name).collect();
+            format!("there is no parser {name:?}; {} are implemented", names.join(", "))
+        })
+    }
+}
+
+/// The form of calls in an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Calls {
+    /// The model decides whether it calls tools.
+    Free(ToolCallParser),
+    /// The text is a list of calls, to which it is constrained.
+    Required,
+    /// The text is the arguments of a call of this function, to which it is constrained.
+    Named(String),
+}
+
+/// A call of a tool.
+#[derive(Debug, PartialEq)]
+pub struct Call {
+    name: String,
+    /// JSON.
+    arguments: String,
+}
+
+/// Content and calls that a part of an answer has completed.
+#[derive(Debug, Default, PartialEq)]
+pub struct Found {
+    pub content: String,
+    pub calls: Vec<Call>,
+}
+
+/// Finds calls in a text that grows.
+#[derive(Debug)]
+pub struct CallStream {
+    form: Calls,
+    /// Text that may become a part of a call.
+    held: String,
+    /// Whether `held` begins with what should be a call.
+    inside: bool,
+    /// Calls so far.
+    count: usize,
+    /// Whether there was content other than white space.
+    content: bool,
+}
+
+impl CallStream {
+    pub fn new(form: Calls) -> CallStream {
+        CallStream { form, held: String::new(), inside: false, count: 0, content: false }
+    }
+
+    /// Adds text. With `finished`, it is the last, and text that did not become a call is content.
+    pub fn push(&mut self, text: &str, finished: bool) -> Found {
+        self.held.push_str(text);
+        let mut found = Found::default();
+        match &self.form {
+            // Nothing that could end a call: the held text, which may be long, is not searched again.
+            _ if self.inside && !finished && !text.contains(['}', ']', '>']) => {}
+            Calls::Free(ToolCallParser::Hermes) => self.hermes(&mut found),
+            Calls::Free(ToolCallParser::Mistral) => self.mistral(&mut found),
+            Calls::Free(ToolCallParser::Llama3Json) => self.llama(&mut found),
+            Calls::Required => self.inside = true,
+            Calls::Named(name) if finished => {
+                let (name, arguments) = (name.clone(), std::mem::take(&mut self.held));
+                found.calls.push(Call { name, arguments });
+            }
+            Calls::Named(_) => {}
+        }
+        if finished {
+            self.finish(&mut found);
+        }
+        self.count += found.calls.len();
+        found
+    }
+
+    /// Calls so far.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    fn finish(&mut self, found: &mut Found) {
+        let held = std::mem::take(&mut self.held);
+        let calls = match &self.form {
+            Calls::Free(ToolCallParser::Hermes) if self.inside => one(held[HERMES[0].len()..].trim()),
+            Calls::Required => list(held.trim()),
+            _ => None,
+        };
+        match calls {
+            Some(calls) => found.calls.extend(calls),
+            None => self.add_content(&held, found),
+        }
+    }
+
+    /// White space behind calls is dropped.
+    fn add_content(&mut self, text: &str, found: &mut Found) {
+        if self.count + found.calls.len() == 0 || !text.trim().is_empty() {
+            self.content |= !text.trim().is_empty();
+            found.content.push_str(text);
+        }
+    }
+
+    /// Moves text before `marker` to the content. Returns whether the marker is there, at the beginning of the held text.
+    fn reach(&mut self, marker: &str, found: &mut Found) -> bool {
+        let at = self.held.find(marker);
+        let before = at.unwrap_or_else(|| {
+            // What may be the beginning of the marker.
+            let starts = (1..marker.len()).rev().filter(|&n| self.held.ends_with(&marker[..n]));
+            self.held.len() - starts.max().unwrap_or(0)
+        });
+        // White space before a call is no content.
+        let before = self.held[..before].trim_end().len();
+        let rest = self.held.split_off(before);
+        let text = std::mem::replace(&mut self.held, rest);
+        if !text.is_empty() {
+            self.add_content(&text, found);
+        }
+        if at.is_some() {
+            self.held = self.held.trim_start().to_string();
+        }
+        at.is_some()
+    }
+
+    fn hermes(&mut self, found: &mut Found) {
+        loop {
+            self.inside = self.inside || self.reach(HERMES[0], found);
+            let Some(end) = self.inside.then(|| self.held.find(HERMES[1])).flatten() else { return };
+            let rest = self.held.split_off(end + HERMES[1].len());
+            let whole = std::mem::replace(&mut self.held, rest);
+            match one(whole[HERMES[0].len()..end].trim()) {
+                Some(calls) => found.calls.extend(calls),
+                None => self.add_content(&whole, found),
+            }
+            self.inside = false;
+        }
+    }
+
+    fn mistral(&mut self, found: &mut Found) {
+        loop {
+            self.inside = self.inside || self.reach(MISTRAL, found);
+            let Some(text) = self.inside.then(|| &self.held[MISTRAL.len()..]) else { return };
+            let Some((value, end)) = first_value(text) else { return };
+            let rest = self.held.split_off(MISTRAL.len() + end);
+            let whole = std::mem::replace(&mut self.held, rest);
+            match calls_of(&value) {
+                Some(calls) => found.calls.extend(calls),
+                None => self.add_content(&whole, found),
+            }
+            self.inside = false;
+        }
+    }
+
+    fn llama(&mut self, found: &mut Found) {
+        loop {
+            let calls = self.count + found.calls.len();
+            let begins = self.held.trim_start();
+            let separator = if calls > 0 { ";" } else { LLAMA };
+            let text = begins.strip_prefix(separator).unwrap_or(begins).trim_start();
+            if text.is_empty() || (!self.content && separator.starts_with(text)) {
+                return;
+            }
+            let is_call = !self.content && text.starts_with('{');
+            let value = is_call.then(|| first_value(text));
+            match value {
+                // More may follow.
+                Some(None) => {
+                    self.inside = true;
+                    return;
+                }
+                Some(Some((value, end))) if calls_of(&value).is_some() => {
+                    found.calls.extend(calls_of(&value).into_iter().flatten());
+                    self.held = text[end..].to_string();
+                    self.inside = false;
+                }
+                _ => {
+                    let text = std::mem::take(&mut self.held);
+                    self.inside = false;
+                    return self.add_content(&text, found);
+                }
+            }
+        }
+    }
+}
+
+/// The JSON value that `text` begins with, and its end; `None` if it is not complete or not JSON.
+fn first_value(text: &str) -> Option<(Value, usize)> {
+    let mut values = Deserializer::from_str(text).into_iter::<Value>();
+    let value = values.next()?.ok()?;
+    Some((value, values.byte_offset()))
+}
+
+/// The calls that a value describes: an object, or a list of objects.
+fn calls_of(value: &Value) -> Option<Vec<Call>> {
+    match value {
+        Value::Array(list) if !list.is_empty() => list.iter().map(call).collect(),
+        value => Some(vec![call(value)?]),
+    }
+}
+
+fn call(value: &Value) -> Option<Call> {
+    let arguments = value.get("arguments").or_else(|| value.get("parameters")).filter(|value| value.is_object())?;
+    Some(Call { name: value.get("name")?.as_str()?.into(), arguments: arguments.to_string() })
+}
+
+/// The call in a text of one value.
+fn one(text: &str) -> Option<Vec<Call>> {
+    Some(vec![call(&serde_json::from_str(text).ok()?)?])
+}
+
+/// The calls in a text of a list.
+fn list(text: &str) -> Option<Vec<Call>> {
+    calls_of(&serde_json::from_str(text).ok()?)
+}
+
+/// Calls as OpenAI's API has them, with ids that no other call of the server has: nine digits and letters, as templates of Mistral demand.
+/// `from` is the number of calls before them, if they have an index.
+pub fn as_json(calls: &[Call], from: Option<usize>) -> Vec<Value> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let call = |(number, call): (usize, &Call)| {
+        let id = format!("c{:08x}", COUNT.fetch_add(1, Ordering::Relaxed) & 0xffff_ffff);
+        let function = json!({"name": call.name, "arguments": call.arguments});
+        match from {
+            Some(from) => json!({"index": from + number, "id": id, "type": "function", "function": function}),
+            None => json!({"id": id, "type": "function", "function": function}),
+        }
+    };
+    calls.iter().enumerate().map(call).collect()
+}
+
+/// What a request wants of its tools.
+#[derive(Debug, PartialEq)]
+pub enum ToolChoice {
+    /// No calls.
+    None,
+    /// As the model decides.
+    Auto,
+    /// One call or more.
+    Required,
+    /// A call of this function.
+    Named(String),
+}
+
+impl ToolChoice {
+    /// Reads `tool_choice` of a request with `tools`.
+    pub fn read(value: Option<&Value>, tools: &[Value]) -> Result<ToolChoice> {
+        let wrong = |message: String| Err(ApiError::field("tool_choice", message));
+        let choice = match value {
+            None => ToolChoice::Auto,
+            Some(Value::String(choice)) => match choice.as_str() {
+                "none" => ToolChoice::None,
+                "auto" => ToolChoice::Auto,
+                "required" => ToolChoice::Required,
+                other => {
+                    return wrong(format!("`tool_choice` is {other:?}; it is none, auto, required or a function"));
+                }
+            },
+            Some(value) => match value["function"]["name"].as_str().filter(|_| value["type"] == "function") {
+                Some(name) => ToolChoice::Named(name.into()),
+                None => {
+                    let form = r#"{"type": "function", "function": {"name": NAME}}"#;
+                    return wrong(format!("`tool_choice` is not none, auto, required or {form}"));
+                }
+            },
+        };
+        match &choice {
+            ToolChoice::Required if tools.is_empty() => {
+                wrong("`tool_choice` is required, and there are no `tools`".into())
+            }
+            ToolChoice::Named(name) if !tools.iter().any(|tool| tool["function"]["name"] == *name) => {
+                wrong(format!("`tool_choice` is the function {name:?}, which is not among the `tools`"))
+            }
+            _ => Ok(choice),
+        }
+    }
+
+    /// The JSON schema that the text of an answer has to conform to.
+    ///
+    /// Errors for a tool without a name.
+    pub fn schema(&self, tools: &[Value]) -> Result<Option<Value>> {
+        let any = json!({"type": "object"});
+        let parameters = |tool: &Value| tool["function"].get("parameters").unwrap_or(&any).clone();
+        match self {
+            ToolChoice::None | ToolChoice::Auto => Ok(None),
+            ToolChoice::Named(name) => Ok(tools.iter().find(|tool| tool["function"]["name"] == *name).map(parameters)),
+            ToolChoice::Required => {
+                let call = |(number, tool): (usize, &Value)| {
+                    let missing = || ApiError::field("tools", format!("tool {number} has no `function.name`"));
+                    let name = tool["function"]["name"].as_str().ok_or_else(missing)?;
+                    Ok(json!({
+                        "type": "object",
+                        "properties": {"name": {"const": name}, "parameters": parameters(tool)},
+                        "required": ["name", "parameters"],
+                        "additionalProperties": false,
+                    }))
+                };
+                let calls = tools.iter().enumerate().map(call).collect::<Result<Vec<_>>>()?;
+                Ok(Some(json!({"type": "array", "minItems": 1, "items": {"anyOf": calls}})))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Content and calls of a text, whole and in every division into two parts and into characters: all give the same.
+    fn parsed(form: &Calls, text: &str) -> (String, Vec<(String, String)>) {
+        let run = |parts: &[&str]| {
+            let mut stream = CallStream::new(form.clone());
+            let (mut content, mut calls) = (String::new(), Vec::new());
+            for (i, part) in parts.iter().enumerate() {
+                let found = stream.push(part, i + 1 == parts.len());
+                content.push_str(&found.content);
+                calls.extend(found.calls.into_iter().map(|call| (call.name, call.arguments)));
+            }
+            assert_eq!(stream.count(), calls.len());
+            (content, calls)
+        };
+        let whole = run(&[text]);
+        for (at, _) in text.char_indices() {
+            assert_eq!(run(&[&text[..at], &text[at..]]), whole, "cut at {at}");
+        }
+        let ends: Vec<_> = text.char_indices().map(|(at, c)| &text[at..at + c.len_utf8()]).collect();
+        assert_eq!(run(&ends), whole);
+        whole
+    }
+
+    #[test]
+    fn calls_are_found_in_each_format_however_the_text_is_cut() {
+        use ToolCallParser::{Hermes, Llama3Json, Mistral};
+        let dive = r#"{"name": "dive", "arguments": {"depth": 3, "to": "é\"}</"}}"#;
+        let other = dive.replace("arguments", "parameters");
+        let call = ("dive".to_string(), r#"{"depth":3,"to":"é\"}</"}"#.to_string());
+        for (parser, text, content, calls) in [
+            (Hermes, format!("<tool_call>\n{dive}\n</tool_call>"), "", 1),
+            (
+                Hermes,
+                format!("Yes: <x>\n<tool_call>{dive}</tool_call>\n<tool_call>{dive}</tool_call>\n"),
+                "Yes: <x>",
+                2,
+            ),
+            (Hermes, format!("<tool_call>{dive}"), "", 1),
+            (Hermes, "<tool_call>{\"name\": </tool_call> no".into(), "<tool_call>{\"name\": </tool_call> no", 0),
+            (Hermes, "<tool_call>{\"na".into(), "<tool_call>{\"na", 0),
+            (Hermes, "a < b <tool".into(), "a < b <tool", 0),
+            (Hermes, "text \n".into(), "text \n", 0),
+            (Llama3Json, other.clone(), "", 1),
+            (Llama3Json, format!("<|python_tag|>{other}; {other}"), "", 2),
+            (Llama3Json, format!("I call {other}"), &format!("I call {other}"), 0),
+            (Llama3Json, "{\"a\": 1}".into(), "{\"a\": 1}", 0),
+            (Llama3Json, "{\"name".into(), "{\"name", 0),
+            (Mistral, format!("[TOOL_CALLS] [{dive}, {dive}]"), "", 2),
+            (Mistral, format!("Well [1] [TOOL_CALLS][{dive}]"), "Well [1]", 1),
+            (Mistral, format!("[TOOL_CALLS][{dive}"), &format!("[TOOL_CALLS][{dive}"), 0),
+        ] {
+            let (found, names) = parsed(&Calls::Free(parser), &text);
+            assert_eq!((found.as_str(), names.len()), (content, calls), "{parser:?}: {text}");
+            assert!(names.iter().all(|found| *found == call), "{parser:?}: {names:?}");
+        }
+        assert_eq!(parsed(&Calls::Required, &format!("[{other}]")), (String::new(), vec![call]));
+        // Cut off by the limit of tokens.
+        assert_eq!(parsed(&Calls::Required, "[{\"name\""), ("[{\"name\"".into(), vec![]));
+        let named = parsed(&Calls::Named("dive".into()), "{\"depth\"");
+        assert_eq!(named, (String::new(), vec![("dive".into(), "{\"depth\"".into())]));
+    }
+}
