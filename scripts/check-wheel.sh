@@ -40,7 +40,7 @@ for suite in "$@"; do
     cat >"$root/check.sh" <<'CHECK'
 set -euo pipefail
 package="ottava$1 @ file://$2"
-export HOME=/root PATH=/root/.local/bin:/usr/local/bin:/usr/bin:/bin
+export SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt HOME=/root PATH=/root/.local/bin:/usr/local/bin:/usr/bin:/bin
 /usr/bin/ldd --version | head -n 1
 if command -v cargo rustc; then exit 1; fi
 libraries() { "$1" doctor || true; }
@@ -66,7 +66,7 @@ fi
 CHECK
     # The program finds its own environment through /proc.
     mount -t proc proc "$root/proc"
-    env -i chroot "$root" bash /check.sh "$extra" "/$(basename "$wheel")" "$steps"
+    env -i "$(command -v chroot)" "$root" bash /check.sh "$extra" "/$(basename "$wheel")" "$steps"
     umount "$root/proc"
     # The first system shows that the libraries are found; the others, that the program starts.
     extra=
