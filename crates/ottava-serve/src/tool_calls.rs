@@ -145,10 +145,23 @@ impl CallStream {
             Calls::Required => list(held.trim()),
             _ => None,
         };
+        self.settle(&held, calls, found);
+    }
+
+    /// Adds `calls`, or the `text` that should have been some as content.
+    fn settle(&mut self, text: &str, calls: Option<Vec<Call>>, found: &mut Found) {
         match calls {
             Some(calls) => found.calls.extend(calls),
-            None => self.add_content(&held, found),
+            None => self.add_content(text, found),
         }
+    }
+
+    /// [`CallStream::settle`] for the held text up to `end`.
+    fn settle_held(&mut self, end: usize, calls: Option<Vec<Call>>, found: &mut Found) {
+        let rest = self.held.split_off(end);
+        let text = std::mem::replace(&mut self.held, rest);
+        self.settle(&text, calls, found);
+        self.inside = false;
     }
 
     /// White space behind calls is dropped.
@@ -184,13 +197,8 @@ impl CallStream {
         loop {
             self.inside = self.inside || self.reach(HERMES[0], found);
             let Some(end) = self.inside.then(|| self.held.find(HERMES[1])).flatten() else { return };
-            let rest = self.held.split_off(end + HERMES[1].len());
-            let whole = std::mem::replace(&mut self.held, rest);
-            match one(whole[HERMES[0].len()..end].trim()) {
-                Some(calls) => found.calls.extend(calls),
-                None => self.add_content(&whole, found),
-            }
-            self.inside = false;
+            let calls = one(self.held[HERMES[0].len()..end].trim());
+            self.settle_held(end + HERMES[1].len(), calls, found);
         }
     }
 
@@ -199,13 +207,7 @@ impl CallStream {
             self.inside = self.inside || self.reach(MISTRAL, found);
             let Some(text) = self.inside.then(|| &self.held[MISTRAL.len()..]) else { return };
             let Some((value, end)) = first_value(text) else { return };
-            let rest = self.held.split_off(MISTRAL.len() + end);
-            let whole = std::mem::replace(&mut self.held, rest);
-            match calls_of(&value) {
-                Some(calls) => found.calls.extend(calls),
-                None => self.add_content(&whole, found),
-            }
-            self.inside = false;
+            self.settle_held(MISTRAL.len() + end, calls_of(&value), found);
         }
     }
 
@@ -219,15 +221,15 @@ impl CallStream {
                 return;
             }
             let is_call = !self.content && text.starts_with('{');
-            let value = is_call.then(|| first_value(text));
-            match value {
+            let call = is_call.then(|| first_value(text).map(|(value, end)| (calls_of(&value), end)));
+            match call {
                 // More may follow.
                 Some(None) => {
                     self.inside = true;
                     return;
                 }
-                Some(Some((value, end))) if calls_of(&value).is_some() => {
-                    found.calls.extend(calls_of(&value).into_iter().flatten());
+                Some(Some((Some(calls), end))) => {
+                    found.calls.extend(calls);
                     self.held = text[end..].to_string();
                     self.inside = false;
                 }
