@@ -4,14 +4,12 @@
 //!
 //! usage: OTTAVA_CACHE_DIR=FOLDER measure_products [MODEL]...
 
-use ottava_lm::bench::{TrainBench, model};
-use ottava_lm::checkpoint::RandomWeights;
+use ottava_lm::bench::{TrainBench, model, random_decoder};
 use ottava_lm::config::RunConfig;
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype};
 use ottava_lm::level::Level;
-use ottava_lm::models::{Decoder, DecoderConfig};
+use ottava_lm::models::DecoderConfig;
 use ottava_lm::parallel::Ranks;
-use ottava_lm::param::Purpose;
 use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_tensor::Device;
 use std::rc::Rc;
@@ -70,9 +68,7 @@ fn train(name: &str, recipe: RecipeName, level: Level, device: &Device) -> ottav
 fn serve(name: &str, recipe: RecipeName, device: &Device) -> ottava_lm::Result<()> {
     let sizes = DecoderConfig { layers: 1, ..model(name)? };
     let precision = Precision { recipe, ..Precision::default() }.recipe();
-    let mut weights = RandomWeights { seed: 1, device: device.clone() };
-    let mut model = Decoder::new(&sizes, &precision, device, Purpose::Infer, MAX_LEN, &mut weights)?;
-    model.quantize_weights()?;
+    let model = random_decoder(&sizes, &precision, device, MAX_LEN)?;
     let lengths = std::iter::repeat_n(MAX_LEN, AT_ONCE);
     let options = EngineOptions::for_lengths(&model, lengths, MAX_LEN, KvCacheDtype::Auto)?;
     Engine::new(model, &options)?.warm_up()

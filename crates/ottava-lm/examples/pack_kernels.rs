@@ -3,13 +3,11 @@
 //!
 //! usage: cargo run --release -p ottava-lm --example pack_kernels FILE
 
-use ottava_lm::bench::models;
-use ottava_lm::checkpoint::RandomWeights;
+use ottava_lm::bench::{models, random_decoder};
 use ottava_lm::config::{ResolvedConfig, RunConfig};
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype};
 use ottava_lm::level::Level;
-use ottava_lm::models::{Decoder, DecoderConfig};
-use ottava_lm::param::Purpose;
+use ottava_lm::models::DecoderConfig;
 use ottava_lm::plan::MemoryPlan;
 use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_tensor::Device;
@@ -57,9 +55,7 @@ fn training(sizes: &DecoderConfig, recipe: RecipeName, level: Level) -> ottava_l
 fn inference(sizes: &DecoderConfig, recipe: RecipeName, kv_cache_dtype: KvCacheDtype) -> ottava_lm::Result<Workload> {
     let device = Device::dry_gpu(GpuModel::h200());
     let precision = Precision { recipe, ..Precision::default() }.recipe();
-    let mut weights = RandomWeights { seed: 0, device: device.clone() };
-    let mut model = Decoder::new(sizes, &precision, &device, Purpose::Infer, SEQ_LEN, &mut weights)?;
-    model.quantize_weights()?;
+    let model = random_decoder(sizes, &precision, &device, SEQ_LEN)?;
     let options = EngineOptions {
         max_model_len: SEQ_LEN,
         max_batch: 64,

@@ -6,7 +6,7 @@ use crate::engine::{BLOCK_SIZE, DecodeSteps, KvCacheDtype, Scored};
 use crate::error::Result;
 use crate::models::{Decoder, DecoderConfig, InferenceBatch, KvGroup, SequenceTokens};
 use crate::param::Purpose;
-use crate::recipe::{Precision, RecipeName};
+use crate::recipe::{Precision, Recipe, RecipeName};
 use ottava_tensor::bench::copy_bandwidth;
 use ottava_tensor::{Device, Tensor};
 use serde::Serialize;
@@ -74,9 +74,7 @@ impl DecodeBench {
         let sizes = DecoderConfig { layers: self.layers.unwrap_or(sizes.layers), ..sizes };
         let precision = Precision { recipe, skip_slow_linears: false, ..Precision::default() }.recipe();
         let longest = self.context.max(self.prefill.unwrap_or(0));
-        let mut weights = RandomWeights { seed: 1, device: device.clone() };
-        let mut decoder = Decoder::new(&sizes, &precision, device, Purpose::Infer, longest, &mut weights)?;
-        decoder.quantize_weights()?;
+        let mut decoder = random_decoder(&sizes, &precision, device, longest)?;
         decoder.scale_by_token()?;
         let dtype = kv_cache_dtype.resolve(precision.compute);
         let of_weights = weight_bytes(&decoder);
@@ -151,6 +149,16 @@ impl DecodeBench {
         }
         Ok(seconds)
     }
+}
+
+/// A model for inference of up to `max_len` tokens, with random weights.
+///
+/// Errors as [`Decoder::new`].
+pub fn random_decoder(sizes: &DecoderConfig, recipe: &Recipe, device: &Device, max_len: usize) -> Result<Decoder> {
+    let mut weights = RandomWeights { seed: 1, device: device.clone() };
+    let mut decoder = Decoder::new(sizes, recipe, device, Purpose::Infer, max_len, &mut weights)?;
+    decoder.quantize_weights()?;
+    Ok(decoder)
 }
 
 /// Bytes of the weights that products read, in the formats in which they read them.

@@ -7,7 +7,7 @@ mod linear;
 mod shapes;
 mod train;
 
-pub use decode::{DecodeBench, DecodeRow};
+pub use decode::{DecodeBench, DecodeRow, random_decoder};
 pub use families::FamilyTime;
 pub use gemm::{GemmRow, gemms};
 pub use linear::{LinearRow, SweepCell, linears, sweep};
