@@ -2,6 +2,7 @@
 # The rows of "Two and four GPUs" in docs/benchmarks.md, on 1 to 8 GPUs of one machine. Each part takes at most ten minutes:
 #   zero     Llama-2-7B, sequence 4096, micro-batch 2: stages 1 and 3, four recipes, gradients in BF16 and FP8; one GPU beside it (3 minutes)
 #   models   Llama-2-13B, Llama-3-8B at 8192, and Llama-3-70B's shape with as many blocks as fit (3 minutes)
+#   axes     Llama-2-7B whose tensors, layers or sequences are divided, with sequences of 4096 and 32768 tokens (3 minutes)
 #   losses   the ~110 M model, 300 steps: all GPUs against one (2 minutes)
 #   faults   drills and saves of scripts/two-gpus.sh, which take two of the GPUs (9 minutes)
 #
@@ -12,7 +13,7 @@ cd "$(dirname "$0")/.."
 folder=${1:-target/release}
 bin=$(realpath "$folder")
 shift $(($# > 0))
-parts=" ${*:-zero models losses faults} "
+parts=" ${*:-zero models axes losses faults} "
 gpus=${GPUS:-$(nvidia-smi -L | wc -l)}
 out=${OUT:-/tmp}
 export NCCL_NVLS_ENABLE=0 NCCL_SOCKET_IFNAME=lo NCCL_RAS_ENABLE=0
@@ -49,6 +50,16 @@ if wants models; then
     # Each of its blocks has 856 million parameters; level `coat` keeps about 5.2 bytes of each.
     layers=$((gpus * 10 < 80 ? gpus * 10 : 80))
     train "Llama-3-70B, $layers blocks, coat" "${three[@]}" --model llama-3-70b --layers "$layers" --levels coat
+fi
+if wants axes; then
+    bf16=(--levels bf16)
+    recipes=fp8-delayed,fp8-current,bf16
+    train "one GPU" "${bf16[@]}" --compare $recipes
+    train "$gpus GPUs, tensors" "${all[@]}" "${bf16[@]}" --set "parallel.tensor=$gpus" --compare $recipes
+    train "$gpus GPUs, layers, 8 micro-batches" "${all[@]}" "${bf16[@]}" --set "parallel.pipeline=$gpus" --micro-batches 8 --compare fp8-delayed
+    long=("${bf16[@]}" --seq-len 32768 --micro-batch 1 --compare fp8-delayed --set recompute=full)
+    train "one GPU, sequence 32768" "${long[@]}"
+    train "$gpus GPUs, sequence 32768" "${all[@]}" "${long[@]}" --set "parallel.context=$gpus"
 fi
 if wants losses; then
     work=$(mktemp -d)

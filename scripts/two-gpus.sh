@@ -5,6 +5,7 @@
 #   curve   100 steps of two GPUs beside one; a run that goes on from two GPUs to one and back (3 minutes)
 #   faults  ranks that are killed or stopped, that live and never come, or never join (3 minutes)
 #   signals a signal to rank 1 in training, in an evaluation, in a save and while samples are generated, under each stage of ZeRO (4 minutes)
+#   axis-faults  the same signals, and lost ranks, where ranks divide tensors or layers; a run that goes on under another division (4 minutes)
 #   saves   how long a save pauses training, and a rank that is killed during one (3 minutes)
 #
 # usage: scripts/two-gpus.sh [FOLDER [PART...]]    FOLDER (default .carry) holds `ottava` and `tensor-tests` built elsewhere
@@ -16,7 +17,7 @@ bin=$(realpath "${1:-.carry}")
 out=${OUT:-/tmp}/two-gpus
 deadline=$((SECONDS + ${LIMIT:-580}))
 shift $(($# > 0))
-parts=" ${*:-train axes curve faults signals saves} "
+parts=" ${*:-train axes curve faults signals axis-faults saves} "
 rm -rf "$out"
 mkdir -p "$out"
 work=$(mktemp -d)
@@ -282,14 +283,38 @@ if wants signals; then
     for stage in 0 1 2 3; do
         zero=(--set "parallel.zero=$stage")
         drill "training-$stage" TERM 1 75 "stopped by a signal after step" 15 "trained training-$stage 20" "${zero[@]}"
-        # Step 2 is evaluated for seconds: its line comes after that.
-        drill "evaluation-$stage" TERM 1 75 "stopped by a signal after step 2" 15 "trained evaluation-$stage 2 && sleep 1" "${zero[@]}" \
-            --set eval_steps=2 --set val_set_size=20000
+        # Step 2 is evaluated for seconds, one sequence at a time: its line comes after that.
+        drill "evaluation-$stage" TERM 1 75 "stopped by a signal after step 2" 15 "trained evaluation-$stage 2 && sleep 0.2" "${zero[@]}" \
+            --set eval_steps=2 --set val_set_size=20000 --set per_device_train_batch_size=1
         drill "save-$stage" TERM 1 75 "stopped by a signal after step" 30 "trained save-$stage 11" "${zero[@]}" --set save_steps=10
     done
     # Rank 1 has ended by then, so the signal goes to rank 0.
     drill samples TERM 0 75 "the run is complete and saved" 15 "trained samples 3 && sleep 1" --set max_steps=3 --set max_new_tokens=500 \
-        --set "prompts=[$(printf '"a",%.0s' $(seq 2000))]"
+        --set "prompts=[$(printf '"a",%.0s' $(seq 20000))]"
+fi
+
+if wants axis-faults; then
+    for axis in tensor pipeline; do
+        divided=(--set "parallel.$axis=2")
+        drill "$axis-killed" KILL 1 5 "error: rank 1 (pid" 10 "trained $axis-killed 40" "${divided[@]}"
+        # 64 micro-batches a step: it ends in a forward, in a backward, or in a message between them.
+        drill "$axis-killed-in-a-step" KILL 1 5 "error: rank 1 (pid" 10 "trained $axis-killed-in-a-step 4" "${divided[@]}" \
+            --set per_device_train_batch_size=4 --set global_batch_size=256
+        drill "$axis-stopped" STOP 1 5 "error: rank 1 (pid" 35 "trained $axis-stopped 40" "${divided[@]}" --set silence_timeout=15
+        drill "$axis-training" TERM 1 75 "stopped by a signal after step" 15 "trained $axis-training 20" "${divided[@]}"
+        drill "$axis-evaluation" TERM 1 75 "stopped by a signal after step 2" 15 "trained $axis-evaluation 2 && sleep 0.2" "${divided[@]}" \
+            --set eval_steps=2 --set val_set_size=20000 --set per_device_train_batch_size=1
+        drill "$axis-save" TERM 1 75 "stopped by a signal after step" 30 "trained $axis-save 11" "${divided[@]}" --set save_steps=10
+    done
+    # A schedule that does not depend on the number of steps.
+    constant=(--set lr_scheduler_type=constant)
+    arguments alone-30
+    run alone-30 60 "$bin/ottava" "${train[@]}" "${one[@]}" "${constant[@]}" --set max_steps=30
+    arguments plans
+    run plans 40 "$bin/ottava" "${train[@]}" "${two[@]}" "${constant[@]}" --set max_steps=10 --set parallel.tensor=2
+    run plans 40 "$bin/ottava" "${train[@]}" "${two[@]}" "${constant[@]}" --set max_steps=20 --set parallel.pipeline=2 --resume
+    run plans 40 "$bin/ottava" "${train[@]}" "${one[@]}" "${constant[@]}" --set max_steps=30 --resume
+    compare "a run goes on from two tensor ranks to a pipeline and to one GPU" alone-30 plans
 fi
 
 if wants saves; then

@@ -183,21 +183,21 @@ fn collectives_of_two_gpus_equal_those_of_the_cpu() {
     }
 }
 
-/// Each kind of message between two ranks, in which rank 0 sends first, and a collective; returns the results of this rank.
+/// Each kind of message between two ranks, in which rank 0 sends first, and a collective; returns what this rank receives.
 fn exchange_all(group: &Group, x: &Tensor) -> Result<Vec<Tensor>> {
-    let other = 1 - group.rank();
+    let (rank, other) = (group.rank(), 1 - group.rank());
     let into = || Tensor::empty(x.device(), &[x.len()], x.dtype());
-    let sent = match group.rank() {
-        0 => group.send("there", other, x)?,
-        _ => group.receive("there", other, into()?)?,
+    let message = |name, sender| match rank == sender {
+        true => group.send(name, other, x),
+        false => group.receive(name, other, into()?),
     };
+    let there = message("there", 0)?;
     let exchanged = group.exchange("both", other, x, other, into()?)?;
-    let back = match group.rank() {
-        0 => group.receive("back", other, into()?)?,
-        _ => group.send("back", other, x)?,
-    };
+    let back = message("back", 1)?;
     let sum = group.all_reduce("sum", Reduce::Sum, x.duplicate()?)?;
-    [sent, exchanged, back, sum].into_iter().map(Pending::wait).collect()
+    let (sent, received) = if rank == 0 { (there, back) } else { (back, there) };
+    sent.wait()?;
+    [received, exchanged, sum].into_iter().map(Pending::wait).collect()
 }
 
 /// Messages in a split of two ranks in the other order, eager, and captured and replayed with other inputs, against the CPU's.
