@@ -57,8 +57,22 @@ pub trait LayerRanks {
     /// The rows of all ranks of `axis`, in their order, from this rank's `rows` `[N, …]`.
     fn gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor>;
 
-    /// This rank's rows of `addend + Σ partial` over the ranks of `axis`: `partial` `[T, C]`, `addend` and result `[T / ranks, C]`.
-    fn sum_own_rows(&self, axis: Axis, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor>;
+    /// This rank's rows of `addend + Σ partial` over the ranks of `axis`, of `rows` rows in all: `partial` computes the given rows of this rank's
+    /// partial sum, `[…, C]`; `addend` and result are `[rows / ranks, C]`. The rows of each other rank are sent while the next are computed.
+    fn sum_computed_rows(
+        &self,
+        axis: Axis,
+        name: &str,
+        rows: usize,
+        partial: &mut dyn FnMut(Range<usize>) -> Result<Tensor>,
+        addend: Option<&Tensor>,
+    ) -> Result<Tensor>;
+
+    /// [`LayerRanks::sum_computed_rows`] of a `partial` sum `[T, C]` that is computed already.
+    fn sum_own_rows(&self, axis: Axis, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+        let mut rows = |range: Range<usize>| Ok(partial.rows(range.start, range.end)?);
+        self.sum_computed_rows(axis, name, partial.shape()[0], &mut rows, addend)
+    }
 
     /// `Σ x` over the ranks of `axis`.
     fn sum(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor>;
@@ -83,10 +97,18 @@ impl LayerRanks for Undivided {
         Ok(rows.clone())
     }
 
-    fn sum_own_rows(&self, _: Axis, _: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+    fn sum_computed_rows(
+        &self,
+        _: Axis,
+        _: &str,
+        rows: usize,
+        partial: &mut dyn FnMut(Range<usize>) -> Result<Tensor>,
+        addend: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let sum = partial(0..rows)?;
         match addend {
-            Some(addend) => Ok(ottava_tensor::ops::add(&partial, addend)?),
-            None => Ok(partial),
+            Some(addend) => Ok(ottava_tensor::ops::add(&sum, addend)?),
+            None => Ok(sum),
         }
     }
 

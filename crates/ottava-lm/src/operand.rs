@@ -2,6 +2,7 @@
 
 use ottava_tensor::ops::Operand;
 use ottava_tensor::{QuantizedTensor, Result, Tensor};
+use std::ops::Range;
 
 /// The scale that a tensor's own values gave, saved to cast the tensor again. Empty if the slot holds the scale for the whole step, or if
 /// rows or blocks find their scales in each cast.
@@ -55,6 +56,27 @@ impl View {
             View::Value(x) => Operand::plain_transposed(x),
             View::Codes(x) | View::CodesAndValue(x, _) => Operand::Columns(x),
         }
+    }
+
+    /// The number of rows of the matrix.
+    pub fn row_count(&self) -> usize {
+        match self {
+            View::Value(x) => x.shape()[0],
+            View::Codes(x) | View::CodesAndValue(x, _) => x.rows,
+        }
+    }
+
+    /// The rows in `range`, as [`View::rows`] reads them; `None` if their scales cannot be taken apart ([`QuantizedTensor::row_range`]).
+    pub fn row_range(&self, range: Range<usize>) -> Result<Option<View>> {
+        let value = |x: &Tensor| x.rows(range.start, range.end);
+        Ok(match self {
+            View::Value(x) => Some(View::Value(value(x)?)),
+            View::Codes(x) => x.row_range(range)?.map(View::Codes),
+            View::CodesAndValue(codes, x) => {
+                let x = value(x)?;
+                codes.row_range(range)?.map(|codes| View::CodesAndValue(codes, x))
+            }
+        })
     }
 
     /// The matrix in the compute type, as an adapter reads it.

@@ -1,8 +1,10 @@
 //! FP8 operands of matrix products: codes, transposed codes and inverse scales.
 
 use crate::dtype::DType;
+use crate::error::Result;
 use crate::granularity::{Granularity, PAD, padded};
 use crate::tensor::Tensor;
+use std::ops::Range;
 
 /// An FP8 matrix `[rows, columns]`: `value = code · scale_inv`.
 ///
@@ -40,6 +42,20 @@ impl QuantizedTensor {
     /// The copy that is contracted along the columns, alone.
     pub fn only_rows(&self) -> QuantizedTensor {
         QuantizedTensor { transposed: None, transposed_scale_inv: None, ..self.clone() }
+    }
+
+    /// The rows in `range` of the copy that is contracted along the columns, alone. `None` if the copy does not exist, if the scales of rows
+    /// are not neighbours (blocks), or if the range does not start and end at multiples of [`QuantizedTensor::PAD`].
+    pub fn row_range(&self, range: Range<usize>) -> Result<Option<QuantizedTensor>> {
+        let is_padded = [range.start, range.end].iter().all(|end| end.is_multiple_of(PAD)) && range.end <= self.rows;
+        let Some(codes) = self.codes.as_ref().filter(|_| is_padded) else { return Ok(None) };
+        let scale_inv = match self.granularity {
+            Granularity::PerTensor => self.scale_inv.clone(),
+            Granularity::PerRow => self.scale_inv.rows(range.start, range.end)?,
+            _ => return Ok(None),
+        };
+        let codes = Some(codes.rows(range.start, range.end)?);
+        Ok(Some(QuantizedTensor { codes, scale_inv, rows: range.len(), ..self.only_rows() }))
     }
 
     /// Keeps only the transposed codes.

@@ -5,6 +5,7 @@ mod config;
 mod magnitudes;
 mod probe;
 mod smooth;
+mod sum;
 
 use adapter::Adapter;
 pub use config::LinearConfig;
@@ -32,6 +33,12 @@ pub struct Linear {
     input: OperandCast,
     gradient: OperandCast,
     split: Split,
+}
+
+/// The weight in the form that a product reads, and how the product accumulates.
+struct ReadWeight {
+    view: View,
+    how: Accumulation,
 }
 
 /// Weight, bias, and the recipe's decision.
@@ -175,19 +182,42 @@ impl Linear {
 
     /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`]. If ranks divide the inputs, their products are added.
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+        let weight = self.weight_of_fprop(context)?;
         if self.sums(Split::Input, &context.casts) {
-            let partial = self.own_fprop(x, None, context)?;
-            return context.casts.sum(self.weight.name(), partial, residual);
+            let product = |rows: &View, context: &mut Context| self.own_fprop(rows, &weight, None, context);
+            return self.sum_over_ranks(x, residual, product, context);
         }
-        self.own_fprop(x, residual, context)
+        self.own_fprop(x, &weight, residual, context)
     }
 
-    fn own_fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+    /// The weight as fprop reads it, which is compared or measured.
+    fn weight_of_fprop(&self, context: &mut Context) -> Result<ReadWeight> {
+        let Context { casts, loan, .. } = context;
+        match self.products(casts).fprop {
+            ProductPrecision::Fp8(how) => {
+                let codes = self.weight.codes_for_forward(loan, casts)?;
+                self.compare_weight(Operand::Rows(&codes), loan, casts)?;
+                Ok(ReadWeight { view: View::Codes(codes), how })
+            }
+            high => {
+                self.weight.measure_for_forward(loan, casts)?;
+                Ok(ReadWeight { view: View::Value(self.weight.read(loan)?), how: high.accumulation() })
+            }
+        }
+    }
+
+    fn own_fprop(
+        &self,
+        x: &View,
+        weight: &ReadWeight,
+        residual: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
         let factors = if context.casts.mode.adapts() { self.factors(context)? } else { None };
         let y = match factors {
-            None => self.unscaled_fprop(x, residual, context)?,
+            None => self.unscaled_fprop(x, weight, residual, context)?,
             Some(factors) => {
-                let y = scale_columns(&self.unscaled_fprop(x, None, context)?, &factors)?;
+                let y = scale_columns(&self.unscaled_fprop(x, weight, None, context)?, &factors)?;
                 match residual {
                     Some(residual) => ops::add(&y, residual)?,
                     None => y,
@@ -198,25 +228,17 @@ impl Linear {
     }
 
     /// `x · Wᵀ`, plus the product of the adapter, plus `residual` if given.
-    fn unscaled_fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+    fn unscaled_fprop(
+        &self,
+        x: &View,
+        weight: &ReadWeight,
+        residual: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
         let adapter = self.adapter.as_ref().filter(|_| context.casts.mode.adapts());
         let adapted = adapter.map(|adapter| adapter.forward(x.value(), residual, context.loan)).transpose()?;
         let residual = adapted.as_ref().or(residual);
-        let Context { casts, loan, .. } = &mut *context;
-        match self.products(casts).fprop {
-            ProductPrecision::Fp8(how) => {
-                let weight = self.weight.codes_for_forward(loan, casts)?;
-                let weight = Operand::Rows(&weight);
-                self.compare_weight(weight, loan, casts)?;
-                self.product(Quantity::Fprop, x.rows(), weight, residual, how, context)
-            }
-            high => {
-                self.weight.measure_for_forward(loan, casts)?;
-                let weight = self.weight.read(loan)?;
-                let how = high.accumulation();
-                self.product(Quantity::Fprop, x.rows(), Operand::plain(&weight), residual, how, context)
-            }
-        }
+        self.product(Quantity::Fprop, x.rows(), weight.view.rows(), residual, weight.how, context)
     }
 
     /// `y + bias`. If ranks add their products, the first rank adds the bias.
@@ -301,32 +323,39 @@ impl Linear {
 
     /// `dy · W`, plus `other` `[T, K]` if given. If ranks divide the outputs, their products are added.
     pub fn dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+        self.compare_loss_cost(dy, &mut context.casts)?;
+        let weight = self.weight_of_dgrad(context)?;
         if self.sums(Split::Output, &context.casts) {
-            let partial = self.own_dgrad(dy, None, context)?;
-            return context.casts.sum(self.weight.name(), partial, other);
+            let product = |rows: &View, context: &mut Context| self.own_dgrad(rows, &weight, None, context);
+            return self.sum_over_ranks(dy, other, product, context);
         }
-        self.own_dgrad(dy, other, context)
+        self.own_dgrad(dy, &weight, other, context)
     }
 
-    fn own_dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+    /// The weight as dgrad reads it, which is compared.
+    fn weight_of_dgrad(&self, context: &mut Context) -> Result<ReadWeight> {
+        let Context { casts, loan, .. } = context;
+        match self.products(casts).dgrad {
+            ProductPrecision::Fp8(how) => {
+                let codes = self.weight.codes_for_backward(loan, casts)?;
+                self.compare_weight(Operand::Columns(&codes), loan, casts)?;
+                Ok(ReadWeight { view: View::Codes(codes), how })
+            }
+            high => Ok(ReadWeight { view: View::Value(self.weight.read(loan)?), how: high.accumulation() }),
+        }
+    }
+
+    fn own_dgrad(
+        &self,
+        dy: &View,
+        weight: &ReadWeight,
+        other: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
         let adapter = self.adapter.as_ref();
         let adapted = adapter.map(|adapter| adapter.dgrad(dy.value(), other, context.loan)).transpose()?;
         let other = adapted.as_ref().or(other);
-        self.compare_loss_cost(dy, &mut context.casts)?;
-        let Context { casts, loan, .. } = &mut *context;
-        match self.products(casts).dgrad {
-            ProductPrecision::Fp8(how) => {
-                let weight = self.weight.codes_for_backward(loan, casts)?;
-                let weight = Operand::Columns(&weight);
-                self.compare_weight(weight, loan, casts)?;
-                self.product(Quantity::Dgrad, dy.rows(), weight, other, how, context)
-            }
-            high => {
-                let weight = self.weight.read(loan)?;
-                let weight = Operand::plain_transposed(&weight);
-                self.product(Quantity::Dgrad, dy.rows(), weight, other, high.accumulation(), context)
-            }
-        }
+        self.product(Quantity::Dgrad, dy.rows(), weight.view.columns(), other, weight.how, context)
     }
 
     /// Adds `dyᵀ · x` to the gradient of the weight, if it is trained, or defers the product; and adds to the gradients of the adapter.

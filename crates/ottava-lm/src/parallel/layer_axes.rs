@@ -4,8 +4,9 @@ use super::Ranks;
 use crate::error::Result;
 use crate::layer_ranks::{LayerRanks, ShardPlace};
 use ottava_tensor::Tensor;
-use ottava_tensor::comm::{Axis, Group, Reduce};
+use ottava_tensor::comm::{Axis, Group, Pending, Reduce};
 use ottava_tensor::ops::sum_parts;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// The ranks of the axes tensor, context and expert.
@@ -24,28 +25,49 @@ impl LayerRanks for LayerAxes {
     }
 
     fn exchange(&self, axis: Axis, name: &str, parts: &Tensor) -> Result<Tensor> {
-        self.0.of_layers(|| all_to_all(self.0.group(&[axis]), name, parts))
+        self.0.of_layers(|| all_to_all(self.0.layer_group(axis), name, parts))
     }
 
     fn gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor> {
         self.0.of_layers(|| self.0.gather_rows(axis, name, rows))
     }
 
-    fn sum_own_rows(&self, axis: Axis, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
-        let [rows, columns] = partial.dims(name)?;
-        let group = self.0.group(&[axis]);
+    fn sum_computed_rows(
+        &self,
+        axis: Axis,
+        name: &str,
+        rows: usize,
+        partial: &mut dyn FnMut(Range<usize>) -> Result<Tensor>,
+        addend: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let group = self.0.layer_group(axis);
+        let (rank, ranks) = (group.rank(), group.size());
+        let share = rows / ranks;
+        let rows_of = |rank: usize| rank * share..(rank + 1) * share;
+        let first = partial(rows_of((rank + 1) % ranks))?;
+        // Where the parts of the other ranks arrive, in their order.
+        let all = Tensor::empty(first.device(), &[(ranks - 1) * first.len()], first.dtype())?;
+        let ranges: Vec<_> = (0..ranks - 1).map(|at| at * first.len()..(at + 1) * first.len()).collect();
+        let mut places: Vec<Option<Tensor>> = all.split(&ranges)?.into_iter().map(Some).collect();
+        let (device, mut part, mut arriving) = (first.device().clone(), first, Vec::new());
+        for step in 1..ranks {
+            let (to, from) = ((rank + step) % ranks, (rank + ranks - step) % ranks);
+            let place = places[from - usize::from(from > rank)].take().expect("each rank sends once");
+            let exchange = || -> Result<Pending> { Ok(group.exchange(name, to, &part, from, place)?) };
+            arriving.push(self.0.of_layers(exchange)?);
+            part = device.beside_collectives(|| partial(rows_of((to + 1) % ranks)))?;
+        }
+        let others = Tensor::join(arriving.into_iter().map(|part| Ok(part.wait()?)).collect::<Result<_>>()?)?;
         // A sum of our own is F32, in the order of the ranks, and rounded once together with the addend. NCCL's would round twice.
-        let parts = self.0.of_layers(|| all_to_all(group, name, &partial))?;
-        drop(partial);
-        Ok(sum_parts(&parts.reshape(&[group.size(), rows / group.size(), columns])?, addend)?)
+        Ok(sum_parts(&part, rank, &others, addend)?)
     }
 
     fn sum(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
-        self.0.of_layers(|| Ok(self.0.group(&[axis]).all_reduce(name, Reduce::Sum, x)?.wait()?))
+        self.0.of_layers(|| Ok(self.0.layer_group(axis).all_reduce(name, Reduce::Sum, x)?.wait()?))
     }
 
     fn largest(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
-        self.0.of_layers(|| Ok(self.0.group(&[axis]).all_reduce(name, Reduce::Max, x)?.wait()?))
+        self.0.of_layers(|| Ok(self.0.layer_group(axis).all_reduce(name, Reduce::Max, x)?.wait()?))
     }
 }
 
@@ -58,7 +80,7 @@ fn all_to_all(group: &Group, name: &str, parts: &Tensor) -> Result<Tensor> {
 impl Ranks {
     /// The rows of all ranks of `axis`, in their order.
     pub(super) fn gather_rows(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor> {
-        let (group, own) = (self.group(&[axis]), rows.shape()[0]);
+        let (group, own) = (self.layer_group(axis), rows.shape()[0]);
         if group.size() == 1 {
             return Ok(rows.clone());
         }

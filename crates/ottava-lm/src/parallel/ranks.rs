@@ -134,6 +134,11 @@ impl Ranks {
         self.mesh.group(axes)
     }
 
+    /// The ranks of one axis, for the activations that layers exchange.
+    pub(super) fn layer_group(&self, axis: Axis) -> &Group {
+        self.mesh.layer_group(axis)
+    }
+
     /// The entries of `all`, which has one per rank, of the ranks that share `what` with this rank.
     pub fn among<'a, T>(&self, what: Shared, all: &'a [T]) -> impl Iterator<Item = &'a T> {
         self.sharing(what).ranks().iter().map(|&rank| &all[rank])

@@ -57,7 +57,7 @@ pub struct Casts<'a> {
     pub mode: Mode,
 }
 
-impl Casts<'_> {
+impl<'a> Casts<'a> {
     /// The casts in another mode.
     pub fn in_mode(&mut self, mode: Mode) -> Casts<'_> {
         Casts { scales: self.scales, recorder: self.recorder, mode }
@@ -134,7 +134,7 @@ impl Casts<'_> {
     }
 
     /// The ranks that divide the tensors, sequences and experts of layers.
-    pub fn layer_ranks(&self) -> &dyn LayerRanks {
+    pub fn layer_ranks(&self) -> &'a dyn LayerRanks {
         self.scales.layer_ranks()
     }
 

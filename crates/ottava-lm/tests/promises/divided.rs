@@ -101,15 +101,25 @@ impl LayerRanks for Faulty {
         Ok(wrong)
     }
 
-    fn sum_own_rows(&self, axis: Axis, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
-        let own = partial.clone();
-        let sum = self.ranks.sum_own_rows(axis, name, partial, addend)?;
+    fn sum_computed_rows(
+        &self,
+        axis: Axis,
+        name: &str,
+        rows: usize,
+        partial: &mut dyn FnMut(Range<usize>) -> Result<Tensor>,
+        addend: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let (place, mut own) = (self.place(axis).range(rows), None);
+        let mut keep_own = |range: Range<usize>| {
+            let part = partial(range.clone())?;
+            own = (range == place).then(|| part.clone()).or(own.take());
+            Ok(part)
+        };
+        let sum = self.ranks.sum_computed_rows(axis, name, rows, &mut keep_own, addend)?;
         match (self.fault, addend) {
             (Fault::DoubleAddend, Some(addend)) => Ok(add(&sum, addend)?),
             (Fault::MissingSum, _) => {
-                let ShardPlace { rank, ranks } = self.place(axis);
-                let rows = own.shape()[0] / ranks;
-                let own = own.rows(rank * rows, (rank + 1) * rows)?;
+                let own = own.expect("its own rows are computed");
                 addend.map_or(Ok(own.clone()), |addend| Ok(add(&own, addend)?))
             }
             (Fault::LargeSum, _) => {

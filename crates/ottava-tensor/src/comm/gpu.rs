@@ -1,6 +1,6 @@
 //! A rank's GPU in a group.
 
-use crate::cuda::{CudaDevice, NcclComm};
+use crate::cuda::{Beside, CudaDevice, NcclComm};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The GPU of a rank, and its communicator in a group.
@@ -10,15 +10,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// groups with a [channel](super::Group::on_channel) have streams of their own.
 pub(super) struct Gpu {
     pub device: Arc<CudaDevice>,
-    /// The channel of its messages; `None` for the stream of all communicators.
-    pub channel: Option<usize>,
+    /// What compute does while its calls run.
+    pub beside: Beside,
     /// `None` until the first call.
     communicator: Mutex<Option<Arc<NcclComm>>>,
 }
 
 impl Gpu {
     pub fn new(device: Arc<CudaDevice>) -> Gpu {
-        Gpu { device, channel: None, communicator: Mutex::default() }
+        Gpu { device, beside: Beside::Kernels, communicator: Mutex::default() }
     }
 
     /// For a group that is split from a group with this GPU.

@@ -9,6 +9,7 @@ use super::history::GpuCalls;
 use super::members::{Members, encode_place};
 use super::pending::Started;
 use super::traffic::Traffic;
+use crate::cuda::Beside;
 use crate::device::{Device, MemoryKind};
 use crate::error::{Error, RankFault, Result};
 use crate::tensor::Tensor;
@@ -83,8 +84,13 @@ impl Group {
 
     /// The same group of two ranks for messages in one direction. On GPUs they go through a stream of their own, number `channel` of four,
     /// so that they never wait for communication of other groups.
-    pub fn on_channel(mut self, channel: usize) -> Group {
-        self.gpu.iter_mut().for_each(|gpu| gpu.channel = Some(channel));
+    pub fn on_channel(self, channel: usize) -> Group {
+        self.beside(Beside::Channel(channel))
+    }
+
+    /// The same group, before its first call, with the GPU resources for calls beside which compute does this.
+    pub(super) fn beside(mut self, beside: Beside) -> Group {
+        self.gpu.iter_mut().for_each(|gpu| gpu.beside = beside);
         self
     }
 

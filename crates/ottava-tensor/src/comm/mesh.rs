@@ -5,6 +5,7 @@
 
 use super::fault::list_ranks;
 use super::group::Group;
+use crate::cuda::Beside;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -196,12 +197,18 @@ pub struct Mesh {
     by_set: BTreeMap<u8, usize>,
     /// The group of [`Mesh::expert_replicas`]; `None` if it is this rank alone.
     expert_replicas: Option<usize>,
+    /// The groups of [`Mesh::layer_group`].
+    of_layers: BTreeMap<u8, Group>,
     /// The group for the empty set of axes.
     alone: Group,
 }
 
 /// The number of the group of all ranks.
 const WORLD: usize = 0;
+
+/// The axes whose ranks exchange activations in layers, and what compute does meanwhile.
+const OF_LAYERS: [(Axis, Beside); 3] =
+    [(Axis::Tensor, Beside::Product), (Axis::Context, Beside::Nothing), (Axis::Expert, Beside::Nothing)];
 
 impl Mesh {
     /// The mesh of `world`, the group of all ranks of a job, which must all call it. Splits `world` for each set of axes whose groups
@@ -210,8 +217,8 @@ impl Mesh {
     /// Errors with [`Error::Value`] when `shape` does not have the ranks of `world`, and as [`Group::split`].
     pub fn new(world: Group, shape: MeshShape) -> Result<Mesh> {
         shape.check(world.size())?;
-        let (by_set, alone) = (BTreeMap::new(), Group::solo());
-        let mut mesh = Mesh { shape, groups: vec![world], by_set, expert_replicas: None, alone };
+        let (by_set, of_layers, alone) = (BTreeMap::new(), BTreeMap::new(), Group::solo());
+        let mut mesh = Mesh { shape, groups: vec![world], by_set, expert_replicas: None, of_layers, alone };
         let mut made = vec![vec![(0..shape.ranks()).collect::<Vec<_>>()]];
         for axes in sets() {
             let set = shape.set(&axes);
@@ -225,6 +232,11 @@ impl Mesh {
         }
         let colour = |rank| shape.colour_of_replicas(rank);
         mesh.expert_replicas = mesh.split(&mut made, shape.expert_replicas(), "data of experts", colour)?;
+        for (axis, beside) in OF_LAYERS.into_iter().filter(|(axis, _)| shape.size(*axis) > 1) {
+            let name = format!("layers by {}", axis.as_str());
+            let group = mesh.world().split_by(&name, |rank| (shape.colour(rank, axis.bit()), rank))?;
+            mesh.of_layers.insert(axis.bit(), group.beside(beside));
+        }
         Ok(mesh)
     }
 
@@ -265,6 +277,12 @@ impl Mesh {
     /// The ranks that hold the same experts as this rank, this rank included; those of data x context without an expert axis.
     pub fn expert_replicas(&self) -> &Group {
         self.expert_replicas.map_or(&self.alone, |index| &self.groups[index])
+    }
+
+    /// The ranks of [`Mesh::group`] of one axis: tensor, context or expert, for the activations that layers exchange. On GPUs these calls have
+    /// a communicator of their own, since compute waits for them, or runs one product beside them.
+    pub fn layer_group(&self, axis: Axis) -> &Group {
+        self.of_layers.get(&axis.bit()).unwrap_or(&self.alone)
     }
 
     /// The sizes of the axes.

@@ -4,7 +4,7 @@ use super::call::{Call, Op, Reduce};
 use super::gpu::Gpu;
 use super::group::Group;
 use super::pending::{Pending, Progress};
-use crate::cuda::{Collective, CudaDevice, Message, NcclComm, NcclId, NcclOp, require_nccl};
+use crate::cuda::{Beside, Collective, CudaDevice, Message, NcclComm, NcclId, NcclOp, require_nccl};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, RankFault, Result};
@@ -53,12 +53,12 @@ impl Group {
         let id = self.share_id()?;
         let before = self.traffic();
         let comm = device.count_library_memory(|| {
-            let comm = Arc::new(NcclComm::join(device, id, self.rank(), self.size(), gpu.channel)?);
+            let comm = Arc::new(NcclComm::join(device, id, self.rank(), self.size(), gpu.beside)?);
             *gpu.communicator() = Some(comm.clone());
             let gpu_device = Device::Cuda(device.clone());
-            FIRST_BYTES.into_iter().try_for_each(|bytes| match gpu.channel {
-                None => self.connect(&gpu_device, bytes),
-                Some(_) => self.connect_pair(&gpu_device, bytes),
+            FIRST_BYTES.into_iter().try_for_each(|bytes| match gpu.beside {
+                Beside::Channel(_) => self.connect_pair(&gpu_device, bytes),
+                Beside::Kernels | Beside::Product | Beside::Nothing => self.connect(&gpu_device, bytes),
             })?;
             Ok(comm)
         })?;

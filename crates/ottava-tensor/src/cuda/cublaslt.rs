@@ -78,6 +78,7 @@ const NOT_SUPPORTED: i32 = 15;
 const COMPUTE_32F: i32 = 68;
 const DESC_TRANSPOSE_A: i32 = 3;
 const DESC_TRANSPOSE_B: i32 = 4;
+const DESC_MULTIPROCESSORS: i32 = 15;
 const DESC_A_SCALE_POINTER: i32 = 17;
 const DESC_B_SCALE_POINTER: i32 = 18;
 const DESC_FAST_ACCUMULATION: i32 = 25;
@@ -158,12 +159,17 @@ pub(super) fn report() -> LibraryReport {
     LibraryReport::new(&CUBLASLT, opened(), |api| &api.library, |api| Some(api.version_text()))
 }
 
+/// A product, the alignment of its addresses, and the multiprocessors that it leaves to other kernels.
+type PlanKey = (GemmSpec, u32, usize);
+
 /// cuBLASLt on one device, with its prepared products.
 pub(super) struct Gemms {
     library: Lt,
     workspace: u64,
-    plans: HashMap<(GemmSpec, u32), Plan>,
+    plans: HashMap<PlanKey, Plan>,
     choices: Choices,
+    /// The multiprocessors that products leave to other kernels.
+    spared: usize,
     /// Whether proposals compete for speed.
     timed: bool,
 }
@@ -206,7 +212,7 @@ impl Gemms {
             let (free, total) = context.memory_info()?;
             return Err(Error::OutOfMemory { requested: WORKSPACE, free, total });
         };
-        Ok(Gemms { library, workspace, plans: HashMap::new(), choices, timed: true })
+        Ok(Gemms { library, workspace, plans: HashMap::new(), choices, spared: 0, timed: true })
     }
 
     /// Takes the library's first working proposal from now on, without timing, and stores no choice.
@@ -214,7 +220,12 @@ impl Gemms {
         self.timed = false;
     }
 
-    /// Enqueues a product. The first call of each spec and alignment times the library's proposals.
+    /// Sets the number of multiprocessors that later products leave to kernels of other streams. Returns the number before.
+    pub(super) fn spare(&mut self, multiprocessors: usize) -> usize {
+        std::mem::replace(&mut self.spared, multiprocessors)
+    }
+
+    /// Enqueues a product. The first call of each spec, alignment and number of spared multiprocessors times the library's proposals.
     ///
     /// # Safety
     /// The pointers name device memory of the spec's shapes and types.
@@ -229,12 +240,13 @@ impl Gemms {
             }
         }
         self.library.context.bind()?;
-        if !self.plans.contains_key(&(*spec, alignment)) {
+        let key = (*spec, alignment, self.spared);
+        if !self.plans.contains_key(&key) {
             // SAFETY: the caller's promise.
             let plan = unsafe { self.prepare(spec, alignment, pointers)? };
-            self.plans.insert((*spec, alignment), plan);
+            self.plans.insert(key, plan);
         }
-        let plan = &self.plans[&(*spec, alignment)];
+        let plan = &self.plans[&key];
         plan.set_scales(&self.library, pointers)?;
         // SAFETY: the caller's promise.
         unsafe { plan.enqueue(&self.library, &plan.algorithm, pointers, self.workspace) }
@@ -247,8 +259,12 @@ impl Gemms {
     unsafe fn prepare(&mut self, spec: &GemmSpec, alignment: u32, pointers: &GemmPointers) -> Result<Plan> {
         spec.check()?;
         let mut plan = Plan::new(&self.library, spec)?;
+        if self.spared > 0 {
+            let left = self.library.context.sm_count.saturating_sub(self.spared).max(1);
+            plan.set(&self.library, DESC_MULTIPROCESSORS, &(left as i32))?;
+        }
         plan.set_scales(&self.library, pointers)?;
-        let key = Choices::key(spec, alignment);
+        let key = Choices::key(spec, alignment, self.spared);
         if let Some(algorithm) = self.choices.get(&key)
             && plan.accepts(&self.library, &algorithm)
         {

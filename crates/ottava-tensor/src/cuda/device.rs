@@ -2,6 +2,7 @@
 //! enqueued.
 
 use super::ahead::{Background, Cubins, Task, Workload};
+use super::beside::Beside;
 use super::cublaslt::Gemms;
 use super::cudnn::Attention;
 use super::driver::{self, Context, Event, Function, Module, PeerLink};
@@ -174,6 +175,16 @@ impl CudaDevice {
         if let Some(gpu) = self.gpu() {
             lock(&gpu.gemms).skip_timing();
         }
+    }
+
+    /// Runs `work` while collectives or messages of a communicator are in progress: its matrix products leave them the multiprocessors that they
+    /// take. Kernels that fill all multiprocessors would not let them start.
+    pub fn beside_collectives<R>(&self, work: impl FnOnce() -> R) -> R {
+        let Some(gpu) = self.gpu() else { return work() };
+        let before = lock(&gpu.gemms).spare(Beside::SPARED);
+        let result = work();
+        lock(&gpu.gemms).spare(before);
+        result
     }
 
     /// Runs `work`, a pass of inference, in which weights, the indices of the batch, and keys and values of earlier passes are constants.

@@ -5,6 +5,7 @@
 //! the calls, except copies between host and device memory (`transfer.rs`) and collectives (`nccl.rs`).
 
 mod ahead;
+mod beside;
 mod buffer;
 mod cublaslt;
 mod cudnn;
@@ -30,6 +31,7 @@ mod trace;
 mod transfer;
 
 pub use ahead::{Workload, compile_all, pack_kernels};
+pub(crate) use beside::Beside;
 pub use buffer::DeviceBuffer;
 pub(crate) use cublaslt::GemmPointers;
 pub use cublaslt::{GemmSpec, Major, ScaleMode};

@@ -6,6 +6,7 @@
 //!
 //! While a rank is missing, kernels of the others spin and synchronising never returns.
 
+use super::beside::Beside;
 use super::device::CudaDevice;
 use super::driver::{CHANNELS, Context, Handle, Stream};
 use super::dry;
@@ -66,13 +67,6 @@ struct Config {
 /// `NCCL_CONFIG_UNDEF_INT`: the library's default.
 const UNDEFINED: i32 = i32::MIN;
 
-/// Most CTAs of a collective. A reduce-scatter beside the products of a block leaves 207 µs that they do not hide with 16, and 270 µs
-/// with the library's choice (two H200, docs/parallelism.md).
-const MAX_CTAS: i32 = 16;
-
-/// Most CTAs of the messages of a channel. One that waits for its other side holds them while products run. Not measured.
-const CHANNEL_CTAS: i32 = 2;
-
 impl Config {
     const OURS: Config = Config {
         size: size_of::<Config>(),
@@ -81,7 +75,7 @@ impl Config {
         blocking: 1,
         cga_cluster_size: UNDEFINED,
         min_ctas: UNDEFINED,
-        max_ctas: MAX_CTAS,
+        max_ctas: UNDEFINED,
         net_name: null(),
         split_share: UNDEFINED,
         traffic_class: UNDEFINED,
@@ -218,8 +212,7 @@ struct CommHandle(Handle);
 unsafe impl Send for CommHandle {}
 
 impl NcclComm {
-    /// Joins the communicator of `id` as `rank` of `size`, with `device`. Returns when all ranks have joined. Its calls go through the stream
-    /// of all communicators, or through a stream for the messages of `channel`.
+    /// Joins the communicator of `id` as `rank` of `size`, with `device`. Returns when all ranks have joined.
     ///
     /// Errors with [`Error::Value`] if there is no such channel.
     pub(crate) fn join(
@@ -227,14 +220,21 @@ impl NcclComm {
         id: NcclId,
         rank: usize,
         size: usize,
-        channel: Option<usize>,
+        beside: Beside,
     ) -> Result<NcclComm> {
-        if channel.is_some_and(|channel| channel >= CHANNELS) {
-            return Err(Error::Value(format!("messages have {CHANNELS} channels, and this is channel {channel:?}")));
-        }
-        let stream = channel.map_or(Stream::Communication, Stream::Channel);
-        let max_ctas = if channel.is_some() { CHANNEL_CTAS } else { MAX_CTAS };
-        let (api, mut comm, mut config) = (api()?, null_mut(), Config { max_ctas, ..Config::OURS });
+        let stream = match beside {
+            Beside::Channel(channel) if channel >= CHANNELS => {
+                return Err(Error::Value(format!("messages have {CHANNELS} channels, and this is channel {channel}")));
+            }
+            Beside::Channel(channel) => Stream::Channel(channel),
+            Beside::Kernels | Beside::Product | Beside::Nothing => Stream::Communication,
+        };
+        let (api, mut comm) = (api()?, null_mut());
+        let mut config = Config {
+            max_ctas: beside.most_ctas(),
+            cga_cluster_size: beside.cluster().unwrap_or(UNDEFINED),
+            ..Config::OURS
+        };
         // NCCL uses the context that is current.
         device.context().ok_or_else(|| dry::unsupported("collectives of several ranks"))?.bind()?;
         // SAFETY: NCCL writes one handle, and reads `config` during the call; the context is current.

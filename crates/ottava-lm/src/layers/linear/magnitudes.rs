@@ -41,7 +41,7 @@ impl Linear {
             }
             _ => View::Value(x.clone()),
         };
-        let y = self.unscaled_fprop(&view, None, context);
+        let y = self.weight_of_fprop(context).and_then(|weight| self.unscaled_fprop(&view, &weight, None, context));
         context.casts.mode = mode;
         y
     }

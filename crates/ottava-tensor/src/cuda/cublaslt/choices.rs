@@ -50,9 +50,10 @@ impl Choices {
         std::fs::read(file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
     }
 
-    /// The text of a product.
-    pub(super) fn key(spec: &GemmSpec, alignment: u32) -> String {
-        format!("{spec:?} aligned to {alignment}")
+    /// The text of a product that leaves `spared` multiprocessors to other kernels.
+    pub(super) fn key(spec: &GemmSpec, alignment: u32, spared: usize) -> String {
+        let beside = if spared > 0 { format!(", sparing {spared} multiprocessors") } else { String::new() };
+        format!("{spec:?} aligned to {alignment}{beside}")
     }
 
     pub(super) fn get(&self, key: &str) -> Option<Algorithm> {
@@ -122,10 +123,10 @@ mod tests {
         let fp8 = GemmSpec::contiguous([8192, 12_288, 4096], DType::E4M3, DType::E4M3, DType::BF16);
         let fp8 = GemmSpec { fast_accumulation: true, scale: ScaleMode::PerTensor, ..fp8 };
         for spec in [bf16, fp8] {
-            assert!(choices.get(&Choices::key(&spec, 256)).is_some(), "{spec:?}");
+            assert!(choices.get(&Choices::key(&spec, 256, 0)).is_some(), "{spec:?}");
         }
         let other = GemmSpec { m: 8193, ..bf16 };
-        assert!(choices.get(&Choices::key(&other, 256)).is_none());
+        assert!(choices.get(&Choices::key(&other, 256, 0)).is_none());
         assert!(measured("another GPU").is_empty());
     }
 }

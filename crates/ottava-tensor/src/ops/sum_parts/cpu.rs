@@ -2,15 +2,15 @@ use crate::Tensor;
 use crate::element::{Float, with_float};
 use rayon::prelude::*;
 
-pub(super) fn sum_parts(parts: &Tensor, addend: Option<&Tensor>, y: &mut Tensor) {
-    let len = y.len();
-    with_float!(parts.dtype(), S => {
-        let (parts, addend): (&[S], Option<&[S]>) = (parts.host(), addend.map(Tensor::host));
+pub(super) fn sum_parts(own: &Tensor, place: usize, others: &Tensor, addend: Option<&Tensor>, y: &mut Tensor) {
+    let len = y.len().max(1);
+    with_float!(own.dtype(), S => {
+        let mut terms: Vec<&[S]> = others.host::<S>().chunks_exact(len).collect();
+        terms.insert(place, own.host());
+        terms.extend(addend.map(Tensor::host::<S>));
         y.host_mut::<S>().par_iter_mut().with_min_len(1 << 12).enumerate().for_each(|(i, y)| {
-            let mut sum = parts[i].load();
-            parts[i..].iter().step_by(len).skip(1).for_each(|part| sum += part.load());
-            addend.iter().for_each(|addend| sum += addend[i].load());
-            *y = S::store(sum);
+            let first = terms[0][i].load();
+            *y = S::store(terms[1..].iter().fold(first, |sum, term| sum + term[i].load()));
         });
     });
 }

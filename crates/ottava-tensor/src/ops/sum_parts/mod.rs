@@ -10,26 +10,30 @@ use crate::{Device, Error, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
 
-/// `addend + Σ parts[i]`, summed in F32 (F64 for F64) in the order of the parts, the addend last, and rounded once: `parts` `[P, T, C]`,
-/// `addend` and result `[T, C]`.
+/// `addend + Σ part`, summed in F32 (F64 for F64) in the order of the parts, the addend last, and rounded once. Part number `place` is `own`
+/// `[T, C]`, and `others`, with the elements of `[P - 1, T, C]`, are the rest in their order; `addend` and result are `[T, C]`.
 ///
-/// Errors with [`Error::Value`] if there are no parts.
-pub fn sum_parts(parts: &Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
-    let [count, rows, columns] = parts.dims("sum_parts: parts")?;
-    expect_compute("sum_parts: parts", parts)?;
-    if count == 0 {
-        return Err(Error::Value("sum_parts: there are no parts".into()));
+/// Errors with [`Error::Value`] if `others` are not whole parts, or `place` is not among the parts.
+pub fn sum_parts(own: &Tensor, place: usize, others: &Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+    let [rows, columns] = own.dims("sum_parts: own")?;
+    expect_compute("sum_parts: own", own)?;
+    others.expect_dtype("sum_parts: others", &[own.dtype()])?;
+    others.expect_device("sum_parts: others", own.device())?;
+    let count = if own.is_empty() { 0 } else { others.len() / own.len() };
+    if others.len() != count * own.len() || place > count {
+        let (elements, part) = (others.len(), own.len());
+        return Err(Error::Value(format!("sum_parts: {elements} elements beside part {place}, of {part} elements")));
     }
     if let Some(addend) = addend {
         addend.expect("sum_parts: addend", &[rows, columns])?;
-        addend.expect_dtype("sum_parts: addend", &[parts.dtype()])?;
-        addend.expect_device("sum_parts: addend", parts.device())?;
+        addend.expect_dtype("sum_parts: addend", &[own.dtype()])?;
+        addend.expect_device("sum_parts: addend", own.device())?;
     }
-    let mut y = Tensor::empty(parts.device(), &[rows, columns], parts.dtype())?;
-    match parts.device() {
-        Device::Cpu => cpu::sum_parts(parts, addend, &mut y),
+    let mut y = own.empty_like()?;
+    match own.device() {
+        Device::Cpu => cpu::sum_parts(own, place, others, addend, &mut y),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::sum_parts(gpu, parts, addend, &mut y)?,
+        Device::Cuda(gpu) => cuda::sum_parts(gpu, own, place, others, addend, &mut y)?,
     }
     Ok(y)
 }

@@ -1,0 +1,34 @@
+//! Products whose sums ranks divide: each rank has a partial sum of all rows, and gets the whole sum of its own rows.
+
+use super::Linear;
+use crate::context::Context;
+use crate::error::Result;
+use crate::operand::View;
+use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
+
+impl Linear {
+    /// `addend + Σ product(x)` over the ranks that divide tensors: this rank's rows if ranks divide tokens. `product` computes the partial sum
+    /// of rows of `x`.
+    ///
+    /// If ranks divide tokens, the rows of other ranks are computed first, and are sent while this rank's rows are computed. Scales of blocks
+    /// cannot be divided by rows, and comparisons sample whole products: then all rows are computed before any is sent.
+    pub(super) fn sum_over_ranks(
+        &self,
+        x: &View,
+        addend: Option<&Tensor>,
+        product: impl Fn(&View, &mut Context) -> Result<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let name = self.weight.name();
+        let rows = x.row_count();
+        let divides = context.casts.divides_tokens() && !context.casts.compares();
+        if !divides || x.row_range(context.casts.place().range(rows))?.is_none() {
+            let partial = product(x, context)?;
+            return context.casts.sum(name, partial, addend);
+        }
+        let ranks = context.casts.layer_ranks();
+        let mut partial = |range| product(&x.row_range(range)?.expect("all ranks have equal rows"), context);
+        ranks.sum_computed_rows(Axis::Tensor, name, rows, &mut partial, addend)
+    }
+}
