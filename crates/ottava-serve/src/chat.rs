@@ -70,9 +70,9 @@ pub async fn chat_completions(
     body: Body,
     timer: Timer,
 ) -> Result<Answer<Messages>> {
-    served.expect_model(&body)?;
+    let model = served.model(&body)?.clone();
     params::expect_implemented(&body, NOT_IMPLEMENTED)?;
-    let mut params = Params::read(&body, &served)?;
+    let mut params = Params::read(&body, &served, model)?;
     let (chat, form) = (conversation(&body)?, prompt_form(&body)?);
     let asked = match body.count("max_completion_tokens")? {
         Some(count) => Some(count),

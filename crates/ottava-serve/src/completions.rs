@@ -44,9 +44,9 @@ pub async fn completions(
     mut body: Body,
     timer: Timer,
 ) -> Result<Answer<Texts>> {
-    served.expect_model(&body)?;
+    let model = served.model(&body)?.clone();
     params::expect_implemented(&body, NOT_IMPLEMENTED)?;
-    let params = Params::read(&body, &served)?;
+    let params = Params::read(&body, &served, model)?;
     let (echo, logprobs) = (body.flag("echo")?, params::logprobs(&body, "logprobs")?);
     let prompt_logprobs = if echo { logprobs } else { params::logprobs(&body, "prompt_logprobs")? };
     let max_tokens = body.count("max_tokens")?.unwrap_or(16);

@@ -40,5 +40,5 @@ mod tests;
 pub use backend::Backend;
 pub use monitor::monitor;
 pub use origin::Origin;
-pub use server::{Model, Options, serve};
+pub use server::{Model, NamedAdapter, Options, serve};
 pub use tool_calls::ToolCallParser;

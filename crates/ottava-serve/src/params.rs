@@ -3,7 +3,7 @@
 use crate::body::Body;
 use crate::constraint;
 use crate::error::{ApiError, Result};
-use crate::served::Served;
+use crate::served::{Served, ServedModel};
 use ottava_lm::engine::{Request, Sampling};
 use serde_json::Value;
 use std::collections::hash_map::RandomState;
@@ -99,6 +99,8 @@ pub fn expect_implemented(body: &Body, more: &[(&str, &[&str])]) -> Result<()> {
 
 /// The fields of a request.
 pub struct Params {
+    /// The model that computes them.
+    pub model: Arc<ServedModel>,
     /// Completions of each prompt that are computed.
     pub n: usize,
     /// Completions of each prompt that are returned: those with the highest mean log-probability of a token.
@@ -119,7 +121,7 @@ pub struct Params {
 
 impl Params {
     /// Reads the fields of `body`. Tokens that end a text end a completion unless it says otherwise.
-    pub fn read(body: &Body, served: &Served) -> Result<Params> {
+    pub fn read(body: &Body, served: &Served, model: Arc<ServedModel>) -> Result<Params> {
         let (vocabulary, default) = (served.vocabulary, &served.sampling);
         let best = body.count("n")?.unwrap_or(1);
         if best == 0 || best > MOST_CHOICES {
@@ -187,6 +189,7 @@ impl Params {
         }
         let min_tokens = body.count("min_tokens")?.unwrap_or(0);
         Ok(Params {
+            model,
             n,
             best,
             stops: stops.into_iter().map(str::to_string).collect(),
@@ -241,7 +244,8 @@ impl Params {
             return Err(ApiError::field("min_tokens", message));
         }
         let (sampling, stop_ids) = (self.sampling.clone(), self.stop_ids.clone());
-        Ok(Request { prompt, sampling, max_new_tokens, min_new_tokens, stop_ids, ..Request::default() })
+        let adapter = self.model.adapter;
+        Ok(Request { adapter, prompt, sampling, max_new_tokens, min_new_tokens, stop_ids, ..Request::default() })
     }
 
     /// Errors when the answer to `requests` would be too large: by log-probabilities, and by prompts if they are repeated (`echo`).

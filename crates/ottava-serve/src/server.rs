@@ -10,7 +10,7 @@ use crate::error::{ApiError, Result, json_body};
 use crate::intake::{Intake, MAX_BODY_BYTES, Received, SMALL_BYTES};
 use crate::metrics::{Metrics, Timer};
 use crate::origin::{Origin, allowed, preflight, share};
-use crate::served::{Served, beside};
+use crate::served::{Served, ServedModel, beside};
 use crate::tokens;
 use crate::tool_calls::ToolCallParser;
 use crate::worker::Worker;
@@ -21,10 +21,10 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use ottava_lm::data::{ChatTemplate, Tokenizer};
-use ottava_lm::engine::Sampling;
+use ottava_lm::engine::{AdapterId, Sampling};
 use ottava_lm::hash::sha256;
 use ottava_lm::{Error, interrupt, limits};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -71,8 +71,23 @@ pub struct Options {
     pub allowed_origins: Vec<Origin>,
 }
 
+/// Adapters of the engine that requests choose by name, as a model of their own.
+#[derive(Clone, Debug)]
+pub struct NamedAdapter {
+    /// The name for clients.
+    pub name: String,
+    /// Where they are from, as `/v1/models` tells clients.
+    pub root: String,
+    /// Their number in the engine.
+    pub id: AdapterId,
+}
+
 /// Properties of a model that are not part of its engine.
 pub struct Model {
+    /// Where it is from, as `/v1/models` tells clients.
+    pub root: String,
+    /// Adapters beside it.
+    pub adapters: Vec<NamedAdapter>,
     /// Turns texts into tokens.
     pub tokenizer: Tokenizer,
     /// Turns conversations into texts, if the model has one.
@@ -103,9 +118,9 @@ pub fn serve<B: Backend>(
     let listener = runtime.block_on(TcpListener::bind(options.address)).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
     let (worker, thread, model) = Worker::start(options.max_requests, load)?;
-    let Model { tokenizer, template, tool_call_parser, vocabulary, max_model_len, sampling } = model;
+    let Model { root, adapters, tokenizer, template, tool_call_parser, vocabulary, max_model_len, sampling } = model;
     let served = Arc::new(Served {
-        name: options.name.clone(),
+        models: models_of(&options.name, root, adapters),
         max_model_len,
         tokenizer: Arc::new(tokenizer),
         template: template.map(Arc::new),
@@ -147,6 +162,18 @@ pub fn serve<B: Backend>(
             Ok(())
         }
     }
+}
+
+/// The model, and each of its adapters as a model.
+fn models_of(base: &str, root: String, adapters: Vec<NamedAdapter>) -> Vec<Arc<ServedModel>> {
+    let adapted = adapters.into_iter().map(|NamedAdapter { name, root, id }| ServedModel {
+        name,
+        root,
+        parent: Some(base.into()),
+        adapter: Some(id),
+    });
+    let base = ServedModel { name: base.into(), root, parent: None, adapter: None };
+    std::iter::once(base).chain(adapted).map(Arc::new).collect()
 }
 
 /// Threads for connections. Those that read requests end soon after a burst, and give their memory back.
@@ -296,12 +323,12 @@ impl Accepted {
 }
 
 async fn models(State(served): State<Arc<Served>>) -> Response {
-    json_body(&json!({"object": "list", "data": [served.model()]})).into_response()
+    let models: Vec<Value> = served.models.iter().map(|model| served.describe(model)).collect();
+    json_body(&json!({"object": "list", "data": models})).into_response()
 }
 
 async fn model(State(served): State<Arc<Served>>, Path(id): Path<String>) -> Result<Response> {
-    served.expect_name(&id)?;
-    Ok(json_body(&served.model()).into_response())
+    Ok(json_body(&served.describe(served.model_named(&id)?)).into_response())
 }
 
 async fn version() -> Response {

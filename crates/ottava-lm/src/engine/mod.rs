@@ -26,6 +26,7 @@ pub use completion::{Completion, TextRequest, complete};
 pub use decode::{DecodeSteps, Scored};
 pub use grammar::{Grammar, Grammars};
 pub use request::{
-    EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Request, RequestId, Sampling, TokenLogprob,
+    AdapterId, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Request, RequestId, Sampling,
+    TokenLogprob,
 };
 pub use text::{TextPiece, TextStream};

@@ -95,6 +95,8 @@ impl Sampling {
 /// A completion to compute.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
+    /// The adapters of the model that compute it; `None` for the model without adapters.
+    pub adapter: Option<AdapterId>,
     /// The tokens to complete, at least one.
     pub prompt: Vec<u32>,
     /// The sampling settings.
@@ -112,6 +114,10 @@ pub struct Request {
     /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<usize>,
 }
+
+/// The number of adapters of an engine's model, in the order of [`Engine::add_adapters`](super::Engine::add_adapters).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AdapterId(pub usize);
 
 /// Names a request of one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,6 +1,6 @@
 //! A request in progress.
 
-use super::block_pool::{BLOCK_SIZE, BlockKey, key_after};
+use super::block_pool::{BLOCK_SIZE, BlockKey, key_after, key_of_adapter};
 use super::blocks::{Pools, SequenceBlocks};
 use super::grammar::Place;
 use super::request::{FinishReason, Request, RequestId, TokenLogprob};
@@ -41,7 +41,8 @@ impl Sequence {
     /// Computes the keys of its first `count` blocks, which have all their tokens.
     fn extend_keys(&mut self, count: usize) {
         for block in self.tokens.chunks_exact(BLOCK_SIZE).take(count).skip(self.keys.len()) {
-            self.keys.push(key_after(self.keys.last(), block));
+            let before = self.keys.last().copied().or(self.request.adapter.map(key_of_adapter));
+            self.keys.push(key_after(before.as_ref(), block));
         }
     }
 

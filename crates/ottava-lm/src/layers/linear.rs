@@ -6,7 +6,7 @@ mod magnitudes;
 mod probe;
 mod smooth;
 
-use adapter::Adapter;
+pub use adapter::Adapter;
 pub use config::LinearConfig;
 pub use smooth::{ColumnScales, SmoothCasts};
 
@@ -145,6 +145,11 @@ impl Linear {
     /// The cast of its input.
     pub fn input(&self) -> OperandCast {
         self.input
+    }
+
+    /// Its adapter, if it has one.
+    pub fn adapter_mut(&mut self) -> &mut Option<Adapter> {
+        &mut self.adapter
     }
 
     /// The cast of the gradient by its output.
