@@ -74,6 +74,7 @@ impl Choice {
         }
         match event {
             Event::Prompt { logprobs, .. } => self.part.prompt_logprobs = Some(logprobs),
+            Event::Embedding { .. } => {}
             Event::Token { .. } if self.silent => {}
             Event::Token { token, logprob, .. } => {
                 self.tokens += 1;

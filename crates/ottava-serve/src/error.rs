@@ -112,5 +112,10 @@ impl IntoResponse for ApiError {
 
 /// A response with a JSON body.
 pub fn json_body(value: &serde_json::Value) -> impl IntoResponse + use<> {
-    ([(header::CONTENT_TYPE, "application/json")], value.to_string())
+    json_text(value.to_string())
+}
+
+/// A response with a body of JSON text.
+pub fn json_text(text: String) -> impl IntoResponse + use<> {
+    ([(header::CONTENT_TYPE, "application/json")], text)
 }

@@ -19,6 +19,7 @@ mod choice;
 mod completions;
 mod connections;
 mod constraint;
+mod embeddings;
 mod error;
 mod intake;
 mod logprobs;

@@ -16,8 +16,8 @@ const MOST_CHOICES: usize = 128;
 const MOST_COMPLETIONS: usize = 1024;
 /// Log-probabilities of a token, at most.
 const MOST_LOGPROBS: usize = 100;
-/// Log-probabilities and repeated tokens of prompts in one answer, at most.
-const MOST_IN_ANSWER: usize = 4 << 20;
+/// Log-probabilities and repeated tokens of prompts, or values of embeddings, in one answer, at most.
+pub const MOST_IN_ANSWER: usize = 4 << 20;
 /// Stop strings, and bytes of each, at most.
 const MOST_STOPS: usize = 16;
 const MOST_STOP_BYTES: usize = 1024;
@@ -53,7 +53,7 @@ const READ: &[&str] = &[
 ];
 
 /// Fields that say who asks, and change no answer.
-const WITHOUT_EFFECT: &[&str] = &["user", "metadata", "safety_identifier", "prompt_cache_key", "request_id"];
+pub const WITHOUT_EFFECT: &[&str] = &["user", "metadata", "safety_identifier", "prompt_cache_key", "request_id"];
 
 /// Fields that are not implemented, with the values, in JSON, that ask for nothing.
 const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
@@ -220,14 +220,7 @@ impl Params {
     ///
     /// Errors when prompt and completion are longer than `max_model_len`; without `max_tokens` the completion may fill it.
     pub fn request(&self, prompt: Vec<u32>, max_tokens: Option<usize>, max_model_len: usize) -> Result<Request> {
-        let len = prompt.len();
-        let fits = max_model_len.saturating_sub(len);
-        if fits == 0 {
-            return Err(ApiError::too_long(
-                "prompt",
-                format!("the prompt has {len} tokens; with one new token, the server has room for {max_model_len}"),
-            ));
-        }
+        let (len, fits) = (prompt.len(), expect_fits("prompt", &prompt, max_model_len)?);
         let max_new_tokens = max_tokens.unwrap_or(fits);
         if max_new_tokens > fits {
             return Err(ApiError::too_long(
@@ -277,6 +270,19 @@ impl Params {
     /// Whether a drawn token ends the completion, and is no text.
     pub fn stops_at(&self, token: u32) -> bool {
         self.stop_ids.contains(&token)
+    }
+}
+
+/// The tokens that can follow a prompt in `field`. Errors when there is room for none.
+pub fn expect_fits(field: &str, prompt: &[u32], max_model_len: usize) -> Result<usize> {
+    let len = prompt.len();
+    match max_model_len.saturating_sub(len) {
+        0 => {
+            let message =
+                format!("the prompt has {len} tokens; with one new token, the server has room for {max_model_len}");
+            Err(ApiError::too_long(field, message))
+        }
+        fits => Ok(fits),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::tool_calls::ToolCallParser;
 use crate::worker::Worker;
 use axum::http::{HeaderMap, StatusCode, header};
 use ottava_lm::data::{Chat, ChatTemplate, PromptForm, Tokenizer};
-use ottava_lm::engine::{AdapterId, Grammars, Sampling};
+use ottava_lm::engine::{AdapterId, Grammars, Pooling, Sampling};
 use ottava_lm::hash::sha256;
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
@@ -46,6 +46,10 @@ pub struct Served {
     pub tool_call_parser: Option<ToolCallParser>,
     /// Rows of the model's embedding.
     pub vocabulary: usize,
+    /// Values of an embedding of a text.
+    pub channels: usize,
+    /// How activations of a text become its embedding.
+    pub pooling: Pooling,
     /// The sampling of requests that do not say otherwise.
     pub sampling: Sampling,
     /// The values of `/metrics`.
@@ -96,10 +100,10 @@ impl Served {
         self.grammars.get_or_init(make).as_ref().map_err(Clone::clone)
     }
 
-    /// The tokens of a prompt, with those that the tokenizer puts before a text if `special`. One that must be longer than the model has
+    /// The tokens of a prompt in `field`, with those that the tokenizer puts before a text if `special`. One that must be longer than the model has
     /// room for is refused before it is tokenized.
-    pub async fn encode(&self, text: String, special: bool) -> Result<Vec<u32>> {
-        self.expect_may_fit("prompt", text.len())?;
+    pub async fn encode(&self, field: &str, text: String, special: bool) -> Result<Vec<u32>> {
+        self.expect_may_fit(field, text.len())?;
         let tokenizer = self.tokenizer.clone();
         beside(move || {
             let ids = if special { tokenizer.encode_prompt(&text) } else { tokenizer.encode(&text) };

@@ -6,6 +6,7 @@ use crate::body::Body;
 use crate::chat::{self, chat_completions};
 use crate::completions::{self, completions};
 use crate::connections::{Connection, Connections};
+use crate::embeddings::{self, Embeddings};
 use crate::error::{ApiError, Result, json_body};
 use crate::intake::{Intake, MAX_BODY_BYTES, Received, SMALL_BYTES};
 use crate::metrics::{Metrics, Timer};
@@ -21,7 +22,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use ottava_lm::data::{ChatTemplate, Tokenizer};
-use ottava_lm::engine::{AdapterId, Sampling};
+use ottava_lm::engine::{AdapterId, Pooling, Sampling};
 use ottava_lm::hash::sha256;
 use ottava_lm::{Error, interrupt, limits};
 use serde_json::{Value, json};
@@ -35,9 +36,10 @@ use tokio::sync::OwnedSemaphorePermit;
 /// Interval of the checks for a stop.
 const POLL: Duration = Duration::from_millis(50);
 /// Paths that requests are counted by.
-const PATHS: [&str; 8] = [
+const PATHS: [&str; 9] = [
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/embeddings",
     "/v1/models",
     "/tokenize",
     "/detokenize",
@@ -96,6 +98,10 @@ pub struct Model {
     pub tool_call_parser: Option<ToolCallParser>,
     /// Rows of the model's embedding.
     pub vocabulary: usize,
+    /// Columns of the model's embedding, values of an embedding of a text.
+    pub channels: usize,
+    /// How activations of a text become its embedding.
+    pub pooling: Pooling,
     /// Tokens of prompt and completion together, at most.
     pub max_model_len: usize,
     /// The sampling of requests that do not say otherwise; its seed and biases are not used.
@@ -118,7 +124,8 @@ pub fn serve<B: Backend>(
     let listener = runtime.block_on(TcpListener::bind(options.address)).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
     let (worker, thread, model) = Worker::start(options.max_requests, load)?;
-    let Model { root, adapters, tokenizer, template, tool_call_parser, vocabulary, max_model_len, sampling } = model;
+    let Model { root, adapters, tokenizer, template, tool_call_parser, vocabulary, channels, pooling, .. } = model;
+    let Model { max_model_len, sampling, .. } = model;
     let served = Arc::new(Served {
         models: models_of(&options.name, root, adapters),
         max_model_len,
@@ -126,6 +133,8 @@ pub fn serve<B: Backend>(
         template: template.map(Arc::new),
         tool_call_parser,
         vocabulary,
+        channels,
+        pooling,
         sampling,
         grammars: OnceLock::new(),
         metrics: Arc::new(Metrics::new(worker.clone())),
@@ -194,6 +203,7 @@ fn routes(served: Arc<Served>) -> Router {
     Router::new()
         .route("/v1/completions", post(post_completions))
         .route("/v1/chat/completions", post(post_chat))
+        .route("/v1/embeddings", post(post_embeddings))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/tokenize", post(post_tokenize))
@@ -266,6 +276,16 @@ async fn post_completions(State(served): State<Arc<Served>>, request: Request) -
 
 async fn post_chat(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
     answer(served, request, chat::fields(), chat_completions).await
+}
+
+async fn post_embeddings(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
+    let timer = served.metrics.timer();
+    let Accepted { body, permit, turn, _received } = Accepted::receive(&served, request, embeddings::fields()).await?;
+    let running = Embeddings::start(&served, permit, body).await?;
+    drop(turn);
+    let response = running.respond().await?;
+    timer.end(0);
+    Ok(response)
 }
 
 async fn post_tokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {

@@ -1,13 +1,16 @@
 //! The server over HTTP, with a stand-in for the engine that repeats its prompts.
 
 mod clients;
+mod embeddings;
 mod refusals;
 mod tools;
 
 use crate::backend::Backend;
 use crate::server::{Model, NamedAdapter, Options, serve};
 use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
-use ottava_lm::engine::{AdapterId, EngineStats, Event, FinishReason, Request, RequestId, Sampling, TokenLogprob};
+use ottava_lm::engine::{
+    AdapterId, EngineStats, Event, FinishReason, Pooling, Request, RequestId, Sampling, TokenLogprob,
+};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -113,6 +116,14 @@ impl Backend for Parrot {
         let mut done = Vec::new();
         for (&id, (request, drawn)) in &mut self.running {
             let prompt = &request.prompt;
+            if request.pooling.is_some() {
+                // Not in the order in which they came.
+                let values = vec![prompt.len() as f32, prompt[0] as f32, -0.1, 1e-7];
+                events.insert(0, Event::Finished { id, reason: FinishReason::Length });
+                events.insert(0, Event::Embedding { id, values });
+                done.push(id);
+                continue;
+            }
             if let (0, Some(top)) = (*drawn, request.prompt_logprobs) {
                 let of_token = |(i, &token): (usize, &u32)| (i > 0).then(|| logprob(i, token, top));
                 events.push(Event::Prompt { id, logprobs: prompt.iter().enumerate().map(of_token).collect() });
@@ -184,12 +195,23 @@ fn start_with(
     let mut parrot = Parrot { running, held, log, pause, steps: 0, max_batch: 1000, fails: None };
     change(&mut options, &mut parrot);
     let (log, (sender, receiver), template) = (parrot.log.clone(), channel(), Some(template()));
-    let (vocabulary, max_model_len, sampling) = (4096, MODEL_LEN, Sampling::unchanged());
+    let (vocabulary, channels, pooling) = (4096, 4, Pooling::Mean);
+    let (max_model_len, sampling) = (MODEL_LEN, Sampling::unchanged());
     let load = move || {
         let (tokenizer, tool_call_parser) = (tokenizer(), None);
         let (root, adapters) = ("birds/parrot".into(), Vec::new());
-        let mut model =
-            Model { root, adapters, tokenizer, template, tool_call_parser, vocabulary, max_model_len, sampling };
+        let mut model = Model {
+            root,
+            adapters,
+            tokenizer,
+            template,
+            tool_call_parser,
+            vocabulary,
+            channels,
+            pooling,
+            max_model_len,
+            sampling,
+        };
         change_model(&mut model);
         Ok((parrot, model))
     };

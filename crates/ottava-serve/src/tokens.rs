@@ -27,7 +27,7 @@ pub async fn tokenize(served: &Served, body: &mut Body) -> Result<Value> {
     served.model(body)?;
     let tokens = match (body.take_prompt(), body.get("messages")) {
         (Some(Prompt::Texts(texts)), None) if texts.len() == 1 => {
-            served.encode(texts.concat(), body.flag_on("add_special_tokens")?).await?
+            served.encode("prompt", texts.concat(), body.flag_on("add_special_tokens")?).await?
         }
         (None, Some(_)) if body.flag("add_special_tokens")? => {
             let message = "`add_special_tokens` is for `prompt`: the chat template writes special tokens itself";

@@ -39,7 +39,7 @@ pub struct Engine {
 }
 
 /// Tokens of running requests that a step computes: number in `running`, and how many.
-type Plan = Vec<(usize, usize)>;
+pub(super) type Plan = Vec<(usize, usize)>;
 
 /// The kind of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +166,7 @@ impl Engine {
     /// Divides a plan of one adapter: single tokens, whole prompts one by one, and the rest.
     fn passes_by_kernel(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let (single, rest): (Plan, Plan) =
-            plan.into_iter().partition(|&(at, new)| new == 1 && !self.running[at].scores_prompt());
+            plan.into_iter().partition(|&(at, new)| new == 1 && !self.running[at].reads_activations());
         let (whole, rest): (Plan, Plan) = rest
             .into_iter()
             .partition(|&(at, new)| self.running[at].computed == 0 && new.is_multiple_of(PREFILL_MULTIPLE));
@@ -199,6 +199,7 @@ impl Engine {
         let batch = InferenceBatch::padded(self.model.device(), &tokens)?;
         let hidden = self.model.hidden(&batch, &mut self.cache)?;
         self.score_prompts(plan, &hidden, events)?;
+        self.pool_prompts(plan, &hidden, events)?;
         let mut drawn = Vec::new();
         for drawing in self.drawing(plan).chunks(LOGIT_ROWS) {
             let rows: Vec<i32> = drawing.iter().map(|&(_, row)| row as i32).collect();
@@ -227,8 +228,8 @@ impl Engine {
             let Some(mut sequence) = self.waiting.pop_front() else {
                 break;
             };
-            // All tokens of a prompt that is scored are computed.
-            let shares = self.shares_prefixes() && !sequence.scores_prompt();
+            // All tokens of a prompt that is scored or pooled are computed.
+            let shares = self.shares_prefixes() && !sequence.reads_activations();
             if shares {
                 sequence.share(&mut self.pools);
             }
@@ -323,7 +324,7 @@ impl Engine {
         for &(at, new) in plan {
             end += new;
             let sequence = &self.running[at];
-            if sequence.pending() == new {
+            if sequence.pending() == new && sequence.tokens.len() < sequence.max_len {
                 drawing.push((at, end - 1));
             }
         }

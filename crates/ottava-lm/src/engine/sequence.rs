@@ -28,6 +28,10 @@ pub struct Sequence {
     pub end: Option<FinishReason>,
     /// Log-probabilities of the tokens of the prompt so far, for requests with `prompt_logprobs`.
     pub prompt_logprobs: Vec<Option<TokenLogprob>>,
+    /// The sum of the activations of its prompt so far, for requests with `pooling`.
+    pub pooled: Vec<f64>,
+    /// Whether its embedding was reported.
+    pub is_pooled: bool,
 }
 
 impl Sequence {
@@ -35,7 +39,8 @@ impl Sequence {
     pub fn new(id: RequestId, request: Request, max_len: usize) -> Sequence {
         let (tokens, seen) = (request.prompt.clone(), Occurrences::of_prompt(&request.prompt));
         let (computed, blocks, keys, prompt_logprobs) = (0, SequenceBlocks::default(), Vec::new(), Vec::new());
-        Sequence { id, tokens, computed, blocks, keys, seen, max_len, end: None, prompt_logprobs, request }
+        let (end, pooled, is_pooled) = (None, Vec::new(), false);
+        Sequence { id, tokens, computed, blocks, keys, seen, max_len, end, prompt_logprobs, pooled, is_pooled, request }
     }
 
     /// Computes the keys of its first `count` blocks, which have all their tokens.
@@ -66,6 +71,7 @@ impl Sequence {
     pub fn put_back(&mut self, pools: &mut Pools) {
         pools.put_back(&mut self.blocks);
         self.computed = 0;
+        self.pooled.clear();
     }
 
     /// Tokens to compute before the next one can be drawn.
@@ -121,6 +127,16 @@ impl Sequence {
     /// Whether a pass over positions from `computed` on has to score tokens of the prompt.
     pub fn scores_prompt(&self) -> bool {
         self.request.prompt_logprobs.is_some() && self.prompt_logprobs.len() < self.request.prompt.len()
+    }
+
+    /// Whether a pass over positions from `computed` on has to pool tokens of the prompt.
+    pub fn pools(&self) -> bool {
+        self.request.pooling.is_some() && !self.is_pooled
+    }
+
+    /// Whether a pass reads the activations of more of its tokens than the last.
+    pub fn reads_activations(&self) -> bool {
+        self.scores_prompt() || self.pools()
     }
 }
 

@@ -57,6 +57,7 @@ pub struct Got {
     pub tokens: Vec<u32>,
     pub logprobs: Vec<TokenLogprob>,
     pub prompt: Vec<Option<TokenLogprob>>,
+    pub embedding: Vec<f32>,
     pub end: Option<FinishReason>,
 }
 
@@ -70,6 +71,7 @@ fn collect(events: Vec<Event>, got: &mut BTreeMap<RequestId, Got>) {
                 got.tokens.push(token);
                 got.logprobs.extend(logprob);
             }
+            Event::Embedding { id, values } => got.entry(id).or_default().embedding = values,
             Event::Finished { id, reason } => {
                 assert_eq!(got.entry(id).or_default().end.replace(reason), None, "a request ends once");
             }
@@ -78,7 +80,7 @@ fn collect(events: Vec<Event>, got: &mut BTreeMap<RequestId, Got>) {
 }
 
 /// Steps until nothing is left, at most so often that a deadlock shows.
-fn finish(engine: &mut Engine) -> BTreeMap<RequestId, Got> {
+pub fn finish(engine: &mut Engine) -> BTreeMap<RequestId, Got> {
     let mut got = BTreeMap::new();
     finish_into(engine, &mut got);
     got

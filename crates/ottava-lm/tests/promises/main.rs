@@ -13,6 +13,7 @@ mod determinism;
 mod divided;
 mod documents;
 mod dora;
+mod embeddings;
 mod engine;
 mod expert_ranks;
 mod experts;

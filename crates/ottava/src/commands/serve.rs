@@ -5,7 +5,7 @@ use super::lora_modules::LoraModule;
 use crate::output::stop_on_signals;
 use clap::{Args, ValueEnum};
 use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
-use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Sampling};
+use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Pooling, Sampling};
 use ottava_lm::models::{Adapters, ConfigFile, decoder_config};
 use ottava_lm::{Error, Result};
 use ottava_serve::{Model, NamedAdapter, Options, Origin, ToolCallParser, serve};
@@ -22,7 +22,7 @@ use std::time::Duration;
   ottava serve model/ --lora-modules sql=adapters/sql chat=runs/chat
   curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \"otter (noun):\", \"max_tokens\": 20}'
 
-Paths: /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /version, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
+Paths: /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/models, /tokenize, /detokenize, /version, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
 pub struct Serve {
     /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, whose newest checkpoint is used.
     model: PathBuf,
@@ -53,6 +53,9 @@ pub struct Serve {
     /// neither says so, calls stay in the text of answers.
     #[arg(long, value_name = "NAME")]
     tool_call_parser: Option<ToolCallParser>,
+    /// How /v1/embeddings turns the activations of a text into one vector: last (those of the last token) or mean (of all tokens).
+    #[arg(long, default_value = "last")]
+    pooling: Pooling,
     /// Maximum number of tokens of prompt and completion together; by default the model's positions.
     #[arg(long, value_parser = super::count)]
     max_model_len: Option<usize>,
@@ -152,8 +155,18 @@ impl Serve {
             }
             let vocabulary = sizes.vocabulary;
             let (root, adapters) = (self.model.display().to_string(), Vec::new());
-            let model =
-                Model { root, adapters, tokenizer, template, tool_call_parser, vocabulary, max_model_len, sampling };
+            let model = Model {
+                root,
+                adapters,
+                tokenizer,
+                template,
+                tool_call_parser,
+                vocabulary,
+                channels: sizes.channels,
+                pooling: self.pooling,
+                max_model_len,
+                sampling,
+            };
             let loaded = match &self.lora_modules[..] {
                 [] => (self.how.load(folder, &config, max_model_len, &ranks)?, Vec::new()),
                 modules => self.how.load_beside(folder, &config, max_model_len, &ranks, modules)?,

@@ -320,3 +320,24 @@ fn adapters_are_served_by_name_with_the_texts_of_generate() {
     run.replace(&format!("{newest}/adapter_config.json"), "\"v_proj\"", "\"w_proj\"");
     fails(&["chat=chat"], 7, &["adapter_config.json"]);
 }
+
+#[test]
+fn embeddings_are_vectors_of_norm_1_that_do_not_depend_on_other_texts() {
+    let run = Run::new();
+    let server = Server::start(&run, &["--pooling", "mean"]);
+    let embed = |input: Value| -> Vec<Vec<f64>> {
+        let answer = server.post("/v1/embeddings", json!({"input": input}));
+        let entries = answer["data"].as_array().unwrap().iter();
+        entries.map(|entry| serde_json::from_value(entry["embedding"].clone()).unwrap()).collect()
+    };
+    let both = embed(json!(["line 4 of the text", "line"]));
+    assert_eq!(both, [embed(json!("line 4 of the text")), embed(json!(ids("line")))].concat());
+    for values in &both {
+        let norm = values.iter().map(|x| x * x).sum::<f64>().sqrt();
+        assert!(values.len() == 32 && (norm - 1.0).abs() < 1e-6, "{} values of norm {norm}", values.len());
+    }
+    assert_ne!(both[0], both[1]);
+    let model = run.checkpoint();
+    let wrong = ["serve", model.to_str().unwrap(), "--port", "0", "--pooling", "cls"];
+    run.fail(&wrong, 1, &["there is no pooling `cls`; the kinds are last, mean"]);
+}
