@@ -124,18 +124,16 @@ pub fn serve<B: Backend>(
     let listener = runtime.block_on(TcpListener::bind(options.address)).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
     let (worker, thread, model) = Worker::start(options.max_requests, load)?;
-    let Model { root, adapters, tokenizer, template, tool_call_parser, vocabulary, channels, pooling, .. } = model;
-    let Model { max_model_len, sampling, .. } = model;
     let served = Arc::new(Served {
-        models: models_of(&options.name, root, adapters),
-        max_model_len,
-        tokenizer: Arc::new(tokenizer),
-        template: template.map(Arc::new),
-        tool_call_parser,
-        vocabulary,
-        channels,
-        pooling,
-        sampling,
+        models: models_of(&options.name, model.root, model.adapters),
+        max_model_len: model.max_model_len,
+        tokenizer: Arc::new(model.tokenizer),
+        template: model.template.map(Arc::new),
+        tool_call_parser: model.tool_call_parser,
+        vocabulary: model.vocabulary,
+        channels: model.channels,
+        pooling: model.pooling,
+        sampling: model.sampling,
         grammars: OnceLock::new(),
         metrics: Arc::new(Metrics::new(worker.clone())),
         worker: worker.clone(),

@@ -1,6 +1,7 @@
 //! Requests of several adapters share an engine and the weights of its model.
 
 use crate::engine::{Got, ROOMY, prompt, run};
+use crate::families::all_families;
 use crate::lora::{adapter_run, base};
 use crate::resume::{train, write_inputs};
 use crate::setup::{Seeded, devices_of, recipe, tiny_llama};
@@ -24,8 +25,11 @@ fn adapters() -> [Lora; 3] {
 }
 
 fn model(lora: Option<Lora>, recipe: &Recipe, device: &Device) -> Decoder {
-    let sizes = DecoderConfig { lora, ..tiny_llama() };
-    let mut model = Decoder::new(&sizes, recipe, device, Purpose::Infer, 200, &mut Seeded { std: 0.3 }).unwrap();
+    model_of(&DecoderConfig { lora, ..tiny_llama() }, recipe, device, 200)
+}
+
+fn model_of(sizes: &DecoderConfig, recipe: &Recipe, device: &Device, seq_len: usize) -> Decoder {
+    let mut model = Decoder::new(sizes, recipe, device, Purpose::Infer, seq_len, &mut Seeded { std: 0.3 }).unwrap();
     model.quantize_weights().unwrap();
     model
 }
@@ -81,6 +85,29 @@ fn requests_of_an_adapter_get_what_a_model_with_it_alone_gives() {
             }
             assert!(engine.stats().prefix_hits > 0);
         }
+    }
+}
+
+/// Each kind of layer gets its adapters back in their places.
+#[test]
+fn adapters_of_every_family_can_be_added() {
+    let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
+    let [lora, ..] = adapters();
+    for (family, sizes) in all_families() {
+        let of = |lora: Lora| model_of(&DecoderConfig { lora: Some(lora), ..sizes.clone() }, &recipe, &Device::Cpu, 8);
+        let options = EngineOptions { max_model_len: 8, ..ROOMY };
+        let base = of(Lora::of_no_linear());
+        let loaded = base.load_adapters(&lora, &mut Seeded { std: 0.3 }).unwrap();
+        let mut engine = Engine::new(base, &options).unwrap();
+        let id = engine.add_adapters(loaded);
+        let get = |engine: &mut Engine, adapter| {
+            let prompt = vec![3, 1, 4, 1, 5];
+            let request = Request { adapter, prompt, max_new_tokens: 3, logprobs: Some(0), ..Request::default() };
+            run(engine, vec![request]).remove(0)
+        };
+        let [with, without] = [Some(id), None].map(|adapter| get(&mut engine, adapter));
+        assert_eq!(with, get(&mut Engine::new(of(lora.clone()), &options).unwrap(), None), "{family}");
+        assert_ne!(with.logprobs, without.logprobs, "{family}");
     }
 }
 

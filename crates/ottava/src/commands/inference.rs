@@ -328,7 +328,8 @@ impl Inference {
             if other != first {
                 let recipe = |precision: &Precision| precision.recipe.as_str();
                 return Err(Error::Config(format!(
-                    "--lora-modules: `{}` and `{}` are of runs with different settings in `[precision]` (recipes {} and {}), and one model                      is served; set --recipe, and other settings by --set",
+                    "--lora-modules: `{}` and `{}` are of runs with different settings in `[precision]` (recipes {} and {}), and one model \
+                     is served; set --recipe, and other settings by --set",
                     opened[0].name,
                     module.name,
                     recipe(&first),

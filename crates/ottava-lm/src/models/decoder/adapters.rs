@@ -28,6 +28,7 @@ impl Decoder {
         like.parameters().into_iter().try_for_each(|param| param.load_whole(weights))?;
         let mut adapters = Adapters(Vec::new());
         like.visit_adapters(&mut |adapter| adapters.0.push(adapter.take()));
+        assert!(like.parameters().is_empty(), "`linears_mut` of each layer visits all of its linears");
         Ok(adapters)
     }
 
