@@ -290,10 +290,10 @@ fn call(value: &Value) -> Option<Call> {
     Some(Call { name: value.get("name")?.as_str()?.into(), arguments: arguments.to_string() })
 }
 
-/// The call of the function `name` with these arguments, if both are such.
+/// The call of the function `name` with these arguments; `None` if a name cannot be so or the arguments are no object.
 fn call_named(name: &str, arguments: &Value) -> Option<Vec<Call>> {
-    (!name.is_empty() && arguments.is_object())
-        .then(|| vec![Call { name: name.into(), arguments: arguments.to_string() }])
+    let is_name = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c == '[');
+    (is_name && arguments.is_object()).then(|| vec![Call { name: name.into(), arguments: arguments.to_string() }])
 }
 
 /// The call in a text of one value.
@@ -457,6 +457,7 @@ mod tests {
             (Mistral, format!("[TOOL_CALLS]dive[CALL_ID]a1b2c3d4e[ARGS]{arguments}"), "", 1),
             (Mistral, "[TOOL_CALLS]dive[ARGS]{\"depth\"".into(), "[TOOL_CALLS]dive[ARGS]{\"depth\"", 0),
             (Mistral, "[TOOL_CALLS][ARGS]{} no".into(), "[TOOL_CALLS][ARGS]{} no", 0),
+            (Mistral, "[TOOL_CALLS]a [TOOL_CALLS]b[ARGS]{}".into(), "[TOOL_CALLS]a [TOOL_CALLS]b[ARGS]{}", 0),
             (Mistral, "[TOOL_CALLS]dive[ARGS]3 no".into(), "[TOOL_CALLS]dive[ARGS]3 no", 0),
         ] {
             let (found, names) = parsed(&Calls::Free(parser), usize::MAX, &text);
