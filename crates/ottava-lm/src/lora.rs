@@ -40,6 +40,11 @@ pub enum Targets {
 }
 
 impl Lora {
+    /// Adapters of no linear: those of a model that is built as beside adapters, and gets them later.
+    pub fn of_no_linear() -> Lora {
+        Lora { r: 1, alpha: 1.0, use_rslora: false, use_dora: false, targets: Targets::Names(Vec::new()) }
+    }
+
     /// The factor of the product of `A` and `B`.
     pub fn scale(&self) -> f64 {
         self.alpha / if self.use_rslora { (self.r as f64).sqrt() } else { self.r as f64 }

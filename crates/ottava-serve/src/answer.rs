@@ -125,7 +125,7 @@ impl<F: Form> Answer<F> {
     }
 
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
-        json!({"id": self.id, "object": object, "created": self.created, "model": self.served.name, "choices": choices})
+        json!({"id": self.id, "object": object, "created": self.created, "model": self.params.model.name, "choices": choices})
     }
 
     fn completion_tokens(&self) -> usize {

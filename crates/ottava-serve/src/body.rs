@@ -11,7 +11,7 @@ use serde_json::{Map, Number, Value};
 use std::cell::RefCell;
 use std::fmt;
 
-/// Values of all fields together, at most; `prompt` does not count.
+/// Values of all fields together, at most; `prompt` and `input` do not count.
 pub const MOST_VALUES: usize = 1 << 16;
 /// Prompts of one request, at most.
 pub const MOST_PROMPTS: usize = 1024;
@@ -19,7 +19,7 @@ pub const MOST_PROMPTS: usize = 1024;
 /// The fields of a request.
 pub struct Body {
     fields: Map<String, Value>,
-    /// The field `prompt`.
+    /// The field `prompt`, or `input` of requests for embeddings.
     prompt: Option<Prompt>,
 }
 
@@ -64,7 +64,7 @@ impl Body {
         self.fields.get(name).filter(|value| !value.is_null())
     }
 
-    /// The field `prompt`.
+    /// The field `prompt` or `input`.
     pub fn take_prompt(&mut self) -> Option<Prompt> {
         self.prompt.take()
     }
@@ -187,7 +187,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
                 if map.next_value::<Option<IgnoredAny>>()?.is_some() {
                     return Err(A::Error::custom("this is not a field of this request"));
                 }
-            } else if name == "prompt" {
+            } else if ["prompt", "input"].contains(&name.as_str()) {
                 body.prompt = map.next_value_seed(PromptVisitor)?;
             } else {
                 let value = map.next_value_seed(Bounded { left: &mut left })?;
@@ -255,10 +255,10 @@ impl<'de> Visitor<'de> for Bounded<'_> {
     }
 }
 
-/// The accepted values of `prompt`, for errors.
+/// The accepted values of `prompt` and `input`, for errors.
 const PROMPT: &str = "a text, token ids, or a list of texts or of token ids";
 
-/// Reads `prompt` into as much memory as its texts or ids take.
+/// Reads `prompt` or `input` into as much memory as its texts or ids take.
 struct PromptVisitor;
 
 impl<'de> DeserializeSeed<'de> for PromptVisitor {
@@ -296,7 +296,7 @@ impl<'de> Visitor<'de> for PromptVisitor {
             (_, true, true) => Ok(Some(Prompt::Ids(vec![ids]))),
             (true, false, true) => Ok(Some(Prompt::Texts(texts))),
             (true, true, false) => Ok(Some(Prompt::Ids(lists))),
-            _ => Err(A::Error::custom(format!("the list has values of several kinds; `prompt` is {PROMPT}"))),
+            _ => Err(A::Error::custom(format!("the list has values of several kinds; it is {PROMPT}"))),
         }
     }
 }

@@ -20,8 +20,8 @@ use tokio::sync::OwnedSemaphorePermit;
 pub struct Messages {
     /// Whether log-probabilities are wanted.
     logprobs: bool,
-    /// Finds calls in each choice, where the answer may have some.
-    calls: Option<Vec<CallStream>>,
+    /// Calls of each choice so far.
+    called: Vec<usize>,
     /// Whether answers with calls end with the reason `tool_calls`: not for a function that the request names, as with OpenAI.
     ends_with_calls: bool,
 }
@@ -31,6 +31,7 @@ const OWN: &[&str] = &[
     "messages",
     "tools",
     "tool_choice",
+    "parallel_tool_calls",
     "max_completion_tokens",
     "top_logprobs",
     "add_generation_prompt",
@@ -41,7 +42,6 @@ const OWN: &[&str] = &[
 const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
     ("functions", &["[]"]),
     ("function_call", &["\"auto\"", "\"none\""]),
-    ("parallel_tool_calls", &["true"]),
     ("modalities", &["[\"text\"]"]),
     ("audio", &[]),
     ("prediction", &[]),
@@ -70,9 +70,9 @@ pub async fn chat_completions(
     body: Body,
     timer: Timer,
 ) -> Result<Answer<Messages>> {
-    served.expect_model(&body)?;
+    let model = served.model(&body)?.clone();
     params::expect_implemented(&body, NOT_IMPLEMENTED)?;
-    let mut params = Params::read(&body, &served)?;
+    let mut params = Params::read(&body, &served, model)?;
     let (chat, form) = (conversation(&body)?, prompt_form(&body)?);
     let asked = match body.count("max_completion_tokens")? {
         Some(count) => Some(count),
@@ -88,7 +88,8 @@ pub async fn chat_completions(
     }
     let tools = listed_tools(&body)?;
     let choice = ToolChoice::read(body.get("tool_choice"), tools)?;
-    let grammar = constraint::grammar(&served, &body, choice.schema(tools)?).await?;
+    let most = if body.flag_on("parallel_tool_calls")? { usize::MAX } else { 1 };
+    let grammar = constraint::grammar(&served, &body, choice.schema(tools, most)?).await?;
     let calls = match &choice {
         ToolChoice::Required => Some(Calls::Required),
         ToolChoice::Named(name) => Some(Calls::Named(name.clone())),
@@ -104,12 +105,13 @@ pub async fn chat_completions(
     let request = params.request(prompt, asked, served.max_model_len)?;
     let requests = vec![Request { logprobs: params.logprobs_of_engine(logprobs), grammar, ..request }];
     params.expect_small_answer(&requests, false)?;
-    let choices = (0..params.n).map(|_| Choice::new(&params, String::new(), false)).collect();
     let form = Messages {
         logprobs: logprobs.is_some(),
         ends_with_calls: !matches!(calls, Some(Calls::Named(_))),
-        calls: calls.map(|form| (0..params.n).map(|_| CallStream::new(form.clone())).collect()),
+        called: vec![0; params.n],
     };
+    let calls = || calls.clone().map(|form| CallStream::new(form, most));
+    let choices = (0..params.n).map(|_| Choice::new(&params, String::new(), false).with_calls(calls())).collect();
     Answer::start(served, permit, params, form, choices, requests, timer)
 }
 
@@ -189,8 +191,11 @@ fn message((number, message): (usize, &Value)) -> Result<Value> {
 impl Messages {
     /// The reason why a choice ended.
     fn reason(&self, index: usize, finish: Option<&'static str>) -> Option<&'static str> {
-        let calls = self.calls.as_ref().map_or(0, |calls| calls[index].count());
-        if self.ends_with_calls && calls > 0 && finish == Some("stop") { Some("tool_calls") } else { finish }
+        if self.ends_with_calls && self.called[index] > 0 && finish == Some("stop") {
+            Some("tool_calls")
+        } else {
+            finish
+        }
     }
 
     fn logprobs(&self, served: &Served, part: &Delta) -> Result<Value> {
@@ -208,37 +213,29 @@ impl Form for Messages {
 
     fn choice(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value> {
         let logprobs = self.logprobs(served, &part)?;
+        self.called[index] += part.calls.len();
+        let finish = self.reason(index, part.finish);
         let mut message = json!({"role": "assistant", "content": part.text});
-        let mut finish = part.finish;
-        if let Some(calls) = &mut self.calls {
-            let found = calls[index].push(&part.text, true);
-            message["content"] = found.content.into();
-            if !found.calls.is_empty() {
-                message["tool_calls"] = as_json(&found.calls, None).into();
-                if message["content"] == "" {
-                    message["content"] = Value::Null;
-                }
+        if !part.calls.is_empty() {
+            message["tool_calls"] = as_json(&part.calls, None).into();
+            if message["content"] == "" {
+                message["content"] = Value::Null;
             }
-            finish = self.reason(index, part.finish);
         }
         Ok(json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}))
     }
 
     fn piece(&mut self, served: &Served, index: usize, part: Delta) -> Result<Option<Value>> {
         let logprobs = self.logprobs(served, &part)?;
-        let (mut delta, mut text, mut finish) = (json!({}), part.text, part.finish);
-        if let Some(calls) = &mut self.calls {
-            let before = calls[index].count();
-            let found = calls[index].push(&text, finish.is_some());
-            if !found.calls.is_empty() {
-                delta["tool_calls"] = as_json(&found.calls, Some(before)).into();
-            }
-            text = found.content;
-            finish = self.reason(index, finish);
+        let mut delta = json!({});
+        if !part.calls.is_empty() {
+            delta["tool_calls"] = as_json(&part.calls, Some(self.called[index])).into();
+            self.called[index] += part.calls.len();
         }
-        if !text.is_empty() {
-            delta["content"] = text.into();
+        if !part.text.is_empty() {
+            delta["content"] = part.text.into();
         }
+        let finish = self.reason(index, part.finish);
         // Text that may become a call is held back.
         let is_empty = delta == json!({}) && finish.is_none() && part.logprobs.is_empty();
         let piece = json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish});

@@ -2,12 +2,15 @@
 
 use crate::error::{ApiError, Result};
 use crate::params::Params;
+use crate::tool_calls::{Call, CallStream};
 use ottava_lm::data::Tokenizer;
 use ottava_lm::engine::{Event, FinishReason, TextStream, TokenLogprob};
 
 /// A completion of one prompt.
 pub struct Choice {
     stream: TextStream,
+    /// Finds calls in the text, where the answer may have some.
+    calls: Option<CallStream>,
     /// New tokens so far, a stop token included.
     pub tokens: usize,
     /// The sum of the log-probabilities of new tokens, where the engine computes them.
@@ -21,7 +24,9 @@ pub struct Choice {
 /// The part of a completion since the last call of `take`.
 #[derive(Default)]
 pub struct Delta {
+    /// Without calls, where they are found.
     pub text: String,
+    pub calls: Vec<Call>,
     /// Log-probabilities of the prompt's tokens; `None` for the first, which has no predecessor.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprob>>>,
     /// Log-probabilities of new tokens, without one that ended the completion.
@@ -33,7 +38,11 @@ pub struct Delta {
 impl Delta {
     /// Whether there is something to tell.
     pub fn is_empty(&self) -> bool {
-        self.text.is_empty() && self.prompt_logprobs.is_none() && self.logprobs.is_empty() && self.finish.is_none()
+        self.text.is_empty()
+            && self.calls.is_empty()
+            && self.prompt_logprobs.is_none()
+            && self.logprobs.is_empty()
+            && self.finish.is_none()
     }
 }
 
@@ -43,6 +52,7 @@ impl Choice {
         let part = Delta { text, ..Delta::default() };
         Choice {
             stream: TextStream::new(params.stops.clone()),
+            calls: None,
             tokens: 0,
             logprobs: 0.0,
             silent,
@@ -51,13 +61,20 @@ impl Choice {
         }
     }
 
-    /// Adds an event. Returns whether the engine is to end the completion, because its text has reached a stop string.
+    /// The same completion, in whose text calls are found.
+    pub fn with_calls(self, calls: Option<CallStream>) -> Choice {
+        Choice { calls, ..self }
+    }
+
+    /// Adds an event. Returns whether the engine is to end the completion, because its text has reached a stop string, or has all calls that
+    /// there may be.
     pub fn push(&mut self, event: Event, params: &Params, tokenizer: &Tokenizer) -> Result<bool> {
         if self.finished {
             return Ok(false);
         }
         match event {
             Event::Prompt { logprobs, .. } => self.part.prompt_logprobs = Some(logprobs),
+            Event::Embedding { .. } => {}
             Event::Token { .. } if self.silent => {}
             Event::Token { token, logprob, .. } => {
                 self.tokens += 1;
@@ -70,18 +87,31 @@ impl Choice {
                     return Ok(false);
                 }
                 let piece = self.stream.push(tokenizer, token).map_err(ApiError::of_request)?;
-                self.part.text.push_str(&piece.text);
-                if piece.stopped {
+                self.add_text(&piece.text, piece.stopped);
+                if piece.stopped || self.calls.as_ref().is_some_and(CallStream::is_full) {
                     self.finish(FinishReason::Stop);
                     return Ok(true);
                 }
             }
             Event::Finished { reason, .. } => {
-                self.part.text.push_str(&self.stream.finish(tokenizer).map_err(ApiError::of_request)?);
+                let rest = self.stream.finish(tokenizer).map_err(ApiError::of_request)?;
+                self.add_text(&rest, true);
                 self.finish(if self.silent { FinishReason::Length } else { reason });
             }
         }
         Ok(false)
+    }
+
+    /// Adds text; the last if `finished`.
+    fn add_text(&mut self, text: &str, finished: bool) {
+        match &mut self.calls {
+            Some(calls) => {
+                let found = calls.push(text, finished);
+                self.part.text.push_str(&found.content);
+                self.part.calls.extend(found.calls);
+            }
+            None => self.part.text.push_str(text),
+        }
     }
 
     fn finish(&mut self, reason: FinishReason) {

@@ -44,9 +44,9 @@ pub async fn completions(
     mut body: Body,
     timer: Timer,
 ) -> Result<Answer<Texts>> {
-    served.expect_model(&body)?;
+    let model = served.model(&body)?.clone();
     params::expect_implemented(&body, NOT_IMPLEMENTED)?;
-    let params = Params::read(&body, &served)?;
+    let params = Params::read(&body, &served, model)?;
     let (echo, logprobs) = (body.flag("echo")?, params::logprobs(&body, "logprobs")?);
     let prompt_logprobs = if echo { logprobs } else { params::logprobs(&body, "prompt_logprobs")? };
     let max_tokens = body.count("max_tokens")?.unwrap_or(16);
@@ -58,7 +58,7 @@ pub async fn completions(
     let prompt = body.take_prompt().ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
     params.expect_few(prompt.len())?;
     let (mut requests, mut texts) = (Vec::new(), Vec::new());
-    for prompt in prompts(&served, prompt, special).await? {
+    for prompt in prompts(&served, "prompt", prompt, special).await? {
         texts.push(if echo { served.tokenizer.decode(&prompt).map_err(ApiError::of_request)? } else { String::new() });
         // The engine draws one token at least.
         let request = params.request(prompt, Some(max_tokens.max(1)), served.max_model_len)?;
@@ -75,22 +75,22 @@ pub async fn completions(
     Answer::start(served, permit, params, form, choices, requests, timer)
 }
 
-/// The tokens of each prompt.
-async fn prompts(served: &Arc<Served>, prompt: Prompt, special: bool) -> Result<Vec<Vec<u32>>> {
+/// The tokens of each prompt in `field`.
+pub async fn prompts(served: &Served, field: &str, prompt: Prompt, special: bool) -> Result<Vec<Vec<u32>>> {
     let prompts = match prompt {
         Prompt::Ids(lists) => lists,
         Prompt::Texts(texts) => {
             let mut lists = Vec::with_capacity(texts.len());
             for text in texts {
-                lists.push(served.encode(text, special).await?);
+                lists.push(served.encode(field, text, special).await?);
             }
             lists
         }
     };
     if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
-        return Err(ApiError::field("prompt", "the prompt has no token; give at least one"));
+        return Err(ApiError::field(field, format!("`{field}` has a text without tokens; give at least one")));
     }
-    prompts.iter().try_for_each(|prompt| served.expect_known("prompt", prompt))?;
+    prompts.iter().try_for_each(|prompt| served.expect_known(field, prompt))?;
     Ok(prompts)
 }
 

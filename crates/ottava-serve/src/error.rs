@@ -42,9 +42,9 @@ impl ApiError {
         ApiError { code: Some("context_length_exceeded"), ..ApiError::field(name, message) }
     }
 
-    /// Another model than the one that is served.
+    /// A model that is not among those `served`.
     pub fn no_model(asked: &str, served: &str) -> ApiError {
-        let message = format!("the model `{asked}` does not exist here; this server has `{served}`");
+        let message = format!("the model `{asked}` does not exist here; this server has {served}");
         let error = ApiError::new(StatusCode::NOT_FOUND, message);
         ApiError { param: Some("model".into()), code: Some("model_not_found"), ..error }
     }
@@ -112,5 +112,10 @@ impl IntoResponse for ApiError {
 
 /// A response with a JSON body.
 pub fn json_body(value: &serde_json::Value) -> impl IntoResponse + use<> {
-    ([(header::CONTENT_TYPE, "application/json")], value.to_string())
+    json_text(value.to_string())
+}
+
+/// A response with a body of JSON text.
+pub fn json_text(text: String) -> impl IntoResponse + use<> {
+    ([(header::CONTENT_TYPE, "application/json")], text)
 }

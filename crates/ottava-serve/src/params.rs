@@ -3,7 +3,7 @@
 use crate::body::Body;
 use crate::constraint;
 use crate::error::{ApiError, Result};
-use crate::served::Served;
+use crate::served::{Served, ServedModel};
 use ottava_lm::engine::{Request, Sampling};
 use serde_json::Value;
 use std::collections::hash_map::RandomState;
@@ -16,8 +16,8 @@ const MOST_CHOICES: usize = 128;
 const MOST_COMPLETIONS: usize = 1024;
 /// Log-probabilities of a token, at most.
 const MOST_LOGPROBS: usize = 100;
-/// Log-probabilities and repeated tokens of prompts in one answer, at most.
-const MOST_IN_ANSWER: usize = 4 << 20;
+/// Log-probabilities and repeated tokens of prompts, or values of embeddings, in one answer, at most.
+pub const MOST_IN_ANSWER: usize = 4 << 20;
 /// Stop strings, and bytes of each, at most.
 const MOST_STOPS: usize = 16;
 const MOST_STOP_BYTES: usize = 1024;
@@ -53,7 +53,7 @@ const READ: &[&str] = &[
 ];
 
 /// Fields that say who asks, and change no answer.
-const WITHOUT_EFFECT: &[&str] = &["user", "metadata", "safety_identifier", "prompt_cache_key", "request_id"];
+pub const WITHOUT_EFFECT: &[&str] = &["user", "metadata", "safety_identifier", "prompt_cache_key", "request_id"];
 
 /// Fields that are not implemented, with the values, in JSON, that ask for nothing.
 const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
@@ -99,6 +99,8 @@ pub fn expect_implemented(body: &Body, more: &[(&str, &[&str])]) -> Result<()> {
 
 /// The fields of a request.
 pub struct Params {
+    /// The model that computes them.
+    pub model: Arc<ServedModel>,
     /// Completions of each prompt that are computed.
     pub n: usize,
     /// Completions of each prompt that are returned: those with the highest mean log-probability of a token.
@@ -119,7 +121,7 @@ pub struct Params {
 
 impl Params {
     /// Reads the fields of `body`. Tokens that end a text end a completion unless it says otherwise.
-    pub fn read(body: &Body, served: &Served) -> Result<Params> {
+    pub fn read(body: &Body, served: &Served, model: Arc<ServedModel>) -> Result<Params> {
         let (vocabulary, default) = (served.vocabulary, &served.sampling);
         let best = body.count("n")?.unwrap_or(1);
         if best == 0 || best > MOST_CHOICES {
@@ -187,6 +189,7 @@ impl Params {
         }
         let min_tokens = body.count("min_tokens")?.unwrap_or(0);
         Ok(Params {
+            model,
             n,
             best,
             stops: stops.into_iter().map(str::to_string).collect(),
@@ -217,14 +220,7 @@ impl Params {
     ///
     /// Errors when prompt and completion are longer than `max_model_len`; without `max_tokens` the completion may fill it.
     pub fn request(&self, prompt: Vec<u32>, max_tokens: Option<usize>, max_model_len: usize) -> Result<Request> {
-        let len = prompt.len();
-        let fits = max_model_len.saturating_sub(len);
-        if fits == 0 {
-            return Err(ApiError::too_long(
-                "prompt",
-                format!("the prompt has {len} tokens; with one new token, the server has room for {max_model_len}"),
-            ));
-        }
+        let (len, fits) = (prompt.len(), expect_fits("prompt", &prompt, max_model_len)?);
         let max_new_tokens = max_tokens.unwrap_or(fits);
         if max_new_tokens > fits {
             return Err(ApiError::too_long(
@@ -241,7 +237,8 @@ impl Params {
             return Err(ApiError::field("min_tokens", message));
         }
         let (sampling, stop_ids) = (self.sampling.clone(), self.stop_ids.clone());
-        Ok(Request { prompt, sampling, max_new_tokens, min_new_tokens, stop_ids, ..Request::default() })
+        let adapter = self.model.adapter;
+        Ok(Request { adapter, prompt, sampling, max_new_tokens, min_new_tokens, stop_ids, ..Request::default() })
     }
 
     /// Errors when the answer to `requests` would be too large: by log-probabilities, and by prompts if they are repeated (`echo`).
@@ -273,6 +270,19 @@ impl Params {
     /// Whether a drawn token ends the completion, and is no text.
     pub fn stops_at(&self, token: u32) -> bool {
         self.stop_ids.contains(&token)
+    }
+}
+
+/// The tokens that can follow a prompt in `field`. Errors when there is room for none.
+pub fn expect_fits(field: &str, prompt: &[u32], max_model_len: usize) -> Result<usize> {
+    let len = prompt.len();
+    match max_model_len.saturating_sub(len) {
+        0 => {
+            let message =
+                format!("the prompt has {len} tokens; with one new token, the server has room for {max_model_len}");
+            Err(ApiError::too_long(field, message))
+        }
+        fits => Ok(fits),
     }
 }
 

@@ -91,7 +91,7 @@ impl Outbox {
 pub fn weight(event: &Event) -> usize {
     match event {
         Event::Prompt { logprobs, .. } => logprobs.len().max(1),
-        Event::Token { .. } | Event::Finished { .. } => 1,
+        Event::Embedding { .. } | Event::Token { .. } | Event::Finished { .. } => 1,
     }
 }
 
@@ -275,7 +275,10 @@ impl<B: Backend> Schedule<B> {
     fn deliver(&mut self, events: Vec<Event>) {
         let mut grown = BTreeSet::new();
         for event in events {
-            let (Event::Prompt { id, .. } | Event::Token { id, .. } | Event::Finished { id, .. }) = event;
+            let (Event::Prompt { id, .. }
+            | Event::Embedding { id, .. }
+            | Event::Token { id, .. }
+            | Event::Finished { id, .. }) = event;
             let ends = matches!(event, Event::Finished { .. });
             let Some(&(group_id, index)) = self.routes.get(&id) else { continue };
             let Some(group) = self.groups.get_mut(&group_id) else { continue };

@@ -10,15 +10,28 @@ use crate::tool_calls::ToolCallParser;
 use crate::worker::Worker;
 use axum::http::{HeaderMap, StatusCode, header};
 use ottava_lm::data::{Chat, ChatTemplate, PromptForm, Tokenizer};
-use ottava_lm::engine::{Grammars, Sampling};
+use ottava_lm::engine::{AdapterId, Grammars, Pooling, Sampling};
 use ottava_lm::hash::sha256;
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 
+/// A model that requests can name.
+#[derive(Debug)]
+pub struct ServedModel {
+    /// Its name for clients.
+    pub name: String,
+    /// Where it is from.
+    pub root: String,
+    /// The name of the model that has its other weights, if it is an adapter.
+    pub parent: Option<String>,
+    /// Its adapters in the engine.
+    pub adapter: Option<AdapterId>,
+}
+
 /// State that all requests share.
 pub struct Served {
-    /// The name of the model for clients.
-    pub name: String,
+    /// The model without adapters, which requests get that name none, and each of its adapters.
+    pub models: Vec<Arc<ServedModel>>,
     /// Tokens of prompt and completion together, at most.
     pub max_model_len: usize,
     /// The tokenizer of the model.
@@ -33,6 +46,10 @@ pub struct Served {
     pub tool_call_parser: Option<ToolCallParser>,
     /// Rows of the model's embedding.
     pub vocabulary: usize,
+    /// Values of an embedding of a text.
+    pub channels: usize,
+    /// How activations of a text become its embedding.
+    pub pooling: Pooling,
     /// The sampling of requests that do not say otherwise.
     pub sampling: Sampling,
     /// The values of `/metrics`.
@@ -50,20 +67,24 @@ pub struct Served {
 }
 
 impl Served {
-    /// Errors when a request names another model.
-    pub fn expect_model(&self, body: &Body) -> Result<()> {
-        body.text("model")?.map_or(Ok(()), |name| self.expect_name(name))
+    /// The model that a request names. Errors when there is none of this name.
+    pub fn model(&self, body: &Body) -> Result<&Arc<ServedModel>> {
+        body.text("model")?.map_or(Ok(&self.models[0]), |name| self.model_named(name))
     }
 
-    /// Errors for the name of another model.
-    pub fn expect_name(&self, name: &str) -> Result<()> {
-        if name == self.name { Ok(()) } else { Err(ApiError::no_model(name, &self.name)) }
+    /// The model of this name. Errors when there is none.
+    pub fn model_named(&self, name: &str) -> Result<&Arc<ServedModel>> {
+        self.models.iter().find(|model| model.name == name).ok_or_else(|| {
+            let names = self.models.iter().map(|model| format!("`{}`", model.name));
+            ApiError::no_model(name, &names.collect::<Vec<_>>().join(", "))
+        })
     }
 
-    /// The model as `/v1/models` describes it.
-    pub fn model(&self) -> Value {
+    /// A model as `/v1/models` describes it.
+    pub fn describe(&self, model: &ServedModel) -> Value {
+        let ServedModel { name, root, parent, .. } = model;
         json!({
-            "id": self.name, "object": "model", "created": self.created, "owned_by": "ottava",
+            "id": name, "object": "model", "created": self.created, "owned_by": "ottava", "root": root, "parent": parent,
             "max_model_len": self.max_model_len,
         })
     }
@@ -79,10 +100,10 @@ impl Served {
         self.grammars.get_or_init(make).as_ref().map_err(Clone::clone)
     }
 
-    /// The tokens of a prompt, with those that the tokenizer puts before a text if `special`. One that must be longer than the model has
+    /// The tokens of a prompt in `field`, with those that the tokenizer puts before a text if `special`. One that must be longer than the model has
     /// room for is refused before it is tokenized.
-    pub async fn encode(&self, text: String, special: bool) -> Result<Vec<u32>> {
-        self.expect_may_fit("prompt", text.len())?;
+    pub async fn encode(&self, field: &str, text: String, special: bool) -> Result<Vec<u32>> {
+        self.expect_may_fit(field, text.len())?;
         let tokenizer = self.tokenizer.clone();
         beside(move || {
             let ids = if special { tokenizer.encode_prompt(&text) } else { tokenizer.encode(&text) };

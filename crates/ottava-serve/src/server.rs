@@ -6,11 +6,12 @@ use crate::body::Body;
 use crate::chat::{self, chat_completions};
 use crate::completions::{self, completions};
 use crate::connections::{Connection, Connections};
+use crate::embeddings::{self, Embeddings};
 use crate::error::{ApiError, Result, json_body};
 use crate::intake::{Intake, MAX_BODY_BYTES, Received, SMALL_BYTES};
 use crate::metrics::{Metrics, Timer};
 use crate::origin::{Origin, allowed, preflight, share};
-use crate::served::{Served, beside};
+use crate::served::{Served, ServedModel, beside};
 use crate::tokens;
 use crate::tool_calls::ToolCallParser;
 use crate::worker::Worker;
@@ -21,10 +22,10 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use ottava_lm::data::{ChatTemplate, Tokenizer};
-use ottava_lm::engine::Sampling;
+use ottava_lm::engine::{AdapterId, Pooling, Sampling};
 use ottava_lm::hash::sha256;
 use ottava_lm::{Error, interrupt, limits};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -35,9 +36,10 @@ use tokio::sync::OwnedSemaphorePermit;
 /// Interval of the checks for a stop.
 const POLL: Duration = Duration::from_millis(50);
 /// Paths that requests are counted by.
-const PATHS: [&str; 8] = [
+const PATHS: [&str; 9] = [
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/embeddings",
     "/v1/models",
     "/tokenize",
     "/detokenize",
@@ -71,8 +73,23 @@ pub struct Options {
     pub allowed_origins: Vec<Origin>,
 }
 
+/// Adapters of the engine that requests choose by name, as a model of their own.
+#[derive(Clone, Debug)]
+pub struct NamedAdapter {
+    /// The name for clients.
+    pub name: String,
+    /// Where they are from, as `/v1/models` tells clients.
+    pub root: String,
+    /// Their number in the engine.
+    pub id: AdapterId,
+}
+
 /// Properties of a model that are not part of its engine.
 pub struct Model {
+    /// Where it is from, as `/v1/models` tells clients.
+    pub root: String,
+    /// Adapters beside it.
+    pub adapters: Vec<NamedAdapter>,
     /// Turns texts into tokens.
     pub tokenizer: Tokenizer,
     /// Turns conversations into texts, if the model has one.
@@ -81,6 +98,10 @@ pub struct Model {
     pub tool_call_parser: Option<ToolCallParser>,
     /// Rows of the model's embedding.
     pub vocabulary: usize,
+    /// Columns of the model's embedding, values of an embedding of a text.
+    pub channels: usize,
+    /// How activations of a text become its embedding.
+    pub pooling: Pooling,
     /// Tokens of prompt and completion together, at most.
     pub max_model_len: usize,
     /// The sampling of requests that do not say otherwise; its seed and biases are not used.
@@ -103,15 +124,16 @@ pub fn serve<B: Backend>(
     let listener = runtime.block_on(TcpListener::bind(options.address)).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
     let (worker, thread, model) = Worker::start(options.max_requests, load)?;
-    let Model { tokenizer, template, tool_call_parser, vocabulary, max_model_len, sampling } = model;
     let served = Arc::new(Served {
-        name: options.name.clone(),
-        max_model_len,
-        tokenizer: Arc::new(tokenizer),
-        template: template.map(Arc::new),
-        tool_call_parser,
-        vocabulary,
-        sampling,
+        models: models_of(&options.name, model.root, model.adapters),
+        max_model_len: model.max_model_len,
+        tokenizer: Arc::new(model.tokenizer),
+        template: model.template.map(Arc::new),
+        tool_call_parser: model.tool_call_parser,
+        vocabulary: model.vocabulary,
+        channels: model.channels,
+        pooling: model.pooling,
+        sampling: model.sampling,
         grammars: OnceLock::new(),
         metrics: Arc::new(Metrics::new(worker.clone())),
         worker: worker.clone(),
@@ -149,6 +171,18 @@ pub fn serve<B: Backend>(
     }
 }
 
+/// The model, and each of its adapters as a model.
+fn models_of(base: &str, root: String, adapters: Vec<NamedAdapter>) -> Vec<Arc<ServedModel>> {
+    let adapted = adapters.into_iter().map(|NamedAdapter { name, root, id }| ServedModel {
+        name,
+        root,
+        parent: Some(base.into()),
+        adapter: Some(id),
+    });
+    let base = ServedModel { name: base.into(), root, parent: None, adapter: None };
+    std::iter::once(base).chain(adapted).map(Arc::new).collect()
+}
+
 /// Threads for connections. Those that read requests end soon after a burst, and give their memory back.
 pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -167,6 +201,7 @@ fn routes(served: Arc<Served>) -> Router {
     Router::new()
         .route("/v1/completions", post(post_completions))
         .route("/v1/chat/completions", post(post_chat))
+        .route("/v1/embeddings", post(post_embeddings))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/tokenize", post(post_tokenize))
@@ -241,6 +276,16 @@ async fn post_chat(State(served): State<Arc<Served>>, request: Request) -> Resul
     answer(served, request, chat::fields(), chat_completions).await
 }
 
+async fn post_embeddings(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
+    let timer = served.metrics.timer();
+    let Accepted { body, permit, turn, _received } = Accepted::receive(&served, request, embeddings::fields()).await?;
+    let running = Embeddings::start(&served, permit, body).await?;
+    drop(turn);
+    let response = running.respond().await?;
+    timer.end(0);
+    Ok(response)
+}
+
 async fn post_tokenize(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
     let mut accepted = Accepted::receive(&served, request, tokens::TOKENIZE.to_vec()).await?;
     Ok(json_body(&tokens::tokenize(&served, &mut accepted.body).await?).into_response())
@@ -296,12 +341,12 @@ impl Accepted {
 }
 
 async fn models(State(served): State<Arc<Served>>) -> Response {
-    json_body(&json!({"object": "list", "data": [served.model()]})).into_response()
+    let models: Vec<Value> = served.models.iter().map(|model| served.describe(model)).collect();
+    json_body(&json!({"object": "list", "data": models})).into_response()
 }
 
 async fn model(State(served): State<Arc<Served>>, Path(id): Path<String>) -> Result<Response> {
-    served.expect_name(&id)?;
-    Ok(json_body(&served.model()).into_response())
+    Ok(json_body(&served.describe(served.model_named(&id)?)).into_response())
 }
 
 async fn version() -> Response {

@@ -1,13 +1,16 @@
 //! The server over HTTP, with a stand-in for the engine that repeats its prompts.
 
 mod clients;
+mod embeddings;
 mod refusals;
 mod tools;
 
 use crate::backend::Backend;
-use crate::server::{Model, Options, serve};
+use crate::server::{Model, NamedAdapter, Options, serve};
 use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
-use ottava_lm::engine::{EngineStats, Event, FinishReason, Request, RequestId, Sampling, TokenLogprob};
+use ottava_lm::engine::{
+    AdapterId, EngineStats, Event, FinishReason, Pooling, Request, RequestId, Sampling, TokenLogprob,
+};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -113,6 +116,14 @@ impl Backend for Parrot {
         let mut done = Vec::new();
         for (&id, (request, drawn)) in &mut self.running {
             let prompt = &request.prompt;
+            if request.pooling.is_some() {
+                // Not in the order in which they came.
+                let values = vec![prompt.len() as f32, prompt[0] as f32, -0.1, 1e-7];
+                events.insert(0, Event::Finished { id, reason: FinishReason::Length });
+                events.insert(0, Event::Embedding { id, values });
+                done.push(id);
+                continue;
+            }
             if let (0, Some(top)) = (*drawn, request.prompt_logprobs) {
                 let of_token = |(i, &token): (usize, &u32)| (i > 0).then(|| logprob(i, token, top));
                 events.push(Event::Prompt { id, logprobs: prompt.iter().enumerate().map(of_token).collect() });
@@ -184,10 +195,23 @@ fn start_with(
     let mut parrot = Parrot { running, held, log, pause, steps: 0, max_batch: 1000, fails: None };
     change(&mut options, &mut parrot);
     let (log, (sender, receiver), template) = (parrot.log.clone(), channel(), Some(template()));
-    let (vocabulary, max_model_len, sampling) = (4096, MODEL_LEN, Sampling::unchanged());
+    let (vocabulary, channels, pooling) = (4096, 4, Pooling::Mean);
+    let (max_model_len, sampling) = (MODEL_LEN, Sampling::unchanged());
     let load = move || {
         let (tokenizer, tool_call_parser) = (tokenizer(), None);
-        let mut model = Model { tokenizer, template, tool_call_parser, vocabulary, max_model_len, sampling };
+        let (root, adapters) = ("birds/parrot".into(), Vec::new());
+        let mut model = Model {
+            root,
+            adapters,
+            tokenizer,
+            template,
+            tool_call_parser,
+            vocabulary,
+            channels,
+            pooling,
+            max_model_len,
+            sampling,
+        };
         change_model(&mut model);
         Ok((parrot, model))
     };
@@ -420,4 +444,58 @@ fn metrics_count_requests_and_times() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
     }
+}
+
+/// The stand-in repeats prompts whatever the adapter; the log says what it was asked for.
+#[test]
+fn requests_choose_adapters_by_name() {
+    let adapter = |(number, name): (usize, &str)| NamedAdapter {
+        name: name.into(),
+        root: format!("adapters/{name}"),
+        id: AdapterId(number),
+    };
+    let server = start_with(
+        |_, _| {},
+        move |model| model.adapters = ["sql", "gull"].into_iter().enumerate().map(adapter).collect(),
+    );
+    let (status, text) = server.call("/v1/models", None, None);
+    let models: Value = serde_json::from_str(&text).unwrap();
+    let of = |model: &Value| ["id", "root", "parent"].map(|key| model[key].as_str().map(str::to_string));
+    let expected = [
+        ("parrot", "birds/parrot", None),
+        ("sql", "adapters/sql", Some("parrot")),
+        ("gull", "adapters/gull", Some("parrot")),
+    ];
+    let expected =
+        expected.map(|(id, root, parent)| [Some(id), Some(root), parent].map(|text| text.map(str::to_string)));
+    assert_eq!(status, 200);
+    assert_eq!(models["data"].as_array().unwrap().iter().map(of).collect::<Vec<_>>(), expected);
+    let one = server.call("/v1/models/gull", None, None).1;
+    assert_eq!(serde_json::from_str::<Value>(&one).unwrap(), models["data"][2]);
+
+    let chat = json!([{"role": "user", "content": "a"}]);
+    for (model, id) in [(json!("parrot"), None), (json!("gull"), Some(1)), (json!("sql"), Some(0)), (Value::Null, None)]
+    {
+        let name = model.as_str().unwrap_or("parrot");
+        for (path, mut body) in [
+            ("/v1/completions", json!({"prompt": [TEXT, "b"], "n": 2, "max_tokens": 2})),
+            ("/v1/chat/completions", json!({"messages": chat, "max_tokens": 2})),
+        ] {
+            body["model"] = model.clone();
+            let before = server.log.get(|log| log.requests.len());
+            assert_eq!(server.post(path, body.clone())["model"], name);
+            body["stream"] = true.into();
+            assert!(server.stream(path, body).0.iter().all(|event| event["model"] == name));
+            let adapters: Vec<_> =
+                server.log.get(|log| log.requests[before..].iter().map(|request| request.adapter).collect());
+            assert!(
+                adapters.len() >= 2 && adapters.iter().all(|adapter| *adapter == id.map(AdapterId)),
+                "{adapters:?}"
+            );
+        }
+        server.post("/tokenize", json!({"model": model, "prompt": TEXT}));
+    }
+    let (status, error) = server.refused("/v1/completions", &json!({"model": "owl", "prompt": TEXT}));
+    assert_eq!((status, error["code"].as_str()), (404, Some("model_not_found")));
+    assert!(error["message"].as_str().unwrap().contains("this server has `parrot`, `sql`, `gull`"), "{error}");
 }

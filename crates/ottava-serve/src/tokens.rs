@@ -24,10 +24,10 @@ pub const DETOKENIZE: &[&str] = &["model", "tokens"];
 
 /// The tokens of a text, or of a conversation rendered by the template, as the model would get them.
 pub async fn tokenize(served: &Served, body: &mut Body) -> Result<Value> {
-    served.expect_model(body)?;
+    served.model(body)?;
     let tokens = match (body.take_prompt(), body.get("messages")) {
         (Some(Prompt::Texts(texts)), None) if texts.len() == 1 => {
-            served.encode(texts.concat(), body.flag_on("add_special_tokens")?).await?
+            served.encode("prompt", texts.concat(), body.flag_on("add_special_tokens")?).await?
         }
         (None, Some(_)) if body.flag("add_special_tokens")? => {
             let message = "`add_special_tokens` is for `prompt`: the chat template writes special tokens itself";
@@ -48,7 +48,7 @@ pub async fn tokenize(served: &Served, body: &mut Body) -> Result<Value> {
 
 /// The text of tokens, with special ones.
 pub fn detokenize(served: &Served, body: &Body) -> Result<Value> {
-    served.expect_model(body)?;
+    served.model(body)?;
     let tokens = body.ids("tokens", MOST_VALUES)?;
     served.expect_known("tokens", &tokens)?;
     let text = served.tokenizer.decode(&tokens).map_err(ApiError::of_request)?;

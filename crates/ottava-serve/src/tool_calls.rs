@@ -13,13 +13,16 @@ pub enum ToolCallParser {
     Hermes,
     /// The whole text is `{"name": …, "parameters": …}`, or several separated by semicolons: Llama 3.1 to 3.3.
     Llama3Json,
-    /// `[TOOL_CALLS][{"name": …, "arguments": …}, …]`: Mistral.
+    /// `[TOOL_CALLS][{"name": …, "arguments": …}, …]`, or `[TOOL_CALLS]NAME[ARGS]{…}` for each call: Mistral, earlier and newer.
     Mistral,
 }
 
 const HERMES: [&str; 2] = ["<tool_call>", "</tool_call>"];
 const LLAMA: &str = "<|python_tag|>";
 const MISTRAL: &str = "[TOOL_CALLS]";
+/// Before the arguments of a call of newer models of Mistral, and before the id that some write after its name.
+const MISTRAL_ARGS: &str = "[ARGS]";
+const MISTRAL_ID: &str = "[CALL_ID]";
 
 impl ToolCallParser {
     const ALL: [(&'static str, ToolCallParser); 3] = [
@@ -94,6 +97,8 @@ pub struct Found {
 #[derive(Debug)]
 pub struct CallStream {
     form: Calls,
+    /// Calls at most; what comes after the last one is dropped.
+    most: usize,
     /// Text that may become a part of a call.
     held: String,
     /// Whether `held` begins with what should be a call.
@@ -105,8 +110,13 @@ pub struct CallStream {
 }
 
 impl CallStream {
-    pub fn new(form: Calls) -> CallStream {
-        CallStream { form, held: String::new(), inside: false, count: 0, content: false }
+    pub fn new(form: Calls, most: usize) -> CallStream {
+        CallStream { form, most, held: String::new(), inside: false, count: 0, content: false }
+    }
+
+    /// Whether it has all calls that there may be.
+    pub fn is_full(&self) -> bool {
+        self.count >= self.most
     }
 
     /// Adds text. With `finished`, it is the last, and text that did not become a call is content.
@@ -129,13 +139,19 @@ impl CallStream {
         if finished {
             self.finish(&mut found);
         }
+        found.calls.truncate(self.most - self.count);
         self.count += found.calls.len();
         found
     }
 
-    /// Calls so far.
-    pub fn count(&self) -> usize {
-        self.count
+    /// Whether there may be more calls than those before and the `found` ones; if not, drops the held text.
+    fn goes_on(&mut self, found: &Found) -> bool {
+        let goes_on = self.count + found.calls.len() < self.most;
+        if !goes_on {
+            self.held.clear();
+            self.inside = false;
+        }
+        goes_on
     }
 
     fn finish(&mut self, found: &mut Found) {
@@ -194,7 +210,7 @@ impl CallStream {
     }
 
     fn hermes(&mut self, found: &mut Found) {
-        loop {
+        while self.goes_on(found) {
             self.inside = self.inside || self.reach(HERMES[0], found);
             let Some(end) = self.inside.then(|| self.held.find(HERMES[1])).flatten() else { return };
             let calls = one(self.held[HERMES[0].len()..end].trim());
@@ -203,16 +219,27 @@ impl CallStream {
     }
 
     fn mistral(&mut self, found: &mut Found) {
-        loop {
+        while self.goes_on(found) {
             self.inside = self.inside || self.reach(MISTRAL, found);
             let Some(text) = self.inside.then(|| &self.held[MISTRAL.len()..]) else { return };
-            let Some((value, end)) = first_value(text) else { return };
-            self.settle_held(MISTRAL.len() + end, calls_of(&value), found);
+            let (name, start) = match text.split_once(MISTRAL_ARGS) {
+                // JSON may have the marker in a text.
+                Some((name, _)) if !text.trim_start().starts_with(['[', '{']) => {
+                    (Some(name), name.len() + MISTRAL_ARGS.len())
+                }
+                _ => (None, 0),
+            };
+            let Some((value, end)) = first_value(&text[start..]) else { return };
+            let calls = match name {
+                Some(name) => call_named(name.split(MISTRAL_ID).next().unwrap_or(name).trim(), &value),
+                None => calls_of(&value),
+            };
+            self.settle_held(MISTRAL.len() + start + end, calls, found);
         }
     }
 
     fn llama(&mut self, found: &mut Found) {
-        loop {
+        while self.goes_on(found) {
             let calls = self.count + found.calls.len();
             let begins = self.held.trim_start();
             let separator = if calls > 0 { ";" } else { LLAMA };
@@ -261,6 +288,12 @@ fn calls_of(value: &Value) -> Option<Vec<Call>> {
 fn call(value: &Value) -> Option<Call> {
     let arguments = value.get("arguments").or_else(|| value.get("parameters")).filter(|value| value.is_object())?;
     Some(Call { name: value.get("name")?.as_str()?.into(), arguments: arguments.to_string() })
+}
+
+/// The call of the function `name` with these arguments; `None` if a name cannot be so or the arguments are no object.
+fn call_named(name: &str, arguments: &Value) -> Option<Vec<Call>> {
+    let is_name = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c == '[');
+    (is_name && arguments.is_object()).then(|| vec![Call { name: name.into(), arguments: arguments.to_string() }])
 }
 
 /// The call in a text of one value.
@@ -334,10 +367,10 @@ impl ToolChoice {
         }
     }
 
-    /// The JSON schema that the text of an answer has to conform to.
+    /// The JSON schema that the text of an answer with `most` calls has to conform to.
     ///
     /// Errors for a tool without a name.
-    pub fn schema(&self, tools: &[Value]) -> Result<Option<Value>> {
+    pub fn schema(&self, tools: &[Value], most: usize) -> Result<Option<Value>> {
         let any = json!({"type": "object"});
         let parameters = |tool: &Value| tool["function"].get("parameters").unwrap_or(&any).clone();
         match self {
@@ -355,7 +388,11 @@ impl ToolChoice {
                     }))
                 };
                 let calls = tools.iter().enumerate().map(call).collect::<Result<Vec<_>>>()?;
-                Ok(Some(json!({"type": "array", "minItems": 1, "items": {"anyOf": calls}})))
+                let mut list = json!({"type": "array", "minItems": 1, "items": {"anyOf": calls}});
+                if most < usize::MAX {
+                    list["maxItems"] = most.into();
+                }
+                Ok(Some(list))
             }
         }
     }
@@ -366,16 +403,16 @@ mod tests {
     use super::*;
 
     /// Content and calls of a text, whole and in every division into two parts and into characters: all give the same.
-    fn parsed(form: &Calls, text: &str) -> (String, Vec<(String, String)>) {
+    fn parsed(form: &Calls, most: usize, text: &str) -> (String, Vec<(String, String)>) {
         let run = |parts: &[&str]| {
-            let mut stream = CallStream::new(form.clone());
+            let mut stream = CallStream::new(form.clone(), most);
             let (mut content, mut calls) = (String::new(), Vec::new());
             for (i, part) in parts.iter().enumerate() {
                 let found = stream.push(part, i + 1 == parts.len());
                 content.push_str(&found.content);
                 calls.extend(found.calls.into_iter().map(|call| (call.name, call.arguments)));
             }
-            assert_eq!(stream.count(), calls.len());
+            assert_eq!((stream.count, stream.is_full()), (calls.len(), calls.len() == most));
             (content, calls)
         };
         let whole = run(&[text]);
@@ -390,7 +427,8 @@ mod tests {
     #[test]
     fn calls_are_found_in_each_format_however_the_text_is_cut() {
         use ToolCallParser::{Hermes, Llama3Json, Mistral};
-        let dive = r#"{"name": "dive", "arguments": {"depth": 3, "to": "é\"}</"}}"#;
+        let arguments = r#"{"depth": 3, "to": "é\"}</"}"#;
+        let dive = format!(r#"{{"name": "dive", "arguments": {arguments}}}"#);
         let other = dive.replace("arguments", "parameters");
         let call = ("dive".to_string(), r#"{"depth":3,"to":"é\"}</"}"#.to_string());
         for (parser, text, content, calls) in [
@@ -414,15 +452,42 @@ mod tests {
             (Mistral, format!("[TOOL_CALLS] [{dive}, {dive}]"), "", 2),
             (Mistral, format!("Well [1] [TOOL_CALLS][{dive}]"), "Well [1]", 1),
             (Mistral, format!("[TOOL_CALLS][{dive}"), &format!("[TOOL_CALLS][{dive}"), 0),
+            (Mistral, format!("Well [TOOL_CALLS]dive[ARGS]{arguments}"), "Well", 1),
+            (Mistral, format!("[TOOL_CALLS]dive[ARGS]{arguments}\n[TOOL_CALLS] dive [ARGS] {arguments}"), "", 2),
+            (Mistral, format!("[TOOL_CALLS]dive[CALL_ID]a1b2c3d4e[ARGS]{arguments}"), "", 1),
+            (Mistral, "[TOOL_CALLS]dive[ARGS]{\"depth\"".into(), "[TOOL_CALLS]dive[ARGS]{\"depth\"", 0),
+            (Mistral, "[TOOL_CALLS][ARGS]{} no".into(), "[TOOL_CALLS][ARGS]{} no", 0),
+            (Mistral, "[TOOL_CALLS]a [TOOL_CALLS]b[ARGS]{}".into(), "[TOOL_CALLS]a [TOOL_CALLS]b[ARGS]{}", 0),
+            (Mistral, "[TOOL_CALLS]dive[ARGS]3 no".into(), "[TOOL_CALLS]dive[ARGS]3 no", 0),
         ] {
-            let (found, names) = parsed(&Calls::Free(parser), &text);
+            let (found, names) = parsed(&Calls::Free(parser), usize::MAX, &text);
             assert_eq!((found.as_str(), names.len()), (content, calls), "{parser:?}: {text}");
             assert!(names.iter().all(|found| *found == call), "{parser:?}: {names:?}");
         }
-        assert_eq!(parsed(&Calls::Required, &format!("[{other}]")), (String::new(), vec![call]));
+        let required = |text: &str| parsed(&Calls::Required, usize::MAX, text);
+        assert_eq!(required(&format!("[{other}]")), (String::new(), vec![call]));
         // Cut off by the limit of tokens.
-        assert_eq!(parsed(&Calls::Required, "[{\"name\""), ("[{\"name\"".into(), vec![]));
-        let named = parsed(&Calls::Named("dive".into()), "{\"depth\"");
+        assert_eq!(required("[{\"name\""), ("[{\"name\"".into(), vec![]));
+        let named = parsed(&Calls::Named("dive".into()), usize::MAX, "{\"depth\"");
         assert_eq!(named, (String::new(), vec![("dive".into(), "{\"depth\"".into())]));
+    }
+
+    #[test]
+    fn what_comes_after_the_last_call_that_there_may_be_is_dropped() {
+        use ToolCallParser::{Hermes, Llama3Json, Mistral};
+        let object = |name: &str| format!(r#"{{"name": "{name}", "arguments": {{}}}}"#);
+        let [dive, rise] = ["dive", "rise"].map(object);
+        for (parser, text) in [
+            (Hermes, format!("Yes <tool_call>{dive}</tool_call> and <tool_call>{rise}</tool_call> so")),
+            (Llama3Json, format!("{dive}; {rise}")),
+            (Mistral, format!("Yes [TOOL_CALLS][{dive}, {rise}] so")),
+            (Mistral, "Yes [TOOL_CALLS]dive[ARGS]{} and [TOOL_CALLS]rise[ARGS]{}".into()),
+        ] {
+            let content = if parser == Llama3Json { "" } else { "Yes" };
+            let expected = (content.to_string(), vec![("dive".to_string(), "{}".to_string())]);
+            assert_eq!(parsed(&Calls::Free(parser), 1, &text), expected, "{parser:?}: {text}");
+            let (_, calls) = parsed(&Calls::Free(parser), usize::MAX, &text);
+            assert_eq!(calls.len(), 2, "{parser:?}: {text}");
+        }
     }
 }

@@ -119,7 +119,7 @@ impl DecodeBench {
                 .map(|blocks| SequenceTokens { tokens: &tokens[..self.context], new: 1, blocks })
                 .collect();
             let mut steps = DecodeSteps::default();
-            let seconds = self.time(|| Ok(steps.run(&decoder, &mut cache, &sequences)?.likeliest.to_vec()?))?;
+            let seconds = self.time(|| Ok(steps.run(&decoder, None, &mut cache, &sequences)?.likeliest.to_vec()?))?;
             on_row(row(batch, self.context, 1, seconds));
         }
         if let Some(prompt) = self.prefill {

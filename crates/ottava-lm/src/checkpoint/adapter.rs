@@ -4,10 +4,12 @@ use super::safetensors::{ModelFiles, TensorInfo};
 use crate::error::{Error, Result};
 use crate::layers::SCORE;
 use crate::lora::{Lora, MAGNITUDE, PEFT_PREFIX};
-use crate::models::ConfigFile;
+use crate::models::{Adapters, ConfigFile, Decoder};
+use crate::param::{FolderTensor, Init, WeightSource};
 use ottava_tensor::Tensor;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The name of an adapter's settings in its folder.
@@ -134,8 +136,28 @@ impl AdapterFolder {
         self.expect_used(&used)
     }
 
+    /// Loads the adapters for `model`, which is one beside adapters.
+    ///
+    /// Errors as [`Decoder::load_adapters`], and with [`Error::Model`] that names the folder when the adapters are of another model, or have
+    /// the head of a reward model.
+    pub fn load(self, model: &Decoder) -> Result<Adapters> {
+        let path = self.path.display().to_string();
+        if self.has_score {
+            return Err(Error::Model(format!(
+                "{path}: the adapter has the head of a reward model, which draws no tokens; evaluate it with `ottava eval BASE --adapter {path}`"
+            )));
+        }
+        let (lora, mut weights) = (self.lora.clone(), AdapterWeights::new(self));
+        let adapters = model.load_adapters(&lora, &mut weights).map_err(|error| match error {
+            Error::Config(text) => Error::Model(format!("{path}: {text}")),
+            error => error,
+        })?;
+        weights.finish()?;
+        Ok(adapters)
+    }
+
     /// A matrix in F32, of this shape.
-    pub(super) fn values(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+    fn values(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let wrong = |reason: String| Error::Model(format!("{}: the adapter {reason}", self.path.display()));
         let found = self.files.info(name).map_err(|_| {
             wrong(format!(
@@ -149,7 +171,7 @@ impl AdapterFolder {
     }
 
     /// Errors when the folder has matrices that are not among `used`.
-    pub(super) fn expect_used(&self, used: &BTreeSet<String>) -> Result<()> {
+    fn expect_used(&self, used: &BTreeSet<String>) -> Result<()> {
         match self.files.names().find(|name| !used.contains(*name)) {
             Some(name) => Err(Error::Model(format!(
                 "{}: the adapter has `{name}`, which the base model has no place for; is it of another model?",
@@ -157,6 +179,38 @@ impl AdapterFolder {
             ))),
             None => Ok(()),
         }
+    }
+}
+
+/// The weights of an adapter's folder, by their names there.
+pub struct AdapterWeights {
+    folder: AdapterFolder,
+    /// Names of the matrices that were read.
+    used: BTreeSet<String>,
+}
+
+impl AdapterWeights {
+    /// The weights of `folder`.
+    pub fn new(folder: AdapterFolder) -> AdapterWeights {
+        AdapterWeights { folder, used: BTreeSet::new() }
+    }
+
+    /// Errors when the folder has matrices that were not read.
+    pub fn finish(&self) -> Result<()> {
+        self.folder.expect_used(&self.used)
+    }
+}
+
+impl WeightSource for AdapterWeights {
+    fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
+        self.used.insert(tensor.name.clone());
+        Ok(())
+    }
+
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
+        self.used.insert(tensor.name.clone());
+        let values = self.folder.values(&tensor.name, &tensor.stored_shape())?;
+        Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Hugging Face model folders: loading weights and writing them.
 
-use super::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, adapter};
+use super::adapter::{self, AdapterWeights};
+use super::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles};
 use crate::error::{Error, Result};
 use crate::hash::{MIX_STEP, mix, name_hash};
 use crate::layers::{SCORE, expert_stack};
@@ -229,17 +230,15 @@ fn norms_of_weight(
 /// Weights of a model from `base`, with adapters from a folder, or new ones from a seed, and likewise the head of a reward model.
 pub struct AdaptedWeights<'a> {
     base: &'a mut dyn WeightSource,
-    adapter: Option<AdapterFolder>,
-    /// Names of the matrices that were read.
-    used: BTreeSet<String>,
+    adapter: Option<AdapterWeights>,
     new: RandomWeights,
     new_score: bool,
 }
 
 /// Where a tensor is.
-enum Origin {
+enum Origin<'a> {
     Base(FolderTensor),
-    Adapter,
+    Adapter(&'a mut AdapterWeights),
     New(FolderTensor),
 }
 
@@ -252,16 +251,16 @@ impl<'a> AdaptedWeights<'a> {
         new: RandomWeights,
         new_score: bool,
     ) -> AdaptedWeights<'a> {
-        AdaptedWeights { base, adapter, used: BTreeSet::new(), new, new_score }
+        AdaptedWeights { base, adapter: adapter.map(AdapterWeights::new), new, new_score }
     }
 
     /// Where `tensor` is, by the name it has there. A new head of a reward model is the same with and without adapters.
-    fn origin(&self, tensor: &FolderTensor) -> Origin {
+    fn origin(&mut self, tensor: &FolderTensor) -> Origin<'_> {
         let beside = tensor.name.strip_prefix(PEFT_PREFIX);
         let is_score = beside.unwrap_or(&tensor.name).strip_suffix(".weight") == Some(SCORE);
         let named = || FolderTensor { name: beside.unwrap_or(&tensor.name).to_string(), ..tensor.clone() };
-        match (beside, &self.adapter) {
-            (Some(_), Some(_)) => Origin::Adapter,
+        match (beside, &mut self.adapter) {
+            (Some(_), Some(adapter)) => Origin::Adapter(adapter),
             _ if is_score && self.new_score => Origin::New(named()),
             (Some(_), None) if !is_score => Origin::New(tensor.clone()),
             _ => Origin::Base(named()),
@@ -270,7 +269,7 @@ impl<'a> AdaptedWeights<'a> {
 
     /// Errors when the adapters' folder has matrices that were not read.
     pub fn finish(&self) -> Result<()> {
-        self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.expect_used(&self.used))
+        self.adapter.as_ref().map_or(Ok(()), AdapterWeights::finish)
     }
 }
 
@@ -278,7 +277,7 @@ impl WeightSource for AdaptedWeights<'_> {
     fn codes(&mut self, tensor: &FolderTensor, granularity: Granularity) -> Result<FolderCodes> {
         match self.origin(tensor) {
             Origin::Base(tensor) => self.base.codes(&tensor, granularity),
-            Origin::Adapter | Origin::New(_) => Ok(FolderCodes::None),
+            Origin::Adapter(_) | Origin::New(_) => Ok(FolderCodes::None),
         }
     }
 
@@ -286,28 +285,20 @@ impl WeightSource for AdaptedWeights<'_> {
         match self.origin(tensor) {
             Origin::Base(tensor) => self.base.expect(&tensor),
             Origin::New(_) => Ok(()),
-            Origin::Adapter => {
-                self.used.insert(tensor.name.clone());
-                Ok(())
-            }
+            Origin::Adapter(adapter) => adapter.expect(tensor),
         }
     }
 
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor> {
-        match (self.origin(tensor), &self.adapter) {
-            (Origin::Base(tensor), _) => self.base.read(&tensor, elements, init),
-            (Origin::Adapter, Some(adapter)) => {
-                self.used.insert(tensor.name.clone());
-                let values = adapter.values(&tensor.name, &tensor.stored_shape())?;
-                Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
-            }
-            (Origin::New(tensor), _) => match init {
+        match self.origin(tensor) {
+            Origin::Base(tensor) => self.base.read(&tensor, elements, init),
+            Origin::Adapter(adapter) => adapter.read(tensor, elements, init),
+            Origin::New(tensor) => match init {
                 Init::RowNorms { columns, layout, std } => {
                     norms_of_weight(self.base, &tensor, elements, (columns, layout), std)
                 }
                 _ => self.new.read(&tensor, elements, init),
             },
-            (Origin::Adapter, None) => unreachable!("an adapter is the origin only if there is one"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Adding requests to an engine, and cancelling, holding and resuming them.
 
 use super::batching::Engine;
-use super::request::{Request, RequestId};
+use super::request::{AdapterId, Request, RequestId};
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
 
@@ -13,10 +13,14 @@ impl Engine {
 
     /// Adds a request, which later steps compute.
     ///
-    /// Errors with [`Error::Config`] for settings that cannot be used, an empty prompt, or one without room for another token;
+    /// Errors with [`Error::Config`] for settings that cannot be used, an unknown adapter, an empty prompt, or one without room for another token;
     /// with [`Error::Data`] for a token that the model does not have.
     pub fn add(&mut self, request: Request) -> Result<RequestId> {
         request.sampling.check()?;
+        if let Some(AdapterId(number)) = request.adapter.filter(|adapter| adapter.0 >= self.adapters.len()) {
+            let count = self.adapters.len();
+            return Err(Error::Config(format!("there is no adapter number {number}; the engine has {count}")));
+        }
         let room = self.max_model_len();
         let prompt = request.prompt.len();
         if prompt == 0 {

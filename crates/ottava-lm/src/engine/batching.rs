@@ -3,14 +3,14 @@
 use super::block_pool::BLOCK_SIZE;
 use super::blocks::Pools;
 use super::decode::{DecodeSteps, Scored, in_f32};
-use super::request::{EngineOptions, EngineStats, Event, FinishReason, RequestId, TokenLogprob};
+use super::request::{AdapterId, EngineOptions, EngineStats, Event, FinishReason, RequestId, TokenLogprob};
 use super::sampler;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
-use crate::models::{Decoder, InferenceBatch, KvCache, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
+use crate::models::{Adapters, Decoder, InferenceBatch, KvCache, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
 use ottava_tensor::ops::{Draw, Draws, sample};
 use ottava_tensor::{Device, Tensor};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Rows of logits that exist at once.
 const LOGIT_ROWS: usize = 256;
@@ -18,6 +18,9 @@ const LOGIT_ROWS: usize = 256;
 /// Computes completions of a model.
 pub struct Engine {
     model: Decoder,
+    /// Adapters of the model, of which those of `adapter` are in its linears.
+    pub(super) adapters: Vec<Adapters>,
+    adapter: Option<AdapterId>,
     pub(super) options: EngineOptions,
     cache: KvCache,
     /// On a GPU.
@@ -36,7 +39,7 @@ pub struct Engine {
 }
 
 /// Tokens of running requests that a step computes: number in `running`, and how many.
-type Plan = Vec<(usize, usize)>;
+pub(super) type Plan = Vec<(usize, usize)>;
 
 /// The kind of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +78,8 @@ impl Engine {
         let stats = EngineStats { kv_blocks: pools.all(), ..EngineStats::default() };
         Ok(Engine {
             model,
+            adapters: Vec::new(),
+            adapter: None,
             options: *options,
             cache,
             steps: DecodeSteps::default(),
@@ -92,6 +97,12 @@ impl Engine {
     /// The model.
     pub fn model(&self) -> &Decoder {
         &self.model
+    }
+
+    /// Lets requests ask for `adapters`, which are of [`Decoder::load_adapters`] of this model.
+    pub fn add_adapters(&mut self, adapters: Adapters) -> AdapterId {
+        self.adapters.push(adapters);
+        AdapterId(self.adapters.len() - 1)
     }
 
     /// Requests computed at once, at most.
@@ -125,11 +136,7 @@ impl Engine {
         if plan.is_empty() {
             return Ok(events);
         }
-        // A CPU computes all in one pass. A GPU has kernels for single tokens of sequences, and for whole sequences.
-        let passes = match self.model.device() {
-            Device::Cuda(_) => self.passes(plan),
-            _ => vec![(BatchKind::Mixed, plan)],
-        };
+        let passes = self.passes(plan);
         let mut drawn = Vec::new();
         for (pass, plan) in &passes {
             drawn.extend(self.compute(*pass, plan, &mut events)?);
@@ -142,10 +149,24 @@ impl Engine {
         Ok(events)
     }
 
-    /// Divides a plan by kernels: single tokens, whole prompts one by one, and the rest.
+    /// Divides a plan by adapters, those that are in the linears first, and on a GPU by kernels. So each step computes all adapters.
     fn passes(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
+        let mut by_adapter: BTreeMap<_, Plan> = BTreeMap::new();
+        for (at, new) in plan {
+            let adapter = self.running[at].request.adapter;
+            by_adapter.entry((adapter != self.adapter, adapter)).or_default().push((at, new));
+        }
+        let plans = by_adapter.into_values();
+        match self.model.device() {
+            Device::Cuda(_) => plans.flat_map(|plan| self.passes_by_kernel(plan)).collect(),
+            _ => plans.map(|plan| (BatchKind::Mixed, plan)).collect(),
+        }
+    }
+
+    /// Divides a plan of one adapter: single tokens, whole prompts one by one, and the rest.
+    fn passes_by_kernel(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let (single, rest): (Plan, Plan) =
-            plan.into_iter().partition(|&(at, new)| new == 1 && !self.running[at].scores_prompt());
+            plan.into_iter().partition(|&(at, new)| new == 1 && !self.running[at].reads_activations());
         let (whole, rest): (Plan, Plan) = rest
             .into_iter()
             .partition(|&(at, new)| self.running[at].computed == 0 && new.is_multiple_of(PREFILL_MULTIPLE));
@@ -156,16 +177,29 @@ impl Engine {
         passes
     }
 
-    /// Computes what `plan` says in one pass, and draws the tokens that follow.
+    /// Gives the linears of the model their adapters of `adapter`.
+    fn set_adapter(&mut self, adapter: Option<AdapterId>) {
+        if adapter != self.adapter {
+            // What linears have goes back to where it was, and what is there comes.
+            for AdapterId(at) in [self.adapter, adapter].into_iter().flatten() {
+                self.model.exchange_adapters(&mut self.adapters[at]);
+            }
+            self.adapter = adapter;
+        }
+    }
+
+    /// Computes what `plan` says, of requests of one adapter, in one pass, and draws the tokens that follow.
     fn compute(&mut self, pass: BatchKind, plan: &Plan, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
+        self.set_adapter(plan.first().and_then(|&(at, _)| self.running[at].request.adapter));
         let tokens: Vec<SequenceTokens> = plan.iter().map(|&(at, new)| self.running[at].next(new)).collect();
         if pass == BatchKind::Single {
-            let scored = self.steps.run(&self.model, &mut self.cache, &tokens)?;
+            let scored = self.steps.run(&self.model, self.adapter, &mut self.cache, &tokens)?;
             return self.draw(&scored, plan.iter().zip(0..).map(|(&(at, _), row)| (at, row)));
         }
         let batch = InferenceBatch::padded(self.model.device(), &tokens)?;
         let hidden = self.model.hidden(&batch, &mut self.cache)?;
         self.score_prompts(plan, &hidden, events)?;
+        self.pool_prompts(plan, &hidden, events)?;
         let mut drawn = Vec::new();
         for drawing in self.drawing(plan).chunks(LOGIT_ROWS) {
             let rows: Vec<i32> = drawing.iter().map(|&(_, row)| row as i32).collect();
@@ -194,8 +228,8 @@ impl Engine {
             let Some(mut sequence) = self.waiting.pop_front() else {
                 break;
             };
-            // All tokens of a prompt that is scored are computed.
-            let shares = self.shares_prefixes() && !sequence.scores_prompt();
+            // All tokens of a prompt that is scored or pooled are computed.
+            let shares = self.shares_prefixes() && !sequence.reads_activations();
             if shares {
                 sequence.share(&mut self.pools);
             }
@@ -290,7 +324,7 @@ impl Engine {
         for &(at, new) in plan {
             end += new;
             let sequence = &self.running[at];
-            if sequence.pending() == new {
+            if sequence.pending() == new && sequence.tokens.len() < sequence.max_len {
                 drawing.push((at, end - 1));
             }
         }

@@ -1,6 +1,7 @@
 //! The blocks of one group of layers of a KV cache, of which sequences that begin with the same tokens share those that hold them, as with
 //! vLLM's automatic prefix caching.
 
+use super::request::AdapterId;
 use crate::hash::sha256_of;
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,6 +15,11 @@ pub type BlockKey = [u8; 32];
 pub fn key_after(before: Option<&BlockKey>, tokens: &[u32]) -> BlockKey {
     let tokens: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
     sha256_of(&[before.map_or(&[], |key| &key[..]), &tokens])
+}
+
+/// The key before the first block of a sequence of an adapter, whose keys and values of the same tokens are others.
+pub fn key_of_adapter(AdapterId(number): AdapterId) -> BlockKey {
+    sha256_of(&[b"adapter ", &number.to_le_bytes()])
 }
 
 /// A block.

@@ -90,7 +90,7 @@ pub fn complete(
                     }
                     on_end(at.number, Completion { text: at.done.text + &rest, reason, ..at.done })?;
                 }
-                Event::Prompt { .. } => {}
+                Event::Prompt { .. } | Event::Embedding { .. } => {}
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Steps in which every sequence gets one token. On a GPU they are captured as CUDA graphs, one for each padded size of the batch.
 
+use super::request::AdapterId;
 use crate::capture::{Capture, Launch};
 use crate::error::Result;
 use crate::models::{Decoder, InferenceBatch, KvCache, SequenceTokens, most_blocks};
@@ -8,9 +9,9 @@ use ottava_tensor::ops::{argmax, cast};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::HashMap;
 
-/// The steps of each size, by sequences and blocks of the longest one, both powers of two.
+/// The steps of each size, by sequences and blocks of the longest one, both powers of two, and by adapter: a graph reads fixed weights.
 #[derive(Default)]
-pub struct DecodeSteps(HashMap<[usize; 2], DecodeStep>);
+pub struct DecodeSteps(HashMap<(Option<AdapterId>, [usize; 2]), DecodeStep>);
 
 /// Steps of one size.
 struct DecodeStep {
@@ -47,11 +48,18 @@ pub fn in_f32(logits: &Tensor) -> Result<Tensor> {
 }
 
 impl DecodeSteps {
-    /// Computes one token of each of `sequences` on a GPU. Rows of the result are in their order; further ones are padding.
-    pub fn run(&mut self, model: &Decoder, cache: &mut KvCache, sequences: &[SequenceTokens]) -> Result<Scored> {
+    /// Computes one token of each of `sequences` on a GPU, by a model whose linears have the adapters of `adapter`. Rows of the result are in
+    /// their order; further ones are padding.
+    pub fn run(
+        &mut self,
+        model: &Decoder,
+        adapter: Option<AdapterId>,
+        cache: &mut KvCache,
+        sequences: &[SequenceTokens],
+    ) -> Result<Scored> {
         let [groups, blocks] = most_blocks(sequences);
         let size = [sequences.len(), blocks].map(usize::next_power_of_two);
-        let step = match self.0.entry(size) {
+        let step = match self.0.entry((adapter, size)) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => entry.insert(DecodeStep::new(model, groups, size)?),
         };

@@ -14,6 +14,7 @@ mod completion;
 mod decode;
 mod generation_config;
 mod grammar;
+mod pooling;
 mod request;
 mod sampler;
 mod sequence;
@@ -26,6 +27,7 @@ pub use completion::{Completion, TextRequest, complete};
 pub use decode::{DecodeSteps, Scored};
 pub use grammar::{Grammar, Grammars};
 pub use request::{
-    EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Request, RequestId, Sampling, TokenLogprob,
+    AdapterId, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Pooling, Request, RequestId, Sampling,
+    TokenLogprob,
 };
 pub use text::{TextPiece, TextStream};

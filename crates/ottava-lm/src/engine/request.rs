@@ -95,6 +95,8 @@ impl Sampling {
 /// A completion to compute.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
+    /// The adapters of the model that compute it; `None` for the model without adapters.
+    pub adapter: Option<AdapterId>,
     /// The tokens to complete, at least one.
     pub prompt: Vec<u32>,
     /// The sampling settings.
@@ -111,7 +113,33 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<usize>,
+    /// How the prompt becomes a vector, if one is asked for.
+    pub pooling: Option<Pooling>,
 }
+
+/// How the activations of the tokens of a text, after the last norm, become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pooling {
+    /// Those of the last token.
+    Last,
+    /// Their mean.
+    Mean,
+}
+
+impl std::str::FromStr for Pooling {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Pooling> {
+        match text {
+            "last" => Ok(Pooling::Last),
+            "mean" => Ok(Pooling::Mean),
+            _ => Err(Error::Config(format!("there is no pooling `{text}`; the kinds are last, mean"))),
+        }
+    }
+}
+
+/// The number of adapters of an engine's model, in the order of [`Engine::add_adapters`](super::Engine::add_adapters).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AdapterId(pub usize);
 
 /// Names a request of one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -149,6 +177,13 @@ pub enum Event {
         id: RequestId,
         /// For each token of the prompt; `None` for the first, which follows nothing.
         logprobs: Vec<Option<TokenLogprob>>,
+    },
+    /// The prompt was read. Comes once, before the first token, for requests with `pooling`.
+    Embedding {
+        /// Whose.
+        id: RequestId,
+        /// The pooled activations divided by their norm, as many as the model has channels.
+        values: Vec<f32>,
     },
     /// A token was drawn.
     Token {

@@ -1,6 +1,6 @@
 //! A request in progress.
 
-use super::block_pool::{BLOCK_SIZE, BlockKey, key_after};
+use super::block_pool::{BLOCK_SIZE, BlockKey, key_after, key_of_adapter};
 use super::blocks::{Pools, SequenceBlocks};
 use super::grammar::Place;
 use super::request::{FinishReason, Request, RequestId, TokenLogprob};
@@ -28,6 +28,10 @@ pub struct Sequence {
     pub end: Option<FinishReason>,
     /// Log-probabilities of the tokens of the prompt so far, for requests with `prompt_logprobs`.
     pub prompt_logprobs: Vec<Option<TokenLogprob>>,
+    /// The sum of the activations of its prompt so far, for requests with `pooling`.
+    pub pooled: Vec<f64>,
+    /// Whether its embedding was reported.
+    pub is_pooled: bool,
 }
 
 impl Sequence {
@@ -35,13 +39,15 @@ impl Sequence {
     pub fn new(id: RequestId, request: Request, max_len: usize) -> Sequence {
         let (tokens, seen) = (request.prompt.clone(), Occurrences::of_prompt(&request.prompt));
         let (computed, blocks, keys, prompt_logprobs) = (0, SequenceBlocks::default(), Vec::new(), Vec::new());
-        Sequence { id, tokens, computed, blocks, keys, seen, max_len, end: None, prompt_logprobs, request }
+        let (end, pooled, is_pooled) = (None, Vec::new(), false);
+        Sequence { id, tokens, computed, blocks, keys, seen, max_len, end, prompt_logprobs, pooled, is_pooled, request }
     }
 
     /// Computes the keys of its first `count` blocks, which have all their tokens.
     fn extend_keys(&mut self, count: usize) {
         for block in self.tokens.chunks_exact(BLOCK_SIZE).take(count).skip(self.keys.len()) {
-            self.keys.push(key_after(self.keys.last(), block));
+            let before = self.keys.last().copied().or(self.request.adapter.map(key_of_adapter));
+            self.keys.push(key_after(before.as_ref(), block));
         }
     }
 
@@ -65,6 +71,7 @@ impl Sequence {
     pub fn put_back(&mut self, pools: &mut Pools) {
         pools.put_back(&mut self.blocks);
         self.computed = 0;
+        self.pooled.clear();
     }
 
     /// Tokens to compute before the next one can be drawn.
@@ -120,6 +127,16 @@ impl Sequence {
     /// Whether a pass over positions from `computed` on has to score tokens of the prompt.
     pub fn scores_prompt(&self) -> bool {
         self.request.prompt_logprobs.is_some() && self.prompt_logprobs.len() < self.request.prompt.len()
+    }
+
+    /// Whether a pass over positions from `computed` on has to pool tokens of the prompt.
+    pub fn pools(&self) -> bool {
+        self.request.pooling.is_some() && !self.is_pooled
+    }
+
+    /// Whether a pass reads the activations of more of its tokens than the last.
+    pub fn reads_activations(&self) -> bool {
+        self.scores_prompt() || self.pools()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Steps before the first request, so that no request waits for what the first step of a size does.
 
 use super::batching::Engine;
-use super::request::{EngineOptions, Request, Sampling};
+use super::request::{AdapterId, EngineOptions, Request, Sampling};
 use crate::error::Result;
 use crate::models::PREFILL_MULTIPLE;
 use ottava_tensor::Device;
@@ -10,8 +10,8 @@ use ottava_tensor::Device;
 const DRAWN: usize = 3;
 
 impl Engine {
-    /// Computes prompts and decode steps of all padded sizes on a GPU, as requests, which compiles kernels, times products and captures
-    /// graphs. Decode steps are of one block of the KV cache; longer ones are captured when they come. A CPU needs none of this.
+    /// Computes prompts and decode steps of all padded sizes on a GPU, as requests of each adapter and without, which compiles kernels, times
+    /// products and captures graphs. Decode steps are of one block of the KV cache; longer ones are captured when they come. A CPU needs none of this.
     ///
     /// Errors as [`Engine::step`].
     pub fn warm_up(&mut self) -> Result<()> {
@@ -21,29 +21,38 @@ impl Engine {
         let before = self.stats;
         // All prompts begin alike, and none would be computed whole.
         let prefix_caching = std::mem::take(&mut self.options.prefix_caching);
-        let EngineOptions { max_batch, prefill_chunk, .. } = self.options;
-        let last_prompt = self.max_model_len().saturating_sub(1);
-        // Whole prompts, and one with a chunk that reads the cache. The largest take the memory that the others find.
-        let whole = (1..=prefill_chunk / PREFILL_MULTIPLE).map(|count| count * PREFILL_MULTIPLE);
-        let prompts = whole.chain([prefill_chunk.saturating_add(PREFILL_MULTIPLE / 2).min(last_prompt)]);
-        for tokens in prompts.rev().filter(|tokens| (1..=last_prompt).contains(tokens)) {
-            self.run_alike(1, tokens)?;
-        }
-        let sizes =
-            std::iter::successors(Some(1usize), |size| size.checked_mul(2)).take_while(|&size| size < max_batch);
-        for size in sizes.chain([max_batch]).filter(|_| last_prompt > 0) {
-            self.run_alike(size, 1)?;
+        let adapters = (0..self.adapters.len()).map(|number| Some(AdapterId(number)));
+        for adapter in std::iter::once(None).chain(adapters) {
+            self.run_sizes(adapter)?;
         }
         self.stats = before;
         self.options.prefix_caching = prefix_caching;
         Ok(())
     }
 
+    fn run_sizes(&mut self, adapter: Option<AdapterId>) -> Result<()> {
+        let EngineOptions { max_batch, prefill_chunk, .. } = self.options;
+        let last_prompt = self.max_model_len().saturating_sub(1);
+        // Whole prompts, and one with a chunk that reads the cache. The largest take the memory that the others find.
+        let whole = (1..=prefill_chunk / PREFILL_MULTIPLE).map(|count| count * PREFILL_MULTIPLE);
+        let prompts = whole.chain([prefill_chunk.saturating_add(PREFILL_MULTIPLE / 2).min(last_prompt)]);
+        for tokens in prompts.rev().filter(|tokens| (1..=last_prompt).contains(tokens)) {
+            self.run_alike(adapter, 1, tokens)?;
+        }
+        let sizes =
+            std::iter::successors(Some(1usize), |size| size.checked_mul(2)).take_while(|&size| size < max_batch);
+        for size in sizes.chain([max_batch]).filter(|_| last_prompt > 0) {
+            self.run_alike(adapter, size, 1)?;
+        }
+        Ok(())
+    }
+
     /// Runs `count` requests with prompts of `tokens` tokens to their end. They draw, so that the kernels of draws are launched too.
-    fn run_alike(&mut self, count: usize, tokens: usize) -> Result<()> {
+    fn run_alike(&mut self, adapter: Option<AdapterId>, count: usize, tokens: usize) -> Result<()> {
         for _ in 0..count {
             let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
-            self.add(Request { prompt: vec![0; tokens], sampling, max_new_tokens: DRAWN, ..Request::default() })?;
+            let prompt = vec![0; tokens];
+            self.add(Request { adapter, prompt, sampling, max_new_tokens: DRAWN, ..Request::default() })?;
         }
         while !self.is_idle() {
             self.step()?;

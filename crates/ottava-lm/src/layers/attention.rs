@@ -394,4 +394,9 @@ impl Sublayer for Attention {
         }
         self.output.parameters_mut(visit);
     }
+
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        visit(&mut self.qkv);
+        visit(&mut self.output);
+    }
 }

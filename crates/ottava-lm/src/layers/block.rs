@@ -1,5 +1,6 @@
 //! The transformer block: a list of residual branches.
 
+use super::Linear;
 use super::branch::{Branch, BranchSaved};
 use super::cast::OperandCast;
 use crate::context::Context;
@@ -98,5 +99,10 @@ impl Block {
     /// [`Block::parameters`], mutably.
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         self.branches.iter_mut().for_each(|branch| branch.parameters_mut(visit));
+    }
+
+    /// Calls `visit` for each linear that can have an adapter, always in the same order.
+    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        self.branches.iter_mut().for_each(|branch| branch.linears_mut(visit));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Factor, Norm, NormSaved};
+use super::{Factor, Linear, Norm, NormSaved};
 use crate::context::Context;
 use crate::error::Result;
 use crate::operand::{ResidualGradient, View};
@@ -166,6 +166,11 @@ impl Branch {
         self.before.iter_mut().for_each(|norm| norm.parameters_mut(visit));
         self.sublayers.iter_mut().for_each(|sublayer| sublayer.parameters_mut(visit));
         self.after.iter_mut().for_each(|norm| norm.parameters_mut(visit));
+    }
+
+    /// Calls `visit` for each linear that can have an adapter, always in the same order.
+    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        self.sublayers.iter_mut().for_each(|sublayer| sublayer.linears_mut(visit));
     }
 }
 

@@ -382,4 +382,10 @@ impl Sublayer for LatentAttention {
         }
         self.output.parameters_mut(visit);
     }
+
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        visit(&mut self.down);
+        self.query.iter_mut().chain([&mut self.kv]).for_each(|up| visit(&mut up.linear));
+        visit(&mut self.output);
+    }
 }

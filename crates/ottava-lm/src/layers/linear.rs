@@ -7,7 +7,7 @@ mod probe;
 mod smooth;
 mod sum;
 
-use adapter::Adapter;
+pub use adapter::Adapter;
 pub use config::LinearConfig;
 pub use smooth::{ColumnScales, SmoothCasts};
 
@@ -152,6 +152,11 @@ impl Linear {
     /// The cast of its input.
     pub fn input(&self) -> OperandCast {
         self.input
+    }
+
+    /// Its adapter, if it has one.
+    pub fn adapter_mut(&mut self) -> &mut Option<Adapter> {
+        &mut self.adapter
     }
 
     /// The cast of the gradient by its output.

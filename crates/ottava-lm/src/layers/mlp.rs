@@ -124,4 +124,9 @@ impl Sublayer for Mlp {
         self.gate_up.parameters_mut(visit);
         self.down.parameters_mut(visit);
     }
+
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        visit(&mut self.gate_up);
+        visit(self.down.linear_mut());
+    }
 }

@@ -1,7 +1,7 @@
 //! Sublayers: the functions of its operand that a residual branch computes.
 
 use super::cast::{OperandCast, SavedOperand};
-use super::{Norm, NormSaved};
+use super::{Linear, Norm, NormSaved};
 use crate::context::Context;
 use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
@@ -40,6 +40,9 @@ pub trait Sublayer {
 
     /// [`Sublayer::parameters`], mutably.
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param));
+
+    /// Calls `visit` for each linear that can have an adapter, always in the same order.
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear));
 }
 
 /// What a [`Sublayer`] saves for its backward, except the operand, which the branch saves.

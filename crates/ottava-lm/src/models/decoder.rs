@@ -1,6 +1,9 @@
 //! The decoder that all families share, in training and evaluation.
 
+mod adapters;
 mod compare;
+
+pub use adapters::Adapters;
 
 use super::stage::{Span, Stage, StageSaved, fetch};
 use super::{DecoderConfig, InferenceBatch, KvCache, KvGroup, Positions, RopeTables};

@@ -34,7 +34,7 @@ mod stage;
 
 pub use cohere::cohere;
 pub use config::ConfigFile;
-pub use decoder::{BackwardPass, Decoder, FolderCounts};
+pub use decoder::{Adapters, BackwardPass, Decoder, FolderCounts};
 pub use gemma2::gemma2;
 pub use gpt2::gpt2;
 pub use inference::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, most_blocks, padded_rows};

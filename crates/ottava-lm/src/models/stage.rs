@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::layer_ranks::LayerRanks;
 use crate::layers::{
     Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight,
-    LatentAttention, LatentAttentionConfig, MixtureConfig, MixtureOfExperts, Mlp, MlpConfig, Norm, NormConfig,
+    LatentAttention, LatentAttentionConfig, Linear, MixtureConfig, MixtureOfExperts, Mlp, MlpConfig, Norm, NormConfig,
     NormSaved, OperandCast, QkNorm, Sublayer,
 };
 use crate::operand::ResidualGradient;
@@ -291,6 +291,11 @@ impl Stage {
     /// All parameters, always in the same order.
     pub fn parameters_mut(&mut self) -> Vec<&mut Param> {
         self.units_mut().into_iter().flatten().collect()
+    }
+
+    /// Calls `visit` for each linear of the blocks that can have an adapter, always in the same order.
+    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        self.blocks.iter_mut().for_each(|block| block.linears_mut(visit));
     }
 
     /// Whether forward of the blocks reads only stored weights and codes.

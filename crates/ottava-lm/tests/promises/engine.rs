@@ -16,7 +16,7 @@ use ottava_tensor::testing::{Tolerance, assert_close, integers, values};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::BTreeMap;
 
-const ROOMY: EngineOptions = EngineOptions {
+pub const ROOMY: EngineOptions = EngineOptions {
     max_model_len: 200,
     max_batch: 8,
     kv_cache_tokens: 2000,
@@ -29,7 +29,7 @@ fn model(recipe: &Recipe, device: &Device) -> Decoder {
     decoder(&tiny_llama(), recipe, device, 0.3)
 }
 
-fn prompt(name: &str, tokens: usize) -> Vec<u32> {
+pub fn prompt(name: &str, tokens: usize) -> Vec<u32> {
     integers(name, tokens, 96).to_vec::<i32>().unwrap().into_iter().map(|id| id as u32).collect()
 }
 
@@ -53,11 +53,12 @@ fn requests() -> Vec<Request> {
 
 /// What a request got.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Got {
-    tokens: Vec<u32>,
-    logprobs: Vec<TokenLogprob>,
-    prompt: Vec<Option<TokenLogprob>>,
-    end: Option<FinishReason>,
+pub struct Got {
+    pub tokens: Vec<u32>,
+    pub logprobs: Vec<TokenLogprob>,
+    pub prompt: Vec<Option<TokenLogprob>>,
+    pub embedding: Vec<f32>,
+    pub end: Option<FinishReason>,
 }
 
 /// Adds the events of a step.
@@ -70,6 +71,7 @@ fn collect(events: Vec<Event>, got: &mut BTreeMap<RequestId, Got>) {
                 got.tokens.push(token);
                 got.logprobs.extend(logprob);
             }
+            Event::Embedding { id, values } => got.entry(id).or_default().embedding = values,
             Event::Finished { id, reason } => {
                 assert_eq!(got.entry(id).or_default().end.replace(reason), None, "a request ends once");
             }
@@ -78,7 +80,7 @@ fn collect(events: Vec<Event>, got: &mut BTreeMap<RequestId, Got>) {
 }
 
 /// Steps until nothing is left, at most so often that a deadlock shows.
-fn finish(engine: &mut Engine) -> BTreeMap<RequestId, Got> {
+pub fn finish(engine: &mut Engine) -> BTreeMap<RequestId, Got> {
     let mut got = BTreeMap::new();
     finish_into(engine, &mut got);
     got
@@ -95,7 +97,7 @@ fn finish_into(engine: &mut Engine, got: &mut BTreeMap<RequestId, Got>) {
     panic!("requests are left: {:?}", engine.stats());
 }
 
-fn run(engine: &mut Engine, requests: Vec<Request>) -> Vec<Got> {
+pub fn run(engine: &mut Engine, requests: Vec<Request>) -> Vec<Got> {
     let ids: Vec<RequestId> = requests.into_iter().map(|request| engine.add(request).expect("it fits")).collect();
     let mut got = finish(engine);
     assert_eq!(engine.stats().used_kv_blocks, 0, "memory comes back");

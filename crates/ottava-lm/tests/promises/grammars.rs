@@ -44,7 +44,7 @@ fn run(engine: &mut Engine, requests: Vec<Request>) -> Vec<(Vec<u32>, FinishReas
             match event {
                 Event::Token { id, token, .. } => tokens.entry(id).or_default().push(token),
                 Event::Finished { id, reason } => drop(ends.insert(id, reason)),
-                Event::Prompt { .. } => {}
+                Event::Prompt { .. } | Event::Embedding { .. } => {}
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What the crate promises, one module per family. Everything runs on the CPU and, where there is a GPU, again on that.
 
 mod accumulation;
+mod adapters;
 mod best;
 mod calibrate;
 mod cast_log;
@@ -12,6 +13,7 @@ mod determinism;
 mod divided;
 mod documents;
 mod dora;
+mod embeddings;
 mod engine;
 mod expert_ranks;
 mod experts;

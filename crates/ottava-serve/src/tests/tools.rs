@@ -5,8 +5,13 @@ use crate::tool_calls::ToolCallParser;
 
 /// A server whose model writes calls as Hermes does.
 fn server() -> Server {
+    slow_server(Duration::ZERO)
+}
+
+/// [`server`], which waits so long before each token.
+fn slow_server(pause: Duration) -> Server {
     start_with(
-        |_, _| {},
+        |_, parrot| parrot.pause = pause,
         |model| {
             let file = std::env::temp_dir().join(format!("ottava-serve-tools-{}.jinja", std::process::id()));
             let text = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.depth }}{% endfor %}{% endfor %}{{ '\n' }}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}";
@@ -96,4 +101,32 @@ fn choices_of_tools_constrain_the_answer_or_are_refused() {
         assert_eq!((status, error["param"].as_str().unwrap()), (400, name));
         assert!(error["message"].as_str().unwrap().contains(words), "{error}");
     }
+}
+
+#[test]
+fn without_parallel_calls_an_answer_ends_after_its_first_call() {
+    // The text is repeated until the server ends the completion.
+    let server = slow_server(Duration::from_millis(5));
+    let mut request = request(CALLS);
+    request["parallel_tool_calls"] = false.into();
+    let answer = server.post("/v1/chat/completions", request.clone());
+    let choice = &answer["choices"][0];
+    let calls = choice["message"]["tool_calls"].as_array().unwrap();
+    assert_eq!((calls.len(), &calls[0]["function"]["name"]), (1, &json!("dive")), "{choice}");
+    assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &json!("Yes:")));
+    server.log.wait("the engine ends the completion", |log| log.cancelled.len() == 1);
+    let tokens = answer["usage"]["completion_tokens"].as_u64().unwrap() as usize;
+    assert!(tokens < tokenizer().encode(CALLS).unwrap().len(), "{tokens} tokens are counted");
+
+    let mut streamed = request.clone();
+    streamed["stream"] = true.into();
+    let (events, _) = server.stream("/v1/chat/completions", streamed);
+    let deltas = events.iter().filter_map(|event| event["choices"][0]["delta"]["tool_calls"].as_array());
+    assert_eq!(deltas.map(Vec::len).sum::<usize>(), 1);
+    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+
+    // A list that the text is constrained to has one call.
+    let tools = request["tools"].as_array().unwrap();
+    let schema = |most| crate::tool_calls::ToolChoice::Required.schema(tools, most).unwrap().unwrap();
+    assert_eq!((schema(1)["maxItems"].as_u64(), schema(usize::MAX).get("maxItems")), (Some(1), None));
 }

@@ -1,12 +1,16 @@
 //! Options that `eval`, `generate` and `chat` share, and loading a model.
 
+use super::lora_modules::{LoraModule, OpenModule};
 use crate::ranks::{Job, Processes, RankArgs, Role};
 use clap::Args;
 use ottava_lm::checkpoint::adapter::CONFIG_FILE;
 use ottava_lm::checkpoint::{AdapterFolder, Verify, latest_complete, verify_model};
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest};
-use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model};
+use ottava_lm::lora::Lora;
+use ottava_lm::models::{
+    Adapters, ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model,
+};
 use ottava_lm::parallel::{LayerAxes, Partition, Ranks, ReduceFormat, Zero};
 use ottava_lm::param::Purpose;
 use ottava_lm::plan::expect_model_fits;
@@ -278,7 +282,7 @@ impl Inference {
         folder: &Path,
         config: &ConfigFile,
         seq_len: usize,
-        InferenceRanks { ranks, device, .. }: &InferenceRanks,
+        ranks: &InferenceRanks,
     ) -> Result<Decoder> {
         verify_model(folder)?;
         let open = |folder: &Path| {
@@ -291,10 +295,79 @@ impl Inference {
             Some(run) => Some(run),
             None => RunConfig::saved_in(folder)?,
         };
-        let (run, casts) = saved.unzip();
-        let saved = run.unwrap_or_default();
+        let lora = adapter.as_ref().map(|adapter| adapter.lora.clone());
+        let sizes = match adapter.as_ref().is_some_and(|adapter| adapter.has_score) {
+            true => read(&reward_model(config, None)?)?,
+            false => read(config)?,
+        };
+        self.build(folder, adapter, saved, &DecoderConfig { lora, ..sizes }, seq_len, ranks)
+    }
+
+    /// [`Inference::load`] by one process, and the adapters of `modules` beside it. Errors when the settings of `[precision]` of their runs
+    /// differ, and for adapters that do not fit the model.
+    pub fn load_beside(
+        &self,
+        folder: &Path,
+        config: &ConfigFile,
+        seq_len: usize,
+        alone: &InferenceRanks,
+        modules: &[LoraModule],
+    ) -> Result<(Decoder, Vec<Adapters>)> {
+        verify_model(folder)?;
+        let opened = modules.iter().map(LoraModule::open).collect::<Result<Vec<_>>>()?;
+        let of_base = RunConfig::saved_in(folder)?;
+        // What `--adapter` would read.
+        let saved: Vec<_> = opened.iter().map(|module| module.saved.as_ref().or(of_base.as_ref())).collect();
+        let default = RunConfig::default();
+        let precision = |at: usize| -> Result<Precision> {
+            Ok(self.settings_of(saved[at].map_or(&default, |(run, _)| run))?.precision)
+        };
+        let first = precision(0)?;
+        for (at, module) in opened.iter().enumerate().skip(1) {
+            let other = precision(at)?;
+            if other != first {
+                let recipe = |precision: &Precision| precision.recipe.as_str();
+                return Err(Error::Config(format!(
+                    "--lora-modules: `{}` and `{}` are of runs with different settings in `[precision]` (recipes {} and {}), and one model \
+                     is served; set --recipe, and other settings by --set",
+                    opened[0].name,
+                    module.name,
+                    recipe(&first),
+                    recipe(&other)
+                )));
+            }
+        }
+        let saved = saved[0].cloned();
+        let sizes = DecoderConfig { lora: Some(Lora::of_no_linear()), ..language_model_config(config)? };
+        let model = self.build(folder, None, saved, &sizes, seq_len, alone)?;
+        let load = |OpenModule { name, folder, .. }: OpenModule| -> Result<Adapters> {
+            tracing::info!("model {name}: {}", folder.path().display());
+            folder.load(&model)
+        };
+        let adapters = opened.into_iter().map(load).collect::<Result<_>>()?;
+        Ok((model, adapters))
+    }
+
+    /// The configuration of a run with the options of `[precision]` on top.
+    fn settings_of(&self, saved: &RunConfig) -> Result<RunConfig> {
         let mut run = saved.with_precision(&self.settings)?;
         run.precision.recipe = self.recipe.unwrap_or(run.precision.recipe);
+        Ok(run)
+    }
+
+    /// The model of `sizes` with the weights of `folder` and `adapter`, in the precision of the run that `saved` it and the options.
+    fn build(
+        &self,
+        folder: &Path,
+        adapter: Option<AdapterFolder>,
+        saved: Option<(RunConfig, Vec<String>)>,
+        sizes: &DecoderConfig,
+        seq_len: usize,
+        InferenceRanks { ranks, device, .. }: &InferenceRanks,
+    ) -> Result<Decoder> {
+        let (run, casts) = saved.unzip();
+        let saved = run.unwrap_or_default();
+        let run = self.settings_of(&saved)?;
         let same = run.precision == saved.precision;
         let mut plain = saved.clone();
         plain.precision.recipe = run.precision.recipe;
@@ -304,16 +377,10 @@ impl Inference {
         }
         tracing::info!("recipe: {}", run.precision.recipe.as_str());
         let recipe = run.recipe_on(device);
-        let lora = adapter.as_ref().map(|adapter| adapter.lora.clone());
-        let sizes = match adapter.as_ref().is_some_and(|adapter| adapter.has_score) {
-            true => read(&reward_model(config, None)?)?,
-            false => read(config)?,
-        };
-        let sizes = DecoderConfig { lora, ..sizes };
-        expect_model_fits(folder, &sizes, &recipe, device, seq_len, ranks.size())?;
-        let mut model = build(Some(folder), adapter, 0, device, &sizes, |weights| {
+        expect_model_fits(folder, sizes, &recipe, device, seq_len, ranks.size())?;
+        let mut model = build(Some(folder), adapter, 0, device, sizes, |weights| {
             let axes = Rc::new(LayerAxes::new(ranks.clone()));
-            Decoder::for_inference(&sizes, &recipe, device, seq_len, weights, axes)
+            Decoder::for_inference(sizes, &recipe, device, seq_len, weights, axes)
         })?;
         log_exceptions(&model, casts.as_deref().filter(|_| same));
         model.quantize_weights()?;

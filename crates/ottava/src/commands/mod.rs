@@ -15,6 +15,7 @@ pub mod import;
 mod inference;
 pub mod init;
 pub mod inspect;
+mod lora_modules;
 pub mod man;
 pub mod merge;
 pub mod monitor;

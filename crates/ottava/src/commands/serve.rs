@@ -1,13 +1,14 @@
 //! `ottava serve`.
 
 use super::inference::{Inference, engine, with_model};
+use super::lora_modules::LoraModule;
 use crate::output::stop_on_signals;
 use clap::{Args, ValueEnum};
 use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
-use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Sampling};
-use ottava_lm::models::{ConfigFile, decoder_config};
+use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Pooling, Sampling};
+use ottava_lm::models::{Adapters, ConfigFile, decoder_config};
 use ottava_lm::{Error, Result};
-use ottava_serve::{Model, Options, Origin, ToolCallParser, serve};
+use ottava_serve::{Model, NamedAdapter, Options, Origin, ToolCallParser, serve};
 use ottava_tensor::Device;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -18,9 +19,10 @@ use std::time::Duration;
 #[command(after_help = "Examples:
   ottava serve runs/chat
   ottava serve model/ --recipe fp8-row --kv-cache-dtype fp8 --max-model-len 8192
+  ottava serve model/ --lora-modules sql=adapters/sql chat=runs/chat
   curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \"otter (noun):\", \"max_tokens\": 20}'
 
-Paths: /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /version, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
+Paths: /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/models, /tokenize, /detokenize, /version, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
 pub struct Serve {
     /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, whose newest checkpoint is used.
     model: PathBuf,
@@ -33,6 +35,10 @@ pub struct Serve {
     /// The name of the model for clients; by default its path as given here.
     #[arg(long)]
     served_model_name: Option<String>,
+    /// LoRA adapters that requests choose by name: the `model` of a request is NAME for the adapter in FOLDER (a PEFT folder, or the folder
+    /// of a run that trained one, whose newest checkpoint is used). Several may follow; name MODEL before this flag.
+    #[arg(long, value_name = "NAME=FOLDER", num_args = 1.., conflicts_with = "adapter")]
+    lora_modules: Vec<LoraModule>,
     /// The key that clients must send.
     #[arg(long, env = "OTTAVA_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
@@ -47,6 +53,9 @@ pub struct Serve {
     /// neither says so, calls stay in the text of answers.
     #[arg(long, value_name = "NAME")]
     tool_call_parser: Option<ToolCallParser>,
+    /// How /v1/embeddings turns the activations of a text into one vector: last (those of the last token) or mean (of all tokens).
+    #[arg(long, default_value = "last")]
+    pooling: Pooling,
     /// Maximum number of tokens of prompt and completion together; by default the model's positions.
     #[arg(long, value_parser = super::count)]
     max_model_len: Option<usize>,
@@ -100,9 +109,10 @@ impl Serve {
         if !self.host.is_loopback() && self.api_key.is_none() {
             tracing::warn!("{} can be reached from other machines, and there is no --api-key", self.host);
         }
+        LoraModule::expect_distinct(&self.lora_modules, &self.name())?;
         let options = Options {
             address: SocketAddr::new(self.host, self.port),
-            name: self.served_model_name.clone().unwrap_or_else(|| self.model.display().to_string()),
+            name: self.name(),
             max_requests: self.max_queue,
             max_connections: MAX_CONNECTIONS,
             client_timeout: Duration::from_secs(self.client_timeout),
@@ -115,10 +125,15 @@ impl Serve {
         serve(&options, move || self.load(), |address| note!("serving {name} at http://{address}"))
     }
 
+    /// The name of the model for clients.
+    fn name(&self) -> String {
+        self.served_model_name.clone().unwrap_or_else(|| self.model.display().to_string())
+    }
+
     /// The warmed-up engine, and the properties of its model that requests need.
     fn load(&self) -> Result<(Engine, Model)> {
         let ranks = self.how.alone()?;
-        let (decoder, mut model) = with_model(&self.model, |folder| {
+        let ((decoder, adapters), mut model) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let sizes = decoder_config(&config)?;
             let (tokenizer, template) = (Tokenizer::load(folder)?, ChatTemplate::load(folder, None, Clock::Now)?);
@@ -139,8 +154,24 @@ impl Serve {
                 tracing::info!("calls of tools are parsed as {}", parser.name());
             }
             let vocabulary = sizes.vocabulary;
-            let model = Model { tokenizer, template, tool_call_parser, vocabulary, max_model_len, sampling };
-            Ok((self.how.load(folder, &config, max_model_len, &ranks)?, model))
+            let (root, adapters) = (self.model.display().to_string(), Vec::new());
+            let model = Model {
+                root,
+                adapters,
+                tokenizer,
+                template,
+                tool_call_parser,
+                vocabulary,
+                channels: sizes.channels,
+                pooling: self.pooling,
+                max_model_len,
+                sampling,
+            };
+            let loaded = match &self.lora_modules[..] {
+                [] => (self.how.load(folder, &config, max_model_len, &ranks)?, Vec::new()),
+                modules => self.how.load_beside(folder, &config, max_model_len, &ranks, modules)?,
+            };
+            Ok((loaded, model))
         })?;
         let default = if matches!(decoder.device(), Device::Cuda(_)) { ON_A_GPU } else { ON_A_CPU };
         let (at_once, max_model_len) = (self.max_num_seqs.unwrap_or(default), model.max_model_len);
@@ -151,6 +182,12 @@ impl Serve {
         options.prefill_chunk = self.max_num_batched_tokens.unwrap_or(options.prefill_chunk);
         options.prefix_caching = !self.no_enable_prefix_caching;
         let mut engine = engine(decoder, &options)?;
+        let named = |(module, adapters): (&LoraModule, Adapters)| NamedAdapter {
+            name: module.name.clone(),
+            root: module.folder.display().to_string(),
+            id: engine.add_adapters(adapters),
+        };
+        model.adapters = self.lora_modules.iter().zip(adapters).map(named).collect();
         let EngineOptions { kv_cache_tokens, .. } = options;
         tracing::info!("{at_once} completions at once; the KV cache has room for {kv_cache_tokens} tokens");
         if engine.max_model_len() < max_model_len {

@@ -268,3 +268,76 @@ fn a_server_that_cannot_start_says_why() {
     );
     run.fail(&["serve", "nowhere", "--port", "0"], 1, &["nowhere"]);
 }
+
+#[test]
+fn adapters_are_served_by_name_with_the_texts_of_generate() {
+    let run = Run::new();
+    let base = run.checkpoint();
+    let base = base.to_str().unwrap();
+    let path = format!("model.path={base}");
+    for (output, more) in [
+        ("sql", &["--set", "lora.r=2"][..]),
+        (
+            "chat",
+            &["--set", "lora.r=3", "--set", "target_modules=[\"v_proj\", \"down_proj\"]", "--set", "use_dora=true"],
+        ),
+        ("fp8", &["--set", "lora.r=2", "--set", "recipe=fp8-row"]),
+    ] {
+        let output = format!("output_dir={output}");
+        let train = ["train", "run.toml", "--set", &path, "--set", "init=pretrained", "--set", &output];
+        run.succeed(&[&train[..], &["--set", "learning_rate=0.1"], more].concat());
+    }
+    let generate = |more: &[&str]| {
+        let args = ["generate", base, "--prompt", "line 4", "--max-new-tokens", "40", "--json", "--device", "cpu"];
+        json(&run.succeed(&[&args[..], more].concat()))["text"].clone()
+    };
+    let texts = [generate(&[]), generate(&["--adapter", "sql"]), generate(&["--adapter", "chat"])];
+    assert!(texts[0] != texts[1] && texts[0] != texts[2] && texts[1] != texts[2], "{texts:?}");
+    let newest = "chat/checkpoints/checkpoint-2";
+    let modules = ["--lora-modules", "sql=sql", &format!("chat={newest}")];
+    let server = Server::start(&run, &modules);
+    let body = |model: &str| json!({"model": model, "prompt": "line 4", "max_tokens": 40, "temperature": 0});
+    // All at once, twice: the second time, their prompts are cached.
+    for _ in 0..2 {
+        let streams = [base, "sql", "chat"].map(|model| server.send("/v1/completions", &body(model)));
+        for (mut stream, expected) in streams.into_iter().zip(&texts) {
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            let answer: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+            assert_eq!(answer["choices"][0]["text"], *expected);
+        }
+    }
+    let fails = |modules: &[&str], code: i32, words: &[&str]| {
+        let serve = ["serve", base, "--port", "0", "--device", "cpu", "--lora-modules"];
+        run.fail(&[&serve[..], modules].concat(), code, words);
+    };
+    fails(&["sql=sql", "sql=chat"], 1, &["two models `sql`"]);
+    fails(&[&format!("{base}=sql")], 1, &["two models", "--served-model-name"]);
+    fails(&["sql=sql", "--adapter", "chat"], 1, &["cannot be used with"]);
+    fails(&["sql"], 1, &["it is NAME=FOLDER"]);
+    fails(&["sql=sql", "fp8=fp8"], 1, &["`sql` and `fp8`", "recipes bf16 and fp8-row", "set --recipe"]);
+    fails(&["sql=model"], 1, &["model: there is no adapter_config.json"]);
+    run.replace(&format!("{newest}/adapter_config.json"), "\"v_proj\"", "\"w_proj\"");
+    fails(&["chat=chat"], 7, &["adapter_config.json"]);
+}
+
+#[test]
+fn embeddings_are_vectors_of_norm_1_that_do_not_depend_on_other_texts() {
+    let run = Run::new();
+    let server = Server::start(&run, &["--pooling", "mean"]);
+    let embed = |input: Value| -> Vec<Vec<f64>> {
+        let answer = server.post("/v1/embeddings", json!({"input": input}));
+        let entries = answer["data"].as_array().unwrap().iter();
+        entries.map(|entry| serde_json::from_value(entry["embedding"].clone()).unwrap()).collect()
+    };
+    let both = embed(json!(["line 4 of the text", "line"]));
+    assert_eq!(both, [embed(json!("line 4 of the text")), embed(json!(ids("line")))].concat());
+    for values in &both {
+        let norm = values.iter().map(|x| x * x).sum::<f64>().sqrt();
+        assert!(values.len() == 32 && (norm - 1.0).abs() < 1e-6, "{} values of norm {norm}", values.len());
+    }
+    assert_ne!(both[0], both[1]);
+    let model = run.checkpoint();
+    let wrong = ["serve", model.to_str().unwrap(), "--port", "0", "--pooling", "cls"];
+    run.fail(&wrong, 1, &["there is no pooling `cls`; the kinds are last, mean"]);
+}

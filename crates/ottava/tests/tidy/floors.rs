@@ -86,6 +86,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("chat", 8),
             ("choice", 8),
             ("completions", 8),
+            ("embeddings", 8),
             ("connections", 8),
             ("constraint", 8),
             ("tool_calls", 8),

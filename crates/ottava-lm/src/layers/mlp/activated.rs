@@ -171,4 +171,9 @@ impl ActivatedLinear {
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         self.linear.parameters_mut(visit);
     }
+
+    /// The linear.
+    pub fn linear_mut(&mut self) -> &mut Linear {
+        &mut self.linear
+    }
 }

@@ -11,7 +11,7 @@ mod router;
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Mlp, MlpConfig, Names};
+use super::{Linear, Mlp, MlpConfig, Names};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::operand::{ResidualGradient, View};
@@ -236,5 +236,9 @@ impl Sublayer for MixtureOfExperts {
             experts.parameters_mut().into_iter().for_each(&mut *visit);
         }
         self.shared.iter_mut().for_each(|shared| shared.parameters_mut(visit));
+    }
+
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        self.shared.iter_mut().for_each(|shared| shared.linears_mut(visit));
     }
 }

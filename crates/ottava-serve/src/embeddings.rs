@@ -1,0 +1,129 @@
+//! `POST /v1/embeddings`.
+
+use crate::body::Body;
+use crate::completions::prompts;
+use crate::error::{ApiError, Result, json_text};
+use crate::params::{MOST_IN_ANSWER, WITHOUT_EFFECT, expect_fits, expect_implemented};
+use crate::schedule::Job;
+use crate::served::{Served, ServedModel, beside};
+use crate::worker::Running;
+use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ottava_lm::engine::{Event, Request};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Fields that are read.
+const READ: &[&str] = &["model", "input", "encoding_format", "add_special_tokens"];
+/// As in `params`.
+const NOT_IMPLEMENTED: &[(&str, &[&str])] =
+    &[("dimensions", &[]), ("truncate_prompt_tokens", &[]), ("priority", &["0"])];
+
+/// The fields that a request may have.
+pub fn fields() -> Vec<&'static str> {
+    let names = NOT_IMPLEMENTED.iter().map(|(name, _)| *name);
+    [READ, WITHOUT_EFFECT].concat().into_iter().chain(names).collect()
+}
+
+/// The embeddings of a request in progress.
+pub struct Embeddings {
+    running: Running,
+    model: Arc<ServedModel>,
+    /// Tokens of each text.
+    tokens: Vec<usize>,
+    in_base64: bool,
+}
+
+/// An embedding as clients read it.
+#[derive(Serialize)]
+struct Entry {
+    object: &'static str,
+    index: usize,
+    embedding: Vector,
+}
+
+/// The values of an embedding.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Vector {
+    Floats(Vec<f32>),
+    /// The bytes of its values in F32, little-endian.
+    Base64(String),
+}
+
+impl Embeddings {
+    /// Reads a request, and starts its texts.
+    pub async fn start(served: &Served, permit: OwnedSemaphorePermit, mut body: Body) -> Result<Embeddings> {
+        let model = served.model(&body)?.clone();
+        expect_implemented(&body, NOT_IMPLEMENTED)?;
+        let in_base64 = match body.text("encoding_format")? {
+            None | Some("float") => false,
+            Some("base64") => true,
+            Some(other) => {
+                let message = format!("`encoding_format` is {other:?}; it is float or base64");
+                return Err(ApiError::field("encoding_format", message));
+            }
+        };
+        let special = body.flag_on("add_special_tokens")?;
+        let input = body.take_prompt().ok_or_else(|| ApiError::field("input", "`input` is missing"))?;
+        let count = input.len() * served.channels;
+        if count > MOST_IN_ANSWER {
+            let message =
+                format!("the embeddings would have {count} values; at most {MOST_IN_ANSWER}: send fewer texts");
+            return Err(ApiError::field("input", message));
+        }
+        let (mut requests, mut tokens) = (Vec::new(), Vec::new());
+        for prompt in prompts(served, "input", input, special).await? {
+            expect_fits("input", &prompt, served.max_model_len)?;
+            tokens.push(prompt.len());
+            let (adapter, pooling) = (model.adapter, Some(served.pooling));
+            requests.push(Request { adapter, prompt, pooling, ..Request::default() });
+        }
+        let running = served.worker.run(permit, Job { requests, n: 1 })?;
+        Ok(Embeddings { running, model, tokens, in_base64 })
+    }
+
+    /// The response.
+    pub async fn respond(mut self) -> Result<Response> {
+        let mut found = vec![None; self.tokens.len()];
+        let mut left = found.len();
+        while left > 0 {
+            match self.running.next().await? {
+                (index, Event::Embedding { values, .. }) => found[index] = Some(values),
+                (_, Event::Finished { .. }) => left -= 1,
+                (_, Event::Prompt { .. } | Event::Token { .. }) => {}
+            }
+        }
+        let vectors = found.into_iter().collect::<Option<Vec<_>>>();
+        let vectors = vectors.ok_or_else(|| ApiError::internal("the engine has ended a text without its embedding"))?;
+        let (total, in_base64, model) = (self.tokens.iter().sum::<usize>(), self.in_base64, self.model);
+        beside(move || {
+            let entry = |(index, values): (usize, Vec<f32>)| {
+                let embedding = if in_base64 { Vector::Base64(base64(&values)) } else { Vector::Floats(values) };
+                Entry { object: "embedding", index, embedding }
+            };
+            let data: Vec<Entry> = vectors.into_iter().enumerate().map(entry).collect();
+            let usage = json!({"prompt_tokens": total, "total_tokens": total});
+            let answer = Answer { object: "list", data, model: &model.name, usage };
+            let text = serde_json::to_string(&answer).map_err(|error| ApiError::internal(error.to_string()))?;
+            Ok(json_text(text).into_response())
+        })
+        .await
+    }
+}
+
+/// The answer to a request.
+#[derive(Serialize)]
+struct Answer<'a> {
+    object: &'static str,
+    data: Vec<Entry>,
+    model: &'a str,
+    usage: Value,
+}
+
+fn base64(values: &[f32]) -> String {
+    STANDARD.encode(values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
+}

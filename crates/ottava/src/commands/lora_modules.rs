@@ -1,0 +1,64 @@
+//! Adapters that requests choose by name.
+
+use super::inference::with_checkpoint;
+use ottava_lm::checkpoint::{AdapterFolder, verify_model};
+use ottava_lm::config::RunConfig;
+use ottava_lm::{Error, Result};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// An adapter and its name, `NAME=FOLDER`.
+#[derive(Clone, Debug)]
+pub struct LoraModule {
+    /// The name of the model with it for clients.
+    pub name: String,
+    /// A PEFT folder, or the folder of a run that trained one.
+    pub folder: PathBuf,
+}
+
+impl FromStr for LoraModule {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<LoraModule, String> {
+        match text.split_once('=') {
+            Some((name, folder)) if !name.is_empty() && !folder.is_empty() => {
+                Ok(LoraModule { name: name.into(), folder: folder.into() })
+            }
+            _ => Err("it is NAME=FOLDER, such as `sql=adapters/sql`; name MODEL before this flag".into()),
+        }
+    }
+}
+
+/// The opened folder of an adapter.
+pub struct OpenModule {
+    pub name: String,
+    pub folder: AdapterFolder,
+    /// The configuration of the run that trained it, and the names of its casts.
+    pub saved: Option<(RunConfig, Vec<String>)>,
+}
+
+impl LoraModule {
+    /// Opens the adapter, or that of the newest checkpoint of a run.
+    pub fn open(&self) -> Result<OpenModule> {
+        with_checkpoint(&self.folder, |folder| {
+            verify_model(folder)?;
+            let (name, saved) = (self.name.clone(), RunConfig::saved_in(folder)?);
+            Ok(OpenModule { name, folder: AdapterFolder::open(folder)?, saved })
+        })
+    }
+
+    /// Errors when two of `modules` have one name, or one has that of the model.
+    pub fn expect_distinct(modules: &[LoraModule], model: &str) -> Result<()> {
+        let mut names = vec![model];
+        for LoraModule { name, .. } in modules {
+            if names.contains(&name.as_str()) {
+                return Err(Error::Config(format!(
+                    "--lora-modules: there are two models `{name}`; requests choose by name, so give each adapter another one than \
+                     the others and the model (--served-model-name) have"
+                )));
+            }
+            names.push(name);
+        }
+        Ok(())
+    }
+}
