@@ -10,9 +10,10 @@ Each row quotes its source, which must be in the named section of the document, 
 import json
 import sys
 from html import escape
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+import pictures
+from pictures import ROOT
+
 ROWS = ROOT / "docs/figures/peers.json"
 PICTURE = ROOT / "docs/images/peers.svg"
 
@@ -81,11 +82,7 @@ def main():
         sys.exit(__doc__)
     chart = json.loads(ROWS.read_text("utf-8"))
     check_sources(chart)
-    picture = draw(chart)
-    if not arguments:
-        PICTURE.write_text(picture, "utf-8")
-    elif not PICTURE.exists() or PICTURE.read_text("utf-8") != picture:
-        sys.exit(f"{PICTURE.relative_to(ROOT)} is not what scripts/make_chart.py draws; run it")
+    pictures.write(draw(chart), PICTURE, check=bool(arguments))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ import time
 from html import escape
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+import pictures
+from pictures import ROOT
+
 RECORDED = ROOT / "docs/figures/quickstart.json"
 PICTURE = ROOT / "docs/images/quickstart.svg"
 COMMAND = ["ottava", "train", "configs/quickstart.toml"]
@@ -116,11 +118,7 @@ def main():
     if arguments and not check:
         recording = record(arguments[0], arguments[1] if len(arguments) > 1 else "")
         RECORDED.write_text(json.dumps(recording, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    picture = draw(json.loads(RECORDED.read_text("utf-8")))
-    if not check:
-        PICTURE.write_text(picture, "utf-8")
-    elif not PICTURE.exists() or PICTURE.read_text("utf-8") != picture:
-        sys.exit(f"{PICTURE.relative_to(ROOT)} is not what scripts/make_recording.py draws; run it")
+    pictures.write(draw(json.loads(RECORDED.read_text("utf-8"))), PICTURE, check)
 
 
 if __name__ == "__main__":
