@@ -31,10 +31,16 @@ impl GroupedLinear {
             return Ok(());
         }
         let compute = self.weight().dtype();
-        let is_stacked_along_sums = matches!(b, Operand::Columns(_));
-        let (a, b) = (dequantize(a, 1, compute)?, dequantize(b, 1, compute)?);
-        let b = if is_stacked_along_sums { transpose(&b)? } else { b };
-        let b = if is_stacked_along_sums { Operand::plain_transposed(&b) } else { Operand::plain(&b) };
+        let (a, values) = (dequantize(a, 1, compute)?, dequantize(b, 1, compute)?);
+        let transposed;
+        let b = match b {
+            // Stacked along the dimension of the sums.
+            Operand::Columns(_) => {
+                transposed = transpose(&values)?;
+                Operand::plain_transposed(&transposed)
+            }
+            _ => Operand::plain(&values),
+        };
         let reference = grouped_gemm_nt(Operand::plain(&a), b, groups, product.dtype(), Accumulation::Exact)?;
         let name = casts.linear_name(self.slot());
         casts.probe().compare(&name, which, product, &reference)
