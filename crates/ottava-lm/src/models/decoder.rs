@@ -284,9 +284,8 @@ impl Decoder {
 
     /// Changes the biases of routers by which tokens are spread over experts, after a step with these `loads` over all ranks.
     pub fn balance_routers(&mut self, loads: &[RouterLoad], rate: f64) -> Result<()> {
-        let biases = self.router_biases.clone();
-        for param in self.parameters() {
-            if let Some((name, _)) = biases.iter().find(|(_, bias)| *bias == param.id()) {
+        for param in trained(self.stages.iter_mut().flat_map(Stage::parameters_mut).collect()) {
+            if let Some((name, _)) = self.router_biases.iter().find(|(_, bias)| *bias == param.id()) {
                 let load = loads.iter().find(|load| load.name == *name).expect("each router has a load");
                 param.add_to_value(&load.bias_change(rate))?;
             }
