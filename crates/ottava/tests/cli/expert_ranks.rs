@@ -90,7 +90,7 @@ fn a_plan_shows_the_ranks_of_experts() {
     for part in [
         "data 2, context 1, tensor 1, pipeline 1, expert 2\n  data: ranks 0, 1\n  expert: ranks 0, 1\n",
         "each of 2 ranks has 2 and gathers the tokens of all",
-        "calls of all-to-all",
+        "calls of send",
         " casts of input: the maximum over data x context x expert",
     ] {
         assert!(plan.contains(part), "no {part:?} in {plan}");
