@@ -149,6 +149,16 @@ drill() {
     verdict "$name: says \"$words\"" grep -q "$words" "$log"
     return 0
 }
+# signals NAME ARGUMENT...: SIGTERM to rank 1 of runs with these arguments, in training, in an evaluation and in a save.
+signals() {
+    local name=$1
+    shift
+    drill "$name-training" TERM 1 75 "stopped by a signal after step" 15 "trained $name-training 20" "$@"
+    # Step 2 is evaluated for seconds, one sequence at a time: its line comes after that.
+    drill "$name-evaluation" TERM 1 75 "stopped by a signal after step 2" 15 "trained $name-evaluation 2 && sleep 0.2" "$@" \
+        --set eval_steps=2 --set val_set_size=20000 --set per_device_train_batch_size=1
+    drill "$name-save" TERM 1 75 "stopped by a signal after step" 30 "trained $name-save 11" "$@" --set save_steps=10
+}
 # rank RANK PORT COMMAND...: becomes one of two ranks, as a launcher on a machine with one GPU starts it.
 rank() {
     local rank=$1 port=$2
@@ -281,12 +291,7 @@ fi
 
 if wants signals; then
     for stage in 0 1 2 3; do
-        zero=(--set "parallel.zero=$stage")
-        drill "training-$stage" TERM 1 75 "stopped by a signal after step" 15 "trained training-$stage 20" "${zero[@]}"
-        # Step 2 is evaluated for seconds, one sequence at a time: its line comes after that.
-        drill "evaluation-$stage" TERM 1 75 "stopped by a signal after step 2" 15 "trained evaluation-$stage 2 && sleep 0.2" "${zero[@]}" \
-            --set eval_steps=2 --set val_set_size=20000 --set per_device_train_batch_size=1
-        drill "save-$stage" TERM 1 75 "stopped by a signal after step" 30 "trained save-$stage 11" "${zero[@]}" --set save_steps=10
+        signals "zero-$stage" --set "parallel.zero=$stage"
     done
     # Rank 1 has ended by then, so the signal goes to rank 0.
     drill samples TERM 0 75 "the run is complete and saved" 15 "trained samples 3 && sleep 1" --set max_steps=3 --set max_new_tokens=500 \
@@ -301,10 +306,7 @@ if wants axis-faults; then
         drill "$axis-killed-in-a-step" KILL 1 5 "error: rank 1 (pid" 10 "trained $axis-killed-in-a-step 4" "${divided[@]}" \
             --set per_device_train_batch_size=4 --set global_batch_size=256
         drill "$axis-stopped" STOP 1 5 "error: rank 1 (pid" 35 "trained $axis-stopped 40" "${divided[@]}" --set silence_timeout=15
-        drill "$axis-training" TERM 1 75 "stopped by a signal after step" 15 "trained $axis-training 20" "${divided[@]}"
-        drill "$axis-evaluation" TERM 1 75 "stopped by a signal after step 2" 15 "trained $axis-evaluation 2 && sleep 0.2" "${divided[@]}" \
-            --set eval_steps=2 --set val_set_size=20000 --set per_device_train_batch_size=1
-        drill "$axis-save" TERM 1 75 "stopped by a signal after step" 30 "trained $axis-save 11" "${divided[@]}" --set save_steps=10
+        signals "$axis" "${divided[@]}"
     done
     # A schedule that does not depend on the number of steps.
     constant=(--set lr_scheduler_type=constant)

@@ -39,11 +39,11 @@ impl Scored {
     }
 }
 
-/// Logits in F32, as draws read them.
-pub fn in_f32(logits: &Tensor) -> Result<Tensor> {
-    Ok(match logits.dtype() {
-        DType::F32 => logits.clone(),
-        _ => cast(logits, DType::F32)?,
+/// Logits or activations in F32, as draws and the host read them.
+pub fn in_f32(x: &Tensor) -> Result<Tensor> {
+    Ok(match x.dtype() {
+        DType::F32 => x.clone(),
+        _ => cast(x, DType::F32)?,
     })
 }
 

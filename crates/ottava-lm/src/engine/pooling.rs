@@ -1,11 +1,11 @@
 //! Embeddings of prompts: their activations after the last norm, pooled and divided by their norm.
 
 use super::batching::{Engine, Plan};
+use super::decode::in_f32;
 use super::request::{Event, Pooling};
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
-use ottava_tensor::ops::cast;
-use ottava_tensor::{DType, Tensor};
+use ottava_tensor::Tensor;
 
 impl Engine {
     /// Pools the rows of `hidden` of prompts in `plan` that ask for it, and reports those that are read to their end.
@@ -62,8 +62,7 @@ impl Sequence {
 
 /// Rows of activations in F32, on the host.
 fn values(hidden: &Tensor, from: usize, to: usize) -> Result<Vec<Vec<f32>>> {
-    let rows = hidden.rows(from, to)?;
-    let rows = if rows.dtype() == DType::F32 { rows } else { cast(&rows, DType::F32)? };
+    let rows = in_f32(&hidden.rows(from, to)?)?;
     let [_, channels] = rows.dims("activations")?;
     Ok(rows.to_vec::<f32>()?.chunks_exact(channels).map(<[f32]>::to_vec).collect())
 }

@@ -188,11 +188,9 @@ impl Linear {
     /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`]. If ranks divide the inputs, their products are added.
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let weight = self.weight_of_fprop(context)?;
-        if self.sums(Split::Input, &context.casts) {
-            let product = |rows: &View, context: &mut Context| self.own_fprop(rows, &weight, None, context);
-            return self.sum_over_ranks(x, residual, product, context);
-        }
-        self.own_fprop(x, &weight, residual, context)
+        let product =
+            |x: &View, addend: Option<&Tensor>, context: &mut Context| self.own_fprop(x, &weight, addend, context);
+        self.sum_over_ranks(Split::Input, x, residual, product, context)
     }
 
     /// The weight as fprop reads it, which is compared or measured.
@@ -330,11 +328,9 @@ impl Linear {
     pub fn dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         self.compare_loss_cost(dy, &mut context.casts)?;
         let weight = self.weight_of_dgrad(context)?;
-        if self.sums(Split::Output, &context.casts) {
-            let product = |rows: &View, context: &mut Context| self.own_dgrad(rows, &weight, None, context);
-            return self.sum_over_ranks(dy, other, product, context);
-        }
-        self.own_dgrad(dy, &weight, other, context)
+        let product =
+            |dy: &View, addend: Option<&Tensor>, context: &mut Context| self.own_dgrad(dy, &weight, addend, context);
+        self.sum_over_ranks(Split::Output, dy, other, product, context)
     }
 
     /// The weight as dgrad reads it, which is compared.

@@ -4,7 +4,7 @@ use super::Ranks;
 use crate::error::Result;
 use crate::layer_ranks::{LayerRanks, ShardPlace};
 use ottava_tensor::Tensor;
-use ottava_tensor::comm::{Axis, Group, Pending, Reduce};
+use ottava_tensor::comm::{Axis, Pending, Reduce};
 use ottava_tensor::ops::sum_parts;
 use std::ops::Range;
 use std::rc::Rc;
@@ -25,7 +25,8 @@ impl LayerRanks for LayerAxes {
     }
 
     fn exchange(&self, axis: Axis, name: &str, parts: &Tensor) -> Result<Tensor> {
-        self.0.of_layers(|| all_to_all(self.0.layer_group(axis), name, parts))
+        let received = parts.empty_like()?;
+        self.0.of_layers(|| Ok(self.0.layer_group(axis).all_to_all(name, parts, received)?.wait()?))
     }
 
     fn gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor> {
@@ -69,12 +70,6 @@ impl LayerRanks for LayerAxes {
     fn largest(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
         self.0.of_layers(|| Ok(self.0.layer_group(axis).all_reduce(name, Reduce::Max, x)?.wait()?))
     }
-}
-
-/// Sends part `i` of `parts` to rank `i` of `group`. Returns the parts received, in the order of the ranks.
-fn all_to_all(group: &Group, name: &str, parts: &Tensor) -> Result<Tensor> {
-    let received = Tensor::empty(parts.device(), parts.shape(), parts.dtype())?;
-    Ok(group.all_to_all(name, parts, received)?.wait()?)
 }
 
 impl Ranks {

@@ -446,15 +446,11 @@ mod tests {
         assert_eq!(predict(&plan, PipelineCost::NONE, 8, &links, Some(0.4)).step.unwrap().idle_seconds, 0.0);
         // Products hide half of the time of sums over tensor ranks.
         let exposed = |hides_sums| {
-            let sums = Traffic { send: sent(2_000_000_000), ..plan.of_layers };
-            let plan = CommunicationPlan { of_layers: sums, traffic: plan.traffic + sums, hides_sums, ..plan.clone() };
-            links.of_layers(&plan, 8)
-                - links.of_layers(&CommunicationPlan { of_layers: Traffic::default(), ..plan.clone() }, 8)
+            let of_layers = Traffic { send: sent(2_000_000_000), ..plan.of_layers };
+            links.of_layers(&CommunicationPlan { of_layers, hides_sums, ..plan.clone() }, 8)
         };
-        close(
-            exposed(false) - exposed(true),
-            0.5 * links.direct(Traffic { all_to_all: sent(2_000_000_000), ..Traffic::default() }, 8),
-        );
+        let sums = Traffic { all_to_all: sent(2_000_000_000), ..Traffic::default() };
+        close(exposed(false) - exposed(true), 0.5 * links.direct(sums, 8));
     }
 
     /// By hand, without latency: 16 ranks in two nodes gather 1.6 GB, 0.2 GB of it between nodes for each GPU.
