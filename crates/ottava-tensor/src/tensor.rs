@@ -5,6 +5,7 @@ use crate::device::{Device, MemoryKind, Storage};
 use crate::dtype::DType;
 use crate::element::Element;
 use crate::error::{Error, Result};
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -200,7 +201,11 @@ impl Tensor {
 
     /// A copy on `device`.
     pub fn to_device(&self, device: &Device) -> Result<Tensor> {
-        Tensor::from_bytes(device, &self.shape, self.dtype, &self.read_bytes()?)
+        let bytes = match &*self.storage {
+            Storage::Host(buffer) => Cow::Borrowed(&buffer.as_slice()[self.byte_range()]),
+            Storage::Cuda(_) | Storage::Pinned(_) | Storage::Dry(_) => Cow::Owned(self.read_bytes()?),
+        };
+        Tensor::from_bytes(device, &self.shape, self.dtype, &bytes)
     }
 
     /// A copy with its own storage on the same device.
@@ -388,7 +393,8 @@ impl Tensor {
         matches!(&*self.storage, Storage::Cuda(_))
     }
 
-    fn storage_mut(&mut self) -> &mut Storage {
+    /// The memory of an unshared tensor, for writing.
+    pub(crate) fn storage_mut(&mut self) -> &mut Storage {
         Arc::get_mut(&mut self.storage).expect("a tensor that is written has no other views")
     }
 }

@@ -11,7 +11,7 @@ use crate::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, WeightS
 use crate::recipe::Recipe;
 use crate::{input, interrupt};
 use ottava_tensor::ops::{normal_from, row_norms, transpose};
-use ottava_tensor::{DType, Device, Granularity, Tensor};
+use ottava_tensor::{DType, Device, Granularity, Staging, Tensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -27,6 +27,7 @@ pub(crate) const HEAD: &str = "lm_head.weight";
 /// Weights of a model folder.
 pub struct FolderWeights {
     files: WeightFiles,
+    staging: Staging,
     used: BTreeSet<String>,
     /// The last tensor that was transposed, of which ranks may read many ranges.
     transposed: Option<(String, Tensor)>,
@@ -35,7 +36,13 @@ pub struct FolderWeights {
 impl FolderWeights {
     /// Opens the safetensors files of `folder` and checks that they are whole.
     pub fn open(folder: &Path) -> Result<FolderWeights> {
-        Ok(FolderWeights { files: WeightFiles::open(folder)?, used: BTreeSet::new(), transposed: None })
+        let (files, staging) = (WeightFiles::open(folder)?, Staging::new(&Device::Cpu));
+        Ok(FolderWeights { files, staging, used: BTreeSet::new(), transposed: None })
+    }
+
+    /// Reads values to the memory of `device`, for a model there.
+    pub fn on(self, device: &Device) -> FolderWeights {
+        FolderWeights { staging: Staging::new(device), ..self }
     }
 
     /// Checks that `folder` has the weights of the model of these `sizes`, each in its shape, and no others, as loading it does. Values are
@@ -132,7 +139,7 @@ impl WeightSource for FolderWeights {
             return Ok(FolderCodes::Other);
         }
         interrupt::check("loading the model")?;
-        Ok(FolderCodes::Codes { codes: self.files.codes(&name)?, scale_inv: scales.into_values() })
+        Ok(FolderCodes::Codes { codes: self.files.codes(&mut self.staging, &name)?, scale_inv: scales.into_values() })
     }
 
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
@@ -140,7 +147,7 @@ impl WeightSource for FolderWeights {
         let (name, first) = self.find(tensor)?;
         match tensor.layout {
             FolderLayout::Same | FolderLayout::Rows(_) => {
-                self.files.values_of(&name, first + elements.start..first + elements.end)
+                self.files.read_of(&mut self.staging, &name, first + elements.start..first + elements.end)
             }
             FolderLayout::Transposed => {
                 // Neighbours in memory are a column in the file, so the whole tensor is read.

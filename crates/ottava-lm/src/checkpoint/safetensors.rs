@@ -14,6 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use ottava_tensor::DType;
+use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
@@ -26,6 +27,9 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// The largest index file; those of the largest models have some 10 MB.
 const MAX_INDEX_BYTES: u64 = 256 << 20;
+
+/// Bytes that a thread reads at once.
+const PART: usize = 2 << 20;
 
 /// The name of a model's only file of weights.
 pub const SINGLE_FILE: &str = "model.safetensors";
@@ -163,14 +167,25 @@ impl ModelFiles {
 
     /// The bytes in `range` of a tensor. Errors when the file does not hold them.
     pub fn read_bytes(&self, name: &str, range: Range<usize>) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; range.len()];
+        self.read_into(name, range.start, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Fills `bytes` with those of a tensor from byte `first` on, in parallel. Errors when the file does not hold them.
+    pub fn read_into(&self, name: &str, first: usize, bytes: &mut [u8]) -> Result<()> {
         let (file, info) = self.find(name)?;
         let (start, end) = info.data_offsets;
-        assert!(range.start <= range.end && range.end <= end - start, "{range:?} of {name:?}, {} bytes", end - start);
-        let mut bytes = vec![0; range.len()];
-        file.file
-            .read_exact_at(&mut bytes, file.data_start + (start + range.start) as u64)
-            .map_err(|e| file.wrong(name, format!("cannot be read: {e}")))?;
-        Ok(bytes)
+        let range = first..first + bytes.len();
+        assert!(range.end <= end - start, "{range:?} of {name:?}, {} bytes", end - start);
+        let begin = file.data_start + (start + first) as u64;
+        let read = |(part, bytes): (usize, &mut [u8])| file.file.read_exact_at(bytes, begin + (part * PART) as u64);
+        // One part is read here: a shard of columns has a part of a few kB for each row.
+        let done = match bytes.len() <= PART {
+            true => read((0, bytes)),
+            false => bytes.par_chunks_mut(PART).enumerate().try_for_each(read),
+        };
+        done.map_err(|e| file.wrong(name, format!("cannot be read: {e}")))
     }
 
     fn find(&self, name: &str) -> Result<(&TensorFile, &safetensors::tensor::TensorInfo)> {

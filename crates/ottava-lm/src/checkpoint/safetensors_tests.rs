@@ -159,6 +159,26 @@ fn a_file_that_shrinks_after_opening_is_an_error() {
     assert!(model.read("e4m3").unwrap_err().to_string().contains("tensor \"e4m3\": cannot be read"));
 }
 
+/// Ranges within a part, across parts, and to the end; and of a file that has lost its last byte since it was opened.
+#[test]
+fn tensors_of_several_parts_are_read_whole_and_in_ranges() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(SINGLE_FILE);
+    let length = 2 * PART + 12345;
+    let data: Vec<u8> = (0..length).map(|i| (i * 31 % 251) as u8).collect();
+    let header = format!("{{{}}}", entry("w", "F8_E4M3", &format!("[{length}]"), 0, length as u64));
+    std::fs::write(&path, [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()).unwrap();
+    let model = ModelFiles::open(folder.path()).unwrap();
+    assert!(model.read("w").unwrap() == data);
+    for range in [0..0, 5..9, PART - 1..PART + 1, 7..2 * PART + 8, PART..length, length..length] {
+        assert!(model.read_bytes("w", range.clone()).unwrap() == data[range.clone()], "{range:?}");
+    }
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 1).unwrap();
+    let error = model.read("w").unwrap_err().to_string();
+    assert!(error.starts_with(&format!("{}: tensor \"w\": cannot be read", path.display())), "{error}");
+}
+
 #[test]
 fn absent_tensors_and_foreign_types_are_named() {
     let folder = tempfile::tempdir().unwrap();

@@ -6,13 +6,17 @@ use crate::hash::sha256;
 use crate::models::{Quantization, WeightScales};
 use ottava_tensor::fp8::{E4M3, E8M0};
 use ottava_tensor::ops::cast;
-use ottava_tensor::{DType, Device, Granularity, Tensor};
+use ottava_tensor::{DType, Device, Granularity, Staging, Tensor};
+use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
 /// Values of each weight that a fingerprint reads.
 const FINGERPRINT_VALUES: usize = 1024;
+
+/// Elements in FP8 that a thread multiplies by their scales at once.
+const PART: usize = 1 << 16;
 
 /// The weights of a model folder, open for reading in any order.
 #[derive(Debug)]
@@ -80,9 +84,14 @@ impl WeightFiles {
         Ok(self.files.info(name)?.dtype == DType::E4M3)
     }
 
-    /// The codes of a weight in FP8.
-    pub fn codes(&self, name: &str) -> Result<Vec<u8>> {
-        self.files.read(name)
+    /// The codes of a weight in FP8, on the device of `staging`. Errors for codes that are not finite.
+    pub fn codes(&self, staging: &mut Staging, name: &str) -> Result<Tensor> {
+        let shape = self.files.info(name)?.shape;
+        staging.read(&shape, DType::E4M3, |at, bytes| {
+            self.files.read_into(name, at, bytes)?;
+            let are_finite = |codes: &[u8]| codes.iter().all(|code| E4M3(*code).to_f32().is_finite());
+            expect_finite(name, bytes.par_chunks(PART).all(are_finite))
+        })
     }
 
     /// A weight in F32, on the CPU; one in FP8 as `code · scale`, rounded once.
@@ -93,26 +102,32 @@ impl WeightFiles {
 
     /// [`WeightFiles::values`] of `elements` of the flat weight, `[n]`. Only those are read.
     pub fn values_of(&self, name: &str, elements: Range<usize>) -> Result<Tensor> {
-        if self.files.info(name)?.dtype != DType::E4M3 {
-            return self.files.values_of(name, elements);
+        in_f32(self.read_of(&mut Staging::new(&Device::Cpu), name, elements)?)
+    }
+
+    /// [`WeightFiles::values_of`] for the device of `staging`, in the type of the file if that is F16 or BF16, else in F32. Those of a file in F64 are
+    /// on the CPU, others on the device.
+    pub fn read_of(&self, staging: &mut Staging, name: &str, elements: Range<usize>) -> Result<Tensor> {
+        match self.files.info(name)?.dtype {
+            DType::E4M3 => self.scaled_codes(staging, name, elements),
+            DType::F64 => self.files.values_of(name, elements),
+            _ => self.files.floats_of(staging, name, elements),
         }
+    }
+
+    /// `elements` of a flat weight in FP8, F32 `[n]`.
+    fn scaled_codes(&self, staging: &mut Staging, name: &str, elements: Range<usize>) -> Result<Tensor> {
         let scales = self.scales(name)?;
-        let codes = self.files.read_bytes(name, elements.clone())?;
-        let (mut values, mut at) = (Vec::with_capacity(codes.len()), elements.start);
-        while at < elements.end {
-            // Neighbours with one scale: of one row, and of one block in it.
-            let column = at % scales.columns;
-            let end = (column + scales.width - column % scales.width).min(scales.columns);
-            let stop = (at + end - column).min(elements.end);
-            let scale = scales.at(at);
-            let codes = &codes[at - elements.start..stop - elements.start];
-            values.extend(codes.iter().map(|code| E4M3(*code).to_f32() * scale));
-            at = stop;
-        }
-        if values.iter().any(|value| !value.is_finite()) {
-            return Err(Error::Model(format!("tensor `{name}` has codes or scales that are not finite")));
-        }
-        Ok(Tensor::from_slice(&Device::Cpu, &[values.len()], &values)?)
+        staging.read(&[elements.len()], DType::F32, |at, bytes| {
+            let (first, values) = (elements.start + at / size_of::<f32>(), bytemuck::cast_slice_mut::<u8, f32>(bytes));
+            let codes = self.files.read_bytes(name, first..first + values.len())?;
+            let parts = values.par_chunks_mut(PART).zip(codes.par_chunks(PART)).enumerate();
+            let are_finite = parts.map(|(part, (values, codes))| {
+                scales.multiply(first + part * PART, codes, values);
+                values.iter().all(|value| value.is_finite())
+            });
+            expect_finite(name, are_finite.reduce(|| true, |a, b| a && b))
+        })
     }
 
     /// A hash of `linears`: of the names, shapes and first values of their weights, rounded to BF16, so that a copy in another type has the
@@ -201,6 +216,22 @@ impl StoredScales {
         self.scales[self.kind.index(self.grid, row, column)]
     }
 
+    /// Writes the values of `codes`, neighbours in the flat weight from element `first` on.
+    fn multiply(&self, first: usize, codes: &[u8], values: &mut [f32]) {
+        let mut at = 0;
+        while at < codes.len() {
+            // Neighbours with one scale: of one row, and of one block in it.
+            let column = (first + at) % self.columns;
+            let end = (column + self.width - column % self.width).min(self.columns);
+            let stop = (at + end - column).min(codes.len());
+            let scale = self.at(first + at);
+            for (value, code) in values[at..stop].iter_mut().zip(&codes[at..stop]) {
+                *value = E4M3(*code).to_f32() * scale;
+            }
+            at = stop;
+        }
+    }
+
     /// The granularity of a cast with such scales; `None` for blocks of other sizes.
     pub fn granularity(&self) -> Option<Granularity> {
         self.kind.granularity()
@@ -221,6 +252,11 @@ impl ModelFiles {
 
     /// `elements` of a flat tensor in F32, `[n]`, on the CPU.
     pub fn values_of(&self, name: &str, elements: Range<usize>) -> Result<Tensor> {
+        in_f32(self.floats_of(&mut Staging::new(&Device::Cpu), name, elements)?)
+    }
+
+    /// `elements` of a flat tensor of floats in the type of the file, `[n]`, on the device of `staging`.
+    fn floats_of(&self, staging: &mut Staging, name: &str, elements: Range<usize>) -> Result<Tensor> {
         let info = self.info(name)?;
         if !matches!(info.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
             return Err(Error::Model(format!(
@@ -228,9 +264,21 @@ impl ModelFiles {
                 info.dtype
             )));
         }
-        let (size, shape) = (info.dtype.size(), [elements.len()]);
-        let bytes = self.read_bytes(name, elements.start * size..elements.end * size)?;
-        let stored = Tensor::from_bytes(&Device::Cpu, &shape, info.dtype, &bytes)?;
-        Ok(cast(&stored, DType::F32)?)
+        let first = elements.start * info.dtype.size();
+        staging.read(&[elements.len()], info.dtype, |at, bytes| self.read_into(name, first + at, bytes))
+    }
+}
+
+fn expect_finite(name: &str, are_finite: bool) -> Result<()> {
+    match are_finite {
+        true => Ok(()),
+        false => Err(Error::Model(format!("tensor `{name}` has codes or scales that are not finite"))),
+    }
+}
+
+fn in_f32(values: Tensor) -> Result<Tensor> {
+    match values.dtype() {
+        DType::F32 => Ok(values),
+        _ => Ok(cast(&values, DType::F32)?),
     }
 }

@@ -5,6 +5,7 @@ use super::linears::Group;
 use crate::checkpoint::WeightFiles;
 use crate::error::{Error, Result};
 use ottava_tensor::fp8::E4M3;
+use ottava_tensor::{Device, Staging};
 use serde::Serialize;
 
 /// The result of an export.
@@ -70,7 +71,8 @@ impl LinearReport {
         for (part, _) in &group.parts {
             let name = format!("{part}.weight");
             let (values, found) = (source.values(&name)?.to_vec::<f32>()?, written.values(&name)?.to_vec::<f32>()?);
-            let (scales, codes) = (written.scales(&name)?, written.codes(&name)?);
+            let (scales, codes) =
+                (written.scales(&name)?, written.codes(&mut Staging::new(&Device::Cpu), &name)?.read_bytes()?);
             for (i, ((value, found), code)) in values.into_iter().zip(found).zip(codes).enumerate() {
                 let scaled = f64::from(value) / f64::from(scales.at(i));
                 if !is_nearest(code, scaled) {

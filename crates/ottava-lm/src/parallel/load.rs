@@ -7,7 +7,7 @@ use crate::models::Decoder;
 use crate::param::{FolderCodes, FolderTensor, Init, Param, WeightSource};
 use ottava_tensor::comm::{Axis, Reduce};
 use ottava_tensor::ops::checksums;
-use ottava_tensor::{DType, Device, Granularity, Tensor};
+use ottava_tensor::{Device, Granularity, Tensor};
 use std::ops::Range;
 
 /// The number of first elements of a divided tensor that all ranks hash.
@@ -78,7 +78,7 @@ impl WeightSource for Digested<'_> {
     fn codes(&mut self, tensor: &FolderTensor, granularity: Granularity) -> Result<FolderCodes> {
         let found = self.weights.codes(tensor, granularity)?;
         if let (true, FolderCodes::Codes { codes, .. }) = (self.is_whole, &found) {
-            self.add(tensor, &Tensor::from_bytes(&Device::Cpu, &[codes.len()], DType::E4M3, codes)?)?;
+            self.add(tensor, codes)?;
         }
         Ok(found)
     }

@@ -43,10 +43,10 @@ pub enum FolderCodes {
     None,
     /// Its scales have another granularity, or it is stored in another layout.
     Other,
-    /// E4M3 codes of the whole tensor `[R, C]`, and their inverse scales, row by row.
+    /// Codes of the whole tensor, and their inverse scales, row by row.
     Codes {
-        /// A byte for each element.
-        codes: Vec<u8>,
+        /// E4M3 `[R, C]`, finite, on any device.
+        codes: Tensor,
         /// One for the tensor, for each row, or for each 128x128 block.
         scale_inv: Vec<f32>,
     },
@@ -54,7 +54,7 @@ pub enum FolderCodes {
 
 /// A source of weights; each process reads the elements that it stores.
 pub trait WeightSource {
-    /// The values of `elements` of the flat `tensor`, F32 `[n]`, on any device; a source of random weights follows `init`.
+    /// The values of `elements` of the flat `tensor`, `[n]` in F32, F16 or BF16, on any device; a source of random weights follows `init`.
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor>;
 
     /// The codes of the whole `tensor` in FP8, if the source has it so with scales of this `granularity`.

@@ -4,7 +4,6 @@ use super::builder::{FolderCodes, WeightSource};
 use super::shard::Shard;
 use crate::error::{Error, Result};
 use crate::recipe::Cast;
-use ottava_tensor::fp8::E4M3;
 use ottava_tensor::{DType, Device, Granularity, QuantizedTensor, Tensor};
 
 /// Whether the codes of a frozen weight are those of the folder.
@@ -19,7 +18,7 @@ pub enum FolderUse {
 /// The codes of the stacked `shards` from `source`, if it has them with scales of `cast`; the copy of dgrad only in the form of its scales, if it
 /// has the same codes. `None` if the source has no codes of them.
 ///
-/// Errors for codes or scales that are not finite.
+/// Errors for scales that are not finite.
 pub(super) fn read(
     shards: &[Shard],
     cast: &Cast,
@@ -34,14 +33,13 @@ pub(super) fn read(
             FolderCodes::None => return Ok(None),
             FolderCodes::Codes { codes, scale_inv } if fits && shard.shape() == shard.tensor.shape => {
                 let name = &shard.tensor.name;
-                let is_nan = |code: &u8| E4M3(*code).to_f32().is_nan();
-                if codes.iter().any(is_nan) || !scale_inv.iter().all(|scale| scale.is_finite()) {
-                    return Err(Error::Model(format!("tensor `{name}` has codes or scales that are not finite")));
+                if !scale_inv.iter().all(|scale| scale.is_finite()) {
+                    return Err(Error::Model(format!("tensor `{name}` has scales that are not finite")));
                 }
                 // Blocks begin with the tensor, and those of a stack with the stack.
                 fits = granularity != Granularity::Blocks128x128 || rows % 128 == 0;
                 rows += shard.shape()[0];
-                all_codes.extend(codes);
+                all_codes.push(if codes.device().same(device) { codes } else { codes.to_device(device)? });
                 all_scales.extend(scale_inv);
             }
             FolderCodes::Codes { .. } | FolderCodes::Other => fits = false,
@@ -69,7 +67,7 @@ pub(super) fn read(
         true => Some(Box::new(scales(granularity, columns, rows, &|row, column| all_scales[column * blocks + row])?)),
         false => None,
     };
-    let codes = Some(Tensor::from_bytes(device, &[rows, columns], DType::E4M3, &all_codes)?);
+    let codes = Some(stack(all_codes, device, [rows, columns])?);
     let (granularity, format) = (cast.granularity, DType::E4M3);
     let codes = QuantizedTensor {
         codes,
@@ -82,4 +80,17 @@ pub(super) fn read(
         columns,
     };
     Ok(Some((FolderUse::Kept, Some(codes))))
+}
+
+/// The codes of shards in one tensor of this shape.
+fn stack(mut codes: Vec<Tensor>, device: &Device, shape: [usize; 2]) -> Result<Tensor> {
+    if codes.len() == 1 {
+        return Ok(codes.remove(0));
+    }
+    let (mut stacked, mut row) = (Tensor::empty(device, &shape, DType::E4M3)?, 0);
+    for codes in codes {
+        stacked.copy_from(row, &codes)?;
+        row += codes.shape()[0];
+    }
+    Ok(stacked)
 }

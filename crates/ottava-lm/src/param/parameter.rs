@@ -16,9 +16,10 @@ use crate::hash::name_hash;
 use crate::level::{Formats, Level, Masters};
 use crate::recipe::Cast;
 use crate::scaling::{Casts, NextCast, Slot, Values};
-use ottava_tensor::ops::{self, Accumulation, CodeCopies, Operand, UpdatedWeight, amax, real_type};
+use ottava_tensor::element::Element;
+use ottava_tensor::ops::{self, Accumulation, CodeCopies, Operand, UpdatedWeight, amax, cast_into, real_type};
 use ottava_tensor::{DType, ExpandedTensor, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
-use std::ops::Range;
+use std::ops::{Add, Range};
 
 /// A parameter of a layer.
 pub struct Param {
@@ -107,18 +108,10 @@ impl Param {
         let (value, _) = self.weights.tensors_mut();
         let value = value.expect("a parameter without a master stores its value");
         let change = if value.len() == change.len() { change } else { &change[own] };
-        let bytes = match value.dtype() {
-            DType::F64 => {
-                let sums: Vec<f64> = value.to_vec::<f64>()?.into_iter().zip(change).map(|(x, dx)| x + dx).collect();
-                bytemuck::cast_slice(&sums).to_vec()
-            }
-            _ => {
-                let sums: Vec<f32> =
-                    value.to_vec::<f32>()?.into_iter().zip(change).map(|(x, dx)| x + *dx as f32).collect();
-                bytemuck::cast_slice(&sums).to_vec()
-            }
-        };
-        Ok(value.write_bytes(&bytes)?)
+        match value.dtype() {
+            DType::F64 => add_to(value, change.iter().copied()),
+            _ => add_to(value, change.iter().map(|dx| *dx as f32)),
+        }
     }
 
     /// A matrix whose gradient is a product, in the gradient format of the purpose.
@@ -233,7 +226,7 @@ impl Param {
         for (shard, range) in self.pieces(elements) {
             let values = source.read(&self.shards[shard].tensor, range, self.init)?;
             let values = if values.device().same(&device) { values } else { values.to_device(&device)? };
-            full.copy_from(at, &values)?;
+            cast_into(&values, &mut full, at)?;
             at += values.len();
         }
         let full = into_shape(full, &self.update_shape())?;
@@ -543,6 +536,12 @@ impl Param {
     pub fn name(&self) -> &str {
         self.stack.as_ref().map_or(&self.shards[0].tensor.name, |stack| &stack.first)
     }
+}
+
+/// Adds `change` to the elements of `value`, whose type is `T`.
+fn add_to<T: Element + Add<Output = T>>(value: &mut Tensor, change: impl Iterator<Item = T>) -> Result<()> {
+    let sums: Vec<T> = value.to_vec::<T>()?.into_iter().zip(change).map(|(x, dx)| x + dx).collect();
+    Ok(value.write_bytes(bytemuck::cast_slice(&sums))?)
 }
 
 /// An unshared tensor in another shape.

@@ -50,7 +50,7 @@ pub fn build<T>(
     make: impl FnOnce(&mut dyn WeightSource) -> Result<T>,
 ) -> Result<T> {
     let Some(folder) = folder else { return make(&mut RandomWeights { seed, device: device.clone() }) };
-    let mut base = FolderWeights::open(folder)?;
+    let mut base = FolderWeights::open(folder)?.on(device);
     let new_score = sizes.score && !is_reward_model(&ConfigFile::read(folder)?)?;
     let new = RandomWeights { seed, device: device.clone() };
     let mut weights = AdaptedWeights::new(&mut base, adapter, new, new_score);

@@ -2,8 +2,8 @@
 
 use ottava_lm::checkpoint::WeightFiles;
 use ottava_lm::models::{ConfigFile, decoder_config};
-use ottava_tensor::DType;
 use ottava_tensor::fp8::E4M3;
+use ottava_tensor::{DType, Device, Staging};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -71,6 +71,36 @@ fn scales_of_other_writers_are_read() {
     let weights = WeightFiles::open(folder.path()).unwrap();
     assert_eq!(weights.values("a.weight").unwrap().to_vec::<f32>().unwrap()[8], E4M3(0x38).to_f32() * 0.5);
     assert_eq!(weights.input_scales().unwrap(), BTreeMap::from([("a".to_string(), 0.25)]));
+}
+
+/// Threads multiply parts of 65,536 codes, which begin within rows and blocks.
+#[test]
+fn values_of_large_weights_are_codes_times_scales() {
+    let (rows, columns) = (300usize, 700usize);
+    let (down, across) = (rows.div_ceil(128), columns.div_ceil(128));
+    let codes: Vec<u8> = (0..rows * columns).map(|i| (i * 7 % 0x7f) as u8).collect();
+    let scales: Vec<f32> = (0..down * across).map(|i| 0.01 + i as f32).collect();
+    let block = |i: usize| i / columns / 128 * across + i % columns / 128;
+    let expected: Vec<f32> = (0..codes.len()).map(|i| E4M3(codes[i]).to_f32() * scales[block(i)]).collect();
+    let settings = json!({"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"});
+    let with = |codes: Vec<u8>| {
+        let scales = ("b.weight_scale_inv", DType::F32, &[down, across][..], f32s(&scales));
+        stored(settings.clone(), &[("b.weight", DType::E4M3, &[rows, columns], codes), scales])
+    };
+    let folder = with(codes.clone());
+    let weights = WeightFiles::open(folder.path()).unwrap();
+    for range in [0..codes.len(), 1234..1235, 3..65_539, 65_530..200_001] {
+        let found = weights.values_of("b.weight", range.clone()).unwrap().to_vec::<f32>().unwrap();
+        assert!(found == expected[range.clone()], "{range:?}");
+    }
+    let mut damaged = codes;
+    *damaged.last_mut().unwrap() = 0x7f;
+    let folder = with(damaged);
+    let weights = WeightFiles::open(folder.path()).unwrap();
+    let of_codes = weights.codes(&mut Staging::new(&Device::Cpu), "b.weight").map(drop);
+    for error in [of_codes, weights.values("b.weight").map(drop)].map(|read| read.unwrap_err().to_string()) {
+        assert!(error.contains("`b.weight` has codes or scales that are not finite"), "{error}");
+    }
 }
 
 /// Whoever wrote them, and also where nothing but the cache is quantized. Without a word about quantization they are tensors like others.

@@ -2,7 +2,7 @@
 
 use super::buffer::DeviceBuffer;
 use super::device::CudaDevice;
-use super::driver::Stream;
+use super::driver::{Event, Stream};
 use crate::error::{Error, Result};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -119,6 +119,20 @@ impl PinnedBuffer {
         };
         // SAFETY: both ranges were checked, and host memory is read only after a synchronisation, which waits for this copy.
         unsafe { context.copy_to_host(Stream::Compute, self.pointer.add(to), from, bytes.len()) }
+    }
+
+    /// Enqueues a copy of the first `bytes` to byte `offset` of `to`, in the compute stream, and returns an event at its end, before which they
+    /// must not be written; `None` in a dry run, and for no bytes.
+    pub(crate) fn copy_to(&self, bytes: usize, to: &mut DeviceBuffer, offset: usize) -> Result<Option<Event>> {
+        let (from, to) = (self.range(0, bytes)?.start, to.address(offset, bytes)?);
+        let Some(context) = self.device.context().filter(|_| bytes > 0) else {
+            self.device.trace(|| format!("stage {bytes} to +{offset}"));
+            return Ok(None);
+        };
+        // SAFETY: both ranges were checked. The caller writes these bytes only after the event, and they are freed only after a
+        // synchronisation.
+        unsafe { context.copy_to_device(Stream::Compute, to, self.pointer.add(from), bytes)? };
+        Event::end_of(context, Stream::Compute).map(Some)
     }
 
     /// Bytes in host memory, to which nothing enqueued writes; zeros in a dry run.

@@ -56,7 +56,7 @@ pub use attention::{
     KeySource, attention, attention_backward,
 };
 pub use bias::{add_bias, bias_gradient};
-pub use cast::cast;
+pub use cast::{cast, cast_into};
 pub use checksum::checksums;
 pub use column_parts::{divide_columns, join_columns};
 pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unscale_columns};

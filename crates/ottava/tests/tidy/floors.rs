@@ -24,6 +24,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("planted", 1),
             ("quantized", 1),
             ("snapshot", 1),
+            ("staging", 1),
             ("stored", 1),
             ("tensor", 1),
             ("bench", 2),

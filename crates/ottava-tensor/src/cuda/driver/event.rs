@@ -50,12 +50,19 @@ impl Event {
         context.check(status, "cuStreamWaitEvent")
     }
 
-    /// Milliseconds of device time from `self` to `later`; waits for `later`.
-    pub fn milliseconds_until(&self, later: &Event) -> Result<f32> {
+    /// Waits on the host for the event.
+    pub(crate) fn synchronize(&self) -> Result<()> {
         let context = &self.context;
         context.bind()?;
         // SAFETY: the event lives.
-        context.check(unsafe { (context.api.event_synchronize)(later.event) }, "cuEventSynchronize")?;
+        let status = context.waiting(|| unsafe { (context.api.event_synchronize)(self.event) });
+        context.check(status, "cuEventSynchronize")
+    }
+
+    /// Milliseconds of device time from `self` to `later`; waits for `later`.
+    pub fn milliseconds_until(&self, later: &Event) -> Result<f32> {
+        later.synchronize()?;
+        let context = &self.context;
         let mut milliseconds = 0.0;
         // SAFETY: the driver writes one float; both events have completed.
         let status = unsafe { (context.api.event_elapsed)(&mut milliseconds, self.event, later.event) };

@@ -16,22 +16,33 @@ pub(super) fn add_bias(gpu: &CudaDevice, x: &mut Tensor, bias: &Tensor) -> Resul
 }
 
 pub(super) fn bias_gradient(gpu: &CudaDevice, dy: &Tensor, dbias: &mut Tensor) -> Result<()> {
-    let [rows, columns] = dy.dims("bias_gradient: dy")?;
-    let defines = launch::storage(dy.dtype())?;
+    let shape = dy.dims("bias_gradient: dy")?;
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(dy.dtype())?, entry: "partial_sums" };
+    // SAFETY: `dy` is `rows · columns` elements.
+    unsafe { add_column_sums(gpu, &kernel, &[dy], shape, dbias) }
+}
+
+/// `sum[c] += Σ_t` of what `kernel` adds up for each column of `rows` rows; `sum` is F32 `[C]`.
+///
+/// # Safety
+/// `kernel` takes the pointers of partial sums, F32 `[chunks, columns]`, and of `inputs`, which have what it reads, and then rows, columns
+/// and rows per chunk; a row of blocks of the grid writes a row of the partial sums.
+pub(in crate::ops) unsafe fn add_column_sums(
+    gpu: &CudaDevice,
+    kernel: &Kernel,
+    inputs: &[&Tensor],
+    [rows, columns]: [usize; 2],
+    sum: &mut Tensor,
+) -> Result<()> {
     let chunks = rows.div_ceil(CHUNK).max(1);
-    let mut partial = Tensor::empty(dy.device(), &[chunks, columns], DType::F32)?;
+    let mut partial = Tensor::empty(sum.device(), &[chunks, columns], DType::F32)?;
     let column_blocks = columns.div_ceil(BLOCK as usize).max(1) as u32;
-    let kernel = Kernel { source: &SOURCE, defines, entry: "partial_sums" };
-    let args = [
-        Arg::Ptr(partial.device_ptr_mut()),
-        Arg::Ptr(dy.device_ptr()),
-        Arg::I32(rows as i32),
-        Arg::I32(columns as i32),
-        Arg::I32(CHUNK as i32),
-    ];
-    // SAFETY: `dy` is `rows · columns` elements; the grid has one row of blocks per row of `partial`.
-    unsafe { gpu.launch(&kernel, [column_blocks, chunks as u32, 1], BLOCK, 0, &args)? };
-    add_partial_sums(gpu, &partial, dbias)
+    let mut args = vec![Arg::Ptr(partial.device_ptr_mut())];
+    args.extend(inputs.iter().map(|input| Arg::Ptr(input.device_ptr())));
+    args.extend([rows, columns, CHUNK].map(|size| Arg::I32(size as i32)));
+    // SAFETY: the caller's promise; `partial` has a row for each chunk.
+    unsafe { gpu.launch(kernel, [column_blocks, chunks as u32, 1], BLOCK, 0, &args)? };
+    add_partial_sums(gpu, &partial, sum)
 }
 
 /// `sum[c] += Σ_i partial[i, c]` for F32 `partial` `[N, C]` and `sum` `[C]`.

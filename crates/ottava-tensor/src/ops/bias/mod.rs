@@ -9,7 +9,7 @@ use super::{expect_compute, expect_gradient};
 use crate::{Device, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
-pub(super) use cuda::add_partial_sums;
+pub(super) use cuda::{add_column_sums, add_partial_sums};
 
 /// `x[t, c] += bias[c]` in place, for `x` `[T, C]` and `bias` `[C]` of one type.
 pub fn add_bias(x: &mut Tensor, bias: &Tensor) -> Result<()> {

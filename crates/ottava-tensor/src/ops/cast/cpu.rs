@@ -2,8 +2,9 @@ use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use rayon::prelude::*;
 
-pub(super) fn cast(x: &Tensor, y: &mut Tensor) {
-    with_float!(x.dtype(), A => with_float!(y.dtype(), B => convert::<A, B>(x.host(), y.host_mut())));
+pub(super) fn cast(x: &Tensor, y: &mut Tensor, first: usize) {
+    let n = x.len();
+    with_float!(x.dtype(), A => with_float!(y.dtype(), B => convert::<A, B>(x.host(), &mut y.host_mut()[first..first + n])));
 }
 
 fn convert<A: Float, B: Float>(x: &[A], y: &mut [B]) {

@@ -16,11 +16,12 @@ pub(crate) const VARIANTS: &[Defines] = &[
     &[("FROM", "bf16"), ("TO", "bf16")],
 ];
 
-pub(super) fn cast(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor) -> Result<()> {
+pub(super) fn cast(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor, first: usize) -> Result<()> {
     let (from, to) = (launch::storage(x.dtype())?[0].1, launch::storage(y.dtype())?[0].1);
     let defines = VARIANTS.iter().find(|v| v[0].1 == from && v[1].1 == to).expect("all pairs are listed");
     let kernel = Kernel { source: &SOURCE, defines, entry: "cast" };
-    let args = [Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
-    // SAFETY: both tensors have `x.len()` elements of the types in the defines.
+    let to = y.device_ptr_mut() + (first * y.dtype().size()) as u64;
+    let args = [Arg::Ptr(to), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
+    // SAFETY: `x`, and `y` from `first` on, have `x.len()` elements of the types in the defines.
     unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, x.len()), BLOCK, 0, &args) }
 }

@@ -6,19 +6,32 @@ mod cuda;
 mod tests;
 
 use super::expect_compute;
-use crate::{DType, Device, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
 
 /// `x` rounded to `dtype`, to nearest even. Both types are of F64 (CPU only), F32, F16 and BF16.
 pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
-    expect_compute("cast: x", x)?;
     let mut y = Tensor::empty(x.device(), x.shape(), dtype)?;
-    expect_compute("cast: result", &y)?;
-    match x.device() {
-        Device::Cpu => cpu::cast(x, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::cast(gpu, x, &mut y)?,
-    }
+    cast_into(x, &mut y, 0)?;
     Ok(y)
+}
+
+/// [`cast`] of all elements of `x` to those of `y` from `first` on, both counted in row-major order. Errors when they do not fit.
+pub fn cast_into(x: &Tensor, y: &mut Tensor, first: usize) -> Result<()> {
+    expect_compute("cast: x", x)?;
+    expect_compute("cast: result", y)?;
+    y.expect_device("cast: result", x.device())?;
+    if y.len().checked_sub(first).is_none_or(|room| x.len() > room) {
+        let (shape, into) = (x.shape(), y.shape());
+        return Err(Error::Value(format!(
+            "cast: elements of shape {shape:?} do not fit into {into:?} from {first} on"
+        )));
+    }
+    match x.device() {
+        Device::Cpu => cpu::cast(x, y, first),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::cast(gpu, x, y, first)?,
+    }
+    Ok(())
 }

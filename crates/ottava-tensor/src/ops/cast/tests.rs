@@ -1,4 +1,4 @@
-use super::cast;
+use super::{cast, cast_into};
 use crate::testing::{Tolerance, normals, parity, values};
 use crate::{DType, Device, Tensor};
 
@@ -13,6 +13,25 @@ fn cast_agrees_across_devices() {
             }
         }
     }
+}
+
+#[test]
+fn cast_into_agrees_across_devices() {
+    for (from, to) in [(DType::BF16, DType::F32), (DType::F32, DType::BF16), (DType::F32, DType::F32)] {
+        for (n, first, room) in [(1, 0, 1), (255, 3, 300), (1024, 8, 1032), (0, 5, 5)] {
+            let inputs = [normals("cast into", &[n], from), normals("before", &[room], to)];
+            parity(&inputs, Tolerance::Exact, |x| {
+                let mut y = x[1].duplicate()?;
+                cast_into(&x[0], &mut y, first)?;
+                assert_eq!(values(&y)[..first], values(&x[1])[..first]);
+                assert_eq!(values(&y)[first..first + n], values(&cast(&x[0], to)?));
+                assert_eq!(values(&y)[first + n..], values(&x[1])[first + n..]);
+                Ok(vec![y])
+            });
+        }
+    }
+    let (x, mut y) = (normals("x", &[3], DType::F32), normals("y", &[2, 3], DType::F32));
+    assert!(cast_into(&x, &mut y, 4).unwrap_err().to_string().contains("do not fit into [2, 3] from 4 on"));
 }
 
 #[test]

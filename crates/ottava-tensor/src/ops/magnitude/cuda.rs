@@ -1,12 +1,9 @@
 use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::bias::add_partial_sums;
+use crate::ops::bias::add_column_sums;
 use crate::ops::launch::{self, BLOCK, kernel_source};
-use crate::{DType, Result, Tensor};
+use crate::{Result, Tensor};
 
 kernel_source!("magnitude");
-
-/// Rows per block.
-const CHUNK: usize = 128;
 
 pub(super) fn compute(
     gpu: &CudaDevice,
@@ -35,22 +32,8 @@ pub(super) fn gradient(
     magnitude: &Tensor,
     dmagnitude: &mut Tensor,
 ) -> Result<()> {
-    let [rows, columns] = dy.dims("magnitude_gradient: dy")?;
-    let chunks = rows.div_ceil(CHUNK).max(1);
-    let mut partial = Tensor::empty(dy.device(), &[chunks, columns], DType::F32)?;
-    let column_blocks = columns.div_ceil(BLOCK as usize).max(1) as u32;
+    let shape = dy.dims("magnitude_gradient: dy")?;
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(dy.dtype())?, entry: "partial_gradients" };
-    let args = [
-        Arg::Ptr(partial.device_ptr_mut()),
-        Arg::Ptr(dy.device_ptr()),
-        Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(magnitude.device_ptr()),
-        Arg::I32(rows as i32),
-        Arg::I32(columns as i32),
-        Arg::I32(CHUNK as i32),
-    ];
-    // SAFETY: `dy` and `x` are `rows · columns` elements of one type and `magnitude` `columns`, F32; the grid has one row of blocks per row of
-    // `partial`.
-    unsafe { gpu.launch(&kernel, [column_blocks, chunks as u32, 1], BLOCK, 0, &args)? };
-    add_partial_sums(gpu, &partial, dmagnitude)
+    // SAFETY: `dy` and `x` are `rows · columns` elements of one type and `magnitude` `columns`, F32.
+    unsafe { add_column_sums(gpu, &kernel, &[dy, x, magnitude], shape, dmagnitude) }
 }

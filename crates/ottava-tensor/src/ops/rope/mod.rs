@@ -8,6 +8,7 @@ mod tests;
 use super::destination::{Output, Produced};
 use super::{expect_compute, quantize};
 use crate::{DType, Device, Error, Result, Tensor};
+use rayon::prelude::*;
 
 pub(crate) use cuda::{FP8_SOURCES, PARTIAL_SOURCES, SOURCES};
 
@@ -116,12 +117,14 @@ pub fn rope_table(device: &Device, inverse_frequencies: &[f64], positions: usize
     if device.tracker().is_some() {
         return Tensor::empty(device, &[positions, half * 2], dtype);
     }
-    let mut table = Vec::with_capacity(positions * half * 2);
-    for position in 0..positions {
-        let angles = inverse_frequencies.iter().map(|f| position as f64 * f);
-        table.extend(angles.clone().map(libm::cos));
-        table.extend(angles.map(libm::sin));
-    }
+    let mut table = vec![0f64; positions * half * 2];
+    table.par_chunks_exact_mut((half * 2).max(1)).enumerate().for_each(|(position, row)| {
+        let (cos, sin) = row.split_at_mut(half);
+        for ((cos, sin), f) in cos.iter_mut().zip(sin).zip(inverse_frequencies) {
+            let angle = position as f64 * f;
+            (*cos, *sin) = (libm::cos(angle), libm::sin(angle));
+        }
+    });
     let table = Tensor::from_slice(&Device::Cpu, &[positions, half * 2], &table)?;
     super::cast(&table, dtype)?.to_device(device)
 }

@@ -1,0 +1,147 @@
+//! New tensors whose bytes the host reads piece by piece, for example from files.
+
+use crate::cuda::{DeviceBuffer, Event, PinnedBuffer};
+use crate::device::{Device, Storage};
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::tensor::Tensor;
+
+/// Bytes of a staging buffer.
+const CHUNK: usize = 32 << 20;
+
+/// Reads tensors into the memory of a device. On the CPU they are read where they will be. For a GPU, chunks are read into two pinned buffers in
+/// turn: one is copied to the GPU while the next chunk is read.
+pub struct Staging {
+    device: Device,
+    /// Bytes of each buffer.
+    chunk: usize,
+    /// Allocated for the first tensor on a GPU.
+    buffers: Vec<StagingBuffer>,
+    /// The buffer of the next chunk.
+    next: usize,
+}
+
+struct StagingBuffer {
+    memory: PinnedBuffer,
+    /// The end of the last copy from it.
+    copied: Option<Event>,
+}
+
+impl Staging {
+    /// For tensors of `device`.
+    pub fn new(device: &Device) -> Staging {
+        Staging::with_chunk(device, CHUNK)
+    }
+
+    fn with_chunk(device: &Device, chunk: usize) -> Staging {
+        Staging { device: device.clone(), chunk, buffers: Vec::new(), next: 0 }
+    }
+
+    /// The device of the tensors.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// A new tensor. `read` gets the offset of a piece of its bytes, little-endian and row-major, and the place to write that piece to. A dry
+    /// run reads nothing.
+    ///
+    /// Errors as `read` does, and when there is no memory.
+    pub fn read<E: From<Error>>(
+        &mut self,
+        shape: &[usize],
+        dtype: DType,
+        mut read: impl FnMut(usize, &mut [u8]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Tensor, E> {
+        let mut tensor = Tensor::empty(&self.device, shape, dtype)?;
+        match tensor.storage_mut() {
+            Storage::Host(buffer) => read(0, &mut buffer.as_mut_slice()[..])?,
+            Storage::Cuda(buffer) => self.stage(buffer, &mut read)?,
+            Storage::Dry(_) => {}
+            Storage::Pinned(_) => unreachable!("a new tensor is in device memory"),
+        }
+        Ok(tensor)
+    }
+
+    fn stage<E: From<Error>>(
+        &mut self,
+        to: &mut DeviceBuffer,
+        read: &mut impl FnMut(usize, &mut [u8]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        while self.buffers.len() < 2 {
+            let memory = to.device().alloc_host(self.chunk)?;
+            self.buffers.push(StagingBuffer { memory, copied: None });
+        }
+        for at in (0..to.len()).step_by(self.chunk) {
+            let bytes = self.chunk.min(to.len() - at);
+            let StagingBuffer { memory, copied } = &mut self.buffers[self.next];
+            self.next = 1 - self.next;
+            if let Some(copied) = copied.take() {
+                copied.synchronize()?;
+            }
+            if let Some(place) = memory.host_bytes_mut(0..bytes) {
+                read(at, place)?;
+            }
+            *copied = memory.copy_to(bytes, to, at)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::GpuModel;
+    use crate::error::Result;
+    use crate::testing::gpu;
+
+    /// A tensor of `length` bytes read in chunks of `chunk`, and its expected bytes.
+    fn staged(staging: &mut Staging, length: usize, seed: usize) -> (Tensor, Vec<u8>) {
+        let expected: Vec<u8> = (0..length).map(|i| ((i + seed) * 7 % 251) as u8).collect();
+        let read = |at: usize, place: &mut [u8]| -> Result<()> {
+            place.copy_from_slice(&expected[at..at + place.len()]);
+            Ok(())
+        };
+        (staging.read(&[length], DType::E4M3, read).unwrap(), expected)
+    }
+
+    /// Lengths below, at and above a chunk, one after the other, so that a buffer is written while copies from it are in flight.
+    #[test]
+    fn a_staged_tensor_has_the_bytes_that_were_read() {
+        for device in [Device::Cpu].into_iter().chain(gpu()) {
+            let mut staging = Staging::with_chunk(&device, 1 << 20);
+            let lengths = [1, 0, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 7 << 20, (5 << 20) + 3];
+            let all: Vec<_> = lengths.iter().enumerate().map(|(i, n)| staged(&mut staging, *n, i)).collect();
+            for (length, (tensor, expected)) in lengths.iter().zip(all) {
+                assert!(tensor.read_bytes().unwrap() == expected, "{length} bytes on {device}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_read_ends_the_tensor_and_not_the_staging() {
+        for device in [Device::Cpu].into_iter().chain(gpu()) {
+            let mut staging = Staging::with_chunk(&device, 1 << 10);
+            let error = staging.read(&[5000], DType::E4M3, |at, _| match at {
+                0 if device.tracker().is_none() && !matches!(device, Device::Cpu) => Ok(()),
+                _ => Err(Error::Value(format!("nothing at {at}"))),
+            });
+            assert!(error.unwrap_err().to_string().contains("nothing at"), "{device}");
+            let (tensor, expected) = staged(&mut staging, 3000, 1);
+            assert_eq!(tensor.read_bytes().unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn a_dry_run_copies_in_chunks_and_reads_nothing() {
+        let device = Device::dry_gpu(GpuModel::h200());
+        let Device::Cuda(gpu) = &device else { unreachable!("made above") };
+        gpu.start_trace();
+        let read = |_: usize, _: &mut [u8]| -> Result<()> { panic!("nothing is read") };
+        let mut staging = Staging::with_chunk(&device, 1000);
+        let tensor = staging.read(&[1250], DType::BF16, read).unwrap();
+        assert_eq!(gpu.take_trace(), ["stage 1000 to +0", "stage 1000 to +1000", "stage 500 to +2000"]);
+        assert_eq!((tensor.shape(), tensor.dtype(), gpu.host_bytes()), (&[1250][..], DType::BF16, 2000));
+        drop(staging);
+        assert_eq!(gpu.host_bytes(), 0);
+    }
+}
