@@ -1,12 +1,12 @@
 //! Shapes of known models.
 
 use crate::error::{Error, Result};
-use crate::layers::{ExpertsConfig, LatentSizes, RouterLossFactors, SharedExpert};
+use crate::layers::{ExpertsConfig, LatentSizes, NormScope, RouterLossFactors, SharedExpert};
 use crate::models::{Decoder, DecoderConfig, LayerSet, Positions, cohere, gemma2, gpt2, mixtral, phi3};
 use crate::recipe::Precision;
 use ottava_tensor::Device;
 use ottava_tensor::bench::AttentionRow;
-use ottava_tensor::ops::{AttentionSpec, NormScope, RopePairs, RouterScores, Routing};
+use ottava_tensor::ops::{AttentionSpec, RopePairs, RouterScores, Routing};
 
 /// Shapes of known models: `(name, config)`.
 pub fn models() -> Vec<(&'static str, DecoderConfig)> {

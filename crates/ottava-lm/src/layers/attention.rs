@@ -1,20 +1,24 @@
 //! Causal self-attention with shared key and value heads, and rotary positions unless positions are learned.
 
 mod exchange;
+mod head_norm;
+
+pub use head_norm::{NormScope, QkNorm};
 
 use super::cast::{OperandCast, SavedOperand};
-use super::norm::initial_weight;
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{HEAD_NORMS, Linear, LinearConfig, Names};
+use super::{Linear, LinearConfig, Names};
 use crate::context::{Context, PagedPass, Sequences};
 use crate::error::{Error, Result};
+use crate::layer_ranks::LayerRanks;
 use crate::operand::{ResidualGradient, View, Views};
-use crate::param::{Builder, FolderLayout, FolderTensor, Param, Split};
+use crate::param::{Builder, Param, Split};
+use head_norm::HeadNorm;
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    Angles, AttentionInput, AttentionSpec, HeadNormLayout, HeadNormWeights, NormKind, NormScope, RopeLayout, RopePairs,
-    Rotation, append_kv, attention, attention_backward, head_norm, head_norm_backward, paged_attention, rope, rope_to,
+    Angles, AttentionInput, AttentionSpec, RopeLayout, RopePairs, Rotation, append_kv, attention, attention_backward,
+    paged_attention, rope, rope_to,
 };
 
 /// Sizes of an attention layer.
@@ -72,11 +76,6 @@ impl AttentionConfig {
                 )));
             }
         }
-        if ranks > 1 && self.qk_norm.is_some_and(|norm| norm.scope == NormScope::Projection) {
-            return Err(Error::Config(format!(
-                "`{name}` normalises all heads of a token together, which `parallel.tensor` does not support yet; set it to 1"
-            )));
-        }
         if replicas > 1 && build.lora.is_some() {
             return Err(Error::Config(format!(
                 "`{name}` has {} key and value heads for {ranks} ranks of `parallel.tensor`, and adapters do not support fewer heads than ranks; set it to a divisor",
@@ -85,17 +84,6 @@ impl AttentionConfig {
         }
         Ok(AttentionConfig { heads: self.heads / ranks, kv_heads: self.kv_heads * replicas / ranks, ..self })
     }
-}
-
-/// The norms of queries and keys.
-#[derive(Clone, Copy, Debug)]
-pub struct QkNorm {
-    /// What is computed.
-    pub kind: NormKind,
-    /// What is normalised: each head, or all heads of a token.
-    pub scope: NormScope,
-    /// Added to the mean square or the variance.
-    pub eps: f64,
 }
 
 /// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product; most families have no norm of heads.
@@ -120,57 +108,6 @@ struct AttentionSaved {
     /// `[B, H, S]`; `None` in inference, which has no backward.
     lse: Option<Tensor>,
     output: SavedOperand,
-}
-
-/// The norm of queries and keys.
-struct HeadNorm {
-    q: Param, /* [D], or [H·D] */
-    k: Param, /* [D], or [H_kv·D] */
-    eps: f64,
-    layout: HeadNormLayout,
-}
-
-impl HeadNorm {
-    /// `replicas` ranks have the same key and value heads.
-    fn new(
-        build: &mut Builder,
-        name: &str,
-        config: &AttentionConfig,
-        norm: QkNorm,
-        replicas: usize,
-    ) -> Result<HeadNorm> {
-        let AttentionConfig { heads, kv_heads, head_dim, .. } = *config;
-        let QkNorm { kind, scope, eps } = norm;
-        let layout = HeadNormLayout { heads, kv_heads, head_dim, kind, scope };
-        let mut weight = |which: &str, len: usize, replicas: usize| {
-            // A LayerNorm has separate weights for each head.
-            let (whole, layout, split) = match kind {
-                NormKind::Layer => {
-                    let whole = len * build.place().ranks / replicas;
-                    (whole, FolderLayout::Rows(whole / head_dim), Split::Output)
-                }
-                _ => (len, FolderLayout::Same, Split::None),
-            };
-            let tensor = FolderTensor { layout, ..FolderTensor::new(format!("{name}.{which}.weight"), vec![whole]) };
-            let shards = build.shards(tensor, &[], &[replicas], split)?;
-            Param::new(build, shards, initial_weight(kind))
-        };
-        let [of_q, of_k] = layout.weights();
-        let [q, k] = HEAD_NORMS;
-        Ok(HeadNorm { q: weight(q, of_q, 1)?, k: weight(k, of_k, replicas)?, eps, layout })
-    }
-
-    fn forward(&self, qkv: &Tensor) -> Result<Tensor> {
-        let (q, k) = (&self.q.value()?, &self.k.value()?);
-        Ok(head_norm(qkv, HeadNormWeights { q, k }, self.layout, self.eps)?)
-    }
-
-    fn backward(&mut self, dy: &Tensor, qkv: &Tensor) -> Result<Tensor> {
-        let (q, k) = (&self.q.value()?, &self.k.value()?);
-        let (mut unread_q, mut unread_k) = (None, None);
-        let (dq, dk) = (self.q.grad_or_unread(&mut unread_q)?, self.k.grad_or_unread(&mut unread_k)?);
-        Ok(head_norm_backward(dy, qkv, HeadNormWeights { q, k }, self.layout, self.eps, dq, dk)?)
-    }
 }
 
 /// Q, K and V in backward.
@@ -227,10 +164,10 @@ impl Attention {
         RopeLayout { heads: heads + kv_heads, head_dim, pairs }
     }
 
-    /// Normalises heads of projected Q and K, where they are.
-    fn normalise(&self, qkv: Tensor) -> Result<Tensor> {
+    /// Normalises projected Q and K, if the layer does.
+    fn normalise(&self, qkv: Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
         match &self.norm {
-            Some(norm) => norm.forward(&qkv),
+            Some(norm) => norm.forward(&qkv, ranks),
             None => Ok(qkv),
         }
     }
@@ -241,7 +178,7 @@ impl Attention {
 
     /// Normalises and rotates projected Q, K and V.
     fn rotate(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
-        let mut qkv = self.normalise(qkv)?;
+        let mut qkv = self.normalise(qkv, context.casts.layer_ranks())?;
         if let Some(angles) = self.angles(context.sequences) {
             rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
         }
@@ -253,7 +190,9 @@ impl Attention {
         let projected = self.qkv.fprop(&x, None, context)?;
         drop(x);
         let sequences = context.sequences;
+        let ranks = context.casts.layer_ranks();
         if let Some(pass) = &mut context.paged {
+            let projected = self.normalise(projected, ranks)?;
             return Ok((None, self.attend_paged(projected, sequences, pass)?, None));
         }
         let unrotated = self.norm.as_ref().map(|_| projected.clone());
@@ -265,12 +204,11 @@ impl Attention {
         Ok((qkv, o, Some(lse)))
     }
 
-    /// Attention of new tokens of many sequences over a cache, to which their keys and values are appended; or of all tokens of one
-    /// sequence.
-    fn attend_paged(&self, projected: Tensor, sequences: &Sequences, pass: &mut PagedPass) -> Result<Tensor> {
+    /// Attention of new tokens of many sequences, with normalised heads, over a cache, to which their keys and values are appended; or of all
+    /// tokens of one sequence.
+    fn attend_paged(&self, mut qkv: Tensor, sequences: &Sequences, pass: &mut PagedPass) -> Result<Tensor> {
         let is_whole = pass.is_whole;
         let (cache, batch) = pass.layer(self.number);
-        let mut qkv = self.normalise(projected)?;
         let mut rotation = self.angles(sequences).map(|angles| (angles, self.config.pairs));
         // `append_kv` rotates whole heads.
         if let Some((angles, _)) = rotation.take_if(|(angles, _)| angles.table.shape()[1] < self.config.head_dim) {
@@ -366,7 +304,7 @@ impl Sublayer for Attention {
                 if let Some(angles) = angles {
                     rope(&mut dqkv, angles, rotated, Rotation::Backward)?;
                 }
-                let dqkv = norm.backward(&dqkv, &unrotated)?;
+                let dqkv = norm.backward(&dqkv, &unrotated, context.casts.layer_ranks())?;
                 self.qkv.cast_gradient(dqkv.into(), context)?
             }
             (_, _, Some(angles)) => self
@@ -379,19 +317,13 @@ impl Sublayer for Attention {
 
     fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
         self.qkv.parameters(visit);
-        if let Some(HeadNorm { q, k, .. }) = &self.norm {
-            visit(q);
-            visit(k);
-        }
+        self.norm.iter().for_each(|norm| norm.parameters(visit));
         self.output.parameters(visit);
     }
 
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         self.qkv.parameters_mut(visit);
-        if let Some(HeadNorm { q, k, .. }) = &mut self.norm {
-            visit(q);
-            visit(k);
-        }
+        self.norm.iter_mut().for_each(|norm| norm.parameters_mut(visit));
         self.output.parameters_mut(visit);
     }
 

@@ -15,7 +15,7 @@ mod names;
 mod norm;
 mod sublayer;
 
-pub use attention::{Attention, AttentionConfig, QkNorm};
+pub use attention::{Attention, AttentionConfig, NormScope, QkNorm};
 pub use block::{Block, BlockSaved};
 pub use branch::{Branch, BranchSaved};
 pub use cast::{CastInput, OperandCast, SavedOperand};

@@ -4,7 +4,8 @@
 use super::family::{Family, common};
 use super::{ConfigFile, DecoderConfig, Positions};
 use crate::error::Result;
-use ottava_tensor::ops::{NormKind, NormScope, RopePairs};
+use crate::layers::NormScope;
+use ottava_tensor::ops::{NormKind, RopePairs};
 
 pub(super) const FAMILY: Family =
     Family { architecture: "CohereForCausalLM", model_type: "cohere", reward_model: None, read };

@@ -6,7 +6,7 @@ use super::gemma2::{gemma, read_gemma};
 use super::rope::NESTED;
 use super::{ConfigFile, DecoderConfig, LayerSet, RopeScaling};
 use crate::error::Result;
-use ottava_tensor::ops::NormScope;
+use crate::layers::NormScope;
 
 pub(super) const FAMILY: Family = Family {
     architecture: "Gemma3ForCausalLM",

@@ -4,8 +4,8 @@
 use super::family::{Family, common};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
+use crate::layers::NormScope;
 use crate::layers::{LLAMA, Names};
-use ottava_tensor::ops::NormScope;
 
 pub(super) const FAMILY: Family = Family {
     architecture: "Olmo2ForCausalLM",

@@ -3,8 +3,8 @@
 use super::family::{Family, common, ignore_router_logits, softmax_routing};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
+use crate::layers::NormScope;
 use crate::layers::{ExpertsConfig, RouterLossFactors};
-use ottava_tensor::ops::NormScope;
 
 pub(super) const FAMILY: Family =
     Family { architecture: "OlmoeForCausalLM", model_type: "olmoe", reward_model: None, read };

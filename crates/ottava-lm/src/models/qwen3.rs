@@ -3,7 +3,7 @@
 use super::family::{Family, common, qwen_window};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
-use ottava_tensor::ops::NormScope;
+use crate::layers::NormScope;
 
 pub(super) const FAMILY: Family = Family {
     architecture: "Qwen3ForCausalLM",

@@ -1,9 +1,9 @@
 //! The sizes of a decoder, common to all families.
 
 use super::{LayerSet, RopeKind, RopeScaling};
-use crate::layers::{ExpertsConfig, LLAMA, LatentSizes, Names};
+use crate::layers::{ExpertsConfig, LLAMA, LatentSizes, Names, NormScope};
 use crate::lora::Lora;
-use ottava_tensor::ops::{Activation, NormKind, NormScope, RopePairs};
+use ottava_tensor::ops::{Activation, NormKind, RopePairs};
 
 /// How a model knows the positions of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

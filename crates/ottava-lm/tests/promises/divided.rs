@@ -202,6 +202,7 @@ pub fn families() -> Vec<(&'static str, Value)> {
                 "layer_norm_eps": 1e-5,
             })),
         ),
+        ("olmo2", llama(json!({"architectures": ["Olmo2ForCausalLM"], "head_dim": null}))),
         (
             "gpt2",
             json!({

@@ -10,7 +10,7 @@ use ottava_lm::Result;
 use ottava_lm::layer_ranks::Undivided;
 use ottava_lm::layers::{
     Attention, AttentionConfig, Block, Branch, Embedding, Factor, Head, HeadOutput, LLAMA, Mlp, MlpConfig, Names, Norm,
-    NormConfig, QkNorm, Sublayer,
+    NormConfig, NormScope, QkNorm, Sublayer,
 };
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::{Mode, StepPrecision};
@@ -19,7 +19,7 @@ use ottava_lm::param::{Builder, Loan, MemoryPolicy, Param, Purpose, Split};
 use ottava_lm::recompute::Recompute;
 use ottava_lm::scaling::{OneRank, ScalingState, Slots};
 use ottava_tensor::ops::Activation::{self, SwiGlu};
-use ottava_tensor::ops::{Gelu, IGNORE_INDEX, NormKind, NormScope, RopePairs, cast, real_type, rope_table};
+use ottava_tensor::ops::{Gelu, IGNORE_INDEX, NormKind, RopePairs, cast, real_type, rope_table};
 use ottava_tensor::testing::{integers, normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};

@@ -162,7 +162,7 @@ fn heads(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let head_dim = 128.min(c);
     let (mut qkv, qkv_bias) = (table.random(&[t, 3 * c], DType::BF16)?, table.random(&[3 * c], DType::BF16)?);
     let heads = c / head_dim;
-    let layout = HeadNormLayout { heads, kv_heads: heads, head_dim, kind: NormKind::Rms, scope: NormScope::Head };
+    let layout = HeadNormLayout { heads, kv_heads: heads, head_dim, kind: NormKind::Rms };
     let (weight, dqkv) = (table.random(&[head_dim], DType::BF16)?, table.random(&[t, 3 * c], DType::BF16)?);
     let weights = HeadNormWeights { q: &weight, k: &weight };
     let zeros = || Tensor::zeros(device, &[head_dim], DType::F32);

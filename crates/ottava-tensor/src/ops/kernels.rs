@@ -4,8 +4,8 @@ use super::launch;
 use super::{
     adamw, add, argmax, attention, bias, cast, checksum, column_parts, column_scales, compare, compress, cross_entropy,
     delayed_scaling, dequantize, descend, embedding, gemm, global_norm, gradient_codes, grouped_gemm, head_norm,
-    magnitude, momentum, move_columns, negate_targets, newton_schulz, paged_attention, permute, preference, quantize,
-    random, rmsnorm, rope, router, sample, scaled, sum_parts, swiglu, transpose,
+    magnitude, momentum, move_columns, negate_targets, newton_schulz, paged_attention, permute, preference,
+    projection_norm, quantize, random, rmsnorm, rope, router, sample, scaled, sum_parts, swiglu, transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 use crate::{Capability, Feature};
@@ -31,7 +31,7 @@ pub fn kernels() -> Vec<KernelModule> {
         &permute::SOURCE,
         &sum_parts::SOURCE,
     ];
-    let norms = head_norm::SOURCES.into_iter().chain(rmsnorm::SOURCES);
+    let norms = head_norm::SOURCES.into_iter().chain(projection_norm::SOURCES).chain(rmsnorm::SOURCES);
     let typed = typed.into_iter().chain(cross_entropy::SOURCES);
     let (typed, producers) = (
         typed.chain(norms).chain(rope::SOURCES).chain(rope::PARTIAL_SOURCES).chain(swiglu::SOURCES),

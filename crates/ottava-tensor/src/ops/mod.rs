@@ -37,6 +37,7 @@ mod paged_attention;
 mod parameter;
 mod permute;
 mod preference;
+mod projection_norm;
 mod quantize;
 mod random;
 mod rmsnorm;
@@ -74,7 +75,7 @@ pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_n
 pub use global_norm::{global_norm, limit_norm, root_of_sum, sum_of_squares, sums_of_squares};
 pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes};
 pub use grouped_gemm::{Groups, grouped_gemm_nt, grouped_wgrad_add, grouped_wgrad_into};
-pub use head_norm::{HeadNormLayout, HeadNormWeights, NormScope, head_norm, head_norm_backward};
+pub use head_norm::{HeadNormLayout, HeadNormWeights, head_norm, head_norm_backward};
 pub use kernels::{KernelSupport, kernel_support, kernels};
 pub use magnitude::{magnitude_factors, magnitude_gradient, row_norms};
 pub use momentum::{Direction, Momentum, MomentumParameter, MomentumScalars, MomentumStep, momentum, momentum_amax};
@@ -85,6 +86,10 @@ pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
 pub use permute::{Slots, combine, gather_quantized, gather_to, slots, weight_gradient};
 pub use preference::{PreferenceLoss, PreferenceTargets, preference_loss, sequence_log_probs};
+pub use projection_norm::{
+    ProjectionNormLayout, ProjectionSums, projection_dots, projection_norm, projection_norm_backward,
+    projection_squares,
+};
 pub use quantize::blocks::quantize_blocks;
 pub use quantize::{amax, measure, quantize, quantize_into, quantize_rounded_into, raise_amax, take_scale};
 pub use random::{normal, normal_from};

@@ -1,8 +1,10 @@
-use super::{HeadNormLayout, HeadNormWeights, NormScope};
+use super::{HeadNormLayout, HeadNormWeights};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use crate::ops::NormKind;
-use crate::ops::rmsnorm::cpu::{layer_row, layer_row_backward, layer_statistics, row, row_backward, row_rstd};
+use crate::ops::rmsnorm::cpu::{
+    add_partial_sums, layer_row, layer_row_backward, layer_statistics, row, row_backward, row_rstd,
+};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -83,11 +85,7 @@ pub(super) fn head_norm_backward(
             })
             .collect();
         for (which, dweight) in dweights.into_iter().enumerate() {
-            for partial in &partial {
-                for (sum, part) in dweight.host_mut::<R>().iter_mut().zip(&partial[which]) {
-                    *sum += *part;
-                }
-            }
+            add_partial_sums(dweight.host_mut::<R>(), partial.iter().map(|partial| partial[which].as_slice()));
         }
     });
 }
@@ -101,15 +99,15 @@ struct Part {
 
 /// The parts of a row.
 fn parts(layout: HeadNormLayout) -> Vec<Part> {
-    let (dim, [queries, keys]) = (layout.head_dim, layout.projections());
+    let dim = layout.head_dim;
+    let [queries, keys] = layout.projections();
     let starts = [0, queries, queries + keys];
     let mut parts = Vec::new();
     for (which, width) in [queries, keys].into_iter().enumerate() {
-        let size = if layout.scope == NormScope::Projection { width } else { dim };
-        for at in (0..width).step_by(size.max(1)) {
-            let first = if layout.weights()[which] == size { 0 } else { at };
-            let columns = starts[which] + at..starts[which] + at + size;
-            parts.push(Part { columns, weight: Some((which, first..first + size)) });
+        for at in (0..width).step_by(dim.max(1)) {
+            let first = if layout.weights()[which] == dim { 0 } else { at };
+            let columns = starts[which] + at..starts[which] + at + dim;
+            parts.push(Part { columns, weight: Some((which, first..first + dim)) });
         }
     }
     parts.push(Part { columns: starts[2]..starts[2] + keys, weight: None });

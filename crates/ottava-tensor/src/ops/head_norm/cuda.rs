@@ -1,4 +1,4 @@
-use super::{HeadNormLayout, HeadNormWeights, NormScope};
+use super::{HeadNormLayout, HeadNormWeights};
 use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::{NormKind, bias};
@@ -53,9 +53,6 @@ pub(super) fn head_norm(
     eps: f64,
     y: &mut Tensor,
 ) -> Result<()> {
-    if layout.scope == NormScope::Projection {
-        return projection_norm(gpu, x, weights, layout, eps, y);
-    }
     let rows = x.shape()[0];
     let (lanes, grid) = shape(gpu, &[x, y, weights.q, weights.k], rows, layout);
     let kernel = Kernel { source: source(layout), defines: launch::storage(x.dtype())?, entry: "head_norm" };
@@ -75,25 +72,15 @@ pub(super) fn head_norm_backward(
     [dq, dk]: [&mut Tensor; 2],
 ) -> Result<()> {
     let rows = x.shape()[0];
-    let (entry, grid, parts, sizes) = match layout.scope {
-        NormScope::Projection => {
-            let grid = launch::readers(gpu, rows);
-            let sizes = [&[Arg::I32(rows as i32)], widths(layout, eps).as_slice()].concat();
-            ("projection_norm_backward", grid, grid[0] as usize, sizes)
-        }
-        NormScope::Head => {
-            let (lanes, grid) = shape(gpu, &[dy, x, dx, weights.q, weights.k], rows, layout);
-            let parts = match layout.kind {
-                NormKind::Rms | NormKind::RmsPlusOne => grid[0] as usize,
-                NormKind::Layer => grid[0] as usize * groups(lanes) / layout.all(),
-            };
-            ("head_norm_backward", grid, parts, sizes(rows, layout, lanes, eps).to_vec())
-        }
+    let (lanes, grid) = shape(gpu, &[dy, x, dx, weights.q, weights.k], rows, layout);
+    let parts = match layout.kind {
+        NormKind::Rms | NormKind::RmsPlusOne => grid[0] as usize,
+        NormKind::Layer => grid[0] as usize * groups(lanes) / layout.all(),
     };
     let partial = |len| Tensor::empty(x.device(), &[parts, len], DType::F32);
     let [of_q, of_k] = layout.weights();
     let (mut partial_q, mut partial_k) = (partial(of_q)?, partial(of_k)?);
-    let kernel = Kernel { source: source(layout), defines: launch::storage(x.dtype())?, entry };
+    let kernel = Kernel { source: source(layout), defines: launch::storage(x.dtype())?, entry: "head_norm_backward" };
     let pointers = [
         dx.device_ptr_mut(),
         partial_q.device_ptr_mut(),
@@ -104,30 +91,9 @@ pub(super) fn head_norm_backward(
         weights.k.device_ptr(),
     ]
     .map(Arg::Ptr);
-    // SAFETY: as in `head_norm` and `projection_norm`, for `dy` and `dx` as well; the partial sums have a row per block, or for each group
-    // of threads of a head.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &[pointers.as_slice(), &sizes].concat())? };
+    let args = [pointers.as_slice(), &sizes(rows, layout, lanes, eps)].concat();
+    // SAFETY: as in `head_norm`, for `dy` and `dx` as well; the partial sums have a row per block, or for each group of threads of a head.
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args)? };
     bias::add_partial_sums(gpu, &partial_q, dq)?;
     bias::add_partial_sums(gpu, &partial_k, dk)
-}
-
-/// Elements of queries, of keys and of values of a row, and epsilon.
-fn widths(layout: HeadNormLayout, eps: f64) -> [Arg; 4] {
-    let [queries, keys] = layout.projections().map(|width| Arg::I32(width as i32));
-    [queries, keys, keys, Arg::F32(eps as f32)]
-}
-
-fn projection_norm(
-    gpu: &CudaDevice,
-    x: &Tensor,
-    weights: HeadNormWeights,
-    layout: HeadNormLayout,
-    eps: f64,
-    y: &mut Tensor,
-) -> Result<()> {
-    let kernel = Kernel { source: source(layout), defines: launch::storage(x.dtype())?, entry: "projection_norm" };
-    let pointers = [y.device_ptr_mut(), x.device_ptr(), weights.q.device_ptr(), weights.k.device_ptr()].map(Arg::Ptr);
-    let args = [pointers.as_slice(), &widths(layout, eps)].concat();
-    // SAFETY: `x` and `y` have a row of all heads per block and the weights are as `layout` says, checked by the op.
-    unsafe { gpu.launch(&kernel, [x.shape()[0] as u32, 1, 1], BLOCK, 0, &args) }
 }

@@ -1,5 +1,5 @@
-//! Normalisation of each query and key head, or of all queries and all keys of a token, before rotary positions (QK-norm). Henry et al. 2020, arXiv:2010.04245; with RMSNorm as in
-//! Qwen3, arXiv:2505.09388, or LayerNorm as in Command-R+.
+//! Normalisation of each query and key head before rotary positions (QK-norm; Henry et al. 2020, arXiv:2010.04245): with RMSNorm as in Qwen3,
+//! arXiv:2505.09388, or LayerNorm as in Command-R+. `projection_norm` normalises all heads of a token together.
 
 mod cpu;
 mod cuda;
@@ -11,15 +11,6 @@ use crate::{Device, Error, Result, Tensor};
 
 pub(crate) use cuda::SOURCES;
 
-/// What has one mean square in a norm of queries and keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormScope {
-    /// Each head.
-    Head,
-    /// All query heads of a token, and all its key heads; as in OLMo 2, arXiv:2501.00656.
-    Projection,
-}
-
 /// The heads of a fused projection `[T, (H + 2·H_kv)·D]`: in each row `H` query heads, `H_kv` key heads, `H_kv` value heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadNormLayout {
@@ -27,20 +18,18 @@ pub struct HeadNormLayout {
     pub heads: usize,
     /// Key and value heads `H_kv`.
     pub kv_heads: usize,
-    /// Size `D` of a head; at most 256 on a GPU if each head is normalised.
+    /// Size `D` of a head; at most 256 on a GPU.
     pub head_dim: usize,
     /// RMSNorm with one weight for all heads, or LayerNorm with a weight for each.
     pub kind: NormKind,
-    /// What is normalised. Projections have an RMSNorm with a weight for each element.
-    pub scope: NormScope,
 }
 
 impl HeadNormLayout {
     /// The elements of the weights of queries and of keys: `D`, or `H · D` and `H_kv · D`.
     pub fn weights(&self) -> [usize; 2] {
-        match (self.kind, self.scope) {
-            (NormKind::Rms | NormKind::RmsPlusOne, NormScope::Head) => [self.head_dim; 2],
-            (NormKind::Layer, _) | (_, NormScope::Projection) => self.projections(),
+        match self.kind {
+            NormKind::Rms | NormKind::RmsPlusOne => [self.head_dim; 2],
+            NormKind::Layer => self.projections(),
         }
     }
 
@@ -65,7 +54,7 @@ pub struct HeadNormWeights<'a> {
 }
 
 /// `y = x · rstd · weight` for each query and key head, `rstd = 1 / sqrt(mean(x²) + eps)` over its `D` elements; value heads stay.
-/// With [`NormScope::Projection`], the mean is over all heads of queries, or of keys. With LayerNorm `y = (x - mean) · rstd · weight`, of the variance; with [`NormKind::RmsPlusOne`], `1 + weight` replaces the weight.
+/// With LayerNorm `y = (x - mean) · rstd · weight`, of the variance; with [`NormKind::RmsPlusOne`], `1 + weight` replaces the weight.
 ///
 /// `x` `[T, (H + 2·H_kv)·D]`. Errors with [`Error::Shape`] where layout and tensors do not fit.
 pub fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLayout, eps: f64) -> Result<Tensor> {
@@ -121,11 +110,7 @@ fn check(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLayout) -> Result
         weight.expect_dtype(what, &[x.dtype()])?;
         weight.expect_device(what, x.device())?;
     }
-    if layout.scope == NormScope::Projection && layout.kind == NormKind::Layer {
-        return Err(Error::Value("head_norm: a LayerNorm of all heads together is not implemented".into()));
-    }
-    let of_heads = layout.scope == NormScope::Head;
-    if of_heads && matches!(x.device(), Device::Cuda(_)) && layout.head_dim > cuda::LARGEST_HEAD {
+    if matches!(x.device(), Device::Cuda(_)) && layout.head_dim > cuda::LARGEST_HEAD {
         return Err(Error::Value(format!(
             "head_norm: heads of {} elements, {} are the most on a GPU",
             layout.head_dim,

@@ -21,12 +21,9 @@ fn head_norm_agrees_across_devices() {
     // Heads that groups of threads hold whole, and others; rows that do not fill the last group.
     let sizes =
         [(1, 1, 1, 8), (7, 3, 1, 16), (33, 4, 2, 64), (130, 16, 8, 128), (5, 2, 1, 256), (9, 3, 3, 6), (3, 2, 1, 80)];
-    let of_projections = KINDS[..2].iter().map(|&kind| (kind, NormScope::Projection));
-    let kinds: Vec<_> = KINDS.map(|kind| (kind, NormScope::Head)).into_iter().chain(of_projections).collect();
-    for ((rows, heads, kv_heads, head_dim), (kind, scope)) in
-        sizes.into_iter().flat_map(|sizes| kinds.iter().map(move |&kind| (sizes, kind)))
+    for ((rows, heads, kv_heads, head_dim), kind) in sizes.into_iter().flat_map(|sizes| KINDS.map(|kind| (sizes, kind)))
     {
-        let layout = HeadNormLayout { heads, kv_heads, head_dim, kind, scope };
+        let layout = HeadNormLayout { heads, kv_heads, head_dim, kind };
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             // Sums in another order move a rounding by one step, and the gradient of a weight adds up many rows.
             let steps = if dtype == DType::F32 { 64.0 } else { 1.0 };
@@ -47,7 +44,7 @@ fn head_norm_agrees_across_devices() {
 #[test]
 fn head_norm_is_rmsnorm_of_each_head() {
     for kind in [NormKind::Rms, NormKind::RmsPlusOne] {
-        let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind, scope: NormScope::Head };
+        let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind };
         let [x, _, q, k] = inputs(4, layout, DType::F64);
         let y = values(&head_norm(&x, HeadNormWeights { q: &q, k: &k }, layout, EPS).unwrap());
         let rows = x.reshape(&[4 * layout.all(), 10]).unwrap();
@@ -70,7 +67,7 @@ fn head_norm_is_rmsnorm_of_each_head() {
 /// Each query and key head is normalised as a row of LayerNorm by a weight of its own; value heads pass by.
 #[test]
 fn head_norm_may_be_a_layernorm_of_each_head() {
-    let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind: NormKind::Layer, scope: NormScope::Head };
+    let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind: NormKind::Layer };
     let [x, _, q, k] = inputs(4, layout, DType::F64);
     let y = values(&head_norm(&x, HeadNormWeights { q: &q, k: &k }, layout, EPS).unwrap());
     let rows = x.reshape(&[4 * layout.all(), 10]).unwrap();
@@ -89,28 +86,9 @@ fn head_norm_may_be_a_layernorm_of_each_head() {
     }
 }
 
-/// All query heads are normalised as one row of RMSNorm, and all key heads as another.
-#[test]
-fn projections_may_be_normalised_as_rows() {
-    for kind in [NormKind::Rms, NormKind::RmsPlusOne] {
-        let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind, scope: NormScope::Projection };
-        let [x, _, q, k] = inputs(4, layout, DType::F64);
-        let y = values(&head_norm(&x, HeadNormWeights { q: &q, k: &k }, layout, EPS).unwrap());
-        for (x, y) in values(&x).chunks(70).zip(y.chunks(70)) {
-            for (columns, weight) in [(0..30, &q), (30..50, &k)] {
-                let part = Tensor::from_slice(q.device(), &[1, columns.len()], &x[columns.clone()]).unwrap();
-                let weights = NormWeights { kind, weight, bias: None };
-                let expected = norm_to(&part, weights, EPS, Output::Plain).unwrap().0.plain().unwrap();
-                assert_eq!(y[columns], values(&expected), "{kind:?}");
-            }
-            assert_eq!(y[50..], x[50..]);
-        }
-    }
-}
-
 #[test]
 fn misfits_are_errors() {
-    let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind: NormKind::Rms, scope: NormScope::Head };
+    let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind: NormKind::Rms };
     let [x, _, q, k] = inputs(4, layout, DType::F32);
     let wrong = HeadNormLayout { heads: 4, ..layout };
     assert!(head_norm(&x, HeadNormWeights { q: &q, k: &k }, wrong, EPS).is_err());

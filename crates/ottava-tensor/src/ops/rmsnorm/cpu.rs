@@ -27,19 +27,33 @@ pub(super) fn norm(x: &Tensor, weights: NormWeights, eps: f64, y: &mut Tensor, s
     });
 }
 
+/// `Σ x²` of a row.
+pub(in crate::ops) fn square_sum<S: Float>(x: &[S]) -> S::Real {
+    x.iter().map(|&x| x.load() * x.load()).sum::<S::Real>()
+}
+
+/// `1 / sqrt(mean(x²) + eps)` from the sum of the squares of `n` elements.
+pub(in crate::ops) fn rstd_of<R: Real>(square_sum: R, n: usize, eps: R) -> R {
+    R::of(1.0) / (square_sum / R::of(n as f64) + eps).sqrt()
+}
+
 /// `1 / sqrt(mean(x²) + eps)` of a row.
 pub(in crate::ops) fn row_rstd<S: Float>(x: &[S], eps: S::Real) -> S::Real {
-    let mean_square = x.iter().map(|&x| x.load() * x.load()).sum::<S::Real>() / S::Real::of(x.len() as f64);
-    S::Real::of(1.0) / (mean_square + eps).sqrt()
+    rstd_of(square_sum(x), x.len(), eps)
 }
 
 /// Normalises a row, and returns its [`row_rstd`].
 pub(in crate::ops) fn row<S: Float>(x: &[S], weight: &[S], kind: NormKind, eps: S::Real, y: &mut [S]) -> S::Real {
     let rstd = row_rstd(x, eps);
+    normalised(x, weight, kind, rstd, y);
+    rstd
+}
+
+/// `y = x · rstd · weight`.
+pub(in crate::ops) fn normalised<S: Float>(x: &[S], weight: &[S], kind: NormKind, rstd: S::Real, y: &mut [S]) {
     for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
         *y = S::store(x.load() * rstd * kind.gain(w.load()));
     }
-    rstd
 }
 
 /// Normalises a row about its mean, and returns the reciprocal of its standard deviation and the mean.
@@ -103,13 +117,18 @@ pub(super) fn norm_backward(
             .collect();
         for (i, sum) in [Some(dweight), dbias].into_iter().enumerate() {
             let Some(sum) = sum else { continue };
-            for partial in &partial {
-                for (sum, part) in sum.host_mut::<R>().iter_mut().zip(&partial[i]) {
-                    *sum += *part;
-                }
-            }
+            add_partial_sums(sum.host_mut::<R>(), partial.iter().map(|partial| partial[i].as_slice()));
         }
     });
+}
+
+/// Adds partial sums to `sum`, in their order.
+pub(in crate::ops) fn add_partial_sums<'a, R: Real>(sum: &mut [R], partial: impl Iterator<Item = &'a [R]>) {
+    for partial in partial {
+        for (sum, part) in sum.iter_mut().zip(partial) {
+            *sum += *part;
+        }
+    }
 }
 
 /// [`row_backward`] of a LayerNorm with `(rstd, mean)`; adds to the gradient of the bias too.
@@ -142,15 +161,31 @@ pub(in crate::ops) fn layer_row_backward<S: Float>(
 pub(in crate::ops) fn row_backward<S: Float>(
     dy: &[S],
     x: &[S],
-    (kind, weight): (NormKind, &[S]),
+    weight: (NormKind, &[S]),
     rstd: S::Real,
     dx: &mut [S],
     dweight: &mut [S::Real],
 ) {
-    let projection = (dy.iter().zip(x).zip(weight))
+    let projection = dot(dy, x, weight, rstd) / S::Real::of(x.len() as f64);
+    gradient_of_row(dy, x, weight, (rstd, projection), dx, dweight);
+}
+
+/// `Σ dy · weight · x · rstd` of a row.
+pub(in crate::ops) fn dot<S: Float>(dy: &[S], x: &[S], (kind, weight): (NormKind, &[S]), rstd: S::Real) -> S::Real {
+    (dy.iter().zip(x).zip(weight))
         .map(|((&dy, &x), &w)| dy.load() * kind.gain(w.load()) * (x.load() * rstd))
         .sum::<S::Real>()
-        / S::Real::of(x.len() as f64);
+}
+
+/// [`row_backward`] with the mean of the products of [`dot`].
+pub(in crate::ops) fn gradient_of_row<S: Float>(
+    dy: &[S],
+    x: &[S],
+    (kind, weight): (NormKind, &[S]),
+    (rstd, projection): (S::Real, S::Real),
+    dx: &mut [S],
+    dweight: &mut [S::Real],
+) {
     for i in 0..x.len() {
         let (dy, normed) = (dy[i].load(), x[i].load() * rstd);
         dx[i] = S::store(rstd * (dy * kind.gain(weight[i].load()) - normed * projection));
