@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::layer_ranks::LayerRanks;
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Param, Split};
+use exchange::kv_replicas;
 use head_norm::HeadNorm;
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
@@ -53,17 +54,14 @@ pub struct AttentionConfig {
 }
 
 impl AttentionConfig {
-    /// The number of neighbouring ranks that have the same key and value heads, if ranks divide heads and there are fewer than ranks: each has
-    /// the head of its queries.
-    fn kv_replicas(&self, ranks: usize) -> usize {
-        if ranks.is_multiple_of(self.kv_heads) { ranks / self.kv_heads } else { 1 }
-    }
-
     /// The heads of this rank, if ranks divide them.
     fn of_rank(self, build: &Builder, name: &str) -> Result<AttentionConfig> {
         let (ranks, context) = (build.place().ranks, build.place_on(Axis::Context).ranks);
-        let replicas = self.kv_replicas(ranks);
-        for (what, heads) in [("query", self.heads), ("key and value", self.kv_heads * replicas)] {
+        let replicas = kv_replicas(self.kv_heads, ranks);
+        let kv_heads = self.kv_heads * replicas;
+        let is_divided = kv_heads.is_multiple_of(ranks);
+        let sent_kv_heads = if is_divided { kv_heads * kv_replicas(kv_heads / ranks, context) } else { kv_heads };
+        for (what, heads) in [("query", self.heads), ("key and value", sent_kv_heads)] {
             if !heads.is_multiple_of(ranks * context) {
                 let keys = match (ranks, context) {
                     (_, 1) => "`parallel.tensor`",
@@ -141,7 +139,7 @@ impl Attention {
         let spec = AttentionSpec { deterministic, window: c.window, soft_cap: c.soft_cap, scale, ..plain };
         let number = build.description.attention.len();
         build.description.attention.push(spec);
-        let kv_replicas = c.kv_replicas(build.place().ranks);
+        let kv_replicas = kv_replicas(c.kv_heads, build.place().ranks);
         let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, split, shared_input| {
             let name = &format!("{name}.{proj}");
             let (std, transposed) = (c.std, c.names.transposed);
@@ -196,7 +194,7 @@ impl Attention {
             return Ok((None, self.attend_paged(projected, sequences, pass)?, None));
         }
         let unrotated = self.norm.as_ref().map(|_| projected.clone());
-        let qkv = self.heads_for_tokens(self.rotate(projected, context)?, &self.qkv_widths(), context)?;
+        let qkv = self.qkv_of_heads(self.rotate(projected, context)?, context)?;
         let Sequences { batch, cu_seqlens, .. } = sequences;
         let spec = self.spec_of_rank(sequences);
         let (o, lse) = attention(AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref()), &spec)?;
@@ -230,7 +228,7 @@ impl Attention {
         };
         let unrotated = self.norm.as_ref().map(|_| projected.clone());
         let rotated = self.rotate(projected, context)?;
-        Ok((unrotated, self.heads_for_tokens(rotated, &self.qkv_widths(), context)?))
+        Ok((unrotated, self.qkv_of_heads(rotated, context)?))
     }
 }
 
@@ -295,7 +293,7 @@ impl Sublayer for Attention {
         let input = AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref());
         let dqkv = attention_backward(&d_o, input, &o, &lse, &spec)?.fused();
         drop((qkv, o, d_o));
-        let dqkv = self.tokens_for_heads(dqkv, &self.qkv_widths(), context)?;
+        let dqkv = self.qkv_of_heads_backward(dqkv, context)?;
         let (rotated, positions) = (self.rotated(), &context.sequences.positions);
         let angles = self.rope_table.as_ref().map(|table| Angles { table, positions });
         let dqkv = match (&mut self.norm, unrotated, angles) {

@@ -33,6 +33,20 @@ fn every_family_trains_as_on_one_rank() {
     }
 }
 
+/// Each key and value head is sent to several ranks, and the gradients from them are added; also of heads that ranks of the tensor axis divide
+/// or have alike.
+#[test]
+fn more_ranks_than_key_and_value_heads_train_as_one_rank_does() {
+    for (kv_heads, mesh) in
+        [(1, [1, 1, 2, 1]), (1, [1, 1, 4, 1]), (2, [1, 1, 4, 1]), (2, [1, 1, 2, 2]), (1, [1, 1, 2, 2])]
+    {
+        let mut alone = Setup::new(llama(json!({"num_key_value_heads": kv_heads})), RecipeName::Fp32);
+        alone.documents = true;
+        let (apart, name) = apart(&alone, mesh);
+        assert!(apart < F32, "{kv_heads} heads on {mesh:?}: {name} is {apart:.1e} apart");
+    }
+}
+
 #[test]
 fn faults_of_the_exchange_are_found() {
     let alone = Setup::new(llama(json!({})), RecipeName::Fp32);

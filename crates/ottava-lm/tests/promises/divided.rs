@@ -202,7 +202,7 @@ pub fn families() -> Vec<(&'static str, Value)> {
                 "layer_norm_eps": 1e-5,
             })),
         ),
-        ("olmo2", llama(json!({"architectures": ["Olmo2ForCausalLM"], "head_dim": null}))),
+        ("olmo2", llama(json!({"architectures": ["Olmo2ForCausalLM"], "rms_norm_eps": 1e-4}))),
         (
             "gpt2",
             json!({

@@ -5,7 +5,8 @@ use super::{
     adamw, add, argmax, attention, bias, cast, checksum, column_parts, column_scales, compare, compress, cross_entropy,
     delayed_scaling, dequantize, descend, embedding, gemm, global_norm, gradient_codes, grouped_gemm, head_norm,
     magnitude, momentum, move_columns, negate_targets, newton_schulz, paged_attention, permute, preference,
-    projection_norm, quantize, random, rmsnorm, rope, router, sample, scaled, sum_parts, swiglu, transpose,
+    projection_norm, quantize, random, repeat_columns, rmsnorm, rope, router, sample, scaled, sum_parts, swiglu,
+    transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 use crate::{Capability, Feature};
@@ -16,7 +17,7 @@ pub fn kernels() -> Vec<KernelModule> {
     fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
         variants.into_iter().map(move |defines| KernelModule { source, defines })
     }
-    let typed: [&'static Source; 13] = [
+    let typed: [&'static Source; 14] = [
         &add::SOURCE,
         &bias::SOURCE,
         &column_scales::SOURCE,
@@ -29,6 +30,7 @@ pub fn kernels() -> Vec<KernelModule> {
         &move_columns::SOURCE,
         &negate_targets::SOURCE,
         &permute::SOURCE,
+        &repeat_columns::SOURCE,
         &sum_parts::SOURCE,
     ];
     let norms = head_norm::SOURCES.into_iter().chain(projection_norm::SOURCES).chain(rmsnorm::SOURCES);

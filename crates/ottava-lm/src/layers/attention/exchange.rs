@@ -1,20 +1,57 @@
 //! The exchange of tokens for heads among ranks that divide sequences (DeepSpeed-Ulysses; Jacobs et al. 2023, arXiv:2309.14509).
 //!
 //! Before attention, a rank has all `H` heads of its tokens, which are consecutive tokens of each of the `B` sequences of `S` tokens;
-//! attention needs all tokens of `H / W` heads.
+//! attention needs all tokens of `H / W` heads. If there are fewer key and value heads than ranks, each is sent to several neighbouring ranks,
+//! and the gradients from them are added.
 
 use super::{Attention, AttentionConfig};
 use crate::context::{Context, Sequences};
 use crate::error::Result;
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
-use ottava_tensor::ops::{AttentionSpec, divide_columns, join_columns};
+use ottava_tensor::ops::{
+    AttentionSpec, RepeatedColumns, divide_columns, join_columns, repeat_columns, repeat_columns_backward,
+};
+
+/// The number of neighbouring ranks that have the same of `kv_heads` key and value heads, if `ranks` divide heads and there are fewer than ranks:
+/// each has the head of its queries.
+pub(super) fn kv_replicas(kv_heads: usize, ranks: usize) -> usize {
+    if ranks.is_multiple_of(kv_heads) { ranks / kv_heads } else { 1 }
+}
+
+/// Columns of sections with their repetitions.
+fn widths(sections: [RepeatedColumns; 3]) -> [usize; 3] {
+    sections.map(|section| section.columns * section.times)
+}
+
+fn is_repeated(sections: &[RepeatedColumns]) -> bool {
+    sections.iter().any(|section| section.times > 1)
+}
 
 impl Attention {
-    /// Columns of Q, K and V.
-    pub(super) fn qkv_widths(&self) -> [usize; 3] {
+    /// Q, K and V as ranks send them.
+    fn sent_qkv(&self, context: &Context) -> [RepeatedColumns; 3] {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
-        [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+        let replicas = kv_replicas(kv_heads, context.sequences.place.ranks);
+        [(heads, 1), (kv_heads, replicas), (kv_heads, replicas)].map(|(heads, times)| RepeatedColumns {
+            columns: heads * head_dim,
+            block: head_dim,
+            times,
+        })
+    }
+
+    /// Q, K and V of all tokens for this rank's heads, from those of all heads for this rank's tokens.
+    pub(super) fn qkv_of_heads(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
+        let sections = self.sent_qkv(context);
+        let qkv = if is_repeated(&sections) { repeat_columns(&qkv, &sections)? } else { qkv };
+        self.heads_for_tokens(qkv, &widths(sections), context)
+    }
+
+    /// The gradient by the input of [`Attention::qkv_of_heads`].
+    pub(super) fn qkv_of_heads_backward(&self, dqkv: Tensor, context: &Context) -> Result<Tensor> {
+        let sections = self.sent_qkv(context);
+        let dqkv = self.tokens_for_heads(dqkv, &widths(sections), context)?;
+        if is_repeated(&sections) { Ok(repeat_columns_backward(&dqkv, &sections)?) } else { Ok(dqkv) }
     }
 
     /// Columns of the output of attention.
@@ -25,7 +62,8 @@ impl Attention {
     /// What this rank computes of attention over `sequences`: its share of the heads.
     pub(super) fn spec_of_rank(&self, sequences: &Sequences) -> AttentionSpec {
         let (place, spec) = (sequences.place, &self.spec);
-        AttentionSpec { heads: place.share(spec.heads), kv_heads: place.share(spec.kv_heads), ..*spec }
+        let kv_heads = spec.kv_heads * kv_replicas(spec.kv_heads, place.ranks);
+        AttentionSpec { heads: place.share(spec.heads), kv_heads: place.share(kv_heads), ..*spec }
     }
 
     /// All tokens of this rank's heads `[B·S, C / W]`, from this rank's tokens of all heads: `x` `[B·S / W, C]`, with sections of heads of

@@ -1,0 +1,77 @@
+//! Blocks of columns that are repeated: what ranks that divide sequences send if there are more of them than key and value heads.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::expect_compute;
+use crate::{Device, Error, Result, Tensor};
+
+pub(crate) use cuda::SOURCE;
+
+/// Consecutive columns of a matrix, of which each block is repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RepeatedColumns {
+    /// Columns of the matrix.
+    pub columns: usize,
+    /// Columns of a block.
+    pub block: usize,
+    /// How often each block stands in the repeated matrix, one after the other.
+    pub times: usize,
+}
+
+/// The sections of a row, with their first columns in the matrix and in the repeated one.
+struct Sections {
+    of: [RepeatedColumns; 3],
+    columns: usize,
+    repeated: usize,
+}
+
+impl Sections {
+    fn new(what: &str, sections: &[RepeatedColumns]) -> Result<Sections> {
+        let fits = |section: &RepeatedColumns| {
+            section.block > 0 && section.times > 0 && section.columns.is_multiple_of(section.block)
+        };
+        if sections.len() > 3 || !sections.iter().all(fits) {
+            return Err(Error::Value(format!("{what}: {sections:?} are not at most three sections of whole blocks")));
+        }
+        let mut of = [RepeatedColumns { columns: 0, block: 1, times: 1 }; 3];
+        of[..sections.len()].copy_from_slice(sections);
+        let columns = of.iter().map(|section| section.columns).sum();
+        let repeated = of.iter().map(|section| section.columns * section.times).sum();
+        Ok(Sections { of, columns, repeated })
+    }
+}
+
+/// The matrix `x` `[T, C]` with repeated blocks of columns. Its columns are those of the `sections`, at most three.
+///
+/// Errors with [`Error::Value`] for sections that are not whole blocks.
+pub fn repeat_columns(x: &Tensor, sections: &[RepeatedColumns]) -> Result<Tensor> {
+    let [rows, _] = x.dims("repeat_columns: x")?;
+    expect_compute("repeat_columns: x", x)?;
+    let sections = Sections::new("repeat_columns", sections)?;
+    x.expect("repeat_columns: x", &[rows, sections.columns])?;
+    let mut y = Tensor::empty(x.device(), &[rows, sections.repeated], x.dtype())?;
+    match x.device() {
+        Device::Cpu => cpu::repeat(x, &mut y, &sections),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::launch(gpu, "repeat_columns", x, &mut y, &sections)?,
+    }
+    Ok(y)
+}
+
+/// The gradient of [`repeat_columns`] from `dy`, that by the repeated matrix: sums of repetitions, in their order and rounded once.
+pub fn repeat_columns_backward(dy: &Tensor, sections: &[RepeatedColumns]) -> Result<Tensor> {
+    let [rows, _] = dy.dims("repeat_columns_backward: dy")?;
+    expect_compute("repeat_columns_backward: dy", dy)?;
+    let sections = Sections::new("repeat_columns_backward", sections)?;
+    dy.expect("repeat_columns_backward: dy", &[rows, sections.repeated])?;
+    let mut dx = Tensor::empty(dy.device(), &[rows, sections.columns], dy.dtype())?;
+    match dy.device() {
+        Device::Cpu => cpu::backward(dy, &mut dx, &sections),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::launch(gpu, "repeat_columns_backward", dy, &mut dx, &sections)?,
+    }
+    Ok(dx)
+}
