@@ -3,7 +3,7 @@
 use super::auto;
 use crate::error::{Error, Result};
 use crate::level::Gradients;
-use crate::parallel::{ReduceFormat, Schedule, ScheduleKind, Zero};
+use crate::parallel::{ReduceFormat, Schedule, ScheduleKind, SentActivations, Zero};
 use ottava_tensor::comm::{Limits, MeshShape};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -38,6 +38,9 @@ pub struct ParallelConfig {
     /// `bfloat16`; `None`, written `auto`, is the former.
     #[serde(with = "auto")]
     pub reduce_dtype: Option<Gradients>,
+    /// Type in which ranks of a pipeline send activations and their gradients, and ranks that share matrices their partial sums: `auto`, the
+    /// compute type, or `float8`, which halves the bytes of BF16.
+    pub activation_dtype: SentActivations,
     /// Whether each rank adds the error of its cast to `float8` to the gradients that it sends next. Takes two bytes per weight; starts
     /// from zero in a resumed run.
     pub error_feedback: bool,
@@ -67,6 +70,7 @@ impl Default for ParallelConfig {
             expert: 1,
             zero: Zero::default(),
             reduce_dtype: None,
+            activation_dtype: SentActivations::default(),
             error_feedback: false,
             check_replicas: 100,
             join_timeout: limits.join.as_secs(),
@@ -177,6 +181,21 @@ impl ParallelConfig {
         }
     }
 
+    fn activation_problem(&self, scales_loss: bool) -> Option<String> {
+        let ParallelConfig { tensor, pipeline, expert, auto, .. } = *self;
+        if self.activation_dtype == SentActivations::Auto {
+            return None;
+        }
+        if [tensor, pipeline, expert] == [1; 3] && !auto {
+            return Some(
+                "`parallel.activation_dtype` is \"float8\", and `tensor`, `pipeline` and `expert` are 1, so ranks send no activations that it concerns; leave it out".into(),
+            );
+        }
+        scales_loss.then(|| {
+            "`parallel.activation_dtype` is \"float8\", which sends codes of BF16 and F32, and recipe fp16 computes in F16; leave it out, or choose another recipe".into()
+        })
+    }
+
     /// The first conflict of settings, with gradients stored as `gradients`; `None` without conflict.
     pub(super) fn problem(&self, gradients: Gradients, scales_loss: bool) -> Option<String> {
         let ParallelConfig { tensor, pipeline, context, expert, zero, .. } = *self;
@@ -213,6 +232,9 @@ impl ParallelConfig {
                 sent.as_str(),
                 gradients.as_str()
             ));
+        }
+        if let Some(problem) = self.activation_problem(scales_loss) {
+            return Some(problem);
         }
         match (self.error_feedback, sent) {
             (true, Gradients::Float32 | Gradients::Bfloat16) => Some(
@@ -268,6 +290,17 @@ mod tests {
         );
         let error = of(4, 1).mesh(6).unwrap_err().to_string();
         assert_eq!(error, "`parallel.data` is 4, and 6 ranks were started; leave it out, or start as many");
+    }
+
+    #[test]
+    fn activations_are_sent_as_codes_only_where_ranks_send_them() {
+        let of = |tensor, scales_loss| {
+            let config = ParallelConfig { tensor, activation_dtype: SentActivations::Float8, ..Default::default() };
+            config.problem(Gradients::Bfloat16, scales_loss)
+        };
+        assert_eq!(of(2, false), None);
+        assert!(of(1, false).unwrap().contains("ranks send no activations"));
+        assert!(of(2, true).unwrap().contains("recipe fp16"));
     }
 
     #[test]

@@ -46,19 +46,26 @@ impl LayerRanks for LayerAxes {
         let share = rows / ranks;
         let rows_of = |rank: usize| rank * share..(rank + 1) * share;
         let first = partial(rows_of((rank + 1) % ranks))?;
+        let format = self.0.sent();
+        let mut sent = format.encode(name, &first)?;
         // Where the parts of the other ranks arrive, in their order.
-        let all = Tensor::empty(first.device(), &[(ranks - 1) * first.len()], first.dtype())?;
-        let ranges: Vec<_> = (0..ranks - 1).map(|at| at * first.len()..(at + 1) * first.len()).collect();
+        let all = Tensor::empty(first.device(), &[(ranks - 1) * sent.len()], sent.dtype())?;
+        let ranges: Vec<_> = (0..ranks - 1).map(|at| at * sent.len()..(at + 1) * sent.len()).collect();
         let mut places: Vec<Option<Tensor>> = all.split(&ranges)?.into_iter().map(Some).collect();
         let (device, mut part, mut arriving) = (first.device().clone(), first, Vec::new());
         for step in 1..ranks {
             let (to, from) = ((rank + step) % ranks, (rank + ranks - step) % ranks);
             let place = places[from - usize::from(from > rank)].take().expect("each rank sends once");
-            let exchange = || -> Result<Pending> { Ok(group.exchange(name, to, &part, from, place)?) };
+            let exchange = || -> Result<Pending> { Ok(group.exchange(name, to, &sent, from, place)?) };
             arriving.push(self.0.of_layers(exchange)?);
             part = device.beside_collectives(|| partial(rows_of((to + 1) % ranks)))?;
+            if step + 1 < ranks {
+                sent = format.encode(name, &part)?;
+            }
         }
         let others = Tensor::join(arriving.into_iter().map(|part| Ok(part.wait()?)).collect::<Result<_>>()?)?;
+        let shape = [&[ranks - 1], part.shape()].concat();
+        let others = format.decode(others, &shape, part.dtype())?;
         // A sum of our own is F32, in the order of the ranks, and rounded once together with the addend. NCCL's would round twice.
         Ok(sum_parts(&part, rank, &others, addend)?)
     }

@@ -3,7 +3,9 @@
 //! Each direction between two neighbours has a group of its own, for activations and for gradients, and on GPUs a stream. So messages of one
 //! direction never wait for those of another, and the order of each is tested (`schedule/tests.rs`).
 
+use super::ranks::Ranks;
 use super::schedule::Message;
+use super::sent::SentActivations;
 use crate::error::Result;
 use ottava_tensor::comm::{Axis, Group, Mesh, Pending, Reduce};
 use ottava_tensor::{DType, Device, Tensor};
@@ -121,30 +123,33 @@ fn pair(all: &Group, name: &str, ranks: [usize; 2]) -> Result<Group> {
 /// The messages of a pass through the pipeline.
 pub struct Messages<'a> {
     pipeline: &'a Pipeline,
+    format: SentActivations,
     /// The last send of activations and of gradients.
     sent: [Option<Pending>; 2],
 }
 
 impl<'a> Messages<'a> {
     /// No messages yet.
-    pub fn new(pipeline: &'a Pipeline) -> Messages<'a> {
-        Messages { pipeline, sent: [None, None] }
+    pub fn new(ranks: &'a Ranks) -> Messages<'a> {
+        Messages { pipeline: ranks.pipeline(), format: ranks.sent(), sent: [None, None] }
     }
 
     /// Starts to send `tensor` to the rank that reads `message` next. On a GPU, later work waits for the send before this one of the same
     /// direction, so at most two are in progress.
     pub fn send(&mut self, message: Message, name: &str, tensor: &Tensor) -> Result<()> {
         let [_, Channel { group, peer }] = &self.pipeline.channels[message as usize];
-        let pending = group.send(name, *peer, tensor)?;
+        let pending = group.send(name, *peer, &self.format.encode(name, tensor)?)?;
         if let Some(before) = self.sent[message as usize].replace(pending) {
             before.wait()?;
         }
         Ok(())
     }
 
-    /// Receives `message` into `tensor`.
+    /// Receives `message`, the values of a tensor like `tensor`.
     pub fn receive(&mut self, message: Message, name: &str, tensor: Tensor) -> Result<Tensor> {
         let [Channel { group, peer }, _] = &self.pipeline.channels[message as usize];
-        Ok(group.receive(name, *peer, tensor)?.wait()?)
+        let (shape, dtype) = (tensor.shape().to_vec(), tensor.dtype());
+        let received = group.receive(name, *peer, self.format.place(name, tensor)?)?.wait()?;
+        Ok(self.format.decode(received, &[&[1], shape.as_slice()].concat(), dtype)?.reshape(&shape)?)
     }
 }

@@ -1,6 +1,7 @@
 //! The ranks of a run: agreements of all ranks, and the groups over which tensors are reduced.
 
 use super::pipeline::{Pipeline, StagePlaces};
+use super::sent::SentActivations;
 use crate::error::{Error, Result};
 use crate::layer_ranks::ShardPlace;
 use crate::param::Param;
@@ -46,6 +47,7 @@ pub struct Ranks {
     mesh: Mesh,
     /// The part of the traffic for which layers wait.
     of_layers: Cell<Traffic>,
+    sent: SentActivations,
 }
 
 impl Ranks {
@@ -85,7 +87,22 @@ impl Ranks {
 
     fn of(world: Group, shape: MeshShape, device: &Device) -> Result<Ranks> {
         let mesh = Mesh::new(world, shape)?;
-        Ok(Ranks { pipeline: Pipeline::new(&mesh, device)?, mesh, of_layers: Cell::default() })
+        Ok(Ranks {
+            pipeline: Pipeline::new(&mesh, device)?,
+            mesh,
+            of_layers: Cell::default(),
+            sent: SentActivations::default(),
+        })
+    }
+
+    /// The same ranks, which send activations as `sent`.
+    pub fn sending(self, sent: SentActivations) -> Ranks {
+        Ranks { sent, ..self }
+    }
+
+    /// How ranks send activations.
+    pub(super) fn sent(&self) -> SentActivations {
+        self.sent
     }
 
     /// The sizes of the axes.

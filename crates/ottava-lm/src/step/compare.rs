@@ -124,7 +124,7 @@ impl TrainStep {
         micro_batch: &MicroBatch,
     ) -> Result<Option<[Tensor; 2]>> {
         let mut exchange = Exchange::of_weights(&self.partition);
-        let mut messages = Messages::new(self.partition.ranks().pipeline());
+        let mut messages = Messages::new(self.partition.ranks());
         let MicroBatch { inputs, targets, sequences, .. } = micro_batch;
         let (mut x, mut dy): (Option<[Tensor; 2]>, Option<[Tensor; 2]>) = (None, None);
         let (mut saved, mut losses): (Vec<ComparedSaved>, _) = (Vec::new(), None);

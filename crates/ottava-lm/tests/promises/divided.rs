@@ -9,7 +9,7 @@ use ottava_lm::layer_ranks::{LayerRanks, ShardPlace};
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::optim::{Optimizer, optimizer_tensors};
-use ottava_lm::parallel::{LayerAxes, Ranks, Schedule, Zero};
+use ottava_lm::parallel::{LayerAxes, Ranks, Schedule, SentActivations, Zero};
 use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Param, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::recompute::Recompute;
@@ -156,6 +156,7 @@ impl Setup {
             data: 1,
             zero,
             gathers_values: false,
+            sent: SentActivations::Auto,
             rows: [ROWS, TOKENS],
         };
         Setup { mesh, fault: None, documents: false, equal_logits: false }

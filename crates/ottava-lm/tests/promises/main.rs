@@ -51,6 +51,7 @@ mod reopen;
 mod resume;
 mod reward;
 mod saves;
+mod sent;
 mod sentinel;
 mod sentinel_devices;
 mod sentinel_long;

@@ -5,7 +5,7 @@ use ottava_lm::data::Batch;
 use ottava_lm::layer_ranks::LayerRanks;
 use ottava_lm::models::{Decoder, DecoderConfig, Span};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_lm::parallel::{LayerAxes, Partition, Ranks, ReduceFormat, Schedule, Zero, divide};
+use ottava_lm::parallel::{LayerAxes, Partition, Ranks, ReduceFormat, Schedule, SentActivations, Zero, divide};
 use ottava_lm::param::{MemoryPolicy, Purpose, WeightSource};
 use ottava_lm::recipe::Recipe;
 use ottava_lm::step::TrainStep;
@@ -32,6 +32,8 @@ pub struct Mesh {
     pub tensor: usize,
     pub data: usize,
     pub zero: Zero,
+    /// How ranks send activations.
+    pub sent: SentActivations,
     /// Whether ranks with slices of weights gather values where products read codes.
     pub gathers_values: bool,
     /// Rows and tokens of each row of a micro-batch.
@@ -56,7 +58,7 @@ impl Mesh {
     pub fn join(&self, comm: Group) -> Rc<Ranks> {
         let Mesh { context, expert, tensor, data, schedule, .. } = *self;
         let shape = MeshShape { context, expert, tensor, pipeline: schedule.ranks, ..MeshShape::of_data(data) };
-        Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap())
+        Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap().sending(self.sent))
     }
 
     /// The layers of the stages of a rank of the pipeline.

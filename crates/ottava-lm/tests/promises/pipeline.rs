@@ -9,7 +9,7 @@ use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWOptimizer, Optimizer, optimizer_tensors};
-use ottava_lm::parallel::{Schedule, ScheduleKind, Zero};
+use ottava_lm::parallel::{Schedule, ScheduleKind, SentActivations, Zero};
 use ottava_lm::param::{MemoryPolicy, Param};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;
@@ -46,6 +46,7 @@ impl Setup {
                 data: 1,
                 zero,
                 gathers_values: false,
+                sent: SentActivations::Auto,
                 rows,
             },
             order: None,

@@ -7,7 +7,7 @@ use ottava_lm::checkpoint::{FolderWeights, ModelFiles, training};
 use ottava_lm::level::Level;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::optim::{Optimizer, Per, optimizer_tensors};
-use ottava_lm::parallel::{LayerAxes, Schedule, ScheduleKind, Zero};
+use ottava_lm::parallel::{LayerAxes, Schedule, ScheduleKind, SentActivations, Zero};
 use ottava_lm::param::MemoryPolicy;
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_tensor::{DType, Device, Tensor};
@@ -58,6 +58,7 @@ fn alone(family: &str, width: usize, level: Level) -> Mesh {
         data: 1,
         zero: Zero::Nothing,
         gathers_values: false,
+        sent: SentActivations::Auto,
         rows: [1, 64],
     }
 }

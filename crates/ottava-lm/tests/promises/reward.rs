@@ -12,7 +12,7 @@ use ottava_lm::evaluate_preferences::evaluate_rewards;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_lm::parallel::{Partition, Schedule, ScheduleKind, Zero};
+use ottava_lm::parallel::{Partition, Schedule, ScheduleKind, SentActivations, Zero};
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::step::{MicroBatch, MicroBatchPreference, Preference, Program, ProgramInputs, TrainStep};
@@ -199,9 +199,9 @@ fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     let sizes = DecoderConfig { score: true, ..tiny_llama() };
     let schedule = Schedule::of_one_rank(1);
     let (recipe, memory, zero) = (recipe(RecipeName::Fp32, Fp8Format::Auto), MemoryPolicy::FULL, Zero::Nothing);
-    let (data, rows, gathers_values) = (1, [8, TOKENS], false);
-    let one =
-        Mesh { sizes, recipe, memory, schedule, context: 1, expert: 1, tensor: 1, data, zero, gathers_values, rows };
+    let (data, rows, gathers_values, sent) = (1, [8, TOKENS], false, SentActivations::Auto);
+    let (context, expert, tensor) = (1, 1, 1);
+    let one = Mesh { sizes, recipe, memory, schedule, context, expert, tensor, data, zero, gathers_values, sent, rows };
     let pipeline = Schedule { kind: ScheduleKind::default(), ranks: 2, stages: 1, micro_batches: 2 };
     let expected = train_on(&one, Group::solo());
     let with = |schedule, data, zero, rows| Mesh { schedule, data, zero, rows: [rows, TOKENS], ..one.clone() };

@@ -6,7 +6,7 @@ use crate::setup::{Seeded, config, on_ranks, recipe, recipes, text};
 use crate::steps::LEAN;
 use ottava_lm::data::Batch;
 use ottava_lm::mode::StepPrecision;
-use ottava_lm::parallel::{Schedule, ScheduleKind, Zero};
+use ottava_lm::parallel::{Schedule, ScheduleKind, SentActivations, Zero};
 use ottava_lm::param::MemoryPolicy;
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::scaling::{OneRank, Quantity};
@@ -35,6 +35,7 @@ fn mesh(recipe: &Recipe) -> Mesh {
         data: 1,
         zero,
         gathers_values,
+        sent: SentActivations::Auto,
         rows: ROWS,
     }
 }

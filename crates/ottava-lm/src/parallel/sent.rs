@@ -1,0 +1,66 @@
+//! Activations as ranks send them: to the next rank of a pipeline, and as partial sums of products between ranks that divide tensors.
+
+use crate::error::{Error, Result};
+use ottava_tensor::ops::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes};
+use ottava_tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// Elements of the smallest tensor whose codes can be sent, which divides that of every other.
+const ELEMENTS: usize = 256;
+
+/// The type in which ranks send activations and their gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SentActivations {
+    /// The compute type.
+    #[default]
+    Auto,
+    /// E4M3 codes with a power-of-two scale (E8M0) for each 128 values, of BF16 and F32.
+    Float8,
+}
+
+impl SentActivations {
+    /// Whether tensors of `dtype` are sent as codes.
+    fn encodes(self, dtype: DType) -> bool {
+        self == SentActivations::Float8 && matches!(dtype, DType::BF16 | DType::F32)
+    }
+
+    /// What is sent of `x`, which is called `name`.
+    pub(super) fn encode(self, name: &str, x: &Tensor) -> Result<Tensor> {
+        if !self.encodes(x.dtype()) {
+            return Ok(x.clone());
+        }
+        expect_elements(name, x)?;
+        let mut unread = CodingError::new(x.device())?;
+        Ok(encode_gradients(x, 1, None, &mut unread)?)
+    }
+
+    /// A tensor to receive what is sent of one like `x`, which is called `name`.
+    pub(super) fn place(self, name: &str, x: Tensor) -> Result<Tensor> {
+        if !self.encodes(x.dtype()) {
+            return Ok(x);
+        }
+        expect_elements(name, &x)?;
+        Ok(Tensor::empty(x.device(), &[1, gradient_code_bytes(x.len())], DType::E4M3)?)
+    }
+
+    /// The values of what was received, one after the other, of tensors of `shape` and `dtype`.
+    pub(super) fn decode(self, received: Tensor, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        if !self.encodes(dtype) {
+            return Ok(received);
+        }
+        let elements = shape[1..].iter().product();
+        let codes = received.reshape(&[shape[0], gradient_code_bytes(elements)])?;
+        Ok(decode_gradients(&codes, elements, dtype)?.reshape(shape)?)
+    }
+}
+
+fn expect_elements(name: &str, x: &Tensor) -> Result<()> {
+    if x.len().is_multiple_of(ELEMENTS) {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "`parallel.activation_dtype` is \"float8\", and {name} of shape {:?} is no multiple of {ELEMENTS} values; change `data.max_length` or `training.per_device_train_batch_size`, or set it to \"auto\"",
+        x.shape()
+    )))
+}
