@@ -35,7 +35,7 @@ enum Form {
     /// A value of this shape.
     Value(Vec<usize>),
     /// The scales, and the shapes of the codes and of their transpose.
-    Codes(QuantizedTensor, [Option<Vec<usize>>; 2]),
+    Codes(Box<QuantizedTensor>, [Option<Vec<usize>>; 2]),
 }
 
 impl Form {
@@ -49,7 +49,7 @@ impl Form {
                 let scope = if codes.transposed.is_some() { CODES } else { FROZEN_CODES };
                 let tensors = [codes.codes.take(), codes.transposed.take()];
                 let shapes = tensors.each_ref().map(|codes| codes.as_ref().map(|codes| codes.shape().to_vec()));
-                (Form::Codes(codes, shapes), scope, tensors.into_iter().flatten().collect())
+                (Form::Codes(Box::new(codes), shapes), scope, tensors.into_iter().flatten().collect())
             }
         }
     }
@@ -62,7 +62,7 @@ impl Form {
             Form::Codes(scales, [codes, transposed]) => {
                 let codes = codes.as_ref().map(&mut next).transpose()?;
                 let transposed = transposed.as_ref().map(&mut next).transpose()?;
-                LoanedWeight::Codes(QuantizedTensor { codes, transposed, ..scales.clone() })
+                LoanedWeight::Codes(QuantizedTensor { codes, transposed, ..(**scales).clone() })
             }
         })
     }
