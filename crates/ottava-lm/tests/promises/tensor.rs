@@ -140,10 +140,12 @@ fn magnitudes_train_as_on_one_rank() {
 #[test]
 fn ranks_of_both_axes_train_as_on_one_rank() {
     for zero in Zero::ALL {
-        let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);
-        alone.mesh.zero = zero;
-        let (apart, name) = apart(&alone, [2, 1, 1, 2]);
-        assert!(apart < F32, "{zero:?}: {name} is {apart:.1e} apart");
+        for lora in [None, adapters(true)] {
+            let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);
+            (alone.mesh.zero, alone.mesh.sizes.lora) = (zero, lora);
+            let (apart, name) = apart(&alone, [2, 1, 1, 2]);
+            assert!(apart < F32, "{zero:?}, {:?}: {name} is {apart:.1e} apart", alone.mesh.sizes.lora);
+        }
     }
 }
 
