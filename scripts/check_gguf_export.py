@@ -3,7 +3,7 @@
 usage: check_gguf_export.py MODEL FOLDER
 
 MODEL is the exported folder, FOLDER has model.gguf. Reads the file with the package gguf: each tensor must have the bytes that gguf makes of the
-folder's weight, in the row order of llama.cpp. Then loads both with transformers and prints how many texts have the same tokens and how far logits
+folder's weight, in the row order of llama.cpp, norms of Gemma with 1 added. Then loads both with transformers and prints how many texts have the same tokens and how far logits
 are apart: 0 for float32, and for bfloat16 of a BF16 model. transformers 5.23 reads neither the pre-tokenizer of a Qwen file, nor the factors of
 rotary frequencies, nor heads of another size than 128 in Qwen3. Needs `pip install gguf==0.19.0 torch transformers`.
 """
@@ -36,6 +36,8 @@ for name, weight in model.state_dict().items():
     for which, count in heads.items():
         if architecture == "llama" and f"{which}_proj." in name:
             weight = weight.reshape(count, 2, weight.shape[0] // count // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        weight = weight + 1
     expected[names.get_name(name, try_suffixes=(".weight", ".bias"))] = np.ascontiguousarray(weight)
 
 for tensor in reader.tensors:
@@ -47,7 +49,8 @@ for tensor in reader.tensors:
     stored = gguf.quants.quantize(weight, tensor.tensor_type)
     assert np.array_equal(stored.reshape(-1).view(np.uint8), tensor.data.reshape(-1).view(np.uint8)), tensor.name
 assert not expected, list(expected)
-for key in ["tokens", "token_type", "merges", "model", "pre", "eos_token_id", "add_bos_token"]:
+of_kind = {"gpt2": ["merges"], "llama": ["scores", "add_space_prefix"]}[value("tokenizer.ggml.model")]
+for key in ["tokens", "token_type", "pre", "eos_token_id", "add_bos_token", *of_kind]:
     value(f"tokenizer.ggml.{key}")
 print(f"{len(reader.tensors)} tensors have the bytes of gguf; architecture {architecture}")
 

@@ -9,7 +9,9 @@ use crate::error::{Error, Result};
 use crate::fs::RealFs;
 use crate::interrupt;
 use crate::models::{ConfigFile, decoder_config};
-use ottava_tensor::ops::{Accumulation, Operand, add, cast, gemm_nt, magnitude_factors, scale_columns, transpose};
+use ottava_tensor::ops::{
+    Accumulation, Operand, add, cast, gemm_nt, magnitude_factors, row_squares, scale_columns, transpose,
+};
 use ottava_tensor::{DType, Device, Tensor};
 use std::path::Path;
 
@@ -60,7 +62,7 @@ fn adapted(w: &Tensor, adapter: &LinearAdapter, scale: f32, transposed: bool, in
     let change = Tensor::from_slice(&Device::Cpu, &[rows, columns], &change)?;
     let mut sums = add(&w, &change)?;
     if let Some(magnitude) = magnitude {
-        let factors = magnitude_factors(&w, &change, magnitude)?;
+        let factors = magnitude_factors(&row_squares(&w, Some(&change))?, magnitude)?;
         sums = transpose(&scale_columns(&transpose(&sums)?, &factors)?)?;
     }
     let sums = if transposed { transpose(&sums)? } else { sums };

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
+use super::gemma::{GEMMA2, GEMMA3, Gemma};
 use super::gguf::Gguf;
 use super::source::Weight;
 use crate::layers::{Role, TensorRole};
@@ -28,6 +29,8 @@ pub struct Architecture {
     rotates_neighbours: bool,
     /// Whether linears may have the biases that `attention_bias` and `mlp_bias` of `config.json` say.
     pub optional_biases: bool,
+    /// What differs in Gemma.
+    pub gemma: Option<&'static Gemma>,
 }
 
 /// The architectures that are read and written (`convert_hf_to_gguf.py` and `llama-model.cpp` of llama.cpp).
@@ -38,6 +41,7 @@ const ARCHITECTURES: &[Architecture] = &[
         model_type: "llama",
         rotates_neighbours: true,
         optional_biases: true,
+        gemma: None,
     },
     Architecture {
         name: "qwen2",
@@ -45,6 +49,7 @@ const ARCHITECTURES: &[Architecture] = &[
         model_type: "qwen2",
         rotates_neighbours: false,
         optional_biases: false,
+        gemma: None,
     },
     Architecture {
         name: "qwen3",
@@ -52,6 +57,23 @@ const ARCHITECTURES: &[Architecture] = &[
         model_type: "qwen3",
         rotates_neighbours: false,
         optional_biases: false,
+        gemma: None,
+    },
+    Architecture {
+        name: "gemma2",
+        families: &["Gemma2ForCausalLM"],
+        model_type: "gemma2",
+        rotates_neighbours: false,
+        optional_biases: false,
+        gemma: Some(&GEMMA2),
+    },
+    Architecture {
+        name: "gemma3",
+        families: &["Gemma3ForCausalLM"],
+        model_type: "gemma3_text",
+        rotates_neighbours: false,
+        optional_biases: false,
+        gemma: Some(&GEMMA3),
     },
 ];
 
@@ -101,6 +123,11 @@ impl Architecture {
             None => format!("{module}.{ending}"),
         };
         Some((name, heads.filter(|_| self.rotates_neighbours)))
+    }
+
+    /// What is added to the values of a weight in files.
+    pub fn offset(&self, weight: &Weight) -> f32 {
+        if self.gemma.is_some() { Gemma::offset(weight) } else { 0.0 }
     }
 
     /// The `config.json` of a file, and its sizes.
@@ -153,7 +180,8 @@ impl Architecture {
         }
         let theta = gguf.float(&key("rope.freq_base"))?.unwrap_or(10_000.0);
         let kind = self.rope_kind(gguf, theta, head_dim)?;
-        RopeScaling { kind, ..RopeScaling::plain(theta) }.write(None, values);
+        let local = self.gemma.map(|gemma| gemma.complete(gguf, &key, values)).transpose()?.flatten();
+        RopeScaling { kind, ..RopeScaling::plain(theta) }.write(local.as_ref(), values);
         let sizes = decoder_config(&ConfigFile::from_values("the metadata of the GGUF file", values.clone()))?;
         Ok((values.clone(), sizes))
     }
@@ -225,7 +253,9 @@ fn module_of(role: Role, sizes: &DecoderConfig) -> Option<(&'static str, Option<
         Role::Head => ("output", None),
         Role::QueryNorm => ("attn_q_norm", None),
         Role::KeyNorm => ("attn_k_norm", None),
-        Role::Positions | Role::Qkv | Role::AttentionPostNorm | Role::MlpPostNorm => return None,
+        Role::AttentionPostNorm => ("post_attention_norm", None),
+        Role::MlpPostNorm => ("post_ffw_norm", None),
+        Role::Positions | Role::Qkv => return None,
     })
 }
 

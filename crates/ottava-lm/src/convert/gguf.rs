@@ -42,6 +42,8 @@ pub enum Value {
     Integers(Vec<i64>),
     /// An array of texts.
     Texts(Vec<String>),
+    /// An array of F32.
+    Floats(Vec<f32>),
     /// An array of other elements, which no model or tokenizer that is read has.
     Other,
 }
@@ -149,6 +151,11 @@ impl Gguf {
             Value::Integers(list) => Some(&list[..]),
             _ => None,
         })
+    }
+
+    /// A list of F32, if the file has the key.
+    pub fn floats(&self, key: &str) -> Result<Option<&[f32]>> {
+        self.typed(key, "a list of F32", |value| if let Value::Floats(list) = value { Some(&list[..]) } else { None })
     }
 
     fn typed<'a, T>(&'a self, key: &str, kind: &str, get: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
@@ -319,6 +326,13 @@ impl Header {
                     integers.push(n as i64);
                 }
                 Value::Integers(integers)
+            }
+            kinds::F32 => {
+                let mut floats = Vec::new();
+                for _ in 0..count {
+                    floats.push(f32::from_le_bytes(self.array()?));
+                }
+                Value::Floats(floats)
             }
             _ => {
                 for _ in 0..count {

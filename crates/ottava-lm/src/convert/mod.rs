@@ -4,9 +4,12 @@
 
 pub(crate) mod architecture;
 pub(crate) mod dequantize;
+pub(crate) mod gemma;
 pub mod gguf;
 pub mod megatron;
+pub(crate) mod sentencepiece;
 pub(crate) mod source;
+pub(crate) mod token_kinds;
 pub(crate) mod tokenizer;
 pub mod torch;
 
@@ -75,9 +78,10 @@ fn from_gguf(gguf: &Gguf) -> Result<Model<'_>> {
         if let Some(bad) = values.iter().find(|value| !value.is_finite()) {
             return Err(gguf.error(&format!("tensor {:?} holds the value {bad}; the file is damaged", weight.stored)));
         }
-        Ok(match weight.rotary_heads {
-            Some(heads) => halves_of_heads(&values, weight.columns(), heads),
-            None => values,
+        Ok(match (weight.rotary_heads, architecture.offset(weight)) {
+            (Some(heads), _) => halves_of_heads(&values, weight.columns(), heads),
+            (None, 0.0) => values,
+            (None, offset) => values.into_iter().map(|value| value - offset).collect(),
         })
     };
     let files = tokenizer::files(gguf, sizes.max_positions)?;

@@ -86,7 +86,11 @@ fn config_and_tokenizer_are_rebuilt_from_the_metadata() {
 #[test]
 fn what_cannot_be_converted_is_refused_and_leaves_nothing() {
     for (from, to, words) in [
-        ("llama", "gemma", "models of the architecture `gemma` are not converted; those of llama, qwen2, qwen3 are"),
+        (
+            "llama",
+            "gemma",
+            "models of the architecture `gemma` are not converted; those of llama, qwen2, qwen3, gemma2, gemma3 are",
+        ),
         ("gpt2", "bert", "the tokenizer is of the kind `bert`"),
         (
             "smollm",

@@ -5,18 +5,11 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::gguf::Gguf;
+use super::sentencepiece::SentencePiece;
 use super::source::Files;
+use super::token_kinds;
 use crate::Result;
 use crate::checkpoint::model::as_json;
-
-/// Kinds of tokens in `tokenizer.ggml.token_type`.
-pub mod kinds {
-    pub const NORMAL: i64 = 1;
-    pub const UNKNOWN: i64 = 2;
-    pub const CONTROL: i64 = 3;
-    pub const USER_DEFINED: i64 = 4;
-    pub const UNUSED: i64 = 5;
-}
 
 /// Splits text before it is merged into tokens.
 pub struct PreTokenizer {
@@ -72,7 +65,10 @@ impl PreTokenizer {
         let byte_level = |step: &Value| step["type"] == "ByteLevel" && step["add_prefix_space"] != true;
         let bytes = steps.as_array().and_then(|steps| steps.last()).is_some_and(byte_level);
         if file["model"]["type"] != "BPE" || !bytes || file["model"]["byte_fallback"] == true {
-            return Err("the tokenizer is not byte-level BPE, the one kind that is exported to GGUF".into());
+            return Err(
+                "the tokenizer is neither byte-level BPE nor the BPE of SentencePiece, which are exported to GGUF"
+                    .into(),
+            );
         }
         let ignores = file["model"]["ignore_merges"] == true;
         let known = PRE_TOKENIZERS.iter().find(|known| {
@@ -109,26 +105,70 @@ impl PreTokenizer {
     }
 }
 
+/// The kind of a tokenizer.
+enum Kind {
+    /// Byte-level BPE.
+    Bytes(&'static PreTokenizer),
+    /// BPE of characters.
+    Pieces(SentencePiece),
+}
+
+impl Kind {
+    fn of(gguf: &Gguf) -> Result<Kind> {
+        match gguf.text("tokenizer.ggml.model")?.unwrap_or("none") {
+            "gpt2" => {}
+            "llama" => {
+                let adds_space = gguf.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+                return Ok(Kind::Pieces(SentencePiece { adds_space }));
+            }
+            other => {
+                return Err(gguf.error(&format!(
+                    "the tokenizer is of the kind `{other}`; byte-level BPE and that of SentencePiece are converted, which llama.cpp calls \
+                     `gpt2` and `llama`"
+                )));
+            }
+        }
+        let pre = gguf.text("tokenizer.ggml.pre")?.unwrap_or("none");
+        PRE_TOKENIZERS.iter().find(|known| known.name == pre).map(Kind::Bytes).ok_or_else(|| {
+            let known: Vec<_> = PRE_TOKENIZERS.iter().map(|known| known.name).collect();
+            gguf.error(&format!(
+                "the tokenizer cuts text as `{pre}` (`tokenizer.ggml.pre`), which is not one of {}",
+                known.join(", ")
+            ))
+        })
+    }
+
+    /// Whether texts begin with BOS in files that do not say so.
+    fn begins(&self) -> bool {
+        match self {
+            Kind::Bytes(pre) => pre.bos,
+            Kind::Pieces(_) => true,
+        }
+    }
+
+    /// The merges of `tokens`, by rank.
+    fn merges(&self, gguf: &Gguf, tokens: &[String], types: &[i64]) -> Result<Vec<String>> {
+        let key = if matches!(self, Kind::Bytes(_)) { "tokenizer.ggml.merges" } else { "tokenizer.ggml.scores" };
+        let missing = || gguf.error(&format!("the key `{key}` is missing"));
+        if let Kind::Pieces(_) = self {
+            let scores = gguf.floats(key)?.ok_or_else(missing)?;
+            return SentencePiece::merges(tokens, types, scores).map_err(|reason| gguf.error(&reason));
+        }
+        let merges = gguf.texts(key)?.ok_or_else(missing)?;
+        if let Some(merge) = merges.iter().find(|merge| merge.split(' ').filter(|part| !part.is_empty()).count() != 2) {
+            return Err(gguf.error(&format!("`{key}` has {merge:?}, which is not two tokens")));
+        }
+        Ok(merges.to_vec())
+    }
+}
+
 /// The files of the tokenizer in `gguf`, by name, for a model of `positions`; `bos` and `eos` ids are in the config of generation.
 pub fn files(gguf: &Gguf, positions: usize) -> Result<Files> {
-    let model = gguf.text("tokenizer.ggml.model")?.unwrap_or("none");
-    if model != "gpt2" {
-        return Err(gguf.error(&format!(
-            "the tokenizer is of the kind `{model}`; only byte-level BPE is converted, which llama.cpp calls `gpt2`"
-        )));
-    }
-    let pre = gguf.text("tokenizer.ggml.pre")?.unwrap_or("none");
-    let Some(pre) = PRE_TOKENIZERS.iter().find(|known| known.name == pre) else {
-        let known: Vec<_> = PRE_TOKENIZERS.iter().map(|known| known.name).collect();
-        return Err(gguf.error(&format!(
-            "the tokenizer cuts text as `{pre}` (`tokenizer.ggml.pre`), which is not one of {}",
-            known.join(", ")
-        )));
-    };
-    let tokens = Tokens::read(gguf)?;
+    let kind = Kind::of(gguf)?;
+    let tokens = Tokens::read(gguf, &kind)?;
     let special = |name: &str| tokens.special(gguf, name);
     let (bos, eos, unknown, padding) = (special("bos")?, special("eos")?, special("unknown")?, special("padding")?);
-    let add_bos = gguf.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.bos);
+    let add_bos = gguf.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(kind.begins());
     let begin = bos.filter(|_| add_bos);
     let config = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -146,7 +186,7 @@ pub fn files(gguf: &Gguf, positions: usize) -> Result<Files> {
     let ids = ids.into_iter().filter_map(|(name, token)| Some((format!("{name}_token_id"), json!(token?.0))));
     let generation: Map<String, Value> = ids.collect();
     let mut files = vec![
-        ("tokenizer.json", as_json(tokens.tokenizer(pre, begin))),
+        ("tokenizer.json", as_json(tokens.tokenizer(&kind, begin, unknown))),
         ("tokenizer_config.json", as_json(config)),
         ("generation_config.json", as_json(generation.into())),
     ];
@@ -160,23 +200,19 @@ pub fn files(gguf: &Gguf, positions: usize) -> Result<Files> {
 struct Tokens<'a> {
     tokens: &'a [String],
     kinds: &'a [i64],
-    merges: &'a [String],
+    merges: Vec<String>,
 }
 
 impl<'a> Tokens<'a> {
-    fn read(gguf: &'a Gguf) -> Result<Tokens<'a>> {
+    fn read(gguf: &'a Gguf, kind: &Kind) -> Result<Tokens<'a>> {
         let missing = |key: &str| gguf.error(&format!("the key `{key}` is missing"));
-        let [names, kinds, pairs] = ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges"];
+        let [names, kinds] = ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type"];
         let tokens = gguf.texts(names)?.ok_or_else(|| missing(names))?;
         let kinds = gguf.integers(kinds)?.ok_or_else(|| missing(kinds))?;
-        let merges = gguf.texts(pairs)?.ok_or_else(|| missing(pairs))?;
         if kinds.len() != tokens.len() {
             return Err(gguf.error(&format!("there are {} tokens and {} types of them", tokens.len(), kinds.len())));
         }
-        if let Some(merge) = merges.iter().find(|merge| merge.split(' ').filter(|part| !part.is_empty()).count() != 2) {
-            return Err(gguf.error(&format!("`{pairs}` has {merge:?}, which is not two tokens")));
-        }
-        Ok(Tokens { tokens, kinds, merges })
+        Ok(Tokens { tokens, kinds, merges: kind.merges(gguf, tokens, kinds)? })
     }
 
     /// Id and name of a special token.
@@ -190,15 +226,17 @@ impl<'a> Tokens<'a> {
     }
 
     /// The `tokenizer.json`; texts start with `begin`, if there is one.
-    fn tokenizer(&self, pre: &PreTokenizer, begin: Option<(usize, &str)>) -> Value {
+    fn tokenizer(&self, kind: &Kind, begin: Option<(usize, &str)>, unknown: Option<(usize, &str)>) -> Value {
         let all = || self.tokens.iter().zip(self.kinds).enumerate();
-        let used = all().filter(|(_, (_, kind))| **kind != kinds::UNUSED);
+        let used = all().filter(|(_, (_, kind))| **kind != token_kinds::UNUSED);
         let vocabulary: Map<String, Value> = used.map(|(id, (token, _))| (token.clone(), json!(id))).collect();
-        let added = all().filter(|(_, (_, kind))| [kinds::UNKNOWN, kinds::CONTROL, kinds::USER_DEFINED].contains(kind));
+        let added = all().filter(|(_, (_, kind))| {
+            [token_kinds::UNKNOWN, token_kinds::CONTROL, token_kinds::USER_DEFINED].contains(kind)
+        });
         let added: Vec<_> = added
             .map(|(id, (token, kind))| {
                 json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false, "special": *kind != kinds::USER_DEFINED})
+                    "normalized": false, "special": *kind != token_kinds::USER_DEFINED})
             })
             .collect();
         let template = begin.map(|(id, token)| {
@@ -209,18 +247,28 @@ impl<'a> Tokens<'a> {
             json!({"type": "TemplateProcessing", "single": [bos, text("A", 0)], "pair": [bos, text("A", 0), second, text("B", 1)],
                 "special_tokens": BTreeMap::from([(token, json!({"id": token, "ids": [id], "tokens": [token]}))])})
         });
+        let (normalizer, cuts, decoder) = match kind {
+            Kind::Bytes(pre) => (
+                pre.normalizer(),
+                json!({"type": "Sequence", "pretokenizers": pre.steps()}),
+                json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+            ),
+            Kind::Pieces(pieces) => (pieces.normalizer(), Value::Null, pieces.decoder()),
+        };
+        let is_pieces = matches!(kind, Kind::Pieces(_));
+        let ignores = matches!(kind, Kind::Bytes(pre) if pre.ignore_merges);
         json!({
             "version": "1.0",
             "truncation": null,
             "padding": null,
             "added_tokens": added,
-            "normalizer": pre.normalizer(),
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre.steps()},
+            "normalizer": normalizer,
+            "pre_tokenizer": cuts,
             "post_processor": template,
-            "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
-            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": pre.ignore_merges,
-                "vocab": vocabulary, "merges": self.merges},
+            "decoder": decoder,
+            "model": {"type": "BPE", "dropout": null, "unk_token": unknown.filter(|_| is_pieces).map(|token| token.1),
+                "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": is_pieces, "byte_fallback": is_pieces,
+                "ignore_merges": ignores, "vocab": vocabulary, "merges": self.merges},
         })
     }
 }

@@ -188,8 +188,10 @@ impl Linear {
     /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`]. If ranks divide the inputs, their products are added.
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let weight = self.weight_of_fprop(context)?;
-        let product =
-            |x: &View, addend: Option<&Tensor>, context: &mut Context| self.own_fprop(x, &weight, addend, context);
+        let factors = if context.casts.mode.adapts() { self.factors(context)? } else { None };
+        let product = |x: &View, addend: Option<&Tensor>, context: &mut Context| {
+            self.own_fprop(x, &weight, factors.as_ref(), addend, context)
+        };
         self.sum_over_ranks(Split::Input, x, residual, product, context)
     }
 
@@ -213,14 +215,14 @@ impl Linear {
         &self,
         x: &View,
         weight: &ReadWeight,
+        factors: Option<&Tensor>,
         residual: Option<&Tensor>,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let factors = if context.casts.mode.adapts() { self.factors(context)? } else { None };
         let y = match factors {
             None => self.unscaled_fprop(x, weight, residual, context)?,
             Some(factors) => {
-                let y = scale_columns(&self.unscaled_fprop(x, weight, None, context)?, &factors)?;
+                let y = scale_columns(&self.unscaled_fprop(x, weight, None, context)?, factors)?;
                 match residual {
                     Some(residual) => ops::add(&y, residual)?,
                     None => y,

@@ -108,22 +108,29 @@ impl Decoder {
 
     /// Loads all weights.
     pub fn load(&mut self, weights: &mut dyn WeightSource) -> Result<()> {
-        self.load_each(|param| param.load_whole(weights))
+        self.load_each(|param| param.load_whole(weights), |_| Ok(()))
     }
 
-    /// Runs `load` on each parameter, and then casts it if it is frozen.
-    pub fn load_each(&mut self, mut load: impl FnMut(&mut Param) -> Result<()>) -> Result<()> {
-        let (mut params, scaling) = (self.stages.iter_mut().flat_map(Stage::parameters_mut), &mut self.scaling);
+    /// Runs `load` on each parameter, and then casts it if it is frozen; and `finish` on the parameters of each unit.
+    pub fn load_each(
+        &mut self,
+        mut load: impl FnMut(&mut Param) -> Result<()>,
+        mut finish: impl FnMut(&mut [&mut Param]) -> Result<()>,
+    ) -> Result<()> {
+        let (mut units, scaling) = (self.stages.iter_mut().flat_map(Stage::units_mut), &mut self.scaling);
         let mut casts = scaling.casts(Mode::TRAINING);
         let folder = &mut self.folder_codes;
-        params.try_for_each(|param| {
-            load(param)?;
-            match param.folder_use() {
-                Some(FolderUse::Kept) => folder.kept += 1,
-                Some(FolderUse::Recast) => folder.recast += 1,
-                None => {}
+        units.try_for_each(|mut params| {
+            for param in &mut params {
+                load(param)?;
+                match param.folder_use() {
+                    Some(FolderUse::Kept) => folder.kept += 1,
+                    Some(FolderUse::Recast) => folder.recast += 1,
+                    None => {}
+                }
+                param.quantize_frozen(&mut casts)?;
             }
-            param.quantize_frozen(&mut casts)
+            finish(&mut params)
         })
     }
 

@@ -25,8 +25,9 @@ use std::mem;
 /// all-to-all and added; in stage 0 the sum is cast once more and gathered.
 pub struct Exchange<'a> {
     partition: &'a Partition,
-    /// Gathers in progress, by bucket.
+    /// Gathers in progress, by bucket, and those of frozen weights.
     gathers: HashMap<usize, Pending>,
+    frozen: HashMap<usize, Pending>,
     /// Whether gradients are reduced over ranks.
     reduces: bool,
     /// Whether the current backward starts the reductions.
@@ -68,8 +69,8 @@ impl<'a> Exchange<'a> {
 
     /// The exchange of passes without reductions: gradients stay on their rank.
     pub fn of_weights(partition: &'a Partition) -> Exchange<'a> {
-        let (gathers, open, sums) = (HashMap::new(), VecDeque::new(), Vec::new());
-        Exchange { partition, gathers, reduces: false, reduces_now: false, open, sums, error: None }
+        let (gathers, frozen, open, sums) = (HashMap::new(), HashMap::new(), VecDeque::new(), Vec::new());
+        Exchange { partition, gathers, frozen, reduces: false, reduces_now: false, open, sums, error: None }
     }
 
     /// Sets whether the next backward starts to reduce the gradients of each unit to which it has added.
@@ -193,7 +194,7 @@ impl<'a> Exchange<'a> {
 }
 
 impl Drop for Exchange<'_> {
-    /// Puts back the buffers of gathers that a failed pass did not wait for.
+    /// Waits for gathers for which a failed pass did not wait, and puts back their buffers.
     fn drop(&mut self) {
         let mut buckets = self.partition.buckets();
         for (bucket, gather) in self.gathers.drain() {
@@ -202,6 +203,7 @@ impl Drop for Exchange<'_> {
                 buckets[bucket].weights = Stored::Buffer(buffer);
             }
         }
+        self.frozen.drain().for_each(|(_, gather)| drop(gather.wait()));
     }
 }
 
@@ -226,6 +228,9 @@ impl Units for Exchange<'_> {
                 }
             };
             self.gathers.insert(i, ranks.all_gather(bucket.name(), buffer)?);
+        }
+        for (i, bucket) in self.partition.frozen().iter().enumerate().filter(|(_, bucket)| bucket.unit == unit) {
+            self.frozen.insert(i, bucket.start(self.partition.ranks())?);
         }
         Ok(())
     }
@@ -262,6 +267,9 @@ impl Units for Exchange<'_> {
             if let (Some(parts), false) = (arrived, self.partition.zero() == Zero::Weights) {
                 bucket.weights = Stored::Gathered(parts);
             }
+        }
+        for (i, bucket) in self.partition.frozen().iter().enumerate().filter(|(_, bucket)| bucket.unit == unit) {
+            bucket.lend(self.frozen.remove(&i).expect("the unit was started"), &mut loan)?;
         }
         Ok(loan)
     }

@@ -1,6 +1,7 @@
 //! Loading a model that ranks divide: each rank reads only what it stores.
 
-use super::{Partition, Shared};
+use super::frozen::divide_frozen;
+use super::{Partition, Shared, Zero};
 use crate::error::Result;
 use crate::hash::name_hash;
 use crate::models::Decoder;
@@ -14,20 +15,27 @@ use std::ops::Range;
 const DIGESTED: usize = 1024;
 
 impl Partition {
-    /// Loads the weights of `model` that this rank stores. Of matrices that ranks divide it reads only its slices, so loading takes no more
-    /// memory than training.
+    /// Loads the weights of `model` that this rank stores. Of trained matrices that ranks divide it reads only its slices, so loading takes no
+    /// more memory than training; frozen ones are divided unit by unit, since they are cast whole.
     ///
     /// Returns a digest of the elements that all ranks with the same layers read: whole tensors, and the first elements of divided tensors; 0 for one rank.
     /// Ranks that loaded different weights have different digests.
     pub fn load(&self, model: &mut Decoder, weights: &mut dyn WeightSource) -> Result<u64> {
         let is_compared = self.ranks().size() > 1 && !matches!(model.device(), Device::DryCpu(_));
         let mut weights = Digested { weights, sum: 0, is_whole: false };
-        model.load_each(|param| {
+        let load = |param: &mut Param| {
             weights.is_whole = is_compared && !param.is_sliced();
             param.load(&mut weights, &mut |name, amax| {
                 Ok(self.ranks().sharing(Shared::Elements).all_reduce(name, Reduce::Max, amax)?.wait()?)
             })?;
             if is_compared && param.is_sliced() { weights.add_first(param) } else { Ok(()) }
+        };
+        let divides_frozen = self.divides() && self.zero() == Zero::Weights;
+        model.load_each(load, |unit| {
+            if divides_frozen {
+                self.frozen().extend(divide_frozen(unit, self.ranks())?);
+            }
+            Ok(())
         })?;
         if self.ranks().group(&[Axis::Pipeline, Axis::Expert]).size() > 1 {
             for tensor in Decoder::folder_tensors(model.config(), model.recipe())? {

@@ -4,6 +4,7 @@ mod amaxes;
 mod bucket;
 mod casts;
 mod exchange;
+mod frozen;
 mod layer_axes;
 mod load;
 mod matrices;

@@ -3,9 +3,11 @@
 //! Each rank trains the whole model on its own rows. Vectors (norms and biases) are small, so every rank updates all of them.
 //!
 //! Between steps a rank stores the slices that it updates: master weights, moments, and weights or codes. Before a block runs, its weights
-//! are gathered from all ranks, as codes if products read only codes.
+//! are gathered from all ranks, as codes if products read only codes. Frozen weights are divided only in stage 3, since all ranks gather them
+//! in the form in which they are stored.
 
 use super::bucket::{Bucket, Stored, Writer};
+use super::frozen::FrozenBucket;
 use super::pipeline::StagePlaces;
 use super::reduction::ReduceFormat;
 use super::zero::Zero;
@@ -14,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::models::Decoder;
 use crate::optim::{self, Optimizer, Prepared};
-use crate::param::{Param, UnitId};
+use crate::param::{Loan, Param, UnitId};
 use crate::scaling::{Casts, MergeCounts};
 use ottava_tensor::comm::{Axis, Reduce};
 use ottava_tensor::{DType, Tensor};
@@ -41,6 +43,8 @@ pub struct Partition {
     reduction: ReduceFormat,
     /// Of several ranks.
     buckets: RefCell<Vec<Bucket>>,
+    /// In ZeRO stage 3, once weights are loaded.
+    frozen: RefCell<Vec<FrozenBucket>>,
     /// The slots of the casts of weights of experts that ranks divide.
     expert_slots: BTreeSet<usize>,
     /// Of several stages, from the first step on.
@@ -50,10 +54,10 @@ pub struct Partition {
 impl Partition {
     /// A single rank, which stores everything.
     pub fn solo() -> Partition {
-        let (ranks, buckets) = (Rc::new(Ranks::solo()), RefCell::default());
+        let (ranks, buckets, frozen) = (Rc::new(Ranks::solo()), RefCell::default(), RefCell::default());
         let norm_places = RefCell::default();
         let (zero, reduction, expert_slots) = (Zero::Nothing, ReduceFormat::Stored, BTreeSet::new());
-        Partition { ranks, zero, reduction, buckets, expert_slots, norm_places }
+        Partition { ranks, zero, reduction, buckets, frozen, expert_slots, norm_places }
     }
 
     /// Divides `model` among `ranks`, before its weights are loaded and its optimizer is created. Gradients are sent in the format
@@ -97,8 +101,8 @@ impl Partition {
                 }
             }
         }
-        let (buckets, norm_places) = (RefCell::new(buckets), RefCell::default());
-        Ok(Partition { ranks, zero, reduction, buckets, expert_slots, norm_places })
+        let (buckets, frozen, norm_places) = (RefCell::new(buckets), RefCell::default(), RefCell::default());
+        Ok(Partition { ranks, zero, reduction, buckets, frozen, expert_slots, norm_places })
     }
 
     /// The ranks.
@@ -123,9 +127,13 @@ impl Partition {
 
     /// The bytes that ranks gather and reduce for each unit of the model, in the order of forward.
     pub fn buffer_bytes(&self) -> Vec<BufferBytes> {
-        let mut units: Vec<BufferBytes> = Vec::new();
-        for bucket in self.buckets().iter() {
-            units.resize(units.len().max(bucket.unit.0 + 1), BufferBytes::default());
+        let (buckets, frozen) = (self.buckets(), self.frozen());
+        let last = buckets.iter().map(|bucket| bucket.unit.0).chain(frozen.iter().map(|bucket| bucket.unit.0)).max();
+        let mut units = vec![BufferBytes::default(); last.map_or(0, |last| last + 1)];
+        for bucket in frozen.iter() {
+            units[bucket.unit.0].gathered += bucket.gathered_bytes() as u64;
+        }
+        for bucket in buckets.iter() {
             let unit = &mut units[bucket.unit.0];
             if self.divides() {
                 unit.gathered += bucket.gathered_bytes() as u64;
@@ -148,6 +156,11 @@ impl Partition {
     /// The buckets.
     pub(super) fn buckets(&self) -> RefMut<'_, Vec<Bucket>> {
         self.buckets.borrow_mut()
+    }
+
+    /// The frozen weights that ranks divide.
+    pub(super) fn frozen(&self) -> RefMut<'_, Vec<FrozenBucket>> {
+        self.frozen.borrow_mut()
     }
 
     /// Updates the weights with reduced gradients, each rank its slices, and casts them for the next step.
@@ -344,6 +357,16 @@ impl Partition {
         for param in model.parameters().into_iter().filter(|param| param.is_sliced()) {
             let whole = self.value(param)?;
             param.end_training(whole);
+        }
+        let mut params = model.all_parameters();
+        for bucket in self.frozen().drain(..) {
+            let mut whole = Loan::default();
+            bucket.lend(bucket.start(&self.ranks)?, &mut whole)?;
+            for (id, weight) in whole.into_weights() {
+                let param =
+                    params.iter_mut().find(|param| param.id() == id).expect("a bucket has weights of the model");
+                param.put_frozen(weight);
+            }
         }
         Ok(())
     }

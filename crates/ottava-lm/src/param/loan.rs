@@ -3,7 +3,7 @@
 use super::id::ParamId;
 use ottava_tensor::{QuantizedTensor, Tensor};
 
-/// Weights on loan to a unit for one pass, by parameter. Parameters without an entry read their own.
+/// Weights on loan to a unit for one pass, by parameter: its values, its codes, or both. Parameters without an entry read their own.
 #[derive(Default)]
 pub struct Loan(Vec<(ParamId, LoanedWeight)>);
 
@@ -34,16 +34,25 @@ impl Loan {
         self.0.extend(other.0);
     }
 
-    /// The weight on loan to a parameter.
-    pub(super) fn get(&self, param: ParamId) -> Option<&LoanedWeight> {
-        self.0.iter().find(|(id, _)| *id == param).map(|(_, weight)| weight)
+    /// All weights, by parameter.
+    pub fn into_weights(self) -> Vec<(ParamId, LoanedWeight)> {
+        self.0
+    }
+
+    /// The values on loan to a parameter.
+    pub(super) fn values(&self, param: ParamId) -> Option<&LoanedWeight> {
+        self.of(param).find(|weight| !matches!(weight, LoanedWeight::Codes(_)))
     }
 
     /// The codes on loan to a parameter.
     pub(super) fn codes(&self, param: ParamId) -> Option<&QuantizedTensor> {
-        match self.get(param)? {
+        self.of(param).find_map(|weight| match weight {
             LoanedWeight::Codes(codes) => Some(codes),
             LoanedWeight::Value(_) | LoanedWeight::Stored(_) => None,
-        }
+        })
+    }
+
+    fn of(&self, param: ParamId) -> impl Iterator<Item = &LoanedWeight> {
+        self.0.iter().filter(move |(id, _)| *id == param).map(|(_, weight)| weight)
     }
 }

@@ -1,5 +1,6 @@
 //! A parameter: weights, gradient and cast of the shards of one or several stacked tensors.
 
+mod divided;
 mod sliced;
 
 use super::builder::{Builder, Init, Purpose, WeightSource};
@@ -369,7 +370,7 @@ impl Param {
 
     /// The weights in the form that casts read, stored or lent.
     fn values(&self, loan: &Loan) -> Result<Values> {
-        match loan.get(self.id) {
+        match loan.values(self.id) {
             Some(LoanedWeight::Value(value)) => Ok(value.into()),
             Some(LoanedWeight::Stored(copy)) => self.weights.values_from(Some(copy)),
             Some(LoanedWeight::Codes(_)) | None => self.weights.values_from(None),

@@ -3,7 +3,7 @@ use super::*;
 use crate::Error;
 use crate::bench::model;
 use crate::checkpoint::RandomWeights;
-use crate::config::{ResolvedConfig, RunConfig};
+use crate::config::{LoraConfig, ResolvedConfig, RunConfig};
 use crate::level::{Gradients, Level};
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
@@ -400,16 +400,22 @@ fn planned_communication_is_what_ranks_send() {
         ..llama()
     };
     let recipes = [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row];
-    let levels = recipes.map(|recipe| (recipe, Level::Bf16)).into_iter().chain([(RecipeName::Fp8Delayed, Level::O3)]);
-    for (recipe, level) in levels {
+    let levels = recipes.map(|recipe| (recipe, Level::Bf16, 0)).into_iter();
+    let others = [RecipeName::Fp8Current, RecipeName::Fp8Row].map(|recipe| (recipe, Level::O0, 4));
+    let levels = levels.chain([(RecipeName::Fp8Delayed, Level::O3, 0)]).chain(others);
+    for (recipe, level, adapter_rank) in levels {
+        let lora = LoraConfig { r: adapter_rank, ..LoraConfig::default() };
+        let sizes = DecoderConfig { lora: lora.adapters(), ..sizes.clone() };
         for zero in Zero::ALL {
             for (ranks, micro_batches) in [(2, 1), (3, 2), (2, 3)] {
                 let mut config = run(recipe, Some(Recompute::None), true);
                 (config.optimizer.level, config.optimizer.gradient_dtype) = (level, Some(Gradients::Bfloat16));
+                config.lora = lora.clone();
                 config.data.max_length = 8;
                 config.training.per_device_train_batch_size = 1;
                 config.training.gradient_accumulation_steps = micro_batches;
                 (config.parallel.data, config.parallel.zero) = (ranks, zero);
+                let what = format!("{recipe:?}, {level:?}, r {adapter_rank}, {zero:?}, {ranks} ranks, {micro_batches}");
                 let plan =
                     CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &Device::Cpu).unwrap().unwrap();
                 let group = threads::group(ranks).into_iter().map(|comm| {
@@ -418,17 +424,13 @@ fn planned_communication_is_what_ranks_send() {
                 });
                 for rank in group.collect::<Vec<_>>() {
                     let sent = rank.join().unwrap();
-                    assert_eq!(
-                        sent, [plan.traffic; 2],
-                        "{recipe:?}, {level:?}, {zero:?}, {ranks} ranks, {micro_batches}"
-                    );
+                    assert_eq!(sent, [plan.traffic; 2], "{what}");
                 }
                 // The same linears as on the CPU; a GPU of 1 MiB has a plan too, and what lies in the host's memory is not sent.
                 config.precision.skip_slow_linears = false;
-                config.memory.offload_optimizer = Some(1.0);
+                config.memory.offload_optimizer = (adapter_rank == 0).then_some(1.0);
                 let on_gpu =
                     CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &gpu(1e-3)).unwrap().unwrap();
-                let what = format!("{recipe:?}, {level:?}, {zero:?}, {ranks} ranks, {micro_batches}");
                 assert_eq!(on_gpu.traffic, plan.traffic, "{what}");
             }
         }

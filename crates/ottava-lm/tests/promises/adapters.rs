@@ -10,9 +10,11 @@ use ottava_lm::engine::{AdapterId, Engine, EngineOptions, Request, Sampling};
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::param::Purpose;
+use ottava_lm::plan::{expect_model_fits, inference_bytes};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::trainer::{Start, build};
 use ottava_tensor::Device;
+use ottava_tensor::cuda::GpuModel;
 use std::path::Path;
 
 /// Adapters of different ranks and linears: some parts of fused weights, and none of a whole layer; one with magnitudes.
@@ -196,6 +198,37 @@ fn a_request_of_an_adapter_is_scored_as_by_the_merged_model_and_misfits_are_erro
         let error = of_folder(&base, vec![AdapterFolder::open(&wrong).unwrap()]).err().expect(words).to_string();
         assert!(error.starts_with(&wrong.display().to_string()) && error.contains(words), "{error}");
     }
+}
+
+/// What is planned for a model and adapters beside it is what loading them and a token with each take, and grows by the adapters' weights.
+#[test]
+fn planned_memory_of_inference_counts_adapters() {
+    let recipe = recipe(RecipeName::Fp8Current, Fp8Format::Auto);
+    let gpu = Device::dry_gpu(GpuModel::h200());
+    // A small vocabulary, so that the peak is after the build.
+    let sizes = DecoderConfig { lora: Some(Lora::of_no_linear()), vocabulary: 64, layers: 8, ..tiny_llama() };
+    let planned = |adapters: &[Lora]| inference_bytes(&sizes, &recipe, &gpu, 64, 1, adapters).unwrap();
+    let [all, few, dora] = adapters();
+    let [base, one, two] =
+        [vec![], vec![all.clone()], vec![all.clone(), few.clone()]].map(|adapters| planned(&adapters));
+    // Elements of `A` and `B` of all linears, in BF16.
+    let matrices = |lora: &Lora| {
+        let with = DecoderConfig { lora: Some(lora.clone()), ..sizes.clone() };
+        let mut model = Decoder::unloaded(&with, &recipe, &Device::Cpu.dry(), Purpose::Infer, 1).unwrap();
+        2 * model.parameters().iter().map(|param| param.weights.shape().iter().product::<usize>()).sum::<usize>()
+    };
+    let slack = |bytes: usize| bytes..bytes + bytes / 2 + (64 << 10);
+    assert!(slack(matrices(&all)).contains(&(one - base)), "{} for {}", one - base, matrices(&all));
+    assert!(slack(matrices(&few)).contains(&(two - one)), "{} for {}", two - one, matrices(&few));
+    // The norms of the fused gate and up projection take its values and the product of the adapter, in BF16.
+    let plain = Lora { use_dora: false, ..dora.clone() };
+    let scratch = planned(&[dora]) - planned(&[plain]);
+    assert!((2 * 2 * 224 * 64..1 << 18).contains(&scratch), "{scratch} for norms");
+    // What the model alone takes is not enough for both.
+    let small = Device::dry_gpu(GpuModel { memory: base, ..GpuModel::h200() });
+    let error = expect_model_fits(Path::new("none"), &sizes, &recipe, &small, 64, 1, &[all]).unwrap_err();
+    assert_eq!(error.exit_code(), 3);
+    assert!(error.to_string().starts_with("the model and the adapters beside it do not fit"), "{error}");
 }
 
 #[test]

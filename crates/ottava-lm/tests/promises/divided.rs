@@ -58,6 +58,8 @@ pub enum Fault {
     MissingSum,
     /// Its sums are 1 % too large.
     LargeSum,
+    /// Its norms of the rows of weights, for magnitudes, leave out the columns of other ranks.
+    OwnNorms,
 }
 
 /// The ranks of a tensor axis with a fault.
@@ -131,7 +133,9 @@ impl LayerRanks for Faulty {
     }
 
     fn sum(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
-        self.ranks.sum(axis, name, x)
+        let own = x.duplicate()?;
+        let sum = self.ranks.sum(axis, name, x)?;
+        Ok(if matches!(self.fault, Fault::OwnNorms) && name.ends_with("proj.weight") { own } else { sum })
     }
 
     fn largest(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
@@ -307,15 +311,19 @@ pub fn apart(alone: &Setup, mesh: [usize; 4]) -> (f64, String) {
     distance(&expected, &got)
 }
 
-/// Every recomputation, with and without adapters, trains on ranks of `mesh` as on one rank.
+/// Adapters of all linears, with or without magnitudes.
+pub fn adapters(use_dora: bool) -> Option<Lora> {
+    Some(Lora { r: 4, alpha: 4.0, use_rslora: false, use_dora, targets: Targets::AllLinear })
+}
+
+/// Every recomputation, without adapters and with those of both kinds, trains on ranks of `mesh` as on one rank.
 pub fn recomputation_and_adapters_train_alike(mesh: [usize; 4]) {
-    let lora = Some(Lora { r: 4, alpha: 4.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear });
     for recompute in Recompute::ALL {
-        for lora in [None, lora.clone()] {
+        for lora in [None, adapters(false), adapters(true)] {
             let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);
             (alone.mesh.memory.recompute, alone.mesh.sizes.lora) = (recompute, lora);
             let (apart, name) = apart(&alone, mesh);
-            let what = format!("{}, adapters {}", recompute.as_str(), alone.mesh.sizes.lora.is_some());
+            let what = format!("{}, {:?}", recompute.as_str(), alone.mesh.sizes.lora);
             assert!(apart < F32, "{what}: {name} is {apart:.1e} apart");
         }
     }

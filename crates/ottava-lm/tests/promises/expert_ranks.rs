@@ -177,6 +177,16 @@ fn what_is_recomputed_changes_no_bit() {
     }
 }
 
+/// Frozen experts are divided among the ranks that have the same ones, and all other frozen weights among all ranks.
+#[test]
+fn frozen_weights_are_divided_in_stage_3() {
+    let lora = Some(Lora { r: 4, alpha: 4.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear });
+    let mut alone = f32_setup(routed(json!({})));
+    (alone.mesh.zero, alone.mesh.sizes.lora) = (Zero::Weights, lora);
+    let (apart, name) = apart_on(&alone, [2, 1, 2, 1], 2);
+    assert!(apart < F32, "{name} is {apart:.1e} apart");
+}
+
 #[test]
 fn recomputation_and_adapters_train_as_on_one_rank() {
     let lora = Some(Lora { r: 4, alpha: 4.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear });

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// Sizes of which no two are equal.
-fn keys(architecture: &str, others: Value) -> Value {
+pub fn keys(architecture: &str, others: Value) -> Value {
     let mut keys = json!({"architectures": [architecture], "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 20, "max_position_embeddings": 128,
         "rms_norm_eps": 1e-6, "rope_theta": 50000.0});
@@ -23,7 +23,7 @@ fn keys(architecture: &str, others: Value) -> Value {
 }
 
 /// A folder with random weights in BF16, and the tokenizer of the recorded Llama with `change` made to it.
-fn model(folder: &Path, keys: &Value, change: impl Fn(&mut Value)) {
+pub fn model(folder: &Path, keys: &Value, change: impl Fn(&mut Value)) {
     let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/llama.gguf");
     convert(&recorded, None, folder, DType::BF16).unwrap();
     std::fs::write(folder.join("config.json"), keys.to_string()).unwrap();
@@ -42,7 +42,7 @@ fn json_of(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-fn exported(folder: &Path, dtype: GgufType, output: &Path) -> Result<GgufReport> {
+pub fn exported(folder: &Path, dtype: GgufType, output: &Path) -> Result<GgufReport> {
     export_gguf(&Source::open(folder)?, dtype, output)
 }
 
@@ -51,18 +51,29 @@ fn values(folder: &Path) -> Vec<(String, Vec<f32>)> {
     weights.names().map(|name| (name.to_string(), weights.values(name).unwrap().to_vec().unwrap())).collect()
 }
 
-/// The families that are exported, with what differs between their models: tied heads, biases, norms of heads, scaled rotary positions.
-fn families() -> [(&'static str, Value); 5] {
+/// The families that are exported, with what differs between their models: tied heads, biases, norms of heads, scaled rotary positions, layers
+/// with a window.
+fn families() -> [(&'static str, Value); 8] {
     let llama3 = json!({"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
-    let linear = json!({"rope_type": "linear", "factor": 4.0});
+    let linear = || json!({"rope_type": "linear", "factor": 4.0});
     [
         ("LlamaForCausalLM", json!({"tie_word_embeddings": true, "rope_scaling": llama3})),
-        ("LlamaForCausalLM", json!({"attention_bias": true, "mlp_bias": true, "rope_scaling": linear})),
+        ("LlamaForCausalLM", json!({"attention_bias": true, "mlp_bias": true, "rope_scaling": linear()})),
         ("MistralForCausalLM", json!({"sliding_window": null})),
         ("Qwen2ForCausalLM", json!({"tie_word_embeddings": true})),
         ("Qwen3ForCausalLM", json!({})),
+        ("Gemma2ForCausalLM", gemma(json!({"attn_logit_softcapping": 40.0}))),
+        ("Gemma3ForCausalLM", gemma(json!({"num_hidden_layers": 7, "rope_scaling": linear()}))),
+        // Of so many layers, scores are scaled by the channels per head.
+        ("Gemma2ForCausalLM", gemma(json!({"num_hidden_layers": 46, "query_pre_attn_scalar": 16}))),
     ]
+}
+
+fn gemma(others: Value) -> Value {
+    let mut keys = json!({"sliding_window": 48, "query_pre_attn_scalar": 32});
+    keys.as_object_mut().unwrap().extend(others.as_object().unwrap().clone());
+    keys
 }
 
 #[test]
@@ -119,6 +130,28 @@ fn rows_of_heads_are_in_the_order_of_llama_cpp() {
     }
 }
 
+/// llama.cpp multiplies by the weight of a norm, and Gemma by 1 more.
+#[test]
+fn norms_of_gemma_are_stored_with_one_added() {
+    let folder = tempfile::tempdir().unwrap();
+    let [model_folder, output] = ["model", "gguf"].map(|name| folder.path().join(name));
+    model(&model_folder, &keys("Gemma3ForCausalLM", gemma(json!({}))), |_| {});
+    exported(&model_folder, GgufType::Bfloat16, &output).unwrap();
+    let (gguf, weights) = (Gguf::open(&output.join(FILE)).unwrap(), WeightFiles::open(&model_folder).unwrap());
+    for (theirs, ours) in [
+        ("attn_norm", "input_layernorm"),
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("ffn_norm", "pre_feedforward_layernorm"),
+        ("post_ffw_norm", "post_feedforward_layernorm"),
+        ("attn_q_norm", "self_attn.q_norm"),
+    ] {
+        let found = gguf.values(&gguf.tensors()[&format!("blk.1.{theirs}.weight")]).unwrap();
+        let expected = weights.values(&format!("model.layers.1.{ours}.weight")).unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(found, expected.iter().map(|value| value + 1.0).collect::<Vec<_>>(), "{theirs}");
+    }
+    assert_eq!(gguf.count("gemma3.attention.sliding_window").unwrap(), Some(48));
+}
+
 #[test]
 fn rounded_types_stay_within_half_a_step() {
     let folder = tempfile::tempdir().unwrap();
@@ -168,7 +201,17 @@ fn models_and_tokenizers_that_llama_cpp_has_not_are_refused() {
             "this scaling of rotary positions",
         ),
         ("Olmo2ForCausalLM", json!({}), none, "Olmo2ForCausalLM is not exported to GGUF; LlamaForCausalLM, Mistral"),
-        ("LlamaForCausalLM", json!({}), words, "the tokenizer is not byte-level BPE"),
+        ("Gemma2ForCausalLM", gemma(json!({"query_pre_attn_scalar": 16})), none, "this `query_pre_attn_scalar`"),
+        ("Gemma2ForCausalLM", gemma(json!({"final_logit_softcapping": null})), none, "these soft caps"),
+        ("Gemma2ForCausalLM", gemma(json!({"tie_word_embeddings": false})), none, "a head with a weight of its own"),
+        ("Gemma3ForCausalLM", gemma(json!({"sliding_window_pattern": 2})), none, "a window in other layers"),
+        (
+            "Gemma3ForCausalLM",
+            gemma(json!({"rope_local_base_freq": 5e3})),
+            none,
+            "these rotary positions in layers with",
+        ),
+        ("LlamaForCausalLM", json!({}), words, "the tokenizer is neither byte-level BPE nor"),
         ("LlamaForCausalLM", json!({}), spaces, "those that are exported to GGUF: gpt-2, smollm, llama-bpe, qwen2"),
         ("LlamaForCausalLM", json!({}), longer, "token \"more\" has the id 20, and the model 20 embeddings"),
     ] {

@@ -14,6 +14,7 @@ use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer};
+use ottava_lm::parallel::Zero;
 use ottava_lm::param::{MemoryPolicy, Purpose, Shard};
 use ottava_lm::plan::MemoryPlan;
 use ottava_lm::recipe::{FirstStep, Fp8Format, RecipeName};
@@ -302,6 +303,33 @@ fn a_run_of_adapters_takes_no_memory_for_training_frozen_weights() {
     }
     // Codes replace the weights of FP8 products; embedding, head and adapters stay.
     assert!(weights[1..].iter().all(|fp8| fp8 * 4 < weights[0]), "{weights:?}");
+}
+
+/// In ZeRO stage 3, each rank has its share of the frozen codes and weights: planned for a GPU.
+#[test]
+fn ranks_divide_frozen_weights() {
+    let gpu = Device::dry_gpu(GpuModel::h200());
+    for recipe in [RecipeName::Bf16, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block] {
+        let frozen = |zero| {
+            let mut config = config(Path::new("none"), Path::new("none"), recipe);
+            config.training.async_save = Some(false);
+            config.lora = LoraConfig { r: 2, ..LoraConfig::default() };
+            (config.parallel.data, config.parallel.zero) = (4, zero);
+            let sizes =
+                DecoderConfig { lora: config.lora.adapters(), channels: 128, hidden: 512, layers: 8, ..tiny_llama() };
+            let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &sizes, &gpu).unwrap();
+            let is_frozen = |what: &str| what.starts_with("frozen weights") || what.starts_with("FP8 codes");
+            let lines = plan.lines.iter().filter(|line| is_frozen(&line.what));
+            (lines.map(|line| line.bytes).sum::<u64>(), plan.peak_bytes)
+        };
+        let (whole, peak_of_whole) = frozen(Zero::Gradients);
+        let (share, peak) = frozen(Zero::Weights);
+        // Norms and scales are not divided, and slices are padded.
+        let bound = whole as f64 * 0.27;
+        assert!((share as f64) < bound && 4 * share >= whole, "{}: {share} of {whole}", recipe.as_str());
+        // A pass has two units whole.
+        assert!(peak + (whole - share) / 2 < peak_of_whole, "{}: {peak} of {peak_of_whole}", recipe.as_str());
+    }
 }
 
 #[test]

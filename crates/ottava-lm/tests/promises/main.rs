@@ -19,6 +19,7 @@ mod expert_ranks;
 mod experts;
 mod export;
 mod export_gguf;
+mod export_sentencepiece;
 mod export_sources;
 mod families;
 mod family_gradients;

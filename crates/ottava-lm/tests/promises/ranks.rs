@@ -1,7 +1,7 @@
 //! Several ranks, as threads, train as one does.
 
 use crate::families::all_families;
-use crate::setup::{Seeded, batch, config, on_ranks, recipe, recipes, tiny_llama};
+use crate::setup::{Seeded, batch, config, losses, on_ranks, recipe, recipes, tiny_llama};
 use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Gradients, Level, Masters, States};
 use ottava_lm::lora::{Lora, Targets};
@@ -95,6 +95,11 @@ fn run(
                 first_moments.push((format!("gradient of {name}"), values(kept.tensor)));
             }
         }
+    }
+    if sizes.lora.is_some() {
+        work.partition().gather(&mut model).unwrap();
+        let [inputs, targets] = batch("after training", 1, TOKENS, sizes.vocabulary);
+        values_seen.push(("losses after training".into(), values(&losses(&mut model, &inputs, &targets, 1).unwrap())));
     }
     Seen { values: values_seen, scales, moments: first_moments, traffic, reduce_errors }
 }

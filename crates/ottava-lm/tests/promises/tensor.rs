@@ -1,8 +1,11 @@
 //! Ranks that divide each layer train as one rank does, to rounding.
 
-use crate::divided::{CODES, F32, Fault, Setup, apart, families, llama, recomputation_and_adapters_train_alike, train};
+use crate::divided::{
+    CODES, F32, Fault, Setup, adapters, apart, families, llama, recomputation_and_adapters_train_alike, train,
+};
 use crate::mesh::distance;
 use ottava_lm::level::Level;
+use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::parallel::Zero;
 use ottava_lm::recipe::RecipeName;
 use ottava_tensor::DType;
@@ -111,13 +114,38 @@ fn recomputation_and_adapters_train_as_on_one_rank() {
     recomputation_and_adapters_train_alike([1, 1, 1, 2]);
 }
 
+/// The norms of rows whose columns ranks divide are those of whole rows: also of fused and transposed weights, and of codes.
+#[test]
+fn magnitudes_train_as_on_one_rank() {
+    for (name, keys) in families() {
+        let mut alone = Setup::new(keys, RecipeName::Fp32);
+        alone.mesh.sizes.lora = adapters(true);
+        let (apart, tensor_name) = apart(&alone, [1, 1, 1, 2]);
+        // Norms are sums in another order, too.
+        assert!(apart < 2.0 * F32, "{name}: {tensor_name} is {apart:.1e} apart");
+    }
+    let mut alone = Setup::new(llama(json!({})), RecipeName::Fp8Current);
+    // Those whose inputs are divided: with magnitudes of all linears, later layers multiply the effect of a single other code.
+    let targets = Targets::Names(["o_proj", "down_proj"].map(String::from).to_vec());
+    alone.mesh.sizes.lora = adapters(true).map(|lora| Lora { targets, ..lora });
+    (alone.mesh.recipe.compute, alone.mesh.memory.frozen_values) = (DType::F32, false);
+    let expected = train(&alone);
+    let shared = alone.on([1, 1, 1, 4]);
+    let (apart, tensor_name) = distance(&expected, &train(&shared));
+    assert!(apart < CODES, "{tensor_name} is {apart:.1e} apart");
+    let (apart, _) = distance(&expected, &train(&Setup { fault: Some(Fault::OwnNorms), ..shared }));
+    assert!(apart > CODES, "the norms of a rank's own columns: {apart:.1e}");
+}
+
 #[test]
 fn ranks_of_both_axes_train_as_on_one_rank() {
     for zero in Zero::ALL {
-        let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);
-        alone.mesh.zero = zero;
-        let (apart, name) = apart(&alone, [2, 1, 1, 2]);
-        assert!(apart < F32, "{zero:?}: {name} is {apart:.1e} apart");
+        for lora in [None, adapters(true)] {
+            let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);
+            (alone.mesh.zero, alone.mesh.sizes.lora) = (zero, lora);
+            let (apart, name) = apart(&alone, [2, 1, 1, 2]);
+            assert!(apart < F32, "{zero:?}, {:?}: {name} is {apart:.1e} apart", alone.mesh.sizes.lora);
+        }
     }
 }
 

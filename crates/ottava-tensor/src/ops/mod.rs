@@ -78,7 +78,7 @@ pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradie
 pub use grouped_gemm::{Groups, grouped_gemm_nt, grouped_wgrad_add, grouped_wgrad_into};
 pub use head_norm::{HeadNormLayout, HeadNormWeights, head_norm, head_norm_backward};
 pub use kernels::{KernelSupport, kernel_support, kernels};
-pub use magnitude::{magnitude_factors, magnitude_gradient, row_norms};
+pub use magnitude::{magnitude_factors, magnitude_gradient, row_norms, row_squares};
 pub use momentum::{Direction, Momentum, MomentumParameter, MomentumScalars, MomentumStep, momentum, momentum_amax};
 pub use move_columns::{ColumnRuns, move_columns, sum_columns};
 pub use negate_targets::negate_targets;

@@ -75,7 +75,7 @@ impl Calibrate {
             let precision = Precision { recipe: RecipeName::Fp8Current, skip_slow_linears: false, ..run.precision };
             let (device, sizes) = (crate::device::open(self.device)?, language_model_config(&config)?);
             let recipe = precision.recipe();
-            expect_model_fits(folder, &sizes, &recipe, &device, seq_len, 1)?;
+            expect_model_fits(folder, &sizes, &recipe, &device, seq_len, 1, &[])?;
             let model = build(Some(folder), None, 0, &device, &sizes, |weights| {
                 Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
             })?;

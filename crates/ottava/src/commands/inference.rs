@@ -238,7 +238,7 @@ impl Inference {
         precision.high_precision_layers.extend(given.iter().flat_map(|given| given.left.iter().cloned()));
         let recipe = Precision { recipe: name, skip_slow_linears: false, ..precision }.recipe();
         let (device, sizes) = (crate::device::open(self.device)?, language_model_config(config)?);
-        expect_model_fits(folder, &sizes, &recipe, &device, seq_len, 1)?;
+        expect_model_fits(folder, &sizes, &recipe, &device, seq_len, 1, &[])?;
         let mut model = build(Some(folder), None, 0, &device, &sizes, |weights| {
             Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
         })?;
@@ -300,7 +300,7 @@ impl Inference {
             true => read(&reward_model(config, None)?)?,
             false => read(config)?,
         };
-        self.build(folder, adapter, saved, &DecoderConfig { lora, ..sizes }, seq_len, ranks)
+        self.build(folder, (adapter, &[]), saved, &DecoderConfig { lora, ..sizes }, seq_len, ranks)
     }
 
     /// [`Inference::load`] by one process, and the adapters of `modules` beside it. Errors when the settings of `[precision]` of their runs
@@ -339,7 +339,8 @@ impl Inference {
         }
         let saved = saved[0].cloned();
         let sizes = DecoderConfig { lora: Some(Lora::of_no_linear()), ..language_model_config(config)? };
-        let model = self.build(folder, None, saved, &sizes, seq_len, alone)?;
+        let beside: Vec<Lora> = opened.iter().map(|module| module.folder.lora.clone()).collect();
+        let model = self.build(folder, (None, &beside), saved, &sizes, seq_len, alone)?;
         let load = |OpenModule { name, folder, .. }: OpenModule| -> Result<Adapters> {
             tracing::info!("model {name}: {}", folder.path().display());
             folder.load(&model)
@@ -355,11 +356,12 @@ impl Inference {
         Ok(run)
     }
 
-    /// The model of `sizes` with the weights of `folder` and `adapter`, in the precision of the run that `saved` it and the options.
+    /// The model of `sizes` with the weights of `folder` and `adapter`, in the precision of the run that `saved` it and the options. There must
+    /// also be memory for the adapters that are loaded `beside` it.
     fn build(
         &self,
         folder: &Path,
-        adapter: Option<AdapterFolder>,
+        (adapter, beside): (Option<AdapterFolder>, &[Lora]),
         saved: Option<(RunConfig, Vec<String>)>,
         sizes: &DecoderConfig,
         seq_len: usize,
@@ -377,7 +379,7 @@ impl Inference {
         }
         tracing::info!("recipe: {}", run.precision.recipe.as_str());
         let recipe = run.recipe_on(device);
-        expect_model_fits(folder, sizes, &recipe, device, seq_len, ranks.size())?;
+        expect_model_fits(folder, sizes, &recipe, device, seq_len, ranks.size(), beside)?;
         let mut model = build(Some(folder), adapter, 0, device, sizes, |weights| {
             let axes = Rc::new(LayerAxes::new(ranks.clone()));
             Decoder::for_inference(sizes, &recipe, device, seq_len, weights, axes)

@@ -14,6 +14,7 @@ pub enum Entry<'a> {
     Text(&'a str),
     Texts(&'a [String]),
     Integers(&'a [i32]),
+    Floats(&'a [f32]),
 }
 
 /// Metadata and places of tensors.
@@ -51,6 +52,11 @@ impl Header {
             }
             Entry::Integers(values) => {
                 number(kinds::ARRAY, &kinds::I32.to_le_bytes());
+                bytes.extend((values.len() as u64).to_le_bytes());
+                values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
+            }
+            Entry::Floats(values) => {
+                number(kinds::ARRAY, &kinds::F32.to_le_bytes());
                 bytes.extend((values.len() as u64).to_le_bytes());
                 values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
             }

@@ -12,6 +12,7 @@ use super::source::Source;
 use crate::checkpoint::model::expect_new_folder;
 use crate::checkpoint::{CheckpointFile, CheckpointWriter, FolderWeights};
 use crate::convert::architecture::{self, Architecture, ROPE_FACTORS};
+use crate::convert::gemma::{LOGIT_CAP, SCORE_CAP, WINDOW};
 use crate::convert::gguf::{ALIGNMENT, Gguf};
 use crate::convert::source::{Weight, neighbours_in_heads};
 use crate::error::{Error, Result};
@@ -74,7 +75,7 @@ pub fn export_gguf(source: &Source, dtype: GgufType, output: &std::path::Path) -
         }
         for (weight, kind) in weights.iter().zip(&types) {
             interrupt::check("exporting the model")?;
-            append(file, &kind.encode(&weight.name, &values(source, weight)?)?)?;
+            append(file, &kind.encode(&weight.name, &values(source, architecture, weight)?)?)?;
         }
         Ok(())
     })?;
@@ -101,15 +102,18 @@ fn expressible(source: &Source) -> Result<&'static Architecture> {
     let architecture = Architecture::of_family(&family)
         .map_err(|known| source.config.error(&format!("{family} is not exported to GGUF; {} are", known.join(", "))))?;
     let biases = !architecture.optional_biases && sizes.output_bias;
+    let is_gemma = architecture.gemma.is_some();
+    let has_window = sizes.window.is_some_and(|window| window < sizes.max_positions);
     let problem = [
-        (sizes.window.is_some_and(|window| window < sizes.max_positions), "a sliding window of attention"),
-        (sizes.activation != Activation::SwiGlu, "another activation than SiLU"),
+        (has_window && !is_gemma, "a sliding window of attention"),
+        (sizes.activation != Activation::SwiGlu && !is_gemma, "another activation than SiLU"),
         (biases, "biases in attention"),
         (!architecture::has_rope_kind(&sizes.rope.kind), "this scaling of rotary positions"),
         (sizes.rope.partial != 1.0, "rotary positions in a part of each head"),
     ];
-    match problem.into_iter().find(|(has, _)| *has) {
-        Some((_, what)) => {
+    let of_gemma = architecture.gemma.and_then(|gemma| gemma.problem(sizes));
+    match problem.into_iter().find(|(has, _)| *has).map(|(_, what)| what).or(of_gemma) {
+        Some(what) => {
             let name = architecture.name;
             Err(source.config.error(&format!("the model has {what}, which GGUF files of `{name}` cannot say")))
         }
@@ -143,8 +147,13 @@ fn describe(header: &mut Header, architecture: &Architecture, source: &Source, d
     };
     float("attention.layer_norm_rms_epsilon", sizes.norm_eps);
     float("rope.freq_base", sizes.rope.theta);
+    let caps = [(SCORE_CAP, sizes.score_cap), (LOGIT_CAP, sizes.logit_cap)];
+    caps.into_iter().for_each(|(key, cap)| cap.into_iter().for_each(|cap| float(key, cap)));
+    if let Some(window) = sizes.window.filter(|_| architecture.gemma.is_some()) {
+        header.entry(&format!("{}.{WINDOW}", architecture.name), Entry::U32(window as u32));
+    }
     if let RopeKind::Linear { factor } = sizes.rope.kind {
-        float("rope.scaling.factor", factor);
+        header.entry(&format!("{}.rope.scaling.factor", architecture.name), Entry::F32(factor as f32));
         header.entry(&format!("{}.rope.scaling.type", architecture.name), Entry::Text("linear"));
     }
 }
@@ -156,11 +165,12 @@ fn rope_factors(sizes: &DecoderConfig) -> Option<Vec<f32>> {
 }
 
 /// The values of a weight in the order of a file.
-fn values(source: &Source, weight: &Weight) -> Result<Vec<f32>> {
+fn values(source: &Source, architecture: &Architecture, weight: &Weight) -> Result<Vec<f32>> {
     let values = source.weights.values(&weight.name)?.to_vec::<f32>()?;
-    Ok(match weight.rotary_heads {
-        Some(heads) => neighbours_in_heads(&values, weight.columns(), heads),
-        None => values,
+    Ok(match (weight.rotary_heads, architecture.offset(weight)) {
+        (Some(heads), _) => neighbours_in_heads(&values, weight.columns(), heads),
+        (None, 0.0) => values,
+        (None, offset) => values.into_iter().map(|value| value + offset).collect(),
     })
 }
 
@@ -177,8 +187,12 @@ fn expect_readable(gguf: &Gguf, sizes: &DecoderConfig) -> Result<()> {
     let (_, found) = architecture.config(gguf)?;
     architecture::weights(gguf, architecture, &found)?;
     // What a file has no place for, and no model needs that only writes text.
-    let expected =
-        DecoderConfig { window: None, init_std: found.init_std, ignored: found.ignored.clone(), ..sizes.clone() };
+    let mut expected = DecoderConfig { init_std: found.init_std, ignored: found.ignored.clone(), ..sizes.clone() };
+    match architecture.gemma {
+        // The same layers, in other words.
+        Some(_) => expected.local.clone_from(&found.local),
+        None => expected.window = None,
+    }
     match found == expected {
         true => Ok(()),
         false => Err(Error::Model(format!(

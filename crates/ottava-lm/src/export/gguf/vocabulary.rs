@@ -1,7 +1,9 @@
 //! The tokenizer of a folder as the metadata of a file.
 
 use super::header::{Entry, Header};
-use crate::convert::tokenizer::{PreTokenizer, kinds};
+use crate::convert::sentencepiece::SentencePiece;
+use crate::convert::token_kinds;
+use crate::convert::tokenizer::PreTokenizer;
 use crate::data::{ChatTemplate, Clock, Tokenizer, read_json};
 use crate::error::{Error, Result};
 use crate::export::source::Source;
@@ -10,25 +12,36 @@ use serde_json::Value;
 
 /// Writes the tokenizer of `source`.
 ///
-/// Errors with [`Error::Model`] for one that is not byte-level BPE, or that cuts text as no tokenizer does that llama.cpp is known to have.
+/// Errors with [`Error::Model`] for one that is neither byte-level BPE nor the BPE of SentencePiece, or that cuts text as no tokenizer does
+/// that llama.cpp is known to have.
 pub fn write(header: &mut Header, source: &Source) -> Result<()> {
     let folder = &source.path;
     let tokenizer = Tokenizer::load(folder)?;
     let wrong = |reason: String| Error::Model(format!("{}: {reason}", tokenizer.path().display()));
     let file = read_json(tokenizer.path())?;
-    let pre = PreTokenizer::of(&file).map_err(wrong)?;
-    let vocabulary = Vocabulary::read(&file, source.sizes.vocabulary).map_err(wrong)?;
+    let pieces = SentencePiece::is_in(&file).then(|| SentencePiece::of(&file)).transpose().map_err(wrong)?;
+    let pre = if pieces.is_none() { Some(PreTokenizer::of(&file).map_err(wrong)?) } else { None };
+    let mut vocabulary = Vocabulary::read(&file, source.sizes.vocabulary).map_err(wrong)?;
     let config = read_json(&folder.join("tokenizer_config.json"))?;
     let named = |key: &str| {
         let value = &config[key];
         value.as_str().or_else(|| value["content"].as_str()).and_then(|name| tokenizer.token_id(name))
     };
 
-    header.entry("tokenizer.ggml.model", Entry::Text("gpt2"));
-    header.entry("tokenizer.ggml.pre", Entry::Text(pre.name));
+    header.entry("tokenizer.ggml.model", Entry::Text(if pieces.is_some() { "llama" } else { "gpt2" }));
+    header.entry("tokenizer.ggml.pre", Entry::Text(pre.map_or("default", |pre| pre.name)));
+    match pieces {
+        Some(SentencePiece { adds_space }) => {
+            let Vocabulary { tokens, kinds, merges } = &mut vocabulary;
+            let unknown = file["model"]["unk_token"].as_str();
+            let scores = SentencePiece::scores(tokens, kinds, merges, unknown).map_err(wrong)?;
+            header.entry("tokenizer.ggml.scores", Entry::Floats(&scores));
+            header.entry("tokenizer.ggml.add_space_prefix", Entry::Bool(adds_space));
+        }
+        None => header.entry("tokenizer.ggml.merges", Entry::Texts(&vocabulary.merges)),
+    }
     header.entry("tokenizer.ggml.tokens", Entry::Texts(&vocabulary.tokens));
     header.entry("tokenizer.ggml.token_type", Entry::Integers(&vocabulary.kinds));
-    header.entry("tokenizer.ggml.merges", Entry::Texts(&vocabulary.merges));
     let start = match tokenizer.start_ids() {
         [] => None,
         [id] => Some(*id),
@@ -64,7 +77,7 @@ impl Vocabulary {
     /// Reads `file` for a model with `rows` in its embedding: those beyond the tokens have names that no text contains.
     fn read(file: &Value, rows: usize) -> Result<Vocabulary, String> {
         let mut tokens: Vec<_> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
-        let mut types = vec![kinds::UNUSED as i32; rows];
+        let mut types = vec![token_kinds::UNUSED as i32; rows];
         let mut set = |id: Option<u64>, token: &str, kind: i64| {
             let id = id.ok_or_else(|| format!("token {token:?} has no id"))? as usize;
             if id >= rows {
@@ -74,10 +87,10 @@ impl Vocabulary {
             Ok(())
         };
         for (token, id) in file["model"]["vocab"].as_object().into_iter().flatten() {
-            set(id.as_u64(), token, kinds::NORMAL)?;
+            set(id.as_u64(), token, token_kinds::NORMAL)?;
         }
         for added in file["added_tokens"].as_array().into_iter().flatten() {
-            let kind = if added["special"] == true { kinds::CONTROL } else { kinds::USER_DEFINED };
+            let kind = if added["special"] == true { token_kinds::CONTROL } else { token_kinds::USER_DEFINED };
             set(added["id"].as_u64(), added["content"].as_str().unwrap_or_default(), kind)?;
         }
         // Old files have a text, newer ones a list of two.

@@ -2,12 +2,12 @@
 //! Liu et al. 2024, arXiv:2402.09353.
 
 use super::config::LinearConfig;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::lora::{MAGNITUDE, PEFT_PREFIX};
 use crate::param::{Builder, FolderTensor, Init, Loan, Param, Split};
 use ottava_tensor::ops::{
     Accumulation, Operand, bias_gradient, cast, gemm_nt, gemm_nt_plus, magnitude_factors, magnitude_gradient,
-    real_type, scale_columns,
+    real_type, row_squares, scale_columns,
 };
 use ottava_tensor::{DType, Tensor};
 use std::ops::Range;
@@ -45,19 +45,11 @@ impl Adapter {
     /// The adapters of the parts of a linear; `None` if none of them is a target of the builder's
     /// [`Lora`](crate::lora::Lora).
     ///
-    /// Ranks divide `A` by inputs or `B` by outputs, as the weight by its `split`.
-    ///
-    /// Errors with magnitudes if ranks divide the weight.
+    /// Ranks divide `A` by inputs or `B` and magnitudes by outputs, as the weight by its `split`.
     pub fn new(build: &mut Builder, config: &LinearConfig) -> Result<Option<Adapter>> {
-        let LinearConfig { parts, inputs, split, std, .. } = *config;
+        let LinearConfig { parts, fused, inputs, split, std, .. } = *config;
         let layout = config.layout();
         let Some(lora) = build.lora else { return Ok(None) };
-        if lora.use_dora && build.place().is_divided() {
-            return Err(Error::Config(
-                "`lora.use_dora` is true, and ranks of `parallel.tensor` divide weights, whose norms need whole rows; set `parallel.tensor` to 1, or `lora.use_dora` to false"
-                    .into(),
-            ));
-        }
         let ranks = if split == Split::Output { build.place().ranks } else { 1 };
         let (of_a, of_b) = match split {
             Split::Input => (Split::Input, Split::None),
@@ -76,20 +68,19 @@ impl Adapter {
             return Ok(None);
         }
         let (rank, size) = (lora.r, lora.r * targets.len());
-        let shard = |build: &Builder, name: &str, of: &str, shape, split| {
-            build.shard(FolderTensor::new(format!("{PEFT_PREFIX}{name}.{of}.weight"), shape), split)
-        };
-        let a = targets.iter().map(|(name, ..)| shard(build, name, "lora_A", vec![rank, inputs], of_a));
+        let tensor = |name: &str, of: &str, shape| FolderTensor::new(format!("{PEFT_PREFIX}{name}.{of}"), shape);
+        let a = targets.iter().map(|(name, ..)| build.shard(tensor(name, "lora_A.weight", vec![rank, inputs]), of_a));
         let a = a.collect::<Result<_>>()?;
         // Kaiming's uniform distribution with a = sqrt(5), as in PEFT.
         let a = Param::trained(build, a, Init::Uniform((inputs as f32).sqrt().recip()))?;
         let parts = targets.into_iter().map(|(name, outputs, rows)| {
-            let b = vec![shard(build, name, "lora_B", vec![outputs, rank], of_b)?];
+            // A fused tensor is divided as the weight is.
+            let of_outputs = |build: &Builder, tensor| build.shards(tensor, fused, &[], of_b);
+            let b = of_outputs(build, tensor(name, "lora_B.weight", vec![outputs, rank]))?;
             let b = Param::trained(build, b, Init::Zeros)?;
             let magnitude = lora.use_dora.then(|| {
-                let tensor = FolderTensor::new(format!("{PEFT_PREFIX}{name}.{MAGNITUDE}"), vec![outputs]);
-                let shard = build.shard(tensor, Split::None)?;
-                Param::trained_in_sums(build, vec![shard], Init::RowNorms { columns: inputs, layout, std })
+                let shards = of_outputs(build, tensor(name, MAGNITUDE, vec![outputs]))?;
+                Param::trained_in_sums(build, shards, Init::RowNorms { columns: inputs, layout, std })
             });
             Ok(AdapterPart { b, magnitude: magnitude.transpose()?, rows })
         });
@@ -112,17 +103,19 @@ impl Adapter {
         self.ones.is_some()
     }
 
-    /// `m / ‖W + s · B · A‖` of each output beside the `weight` `[N, K]`, `[N]` in the type of sums, and 1 of parts without an adapter.
+    /// `m / ‖W + s · B · A‖` of each output beside the `weight` `[N, K]`, `[N]` in the type of sums, and 1 of parts without an adapter. `sum`
+    /// adds the squares of the columns of other ranks.
     ///
     /// Panics if it has no magnitudes.
-    pub fn factors(&self, weight: &Tensor, loan: &Loan) -> Result<Tensor> {
+    pub fn factors(&self, weight: &Tensor, loan: &Loan, sum: impl FnOnce(Tensor) -> Result<Tensor>) -> Result<Tensor> {
         let (b, a) = (self.scaled(self.b(loan)?)?, self.a.read(loan)?);
         let change = product(Operand::plain(&b), Operand::plain_transposed(&a), None, weight.dtype())?;
+        let squares = sum(row_squares(weight, Some(&change))?)?;
         let mut factors = self.ones.as_ref().expect("it has magnitudes").duplicate()?;
         for AdapterPart { magnitude, rows, .. } in &self.parts {
             let magnitude = magnitude.as_ref().expect("it has magnitudes").value()?;
-            let of = |x: &Tensor| x.rows(rows.start, rows.end);
-            factors.copy_from(rows.start, &magnitude_factors(&of(weight)?, &of(&change)?, &magnitude)?)?;
+            let squares = squares.rows(rows.start, rows.end)?;
+            factors.copy_from(rows.start, &magnitude_factors(&squares, &magnitude)?)?;
         }
         Ok(factors)
     }

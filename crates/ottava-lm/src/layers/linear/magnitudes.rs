@@ -4,8 +4,10 @@ use super::Linear;
 use crate::context::Context;
 use crate::error::Result;
 use crate::operand::View;
+use crate::param::Split;
 use crate::recipe::ProductPrecision;
 use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{CodeCopies, Operand, dequantize};
 
 impl Linear {
@@ -14,7 +16,8 @@ impl Linear {
         self.adapter.as_ref().is_some_and(super::Adapter::has_magnitudes)
     }
 
-    /// The factors of its outputs, `[N]`; `None` without magnitudes. Norms are those of the values of the codes, if products read codes.
+    /// The factors of its outputs, `[N]`; `None` without magnitudes. Norms are those of the values of the codes, if products read codes, and of
+    /// the columns of all ranks, if these divide the inputs.
     pub(super) fn factors(&self, context: &mut Context) -> Result<Option<Tensor>> {
         let Some(adapter) = self.adapter.as_ref().filter(|adapter| adapter.has_magnitudes()) else { return Ok(None) };
         let Context { casts, loan, .. } = context;
@@ -26,10 +29,16 @@ impl Linear {
             }
             _ => self.weight.read(loan)?,
         };
-        adapter.factors(&weight, loan).map(Some)
+        let sums = self.sums(Split::Input, casts);
+        let sum = |squares: Tensor| match sums {
+            true => casts.layer_ranks().sum(Axis::Tensor, self.weight.name(), squares),
+            false => Ok(squares),
+        };
+        adapter.factors(&weight, loan, sum).map(Some)
     }
 
-    /// The outputs that the factors multiply, for the input `x`, with the bits of forward.
+    /// The outputs that the factors multiply, for the input `x`, with the bits of forward; of the columns of this rank, if ranks divide the
+    /// inputs.
     pub(super) fn recompute_unscaled(&self, x: &Tensor, context: &mut Context) -> Result<Tensor> {
         let casts = &mut context.casts;
         let mode = casts.mode;

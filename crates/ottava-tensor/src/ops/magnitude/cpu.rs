@@ -2,25 +2,31 @@ use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use rayon::prelude::*;
 
-pub(super) fn compute(w: &Tensor, scaled: Option<(&Tensor, &Tensor)>, result: &mut Tensor) {
-    let columns = w.shape()[1].max(1);
+pub(super) fn squares(w: &Tensor, change: Option<&Tensor>, squares: &mut Tensor) {
+    let columns = w.shape()[1];
     with_float!(w.dtype(), S => {
-        let (w, change) = (w.host::<S>(), scaled.map(|(change, _)| change.host::<S>()));
-        let magnitude = scaled.map(|(_, magnitude)| magnitude.host::<<S as Float>::Real>());
-        result.host_mut::<<S as Float>::Real>().par_iter_mut().enumerate().for_each(|(r, result)| {
-            let row = |x: &'_ [S]| -> Vec<<S as Float>::Real> {
-                x[r * columns..].iter().take(columns).map(|x| x.load()).collect()
-            };
-            let (w, change) = (row(w), change.map(row));
-            let value = |c: usize| w[c] + change.as_ref().map_or(Real::of(0.0), |change| change[c]);
-            let zero = <S as Float>::Real::of(0.0);
-            let norm = (0..w.len()).map(|c| value(c) * value(c)).sum::<<S as Float>::Real>().sqrt();
-            *result = match magnitude {
-                None => norm,
-                Some(_) if norm == zero => zero,
-                Some(magnitude) => magnitude[r] / norm,
-            };
+        type R<S> = <S as Float>::Real;
+        let (w, change) = (w.host::<S>(), change.map(|change| change.host::<S>()));
+        squares.host_mut::<R<S>>().par_iter_mut().enumerate().for_each(|(r, square)| {
+            let row = r * columns..(r + 1) * columns;
+            let value = |i: usize| w[i].load() + change.map_or(Real::of(0.0), |change| change[i].load());
+            *square = row.map(|i| value(i) * value(i)).sum::<R<S>>();
         });
+    });
+}
+
+pub(super) fn finish(squares: &Tensor, magnitude: Option<&Tensor>, result: &mut Tensor) {
+    with_float!(squares.dtype(), S => {
+        type R<S> = <S as Float>::Real;
+        let (squares, magnitude) = (squares.host::<R<S>>(), magnitude.map(|magnitude| magnitude.host::<R<S>>()));
+        let zero = <R<S>>::of(0.0);
+        for (r, (result, square)) in result.host_mut::<R<S>>().iter_mut().zip(squares).enumerate() {
+            *result = match magnitude {
+                None => square.sqrt(),
+                Some(_) if *square == zero => zero,
+                Some(magnitude) => magnitude[r] / square.sqrt(),
+            };
+        }
     });
 }
 

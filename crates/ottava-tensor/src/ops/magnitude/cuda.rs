@@ -5,24 +5,36 @@ use crate::{Result, Tensor};
 
 kernel_source!("magnitude");
 
-pub(super) fn compute(
-    gpu: &CudaDevice,
-    w: &Tensor,
-    scaled: Option<(&Tensor, &Tensor)>,
-    result: &mut Tensor,
-) -> Result<()> {
-    let [rows, columns] = w.dims("row_norms: w")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(w.dtype())?, entry: "row_norms" };
+pub(super) fn squares(gpu: &CudaDevice, w: &Tensor, change: Option<&Tensor>, squares: &mut Tensor) -> Result<()> {
+    let [rows, columns] = w.dims("row_squares: w")?;
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(w.dtype())?, entry: "row_squares" };
     let args = [
-        Arg::Ptr(result.device_ptr_mut()),
+        Arg::Ptr(squares.device_ptr_mut()),
         Arg::Ptr(w.device_ptr()),
-        Arg::Ptr(scaled.map_or(0, |(change, _)| change.device_ptr())),
-        Arg::Ptr(scaled.map_or(0, |(_, magnitude)| magnitude.device_ptr())),
+        Arg::Ptr(change.map_or(0, Tensor::device_ptr)),
         Arg::I32(rows as i32),
         Arg::I32(columns as i32),
     ];
-    // SAFETY: `w` and the change, if there is one, are `rows · columns` elements of one type; the result and the magnitudes are `rows`, F32.
+    // SAFETY: `w` and the change, if there is one, are `rows · columns` elements of one type; the squares are `rows`, F32.
     unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0, &args) }
+}
+
+pub(super) fn finish(
+    gpu: &CudaDevice,
+    squares: &Tensor,
+    magnitude: Option<&Tensor>,
+    result: &mut Tensor,
+) -> Result<()> {
+    let rows = squares.len();
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(squares.dtype())?, entry: "magnitude_factors" };
+    let args = [
+        Arg::Ptr(result.device_ptr_mut()),
+        Arg::Ptr(squares.device_ptr()),
+        Arg::Ptr(magnitude.map_or(0, Tensor::device_ptr)),
+        Arg::I32(rows as i32),
+    ];
+    // SAFETY: the result, the squares and the magnitudes, if there are any, are `rows` elements, F32.
+    unsafe { gpu.launch(&kernel, [(rows as u32).div_ceil(BLOCK).max(1), 1, 1], BLOCK, 0, &args) }
 }
 
 pub(super) fn gradient(

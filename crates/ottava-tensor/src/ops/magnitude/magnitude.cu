@@ -1,5 +1,5 @@
-// One block per row; threads stride over its columns, eight at a time where rows are aligned. `change` and `magnitude` are null for norms alone.
-extern "C" __global__ void row_norms(float* result, const X* w, const X* change, const float* magnitude, int rows, int columns) {
+// One block per row; threads stride over its columns, eight at a time where rows are aligned. `change` may be null.
+extern "C" __global__ void row_squares(float* squares, const X* w, const X* change, int rows, int columns) {
     const int r = blockIdx.x;
     if (r >= rows) return;
     const u64 row = (u64)r * columns;
@@ -20,8 +20,16 @@ extern "C" __global__ void row_norms(float* result, const X* w, const X* change,
         const float x = load(w[row + c]) + (change ? load(change[row + c]) : 0.0f);
         sum += x * x;
     }
-    const float norm = sqrtf(block_sum(sum));
-    if (threadIdx.x == 0) result[r] = !magnitude ? norm : norm == 0.0f ? 0.0f : magnitude[r] / norm;
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) squares[r] = sum;
+}
+
+// One thread per row. `magnitude` is null for norms.
+extern "C" __global__ void magnitude_factors(float* result, const float* squares, const float* magnitude, int rows) {
+    const int r = blockIdx.x * blockDim.x + threadIdx.x;
+    if (r >= rows) return;
+    const float norm = sqrtf(squares[r]);
+    result[r] = !magnitude ? norm : norm == 0.0f ? 0.0f : magnitude[r] / norm;
 }
 
 // Grid (columns / 256, chunks of rows), 256 threads, one per column: sums of `dy · x / magnitude` over the rows of a chunk.

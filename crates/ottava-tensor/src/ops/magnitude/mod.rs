@@ -6,41 +6,52 @@ mod cuda;
 mod tests;
 
 use super::{expect_compute, expect_gradient, real_type};
-use crate::{Device, Result, Tensor};
+use crate::{DType, Device, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
 
 /// `‖w[r]‖` for each row of `w` `[R, C]`, `[R]` in the type of sums.
 pub fn row_norms(w: &Tensor) -> Result<Tensor> {
-    let [rows, _] = w.dims("row_norms: w")?;
-    expect_compute("row_norms: w", w)?;
-    let mut norms = Tensor::empty(w.device(), &[rows], real_type(w.dtype()))?;
-    compute(w, None, &mut norms)?;
-    Ok(norms)
+    finish(&row_squares(w, None)?, None)
 }
 
-/// `magnitude[r] / ‖w[r] + change[r]‖` for each row of `w` and `change` `[R, C]` of one type, `[R]` in the type of sums, which `magnitude`
-/// `[R]` has too; 0 where the norm is 0.
-pub fn magnitude_factors(w: &Tensor, change: &Tensor, magnitude: &Tensor) -> Result<Tensor> {
-    let [rows, columns] = w.dims("magnitude_factors: w")?;
-    expect_compute("magnitude_factors: w", w)?;
-    change.expect("magnitude_factors: change", &[rows, columns])?;
-    change.expect_dtype("magnitude_factors: change", &[w.dtype()])?;
-    change.expect_device("magnitude_factors: change", w.device())?;
-    magnitude.expect("magnitude_factors: magnitude", &[rows])?;
-    expect_gradient("magnitude_factors: magnitude", magnitude, w)?;
-    let mut factors = magnitude.empty_like()?;
-    compute(w, Some((change, magnitude)), &mut factors)?;
-    Ok(factors)
-}
-
-fn compute(w: &Tensor, scaled: Option<(&Tensor, &Tensor)>, result: &mut Tensor) -> Result<()> {
-    match w.device() {
-        Device::Cpu => cpu::compute(w, scaled, result),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::compute(gpu, w, scaled, result)?,
+/// `Σ_c (w[r, c] + change[r, c])²` for each row of `w` `[R, C]`, and of a `change` of its shape and type if given; `[R]` in the type of sums.
+pub fn row_squares(w: &Tensor, change: Option<&Tensor>) -> Result<Tensor> {
+    let [rows, columns] = w.dims("row_squares: w")?;
+    expect_compute("row_squares: w", w)?;
+    if let Some(change) = change {
+        change.expect("row_squares: change", &[rows, columns])?;
+        change.expect_dtype("row_squares: change", &[w.dtype()])?;
+        change.expect_device("row_squares: change", w.device())?;
     }
-    Ok(())
+    let mut squares = Tensor::empty(w.device(), &[rows], real_type(w.dtype()))?;
+    match w.device() {
+        Device::Cpu => cpu::squares(w, change, &mut squares),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::squares(gpu, w, change, &mut squares)?,
+    }
+    Ok(squares)
+}
+
+/// `magnitude[r] / sqrt(squares[r])` of a row's sum of `squares`, both `[R]` in F32 or F64; 0 where the sum is 0.
+pub fn magnitude_factors(squares: &Tensor, magnitude: &Tensor) -> Result<Tensor> {
+    let [rows] = squares.dims("magnitude_factors: squares")?;
+    squares.expect_dtype("magnitude_factors: squares", &[DType::F32, DType::F64])?;
+    magnitude.expect("magnitude_factors: magnitude", &[rows])?;
+    magnitude.expect_dtype("magnitude_factors: magnitude", &[squares.dtype()])?;
+    magnitude.expect_device("magnitude_factors: magnitude", squares.device())?;
+    finish(squares, Some(magnitude))
+}
+
+/// The norms of rows from their sums of `squares`, or magnitudes over them.
+fn finish(squares: &Tensor, magnitude: Option<&Tensor>) -> Result<Tensor> {
+    let mut result = squares.empty_like()?;
+    match squares.device() {
+        Device::Cpu => cpu::finish(squares, magnitude, &mut result),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::finish(gpu, squares, magnitude, &mut result)?,
+    }
+    Ok(result)
 }
 
 /// `dmagnitude[c] += Σ_t dy[t, c] · x[t, c] / magnitude[c]`, for `dy` and `x` `[T, C]` of one type, and `magnitude` and `dmagnitude` `[C]` in

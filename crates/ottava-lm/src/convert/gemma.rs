@@ -1,0 +1,96 @@
+//! Gemma 2 and 3 in llama.cpp: what their files hold beside what those of a Llama do, and what llama.cpp knows of them without a file.
+
+use serde_json::{Map, Value, json};
+
+use super::gguf::Gguf;
+use super::source::Weight;
+use crate::Result;
+use crate::models::{DecoderConfig, LayerSet, RopeScaling};
+use ottava_tensor::ops::{Activation, Gelu};
+
+/// The key of the window, after the name of the architecture.
+pub const WINDOW: &str = "attention.sliding_window";
+/// The key of the bound of attention scores.
+pub const SCORE_CAP: &str = "attn_logit_softcapping";
+/// The key of the bound of logits.
+pub const LOGIT_CAP: &str = "final_logit_softcapping";
+
+/// A generation of Gemma, as `llama-model.cpp` has it.
+#[derive(Debug)]
+pub struct Gemma {
+    /// Layers in a group: all but the last have the window.
+    group: usize,
+    /// The bounds of attention scores and logits in files that do not say them; `None` for a generation without bounds.
+    caps: Option<[f64; 2]>,
+    /// The number of layers of the model whose scores are scaled by the channels per head instead of the size of a head: the 27B.
+    layers_of_27b: usize,
+    /// The base of rotary positions in layers with the window, if it is another.
+    local_theta: Option<f64>,
+}
+
+/// Gemma 2.
+pub static GEMMA2: Gemma = Gemma { group: 2, caps: Some([50.0, 30.0]), layers_of_27b: 46, local_theta: None };
+/// The text model of Gemma 3.
+pub static GEMMA3: Gemma = Gemma { group: 6, caps: None, layers_of_27b: 62, local_theta: Some(10_000.0) };
+
+impl Gemma {
+    /// The number whose root divides attention scores.
+    fn score_divisor(&self, layers: usize, channels: usize, heads: usize, head_dim: usize) -> usize {
+        if layers == self.layers_of_27b { channels.checked_div(heads).unwrap_or(0) } else { head_dim }
+    }
+
+    fn local_rope(&self) -> Option<RopeScaling> {
+        self.local_theta.map(RopeScaling::plain)
+    }
+
+    /// What a model of these sizes has that files cannot say, if anything.
+    pub fn problem(&self, sizes: &DecoderConfig) -> Option<&'static str> {
+        let layers = LayerSet::AllButEvery(self.group);
+        let divisor = self.score_divisor(sizes.layers, sizes.channels, sizes.heads, sizes.head_dim);
+        let scale = (divisor as f64).powf(-0.5);
+        let caps = [sizes.score_cap.is_some(), sizes.logit_cap.is_some()];
+        let problems = [
+            (sizes.window.is_none(), "no sliding window of attention"),
+            ((0..sizes.layers).any(|i| sizes.local.contains(i) != layers.contains(i)), "a window in other layers"),
+            (sizes.activation != Activation::GeGlu(Gelu::Tanh), "another activation than GELU"),
+            (!sizes.tied, "a head with a weight of its own"),
+            (sizes.qkv_bias, "biases in attention"),
+            (
+                sizes.attention_scale.is_none_or(|found| (found / scale - 1.0).abs() > 1e-9),
+                "this `query_pre_attn_scalar`",
+            ),
+            (caps != [self.caps.is_some(); 2], "these soft caps"),
+            (sizes.local_rope != self.local_rope(), "these rotary positions in layers with a window"),
+        ];
+        problems.into_iter().find(|(has, _)| *has).map(|(_, what)| what)
+    }
+
+    /// Changes the `values` of a Llama's `config.json` to those of the model in `gguf`; returns the rotary positions of layers with the window,
+    /// if they are others.
+    pub fn complete(
+        &self,
+        gguf: &Gguf,
+        key: &dyn Fn(&str) -> String,
+        values: &mut Map<String, Value>,
+    ) -> Result<Option<RopeScaling>> {
+        let count = |name: &str| values[name].as_u64().unwrap_or(0) as usize;
+        let sizes = ["num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim"].map(count);
+        let [layers, channels, heads, head_dim] = sizes;
+        let window = gguf.count(&key(WINDOW))?;
+        let window = window.ok_or_else(|| gguf.error(&format!("the key `{}` is missing", key(WINDOW))))?;
+        values.remove("hidden_act");
+        values.insert("hidden_activation".into(), json!("gelu_pytorch_tanh"));
+        values.insert("query_pre_attn_scalar".into(), json!(self.score_divisor(layers, channels, heads, head_dim)));
+        values.insert("sliding_window".into(), json!(window));
+        values.insert("sliding_window_pattern".into(), json!(self.group));
+        for (at, name) in [SCORE_CAP, LOGIT_CAP].into_iter().enumerate() {
+            values.insert(name.into(), json!(gguf.float(&key(name))?.or(self.caps.map(|caps| caps[at]))));
+        }
+        Ok(self.local_rope())
+    }
+
+    /// What is added to the values of a weight in files: norms multiply by `1 + weight` here, and by the weight in llama.cpp.
+    pub fn offset(weight: &Weight) -> f32 {
+        if weight.shape.len() == 1 { 1.0 } else { 0.0 }
+    }
+}
