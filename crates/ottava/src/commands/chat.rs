@@ -61,13 +61,14 @@ impl ChatCommand {
             ignore_signals()?;
         }
         let ranks = InferenceRanks::join(role, device)?;
-        let (model, folder, tokenizer, template, sizes) = with_model(&self.model, |folder| {
+        let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let (tokenizer, template) = (Tokenizer::load(folder)?, chat_template(folder, kwargs.clone())?);
             let sizes = decoder_config(&config)?;
             let model = self.how.load(folder, &config, self.capacity(&sizes), &ranks)?;
             Ok((model, folder.to_path_buf(), tokenizer, template, sizes))
-        })?;
+        });
+        let (model, folder, tokenizer, template, sizes) = ranks.together(loaded)?;
         let capacity = self.capacity(&sizes);
         let options = self.draws.options(&model, &[capacity], capacity)?;
         let Some(mut engine) = ranks.lead(ranks.engine(model, &folder, options)?)? else { return Ok(()) };

@@ -71,7 +71,7 @@ impl Generate {
             (None, input) => read_prompts(input.as_deref().expect("one of them is required"))?,
         };
         let ranks = self.how.ranks(&self.ranks)?;
-        let (model, folder, tokenizer, prompts, capacity) = with_model(&self.model, |folder| {
+        let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let tokenizer = Tokenizer::load(folder)?;
             let sizes = decoder_config(&config)?;
@@ -89,7 +89,8 @@ impl Generate {
             }
             let model = self.how.load(folder, &config, capacity, &ranks)?;
             Ok((model, folder.to_path_buf(), tokenizer, prompts, capacity))
-        })?;
+        });
+        let (model, folder, tokenizer, prompts, capacity) = ranks.together(loaded)?;
         let lengths: Vec<usize> =
             prompts.iter().map(|prompt| prompt.ids.len().saturating_add(self.max_new_tokens)).collect();
         let options = self.draws.options(&model, &lengths, capacity)?;

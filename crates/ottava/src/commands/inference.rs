@@ -57,6 +57,11 @@ impl InferenceRanks {
         Ok(InferenceRanks { ranks: Rc::new(Ranks::new(comm, shape, &device)?), device, processes })
     }
 
+    /// What this rank has `loaded`, once all have loaded theirs. Errors on all ranks if one has failed, so that none only finds another gone.
+    pub fn together<T>(&self, loaded: Result<T>) -> Result<T> {
+        self.ranks.together("the model", loaded)
+    }
+
     /// An engine for `model` of `folder`, with a KV cache of equal size on all ranks. Logs where its scales are not those of the recipe.
     ///
     /// Errors on all ranks if they have other options, or other folders: the newest checkpoint of a run that trains is not the same at all times.

@@ -160,7 +160,7 @@ impl Serve {
     /// The warmed-up engine of this rank, and the properties of its model that requests need.
     fn load(&self, ranks: &InferenceRanks) -> Result<(Engine, Model)> {
         ranks.forward_signals();
-        let ((decoder, adapters), folder, mut model) = with_model(&self.model, |folder| {
+        let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let sizes = decoder_config(&config)?;
             let (tokenizer, template) = (Tokenizer::load(folder)?, ChatTemplate::load(folder, None, Clock::Now)?);
@@ -199,7 +199,8 @@ impl Serve {
                 modules => self.how.load_beside(folder, &config, max_model_len, ranks, modules)?,
             };
             Ok((loaded, folder.to_path_buf(), model))
-        })?;
+        });
+        let ((decoder, adapters), folder, mut model) = ranks.together(loaded)?;
         let default = if matches!(decoder.device(), Device::Cuda(_)) { ON_A_GPU } else { ON_A_CPU };
         let (at_once, max_model_len) = (self.max_num_seqs.unwrap_or(default), model.max_model_len);
         let lengths = std::iter::repeat_n(max_model_len, at_once);

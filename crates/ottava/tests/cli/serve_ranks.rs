@@ -2,7 +2,7 @@
 
 use crate::layer_axes::inputs;
 use crate::ranks::{children_of, lives, signal};
-use crate::serve::{Server, long_stream};
+use crate::serve::Server;
 use crate::setup::Run;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
@@ -109,9 +109,10 @@ fn text(server: &Server) -> Value {
     server.post("/v1/completions", body)["choices"][0]["text"].clone()
 }
 
-/// Starts an answer of several MB, of which the beginning is read.
+/// Starts an answer of some hundred steps, of which the beginning is read.
 fn begin(server: &Server) -> impl Iterator<Item = String> + use<> {
-    let mut lines = BufReader::new(server.send("/v1/completions", &long_stream())).lines().map_while(Result::ok);
+    let stream = json!({"prompt": "line", "n": 64, "max_tokens": 55, "ignore_eos": true, "stream": true});
+    let mut lines = BufReader::new(server.send("/v1/completions", &stream)).lines().map_while(Result::ok);
     assert!(lines.any(|line| line.starts_with("data: {")), "the answer has begun");
     lines
 }
