@@ -20,6 +20,10 @@ pub trait Backend {
     fn max_batch(&self) -> usize;
     /// As [`Engine::stats`].
     fn stats(&self) -> EngineStats;
+    /// As [`Engine::finish`].
+    fn finish(&mut self) -> ottava_lm::Result<()> {
+        Ok(())
+    }
 }
 
 impl Backend for Engine {
@@ -46,5 +50,8 @@ impl Backend for Engine {
     }
     fn stats(&self) -> EngineStats {
         Engine::stats(self)
+    }
+    fn finish(&mut self) -> ottava_lm::Result<()> {
+        Engine::finish(self)
     }
 }

@@ -152,14 +152,14 @@ impl<B: Backend> Schedule<B> {
         Schedule { backend, commands, shared, groups: BTreeMap::new(), queue: VecDeque::new(), routes: HashMap::new() }
     }
 
-    /// Runs until all handles are gone. Errors as [`Backend::step`].
+    /// Runs until all handles are gone, and then finishes the engine. Errors as [`Backend::step`] and [`Backend::finish`].
     pub fn run(&mut self) -> ottava_lm::Result<()> {
         loop {
             // Without work it waits for a command.
             if self.backend.is_idle() && self.queue.is_empty() {
                 match self.commands.recv() {
                     Ok(command) => self.carry_out(command),
-                    Err(_) => return Ok(()),
+                    Err(_) => return self.backend.finish(),
                 }
             }
             while let Ok(command) = self.commands.try_recv() {

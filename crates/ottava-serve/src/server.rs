@@ -112,7 +112,8 @@ pub struct Model {
 /// the address once it is loaded and requests are answered.
 ///
 /// # Errors
-/// Those of `load`, [`Error::Io`] when the address cannot be used, and [`Error::Model`] when the engine failed.
+/// Those of `load`, [`Error::Io`] when the address cannot be used, the engine's if another rank has failed, and else [`Error::Model`] when the
+/// engine failed.
 pub fn serve<B: Backend>(
     options: &Options,
     load: impl FnOnce() -> ottava_lm::Result<(B, Model)> + Send + 'static,
@@ -158,16 +159,13 @@ pub fn serve<B: Backend>(
             }
         }
     });
-    let failure = worker.failure();
     drop((served, worker));
     runtime.shutdown_timeout(Duration::from_secs(1));
-    match failure {
-        Some(reason) => Err(Error::Model(format!("the server has ended: {reason}"))),
-        None => {
-            // It ends once the last completion is cancelled.
-            let _ = thread.join();
-            Ok(())
-        }
+    // It ends once the last completion is cancelled.
+    match thread.join() {
+        Ok(Err(error)) if error.exit_code() == Error::RANKS => Err(error),
+        Ok(Err(error)) => Err(Error::Model(format!("the server has ended: {error}"))),
+        Ok(Ok(())) | Err(_) => Ok(()),
     }
 }
 

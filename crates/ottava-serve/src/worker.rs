@@ -33,11 +33,11 @@ pub struct Running {
 
 impl Worker {
     /// Starts the thread with the backend that `load` gives, and waits for it. At most `limit` HTTP requests are computed or wait. Returns
-    /// what else `load` gives, too.
+    /// what else `load` gives, too. The thread returns why the engine has failed.
     pub fn start<B: Backend, T: Send + 'static>(
         limit: usize,
         load: impl FnOnce() -> ottava_lm::Result<(B, T)> + Send + 'static,
-    ) -> ottava_lm::Result<(Worker, JoinHandle<()>, T)> {
+    ) -> ottava_lm::Result<(Worker, JoinHandle<ottava_lm::Result<()>>, T)> {
         let (commands, receiver) = channel();
         let (loaded, result) = channel();
         let shared = Arc::new(Shared::default());
@@ -47,16 +47,21 @@ impl Worker {
                 let _ = loaded.send(Ok(other));
                 let mut schedule = Schedule::new(backend, receiver, of_thread.clone());
                 // A panic is a failure like others: requests in progress end with an error, and the server ends.
-                let failure = match catch_unwind(AssertUnwindSafe(|| schedule.run())) {
-                    Ok(Ok(())) => return,
-                    Ok(Err(error)) => error.to_string(),
-                    Err(panic) => format!("its thread has panicked: {}", text_of(panic.as_ref())),
+                let error = match catch_unwind(AssertUnwindSafe(|| schedule.run())) {
+                    Ok(Ok(())) => return Ok(()),
+                    Ok(Err(error)) => error,
+                    Err(panic) => {
+                        let text = text_of(panic.as_ref());
+                        ottava_lm::Error::Model(format!("its thread has panicked: {text}"))
+                    }
                 };
-                tracing::error!("the engine has failed: {failure}");
-                let _ = of_thread.failure.set(failure);
+                tracing::error!("the engine has failed: {error}");
+                let _ = of_thread.failure.set(error.to_string());
+                Err(error)
             }
             Err(error) => {
                 let _ = loaded.send(Err(error));
+                Ok(())
             }
         };
         let builder = std::thread::Builder::new().name("engine".into());

@@ -175,26 +175,36 @@ pub fn print_json(value: &impl serde::Serialize) {
 /// Handles the first SIGINT, SIGTERM or SIGHUP by a request to stop, of other ranks too, with this message; a second one ends the process.
 pub fn stop_on_signals(message: &'static str) -> Result<()> {
     let handled = AtomicBool::new(false);
-    ctrlc::set_handler(move || {
+    handle_signals(move || {
         if handled.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
         interrupt::request();
         note!("{message} (a second signal stops at once)");
     })
-    .map_err(|e| Error::Config(format!("signals cannot be handled here: {e}")))
 }
 
-/// Handles SIGINT, SIGTERM and SIGHUP while `answering` by a request to stop, and otherwise by the end of the process; so does a second
-/// signal.
-pub fn stop_answers_on_signals(answering: &'static AtomicBool) -> Result<()> {
-    ctrlc::set_handler(move || {
-        if !answering.load(Ordering::Relaxed) || interrupt::flag().load(Ordering::Relaxed) {
+/// Handles SIGINT, SIGTERM and SIGHUP by a request to stop; one more before that is reset ends the process.
+pub fn stop_answers_on_signals() -> Result<()> {
+    handle_signals(|| {
+        if interrupt::flag().swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        interrupt::request();
     })
-    .map_err(|e| Error::Config(format!("signals cannot be handled here: {e}")))
+}
+
+/// Ignores SIGINT, SIGTERM and SIGHUP, for a rank that ends with rank 0.
+pub fn ignore_signals() -> Result<()> {
+    handle_signals(|| {})
+}
+
+/// Handles SIGINT, SIGTERM and SIGHUP by a request to stop this rank and, once they are known, the others.
+pub fn forward_signals() -> Result<()> {
+    handle_signals(interrupt::request)
+}
+
+fn handle_signals(handle: impl FnMut() + Send + 'static) -> Result<()> {
+    ctrlc::set_handler(handle).map_err(|e| Error::Config(format!("signals cannot be handled here: {e}")))
 }
 
 /// A progress bar on a terminal, lines elsewhere.

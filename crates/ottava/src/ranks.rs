@@ -47,7 +47,7 @@ impl RankArgs {
             (Some(gpus), _) => {
                 if choice == DeviceChoice::Cpu {
                     return Err(Error::Config(format!(
-                        "--gpus {gpus} trains on GPUs, and the device is the CPU; leave one of them out, or use --ranks {gpus}"
+                        "--gpus {gpus} uses GPUs, and the device is the CPU; leave one of them out, or use --ranks {gpus}"
                     )));
                 }
                 let visible = CudaDevice::count()?;

@@ -3,6 +3,7 @@
 use super::batching::Engine;
 use super::request::{AdapterId, Request, RequestId};
 use super::sequence::Sequence;
+use super::update::Call;
 use crate::error::{Error, Result};
 
 impl Engine {
@@ -35,6 +36,7 @@ impl Engine {
                 "the prompt has token {id}, the model's vocabulary ends at {vocabulary}: tokenizer and model do not belong together"
             )));
         }
+        self.part.tell(|| Call::add(&request));
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let max_len = prompt.saturating_add(request.max_new_tokens).min(room);
@@ -45,6 +47,7 @@ impl Engine {
     /// Ends a request: the next step reports [`FinishReason::Cancelled`](super::FinishReason::Cancelled). A request that is finished or
     /// unknown is ignored.
     pub fn cancel(&mut self, id: RequestId) {
+        self.part.tell(|| Call::Cancel(id));
         if self.take(id).is_some() {
             self.cancelled.push(id);
         }
@@ -53,12 +56,14 @@ impl Engine {
     /// Leaves a request out of all steps until [`Engine::resume`], and frees its memory and its place in the batch. A request that is
     /// finished or unknown is ignored.
     pub fn hold(&mut self, id: RequestId) {
+        self.part.tell(|| Call::Hold(id));
         let sequence = self.take(id);
         self.held.extend(sequence);
     }
 
     /// Goes on with a request that was held, before all that wait. Its tokens so far are recomputed, as after a preemption.
     pub fn resume(&mut self, id: RequestId) {
+        self.part.tell(|| Call::Resume(id));
         if let Some(at) = self.held.iter().position(|sequence| sequence.id == id) {
             self.waiting.push_front(self.held.swap_remove(at));
         }

@@ -6,6 +6,7 @@ use super::decode::{DecodeSteps, Scored, in_f32};
 use super::request::{AdapterId, EngineOptions, EngineStats, Event, FinishReason, RequestId, TokenLogprob};
 use super::sampler;
 use super::sequence::Sequence;
+use super::update::Part;
 use crate::error::{Error, Result};
 use crate::models::{Adapters, Decoder, InferenceBatch, KvCache, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
 use ottava_tensor::ops::{Draw, Draws, sample};
@@ -36,6 +37,7 @@ pub struct Engine {
     pub(super) next_id: u64,
     pub(super) stats: EngineStats,
     scales_by_token: bool,
+    pub(super) part: Part,
 }
 
 /// Tokens of running requests that a step computes: number in `running`, and how many.
@@ -51,7 +53,7 @@ enum BatchKind {
 }
 
 /// A token that was drawn: number in `running`, token, and its log-probability if requested.
-type Drawn = (usize, u32, Option<TokenLogprob>);
+pub(super) type Drawn = (usize, u32, Option<TokenLogprob>);
 
 impl Engine {
     /// An engine for `model`, whose weights are cast. Where its recipe scales operands by the amax of their tensor, each token gets a scale
@@ -91,6 +93,7 @@ impl Engine {
             next_id: 0,
             stats,
             scales_by_token,
+            part: Part::Alone,
         })
     }
 
@@ -103,6 +106,11 @@ impl Engine {
     pub fn add_adapters(&mut self, adapters: Adapters) -> AdapterId {
         self.adapters.push(adapters);
         AdapterId(self.adapters.len() - 1)
+    }
+
+    /// Its sizes.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
     }
 
     /// Requests computed at once, at most.
@@ -131,22 +139,33 @@ impl Engine {
     /// Errors with [`Error::NonFinite`] for logits that are infinite or NaN.
     pub fn step(&mut self) -> Result<Vec<Event>> {
         let cancelled = |id| Event::Finished { id, reason: FinishReason::Cancelled };
+        self.announce()?;
         let mut events: Vec<Event> = std::mem::take(&mut self.cancelled).into_iter().map(cancelled).collect();
+        let drawn = self.run_passes(&mut events)?;
+        self.conclude(drawn, &mut events);
+        Ok(events)
+    }
+
+    /// Decides what a step computes, computes it, and returns the tokens that are drawn.
+    pub(super) fn run_passes(&mut self, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
         let plan = self.schedule();
-        if plan.is_empty() {
-            return Ok(events);
-        }
         let passes = self.passes(plan);
         let mut drawn = Vec::new();
         for (pass, plan) in &passes {
-            drawn.extend(self.compute(*pass, plan, &mut events)?);
+            drawn.extend(self.compute(*pass, plan, events)?);
         }
         for (_, plan) in &passes {
             self.advance(plan);
         }
-        self.add_tokens(drawn, &mut events);
-        self.retire(&mut events);
-        Ok(events)
+        Ok(drawn)
+    }
+
+    /// Adds the tokens that a step has drawn, and ends requests that have all of theirs.
+    pub(super) fn conclude(&mut self, drawn: Vec<Drawn>, events: &mut Vec<Event>) {
+        let tokens: Vec<_> = drawn.iter().map(|&(at, token, _)| (at, token)).collect();
+        self.add_tokens(drawn, events);
+        self.tell_drawn(tokens);
+        self.retire(events);
     }
 
     /// Divides a plan by adapters, those that are in the linears first, and on a GPU by kernels. So each step computes all adapters.
@@ -332,8 +351,11 @@ impl Engine {
     }
 
     /// Draws a token of each of these requests from its row of logits, on the model's device. Logits reach the host only for the likeliest
-    /// tokens beside a drawn one.
+    /// tokens beside a drawn one. An engine that follows draws none: rank 0 tells it.
     fn draw(&mut self, scored: &Scored, drawing: impl Iterator<Item = (usize, usize)>) -> Result<Vec<Drawn>> {
+        if matches!(self.part, Part::Follows) {
+            return Ok(Vec::new());
+        }
         let mut drawing: Vec<_> =
             drawing.filter(|&(at, _)| self.running[at].tokens.len() < self.running[at].max_len).collect();
         let likeliest = scored.likeliest.to_vec::<i32>()?;

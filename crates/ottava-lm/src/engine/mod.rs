@@ -14,11 +14,13 @@ mod completion;
 mod decode;
 mod generation_config;
 mod grammar;
+mod leading;
 mod pooling;
 mod request;
 mod sampler;
 mod sequence;
 mod text;
+mod update;
 mod warm_up;
 
 pub use batching::Engine;

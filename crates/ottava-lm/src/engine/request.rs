@@ -6,7 +6,7 @@ use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 /// Sampling of the tokens of a request. The default is greedy: always the most likely token, without penalties.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// 0 always takes the most likely token; otherwise logits are divided by it.
     pub temperature: f64,
@@ -93,7 +93,7 @@ impl Sampling {
 }
 
 /// A completion to compute.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// The adapters of the model that compute it; `None` for the model without adapters.
     pub adapter: Option<AdapterId>,
@@ -108,6 +108,7 @@ pub struct Request {
     /// Tokens that end the completion: the tokenizer's end of text and others. The one drawn is the last [`Event::Token`].
     pub stop_ids: Vec<u32>,
     /// What the text of the completion has to match; it ends where nothing can follow.
+    #[serde(skip)]
     pub grammar: Option<Grammar>,
     /// Log-probabilities to return: those of drawn tokens, and of this many of the most likely tokens at each position.
     pub logprobs: Option<usize>,
@@ -118,7 +119,7 @@ pub struct Request {
 }
 
 /// How the activations of the tokens of a text, after the last norm, become one vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Pooling {
     /// Those of the last token.
     Last,
@@ -138,11 +139,11 @@ impl std::str::FromStr for Pooling {
 }
 
 /// The number of adapters of an engine's model, in the order of [`Engine::add_adapters`](super::Engine::add_adapters).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AdapterId(pub usize);
 
 /// Names a request of one engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
 /// The log-probability of a token: of the model's own distribution, before temperature, penalties and bias.
@@ -260,7 +261,7 @@ pub struct EngineOptions {
 }
 
 /// The state of an engine, for metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineStats {
     /// Requests that have memory in the KV cache.
     pub running: usize,

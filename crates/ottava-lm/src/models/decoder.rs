@@ -41,6 +41,8 @@ pub struct Decoder {
     attention: Vec<AttentionSpec>,
     /// Whether ranks divide the tensors of layers.
     is_divided: bool,
+    /// Those ranks.
+    ranks: Rc<dyn LayerRanks>,
     folder_codes: FolderCounts,
 }
 
@@ -158,7 +160,7 @@ impl Decoder {
         }
         recipe.expect_on(device)?;
         let tables = RopeTables::new(config, device, seq_len, real_type(recipe.compute))?;
-        let mut build = Builder::new(device, recipe, purpose).divided(ranks);
+        let mut build = Builder::new(device, recipe, purpose).divided(ranks.clone());
         build.lora = config.lora.as_ref();
         let is_divided = [Axis::Tensor, Axis::Expert].into_iter().any(|axis| build.place_on(axis).is_divided());
         let stages = spans.iter().map(|span| Stage::new(&mut build, config, span, &tables)).collect::<Result<_>>()?;
@@ -194,6 +196,7 @@ impl Decoder {
             router_biases,
             attention,
             is_divided,
+            ranks,
             folder_codes: FolderCounts::default(),
         })
     }

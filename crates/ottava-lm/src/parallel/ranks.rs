@@ -242,6 +242,16 @@ impl Ranks {
         String::from_utf8(first).map_err(|_| different(what))
     }
 
+    /// Sends `value`, of rank 0, to all other ranks, which [listen](Ranks::listen). Does not wait for them.
+    pub fn announce<T: Serialize>(&self, what: &str, value: &T) -> Result<()> {
+        Ok(self.world().announce(what, serde_json::to_vec(value).expect("what rank 0 announces is plain data"))?)
+    }
+
+    /// Waits for what rank 0 [announces](Ranks::announce), as long as it takes.
+    pub fn listen<T: DeserializeOwned>(&self, what: &str) -> Result<T> {
+        serde_json::from_slice(&self.world().listen(what, 0)?).map_err(|_| different(what))
+    }
+
     /// The `name` of the first rank that has one, quoted, with the rank if there are several.
     pub fn first_named(&self, what: &str, name: Option<String>) -> Result<Option<String>> {
         let all = self.world().agree(what, name.unwrap_or_default().as_bytes())?;

@@ -38,7 +38,7 @@ fn request(name: &str, tokens: usize) -> Request {
 }
 
 /// Requests of many kinds, the first of which is 40 tokens and greedy.
-fn requests() -> Vec<Request> {
+pub fn requests() -> Vec<Request> {
     let drawn = |seed| Sampling { temperature: 1.5, top_k: Some(40), top_p: 0.95, seed, ..Sampling::default() };
     let penalised = Sampling { repetition_penalty: 1.3, frequency_penalty: 0.4, ..Sampling::default() };
     vec![
@@ -62,7 +62,7 @@ pub struct Got {
 }
 
 /// Adds the events of a step.
-fn collect(events: Vec<Event>, got: &mut BTreeMap<RequestId, Got>) {
+pub fn collect(events: Vec<Event>, got: &mut BTreeMap<RequestId, Got>) {
     for event in events {
         match event {
             Event::Prompt { id, logprobs } => got.entry(id).or_default().prompt = logprobs,
@@ -87,7 +87,7 @@ pub fn finish(engine: &mut Engine) -> BTreeMap<RequestId, Got> {
 }
 
 /// [`finish`], which adds to what requests got before.
-fn finish_into(engine: &mut Engine, got: &mut BTreeMap<RequestId, Got>) {
+pub fn finish_into(engine: &mut Engine, got: &mut BTreeMap<RequestId, Got>) {
     for _ in 0..1000 {
         if engine.is_idle() {
             return;

@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Rows of the embedding: more than the tokenizer has.
-const VOCABULARY: usize = 4100;
+pub const VOCABULARY: usize = 4100;
 
-fn tokenizer() -> Tokenizer {
+pub fn tokenizer() -> Tokenizer {
     Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer")).unwrap()
 }
 

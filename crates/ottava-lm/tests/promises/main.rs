@@ -31,6 +31,7 @@ mod golden_settings;
 mod gradients;
 mod grammars;
 mod high_precision;
+mod leading;
 mod loading;
 mod lora;
 mod memory;

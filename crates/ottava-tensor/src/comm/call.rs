@@ -24,6 +24,7 @@ pub(super) enum Op {
     AllReduce(Reduce),
     AllToAll,
     Broadcast { root: usize },
+    Announce { root: usize },
     Barrier,
     Agree,
     Split,
@@ -99,6 +100,7 @@ impl Call {
             Op::AllReduce(Reduce::Max) => "all_reduce (max)",
             Op::AllToAll => "all_to_all",
             Op::Broadcast { .. } => "broadcast",
+            Op::Announce { .. } => "announce",
             Op::Barrier => "barrier",
             Op::Agree => "agree",
             Op::Split => "split",
@@ -143,7 +145,10 @@ impl Call {
             }
             Op::AllReduce(Reduce::Sum) => among(SUMMED)?,
             Op::AllReduce(Reduce::Max) => among(ORDERED)?,
-            Op::Broadcast { root: peer } | Op::Send { to: peer } | Op::Receive { from: peer }
+            Op::Broadcast { root: peer }
+            | Op::Announce { root: peer }
+            | Op::Send { to: peer }
+            | Op::Receive { from: peer }
                 if group.place(peer).is_none() =>
             {
                 return Err(format!("{self}{group}: that rank is not in the group"));
@@ -168,6 +173,7 @@ impl Call {
             Op::AllGather => Some(self.buffer_bytes() / size),
             Op::ReduceScatter { .. } | Op::AllReduce(_) | Op::AllToAll | Op::Send { .. } => Some(self.buffer_bytes()),
             Op::Broadcast { root } => Some(if rank == root { self.buffer_bytes() } else { 0 }),
+            Op::Announce { root } => (rank != root).then_some(0),
             Op::Barrier | Op::Receive { .. } => Some(0),
             Op::Split => Some(2 * size_of::<u64>()),
             Op::Agree => None,
@@ -184,7 +190,9 @@ impl fmt::Display for Call {
         }
         match self.op {
             Op::ReduceScatter { output } if Some(output) != self.dtype => write!(f, " to {output}"),
-            Op::Broadcast { root: from } | Op::Receive { from } => write!(f, " from rank {from}"),
+            Op::Broadcast { root: from } | Op::Announce { root: from } | Op::Receive { from } => {
+                write!(f, " from rank {from}")
+            }
             Op::Send { to } => write!(f, " to rank {to}"),
             _ => Ok(()),
         }

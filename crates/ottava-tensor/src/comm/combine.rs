@@ -41,7 +41,9 @@ pub(super) fn combine(call: &Call, parts: &[Vec<u8>]) -> Vec<Bytes> {
             (slices.collect::<Vec<_>>().concat(), true)
         }
         // Only the root sends bytes.
-        Op::Broadcast { .. } => (parts.iter().find(|part| !part.is_empty()).cloned().unwrap_or_default(), false),
+        Op::Broadcast { .. } | Op::Announce { .. } => {
+            (parts.iter().find(|part| !part.is_empty()).cloned().unwrap_or_default(), false)
+        }
         Op::Barrier => (Vec::new(), false),
         Op::Agree => (pack(parts), false),
         Op::Send { .. } | Op::Receive { .. } => return message(parts),

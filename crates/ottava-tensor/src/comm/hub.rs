@@ -253,7 +253,7 @@ impl State {
         let is_late =
             |rank: &usize| self.ranks[*rank].active.elapsed() > limit && (!self.waits(*rank) || stuck.contains(rank));
         overdue.into_iter().find_map(|round| {
-            let late: Vec<_> = round.missing().filter(is_late).collect();
+            let late: Vec<_> = round.due().filter(is_late).collect();
             (!late.is_empty()).then(|| Fault::Late(self.describe(round, &late, limit)))
         })
     }
@@ -269,9 +269,9 @@ impl State {
         };
         let late: Vec<_> = late.iter().map(describe).collect();
         let came: Vec<_> = round.came().map(|arrival| arrival.rank).collect();
-        let wait = match first.call.op {
-            Op::Send { .. } => "has sent it",
-            _ if came.len() == 1 => "is waiting",
+        let wait = match came.len() {
+            1 if !first.waits() => "has sent it",
+            1 => "is waiting",
             _ => "are waiting",
         };
         format!("{}; {} {wait}", late.join("; "), list_ranks(&came))

@@ -2,6 +2,8 @@
 //!
 //! Messages are matched by sender, receiver and order, and compared like collectives. A send on the CPU does not block: the hub buffers the
 //! data, and fails the job if the receiver does not receive it within [`Limits::collective`](super::Limits::collective).
+//!
+//! An announcement goes from one rank to all others of its group, and counts as a collective; only its sender has no deadline.
 
 use super::call::{Call, Op};
 use super::group::{Group, is_elsewhere};
@@ -58,6 +60,18 @@ impl Group {
         }
         self.start(sent, input.read_bytes()?).detach()?;
         Ok(Pending { progress: Progress::Sent(self.start(received, Vec::new())), output, _input: None })
+    }
+
+    /// Sends `bytes`, host data of any length, to all other ranks of the group, which [listen](Group::listen). Does not wait for them.
+    pub fn announce(&self, what: &str, bytes: Vec<u8>) -> Result<()> {
+        self.start(Call::control(Op::Announce { root: self.endpoint.rank }, what), bytes).detach()
+    }
+
+    /// Waits for what rank `from` of the group [announces](Group::announce). That rank may take as long as it likes: a server without
+    /// requests is healthy. If it ends, this is an error at once.
+    pub fn listen(&self, what: &str, from: usize) -> Result<Vec<u8>> {
+        let root = self.rank_of(from, || format!("announce `{what}`: from"))?;
+        Ok(self.start(Call::control(Op::Announce { root }, what), Vec::new()).wait()?.to_vec())
     }
 
     /// One side of a message with rank `peer` of the group, checked.

@@ -219,7 +219,7 @@ fn collective(call: &Call, ranks: &[usize], input: Option<&Tensor>, output: &mut
             let root = ranks.iter().position(|&rank| rank == root).expect("a checked root is in the group");
             ("ncclBroadcast", Collective::Broadcast { buffer, bytes, root })
         }
-        Op::Send { .. } | Op::Receive { .. } | Op::Barrier | Op::Agree | Op::Split => {
+        Op::Send { .. } | Op::Receive { .. } | Op::Announce { .. } | Op::Barrier | Op::Agree | Op::Split => {
             unreachable!("they are no collectives of tensors")
         }
     }

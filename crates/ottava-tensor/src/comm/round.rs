@@ -21,6 +21,17 @@ pub(super) struct Arrival {
     pub sink: Sink,
 }
 
+impl Arrival {
+    /// Whether the rank waits for the others; a sender does not.
+    pub fn waits(&self) -> bool {
+        match self.call.op {
+            Op::Send { .. } => false,
+            Op::Announce { root } => root != self.rank,
+            _ => true,
+        }
+    }
+}
+
 /// One call of all ranks of a channel.
 pub(super) struct Round {
     pub group: Arc<Members>,
@@ -53,9 +64,15 @@ impl Round {
         self.ranks.iter().zip(&self.arrivals).filter(|(_, arrival)| arrival.is_none()).map(|(&rank, _)| rank)
     }
 
-    /// Whether `rank` has made the call and waits for the others; a sender does not wait.
+    /// The missing ranks that have to make the call in time: one that announces something may take as long as it likes.
+    pub fn due(&self) -> impl Iterator<Item = usize> {
+        let announces = |rank: usize| self.came().any(|came| came.call.op == Op::Announce { root: rank });
+        self.missing().filter(move |&rank| !announces(rank))
+    }
+
+    /// Whether `rank` has made the call and waits for the others.
     pub fn holds(&self, rank: usize) -> bool {
-        self.came().any(|arrival| arrival.rank == rank && !matches!(arrival.call.op, Op::Send { .. }))
+        self.came().any(|arrival| arrival.rank == rank && arrival.waits())
     }
 
     /// What is wrong with an arrival, if anything.

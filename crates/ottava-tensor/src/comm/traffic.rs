@@ -107,7 +107,7 @@ impl Traffic {
             Op::AllToAll => self.all_to_all.count(buffer / size),
             Op::Broadcast { .. } => self.broadcast.count(buffer / size),
             Op::Send { .. } => self.send.count(call.buffer_bytes() as u64),
-            Op::Receive { .. } | Op::Barrier | Op::Agree | Op::Split => {}
+            Op::Receive { .. } | Op::Announce { .. } | Op::Barrier | Op::Agree | Op::Split => {}
         }
     }
 }

@@ -1,7 +1,8 @@
 //! `ottava chat`.
 
-use super::inference::{Draws, Inference, with_model};
-use crate::output::stop_answers_on_signals;
+use super::inference::{Draws, Inference, InferenceRanks, with_model};
+use crate::output::{ignore_signals, stop_answers_on_signals};
+use crate::ranks::RankArgs;
 use clap::Args;
 use ottava_lm::data::{Chat, ChatTemplate, Clock, Tokenizer};
 use ottava_lm::engine::complete;
@@ -11,13 +12,16 @@ use serde_json::{Map, Value, json};
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
 /// Talk to a chat model: a line of standard input is a message, and the end of input ends the conversation.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava chat model/
   ottava chat runs/chat --system 'Answer in one sentence.' --temperature 0.7 --top-p 0.9
+  ottava chat model/ --gpus 2
   echo 'What is an otter?' | ottava chat model/
 
 A line that starts with / is a command: /clear starts a new conversation, /save FILE appends this one to a file as a record of `messages`.
@@ -41,23 +45,33 @@ pub struct ChatCommand {
     draws: Draws,
     #[command(flatten)]
     how: Inference,
+    #[command(flatten)]
+    ranks: RankArgs,
 }
 
-/// Whether an answer is being written.
-static ANSWERING: AtomicBool = AtomicBool::new(false);
+/// Interval of the checks for a signal between answers.
+const POLL: Duration = Duration::from_millis(50);
 
 impl ChatCommand {
     pub fn run(self) -> Result<()> {
         let kwargs = self.chat_template_kwargs.clone().unwrap_or_default();
-        let ranks = self.how.alone()?;
-        let (model, tokenizer, template, sizes) = with_model(&self.model, |folder| {
+        let (role, device) = self.how.role(&self.ranks)?;
+        if !role.leads() {
+            // Rank 0 decides what a signal from the terminal stops, and ends them.
+            ignore_signals()?;
+        }
+        let ranks = InferenceRanks::join(role, device)?;
+        let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let (tokenizer, template) = (Tokenizer::load(folder)?, chat_template(folder, kwargs.clone())?);
             let sizes = decoder_config(&config)?;
-            Ok((self.how.load(folder, &config, self.capacity(&sizes), &ranks)?, tokenizer, template, sizes))
-        })?;
+            let model = self.how.load(folder, &config, self.capacity(&sizes), &ranks)?;
+            Ok((model, folder.to_path_buf(), tokenizer, template, sizes))
+        });
+        let (model, folder, tokenizer, template, sizes) = ranks.together(loaded)?;
         let capacity = self.capacity(&sizes);
-        let mut engine = self.draws.engine(model, &[capacity], capacity, &ranks)?;
+        let options = self.draws.options(&model, &[capacity], capacity)?;
+        let Some(mut engine) = ranks.lead(ranks.engine(model, &folder, options)?)? else { return Ok(()) };
         let mut chat = Chat::default();
         chat.messages.extend(self.system.iter().map(|text| Chat::message("system", text)));
         let asks = io::stdin().is_terminal() && io::stdout().is_terminal();
@@ -66,10 +80,11 @@ impl ChatCommand {
                 out_part!("> ");
             }
         };
-        stop_answers_on_signals(&ANSWERING)?;
+        stop_answers_on_signals()?;
+        let lines = lines_of_input()?;
         ask();
-        for (turn, line) in (0..).zip(io::stdin().lock().lines()) {
-            let line = line.map_err(Error::io("standard input"))?;
+        for turn in 0.. {
+            let Some(line) = next_line(&lines)? else { break };
             if let Some(command) = line.trim().strip_prefix('/') {
                 match command.split_once(' ').unwrap_or((command, "")) {
                     ("clear", "") => chat.messages.retain(|message| message["role"] == "system"),
@@ -85,11 +100,11 @@ impl ChatCommand {
                     out_part!("{text}");
                     answer += text;
                 };
-                interrupt::flag().store(false, Ordering::Relaxed);
-                ANSWERING.store(true, Ordering::Relaxed);
                 let answered = complete(&mut engine, &tokenizer, [request], &mut show, &mut |_, _| Ok(()));
-                ANSWERING.store(false, Ordering::Relaxed);
                 out!();
+                if matches!(answered, Err(Error::Cancelled(_))) {
+                    interrupt::flag().store(false, Ordering::Relaxed);
+                }
                 match answered {
                     Err(Error::Cancelled(_)) if answer.is_empty() => {
                         chat.messages.pop();
@@ -107,7 +122,12 @@ impl ChatCommand {
             }
             ask();
         }
-        Ok(())
+        engine.finish()?;
+        ranks.into_processes().wait()?;
+        match interrupt::flag().load(Ordering::Relaxed) {
+            true => std::process::exit(130),
+            false => Ok(()),
+        }
     }
 
     /// Removes the oldest turns of `chat` until its prompt fits, and returns the prompt.
@@ -156,6 +176,26 @@ impl ChatCommand {
             if capacity == self.max_length { ", or raise --max-length" } else { "" }
         ))
     }
+}
+
+/// The lines of standard input, read by a thread of its own, so that a signal ends the wait for the next one.
+fn lines_of_input() -> Result<Receiver<io::Result<String>>> {
+    let (sender, lines) = sync_channel(0);
+    let read = move || drop(io::stdin().lock().lines().try_for_each(|line| sender.send(line)));
+    std::thread::Builder::new().name("input".into()).spawn(read).map_err(Error::io("a thread for standard input"))?;
+    Ok(lines)
+}
+
+/// The next line; `None` at the end of input, after a signal, and if another rank has ended.
+fn next_line(lines: &Receiver<io::Result<String>>) -> Result<Option<String>> {
+    while !interrupt::flag().load(Ordering::Relaxed) {
+        match lines.recv_timeout(POLL) {
+            Ok(line) => return line.map(Some).map_err(Error::io("standard input")),
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+    Ok(None)
 }
 
 /// Parses a JSON object.

@@ -80,11 +80,12 @@ impl Eval {
             return self.run_comparison();
         }
         let ranks = self.how.ranks(&self.ranks)?;
-        let (mut model, config, tokenizer, seq_len) = with_model(&self.model, |folder| {
+        let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let (tokenizer, seq_len) = self.text.fit(folder, &config)?;
             Ok((self.how.load_any(folder, &config, seq_len, &ranks)?, config, tokenizer, seq_len))
-        })?;
+        });
+        let (mut model, config, tokenizer, seq_len) = ranks.together(loaded)?;
         let tokens = self.text.tokenize(&tokenizer)?;
         if model.config().score {
             ranks.expect_alone("a reward model is evaluated")?;

@@ -71,7 +71,7 @@ impl Generate {
             (None, input) => read_prompts(input.as_deref().expect("one of them is required"))?,
         };
         let ranks = self.how.ranks(&self.ranks)?;
-        let (model, tokenizer, prompts, capacity) = with_model(&self.model, |folder| {
+        let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let tokenizer = Tokenizer::load(folder)?;
             let sizes = decoder_config(&config)?;
@@ -87,22 +87,22 @@ impl Generate {
                     "the prompt{which} has {tokens} tokens; the model has room for {capacity} with its completion"
                 )));
             }
-            Ok((self.how.load(folder, &config, capacity, &ranks)?, tokenizer, prompts, capacity))
-        })?;
+            let model = self.how.load(folder, &config, capacity, &ranks)?;
+            Ok((model, folder.to_path_buf(), tokenizer, prompts, capacity))
+        });
+        let (model, folder, tokenizer, prompts, capacity) = ranks.together(loaded)?;
         let lengths: Vec<usize> =
             prompts.iter().map(|prompt| prompt.ids.len().saturating_add(self.max_new_tokens)).collect();
-        let mut engine = self.draws.engine(model, &lengths, capacity, &ranks)?;
+        let options = self.draws.options(&model, &lengths, capacity)?;
+        let Some(mut engine) = ranks.lead(ranks.engine(model, &folder, options)?)? else { return Ok(()) };
         let requests: Vec<TextRequest> = (0..)
             .zip(&prompts)
             .map(|(number, prompt)| self.draws.request(prompt.ids.clone(), self.max_new_tokens, number))
             .collect();
-        if !ranks.leads() {
-            complete(&mut engine, &tokenizer, requests, &mut |_, _| {}, &mut |_, _| Ok(()))?;
-            return ranks.finish();
-        }
         if self.input.is_none() && !self.json {
             self.stream(&tokenizer, &mut engine, requests)?;
-            return ranks.finish();
+            engine.finish()?;
+            return ranks.into_processes().wait();
         }
         let mut records = Records::to(self.output.as_deref())?;
         let (mut tokens, mut meter) = (0, Meter::new("generated", (requests.len() * self.max_new_tokens) as u64));
@@ -115,7 +115,8 @@ impl Generate {
         })?;
         records.finish()?;
         meter.finish(engine.stats().generated_tokens);
-        ranks.finish()
+        engine.finish()?;
+        ranks.into_processes().wait()
     }
 
     /// The tokens of each prompt.

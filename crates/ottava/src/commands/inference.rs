@@ -16,7 +16,7 @@ use ottava_lm::param::Purpose;
 use ottava_lm::plan::expect_model_fits;
 use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_lm::trainer::{build, log_exceptions};
-use ottava_lm::{Error, Result};
+use ottava_lm::{Error, Result, interrupt};
 use ottava_tensor::Device;
 use ottava_tensor::comm::MeshShape;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,27 +41,61 @@ pub struct Inference {
     device: DeviceChoice,
 }
 
-/// The ranks of an inference, which divide the tensors of the model.
+/// The ranks of an inference, which divide the tensors of the model. Dropping them leaves the job before it waits for the processes of others.
 pub struct InferenceRanks {
-    processes: Processes,
     ranks: Rc<Ranks>,
     device: Device,
+    processes: Processes,
 }
 
 impl InferenceRanks {
-    /// This process alone.
-    pub fn alone(choice: DeviceChoice) -> Result<InferenceRanks> {
-        let (processes, ranks, device) = (Processes::default(), Rc::new(Ranks::solo()), crate::device::open(choice)?);
-        Ok(InferenceRanks { processes, ranks, device })
-    }
-
-    /// As many ranks as `args` say, or as a launcher has started.
-    fn of(args: &RankArgs, choice: DeviceChoice) -> Result<InferenceRanks> {
-        let (ranks, choice) = args.choose(choice)?;
-        let Job { processes, local, comm } = Role::find(ranks)?.join(&RunConfig::default(), None)?;
+    /// Joins the ranks of `role`, each of which uses a device of this `choice`.
+    pub fn join(role: Role, choice: DeviceChoice) -> Result<InferenceRanks> {
+        let Job { processes, local, comm } = role.join(&RunConfig::default(), None)?;
         let device = crate::device::open_of_rank(choice, &local)?;
         let shape = MeshShape { tensor: comm.size(), ..MeshShape::of_data(1) };
-        Ok(InferenceRanks { processes, ranks: Rc::new(Ranks::new(comm, shape, &device)?), device })
+        Ok(InferenceRanks { ranks: Rc::new(Ranks::new(comm, shape, &device)?), device, processes })
+    }
+
+    /// What this rank has `loaded`, once all have loaded theirs. Errors on all ranks if one has failed, so that none only finds another gone.
+    pub fn together<T>(&self, loaded: Result<T>) -> Result<T> {
+        self.ranks.together("the model", loaded)
+    }
+
+    /// An engine for `model` of `folder`, with a KV cache of equal size on all ranks. Logs where its scales are not those of the recipe.
+    ///
+    /// Errors on all ranks if they have other options, or other folders: the newest checkpoint of a run that trains is not the same at all times.
+    pub fn engine(&self, model: Decoder, folder: &Path, mut options: EngineOptions) -> Result<Engine> {
+        self.ranks.expect_equal("the folder of the model", &folder.display().to_string())?;
+        let sizes = self.ranks.gather("the size of the KV cache", [options.kv_cache_tokens as f64])?;
+        options.kv_cache_tokens =
+            sizes.into_iter().map(|[tokens]| tokens as usize).min().expect("this rank has a size");
+        self.ranks.expect_equal("the size of the engine", &format!("{options:?}"))?;
+        let engine = Engine::new(model, &options)?;
+        if engine.scales_by_token() {
+            tracing::info!("each token's activations have their own scales, so that no text depends on others");
+        }
+        Ok(engine)
+    }
+
+    /// Lets `engine` of rank 0 lead the others. On these, follows it to its end and returns `None`.
+    pub fn lead(&self, mut engine: Engine) -> Result<Option<Engine>> {
+        if self.leads() {
+            engine.lead(self.ranks.clone());
+            return Ok(Some(engine));
+        }
+        engine.follow(&self.ranks)?;
+        Ok(None)
+    }
+
+    /// Lets signals to this process stop all ranks.
+    pub fn forward_signals(&self) {
+        interrupt::forward_to(self.ranks.stopper());
+    }
+
+    /// The processes of the other ranks, to wait for them after [`Engine::finish`].
+    pub fn into_processes(self) -> Processes {
+        self.processes
     }
 
     /// Whether this process prints results.
@@ -72,12 +106,6 @@ impl InferenceRanks {
     /// How they divide an evaluation of `model`.
     pub fn partition(&self, model: &mut Decoder) -> Result<Partition> {
         Partition::new(model, self.ranks.clone(), Zero::Nothing, ReduceFormat::Stored, false)
-    }
-
-    /// The smallest `number` of all ranks.
-    pub fn smallest(&self, what: &str, number: usize) -> Result<usize> {
-        let all = self.ranks.gather(what, [number as f64])?;
-        Ok(all.into_iter().map(|[number]| number as usize).min().unwrap_or(number))
     }
 
     /// Errors if there are several: `what` needs one.
@@ -152,22 +180,10 @@ impl Draws {
         TextRequest { request, stop: self.stop.clone() }
     }
 
-    /// An engine for requests of `lengths` tokens, completions included, of at most `capacity`. All `ranks` get one of equal size.
-    pub fn engine(&self, model: Decoder, lengths: &[usize], capacity: usize, ranks: &InferenceRanks) -> Result<Engine> {
-        let lengths = lengths.iter().copied();
-        let mut options = EngineOptions::for_lengths(&model, lengths, capacity, self.kv_cache_dtype)?;
-        options.kv_cache_tokens = ranks.smallest("the size of the KV cache", options.kv_cache_tokens)?;
-        engine(model, &options)
+    /// The options of an engine of `model` for requests of `lengths` tokens, completions included, of at most `capacity`.
+    pub fn options(&self, model: &Decoder, lengths: &[usize], capacity: usize) -> Result<EngineOptions> {
+        EngineOptions::for_lengths(model, lengths.iter().copied(), capacity, self.kv_cache_dtype)
     }
-}
-
-/// An engine, with a line in the log where its scales are not those of the recipe.
-pub fn engine(model: Decoder, options: &EngineOptions) -> Result<Engine> {
-    let engine = Engine::new(model, options)?;
-    if engine.scales_by_token() {
-        tracing::info!("each token's activations have their own scales, so that no text depends on others");
-    }
-    Ok(engine)
 }
 
 /// How often a run's newest checkpoint may be deleted while it is being read.
@@ -257,12 +273,14 @@ impl Inference {
 
     /// The ranks that `args` ask for.
     pub fn ranks(&self, args: &RankArgs) -> Result<InferenceRanks> {
-        InferenceRanks::of(args, self.device)
+        let (role, device) = self.role(args)?;
+        InferenceRanks::join(role, device)
     }
 
-    /// This process alone.
-    pub fn alone(&self) -> Result<InferenceRanks> {
-        InferenceRanks::alone(self.device)
+    /// The role of this process among as many ranks as `args` say, or as a launcher has started, and the choice of their devices.
+    pub fn role(&self, args: &RankArgs) -> Result<(Role, DeviceChoice)> {
+        let (ranks, device) = args.choose(self.device)?;
+        Ok((Role::find(ranks)?, device))
     }
 
     /// [`Inference::load`] of a language model or a reward model.
@@ -303,14 +321,14 @@ impl Inference {
         self.build(folder, (adapter, &[]), saved, &DecoderConfig { lora, ..sizes }, seq_len, ranks)
     }
 
-    /// [`Inference::load`] by one process, and the adapters of `modules` beside it. Errors when the settings of `[precision]` of their runs
+    /// [`Inference::load`], and the adapters of `modules` beside it. Errors when the settings of `[precision]` of their runs
     /// differ, and for adapters that do not fit the model.
     pub fn load_beside(
         &self,
         folder: &Path,
         config: &ConfigFile,
         seq_len: usize,
-        alone: &InferenceRanks,
+        ranks: &InferenceRanks,
         modules: &[LoraModule],
     ) -> Result<(Decoder, Vec<Adapters>)> {
         verify_model(folder)?;
@@ -340,7 +358,7 @@ impl Inference {
         let saved = saved[0].cloned();
         let sizes = DecoderConfig { lora: Some(Lora::of_no_linear()), ..language_model_config(config)? };
         let beside: Vec<Lora> = opened.iter().map(|module| module.folder.lora.clone()).collect();
-        let model = self.build(folder, (None, &beside), saved, &sizes, seq_len, alone)?;
+        let model = self.build(folder, (None, &beside), saved, &sizes, seq_len, ranks)?;
         let load = |OpenModule { name, folder, .. }: OpenModule| -> Result<Adapters> {
             tracing::info!("model {name}: {}", folder.path().display());
             folder.load(&model)

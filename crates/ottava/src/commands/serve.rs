@@ -1,9 +1,11 @@
 //! `ottava serve`.
 
-use super::inference::{Inference, engine, with_model};
+use super::inference::{Inference, InferenceRanks, with_model};
 use super::lora_modules::LoraModule;
-use crate::output::stop_on_signals;
+use crate::output::{forward_signals, stop_on_signals};
+use crate::ranks::{RankArgs, Role};
 use clap::{Args, ValueEnum};
+use ottava_lm::config::DeviceChoice;
 use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Pooling, Sampling};
 use ottava_lm::models::{Adapters, ConfigFile, decoder_config};
@@ -12,6 +14,7 @@ use ottava_serve::{Model, NamedAdapter, Options, Origin, ToolCallParser, serve};
 use ottava_tensor::Device;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// Serve a model over HTTP with OpenAI's API.
@@ -19,6 +22,7 @@ use std::time::Duration;
 #[command(after_help = "Examples:
   ottava serve runs/chat
   ottava serve model/ --recipe fp8-row --kv-cache-dtype fp8 --max-model-len 8192
+  ottava serve model/ --gpus 2
   ottava serve model/ --lora-modules sql=adapters/sql chat=runs/chat
   curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \"otter (noun):\", \"max_tokens\": 20}'
 
@@ -86,6 +90,8 @@ pub struct Serve {
     shutdown_timeout: u64,
     #[command(flatten)]
     how: Inference,
+    #[command(flatten)]
+    ranks: RankArgs,
 }
 
 /// Where the sampling of requests that do not say otherwise comes from.
@@ -106,10 +112,14 @@ impl Serve {
         if self.api_key.as_ref().is_some_and(String::is_empty) {
             return Err(Error::Config("the API key is empty; give one, or leave it out".into()));
         }
+        LoraModule::expect_distinct(&self.lora_modules, &self.name())?;
+        let (role, device) = self.how.role(&self.ranks)?;
+        if !role.leads() {
+            return self.follow(role, device);
+        }
         if !self.host.is_loopback() && self.api_key.is_none() {
             tracing::warn!("{} can be reached from other machines, and there is no --api-key", self.host);
         }
-        LoraModule::expect_distinct(&self.lora_modules, &self.name())?;
         let options = Options {
             address: SocketAddr::new(self.host, self.port),
             name: self.name(),
@@ -122,7 +132,24 @@ impl Serve {
         };
         stop_on_signals("stopping: running requests are completed, new ones are refused")?;
         let name = options.name.clone();
-        serve(&options, move || self.load(), |address| note!("serving {name} at http://{address}"))
+        let (started, processes) = channel();
+        let load = move || {
+            let ranks = InferenceRanks::join(role, device)?;
+            let (engine, model) = self.load(&ranks)?;
+            let engine = ranks.lead(engine)?.expect("this is rank 0");
+            let _ = started.send(ranks.into_processes());
+            Ok((engine, model))
+        };
+        serve(&options, load, |address| note!("serving {name} at http://{address}"))?;
+        processes.iter().try_for_each(|processes| processes.wait())
+    }
+
+    /// A rank other than 0, which computes the same steps, and has no clients.
+    fn follow(&self, role: Role, device: DeviceChoice) -> Result<()> {
+        forward_signals()?;
+        let ranks = InferenceRanks::join(role, device)?;
+        let (engine, _) = self.load(&ranks)?;
+        ranks.lead(engine).map(drop)
     }
 
     /// The name of the model for clients.
@@ -130,10 +157,10 @@ impl Serve {
         self.served_model_name.clone().unwrap_or_else(|| self.model.display().to_string())
     }
 
-    /// The warmed-up engine, and the properties of its model that requests need.
-    fn load(&self) -> Result<(Engine, Model)> {
-        let ranks = self.how.alone()?;
-        let ((decoder, adapters), mut model) = with_model(&self.model, |folder| {
+    /// The warmed-up engine of this rank, and the properties of its model that requests need.
+    fn load(&self, ranks: &InferenceRanks) -> Result<(Engine, Model)> {
+        ranks.forward_signals();
+        let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let sizes = decoder_config(&config)?;
             let (tokenizer, template) = (Tokenizer::load(folder)?, ChatTemplate::load(folder, None, Clock::Now)?);
@@ -168,11 +195,12 @@ impl Serve {
                 sampling,
             };
             let loaded = match &self.lora_modules[..] {
-                [] => (self.how.load(folder, &config, max_model_len, &ranks)?, Vec::new()),
-                modules => self.how.load_beside(folder, &config, max_model_len, &ranks, modules)?,
+                [] => (self.how.load(folder, &config, max_model_len, ranks)?, Vec::new()),
+                modules => self.how.load_beside(folder, &config, max_model_len, ranks, modules)?,
             };
-            Ok((loaded, model))
-        })?;
+            Ok((loaded, folder.to_path_buf(), model))
+        });
+        let ((decoder, adapters), folder, mut model) = ranks.together(loaded)?;
         let default = if matches!(decoder.device(), Device::Cuda(_)) { ON_A_GPU } else { ON_A_CPU };
         let (at_once, max_model_len) = (self.max_num_seqs.unwrap_or(default), model.max_model_len);
         let lengths = std::iter::repeat_n(max_model_len, at_once);
@@ -181,14 +209,14 @@ impl Serve {
         options.kv_cache_tokens = self.kv_cache_tokens.unwrap_or(options.kv_cache_tokens);
         options.prefill_chunk = self.max_num_batched_tokens.unwrap_or(options.prefill_chunk);
         options.prefix_caching = !self.no_enable_prefix_caching;
-        let mut engine = engine(decoder, &options)?;
+        let mut engine = ranks.engine(decoder, &folder, options)?;
         let named = |(module, adapters): (&LoraModule, Adapters)| NamedAdapter {
             name: module.name.clone(),
             root: module.folder.display().to_string(),
             id: engine.add_adapters(adapters),
         };
         model.adapters = self.lora_modules.iter().zip(adapters).map(named).collect();
-        let EngineOptions { kv_cache_tokens, .. } = options;
+        let kv_cache_tokens = engine.options().kv_cache_tokens;
         tracing::info!("{at_once} completions at once; the KV cache has room for {kv_cache_tokens} tokens");
         if engine.max_model_len() < max_model_len {
             model.max_model_len = engine.max_model_len();

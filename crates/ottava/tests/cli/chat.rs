@@ -1,6 +1,6 @@
 //! Fine-tuning on chats, and talking to the model.
 
-use crate::ranks::signal;
+use crate::ranks::{children_of, signal};
 use crate::setup::{Run, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
@@ -212,16 +212,22 @@ fn chats_without_a_target_in_a_row_are_left_out_and_named() {
     );
 }
 
-/// The end of a turn is in no row, so answers never end by themselves.
+/// The end of a turn is in no row, so answers never end by themselves. With ranks, all get the signal, as from a terminal.
 #[test]
 fn a_signal_stops_the_answer_and_not_the_program() {
+    let told = [&[][..], &["--ranks", "2", "--device", "cpu"]].map(talk_with_signals);
+    assert!(!told[1].contains("error"), "{}", told[1]);
+}
+
+/// Talks with these options, and returns what the program told.
+fn talk_with_signals(more: &[&str]) -> String {
     let run = chats();
     run.replace("model/config.json", "embeddings\": 64", "embeddings\": 65536");
     let chat = r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "ANSWER"}]}"#;
     run.write("text.jsonl", format!("{chat}\n").replace("ANSWER", &"r".repeat(60)).repeat(4).as_bytes());
     let trained = json(&run.succeed(&["train", "run.toml", "--json"]));
     let mut command = run.command(&["chat", trained["checkpoint"].as_str().unwrap()]);
-    command.args(["--max-length", "60000", "--max-new-tokens", "50000"]);
+    command.args(["--max-length", "60000", "--max-new-tokens", "50000"]).args(more);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
@@ -230,7 +236,7 @@ fn a_signal_stops_the_answer_and_not_the_program() {
         input.write_all(question.as_bytes()).unwrap();
         let mut begin = [0; 3];
         output.read_exact(&mut begin).unwrap();
-        signal("-INT", child.id());
+        interrupt(child.id());
         let mut rest = String::new();
         output.read_line(&mut rest).unwrap();
         answers.push(String::from_utf8(begin.to_vec()).unwrap() + rest.trim_end());
@@ -241,7 +247,7 @@ fn a_signal_stops_the_answer_and_not_the_program() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     // Between answers, a signal ends the program.
-    signal("-INT", child.id());
+    interrupt(child.id());
     let ended = child.wait_with_output().unwrap();
     let told = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(130), "{told}");
@@ -249,4 +255,10 @@ fn a_signal_stops_the_answer_and_not_the_program() {
     let saved: serde_json::Value = serde_json::from_str(&saved()).unwrap();
     let content = |i: usize| saved["messages"][i]["content"].as_str().unwrap().to_string();
     assert_eq!([content(0), content(1), content(2), content(3)], ["q1", &answers[0], "q2", &answers[1]]);
+    told
+}
+
+/// Sends SIGINT to a program and the ranks that it has started.
+fn interrupt(pid: u32) {
+    [children_of(pid), vec![pid]].concat().into_iter().for_each(|pid| signal("-INT", pid));
 }

@@ -14,7 +14,7 @@ pub const COMMON: [&str; 5] = [
 ];
 
 /// A model whose heads, columns and vocabulary four ranks divide.
-fn inputs() -> Run {
+pub fn inputs() -> Run {
     let run = Run::new();
     for (from, to) in [
         ("\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2"),

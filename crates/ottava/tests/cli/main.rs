@@ -22,6 +22,7 @@ mod ranks;
 mod runs;
 mod serve;
 mod serve_clients;
+mod serve_ranks;
 mod setup;
 mod signals;
 mod soak;

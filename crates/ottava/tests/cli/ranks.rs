@@ -29,9 +29,14 @@ pub fn signal(name: &str, pid: u32) {
 
 /// The processes that `parent` has started.
 pub fn children(parent: &Child) -> Vec<u32> {
-    let path = format!("/proc/{0}/task/{0}/children", parent.id());
-    let text = std::fs::read_to_string(path).unwrap();
-    text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+    children_of(parent.id())
+}
+
+/// The processes that the threads of `pid` have started.
+pub fn children_of(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let text = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    text.collect::<Vec<_>>().concat().split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
 pub fn lives(pid: u32) -> bool {
@@ -210,10 +215,10 @@ fn a_batch_that_ranks_cannot_share_is_an_error() {
 #[test]
 fn ranks_and_gpus_that_do_not_fit_the_device_are_errors() {
     let run = Run::new();
-    run.fail(&train(&["--gpus", "2"]), 1, &["--gpus 2 trains on GPUs, and the device is the CPU", "use --ranks 2"]);
+    run.fail(&train(&["--gpus", "2"]), 1, &["--gpus 2 uses GPUs, and the device is the CPU", "use --ranks 2"]);
     run.fail(&train(&["--ranks", "2", "--device", "cuda"]), 1, &["--ranks 2 starts ranks on the CPU", "use --gpus 2"]);
     run.fail(&train(&["--ranks", "2", "--gpus", "2"]), 1, &["--ranks", "--gpus"]);
-    run.fail(&["bench", "train", "--device", "cpu", "--gpus", "2"], 1, &["--gpus 2 trains on GPUs"]);
+    run.fail(&["bench", "train", "--device", "cpu", "--gpus", "2"], 1, &["--gpus 2 uses GPUs"]);
     assert!(!run.path("run").exists(), "nothing was started");
 }
 

@@ -1,5 +1,6 @@
 //! The server with a real model.
 
+use crate::ranks::signal;
 use crate::setup::{Run, json};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -93,7 +94,7 @@ impl Server {
     }
 
     pub fn signal(&self) {
-        assert!(Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap().success());
+        signal("-TERM", self.id());
     }
 
     /// Waits for its end after [`Server::signal`]. Returns its exit code and what it wrote to standard error since it was ready.

@@ -1,6 +1,6 @@
 //! Adapters that share a model: its linears have those of one of them at a time.
 
-use super::Decoder;
+use super::{Decoder, Span};
 use crate::error::{Error, Result};
 use crate::layers::Adapter;
 use crate::lora::Lora;
@@ -14,17 +14,17 @@ impl Decoder {
     /// Builds and loads the adapters of `lora` for the linears of this model, on its device. The model, built for inference beside adapters
     /// ([`Lora::of_no_linear`]), gets them by [`Decoder::exchange_adapters`].
     ///
-    /// Errors with [`Error::Config`] if `lora` has a target that is no linear of the model, if the model is not one beside adapters, or if
-    /// ranks divide it.
+    /// If ranks divide the model, each builds and loads its parts.
+    ///
+    /// Errors with [`Error::Config`] if `lora` has a target that is no linear of the model, or if the model is not one beside adapters.
     pub fn load_adapters(&self, lora: &Lora, weights: &mut dyn WeightSource) -> Result<Adapters> {
-        if self.is_divided || self.config.lora != Some(Lora::of_no_linear()) {
-            return Err(Error::Config(
-                "adapters are loaded beside a model that is built for them, and that ranks do not divide".into(),
-            ));
+        if self.config.lora != Some(Lora::of_no_linear()) {
+            return Err(Error::Config("adapters are loaded beside a model that is built for them".into()));
         }
         let config = DecoderConfig { lora: Some(lora.clone()), ..self.config.clone() };
         // Its other parameters are not loaded, and take no memory.
-        let mut like = Decoder::unloaded(&config, &self.recipe, &self.device, Purpose::Infer, 1)?;
+        let (whole, ranks) = ([Span::whole(config.layers)], self.ranks.clone());
+        let mut like = Decoder::staged(&config, &self.recipe, &self.device, Purpose::Infer, 1, &whole, ranks)?;
         like.parameters().into_iter().try_for_each(|param| param.load_whole(weights))?;
         let mut adapters = Adapters(Vec::new());
         like.visit_adapters(&mut |adapter| adapters.0.push(adapter.take()));

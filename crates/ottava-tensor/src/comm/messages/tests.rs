@@ -266,3 +266,47 @@ fn two_ranks_that_receive_from_each_other_are_named() {
         );
     }
 }
+
+/// However long it takes, since a server without requests is healthy; ranks that do not listen are late.
+#[test]
+fn announcements_reach_all_ranks_and_have_no_deadline() {
+    let groups = || {
+        let limits = Limits { collective: LIMIT, ..Limits::default() };
+        [threads::group_within(3, limits), tcp_group_within(3, LIMIT)]
+    };
+    for group in groups() {
+        on_ranks(group, |group| {
+            if group.rank() == 1 {
+                group.announce("first", b"early".to_vec()).unwrap();
+                thread::sleep(LIMIT * 3);
+                group.announce("second", Vec::new()).unwrap();
+            } else {
+                assert_eq!(group.listen("first", 1).unwrap(), b"early");
+                assert_eq!(group.listen("second", 1).unwrap(), b"");
+            }
+            group.finish().unwrap();
+        });
+    }
+    for group in groups() {
+        let errors = on_ranks(group, |group| match group.rank() {
+            0 => {
+                group.announce("step", vec![1]).unwrap();
+                group.barrier("step").unwrap_err().to_string()
+            }
+            1 => group.listen("step", 0).unwrap_err().to_string(),
+            _ => {
+                thread::sleep(LIMIT * 3);
+                String::new()
+            }
+        });
+        for error in &errors[..2] {
+            assert!(error.starts_with("rank 2 (") && error.contains(" did not call "), "{error}");
+        }
+    }
+    let group = threads::group(2);
+    let errors = on_ranks(group, |group| (group.rank() == 0).then(|| group.listen("step", 1).unwrap_err().to_string()));
+    let ended = format!("rank 1 ({}) ended during announce `step`, collective 1", this_process());
+    assert_eq!(errors[0].as_deref(), Some(ended.as_str()));
+    let wrong = threads::group(2).swap_remove(0).listen("step", 2).unwrap_err().to_string();
+    assert_eq!(wrong, "announce `step`: from rank 2: the group has 2 ranks");
+}

@@ -89,6 +89,7 @@ pub(super) fn encode_call(CallHead { request, group, number, call }: &CallHead) 
         Op::Split => (7, 0),
         Op::Send { to } => (8, to as u64),
         Op::Receive { from } => (9, from as u64),
+        Op::Announce { root } => (10, root as u64),
     };
     let mut body: Vec<u8> = [request, group, number].into_iter().flat_map(|number| number.to_le_bytes()).collect();
     body.extend([op, call.dtype.map_or(NO_DTYPE, dtype_code)]);
@@ -116,6 +117,7 @@ pub(super) fn decode_call(body: &[u8]) -> Option<(CallHead, Vec<u8>)> {
         (7, _) => Op::Split,
         (8, to) => Op::Send { to },
         (9, from) => Op::Receive { from },
+        (10, root) => Op::Announce { root },
         _ => return None,
     };
     let dtype = if dtype == NO_DTYPE { None } else { Some(*DTYPES.get(usize::from(dtype))?) };
