@@ -26,7 +26,7 @@ def client(number):
         begin, seen = time.monotonic(), None
         try:
             connection = http.client.HTTPConnection(address, timeout=300)
-            connection.request("POST", "/v1/completions", json.dumps(body))
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()
             if response.status != 200:
                 raise RuntimeError(f"{response.status} {response.read(300)}")

@@ -32,10 +32,10 @@ const LONG: usize = 256;
 /// The number of processes to start.
 #[derive(Args)]
 pub struct RankArgs {
-    /// Use N GPUs of this machine, each with a process of its own.
+    /// Run on N GPUs of this machine, one process per GPU. Inference divides the model among them (tensor parallelism).
     #[arg(long, value_name = "N", conflicts_with = "ranks", value_parser = clap::value_parser!(u16).range(1..=4096))]
     gpus: Option<u16>,
-    /// Use N ranks of this machine on the CPU, each a process.
+    /// Run N CPU processes (ranks) on this machine; for tests, since one process is faster.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     ranks: Option<u16>,
 }

@@ -38,8 +38,8 @@ pub struct ParallelConfig {
     /// `bfloat16`; `None`, written `auto`, is the former.
     #[serde(with = "auto")]
     pub reduce_dtype: Option<Gradients>,
-    /// Type in which ranks of a pipeline send activations and their gradients, and ranks that share matrices their partial sums: `auto`, the
-    /// compute type, or `float8`, which halves the bytes of BF16.
+    /// Type in which pipeline ranks send activations and their gradients to each other, and tensor- and expert-parallel ranks send partial sums:
+    /// `auto`, the compute type, or `float8`, which halves the bytes of BF16.
     pub activation_dtype: SentActivations,
     /// Whether each rank adds the error of its cast to `float8` to the gradients that it sends next. Takes two bytes per weight; starts
     /// from zero in a resumed run.
@@ -188,11 +188,11 @@ impl ParallelConfig {
         }
         if [tensor, pipeline, expert] == [1; 3] && !auto {
             return Some(
-                "`parallel.activation_dtype` is \"float8\", and `tensor`, `pipeline` and `expert` are 1, so ranks send no activations that it concerns; leave it out".into(),
+                "`parallel.activation_dtype` is \"float8\", but `parallel.tensor`, `pipeline` and `expert` are all 1, so it has no effect; remove it".into(),
             );
         }
         scales_loss.then(|| {
-            "`parallel.activation_dtype` is \"float8\", which sends codes of BF16 and F32, and recipe fp16 computes in F16; leave it out, or choose another recipe".into()
+            "`parallel.activation_dtype` is \"float8\", which supports only BF16 and F32 activations, but recipe fp16 computes in F16; remove it, or choose another recipe".into()
         })
     }
 
@@ -299,7 +299,7 @@ mod tests {
             config.problem(Gradients::Bfloat16, scales_loss)
         };
         assert_eq!(of(2, false), None);
-        assert!(of(1, false).unwrap().contains("ranks send no activations"));
+        assert!(of(1, false).unwrap().contains("it has no effect"));
         assert!(of(2, true).unwrap().contains("recipe fp16"));
     }
 

@@ -43,24 +43,24 @@ impl Gemma {
         self.local_theta.map(RopeScaling::plain)
     }
 
-    /// What a model of these sizes has that files cannot say, if anything.
+    /// Why files cannot represent a model of these sizes, if they cannot.
     pub fn problem(&self, sizes: &DecoderConfig) -> Option<&'static str> {
         let layers = LayerSet::AllButEvery(self.group);
         let divisor = self.score_divisor(sizes.layers, sizes.channels, sizes.heads, sizes.head_dim);
         let scale = (divisor as f64).powf(-0.5);
         let caps = [sizes.score_cap.is_some(), sizes.logit_cap.is_some()];
         let problems = [
-            (sizes.window.is_none(), "no sliding window of attention"),
-            ((0..sizes.layers).any(|i| sizes.local.contains(i) != layers.contains(i)), "a window in other layers"),
-            (sizes.activation != Activation::GeGlu(Gelu::Tanh), "another activation than GELU"),
-            (!sizes.tied, "a head with a weight of its own"),
-            (sizes.qkv_bias, "biases in attention"),
+            (sizes.window.is_none(), "the model has no sliding window"),
+            ((0..sizes.layers).any(|i| sizes.local.contains(i) != layers.contains(i)), "the layers with a sliding window are not those of the published models"),
+            (sizes.activation != Activation::GeGlu(Gelu::Tanh), "the activation is not tanh-approximated GELU"),
+            (!sizes.tied, "the output head is not tied to the embedding"),
+            (sizes.qkv_bias, "attention has biases"),
             (
                 sizes.attention_scale.is_none_or(|found| (found / scale - 1.0).abs() > 1e-9),
-                "this `query_pre_attn_scalar`",
+                "`query_pre_attn_scalar` is not that of the published models",
             ),
-            (caps != [self.caps.is_some(); 2], "these soft caps"),
-            (sizes.local_rope != self.local_rope(), "these rotary positions in layers with a window"),
+            (caps != [self.caps.is_some(); 2], "`attn_logit_softcapping` and `final_logit_softcapping` must both be set for gemma2, and neither for gemma3"),
+            (sizes.local_rope != self.local_rope(), "RoPE of the sliding-window layers is not that of the published models"),
         ];
         problems.into_iter().find(|(has, _)| *has).map(|(_, what)| what)
     }

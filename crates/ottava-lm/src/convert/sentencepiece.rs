@@ -64,8 +64,7 @@ impl SentencePiece {
             && model["ignore_merges"] != true;
         match adds_space.filter(|_| plain) {
             Some(adds_space) => Ok(SentencePiece { adds_space }),
-            None => Err("the tokenizer has bytes for unknown characters, but is not the BPE of SentencePiece, or changes texts \
-                         otherwise than by a space before them"
+            None => Err("the tokenizer uses `byte_fallback`, but cannot be exported to GGUF: its model is not SentencePiece BPE, or its normalizer or pre-tokenizer does more than replace spaces by ▁ and prepend one"
                 .into()),
         }
     }
@@ -83,7 +82,7 @@ impl SentencePiece {
         let ids: HashMap<&str, usize> = tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();
         let bytes: Vec<usize> = (0..=u8::MAX).filter_map(|byte| ids.get(&*byte_token(byte)).copied()).collect();
         if bytes.len() != 256 {
-            return Err(format!("{} of the 256 tokens of bytes are missing", 256 - bytes.len()));
+            return Err(format!("the vocabulary lacks {} of the 256 byte tokens `<0x00>` to `<0xFF>`", 256 - bytes.len()));
         }
         for id in bytes {
             types[id] = token_kinds::BYTE as i32;
@@ -96,21 +95,21 @@ impl SentencePiece {
         let (mut made, mut last) = (HashMap::new(), None);
         for merge in merges {
             let whole = merge.replacen(' ', "", 1);
-            let id = *ids.get(whole.as_str()).ok_or_else(|| format!("the merge {merge:?} makes no token"))?;
+            let id = *ids.get(whole.as_str()).ok_or_else(|| format!("merge {merge:?} gives a token that is not in the vocabulary"))?;
             if !is_normal(id) {
                 continue;
             }
             let rank = made.len();
             let (_, pairs) = made.entry(id).or_insert((rank, 0));
             if *pairs > 0 && last != Some(id) {
-                return Err(not_by_scores(&whole, "its merges do not follow each other"));
+                return Err(not_by_scores(&whole, "the merge list is not contiguous for"));
             }
             (*pairs, last) = (*pairs + 1, Some(id));
         }
         for (id, token) in tokens.iter().enumerate().filter(|(id, _)| is_normal(*id)) {
             let all = pairs_of(token, |part| ids.contains_key(part)).count();
             if made.get(&id).map_or(0, |(_, pairs)| *pairs) != all {
-                return Err(not_by_scores(token, "not all pairs that make it are merged"));
+                return Err(not_by_scores(token, "the merge list lacks some pairs that form"));
             }
         }
         let mut next = made.len();
@@ -139,7 +138,7 @@ impl SentencePiece {
         }
         let mut normal: Vec<usize> = (0..tokens.len()).filter(|&id| types[id] == token_kinds::NORMAL).collect();
         if normal.len() > 1 && normal.iter().all(|&id| scores[id] == scores[normal[0]]) {
-            return Err("all tokens have one score, so it is unknown which are merged first".into());
+            return Err("all tokens have the same score, so the merge order is unknown".into());
         }
         normal.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
         let known: HashSet<&str> = tokens.iter().map(String::as_str).collect();
@@ -180,5 +179,5 @@ fn pairs_of(token: &str, is_token: impl Fn(&str) -> bool) -> impl Iterator<Item 
 }
 
 fn not_by_scores(token: &str, why: &str) -> String {
-    format!("the merges of the tokenizer are not those of SentencePiece: of the token {token:?}, {why}")
+    format!("the tokenizer's merges cannot be written as SentencePiece scores: {why} token {token:?}")
 }

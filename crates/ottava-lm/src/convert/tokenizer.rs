@@ -66,7 +66,7 @@ impl PreTokenizer {
         let bytes = steps.as_array().and_then(|steps| steps.last()).is_some_and(byte_level);
         if file["model"]["type"] != "BPE" || !bytes || file["model"]["byte_fallback"] == true {
             return Err(
-                "the tokenizer is neither byte-level BPE nor the BPE of SentencePiece, which are exported to GGUF"
+                "the tokenizer cannot be exported to GGUF: only byte-level BPE and SentencePiece BPE are supported"
                     .into(),
             );
         }
@@ -84,7 +84,7 @@ impl PreTokenizer {
         });
         known.ok_or_else(|| {
             let names: Vec<_> = PRE_TOKENIZERS.iter().map(|known| known.name).collect();
-            format!("the tokenizer cuts text in another way than those that are exported to GGUF: {}", names.join(", "))
+            format!("the pre-tokenizer cannot be exported to GGUF; supported are: {}", names.join(", "))
         })
     }
 
@@ -123,8 +123,7 @@ impl Kind {
             }
             other => {
                 return Err(gguf.error(&format!(
-                    "the tokenizer is of the kind `{other}`; byte-level BPE and that of SentencePiece are converted, which llama.cpp calls \
-                     `gpt2` and `llama`"
+                    "`tokenizer.ggml.model` is `{other}`; supported are `gpt2` (byte-level BPE) and `llama` (SentencePiece BPE)"
                 )));
             }
         }
@@ -132,7 +131,7 @@ impl Kind {
         PRE_TOKENIZERS.iter().find(|known| known.name == pre).map(Kind::Bytes).ok_or_else(|| {
             let known: Vec<_> = PRE_TOKENIZERS.iter().map(|known| known.name).collect();
             gguf.error(&format!(
-                "the tokenizer cuts text as `{pre}` (`tokenizer.ggml.pre`), which is not one of {}",
+                "`tokenizer.ggml.pre` is `{pre}`; supported pre-tokenizers are {}",
                 known.join(", ")
             ))
         })

@@ -94,6 +94,6 @@ impl Engine {
     /// The error of an engine that is not in the state of rank 0.
     fn apart_from(&self, first: &EngineStats) -> Error {
         let own = self.stats();
-        Error::diverged(format!("the state of the engine of rank 0 is {first:?}, and that of this rank {own:?}"))
+        Error::diverged(format!("the engine state of this rank differs from rank 0: {own:?} here, {first:?} there"))
     }
 }

@@ -76,7 +76,7 @@ impl AttentionConfig {
         }
         if replicas > 1 && build.lora.is_some() {
             return Err(Error::Config(format!(
-                "`{name}` has {} key and value heads for {ranks} ranks of `parallel.tensor`, and adapters do not support fewer heads than ranks; set it to a divisor",
+                "`{name}` has {0} key/value heads, but adapters need at least one per tensor-parallel rank, and there are {ranks}; set `parallel.tensor` (in inference --gpus or --ranks) to a divisor of {0}",
                 self.kv_heads
             )));
         }

@@ -268,7 +268,7 @@ impl Ranks {
         let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
         let text = |rank: usize| String::from_utf8_lossy(&all[rank]).into_owned();
         let message = format!(
-            "{what} of rank 0 is {}, and that of rank {rank} is {}; start all ranks with the same files",
+            "{what} differs: {} on rank 0, {} on rank {rank}; start all ranks with the same files and options",
             text(0),
             text(rank)
         );

@@ -60,7 +60,8 @@ fn expect_elements(name: &str, x: &Tensor) -> Result<()> {
         return Ok(());
     }
     Err(Error::Config(format!(
-        "`parallel.activation_dtype` is \"float8\", and {name} of shape {:?} is no multiple of {ELEMENTS} values; change `data.max_length` or `training.per_device_train_batch_size`, or set it to \"auto\"",
-        x.shape()
+        "{name} has shape {:?}, {} values, but `parallel.activation_dtype = \"float8\"` needs a multiple of {ELEMENTS}; change `data.max_length` or `training.per_device_train_batch_size`, or set `parallel.activation_dtype = \"auto\"`",
+        x.shape(),
+        x.len()
     )))
 }

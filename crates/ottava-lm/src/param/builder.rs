@@ -198,7 +198,7 @@ impl<'a> Builder<'a> {
     fn uneven(&self, tensor: &FolderTensor) -> Error {
         let (name, shape, ranks) = (&tensor.name, &tensor.shape, self.place().ranks);
         Error::Config(format!(
-            "`{name}` of shape {shape:?} does not divide evenly among the {ranks} ranks of `parallel.tensor`"
+            "`{name}` of shape {shape:?} cannot be divided evenly among {ranks} tensor-parallel ranks; use fewer ranks (`parallel.tensor`, in inference --gpus or --ranks)"
         ))
     }
 

@@ -15,7 +15,7 @@ use std::path::PathBuf;
   ottava generate smollm2 --prompt 'The capital of France'
   ottava convert checkpoints/iter_0001000 model --like Llama-3.1-8B")]
 pub struct Convert {
-    /// A GGUF file of the architecture `llama`, `qwen2` or `qwen3`, or the folder of a Megatron-LM checkpoint (`torch_dist` or `torch`) of a Llama, Qwen2 or Qwen3.
+    /// A GGUF file of the architecture `llama`, `qwen2`, `qwen3`, `gemma2` or `gemma3`, or the folder of a Megatron-LM checkpoint (`torch_dist` or `torch`) of a Llama, Qwen2 or Qwen3.
     model: PathBuf,
     /// The new folder: config.json, model.safetensors, tokenizer.json, chat_template.jinja and others.
     output: PathBuf,

@@ -66,11 +66,11 @@ impl InferenceRanks {
     ///
     /// Errors on all ranks if they have other options, or other folders: the newest checkpoint of a run that trains is not the same at all times.
     pub fn engine(&self, model: Decoder, folder: &Path, mut options: EngineOptions) -> Result<Engine> {
-        self.ranks.expect_equal("the folder of the model", &folder.display().to_string())?;
+        self.ranks.expect_equal("the model folder", &folder.display().to_string())?;
         let sizes = self.ranks.gather("the size of the KV cache", [options.kv_cache_tokens as f64])?;
         options.kv_cache_tokens =
             sizes.into_iter().map(|[tokens]| tokens as usize).min().expect("this rank has a size");
-        self.ranks.expect_equal("the size of the engine", &format!("{options:?}"))?;
+        self.ranks.expect_equal("the engine configuration", &format!("{options:?}"))?;
         let engine = Engine::new(model, &options)?;
         if engine.scales_by_token() {
             tracing::info!("each token's activations have their own scales, so that no text depends on others");

@@ -105,17 +105,17 @@ fn expressible(source: &Source) -> Result<&'static Architecture> {
     let is_gemma = architecture.gemma.is_some();
     let has_window = sizes.window.is_some_and(|window| window < sizes.max_positions);
     let problem = [
-        (has_window && !is_gemma, "a sliding window of attention"),
-        (sizes.activation != Activation::SwiGlu && !is_gemma, "another activation than SiLU"),
-        (biases, "biases in attention"),
-        (!architecture::has_rope_kind(&sizes.rope.kind), "this scaling of rotary positions"),
-        (sizes.rope.partial != 1.0, "rotary positions in a part of each head"),
+        (has_window && !is_gemma, "the model uses sliding-window attention"),
+        (sizes.activation != Activation::SwiGlu && !is_gemma, "the activation is not SiLU"),
+        (biases, "attention has biases"),
+        (!architecture::has_rope_kind(&sizes.rope.kind), "this RoPE scaling is not supported"),
+        (sizes.rope.partial != 1.0, "RoPE covers only a part of each head"),
     ];
     let of_gemma = architecture.gemma.and_then(|gemma| gemma.problem(sizes));
     match problem.into_iter().find(|(has, _)| *has).map(|(_, what)| what).or(of_gemma) {
         Some(what) => {
             let name = architecture.name;
-            Err(source.config.error(&format!("the model has {what}, which GGUF files of `{name}` cannot say")))
+            Err(source.config.error(&format!("{what}; GGUF files of architecture `{name}` cannot represent this")))
         }
         None => Ok(architecture),
     }
@@ -196,7 +196,7 @@ fn expect_readable(gguf: &Gguf, sizes: &DecoderConfig) -> Result<()> {
     match found == expected {
         true => Ok(()),
         false => Err(Error::Model(format!(
-            "the metadata of a GGUF file cannot say all sizes of the model: {expected:?} were read back as {found:?}; nothing was kept"
+            "the GGUF metadata does not represent this model exactly: wrote {expected:?}, read back {found:?}; the output was removed"
         ))),
     }
 }
