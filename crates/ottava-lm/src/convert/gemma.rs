@@ -51,7 +51,10 @@ impl Gemma {
         let caps = [sizes.score_cap.is_some(), sizes.logit_cap.is_some()];
         let problems = [
             (sizes.window.is_none(), "the model has no sliding window"),
-            ((0..sizes.layers).any(|i| sizes.local.contains(i) != layers.contains(i)), "the layers with a sliding window are not those of the published models"),
+            (
+                (0..sizes.layers).any(|i| sizes.local.contains(i) != layers.contains(i)),
+                "the layers with a sliding window are not those of the published models",
+            ),
             (sizes.activation != Activation::GeGlu(Gelu::Tanh), "the activation is not tanh-approximated GELU"),
             (!sizes.tied, "the output head is not tied to the embedding"),
             (sizes.qkv_bias, "attention has biases"),
@@ -59,8 +62,14 @@ impl Gemma {
                 sizes.attention_scale.is_none_or(|found| (found / scale - 1.0).abs() > 1e-9),
                 "`query_pre_attn_scalar` is not that of the published models",
             ),
-            (caps != [self.caps.is_some(); 2], "`attn_logit_softcapping` and `final_logit_softcapping` must both be set for gemma2, and neither for gemma3"),
-            (sizes.local_rope != self.local_rope(), "RoPE of the sliding-window layers is not that of the published models"),
+            (
+                caps != [self.caps.is_some(); 2],
+                "`attn_logit_softcapping` and `final_logit_softcapping` must both be set for gemma2, and neither for gemma3",
+            ),
+            (
+                sizes.local_rope != self.local_rope(),
+                "RoPE of the sliding-window layers is not that of the published models",
+            ),
         ];
         problems.into_iter().find(|(has, _)| *has).map(|(_, what)| what)
     }

@@ -82,7 +82,10 @@ impl SentencePiece {
         let ids: HashMap<&str, usize> = tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();
         let bytes: Vec<usize> = (0..=u8::MAX).filter_map(|byte| ids.get(&*byte_token(byte)).copied()).collect();
         if bytes.len() != 256 {
-            return Err(format!("the vocabulary lacks {} of the 256 byte tokens `<0x00>` to `<0xFF>`", 256 - bytes.len()));
+            return Err(format!(
+                "the vocabulary lacks {} of the 256 byte tokens `<0x00>` to `<0xFF>`",
+                256 - bytes.len()
+            ));
         }
         for id in bytes {
             types[id] = token_kinds::BYTE as i32;
@@ -95,7 +98,9 @@ impl SentencePiece {
         let (mut made, mut last) = (HashMap::new(), None);
         for merge in merges {
             let whole = merge.replacen(' ', "", 1);
-            let id = *ids.get(whole.as_str()).ok_or_else(|| format!("merge {merge:?} gives a token that is not in the vocabulary"))?;
+            let id = *ids
+                .get(whole.as_str())
+                .ok_or_else(|| format!("merge {merge:?} gives a token that is not in the vocabulary"))?;
             if !is_normal(id) {
                 continue;
             }

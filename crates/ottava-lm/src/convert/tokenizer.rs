@@ -130,10 +130,7 @@ impl Kind {
         let pre = gguf.text("tokenizer.ggml.pre")?.unwrap_or("none");
         PRE_TOKENIZERS.iter().find(|known| known.name == pre).map(Kind::Bytes).ok_or_else(|| {
             let known: Vec<_> = PRE_TOKENIZERS.iter().map(|known| known.name).collect();
-            gguf.error(&format!(
-                "`tokenizer.ggml.pre` is `{pre}`; supported pre-tokenizers are {}",
-                known.join(", ")
-            ))
+            gguf.error(&format!("`tokenizer.ggml.pre` is `{pre}`; supported pre-tokenizers are {}", known.join(", ")))
         })
     }
 

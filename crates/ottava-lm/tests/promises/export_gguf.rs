@@ -191,19 +191,24 @@ fn models_and_tokenizers_that_llama_cpp_has_not_are_refused() {
     };
     let longer: fn(&mut Value) = |tokenizer| tokenizer["model"]["vocab"]["more"] = json!(20);
     for (architecture, others, change, words) in [
-        ("Qwen3ForCausalLM", json!({"attention_bias": true}), none, "biases in attention, which GGUF files of `qwen3`"),
-        ("MistralForCausalLM", json!({"sliding_window": 64}), none, "the model has a sliding window of attention"),
-        ("LlamaForCausalLM", json!({"hidden_act": "gelu"}), none, "the model has another activation than SiLU"),
+        (
+            "Qwen3ForCausalLM",
+            json!({"attention_bias": true}),
+            none,
+            "attention has biases; GGUF files of architecture `qwen3`",
+        ),
+        ("MistralForCausalLM", json!({"sliding_window": 64}), none, "the model uses sliding-window attention; GGUF"),
+        ("LlamaForCausalLM", json!({"hidden_act": "gelu"}), none, "the activation is not SiLU"),
         (
             "LlamaForCausalLM",
             json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
             none,
-            "this scaling of rotary positions",
+            "this RoPE scaling is not supported",
         ),
         ("Olmo2ForCausalLM", json!({}), none, "Olmo2ForCausalLM is not exported to GGUF; LlamaForCausalLM, Mistral"),
-        ("Gemma2ForCausalLM", gemma(json!({"query_pre_attn_scalar": 16})), none, "this `query_pre_attn_scalar`"),
-        ("Gemma2ForCausalLM", gemma(json!({"final_logit_softcapping": null})), none, "these soft caps"),
-        ("Gemma2ForCausalLM", gemma(json!({"tie_word_embeddings": false})), none, "a head with a weight of its own"),
+        ("Gemma2ForCausalLM", gemma(json!({"query_pre_attn_scalar": 16})), none, "`query_pre_attn_scalar` is not that of the published"),
+        ("Gemma2ForCausalLM", gemma(json!({"final_logit_softcapping": null})), none, "must both be set for gemma2"),
+        ("Gemma2ForCausalLM", gemma(json!({"tie_word_embeddings": false})), none, "the output head is not tied"),
         ("Gemma3ForCausalLM", gemma(json!({"sliding_window_pattern": 2})), none, "a window in other layers"),
         (
             "Gemma3ForCausalLM",
@@ -211,7 +216,7 @@ fn models_and_tokenizers_that_llama_cpp_has_not_are_refused() {
             none,
             "these rotary positions in layers with",
         ),
-        ("LlamaForCausalLM", json!({}), words, "the tokenizer is neither byte-level BPE nor"),
+        ("LlamaForCausalLM", json!({}), words, "only byte-level BPE and SentencePiece BPE are supported"),
         ("LlamaForCausalLM", json!({}), spaces, "those that are exported to GGUF: gpt-2, smollm, llama-bpe, qwen2"),
         ("LlamaForCausalLM", json!({}), longer, "token \"more\" has the id 20, and the model 20 embeddings"),
     ] {

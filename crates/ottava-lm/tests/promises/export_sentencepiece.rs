@@ -100,9 +100,9 @@ fn tokenizers_that_scores_cannot_say_are_refused() {
     let lower: &dyn Fn(&mut Value) = &|file| file["normalizer"]["normalizers"][0] = json!({"type": "Lowercase"});
     let whole_words: &dyn Fn(&mut Value) = &|file| file["model"]["ignore_merges"] = json!(true);
     for (change, words) in [
-        (swap, "its merges do not follow each other"),
-        (shorten, "not all pairs that make it are merged"),
-        (bytes, "1 of the 256 tokens of bytes are missing"),
+        (swap, "the merge list is not contiguous for token"),
+        (shorten, "the merge list lacks some pairs that form token"),
+        (bytes, "the vocabulary lacks 1 of the 256 byte tokens"),
         (lower, "changes texts otherwise than by a space before them"),
         (whole_words, "is not the BPE of SentencePiece"),
     ] {

@@ -98,9 +98,9 @@ fn ranks_that_cannot_serve_a_model_say_why() {
     let model = run.checkpoint();
     let serve = ["serve", model.to_str().unwrap(), "--port", "0", "--device", "cpu"];
     run.fail(&[&serve[..], &["--gpus", "2"]].concat(), 1, &["the device is the CPU", "use --ranks 2"]);
-    run.fail(&[&serve[..], &["--ranks", "3"]].concat(), 1, &["does not divide evenly among the 3 ranks"]);
+    run.fail(&[&serve[..], &["--ranks", "3"]].concat(), 1, &["cannot be divided evenly among 3 tensor-parallel ranks"]);
     let few = ["--ranks", "2", "--lora-modules", "sql=sql"];
-    run.fail(&[&serve[..], &few].concat(), 1, &["adapters do not support fewer heads than ranks"]);
+    run.fail(&[&serve[..], &few].concat(), 1, &["adapters need at least one per tensor-parallel rank"]);
 }
 
 /// The text of a greedy completion.
