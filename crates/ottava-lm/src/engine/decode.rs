@@ -1,4 +1,5 @@
-//! Steps in which every sequence gets one token. On a GPU they are captured as CUDA graphs, one for each padded size of the batch.
+//! Steps in which every sequence gets one token. On a GPU they are captured as CUDA graphs, one for each padded size of the batch. Ranks that
+//! divide a model make the same steps in the same order, so all of them capture one, with its collectives, or none does.
 
 use super::request::AdapterId;
 use crate::capture::{Capture, Launch};
@@ -69,14 +70,12 @@ impl DecodeSteps {
 }
 
 impl DecodeStep {
-    /// Ranks that compute together launch steps call by call.
     fn new(model: &Decoder, groups: usize, [sequences, blocks]: [usize; 2]) -> Result<DecodeStep> {
         let device = model.device();
         let rows: Vec<i32> = (0..sequences as i32).collect();
         let rows = Tensor::from_slice(device, &[sequences], &rows)?;
         let batch = InferenceBatch::new(device, sequences, sequences, 1, [groups, blocks])?;
-        let capture = if model.is_divided() { Capture::Never } else { Capture::on(device) };
-        Ok(DecodeStep { batch, rows, scored: None, capture })
+        Ok(DecodeStep { batch, rows, scored: None, capture: Capture::on(device) })
     }
 
     fn run(&mut self, model: &Decoder, cache: &mut KvCache) -> Result<Scored> {

@@ -484,11 +484,6 @@ impl Decoder {
         with_constant_weights(self.device(), stage.blocks_are_stored() && !self.is_divided, pass)
     }
 
-    /// Whether ranks divide the tensors of its layers, and compute each pass together.
-    pub fn is_divided(&self) -> bool {
-        self.is_divided
-    }
-
     /// Logits `[S, V]` of the rows I32 `rows` `[S]` of the result of [`Decoder::hidden`], in F32 (F64 for F64): in BF16, likely tokens
     /// would often have equal logits.
     pub fn logits(&self, hidden: &Tensor, rows: &Tensor) -> Result<Tensor> {

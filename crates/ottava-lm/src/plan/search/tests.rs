@@ -96,13 +96,13 @@ fn meshes_that_a_model_cannot_have_are_dropped_with_the_reason() {
     let mut config = run();
     // Three micro-batches of one sequence.
     config.training.global_batch_size = 6;
-    let sizes = DecoderConfig { kv_heads: 1, ..small() };
+    let sizes = DecoderConfig { heads: 3, kv_heads: 3, ..small() };
     let search = ParallelSearch::new(&config, &sizes, &gpu(140.0), 4).unwrap();
     let why = |is: &dyn Fn(&MeshShape) -> bool| {
         let dropped = search.dropped.iter().find(|dropped| is(&dropped.division.shape));
         dropped.unwrap_or_else(|| panic!("{:?}", search.best)).why.clone()
     };
-    assert!(why(&|shape| shape.context == 2 && shape.tensor == 1).contains("key and value heads"));
+    assert!(why(&|shape| shape.context == 2 && shape.tensor == 1).contains("3 query heads"));
     assert!(why(&|shape| shape.data == 4).contains("`training.global_batch_size` is 6"));
     assert!(why(&|shape| shape.pipeline == 4).contains("the model has 2 blocks"));
     let reasons = search.reasons();
