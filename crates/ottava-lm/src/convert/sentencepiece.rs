@@ -64,7 +64,8 @@ impl SentencePiece {
             && model["ignore_merges"] != true;
         match adds_space.filter(|_| plain) {
             Some(adds_space) => Ok(SentencePiece { adds_space }),
-            None => Err("the tokenizer uses `byte_fallback`, but cannot be exported to GGUF: its model is not SentencePiece BPE, or its normalizer or pre-tokenizer does more than replace spaces by ▁ and prepend one"
+            None => Err("the tokenizer uses `byte_fallback`, but cannot be exported to GGUF: its model is not SentencePiece BPE, or its normalizer \
+                         or pre-tokenizer does more than replace spaces by ▁ and prepend one"
                 .into()),
         }
     }

@@ -13,8 +13,7 @@ use crate::error::{Error, Result};
 use crate::layer_ranks::LayerRanks;
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Param, Split};
-use exchange::kv_replicas;
-use head_norm::HeadNorm;
+use head_norm::{HeadNorm, Heads};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
@@ -82,6 +81,12 @@ impl AttentionConfig {
         }
         Ok(AttentionConfig { heads: self.heads / ranks, kv_heads: self.kv_heads * replicas / ranks, ..self })
     }
+}
+
+/// The number of neighbouring ranks that have the same of `kv_heads` key and value heads, if `ranks` divide heads and there are fewer than ranks:
+/// each has the head of its queries.
+fn kv_replicas(kv_heads: usize, ranks: usize) -> usize {
+    if ranks.is_multiple_of(kv_heads) { ranks / kv_heads } else { 1 }
 }
 
 /// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product; most families have no norm of heads.
@@ -152,7 +157,8 @@ impl Attention {
         };
         let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, Split::Output, shared_input)?;
         let output = linear(c.names.output, &output, q, c.output_bias, Split::Input, None)?;
-        let norm = c.qk_norm.map(|norm| HeadNorm::new(build, name, &config, norm, kv_replicas)).transpose()?;
+        let of = Heads { heads: config.heads, kv_heads: config.kv_heads, head_dim: c.head_dim, kv_replicas };
+        let norm = c.qk_norm.map(|norm| HeadNorm::new(build, name, of, norm)).transpose()?;
         Ok(Attention { name: name.to_string(), qkv, norm, output, config, rope_table, number, spec })
     }
 

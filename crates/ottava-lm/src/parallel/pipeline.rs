@@ -3,7 +3,6 @@
 //! Each direction between two neighbours has a group of its own, for activations and for gradients, and on GPUs a stream. So messages of one
 //! direction never wait for those of another, and the order of each is tested (`schedule/tests.rs`).
 
-use super::ranks::Ranks;
 use super::schedule::Message;
 use super::sent::SentActivations;
 use crate::error::Result;
@@ -130,8 +129,8 @@ pub struct Messages<'a> {
 
 impl<'a> Messages<'a> {
     /// No messages yet.
-    pub fn new(ranks: &'a Ranks) -> Messages<'a> {
-        Messages { pipeline: ranks.pipeline(), format: ranks.sent(), sent: [None, None] }
+    pub(super) fn new(pipeline: &'a Pipeline, format: SentActivations) -> Messages<'a> {
+        Messages { pipeline, format, sent: [None, None] }
     }
 
     /// Starts to send `tensor` to the rank that reads `message` next. On a GPU, later work waits for the send before this one of the same

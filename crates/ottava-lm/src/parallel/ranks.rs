@@ -1,6 +1,6 @@
 //! The ranks of a run: agreements of all ranks, and the groups over which tensors are reduced.
 
-use super::pipeline::{Pipeline, StagePlaces};
+use super::pipeline::{Messages, Pipeline, StagePlaces};
 use super::sent::SentActivations;
 use crate::error::{Error, Result};
 use crate::layer_ranks::ShardPlace;
@@ -98,6 +98,11 @@ impl Ranks {
     /// The same ranks, which send activations as `sent`.
     pub fn sending(self, sent: SentActivations) -> Ranks {
         Ranks { sent, ..self }
+    }
+
+    /// The messages of a pass through the pipeline, of which there are none yet.
+    pub fn messages(&self) -> Messages<'_> {
+        Messages::new(&self.pipeline, self.sent)
     }
 
     /// How ranks send activations.

@@ -9,7 +9,7 @@ use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::mode::StepPrecision;
 use crate::models::{ComparedSaved, Decoder};
-use crate::parallel::{Exchange, Message, Messages, Schedule, ScheduleKind};
+use crate::parallel::{Exchange, Message, Schedule, ScheduleKind};
 use crate::scaling::{Compared, Comparison, Observer, PrecisionComparison, Quantity, sampling_step};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
@@ -124,7 +124,7 @@ impl TrainStep {
         micro_batch: &MicroBatch,
     ) -> Result<Option<[Tensor; 2]>> {
         let mut exchange = Exchange::of_weights(&self.partition);
-        let mut messages = Messages::new(self.partition.ranks());
+        let mut messages = self.partition.ranks().messages();
         let MicroBatch { inputs, targets, sequences, .. } = micro_batch;
         let (mut x, mut dy): (Option<[Tensor; 2]>, Option<[Tensor; 2]>) = (None, None);
         let (mut saved, mut losses): (Vec<ComparedSaved>, _) = (Vec::new(), None);

@@ -101,7 +101,7 @@ impl Program {
             false => Exchange::of_weights(inputs.partition),
         };
         let slots = inputs.micro_batches.iter().map(|_| Slot::default()).collect();
-        let messages = Messages::new(inputs.partition.ranks());
+        let messages = inputs.partition.ranks().messages();
         let mut execution = Execution { pass: self.pass, model, inputs, exchange, messages, slots };
         for action in &self.actions {
             match (action, &mut end) {

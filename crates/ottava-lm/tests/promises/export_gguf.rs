@@ -206,18 +206,28 @@ fn models_and_tokenizers_that_llama_cpp_has_not_are_refused() {
             "this RoPE scaling is not supported",
         ),
         ("Olmo2ForCausalLM", json!({}), none, "Olmo2ForCausalLM is not exported to GGUF; LlamaForCausalLM, Mistral"),
-        ("Gemma2ForCausalLM", gemma(json!({"query_pre_attn_scalar": 16})), none, "`query_pre_attn_scalar` is not that of the published"),
+        (
+            "Gemma2ForCausalLM",
+            gemma(json!({"query_pre_attn_scalar": 16})),
+            none,
+            "`query_pre_attn_scalar` is not that of the published",
+        ),
         ("Gemma2ForCausalLM", gemma(json!({"final_logit_softcapping": null})), none, "must both be set for gemma2"),
         ("Gemma2ForCausalLM", gemma(json!({"tie_word_embeddings": false})), none, "the output head is not tied"),
-        ("Gemma3ForCausalLM", gemma(json!({"sliding_window_pattern": 2})), none, "a window in other layers"),
+        (
+            "Gemma3ForCausalLM",
+            gemma(json!({"sliding_window_pattern": 2})),
+            none,
+            "the layers with a sliding window are not",
+        ),
         (
             "Gemma3ForCausalLM",
             gemma(json!({"rope_local_base_freq": 5e3})),
             none,
-            "these rotary positions in layers with",
+            "RoPE of the sliding-window layers is not",
         ),
         ("LlamaForCausalLM", json!({}), words, "only byte-level BPE and SentencePiece BPE are supported"),
-        ("LlamaForCausalLM", json!({}), spaces, "those that are exported to GGUF: gpt-2, smollm, llama-bpe, qwen2"),
+        ("LlamaForCausalLM", json!({}), spaces, "to GGUF; supported are: gpt-2, smollm, llama-bpe, qwen2"),
         ("LlamaForCausalLM", json!({}), longer, "token \"more\" has the id 20, and the model 20 embeddings"),
     ] {
         let folder = tempfile::tempdir().unwrap();

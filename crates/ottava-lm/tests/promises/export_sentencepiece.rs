@@ -76,7 +76,7 @@ fn scores_and_tokens_are_those_of_sentencepiece() {
 }
 
 #[test]
-fn tokenizers_that_scores_cannot_say_are_refused() {
+fn tokenizers_that_scores_cannot_express_are_refused() {
     let merges = |file: &mut Value, change: &dyn Fn(&mut Vec<Value>)| {
         change(file["model"]["merges"].as_array_mut().unwrap());
     };
@@ -103,8 +103,8 @@ fn tokenizers_that_scores_cannot_say_are_refused() {
         (swap, "the merge list is not contiguous for token"),
         (shorten, "the merge list lacks some pairs that form token"),
         (bytes, "the vocabulary lacks 1 of the 256 byte tokens"),
-        (lower, "changes texts otherwise than by a space before them"),
-        (whole_words, "is not the BPE of SentencePiece"),
+        (lower, "does more than replace spaces by ▁ and prepend one"),
+        (whole_words, "its model is not SentencePiece BPE"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let error = export(folder.path(), "llama", change).unwrap_err().to_string();

@@ -152,7 +152,11 @@ fn layers_that_do_not_divide_are_errors() {
     fails(&["parallel.tensor=2", "data.max_length=20"], "divide multiples of 32");
     run.replace("model/config.json", "\"num_key_value_heads\": 1", "\"num_key_value_heads\": 2");
     fails(&["parallel.tensor=2", "level=coat"], "groups of 128 values do not divide the");
-    run.replace("model/config.json", "\"num_attention_heads\": 2, \"num_key_value_heads\": 2", "\"num_attention_heads\": 1");
+    run.replace(
+        "model/config.json",
+        "\"num_attention_heads\": 2, \"num_key_value_heads\": 2",
+        "\"num_attention_heads\": 1",
+    );
     fails(&["parallel.context=2"], "set `parallel.context` to a divisor of 1");
     assert!(!run.path("run/metrics.jsonl").exists(), "nothing was trained");
 }

@@ -228,10 +228,7 @@ fn ranks_with_other_weights_models_or_data_are_named() {
     }
     for (code, error) in on_two_machines(|run| run.replace("model/config.json", "1e-5", "1e-6"), &[]) {
         assert_eq!(code, Some(5), "{error}");
-        assert!(
-            error.contains("the model differs: ") && error.contains("start all ranks with the same"),
-            "{error}"
-        );
+        assert!(error.contains("the model differs: ") && error.contains("start all ranks with the same"), "{error}");
     }
     for (code, error) in on_two_machines(|run| run.replace("text.txt", "line 4 ", "line 5 "), &[]) {
         assert_eq!(code, Some(5), "{error}");

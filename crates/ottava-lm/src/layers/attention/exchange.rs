@@ -4,7 +4,7 @@
 //! attention needs all tokens of `H / W` heads. If there are fewer key and value heads than ranks, each is sent to several neighbouring ranks,
 //! and the gradients from them are added.
 
-use super::{Attention, AttentionConfig};
+use super::{Attention, AttentionConfig, kv_replicas};
 use crate::context::{Context, Sequences};
 use crate::error::Result;
 use ottava_tensor::Tensor;
@@ -12,12 +12,6 @@ use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
     AttentionSpec, RepeatedColumns, divide_columns, join_columns, repeat_columns, repeat_columns_backward,
 };
-
-/// The number of neighbouring ranks that have the same of `kv_heads` key and value heads, if `ranks` divide heads and there are fewer than ranks:
-/// each has the head of its queries.
-pub(super) fn kv_replicas(kv_heads: usize, ranks: usize) -> usize {
-    if ranks.is_multiple_of(kv_heads) { ranks / kv_heads } else { 1 }
-}
 
 /// Columns of sections with their repetitions.
 fn widths(sections: [RepeatedColumns; 3]) -> [usize; 3] {

@@ -1,6 +1,5 @@
 //! The norm of queries and keys.
 
-use super::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::layer_ranks::LayerRanks;
 use crate::layers::HEAD_NORMS;
@@ -33,6 +32,15 @@ pub enum NormScope {
     Projection,
 }
 
+/// The heads of a rank.
+pub(super) struct Heads {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Ranks that have the same key and value heads.
+    pub kv_replicas: usize,
+}
+
 /// The norm of queries and keys of an attention layer.
 pub(super) struct HeadNorm {
     name: String,
@@ -50,15 +58,9 @@ enum Layout {
 }
 
 impl HeadNorm {
-    /// The norm of the attention layer `name` for the heads of this rank; `replicas` ranks have the same key and value heads.
-    pub fn new(
-        build: &mut Builder,
-        name: &str,
-        config: &AttentionConfig,
-        norm: QkNorm,
-        replicas: usize,
-    ) -> Result<HeadNorm> {
-        let AttentionConfig { heads, kv_heads, head_dim, .. } = *config;
+    /// The norm of the attention layer `name`.
+    pub fn new(build: &mut Builder, name: &str, of: Heads, norm: QkNorm) -> Result<HeadNorm> {
+        let Heads { heads, kv_heads, head_dim, kv_replicas } = of;
         let QkNorm { kind, scope, eps } = norm;
         let ranks = build.place().ranks;
         let mut weight = |which: &str, len: usize, replicas: usize| {
@@ -88,7 +90,7 @@ impl HeadNorm {
             Layout::Projections(layout) => [layout.queries, layout.keys],
         };
         let [q, k] = HEAD_NORMS;
-        Ok(HeadNorm { name: name.to_string(), q: weight(q, of_q, 1)?, k: weight(k, of_k, replicas)?, layout })
+        Ok(HeadNorm { name: name.to_string(), q: weight(q, of_q, 1)?, k: weight(k, of_k, kv_replicas)?, layout })
     }
 
     /// Normalises projected queries and keys.
