@@ -1,5 +1,5 @@
 //! Steps in which every sequence gets one token. On a GPU they are captured as CUDA graphs, one for each padded size of the batch. Ranks that
-//! divide a model make the same steps in the same order, so all of them capture one, with its collectives, or none does.
+//! divide a model make the same steps in the same order, and so capture the same ones, with their collectives.
 
 use super::request::AdapterId;
 use crate::capture::{Capture, Launch};

@@ -83,8 +83,8 @@ impl AttentionConfig {
     }
 }
 
-/// The number of neighbouring ranks that have the same of `kv_heads` key and value heads, if `ranks` divide heads and there are fewer than ranks:
-/// each has the head of its queries.
+/// The number of neighbouring ranks on which each key and value head is replicated, if `ranks` divide the query heads; 1 unless
+/// `ranks` is a multiple of `kv_heads`.
 fn kv_replicas(kv_heads: usize, ranks: usize) -> usize {
     if ranks.is_multiple_of(kv_heads) { ranks / kv_heads } else { 1 }
 }

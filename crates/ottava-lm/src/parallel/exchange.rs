@@ -89,7 +89,7 @@ impl<'a> Exchange<'a> {
                     Some(error) => error,
                     none => none.insert(CodingError::new(&device)?),
                 };
-                let codes = encode_gradients(&gradients, ranks.size(), bucket.feedback.as_mut(), error)?;
+                let codes = encode_gradients(&gradients, ranks.size(), bucket.feedback.as_mut(), Some(error))?;
                 let received = Tensor::empty(&device, codes.shape(), codes.dtype())?;
                 (ranks.all_to_all(bucket.name(), &codes, received)?, Stage::Codes)
             }
@@ -127,7 +127,7 @@ impl<'a> Exchange<'a> {
                 drop(arrived);
                 if self.partition.zero() == Zero::Nothing {
                     let error = self.error.as_mut().expect("made for the first codes");
-                    let codes = encode_gradients(&sum, 1, None, error)?;
+                    let codes = encode_gradients(&sum, 1, None, Some(error))?;
                     let shape = [ranks.size(), gradient_code_bytes(slice)];
                     let mut all = Tensor::empty(codes.device(), &shape, codes.dtype())?;
                     all.copy_from(ranks.rank(), &codes)?;

@@ -64,8 +64,7 @@ impl LayerRanks for LayerAxes {
             }
         }
         let others = Tensor::join(arriving.into_iter().map(|part| Ok(part.wait()?)).collect::<Result<_>>()?)?;
-        let shape = [&[ranks - 1], part.shape()].concat();
-        let others = format.decode(others, &shape, part.dtype())?;
+        let others = format.decode(others, part.len(), part.dtype())?;
         // A sum of our own is F32, in the order of the ranks, and rounded once together with the addend. NCCL's would round twice.
         Ok(sum_parts(&part, rank, &others, addend)?)
     }

@@ -147,8 +147,8 @@ impl<'a> Messages<'a> {
     /// Receives `message`, the values of a tensor like `tensor`.
     pub fn receive(&mut self, message: Message, name: &str, tensor: Tensor) -> Result<Tensor> {
         let [Channel { group, peer }, _] = &self.pipeline.channels[message as usize];
-        let (shape, dtype) = (tensor.shape().to_vec(), tensor.dtype());
+        let (shape, elements, dtype) = (tensor.shape().to_vec(), tensor.len(), tensor.dtype());
         let received = group.receive(name, *peer, self.format.place(name, tensor)?)?.wait()?;
-        Ok(self.format.decode(received, &[&[1], shape.as_slice()].concat(), dtype)?.reshape(&shape)?)
+        Ok(self.format.decode(received, elements, dtype)?.reshape(&shape)?)
     }
 }

@@ -1,7 +1,7 @@
-//! Activations as ranks send them: to the next rank of a pipeline, and as partial sums of products between ranks that divide tensors.
+//! Activations and their gradients as ranks send them: between neighbours of a pipeline, and as partial sums of ranks that divide tensors or experts.
 
 use crate::error::{Error, Result};
-use ottava_tensor::ops::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes};
+use ottava_tensor::ops::{decode_gradients, encode_gradients, gradient_code_bytes};
 use ottava_tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -31,8 +31,7 @@ impl SentActivations {
             return Ok(x.clone());
         }
         expect_elements(name, x)?;
-        let mut unread = CodingError::new(x.device())?;
-        Ok(encode_gradients(x, 1, None, &mut unread)?)
+        Ok(encode_gradients(x, 1, None, None)?)
     }
 
     /// A tensor to receive what is sent of one like `x`, which is called `name`.
@@ -44,14 +43,13 @@ impl SentActivations {
         Ok(Tensor::empty(x.device(), &[1, gradient_code_bytes(x.len())], DType::E4M3)?)
     }
 
-    /// The values of what was received, one after the other, of tensors of `shape` and `dtype`.
-    pub(super) fn decode(self, received: Tensor, shape: &[usize], dtype: DType) -> Result<Tensor> {
+    /// The values of what was received, one after the other, of tensors of so many `elements` of `dtype`.
+    pub(super) fn decode(self, received: Tensor, elements: usize, dtype: DType) -> Result<Tensor> {
         if !self.encodes(dtype) {
             return Ok(received);
         }
-        let elements = shape[1..].iter().product();
-        let codes = received.reshape(&[shape[0], gradient_code_bytes(elements)])?;
-        Ok(decode_gradients(&codes, elements, dtype)?.reshape(shape)?)
+        let bytes = gradient_code_bytes(elements);
+        Ok(decode_gradients(&received.reshape(&[received.len() / bytes, bytes])?, elements, dtype)?)
     }
 }
 

@@ -6,13 +6,15 @@ use crate::{DType, Tensor};
 use half::bf16;
 use rayon::prelude::*;
 
-pub(super) fn encode(x: &Tensor, feedback: Option<&mut Tensor>, codes: &mut Tensor, error: &mut CodingError) {
+pub(super) fn encode(x: &Tensor, feedback: Option<&mut Tensor>, codes: &mut Tensor, error: Option<&mut CodingError>) {
     let sums = match x.dtype() {
         DType::F32 => encode_of::<f32>(x, feedback, codes),
         _ => encode_of::<bf16>(x, feedback, codes),
     };
-    for (all, sum) in error.sums.host_mut::<f64>().iter_mut().zip(sums) {
-        *all += sum;
+    if let Some(error) = error {
+        for (all, sum) in error.sums.host_mut::<f64>().iter_mut().zip(sums) {
+            *all += sum;
+        }
     }
 }
 

@@ -13,7 +13,7 @@ pub(super) fn encode(
     x: &Tensor,
     feedback: Option<&mut Tensor>,
     codes: &mut Tensor,
-    error: &mut CodingError,
+    error: Option<&mut CodingError>,
 ) -> Result<()> {
     let slices = codes.shape()[0];
     let slice = x.len() / slices;
@@ -22,12 +22,12 @@ pub(super) fn encode(
         Arg::Ptr(codes.device_ptr_mut()),
         Arg::Ptr(feedback.map_or(0, Tensor::device_ptr_mut)),
         Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(error.sums.device_ptr_mut()),
+        Arg::Ptr(error.map_or(0, |error| error.sums.device_ptr_mut())),
         Arg::U32((slice / GROUP) as u32),
         Arg::U64(gradient_code_bytes(slice) as u64),
     ];
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "encode_gradients" };
-    // SAFETY: `codes` has the bytes of each slice, `feedback` the elements of `x` where it is given, and there are two sums for each block.
+    // SAFETY: `codes` has the bytes of each slice, `feedback` the elements of `x` where it is given, and `error` two sums for each block.
     unsafe { gpu.launch(&kernel, [blocks as u32, slices as u32, 1], BLOCK, 0, &args) }
 }
 

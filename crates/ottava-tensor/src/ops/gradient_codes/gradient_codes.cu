@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_gradients(e4m3* __restr
     errors = block_sum(errors);
     values = block_sum(values);
     const u32 block = blockIdx.y * gridDim.x + blockIdx.x;
-    if (threadIdx.x == 0) sums[2 * block] += errors, sums[2 * block + 1] += values;
+    if (sums && threadIdx.x == 0) sums[2 * block] += errors, sums[2 * block + 1] += values;
 }
 
 // Adds `parts` slices in order. Blocks of one row of the grid take one such sum; each thread takes 16 values at a time.

@@ -63,12 +63,12 @@ impl CodingError {
 ///
 /// A scale is the smallest power of two with which no code of the group exceeds 448; a group with an infinity or a NaN decodes to NaN.
 /// With `feedback` (BF16, of the size of `x`), its values are added to `x` before the cast, and it becomes what the cast has lost, or zero
-/// where that is not finite (Seide et al. 2014, "1-bit stochastic gradient descent").
+/// where that is not finite (Seide et al. 2014, "1-bit stochastic gradient descent"). `error`, if given, gets what the codes have lost.
 pub fn encode_gradients(
     x: &Tensor,
     slices: usize,
     feedback: Option<&mut Tensor>,
-    error: &mut CodingError,
+    error: Option<&mut CodingError>,
 ) -> Result<Tensor> {
     x.expect_dtype("encode_gradients: x", TYPES)?;
     if slices == 0 || !x.len().is_multiple_of(slices * 2 * GROUP) {

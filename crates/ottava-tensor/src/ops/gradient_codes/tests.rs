@@ -9,7 +9,7 @@ const TYPES: [DType; 2] = [DType::F32, DType::BF16];
 /// Codes without feedback, and their error.
 fn encode(x: &Tensor, slices: usize) -> (Tensor, f64) {
     let mut error = CodingError::new(x.device()).unwrap();
-    let codes = encode_gradients(x, slices, None, &mut error).unwrap();
+    let codes = encode_gradients(x, slices, None, Some(&mut error)).unwrap();
     let relative = values(&error.relative().unwrap())[0];
     (codes, relative)
 }
@@ -28,9 +28,9 @@ fn codes_sums_and_feedback_agree_across_devices() {
                 parity(&[x, feedback.clone()], Tolerance::Exact, |inputs| {
                     let [x, feedback] = inputs else { unreachable!() };
                     let mut error = CodingError::new(x.device())?;
-                    let plain = encode_gradients(x, slices, None, &mut error)?;
+                    let plain = encode_gradients(x, slices, None, Some(&mut error))?;
                     let mut feedback = Tensor::from_bytes(x.device(), &n, DType::BF16, &feedback.read_bytes()?)?;
-                    let codes = encode_gradients(x, slices, Some(&mut feedback), &mut error)?;
+                    let codes = encode_gradients(x, slices, Some(&mut feedback), Some(&mut error))?;
                     let mut seen = vec![plain, codes, feedback];
                     // NaN has other bits on a GPU.
                     if finite {
@@ -43,7 +43,7 @@ fn codes_sums_and_feedback_agree_across_devices() {
             // Another order of sums.
             parity(&[normals("x", &n, dtype)], Tolerance::Steps(DType::F32, 16.0), |x| {
                 let mut error = CodingError::new(x[0].device())?;
-                encode_gradients(&x[0], slices, None, &mut error)?;
+                encode_gradients(&x[0], slices, None, Some(&mut error))?;
                 Ok(vec![error.relative()?])
             });
         }
@@ -102,7 +102,7 @@ fn feedback_returns_what_was_lost() {
     let mut error = CodingError::new(&Device::Cpu).unwrap();
     let (mut mean, steps) = (vec![0.0; 512], 64);
     for _ in 0..steps {
-        let codes = encode_gradients(&x, 1, Some(&mut feedback), &mut error).unwrap();
+        let codes = encode_gradients(&x, 1, Some(&mut feedback), Some(&mut error)).unwrap();
         for (mean, x) in mean.iter_mut().zip(values(&decode_gradients(&codes, 512, DType::F32).unwrap())) {
             *mean += x / f64::from(steps);
         }
@@ -120,7 +120,7 @@ fn non_finite_gradients_arrive_and_leave_no_feedback() {
         x[300] = bad;
         let mut feedback = Tensor::zeros(&Device::Cpu, &[512], DType::BF16).unwrap();
         let mut error = CodingError::new(&Device::Cpu).unwrap();
-        let codes = encode_gradients(&of(&x, DType::F32), 2, Some(&mut feedback), &mut error).unwrap();
+        let codes = encode_gradients(&of(&x, DType::F32), 2, Some(&mut feedback), Some(&mut error)).unwrap();
         let back = values(&decode_gradients(&codes, 256, DType::F32).unwrap());
         let nan: Vec<usize> = (0..512).filter(|&i| back[i].is_nan()).collect();
         assert_eq!(nan, (256..384).collect::<Vec<_>>(), "{bad}");
@@ -133,7 +133,7 @@ fn sizes_that_do_not_fit_are_errors() {
     let mut error = CodingError::new(&Device::Cpu).unwrap();
     let mut fails = |x: &Tensor, slices: usize, feedback: Option<usize>| {
         let mut feedback = feedback.map(|n| Tensor::zeros(&Device::Cpu, &[n], DType::BF16).unwrap());
-        encode_gradients(x, slices, feedback.as_mut(), &mut error).unwrap_err().to_string()
+        encode_gradients(x, slices, feedback.as_mut(), Some(&mut error)).unwrap_err().to_string()
     };
     let x = |n: usize| Tensor::zeros(&Device::Cpu, &[n], DType::F32).unwrap();
     assert_eq!(fails(&x(384), 1, None), "384 gradients are not 1 slices of a multiple of 256");

@@ -41,7 +41,8 @@ pub struct ProjectionSums<'a> {
 ///
 /// `x` `[T, queries + 2 · keys]`. Errors with [`Error::Shape`] if layout and tensors do not fit, like all ops here.
 pub fn projection_squares(x: &Tensor, layout: ProjectionNormLayout) -> Result<Tensor> {
-    let mut squares = empty_sums(x, layout)?;
+    check_width(x, layout)?;
+    let mut squares = empty_sums(x)?;
     match x.device() {
         Device::Cpu => cpu::projection_squares(x, layout, &mut squares),
         Device::DryCpu(_) => {}
@@ -80,7 +81,7 @@ pub fn projection_dots(
     check(x, weights, layout)?;
     expect_like("projection_dots: dy", dy, x)?;
     expect_sums("projection_dots: squares", squares, x)?;
-    let mut dots = empty_sums(x, layout)?;
+    let mut dots = empty_sums(x)?;
     match x.device() {
         Device::Cpu => cpu::projection_dots([dy, x], weights, layout, squares, &mut dots),
         Device::DryCpu(_) => {}
@@ -123,11 +124,8 @@ fn sums_dtype(x: &Tensor) -> DType {
     if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-fn empty_sums(x: &Tensor, layout: ProjectionNormLayout) -> Result<Tensor> {
-    let [tokens, _] = x.dims("projection_norm: x")?;
-    expect_compute("projection_norm: x", x)?;
-    x.expect("projection_norm: x", &[tokens, layout.queries + 2 * layout.keys])?;
-    Tensor::empty(x.device(), &[tokens, 2], sums_dtype(x))
+fn empty_sums(x: &Tensor) -> Result<Tensor> {
+    Tensor::empty(x.device(), &[x.shape()[0], 2], sums_dtype(x))
 }
 
 fn expect_sums(what: &str, sums: &Tensor, x: &Tensor) -> Result<()> {
@@ -142,10 +140,14 @@ fn expect_like(what: &str, dy: &Tensor, x: &Tensor) -> Result<()> {
     dy.expect_device(what, x.device())
 }
 
-fn check(x: &Tensor, weights: HeadNormWeights, layout: ProjectionNormLayout) -> Result<()> {
+fn check_width(x: &Tensor, layout: ProjectionNormLayout) -> Result<()> {
     let [tokens, _] = x.dims("projection_norm: x")?;
     expect_compute("projection_norm: x", x)?;
-    x.expect("projection_norm: x", &[tokens, layout.queries + 2 * layout.keys])?;
+    x.expect("projection_norm: x", &[tokens, layout.queries + 2 * layout.keys])
+}
+
+fn check(x: &Tensor, weights: HeadNormWeights, layout: ProjectionNormLayout) -> Result<()> {
+    check_width(x, layout)?;
     for (what, weight, len) in [
         ("projection_norm: weight of queries", weights.q, layout.queries),
         ("projection_norm: weight of keys", weights.k, layout.keys),
