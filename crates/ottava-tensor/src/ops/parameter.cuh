@@ -6,20 +6,60 @@ template <int kind> struct WeightType { typedef bf16 T; };
 template <> struct WeightType<Master> { typedef f32 T; };
 template <> struct WeightType<ScaledMaster> { typedef f16 T; };
 
-// Stochastic rounding: adds 16 random bits and truncates. One 64-bit hash serves four neighbouring elements, since one hash per element
-// would cost more than the memory traffic. `kind` selects different bits for weights and both moments.
-__device__ __forceinline__ float by_chance(float x, u64 four, u32 lane) {
-    return finite(x) ? __uint_as_float(__float_as_uint(x) + (u32)(four >> (16 * (lane % 4)) & 0xFFFF) & 0xFFFF0000) : x;
+// Stochastic rounding to BF16: adds 16 random bits and truncates. One 64-bit hash serves four neighbouring elements, since one hash per element
+// would cost more than the memory traffic; weights and both moments (`KIND`) use different bits of it.
+//
+// The random bits of eight elements from a multiple of four on, and the same with the halves of each word exchanged: an addition takes the
+// upper half.
+struct Chances {
+    u32 words[4], turned[4];
+
+    __device__ __forceinline__ static Chances of(u64 seed, u64 at) {
+        Chances chances;
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            const u64 four = hash(seed ^ (at / 4 + i));
+            chances.words[2 * i] = (u32)four;
+            chances.words[2 * i + 1] = (u32)(four >> 32);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) chances.turned[i] = __byte_perm(chances.words[i], 0, 0x1032);
+        return chances;
+    }
+    // Rounds finite values.
+    template <u32 KIND> __device__ __forceinline__ Eight<bf16> round8(const float* x) const {
+        u32 bits[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            const u32 lane = (i + KIND) % 4, word = i / 4 * 2 + lane / 2;
+            bits[i] = __float_as_uint(x[i]) + ((lane % 2 ? words[word] : turned[word]) >> 16);
+        }
+        Eight<bf16> e;
+        e.words[0] = make_uint4(__byte_perm(bits[0], bits[1], 0x7632), __byte_perm(bits[2], bits[3], 0x7632),
+                                __byte_perm(bits[4], bits[5], 0x7632), __byte_perm(bits[6], bits[7], 0x7632));
+        return e;
+    }
+};
+// The same for any values and positions.
+__device__ __forceinline__ Eight<bf16> round_stochastically(const float* x, u64 seed, u64 at, u32 kind) {
+    Eight<bf16> e;
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        const u32 random = (u32)(hash(seed ^ (at + i) / 4) >> (16 * ((at + i + kind) % 4)) & 0xFFFF);
+        store(e.at + i, finite(x[i]) ? __uint_as_float(__float_as_uint(x[i]) + random & 0xFFFF0000) : x[i]);
+    }
+    return e;
 }
-__device__ __forceinline__ void round_stochastically(float* x, u64 seed, u64 at, u32 kind) {
-    if (at % 4 == 0) {
-        const u64 four[2] = {hash(seed ^ (at / 4)), hash(seed ^ (at / 4 + 1))};
+// Eight values of a parameter from `at` on as they are stored; stochastic rounding is for BF16.
+template <bool BY_CHANCE, u32 KIND, class T> __device__ __forceinline__ Eight<T> stored8(const float* x, u64 seed, u64 at) {
+    if constexpr (BY_CHANCE) {
+        float nothing = 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) x[i] = by_chance(x[i], four[i / 4], i + kind);
+        for (int i = 0; i < 8; i++) nothing = __fmaf_rn(x[i], 0.0f, nothing);
+        if (nothing == 0.0f && at % 4 == 0) return Chances::of(seed, at).round8<KIND>(x);
+        return round_stochastically(x, seed, at, KIND);
     } else {
-        // The row does not start at a multiple of four.
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) x[i] = by_chance(x[i], hash(seed ^ (at + i) / 4), at + i + kind);
+        return pack8<T>(x);
     }
 }
 

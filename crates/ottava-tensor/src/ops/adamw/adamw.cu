@@ -22,6 +22,8 @@ struct CastPart {
 };
 struct CastParts { CastPart at[CAST_PARTS]; };
 
+// Threads of a block (cuda.rs).
+constexpr u32 THREADS = 256;
 // Minimum blocks per multiprocessor. Formats with many bytes per element need registers for loads in flight more than occupancy.
 constexpr int BLOCKS = sizeof(G) + sizeof(W) + sizeof(M) + sizeof(V) <= 8 ? 3 : 2;
 
@@ -41,20 +43,25 @@ struct Piece {
     }
     // Calls `each` for all eights of this thread, equally often in all threads, and prefetches the next eight.
     template <class Each> __device__ __forceinline__ void walk(const Each& each) const {
+        if (together && (u32)(end - start) % (8 * THREADS) == 0) walk<true>(each);
+        else walk<false>(each);
+    }
+    // All eights of `WHOLE` pieces exist and are aligned.
+    template <bool WHOLE, class Each> __device__ __forceinline__ void walk(const Each& each) const {
         Raw next;
-        if (place(start).valid > 0) fetch(next, part.of, place(start));
-        for (u64 first = start; first < end; first += 8 * blockDim.x) {
+        if (place<WHOLE>(start).valid > 0) fetch(next, part.of, place<WHOLE>(start));
+        for (u64 first = start; first < end; first += 8 * THREADS) {
             const Raw raw = next;
-            const Place there = place(first + 8 * blockDim.x);
-            if (there.valid > 0) fetch(next, part.of, there);
-            each(raw, place(first));
+            const u64 second = first + 8 * THREADS;
+            if (second < end && place<WHOLE>(second).valid > 0) fetch(next, part.of, place<WHOLE>(second));
+            each(raw, place<WHOLE>(first));
         }
     }
     // The eight of this thread; `first` is that of thread 0.
-    __device__ __forceinline__ Place place(u64 first) const {
+    template <bool WHOLE> __device__ __forceinline__ Place place(u64 first) const {
         const u64 at = first + 8 * threadIdx.x;
-        const int valid = at < end ? min(end - at, 8ull) : 0;
-        return {row * length + at, row * ((length + 127) / 128) + at / 128, valid, together && valid == 8};
+        const int valid = WHOLE ? 8 : at < end ? min(end - at, 8ull) : 0;
+        return {row * length + at, row * ((length + 127) / 128) + at / 128, valid, WHOLE || together && valid == 8};
     }
 };
 
@@ -62,7 +69,7 @@ struct Piece {
 __device__ __forceinline__ float warp_max(float x) { return __uint_as_float(__reduce_max_sync(0xFFFFFFFF, __float_as_uint(x))); }
 
 // Raises the amaxes of the new values, which determine their scales. A bound skips the division for most weights.
-extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw_amaxes(const float* norm, const Scalars* scalars, u64 chunk, const __grid_constant__ Parts parts) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adamw_amaxes(const float* norm, const Scalars* scalars, u64 chunk, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
     __shared__ Logarithms logarithms;
     if (MOMENTS == Expanded) logarithms.fill();
@@ -113,7 +120,7 @@ extern "C" __global__ void adamw_powers(const float* norm, int count, const __gr
 }
 
 // Each block updates `chunk` elements of a parameter, a multiple of eight, and raises the amax of its weights if requested.
-extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw(const float* norm, const Scalars* scalars, u64 chunk, const __grid_constant__ Parts parts) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adamw(const float* norm, const Scalars* scalars, u64 chunk, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
     __shared__ Logarithms logarithms;
     if (MOMENTS == Expanded) logarithms.fill();
@@ -132,8 +139,36 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw(const float* nor
     block_raise(piece.part.amax, largest);
 }
 
+// Updates a tile of a matrix, eight elements of every 16th row in each thread. `WHOLE` tiles are inside the matrix and aligned.
+// Instructions bound these kernels at the clock of a loaded GPU, so their common case has none for partial eights.
+template <bool WHOLE>
+__device__ __forceinline__ void update_tile(const Tensors& of, const TileCast<FORMAT>& tile, const Update& how, bool together, const Logarithms& logarithms) {
+    const Destination& to = tile.to;
+    const int column = tile.column0 + eight_column(), valid_columns = WHOLE ? 8 : max(min(to.columns - column, 8), 0);
+    const float scale = given_scale(to);
+    const auto place = [&](int sweep) {
+        const int row = tile.row0 + tile_row(sweep), valid = WHOLE || row < to.rows ? valid_columns : 0;
+        return Place{(u64)row * to.columns + column, (u64)row * ((to.columns + TILE - 1) / TILE) + column / TILE, valid, WHOLE || together && valid == 8};
+    };
+    // Prefetches the next row.
+    Raw next;
+    const auto fetch_row = [&](int sweep) {
+        if (sweep < 8 && place(sweep).valid > 0) fetch(next, of, place(sweep));
+    };
+    fetch_row(0);
+#pragma unroll 1
+    for (int sweep = 0; sweep < 8; sweep++) {
+        const Raw raw = next;
+        const Place here = place(sweep);
+        fetch_row(sweep + 1);
+        Values x = {};
+        if (here.valid > 0) update8(raw, x, of, here, how, logarithms);
+        tile.cast(tile_row(sweep), eight_column(), write(x, of, here, here.valid > 0, how), scale);
+    }
+}
+
 // Each block updates a tile of a matrix and casts its new weights.
-extern "C" __global__ void __launch_bounds__(256, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturated, u64* underflowed, u64* elements,
            float epsilon, float bound, int power_of_two, const __grid_constant__ CastParts parts) {
     if (!finite(*norm)) return;
@@ -162,30 +197,12 @@ adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturate
         to.power_of_two = power_of_two;
     }
     const int block = blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0), across = max((to.columns + TILE - 1) / TILE, 1);
-    const int row0 = block / across * TILE, column0 = block % across * TILE, column = column0 + eight_column();
+    const int row0 = block / across * TILE, column0 = block % across * TILE;
     const bool together = to.columns % 8 == 0 && aligned(of);
-    const auto place = [&](int sweep) {
-        const int row = row0 + tile_row(sweep), valid = row < to.rows ? max(min(to.columns - column, 8), 0) : 0;
-        return Place{(u64)row * to.columns + column, (u64)row * ((to.columns + TILE - 1) / TILE) + column / TILE, valid, together && valid == 8};
-    };
     Seen seen;
-    const float scale = given_scale(to);
     const TileCast<FORMAT> tile = {to, tiles_of_the_launch[0], seen, row0, column0};
-    // Prefetches the next row.
-    Raw next;
-    const auto fetch_row = [&](int sweep) {
-        if (sweep < 8 && place(sweep).valid > 0) fetch(next, of, place(sweep));
-    };
-    fetch_row(0);
-#pragma unroll 1
-    for (int sweep = 0; sweep < 8; sweep++) {
-        const Raw raw = next;
-        const Place here = place(sweep);
-        fetch_row(sweep + 1);
-        Values x = {};
-        if (here.valid > 0) update8(raw, x, of, here, how, logarithms);
-        tile.cast(tile_row(sweep), eight_column(), write(x, of, here, here.valid > 0, how), scale);
-    }
+    if (together && row0 + TILE <= to.rows && column0 + TILE <= to.columns) update_tile<true>(of, tile, how, true, logarithms);
+    else update_tile<false>(of, tile, how, together, logarithms);
     tile.finish();
     measure(to, seen, block == 0, [&] { tile.flush(); });
 }

@@ -108,8 +108,11 @@ __device__ __forceinline__ void fetch(Raw& raw, const Tensors& of, const Place& 
     else fetch_by<false>(raw, of, place);
 }
 
-// Decoded weights and moments.
-struct Values { float w[8], m[8], v[8]; };
+// Decoded weights and moments; `plain` if all are finite.
+struct Values {
+    float w[8], m[8], v[8];
+    bool plain;
+};
 
 // Decodes the moments and the clipped gradient.
 __device__ __forceinline__ void decode_moments(const Raw& raw, const Update& how, const Logarithms& logarithms, float* g, float* m, float* v) {
@@ -198,12 +201,24 @@ __device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors
 #pragma unroll
         for (int i = 0; i < 8; i++) exact &= fabsf(x.w[i]) >= fabsf(how.step_size) * 0x1p-9f;
     }
+    x.plain = exact;
     if (!exact) update_again(x, of, place, how, logarithms);
+}
+
+// Eight values as they are stored; stochastic rounding is for BF16, and `chances` for wide places.
+template <bool BY_CHANCE, u32 KIND, class T>
+__device__ __forceinline__ Eight<T> stored8(const float* v, const Values& x, const Chances& chances, const Place& place, const Update& how) {
+    if constexpr (!BY_CHANCE) return pack8<T>(v);
+    else if (x.plain && place.wide) return chances.round8<KIND>(v);
+    else return round_stochastically(v, how.seed, how.offset + place.at, KIND);
 }
 
 // Stores new values and returns the weights as layers read them, zero without `any`. Called by all threads of a warp; 16 neighbouring
 // threads share a group of expanded moments.
 __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Place& place, bool any, const Update& how) {
+    constexpr bool MOMENTS_BY_CHANCE = MOMENTS == Bfloat16, WEIGHTS_BY_CHANCE = WEIGHTS == Chance;
+    Chances chances;
+    if (MOMENTS_BY_CHANCE || WEIGHTS_BY_CHANCE) chances = Chances::of(how.seed, how.offset + place.at);
     if constexpr (MOMENTS == Expanded) {
         Curve m, v;
         curves_of_groups(x.m, x.v, m, v);
@@ -218,23 +233,22 @@ __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Pl
     } else if (any) {
         if (SCALED_M) scale8(x.m, how.m_power);
         if (SCALED_M) scale8(x.v, how.v_power);
-        if (MOMENTS == Bfloat16) round_stochastically(x.m, how.seed, how.offset + place.at, 1);
-        if (MOMENTS == Bfloat16) round_stochastically(x.v, how.seed, how.offset + place.at, 2);
-        write8(of.m + place.at, pack8<M>(x.m), place);
-        write8(of.v + place.at, pack8<V>(x.v), place);
+        write8(of.m + place.at, stored8<MOMENTS_BY_CHANCE, 1, M>(x.m, x, chances, place, how), place);
+        write8(of.v + place.at, stored8<MOMENTS_BY_CHANCE, 2, V>(x.v, x, chances, place, how), place);
     }
     Eight<X> read = {};
     if (!any) return read;
-    if (WEIGHTS == Chance) round_stochastically(x.w, how.seed, how.offset + place.at, 0);
     if constexpr (WEIGHTS == Split) split8(x.w, (bf16*)of.rest + place.at, place);
     if (SCALED_W) scale8(x.w, how.power);
-    const Eight<W> kept = pack8<W>(x.w);
+    const Eight<W> kept = stored8<WEIGHTS_BY_CHANCE, 0, W>(x.w, x, chances, place, how);
     write8(of.weight + place.at, kept, place);
     if (SCALED_W) {
         unpack8(kept, x.w);
         scale8(x.w, how.new_scale);
     }
-    read = pack8<X>(x.w);
+    // Layers read weights that are rounded stochastically as they are.
+    if constexpr (WEIGHTS_BY_CHANCE) read.words[0] = kept.words[0];
+    else read = pack8<X>(x.w);
     if (!place.wide) {
 #pragma unroll
         for (int i = 0; i < 8; i++) if (i >= place.valid) read.at[i] = X{};

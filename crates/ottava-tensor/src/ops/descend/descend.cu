@@ -35,10 +35,9 @@ template <bool stores> __device__ __forceinline__ void update(W* weight, X* copy
             largest = fmaxf(largest, fabsf(w[i]));
         }
         if constexpr (!stores) continue;
-        if (WEIGHTS == Chance) round_stochastically(w, random, offset + at, 0);
         if constexpr (WEIGHTS == Split) split8(w, (bf16*)rest + at, place);
         if (SCALED) scale8(w, power);
-        const Eight<W> kept = pack8<W>(w);
+        const Eight<W> kept = stored8<WEIGHTS == Chance, 0, W>(w, random, offset + at);
         write8(weight + at, kept, place);
         if (!copy) continue;
         if (SCALED) {

@@ -54,8 +54,7 @@ template <bool stores> __device__ __forceinline__ void update(bf16* direction, M
             if (threadIdx.x % 16 == 0) ((Curve*)scale)[place.group] = curve;
         } else if (valid > 0) {
             if (MOMENTS == ScaledMoments) scale8(m, power);
-            if (MOMENTS == Bfloat16) round_stochastically(m, random, offset + place.at, 1);
-            write8(momentum + place.at, pack8<M>(m), place);
+            write8(momentum + place.at, stored8<MOMENTS == Bfloat16, 1, M>(m, random, offset + place.at), place);
         }
     }
     if (!stores && MOMENTS == ScaledMoments) block_raise(amax, largest);
