@@ -1,6 +1,7 @@
 //! The time of a step by use.
 
-use ottava_tensor::cuda::{Call, GemmSpec, HOST_TRANSFER, Major, ScaleMode};
+use ottava_tensor::DType;
+use ottava_tensor::cuda::{Call, GemmSpec, HOST_TRANSFER, Major};
 use serde::Serialize;
 
 /// Time of calls with the same use.
@@ -45,10 +46,11 @@ const FAMILIES: [(&str, &[&str]); 24] = [
 /// step.
 pub fn by_family(calls: &[(Call, f64)], step: f64, tokens: usize, vocabulary: usize) -> Vec<FamilyTime> {
     let mut times: Vec<_> = FAMILIES.iter().map(|&(family, _)| FamilyTime { family, milliseconds: 0.0 }).collect();
+    let hybrid = calls.iter().any(|(call, _)| matches!(call, Call::Gemm(spec) if reads_e5m2(spec)));
     // A step ends with the gradient norm and the update, whose products and norms are Muon's.
     let mut updates = false;
     for (call, milliseconds) in calls {
-        let family = match family(call, tokens, vocabulary) {
+        let family = match family(call, tokens, vocabulary, hybrid) {
             "gradient norm" if updates => "optimizer",
             _ if updates && matches!(call, Call::Gemm(_)) => "optimizer",
             family => family,
@@ -63,32 +65,36 @@ pub fn by_family(calls: &[(Call, f64)], step: f64, tokens: usize, vocabulary: us
     times
 }
 
-fn family(call: &Call, tokens: usize, vocabulary: usize) -> &'static str {
+fn family(call: &Call, tokens: usize, vocabulary: usize, hybrid: bool) -> &'static str {
     match call {
         Call::Kernel(name) | Call::Wait(name) => {
             let belongs = |(_, kernels): &&(_, &[&str])| kernels.iter().any(|kernel| name.starts_with(kernel));
             FAMILIES.iter().find(belongs).map_or("other kernels", |(family, _)| family)
         }
-        Call::Gemm(spec) => product(spec, tokens, vocabulary),
+        Call::Gemm(spec) => product(spec, tokens, vocabulary, hybrid),
         Call::AttentionForward | Call::AttentionBackward => "attention",
     }
 }
 
-/// The product of a linear layer, or of the head, to which a specification belongs. FP8 operands all have the same layout, so
-/// accumulation
-/// and sizes decide; fprop and dgrad of blocks have the same accumulation and are counted together.
-fn product(spec: &GemmSpec, tokens: usize, vocabulary: usize) -> &'static str {
+/// The product of a linear layer, or of the head, to which a specification belongs. FP8 operands all have the same layout, so sizes and types
+/// decide. In a `hybrid` step, gradients are E5M2; in others, fprop and dgrad are counted together.
+fn product(spec: &GemmSpec, tokens: usize, vocabulary: usize, hybrid: bool) -> &'static str {
     let padded = |n: usize| n.next_multiple_of(16);
     let one_of = |size: usize| [spec.m, spec.n, spec.k].contains(&size);
     match (spec.a_layout, spec.b_layout) {
         _ if one_of(vocabulary) || one_of(padded(vocabulary)) => "head and loss",
         (Major::MN, Major::MN) => "linears, wgrad",
         (Major::K, Major::MN) => "linears, dgrad",
-        _ if !spec.a.is_fp8() || spec.fast_accumulation => "linears, fprop",
+        _ if !spec.a.is_fp8() => "linears, fprop",
         _ if spec.k == padded(tokens) && spec.m != padded(tokens) => "linears, wgrad",
-        _ if matches!(spec.scale, ScaleMode::Blocks { .. }) => "linears, fprop and dgrad",
-        _ => "linears, dgrad",
+        _ if reads_e5m2(spec) => "linears, dgrad",
+        _ if hybrid => "linears, fprop",
+        _ => "linears, fprop and dgrad",
     }
+}
+
+fn reads_e5m2(spec: &GemmSpec) -> bool {
+    [spec.a, spec.b].contains(&DType::E5M2)
 }
 
 #[cfg(test)]
@@ -99,13 +105,11 @@ mod tests {
     #[test]
     fn products_are_told_apart() {
         let fp8 = |size, a| Call::Gemm(GemmSpec::contiguous(size, a, E4M3, BF16));
-        let fast =
-            |size| Call::Gemm(GemmSpec { fast_accumulation: true, ..GemmSpec::contiguous(size, E4M3, E4M3, BF16) });
         let wide = GemmSpec::contiguous([96, 64, 32], BF16, BF16, BF16);
         let dgrad = Call::Gemm(GemmSpec { b_layout: Major::MN, ..wide });
         let wgrad = Call::Gemm(GemmSpec { a_layout: Major::MN, b_layout: Major::MN, ..wide });
         let calls = [
-            (fast([96, 64, 32]), 1.0),
+            (fp8([96, 64, 32], E4M3), 1.0),
             (Call::Gemm(wide), 1.0),
             (fp8([96, 32, 64], E5M2), 4.0),
             (dgrad, 4.0),
@@ -137,5 +141,8 @@ mod tests {
             ("copies, fills and gaps", 176.0),
         ];
         assert_eq!(times, expected);
+
+        let times = by_family(&[(fp8([96, 64, 32], E4M3), 1.0), (fp8([64, 32, 96], E4M3), 2.0)], 3.0, 96, 1000);
+        assert_eq!(times.iter().map(|time| time.family).collect::<Vec<_>>(), ["linears, fprop and dgrad", "linears, wgrad"]);
     }
 }
