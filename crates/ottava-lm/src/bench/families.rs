@@ -143,6 +143,9 @@ mod tests {
         assert_eq!(times, expected);
 
         let times = by_family(&[(fp8([96, 64, 32], E4M3), 1.0), (fp8([64, 32, 96], E4M3), 2.0)], 3.0, 96, 1000);
-        assert_eq!(times.iter().map(|time| time.family).collect::<Vec<_>>(), ["linears, fprop and dgrad", "linears, wgrad"]);
+        assert_eq!(
+            times.iter().map(|time| time.family).collect::<Vec<_>>(),
+            ["linears, fprop and dgrad", "linears, wgrad"]
+        );
     }
 }

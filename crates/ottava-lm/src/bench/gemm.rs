@@ -4,9 +4,9 @@ use super::shapes::expect_positive;
 use crate::error::Result;
 use crate::models::{Decoder, DecoderConfig};
 use crate::recipe::{Cast, LinearCasts, Precision, ProductPrecision, Recipe, RecipeName};
-use ottava_tensor::bench::{Operands, Product, Rates, gemm_milliseconds};
+use ottava_tensor::DType;
+use ottava_tensor::bench::{Cost, Meter, Operands, Product, Rates, gemm_cost};
 use ottava_tensor::ops::{Accumulation, real_type};
-use ottava_tensor::{DType, Device};
 use serde::Serialize;
 
 /// One product as training runs it.
@@ -24,8 +24,9 @@ pub struct GemmRow {
     pub experts: Option<usize>,
     /// Type of the result.
     pub out: &'static str,
-    /// Measured milliseconds.
-    pub milliseconds: f64,
+    /// Measured.
+    #[serde(flatten)]
+    pub cost: Cost,
     /// Milliseconds at the best rate of its types.
     pub floor_milliseconds: f64,
 }
@@ -51,16 +52,16 @@ pub(super) fn operands(recipe: &Recipe) -> Operands {
     }
 }
 
-/// Milliseconds of `product` alone, and the type of its result; gradients of weights have type `gradients` if the recipe allows it. With
+/// The cost of `product` alone, and the type of its result; gradients of weights have type `gradients` if the recipe allows it. With
 /// `experts`, the rows belong to so many matrices.
-pub(super) fn milliseconds(
-    device: &Device,
+pub(super) fn cost(
+    meter: Meter,
     recipe: &Recipe,
     product: Product,
     sizes: [usize; 3],
     experts: Option<usize>,
     gradients: DType,
-) -> Result<(f64, DType)> {
+) -> Result<(Cost, DType)> {
     let (out, precision) = match product {
         Product::Fprop => (recipe.compute, recipe.products.fprop),
         Product::Dgrad => (recipe.compute, recipe.products.dgrad),
@@ -71,12 +72,12 @@ pub(super) fn milliseconds(
         ProductPrecision::Fp8(accumulation) => (operands(recipe), accumulation),
         ProductPrecision::High => (Operands::Plain(recipe.compute), Accumulation::Exact),
     };
-    Ok((gemm_milliseconds(device, product, sizes, experts, operands, out, accumulation)?, out))
+    Ok((gemm_cost(meter, product, sizes, experts, operands, out, accumulation)?, out))
 }
 
 /// Times the three products of each linear of a block, in every recipe, and hands each row to `report`.
 pub fn gemms(
-    device: &Device,
+    meter: Meter,
     model: &DecoderConfig,
     tokens: usize,
     recipes: &[RecipeName],
@@ -91,10 +92,10 @@ pub fn gemms(
             for &name in recipes {
                 let (recipe, sizes) = (recipe(name), [linear.rows(tokens), linear.outputs, linear.inputs]);
                 let experts = linear.experts.map(|experts| experts.count);
-                let (milliseconds, out) = milliseconds(device, &recipe, product, sizes, experts, gradients)?;
+                let (cost, out) = cost(meter, &recipe, product, sizes, experts, gradients)?;
                 let floor_milliseconds = flops(sizes) / rates.flops(operands(&recipe)) * 1e3;
                 let (linear, recipe, out) = (linear.name_in_block().to_string(), name, out.name());
-                report(GemmRow { linear, product, recipe, sizes, experts, out, milliseconds, floor_milliseconds });
+                report(GemmRow { linear, product, recipe, sizes, experts, out, cost, floor_milliseconds });
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Benchmarks of linear layers with their casts, and of their products alone.
 
-use super::gemm::{flops, milliseconds, operands, recipe};
+use super::gemm::{cost, flops, operands, recipe};
 use super::shapes::expect_positive;
 use crate::checkpoint::RandomWeights;
 use crate::context::{Context, Sequences};
@@ -13,7 +13,7 @@ use crate::param::{Builder, GradFormat, Loan, MemoryPolicy, Purpose, Split};
 use crate::recipe::{Recipe, RecipeName};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::ScalingState;
-use ottava_tensor::bench::{Product, Rates, time_for};
+use ottava_tensor::bench::{Meter, Product, Rates, time_for};
 use ottava_tensor::ops::{cast, normal};
 use ottava_tensor::{Device, Tensor};
 use serde::Serialize;
@@ -131,8 +131,10 @@ pub fn linears(
             for &name in recipes {
                 let (recipe, sizes) = (recipe(name), [tokens, linear.outputs, linear.inputs]);
                 let sums = GradFormat::for_matrix(gradients, recipe.compute).sums();
-                let products = Product::ALL.map(|product| milliseconds(device, &recipe, product, sizes, None, sums));
-                let products = products.into_iter().try_fold(0.0, |sum, one| Ok::<_, crate::Error>(sum + one?.0))?;
+                let meter = Meter { device, power: false };
+                let products = Product::ALL.map(|product| cost(meter, &recipe, product, sizes, None, sums));
+                let products =
+                    products.into_iter().try_fold(0.0, |sum, one| Ok::<_, crate::Error>(sum + one?.0.milliseconds))?;
                 let cast_bytes = recipe.casts.map_or(0, |_| 4 * tokens * (linear.outputs + linear.inputs));
                 let floor = 3.0 * flops(sizes) / rates.flops(operands(&recipe)) + cast_bytes as f64 / rates.copy_bytes;
                 report(LinearRow {

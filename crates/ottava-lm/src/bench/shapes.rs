@@ -4,8 +4,7 @@ use crate::error::{Error, Result};
 use crate::layers::{ExpertsConfig, LatentSizes, NormScope, RouterLossFactors, SharedExpert};
 use crate::models::{Decoder, DecoderConfig, LayerSet, Positions, cohere, gemma2, gpt2, mixtral, phi3};
 use crate::recipe::Precision;
-use ottava_tensor::Device;
-use ottava_tensor::bench::AttentionRow;
+use ottava_tensor::bench::{AttentionRow, Meter};
 use ottava_tensor::ops::{AttentionSpec, RopePairs, RouterScores, Routing};
 
 /// Shapes of known models: `(name, config)`.
@@ -91,7 +90,7 @@ pub fn model(name: &str) -> Result<DecoderConfig> {
 }
 
 /// Times each kind of attention in a model of `sizes` over `tokens` in sequences of `seq_len`.
-pub fn attention(device: &Device, sizes: &DecoderConfig, tokens: usize, seq_len: usize) -> Result<Vec<AttentionRow>> {
+pub fn attention(meter: Meter, sizes: &DecoderConfig, tokens: usize, seq_len: usize) -> Result<Vec<AttentionRow>> {
     expect_positive(&[tokens, seq_len])?;
     let mut kinds: Vec<AttentionSpec> = Vec::new();
     for spec in Decoder::describe(sizes, &Precision::default().recipe())?.attention {
@@ -102,7 +101,7 @@ pub fn attention(device: &Device, sizes: &DecoderConfig, tokens: usize, seq_len:
     let batch = (tokens / seq_len).max(1);
     Ok(kinds
         .iter()
-        .map(|spec| ottava_tensor::bench::attention(device, spec, batch, seq_len))
+        .map(|spec| ottava_tensor::bench::attention(meter, spec, batch, seq_len))
         .collect::<Result<_, _>>()?)
 }
 

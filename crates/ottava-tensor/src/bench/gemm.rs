@@ -1,6 +1,6 @@
 //! The products of linear layers, relative to the rate of a large product.
 
-use super::{copy_bandwidth, time_for};
+use super::{Cost, Meter, copy_bandwidth};
 use crate::ops::{
     Accumulation, CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Groups, Operand, cast, gemm_nt,
     gemm_nt_into, grouped_gemm_nt, grouped_wgrad_into, normal,
@@ -105,17 +105,18 @@ impl Fprop {
     }
 }
 
-/// Median milliseconds of `product` for `[T, N, K]` on random operands, with results in type `out`. With `groups`, the T rows are those of so
+/// The cost of `product` for `[T, N, K]` on random operands, with results in type `out`. With `groups`, the T rows are those of so
 /// many groups of unequal sizes, 0.3 to 1.7 times the mean, and each has a matrix of its own.
-pub fn gemm_milliseconds(
-    device: &Device,
+pub fn gemm_cost(
+    meter: Meter,
     product: Product,
     [tokens, outputs, inputs]: [usize; 3],
     groups: Option<usize>,
     operands: Operands,
     out: DType,
     accumulation: Accumulation,
-) -> Result<f64> {
+) -> Result<Cost> {
+    let device = meter.device;
     let [input, weight, grad_output] = match operands {
         Operands::Plain(dtype) => [(dtype, Granularity::PerTensor); 3],
         Operands::Fp8 { input, weight, grad_output } => [input, weight, grad_output],
@@ -133,16 +134,16 @@ pub fn gemm_milliseconds(
     match product {
         Product::Fprop => {
             let (x, w) = (x()?, w()?);
-            time_for(device, ROUND_MILLISECONDS, || multiply(x.rows(), w.rows()))
+            meter.rounds_for(ROUND_MILLISECONDS, &mut || multiply(x.rows(), w.rows()))
         }
         Product::Dgrad => {
             let (dy, w) = (dy()?, w()?);
-            time_for(device, ROUND_MILLISECONDS, || multiply(dy.rows(), w.columns()))
+            meter.rounds_for(ROUND_MILLISECONDS, &mut || multiply(dy.rows(), w.columns()))
         }
         Product::Wgrad => {
             let (dy, x) = (dy()?, x()?);
             let mut dw = Tensor::empty(device, &[stacked, inputs], out)?;
-            time_for(device, ROUND_MILLISECONDS, || match &groups {
+            meter.rounds_for(ROUND_MILLISECONDS, &mut || match &groups {
                 None => gemm_nt_into(dy.columns(), x.columns(), &mut dw, accumulation),
                 Some(groups) => grouped_wgrad_into(dy.columns(), x.columns(), groups, &mut dw, accumulation),
             })
@@ -176,8 +177,9 @@ impl Rates {
         let size: usize = if matches!(device, Device::Cpu) { 64 } else { 8192 };
         let rate = |operands| {
             let how = (DType::BF16, Accumulation::Fast);
-            let milliseconds = gemm_milliseconds(device, Product::Fprop, [size; 3], None, operands, how.0, how.1)?;
-            Ok::<_, crate::Error>(2.0 * (size as f64).powi(3) / (milliseconds * 1e-3))
+            let meter = Meter { device, power: false };
+            let cost = gemm_cost(meter, Product::Fprop, [size; 3], None, operands, how.0, how.1)?;
+            Ok::<_, crate::Error>(2.0 * (size as f64).powi(3) / (cost.milliseconds * 1e-3))
         };
         let codes = (DType::E4M3, Granularity::PerTensor);
         Ok(Rates {

@@ -1,9 +1,9 @@
 //! Memory-bound ops, relative to a copy of the same bytes.
 
 use super::table::{CastTensors, KernelRow, Table, bf16, both, compressed, own};
-use super::{activations, experts, updates};
+use super::{Meter, activations, experts, updates};
 use crate::ops::*;
-use crate::{DType, Device, Granularity, Result, Tensor};
+use crate::{DType, Granularity, Result, Tensor};
 
 /// Vocabulary of embedding and cross-entropy, and tokens per chunk of logits.
 const VOCABULARY: usize = 32_000;
@@ -11,8 +11,8 @@ const LONG_VOCABULARY: usize = 151_936;
 const CHUNK: usize = 2048;
 
 /// Times every memory-bound op on random data: BF16 activations of `tokens` T rows, `channels` C and `hidden` F wide.
-pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -> Result<Vec<KernelRow>> {
-    let mut table = Table::new(device)?;
+pub fn kernels(meter: Meter, tokens: usize, channels: usize, hidden: usize) -> Result<Vec<KernelRow>> {
+    let mut table = Table::new(meter)?;
     casts(&mut table, tokens, channels)?;
     magnitudes(&mut table, tokens, channels)?;
     rms_norms(&mut table, tokens, channels)?;
@@ -220,10 +220,11 @@ fn preference(table: &mut Table, t: usize) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Device;
 
     #[test]
     fn every_row_runs_on_the_cpu() {
-        let rows = kernels(&Device::Cpu, 4, 16, 24).unwrap();
+        let rows = kernels(Meter { device: &Device::Cpu, power: true }, 4, 16, 24).unwrap();
         assert!(rows.len() > 10 && rows.iter().all(|row| row.bytes > 0 && row.floor_milliseconds > 0.0));
     }
 }

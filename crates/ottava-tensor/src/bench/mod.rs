@@ -7,13 +7,15 @@ mod comm;
 mod experts;
 mod gemm;
 mod kernels;
+mod meter;
 mod table;
 mod updates;
 
 pub use attention::{AttentionRow, attention};
 pub use comm::{CollectiveKind, CollectiveRow, CommBench, CommReport, ContentionRow, LinkFit};
-pub use gemm::{Operands, Product, Rates, gemm_milliseconds};
+pub use gemm::{Operands, Product, Rates, gemm_cost};
 pub use kernels::kernels;
+pub use meter::{Cost, Meter, Power};
 pub use table::KernelRow;
 
 use crate::{DType, Device, Error, HostTransfer, MemoryKind, Result, Tensor};

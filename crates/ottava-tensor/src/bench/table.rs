@@ -1,6 +1,6 @@
 //! Rows of the benchmark of memory-bound ops, and the tensors of their casts.
 
-use super::{copy_bandwidth, time};
+use super::{Cost, Meter, copy_bandwidth};
 use crate::ops::*;
 use crate::{DType, Device, Granularity, Result, Tensor};
 
@@ -12,7 +12,7 @@ pub struct KernelRow {
     /// Bytes that must be read and written once.
     pub bytes: usize,
     /// Measured.
-    pub milliseconds: f64,
+    pub cost: Cost,
     /// Milliseconds of a copy of the same bytes.
     pub floor_milliseconds: f64,
 }
@@ -20,6 +20,7 @@ pub struct KernelRow {
 /// Rows that are timed one after the other.
 pub(super) struct Table<'a> {
     pub(super) device: &'a Device,
+    meter: Meter<'a>,
     iterations: usize,
     /// Bytes per second of a copy.
     bandwidth: f64,
@@ -29,16 +30,17 @@ pub(super) struct Table<'a> {
 }
 
 impl Table<'_> {
-    pub(super) fn new(device: &Device) -> Result<Table<'_>> {
+    pub(super) fn new(meter: Meter<'_>) -> Result<Table<'_>> {
+        let device = meter.device;
         let iterations = if matches!(device, Device::Cpu) { 1 } else { 20 };
-        Ok(Table { device, iterations, bandwidth: copy_bandwidth(device)?, seed: 0, rows: Vec::new() })
+        Ok(Table { device, meter, iterations, bandwidth: copy_bandwidth(device)?, seed: 0, rows: Vec::new() })
     }
 
     /// Times `op`, which must move `bytes`.
     pub(super) fn row(&mut self, name: &'static str, bytes: usize, op: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        let milliseconds = time(self.device, self.iterations, op)?;
+        let cost = self.meter.rounds_of(self.iterations, op)?;
         let floor_milliseconds = bytes as f64 / self.bandwidth * 1e3;
-        self.rows.push(KernelRow { name, bytes, milliseconds, floor_milliseconds });
+        self.rows.push(KernelRow { name, bytes, cost, floor_milliseconds });
         Ok(())
     }
 

@@ -326,6 +326,11 @@ impl CudaDevice {
         self.context().and_then(|context| nvml::energy(context.uuid))
     }
 
+    /// Megahertz at which its multiprocessors run now. `None` without NVML, and in a dry run.
+    pub fn clock(&self) -> Option<f64> {
+        self.context().and_then(|context| nvml::clock(context.uuid))
+    }
+
     /// Waits for all enqueued work, and returns its error.
     pub fn synchronize(&self) -> Result<()> {
         self.context().map_or(Ok(()), |context| context.synchronize())

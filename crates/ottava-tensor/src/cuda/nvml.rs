@@ -1,4 +1,4 @@
-//! NVML, the driver's library for monitoring: the energy that a GPU has used.
+//! NVML, the driver's library for monitoring: the energy that a GPU has used, and its clock.
 
 use super::driver::Handle;
 use super::load::{LibraryReport, Problem, SearchPath, SharedLibrary, Wanted, functions};
@@ -11,7 +11,7 @@ const NVML: Wanted = Wanted {
     name: "NVML",
     sonames: &["libnvidia-ml.so.1"],
     landmark: "nvmlInit_v2",
-    remedy: "Measures energy only. It comes with NVIDIA's driver",
+    remedy: "Measures energy and clocks only. It comes with NVIDIA's driver",
 };
 
 functions! {
@@ -20,10 +20,13 @@ functions! {
         version = nvmlSystemGetNVMLVersion(*mut c_char, u32) -> i32;
         by_uuid = nvmlDeviceGetHandleByUUID(*const c_char, *mut Handle) -> i32;
         energy = nvmlDeviceGetTotalEnergyConsumption(Handle, *mut u64) -> i32;
+        clock = nvmlDeviceGetClockInfo(Handle, i32, *mut u32) -> i32;
     }
 }
 
 const SUCCESS: i32 = 0;
+/// `nvmlClockType_t` of the multiprocessors.
+const CLOCK_SM: i32 = 1;
 
 /// Initialised once, and never shut down.
 fn opened() -> &'static Result<Api, Problem> {
@@ -59,17 +62,29 @@ pub(super) fn report() -> LibraryReport {
 /// Joules that the GPU with this UUID has used since its driver was loaded. The counter moves every 20 to 100 ms. `None` without NVML, or for a
 /// GPU that does not count.
 pub(super) fn energy(uuid: [u8; 16]) -> Option<f64> {
-    let api = opened().as_ref().ok()?;
-    let text = CString::new(name(uuid)).ok()?;
-    let (mut device, mut millijoules) = (null_mut(), 0);
-    // SAFETY: a string that ends with a zero; the library writes one handle, which needs no release.
-    let found = unsafe { (api.by_uuid)(text.as_ptr(), &mut device) };
-    if found != SUCCESS {
-        return None;
-    }
+    let (api, device) = find(uuid)?;
+    let mut millijoules = 0;
     // SAFETY: a handle of the library, which writes one integer.
     let read = unsafe { (api.energy)(device, &mut millijoules) };
     (read == SUCCESS).then_some(millijoules as f64 * 1e-3)
+}
+
+/// Megahertz at which the multiprocessors of the GPU with this UUID run now. `None` without NVML.
+pub(super) fn clock(uuid: [u8; 16]) -> Option<f64> {
+    let (api, device) = find(uuid)?;
+    let mut megahertz = 0;
+    // SAFETY: as in `energy`.
+    let read = unsafe { (api.clock)(device, CLOCK_SM, &mut megahertz) };
+    (read == SUCCESS).then_some(f64::from(megahertz))
+}
+
+fn find(uuid: [u8; 16]) -> Option<(&'static Api, Handle)> {
+    let api = opened().as_ref().ok()?;
+    let text = CString::new(name(uuid)).ok()?;
+    let mut device = null_mut();
+    // SAFETY: a string that ends with a zero; the library writes one handle, which needs no release.
+    let found = unsafe { (api.by_uuid)(text.as_ptr(), &mut device) };
+    (found == SUCCESS).then_some((api, device))
 }
 
 /// A UUID as NVML writes it: `GPU-` and hexadecimal digits in five groups.
@@ -108,5 +123,7 @@ mod tests {
         }
         let watts = (gpu.energy().expect("as before") - before) / begin.elapsed().as_secs_f64();
         assert!((50.0..1500.0).contains(&watts), "{watts} W");
+        let megahertz = gpu.clock().expect("a clock");
+        assert!((300.0..3000.0).contains(&megahertz), "{megahertz} MHz");
     }
 }

@@ -10,7 +10,9 @@ use ottava_lm::level::{Gradients, Level};
 use ottava_lm::parallel::Ranks;
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::{Error, Result};
-use ottava_tensor::bench::{BusRates, CollectiveRow, CommBench, CommReport, Rates, copy_bandwidth, kernels};
+use ottava_tensor::bench::{
+    BusRates, CollectiveRow, CommBench, CommReport, Cost, Meter, Rates, copy_bandwidth, kernels,
+};
 use ottava_tensor::{DType, Device};
 use serde_json::json;
 use std::rc::Rc;
@@ -22,7 +24,7 @@ use std::rc::Rc;
   ottava bench gemm --model llama-2-7b --tokens 8192
   ottava bench linear --recipes bf16,fp8-delayed,fp8-current
   ottava bench linear --sweep --recipes fp8-delayed
-  ottava bench attention --seq-lens 1024,4096
+  ottava bench attention --seq-lens 1024,4096 --power
   ottava bench train --model llama-2-7b --compare bf16,fp8-delayed,fp8-current --levels bf16
   ottava bench train --compare bf16,fp8-current --set first_layers_bf16=1 --set last_layers_bf16=1
   ottava bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 32 --json
@@ -57,6 +59,9 @@ struct Kernels {
     /// Width of the feed-forward layers.
     #[arg(long, default_value_t = 11_008, value_parser = super::count)]
     hidden: usize,
+    /// Also measure watts, clock and energy under load, two seconds for each row. Needs NVML, which comes with NVIDIA's driver.
+    #[arg(long)]
+    power: bool,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
@@ -80,6 +85,9 @@ struct Gemm {
     /// Type in which wgrad accumulates: float32 or bfloat16.
     #[arg(long, default_value = "float32", value_parser = sums)]
     gradient_dtype: DType,
+    /// Also measure watts, clock and energy under load, two seconds for each row. Needs NVML, which comes with NVIDIA's driver.
+    #[arg(long)]
+    power: bool,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
@@ -129,6 +137,9 @@ struct Attention {
     /// Tokens per sequence; several values run one after the other.
     #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192", value_parser = super::count)]
     seq_lens: Vec<usize>,
+    /// Also measure watts, clock and energy under load, two seconds for each row. Needs NVML, which comes with NVIDIA's driver.
+    #[arg(long)]
+    power: bool,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
@@ -218,13 +229,13 @@ impl Kernels {
     fn run(self) -> Result<()> {
         let device = crate::device::open(self.device)?;
         let (bandwidth, bus) = (copy_bandwidth(&device)?, BusRates::measure(&device)?);
-        let rows = kernels(&device, self.tokens, self.channels, self.hidden)?;
+        let rows = kernels(meter(&device, self.power)?, self.tokens, self.channels, self.hidden)?;
         if self.json {
             let rows: Vec<_> = rows
                 .iter()
                 .map(|r| {
-                    json!({"name": r.name, "bytes": r.bytes, "milliseconds": r.milliseconds,
-                           "percent_of_floor": share(r.floor_milliseconds, r.milliseconds)})
+                    json!({"name": r.name, "bytes": r.bytes, "milliseconds": r.cost.milliseconds, "power": r.cost.power,
+                           "percent_of_floor": share(r.floor_milliseconds, r.cost.milliseconds)})
                 })
                 .collect();
             print_json(&json!({"device": device.to_string(), "copy_bytes_per_second": bandwidth,
@@ -236,14 +247,16 @@ impl Kernels {
             let [up, down, both] = [up, down, both].map(|rate| rate / 1e9);
             out!("the bus: {up:.1} GB/s to the GPU, {down:.1} to the host, {both:.1} each way at once");
         }
-        out!("{:<44} {:>9} {:>8} {:>11}", "kernel", "µs", "GB/s", "% of floor");
+        let power = power_columns(self.power);
+        out!("{:<44} {:>9} {:>8} {:>11}{power}", "kernel", "µs", "GB/s", "% of floor");
         for r in rows {
             out!(
-                "{:<44} {:>9.1} {:>8.0} {:>11.0}",
+                "{:<44} {:>9.1} {:>8.0} {:>11.0}{}",
                 r.name,
-                r.milliseconds * 1e3,
-                r.bytes as f64 / r.milliseconds / 1e6,
-                share(r.floor_milliseconds, r.milliseconds)
+                r.cost.milliseconds * 1e3,
+                r.bytes as f64 / r.cost.milliseconds / 1e6,
+                share(r.floor_milliseconds, r.cost.milliseconds),
+                power_of(&r.cost)
             );
         }
         Ok(())
@@ -253,6 +266,28 @@ impl Kernels {
 /// Percentage of the best rate.
 fn share(floor: f64, time: f64) -> f64 {
     100.0 * floor / time
+}
+
+/// Measures ops on `device`, and their `power` if asked.
+fn meter(device: &Device, power: bool) -> Result<Meter<'_>> {
+    if power && !matches!(device, Device::Cuda(gpu) if gpu.energy().is_some()) {
+        return Err(Error::Config(format!(
+            "--power: NVML counts no energy of {device}; leave out --power, or use a GPU"
+        )));
+    }
+    Ok(Meter { device, power })
+}
+
+/// The heads of the columns of [`power_of`].
+fn power_columns(asked: bool) -> String {
+    if asked { format!(" {:>6} {:>6} {:>9}", "watts", "MHz", "mJ") } else { String::new() }
+}
+
+/// Watts, clock and energy, as the last columns of a row.
+fn power_of(cost: &Cost) -> String {
+    cost.power.map_or(String::new(), |power| {
+        format!(" {:>6.0} {:>6.0} {:>9.2}", power.watts, power.megahertz, power.millijoules)
+    })
 }
 
 /// The first line of a table: the device and its best rates.
@@ -276,29 +311,32 @@ impl Gemm {
         let (device, rates) = measure(self.device, self.json)?;
         if !self.json {
             out!(
-                "{:<22} {:<6} {:<12} {:>20} {:>9} {:>9} {:>11}",
+                "{:<22} {:<6} {:<12} {:>20} {:>9} {:>9} {:>11}{}",
                 "linear",
                 "",
                 "recipe",
                 "T x N x K",
                 "ms",
                 "TFLOP/s",
-                "% of floor"
+                "% of floor",
+                power_columns(self.power)
             );
         }
         let mut rows = Vec::new();
-        bench::gemms(&device, &model, self.tokens, &self.recipes, self.gradient_dtype, &rates, |row| {
+        let meter = meter(&device, self.power)?;
+        bench::gemms(meter, &model, self.tokens, &self.recipes, self.gradient_dtype, &rates, |row| {
             let [t, n, k] = row.sizes;
             if !self.json {
                 out!(
-                    "{:<22} {:<6} {:<12} {:>20} {:>9.3} {:>9.0} {:>11.0}",
+                    "{:<22} {:<6} {:<12} {:>20} {:>9.3} {:>9.0} {:>11.0}{}",
                     row.linear,
                     format!("{:?}", row.product).to_lowercase(),
                     row.recipe.as_str(),
                     format!("{t} x {n} x {k}"),
-                    row.milliseconds,
-                    2e-9 * (t * n * k) as f64 / row.milliseconds,
-                    share(row.floor_milliseconds, row.milliseconds)
+                    row.cost.milliseconds,
+                    2e-9 * (t * n * k) as f64 / row.cost.milliseconds,
+                    share(row.floor_milliseconds, row.cost.milliseconds),
+                    power_of(&row.cost)
                 );
             }
             rows.push(row);
@@ -392,21 +430,24 @@ impl Attention {
         let model = bench::model(&self.model)?;
         let (device, rates) = measure(self.device, self.json)?;
         if !self.json {
-            out!("{:>9} {:>9} {:<9} {:>9} {:>9} {:>11}", "batch", "sequence", "", "ms", "TFLOP/s", "% of floor");
+            let power = power_columns(self.power);
+            out!("{:>9} {:>9} {:<9} {:>9} {:>9} {:>11}{power}", "batch", "sequence", "", "ms", "TFLOP/s", "% of floor");
         }
         let mut rows = Vec::new();
+        let meter = meter(&device, self.power)?;
         for &seq_len in &self.seq_lens {
-            for row in bench::attention(&device, &model, self.tokens, seq_len)? {
+            for row in bench::attention(meter, &model, self.tokens, seq_len)? {
                 for (i, pass) in ["forward", "backward"].into_iter().enumerate().filter(|_| !self.json) {
-                    let rate = row.flops[i] / (row.milliseconds[i] * 1e-3);
+                    let rate = row.flops[i] / (row.costs[i].milliseconds * 1e-3);
                     out!(
-                        "{:>9} {:>9} {:<9} {:>9.3} {:>9.0} {:>11.0}  {}",
+                        "{:>9} {:>9} {:<9} {:>9.3} {:>9.0} {:>11.0}{}  {}",
                         row.batch,
                         row.seq_len,
                         pass,
-                        row.milliseconds[i],
+                        row.costs[i].milliseconds,
                         rate / 1e12,
                         share(rate, rates.bf16_flops),
+                        power_of(&row.costs[i]),
                         row.attention
                     );
                 }

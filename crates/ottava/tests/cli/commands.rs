@@ -475,8 +475,9 @@ fn bench_times_products_layers_and_attention() {
 
     let attention = json(&bench("attention", &["--tokens", "8", "--seq-lens", "4,8", "--json"]));
     assert_eq!(attention["rows"][0]["batch"], 2);
-    positive(&attention["rows"][1]["milliseconds"][1]);
+    positive(&attention["rows"][1]["costs"][1]["milliseconds"]);
     run.fail(&["bench", "attention", "--seq-lens", "0", "--device", "cpu"], 1, &["at least 1"]);
+    run.fail(&["bench", "attention", "--power", "--device", "cpu"], 1, &["counts no energy of the CPU"]);
 }
 
 #[test]
