@@ -49,7 +49,8 @@ pub struct DecodeRow {
     pub milliseconds: f64,
     /// New tokens of all sequences per second.
     pub tokens_per_second: f64,
-    /// Bytes of weights, keys and values that a step has to read.
+    /// Bytes of weights, keys and values that a step has to read; of experts, those of as many as its tokens choose on average if all are as
+    /// likely.
     pub bytes: u64,
     /// Milliseconds to read them at the speed of a copy.
     pub floor_milliseconds: f64,
@@ -77,7 +78,6 @@ impl DecodeBench {
         let mut decoder = random_decoder(&sizes, &precision, device, longest)?;
         decoder.scale_by_token()?;
         let dtype = kv_cache_dtype.resolve(precision.compute);
-        let of_weights = weight_bytes(&decoder);
         let groups = decoder.kv_groups(longest);
         // Bytes of the keys and values that a token sees.
         let of_context = |context: usize| -> usize {
@@ -94,7 +94,7 @@ impl DecodeBench {
         let row = |batch: usize, context: usize, new_tokens: usize, mut seconds: Vec<f64>| {
             seconds.sort_by(f64::total_cmp);
             let median = seconds[seconds.len() / 2];
-            let bytes = of_weights + (batch * of_context(context)) as u64;
+            let bytes = weight_bytes(&decoder, batch * new_tokens) + (batch * of_context(context)) as u64;
             DecodeRow {
                 recipe,
                 kv_cache_dtype,
@@ -161,12 +161,34 @@ pub fn random_decoder(sizes: &DecoderConfig, recipe: &Recipe, device: &Device, m
     Ok(decoder)
 }
 
-/// Bytes of the weights that products read, in the formats in which they read them.
-fn weight_bytes(decoder: &Decoder) -> u64 {
+/// Bytes of the weights that products of so many tokens read, in the formats in which they read them.
+fn weight_bytes(decoder: &Decoder, tokens: usize) -> u64 {
     let (description, wide) = (decoder.description(), decoder.recipe().compute.size());
     let of = |outputs: usize, inputs: usize, size: usize| (outputs * inputs * size) as u64;
     let linears = description.linears.iter().map(|(site, decision)| {
-        of(site.outputs * site.matrices()[0], site.inputs, if decision.fp8.is_some() { 1 } else { wide })
+        let bytes = of(site.outputs, site.inputs, if decision.fp8.is_some() { 1 } else { wide });
+        let [matrices, chosen] = site.matrices();
+        (bytes as f64 * matrices_read(matrices, chosen, tokens)) as u64
     });
     linears.chain(description.head.iter().map(|head| of(head.outputs, head.inputs, wide))).sum()
+}
+
+/// The mean number of different matrices that `tokens` read, each of which chooses `chosen` of them, all as likely.
+fn matrices_read(matrices: usize, chosen: usize, tokens: usize) -> f64 {
+    let missed = (1.0 - chosen as f64 / matrices as f64).powf(tokens as f64);
+    matrices as f64 * (1.0 - missed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_reads_the_experts_that_it_chooses_and_many_tokens_read_all() {
+        assert_eq!(matrices_read(1, 1, 5), 1.0);
+        assert_eq!(matrices_read(64, 8, 1), 8.0);
+        // Of two choices, the second is the first with probability 1/4.
+        assert_eq!(matrices_read(4, 1, 2), 1.75);
+        assert!((matrices_read(64, 8, 1000) - 64.0).abs() < 1e-9);
+    }
 }
