@@ -155,9 +155,9 @@ pub struct DeferredWgrad {
 
 impl DeferredWgrad {
     /// Its operands.
-    pub fn product(&self) -> WgradProduct<'_> {
+    pub fn product(&self) -> Result<WgradProduct<'_>> {
         let DeferredWgrad { dy, x, accumulation, groups, .. } = self;
-        WgradProduct { a: dy.columns(), b: x.columns(), accumulation: *accumulation, groups: groups.as_ref() }
+        Ok(WgradProduct { a: dy.columns()?, b: x.columns()?, accumulation: *accumulation, groups: groups.as_ref() })
     }
 }
 
@@ -218,7 +218,7 @@ impl Context<'_> {
         let product = DeferredWgrad { weight: id, dy, x, accumulation, groups };
         match &mut self.deferred {
             Some(deferred) => deferred.0.push_back(product),
-            None => weight.add_wgrad(product.product())?,
+            None => weight.add_wgrad(product.product()?)?,
         }
         Ok(self.deferred.is_none())
     }

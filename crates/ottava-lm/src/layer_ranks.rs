@@ -13,7 +13,7 @@
 
 use crate::error::Result;
 use ottava_tensor::Tensor;
-use ottava_tensor::comm::Axis;
+use ottava_tensor::comm::{Axis, Pending};
 use std::ops::Range;
 
 /// A rank's place among those that divide the tensors of layers, the tokens of sequences, or the experts of mixtures.
@@ -45,6 +45,24 @@ impl ShardPlace {
     }
 }
 
+/// The rows of all ranks, some of which may still be on their way.
+pub enum Arriving {
+    /// All are there.
+    Here(Tensor),
+    /// Ranks send them.
+    Coming(Pending),
+}
+
+impl Arriving {
+    /// Waits for all rows.
+    pub fn wait(self) -> Result<Tensor> {
+        match self {
+            Arriving::Here(all) => Ok(all),
+            Arriving::Coming(pending) => Ok(pending.wait()?),
+        }
+    }
+}
+
 /// The exchange of activations among the ranks that divide the tensors, sequences and experts of layers: the ranks of the axes tensor,
 /// context and expert. `name` is that of a tensor, for error messages.
 pub trait LayerRanks {
@@ -54,8 +72,13 @@ pub trait LayerRanks {
     /// Sends part `i` of `parts` `[ranks, …]` to rank `i` of `axis`, and returns what they have sent, in their order.
     fn exchange(&self, axis: Axis, name: &str, parts: &Tensor) -> Result<Tensor>;
 
-    /// The rows of all ranks of `axis`, in their order, from this rank's `rows` `[N, …]`.
-    fn gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor>;
+    /// Starts to collect the rows of all ranks of `axis`, in their order, from this rank's `rows` `[N, …]`.
+    fn start_gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Arriving>;
+
+    /// [`LayerRanks::start_gather`] to its end.
+    fn gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor> {
+        self.start_gather(axis, name, rows)?.wait()
+    }
 
     /// This rank's rows of `addend + Σ partial` over the ranks of `axis`, of `rows` rows in all: `partial` computes the given rows of this rank's
     /// partial sum, `[…, C]`; `addend` and result are `[rows / ranks, C]`. The rows of each other rank are sent while the next are computed.
@@ -93,8 +116,8 @@ impl LayerRanks for Undivided {
         Ok(parts.clone())
     }
 
-    fn gather(&self, _: Axis, _: &str, rows: &Tensor) -> Result<Tensor> {
-        Ok(rows.clone())
+    fn start_gather(&self, _: Axis, _: &str, rows: &Tensor) -> Result<Arriving> {
+        Ok(Arriving::Here(rows.clone()))
     }
 
     fn sum_computed_rows(

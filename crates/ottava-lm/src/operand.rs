@@ -1,8 +1,12 @@
 //! What the products of a linear layer read: a matrix, or its FP8 codes.
 
+use crate::error::Result;
+use crate::layer_ranks::{Arriving, ShardPlace};
 use ottava_tensor::ops::Operand;
-use ottava_tensor::{QuantizedTensor, Result, Tensor};
+use ottava_tensor::{QuantizedTensor, Tensor};
+use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
+use std::rc::Rc;
 
 /// The scale that a tensor's own values gave, saved to cast the tensor again. Empty if the slot holds the scale for the whole step, or if
 /// rows or blocks find their scales in each cast.
@@ -30,11 +34,50 @@ impl FrozenScale {
     }
 }
 
+/// A matrix in the compute type whose rows ranks send each other. The first product multiplies this rank's rows while the others arrive.
+pub struct Gathering {
+    own: Tensor,
+    range: Range<usize>,
+    ranks: usize,
+    arriving: RefCell<Option<Arriving>>,
+    all: OnceCell<Tensor>,
+}
+
+impl Gathering {
+    /// The rows of all ranks, which are `arriving`, of which the rank at `place` has its `own`.
+    pub fn new(own: Tensor, place: ShardPlace, arriving: Arriving) -> Gathering {
+        let (rows, ranks) = (own.shape()[0], place.ranks);
+        let range = place.rank * rows..(place.rank + 1) * rows;
+        Gathering { own, range, ranks, arriving: RefCell::new(Some(arriving)), all: OnceCell::new() }
+    }
+
+    /// The number of rows of all ranks.
+    pub fn row_count(&self) -> usize {
+        self.range.len() * self.ranks
+    }
+
+    /// This rank's rows and where they are; `None` once the rows of all ranks have been read.
+    pub fn own(&self) -> Option<(&Tensor, Range<usize>)> {
+        self.all.get().is_none().then(|| (&self.own, self.range.clone()))
+    }
+
+    /// The rows of all ranks. The first call waits for them.
+    pub fn all(&self) -> Result<&Tensor> {
+        if let Some(arriving) = self.arriving.take() {
+            let all = arriving.wait()?;
+            return Ok(self.all.get_or_init(|| all));
+        }
+        Ok(self.all.get().expect("the first call failed, and ended the run"))
+    }
+}
+
 /// A matrix as one product reads it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum View {
     /// In the compute type.
     Value(Tensor),
+    /// In the compute type, from several ranks.
+    Gathering(Rc<Gathering>),
     /// In FP8.
     Codes(QuantizedTensor),
     /// In FP8 for the product of the linear, and in the compute type for its adapter.
@@ -43,25 +86,28 @@ pub enum View {
 
 impl View {
     /// The operand that is contracted along the columns of the matrix.
-    pub fn rows(&self) -> Operand<'_> {
-        match self {
+    pub fn rows(&self) -> Result<Operand<'_>> {
+        Ok(match self {
             View::Value(x) => Operand::plain(x),
+            View::Gathering(x) => Operand::plain(x.all()?),
             View::Codes(x) | View::CodesAndValue(x, _) => Operand::Rows(x),
-        }
+        })
     }
 
     /// The operand that is contracted along the rows of the matrix.
-    pub fn columns(&self) -> Operand<'_> {
-        match self {
+    pub fn columns(&self) -> Result<Operand<'_>> {
+        Ok(match self {
             View::Value(x) => Operand::plain_transposed(x),
+            View::Gathering(x) => Operand::plain_transposed(x.all()?),
             View::Codes(x) | View::CodesAndValue(x, _) => Operand::Columns(x),
-        }
+        })
     }
 
     /// The number of rows of the matrix.
     pub fn row_count(&self) -> usize {
         match self {
             View::Value(x) => x.shape()[0],
+            View::Gathering(x) => x.row_count(),
             View::Codes(x) | View::CodesAndValue(x, _) => x.rows,
         }
     }
@@ -71,6 +117,7 @@ impl View {
         let value = |x: &Tensor| x.rows(range.start, range.end);
         Ok(match self {
             View::Value(x) => Some(View::Value(value(x)?)),
+            View::Gathering(x) => Some(View::Value(value(x.all()?)?)),
             View::Codes(x) => x.row_range(range)?.map(View::Codes),
             View::CodesAndValue(codes, x) => {
                 let x = value(x)?;
@@ -82,16 +129,17 @@ impl View {
     /// The matrix in the compute type, as an adapter reads it.
     ///
     /// Panics if it was cast for a linear without adapters.
-    pub fn value(&self) -> &Tensor {
+    pub fn value(&self) -> Result<&Tensor> {
         match self {
-            View::Value(x) | View::CodesAndValue(_, x) => x,
+            View::Value(x) | View::CodesAndValue(_, x) => Ok(x),
+            View::Gathering(x) => x.all(),
             View::Codes(_) => unreachable!("operands of linears with adapters keep their values"),
         }
     }
 }
 
 /// A matrix in the forms in which two products read it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Views {
     /// The form contracted along the columns.
     pub rows: View,

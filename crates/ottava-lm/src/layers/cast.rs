@@ -7,6 +7,10 @@ use crate::recipe::ProductPrecision;
 use crate::scaling::{Casts, Slot};
 use ottava_tensor::ops::{CodeCopies, Output, Produced, transpose};
 use ottava_tensor::{QuantizedTensor, Tensor};
+use std::rc::Rc;
+
+/// The name of a matrix that has no cast, for messages.
+const ACTIVATIONS: &str = "activations";
 
 /// How the products of a linear read its input `x` (fprop, wgrad) or its output gradient `dy` (dgrad, wgrad).
 ///
@@ -136,9 +140,16 @@ impl OperandCast {
     /// All rows of a matrix from `x`, this rank's part of it.
     fn whole(&self, x: Tensor, casts: &Casts) -> Result<Tensor> {
         match self.gathered(casts) {
-            Gathered::Value => casts.gather(self.slot.map_or("activations", |slot| casts.scales.name(slot)), &x),
+            Gathered::Value => casts.gather(self.slot.map_or(ACTIVATIONS, |slot| casts.scales.name(slot)), &x),
             Gathered::Nothing | Gathered::Codes => Ok(x),
         }
+    }
+
+    /// A matrix that no product reads as codes, from `x`, this rank's part of it, where the first product can begin before all rows are there.
+    fn arriving(&self, x: &Tensor, casts: &Casts) -> Result<Option<View>> {
+        let waits = self.slot.is_some() || self.gathered(casts) != Gathered::Value || casts.compares();
+        let start = || Ok(View::Gathering(Rc::new(casts.start_gather(ACTIVATIONS, x)?)));
+        (!waits).then(start).transpose()
     }
 
     /// The copies to write of this rank's rows, of which products read `copies`.
@@ -187,6 +198,10 @@ impl OperandCast {
 
     /// Casts an input and measures it. `copies` says whether a copy for backward is written.
     pub fn cast_input(&self, x: Tensor, copies: CodeCopies, casts: &mut Casts) -> Result<CastInput> {
+        if let Some(rows) = self.arriving(&x, casts)? {
+            let columns = (copies == CodeCopies::Both).then(|| rows.clone());
+            return Ok(CastInput { rows, saved: SavedOperand { columns, frozen: FrozenScale::default() } });
+        }
         let x = self.whole(x, casts)?;
         let codes = self.quantize(&x, copies, casts)?;
         let frozen = codes.as_ref().map_or_else(FrozenScale::default, |(_, frozen)| frozen.clone());
@@ -270,6 +285,9 @@ impl OperandCast {
             let frozen = casts.own_scale(slot, amax)?;
             let codes = casts.quantize(slot, &frozen, dy, self.own_copies(CodeCopies::Both, casts))?;
             return Ok(Views::of_codes(self.all_codes(codes, CodeCopies::Both, casts)?));
+        }
+        if let Some(rows) = self.arriving(dy, casts)? {
+            return Ok(Views { columns: rows.clone(), rows });
         }
         let dy = &self.whole(dy.clone(), casts)?;
         let codes = self.quantize(dy, CodeCopies::Both, casts)?.map(|(codes, _)| codes);

@@ -2,6 +2,7 @@
 
 mod adapter;
 mod config;
+mod gather;
 mod magnitudes;
 mod probe;
 mod smooth;
@@ -188,6 +189,9 @@ impl Linear {
     /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`]. If ranks divide the inputs, their products are added.
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let weight = self.weight_of_fprop(context)?;
+        if let Some(y) = self.product_while_gathering(x, weight.view.rows()?, residual, weight.how)? {
+            return self.with_bias(y, &context.casts);
+        }
         let factors = if context.casts.mode.adapts() { self.factors(context)? } else { None };
         let product = |x: &View, addend: Option<&Tensor>, context: &mut Context| {
             self.own_fprop(x, &weight, factors.as_ref(), addend, context)
@@ -241,9 +245,9 @@ impl Linear {
         context: &mut Context,
     ) -> Result<Tensor> {
         let adapter = self.adapter.as_ref().filter(|_| context.casts.mode.adapts());
-        let adapted = adapter.map(|adapter| adapter.forward(x.value(), residual, context.loan)).transpose()?;
+        let adapted = adapter.map(|adapter| adapter.forward(x.value()?, residual, context.loan)).transpose()?;
         let residual = adapted.as_ref().or(residual);
-        self.product(Quantity::Fprop, x.rows(), weight.view.rows(), residual, weight.how, context)
+        self.product(Quantity::Fprop, x.rows()?, weight.view.rows()?, residual, weight.how, context)
     }
 
     /// `y + bias`. If ranks add their products, the first rank adds the bias.
@@ -330,6 +334,9 @@ impl Linear {
     pub fn dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         self.compare_loss_cost(dy, &mut context.casts)?;
         let weight = self.weight_of_dgrad(context)?;
+        if let Some(dx) = self.product_while_gathering(dy, weight.view.columns()?, other, weight.how)? {
+            return Ok(dx);
+        }
         let product =
             |dy: &View, addend: Option<&Tensor>, context: &mut Context| self.own_dgrad(dy, &weight, addend, context);
         self.sum_over_ranks(Split::Output, dy, other, product, context)
@@ -356,19 +363,19 @@ impl Linear {
         context: &mut Context,
     ) -> Result<Tensor> {
         let adapter = self.adapter.as_ref();
-        let adapted = adapter.map(|adapter| adapter.dgrad(dy.value(), other, context.loan)).transpose()?;
+        let adapted = adapter.map(|adapter| adapter.dgrad(dy.value()?, other, context.loan)).transpose()?;
         let other = adapted.as_ref().or(other);
-        self.product(Quantity::Dgrad, dy.rows(), weight.view.columns(), other, weight.how, context)
+        self.product(Quantity::Dgrad, dy.rows()?, weight.view.columns()?, other, weight.how, context)
     }
 
     /// Adds `dyᵀ · x` to the gradient of the weight, if it is trained, or defers the product; and adds to the gradients of the adapter.
     pub fn wgrad(&mut self, dy: &View, x: &View, context: &mut Context) -> Result<()> {
         if self.has_magnitudes() {
-            let y = self.recompute_unscaled(x.value(), context)?;
-            self.adapter.as_mut().expect("it has magnitudes").magnitude_wgrad(dy.value(), &y)?;
+            let y = self.recompute_unscaled(x.value()?, context)?;
+            self.adapter.as_mut().expect("it has magnitudes").magnitude_wgrad(dy.value()?, &y)?;
         }
         if let Some(adapter) = &mut self.adapter {
-            adapter.wgrad(dy.value(), x.value(), context.loan)?;
+            adapter.wgrad(dy.value()?, x.value()?, context.loan)?;
         }
         if !self.weight.is_trained() {
             return Ok(());

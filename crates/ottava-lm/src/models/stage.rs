@@ -280,7 +280,7 @@ impl Stage {
                 products.next_if(|product| params.iter().any(|param| param.id() == product.weight))
             {
                 let weight = params.iter_mut().find(|param| param.id() == product.weight).expect("found above");
-                weight.add_wgrad(product.product())?;
+                weight.add_wgrad(product.product()?)?;
             }
             units.end_gradients(&mut params)?;
         }

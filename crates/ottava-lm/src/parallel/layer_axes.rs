@@ -2,7 +2,7 @@
 
 use super::Ranks;
 use crate::error::Result;
-use crate::layer_ranks::{LayerRanks, ShardPlace};
+use crate::layer_ranks::{Arriving, LayerRanks, ShardPlace};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::{Axis, Pending, Reduce};
 use ottava_tensor::ops::sum_parts;
@@ -29,7 +29,7 @@ impl LayerRanks for LayerAxes {
         self.0.of_layers(|| Ok(self.0.layer_group(axis).all_to_all(name, parts, received)?.wait()?))
     }
 
-    fn gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor> {
+    fn start_gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Arriving> {
         self.0.of_layers(|| self.0.gather_rows(axis, name, rows))
     }
 
@@ -79,16 +79,16 @@ impl LayerRanks for LayerAxes {
 }
 
 impl Ranks {
-    /// The rows of all ranks of `axis`, in their order.
-    pub(super) fn gather_rows(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor> {
+    /// Starts to collect the rows of all ranks of `axis`, in their order.
+    pub(super) fn gather_rows(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Arriving> {
         let (group, own) = (self.layer_group(axis), rows.shape()[0]);
         if group.size() == 1 {
-            return Ok(rows.clone());
+            return Ok(Arriving::Here(rows.clone()));
         }
         let mut shape = rows.shape().to_vec();
         shape[0] *= group.size();
         let mut all = Tensor::empty(rows.device(), &shape, rows.dtype())?;
         all.copy_from(group.rank() * own, rows)?;
-        Ok(group.all_gather(name, all)?.wait()?)
+        Ok(Arriving::Coming(group.all_gather(name, all)?))
     }
 }

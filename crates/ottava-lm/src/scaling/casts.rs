@@ -8,7 +8,7 @@ use super::values::Values;
 use crate::error::Result;
 use crate::layer_ranks::{LayerRanks, ShardPlace};
 use crate::mode::{Mode, Pass};
-use crate::operand::FrozenScale;
+use crate::operand::{FrozenScale, Gathering};
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Groups, Operand, Output, Produced, Routes};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
@@ -136,6 +136,12 @@ impl<'a> Casts<'a> {
     /// The ranks that divide the tensors, sequences and experts of layers.
     pub fn layer_ranks(&self) -> &'a dyn LayerRanks {
         self.scales.layer_ranks()
+    }
+
+    /// Starts to gather all rows of a matrix, of which this rank has `rows`. Ranks divide tokens.
+    pub fn start_gather(&self, name: &str, rows: &Tensor) -> Result<Gathering> {
+        let arriving = self.scales.layer_ranks().start_gather(Axis::Tensor, name, rows)?;
+        Ok(Gathering::new(rows.clone(), self.place(), arriving))
     }
 
     /// All rows of a matrix, of which this rank has `rows` if ranks divide tokens.

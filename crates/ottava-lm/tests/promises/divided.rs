@@ -5,7 +5,7 @@ use crate::setup::{Seeded, config, on_ranks, recipe};
 use ottava_lm::Result;
 use ottava_lm::data::Batch;
 use ottava_lm::evaluate::evaluate;
-use ottava_lm::layer_ranks::{LayerRanks, ShardPlace};
+use ottava_lm::layer_ranks::{Arriving, LayerRanks, ShardPlace};
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::optim::{Optimizer, optimizer_tensors};
@@ -87,20 +87,22 @@ impl LayerRanks for Faulty {
         }
     }
 
-    fn gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor> {
+    fn start_gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Arriving> {
+        if !matches!(self.fault, Fault::MissingGather | Fault::SwappedRows) {
+            return self.ranks.start_gather(axis, name, rows);
+        }
         let all = self.ranks.gather(axis, name, rows)?;
         if all.shape() == rows.shape() {
-            return Ok(all);
+            return Ok(Arriving::Here(all));
         }
         let first = match self.fault {
             Fault::MissingGather => [rows, rows],
-            Fault::SwappedRows => [&all.rows(rows.shape()[0], all.shape()[0])?, rows],
-            _ => return Ok(all),
+            _ => [&all.rows(rows.shape()[0], all.shape()[0])?, rows],
         };
         let mut wrong = all.duplicate()?;
         wrong.copy_from(0, first[0])?;
         wrong.copy_from(rows.shape()[0], first[1])?;
-        Ok(wrong)
+        Ok(Arriving::Here(wrong))
     }
 
     fn sum_computed_rows(

@@ -24,7 +24,7 @@ impl Linear {
     /// Compares the gradient of the weight, which has only the product of `dy` and `x`.
     pub(super) fn compare_wgrad(&self, dy: &View, x: &View, casts: &mut Casts) -> Result<()> {
         let gradient = self.weight.gradient.get().map(Grad::values).transpose()?.expect("wgrad has run");
-        self.compare_product(Quantity::Wgrad, &gradient, dy.columns(), x.columns(), casts).map(drop)
+        self.compare_product(Quantity::Wgrad, &gradient, dy.columns()?, x.columns()?, casts).map(drop)
     }
 
     /// Compares sampled rows of `product`, the product of the codes `a` and `b`, with the product of their values, which it returns.
@@ -69,8 +69,8 @@ impl Linear {
         let kept = casts.probe().rows_of(&format!("{name}.grad_output"));
         let dy = match (kept, dy) {
             (Some(rows), _) => rows,
-            (None, View::Value(dy) | View::CodesAndValue(_, dy)) => casts.probe().sample(dy)?,
             (None, View::Codes(_)) => return Ok(()),
+            (None, dy) => casts.probe().sample(dy.value()?)?,
         };
         casts.probe().compare_loss_cost(&name, &outputs, &dy)
     }

@@ -102,7 +102,7 @@ impl SmoothCasts {
         let weight = unscale_columns(&linear.weight.read(loan)?, &scales.columns)?;
         let weight = casts.requantize(self.weight, &scales.weight, &weight, CodeCopies::Columns)?;
         let how = linear.products.dgrad.accumulation();
-        let dx = linear.product(Quantity::Dgrad, dy.rows(), Operand::Columns(&weight), None, how, context)?;
+        let dx = linear.product(Quantity::Dgrad, dy.rows()?, Operand::Columns(&weight), None, how, context)?;
         Ok(scale_columns(&dx, &scales.columns)?)
     }
 
@@ -118,7 +118,7 @@ impl SmoothCasts {
         let x = scale_columns(x, &scales.columns)?;
         let x = context.casts.requantize(self.input, &scales.input, &x, CodeCopies::Columns)?;
         let how = linear.products.wgrad.accumulation();
-        let (dy, x) = (dy.columns(), Operand::Columns(&x));
+        let (dy, x) = (dy.columns()?, Operand::Columns(&x));
         let product = gemm_nt(dy, x, DType::F32, how)?;
         if context.casts.compares() {
             linear.compare_product(Quantity::Wgrad, &product, dy, x, &mut context.casts)?;

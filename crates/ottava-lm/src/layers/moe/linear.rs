@@ -114,14 +114,14 @@ impl GroupedLinear {
                 let weight = self.weight.codes_for_forward(loan, casts)?;
                 let weight = Operand::Rows(&weight);
                 self.compare_weight(weight, loan, casts)?;
-                let y = grouped_gemm_nt(x.rows(), weight, groups, dtype, how)?;
-                self.compare_product(Quantity::Fprop, &y, [x.rows(), weight], groups, casts)?;
+                let y = grouped_gemm_nt(x.rows()?, weight, groups, dtype, how)?;
+                self.compare_product(Quantity::Fprop, &y, [x.rows()?, weight], groups, casts)?;
                 y
             }
             high => {
                 self.weight.measure_for_forward(loan, casts)?;
                 let weight = self.weight.read(loan)?;
-                grouped_gemm_nt(x.rows(), Operand::plain(&weight), groups, dtype, high.accumulation())?
+                grouped_gemm_nt(x.rows()?, Operand::plain(&weight), groups, dtype, high.accumulation())?
             }
         })
     }
@@ -134,13 +134,13 @@ impl GroupedLinear {
                 let weight = self.weight.codes_for_backward(loan, casts)?;
                 let weight = Operand::Columns(&weight);
                 self.compare_weight(weight, loan, casts)?;
-                let dx = grouped_gemm_nt(dy.rows(), weight, groups, dtype, how)?;
-                self.compare_product(Quantity::Dgrad, &dx, [dy.rows(), weight], groups, casts)?;
+                let dx = grouped_gemm_nt(dy.rows()?, weight, groups, dtype, how)?;
+                self.compare_product(Quantity::Dgrad, &dx, [dy.rows()?, weight], groups, casts)?;
                 dx
             }
             high => {
                 let weight = self.weight.read(loan)?;
-                grouped_gemm_nt(dy.rows(), Operand::plain_transposed(&weight), groups, dtype, high.accumulation())?
+                grouped_gemm_nt(dy.rows()?, Operand::plain_transposed(&weight), groups, dtype, high.accumulation())?
             }
         })
     }

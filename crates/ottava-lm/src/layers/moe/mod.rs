@@ -164,7 +164,7 @@ impl Sublayer for MixtureOfExperts {
     }
 
     fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
-        let x = x.value();
+        let x = x.value()?;
         let (mut sum, mut saved) = (residual.cloned(), MixturesSaved { mixtures: Vec::new(), shared: None });
         for Mixture { router, dispatch, experts } in &self.mixtures {
             let routed = router.forward(x, context)?;
@@ -183,7 +183,7 @@ impl Sublayer for MixtureOfExperts {
     }
 
     fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
-        let (x, mut saved) = (x.value(), MixturesSaved { mixtures: Vec::new(), shared: None });
+        let (x, mut saved) = (x.value()?, MixturesSaved { mixtures: Vec::new(), shared: None });
         for Mixture { router, dispatch, experts } in &self.mixtures {
             let routed = router.forward(x, context)?;
             let choices = dispatch.choices(&routed, context)?;
@@ -207,7 +207,7 @@ impl Sublayer for MixtureOfExperts {
     ) -> Result<Tensor> {
         let MixturesSaved { mixtures, shared } = saved.into();
         let x = x.columns(context)?;
-        let (x, mut dx) = (x.value(), other);
+        let (x, mut dx) = (x.value()?, other);
         if let (Some(mlp), Some((operand, saved))) = (&mut self.shared, shared) {
             let operand = BranchOperand::new(None, Some(SavedActivation::Exact(x.clone())), mlp.input(), operand);
             dx = Some(mlp.backward(dy.value.clone().into(), saved, operand, dx, context)?);

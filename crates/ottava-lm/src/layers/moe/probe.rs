@@ -53,7 +53,7 @@ impl GroupedLinear {
         }
         let gradient = self.weight().gradient.get().map(Grad::values).transpose()?.expect("wgrad has run");
         let values = |codes| -> Result<Tensor> { Ok(transpose(&dequantize(codes, 1, self.weight().dtype())?)?) };
-        let (dy, x, mut reference) = (values(dy.columns())?, values(x.columns())?, gradient.empty_like()?);
+        let (dy, x, mut reference) = (values(dy.columns()?)?, values(x.columns()?)?, gradient.empty_like()?);
         let [a, b] = [Operand::plain_transposed(&dy), Operand::plain_transposed(&x)];
         grouped_wgrad_into(a, b, groups, &mut reference, Accumulation::Exact)?;
         let name = casts.linear_name(self.slot());
