@@ -12,10 +12,15 @@ mod blocks;
 mod capacity;
 mod completion;
 mod decode;
+mod draft;
+mod drawing;
 mod generation_config;
 mod grammar;
 mod leading;
+mod ngram;
+mod passes;
 mod pooling;
+mod proposer;
 mod request;
 mod sampler;
 mod sequence;
@@ -27,7 +32,10 @@ pub use batching::Engine;
 pub use block_pool::BLOCK_SIZE;
 pub use completion::{Completion, TextRequest, complete};
 pub use decode::{DecodeSteps, Scored};
+pub use draft::Draft;
 pub use grammar::{Grammar, Grammars};
+pub use ngram::Ngram;
+pub use proposer::Proposer;
 pub use request::{
     AdapterId, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Pooling, Request, RequestId, Sampling,
     TokenLogprob,
