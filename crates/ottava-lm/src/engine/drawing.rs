@@ -97,7 +97,7 @@ impl Engine {
     /// Draws the next tokens of each of these requests from its rows of logits, on the model's device. Logits reach the host only for the
     /// likeliest tokens beside a drawn one. An engine that follows draws none: rank 0 tells it.
     pub(super) fn draw(&mut self, scored: &Scored, mut drawing: Vec<Drawing>) -> Result<Vec<Drawn>> {
-        if matches!(self.part, Part::Follows) {
+        if matches!(self.part, Part::Follows) || drawing.is_empty() {
             return Ok(Vec::new());
         }
         let likeliest = scored.likeliest.to_vec::<i32>()?;

@@ -51,7 +51,7 @@ fn expect_invariant(device: &Device, config: &DecoderConfig, name: RecipeName, k
         EngineOptions { prefill_chunk: 300, kv_cache_tokens: 1500, ..options },
     );
     let draft = || {
-        let model = decoder(config, &recipe, device, 0.2);
+        let model = decoder(config, &recipe, device, 0.3);
         Proposer::Draft(Box::new(Draft::new(model, 3, &tight, config.vocabulary).expect("memory")))
     };
     for (which, options, proposer) in [
@@ -104,6 +104,14 @@ fn fp8_block_is_batch_invariant() {
 #[test]
 fn fp32_is_batch_invariant() {
     expect_invariant_on_all(&tiny_llama(), RecipeName::Fp32, KvCacheDtype::Auto);
+}
+
+/// Rows of experts, in groups of any sizes.
+#[test]
+fn mixtures_are_batch_invariant() {
+    for name in [RecipeName::Bf16, RecipeName::Fp8Row] {
+        expect_invariant_on_all(&crate::experts::sizes(), name, KvCacheDtype::Auto);
+    }
 }
 
 /// The kernels that a dry run of `requests` launches, with their arguments except those of attention, which depend on the longest context of a

@@ -108,7 +108,7 @@ fn a_draft_model_has_the_same_tokens() {
     let other = run.path("other");
     std::fs::create_dir(&other).unwrap();
     for name in ["config.json", "tokenizer.json"] {
-        std::fs::copy(model.join(name), other.join(name)).unwrap();
+        std::fs::copy(run.path(model.to_str().unwrap()).join(name), other.join(name)).unwrap();
     }
     let tokenizer = std::fs::read_to_string(other.join("tokenizer.json")).unwrap();
     std::fs::write(other.join("tokenizer.json"), tokenizer.replacen("\"a\"", "\"ab\"", 1)).unwrap();
