@@ -116,7 +116,11 @@ impl DecodeBench {
             let tables: Vec<_> = tables.collect();
             let sequences: Vec<SequenceTokens> = tables
                 .iter()
-                .map(|blocks| SequenceTokens { start: self.context - 1, new: &tokens[self.context - 1..self.context], blocks })
+                .map(|blocks| SequenceTokens {
+                    start: self.context - 1,
+                    new: &tokens[self.context - 1..self.context],
+                    blocks,
+                })
                 .collect();
             let mut steps = DecodeSteps::default();
             let seconds = self.time(|| Ok(steps.run(&decoder, None, &mut cache, &sequences)?.likeliest.to_vec()?))?;

@@ -1,5 +1,5 @@
-//! Steps in which every row is a token with a context of its own. On a GPU they are captured as CUDA graphs, one for each padded size of the batch. Ranks that
-//! divide a model make the same steps in the same order, and so capture the same ones, with their collectives.
+//! Steps in which every row is a token with a context of its own. On a GPU they are captured as CUDA graphs, one for each padded size of the
+//! batch. Ranks that divide a model make the same steps in the same order, and so capture the same ones, with their collectives.
 
 use super::request::AdapterId;
 use crate::capture::{Capture, Launch};

@@ -133,7 +133,8 @@ impl Draft {
         proposed.clear();
         let pending = tokens[*computed..].to_vec();
         let fits = most > 0 && tokens.len() + most <= self.positions && pending.iter().all(is_known);
-        fits.then(|| Proposal { id, number, computed: *computed, certain: tokens.len(), pending, most })
+        let (computed, certain) = (*computed, tokens.len());
+        fits.then_some(Proposal { id, number, computed, certain, pending, most })
     }
 
     /// How many tokens of each proposal the next pass computes, for which there are blocks. A proposal without memory ends.
@@ -160,8 +161,10 @@ impl Draft {
         let Draft { model, cache, steps, requests, .. } = self;
         let pieces = open.iter().zip(pieces).filter(|(_, piece)| **piece > 0);
         let sequences: Vec<SequenceTokens> = pieces
-            .map(|(&Proposal { id, computed: start, ref pending, .. }, &piece)| {
-                SequenceTokens { start, new: &pending[..piece], blocks: &requests[&id].blocks.tables }
+            .map(|(&Proposal { id, computed: start, ref pending, .. }, &piece)| SequenceTokens {
+                start,
+                new: &pending[..piece],
+                blocks: &requests[&id].blocks.tables,
             })
             .collect();
         if sequences.is_empty() {

@@ -47,7 +47,11 @@ mod tests {
         let ngram = Ngram { tokens: 4, shortest: 2, longest: 3 };
         let propose = |tokens: &[u32]| ngram.propose(tokens, 9);
         assert_eq!(propose(&[1, 2, 3, 4, 5, 6, 1, 2, 3]), [4, 5, 6, 1]);
-        assert_eq!(propose(&[1, 2, 7, 8, 1, 2, 9, 1, 2]), [9, 1, 2, 9], "the last occurrence, whose repetition goes on");
+        assert_eq!(
+            propose(&[1, 2, 7, 8, 1, 2, 9, 1, 2]),
+            [9, 1, 2, 9],
+            "the last occurrence, whose repetition goes on"
+        );
         assert_eq!(propose(&[5, 1, 2, 7, 8, 6, 1, 2, 9, 5, 1, 2]), [7, 8, 6, 1], "a longer one before it");
         assert_eq!(propose(&[4, 4, 4]), [4, 4, 4, 4]);
         assert_eq!(ngram.propose(&[1, 2, 3, 4, 1, 2, 3], 2), [4, 1]);

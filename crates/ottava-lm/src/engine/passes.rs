@@ -49,7 +49,9 @@ impl Engine {
         }
         let plans = by_adapter.into_values();
         match self.model.device() {
-            Device::Cuda(_) if self.options.batch_invariant => plans.flat_map(|plan| self.invariant_passes(plan)).collect(),
+            Device::Cuda(_) if self.options.batch_invariant => {
+                plans.flat_map(|plan| self.invariant_passes(plan)).collect()
+            }
             Device::Cuda(_) => plans.flat_map(|plan| self.passes_by_kernel(plan)).collect(),
             _ => plans.map(|plan| (BatchKind::Mixed, plan)).collect(),
         }
@@ -181,7 +183,6 @@ impl Engine {
         }
         Ok(())
     }
-
 }
 
 /// Divides a plan into passes of at most `most` tokens. Those of a request are in one pass if there are at most `most`.
@@ -208,14 +209,8 @@ mod tests {
     #[test]
     fn few_tokens_of_a_request_stay_together() {
         let plan = vec![(0, 1), (1, 5), (2, 3), (3, 20), (4, 2), (5, 8)];
-        let expected = [
-            vec![(0, 1), (1, 5)],
-            vec![(2, 3), (3, 5)],
-            vec![(3, 8)],
-            vec![(3, 7)],
-            vec![(4, 2)],
-            vec![(5, 8)],
-        ];
+        let expected =
+            [vec![(0, 1), (1, 5)], vec![(2, 3), (3, 5)], vec![(3, 8)], vec![(3, 7)], vec![(4, 2)], vec![(5, 8)]];
         assert_eq!(divided(plan, 8), expected);
         assert!(divided(Plan::new(), 8).is_empty());
     }

@@ -3,9 +3,7 @@
 use crate::engine::ROOMY;
 use crate::setup::{decoder, recipe, tiny_llama};
 use ottava_lm::data::Tokenizer;
-use ottava_lm::engine::{
-    Engine, EngineOptions, Event, FinishReason, Grammar, Grammars, Request, Sampling,
-};
+use ottava_lm::engine::{Engine, EngineOptions, Event, FinishReason, Grammar, Grammars, Request, Sampling};
 use ottava_lm::models::DecoderConfig;
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_tensor::Device;

@@ -19,7 +19,9 @@ enum Source {
     Nothing,
     Lookup,
     /// A draft model of other weights, or with the weights of the model that verifies.
-    Draft { same: bool },
+    Draft {
+        same: bool,
+    },
 }
 
 const SOURCES: [Source; 3] = [Source::Lookup, Source::Draft { same: false }, Source::Draft { same: true }];
@@ -124,9 +126,18 @@ fn speculation_keeps_constraints() {
         let sampling = Sampling { temperature: 1.0, seed, ..Sampling::default() };
         let (stop_ids, grammar) = (tokenizer().eos_ids().to_vec(), Some(grammars.regex(regex).unwrap()));
         let max_new_tokens = 60;
-        Request { prompt: vec![5, 6, 5, 6, 5], sampling, max_new_tokens, stop_ids, grammar, logprobs: Some(1), ..Request::default() }
+        Request {
+            prompt: vec![5, 6, 5, 6, 5],
+            sampling,
+            max_new_tokens,
+            stop_ids,
+            grammar,
+            logprobs: Some(1),
+            ..Request::default()
+        }
     };
-    let requests = || vec![within("(ab|c){3}", 1), within("[a-b]{40}", 2), within("(yes, )+no", 3), within("(a{9}-)*", 4)];
+    let requests =
+        || vec![within("(ab|c){3}", 1), within("[a-b]{40}", 2), within("(yes, )+no", 3), within("(a{9}-)*", 4)];
     let of = |source| {
         let mut engine = engine_of(&config, &recipe, ROOMY, source);
         (run(&mut engine, requests()), engine.stats().accepted_tokens)

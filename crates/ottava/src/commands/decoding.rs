@@ -58,12 +58,12 @@ impl FromStr for Speculative {
                 Ok(Speculative::Ngram(Ngram { tokens, shortest, longest }))
             }
             (Some("ngram"), Some(_)) => Err("the method `ngram` has no `model`; leave one of them out".into()),
-            (None | Some("draft_model"), Some(folder)) => {
-                match prompt_lookup_max.or(prompt_lookup_min) {
-                    Some(_) => Err("`prompt_lookup_max` and `prompt_lookup_min` are of the method `ngram`; leave them out".into()),
-                    None => Ok(Speculative::Draft { folder, tokens }),
+            (None | Some("draft_model"), Some(folder)) => match prompt_lookup_max.or(prompt_lookup_min) {
+                Some(_) => {
+                    Err("`prompt_lookup_max` and `prompt_lookup_min` are of the method `ngram`; leave them out".into())
                 }
-            }
+                None => Ok(Speculative::Draft { folder, tokens }),
+            },
             (None | Some("draft_model"), None) => Err("name the `method` `ngram`, or a draft model as `model`".into()),
             (Some(other), _) => Err(format!("there is no method `{other}`; the methods are ngram, draft_model")),
         }
@@ -153,8 +153,14 @@ mod tests {
         for (text, words) in [
             ("ngram", "expected value"),
             (r#"{"model": "small"}"#, "`num_speculative_tokens` is missing"),
-            (r#"{"method": "ngram", "num_speculative_tokens": 4, "tokens": 1}"#, "unknown field `tokens`, expected one of `method`"),
-            (r#"{"method": "eagle", "model": "a", "num_speculative_tokens": 4}"#, "there is no method `eagle`; the methods are ngram"),
+            (
+                r#"{"method": "ngram", "num_speculative_tokens": 4, "tokens": 1}"#,
+                "unknown field `tokens`, expected one of `method`",
+            ),
+            (
+                r#"{"method": "eagle", "model": "a", "num_speculative_tokens": 4}"#,
+                "there is no method `eagle`; the methods are ngram",
+            ),
             (r#"{"method": "ngram", "model": "a", "num_speculative_tokens": 4}"#, "the method `ngram` has no `model`"),
             (r#"{"num_speculative_tokens": 4}"#, "name the `method` `ngram`, or a draft model"),
             (r#"{"model": "a", "num_speculative_tokens": 4, "prompt_lookup_max": 2}"#, "are of the method `ngram`"),

@@ -209,7 +209,8 @@ impl Serve {
         let default = if matches!(decoder.device(), Device::Cuda(_)) { ON_A_GPU } else { ON_A_CPU };
         let (at_once, max_model_len) = (self.max_num_seqs.unwrap_or(default), model.max_model_len);
         let lengths = std::iter::repeat_n(max_model_len, at_once);
-        let mut options = EngineOptions::for_lengths(&decoder, draft.as_ref(), lengths, max_model_len, self.kv_cache_dtype)?;
+        let mut options =
+            EngineOptions::for_lengths(&decoder, draft.as_ref(), lengths, max_model_len, self.kv_cache_dtype)?;
         options.max_batch = at_once;
         options.kv_cache_tokens = self.kv_cache_tokens.unwrap_or(options.kv_cache_tokens);
         options.prefill_chunk = self.max_num_batched_tokens.unwrap_or(options.prefill_chunk);

@@ -113,6 +113,7 @@ fn a_draft_model_has_the_same_tokens() {
     let tokenizer = std::fs::read_to_string(other.join("tokenizer.json")).unwrap();
     std::fs::write(other.join("tokenizer.json"), tokenizer.replacen("\"a\"", "\"ab\"", 1)).unwrap();
     let draft = format!(r#"{{"model": "{}", "num_speculative_tokens": 3}}"#, other.display());
-    let args = ["generate", model.to_str().unwrap(), "--device", "cpu", "--prompt", "a", "--speculative-config", &draft];
+    let args =
+        ["generate", model.to_str().unwrap(), "--device", "cpu", "--prompt", "a", "--speculative-config", &draft];
     run.fail(&args, 1, &["other/tokenizer.json: the tokens of the draft model are not those of"]);
 }

@@ -390,7 +390,10 @@ fn rows_do_not_depend_on_other_rows() {
                         pairs.push((format!("{of_a} · {of_b}"), cast(&a, of_a)?, cast(&b, of_b)?));
                     }
                     for (what, a, b) in &pairs {
-                        all.push((what.clone(), gemm_nt_plus(Operand::Rows(a), Operand::Rows(b), &c, Accumulation::Exact)?));
+                        all.push((
+                            what.clone(),
+                            gemm_nt_plus(Operand::Rows(a), Operand::Rows(b), &c, Accumulation::Exact)?,
+                        ));
                     }
                 }
                 Ok(all)
