@@ -33,7 +33,7 @@ pub use batching::Engine;
 pub use block_pool::BLOCK_SIZE;
 pub use completion::{Completion, TextRequest, complete};
 pub use decode::{DecodeSteps, Scored};
-pub use draft::Draft;
+pub use draft::{Draft, Wanted};
 pub use grammar::{Grammar, Grammars};
 pub use ngram::Ngram;
 pub use proposer::Proposer;

@@ -1,10 +1,11 @@
 //! Speculative decoding: steps verify proposed tokens, and requests get what they get without.
 
-use crate::engine::{Got, ROOMY, request, requests, run, windowed};
+use crate::engine::{Got, ROOMY, prompt, request, requests, run, windowed};
 use crate::grammars::{VOCABULARY, tokenizer};
 use crate::setup::{decoder, recipe, tiny_llama};
 use ottava_lm::engine::{
-    Draft, Engine, EngineOptions, FinishReason, Grammars, KvCacheDtype, Ngram, Proposer, Request, Sampling,
+    Draft, Engine, EngineOptions, FinishReason, Grammars, KvCacheDtype, Ngram, Proposer, Request, RequestId, Sampling,
+    Wanted,
 };
 use ottava_lm::models::DecoderConfig;
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
@@ -114,6 +115,35 @@ fn accepted_tokens_save_steps() {
     let (same, stats) = steps(Source::Draft { same: true }, request());
     // The first token comes with the prompt, then four with each step.
     assert_eq!((same, stats.proposals, stats.proposed_tokens, stats.accepted_tokens), (11, 10, 30, 30));
+}
+
+/// Whatever was accepted of its last proposal, a draft model proposes what it would without a cache; and nothing without memory.
+#[test]
+fn a_draft_model_forgets_rejected_tokens() {
+    let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
+    for config in [tiny_llama(), windowed()] {
+        let config = DecoderConfig { max_positions: 200, ..config };
+        let draft = |kv_cache_tokens| {
+            let options = EngineOptions { kv_cache_tokens, max_batch: 2, ..ROOMY };
+            Draft::new(decoder(&config, &recipe, &Device::Cpu, 0.3), 4, &options, 96).unwrap()
+        };
+        let propose = |draft: &mut Draft, tokens: &[u32]| {
+            let id = RequestId(7);
+            draft.propose(&[id], &[Wanted { id, tokens, most: 4 }]).unwrap().remove(0)
+        };
+        let (mut kept, mut tokens) = (draft(2000), prompt("a", 60));
+        for accepted in [4, 0, 2, 4, 3, 1, 0, 4, 4, 2] {
+            let proposed = propose(&mut kept, &tokens);
+            assert_eq!(proposed, propose(&mut draft(2000), &tokens), "{} tokens", tokens.len());
+            assert_eq!(proposed.len(), 4);
+            let other = proposed.get(accepted).map_or(5, |token| (token + 1) % 96);
+            tokens.extend(&proposed[..accepted]);
+            tokens.push(other);
+        }
+        assert!(propose(&mut draft(64), &tokens).is_empty(), "{} tokens", tokens.len());
+        tokens.resize(197, 1);
+        assert!(propose(&mut kept, &tokens).is_empty(), "there are 200 positions");
+    }
 }
 
 /// Grammars advance only by accepted tokens, and exclude tokens at each position.
