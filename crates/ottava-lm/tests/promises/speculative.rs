@@ -138,7 +138,8 @@ fn a_draft_model_forgets_rejected_tokens() {
             assert_eq!(proposed.len(), 4);
             let other = proposed.get(accepted).map_or(5, |token| (token + 1) % 96);
             tokens.extend(&proposed[..accepted]);
-            tokens.push(other);
+            // The second one comes from a step without a proposal.
+            tokens.extend([other, 7]);
         }
         assert!(propose(&mut draft(64), &tokens).is_empty(), "{} tokens", tokens.len());
         tokens.resize(197, 1);
