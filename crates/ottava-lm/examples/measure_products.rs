@@ -70,6 +70,6 @@ fn serve(name: &str, recipe: RecipeName, device: &Device) -> ottava_lm::Result<(
     let precision = Precision { recipe, ..Precision::default() }.recipe();
     let model = random_decoder(&sizes, &precision, device, MAX_LEN)?;
     let lengths = std::iter::repeat_n(MAX_LEN, AT_ONCE);
-    let options = EngineOptions::for_lengths(&model, lengths, MAX_LEN, KvCacheDtype::Auto)?;
+    let options = EngineOptions::for_lengths(&model, None, lengths, MAX_LEN, KvCacheDtype::Auto)?;
     Engine::new(model, &options)?.warm_up()
 }

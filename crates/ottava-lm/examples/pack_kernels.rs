@@ -63,6 +63,7 @@ fn inference(sizes: &DecoderConfig, recipe: RecipeName, kv_cache_dtype: KvCacheD
         prefill_chunk: SEQ_LEN,
         kv_cache_dtype,
         prefix_caching: true,
+        batch_invariant: false,
     };
     Engine::new(model, &options)?.warm_up()?;
     let Device::Cuda(gpu) = &device else { unreachable!("a GPU in a dry run") };

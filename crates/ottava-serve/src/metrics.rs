@@ -46,6 +46,7 @@ impl fmt::Debug for OfEngine {
 impl Collector for OfEngine {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let EngineStats { running, waiting, held, kv_blocks, used_kv_blocks, .. } = self.0.stats();
+        let EngineStats { proposals, proposed_tokens, accepted_tokens, .. } = self.0.stats();
         let EngineStats { prompt_tokens, prefix_queries, prefix_hits, generated_tokens, preemptions, .. } =
             self.0.stats();
         let usage = used_kv_blocks as f64 / kv_blocks.max(1) as f64;
@@ -67,6 +68,9 @@ impl Collector for OfEngine {
             ("ottava:prefix_cache_hits", "Tokens of prompts found in the KV cache", prefix_hits),
             ("ottava:generation_tokens", "Tokens drawn", generated_tokens),
             ("ottava:num_preemptions", "Completions that were preempted and recomputed", preemptions),
+            ("ottava:spec_decode_num_drafts", "Proposals of tokens by speculative decoding", proposals),
+            ("ottava:spec_decode_num_draft_tokens", "Tokens proposed by speculative decoding", proposed_tokens),
+            ("ottava:spec_decode_num_accepted_tokens", "Proposed tokens that were accepted", accepted_tokens),
         ] {
             let metric = ConstCounter::new(value);
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;

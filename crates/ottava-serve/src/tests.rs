@@ -440,6 +440,9 @@ fn metrics_count_requests_and_times() {
         "ottava:kv_cache_usage_perc 0.25",
         "ottava:generation_tokens_total 0",
         "ottava:num_preemptions_total 0",
+        "ottava:spec_decode_num_drafts_total 0",
+        "ottava:spec_decode_num_draft_tokens_total 0",
+        "ottava:spec_decode_num_accepted_tokens_total 0",
         "ottava:request_time_per_output_token_seconds_count 1",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");

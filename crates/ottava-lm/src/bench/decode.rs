@@ -116,7 +116,11 @@ impl DecodeBench {
             let tables: Vec<_> = tables.collect();
             let sequences: Vec<SequenceTokens> = tables
                 .iter()
-                .map(|blocks| SequenceTokens { tokens: &tokens[..self.context], new: 1, blocks })
+                .map(|blocks| SequenceTokens {
+                    start: self.context - 1,
+                    new: &tokens[self.context - 1..self.context],
+                    blocks,
+                })
                 .collect();
             let mut steps = DecodeSteps::default();
             let seconds = self.time(|| Ok(steps.run(&decoder, None, &mut cache, &sequences)?.likeliest.to_vec()?))?;
@@ -126,7 +130,7 @@ impl DecodeBench {
             let blocks: Vec<i32> = (0..prompt.div_ceil(BLOCK_SIZE) as i32).collect();
             let mut cache = cache_of(blocks.len())?;
             let blocks = vec![blocks; groups.len()];
-            let sequence = SequenceTokens { tokens: &tokens[..prompt], new: prompt, blocks: &blocks };
+            let sequence = SequenceTokens { start: 0, new: &tokens[..prompt], blocks: &blocks };
             let last = Tensor::from_slice(device, &[1], &[prompt as i32 - 1])?;
             let seconds = self.time(|| {
                 let hidden = decoder.hidden(&InferenceBatch::padded(device, &[sequence])?, &mut cache)?;

@@ -260,6 +260,11 @@ impl Tokenizer {
         self.special.contains(&id)
     }
 
+    /// Whether the ids of both stand for the same tokens.
+    pub fn has_tokens_of(&self, other: &Tokenizer) -> bool {
+        self.inner.get_vocab(true) == other.inner.get_vocab(true)
+    }
+
     /// SHA-256 of `tokenizer.json`, in hexadecimal.
     pub fn sha256(&self) -> &str {
         &self.sha256

@@ -16,11 +16,12 @@ const PREFILL_CHUNK: usize = 2048;
 
 impl EngineOptions {
     /// Room for as many requests at once as memory allows, each of which has one of `lengths` tokens at most, its completion included;
-    /// none is longer than `max_model_len`.
+    /// none is longer than `max_model_len`. A `draft` model has a cache for as many tokens.
     ///
     /// Errors with [`Error::Memory`] if even a single request of the greatest length does not fit.
     pub fn for_lengths(
         model: &Decoder,
+        draft: Option<&Decoder>,
         lengths: impl IntoIterator<Item = usize>,
         max_model_len: usize,
         kv_cache_dtype: KvCacheDtype,
@@ -39,13 +40,17 @@ impl EngineOptions {
                 prefill_chunk: PREFILL_CHUNK,
                 kv_cache_dtype,
                 prefix_caching: true,
+                batch_invariant: false,
             }
         };
-        let dtype = kv_cache_dtype.resolve(model.recipe().compute);
-        let groups = model.kv_groups(max_model_len);
+        let models = [Some(model), draft].into_iter().flatten();
+        let groups: Vec<_> = models.map(|model| (model, model.kv_groups(max_model_len))).collect();
         let bytes = |blocks: usize| -> usize {
-            let of_group = |group| of(blocks).blocks_of(group) * model.kv_block_bytes(group, BLOCK_SIZE, dtype);
-            groups.iter().map(of_group).sum()
+            let of_group = |model: &Decoder, group| {
+                let dtype = kv_cache_dtype.resolve(model.recipe().compute);
+                of(blocks).blocks_of(group) * model.kv_block_bytes(group, BLOCK_SIZE, dtype)
+            };
+            groups.iter().flat_map(|(model, groups)| groups.iter().map(|group| of_group(model, group))).sum()
         };
         let available = available(model.device())?;
         let wanted: usize = blocks.iter().take(max_batch).sum::<usize>().max(1);

@@ -1,5 +1,5 @@
-//! Steps in which every sequence gets one token. On a GPU they are captured as CUDA graphs, one for each padded size of the batch. Ranks that
-//! divide a model make the same steps in the same order, and so capture the same ones, with their collectives.
+//! Steps in which every row is a token with a context of its own. On a GPU they are captured as CUDA graphs, one for each padded size of the
+//! batch. Ranks that divide a model make the same steps in the same order, and so capture the same ones, with their collectives.
 
 use super::request::AdapterId;
 use crate::capture::{Capture, Launch};
@@ -10,9 +10,15 @@ use ottava_tensor::ops::{argmax, cast};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::HashMap;
 
-/// The steps of each size, by sequences and blocks of the longest one, both powers of two, and by adapter: a graph reads fixed weights.
+/// Rows of each pass of a GPU whose results must not depend on the batch.
+pub(super) const INVARIANT_ROWS: usize = 64;
+
+/// The steps of each size, by rows and blocks of the longest one, both powers of two, and by adapter: a graph reads fixed weights.
 #[derive(Default)]
-pub struct DecodeSteps(HashMap<(Option<AdapterId>, [usize; 2]), DecodeStep>);
+pub struct DecodeSteps {
+    steps: HashMap<(Option<AdapterId>, [usize; 2]), DecodeStep>,
+    is_invariant: bool,
+}
 
 /// Steps of one size.
 struct DecodeStep {
@@ -49,8 +55,13 @@ pub fn in_f32(x: &Tensor) -> Result<Tensor> {
 }
 
 impl DecodeSteps {
-    /// Computes one token of each of `sequences` on a GPU, by a model whose linears have the adapters of `adapter`. Rows of the result are in
-    /// their order; further ones are padding.
+    /// Steps of [`INVARIANT_ROWS`] rows if `is_invariant`, so that no result depends on their number.
+    pub(super) fn new(is_invariant: bool) -> DecodeSteps {
+        DecodeSteps { is_invariant, ..DecodeSteps::default() }
+    }
+
+    /// Computes one token of each of `sequences` on a GPU, by a model whose linears have the adapters of `adapter`; some may be tokens of one
+    /// sequence. Rows of the result are in their order; further ones are padding.
     pub fn run(
         &mut self,
         model: &Decoder,
@@ -59,8 +70,9 @@ impl DecodeSteps {
         sequences: &[SequenceTokens],
     ) -> Result<Scored> {
         let [groups, blocks] = most_blocks(sequences);
-        let size = [sequences.len(), blocks].map(usize::next_power_of_two);
-        let step = match self.0.entry((adapter, size)) {
+        let rows = if self.is_invariant { INVARIANT_ROWS } else { sequences.len() };
+        let size = [rows, blocks].map(usize::next_power_of_two);
+        let step = match self.steps.entry((adapter, size)) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => entry.insert(DecodeStep::new(model, groups, size)?),
         };

@@ -147,6 +147,11 @@ impl fmt::Debug for Grammar {
 pub struct Allowed(SimpleVob);
 
 impl Allowed {
+    /// Whether `token` may come next.
+    pub fn allows(&self, token: u32) -> bool {
+        (token as usize) < self.0.len() && self.0.is_allowed(token)
+    }
+
     /// The tokens that may not come next, in the order of ids.
     pub fn barred(&self) -> impl Iterator<Item = u32> {
         (0..self.0.len() as u32).filter(|&token| !self.0.is_allowed(token))

@@ -258,6 +258,9 @@ pub struct EngineOptions {
     /// Whether requests that begin with the same tokens share the blocks of the KV cache that hold them, also those of ended requests. A
     /// model with a window in some layer shares none.
     pub prefix_caching: bool,
+    /// Whether, on a GPU too, what a request gets has the same bits in any batch, in any chunks of its prompt, and with or without prefix
+    /// caching and preemption. On a CPU it always has.
+    pub batch_invariant: bool,
 }
 
 /// The state of an engine, for metrics.
@@ -283,6 +286,12 @@ pub struct EngineStats {
     pub generated_tokens: u64,
     /// Number of preemptions: requests that freed their memory for others, to be recomputed.
     pub preemptions: u64,
+    /// Number of proposals of tokens for a request.
+    pub proposals: u64,
+    /// Tokens of these.
+    pub proposed_tokens: u64,
+    /// Tokens of these that were drawn.
+    pub accepted_tokens: u64,
 }
 
 #[cfg(test)]

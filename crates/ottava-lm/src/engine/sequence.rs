@@ -2,10 +2,9 @@
 
 use super::block_pool::{BLOCK_SIZE, BlockKey, key_after, key_of_adapter};
 use super::blocks::{Pools, SequenceBlocks};
-use super::grammar::Place;
+use super::grammar::{Allowed, Place};
 use super::request::{FinishReason, Request, RequestId, TokenLogprob};
 use super::sampler::{self, Occurrences};
-use crate::models::SequenceTokens;
 use ottava_tensor::ops::Draw;
 
 /// A request, its tokens so far, and its place in the KV cache.
@@ -14,6 +13,8 @@ pub struct Sequence {
     pub request: Request,
     /// Prompt and output.
     pub tokens: Vec<u32>,
+    /// Tokens that may follow, which the step verifies.
+    pub proposed: Vec<u32>,
     /// Tokens whose keys and values are in the cache.
     pub computed: usize,
     /// The blocks of the cache that hold them.
@@ -39,8 +40,22 @@ impl Sequence {
     pub fn new(id: RequestId, request: Request, max_len: usize) -> Sequence {
         let (tokens, seen) = (request.prompt.clone(), Occurrences::of_prompt(&request.prompt));
         let (computed, blocks, keys, prompt_logprobs) = (0, SequenceBlocks::default(), Vec::new(), Vec::new());
-        let (end, pooled, is_pooled) = (None, Vec::new(), false);
-        Sequence { id, tokens, computed, blocks, keys, seen, max_len, end, prompt_logprobs, pooled, is_pooled, request }
+        let (proposed, end, pooled, is_pooled) = (Vec::new(), None, Vec::new(), false);
+        Sequence {
+            id,
+            tokens,
+            proposed,
+            computed,
+            blocks,
+            keys,
+            seen,
+            max_len,
+            end,
+            prompt_logprobs,
+            pooled,
+            is_pooled,
+            request,
+        }
     }
 
     /// Computes the keys of its first `count` blocks, which have all their tokens.
@@ -71,6 +86,7 @@ impl Sequence {
     pub fn put_back(&mut self, pools: &mut Pools) {
         pools.put_back(&mut self.blocks);
         self.computed = 0;
+        self.proposed.clear();
         self.pooled.clear();
     }
 
@@ -84,30 +100,57 @@ impl Sequence {
         self.tokens.len() - self.request.prompt.len()
     }
 
-    /// Tokens that cannot be drawn yet.
-    fn barred(&self) -> &[u32] {
-        if self.drawn() < self.request.min_new_tokens { &self.request.stop_ids } else { &[] }
+    /// Tokens that cannot be drawn after `drawn` others.
+    fn barred(&self, drawn: usize) -> &[u32] {
+        if drawn < self.request.min_new_tokens { &self.request.stop_ids } else { &[] }
     }
 
     /// Whether its next token is the most likely one by the unmodified logits, without log-probabilities.
     pub fn is_plain(&self) -> bool {
         let Request { sampling, logprobs, grammar, .. } = &self.request;
-        self.barred().is_empty() && sampling.is_plain() && logprobs.is_none() && grammar.is_none()
+        self.barred(self.drawn()).is_empty() && sampling.is_plain() && logprobs.is_none() && grammar.is_none()
     }
 
-    /// The settings for drawing its next token; `None` if its grammar allows none, which ends it.
-    pub fn draw(&mut self) -> Option<Draw> {
-        let mut draw = sampler::draw(&self.request.sampling, &self.seen, self.barred(), self.drawn());
+    /// The settings for drawing its next token, and then those after each proposed token, as if that one was drawn. None if its grammar allows no
+    /// token, which ends it.
+    pub fn draws(&mut self) -> Vec<Draw> {
+        let mut allowed = None;
         if let Some(grammar) = &mut self.request.grammar {
             match grammar.allowed() {
-                Ok(allowed) => sampler::bar(&mut draw, allowed.barred()),
+                Ok(some) => allowed = Some(some),
                 Err(place) => {
                     self.end = end_at(place);
-                    return None;
+                    return Vec::new();
                 }
             }
         }
-        Some(draw)
+        let mut draws = vec![self.draw(&self.seen, 0, allowed.as_ref())];
+        if self.proposed.is_empty() {
+            return draws;
+        }
+        let (mut seen, mut grammar) = (self.seen.clone(), self.request.grammar.clone());
+        for (number, &token) in (1..).zip(&self.proposed) {
+            if let (Some(grammar), Some(before)) = (&mut grammar, allowed.take()) {
+                if !before.allows(token) || grammar.push(token) != Place::Open {
+                    break;
+                }
+                let Ok(after) = grammar.allowed() else { break };
+                allowed = Some(after);
+            }
+            seen.add(token);
+            draws.push(self.draw(&seen, number, allowed.as_ref()));
+        }
+        draws
+    }
+
+    /// The settings for drawing the token after `ahead` more of them.
+    fn draw(&self, seen: &Occurrences, ahead: usize, allowed: Option<&Allowed>) -> Draw {
+        let drawn = self.drawn() + ahead;
+        let mut draw = sampler::draw(&self.request.sampling, seen, self.barred(drawn), drawn);
+        if let Some(allowed) = allowed {
+            sampler::bar(&mut draw, allowed.barred());
+        }
+        draw
     }
 
     /// Adds a drawn token.
@@ -119,9 +162,9 @@ impl Sequence {
         }
     }
 
-    /// Its next `new` tokens.
-    pub fn next(&self, new: usize) -> SequenceTokens<'_> {
-        SequenceTokens { tokens: &self.tokens[..self.computed + new], new, blocks: &self.blocks.tables }
+    /// Its next `new` tokens, of which proposed ones are the last.
+    pub fn next(&self, new: usize) -> Vec<u32> {
+        self.tokens[self.computed..].iter().chain(&self.proposed).take(new).copied().collect()
     }
 
     /// Whether a pass over positions from `computed` on has to score tokens of the prompt.

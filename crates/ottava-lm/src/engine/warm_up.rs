@@ -1,6 +1,8 @@
 //! Steps before the first request, so that no request waits for what the first step of a size does.
 
 use super::batching::Engine;
+use super::passes::MOST_ROWS;
+use super::proposer::Proposer;
 use super::request::{AdapterId, EngineOptions, Request, Sampling};
 use crate::error::Result;
 use crate::models::PREFILL_MULTIPLE;
@@ -19,20 +21,30 @@ impl Engine {
             return Ok(());
         }
         let before = self.stats;
+        let EngineOptions { prefix_caching, max_batch, .. } = self.options;
         // All prompts begin alike, and none would be computed whole.
-        let prefix_caching = std::mem::take(&mut self.options.prefix_caching);
+        self.options.prefix_caching = false;
+        // Rows of proposed tokens are those of further requests.
+        let proposer = self.proposer.take();
+        let rows = max_batch * (1 + proposer.as_ref().map_or(0, Proposer::tokens));
+        self.options.max_batch = rows.min(max_batch.max(MOST_ROWS));
         let adapters = (0..self.adapters.len()).map(|number| Some(AdapterId(number)));
         for adapter in std::iter::once(None).chain(adapters) {
             self.run_sizes(adapter)?;
         }
         self.stats = before;
-        self.options.prefix_caching = prefix_caching;
+        self.proposer = proposer;
+        (self.options.prefix_caching, self.options.max_batch) = (prefix_caching, max_batch);
         Ok(())
     }
 
     fn run_sizes(&mut self, adapter: Option<AdapterId>) -> Result<()> {
         let EngineOptions { max_batch, prefill_chunk, .. } = self.options;
         let last_prompt = self.max_model_len().saturating_sub(1);
+        if self.keeps_invariant() {
+            // All passes have one size.
+            return if last_prompt > 0 { self.run_alike(adapter, 1, 1) } else { Ok(()) };
+        }
         // Whole prompts, and one with a chunk that reads the cache. The largest take the memory that the others find.
         let whole = (1..=prefill_chunk / PREFILL_MULTIPLE).map(|count| count * PREFILL_MULTIPLE);
         let prompts = whole.chain([prefill_chunk.saturating_add(PREFILL_MULTIPLE / 2).min(last_prompt)]);

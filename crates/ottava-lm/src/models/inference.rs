@@ -8,12 +8,24 @@ use ottava_tensor::{DType, Device, Tensor};
 /// The new tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceTokens<'a> {
-    /// All tokens of the sequence so far, the new ones included.
-    pub tokens: &'a [u32],
-    /// The number of new tokens, which are the last.
-    pub new: usize,
+    /// The number of tokens before the new ones, whose keys and values the cache has.
+    pub start: usize,
+    /// The new tokens.
+    pub new: &'a [u32],
     /// For each group of the cache's layers, the blocks that hold its tokens, in order. Blocks before the window of a group are not read.
     pub blocks: &'a [Vec<i32>],
+}
+
+impl<'a> SequenceTokens<'a> {
+    /// Each new token of `sequences` as a sequence of its own, which ends there. The keys and values of earlier ones are written before
+    /// attention reads them, so the results are the same.
+    pub fn rows(sequences: &[SequenceTokens<'a>]) -> Vec<SequenceTokens<'a>> {
+        let of = |&SequenceTokens { start, new, blocks }: &SequenceTokens<'a>| {
+            let row = move |(at, new)| SequenceTokens { start: start + at, new, blocks };
+            new.chunks(1).enumerate().map(row)
+        };
+        sequences.iter().flat_map(of).collect()
+    }
 }
 
 /// The new tokens of a batch of sequences, on the device, in tensors of fixed capacity: those of unused sequences have no new tokens.
@@ -87,14 +99,13 @@ impl InferenceBatch {
         let (mut starts, mut lens) = (vec![0], Vec::with_capacity(rows));
         let mut tables = vec![vec![0i32; rows * width]; self.block_tables.len()];
         for (row, sequence) in sequences.iter().enumerate() {
-            let SequenceTokens { tokens, new, blocks } = *sequence;
-            let has_room = blocks.iter().all(|blocks| blocks.len() <= width);
-            assert!(new <= self.max_new && has_room, "a sequence has room in its batch");
-            let first = tokens.len() - new;
-            ids.extend(tokens[first..].iter().map(|&id| id as i32));
-            positions.extend(first as i32..tokens.len() as i32);
+            let SequenceTokens { start, new, blocks } = *sequence;
+            let (has_room, end) = (blocks.iter().all(|blocks| blocks.len() <= width), (start + new.len()) as i32);
+            assert!(new.len() <= self.max_new && has_room, "a sequence has room in its batch");
+            ids.extend(new.iter().map(|&id| id as i32));
+            positions.extend(start as i32..end);
             starts.push(ids.len() as i32);
-            lens.push(tokens.len() as i32);
+            lens.push(end);
             for (table, blocks) in tables.iter_mut().zip(blocks) {
                 table[row * width..][..blocks.len()].copy_from_slice(blocks);
             }
@@ -113,15 +124,22 @@ impl InferenceBatch {
         Ok(())
     }
 
+    /// The new tokens of up to `rows` sequences with one new token each, padded to that many.
+    pub fn of_rows(device: &Device, sequences: &[SequenceTokens], rows: usize) -> Result<InferenceBatch> {
+        let mut batch = InferenceBatch::new(device, rows, rows, 1, most_blocks(sequences))?;
+        batch.set(sequences)?;
+        Ok(batch)
+    }
+
     /// The new tokens of `sequences`, padded on a GPU, whose products are tuned for each number of rows.
     pub fn padded(device: &Device, sequences: &[SequenceTokens]) -> Result<InferenceBatch> {
-        let tokens = padded_rows(device, sequences.iter().map(|sequence| sequence.new).sum());
-        let max_new = sequences.iter().map(|sequence| sequence.new).max().unwrap_or(0);
+        let tokens = padded_rows(device, sequences.iter().map(|sequence| sequence.new.len()).sum());
+        let max_new = sequences.iter().map(|sequence| sequence.new.len()).max().unwrap_or(0);
         let mut batch = InferenceBatch::new(device, tokens, sequences.len(), max_new, most_blocks(sequences))?;
         batch.set(sequences)?;
         // On a CPU, both kinds of attention run the same loops.
         if let ([one], Device::Cuda(_)) = (sequences, device) {
-            batch.is_whole = one.new == one.tokens.len() && one.new.is_multiple_of(PREFILL_MULTIPLE);
+            batch.is_whole = one.start == 0 && one.new.len().is_multiple_of(PREFILL_MULTIPLE);
         }
         Ok(batch)
     }

@@ -4,8 +4,10 @@ use crate::setup::{
     Seeded, decoder, devices, devices_of, finish_step, kv_cache, logits, losses_and_gradients, next_logits, recipe,
     recipes, sequences, tiny_llama,
 };
+use crate::speculative::NGRAM;
 use ottava_lm::engine::{
-    Engine, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Request, RequestId, Sampling, TokenLogprob,
+    Engine, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Proposer, Request, RequestId, Sampling,
+    TokenLogprob,
 };
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig, LayerSet};
@@ -23,6 +25,7 @@ pub const ROOMY: EngineOptions = EngineOptions {
     prefill_chunk: 64,
     kv_cache_dtype: KvCacheDtype::Auto,
     prefix_caching: true,
+    batch_invariant: false,
 };
 
 fn model(recipe: &Recipe, device: &Device) -> Decoder {
@@ -33,7 +36,7 @@ pub fn prompt(name: &str, tokens: usize) -> Vec<u32> {
     integers(name, tokens, 96).to_vec::<i32>().unwrap().into_iter().map(|id| id as u32).collect()
 }
 
-fn request(name: &str, tokens: usize) -> Request {
+pub fn request(name: &str, tokens: usize) -> Request {
     Request { prompt: prompt(name, tokens), max_new_tokens: 20, logprobs: Some(2), ..Request::default() }
 }
 
@@ -342,7 +345,7 @@ fn cancelled_requests_give_their_memory_back() {
 }
 
 /// Layers of which every other one has a window, with soft caps as in Gemma 2.
-fn windowed() -> DecoderConfig {
+pub fn windowed() -> DecoderConfig {
     let local = LayerSet::AllButEvery(2);
     DecoderConfig { window: Some(20), local, score_cap: Some(5.0), logit_cap: Some(9.0), ..tiny_llama() }
 }
@@ -487,18 +490,24 @@ fn all_passes_of_a_gpu_run_dry() {
 /// A dry run sees which kernels are launched; each of them is compiled in its first launch.
 #[test]
 fn after_warming_up_requests_launch_no_new_kernel() {
-    let device = Device::dry_gpu(GpuModel::h200());
-    let Device::Cuda(gpu) = &device else { panic!("not a GPU") };
-    let options = EngineOptions { max_model_len: 900, prefill_chunk: 512, ..ROOMY };
-    let mut engine = Engine::new(model(&recipe(RecipeName::Fp8Current, Fp8Format::Auto), &device), &options).unwrap();
-    let cold = gpu.workload();
-    engine.warm_up().unwrap();
-    let warm = gpu.workload();
-    assert!(warm != cold && engine.is_idle());
-    assert_eq!(engine.stats(), EngineStats { kv_blocks: engine.stats().kv_blocks, ..EngineStats::default() });
-    let long = Request { prompt_logprobs: None, ..request("long", 700) };
-    run(&mut engine, requests().into_iter().chain([long]).collect());
-    assert_eq!(gpu.workload(), warm);
+    for (batch_invariant, speculates) in [(false, false), (true, false), (false, true)] {
+        let device = Device::dry_gpu(GpuModel::h200());
+        let Device::Cuda(gpu) = &device else { panic!("not a GPU") };
+        let options = EngineOptions { max_model_len: 900, prefill_chunk: 512, batch_invariant, ..ROOMY };
+        let model = model(&recipe(RecipeName::Fp8Current, Fp8Format::Auto), &device);
+        let mut engine = Engine::new(model, &options).unwrap();
+        if speculates {
+            engine.speculate(Proposer::Ngram(NGRAM)).unwrap();
+        }
+        let cold = gpu.workload();
+        engine.warm_up().unwrap();
+        let warm = gpu.workload();
+        assert!(warm != cold && engine.is_idle());
+        assert_eq!(engine.stats(), EngineStats { kv_blocks: engine.stats().kv_blocks, ..EngineStats::default() });
+        let long = Request { prompt_logprobs: None, ..request("long", 700) };
+        run(&mut engine, requests().into_iter().chain([long]).collect());
+        assert_eq!((engine.stats().accepted_tokens > 0, gpu.workload()), (speculates, warm));
+    }
 }
 
 /// Products of few rows read weights while the kernel before them runs, which must not be the one that casts them.

@@ -38,7 +38,7 @@ fn sizes_with(keys: Value) -> DecoderConfig {
     config(all)
 }
 
-fn sizes() -> DecoderConfig {
+pub fn sizes() -> DecoderConfig {
     sizes_with(json!({}))
 }
 

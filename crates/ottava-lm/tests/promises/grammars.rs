@@ -1,10 +1,9 @@
 //! Constrained output: whatever a model draws stays within the grammar of its request.
 
+use crate::engine::ROOMY;
 use crate::setup::{decoder, recipe, tiny_llama};
 use ottava_lm::data::Tokenizer;
-use ottava_lm::engine::{
-    Engine, EngineOptions, Event, FinishReason, Grammar, Grammars, KvCacheDtype, Request, Sampling,
-};
+use ottava_lm::engine::{Engine, EngineOptions, Event, FinishReason, Grammar, Grammars, Request, Sampling};
 use ottava_lm::models::DecoderConfig;
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_tensor::Device;
@@ -22,10 +21,7 @@ pub fn tokenizer() -> Tokenizer {
 fn engine(kv_cache_tokens: usize, max_batch: usize) -> Engine {
     let config = DecoderConfig { vocabulary: VOCABULARY, ..tiny_llama() };
     let model = decoder(&config, &recipe(RecipeName::Fp32, Fp8Format::Auto), &Device::Cpu, 0.3);
-    let (max_model_len, prefill_chunk, kv_cache_dtype) = (200, 64, KvCacheDtype::Auto);
-    let prefix_caching = true;
-    let options =
-        EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk, kv_cache_dtype, prefix_caching };
+    let options = EngineOptions { max_batch, kv_cache_tokens, ..ROOMY };
     Engine::new(model, &options).unwrap()
 }
 

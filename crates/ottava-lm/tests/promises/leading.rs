@@ -3,8 +3,9 @@
 use crate::engine::{Got, ROOMY, collect, finish_into, prompt, requests, run};
 use crate::grammars::{VOCABULARY, tokenizer};
 use crate::setup::{Seeded, recipe, tiny_llama};
+use crate::speculative::NGRAM;
 use ottava_lm::Result;
-use ottava_lm::engine::{AdapterId, Engine, EngineOptions, Grammars, Pooling, Request, RequestId, Sampling};
+use ottava_lm::engine::{AdapterId, Engine, EngineOptions, Grammars, Pooling, Proposer, Request, RequestId, Sampling};
 use ottava_lm::layer_ranks::{LayerRanks, Undivided};
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::models::{Decoder, DecoderConfig};
@@ -16,6 +17,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
+
+/// The engine of a rank, in F32, with one adapter beside the model, which looks up tokens in texts.
+fn speculating(ranks: Rc<dyn LayerRanks>, options: &EngineOptions) -> Engine {
+    let mut engine = engine(ranks, options);
+    engine.speculate(Proposer::Ngram(NGRAM)).unwrap();
+    engine
+}
 
 /// The engine of a rank, in F32, with one adapter beside the model.
 fn engine(ranks: Rc<dyn LayerRanks>, options: &EngineOptions) -> Engine {
@@ -32,6 +40,16 @@ fn engine(ranks: Rc<dyn LayerRanks>, options: &EngineOptions) -> Engine {
 
 /// What `lead` returns on rank 0 of a group, whose other ranks follow; and how these end.
 fn on_ranks<T: Send>(
+    group: Vec<Group>,
+    options: &EngineOptions,
+    lead: impl Fn(Engine) -> T + Sync,
+) -> (T, Vec<Result<()>>) {
+    engines_on_ranks(engine, group, options, lead)
+}
+
+/// [`on_ranks`] with engines that `engine` makes.
+fn engines_on_ranks<T: Send>(
+    engine: fn(Rc<dyn LayerRanks>, &EngineOptions) -> Engine,
     group: Vec<Group>,
     options: &EngineOptions,
     lead: impl Fn(Engine) -> T + Sync,
@@ -110,6 +128,28 @@ fn requests_get_on_two_ranks_what_one_rank_gives() {
         assert!(ends.into_iter().all(|end| end.is_ok()));
         assert_eq!(stats, alone.stats());
         found.iter().zip(&expected).for_each(|(found, expected)| expect_alike(found, expected));
+    }
+}
+
+/// Ranks propose the same tokens, and rank 0 tells the others which it has accepted.
+#[test]
+fn two_ranks_verify_the_same_proposals() {
+    let options = EngineOptions { max_batch: 5, prefill_chunk: 17, kv_cache_tokens: 288, ..ROOMY };
+    let expected = serve(&mut engine(Rc::new(Undivided), &options));
+    let (found, ends) = engines_on_ranks(speculating, threads::group(2), &options, |mut engine| {
+        let found = serve(&mut engine);
+        engine.finish().unwrap();
+        let stats = engine.stats();
+        assert!(stats.accepted_tokens > 0 && stats.preemptions > 0, "{stats:?}");
+        found
+    });
+    assert!(ends.into_iter().all(|end| end.is_ok()));
+    // A request that is cancelled after some steps has more tokens by then.
+    for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        match number {
+            2 => assert!(found.tokens.starts_with(&expected.tokens) || expected.tokens.starts_with(&found.tokens)),
+            _ => expect_alike(std::slice::from_ref(found), std::slice::from_ref(expected)),
+        }
     }
 }
 

@@ -342,7 +342,9 @@ pub fn next_logits(
     tokens: &[u32],
     new: usize,
 ) -> Tensor {
-    let batch = InferenceBatch::padded(decoder.device(), &[SequenceTokens { tokens, new, blocks }]).expect("memory");
+    let start = tokens.len() - new;
+    let tokens = [SequenceTokens { start, new: &tokens[start..], blocks }];
+    let batch = InferenceBatch::padded(decoder.device(), &tokens).expect("memory");
     let hidden = decoder.hidden(&batch, cache).expect("forward runs");
     let rows: Vec<i32> = (0..new as i32).collect();
     decoder.logits(&hidden, &Tensor::from_slice(decoder.device(), &[new], &rows).expect("memory")).expect("logits")

@@ -38,6 +38,7 @@ pub struct CudaDevice {
     host_bytes: AtomicUsize,
     library_bytes: AtomicUsize,
     has_constant_weights: AtomicBool,
+    is_batch_invariant: AtomicBool,
     backend: Backend,
 }
 
@@ -85,6 +86,7 @@ impl CudaDevice {
             host_bytes: AtomicUsize::new(0),
             library_bytes: AtomicUsize::new(0),
             has_constant_weights: AtomicBool::new(false),
+            is_batch_invariant: AtomicBool::new(false),
             backend: Backend::Gpu(Box::new(Gpu {
                 background: Background::default(),
                 cubins: Arc::new(Cubins::new(arch_of(context.capability))),
@@ -106,6 +108,7 @@ impl CudaDevice {
             host_bytes: AtomicUsize::new(0),
             library_bytes: AtomicUsize::new(0),
             has_constant_weights: AtomicBool::new(false),
+            is_batch_invariant: AtomicBool::new(false),
             backend: Backend::Dry(DryGpu::default()),
         })
     }
@@ -195,6 +198,20 @@ impl CudaDevice {
         let result = work();
         self.has_constant_weights.store(before, Ordering::Relaxed);
         result
+    }
+
+    /// Runs `work`, in which no row of a product and no token of paged attention depends on other rows: kernels are chosen only by what they
+    /// have in common. Within it, products of one shape have the same kernel, and paged attention has parts of one length.
+    pub fn with_batch_invariance<R>(&self, work: impl FnOnce() -> R) -> R {
+        let before = self.is_batch_invariant.swap(true, Ordering::Relaxed);
+        let result = work();
+        self.is_batch_invariant.store(before, Ordering::Relaxed);
+        result
+    }
+
+    /// Whether [`CudaDevice::with_batch_invariance`] is in progress.
+    pub(crate) fn is_batch_invariant(&self) -> bool {
+        self.is_batch_invariant.load(Ordering::Relaxed)
     }
 
     /// Whether [`CudaDevice::with_constant_weights`] is in progress.

@@ -1,5 +1,6 @@
 //! `ottava chat`.
 
+use super::decoding::Decoding;
 use super::inference::{Draws, Inference, InferenceRanks, with_model};
 use crate::output::{ignore_signals, stop_answers_on_signals};
 use crate::ranks::RankArgs;
@@ -44,6 +45,8 @@ pub struct ChatCommand {
     #[command(flatten)]
     draws: Draws,
     #[command(flatten)]
+    decoding: Decoding,
+    #[command(flatten)]
     how: Inference,
     #[command(flatten)]
     ranks: RankArgs,
@@ -61,17 +64,20 @@ impl ChatCommand {
             ignore_signals()?;
         }
         let ranks = InferenceRanks::join(role, device)?;
+        self.decoding.check(&ranks)?;
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let (tokenizer, template) = (Tokenizer::load(folder)?, chat_template(folder, kwargs.clone())?);
             let sizes = decoder_config(&config)?;
             let model = self.how.load(folder, &config, self.capacity(&sizes), &ranks)?;
-            Ok((model, folder.to_path_buf(), tokenizer, template, sizes))
+            let draft = self.decoding.draft(&self.how, &tokenizer, self.capacity(&sizes), &ranks)?;
+            Ok(((model, draft), folder.to_path_buf(), tokenizer, template, sizes))
         });
-        let (model, folder, tokenizer, template, sizes) = ranks.together(loaded)?;
+        let (models, folder, tokenizer, template, sizes) = ranks.together(loaded)?;
         let capacity = self.capacity(&sizes);
-        let options = self.draws.options(&model, &[capacity], capacity)?;
-        let Some(mut engine) = ranks.lead(ranks.engine(model, &folder, options)?)? else { return Ok(()) };
+        let options = self.draws.options((&models.0, models.1.as_ref()), &[capacity], capacity)?;
+        let engine = self.decoding.engine(&ranks, models, &folder, options)?;
+        let Some(mut engine) = ranks.lead(engine)? else { return Ok(()) };
         let mut chat = Chat::default();
         chat.messages.extend(self.system.iter().map(|text| Chat::message("system", text)));
         let asks = io::stdin().is_terminal() && io::stdout().is_terminal();

@@ -1,6 +1,7 @@
 //! `ottava generate`.
 
 use super::chat::chat_template;
+use super::decoding::Decoding;
 use super::inference::{Draws, Inference, with_model};
 use super::prompts::{Prompt, read_prompts};
 use crate::output::{Meter, print_json};
@@ -50,6 +51,8 @@ pub struct Generate {
     #[command(flatten)]
     draws: Draws,
     #[command(flatten)]
+    decoding: Decoding,
+    #[command(flatten)]
     how: Inference,
     #[command(flatten)]
     ranks: RankArgs,
@@ -71,6 +74,7 @@ impl Generate {
             (None, input) => read_prompts(input.as_deref().expect("one of them is required"))?,
         };
         let ranks = self.how.ranks(&self.ranks)?;
+        self.decoding.check(&ranks)?;
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let tokenizer = Tokenizer::load(folder)?;
@@ -88,13 +92,15 @@ impl Generate {
                 )));
             }
             let model = self.how.load(folder, &config, capacity, &ranks)?;
-            Ok((model, folder.to_path_buf(), tokenizer, prompts, capacity))
+            let draft = self.decoding.draft(&self.how, &tokenizer, capacity, &ranks)?;
+            Ok(((model, draft), folder.to_path_buf(), tokenizer, prompts, capacity))
         });
-        let (model, folder, tokenizer, prompts, capacity) = ranks.together(loaded)?;
+        let (models, folder, tokenizer, prompts, capacity) = ranks.together(loaded)?;
         let lengths: Vec<usize> =
             prompts.iter().map(|prompt| prompt.ids.len().saturating_add(self.max_new_tokens)).collect();
-        let options = self.draws.options(&model, &lengths, capacity)?;
-        let Some(mut engine) = ranks.lead(ranks.engine(model, &folder, options)?)? else { return Ok(()) };
+        let options = self.draws.options((&models.0, models.1.as_ref()), &lengths, capacity)?;
+        let engine = self.decoding.engine(&ranks, models, &folder, options)?;
+        let Some(mut engine) = ranks.lead(engine)? else { return Ok(()) };
         let requests: Vec<TextRequest> = (0..)
             .zip(&prompts)
             .map(|(number, prompt)| self.draws.request(prompt.ids.clone(), self.max_new_tokens, number))

@@ -98,6 +98,16 @@ impl InferenceRanks {
         self.processes
     }
 
+    /// Errors on all ranks if they do not have the same `value` of `what`.
+    pub fn expect_equal(&self, what: &str, value: &str) -> Result<()> {
+        self.ranks.expect_equal(what, value)
+    }
+
+    /// Whether the ranks compute on GPUs.
+    pub fn use_gpus(&self) -> bool {
+        matches!(self.device, Device::Cuda(_))
+    }
+
     /// Whether this process prints results.
     pub fn leads(&self) -> bool {
         self.ranks.leads()
@@ -180,9 +190,15 @@ impl Draws {
         TextRequest { request, stop: self.stop.clone() }
     }
 
-    /// The options of an engine of `model` for requests of `lengths` tokens, completions included, of at most `capacity`.
-    pub fn options(&self, model: &Decoder, lengths: &[usize], capacity: usize) -> Result<EngineOptions> {
-        EngineOptions::for_lengths(model, lengths.iter().copied(), capacity, self.kv_cache_dtype)
+    /// The options of an engine of `model`, and of its `draft` model, for requests of `lengths` tokens, completions included, of at most
+    /// `capacity`.
+    pub fn options(
+        &self,
+        (model, draft): (&Decoder, Option<&Decoder>),
+        lengths: &[usize],
+        capacity: usize,
+    ) -> Result<EngineOptions> {
+        EngineOptions::for_lengths(model, draft, lengths.iter().copied(), capacity, self.kv_cache_dtype)
     }
 }
 
@@ -240,6 +256,11 @@ pub struct StaticScales {
 }
 
 impl Inference {
+    /// The device of these options, with the recipe of another folder.
+    pub fn of_folder(&self) -> Inference {
+        Inference { recipe: None, settings: Vec::new(), adapter: None, device: self.device }
+    }
+
     /// The model of `folder` in another recipe, for comparisons; it also casts linears that are slower in FP8. `given` are scales for fp8-delayed.
     pub fn load_as(
         &self,

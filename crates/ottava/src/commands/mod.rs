@@ -7,6 +7,7 @@ pub mod chat;
 pub mod compare;
 pub mod completions;
 pub mod convert;
+mod decoding;
 pub mod doctor;
 pub mod eval;
 pub mod export;

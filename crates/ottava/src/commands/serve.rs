@@ -1,5 +1,6 @@
 //! `ottava serve`.
 
+use super::decoding::Decoding;
 use super::inference::{Inference, InferenceRanks, with_model};
 use super::lora_modules::LoraModule;
 use crate::output::{forward_signals, stop_on_signals};
@@ -89,6 +90,8 @@ pub struct Serve {
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     shutdown_timeout: u64,
     #[command(flatten)]
+    decoding: Decoding,
+    #[command(flatten)]
     how: Inference,
     #[command(flatten)]
     ranks: RankArgs,
@@ -160,6 +163,7 @@ impl Serve {
     /// The warmed-up engine of this rank, and the properties of its model that requests need.
     fn load(&self, ranks: &InferenceRanks) -> Result<(Engine, Model)> {
         ranks.forward_signals();
+        self.decoding.check(ranks)?;
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let sizes = decoder_config(&config)?;
@@ -198,18 +202,20 @@ impl Serve {
                 [] => (self.how.load(folder, &config, max_model_len, ranks)?, Vec::new()),
                 modules => self.how.load_beside(folder, &config, max_model_len, ranks, modules)?,
             };
-            Ok((loaded, folder.to_path_buf(), model))
+            let draft = self.decoding.draft(&self.how, &model.tokenizer, max_model_len, ranks)?;
+            Ok((loaded, draft, folder.to_path_buf(), model))
         });
-        let ((decoder, adapters), folder, mut model) = ranks.together(loaded)?;
+        let ((decoder, adapters), draft, folder, mut model) = ranks.together(loaded)?;
         let default = if matches!(decoder.device(), Device::Cuda(_)) { ON_A_GPU } else { ON_A_CPU };
         let (at_once, max_model_len) = (self.max_num_seqs.unwrap_or(default), model.max_model_len);
         let lengths = std::iter::repeat_n(max_model_len, at_once);
-        let mut options = EngineOptions::for_lengths(&decoder, lengths, max_model_len, self.kv_cache_dtype)?;
+        let mut options =
+            EngineOptions::for_lengths(&decoder, draft.as_ref(), lengths, max_model_len, self.kv_cache_dtype)?;
         options.max_batch = at_once;
         options.kv_cache_tokens = self.kv_cache_tokens.unwrap_or(options.kv_cache_tokens);
         options.prefill_chunk = self.max_num_batched_tokens.unwrap_or(options.prefill_chunk);
         options.prefix_caching = !self.no_enable_prefix_caching;
-        let mut engine = ranks.engine(decoder, &folder, options)?;
+        let mut engine = self.decoding.engine(ranks, (decoder, draft), &folder, options)?;
         let named = |(module, adapters): (&LoraModule, Adapters)| NamedAdapter {
             name: module.name.clone(),
             root: module.folder.display().to_string(),

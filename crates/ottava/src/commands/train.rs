@@ -166,7 +166,7 @@ fn samples(trainer: Trainer, config: &RunConfig) -> Result<Vec<String>> {
         requests.push(TextRequest { request, stop: Vec::new() });
     }
     let lengths = requests.iter().map(|each| each.request.prompt.len().saturating_add(g.max_new_tokens));
-    let options = EngineOptions::for_lengths(&model, lengths, config.data.max_length, KvCacheDtype::Auto)?;
+    let options = EngineOptions::for_lengths(&model, None, lengths, config.data.max_length, KvCacheDtype::Auto)?;
     let mut samples = g.prompts.clone();
     complete(&mut Engine::new(model, &options)?, &tokenizer, requests, &mut |_, _| {}, &mut |number, done| {
         samples[number] += &done.text;

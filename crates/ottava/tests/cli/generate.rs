@@ -73,3 +73,47 @@ fn prompts_that_cannot_be_used_are_named() {
     let none = ["generate", model, "--prompt", "a", "--max-new-tokens", "0", "--device", "cpu"];
     run.fail(&none, 1, &["--max-new-tokens", "expected a number of at least 1"]);
 }
+
+/// Lookup, and the model itself as its draft model.
+#[test]
+fn speculation_and_batch_invariance_change_no_text() {
+    let run = Run::new();
+    let model = run.checkpoint();
+    let model = model.to_str().unwrap();
+    let prompts = ["line 4 of line 4 of line", "line 1", "a"].map(|text| format!("{{\"prompt\": \"{text}\"}}"));
+    run.write("prompts.jsonl", prompts.join("\n").as_bytes());
+    let common = ["generate", model, "--device", "cpu", "--max-new-tokens", "30", "--input", "prompts.jsonl"];
+    let generate = |more: &[&str]| run.succeed(&[&common[..], more].concat());
+    let draft = format!(r#"{{"model": "{model}", "num_speculative_tokens": 3}}"#);
+    let ngram = r#"{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}"#;
+    for sampling in [&[][..], &["--temperature", "0.8", "--seed", "5", "--stop", "e"]] {
+        let expected = generate(sampling);
+        for more in [["--speculative-config", ngram], ["--speculative-config", &draft]] {
+            assert_eq!(generate(&[sampling, &more, &["--batch-invariant"]].concat()), expected, "{more:?}");
+        }
+    }
+    let unknown = r#"{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup": 4}"#;
+    let refused = |config: &str, more: &[&str], words: &[&str]| {
+        run.fail(&[&common[..], &["--speculative-config", config], more].concat(), 1, words);
+    };
+    refused(unknown, &[], &["--speculative-config", "unknown field `prompt_lookup`"]);
+    refused(r#"{"method": "ngram", "num_speculative_tokens": 99}"#, &[], &["num_speculative_tokens is 99"]);
+    refused(&draft, &["--ranks", "2"], &["tokens of a draft model are proposed by one process, and 2 ranks"]);
+}
+
+#[test]
+fn a_draft_model_has_the_same_tokens() {
+    let run = Run::new();
+    let model = run.checkpoint();
+    let other = run.path("other");
+    std::fs::create_dir(&other).unwrap();
+    for name in ["config.json", "tokenizer.json"] {
+        std::fs::copy(run.path(model.to_str().unwrap()).join(name), other.join(name)).unwrap();
+    }
+    let tokenizer = std::fs::read_to_string(other.join("tokenizer.json")).unwrap();
+    std::fs::write(other.join("tokenizer.json"), tokenizer.replacen("\"a\"", "\"ab\"", 1)).unwrap();
+    let draft = format!(r#"{{"model": "{}", "num_speculative_tokens": 3}}"#, other.display());
+    let args =
+        ["generate", model.to_str().unwrap(), "--device", "cpu", "--prompt", "a", "--speculative-config", &draft];
+    run.fail(&args, 1, &["other/tokenizer.json: the tokens of the draft model are not those of"]);
+}

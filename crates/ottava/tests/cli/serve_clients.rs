@@ -257,6 +257,36 @@ fn prompts_that_begin_alike_share_the_cache() {
     assert_eq!(hits(&computed), (Some(0), Some(0)));
 }
 
+/// Answers are those without speculation, and metrics count proposals.
+#[test]
+fn speculation_changes_no_answer_and_is_counted() {
+    let run = run();
+    let config = r#"{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}"#;
+    let (plain, speculating) =
+        (Server::start(&run, &[]), Server::start(&run, &["--speculative-config", config, "--batch-invariant"]));
+    let more = [
+        json!({"temperature": 0, "logprobs": 2}),
+        json!({"temperature": 0.6, "seed": 2, "n": 3, "stop": ["e", "1"]}),
+        json!({"temperature": 1, "seed": 4, "guided_regex": "[0-9]{4} (ab|cd)+e"}),
+    ];
+    for more in more {
+        let mut body = json!({"prompt": "line 4 line 4 line", "max_tokens": 40});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let of = |server: &Server| {
+            let answer = server.post("/v1/completions", body.clone());
+            (answer["choices"].clone(), answer["usage"].clone())
+        };
+        assert_eq!(of(&speculating), of(&plain), "{body}");
+    }
+    let text = ask(&speculating, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").1;
+    let value = |name: &str| -> u64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("ottava:spec_decode_num_{name}_total ")));
+        line.expect("it is there").parse().unwrap()
+    };
+    let (drafts, proposed, accepted) = (value("drafts"), value("draft_tokens"), value("accepted_tokens"));
+    assert!(drafts > 0 && drafts <= proposed && accepted > 0 && accepted <= proposed, "{text}");
+}
+
 /// A model that has learned nothing calls the tools that a request demands.
 #[test]
 fn demanded_calls_of_tools_conform_to_their_parameters() {

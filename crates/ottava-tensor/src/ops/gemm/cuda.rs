@@ -104,7 +104,7 @@ pub(crate) const SKINNY_VARIANTS: &[Defines] = &[
 
 /// The kernels by the rows that they have room for.
 const KERNELS: [(usize, &str); 4] = [(8, "skinny_8"), (16, "skinny_16"), (32, "skinny_32"), (64, "skinny_64")];
-/// Rows of plain operands at most; the library is faster with more.
+/// Rows of plain operands at most, unless rows must not depend on others; the library is faster with more.
 const MOST_PLAIN_ROWS: usize = 32;
 
 /// Columns of the result in a tile, and bytes that a step reads of each row.
@@ -159,7 +159,7 @@ impl Skinny {
         let (a, b) = (map(x, m, rows)?, map(y, n, LINES)?);
         let fits = gpu.has_constant_weights()
             && y.dtype() == x.dtype()
-            && (x.dtype().is_fp8() || m <= MOST_PLAIN_ROWS)
+            && (x.dtype().is_fp8() || m <= MOST_PLAIN_ROWS || gpu.is_batch_invariant())
             && Capability::find(gpu.capability()).is_ok_and(|known| known.lacks(SKINNY.needs).is_empty());
         fits.then_some(Skinny { defines, entry, rows: m, columns: n, a, b, scales })
     }

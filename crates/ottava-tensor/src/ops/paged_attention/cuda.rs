@@ -19,6 +19,8 @@ const SPLITS: usize = 32;
 /// The maximum number of times that a warp reads 16 or 32 tokens in the smallest split of a context. Partial results are written and read
 /// in F32: 3 % of the bytes of keys and values if four query heads share 512 tokens of 128 bytes.
 const MOST_ROUNDS: usize = 8;
+/// These rounds for any batch, if rows must not depend on others: the sums of a token then depend only on its own context.
+const INVARIANT_ROUNDS: usize = 4;
 /// The minimum number of blocks that a multiprocessor runs at once.
 const BLOCKS: usize = 2;
 
@@ -176,17 +178,26 @@ pub(super) fn paged_attention(
     // With few sequences, splits are short, so that all multiprocessors read; with many, splits are long, in one wave of blocks if
     // possible.
     let fits = |rounds: usize| batch.capacity() * spec.kv_heads * chunks * splits_of(rounds) <= BLOCKS * gpu.sm_count();
-    let rounds = [1, 2, 4].into_iter().find(|&rounds| fits(rounds)).unwrap_or(MOST_ROUNDS);
+    let rounds = match gpu.is_batch_invariant() {
+        true => INVARIANT_ROUNDS,
+        false => [1, 2, 4].into_iter().find(|&rounds| fits(rounds)).unwrap_or(MOST_ROUNDS),
+    };
     let splits = splits_of(rounds);
     let room = batch.capacity() * spec.kv_heads * chunks * splits * together * most;
     let parts = |width: usize| Tensor::empty(qkv.device(), &[if splits > 1 { room } else { 0 }, width], DType::F32);
     let (mut sums, mut stats) = (parts(spec.head_dim)?, parts(2)?);
     let outputs = [o, &mut sums, &mut stats].map(|to| Arg::Ptr(to.device_ptr_mut()));
     let sizes = [tokens, group, most, spec.head_dim, together, splits, rounds].map(|size| Arg::I32(size as i32));
-    let args = [outputs.as_slice(), &[Arg::Ptr(cache.arrived.device_ptr())], &inputs, &sizes, &factors].concat();
+    // The cache has counters for as many sequences as it has blocks. There are more if several sequences share blocks.
+    let own = &cache.arrived;
+    let more = (batch.capacity() > own.shape()[0])
+        .then(|| Tensor::zeros(own.device(), &[batch.capacity(), own.shape()[1]], DType::I32))
+        .transpose()?;
+    let arrived = more.as_ref().unwrap_or(own);
+    let args = [outputs.as_slice(), &[Arg::Ptr(arrived.device_ptr())], &inputs, &sizes, &factors].concat();
     let source = if is_bounded { &BOUNDED_TENSOR_CORES } else { &TENSOR_CORES };
     let grid = [(tiles + batch.capacity() * (splits - 1)) as u32, spec.kv_heads as u32, chunks as u32];
-    // SAFETY: as above; parts have room for all splits and `arrived` for all blocks and key heads. The launch leaves `arrived` as it was,
+    // SAFETY: as above; parts have room for all splits and `arrived` for all sequences and key heads. The launch leaves `arrived` as it was,
     // and launches of a device are in order, so none shares it with another.
     unsafe { gpu.launch_early(&Kernel { source, defines, entry }, grid, THREADS, 0, &args) }
 }

@@ -17,7 +17,7 @@ fn rotated(spec: &AttentionSpec, pairs: RopePairs) -> RopeLayout {
     RopeLayout { heads: spec.heads + spec.kv_heads, head_dim: spec.head_dim, pairs }
 }
 
-/// Counters of a block: one for each key head, and for each eight query heads that share it.
+/// Counters of a sequence: one for each key head, and for each eight query heads that share it.
 fn counters(spec: &AttentionSpec) -> usize {
     spec.kv_heads * spec.group().div_ceil(8)
 }
@@ -28,7 +28,7 @@ pub struct KvBlocks {
     data: Tensor,
     /// F32 `[blocks, 2, H_kv, block size]`: the inverse scale of each token and head, for codes.
     scale_inv: Option<Tensor>,
-    /// I32 `[blocks, counters]`: how many blocks of a GPU have read their split of the sequence that ends in a block. Zero between ops.
+    /// I32 `[blocks, counters]`: how many blocks of a GPU have read their split of each sequence of a batch. Zero between ops.
     arrived: Tensor,
 }
 

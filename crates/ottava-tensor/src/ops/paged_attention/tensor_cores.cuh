@@ -99,7 +99,7 @@ __device__ __forceinline__ int split_of(int context, int rounds) {
 // A block reads one split of the context, divided among its warps. A tile that does not contain all new tokens of its sequence has one
 // split. For tiles with several splits, blocks write partial results, and the block that finishes last merges them in order: `parts`
 // [sequences, key heads · chunks, splits, columns, dim] and `stats` [sequences, key heads · chunks, splits, columns, 2] with the largest
-// score and the sum of powers; `arrived` [blocks, key heads · chunks], at the sequence's last block, is reset to zero.
+// score and the sum of powers; `arrived` [sequences, key heads · chunks] is reset to zero.
 // Grid (tiles + sequences · (splits - 1), key heads, chunks of `most` of the `group` query heads that share one): the first splits of all
 // tiles, then further splits. The start of a block is latency-bound, so it avoids divisions if a tile is one token.
 template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache,
@@ -333,10 +333,6 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         if (tile + STRIDE < end) load_values(tile + STRIDE, number + TILES);
     }
 
-    // The sequence's last block. Its context is read again, which costs less than holding it in a register through the loop.
-    int last_block = 0;
-    if (splits > 1) last_block = batch.block_tables[(u64)sequence * batch.max_blocks + ((batch.context_lens[sequence] - 1) >> log2_block)];
-
     // Warps merge their results in shared memory. Rows are four floats longer than DIM, for fewer bank conflicts.
     __shared__ float4 shared_out[WARPS][C][DIM / 4 + 1];
     __shared__ float2 shared_stats[C * (SPLITS > WARPS ? SPLITS : WARPS)];
@@ -386,7 +382,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     __syncthreads();
     __shared__ bool is_last;
     if (threadIdx.x == 0) {
-        int* const counter = &arrived[last_block * kv_heads * gridDim.z + chunk];
+        int* const counter = &arrived[sequence * kv_heads * gridDim.z + chunk];
         is_last = atomicAdd(counter, 1) == splits - 1;
         if (is_last) *counter = 0;
     }

@@ -196,6 +196,60 @@ fn no_token_depends_on_other_sequences() {
     }
 }
 
+/// New tokens of one sequence, each as a sequence of its own in the same blocks, have the same bits alone, together, and beside others: with
+/// several splits, which are counted for each of them, and with more of them than the cache has blocks.
+#[test]
+fn tokens_as_rows_do_not_depend_on_others() {
+    let Some(device) = gpu() else { return };
+    let Device::Cuda(gpu) = &device else { unreachable!("it is a GPU") };
+    let window = |l| AttentionSpec { window: Some(300), soft_cap: Some(3.0), ..l };
+    for (context, new, capacity) in [(700, 60, 64), (700, 5, 8), (9000, 40, 64), (90, 60, 64)] {
+        for l in [
+            AttentionSpec::causal(8, 2, 128),
+            AttentionSpec::causal(20, 1, 64),
+            AttentionSpec::causal(2, 2, 256),
+            AttentionSpec::causal(4, 2, 6),
+            window(AttentionSpec::causal(8, 2, 128)),
+        ] {
+            for (dtype, kv) in [(DType::BF16, DType::BF16), (DType::BF16, DType::E4M3), (DType::F32, DType::F32)] {
+                let whole = Ragged::new(&[context], &[context], 1);
+                let of = |name, tokens| normals(name, &[tokens, l.qkv_width()], dtype).to_device(&device).unwrap();
+                let (all, last) = (of("all", context), of("last", new));
+                let mut cache = KvBlocks::new(&device, &l, whole.blocks, BLOCK_SIZE, kv).unwrap();
+                whole.run(&all, &mut cache, &l).unwrap();
+                // The rows of these new tokens.
+                let mut rows = |tokens: std::ops::Range<usize>, capacity: usize| {
+                    let count = tokens.len() as i32;
+                    let mut context_lens: Vec<i32> = tokens.clone().map(|t| (context - new + t + 1) as i32).collect();
+                    context_lens.resize(capacity, 0);
+                    let rows = Ragged {
+                        query_starts: (0..=capacity as i32).map(|row| row.min(count)).collect(),
+                        context_lens,
+                        block_tables: whole.block_tables.repeat(capacity),
+                        capacity,
+                        max_new: 1,
+                        blocks: whole.blocks,
+                    };
+                    let mut qkv = Tensor::zeros(&device, &[capacity, l.qkv_width()], dtype).unwrap();
+                    qkv.copy_from(0, &last.rows(tokens.start, tokens.end).unwrap()).unwrap();
+                    let o = gpu.with_batch_invariance(|| rows.run(&qkv, &mut cache, &l)).unwrap();
+                    o.rows(0, tokens.len()).unwrap()
+                };
+                let together = rows(0..new, capacity);
+                let again = rows(0..new, capacity);
+                let what = format!("{new} of {context} tokens, {l:?}, {dtype} in {kv}");
+                assert_close(&what, &together, &again, Tolerance::Exact);
+                for token in [0, new / 2, new - 1] {
+                    let expected = together.rows(token, token + 1).unwrap();
+                    assert_close(&what, &expected, &rows(token..token + 1, 1), Tolerance::Exact);
+                }
+                let half = rows(new / 2..new, capacity);
+                assert_close(&what, &together.rows(new / 2, new).unwrap(), &half, Tolerance::Exact);
+            }
+        }
+    }
+}
+
 /// Codes and scales of the cache, values in another type than activations, and rotated rows, padding included, have the same bits on all
 /// devices, and those of `rope` before `append_kv`.
 #[test]

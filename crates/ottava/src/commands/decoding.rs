@@ -1,0 +1,172 @@
+//! How `generate`, `chat` and `serve` decode: independence of the batch, and speculative decoding.
+
+use super::inference::{Inference, InferenceRanks, with_model};
+use clap::Args;
+use ottava_lm::data::Tokenizer;
+use ottava_lm::engine::{Draft, Engine, EngineOptions, Ngram, Proposer};
+use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
+use ottava_lm::{Error, Result};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Options of decoding.
+#[derive(Args)]
+pub struct Decoding {
+    /// Give a request the same bits in any batch on a GPU too: each pass has 64 tokens, so prompts are read more slowly. On a CPU, results
+    /// never depend on the batch.
+    #[arg(long)]
+    batch_invariant: bool,
+    /// Propose tokens and verify several in a step, which changes no text: '{"method": "ngram", "num_speculative_tokens": 4,
+    /// "prompt_lookup_max": 4, "prompt_lookup_min": 2}' looks them up in the text so far, '{"model": FOLDER, "num_speculative_tokens": 4}'
+    /// asks a smaller model with the same tokenizer.
+    #[arg(long, value_name = "JSON")]
+    speculative_config: Option<Speculative>,
+}
+
+/// What proposes tokens.
+#[derive(Clone, Debug, PartialEq)]
+enum Speculative {
+    Ngram(Ngram),
+    Draft { folder: PathBuf, tokens: usize },
+}
+
+/// The keys of vLLM.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Keys {
+    method: Option<String>,
+    model: Option<PathBuf>,
+    num_speculative_tokens: Option<usize>,
+    prompt_lookup_max: Option<usize>,
+    prompt_lookup_min: Option<usize>,
+}
+
+/// vLLM's `prompt_lookup_max` and `prompt_lookup_min` if neither is given; the one that is given is also the other.
+const PROMPT_LOOKUP: usize = 5;
+
+impl FromStr for Speculative {
+    type Err = String;
+    fn from_str(text: &str) -> std::result::Result<Speculative, String> {
+        let Keys { method, model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min } =
+            serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let tokens = num_speculative_tokens.ok_or("`num_speculative_tokens` is missing")?;
+        match (method.as_deref(), model) {
+            (Some("ngram"), None) => {
+                let longest = prompt_lookup_max.or(prompt_lookup_min).unwrap_or(PROMPT_LOOKUP);
+                let shortest = prompt_lookup_min.or(prompt_lookup_max).unwrap_or(PROMPT_LOOKUP);
+                Ok(Speculative::Ngram(Ngram { tokens, shortest, longest }))
+            }
+            (Some("ngram"), Some(_)) => Err("the method `ngram` has no `model`; leave one of them out".into()),
+            (None | Some("draft_model"), Some(folder)) => match prompt_lookup_max.or(prompt_lookup_min) {
+                Some(_) => {
+                    Err("`prompt_lookup_max` and `prompt_lookup_min` are of the method `ngram`; leave them out".into())
+                }
+                None => Ok(Speculative::Draft { folder, tokens }),
+            },
+            (None | Some("draft_model"), None) => Err("name the `method` `ngram`, or a draft model as `model`".into()),
+            (Some(other), _) => Err(format!("there is no method `{other}`; the methods are ngram, draft_model")),
+        }
+    }
+}
+
+impl Decoding {
+    /// Errors on all ranks for what several ranks cannot do.
+    pub fn check(&self, ranks: &InferenceRanks) -> Result<()> {
+        if let Some(Speculative::Draft { .. }) = self.speculative_config {
+            ranks.expect_alone("tokens of a draft model are proposed")?;
+        }
+        if self.batch_invariant && ranks.use_gpus() {
+            // NCCL adds in an order that depends on the place of a row in a message.
+            ranks.expect_alone("--batch-invariant on a GPU is computed")?;
+        }
+        Ok(())
+    }
+
+    /// The draft model, for sequences of up to `capacity` tokens of a model with this `tokenizer`.
+    ///
+    /// Errors with [`Error::Model`] if its tokenizer has other tokens.
+    pub fn draft(
+        &self,
+        how: &Inference,
+        tokenizer: &Tokenizer,
+        capacity: usize,
+        ranks: &InferenceRanks,
+    ) -> Result<Option<Decoder>> {
+        let Some(Speculative::Draft { folder, .. }) = &self.speculative_config else { return Ok(None) };
+        let load = |folder: &Path| {
+            let config = ConfigFile::read(folder)?;
+            let (own, sizes) = (Tokenizer::load(folder)?, decoder_config(&config)?);
+            if !own.has_tokens_of(tokenizer) {
+                return Err(Error::Model(format!(
+                    "{}: the tokens of the draft model are not those of {}; name a draft model with the same tokenizer",
+                    own.path().display(),
+                    tokenizer.path().display()
+                )));
+            }
+            how.of_folder().load(folder, &config, capacity.min(sizes.context()), ranks)
+        };
+        with_model(folder, load).map(Some)
+    }
+
+    /// The engine of this rank for `model` of `folder`, whose tokens `draft` proposes, if there is one.
+    ///
+    /// Errors as [`InferenceRanks::engine`] and [`Engine::speculate`].
+    pub fn engine(
+        &self,
+        ranks: &InferenceRanks,
+        (model, draft): (Decoder, Option<Decoder>),
+        folder: &Path,
+        options: EngineOptions,
+    ) -> Result<Engine> {
+        ranks.expect_equal("the speculative configuration", &format!("{:?}", self.speculative_config))?;
+        let options = EngineOptions { batch_invariant: self.batch_invariant, ..options };
+        let mut engine = ranks.engine(model, folder, options)?;
+        match (&self.speculative_config, draft) {
+            (Some(Speculative::Ngram(ngram)), _) => engine.speculate(Proposer::Ngram(*ngram))?,
+            (Some(Speculative::Draft { tokens, .. }), Some(draft)) => {
+                let vocabulary = engine.model().config().vocabulary;
+                let draft = Draft::new(draft, *tokens, engine.options(), vocabulary)?;
+                engine.speculate(Proposer::Draft(Box::new(draft)))?;
+            }
+            _ => {}
+        }
+        Ok(engine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speculative_configurations_are_those_of_vllm() {
+        let read = |text: &str| text.parse::<Speculative>();
+        let ngram = |tokens, shortest, longest| Ok(Speculative::Ngram(Ngram { tokens, shortest, longest }));
+        let of_ngram = |rest: &str| read(&format!(r#"{{"method": "ngram", "num_speculative_tokens": 4{rest}}}"#));
+        assert_eq!(of_ngram(r#", "prompt_lookup_max": 4, "prompt_lookup_min": 2"#), ngram(4, 2, 4));
+        assert_eq!(of_ngram(r#", "prompt_lookup_max": 3"#), ngram(4, 3, 3));
+        assert_eq!(of_ngram(""), ngram(4, 5, 5));
+        let draft = Ok(Speculative::Draft { folder: "small".into(), tokens: 3 });
+        assert_eq!(read(r#"{"model": "small", "num_speculative_tokens": 3}"#), draft);
+        assert_eq!(read(r#"{"method": "draft_model", "model": "small", "num_speculative_tokens": 3}"#), draft);
+        for (text, words) in [
+            ("ngram", "expected value"),
+            (r#"{"model": "small"}"#, "`num_speculative_tokens` is missing"),
+            (
+                r#"{"method": "ngram", "num_speculative_tokens": 4, "tokens": 1}"#,
+                "unknown field `tokens`, expected one of `method`",
+            ),
+            (
+                r#"{"method": "eagle", "model": "a", "num_speculative_tokens": 4}"#,
+                "there is no method `eagle`; the methods are ngram",
+            ),
+            (r#"{"method": "ngram", "model": "a", "num_speculative_tokens": 4}"#, "the method `ngram` has no `model`"),
+            (r#"{"num_speculative_tokens": 4}"#, "name the `method` `ngram`, or a draft model"),
+            (r#"{"model": "a", "num_speculative_tokens": 4, "prompt_lookup_max": 2}"#, "are of the method `ngram`"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
