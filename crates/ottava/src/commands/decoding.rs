@@ -45,11 +45,13 @@ struct Keys {
 /// vLLM's `prompt_lookup_max` and `prompt_lookup_min` if neither is given; the one that is given is also the other.
 const PROMPT_LOOKUP: usize = 5;
 
+const EXAMPLE: &str = r#"{"method": "ngram", "num_speculative_tokens": 4}"#;
+
 impl FromStr for Speculative {
     type Err = String;
     fn from_str(text: &str) -> std::result::Result<Speculative, String> {
         let Keys { method, model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min } =
-            serde_json::from_str(text).map_err(|error| error.to_string())?;
+            serde_json::from_str(text).map_err(|error| format!("{error}; write a JSON object such as {EXAMPLE}"))?;
         let tokens = num_speculative_tokens.ok_or("`num_speculative_tokens` is missing")?;
         match (method.as_deref(), model) {
             (Some("ngram"), None) => {
@@ -151,7 +153,7 @@ mod tests {
         assert_eq!(read(r#"{"model": "small", "num_speculative_tokens": 3}"#), draft);
         assert_eq!(read(r#"{"method": "draft_model", "model": "small", "num_speculative_tokens": 3}"#), draft);
         for (text, words) in [
-            ("ngram", "expected value"),
+            ("ngram", r#"write a JSON object such as {"method": "ngram""#),
             (r#"{"model": "small"}"#, "`num_speculative_tokens` is missing"),
             (
                 r#"{"method": "ngram", "num_speculative_tokens": 4, "tokens": 1}"#,
