@@ -87,6 +87,10 @@ pub fn all_families() -> Vec<(&'static str, DecoderConfig)> {
             })),
         ),
         ("mistral", with(json!({"model_type": "mistral", "sliding_window": 7}))),
+        (
+            "gpt-oss",
+            with(json!({"model_type": "gpt_oss", "sliding_window": 7, "num_local_experts": 4, "num_experts_per_tok": 2})),
+        ),
     ];
     families().into_iter().chain(more).collect()
 }
@@ -245,6 +249,9 @@ fn settings_of_layers_that_are_not_implemented_are_errors() {
     assert!(error(&mixtral, "num_experts_per_tok", json!(5)).contains("5 of 4 experts"));
     let olmoe = routed("olmoe", json!({"num_experts": 4, "num_experts_per_tok": 2}));
     assert!(error(&olmoe, "clip_qkv", json!(8.0)).contains("`clip_qkv` is set"));
+    let gpt_oss = routed("gpt_oss", json!({"num_local_experts": 4, "num_experts_per_tok": 2}));
+    assert!(error(&gpt_oss, "swiglu_limit", json!(5.0)).contains("`swiglu_limit` is 5; 7 is implemented"));
+    assert!(error(&gpt_oss, "hidden_act", json!("gelu")).contains("`hidden_act` is not \"silu\""));
     let qwen3 = routed("qwen3_moe", json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}));
     assert!(error(&qwen3, "decoder_sparse_step", json!(0)).contains("`decoder_sparse_step` is 0"));
     assert!(error(&keys("phi3"), "partial_rotary_factor", json!(0.2)).contains("`partial_rotary_factor` 0.2"));
@@ -280,6 +287,8 @@ fn windows_are_those_of_transformers() {
         [Some(4096), Some(4096), None]
     );
     assert_eq!(window(json!({"model_type": "phi3"})), all(None));
+    let gpt_oss = window(json!({"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}));
+    assert_eq!(gpt_oss, [Some(128), None, Some(128), None]);
 }
 
 #[test]
