@@ -245,7 +245,7 @@ def random_weights(model, generator):
         for n, p in model.named_parameters():
             spread = 0.3 * torch.randn(p.shape, generator=generator)
             if model.config.model_type == "gpt_oss" and n.endswith("gate_up_proj"):  # so that some reach the bounds of the activation
-                spread *= 4
+                spread *= 3
             p.copy_((p + spread if p.dim() < 2 else spread).to(torch.bfloat16))
         for n, b in model.named_buffers():
             if n.endswith("e_score_correction_bias"):

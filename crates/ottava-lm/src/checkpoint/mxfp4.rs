@@ -38,9 +38,11 @@ pub(super) fn info(files: &ModelFiles, name: &str) -> Result<Option<TensorInfo>>
     }
     let (shape, scales) = (files.shape_of_bytes(&codes)?, files.shape_of_bytes(&format!("{name}{SCALES}"))?);
     match shape[..] {
-        [experts, outputs, blocks, 16] if scales == shape[..3] => {
-            Ok(Some(TensorInfo { name: name.into(), dtype: DType::BF16, shape: vec![experts, blocks * BLOCK, outputs] }))
-        }
+        [experts, outputs, blocks, 16] if scales == shape[..3] => Ok(Some(TensorInfo {
+            name: name.into(),
+            dtype: DType::BF16,
+            shape: vec![experts, blocks * BLOCK, outputs],
+        })),
         _ => Err(Error::Model(format!(
             "tensors `{codes}` and `{name}{SCALES}` have shapes {shape:?} and {scales:?}; MXFP4 has [experts, outputs, blocks, 16] and \
              [experts, outputs, blocks]"

@@ -56,9 +56,9 @@ impl Source {
             (_, true) => "gpt-oss stores the weights of all experts of a layer in one tensor",
             (false, false) => return Ok(()),
         };
-        Err(self.config.error(&format!(
-            "{problem}, which no reader of FP8 weights expects; `--format bf16` exports it"
-        )))
+        Err(self
+            .config
+            .error(&format!("{problem}, which no reader of FP8 weights expects; `--format bf16` exports it")))
     }
 
     /// The outputs of a linear, by its name in the folder.

@@ -97,7 +97,7 @@ pub struct Attention {
     config: AttentionConfig,
     qkv: Linear, /* [(H + 2·H_kv)·D, C] */
     norm: Option<HeadNorm>,
-    output: Linear, /* [C, H·D] */
+    output: Linear,       /* [C, H·D] */
     sinks: Option<Param>, /* [H] */
     /// Cosines and sines by position, shared by all layers; `None` without rotary positions.
     rope_table: Option<Tensor>,

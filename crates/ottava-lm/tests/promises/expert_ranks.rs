@@ -37,7 +37,9 @@ fn families() -> [(&'static str, Value); 4] {
         ),
         (
             "gpt_oss",
-            routed(json!({"model_type": "gpt_oss", "num_local_experts": 4, "intermediate_size": 64, "sliding_window": 7})),
+            routed(
+                json!({"model_type": "gpt_oss", "num_local_experts": 4, "intermediate_size": 64, "sliding_window": 7}),
+            ),
         ),
     ]
 }

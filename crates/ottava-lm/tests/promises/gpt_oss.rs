@@ -95,8 +95,7 @@ fn a_folder_has_the_tensors_of_transformers_and_is_read_again() {
 }
 
 /// The values of the codes of E2M1, as OCP's specification lists them.
-const E2M1: [f32; 16] =
-    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// The tensors of a folder with its experts in MXFP4, and those of the same values in BF16.
 fn in_mxfp4(folder: &Path) -> [BTreeMap<String, (&'static str, Vec<usize>, Vec<u8>)>; 2] {
@@ -110,7 +109,8 @@ fn in_mxfp4(folder: &Path) -> [BTreeMap<String, (&'static str, Vec<usize>, Vec<u
             continue;
         }
         let [experts, inputs, outputs] = view.shape()[..] else { panic!("a tensor of all experts") };
-        let code = |expert: usize, output: usize, input: usize| (7 * expert + 5 * output + 3 * input + input / 7 + at) % 16;
+        let code =
+            |expert: usize, output: usize, input: usize| (7 * expert + 5 * output + 3 * input + input / 7 + at) % 16;
         let scale = |expert: usize, output: usize, block: usize| 120 + (expert + 3 * output + 5 * block) % 9;
         let (mut codes, mut scales) = (Vec::new(), Vec::new());
         let mut dequantized = vec![0u8; 2 * experts * inputs * outputs];
@@ -150,7 +150,10 @@ fn mxfp4_is_read_as_its_values() {
     let [of_mxfp4, of_bf16] = [&mxfp4, &bf16].map(|folder| {
         let files = WeightFiles::open(folder).unwrap();
         let infos: BTreeMap<_, _> = files.names().map(|name| (name.to_string(), files.info(name).unwrap())).collect();
-        infos.into_iter().map(|(name, info)| (name, (info.shape.clone(), files.bytes(&info).unwrap()))).collect::<BTreeMap<_, _>>()
+        infos
+            .into_iter()
+            .map(|(name, info)| (name, (info.shape.clone(), files.bytes(&info).unwrap())))
+            .collect::<BTreeMap<_, _>>()
     });
     assert!(of_mxfp4 == of_bf16, "names, shapes and bytes");
 
@@ -223,5 +226,8 @@ fn rotary_positions_are_stretched_by_default() {
     all.remove("rope_theta");
     let sizes = config(keys);
     let RopeKind::Yarn(yarn) = sizes.rope.kind else { panic!("{:?}", sizes.rope) };
-    assert_eq!((sizes.rope.theta, yarn.factor, yarn.original_max_positions, yarn.truncate), (150_000.0, 32.0, 4096.0, false));
+    assert_eq!(
+        (sizes.rope.theta, yarn.factor, yarn.original_max_positions, yarn.truncate),
+        (150_000.0, 32.0, 4096.0, false)
+    );
 }

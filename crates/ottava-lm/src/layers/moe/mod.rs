@@ -51,7 +51,17 @@ impl ExpertsConfig {
     /// As most families have them: no biases, no shared expert, a tensor for each linear of an expert.
     pub fn new(count: usize, hidden: usize, routing: Routing) -> ExpertsConfig {
         let (router, losses) = ("gate", RouterLossFactors::default());
-        ExpertsConfig { count, hidden, routing, router, biases: false, stacked: false, bias: None, shared: None, losses }
+        ExpertsConfig {
+            count,
+            hidden,
+            routing,
+            router,
+            biases: false,
+            stacked: false,
+            bias: None,
+            shared: None,
+            losses,
+        }
     }
 }
 

@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256)
         const u64 row = ((u64)token * heads + head) * dim;
         float delta = 0.0f;
         for (int d = lane; d < dim; d += 32) delta += load(d_o[row + d]) * load(o[row + d]);
-        for (int bits = 1; bits < 32; bits *= 2) delta += __shfl_xor_sync(FULL, delta, bits);
+        for (int bits = 1; bits < 32; bits *= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, bits);
         sum -= expf(sink - lse[index_of(token, head, heads, seq_len)]) * delta;
     }
     if (lane == 0) sums[warp] = sum;
