@@ -78,8 +78,11 @@ impl Quantization {
     const CACHE_SCALES: [&str; 6] =
         [".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_output_scale"];
 
-    /// Whether `config.json` says that weights of experts are in MXFP4.
+    /// Whether `config.json` says that weights of experts are in MXFP4, in the layout of gpt-oss.
     pub fn is_mxfp4(config: &ConfigFile) -> Result<bool> {
+        if config.optional("model_type", String::new())? != "gpt_oss" {
+            return Ok(false);
+        }
         let file = config.section("quantization_config")?;
         let method = file.map(|file| file.optional::<Option<String>>("quant_method", None)).transpose()?.flatten();
         Ok(method.as_deref() == Some("mxfp4"))
