@@ -15,6 +15,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
+/// The tensors of a folder by name: type, shape and bytes.
+type Tensors = BTreeMap<String, (&'static str, Vec<usize>, Vec<u8>)>;
+
 fn keys() -> Value {
     json!({
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 100, "hidden_size": 64,
@@ -41,8 +44,8 @@ fn of_folder(folder: &Path) -> BTreeMap<String, Vec<f64>> {
     loaded
 }
 
-/// Writes the tensors of a folder: name, type, shape and bytes.
-fn write(folder: &Path, config: &Value, tensors: &BTreeMap<String, (&str, Vec<usize>, Vec<u8>)>) {
+/// Writes a folder.
+fn write(folder: &Path, config: &Value, tensors: &Tensors) {
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
@@ -98,9 +101,9 @@ fn a_folder_has_the_tensors_of_transformers_and_is_read_again() {
 const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// The tensors of a folder with its experts in MXFP4, and those of the same values in BF16.
-fn in_mxfp4(folder: &Path) -> [BTreeMap<String, (&'static str, Vec<usize>, Vec<u8>)>; 2] {
+fn in_mxfp4(folder: &Path) -> [Tensors; 2] {
     let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
-    let (mut quantized, mut plain) = (BTreeMap::new(), BTreeMap::new());
+    let (mut quantized, mut plain) = (Tensors::new(), Tensors::new());
     for (at, (name, view)) in safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors().into_iter().enumerate() {
         if !name.ends_with("_proj") {
             let tensor = ("BF16", view.shape().to_vec(), view.data().to_vec());

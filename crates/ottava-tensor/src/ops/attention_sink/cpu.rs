@@ -45,7 +45,7 @@ pub(super) fn attention_sink_backward(
                 let at = (token * heads + head) * dim;
                 let of_head = d_o[at..at + dim].iter().zip(&o[at..at + dim]);
                 let delta: R = of_head.map(|(d_o, o)| d_o.load() * o.load()).sum();
-                *dsink = *dsink - (sinks[head].load() - lse[sizes.index(token, head)]).exp() * delta;
+                *dsink -= (sinks[head].load() - lse[sizes.index(token, head)]).exp() * delta;
             }
         });
     });

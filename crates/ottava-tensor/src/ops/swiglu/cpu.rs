@@ -56,16 +56,16 @@ wide! {
             let (gate, up, dy) = (Clamped::gate(gate.load()), Clamped::up(up.load()), dy.load());
             let s = sigmoid(factor * gate.value);
             let through_gate = dy * (up.value + one) * s * (one + factor * gate.value * (one - s));
-            *dgate = S::store(if gate.is_inside { through_gate } else { zero });
-            *dup = S::store(if up.is_inside { dy * gate.swish() } else { zero });
+            *dgate = S::store(if gate.is_bounded { zero } else { through_gate });
+            *dup = S::store(if up.is_bounded { zero } else { dy * gate.swish() });
         }
     }
 }
 
-/// A gate or up of [`Activation::ClampedSwiGlu`], and whether it has a gradient.
+/// A gate or up of [`Activation::ClampedSwiGlu`], and whether a bound replaces it, which has no gradient.
 struct Clamped<R> {
     value: R,
-    is_inside: bool,
+    is_bounded: bool,
 }
 
 impl<R: Real> Clamped<R> {
@@ -73,7 +73,7 @@ impl<R: Real> Clamped<R> {
     fn gate(x: R) -> Clamped<R> {
         let limit = R::of(Activation::CLAMPED_LIMIT);
         // A NaN stays one.
-        Clamped { value: if x > limit { limit } else { x }, is_inside: !(x > limit) }
+        Clamped { value: if x > limit { limit } else { x }, is_bounded: x > limit }
     }
 
     #[inline(always)]
@@ -86,7 +86,7 @@ impl<R: Real> Clamped<R> {
         } else {
             x
         };
-        Clamped { value, is_inside: !(x > limit || x < least) }
+        Clamped { value, is_bounded: x > limit || x < least }
     }
 
     /// `x · sigmoid(1.702 · x)`.
