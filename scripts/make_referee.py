@@ -22,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from transformers import Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import GptOssConfig, GptOssForCausalLM
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -128,6 +129,14 @@ OPTIONS = {
     "olmo2": (Olmo2ForCausalLM, Olmo2Config, TINY),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, TINY | dict(num_hidden_layers=3, no_rope_layer_interval=2)),
     "mixtral": (MixtralForCausalLM, MixtralConfig, TINY | dict(head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=7)),
+    # The first and the last layer have the window.
+    "gpt_oss": (
+        GptOssForCausalLM,
+        GptOssConfig,
+        TINY
+        | dict(num_hidden_layers=3, head_dim=8, num_local_experts=5, num_experts_per_tok=3, sliding_window=5)
+        | dict(rope_parameters=YARN | dict(truncate=False)),
+    ),
     "olmoe": (OlmoeForCausalLM, OlmoeConfig, TINY | dict(num_experts=5, num_experts_per_tok=3)),
     # The middle layer has an MLP.
     "qwen3_moe": (
@@ -235,6 +244,8 @@ def random_weights(model, generator):
     with torch.no_grad():
         for n, p in model.named_parameters():
             spread = 0.3 * torch.randn(p.shape, generator=generator)
+            if model.config.model_type == "gpt_oss" and n.endswith("gate_up_proj"):  # so that some reach the bounds of the activation
+                spread *= 3
             p.copy_((p + spread if p.dim() < 2 else spread).to(torch.bfloat16))
         for n, b in model.named_buffers():
             if n.endswith("e_score_correction_bias"):

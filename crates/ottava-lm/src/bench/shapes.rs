@@ -1,7 +1,7 @@
 //! Shapes of known models.
 
 use crate::error::{Error, Result};
-use crate::layers::{ExpertsConfig, LatentSizes, NormScope, RouterLossFactors, SharedExpert};
+use crate::layers::{ExpertsConfig, LatentSizes, NormScope, SharedExpert};
 use crate::models::{Decoder, DecoderConfig, LayerSet, Positions, cohere, gemma2, gpt2, mixtral, phi3};
 use crate::recipe::Precision;
 use ottava_tensor::bench::{AttentionRow, Meter};
@@ -32,14 +32,11 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
         ..shape(151_936, channels, hidden, layers, heads, 8)
     };
     let routed = |count, hidden, chosen, normalise, shape: DecoderConfig| DecoderConfig {
-        experts: Some(ExpertsConfig {
+        experts: Some(ExpertsConfig::new(
             count,
             hidden,
-            routing: Routing { chosen, scores: RouterScores::Softmax, normalise, scale: 1.0, groups: None },
-            bias: None,
-            shared: None,
-            losses: RouterLossFactors::default(),
-        }),
+            Routing { chosen, scores: RouterScores::Softmax, normalise, scale: 1.0, groups: None },
+        )),
         ..shape
     };
     let olmoe = DecoderConfig { qk_norm: Some(NormScope::Projection), ..shape(50_304, 2048, 1024, 16, 16, 16) };

@@ -1,7 +1,7 @@
 //! The tensors of a checkpoint as training has them, also those of other ranks.
 
-use super::TensorInfo;
 use super::model::rows_of;
+use super::{TensorInfo, stacks};
 use crate::error::Result;
 use crate::models::Decoder;
 use crate::parallel::Partition;
@@ -52,8 +52,12 @@ impl<'a> LiveTensors<'a> {
         let mut add = |shards: &[Shard], param: LiveParam<'a>| {
             for (shard, at) in rows_of(shards) {
                 let (tensor, dtype) = (&shard.tensor, param.dtype);
-                weights.push(TensorInfo { name: tensor.name.clone(), dtype, shape: tensor.stored_shape() });
-                rows.insert(tensor.name.clone(), (live.len(), tensor.layout, at));
+                let (name, is_stacked) = (tensor.stored_name(), matches!(tensor.layout, FolderLayout::Stacked(_)));
+                // Experts are written with the first of their stack, which is all of the parameter.
+                let at = if is_stacked { 0..param.shape[0] } else { at };
+                if rows.insert(name.clone(), (live.len(), tensor.layout, at)).is_none() {
+                    weights.push(TensorInfo { name, dtype, shape: tensor.stored_shape() });
+                }
             }
             live.push(param);
         };
@@ -97,7 +101,11 @@ impl<'a> LiveTensors<'a> {
         }
         let (_, whole) = self.whole.as_ref().filter(|(at, _)| *at == i).expect("weights are asked for in their order");
         let part = whole.rows(rows.start, rows.end)?;
-        Ok(if layout == FolderLayout::Transposed { transpose(&part)? } else { part })
+        match layout {
+            FolderLayout::Same | FolderLayout::Rows(_) => Ok(part),
+            FolderLayout::Transposed => Ok(transpose(&part)?),
+            FolderLayout::Stacked(stack) => stacks::stored(&part, stack),
+        }
     }
 
     /// Gathers the weights that nobody has asked for, so that all ranks gather the same ones.

@@ -7,10 +7,12 @@ pub mod live;
 mod manifest;
 pub mod merge;
 pub mod model;
+mod mxfp4;
 pub mod safetensors;
 pub mod safetensors_write;
 pub mod save;
 pub mod slices;
+mod stacks;
 pub mod training;
 pub mod weight_files;
 

@@ -1,13 +1,13 @@
 //! Hugging Face model folders: loading weights and writing them.
 
 use super::adapter::{self, AdapterWeights};
-use super::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles};
+use super::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, stacks};
 use crate::error::{Error, Result};
 use crate::hash::{MIX_STEP, mix, name_hash};
 use crate::layers::{SCORE, expert_stack};
 use crate::lora::{Lora, MAGNITUDE, PEFT_PREFIX, Targets, last_name};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions};
-use crate::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, WeightSource};
+use crate::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, Stacked, WeightSource};
 use crate::recipe::Recipe;
 use crate::{input, interrupt};
 use ottava_tensor::ops::{normal_from, row_norms, transpose};
@@ -29,8 +29,8 @@ pub struct FolderWeights {
     files: WeightFiles,
     staging: Staging,
     used: BTreeSet<String>,
-    /// The last tensor that was transposed, of which ranks may read many ranges.
-    transposed: Option<(String, Tensor)>,
+    /// The last tensor, or part of one, that was transposed, of which ranks may read many ranges: its name, its first element and its values.
+    transposed: Option<(String, usize, Tensor)>,
 }
 
 impl FolderWeights {
@@ -57,6 +57,11 @@ impl FolderWeights {
     ///
     /// Errors when the folder lacks it or has it in another shape.
     fn find(&mut self, tensor: &FolderTensor) -> Result<(String, usize)> {
+        if let FolderLayout::Stacked(Stacked { expert, .. }) = tensor.layout {
+            let (name, shape) = (tensor.stored_name(), tensor.stored_shape());
+            self.expect_shape(&name, &shape)?;
+            return Ok((name, expert * shape[1..].iter().product::<usize>()));
+        }
         let is_missing = self.files.info(&tensor.name).is_err();
         if let Some(fused) = FusedExpert::of(tensor).filter(|fused| is_missing && self.files.info(&fused.name).is_ok())
         {
@@ -72,17 +77,22 @@ impl FolderWeights {
         }
         // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
         let name = tensor.name.strip_prefix("transformer.").filter(|_| is_missing);
-        let name = name.unwrap_or(&tensor.name);
+        let name = name.unwrap_or(&tensor.name).to_string();
+        self.expect_shape(&name, &tensor.stored_shape())?;
+        Ok((name, 0))
+    }
+
+    /// Errors when the folder lacks the tensor `name`, or has it in another shape; else it is used.
+    fn expect_shape(&mut self, name: &str, shape: &[usize]) -> Result<()> {
         let info = self.files.info(name)?;
-        if info.shape != tensor.stored_shape() {
+        if info.shape != shape {
             return Err(Error::Model(format!(
-                "tensor `{name}` has shape {:?}, config.json makes it {:?}",
-                info.shape,
-                tensor.stored_shape()
+                "tensor `{name}` has shape {:?}, config.json makes it {shape:?}",
+                info.shape
             )));
         }
         self.used.insert(name.to_string());
-        Ok((name.to_string(), 0))
+        Ok(())
     }
 
     /// Errors when the folder holds weights that the model of these `sizes` did not read; known leftovers of older writers are ignored, a
@@ -122,6 +132,21 @@ impl FolderWeights {
     fn values(&self, name: &str) -> Result<Tensor> {
         self.files.values(name)
     }
+
+    /// The values that `read` returns of the tensor `name` from the element `first` on, flat; the last ones are kept.
+    fn transposed(
+        &mut self,
+        (name, first): (String, usize),
+        read: impl FnOnce(&WeightFiles, &str) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let values = match self.transposed.take() {
+            Some((last, at, values)) if last == name && at == first => values,
+            _ => read(&self.files, &name)?,
+        };
+        let flat = values.reshape(&[values.len()])?;
+        self.transposed = Some((name, first, values));
+        Ok(flat)
+    }
 }
 
 impl WeightSource for FolderWeights {
@@ -149,15 +174,20 @@ impl WeightSource for FolderWeights {
             FolderLayout::Same | FolderLayout::Rows(_) => {
                 self.files.read_of(&mut self.staging, &name, first + elements.start..first + elements.end)
             }
+            // Neighbours in memory are a column in the file, so the whole tensor is read, or that of an expert.
             FolderLayout::Transposed => {
-                // Neighbours in memory are a column in the file, so the whole tensor is read.
-                let values = match self.transposed.take() {
-                    Some((last, values)) if last == name => values,
-                    _ => transpose(&self.values(&name)?)?,
-                };
-                let flat = values.reshape(&[values.len()])?;
-                self.transposed = Some((name, values));
-                Ok(flat.rows(elements.start, elements.end)?)
+                let values = self.transposed((name, first), |files, name| Ok(transpose(&files.values(name)?)?))?;
+                Ok(values.rows(elements.start, elements.end)?)
+            }
+            FolderLayout::Stacked(Stacked { linear, linears, .. }) => {
+                let outputs = linears * tensor.shape[0];
+                let inputs = tensor.elements() / tensor.shape[0];
+                let values = self.transposed((name, first), |files, name| {
+                    let part = files.values_of(name, first..first + inputs * outputs)?;
+                    stacks::divide(&part.reshape(&[inputs, outputs])?, linears)
+                })?;
+                let start = linear * tensor.elements();
+                Ok(values.rows(start + elements.start, start + elements.end)?)
             }
         }
     }

@@ -159,6 +159,20 @@ impl ModelFiles {
         Ok(TensorInfo { name: name.into(), dtype, shape: info.shape.clone() })
     }
 
+    /// Whether there is a tensor of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.holders.contains_key(name)
+    }
+
+    /// The shape of a tensor of unsigned bytes, which have a meaning that its type does not say. Errors for other types.
+    pub fn shape_of_bytes(&self, name: &str) -> Result<Vec<usize>> {
+        let (file, info) = self.find(name)?;
+        match info.dtype {
+            Dtype::U8 => Ok(info.shape.clone()),
+            other => Err(file.wrong(name, format!("its type is {other}; it is U8"))),
+        }
+    }
+
     /// The bytes of a tensor, little endian and row-major.
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
         let (_, info) = self.find(name)?;

@@ -1,9 +1,9 @@
-//! The weights of a model folder as values, whatever their type: FP8 weights are multiplied by their scales.
+//! The weights of a model folder as values, whatever their type: weights in FP8 and MXFP4 are multiplied by their scales.
 
-use super::{ModelFiles, TensorInfo};
+use super::{ModelFiles, TensorInfo, mxfp4};
 use crate::error::{Error, Result};
 use crate::hash::sha256;
-use crate::models::{Quantization, WeightScales};
+use crate::models::{ConfigFile, Quantization, WeightScales};
 use ottava_tensor::fp8::{E4M3, E8M0};
 use ottava_tensor::ops::cast;
 use ottava_tensor::{DType, Device, Granularity, Staging, Tensor};
@@ -24,6 +24,8 @@ pub struct WeightFiles {
     files: ModelFiles,
     /// The storage format of FP8 weights, if the folder has any.
     quantization: Option<Quantization>,
+    /// Whether weights of experts are in MXFP4.
+    has_mxfp4: bool,
     /// Whether the folder may have scales of a cache of keys and values.
     stated: bool,
 }
@@ -42,14 +44,15 @@ pub struct StoredScales {
 }
 
 impl WeightFiles {
-    /// Opens the safetensors files of `folder`, checks that they are whole, and reads in `config.json` how weights in FP8 are stored.
+    /// Opens the safetensors files of `folder`, checks that they are whole, and reads in `config.json` how quantized weights are stored.
     pub fn open(folder: &Path) -> Result<WeightFiles> {
         let files = ModelFiles::open(folder)?;
-        let (quantization, stated) = match folder.join("config.json").is_file() {
-            true => (Quantization::of_folder(folder)?, Quantization::is_stated_in(folder)?),
-            false => (None, false),
-        };
-        Ok(WeightFiles { files, quantization, stated })
+        if !folder.join("config.json").is_file() {
+            return Ok(WeightFiles { files, quantization: None, has_mxfp4: false, stated: false });
+        }
+        let (quantization, stated) = (Quantization::of_folder(folder)?, Quantization::is_stated_in(folder)?);
+        let has_mxfp4 = Quantization::is_mxfp4(&ConfigFile::read(folder)?)?;
+        Ok(WeightFiles { files, quantization, has_mxfp4, stated })
     }
 
     /// The storage format of FP8 weights, if the folder has any.
@@ -57,11 +60,12 @@ impl WeightFiles {
         self.quantization
     }
 
-    /// The names of all weights, sorted; scales of FP8 weights are none.
+    /// The names of all weights; scales are none.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.files
-            .names()
-            .filter(|name| !(self.quantization.is_some() && Quantization::is_scale(name) || self.is_cache_scale(name)))
+        let is_scale =
+            |name: &str| self.quantization.is_some() && Quantization::is_scale(name) || self.is_cache_scale(name);
+        let weights = self.files.names().filter(move |name| !is_scale(name));
+        weights.filter_map(|name| if self.has_mxfp4 { mxfp4::weight_name(name) } else { Some(name) })
     }
 
     /// The names of scales of a cache of keys and values, which nothing reads.
@@ -73,15 +77,23 @@ impl WeightFiles {
         self.stated && Quantization::is_cache_scale(name)
     }
 
-    /// Name, shape and type of a weight: BF16 for one in FP8.
+    /// Name, shape and type of a weight: BF16 for one in FP8 or MXFP4.
     pub fn info(&self, name: &str) -> Result<TensorInfo> {
+        if let Some(info) = self.mxfp4_info(name)? {
+            return Ok(info);
+        }
         let info = self.files.info(name)?;
         Ok(TensorInfo { dtype: if info.dtype == DType::E4M3 { DType::BF16 } else { info.dtype }, ..info })
     }
 
+    /// [`WeightFiles::info`] of a weight in MXFP4; `None` for other weights.
+    fn mxfp4_info(&self, name: &str) -> Result<Option<TensorInfo>> {
+        if self.has_mxfp4 { mxfp4::info(&self.files, name) } else { Ok(None) }
+    }
+
     /// Whether a weight is stored in FP8.
     pub fn is_fp8(&self, name: &str) -> Result<bool> {
-        Ok(self.files.info(name)?.dtype == DType::E4M3)
+        Ok(self.mxfp4_info(name)?.is_none() && self.files.info(name)?.dtype == DType::E4M3)
     }
 
     /// The codes of a weight in FP8, on the device of `staging`. Errors for codes that are not finite.
@@ -94,9 +106,9 @@ impl WeightFiles {
         })
     }
 
-    /// A weight in F32, on the CPU; one in FP8 as `code · scale`, rounded once.
+    /// A weight in F32, on the CPU; one in FP8 or MXFP4 as `code · scale`, rounded once.
     pub fn values(&self, name: &str) -> Result<Tensor> {
-        let info = self.files.info(name)?;
+        let info = self.info(name)?;
         Ok(self.values_of(name, 0..info.elements())?.reshape(&info.shape)?)
     }
 
@@ -106,8 +118,11 @@ impl WeightFiles {
     }
 
     /// [`WeightFiles::values_of`] for the device of `staging`, in the type of the file if that is F16 or BF16, else in F32. Those of a file in F64 are
-    /// on the CPU, others on the device.
+    /// and those in MXFP4 are on the CPU, others on the device.
     pub fn read_of(&self, staging: &mut Staging, name: &str, elements: Range<usize>) -> Result<Tensor> {
+        if let Some(info) = self.mxfp4_info(name)? {
+            return mxfp4::values_of(&self.files, &info, elements);
+        }
         match self.files.info(name)?.dtype {
             DType::E4M3 => self.scaled_codes(staging, name, elements),
             DType::F64 => self.files.values_of(name, elements),
@@ -152,9 +167,9 @@ impl WeightFiles {
 
     /// The bytes of a weight in the type of [`WeightFiles::info`].
     pub fn bytes(&self, info: &TensorInfo) -> Result<Vec<u8>> {
-        match self.files.info(&info.name)?.dtype {
-            DType::E4M3 => Ok(cast(&self.values(&info.name)?, info.dtype)?.read_bytes()?),
-            _ => self.files.read(&info.name),
+        match self.mxfp4_info(&info.name)?.is_some() || self.is_fp8(&info.name)? {
+            true => Ok(cast(&self.values(&info.name)?, info.dtype)?.read_bytes()?),
+            false => self.files.read(&info.name),
         }
     }
 

@@ -19,6 +19,7 @@ impl Fp8Format {
         if static_scales {
             return Ok((Fp8Format::STATIC, "it stores the scales of inputs".into()));
         }
+        source.expect_matrices()?;
         let description = Decoder::describe(&source.sizes, &source.recipe)?;
         let multiple = Fp8Format::FP8_BLOCK.multiple();
         // The first size of a linear that is no whole number of blocks.

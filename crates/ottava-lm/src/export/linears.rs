@@ -49,11 +49,7 @@ impl Linears {
     /// Decides about each linear of `source`. `input_scales` are by the name of a linear, fused or not.
     pub(super) fn decide(source: &Source, format: Fp8Format, input_scales: &BTreeMap<String, f32>) -> Result<Linears> {
         let sizes = &source.sizes;
-        if sizes.names.transposed {
-            return Err(source.config.error(
-                "GPT-2 stores its weights transposed, which no reader of FP8 weights expects; `--format bf16` exports it",
-            ));
-        }
+        source.expect_matrices()?;
         let mut linears = Linears { groups: Vec::new(), left: Vec::new() };
         let (description, left) = (Decoder::describe(sizes, &source.recipe)?, source.left()?);
         for (site, decision) in &description.linears {

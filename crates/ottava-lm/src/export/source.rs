@@ -48,6 +48,19 @@ impl Source {
         Ok(Source { path: folder.to_path_buf(), config, sizes, weights, recipe, exceptions, casts, delayed })
     }
 
+    /// Errors if the folder does not have the weight of each linear as a matrix `[outputs, inputs]`, which readers of FP8 weights expect.
+    pub(super) fn expect_matrices(&self) -> Result<()> {
+        let stacks = self.sizes.experts.as_ref().is_some_and(|experts| experts.stacked);
+        let problem = match (self.sizes.names.transposed, stacks) {
+            (true, _) => "GPT-2 stores its weights transposed",
+            (_, true) => "gpt-oss stores the weights of all experts of a layer in one tensor",
+            (false, false) => return Ok(()),
+        };
+        Err(self
+            .config
+            .error(&format!("{problem}, which no reader of FP8 weights expects; `--format bf16` exports it")))
+    }
+
     /// The outputs of a linear, by its name in the folder.
     pub(super) fn outputs(&self, linear: &str) -> Result<usize> {
         let name = format!("{linear}.weight");

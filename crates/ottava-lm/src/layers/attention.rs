@@ -12,13 +12,13 @@ use crate::context::{Context, PagedPass, Sequences};
 use crate::error::{Error, Result};
 use crate::layer_ranks::LayerRanks;
 use crate::operand::{ResidualGradient, View, Views};
-use crate::param::{Builder, Param, Split};
+use crate::param::{Builder, FolderTensor, Init, Param, Split};
 use head_norm::{HeadNorm, Heads};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
     Angles, AttentionInput, AttentionSpec, RopeLayout, RopePairs, Rotation, append_kv, attention, attention_backward,
-    paged_attention, rope, rope_to,
+    attention_sink, attention_sink_backward, paged_attention, rope, rope_to,
 };
 
 /// Sizes of an attention layer.
@@ -38,6 +38,8 @@ pub struct AttentionConfig {
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
+    /// Whether each query head has a logit in its softmax whose probability is dropped.
+    pub sinks: bool,
     /// The largest number of keys that a query sees.
     pub window: Option<usize>,
     /// The bound of the absolute values of scores.
@@ -95,7 +97,8 @@ pub struct Attention {
     config: AttentionConfig,
     qkv: Linear, /* [(H + 2·H_kv)·D, C] */
     norm: Option<HeadNorm>,
-    output: Linear, /* [C, H·D] */
+    output: Linear,       /* [C, H·D] */
+    sinks: Option<Param>, /* [H] */
     /// Cosines and sines by position, shared by all layers; `None` without rotary positions.
     rope_table: Option<Tensor>,
     /// Its number among the attention layers of the model, which is its index in a cache.
@@ -159,7 +162,10 @@ impl Attention {
         let output = linear(c.names.output, &output, q, c.output_bias, Split::Input, None)?;
         let of = Heads { heads: config.heads, kv_heads: config.kv_heads, head_dim: c.head_dim, kv_replicas };
         let norm = c.qk_norm.map(|norm| HeadNorm::new(build, name, of, norm)).transpose()?;
-        Ok(Attention { name: name.to_string(), qkv, norm, output, config, rope_table, number, spec })
+        let of_sinks = FolderTensor::new(format!("{name}.sinks"), vec![c.heads]);
+        let of_sinks = c.sinks.then(|| build.shard(of_sinks, Split::Output)).transpose()?;
+        let sinks = of_sinks.map(|shard| Param::new(build, vec![shard], Init::Normal(c.std))).transpose()?;
+        Ok(Attention { name: name.to_string(), qkv, norm, output, sinks, config, rope_table, number, spec })
     }
 
     /// Applies RoPE to queries and keys.
@@ -203,7 +209,10 @@ impl Attention {
         let qkv = self.qkv_of_heads(self.rotate(projected, context)?, context)?;
         let Sequences { batch, cu_seqlens, .. } = sequences;
         let spec = self.spec_of_rank(sequences);
-        let (o, lse) = attention(AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref()), &spec)?;
+        let (mut o, mut lse) = attention(AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref()), &spec)?;
+        if let Some(sinks) = self.sinks_of_rank(sequences)? {
+            attention_sink(&mut o, &mut lse, &sinks)?;
+        }
         let qkv = (!context.recompute.qkv()).then(|| unrotated.unwrap_or(qkv));
         Ok((qkv, o, Some(lse)))
     }
@@ -219,10 +228,33 @@ impl Attention {
             rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
         }
         append_kv(&mut qkv, cache, batch, &self.spec, rotation)?;
-        match is_whole {
-            true => Ok(attention(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec)?.0),
-            false => Ok(paged_attention(&qkv, cache, batch, &self.spec)?),
+        let sinks = self.sinks.as_ref().map(Param::value).transpose()?;
+        if !is_whole {
+            return Ok(paged_attention(&qkv, cache, batch, &self.spec, sinks.as_ref())?);
         }
+        let (mut o, mut lse) = attention(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec)?;
+        if let Some(sinks) = sinks {
+            attention_sink(&mut o, &mut lse, &sinks)?;
+        }
+        Ok(o)
+    }
+
+    /// The sinks of the heads that this rank computes over `sequences`, if there are sinks.
+    fn sinks_of_rank(&self, Sequences { place, .. }: &Sequences) -> Result<Option<Tensor>> {
+        let Some(sinks) = &self.sinks else { return Ok(None) };
+        let own = place.range(self.spec.heads);
+        Ok(Some(sinks.value()?.rows(own.start, own.end)?))
+    }
+
+    /// Adds to the gradient of the sinks, from the results of forward and the gradient `d_o` of the output.
+    fn add_sink_gradient(&mut self, d_o: &Tensor, o: &Tensor, lse: &Tensor, sequences: &Sequences) -> Result<()> {
+        let Some(sinks) = self.sinks_of_rank(sequences)? else { return Ok(()) };
+        let own = sequences.place.range(self.spec.heads);
+        let Some(param) = self.sinks.as_mut().filter(|param| param.is_trained()) else { return Ok(()) };
+        let gradient = param.grad_mut()?;
+        let mut of_rank = gradient.rows(own.start, own.end)?.duplicate()?;
+        attention_sink_backward(d_o, o, lse, &sinks, &mut of_rank)?;
+        Ok(gradient.copy_from(own.start, &of_rank)?)
     }
 
     /// Q, K and V in backward: before the norm of heads, if there is one, and as attention read them.
@@ -294,6 +326,7 @@ impl Sublayer for Attention {
         self.output.wgrad(&dy, &operand, context)?;
         drop((dy, operand));
         let d_o = self.heads_for_tokens(d_o, &self.output_widths(), context)?;
+        self.add_sink_gradient(&d_o, &o, &lse, context.sequences)?;
         let (unrotated, qkv) = self.restore(qkv, context)?;
         let (Sequences { batch, cu_seqlens, .. }, spec) = (context.sequences, self.spec_of_rank(context.sequences));
         let input = AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref());
@@ -323,12 +356,14 @@ impl Sublayer for Attention {
         self.qkv.parameters(visit);
         self.norm.iter().for_each(|norm| norm.parameters(visit));
         self.output.parameters(visit);
+        self.sinks.iter().for_each(visit);
     }
 
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         self.qkv.parameters_mut(visit);
         self.norm.iter_mut().for_each(|norm| norm.parameters_mut(visit));
         self.output.parameters_mut(visit);
+        self.sinks.iter_mut().for_each(visit);
     }
 
     fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {

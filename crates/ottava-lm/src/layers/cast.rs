@@ -377,6 +377,6 @@ pub(super) fn copies_of(read: [bool; 2]) -> Option<CodeCopies> {
     }
 }
 
-fn plain(value: Produced) -> Tensor {
+pub(super) fn plain(value: Produced) -> Tensor {
     value.plain().expect("a plain output gives a value")
 }

@@ -295,7 +295,7 @@ impl LatentAttention {
         append_kv(&mut qkv, cache, batch, &self.spec, None)?;
         match is_whole {
             true => Ok(attention(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec)?.0),
-            false => Ok(paged_attention(&qkv, cache, batch, &self.spec)?),
+            false => Ok(paged_attention(&qkv, cache, batch, &self.spec, None)?),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::family::{Family, common, ignore_router_logits, softmax_routing};
 use super::{ConfigFile, DecoderConfig, LayerSet, Positions, RopeKind};
 use crate::error::Result;
-use crate::layers::{ExpertsConfig, LatentSizes, RouterLossFactors, SharedExpert};
+use crate::layers::{ExpertsConfig, LatentSizes, SharedExpert};
 use ottava_tensor::ops::{ExpertGroups, GroupScore, RopePairs, Routing};
 
 pub(super) const FAMILY: Family =
@@ -40,8 +40,7 @@ pub(super) fn deepseek(
     let hidden = file.required("moe_intermediate_size")?;
     let shared: usize = file.optional("n_shared_experts", 0)?;
     let shared = (shared > 0).then(|| SharedExpert { name: "shared_experts", hidden: shared * hidden, gate: None });
-    let losses = RouterLossFactors::default();
-    let experts = ExpertsConfig { count: file.required(count)?, hidden, routing, bias, shared, losses };
+    let experts = ExpertsConfig { bias, shared, ..ExpertsConfig::new(file.required(count)?, hidden, routing) };
     let sizes = DecoderConfig {
         head_dim: latent.head_dim(),
         latent: Some(latent),

@@ -3,7 +3,7 @@
 use super::family::{Family, common, ignore_router_logits, sliding_window, softmax_routing};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
-use crate::layers::{ExpertsConfig, LLAMA, Names, RouterLossFactors};
+use crate::layers::{ExpertsConfig, LLAMA, Names};
 
 pub(super) const FAMILY: Family = Family {
     architecture: "MixtralForCausalLM",
@@ -20,14 +20,8 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
         return Err(file.error("`router_jitter_noise` is not 0; noise of routers is not implemented"));
     }
     let sizes = common(file)?;
-    let experts = ExpertsConfig {
-        count: file.required("num_local_experts")?,
-        hidden: sizes.hidden,
-        routing: softmax_routing(file, true)?,
-        bias: None,
-        shared: None,
-        losses: RouterLossFactors::default(),
-    };
+    let count = file.required("num_local_experts")?;
+    let experts = ExpertsConfig::new(count, sizes.hidden, softmax_routing(file, true)?);
     let sizes = DecoderConfig {
         norm_eps: file.optional("rms_norm_eps", 1e-5)?,
         window: sliding_window(file, None)?,

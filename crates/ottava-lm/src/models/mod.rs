@@ -9,6 +9,7 @@ mod family;
 mod gemma2;
 mod gemma3;
 mod gpt2;
+mod gpt_oss;
 mod granite;
 mod inference;
 mod kv_cache;
@@ -72,6 +73,7 @@ const FAMILIES: &[Family] = &[
     olmoe::FAMILY,
     deepseek_v2::FAMILY,
     deepseek_v3::FAMILY,
+    gpt_oss::FAMILY,
 ];
 
 /// Reads the sizes of a model from its `config.json`.

@@ -3,8 +3,7 @@
 use super::family::{Family, common, ignore_router_logits, softmax_routing};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
-use crate::layers::NormScope;
-use crate::layers::{ExpertsConfig, RouterLossFactors};
+use crate::layers::{ExpertsConfig, NormScope};
 
 pub(super) const FAMILY: Family =
     Family { architecture: "OlmoeForCausalLM", model_type: "olmoe", reward_model: None, read };
@@ -15,14 +14,8 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     }
     let sizes = common(file)?;
     let bias = file.optional("attention_bias", false)?;
-    let experts = ExpertsConfig {
-        count: file.required("num_experts")?,
-        hidden: sizes.hidden,
-        routing: softmax_routing(file, file.optional("norm_topk_prob", false)?)?,
-        bias: None,
-        shared: None,
-        losses: RouterLossFactors::default(),
-    };
+    let routing = softmax_routing(file, file.optional("norm_topk_prob", false)?)?;
+    let experts = ExpertsConfig::new(file.required("num_experts")?, sizes.hidden, routing);
     let sizes = DecoderConfig {
         qkv_bias: bias,
         output_bias: bias,

@@ -78,11 +78,24 @@ impl Quantization {
     const CACHE_SCALES: [&str; 6] =
         [".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_output_scale"];
 
-    /// The quantization of weights in `config.json`; `None` if it has none.
+    /// Whether `config.json` says that weights of experts are in MXFP4, in the layout of gpt-oss.
+    pub fn is_mxfp4(config: &ConfigFile) -> Result<bool> {
+        if config.optional("model_type", String::new())? != "gpt_oss" {
+            return Ok(false);
+        }
+        let file = config.section("quantization_config")?;
+        let method = file.map(|file| file.optional::<Option<String>>("quant_method", None)).transpose()?.flatten();
+        Ok(method.as_deref() == Some("mxfp4"))
+    }
+
+    /// The quantization to FP8 of weights in `config.json`; `None` if it has none, or [`Quantization::is_mxfp4`].
     ///
     /// Errors for other quantization, which is not read, and for settings that are not known.
     pub fn read(config: &ConfigFile) -> Result<Option<Quantization>> {
         let Some(file) = config.section("quantization_config")? else { return Ok(None) };
+        if Quantization::is_mxfp4(config)? {
+            return Ok(None);
+        }
         if file.has("quantization") {
             return modelopt(&file);
         }

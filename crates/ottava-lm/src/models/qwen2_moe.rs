@@ -4,7 +4,7 @@
 use super::family::{Family, common, ignore_router_logits, qwen_window, routed_layers, softmax_routing};
 use super::{ConfigFile, DecoderConfig, LayerSet};
 use crate::error::Result;
-use crate::layers::{ExpertsConfig, RouterLossFactors, SharedExpert};
+use crate::layers::{ExpertsConfig, SharedExpert};
 
 pub(super) const FAMILY: Family = Family {
     architecture: "Qwen2MoeForCausalLM",
@@ -22,13 +22,10 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
         local = LayerSet::Listed((0..sizes.layers).map(|layer| layer < last && layer.is_multiple_of(2)).collect());
     }
     let hidden = file.required("shared_expert_intermediate_size")?;
+    let routing = softmax_routing(file, file.optional("norm_topk_prob", false)?)?;
     let experts = ExpertsConfig {
-        count: file.required("num_experts")?,
-        hidden: file.required("moe_intermediate_size")?,
-        routing: softmax_routing(file, file.optional("norm_topk_prob", false)?)?,
-        bias: None,
         shared: Some(SharedExpert { name: "shared_expert", hidden, gate: Some("shared_expert_gate") }),
-        losses: RouterLossFactors::default(),
+        ..ExpertsConfig::new(file.required("num_experts")?, file.required("moe_intermediate_size")?, routing)
     };
     let (qkv_bias, routed) = (file.optional("qkv_bias", true)?, routed_layers(file, sizes.layers)?);
     let sizes = DecoderConfig { qkv_bias, window, local, experts: Some(experts), routed, ..sizes };

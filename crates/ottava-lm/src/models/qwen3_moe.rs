@@ -4,7 +4,7 @@ use super::family::{Family, common, ignore_router_logits, routed_layers, softmax
 use super::qwen3::dense;
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
-use crate::layers::{ExpertsConfig, RouterLossFactors};
+use crate::layers::ExpertsConfig;
 
 pub(super) const FAMILY: Family = Family {
     architecture: "Qwen3MoeForCausalLM",
@@ -20,14 +20,8 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
         if file.optional("use_sliding_window", false)? { file.optional("sliding_window", None)? } else { None };
     // transformers 5 writes `num_local_experts`.
     let count = if file.has("num_local_experts") { "num_local_experts" } else { "num_experts" };
-    let experts = ExpertsConfig {
-        count: file.required(count)?,
-        hidden: file.required("moe_intermediate_size")?,
-        routing: softmax_routing(file, file.optional("norm_topk_prob", false)?)?,
-        bias: None,
-        shared: None,
-        losses: RouterLossFactors::default(),
-    };
+    let routing = softmax_routing(file, file.optional("norm_topk_prob", false)?)?;
+    let experts = ExpertsConfig::new(file.required(count)?, file.required("moe_intermediate_size")?, routing);
     let routed = routed_layers(file, sizes.layers)?;
     ignore_router_logits(file, DecoderConfig { window, experts: Some(experts), routed, ..sizes })
 }

@@ -51,6 +51,8 @@ pub struct DecoderConfig {
     pub qkv_bias: bool,
     /// Bias on the attention's output.
     pub output_bias: bool,
+    /// A learned logit of each query head in its softmax, whose probability is dropped.
+    pub sinks: bool,
     /// Biases in the MLP.
     pub mlp_bias: bool,
     /// The sliding window of attention in the layers `local`, if any: the number of tokens that a token sees, itself included.
@@ -118,6 +120,7 @@ impl Default for DecoderConfig {
             qk_norm: None,
             qkv_bias: false,
             output_bias: false,
+            sinks: false,
             mlp_bias: false,
             window: None,
             local: LayerSet::All,

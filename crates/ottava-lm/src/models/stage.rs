@@ -337,6 +337,7 @@ fn block(build: &mut Builder, c: &DecoderConfig, index: usize, tables: &RopeTabl
         qk_norm: c.qk_norm.map(|scope| QkNorm { kind: c.norm, scope, eps: c.norm_eps }),
         qkv_bias: c.qkv_bias,
         output_bias: c.output_bias,
+        sinks: c.sinks,
         window: c.window_at(index),
         soft_cap: c.score_cap,
         scale: c.attention_scale,

@@ -3,14 +3,14 @@
 use super::amaxes::Amaxes;
 use super::bucket::{Bucket, Stored};
 use super::partition::Partition;
-use super::ranks::Shared;
+use super::ranks::{Ranks, Shared};
 use super::reduction::ReduceFormat;
 use super::zero::Zero;
 use crate::error::{Error, Result};
 use crate::param::scopes::GRADIENTS;
 use crate::param::{Direction, Grad, Loan, LoanedWeight, Param, UnitId, Units};
 use crate::scaling::ScalingState;
-use ottava_tensor::comm::{Group, Pending, Reduce};
+use ottava_tensor::comm::{Pending, Reduce};
 use ottava_tensor::ops::{
     CodingError, add, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes,
 };
@@ -160,7 +160,7 @@ impl<'a> Exchange<'a> {
             amaxes.finish(scaling)?;
             return Ok(None);
         }
-        let vectors = Vectors::reduce(&mut params, ranks.sharing(Shared::Gradients))?;
+        let vectors = [false, true].map(|experts| Vectors::reduce(&mut params, experts, ranks));
         let buckets = self.partition.buckets();
         while !self.open.is_empty() {
             self.settle(&buckets)?;
@@ -185,7 +185,7 @@ impl<'a> Exchange<'a> {
             }
         }
         drop(buckets);
-        vectors.finish(&mut params)?;
+        vectors.into_iter().try_for_each(|vectors| vectors?.finish(&mut params))?;
         ranks.sum_whole_gradients(&mut params)?;
         ranks.sum_replicated_gradients(&mut params)?;
         amaxes.finish(scaling)?;
@@ -328,28 +328,32 @@ fn plain(grad: Option<Grad>) -> Tensor {
     }
 }
 
-/// The reduction of the gradients of all vectors, in one buffer.
-struct Vectors(Option<Pending>);
+/// The reduction of the gradients of all vectors of experts that ranks divide, or of all others, in one buffer.
+struct Vectors {
+    experts: bool,
+    sum: Option<Pending>,
+}
 
 impl Vectors {
-    /// Starts to sum the gradients of the vectors among `params` over ranks.
-    fn reduce(params: &mut [&mut Param], group: &Group) -> Result<Vectors> {
-        let grads: Vec<_> = Vectors::of(params).map(|param| plain(param.gradient.take())).collect();
-        let Some(first) = grads.first() else { return Ok(Vectors(None)) };
+    /// Starts to sum the gradients of the vectors among `params` over the ranks that have them.
+    fn reduce(params: &mut [&mut Param], experts: bool, ranks: &Ranks) -> Result<Vectors> {
+        let group = ranks.replicas_of(experts);
+        let grads: Vec<_> = Vectors::of(params, experts).map(|param| plain(param.gradient.take())).collect();
+        let Some(first) = grads.first() else { return Ok(Vectors { experts, sum: None }) };
         let mut all = Tensor::empty(first.device(), &[grads.iter().map(Tensor::len).sum()], first.dtype())?;
         let mut start = 0;
         for grad in &grads {
             all.copy_from(start, grad)?;
             start += grad.len();
         }
-        Ok(Vectors(Some(group.all_reduce("gradients of vectors", Reduce::Sum, all)?)))
+        Ok(Vectors { experts, sum: Some(group.all_reduce("gradients of vectors", Reduce::Sum, all)?) })
     }
 
     /// Waits for the sum, and gives each vector its part.
     fn finish(self, params: &mut [&mut Param]) -> Result<()> {
-        let Some(pending) = self.0 else { return Ok(()) };
-        let (all, mut start) = (pending.wait()?, 0);
-        for param in Vectors::of(params) {
+        let Some(sum) = self.sum else { return Ok(()) };
+        let (all, mut start) = (sum.wait()?, 0);
+        for param in Vectors::of(params, self.experts) {
             let end = start + param.weights.shape()[0];
             param.gradient.set(Grad::Plain(all.rows(start, end)?));
             start = end;
@@ -357,7 +361,8 @@ impl Vectors {
         Ok(())
     }
 
-    fn of<'a>(params: &'a mut [&mut Param]) -> impl Iterator<Item = &'a mut Param> {
-        params.iter_mut().map(|param| &mut **param).filter(|param| !param.is_matrix())
+    fn of<'a>(params: &'a mut [&mut Param], experts: bool) -> impl Iterator<Item = &'a mut Param> {
+        let is_meant = move |param: &&mut Param| !param.is_matrix() && param.is_of_experts() == experts;
+        params.iter_mut().map(|param| &mut **param).filter(is_meant)
     }
 }

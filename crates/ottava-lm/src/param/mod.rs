@@ -20,6 +20,6 @@ pub use gradient::{Grad, GradFormat, Gradient, WgradProduct};
 pub use id::{ParamId, UnitId};
 pub use loan::{Loan, LoanedWeight};
 pub use parameter::{Param, Placement};
-pub use shard::{FolderLayout, FolderTensor, Region, Shard, Split};
+pub use shard::{FolderLayout, FolderTensor, Region, Shard, Split, Stacked};
 pub use unit::{Direction, Resident, Units};
 pub use weights::{Master, Weights};

@@ -25,6 +25,24 @@ pub enum FolderLayout {
     Transposed,
     /// A vector as a matrix of this many rows.
     Rows(usize),
+    /// The matrix or bias of an expert, in one tensor with those of all experts of a layer.
+    Stacked(Stacked),
+}
+
+/// The place of a matrix or bias of an expert in a tensor of all experts of a layer: `[E, inputs, L · outputs]`, or `[E, L · outputs]` for biases,
+/// with the outputs of `L` linears interleaved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stacked {
+    /// The name of the tensor beside the experts; that of the biases ends in `_bias`.
+    pub name: &'static str,
+    /// The expert.
+    pub expert: usize,
+    /// Experts `E`.
+    pub experts: usize,
+    /// The number of the linear.
+    pub linear: usize,
+    /// Linears `L` whose outputs are interleaved.
+    pub linears: usize,
 }
 
 impl FolderTensor {
@@ -39,7 +57,19 @@ impl FolderTensor {
             FolderLayout::Same => self.shape.clone(),
             FolderLayout::Transposed => self.shape.iter().rev().copied().collect(),
             FolderLayout::Rows(rows) => vec![rows, self.shape[0] / rows],
+            FolderLayout::Stacked(Stacked { experts, linears, .. }) => {
+                let inputs = self.shape[1..].iter().copied();
+                std::iter::once(experts).chain(inputs).chain([linears * self.shape[0]]).collect()
+            }
         }
+    }
+
+    /// The name of the tensor of a folder that holds it.
+    pub fn stored_name(&self) -> String {
+        let FolderLayout::Stacked(Stacked { name, .. }) = self.layout else { return self.name.clone() };
+        let (experts, _) = self.name.rsplit_once(".experts.").expect("an expert is one of experts");
+        let bias = if self.name.ends_with(".bias") { "_bias" } else { "" };
+        format!("{experts}.experts.{name}{bias}")
     }
 
     /// Its elements.

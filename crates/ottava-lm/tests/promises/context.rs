@@ -13,7 +13,10 @@ fn every_family_trains_as_on_one_rank() {
         "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2,
         "moe_intermediate_size": 24, "norm_topk_prob": true,
     }));
-    for (name, keys) in families().into_iter().chain([("qwen3-moe", routed)]) {
+    let sinks = llama(json!({
+        "architectures": ["GptOssForCausalLM"], "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9,
+    }));
+    for (name, keys) in families().into_iter().chain([("qwen3-moe", routed), ("gpt-oss", sinks)]) {
         for documents in [false, true] {
             let alone = Setup { documents, ..Setup::new(keys.clone(), RecipeName::Fp32) };
             let mut expected = train(&alone);

@@ -21,9 +21,9 @@ fn routed(more: Value) -> Value {
     keys
 }
 
-/// Mixtures that differ in what is beside the experts that ranks divide: nothing, a shared expert with a factor by token, and a plain one after a
-/// dense layer.
-fn families() -> [(&'static str, Value); 3] {
+/// Mixtures that differ in what is beside the experts that ranks divide: nothing, a shared expert with a factor by token, a plain one after a
+/// dense layer, and biases.
+fn families() -> [(&'static str, Value); 4] {
     [
         ("qwen3_moe", routed(json!({}))),
         ("qwen2_moe", routed(json!({"model_type": "qwen2_moe", "shared_expert_intermediate_size": 64}))),
@@ -34,6 +34,12 @@ fn families() -> [(&'static str, Value); 3] {
                 "v_head_dim": 16, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts": null,
                 "norm_topk_prob": false,
             })),
+        ),
+        (
+            "gpt_oss",
+            routed(
+                json!({"model_type": "gpt_oss", "num_local_experts": 4, "intermediate_size": 64, "sliding_window": 7}),
+            ),
         ),
     ]
 }

@@ -70,6 +70,16 @@ fn qwen3_moe_backward_is_the_gradient() {
     check("qwen3_moe", keys);
 }
 
+/// Sinks beside a window, a bias of the router, biases of experts, and bounds that some gates and ups reach.
+#[test]
+fn gpt_oss_backward_is_the_gradient() {
+    let keys = json!({
+        "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    });
+    check("gpt_oss", keys);
+}
+
 /// Heads of parts, from latents of queries and of keys and values, and shared experts.
 #[test]
 fn deepseek_v2_backward_is_the_gradient() {

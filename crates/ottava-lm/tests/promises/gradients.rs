@@ -165,6 +165,7 @@ const ATTENTION: AttentionConfig = AttentionConfig {
     qk_norm: None,
     qkv_bias: true,
     output_bias: true,
+    sinks: false,
     window: None,
     soft_cap: None,
     scale: None,
@@ -180,11 +181,15 @@ fn angles(positions: usize) -> Tensor {
 
 #[test]
 fn attention_backward_is_the_gradient() {
-    let attention = build(&double(), &Device::Cpu, |b| {
-        let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
-        Ok(Branch::new(norm, Attention::new(b, "attention", ATTENTION, Some(angles(7)), None)?))
-    });
-    grad_check("attention", attention, normals("x", &[2 * 7, 10], DType::F64), 2);
+    for sinks in [false, true] {
+        let attention = build(&double(), &Device::Cpu, |b| {
+            let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
+            let config = AttentionConfig { sinks, ..ATTENTION };
+            Ok(Branch::new(norm, Attention::new(b, "attention", config, Some(angles(7)), None)?))
+        });
+        let what = if sinks { "attention with sinks" } else { "attention" };
+        grad_check(what, attention, normals("x", &[2 * 7, 10], DType::F64), 2);
+    }
 }
 
 #[test]

@@ -28,6 +28,7 @@ mod folder_codes;
 mod fp16;
 mod golden;
 mod golden_settings;
+mod gpt_oss;
 mod gradients;
 mod grammars;
 mod high_precision;

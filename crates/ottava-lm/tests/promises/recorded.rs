@@ -1,7 +1,7 @@
 //! Small models as scripts recorded them with PyTorch: settings, weights and results. `tests/data/README.md` lists the files.
 
 use ottava_lm::models::{ConfigFile, DecoderConfig, decoder_config};
-use ottava_lm::param::{FolderLayout, FolderTensor, Init, WeightSource};
+use ottava_lm::param::{FolderLayout, FolderTensor, Init, Stacked, WeightSource};
 use ottava_tensor::ops::{cast, transpose};
 use ottava_tensor::testing;
 use ottava_tensor::{DType, Device, Tensor};
@@ -75,12 +75,19 @@ impl Recorded {
 
     /// The weight or gradient, by `kind`, of `tensor` as it is in memory.
     pub fn of_tensor(&self, kind: &str, tensor: &FolderTensor) -> Tensor {
-        let stored = self.tensor(&format!("{kind}/{}", tensor.name));
+        let stored = self.tensor(&format!("{kind}/{}", tensor.stored_name()));
         assert_eq!(stored.shape(), tensor.stored_shape(), "{}", self.path(&tensor.name));
         match tensor.layout {
             FolderLayout::Same => stored,
             FolderLayout::Transposed => transpose(&stored).expect("a matrix"),
             FolderLayout::Rows(_) => stored.reshape(&tensor.shape).expect("as many"),
+            FolderLayout::Stacked(Stacked { expert, linear, linears, .. }) => {
+                let (all, outputs) = (testing::values(&stored), tensor.shape[0]);
+                let inputs = tensor.elements() / outputs;
+                let at = |output, input| (expert * inputs + input) * linears * outputs + output * linears + linear;
+                let own = (0..tensor.elements()).map(|i| all[at(i / inputs, i % inputs)] as f32);
+                Tensor::from_slice(&Device::Cpu, &tensor.shape, &own.collect::<Vec<_>>()).expect("as many")
+            }
         }
     }
 }

@@ -22,7 +22,8 @@ const F32: f64 = 2e-5;
 /// Besides, AdamW divides small gradients by their size.
 const NEXT: f64 = 5e-4;
 
-/// A run on one rank, of a model with linears that a folder fuses (Phi-3), or transposes and has biases (GPT-2).
+/// A run on one rank, of a model with linears that a folder fuses (Phi-3), or transposes and has biases (GPT-2), or with experts that a
+/// folder has one by one (Qwen3) or stacked, with biases (gpt-oss).
 fn alone(family: &str, width: usize, level: Level) -> Mesh {
     let keys = match family {
         "phi3" => json!({
@@ -35,6 +36,11 @@ fn alone(family: &str, width: usize, level: Level) -> Mesh {
             "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": width, "intermediate_size": width, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64, "num_experts": 4,
             "num_experts_per_tok": 2, "moe_intermediate_size": width, "norm_topk_prob": true, "tie_word_embeddings": false,
+        }),
+        "gpt_oss" => json!({
+            "model_type": "gpt_oss", "vocab_size": 96, "hidden_size": width, "intermediate_size": width, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64,
+            "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9,
         }),
         _ => json!({
             "architectures": ["GPT2LMHeadModel"], "vocab_size": 96, "n_embd": width, "n_layer": 2, "n_head": 4,
@@ -186,7 +192,7 @@ fn values(checkpoint: &Path) -> Seen {
 #[test]
 fn each_mesh_saves_what_one_rank_saves() {
     let folder = tempfile::tempdir().unwrap();
-    for family in ["phi3", "gpt2", "qwen3_moe"] {
+    for family in ["phi3", "gpt2", "qwen3_moe", "gpt_oss"] {
         let alone = alone(family, 64, Level::O0);
         let expected = train(&alone, &folder.path().join(format!("{family} alone")));
         let next = reopen(&expected, &alone, 1, &folder.path().join(format!("{family} alone, next")));
@@ -196,7 +202,8 @@ fn each_mesh_saves_what_one_rank_saves() {
             seen.retain(|name, _| !name.ends_with("c_attn.bias"));
             seen
         };
-        let meshes = if family == "qwen3_moe" { expert_meshes(&alone) } else { meshes(&alone) };
+        let has_experts = alone.sizes.experts.is_some();
+        let meshes = if has_experts { expert_meshes(&alone) } else { meshes(&alone) };
         for (i, mesh) in meshes.iter().enumerate() {
             let saved = train(mesh, &folder.path().join(format!("{family} {i}")));
             let (apart, name) = distance(&compared(&expected), &compared(&saved));

@@ -36,10 +36,16 @@ pub(super) fn rows(table: &mut Table, t: usize, c: usize) -> Result<()> {
             gather_to(&x, &slots, None, own(granularity, seen)).map(drop)
         })?;
     }
-    let z: Tensor = table.random(&[rows, c], DType::BF16)?;
+    let mut z: Tensor = table.random(&[rows, c], DType::BF16)?;
     table.row("combine of experts", bf16(t * CHOSEN * c + 2 * t * c), &mut || {
         combine(&z, &slots, Some(&routes.weights), Some(&x)).map(drop)
     })?;
+    let (bias, groups) = (table.random(&[EXPERTS, c], DType::BF16)?, &slots.groups);
+    let mut dbias = Tensor::zeros(device, &[EXPERTS, c], DType::F32)?;
+    let mut dots = Tensor::zeros(device, &[rows], DType::F32)?;
+    table.row("add_grouped_bias", bf16(2 * rows * c), &mut || add_grouped_bias(&mut z, &bias, groups))?;
+    table.row("grouped_bias_gradient", bf16(rows * c), &mut || grouped_bias_gradient(&z, groups, &mut dbias))?;
+    table.row("grouped_bias_dots", bf16(rows * c), &mut || grouped_bias_dots(&z, &bias, groups, &mut dots))?;
     let (dy, hidden) = (table.random(&[t, c], DType::BF16)?, table.random(&[t, 2 * c], DType::BF16)?);
     table.row("activation_dots", bf16(3 * t * c), &mut || activation_dots(Activation::SwiGlu, &dy, &hidden).map(drop))
 }

@@ -17,6 +17,7 @@ pub fn kernels(meter: Meter, tokens: usize, channels: usize, hidden: usize) -> R
     magnitudes(&mut table, tokens, channels)?;
     rms_norms(&mut table, tokens, channels)?;
     layer_norms(&mut table, tokens, channels)?;
+    sinks(&mut table, tokens, channels)?;
     rotations(&mut table, tokens, channels)?;
     heads(&mut table, tokens, channels)?;
     activations::rows(&mut table, tokens, hidden)?;
@@ -123,6 +124,18 @@ fn layer_norms(table: &mut Table, t: usize, c: usize) -> Result<()> {
         norm_backward(&b, &a, layer, &statistics, &mut dweight, options).map(drop)
     })?;
     Ok(())
+}
+
+/// Sinks of heads of 64.
+fn sinks(table: &mut Table, t: usize, c: usize) -> Result<()> {
+    let (device, tc, heads) = (table.device, t * c, c.div_ceil(64));
+    let (mut o, d_o) = (table.random(&[t, c], DType::BF16)?, table.random(&[t, c], DType::BF16)?);
+    let (mut lse, sinks) = (table.random(&[t, heads], DType::F32)?, table.random(&[heads], DType::BF16)?);
+    let mut dsinks = Tensor::zeros(device, &[heads], DType::F32)?;
+    table.row("attention_sink", bf16(2 * tc) + 8 * t * heads, &mut || attention_sink(&mut o, &mut lse, &sinks))?;
+    table.row("attention_sink_backward", bf16(2 * tc) + 4 * t * heads, &mut || {
+        attention_sink_backward(&d_o, &o, &lse, &sinks, &mut dsinks)
+    })
 }
 
 /// Rotary positions of queries and keys `[T, 3 · C]`.

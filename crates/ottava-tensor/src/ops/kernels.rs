@@ -2,11 +2,11 @@
 
 use super::launch;
 use super::{
-    adamw, add, argmax, attention, bias, cast, checksum, column_parts, column_scales, compare, compress, cross_entropy,
-    delayed_scaling, dequantize, descend, embedding, gemm, global_norm, gradient_codes, grouped_gemm, head_norm,
-    magnitude, momentum, move_columns, negate_targets, newton_schulz, paged_attention, permute, preference,
-    projection_norm, quantize, random, repeat_columns, rmsnorm, rope, router, sample, scaled, sum_parts, swiglu,
-    transpose,
+    adamw, add, argmax, attention, attention_sink, bias, cast, checksum, column_parts, column_scales, compare,
+    compress, cross_entropy, delayed_scaling, dequantize, descend, embedding, gemm, global_norm, gradient_codes,
+    grouped_gemm, head_norm, magnitude, momentum, move_columns, negate_targets, newton_schulz, paged_attention,
+    permute, preference, projection_norm, quantize, random, repeat_columns, rmsnorm, rope, router, sample, scaled,
+    sum_parts, swiglu, transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 use crate::{Capability, Feature};
@@ -17,8 +17,9 @@ pub fn kernels() -> Vec<KernelModule> {
     fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
         variants.into_iter().map(move |defines| KernelModule { source, defines })
     }
-    let typed: [&'static Source; 14] = [
+    let typed: [&'static Source; 15] = [
         &add::SOURCE,
+        &attention_sink::SOURCE,
         &bias::SOURCE,
         &column_scales::SOURCE,
         &compress::SOURCE,

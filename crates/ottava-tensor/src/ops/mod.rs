@@ -4,6 +4,7 @@ mod adamw;
 mod add;
 mod argmax;
 mod attention;
+mod attention_sink;
 mod bias;
 mod cast;
 mod checksum;
@@ -57,7 +58,8 @@ pub use attention::{
     AttentionBackend, AttentionCase, AttentionGradient, AttentionInput, AttentionSpec, ChosenBackend, HeadView,
     KeySource, attention, attention_backward,
 };
-pub use bias::{add_bias, bias_gradient};
+pub use attention_sink::{attention_sink, attention_sink_backward};
+pub use bias::{add_bias, add_grouped_bias, bias_gradient, grouped_bias_dots, grouped_bias_gradient};
 pub use cast::{cast, cast_into};
 pub use checksum::checksums;
 pub use column_parts::{divide_columns, join_columns};

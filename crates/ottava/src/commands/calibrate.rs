@@ -74,6 +74,9 @@ impl Calibrate {
             // Linears that a run kept in BF16 stay so.
             let precision = Precision { recipe: RecipeName::Fp8Current, skip_slow_linears: false, ..run.precision };
             let (device, sizes) = (crate::device::open(self.device)?, language_model_config(&config)?);
+            if sizes.experts.as_ref().is_some_and(|experts| experts.stacked) {
+                return Err(config.error("`ottava export` writes gpt-oss only in BF16, which has no scales of inputs"));
+            }
             let recipe = precision.recipe();
             expect_model_fits(folder, &sizes, &recipe, &device, seq_len, 1, &[])?;
             let model = build(Some(folder), None, 0, &device, &sizes, |weights| {

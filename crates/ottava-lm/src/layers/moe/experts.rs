@@ -4,6 +4,7 @@ use super::dispatch::{Dispatch, Dispatched};
 use super::linear::{GroupedLinear, GroupedLinearConfig};
 use crate::context::Context;
 use crate::error::Result;
+use crate::layers::Names;
 use crate::layers::cast::{CastInput, SavedOperand};
 use crate::operand::{View, Views};
 use crate::param::{Builder, Param};
@@ -11,7 +12,7 @@ use crate::recipe::ExpertCounts;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
     Activation, Output, SavedActivation, activation, activation_backward_to, activation_compressing, activation_dots,
-    activation_to, gather_to,
+    activation_to, add, gather_to,
 };
 use std::ops::Range;
 
@@ -36,10 +37,12 @@ pub struct ExpertsLayout<'a> {
     pub activation: Activation,
     /// The prefix of the names of an expert's tensors.
     pub prefix: &'a dyn Fn(usize) -> String,
-    /// The linears before the activation.
-    pub gate_up: &'a [&'static str],
-    /// The linear after it.
-    pub down: &'a str,
+    /// Whether their linears have biases.
+    pub biases: bool,
+    /// Whether a folder stacks the tensors of all experts.
+    pub stacked: bool,
+    /// Names of an expert's linears.
+    pub names: &'static Names,
     /// The names of both stacks in the scaling state.
     pub stacks: [String; 2],
     /// Standard deviation of initial weights.
@@ -57,19 +60,36 @@ pub struct ExpertsSaved {
 impl Experts {
     /// Experts with weights from the builder.
     pub fn new(build: &mut Builder, layout: ExpertsLayout) -> Result<Experts> {
-        let ExpertsLayout { counts, own, channels, hidden, activation, prefix, gate_up, down, stacks, std } = layout;
+        let ExpertsLayout { counts, own, channels, hidden, activation, prefix, biases: bias, .. } = layout;
+        let ExpertsLayout { stacked, names, stacks, std, .. } = layout;
         let of_each = |names: &[&str], rows: usize| -> Vec<(String, usize)> {
             let of =
                 |e: usize| names.iter().map(move |name| (format!("{}.{name}", prefix(e)), rows)).collect::<Vec<_>>();
             (0..counts.count).flat_map(of).collect()
         };
-        let rows = hidden * activation.inputs() / gate_up.len();
-        let parts = of_each(gate_up, rows);
-        let config =
-            GroupedLinearConfig { name: &stacks[0], experts: counts, own: own.clone(), parts, inputs: channels, std };
+        let [gate_up, down] = [names.gate_up_stack, names.down].map(|stack| stacked.then_some(stack));
+        let config = GroupedLinearConfig {
+            name: &stacks[0],
+            experts: counts,
+            own: own.clone(),
+            parts: of_each(names.gate_up, hidden * activation.inputs() / names.gate_up.len()),
+            stack: gate_up,
+            inputs: channels,
+            bias,
+            std,
+        };
         let gate_up = GroupedLinear::new(build, config)?;
-        let parts = of_each(&[down], channels);
-        let config = GroupedLinearConfig { name: &stacks[1], experts: counts, own, parts, inputs: hidden, std };
+        let parts = of_each(&[names.down], channels);
+        let config = GroupedLinearConfig {
+            name: &stacks[1],
+            experts: counts,
+            own,
+            parts,
+            stack: down,
+            inputs: hidden,
+            bias,
+            std,
+        };
         Ok(Experts { activation, gate_up, down: GroupedLinear::new(build, config)? })
     }
 
@@ -142,29 +162,32 @@ impl Experts {
         let (how, groups) = (self.activation, &slots.groups);
         let dy = dispatch.gather(dy, context)?;
         // The weights of the choices come in here, so the gradient by the activations has them as a factor.
-        let Views { rows, columns: dz } = self
-            .down
-            .gradient()
-            .produce_gradient(&mut context.casts, |output| gather_to(&dy, slots, Some(weights), output))?;
+        let (Views { rows, columns: dz }, of_bias) =
+            self.down.produce_gradient_and_dots(groups, &mut context.casts, |output| {
+                gather_to(&dy, slots, Some(weights), output)
+            })?;
         drop(dy);
         let dactivated = self.down.dgrad(&rows, groups, context)?;
         drop(rows);
-        let dots = activation_dots(how, &dactivated, &hidden)?;
+        let mut dots = activation_dots(how, &dactivated, &hidden)?;
+        if let Some(of_bias) = of_bias {
+            dots = add(&dots, &of_bias)?;
+        }
         let operand = self.down.input();
-        let (gate_up, trained) = (&self.gate_up, self.down.weight().is_trained());
+        let (gate_up, trained) = (&mut self.gate_up, self.down.weight().is_trained());
         let (dhidden, activated) = match (activated.into_columns(), operand.fused(&context.casts)) {
             // The backward kernel of the activation reads `hidden`, and also writes the activation's transposed codes. It always measures.
             (Err(frozen), Some(slot)) if trained && context.mode().measures() => {
                 let casts = &mut context.casts;
                 let (dhidden, codes) =
-                    gate_up.produce_gradient_and_recast(slot, &frozen, casts, |output, activated| {
+                    gate_up.produce_gradient_and_recast(slot, &frozen, groups, casts, |output, activated| {
                         Ok(activation_backward_to(how, &dactivated, &hidden, output, activated)?)
                     })?;
                 (dhidden, Ok(codes))
             }
             (activated, _) => {
                 let casts = &mut context.casts;
-                let dhidden = gate_up.gradient().produce_gradient(casts, |output| {
+                let dhidden = gate_up.produce_gradient(groups, casts, |output| {
                     Ok(activation_backward_to(how, &dactivated, &hidden, output, None)?.0)
                 })?;
                 (dhidden, activated)
@@ -190,12 +213,12 @@ impl Experts {
     }
 
     /// Its parameters.
-    pub fn parameters(&self) -> [&Param; 2] {
-        [self.gate_up.weight(), self.down.weight()]
+    pub fn parameters(&self) -> impl Iterator<Item = &Param> {
+        [&self.gate_up, &self.down].into_iter().flat_map(GroupedLinear::parameters)
     }
 
     /// Its parameters, mutably.
-    pub fn parameters_mut(&mut self) -> [&mut Param; 2] {
-        [self.gate_up.weight_mut(), self.down.weight_mut()]
+    pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Param> {
+        [&mut self.gate_up, &mut self.down].into_iter().flat_map(GroupedLinear::parameters_mut)
     }
 }

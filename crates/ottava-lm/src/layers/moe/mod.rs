@@ -22,7 +22,7 @@ use experts::{Experts, ExpertsLayout, ExpertsSaved};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Activation, RouterScores, Routing, SavedActivation};
 pub use router::RouterLossFactors;
-use router::{Routed, Router};
+use router::{Routed, Router, RouterConfig};
 
 /// The experts of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,12 +33,36 @@ pub struct ExpertsConfig {
     pub hidden: usize,
     /// How routers choose.
     pub routing: Routing,
+    /// The name of a router in the mixture.
+    pub router: &'static str,
+    /// Whether routers add a bias to logits, and the linears of experts to their outputs.
+    pub biases: bool,
+    /// Whether a folder stacks the tensors of all experts of a layer, as [`Stacked`](crate::param::Stacked) says.
+    pub stacked: bool,
     /// The name of the vector that routers add to scores for the choice; `None` without one.
     pub bias: Option<&'static str>,
     /// The MLP that all tokens share, if there is one.
     pub shared: Option<SharedExpert>,
     /// Losses of the routers, in training.
     pub losses: RouterLossFactors,
+}
+
+impl ExpertsConfig {
+    /// As most families have them: no biases, no shared expert, a tensor for each linear of an expert.
+    pub fn new(count: usize, hidden: usize, routing: Routing) -> ExpertsConfig {
+        let (router, losses) = ("gate", RouterLossFactors::default());
+        ExpertsConfig {
+            count,
+            hidden,
+            routing,
+            router,
+            biases: false,
+            stacked: false,
+            bias: None,
+            shared: None,
+            losses,
+        }
+    }
 }
 
 /// An MLP that all tokens share.
@@ -92,7 +116,7 @@ impl MixtureOfExperts {
     /// Errors if the routing does not fit the experts, or ranks divide tensors.
     pub fn new(build: &mut Builder, name: &str, config: MixtureConfig) -> Result<MixtureOfExperts> {
         let MixtureConfig { channels, experts, activation, names, std } = config;
-        let ExpertsConfig { count, hidden, routing, bias, shared, losses } = experts;
+        let ExpertsConfig { count, hidden, routing, router, biases, stacked, bias, shared, losses } = experts;
         if build.place().is_divided() {
             return Err(Error::Config(
                 "`parallel.tensor` does not divide mixtures of experts; use `parallel.expert`, `parallel.data` with a ZeRO stage, \
@@ -111,12 +135,23 @@ impl MixtureOfExperts {
             hidden,
             activation,
             prefix,
-            gate_up: names.gate_up,
-            down: names.down,
+            biases: *biases,
+            stacked: *stacked,
+            names,
             stacks,
             std,
         };
-        let router = Router::new(build, &format!("{name}.gate"), [*count, channels], *bias, *routing, *losses, std)?;
+        let config = RouterConfig {
+            name: &format!("{name}.{router}"),
+            experts: *count,
+            channels,
+            logit_bias: *biases,
+            bias: *bias,
+            routing: *routing,
+            losses: *losses,
+            std,
+        };
+        let router = Router::new(build, config)?;
         let (prefix, all) = (|e: usize| format!("{name}.experts.{e}"), format!("{name}.experts"));
         let dispatch = Dispatch::new(build, &all, *count)?;
         let counts = ExpertCounts { count: *count, chosen: routing.chosen };
@@ -133,8 +168,17 @@ impl MixtureOfExperts {
                 Some(gate) => {
                     let sigmoid =
                         Routing { chosen: 1, scores: RouterScores::Sigmoid, normalise: None, scale: 1.0, groups: None };
-                    let (gate, no_losses) = (format!("{name}.{gate}"), RouterLossFactors::default());
-                    let router = Router::new(build, &gate, [1, channels], None, sigmoid, no_losses, std)?;
+                    let config = RouterConfig {
+                        name: &format!("{name}.{gate}"),
+                        experts: 1,
+                        channels,
+                        logit_bias: false,
+                        bias: None,
+                        routing: sigmoid,
+                        losses: RouterLossFactors::default(),
+                        std,
+                    };
+                    let router = Router::new(build, config)?;
                     let prefix = |_| of_shared.clone();
                     let dispatch = Dispatch::undivided(&of_shared, 1);
                     let counts = ExpertCounts { count: 1, chosen: 1 };
@@ -225,7 +269,7 @@ impl Sublayer for MixtureOfExperts {
     fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
         for Mixture { router, experts, .. } in &self.mixtures {
             router.parameters().for_each(&mut *visit);
-            experts.parameters().into_iter().for_each(&mut *visit);
+            experts.parameters().for_each(&mut *visit);
         }
         self.shared.iter().for_each(|shared| shared.parameters(visit));
     }
@@ -233,7 +277,7 @@ impl Sublayer for MixtureOfExperts {
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         for Mixture { router, experts, .. } in &mut self.mixtures {
             router.parameters_mut().for_each(&mut *visit);
-            experts.parameters_mut().into_iter().for_each(&mut *visit);
+            experts.parameters_mut().for_each(&mut *visit);
         }
         self.shared.iter_mut().for_each(|shared| shared.parameters_mut(visit));
     }

@@ -8,8 +8,8 @@ use crate::recipe::ExpertCounts;
 use crate::scaling::RouterSite;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    Accumulation, Operand, RouterLosses, Routes, Routing, Slots, cast, gemm_nt, gemm_nt_plus, real_type, route,
-    route_backward, slots,
+    Accumulation, Operand, RouterLosses, Routes, Routing, Slots, add_bias, bias_gradient, cast, gemm_nt, gemm_nt_plus,
+    real_type, route, route_backward, slots,
 };
 
 /// Factors of losses that routers add to that of the model, as [`RouterLosses`](ottava_tensor::ops::RouterLosses) says.
@@ -21,9 +21,31 @@ pub struct RouterLossFactors {
     pub z: f64,
 }
 
-/// `logits = x · Wᵀ`, in F32 and never cast to FP8, and the choices of experts.
+/// The configuration of a router.
+pub struct RouterConfig<'a> {
+    /// Its name in the model folder.
+    pub name: &'a str,
+    /// Experts that it chooses from.
+    pub experts: usize,
+    /// Width of the residual stream.
+    pub channels: usize,
+    /// Whether a bias is added to logits.
+    pub logit_bias: bool,
+    /// The name of the vector that is added to scores for the choice; `None` without one.
+    pub bias: Option<&'a str>,
+    /// How it chooses.
+    pub routing: Routing,
+    /// Its losses.
+    pub losses: RouterLossFactors,
+    /// Standard deviation of initial weights.
+    pub std: f32,
+}
+
+/// `logits = x · Wᵀ + b`, in F32 and never cast to FP8, and the choices of experts; most have no `b`.
 pub struct Router {
     weight: Param, /* [E, C] */
+    /// `[E]`: added to logits.
+    logit_bias: Option<Param>,
     /// `[E]`: added to scores for the choice. It has no gradient; [`RouterLoad::bias_change`](crate::scaling::RouterLoad::bias_change) changes it.
     bias: Option<Param>,
     experts: usize,
@@ -54,24 +76,18 @@ impl Routed {
 }
 
 impl Router {
-    /// The router called `name` of `experts`.
-    pub fn new(
-        build: &mut Builder,
-        name: &str,
-        [experts, channels]: [usize; 2],
-        bias: Option<&str>,
-        routing: Routing,
-        losses: RouterLossFactors,
-        std: f32,
-    ) -> Result<Router> {
-        let tensor = FolderTensor::new(format!("{name}.weight"), vec![experts, channels]);
-        let shard = build.shard(tensor, Split::None)?;
-        let weight = Param::new(build, vec![shard], Init::Normal(std))?;
-        let of_bias = |bias: &str| {
-            let shard = build.shard(FolderTensor::new(format!("{name}.{bias}"), vec![experts]), Split::None)?;
-            Param::in_sums(build, vec![shard], Init::Zeros)
+    /// A router with weights from the builder.
+    pub fn new(build: &mut Builder, config: RouterConfig) -> Result<Router> {
+        let RouterConfig { name, experts, channels, logit_bias, bias, routing, losses, std } = config;
+        let shards = |build: &Builder, part: &str, shape| -> Result<_> {
+            Ok(vec![build.shard(FolderTensor::new(format!("{name}.{part}"), shape), Split::None)?])
         };
-        let bias = bias.map(of_bias).transpose()?;
+        let of_weight = shards(build, "weight", vec![experts, channels])?;
+        let weight = Param::new(build, of_weight, Init::Normal(std))?;
+        let of_logits = logit_bias.then(|| shards(build, "bias", vec![experts])).transpose()?;
+        let logit_bias = of_logits.map(|shards| Param::new(build, shards, Init::Normal(std))).transpose()?;
+        let of_choice = bias.map(|bias| shards(build, bias, vec![experts])).transpose()?;
+        let bias = of_choice.map(|shards| Param::in_sums(build, shards, Init::Zeros)).transpose()?;
         build.description.fixed.push(name.to_string());
         let counts = ExpertCounts { count: experts, chosen: routing.chosen };
         if let Some(bias) = bias.as_ref().filter(|bias| bias.is_trained()) {
@@ -79,14 +95,17 @@ impl Router {
         }
         let site = || RouterSite { name: name.to_string(), experts: counts, real: real_type(build.recipe.compute) };
         let number = (experts > 1).then(site).map(|site| build.slots.add_router(site));
-        Ok(Router { weight, bias, experts, routing, losses, number })
+        Ok(Router { weight, logit_bias, bias, experts, routing, losses, number })
     }
 
     /// Routes the tokens of `x` `[T, C]`.
     pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<Routed> {
         let weight = self.weight.read(context.loan)?;
         let (x, w) = (Operand::plain(x), Operand::plain(&weight));
-        let logits = gemm_nt(x, w, real_type(weight.dtype()), Accumulation::Exact)?;
+        let mut logits = gemm_nt(x, w, real_type(weight.dtype()), Accumulation::Exact)?;
+        if let Some(bias) = &self.logit_bias {
+            add_bias(&mut logits, &cast(&bias.value()?, real_type(weight.dtype()))?)?;
+        }
         let bias = self.bias.as_ref().map(Param::value).transpose()?;
         let routes = route(&logits, bias.as_ref(), self.routing)?;
         let slots = slots(&routes.ids, 0..self.experts)?;
@@ -111,6 +130,9 @@ impl Router {
         let losses = context.loss_scale.filter(|_| self.number.is_some() && (balance != 0.0 || z != 0.0));
         let losses = losses.map(|scale| RouterLosses { balance, counts, z, scale });
         let dlogits = route_backward(logits, routes, dweights, self.routing, losses)?;
+        if let Some(bias) = self.logit_bias.as_mut().filter(|bias| bias.is_trained()) {
+            bias_gradient(&dlogits, bias.grad_mut()?)?;
+        }
         let weight = self.weight.read(context.loan)?;
         let dlogits = cast(&dlogits, weight.dtype())?;
         let (dy, w) = (Operand::plain(&dlogits), Operand::plain_transposed(&weight));
@@ -131,11 +153,11 @@ impl Router {
 
     /// Its parameters.
     pub fn parameters(&self) -> impl Iterator<Item = &Param> {
-        std::iter::once(&self.weight).chain(&self.bias)
+        std::iter::once(&self.weight).chain(&self.logit_bias).chain(&self.bias)
     }
 
     /// Its parameters, mutably.
     pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Param> {
-        std::iter::once(&mut self.weight).chain(&mut self.bias)
+        std::iter::once(&mut self.weight).chain(&mut self.logit_bias).chain(&mut self.bias)
     }
 }

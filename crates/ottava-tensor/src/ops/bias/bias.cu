@@ -1,5 +1,5 @@
-// Grid over rows; threads stride over columns, eight at a time where rows are aligned.
-extern "C" __global__ void add_bias(X* x, const X* bias, int columns) {
+// Threads of a block stride over columns, eight at a time where rows are aligned.
+__device__ __forceinline__ void add_to_row(X* x, const X* bias, int columns) {
     X* row = x + (u64)blockIdx.x * columns;
     const int eights = columns % 8 == 0 && aligned(x, bias) ? columns / 8 : 0;
 #pragma unroll 4
@@ -11,6 +11,45 @@ extern "C" __global__ void add_bias(X* x, const X* bias, int columns) {
         store8(row + 8 * g, pack8<X>(sum));
     }
     for (int c = 8 * eights + threadIdx.x; c < columns; c += blockDim.x) store(&row[c], load(row[c]) + load(bias[c]));
+}
+
+// Grid over rows.
+extern "C" __global__ void add_bias(X* x, const X* bias, int columns) { add_to_row(x, bias, columns); }
+
+// The group of a row; -1 in padding. Offsets ascend.
+__device__ __forceinline__ int group_of(int row, const int* offsets, const int* counts, int groups) {
+    int low = 0, high = groups;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (offsets[middle] <= row) low = middle;
+        else high = middle;
+    }
+    return row < offsets[low] + counts[low] ? low : -1;
+}
+
+// Grid over rows.
+extern "C" __global__ void add_grouped_bias(X* x, const X* bias, const int* offsets, const int* counts, int groups, int columns) {
+    const int group = group_of(blockIdx.x, offsets, counts, groups);
+    if (group >= 0) add_to_row(x, bias + (u64)group * columns, columns);
+}
+
+// Grid over rows.
+extern "C" __global__ void grouped_bias_dots(float* dots, const X* dy, const X* bias, const int* offsets, const int* counts, int groups,
+                                             int columns) {
+    const int group = group_of(blockIdx.x, offsets, counts, groups);
+    if (group < 0) return;
+    dy += (u64)blockIdx.x * columns;
+    bias += (u64)group * columns;
+    const int eights = columns % 8 == 0 && aligned(dy, bias) ? columns / 8 : 0;
+    float sum = 0.0f;
+    for (int g = threadIdx.x; g < eights; g += blockDim.x) {
+        const Eight<X> u = load8(dy + 8 * g), v = load8(bias + 8 * g);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += load(u.at[i]) * load(v.at[i]);
+    }
+    for (int c = 8 * eights + threadIdx.x; c < columns; c += blockDim.x) sum += load(dy[c]) * load(bias[c]);
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) dots[blockIdx.x] += sum;
 }
 
 // Grid (columns / 256, chunks of rows), 8 warps. A lane sums eight columns of every eighth row of the chunk; then the
@@ -42,8 +81,8 @@ extern "C" __global__ void partial_sums(float* partial, const X* dy, int rows, i
     partial[(u64)blockIdx.y * columns + column] = total;
 }
 
-// Grid (columns / 32), 32 warps: `sum += ` the rows of `partial`, each warp every 32nd, then the warps in order.
-extern "C" __global__ void __launch_bounds__(1024) add_partial_sums(float* sum, const float* partial, int columns, int chunks) {
+// Blocks of 32 columns and 32 warps: `sum += ` the rows of `partial`, each warp every 32nd, then the warps in order.
+__device__ __forceinline__ void add_rows(float* sum, const float* partial, int columns, int chunks) {
     __shared__ float sums[32][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
     float total = 0.0f;
@@ -57,4 +96,16 @@ extern "C" __global__ void __launch_bounds__(1024) add_partial_sums(float* sum, 
     total = sum[c];
     for (int w = 0; w < 32; w++) total += sums[w][lane];
     sum[c] = total;
+}
+
+// Grid (columns / 32).
+extern "C" __global__ void __launch_bounds__(1024) add_partial_sums(float* sum, const float* partial, int columns, int chunks) {
+    add_rows(sum, partial, columns, chunks);
+}
+
+// Grid (columns / 32, groups): the chunks of each group.
+extern "C" __global__ void __launch_bounds__(1024)
+    add_group_sums(float* sum, const float* partial, const int* offsets, int columns, int chunk) {
+    const int first = offsets[blockIdx.y] / chunk, end = offsets[blockIdx.y + 1] / chunk;
+    add_rows(sum + (u64)blockIdx.y * columns, partial + (u64)first * columns, columns, end - first);
 }

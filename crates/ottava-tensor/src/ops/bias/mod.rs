@@ -1,11 +1,11 @@
-//! The bias of a linear layer and its gradient.
+//! The bias of a linear layer and its gradient; also of grouped rows, with a bias for each group.
 
 mod cpu;
 mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::{expect_compute, expect_gradient};
+use super::{Groups, expect_compute, expect_gradient, real_type};
 use crate::{Device, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
@@ -37,4 +37,53 @@ pub fn bias_gradient(dy: &Tensor, dbias: &mut Tensor) -> Result<()> {
         Device::Cuda(gpu) => cuda::bias_gradient(gpu, dy, dbias)?,
     }
     Ok(())
+}
+
+/// `x[r, c] += bias[g, c]` in place for the rows `r` of each group `g`, for `x` `[P, C]` and `bias` `[G, C]` of one type. Padding stays as it is.
+pub fn add_grouped_bias(x: &mut Tensor, bias: &Tensor, groups: &Groups) -> Result<()> {
+    check_groups("add_grouped_bias", x, bias, groups)?;
+    bias.expect_dtype("add_grouped_bias: bias", &[x.dtype()])?;
+    match x.device().clone() {
+        Device::Cpu => cpu::add_grouped_bias(x, bias, groups),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::add_grouped_bias(&gpu, x, bias, groups)?,
+    }
+    Ok(())
+}
+
+/// `dbias[g, c] += Σ_r dy[r, c]` over the rows `r` of each group `g`, for `dy` `[P, C]`, whose padding is zero, and `dbias` `[G, C]` in F32 (F64
+/// for F64). A group without rows adds nothing.
+pub fn grouped_bias_gradient(dy: &Tensor, groups: &Groups, dbias: &mut Tensor) -> Result<()> {
+    check_groups("grouped_bias_gradient", dy, dbias, groups)?;
+    expect_gradient("grouped_bias_gradient: dbias", dbias, dy)?;
+    match dy.device() {
+        Device::Cpu => cpu::grouped_bias_gradient(dy, groups, dbias),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::grouped_bias_gradient(gpu, dy, groups, dbias)?,
+    }
+    Ok(())
+}
+
+/// `dots[r] += Σ_c dy[r, c] · bias[g, c]` for the rows `r` of each group `g`, for `dy` `[P, C]`, `bias` `[G, C]` of one type and `dots` `[P]` in F32
+/// (F64 for F64): the part of the bias in the gradient by a factor of the outputs of a row. The padding of `dots` stays as it is.
+pub fn grouped_bias_dots(dy: &Tensor, bias: &Tensor, groups: &Groups, dots: &mut Tensor) -> Result<()> {
+    check_groups("grouped_bias_dots", dy, bias, groups)?;
+    bias.expect_dtype("grouped_bias_dots: bias", &[dy.dtype()])?;
+    dots.expect("grouped_bias_dots: dots", &dy.shape()[..1])?;
+    dots.expect_dtype("grouped_bias_dots: dots", &[real_type(dy.dtype())])?;
+    dots.expect_device("grouped_bias_dots: dots", dy.device())?;
+    match dy.device() {
+        Device::Cpu => cpu::grouped_bias_dots(dy, bias, groups, dots),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::grouped_bias_dots(gpu, dy, bias, groups, dots)?,
+    }
+    Ok(())
+}
+
+fn check_groups(what: &str, x: &Tensor, bias: &Tensor, groups: &Groups) -> Result<()> {
+    let [_, columns] = x.dims(what)?;
+    expect_compute(what, x)?;
+    bias.expect(what, &[groups.len(), columns])?;
+    bias.expect_device(what, x.device())?;
+    groups.expect(what, x.device())
 }

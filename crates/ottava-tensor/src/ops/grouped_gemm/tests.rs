@@ -169,12 +169,16 @@ fn grouped_products_agree_across_devices() {
                 ])
             });
         }
-        for (of_rows, of_weights, format) in [
-            (Granularity::PerTensor, Granularity::PerTensor, DType::E5M2),
-            (Granularity::PerRow, Granularity::PerRow, DType::E4M3),
-            (Granularity::Blocks1x128, Granularity::Blocks128x128, DType::E4M3),
+        // Outputs and inputs that are no multiples of 128, or only inputs, which may end in a block.
+        for (of_rows, of_weights, format, [n, k]) in [
+            (Granularity::PerTensor, Granularity::PerTensor, DType::E5M2, [256, 128]),
+            (Granularity::PerTensor, Granularity::PerTensor, DType::E5M2, [208, 144]),
+            (Granularity::PerRow, Granularity::PerRow, DType::E4M3, [256, 128]),
+            (Granularity::PerRow, Granularity::PerRow, DType::E4M3, [208, 144]),
+            (Granularity::Blocks1x128, Granularity::Blocks128x128, DType::E4M3, [256, 128]),
+            (Granularity::Blocks1x128, Granularity::Blocks128x128, DType::E4M3, [256, 208]),
         ] {
-            let (g, n, k) = (counts.len(), 256, 128);
+            let g = counts.len();
             let inputs = [
                 rows("x", counts, k, DType::BF16),
                 normals("w", &[g * n, k], DType::BF16),

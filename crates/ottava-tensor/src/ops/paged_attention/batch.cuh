@@ -72,3 +72,5 @@ __device__ __forceinline__ float power(float x) {
 }
 // The value to subtract from scores with the maximum `largest`: 0 if no key is seen.
 __device__ __forceinline__ float base_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }
+// The power of the logit of a sink beside the powers of scores with the maximum `largest`. Where it overflows, the sink takes all.
+__device__ __forceinline__ float sink_power(X sink, float largest) { return power(load(sink) * 1.44269504f - base_of(largest)); }

@@ -4,6 +4,7 @@ use super::{KvBlocks, PagedBatch};
 use crate::element::{Float, Real, with_float};
 use crate::fp8::E4M3;
 use crate::ops::attention::softmax;
+use crate::ops::attention_sink::softmax_share;
 use crate::ops::quantize::cpu::current_scale;
 use crate::ops::{AttentionSpec, CurrentScaling};
 use crate::{DType, Error, Result, Tensor};
@@ -112,12 +113,13 @@ pub(super) fn paged_attention(
     cache: &KvBlocks,
     batch: &PagedBatch,
     spec: &AttentionSpec,
+    sinks: Option<&Tensor>,
     o: &mut Tensor,
 ) -> Result<()> {
     let sequences = sequences(batch, qkv.shape()[0], cache)?;
     with_float!(qkv.dtype(), S => {
         let gather: Gather<<S as Float>::Real> = with_float!(cache.dtype(), C => gather::<C, <S as Float>::Real>);
-        forward::<S>(gather, qkv, cache, &sequences, spec, o);
+        forward::<S>(gather, qkv, cache, &sequences, spec, sinks, o);
     });
     Ok(())
 }
@@ -128,6 +130,7 @@ fn forward<S: Float>(
     cache: &KvBlocks,
     sequences: &[Sequence],
     spec: &AttentionSpec,
+    sinks: Option<&Tensor>,
     o: &mut Tensor,
 ) {
     let group = spec.heads / spec.kv_heads;
@@ -143,8 +146,14 @@ fn forward<S: Float>(
                 let row = &qkv.host::<S>()[(s.first_token + i) * spec.qkv_width()..];
                 let visible = spec.visible(s.context - s.new + i, 0..s.context);
                 for (g, out) in out.chunks_exact_mut(spec.head_dim).enumerate() {
-                    let query = &row[(kv_head * group + g) * spec.head_dim..][..spec.head_dim];
-                    attend(query, [&keys, &values], visible.clone(), &mut p[visible.clone()], spec, out);
+                    let head = kv_head * group + g;
+                    let query = &row[head * spec.head_dim..][..spec.head_dim];
+                    let lse = attend(query, [&keys, &values], visible.clone(), &mut p[visible.clone()], spec, out);
+                    if let Some(sinks) = sinks {
+                        // As `attention_sink`, which reads the stored output.
+                        let share = softmax_share(lse, sinks.host::<S>()[head].load()).0;
+                        out.iter_mut().for_each(|out| *out = S::store(*out).load() * share);
+                    }
                 }
             }
             out
@@ -190,7 +199,7 @@ fn gather<C: Float, R: Real>(cache: &KvBlocks, s: &Sequence, spec: &AttentionSpe
     (keys, values)
 }
 
-/// Adds attention of one query to `out`; `p` is scratch memory for the probabilities of its visible keys.
+/// Adds attention of one query to `out`, and returns its log-sum-exp; `p` is scratch memory for the probabilities of its visible keys.
 fn attend<S: Float>(
     query: &[S],
     [keys, values]: [&[S::Real]; 2],
@@ -198,7 +207,7 @@ fn attend<S: Float>(
     p: &mut [S::Real],
     spec: &AttentionSpec,
     out: &mut [S::Real],
-) {
+) -> S::Real {
     let context = keys.len() / query.len();
     p.fill(S::Real::default());
     for (q, keys) in query.iter().zip(keys.chunks_exact(context)) {
@@ -206,8 +215,9 @@ fn attend<S: Float>(
         p.iter_mut().zip(&keys[visible.clone()]).for_each(|(p, &k)| *p += q * k);
     }
     p.iter_mut().for_each(|p| *p = spec.score(*p));
-    softmax(p);
+    let lse = softmax(p);
     for (&p, values) in p.iter().zip(values.chunks_exact(query.len()).skip(visible.start)) {
         out.iter_mut().zip(values).for_each(|(out, &v)| *out += p * v);
     }
+    lse
 }

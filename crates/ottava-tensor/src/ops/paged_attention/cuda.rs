@@ -135,6 +135,7 @@ pub(super) fn paged_attention(
     cache: &KvBlocks,
     batch: &PagedBatch,
     spec: &AttentionSpec,
+    sinks: Option<&Tensor>,
     o: &mut Tensor,
 ) -> Result<()> {
     // exp2 is cheaper than exp.
@@ -147,6 +148,7 @@ pub(super) fn paged_attention(
         Arg::Ptr(qkv.device_ptr()),
         Arg::Ptr(cache.data.device_ptr()),
         Arg::Ptr(cache.scale_inv.as_ref().map_or(0, Tensor::device_ptr)),
+        Arg::Ptr(sinks.map_or(0, Tensor::device_ptr)),
     ];
     let inputs = [inputs.as_slice(), &of_batch(batch, cache)].concat();
     let (tokens, group) = (qkv.shape()[0], spec.group());

@@ -168,11 +168,23 @@ pub fn append_kv(
 }
 
 /// `o` `[T, H·D]`, as [`attention`](super::attention()), of new tokens over their sequence up to and including themselves; [`append_kv`]
-/// must have written the keys and values. Padding rows are zero.
+/// must have written the keys and values. With `sinks` `[H]`, of the type of `qkv`, as after [`attention_sink`](super::attention_sink()).
+/// Padding rows are zero.
 ///
 /// Errors as [`append_kv`].
-pub fn paged_attention(qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, spec: &AttentionSpec) -> Result<Tensor> {
+pub fn paged_attention(
+    qkv: &Tensor,
+    cache: &KvBlocks,
+    batch: &PagedBatch,
+    spec: &AttentionSpec,
+    sinks: Option<&Tensor>,
+) -> Result<Tensor> {
     let tokens = check("paged_attention", qkv, cache, batch, spec)?;
+    if let Some(sinks) = sinks {
+        sinks.expect("paged_attention: sinks", &[spec.heads])?;
+        sinks.expect_dtype("paged_attention: sinks", &[qkv.dtype()])?;
+        sinks.expect_device("paged_attention: sinks", qkv.device())?;
+    }
     let mut o = Tensor::empty(qkv.device(), &[tokens, spec.output_width()], qkv.dtype())?;
     if tokens == 0 {
         return Ok(o);
@@ -180,10 +192,10 @@ pub fn paged_attention(qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, spec:
     match qkv.device() {
         Device::Cpu => {
             o.fill_zero()?;
-            cpu::paged_attention(qkv, cache, batch, spec, &mut o)?
+            cpu::paged_attention(qkv, cache, batch, spec, sinks, &mut o)?
         }
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::paged_attention(gpu, qkv, cache, batch, spec, &mut o)?,
+        Device::Cuda(gpu) => cuda::paged_attention(gpu, qkv, cache, batch, spec, sinks, &mut o)?,
     }
     Ok(o)
 }

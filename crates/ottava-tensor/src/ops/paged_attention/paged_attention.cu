@@ -97,7 +97,7 @@ __device__ __forceinline__ float value_of(KV x) {
 // Attention of one query head of one new token, for types and sizes that tensor cores do not support. Grid (tokens, heads), WARPS warps. A
 // warp processes 32 tokens at a time: a lane computes the score of one token, then some channels of the weighted sum.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* qkv, const KV* cache, const float* scale_inv,
-                                                                const int* query_starts, const int* context_lens,
+                                                                const X* sinks, const int* query_starts, const int* context_lens,
                                                                 const int* block_tables, int sequences, int max_blocks,
                                                                 int block_size, int heads, int kv_heads, int dim, float scale BOUNDS) {
     start_successors();
@@ -165,6 +165,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* q
             all = fmaf(factor, shared_stats[w][1], all);
             value = fmaf(factor, shared_out[w][d], value);
         }
+        if (sinks) all += sink_power(sinks[head], most);
         store(&out[d], value / all);
     }
 }

@@ -103,7 +103,7 @@ __device__ __forceinline__ int split_of(int context, int rounds) {
 // Grid (tiles + sequences · (splits - 1), key heads, chunks of `most` of the `group` query heads that share one): the first splits of all
 // tiles, then further splits. The start of a block is latency-bound, so it avoids divisions if a tile is one token.
 template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache,
-                                                        const float* scale_inv, Batch batch, int tokens, int group, int most, int dim,
+                                                        const float* scale_inv, const X* sinks, Batch batch, int tokens, int group, int most, int dim,
                                                         int together, int most_splits, int rounds, float scale, Bounds bounds) {
     start_successors();
     // The shuffle tells the compiler that all lanes take the same branches, which saves registers.
@@ -367,12 +367,17 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         struct { float4 out; float most, sum; } merged = {out, most, sum};
         return merged;
     };
+    // Stores four channels of a column with all its keys, of `merged`.
+    auto store_merged = [&](int column, int quad, auto merged) {
+        if (sinks) merged.sum += sink_power(sinks[first_head + column - token_of(column) * count], merged.most);
+        store_column(column, quad * 4, scaled(merged.out, 1.0f / merged.sum));
+    };
     const int chunk = blockIdx.y * gridDim.z + blockIdx.z, room = together * most;
     const u64 parts_begin = (u64)(sequence * kv_heads * gridDim.z + chunk) * most_splits * room;
     const u64 part = parts_begin + number_of_split * room;
     for_quads([&](int column, int quad) {
         const auto merged = merge(WARPS, column, [&](int w) { return shared_out[w][column][quad]; });
-        if (splits == 1) return store_column(column, quad * 4, scaled(merged.out, 1.0f / merged.sum));
+        if (splits == 1) return store_merged(column, quad, merged);
         ((float4*)parts)[(part + column) * quads + quad] = merged.out;
         if (quad == 0) ((float2*)stats)[part + column] = make_float2(merged.most, merged.sum);
     });
@@ -395,8 +400,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     __syncthreads();
     for_quads([&](int column, int quad) {
         const float4* const from = (const float4*)parts + (parts_begin + column) * quads + quad;
-        const auto merged = merge(splits, column, [&](int s) { return __ldcg(from + (u64)s * room * quads); });
-        store_column(column, quad * 4, scaled(merged.out, 1.0f / merged.sum));
+        store_merged(column, quad, merge(splits, column, [&](int s) { return __ldcg(from + (u64)s * room * quads); }));
     });
 }
 
@@ -404,10 +408,11 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
 #define ATTEND(N, BLOCKS)                                                                                                       \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attend_##N(                                                \
         X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache, const float* scale_inv,                  \
+        const X* sinks,                                                                                                         \
         const int* query_starts, const int* context_lens, const int* block_tables, int sequences, int max_blocks,               \
         int block_size, int tokens, int group, int most, int dim, int together, int most_splits, int rounds, float scale BOUNDS) { \
         const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};                      \
-        attend<N>(o, parts, stats, arrived, qkv, cache, scale_inv, batch, tokens, group, most, dim, together, most_splits, rounds, scale, \
+        attend<N>(o, parts, stats, arrived, qkv, cache, scale_inv, sinks, batch, tokens, group, most, dim, together, most_splits, rounds, scale, \
                   BOUNDS_OF_KERNEL);                                                                                            \
     }
 ATTEND(1, IsCodes<KV>::value || DIM > 128 ? 2 : 3)

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ops::{AttentionInput, attention, rope_table};
+use crate::ops::{AttentionInput, attention, attention_sink, rope_table};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 /// Sequences that end at these contexts, with this many new tokens each, in `capacity` rows; their blocks lie scattered in the cache.
@@ -42,10 +42,21 @@ impl Ragged {
 
     /// Appends the new tokens `qkv`, and attends.
     fn run(&self, qkv: &Tensor, cache: &mut KvBlocks, spec: &AttentionSpec) -> Result<Tensor> {
+        self.run_with(qkv, cache, spec, None)
+    }
+
+    /// [`Ragged::run`] with sinks.
+    fn run_with(
+        &self,
+        qkv: &Tensor,
+        cache: &mut KvBlocks,
+        spec: &AttentionSpec,
+        sinks: Option<&Tensor>,
+    ) -> Result<Tensor> {
         self.with_batch(qkv.device(), |batch| {
             let mut qkv = qkv.duplicate()?;
             append_kv(&mut qkv, cache, batch, spec, None)?;
-            paged_attention(&qkv, cache, batch, spec)
+            paged_attention(&qkv, cache, batch, spec, sinks)
         })
     }
 }
@@ -62,7 +73,8 @@ fn stacked(parts: &[Tensor]) -> Tensor {
     all
 }
 
-/// Prompts in chunks, then tokens one by one, in a batch with other sequences: on the CPU each is bit-identical to plain attention.
+/// Prompts in chunks, then tokens one by one, in a batch with other sequences: on the CPU each is bit-identical to plain attention, with a
+/// window also with sinks.
 #[test]
 fn sequences_in_pieces_equal_whole_ones() {
     let lengths = [37, 5, 70];
@@ -72,11 +84,18 @@ fn sequences_in_pieces_equal_whole_ones() {
         (AttentionSpec::causal(3, 1, 16), DType::BF16),
         (AttentionSpec::causal(2, 2, 6), DType::F64),
         (bounded, DType::F32),
+        (bounded, DType::BF16),
     ] {
         let whole: Vec<Tensor> =
             lengths.iter().map(|n| normals(&format!("qkv {n}"), &[*n, l.qkv_width()], dtype)).collect();
-        let expected: Vec<Tensor> =
-            whole.iter().map(|qkv| attention(AttentionInput::fused(qkv, &l, 1, None), &l).unwrap().0).collect();
+        let sinks = normals("sinks", &[l.heads], dtype);
+        let sinks = l.window.map(|_| &sinks);
+        let attended = |qkv| {
+            let (mut o, mut lse) = attention(AttentionInput::fused(qkv, &l, 1, None), &l).unwrap();
+            sinks.iter().for_each(|sinks| attention_sink(&mut o, &mut lse, sinks).unwrap());
+            o
+        };
+        let expected: Vec<Tensor> = whole.iter().map(attended).collect();
         let blocks = Ragged::new(&lengths, &lengths, 4).blocks;
         let mut cache = KvBlocks::new(&Device::Cpu, &l, blocks, BLOCK_SIZE, dtype).unwrap();
         let mut done = [0; 3];
@@ -86,7 +105,8 @@ fn sequences_in_pieces_equal_whole_ones() {
             // Tables of the whole sequences, so that blocks stay where they are.
             let tables = Ragged::new(&lengths, &new, 4);
             let context_lens = ends.iter().map(|&end| end as i32).chain([0]).collect();
-            let o = Ragged { context_lens, ..tables }.run(&stacked(&rows(&whole)), &mut cache, &l).unwrap();
+            let new = stacked(&rows(&whole));
+            let o = Ragged { context_lens, ..tables }.run_with(&new, &mut cache, &l, sinks).unwrap();
             assert_close(&format!("{dtype} at {done:?}"), &stacked(&rows(&expected)), &o, Tolerance::Exact);
             done = ends;
         }
@@ -101,10 +121,10 @@ fn parity_of(contexts: &[usize], new: &[usize], capacity: usize, l: AttentionSpe
     let last = normals("last", &[new.iter().sum::<usize>() + 2, l.qkv_width()], dtype);
     // Sums run in another order, powers of two are approximate, and tensor cores read probabilities in 16 bits.
     let tolerance = Tolerance::Steps(dtype, if dtype == DType::F32 { 64.0 } else { 2.0 });
-    parity(&[all, last], tolerance, |x| {
+    parity(&[all, last, normals("sinks", &[l.heads], dtype)], tolerance, |x| {
         let mut cache = KvBlocks::new(x[0].device(), &l, before.blocks, BLOCK_SIZE, kv)?;
         before.run(&x[0], &mut cache, &l)?;
-        Ok(vec![now.run(&x[1], &mut cache, &l)?])
+        Ok(vec![now.run(&x[1], &mut cache, &l)?, now.run_with(&x[1], &mut cache, &l, Some(&x[2]))?])
     });
 }
 

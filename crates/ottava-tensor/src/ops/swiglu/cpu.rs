@@ -13,6 +13,7 @@ pub(super) fn activation(how: Activation, x: &Tensor, y: &mut Tensor) {
             let (gate, up) = x.split_at(hidden);
             match how {
                 Activation::SwiGlu => swiglu(gate, up, y),
+                Activation::ClampedSwiGlu => clamped_swiglu(gate, up, y),
                 Activation::GeGlu(gelu) | Activation::Gelu(gelu) => {
                     for (i, y) in y.iter_mut().enumerate() {
                         let value = gelu_and_slope::<R>(gelu, gate[i].load()).0;
@@ -41,6 +42,58 @@ wide! {
             *dup = S::store(dy * (gate * s));
         }
     }
+
+    fn clamped_swiglu[S: Float](gate: &[S], up: &[S], y: &mut [S]) {
+        for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+            let (gate, up) = (Clamped::gate(gate.load()), Clamped::up(up.load()));
+            *y = S::store(gate.swish() * (up.value + S::Real::of(1.0)));
+        }
+    }
+
+    fn clamped_swiglu_backward[S: Float](gate: &[S], up: &[S], dy: &[S], dgate: &mut [S], dup: &mut [S]) {
+        let (zero, one, factor) = (S::Real::default(), S::Real::of(1.0), S::Real::of(Activation::CLAMPED_FACTOR));
+        for ((((gate, up), dy), dgate), dup) in gate.iter().zip(up).zip(dy).zip(dgate).zip(dup) {
+            let (gate, up, dy) = (Clamped::gate(gate.load()), Clamped::up(up.load()), dy.load());
+            let s = sigmoid(factor * gate.value);
+            let through_gate = dy * (up.value + one) * s * (one + factor * gate.value * (one - s));
+            *dgate = S::store(if gate.is_bounded { zero } else { through_gate });
+            *dup = S::store(if up.is_bounded { zero } else { dy * gate.swish() });
+        }
+    }
+}
+
+/// A gate or up of [`Activation::ClampedSwiGlu`], and whether a bound replaces it, which has no gradient.
+struct Clamped<R> {
+    value: R,
+    is_bounded: bool,
+}
+
+impl<R: Real> Clamped<R> {
+    #[inline(always)]
+    fn gate(x: R) -> Clamped<R> {
+        let limit = R::of(Activation::CLAMPED_LIMIT);
+        // A NaN stays one.
+        Clamped { value: if x > limit { limit } else { x }, is_bounded: x > limit }
+    }
+
+    #[inline(always)]
+    fn up(x: R) -> Clamped<R> {
+        let (limit, least) = (R::of(Activation::CLAMPED_LIMIT), R::of(-Activation::CLAMPED_LIMIT));
+        let value = if x > limit {
+            limit
+        } else if x < least {
+            least
+        } else {
+            x
+        };
+        Clamped { value, is_bounded: x > limit || x < least }
+    }
+
+    /// `x · sigmoid(1.702 · x)`.
+    #[inline(always)]
+    fn swish(&self) -> R {
+        self.value * sigmoid(R::of(Activation::CLAMPED_FACTOR) * self.value)
+    }
 }
 
 pub(super) fn activation_backward(how: Activation, dy: &Tensor, x: &Tensor, dx: &mut Tensor) {
@@ -53,6 +106,7 @@ pub(super) fn activation_backward(how: Activation, dy: &Tensor, x: &Tensor, dx: 
             let ((gate, up), (dgate, dup)) = (x.split_at(hidden), dx.split_at_mut(hidden));
             match how {
                 Activation::SwiGlu => swiglu_backward(gate, up, dy, dgate, dup),
+                Activation::ClampedSwiGlu => clamped_swiglu_backward(gate, up, dy, dgate, dup),
                 Activation::GeGlu(gelu) | Activation::Gelu(gelu) => {
                     for i in 0..hidden {
                         let dy = dy[i].load();
@@ -78,11 +132,15 @@ pub(super) fn activation_dots(how: Activation, dy: &Tensor, x: &Tensor, dots: &m
             let (gate, up) = x.split_at(hidden);
             let term = |i: usize| {
                 let gate = gate[i].load();
-                let value = match how {
-                    Activation::SwiGlu => gate * sigmoid(gate),
-                    Activation::GeGlu(gelu) | Activation::Gelu(gelu) => gelu_and_slope::<R>(gelu, gate).0,
+                let (value, up) = match how {
+                    Activation::SwiGlu => (gate * sigmoid(gate), up[i].load()),
+                    Activation::ClampedSwiGlu => {
+                        (Clamped::gate(gate).swish(), Clamped::up(up[i].load()).value + R::of(1.0))
+                    }
+                    Activation::GeGlu(gelu) => (gelu_and_slope::<R>(gelu, gate).0, up[i].load()),
+                    Activation::Gelu(gelu) => (gelu_and_slope::<R>(gelu, gate).0, R::of(1.0)),
                 };
-                dy[i].load() * up.get(i).map_or(value, |up| value * up.load())
+                dy[i].load() * (value * up)
             };
             *dot = (0..hidden).map(term).sum();
         });

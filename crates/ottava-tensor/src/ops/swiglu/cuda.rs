@@ -11,15 +11,18 @@ kernel_source!(GEGLU_EXACT, "swiglu" + GELU_EXACT);
 kernel_source!(GEGLU_TANH, "swiglu" + GELU_TANH);
 kernel_source!(EXACT, "swiglu" + GELU_EXACT + UNGATED);
 kernel_source!(TANH, "swiglu" + GELU_TANH + UNGATED);
+kernel_source!(CLAMPED, "swiglu" + CLAMPED);
 kernel_source!(SWIGLU_FP8, "swiglu", "destination.cuh");
 kernel_source!(GEGLU_EXACT_FP8, "swiglu", "destination.cuh" + GELU_EXACT);
 kernel_source!(GEGLU_TANH_FP8, "swiglu", "destination.cuh" + GELU_TANH);
 kernel_source!(EXACT_FP8, "swiglu", "destination.cuh" + GELU_EXACT + UNGATED);
 kernel_source!(TANH_FP8, "swiglu", "destination.cuh" + GELU_TANH + UNGATED);
+kernel_source!(CLAMPED_FP8, "swiglu", "destination.cuh" + CLAMPED);
 
 /// The kernels of each activation, and those that write FP8.
-pub(crate) static SOURCES: [&Source; 5] = [&SWIGLU, &GEGLU_EXACT, &GEGLU_TANH, &EXACT, &TANH];
-pub(crate) static FP8_SOURCES: [&Source; 5] = [&SWIGLU_FP8, &GEGLU_EXACT_FP8, &GEGLU_TANH_FP8, &EXACT_FP8, &TANH_FP8];
+pub(crate) static SOURCES: [&Source; 6] = [&SWIGLU, &GEGLU_EXACT, &GEGLU_TANH, &EXACT, &TANH, &CLAMPED];
+pub(crate) static FP8_SOURCES: [&Source; 6] =
+    [&SWIGLU_FP8, &GEGLU_EXACT_FP8, &GEGLU_TANH_FP8, &EXACT_FP8, &TANH_FP8, &CLAMPED_FP8];
 
 /// The place of an activation in [`SOURCES`].
 fn place(how: Activation) -> usize {
@@ -29,6 +32,7 @@ fn place(how: Activation) -> usize {
         Activation::GeGlu(Gelu::Tanh) => 2,
         Activation::Gelu(Gelu::Exact) => 3,
         Activation::Gelu(Gelu::Tanh) => 4,
+        Activation::ClampedSwiGlu => 5,
     }
 }
 

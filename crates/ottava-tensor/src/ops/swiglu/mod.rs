@@ -1,5 +1,5 @@
-//! Activations of MLPs: SwiGLU `silu(gate) · up`, GeGLU `gelu(gate) · up` (Shazeer 2020, arXiv:2002.05202), and GELU without a gate
-//! (Hendrycks and Gimpel 2016, arXiv:1606.08415).
+//! Activations of MLPs: SwiGLU `silu(gate) · up`, GeGLU `gelu(gate) · up` (Shazeer 2020, arXiv:2002.05202), GELU without a gate (Hendrycks
+//! and Gimpel 2016, arXiv:1606.08415), and the clamped SwiGLU of gpt-oss (OpenAI 2025, arXiv:2508.10925).
 
 mod cpu;
 mod cuda;
@@ -18,6 +18,8 @@ pub(crate) use cuda::{FP8_SOURCES, SOURCES};
 pub enum Activation {
     /// `silu(gate) · up`, `silu(g) = g / (1 + e^-g)`.
     SwiGlu,
+    /// `(u + 1) · g · sigmoid(1.702 · g)` with `g = min(gate, 7)` and `u = max(min(up, 7), -7)`. The gradient passes a bound that is reached.
+    ClampedSwiGlu,
     /// `gelu(gate) · up`.
     GeGlu(Gelu),
     /// `gelu(x)`.
@@ -34,10 +36,15 @@ pub enum Gelu {
 }
 
 impl Activation {
+    /// The factor in the sigmoid of [`Activation::ClampedSwiGlu`].
+    pub const CLAMPED_FACTOR: f64 = 1.702;
+    /// The bound of gates and ups in [`Activation::ClampedSwiGlu`].
+    pub const CLAMPED_LIMIT: f64 = 7.0;
+
     /// Input elements per output element: gate and up, or one.
     pub const fn inputs(self) -> usize {
         match self {
-            Activation::SwiGlu | Activation::GeGlu(_) => 2,
+            Activation::SwiGlu | Activation::ClampedSwiGlu | Activation::GeGlu(_) => 2,
             Activation::Gelu(_) => 1,
         }
     }

@@ -1,5 +1,5 @@
 // A row of x `[T, 2F]` holds F gates, then F ups; with UNGATED a row of x `[T, F]` holds gates alone. Aligned rows are processed in
-// eights. The gate is SiLU, or with GELU_TANH or GELU_EXACT a GELU.
+// eights. The gate is SiLU, or with GELU_TANH or GELU_EXACT a GELU; CLAMPED is the SwiGLU with bounds.
 #ifdef UNGATED
 #define GATED 0
 #else
@@ -33,6 +33,17 @@ __device__ __forceinline__ float forward(float gate, float up) { return gate_of(
 __device__ __forceinline__ Gradient backward(float d, float gate, float up) {
     const Gate g = gate_of(gate);
     return {d * up * g.slope, d * g.value};
+}
+#elif defined(CLAMPED)
+// As in cpu.rs: comparisons, which keep NaN, and not fminf.
+__device__ __forceinline__ float gate_of(float x) { return x > 7.0f ? 7.0f : x; }
+__device__ __forceinline__ float clamped_up(float x) { return x > 7.0f ? 7.0f : x < -7.0f ? -7.0f : x; }
+__device__ __forceinline__ float swish(float gate) { return gate * sigmoid(1.702f * gate); }
+__device__ __forceinline__ float forward(float gate, float up) { return swish(gate_of(gate)) * (clamped_up(up) + 1.0f); }
+__device__ __forceinline__ Gradient backward(float d, float gate, float up) {
+    const float g = gate_of(gate), s = sigmoid(1.702f * g);
+    return {gate > 7.0f ? 0.0f : d * (clamped_up(up) + 1.0f) * s * (1.0f + 1.702f * g * (1.0f - s)),
+            up > 7.0f || up < -7.0f ? 0.0f : d * (g * s)};
 }
 #else
 __device__ __forceinline__ float forward(float gate, float up) { return gate * sigmoid(gate) * up; }

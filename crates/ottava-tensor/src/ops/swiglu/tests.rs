@@ -1,19 +1,27 @@
-use super::Activation::{self, GeGlu, Gelu, SwiGlu};
+use super::Activation::{self, ClampedSwiGlu, GeGlu, Gelu, SwiGlu};
 use super::{activation, activation_backward, activation_backward_to, activation_dots, activation_to};
 use crate::ops::destination::tests::{all, destinations, hostile};
-use crate::ops::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, SavedActivation, compress};
+use crate::ops::{
+    CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, SavedActivation, cast, compress,
+};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device, Granularity, Tensor};
 
-const GELUS: [Activation; 4] =
-    [Gelu(super::Gelu::Exact), Gelu(super::Gelu::Tanh), GeGlu(super::Gelu::Exact), GeGlu(super::Gelu::Tanh)];
+/// All but SwiGLU.
+const OTHERS: [Activation; 5] = [
+    Gelu(super::Gelu::Exact),
+    Gelu(super::Gelu::Tanh),
+    GeGlu(super::Gelu::Exact),
+    GeGlu(super::Gelu::Tanh),
+    ClampedSwiGlu,
+];
 
 #[test]
 fn activations_agree_across_devices() {
-    for how in GELUS.into_iter().chain([SwiGlu]) {
+    for how in OTHERS.into_iter().chain([SwiGlu]) {
         for (t, f) in [(1, 1), (3, 7), (65, 301), (5, 2056)] {
             for dtype in [DType::F32, DType::BF16] {
-                let inputs = [normals("x", &[t, how.inputs() * f], dtype), normals("dy", &[t, f], dtype)];
+                let inputs = [wide_normals(&[t, how.inputs() * f], dtype), normals("dy", &[t, f], dtype)];
                 // The exponentials and error functions of CPU and GPU differ in the last bits.
                 let steps = if dtype == DType::F32 { 8.0 } else { 1.0 };
                 parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
@@ -22,6 +30,44 @@ fn activations_agree_across_devices() {
             }
         }
     }
+}
+
+/// Normals of which many lie beyond the bounds of the clamped SwiGLU.
+fn wide_normals(shape: &[usize], dtype: DType) -> Tensor {
+    let wide: Vec<f64> = values(&normals("x", shape, DType::F64)).into_iter().map(|x| 6.0 * x).collect();
+    cast(&Tensor::from_slice(&Device::Cpu, shape, &wide).unwrap(), dtype).unwrap()
+}
+
+/// Central differences; no value lies within their step of a bound.
+#[test]
+fn the_clamped_swiglu_has_the_gradient_of_its_bounds() {
+    const STEP: f64 = 1e-5;
+    let x = [-9.0, 0.3, 6.5, 8.0, /* ups */ -7.5, -6.0, 7.25, 2.0];
+    let y =
+        |x: &[f64]| values(&activation(ClampedSwiGlu, &Tensor::from_slice(&Device::Cpu, &[1, 8], x).unwrap()).unwrap());
+    let by_hand = |g: f64, u: f64| (u + 1.0) * g / (1.0 + (-1.702 * g).exp());
+    for (seen, expected) in
+        y(&x).into_iter().zip([by_hand(-9.0, -7.0), by_hand(0.3, -6.0), by_hand(6.5, 7.0), by_hand(7.0, 2.0)])
+    {
+        assert!((seen - expected).abs() < 1e-12, "{seen}, {expected}");
+    }
+    let ones = Tensor::from_slice(&Device::Cpu, &[1, 4], &[1.0; 4]).unwrap();
+    let input = Tensor::from_slice(&Device::Cpu, &[1, 8], &x).unwrap();
+    let gradient = values(&activation_backward(ClampedSwiGlu, &ones, &input).unwrap());
+    for (i, gradient) in gradient.into_iter().enumerate() {
+        let sum_at = |step: f64| {
+            let mut moved = x;
+            moved[i] += step;
+            y(&moved).iter().sum::<f64>()
+        };
+        let slope = (sum_at(STEP) - sum_at(-STEP)) / (2.0 * STEP);
+        assert!((gradient - slope).abs() < 1e-8, "{i}: {gradient}, {slope}");
+    }
+    // As torch.clamp: a bound that is reached has a gradient.
+    let at_bounds = Tensor::from_slice(&Device::Cpu, &[1, 4], &[7.0, 1.0, 1.0, -7.0]).unwrap();
+    let ones = Tensor::from_slice(&Device::Cpu, &[1, 2], &[1.0; 2]).unwrap();
+    let gradient = values(&activation_backward(ClampedSwiGlu, &ones, &at_bounds).unwrap());
+    assert!(gradient[0] != 0.0 && gradient[3] != 0.0, "{gradient:?}");
 }
 
 /// `torch.nn.functional.gelu` of PyTorch 2.15 in F64 and its gradient: of the exact form, then of `approximate="tanh"`.
@@ -60,8 +106,8 @@ fn gates_are_the_first_half_of_a_row() {
 }
 
 #[test]
-fn gelus_write_to_every_destination() {
-    for how in GELUS {
+fn all_activations_write_to_every_destination() {
+    for how in OTHERS {
         for (t, f) in [(3, 7), (129, 144), (130, 301)] {
             for dtype in [DType::F16, DType::BF16] {
                 let inputs = [hostile("x", &[t, how.inputs() * f], dtype), hostile("dy", &[t, f], dtype)];
@@ -86,14 +132,14 @@ fn swiglu_writes_to_every_destination() {
 #[test]
 fn backward_recomputes_the_activation_of_forward() {
     writes_the_activation(SwiGlu, &[(129, 144), (130, 256), (257, 264), (130, 272)]);
-    GELUS.into_iter().for_each(|how| writes_the_activation(how, &[(130, 256)]));
+    OTHERS.into_iter().for_each(|how| writes_the_activation(how, &[(130, 256)]));
 }
 
 /// A small case for race checkers, which slow kernels down a thousand times.
 #[test]
 fn backward_recomputes_a_small_activation() {
     writes_the_activation(SwiGlu, &[(3, 7), (17, 48)]);
-    GELUS.into_iter().for_each(|how| writes_the_activation(how, &[(17, 48)]));
+    OTHERS.into_iter().for_each(|how| writes_the_activation(how, &[(17, 48)]));
 }
 
 fn writes_the_activation(which: Activation, shapes: &[(usize, usize)]) {
@@ -160,7 +206,7 @@ fn activated_with_an_amax_output_is_an_error() {
 
 #[test]
 fn dots_are_products_with_the_activations() {
-    for how in GELUS.into_iter().chain([SwiGlu]) {
+    for how in OTHERS.into_iter().chain([SwiGlu]) {
         let (x, dy) = (normals("x", &[3, how.inputs() * 7], DType::F64), normals("dy", &[3, 7], DType::F64));
         let (y, dy_values) = (values(&activation(how, &x).unwrap()), values(&dy));
         let expected = y.chunks(7).zip(dy_values.chunks(7)).map(|(y, dy)| y.iter().zip(dy).map(|(y, dy)| y * dy).sum());

@@ -1,0 +1,98 @@
+//! Learned sinks of attention: a logit per head in the softmax of each query, whose probability is dropped. Xiao et al. 2023,
+//! arXiv:2309.17453; OpenAI 2025, arXiv:2508.10925.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::{expect_compute, expect_gradient, real_type};
+use crate::{Device, Error, Result, Tensor};
+
+pub(super) use cpu::softmax_share;
+pub(crate) use cuda::SOURCE;
+
+/// Where the `lse` of a token and head is.
+#[derive(Clone, Copy)]
+struct Sizes {
+    tokens: usize,
+    heads: usize,
+    /// Elements of a head in a row of the output.
+    dim: usize,
+    /// Tokens of a sequence if `lse` is `[B, H, S]`; `None` if it is `[B·S, H]`.
+    seq_len: Option<usize>,
+}
+
+impl Sizes {
+    fn new(what: &str, o: &Tensor, lse: &Tensor, sinks: &Tensor) -> Result<Sizes> {
+        let ([tokens, width], [heads]) = (o.dims(what)?, sinks.dims(what)?);
+        expect_compute(what, o)?;
+        sinks.expect_dtype(what, &[o.dtype()])?;
+        lse.expect_dtype(what, &[real_type(o.dtype())])?;
+        for tensor in [lse, sinks] {
+            tensor.expect_device(what, o.device())?;
+        }
+        let seq_len = match *lse.shape() {
+            [batch, of_heads, seq_len] if of_heads == heads && batch * seq_len == tokens => Some(seq_len),
+            [of_tokens, of_heads] if of_tokens == tokens && of_heads == heads => None,
+            _ => {
+                return Err(Error::Shape {
+                    what: format!("{what}: lse"),
+                    expected: format!("[B, {heads}, S] or [B·S, {heads}] of {tokens} tokens"),
+                    got: lse.shape().to_vec(),
+                });
+            }
+        };
+        match heads > 0 && width.is_multiple_of(heads) {
+            true => Ok(Sizes { tokens, heads, dim: width / heads, seq_len }),
+            false => Err(Error::Value(format!("{what}: rows of {width} elements do not divide into {heads} heads"))),
+        }
+    }
+
+    /// The index of the `lse` of a token and head.
+    fn index(&self, token: usize, head: usize) -> usize {
+        match self.seq_len {
+            Some(seq_len) => (token / seq_len * self.heads + head) * seq_len + token % seq_len,
+            None => token * self.heads + head,
+        }
+    }
+}
+
+/// Adds `sinks` `[H]` to the softmax of [`attention`](super::attention()), in place: from `o` `[B·S, H·D]` and `lse` without them,
+/// `o = o · σ(lse − sink)` and `lse = ln(exp(lse) + exp(sink))`. `sinks` are of the type of `o`; a query that sees no key has `lse = sink`.
+///
+/// With these `o` and `lse`, [`attention_backward`](super::attention_backward()) gives the gradients by queries, keys and values, since a
+/// sink has no value. Errors with [`Error::Shape`] if `lse` is not that of attention.
+pub fn attention_sink(o: &mut Tensor, lse: &mut Tensor, sinks: &Tensor) -> Result<()> {
+    let sizes = Sizes::new("attention_sink", o, lse, sinks)?;
+    match o.device().clone() {
+        Device::Cpu => cpu::attention_sink(o, lse, sinks, sizes),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::attention_sink(&gpu, o, lse, sinks, sizes)?,
+    }
+    Ok(())
+}
+
+/// `dsinks[h] -= Σ_t exp(sinks[h] − lse[t, h]) · Σ_d d_o[t, h, d] · o[t, h, d]`: the gradient of [`attention_sink`] by the sinks, from its results
+/// `o` and `lse`, and the gradient `d_o` of its output. `dsinks` `[H]` is F32 (F64 for F64).
+///
+/// Errors as [`attention_sink`].
+pub fn attention_sink_backward(
+    d_o: &Tensor,
+    o: &Tensor,
+    lse: &Tensor,
+    sinks: &Tensor,
+    dsinks: &mut Tensor,
+) -> Result<()> {
+    let sizes = Sizes::new("attention_sink_backward", o, lse, sinks)?;
+    d_o.expect("attention_sink_backward: d_o", o.shape())?;
+    d_o.expect_dtype("attention_sink_backward: d_o", &[o.dtype()])?;
+    dsinks.expect("attention_sink_backward: dsinks", sinks.shape())?;
+    expect_gradient("attention_sink_backward: dsinks", dsinks, o)?;
+    match o.device() {
+        Device::Cpu => cpu::attention_sink_backward(d_o, o, lse, sinks, dsinks, sizes),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::attention_sink_backward(gpu, d_o, o, lse, sinks, dsinks, sizes)?,
+    }
+    Ok(())
+}
