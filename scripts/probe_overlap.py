@@ -1,5 +1,5 @@
-"""What an optimizer update beside the next forward would give: FP8 products and attention of blocks of Llama-2-7B with 8192 tokens, and a kernel
-that reads and writes 20 bytes per parameter, one after the other and beside each other, in CUDA graphs under load. Needs torch >= 2.10 and one
+"""Measures whether overlapping the optimizer update with the next forward pass saves time: FP8 products and attention of blocks of Llama-2-7B with 8192
+tokens, and a kernel that reads and writes 20 bytes per parameter, sequentially and overlapped, in CUDA graphs under load. Needs torch >= 2.10 and one
 H100 or H200. Two minutes.
 
 usage: scripts/probe_overlap.py
@@ -126,7 +126,7 @@ measure("products and attention", lambda: [block(i) for i in range(BLOCKS)])
 for free in (8, 16, 24):
     measure(f"the same, with {free} multiprocessors free", lambda: [block(i) for i in range(BLOCKS)], free)
 measure("update", lambda: [update_of(i, 528) for i in range(BLOCKS)])
-measure("one after the other", serial)
+measure("sequential", serial)
 for free in (8, 12, 16, 24):
-    measure(f"the update on {free} multiprocessors beside the rest", lambda: beside(4 * free), free)
+    measure(f"overlapped, update on {free} multiprocessors", lambda: beside(4 * free), free)
 measure("products and attention again", lambda: [block(i) for i in range(BLOCKS)])

@@ -36,10 +36,10 @@ impl FrozenScale {
 
 /// A matrix in the compute type whose rows ranks send each other. The first product multiplies this rank's rows while the others arrive.
 pub struct Gathering {
-    own: Tensor,
     range: Range<usize>,
     ranks: usize,
-    arriving: RefCell<Option<Arriving>>,
+    /// This rank's rows, and those of all ranks, until these have been waited for.
+    arriving: RefCell<Option<(Tensor, Arriving)>>,
     all: OnceCell<Tensor>,
 }
 
@@ -48,7 +48,7 @@ impl Gathering {
     pub fn new(own: Tensor, place: ShardPlace, arriving: Arriving) -> Gathering {
         let (rows, ranks) = (own.shape()[0], place.ranks);
         let range = place.rank * rows..(place.rank + 1) * rows;
-        Gathering { own, range, ranks, arriving: RefCell::new(Some(arriving)), all: OnceCell::new() }
+        Gathering { range, ranks, arriving: RefCell::new(Some((own, arriving))), all: OnceCell::new() }
     }
 
     /// The number of rows of all ranks.
@@ -57,13 +57,13 @@ impl Gathering {
     }
 
     /// This rank's rows and where they are; `None` once the rows of all ranks have been read.
-    pub fn own(&self) -> Option<(&Tensor, Range<usize>)> {
-        self.all.get().is_none().then(|| (&self.own, self.range.clone()))
+    pub fn own(&self) -> Option<(Tensor, Range<usize>)> {
+        self.arriving.borrow().as_ref().map(|(own, _)| (own.clone(), self.range.clone()))
     }
 
     /// The rows of all ranks. The first call waits for them.
     pub fn all(&self) -> Result<&Tensor> {
-        if let Some(arriving) = self.arriving.take() {
+        if let Some((_, arriving)) = self.arriving.take() {
             let all = arriving.wait()?;
             return Ok(self.all.get_or_init(|| all));
         }

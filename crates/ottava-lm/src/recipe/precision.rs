@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sums {
-    /// Fast; exact with blocks.
+    /// Fast in fprop, and exact in dgrad and wgrad; always exact with blocks.
     Auto,
     /// [`Accumulation::Fast`].
     Fast,
@@ -67,9 +67,9 @@ pub struct Precision {
     pub power_of_two_scales: bool,
     /// How FP8 products of forward add up: `fast`, `exact`, or `auto`: `fast` where that is possible.
     pub fprop_accumulation: Sums,
-    /// The same for gradients by inputs.
+    /// The same for gradients by inputs; `auto` is `exact`.
     pub dgrad_accumulation: Sums,
-    /// The same for gradients by weights.
+    /// The same for gradients by weights; `auto` is `exact`.
     pub wgrad_accumulation: Sums,
     /// Blocks of `dy` in wgrad with `fp8-block`: `128x128` or `1x128`.
     pub wgrad_blocks: WgradBlocks,
@@ -324,9 +324,10 @@ impl Precision {
         let blocks = casts.is_some_and(|casts| casts.input.granularity.is_blocks());
         let product = |name, sums| match (self.high_precision_products.contains(&name), sums) {
             (true, _) => ProductPrecision::High,
-            // The error of fast sums is a tenth of that of the casts (docs/numerics.md).
-            (_, Sums::Auto | Sums::Fast) if !blocks => ProductPrecision::Fp8(Accumulation::Fast),
-            (_, Sums::Auto | Sums::Fast | Sums::Exact) => ProductPrecision::Fp8(Accumulation::Exact),
+            (_, Sums::Fast) => ProductPrecision::Fp8(Accumulation::Fast),
+            // Fast sums in all three products raise losses (docs/numerics.md).
+            (_, Sums::Auto) if name == ProductName::Fprop && !blocks => ProductPrecision::Fp8(Accumulation::Fast),
+            (_, Sums::Auto | Sums::Exact) => ProductPrecision::Fp8(Accumulation::Exact),
         };
         let products = Products {
             fprop: product(ProductName::Fprop, self.fprop_accumulation),

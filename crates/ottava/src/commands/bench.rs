@@ -59,7 +59,7 @@ struct Kernels {
     /// Width of the feed-forward layers.
     #[arg(long, default_value_t = 11_008, value_parser = super::count)]
     hidden: usize,
-    /// Also measure watts, clock and energy under load, two seconds for each row. Needs NVML, which comes with NVIDIA's driver.
+    /// Also measure power, clock and energy per run of each row under load, which takes 1.3 seconds for each. Needs NVML, which comes with NVIDIA's driver.
     #[arg(long)]
     power: bool,
     /// Where to run: auto, cuda or cpu.
@@ -85,7 +85,7 @@ struct Gemm {
     /// Type in which wgrad accumulates: float32 or bfloat16.
     #[arg(long, default_value = "float32", value_parser = sums)]
     gradient_dtype: DType,
-    /// Also measure watts, clock and energy under load, two seconds for each row. Needs NVML, which comes with NVIDIA's driver.
+    /// Also measure power, clock and energy per run of each row under load, which takes 1.3 seconds for each. Needs NVML, which comes with NVIDIA's driver.
     #[arg(long)]
     power: bool,
     /// Where to run: auto, cuda or cpu.
@@ -137,7 +137,7 @@ struct Attention {
     /// Tokens per sequence; several values run one after the other.
     #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192", value_parser = super::count)]
     seq_lens: Vec<usize>,
-    /// Also measure watts, clock and energy under load, two seconds for each row. Needs NVML, which comes with NVIDIA's driver.
+    /// Also measure power, clock and energy per run of each row under load, which takes 1.3 seconds for each. Needs NVML, which comes with NVIDIA's driver.
     #[arg(long)]
     power: bool,
     /// Where to run: auto, cuda or cpu.
@@ -272,7 +272,7 @@ fn share(floor: f64, time: f64) -> f64 {
 fn meter(device: &Device, power: bool) -> Result<Meter<'_>> {
     if power && !matches!(device, Device::Cuda(gpu) if gpu.energy().is_some()) {
         return Err(Error::Config(format!(
-            "--power: NVML counts no energy of {device}; leave out --power, or use a GPU"
+            "--power: NVML has no energy counter for {device}; leave out --power, or use a GPU that has one"
         )));
     }
     Ok(Meter { device, power })
@@ -280,7 +280,7 @@ fn meter(device: &Device, power: bool) -> Result<Meter<'_>> {
 
 /// The heads of the columns of [`power_of`].
 fn power_columns(asked: bool) -> String {
-    if asked { format!(" {:>6} {:>6} {:>9}", "watts", "MHz", "mJ") } else { String::new() }
+    if asked { format!(" {:>6} {:>6} {:>9}", "W", "MHz", "mJ/run") } else { String::new() }
 }
 
 /// Watts, clock and energy, as the last columns of a row.

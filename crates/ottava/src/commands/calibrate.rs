@@ -75,7 +75,7 @@ impl Calibrate {
             let precision = Precision { recipe: RecipeName::Fp8Current, skip_slow_linears: false, ..run.precision };
             let (device, sizes) = (crate::device::open(self.device)?, language_model_config(&config)?);
             if sizes.experts.as_ref().is_some_and(|experts| experts.stacked) {
-                return Err(config.error("`ottava export` writes gpt-oss only in BF16, which has no scales of inputs"));
+                return Err(config.error("this model cannot be calibrated: `ottava export` writes gpt-oss only in BF16, which needs no input scales"));
             }
             let recipe = precision.recipe();
             expect_model_fits(folder, &sizes, &recipe, &device, seq_len, 1, &[])?;

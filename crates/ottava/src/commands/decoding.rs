@@ -13,13 +13,13 @@ use std::str::FromStr;
 /// Options of decoding.
 #[derive(Args)]
 pub struct Decoding {
-    /// Give a request the same bits in any batch on a GPU too: each pass has 64 tokens, so prompts are read more slowly. On a CPU, results
-    /// never depend on the batch.
+    /// Make results independent of the batch on a GPU too: every forward pass has 64 rows, so prefill is slower. Requires a single GPU. On a CPU,
+    /// results never depend on the batch.
     #[arg(long)]
     batch_invariant: bool,
-    /// Propose tokens and verify several in a step, which changes no text: '{"method": "ngram", "num_speculative_tokens": 4,
-    /// "prompt_lookup_max": 4, "prompt_lookup_min": 2}' looks them up in the text so far, '{"model": FOLDER, "num_speculative_tokens": 4}'
-    /// asks a smaller model with the same tokenizer.
+    /// Speculative decoding: propose tokens and verify several in a step. '{"method": "ngram", "num_speculative_tokens": 4,
+    /// "prompt_lookup_max": 4, "prompt_lookup_min": 2}' proposes by prompt lookup, '{"model": "FOLDER", "num_speculative_tokens": 4}' by a draft
+    /// model with the same tokenizer (one process only).
     #[arg(long, value_name = "JSON")]
     speculative_config: Option<Speculative>,
 }
@@ -52,21 +52,21 @@ impl FromStr for Speculative {
     fn from_str(text: &str) -> std::result::Result<Speculative, String> {
         let Keys { method, model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min } =
             serde_json::from_str(text).map_err(|error| format!("{error}; write a JSON object such as {EXAMPLE}"))?;
-        let tokens = num_speculative_tokens.ok_or("`num_speculative_tokens` is missing")?;
+        let tokens = num_speculative_tokens.ok_or("`num_speculative_tokens` is missing; set it to 1 to 32")?;
         match (method.as_deref(), model) {
             (Some("ngram"), None) => {
                 let longest = prompt_lookup_max.or(prompt_lookup_min).unwrap_or(PROMPT_LOOKUP);
                 let shortest = prompt_lookup_min.or(prompt_lookup_max).unwrap_or(PROMPT_LOOKUP);
                 Ok(Speculative::Ngram(Ngram { tokens, shortest, longest }))
             }
-            (Some("ngram"), Some(_)) => Err("the method `ngram` has no `model`; leave one of them out".into()),
+            (Some("ngram"), Some(_)) => Err("`ngram` takes no `model`; remove `model` or `method`".into()),
             (None | Some("draft_model"), Some(folder)) => match prompt_lookup_max.or(prompt_lookup_min) {
-                Some(_) => {
-                    Err("`prompt_lookup_max` and `prompt_lookup_min` are of the method `ngram`; leave them out".into())
-                }
+                Some(_) => Err("`prompt_lookup_max` and `prompt_lookup_min` apply only to `ngram`; remove them".into()),
                 None => Ok(Speculative::Draft { folder, tokens }),
             },
-            (None | Some("draft_model"), None) => Err("name the `method` `ngram`, or a draft model as `model`".into()),
+            (None | Some("draft_model"), None) => {
+                Err("set `method` to `ngram`, or `model` to the folder of a draft model".into())
+            }
             (Some(other), _) => Err(format!("there is no method `{other}`; the methods are ngram, draft_model")),
         }
     }
@@ -76,11 +76,11 @@ impl Decoding {
     /// Errors on all ranks for what several ranks cannot do.
     pub fn check(&self, ranks: &InferenceRanks) -> Result<()> {
         if let Some(Speculative::Draft { .. }) = self.speculative_config {
-            ranks.expect_alone("tokens of a draft model are proposed")?;
+            ranks.expect_alone("a draft model")?;
         }
         if self.batch_invariant && ranks.use_gpus() {
             // NCCL adds in an order that depends on the place of a row in a message.
-            ranks.expect_alone("--batch-invariant on a GPU is computed")?;
+            ranks.expect_alone("--batch-invariant on a GPU")?;
         }
         Ok(())
     }
@@ -101,7 +101,7 @@ impl Decoding {
             let (own, sizes) = (Tokenizer::load(folder)?, decoder_config(&config)?);
             if !own.has_tokens_of(tokenizer) {
                 return Err(Error::Model(format!(
-                    "{}: the tokens of the draft model are not those of {}; name a draft model with the same tokenizer",
+                    "{}: the vocabulary of the draft model differs from that of {}; name a draft model with the same tokenizer",
                     own.path().display(),
                     tokenizer.path().display()
                 )));
@@ -163,9 +163,9 @@ mod tests {
                 r#"{"method": "eagle", "model": "a", "num_speculative_tokens": 4}"#,
                 "there is no method `eagle`; the methods are ngram",
             ),
-            (r#"{"method": "ngram", "model": "a", "num_speculative_tokens": 4}"#, "the method `ngram` has no `model`"),
-            (r#"{"num_speculative_tokens": 4}"#, "name the `method` `ngram`, or a draft model"),
-            (r#"{"model": "a", "num_speculative_tokens": 4, "prompt_lookup_max": 2}"#, "are of the method `ngram`"),
+            (r#"{"method": "ngram", "model": "a", "num_speculative_tokens": 4}"#, "`ngram` takes no `model`"),
+            (r#"{"num_speculative_tokens": 4}"#, "set `method` to `ngram`, or `model`"),
+            (r#"{"model": "a", "num_speculative_tokens": 4, "prompt_lookup_max": 2}"#, "apply only to `ngram`"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(words), "{error}");

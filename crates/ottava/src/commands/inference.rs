@@ -123,7 +123,7 @@ impl InferenceRanks {
         match self.ranks.size() {
             1 => Ok(()),
             ranks => Err(Error::Config(format!(
-                "{what} by one process, and {ranks} ranks were started; leave --gpus and --ranks out"
+                "{what} requires one process, but {ranks} ranks were started; leave --gpus and --ranks out"
             ))),
         }
     }

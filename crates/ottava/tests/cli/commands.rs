@@ -477,7 +477,7 @@ fn bench_times_products_layers_and_attention() {
     assert_eq!(attention["rows"][0]["batch"], 2);
     positive(&attention["rows"][1]["costs"][1]["milliseconds"]);
     run.fail(&["bench", "attention", "--seq-lens", "0", "--device", "cpu"], 1, &["at least 1"]);
-    run.fail(&["bench", "attention", "--power", "--device", "cpu"], 1, &["counts no energy of the CPU"]);
+    run.fail(&["bench", "attention", "--power", "--device", "cpu"], 1, &["no energy counter for the CPU"]);
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn speculation_and_batch_invariance_change_no_text() {
     };
     refused(unknown, &[], &["--speculative-config", "unknown field `prompt_lookup`"]);
     refused(r#"{"method": "ngram", "num_speculative_tokens": 99}"#, &[], &["num_speculative_tokens is 99"]);
-    refused(&draft, &["--ranks", "2"], &["tokens of a draft model are proposed by one process, and 2 ranks"]);
+    refused(&draft, &["--ranks", "2"], &["a draft model requires one process, but 2 ranks"]);
 }
 
 #[test]
@@ -115,5 +115,5 @@ fn a_draft_model_has_the_same_tokens() {
     let draft = format!(r#"{{"model": "{}", "num_speculative_tokens": 3}}"#, other.display());
     let args =
         ["generate", model.to_str().unwrap(), "--device", "cpu", "--prompt", "a", "--speculative-config", &draft];
-    run.fail(&args, 1, &["other/tokenizer.json: the tokens of the draft model are not those of"]);
+    run.fail(&args, 1, &["other/tokenizer.json: the vocabulary of the draft model differs from that of"]);
 }

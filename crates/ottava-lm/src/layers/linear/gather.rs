@@ -30,7 +30,8 @@ impl Linear {
         let mut parts: Vec<_> =
             parts.map(|(part, rows)| part.reshape(&[rows.len(), outputs])).collect::<ottava_tensor::Result<_>>()?;
         let first = ranges.iter().position(|rows| *rows == range).expect("it is one of them");
-        own.device().beside_collectives(|| gemm_nt_into(Operand::plain(own), b, &mut parts[first], how))?;
+        own.device().beside_collectives(|| gemm_nt_into(Operand::plain(&own), b, &mut parts[first], how))?;
+        drop(own);
         let all = x.all()?;
         for (i, rows) in ranges.iter().enumerate().filter(|(i, _)| *i != first) {
             gemm_nt_into(Operand::plain(&all.rows(rows.start, rows.end)?), b, &mut parts[i], how)?;
