@@ -2,11 +2,13 @@
 # The GPU suite: parity of all ops, and the promises that concern a GPU. The two run beside each other, since most of the time of both is
 # spent in the compiler and on the CPU. Fails where there is no GPU.
 #
-# usage: scripts/gpu-tests.sh [FOLDER]    FOLDER holds `tensor-tests` and `promises` built elsewhere; without it they are built here
+# usage: scripts/gpu-tests.sh [FOLDER [FILTER...]]    FOLDER holds `tensor-tests` and `promises` built elsewhere; if it is missing or empty,
+#        they are built here. Runs tests whose names contain a FILTER, by default all.
 # OUT, if set, keeps the logs, also of a run that is cut short.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=${1:-}
+shift $(($# > 0))
 logs=${OUT:-$(mktemp -d)}
 [ -n "${OUT:-}" ] || trap 'rm -rf "$logs"' EXIT
 if [ -z "$bin" ]; then
@@ -23,10 +25,10 @@ export OTTAVA_REQUIRE_GPU=1 OTTAVA_POISON=1
 cpu_only=(--skip _is_the_gradient --skip golden_settings --skip stages --skip head_gradient --skip parallel_branch --skip ranks::
     --skip sharded:: --skip optimizers:: --skip recomputed_branches --skip pipeline:: --skip tensor:: --skip context:: --skip reopen:: --skip sentinel:: --skip sentinel_runs::)
 # Kernels for other GPUs are compiled in CI.
-"$bin/tensor-tests" --test-threads=1 --skip kernels_compile_wherever >"$logs/tensor-tests" 2>&1 &
+"$bin/tensor-tests" --test-threads=1 --skip kernels_compile_wherever "$@" >"$logs/tensor-tests" 2>&1 &
 parity=$!
 failed=0
-"$bin/promises" --test-threads=1 "${cpu_only[@]}" >"$logs/promises" 2>&1 || failed=1
+"$bin/promises" --test-threads=1 "${cpu_only[@]}" "$@" >"$logs/promises" 2>&1 || failed=1
 wait "$parity" || failed=1
 for log in tensor-tests promises; do
     echo "== $log"

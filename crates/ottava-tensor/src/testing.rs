@@ -5,7 +5,7 @@ pub mod allocator;
 use crate::cuda::{CudaDevice, arch_of, compile_all};
 use crate::ops::{cast, kernels, normal, real_type};
 use crate::{DType, Device, Result, Tensor};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Allowed difference between results.
 #[derive(Clone, Copy, Debug)]
@@ -27,9 +27,11 @@ impl Tolerance {
 
 /// The GPU, or `None` with a line on standard error if this machine has none. Panics if the GPU does not open, and if there is none
 /// although `OTTAVA_REQUIRE_GPU` is set. The first call compiles every kernel into the disk cache, on all cores.
+///
+/// For the thread of a test, not for threads that it starts: until its end, other tests that call this wait.
 pub fn gpu() -> Option<Device> {
     static GPU: OnceLock<Option<Device>> = OnceLock::new();
-    GPU.get_or_init(|| match CudaDevice::count() {
+    let gpu = GPU.get_or_init(|| match CudaDevice::count() {
         Ok(n) if n > 0 => {
             let gpu = CudaDevice::open(0).expect("the GPU of this machine opens");
             gpu.skip_gemm_timing();
@@ -45,8 +47,21 @@ pub fn gpu() -> Option<Device> {
             eprintln!("skipped on the GPU: no GPU found");
             None
         }
-    })
-    .clone()
+    });
+    if gpu.is_some() {
+        use_gpu_alone();
+    }
+    gpu.clone()
+}
+
+/// Makes tests in other threads that use a GPU wait for the end of this thread. All share the device, with one stream of kernels: work of one test
+/// must not join a graph that another captures, nor run with settings that another has made for its kernels.
+pub(crate) fn use_gpu_alone() {
+    static IN_USE: Mutex<()> = Mutex::new(());
+    thread_local! {
+        static HELD: MutexGuard<'static, ()> = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+    }
+    HELD.with(|_| ());
 }
 
 /// Normal values from a seed made of `name` and the shape.

@@ -446,7 +446,10 @@ impl fmt::Debug for CudaDevice {
 pub(crate) fn test_device() -> Option<Arc<CudaDevice>> {
     static DEVICE: std::sync::OnceLock<Result<Arc<CudaDevice>>> = std::sync::OnceLock::new();
     match DEVICE.get_or_init(|| CudaDevice::open(0)) {
-        Ok(device) => Some(device.clone()),
+        Ok(device) => {
+            crate::testing::use_gpu_alone();
+            Some(device.clone())
+        }
         Err(error) if std::env::var_os("OTTAVA_REQUIRE_GPU").is_some() => panic!("no GPU: {error}"),
         Err(error) => {
             eprintln!("skipped: no GPU: {error}");
