@@ -136,6 +136,7 @@ impl Engine {
         }
         Ok(drawn)
     }
+
     /// Rows of logits that exist at once.
     fn logit_rows(&self) -> usize {
         if self.keeps_invariant() { INVARIANT_ROWS } else { MOST_ROWS }

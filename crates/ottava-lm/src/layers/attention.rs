@@ -209,10 +209,8 @@ impl Attention {
         let qkv = self.qkv_of_heads(self.rotate(projected, context)?, context)?;
         let Sequences { batch, cu_seqlens, .. } = sequences;
         let spec = self.spec_of_rank(sequences);
-        let (mut o, mut lse) = attention(AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref()), &spec)?;
-        if let Some(sinks) = self.sinks_of_rank(sequences)? {
-            attention_sink(&mut o, &mut lse, &sinks)?;
-        }
+        let input = AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref());
+        let (o, lse) = attend(input, &spec, self.sinks_of_rank(sequences)?)?;
         let qkv = (!context.recompute.qkv()).then(|| unrotated.unwrap_or(qkv));
         Ok((qkv, o, Some(lse)))
     }
@@ -232,11 +230,7 @@ impl Attention {
         if !is_whole {
             return Ok(paged_attention(&qkv, cache, batch, &self.spec, sinks.as_ref())?);
         }
-        let (mut o, mut lse) = attention(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec)?;
-        if let Some(sinks) = sinks {
-            attention_sink(&mut o, &mut lse, &sinks)?;
-        }
-        Ok(o)
+        Ok(attend(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec, sinks)?.0)
     }
 
     /// The sinks of the heads that this rank computes over `sequences`, if there are sinks.
@@ -268,6 +262,15 @@ impl Attention {
         let rotated = self.rotate(projected, context)?;
         Ok((unrotated, self.qkv_of_heads(rotated, context)?))
     }
+}
+
+/// Output and `lse` of attention, with `sinks` if there are some.
+fn attend(input: AttentionInput, spec: &AttentionSpec, sinks: Option<Tensor>) -> Result<(Tensor, Tensor)> {
+    let (mut o, mut lse) = attention(input, spec)?;
+    if let Some(sinks) = sinks {
+        attention_sink(&mut o, &mut lse, &sinks)?;
+    }
+    Ok((o, lse))
 }
 
 impl Sublayer for Attention {

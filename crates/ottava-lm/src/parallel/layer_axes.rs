@@ -30,7 +30,7 @@ impl LayerRanks for LayerAxes {
     }
 
     fn start_gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Arriving> {
-        self.0.of_layers(|| self.0.gather_rows(axis, name, rows))
+        self.0.of_layers(|| self.0.start_gather(axis, name, rows))
     }
 
     fn sum_computed_rows(
@@ -80,7 +80,7 @@ impl LayerRanks for LayerAxes {
 
 impl Ranks {
     /// Starts to collect the rows of all ranks of `axis`, in their order.
-    pub(super) fn gather_rows(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Arriving> {
+    pub(super) fn start_gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Arriving> {
         let (group, own) = (self.layer_group(axis), rows.shape()[0]);
         if group.size() == 1 {
             return Ok(Arriving::Here(rows.clone()));

@@ -14,7 +14,7 @@ impl Partition {
         let (own, place) = (self.value(param)?, self.ranks().place(Axis::Tensor));
         if param.is_of_experts() {
             // Experts are in the order of the ranks.
-            return self.ranks().gather_rows(Axis::Expert, param.name(), &own)?.wait();
+            return self.ranks().start_gather(Axis::Expert, param.name(), &own)?.wait();
         }
         if !place.is_divided() || param.is_whole() {
             return Ok(own);
@@ -22,7 +22,7 @@ impl Partition {
         // Columns become rows, which are contiguous.
         let by_columns = param.shards[0].dim == 1;
         let own = if by_columns { transpose(&own)? } else { own };
-        let (all, rows) = (self.ranks().gather_rows(Axis::Tensor, param.name(), &own)?.wait()?, own.shape()[0]);
+        let (all, rows) = (self.ranks().start_gather(Axis::Tensor, param.name(), &own)?.wait()?, own.shape()[0]);
         drop(own);
         // Fused tensors have several shards.
         let tensors = || param.shards.chunk_by(|a, b| a.tensor.name == b.tensor.name);

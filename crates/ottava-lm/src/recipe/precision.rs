@@ -325,7 +325,7 @@ impl Precision {
         let product = |name, sums| match (self.high_precision_products.contains(&name), sums) {
             (true, _) => ProductPrecision::High,
             (_, Sums::Fast) => ProductPrecision::Fp8(Accumulation::Fast),
-            // Fast sums in all three products raise losses (docs/numerics.md).
+            // Fast sums in dgrad and wgrad raise losses (docs/benchmarks.md, "Losses").
             (_, Sums::Auto) if name == ProductName::Fprop && !blocks => ProductPrecision::Fp8(Accumulation::Fast),
             (_, Sums::Auto | Sums::Exact) => ProductPrecision::Fp8(Accumulation::Exact),
         };

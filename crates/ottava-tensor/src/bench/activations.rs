@@ -14,7 +14,7 @@ pub(super) fn rows(table: &mut Table, t: usize, f: usize) -> Result<()> {
 
 /// Activations, and casts by one scale.
 fn activations(table: &mut Table, t: usize, f: usize) -> Result<()> {
-    let (device, tf) = (table.device, t * f);
+    let (device, tf) = (table.device(), t * f);
     let CastTensors { scale, amax, seen, unseen } = &mut CastTensors::new(device)?;
     let (gate_up, dy) = (table.random(&[t, 2 * f], DType::BF16)?, table.random(&[t, f], DType::BF16)?);
     table.row("swiglu", bf16(3 * tf), &mut || activation(SwiGlu, &gate_up).map(drop))?;
@@ -47,7 +47,7 @@ fn activations(table: &mut Table, t: usize, f: usize) -> Result<()> {
 
 /// Activations whose inputs are saved in FP8.
 fn saved_activations(table: &mut Table, t: usize, f: usize) -> Result<()> {
-    let (device, tf) = (table.device, t * f);
+    let (device, tf) = (table.device(), t * f);
     let CastTensors { scale, amax, seen, unseen } = &mut CastTensors::new(device)?;
     let (gate_up, dy) = (table.random(&[t, 2 * f], DType::BF16)?, table.random(&[t, f], DType::BF16)?);
     table.row("swiglu, FP8, + compressed input", bf16(2 * tf) + 2 * tf + compressed(2 * tf), &mut || {
@@ -70,7 +70,7 @@ fn saved_activations(table: &mut Table, t: usize, f: usize) -> Result<()> {
 
 /// Activations with scales by rows and blocks.
 fn activations_with_own_scales(table: &mut Table, t: usize, f: usize) -> Result<()> {
-    let (device, tf) = (table.device, t * f);
+    let (device, tf) = (table.device(), t * f);
     let CastTensors { seen, unseen, .. } = &mut CastTensors::new(device)?;
     let (gate_up, dy) = (table.random(&[t, 2 * f], DType::BF16)?, table.random(&[t, f], DType::BF16)?);
     for (name, granularity) in

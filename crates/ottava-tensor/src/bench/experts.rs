@@ -10,7 +10,7 @@ const CHOSEN: usize = 8;
 
 /// Ops on activations `[T, C]` of `t` tokens.
 pub(super) fn rows(table: &mut Table, t: usize, c: usize) -> Result<()> {
-    let device = table.device;
+    let device = table.device();
     let CastTensors { seen, .. } = &mut CastTensors::new(device)?;
     let routing =
         Routing { chosen: CHOSEN, scores: RouterScores::Softmax, normalise: Some(0.0), scale: 1.0, groups: None };

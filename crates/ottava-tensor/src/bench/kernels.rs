@@ -29,7 +29,7 @@ pub fn kernels(meter: Meter, tokens: usize, channels: usize, hidden: usize) -> R
 
 /// Ops on activations `[T, C]`, and their casts.
 fn casts(table: &mut Table, t: usize, c: usize) -> Result<()> {
-    let (device, tc) = (table.device, t * c);
+    let (device, tc) = (table.device(), t * c);
     let CastTensors { scale, seen, .. } = &mut CastTensors::new(device)?;
     let (a, b) = (table.random(&[t, c], DType::BF16)?, table.random(&[t, c], DType::BF16)?);
     table.row("add", bf16(3 * tc), &mut || add(&a, &b).map(drop))?;
@@ -59,7 +59,7 @@ fn casts(table: &mut Table, t: usize, c: usize) -> Result<()> {
 
 /// Magnitudes of weight-decomposed adapters.
 fn magnitudes(table: &mut Table, t: usize, c: usize) -> Result<()> {
-    let (device, tc) = (table.device, t * c);
+    let (device, tc) = (table.device(), t * c);
     let (a, b) = (table.random(&[t, c], DType::BF16)?, table.random(&[t, c], DType::BF16)?);
     let factors = Tensor::from_slice(device, &[c], &vec![1.5f32; c])?;
     let mut gradient = Tensor::zeros(device, &[c], DType::F32)?;
@@ -71,7 +71,7 @@ fn magnitudes(table: &mut Table, t: usize, c: usize) -> Result<()> {
 
 /// RMSNorm.
 fn rms_norms(table: &mut Table, t: usize, c: usize) -> Result<()> {
-    let (device, tc) = (table.device, t * c);
+    let (device, tc) = (table.device(), t * c);
     let CastTensors { scale, amax, seen, .. } = &mut CastTensors::new(device)?;
     let (a, b, weight) =
         (table.random(&[t, c], DType::BF16)?, table.random(&[t, c], DType::BF16)?, table.random(&[c], DType::BF16)?);
@@ -105,7 +105,7 @@ fn rms_norms(table: &mut Table, t: usize, c: usize) -> Result<()> {
 
 /// LayerNorm.
 fn layer_norms(table: &mut Table, t: usize, c: usize) -> Result<()> {
-    let (device, tc) = (table.device, t * c);
+    let (device, tc) = (table.device(), t * c);
     let CastTensors { scale, amax, seen, .. } = &mut CastTensors::new(device)?;
     let (a, b, weight) =
         (table.random(&[t, c], DType::BF16)?, table.random(&[t, c], DType::BF16)?, table.random(&[c], DType::BF16)?);
@@ -128,7 +128,7 @@ fn layer_norms(table: &mut Table, t: usize, c: usize) -> Result<()> {
 
 /// Sinks of heads of 64.
 fn sinks(table: &mut Table, t: usize, c: usize) -> Result<()> {
-    let (device, tc, heads) = (table.device, t * c, c.div_ceil(64));
+    let (device, tc, heads) = (table.device(), t * c, c.div_ceil(64));
     let (mut o, d_o) = (table.random(&[t, c], DType::BF16)?, table.random(&[t, c], DType::BF16)?);
     let (mut lse, sinks) = (table.random(&[t, heads], DType::F32)?, table.random(&[heads], DType::BF16)?);
     let mut dsinks = Tensor::zeros(device, &[heads], DType::F32)?;
@@ -140,7 +140,7 @@ fn sinks(table: &mut Table, t: usize, c: usize) -> Result<()> {
 
 /// Rotary positions of queries and keys `[T, 3 · C]`.
 fn rotations(table: &mut Table, t: usize, c: usize) -> Result<()> {
-    let (device, tc) = (table.device, t * c);
+    let (device, tc) = (table.device(), t * c);
     let CastTensors { scale, amax, seen, .. } = &mut CastTensors::new(device)?;
     let mut qkv = table.random(&[t, 3 * c], DType::BF16)?;
     let (head_dim, seq_len) = (128.min(c), t.min(4096));
@@ -171,7 +171,7 @@ fn rotations(table: &mut Table, t: usize, c: usize) -> Result<()> {
 
 /// Norms of heads, and biases, of queries, keys and values `[T, 3 · C]`.
 fn heads(table: &mut Table, t: usize, c: usize) -> Result<()> {
-    let (device, tc) = (table.device, t * c);
+    let (device, tc) = (table.device(), t * c);
     let head_dim = 128.min(c);
     let (mut qkv, qkv_bias) = (table.random(&[t, 3 * c], DType::BF16)?, table.random(&[3 * c], DType::BF16)?);
     let heads = c / head_dim;
@@ -192,7 +192,7 @@ fn heads(table: &mut Table, t: usize, c: usize) -> Result<()> {
 
 /// Embedding, and loss of logits `[tokens, V]`.
 fn embedding_and_loss(table: &mut Table, t: usize, c: usize) -> Result<()> {
-    let (device, tc) = (table.device, t * c);
+    let (device, tc) = (table.device(), t * c);
     let a = table.random(&[t, c], DType::BF16)?;
     let vocabulary = VOCABULARY;
     let ids: Vec<i32> = (0..t).map(|i| (i * i % 8191 * 7919 % vocabulary) as i32).collect();
@@ -221,7 +221,7 @@ fn embedding_and_loss(table: &mut Table, t: usize, c: usize) -> Result<()> {
 
 /// The loss of a pair of sequences with `t` tokens together.
 fn preference(table: &mut Table, t: usize) -> Result<()> {
-    let (losses, zero) = (table.random(&[t], DType::F32)?, Tensor::zeros(table.device, &[1], DType::F32)?);
+    let (losses, zero) = (table.random(&[t], DType::F32)?, Tensor::zeros(table.device(), &[1], DType::F32)?);
     table.row("sequence_log_probs", 4 * t, &mut || sequence_log_probs(&losses, 2).map(drop))?;
     let policy = sequence_log_probs(&losses, 2)?;
     let (reference, lengths, labels) = (policy.duplicate()?, policy.duplicate()?, policy.duplicate()?);

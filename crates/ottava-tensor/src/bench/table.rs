@@ -19,7 +19,6 @@ pub struct KernelRow {
 
 /// Rows that are timed one after the other.
 pub(super) struct Table<'a> {
-    pub(super) device: &'a Device,
     meter: Meter<'a>,
     iterations: usize,
     /// Bytes per second of a copy.
@@ -29,11 +28,15 @@ pub(super) struct Table<'a> {
     pub(super) rows: Vec<KernelRow>,
 }
 
-impl Table<'_> {
-    pub(super) fn new(meter: Meter<'_>) -> Result<Table<'_>> {
-        let device = meter.device;
-        let iterations = if matches!(device, Device::Cpu) { 1 } else { 20 };
-        Ok(Table { device, meter, iterations, bandwidth: copy_bandwidth(device)?, seed: 0, rows: Vec::new() })
+impl<'a> Table<'a> {
+    pub(super) fn new(meter: Meter<'a>) -> Result<Table<'a>> {
+        let iterations = if matches!(meter.device, Device::Cpu) { 1 } else { 20 };
+        Ok(Table { meter, iterations, bandwidth: copy_bandwidth(meter.device)?, seed: 0, rows: Vec::new() })
+    }
+
+    /// Where ops run.
+    pub(super) fn device(&self) -> &'a Device {
+        self.meter.device
     }
 
     /// Times `op`, which must move `bytes`.
@@ -47,7 +50,7 @@ impl Table<'_> {
     /// Normally distributed values, others in each call.
     pub(super) fn random(&mut self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         self.seed += 1;
-        cast(&normal(self.device, shape, 1.0, self.seed)?, dtype)
+        cast(&normal(self.device(), shape, 1.0, self.seed)?, dtype)
     }
 }
 

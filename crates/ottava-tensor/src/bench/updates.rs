@@ -32,7 +32,7 @@ impl Case {
 
 /// One row per storage format, for a matrix of `shape`.
 pub(super) fn rows(table: &mut Table, shape: [usize; 2]) -> Result<()> {
-    let device = table.device;
+    let device = table.device();
     let n = shape[0] * shape[1];
     let mut master = normal(device, &shape, 0.02, 1)?;
     let grad = normal(device, &shape, 1.0, 4)?;

@@ -194,19 +194,13 @@ impl CudaDevice {
     /// Kernels may read these while the one before them still runs (`launch_early`). The first kernel of `work` must not start early, so that
     /// all that wrote them has ended by then.
     pub fn with_constant_weights<R>(&self, work: impl FnOnce() -> R) -> R {
-        let before = self.has_constant_weights.swap(true, Ordering::Relaxed);
-        let result = work();
-        self.has_constant_weights.store(before, Ordering::Relaxed);
-        result
+        with_set(&self.has_constant_weights, work)
     }
 
     /// Runs `work`, in which no row of a product and no token of paged attention depends on other rows: kernels are chosen only by what they
     /// have in common. Within it, products of one shape have the same kernel, and paged attention has parts of one length.
     pub fn with_batch_invariance<R>(&self, work: impl FnOnce() -> R) -> R {
-        let before = self.is_batch_invariant.swap(true, Ordering::Relaxed);
-        let result = work();
-        self.is_batch_invariant.store(before, Ordering::Relaxed);
-        result
+        with_set(&self.is_batch_invariant, work)
     }
 
     /// Whether [`CudaDevice::with_batch_invariance`] is in progress.
@@ -437,6 +431,14 @@ impl fmt::Debug for CudaDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.describe())
     }
+}
+
+/// Runs `work` while `setting` is set.
+fn with_set<R>(setting: &AtomicBool, work: impl FnOnce() -> R) -> R {
+    let before = setting.swap(true, Ordering::Relaxed);
+    let result = work();
+    setting.store(before, Ordering::Relaxed);
+    result
 }
 
 /// The first GPU, the same one for all tests of the process, or `None` with a word about why there is none.

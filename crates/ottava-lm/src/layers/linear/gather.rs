@@ -21,15 +21,14 @@ impl Linear {
             return Ok(None);
         };
         let (rows, outputs) = (x.row_count(), weight.shape()[usize::from(transposed)]);
-        let others = [0..range.start, range.end..rows].into_iter().filter(|rows| !rows.is_empty());
-        let mut ranges: Vec<_> = others.chain([range.clone()]).collect();
-        ranges.sort_by_key(|rows| rows.start);
+        let first = usize::from(range.start > 0);
+        let ranges = [0..range.start, range.clone(), range.end..rows];
+        let ranges: Vec<_> = ranges.into_iter().filter(|rows| !rows.is_empty()).collect();
         let elements: Vec<_> = ranges.iter().map(|rows| rows.start * outputs..rows.end * outputs).collect();
         let y = Tensor::empty(own.device(), &[rows * outputs], self.weight.dtype())?;
         let parts = y.split(&elements)?.into_iter().zip(&ranges);
         let mut parts: Vec<_> =
             parts.map(|(part, rows)| part.reshape(&[rows.len(), outputs])).collect::<ottava_tensor::Result<_>>()?;
-        let first = ranges.iter().position(|rows| *rows == range).expect("it is one of them");
         own.device().beside_collectives(|| gemm_nt_into(Operand::plain(&own), b, &mut parts[first], how))?;
         drop(own);
         let all = x.all()?;

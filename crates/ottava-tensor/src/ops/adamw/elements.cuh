@@ -246,7 +246,7 @@ __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Pl
         unpack8(kept, x.w);
         scale8(x.w, how.new_scale);
     }
-    // Layers read weights that are rounded stochastically as they are.
+    // Layers read the stored weights, without a second rounding.
     if constexpr (WEIGHTS_BY_CHANCE) read.words[0] = kept.words[0];
     else read = pack8<X>(x.w);
     if (!place.wide) {
