@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::layer_ranks::{Arriving, ShardPlace};
-use ottava_tensor::ops::Operand;
+use ottava_tensor::ops::{Operand, transpose};
 use ottava_tensor::{QuantizedTensor, Tensor};
 use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
@@ -34,21 +34,64 @@ impl FrozenScale {
     }
 }
 
-/// A matrix in the compute type whose rows ranks send each other. The first product multiplies this rank's rows while the others arrive.
+/// A matrix whose rows ranks send each other, in the compute type or as codes with one scale. The first product multiplies this rank's rows while the
+/// others arrive.
 pub struct Gathering {
     range: Range<usize>,
     ranks: usize,
     /// This rank's rows, and those of all ranks, until these have been waited for.
-    arriving: RefCell<Option<(Tensor, Arriving)>>,
-    all: OnceCell<Tensor>,
+    arriving: RefCell<Option<(Matrix, Arriving)>>,
+    all: OnceCell<Matrix>,
+    /// The transposed codes of all rows, once they have been read.
+    transposed: OnceCell<QuantizedTensor>,
+}
+
+/// A matrix in the compute type, or its codes.
+#[derive(Clone)]
+pub enum Matrix {
+    /// In the compute type.
+    Value(Tensor),
+    /// Codes that are contracted along the columns.
+    Codes(QuantizedTensor),
+}
+
+impl Matrix {
+    /// The operand that is contracted along the columns.
+    pub fn rows(&self) -> Operand<'_> {
+        match self {
+            Matrix::Value(x) => Operand::plain(x),
+            Matrix::Codes(x) => Operand::Rows(x),
+        }
+    }
+
+    /// Its values or codes.
+    pub fn tensor(&self) -> &Tensor {
+        match self {
+            Matrix::Value(x) => x,
+            Matrix::Codes(x) => x.codes.as_ref().expect("they are contracted along the columns"),
+        }
+    }
+
+    /// The rows in `range`; `None` if they cannot be taken apart ([`QuantizedTensor::row_range`]).
+    pub fn row_range(&self, range: Range<usize>) -> Result<Option<Matrix>> {
+        Ok(match self {
+            Matrix::Value(x) => Some(Matrix::Value(x.rows(range.start, range.end)?)),
+            Matrix::Codes(x) => x.row_range(range)?.map(Matrix::Codes),
+        })
+    }
 }
 
 impl Gathering {
     /// The rows of all ranks, which are `arriving`, of which the rank at `place` has its `own`.
-    pub fn new(own: Tensor, place: ShardPlace, arriving: Arriving) -> Gathering {
-        let (rows, ranks) = (own.shape()[0], place.ranks);
-        let range = place.rank * rows..(place.rank + 1) * rows;
-        Gathering { range, ranks, arriving: RefCell::new(Some((own, arriving))), all: OnceCell::new() }
+    pub fn new(own: Matrix, place: ShardPlace, arriving: Arriving) -> Gathering {
+        let rows = own.tensor().shape()[0];
+        Gathering {
+            range: place.rank * rows..(place.rank + 1) * rows,
+            ranks: place.ranks,
+            arriving: RefCell::new(Some((own, arriving))),
+            all: OnceCell::new(),
+            transposed: OnceCell::new(),
+        }
     }
 
     /// The number of rows of all ranks.
@@ -57,17 +100,43 @@ impl Gathering {
     }
 
     /// This rank's rows and where they are; `None` once the rows of all ranks have been read.
-    pub fn own(&self) -> Option<(Tensor, Range<usize>)> {
+    pub fn own(&self) -> Option<(Matrix, Range<usize>)> {
         self.arriving.borrow().as_ref().map(|(own, _)| (own.clone(), self.range.clone()))
     }
 
+    /// Runs `work`, which multiplies this rank's rows, while the others arrive ([`Pending::beside`](ottava_tensor::comm::Pending::beside)).
+    pub fn beside<R>(&self, work: impl FnOnce() -> R) -> R {
+        match &*self.arriving.borrow() {
+            Some((_, Arriving::Coming(pending))) => pending.beside(work),
+            Some((_, Arriving::Here(_))) | None => work(),
+        }
+    }
+
     /// The rows of all ranks. The first call waits for them.
-    pub fn all(&self) -> Result<&Tensor> {
-        if let Some((_, arriving)) = self.arriving.take() {
+    pub fn all(&self) -> Result<&Matrix> {
+        if let Some((own, arriving)) = self.arriving.take() {
             let all = arriving.wait()?;
+            let all = match own {
+                Matrix::Value(_) => Matrix::Value(all),
+                Matrix::Codes(own) => Matrix::Codes(QuantizedTensor { rows: all.shape()[0], codes: Some(all), ..own }),
+            };
             return Ok(self.all.get_or_init(|| all));
         }
         Ok(self.all.get().expect("the first call failed, and ended the run"))
+    }
+
+    /// The operand of all rows that is contracted along the rows.
+    fn columns(&self) -> Result<Operand<'_>> {
+        let all = self.all()?;
+        let codes = match all {
+            Matrix::Value(x) => return Ok(Operand::plain_transposed(x)),
+            Matrix::Codes(codes) => codes,
+        };
+        if self.transposed.get().is_none() {
+            let transposed = Some(transpose(all.tensor())?);
+            self.transposed.get_or_init(|| QuantizedTensor { codes: None, transposed, ..codes.clone() });
+        }
+        Ok(Operand::Columns(self.transposed.get().expect("set above")))
     }
 }
 
@@ -76,7 +145,7 @@ impl Gathering {
 pub enum View {
     /// In the compute type.
     Value(Tensor),
-    /// In the compute type, from several ranks.
+    /// From several ranks.
     Gathering(Rc<Gathering>),
     /// In FP8.
     Codes(QuantizedTensor),
@@ -89,7 +158,7 @@ impl View {
     pub fn rows(&self) -> Result<Operand<'_>> {
         Ok(match self {
             View::Value(x) => Operand::plain(x),
-            View::Gathering(x) => Operand::plain(x.all()?),
+            View::Gathering(x) => x.all()?.rows(),
             View::Codes(x) | View::CodesAndValue(x, _) => Operand::Rows(x),
         })
     }
@@ -98,7 +167,7 @@ impl View {
     pub fn columns(&self) -> Result<Operand<'_>> {
         Ok(match self {
             View::Value(x) => Operand::plain_transposed(x),
-            View::Gathering(x) => Operand::plain_transposed(x.all()?),
+            View::Gathering(x) => x.columns()?,
             View::Codes(x) | View::CodesAndValue(x, _) => Operand::Columns(x),
         })
     }
@@ -117,7 +186,7 @@ impl View {
         let value = |x: &Tensor| x.rows(range.start, range.end);
         Ok(match self {
             View::Value(x) => Some(View::Value(value(x)?)),
-            View::Gathering(x) => Some(View::Value(value(x.all()?)?)),
+            View::Gathering(x) => x.all()?.row_range(range)?.map(View::from),
             View::Codes(x) => x.row_range(range)?.map(View::Codes),
             View::CodesAndValue(codes, x) => {
                 let x = value(x)?;
@@ -132,8 +201,20 @@ impl View {
     pub fn value(&self) -> Result<&Tensor> {
         match self {
             View::Value(x) | View::CodesAndValue(_, x) => Ok(x),
-            View::Gathering(x) => x.all(),
+            View::Gathering(x) => match x.all()? {
+                Matrix::Value(x) => Ok(x),
+                Matrix::Codes(_) => unreachable!("operands of linears with adapters keep their values"),
+            },
             View::Codes(_) => unreachable!("operands of linears with adapters keep their values"),
+        }
+    }
+}
+
+impl From<Matrix> for View {
+    fn from(matrix: Matrix) -> View {
+        match matrix {
+            Matrix::Value(x) => View::Value(x),
+            Matrix::Codes(x) => View::Codes(x),
         }
     }
 }

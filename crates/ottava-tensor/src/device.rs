@@ -65,14 +65,6 @@ impl Device {
         self.tracker().map_or(Scope::NONE, |tracker| tracker.scope(name))
     }
 
-    /// Runs `work` beside collectives or messages in progress ([`CudaDevice::beside_collectives`]).
-    pub fn beside_collectives<R>(&self, work: impl FnOnce() -> R) -> R {
-        match self {
-            Device::Cpu | Device::DryCpu(_) => work(),
-            Device::Cuda(gpu) => gpu.beside_collectives(work),
-        }
-    }
-
     /// True when both are the same device.
     pub fn same(&self, other: &Device) -> bool {
         match (self, other) {

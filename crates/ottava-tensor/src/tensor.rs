@@ -360,6 +360,12 @@ impl Tensor {
         Tensor { storage: Arc::new(Storage::Cuda(buffer)), offset: 0, ..self.clone() }
     }
 
+    /// A tensor over `buffer`, which has its bytes.
+    pub(crate) fn over(buffer: DeviceBuffer, shape: &[usize], dtype: DType) -> Tensor {
+        let device = Device::Cuda(buffer.device().clone());
+        Tensor { storage: Arc::new(Storage::Cuda(buffer)), device, offset: 0, shape: shape.into(), dtype }
+    }
+
     /// The device buffer, if the tensor covers all of it.
     pub(crate) fn whole_buffer(&self) -> Option<&DeviceBuffer> {
         match &*self.storage {

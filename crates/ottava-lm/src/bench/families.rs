@@ -15,7 +15,7 @@ pub struct FamilyTime {
 
 /// Uses in the order of a table, with prefixes of the names of their kernels. Collectives and transfers to the host count as far as compute
 /// waits for them.
-const FAMILIES: [(&str, &[&str]); 24] = [
+const FAMILIES: [(&str, &[&str]); 25] = [
     ("linears, fprop", &[]),
     ("linears, dgrad", &[]),
     ("linears, fprop and dgrad", &[]),
@@ -36,8 +36,12 @@ const FAMILIES: [(&str, &[&str]); 24] = [
     ("optimizer", &["adamw", "momentum", "normalize", "polynomial", "descend"]),
     ("gradients in FP8", &["encode_gradients", "decode_gradients", "relative_error"]),
     ("other kernels", &[]),
-    ("exposed gathers", &["ncclAllGather"]),
-    ("exposed reductions", &["ncclReduceScatter", "ncclSend and ncclRecv"]),
+    ("exposed gathers", &["ncclAllGather", "copies of a gather"]),
+    (
+        "exposed reductions",
+        &["ncclReduceScatter", "ncclSend and ncclRecv", "copies of a reduce-scatter", "copies of an exchange"],
+    ),
+    ("exposed all-to-alls", &["copies of an all-to-all"]),
     ("exposed all-reduces", &["ncclAllReduce"]),
     ("exposed host transfers", &[HOST_TRANSFER]),
 ];

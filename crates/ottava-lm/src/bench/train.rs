@@ -123,6 +123,7 @@ impl TrainBench {
         }
         let layers = self.layers.unwrap_or(sizes.layers);
         let sizes = DecoderConfig { layers, lora: self.config.lora.adapters(), ..sizes };
+        ranks.free_symmetric()?;
         if let Device::Cuda(gpu) = device {
             gpu.release_memory()?;
         }

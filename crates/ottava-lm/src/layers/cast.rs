@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::operand::{FrozenScale, View, Views};
+use crate::operand::{FrozenScale, Matrix, View, Views};
 use crate::recipe::ProductPrecision;
 use crate::scaling::{Casts, Slot};
 use ottava_tensor::ops::{CodeCopies, Output, Produced, transpose};
@@ -148,7 +148,7 @@ impl OperandCast {
     /// A matrix that no product reads as codes, from `x`, this rank's part of it, where the first product can begin before all rows are there.
     fn arriving(&self, x: &Tensor, casts: &Casts) -> Result<Option<View>> {
         let waits = self.slot.is_some() || self.gathered(casts) != Gathered::Value || casts.compares();
-        let start = || Ok(View::Gathering(Rc::new(casts.start_gather(ACTIVATIONS, x)?)));
+        let start = || Ok(View::Gathering(Rc::new(casts.start_gather(ACTIVATIONS, Matrix::Value(x.clone()))?)));
         (!waits).then(start).transpose()
     }
 
@@ -157,9 +157,29 @@ impl OperandCast {
         if self.gathered(casts) == Gathered::Codes { CodeCopies::Rows } else { copies }
     }
 
+    /// The views of codes that two products read, where the first can begin before the codes of all ranks are there; `codes` are those of
+    /// [`OperandCast::own_copies`].
+    fn views_of(&self, codes: QuantizedTensor, casts: &Casts) -> Result<Views> {
+        let (Gathered::Codes, Some(slot)) = (self.gathered(casts), self.slot) else {
+            return Ok(Views::of_codes(codes));
+        };
+        self.check_own_rows(&codes)?;
+        let rows = View::Gathering(Rc::new(casts.start_gather(casts.scales.name(slot), Matrix::Codes(codes))?));
+        Ok(Views { columns: rows.clone(), rows })
+    }
+
     /// The `copies` of codes that products read, from those of [`OperandCast::own_copies`].
     fn all_codes(&self, codes: QuantizedTensor, copies: CodeCopies, casts: &Casts) -> Result<QuantizedTensor> {
         let (Gathered::Codes, Some(slot)) = (self.gathered(casts), self.slot) else { return Ok(codes) };
+        self.check_own_rows(&codes)?;
+        let all = casts.gather(casts.scales.name(slot), codes.codes.as_ref().expect("rows were cast"))?;
+        let transposed = (copies != CodeCopies::Rows).then(|| transpose(&all)).transpose()?;
+        let rows = all.shape()[0];
+        Ok(QuantizedTensor { codes: (copies != CodeCopies::Columns).then_some(all), transposed, rows, ..codes })
+    }
+
+    /// Errors if codes of this rank's rows are padded, so that those of all ranks are no matrix.
+    fn check_own_rows(&self, codes: &QuantizedTensor) -> Result<()> {
         let own = codes.codes.as_ref().expect("rows were cast");
         if codes.rows != own.shape()[0] {
             return Err(Error::Config(format!(
@@ -169,10 +189,7 @@ impl OperandCast {
                 QuantizedTensor::PAD
             )));
         }
-        let all = casts.gather(casts.scales.name(slot), own)?;
-        let transposed = (copies != CodeCopies::Rows).then(|| transpose(&all)).transpose()?;
-        let rows = all.shape()[0];
-        Ok(QuantizedTensor { codes: (copies != CodeCopies::Columns).then_some(all), transposed, rows, ..codes })
+        Ok(())
     }
 
     /// Runs an op that produces an input, and casts the input. `copies` says whether a copy for backward is written.
@@ -185,9 +202,9 @@ impl OperandCast {
         match self.fused(casts).filter(|_| self.gathered(casts) != Gathered::Value) {
             Some(slot) => {
                 let (codes, frozen, rest) = casts.produce(slot, self.own_copies(copies, casts), op)?;
-                let codes = self.all_codes(codes, copies, casts)?;
-                let columns = (copies == CodeCopies::Both).then(|| View::Codes(codes.clone().only_transposed()));
-                Ok((CastInput { rows: View::Codes(codes.only_rows()), saved: SavedOperand { columns, frozen } }, rest))
+                let Views { rows, columns } = self.views_of(codes, casts)?;
+                let columns = (copies == CodeCopies::Both).then_some(columns);
+                Ok((CastInput { rows, saved: SavedOperand { columns, frozen } }, rest))
             }
             None => {
                 let (value, rest) = op(Output::Plain)?;
@@ -238,7 +255,7 @@ impl OperandCast {
     ) -> Result<Views> {
         if let Some(slot) = self.fused(casts).filter(|_| self.gathered(casts) != Gathered::Value) {
             let codes = casts.reproduce(slot, frozen, self.own_copies(CodeCopies::Both, casts), op)?;
-            return Ok(Views::of_codes(self.all_codes(codes, CodeCopies::Both, casts)?));
+            return self.views_of(codes, casts);
         }
         self.recast_both(plain(op(Output::Plain)?), frozen, casts)
     }
@@ -284,10 +301,15 @@ impl OperandCast {
         if let (Some(slot), Some(amax)) = (self.slot, amax) {
             let frozen = casts.own_scale(slot, amax)?;
             let codes = casts.quantize(slot, &frozen, dy, self.own_copies(CodeCopies::Both, casts))?;
-            return Ok(Views::of_codes(self.all_codes(codes, CodeCopies::Both, casts)?));
+            return self.views_of(codes, casts);
         }
         if let Some(rows) = self.arriving(dy, casts)? {
             return Ok(Views { columns: rows.clone(), rows });
+        }
+        if let Some(slot) = self.fused(casts).filter(|_| self.gathered(casts) == Gathered::Codes) {
+            let frozen = casts.freeze(slot, dy)?;
+            let codes = casts.quantize(slot, &frozen, dy, CodeCopies::Rows)?;
+            return self.views_of(codes, casts);
         }
         let dy = &self.whole(dy.clone(), casts)?;
         let codes = self.quantize(dy, CodeCopies::Both, casts)?.map(|(codes, _)| codes);

@@ -182,16 +182,18 @@ impl Bucket {
         &mut self,
         matrices: &mut [&mut Param],
         casts: &Casts,
-        rank: usize,
+        group: &Group,
         zero: Zero,
         writer: Writer,
     ) -> Result<()> {
+        let rank = group.rank();
         let dtype = if self.codes { matrices[0].code_format(casts) } else { matrices[0].dtype() };
         let device = matrices[0].weights.device();
         let _scope = device.scope(if self.codes { CODES } else { WEIGHTS });
         let (alone, slice) = (zero == Zero::Weights, self.slices.slice_len());
         let memory = match &self.weights {
-            Stored::None => Tensor::empty(device, &[if alone { slice } else { self.slices.padded_len() }], dtype)?,
+            Stored::None if alone => Tensor::empty(device, &[slice], dtype)?,
+            Stored::None => group.symmetric(device, &[self.slices.padded_len()], dtype)?,
             _ => self.weights.take(rank)?,
         };
         let first = if alone { rank * slice } else { 0 };

@@ -217,7 +217,7 @@ impl Units for Exchange<'_> {
             let buffer = match mem::take(&mut bucket.weights) {
                 Stored::Buffer(buffer) => buffer,
                 Stored::Slice(slice) => {
-                    let mut buffer = Tensor::empty(slice.device(), &[bucket.slices.padded_len()], slice.dtype())?;
+                    let mut buffer = ranks.symmetric(slice.device(), &[bucket.slices.padded_len()], slice.dtype())?;
                     buffer.copy_from(ranks.rank() * bucket.slices.slice_len(), &slice)?;
                     bucket.weights = Stored::Slice(slice);
                     buffer

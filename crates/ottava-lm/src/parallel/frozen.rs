@@ -127,7 +127,7 @@ impl FrozenBucket {
     /// Starts to gather the weights.
     pub(super) fn start(&self, ranks: &Ranks) -> Result<Pending> {
         let group = self.group(ranks);
-        let mut buffer = Tensor::empty(self.slice.device(), &[self.slices.padded_len()], self.kind.dtype)?;
+        let mut buffer = group.symmetric(self.slice.device(), &[self.slices.padded_len()], self.kind.dtype)?;
         buffer.copy_from(group.rank() * self.slices.slice_len(), &self.slice)?;
         Ok(group.all_gather(&self.name, buffer)?)
     }

@@ -4,7 +4,7 @@ use super::Ranks;
 use crate::error::Result;
 use crate::layer_ranks::{Arriving, LayerRanks, ShardPlace};
 use ottava_tensor::Tensor;
-use ottava_tensor::comm::{Axis, Pending, Reduce};
+use ottava_tensor::comm::{Axis, Group, Reduce};
 use ottava_tensor::ops::sum_parts;
 use std::ops::Range;
 use std::rc::Rc;
@@ -25,12 +25,15 @@ impl LayerRanks for LayerAxes {
     }
 
     fn exchange(&self, axis: Axis, name: &str, parts: &Tensor) -> Result<Tensor> {
-        let received = parts.empty_like()?;
-        self.0.of_layers(|| Ok(self.0.layer_group(axis).all_to_all(name, parts, received)?.wait()?))
+        let group = self.0.layer_group(axis);
+        let received = group.symmetric(parts.device(), parts.shape(), parts.dtype())?;
+        self.0.of_layers(|| Ok(group.all_to_all(name, parts, received)?.wait()?))
     }
 
     fn start_gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Arriving> {
-        self.0.of_layers(|| self.0.start_gather(axis, name, rows))
+        let group = self.0.layer_group(axis);
+        let symmetric = |shape: &[usize]| Ok(group.symmetric(rows.device(), shape, rows.dtype())?);
+        self.0.of_layers(|| gather_into(group, name, rows, symmetric))
     }
 
     fn sum_computed_rows(
@@ -48,23 +51,18 @@ impl LayerRanks for LayerAxes {
         let first = partial(rows_of((rank + 1) % ranks))?;
         let format = self.0.sent();
         let mut sent = format.encode(name, &first)?;
-        // Where the parts of the other ranks arrive, in their order.
-        let all = Tensor::empty(first.device(), &[(ranks - 1) * sent.len()], sent.dtype())?;
-        let ranges: Vec<_> = (0..ranks - 1).map(|at| at * sent.len()..(at + 1) * sent.len()).collect();
-        let mut places: Vec<Option<Tensor>> = all.split(&ranges)?.into_iter().map(Some).collect();
-        let (device, mut part, mut arriving) = (first.device().clone(), first, Vec::new());
+        let mut inbox = group.inbox(first.device(), sent.len(), sent.dtype())?;
+        let mut part = first;
         for step in 1..ranks {
             let (to, from) = ((rank + step) % ranks, (rank + ranks - step) % ranks);
-            let place = places[from - usize::from(from > rank)].take().expect("each rank sends once");
-            let exchange = || -> Result<Pending> { Ok(group.exchange(name, to, &sent, from, place)?) };
-            arriving.push(self.0.of_layers(exchange)?);
-            part = device.beside_collectives(|| partial(rows_of((to + 1) % ranks)))?;
+            let exchange = || -> Result<()> { Ok(inbox.exchange(name, to, &sent, from)?) };
+            self.0.of_layers(exchange)?;
+            part = inbox.beside(|| partial(rows_of((to + 1) % ranks)))?;
             if step + 1 < ranks {
                 sent = format.encode(name, &part)?;
             }
         }
-        let others = Tensor::join(arriving.into_iter().map(|part| Ok(part.wait()?)).collect::<Result<_>>()?)?;
-        let others = format.decode(others, part.len(), part.dtype())?;
+        let others = format.decode(inbox.wait()?, part.len(), part.dtype())?;
         // A sum of our own is F32, in the order of the ranks, and rounded once together with the addend. NCCL's would round twice.
         Ok(sum_parts(&part, rank, &others, addend)?)
     }
@@ -81,14 +79,24 @@ impl LayerRanks for LayerAxes {
 impl Ranks {
     /// Starts to collect the rows of all ranks of `axis`, in their order.
     pub(super) fn start_gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Arriving> {
-        let (group, own) = (self.layer_group(axis), rows.shape()[0]);
-        if group.size() == 1 {
-            return Ok(Arriving::Here(rows.clone()));
-        }
-        let mut shape = rows.shape().to_vec();
-        shape[0] *= group.size();
-        let mut all = Tensor::empty(rows.device(), &shape, rows.dtype())?;
-        all.copy_from(group.rank() * own, rows)?;
-        Ok(Arriving::Coming(group.all_gather(name, all)?))
+        let group = self.layer_group(axis);
+        gather_into(group, name, rows, |shape| Ok(Tensor::empty(rows.device(), shape, rows.dtype())?))
     }
+}
+
+/// Starts to collect the rows of all ranks of `group`, in their order, in what `empty` makes.
+fn gather_into(
+    group: &Group,
+    name: &str,
+    rows: &Tensor,
+    empty: impl FnOnce(&[usize]) -> Result<Tensor>,
+) -> Result<Arriving> {
+    if group.size() == 1 {
+        return Ok(Arriving::Here(rows.clone()));
+    }
+    let (mut shape, own) = (rows.shape().to_vec(), rows.shape()[0]);
+    shape[0] *= group.size();
+    let mut all = empty(&shape)?;
+    all.copy_from(group.rank() * own, rows)?;
+    Ok(Arriving::Coming(group.all_gather(name, all)?))
 }

@@ -280,7 +280,7 @@ impl Partition {
     /// [`Bucket::begin_write`] of all buckets.
     fn begin_write(&self, params: &mut [&mut Param], casts: &Casts, writer: Writer) -> Result<()> {
         self.each_bucket(params, |bucket, matrices| {
-            bucket.begin_write(matrices, casts, bucket.group(&self.ranks).rank(), self.zero, writer)
+            bucket.begin_write(matrices, casts, bucket.group(&self.ranks), self.zero, writer)
         })
     }
 

@@ -204,6 +204,11 @@ impl Ranks {
         self.world().rank()
     }
 
+    /// Frees memory to which ranks have copied, when no tensor of it is left ([`Group::free_symmetric`]). All ranks call it.
+    pub fn free_symmetric(&self) -> Result<()> {
+        Ok(self.mesh.free_symmetric()?)
+    }
+
     /// The number of ranks.
     pub fn size(&self) -> usize {
         self.world().size()

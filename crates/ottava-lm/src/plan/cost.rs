@@ -4,10 +4,9 @@
 //! collective is a ring between nodes on 1/n of the buffer, and then a ring within nodes.
 
 use super::communication::{CommunicationPlan, UnitPlan};
-use super::memory::GPUS_PER_NODE;
 use super::timeline::{Brings, Collective, Timeline};
 use crate::parallel::Zero;
-use ottava_tensor::comm::{Sent, Traffic};
+use ottava_tensor::comm::{GPUS_PER_NODE, Sent, Traffic};
 use serde::Serialize;
 
 /// A ring of links: a collective of `W` ranks takes `start + (W - 1) · hop + B · (W - 1) / (W · bandwidth)` for a buffer of `B` bytes.

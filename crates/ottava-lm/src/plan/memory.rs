@@ -13,7 +13,7 @@ use crate::parallel::{Ranks, Schedule};
 use crate::run::Run;
 use crate::sentinel::SentinelPolicy;
 use crate::step::{MicroBatch, Program, ProgramInputs};
-use ottava_tensor::comm::{Axis, Group};
+use ottava_tensor::comm::{Axis, GPUS_PER_NODE, Group};
 use ottava_tensor::cuda::{GpuModel, Workload};
 use ottava_tensor::tracker::MemorySnapshot;
 use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
@@ -144,9 +144,6 @@ pub(super) fn unlimited(device: &Device) -> Device {
         Device::Cpu | Device::DryCpu(_) => device.dry(),
     }
 }
-
-/// GPUs of one host.
-pub(super) const GPUS_PER_NODE: usize = 8;
 
 /// More than any run needs.
 const UNLIMITED: usize = 1 << 50;

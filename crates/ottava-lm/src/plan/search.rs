@@ -3,7 +3,6 @@
 use super::changes::{gib, time_of};
 use super::communication::CommunicationPlan;
 use super::cost::{Links, PipelineCost, PredictedStep, predict};
-use super::memory::GPUS_PER_NODE;
 use super::pipeline::PipelinePlan;
 use super::resolve::ResolvedRun;
 use crate::config::{ParallelConfig, RunConfig};
@@ -14,7 +13,7 @@ use crate::parallel::Zero;
 use crate::param::STEP_RATES;
 use crate::recompute::Recompute;
 use ottava_tensor::Device;
-use ottava_tensor::comm::MeshShape;
+use ottava_tensor::comm::{GPUS_PER_NODE, MeshShape};
 use serde::Serialize;
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::values::Values;
 use crate::error::Result;
 use crate::layer_ranks::{LayerRanks, ShardPlace};
 use crate::mode::{Mode, Pass};
-use crate::operand::{FrozenScale, Gathering};
+use crate::operand::{FrozenScale, Gathering, Matrix};
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Groups, Operand, Output, Produced, Routes};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
@@ -138,10 +138,10 @@ impl<'a> Casts<'a> {
         self.scales.layer_ranks()
     }
 
-    /// Starts to gather all rows of a matrix, of which this rank has `rows`. Ranks divide tokens.
-    pub fn start_gather(&self, name: &str, rows: &Tensor) -> Result<Gathering> {
-        let arriving = self.scales.layer_ranks().start_gather(Axis::Tensor, name, rows)?;
-        Ok(Gathering::new(rows.clone(), self.place(), arriving))
+    /// Starts to gather all rows of a matrix, of which this rank has `own`. Ranks divide tokens.
+    pub fn start_gather(&self, name: &str, own: Matrix) -> Result<Gathering> {
+        let arriving = self.scales.layer_ranks().start_gather(Axis::Tensor, name, own.tensor())?;
+        Ok(Gathering::new(own, self.place(), arriving))
     }
 
     /// All rows of a matrix, of which this rank has `rows` if ranks divide tokens.

@@ -184,9 +184,13 @@ impl<'a> Buffers<'a> {
             CollectiveKind::ReduceScatter => (true, elements / comm.size()),
             CollectiveKind::AllToAll => (true, elements),
         };
-        let zeros = |elements| Tensor::zeros(device, &[elements], dtype);
-        let input = if has_input { Some(zeros(elements)?) } else { None };
-        let outputs = (0..calls).map(|_| zeros(output)).collect::<Result<_>>()?;
+        let input = if has_input { Some(Tensor::zeros(device, &[elements], dtype)?) } else { None };
+        let zeros = |_| {
+            let mut zeros = comm.symmetric(device, &[output], dtype)?;
+            zeros.fill_zero()?;
+            Ok(zeros)
+        };
+        let outputs = (0..calls).map(zeros).collect::<Result<_>>()?;
         Ok(Buffers { comm, kind, input, outputs })
     }
 

@@ -1,6 +1,6 @@
 //! A rank's GPU in a group.
 
-use crate::cuda::{Beside, CudaDevice, NcclComm};
+use crate::cuda::{Beside, CudaDevice, NcclComm, Peers};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The GPU of a rank, and its communicator in a group.
@@ -14,11 +14,20 @@ pub(super) struct Gpu {
     pub beside: Beside,
     /// `None` until the first call.
     communicator: Mutex<Option<Arc<NcclComm>>>,
+    meeting: Mutex<Meeting>,
+}
+
+/// Whether the ranks know if their GPUs reach each other's memory.
+pub(super) enum Meeting {
+    /// Not yet.
+    Due,
+    /// Yes; `None` if they do not reach it.
+    Over(Option<Arc<Peers>>),
 }
 
 impl Gpu {
     pub fn new(device: Arc<CudaDevice>) -> Gpu {
-        Gpu { device, beside: Beside::Kernels, communicator: Mutex::default() }
+        Gpu { device, beside: Beside::Kernels, communicator: Mutex::default(), meeting: Mutex::new(Meeting::Due) }
     }
 
     /// For a group that is split from a group with this GPU.
@@ -28,5 +37,9 @@ impl Gpu {
 
     pub fn communicator(&self) -> MutexGuard<'_, Option<Arc<NcclComm>>> {
         self.communicator.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn meeting(&self) -> MutexGuard<'_, Meeting> {
+        self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -9,7 +9,7 @@ use super::history::GpuCalls;
 use super::members::{Members, encode_place};
 use super::pending::Started;
 use super::traffic::Traffic;
-use crate::cuda::Beside;
+use crate::cuda::{Beside, SymmetricHeap};
 use crate::device::{Device, MemoryKind};
 use crate::error::{Error, RankFault, Result};
 use crate::tensor::Tensor;
@@ -42,13 +42,15 @@ pub struct Group {
     rank: usize,
     /// For calls with GPU tensors; `None` for one rank.
     pub(super) gpu: Option<Gpu>,
+    /// The memory of [`Group::symmetric`].
+    pub(super) heap: Arc<SymmetricHeap>,
 }
 
 impl Group {
     /// The group of all ranks of a job.
     pub(super) fn world(endpoint: Endpoint) -> Group {
         let (rank, members) = (endpoint.rank, Members::world(endpoint.size));
-        Group { endpoint: Arc::new(endpoint), members: Arc::new(members), rank, gpu: None }
+        Group { endpoint: Arc::new(endpoint), members: Arc::new(members), rank, gpu: None, heap: Arc::default() }
     }
 
     /// This rank, from 0 to `size - 1`.
@@ -113,7 +115,7 @@ impl Group {
         let rank = members.place(rank);
         let rank = rank.ok_or_else(|| self.desync(format!("split `{name}` gave a group without this rank")))?;
         let gpu = self.gpu.as_ref().filter(|_| members.ranks.len() > 1).map(Gpu::of_split);
-        Ok(Group { endpoint: endpoint.clone(), members: Arc::new(members), rank, gpu })
+        Ok(Group { endpoint: endpoint.clone(), members: Arc::new(members), rank, gpu, heap: Arc::default() })
     }
 
     /// The calls of this rank in all its groups, and the bytes it sent, since the start or the last reset.

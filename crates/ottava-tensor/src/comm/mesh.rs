@@ -285,6 +285,11 @@ impl Mesh {
         self.of_layers.get(&axis.bit()).unwrap_or(&self.alone)
     }
 
+    /// [`Group::free_symmetric`] of all groups.
+    pub fn free_symmetric(&self) -> Result<()> {
+        self.groups.iter().chain(self.of_layers.values()).try_for_each(Group::free_symmetric)
+    }
+
     /// The sizes of the axes.
     pub fn shape(&self) -> &MeshShape {
         &self.shape

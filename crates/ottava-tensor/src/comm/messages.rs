@@ -14,6 +14,15 @@ use crate::tensor::Tensor;
 #[cfg(test)]
 mod tests;
 
+/// A message to one rank and one from another, at the same time.
+pub(super) struct Exchange<'a> {
+    pub name: &'a str,
+    pub to: usize,
+    pub input: &'a Tensor,
+    pub from: usize,
+    pub output: Tensor,
+}
+
 impl Group {
     /// Sends `tensor`, of any type, to rank `to` of the group, which calls [`Group::receive`] or [`Group::exchange`].
     ///
@@ -43,7 +52,13 @@ impl Group {
     /// deadlock. Sizes may differ. If both ranks are this rank, it copies.
     ///
     /// Errors as [`Group::send`].
-    pub fn exchange(&self, name: &str, to: usize, input: &Tensor, from: usize, mut output: Tensor) -> Result<Pending> {
+    pub fn exchange(&self, name: &str, to: usize, input: &Tensor, from: usize, output: Tensor) -> Result<Pending> {
+        self.start_exchange(Exchange { name, to, input, from, output }, None)
+    }
+
+    /// Starts an exchange. If `at` is given, the output is in symmetric memory, and the input arrives at this byte of the block of its receiver.
+    pub(super) fn start_exchange(&self, exchange: Exchange, at: Option<usize>) -> Result<Pending> {
+        let Exchange { name, to, input, from, mut output } = exchange;
         if [to, from] == [self.rank(); 2] {
             if input.dtype() != output.dtype() || input.len() != output.len() {
                 let [(sent, of), (got, into)] = [input, &output].map(|tensor| (tensor.len(), tensor.dtype()));
@@ -56,6 +71,9 @@ impl Group {
         let received = self.message(name, |from| Op::Receive { from }, from, &output)?;
         output.expect_device(&format!("{}: output", received.title()), input.device())?;
         if is_elsewhere(input) {
+            if let Some((at, reached)) = at.zip(self.reached(&output)) {
+                return self.start_exchange_by_copies([&sent, &received], [to, from], input, output, (reached, at));
+            }
             return self.start_messages_on_gpu(Some((&sent, input)), Some((&received, output)));
         }
         self.start(sent, input.read_bytes()?).detach()?;

@@ -13,7 +13,8 @@
 //!
 //! [`Group::with_gpu`] adds calls with GPU tensors by NCCL. They overlap with the compute stream, can be captured in a
 //! [`Graph`](crate::cuda::Graph), and are not compared when they are made, which would cost more than the collective;
-//! [`Group::compare_gpu_calls`] compares a digest later. Their sums are NCCL's.
+//! [`Group::compare_gpu_calls`] compares a digest later. Their sums are NCCL's. GPUs of one machine copy to [symmetric](Group::symmetric) memory
+//! without NCCL.
 
 mod call;
 mod collectives;
@@ -25,6 +26,7 @@ mod gpu;
 mod group;
 mod history;
 mod hub;
+mod inbox;
 mod limits;
 mod link;
 mod members;
@@ -36,6 +38,7 @@ pub mod process;
 mod progress;
 mod round;
 mod solo;
+mod symmetric;
 #[cfg(test)]
 mod tests;
 pub mod threads;
@@ -45,8 +48,10 @@ mod watch;
 pub use call::Reduce;
 pub use endpoint::Stopper;
 pub use group::Group;
+pub use inbox::Inbox;
 pub use limits::Limits;
 pub use mesh::{Axis, Mesh, MeshShape};
 pub use pending::Pending;
 pub use progress::report_progress;
+pub use symmetric::GPUS_PER_NODE;
 pub use traffic::{Sent, Traffic};

@@ -50,6 +50,7 @@ impl Group {
                 "group `{name}` must send tensors of GPUs once before it is captured in a graph"
             )));
         }
+        self.peers()?;
         let id = self.share_id()?;
         let before = self.traffic();
         let comm = device.count_library_memory(|| {
@@ -93,9 +94,13 @@ impl Group {
     /// Runs one collective of each kind with slices of `bytes`, and waits for them.
     fn connect(&self, device: &Device, bytes: usize) -> Result<()> {
         let zeros = |dtype: DType, slices: usize| Tensor::zeros(device, &[slices * bytes / dtype.size()], dtype);
+        // Copies between GPUs replace reduce-scatters of NCCL.
+        let scatters = self.peers()?.is_none();
         for dtype in [DType::F32, DType::BF16] {
             self.all_reduce("connect", Reduce::Sum, zeros(dtype, 1)?)?.wait()?;
-            self.reduce_scatter("connect", &zeros(dtype, self.size())?, zeros(dtype, 1)?)?.wait()?;
+            if scatters {
+                self.reduce_scatter("connect", &zeros(dtype, self.size())?, zeros(dtype, 1)?)?.wait()?;
+            }
         }
         self.all_reduce("connect", Reduce::Max, zeros(DType::F32, 1)?)?.wait()?;
         self.all_gather("connect", zeros(DType::E4M3, self.size())?)?.wait()?;
@@ -122,19 +127,23 @@ impl Group {
             }
         }
         self.note(call);
-        let progress = match self.communicator()? {
-            _ if output.is_empty() || self.endpoint.dry => Progress::Done,
-            None => {
+        let communicator = self.communicator()?;
+        let progress = match self.start_by_copies(call, input, &mut output)? {
+            Some(progress) => progress,
+            None if output.is_empty() || self.endpoint.dry => Progress::Done,
+            None => match communicator {
                 // A group of one.
-                input.map_or(Ok(()), |input| output.copy_from(0, input))?;
-                Progress::Done
-            }
-            Some(nccl) => {
-                let (name, collective) = collective(call, self.ranks(), input, &mut output);
-                // SAFETY: the call was checked: the buffers have its bytes. `Pending` holds both until the transfer ends, no other
-                // view can write the output, and the input is only read.
-                Progress::Gpu(unsafe { nccl.enqueue(name, collective)? })
-            }
+                None => {
+                    input.map_or(Ok(()), |input| output.copy_from(0, input))?;
+                    Progress::Done
+                }
+                Some(nccl) => {
+                    let (name, collective) = collective(call, self.ranks(), input, &mut output);
+                    // SAFETY: the call was checked: the buffers have its bytes. `Pending` holds both until the transfer ends, no other
+                    // view can write the output, and the input is only read.
+                    Progress::Gpu(unsafe { nccl.enqueue(name, collective)? })
+                }
+            },
         };
         Ok(Pending { progress, output, _input: input.cloned() })
     }
@@ -181,7 +190,7 @@ impl Group {
     }
 
     /// Records and counts a GPU call.
-    fn note(&self, call: &Call) {
+    pub(super) fn note(&self, call: &Call) {
         self.endpoint.history.note(&self.members, self.endpoint.rank, call);
         self.endpoint.traffic().count(call, self.size());
     }

@@ -5,6 +5,7 @@ use super::history::History;
 use super::round::Reply;
 use crate::cuda::Transfer;
 use crate::error::{Error, RankFault, Result};
+use crate::ops::sum_parts_into;
 use crate::tensor::Tensor;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -45,8 +46,19 @@ pub(super) enum Progress {
     Sent(Started),
     /// Enqueued on the GPU, after which the output is written.
     Gpu(Transfer),
+    /// Enqueued on the GPU, after which `others` are to be added.
+    Parts(Parts),
     /// Ended, or dropped before its end.
     Done,
+}
+
+/// The parts of a sum: that of this rank, and those of the others in their order, which arrive.
+pub(super) struct Parts {
+    /// `None` in a dry run.
+    pub transfer: Option<Transfer>,
+    pub own: Tensor,
+    pub rank: usize,
+    pub others: Tensor,
 }
 
 /// A collective or message in progress, with its tensors. [`Pending::wait`] waits for it. Dropping it discards the result on this rank
@@ -61,6 +73,16 @@ pub struct Pending {
 }
 
 impl Pending {
+    /// Runs `work` while the call is in progress: products of `work` leave multiprocessors to it if it takes any
+    /// ([`CudaDevice::beside_collectives`](crate::cuda::CudaDevice::beside_collectives)).
+    pub fn beside<R>(&self, work: impl FnOnce() -> R) -> R {
+        match &self.progress {
+            Progress::Gpu(transfer) => transfer.beside(work),
+            Progress::Parts(Parts { transfer: Some(transfer), .. }) => transfer.beside(work),
+            Progress::Parts(_) | Progress::Sent(_) | Progress::Done => work(),
+        }
+    }
+
     /// Waits for the collective or message and returns the tensor that was written. A send returns its input; on the CPU it does not wait
     /// for the receiver. On a GPU the host does not wait, but later GPU work does.
     ///
@@ -71,6 +93,10 @@ impl Pending {
         match progress {
             Progress::Done => {}
             Progress::Gpu(transfer) => transfer.wait()?,
+            Progress::Parts(Parts { transfer, own, rank, others }) => {
+                transfer.map_or(Ok(()), Transfer::wait)?;
+                sum_parts_into(&own, rank, &others, None, &mut output)?;
+            }
             Progress::Sent(started) => {
                 let call = started.call.clone();
                 let bytes = started.wait()?;

@@ -2,6 +2,7 @@
 
 use super::device::CudaDevice;
 use super::driver::Stream;
+use super::symmetric::SymmetricHeap;
 use crate::error::{Error, Result};
 use crate::parts::{Memory, Part};
 use crate::poison::{POISON, poisons};
@@ -16,8 +17,15 @@ struct DeviceMemory {
     device: Arc<CudaDevice>,
     pointer: u64,
     bytes: usize,
-    /// Its count in a dry run.
-    _entry: Option<Entry>,
+    home: Home,
+}
+
+/// Who gets memory back.
+enum Home {
+    /// The pool; with its count in a dry run.
+    Pool { _entry: Option<Entry> },
+    /// A heap, whose block has this number.
+    Heap(Arc<SymmetricHeap>, usize),
 }
 
 impl Memory for DeviceMemory {
@@ -30,15 +38,32 @@ impl CudaDevice {
     /// `bytes` of uninitialised device memory, aligned to 256 bytes at least. `Error::OutOfMemory` when there is none.
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer> {
         let (pointer, entry) = self.take_memory(bytes)?;
-        if let (Some(context), true) = (self.context(), poisons() && bytes > 0) {
-            // SAFETY: the memory has these bytes, and nothing else uses them.
-            unsafe { context.fill(pointer, POISON, bytes)? };
-        }
-        Ok(DeviceBuffer(Part::whole(DeviceMemory { device: self.clone(), pointer, bytes, _entry: entry })))
+        DeviceBuffer::new(DeviceMemory { device: self.clone(), pointer, bytes, home: Home::Pool { _entry: entry } })
     }
 }
 
 impl DeviceBuffer {
+    fn new(memory: DeviceMemory) -> Result<DeviceBuffer> {
+        let DeviceMemory { pointer, bytes, .. } = memory;
+        if let (Some(context), true) = (memory.device.context(), poisons() && bytes > 0) {
+            // SAFETY: the memory has these bytes, and nothing else uses them.
+            unsafe { context.fill(pointer, POISON, bytes)? };
+        }
+        Ok(DeviceBuffer(Part::whole(memory)))
+    }
+
+    /// The first `bytes` of block number `number` of `heap`, to which they return.
+    pub(super) fn of_heap(
+        heap: &Arc<SymmetricHeap>,
+        number: usize,
+        block: &DeviceBuffer,
+        bytes: usize,
+    ) -> Result<DeviceBuffer> {
+        let pointer = block.address(0, bytes)?;
+        let home = Home::Heap(heap.clone(), number);
+        DeviceBuffer::new(DeviceMemory { device: block.device().clone(), pointer, bytes, home })
+    }
+
     /// The device address, a multiple of 256 where the buffer is not a part.
     pub fn ptr(&self) -> u64 {
         self.0.memory().pointer + self.0.start() as u64
@@ -106,7 +131,7 @@ impl DeviceBuffer {
             return Ok(());
         };
         // SAFETY: both ranges were checked; `&mut self` and `&src` are different buffers.
-        unsafe { context.copy_on_device(to, from, bytes) }
+        unsafe { context.copy_on_device(Stream::Compute, to, from, bytes) }
     }
 
     /// Enqueues a fill of `bytes` from byte `offset` with zeros.
@@ -143,6 +168,9 @@ fn out_of_range(range: &Range<usize>, length: usize) -> Error {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        self.device.free_memory(self.pointer, self.bytes);
+        match &self.home {
+            Home::Pool { .. } => self.device.free_memory(self.pointer, self.bytes),
+            Home::Heap(heap, number) => heap.give_back(*number),
+        }
     }
 }

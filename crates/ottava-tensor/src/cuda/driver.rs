@@ -2,9 +2,11 @@
 
 mod event;
 mod launch;
+mod peer;
 
 pub use event::Event;
 pub(super) use launch::{LaunchConfig, Start, encode};
+pub(super) use peer::{Exported, IpcHandle};
 
 use super::load::{DRIVER, LibraryReport, Problem, SearchPath, SharedLibrary, Wanted, functions};
 use super::lock::lock;
@@ -68,6 +70,12 @@ functions! {
         copy_to_host = cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, Handle) -> i32;
         copy_on_device = cuMemcpyDtoDAsync_v2(u64, u64, usize, Handle) -> i32;
         fill = cuMemsetD8Async(u64, u8, usize, Handle) -> i32;
+        allocation_of = cuMemGetAddressRange_v2(*mut u64, *mut usize, u64) -> i32;
+        ipc_export = cuIpcGetMemHandle(*mut IpcHandle, u64) -> i32;
+        ipc_open = cuIpcOpenMemHandle_v2(*mut u64, IpcHandle, u32) -> i32;
+        ipc_close = cuIpcCloseMemHandle(u64) -> i32;
+        write_value = cuStreamWriteValue32_v2(Handle, u64, u32, u32) -> i32;
+        wait_value = cuStreamWaitValue32_v2(Handle, u64, u32, u32) -> i32;
     }
 }
 
@@ -469,14 +477,14 @@ impl Context {
         self.check(status, "cuMemcpyDtoHAsync")
     }
 
-    /// Enqueues a copy within the device.
+    /// Enqueues a copy within the device, or to memory of another that this process has [opened](Context::open_exported).
     ///
     /// # Safety
-    /// Both ranges are device memory and do not overlap.
-    pub(super) unsafe fn copy_on_device(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+    /// Both ranges are such memory, do not overlap, and nothing in another stream writes them.
+    pub(super) unsafe fn copy_on_device(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.copy_on_device)(to, from, bytes, self.stream()) }, "cuMemcpyDtoDAsync")
+        self.check(unsafe { (self.api.copy_on_device)(to, from, bytes, self.handle(stream)) }, "cuMemcpyDtoDAsync")
     }
 
     /// Pinned host memory, mapped to the same address on the device; `None` if there is not enough.

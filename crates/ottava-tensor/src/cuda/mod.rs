@@ -2,7 +2,7 @@
 //!
 //! Nothing here links to CUDA. Each library is opened when first needed and each failure is an
 //! [`Error`](crate::Error) that says what is missing. All work of a device goes through one stream, in the order of
-//! the calls, except copies between host and device memory (`transfer.rs`) and collectives (`nccl.rs`).
+//! the calls, except copies between host and device memory (`transfer.rs`) and collectives (`nccl.rs`, `peers.rs`).
 
 mod ahead;
 mod beside;
@@ -21,10 +21,12 @@ mod lock;
 mod nccl;
 mod nvml;
 mod nvrtc;
+mod peers;
 mod pinned;
 mod pool;
 mod profile;
 mod shipped;
+mod symmetric;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -49,7 +51,9 @@ pub use kernel::{Arg, Defines, Kernel, KernelModule, Source, TensorMap};
 pub use load::{LIBRARY_PATH_VARIABLE, LibraryReport};
 pub(crate) use nccl::{Collective, Message, NcclComm, NcclId, NcclOp, require_nccl};
 pub use nvrtc::{CACHE_VARIABLE, arch_of, compile};
+pub(crate) use peers::{PeerCopy, Peers};
 pub use pinned::PinnedBuffer;
 pub use pool::MemoryStats;
 pub use profile::{Call, HOST_TRANSFER};
+pub(crate) use symmetric::{Place, SymmetricHeap};
 pub(crate) use transfer::Transfer;

@@ -249,7 +249,7 @@ impl NcclComm {
     /// The buffers are live device memory of this device until the transfer ends, and no other work of a side stream uses them.
     pub(crate) unsafe fn enqueue(&self, name: &'static str, collective: Collective) -> Result<Transfer> {
         let comm = lock(&self.comm);
-        Transfer::beside_compute(&self.device, self.stream, name, |context| {
+        Transfer::by_kernels(&self.device, self.stream, name, |context| {
             context.record_launch(name);
             // SAFETY: the caller's promise.
             let status = unsafe { self.call(context, comm.0, collective)? };

@@ -22,6 +22,8 @@ pub struct Transfer {
     done: Option<Event>,
     /// Mirrors that are being copied.
     sources: Vec<DeviceBuffer>,
+    /// Whether it runs on multiprocessors, as kernels do, and not on copy engines.
+    takes_multiprocessors: bool,
 }
 
 impl Transfer {
@@ -88,18 +90,42 @@ impl Transfer {
     }
 
     fn host(device: &Arc<CudaDevice>, done: Option<Event>) -> Transfer {
-        Transfer { device: device.clone(), name: HOST_TRANSFER, done, sources: Vec::new() }
+        Transfer {
+            device: device.clone(),
+            name: HOST_TRANSFER,
+            done,
+            sources: Vec::new(),
+            takes_multiprocessors: false,
+        }
     }
 
-    /// Starts what `work` enqueues in `stream`, over memory that the caller keeps alive until compute waits.
-    pub(super) fn beside_compute(
+    /// Starts the copies that `work` enqueues in `stream`, over memory that the caller keeps alive until compute waits.
+    pub(super) fn by_copies(
         device: &Arc<CudaDevice>,
         stream: Stream,
         name: &'static str,
         work: impl FnOnce(&Context) -> Result<()>,
     ) -> Result<Transfer> {
-        let done = enqueue(device, stream, work)?;
-        Ok(Transfer { device: device.clone(), name, done, sources: Vec::new() })
+        let mut transfer = Transfer::host(device, enqueue(device, stream, work)?);
+        transfer.name = name;
+        Ok(transfer)
+    }
+
+    /// [`Transfer::by_copies`] of kernels.
+    pub(super) fn by_kernels(
+        device: &Arc<CudaDevice>,
+        stream: Stream,
+        name: &'static str,
+        work: impl FnOnce(&Context) -> Result<()>,
+    ) -> Result<Transfer> {
+        let mut transfer = Transfer::by_copies(device, stream, name, work)?;
+        transfer.takes_multiprocessors = true;
+        Ok(transfer)
+    }
+
+    /// Runs `work`, whose products leave multiprocessors to the transfer if it takes any ([`CudaDevice::beside_collectives`]).
+    pub(crate) fn beside<R>(&self, work: impl FnOnce() -> R) -> R {
+        if self.takes_multiprocessors { self.device.beside_collectives(work) } else { work() }
     }
 
     /// Makes all later work of the compute stream wait for the transfer.

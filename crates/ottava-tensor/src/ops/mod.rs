@@ -105,6 +105,7 @@ pub use router::{
 pub use sample::{Adjustment, Draw, Draws, sample};
 pub use scaled::{scaled, scaled_by, split, unscaled};
 pub use sum_parts::sum_parts;
+pub(crate) use sum_parts::sum_parts_into;
 pub use swiglu::{
     Activation, Gelu, activation, activation_backward, activation_backward_to, activation_compressing, activation_dots,
     activation_to,

@@ -16,24 +16,25 @@ impl Linear {
         addend: Option<&Tensor>,
         how: Accumulation,
     ) -> Result<Option<Tensor>> {
-        let (View::Gathering(x), Operand::Plain { x: weight, transposed }) = (x, b) else { return Ok(None) };
+        let View::Gathering(x) = x else { return Ok(None) };
         let Some((own, range)) = x.own().filter(|_| addend.is_none() && self.adapter.is_none()) else {
             return Ok(None);
         };
-        let (rows, outputs) = (x.row_count(), weight.shape()[usize::from(transposed)]);
+        let (rows, outputs, device) = (x.row_count(), b.rows("weight")?, own.tensor().device());
         let first = usize::from(range.start > 0);
         let ranges = [0..range.start, range.clone(), range.end..rows];
         let ranges: Vec<_> = ranges.into_iter().filter(|rows| !rows.is_empty()).collect();
         let elements: Vec<_> = ranges.iter().map(|rows| rows.start * outputs..rows.end * outputs).collect();
-        let y = Tensor::empty(own.device(), &[rows * outputs], self.weight.dtype())?;
+        let y = Tensor::empty(device, &[rows * outputs], self.weight.dtype())?;
         let parts = y.split(&elements)?.into_iter().zip(&ranges);
         let mut parts: Vec<_> =
             parts.map(|(part, rows)| part.reshape(&[rows.len(), outputs])).collect::<ottava_tensor::Result<_>>()?;
-        own.device().beside_collectives(|| gemm_nt_into(Operand::plain(&own), b, &mut parts[first], how))?;
+        x.beside(|| gemm_nt_into(own.rows(), b, &mut parts[first], how))?;
         drop(own);
         let all = x.all()?;
         for (i, rows) in ranges.iter().enumerate().filter(|(i, _)| *i != first) {
-            gemm_nt_into(Operand::plain(&all.rows(rows.start, rows.end)?), b, &mut parts[i], how)?;
+            let part = all.row_range(rows.clone())?.expect("each rank has whole groups of rows");
+            gemm_nt_into(part.rows(), b, &mut parts[i], how)?;
         }
         Ok(Some(Tensor::join(parts)?.reshape(&[rows, outputs])?))
     }

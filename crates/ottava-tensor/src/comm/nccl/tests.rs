@@ -28,7 +28,7 @@ fn tensor<T: Element>(len: usize, element: impl Fn(usize) -> T) -> Tensor {
 type Calls = fn(&Group, &Tensor) -> Result<Tensor>;
 
 /// Each collective of two ranks.
-const CALLS: [(&str, Calls); 6] = [
+const CALLS: [(&str, Calls); 9] = [
     ("all_gather", |comm, x| comm.all_gather("x", x.duplicate()?)?.wait()),
     ("reduce_scatter", |comm, x| {
         comm.reduce_scatter("x", x, Tensor::empty(x.device(), &[x.len() / 2], x.dtype())?)?.wait()
@@ -37,13 +37,26 @@ const CALLS: [(&str, Calls); 6] = [
     ("all_reduce (max)", |comm, x| comm.all_reduce("x", Reduce::Max, x.duplicate()?)?.wait()),
     ("all_to_all", |comm, x| comm.all_to_all("x", x, x.empty_like()?)?.wait()),
     ("broadcast", |comm, x| comm.broadcast("x", 1, x.duplicate()?)?.wait()),
+    ("all_gather in symmetric memory", |comm, x| {
+        let mut all = comm.symmetric(x.device(), x.shape(), x.dtype())?;
+        all.copy_from(0, x)?;
+        comm.all_gather("x", all)?.wait()
+    }),
+    ("all_to_all to symmetric memory", |comm, x| {
+        comm.all_to_all("x", x, comm.symmetric(x.device(), x.shape(), x.dtype())?)?.wait()
+    }),
+    ("exchange of parts", |comm, x| {
+        let mut inbox = comm.inbox(x.device(), x.len(), x.dtype())?;
+        inbox.exchange("x", 1 - comm.rank(), x, 1 - comm.rank())?;
+        inbox.wait()
+    }),
 ];
 
 /// The inputs of a rank in a round: each type, and the collectives that support it.
 fn inputs(rank: usize, round: usize, slice: usize) -> Vec<(Tensor, &'static [usize])> {
     let (len, float) = (2 * slice, |i| value(rank, round, i));
-    const MOVED: &[usize] = &[0, 4, 5];
-    const SUMMED: &[usize] = &[0, 1, 2, 4, 5];
+    const MOVED: &[usize] = &[0, 4, 5, 6, 7, 8];
+    const SUMMED: &[usize] = &[0, 1, 2, 4, 5, 6, 7, 8];
     // Amaxes; a NaN on each rank.
     let amax = |i| if i == len - 1 - rank { f32::NAN } else { float(i).abs() };
     let codes = (0..len).map(|i| float(i).to_bits() as u8).collect::<Vec<_>>();
@@ -53,7 +66,7 @@ fn inputs(rank: usize, round: usize, slice: usize) -> Vec<(Tensor, &'static [usi
         (tensor(len, |i| bf16::from_f32(float(i))), SUMMED),
         (tensor(len, |i| half::f16::from_f32(float(i))), SUMMED),
         (tensor(len, amax), &[3]),
-        (tensor(len, |i| float(i) as i32), &[0, 3, 4, 5]),
+        (tensor(len, |i| float(i) as i32), &[0, 3, 4, 5, 6]),
         (tensor(len, |i| float(i) as i64), &[3]),
         (Tensor::from_bytes(&Device::Cpu, &[len], DType::E4M3, &codes).unwrap(), MOVED),
         (Tensor::from_bytes(&Device::Cpu, &[len], DType::E8M0, &codes).unwrap(), MOVED),
@@ -340,13 +353,15 @@ fn a_group_of_one_reduces_on_any_device() {
     let dry = Device::dry_gpu(GpuModel::h200());
     for device in [Device::Cpu, dry.clone(), Device::Cpu.dry()] {
         let x = Tensor::zeros(&device, &[4], DType::F32).unwrap();
-        for (name, call) in CALLS.iter().filter(|(name, _)| *name != "reduce_scatter" && *name != "broadcast") {
+        for (name, call) in
+            CALLS.iter().filter(|(name, _)| !["reduce_scatter", "broadcast", "exchange of parts"].contains(name))
+        {
             assert_eq!(call(&comm, &x).unwrap().len(), 4, "{name}");
         }
         let scattered = comm.reduce_scatter("x", &x, x.empty_like().unwrap()).unwrap().wait().unwrap();
         assert!(scattered.device().same(&device));
     }
-    assert_eq!((comm.recent().len(), comm.traffic().total().bytes), (15, 0));
+    assert_eq!((comm.recent().len(), comm.traffic().total().bytes), (21, 0));
     let Device::Cuda(gpu) = dry else { unreachable!("made above") };
     assert_eq!(Group::solo().with_gpu(&gpu, 5).unwrap().size(), 1);
 }

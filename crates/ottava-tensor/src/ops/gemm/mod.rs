@@ -72,6 +72,11 @@ impl<'a> Operand<'a> {
         }
     }
 
+    /// The number of its rows without padding; `what` names it in the error if it is no matrix.
+    pub fn rows(self, what: &str) -> Result<usize> {
+        Ok(self.size(what)?.0)
+    }
+
     /// `(rows, K)` without padding.
     pub(super) fn size(self, what: &str) -> Result<(usize, usize)> {
         match self {

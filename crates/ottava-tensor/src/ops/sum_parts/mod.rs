@@ -15,7 +15,20 @@ pub(crate) use cuda::SOURCE;
 ///
 /// Errors with [`Error::Value`] if `others` are not whole parts, or `place` is not among the parts.
 pub fn sum_parts(own: &Tensor, place: usize, others: &Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
-    let [rows, columns] = own.dims("sum_parts: own")?;
+    own.dims::<2>("sum_parts: own")?;
+    let mut y = own.empty_like()?;
+    sum_parts_into(own, place, others, addend, &mut y)?;
+    Ok(y)
+}
+
+/// [`sum_parts`] into `y`. All tensors have any shapes.
+pub(crate) fn sum_parts_into(
+    own: &Tensor,
+    place: usize,
+    others: &Tensor,
+    addend: Option<&Tensor>,
+    y: &mut Tensor,
+) -> Result<()> {
     expect_compute("sum_parts: own", own)?;
     others.expect_dtype("sum_parts: others", &[own.dtype()])?;
     others.expect_device("sum_parts: others", own.device())?;
@@ -25,15 +38,19 @@ pub fn sum_parts(own: &Tensor, place: usize, others: &Tensor, addend: Option<&Te
         return Err(Error::Value(format!("sum_parts: {elements} elements beside part {place}, of {part} elements")));
     }
     if let Some(addend) = addend {
-        addend.expect("sum_parts: addend", &[rows, columns])?;
+        addend.expect("sum_parts: addend", own.shape())?;
         addend.expect_dtype("sum_parts: addend", &[own.dtype()])?;
         addend.expect_device("sum_parts: addend", own.device())?;
     }
-    let mut y = own.empty_like()?;
-    match own.device() {
-        Device::Cpu => cpu::sum_parts(own, place, others, addend, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::sum_parts(gpu, own, place, others, addend, &mut y)?,
+    y.expect_dtype("sum_parts: y", &[own.dtype()])?;
+    y.expect_device("sum_parts: y", own.device())?;
+    if y.len() != own.len() {
+        return Err(Error::Value(format!("sum_parts: a sum of {} elements for {} elements", own.len(), y.len())));
     }
-    Ok(y)
+    match own.device() {
+        Device::Cpu => cpu::sum_parts(own, place, others, addend, y),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::sum_parts(gpu, own, place, others, addend, y)?,
+    }
+    Ok(())
 }

@@ -1,0 +1,99 @@
+//! Memory that processes share, and words in it for which streams wait.
+
+use super::{Context, Stream};
+use crate::error::Result;
+
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
+const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+/// `CU_STREAM_WAIT_VALUE_EQ`.
+const WAIT_EQUAL: u32 = 1;
+/// `CU_STREAM_WRITE_VALUE_DEFAULT`: earlier writes of the stream are visible first.
+const WRITE_DEFAULT: u32 = 0;
+
+/// `CUipcMemHandle`: an allocation of the driver, for other processes of the machine.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::cuda) struct IpcHandle([u8; 64]);
+
+/// Device memory that other processes of the machine can open: an allocation of the driver, and where in it the memory begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cuda) struct Exported {
+    /// The allocation.
+    pub(in crate::cuda) handle: IpcHandle,
+    /// Bytes from its start.
+    pub(in crate::cuda) offset: u64,
+}
+
+impl Exported {
+    /// Bytes of [`Exported::to_bytes`].
+    pub(in crate::cuda) const BYTES: usize = 72;
+
+    pub(in crate::cuda) fn to_bytes(self) -> [u8; Exported::BYTES] {
+        let mut bytes = [0; Exported::BYTES];
+        bytes[..64].copy_from_slice(&self.handle.0);
+        bytes[64..].copy_from_slice(&self.offset.to_le_bytes());
+        bytes
+    }
+
+    /// What [`Exported::to_bytes`] gave; `None` for something else.
+    pub(in crate::cuda) fn from_bytes(bytes: &[u8]) -> Option<Exported> {
+        let (handle, offset) = bytes.split_first_chunk::<64>()?;
+        Some(Exported { handle: IpcHandle(*handle), offset: u64::from_le_bytes(offset.try_into().ok()?) })
+    }
+}
+
+impl Context {
+    /// Lets other processes open the memory at `pointer`, which came from [`Context::allocate`] or lies in such memory.
+    pub(in crate::cuda) fn export(&self, pointer: u64) -> Result<Exported> {
+        self.bind()?;
+        let (mut base, mut bytes, mut handle) = (0, 0, IpcHandle([0; 64]));
+        // SAFETY: the driver writes an address and a size.
+        let status = unsafe { (self.api.allocation_of)(&mut base, &mut bytes, pointer) };
+        self.check(status, "cuMemGetAddressRange")?;
+        // SAFETY: the driver writes 64 bytes.
+        self.check(unsafe { (self.api.ipc_export)(&mut handle, base) }, "cuIpcGetMemHandle")?;
+        Ok(Exported { handle, offset: pointer - base })
+    }
+
+    /// Opens an allocation of another process. Returns its address here.
+    pub(in crate::cuda) fn open_exported(&self, handle: IpcHandle) -> Result<u64> {
+        self.bind()?;
+        let mut pointer = 0;
+        // SAFETY: the driver writes one address.
+        let status = unsafe { (self.api.ipc_open)(&mut pointer, handle, LAZY_ENABLE_PEER_ACCESS) };
+        self.check(status, "cuIpcOpenMemHandle")?;
+        Ok(pointer)
+    }
+
+    /// Closes an allocation of another process.
+    ///
+    /// # Safety
+    /// `base` came from [`Context::open_exported`], and nothing that is enqueued uses the memory.
+    pub(in crate::cuda) unsafe fn close_exported(&self, base: u64) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        self.check(unsafe { (self.api.ipc_close)(base) }, "cuIpcCloseMemHandle")
+    }
+
+    /// Enqueues a write of one word, after which all earlier writes of the stream are visible.
+    ///
+    /// # Safety
+    /// `word` is the address of four bytes of device memory here or that this process has opened, which only streams read and write.
+    pub(in crate::cuda) unsafe fn write_word(&self, stream: Stream, word: u64, value: u32) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.api.write_value)(self.handle(stream), word, value, WRITE_DEFAULT) };
+        self.check(status, "cuStreamWriteValue32")
+    }
+
+    /// Makes the stream wait until a word has `value`.
+    ///
+    /// # Safety
+    /// As for [`Context::write_word`].
+    pub(in crate::cuda) unsafe fn wait_for_word(&self, stream: Stream, word: u64, value: u32) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.api.wait_value)(self.handle(stream), word, value, WAIT_EQUAL) };
+        self.check(status, "cuStreamWaitValue32")
+    }
+}
