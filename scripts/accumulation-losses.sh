@@ -6,7 +6,7 @@
 #
 # usage: scripts/accumulation-losses.sh [FOLDER]    FOLDER (default target/release) holds `ottava`
 # SMALL_SEEDS (default 1 to 16) train the quick start, four at a time; SEEDS (default "42 1 2 3") train 110 M parameters for 300 steps, LONG_SEEDS
-# (default 42) for 3,000; SENTINEL_ROWS (default "32 128") are batch sizes of runs with the sentinel, in sequences of 512 tokens. Each may be
+# (default 42) for 3,000. SETTINGS (default "exact dgrad wgrad both") are those of the quick start. SENTINEL_ROWS (default "32 128") are batch sizes of runs with the sentinel, in sequences of 512 tokens. Each may be
 # empty. OUT (default /tmp) receives metrics, in accumulation-losses/.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -37,7 +37,7 @@ for config in quickstart llama-110m; do
     "$bin/ottava" prepare "configs/$config.toml" --set "cache_dir=$work/tokens" >"$out/prepare.log" 2>&1
 done
 for seed in ${SMALL_SEEDS-$(seq 16)}; do
-    for fast in exact dgrad wgrad both; do
+    for fast in ${SETTINGS-exact dgrad wgrad both}; do
         while [ "$(jobs -r | wc -l)" -ge 4 ]; do wait -n; done
         run quickstart "$fast" "quickstart-$seed" --set "seed=$seed" --set eval_steps=500 &
     done

@@ -158,9 +158,9 @@ impl Formats {
     }
 
     /// Whether the update of a slice can cast it in the same pass: a cast takes a matrix of tiles, where groups of moments lie within rows
-    /// of their own.
+    /// of their own, and stochastic rounding the place of each element.
     pub fn slice_casts(self) -> bool {
-        self.states != States::Coat
+        self.masters != Masters::None && matches!(self.states, States::Float32 | States::Float8)
     }
 
     /// Whether master weights or moments have one scale for a whole parameter.

@@ -285,13 +285,17 @@ impl Tensor {
 
     /// Copies all of `source` (same type and device) over the elements from row `row` on.
     pub fn copy_from(&mut self, row: usize, source: &Tensor) -> Result<()> {
+        let width: usize = self.shape.iter().skip(1).product();
+        self.copy_to_elements(row * width, source)
+    }
+
+    /// [`Tensor::copy_from`] over the elements from number `start` on.
+    pub(crate) fn copy_to_elements(&mut self, start: usize, source: &Tensor) -> Result<()> {
         source.expect_dtype("copy_from: source", &[self.dtype])?;
         source.expect_device("copy_from: source", &self.device)?;
-        let width: usize = self.shape.iter().skip(1).product();
-        let start = row * width;
         if start + source.len() > self.len() {
             return Err(Error::Value(format!(
-                "a tensor of shape {:?} does not fit into one of shape {:?} from row {row} on",
+                "a tensor of shape {:?} does not fit into one of shape {:?} from element {start} on",
                 source.shape, self.shape
             )));
         }

@@ -39,7 +39,7 @@ pub struct Kind {
     pub beside_products: f64,
 }
 
-/// The links within a node, for a given number of GPUs.
+/// The links within a node.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct NodeLinks {
     /// Gathers.
@@ -55,10 +55,8 @@ pub struct NodeLinks {
 /// The links of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Links {
-    /// Within a node, for a job with two GPUs.
-    pub of_two: NodeLinks,
-    /// Within a node, for a job with more GPUs.
-    pub of_more: NodeLinks,
+    /// Within a node.
+    pub within: NodeLinks,
     /// All collectives between nodes, for each GPU.
     pub between: Ring,
     /// GPUs of a node.
@@ -66,35 +64,21 @@ pub struct Links {
 }
 
 impl Links {
-    /// H200 with NVLink: bandwidths of 256 MiB on 2 and 4, latencies, and contention of 200 MB beside FP8 products (`ottava bench comm`,
-    /// docs/parallelism.md). Assumed: contention of exchanges, 8 GPUs per node, and between nodes 45 of the 50 GB/s of one NDR adapter per
+    /// H200 with NVLink, whose copy engines move the data: latencies and bandwidths of two (`ottava bench comm`, docs/parallelism.md). Assumed: the
+    /// same on more GPUs, no contention of copies with each other, 8 GPUs per node, and between nodes 45 of the 50 GB/s of one NDR adapter per
     /// GPU, with the largest latency of `graph/tuning.cc` of NCCL.
     pub const H200: Links = {
-        const fn kind([start, hop, bandwidth, beside_products]: [f64; 4]) -> Kind {
-            Kind { ring: Ring { start, hop, bandwidth }, beside_products }
+        const fn kind([start, hop, bandwidth]: [f64; 3]) -> Kind {
+            Kind { ring: Ring { start, hop, bandwidth }, beside_products: 1.0 }
         }
-        Links {
-            of_two: NodeLinks {
-                gather: kind([14.0e-6, 1.4e-6, 221e9, 1.68]),
-                reduce: kind([12.1e-6, 2.0e-6, 203e9, 2.05]),
-                exchange: kind([11.6e-6, 2.0e-6, 150e9, 1.68]),
-                products: 1.17,
-            },
-            of_more: NodeLinks {
-                gather: kind([14.0e-6, 1.4e-6, 255e9, 1.38]),
-                reduce: kind([12.1e-6, 2.0e-6, 265e9, 1.48]),
-                exchange: kind([11.6e-6, 2.0e-6, 216e9, 1.38]),
-                products: 1.17,
-            },
-            between: Ring { start: 8.4e-6, hop: 14e-6, bandwidth: 45e9 },
-            gpus_per_node: GPUS_PER_NODE,
-        }
+        let within = NodeLinks {
+            gather: kind([18.6e-6, 1.4e-6, 316e9]),
+            reduce: kind([29.2e-6, 2.0e-6, 262e9]),
+            exchange: kind([30.1e-6, 2.0e-6, 276e9]),
+            products: 1.04,
+        };
+        Links { within, between: Ring { start: 8.4e-6, hop: 14e-6, bandwidth: 45e9 }, gpus_per_node: GPUS_PER_NODE }
     };
-
-    /// The links within a node for a job of `ranks` ranks.
-    fn within(&self, ranks: usize) -> &NodeLinks {
-        if ranks.min(self.gpus_per_node) <= 2 { &self.of_two } else { &self.of_more }
-    }
 
     /// Seconds of a collective over a buffer of `bytes` on `ranks` ranks, of a `kind` within a node.
     fn collective(&self, kind: &Kind, bytes: f64, ranks: usize) -> f64 {
@@ -109,7 +93,7 @@ impl Links {
 
     /// Seconds of the calls of a rank that sends `sent` in a job of `ranks` ranks: collectives within a node, messages between nodes.
     fn direct(&self, sent: Traffic, ranks: usize) -> f64 {
-        let within = self.within(ranks);
+        let within = &self.within;
         let of = |ring: Ring, sent: Sent| sent.calls as f64 * ring.start + sent.bytes as f64 / ring.bandwidth;
         // A pipeline is the axis whose ranks are farthest apart.
         let messages = if ranks > self.gpus_per_node { self.between } else { within.exchange.ring };
@@ -219,7 +203,7 @@ pub fn predict(
     let parts = (plan.ranks / plan.sharing.max(1)).max(1);
     let (all, ranks) = (ranks, (ranks / parts).max(1));
     let seconds = |kind, sent| links.seconds(kind, sent, plan.sharing, ranks);
-    let (t, within) = (&(plan.traffic - plan.of_layers), links.within(ranks));
+    let (t, within) = (&(plan.traffic - plan.of_layers), &links.within);
     let waits = if all > 1 { links.of_layers(plan, all) } else { 0.0 };
     let messages = if all > 1 { links.direct(Traffic { send: t.send, ..Traffic::default() }, all) } else { 0.0 };
     let gathers = seconds(&within.gather, t.all_gather + t.broadcast) + seconds(&within.exchange, t.all_to_all);
@@ -257,7 +241,7 @@ pub fn predict(
 
 /// Simulates forward and backward of all micro-batches, whose compute takes `compute` seconds without overlap.
 fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: f64) -> Timeline {
-    let within = links.within(ranks);
+    let within = &links.within;
     let mut timeline = Timeline::new(within.products);
     let of = |kind: &Kind, bytes: u64| {
         let seconds = links.collective(kind, bytes as f64, ranks);
@@ -361,7 +345,7 @@ mod tests {
             prop_assert!(step.exposed_seconds >= 0.0 && step.slowdown_seconds >= 0.0);
             prop_assert!(at_most(step.exposed_seconds, nothing_hides.exposed_seconds), "{all:?}");
             let computed = step.seconds - step.exposed_seconds - step.slowdown_seconds;
-            let most = computed * (Links::H200.within(ranks).products - 1.0);
+            let most = computed * (Links::H200.within.products - 1.0);
             prop_assert!(at_most(step.slowdown_seconds, most), "{all:?}");
             let without = predict(&plan, PipelineCost::NONE, ranks, &Links::H200, None);
             prop_assert_eq!((without.communication_seconds, without.step), (all.communication_seconds, None));
@@ -400,9 +384,8 @@ mod tests {
                 let (gather, reduce, exchange) = (kind(of.gather), kind(of.reduce), kind(of.exchange));
                 NodeLinks { gather, reduce, exchange, ..of }
             };
-            let Links { of_two, of_more, between, gpus_per_node } = Links::H200;
-            let links =
-                Links { of_two: node(of_two), of_more: node(of_more), between: slower(between), gpus_per_node };
+            let Links { within, between, gpus_per_node } = Links::H200;
+            let links = Links { within: node(within), between: slower(between), gpus_per_node };
             let more = predict(&plan, PipelineCost::NONE, ranks, &links, Some(compute));
             prop_assert!(at_most(all.communication_seconds, more.communication_seconds));
             prop_assert!(at_most(step.exposed_seconds, more.step.unwrap().exposed_seconds));
@@ -416,7 +399,7 @@ mod tests {
         let ring = |bandwidth| Ring { start: 0.0, hop: 0.0, bandwidth };
         let kind = |bandwidth| Kind { ring: ring(bandwidth), beside_products: 1.0 };
         let node = NodeLinks { gather: kind(220e9), reduce: kind(200e9), exchange: kind(150e9), products: 1.0 };
-        let links = Links { of_two: node, of_more: node, between: ring(50e9), gpus_per_node: 8 };
+        let links = Links { within: node, between: ring(50e9), gpus_per_node: 8 };
         let unit =
             UnitPlan { gathered_bytes: 0, transposed_bytes: 0, reduced_bytes: 0, codes_reduced: false, compute: 1.0 };
         let sent = |bytes| Sent { calls: 1, bytes };

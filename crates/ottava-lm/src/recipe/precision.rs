@@ -9,11 +9,15 @@ use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScali
 use ottava_tensor::{DType, Device, Granularity};
 use serde::{Deserialize, Serialize};
 
+/// Most tokens of a wgrad whose sums are fast by default. Each addition of 32 products rounds towards zero at 2⁻¹³ of the sum, so a sum of values with
+/// one sign loses up to `tokens / 32 · 2⁻¹⁴` of itself, 3 % here. Sums of both signs lose less (docs/benchmarks.md, "Losses").
+pub const FAST_WGRAD_TOKENS: usize = 16_384;
+
 /// How FP8 products add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sums {
-    /// Fast in fprop, and exact in dgrad and wgrad; always exact with blocks.
+    /// Fast in fprop, and in wgrad of at most [`FAST_WGRAD_TOKENS`]; exact in dgrad, and always with blocks.
     Auto,
     /// [`Accumulation::Fast`].
     Fast,
@@ -214,18 +218,22 @@ impl Precision {
     /// The recipe these settings describe on `device`, in a run with micro-batches of this many tokens. Speed was measured on a GPU and
     /// decides nothing on a CPU.
     pub fn recipe_on(&self, device: &Device, micro_batch_tokens: usize) -> Recipe {
-        let mut recipe = self.recipe();
+        let mut recipe = self.recipe_of(micro_batch_tokens);
         let measured = matches!(device, Device::Cuda(_));
         recipe.exceptions.slow_at = (measured && self.skip_slow_linears).then_some(micro_batch_tokens);
         recipe
     }
 
-    /// The recipe these settings describe, where speed decides nothing.
+    /// The recipe these settings describe, where speed and the number of tokens decide nothing.
     pub fn recipe(&self) -> Recipe {
-        let (compute, casts, products) = self.formats();
+        self.recipe_of(0)
+    }
+
+    fn recipe_of(&self, tokens: usize) -> Recipe {
+        let (compute, casts, products) = self.formats(tokens);
         let overrides = self.overrides.iter().map(|other| {
             let precision = self.with(other);
-            let (_, casts, products) = precision.formats();
+            let (_, casts, products) = precision.formats(tokens);
             Override { patterns: other.layers.clone(), recipe: precision.recipe, casts, products }
         });
         Recipe {
@@ -285,8 +293,8 @@ impl Precision {
         problems
     }
 
-    /// The compute type, the casts of linears and the precision of their products, without exceptions and overrides.
-    fn formats(&self) -> (DType, Option<LinearCasts>, Products) {
+    /// The compute type, the casts of linears and the precision of their products with so many tokens, without exceptions and overrides.
+    fn formats(&self, tokens: usize) -> (DType, Option<LinearCasts>, Products) {
         let how = DelayedScaling {
             reducer: self.amax_compute_algo,
             margin: self.margin,
@@ -322,11 +330,16 @@ impl Precision {
             }
         });
         let blocks = casts.is_some_and(|casts| casts.input.granularity.is_blocks());
+        // Fast sums in dgrad raise losses (docs/benchmarks.md, "Losses").
+        let usual = |name| match name {
+            ProductName::Fprop => !blocks,
+            ProductName::Dgrad => false,
+            ProductName::Wgrad => !blocks && tokens <= FAST_WGRAD_TOKENS,
+        };
         let product = |name, sums| match (self.high_precision_products.contains(&name), sums) {
             (true, _) => ProductPrecision::High,
             (_, Sums::Fast) => ProductPrecision::Fp8(Accumulation::Fast),
-            // Fast sums in dgrad and wgrad raise losses (docs/benchmarks.md, "Losses").
-            (_, Sums::Auto) if name == ProductName::Fprop && !blocks => ProductPrecision::Fp8(Accumulation::Fast),
+            (_, Sums::Auto) if usual(name) => ProductPrecision::Fp8(Accumulation::Fast),
             (_, Sums::Auto | Sums::Exact) => ProductPrecision::Fp8(Accumulation::Exact),
         };
         let products = Products {

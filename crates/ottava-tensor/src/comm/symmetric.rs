@@ -130,7 +130,7 @@ impl Group {
         let (first, to) = (output.device_ptr(), |_| place.offset + at(rank));
         let transfer = match input {
             Some(input) => {
-                output.copy_from(rank * slice, &elements(input, rank * slice, slice)?)?;
+                output.copy_to_elements(rank * slice, &elements(input, rank * slice, slice)?)?;
                 let from = |peer| from_input(input, peer);
                 self.copy_slices("copies of an all-to-all", (peers, place), bytes, from, to)?
             }

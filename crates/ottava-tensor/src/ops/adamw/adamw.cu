@@ -19,7 +19,6 @@ struct CastPart {
     };
     int rows, columns;
     u32 slot, end;
-    u64 offset;             // in elements
 };
 struct CastParts { CastPart at[CAST_PARTS]; };
 
@@ -179,8 +178,7 @@ adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturate
     if (MOMENTS == Expanded) logarithms.fill();
     const CastPart& part = parts.at[t];
     const Tensors& of = part.of;
-    Update how = update_of(of, *scalars, *norm);
-    how.offset = part.offset;
+    const Update how = update_of(of, *scalars, *norm);
     Destination to = {part.codes, part.transposed, part.scale_inv, nullptr, amax + part.slot, saturated + part.slot, underflowed + part.slot,
                       elements + part.slot};
     to.rows = part.rows;

@@ -15,7 +15,7 @@ kernel_source!(
 /// Parameters of one launch: their table is a kernel argument, of which there are 4 KiB.
 const PARTS: usize = 33;
 /// Parameters of one launch that casts.
-const CAST_PARTS: usize = 26;
+const CAST_PARTS: usize = 28;
 
 /// Types of gradients.
 const GRADIENTS: [&str; 3] = ["f32", "bf16", "e4m3"];
@@ -304,9 +304,9 @@ fn update_and_cast(
             // A single copy has one set of scales.
             (_, None) => [Arg::Ptr(scale_inv); 2],
         });
-        args.extend([pack(into.rows, into.columns), pack(*slot, end), Arg::U64(parameter.offset as u64)]);
+        args.extend([pack(into.rows, into.columns), pack(*slot, end)]);
     }
-    args.resize(table + (WORDS + 7) * CAST_PARTS, Arg::U64(0));
+    args.resize(table + (WORDS + 6) * CAST_PARTS, Arg::U64(0));
     let kernel = Kernel { source: &SOURCE, defines, entry: "adamw_cast" };
     // SAFETY: as for `update`; codes and scales have the sizes that their granularity gives for the matrix, and the statistics an entry
     // `slot`, checked by the op.

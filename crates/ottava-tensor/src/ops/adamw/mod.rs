@@ -159,7 +159,8 @@ pub struct AdamWParameter<'a> {
     /// Seed of stochastic rounding, different for each parameter. The rounding of element `i` in step `t` depends only on
     /// `(seed, t, offset + i)`.
     pub seed: u64,
-    /// The place of the first element in the parameter of which these tensors are a slice: a multiple of 128.
+    /// The place of the first element in the parameter of which these tensors are a slice: a multiple of 128, and 0 where codes are cast of
+    /// a parameter that is rounded stochastically.
     pub offset: usize,
     /// F32 `[3]`: the amaxes of the new weights, first and second moment, of which those are found that a [`ScaledTensor`] stores: zeros
     /// before [`adamw_amaxes`]. Where the tensors are a slice, [`adamw`] takes those of the whole parameter. `None` without a
@@ -170,6 +171,11 @@ pub struct AdamWParameter<'a> {
 }
 
 impl AdamWParameter<'_> {
+    fn rounds_stochastically(&self) -> bool {
+        let narrow = matches!(&self.moments, Moments::Plain { m, .. } if m.dtype() == DType::BF16);
+        narrow || matches!(self.weight, UpdatedWeight::Stochastic { .. })
+    }
+
     /// Whether the weights, and whether the moments are stored with one scale, which depends on the new values.
     fn is_scaled(&self) -> (bool, bool) {
         (matches!(self.weight, UpdatedWeight::Scaled { .. }), matches!(self.moments, Moments::Scaled { .. }))
@@ -260,6 +266,9 @@ fn check_cast(parameter: &AdamWParameter, statistics: &CastStatistics, device: &
     match &parameter.cast {
         None => Ok(()),
         Some(WeightCast::Amax(amax)) => expect_amax(amax, device),
+        Some(WeightCast::Codes { .. }) if parameter.offset > 0 && parameter.rounds_stochastically() => {
+            Err(Error::Value("adamw: no slice is both rounded stochastically and cast to codes".into()))
+        }
         Some(WeightCast::Codes { scale, slot, into }) => {
             let granularity = match *scale {
                 CastScale::Given(scale) => {

@@ -350,34 +350,6 @@ fn slices_update_as_the_whole() {
     }
 }
 
-/// Codes that updates of slices cast are those of the whole parameter, although stochastic rounding depends on the place of an element.
-#[test]
-fn slices_are_cast_as_the_whole() {
-    let stored = Stored { weights: Weights::Stochastic, states: Plain(DType::BF16), grad: DType::BF16 };
-    let run = |x: &[Tensor], cuts: &[usize]| -> crate::Result<Vec<Tensor>> {
-        let device = x[0].device();
-        let scale = Tensor::from_slice(device, &[1], &[4f32])?;
-        let mut scalars = AdamWScalars::new(device)?;
-        scalars.set(&HOW)?;
-        let mut codes = Vec::new();
-        for cut in cuts.windows(2) {
-            let [w, grad] = [0, 1].map(|i| x[i].rows(cut[0], cut[1]).unwrap().duplicate().unwrap());
-            let mut case = Case::of(&w, &grad, stored).with_codes(DType::E4M3, CodeCopies::Rows, None);
-            let cast = Some((CastScale::Given(&scale), 0));
-            let slice = AdamWParameter { offset: cut[0] * 128, ..case.parameter(5, cast) };
-            adamw(&mut [slice], &mut CastStatistics::new(device, 1)?, &x[2], &scalars)?;
-            let of_slice = case.codes.as_ref().and_then(|codes| codes.codes.as_ref()).expect("they were cast");
-            codes.extend(of_slice.read_bytes()?);
-        }
-        Ok(vec![Tensor::from_bytes(device, &[codes.len()], DType::E4M3, &codes)?])
-    };
-    parity(&inputs(&[[304, 128]], 1.0), Tolerance::Exact, |x| {
-        let whole = run(x, &[0, 304])?;
-        compare("codes", &whole, &run(x, &[0, 16, 112, 304])?);
-        Ok(whole)
-    });
-}
-
 #[test]
 fn stochastic_rounding_is_unbiased() {
     // Weight decay alone moves 1 by a third of the distance to the next BF16.
