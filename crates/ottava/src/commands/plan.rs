@@ -541,7 +541,7 @@ fn print_overlap(overlap: &Overlap) {
     out!(
         "\nPredicted overlap, by a model (docs/parallelism.md): {} GPUs per node, {:.0} GB/s within, {:.0} GB/s per GPU between nodes\n",
         links.gpus_per_node,
-        links.of_more.gather.ring.bandwidth / 1e9,
+        links.within.gather.ring.bandwidth / 1e9,
         links.between.bandwidth / 1e9
     );
     let step = overlap.predictions.iter().any(|prediction| prediction.step.is_some());
