@@ -124,7 +124,8 @@ def worker(rank, folder):
                         gather(megabytes << 20, copies)
                     for _ in range(products):
                         product()
-                    torch.cuda.current_stream().wait_stream(copies)
+                    if gathers:
+                        torch.cuda.current_stream().wait_stream(copies)
             return run
         megabytes = 32 if dtype == torch.bfloat16 else 16
         for captured in (False, True):

@@ -237,7 +237,9 @@ impl Candidate {
             None => None,
         };
         let step = step.unwrap_or(PredictedStep::alone(alone, tokens));
-        let (peak_bytes, tokens_per_second) = (memory.reserved_bytes, step.tokens_per_second * sharing);
+        // What is above the memory of the GPU is returned in time, since the run fits.
+        let peak_bytes = memory.reserved_bytes.min(memory.available_bytes);
+        let tokens_per_second = step.tokens_per_second * sharing;
         Ok(Candidate { division, recompute, peak_bytes, step, tokens_per_second })
     }
 }

@@ -2,7 +2,6 @@
 
 use super::device::CudaDevice;
 use super::driver::Stream;
-use super::symmetric::SymmetricHeap;
 use crate::error::{Error, Result};
 use crate::parts::{Memory, Part};
 use crate::poison::{POISON, poisons};
@@ -24,8 +23,14 @@ struct DeviceMemory {
 enum Home {
     /// The pool; with its count in a dry run.
     Pool { _entry: Option<Entry> },
-    /// A heap, whose block has this number.
-    Heap(Arc<SymmetricHeap>, usize),
+    /// Who has lent it, under this number.
+    Lender(Arc<dyn Lender>, usize),
+}
+
+/// An owner of memory that buffers take in turn.
+pub(super) trait Lender: Send + Sync {
+    /// Takes back the memory that was lent under a number.
+    fn take_back(&self, number: usize);
 }
 
 impl Memory for DeviceMemory {
@@ -52,16 +57,10 @@ impl DeviceBuffer {
         Ok(DeviceBuffer(Part::whole(memory)))
     }
 
-    /// The first `bytes` of block number `number` of `heap`, to which they return.
-    pub(super) fn of_heap(
-        heap: &Arc<SymmetricHeap>,
-        number: usize,
-        block: &DeviceBuffer,
-        bytes: usize,
-    ) -> Result<DeviceBuffer> {
-        let pointer = block.address(0, bytes)?;
-        let home = Home::Heap(heap.clone(), number);
-        DeviceBuffer::new(DeviceMemory { device: block.device().clone(), pointer, bytes, home })
+    /// The first `bytes` of this buffer, which `lender` owns and gets back under `number`.
+    pub(super) fn lend(&self, bytes: usize, lender: Arc<dyn Lender>, number: usize) -> Result<DeviceBuffer> {
+        let (device, pointer, home) = (self.device().clone(), self.address(0, bytes)?, Home::Lender(lender, number));
+        DeviceBuffer::new(DeviceMemory { device, pointer, bytes, home })
     }
 
     /// The device address, a multiple of 256 where the buffer is not a part.
@@ -170,7 +169,7 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         match &self.home {
             Home::Pool { .. } => self.device.free_memory(self.pointer, self.bytes),
-            Home::Heap(heap, number) => heap.give_back(*number),
+            Home::Lender(lender, number) => lender.take_back(*number),
         }
     }
 }

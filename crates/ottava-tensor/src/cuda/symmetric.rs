@@ -1,6 +1,6 @@
 //! Symmetric memory: device memory of which every rank of a group has as much, and to which the GPUs of other ranks may copy.
 
-use super::buffer::DeviceBuffer;
+use super::buffer::{DeviceBuffer, Lender};
 use super::device::CudaDevice;
 use super::lock::lock;
 use crate::error::Result;
@@ -45,7 +45,7 @@ impl SymmetricHeap {
             }
         };
         let block = &mut blocks[number];
-        let buffer = DeviceBuffer::of_heap(self, number, &block.memory, bytes)?;
+        let buffer = block.memory.lend(bytes, self.clone(), number)?;
         block.is_free = false;
         Ok((buffer, found.is_none().then(|| block.memory.ptr())))
     }
@@ -65,8 +65,41 @@ impl SymmetricHeap {
         let all_free = blocks.iter().all(|block| block.is_free);
         if all_free { blocks.drain(..).map(|block| block.memory).collect() } else { Vec::new() }
     }
+}
 
-    pub(super) fn give_back(&self, number: usize) {
+impl Lender for SymmetricHeap {
+    fn take_back(&self, number: usize) {
         lock(&self.0)[number].is_free = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::GpuModel;
+    use crate::device::Device;
+
+    #[test]
+    fn buffers_take_the_smallest_free_block_and_give_it_back() {
+        let Device::Cuda(gpu) = Device::dry_gpu(GpuModel::h200()) else { unreachable!("it is one") };
+        let heap = Arc::new(SymmetricHeap::default());
+        let (small, new) = heap.take(&gpu, 3 << 20).unwrap();
+        let (large, newer) = heap.take(&gpu, 8 << 20).unwrap();
+        assert_eq!((new, newer), (Some(small.ptr()), Some(large.ptr())));
+        let [at_small, at_large] = [small.ptr(), large.ptr()];
+        assert_eq!(heap.find(at_large + 5), Some(Place { block: 1, offset: 5 }));
+        assert_eq!(heap.find(at_large + (8 << 20)), None);
+        let held = gpu.memory().allocated;
+        drop((small, large));
+        assert_eq!(gpu.memory().allocated, held, "the heap keeps its blocks");
+        let (first, new) = heap.take(&gpu, 1 << 20).unwrap();
+        let (second, newer) = heap.take(&gpu, 1 << 20).unwrap();
+        assert_eq!((first.ptr(), first.len(), new, newer), (at_small, 1 << 20, None, None));
+        assert_eq!(second.ptr(), at_large);
+        drop(first);
+        assert!(heap.take_blocks().is_empty(), "a buffer has one of the blocks");
+        drop(second);
+        assert_eq!(heap.take_blocks().len(), 2);
+        assert_eq!((gpu.memory().allocated, heap.find(at_small)), (0, None));
     }
 }

@@ -81,7 +81,7 @@ fn without_memory_for_the_whole_model_ranks_divide_it() {
     let divides =
         |division: &Division| division.zero > Zero::Nothing || division.shape.data * division.shape.context < 4;
     assert!(divides(&best.division), "{best:?}");
-    assert!((best.peak_bytes as f64) < 5.5 * GIB);
+    assert!((best.peak_bytes as f64) <= 5.5 * GIB, "{best:?}");
     let whole =
         search.dropped.iter().find(|dropped| !divides(&dropped.division)).expect("the whole model does not fit");
     assert!(whole.why.starts_with("it does not fit with recompute"), "{}", whole.why);

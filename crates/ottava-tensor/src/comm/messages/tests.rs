@@ -310,3 +310,26 @@ fn announcements_reach_all_ranks_and_have_no_deadline() {
     let wrong = threads::group(2).swap_remove(0).listen("step", 2).unwrap_err().to_string();
     assert_eq!(wrong, "announce `step`: from rank 2: the group has 2 ranks");
 }
+
+#[test]
+fn an_inbox_has_the_parts_of_the_others_in_their_order() {
+    for group in [threads::group(4), tcp_group(4)] {
+        let received = on_ranks(group, |group| {
+            let (rank, size) = (group.rank(), group.size());
+            let mut inbox = group.inbox(&Device::Cpu, 2, DType::F32).unwrap();
+            // Ranks meet the others in different orders.
+            for step in [2, 1, 3] {
+                let part = tensor(&[rank as f32, 0.5]);
+                inbox.exchange("part", (rank + step) % size, &part, (rank + size - step) % size).unwrap();
+            }
+            let again = inbox.exchange("part", (rank + 1) % size, &zeros(2), (rank + 3) % size).unwrap_err();
+            assert!(again.to_string().contains("has sent its part"), "{again}");
+            inbox.wait().unwrap().to_vec::<f32>().unwrap()
+        });
+        for (rank, parts) in received.into_iter().enumerate() {
+            let expected: Vec<_> =
+                (0..4).filter(|&other| other != rank).flat_map(|other| [other as f32, 0.5]).collect();
+            assert_eq!(parts, expected, "rank {rank}");
+        }
+    }
+}
