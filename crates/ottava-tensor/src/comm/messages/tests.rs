@@ -324,7 +324,9 @@ fn an_inbox_has_the_parts_of_the_others_in_their_order() {
             }
             let again = inbox.exchange("part", (rank + 1) % size, &zeros(2), (rank + 3) % size).unwrap_err();
             assert!(again.to_string().contains("has sent its part"), "{again}");
-            inbox.wait().unwrap().to_vec::<f32>().unwrap()
+            let parts = inbox.wait().unwrap().to_vec::<f32>().unwrap();
+            group.barrier("received").unwrap();
+            parts
         });
         for (rank, parts) in received.into_iter().enumerate() {
             let expected: Vec<_> =
