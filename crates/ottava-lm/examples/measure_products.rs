@@ -68,7 +68,7 @@ fn train(name: &str, recipe: RecipeName, level: Level, device: &Device) -> ottav
 fn serve(name: &str, recipe: RecipeName, device: &Device) -> ottava_lm::Result<()> {
     let sizes = DecoderConfig { layers: 1, ..model(name)? };
     let precision = Precision { recipe, ..Precision::default() }.recipe();
-    let model = random_decoder(&sizes, &precision, device, MAX_LEN)?;
+    let model = random_decoder(&sizes, &precision, device, MAX_LEN, &Rc::new(Ranks::solo()))?;
     let lengths = std::iter::repeat_n(MAX_LEN, AT_ONCE);
     let options = EngineOptions::for_lengths(&model, None, lengths, MAX_LEN, KvCacheDtype::Auto)?;
     Engine::new(model, &options)?.warm_up()

@@ -8,10 +8,12 @@ use ottava_lm::config::{ResolvedConfig, RunConfig};
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype};
 use ottava_lm::level::Level;
 use ottava_lm::models::DecoderConfig;
+use ottava_lm::parallel::Ranks;
 use ottava_lm::plan::MemoryPlan;
 use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_tensor::Device;
 use ottava_tensor::cuda::{GpuModel, Workload, pack_kernels};
+use std::rc::Rc;
 
 const RECIPES: [RecipeName; 5] =
     [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block];
@@ -55,7 +57,7 @@ fn training(sizes: &DecoderConfig, recipe: RecipeName, level: Level) -> ottava_l
 fn inference(sizes: &DecoderConfig, recipe: RecipeName, kv_cache_dtype: KvCacheDtype) -> ottava_lm::Result<Workload> {
     let device = Device::dry_gpu(GpuModel::h200());
     let precision = Precision { recipe, ..Precision::default() }.recipe();
-    let model = random_decoder(sizes, &precision, &device, SEQ_LEN)?;
+    let model = random_decoder(sizes, &precision, &device, SEQ_LEN, &Rc::new(Ranks::solo()))?;
     let options = EngineOptions {
         max_model_len: SEQ_LEN,
         max_batch: 64,

@@ -1,15 +1,22 @@
-//! How fast a model decodes and reads prompts: steps of the engine's passes with random weights, beside the time to read the bytes.
+//! How fast a model decodes and reads prompts: steps of the engine's passes with random weights, beside the time to read the bytes. Several ranks
+//! divide the model as in inference.
 
 use super::{model, shapes::expect_positive};
 use crate::checkpoint::RandomWeights;
 use crate::engine::{BLOCK_SIZE, DecodeSteps, KvCacheDtype, Scored};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::layer_ranks::LayerRanks;
 use crate::models::{Decoder, DecoderConfig, InferenceBatch, KvGroup, SequenceTokens};
-use crate::param::Purpose;
+use crate::parallel::{LayerAxes, Ranks};
+use crate::param::Description;
+use crate::plan::expect_random_model_fits;
 use crate::recipe::{Precision, Recipe, RecipeName};
 use ottava_tensor::bench::copy_bandwidth;
-use ottava_tensor::{Device, Tensor};
+use ottava_tensor::comm::{Axis, Sent};
+use ottava_tensor::cuda::Graph;
+use ottava_tensor::{DType, Device, Tensor};
 use serde::Serialize;
+use std::rc::Rc;
 use std::time::Instant;
 
 /// Steps before those that are timed: they compile kernels, time products and capture the graph.
@@ -49,33 +56,40 @@ pub struct DecodeRow {
     pub milliseconds: f64,
     /// New tokens of all sequences per second.
     pub tokens_per_second: f64,
-    /// Bytes of weights, keys and values that a step has to read; of experts, those of as many as its tokens choose on average if all are as
-    /// likely.
+    /// Bytes of weights, keys and values that this rank has to read in a step; of experts, those of as many as its tokens choose on average if all
+    /// are as likely.
     pub bytes: u64,
     /// Milliseconds to read them at the speed of a copy.
     pub floor_milliseconds: f64,
+    /// Median milliseconds of as many all-reduces of equal size as a step has, one after the other; `None` on one rank.
+    pub all_reduce_milliseconds: Option<f64>,
 }
 
 impl DecodeBench {
-    /// Times `recipe` with a KV cache in `kv_cache_dtype` on `device`, and gives each row to `on_row`.
+    /// Times `recipe` with a KV cache in `kv_cache_dtype` on `device`, and gives each row to `on_row`. All of `ranks` call it, each with a device of
+    /// its own.
+    ///
+    /// Errors with [`Error::Memory`] if the part of a rank does not fit its device.
     pub fn run(
         &self,
         recipe: RecipeName,
         kv_cache_dtype: KvCacheDtype,
         device: &Device,
+        ranks: &Rc<Ranks>,
         mut on_row: impl FnMut(DecodeRow),
     ) -> Result<()> {
         expect_positive(&self.batches)?;
         expect_positive(&[self.context, self.steps, self.layers.unwrap_or(1), self.prefill.unwrap_or(1)])?;
-        let copy_bytes = copy_bandwidth(device)?;
-        if let Device::Cuda(gpu) = device {
-            gpu.release_memory()?;
-        }
         let sizes = model(&self.model)?;
         let sizes = DecoderConfig { layers: self.layers.unwrap_or(sizes.layers), ..sizes };
         let precision = Precision { recipe, skip_slow_linears: false, ..Precision::default() }.recipe();
         let longest = self.context.max(self.prefill.unwrap_or(0));
-        let mut decoder = random_decoder(&sizes, &precision, device, longest)?;
+        expect_random_model_fits(&sizes, &precision, device, longest, ranks.size())?;
+        let copy_bytes = copy_bandwidth(device)?;
+        if let Device::Cuda(gpu) = device {
+            gpu.release_memory()?;
+        }
+        let mut decoder = random_decoder(&sizes, &precision, device, longest, ranks)?;
         decoder.scale_by_token()?;
         let dtype = kv_cache_dtype.resolve(precision.compute);
         let groups = decoder.kv_groups(longest);
@@ -91,21 +105,22 @@ impl DecodeBench {
             let groups: Vec<_> = groups.iter().map(|group| (group.clone(), blocks)).collect();
             decoder.kv_cache(&groups, BLOCK_SIZE, dtype)
         };
-        let row = |batch: usize, context: usize, new_tokens: usize, mut seconds: Vec<f64>| {
-            seconds.sort_by(f64::total_cmp);
-            let median = seconds[seconds.len() / 2];
-            let bytes = weight_bytes(&decoder, batch * new_tokens) + (batch * of_context(context)) as u64;
-            DecodeRow {
+        let row = |batch: usize, context: usize, new_tokens: usize, Timed { seconds, all_reduces }: Timed| {
+            let bytes = weight_bytes(decoder.part(), batch * new_tokens, precision.compute)
+                + (batch * of_context(context)) as u64;
+            let all_reduces = self.time_all_reduces(all_reduces, precision.compute, device, ranks)?;
+            Ok::<_, Error>(DecodeRow {
                 recipe,
                 kv_cache_dtype,
                 batch,
                 context,
                 new_tokens,
-                milliseconds: median * 1e3,
-                tokens_per_second: (batch * new_tokens) as f64 / median,
+                milliseconds: seconds * 1e3,
+                tokens_per_second: (batch * new_tokens) as f64 / seconds,
                 bytes,
                 floor_milliseconds: bytes as f64 / copy_bytes * 1e3,
-            }
+                all_reduce_milliseconds: all_reduces.map(|seconds| seconds * 1e3),
+            })
         };
         let tokens: Vec<u32> = (0..longest).map(|i| (i * 7919 % sizes.vocabulary) as u32).collect();
         let per_sequence = self.context.div_ceil(BLOCK_SIZE);
@@ -123,8 +138,9 @@ impl DecodeBench {
                 })
                 .collect();
             let mut steps = DecodeSteps::default();
-            let seconds = self.time(|| Ok(steps.run(&decoder, None, &mut cache, &sequences)?.likeliest.to_vec()?))?;
-            on_row(row(batch, self.context, 1, seconds));
+            let mut step = || drawn(&steps.run(&decoder, None, &mut cache, &sequences)?);
+            let timed = self.time(ranks, &mut step)?;
+            on_row(row(batch, self.context, 1, timed)?);
         }
         if let Some(prompt) = self.prefill {
             let blocks: Vec<i32> = (0..prompt.div_ceil(BLOCK_SIZE) as i32).collect();
@@ -132,49 +148,111 @@ impl DecodeBench {
             let blocks = vec![blocks; groups.len()];
             let sequence = SequenceTokens { start: 0, new: &tokens[..prompt], blocks: &blocks };
             let last = Tensor::from_slice(device, &[1], &[prompt as i32 - 1])?;
-            let seconds = self.time(|| {
+            let timed = self.time(ranks, || {
                 let hidden = decoder.hidden(&InferenceBatch::padded(device, &[sequence])?, &mut cache)?;
-                Ok(Scored::score(&decoder, &hidden, &last)?.likeliest.to_vec()?)
+                drawn(&Scored::score(&decoder, &hidden, &last)?)
             })?;
-            on_row(row(1, prompt, prompt, seconds));
+            on_row(row(1, prompt, prompt, timed)?);
         }
         Ok(())
     }
 
-    /// Seconds of each timed step.
-    fn time(&self, mut step: impl FnMut() -> Result<Vec<i32>>) -> Result<Vec<f64>> {
+    /// Times `step`, which ends on the host.
+    fn time(&self, ranks: &Ranks, mut step: impl FnMut() -> Result<()>) -> Result<Timed> {
+        // Launched call by call, while later ones may replay a graph.
+        let before = ranks.traffic_of_layers().all_reduce;
+        step()?;
+        let all_reduces = ranks.traffic_of_layers().all_reduce - before;
+        for _ in 1..WARM_UP {
+            step()?;
+        }
         let mut seconds = Vec::new();
-        for number in 0..WARM_UP + self.steps {
+        for _ in 0..self.steps {
             let begin = Instant::now();
             step()?;
-            if number >= WARM_UP {
-                seconds.push(begin.elapsed().as_secs_f64());
-            }
+            seconds.push(begin.elapsed().as_secs_f64());
         }
-        Ok(seconds)
+        seconds.sort_by(f64::total_cmp);
+        Ok(Timed { seconds: seconds[seconds.len() / 2], all_reduces })
+    }
+
+    /// Median seconds of the all-reduces of a step without its kernels, one after the other and captured as steps are, as if all had the same
+    /// size; `None` if there are none.
+    fn time_all_reduces(&self, of: Sent, dtype: DType, device: &Device, ranks: &Rc<Ranks>) -> Result<Option<f64>> {
+        if of.calls == 0 {
+            return Ok(None);
+        }
+        // A rank sends twice (size - 1) / size of each buffer.
+        let size = ranks.size() as u64;
+        let bytes = of.bytes * size / (2 * (size - 1)) / of.calls;
+        let x = Tensor::zeros(device, &[bytes as usize / dtype.size()], dtype)?;
+        let axes = LayerAxes::new(ranks.clone());
+        let mut x = Some(x);
+        let mut all = || -> Result<()> {
+            for _ in 0..of.calls {
+                x = x.take().map(|x| axes.sum(Axis::Tensor, "activations", x)).transpose()?;
+            }
+            Ok(())
+        };
+        let mut graph = match device {
+            Device::Cuda(gpu) if gpu.captures() => {
+                all()?;
+                Some(Graph::capture(gpu, &mut all)?)
+            }
+            Device::Cpu | Device::DryCpu(_) | Device::Cuda(_) => None,
+        };
+        let timed = self.time(ranks, || {
+            match &mut graph {
+                Some(graph) => graph.replay()?,
+                None => all()?,
+            }
+            Ok(device.synchronize()?)
+        })?;
+        Ok(Some(timed.seconds))
     }
 }
 
-/// A model for inference of up to `max_len` tokens, with random weights.
+/// A step.
+struct Timed {
+    /// The median.
+    seconds: f64,
+    /// The all-reduces of activations.
+    all_reduces: Sent,
+}
+
+/// Waits for the tokens of a step on the host.
+fn drawn(scored: &Scored) -> Result<()> {
+    scored.likeliest.to_vec::<i32>()?;
+    Ok(())
+}
+
+/// What each of `ranks` has of a model for inference of up to `max_len` tokens, with random weights.
 ///
-/// Errors as [`Decoder::new`].
-pub fn random_decoder(sizes: &DecoderConfig, recipe: &Recipe, device: &Device, max_len: usize) -> Result<Decoder> {
+/// Errors as [`Decoder::for_inference`].
+pub fn random_decoder(
+    sizes: &DecoderConfig,
+    recipe: &Recipe,
+    device: &Device,
+    max_len: usize,
+    ranks: &Rc<Ranks>,
+) -> Result<Decoder> {
     let mut weights = RandomWeights { seed: 1, device: device.clone() };
-    let mut decoder = Decoder::new(sizes, recipe, device, Purpose::Infer, max_len, &mut weights)?;
+    let axes = Rc::new(LayerAxes::new(ranks.clone()));
+    let mut decoder = Decoder::for_inference(sizes, recipe, device, max_len, &mut weights, axes)?;
     decoder.quantize_weights()?;
     Ok(decoder)
 }
 
-/// Bytes of the weights that products of so many tokens read, in the formats in which they read them.
-fn weight_bytes(decoder: &Decoder, tokens: usize) -> u64 {
-    let (description, wide) = (decoder.description(), decoder.recipe().compute.size());
+/// Bytes of the weights of `part` that products of so many tokens read, in FP8 or in the type `compute`.
+fn weight_bytes(part: &Description, tokens: usize, compute: DType) -> u64 {
+    let wide = compute.size();
     let of = |outputs: usize, inputs: usize, size: usize| (outputs * inputs * size) as u64;
-    let linears = description.linears.iter().map(|(site, decision)| {
+    let linears = part.linears.iter().map(|(site, decision)| {
         let bytes = of(site.outputs, site.inputs, if decision.fp8.is_some() { 1 } else { wide });
         let [matrices, chosen] = site.matrices();
         (bytes as f64 * matrices_read(matrices, chosen, tokens)) as u64
     });
-    linears.chain(description.head.iter().map(|head| of(head.outputs, head.inputs, wide))).sum()
+    linears.chain(part.head.iter().map(|head| of(head.outputs, head.inputs, wide))).sum()
 }
 
 /// The mean number of different matrices that `tokens` read, each of which chooses `chosen` of them, all as likely.

@@ -65,7 +65,7 @@ impl AttentionConfig {
         for (what, heads) in [("query", self.heads), ("key and value", sent_kv_heads)] {
             if !heads.is_multiple_of(ranks * context) {
                 let keys = match (ranks, context) {
-                    (_, 1) => "`parallel.tensor`",
+                    (_, 1) => "`parallel.tensor` (in inference --gpus or --ranks)",
                     (1, _) => "`parallel.context`",
                     _ => "the product of `parallel.tensor` and `parallel.context`",
                 };

@@ -20,7 +20,7 @@ use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::{RouterLoad, ScalingState};
 use ottava_tensor::comm::Axis;
-use ottava_tensor::ops::{AttentionSpec, cap_logits, embedding, join_columns, real_type};
+use ottava_tensor::ops::{cap_logits, embedding, join_columns, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 use std::rc::Rc;
 
@@ -35,10 +35,10 @@ pub struct Decoder {
     stages: Vec<Stage>,
     scaling: ScalingState,
     description: Description,
+    /// The layers of this process, with its parts of tensors that ranks divide.
+    part: Description,
     /// The biases that follow the loads of routers, by the router's name.
     router_biases: Vec<(String, ParamId)>,
-    /// What the attention layers of this process compute, in the order of forward: of some of the heads, if ranks divide them.
-    attention: Vec<AttentionSpec>,
     /// Whether ranks divide the tensors of layers.
     is_divided: bool,
     /// Those ranks.
@@ -165,7 +165,7 @@ impl Decoder {
         let is_divided = [Axis::Tensor, Axis::Expert].into_iter().any(|axis| build.place_on(axis).is_divided());
         let stages = spans.iter().map(|span| Stage::new(&mut build, config, span, &tables)).collect::<Result<_>>()?;
         build.description.casts = build.slots.amax_groups();
-        let attention = build.description.attention.clone();
+        let part = build.description.clone();
         let (scaling, router_biases) = (ScalingState::new(device, build.slots)?, build.router_biases);
         let kept = match purpose {
             Purpose::Train(kept) => kept,
@@ -193,8 +193,8 @@ impl Decoder {
             stages,
             scaling,
             description,
+            part,
             router_biases,
-            attention,
             is_divided,
             ranks,
             folder_codes: FolderCounts::default(),
@@ -240,6 +240,11 @@ impl Decoder {
     /// The description of the whole model, also of some of its stages.
     pub fn description(&self) -> &Description {
         &self.description
+    }
+
+    /// The description of the layers of this process: shapes are those of its parts, if ranks divide tensors.
+    pub fn part(&self) -> &Description {
+        &self.part
     }
 
     /// The scaling state of its casts.
@@ -452,18 +457,18 @@ impl Decoder {
 
     /// The groups of attention layers that share block tables, for sequences up to `max_len` tokens; those that see most keys first.
     pub fn kv_groups(&self, max_len: usize) -> Vec<KvGroup> {
-        KvGroup::of(&self.attention, max_len)
+        KvGroup::of(&self.part.attention, max_len)
     }
 
     /// An empty cache for [`Decoder::hidden`], in type `dtype`: of each group of [`Decoder::kv_groups`], a number of blocks of `block_size`
     /// tokens.
     pub fn kv_cache(&self, groups: &[(KvGroup, usize)], block_size: usize, dtype: DType) -> Result<KvCache> {
-        KvCache::new(&self.device, &self.attention, self.scaling.scales().len(), groups, block_size, dtype)
+        KvCache::new(&self.device, &self.part.attention, self.scaling.scales().len(), groups, block_size, dtype)
     }
 
     /// Bytes of a block of `group` in such a cache.
     pub fn kv_block_bytes(&self, group: &KvGroup, block_size: usize, dtype: DType) -> usize {
-        group.block_bytes(&self.attention, block_size, dtype)
+        group.block_bytes(&self.part.attention, block_size, dtype)
     }
 
     /// Makes the result of a token independent of other tokens of a batch, for [`Decoder::hidden`]: operands that are scaled by the amax of

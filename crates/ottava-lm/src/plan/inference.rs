@@ -29,23 +29,42 @@ pub fn expect_model_fits(
     ranks: usize,
     adapters: &[Lora],
 ) -> Result<()> {
-    let needed = inference_bytes(sizes, recipe, device, seq_len, ranks, adapters)?;
-    let available = available(device);
-    if needed <= available {
+    let Some(bytes) = shortage(inference_bytes(sizes, recipe, device, seq_len, ranks, adapters)?, device) else {
         // The folder may be the base model of an adapter, or one that a reward model starts from.
         return FolderWeights::check(folder, &decoder_config(&ConfigFile::read(folder)?)?, recipe);
-    }
-    let gib = |bytes: usize| bytes as f64 / f64::from(1 << 30);
+    };
     let (what, remedy) = match adapters {
         [] => ("the model does not fit: by its config.json it takes", ""),
         _ => ("the model and the adapters beside it do not fit: by their settings they take", " serve fewer adapters,"),
     };
     Err(Error::Memory(format!(
-        "{what} {:.2} GiB, {:.2} GiB available;{remedy} check `hidden_size`, `intermediate_size`, `head_dim` and `vocab_size`, or take a device \
-         with more memory",
-        gib(needed),
-        gib(available)
+        "{what} {bytes};{remedy} check `hidden_size`, `intermediate_size`, `head_dim` and `vocab_size`, or take a device with more memory"
     )))
+}
+
+/// [`expect_model_fits`] of a known model with random weights.
+pub fn expect_random_model_fits(
+    sizes: &DecoderConfig,
+    recipe: &Recipe,
+    device: &Device,
+    seq_len: usize,
+    ranks: usize,
+) -> Result<()> {
+    let Some(bytes) = shortage(inference_bytes(sizes, recipe, device, seq_len, ranks, &[])?, device) else {
+        return Ok(());
+    };
+    let who = if ranks == 1 { "it".to_string() } else { format!("each of {ranks} ranks") };
+    Err(Error::Memory(format!(
+        "the model does not fit: {who} takes {bytes}; divide it among more GPUs (--gpus), set fewer blocks (--layers), or take a device with more \
+         memory"
+    )))
+}
+
+/// The bytes `needed` and available, if they are more than `device` has available.
+fn shortage(needed: usize, device: &Device) -> Option<String> {
+    let available = available(device);
+    let gib = |bytes: usize| bytes as f64 / f64::from(1 << 30);
+    (needed > available).then(|| format!("{:.2} GiB, {:.2} GiB available", gib(needed), gib(available)))
 }
 
 /// The most bytes that each of `ranks` holds while a model of these `sizes` is loaded for inference, `adapters` beside it, and a token is

@@ -24,7 +24,7 @@ pub use communication::{CommunicationPlan, UnitPlan};
 pub use cost::{Kind, Links, NodeLinks, PipelineCost, PredictedStep, Prediction, Ring, predict};
 pub use experts::ExpertsPlan;
 pub use gpu::GpuPlan;
-pub use inference::{expect_model_fits, inference_bytes};
+pub use inference::{expect_model_fits, expect_random_model_fits, inference_bytes};
 pub use linears::LinearPlan;
 pub use memory::{MemoryLine, MemoryPlan};
 pub use mesh::{AmaxPlan, AxisPlan, MeshPlan};

@@ -9,8 +9,8 @@ use ottava_lm::bench::model;
 use ottava_lm::checkpoint::{Verify, latest_complete};
 use ottava_lm::config::ResolvedConfig;
 use ottava_lm::models::DecoderConfig;
-use ottava_lm::plan::MemoryPlan;
-use ottava_lm::recipe::RecipeName;
+use ottava_lm::plan::{MemoryPlan, expect_random_model_fits, inference_bytes};
+use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_lm::trainer::{Start, Trainer};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::gpu;
@@ -78,4 +78,27 @@ fn a_run_out_of_memory_says_so_and_keeps_its_checkpoint() {
     }
     drop((others, trainer));
     Trainer::new(config, &device, &Start::Resume).unwrap().run(&AtomicBool::new(false), &mut |_| {}).unwrap();
+}
+
+/// Ranks that divide a model for inference draw and cast only their parts of the weights.
+#[test]
+fn a_rank_of_a_divided_model_never_holds_the_whole_weights() {
+    let sizes = DecoderConfig { layers: 8, ..model("llama-3-70b").unwrap() };
+    let gpu = dry_gpu(GpuModel::h200().memory);
+    for name in [RecipeName::Bf16, RecipeName::Fp8Row] {
+        let recipe = Precision { recipe: name, skip_slow_linears: false, ..Precision::default() }.recipe();
+        let bytes = |ranks| inference_bytes(&sizes, &recipe, &gpu, 1024, ranks, &[]).unwrap() as f64;
+        let one = bytes(1);
+        for ranks in [2, 4] {
+            // Norms and tables of RoPE are on every rank; the pool rounds sizes.
+            let share = bytes(ranks) / one * ranks as f64;
+            assert!((1.0..1.02).contains(&share), "{name:?}: a rank of {ranks} takes {share} of its share");
+        }
+        let small = dry_gpu(one as usize / 3);
+        let error = expect_random_model_fits(&sizes, &recipe, &small, 1024, 2).unwrap_err();
+        assert_eq!(error.exit_code(), 3);
+        let words = "the model does not fit: each of 2 ranks takes";
+        assert!(error.to_string().contains(words) && error.to_string().contains("--gpus"), "{error}");
+        expect_random_model_fits(&sizes, &recipe, &small, 1024, 4).unwrap();
+    }
 }

@@ -30,6 +30,7 @@ use std::rc::Rc;
   ottava bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 32 --json
   ottava bench train --model llama-3-8b --gpus 2
   ottava bench decode --model llama-3-8b --batch 1,16 --kv-cache-dtype auto,fp8 --prefill 8192
+  ottava bench decode --model llama-3-70b --gpus 2 --recipes fp8-row --kv-cache-dtype fp8
   ottava bench comm --gpus 2")]
 pub struct Bench {
     #[command(subcommand)]

@@ -1,15 +1,19 @@
 //! `ottava bench decode`.
 
+use super::inference::InferenceRanks;
 use crate::output::print_json;
+use crate::ranks::{RankArgs, Role};
 use clap::Args;
 use ottava_lm::Result;
 use ottava_lm::bench::{DecodeBench, DecodeRow};
 use ottava_lm::config::DeviceChoice;
 use ottava_lm::engine::KvCacheDtype;
 use ottava_lm::recipe::RecipeName;
+use ottava_tensor::Device;
 use serde_json::json;
 
-/// Time decoding and prefill with a known model's shape and random weights, relative to the time to read weights and KV cache.
+/// Time decoding and prefill with a known model's shape and random weights, relative to the time to read weights and KV cache. With --gpus or
+/// --ranks, bytes and floor are those of rank 0.
 #[derive(Args)]
 pub struct Decode {
     /// A model that `bench train` knows.
@@ -36,6 +40,8 @@ pub struct Decode {
     /// Steps whose median is reported.
     #[arg(long, default_value_t = 20, value_parser = super::count)]
     steps: usize,
+    #[command(flatten)]
+    ranks: RankArgs,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
@@ -46,33 +52,24 @@ pub struct Decode {
 
 impl Decode {
     pub fn run(self) -> Result<()> {
-        let device = crate::device::open(self.device)?;
+        let (count, choice) = self.ranks.choose(self.device)?;
+        let ranks = InferenceRanks::join(Role::find(count)?, choice)?;
+        let (count, device) = (ranks.ranks().size(), ranks.device());
         let Decode { model, layers, context, prefill, steps, .. } = self;
         let bench = DecodeBench { model, layers, batches: self.batch, context, prefill, steps };
-        if !self.json {
-            out!(
-                "{:<12} {:<9} {:>6} {:>8} {:>8} {:>10} {:>10} {:>11} {:>11} {:>9}",
-                "recipe",
-                "KV cache",
-                "batch",
-                "context",
-                "new",
-                "step ms",
-                "tokens/s",
-                "GB read",
-                "% of floor",
-                "speed-up"
-            );
-        }
+        let prints = ranks.leads() && !self.json;
         let mut rows: Vec<DecodeRow> = Vec::new();
         for (i, &recipe) in self.recipes.iter().enumerate() {
             let kv_cache_dtype = self.kv_cache_dtype[i.min(self.kv_cache_dtype.len() - 1)];
-            bench.run(recipe, kv_cache_dtype, &device, |row| {
+            bench.run(recipe, kv_cache_dtype, device, ranks.ranks(), |row| {
                 let same = |other: &&DecodeRow| (other.batch, other.new_tokens) == (row.batch, row.new_tokens);
                 let first = rows.iter().find(same).unwrap_or(&row).milliseconds;
-                if !self.json {
+                if prints && rows.is_empty() {
+                    print_head(device, count);
+                }
+                if prints {
                     out!(
-                        "{:<12} {:<9} {:>6} {:>8} {:>8} {:>10.3} {:>10.0} {:>11.2} {:>11.0} {:>9.3}",
+                        "{:<12} {:<9} {:>6} {:>8} {:>8} {:>10.3} {:>10.0} {:>11.2} {:>11.0} {:>9.3}{}",
                         recipe.as_str(),
                         format!("{kv_cache_dtype:?}").to_lowercase(),
                         row.batch,
@@ -82,15 +79,37 @@ impl Decode {
                         row.tokens_per_second,
                         row.bytes as f64 / 1e9,
                         100.0 * row.floor_milliseconds / row.milliseconds,
-                        first / row.milliseconds
+                        first / row.milliseconds,
+                        row.all_reduce_milliseconds.map_or(String::new(), |ms| format!(" {ms:>14.3}"))
                     );
                 }
                 rows.push(row);
             })?;
         }
-        if self.json {
-            print_json(&json!({"device": device.to_string(), "model": bench.model, "rows": rows}));
+        if self.json && ranks.leads() {
+            print_json(&json!({"device": device.to_string(), "model": bench.model, "ranks": count, "rows": rows}));
         }
-        Ok(())
+        ranks.finish()
     }
+}
+
+/// The head of the table, for so many `ranks`.
+fn print_head(device: &Device, ranks: usize) {
+    if ranks > 1 {
+        out!("{ranks} ranks, {device}: GB read and floor are those of rank 0; all-reduces are also timed alone");
+    }
+    out!(
+        "{:<12} {:<9} {:>6} {:>8} {:>8} {:>10} {:>10} {:>11} {:>11} {:>9}{}",
+        "recipe",
+        "KV cache",
+        "batch",
+        "context",
+        "new",
+        "step ms",
+        "tokens/s",
+        "GB read",
+        "% of floor",
+        "speed-up",
+        if ranks > 1 { format!(" {:>14}", "all-reduces ms") } else { String::new() }
+    );
 }

@@ -103,6 +103,16 @@ impl InferenceRanks {
         self.ranks.expect_equal(what, value)
     }
 
+    /// All of them.
+    pub fn ranks(&self) -> &Rc<Ranks> {
+        &self.ranks
+    }
+
+    /// The device of this rank.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Whether the ranks compute on GPUs.
     pub fn use_gpus(&self) -> bool {
         matches!(self.device, Device::Cuda(_))

@@ -494,3 +494,36 @@ fn bench_times_collectives_of_ranks() {
     }
     run.fail(&["bench", "comm", "--device", "cpu"], 1, &["start 2 or more"]);
 }
+
+/// Each of two ranks reads half of the weights, and the keys and values of half of the heads.
+#[test]
+fn bench_times_decoding_of_ranks() {
+    let run = Run::new();
+    let model = ["bench", "decode", "--model", "qwen2.5-0.5b", "--layers", "1", "--device", "cpu", "--steps", "1"];
+    let sizes =
+        ["--context", "40", "--batch", "1,3", "--prefill", "20", "--recipes", "fp8-row", "--kv-cache-dtype", "fp8"];
+    let args = [&model[..], &sizes].concat();
+    let two = [&args[..], &["--ranks", "2"]].concat();
+    let [alone, divided] = [&args, &two].map(|args| json(&run.succeed(&[&args[..], &["--json"]].concat())));
+    assert_eq!([&alone["ranks"], &divided["ranks"]], [1, 2]);
+    let rows = |result: &serde_json::Value| result["rows"].as_array().unwrap().clone();
+    assert_eq!(rows(&divided).len(), 3, "two batches and a prompt");
+    for (one, of_two) in rows(&alone).iter().zip(&rows(&divided)) {
+        for key in ["recipe", "kv_cache_dtype", "batch", "context", "new_tokens"] {
+            assert_eq!(one[key], of_two[key], "{key}");
+        }
+        let [whole, half] = [one, of_two].map(|row| row["bytes"].as_u64().unwrap());
+        // Bytes of the keys and values of a sequence are rounded down.
+        assert!(whole.abs_diff(2 * half) <= 2 * one["batch"].as_u64().unwrap(), "{one} {of_two}");
+        assert!(of_two["tokens_per_second"].as_f64().unwrap() > 0.0, "{of_two}");
+        assert!(one["all_reduce_milliseconds"].is_null(), "{one}");
+        let (all_reduces, step) = (&of_two["all_reduce_milliseconds"], &of_two["milliseconds"]);
+        assert!(all_reduces.as_f64().unwrap() > 0.0 && step.as_f64().unwrap() > 0.0, "{of_two}");
+    }
+    let table = run.succeed(&two);
+    assert_eq!(table.lines().count(), 2 + 3, "the other rank prints nothing: {table}");
+    assert!(table.starts_with("2 ranks, ") && table.contains("speed-up all-reduces ms"), "{table}");
+    let four = ["14 query heads, which 4 ranks cannot divide", "--gpus or --ranks"];
+    run.fail(&[&args[..], &["--ranks", "4"]].concat(), 1, &four);
+    run.fail(&[&args[..], &["--gpus", "2"]].concat(), 1, &["--gpus 2 uses GPUs, and the device is the CPU"]);
+}
