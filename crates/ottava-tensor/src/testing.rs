@@ -5,6 +5,7 @@ pub mod allocator;
 use crate::cuda::{CudaDevice, arch_of, compile_all};
 use crate::ops::{cast, kernels, normal, real_type};
 use crate::{DType, Device, Result, Tensor};
+use std::fs::File;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Allowed difference between results.
@@ -35,8 +36,12 @@ pub fn gpu() -> Option<Device> {
         Ok(n) if n > 0 => {
             let gpu = CudaDevice::open(0).expect("the GPU of this machine opens");
             gpu.skip_gemm_timing();
+            // Of several processes, the first compiles, and the others wait and read its cache. Without the lock each compiles.
+            let lock = File::create(std::env::temp_dir().join("ottava-tests.lock"));
+            let locked = lock.and_then(|file| file.lock().map(|()| file));
             // Errors are reported by the tests that launch the kernel.
             drop(compile_all(&kernels(), &arch_of(gpu.capability())));
+            drop(locked);
             Some(Device::Cuda(gpu))
         }
         _ => {

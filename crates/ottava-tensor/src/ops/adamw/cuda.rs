@@ -1,4 +1,6 @@
 use super::{AdamWParameter, CastStatistics, Moments, WeightCast};
+#[cfg(test)]
+use crate::cuda::KernelModule;
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{BLOCK, Defines, kernel_source};
 use crate::ops::parameter::{Gradient, SLICE_UNIT, UpdatedWeight, WeightCopy};
@@ -79,6 +81,12 @@ pub(crate) fn variants() -> impl Iterator<Item = Defines> {
     let plain = |v: &Variant| (v.gradient, v.moments, v.weights) == (0, 0, 0);
     let pairs = |v: &Variant| v.gradient == (v.moments + v.weights) % GRADIENTS.len() && (v.read, v.codes) == (2, 0);
     Variant::all().filter(move |v| plain(v) || pairs(v)).map(Variant::defines)
+}
+
+/// What a launch for `parameter` compiles.
+#[cfg(test)]
+pub(super) fn module(parameter: &AdamWParameter) -> KernelModule {
+    KernelModule { source: &SOURCE, defines: kind(parameter).variant.defines() }
 }
 
 /// Elements per block of an update without a cast.

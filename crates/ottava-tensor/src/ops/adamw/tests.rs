@@ -2,11 +2,13 @@ mod short_cuts;
 
 use super::*;
 use crate::MemoryKind;
+use crate::cuda::{KernelModule, arch_of, compile_all};
 use crate::ops::destination::tests::hostile;
 use crate::ops::quantize::raise_amax;
 use crate::ops::{CodeCopies, CurrentScaling, WeightCopy};
 use crate::ops::{Fp8Output, amax, cast, scaled, unscaled};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
+use std::collections::HashSet;
 
 const HOW: AdamW =
     AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, gradient_scale: 1.0 };
@@ -216,14 +218,32 @@ fn inputs(sizes: &[[usize; 2]], norm: f32) -> Vec<Tensor> {
 #[test]
 fn adamw_agrees_across_devices() {
     let sizes = [1, 257, 10_000, 32_768, 32_769, 70_003].map(|n| [1, n]);
-    for weights in WEIGHTS {
-        for states in STATES {
-            for grad in [DType::F32, DType::BF16, DType::E4M3] {
-                let sizes = [&sizes[..], &[[3, 129], [5, 64], [130, 1000], [2, 33_000]]].concat();
-                parity(&inputs(&sizes, 3.7), Tolerance::Exact, |x| Ok(steps(x, 3, Stored { weights, states, grad })));
-            }
-        }
+    let sizes = [&sizes[..], &[[3, 129], [5, 64], [130, 1000], [2, 33_000]]].concat();
+    let grads = [DType::F32, DType::BF16, DType::E4M3];
+    let with_grads = |weights, states| grads.map(|grad| Stored { weights, states, grad });
+    let all =
+        WEIGHTS.into_iter().flat_map(|weights| STATES.into_iter().flat_map(move |states| with_grads(weights, states)));
+    let all: Vec<Stored> = all.collect();
+    compile_for(all.iter().map(|stored| (*stored, None)));
+    for stored in all {
+        parity(&inputs(&sizes, 3.7), Tolerance::Exact, |x| Ok(steps(x, 3, stored)));
     }
+}
+
+/// Compiles on all cores what updates and casts of `cases` launch, which is more than `kernels` lists. Compiled one after the other, at their
+/// first launches, they take minutes.
+fn compile_for(cases: impl Iterator<Item = (Stored, Option<Codes>)>) {
+    let Some(Device::Cuda(gpu)) = gpu() else { return };
+    let scale = Tensor::zeros(&Device::Cpu, &[1], DType::F32).unwrap();
+    let modules = cases.map(|(stored, codes)| {
+        let mut case = Case::new(&Device::Cpu, &[1, 1], stored);
+        if let Some(Codes { format, copies, own }) = codes {
+            case = case.with_codes(format, copies, own);
+        }
+        cuda::module(&case.parameter(0, codes.map(|codes| (scale_by(&scale, codes.own), 0))))
+    });
+    let modules: HashSet<KernelModule> = modules.collect();
+    drop(compile_all(&modules.into_iter().collect::<Vec<_>>(), &arch_of(gpu.capability())));
 }
 
 const WEIGHTS: [Weights; 7] = [
@@ -432,15 +452,17 @@ fn compare(what: &str, expected: &[Tensor], got: &[Tensor]) {
     }
 }
 
-/// An update with casts of several parameters gives the bits of an update without casts followed by `quantize`, `quantize_blocks` or
-/// `amax`, on every device.
-fn casts_as_it_goes(
-    shapes: &[[usize; 2]],
-    stored: Stored,
+/// A cast of weights: to codes of this type with scales of blocks, or one given scale.
+#[derive(Clone, Copy)]
+struct Codes {
     format: DType,
     copies: CodeCopies,
     own: Option<CurrentScaling>,
-) {
+}
+
+/// An update with casts of several parameters gives the bits of an update without casts followed by `quantize`, `quantize_blocks` or
+/// `amax`, on every device.
+fn casts_as_it_goes(shapes: &[[usize; 2]], stored: Stored, Codes { format, copies, own }: Codes) {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         let what = format!("{stored:?}, {format} {copies:?} {own:?} on {device}");
         let number = |x: f32| Tensor::from_slice(&device, &[1], &[x]).unwrap();
@@ -485,20 +507,26 @@ const SHAPES: [[usize; 2]; 11] =
 fn fused_casts_match_a_separate_cast() {
     // All pairs of weights and moments; gradient types alternate.
     let mut grads = [DType::F32, DType::BF16, DType::E4M3].into_iter().cycle();
+    let mut cases = Vec::new();
     for weights in WEIGHTS.into_iter().chain([Weights::Made(DType::BF16)]) {
         for states in STATES {
             let stored = Stored { weights, states, grad: grads.next().expect("there is no end") };
-            for format in [DType::E4M3, DType::E5M2] {
-                casts_as_it_goes(&SHAPES, stored, format, CodeCopies::Both, None);
+            let default = Some(CurrentScaling::default());
+            for (format, own) in [(DType::E4M3, None), (DType::E5M2, None), (DType::E4M3, default)] {
+                cases.push((stored, Codes { format, copies: CodeCopies::Both, own }));
             }
-            casts_as_it_goes(&SHAPES, stored, DType::E4M3, CodeCopies::Both, Some(CurrentScaling::default()));
         }
         let stored = Stored { weights, states: Plain(DType::BF16), grad: DType::BF16 };
         for copies in [CodeCopies::Rows, CodeCopies::Columns] {
-            casts_as_it_goes(&SHAPES, stored, DType::E4M3, copies, None);
-            let how = CurrentScaling { epsilon: 1e-3, power_of_two: true };
-            casts_as_it_goes(&SHAPES, stored, DType::E4M3, copies, Some(how));
+            for own in [None, Some(CurrentScaling { epsilon: 1e-3, power_of_two: true })] {
+                cases.push((stored, Codes { format: DType::E4M3, copies, own }));
+            }
         }
+    }
+    // The update that a cast is compared with has no codes.
+    compile_for(cases.iter().flat_map(|&(stored, codes)| [(stored, None), (stored, Some(codes))]));
+    for (stored, codes) in cases {
+        casts_as_it_goes(&SHAPES, stored, codes);
     }
 }
 
@@ -507,7 +535,7 @@ const NARROW: Stored = Stored { weights: Weights::Stochastic, states: Plain(DTyp
 #[test]
 fn many_casts_take_several_launches() {
     let shapes: Vec<[usize; 2]> = (0..110).map(|i| [i * i % 37, 1 + i * 7 % 150]).collect();
-    casts_as_it_goes(&shapes, NARROW, DType::E4M3, CodeCopies::Both, None);
+    casts_as_it_goes(&shapes, NARROW, Codes { format: DType::E4M3, copies: CodeCopies::Both, own: None });
 }
 
 #[test]

@@ -161,7 +161,8 @@ pub(super) fn attention(
         let found = input.cu_seqlens.map(|at| Documents::new(gpu, at, &input, spec)).transpose()?;
         let documents = found.as_ref().map(Documents::pointers).unwrap_or_default();
         let pointers = AttentionForward { q, k, v, o: o.device_ptr_mut(), lse: lse.device_ptr_mut(), documents };
-        // SAFETY: the op has checked that the views, `o` and `lse` have the sizes of the shape, and documents lie within it.
+        // SAFETY: the op has checked that the views, `o` and `lse` have the sizes of the shape; `AttentionInput` requires that documents lie
+        // within it.
         return unsafe { gpu.attention_forward(&shape(&input, spec), factors(spec), &pointers) };
     }
     let call = Call::new(&input, spec)?;
@@ -191,7 +192,7 @@ pub(super) fn attention_backward(
         let documents = found.as_ref().map(Documents::pointers).unwrap_or_default();
         let (d_o, o, lse) = (d_o.device_ptr(), o.device_ptr(), lse.device_ptr());
         let pointers = AttentionBackward { forward: AttentionForward { q, k, v, o, lse, documents }, d_o, dq, dk, dv };
-        // SAFETY: the op has checked that all tensors have the sizes of the shape, and documents lie within it.
+        // SAFETY: the op has checked that all tensors have the sizes of the shape; `AttentionInput` requires that documents lie within it.
         return unsafe { gpu.attention_backward(&shape(&input, spec), factors(spec), &pointers) };
     }
     let call = Call::new(&input, spec)?;

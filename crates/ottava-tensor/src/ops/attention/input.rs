@@ -2,7 +2,7 @@
 
 use super::AttentionSpec;
 use crate::ops::expect_compute;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 use std::ops::Range;
 
 /// Heads side by side in the rows of a matrix `[T, width]`: head `h` of token `t` is the elements `column + h·D .. column + (h + 1)·D` of row
@@ -48,7 +48,7 @@ pub struct AttentionInput<'a> {
     pub first_query: usize,
     /// Boundaries of documents, I32 `[documents + 1]` on the device: document `d` has the keys `cu_seqlens[d]..cu_seqlens[d + 1]` of the
     /// `B·S_k`, all in one sequence. Unused entries at the end are `B·S_k`, so that a tensor of fixed capacity holds any number of
-    /// documents. A query belongs to the document of the key at its position. With `None`, each sequence is one document.
+    /// documents. The CPU checks the boundaries; on a GPU, results of other boundaries are undefined. A query belongs to the document of the key at its position. With `None`, each sequence is one document.
     pub cu_seqlens: Option<&'a Tensor>,
 }
 
@@ -144,6 +144,26 @@ impl<'a> AttentionInput<'a> {
                 self.first_query,
                 self.key_len()
             )));
+        }
+        // On a GPU, reading the boundaries would wait for the stream.
+        match at.device() {
+            Device::Cpu => self.check_boundaries(&name, at.host()),
+            Device::DryCpu(_) | Device::Cuda(_) => Ok(()),
+        }
+    }
+
+    /// Checks that each document lies within one sequence.
+    fn check_boundaries(&self, name: &str, at: &[i32]) -> Result<()> {
+        let (tokens, length) = (self.k.matrix.shape()[0] as i32, self.key_len() as i32);
+        let is_within_one = |start: i32, end: i32| start == end || start / length == (end - 1) / length;
+        for (document, edges) in at.windows(2).enumerate() {
+            let (start, end) = (edges[0], edges[1]);
+            if start < 0 || end < start || end > tokens || !is_within_one(start, end) {
+                return Err(Error::Value(format!(
+                    "{name}: document {document}, tokens {start}..{end}, does not lie within one of {} sequences of {length} tokens",
+                    self.batch
+                )));
+            }
         }
         Ok(())
     }

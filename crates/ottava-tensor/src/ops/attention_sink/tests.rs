@@ -51,7 +51,9 @@ fn attention_with_sinks_agrees_across_devices() {
     for (batch, seq_len, heads, kv_heads, head_dim, window) in CASES {
         let spec = AttentionSpec { window, ..AttentionSpec::causal(heads, kv_heads, head_dim) };
         let tokens = batch * seq_len;
-        let at: Vec<i32> = [0, (tokens / 3) as i32, tokens as i32, tokens as i32].to_vec();
+        // The first sequence is two documents, each other one; there is room for one more.
+        let mut at = vec![0, seq_len.div_ceil(3) as i32];
+        at.extend((1..=batch).chain([batch]).map(|sequence| (sequence * seq_len) as i32));
         let at = Tensor::from_slice(&Device::Cpu, &[at.len()], &at).unwrap();
         for dtype in [DType::F32, DType::BF16] {
             let inputs = [

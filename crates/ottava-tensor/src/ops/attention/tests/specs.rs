@@ -272,6 +272,15 @@ fn inputs_that_do_not_fit_are_errors() {
     is(error(case.with(|spec| spec.value_dim = 6), &x), "v is in columns 0..12 of rows of 10 elements");
     is(error(Case { batch: 3, ..case }, &x), "8 tokens are not 3 sequences of one length");
     is(error(Case { documents: &[0, 14], first_query: 4, ..case }, &x), "each query is at the position of a key");
+    for (at, document) in [
+        (&[0, 3, 14][..], "document 1, tokens 3..14,"),
+        (&[0, 7, 15], "document 1, tokens 7..15,"),
+        (&[0, 5, 4, 14], "document 1, tokens 5..4,"),
+        (&[-1, 7, 14], "document 0, tokens -1..7,"),
+    ] {
+        let sentence = format!("attention: cu_seqlens: {document} does not lie within one of 2 sequences of 7 tokens");
+        is(error(Case { documents: at, ..case }, &x), &sentence);
+    }
     let [q, k, v] = [0, 1, 2].map(|i| HeadView::whole(&x[i]));
     let (o, lse) = case.forward(&x).unwrap();
     // Half of the columns of a wider tensor have no view, and so no gradient.
