@@ -1,6 +1,6 @@
 //! What the products of a linear layer read: a matrix, or its FP8 codes.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layer_ranks::{Arriving, ShardPlace};
 use ottava_tensor::ops::{Operand, transpose};
 use ottava_tensor::{QuantizedTensor, Tensor};
@@ -122,7 +122,8 @@ impl Gathering {
             };
             return Ok(self.all.get_or_init(|| all));
         }
-        Ok(self.all.get().expect("the first call failed, and ended the run"))
+        let words = "the gather of rows was lost in an earlier call".to_string();
+        self.all.get().ok_or(Error::Rank { rank: self.range.start / self.range.len().max(1), words })
     }
 
     /// The operand of all rows that is contracted along the rows.

@@ -2,6 +2,8 @@
 
 use super::device::CudaDevice;
 use super::driver::Stream;
+use super::dry;
+use super::pool::Pool;
 use crate::error::{Error, Result};
 use crate::parts::{Memory, Part};
 use crate::poison::{POISON, poisons};
@@ -42,12 +44,25 @@ impl Memory for DeviceMemory {
 impl CudaDevice {
     /// `bytes` of uninitialised device memory, aligned to 256 bytes at least. `Error::OutOfMemory` when there is none.
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer> {
-        let (pointer, entry) = self.take_memory(bytes)?;
-        DeviceBuffer::new(DeviceMemory { device: self.clone(), pointer, bytes, home: Home::Pool { _entry: entry } })
+        DeviceBuffer::from_pool(self, bytes, Pool::allocate)
+    }
+
+    /// [`CudaDevice::alloc`] in a segment of its own, for what lives long.
+    pub(super) fn alloc_segment(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer> {
+        DeviceBuffer::from_pool(self, bytes, Pool::allocate_segment)
     }
 }
 
 impl DeviceBuffer {
+    fn from_pool(
+        device: &Arc<CudaDevice>,
+        bytes: usize,
+        take: impl FnOnce(&mut Pool<dry::Memory>, usize) -> Result<u64>,
+    ) -> Result<DeviceBuffer> {
+        let (pointer, entry) = device.take_memory(bytes, take)?;
+        DeviceBuffer::new(DeviceMemory { device: device.clone(), pointer, bytes, home: Home::Pool { _entry: entry } })
+    }
+
     fn new(memory: DeviceMemory) -> Result<DeviceBuffer> {
         let DeviceMemory { pointer, bytes, .. } = memory;
         if let (Some(context), true) = (memory.device.context(), poisons() && bytes > 0) {

@@ -351,9 +351,13 @@ impl CudaDevice {
         &self.pool
     }
 
-    /// The address of `bytes` from the pool, and their entry in the tracker of a dry run.
-    pub(super) fn take_memory(&self, bytes: usize) -> Result<(u64, Option<Entry>)> {
-        let pointer = lock(&self.pool).allocate(bytes)?;
+    /// The address of `bytes` that `take` gets from the pool, and their entry in the tracker of a dry run.
+    pub(super) fn take_memory(
+        &self,
+        bytes: usize,
+        take: impl FnOnce(&mut Pool<Memory>, usize) -> Result<u64>,
+    ) -> Result<(u64, Option<Entry>)> {
+        let pointer = take(&mut lock(&self.pool), bytes)?;
         Ok((pointer, self.tracker().map(|tracker| tracker.track(pool::rounded(bytes)))))
     }
 

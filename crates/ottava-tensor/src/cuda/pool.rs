@@ -72,6 +72,13 @@ pub(super) fn rounded(bytes: usize) -> usize {
     bytes.max(1).next_multiple_of(sizes.granule)
 }
 
+fn expect_addressable(bytes: usize) -> Result<()> {
+    match bytes <= isize::MAX as usize {
+        true => Ok(()),
+        false => Err(Error::Value(format!("{bytes} bytes exceed the address space"))),
+    }
+}
+
 /// Segments and blocks of one size class.
 struct Heap {
     /// Minimum bytes of a segment.
@@ -100,6 +107,13 @@ impl Heap {
             self.add_free(rest, Block { bytes: size - bytes, segment, free: true, owner: 0 });
         }
         Some(address)
+    }
+
+    /// Takes the free block at `address` whole.
+    fn claim(&mut self, address: u64) {
+        let block = self.blocks.get_mut(&address).expect("it was just added");
+        block.free = false;
+        self.free.remove(&(block.bytes, address));
     }
 
     /// Frees the block at `address`, merges it with free neighbours and returns its size.
@@ -191,27 +205,44 @@ impl<B: Backing> Pool<B> {
 
     /// The address of at least `bytes` (0 counts as 1), uninitialised, aligned to 512 bytes.
     pub(super) fn allocate(&mut self, bytes: usize) -> Result<u64> {
-        if bytes > isize::MAX as usize {
-            return Err(Error::Value(format!("{bytes} bytes exceed the address space")));
-        }
-        let (rounded, segment) = (rounded(bytes), self.heap(bytes).segment);
+        expect_addressable(bytes)?;
+        let (rounded, usual) = (rounded(bytes), self.heap(bytes).segment);
         let address = match self.heap(bytes).take(rounded) {
             Some(address) => address,
             None => {
-                let segment = self.new_segment(rounded, segment)?;
-                self.heap(bytes).add_segment(segment.0, segment.1);
+                self.add_segment(bytes, usual)?;
                 self.heap(bytes).take(rounded).expect("the new segment is large enough")
             }
         };
+        Ok(self.record(address, bytes))
+    }
+
+    /// [`Pool::allocate`] in a segment of its own, for what lives long and would cut up one that others share.
+    pub(super) fn allocate_segment(&mut self, bytes: usize) -> Result<u64> {
+        expect_addressable(bytes)?;
+        let address = self.add_segment(bytes, 0)?;
+        self.heap(bytes).claim(address);
+        Ok(self.record(address, bytes))
+    }
+
+    /// Adds a free segment for `bytes`, of `usual` bytes if there is memory for them. Returns its address.
+    fn add_segment(&mut self, bytes: usize, usual: usize) -> Result<u64> {
+        let (address, size) = self.new_segment(rounded(bytes), usual)?;
+        self.heap(bytes).add_segment(address, size);
+        Ok(address)
+    }
+
+    /// Records the allocation of the block at `address` for `bytes`.
+    fn record(&mut self, address: u64, bytes: usize) -> u64 {
         self.changes += 1;
-        let owner = self.changes;
+        let (owner, rounded) = (self.changes, rounded(bytes));
         self.heap(bytes).blocks.get_mut(&address).expect("the block just taken").owner = owner;
         if let Some(recorded) = &mut self.recording {
             recorded.push((address, rounded));
         }
         self.stats.allocated += rounded;
         self.stats.peak = self.stats.peak.max(self.stats.allocated);
-        Ok(address)
+        address
     }
 
     /// Starts recording allocations.
@@ -386,6 +417,20 @@ mod tests {
             assert_eq!(heap.free.len(), heap.blocks.values().filter(|block| block.free).count());
         }
         assert_eq!(pool.stats.allocated, live);
+    }
+
+    #[test]
+    fn a_segment_of_its_own_is_not_shared() {
+        let (mut pool, _driver) = pool(1 << 30);
+        let shared = pool.allocate(2 * MIB).unwrap();
+        let alone = pool.allocate_segment(6 * MIB).unwrap();
+        assert_eq!((pool.stats().allocated, pool.stats().reserved), (8 * MIB, 70 * MIB));
+        // Although its segment has as many bytes, the next allocation takes the free part of the first.
+        let next = pool.allocate(6 * MIB).unwrap();
+        assert_eq!((next, pool.stats().reserved), (shared + 2 * MIB as u64, 70 * MIB));
+        pool.give_back(alone, 6 * MIB);
+        pool.release_idle().unwrap();
+        assert_eq!(pool.stats().reserved, 64 * MIB);
     }
 
     #[test]

@@ -40,7 +40,7 @@ impl SymmetricHeap {
         let number = match found {
             Some(number) => number,
             None => {
-                blocks.push(Block { memory: device.alloc(bytes)?, is_free: true });
+                blocks.push(Block { memory: device.alloc_segment(bytes)?, is_free: true });
                 blocks.len() - 1
             }
         };
