@@ -59,7 +59,7 @@ impl Group {
             let gpu_device = Device::Cuda(device.clone());
             FIRST_BYTES.into_iter().try_for_each(|bytes| match gpu.beside {
                 Beside::Channel(_) => self.connect_pair(&gpu_device, bytes),
-                Beside::Kernels | Beside::Product | Beside::Nothing => self.connect(&gpu_device, bytes),
+                Beside::Kernels | Beside::Product | Beside::Nothing => self.connect(&comm, &gpu_device, bytes),
             })?;
             Ok(comm)
         })?;
@@ -92,15 +92,15 @@ impl Group {
     }
 
     /// Runs one collective of each kind with slices of `bytes`, and waits for them.
-    fn connect(&self, device: &Device, bytes: usize) -> Result<()> {
+    fn connect(&self, nccl: &NcclComm, device: &Device, bytes: usize) -> Result<()> {
         let zeros = |dtype: DType, slices: usize| Tensor::zeros(device, &[slices * bytes / dtype.size()], dtype);
-        // Copies between GPUs replace reduce-scatters of NCCL.
-        let scatters = self.peers()?.is_none();
         for dtype in [DType::F32, DType::BF16] {
             self.all_reduce("connect", Reduce::Sum, zeros(dtype, 1)?)?.wait()?;
-            if scatters {
-                self.reduce_scatter("connect", &zeros(dtype, self.size())?, zeros(dtype, 1)?)?.wait()?;
-            }
+            let (input, mut output) = (zeros(dtype, self.size())?, zeros(dtype, 1)?);
+            let call = self.call(Op::ReduceScatter { output: dtype }, "connect", &input)?;
+            // Small ones are otherwise done by copies.
+            let progress = self.enqueue(nccl, &call, Some(&input), &mut output)?;
+            Pending { progress, output, _input: Some(input) }.wait()?;
         }
         self.all_reduce("connect", Reduce::Max, zeros(DType::F32, 1)?)?.wait()?;
         self.all_gather("connect", zeros(DType::E4M3, self.size())?)?.wait()?;
@@ -128,24 +128,27 @@ impl Group {
         }
         self.note(call);
         let communicator = self.communicator()?;
-        let progress = match self.start_by_copies(call, input, &mut output)? {
-            Some(progress) => progress,
-            None if output.is_empty() || self.endpoint.dry => Progress::Done,
-            None => match communicator {
+        if let Some(progress) = self.start_by_copies(call, input, &mut output)? {
+            return Ok(Pending { progress, output, _input: input.cloned() });
+        }
+        let progress = match communicator {
+            _ if output.is_empty() || self.endpoint.dry => Progress::Done,
+            None => {
                 // A group of one.
-                None => {
-                    input.map_or(Ok(()), |input| output.copy_from(0, input))?;
-                    Progress::Done
-                }
-                Some(nccl) => {
-                    let (name, collective) = collective(call, self.ranks(), input, &mut output);
-                    // SAFETY: the call was checked: the buffers have its bytes. `Pending` holds both until the transfer ends, no other
-                    // view can write the output, and the input is only read.
-                    Progress::Gpu(unsafe { nccl.enqueue(name, collective)? })
-                }
-            },
+                input.map_or(Ok(()), |input| output.copy_from(0, input))?;
+                Progress::Done
+            }
+            Some(nccl) => self.enqueue(&nccl, call, input, &mut output)?,
         };
         Ok(Pending { progress, output, _input: input.cloned() })
+    }
+
+    /// Enqueues NCCL's collective of a checked `call`; the caller keeps the tensors until it ends.
+    fn enqueue(&self, nccl: &NcclComm, call: &Call, input: Option<&Tensor>, output: &mut Tensor) -> Result<Progress> {
+        let (name, collective) = collective(call, self.ranks(), input, output);
+        // SAFETY: the call was checked: the buffers have its bytes. `Pending` holds both until the transfer ends, no other
+        // view can write the output, and the input is only read.
+        Ok(Progress::Gpu(unsafe { nccl.enqueue(name, collective)? }))
     }
 
     /// Starts checked messages of tensors that are not on the CPU.

@@ -16,6 +16,9 @@ use std::sync::Arc;
 /// GPUs of a node, as plans assume.
 pub const GPUS_PER_NODE: usize = 8;
 
+/// Most bytes of parts of one sum. Parts take memory until they are added, which large models lack; NCCL adds larger ones.
+const MOST_PARTS: usize = 512 << 20;
+
 /// The types that GPUs sum by [`sum_parts`](crate::ops::sum_parts).
 const SUMMED: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
@@ -101,7 +104,7 @@ impl Group {
     }
 
     /// Starts a checked call by copies between GPUs; `None` if it is not done so: unless it gathers or exchanges slices in symmetric memory, or sums
-    /// slices. In a dry run only allocates memory.
+    /// slices that are not too large. In a dry run only allocates memory.
     pub(super) fn start_by_copies(
         &self,
         call: &Call,
@@ -112,7 +115,8 @@ impl Group {
         let at = |slice: usize| (slice * bytes) as u64;
         let from_input = |input: &Tensor, peer| input.device_ptr() + at(peer);
         if let (Op::ReduceScatter { .. }, Some(input)) = (call.op, input) {
-            if !SUMMED.contains(&output.dtype()) || !self.reaches(input.device())? {
+            let fits = (self.size() - 1) * bytes <= MOST_PARTS;
+            if !fits || !SUMMED.contains(&output.dtype()) || !self.reaches(input.device())? {
                 return Ok(None);
             }
             let others = self.symmetric(input.device(), &[(self.size() - 1) * slice], input.dtype())?;
