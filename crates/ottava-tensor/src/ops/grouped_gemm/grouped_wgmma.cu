@@ -83,13 +83,15 @@ struct Walk {
           tiles((WGRAD ? of.groups : 1) * high * pairs), group(0) {}
     __device__ __forceinline__ Tile at(int index, int block) {
         const int column = (index % pairs * 2 + block) * SIDE, row = index / pairs % high * SIDE, rows = min(SIDE, of.rows - row);
+        // Where the second block of a pair has no columns, it multiplies those of the first, and does not read beyond the end of `b` or its scales.
+        const int b_column = column < of.columns ? column : column - SIDE;
 #if WGRAD
         const int g = index / pairs / high;
-        return {row, offsets[g], column, offsets[g], (counts[g] + TERMS - 1) / TERMS, rows, column, (u64)g * of.rows + row};
+        return {row, offsets[g], b_column, offsets[g], (counts[g] + TERMS - 1) / TERMS, rows, column, (u64)g * of.rows + row};
 #else
         while (group < of.groups && offsets[group + 1] <= row) group++;
         const int steps = group < of.groups ? (of.terms + TERMS - 1) / TERMS : 0;
-        return {row, 0, group * of.b_rows + column, group * of.b_terms, steps, rows, column, (u64)row};
+        return {row, 0, group * of.b_rows + b_column, group * of.b_terms, steps, rows, column, (u64)row};
 #endif
     }
 };
