@@ -18,7 +18,7 @@ impl<'a> Inbox<'a> {
     /// Divides `memory` among the other ranks of `group`.
     pub(super) fn new(group: &'a Group, memory: Tensor) -> Result<Inbox<'a>> {
         let others = group.size() - 1;
-        let part = memory.len() / others;
+        let part = memory.len() / others.max(1);
         let ranges: Vec<_> = (0..others).map(|at| at * part..(at + 1) * part).collect();
         let places = memory.split(&ranges)?.into_iter().map(Some).collect();
         Ok(Inbox { group, places, arriving: Vec::with_capacity(others) })
