@@ -182,6 +182,30 @@ fn weights_are_offloaded_where_moments_are_not_enough() {
     assert!(words.contains("offload_parameters = \"auto\" is"), "{words}");
 }
 
+/// Of four ranks. With ZeRO 3 the slices leave the device; with ZeRO 1 and 2 whole blocks do, but for the two that are gathered.
+#[test]
+fn ranks_offload_their_slices_of_weights() {
+    let block = block_weights() as u64;
+    for (recipe, level, bytes) in [
+        (RecipeName::Fp8Delayed, Level::O0, 1),
+        (RecipeName::Fp8Row, Level::O0, 2),
+        (RecipeName::Bf16, Level::Bf16, 2),
+        (RecipeName::Fp8Current, Level::Bf16, 3),
+    ] {
+        for zero in [Zero::OptimizerStates, Zero::Gradients, Zero::Weights] {
+            let planned = |share| {
+                let mut config = run(recipe, Some(Recompute::Full), true);
+                (config.optimizer.level, config.parallel.data, config.parallel.zero) = (level, 4, zero);
+                config.memory.offload_parameters = Some(share);
+                MemoryPlan::new(&ResolvedConfig::fastest(&config), &llama(), &gpu(138.0)).unwrap()
+            };
+            let (here, there) = (planned(0.0), planned(1.0));
+            println!("{recipe:?} {level:?} {zero:?} host {} falls {}", there.host_bytes as f64 / block as f64, (here.peak_bytes as f64 - there.peak_bytes as f64) / block as f64);
+            assert_eq!(there.host_bytes, 32 * block / 4 * bytes, "{recipe:?}, {zero:?}");
+        }
+    }
+}
+
 #[test]
 fn offloading_more_than_the_host_has_is_an_error() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
