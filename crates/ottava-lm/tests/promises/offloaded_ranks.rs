@@ -69,8 +69,7 @@ fn offloaded_slices_change_no_bit_at_any_level() {
     .into_iter()
     .enumerate()
     {
-        for (k, name) in
-            [RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Block].into_iter().enumerate()
+        for (k, name) in [RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Block].into_iter().enumerate()
         {
             expect_same(&sizes, name, memory, STAGES[(i + k) % 3], &SHARES[(i + k) % 2..][..1]);
         }

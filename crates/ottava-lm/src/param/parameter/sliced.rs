@@ -38,7 +38,9 @@ impl Param {
         let [rows, columns] = self.weights.shape() else { return Ok(false) };
         let whole = |n: &usize| n.is_multiple_of(QuantizedTensor::PAD);
         Ok(match &self.cast {
-            Some(cast) if cast.ranks_store_codes && cast.copies == CodeCopies::Both && whole(rows) && whole(columns) => {
+            Some(cast)
+                if cast.ranks_store_codes && cast.copies == CodeCopies::Both && whole(rows) && whole(columns) =>
+            {
                 matches!(casts.scales.next_cast(cast.slot)?, NextCast::Known(_) | NextCast::Measured)
             }
             _ => false,
