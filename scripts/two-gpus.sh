@@ -2,6 +2,7 @@
 # What two GPUs of one machine must show. Prints a PASS, FAIL or SKIP line for each promise, and fails where one fails. Its parts:
 #   train   collectives and messages against the CPU's; training beside one GPU, by --gpus, by torchrun and as two machines; a benchmark (4 minutes)
 #   axes    two GPUs that divide tensors, sequences, layers or experts beside one, and inference of a divided model (4 minutes)
+#   offload ranks whose slices of weights are in host memory beside those without, bit for bit (4 minutes)
 #   curve   100 steps of two GPUs beside one; a run that goes on from two GPUs to one and back (3 minutes)
 #   faults  ranks that are killed or stopped, that live and never come, or never join (3 minutes)
 #   signals a signal to rank 1 in training, in an evaluation, in a save and while samples are generated, under each stage of ZeRO (4 minutes)
@@ -17,7 +18,7 @@ bin=$(realpath "${1:-.carry}")
 out=${OUT:-/tmp}/two-gpus
 deadline=$((SECONDS + ${LIMIT:-580}))
 shift $(($# > 0))
-parts=" ${*:-train axes curve faults signals axis-faults saves} "
+parts=" ${*:-train axes offload curve faults signals axis-faults saves} "
 rm -rf "$out"
 mkdir -p "$out"
 work=$(mktemp -d)
@@ -248,6 +249,25 @@ PY
         compare "two GPUs with other experts train as one does, $recipe" "mixture-$recipe" "experts-$recipe"
     done
     verdict "steps with other experts are captured" eval '! grep -q "not captured" "$out"/experts-*.log'
+fi
+
+if wants offload; then
+    # Stage of ZeRO, recipe, level, and the share of optimizer states in host memory.
+    for setting in "1 bf16 bf16 0" "2 fp8-delayed O0 0.5" "3 fp8-delayed bf16 0" "3 fp8-current O2 0" "3 fp8-row O0 1"; do
+        read -r stage recipe level states <<<"$setting"
+        name=offload-$stage-$recipe
+        for share in 0 0.5 1; do
+            arguments "$name-$share"
+            run "$name-$share" 60 "$bin/ottava" "${train[@]}" "${two[@]}" --set max_steps=$steps --set deterministic=true --set skip_slow_linears=false \
+                --set "parallel.zero=$stage" --set "recipe=$recipe" --set "level=$level" --set "offload_optimizer=$states" \
+                --set "offload_parameters=$share" --set eval_steps=10 --set 'prompts=["otter (noun):"]'
+            rm -rf "$work/$name-$share"
+        done
+        for share in 0.5 1; do
+            compare "a share of $share of the weights in host memory changes no bit, ZeRO $stage, $recipe" "$name-0" "$name-$share" 1e-12
+        done
+    done
+    verdict "steps with offloaded weights are captured" eval '! grep -q "not captured" "$out"/offload-*.log'
 fi
 
 if wants curve; then

@@ -51,6 +51,34 @@ impl HostTransfer {
         Ok((copies, HostTransfer { transfer: Some(transfer), _source: None }))
     }
 
+    /// Copies each of `sources` to `buffer`, from the given element on. Copies from host memory overlap with compute, copies from elsewhere are
+    /// made at once. Ops may read the buffer only after [`HostTransfer::wait`], and collectives after
+    /// [`HostTransfer::before_collectives`].
+    ///
+    /// Errors when a source has another type, or does not fit.
+    pub fn upload_into(buffer: &mut Tensor, sources: &[(&Tensor, usize)]) -> Result<HostTransfer> {
+        let mut pinned = Vec::new();
+        for &(source, start) in sources.iter().filter(|(source, _)| !source.is_empty()) {
+            match source.pinned() {
+                Some(memory) if buffer.is_on_gpu() && memory.mirror().is_none() => {
+                    source.expect_dtype("upload_into: source", &[buffer.dtype()])?;
+                    pinned.push((memory, start * buffer.dtype().size()));
+                }
+                _ => buffer.copy_to_elements(start, source)?,
+            }
+        }
+        let Some(device) = pinned.first().map(|(memory, _)| memory.device().clone()) else {
+            return Ok(HostTransfer::default());
+        };
+        let into = buffer.storage_mut().on_device_mut().expect("the buffer is on a GPU");
+        Ok(HostTransfer { transfer: Some(Transfer::upload_into(&device, &pinned, into)?), _source: None })
+    }
+
+    /// Makes collectives that are started later wait for the copies; compute does not wait.
+    pub fn before_collectives(&self) -> Result<()> {
+        self.transfer.as_ref().map_or(Ok(()), Transfer::before_collectives)
+    }
+
     /// Starts copying the mirrors of `tensors` back to host memory, and releases the mirrors.
     pub fn write_back<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) -> Result<HostTransfer> {
         HostTransfer::start(tensors, Transfer::write_back)
@@ -76,6 +104,20 @@ impl HostTransfer {
         Ok(HostTransfer { transfer: Some(Transfer::store(from, to)?), _source: Some(source) })
     }
 
+    /// Starts to move `source`, a whole tensor, to host memory: into `earlier`, if that is a tensor of the same size there. A tensor that is not in the
+    /// memory of a GPU is returned as it is.
+    pub fn offload(source: Tensor, earlier: Option<Tensor>) -> Result<(Tensor, HostTransfer)> {
+        if !source.is_on_gpu() {
+            return Ok((source, HostTransfer::default()));
+        }
+        let mut moved = match earlier {
+            Some(earlier) => earlier,
+            None => Tensor::zeros_in(source.device(), source.shape(), source.dtype(), MemoryKind::Host)?,
+        };
+        let transfer = HostTransfer::store(source, &mut moved)?;
+        Ok((moved, transfer))
+    }
+
     /// Makes all later work of the device wait for the copies.
     pub fn wait(self) -> Result<()> {
         self.transfer.map_or(Ok(()), Transfer::wait)
@@ -85,11 +127,8 @@ impl HostTransfer {
 impl Tensor {
     /// The same elements in pinned host memory, which ops of the device can read. A tensor that is in host memory is returned as it is.
     pub fn to_host_memory(&self) -> Result<Tensor> {
-        if !self.is_on_gpu() {
-            return Ok(self.clone());
-        }
-        let mut moved = Tensor::zeros_in(self.device(), self.shape(), self.dtype(), MemoryKind::Host)?;
-        HostTransfer::store(self.clone(), &mut moved)?.wait()?;
+        let (moved, transfer) = HostTransfer::offload(self.clone(), None)?;
+        transfer.wait()?;
         Ok(moved)
     }
 }
@@ -149,6 +188,25 @@ mod tests {
             assert_eq!(held.to_vec::<f32>().unwrap(), values(i + 1));
         }
         assert!(HostTransfer::upload(&[&copies[0]]).is_err(), "a tensor of the device is not uploaded");
+    }
+
+    /// The parts of a buffer arrive where they belong, and `offload` overwrites what is in host memory.
+    #[test]
+    fn slices_are_uploaded_into_a_buffer_and_stored_again() {
+        let Some(device) = test_device().map(Device::Cuda) else { return };
+        let [first, second] = [0, 7].map(|from| counted(&device, from).to_host_memory().unwrap());
+        let on_device = counted(&device, 3);
+        let mut buffer = Tensor::zeros(&device, &[3 * N + 1], crate::DType::F32).unwrap();
+        let sources = [(&second, 2 * N + 1), (&first, 0), (&on_device, N)];
+        let upload = HostTransfer::upload_into(&mut buffer, &sources).unwrap();
+        upload.before_collectives().unwrap();
+        upload.wait().unwrap();
+        let expected = [values(0), values(3), vec![0.0], values(7)].concat();
+        assert_eq!(buffer.to_vec::<f32>().unwrap(), expected);
+        assert!(HostTransfer::upload_into(&mut buffer, &[(&first, 2 * N + 2)]).is_err(), "a source that does not fit");
+        let (moved, stored) = HostTransfer::offload(on_device, Some(first)).unwrap();
+        stored.wait().unwrap();
+        assert_eq!((moved.memory_kind(), moved.to_vec::<f32>().unwrap()), (MemoryKind::Host, values(3)));
     }
 
     /// Copies and compute are ordered by events although freed memory is reused at once, eagerly and in a captured graph.

@@ -80,7 +80,8 @@ pub struct MemoryConfig {
     #[serde(with = "auto")]
     pub offload_optimizer: Option<f64>,
     /// Share of the blocks whose weights are offloaded to the host and prefetched for forward and backward; `None`, written `auto`, is
-    /// the smallest share that fits where offloading the optimizer is not enough.
+    /// the smallest share that fits where offloading the optimizer is not enough. With ZeRO stages 1 to 3, each rank offloads its slices, which
+    /// each forward and backward gathers.
     #[serde(with = "auto")]
     pub offload_parameters: Option<f64>,
     /// Whether the inputs of blocks are offloaded to the host between forward and backward. Needs `recompute = "full"`.

@@ -15,7 +15,7 @@ struct Prefetch {
 
 fn start(block: &Block, input: Option<&Tensor>, units: &mut dyn Units) -> Result<Prefetch> {
     let params = parameters_of(block);
-    units.start(params[0].id().unit)?;
+    units.start(&params)?;
     let (loan, copies, transfer) = Param::prefetch(&params, &input.into_iter().collect::<Vec<_>>())?;
     Ok(Prefetch { loan, copies, transfer })
 }

@@ -316,7 +316,7 @@ impl Stage {
 
 /// The weight of a unit that is one matrix.
 pub(super) fn fetch(weight: &Param, direction: Direction, units: &mut dyn Units) -> Result<Loan> {
-    units.start(weight.id().unit)?;
+    units.start(&[weight])?;
     units.fetch(&[weight], direction)
 }
 

@@ -8,9 +8,9 @@ use crate::error::{Error, Result};
 use crate::param::scopes::{CODES, GRADIENTS, WEIGHTS};
 use crate::param::{Param, ParamId, Placement, UnitId};
 use crate::scaling::Casts;
-use ottava_tensor::comm::Group;
+use ottava_tensor::comm::{Group, Pending};
 use ottava_tensor::ops::gradient_code_bytes;
-use ottava_tensor::{DType, QuantizedTensor, Tensor};
+use ottava_tensor::{DType, HostTransfer, QuantizedTensor, Tensor};
 
 /// Matrices of a block, of the embedding or of the head that are read in the same way, in one flat buffer for one collective.
 pub(super) struct Bucket {
@@ -25,6 +25,10 @@ pub(super) struct Bucket {
     pub(super) slices: Slices,
     /// Whether products read the matrices as codes rather than values.
     codes: bool,
+    /// Whether weights and codes are in host memory between passes.
+    offloaded: bool,
+    /// Whether this rank stores only its slice between passes, and each pass gathers the matrices; otherwise the buffer is kept.
+    pub(super) stores_slice: bool,
     /// The slots of their casts.
     slots: Vec<usize>,
     /// Bytes of a gathered element, and the type of gradients.
@@ -52,8 +56,29 @@ pub(super) enum Stored {
     Buffer(Tensor),
     /// The buffer of gathered matrices, by matrix.
     Gathered(Vec<Tensor>),
-    /// This rank's slice.
+    /// This rank's slice, on the device or in host memory.
     Slice(Tensor),
+}
+
+/// A gather in progress.
+pub(super) struct Gather {
+    pending: Pending,
+    /// The copy of this rank's slice, which precedes the gather.
+    upload: HostTransfer,
+}
+
+impl Gather {
+    /// A gather of a buffer that has this rank's slice.
+    pub(super) fn of_buffer(pending: Pending) -> Gather {
+        Gather { pending, upload: HostTransfer::default() }
+    }
+
+    /// Waits for the gathered buffer.
+    pub(super) fn wait(self) -> Result<Tensor> {
+        let buffer = self.pending.wait()?;
+        self.upload.wait()?;
+        Ok(buffer)
+    }
 }
 
 /// What writes to the memory of a unit in [`Bucket::begin_write`].
@@ -98,11 +123,8 @@ impl Bucket {
         zero: Zero,
         reduction: ReduceFormat,
     ) -> Result<Bucket> {
-        if zero > Zero::Nothing && matrices.iter().any(|param| param.placement() == Placement::Host) {
-            return Err(Error::Config(
-                "`memory.offload_parameters` keeps weights in host memory, from which ranks cannot gather them; set it or `parallel.zero` to 0".into(),
-            ));
-        }
+        let divides = zero > Zero::Nothing;
+        let offloaded = divides && matrices.iter().any(|param| param.placement() == Placement::Host);
         let (ranks, experts) = (ranks.replicas(matrices[0]), matrices[0].is_of_experts());
         let slices = Slices::new(matrices.iter().map(|param| param.weights.shape().iter().product()), ranks.size());
         let (name, ids) = (matrices[0].name().to_string(), matrices.iter().map(|param| param.id()).collect());
@@ -118,9 +140,9 @@ impl Bucket {
             }
             _ => None,
         };
-        if zero > Zero::Nothing {
+        if divides {
             for (param, owned) in matrices.into_iter().zip(slices.owned(ranks.rank())) {
-                param.keep_slice(owned, codes)?;
+                param.keep_slice(owned, codes, offloaded)?;
             }
         }
         let casts = slices.matrices().iter().map(|_| None).collect();
@@ -131,6 +153,8 @@ impl Bucket {
             matrices: ids,
             slices,
             codes,
+            offloaded,
+            stores_slice: offloaded || zero == Zero::Weights,
             slots,
             element,
             gradients,
@@ -176,6 +200,36 @@ impl Bucket {
         (!found.is_empty()).then_some(found)
     }
 
+    /// Whether ranks gather the values that parameters store in host memory, so that there is nothing to write for the gather.
+    fn reads_params(&self) -> bool {
+        self.offloaded && !self.codes
+    }
+
+    /// Whether codes are written on the device and then copied to host memory.
+    pub(super) fn offloads_codes(&self) -> bool {
+        self.offloaded && self.codes
+    }
+
+    /// Starts to gather the matrices, which are among `params`, from the slices of all ranks. `None` if there is no slice yet.
+    pub(super) fn gather_slices(&self, params: &[&Param], group: &Group) -> Result<Option<Gather>> {
+        let (rank, length) = (group.rank(), self.slices.padded_len());
+        let sources = match &self.weights {
+            Stored::Slice(slice) => vec![(slice, rank * self.slices.slice_len())],
+            _ if self.reads_params() => {
+                let owned = self.slices.owned(rank);
+                let start = |at: usize| self.slices.matrices()[at].start + owned[at].start;
+                let numbers = params.iter().map(|param| (param, self.number_of(param)));
+                numbers.filter_map(|(param, at)| Some((param.weights.read_from(), start(at?)))).collect()
+            }
+            _ => return Ok(None),
+        };
+        let Some((first, _)) = sources.first() else { return Ok(None) };
+        let mut buffer = group.symmetric(first.device(), &[length], first.dtype())?;
+        let upload = HostTransfer::upload_into(&mut buffer, &sources)?;
+        upload.before_collectives()?;
+        Ok(Some(Gather { pending: group.all_gather(&self.name, buffer)?, upload }))
+    }
+
     /// Splits the memory of this rank's slice by matrix, so that an update writes to it directly where possible; [`Bucket::finish_write`]
     /// writes the rest and joins the memory.
     pub(super) fn begin_write(
@@ -183,20 +237,24 @@ impl Bucket {
         matrices: &mut [&mut Param],
         casts: &Casts,
         group: &Group,
-        zero: Zero,
         writer: Writer,
     ) -> Result<()> {
+        if self.reads_params() {
+            return Ok(());
+        }
         let rank = group.rank();
         let dtype = if self.codes { matrices[0].code_format(casts) } else { matrices[0].dtype() };
         let device = matrices[0].weights.device();
         let _scope = device.scope(if self.codes { CODES } else { WEIGHTS });
-        let (alone, slice) = (zero == Zero::Weights, self.slices.slice_len());
+        let slice = self.slices.slice_len();
         let memory = match &self.weights {
-            Stored::None if alone => Tensor::empty(device, &[slice], dtype)?,
-            Stored::None => group.symmetric(device, &[self.slices.padded_len()], dtype)?,
+            Stored::None if !self.stores_slice => group.symmetric(device, &[self.slices.padded_len()], dtype)?,
+            Stored::None => Tensor::empty(device, &[slice], dtype)?,
+            // Ops write to the device; what is in host memory is replaced afterwards.
+            _ if self.offloaded => Tensor::empty(device, &[slice], dtype)?,
             _ => self.weights.take(rank)?,
         };
-        let first = if alone { rank * slice } else { 0 };
+        let first = if self.stores_slice { rank * slice } else { 0 };
         let owned = self.slices.owned(rank);
         let places: Vec<_> = (self.slices.matrices().iter().zip(&owned))
             .filter(|(_, owned)| !owned.is_empty())
@@ -227,14 +285,16 @@ impl Bucket {
         Ok(())
     }
 
-    /// Ends [`Bucket::begin_write`]; this rank's slice is then complete in the buffer that is gathered.
+    /// Ends [`Bucket::begin_write`]; this rank's slice is then complete where it is gathered from, once the returned transfer has ended.
     pub(super) fn finish_write(
         &mut self,
         matrices: &mut [&mut Param],
         casts: &mut Casts,
         rank: usize,
-        zero: Zero,
-    ) -> Result<()> {
+    ) -> Result<HostTransfer> {
+        if self.reads_params() {
+            return Ok(HostTransfer::default());
+        }
         let owned = self.slices.owned(rank);
         let mut parts: Vec<Tensor> = self.untouched.take().into_iter().collect();
         for (at, param) in matrices.iter_mut().enumerate() {
@@ -259,8 +319,17 @@ impl Bucket {
             });
         }
         let memory = Tensor::join(parts)?;
-        self.weights = if zero == Zero::Weights { Stored::Slice(memory) } else { Stored::Buffer(memory) };
-        Ok(())
+        if !self.offloaded {
+            self.weights = if self.stores_slice { Stored::Slice(memory) } else { Stored::Buffer(memory) };
+            return Ok(HostTransfer::default());
+        }
+        let earlier = match std::mem::take(&mut self.weights) {
+            Stored::Slice(earlier) => Some(earlier),
+            _ => None,
+        };
+        let (slice, transfer) = HostTransfer::offload(memory, earlier)?;
+        self.weights = Stored::Slice(slice);
+        Ok(transfer)
     }
 
     /// Casts the slice of matrix number `at` into `part`, if there is one.

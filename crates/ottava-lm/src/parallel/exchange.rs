@@ -1,14 +1,14 @@
 //! Communication of a pass: gathers of weights before a unit runs, and reductions of gradients during backward.
 
 use super::amaxes::Amaxes;
-use super::bucket::{Bucket, Stored};
+use super::bucket::{Bucket, Gather, Stored};
 use super::partition::Partition;
 use super::ranks::{Ranks, Shared};
 use super::reduction::ReduceFormat;
 use super::zero::Zero;
 use crate::error::{Error, Result};
 use crate::param::scopes::GRADIENTS;
-use crate::param::{Direction, Grad, Loan, LoanedWeight, Param, UnitId, Units};
+use crate::param::{Direction, Grad, Loan, LoanedWeight, Param, Units};
 use crate::scaling::ScalingState;
 use ottava_tensor::comm::{Pending, Reduce};
 use ottava_tensor::ops::{
@@ -26,7 +26,7 @@ use std::mem;
 pub struct Exchange<'a> {
     partition: &'a Partition,
     /// Gathers in progress, by bucket, and those of frozen weights.
-    gathers: HashMap<usize, Pending>,
+    gathers: HashMap<usize, Gather>,
     frozen: HashMap<usize, Pending>,
     /// Whether gradients are reduced over ranks.
     reduces: bool,
@@ -199,7 +199,7 @@ impl Drop for Exchange<'_> {
         let mut buckets = self.partition.buckets();
         for (bucket, gather) in self.gathers.drain() {
             // A failure of the group was already reported by the pass.
-            if let (Ok(buffer), false) = (gather.wait(), self.partition.zero() == Zero::Weights) {
+            if let (Ok(buffer), false) = (gather.wait(), buckets[bucket].stores_slice) {
                 buckets[bucket].weights = Stored::Buffer(buffer);
             }
         }
@@ -208,26 +208,21 @@ impl Drop for Exchange<'_> {
 }
 
 impl Units for Exchange<'_> {
-    fn start(&mut self, unit: UnitId) -> Result<()> {
+    fn start(&mut self, params: &[&Param]) -> Result<()> {
         if !self.partition.divides() {
             return Ok(());
         }
+        let unit = params[0].id().unit;
         for (i, bucket) in self.partition.buckets().iter_mut().enumerate().filter(|(_, bucket)| bucket.unit == unit) {
             let ranks = bucket.group(self.partition.ranks());
-            let buffer = match mem::take(&mut bucket.weights) {
-                Stored::Buffer(buffer) => buffer,
-                Stored::Slice(slice) => {
-                    let mut buffer = ranks.symmetric(slice.device(), &[bucket.slices.padded_len()], slice.dtype())?;
-                    buffer.copy_from(ranks.rank() * bucket.slices.slice_len(), &slice)?;
-                    bucket.weights = Stored::Slice(slice);
-                    buffer
-                }
+            let gather = match mem::take(&mut bucket.weights) {
+                Stored::Buffer(buffer) => Some(Gather::of_buffer(ranks.all_gather(bucket.name(), buffer)?)),
                 other => {
                     bucket.weights = other;
-                    continue;
+                    bucket.gather_slices(params, ranks)?
                 }
             };
-            self.gathers.insert(i, ranks.all_gather(bucket.name(), buffer)?);
+            self.gathers.extend(gather.map(|gather| (i, gather)));
         }
         for (i, bucket) in self.partition.frozen().iter().enumerate().filter(|(_, bucket)| bucket.unit == unit) {
             self.frozen.insert(i, bucket.start(self.partition.ranks())?);
@@ -264,7 +259,7 @@ impl Units for Exchange<'_> {
                 };
                 loan.add(param.id(), weight);
             }
-            if let (Some(parts), false) = (arrived, self.partition.zero() == Zero::Weights) {
+            if let (Some(parts), false) = (arrived, bucket.stores_slice) {
                 bucket.weights = Stored::Gathered(parts);
             }
         }

@@ -19,7 +19,7 @@ use crate::optim::{self, Optimizer, Prepared};
 use crate::param::{Loan, Param, UnitId};
 use crate::scaling::{Casts, MergeCounts};
 use ottava_tensor::comm::{Axis, Reduce};
-use ottava_tensor::{DType, Tensor};
+use ottava_tensor::{DType, HostTransfer, Tensor};
 use std::cell::{RefCell, RefMut};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -34,6 +34,8 @@ pub struct BufferBytes {
     pub codes: u64,
     /// Bytes of the buffer of gradients that ranks reduce.
     pub reduced: u64,
+    /// Whether each forward and each backward gathers, rather than the first forward of a step.
+    pub gathers_in_each_pass: bool,
 }
 
 /// How the ranks of a run divide a model.
@@ -131,11 +133,14 @@ impl Partition {
         let last = buckets.iter().map(|bucket| bucket.unit.0).chain(frozen.iter().map(|bucket| bucket.unit.0)).max();
         let mut units = vec![BufferBytes::default(); last.map_or(0, |last| last + 1)];
         for bucket in frozen.iter() {
-            units[bucket.unit.0].gathered += bucket.gathered_bytes() as u64;
+            let unit = &mut units[bucket.unit.0];
+            unit.gathers_in_each_pass = true;
+            unit.gathered += bucket.gathered_bytes() as u64;
         }
         for bucket in buckets.iter() {
             let unit = &mut units[bucket.unit.0];
             if self.divides() {
+                unit.gathers_in_each_pass |= bucket.stores_slice;
                 unit.gathered += bucket.gathered_bytes() as u64;
                 unit.codes += if bucket.gathers_codes() { bucket.gathered_bytes() as u64 } else { 0 };
             }
@@ -147,6 +152,12 @@ impl Partition {
     /// Whether ranks divide anything (ZeRO stage 1 or more).
     pub fn divides(&self) -> bool {
         self.zero > Zero::Nothing && self.ranks.sharing(Shared::Slices).size() > 1
+    }
+
+    /// Whether codes are written on the device and then copied to host memory. So that there are few at a time, parameters are updated and cast
+    /// in parts.
+    fn offloads_codes(&self) -> bool {
+        self.buckets().iter().any(Bucket::offloads_codes)
     }
 
     pub(super) fn norm_places(&self) -> &RefCell<Option<StagePlaces>> {
@@ -171,7 +182,8 @@ impl Partition {
         let mut casts = scaling.casts(Mode::TRAINING);
         let shared = self.ranks.sharing(Shared::Slices).size() > 1;
         let transforms = shared && params.iter().any(|param| optimizer.transforms(param));
-        let amaxes = match transforms {
+        let in_parts = transforms || self.offloads_codes();
+        let amaxes = match in_parts {
             true => None,
             false => self.amaxes(&mut params, 0, optimizer, &Prepared::default(), norm)?,
         };
@@ -184,17 +196,22 @@ impl Partition {
             Some(_) => 0,
             None => params.iter().rposition(is_early).map_or(0, |last| last + 1),
         };
-        let mut ends = if transforms { self.ends_of_parts(&params) } else { Vec::new() };
+        let mut ends = if in_parts { self.ends_of_parts(&params) } else { Vec::new() };
         ends.extend([early, params.len()]);
         ends.sort_unstable();
         ends.dedup();
         let (mut start, mut prepared, mut gathers) = (0, Prepared { amaxes, ..Prepared::default() }, Vec::new());
+        // The codes of a part are copied to host memory while the next one is updated.
+        let mut leaving = Vec::new();
         for end in ends.into_iter().filter(|&end| end > 0) {
             let part = &mut params[start..end];
             if transforms {
                 prepared = self.prepare(part, start, optimizer, norm)?;
+            } else if in_parts {
+                prepared.amaxes = self.amaxes(part, start, optimizer, &Prepared::default(), norm)?;
             }
-            self.update_part(part, start, optimizer, &mut casts, norm, std::mem::take(&mut prepared))?;
+            let left = self.update_part(part, start, optimizer, &mut casts, norm, std::mem::take(&mut prepared))?;
+            std::mem::replace(&mut leaving, left).into_iter().try_for_each(HostTransfer::wait)?;
             start = end;
             if end == early {
                 for (i, bucket) in self.buckets().iter_mut().enumerate().filter(|(_, bucket)| self.is_early(bucket)) {
@@ -204,6 +221,7 @@ impl Partition {
                 }
             }
         }
+        leaving.into_iter().try_for_each(HostTransfer::wait)?;
         for (i, gather) in gathers {
             let bucket = &mut self.buckets()[i];
             bucket.weights = Stored::Gathered(gather.wait()?.split(bucket.slices.matrices())?);
@@ -230,7 +248,7 @@ impl Partition {
             .transpose()
     }
 
-    /// Updates and casts `params`, the first of which is parameter number `start` of the model.
+    /// Updates and casts `params`, the first of which is parameter number `start` of the model. Returns the copies of codes to host memory.
     fn update_part(
         &self,
         params: &mut [&mut Param],
@@ -239,7 +257,7 @@ impl Partition {
         casts: &mut Casts,
         norm: &Tensor,
         prepared: Prepared,
-    ) -> Result<()> {
+    ) -> Result<Vec<HostTransfer>> {
         let writer = if optimizer.fuses_casts() { Writer::CastingUpdate } else { Writer::Update };
         self.begin_write(params, casts, writer)?;
         optim::update(optimizer, params, start, casts, norm, prepared)?;
@@ -249,7 +267,7 @@ impl Partition {
     /// Whether the update starts the gather of a bucket for the next forward: the embedding and the first block, whose gathers no earlier
     /// block can hide.
     fn is_early(&self, bucket: &Bucket) -> bool {
-        bucket.unit < UnitId(2) && matches!(self.zero, Zero::OptimizerStates | Zero::Gradients)
+        bucket.unit < UnitId(2) && self.zero > Zero::Nothing && !bucket.stores_slice
     }
 
     /// Casts all weights with the current scales, like [`Decoder::quantize_weights`] on one rank.
@@ -259,8 +277,15 @@ impl Partition {
         }
         let (mut params, scaling) = model.parameters_and_scaling();
         let mut casts = scaling.casts(Mode::TRAINING);
-        self.begin_write(&mut params, &casts, Writer::Cast)?;
-        self.finish_write(&mut params, &mut casts)?;
+        let in_parts = self.offloads_codes();
+        let (mut start, mut ends) = (0, if in_parts { self.ends_of_parts(&params) } else { Vec::new() });
+        ends.push(params.len());
+        for end in ends {
+            let part = &mut params[start..end];
+            self.begin_write(part, &casts, Writer::Cast)?;
+            self.finish_write(part, &mut casts)?.into_iter().try_for_each(HostTransfer::wait)?;
+            start = end;
+        }
         // Experts that no other rank has.
         params.iter_mut().filter(|param| !param.is_sliced()).try_for_each(|param| param.quantize(&mut casts))?;
         scaling.forget_losses()
@@ -280,7 +305,7 @@ impl Partition {
     /// [`Bucket::begin_write`] of all buckets.
     fn begin_write(&self, params: &mut [&mut Param], casts: &Casts, writer: Writer) -> Result<()> {
         self.each_bucket(params, |bucket, matrices| {
-            bucket.begin_write(matrices, casts, bucket.group(&self.ranks), self.zero, writer)
+            bucket.begin_write(matrices, casts, bucket.group(&self.ranks), writer)
         })
     }
 
@@ -300,8 +325,8 @@ impl Partition {
         Ok(())
     }
 
-    /// Computes the scales of the next casts, and writes the slices to the buffers that are gathered.
-    fn finish_write(&self, params: &mut [&mut Param], casts: &mut Casts) -> Result<()> {
+    /// Computes the scales of the next casts, and writes the slices to where they are gathered from. Returns the copies of codes to host memory.
+    fn finish_write(&self, params: &mut [&mut Param], casts: &mut Casts) -> Result<Vec<HostTransfer>> {
         let mut amaxes = Vec::new();
         for (i, param) in params.iter_mut().enumerate().filter(|(_, param)| param.is_sliced()) {
             amaxes.extend(param.slice_amax(casts)?.map(|amax| (i, amax)));
@@ -318,9 +343,12 @@ impl Partition {
                 params[i].set_scale(amax, casts)?;
             }
         }
+        let mut leaving = Vec::new();
         self.each_bucket(params, |bucket, matrices| {
-            bucket.finish_write(matrices, casts, bucket.group(&self.ranks).rank(), self.zero)
-        })
+            leaving.push(bucket.finish_write(matrices, casts, bucket.group(&self.ranks).rank())?);
+            Ok(())
+        })?;
+        Ok(leaving)
     }
 
     /// The weights of all slices of `param`, in the compute type. All ranks must call it for the same parameters in the same order.
@@ -337,8 +365,7 @@ impl Partition {
         let owned: Vec<_> = (0..size).map(|rank| bucket.slices.owned(rank).swap_remove(at)).collect();
         let longest = owned.iter().map(Range::len).max().unwrap_or(0);
         let mut slices = Tensor::zeros(param.weights.device(), &[size * longest], param.dtype())?;
-        let own = param.value()?;
-        slices.copy_from(rank * longest, &own.reshape(&[own.len()])?)?;
+        HostTransfer::upload_into(&mut slices, &[(&param.value()?, rank * longest)])?.wait()?;
         let slices = ranks.all_gather(param.name(), slices)?.wait()?;
         let mut whole = Tensor::empty(slices.device(), &[param.weights.shape().iter().product()], param.dtype())?;
         for (rank, owned) in owned.into_iter().enumerate().filter(|(_, owned)| !owned.is_empty()) {

@@ -24,6 +24,8 @@ pub(super) struct WeightCast {
     pub codes: Option<QuantizedTensor>,
     /// Whether codes are stored; otherwise each product casts the weight.
     pub stores_codes: bool,
+    /// Whether ranks that divide the weight may store codes, also of an offloaded weight.
+    pub ranks_store_codes: bool,
     /// Whether the weight is frozen, so that it is cast once and its codes are stored in the layout of fprop alone, if those of dgrad are the
     /// same codes transposed.
     pub is_frozen: bool,
@@ -41,8 +43,20 @@ impl WeightCast {
     /// A `cast` in `slot` to `copies` that stores no codes.
     pub fn new(slot: Slot, cast: Cast, copies: CodeCopies) -> WeightCast {
         let (codes, frozen, amax) = (None, FrozenScale::default(), None);
-        let [stores_codes, is_frozen, replaces_value] = [false; 3];
-        WeightCast { slot, cast, copies, codes, stores_codes, is_frozen, replaces_value, folder: None, frozen, amax }
+        let [stores_codes, ranks_store_codes, is_frozen, replaces_value] = [false; 4];
+        WeightCast {
+            slot,
+            cast,
+            copies,
+            codes,
+            stores_codes,
+            ranks_store_codes,
+            is_frozen,
+            replaces_value,
+            folder: None,
+            frozen,
+            amax,
+        }
     }
 
     /// Whether dgrad of a weight of this shape reads the codes of fprop, transposed.

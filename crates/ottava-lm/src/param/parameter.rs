@@ -58,6 +58,8 @@ pub enum Placement {
     Host,
     /// Divided among ranks; each pass gathers them.
     Gathered,
+    /// Divided among ranks, each of which has its slice in host memory; each pass copies and gathers the slices.
+    GatheredFromHost,
 }
 
 /// The place of a parameter in the stack of the experts of all ranks.
@@ -74,6 +76,8 @@ struct Slice {
     elements: Range<usize>,
     /// Whether an update can cast them in the same pass.
     is_cast_by_update: bool,
+    /// Whether their weights are stored although they can be computed from a master, since ranks gather them from where they are stored.
+    stores_value: bool,
 }
 
 impl Param {
@@ -238,9 +242,10 @@ impl Param {
             }
             Masters::None | Masters::Float32 | Masters::Remainder => None,
         };
-        self.weights.fill(full, amax, self.slice.is_some())?;
+        self.weights.fill(full, amax, self.slice.as_ref().is_some_and(|slice| !slice.stores_value))?;
         match self.placement {
             Placement::Host => self.weights.offload_read(),
+            Placement::GatheredFromHost => self.weights.offload_value(),
             Placement::Device | Placement::Gathered => Ok(()),
         }
     }
@@ -423,20 +428,25 @@ impl Param {
     }
 
     /// Sets the `cast` of this matrix in `slot` to the `copies` that FP8 products read, in a model built for `purpose`. Offloaded weights
-    /// store no codes, since an update would have to write back both.
+    /// that ranks do not divide store no codes, since an update would have to write back both.
     pub fn cast_in(&mut self, slot: Slot, cast: Cast, copies: CodeCopies, purpose: Purpose) {
-        let (copies, stores_codes, keeps_value) = match purpose {
-            Purpose::Train(memory) => {
-                (copies, memory.weight_codes && self.placement == Placement::Device, memory.frozen_values)
-            }
+        let (copies, ranks_store_codes, keeps_value) = match purpose {
+            Purpose::Train(memory) => (copies, memory.weight_codes, memory.frozen_values),
             Purpose::Infer => (CodeCopies::Rows, true, true),
         };
+        let stores_codes = ranks_store_codes && self.placement == Placement::Device;
         let is_frozen = self.frozen && stores_codes;
         let replaces_value = is_frozen && copies == CodeCopies::Both && !keeps_value;
         if copies == CodeCopies::Both && purpose.trains() {
             self.weights.drop_value();
         }
-        self.cast = Some(WeightCast { stores_codes, is_frozen, replaces_value, ..WeightCast::new(slot, cast, copies) });
+        self.cast = Some(WeightCast {
+            stores_codes,
+            ranks_store_codes,
+            is_frozen,
+            replaces_value,
+            ..WeightCast::new(slot, cast, copies)
+        });
     }
 
     /// Whether the codes of a frozen weight are those of the folder that it was loaded from; `None` if that has no codes.

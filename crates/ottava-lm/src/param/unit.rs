@@ -1,6 +1,5 @@
 //! Units of a model, whose parameters a pass reads together: where their weights come from, and where their gradients go.
 
-use super::id::UnitId;
 use super::{Loan, Param};
 use crate::error::Result;
 
@@ -15,8 +14,8 @@ pub enum Direction {
 
 /// Fetches the weights of units, and receives their gradients.
 pub trait Units {
-    /// Starts to fetch the weights of a unit.
-    fn start(&mut self, unit: UnitId) -> Result<()>;
+    /// Starts to fetch the weights of a unit, of which these are the parameters.
+    fn start(&mut self, params: &[&Param]) -> Result<()>;
 
     /// Waits for the weights of a unit that was started. The loan has no entry for parameters that this process stores.
     fn fetch(&mut self, params: &[&Param], direction: Direction) -> Result<Loan>;
@@ -32,7 +31,7 @@ pub trait Units {
 pub struct Resident;
 
 impl Units for Resident {
-    fn start(&mut self, _: UnitId) -> Result<()> {
+    fn start(&mut self, _: &[&Param]) -> Result<()> {
         Ok(())
     }
 

@@ -66,12 +66,12 @@ impl Weights {
     }
 
     /// Stores the F32 values `full` of the whole parameter or of a slice. For a slice with a scaled master, `amax` is that of the whole
-    /// parameter. For a slice, weights that can be computed from a master on the device are not stored.
-    pub(super) fn fill(&mut self, full: Tensor, amax: Option<Tensor>, is_slice: bool) -> Result<()> {
+    /// parameter. If each update `copies` the weights of a slice to where ranks gather them, those that can be computed from a master on the
+    /// device are not stored.
+    pub(super) fn fill(&mut self, full: Tensor, amax: Option<Tensor>, copies: bool) -> Result<()> {
         let (device, dtype) = (self.device.clone(), self.dtype);
         let _scope = device.scope(self.scope);
-        // Ranks with slices compute the weights from the master and gather them.
-        let is_gathered = is_slice && !self.offloads_master;
+        let is_gathered = copies && !self.offloads_master;
         let (value, mut master) = match self.masters {
             Masters::Float16 => {
                 let _scope = device.scope(MASTERS);
@@ -178,6 +178,11 @@ impl Weights {
         self.drops_value = true;
     }
 
+    /// Reverses [`Weights::drop_value`].
+    pub fn keep_value(&mut self) {
+        self.drops_value = false;
+    }
+
     /// Drops frozen weights that codes replace, since nothing reads them any more.
     pub fn drop_frozen(&mut self) {
         self.value = None;
@@ -225,6 +230,12 @@ impl Weights {
     pub fn offload_read(&mut self) -> Result<()> {
         let read = self.read_mut();
         *read = read.to_host_memory()?;
+        Ok(())
+    }
+
+    /// Moves the weights that layers read, if they are stored, to host memory.
+    pub fn offload_value(&mut self) -> Result<()> {
+        self.value = self.value.take().map(|value| value.to_host_memory()).transpose()?;
         Ok(())
     }
 

@@ -44,6 +44,8 @@ pub struct CommunicationPlan {
 pub struct UnitPlan {
     /// Bytes of the buffer that ranks gather.
     pub gathered_bytes: u64,
+    /// Whether each forward and each backward gathers it, rather than the first forward of a step.
+    pub gathers_in_each_pass: bool,
     /// Bytes of FP8 codes among them, which each rank transposes.
     pub transposed_bytes: u64,
     /// Bytes of the buffer of gradients that ranks reduce.
@@ -127,6 +129,7 @@ fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
         let block = if (1..=layers).contains(&part) { (1.0 - head) / layers as f64 } else { 0.0 };
         UnitPlan {
             gathered_bytes: buffer.gathered,
+            gathers_in_each_pass: buffer.gathers_in_each_pass,
             transposed_bytes: buffer.codes,
             reduced_bytes: buffer.reduced,
             codes_reduced: partition.sends_codes(),

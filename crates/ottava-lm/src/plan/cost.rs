@@ -189,7 +189,7 @@ impl PredictedStep {
 /// ZeRO 1 to 3 each rank updates its share.
 ///
 /// Units run one after the other. Gathers run one unit ahead, in the first forward of a step with ZeRO 1 and 2, where the preceding update
-/// hides those of the first two units, and in each forward and backward with ZeRO 3. Codes are transposed once for each gather that is the
+/// hides those of the first two units, and in each forward and backward with ZeRO 3 and of offloaded weights. Codes are transposed once for each gather that is the
 /// last before a backward. Reductions overlap with the last backward with ZeRO 0 and 1, and with each backward with ZeRO 2 and 3. Compute
 /// waits for the last ones, and with ZeRO 1 to 3 for the all-reduces of vectors and amaxes at the end. Compute waits for exchanges of activations
 /// and for the messages of a pipeline.
@@ -269,23 +269,24 @@ fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: f64)
     let each = compute / plan.micro_batches as f64 / share;
     let units: Vec<_> = plan.units.iter().enumerate().collect();
     for pass in 0..plan.micro_batches {
-        let (always, first) = (plan.zero == Zero::Weights, pass == 0);
-        let in_forward = |i: usize| always || (first && i > 1);
-        let order = |i: usize| units.get(i).copied().filter(|&(i, _)| in_forward(i));
+        let first = pass == 0;
+        let in_forward = |i: usize, unit: &UnitPlan| unit.gathers_in_each_pass || (first && i > 1);
+        let order = |i: usize| units.get(i).copied().filter(|&(i, unit)| in_forward(i, unit));
         start(&mut timeline, order(0));
         for &(i, unit) in &units {
             start(&mut timeline, order(i + 1));
             timeline.wait(Brings::Weights(i));
-            let transposes = if first && !always { transpose(unit) } else { 0.0 };
+            let transposes = if first && !unit.gathers_in_each_pass { transpose(unit) } else { 0.0 };
             timeline.compute(unit.compute * each * FORWARD + transposes);
         }
         let reduces = plan.zero >= Zero::Gradients || pass + 1 == plan.micro_batches;
-        let order = |i: Option<usize>| i.filter(|_| always).map(|i| units[i]);
+        let order = |i: Option<usize>| i.map(|i| units[i]).filter(|(_, unit)| unit.gathers_in_each_pass);
         start(&mut timeline, order(units.len().checked_sub(1)));
         for &(i, unit) in units.iter().rev() {
             start(&mut timeline, order(i.checked_sub(1)));
             timeline.wait(Brings::Weights(i));
-            timeline.compute(unit.compute * each * (1.0 - FORWARD) + if always { transpose(unit) } else { 0.0 });
+            let transposes = if unit.gathers_in_each_pass { transpose(unit) } else { 0.0 };
+            timeline.compute(unit.compute * each * (1.0 - FORWARD) + transposes);
             if reduces {
                 reduce(&mut timeline, unit);
             }
@@ -308,7 +309,7 @@ mod tests {
         fn plans()(
             kinds in proptest::array::uniform5(sent()),
             ranks in 2..64usize,
-            units in proptest::collection::vec((0..1u64 << 30, 0..1u64 << 30, 0.0..1.0), 1..40),
+            units in proptest::collection::vec((0..1u64 << 30, 0..1u64 << 30, proptest::bool::ANY, 0.0..1.0), 1..40),
             [codes_gathered, codes_reduced] in proptest::array::uniform2(proptest::bool::ANY),
             micro_batches in 1..9usize,
             zero in 0..4usize,
@@ -317,9 +318,10 @@ mod tests {
             let traffic = Traffic { all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, ..Traffic::default() };
             let (zero, update_bytes) = (Zero::ALL[zero], 1 << 30);
             let all: f64 = units.iter().map(|(.., compute)| compute).sum::<f64>().max(1e-9);
-            let unit = |(gathered_bytes, reduced_bytes, compute)| {
+            let unit = |(gathered_bytes, reduced_bytes, gathers_in_each_pass, compute)| {
                 let transposed_bytes = if codes_gathered { gathered_bytes } else { 0 };
-                UnitPlan { gathered_bytes, transposed_bytes, reduced_bytes, codes_reduced, compute: compute / all }
+                let compute = compute / all;
+                UnitPlan { gathered_bytes, gathers_in_each_pass, transposed_bytes, reduced_bytes, codes_reduced, compute }
             };
             let units = units.into_iter().map(unit).collect();
             let (sharing, of_layers) = (ranks, Traffic::default());
@@ -400,8 +402,14 @@ mod tests {
         let kind = |bandwidth| Kind { ring: ring(bandwidth), beside_products: 1.0 };
         let node = NodeLinks { gather: kind(220e9), reduce: kind(200e9), exchange: kind(150e9), products: 1.0 };
         let links = Links { within: node, between: ring(50e9), gpus_per_node: 8 };
-        let unit =
-            UnitPlan { gathered_bytes: 0, transposed_bytes: 0, reduced_bytes: 0, codes_reduced: false, compute: 1.0 };
+        let unit = UnitPlan {
+            gathered_bytes: 0,
+            gathers_in_each_pass: false,
+            transposed_bytes: 0,
+            reduced_bytes: 0,
+            codes_reduced: false,
+            compute: 1.0,
+        };
         let sent = |bytes| Sent { calls: 1, bytes };
         let of_layers = Traffic { all_gather: sent(2_200_000_000), ..Traffic::default() };
         let traffic = Traffic { send: sent(1_500_000_000), ..of_layers };

@@ -43,7 +43,7 @@ pub struct MemoryPlan {
     pub reserved_bytes: u64,
     /// Bytes of offloaded tensors in host memory.
     pub host_bytes: u64,
-    /// Host memory available for them, if the GPU is in this machine.
+    /// Host memory available for them, the same for each rank of the machine, if the GPU is in this machine.
     pub host_available_bytes: Option<u64>,
     /// Bytes of the host's memory for the snapshot of a checkpoint; 0 without `training.async_save`.
     pub snapshot_bytes: u64,
@@ -100,14 +100,15 @@ impl MemoryPlan {
             }
             beyond => !beyond,
         };
-        // Pinned memory is never swapped out.
-        let host_available =
-            matches!(device, Device::Cuda(gpu) if gpu.tracker().is_none()).then(|| of_host(&["MemAvailable:"]));
         let ranks = config.run.parallel.ranks();
+        let of_node = ranks.min(GPUS_PER_NODE);
+        // Pinned memory is never swapped out.
+        let host_available = matches!(device, Device::Cuda(gpu) if gpu.tracker().is_none())
+            .then(|| of_host(&["MemAvailable:"]) / of_node);
         let [own, others] = snapshot;
-        let snapshots = own + (ranks.min(GPUS_PER_NODE) - 1) * others;
+        let snapshots = own + (of_node - 1) * others;
         let room = match device {
-            Device::Cuda(_) => host_available.map(|there| there.saturating_sub(host)),
+            Device::Cuda(_) => host_available.map(|there| of_node * there.saturating_sub(host)),
             Device::Cpu | Device::DryCpu(_) => Some(available.saturating_sub(reserved)),
         };
         let line = |&(scope, bytes): &(&str, usize)| MemoryLine { what: describe(scope, config), bytes: bytes as u64 };

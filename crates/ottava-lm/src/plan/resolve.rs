@@ -74,7 +74,7 @@ impl ResolvedRun {
         };
         if let Some(there) = self.memory.host_available_bytes.filter(|&there| self.memory.host_bytes > there) {
             return Err(Error::Memory(format!(
-                "the run does not fit the host's memory: offloaded tensors take {:.1} GiB, {:.1} GiB available; offload a smaller share in [memory]",
+                "the run does not fit the host's memory: the offloaded tensors of each rank take {:.1} GiB, {:.1} GiB available for it; offload a smaller share in [memory]",
                 gib(self.memory.host_bytes),
                 gib(there)
             )));

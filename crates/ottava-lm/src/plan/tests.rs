@@ -182,6 +182,35 @@ fn weights_are_offloaded_where_moments_are_not_enough() {
     assert!(words.contains("offload_parameters = \"auto\" is"), "{words}");
 }
 
+/// Four ranks. The host's memory has the slices of what ranks gather, and of weights that no master replaces. They leave the device; with ZeRO 1
+/// and 2 the whole blocks that a rank would keep do so too, but for those that are in use.
+#[test]
+fn ranks_offload_their_slices_of_weights() {
+    let (block, ranks) = (block_weights() as u64, 4);
+    for (recipe, level, stored, gathered) in [
+        (RecipeName::Fp8Delayed, Level::O0, 1, 1),
+        (RecipeName::Fp8Row, Level::O0, 2, 2),
+        (RecipeName::Bf16, Level::Bf16, 2, 2),
+        (RecipeName::Fp8Current, Level::Bf16, 3, 1),
+    ] {
+        for zero in [Zero::OptimizerStates, Zero::Gradients, Zero::Weights] {
+            let planned = |share| {
+                let mut config = run(recipe, Some(Recompute::Full), true);
+                (config.optimizer.level, config.parallel.data, config.parallel.zero) = (level, ranks, zero);
+                config.memory.offload_parameters = Some(share);
+                MemoryPlan::new(&ResolvedConfig::fastest(&config), &llama(), &gpu(138.0)).unwrap()
+            };
+            let what = format!("{recipe:?}, {level:?}, {zero:?}");
+            let (here, half, all) = (planned(0.0), planned(0.5), planned(1.0));
+            let slices = 32 * block / ranks as u64 * stored;
+            assert_eq!([here.host_bytes, half.host_bytes, all.host_bytes], [0, slices / 2, slices], "{what}");
+            let gone = here.peak_bytes - all.peak_bytes;
+            let expected = if zero == Zero::Weights { slices } else { (32 - 3) * block * gathered };
+            assert!(gone >= expected, "{what}: {gone} bytes, {expected} expected");
+        }
+    }
+}
+
 #[test]
 fn offloading_more_than_the_host_has_is_an_error() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
@@ -192,7 +221,7 @@ fn offloading_more_than_the_host_has_is_an_error() {
     (resolved.memory.host_available_bytes, resolved.memory.fits) = (Some(1 << 30), false);
     let error = resolved.expect_fit().unwrap_err();
     assert_eq!(error.exit_code(), 3);
-    let text = "offloaded tensors take 12.1 GiB, 1.0 GiB available";
+    let text = "the offloaded tensors of each rank take 12.1 GiB, 1.0 GiB available for it";
     assert!(error.to_string().contains(text), "{error}");
 }
 

@@ -41,6 +41,7 @@ mod mesh;
 mod mixture;
 mod model_gradients;
 mod muon;
+mod offloaded_ranks;
 mod optimizers;
 mod pipeline;
 mod preference;

@@ -22,26 +22,26 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 const TOKENS: usize = 13;
-const STEPS: usize = 3;
+pub const STEPS: usize = 3;
 const ADAMW: AdamWConfig =
     AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
 
 /// What a rank is left with after its steps.
-struct Seen {
+pub struct Seen {
     /// Losses, norms, weights and scales, by name.
-    values: Vec<(String, Vec<f64>)>,
+    pub values: Vec<(String, Vec<f64>)>,
     /// Scales of master weights and moments of the parameters that it updates a part of, by name.
-    scales: BTreeMap<String, Vec<f64>>,
+    pub scales: BTreeMap<String, Vec<f64>>,
     /// First moments, which are linear in gradients, by name; of parameters of which it has all.
     moments: Vec<(String, Vec<f64>)>,
     /// Bytes that it sent.
-    traffic: Traffic,
+    pub traffic: Traffic,
     /// Errors of the gradients that it sent, by step.
     reduce_errors: Vec<f64>,
 }
 
 /// What ranks divide, and how they send gradients.
-type Division = (Zero, ReduceFormat);
+pub type Division = (Zero, ReduceFormat);
 
 /// Steps of `rows` rows, of which this rank has its share, a row in each micro-batch. Rows have different numbers of targets.
 fn run(
@@ -106,7 +106,7 @@ fn run(
 
 /// Runs a group of threads, and expects equal weights on all of them, and equal scales on all that have them. Returns what the first has
 /// seen.
-fn on_threads(
+pub fn on_threads(
     steps: usize,
     sizes: &DecoderConfig,
     recipe: &Recipe,
@@ -129,7 +129,7 @@ fn on_threads(
 }
 
 /// Gradients are sent in the type in which backward adds them.
-fn plain(zero: Zero) -> Division {
+pub fn plain(zero: Zero) -> Division {
     (zero, ReduceFormat::Stored)
 }
 

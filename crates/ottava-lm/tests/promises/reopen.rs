@@ -24,7 +24,7 @@ const NEXT: f64 = 5e-4;
 
 /// A run on one rank, of a model with linears that a folder fuses (Phi-3), or transposes and has biases (GPT-2), or with experts that a
 /// folder has one by one (Qwen3) or stacked, with biases (gpt-oss).
-fn alone(family: &str, width: usize, level: Level) -> Mesh {
+pub fn alone(family: &str, width: usize, level: Level) -> Mesh {
     let keys = match family {
         "phi3" => json!({
             "architectures": ["Phi3ForCausalLM"], "vocab_size": 96, "hidden_size": width, "intermediate_size": width,
@@ -70,7 +70,7 @@ fn alone(family: &str, width: usize, level: Level) -> Mesh {
 }
 
 /// The same run on `data` x `pipeline` x `tensor` ranks.
-fn on(alone: &Mesh, [data, pipeline, tensor]: [usize; 3], zero: Zero) -> Mesh {
+pub fn on(alone: &Mesh, [data, pipeline, tensor]: [usize; 3], zero: Zero) -> Mesh {
     let kind = ScheduleKind::default();
     let schedule = Schedule { kind, ranks: pipeline, stages: 1, micro_batches: 4 / data };
     Mesh { schedule, tensor, data, zero, ..alone.clone() }
@@ -135,7 +135,7 @@ fn scales(MeshRank { model, optimizer, .. }: &mut MeshRank) -> Seen {
 }
 
 /// Trains a step and saves; returns the checkpoint. All ranks that have elements of a parameter have its scales.
-fn train(mesh: &Mesh, folder: &Path) -> PathBuf {
+pub fn train(mesh: &Mesh, folder: &Path) -> PathBuf {
     let (own_mesh, own_folder) = (mesh.clone(), folder.to_path_buf());
     let all = on_ranks(mesh.ranks(), move |comm| {
         let mut own = own_mesh.run(&own_mesh.join(comm));
@@ -153,7 +153,7 @@ fn train(mesh: &Mesh, folder: &Path) -> PathBuf {
 }
 
 /// Reopens a checkpoint, trains `more` steps and saves; returns the new checkpoint.
-fn reopen(saved: &Path, mesh: &Mesh, more: usize, folder: &Path) -> PathBuf {
+pub fn reopen(saved: &Path, mesh: &Mesh, more: usize, folder: &Path) -> PathBuf {
     let (own_mesh, own_folder, saved) = (mesh.clone(), folder.to_path_buf(), saved.to_path_buf());
     on_ranks(mesh.ranks(), move |comm| {
         let ranks = own_mesh.join(comm);
@@ -170,7 +170,7 @@ fn reopen(saved: &Path, mesh: &Mesh, more: usize, folder: &Path) -> PathBuf {
 }
 
 /// The bytes of all tensors of a checkpoint, by name, with their types.
-fn tensors(checkpoint: &Path) -> BTreeMap<String, (DType, Vec<u8>)> {
+pub fn tensors(checkpoint: &Path) -> BTreeMap<String, (DType, Vec<u8>)> {
     let weights = ModelFiles::open(checkpoint).unwrap();
     let weights = weights.names().map(|name| (name.to_string(), weights.info(name).unwrap().dtype, weights.read(name)));
     let states = SliceFiles::open(&checkpoint.join(FOLDER)).unwrap();

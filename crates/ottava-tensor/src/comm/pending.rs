@@ -47,7 +47,7 @@ pub(super) enum Progress {
     /// Enqueued on the GPU, after which the output is written.
     Gpu(Transfer),
     /// Enqueued on the GPU, after which `others` are to be added.
-    Parts(Parts),
+    Parts(Box<Parts>),
     /// Ended, or dropped before its end.
     Done,
 }
@@ -78,8 +78,11 @@ impl Pending {
     pub fn beside<R>(&self, work: impl FnOnce() -> R) -> R {
         match &self.progress {
             Progress::Gpu(transfer) => transfer.beside(work),
-            Progress::Parts(Parts { transfer: Some(transfer), .. }) => transfer.beside(work),
-            Progress::Parts(_) | Progress::Sent(_) | Progress::Done => work(),
+            Progress::Parts(parts) => match &parts.transfer {
+                Some(transfer) => transfer.beside(work),
+                None => work(),
+            },
+            Progress::Sent(_) | Progress::Done => work(),
         }
     }
 
@@ -93,7 +96,8 @@ impl Pending {
         match progress {
             Progress::Done => {}
             Progress::Gpu(transfer) => transfer.wait()?,
-            Progress::Parts(Parts { transfer, own, rank, others }) => {
+            Progress::Parts(parts) => {
+                let Parts { transfer, own, rank, others } = *parts;
                 transfer.map_or(Ok(()), Transfer::wait)?;
                 sum_parts_into(&own, rank, &others, None, &mut output)?;
             }

@@ -126,7 +126,7 @@ impl Group {
             };
             let transfer = self.reached(&others).map(slices).transpose()?;
             let own = elements(input, rank * slice, slice)?;
-            return Ok(Some(Progress::Parts(Parts { transfer, own, rank, others })));
+            return Ok(Some(Progress::Parts(Box::new(Parts { transfer, own, rank, others }))));
         }
         let (Op::AllGather | Op::AllToAll, Some((peers, place))) = (call.op, self.reached(output)) else {
             return Ok(None);

@@ -60,6 +60,26 @@ impl Transfer {
         Ok((copies, Transfer::host(device, done)))
     }
 
+    /// Starts to copy each of `sources` to the given byte of `into`, which the caller keeps alive until compute waits.
+    pub(crate) fn upload_into(
+        device: &Arc<CudaDevice>,
+        sources: &[(&PinnedBuffer, usize)],
+        into: &mut DeviceBuffer,
+    ) -> Result<Transfer> {
+        let address = |&(source, at): &(&PinnedBuffer, usize)| into.address(at, source.len());
+        let addresses = sources.iter().map(address).collect::<Result<Vec<_>>>()?;
+        device.trace(|| format!("fetch {:?}", sources.iter().map(|(source, _)| source.len()).collect::<Vec<_>>()));
+        let done = enqueue(device, Stream::ToDevice, |context| {
+            for ((source, _), to) in sources.iter().zip(addresses) {
+                // SAFETY: the range was checked. Nothing that is enqueued uses it, and the host's memory is not written before the device
+                // has come to rest.
+                unsafe { context.copy_to_device(Stream::ToDevice, to, source.host(), source.len())? };
+            }
+            Ok(())
+        })?;
+        Ok(Transfer::host(device, done))
+    }
+
     /// Starts copying the mirror of each of `buffers` to host memory, and releases the mirrors.
     pub(crate) fn write_back(device: &Arc<CudaDevice>, buffers: &mut [&mut PinnedBuffer]) -> Result<Transfer> {
         let sources: Vec<_> = buffers.iter_mut().map(|buffer| buffer.mirror.take()).collect();
@@ -126,6 +146,11 @@ impl Transfer {
     /// Runs `work`, whose products leave multiprocessors to the transfer if it takes any ([`CudaDevice::beside_collectives`]).
     pub(crate) fn beside<R>(&self, work: impl FnOnce() -> R) -> R {
         if self.takes_multiprocessors { self.device.beside_collectives(work) } else { work() }
+    }
+
+    /// Makes later collectives wait for the transfer, but not compute.
+    pub(crate) fn before_collectives(&self) -> Result<()> {
+        self.done.as_ref().map_or(Ok(()), |done| done.make_wait(Stream::Communication))
     }
 
     /// Makes all later work of the compute stream wait for the transfer.

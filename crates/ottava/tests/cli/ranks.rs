@@ -105,8 +105,9 @@ fn a_run_goes_on_with_other_ranks_and_another_division() {
     go("4", "2", "0", &["--resume"]);
     go("6", "2", "1", &["--resume"]);
     assert_eq!(losses(&unbroken), losses(&run), "the same ranks give the same bits");
-    go("8", "4", "2", &["--resume"]);
-    go("10", "2", "3", &["--resume", "--set", "generation.prompts=[\"a\"]"]);
+    go("8", "4", "2", &["--resume", "--set", "offload_parameters=1", "--set", "eval_steps=1"]);
+    let prompts = ["--resume", "--set", "offload_parameters=1", "--set", "generation.prompts=[\"a\"]"];
+    go("10", "2", "3", &prompts);
     go("11", "1", "0", &["--resume"]);
     assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=11).collect::<Vec<_>>());
 }

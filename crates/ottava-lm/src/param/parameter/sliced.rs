@@ -12,10 +12,11 @@ use std::ops::Range;
 
 impl Param {
     /// Keeps only the master weights of `elements`, a range of the flat parameter that starts at a multiple of 128: this process updates
-    /// them, other ranks the rest. With `codes`, products read only the codes of its cast. Must be called before [`Param::load`].
+    /// them, other ranks the rest. With `codes`, products read only the codes of its cast. With `offloads`, weights that are stored are in host
+    /// memory; without codes, the weights of the slice are stored. Must be called before [`Param::load`].
     ///
     /// Errors if groups of moments do not divide rows evenly.
-    pub fn keep_slice(&mut self, elements: Range<usize>, codes: bool) -> Result<()> {
+    pub fn keep_slice(&mut self, elements: Range<usize>, codes: bool, offloads: bool) -> Result<()> {
         if let Some(problem) = self.formats.slice_problem(self.weights.shape()) {
             return Err(Error::Config(problem));
         }
@@ -23,17 +24,23 @@ impl Param {
         if let Some(cast) = &mut self.cast {
             cast.stores_codes = false;
         }
-        self.placement = Placement::Gathered;
-        self.slice = Some(Slice { elements, is_cast_by_update: codes && self.formats.slice_casts() });
+        self.placement = if offloads { Placement::GatheredFromHost } else { Placement::Gathered };
+        let stores_value = offloads && !codes;
+        if stores_value {
+            self.weights.keep_value();
+        }
+        self.slice = Some(Slice { elements, is_cast_by_update: codes && self.formats.slice_casts(), stores_value });
         Ok(())
     }
 
-    /// Whether products read only stored codes of this parameter, by rows and by columns, with one scale.
+    /// Whether products read only stored codes of this parameter, by rows and by columns, with one scale, if ranks divide it.
     pub fn is_read_as_codes(&self, casts: &Casts) -> Result<bool> {
         let [rows, columns] = self.weights.shape() else { return Ok(false) };
         let whole = |n: &usize| n.is_multiple_of(QuantizedTensor::PAD);
         Ok(match &self.cast {
-            Some(cast) if cast.stores_codes && cast.copies == CodeCopies::Both && whole(rows) && whole(columns) => {
+            Some(cast)
+                if cast.ranks_store_codes && cast.copies == CodeCopies::Both && whole(rows) && whole(columns) =>
+            {
                 matches!(casts.scales.next_cast(cast.slot)?, NextCast::Known(_) | NextCast::Measured)
             }
             _ => false,
