@@ -7,7 +7,7 @@ use crate::output::log_to;
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::fs::{RealFs, create_dirs, expect_regular};
-use ottava_lm::hash::{hex, sha256};
+use ottava_lm::hash::{hex, sha256, sha256_file};
 use ottava_lm::launch::{OWN, OWN_PARENT, Place, tasks_of_batch_script};
 use ottava_lm::{Error, Result, interrupt};
 use ottava_tensor::comm::Group;
@@ -15,8 +15,6 @@ use ottava_tensor::comm::process::{self, Rendezvous, Supervisor};
 use ottava_tensor::cuda::CudaDevice;
 pub use processes::Processes;
 use std::fs::File;
-use std::hash::{DefaultHasher, Hasher};
-use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::process::parent_id;
 use std::path::Path;
@@ -201,15 +199,7 @@ fn rendezvous(
 
 /// A digest of this program's file, which differs between builds.
 fn digest_of_program() -> Result<String> {
-    let path = "/proc/self/exe";
-    let (mut file, mut hasher) = (File::open(path).map_err(Error::io(path))?, DefaultHasher::new());
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer).map_err(Error::io(path))? {
-            0 => return Ok(format!("{:016x}", hasher.finish())),
-            count => hasher.write(&buffer[..count]),
-        }
-    }
+    Ok(sha256_file(Path::new("/proc/self/exe"))?.1)
 }
 
 /// A rank that another process has started.

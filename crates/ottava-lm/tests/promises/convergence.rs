@@ -5,7 +5,7 @@
 //! hides constant factors in gradients, for which `products` and `model_gradients` look. `OTTAVA_CONVERGENCE=full` trains six times as
 //! long on twice the text a step; `just nightly convergence` does that.
 
-use crate::setup::{config, devices, fp8_names_on, text, text_batch, unscaled_gradients};
+use crate::setup::{config, devices, fp8_names_on, on_one_thread, text, text_batch, unscaled_gradients};
 use crate::steps::at;
 use ottava_lm::checkpoint::RandomWeights;
 use ottava_lm::data::Batch;
@@ -66,6 +66,18 @@ fn model() -> DecoderConfig {
 
 /// Validation loss, in nats per byte, after training from `seed`, which decides initial weights and where in the text it begins.
 fn train(
+    sizes: &DecoderConfig,
+    recipe: &Recipe,
+    kept: MemoryPolicy,
+    device: &Device,
+    text: &[i32],
+    seed: u64,
+    length: Length,
+) -> f64 {
+    on_one_thread(|| validation_loss(sizes, recipe, kept, device, text, seed, length))
+}
+
+fn validation_loss(
     sizes: &DecoderConfig,
     recipe: &Recipe,
     kept: MemoryPolicy,

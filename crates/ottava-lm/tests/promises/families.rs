@@ -1,7 +1,7 @@
 //! Families that are not Llamas: every recipe trains them at every level, whatever is saved, and their folders come back as they went.
 
 use crate::resume::{self, write_inputs};
-use crate::setup::{Seeded, Training, batch, config, devices, fp8_names_on, recipe};
+use crate::setup::{Seeded, Training, batch, config, devices, fp8_names_on, on_one_thread, recipe};
 use crate::steps;
 use ottava_lm::checkpoint::{FolderWeights, RandomWeights};
 use ottava_lm::layers::Role;
@@ -103,11 +103,14 @@ fn every_fp8_recipe_trains_every_family() {
     for (family, sizes) in all_families() {
         for device in devices() {
             let losses = |name| -> Vec<f64> {
-                let (recipe, kept) = (recipe(name, Fp8Format::Auto), Purpose::Train(MemoryPolicy::FULL));
-                let mut decoder = Decoder::new(&sizes, &recipe, &device, kept, 32, &mut Seeded { std: 0.08 }).unwrap();
-                decoder.quantize_weights().unwrap();
-                let mut training = Training::new(decoder);
-                (0..STEPS).map(|step| training.step(&batch(&format!("batch {step}"), 8, 32, 96), 8)).collect()
+                on_one_thread(|| {
+                    let (recipe, kept) = (recipe(name, Fp8Format::Auto), Purpose::Train(MemoryPolicy::FULL));
+                    let mut decoder =
+                        Decoder::new(&sizes, &recipe, &device, kept, 32, &mut Seeded { std: 0.08 }).unwrap();
+                    decoder.quantize_weights().unwrap();
+                    let mut training = Training::new(decoder);
+                    (0..STEPS).map(|step| training.step(&batch(&format!("batch {step}"), 8, 32, 96), 8)).collect()
+                })
             };
             let reference = losses(RecipeName::Bf16);
             let learned = reference[0] - reference[STEPS - 1];

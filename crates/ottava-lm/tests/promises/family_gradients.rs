@@ -11,7 +11,7 @@ fn check(model_type: &str, keys: Value) {
         "max_position_embeddings": 8,
     });
     all.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
-    decoder_grad_check(model_type, decoder(all));
+    decoder_grad_check(model_type, || decoder(all));
 }
 
 /// Norms on both sides by one plus their weight, a scaled table that is also the head, both soft caps, and a window shorter than the text.

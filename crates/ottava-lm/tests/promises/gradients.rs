@@ -4,7 +4,7 @@
 
 use crate::setup::{
     Alone, Seeded, build, config, double, fp8_recipes_on, gradients, largest_error, linear, load, losses,
-    losses_and_gradients, quantize, sequences, training,
+    losses_and_gradients, on_one_thread, quantize, sequences, training,
 };
 use ottava_lm::Result;
 use ottava_lm::layer_ranks::Undivided;
@@ -61,8 +61,19 @@ fn gradient(param: &Param) -> Vec<f64> {
     values(&param.gradient.get().expect("a layer built for training").values().unwrap())
 }
 
-/// Checks the gradients of `Σ dy · layer(x)` by `x` and by all parameters, for `batch` sequences in `x`.
-fn grad_check<L: Alone>(what: &str, (mut layer, mut scaling): (L, ScalingState), x: Tensor, batch: usize) {
+/// Checks the gradients of `Σ dy · layer(x)` by `x` of this shape and by all parameters, for `batch` sequences in `x`.
+fn grad_check<L: Alone>(
+    what: &str,
+    make: impl FnOnce(&mut Builder) -> Result<L> + Send,
+    shape: [usize; 2],
+    batch: usize,
+) {
+    on_one_thread(|| {
+        expect_gradients(what, build(&double(), &Device::Cpu, make), normals("x", &shape, DType::F64), batch)
+    });
+}
+
+fn expect_gradients<L: Alone>(what: &str, (mut layer, mut scaling): (L, ScalingState), x: Tensor, batch: usize) {
     let sequences = sequences(&Device::Cpu, batch, x.shape()[0]);
     let mut forward = |layer: &mut L, x: &Tensor, dy: Option<&Tensor>| {
         let mut context = training(&mut scaling, &sequences, StepPrecision::Recipe);
@@ -100,23 +111,20 @@ fn grad_check<L: Alone>(what: &str, (mut layer, mut scaling): (L, ScalingState),
 #[test]
 fn linear_backward_is_the_gradient() {
     for bias in [false, true] {
-        let linear = build(&double(), &Device::Cpu, |b| linear(b, &[("linear", 5)], 7, bias, 0.5));
-        grad_check(&format!("linear, bias {bias}"), linear, normals("x", &[3, 7], DType::F64), 1);
+        grad_check(&format!("linear, bias {bias}"), |b| linear(b, &[("linear", 5)], 7, bias, 0.5), [3, 7], 1);
     }
 }
 
 #[test]
 fn linear_backward_is_the_gradient_of_stacked_parts() {
-    let linear = build(&double(), &Device::Cpu, |b| linear(b, &[("q", 4), ("k", 2), ("v", 3)], 5, true, 0.5));
-    grad_check("stacked linear", linear, normals("x", &[7, 5], DType::F64), 1);
+    grad_check("stacked linear", |b| linear(b, &[("q", 4), ("k", 2), ("v", 3)], 5, true, 0.5), [7, 5], 1);
 }
 
 #[test]
 fn norm_backward_is_the_gradient() {
     // An epsilon as large as the mean square shows when it is left out.
     for eps in [1e-6, 0.5] {
-        let norm = build(&double(), &Device::Cpu, |b| Norm::new(b, "norm", 7, NormConfig::rms(eps)));
-        grad_check(&format!("norm, eps {eps}"), norm, normals("x", &[5, 7], DType::F64), 1);
+        grad_check(&format!("norm, eps {eps}"), |b| Norm::new(b, "norm", 7, NormConfig::rms(eps)), [5, 7], 1);
     }
 }
 
@@ -124,8 +132,7 @@ fn norm_backward_is_the_gradient() {
 fn layernorm_backward_is_the_gradient() {
     for (bias, eps) in [(true, 1e-6), (false, 0.5)] {
         let config = NormConfig { kind: NormKind::Layer, bias, eps };
-        let norm = build(&double(), &Device::Cpu, |b| Norm::new(b, "norm", 7, config));
-        grad_check(&format!("layernorm, bias {bias}, eps {eps}"), norm, normals("x", &[5, 7], DType::F64), 1);
+        grad_check(&format!("layernorm, bias {bias}, eps {eps}"), |b| Norm::new(b, "norm", 7, config), [5, 7], 1);
     }
 }
 
@@ -139,22 +146,22 @@ fn mlp_with_gelu_backward_is_the_gradient() {
         (Activation::GeGlu(Gelu::Tanh), &LLAMA),
     ] {
         let mlp = MlpConfig { channels: 7, hidden: 11, activation, bias: true, names, std: 0.5 };
-        let mlp = build(&double(), &Device::Cpu, |b| {
+        let make = |b: &mut Builder| {
             let norm = Norm::new(b, "norm", 7, NormConfig::rms(1e-5))?;
             Ok(Branch::new(norm, Mlp::new(b, "mlp", mlp, None)?))
-        });
-        grad_check(&format!("mlp, {activation:?}"), mlp, normals("x", &[5, 7], DType::F64), 1);
+        };
+        grad_check(&format!("mlp, {activation:?}"), make, [5, 7], 1);
     }
 }
 
 #[test]
 fn mlp_backward_is_the_gradient() {
     let mlp = MlpConfig { channels: 7, hidden: 11, activation: SwiGlu, bias: true, names: &LLAMA, std: 0.5 };
-    let mlp = build(&double(), &Device::Cpu, |b| {
+    let make = |b: &mut Builder| {
         let norm = Norm::new(b, "norm", 7, NormConfig::rms(1e-5))?;
         Ok(Branch::new(norm, Mlp::new(b, "mlp", mlp, None)?))
-    });
-    grad_check("mlp", mlp, normals("x", &[5, 7], DType::F64), 1);
+    };
+    grad_check("mlp", make, [5, 7], 1);
 }
 
 const ATTENTION: AttentionConfig = AttentionConfig {
@@ -182,13 +189,13 @@ fn angles(positions: usize) -> Tensor {
 #[test]
 fn attention_backward_is_the_gradient() {
     for sinks in [false, true] {
-        let attention = build(&double(), &Device::Cpu, |b| {
+        let what = if sinks { "attention with sinks" } else { "attention" };
+        let make = |b: &mut Builder| {
             let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
             let config = AttentionConfig { sinks, ..ATTENTION };
             Ok(Branch::new(norm, Attention::new(b, "attention", config, Some(angles(7)), None)?))
-        });
-        let what = if sinks { "attention with sinks" } else { "attention" };
-        grad_check(what, attention, normals("x", &[2 * 7, 10], DType::F64), 2);
+        };
+        grad_check(what, make, [2 * 7, 10], 2);
     }
 }
 
@@ -198,24 +205,24 @@ fn attention_with_normalised_heads_backward_is_the_gradient() {
     let kinds = [(NormKind::Rms, Head), (NormKind::RmsPlusOne, Head), (NormKind::Layer, Head)];
     for (kind, scope) in kinds.into_iter().chain([(NormKind::Rms, Projection), (NormKind::RmsPlusOne, Projection)]) {
         let config = AttentionConfig { qk_norm: Some(QkNorm { kind, scope, eps: 1e-2 }), ..ATTENTION };
-        let attention = build(&double(), &Device::Cpu, |b| {
+        let what = format!("attention with normalised heads, {kind:?} of a {scope:?}");
+        let make = |b: &mut Builder| {
             let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
             Ok(Branch::new(norm, Attention::new(b, "attention", config, Some(angles(7)), None)?))
-        });
-        let what = format!("attention with normalised heads, {kind:?} of a {scope:?}");
-        grad_check(&what, attention, normals("x", &[2 * 7, 10], DType::F64), 2);
+        };
+        grad_check(&what, make, [2 * 7, 10], 2);
     }
 }
 
 #[test]
 fn block_backward_is_the_gradient() {
-    let block = build(&double(), &Device::Cpu, |b| {
+    let make = |b: &mut Builder| {
         let norm = Norm::new(b, "attention_norm", 10, NormConfig::rms(1e-5))?;
         let attention = Branch::new(norm, Attention::new(b, "attention", ATTENTION, Some(angles(5)), None)?);
         let norm = Norm::new(b, "mlp_norm", 10, NormConfig::rms(1e-5))?;
         Ok(Block::new("block".into(), vec![attention, Branch::new(norm, Mlp::new(b, "mlp", MLP, None)?)]))
-    });
-    grad_check("block", block, normals("x", &[3 * 5, 10], DType::F64), 3);
+    };
+    grad_check("block", make, [3 * 5, 10], 3);
 }
 
 /// Attention and MLP beside each other, as in Command-R: one norm, one operand, two sublayers.
@@ -251,9 +258,8 @@ const ON_AND_OFF: [[bool; 2]; 4] = [[true, false], [true, true], [false, true], 
 fn branch_backward_is_the_gradient_with_and_without_norms() {
     for norms in ON_AND_OFF {
         for sublayers in &ON_AND_OFF[..3] {
-            let branch = build(&double(), &Device::Cpu, |b| branch_with_norms(b, norms, *sublayers));
             let what = format!("branch with norms before and after {norms:?}, attention and MLP {sublayers:?}");
-            grad_check(&what, branch, normals("x", &[3 * 5, 10], DType::F64), 3);
+            grad_check(&what, |b| branch_with_norms(b, norms, *sublayers), [3 * 5, 10], 3);
         }
     }
 }
@@ -291,8 +297,7 @@ fn recomputed_branches_have_the_same_gradients_with_and_without_norms() {
 
 #[test]
 fn parallel_branch_backward_is_the_gradient() {
-    let branch = build(&double(), &Device::Cpu, parallel);
-    grad_check("parallel branch", branch, normals("x", &[3 * 5, 10], DType::F64), 3);
+    grad_check("parallel branch", parallel, [3 * 5, 10], 3);
 }
 
 /// Two sublayers read codes of one cast: one slot, whose elements are counted once.
@@ -442,7 +447,11 @@ pub fn decoder(keys: Value) -> Decoder {
 }
 
 /// Checks the gradients of losses by all parameters of a model with 11 tokens.
-pub fn decoder_grad_check(what: &str, mut decoder: Decoder) {
+pub fn decoder_grad_check(what: &str, make: impl FnOnce() -> Decoder + Send) {
+    on_one_thread(|| expect_gradients_of_decoder(what, make()));
+}
+
+fn expect_gradients_of_decoder(what: &str, mut decoder: Decoder) {
     let (rows, scale) = (2, 0.37);
     let (inputs, targets) = (integers("inputs", rows * 5, 11), integers("targets", rows * 5, 11));
     let seen = losses_and_gradients(&mut decoder, &inputs, &targets, rows, scale).unwrap();
@@ -469,27 +478,31 @@ pub fn decoder_grad_check(what: &str, mut decoder: Decoder) {
 
 #[test]
 fn llama_backward_is_the_gradient() {
-    decoder_grad_check("llama", decoder(family("LlamaForCausalLM", false)));
+    decoder_grad_check("llama", || decoder(family("LlamaForCausalLM", false)));
 }
 
 #[test]
 fn mistral_backward_is_the_gradient() {
-    decoder_grad_check("mistral", decoder(family("MistralForCausalLM", false)));
+    decoder_grad_check("mistral", || decoder(family("MistralForCausalLM", false)));
 }
 
 #[test]
 fn qwen2_backward_is_the_gradient() {
-    let mut decoder = decoder(family("Qwen2ForCausalLM", true));
-    assert!(decoder.parameters().iter().any(|p| p.name().ends_with("q_proj.bias")), "Qwen2 has biases");
-    assert!(decoder.parameters().iter().all(|p| p.name() != "lm_head.weight"), "the head is tied");
-    decoder_grad_check("qwen2", decoder);
+    decoder_grad_check("qwen2", || {
+        let mut decoder = decoder(family("Qwen2ForCausalLM", true));
+        assert!(decoder.parameters().iter().any(|p| p.name().ends_with("q_proj.bias")), "Qwen2 has biases");
+        assert!(decoder.parameters().iter().all(|p| p.name() != "lm_head.weight"), "the head is tied");
+        decoder
+    });
 }
 
 #[test]
 fn qwen3_backward_is_the_gradient() {
-    let mut decoder = decoder(family("Qwen3ForCausalLM", true));
-    assert!(decoder.parameters().iter().any(|p| p.name().ends_with("q_norm.weight")), "Qwen3 normalises heads");
-    decoder_grad_check("qwen3", decoder);
+    decoder_grad_check("qwen3", || {
+        let mut decoder = decoder(family("Qwen3ForCausalLM", true));
+        assert!(decoder.parameters().iter().any(|p| p.name().ends_with("q_norm.weight")), "Qwen3 normalises heads");
+        decoder
+    });
 }
 
 #[test]
@@ -497,18 +510,22 @@ fn gpt2_backward_is_the_gradient() {
     let keys = json!({
         "model_type": "gpt2", "vocab_size": 11, "n_embd": 12, "n_inner": 13, "n_layer": 2, "n_head": 4, "n_positions": 6,
     });
-    let mut decoder = decoder(keys);
-    assert!(decoder.parameters().iter().any(|p| p.name() == "transformer.wpe.weight"), "positions are learned");
-    decoder_grad_check("gpt2", decoder);
+    decoder_grad_check("gpt2", || {
+        let mut decoder = decoder(keys);
+        assert!(decoder.parameters().iter().any(|p| p.name() == "transformer.wpe.weight"), "positions are learned");
+        decoder
+    });
 }
 
 #[test]
 fn cohere_backward_is_the_gradient() {
     let mut keys = family("CohereForCausalLM", true);
     keys["logit_scale"] = json!(0.3);
-    let mut decoder = decoder(keys);
-    assert!(decoder.parameters().iter().all(|p| !p.name().contains("post_attention")), "a block has one norm");
-    decoder_grad_check("cohere", decoder);
+    decoder_grad_check("cohere", || {
+        let mut decoder = decoder(keys);
+        assert!(decoder.parameters().iter().all(|p| !p.name().contains("post_attention")), "a block has one norm");
+        decoder
+    });
 }
 
 /// Fused projections with an adapter for each part, for some parts, and none; a weight that folders transpose; blocks of both kinds.
@@ -533,10 +550,15 @@ fn backward_of_adapters_is_the_gradient() {
         let what = format!("{} with adapters for {targets:?}", keys["architectures"]);
         let lora = Some(Lora { r: 2, alpha: 3.0, use_rslora, use_dora: false, targets });
         let sizes = DecoderConfig { lora, ..config(keys) };
-        let (purpose, mut weights) = (Purpose::Train(MemoryPolicy::FULL), Seeded { std: 0.5 });
-        let mut decoder = Decoder::new(&sizes, &double(), &Device::Cpu, purpose, 5, &mut weights).unwrap();
-        assert!(decoder.parameters().iter().all(|param| param.name().contains(".lora_")), "{what}: the rest is frozen");
-        decoder_grad_check(&what, decoder);
+        decoder_grad_check(&what, || {
+            let (purpose, mut weights) = (Purpose::Train(MemoryPolicy::FULL), Seeded { std: 0.5 });
+            let mut decoder = Decoder::new(&sizes, &double(), &Device::Cpu, purpose, 5, &mut weights).unwrap();
+            assert!(
+                decoder.parameters().iter().all(|param| param.name().contains(".lora_")),
+                "{what}: the rest is frozen"
+            );
+            decoder
+        });
     }
 }
 

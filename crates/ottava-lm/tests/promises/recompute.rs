@@ -3,7 +3,8 @@
 
 use crate::families::all_families;
 use crate::setup::{
-    Seeded, batch, config, devices_of, finish_step, gradients, losses_and_gradients, recipe, recipes, tiny_llama,
+    Seeded, batch, config, devices_of, finish_step, gradients, losses_and_gradients, on_one_thread, recipe, recipes,
+    tiny_llama,
 };
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::param::{MemoryPolicy, Purpose};
@@ -18,6 +19,15 @@ const TOKENS: usize = 13;
 
 /// Everything that three steps of two micro-batches leave behind. Weights move by their gradients, so that each step's differ.
 fn run(config: &DecoderConfig, recipe: &Recipe, device: &Device, kept: MemoryPolicy) -> Vec<(String, Vec<f64>)> {
+    on_one_thread(|| three_steps(config, recipe, device, kept))
+}
+
+fn three_steps(
+    config: &DecoderConfig,
+    recipe: &Recipe,
+    device: &Device,
+    kept: MemoryPolicy,
+) -> Vec<(String, Vec<f64>)> {
     let mut weights = Seeded { std: 0.1 };
     let mut decoder = Decoder::new(config, recipe, device, Purpose::Train(kept), 32, &mut weights).unwrap();
     decoder.quantize_weights().unwrap();

@@ -37,11 +37,17 @@ pub fn devices() -> Vec<Device> {
     std::iter::once(Device::Cpu).chain(gpu()).collect()
 }
 
+/// What `work` returns in a pool of one thread. Ops on small tensors then wake no other threads, which takes longer than the ops; their results do not
+/// depend on it (`determinism`).
+pub fn on_one_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread starts").install(work)
+}
+
 /// What `work` returns on each of `ranks` threads of one group, in the order of ranks.
 pub fn on_ranks<T: Send + 'static>(ranks: usize, work: impl Fn(Group) -> T + Clone + Send + 'static) -> Vec<T> {
     let start = |comm| {
         let work = work.clone();
-        std::thread::spawn(move || work(comm))
+        std::thread::spawn(move || on_one_thread(move || work(comm)))
     };
     let started: Vec<_> = threads::group(ranks).into_iter().map(start).collect();
     started.into_iter().map(|rank| rank.join().expect("a rank has failed")).collect()

@@ -1,6 +1,8 @@
 //! A whole optimizer step: recorded or not, and however its weights were cast, it gives the same bits.
 
-use crate::setup::{Seeded, batch, devices, losses, losses_and_gradients, recipe, recipes_on, tiny_llama};
+use crate::setup::{
+    Seeded, batch, devices, losses, losses_and_gradients, on_one_thread, recipe, recipes_on, tiny_llama,
+};
 use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Level, Masters, Share};
 use ottava_lm::mode::{Mode, StepPrecision};
@@ -26,13 +28,24 @@ pub fn run(
     device: &Device,
     kept: MemoryPolicy,
     recorded: bool,
-    before: impl FnMut(&mut Decoder, usize) -> StepPrecision,
+    before: impl FnMut(&mut Decoder, usize) -> StepPrecision + Send,
 ) -> Vec<(String, Vec<f64>)> {
     run_of(&tiny_llama(), recipe, device, kept, recorded, before)
 }
 
 /// [`run`] of a model of `sizes`.
 pub fn run_of(
+    sizes: &DecoderConfig,
+    recipe: &Recipe,
+    device: &Device,
+    kept: MemoryPolicy,
+    recorded: bool,
+    before: impl FnMut(&mut Decoder, usize) -> StepPrecision + Send,
+) -> Vec<(String, Vec<f64>)> {
+    on_one_thread(|| five_steps(sizes, recipe, device, kept, recorded, before))
+}
+
+fn five_steps(
     sizes: &DecoderConfig,
     recipe: &Recipe,
     device: &Device,
