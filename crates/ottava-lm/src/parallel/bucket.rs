@@ -10,7 +10,7 @@ use crate::param::{Param, ParamId, Placement, UnitId};
 use crate::scaling::Casts;
 use ottava_tensor::comm::{Group, Pending};
 use ottava_tensor::ops::gradient_code_bytes;
-use ottava_tensor::{DType, HostTransfer, QuantizedTensor, Tensor};
+use ottava_tensor::{DType, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
 
 /// Matrices of a block, of the embedding or of the head that are read in the same way, in one flat buffer for one collective.
 pub(super) struct Bucket {
@@ -250,8 +250,12 @@ impl Bucket {
         let memory = match &self.weights {
             Stored::None if !self.stores_slice => group.symmetric(device, &[self.slices.padded_len()], dtype)?,
             Stored::None => Tensor::empty(device, &[slice], dtype)?,
-            // Ops write to the device; what is in host memory is replaced afterwards.
-            _ if self.offloaded => Tensor::empty(device, &[slice], dtype)?,
+            // An update whose norm is not finite writes nothing, so what is in host memory is needed.
+            Stored::Slice(slice) if slice.memory_kind() == MemoryKind::Host => {
+                let (mut copies, transfer) = HostTransfer::upload(&[slice])?;
+                transfer.wait()?;
+                copies.pop().expect("a copy of each tensor")
+            }
             _ => self.weights.take(rank)?,
         };
         let first = if self.stores_slice { rank * slice } else { 0 };

@@ -1,10 +1,12 @@
 //! Ranks that divide the model and keep their slices of weights in host memory. A CPU has one memory, but there, too, each pass gathers
 //! offloaded weights from where they are stored.
 
+use crate::mesh::{MeshRank, rows};
 use crate::ranks::{STEPS, Seen, on_threads, plain};
 use crate::reopen::{alone, on, reopen, tensors, train};
-use crate::setup::{config, recipe, tiny_llama};
+use crate::setup::{config, on_ranks, recipe, tiny_llama};
 use ottava_lm::level::{Formats, Level, Masters, Share};
+use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::DecoderConfig;
 use ottava_lm::parallel::Zero;
 use ottava_lm::param::MemoryPolicy;
@@ -76,7 +78,7 @@ fn offloaded_slices_change_no_bit_at_any_level() {
     }
 }
 
-/// Each rank has experts of its own, or all of them; those that no other rank has are offloaded as on one rank.
+/// With `expert` ranks, each has experts of its own, which are offloaded as on one rank.
 #[test]
 fn checkpoints_do_not_depend_on_what_is_offloaded() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,5 +99,31 @@ fn checkpoints_do_not_depend_on_what_is_offloaded() {
             assert!(next[0] == next[1], "{what}: a run that offloads goes on with other bits");
             assert!(next[0] == next[2], "{what}: a run that offloaded goes on with other bits");
         }
+    }
+}
+
+/// An update whose norm exceeds the limit writes neither weights nor codes, so those in host memory stay.
+#[test]
+fn a_skipped_step_keeps_offloaded_codes() {
+    for level in [Level::O0, Level::Bf16, Level::O2] {
+        let [here, there] = [0.0, 1.0].map(|share| {
+            let mut mesh = on(&alone("phi3", 256, Level::O2), [2, 1, 1], Zero::Weights);
+            (mesh.memory.formats, mesh.memory.offload_parameters) = (level.formats(), Share::new(share));
+            on_ranks(2, move |comm| {
+                let MeshRank { ranks, model, optimizer, work } = mesh.run(&mesh.join(comm));
+                let work = work.with_norm_limit().unwrap();
+                let mut own = MeshRank { ranks, model, optimizer, work };
+                own.work.partition().quantize_weights(&mut own.model).unwrap();
+                [f64::INFINITY, 0.0, f64::INFINITY].map(|limit| {
+                    own.load(|row| rows(&format!("skipped {row}"), mesh.rows, 0..3, &mesh.sizes));
+                    let MeshRank { model, optimizer, work, .. } = &mut own;
+                    work.set_norm_limit(limit);
+                    let done = work.run(model, optimizer, 1e-3, StepPrecision::Recipe).unwrap();
+                    (done.loss, done.grad_norm, done.is_skipped)
+                })
+            })
+        });
+        assert_eq!(here[0].map(|(.., is_skipped)| is_skipped), [false, true, false]);
+        assert_eq!(here, there, "{level:?}");
     }
 }
