@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 
 /// Most tokens of a wgrad whose sums are fast by default. Each addition of 32 products rounds towards zero at 2⁻¹³ of the sum, so a sum of values with
 /// one sign loses about `tokens / 32 · 2⁻¹⁴` of itself, 3 % here. Sums of both signs lose less (docs/benchmarks.md, "Losses").
-pub const FAST_WGRAD_TOKENS: usize = 16_384;
+const FAST_WGRAD_TOKENS: usize = 16_384;
 
 /// How FP8 products add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sums {
-    /// Fast in fprop, and in wgrad of at most [`FAST_WGRAD_TOKENS`]; exact in dgrad, and always with blocks.
+    /// Fast in fprop, and in wgrad of at most 16,384 tokens; exact in dgrad, and always with blocks.
     Auto,
     /// [`Accumulation::Fast`].
     Fast,
