@@ -152,6 +152,24 @@ pub fn values(x: &Tensor) -> Vec<f64> {
     }
 }
 
+/// `⟨a, b⟩`.
+pub fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// `|a - b| / |b|`; 0 where both are zero.
+pub fn relative_error(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len(), "as many elements");
+    let apart: f64 = a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum();
+    if apart == 0.0 { 0.0 } else { (apart / dot(b, b)).sqrt() }
+}
+
+/// The largest `|a - b|` over the largest `|b|`.
+pub fn largest_error(a: &[f64], b: &[f64]) -> f64 {
+    let apart = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    if apart == 0.0 { 0.0 } else { apart / b.iter().fold(0.0, |m: f64, b| m.max(b.abs())) }
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().rev().map(|b| format!("{b:02x}")).collect()
 }

@@ -25,6 +25,7 @@ use ottava_tensor::ops::{
     AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, cast, normal_from, real_type,
 };
 use ottava_tensor::testing::{gpu, integers, values};
+pub use ottava_tensor::testing::{dot, largest_error, relative_error};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::io::Read;
@@ -579,23 +580,6 @@ pub fn gradients(decoder: &mut Decoder) -> Vec<(String, Vec<f64>)> {
 
 pub fn mean(x: &Tensor) -> f64 {
     values(x).iter().sum::<f64>() / x.len() as f64
-}
-
-pub fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
-/// `|a - b| / |b|`; 0 where both are zero.
-pub fn relative_error(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len(), "as many elements");
-    let apart: f64 = a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum();
-    if apart == 0.0 { 0.0 } else { (apart / dot(b, b)).sqrt() }
-}
-
-/// The largest `|a - b|` over the largest `|b|`.
-pub fn largest_error(a: &[f64], b: &[f64]) -> f64 {
-    let apart = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    if apart == 0.0 { 0.0 } else { apart / b.iter().fold(0.0, |m: f64, b| m.max(b.abs())) }
 }
 
 /// The progress of a run after `step` steps, without data.

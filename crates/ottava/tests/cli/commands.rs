@@ -352,7 +352,7 @@ fn plan_needs_no_gpu_and_refuses_what_does_not_fit_one() {
     for part in ["attention: cuDNN", "at the peak, in ", "recompute = \"none\"", "recompute = \"auto\" is \"none\""] {
         assert!(plan.contains(part), "no {part:?} in: {plan}");
     }
-    let long = ["plan", "run.toml", "--gpu-memory", "2", "--set", "recompute=auto", "--set", "max_length=524288"];
+    let long = ["plan", "run.toml", "--gpu-memory", "1.125", "--set", "recompute=auto", "--set", "max_length=65536"];
     run.fail(&long, 3, &["the run does not fit", "per_device_train_batch_size = 1,"]);
     run.succeed(&["train", "run.toml", "--set", "recompute=auto"]);
     let saved = std::fs::read_to_string(run.path("run/config.toml")).unwrap();
@@ -405,7 +405,7 @@ fn bench_times_a_small_model_in_every_recipe() {
         "bench",
         "train",
         "--model",
-        "qwen2.5-0.5b",
+        "gpt2",
         "--layers",
         "1",
         "--seq-len",
@@ -430,7 +430,7 @@ fn bench_times_a_small_model_in_every_recipe() {
     let row = &result["rows"][0];
     assert!(row["tokens_per_second"].as_f64().unwrap() > 0.0);
     let loss = row["loss"].as_f64().unwrap();
-    assert!((loss - 151_936f64.ln()).abs() < 2.0, "random tokens cost the logarithm of the vocabulary: {loss}");
+    assert!((loss - 50_257f64.ln()).abs() < 2.0, "random tokens cost the logarithm of the vocabulary: {loss}");
     assert_eq!(loss, result["rows"][1]["loss"].as_f64().unwrap(), "the only block is left in BF16");
     run.fail(
         &["bench", "train", "--set", "max_steps=3", "--device", "cpu"],
@@ -444,7 +444,7 @@ fn bench_times_a_small_model_in_every_recipe() {
 fn bench_times_products_layers_and_attention() {
     let run = Run::new();
     let bench = |what: &str, more: &[&str]| {
-        let model = ["--model", "qwen2.5-0.5b", "--device", "cpu"];
+        let model = ["--model", "gpt2", "--device", "cpu"];
         run.succeed(&[&["bench", what][..], &model, more].concat())
     };
     let positive = |value: &serde_json::Value| assert!(value.as_f64().unwrap() > 0.0, "{value}");
@@ -465,7 +465,7 @@ fn bench_times_products_layers_and_attention() {
         positive(&row["products_milliseconds"]);
     }
     let table = bench("linear", &["--tokens", "1", "--recipes", "fp8-current"]);
-    assert!(table.contains("mlp.down_proj") && table.contains("speed-up"), "{table}");
+    assert!(table.contains("mlp.c_proj") && table.contains("speed-up"), "{table}");
 
     let sweep = ["--sweep", "--sizes", "16,24", "--tokens", "1,3"];
     let cells = json(&bench("linear", &[&sweep[..], &["--json"]].concat()));

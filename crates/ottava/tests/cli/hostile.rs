@@ -176,7 +176,7 @@ fn sizes_of_a_model_are_checked_before_anything_is_allocated() {
     let calibrate = [&["calibrate", model, "scales.json"][..], &data].concat();
     let generate = ["generate", model, "--prompt", "a", "--device", "cpu"];
     let serve = ["serve", model, "--port", "0", "--device", "cpu"];
-    let many = [("hidden_size", 1 << 24), ("intermediate_size", 1 << 24), ("head_dim", 1 << 24)];
+    let many = [("hidden_size", 1 << 21), ("intermediate_size", 1 << 21), ("head_dim", 1 << 21)];
     for (key, value) in many.into_iter().chain([("num_attention_heads", 1 << 20)]) {
         set(key, value);
         for args in [&eval[..], &compare, &calibrate, &generate, &serve] {

@@ -34,11 +34,11 @@ fn log(run: &Run, rank: usize) -> String {
     fs::read_to_string(run.path(&format!("run/rank-{rank}.log"))).unwrap_or_default()
 }
 
-/// Lines whose evaluation takes seconds.
+/// Lines whose evaluation takes most of a second.
 fn long_validation(run: &Run) {
-    let text: String = (0..6000).map(|i| format!("line {i} of a long text\n")).collect();
+    let text: String = (0..1600).map(|i| format!("line {i} of a long text\n")).collect();
     run.write("text.txt", text.as_bytes());
-    run.replace("run.toml", "val_set_size = 2", "val_set_size = 5000");
+    run.replace("run.toml", "val_set_size = 2", "val_set_size = 1000");
 }
 
 /// To whom a signal goes: one rank, or all at once, as from a terminal.
@@ -81,12 +81,12 @@ fn a_signal_during_an_evaluation_stops_all_ranks_alike() {
             // That of step 0: there is nothing to save.
             let child = spawn(&run, &args);
             wait_for(|| run.path("run/metrics.jsonl").exists());
-            std::thread::sleep(Duration::from_millis(300));
+            std::thread::sleep(Duration::from_millis(100));
             stop(&run, child, to, 130, "stopped by a signal while evaluating");
             // That after step 1, after the one of step 0 was recorded.
             let mut child = spawn(&run, &args);
             run.wait_for_steps(&mut child, 1);
-            std::thread::sleep(Duration::from_millis(500));
+            std::thread::sleep(Duration::from_millis(100));
             stop(&run, child, to, 75, "stopped by a signal after step 1");
             assert_eq!(steps(&run.path("run/metrics.jsonl")), [0]);
             run.succeed(&[&args[..], &["--resume"]].concat());
@@ -102,7 +102,7 @@ fn a_signal_while_the_leading_rank_tokenizes_stops_all_ranks() {
         run.write("text.txt", "a line of a text that is long\n".repeat(2_000_000).as_bytes());
         let child = spawn(&run, &train(&["--ranks", "2"]));
         wait_for(|| log(&run, 1).contains("rank 1 of 2"));
-        std::thread::sleep(Duration::from_millis(1000));
+        std::thread::sleep(Duration::from_millis(300));
         stop(&run, child, to, 130, "stopped by a signal while");
         assert_eq!(folders(&run.path("tokens")), 0, "no temporary folder is left");
     }
