@@ -24,8 +24,8 @@ use ottava_tensor::comm::{Group, threads};
 use ottava_tensor::ops::{
     AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, cast, normal_from, real_type,
 };
-use ottava_tensor::testing::{gpu, integers, values};
 pub use ottava_tensor::testing::{dot, largest_error, relative_error};
+use ottava_tensor::testing::{gpu, integers, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::io::Read;
