@@ -171,10 +171,14 @@ impl Rank {
         partition.begin_step().unwrap();
     }
 
-    /// All weights, by name.
-    fn weights(&mut self) -> Vec<(String, Vec<f64>)> {
+    /// All weights, by name, before this rank leaves the job.
+    fn end(mut self) -> Vec<(String, Vec<f64>)> {
         let whole = |param: &mut Param| values(&self.partition.value(param).unwrap());
-        self.model.parameters().into_iter().map(|param| (param.name().to_string(), whole(param))).collect()
+        let weights =
+            self.model.parameters().into_iter().map(|param| (param.name().to_string(), whole(param))).collect();
+        // A rank that is still to receive the last directions needs their sender.
+        self.ranks.finish().unwrap();
+        weights
     }
 }
 
@@ -184,7 +188,7 @@ fn updated(setting: Setting, ranks: usize) -> Vec<(String, Vec<f64>)> {
         let mut rank = Rank::new(&tiny_llama(), setting, comm, &mut Seeded { std: 0.1 });
         rank.partition.quantize_weights(&mut rank.model).unwrap();
         (0..3).for_each(|step| rank.update(step, setting.name));
-        rank.weights()
+        rank.end()
     })
     .into_iter();
     let first = seen.next().unwrap();
@@ -198,7 +202,7 @@ fn bits_do_not_depend_on_ranks() {
     let start = {
         let setting =
             Setting { name: OptimizerName::Muon, recipe: RecipeName::Bf16, level: Level::O0, zero: Zero::Nothing };
-        on_ranks(1, move |comm| Rank::new(&tiny_llama(), setting, comm, &mut Seeded { std: 0.1 }).weights()).remove(0)
+        on_ranks(1, move |comm| Rank::new(&tiny_llama(), setting, comm, &mut Seeded { std: 0.1 }).end()).remove(0)
     };
     for name in NAMES {
         for (recipe, level) in [
@@ -250,7 +254,7 @@ fn a_checkpoint_resumes_on_other_ranks() {
             saver.begin(&progress, &template(&inputs), model, &mut **optimizer, partition, nothing).unwrap();
             saver.finish(ranks).unwrap();
             (2..4).for_each(|step| rank.update(step, name));
-            rank.weights()
+            rank.end()
         })
         .remove(0);
         for (ranks, zero) in [(2, Zero::Weights), (3, Zero::OptimizerStates), (1, Zero::Nothing)] {
@@ -263,7 +267,7 @@ fn a_checkpoint_resumes_on_other_ranks() {
                 assert_eq!(rank.optimizer.steps(), 2);
                 rank.partition.quantize_weights(&mut rank.model).unwrap();
                 (2..4).for_each(|step| rank.update(step, name));
-                rank.weights()
+                rank.end()
             })
             .remove(0);
             assert!(resumed == expected, "{name:?}, {}, {ranks} ranks, {zero:?}", level.as_str());

@@ -30,6 +30,7 @@ use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::io::Read;
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -51,7 +52,7 @@ pub fn on_ranks<T: Send + 'static>(ranks: usize, work: impl Fn(Group) -> T + Clo
         std::thread::spawn(move || on_one_thread(move || work(comm)))
     };
     let started: Vec<_> = threads::group(ranks).into_iter().map(start).collect();
-    started.into_iter().map(|rank| rank.join().expect("a rank has failed")).collect()
+    started.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
 }
 
 /// Those of [`devices`] that have the products of `recipe`.
