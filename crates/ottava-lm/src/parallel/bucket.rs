@@ -337,7 +337,13 @@ impl Bucket {
     }
 
     /// Casts the slice of matrix number `at` into `part`, if there is one.
-    fn cast(&mut self, at: usize, param: &Param, part: Option<Tensor>, casts: &mut Casts) -> Result<Option<Tensor>> {
+    fn cast(
+        &mut self,
+        at: usize,
+        param: &mut Param,
+        part: Option<Tensor>,
+        casts: &mut Casts,
+    ) -> Result<Option<Tensor>> {
         let mut into = self.casts[at].take();
         let Some(mut part) = part else {
             self.casts[at] = Some(param.quantize_slice(into, casts)?);

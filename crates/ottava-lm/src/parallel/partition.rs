@@ -18,7 +18,7 @@ use crate::models::Decoder;
 use crate::optim::{self, Optimizer, Prepared};
 use crate::param::{Loan, Param, UnitId};
 use crate::scaling::{Casts, MergeCounts};
-use ottava_tensor::comm::{Axis, Reduce};
+use ottava_tensor::comm::{Axis, Group, Reduce};
 use ottava_tensor::{DType, HostTransfer, Tensor};
 use std::cell::{RefCell, RefMut};
 use std::collections::BTreeSet;
@@ -327,20 +327,17 @@ impl Partition {
 
     /// Computes the scales of the next casts, and writes the slices to where they are gathered from. Returns the copies of codes to host memory.
     fn finish_write(&self, params: &mut [&mut Param], casts: &mut Casts) -> Result<Vec<HostTransfer>> {
-        let mut amaxes = Vec::new();
-        for (i, param) in params.iter_mut().enumerate().filter(|(_, param)| param.is_sliced()) {
-            amaxes.extend(param.slice_amax(casts)?.map(|amax| (i, amax)));
-        }
-        if let Some((_, first)) = amaxes.first() {
-            // One maximum over ranks for all parameters.
-            let mut all = Tensor::empty(first.device(), &[amaxes.len()], DType::F32)?;
-            for (at, (_, amax)) in amaxes.iter().enumerate() {
-                all.copy_from(at, amax)?;
+        // Experts of other ranks have other blocks, but the same scale if they have one.
+        let (all, of_experts) = (self.ranks.sharing(Shared::Slices), self.ranks.replicas_of(true));
+        for (is_local, group) in [(false, all), (true, of_experts)] {
+            let mut amaxes = Vec::new();
+            for (i, param) in params.iter_mut().enumerate().filter(|(_, param)| param.is_sliced()) {
+                if (param.is_of_experts() && param.has_block_scales()) == is_local {
+                    amaxes.extend(param.slice_amaxes(casts)?.map(|amaxes| (i, amaxes)));
+                }
             }
-            let all = self.ranks.sharing(Shared::Slices).all_reduce("amaxes of weights", Reduce::Max, all)?.wait()?;
-            for (at, (i, mut amax)) in amaxes.into_iter().enumerate() {
-                amax.copy_from(0, &all.rows(at, at + 1)?)?;
-                params[i].set_scale(amax, casts)?;
+            for (i, amaxes) in largest_over(group, amaxes)? {
+                params[i].set_scales(amaxes, casts)?;
             }
         }
         let mut leaving = Vec::new();
@@ -397,6 +394,25 @@ impl Partition {
         }
         Ok(())
     }
+}
+
+/// The maxima of several tensors over the ranks of a group, in one collective.
+fn largest_over(group: &Group, mut amaxes: Vec<(usize, Tensor)>) -> Result<Vec<(usize, Tensor)>> {
+    let Some((_, first)) = amaxes.first() else { return Ok(amaxes) };
+    let total = amaxes.iter().map(|(_, amaxes)| amaxes.len()).sum();
+    let (mut all, mut at) = (Tensor::empty(first.device(), &[total], DType::F32)?, 0);
+    for (_, amaxes) in &amaxes {
+        all.copy_from(at, amaxes)?;
+        at += amaxes.len();
+    }
+    let all = group.all_reduce("amaxes of weights", Reduce::Max, all)?.wait()?;
+    at = 0;
+    for (_, amaxes) in &mut amaxes {
+        let end = at + amaxes.len();
+        amaxes.copy_from(0, &all.rows(at, end)?)?;
+        at = end;
+    }
+    Ok(amaxes)
 }
 
 impl MergeCounts for Partition {

@@ -37,12 +37,14 @@ pub(super) struct WeightCast {
     pub frozen: FrozenScale,
     /// F32 `[1]`: the amax of the new weights for current scaling, during an update.
     pub amax: Option<Tensor>,
+    /// The amaxes of the blocks of a whole weight, from when ranks have found them to the cast of this rank's slice.
+    pub block_amaxes: Option<Tensor>,
 }
 
 impl WeightCast {
     /// A `cast` in `slot` to `copies` that stores no codes.
     pub fn new(slot: Slot, cast: Cast, copies: CodeCopies) -> WeightCast {
-        let (codes, frozen, amax) = (None, FrozenScale::default(), None);
+        let (codes, frozen, amax, block_amaxes) = (None, FrozenScale::default(), None, None);
         let [stores_codes, ranks_store_codes, is_frozen, replaces_value] = [false; 4];
         WeightCast {
             slot,
@@ -56,6 +58,7 @@ impl WeightCast {
             folder: None,
             frozen,
             amax,
+            block_amaxes,
         }
     }
 

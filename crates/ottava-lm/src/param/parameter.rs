@@ -74,6 +74,8 @@ struct Stack {
 #[derive(Clone, Debug)]
 struct Slice {
     elements: Range<usize>,
+    /// Whether ranks gather the codes of their cast.
+    codes: bool,
     /// Whether an update can cast them in the same pass.
     is_cast_by_update: bool,
     /// Whether their weights are stored although they can be computed from a master, since ranks gather them from where they are stored.

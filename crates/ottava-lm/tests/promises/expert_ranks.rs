@@ -183,6 +183,21 @@ fn what_is_recomputed_changes_no_bit() {
     }
 }
 
+/// Ranks with other experts have other blocks, each with a scale of its own; those with the same experts find it together.
+#[test]
+fn block_scales_of_divided_experts_change_no_bit() {
+    let on_ranks = |zero| {
+        let mut alone = Setup::new(routed(json!({})), RecipeName::Fp8Block);
+        alone.mesh.zero = zero;
+        train(&on(&alone, [2, 1, 2, 1], 2))
+    };
+    let expected = on_ranks(Zero::Nothing);
+    let got = on_ranks(Zero::OptimizerStates);
+    for (name, values) in &got {
+        assert!(expected[name] == *values, "{name}");
+    }
+}
+
 /// Frozen experts are divided among the ranks that have the same ones, and all other frozen weights among all ranks.
 #[test]
 fn frozen_weights_are_divided_in_stage_3() {

@@ -10,7 +10,7 @@ use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer, Per, optimizer_tensors};
 use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Schedule, Slices, Zero};
 use ottava_lm::param::{MemoryPolicy, Param, Purpose};
-use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
+use ottava_lm::recipe::{Fp8Format, Precision, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::comm::{Group, MeshShape, Traffic};
@@ -378,20 +378,46 @@ fn scales_of_whole_matrices_change_no_bit() {
     }
 }
 
+/// Matrices whose sizes are multiples of 128.
+fn llama_of_blocks() -> DecoderConfig {
+    DecoderConfig { channels: 128, hidden: 256, head_dim: 32, ..tiny_llama() }
+}
+
+/// Slices cut blocks that share a scale, and some ranks have no part of a matrix.
+#[test]
+fn block_scales_of_whole_matrices_change_no_bit() {
+    let rounded = Precision { recipe: RecipeName::Fp8Block, power_of_two_scales: true, ..Precision::default() };
+    let plain = recipe(RecipeName::Fp8Block, Fp8Format::Auto);
+    let remainder = Formats { masters: Masters::Remainder, ..Level::O0.formats() };
+    for (recipe, formats, ranks) in [
+        (&plain, Level::O0.formats(), 5),
+        (&plain, Level::Bf16.formats(), 3),
+        (&plain, Level::O2.formats(), 3),
+        (&plain, remainder, 3),
+        (&rounded.recipe(), Level::O0.formats(), 2),
+    ] {
+        let memory = MemoryPolicy { formats, ..MemoryPolicy::FULL };
+        expect_same_in_all_stages(&format!("{formats:?}"), &llama_of_blocks(), recipe, memory, ranks);
+    }
+}
+
 /// Where products read codes alone, codes are what ranks gather.
 #[test]
 fn gathers_of_codes_move_half_the_bytes() {
-    let (sizes, ranks) = (tiny_llama(), 4);
-    let gathered = |name| {
+    let ranks = 4;
+    let gathered = |sizes: &DecoderConfig, name| {
         let recipe = recipe(name, Fp8Format::Auto);
         [Zero::OptimizerStates, Zero::Weights].map(|zero| {
-            on_threads(STEPS, &sizes, &recipe, MemoryPolicy::FULL, plain(zero), 8, ranks).traffic.all_gather.bytes
+            on_threads(STEPS, sizes, &recipe, MemoryPolicy::FULL, plain(zero), 8, ranks).traffic.all_gather.bytes
         })
     };
-    let bf16 = gathered(RecipeName::Bf16);
-    let bytes_per_gather = slices_of_block(&sizes, ranks).slice_len() * (ranks - 1) * sizes.layers;
-    for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Current] {
-        let fp8 = gathered(name);
+    for (name, sizes) in [
+        (RecipeName::Fp8Delayed, tiny_llama()),
+        (RecipeName::Fp8Current, tiny_llama()),
+        (RecipeName::Fp8Block, llama_of_blocks()),
+    ] {
+        let bytes_per_gather = slices_of_block(&sizes, ranks).slice_len() * (ranks - 1) * sizes.layers;
+        let (bf16, fp8) = (gathered(&sizes, RecipeName::Bf16), gathered(&sizes, name));
         // The first block's are gathered by the update before, too, whether a step follows or not.
         let once_more = bytes_per_gather / sizes.layers;
         assert_eq!(bf16[0] - fp8[0], (bytes_per_gather * STEPS + once_more) as u64, "once in a step");

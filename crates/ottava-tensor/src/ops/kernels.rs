@@ -5,8 +5,8 @@ use super::{
     adamw, add, argmax, attention, attention_sink, bias, cast, checksum, column_parts, column_scales, compare,
     compress, cross_entropy, delayed_scaling, dequantize, descend, embedding, gemm, global_norm, gradient_codes,
     grouped_gemm, head_norm, magnitude, momentum, move_columns, negate_targets, newton_schulz, paged_attention,
-    permute, preference, projection_norm, quantize, random, repeat_columns, rmsnorm, rope, router, sample, scaled,
-    sum_parts, swiglu, transpose,
+    permute, preference, projection_norm, quantize, quantize_slice, random, repeat_columns, rmsnorm, rope, router,
+    sample, scaled, sum_parts, swiglu, transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 use crate::{Capability, Feature};
@@ -75,6 +75,7 @@ pub fn kernels() -> Vec<KernelModule> {
         all.extend(of(source, paged_attention::VARIANTS.iter().copied()));
         all.extend(of(tensor_cores, paged_attention::TENSOR_CORE_VARIANTS.iter().copied()));
     }
+    all.extend(of(&quantize_slice::SOURCE, quantize_slice::VARIANTS.iter().copied()));
     all.extend(of(&scaled::SOURCE, scaled::VARIANTS.iter().copied()));
     all.extend(of(&gemm::SKINNY, gemm::SKINNY_VARIANTS.iter().copied()));
     all.extend(of(&transpose::SOURCE, transpose::VARIANTS.iter().copied()));

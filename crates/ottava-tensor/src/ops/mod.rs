@@ -40,6 +40,7 @@ mod permute;
 mod preference;
 mod projection_norm;
 mod quantize;
+mod quantize_slice;
 mod random;
 mod repeat_columns;
 mod rmsnorm;
@@ -95,6 +96,7 @@ pub use projection_norm::{
 };
 pub use quantize::blocks::quantize_blocks;
 pub use quantize::{amax, measure, quantize, quantize_into, quantize_rounded_into, raise_amax, take_scale};
+pub use quantize_slice::{MatrixSlice, empty_slice, quantize_slice, slice_amaxes};
 pub use random::{normal, normal_from};
 pub use repeat_columns::{RepeatedColumns, repeat_columns, repeat_columns_backward};
 pub use rmsnorm::{NormBackward, NormKind, NormWeights, norm_backward, norm_to, rmsnorm, rmsnorm_to};

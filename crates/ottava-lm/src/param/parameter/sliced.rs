@@ -6,8 +6,8 @@ use crate::level::States;
 use crate::mode::Mode;
 use crate::operand::FrozenScale;
 use crate::scaling::{Casts, NextCast};
-use ottava_tensor::ops::{CodeCopies, raise_amax, transpose};
-use ottava_tensor::{DType, ExpandedTensor, QuantizedTensor, Tensor};
+use ottava_tensor::ops::{CodeCopies, MatrixSlice, empty_slice, quantize_slice, raise_amax, slice_amaxes, transpose};
+use ottava_tensor::{DType, ExpandedTensor, Granularity, QuantizedTensor, Tensor};
 use std::ops::Range;
 
 impl Param {
@@ -29,30 +29,42 @@ impl Param {
         if stores_value {
             self.weights.keep_value();
         }
-        self.slice = Some(Slice { elements, is_cast_by_update: codes && self.formats.slice_casts(), stores_value });
+        self.slice =
+            Some(Slice { elements, codes, is_cast_by_update: codes && self.formats.slice_casts(), stores_value });
         Ok(())
     }
 
-    /// Whether products read only stored codes of this parameter, by rows and by columns, with one scale, if ranks divide it.
+    /// Whether products read only stored codes of this parameter, the same by rows and by columns, if ranks divide it: with one scale, or with
+    /// scales of 128x128 blocks.
     pub fn is_read_as_codes(&self, casts: &Casts) -> Result<bool> {
-        let [rows, columns] = self.weights.shape() else { return Ok(false) };
-        let whole = |n: &usize| n.is_multiple_of(QuantizedTensor::PAD);
-        Ok(match &self.cast {
-            Some(cast)
-                if cast.ranks_store_codes && cast.copies == CodeCopies::Both && whole(rows) && whole(columns) =>
-            {
-                matches!(casts.scales.next_cast(cast.slot)?, NextCast::Known(_) | NextCast::Measured)
-            }
-            _ => false,
+        let (Some(cast), &[rows, columns]) = (&self.cast, self.weights.shape()) else { return Ok(false) };
+        let is_padded = [rows, columns].iter().all(|n| n.is_multiple_of(QuantizedTensor::PAD));
+        if !(cast.ranks_store_codes && cast.copies == CodeCopies::Both && is_padded) {
+            return Ok(false);
+        }
+        Ok(match casts.scales.next_cast(cast.slot)? {
+            NextCast::Known(_) | NextCast::Measured => true,
+            NextCast::Blocks(_) => cast.cast.granularity.shares_codes(rows, columns),
+            NextCast::Later => false,
         })
     }
 
-    /// The amax of this process's slice, if the scale of the next cast depends on the new weights: measured by the update, or now.
-    pub fn slice_amax(&mut self, casts: &mut Casts) -> Result<Option<Tensor>> {
+    /// Whether its cast has a scale for each block of 128x128.
+    pub fn has_block_scales(&self) -> bool {
+        self.cast.as_ref().is_some_and(|cast| cast.cast.granularity == Granularity::Blocks128x128)
+    }
+
+    /// The amaxes of this process's slice, F32, if the scales of the next cast depend on the new weights: one, measured by the update or now,
+    /// or, if ranks gather codes, those of the blocks of the whole parameter.
+    pub fn slice_amaxes(&mut self, casts: &mut Casts) -> Result<Option<Tensor>> {
+        let has_codes = self.slice.as_ref().is_some_and(|slice| slice.codes);
         let Some(cast) = &mut self.cast else { return Ok(None) };
         cast.frozen = FrozenScale::default();
         if let Some(amax) = cast.amax.take() {
             return Ok(Some(amax));
+        }
+        if has_codes && let NextCast::Blocks(_) = casts.scales.next_cast(cast.slot)? {
+            return Ok(Some(slice_amaxes(&self.unrounded_slice()?, self.dtype(), self.place_of_slice())?));
         }
         let Some(mut amax) = casts.amax_for(cast.slot)? else { return Ok(None) };
         let value = self.weights.value()?;
@@ -62,11 +74,29 @@ impl Param {
         Ok(Some(amax))
     }
 
-    /// Computes the scale of the next cast from the `amax` of the whole parameter.
-    pub fn set_scale(&mut self, amax: Tensor, casts: &mut Casts) -> Result<()> {
-        let cast = self.cast.as_mut().expect("it has an amax for its cast");
-        cast.frozen.replace(casts.own_scale(cast.slot, amax)?)?;
+    /// Sets the scales of the next cast by the maximum of [`Param::slice_amaxes`] over ranks.
+    pub fn set_scales(&mut self, amaxes: Tensor, casts: &mut Casts) -> Result<()> {
+        let cast = self.cast.as_mut().expect("it has amaxes for its cast");
+        match casts.scales.next_cast(cast.slot)? {
+            NextCast::Blocks(_) => cast.block_amaxes = Some(amaxes),
+            _ => cast.frozen.replace(casts.own_scale(cast.slot, amaxes)?)?,
+        }
         Ok(())
+    }
+
+    /// The slice in the whole parameter, a matrix.
+    fn place_of_slice(&self) -> MatrixSlice {
+        let [rows, columns] = [0, 1].map(|dim| self.weights.shape().get(dim).copied().unwrap_or(0));
+        MatrixSlice { rows, columns, start: self.slice().start }
+    }
+
+    /// The elements of the slice, flat, in the type in which they are stored.
+    fn unrounded_slice(&self) -> Result<Tensor> {
+        let stored = match self.weights.unrounded() {
+            Some(master) => master.clone(),
+            None => self.weights.value()?,
+        };
+        Ok(stored.reshape(&[stored.len()])?)
     }
 
     /// The format of the codes.
@@ -76,11 +106,15 @@ impl Param {
         casts.scales.format(self.cast.as_ref().expect("it is read as codes").slot)
     }
 
-    /// Casts this process's slice with the scale of the parameter, as a matrix of any shape, into an earlier cast or a new one. For an
-    /// empty slice, only the scale is valid.
-    pub fn quantize_slice(&self, into: Option<QuantizedTensor>, casts: &mut Casts) -> Result<QuantizedTensor> {
+    /// Casts this process's slice with the scales of the parameter, as a matrix of any shape, into an earlier cast or a new one. For an
+    /// empty slice, only the scales are valid.
+    pub fn quantize_slice(&mut self, into: Option<QuantizedTensor>, casts: &mut Casts) -> Result<QuantizedTensor> {
         const PAD: usize = QuantizedTensor::PAD;
-        let cast = self.cast.as_ref().expect("a parameter that is read as codes has a cast");
+        let cast = self.cast.as_mut().expect("a parameter that is read as codes has a cast");
+        if let Some(amaxes) = cast.block_amaxes.take() {
+            return self.quantize_slice_by_blocks(&amaxes, into, casts);
+        }
+        let cast = self.cast.as_ref().expect("it is there");
         let unrounded = self.weights.unrounded().filter(|master| !master.is_empty());
         let into = match (unrounded, into) {
             (Some(master), Some(mut into)) => {
@@ -107,6 +141,25 @@ impl Param {
                 Ok(into)
             }
         }
+    }
+
+    /// [`Param::quantize_slice`] with scales of 128x128 blocks, whose `amaxes` are those of the whole parameter.
+    fn quantize_slice_by_blocks(
+        &self,
+        amaxes: &Tensor,
+        into: Option<QuantizedTensor>,
+        casts: &mut Casts,
+    ) -> Result<QuantizedTensor> {
+        let (place, values) = (self.place_of_slice(), self.unrounded_slice()?);
+        let slot = self.cast.as_ref().expect("it is cast").slot;
+        let NextCast::Blocks(how) = casts.scales.next_cast(slot)? else { unreachable!("blocks have been measured") };
+        let mut into = match into {
+            Some(into) => into,
+            None => empty_slice(values.device(), place, values.len())?,
+        };
+        let statistics = (casts.statistics(), slot.index());
+        quantize_slice(&values, self.dtype(), place, amaxes, how, &mut into, statistics)?;
+        Ok(into)
     }
 
     /// Whether the next update can cast this process's slice in the same pass.

@@ -198,7 +198,12 @@ fn pack(low: u32, high: u32) -> Arg {
 }
 
 /// `Destination` of `destination.cuh` as consecutive 64-bit arguments. `prepare` allocated its memory and checked statistics and scale.
-fn destination(out: &mut QuantizedTensor, to: &mut Fp8Output, amaxes: [u64; 2], dtype: DType) -> [Arg; 16] {
+pub(in crate::ops) fn destination(
+    out: &mut QuantizedTensor,
+    to: &mut Fp8Output,
+    amaxes: [u64; 2],
+    dtype: DType,
+) -> [Arg; 16] {
     let (scale, how) = match to.scale {
         CastScale::Given(scale) => (scale.device_ptr(), CurrentScaling::default()),
         CastScale::Own(_, how) => (0, how),

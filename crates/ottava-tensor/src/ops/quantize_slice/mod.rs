@@ -1,0 +1,131 @@
+//! FP8 quantization of a slice of a matrix with scales of 128x128 blocks, which several ranks' slices cut: the amaxes of blocks first, whose
+//! maximum over ranks the caller takes, then the cast.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output};
+use super::quantize::expect_measured;
+use super::{cast, expect_compute};
+use crate::granularity::Granularity;
+use crate::quantized::QuantizedTensor;
+use crate::{DType, Device, Error, Result, Tensor};
+
+pub(crate) use cuda::{SOURCE, VARIANTS};
+
+/// Side of a block.
+const BLOCK: usize = 128;
+
+/// A part of a matrix `[rows, columns]` in row-major order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixSlice {
+    /// Rows of the whole matrix, a multiple of 128.
+    pub rows: usize,
+    /// Columns of the whole matrix, a multiple of 128.
+    pub columns: usize,
+    /// The number of its first element in the matrix, a multiple of 128.
+    pub start: usize,
+}
+
+impl MatrixSlice {
+    /// The number of 128x128 blocks of the whole matrix.
+    pub fn blocks(&self) -> usize {
+        self.rows / BLOCK * (self.columns / BLOCK)
+    }
+
+    /// Checks the elements `x` of the slice.
+    fn check(&self, x: &Tensor) -> Result<()> {
+        let (MatrixSlice { rows, columns, start }, length) = (*self, x.len());
+        let whole = [rows, columns, start, length].iter().all(|n| n.is_multiple_of(BLOCK));
+        match whole && start + length <= rows * columns {
+            true => Ok(()),
+            false => Err(Error::Value(format!(
+                "quantize_slice: {length} elements from number {start} on of a [{rows}, {columns}] matrix; sizes and ends must be multiples of {BLOCK} within the matrix"
+            ))),
+        }
+    }
+}
+
+/// The largest absolute values of the 128x128 blocks of a matrix, among the elements `x` of `slice` (F32, F16 or BF16) rounded to `dtype`:
+/// F32 `[blocks]` in row-major order, 0 for a block without elements. NaN is ignored.
+pub fn slice_amaxes(x: &Tensor, dtype: DType, slice: MatrixSlice) -> Result<Tensor> {
+    expect_values(x, dtype)?;
+    slice.check(x)?;
+    // Kernels write each; so does the reference.
+    let mut amaxes = Tensor::empty(x.device(), &[slice.blocks()], DType::F32)?;
+    match x.device() {
+        Device::Cuda(gpu) => cuda::amaxes(gpu, x, dtype, slice, &mut amaxes)?,
+        Device::Cpu => cpu::amaxes(&rounded(x, dtype)?, slice, &mut amaxes),
+        Device::DryCpu(_) => drop(rounded(x, dtype)?),
+    }
+    Ok(amaxes)
+}
+
+/// Casts the elements `x` of `slice` (F32, F16 or BF16), rounded to `dtype`, as [`quantize_blocks`](crate::ops::quantize_blocks) casts the whole
+/// matrix to E4M3 with scales of 128x128 blocks, from the `amaxes` of [`slice_amaxes`] of the whole matrix. Overwrites the codes of `into`,
+/// which are those of the slice, and its scales, which are those of the whole matrix ([`empty_slice`]).
+pub fn quantize_slice(
+    x: &Tensor,
+    dtype: DType,
+    slice: MatrixSlice,
+    amaxes: &Tensor,
+    how: CurrentScaling,
+    into: &mut QuantizedTensor,
+    (statistics, slot): (&mut CastStatistics, usize),
+) -> Result<()> {
+    expect_values(x, dtype)?;
+    slice.check(x)?;
+    amaxes.expect("quantize_slice: amaxes", &[slice.blocks()])?;
+    amaxes.expect_dtype("quantize_slice: amaxes", &[DType::F32])?;
+    amaxes.expect_device("quantize_slice: amaxes", x.device())?;
+    expect_measured(into.format, statistics, slot, x.device())?;
+    let scales = |rows, columns| Granularity::Blocks128x128.scales_shape(rows, columns);
+    into.scale_inv.expect("quantize_slice: scale_inv", &scales(slice.rows, slice.columns))?;
+    let (Some(codes), Some(turned)) = (&into.codes, &into.transposed_scale_inv) else {
+        return Err(Error::Value("quantize_slice: `into` has no codes or no scales of the transpose".into()));
+    };
+    codes.expect("quantize_slice: codes", &[x.len() / BLOCK, BLOCK])?;
+    codes.expect_dtype("quantize_slice: codes", &[DType::E4M3])?;
+    turned.expect("quantize_slice: transposed_scale_inv", &scales(slice.columns, slice.rows))?;
+    let scale = CastScale::Own(Granularity::Blocks128x128, how);
+    let mut to = Fp8Output { format: DType::E4M3, scale, copies: CodeCopies::Rows, statistics, slot };
+    match x.device() {
+        Device::Cuda(gpu) => cuda::quantize(gpu, x, dtype, slice, amaxes, into, &mut to)?,
+        Device::Cpu => cpu::quantize(&rounded(x, dtype)?, slice, amaxes, how, into, &mut to),
+        Device::DryCpu(_) => drop(rounded(x, dtype)?),
+    }
+    Ok(())
+}
+
+/// The result of [`quantize_slice`] for `elements` of a matrix, before it is written: codes `[elements / 128, 128]`, and scales for both
+/// copies of the whole matrix.
+pub fn empty_slice(device: &Device, slice: MatrixSlice, elements: usize) -> Result<QuantizedTensor> {
+    let granularity = Granularity::Blocks128x128;
+    let (rows, columns) = (elements / BLOCK, BLOCK);
+    // Padding of scales is zero.
+    let scales = |rows, columns| Tensor::zeros(device, &granularity.scales_shape(rows, columns), DType::F32);
+    Ok(QuantizedTensor {
+        codes: Some(Tensor::empty(device, &[rows, columns], DType::E4M3)?),
+        transposed: None,
+        scale_inv: scales(slice.rows, slice.columns)?,
+        transposed_scale_inv: Some(Box::new(scales(slice.columns, slice.rows)?)),
+        granularity,
+        format: DType::E4M3,
+        rows,
+        columns,
+    })
+}
+
+fn expect_values(x: &Tensor, dtype: DType) -> Result<()> {
+    expect_compute("quantize_slice: x", x)?;
+    match x.dtype() == dtype || x.dtype() == DType::F32 && matches!(dtype, DType::F16 | DType::BF16) {
+        true => Ok(()),
+        false => Err(Error::Value(format!("quantize_slice: values of {} are not rounded to {dtype}", x.dtype()))),
+    }
+}
+
+fn rounded(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    if x.dtype() == dtype { Ok(x.clone()) } else { cast(x, dtype) }
+}
