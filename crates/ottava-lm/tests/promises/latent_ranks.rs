@@ -8,6 +8,7 @@ use ottava_lm::recipe::RecipeName;
 use ottava_lm::recompute::Recompute;
 use ottava_tensor::DType;
 use serde_json::{Value, json};
+use std::f64::consts::SQRT_2;
 
 /// Two dense layers with biases, whose queries have a latent or not, and whose values are smaller than keys.
 pub fn deepseek(latent_queries: bool, more: Value) -> Value {
@@ -103,7 +104,7 @@ fn faults_of_the_exchange_are_found() {
 
 /// Activations in F32, so that few values are cast to another code because sums are in another order. Without a latent of queries, each rank
 /// casts the gradient of latents by its heads; rows and blocks have scales of the tokens or heads of a rank; context ranks scale their own tokens:
-/// then the distance is at most what FP8 changes.
+/// then the distance is about what FP8 changes.
 #[test]
 fn every_recipe_trains_as_on_one_rank() {
     for latent_queries in BOTH {
@@ -119,7 +120,12 @@ fn every_recipe_trains_as_on_one_rank() {
             let loose = distance(&plain, &expected).0;
             let is_per_tensor = matches!(name, RecipeName::Fp8Delayed | RecipeName::Fp8Current);
             for mesh in [[1, 1, 1, 2], [1, 1, 1, 4], [1, 1, 2, 1]] {
-                let bound = if latent_queries && is_per_tensor && mesh[2] == 1 { CODES } else { loose };
+                let bound = match (mesh[2] > 1, latent_queries && is_per_tensor) {
+                    // Both runs are that far from F32, in directions of their own.
+                    (true, _) => SQRT_2 * loose,
+                    (false, true) => CODES,
+                    (false, false) => loose,
+                };
                 let (apart, tensor) = distance(&expected, &train(&alone.on(mesh)));
                 let what = format!("{}, latent queries {latent_queries}, {mesh:?}", name.as_str());
                 eprintln!("{what}: {tensor} is {apart:.1e} apart, bound {bound:.1e}");
