@@ -285,7 +285,8 @@ impl Sublayer for Attention {
 
     fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
         let (qkv, o, lse) = self.attend(x, context)?;
-        let output = self.output.save(tokens_for_heads(&self.name, o.clone(), &self.output_widths(), context)?, context)?;
+        let output =
+            self.output.save(tokens_for_heads(&self.name, o.clone(), &self.output_widths(), context)?, context)?;
         Ok(SublayerSaved::new(AttentionSaved { qkv, o, lse, output }))
     }
 

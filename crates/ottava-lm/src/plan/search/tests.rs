@@ -122,7 +122,10 @@ fn experts_are_divided_if_they_do_not_fit() {
 fn latent_attention_is_divided_along_every_axis() {
     let sizes = DecoderConfig { layers: 2, experts: None, ..model("deepseek-v2-lite").unwrap() };
     let search = ParallelSearch::new(&run(), &sizes, &gpu(140.0), 2).unwrap();
-    let dropped = search.dropped.iter().find(|Dropped { division: Division { shape, .. }, .. }| shape.tensor * shape.context == 2);
+    let dropped = search
+        .dropped
+        .iter()
+        .find(|Dropped { division: Division { shape, .. }, .. }| shape.tensor * shape.context == 2);
     assert!(dropped.is_none(), "{dropped:?}");
 }
 
