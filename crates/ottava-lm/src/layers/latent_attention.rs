@@ -7,6 +7,8 @@
 
 mod heads;
 
+pub use heads::LatentSizes;
+
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::exchange::{all_tokens, expect_divisible, heads_for_tokens, sum_own_tokens, tokens_for_heads};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
@@ -21,28 +23,6 @@ use ottava_tensor::ops::{
     Angles, AttentionInput, AttentionSpec, ColumnRuns, RopeLayout, RopePairs, Rotation, append_kv, attention,
     attention_backward, move_columns, paged_attention, rope,
 };
-
-/// Sizes of the parts of heads in latent attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LatentSizes {
-    /// Size of the latent of queries; `None` if they are projected from the residual stream.
-    pub query_rank: Option<usize>,
-    /// Size of the latent of keys and values.
-    pub kv_rank: usize,
-    /// The part of a query or key without rotary position.
-    pub plain: usize,
-    /// The part with it, which keys share.
-    pub rotated: usize,
-    /// Size of a value head.
-    pub value: usize,
-}
-
-impl LatentSizes {
-    /// Size of a query or key head.
-    pub fn head_dim(self) -> usize {
-        self.plain + self.rotated
-    }
-}
 
 /// Sizes of a latent attention layer.
 #[derive(Clone, Copy, Debug)]

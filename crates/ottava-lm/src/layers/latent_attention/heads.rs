@@ -1,10 +1,31 @@
 //! How heads of latent attention lie in memory: in the results of projections, and as attention reads them.
 
-use super::LatentSizes;
 use crate::error::Result;
 use crate::layer_ranks::ShardPlace;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{ColumnRuns, move_columns, sum_columns};
+
+/// Sizes of the parts of heads in latent attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentSizes {
+    /// Size of the latent of queries; `None` if they are projected from the residual stream.
+    pub query_rank: Option<usize>,
+    /// Size of the latent of keys and values.
+    pub kv_rank: usize,
+    /// The part of a query or key without rotary position.
+    pub plain: usize,
+    /// The part with it, which keys share.
+    pub rotated: usize,
+    /// Size of a value head.
+    pub value: usize,
+}
+
+impl LatentSizes {
+    /// Size of a query or key head.
+    pub fn head_dim(self) -> usize {
+        self.plain + self.rotated
+    }
+}
 
 /// Heads, as projected or `[q | k | v]` `[T, 3·H·D]`: there, the rotated part of a head is before the plain one, which leaves the products of
 /// queries and keys as they are, and values are padded with zeros to the size of keys, since the fast kernels take heads of one size.
