@@ -1,4 +1,4 @@
-//! The gradients of tensors that several ranks of the tensor axis have: all of them, or those with the same key and value heads.
+//! The gradients of tensors that several ranks of the tensor axis have: all of them, or those with the same rows of a divided parameter.
 
 use super::Ranks;
 use super::bucket::flat;
