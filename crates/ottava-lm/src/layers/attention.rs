@@ -6,6 +6,7 @@ mod head_norm;
 pub use head_norm::{NormScope, QkNorm};
 
 use super::cast::{OperandCast, SavedOperand};
+use super::exchange::{expect_divisible, heads_for_tokens, tokens_for_heads};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{Linear, LinearConfig, Names};
 use crate::context::{Context, PagedPass, Sequences};
@@ -63,17 +64,7 @@ impl AttentionConfig {
         let is_divided = kv_heads.is_multiple_of(ranks);
         let sent_kv_heads = if is_divided { kv_heads * kv_replicas(kv_heads / ranks, context) } else { kv_heads };
         for (what, heads) in [("query", self.heads), ("key and value", sent_kv_heads)] {
-            if !heads.is_multiple_of(ranks * context) {
-                let keys = match (ranks, context) {
-                    (_, 1) => "`parallel.tensor` (in inference --gpus or --ranks)",
-                    (1, _) => "`parallel.context`",
-                    _ => "the product of `parallel.tensor` and `parallel.context`",
-                };
-                return Err(Error::Config(format!(
-                    "`{name}` has {heads} {what} heads, which {} ranks cannot divide; set {keys} to a divisor of {heads}",
-                    ranks * context
-                )));
-            }
+            expect_divisible(build, name, what, heads)?;
         }
         if replicas > 1 && build.lora.is_some() {
             return Err(Error::Config(format!(
@@ -285,7 +276,7 @@ impl Sublayer for Attention {
     fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
         let (qkv, o, lse) = self.attend(x, context)?;
         let (y, output) = self.output.forward(
-            self.tokens_for_heads(o.clone(), &self.output_widths(), context)?,
+            tokens_for_heads(&self.name, o.clone(), &self.output_widths(), context)?,
             residual,
             context,
         )?;
@@ -294,7 +285,8 @@ impl Sublayer for Attention {
 
     fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
         let (qkv, o, lse) = self.attend(x, context)?;
-        let output = self.output.save(self.tokens_for_heads(o.clone(), &self.output_widths(), context)?, context)?;
+        let output =
+            self.output.save(tokens_for_heads(&self.name, o.clone(), &self.output_widths(), context)?, context)?;
         Ok(SublayerSaved::new(AttentionSaved { qkv, o, lse, output }))
     }
 
@@ -322,13 +314,13 @@ impl Sublayer for Attention {
         let operand = match output.into_columns() {
             Ok(operand) => operand,
             Err(frozen) => {
-                let o = self.tokens_for_heads(o.clone(), &self.output_widths(), context)?;
+                let o = tokens_for_heads(&self.name, o.clone(), &self.output_widths(), context)?;
                 self.output.input().recast_columns(o, &frozen, &mut context.casts)?
             }
         };
         self.output.wgrad(&dy, &operand, context)?;
         drop((dy, operand));
-        let d_o = self.heads_for_tokens(d_o, &self.output_widths(), context)?;
+        let d_o = heads_for_tokens(&self.name, d_o, &self.output_widths(), context)?;
         self.add_sink_gradient(&d_o, &o, &lse, context.sequences)?;
         let (unrotated, qkv) = self.restore(qkv, context)?;
         let (Sequences { batch, cu_seqlens, .. }, spec) = (context.sequences, self.spec_of_rank(context.sequences));

@@ -94,6 +94,11 @@ impl OperandCast {
         OperandCast { gathers: true, ..self }
     }
 
+    /// The same cast of a matrix of which each rank has all rows.
+    pub fn of_all_rows(self) -> OperandCast {
+        OperandCast { gathers: false, ..self }
+    }
+
     /// The same cast of an operand whose value an adapter reads.
     pub fn for_adapter(self) -> OperandCast {
         OperandCast { needs_value: true, for_adapter: true, ..self }

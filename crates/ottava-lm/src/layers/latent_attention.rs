@@ -1,41 +1,28 @@
 //! Latent attention: keys and values are projected up from a small latent, and part of each key, with the rotary position, is shared by all
 //! heads. DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
+//!
+//! Ranks that divide tensors divide heads, and all have the projections to latents. Of those, each computes its own tokens, and ranks gather
+//! the latents. Queries without a latent are projected from the residual stream of all tokens, which ranks gather; then each rank also computes
+//! the latents of all tokens.
+
+mod heads;
+
+pub use heads::LatentSizes;
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
+use super::exchange::{all_tokens, expect_divisible, heads_for_tokens, sum_own_tokens, tokens_for_heads};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{Linear, LinearConfig, Names, Norm, NormConfig, NormSaved};
-use crate::context::{Context, PagedPass};
-use crate::error::{Error, Result};
+use crate::context::{Context, PagedPass, Sequences};
+use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Param, Split};
+use heads::Heads;
 use ottava_tensor::Tensor;
-use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
     Angles, AttentionInput, AttentionSpec, ColumnRuns, RopeLayout, RopePairs, Rotation, append_kv, attention,
-    attention_backward, move_columns, paged_attention, rope, sum_columns,
+    attention_backward, move_columns, paged_attention, rope,
 };
-
-/// Sizes of the parts of heads in latent attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LatentSizes {
-    /// Size of the latent of queries; `None` if they are projected from the residual stream.
-    pub query_rank: Option<usize>,
-    /// Size of the latent of keys and values.
-    pub kv_rank: usize,
-    /// The part of a query or key without rotary position.
-    pub plain: usize,
-    /// The part with it, which keys share.
-    pub rotated: usize,
-    /// Size of a value head.
-    pub value: usize,
-}
-
-impl LatentSizes {
-    /// Size of a query or key head.
-    pub fn head_dim(self) -> usize {
-        self.plain + self.rotated
-    }
-}
 
 /// Sizes of a latent attention layer.
 #[derive(Clone, Copy, Debug)]
@@ -61,11 +48,12 @@ pub struct LatentAttentionConfig {
 /// The epsilon of the norms of latents, in all models.
 const EPS: f64 = 1e-6;
 
-/// `y = o_proj(attention(q, k, v))` with `q = up(norm(down(x)))` and `[k | v] = up(norm(down(x)))`. In memory, the rotated part of a head is
-/// before the plain one, which leaves the products of queries and keys as they are, and values are padded with zeros to the size of keys: the
-/// fast kernels take heads of one size.
+/// `y = o_proj(attention(q, k, v))` with `q = up(norm(down(x)))` and `[k | v] = up(norm(down(x)))`.
 pub struct LatentAttention {
-    config: LatentAttentionConfig,
+    name: String,
+    /// The heads of this rank.
+    heads: Heads,
+    pairs: RopePairs,
     /// Queries or their latent, the latent of keys and values, and the shared part of keys.
     down: Linear,
     query: Option<Up>, /* [H·D, R_q] */
@@ -99,7 +87,8 @@ struct LatentSaved {
 struct Attended {
     query: Option<UpSaved>,
     kv: UpSaved,
-    /// `[T, 3·H·D]`, rotated, the output `[T, H·D]` and the log-sum-exp `[B, H, S]`; `None` in inference, which has no backward.
+    /// `[T, 3·H·D]`, rotated, the output `[T, H·D]` and the log-sum-exp `[B, H, S]`, of this rank's heads if ranks divide sequences; `None` in
+    /// inference, which has no backward.
     rotated: Option<[Tensor; 3]>,
 }
 
@@ -130,144 +119,153 @@ fn columns(x: &Tensor, first: usize, width: usize) -> Result<Tensor> {
 impl LatentAttention {
     /// An attention layer called `name`.
     ///
-    /// Errors if ranks divide tensors or sequences.
+    /// Errors if ranks do not divide the heads evenly.
     pub fn new(
         build: &mut Builder,
         name: &str,
         config: LatentAttentionConfig,
         rope_table: Tensor,
     ) -> Result<LatentAttention> {
-        let LatentAttentionConfig { channels, heads, sizes, bias, scale, names, std, .. } = config;
-        if build.place().is_divided() || build.place_on(Axis::Context).is_divided() {
-            return Err(Error::Config(
-                "`parallel.tensor` and `parallel.context` do not divide latent attention; use `parallel.data` with a ZeRO stage, or \
-                 `parallel.pipeline`"
-                    .into(),
-            ));
-        }
-        let LatentSizes { query_rank, kv_rank, plain, rotated, value } = sizes;
-        let queries = heads * sizes.head_dim();
+        let LatentAttentionConfig { channels, heads, sizes, bias, scale, pairs, names, std } = config;
+        expect_divisible(build, name, "query", heads)?;
+        let (all, place) = (Heads { heads, sizes }, build.place());
+        let LatentSizes { query_rank, kv_rank, rotated, .. } = sizes;
+        let [queries, kv] = all.widths();
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
-        let mut linear = |stack: &str, parts: &[(String, usize)], inputs, bias| {
-            let (name, split, transposed) = (&format!("{name}.{stack}"), Split::None, false);
-            let (fused, shared_input) = (&[][..], None);
-            let replicas = &[][..];
+        let mut linear = |stack: &str, parts: &[(String, usize)], inputs, bias, split| {
+            let (name, fused, transposed, shared_input) = (&format!("{name}.{stack}"), &[][..], false, None);
+            // All ranks have the rows of latents.
+            let replicas: &[usize] = if parts.len() == 2 { &[1, place.ranks] } else { &[] };
             Linear::new(
                 build,
                 LinearConfig { name, parts, fused, replicas, inputs, bias, std, transposed, split, shared_input },
             )
         };
-        let from_x = [
-            match query_rank {
-                Some(rank) => part("q_a_proj", rank),
-                None => part(names.qkv[0], queries),
-            },
-            part("kv_a_proj_with_mqa", kv_rank + rotated),
-        ];
-        let down = linear("qkv_a_proj", &from_x, channels, bias)?;
-        let of_query = query_rank.map(|rank| linear("q_b_proj", &[part("q_b_proj", queries)], rank, false));
-        let of_query = of_query.transpose()?;
-        let of_kv = linear("kv_b_proj", &[part("kv_b_proj", heads * (plain + value))], kv_rank, false)?;
-        let output = linear(names.output, &[part(names.output, channels)], heads * value, bias)?;
+        let (of_query, split) = match query_rank {
+            Some(rank) => (part("q_a_proj", rank), Split::None),
+            None => (part(names.qkv[0], queries), Split::Output),
+        };
+        let from_x = [of_query, part("kv_a_proj_with_mqa", kv_rank + rotated)];
+        let down = linear("qkv_a_proj", &from_x, channels, bias, split)?;
+        let mut up = |proj: &str, rows, rank| linear(proj, &[part(proj, rows)], rank, false, Split::Output);
+        let of_query = query_rank.map(|rank| up("q_b_proj", queries, rank)).transpose()?;
+        let mut of_kv = up("kv_b_proj", kv, kv_rank)?;
+        if query_rank.is_none() {
+            of_kv = of_kv.of_all_tokens();
+        }
+        let output = [part(names.output, channels)];
+        let output = linear(names.output, &output, all.value_width(), bias, Split::Input)?;
         let mut norm = |proj: &str, rank| Norm::new(build, &format!("{name}.{proj}"), rank, NormConfig::rms(EPS));
         let query = match (of_query, query_rank) {
             (Some(linear), Some(rank)) => Some(Up { norm: norm("q_a_layernorm", rank)?, linear }),
             _ => None,
         };
         let kv = Up { norm: norm("kv_a_layernorm", kv_rank)?, linear: of_kv };
-        let plain_spec = AttentionSpec::causal(heads, heads, sizes.head_dim());
+        let heads = all.of_rank(place);
+        let plain_spec = AttentionSpec::causal(heads.heads, heads.heads, sizes.head_dim());
         let (scale, deterministic) = (scale.unwrap_or(plain_spec.scale), build.recipe.deterministic);
         let spec = AttentionSpec { scale, deterministic, ..plain_spec };
         let number = build.description.attention.len();
         build.description.attention.push(spec);
-        Ok(LatentAttention { config, down, query, kv, output, rope_table, number, spec })
+        Ok(LatentAttention { name: name.to_string(), heads, pairs, down, query, kv, output, rope_table, number, spec })
     }
 
     /// Columns of queries or of their latent in the result of `down`.
     fn query_columns(&self) -> usize {
-        let LatentAttentionConfig { heads, sizes, .. } = self.config;
-        sizes.query_rank.unwrap_or(heads * sizes.head_dim())
+        let [queries, _] = self.heads.widths();
+        self.heads.sizes.query_rank.unwrap_or(queries)
+    }
+
+    /// Whether ranks gather latents, because each has computed those of its own tokens.
+    fn gathers_latents(&self, context: &Context) -> bool {
+        self.query.is_some() && context.casts.divides_tokens()
     }
 
     fn rotation(&self) -> RopeLayout {
-        let LatentAttentionConfig { heads, sizes, pairs, .. } = self.config;
-        RopeLayout { heads: 2 * heads, head_dim: sizes.head_dim(), pairs }
+        let Heads { heads, sizes } = self.heads;
+        RopeLayout { heads: 2 * heads, head_dim: sizes.head_dim(), pairs: self.pairs }
     }
 
-    /// Calls `move_part` for each part of `[q | k | v]`: the source (0: queries, 1: keys and values, 2: the shared part of keys), its runs there,
-    /// its runs in the result, and its width.
-    fn each_part(&self, mut move_part: impl FnMut(usize, ColumnRuns, ColumnRuns, usize) -> Result<()>) -> Result<()> {
-        let LatentAttentionConfig { heads, sizes, .. } = self.config;
-        let LatentSizes { plain, rotated, value, .. } = sizes;
-        let (dim, of_kv) = (sizes.head_dim(), plain + value);
-        let runs = |first, step| ColumnRuns { first, step };
-        move_part(0, runs(plain, dim), runs(0, dim), rotated)?;
-        move_part(0, runs(0, dim), runs(rotated, dim), plain)?;
-        move_part(2, runs(0, 0), runs(heads * dim, dim), rotated)?;
-        move_part(1, runs(0, of_kv), runs(heads * dim + rotated, dim), plain)?;
-        move_part(1, runs(plain, of_kv), runs(2 * heads * dim, dim), value)
+    /// The heads that this rank computes over `sequences`.
+    fn heads_over(&self, sequences: &Sequences) -> Heads {
+        self.heads.of_rank(sequences.place)
+    }
+
+    /// [`LatentAttention::heads_over`], as attention sees them.
+    fn spec_over(&self, sequences: &Sequences) -> AttentionSpec {
+        let heads = self.heads_over(sequences).heads;
+        AttentionSpec { heads, kv_heads: heads, ..self.spec }
     }
 
     /// `[q | k | v]`, rotated, from its parts.
     fn assemble(&self, parts: [&Tensor; 3], context: &Context) -> Result<Tensor> {
-        let heads = self.config.heads;
-        let mut qkv =
-            Tensor::zeros(parts[0].device(), &[parts[0].shape()[0], self.spec.qkv_width()], parts[0].dtype())?;
-        self.each_part(|source, from, to, width| Ok(move_columns(parts[source], from, &mut qkv, to, heads, width)?))?;
+        let mut qkv = self.heads.assemble(parts, self.heads.heads)?;
         rope(&mut qkv, self.angles(context), self.rotation(), Rotation::Forward)?;
         Ok(qkv)
     }
 
-    /// The values `[T, H·D_v]` of the output of attention, without padding.
-    fn own_values(&self, o: &Tensor) -> Result<Tensor> {
-        let LatentAttentionConfig { heads, sizes, .. } = self.config;
-        let mut own = Tensor::empty(o.device(), &[o.shape()[0], heads * sizes.value], o.dtype())?;
-        let [from, to] = [sizes.head_dim(), sizes.value].map(|step| ColumnRuns { first: 0, step });
-        move_columns(o, from, &mut own, to, heads, sizes.value)?;
-        Ok(own)
+    /// The gradients by the parts of [`LatentAttention::assemble`].
+    fn disassemble(&self, mut dqkv: Tensor, context: &Context) -> Result<[Tensor; 3]> {
+        rope(&mut dqkv, self.angles(context), self.rotation(), Rotation::Backward)?;
+        self.heads.disassemble(&dqkv, self.heads.heads)
     }
 
-    /// The gradient by the output of attention from that by [`LatentAttention::own_values`].
-    fn padded_values(&self, d_o: &Tensor) -> Result<Tensor> {
-        let LatentAttentionConfig { heads, sizes, .. } = self.config;
-        let mut padded = Tensor::zeros(d_o.device(), &[d_o.shape()[0], self.spec.output_width()], d_o.dtype())?;
-        let [from, to] = [sizes.value, sizes.head_dim()].map(|step| ColumnRuns { first: 0, step });
-        move_columns(d_o, from, &mut padded, to, heads, sizes.value)?;
-        Ok(padded)
+    /// `[q | k | v]` of all tokens for the heads that this rank computes, from those of this rank's tokens. Ranks send the part that keys share
+    /// once, and no padding.
+    fn qkv_of_heads(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
+        if !context.sequences.place.is_divided() {
+            return Ok(qkv);
+        }
+        let [queries, kv, shared] = self.heads.disassemble(&qkv, 1)?;
+        drop(qkv);
+        let ([of_queries, of_kv], heads) = (self.heads.widths(), self.heads_over(context.sequences));
+        let queries = heads_for_tokens(&self.name, queries, &[of_queries], context)?;
+        let kv = heads_for_tokens(&self.name, kv, &[of_kv], context)?;
+        heads.assemble([&queries, &kv, &all_tokens(&self.name, shared, context)?], heads.heads)
+    }
+
+    /// The gradient by the input of [`LatentAttention::qkv_of_heads`]. That of the part that keys share is at the first of them.
+    fn qkv_of_heads_backward(&self, dqkv: Tensor, context: &Context) -> Result<Tensor> {
+        if !context.sequences.place.is_divided() {
+            return Ok(dqkv);
+        }
+        let ([of_queries, of_kv], heads) = (self.heads.widths(), self.heads_over(context.sequences));
+        let [queries, kv, shared] = heads.disassemble(&dqkv, heads.heads)?;
+        drop(dqkv);
+        let queries = tokens_for_heads(&self.name, queries, &[of_queries], context)?;
+        let kv = tokens_for_heads(&self.name, kv, &[of_kv], context)?;
+        self.heads.assemble([&queries, &kv, &sum_own_tokens(&self.name, shared, context)?], 1)
+    }
+
+    /// The values `[T, H·D_v]` of this rank's tokens in the output `o` of attention.
+    fn values_of_tokens(&self, o: &Tensor, context: &Context) -> Result<Tensor> {
+        let own = self.heads_over(context.sequences).own_values(o)?;
+        tokens_for_heads(&self.name, own, &[self.heads.value_width()], context)
+    }
+
+    /// The gradient by the output of attention from that by [`LatentAttention::values_of_tokens`].
+    fn values_of_tokens_backward(&self, d_o: Tensor, context: &Context) -> Result<Tensor> {
+        let d_o = heads_for_tokens(&self.name, d_o, &[self.heads.value_width()], context)?;
+        self.heads_over(context.sequences).padded_values(&d_o)
     }
 
     fn angles<'a>(&'a self, context: &Context<'a>) -> Angles<'a> {
         Angles { table: &self.rope_table, positions: &context.sequences.positions }
     }
 
-    /// The gradients by the parts of [`LatentAttention::assemble`].
-    fn disassemble(&self, mut dqkv: Tensor, context: &Context) -> Result<[Tensor; 3]> {
-        let LatentAttentionConfig { heads, sizes, .. } = self.config;
-        rope(&mut dqkv, self.angles(context), self.rotation(), Rotation::Backward)?;
-        let empty = |width| Tensor::empty(dqkv.device(), &[dqkv.shape()[0], width], dqkv.dtype());
-        let mut parts = [empty(heads * sizes.head_dim())?, empty(heads * (sizes.plain + sizes.value))?];
-        let mut shared = None;
-        self.each_part(|source, of_part, of_qkv, width| {
-            match parts.get_mut(source) {
-                Some(part) => move_columns(&dqkv, of_qkv, part, of_part, heads, width)?,
-                None => shared = Some(sum_columns(&dqkv, of_qkv, heads, width)?),
-            }
-            Ok(())
-        })?;
-        let [queries, kv] = parts;
-        Ok([queries, kv, shared.expect("keys share a part")])
-    }
-
     /// Attention of an operand `x`: what backward needs, and the output `[T, H·D_v]`.
     fn attend(&self, x: View, context: &mut Context) -> Result<(Attended, Tensor)> {
-        let LatentSizes { kv_rank, rotated, .. } = self.config.sizes;
+        let LatentSizes { kv_rank, rotated, .. } = self.heads.sizes;
         let projected = self.down.fprop(&x, None, context)?;
         drop(x);
         let first = self.query_columns();
         let (mut queries, mut of_query) = (columns(&projected, 0, first)?, None);
         let latent = columns(&projected, first, kv_rank)?;
-        let shared = columns(&projected, first + kv_rank, rotated)?;
+        let mut shared = columns(&projected, first + kv_rank, rotated)?;
         drop(projected);
+        if self.gathers_latents(context) {
+            shared = context.casts.gather(&self.name, &shared)?;
+        }
         if let Some(query) = &self.query {
             let (q, saved) = query.forward(&queries, context)?;
             (queries, of_query) = (q, Some(saved));
@@ -277,13 +275,13 @@ impl LatentAttention {
         let parts = [&queries, &kv, &shared];
         let qkv = self.assemble(parts, context)?;
         if let Some(pass) = &mut context.paged {
-            let o = self.own_values(&self.attend_paged(qkv, pass)?)?;
+            let o = self.heads.own_values(&self.attend_paged(qkv, pass)?)?;
             return Ok((Attended { query: of_query, kv: of_kv, rotated: None }, o));
         }
-        let sequences = context.sequences;
-        let input = AttentionInput::fused(&qkv, &self.spec, sequences.batch, sequences.cu_seqlens.as_ref());
-        let (o, lse) = attention(input, &self.spec)?;
-        let own = self.own_values(&o)?;
+        let qkv = self.qkv_of_heads(qkv, context)?;
+        let (Sequences { batch, cu_seqlens, .. }, spec) = (context.sequences, self.spec_over(context.sequences));
+        let (o, lse) = attention(AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref()), &spec)?;
+        let own = self.values_of_tokens(&o, context)?;
         Ok((Attended { query: of_query, kv: of_kv, rotated: Some([qkv, o, lse]) }, own))
     }
 
@@ -336,16 +334,23 @@ impl Sublayer for LatentAttention {
         drop(rows);
         let operand = match output.into_columns() {
             Ok(operand) => operand,
-            Err(frozen) => self.output.input().recast_columns(self.own_values(&o)?, &frozen, &mut context.casts)?,
+            Err(frozen) => {
+                let o = self.values_of_tokens(&o, context)?;
+                self.output.input().recast_columns(o, &frozen, &mut context.casts)?
+            }
         };
         self.output.wgrad(&dy, &operand, context)?;
         drop((dy, operand));
-        let d_o = self.padded_values(&d_o)?;
-        let sequences = context.sequences;
-        let input = AttentionInput::fused(&qkv, &self.spec, sequences.batch, sequences.cu_seqlens.as_ref());
-        let dqkv = attention_backward(&d_o, input, &o, &lse, &self.spec)?.fused();
+        let d_o = self.values_of_tokens_backward(d_o, context)?;
+        let (Sequences { batch, cu_seqlens, .. }, spec) = (context.sequences, self.spec_over(context.sequences));
+        let input = AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref());
+        let dqkv = attention_backward(&d_o, input, &o, &lse, &spec)?.fused();
         drop((qkv, o, d_o));
-        let [mut dqueries, dkv, dshared] = self.disassemble(dqkv, context)?;
+        let dqkv = self.qkv_of_heads_backward(dqkv, context)?;
+        let [mut dqueries, dkv, mut dshared] = self.disassemble(dqkv, context)?;
+        if self.gathers_latents(context) {
+            dshared = context.casts.sum(&self.name, dshared, None)?;
+        }
         let dlatent = self.kv.backward(dkv, kv, context)?;
         if let (Some(up), Some(saved)) = (&mut self.query, query) {
             dqueries = up.backward(dqueries, saved, context)?;

@@ -54,14 +54,14 @@ struct Parts {
 impl LinearConfig<'_> {
     /// Creates weight and bias, applies the recipe's decision, and records them in the description.
     fn build(&self, build: &mut Builder, after_swiglu: bool) -> Result<Parts> {
-        let LinearConfig { name, parts, fused, replicas, inputs, bias, std, split, .. } = *self;
+        let LinearConfig { name, parts, fused, inputs, bias, std, split, .. } = *self;
         let shards = |build: &Builder, suffix: &str, columns: Option<usize>, split| -> Result<Vec<Shard>> {
             let tensor = |(name, rows): &(String, usize)| FolderTensor {
                 name: format!("{name}.{suffix}"),
                 shape: std::iter::once(*rows).chain(columns).collect(),
                 layout: if columns.is_some() { self.layout() } else { FolderLayout::Same },
             };
-            let of = |at: usize| if fused.is_empty() { replicas.get(at..=at).unwrap_or(&[]) } else { replicas };
+            let of = |at: usize| self.replicas_of(at);
             let shards = parts.iter().enumerate().map(|(at, part)| build.shards(tensor(part), fused, of(at), split));
             Ok(shards.collect::<Result<Vec<_>>>()?.concat())
         };
@@ -148,6 +148,12 @@ impl Linear {
             )));
         }
         Ok(Linear { weight, bias, adapter, products, input, gradient, split: config.split })
+    }
+
+    /// The same linear of an input that ranks do not divide by tokens. Each rank has the gradient of its outputs by the input, which ranks add
+    /// later.
+    pub fn of_all_tokens(self) -> Linear {
+        Linear { input: self.input.of_all_rows(), split: Split::None, ..self }
     }
 
     /// The cast of its input.

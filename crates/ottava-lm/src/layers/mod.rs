@@ -5,6 +5,7 @@ mod block;
 mod branch;
 mod cast;
 mod embedding;
+mod exchange;
 mod factor;
 mod head;
 mod latent_attention;

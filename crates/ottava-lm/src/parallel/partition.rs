@@ -74,11 +74,10 @@ impl Partition {
         values: bool,
     ) -> Result<Partition> {
         let (mut buckets, mut expert_slots) = (Vec::new(), BTreeSet::new());
-        model
-            .parameters()
-            .into_iter()
-            .filter(|param| param.has_replicas())
-            .for_each(|param| param.gradient.keep_sums());
+        // Ranks of the tensor axis add gradients of what several of them have.
+        let divides_tensors = ranks.place(Axis::Tensor).is_divided();
+        let is_added = |param: &&mut Param| divides_tensors && (param.is_whole() || param.has_replicas());
+        model.parameters().into_iter().filter(is_added).for_each(|param| param.gradient.keep_sums());
         if ranks.sharing(Shared::Slices).size() > 1 {
             let (units, scaling) = model.units_and_scaling();
             for mut params in units.into_iter().filter(|params| !params.is_empty()) {

@@ -1,4 +1,4 @@
-//! The gradients of tensors that several ranks of the tensor axis have: all of them, or those with the same key and value heads.
+//! The gradients of tensors that several ranks of the tensor axis have: all of them, or those with the same rows of a divided parameter.
 
 use super::Ranks;
 use super::bucket::flat;
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::param::scopes::GRADIENTS;
 use crate::param::{Grad, Param};
 use ottava_tensor::Tensor;
-use ottava_tensor::comm::{Axis, Reduce};
+use ottava_tensor::comm::{Axis, Group, Reduce};
 use std::ops::Range;
 
 impl Ranks {
@@ -17,27 +17,43 @@ impl Ranks {
         if group.size() == 1 {
             return Ok(());
         }
-        let mut whole: Vec<_> = params.iter_mut().filter(|param| param.is_whole()).collect();
-        let taken: Vec<_> = whole.iter_mut().map(|param| param.gradient.take().map(plain)).collect();
-        let grads: Vec<_> = taken.iter().flatten().collect();
-        let Some(first) = grads.first() else { return Ok(()) };
-        let _scope = first.device().clone().scope(GRADIENTS);
-        let mut all = Tensor::empty(first.device(), &[grads.iter().map(|grad| grad.len()).sum()], first.dtype())?;
-        let mut start = 0;
-        for grad in &grads {
-            all.copy_from(start, &grad.reshape(&[grad.len()])?)?;
-            start += grad.len();
+        let mut buffers: Vec<Vec<(&mut Param, Tensor)>> = Vec::new();
+        for param in params.iter_mut().filter(|param| param.is_whole()) {
+            let Some(grad) = param.gradient.take().map(plain) else { continue };
+            let fits = |buffer: &&mut Vec<(&mut Param, Tensor)>| {
+                let (_, first) = &buffer[0];
+                first.dtype() == grad.dtype() && first.len().max(grad.len()) < LARGE
+            };
+            match buffers.iter_mut().find(fits) {
+                Some(buffer) => buffer.push((&mut **param, grad)),
+                None => buffers.push(vec![(&mut **param, grad)]),
+            }
         }
-        let all = group.all_reduce("gradients of whole tensors", Reduce::Sum, all)?.wait()?;
-        let mut start = 0;
-        for (param, grad) in whole.into_iter().zip(taken) {
-            let Some(grad) = grad else { continue };
-            let end = start + grad.len();
-            param.gradient.set(Grad::Plain(all.rows(start, end)?.reshape(grad.shape())?));
-            start = end;
-        }
-        Ok(())
+        buffers.into_iter().try_for_each(|buffer| sum_whole(buffer, group))
     }
+}
+
+/// Elements of a gradient that is copied to a buffer of its own.
+const LARGE: usize = 1 << 20;
+
+/// Sums gradients of one type over the ranks of `group`, in one buffer.
+fn sum_whole(grads: Vec<(&mut Param, Tensor)>, group: &Group) -> Result<()> {
+    let (device, dtype) = (grads[0].1.device().clone(), grads[0].1.dtype());
+    let _scope = device.scope(GRADIENTS);
+    let mut all = Tensor::empty(&device, &[grads.iter().map(|(_, grad)| grad.len()).sum()], dtype)?;
+    let mut start = 0;
+    for (_, grad) in &grads {
+        all.copy_from(start, &grad.reshape(&[grad.len()])?)?;
+        start += grad.len();
+    }
+    let all = group.all_reduce("gradients of whole tensors", Reduce::Sum, all)?.wait()?;
+    let mut start = 0;
+    for (param, grad) in grads {
+        let end = start + grad.len();
+        param.gradient.set(Grad::Plain(all.rows(start, end)?.reshape(grad.shape())?));
+        start = end;
+    }
+    Ok(())
 }
 
 impl Ranks {
@@ -75,6 +91,6 @@ impl Ranks {
 fn plain(grad: Grad) -> Tensor {
     match grad {
         Grad::Plain(grad) => grad,
-        Grad::Scaled(_) => unreachable!("only gradients of products have a scale, and their tensors are divided"),
+        Grad::Scaled(_) => unreachable!("ranks keep sums of gradients that they add"),
     }
 }

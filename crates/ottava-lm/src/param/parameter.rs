@@ -292,7 +292,7 @@ impl Param {
     }
 
     /// Whether all ranks of the tensor axis have the same elements of it: norms, biases that are added to sums over ranks, learned
-    /// positions, and the halves of adapters that are not divided.
+    /// positions, projections to latents, and the halves of adapters that are not divided.
     pub fn is_whole(&self) -> bool {
         self.shards.iter().all(|shard| matches!(shard.split, Split::None | Split::Expert))
     }
@@ -302,7 +302,7 @@ impl Param {
         self.replicas() > 1
     }
 
-    /// The ranks that have the same key and value heads; 1 if it has none.
+    /// The ranks that have the same key and value heads, or the same latents; 1 if it has none.
     pub fn replicas(&self) -> usize {
         self.shards.iter().map(|shard| shard.replica.ranks).max().unwrap_or(1)
     }

@@ -82,7 +82,7 @@ impl FolderTensor {
 /// [`Shard`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// Not divided: norms, biases of [`Split::Input`] linears.
+    /// Not divided: norms, biases of [`Split::Input`] linears, projections to latents.
     None,
     /// By outputs, the first dimension: Q, K, V, gate and up, and their biases.
     Output,
@@ -116,7 +116,7 @@ pub struct Shard {
     pub dim: usize,
     /// The indices of that dimension that this rank holds.
     pub range: Range<usize>,
-    /// This rank among neighbouring ranks that hold the same indices: key and value heads of which there are fewer than ranks.
+    /// This rank among neighbouring ranks that hold the same indices: key and value heads of which there are fewer than ranks, or latents.
     pub replica: ShardPlace,
 }
 

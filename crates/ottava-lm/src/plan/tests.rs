@@ -4,6 +4,7 @@ use crate::Error;
 use crate::bench::model;
 use crate::checkpoint::RandomWeights;
 use crate::config::{LoraConfig, ResolvedConfig, RunConfig};
+use crate::layers::LatentSizes;
 use crate::level::{Gradients, Level};
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
@@ -13,7 +14,7 @@ use crate::recipe::Recipe;
 use crate::recipe::{Precision, RecipeName, WgradBlocks};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::run::Run;
-use ottava_tensor::comm::{Group, MeshShape, Traffic, threads};
+use ottava_tensor::comm::{Group, Traffic, threads};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::{DType, Tensor};
 use std::rc::Rc;
@@ -373,7 +374,7 @@ fn memory_that_runs_out_is_explained() {
 
 /// The bytes that one of several ranks sends in each step after the first.
 fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<Traffic> {
-    let shape = MeshShape::of_data(comm.size());
+    let shape = config.parallel.mesh(comm.size()).unwrap();
     let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
     let weights = &mut RandomWeights { seed: 1, device: Device::Cpu };
     let mut run = Run::new(&ResolvedConfig::fastest(config), sizes, &Device::Cpu, weights, ranks.clone()).unwrap();
@@ -466,4 +467,38 @@ fn planned_communication_is_what_ranks_send() {
     }
     let alone = run(RecipeName::Bf16, Some(Recompute::None), true);
     assert!(CommunicationPlan::new(&ResolvedConfig::fastest(&alone), &sizes, &Device::Cpu).unwrap().is_none());
+}
+
+#[test]
+fn planned_communication_of_latent_attention_is_what_ranks_send() {
+    for query_rank in [None, Some(32)] {
+        let latent = LatentSizes { query_rank, kv_rank: 48, plain: 32, rotated: 16, value: 16 };
+        let sizes = DecoderConfig {
+            vocabulary: 96,
+            channels: 128,
+            hidden: 160,
+            layers: 2,
+            heads: 4,
+            kv_heads: 4,
+            head_dim: latent.head_dim(),
+            latent: Some(latent),
+            ..llama()
+        };
+        for (name, tensor, context) in
+            [(RecipeName::Bf16, 2, 1), (RecipeName::Fp8Delayed, 2, 1), (RecipeName::Bf16, 1, 2)]
+        {
+            let mut config = run(name, Some(Recompute::None), true);
+            (config.data.max_length, config.training.per_device_train_batch_size) = (32, 1);
+            (config.parallel.data, config.parallel.tensor, config.parallel.context) = (1, tensor, context);
+            let plan =
+                CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &Device::Cpu).unwrap().unwrap();
+            let group = threads::group(2).into_iter().map(|comm| {
+                let (config, sizes) = (config.clone(), sizes.clone());
+                thread::spawn(move || sent_in_steps(&config, &sizes, comm))
+            });
+            for rank in group.collect::<Vec<_>>() {
+                assert_eq!(rank.join().unwrap(), [plan.traffic; 2], "{name:?}, {query_rank:?}, tensor {tensor}");
+            }
+        }
+    }
 }

@@ -33,6 +33,7 @@ mod gradients;
 mod grammars;
 mod high_precision;
 mod invariant;
+mod latent_ranks;
 mod leading;
 mod loading;
 mod lora;

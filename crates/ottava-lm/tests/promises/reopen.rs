@@ -1,5 +1,6 @@
 //! A checkpoint that ranks of a mesh have saved reopens under any other mesh.
 
+use crate::latent_ranks::deepseek;
 use crate::mesh::{Mesh, MeshRank, Seen, distance, rows};
 use crate::setup::{config, on_ranks, progress, recipe, save_checkpoint};
 use ottava_lm::checkpoint::slices::{FOLDER, SliceFiles};
@@ -23,7 +24,7 @@ const F32: f64 = 2e-5;
 const NEXT: f64 = 5e-4;
 
 /// A run on one rank, of a model with linears that a folder fuses (Phi-3), or transposes and has biases (GPT-2), or with experts that a
-/// folder has one by one (Qwen3) or stacked, with biases (gpt-oss).
+/// folder has one by one (Qwen3) or stacked, with biases (gpt-oss), or with latent attention (DeepSeek-V2).
 pub fn alone(family: &str, width: usize, level: Level) -> Mesh {
     let keys = match family {
         "phi3" => json!({
@@ -42,6 +43,8 @@ pub fn alone(family: &str, width: usize, level: Level) -> Mesh {
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64,
             "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9,
         }),
+        "deepseek_v2" => deepseek(true, json!({"hidden_size": width})),
+        "deepseek_v2 without a latent of queries" => deepseek(false, json!({"hidden_size": width})),
         _ => json!({
             "architectures": ["GPT2LMHeadModel"], "vocab_size": 96, "n_embd": width, "n_layer": 2, "n_head": 4,
             "n_positions": 64, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
@@ -192,7 +195,8 @@ fn values(checkpoint: &Path) -> Seen {
 #[test]
 fn each_mesh_saves_what_one_rank_saves() {
     let folder = tempfile::tempdir().unwrap();
-    for family in ["phi3", "gpt2", "qwen3_moe", "gpt_oss"] {
+    let of_latents = ["deepseek_v2", "deepseek_v2 without a latent of queries"];
+    for family in ["phi3", "gpt2", "qwen3_moe", "gpt_oss"].into_iter().chain(of_latents) {
         let alone = alone(family, 64, Level::O0);
         let expected = train(&alone, &folder.path().join(format!("{family} alone")));
         let next = reopen(&expected, &alone, 1, &folder.path().join(format!("{family} alone, next")));
@@ -202,7 +206,7 @@ fn each_mesh_saves_what_one_rank_saves() {
             seen.retain(|name, _| !name.ends_with("c_attn.bias"));
             seen
         };
-        let has_experts = alone.sizes.experts.is_some();
+        let has_experts = alone.sizes.experts.is_some() && alone.sizes.latent.is_none();
         let meshes = if has_experts { expert_meshes(&alone) } else { meshes(&alone) };
         for (i, mesh) in meshes.iter().enumerate() {
             let saved = train(mesh, &folder.path().join(format!("{family} {i}")));

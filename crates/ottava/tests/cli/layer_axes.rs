@@ -130,6 +130,27 @@ fn ranks_divide_a_model_for_inference() {
     }
 }
 
+/// Latent attention trains and resumes on every axis, and ranks that divide it generate the texts of one process.
+#[test]
+fn ranks_divide_latent_attention() {
+    for query_rank in ["null", "16"] {
+        let run = inputs();
+        let config = format!(
+            r#"{{"architectures": ["DeepseekV2ForCausalLM"], "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100, "max_position_embeddings": 64,
+            "q_lora_rank": {query_rank}, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+            "first_k_dense_replace": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}}"#
+        );
+        run.write("model/config.json", config.as_bytes());
+        go(&run, &["max_steps=2", "parallel.tensor=2"], &["--ranks", "2"]);
+        go(&run, &["max_steps=3", "parallel.context=2", "parallel.tensor=2"], &["--ranks", "4", "--resume"]);
+        go(&run, &["max_steps=4"], &["--resume"]);
+        let generate = ["generate", "run/checkpoints/checkpoint-4", "--prompt", "line 4", "--recipe", "fp32"];
+        let alone = [&generate[..], &["--max-new-tokens", "16", "--json"]].concat();
+        assert_eq!(run.succeed(&[&alone[..], &["--ranks", "2"]].concat()), run.succeed(&alone), "{query_rank}");
+    }
+}
+
 #[test]
 fn a_signal_or_a_dead_rank_ends_all_ranks() {
     let settings = ["max_steps=100000", "save_steps=5", "parallel.tensor=2", "parallel.context=2"];

@@ -45,43 +45,42 @@ impl Adapter {
     /// The adapters of the parts of a linear; `None` if none of them is a target of the builder's
     /// [`Lora`](crate::lora::Lora).
     ///
-    /// Ranks divide `A` by inputs or `B` and magnitudes by outputs, as the weight by its `split`.
+    /// Ranks divide `A` by inputs or `B` and magnitudes by outputs, as the weight by its `split`; some may have the same outputs.
     pub fn new(build: &mut Builder, config: &LinearConfig) -> Result<Option<Adapter>> {
         let LinearConfig { parts, fused, inputs, split, std, .. } = *config;
         let layout = config.layout();
         let Some(lora) = build.lora else { return Ok(None) };
-        let ranks = if split == Split::Output { build.place().ranks } else { 1 };
+        let tensor = |name: &str, of: &str, shape| FolderTensor::new(format!("{PEFT_PREFIX}{name}.{of}"), shape);
         let (of_a, of_b) = match split {
             Split::Input => (Split::Input, Split::None),
             Split::Output => (Split::None, Split::Output),
             Split::None | Split::Vocabulary | Split::Expert => (Split::None, Split::None),
         };
         let (mut end, mut targets) = (0, Vec::new());
-        for (name, rows) in parts {
-            let own = rows / ranks;
+        for (at, (name, outputs)) in parts.iter().enumerate() {
+            // A fused tensor is divided as the weight is.
+            let of_outputs = |of: &str, shape: Vec<usize>| {
+                build.shards(tensor(name, of, shape), fused, config.replicas_of(at), of_b)
+            };
+            let b = of_outputs("lora_B.weight", vec![*outputs, lora.r])?;
+            let own: usize = b.iter().map(|shard| shard.range.len()).sum();
             end += own;
             if lora.targets.names(name) {
-                targets.push((name, *rows, end - own..end));
+                targets.push((name, b, of_outputs(MAGNITUDE, vec![*outputs])?, end - own..end));
             }
         }
         if targets.is_empty() {
             return Ok(None);
         }
         let (rank, size) = (lora.r, lora.r * targets.len());
-        let tensor = |name: &str, of: &str, shape| FolderTensor::new(format!("{PEFT_PREFIX}{name}.{of}"), shape);
         let a = targets.iter().map(|(name, ..)| build.shard(tensor(name, "lora_A.weight", vec![rank, inputs]), of_a));
         let a = a.collect::<Result<_>>()?;
         // Kaiming's uniform distribution with a = sqrt(5), as in PEFT.
         let a = Param::trained(build, a, Init::Uniform((inputs as f32).sqrt().recip()))?;
-        let parts = targets.into_iter().map(|(name, outputs, rows)| {
-            // A fused tensor is divided as the weight is.
-            let of_outputs = |build: &Builder, tensor| build.shards(tensor, fused, &[], of_b);
-            let b = of_outputs(build, tensor(name, "lora_B.weight", vec![outputs, rank]))?;
+        let parts = targets.into_iter().map(|(_, b, magnitude, rows)| {
             let b = Param::trained(build, b, Init::Zeros)?;
-            let magnitude = lora.use_dora.then(|| {
-                let shards = of_outputs(build, tensor(name, MAGNITUDE, vec![outputs]))?;
-                Param::trained_in_sums(build, shards, Init::RowNorms { columns: inputs, layout, std })
-            });
+            let norms = Init::RowNorms { columns: inputs, layout, std };
+            let magnitude = lora.use_dora.then(|| Param::trained_in_sums(build, magnitude, norms));
             Ok(AdapterPart { b, magnitude: magnitude.transpose()?, rows })
         });
         let parts = parts.collect::<Result<_>>()?;

@@ -30,6 +30,11 @@ pub struct LinearConfig<'a> {
 }
 
 impl LinearConfig<'_> {
+    /// The `replicas` of part number `at`, or of all fused parts of a single tensor.
+    pub(super) fn replicas_of(&self, at: usize) -> &[usize] {
+        if self.fused.is_empty() { self.replicas.get(at..=at).unwrap_or(&[]) } else { self.replicas }
+    }
+
     /// How a model folder stores its weight.
     pub(super) fn layout(&self) -> FolderLayout {
         if self.transposed { FolderLayout::Transposed } else { FolderLayout::Same }

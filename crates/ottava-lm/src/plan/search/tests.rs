@@ -119,6 +119,17 @@ fn experts_are_divided_if_they_do_not_fit() {
 }
 
 #[test]
+fn latent_attention_is_divided_along_every_axis() {
+    let sizes = DecoderConfig { layers: 2, experts: None, ..model("deepseek-v2-lite").unwrap() };
+    let search = ParallelSearch::new(&run(), &sizes, &gpu(140.0), 2).unwrap();
+    let dropped = search
+        .dropped
+        .iter()
+        .find(|Dropped { division: Division { shape, .. }, .. }| shape.tensor * shape.context == 2);
+    assert!(dropped.is_none(), "{dropped:?}");
+}
+
+#[test]
 fn a_search_needs_the_sequences_of_a_step() {
     let mut config = run();
     config.training.global_batch_size = 0;
