@@ -10,7 +10,7 @@ use super::exchange::{expect_divisible, heads_for_tokens, tokens_for_heads};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{Linear, LinearConfig, Names};
 use crate::context::{Context, PagedPass, Sequences};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layer_ranks::LayerRanks;
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, FolderTensor, Init, Param, Split};
@@ -65,12 +65,6 @@ impl AttentionConfig {
         let sent_kv_heads = if is_divided { kv_heads * kv_replicas(kv_heads / ranks, context) } else { kv_heads };
         for (what, heads) in [("query", self.heads), ("key and value", sent_kv_heads)] {
             expect_divisible(build, name, what, heads)?;
-        }
-        if replicas > 1 && build.lora.is_some() {
-            return Err(Error::Config(format!(
-                "`{name}` has {0} key/value heads, but adapters need at least one per tensor-parallel rank, and there are {ranks}; set `parallel.tensor` (in inference --gpus or --ranks) to a divisor of {0}",
-                self.kv_heads
-            )));
         }
         Ok(AttentionConfig { heads: self.heads / ranks, kv_heads: self.kv_heads * replicas / ranks, ..self })
     }

@@ -64,6 +64,24 @@ fn more_ranks_than_key_and_value_heads_train_as_one_rank_does() {
     }
 }
 
+/// `B` and magnitudes have the rows of a rank's heads, and copies of those that several ranks have.
+#[test]
+fn adapters_of_copied_key_and_value_heads_train_as_on_one_rank() {
+    for (name, mut keys) in families().into_iter().filter(|(name, _)| *name != "gpt2") {
+        keys["num_key_value_heads"] = json!(1);
+        for (use_dora, mesh, zero) in
+            [(false, [1, 1, 1, 4], Zero::Nothing), (true, [2, 1, 1, 2], Zero::OptimizerStates)]
+        {
+            let mut alone = Setup::new(keys.clone(), RecipeName::Fp32);
+            (alone.mesh.zero, alone.mesh.sizes.lora) = (zero, adapters(use_dora));
+            let (apart, tensor_name) = apart(&alone, mesh);
+            // Norms are sums in another order, too.
+            let bound = if use_dora { 2.0 * F32 } else { F32 };
+            assert!(apart < bound, "{name} on {mesh:?}, DoRA {use_dora}: {tensor_name} is {apart:.1e} apart");
+        }
+    }
+}
+
 /// Also in FP8, where each rank casts the gradient by the keys and values of its queries: the distance is at most what FP8 changes. In all formats of
 /// storage, copies have equal bits.
 #[test]

@@ -166,8 +166,6 @@ fn layers_that_do_not_divide_are_errors() {
         let args = args(settings, &["--ranks", "2"]);
         run.fail(&args.iter().map(String::as_str).collect::<Vec<_>>(), 1, &[words]);
     };
-    let adapters = ["parallel.tensor=2", "lora.r=2", "model.init=pretrained"];
-    fails(&adapters, "adapters need at least one per tensor-parallel rank");
     fails(&["parallel.context=2", "data.max_length=63"], "do not divide evenly");
     fails(&["parallel.tensor=2", "optimizer.name=muon"], "`optimizer.name` is muon, which transforms whole matrices");
     fails(&["parallel.tensor=2", "data.max_length=20"], "divide multiples of 32");
