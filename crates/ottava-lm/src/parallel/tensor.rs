@@ -5,42 +5,32 @@ use super::bucket::flat;
 use crate::error::Result;
 use crate::param::scopes::GRADIENTS;
 use crate::param::{Grad, Param};
-use ottava_tensor::Tensor;
-use ottava_tensor::comm::{Axis, Reduce};
+use ottava_tensor::comm::{Axis, Group, Reduce};
+use ottava_tensor::{DType, Tensor};
 use std::ops::Range;
 
 impl Ranks {
     /// Sums the gradients of tensors that all ranks of the tensor axis have whole: each rank has the gradient of its tokens or heads. `params`
-    /// are the trained parameters, with gradients that are reduced over other axes.
+    /// are the trained parameters, with gradients that are reduced over other axes; a gradient may be that of a slice.
     pub(super) fn sum_whole_gradients(&self, params: &mut [&mut Param]) -> Result<()> {
         let group = self.group(&[Axis::Tensor]);
         if group.size() == 1 {
             return Ok(());
         }
-        let mut whole: Vec<_> = params.iter_mut().filter(|param| param.is_whole()).collect();
-        let taken: Vec<_> = whole.iter_mut().map(|param| param.gradient.take().map(plain)).collect();
-        let grads: Vec<_> = taken.iter().flatten().collect();
-        let Some(first) = grads.first() else { return Ok(()) };
-        let _scope = first.device().clone().scope(GRADIENTS);
-        let mut all = Tensor::empty(first.device(), &[grads.iter().map(|grad| grad.len()).sum()], first.dtype())?;
-        let mut start = 0;
-        for grad in &grads {
-            all.copy_from(start, &grad.reshape(&[grad.len()])?)?;
-            start += grad.len();
-        }
-        let all = group.all_reduce("gradients of whole tensors", Reduce::Sum, all)?.wait()?;
-        let mut start = 0;
-        for (param, grad) in whole.into_iter().zip(taken) {
-            let Some(grad) = grad else { continue };
-            let end = start + grad.len();
-            param.gradient.set(Grad::Plain(all.rows(start, end)?.reshape(grad.shape())?));
-            start = end;
+        let mut taken: Vec<_> = params
+            .iter_mut()
+            .filter(|param| param.is_whole())
+            .filter_map(|param| param.gradient.take().map(|grad| (param, plain(grad))))
+            .collect();
+        // Matrices may have gradients in BF16, and vectors have them in F32.
+        while let Some(dtype) = taken.first().map(|(_, grad)| grad.dtype()) {
+            let (of_type, others): (Vec<_>, Vec<_>) = taken.into_iter().partition(|(_, grad)| grad.dtype() == dtype);
+            taken = others;
+            sum_in_one_call(group, dtype, of_type)?;
         }
         Ok(())
     }
-}
 
-impl Ranks {
     /// Sums the gradients of rows that several ranks of the tensor axis have: each has the gradient by its queries. As
     /// [`Ranks::sum_whole_gradients`]; a gradient may be that of a slice.
     pub(super) fn sum_replicated_gradients(&self, params: &mut [&mut Param]) -> Result<()> {
@@ -72,9 +62,29 @@ impl Ranks {
     }
 }
 
+/// Sums gradients of type `dtype` over `group`, and gives each to its parameter.
+fn sum_in_one_call(group: &Group, dtype: DType, grads: Vec<(&mut &mut Param, Tensor)>) -> Result<()> {
+    let device = grads[0].1.device().clone();
+    let _scope = device.scope(GRADIENTS);
+    let mut all = Tensor::empty(&device, &[grads.iter().map(|(_, grad)| grad.len()).sum()], dtype)?;
+    let mut start = 0;
+    for (_, grad) in &grads {
+        all.copy_from(start, &grad.reshape(&[grad.len()])?)?;
+        start += grad.len();
+    }
+    let all = group.all_reduce("gradients of whole tensors", Reduce::Sum, all)?.wait()?;
+    let mut start = 0;
+    for (param, grad) in grads {
+        let end = start + grad.len();
+        param.gradient.set(Grad::Plain(all.rows(start, end)?.reshape(grad.shape())?));
+        start = end;
+    }
+    Ok(())
+}
+
 fn plain(grad: Grad) -> Tensor {
     match grad {
         Grad::Plain(grad) => grad,
-        Grad::Scaled(_) => unreachable!("only gradients of products have a scale, and their tensors are divided"),
+        Grad::Scaled(_) => unreachable!("a partition keeps the sums of tensors that several ranks have"),
     }
 }

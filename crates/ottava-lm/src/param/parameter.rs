@@ -290,9 +290,9 @@ impl Param {
     }
 
     /// Whether all ranks of the tensor axis have the same elements of it: norms, biases that are added to sums over ranks, learned
-    /// positions, and the halves of adapters that are not divided.
+    /// positions, routers and what is beside the experts that ranks divide, and the halves of adapters that are not divided.
     pub fn is_whole(&self) -> bool {
-        self.shards.iter().all(|shard| matches!(shard.split, Split::None | Split::Expert))
+        self.shards.iter().all(|shard| shard.split == Split::None)
     }
 
     /// Whether other ranks of the tensor axis have some of its elements too, and others other elements.
