@@ -38,9 +38,7 @@ impl Partition {
             Ok(())
         })?;
         if !self.ranks().have_whole_model() {
-            for tensor in Decoder::folder_tensors(model.config(), model.recipe())? {
-                weights.weights.expect(&tensor)?;
-            }
+            model.expect_all(weights.weights)?;
         }
         Ok(weights.sum)
     }
