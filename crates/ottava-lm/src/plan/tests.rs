@@ -13,7 +13,7 @@ use crate::recipe::Recipe;
 use crate::recipe::{Precision, RecipeName, WgradBlocks};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::run::Run;
-use ottava_tensor::comm::{Group, MeshShape, Traffic, threads};
+use ottava_tensor::comm::{Group, Traffic, threads};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::{DType, Tensor};
 use std::rc::Rc;
@@ -373,7 +373,7 @@ fn memory_that_runs_out_is_explained() {
 
 /// The bytes that one of several ranks sends in each step after the first.
 fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<Traffic> {
-    let shape = MeshShape::of_data(comm.size());
+    let shape = config.parallel.mesh(comm.size()).unwrap();
     let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
     let weights = &mut RandomWeights { seed: 1, device: Device::Cpu };
     let mut run = Run::new(&ResolvedConfig::fastest(config), sizes, &Device::Cpu, weights, ranks.clone()).unwrap();
@@ -466,4 +466,29 @@ fn planned_communication_is_what_ranks_send() {
     }
     let alone = run(RecipeName::Bf16, Some(Recompute::None), true);
     assert!(CommunicationPlan::new(&ResolvedConfig::fastest(&alone), &sizes, &Device::Cpu).unwrap().is_none());
+}
+
+/// Also of experts that ranks of the axes tensor and expert divide.
+#[test]
+fn planned_communication_of_experts_is_what_ranks_send() {
+    let mut sizes = DecoderConfig { vocabulary: 96, channels: 128, layers: 2, ..model("qwen3-30b-a3b").unwrap() };
+    (sizes.heads, sizes.kv_heads, sizes.head_dim) = (4, 4, 32);
+    let experts = sizes.experts.as_mut().expect("a mixture");
+    (experts.count, experts.hidden, experts.routing.chosen) = (4, 64, 2);
+    for recipe in [RecipeName::Bf16, RecipeName::Fp8Delayed] {
+        for (data, tensor, expert) in [(1, 2, 1), (1, 4, 1), (2, 2, 2)] {
+            let mut config = run(recipe, Some(Recompute::None), true);
+            (config.data.max_length, config.training.per_device_train_batch_size) = (64, 1);
+            (config.parallel.data, config.parallel.tensor, config.parallel.expert) = (data, tensor, expert);
+            let plan =
+                CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &Device::Cpu).unwrap().unwrap();
+            let group = threads::group(data * tensor).into_iter().map(|comm| {
+                let (config, sizes) = (config.clone(), sizes.clone());
+                thread::spawn(move || sent_in_steps(&config, &sizes, comm))
+            });
+            for rank in group.collect::<Vec<_>>() {
+                assert_eq!(rank.join().unwrap(), [plan.traffic; 2], "{recipe:?}, {data} x {tensor}, {expert}");
+            }
+        }
+    }
 }
