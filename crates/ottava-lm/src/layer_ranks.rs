@@ -9,7 +9,8 @@
 //! heads: each computes some of the heads for all tokens (Jacobs et al. 2023, arXiv:2309.14509).
 //!
 //! With expert parallelism, each rank has some of the experts of each mixture and tokens of its own. It gathers the tokens of all ranks for its
-//! experts, and the outputs of all experts for its tokens are added.
+//! experts, and the outputs of all experts for its tokens are added. Ranks of tensor parallelism divide experts too, whole ones: the ranks of
+//! [`Axis::Expert`] are here all ranks that divide experts, those of expert x tensor.
 
 use crate::error::Result;
 use ottava_tensor::Tensor;
@@ -64,7 +65,7 @@ impl Arriving {
 }
 
 /// The exchange of activations among the ranks that divide the tensors, sequences and experts of layers: the ranks of the axes tensor,
-/// context and expert. `name` is that of a tensor, for error messages.
+/// context and expert, of which the last are those of expert x tensor. `name` is that of a tensor, for error messages.
 pub trait LayerRanks {
     /// This rank among those of `axis`.
     fn place(&self, axis: Axis) -> ShardPlace;

@@ -106,7 +106,7 @@ impl DecodeBench {
             decoder.kv_cache(&groups, BLOCK_SIZE, dtype)
         };
         let row = |batch: usize, context: usize, new_tokens: usize, Timed { seconds, all_reduces }: Timed| {
-            let bytes = weight_bytes(decoder.part(), batch * new_tokens, precision.compute)
+            let bytes = weight_bytes(decoder.part(), batch * new_tokens, precision.compute, ranks.size())
                 + (batch * of_context(context)) as u64;
             let all_reduces = self.time_all_reduces(all_reduces, precision.compute, device, ranks)?;
             Ok::<_, Error>(DecodeRow {
@@ -243,14 +243,16 @@ pub fn random_decoder(
     Ok(decoder)
 }
 
-/// Bytes of the weights of `part` that products of so many tokens read, in FP8 or in the type `compute`.
-fn weight_bytes(part: &Description, tokens: usize, compute: DType) -> u64 {
+/// Bytes of the weights of `part`, which one of `ranks` has, that products of so many tokens read, in FP8 or in the type `compute`. Of the experts
+/// that tokens choose, each rank has an equal share.
+fn weight_bytes(part: &Description, tokens: usize, compute: DType, ranks: usize) -> u64 {
     let wide = compute.size();
     let of = |outputs: usize, inputs: usize, size: usize| (outputs * inputs * size) as u64;
     let linears = part.linears.iter().map(|(site, decision)| {
         let bytes = of(site.outputs, site.inputs, if decision.fp8.is_some() { 1 } else { wide });
         let [matrices, chosen] = site.matrices();
-        (bytes as f64 * matrices_read(matrices, chosen, tokens)) as u64
+        let share = if matrices > 1 { ranks as f64 } else { 1.0 };
+        (bytes as f64 * matrices_read(matrices, chosen, tokens) / share) as u64
     });
     linears.chain(part.head.iter().map(|head| of(head.outputs, head.inputs, wide))).sum()
 }

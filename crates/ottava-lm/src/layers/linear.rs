@@ -94,7 +94,7 @@ impl LinearConfig<'_> {
 
 /// The ranks that share the scale of a cast. Ranks that gather codes need one scale; so have all other tensors that they divide, so that
 /// codes do not depend on the number of ranks.
-fn amax_group(build: &Builder) -> AmaxGroup {
+pub(super) fn amax_group(build: &Builder) -> AmaxGroup {
     if build.place().is_divided() { AmaxGroup::TENSOR } else { AmaxGroup::DATA }
 }
 

@@ -93,6 +93,9 @@ impl Decoder {
         let whole = [Span::whole(config.layers)];
         let mut decoder = Decoder::staged(config, recipe, device, Purpose::Infer, seq_len, &whole, ranks)?;
         decoder.load(weights)?;
+        if decoder.is_divided {
+            decoder.expect_all(weights)?;
+        }
         Ok(decoder)
     }
 
@@ -111,6 +114,11 @@ impl Decoder {
     /// Loads all weights.
     pub fn load(&mut self, weights: &mut dyn WeightSource) -> Result<()> {
         self.load_each(|param| param.load_whole(weights), |_| Ok(()))
+    }
+
+    /// Errors if `weights` lack a tensor of the whole model, of which other processes read some.
+    pub fn expect_all(&self, weights: &mut dyn WeightSource) -> Result<()> {
+        Decoder::folder_tensors(&self.config, &self.recipe)?.iter().try_for_each(|tensor| weights.expect(tensor))
     }
 
     /// Runs `load` on each parameter, and then casts it if it is frozen; and `finish` on the parameters of each unit.

@@ -9,7 +9,7 @@ use ottava_tensor::ops::sum_parts;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// The ranks of the axes tensor, context and expert.
+/// The ranks of the axes tensor, context and expert x tensor.
 pub struct LayerAxes(Rc<Ranks>);
 
 impl LayerAxes {
@@ -21,7 +21,8 @@ impl LayerAxes {
 
 impl LayerRanks for LayerAxes {
     fn place(&self, axis: Axis) -> ShardPlace {
-        self.0.place(axis)
+        let group = self.0.layer_group(axis);
+        ShardPlace { rank: group.rank(), ranks: group.size() }
     }
 
     fn exchange(&self, axis: Axis, name: &str, parts: &Tensor) -> Result<Tensor> {

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::hash::name_hash;
 use crate::models::Decoder;
 use crate::param::{FolderCodes, FolderTensor, Init, Param, WeightSource};
-use ottava_tensor::comm::{Axis, Reduce};
+use ottava_tensor::comm::Reduce;
 use ottava_tensor::ops::checksums;
 use ottava_tensor::{Device, Granularity, Tensor};
 use std::ops::Range;
@@ -37,10 +37,8 @@ impl Partition {
             }
             Ok(())
         })?;
-        if self.ranks().group(&[Axis::Pipeline, Axis::Expert]).size() > 1 {
-            for tensor in Decoder::folder_tensors(model.config(), model.recipe())? {
-                weights.weights.expect(&tensor)?;
-            }
+        if !self.ranks().have_whole_model() {
+            model.expect_all(weights.weights)?;
         }
         Ok(weights.sum)
     }

@@ -49,6 +49,8 @@ pub struct Partition {
     frozen: RefCell<Vec<FrozenBucket>>,
     /// The slots of the casts of weights of experts that ranks divide.
     expert_slots: BTreeSet<usize>,
+    /// The slots of the casts of weights that all ranks of the tensor axis have.
+    whole_slots: BTreeSet<usize>,
     /// Of several stages, from the first step on.
     norm_places: RefCell<Option<StagePlaces>>,
 }
@@ -58,8 +60,9 @@ impl Partition {
     pub fn solo() -> Partition {
         let (ranks, buckets, frozen) = (Rc::new(Ranks::solo()), RefCell::default(), RefCell::default());
         let norm_places = RefCell::default();
-        let (zero, reduction, expert_slots) = (Zero::Nothing, ReduceFormat::Stored, BTreeSet::new());
-        Partition { ranks, zero, reduction, buckets, frozen, expert_slots, norm_places }
+        let (zero, reduction) = (Zero::Nothing, ReduceFormat::Stored);
+        let (expert_slots, whole_slots) = (BTreeSet::new(), BTreeSet::new());
+        Partition { ranks, zero, reduction, buckets, frozen, expert_slots, whole_slots, norm_places }
     }
 
     /// Divides `model` among `ranks`, before its weights are loaded and its optimizer is created. Gradients are sent in the format
@@ -74,10 +77,12 @@ impl Partition {
         values: bool,
     ) -> Result<Partition> {
         let (mut buckets, mut expert_slots) = (Vec::new(), BTreeSet::new());
-        // Ranks of the tensor axis add gradients of what several of them have.
+        // Ranks of the tensor axis add their gradients of what several of them have.
         let divides_tensors = ranks.place(Axis::Tensor).is_divided();
-        let is_added = |param: &&mut Param| divides_tensors && (param.is_whole() || param.has_replicas());
-        model.parameters().into_iter().filter(is_added).for_each(|param| param.gradient.keep_sums());
+        let is_shared = |param: &&mut Param| param.has_replicas() || divides_tensors && param.is_whole();
+        model.parameters().into_iter().filter(is_shared).for_each(|param| param.gradient.keep_sums());
+        let is_whole = |param: &&mut Param| divides_tensors && param.is_whole();
+        let whole_slots = model.all_parameters().into_iter().filter(is_whole).filter_map(|p| p.cast_slot()).collect();
         if ranks.sharing(Shared::Slices).size() > 1 {
             let (units, scaling) = model.units_and_scaling();
             for mut params in units.into_iter().filter(|params| !params.is_empty()) {
@@ -103,7 +108,7 @@ impl Partition {
             }
         }
         let (buckets, frozen, norm_places) = (RefCell::new(buckets), RefCell::default(), RefCell::default());
-        Ok(Partition { ranks, zero, reduction, buckets, frozen, expert_slots, norm_places })
+        Ok(Partition { ranks, zero, reduction, buckets, frozen, expert_slots, whole_slots, norm_places })
     }
 
     /// The ranks.
@@ -418,9 +423,12 @@ impl MergeCounts for Partition {
     fn counts(&self, slot: usize, name: &str) -> bool {
         // Inputs and gradients, and slices of weights that are gathered as codes, differ between ranks; all ranks cast the other weights
         // whole.
-        self.ranks.replicas_of(self.expert_slots.contains(&slot)).rank() == 0
-            || !name.ends_with(".weight")
-            || self.buckets().iter().any(|bucket| bucket.casts_slices_in(slot))
+        if !name.ends_with(".weight") {
+            return true;
+        }
+        let is_first = self.ranks.replicas_of(self.expert_slots.contains(&slot)).rank() == 0;
+        let is_copy = self.whole_slots.contains(&slot) && self.ranks.place(Axis::Tensor).rank > 0;
+        !is_copy && (is_first || self.buckets().iter().any(|bucket| bucket.casts_slices_in(slot)))
     }
 
     fn sum(&self, counts: &[i64]) -> Result<Vec<i64>> {

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 impl Ranks {
     /// Sums the gradients of tensors that all ranks of the tensor axis have whole: each rank has the gradient of its tokens or heads. `params`
-    /// are the trained parameters, with gradients that are reduced over other axes.
+    /// are the trained parameters, with gradients that are reduced over other axes; a gradient may be that of a slice.
     pub(super) fn sum_whole_gradients(&self, params: &mut [&mut Param]) -> Result<()> {
         let group = self.group(&[Axis::Tensor]);
         if group.size() == 1 {

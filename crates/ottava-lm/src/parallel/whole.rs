@@ -13,7 +13,7 @@ impl Partition {
     pub fn whole_value(&self, param: &Param) -> Result<Tensor> {
         let (own, place) = (self.value(param)?, self.ranks().place(Axis::Tensor));
         if param.is_of_experts() {
-            // Experts are in the order of the ranks.
+            // Experts are in the order of the ranks of expert x tensor.
             return self.ranks().start_gather(Axis::Expert, param.name(), &own)?.wait();
         }
         if !place.is_divided() || param.is_whole() {

@@ -292,9 +292,10 @@ impl Param {
     }
 
     /// Whether all ranks of the tensor axis have the same elements of it: norms, biases that are added to sums over ranks, learned
-    /// positions, projections to latents, and the halves of adapters that are not divided.
+    /// positions, projections to latents, routers and what is beside the experts that ranks divide, and the halves of adapters that are not
+    /// divided.
     pub fn is_whole(&self) -> bool {
-        self.shards.iter().all(|shard| matches!(shard.split, Split::None | Split::Expert))
+        self.shards.iter().all(|shard| shard.split == Split::None)
     }
 
     /// Whether other ranks of the tensor axis have some of its elements too, and others other elements.

@@ -33,7 +33,7 @@ pub struct CommunicationPlan {
     pub traffic: Traffic,
     /// Those of them for which layers wait: exchanges of activations among the ranks of the axes tensor, context and expert.
     pub of_layers: Traffic,
-    /// Whether layers send sums beside products: those over the ranks of the tensor axis.
+    /// Whether layers send sums beside products: those over the ranks of the tensor axis, but not those of the experts of a mixture.
     pub hides_sums: bool,
     /// Bytes that an update of the whole model reads and writes, without FP8 codes.
     pub update_bytes: u64,
@@ -87,7 +87,7 @@ impl CommunicationPlan {
             tokens: config.run.tokens_per_step() / sharing as u64,
             traffic,
             of_layers,
-            hides_sums: config.run.parallel.tensor > 1,
+            hides_sums: config.run.parallel.tensor > 1 && sizes.experts.is_none(),
             update_bytes,
         }))
     }

@@ -34,8 +34,8 @@ impl ExpertsPlan {
     pub(super) fn new(run: &RunConfig, sizes: &DecoderConfig) -> Option<ExpertsPlan> {
         let ExpertsConfig { count, hidden, routing, shared, losses, .. } = sizes.experts.as_ref()?;
         let sequences = run.training.per_device_train_batch_size;
-        let ranks = run.parallel.expert;
-        let tokens = sequences * run.data.max_length / run.parallel.context.max(1) * ranks;
+        let ranks = run.parallel.expert * run.parallel.tensor;
+        let tokens = sequences * run.data.max_length / run.parallel.context.max(1) * run.parallel.expert;
         let own = count / ranks;
         let loss = |name, factor: f64| if factor == 0.0 { String::new() } else { format!(", {name} {factor}") };
         let losses = format!("{}{}", loss("loss of balance times", losses.balance), loss("z-loss times", losses.z));

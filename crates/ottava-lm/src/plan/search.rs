@@ -101,7 +101,12 @@ pub fn divisions(ranks: usize, experts: usize) -> Vec<Division> {
         for pipeline in divisors(ranks / tensor) {
             for context in divisors(ranks / tensor / pipeline) {
                 let data = ranks / tensor / pipeline / context;
-                for expert in divisors(data * context).filter(|expert| experts.is_multiple_of(*expert)) {
+                // Of a model without experts, ranks divide only tensors.
+                let divides = |expert: &usize| match experts {
+                    1 => *expert == 1,
+                    _ => experts.is_multiple_of(expert * tensor),
+                };
+                for expert in divisors(data * context).filter(divides) {
                     let shape = MeshShape { data, context, tensor, pipeline, expert };
                     let stages = Zero::ALL.into_iter().filter(|&zero| match zero {
                         Zero::Nothing => true,

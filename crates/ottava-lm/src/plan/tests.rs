@@ -502,3 +502,28 @@ fn planned_communication_of_latent_attention_is_what_ranks_send() {
         }
     }
 }
+
+/// Also of experts that ranks of the axes tensor and expert divide.
+#[test]
+fn planned_communication_of_experts_is_what_ranks_send() {
+    let mut sizes = DecoderConfig { vocabulary: 96, channels: 128, layers: 2, ..model("qwen3-30b-a3b").unwrap() };
+    (sizes.heads, sizes.kv_heads, sizes.head_dim) = (4, 4, 32);
+    let experts = sizes.experts.as_mut().expect("a mixture");
+    (experts.count, experts.hidden, experts.routing.chosen) = (4, 64, 2);
+    for recipe in [RecipeName::Bf16, RecipeName::Fp8Delayed] {
+        for (data, tensor, expert) in [(1, 2, 1), (1, 4, 1), (2, 2, 2)] {
+            let mut config = run(recipe, Some(Recompute::None), true);
+            (config.data.max_length, config.training.per_device_train_batch_size) = (64, 1);
+            (config.parallel.data, config.parallel.tensor, config.parallel.expert) = (data, tensor, expert);
+            let plan =
+                CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &Device::Cpu).unwrap().unwrap();
+            let group = threads::group(data * tensor).into_iter().map(|comm| {
+                let (config, sizes) = (config.clone(), sizes.clone());
+                thread::spawn(move || sent_in_steps(&config, &sizes, comm))
+            });
+            for rank in group.collect::<Vec<_>>() {
+                assert_eq!(rank.join().unwrap(), [plan.traffic; 2], "{recipe:?}, {data} x {tensor}, {expert}");
+            }
+        }
+    }
+}

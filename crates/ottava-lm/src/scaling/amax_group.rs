@@ -19,8 +19,8 @@ impl AmaxGroup {
     /// For the same if ranks also divide the tensor itself, and its scale is that of the whole tensor.
     pub const TENSOR: AmaxGroup = AmaxGroup::Over(&[Axis::Data, Axis::Context, Axis::Tensor]);
 
-    /// For the casts of experts that ranks divide: the scale is that of all experts.
-    pub const EXPERTS: AmaxGroup = AmaxGroup::Over(&[Axis::Data, Axis::Context, Axis::Expert]);
+    /// For the casts of experts that ranks divide, those of expert x tensor: the scale is that of all experts.
+    pub const EXPERTS: AmaxGroup = AmaxGroup::Over(&[Axis::Data, Axis::Context, Axis::Expert, Axis::Tensor]);
 
     /// Whether the ranks of `axis`, which divide the tensor, share its scale.
     pub fn spans(self, axis: Axis) -> bool {

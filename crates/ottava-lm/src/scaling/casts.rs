@@ -244,9 +244,10 @@ impl<'a> Casts<'a> {
         Ok(codes_of(op(Output::Fp8(to))?))
     }
 
-    /// Adds the choices of router number `router`, with the rows of each expert, to its sums, if this pass measures.
-    pub fn record_routes(&mut self, router: usize, routes: &Routes, groups: &Groups) -> Result<()> {
-        if self.mode.measures() { self.recorder.routers[router].add(routes, groups) } else { Ok(()) }
+    /// Adds the choices of router number `router`, I32 `counts` `[E]` by expert, and the `rows` of this rank's experts to its sums, if this pass
+    /// measures.
+    pub fn record_routes(&mut self, router: usize, routes: &Routes, counts: &Tensor, rows: &Groups) -> Result<()> {
+        if self.mode.measures() { self.recorder.routers[router].add(routes, counts, rows) } else { Ok(()) }
     }
 
     /// Measures a value that is not cast.
@@ -283,10 +284,10 @@ impl<'a> Casts<'a> {
     ///
     /// The ranks that divide the tensor compute one scale if their group shares it.
     pub fn own_scale(&mut self, slot: Slot, mut amax: Tensor) -> Result<FrozenScale> {
-        for axis in [Axis::Tensor, Axis::Expert] {
-            if self.scales.amax_groups()[slot.index()].spans(axis) {
-                amax = self.scales.layer_ranks().largest(axis, self.scales.name(slot), amax)?;
-            }
+        // The ranks that divide experts include those that divide tensors.
+        let group = self.scales.amax_groups()[slot.index()];
+        if let Some(axis) = [Axis::Expert, Axis::Tensor].into_iter().find(|axis| group.spans(*axis)) {
+            amax = self.scales.layer_ranks().largest(axis, self.scales.name(slot), amax)?;
         }
         let scale = ops::take_scale(&mut amax, self.scales.format(slot), self.scales.current_scaling(slot))?;
         self.recorder.spare_amaxes.push(amax);

@@ -65,9 +65,9 @@ impl RouterSums {
     }
 
     /// Adds the choices of a micro-batch.
-    pub(super) fn add(&mut self, routes: &Routes, groups: &Groups) -> Result<()> {
-        add_counts(&mut self.counts, &groups.counts)?;
-        add_counts(&mut self.rows, &groups.offsets.rows(groups.len(), groups.len() + 1)?)?;
+    pub(super) fn add(&mut self, routes: &Routes, counts: &Tensor, rows: &Groups) -> Result<()> {
+        add_counts(&mut self.counts, counts)?;
+        add_counts(&mut self.rows, &rows.offsets.rows(rows.len(), rows.len() + 1)?)?;
         let entropy = routes.entropy.reshape(&[routes.entropy.len(), 1])?;
         Ok(bias_gradient(&entropy, &mut self.entropy)?)
     }

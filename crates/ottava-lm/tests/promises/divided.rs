@@ -58,6 +58,10 @@ pub enum Fault {
     MissingSum,
     /// Its sums are 1 % too large.
     LargeSum,
+    /// Its experts read its own tokens in place of those of other ranks.
+    ForeignTokens,
+    /// It leaves out what the experts of other ranks add to its tokens.
+    MissingExperts,
     /// Its norms of the rows of weights, for magnitudes, leave out the columns of other ranks.
     OwnNorms,
 }
@@ -88,7 +92,12 @@ impl LayerRanks for Faulty {
     }
 
     fn start_gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Arriving> {
-        if !matches!(self.fault, Fault::MissingGather | Fault::SwappedRows) {
+        let is_faulty = match self.fault {
+            Fault::MissingGather | Fault::SwappedRows => true,
+            Fault::ForeignTokens => axis == Axis::Expert,
+            _ => false,
+        };
+        if !is_faulty {
             return self.ranks.start_gather(axis, name, rows);
         }
         let all = self.ranks.gather(axis, name, rows)?;
@@ -96,7 +105,7 @@ impl LayerRanks for Faulty {
             return Ok(Arriving::Here(all));
         }
         let first = match self.fault {
-            Fault::MissingGather => [rows, rows],
+            Fault::MissingGather | Fault::ForeignTokens => [rows, rows],
             _ => [&all.rows(rows.shape()[0], all.shape()[0])?, rows],
         };
         let mut wrong = all.duplicate()?;
@@ -122,7 +131,8 @@ impl LayerRanks for Faulty {
         let sum = self.ranks.sum_computed_rows(axis, name, rows, &mut keep_own, addend)?;
         match (self.fault, addend) {
             (Fault::DoubleAddend, Some(addend)) => Ok(add(&sum, addend)?),
-            (Fault::MissingSum, _) => {
+            (Fault::MissingExperts, _) if axis != Axis::Expert => Ok(sum),
+            (Fault::MissingSum | Fault::MissingExperts, _) => {
                 let own = own.expect("its own rows are computed");
                 addend.map_or(Ok(own.clone()), |addend| Ok(add(&own, addend)?))
             }

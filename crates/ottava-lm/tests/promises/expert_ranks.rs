@@ -10,7 +10,7 @@ use ottava_tensor::DType;
 use serde_json::{Value, json};
 
 /// Four experts, of which each token chooses two; all sizes are multiples of 128, as FP8 products need them.
-fn routed(more: Value) -> Value {
+pub fn routed(more: Value) -> Value {
     let mut keys = json!({
         "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64,
@@ -45,13 +45,13 @@ fn families() -> [(&'static str, Value); 4] {
 }
 
 /// The same run on ranks of a mesh, of which `expert` have different experts.
-fn on(alone: &Setup, mesh: [usize; 4], expert: usize) -> Setup {
+pub fn on(alone: &Setup, mesh: [usize; 4], expert: usize) -> Setup {
     let mut setup = alone.on(mesh);
     setup.mesh.expert = expert;
     setup
 }
 
-fn f32_setup(keys: Value) -> Setup {
+pub fn f32_setup(keys: Value) -> Setup {
     Setup::new(keys, RecipeName::Fp32)
 }
 
@@ -92,7 +92,7 @@ fn ranks_of_several_axes_and_zero_train_as_on_one_rank() {
     }
 }
 
-fn apart_on(alone: &Setup, mesh: [usize; 4], expert: usize) -> (f64, String) {
+pub fn apart_on(alone: &Setup, mesh: [usize; 4], expert: usize) -> (f64, String) {
     let (mut expected, got) = (train(alone), train(&on(alone, mesh, expert)));
     expected.retain(|name, _| got.contains_key(name));
     distance(&expected, &got)

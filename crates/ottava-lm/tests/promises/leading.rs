@@ -1,8 +1,9 @@
 //! Ranks divide the model of an engine: rank 0 leads, the others follow, and requests get what one rank gives them.
 
-use crate::engine::{Got, ROOMY, collect, finish_into, prompt, requests, run};
+use crate::engine::{Got, ROOMY, collect, finish_into, prompt, request, requests, run};
+use crate::expert_tensor::families;
 use crate::grammars::{VOCABULARY, tokenizer};
-use crate::setup::{Seeded, recipe, tiny_llama};
+use crate::setup::{Seeded, config, recipe, tiny_llama};
 use crate::speculative::NGRAM;
 use ottava_lm::Result;
 use ottava_lm::engine::{AdapterId, Engine, EngineOptions, Grammars, Pooling, Proposer, Request, RequestId, Sampling};
@@ -49,7 +50,7 @@ fn on_ranks<T: Send>(
 
 /// [`on_ranks`] with engines that `engine` makes.
 fn engines_on_ranks<T: Send>(
-    engine: fn(Rc<dyn LayerRanks>, &EngineOptions) -> Engine,
+    engine: impl Fn(Rc<dyn LayerRanks>, &EngineOptions) -> Engine + Sync,
     group: Vec<Group>,
     options: &EngineOptions,
     lead: impl Fn(Engine) -> T + Sync,
@@ -128,6 +129,32 @@ fn requests_get_on_two_ranks_what_one_rank_gives() {
         assert!(ends.into_iter().all(|end| end.is_ok()));
         assert_eq!(stats, alone.stats());
         found.iter().zip(&expected).for_each(|(found, expected)| expect_alike(found, expected));
+    }
+}
+
+/// Each rank computes its experts for all tokens, and the sums of all ranks are added.
+#[test]
+fn mixtures_give_on_several_ranks_the_texts_of_one() {
+    for (name, keys) in families() {
+        let sizes = DecoderConfig { max_positions: 200, ..config(keys) };
+        let of_rank = |ranks: Rc<dyn LayerRanks>, options: &EngineOptions| {
+            let (recipe, weights) = (recipe(RecipeName::Fp32, Fp8Format::Auto), &mut Seeded { std: 0.3 });
+            let mut model = Decoder::for_inference(&sizes, &recipe, &Device::Cpu, 200, weights, ranks).unwrap();
+            model.quantize_weights().unwrap();
+            Engine::new(model, options).unwrap()
+        };
+        let greedy = |seed: &str, tokens| Request { max_new_tokens: 12, ..request(seed, tokens) };
+        let requests = || vec![greedy("a", 40), greedy("b", 1), greedy("c", 17)];
+        let expected = run(&mut of_rank(Rc::new(Undivided), &ROOMY), requests());
+        for ranks in [2, 4] {
+            let (found, ends) = engines_on_ranks(of_rank, threads::group(ranks), &ROOMY, |mut engine| {
+                let found = run(&mut engine, requests());
+                engine.finish().unwrap();
+                found
+            });
+            assert!(ends.into_iter().all(|end| end.is_ok()), "{name} on {ranks} ranks");
+            expect_alike(&found, &expected);
+        }
     }
 }
 

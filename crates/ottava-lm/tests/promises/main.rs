@@ -16,6 +16,7 @@ mod dora;
 mod embeddings;
 mod engine;
 mod expert_ranks;
+mod expert_tensor;
 mod experts;
 mod export;
 mod export_gguf;

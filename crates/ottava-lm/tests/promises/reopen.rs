@@ -35,7 +35,8 @@ pub fn alone(family: &str, width: usize, level: Level) -> Mesh {
         }),
         "qwen3_moe" => json!({
             "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": width, "intermediate_size": width, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64, "num_experts": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": if width == 64 { 32 } else { 64 },
+            "max_position_embeddings": 64, "num_experts": 4,
             "num_experts_per_tok": 2, "moe_intermediate_size": width, "norm_topk_prob": true, "tie_word_embeddings": false,
         }),
         "gpt_oss" => json!({
@@ -93,21 +94,23 @@ fn meshes(alone: &Mesh) -> Vec<Mesh> {
     shapes.map(|(shape, zero)| on(alone, shape, zero)).to_vec()
 }
 
-/// Meshes for mixtures: data, pipeline, context, experts, and the stage of ZeRO.
+/// Meshes for mixtures: data, pipeline, context and tensor, experts, and the stage of ZeRO.
 fn expert_meshes(alone: &Mesh) -> Vec<Mesh> {
     let shapes = [
-        ([2, 1, 1], 2, Zero::Nothing),
-        ([4, 1, 1], 4, Zero::OptimizerStates),
-        ([4, 1, 1], 2, Zero::OptimizerStates),
-        ([4, 1, 1], 2, Zero::Weights),
-        ([2, 2, 1], 2, Zero::OptimizerStates),
-        ([2, 1, 2], 2, Zero::Gradients),
-        ([2, 1, 1], 1, Zero::OptimizerStates),
+        ([2, 1, 1, 1], 2, Zero::Nothing),
+        ([1, 1, 1, 2], 1, Zero::Nothing),
+        ([4, 1, 1, 1], 4, Zero::OptimizerStates),
+        ([2, 1, 1, 2], 2, Zero::Nothing),
+        ([4, 1, 1, 1], 2, Zero::Weights),
+        ([2, 2, 1, 1], 2, Zero::OptimizerStates),
+        ([2, 1, 1, 2], 1, Zero::Weights),
+        ([2, 1, 2, 1], 2, Zero::Gradients),
+        ([2, 1, 1, 1], 1, Zero::OptimizerStates),
     ];
-    let mesh = |([data, pipeline, context], expert, zero): ([usize; 3], usize, Zero)| Mesh {
+    let mesh = |([data, pipeline, context, tensor], expert, zero): ([usize; 4], usize, Zero)| Mesh {
         expert,
         context,
-        ..on(alone, [data, pipeline, 1], zero)
+        ..on(alone, [data, pipeline, tensor], zero)
     };
     shapes.map(mesh).to_vec()
 }

@@ -330,6 +330,23 @@ fn ranks_compare_as_one_rank() {
     }
 }
 
+/// Ranks of the tensor axis compare the products of their own experts.
+#[test]
+fn ranks_that_divide_experts_compare_as_one_rank() {
+    for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Row] {
+        let mut one = mesh_with_experts(&recipe(name, Fp8Format::Auto));
+        one.sizes.experts.as_mut().expect("a mixture").count = 4;
+        let expected = verdicts(&one, None, 3, 2, |_, _| {});
+        let got = verdicts(&Mesh { tensor: 2, rows: ROWS, ..one }, None, 3, 2, |_, _| {});
+        for (got, expected) in got.iter().zip(&expected) {
+            assert!(got.findings.iter().all(|finding| finding.linear().is_none()), "{name:?}: {got:?}");
+            assert_eq!(got.ranking.len(), expected.ranking.len(), "{name:?}");
+            // Rounding changes the choices of a few tokens.
+            assert!((got.cosine - expected.cosine).abs() < 0.05, "{name:?}: {got:?} {expected:?}");
+        }
+    }
+}
+
 /// What differs when the micro-batch of each step is computed twice, by step.
 fn differences(
     mesh: &Mesh,

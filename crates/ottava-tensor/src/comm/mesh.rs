@@ -137,7 +137,7 @@ impl MeshShape {
     }
 
     /// The groups of ranks that hold the same experts: those of data x context that differ in their coordinates on the data and context
-    /// axes, and not in that on the expert axis.
+    /// axes, and not in those on the expert and tensor axes.
     pub fn expert_replicas(&self) -> Vec<Vec<usize>> {
         let mut groups: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for rank in 0..self.ranks() {
@@ -206,9 +206,12 @@ pub struct Mesh {
 /// The number of the group of all ranks.
 const WORLD: usize = 0;
 
-/// The axes whose ranks exchange activations in layers, and what compute does meanwhile.
-const OF_LAYERS: [(Axis, Beside); 3] =
-    [(Axis::Tensor, Beside::Product), (Axis::Context, Beside::Nothing), (Axis::Expert, Beside::Nothing)];
+/// The axes whose ranks exchange activations in layers, those along which the ranks of a group differ, and what compute does meanwhile.
+const OF_LAYERS: [(Axis, &[Axis], Beside); 3] = [
+    (Axis::Tensor, &[Axis::Tensor], Beside::Product),
+    (Axis::Context, &[Axis::Context], Beside::Nothing),
+    (Axis::Expert, &[Axis::Expert, Axis::Tensor], Beside::Nothing),
+];
 
 impl Mesh {
     /// The mesh of `world`, the group of all ranks of a job, which must all call it. Splits `world` for each set of axes whose groups
@@ -232,9 +235,9 @@ impl Mesh {
         }
         let colour = |rank| shape.colour_of_replicas(rank);
         mesh.expert_replicas = mesh.split(&mut made, shape.expert_replicas(), "data of experts", colour)?;
-        for (axis, beside) in OF_LAYERS.into_iter().filter(|(axis, _)| shape.size(*axis) > 1) {
-            let name = format!("layers by {}", axis.as_str());
-            let group = mesh.world().split_by(&name, |rank| (shape.colour(rank, axis.bit()), rank))?;
+        for (axis, axes, beside) in OF_LAYERS.into_iter().filter(|(axis, ..)| shape.size(*axis) > 1) {
+            let (name, set) = (format!("layers by {}", axis.as_str()), shape.set(axes));
+            let group = mesh.world().split_by(&name, |rank| (shape.colour(rank, set), rank))?;
             mesh.of_layers.insert(axis.bit(), group.beside(beside));
         }
         Ok(mesh)
@@ -279,9 +282,11 @@ impl Mesh {
         self.expert_replicas.map_or(&self.alone, |index| &self.groups[index])
     }
 
-    /// The ranks of [`Mesh::group`] of one axis: tensor, context or expert, for the activations that layers exchange. On GPUs these calls have
-    /// a communicator of their own, since compute waits for them, or runs one product beside them.
+    /// The ranks of [`Mesh::group`] of the axis tensor or context, for the activations that layers exchange; for the expert axis, the ranks that
+    /// divide experts: those of expert x tensor. On GPUs these calls have a communicator of their own, since compute waits for them, or runs one
+    /// product beside them.
     pub fn layer_group(&self, axis: Axis) -> &Group {
+        let axis = if axis == Axis::Expert && self.shape.expert == 1 { Axis::Tensor } else { axis };
         self.of_layers.get(&axis.bit()).unwrap_or(&self.alone)
     }
 

@@ -254,7 +254,7 @@ const SHARDING: &[(&str, Answer)] =
 const MEGATRON_SHARDING: &[(&str, Answer)] =
     &[("no_shard", As("0")), ("optim", As("1")), ("optim_grads", As("2")), ("optim_grads_params", As("3"))];
 
-const EXPERTS: &str = "mixtures of experts are not implemented";
+const EXPERTS: &str = "experts are computed by grouped products, and [router] has the factors of the losses of routers";
 const POLICIES: &str = "`recompute` under [memory] is \"none\", \"norm-swiglu\", \"attention\", \"full\" or \"auto\"";
 const PINNED: &str = "memory for transfers is always pinned";
 const BUCKETS: &str = "gathers and reductions overlap with compute in buckets of a fixed size";

@@ -1,33 +1,38 @@
 //! Tokens on the way to the experts of all ranks, and back.
 //!
-//! Each rank of the expert axis has other tokens and other experts. All ranks gather the tokens of all, and each computes its experts for those
-//! that have chosen them; the outputs of all experts for the tokens of a rank are sent to it and added. All buffers have fixed sizes that
-//! suffice for any choices, so no host reads counts. With `R` ranks, each sends its tokens to `R - 1` others. With many choices per token few
-//! of these are in vain: of the 8 choices of a token among 128 experts on 2 ranks, all are on one rank for 0.7 % of random choices.
+//! Each of the ranks that divide experts, those of expert x tensor, has other tokens and other experts. All ranks gather the tokens of all, and
+//! each computes its experts for those that have chosen them; the outputs of all experts for the tokens of a rank are sent to it and added. All
+//! buffers have fixed sizes that suffice for any choices, so no host reads counts. With `R` ranks, each sends its tokens to `R - 1` others. With
+//! many choices per token few of these are in vain: of the 8 choices of a token among 128 experts on 2 ranks, all are on one rank for 0.7 % of
+//! random choices.
+//!
+//! In inference, each rank has all tokens, so nothing is gathered, and the sums of all ranks are added.
 
 use super::router::Routed;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::layer_ranks::ShardPlace;
 use crate::layers::cast::{CastInput, OperandCast, SavedOperand};
+use crate::mode::Pass;
 use crate::operand::{FrozenScale, View};
 use crate::param::Builder;
 use crate::scaling::Slot;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    CodeCopies, Output, Slots, combine, gather_quantized, gather_to, join_columns, slots, weight_gradient,
+    CodeCopies, Output, Slots, add, combine, gather_quantized, gather_to, join_columns, slots, weight_gradient,
 };
 use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
 use std::ops::Range;
 
-/// How the ranks of the expert axis divide the experts of a mixture.
+/// How ranks divide the experts of a mixture.
 pub struct Dispatch {
     name: String,
     place: ShardPlace,
     experts: usize,
 }
 
-/// The choices of the tokens that this rank's experts read: with `R` ranks, `R · T` tokens in the order of the ranks.
+/// The choices of the tokens that this rank's experts read: with `R` ranks, `R · T` tokens in the order of the ranks, or in inference the `T`
+/// tokens that all ranks have.
 pub struct Dispatched {
     /// Where the rows of this rank's experts are.
     pub slots: Slots,
@@ -42,8 +47,13 @@ impl Dispatch {
     pub fn new(build: &Builder, name: &str, experts: usize) -> Result<Dispatch> {
         let place = build.place_on(Axis::Expert);
         if !experts.is_multiple_of(place.ranks) {
+            let what = match (place.ranks / build.place().ranks, build.place().ranks) {
+                (_, 1) => "`parallel.expert`",
+                (1, _) => "`parallel.tensor` (in inference --gpus or --ranks)",
+                _ => "the product of `parallel.expert` and `parallel.tensor`",
+            };
             return Err(Error::Config(format!(
-                "`parallel.expert` is {}, which does not divide the {experts} experts of `{name}`; set it to a divisor",
+                "{what} is {}, which does not divide the {experts} experts of `{name}`; set it to a divisor",
                 place.ranks
             )));
         }
@@ -60,14 +70,19 @@ impl Dispatch {
         self.place.is_divided()
     }
 
+    /// Whether ranks divide the experts and have different tokens.
+    fn exchanges_tokens(&self, context: &Context) -> bool {
+        self.is_divided() && context.casts.mode.pass != Pass::Inference
+    }
+
     /// The experts of this rank.
     pub fn own(&self) -> Range<usize> {
         self.place.range(self.experts)
     }
 
-    /// The rows of all ranks, in their order, from this rank's `rows` `[T, …]`.
+    /// The rows of all ranks, in their order, from this rank's `rows` `[T, …]`; in inference these are all.
     pub fn gather(&self, rows: &Tensor, context: &Context) -> Result<Tensor> {
-        match self.is_divided() {
+        match self.exchanges_tokens(context) {
             true => context.casts.layer_ranks().gather(Axis::Expert, &self.name, rows),
             false => Ok(rows.clone()),
         }
@@ -117,7 +132,7 @@ impl Dispatch {
     /// The slot of the cast before the exchange, and whether wgrad reads the transpose of the same codes; `None` if values travel.
     fn sends_codes(&self, x: &Tensor, reader: OperandCast, for_wgrad: bool, context: &Context) -> Option<(Slot, bool)> {
         let has_whole_rows = x.shape()[0].is_multiple_of(QuantizedTensor::PAD);
-        let slot = reader.fused(&context.casts).filter(|_| self.is_divided() && has_whole_rows)?;
+        let slot = reader.fused(&context.casts).filter(|_| self.exchanges_tokens(context) && has_whole_rows)?;
         match context.casts.scales.granularity(slot).of_rows() {
             Granularity::PerTensor => Some((slot, for_wgrad)),
             Granularity::Blocks128x128 => None,
@@ -168,14 +183,22 @@ impl Dispatch {
             return Ok(combine(rows, &choices.slots, weights, addend)?);
         }
         let partial = combine(rows, &choices.slots, weights, None)?;
-        context.casts.layer_ranks().sum_own_rows(Axis::Expert, &self.name, partial, addend)
+        let ranks = context.casts.layer_ranks();
+        if self.exchanges_tokens(context) {
+            return ranks.sum_own_rows(Axis::Expert, &self.name, partial, addend);
+        }
+        let sum = ranks.sum(Axis::Expert, &self.name, partial)?;
+        match addend {
+            Some(addend) => Ok(add(&sum, addend)?),
+            None => Ok(sum),
+        }
     }
 
     /// The gradient by the weights of the choices of this rank's tokens, `[T, K]`, from the products `dots` `[P]` of
     /// [`weight_gradient`] of this rank's experts.
     pub fn weight_gradient(&self, dots: &Tensor, choices: &Dispatched, context: &Context) -> Result<Tensor> {
         let all = weight_gradient(dots, &choices.slots, &choices.weights)?;
-        match self.is_divided() {
+        match self.exchanges_tokens(context) {
             true => context.casts.layer_ranks().sum_own_rows(Axis::Expert, &self.name, all, None),
             false => Ok(all),
         }

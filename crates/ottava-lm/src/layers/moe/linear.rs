@@ -3,6 +3,7 @@
 use crate::context::Context;
 use crate::error::Result;
 use crate::layers::cast::{OperandCast, copies_of, plain};
+use crate::layers::linear::amax_group;
 use crate::operand::{FrozenScale, View, Views};
 use crate::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split, Stacked};
 use crate::recipe::{ExpertCounts, LinearSite, ProductPrecision, Products};
@@ -50,7 +51,7 @@ impl GroupedLinear {
         let is_divided = own.len() < experts.count;
         let (split, group) = match is_divided {
             true => (Split::Expert, AmaxGroup::EXPERTS),
-            false => (Split::None, AmaxGroup::DATA),
+            false => (Split::None, amax_group(build)),
         };
         let linears = parts.len() / experts.count;
         let layout = |at: usize| match stack {

@@ -113,17 +113,10 @@ struct MixturesSaved {
 impl MixtureOfExperts {
     /// The mixture called `name`.
     ///
-    /// Errors if the routing does not fit the experts, or ranks divide tensors.
+    /// Errors if the routing does not fit the experts, or ranks cannot divide them.
     pub fn new(build: &mut Builder, name: &str, config: MixtureConfig) -> Result<MixtureOfExperts> {
         let MixtureConfig { channels, experts, activation, names, std } = config;
         let ExpertsConfig { count, hidden, routing, router, biases, stacked, bias, shared, losses } = experts;
-        if build.place().is_divided() {
-            return Err(Error::Config(
-                "`parallel.tensor` does not divide mixtures of experts; use `parallel.expert`, `parallel.data` with a ZeRO stage, \
-                 `parallel.context` or `parallel.pipeline`"
-                    .into(),
-            ));
-        }
         if let Some(problem) = routing.problem(*count) {
             return Err(Error::Model(format!("{name}: {problem}")));
         }
@@ -213,6 +206,7 @@ impl Sublayer for MixtureOfExperts {
         for Mixture { router, dispatch, experts } in &self.mixtures {
             let routed = router.forward(x, context)?;
             let choices = dispatch.choices(&routed, context)?;
+            router.record(&routed, &choices.slots.groups, context)?;
             let (rows, of_experts) = experts.forward(x, dispatch, &choices, context)?;
             sum = Some(dispatch.combine(&rows, &choices, Some(&choices.weights), sum.as_ref(), context)?);
             saved.mixtures.push((routed, choices, of_experts));
@@ -231,6 +225,7 @@ impl Sublayer for MixtureOfExperts {
         for Mixture { router, dispatch, experts } in &self.mixtures {
             let routed = router.forward(x, context)?;
             let choices = dispatch.choices(&routed, context)?;
+            router.record(&routed, &choices.slots.groups, context)?;
             let of_experts = experts.save(x, dispatch, &choices, context)?;
             saved.mixtures.push((routed, choices, of_experts));
         }

@@ -8,8 +8,8 @@ use crate::recipe::ExpertCounts;
 use crate::scaling::RouterSite;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    Accumulation, Operand, RouterLosses, Routes, Routing, Slots, add_bias, bias_gradient, cast, gemm_nt, gemm_nt_plus,
-    real_type, route, route_backward, slots,
+    Accumulation, Groups, Operand, RouterLosses, Routes, Routing, Slots, add_bias, bias_gradient, cast, gemm_nt,
+    gemm_nt_plus, real_type, route, route_backward, slots,
 };
 
 /// Factors of losses that routers add to that of the model, as [`RouterLosses`](ottava_tensor::ops::RouterLosses) says.
@@ -109,10 +109,13 @@ impl Router {
         let bias = self.bias.as_ref().map(Param::value).transpose()?;
         let routes = route(&logits, bias.as_ref(), self.routing)?;
         let slots = slots(&routes.ids, 0..self.experts)?;
-        if let Some(number) = self.number {
-            context.casts.record_routes(number, &routes, &slots.groups)?;
-        }
         Ok(Routed { logits, routes, slots })
+    }
+
+    /// Adds what was `routed` to the sums of a pass that measures; `rows` are those of this rank's experts.
+    pub fn record(&self, routed: &Routed, rows: &Groups, context: &mut Context) -> Result<()> {
+        let Routed { routes, slots, .. } = routed;
+        self.number.map_or(Ok(()), |number| context.casts.record_routes(number, routes, &slots.groups.counts, rows))
     }
 
     /// The gradient by `x` from that by the weights of the choices, plus `other` if given; adds to the gradient of the weight.
@@ -126,9 +129,12 @@ impl Router {
     ) -> Result<Tensor> {
         let Routed { logits, routes, slots } = routed;
         let RouterLossFactors { balance, z } = self.losses;
-        let counts = &slots.groups.counts;
-        let losses = context.loss_scale.filter(|_| self.number.is_some() && (balance != 0.0 || z != 0.0));
-        let losses = losses.map(|scale| RouterLosses { balance, counts, z, scale });
+        let scale = context.loss_scale.filter(|_| self.number.is_some() && (balance != 0.0 || z != 0.0));
+        let of_all =
+            scale.filter(|_| balance != 0.0).map(|_| self.counts_of_all(routes, context)).transpose()?.flatten();
+        let (counts, ranks) = of_all.as_ref().map_or((&slots.groups.counts, 1), |(counts, ranks)| (counts, *ranks));
+        // The op divides by the square of its number of tokens, which is one of `ranks` parts of those that are counted.
+        let losses = scale.map(|scale| RouterLosses { balance: balance / ranks as f64, counts, z, scale });
         let dlogits = route_backward(logits, routes, dweights, self.routing, losses)?;
         if let Some(bias) = self.logit_bias.as_mut().filter(|bias| bias.is_trained()) {
             bias_gradient(&dlogits, bias.grad_mut()?)?;
@@ -149,6 +155,16 @@ impl Router {
             context.add_wgrad(&mut self.weight, &dy, &x, None, Accumulation::Exact)?;
         }
         Ok(dx)
+    }
+
+    /// The choices of all ranks that divide the tokens of a micro-batch among the tensors of layers, by expert, and the number of these ranks;
+    /// `None` if this rank has all tokens.
+    fn counts_of_all(&self, routes: &Routes, context: &Context) -> Result<Option<(Tensor, usize)>> {
+        if !context.casts.divides_tokens() {
+            return Ok(None);
+        }
+        let ids = context.casts.gather(self.weight.name(), &routes.ids)?;
+        Ok(Some((slots(&ids, 0..self.experts)?.groups.counts, context.casts.place().ranks)))
     }
 
     /// Its parameters.

@@ -106,6 +106,9 @@ fn a_dry_rank_has_the_groups_of_its_place() {
     assert_eq!(mesh.group(&[Axis::Tensor]).ranks(), [12, 13]);
     assert_eq!(mesh.group(&[Axis::Expert]).ranks(), [13, 15]);
     assert_eq!(mesh.expert_replicas().ranks(), [9, 13]);
+    assert_eq!(mesh.layer_group(Axis::Expert).ranks(), [12, 13, 14, 15], "expert x tensor");
+    let undivided = Mesh::new(Group::dry(13, 16), MeshShape { expert: 1, ..shape }).unwrap();
+    assert_eq!(undivided.layer_group(Axis::Expert).ranks(), [12, 13]);
     assert_eq!((mesh.group(&[Axis::Data]).rank(), mesh.group(&[Axis::Data]).name()), (2, "data"));
     let x = Tensor::empty(&Device::Cpu.dry(), &[400], crate::dtype::DType::BF16).unwrap();
     let x = mesh.group(&[Axis::Data]).all_gather("x", x).unwrap().wait().unwrap();
