@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What two GPUs of one machine must show. Prints a PASS, FAIL or SKIP line for each promise, and fails where one fails. Its parts:
 #   train   collectives and messages against the CPU's; training beside one GPU, by --gpus, by torchrun and as two machines; a benchmark (4 minutes)
-#   axes    two GPUs that divide tensors, sequences, layers or experts beside one, and inference of a divided model (4 minutes)
+#   axes    two GPUs that divide tensors, sequences, layers or experts beside one, and inference of divided models (5 minutes)
 #   offload ranks whose slices of weights are in host memory beside those without, bit for bit (4 minutes)
 #   curve   100 steps of two GPUs beside one; a run that goes on from two GPUs to one and back (3 minutes)
 #   faults  ranks that are killed or stopped, that live and never come, or never join (3 minutes)
@@ -247,8 +247,17 @@ PY
         arguments "experts-$recipe"
         run "experts-$recipe" 60 "$bin/ottava" "${train[@]}" "${two[@]}" "${mixture[@]}" --set parallel.expert=2 --set parallel.zero=1
         compare "two GPUs with other experts train as one does, $recipe" "mixture-$recipe" "experts-$recipe"
+        arguments "divided-mixture-$recipe"
+        run "divided-mixture-$recipe" 60 "$bin/ottava" "${train[@]}" "${two[@]}" "${mixture[@]}" --set parallel.tensor=2
+        compare "two GPUs that divide tensors and experts train as one does, $recipe" "mixture-$recipe" "divided-mixture-$recipe"
     done
-    verdict "steps with other experts are captured" eval '! grep -q "not captured" "$out"/experts-*.log'
+    verdict "steps with other experts are captured" eval '! grep -q "not captured" "$out"/experts-*.log "$out"/divided-mixture-*.log'
+    model=$work/mixture-bf16/checkpoints/checkpoint-$steps
+    for gpus in one two; do
+        declare -n devices=$gpus
+        run "eval-mixture-$gpus" 60 "$bin/ottava" eval "$model" --data data/wordnet-glosses.txt.gz --recipe bf16 --json "${devices[@]}"
+    done
+    run generate-mixture 60 "$bin/ottava" generate "$model" --prompt "otter (noun):" "${two[@]}"
 fi
 
 if wants offload; then

@@ -2,9 +2,11 @@
 
 use crate::divided::{CODES, F32, Fault, Setup, adapters, train};
 use crate::expert_ranks::{apart_on, f32_setup, on, routed};
-use crate::mesh::distance;
+use crate::mesh::{MeshRank, distance, rows};
+use crate::setup::on_ranks;
 use ottava_lm::layers::{RouterLossFactors, SharedExpert};
 use ottava_lm::level::Level;
+use ottava_lm::mode::StepPrecision;
 use ottava_lm::parallel::Zero;
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::recompute::Recompute;
@@ -97,6 +99,33 @@ fn losses_of_routers_are_those_of_one_rank() {
     for (mesh, expert) in [([1, 1, 1, 2], 1), ([1, 1, 1, 4], 1), ([2, 1, 1, 2], 2)] {
         let (apart, tensor) = distance(&expected, &train(&on(&alone, mesh, expert)));
         assert!(apart < F32, "{mesh:?}: {tensor} is {apart:.1e} apart");
+    }
+}
+
+/// The sums of routers over all ranks are those of one rank: tokens of each expert, and rows that products of experts read.
+#[test]
+fn routers_count_the_tokens_and_rows_of_all_ranks() {
+    let alone = f32_setup(routed_as("qwen3_moe", json!({})));
+    let loads = |mesh| {
+        let Setup { mesh, .. } = on(&alone, mesh, 1);
+        let mut all = on_ranks(mesh.ranks(), move |comm| {
+            let ranks = mesh.join(comm);
+            let mut own = mesh.run(&ranks);
+            own.load(|number| rows(&format!("loads {number}"), mesh.rows, 0..0, &mesh.sizes));
+            let MeshRank { model, optimizer, work, .. } = &mut own;
+            work.run(model, optimizer, 1e-3, StepPrecision::Recipe).unwrap();
+            let loads = work.partition().router_loads(model).unwrap();
+            ranks.finish().unwrap();
+            loads
+        });
+        all.swap_remove(0)
+    };
+    let expected = loads([1, 1, 1, 1]);
+    for tensor in [2, 4] {
+        for (got, expected) in loads([1, 1, 1, tensor]).iter().zip(&expected) {
+            assert_eq!((&got.counts, got.rows), (&expected.counts, expected.rows), "{tensor} ranks");
+            assert!((got.entropy / expected.entropy - 1.0).abs() < 1e-5, "{got:?}, {expected:?}");
+        }
     }
 }
 
