@@ -13,9 +13,9 @@ use ottava_lm::recompute::Recompute;
 use ottava_tensor::DType;
 use serde_json::{Value, json};
 
-/// Four experts, of which each token chooses two. Beside them are nothing, a shared expert with a factor by token, norms of heads, and biases with
-/// sinks.
-pub fn families() -> [(&'static str, Value); 5] {
+/// Four experts, of which each token chooses two. Beside them are nothing, a shared expert with a factor by token, norms of heads, biases with
+/// sinks, and latent attention with a plain shared expert after a dense layer.
+pub fn families() -> [(&'static str, Value); 6] {
     let experts = |name, more: Value| (name, routed_as(name, more));
     [
         experts("mixtral", json!({"num_local_experts": 4, "intermediate_size": 96})),
@@ -23,6 +23,13 @@ pub fn families() -> [(&'static str, Value); 5] {
         experts("qwen3_moe", json!({})),
         experts("olmoe", json!({"intermediate_size": 64})),
         experts("gpt_oss", json!({"num_local_experts": 4, "intermediate_size": 64, "sliding_window": 7})),
+        experts(
+            "deepseek_v2",
+            json!({
+                "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+                "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts": null, "norm_topk_prob": false,
+            }),
+        ),
     ]
 }
 

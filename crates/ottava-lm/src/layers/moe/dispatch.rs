@@ -11,7 +11,7 @@
 use super::router::Routed;
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::layer_ranks::ShardPlace;
+use crate::layer_ranks::{Arriving, ShardPlace};
 use crate::layers::cast::{CastInput, OperandCast, SavedOperand};
 use crate::mode::Pass;
 use crate::operand::{FrozenScale, View};
@@ -38,6 +38,16 @@ pub struct Dispatched {
     pub slots: Slots,
     /// `[R · T, K]`: the weights of the choices.
     pub weights: Tensor,
+}
+
+/// The tokens of all ranks, in their order, on the way to the experts of this rank.
+pub struct Tokens {
+    /// Values or codes.
+    arriving: Arriving,
+    /// If codes travel: the cast of this rank's tokens, and whether wgrad reads the transpose of the same codes.
+    cast: Option<(QuantizedTensor, bool)>,
+    /// The scale of the tokens, if they have one of their own.
+    frozen: FrozenScale,
 }
 
 impl Dispatch {
@@ -80,52 +90,93 @@ impl Dispatch {
         self.place.range(self.experts)
     }
 
-    /// The rows of all ranks, in their order, from this rank's `rows` `[T, …]`; in inference these are all.
-    pub fn gather(&self, rows: &Tensor, context: &Context) -> Result<Tensor> {
+    /// Starts to collect the rows of all ranks, in their order, from this rank's `rows` `[T, …]`; in inference these are all.
+    pub fn start_gather(&self, rows: &Tensor, context: &Context) -> Result<Arriving> {
         match self.exchanges_tokens(context) {
-            true => context.casts.layer_ranks().gather(Axis::Expert, &self.name, rows),
-            false => Ok(rows.clone()),
+            true => context.casts.layer_ranks().start_gather(Axis::Expert, &self.name, rows),
+            false => Ok(Arriving::Here(rows.clone())),
         }
     }
 
-    /// The rows of this rank's experts, cast for `reader`, and what backward needs: from `x` `[T, C]`, the tokens of this rank. Codes travel if they
+    fn gather(&self, rows: &Tensor, context: &Context) -> Result<Tensor> {
+        self.start_gather(rows, context)?.wait()
+    }
+
+    /// Starts to send the tokens of this rank, `x` `[T, C]`, to the experts of all ranks, for the `copies` that `reader` reads. Codes travel if they
     /// are those that each rank would cast from values: with one scale for all, and without a copy for wgrad also with scales along rows.
-    pub fn rows_of_tokens(
+    pub fn send(&self, x: &Tensor, reader: OperandCast, copies: CodeCopies, context: &mut Context) -> Result<Tokens> {
+        let (frozen, cast) = match self.sends_codes(x, reader, copies == CodeCopies::Both, context) {
+            None => (FrozenScale::default(), None),
+            Some((slot, transposes)) => {
+                let frozen = context.casts.freeze(slot, x)?;
+                let own = context.casts.quantize(slot, &frozen, x, CodeCopies::Rows)?;
+                (frozen, Some((own, transposes)))
+            }
+        };
+        self.start(x, cast, frozen, context)
+    }
+
+    /// [`Dispatch::send`] in backward, for wgrad, with the scale of forward.
+    pub fn send_again(
         &self,
         x: &Tensor,
+        reader: OperandCast,
+        frozen: FrozenScale,
+        context: &mut Context,
+    ) -> Result<Tokens> {
+        let cast = match self.sends_codes(x, reader, true, context) {
+            None => None,
+            Some((slot, _)) => Some((context.casts.requantize(slot, &frozen, x, CodeCopies::Rows)?, true)),
+        };
+        self.start(x, cast, frozen, context)
+    }
+
+    fn start(
+        &self,
+        x: &Tensor,
+        cast: Option<(QuantizedTensor, bool)>,
+        frozen: FrozenScale,
+        context: &Context,
+    ) -> Result<Tokens> {
+        let codes = cast.as_ref().and_then(|(own, _)| own.codes.as_ref());
+        Ok(Tokens { arriving: self.start_gather(codes.unwrap_or(x), context)?, cast, frozen })
+    }
+
+    /// The rows of this rank's experts, cast for `reader`, and what backward needs.
+    pub fn rows_of_tokens(
+        &self,
+        tokens: Tokens,
         choices: &Dispatched,
         reader: OperandCast,
         copies: CodeCopies,
         context: &mut Context,
     ) -> Result<CastInput> {
-        let Some((slot, transposes)) = self.sends_codes(x, reader, copies == CodeCopies::Both, context) else {
-            let tokens = self.gather(x, context)?;
+        let Tokens { arriving, cast, frozen } = tokens;
+        let tokens = arriving.wait()?;
+        let Some((own, transposes)) = cast else {
             let gather = |output: Output<'_>| Ok((gather_to(&tokens, &choices.slots, None, output)?, ()));
             return Ok(reader.produce_input(copies, &mut context.casts, gather)?.0);
         };
-        let frozen = context.casts.freeze(slot, x)?;
-        let own = context.casts.quantize(slot, &frozen, x, CodeCopies::Rows)?;
-        let rows = gather_quantized(&self.gather_codes(own, context)?, &choices.slots, transposes)?;
+        let rows = gather_quantized(&self.join_codes(tokens, own, context)?, &choices.slots, transposes)?;
         let columns = transposes.then(|| View::Codes(rows.clone().only_transposed()));
         Ok(CastInput { rows: View::Codes(rows.only_rows()), saved: SavedOperand::new(columns, frozen) })
     }
 
-    /// The view that wgrad reads of rows that [`Dispatch::rows_of_tokens`] did not save.
+    /// The view that wgrad reads of rows that [`Dispatch::rows_of_tokens`] did not save, from [`Dispatch::send_again`].
     pub fn columns_of_tokens(
         &self,
-        x: &Tensor,
+        tokens: Tokens,
         choices: &Dispatched,
         reader: OperandCast,
-        frozen: &FrozenScale,
         context: &mut Context,
     ) -> Result<View> {
-        let Some((slot, _)) = self.sends_codes(x, reader, true, context) else {
-            let tokens = self.gather(x, context)?;
+        let Tokens { arriving, cast, frozen } = tokens;
+        let tokens = arriving.wait()?;
+        let Some((own, _)) = cast else {
             let gather = |output: Output<'_>| Ok(gather_to(&tokens, &choices.slots, None, output)?);
-            return reader.reproduce_columns(frozen, &mut context.casts, gather);
+            return reader.reproduce_columns(&frozen, &mut context.casts, gather);
         };
-        let own = context.casts.requantize(slot, frozen, x, CodeCopies::Rows)?;
-        let rows = gather_quantized(&self.gather_codes(own, context)?, &choices.slots, true)?;
+        let rows = gather_quantized(&self.join_codes(tokens, own, context)?, &choices.slots, true)?;
         Ok(View::Codes(rows.only_transposed()))
     }
 
@@ -140,9 +191,8 @@ impl Dispatch {
         }
     }
 
-    /// The codes of all ranks, in their order, from this rank's, and their scales.
-    fn gather_codes(&self, own: QuantizedTensor, context: &Context) -> Result<QuantizedTensor> {
-        let codes = self.gather(own.codes.as_ref().expect("rows were cast"), context)?;
+    /// The `codes` of all ranks, in their order, and their scales, from this rank's `own`.
+    fn join_codes(&self, codes: Tensor, own: QuantizedTensor, context: &Context) -> Result<QuantizedTensor> {
         let (ranks, rows) = (self.place.ranks, codes.shape()[0]);
         let scale_inv = match own.granularity.of_rows() {
             Granularity::PerTensor => own.scale_inv.clone(),
@@ -182,12 +232,15 @@ impl Dispatch {
         if !self.is_divided() {
             return Ok(combine(rows, &choices.slots, weights, addend)?);
         }
-        let partial = combine(rows, &choices.slots, weights, None)?;
-        let ranks = context.casts.layer_ranks();
+        let partial = |tokens: Range<usize>| -> Result<Tensor> {
+            let weights = weights.map(|weights| weights.rows(tokens.start, tokens.end)).transpose()?;
+            Ok(combine(rows, &choices.slots.of_tokens(tokens)?, weights.as_ref(), None)?)
+        };
+        let (ranks, tokens) = (context.casts.layer_ranks(), choices.weights.shape()[0]);
         if self.exchanges_tokens(context) {
-            return ranks.sum_own_rows(Axis::Expert, &self.name, partial, addend);
+            return ranks.sum_computed_rows(Axis::Expert, &self.name, tokens, &mut { partial }, addend);
         }
-        let sum = ranks.sum(Axis::Expert, &self.name, partial)?;
+        let sum = ranks.sum(Axis::Expert, &self.name, partial(0..tokens)?)?;
         match addend {
             Some(addend) => Ok(add(&sum, addend)?),
             None => Ok(sum),

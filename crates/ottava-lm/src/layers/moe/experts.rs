@@ -1,9 +1,10 @@
 //! The experts of a mixture: MLPs, each of the rows of its tokens.
 
-use super::dispatch::{Dispatch, Dispatched};
+use super::dispatch::{Dispatch, Dispatched, Tokens};
 use super::linear::{GroupedLinear, GroupedLinearConfig};
 use crate::context::Context;
 use crate::error::Result;
+use crate::layer_ranks::Arriving;
 use crate::layers::Names;
 use crate::layers::cast::{CastInput, SavedOperand};
 use crate::operand::{View, Views};
@@ -93,33 +94,39 @@ impl Experts {
         Ok(Experts { activation, gate_up, down: GroupedLinear::new(build, config)? })
     }
 
-    /// The rows of the `choices` of the tokens `x`, `[P, C]`, and what backward needs.
+    /// Starts to send the tokens `x` `[T, C]` of this rank to the experts of all ranks.
+    pub fn send(&self, x: &Tensor, dispatch: &Dispatch, context: &mut Context) -> Result<Tokens> {
+        let copies = self.gate_up.input_copies(context.operand_copies());
+        dispatch.send(x, self.gate_up.input(), copies, context)
+    }
+
+    /// The rows of the `choices` of the tokens, `[P, C]`, and what backward needs.
     pub fn forward(
         &self,
-        x: &Tensor,
+        tokens: Tokens,
         dispatch: &Dispatch,
         choices: &Dispatched,
         context: &mut Context,
     ) -> Result<(Tensor, ExpertsSaved)> {
-        let (activated, saved) = self.activated(x, dispatch, choices, context)?;
+        let (activated, saved) = self.activated(tokens, dispatch, choices, context)?;
         Ok((self.down.fprop(&activated, &choices.slots.groups, context)?, saved))
     }
 
     /// What [`Experts::forward`] saves, without computing its output.
     pub fn save(
         &self,
-        x: &Tensor,
+        tokens: Tokens,
         dispatch: &Dispatch,
         choices: &Dispatched,
         context: &mut Context,
     ) -> Result<ExpertsSaved> {
-        Ok(self.activated(x, dispatch, choices, context)?.1)
+        Ok(self.activated(tokens, dispatch, choices, context)?.1)
     }
 
     /// The operand of the second product, and what backward needs.
     fn activated(
         &self,
-        x: &Tensor,
+        tokens: Tokens,
         dispatch: &Dispatch,
         choices: &Dispatched,
         context: &mut Context,
@@ -127,7 +134,7 @@ impl Experts {
         let slots = &choices.slots;
         let copies = self.gate_up.input_copies(context.operand_copies());
         let CastInput { rows, saved: input } =
-            dispatch.rows_of_tokens(x, choices, self.gate_up.input(), copies, context)?;
+            dispatch.rows_of_tokens(tokens, choices, self.gate_up.input(), copies, context)?;
         let hidden = self.gate_up.fprop(&rows, &slots.groups, context)?;
         drop(rows);
         let operand = self.down.input();
@@ -147,10 +154,10 @@ impl Experts {
     }
 
     /// The gradient by the gathered rows, `[P, C]`, and the products `[P]` from which that by the weights of the choices follows; adds to the
-    /// gradients of the parameters. `dy` and `x` `[T, C]` are of the tokens of this rank.
+    /// gradients of the parameters. `dy` are the rows of [`Dispatch::start_gather`], and `x` `[T, C]` the tokens of this rank.
     pub fn backward(
         &mut self,
-        dy: &Tensor,
+        dy: Arriving,
         x: &Tensor,
         dispatch: &Dispatch,
         choices: &Dispatched,
@@ -160,7 +167,14 @@ impl Experts {
         let ExpertsSaved { input, hidden, activated } = saved;
         let Dispatched { slots, weights } = choices;
         let (how, groups) = (self.activation, &slots.groups);
-        let dy = dispatch.gather(dy, context)?;
+        // The tokens for wgrad arrive beside the products before it.
+        let (reader, is_trained) = (self.gate_up.input(), self.gate_up.weight().is_trained());
+        let mut send = |frozen| is_trained.then(|| dispatch.send_again(x, reader, frozen, context)).transpose();
+        let input = match input.into_columns() {
+            Ok(columns) => Ok(columns),
+            Err(frozen) => Err(send(frozen)?),
+        };
+        let dy = dy.wait()?;
         // The weights of the choices come in here, so the gradient by the activations has them as a factor.
         let (Views { rows, columns: dz }, of_bias) =
             self.down.produce_gradient_and_dots(groups, &mut context.casts, |output| {
@@ -204,9 +218,12 @@ impl Experts {
         let Views { rows, columns: dhidden } = dhidden;
         let dgathered = self.gate_up.dgrad(&rows, groups, context)?;
         drop(rows);
-        let operand = self.gate_up.input();
-        let gather = |context: &mut Context| {
-            input.into_columns().or_else(|frozen| dispatch.columns_of_tokens(x, choices, operand, &frozen, context))
+        let gather = |context: &mut Context| match input {
+            Ok(columns) => Ok(columns),
+            Err(tokens) => {
+                let tokens = tokens.expect("wgrad of a trained weight alone reads tokens");
+                dispatch.columns_of_tokens(tokens, choices, reader, context)
+            }
         };
         self.gate_up.wgrad(&dhidden, gather, groups, context)?;
         Ok((dgathered, dots))

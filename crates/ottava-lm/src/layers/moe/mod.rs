@@ -204,10 +204,11 @@ impl Sublayer for MixtureOfExperts {
         let x = x.value()?;
         let (mut sum, mut saved) = (residual.cloned(), MixturesSaved { mixtures: Vec::new(), shared: None });
         for Mixture { router, dispatch, experts } in &self.mixtures {
+            let tokens = experts.send(x, dispatch, context)?;
             let routed = router.forward(x, context)?;
             let choices = dispatch.choices(&routed, context)?;
             router.record(&routed, &choices.slots.groups, context)?;
-            let (rows, of_experts) = experts.forward(x, dispatch, &choices, context)?;
+            let (rows, of_experts) = experts.forward(tokens, dispatch, &choices, context)?;
             sum = Some(dispatch.combine(&rows, &choices, Some(&choices.weights), sum.as_ref(), context)?);
             saved.mixtures.push((routed, choices, of_experts));
         }
@@ -223,10 +224,11 @@ impl Sublayer for MixtureOfExperts {
     fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
         let (x, mut saved) = (x.value()?, MixturesSaved { mixtures: Vec::new(), shared: None });
         for Mixture { router, dispatch, experts } in &self.mixtures {
+            let tokens = experts.send(x, dispatch, context)?;
             let routed = router.forward(x, context)?;
             let choices = dispatch.choices(&routed, context)?;
             router.record(&routed, &choices.slots.groups, context)?;
-            let of_experts = experts.save(x, dispatch, &choices, context)?;
+            let of_experts = experts.save(tokens, dispatch, &choices, context)?;
             saved.mixtures.push((routed, choices, of_experts));
         }
         if let Some(shared) = &self.shared {
@@ -247,13 +249,16 @@ impl Sublayer for MixtureOfExperts {
         let MixturesSaved { mixtures, shared } = saved.into();
         let x = x.columns(context)?;
         let (x, mut dx) = (x.value()?, other);
+        // Output gradients arrive beside the backward of shared MLPs.
+        let arriving = self.mixtures.iter().map(|mixture| mixture.dispatch.start_gather(&dy.value, context));
+        let arriving = arriving.collect::<Result<Vec<_>>>()?;
         if let (Some(mlp), Some((operand, saved))) = (&mut self.shared, shared) {
             let operand = BranchOperand::new(None, Some(SavedActivation::Exact(x.clone())), mlp.input(), operand);
             dx = Some(mlp.backward(dy.value.clone().into(), saved, operand, dx, context)?);
         }
-        for (mixture, (routed, choices, saved)) in self.mixtures.iter_mut().zip(mixtures).rev() {
+        for ((mixture, (routed, choices, saved)), dy) in self.mixtures.iter_mut().zip(mixtures).zip(arriving).rev() {
             let Mixture { router, dispatch, experts } = mixture;
-            let (drows, dots) = experts.backward(&dy.value, x, dispatch, &choices, saved, context)?;
+            let (drows, dots) = experts.backward(dy, x, dispatch, &choices, saved, context)?;
             let dweights = dispatch.weight_gradient(&dots, &choices, context)?;
             let through_router = router.backward(&dweights, &routed, x, dx.as_ref(), context)?;
             dx = Some(dispatch.combine(&drows, &choices, None, Some(&through_router), context)?);

@@ -31,6 +31,11 @@ impl Slots {
         let [tokens, chosen] = self.slot_of.dims("permute: slot_of")?;
         Ok([tokens, chosen, self.pair_of.len()])
     }
+
+    /// The choices of a range of the tokens among all rows, for [`combine`].
+    pub fn of_tokens(&self, tokens: Range<usize>) -> Result<Slots> {
+        Ok(Slots { slot_of: self.slot_of.rows(tokens.start, tokens.end)?, ..self.clone() })
+    }
 }
 
 /// Lays out the choices `ids` I32 `[T, K]` of the `experts`; choices of other experts have no row. The caller has checked that ids differ
