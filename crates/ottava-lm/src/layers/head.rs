@@ -10,7 +10,7 @@ use crate::param::{Builder, FolderTensor, Init, Loan, Param, Split};
 use crate::recipe::LinearSite;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, merge_losses, negate_targets,
+    Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, gemm_nt_add, merge_losses, negate_targets,
     partial_gradient, partial_losses, real_type,
 };
 use ottava_tensor::{DType, Tensor};
@@ -72,6 +72,11 @@ pub enum HeadWeight<'a> {
 
 /// Tokens whose logits are in memory at once.
 const CHUNK: usize = 2048;
+
+/// Products and losses are slow if rows of logits begin at any address. So those of a vocabulary that is no multiple of `ALIGNED` have padding up
+/// to a multiple of `PADDED`, by rows of zeros in a copy of the weight.
+const ALIGNED: usize = 8;
+const PADDED: usize = 64;
 
 impl Head {
     /// A head after a norm.
@@ -148,13 +153,16 @@ impl Head {
     ) -> Result<Tensor> {
         let HeadOutput::Logits { soft_cap } = output else { return score_losses(x, weight, loan, targets) };
         let x = ranks.gather(Axis::Tensor, weight.name(), x)?;
+        let (vocabulary, first) = (weight.weights.shape()[0], first_token(weight, ranks));
+        let weight = padded_for(first, weight.read(loan)?)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         for (start, end) in chunks(targets.len()) {
-            let logits = Head::logits(&x.rows(start, end)?, weight, loan, x.dtype())?;
+            let (a, b) = (x.rows(start, end)?, Operand::plain(&weight));
+            let logits = gemm_nt(Operand::plain(&a), b, x.dtype(), Accumulation::Exact)?;
             let targets = targets.rows(start, end)?;
-            let of_chunk = match first_token(weight, ranks) {
+            let of_chunk = match first {
                 Some(first) => merged(&logits, &targets, first, soft_cap, ranks)?.0,
-                None => cross_entropy(&logits, &targets, soft_cap)?,
+                None => cross_entropy(&logits, vocabulary, &targets, soft_cap)?,
             };
             losses.copy_from(start, &of_chunk)?;
         }
@@ -178,23 +186,40 @@ impl Head {
             return Ok((losses, backward(&dscores, x, weight, loan)?));
         };
         let x = ranks.gather(Axis::Tensor, weight.name(), x)?;
+        let (vocabulary, first) = (weight.weights.shape()[0], first_token(weight, ranks));
+        let padded = padded_for(first, weight.read(loan)?)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         let mut dx = x.empty_like()?;
-        for (start, end) in chunks(targets.len()) {
-            let x = x.rows(start, end)?;
-            let mut logits = Head::logits(&x, weight, loan, x.dtype())?;
-            let targets = targets.rows(start, end)?;
-            let scale = &if scale.len() == 1 { scale.clone() } else { scale.rows(start, end)? };
-            let of_chunk = match first_token(weight, ranks) {
-                Some(first) => {
-                    let (of_chunk, lse) = merged(&logits, &targets, first, soft_cap, ranks)?;
-                    partial_gradient(&mut logits, &targets, first, &lse, scale, soft_cap)?;
-                    of_chunk
-                }
-                None => cross_entropy_gradient(&mut logits, &targets, scale, soft_cap)?,
-            };
-            losses.copy_from(start, &of_chunk)?;
-            dx.copy_from(start, &backward(&logits, &x, weight, loan)?)?;
+        let mut run = |add: &mut dyn FnMut(Operand, Operand) -> Result<()>| -> Result<()> {
+            for (start, end) in chunks(targets.len()) {
+                let (x, targets) = (x.rows(start, end)?, targets.rows(start, end)?);
+                let (a, b) = (Operand::plain(&x), Operand::plain(&padded));
+                let mut logits = gemm_nt(a, b, x.dtype(), Accumulation::Exact)?;
+                let scale = &if scale.len() == 1 { scale.clone() } else { scale.rows(start, end)? };
+                let of_chunk = match first {
+                    Some(first) => {
+                        let (of_chunk, lse) = merged(&logits, &targets, first, soft_cap, ranks)?;
+                        partial_gradient(&mut logits, &targets, first, &lse, scale, soft_cap)?;
+                        of_chunk
+                    }
+                    // Padding stays zero.
+                    None => cross_entropy_gradient(&mut logits, vocabulary, &targets, scale, soft_cap)?,
+                };
+                losses.copy_from(start, &of_chunk)?;
+                add(Operand::plain_transposed(&logits), Operand::plain_transposed(&x))?;
+                let (a, b) = (Operand::plain(&logits), Operand::plain_transposed(&padded));
+                dx.copy_from(start, &gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)?;
+            }
+            Ok(())
+        };
+        match (weight.is_trained(), padded.shape()[0] == vocabulary) {
+            (false, _) => run(&mut |_, _| Ok(()))?,
+            (true, true) => run(&mut |dy, x| weight.add_product_to_grad(dy, x, Accumulation::Exact))?,
+            (true, false) => weight.add_to_grad(|grad| {
+                let mut sum = with_rows(grad, padded.shape()[0])?;
+                run(&mut |dy, x| Ok(gemm_nt_add(dy, x, &mut sum, Accumulation::Exact)?))?;
+                Ok(grad.copy_from(0, &sum.rows(0, vocabulary)?)?)
+            })?,
         }
         let dx = if ranks.place(Axis::Tensor).is_divided() {
             ranks.sum_own_rows(Axis::Tensor, weight.name(), dx, None)?
@@ -221,6 +246,22 @@ fn score_losses(x: &Tensor, weight: &Param, loan: &Loan, targets: &Tensor) -> Re
     let real = real_type(x.dtype());
     let scores = Head::logits(x, weight, loan, real)?.reshape(&[targets.len()])?;
     Ok(negate_targets(&scores, targets, real)?)
+}
+
+/// The `weight` with the padding of its logits; none if it is a part of the vocabulary, from token `first` on.
+fn padded_for(first: Option<usize>, weight: Tensor) -> Result<Tensor> {
+    let vocabulary = weight.shape()[0];
+    match first.is_some() || vocabulary.is_multiple_of(ALIGNED) {
+        true => Ok(weight),
+        false => with_rows(&weight, vocabulary.next_multiple_of(PADDED)),
+    }
+}
+
+/// A copy of `matrix` with rows of zeros after its own.
+fn with_rows(matrix: &Tensor, rows: usize) -> Result<Tensor> {
+    let mut copy = Tensor::zeros(matrix.device(), &[rows, matrix.shape()[1]], matrix.dtype())?;
+    copy.copy_from(0, matrix)?;
+    Ok(copy)
 }
 
 /// The first token of this rank's part of the `weight`, if ranks divide it.

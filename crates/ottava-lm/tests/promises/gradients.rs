@@ -365,8 +365,9 @@ fn embedding_grad_check(mut embedding: Embedding) {
 
 #[test]
 fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
-    for soft_cap in [None, Some(0.7)] {
-        head_grad_check(embedding(11, 5, 1.0).table, HeadOutput::Logits { soft_cap });
+    // Logits of 11 tokens have padding, those of 16 have none.
+    for (soft_cap, vocabulary) in [(None, 11), (Some(0.7), 11), (None, 16)] {
+        head_grad_check(embedding(vocabulary, 5, 1.0).table, HeadOutput::Logits { soft_cap });
     }
     head_grad_check(embedding(1, 5, 1.0).table, HeadOutput::Score);
 }

@@ -206,15 +206,17 @@ fn embedding_and_loss(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let chunk = t.min(CHUNK);
     let targets = ids.rows(0, chunk)?;
     let mut logits = table.random(&[chunk, vocabulary], DType::BF16)?;
-    table.row("cross_entropy", bf16(chunk * vocabulary), &mut || cross_entropy(&logits, &targets, None).map(drop))?;
+    table.row("cross_entropy", bf16(chunk * vocabulary), &mut || {
+        cross_entropy(&logits, vocabulary, &targets, None).map(drop)
+    })?;
     let one = Tensor::from_slice(device, &[1], &[1f32])?;
     table.row("cross_entropy_gradient", bf16(2 * chunk * vocabulary), &mut || {
-        cross_entropy_gradient(&mut logits, &targets, &one, None).map(drop)
+        cross_entropy_gradient(&mut logits, vocabulary, &targets, &one, None).map(drop)
     })?;
     let vocabulary = LONG_VOCABULARY;
     let mut logits = table.random(&[chunk, vocabulary], DType::BF16)?;
     table.row("cross_entropy_gradient, long rows", bf16(2 * chunk * vocabulary), &mut || {
-        cross_entropy_gradient(&mut logits, &targets, &one, None).map(drop)
+        cross_entropy_gradient(&mut logits, vocabulary, &targets, &one, None).map(drop)
     })?;
     preference(table, t)
 }

@@ -16,12 +16,19 @@ pub(super) fn cap_logits(logits: &mut Tensor, soft_cap: f64) {
     });
 }
 
-pub(super) fn cross_entropy(logits: &Tensor, targets: &Tensor, soft_cap: Option<f64>, losses: &mut Tensor) {
-    let vocabulary = logits.shape()[1];
+pub(super) fn cross_entropy(
+    logits: &Tensor,
+    vocabulary: usize,
+    targets: &Tensor,
+    soft_cap: Option<f64>,
+    losses: &mut Tensor,
+) {
+    let pitch = logits.shape()[1];
     with_float!(logits.dtype(), S => {
         let cap = soft_cap.map(<S as Float>::Real::of);
-        let rows = logits.host::<S>().par_chunks(vocabulary).zip(targets.host::<i32>());
-        losses.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(loss, (logits, &target))| {
+        let rows = logits.host::<S>().par_chunks(pitch).zip(targets.host::<i32>());
+        losses.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(loss, (row, &target))| {
+            let logits = &row[..vocabulary];
             *loss = match target {
                 IGNORE_INDEX => Default::default(),
                 target => log_sum_exp(logits, cap) - capped(logits[target as usize].load(), cap),
@@ -32,17 +39,18 @@ pub(super) fn cross_entropy(logits: &Tensor, targets: &Tensor, soft_cap: Option<
 
 pub(super) fn cross_entropy_gradient(
     logits: &mut Tensor,
+    vocabulary: usize,
     targets: &Tensor,
     scale: &Tensor,
     soft_cap: Option<f64>,
     losses: &mut Tensor,
 ) {
-    let vocabulary = logits.shape()[1];
+    let pitch = logits.shape()[1];
     with_float!(logits.dtype(), S => {
         let (scale, cap) = (scale.host::<<S as Float>::Real>(), soft_cap.map(<S as Float>::Real::of));
-        let rows = logits.host_mut::<S>().par_chunks_mut(vocabulary).zip(targets.host::<i32>()).enumerate();
-        losses.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(loss, (t, (logits, &target)))| {
-            *loss = row_gradient(logits, target, of_token(scale, t), cap);
+        let rows = logits.host_mut::<S>().par_chunks_mut(pitch).zip(targets.host::<i32>()).enumerate();
+        losses.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(loss, (t, (row, &target)))| {
+            *loss = row_gradient(&mut row[..vocabulary], target, of_token(scale, t), cap);
         });
     });
 }

@@ -1,4 +1,5 @@
-// One block per row; threads stride over the vocabulary, eight logits at a time where rows are aligned.
+// One block per row, which begins `pitch` elements after the last one; threads stride over the vocabulary, eight logits at a time where rows are
+// aligned.
 #define LOWEST -3.402823466e38f
 
 // With CAPS the last argument of a kernel bounds the absolute values of logits.
@@ -44,10 +45,11 @@ __device__ __forceinline__ Softmax merge(Softmax a, Softmax b) {
 
 // Log-sum-exp of a row; the first `kept` eights are stored in `keep`. Each thread has `LOADS` loads in flight: few if many blocks share a
 // multiprocessor.
-template <int LOADS> __device__ __forceinline__ float log_sum_exp(const X* row, int V, Eight<X>* keep, int kept, float cap) {
+template <int LOADS>
+__device__ __forceinline__ float log_sum_exp(const X* row, int V, int pitch, Eight<X>* keep, int kept, float cap) {
     __shared__ Softmax warps[32];
     Softmax s = {LOWEST, 0.0f};
-    const int eights = V % 8 == 0 && aligned(row) ? V / 8 : 0;
+    const int eights = pitch % 8 == 0 && aligned(row) ? V / 8 : 0;
 #pragma unroll (LOADS == 1 ? 2 : 1)
     for (int g0 = threadIdx.x; g0 < eights; g0 += LOADS * blockDim.x) {
         Eight<X> e[LOADS];
@@ -85,33 +87,33 @@ template <int LOADS> __device__ __forceinline__ float log_sum_exp(const X* row, 
     return s.sum == 0.0f ? __int_as_float(0x7FC00000) : s.largest + logf(s.sum);
 }
 
-extern "C" __global__ void cross_entropy(float* losses, const X* logits, const int* targets, int V AND_CAP) {
-    const X* row = logits + (u64)blockIdx.x * V;
+extern "C" __global__ void cross_entropy(float* losses, const X* logits, const int* targets, int V, int pitch AND_CAP) {
+    const X* row = logits + (u64)blockIdx.x * pitch;
     const int target = targets[blockIdx.x];
     if (target == IGNORE_INDEX) {
         if (threadIdx.x == 0) losses[blockIdx.x] = 0.0f;
         return;
     }
-    const float lse = log_sum_exp<1>(row, V, nullptr, 0, CAP);
+    const float lse = log_sum_exp<1>(row, V, pitch, nullptr, 0, CAP);
     if (threadIdx.x == 0) losses[blockIdx.x] = lse - capped(load(row[target]), CAP);
 }
 
 // `kept` eights of a row are cached in dynamic shared memory; the rest is read again, mostly from L2.
 extern "C" __global__ void __launch_bounds__(768, 2)
-    cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, const float* scale_of_loss, int kept AND_CAP) {
+    cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, int pitch, const float* scale_of_loss, int kept AND_CAP) {
     extern __shared__ uint4 row_of_the_launch[];
     Eight<X>* keep = (Eight<X>*)row_of_the_launch;
-    X* row = logits + (u64)blockIdx.x * V;
+    X* row = logits + (u64)blockIdx.x * pitch;
     const int target = targets[blockIdx.x];
     const bool ignored = target == IGNORE_INDEX;
     const float scale = SCALE;
-    const float lse = ignored ? 0.0f : log_sum_exp<8 / (int)sizeof(X)>(row, V, keep, kept, CAP);
+    const float lse = ignored ? 0.0f : log_sum_exp<8 / (int)sizeof(X)>(row, V, pitch, keep, kept, CAP);
     const float at_target = ignored ? 0.0f : capped(load(row[target]), CAP);
     if (threadIdx.x == 0) losses[blockIdx.x] = ignored ? 0.0f : lse - at_target;
     __syncthreads();
     // From a capped logit.
     const auto gradient = [&](float x, float onehot) { return ignored ? 0.0f : (exponential(x - lse) - onehot) * scale * slope(x, CAP); };
-    const int eights = V % 8 == 0 && aligned(row) ? V / 8 : 0;
+    const int eights = pitch % 8 == 0 && aligned(row) ? V / 8 : 0;
 #pragma unroll 2
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
         // Each thread reads only what it stored.
@@ -133,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(768, 2)
 // Of logits of the tokens `first..first + V`: their log-sum-exp, and the logit of the target, or 0 if it is another token.
 extern "C" __global__ void partial_losses(float2* partial, const X* logits, const int* targets, int V, int first AND_CAP) {
     const X* row = logits + (u64)blockIdx.x * V;
-    const float lse = log_sum_exp<1>(row, V, nullptr, 0, CAP);
+    const float lse = log_sum_exp<1>(row, V, V, nullptr, 0, CAP);
     // Ignored targets are negative.
     const int target = targets[blockIdx.x] - first;
     const bool is_here = targets[blockIdx.x] >= 0 && target >= 0 && target < V;

@@ -36,11 +36,12 @@ const LONG_ROWS: (u32, usize) = (768, 108 << 10);
 pub(super) fn cross_entropy(
     gpu: &CudaDevice,
     logits: &Tensor,
+    vocabulary: usize,
     targets: &Tensor,
     soft_cap: Option<f64>,
     losses: &mut Tensor,
 ) -> Result<()> {
-    let [tokens, vocabulary] = logits.dims("cross_entropy: logits")?;
+    let [tokens, pitch] = logits.dims("cross_entropy: logits")?;
     let (source, cap) = source(soft_cap);
     let kernel = Kernel { source, defines: launch::storage(logits.dtype())?, entry: "cross_entropy" };
     let mut args = vec![
@@ -48,21 +49,23 @@ pub(super) fn cross_entropy(
         Arg::Ptr(logits.device_ptr()),
         Arg::Ptr(targets.device_ptr()),
         Arg::I32(vocabulary as i32),
+        Arg::I32(pitch as i32),
     ];
     args.extend(cap);
-    // SAFETY: `logits` is `tokens · vocabulary`, `targets` and `losses` `tokens`, and targets lie in the vocabulary by contract.
+    // SAFETY: `logits` is `tokens · pitch`, of which rows have `vocabulary`, `targets` and `losses` `tokens`, and targets lie in the vocabulary by contract.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], THREADS, 0, &args) }
 }
 
 pub(super) fn cross_entropy_gradient(
     gpu: &CudaDevice,
     logits: &mut Tensor,
+    vocabulary: usize,
     targets: &Tensor,
     scale: &Tensor,
     soft_cap: Option<f64>,
     losses: &mut Tensor,
 ) -> Result<()> {
-    let [tokens, vocabulary] = logits.dims("cross_entropy: logits")?;
+    let [tokens, pitch] = logits.dims("cross_entropy: logits")?;
     let (source, cap) = source_scaled(soft_cap, scale);
     let kernel = Kernel { source, defines: launch::storage(logits.dtype())?, entry: "cross_entropy_gradient" };
     let eight = 8 * logits.dtype().size();
@@ -74,6 +77,7 @@ pub(super) fn cross_entropy_gradient(
         Arg::Ptr(logits.device_ptr_mut()),
         Arg::Ptr(targets.device_ptr()),
         Arg::I32(vocabulary as i32),
+        Arg::I32(pitch as i32),
         Arg::Ptr(scale.device_ptr()),
         Arg::I32((kept / eight) as i32),
     ];

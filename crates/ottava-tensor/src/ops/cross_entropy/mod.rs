@@ -18,35 +18,41 @@ pub const IGNORE_INDEX: i32 = -100;
 /// `losses[t] = log Σ_v e^logits[t, v] - logits[t, targets[t]]`, and 0 where the target is [`IGNORE_INDEX`]. With a `soft_cap`, the logits
 /// are first replaced by those of [`cap_logits`], which are not rounded.
 ///
-/// `logits` `[T, V]`, `targets` I32 `[T]` in `0..V`; returns F32 `[T]` (F64 for F64). Errors with [`Error::Value`] unless the cap is a
-/// finite number above 0.
-pub fn cross_entropy(logits: &Tensor, targets: &Tensor, soft_cap: Option<f64>) -> Result<Tensor> {
+/// `logits` are the first `vocabulary` columns `V` of `[T, P]`, the rest is padding; `targets` I32 `[T]` in `0..V`. Returns F32 `[T]` (F64 for
+/// F64). Errors with [`Error::Value`] unless the cap is a finite number above 0.
+pub fn cross_entropy(logits: &Tensor, vocabulary: usize, targets: &Tensor, soft_cap: Option<f64>) -> Result<Tensor> {
     let mut losses = prepare(logits, targets, soft_cap)?;
+    expect_vocabulary(vocabulary, logits)?;
     match logits.device() {
-        Device::Cpu => cpu::cross_entropy(logits, targets, soft_cap, &mut losses),
+        Device::Cpu => cpu::cross_entropy(logits, vocabulary, targets, soft_cap, &mut losses),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::cross_entropy(gpu, logits, targets, soft_cap, &mut losses)?,
+        Device::Cuda(gpu) => cuda::cross_entropy(gpu, logits, vocabulary, targets, soft_cap, &mut losses)?,
     }
     Ok(losses)
 }
 
 /// [`cross_entropy`], and replaces `logits` by `scale · (softmax(logits) - onehot(target))`, zero for ignored targets. With a `soft_cap`,
-/// the softmax is that of the capped logits, and each element is multiplied by the slope of the cap, `1 - tanh(logit / soft_cap)²`.
+/// the softmax is that of the capped logits, and each element is multiplied by the slope of the cap, `1 - tanh(logit / soft_cap)²`. Padding
+/// stays as it is.
 ///
 /// `scale` F32 (F64 for F64) is `[1]`, or `[T]` with a factor for each token. It lies on the device, so that a captured step reads the
 /// present one.
 pub fn cross_entropy_gradient(
     logits: &mut Tensor,
+    vocabulary: usize,
     targets: &Tensor,
     scale: &Tensor,
     soft_cap: Option<f64>,
 ) -> Result<Tensor> {
     let mut losses = prepare(logits, targets, soft_cap)?;
+    expect_vocabulary(vocabulary, logits)?;
     expect_scale("cross_entropy: scale", scale, logits)?;
     match logits.device().clone() {
-        Device::Cpu => cpu::cross_entropy_gradient(logits, targets, scale, soft_cap, &mut losses),
+        Device::Cpu => cpu::cross_entropy_gradient(logits, vocabulary, targets, scale, soft_cap, &mut losses),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::cross_entropy_gradient(&gpu, logits, targets, scale, soft_cap, &mut losses)?,
+        Device::Cuda(gpu) => {
+            cuda::cross_entropy_gradient(&gpu, logits, vocabulary, targets, scale, soft_cap, &mut losses)?;
+        }
     }
     Ok(losses)
 }
@@ -80,6 +86,14 @@ fn expect_cap(soft_cap: Option<f64>) -> Result<()> {
             Err(Error::Value(format!("cross_entropy: the soft cap of logits is {cap}; it is a finite number above 0")))
         }
         None => Ok(()),
+    }
+}
+
+fn expect_vocabulary(vocabulary: usize, logits: &Tensor) -> Result<()> {
+    let [_, columns] = logits.dims("cross_entropy: logits")?;
+    match vocabulary <= columns {
+        true => Ok(()),
+        false => Err(Error::Value(format!("cross_entropy: logits of {vocabulary} tokens in {columns} columns"))),
     }
 }
 

@@ -7,6 +7,60 @@ fn scale(logits: &Tensor, value: f64) -> Tensor {
     crate::ops::cast(&value, real_type(logits.dtype())).unwrap().to_device(logits.device()).unwrap()
 }
 
+/// Of logits without padding.
+fn cross_entropy(logits: &Tensor, targets: &Tensor, soft_cap: Option<f64>) -> Result<Tensor> {
+    super::cross_entropy(logits, logits.shape()[1], targets, soft_cap)
+}
+
+/// Of logits without padding.
+fn cross_entropy_gradient(
+    logits: &mut Tensor,
+    targets: &Tensor,
+    scale: &Tensor,
+    soft_cap: Option<f64>,
+) -> Result<Tensor> {
+    let vocabulary = logits.shape()[1];
+    super::cross_entropy_gradient(logits, vocabulary, targets, scale, soft_cap)
+}
+
+/// On the CPU the bits are those without padding, which stays as it is.
+#[test]
+fn padding_is_neither_read_nor_written() {
+    for (t, v, pitch) in [(5, 7, 9), (33, 1001, 1008), (3, 50_257, 50_304)] {
+        for (dtype, soft_cap) in [(DType::F32, None), (DType::BF16, None), (DType::BF16, Some(1.0))] {
+            let logits = normals("logits", &[t, v], dtype);
+            let mut padded = vec![7.0; t * pitch];
+            for (row, values) in padded.chunks_mut(pitch).zip(values(&logits).chunks(v)) {
+                row[..v].copy_from_slice(values);
+            }
+            let padded = Tensor::from_slice(&Device::Cpu, &[t, pitch], &padded).unwrap();
+            let padded = crate::ops::cast(&padded, dtype).unwrap();
+            let steps = if dtype == DType::F32 { 32.0 } else { 1.0 };
+            let inputs = [padded, logits, integers("targets", t, v)];
+            parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
+                let (mut gradient, mut expected) = (x[0].duplicate()?, x[1].duplicate()?);
+                let scale = &scale(&x[0], 0.25);
+                let losses = super::cross_entropy_gradient(&mut gradient, v, &x[2], scale, soft_cap)?;
+                let of_expected = cross_entropy_gradient(&mut expected, &x[2], scale, soft_cap)?;
+                let loss = super::cross_entropy(&x[0], v, &x[2], soft_cap)?;
+                if matches!(x[0].device(), Device::Cpu) {
+                    assert_close("losses", &of_expected, &losses, Tolerance::Exact);
+                    assert_close("loss", &cross_entropy(&x[1], &x[2], soft_cap)?, &loss, Tolerance::Exact);
+                }
+                for (row, expected) in values(&gradient).chunks(pitch).zip(values(&expected).chunks(v)) {
+                    assert!(row[v..].iter().all(|padding| *padding == 7.0), "{:?}", &row[v..]);
+                    let is_cpu = matches!(x[0].device(), Device::Cpu);
+                    assert!(!is_cpu || row[..v] == *expected, "gradients of {v} tokens");
+                }
+                Ok(vec![loss, losses, gradient])
+            });
+        }
+    }
+    let logits = Tensor::zeros(&Device::Cpu, &[2, 8], DType::F32).unwrap();
+    let error = super::cross_entropy(&logits, 9, &integers("targets", 2, 8), None).unwrap_err().to_string();
+    assert!(error.contains("logits of 9 tokens in 8 columns"), "{error}");
+}
+
 #[test]
 fn cross_entropy_agrees_across_devices() {
     for (t, v) in [(1, 2), (5, 7), (33, 1000), (9, 5003), (4, 20_000), (2, 32_000), (3, 151_936)] {
