@@ -1,4 +1,4 @@
-//! cuDNN: causal attention in BF16, forward and backward, built from the backend API.
+//! cuDNN: causal attention in BF16 and F16, forward and backward, built from the backend API.
 //!
 //! Attention is described as a graph of operations (product, mask, softmax, product), which cuDNN matches to one fused kernel. The
 //! pattern is fixed: a graph with another stride of an intermediate gets no plan. Graphs can be planned without a GPU, from its properties.
@@ -11,6 +11,7 @@ pub(super) use backend::report;
 pub use shape::AttentionShape;
 
 use super::driver::{Context, Stream, library_error};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use backend::{Api, DeviceDescription, Graph, On, Plan, Session, Slot, api};
 use std::collections::HashMap;
@@ -68,7 +69,7 @@ pub(crate) struct AttentionBackward {
 }
 
 /// Device pointers of what backward needs beside its results: F32 `[B, H, T]`; [`AttentionShape::sum_bytes`] in F32; and
-/// [`AttentionShape::heads_bytes`] in BF16, twice. Null where there are none.
+/// [`AttentionShape::heads_bytes`], twice. Null where there are none.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AttentionSums {
     pub rows: u64,
@@ -193,19 +194,23 @@ impl Attention {
         if clears.is_some() {
             return Ok(());
         }
-        let clears = !self.has_nan(pointers.dq, shape.head_dim)?;
+        let clears = !self.has_nan(shape.dtype, pointers.dq, shape.head_dim)?;
         self.clears_dq_sum.insert(*shape, clears);
         // SAFETY: as above.
         if clears { Ok(()) } else { unsafe { self.backward(shape, factors, pointers, sums, workspace) } }
     }
 
-    /// Whether there is a NaN among `count` BF16 values. Waits for the stream.
-    fn has_nan(&self, address: u64, count: usize) -> Result<bool> {
+    /// Whether there is a NaN among `count` values, BF16 or F16. Waits for the stream.
+    fn has_nan(&self, dtype: DType, address: u64, count: usize) -> Result<bool> {
         let mut bits = vec![0u16; count];
         // SAFETY: the caller's promise of the backward pass, and `bits` is borrowed until the synchronisation.
         unsafe { self.context.copy_to_host(Stream::Compute, bits.as_mut_ptr().cast(), address, 2 * count)? };
         self.context.synchronize()?;
-        Ok(bits.iter().any(|bits| half::bf16::from_bits(*bits).is_nan()))
+        let is_nan = |bits: &u16| match dtype {
+            DType::F16 => half::f16::from_bits(*bits).is_nan(),
+            _ => half::bf16::from_bits(*bits).is_nan(),
+        };
+        Ok(bits.iter().any(is_nan))
     }
 
     /// # Safety
@@ -313,12 +318,14 @@ mod tests {
         ] {
             for (deterministic, documents) in [(false, 0), (true, 0), (false, 1), (false, 6), (false, 501)] {
                 let fused = AttentionShape::fused([2, seq], heads, kv_heads, head_dim);
-                let shape = AttentionShape { deterministic, documents, window, capped, ..fused };
-                dry.push(
-                    [AttentionPass::Forward, AttentionPass::Backward]
-                        .map(|pass| DryGpu::attention_workspace(&shape, pass)),
-                );
-                planned.push(plan_attention(H200, &shape).expect("a plan"));
+                for dtype in [DType::BF16, DType::F16] {
+                    let shape = AttentionShape { dtype, deterministic, documents, window, capped, ..fused };
+                    dry.push(
+                        [AttentionPass::Forward, AttentionPass::Backward]
+                            .map(|pass| DryGpu::attention_workspace(&shape, pass)),
+                    );
+                    planned.push(plan_attention(H200, &shape).expect("a plan"));
+                }
             }
         }
         assert_eq!(dry, planned, "bytes of scratch memory");
@@ -330,6 +337,7 @@ mod tests {
     fn unsupported_shapes_are_errors() {
         let fine = AttentionShape::fused([2, 64], 4, 2, 32);
         let cases = [
+            (AttentionShape { dtype: DType::F32, ..fine }, "not float32"),
             (AttentionShape { kv_heads: 3, ..fine }, "share"),
             (AttentionShape { head_dim: 12, ..fine }, "head size"),
             (AttentionShape { head_dim: 264, ..fine }, "head size"),

@@ -111,6 +111,7 @@ enum As {
 
 /// Element types, `cudnnDataType_t`.
 pub(super) const F32: i32 = 0;
+pub(super) const F16: i32 = 2;
 pub(super) const I32: i32 = 4;
 pub(super) const BF16: i32 = 9;
 pub(super) const I64: i32 = 10;
@@ -445,9 +446,9 @@ impl Graph {
         Ok(y)
     }
 
-    /// A view of `x`, which may have `offsets` of documents, with its last two dimensions exchanged, in BF16.
-    pub(super) fn transpose(&mut self, x: Node, strides: Dims, offsets: Option<Node>) -> Result<Node> {
-        let y = self.tensor(BF16, transposed(x.dims), strides, None, offsets)?;
+    /// A view of `x`, which may have `offsets` of documents, with its last two dimensions exchanged, in `dtype`.
+    pub(super) fn transpose(&mut self, dtype: i32, x: Node, strides: Dims, offsets: Option<Node>) -> Result<Node> {
+        let y = self.tensor(dtype, transposed(x.dims), strides, None, offsets)?;
         let operation = Descriptor::new(self.api, kind::RESHAPE_OPERATION)?
             .set(attribute::RESHAPE_X, As::Descriptor, &[self.raw(x)])?
             .set(attribute::RESHAPE_Y, As::Descriptor, &[self.raw(y)])?;

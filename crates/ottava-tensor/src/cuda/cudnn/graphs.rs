@@ -3,10 +3,16 @@
 
 use super::AttentionShape;
 use super::backend::{
-    ADD, Api, BF16, DIV, EXP, F32, Graph, I32, I64, IDENTITY, LOG, MAX, MUL, Node, SUB, SUM, Slot, Tokens, row_major,
-    transposed,
+    ADD, Api, BF16, DIV, EXP, F16, F32, Graph, I32, I64, IDENTITY, LOG, MAX, MUL, Node, SUB, SUM, Slot, Tokens,
+    row_major, transposed,
 };
+use crate::dtype::DType;
 use crate::error::Result;
+
+/// The type of queries, keys, values and outputs.
+fn half(shape: &AttentionShape) -> i32 {
+    if shape.dtype == DType::F16 { F16 } else { BF16 }
+}
 
 /// The tensors of [`DocumentPointers`] in a graph; all `None` where sequences are documents.
 struct Documents {
@@ -40,14 +46,14 @@ fn bounds(g: &mut Graph, shape: &AttentionShape) -> Result<[Option<Node>; 2]> {
 
 /// `S = scale · Q Kᵀ`, masked; `P = softmax(S)`; `O = P V`; `lse = log Σ exp S`.
 pub(super) fn forward(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
-    let mut g = Graph::new(api);
+    let (mut g, half) = (Graph::new(api), half(shape));
     let Documents { lengths, fused, output, rows } = Documents::new(&mut g, shape)?;
     let (q_dims, kv_dims, row_dims) = (shape.q_dims(), shape.kv_dims(), shape.row_dims());
-    let q = g.packed_input(Slot::Q, BF16, q_dims, shape.strides(shape.q_stride), fused)?;
+    let q = g.packed_input(Slot::Q, half, q_dims, shape.strides(shape.q_stride), fused)?;
     let k_strides = transposed(shape.strides(shape.k_stride));
-    let k = g.packed_input(Slot::K, BF16, transposed(kv_dims), k_strides, fused)?;
-    let v = g.packed_input(Slot::V, BF16, kv_dims, shape.strides(shape.v_stride), fused)?;
-    let o = g.packed_input(Slot::O, BF16, q_dims, shape.strides(shape.o_stride), output)?;
+    let k = g.packed_input(Slot::K, half, transposed(kv_dims), k_strides, fused)?;
+    let v = g.packed_input(Slot::V, half, kv_dims, shape.strides(shape.v_stride), fused)?;
+    let o = g.packed_input(Slot::O, half, q_dims, shape.strides(shape.o_stride), output)?;
     let lse = g.packed_input(Slot::Lse, F32, row_dims, shape.row_strides(), rows)?;
     let (scale, negative_infinity) = (g.scalar(Slot::Scale)?, g.scalar(Slot::NegativeInfinity)?);
     let [cap, window] = bounds(&mut g, shape)?;
@@ -65,7 +71,7 @@ pub(super) fn forward(api: &'static Api, shape: &AttentionShape) -> Result<Graph
     let sum = g.reduce(SUM, exponentials, row_dims)?;
     let log = g.pointwise(LOG, sum, None)?;
     g.pointwise_into(ADD, F32, None, largest, Some(log), None, lse)?;
-    let p = g.intermediate(BF16, shape.score_dims())?;
+    let p = g.intermediate(half, shape.score_dims())?;
     g.pointwise_into(DIV, F32, None, exponentials, Some(sum), None, p)?;
     g.matmul_into(p, v, o, Tokens::RowsAndContracted, lengths)?;
     Ok(g)
@@ -74,20 +80,20 @@ pub(super) fn forward(api: &'static Api, shape: &AttentionShape) -> Result<Graph
 /// With `P = exp(S - lse)` recomputed: `dV = Pᵀ dO`, `dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O)) · scale`, `dK = dSᵀ Q`,
 /// `dQ = dS K`; key heads sum over the query heads that share them.
 pub(super) fn backward(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
-    let mut g = Graph::new(api);
+    let (mut g, half) = (Graph::new(api), half(shape));
     let Documents { lengths, fused, output, rows } = Documents::new(&mut g, shape)?;
     let (q_dims, kv_dims, row_dims) = (shape.q_dims(), shape.kv_dims(), shape.row_dims());
     let (q_strides, o_strides) = (shape.strides(shape.q_stride), shape.strides(shape.o_stride));
     let (k_strides, v_strides) = (shape.strides(shape.k_stride), shape.strides(shape.v_stride));
-    let q = g.packed_input(Slot::Q, BF16, q_dims, q_strides, fused)?;
-    let k = g.packed_input(Slot::K, BF16, transposed(kv_dims), transposed(k_strides), fused)?;
-    let v = g.packed_input(Slot::V, BF16, transposed(kv_dims), transposed(v_strides), fused)?;
-    let o = g.packed_input(Slot::O, BF16, q_dims, o_strides, output)?;
-    let d_o = g.packed_input(Slot::DO, BF16, q_dims, o_strides, output)?;
+    let q = g.packed_input(Slot::Q, half, q_dims, q_strides, fused)?;
+    let k = g.packed_input(Slot::K, half, transposed(kv_dims), transposed(k_strides), fused)?;
+    let v = g.packed_input(Slot::V, half, transposed(kv_dims), transposed(v_strides), fused)?;
+    let o = g.packed_input(Slot::O, half, q_dims, o_strides, output)?;
+    let d_o = g.packed_input(Slot::DO, half, q_dims, o_strides, output)?;
     let lse = g.packed_input(Slot::Lse, F32, row_dims, shape.row_strides(), rows)?;
-    let dq = g.packed_input(Slot::DQ, BF16, q_dims, q_strides, fused)?;
-    let dk = g.packed_input(Slot::DK, BF16, kv_dims, k_strides, fused)?;
-    let dv = g.packed_input(Slot::DV, BF16, kv_dims, v_strides, fused)?;
+    let dq = g.packed_input(Slot::DQ, half, q_dims, q_strides, fused)?;
+    let dk = g.packed_input(Slot::DK, half, kv_dims, k_strides, fused)?;
+    let dv = g.packed_input(Slot::DV, half, kv_dims, v_strides, fused)?;
     let row_sum = g.packed_input(Slot::RowSum, F32, row_dims, shape.row_strides(), rows)?;
     let (scale, negative_infinity) = (g.scalar(Slot::Scale)?, g.scalar(Slot::NegativeInfinity)?);
     let one = g.scalar(Slot::One)?;
@@ -118,13 +124,13 @@ pub(super) fn backward(api: &'static Api, shape: &AttentionShape) -> Result<Grap
         }
         let per_head = match fused {
             // cuDNN would make room for as many tokens in each document as a sequence has. It multiplies offsets of the key heads.
-            Some(fused) => g.packed_input(heads, BF16, q_dims, shape.strides(shape.heads_stride()), Some(fused))?,
-            None => g.intermediate(BF16, q_dims)?,
+            Some(fused) => g.packed_input(heads, half, q_dims, shape.strides(shape.heads_stride()), Some(fused))?,
+            None => g.intermediate(half, q_dims)?,
         };
         g.matmul_into(a, b, per_head, over_tokens, lengths)?;
         g.reduce_into(SUM, per_head, out)
     };
-    let p_by_columns = g.transpose(p, by_columns, None)?;
+    let p_by_columns = g.transpose(half, p, by_columns, None)?;
     sum_over_group(&mut g, p_by_columns, d_o, dv, Slot::DVHeads)?;
 
     let dp = g.intermediate(F32, shape.score_dims())?;
@@ -136,10 +142,10 @@ pub(super) fn backward(api: &'static Api, shape: &AttentionShape) -> Result<Grap
         _ => ds,
     };
     let ds = g.pointwise(MUL, ds, Some(scale))?;
-    let ds_by_columns = g.transpose(ds, by_columns, None)?;
+    let ds_by_columns = g.transpose(half, ds, by_columns, None)?;
     sum_over_group(&mut g, ds_by_columns, q, dk, Slot::DKHeads)?;
 
-    let k_rows = g.transpose(k, k_strides, fused)?;
+    let k_rows = g.transpose(half, k, k_strides, fused)?;
     // Without `dq_sum`, cuDNN chooses an engine that stores the gradient of the scores and needs no atomic additions.
     if shape.deterministic {
         g.matmul_into(ds, k_rows, dq, over_tokens, lengths)?;

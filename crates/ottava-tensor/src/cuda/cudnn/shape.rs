@@ -1,12 +1,15 @@
 //! The shape of an attention call, and the dimensions and strides of its tensors.
 
 use super::backend::{Dims, row_major};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// Shape of one attention call. `q` and `o` are `[B, T, H, D]`, `k` and `v` `[B, T, Hkv, D]`, with contiguous
 /// heads and a stride between tokens, so that `q`, `k` and `v` may lie in one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
+    /// Type of queries, keys, values, the output and their gradients: BF16 or F16.
+    pub dtype: DType,
     /// Sequences.
     pub batch: usize,
     /// Query heads.
@@ -36,10 +39,11 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// Queries, keys and values fused in one row per token, `[B * T, (H + 2 Hkv) * D]`, and a contiguous output.
+    /// BF16 queries, keys and values fused in one row per token, `[B * T, (H + 2 Hkv) * D]`, and a contiguous output.
     pub fn fused([batch, seq]: [usize; 2], heads: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
         let row = (heads + 2 * kv_heads) * head_dim;
         AttentionShape {
+            dtype: DType::BF16,
             batch,
             heads,
             kv_heads,
@@ -65,7 +69,7 @@ impl AttentionShape {
     /// Bytes of the gradients of keys, or of values, by each query head, where they are a tensor of ours.
     pub(in crate::cuda) fn heads_bytes(&self) -> usize {
         let ours = self.documents > 0 && self.heads != self.kv_heads;
-        if ours { self.batch * self.seq * self.heads_stride() * 2 } else { 0 }
+        if ours { self.batch * self.seq * self.heads_stride() * self.dtype.size() } else { 0 }
     }
 
     /// Elements of the log-sum-exp, `[B, H, T]` in F32.
@@ -75,6 +79,9 @@ impl AttentionShape {
 
     pub(super) fn check(&self) -> Result<()> {
         let wrong = |text: String| Err(Error::Value(format!("attention: {text}")));
+        if !matches!(self.dtype, DType::BF16 | DType::F16) {
+            return wrong(format!("cuDNN's kernels take bfloat16 and float16, not {}", self.dtype));
+        }
         if [self.batch, self.heads, self.kv_heads, self.seq].contains(&0) {
             return wrong(format!("an empty dimension in {self:?}"));
         }

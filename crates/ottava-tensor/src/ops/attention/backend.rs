@@ -82,10 +82,10 @@ struct Condition {
     instead: fn(&AttentionCase) -> Option<String>,
 }
 
-const BF16: Condition = Condition {
+const HALVES: Condition = Condition {
     without: None,
-    takes: "bfloat16",
-    instead: |case| (case.dtype != DType::BF16).then(|| case.dtype.to_string()),
+    takes: "float16 and bfloat16",
+    instead: |case| (!matches!(case.dtype, DType::F16 | DType::BF16)).then(|| case.dtype.to_string()),
 };
 const STORAGE: Condition = Condition {
     without: None,
@@ -193,7 +193,7 @@ const TABLE: &[Row] = &[
         on_gpu: true,
         cache: false,
         conditions: &[
-            BF16,
+            HALVES,
             EIGHTS_TO_256,
             TO_128,
             ONE_HEAD_SIZE,

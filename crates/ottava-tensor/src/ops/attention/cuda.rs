@@ -27,6 +27,7 @@ fn is_plain(input: &AttentionInput, spec: &AttentionSpec) -> bool {
 
 fn shape(input: &AttentionInput, spec: &AttentionSpec) -> AttentionShape {
     AttentionShape {
+        dtype: input.q.matrix.dtype(),
         batch: input.batch,
         heads: spec.heads,
         kv_heads: spec.kv_heads,

@@ -21,7 +21,7 @@ pub(crate) use cuda::{SOURCE, VARIANTS};
 /// `o = softmax(s)·v` per head, `[B·S, H·D_v]`, with the scores `s` of `spec`, and `lse`, in F32 (F64 for F64).
 ///
 /// `lse = ln Σ exp(s)` over the keys that a query sees, the natural logarithm of scaled and capped scores, is `[B, H, S]`; for documents in
-/// BF16 on a GPU it is `[B·S, H]`, as cuDNN writes it. A query that sees no key has `o = 0` and `lse = −∞`. Results over parts of the keys
+/// BF16 or F16 on a GPU it is `[B·S, H]`, as cuDNN writes it. A query that sees no key has `o = 0` and `lse = −∞`. Results over parts of the keys
 /// can be merged: `lse = ln Σ exp(lseᵢ)` and `o = Σ exp(lseᵢ − lse)·oᵢ`.
 ///
 /// Errors with [`Error::Value`](crate::Error::Value) if no backend of the device supports the case ([`AttentionBackend::choose`]). Gemma

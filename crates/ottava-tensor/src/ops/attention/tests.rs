@@ -57,9 +57,11 @@ fn attention_agrees_across_devices() {
         // More scores than fit in the shared memory that kernels have by default.
         Fused::new(1, 7000, 1, 1, 8),
     ] {
-        for (dtype, deterministic) in [(DType::F32, false), (DType::BF16, false), (DType::BF16, true)] {
+        for (dtype, deterministic) in
+            [(DType::F32, false), (DType::BF16, false), (DType::BF16, true), (DType::F16, false), (DType::F16, true)]
+        {
             let l = l.with_deterministic(deterministic);
-            // Probabilities are rounded to BF16 before they multiply values inside cuDNN; in F32 sums run in another order.
+            // Probabilities are rounded to 16 bits before they multiply values inside cuDNN; in F32 sums run in another order.
             // Both errors grow with the number of terms.
             let steps = match (dtype, l.seq_len > 1000) {
                 (DType::F32, false) => 64.0,

@@ -27,7 +27,9 @@ fn what_cudnn_does_not_take_goes_to_the_plain_kernel_with_a_reason() {
     let check = |case: AttentionCase, reason: &str| {
         assert_eq!(chosen(&gpu, &case), (AttentionBackend::Plain, format!("cuDNN supports {reason}")));
     };
-    check(AttentionCase { dtype: DType::F16, ..fused(&usual, false) }, "bfloat16, not float16");
+    let of = |dtype| AttentionCase { dtype, ..fused(&usual, false) };
+    assert_eq!(chosen(&gpu, &of(DType::F16)), (AttentionBackend::CuDnn, String::new()));
+    check(of(DType::F32), "float16 and bfloat16, not float32");
     for (spec, documents, reason) in [
         (
             with(&|s| (s.head_dim, s.value_dim) = (264, 264)),
@@ -82,7 +84,9 @@ fn a_spec_that_nothing_serves_is_an_error_that_says_why() {
     let huge = AttentionSpec::causal(1, 1, 2048);
     let message = error(&gpu, &AttentionCase::fused(&huge, DType::F32, false));
     assert!(
-        message.contains("cuDNN supports bfloat16, not float32; the plain kernel supports heads of up to 1024"),
+        message.contains(
+            "cuDNN supports float16 and bfloat16, not float32; the plain kernel supports heads of up to 1024"
+        ),
         "{message}"
     );
     // The reference supports everything except a cache with values of another size than keys.
