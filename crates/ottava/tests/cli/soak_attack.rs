@@ -65,7 +65,8 @@ impl<'a> Attack<'a> {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
                         let (status, text) = answer(server, body);
-                        assert!([400, 429].contains(&status), "{text}");
+                        // A busy machine may not read the body in time.
+                        assert!([400, 408, 429].contains(&status), "{text}");
                         sleep(Duration::from_millis(200));
                     }
                 });
