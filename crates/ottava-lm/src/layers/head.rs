@@ -137,9 +137,7 @@ impl Head {
 
     /// `x · Wᵀ`, `[T, V]` in type `out`: that of `x`, or F32; without the soft cap.
     pub fn logits(x: &Tensor, weight: &Param, loan: &Loan, out: DType) -> Result<Tensor> {
-        let weight = weight.read(loan)?;
-        let (a, b) = (Operand::plain(x), Operand::plain(&weight));
-        Ok(gemm_nt(a, b, out, Accumulation::Exact)?)
+        product(x, &weight.read(loan)?, out)
     }
 
     /// Losses of I32 `targets` `[T]`, `[T]`, of the `output`. If `ranks` divide the weight, they divide the tokens of `x`.
@@ -157,8 +155,7 @@ impl Head {
         let weight = padded_for(first, weight.read(loan)?)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         for (start, end) in chunks(targets.len()) {
-            let (a, b) = (x.rows(start, end)?, Operand::plain(&weight));
-            let logits = gemm_nt(Operand::plain(&a), b, x.dtype(), Accumulation::Exact)?;
+            let logits = product(&x.rows(start, end)?, &weight, x.dtype())?;
             let targets = targets.rows(start, end)?;
             let of_chunk = match first {
                 Some(first) => merged(&logits, &targets, first, soft_cap, ranks)?.0,
@@ -183,7 +180,11 @@ impl Head {
         let HeadOutput::Logits { soft_cap } = output else {
             let losses = score_losses(x, weight, loan, targets)?;
             let dscores = negate_targets(scale, targets, x.dtype())?.reshape(&[targets.len(), 1])?;
-            return Ok((losses, backward(&dscores, x, weight, loan)?));
+            if weight.is_trained() {
+                let (a, b) = (Operand::plain_transposed(&dscores), Operand::plain_transposed(x));
+                weight.add_product_to_grad(a, b, Accumulation::Exact)?;
+            }
+            return Ok((losses, dgrad(&dscores, &weight.read(loan)?, x.dtype())?));
         };
         let x = ranks.gather(Axis::Tensor, weight.name(), x)?;
         let (vocabulary, first) = (weight.weights.shape()[0], first_token(weight, ranks));
@@ -193,8 +194,7 @@ impl Head {
         let mut run = |add: &mut dyn FnMut(Operand, Operand) -> Result<()>| -> Result<()> {
             for (start, end) in chunks(targets.len()) {
                 let (x, targets) = (x.rows(start, end)?, targets.rows(start, end)?);
-                let (a, b) = (Operand::plain(&x), Operand::plain(&padded));
-                let mut logits = gemm_nt(a, b, x.dtype(), Accumulation::Exact)?;
+                let mut logits = product(&x, &padded, x.dtype())?;
                 let scale = &if scale.len() == 1 { scale.clone() } else { scale.rows(start, end)? };
                 let of_chunk = match first {
                     Some(first) => {
@@ -207,8 +207,7 @@ impl Head {
                 };
                 losses.copy_from(start, &of_chunk)?;
                 add(Operand::plain_transposed(&logits), Operand::plain_transposed(&x))?;
-                let (a, b) = (Operand::plain(&logits), Operand::plain_transposed(&padded));
-                dx.copy_from(start, &gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)?;
+                dx.copy_from(start, &dgrad(&logits, &padded, x.dtype())?)?;
             }
             Ok(())
         };
@@ -230,15 +229,14 @@ impl Head {
     }
 }
 
-/// The gradient `dy · W` by `x` of the product with `dy` as gradient of its result; adds to that of the weight, if it is trained.
-fn backward(dy: &Tensor, x: &Tensor, weight: &mut Param, loan: &Loan) -> Result<Tensor> {
-    if weight.is_trained() {
-        let (a, b) = (Operand::plain_transposed(dy), Operand::plain_transposed(x));
-        weight.add_product_to_grad(a, b, Accumulation::Exact)?;
-    }
-    let weight = weight.read(loan)?;
-    let (a, b) = (Operand::plain(dy), Operand::plain_transposed(&weight));
-    Ok(gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)
+/// `x · Wᵀ` in type `out`.
+fn product(x: &Tensor, weight: &Tensor, out: DType) -> Result<Tensor> {
+    Ok(gemm_nt(Operand::plain(x), Operand::plain(weight), out, Accumulation::Exact)?)
+}
+
+/// `dy · W` in type `out`: the gradient by `x` of [`product`].
+fn dgrad(dy: &Tensor, weight: &Tensor, out: DType) -> Result<Tensor> {
+    Ok(gemm_nt(Operand::plain(dy), Operand::plain_transposed(weight), out, Accumulation::Exact)?)
 }
 
 /// Minus the scores of tokens with a target, in F32 (F64 for F64): differences of rewards are smaller than a step of BF16.
@@ -259,8 +257,10 @@ fn padded_for(first: Option<usize>, weight: Tensor) -> Result<Tensor> {
 
 /// A copy of `matrix` with rows of zeros after its own.
 fn with_rows(matrix: &Tensor, rows: usize) -> Result<Tensor> {
-    let mut copy = Tensor::zeros(matrix.device(), &[rows, matrix.shape()[1]], matrix.dtype())?;
+    let (device, dtype, [own, columns]) = (matrix.device(), matrix.dtype(), matrix.dims("a matrix to pad")?);
+    let mut copy = Tensor::empty(device, &[rows, columns], dtype)?;
     copy.copy_from(0, matrix)?;
+    copy.copy_from(own, &Tensor::zeros(device, &[rows - own, columns], dtype)?)?;
     Ok(copy)
 }
 

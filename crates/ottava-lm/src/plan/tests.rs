@@ -417,6 +417,19 @@ fn tokens_travel_to_experts_as_codes_where_all_ranks_cast_alike() {
     }
 }
 
+/// The plan of `config`, and checks that it has what each rank sends in each step.
+fn expect_planned_traffic(config: &RunConfig, sizes: &DecoderConfig, what: &str) -> CommunicationPlan {
+    let plan = CommunicationPlan::new(&ResolvedConfig::fastest(config), sizes, &Device::Cpu).unwrap().unwrap();
+    let group = threads::group(config.parallel.ranks()).into_iter().map(|comm| {
+        let (config, sizes) = (config.clone(), sizes.clone());
+        thread::spawn(move || sent_in_steps(&config, &sizes, comm))
+    });
+    for rank in group.collect::<Vec<_>>() {
+        assert_eq!(rank.join().unwrap(), [plan.traffic; 2], "{what}");
+    }
+    plan
+}
+
 #[test]
 fn planned_communication_is_what_ranks_send() {
     let sizes = DecoderConfig {
@@ -446,16 +459,7 @@ fn planned_communication_is_what_ranks_send() {
                 config.training.gradient_accumulation_steps = micro_batches;
                 (config.parallel.data, config.parallel.zero) = (ranks, zero);
                 let what = format!("{recipe:?}, {level:?}, r {adapter_rank}, {zero:?}, {ranks} ranks, {micro_batches}");
-                let plan =
-                    CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &Device::Cpu).unwrap().unwrap();
-                let group = threads::group(ranks).into_iter().map(|comm| {
-                    let (config, sizes) = (config.clone(), sizes.clone());
-                    thread::spawn(move || sent_in_steps(&config, &sizes, comm))
-                });
-                for rank in group.collect::<Vec<_>>() {
-                    let sent = rank.join().unwrap();
-                    assert_eq!(sent, [plan.traffic; 2], "{what}");
-                }
+                let plan = expect_planned_traffic(&config, &sizes, &what);
                 // The same linears as on the CPU; a GPU of 1 MiB has a plan too, and what lies in the host's memory is not sent.
                 config.precision.skip_slow_linears = false;
                 config.memory.offload_optimizer = (adapter_rank == 0).then_some(1.0);
@@ -490,15 +494,7 @@ fn planned_communication_of_latent_attention_is_what_ranks_send() {
             let mut config = run(name, Some(Recompute::None), true);
             (config.data.max_length, config.training.per_device_train_batch_size) = (32, 1);
             (config.parallel.data, config.parallel.tensor, config.parallel.context) = (1, tensor, context);
-            let plan =
-                CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &Device::Cpu).unwrap().unwrap();
-            let group = threads::group(2).into_iter().map(|comm| {
-                let (config, sizes) = (config.clone(), sizes.clone());
-                thread::spawn(move || sent_in_steps(&config, &sizes, comm))
-            });
-            for rank in group.collect::<Vec<_>>() {
-                assert_eq!(rank.join().unwrap(), [plan.traffic; 2], "{name:?}, {query_rank:?}, tensor {tensor}");
-            }
+            expect_planned_traffic(&config, &sizes, &format!("{name:?}, {query_rank:?}, tensor {tensor}"));
         }
     }
 }
@@ -515,15 +511,7 @@ fn planned_communication_of_experts_is_what_ranks_send() {
             let mut config = run(recipe, Some(Recompute::None), true);
             (config.data.max_length, config.training.per_device_train_batch_size) = (64, 1);
             (config.parallel.data, config.parallel.tensor, config.parallel.expert) = (data, tensor, expert);
-            let plan =
-                CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &Device::Cpu).unwrap().unwrap();
-            let group = threads::group(data * tensor).into_iter().map(|comm| {
-                let (config, sizes) = (config.clone(), sizes.clone());
-                thread::spawn(move || sent_in_steps(&config, &sizes, comm))
-            });
-            for rank in group.collect::<Vec<_>>() {
-                assert_eq!(rank.join().unwrap(), [plan.traffic; 2], "{recipe:?}, {data} x {tensor}, {expert}");
-            }
+            expect_planned_traffic(&config, &sizes, &format!("{recipe:?}, {data} x {tensor}, {expert}"));
         }
     }
 }

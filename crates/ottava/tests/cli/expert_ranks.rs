@@ -1,6 +1,6 @@
 //! Ranks that divide the experts of a mixture, as processes on the CPU.
 
-use crate::layer_axes::{COMMON, args, expect_near, go};
+use crate::layer_axes::{COMMON, alone_and_divided, args, expect_losses_of_one_process, expect_near, go};
 use crate::ranks::expect_ends_of_all_ranks;
 use crate::setup::{Run, steps};
 
@@ -104,17 +104,9 @@ fn ranks_divide_experts_for_inference() {
     for run in [inputs(), stacked()] {
         go(&run, &["max_steps=2", "global_batch_size=4"], &[]);
         let model = "run/checkpoints/checkpoint-2";
-        let said = |args: &[&str]| [&[][..], &["--ranks", "2"]].map(|more| run.succeed(&[args, more].concat()));
-        for (recipe, most) in [("fp32", 1e-6), ("fp8-row", 1e-3)] {
-            let reports = said(&["eval", model, "--data", "text.txt", "--recipe", recipe, "--json"]);
-            let [alone, divided] = reports.map(|report| {
-                let report: serde_json::Value = serde_json::from_str(&report).unwrap();
-                report["loss"].as_f64().unwrap()
-            });
-            assert!((divided / alone - 1.0).abs() < most, "{recipe}: {divided}, {alone} alone");
-        }
+        expect_losses_of_one_process(&run, model, "2");
         let prompt = ["generate", model, "--prompt", "line 4", "--recipe", "fp32", "--max-new-tokens", "16"];
-        let [alone, divided] = said(&prompt);
+        let [alone, divided] = alone_and_divided(&run, "2", &prompt);
         assert_eq!(divided, alone);
     }
 }

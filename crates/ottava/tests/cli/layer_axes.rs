@@ -105,6 +105,23 @@ fn adapters_train_on_tensor_ranks() {
     assert_eq!(train("alone", &[], &[]), train("divided", &["parallel.tensor=2"], &["--ranks", "2"]));
 }
 
+/// What a command prints as one process, and as `ranks` that divide a model.
+pub fn alone_and_divided(run: &Run, ranks: &str, args: &[&str]) -> [String; 2] {
+    [&[][..], &["--ranks", ranks]].map(|more| run.succeed(&[args, more].concat()))
+}
+
+/// `ranks` that divide `model` have the loss of one process.
+pub fn expect_losses_of_one_process(run: &Run, model: &str, ranks: &str) {
+    for (recipe, most) in [("fp32", 1e-6), ("fp8-row", 1e-3)] {
+        let eval = ["eval", model, "--data", "text.txt", "--recipe", recipe, "--json"];
+        let [alone, divided] = alone_and_divided(run, ranks, &eval).map(|report| {
+            let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+            report["loss"].as_f64().unwrap()
+        });
+        assert!((divided / alone - 1.0).abs() < most, "{recipe}, {ranks} ranks: {divided}, {alone} alone");
+    }
+}
+
 /// Ranks that divide a model have the loss of one process, and generate its texts; so do ranks with the same key and value heads.
 #[test]
 fn ranks_divide_a_model_for_inference() {
@@ -113,15 +130,8 @@ fn ranks_divide_a_model_for_inference() {
         run.replace("model/config.json", "\"num_key_value_heads\": 4", &format!("\"num_key_value_heads\": {kv_heads}"));
         go(&run, &["max_steps=2"], &[]);
         let model = "run/checkpoints/checkpoint-2";
-        let said = |args: &[&str]| [&[][..], &["--ranks", ranks]].map(|more| run.succeed(&[args, more].concat()));
-        for (recipe, most) in [("fp32", 1e-6), ("fp8-row", 1e-3)] {
-            let reports = said(&["eval", model, "--data", "text.txt", "--recipe", recipe, "--json"]);
-            let [alone, divided] = reports.map(|report| {
-                let report: serde_json::Value = serde_json::from_str(&report).unwrap();
-                report["loss"].as_f64().unwrap()
-            });
-            assert!((divided / alone - 1.0).abs() < most, "{recipe}, {ranks} ranks: {divided}, {alone} alone");
-        }
+        let said = |args: &[&str]| alone_and_divided(&run, ranks, args);
+        expect_losses_of_one_process(&run, model, ranks);
         let prompt = ["generate", model, "--prompt", "line 4", "--recipe", "fp32", "--max-new-tokens", "16"];
         for more in [&["--kv-cache-dtype", "fp8", "--json"][..], &["--temperature", "1", "--seed", "3"]] {
             let [alone, divided] = said(&[&prompt[..], more].concat());

@@ -169,10 +169,9 @@ impl Experts {
         let (how, groups) = (self.activation, &slots.groups);
         // The tokens for wgrad arrive beside the products before it.
         let (reader, is_trained) = (self.gate_up.input(), self.gate_up.weight().is_trained());
-        let mut send = |frozen| is_trained.then(|| dispatch.send_again(x, reader, frozen, context)).transpose();
         let input = match input.into_columns() {
             Ok(columns) => Ok(columns),
-            Err(frozen) => Err(send(frozen)?),
+            Err(frozen) => Err(is_trained.then(|| dispatch.send_again(x, reader, frozen, context)).transpose()?),
         };
         let dy = dy.wait()?;
         // The weights of the choices come in here, so the gradient by the activations has them as a factor.

@@ -110,11 +110,10 @@ impl Param {
     /// empty slice, only the scales are valid.
     pub fn quantize_slice(&mut self, into: Option<QuantizedTensor>, casts: &mut Casts) -> Result<QuantizedTensor> {
         const PAD: usize = QuantizedTensor::PAD;
-        let cast = self.cast.as_mut().expect("a parameter that is read as codes has a cast");
-        if let Some(amaxes) = cast.block_amaxes.take() {
+        if let Some(amaxes) = self.cast.as_mut().and_then(|cast| cast.block_amaxes.take()) {
             return self.quantize_slice_by_blocks(&amaxes, into, casts);
         }
-        let cast = self.cast.as_ref().expect("it is there");
+        let cast = self.cast.as_ref().expect("a parameter that is read as codes has a cast");
         let unrounded = self.weights.unrounded().filter(|master| !master.is_empty());
         let into = match (unrounded, into) {
             (Some(master), Some(mut into)) => {

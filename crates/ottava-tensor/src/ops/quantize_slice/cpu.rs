@@ -1,8 +1,9 @@
 use super::{BLOCK, CurrentScaling, MatrixSlice};
-use crate::element::{Element, Float};
+use crate::element::Element;
 use crate::fp8::E4M3;
 use crate::ops::destination::Fp8Output;
 use crate::ops::quantize::blocks::bound;
+use crate::ops::quantize::blocks::cpu::largest;
 use crate::ops::quantize::cpu::{Seen, current_scale, row};
 use crate::quantized::QuantizedTensor;
 use crate::{DType, Tensor};
@@ -42,7 +43,7 @@ pub(super) fn amaxes(x: &Tensor, slice: MatrixSlice, amaxes: &mut Tensor) {
     all.fill(0.0);
     with_type!(x, S => for (at, x) in x.host::<S>().chunks(BLOCK).enumerate() {
         let (i, j) = slice.block_of(at);
-        all[i * across + j] = x.iter().map(|x| x.load().abs()).fold(all[i * across + j], f32::max);
+        all[i * across + j] = all[i * across + j].max(largest(x));
     });
 }
 

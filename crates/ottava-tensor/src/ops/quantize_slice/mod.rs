@@ -6,9 +6,9 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
+use super::cast;
 use super::destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output};
 use super::quantize::expect_measured;
-use super::{cast, expect_compute};
 use crate::granularity::Granularity;
 use crate::quantized::QuantizedTensor;
 use crate::{DType, Device, Error, Result, Tensor};
@@ -119,7 +119,7 @@ pub fn empty_slice(device: &Device, slice: MatrixSlice, elements: usize) -> Resu
 }
 
 fn expect_values(x: &Tensor, dtype: DType) -> Result<()> {
-    expect_compute("quantize_slice: x", x)?;
+    x.expect_dtype("quantize_slice: x", &[DType::F32, DType::F16, DType::BF16])?;
     match x.dtype() == dtype || x.dtype() == DType::F32 && matches!(dtype, DType::F16 | DType::BF16) {
         true => Ok(()),
         false => Err(Error::Value(format!("quantize_slice: values of {} are not rounded to {dtype}", x.dtype()))),

@@ -87,7 +87,8 @@ fn host(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::zeros(&Device::Cpu, shape, dtype).expect("host memory is not refused")
 }
 
-fn largest<S: Float<Real = f32>>(x: &[S]) -> f32 {
+/// The largest absolute value; NaN is ignored.
+pub(in crate::ops) fn largest<S: Float<Real = f32>>(x: &[S]) -> f32 {
     x.iter().map(|x| x.load().abs()).fold(0.0, f32::max)
 }
 
