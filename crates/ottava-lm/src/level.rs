@@ -141,7 +141,7 @@ pub enum States {
     Bfloat16,
     /// The first in E4M3, the second in F16, each with one power of two per matrix.
     Float8,
-    /// Both in E4M3 with stretched ranges, in groups of 128.
+    /// Both in 8 bits with expanded ranges, in groups of 128.
     Coat,
 }
 

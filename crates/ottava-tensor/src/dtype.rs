@@ -19,6 +19,8 @@ pub enum DType {
     E5M2,
     /// A power of two stored as its exponent: the shared scale of a group.
     E8M0,
+    /// Unsigned 8-bit integers: codes of expanded values.
+    U8,
     /// Signed 16-bit integers: the low half of a split F32.
     I16,
     /// Signed 32-bit integers: token ids and targets.
@@ -27,7 +29,7 @@ pub enum DType {
     I64,
 }
 
-use DType::{BF16, E4M3, E5M2, E8M0, F16, F32, F64, I16, I32, I64};
+use DType::{BF16, E4M3, E5M2, E8M0, F16, F32, F64, I16, I32, I64, U8};
 
 impl DType {
     /// Bytes of one element.
@@ -36,7 +38,7 @@ impl DType {
             F64 | I64 => 8,
             F32 | I32 => 4,
             F16 | BF16 | I16 => 2,
-            E4M3 | E5M2 | E8M0 => 1,
+            E4M3 | E5M2 | E8M0 | U8 => 1,
         }
     }
 
@@ -46,7 +48,7 @@ impl DType {
             E4M3 => Some(448.0),
             E5M2 => Some(57_344.0),
             F16 => Some(65_504.0),
-            F64 | F32 | BF16 | E8M0 | I16 | I32 | I64 => None,
+            F64 | F32 | BF16 | E8M0 | U8 | I16 | I32 | I64 => None,
         }
     }
 
@@ -64,7 +66,7 @@ impl DType {
             BF16 => 1.0 / 128.0,
             E4M3 => 1.0 / 8.0,
             E5M2 => 1.0 / 4.0,
-            E8M0 | I16 | I32 | I64 => 0.0,
+            E8M0 | U8 | I16 | I32 | I64 => 0.0,
         }
     }
 
@@ -78,6 +80,7 @@ impl DType {
             E4M3 => "float8_e4m3",
             E5M2 => "float8_e5m2",
             E8M0 => "float8_e8m0",
+            U8 => "uint8",
             I16 => "int16",
             I32 => "int32",
             I64 => "int64",

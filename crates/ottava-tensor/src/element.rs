@@ -58,7 +58,7 @@ pub trait Float: Element {
 macro_rules! element {
     ($($t:ty: $d:ident),*) => { $(impl Element for $t { const DTYPE: DType = DType::$d; })* };
 }
-element!(f64: F64, f32: F32, f16: F16, bf16: BF16, E4M3: E4M3, E5M2: E5M2, E8M0: E8M0, i16: I16, i32: I32, i64: I64);
+element!(f64: F64, f32: F32, f16: F16, bf16: BF16, E4M3: E4M3, E5M2: E5M2, E8M0: E8M0, u8: U8, i16: I16, i32: I32, i64: I64);
 
 macro_rules! real {
     ($t:ty, $exp:path, $ln:path, $tanh:path, $erf:path) => {
@@ -190,7 +190,11 @@ macro_rules! with_float {
                 type $S = $crate::fp8::E5M2;
                 $body
             }
-            other @ ($crate::DType::E8M0 | $crate::DType::I16 | $crate::DType::I32 | $crate::DType::I64) => {
+            other @ ($crate::DType::E8M0
+            | $crate::DType::U8
+            | $crate::DType::I16
+            | $crate::DType::I32
+            | $crate::DType::I64) => {
                 unreachable!("{other} is not a floating-point type")
             }
         }

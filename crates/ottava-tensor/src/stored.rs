@@ -26,17 +26,20 @@ impl ScaledTensor {
     }
 }
 
-/// Values in E4M3 after dynamic range expansion: each group of 128 neighbours of a row is mapped to the range of E4M3 by a power, with
-/// `value = ±middle · (|code| · step)^(1/power)`. COAT, Xi et al. 2024, arXiv:2410.19313.
+/// Values in eight bits with a range of their own for each group of 128 neighbours of a row, after COAT's dynamic range expansion (Xi et al.
+/// 2024, arXiv:2410.19313).
 ///
-/// With M the largest and m the smallest nonzero absolute value of the group: `middle = √(M · m)`,
-/// `power = ⌊16 · log2(448²/2) / log2(M/m)⌋ / 16`, `step = (M/middle)^power / 448`. This maps M/m to just below 448²/2, the range of the
-/// codes. Powers are clamped to 1/16..16, nonzero values to at least 2^-125. A group of zeros has step, power and middle 1.
+/// Code 0 is zero. Codes 1 to 127 divide the range from the smallest nonzero magnitude of the group to the largest into equal parts on the
+/// scale of the bits of F32, a logarithm that is linear between powers of two: the bits of `|value|` are
+/// `smallest + (code − 1) · step` with `step = ⌈(largest − smallest) / 126⌉`, at least 1. Magnitudes below 2^-120 become zero or the smallest.
+/// COAT raises values to a power and rounds to E4M3, whose codes are spaced in the same way; its power needs a logarithm and an exponential per
+/// value and leaves most of the eight smallest codes unused.
 #[derive(Clone, Debug)]
 pub struct ExpandedTensor {
-    /// E4M3, `[rows, columns]`.
+    /// U8, `[rows, columns]`: the sign in the highest bit, and the code.
     pub codes: Tensor,
-    /// F32 `[rows, ⌈columns / 128⌉, 3]`: log2 of the step, the power, log2 of the middle. The step is NaN if a value was not finite.
+    /// I32 `[rows, ⌈columns / 128⌉, 2]`: the bits of the smallest magnitude, and the step. The smallest is NaN and the step 0 if a value was not
+    /// finite; then all values are NaN.
     pub groups: Tensor,
 }
 
@@ -46,15 +49,15 @@ impl ExpandedTensor {
 
     /// Zeros of `shape`, a matrix.
     pub fn zeros(device: &Device, shape: &[usize], home: MemoryKind) -> Result<ExpandedTensor> {
-        let codes = Tensor::zeros_in(device, shape, DType::E4M3, home)?;
+        let codes = Tensor::zeros_in(device, shape, DType::U8, home)?;
         let [rows, columns] = codes.dims("expanded values")?;
         // Code 0 decodes to 0 for any group.
-        let groups = Tensor::zeros_in(device, &ExpandedTensor::groups_shape(rows, columns), DType::F32, home)?;
+        let groups = Tensor::zeros_in(device, &ExpandedTensor::groups_shape(rows, columns), DType::I32, home)?;
         Ok(ExpandedTensor { codes, groups })
     }
 
     /// Shape of `groups` for a matrix.
     pub const fn groups_shape(rows: usize, columns: usize) -> [usize; 3] {
-        [rows, columns.div_ceil(ExpandedTensor::GROUP), 3]
+        [rows, columns.div_ceil(ExpandedTensor::GROUP), 2]
     }
 }

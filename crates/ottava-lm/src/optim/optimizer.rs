@@ -95,7 +95,7 @@ pub struct StateTensor<'a> {
 pub enum Per {
     /// An element of the parameter.
     Element,
-    /// A group of [`GROUP`](ottava_tensor::ExpandedTensor::GROUP) elements of a row, which has three values.
+    /// A group of [`GROUP`](ottava_tensor::ExpandedTensor::GROUP) elements of a row, which has two values.
     Group,
     /// The whole parameter, so all its slices have the same value.
     Parameter,

@@ -94,7 +94,7 @@ pub(super) fn rows(table: &mut Table, shape: [usize; 2]) -> Result<()> {
         m: ExpandedTensor::zeros(device, &shape, MemoryKind::Device)?,
         v: ExpandedTensor::zeros(device, &shape, MemoryKind::Device)?,
     };
-    table.row("adamw, expanded E4M3 states, stochastic rounding", 10 * n, &mut || {
+    table.row("adamw, expanded 8-bit states, stochastic rounding", 10 * n, &mut || {
         case.update(UpdatedWeight::Stochastic { weight: &mut copy }, None)
     })?;
     table.row("scaled, BF16 to E4M3", 5 * n, &mut || scaled(&case.plain, DType::E4M3).map(drop))?;

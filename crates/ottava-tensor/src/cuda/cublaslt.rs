@@ -128,7 +128,7 @@ fn cuda_type(dtype: DType) -> Result<i32> {
         DType::BF16 => Ok(14),
         DType::E4M3 => Ok(28),
         DType::E5M2 => Ok(29),
-        DType::F64 | DType::E8M0 | DType::I16 | DType::I32 | DType::I64 => {
+        DType::F64 | DType::E8M0 | DType::U8 | DType::I16 | DType::I32 | DType::I64 => {
             Err(Error::DType { what: "gemm".to_string(), expected: "a type of tensor cores".to_string(), got: dtype })
         }
     }

@@ -157,7 +157,7 @@ fn nccl_type(dtype: DType) -> Result<i32> {
         DType::F32 => Ok(7),
         DType::F64 => Ok(8),
         DType::BF16 => Ok(9),
-        DType::E4M3 | DType::E5M2 | DType::E8M0 | DType::I16 => {
+        DType::E4M3 | DType::E5M2 | DType::E8M0 | DType::U8 | DType::I16 => {
             Err(Error::Value(format!("NCCL does not reduce {dtype}")))
         }
     }

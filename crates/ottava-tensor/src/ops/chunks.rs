@@ -3,7 +3,7 @@
 use super::parameter::{Gradient, UpdatedWeight, WeightCopy};
 use crate::element::Float;
 use crate::fp8::E4M3;
-use crate::ops::expanded::Curve;
+use crate::ops::expanded::Levels;
 use crate::ops::random::hash;
 use crate::ops::scaled::cpu::split_f32;
 use crate::ops::{cast, scaled};
@@ -19,7 +19,7 @@ pub(super) enum Chunk<'a> {
     E4m3(&'a mut [E4M3], f32),
     Split(&'a mut [bf16], &'a mut [i16]),
     /// Whole groups of one row.
-    Expanded(&'a mut [E4M3], &'a mut [f32]),
+    Expanded(&'a mut [u8], &'a mut [i32]),
 }
 
 /// Parameters of writing a chunk.
@@ -59,7 +59,7 @@ impl<'a> Chunk<'a> {
     /// Row by row.
     pub fn expanded(x: &'a mut ExpandedTensor) -> Vec<Chunk<'a>> {
         let row = x.codes.shape()[1].max(1);
-        let groups = x.groups.host_mut().chunks_mut(row.div_ceil(ExpandedTensor::GROUP) * 3);
+        let groups = x.groups.host_mut().chunks_mut(row.div_ceil(ExpandedTensor::GROUP) * 2);
         x.codes.host_mut().chunks_mut(row).zip(groups).map(|(codes, groups)| Chunk::Expanded(codes, groups)).collect()
     }
 
@@ -76,9 +76,9 @@ impl<'a> Chunk<'a> {
                 }
             }
             Chunk::Expanded(codes, groups) => {
-                let codes = codes.chunks(ExpandedTensor::GROUP).zip(groups.chunks(3));
+                let codes = codes.chunks(ExpandedTensor::GROUP).zip(groups.chunks(2));
                 for (to, (codes, group)) in to.chunks_mut(ExpandedTensor::GROUP).zip(codes) {
-                    Curve { step: group[0], power: group[1], middle: group[2] }.decode(codes, to);
+                    Levels { smallest: group[0], step: group[1] }.decode(codes, to);
                 }
             }
         }
@@ -100,11 +100,11 @@ impl<'a> Chunk<'a> {
                 }
             }
             Chunk::Expanded(codes, groups) => {
-                let codes = codes.chunks_mut(ExpandedTensor::GROUP).zip(groups.chunks_mut(3));
+                let codes = codes.chunks_mut(ExpandedTensor::GROUP).zip(groups.chunks_mut(2));
                 for (from, (codes, group)) in from.chunks(ExpandedTensor::GROUP).zip(codes) {
-                    let curve = Curve::fit(from);
-                    curve.encode(from, codes);
-                    group.copy_from_slice(&[curve.step, curve.power, curve.middle]);
+                    let levels = Levels::fit(from);
+                    levels.encode(from, codes);
+                    group.copy_from_slice(&[levels.smallest, levels.step]);
                 }
             }
         }

@@ -211,14 +211,16 @@ template <class T> __device__ __forceinline__ uint2 encode8(const float* a) {
                       encode<T>(a[4], a[5]) | encode<T>(a[6], a[7]) << 16);
 }
 
-// Eight FP8 codes are two words.
-#define CODES(TYPE)                                                                                                    \
+// Eight bytes are two words.
+#define BYTES(TYPE)                                                                                                    \
     template <> union Eight<TYPE> {                                                                                    \
         uint2 words;                                                                                                   \
         TYPE at[8];                                                                                                    \
     };                                                                                                                 \
     template <> __device__ __forceinline__ Eight<TYPE> load8<TYPE>(const TYPE* p) { return {*(const uint2*)p}; }       \
-    template <> __device__ __forceinline__ void store8<TYPE>(TYPE* p, const Eight<TYPE>& e) { *(uint2*)p = e.words; }  \
+    template <> __device__ __forceinline__ void store8<TYPE>(TYPE* p, const Eight<TYPE>& e) { *(uint2*)p = e.words; }
+#define CODES(TYPE)                                                                                                    \
+    BYTES(TYPE)                                                                                                        \
     template <> __device__ __forceinline__ Eight<TYPE> pack8<TYPE>(const float* v) { return {encode8<TYPE>(v)}; }      \
     template <> __device__ __forceinline__ void unpack8<TYPE>(const Eight<TYPE>& e, float* v) {                        \
         const u32 words[2] = {e.words.x, e.words.y};                                                                   \

@@ -157,9 +157,9 @@ pub(super) fn expect_scaled(
 
 /// Checks a tensor with expanded ranges.
 pub(super) fn expect_expanded(what: &str, x: &ExpandedTensor, shape: &[usize], device: &Device) -> Result<()> {
-    expect_plain(what, &x.codes, &[DType::E4M3], shape, device)?;
+    expect_plain(what, &x.codes, &[DType::U8], shape, device)?;
     let [rows, columns] = x.codes.dims(what)?;
-    expect_plain(what, &x.groups, &[DType::F32], &ExpandedTensor::groups_shape(rows, columns), device)
+    expect_plain(what, &x.groups, &[DType::I32], &ExpandedTensor::groups_shape(rows, columns), device)
 }
 
 /// Checks the place of the first element of a slice.

@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use std::time::Duration;
 
 /// All types, by their number in a message.
-pub const DTYPES: [DType; 10] = [
+pub const DTYPES: [DType; 11] = [
     DType::F64,
     DType::F32,
     DType::F16,
@@ -18,6 +18,7 @@ pub const DTYPES: [DType; 10] = [
     DType::I16,
     DType::I32,
     DType::I64,
+    DType::U8,
 ];
 
 /// Stands for "no type".

@@ -71,8 +71,6 @@ __device__ __forceinline__ float warp_max(float x) { return __uint_as_float(__re
 // Raises the amaxes of the new values, which determine their scales. A bound skips the division for most weights.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adamw_amaxes(const float* norm, const Scalars* scalars, u64 chunk, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
-    __shared__ Logarithms logarithms;
-    if (MOMENTS == Expanded) logarithms.fill();
     const Piece piece = Piece::of(parts, chunk);
     const Tensors& of = piece.part.of;
     Amaxes& to = *of.amaxes;
@@ -83,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adamw_amaxes(const
         const bool any = place.valid > 0;
         float g[8];
         Values x = {};
-        if (any) decode_moments(raw, how, logarithms, g, x.m, x.v);
+        if (any) decode_moments(raw, how, g, x.m, x.v);
         if (any) moments8(g, how, x.m, x.v);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -96,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adamw_amaxes(const
         // Read for the next eight, to hide the latency.
         known = known_weight();
         if (!__any_sync(0xFFFFFFFF, may_be_largest)) return;
-        if (any) update8(raw, x, of, place, how, logarithms);
+        if (any) update8(raw, x, of, place, how);
         float w = 0.0f;
 #pragma unroll
         for (int i = 0; i < 8; i++) w = fmaxf(w, fabsf(x.w[i]));
@@ -122,8 +120,6 @@ extern "C" __global__ void adamw_powers(const float* norm, int count, const __gr
 // Each block updates `chunk` elements of a parameter, a multiple of eight, and raises the amax of its weights if requested.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adamw(const float* norm, const Scalars* scalars, u64 chunk, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
-    __shared__ Logarithms logarithms;
-    if (MOMENTS == Expanded) logarithms.fill();
     const Piece piece = Piece::of(parts, chunk);
     const Tensors& of = piece.part.of;
     Update how = update_of(of, *scalars, *norm);
@@ -132,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adamw(const float*
     piece.walk([&](const Raw& raw, const Place& place) {
         const bool any = place.valid > 0;
         Values x = {};
-        if (any) update8(raw, x, of, place, how, logarithms);
+        if (any) update8(raw, x, of, place, how);
         const Eight<X> read = write(x, of, place, any, how);
         if (any && piece.part.amax) largest = fmaxf(largest, largest8(read));
     });
@@ -142,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adamw(const float*
 // Updates a tile of a matrix, eight elements of every 16th row in each thread. `WHOLE` tiles are inside the matrix and aligned.
 // Instructions bound these kernels at the clock of a loaded GPU, so their common case has none for partial eights.
 template <bool WHOLE>
-__device__ __forceinline__ void update_tile(const Tensors& of, const TileCast<FORMAT>& tile, const Update& how, bool together, const Logarithms& logarithms) {
+__device__ __forceinline__ void update_tile(const Tensors& of, const TileCast<FORMAT>& tile, const Update& how, bool together) {
     const Destination& to = tile.to;
     const int column = tile.column0 + eight_column(), valid_columns = WHOLE ? 8 : max(min(to.columns - column, 8), 0);
     const float scale = given_scale(to);
@@ -162,7 +158,7 @@ __device__ __forceinline__ void update_tile(const Tensors& of, const TileCast<FO
         const Place here = place(sweep);
         fetch_row(sweep + 1);
         Values x = {};
-        if (here.valid > 0) update8(raw, x, of, here, how, logarithms);
+        if (here.valid > 0) update8(raw, x, of, here, how);
         tile.cast(tile_row(sweep), eight_column(), write(x, of, here, here.valid > 0, how), scale);
     }
 }
@@ -174,8 +170,6 @@ adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturate
     if (!finite(*norm)) return;
     int t = 0;
     while (blockIdx.x >= parts.at[t].end) t++;
-    __shared__ Logarithms logarithms;
-    if (MOMENTS == Expanded) logarithms.fill();
     const CastPart& part = parts.at[t];
     const Tensors& of = part.of;
     const Update how = update_of(of, *scalars, *norm);
@@ -201,8 +195,8 @@ adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturate
     const bool together = to.columns % 8 == 0 && aligned(of);
     Seen seen;
     const TileCast<FORMAT> tile = {to, tiles_of_the_launch[0], seen, row0, column0};
-    if (together && row0 + TILE <= to.rows && column0 + TILE <= to.columns) update_tile<true>(of, tile, how, true, logarithms);
-    else update_tile<false>(of, tile, how, together, logarithms);
+    if (together && row0 + TILE <= to.rows && column0 + TILE <= to.columns) update_tile<true>(of, tile, how, true);
+    else update_tile<false>(of, tile, how, together);
     tile.finish();
     measure(to, seen, block == 0, [&] { tile.flush(); });
 }

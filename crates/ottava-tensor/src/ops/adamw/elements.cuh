@@ -1,6 +1,6 @@
 // The update of eight elements. Compiled without FMA contraction, so each operation rounds as on the CPU. `G` is the type of the gradient,
 // `X` that of the weights that layers read; `WEIGHTS` and `MOMENTS` are the storage formats.
-template <int kind> struct MomentTypes { typedef e4m3 M, V; };
+template <int kind> struct MomentTypes { typedef u8 M, V; };
 template <> struct MomentTypes<Float32> { typedef f32 M, V; };
 template <> struct MomentTypes<Bfloat16> { typedef bf16 M, V; };
 template <> struct MomentTypes<ScaledMoments> { typedef e4m3 M; typedef f16 V; };
@@ -89,7 +89,7 @@ struct Raw {
     Eight<M> m;
     Eight<V> v;
     Eight<bf16> rest;   // of split weights
-    Curve curves[2];    // of expanded moments
+    Levels levels[2];   // of expanded moments
 };
 template <bool WIDE> __device__ __forceinline__ void fetch_by(Raw& raw, const Tensors& of, const Place& place) {
     const u64 at = place.at;
@@ -99,8 +99,8 @@ template <bool WIDE> __device__ __forceinline__ void fetch_by(Raw& raw, const Te
     raw.v = fetch8(of.v + at, place.valid, WIDE);
     if (WEIGHTS == Split) raw.rest = fetch8((const bf16*)of.rest + at, place.valid, WIDE);
     if (MOMENTS == Expanded) {
-        raw.curves[0] = ((const Curve*)of.m_scale)[place.group];
-        raw.curves[1] = ((const Curve*)of.v_scale)[place.group];
+        raw.levels[0] = ((const Levels*)of.m_scale)[place.group];
+        raw.levels[1] = ((const Levels*)of.v_scale)[place.group];
     }
 }
 __device__ __forceinline__ void fetch(Raw& raw, const Tensors& of, const Place& place) {
@@ -115,13 +115,13 @@ struct Values {
 };
 
 // Decodes the moments and the clipped gradient.
-__device__ __forceinline__ void decode_moments(const Raw& raw, const Update& how, const Logarithms& logarithms, float* g, float* m, float* v) {
+__device__ __forceinline__ void decode_moments(const Raw& raw, const Update& how, float* g, float* m, float* v) {
     unpack8(raw.g, g);
     if (SCALED_G) scale8(g, how.grad_scale);
     scale8(g, how.clip);
     if constexpr (MOMENTS == Expanded) {
-        expand8(raw.m, raw.curves[0], logarithms, m);
-        expand8(raw.v, raw.curves[1], logarithms, v);
+        expand8<true>(raw.m, raw.levels[0], m);
+        expand8<false>(raw.v, raw.levels[1], v);
     } else {
         unpack8(raw.m, m);
         unpack8(raw.v, v);
@@ -130,8 +130,8 @@ __device__ __forceinline__ void decode_moments(const Raw& raw, const Update& how
     }
 }
 // Also decodes the weights.
-__device__ __forceinline__ void decode(const Raw& raw, const Update& how, const Logarithms& logarithms, float* g, Values& old) {
-    decode_moments(raw, how, logarithms, g, old.m, old.v);
+__device__ __forceinline__ void decode(const Raw& raw, const Update& how, float* g, Values& old) {
+    decode_moments(raw, how, g, old.m, old.v);
     decode_weights<WEIGHTS>(raw.w, raw.rest, how.scale, old.w);
 }
 // Updates the moments of eight elements in place.
@@ -161,11 +161,11 @@ __device__ __forceinline__ float bound_of_weights(float w, float ratio, const Up
 }
 
 // The slow path: new values with IEEE division and square root. The loop rotates the eight elements to keep the code small.
-__device__ __forceinline__ void update_again(Values& x, const Tensors& of, const Place& place, const Update& how, const Logarithms& logarithms) {
+__device__ __forceinline__ void update_again(Values& x, const Tensors& of, const Place& place, const Update& how) {
     Raw raw;
     float g[8];
     fetch(raw, of, place);
-    decode(raw, how, logarithms, g, x);
+    decode(raw, how, g, x);
     moments8(g, how, x.m, x.v);
 #pragma unroll 1
     for (int k = 0; k < 8; k++) {
@@ -182,9 +182,9 @@ __device__ __forceinline__ void update_again(Values& x, const Tensors& of, const
     }
 }
 // The fast path: new values in fewer operations, valid where those are exact.
-__device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors& of, const Place& place, const Update& how, const Logarithms& logarithms) {
+__device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors& of, const Place& place, const Update& how) {
     float g[8], nothing = 0.0f, least = 1.0f;
-    decode(raw, how, logarithms, g, x);
+    decode(raw, how, g, x);
     moments8(g, how, x.m, x.v);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -202,7 +202,7 @@ __device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors
         for (int i = 0; i < 8; i++) exact &= fabsf(x.w[i]) >= fabsf(how.step_size) * 0x1p-9f;
     }
     x.plain = exact;
-    if (!exact) update_again(x, of, place, how, logarithms);
+    if (!exact) update_again(x, of, place, how);
 }
 
 // Eight values as they are stored; stochastic rounding is for BF16, and `chances` for wide places.
@@ -220,14 +220,14 @@ __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Pl
     Chances chances;
     if (MOMENTS_BY_CHANCE || WEIGHTS_BY_CHANCE) chances = Chances::of(how.seed, how.offset + place.at);
     if constexpr (MOMENTS == Expanded) {
-        Curve m, v;
-        curves_of_groups(x.m, x.v, m, v);
+        Levels m, v;
+        levels_of_groups(x.m, x.v, m, v);
         if (any) {
-            write8(of.m + place.at, stretched8<M>(x.m, m), place);
-            write8(of.v + place.at, stretched8<V>(x.v, v), place);
+            write8(of.m + place.at, codes8<true, M>(x.m, m), place);
+            write8(of.v + place.at, codes8<false, V>(x.v, v), place);
             if (threadIdx.x % 16 == 0) {
-                ((Curve*)of.m_scale)[place.group] = m;
-                ((Curve*)of.v_scale)[place.group] = v;
+                ((Levels*)of.m_scale)[place.group] = m;
+                ((Levels*)of.v_scale)[place.group] = v;
             }
         }
     } else if (any) {

@@ -155,10 +155,10 @@ fn assert_stored(what: &str, stored: &ScaledTensor, expected: &[f32], power: f64
     assert_eq!(values(&stored.values), expected, "{what}");
 }
 
-/// Expanded moments against COAT's formulas in F64: scales to a few roundings, codes except where a value is close to a rounding boundary.
+/// Expanded moments against formulas in F64: levels to a unit of the last place, codes except where a value is close to a rounding boundary.
 /// Each step starts from the stored state.
 #[test]
-fn expanded_moments_match_the_formulas_of_coat() {
+fn expanded_moments_divide_their_range_evenly() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         let start = f32s(&normals("start", &[N], DType::F32));
         let mut weight = tensor(&device, &start);
@@ -192,21 +192,19 @@ fn expanded_moments_match_the_formulas_of_coat() {
             }
             let Moments::Expanded { m, v } = &moments else { unreachable!("they are") };
             for (got, expected) in [(m, &expected.m), (v, &expected.v)] {
-                let (groups, codes) = (values(&got.groups), values(&got.codes));
+                let (groups, codes) = (got.groups.to_vec::<i32>().unwrap(), got.codes.to_vec::<u8>().unwrap());
                 for (group, (row, start)) in (0..ROWS).flat_map(|r| [(r, 0), (r, 128), (r, 256)]).enumerate() {
                     let range = row * COLUMNS + start..row * COLUMNS + (start + 128).min(COLUMNS);
-                    let [step, power, middle] = coat(&expected[range.clone()]);
-                    let stored = &groups[3 * group..][..3];
-                    for (got, expected) in
-                        [stored[0].exp2(), stored[1], stored[2].exp2()].into_iter().zip([step, power, middle])
-                    {
-                        assert!((got / expected - 1.0).abs() < 1e-3, "{got} for {expected}");
-                    }
+                    let [smallest, step] = levels(&expected[range.clone()]);
+                    let stored = &groups[2 * group..][..2];
+                    assert!((f64::from(stored[0]) / ULPS - 127.0 - smallest).abs() < 1e-5, "{stored:?} for {smallest}");
+                    assert!((f64::from(stored[1]) / ULPS - step).abs() < 1e-6, "{stored:?} for {step}");
                     for i in range {
                         let x = f64::from(expected[i]);
-                        let stretched = (x.abs() / middle).powf(power) / step;
-                        let [low, high] = [1.0 - 1e-3, 1.0 + 1e-3].map(|near| E4M3.round(stretched * near).copysign(x));
-                        assert!(codes[i] == low || codes[i] == high, "{x:e}: code {} for {stretched}", codes[i]);
+                        let code = 1.0 + (logarithm(x) - smallest) / step;
+                        let [low, high] =
+                            [code - 1e-3, code + 1e-3].map(|near| near.round() as u8 | u8::from(x < 0.0) << 7);
+                        assert!(codes[i] == low || codes[i] == high, "{x:e}: code {} for {code}", codes[i]);
                         borders += usize::from(low != high);
                         all += 1;
                     }
@@ -217,21 +215,31 @@ fn expanded_moments_match_the_formulas_of_coat() {
     }
 }
 
-/// Step, power and middle of a group.
-fn coat(group: &[f32]) -> [f64; 3] {
-    let sizes = group.iter().map(|x| f64::from(x.abs())).filter(|x| *x != 0.0);
-    let (largest, smallest) = sizes.fold((0f64, f64::INFINITY), |(l, s), x| (l.max(x), s.min(x)));
-    let middle = largest.sqrt() * smallest.sqrt();
-    let power = (16.0 * (448f64 * 448.0 / 2.0).log2() / (largest / smallest).log2()).floor() / 16.0;
-    [(largest / middle).powf(power) / 448.0, power, middle]
+/// Units of the last place between two powers of two.
+const ULPS: f64 = 8_388_608.0;
+
+/// log2 of `|x|` at powers of two, linear between them.
+fn logarithm(x: f64) -> f64 {
+    let octave = x.abs().log2().floor();
+    octave + x.abs() / octave.exp2() - 1.0
+}
+
+/// The logarithm of the smallest nonzero magnitude of a group, and the distance between codes.
+fn levels(group: &[f32]) -> [f64; 2] {
+    let sizes = group.iter().filter(|x| **x != 0.0).map(|x| logarithm(f64::from(*x)));
+    let (largest, smallest) = sizes.fold((f64::MIN, f64::MAX), |(l, s), x| (l.max(x), s.min(x)));
+    [smallest, (largest - smallest) / 126.0]
 }
 
 /// The values of codes, by the formula.
 fn decoded(x: &ExpandedTensor) -> Vec<f32> {
-    let groups = values(&x.groups);
-    let value = |(i, code): (usize, f64)| {
-        let group = &groups[3 * (i / COLUMNS * 3 + i % COLUMNS / 128)..][..3];
-        ((group[2].exp2() * (code.abs() * group[0].exp2()).powf(1.0 / group[1])).copysign(code)) as f32
+    let groups = x.groups.to_vec::<i32>().unwrap();
+    let value = |(i, code): (usize, u8)| {
+        let group = &groups[2 * (i / COLUMNS * 3 + i % COLUMNS / 128)..][..2];
+        let place = f64::from(group[0]) + (f64::from(code & 0x7F) - 1.0) * f64::from(group[1]);
+        let (octave, part) = ((place / ULPS).floor(), (place / ULPS).fract());
+        let size = if code & 0x7F == 0 { 0.0 } else { (octave - 127.0).exp2() * (1.0 + part) };
+        (if code >> 7 == 1 { -size } else { size }) as f32
     };
-    values(&x.codes).into_iter().enumerate().map(value).collect()
+    x.codes.to_vec::<u8>().unwrap().into_iter().enumerate().map(value).collect()
 }

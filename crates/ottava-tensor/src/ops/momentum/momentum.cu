@@ -13,8 +13,6 @@ struct Scalars {
 template <bool stores> __device__ __forceinline__ void update(bf16* direction, M* momentum, float* scale, float* amax, const G* grad, const float* grad_scale,
                                                               const float* norm, const Scalars& how, u64 seed, u64 offset, u64 columns, u64 rows) {
     if (!finite(*norm)) return;
-    __shared__ Logarithms logarithms;
-    if (MOMENTS == Expanded) logarithms.fill();
     const float clip = (how.max_norm == 0.0f ? 1.0f : fminf(how.max_norm / (*norm * how.unscale + 1e-6f), 1.0f)) * how.unscale;
     const float g_scale = sizeof(G) == 1 ? *grad_scale : 1.0f, m_scale = MOMENTS == ScaledMoments ? *scale : 1.0f;
     const float power = MOMENTS == ScaledMoments && stores ? power_for(*amax, max_finite<e4m3>()) : 1.0f;
@@ -32,7 +30,7 @@ template <bool stores> __device__ __forceinline__ void update(bf16* direction, M
             if (sizeof(G) == 1) scale8(g, g_scale);
             scale8(g, clip);
             const Eight<M> raw = fetch8(momentum + place.at, valid, place.wide);
-            if constexpr (MOMENTS == Expanded) expand8(raw, ((const Curve*)scale)[place.group], logarithms, m);
+            if constexpr (MOMENTS == Expanded) expand8<true>(raw, ((const Levels*)scale)[place.group], m);
             else unpack8(raw, m);
             if (MOMENTS == ScaledMoments) scale8(m, m_scale);
         }
@@ -47,11 +45,11 @@ template <bool stores> __device__ __forceinline__ void update(bf16* direction, M
         if (valid > 0) write8(direction + place.at, pack8<bf16>(d), place);
         if constexpr (!stores) continue;
         if constexpr (MOMENTS == Expanded) {
-            Curve curve, same;
-            curves_of_groups(m, m, curve, same);
+            Levels levels, same;
+            levels_of_groups(m, m, levels, same);
             if (valid == 0) continue;
-            write8(momentum + place.at, stretched8<M>(m, curve), place);
-            if (threadIdx.x % 16 == 0) ((Curve*)scale)[place.group] = curve;
+            write8(momentum + place.at, codes8<true, M>(m, levels), place);
+            if (threadIdx.x % 16 == 0) ((Levels*)scale)[place.group] = levels;
         } else if (valid > 0) {
             if (MOMENTS == ScaledMoments) scale8(m, power);
             write8(momentum + place.at, stored8<MOMENTS == Bfloat16, 1, M>(m, random, offset + place.at), place);

@@ -21,6 +21,7 @@ pub(in crate::ops) fn transpose(x: &Tensor, y: &mut Tensor) {
         DType::E4M3 => tiles::<E4M3>(x.host(), y.host_mut(), columns),
         DType::E5M2 => tiles::<E5M2>(x.host(), y.host_mut(), columns),
         DType::E8M0 => tiles::<E8M0>(x.host(), y.host_mut(), columns),
+        DType::U8 => tiles::<u8>(x.host(), y.host_mut(), columns),
         DType::I16 => tiles::<i16>(x.host(), y.host_mut(), columns),
         DType::I32 => tiles::<i32>(x.host(), y.host_mut(), columns),
         DType::I64 => tiles::<i64>(x.host(), y.host_mut(), columns),

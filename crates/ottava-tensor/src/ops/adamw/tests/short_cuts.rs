@@ -1,5 +1,5 @@
 //! Fast paths of the GPU that must give the bits of the CPU: division and square root without rare cases, the amax with a bound that skips
-//! most weights, codes with the hardware logarithm.
+//! most weights, codes by magic additions.
 
 use super::*;
 
@@ -62,7 +62,7 @@ fn fast_expansion_matches_the_cpu_for_every_range() {
         // Squares far from 1 underflow or overflow; only the first moments test those.
         parity(&[w, g, norm], Tolerance::Exact, |x| {
             let written = steps(x, 2, stored);
-            Ok(written.iter().filter(|x| x.dtype() != DType::I16).map(without_nan).collect())
+            Ok(written.iter().map(|x| if x.dtype() == DType::F32 { without_nan(x) } else { x.clone() }).collect())
         });
     }
 }
