@@ -287,8 +287,8 @@ if wants curve; then
     done
     compare "100 steps of two GPUs are those of one" curve-one curve-two 0.05
 
-    # A schedule that does not depend on the number of steps.
-    constant=(--set lr_scheduler_type=constant)
+    # A schedule that does not depend on the number of steps, and a learning rate at which rounding does not grow.
+    constant=(--set lr_scheduler_type=constant --set learning_rate=3e-4)
     arguments unbroken
     run unbroken 60 "$bin/ottava" "${train[@]}" "${two[@]}" "${constant[@]}" --set max_steps=$steps
     arguments two-one-two
@@ -337,8 +337,8 @@ if wants axis-faults; then
         drill "$axis-stopped" STOP 1 5 "error: rank 1 (pid" 35 "trained $axis-stopped 40" "${divided[@]}" --set silence_timeout=15
         signals "$axis" "${divided[@]}"
     done
-    # A schedule that does not depend on the number of steps.
-    constant=(--set lr_scheduler_type=constant)
+    # A schedule that does not depend on the number of steps, and a learning rate at which rounding does not grow.
+    constant=(--set lr_scheduler_type=constant --set learning_rate=3e-4)
     arguments alone-30
     run alone-30 60 "$bin/ottava" "${train[@]}" "${one[@]}" "${constant[@]}" --set max_steps=30
     arguments plans

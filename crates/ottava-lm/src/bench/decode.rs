@@ -122,7 +122,8 @@ impl DecodeBench {
                 all_reduce_milliseconds: all_reduces.map(|seconds| seconds * 1e3),
             })
         };
-        let tokens: Vec<u32> = (0..longest).map(|i| (i * 7919 % sizes.vocabulary) as u32).collect();
+        let most = self.batches.iter().fold(longest, |most, batch| most.max(*batch));
+        let tokens: Vec<u32> = (0..most).map(|i| (i * 7919 % sizes.vocabulary) as u32).collect();
         let per_sequence = self.context.div_ceil(BLOCK_SIZE);
         for &batch in &self.batches {
             let mut cache = cache_of(batch * per_sequence)?;
@@ -131,11 +132,9 @@ impl DecodeBench {
             let tables: Vec<_> = tables.collect();
             let sequences: Vec<SequenceTokens> = tables
                 .iter()
-                .map(|blocks| SequenceTokens {
-                    start: self.context - 1,
-                    new: &tokens[self.context - 1..self.context],
-                    blocks,
-                })
+                .enumerate()
+                // Different tokens, so that sequences choose different experts.
+                .map(|(i, blocks)| SequenceTokens { start: self.context - 1, new: &tokens[i..=i], blocks })
                 .collect();
             let mut steps = DecodeSteps::default();
             let mut step = || drawn(&steps.run(&decoder, None, &mut cache, &sequences)?);

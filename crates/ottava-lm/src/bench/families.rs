@@ -24,7 +24,7 @@ const FAMILIES: [(&str, &[&str]); 25] = [
     ("routing", &["route", "add_counts", "count_slots", "place_slots", "gather", "combine", "weight_gradient"]),
     ("head and loss", &["cross_entropy", "cap_logits"]),
     ("attention", &["attention", "row_products"]),
-    ("norms", &["rmsnorm", "head_norm", "projection_norm"]),
+    ("norms", &["rmsnorm", "head_norm", "projection_"]),
     ("SwiGLU", &["swiglu"]),
     ("RoPE", &["rope"]),
     ("casts and scales", &["quantize", "amax", "take_scale", "delayed_scaling", "transpose", "cast"]),

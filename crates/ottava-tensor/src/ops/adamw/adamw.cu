@@ -27,7 +27,7 @@ constexpr u32 THREADS = 256;
 // Minimum blocks per multiprocessor. Formats with many bytes per element need registers for loads in flight more than occupancy.
 constexpr int BLOCKS = sizeof(G) + sizeof(W) + sizeof(M) + sizeof(V) <= 8 ? 3 : 2;
 
-// The elements of a block: `chunk` of a parameter, or of one row if moments are expanded.
+// The elements of a block: `chunk` of a parameter, or of one row if moments are expanded and rows are not multiples of their groups.
 struct Piece {
     const Part& part;
     u64 row, length, start, end;
@@ -37,9 +37,10 @@ struct Piece {
         int t = 0;
         while (blockIdx.x >= parts.at[t].end) t++;
         const Part& part = parts.at[t];
-        const u64 length = MOMENTS == Expanded ? part.columns : (u64)part.rows * part.columns, across = (length + chunk - 1) / chunk;
+        const bool whole = MOMENTS != Expanded || part.columns % 128 == 0;
+        const u64 length = whole ? (u64)part.rows * part.columns : part.columns, across = (length + chunk - 1) / chunk;
         const u64 block = blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0), start = block % across * chunk;
-        return {part, block / across, length, start, min(start + chunk, length), aligned(part.of) && (MOMENTS != Expanded || part.columns % 8 == 0)};
+        return {part, block / across, length, start, min(start + chunk, length), aligned(part.of) && (whole || part.columns % 8 == 0)};
     }
     // Calls `each` for all eights of this thread, equally often in all threads, and prefetches the next eight.
     template <class Each> __device__ __forceinline__ void walk(const Each& each) const {

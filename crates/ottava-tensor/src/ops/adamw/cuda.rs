@@ -5,7 +5,7 @@ use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{BLOCK, Defines, kernel_source};
 use crate::ops::parameter::{Gradient, SLICE_UNIT, UpdatedWeight, WeightCopy};
 use crate::ops::{CastScale, quantize};
-use crate::{DType, Result, Tensor};
+use crate::{DType, ExpandedTensor, Result, Tensor};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -244,8 +244,9 @@ fn table(parameters: &mut [&mut AdamWParameter]) -> (Vec<Arg>, usize) {
             [rows, columns] => (*rows, *columns),
             _ => (1, n),
         };
+        // `Piece` of adamw.cu.
         end += match parameter.moments {
-            Moments::Expanded { .. } => rows * columns.div_ceil(CHUNK),
+            Moments::Expanded { .. } if columns % ExpandedTensor::GROUP > 0 => rows * columns.div_ceil(CHUNK),
             _ => n.div_ceil(CHUNK),
         };
         args.extend(tensors(parameter));

@@ -171,16 +171,18 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
     int* const counts = offsets + of.groups + 1;
     __shared__ u64 full[STAGES], empty[STAGES];
     const int group = __shfl_sync(0xFFFFFFFF, threadIdx.x / GROUP, 0), block = block_of_cluster();
-    for (int g = threadIdx.x; g <= of.groups; g += blockDim.x) {
-        offsets[g] = of.offsets[g];
-        if (g < of.groups) counts[g] = of.counts[g];
-    }
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + s, 1);
             barrier_init(empty + s, 2 * 2 * GROUP / 32);        // the warps of both blocks that multiply
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    start_successors();
+    wait_for_predecessors();
+    for (int g = threadIdx.x; g <= of.groups; g += blockDim.x) {
+        offsets[g] = of.offsets[g];
+        if (g < of.groups) counts[g] = of.counts[g];
     }
     __syncthreads();
     cluster_sync();

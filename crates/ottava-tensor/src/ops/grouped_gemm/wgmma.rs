@@ -171,6 +171,6 @@ impl Product {
         let kernel = Kernel { source: &SOURCE, defines: self.defines, entry: "grouped_wgmma" };
         // SAFETY: the maps and scales are those of the operands, whose sizes `check` and `wgrad` have compared with `out`; offsets and counts lie
         // within the rows of the operands, as the contract demands.
-        unsafe { gpu.launch(&kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &args) }
+        unsafe { gpu.launch_early(&kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &args) }
     }
 }

@@ -2,7 +2,7 @@ use super::{Direction, Momentum, MomentumParameter};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{BLOCK, Defines, kernel_source};
 use crate::ops::parameter::Gradient;
-use crate::{DType, Result, Tensor};
+use crate::{DType, ExpandedTensor, Result, Tensor};
 
 kernel_source!(SOURCE, "momentum", "stored.cuh", "expanded.cuh", "parameter.cuh"; CHUNK);
 
@@ -37,6 +37,12 @@ pub(crate) const VARIANTS: &[Defines] = &[
     &[("G", "e4m3"), ("M", "u8"), ("MOMENTS", "Expanded"), ("RULE", "Sign")],
 ];
 
+/// Columns of rows that groups end with; all elements are one row if groups end with rows everywhere.
+fn columns_of_groups(m: &ExpandedTensor) -> usize {
+    let columns = m.codes.shape()[1];
+    if columns.is_multiple_of(ExpandedTensor::GROUP) { m.codes.len() } else { columns }
+}
+
 pub(super) fn momentum(
     gpu: &CudaDevice,
     parameter: MomentumParameter,
@@ -60,7 +66,7 @@ pub(super) fn momentum(
     let (storage, columns, [values, scale]) = match momentum {
         Momentum::Plain(m) => (narrow(m), n, [m.device_ptr_mut(), 0]),
         Momentum::Scaled(m) => (2, n, [m.values.device_ptr_mut(), m.scale_inv.device_ptr_mut()]),
-        Momentum::Expanded(m) => (3, m.codes.shape()[1], [m.codes.device_ptr_mut(), m.groups.device_ptr_mut()]),
+        Momentum::Expanded(m) => (3, columns_of_groups(m), [m.codes.device_ptr_mut(), m.groups.device_ptr_mut()]),
     };
     let defines = VARIANTS[(gradient * 4 + storage) * 2 + usize::from(rule == Direction::Sign)];
     let blocks = n / columns * columns.div_ceil(CHUNK);

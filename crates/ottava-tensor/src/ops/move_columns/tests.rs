@@ -4,19 +4,21 @@ use crate::{DType, Device, Tensor};
 
 #[test]
 fn moves_of_columns_agree_across_devices() {
-    for (rows, count, width) in [(1, 1, 1), (5, 3, 7), (33, 16, 64)] {
-        for dtype in [DType::F32, DType::BF16] {
+    // The factor of 8 makes words of 16 bytes.
+    for (rows, count, width, of) in [(1, 1, 1, 1), (5, 3, 7, 1), (33, 16, 64, 1), (33, 16, 64, 8), (1, 1, 8, 8)] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
             let inputs = [
-                normals("from", &[rows, 3 + count * (width + 2)], dtype),
-                normals("to", &[rows, 2 + count * (width + 5)], dtype),
+                normals("from", &[rows, 3 * of + count * (width + 2 * of)], dtype),
+                normals("to", &[rows, 2 * of + count * (width + 5 * of)], dtype),
             ];
             // Sums are in the same order.
             parity(&inputs, Tolerance::Exact, |x| {
-                let (from, to) = (ColumnRuns { first: 3, step: width + 2 }, ColumnRuns { first: 1, step: width + 5 });
+                let [from, to] =
+                    [(3, 2), (1, 5)].map(|(first, gap)| ColumnRuns { first: first * of, step: width + gap * of });
                 let mut moved = x[1].duplicate()?;
                 move_columns(&x[0], from, &mut moved, to, count, width)?;
                 let mut copied = x[1].duplicate()?;
-                move_columns(&x[0], ColumnRuns { first: 1, step: 0 }, &mut copied, to, count, width)?;
+                move_columns(&x[0], ColumnRuns { first: of, step: 0 }, &mut copied, to, count, width)?;
                 let sums = sum_columns(&x[0], from, count, width)?;
                 Ok(vec![moved, copied, sums])
             });

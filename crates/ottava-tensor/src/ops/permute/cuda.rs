@@ -26,7 +26,7 @@ pub(super) fn slots(gpu: &CudaDevice, ids: &Tensor, first: usize, slots: &mut Sl
     let defines = launch::storage(DType::F32)?;
     let args = [Arg::Ptr(counts.device_ptr_mut()), Arg::Ptr(ids.device_ptr()), Arg::I32(pairs), Arg::I32(first as i32)];
     // SAFETY: a block for each of the counts, and `pairs` ids.
-    unsafe { gpu.launch(&kernel(defines, "count_slots"), [experts, 1, 1], 1024, 0, &args)? };
+    unsafe { gpu.launch_early(&kernel(defines, "count_slots"), [experts, 1, 1], 1024, 0, &args)? };
     let args = [
         Arg::Ptr(offsets.device_ptr_mut()),
         Arg::Ptr(slot_of.device_ptr_mut()),
@@ -39,7 +39,7 @@ pub(super) fn slots(gpu: &CudaDevice, ids: &Tensor, first: usize, slots: &mut Sl
         Arg::I32(first as i32),
     ];
     // SAFETY: `slot_of` has `pairs` elements, `offsets` one more than there are experts, and `pair_of` suffices for any choices.
-    unsafe { gpu.launch(&kernel(defines, "place_slots"), [experts, 1, 1], 1024, 0, &args) }
+    unsafe { gpu.launch_early(&kernel(defines, "place_slots"), [experts, 1, 1], 1024, 0, &args) }
 }
 
 pub(super) fn gather(
@@ -59,7 +59,7 @@ pub(super) fn gather(
         Arg::I32(channels as i32),
     ];
     // SAFETY: a block for each row; `pair_of` has -1 or choices of tokens of `x`.
-    unsafe { gpu.launch(&kernel(launch::storage(x.dtype())?, "gather"), [rows as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch_early(&kernel(launch::storage(x.dtype())?, "gather"), [rows as u32, 1, 1], BLOCK, 0, &args) }
 }
 
 pub(super) fn gather_amax(
@@ -95,6 +95,10 @@ pub(super) fn gather_codes(
     let [_, chosen, _] = slots.sizes()?;
     let inputs =
         [Arg::Ptr(x.device_ptr()), Arg::Ptr(slots.pair_of.device_ptr()), address(weights), Arg::I32(chosen as i32)];
+    if quantize::fits_rows(out, x) {
+        // SAFETY: as in `gather`.
+        return unsafe { quantize::produce_rows(gpu, (&FP8_SOURCE, "gather_rows"), x.dtype(), &inputs, out, to) };
+    }
     let how = Producer {
         source: &FP8_SOURCE,
         entry: "gather_codes",
@@ -158,7 +162,7 @@ pub(super) fn combine(
         Arg::I32(channels as i32),
     ];
     // SAFETY: a block for each token; `slot_of` has rows of `z`.
-    unsafe { gpu.launch(&kernel(launch::storage(z.dtype())?, "combine"), [tokens as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch_early(&kernel(launch::storage(z.dtype())?, "combine"), [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }
 
 pub(super) fn weight_gradient(

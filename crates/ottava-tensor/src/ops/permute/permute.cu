@@ -36,11 +36,27 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     gather_codes(const X* x, const int* pair_of, const float* weights, int K, const __grid_constant__ Destination to) {
     quantize_tile<HOLDS ? 4 : 8>(to, Gathered{x, pair_of, weights, K, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
+
+// Grid of padded rows.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    gather_rows(const X* x, const int* pair_of, const float* weights, int K, const __grid_constant__ Destination to) {
+    if constexpr (SHARING != PerRow) return;
+    start_successors();
+    wait_for_predecessors();
+    const Gathered from = {x, pair_of, weights, K, to.columns, true};
+    Eight<X> values[ROW_EIGHTS] = {};
+#pragma unroll
+    for (int k = 0; k < ROW_EIGHTS; k++)
+        if (blockIdx.x < to.rows && row_column(k) < to.columns) values[k] = from.values(from.fetch(blockIdx.x, row_column(k)), 0, 0);
+    cast_row(to, values);
+}
 #else
 __device__ __forceinline__ int padded128(int n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
 // Grid of experts, of which number `first` is the first.
 extern "C" __global__ void __launch_bounds__(1024) count_slots(int* counts, const int* ids, int pairs, int first) {
+    start_successors();
+    wait_for_predecessors();
     int n = 0;
     for (int i = threadIdx.x; i < pairs; i += blockDim.x) n += ids[i] == first + (int)blockIdx.x;
     n = block_sum(n);
@@ -52,6 +68,8 @@ extern "C" __global__ void __launch_bounds__(1024) count_slots(int* counts, cons
 #define EACH 8
 extern "C" __global__ void __launch_bounds__(1024)
     place_slots(int* offsets, int* slot_of, int* pair_of, const int* ids, const int* counts, int pairs, int experts, int rows, int first_expert) {
+    start_successors();
+    wait_for_predecessors();
     __shared__ int of_warps[32];
     const int e = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = counts[e];
     int at = 0;
@@ -99,6 +117,8 @@ extern "C" __global__ void __launch_bounds__(1024)
 
 // Grid of rows; threads stride over channels.
 extern "C" __global__ void gather(X* y, const X* x, const int* pair_of, const float* weights, int K, int C) {
+    start_successors();
+    wait_for_predecessors();
     const int pair = pair_of[blockIdx.x], token = pair / K;
     const float weight = weights && pair >= 0 ? weights[pair] : 1.0f;
     X* const to = y + (u64)blockIdx.x * C;
@@ -143,6 +163,8 @@ extern "C" __global__ void __launch_bounds__(256) gather_amax(float* amax, const
 
 // Grid of tokens; threads stride over channels. Choices are added in order.
 extern "C" __global__ void combine(X* y, const X* z, const int* slot_of, const float* weights, const X* addend, int K, int C) {
+    start_successors();
+    wait_for_predecessors();
     const u64 t = blockIdx.x;
     const int eights = C % 8 == 0 && aligned(y, z, addend) ? C / 8 : 0;
     slot_of += t * K;

@@ -40,7 +40,7 @@ pub(super) fn projection_squares(
     let pointers = [squares.device_ptr_mut(), x.device_ptr()].map(Arg::Ptr);
     let args = [pointers.as_slice(), &widths(layout)].concat();
     // SAFETY: `x` has rows as `layout` says and `squares` two sums for each, checked and allocated by the op.
-    unsafe { gpu.launch(&kernel("projection_squares", x, layout)?, by_row(x), BLOCK, 0, &args) }
+    unsafe { gpu.launch_early(&kernel("projection_squares", x, layout)?, by_row(x), BLOCK, 0, &args) }
 }
 
 pub(super) fn projection_norm(
@@ -56,7 +56,7 @@ pub(super) fn projection_norm(
     let pointers = [y, x.device_ptr(), q.device_ptr(), k.device_ptr(), squares.device_ptr()].map(Arg::Ptr);
     let args = [pointers.as_slice(), &of_means(layout)].concat();
     // SAFETY: `x`, `y`, the weights and the sums are as `layout` says, checked by the op.
-    unsafe { gpu.launch(&kernel("projection_norm", x, layout)?, by_row(x), BLOCK, 0, &args) }
+    unsafe { gpu.launch_early(&kernel("projection_norm", x, layout)?, by_row(x), BLOCK, 0, &args) }
 }
 
 pub(super) fn projection_dots(

@@ -150,15 +150,16 @@ pub(in crate::ops) unsafe fn produce(
 
 /// Eights of a row that a thread keeps in registers, as in `destination.cuh`.
 const ROW_EIGHTS: usize = 4;
-/// Rows that have a block each at most. With more, two launches over tiles take less time.
+/// Rows that have a block each at most, and elements at most of more rows. Above both, two launches over tiles take less time.
 const MOST_ROWS: usize = 512;
+const MOST_ELEMENTS: usize = 1 << 21;
 
 /// Whether [`produce_rows`] can write `out` from `x`: per-row scales without a transposed copy, and few rows of aligned eights that a block
 /// keeps in registers.
 pub(in crate::ops) fn fits_rows(out: &QuantizedTensor, x: &Tensor) -> bool {
     out.granularity == Granularity::PerRow
         && out.transposed.is_none()
-        && out.rows <= MOST_ROWS
+        && (out.rows <= MOST_ROWS || out.rows * out.columns <= MOST_ELEMENTS)
         && out.columns.is_multiple_of(8)
         && out.columns <= ROW_EIGHTS * 8 * 1024
         && launch::aligned(&[x])

@@ -50,7 +50,7 @@ pub(super) fn route(
     args.extend(routing(how, how.compares_logits(bias)));
     let grid = [tokens.div_ceil(WARPS).max(1) as u32, 1, 1];
     // SAFETY: `check` has compared all shapes with these sizes, which are within the bounds of the kernel; a warp for each token.
-    unsafe { gpu.launch(&kernel("route"), grid, 32 * WARPS as u32, 0, &args) }
+    unsafe { gpu.launch_early(&kernel("route"), grid, 32 * WARPS as u32, 0, &args) }
 }
 
 pub(super) fn route_backward(

@@ -64,6 +64,8 @@ __device__ __forceinline__ void exclude(float* keys, float* of_groups, int E, co
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     route(int* ids, float* weights, float* lse, float* entropy, const float* logits, const float* bias, int T, int E, int K,
           const __grid_constant__ Routing how) {
+    start_successors();
+    wait_for_predecessors();
     __shared__ float all_keys[WARPS][MOST_EXPERTS], all_groups[WARPS][MOST_GROUPS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = blockIdx.x * WARPS + warp;
     if (t >= T) return;
