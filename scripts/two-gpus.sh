@@ -345,7 +345,7 @@ if wants axis-faults; then
     run plans 40 "$bin/ottava" "${train[@]}" "${two[@]}" "${constant[@]}" --set max_steps=10 --set parallel.tensor=2
     run plans 40 "$bin/ottava" "${train[@]}" "${two[@]}" "${constant[@]}" --set max_steps=20 --set parallel.pipeline=2 --resume
     run plans 40 "$bin/ottava" "${train[@]}" "${one[@]}" "${constant[@]}" --set max_steps=30 --resume
-    compare "a run goes on from two tensor ranks to a pipeline and to one GPU" alone-30 plans
+    compare "a run goes on from two tensor ranks to a pipeline and to one GPU" alone-30 plans 0.001
 fi
 
 if wants saves; then

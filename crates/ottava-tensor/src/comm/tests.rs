@@ -36,7 +36,7 @@ fn values(dtype: DType, count: usize, rank: usize, seed: u64) -> Vec<u8> {
         (x >> 11) as f64 / (1u64 << 53) as f64 - 0.5
     };
     match dtype {
-        DType::E8M0 => (0..count).map(|i| (value(i) * 255.0) as i8 as u8).collect(),
+        DType::E8M0 | DType::U8 => (0..count).map(|i| (value(i) * 255.0) as i8 as u8).collect(),
         DType::I16 => (0..count).flat_map(|i| ((value(i) * 6e4) as i16).to_le_bytes()).collect(),
         DType::I32 => (0..count).flat_map(|i| ((value(i) * 4e9) as i32).to_le_bytes()).collect(),
         DType::I64 => (0..count).flat_map(|i| ((value(i) * 1e19) as i64).to_le_bytes()).collect(),
