@@ -3,12 +3,15 @@
 # layers or sequences, with each recipe and the same sequences in each step. Prints validation losses, those minus the loss of one GPU, and
 # the largest difference of the losses of steps. Three minutes.
 #
-# usage: scripts/axis-losses.sh [FOLDER]    FOLDER (default target/release) holds `ottava`
+# usage: scripts/axis-losses.sh [FOLDER [ARGUMENT...]]    FOLDER (default target/release) holds `ottava`; all runs get the ARGUMENTs, such as
+#        `--set seed=1`
 # RECIPES (default bf16 fp8-delayed fp8-current fp8-row fp8-block) are compared. OUT (default /tmp) receives metrics, in axis-losses/.
 # Fails where a run fails.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${1:-target/release}")
+shift $(($# > 0))
+arguments=("$@")
 out=${OUT:-/tmp}/axis-losses
 recipes=(${RECIPES:-bf16 fp8-delayed fp8-current fp8-row fp8-block})
 rm -rf "$out"
@@ -23,7 +26,7 @@ run() {
     shift 2
     timeout -k 5 90 "$bin/ottava" train configs/llama-110m.toml --set "output_dir=$work/$recipe-$name" --set "cache_dir=$work/tokens" \
         --set global_batch_size=32 --set per_device_train_batch_size=16 --set eval_steps=300 --set save_steps=0 --set logging_steps=10 \
-        --set 'prompts=[]' --set gradient_dtype=bfloat16 --set "recipe=$recipe" "$@" >"$out/$recipe-$name.log" 2>&1 || {
+        --set 'prompts=[]' --set gradient_dtype=bfloat16 --set "recipe=$recipe" "${arguments[@]}" "$@" >"$out/$recipe-$name.log" 2>&1 || {
         echo "$recipe on $name ended with exit code $?: $(tail -n 1 "$out/$recipe-$name.log")"
         failed=1
     }
