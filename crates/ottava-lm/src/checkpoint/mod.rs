@@ -3,6 +3,7 @@
 pub mod adapter;
 pub mod atomic;
 mod best;
+mod formats;
 pub mod live;
 mod manifest;
 pub mod merge;

@@ -1,5 +1,6 @@
 //! Training checkpoints: a model folder and the training state from which a run resumes with the same bits.
 
+use super::formats::{SavedStates, Values};
 use super::live::LiveTensors;
 use super::model::expect_finite;
 use super::safetensors_write::{MAX_FILE_BYTES, ModelFile, model_files, write_index};
@@ -8,12 +9,12 @@ use super::{Best, CheckpointWriter, FileStart, Manifest, TensorInfo, adapter, wr
 use crate::data::DataState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
-use crate::optim::{LossScale, Optimizer, Per, StateTensor, optimizer_tensors};
+use crate::optim::{LossScale, Optimizer, Per, StateTensor, optimizer_tensors, read_and_optimizer_tensors};
 use crate::parallel::Partition;
 use crate::param::{Param, Purpose, Region, Shard};
 use crate::sentinel::SentinelState;
 use ottava_tensor::comm::Axis;
-use ottava_tensor::{Device, ExpandedTensor, Snapshot, Tensor};
+use ottava_tensor::{DType, Device, ExpandedTensor, Snapshot, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -230,31 +231,26 @@ pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
     })
 }
 
-/// Restores master weights, optimizer states and scales into a model built from the checkpoint's weights.
+/// Restores master weights, optimizer states and scales into a model built from the checkpoint's weights; states of another level are
+/// converted.
 pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimizer: &mut dyn Optimizer) -> Result<()> {
     let files = open(folder)?;
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
         let (name, slice) = (param.name().to_string(), param.is_sliced().then(|| param.slice()));
         let Param { shards, weights, .. } = param;
-        for kept in optimizer_tensors(weights, states) {
+        let (read, mut kept) = read_and_optimizer_tensors(weights, states);
+        let held: Vec<_> = kept.iter().map(|kept| regions_of(&name, shards, &slice, kept, |_| true)).collect();
+        let all = || held.iter().flatten().map(|held| &held.regions.info);
+        if !all().all(|expected| files.info(&expected.name).is_ok_and(|info| info == expected)) {
+            let saved = SavedStates { folder, files: &files, parameter: &name, shards };
+            restore_from_other_formats(&saved, &slice, read, &mut kept)?;
+            continue;
+        }
+        for (kept, held) in kept.into_iter().zip(held) {
             let mut bytes = Vec::with_capacity(kept.tensor.bytes());
-            for Held { regions: Regions { info: expected, regions }, .. } in
-                regions_of(&name, shards, &slice, &kept, |_| true)
-            {
-                let info = files.info(&expected.name)?;
-                if *info != expected {
-                    return Err(Error::Checkpoint(format!(
-                        "{}: `{}` is {} {:?}, this run makes it {} {:?}",
-                        folder.display(),
-                        expected.name,
-                        info.dtype,
-                        info.shape,
-                        expected.dtype,
-                        expected.shape
-                    )));
-                }
+            for Held { regions: Regions { info, regions }, .. } in held {
                 for region in &regions {
-                    bytes.extend(files.read_region(&expected.name, region)?);
+                    bytes.extend(files.read_region(&info.name, region)?);
                 }
             }
             kept.tensor.write_bytes(&bytes)?;
@@ -263,6 +259,56 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
     let skipped = progress.loss_scale.as_ref().map_or(0, |scale| scale.skipped_steps);
     optimizer.set_steps(progress.step - skipped - progress.sentinel.skipped_steps);
     restore_scales_from(&files, progress, model)
+}
+
+/// Restores the tensors `kept` of a parameter, or of a `slice` of it, and the weights that layers `read`, from a checkpoint with other formats.
+/// Master weights that the checkpoint lacks, and remainders of weights, stay as they are made from the weights.
+fn restore_from_other_formats(
+    saved: &SavedStates,
+    slice: &Option<Range<usize>>,
+    read: Option<&mut Tensor>,
+    kept: &mut [StateTensor],
+) -> Result<()> {
+    let part_of = |values: &Values, slice: &Option<Range<usize>>, kept: &StateTensor| -> Result<Tensor> {
+        let mut part = Vec::<f32>::new();
+        for Held { regions: Regions { info, regions }, .. } in
+            regions_of(saved.parameter, saved.shards, slice, kept, |_| true)
+        {
+            let whole = &values.by_tensor[info.name.split_once('.').expect("a kind and a name").1].to_vec::<f32>()?;
+            let ranges = regions.iter().flat_map(|region| region.ranges(&info.shape));
+            ranges.for_each(|range| part.extend_from_slice(&whole[range]));
+        }
+        Ok(Tensor::from_slice(&Device::Cpu, &[part.len()], &part)?)
+    };
+    let (mut beside, mut read) = (HashMap::<String, Vec<u8>>::new(), read);
+    for kept in kept.iter_mut() {
+        if kept.per != Per::Element {
+            if let Some(bytes) = beside.remove(kept.kind) {
+                kept.tensor.write_bytes(&bytes)?;
+            }
+            continue;
+        }
+        let of_weights = kept.kind.starts_with("master");
+        let values = if kept.kind == "master_rest" { None } else { saved.values(kept.kind)? };
+        let Some(values) = values else {
+            if !of_weights && !saved.shards.is_empty() {
+                saved.files.info(&format!("{}.{}", kept.kind, saved.shards[0].tensor.name))?;
+            }
+            continue;
+        };
+        let encoded = values.encode(&part_of(&values, slice, kept)?, kept.tensor)?;
+        kept.tensor.write_bytes(&encoded.values.read_bytes()?)?;
+        if let Some((end, tensor)) = encoded.beside {
+            beside.insert(format!("{}_{end}", kept.kind), tensor.read_bytes()?);
+        }
+        if let Some(read) = read.take_if(|_| of_weights && kept.tensor.dtype() == DType::F16) {
+            // Of a slice, or of all.
+            let slice = slice.clone().filter(|slice| slice.len() == read.len());
+            let weights = values.through_f16(&part_of(&values, &slice, kept)?, read.dtype())?;
+            read.write_bytes(&weights.read_bytes()?)?;
+        }
+    }
+    Ok(())
 }
 
 /// Restores the scales of a model for inference, which was built from the checkpoint's weights.

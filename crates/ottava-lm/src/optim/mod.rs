@@ -14,6 +14,7 @@ pub use lion::LionOptimizer;
 pub use loss_scale::{LossScale, Overflow};
 pub use momenta::MomentumConfig;
 pub use muon::{AdjustLr, MuonOptimizer};
+pub(crate) use optimizer::read_and_optimizer_tensors;
 pub use optimizer::{Optimizer, Per, StateTensor, Updated, grad_norm, optimizer_tensors};
 pub use schedule::{Schedule, SchedulerType};
 pub use update::{Prepared, directions, find_amaxes, update};

@@ -107,7 +107,7 @@ pub fn optimizer_tensors<'a>(weights: &'a mut Weights, states: Vec<StateTensor<'
 }
 
 /// The weights that layers read, if they are stored, and [`optimizer_tensors`].
-pub(super) fn read_and_optimizer_tensors<'a>(
+pub(crate) fn read_and_optimizer_tensors<'a>(
     weights: &'a mut Weights,
     states: Vec<StateTensor<'a>>,
 ) -> (Option<&'a mut Tensor>, Vec<StateTensor<'a>>) {

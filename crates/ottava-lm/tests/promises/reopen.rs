@@ -245,3 +245,65 @@ fn every_mesh_reopens_the_checkpoint_of_another() {
         }
     }
 }
+
+/// `alone` with its states in the formats of `level`, computing in BF16.
+fn at(alone: &Mesh, level: Level) -> Mesh {
+    let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
+    Mesh { recipe, memory: MemoryPolicy { formats: level.formats(), ..MemoryPolicy::FULL }, ..alone.clone() }
+}
+
+/// A checkpoint of any level reopens at any other, and back at its own within the error of the formats; all meshes convert alike, byte for byte.
+#[test]
+fn checkpoints_reopen_at_other_levels() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: String| folder.path().join(name.replace(' ', "-"));
+    // Of squares of gradients, values far below the largest are lost by one scale per matrix.
+    let levels = [(Level::O1, 1e-3), (Level::O2, 0.05), (Level::Coat, 0.05), (Level::Bf16, 5e-3)];
+    for family in ["phi3", "qwen3_moe"] {
+        let alone = at(&alone(family, 256, Level::O1), Level::O0);
+        let saved = train(&alone, &place(family.to_string()));
+        let states = |checkpoint: &Path| {
+            let mut seen = values(checkpoint);
+            seen.retain(|name, _| name.starts_with("m.") || name.starts_with("v."));
+            seen
+        };
+        for (level, error) in levels {
+            let other = reopen(&saved, &at(&alone, level), 0, &place(format!("{family} {level:?}")));
+            let back = reopen(&other, &alone, 0, &place(format!("{family} {level:?} back")));
+            let (apart, name) = distance(&states(&saved), &states(&back));
+            assert!(apart < error, "{family}, {level:?}: {name} is {apart:.1e} apart");
+            assert!(level == Level::O1 || apart > 0.0, "{family}, {level:?}: states were rounded");
+            let trained = reopen(&saved, &at(&alone, level), 1, &place(format!("{family} {level:?} next")));
+            assert!(tensors(&trained) != tensors(&other), "{family}, {level:?}: a step changes weights");
+            let of_family = if family == "phi3" { meshes(&alone) } else { expert_meshes(&alone) };
+            for (i, mesh) in of_family.iter().enumerate().filter(|(_, mesh)| mesh.tensor < 4).step_by(2) {
+                let again = reopen(&saved, &at(mesh, level), 0, &place(format!("{family} {level:?} {i}")));
+                let (alone, divided) = (tensors(&other), tensors(&again));
+                let changed = alone.iter().find(|(name, bytes)| divided[*name] != **bytes).map(|(name, _)| name);
+                assert_eq!(changed, None, "{family}, {level:?}, mesh {i}");
+            }
+        }
+    }
+}
+
+/// Without master weights in the checkpoint, those of all levels are made from its weights.
+#[test]
+fn checkpoints_without_master_weights_reopen_at_other_levels() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: String| folder.path().join(name.replace(' ', "-"));
+    for (number, (from, to)) in
+        [(Level::Coat, Level::O2), (Level::Bf16, Level::O0), (Level::Bf16, Level::Coat), (Level::O3, Level::Bf16)]
+            .into_iter()
+            .enumerate()
+    {
+        let alone = at(&alone("qwen3_moe", 256, Level::O1), from);
+        let saved = train(&alone, &place(format!("{number}")));
+        let other = reopen(&saved, &at(&alone, to), 0, &place(format!("{number} alone")));
+        for (i, mesh) in expert_meshes(&alone).iter().enumerate().filter(|(_, mesh)| mesh.tensor < 4) {
+            let again = reopen(&saved, &at(mesh, to), 0, &place(format!("{number} {i}")));
+            let (alone, divided) = (tensors(&other), tensors(&again));
+            let changed = alone.iter().find(|(name, bytes)| divided[*name] != **bytes).map(|(name, _)| name);
+            assert_eq!(changed, None, "{from:?} to {to:?}, mesh {i}");
+        }
+    }
+}

@@ -1,4 +1,48 @@
-//! Codes of [`ExpandedTensor`](crate::ExpandedTensor) on the CPU.
+//! Codes of [`ExpandedTensor`] on the CPU. On a GPU, only updates write and read them.
+
+use crate::stored::ExpandedTensor;
+use crate::{DType, Device, MemoryKind, Result, Tensor};
+use rayon::prelude::*;
+
+/// The codes of `x`, an F32 matrix in the memory of the CPU.
+pub fn expanded(x: &Tensor) -> Result<ExpandedTensor> {
+    x.expect_dtype("expanded: x", &[DType::F32])?;
+    x.expect_device("expanded: x", &Device::Cpu)?;
+    let mut out = ExpandedTensor::zeros(&Device::Cpu, x.shape(), MemoryKind::Device)?;
+    let [row, groups] = row_of(&out);
+    let codes =
+        out.codes.host_mut::<u8>().par_chunks_mut(row).zip(out.groups.host_mut::<i32>().par_chunks_mut(2 * groups));
+    codes.zip(x.host::<f32>().par_chunks(row)).for_each(|((codes, groups), x)| {
+        let codes = codes.chunks_mut(ExpandedTensor::GROUP).zip(groups.chunks_exact_mut(2));
+        for ((codes, group), x) in codes.zip(x.chunks(ExpandedTensor::GROUP)) {
+            let levels = Levels::fit(x);
+            levels.encode(x, codes);
+            group.copy_from_slice(&[levels.smallest, levels.step]);
+        }
+    });
+    Ok(out)
+}
+
+/// The values in F32, in the memory of the CPU as `x`.
+pub fn unexpanded(x: &ExpandedTensor) -> Result<Tensor> {
+    x.codes.expect_device("unexpanded: x", &Device::Cpu)?;
+    let [row, groups] = row_of(x);
+    let mut y = Tensor::empty(&Device::Cpu, x.codes.shape(), DType::F32)?;
+    let codes = x.codes.host::<u8>().par_chunks(row).zip(x.groups.host::<i32>().par_chunks(2 * groups));
+    codes.zip(y.host_mut::<f32>().par_chunks_mut(row)).for_each(|((codes, groups), y)| {
+        let codes = codes.chunks(ExpandedTensor::GROUP).zip(groups.chunks_exact(2));
+        for ((codes, group), y) in codes.zip(y.chunks_mut(ExpandedTensor::GROUP)) {
+            Levels { smallest: group[0], step: group[1] }.decode(codes, y);
+        }
+    });
+    Ok(y)
+}
+
+/// Elements and groups of a row.
+fn row_of(x: &ExpandedTensor) -> [usize; 2] {
+    let row = x.codes.shape()[1].max(1);
+    [row, row.div_ceil(ExpandedTensor::GROUP)]
+}
 
 /// What the codes of a group mean, as bits of F32.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -75,6 +75,7 @@ pub use dequantize::dequantize;
 pub use descend::{DescendParameter, descend, descend_amax};
 pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
 pub use embedding::{embedding, embedding_gradient, embedding_of_part, embedding_of_part_gradient};
+pub use expanded::{expanded, unexpanded};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
 pub use global_norm::{global_norm, limit_norm, root_of_sum, sum_of_squares, sums_of_squares};
 pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes};

@@ -132,6 +132,34 @@ fn a_run_at_level_o2_goes_on_with_another_division() {
     assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=6).collect::<Vec<_>>());
 }
 
+/// States of other levels are converted; losses go on as they were.
+#[test]
+fn a_run_goes_on_at_another_level() {
+    let common = ["recipe=fp8-delayed", "lr_scheduler_type=constant", "learning_rate=1e-4", "warmup_steps=0"];
+    let common: Vec<&str> = common.into_iter().flat_map(|setting| ["--set", setting]).collect();
+    let go = |run: &Run, steps: &str, level: &str, more: &[&str]| {
+        let [steps, level] = [format!("max_steps={steps}"), format!("level={level}")];
+        let output = run.ottava(&train(&[&common[..], &["--set", &steps, "--set", &level], more].concat()));
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{error}");
+        error
+    };
+    let (unbroken, run) = (Run::new(), Run::new());
+    go(&unbroken, "8", "O0", &[]);
+    go(&run, "2", "O0", &[]);
+    let ranks = ["--resume", "--ranks", "2", "--set", "parallel.zero=1"];
+    for (steps, level, more) in [("4", "O2", &ranks[..]), ("6", "bf16", &["--resume"]), ("8", "O0", &ranks)] {
+        let error = go(&run, steps, level, more);
+        assert!(error.contains("optimizer.level"), "the change is logged: {error}");
+    }
+    assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=8).collect::<Vec<_>>());
+    for (unbroken, converted) in losses(&unbroken).iter().zip(losses(&run)) {
+        assert!((unbroken - converted).abs() < 0.01, "{converted} instead of {unbroken}");
+    }
+    let lion = train(&[&common[..], &["--set", "max_steps=9", "--set", "optimizer.name=lion", "--resume"]].concat());
+    run.fail(&lion, 1, &["`optimizer.name` was \"adamw\""]);
+}
+
 #[test]
 fn a_rank_that_dies_is_named_and_all_end() {
     for victim in [0, 1, 2] {
