@@ -122,7 +122,7 @@ impl DecodeBench {
                 all_reduce_milliseconds: all_reduces.map(|seconds| seconds * 1e3),
             })
         };
-        let most = self.batches.iter().fold(longest, |most, batch| most.max(*batch));
+        let most = self.batches.iter().copied().fold(longest, usize::max);
         let tokens: Vec<u32> = (0..most).map(|i| (i * 7919 % sizes.vocabulary) as u32).collect();
         let per_sequence = self.context.div_ceil(BLOCK_SIZE);
         for &batch in &self.batches {

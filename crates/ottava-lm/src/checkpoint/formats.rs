@@ -2,7 +2,7 @@
 //!
 //! Each rank reads whole tensors, since scales are those of whole matrices.
 
-use super::slices::SliceFiles;
+use super::slices::{Regions, SliceFiles};
 use crate::error::{Error, Result};
 use crate::param::{FolderTensor, Shard, Split};
 use ottava_tensor::ops::{amax, cast, expanded, scaled_by, unexpanded, unscaled};
@@ -22,9 +22,9 @@ pub(super) struct SavedStates<'a> {
 
 /// The values of one kind, such as the first moment, of all tensors of a parameter.
 pub(super) struct Values {
-    /// F32, by the name of the tensor.
-    pub by_tensor: HashMap<String, Tensor>,
-    /// The amax of all.
+    /// By the name of the tensor: those of this rank.
+    by_tensor: HashMap<String, Vec<f32>>,
+    /// The amax of all, those of the experts of other ranks included.
     amax: f32,
 }
 
@@ -54,9 +54,10 @@ impl SavedStates<'_> {
                 }
                 let values = self.whole(kind, &tensor)?;
                 largest = largest.max(amax(&values)?.to_vec::<f32>()?[0]);
-                by_tensor.insert(tensor.name, values);
+                by_tensor.insert(tensor.name, values.to_vec()?);
             }
         }
+        by_tensor.retain(|name, _| self.shards.iter().any(|shard| shard.tensor.name == *name));
         Ok(Some(Values { by_tensor, amax: largest }))
     }
 
@@ -106,6 +107,17 @@ impl SavedStates<'_> {
 }
 
 impl Values {
+    /// The values in `regions` of the tensors of `kind`.
+    pub fn part<'r>(&self, kind: &str, regions: impl Iterator<Item = &'r Regions>) -> Result<Tensor> {
+        let mut part = Vec::new();
+        for Regions { info, regions } in regions {
+            let name = info.name.strip_prefix(kind).and_then(|name| name.strip_prefix('.')).expect("of this kind");
+            let ranges = regions.iter().flat_map(|region| region.ranges(&info.shape));
+            ranges.for_each(|range| part.extend_from_slice(&self.by_tensor[name][range]));
+        }
+        Ok(Tensor::from_slice(&Device::Cpu, &[part.len()], &part)?)
+    }
+
     /// `part` of the values, F32, as layers read it in `dtype` if the master weights are F16 with a scale.
     pub fn through_f16(&self, part: &Tensor, dtype: DType) -> Result<Tensor> {
         Ok(unscaled(&scaled_by(part, &self.amax()?, DType::F16)?, dtype)?)

@@ -269,16 +269,9 @@ fn restore_from_other_formats(
     read: Option<&mut Tensor>,
     kept: &mut [StateTensor],
 ) -> Result<()> {
-    let part_of = |values: &Values, slice: &Option<Range<usize>>, kept: &StateTensor| -> Result<Tensor> {
-        let mut part = Vec::<f32>::new();
-        for Held { regions: Regions { info, regions }, .. } in
-            regions_of(saved.parameter, saved.shards, slice, kept, |_| true)
-        {
-            let whole = &values.by_tensor[info.name.split_once('.').expect("a kind and a name").1].to_vec::<f32>()?;
-            let ranges = regions.iter().flat_map(|region| region.ranges(&info.shape));
-            ranges.for_each(|range| part.extend_from_slice(&whole[range]));
-        }
-        Ok(Tensor::from_slice(&Device::Cpu, &[part.len()], &part)?)
+    let part_of = |values: &Values, slice: &Option<Range<usize>>, kept: &StateTensor| {
+        let held = regions_of(saved.parameter, saved.shards, slice, kept, |_| true);
+        values.part(kept.kind, held.iter().map(|held| &held.regions))
     };
     let (mut beside, mut read) = (HashMap::<String, Vec<u8>>::new(), read);
     for kept in kept.iter_mut() {

@@ -184,6 +184,13 @@ pub fn tensors(checkpoint: &Path) -> BTreeMap<String, (DType, Vec<u8>)> {
     weights.chain(states).map(|(name, dtype, bytes)| (name, (dtype, bytes.unwrap()))).collect()
 }
 
+/// The name of a tensor of a checkpoint that another one has with other bytes, or not at all.
+fn changed(before: &Path, after: &Path) -> Option<String> {
+    let (before, after) = (tensors(before), tensors(after));
+    assert!(before.keys().eq(after.keys()), "both have the same tensors");
+    before.into_iter().find(|(name, bytes)| after[name] != *bytes).map(|(name, _)| name)
+}
+
 /// The values of all F32 tensors of a checkpoint.
 fn values(checkpoint: &Path) -> Seen {
     let all = tensors(checkpoint).into_iter().filter(|(_, (dtype, _))| *dtype == DType::F32);
@@ -238,10 +245,11 @@ fn every_mesh_reopens_the_checkpoint_of_another() {
             let saved = train(mesh, &folder.path().join(format!("{family} {level:?} {i}")));
             let other = (i + 1 + number) % all.len();
             let again = reopen(&saved, &all[other], 0, &folder.path().join(format!("{family} {level:?} {i}, again")));
-            let (before, after) = (tensors(&saved), tensors(&again));
-            assert!(before.keys().eq(after.keys()), "{family}, {level:?}: mesh {other} saves other tensors than {i}");
-            let changed = before.iter().find(|(name, bytes)| after[*name] != **bytes).map(|(name, _)| name);
-            assert_eq!(changed, None, "{family}, {level:?}: mesh {other} has reopened what {i} has saved");
+            assert_eq!(
+                changed(&saved, &again),
+                None,
+                "{family}, {level:?}: mesh {other} has reopened what {i} has saved"
+            );
         }
     }
 }
@@ -278,9 +286,7 @@ fn checkpoints_reopen_at_other_levels() {
             let of_family = if family == "phi3" { meshes(&alone) } else { expert_meshes(&alone) };
             for (i, mesh) in of_family.iter().enumerate().filter(|(_, mesh)| mesh.tensor < 4).step_by(2) {
                 let again = reopen(&saved, &at(mesh, level), 0, &place(format!("{family} {level:?} {i}")));
-                let (alone, divided) = (tensors(&other), tensors(&again));
-                let changed = alone.iter().find(|(name, bytes)| divided[*name] != **bytes).map(|(name, _)| name);
-                assert_eq!(changed, None, "{family}, {level:?}, mesh {i}");
+                assert_eq!(changed(&other, &again), None, "{family}, {level:?}, mesh {i}");
             }
         }
     }
@@ -301,9 +307,7 @@ fn checkpoints_without_master_weights_reopen_at_other_levels() {
         let other = reopen(&saved, &at(&alone, to), 0, &place(format!("{number} alone")));
         for (i, mesh) in expert_meshes(&alone).iter().enumerate().filter(|(_, mesh)| mesh.tensor < 4) {
             let again = reopen(&saved, &at(mesh, to), 0, &place(format!("{number} {i}")));
-            let (alone, divided) = (tensors(&other), tensors(&again));
-            let changed = alone.iter().find(|(name, bytes)| divided[*name] != **bytes).map(|(name, _)| name);
-            assert_eq!(changed, None, "{from:?} to {to:?}, mesh {i}");
+            assert_eq!(changed(&other, &again), None, "{from:?} to {to:?}, mesh {i}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::parameter::{Gradient, UpdatedWeight, WeightCopy};
 use crate::element::Float;
 use crate::fp8::E4M3;
-use crate::ops::expanded::Levels;
+use crate::ops::expanded::{decode_row, encode_row, row_of};
 use crate::ops::random::hash;
 use crate::ops::scaled::cpu::split_f32;
 use crate::ops::{cast, scaled};
@@ -58,8 +58,8 @@ impl<'a> Chunk<'a> {
 
     /// Row by row.
     pub fn expanded(x: &'a mut ExpandedTensor) -> Vec<Chunk<'a>> {
-        let row = x.codes.shape()[1].max(1);
-        let groups = x.groups.host_mut().chunks_mut(row.div_ceil(ExpandedTensor::GROUP) * 2);
+        let [row, groups] = row_of(x);
+        let groups = x.groups.host_mut().chunks_mut(groups);
         x.codes.host_mut().chunks_mut(row).zip(groups).map(|(codes, groups)| Chunk::Expanded(codes, groups)).collect()
     }
 
@@ -75,12 +75,7 @@ impl<'a> Chunk<'a> {
                     *to = f32::from_bits(bits.wrapping_add_signed(i32::from(*rest)));
                 }
             }
-            Chunk::Expanded(codes, groups) => {
-                let codes = codes.chunks(ExpandedTensor::GROUP).zip(groups.chunks(2));
-                for (to, (codes, group)) in to.chunks_mut(ExpandedTensor::GROUP).zip(codes) {
-                    Levels { smallest: group[0], step: group[1] }.decode(codes, to);
-                }
-            }
+            Chunk::Expanded(codes, groups) => decode_row(codes, groups, to),
         }
     }
 
@@ -99,14 +94,7 @@ impl<'a> Chunk<'a> {
                     (*weight, *rest) = split_f32(from);
                 }
             }
-            Chunk::Expanded(codes, groups) => {
-                let codes = codes.chunks_mut(ExpandedTensor::GROUP).zip(groups.chunks_mut(2));
-                for (from, (codes, group)) in from.chunks(ExpandedTensor::GROUP).zip(codes) {
-                    let levels = Levels::fit(from);
-                    levels.encode(from, codes);
-                    group.copy_from_slice(&[levels.smallest, levels.step]);
-                }
-            }
+            Chunk::Expanded(codes, groups) => encode_row(from, codes, groups),
         }
     }
 }

@@ -1,5 +1,5 @@
 // Values with an expanded range, as in expanded.rs: groups of 128 neighbours of a row, eight per thread, 16 threads per group. Integer
-// operations and one fused multiply-add per value, so a GPU gives the CPU's bits.
+// operations and one fused multiply-add per value, so a GPU gives the CPU's bits. Needs `stored.cuh`.
 
 struct u8 { unsigned char bits; };
 BYTES(u8)

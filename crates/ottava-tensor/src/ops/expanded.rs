@@ -10,16 +10,8 @@ pub fn expanded(x: &Tensor) -> Result<ExpandedTensor> {
     x.expect_device("expanded: x", &Device::Cpu)?;
     let mut out = ExpandedTensor::zeros(&Device::Cpu, x.shape(), MemoryKind::Device)?;
     let [row, groups] = row_of(&out);
-    let codes =
-        out.codes.host_mut::<u8>().par_chunks_mut(row).zip(out.groups.host_mut::<i32>().par_chunks_mut(2 * groups));
-    codes.zip(x.host::<f32>().par_chunks(row)).for_each(|((codes, groups), x)| {
-        let codes = codes.chunks_mut(ExpandedTensor::GROUP).zip(groups.chunks_exact_mut(2));
-        for ((codes, group), x) in codes.zip(x.chunks(ExpandedTensor::GROUP)) {
-            let levels = Levels::fit(x);
-            levels.encode(x, codes);
-            group.copy_from_slice(&[levels.smallest, levels.step]);
-        }
-    });
+    let codes = out.codes.host_mut().par_chunks_mut(row).zip(out.groups.host_mut().par_chunks_mut(groups));
+    codes.zip(x.host().par_chunks(row)).for_each(|((codes, groups), x)| encode_row(x, codes, groups));
     Ok(out)
 }
 
@@ -28,20 +20,36 @@ pub fn unexpanded(x: &ExpandedTensor) -> Result<Tensor> {
     x.codes.expect_device("unexpanded: x", &Device::Cpu)?;
     let [row, groups] = row_of(x);
     let mut y = Tensor::empty(&Device::Cpu, x.codes.shape(), DType::F32)?;
-    let codes = x.codes.host::<u8>().par_chunks(row).zip(x.groups.host::<i32>().par_chunks(2 * groups));
-    codes.zip(y.host_mut::<f32>().par_chunks_mut(row)).for_each(|((codes, groups), y)| {
-        let codes = codes.chunks(ExpandedTensor::GROUP).zip(groups.chunks_exact(2));
-        for ((codes, group), y) in codes.zip(y.chunks_mut(ExpandedTensor::GROUP)) {
-            Levels { smallest: group[0], step: group[1] }.decode(codes, y);
-        }
-    });
+    let codes = x.codes.host().par_chunks(row).zip(x.groups.host().par_chunks(groups));
+    codes.zip(y.host_mut().par_chunks_mut(row)).for_each(|((codes, groups), y)| decode_row(codes, groups, y));
     Ok(y)
 }
 
-/// Elements and groups of a row.
-fn row_of(x: &ExpandedTensor) -> [usize; 2] {
+/// Codes and groups, as [`ExpandedTensor`] has them, of the `values` of a row.
+pub(super) fn encode_row(values: &[f32], codes: &mut [u8], groups: &mut [i32]) {
+    let codes = codes.chunks_mut(ExpandedTensor::GROUP).zip(groups.chunks_exact_mut(VALUES));
+    for ((codes, group), values) in codes.zip(values.chunks(ExpandedTensor::GROUP)) {
+        let levels = Levels::fit(values);
+        levels.encode(values, codes);
+        group.copy_from_slice(&[levels.smallest, levels.step]);
+    }
+}
+
+/// The values of [`encode_row`]'s codes.
+pub(super) fn decode_row(codes: &[u8], groups: &[i32], values: &mut [f32]) {
+    let codes = codes.chunks(ExpandedTensor::GROUP).zip(groups.chunks_exact(VALUES));
+    for ((codes, group), values) in codes.zip(values.chunks_mut(ExpandedTensor::GROUP)) {
+        Levels { smallest: group[0], step: group[1] }.decode(codes, values);
+    }
+}
+
+/// Values of a group.
+const VALUES: usize = ExpandedTensor::groups_shape(1, 1)[2];
+
+/// Lengths of a row of codes and of the groups of a row.
+pub(super) fn row_of(x: &ExpandedTensor) -> [usize; 2] {
     let row = x.codes.shape()[1].max(1);
-    [row, row.div_ceil(ExpandedTensor::GROUP)]
+    [row, row.div_ceil(ExpandedTensor::GROUP) * VALUES]
 }
 
 /// What the codes of a group mean, as bits of F32.

@@ -1,5 +1,5 @@
 //! Fast paths of the GPU that must give the bits of the CPU: division and square root without rare cases, the amax with a bound that skips
-//! most weights, codes by magic additions.
+//! most weights, codes by a multiplication with a reciprocal.
 
 use super::*;
 
