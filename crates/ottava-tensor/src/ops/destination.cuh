@@ -568,8 +568,7 @@ __device__ __forceinline__ void fill_tile(const TileCast<FORMAT>& tile, const So
 // One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
 // count, and `values(raw, row, column)` computes them; `wide` says whether eights are aligned. `LOADS` loads are in flight.
 template <int LOADS, class Source>
-__device__ __forceinline__ void quantize_tile(const Destination& to, Source source, int row0 = first_row()) {
-    const int column0 = blockIdx.x * TILE;
+__device__ __forceinline__ void quantize_tile(const Destination& to, Source source, int row0 = first_row(), int column0 = blockIdx.x * TILE) {
     const float scale = given_scale(to);
     Seen seen;
     const TileCast<FORMAT> tile = {to, tiles_of_the_launch[0], seen, row0, column0};

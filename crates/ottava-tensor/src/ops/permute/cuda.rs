@@ -6,10 +6,15 @@ use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
 use crate::ops::quantize::{self, Producer};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 
-/// Macro of the kernels.
+/// Macros of the kernels.
 const ALIGNMENT: usize = Groups::ALIGNMENT;
+/// Rows and columns of a block of `gather`.
+const GATHERED_ROWS: usize = 16;
+const GATHERED_COLUMNS: usize = 512;
+/// Tokens of a block of `gather_amaxes`, of which it has as many columns as threads.
+const MEASURED_TOKENS: usize = 64;
 
-kernel_source!("permute"; ALIGNMENT);
+kernel_source!("permute"; ALIGNMENT, GATHERED_ROWS, GATHERED_COLUMNS, MEASURED_TOKENS);
 kernel_source!(FP8_SOURCE, "permute", "destination.cuh");
 
 fn kernel(defines: Defines, entry: &'static str) -> Kernel {
@@ -55,11 +60,13 @@ pub(super) fn gather(
         Arg::Ptr(x.device_ptr()),
         Arg::Ptr(slots.pair_of.device_ptr()),
         address(weights),
+        Arg::I32(rows as i32),
         Arg::I32(chosen as i32),
         Arg::I32(channels as i32),
     ];
-    // SAFETY: a block for each row; `pair_of` has -1 or choices of tokens of `x`.
-    unsafe { gpu.launch_early(&kernel(launch::storage(x.dtype())?, "gather"), [rows as u32, 1, 1], BLOCK, 0, &args) }
+    let grid = [rows.div_ceil(GATHERED_ROWS) as u32, channels.div_ceil(GATHERED_COLUMNS) as u32, 1];
+    // SAFETY: threads for all rows and columns; `pair_of` has -1 or choices of tokens of `x`.
+    unsafe { gpu.launch_early(&kernel(launch::storage(x.dtype())?, "gather"), grid, BLOCK, 0, &args) }
 }
 
 pub(super) fn gather_amax(
@@ -69,19 +76,24 @@ pub(super) fn gather_amax(
     weights: Option<&Tensor>,
     amax: &mut Tensor,
 ) -> Result<()> {
-    let ([_, channels], [_, chosen, rows]) = (x.dims("gather: x")?, slots.sizes()?);
-    let args = [
-        Arg::Ptr(amax.device_ptr_mut()),
-        Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(slots.pair_of.device_ptr()),
-        address(weights),
-        Arg::I32(rows as i32),
-        Arg::I32(chosen as i32),
-        Arg::I32(channels as i32),
-    ];
-    let kernel = kernel(launch::storage(x.dtype())?, "gather_amax");
-    // SAFETY: as in `gather`, and `amax` has one element.
-    unsafe { gpu.launch(&kernel, launch::readers(gpu, rows), BLOCK, 0, &args) }
+    gather_amaxes(gpu, x, slots, weights, [amax.device_ptr_mut(), 0, 0])
+}
+
+/// Raises the amaxes of the result of `gather`: that of all rows, those of rows and those of columns, at addresses that may be null.
+fn gather_amaxes(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    slots: &Slots,
+    weights: Option<&Tensor>,
+    amaxes: [u64; 3],
+) -> Result<()> {
+    let ([tokens, channels], [_, chosen, _]) = (x.dims("gather: x")?, slots.sizes()?);
+    let mut args = amaxes.map(Arg::Ptr).to_vec();
+    args.extend([Arg::Ptr(x.device_ptr()), Arg::Ptr(slots.slot_of.device_ptr()), address(weights)]);
+    args.extend([tokens, chosen, channels].map(|n| Arg::I32(n as i32)));
+    let grid = [channels.div_ceil(BLOCK as usize) as u32, tokens.div_ceil(MEASURED_TOKENS) as u32, 1];
+    // SAFETY: `slot_of` has -1 or rows of the result for each choice of a token of `x`; the caller's amaxes have an element for each.
+    unsafe { gpu.launch(&kernel(launch::storage(x.dtype())?, "gather_amaxes"), grid, BLOCK, 0, &args) }
 }
 
 pub(super) fn gather_codes(
@@ -99,15 +111,17 @@ pub(super) fn gather_codes(
         // SAFETY: as in `gather`.
         return unsafe { quantize::produce_rows(gpu, (&FP8_SOURCE, "gather_rows"), x.dtype(), &inputs, out, to) };
     }
+    let [columns, rows, _] = quantize::tiles(out.rows, out.columns, 1);
+    let raise = |[of_rows, of_columns]: [u64; 2]| gather_amaxes(gpu, x, slots, weights, [0, of_rows, of_columns]);
     let how = Producer {
         source: &FP8_SOURCE,
         entry: "gather_codes",
         dtype: x.dtype(),
-        grid: quantize::tiles(out.rows, out.columns, 1),
+        grid: [rows, columns, 1],
         block: BLOCK,
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
         inputs: &inputs,
-        raise: None,
+        raise: Some(&raise),
     };
     // SAFETY: as in `gather`.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }

@@ -13,28 +13,35 @@ template <class T> __device__ __forceinline__ Eight<T> weighed(const Eight<T>& e
 #ifdef FORMAT
 struct Gathered {
     const X* x;
-    const int* pair_of;
-    const float* weights;
-    int K, columns;
+    // Of the rows of the tile from `row0` on: tokens, -1 for rows of no choice, and weights of choices, or null.
+    const int* token_of;
+    const float* weight_of;
+    int row0, columns;
     bool wide;
-    struct Raw { Eight<X> values; float weight; };
+    typedef Eight<X> Raw;
     __device__ __forceinline__ Raw fetch(int row, int column) const {
-        Raw raw = {{}, 1.0f};
-        const int pair = pair_of[row];
-        if (pair < 0) return raw;
-        raw.values = fetch8(x + (u64)(pair / K) * columns + column, columns - column, wide);
-        if (weights) raw.weight = weights[pair];
-        return raw;
+        const int token = token_of[row - row0];
+        if (token < 0) return {};
+        return fetch8(x + (u64)(u32)token * (u32)columns + column, columns - column, wide);
     }
-    __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const {
-        return weights ? weighed(raw.values, raw.weight) : raw.values;
-    }
+    __device__ __forceinline__ Eight<X> values(const Raw& raw, int row, int) const { return weight_of ? weighed(raw, weight_of[row - row0]) : raw; }
 };
 
-// Grid (columns / 128, rows / 128) of the padded matrix, 256 threads.
+// Grid (tiles along rows, tiles along columns), 256 threads. Neighbouring blocks have the same columns, so that L2 holds those of all tokens while
+// their rows are read once for each choice.
 extern "C" __global__ void __launch_bounds__(256, 4)
     gather_codes(const X* x, const int* pair_of, const float* weights, int K, const __grid_constant__ Destination to) {
-    quantize_tile<HOLDS ? 4 : 8>(to, Gathered{x, pair_of, weights, K, to.columns, to.columns % 8 == 0 && aligned(x)});
+    __shared__ int token_of[TILE];
+    __shared__ float weight_of[TILE];
+    const int row0 = blockIdx.x * TILE, row = row0 + threadIdx.x;
+    if (threadIdx.x < TILE) {
+        const int pair = row < to.rows ? pair_of[row] : -1;
+        token_of[threadIdx.x] = pair < 0 ? -1 : pair / K;
+        weight_of[threadIdx.x] = weights && pair >= 0 ? weights[pair] : 0.0f;
+    }
+    __syncthreads();
+    const Gathered from = {x, token_of, weights ? weight_of : nullptr, row0, to.columns, to.columns % 8 == 0 && aligned(x)};
+    quantize_tile<HOLDS ? 4 : 8>(to, from, row0, blockIdx.y * TILE);
 }
 
 // Grid of padded rows.
@@ -43,11 +50,17 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     if constexpr (SHARING != PerRow) return;
     start_successors();
     wait_for_predecessors();
-    const Gathered from = {x, pair_of, weights, K, to.columns, true};
+    const int pair = blockIdx.x < to.rows ? pair_of[blockIdx.x] : -1;
     Eight<X> values[ROW_EIGHTS] = {};
+    if (pair >= 0) {
 #pragma unroll
-    for (int k = 0; k < ROW_EIGHTS; k++)
-        if (blockIdx.x < to.rows && row_column(k) < to.columns) values[k] = from.values(from.fetch(blockIdx.x, row_column(k)), 0, 0);
+        for (int k = 0; k < ROW_EIGHTS; k++) {
+            const int column = row_column(k);
+            if (column >= to.columns) continue;
+            values[k] = load8(x + (u64)(pair / K) * to.columns + column);
+            if (weights) values[k] = weighed(values[k], weights[pair]);
+        }
+    }
     cast_row(to, values);
 }
 #else
@@ -115,21 +128,30 @@ extern "C" __global__ void __launch_bounds__(1024)
     }
 }
 
-// Grid of rows; threads stride over channels.
-extern "C" __global__ void gather(X* y, const X* x, const int* pair_of, const float* weights, int K, int C) {
+// Grid (rows / GATHERED_ROWS, columns / GATHERED_COLUMNS), 256 threads: each has eight columns of some rows. Neighbouring blocks have the same columns,
+// which stay in L2 for all tokens.
+#define LANES (GATHERED_COLUMNS / 8)
+#define AT_ONCE (256 / LANES)
+extern "C" __global__ void __launch_bounds__(256) gather(X* y, const X* x, const int* pair_of, const float* weights, int rows, int K, int C) {
     start_successors();
     wait_for_predecessors();
-    const int pair = pair_of[blockIdx.x], token = pair / K;
-    const float weight = weights && pair >= 0 ? weights[pair] : 1.0f;
-    X* const to = y + (u64)blockIdx.x * C;
-    const X* const from = x + (u64)token * C;
-    const int eights = C % 8 == 0 && aligned(y, x) ? C / 8 : 0;
-    for (int g = threadIdx.x; g < eights; g += blockDim.x) {
-        Eight<X> e = {};
-        if (pair >= 0) e = load8(from + 8 * g);
-        store8(to + 8 * g, weights ? weighed(e, weight) : e);
+    const int first = blockIdx.x * GATHERED_ROWS + threadIdx.x / LANES, column = blockIdx.y * GATHERED_COLUMNS + threadIdx.x % LANES * 8;
+    if (column >= C) return;
+    const bool wide = C % 8 == 0 && aligned(y, x);
+    Eight<X> values[GATHERED_ROWS / AT_ONCE] = {};
+    float weight[GATHERED_ROWS / AT_ONCE] = {};
+#pragma unroll
+    for (int i = 0; i < GATHERED_ROWS / AT_ONCE; i++) {
+        const int row = first + i * AT_ONCE, pair = row < rows ? pair_of[row] : -1;
+        if (pair < 0) continue;
+        values[i] = fetch8(x + (u64)(pair / K) * C + column, C - column, wide);
+        if (weights) weight[i] = weights[pair];
     }
-    for (int c = 8 * eights + threadIdx.x; c < C; c += blockDim.x) store(&to[c], pair < 0 ? 0.0f : load(from[c]) * weight);
+#pragma unroll
+    for (int i = 0; i < GATHERED_ROWS / AT_ONCE; i++) {
+        const int row = first + i * AT_ONCE;
+        if (row < rows) put8(y + (u64)row * C + column, weights ? weighed(values[i], weight[i]) : values[i], C - column, wide);
+    }
 }
 
 // Grid of rows; threads stride over words of 16 codes, and over the scales of a row, which are `rows` apart, or `tokens` in `from_scales`.
@@ -142,23 +164,46 @@ extern "C" __global__ void gather_quantized(uint4* codes, float* scales, const u
         scales[(u64)b * rows + row] = pair < 0 ? 1.0f : from_scales[(u64)b * tokens + token];
 }
 
-// Each block takes every gridDim-th row.
-extern "C" __global__ void __launch_bounds__(256) gather_amax(float* amax, const X* x, const int* pair_of, const float* weights, int rows, int K, int C) {
-    const int eights = C % 8 == 0 && aligned(x) ? C / 8 : 0;
-    float largest = 0.0f;
-    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-        const int pair = pair_of[row];
-        if (pair < 0) continue;
-        const float weight = weights ? weights[pair] : 1.0f;
-        const X* const from = x + (u64)(pair / K) * C;
-        for (int g = threadIdx.x; g < eights; g += blockDim.x) largest = fmaxf(largest, largest8(weighed(load8(from + 8 * g), weight)));
-        for (int c = 8 * eights + threadIdx.x; c < C; c += blockDim.x) {
+// Raises the amaxes of all rows, of each row and of each column of the result of `gather`; any may be null. Rounding keeps the order, so the
+// largest value of a token times its largest weight is the largest of its rows, and tokens are read once. Grid (columns / 256, tokens / MEASURED_TOKENS),
+// a warp for 256 columns of an eighth of the tokens.
+#define MEASURED (MEASURED_TOKENS / 8)
+extern "C" __global__ void __launch_bounds__(256) gather_amaxes(float* amax, float* row_amax, float* column_amax, const X* x, const int* slot_of,
+                                                                const float* weights, int tokens, int K, int C) {
+    __shared__ alignas(16) float of_warps[8][256];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * 256 + 8 * lane, first = (blockIdx.y * 8 + warp) * MEASURED;
+    const bool wide = C % 8 == 0 && aligned(x);
+    Eight<X> values[MEASURED] = {}, of_columns = {};
+#pragma unroll
+    for (int i = 0; i < MEASURED; i++)
+        if (first + i < tokens && column < C) values[i] = fetch8(x + (u64)(first + i) * C + column, C - column, wide);
+#pragma unroll
+    for (int i = 0; i < MEASURED; i++) {
+        if (first + i >= tokens) break;
+        const u64 pairs = (u64)(first + i) * K;
+        const float largest = __uint_as_float(__reduce_max_sync(0xFFFFFFFF, __float_as_uint(largest8(values[i]))));
+        float heaviest = 0.0f;
+        for (int k = lane; k < K; k += 32) {
+            const int slot = slot_of[pairs + k];
+            if (slot < 0) continue;
+            const float weight = weights ? fabsf(weights[pairs + k]) : 1.0f;
+            heaviest = fmaxf(heaviest, weight);
             X y;
-            store(&y, load(from[c]) * weight);
-            largest = fmaxf(largest, fabsf(load(y)));
+            store(&y, largest * weight);
+            if (row_amax && load(y) > 0.0f) atomicMax((u32*)row_amax + slot, __float_as_uint(load(y)));
         }
+        heaviest = __uint_as_float(__reduce_max_sync(0xFFFFFFFF, __float_as_uint(heaviest)));
+        if (heaviest > 0.0f) of_columns = larger8(of_columns, weights ? weighed(values[i], heaviest) : values[i]);
     }
-    block_raise(amax, largest);
+    block_raise(amax, largest8(of_columns));
+    if (!column_amax) return;
+    float v[8];
+    unpack8(of_columns, v);
+    store8(of_warps[warp] + 8 * lane, pack8<f32>(v));
+    __syncthreads();
+    float of_column = 0.0f;
+    for (int w = 0; w < 8; w++) of_column = fmaxf(of_column, fabsf(of_warps[w][threadIdx.x]));
+    if (blockIdx.x * 256 + threadIdx.x < C) raise(column_amax + blockIdx.x * 256 + threadIdx.x, of_column);
 }
 
 // Grid of tokens; threads stride over channels. Choices are added in order.
