@@ -34,6 +34,22 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from),
                  "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
+// Copies a box to a matrix, except what lies beyond it, in groups that `end_of_writes` ends. `wait_for_reads` waits until all groups have read shared
+// memory, `wait_for_writes` until they have written all. Called by one thread, after the barrier that follows `show_copies_what_was_written`.
+__device__ __forceinline__ void write_box(const TensorMap* to, const void* from, int byte, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(to), "r"(byte), "r"(row), "r"(shared_address(from))
+                 : "memory");
+}
+__device__ __forceinline__ void end_of_writes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_writes() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ void show_copies_what_was_written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Stores four matrices of 8 x 8 16-bit values, of which each thread has two of a row as `wgmma` leaves them; lane l has the address of row l % 8 of
+// matrix l / 8.
+__device__ __forceinline__ void store_matrices(void* to, const u32 (&words)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(to)), "r"(words[0]), "r"(words[1]),
+                 "r"(words[2]), "r"(words[3]) : "memory");
+}
 // Arrives at this barrier of a block of the cluster. What `wgmma` and copies read needs no ordering; a release would cost a fence of the GPU.
 __device__ __forceinline__ void barrier_arrive_at(u64* barrier, u32 block) {
     asm volatile(

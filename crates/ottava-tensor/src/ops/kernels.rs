@@ -66,7 +66,7 @@ pub fn kernels() -> Vec<KernelModule> {
     all.extend(producers.flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));
     all.extend(of(&global_norm::SOURCE, global_norm::VARIANTS.iter().copied()));
     all.extend(of(&grouped_gemm::SOURCE, grouped_gemm::VARIANTS.iter().copied()));
-    all.extend(of(&grouped_gemm::WGMMA_SOURCE, grouped_gemm::WGMMA_VARIANTS.iter().copied()));
+    all.extend(of(&grouped_gemm::WGMMA_SOURCE, grouped_gemm::wgmma_variants()));
     all.extend(of(&momentum::SOURCE, momentum::VARIANTS.iter().copied()));
     for (source, tensor_cores) in [
         (&paged_attention::SOURCE, &paged_attention::TENSOR_CORES),

@@ -1,9 +1,9 @@
 //! The kernels for all types and GPUs, and the choice of the kernels for tensor cores where these fit.
 
-use super::wgmma::Product;
+use super::wgmma::{Product, Shape};
 use super::{Groups, Sizes, Stack};
 use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::gemm::Operand;
+use crate::ops::gemm::{Accumulation, Operand};
 use crate::ops::launch::{BLOCK, Defines, kernel_source};
 use crate::{DType, Error, Granularity, Result, Tensor};
 
@@ -34,12 +34,14 @@ pub(super) fn grouped_gemm(
     groups: &Groups,
     sizes: Sizes,
     y: &mut Tensor,
+    accumulation: Accumulation,
 ) -> Result<()> {
     let Sizes { stack, p, n, k } = sizes;
     if !p.is_multiple_of(Groups::ALIGNMENT) {
         return Err(Error::Value(format!("grouped_gemm: {p} rows are not a multiple of {}", Groups::ALIGNMENT)));
     }
-    if let Some(product) = Product::plan(gpu, a, b, groups, y.dtype(), false) {
+    let shape = Shape::of_rows(p, n);
+    if let Some(product) = Product::plan(gpu, a, b, y.dtype(), shape, accumulation) {
         return product.enqueue(gpu, groups, sizes, y);
     }
     let kernel = Kernel { source: &SOURCE, defines: variant(a, b, y.dtype())?, entry: "grouped_gemm" };
@@ -64,13 +66,15 @@ pub(super) fn grouped_wgrad(
     b: Operand,
     groups: &Groups,
     into: &mut Tensor,
+    accumulation: Accumulation,
     add: bool,
 ) -> Result<()> {
-    if let Some(product) = Product::plan(gpu, a, b, groups, into.dtype(), true) {
+    let (m, n) = (into.shape()[0] / groups.len(), into.shape()[1]);
+    let shape = Shape::of_weights(groups.len(), m, n);
+    if let Some(product) = Product::plan(gpu, a, b, into.dtype(), shape, accumulation) {
         return product.enqueue_wgrad(gpu, groups, into, add);
     }
     let kernel = Kernel { source: &SOURCE, defines: variant(a, b, into.dtype())?, entry: "grouped_wgrad" };
-    let (m, n) = (into.shape()[0] / groups.len(), into.shape()[1]);
     let mut args = vec![Arg::Ptr(into.device_ptr_mut())];
     args.extend([Arg::Ptr(groups.offsets.device_ptr()), Arg::Ptr(groups.counts.device_ptr())]);
     args.extend([m, n, usize::from(add)].map(|size| Arg::I32(size as i32)));

@@ -1,9 +1,11 @@
-// Grouped products on Hopper's tensor cores. A block computes tiles of SIDE x SIDE, and the two blocks of a cluster neighbouring columns of the
-// same rows, so each copies half of the rows of `a` for both. One warp group copies and two multiply, each for half of the rows of a tile.
+// Grouped products on Hopper's tensor cores. A block computes tiles of SIDE x COLUMNS, and the two blocks of a cluster neighbouring columns of the same
+// rows, or the reverse if WGRAD. Each copies half of the operand that both read. One warp group copies and two multiply, each for half of the rows of
+// a tile.
 //
 // `A` and `B` are the types of the operands, `X` that of the result. A_SCALES and B_SCALES are AT_END without scales, or with one for a row or a
 // tensor, STRIPS with one for 128 neighbours along a row, SQUARES with one for 128 x 128. A_MN and B_MN are 1 for operands that are stored
-// [contracted, rows], which only 16-bit ones may be. WGRAD contracts the rows of groups.
+// [contracted, rows], which only 16-bit ones may be. WGRAD contracts the rows of groups. If it PROMOTES, sums of FP8 products join F32 registers
+// after each step, for which only tiles of 128 columns leave registers.
 
 #define AT_END 0
 #define STRIPS 1
@@ -11,35 +13,56 @@
 #define HALF (SIDE / 2)
 #define GROUP 128                                   // threads
 #define BOX (HALF * STEP)                           // bytes of half of an operand in a stage
-#define STAGE (4 * BOX)                             // a, then b
+#define STAGE ((SIDE + COLUMNS) * STEP)             // a, then b
+#define STAGED (OUT_BITS == 16 ? SIDE * COLUMNS * 2 : 0) // bytes of a result on its way to memory
+#define SCALES (A_SCALES == STRIPS || B_SCALES == STRIPS ? 2 * SIDE * 4 : 0) // bytes of the scales of a stage
+#define STAGES ((SHARED - STAGED) / (STAGE + SCALES))
 #define TERMS (STEP / (int)sizeof(A))               // contracted elements of a stage
 // The scales of the columns of `b` are read while products are added, and registers do not suffice for a second step of products meanwhile.
-#define LOOKS_AHEAD (SCALED ? B_SCALES != STRIPS : !WGRAD)
+#define LOOKS_AHEAD (PROMOTES ? B_SCALES != STRIPS : SCALED || !WGRAD)
 
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
+#define D64 D16(0), D16(16), D16(32), D16(48)
+#define NAMES_64                                                                                                                                  \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "  \
+    "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, " \
+    "%58, %59, %60, %61, %62, %63"
+#if COLUMNS == 128
+#define SUMS D64
+#define NAMES NAMES_64
+#define OPERANDS "%64, %65"
+#define ADDS "%66"
+#else
+#define SUMS D64, D16(64), D16(80), D16(96), D16(112)
+#define NAMES                                                                                                                                     \
+    NAMES_64                                                                                                                                      \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, "          \
+    "%90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, "              \
+    "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"                                                     
+#define OPERANDS "%128, %129"
+#define ADDS "%130"
+#endif
 #if SCALED
-#define INSTRUCTION "m64n128k32.f32." TEXT(A) "." TEXT(B)
+#define INSTRUCTION "m64n" TEXT(COLUMNS) "k32.f32." TEXT(A) "." TEXT(B)
 #define MAJORS ", 1, 1;"
 #else
-#define INSTRUCTION "m64n128k16.f32." TEXT(A) "." TEXT(B)
+#define INSTRUCTION "m64n" TEXT(COLUMNS) "k16.f32." TEXT(A) "." TEXT(B)
 #define MAJORS ", 1, 1, " TEXT(A_MN) ", " TEXT(B_MN) ";"
 #endif
-// d (+)= a · b for 64 rows, 128 columns and 32 bytes of terms; `adds` is 0 for the first of a sum.
-__device__ __forceinline__ void multiply(float (&d)[64], u64 a, u64 b, int adds) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned." INSTRUCTION
-        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "
-        "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "
-        "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p" MAJORS "\n}"
-        : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b), "r"(adds));
+// Sums of a thread.
+#define OWN (COLUMNS / 2)
+// d (+)= a · b for 64 rows, all columns and 32 bytes of terms; `adds` is 0 for the first of a sum.
+__device__ __forceinline__ void multiply(float (&d)[OWN], u64 a, u64 b, int adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\nwgmma.mma_async.sync.aligned." INSTRUCTION " {" NAMES "}, " OPERANDS ", p" MAJORS "\n}"
+                 : SUMS : "l"(a), "l"(b), "r"(adds));
 }
 // Keeps the compiler from moving uses of the registers of asynchronous products.
-__device__ __forceinline__ void hold(float (&d)[64]) {
+__device__ __forceinline__ void hold(float (&d)[OWN]) {
 #pragma unroll
-    for (int i = 0; i < 64; i++) asm volatile("" : "+f"(d[i])::"memory");
+    for (int i = 0; i < OWN; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
-template <int PENDING> __device__ __forceinline__ void wait_for_products(float (&d)[64]) {
+template <int PENDING> __device__ __forceinline__ void wait_for_products(float (&d)[OWN]) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
     hold(d);
 }
@@ -57,6 +80,10 @@ struct Scales {
     __device__ __forceinline__ const float* strip(int row, int term) const { return inverse + (u64)(term / 128) * pitch + row; }
     __device__ __forceinline__ float square(int row, int term) const { return __ldg(inverse + (u64)(row / 128) * pitch + term / 128); }
     __device__ __forceinline__ float of_row(int row) const { return __ldg(inverse + min(row, pitch - 1) * by_row); }
+    // Of an even row and the next; the pitch is even.
+    __device__ __forceinline__ float2 of_two_rows(int row) const {
+        return by_row ? __ldg((const float2*)(inverse + min(row, pitch - 2))) : float2{*inverse, *inverse};
+    }
 };
 
 // Laid out as the arguments in wgmma.rs.
@@ -69,33 +96,32 @@ struct Arguments {
     int adds;
 };
 
-// Where the operands and the result of a tile begin.
+// Where the operands and the result of a tile begin, and how many rows the result has, if any.
 struct Tile { int a_row, a_term, b_row, b_term, steps, rows, column; u64 out_row; };
 
-// The tiles of a cluster, in ascending order.
+// The tiles of a cluster, in ascending order. A block whose tile is beyond the result multiplies that of the other.
 struct Walk {
     const Arguments& of;
-    const int *offsets, *counts;    // in shared memory
-    const int pairs, high, tiles;
+    const int wide, high, tiles;
     int group;
-    __device__ Walk(const Arguments& of, const int* offsets, const int* counts)
-        : of(of), offsets(offsets), counts(counts), pairs((of.columns + 2 * SIDE - 1) / (2 * SIDE)), high((of.rows + SIDE - 1) / SIDE),
-          tiles((WGRAD ? of.groups : 1) * high * pairs), group(0) {}
+    __device__ Walk(const Arguments& of)
+        : of(of), wide((of.columns + COLUMNS * (2 - WGRAD) - 1) / (COLUMNS * (2 - WGRAD))), high((of.rows + SIDE * (1 + WGRAD) - 1) / (SIDE * (1 + WGRAD))),
+          tiles((WGRAD ? of.groups : 1) * high * wide), group(0) {}
     __device__ __forceinline__ Tile at(int index, int block) {
-        const int column = (index % pairs * 2 + block) * SIDE, row = index / pairs % high * SIDE, rows = min(SIDE, of.rows - row);
-        // Where the second block of a pair has no columns, it multiplies those of the first, and does not read beyond the end of `b` or its scales.
-        const int b_column = column < of.columns ? column : column - SIDE;
 #if WGRAD
-        const int g = index / pairs / high;
-        return {row, offsets[g], b_column, offsets[g], (counts[g] + TERMS - 1) / TERMS, rows, column, (u64)g * of.rows + row};
+        const int column = index % wide * COLUMNS, first = index / wide % high * 2 * SIDE, row = first + block * SIDE, g = index / wide / high;
+        const int from = __ldg(of.offsets + g), steps = (__ldg(of.counts + g) + TERMS - 1) / TERMS;
+        return {row < of.rows ? row : first, from, column, from, steps, min(SIDE, of.rows - row), column, (u64)g * of.rows + row};
 #else
-        while (group < of.groups && offsets[group + 1] <= row) group++;
-        const int steps = group < of.groups ? (of.terms + TERMS - 1) / TERMS : 0;
-        return {row, 0, group * of.b_rows + b_column, group * of.b_terms, steps, rows, column, (u64)row};
+        const int first = index % wide * 2 * COLUMNS, column = first + block * COLUMNS, row = index / wide * SIDE;
+        while (group < of.groups && __ldg(of.offsets + group + 1) <= row) group++;
+        const int steps = group < of.groups ? (of.terms + TERMS - 1) / TERMS : 0, b_column = column < of.columns ? column : first;
+        return {row, 0, group * of.b_rows + b_column, group * of.b_terms, steps, SIDE, column, (u64)row};
 #endif
     }
 };
 
+#if PROMOTES
 // Adds products of a step to the sums, multiplied by the scales of 2 rows, and of 32 columns if they are STRIPS.
 __device__ __forceinline__ void add_scaled(float (&total)[64], const float (&sums)[64], const float (&rows)[2], const float* columns) {
 #pragma unroll
@@ -111,6 +137,8 @@ __device__ __forceinline__ void add_scaled(float (&total)[64], const float (&sum
     }
 }
 
+#endif
+
 #if OUT_BITS == 16
 __device__ __forceinline__ u32 rounded(float low, float high) {
     u32 words;
@@ -119,56 +147,69 @@ __device__ __forceinline__ u32 rounded(float low, float high) {
 }
 #endif
 
-// Writes the columns of one row that four neighbouring lanes hold: `sums[4 j]` and the next one are columns 8 j + 2 lane and the next.
-__device__ __forceinline__ void write_whole(X* to, const float* sums, int lane, int adds) {
 #if OUT_BITS == 16
+// Writes the 64 rows of a warp group by the copy engine, which leaves out columns beyond the matrix, in boxes at `staged`. `barrier` is one of the warp
+// group's own.
+__device__ __forceinline__ void write_staged(const TensorMap* map, char* staged, const float (&sums)[OWN], int thread, int column, int row, int barrier) {
+    // The copies of the last tile have read `staged`.
+    if (thread == 0) wait_for_reads();
+    asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+    const int line = thread / 32 * 16 + thread % 16, right = thread % 32 / 16;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < COLUMNS / 16; i++) {
+        const int piece = 2 * i + right;
         u32 words[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) words[j] = rounded(sums[16 * i + 4 * j], sums[16 * i + 4 * j + 1]);
-        // Transposes the 4 x 4 words of four lanes, so that each writes 16 bytes.
-        const bool odd = lane & 1, upper = lane & 2;
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-            const u32 other = __shfl_xor_sync(0xFFFFFFFF, odd ? words[j] : words[j + 1], 1);
-            if (odd) words[j] = other; else words[j + 1] = other;
-        }
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const u32 other = __shfl_xor_sync(0xFFFFFFFF, upper ? words[j] : words[j + 2], 2);
-            if (upper) words[j] = other; else words[j + 2] = other;
-        }
-        *(uint4*)(to + 32 * i + 8 * lane) = make_uint4(words[0], words[1], words[2], words[3]);
+        for (int j = 0; j < 4; j++) words[j] = rounded(sums[8 * i + 2 * j], sums[8 * i + 2 * j + 1]);
+        store_matrices(staged + piece / 8 * BOX + line * STEP + ((piece ^ line) % 8) * 16, words);
     }
+    show_copies_what_was_written();
+    asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+    if (thread != 0) return;
+    for (int box = 0; box < COLUMNS / HALF; box++) write_box(map, staged + box * BOX, 2 * column + box * STEP, row);
+    end_of_writes();
+}
 #else
+// Writes the columns of one row that four neighbouring lanes hold: `sums[4 j]` and the next one are columns 8 j + 2 lane and the next.
+__device__ __forceinline__ void write_whole(X* to, const float* sums, int lane, int adds) {
 #pragma unroll
-    for (int j = 0; j < 16; j++) {
+    for (int j = 0; j < COLUMNS / 8; j++) {
         float2* const at = (float2*)(to + 8 * j + 2 * lane);
         const float2 before = adds ? *at : float2{};
         *at = adds ? float2{sums[4 * j] + before.x, sums[4 * j + 1] + before.y} : float2{sums[4 * j], sums[4 * j + 1]};
     }
-#endif
 }
+#endif
 __device__ __forceinline__ void write_some(X* to, const float* sums, int lane, int columns, int adds) {
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
+    for (int i = 0; i < COLUMNS / 4; i++) {
         const int column = i / 2 * 8 + 2 * lane + i % 2;
         const float value = sums[i / 2 * 4 + i % 2];
         if (column < columns) store(to + column, adds ? value + load(to[column]) : value);
     }
 }
 
-// Grid of pairs of blocks, at most one block per multiprocessor; 384 threads; shared memory for STAGES stages and their scales, offsets and
-// counts. `map_a` has boxes of HALF rows; `map_b` of SIDE rows, or of HALF if B_MN.
+// Rows of an operand that a block copies.
+#define A_ROWS (WGRAD ? SIDE : HALF)
+#define B_ROWS (WGRAD ? COLUMNS / 2 : COLUMNS)
+template <int IS_MN, int ROWS, int TO_BOTH> __device__ __forceinline__ void copy(char* to, const TensorMap* from, int row, int term, u64* barrier) {
+    for (int i = 0; i < (IS_MN ? ROWS / HALF : 1); i++) {
+        const int byte = (IS_MN ? row + i * HALF : term) * (int)sizeof(A), line = IS_MN ? term : row;
+        if (TO_BOTH) copy_box_to_both(to + i * BOX, from, byte, line, barrier);
+        else copy_box(to + i * BOX, from, byte, line, barrier);
+    }
+}
+
+// Grid of pairs of blocks, at most one block per multiprocessor; 384 threads; SHARED bytes of shared memory and 1024 to align them. `map_a` has boxes
+// of A_ROWS rows, or of HALF if A_MN; `map_b` of B_ROWS, or of HALF if B_MN; `map_out`, of HALF, is that of the result if OUT_BITS is 16 and rows are
+// multiples of 16 bytes.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP, 1)
-    grouped_wgmma(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const __grid_constant__ Arguments of) {
+    grouped_wgmma(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const __grid_constant__ TensorMap map_out,
+                  const __grid_constant__ Arguments of) {
     extern __shared__ char shared_of_the_launch[];
     // Swizzled boxes start at multiples of 1024.
     char* const ring = shared_of_the_launch + (1024 - shared_address(shared_of_the_launch) % 1024) % 1024;
-    float* const scales = (float*)(ring + STAGES * STAGE);      // of each stage, SIDE of `a` and SIDE of `b`
-    int* const offsets = (int*)(scales + STAGES * 2 * SIDE);
-    int* const counts = offsets + of.groups + 1;
+    float* const scales = (float*)(ring + STAGES * STAGE + STAGED); // of each stage, SIDE of `a` and SIDE of `b`
     __shared__ u64 full[STAGES], empty[STAGES];
     const int group = __shfl_sync(0xFFFFFFFF, threadIdx.x / GROUP, 0), block = block_of_cluster();
     if (threadIdx.x == 0) {
@@ -180,13 +221,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
     }
     start_successors();
     wait_for_predecessors();
-    for (int g = threadIdx.x; g <= of.groups; g += blockDim.x) {
-        offsets[g] = of.offsets[g];
-        if (g < of.groups) counts[g] = of.counts[g];
-    }
-    __syncthreads();
     cluster_sync();
-    Walk walk(of, offsets, counts);
+    Walk walk(of);
     const int first = blockIdx.x / 2, every = gridDim.x / 2;
     if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
@@ -204,14 +240,9 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
                     barrier_expect(full + s, STAGE + a_bytes + b_bytes);
                     if (a_bytes) copy_bytes(scales + s * 2 * SIDE, of.a.strip(tile.a_row, a_term), a_bytes, full + s);
                     if (b_bytes) copy_bytes(scales + s * 2 * SIDE + SIDE, of.b.strip(tile.b_row, b_term), b_bytes, full + s);
-                    const int a_row = tile.a_row + block * HALF, size = sizeof(A);
-                    copy_box_to_both(to + block * BOX, &map_a, (A_MN ? a_row : a_term) * size, A_MN ? a_term : a_row, full + s);
-#if B_MN
-                    copy_box(to + 2 * BOX, &map_b, tile.b_row * size, b_term, full + s);
-                    copy_box(to + 3 * BOX, &map_b, (tile.b_row + HALF) * size, b_term, full + s);
-#else
-                    copy_box(to + 2 * BOX, &map_b, b_term * size, tile.b_row, full + s);
-#endif
+                    const int a_half = WGRAD ? 0 : block * HALF, b_half = WGRAD ? block * (COLUMNS / 2) : 0;
+                    copy<A_MN, A_ROWS, !WGRAD>(to + a_half * STEP, &map_a, tile.a_row + a_half, a_term, full + s);
+                    copy<B_MN, B_ROWS, WGRAD>(to + (SIDE + b_half) * STEP, &map_b, tile.b_row + b_half, b_term, full + s);
                     if (++s == STAGES) s = 0, parity ^= 1;
                 }
             }
@@ -222,13 +253,13 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
         const int thread = threadIdx.x % GROUP, lane = thread % 32, row = group * HALF + thread / 32 * 16 + lane / 4;
         // Stages whose products are enqueued next, and whose products are added next.
         int ahead = 0, parity = 0, s = 0;
-        const auto enqueue = [&](float (&sums)[64]) {
+        const auto enqueue = [&](float (&sums)[OWN]) {
             barrier_wait(full + ahead, parity);
             const u32 a = shared_address(ring + ahead * STAGE) + group * BOX, b = shared_address(ring + ahead * STAGE) + 2 * BOX;
-            hold(sums);
+            if (PROMOTES) hold(sums);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-            for (int k = 0; k < STEP / 32; k++) multiply(sums, operand<A_MN>(a, k), operand<B_MN>(b, k), SCALED ? k > 0 : 1);
+            for (int k = 0; k < STEP / 32; k++) multiply(sums, operand<A_MN>(a, k), operand<B_MN>(b, k), PROMOTES ? k > 0 : 1);
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             if (++ahead == STAGES) ahead = 0, parity ^= 1;
         };
@@ -237,17 +268,17 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
             if (lane < 2) barrier_arrive_at(empty + s, lane);
             if (++s == STAGES) s = 0;
         };
-#if SCALED && !LOOKS_AHEAD
+#if PROMOTES && !LOOKS_AHEAD
         // Two barriers make the two groups multiply in turn, so that one multiplies while the other adds.
         if (group == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
 #endif
         for (int index = first; index < walk.tiles; index += every) {
             const Tile tile = walk.at(index, block);
             const int steps = __shfl_sync(0xFFFFFFFF, tile.steps, 0);
-            float total[64];
+            float total[OWN];
 #pragma unroll
-            for (int i = 0; i < 64; i++) total[i] = 0.0f;
-#if SCALED
+            for (int i = 0; i < OWN; i++) total[i] = 0.0f;
+#if PROMOTES
             // Tensor cores add FP8 products with about 14 bits, so the sums of a step join F32 registers.
             const auto add = [&](float (&sums)[64], int step, auto wait) {
                 float rows[2] = {1.0f, 1.0f};
@@ -292,36 +323,51 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
                 add(sums, step, all);
             }
 #endif
-#if A_SCALES == AT_END
-            const float rows[2] = {of.a.of_row(tile.a_row + row), of.a.of_row(tile.a_row + row + 8)};
-#pragma unroll
-            for (int i = 0; i < 64; i++) total[i] *= rows[i / 2 % 2] * of.b.of_row(tile.b_row + i / 4 * 8 + 2 * (lane % 4) + i % 2);
-#endif
 #else
+            hold(total);
             for (int step = 0; step < steps; step++) {
                 enqueue(total);
-                if (!LOOKS_AHEAD) {
-                    wait_for_products<0>(total);
-                    release();
-                } else if (step > 0) {
-                    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                    release();
-                }
-            }
-            if (LOOKS_AHEAD && steps > 0) {
-                wait_for_products<0>(total);
-                release();
+                asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LOOKS_AHEAD) : "memory");
+                if (step >= LOOKS_AHEAD) release();
             }
 #endif
-            if (tile.column >= of.columns || (of.adds && steps == 0)) continue;
-            const bool is_whole = tile.rows == SIDE && tile.column + SIDE <= of.columns && of.columns % 8 == 0 && (OUT_BITS == 32 || !of.adds);
+#if SCALED && A_SCALES == AT_END
+            // Unless products are promoted, the scales are read before the last ones are complete.
+            const float of_rows[2] = {of.a.of_row(tile.a_row + row), of.a.of_row(tile.a_row + row + 8)};
+            float2 of_columns[COLUMNS / 8];
+#pragma unroll
+            for (int j = 0; j < COLUMNS / 8; j++) of_columns[j] = of.b.of_two_rows(tile.b_row + 8 * j + 2 * (lane % 4));
+#endif
+#if !PROMOTES
+            wait_for_products<0>(total);
+            if (LOOKS_AHEAD && steps > 0) release();
+#endif
+#if SCALED && A_SCALES == AT_END
+#pragma unroll
+            for (int i = 0; i < OWN; i++) total[i] *= of_rows[i / 2 % 2] * (i % 2 ? of_columns[i / 4].y : of_columns[i / 4].x);
+#endif
+            if (tile.rows <= 0 || tile.column >= of.columns || (of.adds && steps == 0)) continue;
+            const bool is_whole = tile.rows == SIDE && of.columns % 8 == 0 && (OUT_BITS == 16 ? !of.adds : tile.column + COLUMNS <= of.columns);
+#if OUT_BITS == 16
+            if (is_whole) {
+                char* const staged = ring + STAGES * STAGE + group * (STAGED / 2);
+                write_staged(&map_out, staged, total, thread, tile.column, (int)tile.out_row + group * HALF, 3 + group);
+                continue;
+            }
+#endif
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 X* const to = of.out + (tile.out_row + row + 8 * half) * of.columns + tile.column;
-                if (is_whole) write_whole(to, total + 2 * half, lane % 4, of.adds);
-                else if (row + 8 * half < tile.rows) write_some(to, total + 2 * half, lane % 4, of.columns - tile.column, of.adds);
+#if OUT_BITS == 32
+                if (is_whole) {
+                    write_whole(to, total + 2 * half, lane % 4, of.adds);
+                    continue;
+                }
+#endif
+                if (row + 8 * half < tile.rows) write_some(to, total + 2 * half, lane % 4, of.columns - tile.column, of.adds);
             }
         }
+        if (thread == 0) wait_for_writes();
     }
     // No block ends while the other may write to its shared memory or arrive at its barriers.
     cluster_sync();

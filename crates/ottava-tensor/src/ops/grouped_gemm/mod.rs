@@ -10,7 +10,7 @@ use super::gemm::{self, Accumulation, Operand};
 use crate::{DType, Device, Error, Granularity, Result, Tensor, planted};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
-pub(crate) use wgmma::{SOURCE as WGMMA_SOURCE, VARIANTS as WGMMA_VARIANTS};
+pub(crate) use wgmma::{SOURCE as WGMMA_SOURCE, variants as wgmma_variants};
 
 /// The rows of a matrix `[P, …]` that belong to each of `G` groups. Both tensors are on the device of the matrix, and nothing reads them on
 /// the host, so a captured step may change them.
@@ -111,7 +111,7 @@ pub fn grouped_gemm_nt(
             }
         }
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::grouped_gemm(&gpu, a, b, groups, sizes, &mut y)?,
+        Device::Cuda(gpu) => cuda::grouped_gemm(&gpu, a, b, groups, sizes, &mut y, accumulation)?,
     }
     Ok(y)
 }
@@ -171,7 +171,7 @@ fn wgrad(
             Ok(())
         }
         Device::DryCpu(_) => Ok(()),
-        Device::Cuda(gpu) => cuda::grouped_wgrad(&gpu, a, b, groups, into, add),
+        Device::Cuda(gpu) => cuda::grouped_wgrad(&gpu, a, b, groups, into, accumulation, add),
     }
 }
 

@@ -207,6 +207,59 @@ fn grouped_products_agree_across_devices() {
     }
 }
 
+/// The width of tiles is chosen by the size of the result.
+#[test]
+fn the_width_of_tiles_changes_no_bit() {
+    let Some(device @ Device::Cuda(_)) = gpu() else { return };
+    let Device::Cuda(gpu) = &device else { unreachable!() };
+    let counts = [200, 0, 57, 700];
+    for [n, k] in [[208, 144], [768, 320], [1040, 1024]] {
+        let g = counts.len();
+        let x = rows("x", &counts, k, DType::BF16).to_device(&device).unwrap();
+        let w = normals("w", &[g * n, k], DType::BF16).to_device(&device).unwrap();
+        let dy = rows("dy", &counts, n, DType::BF16).to_device(&device).unwrap();
+        let of = |x: &Tensor, granularity, format| cast_of(x, granularity, format).unwrap();
+        let by_row = [&x, &w, &dy].map(|x| of(x, Granularity::PerRow, DType::E4M3));
+        let [of_tensor, hybrid] =
+            [(&x, DType::E4M3), (&dy, DType::E5M2)].map(|(x, format)| of(x, Granularity::PerTensor, format));
+        let groups = Groups::new(&device, &counts).unwrap();
+        let p = x.shape()[0];
+        let product = |a: Operand, b: Operand, sizes: Sizes, width| {
+            let mut y = Tensor::zeros(&device, &[sizes.p, sizes.n], DType::BF16).unwrap();
+            let product = wgmma::Product::of(a, b, DType::BF16, wgmma::Shape::of_rows(sizes.p, sizes.n), width, false)
+                .expect("a variant");
+            product.enqueue(gpu, &groups, sizes, &mut y).unwrap();
+            y.read_bytes().unwrap()
+        };
+        let fprop = Sizes { stack: Stack::Rows, p, n, k };
+        let wgrad = |a: Operand, b: Operand, out, width| {
+            let mut dw = Tensor::zeros(&device, &[g * n, k], out).unwrap();
+            let product =
+                wgmma::Product::of(a, b, out, wgmma::Shape::of_weights(g, n, k), width, false).expect("a variant");
+            product.enqueue_wgrad(gpu, &groups, &mut dw, true).unwrap();
+            dw.read_bytes().unwrap()
+        };
+        let all = wgmma::WIDTHS.map(|width| {
+            let dgrad = Sizes { stack: Stack::Contracted, p, n: k, k: n };
+            let mut all = vec![
+                product(Operand::plain(&x), Operand::plain(&w), fprop, width),
+                product(Operand::Rows(&by_row[0]), Operand::Rows(&by_row[1]), fprop, width),
+                product(Operand::plain(&dy), Operand::plain_transposed(&w), dgrad, width),
+            ];
+            for out in [DType::BF16, DType::F32] {
+                all.push(wgrad(Operand::plain_transposed(&dy), Operand::plain_transposed(&x), out, width));
+                all.push(wgrad(Operand::Columns(&by_row[2]), Operand::Columns(&by_row[0]), out, width));
+                all.push(wgrad(Operand::Columns(&hybrid), Operand::Columns(&of_tensor), out, width));
+            }
+            all
+        });
+        for (i, (wide, narrow)) in all[0].iter().zip(&all[1]).enumerate() {
+            assert!(wide == narrow, "product {i} of {n} x {k}");
+            assert!(wide.iter().any(|&byte| byte != 0));
+        }
+    }
+}
+
 #[test]
 fn grouped_products_repeat_bit_for_bit() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {

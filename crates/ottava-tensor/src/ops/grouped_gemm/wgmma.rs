@@ -2,24 +2,25 @@
 
 use super::{Groups, Sizes, Stack};
 use crate::cuda::{Arg, CudaDevice, Kernel, TensorMap};
-use crate::ops::gemm::Operand;
+use crate::ops::gemm::{Accumulation, Operand};
 use crate::ops::launch::{Defines, kernel_source};
 use crate::{Capability, DType, Granularity, Result, Tensor};
 
-kernel_source!(SOURCE, "grouped_wgmma", "hopper.cuh" needs [Wgmma, BulkCopies, Multicast]; SIDE, STEP, STAGES);
+kernel_source!(SOURCE, "grouped_wgmma", "hopper.cuh" needs [Wgmma, BulkCopies, Multicast]; SIDE, STEP, SHARED);
 
-/// Rows and columns of a tile.
+/// Rows of a tile.
 const SIDE: usize = 128;
+/// Columns of a tile, if a kernel has variants of both widths.
+pub(super) const WIDTHS: [usize; 2] = [256, 128];
 /// Bytes that a stage holds of each row of the operands.
 const STEP: usize = TensorMap::BOX_BYTES;
-/// Stages of the ring in shared memory.
-const STAGES: usize = 6;
+/// Bytes of stages, their scales and a result in shared memory, at most.
+const SHARED: usize = 224 << 10;
 const THREADS: u32 = 3 * 128;
-/// Groups at most: their offsets and counts are in shared memory.
-const MOST_GROUPS: usize = 2048;
 
 macro_rules! variant {
-    ($x:literal $bits:literal, $a:literal, $b:literal, $scaled:literal, $a_scales:literal, $b_scales:literal, $a_mn:literal, $b_mn:literal, $wgrad:literal) => {
+    ($x:literal $bits:literal, $a:literal, $b:literal, $scaled:literal, $a_scales:literal, $b_scales:literal, $a_mn:literal, $b_mn:literal,
+     $wgrad:literal, $promotes:literal, $columns:literal) => {
         &[
             ("X", $x),
             ("A", $a),
@@ -29,29 +30,53 @@ macro_rules! variant {
             ("A_MN", $a_mn),
             ("B_MN", $b_mn),
             ("WGRAD", $wgrad),
+            ("PROMOTES", $promotes),
+            ("COLUMNS", $columns),
             ("SCALED", $scaled),
             ("OUT_BITS", $bits),
         ]
     };
 }
 
-macro_rules! variants_of {
-    ($($x:literal $bits:literal),*) => { &[$(
-        variant!($x $bits, "bf16", "bf16", "0", "AT_END", "AT_END", "0", "0", "0"),
-        variant!($x $bits, "bf16", "bf16", "0", "AT_END", "AT_END", "0", "1", "0"),
-        variant!($x $bits, "bf16", "bf16", "0", "AT_END", "AT_END", "1", "1", "1"),
-        variant!($x $bits, "e4m3", "e4m3", "1", "AT_END", "AT_END", "0", "0", "0"),
-        variant!($x $bits, "e4m3", "e4m3", "1", "AT_END", "AT_END", "0", "0", "1"),
-        variant!($x $bits, "e5m2", "e4m3", "1", "AT_END", "AT_END", "0", "0", "0"),
-        variant!($x $bits, "e5m2", "e4m3", "1", "AT_END", "AT_END", "0", "0", "1"),
-        variant!($x $bits, "e4m3", "e4m3", "1", "STRIPS", "SQUARES", "0", "0", "0"),
-        variant!($x $bits, "e4m3", "e4m3", "1", "STRIPS", "STRIPS", "0", "0", "1"),
-        variant!($x $bits, "e4m3", "e4m3", "1", "SQUARES", "STRIPS", "0", "0", "1"),
+/// Variants of both widths, for both types of results: those of training, and that of gradients in F32.
+macro_rules! wide {
+    ($($columns:literal),*) => { &[$(
+        variant!("bf16" "16", "bf16", "bf16", "0", "AT_END", "AT_END", "0", "0", "0", "0", $columns),
+        variant!("bf16" "16", "bf16", "bf16", "0", "AT_END", "AT_END", "0", "1", "0", "0", $columns),
+        variant!("bf16" "16", "bf16", "bf16", "0", "AT_END", "AT_END", "1", "1", "1", "0", $columns),
+        variant!("bf16" "16", "e4m3", "e4m3", "1", "AT_END", "AT_END", "0", "0", "0", "0", $columns),
+        variant!("bf16" "16", "e4m3", "e4m3", "1", "AT_END", "AT_END", "0", "0", "1", "0", $columns),
+        variant!("bf16" "16", "e5m2", "e4m3", "1", "AT_END", "AT_END", "0", "0", "1", "0", $columns),
+        variant!("f32" "32", "bf16", "bf16", "0", "AT_END", "AT_END", "1", "1", "1", "0", $columns),
+        variant!("f32" "32", "e4m3", "e4m3", "1", "AT_END", "AT_END", "0", "0", "1", "0", $columns),
+        variant!("f32" "32", "e5m2", "e4m3", "1", "AT_END", "AT_END", "0", "0", "1", "0", $columns),
     )*] };
 }
 
-/// Types, scales and layouts of the operands and of the result.
-pub(crate) const VARIANTS: &[Defines] = variants_of!("bf16" "16", "f32" "32");
+/// Variants of one width, whose sums are exact.
+macro_rules! narrow {
+    ($($x:literal $bits:literal),*) => { &[$(
+        variant!($x $bits, "e4m3", "e4m3", "1", "AT_END", "AT_END", "0", "0", "0", "1", "128"),
+        variant!($x $bits, "e4m3", "e4m3", "1", "AT_END", "AT_END", "0", "0", "1", "1", "128"),
+        variant!($x $bits, "e5m2", "e4m3", "1", "AT_END", "AT_END", "0", "0", "0", "1", "128"),
+        variant!($x $bits, "e5m2", "e4m3", "1", "AT_END", "AT_END", "0", "0", "1", "1", "128"),
+        variant!($x $bits, "e4m3", "e4m3", "1", "STRIPS", "SQUARES", "0", "0", "0", "1", "128"),
+        variant!($x $bits, "e4m3", "e4m3", "1", "STRIPS", "STRIPS", "0", "0", "1", "1", "128"),
+        variant!($x $bits, "e4m3", "e4m3", "1", "SQUARES", "STRIPS", "0", "0", "1", "1", "128"),
+    )*] };
+}
+
+const NARROW: &[Defines] = narrow!("bf16" "16", "f32" "32");
+const WIDE: &[Defines] = wide!("256", "128");
+const PLAIN: &[Defines] = &[
+    variant!("f32" "32", "bf16", "bf16", "0", "AT_END", "AT_END", "0", "0", "0", "0", "128"),
+    variant!("f32" "32", "bf16", "bf16", "0", "AT_END", "AT_END", "0", "1", "0", "0", "128"),
+];
+
+/// Types, scales and layouts of the operands and of the result, kind of sums and width of tiles.
+pub(crate) fn variants() -> impl Iterator<Item = Defines> {
+    [NARROW, WIDE, PLAIN].into_iter().flatten().copied()
+}
 
 /// One operand as the kernel reads it.
 struct Side {
@@ -97,32 +122,85 @@ impl Side {
 /// A grouped product that the tensor cores of this GPU compute.
 pub(super) struct Product {
     defines: Defines,
+    shape: Shape,
+    width: usize,
     a: Side,
     b: Side,
 }
 
+/// What a product computes, for [`Product::plan`].
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    /// The rows of groups are contracted, and the result has a matrix for each of so many groups.
+    matrices: Option<usize>,
+    /// Of the result, or of each matrix.
+    rows: usize,
+    columns: usize,
+}
+
+impl Shape {
+    /// `rows` in groups times `columns`.
+    pub fn of_rows(rows: usize, columns: usize) -> Shape {
+        Shape { matrices: None, rows, columns }
+    }
+
+    /// A matrix for each group.
+    pub fn of_weights(groups: usize, rows: usize, columns: usize) -> Shape {
+        Shape { matrices: Some(groups), rows, columns }
+    }
+
+    /// Pairs of tiles of `width` columns, one for each block of a cluster.
+    fn pairs(self, width: usize) -> usize {
+        match self.matrices {
+            None => self.rows.div_ceil(SIDE) * self.columns.div_ceil(2 * width),
+            Some(groups) => groups * self.rows.div_ceil(2 * SIDE) * self.columns.div_ceil(width),
+        }
+    }
+
+    /// Estimated time with tiles of `width` columns on `clusters`, in columns of tiles: the end of a tile takes as long as some more.
+    fn cost(self, width: usize, clusters: usize) -> usize {
+        self.pairs(width).div_ceil(clusters) * (width + 32)
+    }
+}
+
 impl Product {
-    /// `None` if no variant has these operands, or the GPU lacks what the kernel needs. `is_wgrad` contracts the rows of groups.
+    /// `None` if no variant has these operands, or the GPU lacks what the kernel needs.
     pub(super) fn plan(
         gpu: &CudaDevice,
         a: Operand,
         b: Operand,
-        groups: &Groups,
         out: DType,
-        is_wgrad: bool,
+        shape: Shape,
+        accumulation: Accumulation,
     ) -> Option<Product> {
-        let (a, b) = (Side::new(a, SIDE / 2)?, Side::new(b, SIDE)?);
+        let known = Capability::find(gpu.capability()).is_ok_and(|known| known.lacks(SOURCE.needs).is_empty());
+        // The scales of columns are read in pairs.
+        if !known || !shape.columns.is_multiple_of(2) {
+            return None;
+        }
+        let mut widths = WIDTHS;
+        widths.sort_by_key(|&width| shape.cost(width, gpu.sm_count() / 2));
+        let fast = widths.into_iter().filter(|_| accumulation == Accumulation::Fast || a.scale_inv().is_none());
+        let fast = fast.map(|width| (width, false));
+        fast.chain([(SIDE, true)]).find_map(|(width, promotes)| Product::of(a, b, out, shape, width, promotes))
+    }
+
+    /// The variant for these operands, with tiles of `width` columns.
+    pub fn of(a: Operand, b: Operand, out: DType, shape: Shape, width: usize, promotes: bool) -> Option<Product> {
+        let is_wgrad = shape.matrices.is_some();
+        // Rows that a block copies.
+        let [of_a, of_b] = if is_wgrad { [SIDE, width / 2] } else { [SIDE / 2, width] };
+        let (a, b) = (Side::new(a, of_a)?, Side::new(b, of_b)?);
         let x = match out {
             DType::BF16 => "bf16",
             DType::F32 => "f32",
             _ => return None,
         };
         let flag = |value| if value { "1" } else { "0" };
-        let wanted =
-            [x, a.name, b.name, a.scales, b.scales, flag(a.is_transposed), flag(b.is_transposed), flag(is_wgrad)];
-        let defines = *VARIANTS.iter().find(|variant| variant.iter().zip(wanted).all(|(have, want)| have.1 == want))?;
-        let known = Capability::find(gpu.capability()).is_ok_and(|known| known.lacks(SOURCE.needs).is_empty());
-        (known && groups.len() <= MOST_GROUPS).then_some(Product { defines, a, b })
+        let [a_mn, b_mn, wgrad, promotes] = [a.is_transposed, b.is_transposed, is_wgrad, promotes].map(flag);
+        let wanted = [x, a.name, b.name, a.scales, b.scales, a_mn, b_mn, wgrad, promotes, &width.to_string()];
+        let defines = variants().find(|variant| variant.iter().zip(wanted).all(|(have, want)| have.1 == want))?;
+        Some(Product { defines, shape, width, a, b })
     }
 
     /// Enqueues `y[r] = a[r] · b[g]ᵀ`.
@@ -130,20 +208,19 @@ impl Product {
         &self,
         gpu: &CudaDevice,
         groups: &Groups,
-        Sizes { stack, p, n, k }: Sizes,
+        Sizes { stack, n, k, .. }: Sizes,
         y: &mut Tensor,
     ) -> Result<()> {
         let [b_rows, b_terms] = match stack {
             Stack::Rows => [n, 0],
             Stack::Contracted => [0, k],
         };
-        self.launch(gpu, groups, y, [p, n, k, b_rows, b_terms, 0], 1)
+        self.launch(gpu, groups, y, [k, b_rows, b_terms, 0])
     }
 
     /// Enqueues `into[g] = a[:, rows of g] · b[:, rows of g]ᵀ`, added to `into` if `add`.
     pub(super) fn enqueue_wgrad(&self, gpu: &CudaDevice, groups: &Groups, into: &mut Tensor, add: bool) -> Result<()> {
-        let (m, n) = (into.shape()[0] / groups.len(), into.shape()[1]);
-        self.launch(gpu, groups, into, [m, n, 0, 0, 0, usize::from(add)], groups.len())
+        self.launch(gpu, groups, into, [0, 0, 0, usize::from(add)])
     }
 
     fn launch(
@@ -151,23 +228,26 @@ impl Product {
         gpu: &CudaDevice,
         groups: &Groups,
         out: &mut Tensor,
-        [rows, columns, terms, b_rows, b_terms, adds]: [usize; 6],
-        matrices: usize,
+        [terms, b_rows, b_terms, adds]: [usize; 4],
     ) -> Result<()> {
+        let Shape { rows, columns, .. } = self.shape;
         let two = |low: usize, high: usize| Arg::U64(low as u64 | (high as u64) << 32);
-        let mut args = vec![Arg::Map(self.a.map), Arg::Map(self.b.map)];
+        let pitch = columns * out.dtype().size();
+        let (address, of_out) = (out.device_ptr_mut(), out.shape()[0]);
+        let map_out = TensorMap { address, rows: of_out, row_bytes: pitch, pitch, box_rows: SIDE / 2 };
+        // The kernel reads this map only if rows of the result are multiples of 16 bytes.
+        let map_out = if pitch.is_multiple_of(16) { map_out } else { self.a.map };
+        let mut args = vec![Arg::Map(self.a.map), Arg::Map(self.b.map), Arg::Map(map_out)];
         // `Arguments` of the kernel, its last parameter, in words of 64 bits.
         for (address, pitch, by_row) in [self.a.inverse, self.b.inverse] {
             args.extend([Arg::Ptr(address), two(pitch, by_row)]);
         }
-        args.push(Arg::Ptr(out.device_ptr_mut()));
+        args.push(Arg::Ptr(address));
         args.extend([Arg::Ptr(groups.offsets.device_ptr()), Arg::Ptr(groups.counts.device_ptr())]);
         args.extend([two(groups.len(), rows), two(columns, terms), two(b_rows, b_terms), two(adds, 0)]);
-        let stage = 4 * (SIDE / 2) * STEP + 2 * SIDE * size_of::<f32>();
-        // 1 KiB aligns the ring.
-        let shared = 1024 + STAGES * stage + (2 * groups.len() + 1) * size_of::<i32>();
-        let tiles = matrices * rows.div_ceil(SIDE) * columns.div_ceil(2 * SIDE);
-        let blocks = 2 * tiles.min(gpu.sm_count() / 2);
+        // 1 KiB aligns the stages.
+        let shared = 1024 + SHARED;
+        let blocks = 2 * self.shape.pairs(self.width).min(gpu.sm_count() / 2);
         let kernel = Kernel { source: &SOURCE, defines: self.defines, entry: "grouped_wgmma" };
         // SAFETY: the maps and scales are those of the operands, whose sizes `check` and `wgrad` have compared with `out`; offsets and counts lie
         // within the rows of the operands, as the contract demands.
