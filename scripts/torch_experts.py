@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Rates of torch and transformers for mixtures of experts on one GPU, to compare with `ottava bench` in the same run.
+
+    torch_experts.py products [--tokens 16384]      grouped products in BF16 and in FP8 with scales by row
+    torch_experts.py train [--micro-batch 4]        training steps of OLMoE-1B-7B's shape with transformers in BF16
+
+Products have the groups of `ottava bench gemm --model`: 0.3 to 1.7 times the mean. Rates count the rows of tokens, not padding. Training has random
+tokens, grouped products, torch.compile, and a fused AdamW whose states are BF16 like the weights.
+"""
+import argparse
+import time
+
+import torch
+import torch.nn.functional as F
+
+SHAPES = {
+    "OLMoE gate and up": (64, 8, 2048, 2048),
+    "OLMoE down": (64, 8, 2048, 1024),
+    "Qwen3 gate and up": (128, 8, 1536, 2048),
+    "Qwen3 down": (128, 8, 2048, 768),
+}
+ALIGNMENT = 128
+
+
+def counts_of(rows, groups):
+    weights = [300 + group * 7919 % 1401 for group in range(groups)]
+    counts = [rows * weight // sum(weights) for weight in weights]
+    counts[0] += rows - sum(counts)
+    return counts
+
+
+def milliseconds(work, at_least=40.0, rounds=10):
+    """The median of rounds that take at least so many milliseconds each."""
+    work()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    repeats = max(1, int(at_least / 1e3 / (time.perf_counter() - start)))
+    times = []
+    for _ in range(rounds):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(repeats):
+            work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / repeats)
+    return sorted(times)[rounds // 2]
+
+
+def products(tokens):
+    for name, (groups, chosen, outputs, inputs) in SHAPES.items():
+        pairs = tokens * chosen
+        counts = [-(-count // ALIGNMENT) * ALIGNMENT for count in counts_of(pairs, groups)]
+        ends = torch.tensor(counts, device="cuda").cumsum(0).int()
+        rows = int(ends[-1])
+        x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
+        dy = torch.randn(rows, outputs, device="cuda", dtype=torch.bfloat16)
+        w = torch.randn(groups, outputs, inputs, device="cuda", dtype=torch.bfloat16)
+        cases = {
+            "bf16 fprop": lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=ends),
+            "bf16 dgrad": lambda: torch._grouped_mm(dy, w, offs=ends),
+            "bf16 wgrad": lambda: torch._grouped_mm(dy.t(), x, offs=ends),
+        }
+
+        def scaled(a, b, a_scale, b_scale, fast):
+            return lambda: torch._scaled_grouped_mm(
+                a, b, a_scale, b_scale, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=fast
+            )
+
+        one = lambda *shape: torch.ones(*shape, device="cuda")
+        code = lambda t: t.to(torch.float8_e4m3fn)
+        x8, dy8 = code(x), code(dy)
+        w8 = code(w)
+        for fast in (True, False):
+            sums = "fast" if fast else "exact"
+            cases[f"fp8 by rows fprop, {sums}"] = scaled(
+                x8, w8.transpose(1, 2), one(rows), one(groups, outputs), fast
+            )
+            columns = code(w.transpose(1, 2).contiguous()).transpose(1, 2)
+            cases[f"fp8 by rows dgrad, {sums}"] = scaled(dy8, columns, one(rows), one(groups, inputs), fast)
+            dyt, xt = code(dy.t().contiguous()), code(x.t().contiguous()).t()
+            cases[f"fp8 by rows wgrad, {sums}"] = scaled(
+                dyt, xt, one(groups * outputs), one(groups * inputs), fast
+            )
+        for case, work in cases.items():
+            try:
+                rate = 2 * pairs * outputs * inputs / milliseconds(work) / 1e9
+                print(f"{name}, {outputs} x {inputs}: {case} {rate:.0f} TFLOP/s", flush=True)
+            except Exception as error:
+                print(f"{name}: {case} failed: {str(error).splitlines()[0]}", flush=True)
+                torch.cuda.synchronize()
+
+
+def train(micro_batch, sequence=4096, steps=8):
+    import transformers
+    from transformers import OlmoeConfig, OlmoeForCausalLM
+
+    config = OlmoeConfig(intermediate_size=1024, attn_implementation="sdpa", experts_implementation="grouped_mm", use_cache=False)
+    with torch.device("cuda"):
+        torch.set_default_dtype(torch.bfloat16)
+        model = OlmoeForCausalLM(config)
+        torch.set_default_dtype(torch.float32)
+    model.train()
+    # The head and the loss in pieces of the vocabulary's rows would need other code than that of transformers: they run as they are.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    compiled = torch.compile(model)
+    times = []
+    for step in range(steps):
+        ids = torch.randint(0, config.vocab_size, (micro_batch, sequence), device="cuda")
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        loss = compiled(input_ids=ids, labels=ids).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+        print(f"step {step}: loss {loss.item():.3f}, {1e3 * times[-1]:.1f} ms", flush=True)
+    median = sorted(times[3:])[len(times[3:]) // 2]
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    parameters = sum(p.numel() for p in model.parameters()) / 1e9
+    print(
+        f"transformers {transformers.__version__}, torch {torch.__version__}, {parameters:.2f} G parameters, micro-batch {micro_batch}: "
+        f"{micro_batch * sequence / median:.0f} tokens/s, {1e3 * median:.1f} ms, {peak:.1f} GiB"
+    )
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("what", choices=["products", "train"])
+parser.add_argument("--tokens", type=int, default=16384)
+parser.add_argument("--micro-batch", type=int, default=4)
+arguments = parser.parse_args()
+torch.manual_seed(0)
+if arguments.what == "products":
+    products(arguments.tokens)
+else:
+    train(arguments.micro_batch)
