@@ -97,7 +97,17 @@ pub(super) fn gather_codes(
         [Arg::Ptr(x.device_ptr()), Arg::Ptr(slots.pair_of.device_ptr()), address(weights), Arg::I32(chosen as i32)];
     if quantize::fits_rows(out, x) {
         // SAFETY: as in `gather`.
-        return unsafe { quantize::produce_rows(gpu, (&FP8_SOURCE, "gather_rows"), x.dtype(), &inputs, out, to) };
+        return unsafe {
+            quantize::produce_rows(
+                gpu,
+                (&FP8_SOURCE, "gather_rows"),
+                x.dtype(),
+                quantize::CAST_EIGHTS,
+                &inputs,
+                out,
+                to,
+            )
+        };
     }
     let how = Producer {
         source: &FP8_SOURCE,

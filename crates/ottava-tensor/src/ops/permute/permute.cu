@@ -37,17 +37,17 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     quantize_tile<HOLDS ? 4 : 8>(to, Gathered{x, pair_of, weights, K, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 
-// Grid of padded rows.
+// Blocks of padded rows.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     gather_rows(const X* x, const int* pair_of, const float* weights, int K, const __grid_constant__ Destination to) {
     if constexpr (SHARING != PerRow) return;
-    start_successors();
-    wait_for_predecessors();
+    start_row();
     const Gathered from = {x, pair_of, weights, K, to.columns, true};
+    const int row = cast_row_number();
     Eight<X> values[ROW_EIGHTS] = {};
 #pragma unroll
     for (int k = 0; k < ROW_EIGHTS; k++)
-        if (blockIdx.x < to.rows && row_column(k) < to.columns) values[k] = from.values(from.fetch(blockIdx.x, row_column(k)), 0, 0);
+        if (row < to.rows && row_column(k) < to.columns) values[k] = from.values(from.fetch(row, row_column(k)), 0, 0);
     cast_row(to, values);
 }
 #else
