@@ -19,6 +19,11 @@ use std::sync::Arc;
 const ATTENTION: &str = "scratch of attention";
 
 impl CudaDevice {
+    /// Whether the GPU has `feature`.
+    pub(crate) fn has(&self, feature: Feature) -> Result<bool> {
+        Ok(Capability::find(self.capability())?.features.contains(&feature))
+    }
+
     /// Enqueues a kernel on a grid of `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory.
     /// The first use compiles and loads it. An empty grid is a no-op.
     ///
@@ -74,11 +79,6 @@ impl CudaDevice {
         let start = if starts_early { Start::Early } else { Start::InOrder };
         // SAFETY: the caller's promise.
         unsafe { self.launch_as(Scheduling { start, cluster }, kernel, grid, block, shared_bytes, args) }
-    }
-
-    /// Whether the GPU has `feature`.
-    pub(crate) fn has(&self, feature: Feature) -> Result<bool> {
-        Ok(Capability::find(self.capability())?.features.contains(&feature))
     }
 
     unsafe fn launch_as(
