@@ -10,6 +10,8 @@ use std::fmt;
 pub enum Feature {
     /// Kernels that start before their predecessor ends (`griddepcontrol`).
     EarlyStart,
+    /// Clusters of up to eight blocks, which write to each other's shared memory.
+    Clusters,
     /// Copies of tensor boxes to shared memory by TMA (`cp.async.bulk.tensor`).
     BulkCopies,
     /// A TMA copy to the shared memory of several blocks of a cluster.
@@ -20,12 +22,14 @@ pub enum Feature {
 
 impl Feature {
     /// All features.
-    pub const ALL: [Feature; 4] = [Feature::EarlyStart, Feature::BulkCopies, Feature::Multicast, Feature::Wgmma];
+    pub const ALL: [Feature; 5] =
+        [Feature::EarlyStart, Feature::Clusters, Feature::BulkCopies, Feature::Multicast, Feature::Wgmma];
 
     /// Its name in error messages.
     pub const fn name(self) -> &'static str {
         match self {
             Feature::EarlyStart => "early starts of kernels",
+            Feature::Clusters => "clusters of blocks",
             Feature::BulkCopies => "bulk copies (TMA)",
             Feature::Multicast => "multicast in a cluster",
             Feature::Wgmma => "wgmma",
@@ -56,7 +60,7 @@ pub struct Capability {
     pub is_tested: bool,
 }
 
-use Feature::{BulkCopies, EarlyStart, Multicast, Wgmma};
+use Feature::{BulkCopies, Clusters, EarlyStart, Multicast, Wgmma};
 use Granularity::{Blocks1x128, Blocks128x128, MixedBlocks, Mx, PerRow, PerTensor};
 
 /// All supported compute capabilities, in ascending order.
@@ -88,7 +92,7 @@ pub const CAPABILITIES: &[Capability] = &[
     Capability {
         version: (9, 0),
         architecture: "Hopper",
-        features: &[EarlyStart, BulkCopies, Multicast, Wgmma],
+        features: &[EarlyStart, Clusters, BulkCopies, Multicast, Wgmma],
         fp8_products: &[PerTensor, PerRow, Blocks1x128, Blocks128x128, MixedBlocks],
         shared_bytes: 227 << 10,
         is_tested: true,
@@ -96,7 +100,7 @@ pub const CAPABILITIES: &[Capability] = &[
     Capability {
         version: (10, 0),
         architecture: "Blackwell",
-        features: &[EarlyStart, BulkCopies, Multicast],
+        features: &[EarlyStart, Clusters, BulkCopies, Multicast],
         fp8_products: &[PerTensor, Mx],
         shared_bytes: 227 << 10,
         is_tested: false,
@@ -104,7 +108,7 @@ pub const CAPABILITIES: &[Capability] = &[
     Capability {
         version: (12, 0),
         architecture: "Blackwell",
-        features: &[EarlyStart, BulkCopies],
+        features: &[EarlyStart, Clusters, BulkCopies],
         fp8_products: &[PerTensor, Mx],
         shared_bytes: 99 << 10,
         is_tested: false,

@@ -80,6 +80,13 @@ fn activations_with_own_scales(table: &mut Table, t: usize, f: usize) -> Result<
             activation_to(SwiGlu, &gate_up, own(granularity, seen)).map(drop)
         })?;
     }
+    // As in forward: backward writes the transposed codes.
+    table.row("swiglu, FP8 by rows, without transpose", bf16(2 * tf) + tf, &mut || {
+        let scale = CastScale::Own(Granularity::PerRow, CurrentScaling::default());
+        let copies = CodeCopies::Rows;
+        let to = Fp8Output { format: DType::E4M3, scale, copies, statistics: seen, slot: 0 };
+        activation_to(SwiGlu, &gate_up, Output::Fp8(to)).map(drop)
+    })?;
     for (names, granularity) in [
         (["swiglu_backward, FP8 by rows", "swiglu_backward, FP8 by rows, + activation"], Granularity::PerRow),
         (["swiglu_backward, FP8 by 1x128", "swiglu_backward, FP8 by 1x128, + activation"], Granularity::Blocks1x128),

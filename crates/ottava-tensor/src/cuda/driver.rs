@@ -5,7 +5,7 @@ mod launch;
 mod peer;
 
 pub use event::Event;
-pub(super) use launch::{LaunchConfig, Start, encode};
+pub(super) use launch::{LaunchConfig, Scheduling, Start, encode};
 pub(super) use peer::{Exported, IpcHandle};
 
 use super::load::{DRIVER, LibraryReport, Problem, SearchPath, SharedLibrary, Wanted, functions};

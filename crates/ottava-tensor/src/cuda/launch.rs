@@ -4,7 +4,7 @@ use super::buffer::DeviceBuffer;
 use super::cublaslt::{GemmPointers, GemmSpec};
 use super::cudnn::{AttentionBackward, AttentionForward, AttentionPass, AttentionShape, AttentionSums, ScoreFactors};
 use super::device::{Backend, CudaDevice};
-use super::driver::{Start, encode};
+use super::driver::{Scheduling, Start, encode};
 use super::dry::DryGpu;
 use super::kernel::{Arg, Kernel};
 use super::lock::lock;
@@ -19,6 +19,11 @@ use std::sync::Arc;
 const ATTENTION: &str = "scratch of attention";
 
 impl CudaDevice {
+    /// Whether the GPU has `feature`.
+    pub(crate) fn has(&self, feature: Feature) -> Result<bool> {
+        Ok(Capability::find(self.capability())?.features.contains(&feature))
+    }
+
     /// Enqueues a kernel on a grid of `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory.
     /// The first use compiles and loads it. An empty grid is a no-op.
     ///
@@ -34,7 +39,9 @@ impl CudaDevice {
         args: &[Arg],
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch_at(Start::InOrder, kernel, grid, block, shared_bytes, args) }
+        unsafe {
+            self.launch_as(Scheduling { start: Start::InOrder, cluster: 1 }, kernel, grid, block, shared_bytes, args)
+        }
     }
 
     /// [`CudaDevice::launch`] of a kernel that may start before the work enqueued before it has ended, within
@@ -51,16 +58,32 @@ impl CudaDevice {
         shared_bytes: u32,
         args: &[Arg],
     ) -> Result<()> {
-        let starts_early =
-            self.has_constant_weights() && Capability::find(self.capability())?.features.contains(&Feature::EarlyStart);
-        let start = if starts_early { Start::Early } else { Start::InOrder };
         // SAFETY: the caller's promise.
-        unsafe { self.launch_at(start, kernel, grid, block, shared_bytes, args) }
+        unsafe { self.launch_early_in_clusters(kernel, grid, 1, block, shared_bytes, args) }
     }
 
-    unsafe fn launch_at(
+    /// [`CudaDevice::launch_early`] in clusters of `cluster` blocks along x: 1, or on a GPU with [`Feature::Clusters`] up to 8.
+    ///
+    /// # Safety
+    /// As for [`CudaDevice::launch_early`].
+    pub(crate) unsafe fn launch_early_in_clusters(
         &self,
-        start: Start,
+        kernel: &Kernel,
+        grid: [u32; 3],
+        cluster: u32,
+        block: u32,
+        shared_bytes: u32,
+        args: &[Arg],
+    ) -> Result<()> {
+        let starts_early = self.has_constant_weights() && self.has(Feature::EarlyStart)?;
+        let start = if starts_early { Start::Early } else { Start::InOrder };
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_as(Scheduling { start, cluster }, kernel, grid, block, shared_bytes, args) }
+    }
+
+    unsafe fn launch_as(
+        &self,
+        how: Scheduling,
         kernel: &Kernel,
         grid: [u32; 3],
         block: u32,
@@ -71,8 +94,11 @@ impl CudaDevice {
             Backend::Gpu(_) if grid.contains(&0) => return Ok(()),
             Backend::Gpu(gpu) => gpu,
             Backend::Dry(dry) => {
-                dry.trace
-                    .add(|| describe_kernel(kernel, grid, block, args, |address| lock(self.pool()).offset(address)));
+                dry.trace.add(|| {
+                    describe_kernel(kernel, grid, [how.cluster, block], args, |address| {
+                        lock(self.pool()).offset(address)
+                    })
+                });
                 if !grid.contains(&0) {
                     kernel.module().expect_on(Capability::find(self.capability())?, self.name())?;
                     lock(&dry.workload).add_kernel(kernel.module());
@@ -97,7 +123,7 @@ impl CudaDevice {
             starts.into_iter().map(|at| std::ptr::from_mut(&mut words[at]).cast()).collect();
         self.profile.time(&gpu.context, Call::Kernel(kernel.entry), || {
             // SAFETY: the caller's promise; little-endian values are at the start of their words.
-            unsafe { gpu.context.launch(&function, start, grid, block, shared_bytes, &mut pointers) }
+            unsafe { gpu.context.launch(&function, how, grid, block, shared_bytes, &mut pointers) }
         })
     }
 

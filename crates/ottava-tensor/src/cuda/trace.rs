@@ -29,7 +29,7 @@ impl Trace {
 pub(super) fn describe_kernel(
     kernel: &Kernel,
     [x, y, z]: [u32; 3],
-    block: u32,
+    [cluster, block]: [u32; 2],
     args: &[Arg],
     offset: impl Fn(u64) -> Option<u64>,
 ) -> String {
@@ -50,7 +50,8 @@ pub(super) fn describe_kernel(
     };
     let defines: Vec<_> = kernel.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let args: Vec<_> = args.iter().map(describe).collect();
-    format!("{}({}) <{x},{y},{z};{block}> [{}]", kernel.entry, defines.join(" "), args.join(" "))
+    let cluster = if cluster > 1 { format!(" in {cluster}") } else { String::new() };
+    format!("{}({}) <{x},{y},{z}{cluster};{block}> [{}]", kernel.entry, defines.join(" "), args.join(" "))
 }
 
 /// A product on one line.

@@ -74,6 +74,14 @@ __device__ __forceinline__ void block_raise(float* amax, float largest) {
     raise(amax, __uint_as_float(all));
 }
 
+// Adds one to a counter, by one thread after a barrier: what the threads of that barrier have written is visible to the one that sees the
+// result and passes a barrier with its own, and the reverse. Cheaper than `__threadfence`, a sequentially consistent fence of each thread.
+__device__ __forceinline__ u32 count_arrival(u32* counter) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
 // Of a kernel that may start before earlier ones have ended (`launch_early`): waits for their end, and lets the next one start. Without early
 // starts both do nothing.
 __device__ __forceinline__ void wait_for_predecessors() {
@@ -85,6 +93,47 @@ __device__ __forceinline__ void start_successors() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// Barriers in shared memory, of GPUs with bulk copies or clusters.
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nAGAIN:\n"
+        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra AGAIN;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+
+// Blocks of a cluster, neighbours along x; without clusters, a block is one of its own.
+__device__ __forceinline__ u32 blocks_of_cluster() {
+    u32 blocks = 1;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+#endif
+    return blocks;
+}
+__device__ __forceinline__ u32 block_of_cluster() {
+    u32 rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+// Writes a word to the shared memory of a block of the cluster, where `to` is in that of this block, and its four bytes arrive at the barrier there.
+__device__ __forceinline__ void send_word(u32* to, u32 word, u64* barrier, u32 block) {
+    asm volatile(
+        "{\n.reg .b32 remote, arrived;\nmapa.shared::cluster.u32 remote, %0, %3;\nmapa.shared::cluster.u32 arrived, %2, %3;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [remote], %1, [arrived];\n}" ::"r"(shared_address(to)), "r"(word),
+        "r"(shared_address(barrier)), "r"(block) : "memory");
 }
 
 // The smaller or larger magnitude in each of two pairs, with an undefined sign: one instruction from compute capability 8.6 on.

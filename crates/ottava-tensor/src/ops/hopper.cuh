@@ -1,23 +1,10 @@
-// Hopper's copies by the copy engine (TMA), barriers in shared memory, and descriptors of operands of wgmma.
+// Hopper's copies by the copy engine (TMA), which arrive at barriers, and descriptors of operands of wgmma.
 
 // A matrix in device memory that the copy engine reads (CUtensorMap).
 struct alignas(64) TensorMap { u64 words[16]; };
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nAGAIN:\n"
-        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-        "@!done bra AGAIN;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
-}
 __device__ __forceinline__ void barrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
 // Copies a box of STEP bytes of some rows; beyond the matrix it has zeros.
 __device__ __forceinline__ void copy_box(void* to, const TensorMap* from, int byte, int row, u64* barrier) {
@@ -55,14 +42,6 @@ __device__ __forceinline__ void barrier_arrive_at(u64* barrier, u32 block) {
     asm volatile(
         "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
         "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)), "r"(block) : "memory");
-}
-__device__ __forceinline__ u32 block_of_cluster() {
-    u32 rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
 // Rows of 128 bytes, 16-byte pieces swizzled within groups of eight rows.

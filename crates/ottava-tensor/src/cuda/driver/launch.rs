@@ -18,6 +18,14 @@ pub(in crate::cuda) enum Start {
     Early,
 }
 
+/// How the blocks of a kernel are scheduled.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cuda) struct Scheduling {
+    pub start: Start,
+    /// Blocks of a cluster, neighbours along x that run at once; 1 without clusters.
+    pub cluster: u32,
+}
+
 /// `CUlaunchConfig`.
 #[repr(C)]
 pub(in crate::cuda) struct LaunchConfig {
@@ -29,17 +37,27 @@ pub(in crate::cuda) struct LaunchConfig {
     attribute_count: u32,
 }
 
-/// `CUlaunchAttribute` with a flag as its value.
-#[repr(C)]
+/// `CUlaunchAttribute`.
+#[repr(C, align(8))]
 struct LaunchAttribute {
     id: u32,
     padding: u32,
-    flag: i32,
-    rest: [u32; 15],
+    value: [u32; 16],
 }
 
-/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
-const STARTS_EARLY: LaunchAttribute = LaunchAttribute { id: 6, padding: 0, flag: 1, rest: [0; 15] };
+impl LaunchAttribute {
+    /// `id` with the first three words of its value.
+    fn new(id: u32, words: [u32; 3]) -> LaunchAttribute {
+        let mut value = [0; 16];
+        value[..3].copy_from_slice(&words);
+        LaunchAttribute { id, padding: 0, value }
+    }
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`, three sizes.
+const CLUSTER: u32 = 4;
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`, a flag.
+const STARTS_EARLY: u32 = 6;
 
 impl Context {
     /// Enqueues a kernel.
@@ -50,7 +68,7 @@ impl Context {
     pub(in crate::cuda) unsafe fn launch(
         &self,
         function: &Function,
-        start: Start,
+        how: Scheduling,
         grid: [u32; 3],
         block: u32,
         shared_bytes: u32,
@@ -64,15 +82,22 @@ impl Context {
             self.check(status, &format!("{} bytes of shared memory for {}", shared_bytes, function.name))?;
         }
         self.record_launch(function.name);
+        let mut attributes = Vec::with_capacity(2);
+        if how.start == Start::Early {
+            attributes.push(LaunchAttribute::new(STARTS_EARLY, [1, 0, 0]));
+        }
+        if how.cluster > 1 {
+            attributes.push(LaunchAttribute::new(CLUSTER, [how.cluster, 1, 1]));
+        }
         let config = LaunchConfig {
             grid,
             block: [block, 1, 1],
             shared_bytes,
             stream: self.stream(),
-            attributes: &STARTS_EARLY,
-            attribute_count: (start == Start::Early).into(),
+            attributes: attributes.as_ptr(),
+            attribute_count: attributes.len() as u32,
         };
-        // SAFETY: the caller's promise; the driver copies the arguments before it returns.
+        // SAFETY: the caller's promise; the driver copies arguments and attributes before it returns.
         match unsafe { (self.api.launch)(&config, function.function, args.as_mut_ptr(), null_mut()) } {
             SUCCESS => Ok(()),
             status => self.check(status, &format!("launch of {} on {grid:?} blocks of {block}", function.name)),

@@ -50,12 +50,6 @@ struct Arguments {
 // How many blocks have written their part of a half of a tile; zeros between launches. Of tiles with parts there are fewer than multiprocessors.
 __device__ u32 arrived[2 * 1024];
 
-// Adds one to a counter: what this thread's block has written so far is visible to the one that sees the result, and the reverse.
-__device__ __forceinline__ u32 count_arrival(u32* counter) {
-    u32 before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-    return before;
-}
 __device__ __forceinline__ void group_barrier(int group) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(GROUP) : "memory"); }
 
 template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a, const TensorMap* b, const Arguments& args) {

@@ -23,8 +23,9 @@ template <> __device__ __forceinline__ Eight<e4m3> stored<e4m3>(Eight<X>& x, flo
 
 // Rotates queries and keys of `qkv` in place if `positions` is given, and writes keys and values to the cache; with codes, `qkv` is
 // overwritten with the dequantized values. Grid (tokens, heads of `qkv` over heads of a block); 2^log2_lanes lanes share a head, each with
-// eight pairs of it.
-template <bool NEIGHBOURS>
+// eight pairs of it. With WIDE, all eights are whole and aligned: the code after the wait, which no cache has had time to keep, is
+// then short and has few jumps.
+template <bool NEIGHBOURS, bool WIDE>
 __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, const float* table, const int* positions, Batch batch,
                                        int heads, int kv_heads, int dim, int log2_lanes) {
     start_successors();
@@ -33,28 +34,29 @@ __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, cons
     // A lane's two eights of a head, of which the last lane may have fewer elements.
     const int at = at_of<NEIGHBOURS>(8 * lane), apart = distance<NEIGHBOURS>(half, 8);
     const int counts[2] = {(NEIGHBOURS ? dim : half) - at, dim - at - apart}, pairs = half - 8 * lane;
-    const bool wide = dim % 16 == 0 && aligned(qkv, cache, table), works = head < all && pairs > 0;
+    const bool works = head < all && pairs > 0;
     const bool turns = works && positions && head < heads + kv_heads, keeps = works && head >= heads;
     X* const from = qkv + ((u64)token * all + head) * dim + at;
-    // Angles and positions are constant in a pass.
+    // Angles and positions are constant in a pass. The position is loaded together with the place, which is found by loads too.
+    const int position = turns ? positions[token] : 0;
     const Place place = batch.find(token, 1);
     const bool stores = keeps && place.sequence < batch.sequences;
+    Eight<f32> cosines, sines;
+    if (turns) {
+        const float* const angles = table + (u64)position * dim + 8 * lane;
+        cosines = fetch8(angles, pairs, WIDE), sines = fetch8(angles + half, pairs, WIDE);
+    }
     const int part = head >= heads + kv_heads;
     u64 row = 0;
     if (stores) {
         row = batch.row_of(place.sequence, place.seen_by(token) - 1, kv_heads, head - heads - part * kv_heads);
         row += (u64)part * kv_heads * batch.block_size;
     }
-    Eight<f32> cosines, sines;
-    if (turns) {
-        const float* const angles = table + (u64)positions[token] * dim + 8 * lane;
-        cosines = fetch8(angles, pairs, wide), sines = fetch8(angles + half, pairs, wide);
-    }
     wait_for_predecessors();
     Eight<X> x[2] = {};
     if (turns || keeps) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) x[i] = fetch8(from + i * apart, counts[i], wide);
+        for (int i = 0; i < 2; i++) x[i] = fetch8(from + i * apart, counts[i], WIDE);
     }
     if (turns) turn8<NEIGHBOURS>(x[0], x[1], cosines, sines, 1.0f);
     float scale = 1.0f;
@@ -68,8 +70,8 @@ __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, cons
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        if (stores) put8(cache + row * dim + at + i * apart, stored<KV>(x[i], scale), counts[i], wide);
-        if (turns || (stores && IsCodes<KV>::value)) put8(from + i * apart, x[i], counts[i], wide);
+        if (stores) put8(cache + row * dim + at + i * apart, stored<KV>(x[i], scale), counts[i], WIDE);
+        if (turns || (stores && IsCodes<KV>::value)) put8(from + i * apart, x[i], counts[i], WIDE);
     }
 }
 
@@ -79,7 +81,9 @@ __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, cons
         const int* context_lens, const int* block_tables, int sequences, int max_blocks, int block_size, int heads,             \
         int kv_heads, int dim, int log2_lanes) {                                                                                \
         const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};                      \
-        append<NEIGHBOURS>(cache, scale_inv, qkv, table, positions, batch, heads, kv_heads, dim, log2_lanes);                   \
+        if (dim % 16 == 0 && aligned(qkv, cache, table))                                                                        \
+            append<NEIGHBOURS, true>(cache, scale_inv, qkv, table, positions, batch, heads, kv_heads, dim, log2_lanes);         \
+        else append<NEIGHBOURS, false>(cache, scale_inv, qkv, table, positions, batch, heads, kv_heads, dim, log2_lanes);       \
     }
 APPEND(append_kv, false)
 APPEND(append_kv_neighbours, true)

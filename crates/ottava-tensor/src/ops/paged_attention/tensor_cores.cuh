@@ -102,7 +102,7 @@ __device__ __forceinline__ int split_of(int context, int rounds) {
 // score and the sum of powers; `arrived` [sequences, key heads · chunks] is reset to zero.
 // Grid (tiles + sequences · (splits - 1), key heads, chunks of `most` of the `group` query heads that share one): the first splits of all
 // tiles, then further splits. The start of a block is latency-bound, so it avoids divisions if a tile is one token.
-template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache,
+template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* arrived, const X* qkv, const KV* cache,
                                                         const float* scale_inv, const X* sinks, Batch batch, int tokens, int group, int most, int dim,
                                                         int together, int most_splits, int rounds, float scale, Bounds bounds) {
     start_successors();
@@ -383,17 +383,15 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     });
     if (splits == 1) return;
 
-    __threadfence();
     __syncthreads();
     __shared__ bool is_last;
     if (threadIdx.x == 0) {
-        int* const counter = &arrived[sequence * kv_heads * gridDim.z + chunk];
-        is_last = atomicAdd(counter, 1) == splits - 1;
+        u32* const counter = &arrived[sequence * kv_heads * gridDim.z + chunk];
+        is_last = count_arrival(counter) == splits - 1;
         if (is_last) *counter = 0;
     }
     __syncthreads();
     if (!is_last) return;
-    __threadfence();
     for (int i = threadIdx.x; i < splits * C; i += 32 * WARPS) {
         if (i % C < columns) shared_stats[i] = __ldcg((const float2*)stats + parts_begin + i / C * room + i % C);
     }
@@ -407,7 +405,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
 // Limits registers so that BLOCKS blocks run at once on a multiprocessor.
 #define ATTEND(N, BLOCKS)                                                                                                       \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attend_##N(                                                \
-        X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache, const float* scale_inv,                  \
+        X* o, float* parts, float* stats, u32* arrived, const X* qkv, const KV* cache, const float* scale_inv,                  \
         const X* sinks,                                                                                                         \
         const int* query_starts, const int* context_lens, const int* block_tables, int sequences, int max_blocks,               \
         int block_size, int tokens, int group, int most, int dim, int together, int most_splits, int rounds, float scale BOUNDS) { \

@@ -109,7 +109,17 @@ pub(super) fn gather_codes(
         [Arg::Ptr(x.device_ptr()), Arg::Ptr(slots.pair_of.device_ptr()), address(weights), Arg::I32(chosen as i32)];
     if quantize::fits_rows(out, x) {
         // SAFETY: as in `gather`.
-        return unsafe { quantize::produce_rows(gpu, (&FP8_SOURCE, "gather_rows"), x.dtype(), &inputs, out, to) };
+        return unsafe {
+            quantize::produce_rows(
+                gpu,
+                (&FP8_SOURCE, "gather_rows"),
+                x.dtype(),
+                quantize::CAST_EIGHTS,
+                &inputs,
+                out,
+                to,
+            )
+        };
     }
     let [columns, rows, _] = quantize::tiles(out.rows, out.columns, 1);
     let raise = |[of_rows, of_columns]: [u64; 2]| gather_amaxes(gpu, x, slots, weights, [0, of_rows, of_columns]);

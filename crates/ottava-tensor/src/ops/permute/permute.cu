@@ -44,13 +44,12 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     quantize_tile<HOLDS ? 4 : 8>(to, from, row0, blockIdx.y * TILE);
 }
 
-// Grid of padded rows.
+// Blocks of padded rows.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     gather_rows(const X* x, const int* pair_of, const float* weights, int K, const __grid_constant__ Destination to) {
     if constexpr (SHARING != PerRow) return;
-    start_successors();
-    wait_for_predecessors();
-    const int pair = blockIdx.x < to.rows ? pair_of[blockIdx.x] : -1;
+    start_row();
+    const int row = cast_row_number(), pair = row < to.rows ? pair_of[row] : -1;
     Eight<X> values[ROW_EIGHTS] = {};
     if (pair >= 0) {
 #pragma unroll

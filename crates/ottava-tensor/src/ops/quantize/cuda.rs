@@ -5,7 +5,7 @@ use crate::ops::destination::CastScale;
 use crate::ops::launch::{self, BLOCK, Defines, TILE, kernel_source};
 use crate::quantized::QuantizedTensor;
 use crate::stored::ScaledTensor;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, Feature, Result, Tensor};
 
 kernel_source!(SOURCE, "quantize", "destination.cuh");
 
@@ -148,24 +148,48 @@ pub(in crate::ops) unsafe fn produce(
     }
 }
 
-/// Eights of a row that a thread keeps in registers, as in `destination.cuh`.
-const ROW_EIGHTS: usize = 4;
-/// Rows that have a block each at most, and elements at most of more rows. Above both, two launches over tiles take less time.
+/// Eights of a row at most: eight blocks of a cluster have 512 threads with one each, and a block without a cluster 1,024 with four.
+const MOST_EIGHTS: usize = 4096;
+/// Eights of a block of [`produce_rows`] whose kernel only casts. With fewer, a barrier of a cluster takes more time than it saves.
+pub(in crate::ops) const CAST_EIGHTS: usize = 512;
+/// Rows of [`produce_rows`] at most, and elements at most of more rows. Above both, two launches over tiles take less time.
 const MOST_ROWS: usize = 512;
 const MOST_ELEMENTS: usize = 1 << 21;
 
-/// Whether [`produce_rows`] can write `out` from `x`: per-row scales without a transposed copy, and few rows of aligned eights that a block
-/// keeps in registers.
+/// Whether [`produce_rows`] can write `out` from `x`: per-row scales without a transposed copy, and few rows of aligned eights that threads
+/// keep in registers.
 pub(in crate::ops) fn fits_rows(out: &QuantizedTensor, x: &Tensor) -> bool {
     out.granularity == Granularity::PerRow
         && out.transposed.is_none()
         && (out.rows <= MOST_ROWS || out.rows * out.columns <= MOST_ELEMENTS)
         && out.columns.is_multiple_of(8)
-        && out.columns <= ROW_EIGHTS * 8 * 1024
+        && out.columns <= MOST_EIGHTS * 8
         && launch::aligned(&[x])
 }
 
-/// Launches a kernel of `source` that ends in `cast_row`, with a block for each row.
+/// Blocks of a row, and their threads, for `cast_row` in `destination.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Row {
+    blocks: u32,
+    threads: u32,
+}
+
+impl Row {
+    /// For rows of `eights`. A row of more than `of_block` has up to eight blocks, if the GPU has clusters: the bandwidth and the arithmetic of
+    /// one multiprocessor would bound the time of few rows.
+    fn new(eights: usize, of_block: usize, has_clusters: bool) -> Row {
+        let (blocks, threads) = match has_clusters {
+            true => {
+                let blocks = eights.div_ceil(of_block).next_power_of_two().min(8);
+                (blocks, eights.div_ceil(blocks))
+            }
+            false => (1, eights.div_ceil(eights.div_ceil(1024))),
+        };
+        Row { blocks: blocks as u32, threads: threads.next_multiple_of(32) as u32 }
+    }
+}
+
+/// Launches a kernel of `source` that ends in `cast_row`. A row of more than `of_block` eights has several blocks where the GPU allows it.
 ///
 /// # Safety
 /// As for [`CudaDevice::launch_early`], as far as the inputs go.
@@ -173,6 +197,7 @@ pub(in crate::ops) unsafe fn produce_rows(
     gpu: &CudaDevice,
     (source, entry): (&'static Source, &'static str),
     dtype: DType,
+    of_block: usize,
     inputs: &[Arg],
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
@@ -181,12 +206,12 @@ pub(in crate::ops) unsafe fn produce_rows(
         return Ok(());
     }
     let kernel = Kernel { source, defines: variant(dtype, out, false)?, entry };
-    let eights = QuantizedTensor::padded(out.columns) / 8;
-    let threads = eights.div_ceil(eights.div_ceil(1024)).next_multiple_of(32);
+    let Row { blocks, threads } =
+        Row::new(QuantizedTensor::padded(out.columns) / 8, of_block, gpu.has(Feature::Clusters)?);
     let args = [inputs, &destination(out, to, [0; 2], dtype)].concat();
-    let rows = QuantizedTensor::padded(out.rows);
-    // SAFETY: the caller's promise for the inputs, and that of `destination`; a block for each padded row has threads for its columns.
-    unsafe { gpu.launch_early(&kernel, [rows as u32, 1, 1], threads as u32, 0, &args) }
+    let grid = [QuantizedTensor::padded(out.rows) as u32 * blocks, 1, 1];
+    // SAFETY: the caller's promise for the inputs, and that of `destination`; the blocks of each padded row have threads for its columns.
+    unsafe { gpu.launch_early_in_clusters(&kernel, grid, blocks, threads, 0, &args) }
 }
 
 fn address(t: &mut Option<Tensor>) -> Arg {
@@ -256,7 +281,7 @@ pub(in crate::ops) fn quantize(
     // SAFETY: `x` is `out.rows · out.columns` elements of its type.
     unsafe {
         match fits_rows(out, x) {
-            true => produce_rows(gpu, (&SOURCE, "quantize_rows"), x.dtype(), &inputs, out, to),
+            true => produce_rows(gpu, (&SOURCE, "quantize_rows"), x.dtype(), CAST_EIGHTS, &inputs, out, to),
             false => cast(gpu, "quantize", x.dtype(), &inputs, out, to),
         }
     }
@@ -344,4 +369,27 @@ pub(super) fn take_scale(
     ];
     // SAFETY: both tensors have one element.
     unsafe { gpu.launch(&kernel, [1, 1, 1], 1, 0, &args) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The limits of `cast_row` and `row_amax` in `destination.cuh`.
+    #[test]
+    fn every_row_has_threads_for_its_eights() {
+        for eights in (2..=MOST_EIGHTS).step_by(2) {
+            for of_block in [256, CAST_EIGHTS] {
+                let Row { blocks, threads } = Row::new(eights, of_block, true);
+                assert!((blocks * threads) as usize >= eights, "{eights}");
+                assert!([1, 2, 4, 8].contains(&blocks) && threads <= 512 && threads.is_multiple_of(32), "{eights}");
+                let Row { blocks, threads } = Row::new(eights, of_block, false);
+                assert!(blocks == 1 && threads <= 1024 && threads.is_multiple_of(32) && 4 * threads as usize >= eights);
+            }
+        }
+        assert_eq!(Row::new(1024, 1024, true), Row { blocks: 1, threads: 1024 });
+        // Llama-3-8B: its hidden and its feed-forward size.
+        assert_eq!(Row::new(4096 / 8, CAST_EIGHTS, true), Row { blocks: 1, threads: 512 });
+        assert_eq!(Row::new(14336 / 8, 256, true), Row { blocks: 8, threads: 224 });
+    }
 }

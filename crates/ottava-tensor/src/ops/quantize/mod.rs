@@ -12,7 +12,9 @@ use crate::granularity::Granularity;
 use crate::quantized::QuantizedTensor;
 use crate::{DType, Device, Error, Result, Tensor};
 
-pub(super) use cuda::{Producer, destination, fits_rows, produce, produce_rows, quantize_scaled, tile_bytes, tiles};
+pub(super) use cuda::{
+    CAST_EIGHTS, Producer, destination, fits_rows, produce, produce_rows, quantize_scaled, tile_bytes, tiles,
+};
 pub(crate) use cuda::{SOURCE, VARIANTS};
 
 /// Casts `x` `[R, C]` (F32, F16 or BF16) to FP8: each code is `satcast(float(x) · scale)`, one rounding for the product

@@ -39,15 +39,15 @@ extern "C" __global__ void __launch_bounds__(256, 4) quantize(const X* x, const 
     quantize_tile<HOLDS ? 4 : 8>(to, Values{x, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 
-// Grid of padded rows.
+// Blocks of padded rows.
 extern "C" __global__ void __launch_bounds__(1024, 1) quantize_rows(const X* x, const __grid_constant__ Destination to) {
     if constexpr (SHARING != PerRow) return;
-    start_successors();
-    wait_for_predecessors();
+    start_row();
+    const int row = cast_row_number();
     Eight<X> values[ROW_EIGHTS] = {};
 #pragma unroll
     for (int k = 0; k < ROW_EIGHTS; k++)
-        if (blockIdx.x < to.rows && row_column(k) < to.columns) values[k] = load8(x + (u64)blockIdx.x * to.columns + row_column(k));
+        if (row < to.rows && row_column(k) < to.columns) values[k] = load8(x + (u64)row * to.columns + row_column(k));
     cast_row(to, values);
 }
 

@@ -17,6 +17,8 @@ kernel_source!(LAYER_FP8, "rmsnorm", "destination.cuh" + CENTERED; STRIP);
 pub(crate) static SOURCES: [&Source; 3] = [&RMS, &PLUS_ONE, &LAYER];
 pub(crate) static FP8_SOURCES: [&Source; 3] = [&RMS_FP8, &PLUS_ONE_FP8, &LAYER_FP8];
 
+/// Eights of a block that casts a row: all that [`fits_registers`] allows, since the sums of a row are those of one block.
+const ROW_EIGHTS: usize = 1024;
 /// Rows per strip of `rmsnorm_strips`.
 const STRIP: usize = 32;
 
@@ -160,7 +162,7 @@ pub(super) fn rmsnorm_codes(
         inputs.push(Arg::F32(eps as f32));
         let kernel = (sources(weights.kind)[1], "rmsnorm_rows");
         // SAFETY: `x` is `out.rows · out.columns`, `rstd` as allocated by the op, and weight and bias have a value per column.
-        return unsafe { quantize::produce_rows(gpu, kernel, x.dtype(), &inputs, out, to) };
+        return unsafe { quantize::produce_rows(gpu, kernel, x.dtype(), ROW_EIGHTS, &inputs, out, to) };
     }
     // Per-row scales of rows and columns: the pass for `rstd` also finds the amaxes.
     let rstd_at = rstd.device_ptr_mut();

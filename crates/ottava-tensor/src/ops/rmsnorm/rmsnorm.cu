@@ -559,7 +559,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     quantize_tile<4>(to, source, first_row(false));
 }
 
-// rstd and cast in one pass, with a scale per row, for rows of C <= 8192 channels, a multiple of 8. Grid of padded rows.
+// rstd and cast in one pass, with a scale per row, for rows of C <= 8192 channels, a multiple of 8. A block for each padded row.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     rmsnorm_rows(float* rstd, const X* x, const X* weight AND_BIAS, float eps, const __grid_constant__ Destination to) {
     if constexpr (SHARING != PerRow) return;

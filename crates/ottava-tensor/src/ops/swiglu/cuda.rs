@@ -19,6 +19,10 @@ kernel_source!(EXACT_FP8, "swiglu", "destination.cuh" + GELU_EXACT + UNGATED);
 kernel_source!(TANH_FP8, "swiglu", "destination.cuh" + GELU_TANH + UNGATED);
 kernel_source!(CLAMPED_FP8, "swiglu", "destination.cuh" + CLAMPED);
 
+/// Eights of a block that casts a row, at most if there are further blocks: fewer than of a plain cast, since an activation takes more
+/// arithmetic.
+const ROW_EIGHTS: usize = 256;
+
 /// The kernels of each activation, and those that write FP8.
 pub(crate) static SOURCES: [&Source; 6] = [&SWIGLU, &GEGLU_EXACT, &GEGLU_TANH, &EXACT, &TANH, &CLAMPED];
 pub(crate) static FP8_SOURCES: [&Source; 6] =
@@ -77,7 +81,7 @@ pub(super) fn activation_codes(
     if compressed.is_none() && quantize::fits_rows(out, x) {
         let kernel = (FP8_SOURCES[place(how)], "swiglu_rows");
         // SAFETY: `x` is `out.rows · how.inputs() · out.columns` elements.
-        return unsafe { quantize::produce_rows(gpu, kernel, x.dtype(), &inputs, out, to) };
+        return unsafe { quantize::produce_rows(gpu, kernel, x.dtype(), ROW_EIGHTS, &inputs, out, to) };
     }
     let entry = if compressed.is_some() { "swiglu_codes_compressing" } else { "swiglu_codes" };
     inputs.extend(compressed.into_iter().flat_map(CompressedTensor::device_ptrs_mut));

@@ -227,16 +227,16 @@ struct Activations {
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const { return activated(raw.gate, raw.up); }
 };
 
-// Grid of padded rows.
+// Blocks of padded rows.
 extern "C" __global__ void __launch_bounds__(1024, 1) swiglu_rows(const X* x, const __grid_constant__ Destination to) {
     if constexpr (SHARING != PerRow) return;
-    start_successors();
-    wait_for_predecessors();
-    const X* const from = x + (u64)blockIdx.x * HALVES * to.columns;
+    start_row();
+    const int row = cast_row_number();
+    const X* const from = x + (u64)row * HALVES * to.columns;
     Eight<X> values[ROW_EIGHTS] = {};
 #pragma unroll
     for (int k = 0; k < ROW_EIGHTS; k++) {
-        if (blockIdx.x >= to.rows || row_column(k) >= to.columns) continue;
+        if (row >= to.rows || row_column(k) >= to.columns) continue;
         values[k] = activated(load8(from + row_column(k)), ups8(from + row_column(k), to.columns));
     }
     cast_row(to, values);

@@ -1,6 +1,7 @@
 use super::Activation::{self, ClampedSwiGlu, GeGlu, Gelu, SwiGlu};
 use super::{activation, activation_backward, activation_backward_to, activation_dots, activation_to};
-use crate::ops::destination::tests::{all, destinations, hostile};
+use crate::cuda::GpuModel;
+use crate::ops::destination::tests::{all, destinations, destinations_on, hostile};
 use crate::ops::{
     CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, SavedActivation, cast, compress,
 };
@@ -113,6 +114,39 @@ fn all_activations_write_to_every_destination() {
                 let inputs = [hostile("x", &[t, how.inputs() * f], dtype), hostile("dy", &[t, f], dtype)];
                 destinations(&inputs, |x, output| activation_to(how, &x[0], output));
                 destinations(&inputs, |x, output| Ok(activation_backward_to(how, &x[1], &x[0], output, None)?.0));
+            }
+        }
+    }
+}
+
+/// One sequence of Llama-3-8B: a cluster of eight blocks for each of 16 padded rows, on GPUs that have clusters.
+#[test]
+fn a_wide_row_has_a_cluster() {
+    let launch = |name: &str| {
+        let device = Device::dry_gpu(GpuModel::named(name).unwrap());
+        let Device::Cuda(gpu) = &device else { unreachable!("it is a GPU") };
+        let x = Tensor::zeros(&device, &[1, 2 * 14336], DType::BF16).unwrap();
+        let mut statistics = CastStatistics::new(&device, 1).unwrap();
+        let scale = CastScale::Own(Granularity::PerRow, CurrentScaling::default());
+        let (format, copies) = (DType::E4M3, CodeCopies::Rows);
+        let to = Fp8Output { format, scale, copies, statistics: &mut statistics, slot: 0 };
+        gpu.start_trace();
+        activation_to(SwiGlu, &x, Output::Fp8(to)).unwrap();
+        gpu.take_trace().into_iter().find(|line| line.starts_with("swiglu_rows")).expect("it casts rows")
+    };
+    assert!(launch("H200").contains("<128,1,1 in 8;224>"), "{}", launch("H200"));
+    assert!(launch("rtx-4090").contains("<16,1,1;896>"), "{}", launch("rtx-4090"));
+}
+
+/// Rows of one block, and of two, four and eight of a cluster.
+#[test]
+fn wide_activations_write_to_every_destination() {
+    let Some(gpu) = gpu() else { return };
+    for how in [SwiGlu, Gelu(super::Gelu::Tanh)] {
+        for (t, f) in [(1, 2048), (18, 2056), (3, 8184), (64, 14336), (2, 32768)] {
+            for dtype in [DType::F32, DType::BF16] {
+                let x = hostile("x", &[t, how.inputs() * f], dtype);
+                destinations_on(&gpu, &[x], |x, output| activation_to(how, &x[0], output));
             }
         }
     }

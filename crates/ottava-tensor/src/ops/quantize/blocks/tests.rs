@@ -53,6 +53,19 @@ fn quantize_blocks_agrees_across_devices() {
     }
 }
 
+/// Rows of one block, of two, four and eight of a cluster, the last of which may be partly empty.
+#[test]
+fn wide_rows_agree_across_devices() {
+    for (rows, columns) in [(17, 4096), (3, 4104), (2, 8200), (5, 14336), (1, 32768)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let inputs = [hostile("x", &[rows, columns], dtype), uneven("x", &[rows, columns], dtype)];
+            parity(&inputs, Tolerance::Exact, |x| {
+                Ok(x.iter().flat_map(|x| cast(x, DType::E4M3, Granularity::PerRow, PLAIN, CodeCopies::Rows)).collect())
+            });
+        }
+    }
+}
+
 #[test]
 fn unaligned_views_are_cast_to_the_same_bits() {
     for dtype in [DType::F32, DType::BF16] {
