@@ -175,7 +175,7 @@ template <class T> __device__ __forceinline__ uint2 encode8_by_own(const Eight<X
     unpack8(e, v);
 #pragma unroll
     for (int i = 0; i < 8; i++) a[i] = v[i] * scale;
-    if (flagged < 0.0f) count_beyond<T>(a, seen);
+    if (flagged < 0.0f && largest8(e) * scale > max_finite<T>()) count_beyond<T>(a, seen);
     if (smallest8(e) * scale <= Underflow<T>::bound) count_lost<T>(v, a, seen);
     return encode8<T>(a);
 }
@@ -238,7 +238,11 @@ template <class Word> __device__ __forceinline__ void turn(const Word& word, uns
 
 // Column and row of this thread in `TileCast`: eight columns of every 16th row.
 __device__ __forceinline__ int eight_column() { return threadIdx.x % 16 * 8; }
-__device__ __forceinline__ int tile_row(int sweep) { return sweep * 16 + threadIdx.x / 16; }
+__device__ __forceinline__ int tile_row(int sweep) {
+    // Then the compiler knows `sweep` from the row.
+    __builtin_assume(threadIdx.x < 256);
+    return sweep * 16 + threadIdx.x / 16;
+}
 
 // First row of this block's tiles. Blocks go from the end of the matrix to its start, because the previous kernel's last writes are likely
 // in L2. Casts with per-row scales go forward: the launch for the amaxes has read the start last.
@@ -278,9 +282,16 @@ template <class T> __device__ __forceinline__ float flagged_scale(const Destinat
     return amax * scale > max_finite<T>() ? -scale : scale;
 }
 
+// Scales of 1x128 blocks of rows and columns, and amaxes of rows, and of columns by warp. All casts of a kernel share them.
+struct BlockAmaxes { float of_rows[TILE], of_columns[TILE], row_amaxes[TILE], warps[8][TILE]; };
+__device__ __forceinline__ BlockAmaxes& block_amaxes() {
+    __shared__ alignas(16) BlockAmaxes amaxes;
+    return amaxes;
+}
+
 // The cast of a tile to codes of type T: `begin` and a barrier if scales are per row, `cast` of all eights, `finish`, a barrier (that of
-// `measure`), and `flush`. A thread casts the same columns in all its rows.
-template <class T, Sharing SHARED = SHARING> struct TileCast {
+// `measure`), and `flush`. A thread casts the same columns in all its rows. A WHOLE tile does not reach beyond the matrix.
+template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast {
     const Destination& to;
     Tile& tile;
     Seen& seen;
@@ -291,8 +302,8 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
     __device__ __forceinline__ void write_codes(int row, int column, uint2 eight) const {
         row += row0;
         column += column0;
-        if (to.codes && row < padded(to.rows) && column < padded_length(to.columns))
-            *(uint2*)(to.codes + (u64)row * to.pitch + column) = eight;
+        if (to.codes && (WHOLE || (row < padded(to.rows) && column < padded_length(to.columns))))
+            *(uint2*)(to.codes + column + (u64)(u32)row * (u32)to.pitch) = eight;
     }
 
     // Row or column whose amax or scale this thread finds: half of the threads have columns, the other half rows.
@@ -326,16 +337,20 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
         } else {
             // Padding is zero even if the scale is infinite.
             uint2 eight = make_uint2(0, 0), turned = make_uint2(0, 0);
-            if (row0 + row < to.rows && column0 + column < to.columns) {
+            if (WHOLE || (row0 + row < to.rows && column0 + column < to.columns)) {
+                float scales[8];
                 if constexpr (SHARED == PerTensor) {
                     turned = eight = encode8<T>(values, scale, seen);
-                } else {
-                    if (to.codes) eight = encode8_by_own<T>(values, tile.lines[row], seen);
-                    if (to.transposed) {
-                        float scales[8];
-                        unpack8(load8(tile.lines + TILE + column), scales);
-                        turned = encode8_by_columns<T>(values, scales, !to.codes, seen);
-                    }
+                } else if (to.codes && to.transposed) {
+                    // The common case, without branches between the copies.
+                    unpack8(load8(tile.lines + TILE + column), scales);
+                    eight = encode8_by_own<T>(values, tile.lines[row], seen);
+                    turned = encode8_by_columns<T>(values, scales, false, seen);
+                } else if (to.codes) {
+                    eight = encode8_by_own<T>(values, tile.lines[row], seen);
+                } else if (to.transposed) {
+                    unpack8(load8(tile.lines + TILE + column), scales);
+                    turned = encode8_by_columns<T>(values, scales, true, seen);
                 }
             }
             *(uint2*)tile.at(row, column / 4) = turned;
@@ -428,7 +443,9 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
 
     // 1x128 blocks along rows, and along columns or 128x128 blocks.
     __device__ __forceinline__ void finish_blocks() const {
-        __shared__ alignas(16) float of_rows[TILE], of_columns[TILE], row_amaxes[TILE], warps[8][TILE];
+        BlockAmaxes& amaxes = block_amaxes();
+        float *const of_rows = amaxes.of_rows, *const of_columns = amaxes.of_columns, *const row_amaxes = amaxes.row_amaxes;
+        float(&warps)[8][TILE] = amaxes.warps;
         constexpr bool SQUARE = columns_are_squared(SHARED);
         const Line it = line();
         const bool by_rows = to.codes, by_columns = to.transposed;
@@ -540,7 +557,7 @@ template <class Then> __device__ __forceinline__ void measure(const Destination&
 
 // Casts a tile from a source. Values beyond the matrix are zero; a `WHOLE` tile has none.
 template <int LOADS, bool WHOLE, class Source>
-__device__ __forceinline__ void fill_tile(const TileCast<FORMAT>& tile, const Source& source, float scale) {
+__device__ __forceinline__ void fill_tile(const TileCast<FORMAT, SHARING, WHOLE>& tile, const Source& source, float scale) {
     const int rows = tile.to.rows, columns = tile.to.columns, column = tile.column0 + eight_column();
 #pragma unroll 1
     for (int sweep = 0; sweep < 8; sweep += LOADS) {
@@ -565,23 +582,28 @@ __device__ __forceinline__ void fill_tile(const TileCast<FORMAT>& tile, const So
     }
 }
 
+template <int LOADS, bool WHOLE, class Source>
+__device__ __forceinline__ void cast_tile(const Destination& to, const Source& source, int row0, int column0) {
+    const float scale = given_scale(to);
+    Seen seen;
+    const TileCast<FORMAT, SHARING, WHOLE> tile = {to, tiles_of_the_launch[0], seen, row0, column0};
+    tile.begin();
+    if (SHARING == PerRow) __syncthreads();
+    fill_tile<LOADS>(tile, source, scale);
+    tile.finish();
+    measure(to, seen, [&] { tile.flush(); });
+}
+
 // One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
 // count, and `values(raw, row, column)` computes them; `wide` says whether eights are aligned. `LOADS` loads are in flight.
 template <int LOADS, class Source>
 __device__ __forceinline__ void quantize_tile(const Destination& to, Source source, int row0 = first_row(), int column0 = blockIdx.x * TILE) {
-    const float scale = given_scale(to);
-    Seen seen;
-    const TileCast<FORMAT> tile = {to, tiles_of_the_launch[0], seen, row0, column0};
-    tile.begin();
-    if (SHARING == PerRow) __syncthreads();
     if (source.wide && row0 + TILE <= to.rows && column0 + TILE <= to.columns) {
         source.wide = true;
-        fill_tile<LOADS, true>(tile, source, scale);
+        cast_tile<LOADS, true>(to, source, row0, column0);
     } else {
-        fill_tile<LOADS, false>(tile, source, scale);
+        cast_tile<LOADS, false>(to, source, row0, column0);
     }
-    tile.finish();
-    measure(to, seen, [&] { tile.flush(); });
 }
 
 // The cast of whole rows where only codes along rows are wanted: a row stays in registers, so one launch does. Rows have a multiple of eight
