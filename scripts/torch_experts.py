@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Rates of torch and transformers for mixtures of experts on one GPU, to compare with `ottava bench` in the same run.
 
-    torch_experts.py products [--tokens 16384]      grouped products in BF16 and in FP8 with scales by row
+    torch_experts.py products [--tokens 16384]      grouped GEMMs in BF16 and in FP8 with per-row scales (all 1)
     torch_experts.py train [--micro-batch 4]        training steps of OLMoE-1B-7B's shape with transformers in BF16
 
-Products have the groups of `ottava bench gemm --model`: 0.3 to 1.7 times the mean. Rates count the rows of tokens, not padding. Training has random
-tokens, grouped products, torch.compile, and a fused AdamW whose states are BF16 like the weights.
+Group sizes are those of `ottava bench gemm --model`: 0.3 to 1.7 times the mean. Rates do not count padding. Training uses random tokens, grouped GEMMs,
+torch.compile and fused AdamW; weights and optimizer states are BF16.
 """
 import argparse
 import time
@@ -103,7 +103,7 @@ def train(micro_batch, sequence=4096, steps=8):
         model = OlmoeForCausalLM(config)
         torch.set_default_dtype(torch.float32)
     model.train()
-    # The head and the loss in pieces of the vocabulary's rows would need other code than that of transformers: they run as they are.
+    # Head and loss are those of transformers, which does not chunk the logits.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     compiled = torch.compile(model)
     times = []
