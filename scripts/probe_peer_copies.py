@@ -152,4 +152,6 @@ def worker(rank, folder):
 
 if __name__ == "__main__":
     import tempfile
+    if torch.cuda.device_count() < 2:
+        sys.exit(f"probe_peer_copies.py needs two GPUs of one machine, and {torch.cuda.device_count()} can be used; is CUDA_VISIBLE_DEVICES set?")
     mp.spawn(worker, (tempfile.mkdtemp(),), nprocs=2, join=True)

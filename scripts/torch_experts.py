@@ -133,6 +133,8 @@ parser.add_argument("what", choices=["products", "train"])
 parser.add_argument("--tokens", type=int, default=16384)
 parser.add_argument("--micro-batch", type=int, default=4)
 arguments = parser.parse_args()
+if not torch.cuda.is_available():
+    parser.exit(1, "torch_experts.py needs a GPU, and torch finds none\n")
 torch.manual_seed(0)
 if arguments.what == "products":
     products(arguments.tokens)
