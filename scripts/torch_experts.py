@@ -11,7 +11,6 @@ import argparse
 import time
 
 import torch
-import torch.nn.functional as F
 
 SHAPES = {
     "OLMoE gate and up": (64, 8, 2048, 2048),
@@ -71,19 +70,15 @@ def products(tokens):
 
         one = lambda *shape: torch.ones(*shape, device="cuda")
         code = lambda t: t.to(torch.float8_e4m3fn)
-        x8, dy8 = code(x), code(dy)
-        w8 = code(w)
+        of_fprop = (code(x), code(w).transpose(1, 2), one(rows), one(groups, outputs))
+        columns = code(w.transpose(1, 2).contiguous()).transpose(1, 2)
+        of_dgrad = (code(dy), columns, one(rows), one(groups, inputs))
+        transposed = (code(dy.t().contiguous()), code(x.t().contiguous()).t())
+        of_wgrad = (*transposed, one(groups * outputs), one(groups * inputs))
         for fast in (True, False):
             sums = "fast" if fast else "exact"
-            cases[f"fp8 by rows fprop, {sums}"] = scaled(
-                x8, w8.transpose(1, 2), one(rows), one(groups, outputs), fast
-            )
-            columns = code(w.transpose(1, 2).contiguous()).transpose(1, 2)
-            cases[f"fp8 by rows dgrad, {sums}"] = scaled(dy8, columns, one(rows), one(groups, inputs), fast)
-            dyt, xt = code(dy.t().contiguous()), code(x.t().contiguous()).t()
-            cases[f"fp8 by rows wgrad, {sums}"] = scaled(
-                dyt, xt, one(groups * outputs), one(groups * inputs), fast
-            )
+            for product, operands in (("fprop", of_fprop), ("dgrad", of_dgrad), ("wgrad", of_wgrad)):
+                cases[f"fp8 by rows {product}, {sums}"] = scaled(*operands, fast)
         for case, work in cases.items():
             try:
                 rate = 2 * pairs * outputs * inputs / milliseconds(work) / 1e9

@@ -39,7 +39,7 @@
     NAMES_64                                                                                                                                      \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, "          \
     "%90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, "              \
-    "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"                                                     
+    "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define OPERANDS "%128, %129"
 #define ADDS "%130"
 #endif
@@ -136,7 +136,6 @@ __device__ __forceinline__ void add_scaled(float (&total)[64], const float (&sum
         for (int i = 0; i < 4; i++) total[4 * j + i] = __fmaf_rn(factors[i], sums[4 * j + i], total[4 * j + i]);
     }
 }
-
 #endif
 
 #if OUT_BITS == 16
@@ -145,9 +144,6 @@ __device__ __forceinline__ u32 rounded(float low, float high) {
     asm("cvt.rn." TEXT(X) "x2.f32 %0, %1, %2;" : "=r"(words) : "f"(high), "f"(low));
     return words;
 }
-#endif
-
-#if OUT_BITS == 16
 // Writes the 64 rows of a warp group by the copy engine, which leaves out columns beyond the matrix, in boxes at `staged`. `barrier` is one of the warp
 // group's own.
 __device__ __forceinline__ void write_staged(const TensorMap* map, char* staged, const float (&sums)[OWN], int thread, int column, int row, int barrier) {

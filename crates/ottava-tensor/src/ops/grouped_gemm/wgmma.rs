@@ -178,11 +178,14 @@ impl Product {
         if !known || !shape.columns.is_multiple_of(2) {
             return None;
         }
+        let exact = || Product::of(a, b, out, shape, SIDE, true);
+        if accumulation == Accumulation::Exact && a.scale_inv().is_some() {
+            return exact();
+        }
         let mut widths = WIDTHS;
         widths.sort_by_key(|&width| shape.cost(width, gpu.sm_count() / 2));
-        let fast = widths.into_iter().filter(|_| accumulation == Accumulation::Fast || a.scale_inv().is_none());
-        let fast = fast.map(|width| (width, false));
-        fast.chain([(SIDE, true)]).find_map(|(width, promotes)| Product::of(a, b, out, shape, width, promotes))
+        // Not every product that may add fast has a variant for that.
+        widths.into_iter().find_map(|width| Product::of(a, b, out, shape, width, false)).or_else(exact)
     }
 
     /// The variant for these operands, with tiles of `width` columns.
