@@ -218,6 +218,15 @@ struct alignas(16) Tile {
 // Tiles in dynamic shared memory.
 extern __shared__ Tile tiles_of_the_launch[];
 
+// Stores codes; if STREAMED, they are the first that L2 drops.
+#ifndef STREAMED
+#define STREAMED 0
+#endif
+template <class V> __device__ __forceinline__ void put(V* p, V value) {
+    if (STREAMED) __stcs(p, value);
+    else *p = value;
+}
+
 // Transposes four columns of 16 rows: `word(i)` holds the codes of row i; rows of `transposed` are `pitch` bytes apart.
 template <class Word> __device__ __forceinline__ void turn(const Word& word, unsigned char* transposed, u64 pitch) {
     u32 turned[4][4];
@@ -233,7 +242,7 @@ template <class Word> __device__ __forceinline__ void turn(const Word& word, uns
     }
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        *(uint4*)(transposed + j * pitch) = make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
+        put((uint4*)(transposed + j * pitch), make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]));
 }
 
 // Column and row of this thread in `TileCast`: eight columns of every 16th row.
@@ -261,19 +270,31 @@ __device__ __forceinline__ float own_scale(const Destination& to, float largest,
     return to.power_of_two ? __uint_as_float(__float_as_uint(s) & 0x7F800000) : s;
 }
 
-// Reduces eight rows over 16 threads: the maximum of row k ends in threads 2k and 2k + 1. Overwrites `largest`.
-__device__ __forceinline__ float row_largest(float* largest) {
+// The largest magnitudes of eight values in a word, to be folded with those of others: BF16 in pairs, or one F32.
+template <class T> __device__ __forceinline__ u32 folded8(const Eight<T>& e) { return __float_as_uint(largest8(e)); }
+template <class T> __device__ __forceinline__ u32 fold(u32 a, u32 b) { return max(a, b); }
+template <class T> __device__ __forceinline__ float unfolded(u32 x) { return __uint_as_float(x); }
+template <> __device__ __forceinline__ u32 fold<bf16>(u32 a, u32 b) { return larger_pair(a, b); }
+template <> __device__ __forceinline__ u32 folded8<bf16>(const Eight<bf16>& e) {
+    return larger_pair(larger_pair(e.words[0].x, e.words[0].y), larger_pair(e.words[0].z, e.words[0].w));
+}
+template <> __device__ __forceinline__ float unfolded<bf16>(u32 x) {
+    return fmaxf(0.0f, fmaxf(fabsf(__uint_as_float(x << 16)), fabsf(__uint_as_float(x & 0xFFFF0000))));
+}
+
+// Folds eight rows over 16 threads: the maximum of row k ends in threads 2k and 2k + 1. Overwrites `rows`.
+__device__ __forceinline__ float row_largest(u32 (&rows)[8]) {
     int step = 8;
 #pragma unroll
     for (int n = 4; n > 0; n /= 2, step /= 2) {
         const bool upper = threadIdx.x & step;
 #pragma unroll
         for (int k = 0; k < n; k++) {
-            const float keep = upper ? largest[k + n] : largest[k], give = upper ? largest[k] : largest[k + n];
-            largest[k] = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFF, give, step));
+            const u32 keep = upper ? rows[k + n] : rows[k], give = upper ? rows[k] : rows[k + n];
+            rows[k] = fold<X>(keep, __shfl_xor_sync(0xFFFFFFFF, give, step));
         }
     }
-    return fmaxf(largest[0], __shfl_xor_sync(0xFFFFFFFF, largest[0], 1));
+    return unfolded<X>(fold<X>(rows[0], __shfl_xor_sync(0xFFFFFFFF, rows[0], 1)));
 }
 
 // The scale of a row, column or block; negative if its amax saturates.
@@ -299,11 +320,13 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
     // Column amaxes of this thread, for `RowAmaxes`.
     mutable Eight<X> in_columns[2] = {};
 
+    // Whether a position of the tile is within the padded codes.
+    __device__ __forceinline__ bool fits(int row, int column) const {
+        return WHOLE || (row0 + row < padded(to.rows) && column0 + column < padded_length(to.columns));
+    }
+
     __device__ __forceinline__ void write_codes(int row, int column, uint2 eight) const {
-        row += row0;
-        column += column0;
-        if (to.codes && (WHOLE || (row < padded(to.rows) && column < padded_length(to.columns))))
-            *(uint2*)(to.codes + column + (u64)(u32)row * (u32)to.pitch) = eight;
+        if (to.codes && fits(row, column)) put((uint2*)(to.codes + column0 + column + (u64)(u32)(row0 + row) * (u32)to.pitch), eight);
     }
 
     // Row or column whose amax or scale this thread finds: half of the threads have columns, the other half rows.
@@ -372,7 +395,11 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
     __device__ __forceinline__ void finish() const {
         if constexpr (SHARED == RowAmaxes) raise_amaxes<1>({eight_column()});
         if constexpr (SHARED == Blocks128x128) finish_square();
-        if constexpr (rows_are_cut(SHARED)) finish_blocks();
+        if constexpr (rows_are_cut(SHARED)) {
+            // The common case, without branches between the copies.
+            if (to.codes && to.transposed) finish_blocks<true>();
+            else finish_blocks<false>();
+        }
     }
     __device__ __forceinline__ void finish(const int (&columns)[2]) const {
         if constexpr (SHARED == RowAmaxes) raise_amaxes<2>(columns);
@@ -441,26 +468,28 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
         }
     }
 
-    // 1x128 blocks along rows, and along columns or 128x128 blocks.
-    __device__ __forceinline__ void finish_blocks() const {
+    // 1x128 blocks along rows, and along columns or 128x128 blocks; `BOTH` copies, or those that are wanted.
+    template <bool BOTH> __device__ __forceinline__ void finish_blocks() const {
         BlockAmaxes& amaxes = block_amaxes();
         float *const of_rows = amaxes.of_rows, *const of_columns = amaxes.of_columns, *const row_amaxes = amaxes.row_amaxes;
         float(&warps)[8][TILE] = amaxes.warps;
         constexpr bool SQUARE = columns_are_squared(SHARED);
         const Line it = line();
-        const bool by_rows = to.codes, by_columns = to.transposed;
+        const bool by_rows = BOTH || to.codes, by_columns = BOTH || to.transposed;
         float amax = 0.0f;
-        if (by_rows || SQUARE) {
-            float largest[8];
+        u32 rows[8];
+        Eight<X> columns;
 #pragma unroll
-            for (int k = 0; k < 8; k++) largest[k] = largest8(held(k));
-            const float largest_of_row = row_largest(largest);
-            if (threadIdx.x % 2 == 0) row_amaxes[tile_row(threadIdx.x % 16 / 2)] = largest_of_row;
+        for (int k = 0; k < 8; k++) {
+            const Eight<X> values = held(k);
+            rows[k] = folded8(values);
+            if (!SQUARE) columns = k > 0 ? larger8(columns, values) : values;
+        }
+        if (by_rows || SQUARE) {
+            const float largest = row_largest(rows);
+            if (threadIdx.x % 2 == 0) row_amaxes[tile_row(threadIdx.x % 16 / 2)] = largest;
         }
         if (by_columns && !SQUARE) {
-            Eight<X> columns = {};
-#pragma unroll
-            for (int k = 0; k < 8; k++) columns = larger8(columns, held(k));
             float v[8];
             unpack8(larger8(columns, shuffled8(columns, 16)), v);
             if (threadIdx.x % 32 < 16) store8(warps[threadIdx.x / 32] + eight_column(), pack8<f32>(v));
@@ -479,7 +508,7 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
             for (int w = 0; w < 8; w++) amax = fmaxf(amax, fabsf(warps[w][it.at]));
         }
         if (it.is_row && by_rows) amax = row_amaxes[it.at];
-        if ((it.is_row ? by_rows : by_columns && !SQUARE) && it.number < padded(it.lines) && column0 < to.columns) {
+        if ((it.is_row ? by_rows : by_columns && !SQUARE) && (WHOLE || (it.number < padded(it.lines) && column0 < to.columns))) {
             const float flagged = flagged_scale<T>(to, amax);
             (it.is_row ? of_rows : of_columns)[it.at] = flagged;
             seen.amax = fmaxf(seen.amax, amax);
@@ -490,22 +519,20 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
         __syncthreads();
         float scales[8];
         if (!SQUARE) unpack8(load8(of_columns + eight_column()), scales);
-        const auto encode = [&](int k, bool by_row, bool by_column) {
+        unsigned char* codes = to.codes + (u64)(u32)(row0 + tile_row(0)) * (u32)to.pitch + column0 + eight_column();
+#pragma unroll(BOTH ? 4 : 2)
+        for (int k = 0; k < 8; k++) {
             const Eight<X> values = held(k);
-            if (by_row) write_codes(tile_row(k), eight_column(), encode8_by_own<T>(values, of_rows[tile_row(k)], seen));
-            if (!by_column) return;
+            if (by_rows) {
+                const uint2 eight = encode8_by_own<T>(values, of_rows[tile_row(k)], seen);
+                if (fits(tile_row(k), eight_column())) put((uint2*)codes, eight);
+                codes += 16 * (u64)(u32)to.pitch;
+            }
+            if (!by_columns) continue;
             uint2 turned;
-            if (SQUARE) turned = by_row ? encode8_uncounted<T>(values, fabsf(square)) : encode8_by_own<T>(values, square, seen);
-            else turned = encode8_by_columns<T>(values, scales, !by_row, seen);
+            if (SQUARE) turned = by_rows ? encode8_uncounted<T>(values, fabsf(square)) : encode8_by_own<T>(values, square, seen);
+            else turned = encode8_by_columns<T>(values, scales, !by_rows, seen);
             *(uint2*)tile.at(tile_row(k), eight_column() / 4) = turned;
-        };
-        // The common case, without branches between the copies.
-        if (by_rows && by_columns) {
-#pragma unroll 2
-            for (int k = 0; k < 8; k++) encode(k, true, true);
-        } else {
-#pragma unroll 2
-            for (int k = 0; k < 8; k++) encode(k, by_rows, by_columns);
         }
     }
 
@@ -518,7 +545,7 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
     }
 };
 
-// Adds the block's statistics, if they are read, with a barrier for all threads. `then` runs before the last thread adds up, to hide its
+// Adds the block's statistics, if they are read, with a barrier for all threads. `then` runs before the first warp adds up, to hide its
 // latency. The `first` block of a matrix also counts its elements.
 template <class Then> __device__ __forceinline__ void measure(const Destination& to, const Seen& seen, bool first, const Then& then) {
     __shared__ u32 warps[3][32];
@@ -534,19 +561,18 @@ template <class Then> __device__ __forceinline__ void measure(const Destination&
     }
     __syncthreads();
     then();
-    if (threadIdx.x > 0) return;
-    if (SHARING == PerTensor && first) *to.scale_inv = 1.0f / *to.scale;
+    if (threadIdx.x >= 32) return;
+    if (SHARING == PerTensor && first && threadIdx.x == 0) *to.scale_inv = 1.0f / *to.scale;
     if (!to.amax) return;
-    u32 all[3] = {};
-#pragma unroll 1
-    for (int w = 0; w < blockDim.x / 32; w++) {
-        all[0] = max(all[0], warps[0][w]);
-        all[1] += warps[1][w];
-        all[2] += warps[2][w];
-    }
-    if (all[0]) raise(to.amax, __uint_as_float(all[0]));
-    if (all[1]) atomicAdd(to.saturated, (u64)all[1]);
-    if (all[2]) atomicAdd(to.underflowed, (u64)all[2]);
+    const bool is_warp = threadIdx.x < blockDim.x / 32;
+    const u32 amax = __reduce_max_sync(0xFFFFFFFF, is_warp ? warps[0][threadIdx.x] : 0);
+    const u32 beyond = __reduce_add_sync(0xFFFFFFFF, is_warp ? warps[1][threadIdx.x] : 0);
+    const u32 lost = __reduce_add_sync(0xFFFFFFFF, is_warp ? warps[2][threadIdx.x] : 0);
+    if (threadIdx.x > 0) return;
+    // Without a read of the amax, the block does not wait for memory before it ends.
+    if (amax) atomicMax((u32*)to.amax, amax);
+    if (beyond) atomicAdd(to.saturated, (u64)beyond);
+    if (lost) atomicAdd(to.underflowed, (u64)lost);
     if (first) atomicAdd(to.elements, (u64)to.rows * to.columns);
 }
 
@@ -555,10 +581,29 @@ template <class Then> __device__ __forceinline__ void measure(const Destination&
     measure(to, seen, blockIdx.x == 0 && blockIdx.y == 0, then);
 }
 
+// Whether a source has `is_copy()`, which says whether its values are those at `address(row, column)`, or zeros where that is null.
+template <class Source> constexpr bool MAY_COPY = false;
+
 // Casts a tile from a source. Values beyond the matrix are zero; a `WHOLE` tile has none.
 template <int LOADS, bool WHOLE, class Source>
 __device__ __forceinline__ void fill_tile(const TileCast<FORMAT, SHARING, WHOLE>& tile, const Source& source, float scale) {
     const int rows = tile.to.rows, columns = tile.to.columns, column = tile.column0 + eight_column();
+#if __CUDA_ARCH__ >= 800
+    // Values that stay as they are need no registers on their way to the tile, and all rows are read at once.
+    if constexpr (HOLDS && WHOLE && sizeof(X) == 2 && MAY_COPY<Source>) {
+        if (source.is_copy()) {
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                const X* const from = source.address(tile.row0 + tile_row(k), column);
+                Eight<X>* const to = tile.tile.held(tile_row(k), eight_column() / 8);
+                if (from) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+                else *to = {};
+            }
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            return;
+        }
+    }
+#endif
 #pragma unroll 1
     for (int sweep = 0; sweep < 8; sweep += LOADS) {
         typename Source::Raw raw[LOADS];
@@ -591,7 +636,7 @@ __device__ __forceinline__ void cast_tile(const Destination& to, const Source& s
     if (SHARING == PerRow) __syncthreads();
     fill_tile<LOADS>(tile, source, scale);
     tile.finish();
-    measure(to, seen, [&] { tile.flush(); });
+    measure(to, seen, row0 == 0 && column0 == 0, [&] { tile.flush(); });
 }
 
 // One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
@@ -604,77 +649,4 @@ __device__ __forceinline__ void quantize_tile(const Destination& to, Source sour
     } else {
         cast_tile<LOADS, false>(to, source, row0, column0);
     }
-}
-
-// The cast of whole rows where only codes along rows are wanted: a row stays in registers, so one launch does. Rows have a multiple of eight
-// columns. A row has a block or a cluster of blocks (`Row` in quantize/cuda.rs), whose threads have one eight each, or up to four where the GPU
-// has no clusters: eight number k of a thread starts at `row_column(k)`, so that a warp has 256 columns in a row. The grid has all padded rows.
-#if __CUDA_ARCH__ >= 900
-#define ROW_EIGHTS 1
-#else
-#define ROW_EIGHTS 4
-#endif
-__device__ __forceinline__ int cast_row_number() { return blockIdx.x >> __ffs(blocks_of_cluster()) - 1; }
-__device__ __forceinline__ int row_column(int k) { return 8 * (threadIdx.x + blockDim.x * (block_of_cluster() + k)); }
-
-// The amax of each warp of the blocks of a row, of up to eight blocks of 16 warps, and the barrier at which they arrive.
-struct ClusterAmaxes { u32 warps[8 * 16]; u64 arrived; };
-__device__ __forceinline__ ClusterAmaxes& amaxes_of_row() {
-    __shared__ ClusterAmaxes amaxes;
-    return amaxes;
-}
-
-// Lets the next kernel start, and waits for the previous ones. Then the blocks of the row have started and expect the amaxes of all.
-__device__ __forceinline__ void start_row() {
-    start_successors();
-#if __CUDA_ARCH__ >= 900
-    if (blocks_of_cluster() > 1) {
-        if (threadIdx.x == 0) {
-            u64* const arrived = &amaxes_of_row().arrived;
-            barrier_init(arrived, 1);
-            barrier_expect(arrived, blocks_of_cluster() * (blockDim.x / 32) * 4);
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        }
-        cluster_sync();
-    }
-#endif
-    wait_for_predecessors();
-}
-
-// The largest of one value per thread that is not negative, over the blocks of a row. Warps send theirs to all blocks, since a barrier of the
-// cluster after plain writes would cost a fence of the GPU.
-__device__ __forceinline__ float row_amax(float x) {
-#if __CUDA_ARCH__ >= 900
-    const u32 blocks = blocks_of_cluster(), lane = threadIdx.x % 32;
-    if (blocks > 1) {
-        ClusterAmaxes& amaxes = amaxes_of_row();
-        u32 bits = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(x));
-        if (lane < blocks) send_word(amaxes.warps + threadIdx.x / 32 * blocks + block_of_cluster(), bits, &amaxes.arrived, lane);
-        barrier_wait(&amaxes.arrived, 0);
-#pragma unroll 1
-        for (int w = lane; w < blockDim.x / 32 * blocks; w += 32) bits = max(bits, amaxes.warps[w]);
-        return __uint_as_float(__reduce_max_sync(0xFFFFFFFF, bits));
-    }
-#endif
-    return block_amax(x);
-}
-
-// Finds the scale of the row of this block, and casts it. Rows beyond the matrix, and eights beyond the columns, are zeros.
-__device__ __forceinline__ void cast_row(const Destination& to, const Eight<X> (&values)[ROW_EIGHTS]) {
-    const int row = cast_row_number();
-    float largest = 0.0f;
-#pragma unroll
-    for (int k = 0; k < ROW_EIGHTS; k++) largest = fmaxf(largest, largest8(values[k]));
-    const float amax = row_amax(largest), flagged = flagged_scale<FORMAT>(to, amax);
-    Seen seen;
-    seen.amax = amax;
-#pragma unroll
-    for (int k = 0; k < ROW_EIGHTS; k++) {
-        const int column = row_column(k);
-        if (column >= padded(to.columns)) continue;
-        const bool inside = row < to.rows && column < to.columns;
-        *(uint2*)(to.codes + (u64)row * to.pitch + column) = inside ? encode8_by_own<FORMAT>(values[k], flagged, seen) : make_uint2(0, 0);
-    }
-    if (row_column(0) == 0) to.scale_inv[row] = 1.0f / fabsf(flagged);
-    if (to.amax) measure(to, seen, [] {});
 }

@@ -16,6 +16,7 @@
 #define STAGE ((SIDE + COLUMNS) * STEP)             // a, then b
 #define STAGED (OUT_BITS == 16 ? SIDE * COLUMNS * 2 : 0) // bytes of a result on its way to memory
 #define SCALES (A_SCALES == STRIPS || B_SCALES == STRIPS ? 2 * SIDE * 4 : 0) // bytes of the scales of a stage
+#define HAS_FACTORS (SCALED && A_SCALES == AT_END)  // scales that multiply complete sums
 #define STAGES ((SHARED - STAGED) / (STAGE + SCALES))
 #define TERMS (STEP / (int)sizeof(A))               // contracted elements of a stage
 // The scales of the columns of `b` are read while products are added, and registers do not suffice for a second step of products meanwhile.
@@ -57,10 +58,10 @@ __device__ __forceinline__ void multiply(float (&d)[OWN], u64 a, u64 b, int adds
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\nwgmma.mma_async.sync.aligned." INSTRUCTION " {" NAMES "}, " OPERANDS ", p" MAJORS "\n}"
                  : SUMS : "l"(a), "l"(b), "r"(adds));
 }
-// Keeps the compiler from moving uses of the registers of asynchronous products.
-__device__ __forceinline__ void hold(float (&d)[OWN]) {
+// Keeps the compiler from moving uses of the registers of asynchronous products, or computing them later.
+template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
 #pragma unroll
-    for (int i = 0; i < OWN; i++) asm volatile("" : "+f"(d[i])::"memory");
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 template <int PENDING> __device__ __forceinline__ void wait_for_products(float (&d)[OWN]) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
@@ -79,11 +80,8 @@ struct Scales {
     int pitch, by_row;
     __device__ __forceinline__ const float* strip(int row, int term) const { return inverse + (u64)(term / 128) * pitch + row; }
     __device__ __forceinline__ float square(int row, int term) const { return __ldg(inverse + (u64)(row / 128) * pitch + term / 128); }
-    __device__ __forceinline__ float of_row(int row) const { return __ldg(inverse + min(row, pitch - 1) * by_row); }
-    // Of an even row and the next; the pitch is even.
-    __device__ __forceinline__ float2 of_two_rows(int row) const {
-        return by_row ? __ldg((const float2*)(inverse + min(row, pitch - 2))) : float2{*inverse, *inverse};
-    }
+    // How many bytes of the scales of `rows` rows from `row` on there are.
+    __device__ __forceinline__ int bytes(int row, int rows) const { return 4 * max(min(rows, pitch - row), 0); }
 };
 
 // Laid out as the arguments in wgmma.rs.
@@ -196,9 +194,9 @@ template <int IS_MN, int ROWS, int TO_BOTH> __device__ __forceinline__ void copy
     }
 }
 
-// Grid of pairs of blocks, at most one block per multiprocessor; 384 threads; SHARED bytes of shared memory and 1024 to align them. `map_a` has boxes
-// of A_ROWS rows, or of HALF if A_MN; `map_b` of B_ROWS, or of HALF if B_MN; `map_out`, of HALF, is that of the result if OUT_BITS is 16 and rows are
-// multiples of 16 bytes.
+// Grid of pairs of blocks, at most one block per multiprocessor; 384 threads; SHARED bytes of shared memory, 1024 to align them and those of the
+// factors. `map_a` has boxes of A_ROWS rows, or of HALF if A_MN; `map_b` of B_ROWS, or of HALF if B_MN; `map_out`, of HALF, is that of the result if
+// OUT_BITS is 16 and rows are multiples of 16 bytes.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP, 1)
     grouped_wgmma(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const __grid_constant__ TensorMap map_out,
                   const __grid_constant__ Arguments of) {
@@ -206,9 +204,11 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
     // Swizzled boxes start at multiples of 1024.
     char* const ring = shared_of_the_launch + (1024 - shared_address(shared_of_the_launch) % 1024) % 1024;
     float* const scales = (float*)(ring + STAGES * STAGE + STAGED); // of each stage, SIDE of `a` and SIDE of `b`
-    __shared__ u64 full[STAGES], empty[STAGES];
+    float* const factors = (float*)(ring + SHARED);                 // of a tile, SIDE of `a` and COLUMNS of `b`
+    __shared__ u64 full[STAGES], empty[STAGES], read;
     const int group = __shfl_sync(0xFFFFFFFF, threadIdx.x / GROUP, 0), block = block_of_cluster();
     if (threadIdx.x == 0) {
+        barrier_init(&read, 2 * GROUP / 32);                    // the warps that have read the factors
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + s, 1);
             barrier_init(empty + s, 2 * 2 * GROUP / 32);        // the warps of both blocks that multiply
@@ -223,7 +223,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
     if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x == 2 * GROUP) {
-            int s = 0, parity = 1;
+            int s = 0, parity = 1, tile_parity = 1;
             for (int index = first; index < walk.tiles; index += every) {
                 const Tile tile = walk.at(index, block);
                 for (int step = 0; step < tile.steps; step++) {
@@ -231,11 +231,21 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
                     char* const to = ring + s * STAGE;
                     const int a_term = tile.a_term + step * TERMS, b_term = tile.b_term + step * TERMS;
                     int a_bytes = 0, b_bytes = 0;
-                    if (A_SCALES == STRIPS) a_bytes = 4 * max(min(SIDE, of.a.pitch - tile.a_row), 0);
-                    if (B_SCALES == STRIPS) b_bytes = 4 * max(min(SIDE, of.b.pitch - tile.b_row), 0);
+                    float *a_scales = scales + s * 2 * SIDE, *b_scales = a_scales + SIDE;
+                    if (A_SCALES == STRIPS) a_bytes = of.a.bytes(tile.a_row, SIDE);
+                    if (B_SCALES == STRIPS) b_bytes = of.b.bytes(tile.b_row, SIDE);
+                    // Factors come with the last step.
+                    const bool ends = HAS_FACTORS && step + 1 == tile.steps;
+                    if (ends) {
+                        barrier_wait(&read, tile_parity);
+                        tile_parity ^= 1;
+                        a_scales = factors, b_scales = factors + SIDE;
+                        if (of.a.by_row) a_bytes = of.a.bytes(tile.a_row, SIDE);
+                        if (of.b.by_row) b_bytes = of.b.bytes(tile.b_row, COLUMNS);
+                    }
                     barrier_expect(full + s, STAGE + a_bytes + b_bytes);
-                    if (a_bytes) copy_bytes(scales + s * 2 * SIDE, of.a.strip(tile.a_row, a_term), a_bytes, full + s);
-                    if (b_bytes) copy_bytes(scales + s * 2 * SIDE + SIDE, of.b.strip(tile.b_row, b_term), b_bytes, full + s);
+                    if (a_bytes) copy_bytes(a_scales, of.a.strip(tile.a_row, ends ? 0 : a_term), a_bytes, full + s);
+                    if (b_bytes) copy_bytes(b_scales, of.b.strip(tile.b_row, ends ? 0 : b_term), b_bytes, full + s);
                     const int a_half = WGRAD ? 0 : block * HALF, b_half = WGRAD ? block * (COLUMNS / 2) : 0;
                     copy<A_MN, A_ROWS, !WGRAD>(to + a_half * STEP, &map_a, tile.a_row + a_half, a_term, full + s);
                     copy<B_MN, B_ROWS, WGRAD>(to + (SIDE + b_half) * STEP, &map_b, tile.b_row + b_half, b_term, full + s);
@@ -247,6 +257,10 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         const int thread = threadIdx.x % GROUP, lane = thread % 32, row = group * HALF + thread / 32 * 16 + lane / 4;
+#if HAS_FACTORS
+        // The factors of all rows and columns, if they have no own.
+        const float a_factor = of.a.by_row ? 0.0f : *of.a.inverse, b_factor = of.b.by_row ? 0.0f : *of.b.inverse;
+#endif
         // Stages whose products are enqueued next, and whose products are added next.
         int ahead = 0, parity = 0, s = 0;
         const auto enqueue = [&](float (&sums)[OWN]) {
@@ -264,12 +278,13 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
             if (lane < 2) barrier_arrive_at(empty + s, lane);
             if (++s == STAGES) s = 0;
         };
-#if PROMOTES && !LOOKS_AHEAD
-        // Two barriers make the two groups multiply in turn, so that one multiplies while the other adds.
+#if !PROMOTES || !LOOKS_AHEAD
+        // Two barriers make the two groups multiply in turn, so that one multiplies while the other adds or writes.
         if (group == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
 #endif
+        Tile next = walk.at(first, block);
         for (int index = first; index < walk.tiles; index += every) {
-            const Tile tile = walk.at(index, block);
+            const Tile tile = PROMOTES ? walk.at(index, block) : next;
             const int steps = __shfl_sync(0xFFFFFFFF, tile.steps, 0);
             float total[OWN];
 #pragma unroll
@@ -322,25 +337,46 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
 #else
             hold(total);
             for (int step = 0; step < steps; step++) {
+                asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
                 enqueue(total);
+                asm volatile("bar.arrive %0, 256;" ::"r"(2 - group) : "memory");
                 asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LOOKS_AHEAD) : "memory");
                 if (step >= LOOKS_AHEAD) release();
             }
 #endif
-#if SCALED && A_SCALES == AT_END
-            // Unless products are promoted, the scales are read before the last ones are complete.
-            const float of_rows[2] = {of.a.of_row(tile.a_row + row), of.a.of_row(tile.a_row + row + 8)};
-            float2 of_columns[COLUMNS / 8];
+            // Unless products are promoted, the last ones are pending. Meanwhile the next tile is found, and half of the factors are multiplied; registers
+            // do not suffice for all.
+            if (!PROMOTES && index + every < walk.tiles) next = walk.at(index + every, block);
+#if HAS_FACTORS
+            const bool a_own = of.a.by_row && steps > 0, b_own = of.b.by_row && steps > 0;
+            const float of_rows[2] = {a_own ? factors[row] : a_factor, a_own ? factors[row + 8] : a_factor};
+            // Of sums 4 j to 4 j + 3.
+            const auto factors_of = [&](int j, float* four) {
+                const float2 pair = b_own ? *(const float2*)(factors + SIDE + 8 * j + 2 * (lane % 4)) : float2{b_factor, b_factor};
 #pragma unroll
-            for (int j = 0; j < COLUMNS / 8; j++) of_columns[j] = of.b.of_two_rows(tile.b_row + 8 * j + 2 * (lane % 4));
+                for (int i = 0; i < 4; i++) four[i] = of_rows[i / 2] * (i % 2 ? pair.y : pair.x);
+            };
+            float early[OWN / 2];
+#pragma unroll
+            for (int j = 0; j < OWN / 8; j++) factors_of(j, early + 4 * j);
+            hold(early);
 #endif
 #if !PROMOTES
             wait_for_products<0>(total);
             if (LOOKS_AHEAD && steps > 0) release();
 #endif
-#if SCALED && A_SCALES == AT_END
+#if HAS_FACTORS
 #pragma unroll
-            for (int i = 0; i < OWN; i++) total[i] *= of_rows[i / 2 % 2] * (i % 2 ? of_columns[i / 4].y : of_columns[i / 4].x);
+            for (int i = 0; i < OWN / 2; i++) total[i] *= early[i];
+#pragma unroll
+            for (int j = OWN / 8; j < OWN / 4; j++) {
+                float four[4];
+                factors_of(j, four);
+#pragma unroll
+                for (int i = 0; i < 4; i++) total[4 * j + i] *= four[i];
+            }
+            __syncwarp();
+            if (lane == 0 && steps > 0) barrier_arrive_at(&read, block);
 #endif
             if (tile.rows <= 0 || tile.column >= of.columns || (of.adds && steps == 0)) continue;
             const bool is_whole = tile.rows == SIDE && of.columns % 8 == 0 && (OUT_BITS == 16 ? !of.adds : tile.column + COLUMNS <= of.columns);

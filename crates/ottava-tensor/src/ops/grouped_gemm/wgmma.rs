@@ -174,8 +174,8 @@ impl Product {
         accumulation: Accumulation,
     ) -> Option<Product> {
         let known = Capability::find(gpu.capability()).is_ok_and(|known| known.lacks(SOURCE.needs).is_empty());
-        // The scales of columns are read in pairs.
-        if !known || !shape.columns.is_multiple_of(2) {
+        // The scales of columns are copied in units of 16 bytes.
+        if !known || !shape.columns.is_multiple_of(4) {
             return None;
         }
         let exact = || Product::of(a, b, out, shape, SIDE, true);
@@ -248,8 +248,8 @@ impl Product {
         args.push(Arg::Ptr(address));
         args.extend([Arg::Ptr(groups.offsets.device_ptr()), Arg::Ptr(groups.counts.device_ptr())]);
         args.extend([two(groups.len(), rows), two(columns, terms), two(b_rows, b_terms), two(adds, 0)]);
-        // 1 KiB aligns the stages.
-        let shared = 1024 + SHARED;
+        // 1 KiB aligns the stages; the factors of a tile follow them.
+        let shared = 1024 + SHARED + (SIDE + self.width) * DType::F32.size();
         let blocks = 2 * self.shape.pairs(self.width).min(gpu.sm_count() / 2);
         let kernel = Kernel { source: &SOURCE, defines: self.defines, entry: "grouped_wgmma" };
         // SAFETY: the maps and scales are those of the operands, whose sizes `check` and `wgrad` have compared with `out`; offsets and counts lie

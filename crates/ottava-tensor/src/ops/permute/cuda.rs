@@ -3,7 +3,7 @@ use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::destination::Fp8Output;
 use crate::ops::grouped_gemm::Groups;
 use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
-use crate::ops::quantize::{self, Producer};
+use crate::ops::quantize::{self, CAST_EIGHTS, Producer, ROW_EIGHTS, RowKernels};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 
 /// Macros of the kernels.
@@ -11,11 +11,13 @@ const ALIGNMENT: usize = Groups::ALIGNMENT;
 /// Rows and columns of a block of `gather`.
 const GATHERED_ROWS: usize = 16;
 const GATHERED_COLUMNS: usize = 512;
-/// Tokens of a block of `gather_amaxes`, of which it has as many columns as threads.
+/// Tokens of a block of `gather_amaxes`, whose threads have eight columns each.
 const MEASURED_TOKENS: usize = 64;
 
 kernel_source!("permute"; ALIGNMENT, GATHERED_ROWS, GATHERED_COLUMNS, MEASURED_TOKENS);
-kernel_source!(FP8_SOURCE, "permute", "destination.cuh");
+kernel_source!(FP8_SOURCE, "permute", "destination.cuh", "rows.cuh" + STREAMED; ROW_EIGHTS);
+
+const ROW_KERNELS: RowKernels = RowKernels { few: ("gather_few_rows", CAST_EIGHTS), many: Some("gather_rows") };
 
 fn kernel(defines: Defines, entry: &'static str) -> Kernel {
     Kernel { source: &SOURCE, defines, entry }
@@ -91,7 +93,7 @@ fn gather_amaxes(
     let mut args = amaxes.map(Arg::Ptr).to_vec();
     args.extend([Arg::Ptr(x.device_ptr()), Arg::Ptr(slots.slot_of.device_ptr()), address(weights)]);
     args.extend([tokens, chosen, channels].map(|n| Arg::I32(n as i32)));
-    let grid = [channels.div_ceil(BLOCK as usize) as u32, tokens.div_ceil(MEASURED_TOKENS) as u32, 1];
+    let grid = [channels.div_ceil(8 * BLOCK as usize) as u32, tokens.div_ceil(MEASURED_TOKENS) as u32, 1];
     // SAFETY: `slot_of` has -1 or rows of the result for each choice of a token of `x`; the caller's amaxes have an element for each.
     unsafe { gpu.launch(&kernel(launch::storage(x.dtype())?, "gather_amaxes"), grid, BLOCK, 0, &args) }
 }
@@ -107,19 +109,9 @@ pub(super) fn gather_codes(
     let [_, chosen, _] = slots.sizes()?;
     let inputs =
         [Arg::Ptr(x.device_ptr()), Arg::Ptr(slots.pair_of.device_ptr()), address(weights), Arg::I32(chosen as i32)];
-    if quantize::fits_rows(out, x) {
+    if ROW_KERNELS.fit(gpu, out, x)? {
         // SAFETY: as in `gather`.
-        return unsafe {
-            quantize::produce_rows(
-                gpu,
-                (&FP8_SOURCE, "gather_rows"),
-                x.dtype(),
-                quantize::CAST_EIGHTS,
-                &inputs,
-                out,
-                to,
-            )
-        };
+        return unsafe { quantize::produce_rows(gpu, &FP8_SOURCE, ROW_KERNELS, x.dtype(), &inputs, out, to) };
     }
     let [columns, rows, _] = quantize::tiles(out.rows, out.columns, 1);
     let raise = |[of_rows, of_columns]: [u64; 2]| gather_amaxes(gpu, x, slots, weights, [0, of_rows, of_columns]);

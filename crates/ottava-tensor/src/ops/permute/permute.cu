@@ -25,11 +25,17 @@ struct Gathered {
         return fetch8(x + (u64)(u32)token * (u32)columns + column, columns - column, wide);
     }
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int row, int) const { return weight_of ? weighed(raw, weight_of[row - row0]) : raw; }
+    __device__ __forceinline__ bool is_copy() const { return !weight_of; }
+    __device__ __forceinline__ const X* address(int row, int column) const {
+        const int token = token_of[row - row0];
+        return token < 0 ? nullptr : x + ((u64)(u32)token * (u32)columns + column);
+    }
 };
+template <> constexpr bool MAY_COPY<Gathered> = true;
 
 // Grid (tiles along rows, tiles along columns), 256 threads. Neighbouring blocks have the same columns, so that L2 holds those of all tokens while
 // their rows are read once for each choice.
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, 5)
     gather_codes(const X* x, const int* pair_of, const float* weights, int K, const __grid_constant__ Destination to) {
     __shared__ int token_of[TILE];
     __shared__ float weight_of[TILE];
@@ -39,28 +45,37 @@ extern "C" __global__ void __launch_bounds__(256, 4)
         token_of[threadIdx.x] = pair < 0 ? -1 : pair / K;
         weight_of[threadIdx.x] = weights && pair >= 0 ? weights[pair] : 0.0f;
     }
-    __syncthreads();
+    // With scales of rows, there is a barrier before values are read.
+    if (SHARING != PerRow) __syncthreads();
     const Gathered from = {x, token_of, weights ? weight_of : nullptr, row0, to.columns, to.columns % 8 == 0 && aligned(x)};
-    quantize_tile<HOLDS ? 4 : 8>(to, from, row0, blockIdx.y * TILE);
+    quantize_tile<2>(to, from, row0, blockIdx.y * TILE);
 }
 
 // Blocks of padded rows.
-extern "C" __global__ void __launch_bounds__(1024, 1)
-    gather_rows(const X* x, const int* pair_of, const float* weights, int K, const __grid_constant__ Destination to) {
+template <int EIGHTS>
+__device__ __forceinline__ void gathered_row(const X* x, const int* pair_of, const float* weights, int K, const Destination& to) {
     if constexpr (SHARING != PerRow) return;
     start_row();
     const int row = cast_row_number(), pair = row < to.rows ? pair_of[row] : -1;
-    Eight<X> values[ROW_EIGHTS] = {};
+    Eight<X> values[EIGHTS] = {};
     if (pair >= 0) {
 #pragma unroll
-        for (int k = 0; k < ROW_EIGHTS; k++) {
-            const int column = row_column(k);
+        for (int k = 0; k < EIGHTS; k++) {
+            const int column = row_column<EIGHTS>(k);
             if (column >= to.columns) continue;
             values[k] = load8(x + (u64)(pair / K) * to.columns + column);
             if (weights) values[k] = weighed(values[k], weights[pair]);
         }
     }
     cast_row(to, values);
+}
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    gather_few_rows(const X* x, const int* pair_of, const float* weights, int K, const __grid_constant__ Destination to) {
+    gathered_row<1>(x, pair_of, weights, K, to);
+}
+extern "C" __global__ void __launch_bounds__(1024, 2)
+    gather_rows(const X* x, const int* pair_of, const float* weights, int K, const __grid_constant__ Destination to) {
+    gathered_row<ROW_EIGHTS>(x, pair_of, weights, K, to);
 }
 #else
 __device__ __forceinline__ int padded128(int n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
@@ -130,25 +145,25 @@ extern "C" __global__ void __launch_bounds__(1024)
 // Grid (rows / GATHERED_ROWS, columns / GATHERED_COLUMNS), 256 threads: each has eight columns of some rows. Neighbouring blocks have the same columns,
 // which stay in L2 for all tokens.
 #define LANES (GATHERED_COLUMNS / 8)
-#define AT_ONCE (256 / LANES)
+#define ROWS_AT_ONCE (256 / LANES)
 extern "C" __global__ void __launch_bounds__(256) gather(X* y, const X* x, const int* pair_of, const float* weights, int rows, int K, int C) {
     start_successors();
     wait_for_predecessors();
     const int first = blockIdx.x * GATHERED_ROWS + threadIdx.x / LANES, column = blockIdx.y * GATHERED_COLUMNS + threadIdx.x % LANES * 8;
     if (column >= C) return;
     const bool wide = C % 8 == 0 && aligned(y, x);
-    Eight<X> values[GATHERED_ROWS / AT_ONCE] = {};
-    float weight[GATHERED_ROWS / AT_ONCE] = {};
+    Eight<X> values[GATHERED_ROWS / ROWS_AT_ONCE] = {};
+    float weight[GATHERED_ROWS / ROWS_AT_ONCE] = {};
 #pragma unroll
-    for (int i = 0; i < GATHERED_ROWS / AT_ONCE; i++) {
-        const int row = first + i * AT_ONCE, pair = row < rows ? pair_of[row] : -1;
+    for (int i = 0; i < GATHERED_ROWS / ROWS_AT_ONCE; i++) {
+        const int row = first + i * ROWS_AT_ONCE, pair = row < rows ? pair_of[row] : -1;
         if (pair < 0) continue;
         values[i] = fetch8(x + (u64)(pair / K) * C + column, C - column, wide);
         if (weights) weight[i] = weights[pair];
     }
 #pragma unroll
-    for (int i = 0; i < GATHERED_ROWS / AT_ONCE; i++) {
-        const int row = first + i * AT_ONCE;
+    for (int i = 0; i < GATHERED_ROWS / ROWS_AT_ONCE; i++) {
+        const int row = first + i * ROWS_AT_ONCE;
         if (row < rows) put8(y + (u64)row * C + column, weights ? weighed(values[i], weight[i]) : values[i], C - column, wide);
     }
 }
@@ -164,45 +179,58 @@ extern "C" __global__ void gather_quantized(uint4* codes, float* scales, const u
 }
 
 // Raises the amaxes of all rows, of each row and of each column of the result of `gather`; any may be null. Rounding keeps the order, so the
-// largest value of a token times its largest weight is the largest of its rows, and tokens are read once. Grid (columns / 256, tokens / MEASURED_TOKENS),
-// a warp for 256 columns of an eighth of the tokens.
-#define MEASURED (MEASURED_TOKENS / 8)
+// largest value of a token times its largest weight is the largest of its rows, and tokens are read once. Grid (columns / 2048, tokens /
+// MEASURED_TOKENS), 256 threads with eight columns each.
+#define AT_ONCE 8
 extern "C" __global__ void __launch_bounds__(256) gather_amaxes(float* amax, float* row_amax, float* column_amax, const X* x, const int* slot_of,
                                                                 const float* weights, int tokens, int K, int C) {
-    __shared__ alignas(16) float of_warps[8][256];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * 256 + 8 * lane, first = (blockIdx.y * 8 + warp) * MEASURED;
+    // Of each token: the largest weight, 0 without a row, and the largest value that each warp has.
+    __shared__ float heaviest[MEASURED_TOKENS], of_warps[MEASURED_TOKENS][8];
+    __shared__ alignas(16) float columns[2048];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = 8 * (blockIdx.x * 256 + threadIdx.x), first = blockIdx.y * MEASURED_TOKENS;
+    const int count = min(MEASURED_TOKENS, tokens - first);
     const bool wide = C % 8 == 0 && aligned(x);
-    Eight<X> values[MEASURED] = {}, of_columns = {};
-#pragma unroll
-    for (int i = 0; i < MEASURED; i++)
-        if (first + i < tokens && column < C) values[i] = fetch8(x + (u64)(first + i) * C + column, C - column, wide);
-#pragma unroll
-    for (int i = 0; i < MEASURED; i++) {
-        if (first + i >= tokens) break;
-        const u64 pairs = (u64)(first + i) * K;
-        const float largest = __uint_as_float(__reduce_max_sync(0xFFFFFFFF, __float_as_uint(largest8(values[i]))));
-        float heaviest = 0.0f;
-        for (int k = lane; k < K; k += 32) {
-            const int slot = slot_of[pairs + k];
-            if (slot < 0) continue;
-            const float weight = weights ? fabsf(weights[pairs + k]) : 1.0f;
-            heaviest = fmaxf(heaviest, weight);
-            X y;
-            store(&y, largest * weight);
-            if (row_amax && load(y) > 0.0f) atomicMax((u32*)row_amax + slot, __float_as_uint(load(y)));
+    for (int t = threadIdx.x; t < MEASURED_TOKENS; t += 256) {
+        float most = 0.0f;
+        for (int k = 0; k < K && t < count; k++) {
+            const u64 pair = (u64)(first + t) * K + k;
+            if (slot_of[pair] >= 0) most = fmaxf(most, weights ? fabsf(weights[pair]) : 1.0f);
         }
-        heaviest = __uint_as_float(__reduce_max_sync(0xFFFFFFFF, __float_as_uint(heaviest)));
-        if (heaviest > 0.0f) of_columns = larger8(of_columns, weights ? weighed(values[i], heaviest) : values[i]);
+        heaviest[t] = most;
+    }
+    __syncthreads();
+    Eight<X> of_columns = {};
+#pragma unroll 1
+    for (int t = 0; t < count; t += AT_ONCE) {
+        Eight<X> values[AT_ONCE] = {};
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (t + i < count && column < C) values[i] = fetch8(x + (u64)(first + t + i) * C + column, C - column, wide);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const u32 largest = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(largest8(values[i])));
+            if (lane == 0) of_warps[t + i][warp] = __uint_as_float(largest);
+            if (heaviest[t + i] > 0.0f) of_columns = larger8(of_columns, weights ? weighed(values[i], heaviest[t + i]) : values[i]);
+        }
     }
     block_raise(amax, largest8(of_columns));
-    if (!column_amax) return;
+    // Coalesced: neighbouring threads raise neighbouring amaxes.
     float v[8];
     unpack8(of_columns, v);
-    store8(of_warps[warp] + 8 * lane, pack8<f32>(v));
+    store8(columns + 8 * threadIdx.x, pack8<f32>(v));
     __syncthreads();
-    float of_column = 0.0f;
-    for (int w = 0; w < 8; w++) of_column = fmaxf(of_column, fabsf(of_warps[w][threadIdx.x]));
-    if (blockIdx.x * 256 + threadIdx.x < C) raise(column_amax + blockIdx.x * 256 + threadIdx.x, of_column);
+    for (int i = threadIdx.x, c = blockIdx.x * 2048 + i; column_amax && i < 2048 && c < C; i += 256, c += 256) raise(column_amax + c, fabsf(columns[i]));
+    if (!row_amax) return;
+    for (int i = threadIdx.x; i < count * K; i += 256) {
+        const u64 pair = (u64)first * K + i;
+        const int slot = slot_of[pair];
+        if (slot < 0) continue;
+        float largest = 0.0f;
+        for (int w = 0; w < 8; w++) largest = fmaxf(largest, of_warps[i / K][w]);
+        X y;
+        store(&y, largest * (weights ? fabsf(weights[pair]) : 1.0f));
+        if (load(y) > 0.0f) atomicMax((u32*)row_amax + slot, __float_as_uint(load(y)));
+    }
 }
 
 // Grid of tokens; threads stride over channels. Choices are added in order.

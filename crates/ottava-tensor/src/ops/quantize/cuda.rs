@@ -7,7 +7,7 @@ use crate::quantized::QuantizedTensor;
 use crate::stored::ScaledTensor;
 use crate::{DType, Error, Feature, Result, Tensor};
 
-kernel_source!(SOURCE, "quantize", "destination.cuh");
+kernel_source!(SOURCE, "quantize", "destination.cuh", "rows.cuh"; ROW_EIGHTS);
 
 macro_rules! variants {
     ($($storage:literal)*) => {
@@ -148,26 +148,58 @@ pub(in crate::ops) unsafe fn produce(
     }
 }
 
-/// Eights of a row at most: eight blocks of a cluster have 512 threads with one each, and a block without a cluster 1,024 with four.
+/// Threads of a block at most.
+const MOST_THREADS: usize = 1024;
+/// Eights that a thread has of each of many rows (`rows.cuh`). With four, a multiprocessor has too few rows at a time.
+pub(in crate::ops) const ROW_EIGHTS: usize = 3;
+/// Eights of a row at most, if a cluster of blocks casts it.
 const MOST_EIGHTS: usize = 4096;
 /// Eights of a block of [`produce_rows`] whose kernel only casts. With fewer, a barrier of a cluster takes more time than it saves.
 pub(in crate::ops) const CAST_EIGHTS: usize = 512;
-/// Rows of [`produce_rows`] at most, and elements at most of more rows. Above both, two launches over tiles take less time.
-const MOST_ROWS: usize = 512;
-const MOST_ELEMENTS: usize = 1 << 21;
+/// Few rows are at most so many, or have at most so many elements.
+const FEW_ROWS: usize = 512;
+const FEW_ELEMENTS: usize = 1 << 21;
 
-/// Whether [`produce_rows`] can write `out` from `x`: per-row scales without a transposed copy, and few rows of aligned eights that threads
-/// keep in registers.
-pub(in crate::ops) fn fits_rows(out: &QuantizedTensor, x: &Tensor) -> bool {
-    out.granularity == Granularity::PerRow
-        && out.transposed.is_none()
-        && (out.rows <= MOST_ROWS || out.rows * out.columns <= MOST_ELEMENTS)
-        && out.columns.is_multiple_of(8)
-        && out.columns <= MOST_EIGHTS * 8
-        && launch::aligned(&[x])
+/// The kernels that end in `cast_row`.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct RowKernels {
+    /// For few rows, whose threads have one eight each: the kernel, and how many eights a block has at most if there are further blocks.
+    pub few: (&'static str, usize),
+    /// For many rows.
+    pub many: Option<&'static str>,
 }
 
-/// Blocks of a row, and their threads, for `cast_row` in `destination.cuh`.
+impl RowKernels {
+    /// Whether [`produce_rows`] can write `out` from `x`: per-row scales without a transposed copy, and rows of aligned eights that threads keep
+    /// in registers.
+    pub fn fit(self, gpu: &CudaDevice, out: &QuantizedTensor, x: &Tensor) -> Result<bool> {
+        let most = if gpu.has(Feature::Clusters)? { MOST_EIGHTS } else { ROW_EIGHTS * MOST_THREADS };
+        Ok(out.granularity == Granularity::PerRow
+            && out.transposed.is_none()
+            && (self.many.is_some() || has_few_rows(out))
+            && out.columns.is_multiple_of(8)
+            && out.columns <= most * 8
+            && launch::aligned(&[x]))
+    }
+
+    /// The kernel for `out`, and the blocks of a row.
+    fn choose(self, gpu: &CudaDevice, out: &QuantizedTensor) -> Result<(&'static str, Row)> {
+        let (eights, (few, of_block)) = (QuantizedTensor::padded(out.columns) / 8, self.few);
+        let row = Row::of_few(eights, of_block);
+        Ok(match self.many {
+            Some(many) if !has_few_rows(out) || row.blocks > 1 && !gpu.has(Feature::Clusters)? => {
+                (many, Row::of_many(eights))
+            }
+            _ => (few, row),
+        })
+    }
+}
+
+fn has_few_rows(out: &QuantizedTensor) -> bool {
+    out.rows <= FEW_ROWS || out.rows * out.columns <= FEW_ELEMENTS
+}
+
+/// Blocks of a row, and their threads, for `cast_row` in `rows.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row {
     blocks: u32,
@@ -175,29 +207,32 @@ struct Row {
 }
 
 impl Row {
-    /// For rows of `eights`. A row of more than `of_block` has up to eight blocks, if the GPU has clusters: the bandwidth and the arithmetic of
-    /// one multiprocessor would bound the time of few rows.
-    fn new(eights: usize, of_block: usize, has_clusters: bool) -> Row {
-        let (blocks, threads) = match has_clusters {
-            true => {
-                let blocks = eights.div_ceil(of_block).next_power_of_two().min(8);
-                (blocks, eights.div_ceil(blocks))
-            }
-            false => (1, eights.div_ceil(eights.div_ceil(1024))),
-        };
-        Row { blocks: blocks as u32, threads: threads.next_multiple_of(32) as u32 }
+    /// For few rows of `eights`, one for each thread. A row of more than `of_block` has up to eight blocks, since the bandwidth and the arithmetic
+    /// of one multiprocessor would bound its time.
+    fn of_few(eights: usize, of_block: usize) -> Row {
+        Row::new(eights, eights.div_ceil(of_block).next_power_of_two().min(8), 1)
+    }
+
+    /// For many rows of `eights`.
+    fn of_many(eights: usize) -> Row {
+        Row::new(eights, eights.div_ceil(ROW_EIGHTS * MOST_THREADS).next_power_of_two(), ROW_EIGHTS)
+    }
+
+    fn new(eights: usize, blocks: usize, of_thread: usize) -> Row {
+        let threads = eights.div_ceil(blocks * of_thread).next_multiple_of(32);
+        Row { blocks: blocks as u32, threads: threads as u32 }
     }
 }
 
-/// Launches a kernel of `source` that ends in `cast_row`. A row of more than `of_block` eights has several blocks where the GPU allows it.
+/// Launches one of the kernels of `source`.
 ///
 /// # Safety
 /// As for [`CudaDevice::launch_early`], as far as the inputs go.
 pub(in crate::ops) unsafe fn produce_rows(
     gpu: &CudaDevice,
-    (source, entry): (&'static Source, &'static str),
+    source: &'static Source,
+    kernels: RowKernels,
     dtype: DType,
-    of_block: usize,
     inputs: &[Arg],
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
@@ -205,9 +240,8 @@ pub(in crate::ops) unsafe fn produce_rows(
     if out.rows * out.columns == 0 {
         return Ok(());
     }
+    let (entry, Row { blocks, threads }) = kernels.choose(gpu, out)?;
     let kernel = Kernel { source, defines: variant(dtype, out, false)?, entry };
-    let Row { blocks, threads } =
-        Row::new(QuantizedTensor::padded(out.columns) / 8, of_block, gpu.has(Feature::Clusters)?);
     let args = [inputs, &destination(out, to, [0; 2], dtype)].concat();
     let grid = [QuantizedTensor::padded(out.rows) as u32 * blocks, 1, 1];
     // SAFETY: the caller's promise for the inputs, and that of `destination`; the blocks of each padded row have threads for its columns.
@@ -271,6 +305,8 @@ pub(in crate::ops) fn destination(
     ]
 }
 
+const ROW_KERNELS: RowKernels = RowKernels { few: ("quantize_few_rows", CAST_EIGHTS), many: Some("quantize_rows") };
+
 pub(in crate::ops) fn quantize(
     gpu: &CudaDevice,
     x: &Tensor,
@@ -280,8 +316,8 @@ pub(in crate::ops) fn quantize(
     let inputs = [Arg::Ptr(x.device_ptr())];
     // SAFETY: `x` is `out.rows · out.columns` elements of its type.
     unsafe {
-        match fits_rows(out, x) {
-            true => produce_rows(gpu, (&SOURCE, "quantize_rows"), x.dtype(), CAST_EIGHTS, &inputs, out, to),
+        match ROW_KERNELS.fit(gpu, out, x)? {
+            true => produce_rows(gpu, &SOURCE, ROW_KERNELS, x.dtype(), &inputs, out, to),
             false => cast(gpu, "quantize", x.dtype(), &inputs, out, to),
         }
     }
@@ -375,21 +411,24 @@ pub(super) fn take_scale(
 mod tests {
     use super::*;
 
-    /// The limits of `cast_row` and `row_amax` in `destination.cuh`.
+    /// The limits of `cast_row` and `row_amax` in `rows.cuh`.
     #[test]
     fn every_row_has_threads_for_its_eights() {
         for eights in (2..=MOST_EIGHTS).step_by(2) {
             for of_block in [256, CAST_EIGHTS] {
-                let Row { blocks, threads } = Row::new(eights, of_block, true);
+                let Row { blocks, threads } = Row::of_few(eights, of_block);
                 assert!((blocks * threads) as usize >= eights, "{eights}");
                 assert!([1, 2, 4, 8].contains(&blocks) && threads <= 512 && threads.is_multiple_of(32), "{eights}");
-                let Row { blocks, threads } = Row::new(eights, of_block, false);
-                assert!(blocks == 1 && threads <= 1024 && threads.is_multiple_of(32) && 4 * threads as usize >= eights);
             }
+            let Row { blocks, threads } = Row::of_many(eights);
+            assert!((blocks * threads) as usize * ROW_EIGHTS >= eights && threads.is_multiple_of(32), "{eights}");
+            // Only clusters have more than one block.
+            assert!(threads <= 1024 && blocks <= if eights <= ROW_EIGHTS * MOST_THREADS { 1 } else { 2 }, "{eights}");
         }
-        assert_eq!(Row::new(1024, 1024, true), Row { blocks: 1, threads: 1024 });
+        assert_eq!(Row::of_few(1024, 1024), Row { blocks: 1, threads: 1024 });
         // Llama-3-8B: its hidden and its feed-forward size.
-        assert_eq!(Row::new(4096 / 8, CAST_EIGHTS, true), Row { blocks: 1, threads: 512 });
-        assert_eq!(Row::new(14336 / 8, 256, true), Row { blocks: 8, threads: 224 });
+        assert_eq!(Row::of_few(4096 / 8, CAST_EIGHTS), Row { blocks: 1, threads: 512 });
+        assert_eq!(Row::of_few(14336 / 8, 256), Row { blocks: 8, threads: 224 });
+        assert_eq!(Row::of_many(14336 / 8), Row { blocks: 1, threads: 608 });
     }
 }

@@ -13,7 +13,8 @@ use crate::quantized::QuantizedTensor;
 use crate::{DType, Device, Error, Result, Tensor};
 
 pub(super) use cuda::{
-    CAST_EIGHTS, Producer, destination, fits_rows, produce, produce_rows, quantize_scaled, tile_bytes, tiles,
+    CAST_EIGHTS, Producer, ROW_EIGHTS, RowKernels, destination, produce, produce_rows, quantize_scaled, tile_bytes,
+    tiles,
 };
 pub(crate) use cuda::{SOURCE, VARIANTS};
 

@@ -7,7 +7,10 @@ struct Values {
         return fetch8(x + (u64)row * columns + column, columns - column, wide);
     }
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const { return raw; }
+    __device__ __forceinline__ bool is_copy() const { return true; }
+    __device__ __forceinline__ const X* address(int row, int column) const { return x + ((u64)(u32)row * (u32)columns + column); }
 };
+template <> constexpr bool MAY_COPY<Values> = true;
 
 // Values of another type times a scale, rounded to the type that is cast.
 template <class S> struct RoundedValues {
@@ -40,16 +43,20 @@ extern "C" __global__ void __launch_bounds__(256, 4) quantize(const X* x, const 
 }
 
 // Blocks of padded rows.
-extern "C" __global__ void __launch_bounds__(1024, 1) quantize_rows(const X* x, const __grid_constant__ Destination to) {
+template <int EIGHTS> __device__ __forceinline__ void quantize_row(const X* x, const Destination& to) {
     if constexpr (SHARING != PerRow) return;
     start_row();
     const int row = cast_row_number();
-    Eight<X> values[ROW_EIGHTS] = {};
+    Eight<X> values[EIGHTS] = {};
 #pragma unroll
-    for (int k = 0; k < ROW_EIGHTS; k++)
-        if (row < to.rows && row_column(k) < to.columns) values[k] = load8(x + (u64)row * to.columns + row_column(k));
+    for (int k = 0; k < EIGHTS; k++) {
+        const int column = row_column<EIGHTS>(k);
+        if (row < to.rows && column < to.columns) values[k] = load8(x + (u64)row * to.columns + column);
+    }
     cast_row(to, values);
 }
+extern "C" __global__ void __launch_bounds__(1024, 1) quantize_few_rows(const X* x, const __grid_constant__ Destination to) { quantize_row<1>(x, to); }
+extern "C" __global__ void __launch_bounds__(1024, 2) quantize_rows(const X* x, const __grid_constant__ Destination to) { quantize_row<ROW_EIGHTS>(x, to); }
 
 // Grid-stride loop over eights; the remainder and unaligned views element by element. `amax` starts at 0.
 extern "C" __global__ void amax(float* amax, const X* __restrict__ x, u64 n) {

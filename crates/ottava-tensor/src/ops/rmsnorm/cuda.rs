@@ -2,23 +2,23 @@ use super::{NormKind, NormWeights};
 use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
-use crate::ops::quantize::{self, Producer};
+use crate::ops::quantize::{self, Producer, RowKernels};
 use crate::ops::{SavedActivation, bias};
 use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
 kernel_source!(RMS, "rmsnorm"; STRIP);
-kernel_source!(RMS_FP8, "rmsnorm", "destination.cuh"; STRIP);
+kernel_source!(RMS_FP8, "rmsnorm", "destination.cuh", "rows.cuh"; STRIP);
 kernel_source!(PLUS_ONE, "rmsnorm" + ADDS_ONE; STRIP);
-kernel_source!(PLUS_ONE_FP8, "rmsnorm", "destination.cuh" + ADDS_ONE; STRIP);
+kernel_source!(PLUS_ONE_FP8, "rmsnorm", "destination.cuh", "rows.cuh" + ADDS_ONE; STRIP);
 kernel_source!(LAYER, "rmsnorm" + CENTERED; STRIP);
-kernel_source!(LAYER_FP8, "rmsnorm", "destination.cuh" + CENTERED; STRIP);
+kernel_source!(LAYER_FP8, "rmsnorm", "destination.cuh", "rows.cuh" + CENTERED; STRIP);
 
 /// The kernels by [`NormKind`], and those that write FP8.
 pub(crate) static SOURCES: [&Source; 3] = [&RMS, &PLUS_ONE, &LAYER];
 pub(crate) static FP8_SOURCES: [&Source; 3] = [&RMS_FP8, &PLUS_ONE_FP8, &LAYER_FP8];
 
-/// Eights of a block that casts a row: all that [`fits_registers`] allows, since the sums of a row are those of one block.
-const ROW_EIGHTS: usize = 1024;
+/// A block has all eights that [`fits_registers`] allows, since the sums of a row are those of one block.
+const ROW_KERNELS: RowKernels = RowKernels { few: ("rmsnorm_rows", 1024), many: None };
 /// Rows per strip of `rmsnorm_strips`.
 const STRIP: usize = 32;
 
@@ -156,13 +156,13 @@ pub(super) fn rmsnorm_codes(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    if fits_registers(x, weights) && quantize::fits_rows(out, x) {
+    if fits_registers(x, weights) && ROW_KERNELS.fit(gpu, out, x)? {
         let mut inputs = vec![Arg::Ptr(rstd.device_ptr_mut()), Arg::Ptr(x.device_ptr())];
         inputs.extend(affine(weights));
         inputs.push(Arg::F32(eps as f32));
-        let kernel = (sources(weights.kind)[1], "rmsnorm_rows");
+        let source = sources(weights.kind)[1];
         // SAFETY: `x` is `out.rows · out.columns`, `rstd` as allocated by the op, and weight and bias have a value per column.
-        return unsafe { quantize::produce_rows(gpu, kernel, x.dtype(), ROW_EIGHTS, &inputs, out, to) };
+        return unsafe { quantize::produce_rows(gpu, source, ROW_KERNELS, x.dtype(), &inputs, out, to) };
     }
     // Per-row scales of rows and columns: the pass for `rstd` also finds the amaxes.
     let rstd_at = rstd.device_ptr_mut();

@@ -566,9 +566,9 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     // Those of each 256 channels, as `statistics_of` reads them.
     __shared__ alignas(16) float squares[WARPS + 4], means[CENTERED ? WARPS + 4 : 1];
     start_successors();
-    const int C = to.columns, c = row_column(0), warp = threadIdx.x / 32, row = blockIdx.x;
+    const int C = to.columns, c = row_column<1>(0), warp = threadIdx.x / 32, row = blockIdx.x;
     const bool mine = c < C, inside = row < to.rows;
-    Eight<X> values[ROW_EIGHTS] = {}, w = {}, b = {};
+    Eight<X> values[1] = {}, w = {}, b = {};
     if (mine) w = load8(weight + c);
     if (mine && CENTERED) b = bias8(BIAS, c);
     if (threadIdx.x < WARPS + 4) squares[threadIdx.x] = 0.0f;

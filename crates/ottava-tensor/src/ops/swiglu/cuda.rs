@@ -2,7 +2,7 @@ use super::{Activation, Gelu};
 use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
-use crate::ops::quantize::{self, Producer};
+use crate::ops::quantize::{self, Producer, ROW_EIGHTS, RowKernels};
 use crate::ops::{CompressedTensor, SavedActivation};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 
@@ -12,16 +12,15 @@ kernel_source!(GEGLU_TANH, "swiglu" + GELU_TANH);
 kernel_source!(EXACT, "swiglu" + GELU_EXACT + UNGATED);
 kernel_source!(TANH, "swiglu" + GELU_TANH + UNGATED);
 kernel_source!(CLAMPED, "swiglu" + CLAMPED);
-kernel_source!(SWIGLU_FP8, "swiglu", "destination.cuh");
-kernel_source!(GEGLU_EXACT_FP8, "swiglu", "destination.cuh" + GELU_EXACT);
-kernel_source!(GEGLU_TANH_FP8, "swiglu", "destination.cuh" + GELU_TANH);
-kernel_source!(EXACT_FP8, "swiglu", "destination.cuh" + GELU_EXACT + UNGATED);
-kernel_source!(TANH_FP8, "swiglu", "destination.cuh" + GELU_TANH + UNGATED);
-kernel_source!(CLAMPED_FP8, "swiglu", "destination.cuh" + CLAMPED);
+kernel_source!(SWIGLU_FP8, "swiglu", "destination.cuh", "rows.cuh"; ROW_EIGHTS);
+kernel_source!(GEGLU_EXACT_FP8, "swiglu", "destination.cuh", "rows.cuh" + GELU_EXACT; ROW_EIGHTS);
+kernel_source!(GEGLU_TANH_FP8, "swiglu", "destination.cuh", "rows.cuh" + GELU_TANH; ROW_EIGHTS);
+kernel_source!(EXACT_FP8, "swiglu", "destination.cuh", "rows.cuh" + GELU_EXACT + UNGATED; ROW_EIGHTS);
+kernel_source!(TANH_FP8, "swiglu", "destination.cuh", "rows.cuh" + GELU_TANH + UNGATED; ROW_EIGHTS);
+kernel_source!(CLAMPED_FP8, "swiglu", "destination.cuh", "rows.cuh" + CLAMPED; ROW_EIGHTS);
 
-/// Eights of a block that casts a row, at most if there are further blocks: fewer than of a plain cast, since an activation takes more
-/// arithmetic.
-const ROW_EIGHTS: usize = 256;
+/// Blocks have fewer eights of a row than those of a plain cast, since an activation takes more arithmetic.
+const ROW_KERNELS: RowKernels = RowKernels { few: ("swiglu_few_rows", 256), many: Some("swiglu_rows") };
 
 /// The kernels of each activation, and those that write FP8.
 pub(crate) static SOURCES: [&Source; 6] = [&SWIGLU, &GEGLU_EXACT, &GEGLU_TANH, &EXACT, &TANH, &CLAMPED];
@@ -78,10 +77,11 @@ pub(super) fn activation_codes(
     to: &mut Fp8Output,
 ) -> Result<()> {
     let mut inputs = vec![Arg::Ptr(x.device_ptr())];
-    if compressed.is_none() && quantize::fits_rows(out, x) {
-        let kernel = (FP8_SOURCES[place(how)], "swiglu_rows");
+    if compressed.is_none() && ROW_KERNELS.fit(gpu, out, x)? {
         // SAFETY: `x` is `out.rows · how.inputs() · out.columns` elements.
-        return unsafe { quantize::produce_rows(gpu, kernel, x.dtype(), ROW_EIGHTS, &inputs, out, to) };
+        return unsafe {
+            quantize::produce_rows(gpu, FP8_SOURCES[place(how)], ROW_KERNELS, x.dtype(), &inputs, out, to)
+        };
     }
     let entry = if compressed.is_some() { "swiglu_codes_compressing" } else { "swiglu_codes" };
     inputs.extend(compressed.into_iter().flat_map(CompressedTensor::device_ptrs_mut));

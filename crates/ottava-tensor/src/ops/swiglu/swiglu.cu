@@ -228,23 +228,25 @@ struct Activations {
 };
 
 // Blocks of padded rows.
-extern "C" __global__ void __launch_bounds__(1024, 1) swiglu_rows(const X* x, const __grid_constant__ Destination to) {
+template <int EIGHTS> __device__ __forceinline__ void activated_row(const X* x, const Destination& to) {
     if constexpr (SHARING != PerRow) return;
     start_row();
     const int row = cast_row_number();
     const X* const from = x + (u64)row * HALVES * to.columns;
-    Eight<X> values[ROW_EIGHTS] = {};
+    Eight<X> values[EIGHTS] = {};
 #pragma unroll
-    for (int k = 0; k < ROW_EIGHTS; k++) {
-        if (row >= to.rows || row_column(k) >= to.columns) continue;
-        values[k] = activated(load8(from + row_column(k)), ups8(from + row_column(k), to.columns));
+    for (int k = 0; k < EIGHTS; k++) {
+        const int column = row_column<EIGHTS>(k);
+        if (row < to.rows && column < to.columns) values[k] = activated(load8(from + column), ups8(from + column, to.columns));
     }
     cast_row(to, values);
 }
+extern "C" __global__ void __launch_bounds__(1024, 1) swiglu_few_rows(const X* x, const __grid_constant__ Destination to) { activated_row<1>(x, to); }
+extern "C" __global__ void __launch_bounds__(1024, 2) swiglu_rows(const X* x, const __grid_constant__ Destination to) { activated_row<ROW_EIGHTS>(x, to); }
 
 // Grid (F / 128, T / 128), 256 threads.
 extern "C" __global__ void __launch_bounds__(256, 4) swiglu_codes(const X* x, const __grid_constant__ Destination to) {
-    quantize_tile<4>(to, Activations{x, to.columns, to.columns % 8 == 0 && aligned(x)});
+    quantize_tile<GATED ? 2 : 4>(to, Activations{x, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 
 // Also writes its input compressed: two neighbouring threads share a group of gates, and one of ups.
@@ -275,19 +277,19 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 
 // Casts a tile of the gradient of the gates, one of the ups (if there are any) and, if `ACTIVATED`, one of the activation, in E4M3. F is a multiple of 16, and
 // of the block length with block scales.
-template <bool ACTIVATED, class Saved>
-__device__ __forceinline__ void backward_tiles(const Destination& to, const Destination& activation, const X* dy, const Saved& x) {
+template <bool ACTIVATED, bool WHOLE, class Saved>
+__device__ __forceinline__ void backward_tiles_of(const Destination& to, const Destination& activation, const X* dy, const Saved& x) {
     const int F = to.columns / HALVES, row0 = first_row(), column0 = blockIdx.x * TILE, column = column0 + eight_column();
     Seen seen, activation_seen;
     // Each half is a separate destination, so that tiles end at the border.
     Destination left = to;
     left.columns = F;
     const Destination right = to.right_of(F);
-    const TileCast<FORMAT> gates = {left, tiles_of_the_launch[0], seen, row0, column0};
-    const TileCast<FORMAT> ups = {right, tiles_of_the_launch[GATED], seen, row0, column0};
+    const TileCast<FORMAT, SHARING, WHOLE> gates = {left, tiles_of_the_launch[0], seen, row0, column0};
+    const TileCast<FORMAT, SHARING, WHOLE> ups = {right, tiles_of_the_launch[GATED], seen, row0, column0};
     // The granularity that forward uses for the activation.
     constexpr Sharing OF_ACTIVATION = SHARING == MixedBlocks ? Blocks1x128 : SHARING;
-    const TileCast<e4m3, OF_ACTIVATION> activations = {activation, tiles_of_the_launch[HALVES], activation_seen, row0, column0};
+    const TileCast<e4m3, OF_ACTIVATION, WHOLE> activations = {activation, tiles_of_the_launch[HALVES], activation_seen, row0, column0};
     const float scale = given_scale(to), activation_scale = given_scale(activation);
     gates.begin();
     if (GATED) ups.begin();
@@ -300,7 +302,7 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             const int row = row0 + tile_row(sweep + k);
-            if (row >= to.rows || column >= F) continue;
+            if (!WHOLE && (row >= to.rows || column >= F)) continue;
             gates_raw[k] = x.fetch(row, column);
             if (GATED) ups_raw[k] = x.fetch(row, column + F);
             d[k] = load8(dy + (u64)row * F + column);
@@ -309,7 +311,7 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
         for (int k = 0; k < 2; k++) {
             const int row = tile_row(sweep + k);
             Eight<X> dgate = {}, dup = {}, y = {};
-            if (row0 + row < to.rows && column < F) {
+            if (WHOLE || (row0 + row < to.rows && column < F)) {
                 const Eight<X> gate = x.values(gates_raw[k]), up = GATED ? x.values(ups_raw[k]) : gate;
                 float v[2][8];
 #pragma unroll
@@ -341,6 +343,12 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
     }
 }
 
+template <bool ACTIVATED, class Saved>
+__device__ __forceinline__ void backward_tiles(const Destination& to, const Destination& activation, const X* dy, const Saved& x) {
+    if (first_row() + TILE <= to.rows && (blockIdx.x + 1) * TILE <= to.columns / HALVES) backward_tiles_of<ACTIVATED, true>(to, activation, dy, x);
+    else backward_tiles_of<ACTIVATED, false>(to, activation, dy, x);
+}
+
 // Grid (F / 128, T / 128), 256 threads, a tile per half. Tiles of values limit the blocks per multiprocessor.
 extern "C" __global__ void __launch_bounds__(256, HOLDS ? 3 : 4)
     swiglu_backward_codes(const X* dy, const X* x, const __grid_constant__ Destination to) {
@@ -354,11 +362,11 @@ extern "C" __global__ void __launch_bounds__(256, HOLDS ? 3 : 4)
 
 // As above with a tile more.
 struct WithActivation { Destination gradient, activation; };
-extern "C" __global__ void __launch_bounds__(256, HOLDS ? 2 : 3)
+extern "C" __global__ void __launch_bounds__(256, HOLDS ? 2 : 4 - GATED)
     swiglu_backward_and_activated_codes(const X* dy, const X* x, const __grid_constant__ WithActivation to) {
     backward_tiles<true>(to.gradient, to.activation, dy, Exact<X>{x, to.gradient.columns});
 }
-extern "C" __global__ void __launch_bounds__(256, HOLDS ? 2 : 3)
+extern "C" __global__ void __launch_bounds__(256, HOLDS ? 2 : 4 - GATED)
     swiglu_backward_and_activated_codes_compressed(const X* dy, const e4m3* codes, const unsigned char* scale_inv,
                                                    const __grid_constant__ WithActivation to) {
     backward_tiles<true>(to.gradient, to.activation, dy, Compressed<X>{codes, scale_inv, to.gradient.columns});

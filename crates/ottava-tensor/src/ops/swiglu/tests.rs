@@ -119,7 +119,8 @@ fn all_activations_write_to_every_destination() {
     }
 }
 
-/// One sequence of Llama-3-8B: a cluster of eight blocks for each of 16 padded rows, on GPUs that have clusters.
+/// One sequence of Llama-3-8B: a cluster of eight blocks for each of 16 padded rows, on GPUs that have clusters, and else a block whose threads have three
+/// eights each.
 #[test]
 fn a_wide_row_has_a_cluster() {
     let launch = |name: &str| {
@@ -132,18 +133,18 @@ fn a_wide_row_has_a_cluster() {
         let to = Fp8Output { format, scale, copies, statistics: &mut statistics, slot: 0 };
         gpu.start_trace();
         activation_to(SwiGlu, &x, Output::Fp8(to)).unwrap();
-        gpu.take_trace().into_iter().find(|line| line.starts_with("swiglu_rows")).expect("it casts rows")
+        gpu.take_trace().into_iter().find(|line| line.starts_with("swiglu_")).expect("it casts rows")
     };
     assert!(launch("H200").contains("<128,1,1 in 8;224>"), "{}", launch("H200"));
-    assert!(launch("rtx-4090").contains("<16,1,1;896>"), "{}", launch("rtx-4090"));
+    assert!(launch("rtx-4090").contains("<16,1,1;608>"), "{}", launch("rtx-4090"));
 }
 
-/// Rows of one block, and of two, four and eight of a cluster.
+/// Few rows of one block, and of two, four and eight of a cluster, and many rows.
 #[test]
 fn wide_activations_write_to_every_destination() {
     let Some(gpu) = gpu() else { return };
     for how in [SwiGlu, Gelu(super::Gelu::Tanh)] {
-        for (t, f) in [(1, 2048), (18, 2056), (3, 8184), (64, 14336), (2, 32768)] {
+        for (t, f) in [(1, 2048), (18, 2056), (3, 8184), (64, 14336), (2, 32768), (515, 4104)] {
             for dtype in [DType::F32, DType::BF16] {
                 let x = hostile("x", &[t, how.inputs() * f], dtype);
                 destinations_on(&gpu, &[x], |x, output| activation_to(how, &x[0], output));

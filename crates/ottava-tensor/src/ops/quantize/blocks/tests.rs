@@ -66,6 +66,21 @@ fn wide_rows_agree_across_devices() {
     }
 }
 
+/// Rows of one block, and of two of a cluster, whose threads have several eights each.
+#[test]
+fn many_rows_agree_across_devices() {
+    if gpu().is_none() {
+        return;
+    }
+    for (rows, columns) in [(515, 4104), (513, 24592)] {
+        for dtype in [DType::F32, DType::BF16] {
+            parity(&[hostile("x", &[rows, columns], dtype)], Tolerance::Exact, |x| {
+                Ok(cast(&x[0], DType::E4M3, Granularity::PerRow, PLAIN, CodeCopies::Rows))
+            });
+        }
+    }
+}
+
 #[test]
 fn unaligned_views_are_cast_to_the_same_bits() {
     for dtype in [DType::F32, DType::BF16] {

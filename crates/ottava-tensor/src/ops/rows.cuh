@@ -1,0 +1,68 @@
+// The cast of whole rows where only codes along rows are wanted: a row stays in registers, so one launch does. Rows have a multiple of eight
+// columns. A row has a block or a cluster of blocks (`Row` in quantize/cuda.rs), whose threads have EIGHTS eights each: one of few rows, for the most
+// threads per row, and ROW_EIGHTS of many rows, for the most rows at once. Eight number k of a thread starts at `row_column(k)`, so that a warp has 256
+// columns in a row. The grid has all padded rows.
+__device__ __forceinline__ int cast_row_number() { return blockIdx.x >> __ffs(blocks_of_cluster()) - 1; }
+template <int EIGHTS> __device__ __forceinline__ int row_column(int k) { return 8 * (threadIdx.x + blockDim.x * (block_of_cluster() * EIGHTS + k)); }
+
+// The amax of each warp of the blocks of a row, of up to eight blocks of 16 warps, and the barrier at which they arrive.
+struct ClusterAmaxes { u32 warps[8 * 16]; u64 arrived; };
+__device__ __forceinline__ ClusterAmaxes& amaxes_of_row() {
+    __shared__ ClusterAmaxes amaxes;
+    return amaxes;
+}
+
+// Lets the next kernel start, and waits for the previous ones. Then the blocks of the row have started and expect the amaxes of all.
+__device__ __forceinline__ void start_row() {
+    start_successors();
+#if __CUDA_ARCH__ >= 900
+    if (blocks_of_cluster() > 1) {
+        if (threadIdx.x == 0) {
+            u64* const arrived = &amaxes_of_row().arrived;
+            barrier_init(arrived, 1);
+            barrier_expect(arrived, blocks_of_cluster() * (blockDim.x / 32) * 4);
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        cluster_sync();
+    }
+#endif
+    wait_for_predecessors();
+}
+
+// The largest of one value per thread that is not negative, over the blocks of a row. Warps send theirs to all blocks, since a barrier of the
+// cluster after plain writes would cost a fence of the GPU.
+__device__ __forceinline__ float row_amax(float x) {
+#if __CUDA_ARCH__ >= 900
+    const u32 blocks = blocks_of_cluster(), lane = threadIdx.x % 32;
+    if (blocks > 1) {
+        ClusterAmaxes& amaxes = amaxes_of_row();
+        u32 bits = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(x));
+        if (lane < blocks) send_word(amaxes.warps + threadIdx.x / 32 * blocks + block_of_cluster(), bits, &amaxes.arrived, lane);
+        barrier_wait(&amaxes.arrived, 0);
+#pragma unroll 1
+        for (int w = lane; w < blockDim.x / 32 * blocks; w += 32) bits = max(bits, amaxes.warps[w]);
+        return __uint_as_float(__reduce_max_sync(0xFFFFFFFF, bits));
+    }
+#endif
+    return block_amax(x);
+}
+
+// Finds the scale of the row of this block, and casts it. Rows beyond the matrix, and eights beyond the columns, are zeros.
+template <int EIGHTS> __device__ __forceinline__ void cast_row(const Destination& to, const Eight<X> (&values)[EIGHTS]) {
+    const int row = cast_row_number();
+    float largest = 0.0f;
+#pragma unroll
+    for (int k = 0; k < EIGHTS; k++) largest = fmaxf(largest, largest8(values[k]));
+    const float amax = row_amax(largest), flagged = flagged_scale<FORMAT>(to, amax);
+    Seen seen;
+    seen.amax = amax;
+#pragma unroll
+    for (int k = 0; k < EIGHTS; k++) {
+        const int column = row_column<EIGHTS>(k);
+        if (column >= padded(to.columns)) continue;
+        const bool inside = row < to.rows && column < to.columns;
+        *(uint2*)(to.codes + (u64)row * to.pitch + column) = inside ? encode8_by_own<FORMAT>(values[k], flagged, seen) : make_uint2(0, 0);
+    }
+    if (row_column<EIGHTS>(0) == 0) to.scale_inv[row] = 1.0f / fabsf(flagged);
+    if (to.amax) measure(to, seen, [] {});
+}
