@@ -17,6 +17,8 @@
 #define STAGED (OUT_BITS == 16 ? SIDE * COLUMNS * 2 : 0) // bytes of a result on its way to memory
 #define SCALES (A_SCALES == STRIPS || B_SCALES == STRIPS ? 2 * SIDE * 4 : 0) // bytes of the scales of a stage
 #define HAS_FACTORS (SCALED && A_SCALES == AT_END)  // scales that multiply complete sums
+// Whether the next tile is found while the last products of a tile are pending. With block scales, this took more time than it saved.
+#define FINDS_NEXT (!PROMOTES || HAS_FACTORS)
 #define STAGES ((SHARED - STAGED) / (STAGE + SCALES))
 #define TERMS (STEP / (int)sizeof(A))               // contracted elements of a stage
 // The scales of the columns of `b` are read while products are added, and registers do not suffice for a second step of products meanwhile.
@@ -282,9 +284,10 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
         // Two barriers make the two groups multiply in turn, so that one multiplies while the other adds or writes.
         if (group == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
 #endif
-        Tile next = walk.at(first, block);
+        Tile next = {};
+        if (FINDS_NEXT) next = walk.at(first, block);
         for (int index = first; index < walk.tiles; index += every) {
-            const Tile tile = PROMOTES ? walk.at(index, block) : next;
+            const Tile tile = FINDS_NEXT ? next : walk.at(index, block);
             const int steps = __shfl_sync(0xFFFFFFFF, tile.steps, 0);
             float total[OWN];
 #pragma unroll
@@ -346,7 +349,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
 #endif
             // Unless products are promoted, the last ones are pending. Meanwhile the next tile is found, and half of the factors are multiplied; registers
             // do not suffice for all.
-            if (!PROMOTES && index + every < walk.tiles) next = walk.at(index + every, block);
+            if (FINDS_NEXT && index + every < walk.tiles) next = walk.at(index + every, block);
 #if HAS_FACTORS
             const bool a_own = of.a.by_row && steps > 0, b_own = of.b.by_row && steps > 0;
             const float of_rows[2] = {a_own ? factors[row] : a_factor, a_own ? factors[row + 8] : a_factor};
