@@ -218,7 +218,7 @@ struct alignas(16) Tile {
 // Tiles in dynamic shared memory.
 extern __shared__ Tile tiles_of_the_launch[];
 
-// Stores codes; if STREAMED, they are the first that L2 drops.
+// Stores codes; if STREAMED, L2 evicts them first.
 #ifndef STREAMED
 #define STREAMED 0
 #endif
@@ -270,7 +270,7 @@ __device__ __forceinline__ float own_scale(const Destination& to, float largest,
     return to.power_of_two ? __uint_as_float(__float_as_uint(s) & 0x7F800000) : s;
 }
 
-// The largest magnitudes of eight values in a word, to be folded with those of others: BF16 in pairs, or one F32.
+// Partial amax of eight values in 32 bits: a pair of BF16, or one F32. `fold` combines two, `unfolded` returns the amax.
 template <class T> __device__ __forceinline__ u32 folded8(const Eight<T>& e) { return __float_as_uint(largest8(e)); }
 template <class T> __device__ __forceinline__ u32 fold(u32 a, u32 b) { return max(a, b); }
 template <class T> __device__ __forceinline__ float unfolded(u32 x) { return __uint_as_float(x); }
@@ -282,7 +282,7 @@ template <> __device__ __forceinline__ float unfolded<bf16>(u32 x) {
     return fmaxf(0.0f, fmaxf(fabsf(__uint_as_float(x << 16)), fabsf(__uint_as_float(x & 0xFFFF0000))));
 }
 
-// Folds eight rows over 16 threads: the maximum of row k ends in threads 2k and 2k + 1. Overwrites `rows`.
+// Reduces eight rows over 16 threads: threads 2k and 2k + 1 return the amax of row k. Overwrites `rows`.
 __device__ __forceinline__ float row_largest(u32 (&rows)[8]) {
     int step = 8;
 #pragma unroll
@@ -468,7 +468,7 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
         }
     }
 
-    // 1x128 blocks along rows, and along columns or 128x128 blocks; `BOTH` copies, or those that are wanted.
+    // Casts 1x128 blocks along rows, and 1x128 blocks along columns or 128x128 blocks. Writes BOTH copies, or those that are not null.
     template <bool BOTH> __device__ __forceinline__ void finish_blocks() const {
         BlockAmaxes& amaxes = block_amaxes();
         float *const of_rows = amaxes.of_rows, *const of_columns = amaxes.of_columns, *const row_amaxes = amaxes.row_amaxes;
@@ -569,7 +569,7 @@ template <class Then> __device__ __forceinline__ void measure(const Destination&
     const u32 beyond = __reduce_add_sync(0xFFFFFFFF, is_warp ? warps[1][threadIdx.x] : 0);
     const u32 lost = __reduce_add_sync(0xFFFFFFFF, is_warp ? warps[2][threadIdx.x] : 0);
     if (threadIdx.x > 0) return;
-    // Without a read of the amax, the block does not wait for memory before it ends.
+    // Not `raise`: reading the amax first would delay the end of the block.
     if (amax) atomicMax((u32*)to.amax, amax);
     if (beyond) atomicAdd(to.saturated, (u64)beyond);
     if (lost) atomicAdd(to.underflowed, (u64)lost);
@@ -581,7 +581,7 @@ template <class Then> __device__ __forceinline__ void measure(const Destination&
     measure(to, seen, blockIdx.x == 0 && blockIdx.y == 0, then);
 }
 
-// Whether a source has `is_copy()`, which says whether its values are those at `address(row, column)`, or zeros where that is null.
+// True for sources with `is_copy()` and `address()`. If `is_copy()`, the values are those at `address(row, column)`, or zeros if it is null.
 template <class Source> constexpr bool MAY_COPY = false;
 
 // Casts a tile from a source. Values beyond the matrix are zero; a `WHOLE` tile has none.
@@ -589,7 +589,7 @@ template <int LOADS, bool WHOLE, class Source>
 __device__ __forceinline__ void fill_tile(const TileCast<FORMAT, SHARING, WHOLE>& tile, const Source& source, float scale) {
     const int rows = tile.to.rows, columns = tile.to.columns, column = tile.column0 + eight_column();
 #if __CUDA_ARCH__ >= 800
-    // Values that stay as they are need no registers on their way to the tile, and all rows are read at once.
+    // Unchanged values are copied to the tile without registers, so that all rows are in flight at once.
     if constexpr (HOLDS && WHOLE && sizeof(X) == 2 && MAY_COPY<Source>) {
         if (source.is_copy()) {
 #pragma unroll

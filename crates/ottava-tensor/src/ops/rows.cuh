@@ -1,7 +1,7 @@
-// The cast of whole rows where only codes along rows are wanted: a row stays in registers, so one launch does. Rows have a multiple of eight
-// columns. A row has a block or a cluster of blocks (`Row` in quantize/cuda.rs), whose threads have EIGHTS eights each: one of few rows, for the most
-// threads per row, and ROW_EIGHTS of many rows, for the most rows at once. Eight number k of a thread starts at `row_column(k)`, so that a warp has 256
-// columns in a row. The grid has all padded rows.
+// Casts whole rows in one launch, without a transposed copy: a row stays in registers. The number of columns is a multiple of eight. A block, or a
+// cluster of blocks (`Row` in quantize/cuda.rs), casts one row. Each thread holds EIGHTS vectors of eight values ("eights"): one with few rows, to use
+// more threads per row, and ROW_EIGHTS with many, to keep more rows in flight. Vector k of a thread starts at `row_column(k)`, so a warp has 256
+// consecutive columns. The grid covers all padded rows.
 __device__ __forceinline__ int cast_row_number() { return blockIdx.x >> __ffs(blocks_of_cluster()) - 1; }
 template <int EIGHTS> __device__ __forceinline__ int row_column(int k) { return 8 * (threadIdx.x + blockDim.x * (block_of_cluster() * EIGHTS + k)); }
 
@@ -12,7 +12,7 @@ __device__ __forceinline__ ClusterAmaxes& amaxes_of_row() {
     return amaxes;
 }
 
-// Lets the next kernel start, and waits for the previous ones. Then the blocks of the row have started and expect the amaxes of all.
+// Lets the next kernel start, initializes the barrier of the cluster's amaxes, and waits for the previous kernels.
 __device__ __forceinline__ void start_row() {
     start_successors();
 #if __CUDA_ARCH__ >= 900
@@ -29,8 +29,8 @@ __device__ __forceinline__ void start_row() {
     wait_for_predecessors();
 }
 
-// The largest of one value per thread that is not negative, over the blocks of a row. Warps send theirs to all blocks, since a barrier of the
-// cluster after plain writes would cost a fence of the GPU.
+// The maximum of `x` (`x` >= 0) over all threads of the row. Each warp sends its maximum to every block, since a cluster barrier after plain stores
+// would cost a GPU-wide fence.
 __device__ __forceinline__ float row_amax(float x) {
 #if __CUDA_ARCH__ >= 900
     const u32 blocks = blocks_of_cluster(), lane = threadIdx.x % 32;

@@ -16,8 +16,8 @@
 #define STAGE ((SIDE + COLUMNS) * STEP)             // a, then b
 #define STAGED (OUT_BITS == 16 ? SIDE * COLUMNS * 2 : 0) // bytes of a result on its way to memory
 #define SCALES (A_SCALES == STRIPS || B_SCALES == STRIPS ? 2 * SIDE * 4 : 0) // bytes of the scales of a stage
-#define HAS_FACTORS (SCALED && A_SCALES == AT_END)  // scales that multiply complete sums
-// Whether the next tile is found while the last products of a tile are pending. With block scales, this took more time than it saved.
+#define HAS_FACTORS (SCALED && A_SCALES == AT_END)  // scales, called factors, that multiply complete sums
+// Whether to locate the next tile while the last WGMMAs of a tile run. Slower with block scales.
 #define FINDS_NEXT (!PROMOTES || HAS_FACTORS)
 #define STAGES ((SHARED - STAGED) / (STAGE + SCALES))
 #define TERMS (STEP / (int)sizeof(A))               // contracted elements of a stage
@@ -60,7 +60,7 @@ __device__ __forceinline__ void multiply(float (&d)[OWN], u64 a, u64 b, int adds
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\nwgmma.mma_async.sync.aligned." INSTRUCTION " {" NAMES "}, " OPERANDS ", p" MAJORS "\n}"
                  : SUMS : "l"(a), "l"(b), "r"(adds));
 }
-// Keeps the compiler from moving uses of the registers of asynchronous products, or computing them later.
+// Keeps the compiler from moving or delaying computations on `d` across this point.
 template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -82,7 +82,7 @@ struct Scales {
     int pitch, by_row;
     __device__ __forceinline__ const float* strip(int row, int term) const { return inverse + (u64)(term / 128) * pitch + row; }
     __device__ __forceinline__ float square(int row, int term) const { return __ldg(inverse + (u64)(row / 128) * pitch + term / 128); }
-    // How many bytes of the scales of `rows` rows from `row` on there are.
+    // Bytes of the scales of up to `rows` rows from `row` on, without those beyond the matrix.
     __device__ __forceinline__ int bytes(int row, int rows) const { return 4 * max(min(rows, pitch - row), 0); }
 };
 
@@ -260,7 +260,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         const int thread = threadIdx.x % GROUP, lane = thread % 32, row = group * HALF + thread / 32 * 16 + lane / 4;
 #if HAS_FACTORS
-        // The factors of all rows and columns, if they have no own.
+        // Per-tensor scales, used where `by_row` is 0.
         const float a_factor = of.a.by_row ? 0.0f : *of.a.inverse, b_factor = of.b.by_row ? 0.0f : *of.b.inverse;
 #endif
         // Stages whose products are enqueued next, and whose products are added next.
@@ -347,13 +347,13 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
                 if (step >= LOOKS_AHEAD) release();
             }
 #endif
-            // Unless products are promoted, the last ones are pending. Meanwhile the next tile is found, and half of the factors are multiplied; registers
-            // do not suffice for all.
+            // Unless products are promoted, the last WGMMAs are still running. Meanwhile, locate the next tile and multiply half of the scales; registers do
+            // not suffice for all.
             if (FINDS_NEXT && index + every < walk.tiles) next = walk.at(index + every, block);
 #if HAS_FACTORS
             const bool a_own = of.a.by_row && steps > 0, b_own = of.b.by_row && steps > 0;
             const float of_rows[2] = {a_own ? factors[row] : a_factor, a_own ? factors[row + 8] : a_factor};
-            // Of sums 4 j to 4 j + 3.
+            // The factors of sums 4 j to 4 j + 3.
             const auto factors_of = [&](int j, float* four) {
                 const float2 pair = b_own ? *(const float2*)(factors + SIDE + 8 * j + 2 * (lane % 4)) : float2{b_factor, b_factor};
 #pragma unroll

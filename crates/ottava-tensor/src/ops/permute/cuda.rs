@@ -11,7 +11,7 @@ const ALIGNMENT: usize = Groups::ALIGNMENT;
 /// Rows and columns of a block of `gather`.
 const GATHERED_ROWS: usize = 16;
 const GATHERED_COLUMNS: usize = 512;
-/// Tokens of a block of `gather_amaxes`, whose threads have eight columns each.
+/// Tokens per block of `gather_amaxes`, whose threads have eight columns each.
 const MEASURED_TOKENS: usize = 64;
 
 kernel_source!("permute"; ALIGNMENT, GATHERED_ROWS, GATHERED_COLUMNS, MEASURED_TOKENS);

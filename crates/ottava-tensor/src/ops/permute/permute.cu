@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(256, 5)
         token_of[threadIdx.x] = pair < 0 ? -1 : pair / K;
         weight_of[threadIdx.x] = weights && pair >= 0 ? weights[pair] : 0.0f;
     }
-    // With scales of rows, there is a barrier before values are read.
+    // With per-row scales, `cast_tile` has a barrier before it reads values.
     if (SHARING != PerRow) __syncthreads();
     const Gathered from = {x, token_of, weights ? weight_of : nullptr, row0, to.columns, to.columns % 8 == 0 && aligned(x)};
     quantize_tile<2>(to, from, row0, blockIdx.y * TILE);
@@ -184,7 +184,7 @@ extern "C" __global__ void gather_quantized(uint4* codes, float* scales, const u
 #define AT_ONCE 8
 extern "C" __global__ void __launch_bounds__(256) gather_amaxes(float* amax, float* row_amax, float* column_amax, const X* x, const int* slot_of,
                                                                 const float* weights, int tokens, int K, int C) {
-    // Of each token: the largest weight, 0 without a row, and the largest value that each warp has.
+    // Per token: its largest weight (0 without a row), and the amax of each warp's columns.
     __shared__ float heaviest[MEASURED_TOKENS], of_warps[MEASURED_TOKENS][8];
     __shared__ alignas(16) float columns[2048];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = 8 * (blockIdx.x * 256 + threadIdx.x), first = blockIdx.y * MEASURED_TOKENS;
@@ -214,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(256) gather_amaxes(float* amax, flo
         }
     }
     block_raise(amax, largest8(of_columns));
-    // Coalesced: neighbouring threads raise neighbouring amaxes.
+    // Through shared memory, so that the atomics on column amaxes are coalesced.
     float v[8];
     unpack8(of_columns, v);
     store8(columns + 8 * threadIdx.x, pack8<f32>(v));

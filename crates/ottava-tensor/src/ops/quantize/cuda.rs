@@ -148,22 +148,22 @@ pub(in crate::ops) unsafe fn produce(
     }
 }
 
-/// Threads of a block at most.
+/// Maximum number of threads per block.
 const MOST_THREADS: usize = 1024;
-/// Eights that a thread has of each of many rows (`rows.cuh`). With four, a multiprocessor has too few rows at a time.
+/// Vectors of eight values per thread with many rows (`rows.cuh`). With four, a multiprocessor holds too few rows.
 pub(in crate::ops) const ROW_EIGHTS: usize = 3;
-/// Eights of a row at most, if a cluster of blocks casts it.
+/// Maximum number of eights in a row that a cluster casts.
 const MOST_EIGHTS: usize = 4096;
 /// Eights of a block of [`produce_rows`] whose kernel only casts. With fewer, a barrier of a cluster takes more time than it saves.
 pub(in crate::ops) const CAST_EIGHTS: usize = 512;
-/// Few rows are at most so many, or have at most so many elements.
+/// A matrix has few rows if it has at most so many rows, or at most so many elements.
 const FEW_ROWS: usize = 512;
 const FEW_ELEMENTS: usize = 1 << 21;
 
 /// The kernels that end in `cast_row`.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct RowKernels {
-    /// For few rows, whose threads have one eight each: the kernel, and how many eights a block has at most if there are further blocks.
+    /// The kernel for few rows (one eight per thread), and the eights per block above which a row is split over a cluster.
     pub few: (&'static str, usize),
     /// For many rows.
     pub many: Option<&'static str>,
@@ -182,7 +182,7 @@ impl RowKernels {
             && launch::aligned(&[x]))
     }
 
-    /// The kernel for `out`, and the blocks of a row.
+    /// The kernel for `out`, and its blocks and threads per row.
     fn choose(self, gpu: &CudaDevice, out: &QuantizedTensor) -> Result<(&'static str, Row)> {
         let (eights, (few, of_block)) = (QuantizedTensor::padded(out.columns) / 8, self.few);
         let row = Row::of_few(eights, of_block);
@@ -207,8 +207,8 @@ struct Row {
 }
 
 impl Row {
-    /// For few rows of `eights`, one for each thread. A row of more than `of_block` has up to eight blocks, since the bandwidth and the arithmetic
-    /// of one multiprocessor would bound its time.
+    /// With few rows: one eight per thread. A row of more than `of_block` eights is split over up to eight blocks, since one multiprocessor would
+    /// limit it.
     fn of_few(eights: usize, of_block: usize) -> Row {
         Row::new(eights, eights.div_ceil(of_block).next_power_of_two().min(8), 1)
     }

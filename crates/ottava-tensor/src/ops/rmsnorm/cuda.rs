@@ -17,7 +17,7 @@ kernel_source!(LAYER_FP8, "rmsnorm", "destination.cuh", "rows.cuh" + CENTERED; S
 pub(crate) static SOURCES: [&Source; 3] = [&RMS, &PLUS_ONE, &LAYER];
 pub(crate) static FP8_SOURCES: [&Source; 3] = [&RMS_FP8, &PLUS_ONE_FP8, &LAYER_FP8];
 
-/// A block has all eights that [`fits_registers`] allows, since the sums of a row are those of one block.
+/// One block holds the whole row (up to 1,024 eights), since row sums are reduced within a block.
 const ROW_KERNELS: RowKernels = RowKernels { few: ("rmsnorm_rows", 1024), many: None };
 /// Rows per strip of `rmsnorm_strips`.
 const STRIP: usize = 32;

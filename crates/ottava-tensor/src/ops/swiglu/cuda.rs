@@ -19,7 +19,7 @@ kernel_source!(EXACT_FP8, "swiglu", "destination.cuh", "rows.cuh" + GELU_EXACT +
 kernel_source!(TANH_FP8, "swiglu", "destination.cuh", "rows.cuh" + GELU_TANH + UNGATED; ROW_EIGHTS);
 kernel_source!(CLAMPED_FP8, "swiglu", "destination.cuh", "rows.cuh" + CLAMPED; ROW_EIGHTS);
 
-/// Blocks have fewer eights of a row than those of a plain cast, since an activation takes more arithmetic.
+/// Fewer eights per block than a plain cast, since an activation takes more arithmetic.
 const ROW_KERNELS: RowKernels = RowKernels { few: ("swiglu_few_rows", 256), many: Some("swiglu_rows") };
 
 /// The kernels of each activation, and those that write FP8.
