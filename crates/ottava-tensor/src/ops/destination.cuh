@@ -391,13 +391,12 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
     }
 
     // Finds block scales and casts, or raises the amaxes of rows and columns. Called by all threads; values in `held` are their own or
-    // follow a barrier.
-    __device__ __forceinline__ void finish() const {
+    // follow a barrier. `SPECIALIZES` for the common case of both copies, for more code and less time.
+    template <bool SPECIALIZES = true> __device__ __forceinline__ void finish() const {
         if constexpr (SHARED == RowAmaxes) raise_amaxes<1>({eight_column()});
         if constexpr (SHARED == Blocks128x128) finish_square();
         if constexpr (rows_are_cut(SHARED)) {
-            // The common case, without branches between the copies.
-            if (to.codes && to.transposed) finish_blocks<true>();
+            if (SPECIALIZES && to.codes && to.transposed) finish_blocks<true>();
             else finish_blocks<false>();
         }
     }
@@ -635,7 +634,7 @@ __device__ __forceinline__ void cast_tile(const Destination& to, const Source& s
     tile.begin();
     if (SHARING == PerRow) __syncthreads();
     fill_tile<LOADS>(tile, source, scale);
-    tile.finish();
+    tile.template finish<WHOLE>();
     measure(to, seen, row0 == 0 && column0 == 0, [&] { tile.flush(); });
 }
 

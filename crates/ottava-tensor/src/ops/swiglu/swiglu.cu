@@ -291,6 +291,7 @@ __device__ __forceinline__ void backward_tiles_of(const Destination& to, const D
     constexpr Sharing OF_ACTIVATION = SHARING == MixedBlocks ? Blocks1x128 : SHARING;
     const TileCast<e4m3, OF_ACTIVATION, WHOLE> activations = {activation, tiles_of_the_launch[HALVES], activation_seen, row0, column0};
     const float scale = given_scale(to), activation_scale = given_scale(activation);
+    if (WHOLE) __builtin_assume(left.codes && left.transposed && right.codes && right.transposed);
     gates.begin();
     if (GATED) ups.begin();
     if (ACTIVATED) activations.begin();
@@ -329,9 +330,9 @@ __device__ __forceinline__ void backward_tiles_of(const Destination& to, const D
             if (ACTIVATED) activations.cast(row, eight_column(), y, activation_scale);
         }
     }
-    gates.finish();
-    if (GATED) ups.finish();
-    if (ACTIVATED) activations.finish();
+    gates.template finish<WHOLE>();
+    if (GATED) ups.template finish<WHOLE>();
+    if (ACTIVATED) activations.template finish<false>();
     measure(to, seen, [&] {
         gates.flush();
         if (GATED) ups.flush();
@@ -343,9 +344,11 @@ __device__ __forceinline__ void backward_tiles_of(const Destination& to, const D
     }
 }
 
+// Skips checks of bounds and of copies in whole tiles with both copies of the gradient.
 template <bool ACTIVATED, class Saved>
 __device__ __forceinline__ void backward_tiles(const Destination& to, const Destination& activation, const X* dy, const Saved& x) {
-    if (first_row() + TILE <= to.rows && (blockIdx.x + 1) * TILE <= to.columns / HALVES) backward_tiles_of<ACTIVATED, true>(to, activation, dy, x);
+    const bool is_whole = first_row() + TILE <= to.rows && (blockIdx.x + 1) * TILE <= to.columns / HALVES;
+    if (is_whole && to.codes && to.transposed) backward_tiles_of<ACTIVATED, true>(to, activation, dy, x);
     else backward_tiles_of<ACTIVATED, false>(to, activation, dy, x);
 }
 
