@@ -353,10 +353,18 @@ template <> __device__ __forceinline__ Eight<bf16> larger8<bf16>(const Eight<bf1
     c.words[0] = make_uint4(larger_pair(u.x, v.x), larger_pair(u.y, v.y), larger_pair(u.z, v.z), larger_pair(u.w, v.w));
     return c;
 }
-template <> __device__ __forceinline__ float largest8<bf16>(const Eight<bf16>& e) {
-    const u32 pair = larger_pair(larger_pair(e.words[0].x, e.words[0].y), larger_pair(e.words[0].z, e.words[0].w));
-    return fmaxf(0.0f, fmaxf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair & 0xFFFF0000))));
+// Partial amax of eight values in 32 bits: a pair of BF16, or one F32. `fold` combines two, `unfolded` returns the amax.
+template <class T> __device__ __forceinline__ u32 folded8(const Eight<T>& e) { return __float_as_uint(largest8(e)); }
+template <class T> __device__ __forceinline__ u32 fold(u32 a, u32 b) { return max(a, b); }
+template <class T> __device__ __forceinline__ float unfolded(u32 x) { return __uint_as_float(x); }
+template <> __device__ __forceinline__ u32 fold<bf16>(u32 a, u32 b) { return larger_pair(a, b); }
+template <> __device__ __forceinline__ u32 folded8<bf16>(const Eight<bf16>& e) {
+    return larger_pair(larger_pair(e.words[0].x, e.words[0].y), larger_pair(e.words[0].z, e.words[0].w));
 }
+template <> __device__ __forceinline__ float unfolded<bf16>(u32 x) {
+    return fmaxf(0.0f, fmaxf(fabsf(__uint_as_float(x << 16)), fabsf(__uint_as_float(x & 0xFFFF0000))));
+}
+template <> __device__ __forceinline__ float largest8<bf16>(const Eight<bf16>& e) { return unfolded<bf16>(folded8(e)); }
 
 // The eight of the lane `lane ^ mask`.
 template <class T> __device__ __forceinline__ Eight<T> shuffled8(Eight<T> e, int bits) {

@@ -222,7 +222,7 @@ extern __shared__ Tile tiles_of_the_launch[];
 #ifndef STREAMED
 #define STREAMED 0
 #endif
-template <class V> __device__ __forceinline__ void put(V* p, V value) {
+template <class V> __device__ __forceinline__ void store_codes(V* p, V value) {
     if (STREAMED) __stcs(p, value);
     else *p = value;
 }
@@ -242,7 +242,7 @@ template <class Word> __device__ __forceinline__ void turn(const Word& word, uns
     }
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        put((uint4*)(transposed + j * pitch), make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]));
+        store_codes((uint4*)(transposed + j * pitch), make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]));
 }
 
 // Column and row of this thread in `TileCast`: eight columns of every 16th row.
@@ -268,18 +268,6 @@ __device__ __forceinline__ float own_scale(const Destination& to, float largest,
     float s = largest / a;
     if (s > 3.402823466e38f) s = to.bound;
     return to.power_of_two ? __uint_as_float(__float_as_uint(s) & 0x7F800000) : s;
-}
-
-// Partial amax of eight values in 32 bits: a pair of BF16, or one F32. `fold` combines two, `unfolded` returns the amax.
-template <class T> __device__ __forceinline__ u32 folded8(const Eight<T>& e) { return __float_as_uint(largest8(e)); }
-template <class T> __device__ __forceinline__ u32 fold(u32 a, u32 b) { return max(a, b); }
-template <class T> __device__ __forceinline__ float unfolded(u32 x) { return __uint_as_float(x); }
-template <> __device__ __forceinline__ u32 fold<bf16>(u32 a, u32 b) { return larger_pair(a, b); }
-template <> __device__ __forceinline__ u32 folded8<bf16>(const Eight<bf16>& e) {
-    return larger_pair(larger_pair(e.words[0].x, e.words[0].y), larger_pair(e.words[0].z, e.words[0].w));
-}
-template <> __device__ __forceinline__ float unfolded<bf16>(u32 x) {
-    return fmaxf(0.0f, fmaxf(fabsf(__uint_as_float(x << 16)), fabsf(__uint_as_float(x & 0xFFFF0000))));
 }
 
 // Reduces eight rows over 16 threads: threads 2k and 2k + 1 return the amax of row k. Overwrites `rows`.
@@ -326,7 +314,7 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
     }
 
     __device__ __forceinline__ void write_codes(int row, int column, uint2 eight) const {
-        if (to.codes && fits(row, column)) put((uint2*)(to.codes + column0 + column + (u64)(u32)(row0 + row) * (u32)to.pitch), eight);
+        if (to.codes && fits(row, column)) store_codes((uint2*)(to.codes + column0 + column + (u64)(u32)(row0 + row) * (u32)to.pitch), eight);
     }
 
     // Row or column whose amax or scale this thread finds: half of the threads have columns, the other half rows.
@@ -524,7 +512,7 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
             const Eight<X> values = held(k);
             if (by_rows) {
                 const uint2 eight = encode8_by_own<T>(values, of_rows[tile_row(k)], seen);
-                if (fits(tile_row(k), eight_column())) put((uint2*)codes, eight);
+                if (fits(tile_row(k), eight_column())) store_codes((uint2*)codes, eight);
                 codes += 16 * (u64)(u32)to.pitch;
             }
             if (!by_columns) continue;
