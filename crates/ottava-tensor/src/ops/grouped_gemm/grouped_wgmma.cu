@@ -379,7 +379,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
                 for (int i = 0; i < 4; i++) total[4 * j + i] *= four[i];
             }
             __syncwarp();
-            if (lane == 0 && steps > 0) barrier_arrive_at(&read, block);
+            if (lane == 0 && steps > 0) barrier_arrive(&read);
 #endif
             if (tile.rows <= 0 || tile.column >= of.columns || (of.adds && steps == 0)) continue;
             const bool is_whole = tile.rows == SIDE && of.columns % 8 == 0 && (OUT_BITS == 16 ? !of.adds : tile.column + COLUMNS <= of.columns);

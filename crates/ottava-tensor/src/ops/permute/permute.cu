@@ -215,9 +215,11 @@ extern "C" __global__ void __launch_bounds__(256) gather_amaxes(float* amax, flo
     }
     block_raise(amax, largest8(of_columns));
     // Through shared memory, so that the atomics on column amaxes are coalesced.
-    float v[8];
-    unpack8(of_columns, v);
-    store8(columns + 8 * threadIdx.x, pack8<f32>(v));
+    if (column_amax) {
+        float v[8];
+        unpack8(of_columns, v);
+        store8(columns + 8 * threadIdx.x, pack8<f32>(v));
+    }
     __syncthreads();
     for (int i = threadIdx.x, c = blockIdx.x * 2048 + i; column_amax && i < 2048 && c < C; i += 256, c += 256) raise(column_amax + c, fabsf(columns[i]));
     if (!row_amax) return;

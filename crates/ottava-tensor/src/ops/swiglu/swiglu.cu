@@ -347,7 +347,8 @@ __device__ __forceinline__ void backward_tiles_of(const Destination& to, const D
 // Skips checks of bounds and of copies in whole tiles with both copies of the gradient.
 template <bool ACTIVATED, class Saved>
 __device__ __forceinline__ void backward_tiles(const Destination& to, const Destination& activation, const X* dy, const Saved& x) {
-    const bool is_whole = first_row() + TILE <= to.rows && (blockIdx.x + 1) * TILE <= to.columns / HALVES;
+    // No gradient has squares of scales.
+    const bool is_whole = SHARING != Blocks128x128 && first_row() + TILE <= to.rows && (blockIdx.x + 1) * TILE <= to.columns / HALVES;
     if (is_whole && to.codes && to.transposed) backward_tiles_of<ACTIVATED, true>(to, activation, dy, x);
     else backward_tiles_of<ACTIVATED, false>(to, activation, dy, x);
 }
