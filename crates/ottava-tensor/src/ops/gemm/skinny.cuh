@@ -64,6 +64,7 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
     const int first_tile = blockIdx.x / parts * args.most, last_tile = min(first_tile + args.most, tiles) - 1;
     const int first_step = steps * part / parts, last_step = steps * (part + 1) / parts - 1;
     if (threadIdx.x == 0) {
+#pragma unroll 1
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + s, 1);
             barrier_init(empty + s, 2 * GROUP / 32);
@@ -81,6 +82,7 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
         };
         // Weights do not depend on what runs before; the first ones are on their way when `a` is ready.
         int filled = 0;
+#pragma unroll 1
         for (int tile = first_tile, step = first_step; filled < STAGES && tile <= last_tile; filled++) {
             copy_b(filled, tile, step);
             if (++step > last_step) step = first_step, tile++;
@@ -88,7 +90,9 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
         wait_for_predecessors();
         int s = 0;
         u32 turn = 0;
+#pragma unroll 1
         for (int tile = first_tile; tile <= last_tile; tile++) {
+#pragma unroll 1
             for (int step = first_step; step <= last_step; step++) {
                 if (turn > 0) {
                     barrier_wait(empty + s, turn % 2 ^ 1);
@@ -100,16 +104,15 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
         }
         return;
     }
-    // Value `i` of a thread is that of row `row_of(i)` of `a` and line `line_of(i)` of the tile.
-    const auto row_of = [&](int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; };
-    const auto line_of = [&](int i) { return group * (LINES / 2) + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8; };
+    // Values 4 j to 4 j + 3 of a thread are those of rows `row` + 8 j and the next one of `a`, and of lines `line` of the tile, twice, and `line` + 8.
+    const int row = lane % 4 * 2, line = group * (LINES / 2) + thread / 32 * 16 + lane / 4;
     // Scales of `b` are constants, as `b` is.
     float b_scale[2];
     const auto read_b_scale = [&](int tile) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int line = tile * LINES + line_of(2 * i);
-            b_scale[i] = args.b_scale && line < args.columns ? args.b_scale[line * args.b_stride] : 1.0f;
+            const int column = tile * LINES + line + 8 * i;
+            b_scale[i] = args.b_scale && column < args.columns ? args.b_scale[column * args.b_stride] : 1.0f;
         }
     };
     read_b_scale(first_tile);
@@ -117,13 +120,17 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
     // All that is multiplied and added is read before anything is written, which might be the same memory.
     float a_scale[SUMS / 2];
 #pragma unroll
-    for (int i = 0; i < SUMS; i++)
-        if (i % 4 < 2) a_scale[i / 4 * 2 + i % 2] = args.a_scale && row_of(i) < args.rows ? args.a_scale[row_of(i) * args.a_stride] : 1.0f;
+    for (int i = 0; i < SUMS / 2; i++) {
+        const int of_row = row + i / 2 * 8 + i % 2;
+        a_scale[i] = args.a_scale && of_row < args.rows ? args.a_scale[of_row * args.a_stride] : 1.0f;
+    }
     int s = 0;
     u32 parity = 0;
+#pragma unroll 1
     for (int tile = first_tile; tile <= last_tile; tile++) {
         if (tile > first_tile) read_b_scale(tile);
         float sums[SUMS] = {};
+#pragma unroll 1
         for (int step = first_step; step <= last_step; step++) {
             const char* const slot = ring + s * BYTES;
             barrier_wait(full + s, parity);
@@ -140,14 +147,27 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
             for (int i = 0; i < SUMS; i++) sums[i] += of_step[i];
             if (++s == STAGES) s = 0, parity ^= 1;
         }
-        const auto is_inside = [&](int i) { return row_of(i) < args.rows && tile * LINES + line_of(i) < args.columns; };
-        const auto place_of = [&](int i) { return (u64)row_of(i) * args.columns + tile * LINES + line_of(i); };
-        float added[SUMS] = {};
-        const auto sums_of = [&](int part) {
-            return (float4*)args.partial + ((u64)(tile * parts + part) * 2 + group) * (SUMS / 4) * GROUP + thread;
+        // Calls `work` with the number and the place of each value inside the matrix.
+        const auto for_values = [&](auto work) {
+            const int column = tile * LINES + line;
+            u64 at = (u64)row * args.columns + column;
+#pragma unroll
+            for (int i = 0; i < SUMS; i += 4, at += 8 * (u64)args.columns) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    const bool is_inside = row + 2 * i + k % 2 < args.rows && column + k / 2 * 8 < args.columns;
+                    if (is_inside) work(i + k, at + k % 2 * args.columns + k / 2 * 8);
+                }
+            }
         };
+        // Adding a negative zero changes no value.
+        float added[SUMS];
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) added[i] = -0.0f;
+        constexpr int OF_PART = 2 * (SUMS / 4) * GROUP;
+        float4* const partial = (float4*)args.partial + (u64)tile * parts * OF_PART + group * (SUMS / 4) * GROUP + thread;
         if (parts > 1) {
-            float4* const mine = sums_of(part);
+            float4* const mine = partial + part * OF_PART;
 #pragma unroll
             for (int i = 0; i < SUMS / 4; i++)
                 mine[i * GROUP] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
@@ -161,22 +181,19 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
             group_barrier(group);
             if (!is_last[group]) return;
         }
-        if (args.addend) {
-#pragma unroll
-            for (int i = 0; i < SUMS; i++)
-                if (is_inside(i)) added[i] = load(args.addend[place_of(i)]);
-        }
+        if (args.addend) for_values([&](int i, u64 at) { added[i] = load(args.addend[at]); });
         if (parts > 1) {
 #pragma unroll
             for (int i = 0; i < SUMS; i++) sums[i] = 0.0f;
             // Parts that are read at a time.
             constexpr int AHEAD = TOKENS < 16 ? 8 : 4;
+#pragma unroll 1
             for (int p = 0; p < parts; p += AHEAD) {
                 float4 read[AHEAD][SUMS / 4];
 #pragma unroll
                 for (int k = 0; k < AHEAD; k++) {
 #pragma unroll
-                    for (int i = 0; i < SUMS / 4; i++) read[k][i] = p + k < parts ? __ldcg(sums_of(p + k) + i * GROUP) : float4{};
+                    for (int i = 0; i < SUMS / 4; i++) read[k][i] = p + k < parts ? __ldcg(partial + (p + k) * OF_PART + i * GROUP) : float4{};
                 }
 #pragma unroll
                 for (int k = 0; k < AHEAD; k++) {
@@ -190,12 +207,9 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
                 }
             }
         }
-#pragma unroll
-        for (int i = 0; i < SUMS; i++) {
-            if (!is_inside(i)) continue;
-            const float v = sums[i] * (a_scale[i / 4 * 2 + i % 2] * b_scale[i / 2 % 2]);
-            store(args.out + place_of(i), args.addend ? v + added[i] : v);
-        }
+        for_values([&](int i, u64 at) {
+            store(args.out + at, sums[i] * (a_scale[i / 4 * 2 + i % 2] * b_scale[i / 2 % 2]) + added[i]);
+        });
     }
 }
 

@@ -28,15 +28,22 @@ struct Batch {
     __device__ __forceinline__ static int first_tile(Place place, int together) {
         return together > 1 ? place.start / together + place.sequence : place.start;
     }
+    // Whether the first tile of a sequence is `tile` or an earlier one, without the division.
+    __device__ __forceinline__ static bool has_begun(Place place, int tile, int together) {
+        return place.start < (tile + 1 - (together > 1 ? place.sequence : 0)) * together;
+    }
     // Finds the sequence of a tile, with all lanes of a warp. Lanes also read ends and contexts of the candidate sequences, which takes one
     // round of loads instead of two.
     __device__ __forceinline__ Place find(int tile, int together) const {
+        // In decode, each sequence has one token, so the first guess is right.
+        const Place guess = at(min(tile, sequences));
+        if (guess.start == tile && tile < guess.stop && together == 1) return guess;
         Place mine = {};
         int count = 0;
 #pragma unroll 4
         for (int r = threadIdx.x % 32; r <= sequences; r += 32) {
             const Place place = at(r);
-            if (first_tile(place, together) <= tile) count++, mine = place;
+            if (has_begun(place, tile, together)) count++, mine = place;
         }
         const int sequence = __reduce_add_sync(FULL, count) - 1, lane = sequence % 32;
         return {sequence, __shfl_sync(FULL, mine.start, lane), __shfl_sync(FULL, mine.stop, lane), __shfl_sync(FULL, mine.context, lane)};

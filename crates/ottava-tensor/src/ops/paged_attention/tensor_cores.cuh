@@ -87,12 +87,16 @@ __device__ __forceinline__ float4 add_scaled(float4 sum, float4 v, float by) {
     return make_float4(fmaf(v.x, by, sum.x), fmaf(v.y, by, sum.y), fmaf(v.z, by, sum.z), fmaf(v.w, by, sum.w));
 }
 
+// Parts of a context that a thread reads at a time. SPLITS is a multiple.
+#define MERGED 8
+template <int N> struct Ahead { static constexpr int COUNT = N; };
+
 // Tokens that a block reads at a time, and tokens of a split of a context: a multiple of `rounds` times that number, so that there are at
 // most SPLITS splits.
 #define STRIDE (16 * TILES * WARPS)
 __device__ __forceinline__ int split_of(int context, int rounds) {
-    const int least = rounds * STRIDE;
-    return (context + least * SPLITS - 1) / (least * SPLITS) * least;
+    const int least = rounds * STRIDE; // a power of two
+    return (context + least * SPLITS - 1 >> __ffs(least * SPLITS) - 1) * least;
 }
 
 // Attention of a tile of up to `together` new tokens of a sequence, for up to C query heads that share a key head: up to C = 8·N columns.
@@ -121,11 +125,13 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     if (columns <= 0) return;
 
     // Column n is head n % count of token n / count, which is token 0 if a tile has one token.
-    auto token_of = [&](int n) { return together > 1 ? n / count : 0; };
+    const int inverse = together > 1 ? 65535 / count + 1 : 0;
+    auto token_of = [&](int n) { return n * inverse >> 16; };
     const int first_head = kv * group + skip, width = (heads + 2 * kv_heads) * dim, quads = dim / 4;
     X* const out = o + ((u64)first * heads + first_head) * dim;
     auto store_column = [&](int n, int channel, float4 v) { store4(out + (token_of(n) * (heads - count) + n) * dim + channel, v); };
     auto for_quads = [&](auto work) {
+#pragma unroll 1
         for (int i = threadIdx.x; i < columns * (DIM / 4); i += 32 * WARPS) {
             if (i % (DIM / 4) < quads) work(i / (DIM / 4), i % (DIM / 4));
         }
@@ -197,14 +203,13 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
 
     // Tokens of earlier passes are in the cache before the predecessors' end.
     int tile = begin + warp * TILES * 16, number = 0;
-    const auto load_first = [&] {
+    const bool is_old = tile < end && min(tile + TILES * 16, end) <= place.context - (stop - start);
+    if (!is_old) wait_for_predecessors();
+    if (tile < end) {
         load_keys(tile, 0);
         load_values(tile, 0);
-    };
-    const bool is_old = tile < end && min(tile + TILES * 16, end) <= place.context - (stop - start);
-    if (is_old) load_first();
-    wait_for_predecessors();
-    if (!is_old && tile < end) load_first();
+    }
+    if (is_old) wait_for_predecessors();
 
     // Queries, the second operand: column g of each group of eight columns. Halves are divided by a power of two, so that none overflows.
     u32 q[N][K_PIECES * EACH / 2];
@@ -247,6 +252,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     float largest[N][2], sums[N][2] = {}, weighted[N][V_ROWS][4] = {};
 #pragma unroll
     for (int j = 0; j < N; j++) largest[j][0] = largest[j][1] = -INFINITY;
+#pragma unroll 1
     for (; tile < end; tile += STRIDE, number += TILES) {
         // Rows are tokens g and g + 8 of a tile, columns as above.
         float scores[TILES][N][4] = {};
@@ -352,17 +358,28 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         }
     }
     __syncthreads();
-    // For each column, the sum of `n` weighted values in order; the stats of part s are at `s · C + column`.
-    auto merge = [&](int n, int column, auto value_of) {
+    // For each column, the sum of `n` weighted values in order, a multiple of `ahead`, which are read at a time; the stats of part s are at `s · C + column`.
+    auto merge = [&](auto ahead, int n, int column, auto value_of) {
+        constexpr int AHEAD = decltype(ahead)::COUNT;
         float most = -INFINITY, sum = 0.0f;
-        for (int s = 0; s < n; s++) most = fmaxf(most, shared_stats[s * C + column].x);
+#pragma unroll 1
+        for (int s = 0; s < n; s += AHEAD) {
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) most = fmaxf(most, shared_stats[(s + k) * C + column].x);
+        }
         float4 out = make_float4(0, 0, 0, 0);
-#pragma unroll 8
-        for (int s = 0; s < n; s++) {
-            const float2 stat = shared_stats[s * C + column];
-            const float factor = power(stat.x - base_of(most));
-            sum = fmaf(factor, stat.y, sum);
-            out = add_scaled(out, value_of(s), factor);
+#pragma unroll 1
+        for (int s = 0; s < n; s += AHEAD) {
+            float4 values[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) values[k] = value_of(s + k);
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                const float2 stat = shared_stats[(s + k) * C + column];
+                const float factor = power(stat.x - base_of(most));
+                sum = fmaf(factor, stat.y, sum);
+                out = add_scaled(out, values[k], factor);
+            }
         }
         struct { float4 out; float most, sum; } merged = {out, most, sum};
         return merged;
@@ -376,7 +393,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     const u64 parts_begin = (u64)(sequence * kv_heads * gridDim.z + chunk) * most_splits * room;
     const u64 part = parts_begin + number_of_split * room;
     for_quads([&](int column, int quad) {
-        const auto merged = merge(WARPS, column, [&](int w) { return shared_out[w][column][quad]; });
+        const auto merged = merge(Ahead<WARPS>(), WARPS, column, [&](int w) { return shared_out[w][column][quad]; });
         if (splits == 1) return store_merged(column, quad, merged);
         ((float4*)parts)[(part + column) * quads + quad] = merged.out;
         if (quad == 0) ((float2*)stats)[part + column] = make_float2(merged.most, merged.sum);
@@ -392,13 +409,19 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     }
     __syncthreads();
     if (!is_last) return;
-    for (int i = threadIdx.x; i < splits * C; i += 32 * WARPS) {
-        if (i % C < columns) shared_stats[i] = __ldcg((const float2*)stats + parts_begin + i / C * room + i % C);
+    // Parts beyond the last one are nothing.
+    const int whole = (splits + MERGED - 1) / MERGED * MERGED;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < whole * C; i += 32 * WARPS) {
+        const bool is_part = i / C < splits && i % C < columns;
+        shared_stats[i] = is_part ? __ldcg((const float2*)stats + parts_begin + i / C * room + i % C) : make_float2(-INFINITY, 0.0f);
     }
     __syncthreads();
     for_quads([&](int column, int quad) {
         const float4* const from = (const float4*)parts + (parts_begin + column) * quads + quad;
-        store_merged(column, quad, merge(splits, column, [&](int s) { return __ldcg(from + (u64)s * room * quads); }));
+        store_merged(column, quad, merge(Ahead<MERGED>(), whole, column, [&](int s) {
+            return s < splits ? __ldcg(from + (u64)s * room * quads) : make_float4(0, 0, 0, 0);
+        }));
     });
 }
 
