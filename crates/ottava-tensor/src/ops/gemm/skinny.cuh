@@ -4,6 +4,8 @@
 // A block has one thread that copies and two warp groups that multiply, each for half of the LINES rows of a tile of `b`. Both operands pass
 // through a ring of STAGES slots in shared memory, in steps of 128 bytes along K. A block computes `most` tiles, or, where there are fewer tiles
 // than multiprocessors, one of `parts` parts of a tile's steps; then the part that is last adds all of them, in order.
+//
+// Loops are not unrolled: most run a few times, and instructions that run once take longer to load than to execute.
 
 // `copy_box` of what is read once and should leave the cache to others: activations, and the code of the kernels.
 __device__ __forceinline__ void copy_once(void* to, const TensorMap* from, int byte, int row, u64* barrier) {

@@ -8,6 +8,7 @@
 //   permutation.
 // - The accumulator of Sᵀ, as Pᵀ in 16 bits and transposed by `movmatrix`, is the second operand of Vᵀ·Pᵀ.
 // - A lane of Vᵀ holds the same piece of four tokens, whose elements it interleaves; rows of Vᵀ are the channels in that order.
+// As in decoding most instructions run once, loops outside of the contractions are not unrolled, and divisions are avoided.
 // In comments, g = lane / 4 and t = lane % 4, as in the PTX ISA, "Matrix Fragments for mma.m16n8k16".
 
 // 16 bytes of a row.
