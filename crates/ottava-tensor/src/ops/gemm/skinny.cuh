@@ -5,7 +5,7 @@
 // through a ring of STAGES slots in shared memory, in steps of 128 bytes along K. A block computes `most` tiles, or, where there are fewer tiles
 // than multiprocessors, one of `parts` parts of a tile's steps; then the part that is last adds all of them, in order.
 //
-// Loops are not unrolled: most run a few times, and instructions that run once take longer to load than to execute.
+// Loops over tiles, steps and parts are not unrolled: they run a few times, and instructions that run once take longer to fetch than to execute.
 
 // `copy_box` of what is read once and should leave the cache to others: activations, and the code of the kernels.
 __device__ __forceinline__ void copy_once(void* to, const TensorMap* from, int byte, int row, u64* barrier) {

@@ -88,8 +88,9 @@ __device__ __forceinline__ float4 add_scaled(float4 sum, float4 v, float by) {
     return make_float4(fmaf(v.x, by, sum.x), fmaf(v.y, by, sum.y), fmaf(v.z, by, sum.z), fmaf(v.w, by, sum.w));
 }
 
-// Parts of a context that a thread reads at a time. SPLITS is a multiple.
+// Parts of a context that a thread reads at a time.
 #define MERGED 8
+static_assert(SPLITS % MERGED == 0, "shared memory has room for whole groups of parts");
 template <int N> struct Ahead { static constexpr int COUNT = N; };
 
 // Tokens that a block reads at a time, and tokens of a split of a context: a multiple of `rounds` times that number, so that there are at
@@ -359,7 +360,8 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         }
     }
     __syncthreads();
-    // For each column, the sum of `n` weighted values in order, a multiple of `ahead`, which are read at a time; the stats of part s are at `s · C + column`.
+    // For each column, the sum of `n` weighted values in order; the stats of part s are at `s · C + column`. `ahead` of them, which divide `n`, are read at
+    // a time.
     auto merge = [&](auto ahead, int n, int column, auto value_of) {
         constexpr int AHEAD = decltype(ahead)::COUNT;
         float most = -INFINITY, sum = 0.0f;
