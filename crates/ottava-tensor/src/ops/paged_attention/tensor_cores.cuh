@@ -126,7 +126,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     const int rows_of_tile = min(together, stop - first), columns = rows_of_tile * count;
     if (columns <= 0) return;
 
-    // Column n is head n % count of token n / count, which is token 0 if a tile has one token.
+    // Column n is head n % count of token n / count, which is token 0 if a tile has one token. For so few columns, the product is the exact quotient.
     const int inverse = together > 1 ? 65535 / count + 1 : 0;
     auto token_of = [&](int n) { return n * inverse >> 16; };
     const int first_head = kv * group + skip, width = (heads + 2 * kv_heads) * dim, quads = dim / 4;
