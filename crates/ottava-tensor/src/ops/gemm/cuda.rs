@@ -6,7 +6,7 @@ use crate::{Capability, DType, Result, Tensor};
 use std::sync::Arc;
 
 kernel_source!("gemm");
-kernel_source!(SKINNY, "gemm", "hopper.cuh", "gemm/skinny.cuh" needs [Wgmma, BulkCopies]; LINES, STEP, GROUP, SHARED_BYTES);
+kernel_source!(SKINNY, "gemm", "hopper.cuh", "gemm/skinny.cuh" needs [Wgmma, BulkCopies, Clusters]; LINES, STEP, GROUP, SHARED_BYTES);
 
 pub(super) fn gemm(
     gpu: &Arc<CudaDevice>,
@@ -102,8 +102,13 @@ pub(crate) const SKINNY_VARIANTS: &[Defines] = &[
     &[("X", "f32"), ("IN", "bf16"), ("IN_BITS", "16")],
 ];
 
-/// The kernels by the rows that they have room for.
-const KERNELS: [(usize, &str); 4] = [(8, "skinny_8"), (16, "skinny_16"), (32, "skinny_32"), (64, "skinny_64")];
+/// The kernels by the rows that they have room for: with two blocks on a multiprocessor, and with one, if that is faster for tiles in parts.
+const KERNELS: [(usize, &str, Option<&str>); 4] = [
+    (8, "skinny_8", None),
+    (16, "skinny_16", None),
+    (32, "skinny_32", Some("skinny_32_alone")),
+    (64, "skinny_64", Some("skinny_64_alone")),
+];
 /// Rows of plain operands at most, unless rows must not depend on others; the library is faster with more.
 const MOST_PLAIN_ROWS: usize = 32;
 
@@ -113,14 +118,17 @@ const STEP: usize = TensorMap::BOX_BYTES;
 /// Threads of a warp group. A block has two, and a warp that copies.
 const GROUP: u32 = 128;
 const THREADS: u32 = 2 * GROUP + 32;
+/// Shared memory of the blocks on a multiprocessor, which leaves room for kernels before and after them.
 const SHARED_BYTES: u32 = 200 << 10;
-/// Steps of a part, at least.
-const LEAST_STEPS: usize = 16;
+/// Parts of a tile at most, and steps of a part at least, by blocks on a multiprocessor. With fewer steps, parts would be added for longer than they
+/// are read.
+const MOST_PARTS: usize = 6;
+const LEAST_STEPS: [usize; 2] = [16, 8];
 
 /// A product of few rows in inference, which takes the time of reading `b`: `skinny.cuh`.
 struct Skinny {
     defines: Defines,
-    entry: &'static str,
+    entries: (&'static str, Option<&'static str>),
     rows: usize,
     columns: usize,
     a: TensorMap,
@@ -150,7 +158,7 @@ impl Skinny {
             Some(_) => None,
         };
         let scales = [scale(a)?, scale(b)?];
-        let (rows, entry) = KERNELS.into_iter().find(|&(rows, _)| m <= rows)?;
+        let (rows, shared, alone) = KERNELS.into_iter().find(|&(rows, ..)| m <= rows)?;
         let map = |t: &Tensor, rows: usize, box_rows: usize| {
             let (size, pitch) = (t.dtype().size(), t.shape()[1] * t.dtype().size());
             let fits = t.device_ptr().is_multiple_of(16) && pitch.is_multiple_of(16);
@@ -161,20 +169,24 @@ impl Skinny {
             && y.dtype() == x.dtype()
             && (x.dtype().is_fp8() || m <= MOST_PLAIN_ROWS || gpu.is_batch_invariant())
             && Capability::find(gpu.capability()).is_ok_and(|known| known.lacks(SKINNY.needs).is_empty());
-        fits.then_some(Skinny { defines, entry, rows: m, columns: n, a, b, scales })
+        fits.then_some(Skinny { defines, entries: (shared, alone), rows: m, columns: n, a, b, scales })
     }
 
     /// Enqueues the product.
     fn enqueue(&self, gpu: &CudaDevice, out: &mut Tensor, addend: Addend) -> Result<()> {
-        let Skinny { defines, entry, rows, columns, a, b, scales } = self;
+        let Skinny { defines, entries, rows, columns, a, b, scales } = self;
         let (steps, tiles) = (a.row_bytes.div_ceil(STEP), columns.div_ceil(LINES));
-        // Half of the multiprocessors suffice to read at the speed of the memory, so blocks have whole tiles, and some may be left over. Parts
-        // of fewer steps would be added for longer than they are read.
-        let parts = (gpu.sm_count() / tiles).clamp(1, (steps / LEAST_STEPS).max(1));
-        let most = tiles.div_ceil(gpu.sm_count());
-        let blocks = tiles.div_ceil(most) * parts;
-        let partial = if parts > 1 { tiles * parts } else { 0 };
-        let partial = Tensor::empty(out.device(), &[partial, LINES * a.box_rows], DType::F32)?;
+        // All blocks run at once. Clusters of more than two blocks leave up to a seventh of the multiprocessors without a block.
+        let parts_of = |blocks: usize| {
+            let at_once = gpu.sm_count() * blocks;
+            let clusters = |parts: usize| if parts > 2 { at_once * 6 / 7 / parts } else { at_once / parts };
+            let most = (steps / LEAST_STEPS[blocks - 1]).min(MOST_PARTS);
+            (2..=most).rev().find(|&parts| tiles <= clusters(parts)).unwrap_or(1)
+        };
+        let (blocks, parts, entry) = match entries.1 {
+            Some(alone) if parts_of(1) > 1 => (1, parts_of(1), alone),
+            _ => (2, parts_of(2), entries.0),
+        };
         let addend = match addend {
             Addend::None => 0,
             Addend::Out => out.device_ptr(),
@@ -188,18 +200,20 @@ impl Skinny {
             Arg::Ptr(addend),
             Arg::Ptr(a_scale),
             Arg::Ptr(b_scale),
-            Arg::Ptr(partial.device_ptr()),
             Arg::I32(*rows as i32),
             Arg::I32(*columns as i32),
             Arg::I32(steps as i32),
-            Arg::I32(most as i32),
-            Arg::I32(parts as i32),
+            Arg::I32(steps.div_ceil(parts) as i32),
+            Arg::I32(rows.div_ceil(parts) as i32),
             Arg::I32(a_stride),
             Arg::I32(b_stride),
         ];
         let kernel = Kernel { source: &SKINNY, defines, entry };
-        // SAFETY: the maps are those of the operands, scales have one element or one per row, what is added has the shape and type of `out`,
-        // and there is room for the partial sums. The kernel reads only `b` before it waits, which is a constant where it starts early.
-        unsafe { gpu.launch_early(&kernel, [blocks as u32, 1, 1], THREADS, SHARED_BYTES, &args) }
+        // SAFETY: the maps are those of the operands, scales have one element or one per row, what is added has the shape and type of
+        // `out`. The kernel reads only `b` before it waits, which is a constant where it starts early.
+        unsafe {
+            let grid = [(tiles * parts) as u32, 1, 1];
+            gpu.launch_early_in_clusters(&kernel, grid, parts as u32, THREADS, SHARED_BYTES / blocks, &args)
+        }
     }
 }

@@ -1,11 +1,12 @@
 // `a · bᵀ` for few rows of `a`, as in decoding: its time is that of reading `b`. Hopper's tensor cores compute the transpose, 64 rows of `b`
 // (output columns) times up to TOKENS rows of `a`, so that few rows waste nothing.
 //
-// A block has one thread that copies and two warp groups that multiply, each for half of the LINES rows of a tile of `b`. Both operands pass
-// through a ring of STAGES slots in shared memory, in steps of 128 bytes along K. A block computes `most` tiles, or, where there are fewer tiles
-// than multiprocessors, one of `parts` parts of a tile's steps; then the part that is last adds all of them, in order.
+// A block computes a tile, LINES rows of `b`, or one of the parts of its steps along K, which have 128 bytes. One thread copies, and each of two warp groups
+// multiplies for half of the tile. Both operands pass through a ring of STAGES slots in shared memory. If two blocks share a multiprocessor, one
+// multiplies while the other adds; a block that is alone multiplies the next step meanwhile, which takes more registers. The parts of a tile are a
+// cluster, and each adds all of them, in order, for its share of the rows.
 //
-// Loops over tiles, steps and parts are not unrolled: they run a few times, and instructions that run once take longer to fetch than to execute.
+// Loops are not unrolled: they run a few times, and instructions that run once take longer to fetch than to execute.
 
 // `copy_box` of what is read once and should leave the cache to others: activations, and the code of the kernels.
 __device__ __forceinline__ void copy_once(void* to, const TensorMap* from, int byte, int row, u64* barrier) {
@@ -41,30 +42,54 @@ PRODUCT(16, R8, "%8", "%9", "%10", D4(0), D4(4))
 PRODUCT(32, R16, "%16", "%17", "%18", D16(0))
 PRODUCT(64, R32, "%32", "%33", "%34", D16(0), D16(16))
 
+// Four neighbouring elements.
+struct alignas(4 * sizeof(X)) Four { X at[4]; };
+
 struct Arguments {
     X* out;
     const X* addend;                  // [rows, columns], or null
     const float *a_scale, *b_scale;     // one, or one per row where the stride is 1; null for plain operands
-    float* partial;                     // [tiles, parts, LINES, TOKENS], if there are parts
-    int rows, columns, steps, most, parts, a_stride, b_stride;
+    int rows, columns, steps, steps_of_part, rows_of_part, a_stride, b_stride;
 };
 
-// How many blocks have written their part of a half of a tile; zeros between launches. Of tiles with parts there are fewer than multiprocessors.
-__device__ u32 arrived[2 * 1024];
+// The address of shared memory in a block of the cluster, where `p` is in that of this block, and values there.
+__device__ __forceinline__ u32 address_in(u32 block, const void* p) {
+    u32 remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(p)), "r"(block));
+    return remote;
+}
+__device__ __forceinline__ float4 read_four(u32 address) {
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+    return v;
+}
+__device__ __forceinline__ float read_one(u32 address) {
+    float v;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+    return v;
+}
+template <int PENDING> __device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+// Keeps the compiler from moving or delaying computations on `d` across this point.
+template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+// A barrier of the threads that multiply.
+__device__ __forceinline__ void groups_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(2 * GROUP) : "memory"); }
 
-__device__ __forceinline__ void group_barrier(int group) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(GROUP) : "memory"); }
-
-template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a, const TensorMap* b, const Arguments& args) {
-    constexpr int BYTES = (LINES + TOKENS) * STEP, STAGES = (SHARED_BYTES - 1024) / BYTES, SUMS = TOKENS / 2;
+template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const TensorMap* a, const TensorMap* b, const Arguments& args) {
+    // At the end the ring has sums, in rows of PITCH floats for few bank conflicts.
+    constexpr int BYTES = (LINES + TOKENS) * STEP, STAGES = (SHARED_BYTES / BLOCKS - 1024) / BYTES, SUMS = TOKENS / 2, PITCH = LINES + 4;
+    static_assert(TOKENS * PITCH * 4 <= STAGES * BYTES, "the ring has room for sums");
     extern __shared__ char ring_of_the_launch[];
     // Swizzled boxes start at multiples of 1024.
     char* const ring = ring_of_the_launch + (1024 - shared_address(ring_of_the_launch) % 1024) % 1024;
+    float* const staged = (float*)ring;
     __shared__ u64 full[STAGES], empty[STAGES];
-    __shared__ bool is_last[2];
+    __shared__ alignas(16) float a_scales[TOKENS], b_scales[LINES];
     const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP, lane = threadIdx.x % 32;
-    const int steps = args.steps, tiles = (args.columns + LINES - 1) / LINES, parts = args.parts, part = blockIdx.x % parts;
-    const int first_tile = blockIdx.x / parts * args.most, last_tile = min(first_tile + args.most, tiles) - 1;
-    const int first_step = steps * part / parts, last_step = steps * (part + 1) / parts - 1;
+    const int parts = blocks_of_cluster(), part = block_of_cluster(), first_line = blockIdx.x / parts * LINES;
+    const int first_step = part * args.steps_of_part, steps = min(args.steps_of_part, args.steps - first_step);
     if (threadIdx.x == 0) {
 #pragma unroll 1
         for (int s = 0; s < STAGES; s++) {
@@ -77,152 +102,184 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
     start_successors();
     if (group == 2) {
         if (thread != 0) return;
-        const auto copy_a = [&](int s, int step) { copy_box(ring + s * BYTES + LINES * STEP, a, step * STEP, 0, full + s); };
-        const auto copy_b = [&](int s, int tile, int step) {
+        const auto copy_a = [&](int s, int step) { copy_box(ring + s * BYTES + LINES * STEP, a, (first_step + step) * STEP, 0, full + s); };
+        const auto copy_b = [&](int s, int step) {
             barrier_expect(full + s, BYTES);
-            copy_once(ring + s * BYTES, b, step * STEP, tile * LINES, full + s);
+            copy_once(ring + s * BYTES, b, (first_step + step) * STEP, first_line, full + s);
         };
         // Weights do not depend on what runs before; the first ones are on their way when `a` is ready.
-        int filled = 0;
 #pragma unroll 1
-        for (int tile = first_tile, step = first_step; filled < STAGES && tile <= last_tile; filled++) {
-            copy_b(filled, tile, step);
-            if (++step > last_step) step = first_step, tile++;
-        }
+        for (int s = 0; s < min(STAGES, steps); s++) copy_b(s, s);
         wait_for_predecessors();
         int s = 0;
         u32 turn = 0;
 #pragma unroll 1
-        for (int tile = first_tile; tile <= last_tile; tile++) {
-#pragma unroll 1
-            for (int step = first_step; step <= last_step; step++) {
-                if (turn > 0) {
-                    barrier_wait(empty + s, turn % 2 ^ 1);
-                    copy_b(s, tile, step);
-                }
-                copy_a(s, step);
-                if (++s == STAGES) s = 0, turn++;
+        for (int step = 0; step < steps; step++) {
+            if (turn > 0) {
+                barrier_wait(empty + s, turn % 2 ^ 1);
+                copy_b(s, step);
             }
+            copy_a(s, step);
+            if (++s == STAGES) s = 0, turn++;
         }
         return;
     }
     // Values 4 j to 4 j + 3 of a thread are those of rows `row` + 8 j and the next one of `a`, and of lines `line` of the tile, twice, and `line` + 8.
     const int row = lane % 4 * 2, line = group * (LINES / 2) + thread / 32 * 16 + lane / 4;
     // Scales of `b` are constants, as `b` is.
-    float b_scale[2];
-    const auto read_b_scale = [&](int tile) {
+    if (threadIdx.x < LINES) {
+        const int column = first_line + threadIdx.x;
+        b_scales[threadIdx.x] = args.b_scale && column < args.columns ? args.b_scale[column * args.b_stride] : 1.0f;
+    }
+    wait_for_predecessors();
+    if (threadIdx.x < TOKENS) a_scales[threadIdx.x] = args.a_scale && threadIdx.x < args.rows ? args.a_scale[threadIdx.x * args.a_stride] : 1.0f;
+    // At the end a warp has ROWS rows of sums at a time, and each thread four columns. What is added to the first ones is read early.
+    constexpr int ROWS = TOKENS < 32 ? TOKENS / 8 : 4, WARPS = 2 * GROUP / 32;
+    const bool is_whole = args.columns % 4 == 0 && aligned(args.out, args.addend);
+    const int columns = args.columns - first_line, first_row = part * args.rows_of_part + threadIdx.x / 32;
+    const int end_row = min((part + 1) * args.rows_of_part, args.rows), end_whole = is_whole && 4 * lane < columns ? end_row : 0;
+    const auto at = [&](int r, int column) { return (u64)r * args.columns + first_line + column; };
+    Four addends[ROWS] = {};
+    const auto read_addends = [&](int first) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int column = tile * LINES + line + 8 * i;
-            b_scale[i] = args.b_scale && column < args.columns ? args.b_scale[column * args.b_stride] : 1.0f;
+        for (int k = 0; k < ROWS; k++) {
+            const int r = first + k * WARPS;
+            if (args.addend && r < end_whole) addends[k] = *(const Four*)(args.addend + at(r, 4 * lane));
         }
     };
-    read_b_scale(first_tile);
-    wait_for_predecessors();
-    // All that is multiplied and added is read before anything is written, which might be the same memory.
-    float a_scale[SUMS / 2];
-#pragma unroll
-    for (int i = 0; i < SUMS / 2; i++) {
-        const int of_row = row + i / 2 * 8 + i % 2;
-        a_scale[i] = args.a_scale && of_row < args.rows ? args.a_scale[of_row * args.a_stride] : 1.0f;
-    }
-    int s = 0;
+    read_addends(first_row);
+    // Steps whose products are enqueued next, and whose products are added next.
+    int ahead = 0, s = 0;
     u32 parity = 0;
+    const auto enqueue = [&](float (&d)[SUMS]) {
+        const char* const slot = ring + ahead * BYTES;
+        barrier_wait(full + ahead, parity);
+        const u64 of_b = descriptor(slot + group * (LINES / 2) * STEP), of_a = descriptor(slot + LINES * STEP);
+        hold(d);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int k = 0; k < STEP / 32; k++) Product<TOKENS>::add(d, of_b + 2 * k, of_a + 2 * k, k > 0);
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        if (++ahead == STAGES) ahead = 0, parity ^= 1;
+    };
+    // Tensor cores add FP8 products with about 14 bits, so the sums of a step join F32 registers.
+    float sums[SUMS] = {};
+    const auto add = [&](float (&d)[SUMS]) {
+        hold(d);
+        if (lane == 0) barrier_arrive(empty + s);
+        if (++s == STAGES) s = 0;
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) sums[i] += d[i];
+    };
+    if constexpr (BLOCKS == 1) {
+        float even[SUMS], odd[SUMS];
+        enqueue(even);
+        int left = steps - 1;
 #pragma unroll 1
-    for (int tile = first_tile; tile <= last_tile; tile++) {
-        if (tile > first_tile) read_b_scale(tile);
-        float sums[SUMS] = {};
+        for (; left > 1; left -= 2) {
+            enqueue(odd);
+            wait_for_products<1>();
+            add(even);
+            enqueue(even);
+            wait_for_products<1>();
+            add(odd);
+        }
+        if (left > 0) {
+            enqueue(odd);
+            wait_for_products<1>();
+            add(even);
+            wait_for_products<0>();
+            add(odd);
+        } else {
+            wait_for_products<0>();
+            add(even);
+        }
+    } else {
 #pragma unroll 1
-        for (int step = first_step; step <= last_step; step++) {
-            const char* const slot = ring + s * BYTES;
-            barrier_wait(full + s, parity);
-            const u64 of_b = descriptor(slot + group * (LINES / 2) * STEP), of_a = descriptor(slot + LINES * STEP);
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-            // Tensor cores add FP8 products with about 14 bits, so the sums of a step join F32 registers.
-            float of_step[SUMS] = {};
-#pragma unroll
-            for (int k = 0; k < STEP / 32; k++) Product<TOKENS>::add(of_step, of_b + 2 * k, of_a + 2 * k, k > 0);
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-            if (lane == 0) barrier_arrive(empty + s);
-#pragma unroll
-            for (int i = 0; i < SUMS; i++) sums[i] += of_step[i];
-            if (++s == STAGES) s = 0, parity ^= 1;
+        for (int step = 0; step < steps; step++) {
+            float of_step[SUMS];
+            enqueue(of_step);
+            wait_for_products<0>();
+            add(of_step);
         }
-        // Calls `work` with the number and the place of each value inside the matrix.
-        const auto for_values = [&](auto work) {
-            const int column = tile * LINES + line;
-            u64 at = (u64)row * args.columns + column;
-#pragma unroll
-            for (int i = 0; i < SUMS; i += 4, at += 8 * (u64)args.columns) {
-#pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    const bool is_inside = row + 2 * i + k % 2 < args.rows && column + k / 2 * 8 < args.columns;
-                    if (is_inside) work(i + k, at + k % 2 * args.columns + k / 2 * 8);
-                }
-            }
-        };
-        // Adding a negative zero changes no value.
-        float added[SUMS];
-#pragma unroll
-        for (int i = 0; i < SUMS; i++) added[i] = -0.0f;
-        constexpr int OF_PART = 2 * (SUMS / 4) * GROUP;
-        float4* const partial = (float4*)args.partial + (u64)tile * parts * OF_PART + group * (SUMS / 4) * GROUP + thread;
-        if (parts > 1) {
-            float4* const mine = partial + part * OF_PART;
-#pragma unroll
-            for (int i = 0; i < SUMS / 4; i++)
-                mine[i * GROUP] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
-            group_barrier(group);
-            if (thread == 0) {
-                u32* const counter = arrived + 2 * tile + group;
-                const bool last = count_arrival(counter) == parts - 1;
-                if (last) *counter = 0;
-                is_last[group] = last;
-            }
-            group_barrier(group);
-            if (!is_last[group]) return;
-        }
-        if (args.addend) for_values([&](int i, u64 at) { added[i] = load(args.addend[at]); });
-        if (parts > 1) {
-#pragma unroll
-            for (int i = 0; i < SUMS; i++) sums[i] = 0.0f;
-            // Parts that are read at a time.
-            constexpr int AHEAD = TOKENS < 16 ? 8 : 4;
-#pragma unroll 1
-            for (int p = 0; p < parts; p += AHEAD) {
-                float4 read[AHEAD][SUMS / 4];
-#pragma unroll
-                for (int k = 0; k < AHEAD; k++) {
-#pragma unroll
-                    for (int i = 0; i < SUMS / 4; i++) read[k][i] = p + k < parts ? __ldcg(partial + (p + k) * OF_PART + i * GROUP) : float4{};
-                }
-#pragma unroll
-                for (int k = 0; k < AHEAD; k++) {
-#pragma unroll
-                    for (int i = 0; i < SUMS / 4; i++) {
-                        sums[4 * i] += read[k][i].x;
-                        sums[4 * i + 1] += read[k][i].y;
-                        sums[4 * i + 2] += read[k][i].z;
-                        sums[4 * i + 3] += read[k][i].w;
-                    }
-                }
-            }
-        }
-        for_values([&](int i, u64 at) {
-            store(args.out + at, sums[i] * (a_scale[i / 4 * 2 + i % 2] * b_scale[i / 2 % 2]) + added[i]);
-        });
     }
+    groups_barrier();
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) staged[(row + i / 4 * 8 + i % 2) * PITCH + line + i % 4 / 2 * 8] = sums[i];
+    if (parts > 1) cluster_sync();
+    else groups_barrier();
+    // Adding a negative zero changes no value.
+    const auto finish = [&](X* to, float sum, float b_scale, int r, X addend) {
+        store(to, sum * (a_scales[r] * b_scale) + (args.addend ? load(addend) : -0.0f));
+    };
+#pragma unroll 1
+    for (int first = first_row; first < end_whole; first += ROWS * WARPS) {
+        float4 totals[ROWS] = {};
+        // Parts that are read at a time.
+        constexpr int AHEAD = 4 / ROWS;
+#pragma unroll 1
+        for (int p = 0; p < parts; p += AHEAD) {
+            float4 read[ROWS][AHEAD] = {};
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+                const int r = first + k * WARPS;
+#pragma unroll
+                for (int i = 0; i < AHEAD; i++) {
+                    if (r < end_whole && p + i < parts) read[k][i] = read_four(address_in(p + i, staged + r * PITCH + 4 * lane));
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+#pragma unroll
+                for (int i = 0; i < AHEAD; i++) {
+                    totals[k].x += read[k][i].x;
+                    totals[k].y += read[k][i].y;
+                    totals[k].z += read[k][i].z;
+                    totals[k].w += read[k][i].w;
+                }
+            }
+        }
+        const float4 scales = *(const float4*)(b_scales + 4 * lane);
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            const int r = first + k * WARPS;
+            if (r >= end_whole) break;
+            Four out;
+            finish(&out.at[0], totals[k].x, scales.x, r, addends[k].at[0]);
+            finish(&out.at[1], totals[k].y, scales.y, r, addends[k].at[1]);
+            finish(&out.at[2], totals[k].z, scales.z, r, addends[k].at[2]);
+            finish(&out.at[3], totals[k].w, scales.w, r, addends[k].at[3]);
+            *(Four*)(args.out + at(r, 4 * lane)) = out;
+        }
+        read_addends(first + ROWS * WARPS);
+    }
+    // Rows that are not aligned, one element at a time.
+#pragma unroll 1
+    for (int r = first_row; r < end_row && !is_whole; r += WARPS) {
+#pragma unroll 1
+        for (int c = lane; c < min(LINES, columns); c += 32) {
+            float total = 0.0f;
+#pragma unroll 1
+            for (int p = 0; p < parts; p++) total += read_one(address_in(p, staged + r * PITCH + c));
+            finish(args.out + at(r, c), total, b_scales[c], r, args.addend ? args.addend[at(r, c)] : X{});
+        }
+    }
+    // The others may still read the sums of this block.
+    __syncwarp();
+    if (parts > 1) cluster_sync();
 }
 
-// Grid of at most one block per multiprocessor, 288 threads, SHARED_BYTES bytes. `a` has boxes of TOKENS rows, `b` of LINES.
-#define SKINNY(TOKENS)                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(2 * GROUP + 32, 1) skinny_##TOKENS(                                                        \
-        const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, X* out, const X* addend, const float* a_scale,        \
-        const float* b_scale, float* partial, int rows, int columns, int steps, int most, int parts, int a_stride, int b_stride) {          \
-        skinny<TOKENS>(&a, &b, {out, addend, a_scale, b_scale, partial, rows, columns, steps, most, parts, a_stride, b_stride});            \
+// Grid of clusters of the parts of each tile, 288 threads, SHARED_BYTES / BLOCKS bytes. `a` has boxes of TOKENS rows, `b` of LINES.
+#define SKINNY(NAME, TOKENS, BLOCKS)                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(2 * GROUP + 32, BLOCKS) NAME(                                                              \
+        const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, X* out, const X* addend, const float* a_scale,            \
+        const float* b_scale, int rows, int columns, int steps, int steps_of_part, int rows_of_part, int a_stride, int b_stride) {          \
+        skinny<TOKENS, BLOCKS>(&a, &b,                                                                                                      \
+            {out, addend, a_scale, b_scale, rows, columns, steps, steps_of_part, rows_of_part, a_stride, b_stride});                        \
     }
-SKINNY(8)
-SKINNY(16)
-SKINNY(32)
-SKINNY(64)
+SKINNY(skinny_8, 8, 2)
+SKINNY(skinny_16, 16, 2)
+SKINNY(skinny_32, 32, 2)
+SKINNY(skinny_64, 64, 2)
+SKINNY(skinny_32_alone, 32, 1)
+SKINNY(skinny_64_alone, 64, 1)

@@ -317,7 +317,8 @@ fn products_of_rows_and_blocks_agree_across_devices() {
 #[test]
 fn products_of_few_rows_agree_across_devices() {
     for m in [1, 8, 9, 16, 17, 40, 64] {
-        for [n, k] in [[8, 16], [200, 128], [384, 1104], [1000, 528], [4104, 2048]] {
+        // Tiles in one, two, three and six parts; rows of 203 and 1030 results are not aligned.
+        for [n, k] in [[8, 16], [203, 128], [384, 1104], [1000, 6224], [1030, 4112], [4104, 2048]] {
             let inputs = [
                 normals("a", &[m, k], DType::BF16),
                 normals("b", &[n, k], DType::BF16),
@@ -371,7 +372,7 @@ fn rows_do_not_depend_on_other_rows() {
     let shuffled: Vec<usize> = (0..64).map(|at| (at * 29 + 5) % 64).collect();
     let repeated: Vec<usize> = (0..64).map(|at| [7, 40][at % 2]).collect();
     let mut failures = Vec::new();
-    for [n, k] in [[8, 16], [37, 129], [200, 128], [384, 1104], [1000, 528], [4104, 2048], [512, 14336]] {
+    for [n, k] in [[8, 16], [37, 129], [200, 128], [384, 1104], [1000, 528], [1030, 4112], [4104, 2048], [512, 14336]] {
         for dtype in [DType::BF16, DType::F16, DType::F32] {
             let of = |name, shape: &[usize]| normals(name, shape, dtype).to_device(&device).unwrap();
             let (a, b, c) = (of("a", &[64, k]), of("b", &[n, k]), of("c", &[64, n]));

@@ -107,22 +107,25 @@ __device__ __forceinline__ int split_of(int context, int rounds) {
 // [sequences, key heads · chunks, splits, columns, dim] and `stats` [sequences, key heads · chunks, splits, columns, 2] with the largest
 // score and the sum of powers; `arrived` [sequences, key heads · chunks] is reset to zero.
 // Grid (tiles + sequences · (splits - 1), key heads, chunks of `most` of the `group` query heads that share one): the first splits of all
-// tiles, then further splits. The start of a block is latency-bound, so it avoids divisions if a tile is one token.
+// tiles, then further splits. Blocks that start one after the other are the key heads of a tile, whose keys and values lie side by side. The start of a
+// block is latency-bound, so it avoids divisions if a tile is one token.
 template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* arrived, const X* qkv, const KV* cache,
                                                         const float* scale_inv, const X* sinks, Batch batch, int tokens, int group, int most, int dim,
                                                         int together, int most_splits, int rounds, float scale, Bounds bounds) {
     start_successors();
     // The shuffle tells the compiler that all lanes take the same branches, which saves registers.
     const int C = 8 * N, lane = threadIdx.x % 32, warp = __shfl_sync(FULL, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
-    const int kv_heads = gridDim.y, heads = kv_heads * group, kv = blockIdx.y;
+    const int kv_heads = gridDim.y, heads = kv_heads * group;
+    const u32 order = blockIdx.y * gridDim.x + blockIdx.x;
+    const int kv = order % kv_heads, block = order / kv_heads;
     const int skip = blockIdx.z * most, count = min(most, group - skip);
-    const int further = (int)blockIdx.x - ((int)gridDim.x - batch.sequences * (most_splits - 1));
+    const int further = block - ((int)gridDim.x - batch.sequences * (most_splits - 1));
     const int number_of_split = further < 0 ? 0 : (u32)further / (u32)batch.sequences + 1;
-    const Place place = further < 0 ? batch.find(blockIdx.x, together) : batch.at(further - (number_of_split - 1) * batch.sequences);
+    const Place place = further < 0 ? batch.find(block, together) : batch.at(further - (number_of_split - 1) * batch.sequences);
     const int sequence = place.sequence, start = place.start;
     const bool padding = sequence == batch.sequences;
     const int stop = padding ? tokens : place.stop;
-    const int first = start + (further < 0 ? ((int)blockIdx.x - batch.first_tile(place, together)) * together : 0);
+    const int first = start + (further < 0 ? (block - batch.first_tile(place, together)) * together : 0);
     const int rows_of_tile = min(together, stop - first), columns = rows_of_tile * count;
     if (columns <= 0) return;
 
@@ -392,7 +395,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         if (sinks) merged.sum += sink_power(sinks[first_head + column - token_of(column) * count], merged.most);
         store_column(column, quad * 4, scaled(merged.out, 1.0f / merged.sum));
     };
-    const int chunk = blockIdx.y * gridDim.z + blockIdx.z, room = together * most;
+    const int chunk = kv * gridDim.z + blockIdx.z, room = together * most;
     const u64 parts_begin = (u64)(sequence * kv_heads * gridDim.z + chunk) * most_splits * room;
     const u64 part = parts_begin + number_of_split * room;
     for_quads([&](int column, int quad) {
