@@ -128,6 +128,12 @@ __device__ __forceinline__ u32 block_of_cluster() {
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
+// The address of shared memory in a block of the cluster, where `p` is in that of this block.
+__device__ __forceinline__ u32 address_in(u32 block, const void* p) {
+    u32 remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(p)), "r"(block));
+    return remote;
+}
 // Writes a word to the shared memory of a block of the cluster, where `to` is in that of this block, and its four bytes arrive at the barrier there.
 __device__ __forceinline__ void send_word(u32* to, u32 word, u64* barrier, u32 block) {
     asm volatile(

@@ -1,4 +1,4 @@
-// Hopper's copies by the copy engine (TMA), which arrive at barriers, and descriptors of operands of wgmma.
+// Hopper's copies by the copy engine (TMA), which arrive at barriers, descriptors of operands of wgmma, and waits for its products.
 
 // A matrix in device memory that the copy engine reads (CUtensorMap).
 struct alignas(64) TensorMap { u64 words[16]; };
@@ -47,6 +47,17 @@ __device__ __forceinline__ void barrier_arrive_at(u64* barrier, u32 block) {
 // Rows of 128 bytes, 16-byte pieces swizzled within groups of eight rows.
 __device__ __forceinline__ u64 descriptor(const void* p) {
     return (u64)(shared_address(p) >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+// Keeps the compiler from moving or delaying computations on `d` across this point.
+template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+// Waits until all but the last PENDING groups of products have been added, among them those in `d`.
+template <int PENDING, int N> __device__ __forceinline__ void wait_for_products(float (&d)[N]) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+    hold(d);
 }
 
 #define TEXT_(x) #x

@@ -42,9 +42,7 @@ extern "C" __global__ void CLUSTER argmax(int* at, const float* x, int C) {
     // All blocks have started.
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (threadIdx.x == 0) {
-        u32 first;
-        asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(first) : "r"((u32)__cvta_generic_to_shared(of_blocks + blockIdx.x)));
-        asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(first), "l"(best) : "memory");
+        asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address_in(0, of_blocks + blockIdx.x)), "l"(best) : "memory");
     }
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");

@@ -176,7 +176,7 @@ impl Skinny {
     fn enqueue(&self, gpu: &CudaDevice, out: &mut Tensor, addend: Addend) -> Result<()> {
         let Skinny { defines, entries, rows, columns, a, b, scales } = self;
         let (steps, tiles) = (a.row_bytes.div_ceil(STEP), columns.div_ceil(LINES));
-        // All blocks run at once. Clusters of more than two blocks leave up to a seventh of the multiprocessors without a block.
+        // Tiles are divided as long as all blocks run at once. Clusters of more than two blocks leave up to a seventh of the multiprocessors without a block.
         let parts_of = |blocks: usize| {
             let at_once = gpu.sm_count() * blocks;
             let clusters = |parts: usize| if parts > 2 { at_once * 6 / 7 / parts } else { at_once / parts };

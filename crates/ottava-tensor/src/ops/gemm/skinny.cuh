@@ -6,7 +6,7 @@
 // multiplies while the other adds; a block that is alone multiplies the next step meanwhile, which takes more registers. The parts of a tile are a
 // cluster, and each adds all of them, in order, for its share of the rows.
 //
-// Loops are not unrolled: they run a few times, and instructions that run once take longer to fetch than to execute.
+// Loops over steps, rows and parts are not unrolled: they run a few times, and instructions that run once take longer to fetch than to execute.
 
 // `copy_box` of what is read once and should leave the cache to others: activations, and the code of the kernels.
 __device__ __forceinline__ void copy_once(void* to, const TensorMap* from, int byte, int row, u64* barrier) {
@@ -52,12 +52,7 @@ struct Arguments {
     int rows, columns, steps, steps_of_part, rows_of_part, a_stride, b_stride;
 };
 
-// The address of shared memory in a block of the cluster, where `p` is in that of this block, and values there.
-__device__ __forceinline__ u32 address_in(u32 block, const void* p) {
-    u32 remote;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(p)), "r"(block));
-    return remote;
-}
+// Values at an address in the cluster's shared memory.
 __device__ __forceinline__ float4 read_four(u32 address) {
     float4 v;
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
@@ -67,12 +62,6 @@ __device__ __forceinline__ float read_one(u32 address) {
     float v;
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
     return v;
-}
-template <int PENDING> __device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
-// Keeps the compiler from moving or delaying computations on `d` across this point.
-template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 // A barrier of the threads that multiply.
 __device__ __forceinline__ void groups_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(2 * GROUP) : "memory"); }
@@ -165,7 +154,6 @@ template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const T
     // Tensor cores add FP8 products with about 14 bits, so the sums of a step join F32 registers.
     float sums[SUMS] = {};
     const auto add = [&](float (&d)[SUMS]) {
-        hold(d);
         if (lane == 0) barrier_arrive(empty + s);
         if (++s == STAGES) s = 0;
 #pragma unroll
@@ -178,20 +166,20 @@ template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const T
 #pragma unroll 1
         for (; left > 1; left -= 2) {
             enqueue(odd);
-            wait_for_products<1>();
+            wait_for_products<1>(even);
             add(even);
             enqueue(even);
-            wait_for_products<1>();
+            wait_for_products<1>(odd);
             add(odd);
         }
         if (left > 0) {
             enqueue(odd);
-            wait_for_products<1>();
+            wait_for_products<1>(even);
             add(even);
-            wait_for_products<0>();
+            wait_for_products<0>(odd);
             add(odd);
         } else {
-            wait_for_products<0>();
+            wait_for_products<0>(even);
             add(even);
         }
     } else {
@@ -199,7 +187,7 @@ template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const T
         for (int step = 0; step < steps; step++) {
             float of_step[SUMS];
             enqueue(of_step);
-            wait_for_products<0>();
+            wait_for_products<0>(of_step);
             add(of_step);
         }
     }

@@ -60,15 +60,6 @@ __device__ __forceinline__ void multiply(float (&d)[OWN], u64 a, u64 b, int adds
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\nwgmma.mma_async.sync.aligned." INSTRUCTION " {" NAMES "}, " OPERANDS ", p" MAJORS "\n}"
                  : SUMS : "l"(a), "l"(b), "r"(adds));
 }
-// Keeps the compiler from moving or delaying computations on `d` across this point.
-template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
-template <int PENDING> __device__ __forceinline__ void wait_for_products(float (&d)[OWN]) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-    hold(d);
-}
 // The descriptor of an operand of the half at `address`, `k` times 32 bytes of terms further. In operands [contracted, rows] these are 16 rows
 // of 128 bytes, and the next 64 rows of the operand are one box further.
 template <int IS_MN> __device__ __forceinline__ u64 operand(u32 address, int k) {

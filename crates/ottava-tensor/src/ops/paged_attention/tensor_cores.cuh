@@ -116,6 +116,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     // The shuffle tells the compiler that all lanes take the same branches, which saves registers.
     const int C = 8 * N, lane = threadIdx.x % 32, warp = __shfl_sync(FULL, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
     const int kv_heads = gridDim.y, heads = kv_heads * group;
+    // Not blockIdx.y for tiles: only x may exceed 65,535.
     const u32 order = blockIdx.y * gridDim.x + blockIdx.x;
     const int kv = order % kv_heads, block = order / kv_heads;
     const int skip = blockIdx.z * most, count = min(most, group - skip);
