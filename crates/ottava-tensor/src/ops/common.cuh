@@ -100,6 +100,8 @@ __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvt
 __device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
+// After `barrier_init`: the cluster and the copy engine see the barriers.
+__device__ __forceinline__ void barriers_are_initialized() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
     asm volatile(
         "{\n.reg .pred done;\nAGAIN:\n"

@@ -73,8 +73,10 @@ pub fn kernels() -> Vec<KernelModule> {
         (&paged_attention::BOUNDED, &paged_attention::BOUNDED_TENSOR_CORES),
     ] {
         all.extend(of(source, paged_attention::VARIANTS.iter().copied()));
-        all.extend(of(tensor_cores, paged_attention::TENSOR_CORE_VARIANTS.iter().copied()));
+        let variants = [paged_attention::HALF_VARIANTS, paged_attention::CODE_VARIANTS].concat();
+        all.extend(of(tensor_cores, variants));
     }
+    all.extend(of(&paged_attention::COPIED, paged_attention::CODE_VARIANTS.iter().copied()));
     all.extend(of(&quantize_slice::SOURCE, quantize_slice::VARIANTS.iter().copied()));
     all.extend(of(&scaled::SOURCE, scaled::VARIANTS.iter().copied()));
     all.extend(of(&gemm::SKINNY, gemm::SKINNY_VARIANTS.iter().copied()));

@@ -21,7 +21,7 @@ __device__ __forceinline__ void start_row() {
             u64* const arrived = &amaxes_of_row().arrived;
             barrier_init(arrived, 1);
             barrier_expect(arrived, blocks_of_cluster() * (blockDim.x / 32) * 4);
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            barriers_are_initialized();
         }
         cluster_sync();
     }

@@ -102,12 +102,14 @@ pub(crate) const SKINNY_VARIANTS: &[Defines] = &[
     &[("X", "f32"), ("IN", "bf16"), ("IN_BITS", "16")],
 ];
 
-/// The kernels by the rows that they have room for: with two blocks on a multiprocessor, and with one, if that is faster for tiles in parts.
-const KERNELS: [(usize, &str, Option<&str>); 4] = [
-    (8, "skinny_8", None),
-    (16, "skinny_16", None),
-    (32, "skinny_32", Some("skinny_32_alone")),
-    (64, "skinny_64", Some("skinny_64_alone")),
+/// The kernels by the rows that they have room for: with one block on a multiprocessor, and with two. Where there are both, one is faster for
+/// tiles in parts.
+const KERNELS: [(usize, [Option<&str>; 2]); 5] = [
+    (8, [None, Some("skinny_8")]),
+    (16, [None, Some("skinny_16")]),
+    (32, [Some("skinny_32_alone"), Some("skinny_32")]),
+    (64, [Some("skinny_64_alone"), Some("skinny_64")]),
+    (128, [Some("skinny_128_alone"), None]),
 ];
 /// Rows of plain operands at most, unless rows must not depend on others; the library is faster with more.
 const MOST_PLAIN_ROWS: usize = 32;
@@ -128,7 +130,7 @@ const LEAST_STEPS: [usize; 2] = [16, 8];
 /// A product of few rows in inference, which takes the time of reading `b`: `skinny.cuh`.
 struct Skinny {
     defines: Defines,
-    entries: (&'static str, Option<&'static str>),
+    entries: [Option<&'static str>; 2],
     rows: usize,
     columns: usize,
     a: TensorMap,
@@ -158,7 +160,7 @@ impl Skinny {
             Some(_) => None,
         };
         let scales = [scale(a)?, scale(b)?];
-        let (rows, shared, alone) = KERNELS.into_iter().find(|&(rows, ..)| m <= rows)?;
+        let (rows, entries) = KERNELS.into_iter().find(|&(rows, _)| m <= rows)?;
         let map = |t: &Tensor, rows: usize, box_rows: usize| {
             let (size, pitch) = (t.dtype().size(), t.shape()[1] * t.dtype().size());
             let fits = t.device_ptr().is_multiple_of(16) && pitch.is_multiple_of(16);
@@ -169,7 +171,7 @@ impl Skinny {
             && y.dtype() == x.dtype()
             && (x.dtype().is_fp8() || m <= MOST_PLAIN_ROWS || gpu.is_batch_invariant())
             && Capability::find(gpu.capability()).is_ok_and(|known| known.lacks(SKINNY.needs).is_empty());
-        fits.then_some(Skinny { defines, entries: (shared, alone), rows: m, columns: n, a, b, scales })
+        fits.then_some(Skinny { defines, entries, rows: m, columns: n, a, b, scales })
     }
 
     /// Enqueues the product.
@@ -183,10 +185,13 @@ impl Skinny {
             let most = (steps / LEAST_STEPS[blocks - 1]).min(MOST_PARTS);
             (2..=most).rev().find(|&parts| tiles <= clusters(parts)).unwrap_or(1)
         };
-        let (blocks, parts, entry) = match entries.1 {
-            Some(alone) if parts_of(1) > 1 => (1, parts_of(1), alone),
-            _ => (2, parts_of(2), entries.0),
+        let (blocks, entry) = match *entries {
+            [Some(alone), None] => (1, alone),
+            [Some(alone), _] if parts_of(1) > 1 => (1, alone),
+            [_, Some(shared)] => (2, shared),
+            [None, None] => unreachable!("each number of rows has a kernel"),
         };
+        let parts = parts_of(blocks);
         let addend = match addend {
             Addend::None => 0,
             Addend::Out => out.device_ptr(),
@@ -213,7 +218,7 @@ impl Skinny {
         // `out`. The kernel reads only `b` before it waits, which is a constant where it starts early.
         unsafe {
             let grid = [(tiles * parts) as u32, 1, 1];
-            gpu.launch_early_in_clusters(&kernel, grid, parts as u32, THREADS, SHARED_BYTES / blocks, &args)
+            gpu.launch_early_in_clusters(&kernel, grid, parts as u32, THREADS, SHARED_BYTES / blocks as u32, &args)
         }
     }
 }

@@ -3,7 +3,7 @@
 //
 // A block computes a tile, LINES rows of `b`, or one of the parts of its steps along K, which have 128 bytes. One thread copies, and each of two warp groups
 // multiplies for half of the tile. Both operands pass through a ring of STAGES slots in shared memory. If two blocks share a multiprocessor, one
-// multiplies while the other adds; a block that is alone multiplies the next step meanwhile, which takes more registers. The parts of a tile are a
+// multiplies while the other adds; a block that is alone multiplies the next step meanwhile, if it has enough registers. The parts of a tile are a
 // cluster, and each adds all of them, in order, for its share of the rows.
 //
 // Loops over steps, rows and parts are not unrolled: they run a few times, and instructions that run once take longer to fetch than to execute.
@@ -37,10 +37,14 @@ template <int N> struct Product;
 #define R8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define R16 R8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define R32 R16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define R64                                                                                                                                 \
+    R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, "   \
+        "%57, %58, %59, %60, %61, %62, %63"
 PRODUCT(8, "%0, %1, %2, %3", "%4", "%5", "%6", D4(0))
 PRODUCT(16, R8, "%8", "%9", "%10", D4(0), D4(4))
 PRODUCT(32, R16, "%16", "%17", "%18", D16(0))
 PRODUCT(64, R32, "%32", "%33", "%34", D16(0), D16(16))
+PRODUCT(128, R64, "%64", "%65", "%66", D16(0), D16(16), D16(32), D16(48))
 
 // Four neighbouring elements.
 struct alignas(4 * sizeof(X)) Four { X at[4]; };
@@ -85,7 +89,7 @@ template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const T
             barrier_init(full + s, 1);
             barrier_init(empty + s, 2 * GROUP / 32);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_are_initialized();
     }
     __syncthreads();
     start_successors();
@@ -159,7 +163,7 @@ template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const T
 #pragma unroll
         for (int i = 0; i < SUMS; i++) sums[i] += d[i];
     };
-    if constexpr (BLOCKS == 1) {
+    if constexpr (BLOCKS == 1 && TOKENS <= 64) {
         float even[SUMS], odd[SUMS];
         enqueue(even);
         int left = steps - 1;
@@ -271,3 +275,4 @@ SKINNY(skinny_32, 32, 2)
 SKINNY(skinny_64, 64, 2)
 SKINNY(skinny_32_alone, 32, 1)
 SKINNY(skinny_64_alone, 64, 1)
+SKINNY(skinny_128_alone, 128, 1)

@@ -316,7 +316,7 @@ fn products_of_rows_and_blocks_agree_across_devices() {
 /// With constant weights a product of few rows has a kernel of its own.
 #[test]
 fn products_of_few_rows_agree_across_devices() {
-    for m in [1, 8, 9, 16, 17, 40, 64] {
+    for m in [1, 8, 9, 16, 17, 40, 64, 70, 128] {
         // Tiles in one, two, three and six parts; rows of 203 and 1030 results are not aligned.
         for [n, k] in [[8, 16], [203, 128], [384, 1104], [1000, 6224], [1030, 4112], [4104, 2048]] {
             let inputs = [

@@ -206,7 +206,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
             barrier_init(full + s, 1);
             barrier_init(empty + s, 2 * 2 * GROUP / 32);        // the warps of both blocks that multiply
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_are_initialized();
     }
     start_successors();
     wait_for_predecessors();

@@ -1,17 +1,23 @@
 use super::{KvBlocks, PagedBatch};
-use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::cuda::{Arg, CudaDevice, Kernel, TensorMap};
 use crate::ops::launch::{Defines, aligned, kernel_source};
 use crate::ops::{Angles, AttentionSpec, RopePairs};
-use crate::{DType, Error, Result, Tensor};
+use crate::{Capability, DType, Error, Result, Tensor};
 use std::f64::consts::LOG2_E;
 
 kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh"; WARPS);
 kernel_source!(
-    TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh"; WARPS, SPLITS
+    TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tiles.cuh", "paged_attention/tensor_cores.cuh";
+    WARPS, SPLITS
 );
 kernel_source!(BOUNDED, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh" + BOUNDED; WARPS);
 kernel_source!(
-    BOUNDED_TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh" + BOUNDED; WARPS, SPLITS
+    BOUNDED_TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tiles.cuh",
+    "paged_attention/tensor_cores.cuh" + BOUNDED; WARPS, SPLITS
+);
+kernel_source!(
+    COPIED, "paged_attention", "hopper.cuh", "paged_attention/batch.cuh", "paged_attention/tiles.cuh",
+    "paged_attention/tensor_cores.cuh" + COPIED needs [BulkCopies]; WARPS, SPLITS, STEP
 );
 
 /// The maximum number of splits of a context, which bounds the memory of partial results and the time to merge them.
@@ -21,6 +27,8 @@ const SPLITS: usize = 32;
 const MOST_ROUNDS: usize = 8;
 /// These rounds for any batch, if rows must not depend on others: the sums of a token then depend only on its own context.
 const INVARIANT_ROUNDS: usize = 4;
+/// Bytes of a row of keys or values in shared memory.
+const STEP: usize = TensorMap::BOX_BYTES;
 /// The minimum number of blocks that a multiprocessor runs at once.
 const BLOCKS: usize = 2;
 
@@ -36,14 +44,18 @@ pub(crate) const VARIANTS: &[Defines] = &[
     &[("X", "bf16"), ("KV", "e4m3")],
 ];
 
-/// The variants for tensor cores, and the largest head size of each.
-pub(crate) const TENSOR_CORE_VARIANTS: &[Defines] = &[
+/// The variants for tensor cores with 16-bit caches, and the largest head size of each.
+pub(crate) const HALF_VARIANTS: &[Defines] = &[
     &[("X", "f16"), ("KV", "f16"), ("DIM", "64")],
     &[("X", "f16"), ("KV", "f16"), ("DIM", "128")],
     &[("X", "f16"), ("KV", "f16"), ("DIM", "256")],
     &[("X", "bf16"), ("KV", "bf16"), ("DIM", "64")],
     &[("X", "bf16"), ("KV", "bf16"), ("DIM", "128")],
     &[("X", "bf16"), ("KV", "bf16"), ("DIM", "256")],
+];
+
+/// Likewise for codes.
+pub(crate) const CODE_VARIANTS: &[Defines] = &[
     &[("X", "f16"), ("KV", "e4m3"), ("DIM", "64")],
     &[("X", "f16"), ("KV", "e4m3"), ("DIM", "128")],
     &[("X", "f16"), ("KV", "e4m3"), ("DIM", "256")],
@@ -86,7 +98,8 @@ fn tensor_cores(qkv: &Tensor, cache: &KvBlocks, spec: &AttentionSpec) -> Option<
         _ => return None,
     };
     let whole = spec.head_dim.is_multiple_of(16) && cache.block_size().is_power_of_two() && cache.block_size() >= 16;
-    let defines = defines(TENSOR_CORE_VARIANTS, qkv.dtype(), cache.dtype(), Some(dim))?;
+    let variants = if cache.scale_inv.is_some() { CODE_VARIANTS } else { HALF_VARIANTS };
+    let defines = defines(variants, qkv.dtype(), cache.dtype(), Some(dim))?;
     (whole && aligned(&[qkv, &cache.data])).then_some((defines, size))
 }
 
@@ -144,17 +157,17 @@ pub(super) fn paged_attention(
     let cap = (spec.soft_cap.unwrap_or(0.0) * LOG2_E) as f32;
     let bounds = [Arg::I32(spec.window.unwrap_or(0).min(i32::MAX as usize) as i32), Arg::F32(cap)];
     let factors = [&[Arg::F32(scale)][..], if is_bounded { &bounds } else { &[] }].concat();
-    let inputs = [
-        Arg::Ptr(qkv.device_ptr()),
-        Arg::Ptr(cache.data.device_ptr()),
-        Arg::Ptr(cache.scale_inv.as_ref().map_or(0, Tensor::device_ptr)),
-        Arg::Ptr(sinks.map_or(0, Tensor::device_ptr)),
-    ];
-    let inputs = [inputs.as_slice(), &of_batch(batch, cache)].concat();
+    let inputs_with = |data: Arg| {
+        let scales = cache.scale_inv.as_ref().map_or(0, Tensor::device_ptr);
+        let sinks = sinks.map_or(0, Tensor::device_ptr);
+        [&[Arg::Ptr(qkv.device_ptr()), data, Arg::Ptr(scales), Arg::Ptr(sinks)], of_batch(batch, cache).as_slice()]
+            .concat()
+    };
+    let data = Arg::Ptr(cache.data.device_ptr());
     let (tokens, group) = (qkv.shape()[0], spec.group());
     let Some((defines, size)) = tensor_cores(qkv, cache, spec) else {
         let sizes = [spec.heads, spec.kv_heads, spec.head_dim].map(|size| Arg::I32(size as i32));
-        let args = [&[Arg::Ptr(o.device_ptr_mut())], inputs.as_slice(), &sizes, &factors].concat();
+        let args = [&[Arg::Ptr(o.device_ptr_mut())], inputs_with(data).as_slice(), &sizes, &factors].concat();
         let source = if is_bounded { &BOUNDED } else { &SOURCE };
         let kernel = Kernel { source, ..kernel(qkv.dtype(), cache.dtype(), "attend")? };
         // SAFETY: the op has checked sizes, and tables name blocks of the cache, as its contract demands of the caller.
@@ -196,8 +209,24 @@ pub(super) fn paged_attention(
         .then(|| Tensor::zeros(own.device(), &[batch.capacity(), own.shape()[1]], DType::I32))
         .transpose()?;
     let arrived = more.as_ref().unwrap_or(own);
-    let args = [outputs.as_slice(), &[Arg::Ptr(arrived.device_ptr())], &inputs, &sizes, &factors].concat();
-    let source = if is_bounded { &BOUNDED_TENSOR_CORES } else { &TENSOR_CORES };
+    // Where more blocks than BLOCKS on each multiprocessor have codes to read, `CopiedTiles` is faster.
+    let copies = rounds == MOST_ROUNDS
+        && !fits(rounds)
+        && (entry, is_bounded, cache.scale_inv.is_some()) == ("attend_1", false, true)
+        && Capability::find(gpu.capability()).is_ok_and(|known| known.lacks(COPIED.needs).is_empty());
+    let codes = TensorMap {
+        address: cache.data.device_ptr(),
+        rows: cache.data.len() / spec.head_dim,
+        row_bytes: spec.head_dim,
+        pitch: spec.head_dim,
+        box_rows: 16,
+    };
+    let (source, entry, data) = match (copies, is_bounded) {
+        (true, _) => (&COPIED, "attend_copied", Arg::Map(codes)),
+        (false, true) => (&BOUNDED_TENSOR_CORES, entry, data),
+        (false, false) => (&TENSOR_CORES, entry, data),
+    };
+    let args = [outputs.as_slice(), &[Arg::Ptr(arrived.device_ptr())], &inputs_with(data), &sizes, &factors].concat();
     let grid = [(tiles + batch.capacity() * (splits - 1)) as u32, spec.kv_heads as u32, chunks as u32];
     // SAFETY: as above; parts have room for all splits and `arrived` for all sequences and key heads. The launch leaves `arrived` as it was,
     // and launches of a device are in order, so none shares it with another.

@@ -10,7 +10,9 @@ use super::rope::{self, Angles, RopeLayout, RopePairs, Rotation, rope};
 use super::{AttentionBackend, AttentionCase, AttentionSpec, expect_compute};
 use crate::{DType, Device, Error, Result, Tensor};
 
-pub(crate) use cuda::{BOUNDED, BOUNDED_TENSOR_CORES, SOURCE, TENSOR_CORE_VARIANTS, TENSOR_CORES, VARIANTS};
+pub(crate) use cuda::{
+    BOUNDED, BOUNDED_TENSOR_CORES, CODE_VARIANTS, COPIED, HALF_VARIANTS, SOURCE, TENSOR_CORES, VARIANTS,
+};
 
 /// Query and key heads are rotated.
 fn rotated(spec: &AttentionSpec, pairs: RopePairs) -> RopeLayout {

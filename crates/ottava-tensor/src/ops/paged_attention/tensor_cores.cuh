@@ -2,8 +2,7 @@
 // two.
 //
 // Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ by mma.m16n8k16, whose 8 columns are queries that share a key head, and whose 16 rows are tokens, then
-// channels. A multiprocessor is limited by the bytes in flight, so keys and values are loaded from global memory to registers in pieces of
-// 16 bytes, without shared memory:
+// channels. A multiprocessor is limited by the bytes in flight (tiles.cuh). Lanes have keys and values in pieces of 16 bytes:
 // - The order of a contraction is arbitrary, so the four lanes of a row of K hold neighbouring pieces of it, and Q has the same
 //   permutation.
 // - The accumulator of Sᵀ, as Pᵀ in 16 bits and transposed by `movmatrix`, is the second operand of Vᵀ·Pᵀ.
@@ -11,14 +10,6 @@
 // As in decoding most instructions run once, loops outside of the contractions are not unrolled, and divisions are avoided.
 // In comments, g = lane / 4 and t = lane % 4, as in the PTX ISA, "Matrix Fragments for mma.m16n8k16".
 
-// 16 bytes of a row.
-struct Piece { u32 words[4]; };
-__device__ __forceinline__ Piece fetch(const void* from) {
-    Piece p;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(p.words[0]), "=r"(p.words[1]), "=r"(p.words[2]), "=r"(p.words[3]) : "l"(from));
-    return p;
-}
 __device__ __forceinline__ u32 transposed(u32 pair) {
     u32 y;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(pair));
@@ -69,12 +60,7 @@ template <> __device__ __forceinline__ void interleave<e4m3>(const Piece& a, con
     *odd = halves<e4m3>(codes >> 16);
 }
 
-// Elements of a piece; 16-token tiles that a warp processes at once, for enough bytes in flight; pieces of a lane in a row of K, which four
-// lanes share, and of V, which eight share; products of 16 channels with these pieces.
-#define EACH (16 / (int)sizeof(KV))
-#define TILES (DIM * (int)sizeof(KV) <= 128 ? 2 : 1)
-#define K_PIECES ((DIM / EACH + 3) / 4)
-#define V_PIECES ((DIM / EACH + 7) / 8)
+// Products of 16 channels with a lane's pieces of V.
 #define V_ROWS (V_PIECES * EACH / 2)
 
 // Four elements, rounded once.
@@ -93,9 +79,7 @@ __device__ __forceinline__ float4 add_scaled(float4 sum, float4 v, float by) {
 static_assert(SPLITS % MERGED == 0, "shared memory has room for whole groups of parts");
 template <int N> struct Ahead { static constexpr int COUNT = N; };
 
-// Tokens that a block reads at a time, and tokens of a split of a context: a multiple of `rounds` times that number, so that there are at
-// most SPLITS splits.
-#define STRIDE (16 * TILES * WARPS)
+// Tokens of a split of a context: a multiple of `rounds` times STRIDE, so that there are at most SPLITS splits.
 __device__ __forceinline__ int split_of(int context, int rounds) {
     const int least = rounds * STRIDE; // a power of two
     return (context + least * SPLITS - 1 >> __ffs(least * SPLITS) - 1) * least;
@@ -109,9 +93,10 @@ __device__ __forceinline__ int split_of(int context, int rounds) {
 // Grid (tiles + sequences · (splits - 1), key heads, chunks of `most` of the `group` query heads that share one): the first splits of all
 // tiles, then further splits. Blocks that start one after the other are the key heads of a tile, whose keys and values lie side by side. The start of a
 // block is latency-bound, so it avoids divisions if a tile is one token.
-template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* arrived, const X* qkv, const KV* cache,
-                                                        const float* scale_inv, const X* sinks, Batch batch, int tokens, int group, int most, int dim,
-                                                        int together, int most_splits, int rounds, float scale, Bounds bounds) {
+template <int N, class Tiles>
+__device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* arrived, const X* qkv, const typename Tiles::Cache& cache, const X* sinks,
+                                       Batch batch, int tokens, int group, int most, int dim, int together, int most_splits, int rounds, float scale,
+                                       Bounds bounds) {
     start_successors();
     // The shuffle tells the compiler that all lanes take the same branches, which saves registers.
     const int C = 8 * N, lane = threadIdx.x % 32, warp = __shfl_sync(FULL, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
@@ -153,68 +138,14 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     const int base = bounds.first(least) / 16 * 16;
     const int split = stop - start <= together ? split_of(place.context - base, rounds) : seen - base;
     const int splits = seen - base <= split ? 1 : (seen - base + split - 1) / split;
-    const int begin = base + number_of_split * split, end = min(seen, begin + split), last = (end - 1) / 16 * 16;
+    const int begin = base + number_of_split * split, end = min(seen, begin + split);
     if (begin >= end) return;
 
-    // Each lane holds the row of one of the 16-token tiles of this warp; the rows of the next 32 tiles are loaded after every 32.
-    const int pieces = dim / EACH, to_values = kv_heads * batch.block_size, log2_block = __ffs(batch.block_size) - 1;
-    auto rows_from = [&](int number) {
-        const int i = number + lane, tile = begin + ((i / TILES * WARPS + warp) * TILES + i % TILES) * 16;
-        const int position = min(tile, last), block = batch.block_tables[(u64)sequence * batch.max_blocks + (position >> log2_block)];
-        return ((u32)block * 2 * kv_heads + kv) * batch.block_size + (position & (batch.block_size - 1));
-    };
-    u32 rows = rows_from(0);
-    // The row of a token of a tile, clamped to the last token.
-    auto row_of = [&](int tile, int number, int token) {
-        return __shfl_sync(FULL, rows, number % 32) + min(token, end - 1 - min(tile, last));
-    };
-    Piece keys[TILES][2][K_PIECES] = {}, values[TILES][4][V_PIECES] = {};
-    float key_scales[TILES][2], value_scales[TILES][2];
-    auto load_keys = [&](int tile, int number) {
-#pragma unroll
-        for (int u = 0; u < TILES; u++) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const u32 row = row_of(tile + 16 * u, number + u, g + 8 * i);
-                const char* const from = (const char*)(cache + (u64)row * dim) + t * 16;
-#pragma unroll
-                for (int j = 0; j < K_PIECES; j++) {
-                    if (j * 4 + t < pieces) keys[u][i][j] = fetch(from + j * 64);
-                }
-            }
-        }
-    };
-    auto load_values = [&](int tile, int number) {
-#pragma unroll
-        for (int u = 0; u < TILES; u++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const u32 row = row_of(tile + 16 * u, number + u, 2 * t + i % 2 + i / 2 * 8) + to_values;
-                const char* const from = (const char*)(cache + (u64)row * dim) + g * 16;
-#pragma unroll
-                for (int j = 0; j < V_PIECES; j++) {
-                    if (j * 8 + g < pieces) values[u][i][j] = fetch(from + j * 128);
-                }
-            }
-            if (IsCodes<KV>::value) {
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const u32 row = row_of(tile + 16 * u, number + u, g + 8 * i);
-                    key_scales[u][i] = __ldcg(scale_inv + row);
-                    value_scales[u][i] = __ldcg(scale_inv + row + to_values);
-                }
-            }
-        }
-    };
-
+    Tiles tiles(Walk(batch, sequence, kv, kv_heads, begin, end, warp, lane), cache);
     // Tokens of earlier passes are in the cache before the predecessors' end.
-    int tile = begin + warp * TILES * 16, number = 0;
-    const bool is_old = tile < end && min(tile + TILES * 16, end) <= place.context - (stop - start);
+    const bool is_old = tiles.tile < end && min(tiles.tile + TILES * 16, end) <= place.context - (stop - start);
     if (!is_old) wait_for_predecessors();
-    if (tile < end) {
-        load_keys(tile, 0);
-        load_values(tile, 0);
-    }
+    if (tiles.tile < end) tiles.start();
     if (is_old) wait_for_predecessors();
 
     // Queries, the second operand: column g of each group of eight columns. Halves are divided by a power of two, so that none overflows.
@@ -259,7 +190,9 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
 #pragma unroll
     for (int j = 0; j < N; j++) largest[j][0] = largest[j][1] = -INFINITY;
 #pragma unroll 1
-    for (; tile < end; tile += STRIDE, number += TILES) {
+    for (; tiles.tile < end; tiles.next()) {
+        const int tile = tiles.tile;
+        tiles.wait_for_keys();
         // Rows are tokens g and g + 8 of a tile, columns as above.
         float scores[TILES][N][4] = {};
 #pragma unroll
@@ -267,14 +200,21 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
 #pragma unroll
             for (int i = 0; i < K_PIECES * EACH / 4; i++) {
                 const int j = i * 4 / EACH, pair = i * 2 % (EACH / 2);
-                const Piece &upper = keys[u][0][j], &lower = keys[u][1][j];
+                const Piece upper = tiles.key(u, 0, j), lower = tiles.key(u, 1, j);
                 const u32 a[4] = {pair_in<KV>(upper, pair), pair_in<KV>(lower, pair), pair_in<KV>(upper, pair + 1), pair_in<KV>(lower, pair + 1)};
 #pragma unroll
                 for (int n = 0; n < N; n++) multiply(M(), scores[u][n], a, &q[n][2 * i]);
             }
         }
-        if ((number + TILES) % 32 == 0) rows = rows_from(number + TILES);
-        if (tile + STRIDE < end) load_keys(tile + STRIDE, number + TILES);
+        float key_scales[TILES][2] = {}, value_scales[TILES][2] = {};
+        if (IsCodes<KV>::value) {
+#pragma unroll
+            for (int u = 0; u < TILES; u++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) key_scales[u][i] = tiles.key_scale(u, i), value_scales[u][i] = tiles.value_scale(u, i);
+            }
+        }
+        tiles.start_next_keys();
 
         u32 p[TILES][N][2];
 #pragma unroll
@@ -330,23 +270,25 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
                 for (int e = 0; e < 4; e++) weighted[n][i][e] *= factors[e % 2];
             }
         }
+        tiles.wait_for_values();
 #pragma unroll
         for (int u = 0; u < TILES; u++) {
 #pragma unroll
             for (int i = 0; i < V_ROWS; i++) {
                 const int j = i * 2 / EACH, pair = i % (EACH / 2);
                 u32 a[4];
-                interleave<KV>(values[u][0][j], values[u][1][j], pair, &a[0], &a[1]);
-                interleave<KV>(values[u][2][j], values[u][3][j], pair, &a[2], &a[3]);
+                interleave<KV>(tiles.value(u, 0, j), tiles.value(u, 1, j), pair, &a[0], &a[1]);
+                interleave<KV>(tiles.value(u, 2, j), tiles.value(u, 3, j), pair, &a[2], &a[3]);
 #pragma unroll
                 for (int n = 0; n < N; n++) multiply(M(), weighted[n][i], a, p[u][n]);
             }
         }
-        if (tile + STRIDE < end) load_values(tile + STRIDE, number + TILES);
+        tiles.start_next_values();
     }
 
     // Warps merge their results in shared memory. Rows are four floats longer than DIM, for fewer bank conflicts.
-    __shared__ float4 shared_out[WARPS][C][DIM / 4 + 1];
+    typedef float4 Sums[WARPS][C][DIM / 4 + 1];
+    Sums& shared_out = tiles.template room_for<Sums>();
     __shared__ float2 shared_stats[C * (SPLITS > WARPS ? SPLITS : WARPS)];
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -433,17 +375,20 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
 }
 
 // Limits registers so that BLOCKS blocks run at once on a multiprocessor.
-#define ATTEND(N, BLOCKS)                                                                                                       \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attend_##N(                                                \
-        X* o, float* parts, float* stats, u32* arrived, const X* qkv, const KV* cache, const float* scale_inv,                  \
-        const X* sinks,                                                                                                         \
+#define ATTEND(NAME, N, TILES_OF, BLOCKS, CACHE, CACHE_OF_TILES)                                                                \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) NAME(                                                      \
+        X* o, float* parts, float* stats, u32* arrived, const X* qkv, CACHE cache, const float* scale_inv, const X* sinks,      \
         const int* query_starts, const int* context_lens, const int* block_tables, int sequences, int max_blocks,               \
         int block_size, int tokens, int group, int most, int dim, int together, int most_splits, int rounds, float scale BOUNDS) { \
         const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};                      \
-        attend<N>(o, parts, stats, arrived, qkv, cache, scale_inv, sinks, batch, tokens, group, most, dim, together, most_splits, rounds, scale, \
+        attend<N, TILES_OF>(o, parts, stats, arrived, qkv, CACHE_OF_TILES, sinks, batch, tokens, group, most, dim, together, most_splits, rounds, scale, \
                   BOUNDS_OF_KERNEL);                                                                                            \
     }
-ATTEND(1, IsCodes<KV>::value || DIM > 128 ? 2 : 3)
+#ifdef COPIED
+ATTEND(attend_copied, 1, CopiedTiles, 4, const __grid_constant__ TensorMap, (CopiedTiles::Cache{&cache, scale_inv}))
+#else
+ATTEND(attend_1, 1, LoadedTiles, IsCodes<KV>::value || DIM > 128 ? 2 : 3, const KV*, (LoadedTiles::Cache{cache, scale_inv, dim}))
 #if DIM <= 128
-ATTEND(2, 2)
+ATTEND(attend_2, 2, LoadedTiles, 2, const KV*, (LoadedTiles::Cache{cache, scale_inv, dim}))
+#endif
 #endif

@@ -185,6 +185,19 @@ fn paged_attention_agrees_across_devices() {
             }
         }
     }
+    // More blocks than run at once, whose codes pass through shared memory; a window has no such kernel.
+    let many: Vec<usize> = (0..40).map(|i| [1 + i, 16, 17, 33][i % 4]).chain([1100, 1024, 300, 257]).collect();
+    for l in [
+        AttentionSpec::causal(8, 8, 64),
+        AttentionSpec::causal(16, 8, 128),
+        AttentionSpec::causal(9, 9, 80),
+        AttentionSpec::causal(16, 8, 256),
+        bounded(Some(40), None, AttentionSpec::causal(8, 8, 64)),
+    ] {
+        for dtype in [DType::F16, DType::BF16] {
+            parity_of(&many, &[1; 44], 46, l, dtype, DType::E4M3);
+        }
+    }
     // Splits of more than their smallest size, and more tiles of a warp than it has lanes.
     for kv in [DType::BF16, DType::E4M3] {
         parity_of(&[8300, 5], &[1, 1], 2, AttentionSpec::causal(2, 1, 64), DType::BF16, kv);
@@ -192,26 +205,83 @@ fn paged_attention_agrees_across_devices() {
     }
 }
 
-/// A token has the same bits alone, in a batch with other sequences, and in a batch with a prompt.
+/// A token has the same bits alone, in a batch with other sequences, and in a batch with a prompt, also where codes of a batch without prompts
+/// pass through shared memory.
 #[test]
 fn no_token_depends_on_other_sequences() {
     let Some(gpu) = gpu() else { return };
-    let (contexts, l) = ([700, 257, 90], AttentionSpec::causal(8, 2, 128));
-    for kv in [DType::BF16, DType::E4M3] {
-        let before = Ragged::new(&contexts, &contexts, 3);
-        let all = normals("all", &[contexts.iter().sum(), l.qkv_width()], DType::BF16).to_device(&gpu).unwrap();
-        let last = normals("last", &[3, l.qkv_width()], DType::BF16).to_device(&gpu).unwrap();
-        let prompt = normals("prompt", &[50, l.qkv_width()], DType::BF16).to_device(&gpu).unwrap();
-        let run = |new: &[usize], x: &[Tensor]| {
-            let mut cache = KvBlocks::new(&gpu, &l, before.blocks, BLOCK_SIZE, kv).unwrap();
-            before.run(&all, &mut cache, &l).unwrap();
-            Ragged::new(&contexts, new, 3).run(&stacked(x), &mut cache, &l).unwrap()
-        };
-        let row = |i: usize| last.rows(i, i + 1).unwrap();
-        let together = run(&[1, 1, 1], &[row(0), row(1), row(2)]);
-        let (alone, beside) = (run(&[0, 1, 0], &[row(1)]), run(&[1, 1, 50], &[row(0), row(1), prompt.clone()]));
-        for o in [alone, beside.rows(1, 2).unwrap()] {
-            assert_close(&format!("{kv}"), &together.rows(1, 2).unwrap(), &o, Tolerance::Exact);
+    for (contexts, l) in [
+        (vec![700, 257, 90], AttentionSpec::causal(8, 2, 128)),
+        ([&[700, 257, 90][..], &[20; 31]].concat(), AttentionSpec::causal(16, 8, 128)),
+    ] {
+        for kv in [DType::BF16, DType::E4M3] {
+            let count = contexts.len();
+            let before = Ragged::new(&contexts, &contexts, count);
+            let all = normals("all", &[contexts.iter().sum(), l.qkv_width()], DType::BF16).to_device(&gpu).unwrap();
+            let last = normals("last", &[count, l.qkv_width()], DType::BF16).to_device(&gpu).unwrap();
+            let prompt = normals("prompt", &[20, l.qkv_width()], DType::BF16).to_device(&gpu).unwrap();
+            let run = |new: &[usize], x: &[Tensor]| {
+                let mut cache = KvBlocks::new(&gpu, &l, before.blocks, BLOCK_SIZE, kv).unwrap();
+                before.run(&all, &mut cache, &l).unwrap();
+                Ragged::new(&contexts, new, count).run(&stacked(x), &mut cache, &l).unwrap()
+            };
+            let together = run(&vec![1; count], &[last.rows(0, count).unwrap()]);
+            let mut only = vec![0; count];
+            only[1] = 1;
+            let alone = run(&only, &[last.rows(1, 2).unwrap()]);
+            let mut with_prompt = vec![1; count];
+            with_prompt[count - 1] = 20;
+            let beside = run(&with_prompt, &[last.rows(0, count - 1).unwrap(), prompt]);
+            let (expected, all_but_one) = (together.rows(1, 2).unwrap(), together.rows(0, count - 1).unwrap());
+            assert_close(&format!("{kv}, alone"), &expected, &alone, Tolerance::Exact);
+            assert_close(&format!("{kv}, beside"), &all_but_one, &beside.rows(0, count - 1).unwrap(), Tolerance::Exact);
+        }
+    }
+}
+
+/// A context so long that a warp has more tiles than lanes, whose codes pass through shared memory in a large batch, in other splits than in a small one.
+#[test]
+fn splits_of_long_contexts_agree() {
+    let Some(gpu) = gpu() else { return };
+    let (contexts, l) = ([&[66_000][..], &[1; 39]].concat(), AttentionSpec::causal(8, 8, 64));
+    for dtype in [DType::BF16, DType::F16] {
+        let whole = Ragged::new(&contexts, &contexts, 40);
+        let of = |name, tokens| normals(name, &[tokens, l.qkv_width()], dtype).to_device(&gpu).unwrap();
+        let (all, last) = (of("all", contexts.iter().sum()), of("last", 40));
+        let mut cache = KvBlocks::new(&gpu, &l, whole.blocks, BLOCK_SIZE, DType::E4M3).unwrap();
+        whole.run(&all, &mut cache, &l).unwrap();
+        let together = Ragged::new(&contexts, &[1; 40], 40).run(&last, &mut cache, &l).unwrap();
+        let mut first = Ragged::new(&contexts, &[1; 40], 40);
+        (first.query_starts, first.context_lens, first.capacity) = (vec![0, 1], vec![66_000], 1);
+        first.block_tables.truncate(first.block_tables.len() / 40);
+        let alone = first.run(&last.rows(0, 1).unwrap(), &mut cache, &l).unwrap();
+        assert_close(&format!("{dtype}"), &alone, &together.rows(0, 1).unwrap(), Tolerance::Steps(dtype, 2.0));
+    }
+}
+
+/// Keys and values of earlier owners of a block, behind the last token of a sequence, change no bit, even NaN.
+#[test]
+fn what_lies_behind_a_sequence_is_not_read() {
+    let Some(gpu) = gpu() else { return };
+    const BEHIND: usize = 3;
+    for (count, l) in [(3, AttentionSpec::causal(8, 2, 128)), (40, AttentionSpec::causal(8, 8, 64))] {
+        for kv in [DType::BF16, DType::E4M3] {
+            let contexts: Vec<usize> = (0..count).map(|i| [700, 17, 90, 38][i % 4]).collect();
+            let longer: Vec<usize> = contexts.iter().map(|context| context + BEHIND).collect();
+            let of = |name, tokens| normals(name, &[tokens, l.qkv_width()], DType::BF16).to_device(&gpu).unwrap();
+            let (before, last) = (of("all", longer.iter().sum()), of("last", count));
+            let run = |behind: f32| {
+                let whole = Ragged::new(&longer, &longer, count);
+                let mut cache = KvBlocks::new(&gpu, &l, whole.blocks, BLOCK_SIZE, kv).unwrap();
+                whole.run(&before, &mut cache, &l).unwrap();
+                let values = vec![half::bf16::from_f32(behind); count * BEHIND * l.qkv_width()];
+                let values = Tensor::from_slice(&gpu, &[count * BEHIND, l.qkv_width()], &values).unwrap();
+                Ragged::new(&longer, &vec![BEHIND; count], count).run(&values, &mut cache, &l).unwrap();
+                let context_lens = contexts.iter().map(|&context| context as i32).collect();
+                let now = Ragged { context_lens, ..Ragged::new(&longer, &vec![1; count], count) };
+                now.run(&last, &mut cache, &l).unwrap()
+            };
+            assert_close(&format!("{count} sequences in {kv}"), &run(1.0), &run(f32::NAN), Tolerance::Exact);
         }
     }
 }

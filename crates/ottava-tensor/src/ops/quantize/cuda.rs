@@ -157,7 +157,7 @@ const MOST_EIGHTS: usize = 4096;
 /// Eights of a block of [`produce_rows`] whose kernel only casts. With fewer, a barrier of a cluster takes more time than it saves.
 pub(in crate::ops) const CAST_EIGHTS: usize = 512;
 /// A matrix has few rows if it has at most so many rows, or at most so many elements.
-const FEW_ROWS: usize = 512;
+const FEW_ROWS: usize = 128;
 const FEW_ELEMENTS: usize = 1 << 21;
 
 /// The kernels that end in `cast_row`.
