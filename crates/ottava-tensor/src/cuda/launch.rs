@@ -6,7 +6,7 @@ use super::cudnn::{AttentionBackward, AttentionForward, AttentionPass, Attention
 use super::device::{Backend, CudaDevice};
 use super::driver::{Scheduling, Start, encode};
 use super::dry::DryGpu;
-use super::kernel::{Arg, Kernel};
+use super::kernel::{Arg, Kernel, Source};
 use super::lock::lock;
 use super::profile::Call;
 use super::trace::{describe_gemm, describe_kernel};
@@ -22,6 +22,11 @@ impl CudaDevice {
     /// Whether the GPU has `feature`.
     pub(crate) fn has(&self, feature: Feature) -> Result<bool> {
         Ok(Capability::find(self.capability())?.features.contains(&feature))
+    }
+
+    /// Whether the GPU has all features that kernels of `source` need.
+    pub(crate) fn runs(&self, source: &Source) -> bool {
+        Capability::find(self.capability()).is_ok_and(|known| known.lacks(source.needs).is_empty())
     }
 
     /// Enqueues a kernel on a grid of `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory.

@@ -2,7 +2,7 @@ use super::{Accumulation, Addend, Operand};
 use crate::cuda::{Arg, CudaDevice, GemmPointers, GemmSpec, Kernel, Major, ScaleMode, TensorMap};
 use crate::granularity::Granularity;
 use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
-use crate::{Capability, DType, Result, Tensor};
+use crate::{DType, Result, Tensor};
 use std::sync::Arc;
 
 kernel_source!("gemm");
@@ -170,7 +170,7 @@ impl Skinny {
         let fits = gpu.has_constant_weights()
             && y.dtype() == x.dtype()
             && (x.dtype().is_fp8() || m <= MOST_PLAIN_ROWS || gpu.is_batch_invariant())
-            && Capability::find(gpu.capability()).is_ok_and(|known| known.lacks(SKINNY.needs).is_empty());
+            && gpu.runs(&SKINNY);
         fits.then_some(Skinny { defines, entries, rows: m, columns: n, a, b, scales })
     }
 

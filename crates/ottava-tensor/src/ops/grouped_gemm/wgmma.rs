@@ -4,7 +4,7 @@ use super::{Groups, Sizes, Stack};
 use crate::cuda::{Arg, CudaDevice, Kernel, TensorMap};
 use crate::ops::gemm::{Accumulation, Operand};
 use crate::ops::launch::{Defines, kernel_source};
-use crate::{Capability, DType, Granularity, Result, Tensor};
+use crate::{DType, Granularity, Result, Tensor};
 
 kernel_source!(SOURCE, "grouped_wgmma", "hopper.cuh" needs [Wgmma, BulkCopies, Multicast]; SIDE, STEP, SHARED);
 
@@ -173,9 +173,8 @@ impl Product {
         shape: Shape,
         accumulation: Accumulation,
     ) -> Option<Product> {
-        let known = Capability::find(gpu.capability()).is_ok_and(|known| known.lacks(SOURCE.needs).is_empty());
         // The scales of columns are copied in units of 16 bytes.
-        if !known || !shape.columns.is_multiple_of(4) {
+        if !gpu.runs(&SOURCE) || !shape.columns.is_multiple_of(4) {
             return None;
         }
         let exact = || Product::of(a, b, out, shape, SIDE, true);

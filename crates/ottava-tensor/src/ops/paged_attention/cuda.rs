@@ -2,7 +2,7 @@ use super::{KvBlocks, PagedBatch};
 use crate::cuda::{Arg, CudaDevice, Kernel, TensorMap};
 use crate::ops::launch::{Defines, aligned, kernel_source};
 use crate::ops::{Angles, AttentionSpec, RopePairs};
-use crate::{Capability, DType, Error, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 use std::f64::consts::LOG2_E;
 
 kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh"; WARPS);
@@ -183,7 +183,7 @@ pub(super) fn paged_attention(
     let tiles = if together > 1 { tokens / together + batch.capacity() + 1 } else { tokens };
     let chunks = group.div_ceil(columns);
     let most = group.div_ceil(chunks);
-    // Equal to TILES in tensor_cores.cuh.
+    // Tokens of TILES tiles in tiles.cuh.
     let of_warp = if size * cache.dtype().size() <= 128 { 32 } else { 16 };
     let stride = of_warp * THREADS as usize / 32;
     // With a window, a tile reads the keys of all its tokens, from the 16 tokens on that contain the first.
@@ -212,8 +212,10 @@ pub(super) fn paged_attention(
     // Where more blocks than BLOCKS on each multiprocessor have codes to read, `CopiedTiles` is faster.
     let copies = rounds == MOST_ROUNDS
         && !fits(rounds)
-        && (entry, is_bounded, cache.scale_inv.is_some()) == ("attend_1", false, true)
-        && Capability::find(gpu.capability()).is_ok_and(|known| known.lacks(COPIED.needs).is_empty());
+        && entry == "attend_1"
+        && !is_bounded
+        && cache.scale_inv.is_some()
+        && gpu.runs(&COPIED);
     let codes = TensorMap {
         address: cache.data.device_ptr(),
         rows: cache.data.len() / spec.head_dim,
