@@ -122,7 +122,11 @@ mod tests {
         let bf16 = GemmSpec::contiguous([8192, 12_288, 4096], DType::BF16, DType::BF16, DType::BF16);
         let fp8 = GemmSpec::contiguous([8192, 12_288, 4096], DType::E4M3, DType::E4M3, DType::BF16);
         let fp8 = GemmSpec { fast_accumulation: true, scale: ScaleMode::PerTensor, ..fp8 };
-        for spec in [bf16, fp8] {
+        let wgrad = GemmSpec::contiguous([12_288, 4096, 8192], DType::E5M2, DType::E4M3, DType::F32);
+        let wgrad = GemmSpec { fast_accumulation: true, scale: ScaleMode::PerTensor, accumulate: true, ..wgrad };
+        let unscaled = GemmSpec::contiguous([256, 4096, 14_336], DType::E4M3, DType::E4M3, DType::F32);
+        let unscaled = GemmSpec { fast_accumulation: true, ..unscaled };
+        for spec in [bf16, fp8, wgrad, unscaled] {
             assert!(choices.get(&Choices::key(&spec, 256, 0)).is_some(), "{spec:?}");
         }
         let other = GemmSpec { m: 8193, ..bf16 };

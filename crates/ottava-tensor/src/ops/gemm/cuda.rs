@@ -51,7 +51,9 @@ pub(super) fn gemm(
         fast_accumulation: accumulation == Accumulation::Fast && x.dtype().is_fp8(),
         accumulate: !padded && !matches!(addend, Addend::None),
     };
-    let scale = |operand: Operand| operand.scale_inv().map_or(0, |(scale_inv, _)| scale_inv.device_ptr());
+    if is_scaled_afterwards(gpu, &spec) {
+        return unscaled_product(gpu, spec, a, b, out, addend);
+    }
     let mut temporary = None;
     if padded {
         temporary = Some(Tensor::empty(out.device(), &[rows, columns], out.dtype())?);
@@ -61,14 +63,72 @@ pub(super) fn gemm(
     }
     let into = temporary.as_mut().unwrap_or(out).device_ptr_mut();
     let addend_at = if let (Addend::Tensor(c), false) = (addend, padded) { c.device_ptr() } else { into };
-    let (a, b, a_scale, b_scale) = (x.device_ptr(), y.device_ptr(), scale(a), scale(b));
-    let pointers = GemmPointers { a, b, a_scale, b_scale, addend: addend_at, out: into };
+    let (a_scale, b_scale) = (scale_address(a), scale_address(b));
+    let pointers =
+        GemmPointers { a: x.device_ptr(), b: y.device_ptr(), a_scale, b_scale, addend: addend_at, out: into };
     // SAFETY: the spec's sizes and leading dimensions are those of the tensors whose addresses are passed, and the contract checked
     // the shapes of scales; what is added has the shape of `out`.
     unsafe { gpu.gemm(&spec, &pointers)? };
     match temporary {
         Some(temporary) => crop(gpu, &temporary, out, !matches!(addend, Addend::None)),
         None => Ok(()),
+    }
+}
+
+/// The address of an operand's inverse scales; 0 without scales.
+fn scale_address(operand: Operand) -> u64 {
+    operand.scale_inv().map_or(0, |(scale_inv, _)| scale_inv.device_ptr())
+}
+
+/// Whether `unscaled_product` is faster for this product in inference. With row scales, cuBLASLt 13.1 only has tiles of 128 x 128 and no split-K, so such
+/// a product leaves at least half of the multiprocessors idle; without scales it has smaller tiles.
+fn is_scaled_afterwards(gpu: &CudaDevice, spec: &GemmSpec) -> bool {
+    let tiles = spec.m.div_ceil(128) * spec.n.div_ceil(128);
+    gpu.has_constant_weights()
+        && spec.scale == ScaleMode::PerRow
+        && spec.out == DType::BF16
+        && 2 * tiles <= gpu.sm_count()
+}
+
+/// The product without scales in F32, to which a kernel then applies scales and addend. Rounds `out` once.
+fn unscaled_product(
+    gpu: &Arc<CudaDevice>,
+    spec: GemmSpec,
+    a: Operand,
+    b: Operand,
+    out: &mut Tensor,
+    addend: Addend,
+) -> Result<()> {
+    let mut sums = Tensor::empty(out.device(), &[spec.m, spec.n], DType::F32)?;
+    let (x, y) = (a.matrix("gemm: a")?.0.device_ptr(), b.matrix("gemm: b")?.0.device_ptr());
+    let into = sums.device_ptr_mut();
+    let pointers = GemmPointers { a: x, b: y, a_scale: 0, b_scale: 0, addend: into, out: into };
+    let unscaled = GemmSpec { out: DType::F32, scale: ScaleMode::None, accumulate: false, ..spec };
+    // SAFETY: as in `gemm`; `sums` has the sizes of the spec.
+    unsafe { gpu.gemm(&unscaled, &pointers)? };
+    let [m, n] = out.dims("gemm: out")?;
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(out.dtype())?, entry: "scale_and_add" };
+    let args = [
+        Arg::Ptr(out.device_ptr_mut()),
+        Arg::Ptr(into),
+        Arg::Ptr(scale_address(a)),
+        Arg::Ptr(scale_address(b)),
+        Arg::Ptr(addend_address(out, addend)),
+        Arg::I32(n as i32),
+        Arg::I32(spec.n as i32),
+    ];
+    let grid = [n.div_ceil(8 * SCALING_THREADS as usize) as u32, m as u32, 1];
+    // SAFETY: `sums` has at least as many rows and columns as `out`, what is added has its shape, and there is a scale per row and per column. The
+    // kernel reads only scales of `b` before it waits, which are constants where it starts early.
+    unsafe { gpu.launch_early(&kernel, grid, SCALING_THREADS, 0, &args) }
+}
+
+/// The address of what is added to a product; 0 for nothing.
+fn addend_address(out: &Tensor, addend: Addend) -> u64 {
+    match addend {
+        Addend::None => 0,
+        Addend::Out => out.device_ptr(),
+        Addend::Tensor(c) => c.device_ptr(),
     }
 }
 
@@ -94,6 +154,9 @@ fn crop(gpu: &CudaDevice, padded: &Tensor, out: &mut Tensor, add: bool) -> Resul
     // SAFETY: `padded` has at least as many rows and columns as `out`, and both the type in the defines.
     unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0, &args) }
 }
+
+/// Threads of a block that applies scales, with eight columns each.
+const SCALING_THREADS: u32 = 128;
 
 /// Types of the result and of the operands of products of few rows, and bits of an operand's element.
 pub(crate) const SKINNY_VARIANTS: &[Defines] = &[
@@ -192,17 +255,12 @@ impl Skinny {
             [None, None] => unreachable!("each number of rows has a kernel"),
         };
         let parts = parts_of(blocks);
-        let addend = match addend {
-            Addend::None => 0,
-            Addend::Out => out.device_ptr(),
-            Addend::Tensor(c) => c.device_ptr(),
-        };
         let [(a_scale, a_stride), (b_scale, b_stride)] = scales.map(|scale| scale.unwrap_or((0, 0)));
         let args = [
             Arg::Map(*a),
             Arg::Map(*b),
             Arg::Ptr(out.device_ptr_mut()),
-            Arg::Ptr(addend),
+            Arg::Ptr(addend_address(out, addend)),
             Arg::Ptr(a_scale),
             Arg::Ptr(b_scale),
             Arg::I32(*rows as i32),
