@@ -90,6 +90,9 @@ fn is_scaled_afterwards(gpu: &CudaDevice, spec: &GemmSpec) -> bool {
         && 2 * tiles <= gpu.sm_count()
 }
 
+/// Threads of a block that applies scales, with eight columns each.
+const SCALING_THREADS: u32 = 128;
+
 /// The product without scales in F32, to which a kernel then applies scales and addend. Rounds `out` once.
 fn unscaled_product(
     gpu: &Arc<CudaDevice>,
@@ -154,9 +157,6 @@ fn crop(gpu: &CudaDevice, padded: &Tensor, out: &mut Tensor, add: bool) -> Resul
     // SAFETY: `padded` has at least as many rows and columns as `out`, and both the type in the defines.
     unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0, &args) }
 }
-
-/// Threads of a block that applies scales, with eight columns each.
-const SCALING_THREADS: u32 = 128;
 
 /// Types of the result and of the operands of products of few rows, and bits of an operand's element.
 pub(crate) const SKINNY_VARIANTS: &[Defines] = &[

@@ -336,9 +336,11 @@ fn products_of_few_rows_agree_across_devices() {
                     for [a, b] in &cast {
                         let (a, b) = (Operand::Rows(a), Operand::Rows(b));
                         all.push(product(a, b, DType::BF16)?);
-                        // Twice: the kernel leaves its counters cleared.
                         all.push(gemm_nt_plus(a, b, &t[2], Accumulation::Exact)?);
-                        all.push(gemm_nt_plus(a, b, &t[2], Accumulation::Exact)?);
+                        // Up to 128 rows, the kernel always accumulates exactly; sums of cuBLASLt in fast accumulation are further apart.
+                        if m <= 128 {
+                            all.push(gemm_nt_plus(a, b, &t[2], Accumulation::Fast)?);
+                        }
                     }
                     Ok(all)
                 };
