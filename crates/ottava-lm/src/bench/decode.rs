@@ -134,7 +134,7 @@ impl DecodeBench {
                 .iter()
                 .enumerate()
                 // Different tokens, so that sequences choose different experts.
-                .map(|(i, blocks)| SequenceTokens { start: self.context - 1, new: &tokens[i..=i], blocks })
+                .map(|(i, blocks)| SequenceTokens::new(self.context - 1, &tokens[i..=i], blocks))
                 .collect();
             let mut steps = DecodeSteps::default();
             let mut step = || drawn(&steps.run(&decoder, None, &mut cache, &sequences)?);
@@ -145,7 +145,7 @@ impl DecodeBench {
             let blocks: Vec<i32> = (0..prompt.div_ceil(BLOCK_SIZE) as i32).collect();
             let mut cache = cache_of(blocks.len())?;
             let blocks = vec![blocks; groups.len()];
-            let sequence = SequenceTokens { start: 0, new: &tokens[..prompt], blocks: &blocks };
+            let sequence = SequenceTokens::new(0, &tokens[..prompt], &blocks);
             let last = Tensor::from_slice(device, &[1], &[prompt as i32 - 1])?;
             let timed = self.time(ranks, || {
                 let hidden = decoder.hidden(&InferenceBatch::padded(device, &[sequence])?, &mut cache)?;

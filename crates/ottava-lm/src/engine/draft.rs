@@ -161,10 +161,8 @@ impl Draft {
         let Draft { model, cache, steps, requests, .. } = self;
         let pieces = open.iter().zip(pieces).filter(|(_, piece)| **piece > 0);
         let sequences: Vec<SequenceTokens> = pieces
-            .map(|(&Proposal { id, computed: start, ref pending, .. }, &piece)| SequenceTokens {
-                start,
-                new: &pending[..piece],
-                blocks: &requests[&id].blocks.tables,
+            .map(|(&Proposal { id, computed, ref pending, .. }, &piece)| {
+                SequenceTokens::new(computed, &pending[..piece], &requests[&id].blocks.tables)
             })
             .collect();
         if sequences.is_empty() {

@@ -8,8 +8,10 @@ use ottava_tensor::{DType, Device, Tensor};
 /// The new tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceTokens<'a> {
-    /// The number of tokens before the new ones, whose keys and values the cache has.
+    /// The number of tokens before the new ones.
     pub start: usize,
+    /// The number of tokens whose keys and values the cache has before the pass.
+    cached: usize,
     /// The new tokens.
     pub new: &'a [u32],
     /// For each group of the cache's layers, the blocks that hold its tokens, in order. Blocks before the window of a group are not read.
@@ -17,11 +19,16 @@ pub struct SequenceTokens<'a> {
 }
 
 impl<'a> SequenceTokens<'a> {
-    /// Each new token of `sequences` as a sequence of its own, which ends there. The keys and values of earlier ones are written before
-    /// attention reads them, so the results are the same.
+    /// `new` tokens after `start` tokens, whose keys and values the cache has.
+    pub fn new(start: usize, new: &'a [u32], blocks: &'a [Vec<i32>]) -> SequenceTokens<'a> {
+        SequenceTokens { start, cached: start, new, blocks }
+    }
+
+    /// Each new token of `sequences` as a sequence of its own, which ends there. A pass writes the keys and values of all rows before attention
+    /// reads them, so the results are the same.
     pub fn rows(sequences: &[SequenceTokens<'a>]) -> Vec<SequenceTokens<'a>> {
-        let of = |&SequenceTokens { start, new, blocks }: &SequenceTokens<'a>| {
-            let row = move |(at, new)| SequenceTokens { start: start + at, new, blocks };
+        let of = |&SequenceTokens { start, cached, new, blocks }: &SequenceTokens<'a>| {
+            let row = move |(at, new)| SequenceTokens { start: start + at, cached, new, blocks };
             new.chunks(1).enumerate().map(row)
         };
         sequences.iter().flat_map(of).collect()
@@ -34,6 +41,7 @@ pub struct InferenceBatch {
     pub(super) positions: Sequences,
     query_starts: Tensor,
     context_lens: Tensor,
+    cached_lens: Tensor,
     /// One for each group of the cache's layers.
     block_tables: Vec<Tensor>,
     max_new: usize,
@@ -64,8 +72,8 @@ pub fn most_blocks(sequences: &[SequenceTokens]) -> [usize; 2] {
 impl InferenceBatch {
     /// The batch of the layers of each group.
     pub(super) fn by_group(&self) -> Vec<PagedBatch<'_>> {
-        let InferenceBatch { query_starts, context_lens, max_new, .. } = self;
-        let of = |block_tables| PagedBatch { query_starts, context_lens, block_tables, max_new: *max_new };
+        let InferenceBatch { query_starts, context_lens, cached_lens, max_new, .. } = self;
+        let of = |block_tables| PagedBatch { query_starts, context_lens, cached_lens, block_tables, max_new: *max_new };
         self.block_tables.iter().map(of).collect()
     }
 
@@ -84,6 +92,7 @@ impl InferenceBatch {
             positions: Sequences::new(device, 1, tokens)?,
             query_starts: zeros(&[sequences + 1])?,
             context_lens: zeros(&[sequences])?,
+            cached_lens: zeros(&[sequences])?,
             block_tables: (0..groups).map(|_| zeros(&[sequences, max_blocks])).collect::<Result<_, _>>()?,
             max_new,
             is_whole: false,
@@ -96,16 +105,17 @@ impl InferenceBatch {
     pub fn set(&mut self, sequences: &[SequenceTokens]) -> Result<()> {
         let [rows, width] = [self.context_lens.len(), self.block_tables[0].shape()[1]];
         let (mut ids, mut positions) = (Vec::with_capacity(self.ids.len()), Vec::with_capacity(self.ids.len()));
-        let (mut starts, mut lens) = (vec![0], Vec::with_capacity(rows));
+        let (mut starts, mut lens, mut cached_lens) = (vec![0], Vec::with_capacity(rows), Vec::with_capacity(rows));
         let mut tables = vec![vec![0i32; rows * width]; self.block_tables.len()];
         for (row, sequence) in sequences.iter().enumerate() {
-            let SequenceTokens { start, new, blocks } = *sequence;
+            let SequenceTokens { start, cached, new, blocks } = *sequence;
             let (has_room, end) = (blocks.iter().all(|blocks| blocks.len() <= width), (start + new.len()) as i32);
             assert!(new.len() <= self.max_new && has_room, "a sequence has room in its batch");
             ids.extend(new.iter().map(|&id| id as i32));
             positions.extend(start as i32..end);
             starts.push(ids.len() as i32);
             lens.push(end);
+            cached_lens.push(cached as i32);
             for (table, blocks) in tables.iter_mut().zip(blocks) {
                 table[row * width..][..blocks.len()].copy_from_slice(blocks);
             }
@@ -113,12 +123,13 @@ impl InferenceBatch {
         assert!(sequences.len() <= rows && ids.len() <= self.ids.len(), "a batch has room for its sequences");
         starts.resize(rows + 1, ids.len() as i32);
         lens.resize(rows, 0);
+        cached_lens.resize(rows, 0);
         ids.resize(self.ids.len(), 0);
         positions.resize(self.ids.len(), 0);
         let Sequences { positions: on_device, .. } = &mut self.positions;
-        let all = [&mut self.ids, on_device, &mut self.query_starts, &mut self.context_lens];
+        let all = [&mut self.ids, on_device, &mut self.query_starts, &mut self.context_lens, &mut self.cached_lens];
         let all = all.into_iter().chain(&mut self.block_tables);
-        for (tensor, values) in all.zip([&ids, &positions, &starts, &lens].into_iter().chain(&tables)) {
+        for (tensor, values) in all.zip([&ids, &positions, &starts, &lens, &cached_lens].into_iter().chain(&tables)) {
             tensor.write_bytes(bytemuck::cast_slice(values))?;
         }
         Ok(())

@@ -330,7 +330,7 @@ impl Precision {
             }
         });
         let blocks = casts.is_some_and(|casts| casts.input.granularity.is_blocks());
-        // Fast sums in dgrad raise losses (docs/benchmarks.md, "Losses").
+        // Fast sums in dgrad may raise losses (docs/benchmarks.md, "Losses").
         let usual = |name| match name {
             ProductName::Fprop => !blocks,
             ProductName::Dgrad => false,

@@ -29,7 +29,7 @@ fn expected(model: &mut Decoder) -> Vec<Vec<f32>> {
     model.scale_by_token().unwrap();
     let embed = |(text, pooling): (Vec<u32>, Pooling)| {
         let (mut cache, blocks) = kv_cache(model, text.len());
-        let tokens = [SequenceTokens { start: 0, new: &text, blocks: &blocks }];
+        let tokens = [SequenceTokens::new(0, &text, &blocks)];
         let batch = InferenceBatch::padded(model.device(), &tokens).unwrap();
         let hidden = cast(&model.hidden(&batch, &mut cache).unwrap(), DType::F32).unwrap();
         let values = hidden.rows(0, text.len()).unwrap().to_vec::<f32>().unwrap();

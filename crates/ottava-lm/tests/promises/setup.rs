@@ -351,7 +351,7 @@ pub fn next_logits(
     new: usize,
 ) -> Tensor {
     let start = tokens.len() - new;
-    let tokens = [SequenceTokens { start, new: &tokens[start..], blocks }];
+    let tokens = [SequenceTokens::new(start, &tokens[start..], blocks)];
     let batch = InferenceBatch::padded(decoder.device(), &tokens).expect("memory");
     let hidden = decoder.hidden(&batch, cache).expect("forward runs");
     let rows: Vec<i32> = (0..new as i32).collect();

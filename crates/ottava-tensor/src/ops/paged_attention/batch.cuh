@@ -5,23 +5,24 @@
 template <class T> struct IsCodes { static const bool value = false; };
 template <> struct IsCodes<e4m3> { static const bool value = true; };
 
-// A sequence of `context` tokens; its new tokens, the last ones, are `start` to `stop` of the batch.
+// A sequence of `context` tokens; its new tokens, the last ones, are `start` to `stop` of the batch, and earlier passes have written its first
+// `cached` tokens.
 struct Place {
-    int sequence, start, stop, context;
+    int sequence, start, stop, context, cached;
     // The number of tokens that a new token sees, itself included.
     __device__ __forceinline__ int seen_by(int token) const { return context - (stop - 1 - token); }
 };
 
 // The sequences of new tokens, and the blocks of their keys and values; fields as in PagedBatch.
 struct Batch {
-    const int *query_starts, *context_lens, *block_tables;
+    const int *query_starts, *context_lens, *cached_lens, *block_tables;
     int sequences, max_blocks, block_size;
 
     // Padding belongs to the sequence number `sequences`, which has no end and no context.
     __device__ __forceinline__ Place at(int sequence) const {
         const bool padding = sequence == sequences;
         const int stop = padding ? 0 : query_starts[sequence + 1], context = padding ? 0 : context_lens[sequence];
-        return {sequence, query_starts[sequence], stop, context};
+        return {sequence, query_starts[sequence], stop, context, padding ? 0 : cached_lens[sequence]};
     }
     // New tokens are numbered in tiles of `together` tokens of one sequence. With several tokens per tile, tile numbers have gaps, so that
     // finding a tile's sequence needs no sum over sequences.
@@ -32,8 +33,8 @@ struct Batch {
     __device__ __forceinline__ static bool has_begun(Place place, int tile, int together) {
         return place.start < (tile + 1 - (together > 1 ? place.sequence : 0)) * together;
     }
-    // Finds the sequence of a tile, with all lanes of a warp. Lanes also read ends and contexts of the candidate sequences, which takes one
-    // round of loads instead of two.
+    // Finds the sequence of a tile, with all lanes of a warp. Lanes also read the ends and lengths of the candidate sequences, which takes
+    // one round of loads instead of two.
     __device__ __forceinline__ Place find(int tile, int together) const {
         // In decode, each sequence has one token, so the first guess is right.
         const Place guess = at(min(tile, sequences));
@@ -46,7 +47,8 @@ struct Batch {
             if (has_begun(place, tile, together)) count++, mine = place;
         }
         const int sequence = __reduce_add_sync(FULL, count) - 1, lane = sequence % 32;
-        return {sequence, __shfl_sync(FULL, mine.start, lane), __shfl_sync(FULL, mine.stop, lane), __shfl_sync(FULL, mine.context, lane)};
+        return {sequence, __shfl_sync(FULL, mine.start, lane), __shfl_sync(FULL, mine.stop, lane), __shfl_sync(FULL, mine.context, lane),
+                __shfl_sync(FULL, mine.cached, lane)};
     }
     // The row of a position among the keys of a head, in rows of `dim` elements; its value is `kv_heads · block_size` rows later.
     __device__ __forceinline__ u64 row_of(int sequence, int position, int kv_heads, int head) const {

@@ -104,10 +104,11 @@ fn tensor_cores(qkv: &Tensor, cache: &KvBlocks, spec: &AttentionSpec) -> Option<
 }
 
 /// The tensors of a batch, and their sizes.
-fn of_batch(batch: &PagedBatch, cache: &KvBlocks) -> [Arg; 6] {
+fn of_batch(batch: &PagedBatch, cache: &KvBlocks) -> [Arg; 7] {
     [
         Arg::Ptr(batch.query_starts.device_ptr()),
         Arg::Ptr(batch.context_lens.device_ptr()),
+        Arg::Ptr(batch.cached_lens.device_ptr()),
         Arg::Ptr(batch.block_tables.device_ptr()),
         Arg::I32(batch.capacity() as i32),
         Arg::I32(batch.block_tables.shape()[1] as i32),

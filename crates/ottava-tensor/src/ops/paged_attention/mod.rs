@@ -82,6 +82,9 @@ pub struct PagedBatch<'a> {
     pub query_starts: &'a Tensor,
     /// `[R]`: the number of tokens of each sequence, including the new tokens, which are its last.
     pub context_lens: &'a Tensor,
+    /// `[R]`: the number of tokens of each sequence that earlier passes have appended. Fewer than those before its new tokens where sequences
+    /// share blocks, and some of these tokens are new tokens of another one. A GPU may read them before earlier ops have ended.
+    pub cached_lens: &'a Tensor,
     /// `[R, max blocks]`: the blocks of each sequence in the order of its tokens.
     pub block_tables: &'a Tensor,
     /// The largest number of new tokens of a sequence, which selects the kernel: 1 for decode.
@@ -126,8 +129,9 @@ fn check(what: &str, qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, spec: &
     let [sequences] = batch.context_lens.dims(what)?;
     let [rows, _] = batch.block_tables.dims(what)?;
     batch.query_starts.expect("query_starts", &[sequences + 1])?;
+    batch.cached_lens.expect("cached_lens", &[sequences])?;
     batch.block_tables.expect("block_tables", &[sequences, batch.block_tables.len() / rows.max(1)])?;
-    for index in [batch.query_starts, batch.context_lens, batch.block_tables] {
+    for index in [batch.query_starts, batch.context_lens, batch.cached_lens, batch.block_tables] {
         index.expect_dtype(what, &[DType::I32])?;
         index.expect_device(what, qkv.device())?;
     }

@@ -78,9 +78,9 @@ __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, cons
 #define APPEND(NAME, NEIGHBOURS)                                                                                                \
     extern "C" __global__ void __launch_bounds__(32 * WARPS) NAME(                                                              \
         KV* cache, float* scale_inv, X* qkv, const float* table, const int* positions, const int* query_starts,                 \
-        const int* context_lens, const int* block_tables, int sequences, int max_blocks, int block_size, int heads,             \
-        int kv_heads, int dim, int log2_lanes) {                                                                                \
-        const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};                      \
+        const int* context_lens, const int* cached_lens, const int* block_tables, int sequences, int max_blocks,                \
+        int block_size, int heads, int kv_heads, int dim, int log2_lanes) {                                                     \
+        const Batch batch = {query_starts, context_lens, cached_lens, block_tables, sequences, max_blocks, block_size};                      \
         if (dim % 16 == 0 && aligned(qkv, cache, table))                                                                        \
             append<NEIGHBOURS, true>(cache, scale_inv, qkv, table, positions, batch, heads, kv_heads, dim, log2_lanes);         \
         else append<NEIGHBOURS, false>(cache, scale_inv, qkv, table, positions, batch, heads, kv_heads, dim, log2_lanes);       \
@@ -102,12 +102,12 @@ __device__ __forceinline__ float value_of(KV x) {
 // warp processes 32 tokens at a time: a lane computes the score of one token, then some channels of the weighted sum.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* qkv, const KV* cache, const float* scale_inv,
                                                                 const X* sinks, const int* query_starts, const int* context_lens,
-                                                                const int* block_tables, int sequences, int max_blocks,
-                                                                int block_size, int heads, int kv_heads, int dim, float scale BOUNDS) {
+                                                                const int* cached_lens, const int* block_tables, int sequences,
+                                                                int max_blocks, int block_size, int heads, int kv_heads, int dim, float scale BOUNDS) {
     start_successors();
     wait_for_predecessors();
     __shared__ float query[256], shared_out[WARPS][256], shared_stats[WARPS][2];
-    const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};
+    const Batch batch = {query_starts, context_lens, cached_lens, block_tables, sequences, max_blocks, block_size};
     const int token = blockIdx.x, head = blockIdx.y;
     const Place place = batch.find(token, 1);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv = head / (heads / kv_heads);

@@ -1,11 +1,16 @@
 use super::*;
-use crate::ops::{AttentionInput, attention, attention_sink, rope_table};
+use crate::Granularity;
+use crate::ops::{
+    Accumulation, AttentionInput, CastStatistics, CodeCopies, CurrentScaling, Operand, attention, attention_sink,
+    gemm_nt, quantize_blocks, rope_table,
+};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 /// Sequences that end at these contexts, with this many new tokens each, in `capacity` rows; their blocks lie scattered in the cache.
 struct Ragged {
     query_starts: Vec<i32>,
     context_lens: Vec<i32>,
+    cached_lens: Vec<i32>,
     block_tables: Vec<i32>,
     capacity: usize,
     max_new: usize,
@@ -24,20 +29,56 @@ impl Ragged {
         }
         let mut context_lens: Vec<i32> = contexts.iter().map(|&context| context as i32).collect();
         context_lens.resize(capacity, 0);
+        let mut cached_lens: Vec<i32> =
+            contexts.iter().zip(new).map(|(&context, &new)| (context - new) as i32).collect();
+        cached_lens.resize(capacity, 0);
         // Seven has no factor in common with the numbers of blocks in use here.
         let mut block_tables: Vec<i32> = (0..blocks).map(|i| (i * 7 % blocks) as i32).collect();
         block_tables.resize(capacity * per_row, 0);
         let max_new = *new.iter().max().unwrap();
-        Ragged { query_starts, context_lens, block_tables, capacity, max_new, blocks }
+        Ragged { query_starts, context_lens, cached_lens, block_tables, capacity, max_new, blocks }
+    }
+
+    /// The same blocks and new tokens of sequences that end at these contexts.
+    fn ending_at(mut self, contexts: &[usize]) -> Ragged {
+        for (row, &context) in contexts.iter().enumerate() {
+            self.context_lens[row] = context as i32;
+            self.cached_lens[row] = context as i32 - (self.query_starts[row + 1] - self.query_starts[row]);
+        }
+        self
+    }
+
+    /// The new tokens `rows` of the last `new` ones of a sequence that ends at `context`, whose blocks are in `whole`, as rows in a batch of `capacity`.
+    fn of_rows(whole: &Ragged, context: usize, new: usize, rows: std::ops::Range<usize>, capacity: usize) -> Ragged {
+        let count = rows.len() as i32;
+        let mut context_lens: Vec<i32> = rows.clone().map(|row| (context - new + row + 1) as i32).collect();
+        let mut cached_lens = vec![(context - new + rows.start) as i32; rows.len()];
+        context_lens.resize(capacity, 0);
+        cached_lens.resize(capacity, 0);
+        Ragged {
+            query_starts: (0..=capacity as i32).map(|row| row.min(count)).collect(),
+            context_lens,
+            cached_lens,
+            block_tables: whole.block_tables.repeat(capacity),
+            capacity,
+            max_new: 1,
+            blocks: whole.blocks,
+        }
     }
 
     /// Its tensors on `device`.
     fn with_batch<T>(&self, device: &Device, work: impl FnOnce(&PagedBatch) -> Result<T>) -> Result<T> {
         let vector = |shape: &[usize], values: &[i32]| Tensor::from_slice(device, shape, values);
-        let (starts, lens) =
-            (vector(&[self.capacity + 1], &self.query_starts)?, vector(&[self.capacity], &self.context_lens)?);
+        let starts = vector(&[self.capacity + 1], &self.query_starts)?;
+        let [lens, cached] = [&self.context_lens, &self.cached_lens].map(|lens| vector(&[self.capacity], lens));
         let tables = vector(&[self.capacity, self.block_tables.len() / self.capacity], &self.block_tables)?;
-        work(&PagedBatch { query_starts: &starts, context_lens: &lens, block_tables: &tables, max_new: self.max_new })
+        work(&PagedBatch {
+            query_starts: &starts,
+            context_lens: &lens?,
+            cached_lens: &cached?,
+            block_tables: &tables,
+            max_new: self.max_new,
+        })
     }
 
     /// Appends the new tokens `qkv`, and attends.
@@ -104,9 +145,8 @@ fn sequences_in_pieces_equal_whole_ones() {
             let rows = |x: &[Tensor]| -> Vec<Tensor> { (0..3).map(|i| x[i].rows(done[i], ends[i]).unwrap()).collect() };
             // Tables of the whole sequences, so that blocks stay where they are.
             let tables = Ragged::new(&lengths, &new, 4);
-            let context_lens = ends.iter().map(|&end| end as i32).chain([0]).collect();
             let new = stacked(&rows(&whole));
-            let o = Ragged { context_lens, ..tables }.run_with(&new, &mut cache, &l, sinks).unwrap();
+            let o = tables.ending_at(&ends).run_with(&new, &mut cache, &l, sinks).unwrap();
             assert_close(&format!("{dtype} at {done:?}"), &stacked(&rows(&expected)), &o, Tolerance::Exact);
             done = ends;
         }
@@ -252,7 +292,8 @@ fn splits_of_long_contexts_agree() {
         whole.run(&all, &mut cache, &l).unwrap();
         let together = Ragged::new(&contexts, &[1; 40], 40).run(&last, &mut cache, &l).unwrap();
         let mut first = Ragged::new(&contexts, &[1; 40], 40);
-        (first.query_starts, first.context_lens, first.capacity) = (vec![0, 1], vec![66_000], 1);
+        (first.query_starts, first.context_lens, first.cached_lens) = (vec![0, 1], vec![66_000], vec![65_999]);
+        first.capacity = 1;
         first.block_tables.truncate(first.block_tables.len() / 40);
         let alone = first.run(&last.rows(0, 1).unwrap(), &mut cache, &l).unwrap();
         assert_close(&format!("{dtype}"), &alone, &together.rows(0, 1).unwrap(), Tolerance::Steps(dtype, 2.0));
@@ -277,8 +318,7 @@ fn what_lies_behind_a_sequence_is_not_read() {
                 let values = vec![half::bf16::from_f32(behind); count * BEHIND * l.qkv_width()];
                 let values = Tensor::from_slice(&gpu, &[count * BEHIND, l.qkv_width()], &values).unwrap();
                 Ragged::new(&longer, &vec![BEHIND; count], count).run(&values, &mut cache, &l).unwrap();
-                let context_lens = contexts.iter().map(|&context| context as i32).collect();
-                let now = Ragged { context_lens, ..Ragged::new(&longer, &vec![1; count], count) };
+                let now = Ragged::new(&longer, &vec![1; count], count).ending_at(&contexts);
                 now.run(&last, &mut cache, &l).unwrap()
             };
             assert_close(&format!("{count} sequences in {kv}"), &run(1.0), &run(f32::NAN), Tolerance::Exact);
@@ -309,17 +349,7 @@ fn tokens_as_rows_do_not_depend_on_others() {
                 whole.run(&all, &mut cache, &l).unwrap();
                 // The rows of these new tokens.
                 let mut rows = |tokens: std::ops::Range<usize>, capacity: usize| {
-                    let count = tokens.len() as i32;
-                    let mut context_lens: Vec<i32> = tokens.clone().map(|t| (context - new + t + 1) as i32).collect();
-                    context_lens.resize(capacity, 0);
-                    let rows = Ragged {
-                        query_starts: (0..=capacity as i32).map(|row| row.min(count)).collect(),
-                        context_lens,
-                        block_tables: whole.block_tables.repeat(capacity),
-                        capacity,
-                        max_new: 1,
-                        blocks: whole.blocks,
-                    };
+                    let rows = Ragged::of_rows(&whole, context, new, tokens.clone(), capacity);
                     let mut qkv = Tensor::zeros(&device, &[capacity, l.qkv_width()], dtype).unwrap();
                     qkv.copy_from(0, &last.rows(tokens.start, tokens.end).unwrap()).unwrap();
                     let o = gpu.with_batch_invariance(|| rows.run(&qkv, &mut cache, &l)).unwrap();
@@ -336,6 +366,45 @@ fn tokens_as_rows_do_not_depend_on_others() {
                 let half = rows(new / 2..new, capacity);
                 assert_close(&what, &together.rows(new / 2, new).unwrap(), &half, Tolerance::Exact);
             }
+        }
+    }
+}
+
+/// Rows of one sequence read keys and values that their own pass appends, also if attention starts before the GEMM that computes these has ended.
+#[test]
+fn rows_read_tokens_of_their_own_pass() {
+    let Some(device) = gpu() else { return };
+    let Device::Cuda(gpu) = &device else { unreachable!("it is a GPU") };
+    const NEW: usize = 60;
+    let l = AttentionSpec::causal(8, 2, 128);
+    let of = |name, shape: [usize; 2]| normals(name, &shape, DType::BF16).to_device(&device).unwrap();
+    let codes = |x: Tensor| {
+        let mut seen = CastStatistics::new(&device, 1).unwrap();
+        quantize_blocks(&x, DType::E4M3, Granularity::PerRow, CurrentScaling::default(), CodeCopies::Rows, &mut seen, 0)
+    };
+    let (a, b) = (codes(of("a", [64, 8192])).unwrap(), codes(of("b", [l.qkv_width(), 8192])).unwrap());
+    for context in [90, 700] {
+        let whole = Ragged::new(&[context], &[context], 1);
+        let before = of("before", [context, l.qkv_width()]);
+        for kv in [DType::BF16, DType::E4M3] {
+            let run = |waits: bool| {
+                let mut cache = KvBlocks::new(&device, &l, whole.blocks, BLOCK_SIZE, kv)?;
+                whole.run(&before, &mut cache, &l)?;
+                let ended = || if waits { gpu.synchronize() } else { Ok(()) };
+                Ragged::of_rows(&whole, context, NEW, 0..NEW, 64).with_batch(&device, |batch| {
+                    gpu.synchronize()?;
+                    // The first GEMMs take longer than the host needs to enqueue all ops.
+                    let product = || gemm_nt(Operand::Rows(&a), Operand::Rows(&b), DType::BF16, Accumulation::Exact);
+                    (0..20).try_for_each(|_| product().map(drop))?;
+                    let mut qkv = product()?;
+                    ended()?;
+                    append_kv(&mut qkv, &mut cache, batch, &l, None)?;
+                    ended()?;
+                    paged_attention(&qkv, &cache, batch, &l, None)
+                })
+            };
+            let run = |waits| gpu.with_constant_weights(|| run(waits)).unwrap();
+            assert_close(&format!("{context} tokens in {kv}"), &run(true), &run(false), Tolerance::Exact);
         }
     }
 }
