@@ -5,15 +5,21 @@
 # median and the largest error of each kind. Seven minutes on one H200.
 #
 # usage: scripts/accumulation-losses.sh [FOLDER]    FOLDER (default target/release) holds `ottava`
-# SMALL_SEEDS (default 1 to 16) train the quick start, four at a time; SEEDS (default "42 1 2 3") train 110 M parameters for 300 steps, LONG_SEEDS
-# (default 42) for 3,000. SETTINGS (default "exact dgrad wgrad both") are those of the quick start. SENTINEL_ROWS (default "32 128") are batch sizes of runs with the sentinel, in sequences of 512 tokens. Each may be
-# empty. OUT (default /tmp) receives metrics, in accumulation-losses/.
+# Seeds, each list of which may be empty:
+#   SMALL_SEEDS (default 1 to 16)     the quick start, four runs at a time
+#   WIDE_SEEDS (default none)         likewise, with MLPs as wide as those of Llama-2-7B, whose dgrad sums 22,016 products
+#   SEEDS (default "42 1 2 3")        110 M parameters for 300 steps
+#   LONG_SEEDS (default 42)           the same for 3,000 steps
+# SETTINGS (default "exact dgrad wgrad both"), SMALL_STEPS (default 500, with five evaluations) and LEARNING_RATE (default 3e-3) are those of the
+# quick start and the wide model. SENTINEL_ROWS (default "32 128") are batch sizes of runs with the sentinel, in sequences of 512 tokens.
+# OUT (default /tmp) receives metrics, in accumulation-losses/.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${1:-target/release}")
 out=${OUT:-/tmp}/accumulation-losses
 rm -rf "$out"
 mkdir -p "$out"
+small_steps=${SMALL_STEPS:-500}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # run CONFIG FAST NAME ARGUMENT...: FAST is exact, dgrad, wgrad or both.
@@ -36,13 +42,22 @@ run() {
 for config in quickstart llama-110m; do
     "$bin/ottava" prepare "configs/$config.toml" --set "cache_dir=$work/tokens" >"$out/prepare.log" 2>&1
 done
-for seed in ${SMALL_SEEDS-$(seq 16)}; do
-    for fast in ${SETTINGS-exact dgrad wgrad both}; do
-        while [ "$(jobs -r | wc -l)" -ge 4 ]; do wait -n; done
-        run quickstart "$fast" "quickstart-$seed" --set "seed=$seed" --set eval_steps=500 &
+# small NAME SEEDS ARGUMENT...
+small() {
+    local name=$1 seeds=$2
+    shift 2
+    for seed in $seeds; do
+        for fast in ${SETTINGS-exact dgrad wgrad both}; do
+            while [ "$(jobs -r | wc -l)" -ge 4 ]; do wait -n; done
+            run quickstart "$fast" "$name-$seed" --set "seed=$seed" --set "max_steps=$small_steps" --set "eval_steps=$((small_steps / 5))" \
+                --set "learning_rate=${LEARNING_RATE:-3e-3}" "$@" &
+        done
     done
-done
-wait
+    wait
+}
+sed 's/"intermediate_size": 512/"intermediate_size": 11008/' configs/models/quickstart.json >"$work/wide.json"
+small quickstart "${SMALL_SEEDS-$(seq 16)}"
+small wide "${WIDE_SEEDS-}" --set "model.path=$work/wide.json"
 for seed in ${SEEDS-42 1 2 3}; do
     for fast in exact both; do run llama-110m "$fast" "300-$seed" --set "seed=$seed" --set eval_steps=300; done
 done
@@ -51,30 +66,39 @@ for seed in ${LONG_SEEDS-42}; do
 done
 for rows in ${SENTINEL_ROWS-32 128}; do
     for fast in exact both; do
-        run llama-110m "$fast" "sentinel-$rows" --set max_steps=201 --set eval_steps=0 --set "per_device_train_batch_size=$rows" --set sentinel_steps=100
+        run llama-110m "$fast" "sentinel-${rows}x512" --set max_steps=201 --set eval_steps=0 --set "per_device_train_batch_size=$rows" --set sentinel_steps=100
     done
 done
+if [ -n "${WIDE_SEEDS-}" ]; then
+    for fast in exact both; do
+        run quickstart "$fast" sentinel-wide --set "model.path=$work/wide.json" --set max_steps=201 --set eval_steps=0 --set sentinel_steps=100 \
+            --set per_device_train_batch_size=128
+    done
+fi
 python3 - "$out" <<'PY'
 import glob, json, statistics, sys
 out = sys.argv[1]
 
-def loss(path):
-    return [line["eval_loss"] for line in map(json.loads, open(path)) if "eval_loss" in line][-1]
+def losses(path):
+    return {line["step"]: line["eval_loss"] for line in map(json.loads, open(path)) if "eval_loss" in line}
 
-for runs in ("quickstart", "300", "3000"):
-    exact = {path.split("-")[-1].split(".")[0]: loss(path) for path in glob.glob(f"{out}/exact-{runs}-*.metrics.jsonl")}
-    for fast in ("dgrad", "wgrad", "both"):
-        gaps = {path.split("-")[-1].split(".")[0]: loss(path) for path in glob.glob(f"{out}/{fast}-{runs}-*.metrics.jsonl")}
-        gaps = {seed: value - exact[seed] for seed, value in gaps.items() if seed in exact}
-        for seed, gap in sorted(gaps.items(), key=lambda item: int(item[0])):
-            print(f"{runs}, seed {seed:>2}: exact {exact[seed]:.4f}, fast {fast} {gap:+.4f}")
-        if len(gaps) > 1:
-            error = statistics.stdev(gaps.values()) / len(gaps) ** 0.5
-            print(f"{runs}, fast {fast}: mean of {len(gaps)} seeds {statistics.mean(gaps.values()):+.4f}, standard error {error:.4f}")
+def by_seed(setting, runs):
+    return {int(path.split("-")[-1].split(".")[0]): losses(path) for path in glob.glob(f"{out}/{setting}-{runs}-*.metrics.jsonl")}
+
+for runs in ("quickstart", "wide", "300", "3000"):
+    exact = by_seed("exact", runs)
+    for setting in ("dgrad", "wgrad", "both"):
+        fast = by_seed(setting, runs)
+        for step in sorted({step for of_seed in fast.values() for step in of_seed}):
+            gaps = {seed: fast[seed][step] - exact[seed][step] for seed in sorted(fast.keys() & exact.keys())}
+            print(f"{runs}, step {step}, fast {setting}:", ", ".join(f"seed {seed} {gap:+.4f}" for seed, gap in gaps.items()))
+            if len(gaps) > 1:
+                error = statistics.stdev(gaps.values()) / len(gaps) ** 0.5
+                print(f"{runs}, step {step}, fast {setting}: mean of {len(gaps)} seeds {statistics.mean(gaps.values()):+.4f}, standard error {error:.4f}")
 for path in sorted(glob.glob(f"{out}/*.sentinel.jsonl")):
     fast, _, rows = path.split("/")[-1].split(".")[0].split("-")
     last = json.loads(open(path).readlines()[-1])
-    print(f"fast: {fast}, {rows} x 512 tokens, step {last['step']}: gradient cosine {last['gradient_cosine']:.5f}, norm ratio {last['gradient_norm_ratio']:.5f}")
+    print(f"fast: {fast}, {rows}, step {last['step']}: gradient cosine {last['gradient_cosine']:.5f}, norm ratio {last['gradient_norm_ratio']:.5f}")
     for kind in ("cast", "fprop", "dgrad", "wgrad"):
         errors = [entry["error"] for entry in last[kind].values()]
         slopes = [entry["slope"] for entry in last[kind].values() if "slope" in entry]
