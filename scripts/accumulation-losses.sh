@@ -7,11 +7,11 @@
 # usage: scripts/accumulation-losses.sh [FOLDER]    FOLDER (default target/release) holds `ottava`
 # Seeds, each list of which may be empty:
 #   SMALL_SEEDS (default 1 to 16)     the quick start, four runs at a time
-#   WIDE_SEEDS (default none)         likewise, with MLPs as wide as those of Llama-2-7B, whose dgrad sums 22,016 products
+#   WIDE_SEEDS (default none)         likewise, with MLPs as wide as those of Llama-2-7B, whose longest dgrad sums have 22,016 products
 #   SEEDS (default "42 1 2 3")        110 M parameters for 300 steps
 #   LONG_SEEDS (default 42)           the same for 3,000 steps
-# SETTINGS (default "exact dgrad wgrad both"), SMALL_STEPS (default 500, with five evaluations) and LEARNING_RATE (default 3e-3) are those of the
-# quick start and the wide model. SENTINEL_ROWS (default "32 128") are batch sizes of runs with the sentinel, in sequences of 512 tokens.
+# SETTINGS (default "exact dgrad wgrad both"), SMALL_STEPS (default 500, with five evaluations) and LEARNING_RATE (default 3e-3) apply only to
+# the quick start and the wide model. SENTINEL_ROWS (default "32 128") are batch sizes of runs with the sentinel, in sequences of 512 tokens.
 # OUT (default /tmp) receives metrics, in accumulation-losses/.
 set -uo pipefail
 cd "$(dirname "$0")/.."

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Speed of `ottava` beside Transformer Engine and transformers on one GPU, in one run. Parts:
-#   train   Llama-2-7B, two rows of 4,096 tokens, BF16 states: all recipes of `ottava` and of Transformer Engine, twice each in the order
+#   train   Llama-2-7B, two rows of 4,096 tokens, BF16 states: recipes of `ottava` and of Transformer Engine, twice in the order
 #           old, peer, new, new, peer, old (four minutes)
-#   decode  Llama-3-8B at batch 1, 16, 64 and 256 after 1,024 tokens: `ottava` in BF16 and fp8-row, and transformers in BF16 (two minutes)
+#   decode  Llama-3-8B at batch 1, 16, 64 and 256 after 1,024 tokens: `ottava` in BF16 and in fp8-row with an E4M3 cache, and
+#           transformers in BF16, at 16 and 64 also compiled (two minutes)
 #
 # usage: scripts/gpu-peers.sh OTTAVA [PART...]    OTTAVA is the binary; the default parts are both
-# OLD, if set, is an older `ottava` that trains as well, with two recipes. Needs python3 with torch, transformers and transformer_engine.
+# OLD, if set, is an older `ottava`, which is timed in two recipes of `train`. Needs python3 with torch, transformers and transformer_engine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ottava=$(realpath "$1")
