@@ -155,3 +155,18 @@ impl InferenceBatch {
         Ok(batch)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A GPU reads ahead what the cache has before the pass, so rows of one sequence do not count those before them.
+    #[test]
+    fn rows_count_what_earlier_passes_have_cached() {
+        let (new, blocks) = ([5, 6, 7], [vec![0]]);
+        let sequences = [SequenceTokens::new(2, &new, &blocks), SequenceTokens::new(9, &new[..1], &blocks)];
+        let batch = InferenceBatch::of_rows(&Device::Cpu, &SequenceTokens::rows(&sequences), 5).unwrap();
+        assert_eq!(batch.context_lens.to_vec::<i32>().unwrap(), [3, 4, 5, 10, 0]);
+        assert_eq!(batch.cached_lens.to_vec::<i32>().unwrap(), [2, 2, 2, 9, 0]);
+    }
+}
