@@ -11,7 +11,8 @@
 #   SEEDS (default "42 1 2 3")        110 M parameters for 300 steps
 #   LONG_SEEDS (default 42)           the same for 3,000 steps
 # SETTINGS (default "exact dgrad wgrad both"), SMALL_STEPS (default 500, with five evaluations) and LEARNING_RATE (default 3e-3) apply only to
-# the quick start and the wide model. SENTINEL_ROWS (default "32 128") are batch sizes of runs with the sentinel, in sequences of 512 tokens.
+# the quick start and the wide model. SENTINEL_ROWS (default "32 128") are batch sizes of runs of 110 M parameters with the sentinel, in sequences
+# of 512 tokens; with WIDE_SEEDS, the wide model has such runs of 128 sequences of 128 tokens.
 # OUT (default /tmp) receives metrics, in accumulation-losses/.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -56,6 +57,7 @@ small() {
     wait
 }
 sed 's/"intermediate_size": 512/"intermediate_size": 11008/' configs/models/quickstart.json >"$work/wide.json"
+grep -q 11008 "$work/wide.json" || { echo "accumulation-losses.sh: configs/models/quickstart.json has no intermediate size of 512" >&2 && exit 1; }
 small quickstart "${SMALL_SEEDS-$(seq 16)}"
 small wide "${WIDE_SEEDS-}" --set "model.path=$work/wide.json"
 for seed in ${SEEDS-42 1 2 3}; do

@@ -3,8 +3,8 @@
 pub mod allocator;
 
 use crate::cuda::{CudaDevice, arch_of, compile_all};
-use crate::ops::{cast, kernels, normal, real_type};
-use crate::{DType, Device, Result, Tensor};
+use crate::ops::{CastStatistics, CodeCopies, CurrentScaling, cast, kernels, normal, quantize_blocks, real_type};
+use crate::{DType, Device, Granularity, QuantizedTensor, Result, Tensor};
 use std::fs::File;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -77,6 +77,12 @@ pub fn normals(name: &str, shape: &[usize], dtype: DType) -> Tensor {
         .fold(7u64, |h, b| h.wrapping_mul(1_099_511_628_211) ^ u64::from(b));
     let x = normal(&Device::Cpu, shape, 1.0, seed).expect("host memory is not refused");
     cast(&x, dtype).expect("a floating-point type")
+}
+
+/// `x` in FP8, with current scales that rows or blocks share.
+pub fn quantized(x: &Tensor, format: DType, granularity: Granularity, copies: CodeCopies) -> Result<QuantizedTensor> {
+    let (how, mut seen) = (CurrentScaling::default(), CastStatistics::new(x.device(), 1)?);
+    quantize_blocks(x, format, granularity, how, copies, &mut seen, 0)
 }
 
 /// Integers in `0..below` from a seed made of `name`.

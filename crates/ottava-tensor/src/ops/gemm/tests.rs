@@ -1,7 +1,7 @@
 use super::*;
 use crate::cuda::GpuModel;
-use crate::ops::{CastStatistics, CodeCopies, CurrentScaling, quantize, quantize_blocks, transpose};
-use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
+use crate::ops::{CastStatistics, CodeCopies, quantize, transpose};
+use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
 
 const SHAPES: [[usize; 3]; 5] = [[1, 1, 1], [3, 5, 7], [16, 32, 48], [65, 33, 129], [130, 96, 300]];
 
@@ -171,11 +171,6 @@ const FINER: [[Granularity; 2]; 4] = [
     [Granularity::Blocks128x128, Granularity::Blocks1x128],
 ];
 
-fn finer(x: &Tensor, format: DType, granularity: Granularity, copies: CodeCopies) -> Result<QuantizedTensor> {
-    let (how, mut seen) = (CurrentScaling::default(), CastStatistics::new(x.device(), 1)?);
-    quantize_blocks(x, format, granularity, how, copies, &mut seen, 0)
-}
-
 /// A matrix whose rows and columns differ in magnitude.
 fn uneven(name: &str, [rows, columns]: [usize; 2]) -> Tensor {
     let x = values(&normals(name, &[rows, columns], DType::F32));
@@ -202,8 +197,8 @@ fn products_of_rows_and_blocks_agree_with_f64_in_both_copies() {
         for [ga, gb] in FINER {
             let (a, b) = (uneven("a", [m, k]), uneven("b", [n, k]));
             let (qa, qb) = (
-                finer(&a, DType::E5M2, ga, CodeCopies::Rows).unwrap(),
-                finer(&b, DType::E4M3, gb, CodeCopies::Rows).unwrap(),
+                quantized(&a, DType::E5M2, ga, CodeCopies::Rows).unwrap(),
+                quantized(&b, DType::E4M3, gb, CodeCopies::Rows).unwrap(),
             );
             let expected = reference(&decode(&qa), &decode(&qb));
             let expected = Tensor::from_slice(&Device::Cpu, &[m, n], &expected).unwrap();
@@ -219,12 +214,12 @@ fn products_of_rows_and_blocks_agree_with_f64_in_both_copies() {
             // Contracting the other dimension reads the transposed copy, and its scales.
             let (at, bt) = (transpose(&a).unwrap(), transpose(&b).unwrap());
             for copies in [CodeCopies::Columns, CodeCopies::Both] {
-                let qat = finer(&at, DType::E5M2, ga, copies).unwrap();
-                let qbt = finer(&bt, DType::E4M3, gb, copies).unwrap();
+                let qat = quantized(&at, DType::E5M2, ga, copies).unwrap();
+                let qbt = quantized(&bt, DType::E4M3, gb, copies).unwrap();
                 let other = product(Operand::Columns(&qat), Operand::Columns(&qbt), DType::F32).unwrap();
                 assert_close("transposed copies", &y, &other, Tolerance::Exact);
                 if ga == Granularity::Blocks128x128 {
-                    let mixed = finer(&at, DType::E5M2, Granularity::MixedBlocks, copies).unwrap();
+                    let mixed = quantized(&at, DType::E5M2, Granularity::MixedBlocks, copies).unwrap();
                     let other = product(Operand::Columns(&mixed), Operand::Columns(&qbt), DType::F32).unwrap();
                     assert_close("transposed squares", &y, &other, Tolerance::Exact);
                 }
@@ -245,8 +240,8 @@ fn partial_sums_are_scaled_before_they_are_added() {
     let [ga, gb] = [Granularity::Blocks1x128, Granularity::Blocks128x128];
     let y = |a: &Tensor, b: &Tensor| {
         let (a, b) = (
-            finer(a, DType::E4M3, ga, CodeCopies::Rows).unwrap(),
-            finer(b, DType::E4M3, gb, CodeCopies::Rows).unwrap(),
+            quantized(a, DType::E4M3, ga, CodeCopies::Rows).unwrap(),
+            quantized(b, DType::E4M3, gb, CodeCopies::Rows).unwrap(),
         );
         product(Operand::Rows(&a), Operand::Rows(&b), DType::F32).unwrap().to_vec::<f32>().unwrap()
     };
@@ -276,7 +271,8 @@ fn products_of_rows_and_blocks_agree_across_devices() {
                         }
                         let run = |device: &Device| {
                             let [a, b] = [&a, &b].map(|x| x.to_device(device));
-                            let (a, b) = (finer(&a?, fa, ga, CodeCopies::Rows)?, finer(&b?, fb, gb, CodeCopies::Rows)?);
+                            let (a, b) =
+                                (quantized(&a?, fa, ga, CodeCopies::Rows)?, quantized(&b?, fb, gb, CodeCopies::Rows)?);
                             let (a, b) = (Operand::Rows(&a), Operand::Rows(&b));
                             if !add {
                                 return gemm_nt(a, b, out, accumulation);
@@ -326,7 +322,7 @@ fn products_of_few_rows_agree_across_devices() {
             ];
             // One rounding of the result; product and residual may be rounded separately.
             parity(&inputs, Tolerance::Steps(DType::BF16, 2.0), |t| {
-                let by_rows = |x| finer(x, DType::E4M3, Granularity::PerRow, CodeCopies::Rows);
+                let by_rows = |x| quantized(x, DType::E4M3, Granularity::PerRow, CodeCopies::Rows);
                 let by_tensor = |x| fp8(x, DType::E4M3, 64.0, CodeCopies::Rows);
                 let cast = [[by_rows(&t[0])?, by_rows(&t[1])?], [by_tensor(&t[0])?, by_tensor(&t[1])?]];
                 let products = || {
@@ -389,7 +385,7 @@ fn rows_do_not_depend_on_other_rows() {
                     let cast = |x: &Tensor| fp8(x, DType::E4M3, 64.0, CodeCopies::Rows);
                     let mut pairs = vec![("one scale".to_string(), cast(&a)?, cast(&b)?)];
                     for [of_a, of_b] in FINER.into_iter().filter(|[of_a, _]| *of_a != Granularity::Blocks128x128) {
-                        let cast = |x, granularity| finer(x, DType::E4M3, granularity, CodeCopies::Rows);
+                        let cast = |x, granularity| quantized(x, DType::E4M3, granularity, CodeCopies::Rows);
                         pairs.push((format!("{of_a} · {of_b}"), cast(&a, of_a)?, cast(&b, of_b)?));
                     }
                     for (what, a, b) in &pairs {
@@ -431,7 +427,7 @@ fn unsupported_products_are_errors() {
     assert!(product(Operand::Columns(&q), Operand::plain(&a), DType::F32).is_err(), "codes that were not made");
     let tensor = fp8(&a, DType::E4M3, 1.0, CodeCopies::Rows).unwrap();
     let [row, along, square] = [Granularity::PerRow, Granularity::Blocks1x128, Granularity::Blocks128x128]
-        .map(|granularity| finer(&a, DType::E4M3, granularity, CodeCopies::Rows).unwrap());
+        .map(|granularity| quantized(&a, DType::E4M3, granularity, CodeCopies::Rows).unwrap());
     for [a, b] in [[&tensor, &row], [&row, &along], [&along, &tensor], [&square, &square]] {
         let message = product(Operand::Rows(a), Operand::Rows(b), DType::F32).unwrap_err().to_string();
         assert_eq!(
@@ -498,10 +494,7 @@ fn products_of_few_rows_have_the_bits_of_packed_ones() {
         for (of_a, of_b) in pairs {
             let cast = |x: &Tensor, granularity, format| match granularity {
                 PerTensor => fp8(x, format, 64.0, CodeCopies::Rows).unwrap(),
-                own => {
-                    let (how, mut seen) = (CurrentScaling::default(), CastStatistics::new(x.device(), 1).unwrap());
-                    quantize_blocks(x, format, own, how, CodeCopies::Rows, &mut seen, 0).unwrap()
-                }
+                own => quantized(x, format, own, CodeCopies::Rows).unwrap(),
             };
             for format in [DType::E4M3, DType::E5M2] {
                 let (a, b) = (normals("a", &[many, k], DType::BF16), normals("b", &[n, k], DType::BF16));

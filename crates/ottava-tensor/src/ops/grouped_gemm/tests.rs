@@ -1,8 +1,6 @@
 use super::*;
-use crate::ops::{
-    CastStatistics, CodeCopies, CurrentScaling, dequantize, gemm_nt, quantize, quantize_blocks, transpose,
-};
-use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
+use crate::ops::{CastStatistics, CodeCopies, dequantize, gemm_nt, quantize, transpose};
+use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
 use crate::{DType, QuantizedTensor};
 
 const EXACT: Accumulation = Accumulation::Exact;
@@ -26,13 +24,13 @@ fn rows(name: &str, counts: &[usize], width: usize, dtype: DType) -> Tensor {
 }
 
 fn cast_of(x: &Tensor, granularity: Granularity, format: DType) -> Result<QuantizedTensor> {
-    let (mut seen, both) = (CastStatistics::new(x.device(), 1)?, CodeCopies::Both);
     match granularity {
         Granularity::PerTensor => {
-            let scale = Tensor::from_slice(x.device(), &[1], &[48f32])?;
-            quantize(x, format, &scale, both, &mut seen, 0)
+            let (scale, mut seen) =
+                (Tensor::from_slice(x.device(), &[1], &[48f32])?, CastStatistics::new(x.device(), 1)?);
+            quantize(x, format, &scale, CodeCopies::Both, &mut seen, 0)
         }
-        _ => quantize_blocks(x, format, granularity, CurrentScaling::default(), both, &mut seen, 0),
+        _ => quantized(x, format, granularity, CodeCopies::Both),
     }
 }
 

@@ -82,8 +82,8 @@ pub struct PagedBatch<'a> {
     pub query_starts: &'a Tensor,
     /// `[R]`: the number of tokens of each sequence, including the new tokens, which are its last.
     pub context_lens: &'a Tensor,
-    /// `[R]`: the number of tokens of each sequence that earlier passes have appended. Fewer than those before its new tokens where sequences
-    /// share blocks, and some of these tokens are new tokens of another one. A GPU may read them before earlier ops have ended.
+    /// `[R]`: the number of tokens of each sequence whose keys and values earlier passes have written, which a GPU may read before earlier ops
+    /// have ended: those before the new tokens; or, if several rows of a pass are tokens of one sequence, those before the first of these.
     pub cached_lens: &'a Tensor,
     /// `[R, max blocks]`: the blocks of each sequence in the order of its tokens.
     pub block_tables: &'a Tensor,

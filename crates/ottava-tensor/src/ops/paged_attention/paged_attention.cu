@@ -80,7 +80,7 @@ __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, cons
         KV* cache, float* scale_inv, X* qkv, const float* table, const int* positions, const int* query_starts,                 \
         const int* context_lens, const int* cached_lens, const int* block_tables, int sequences, int max_blocks,                \
         int block_size, int heads, int kv_heads, int dim, int log2_lanes) {                                                     \
-        const Batch batch = {query_starts, context_lens, cached_lens, block_tables, sequences, max_blocks, block_size};                      \
+        const Batch batch = {query_starts, context_lens, cached_lens, block_tables, sequences, max_blocks, block_size};         \
         if (dim % 16 == 0 && aligned(qkv, cache, table))                                                                        \
             append<NEIGHBOURS, true>(cache, scale_inv, qkv, table, positions, batch, heads, kv_heads, dim, log2_lanes);         \
         else append<NEIGHBOURS, false>(cache, scale_inv, qkv, table, positions, batch, heads, kv_heads, dim, log2_lanes);       \

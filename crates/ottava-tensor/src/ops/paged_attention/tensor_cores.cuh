@@ -379,8 +379,9 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) NAME(                                                      \
         X* o, float* parts, float* stats, u32* arrived, const X* qkv, CACHE cache, const float* scale_inv, const X* sinks,      \
         const int* query_starts, const int* context_lens, const int* cached_lens, const int* block_tables, int sequences,       \
-        int max_blocks, int block_size, int tokens, int group, int most, int dim, int together, int most_splits, int rounds, float scale BOUNDS) { \
-        const Batch batch = {query_starts, context_lens, cached_lens, block_tables, sequences, max_blocks, block_size};                      \
+        int max_blocks, int block_size, int tokens, int group, int most, int dim, int together, int most_splits, int rounds,    \
+        float scale BOUNDS) {                                                                                                   \
+        const Batch batch = {query_starts, context_lens, cached_lens, block_tables, sequences, max_blocks, block_size};         \
         attend<N, TILES_OF>(o, parts, stats, arrived, qkv, CACHE_OF_TILES, sinks, batch, tokens, group, most, dim, together, most_splits, rounds, scale, \
                   BOUNDS_OF_KERNEL);                                                                                            \
     }

@@ -1,10 +1,7 @@
 use super::*;
 use crate::Granularity;
-use crate::ops::{
-    Accumulation, AttentionInput, CastStatistics, CodeCopies, CurrentScaling, Operand, attention, attention_sink,
-    gemm_nt, quantize_blocks, rope_table,
-};
-use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
+use crate::ops::{Accumulation, AttentionInput, CodeCopies, Operand, attention, attention_sink, gemm_nt, rope_table};
+use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
 
 /// Sequences that end at these contexts, with this many new tokens each, in `capacity` rows; their blocks lie scattered in the cache.
 struct Ragged {
@@ -378,11 +375,8 @@ fn rows_read_tokens_of_their_own_pass() {
     const NEW: usize = 60;
     let l = AttentionSpec::causal(8, 2, 128);
     let of = |name, shape: [usize; 2]| normals(name, &shape, DType::BF16).to_device(&device).unwrap();
-    let codes = |x: Tensor| {
-        let mut seen = CastStatistics::new(&device, 1).unwrap();
-        quantize_blocks(&x, DType::E4M3, Granularity::PerRow, CurrentScaling::default(), CodeCopies::Rows, &mut seen, 0)
-    };
-    let (a, b) = (codes(of("a", [64, 8192])).unwrap(), codes(of("b", [l.qkv_width(), 8192])).unwrap());
+    let codes = |x: Tensor| quantized(&x, DType::E4M3, Granularity::PerRow, CodeCopies::Rows).unwrap();
+    let (a, b) = (codes(of("a", [64, 8192])), codes(of("b", [l.qkv_width(), 8192])));
     for context in [90, 700] {
         let whole = Ragged::new(&[context], &[context], 1);
         let before = of("before", [context, l.qkv_width()]);
