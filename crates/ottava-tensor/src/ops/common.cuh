@@ -138,10 +138,8 @@ __device__ __forceinline__ u32 address_in(u32 block, const void* p) {
 }
 // Writes a word to the shared memory of a block of the cluster, where `to` is in that of this block, and its four bytes arrive at the barrier there.
 __device__ __forceinline__ void send_word(u32* to, u32 word, u64* barrier, u32 block) {
-    asm volatile(
-        "{\n.reg .b32 remote, arrived;\nmapa.shared::cluster.u32 remote, %0, %3;\nmapa.shared::cluster.u32 arrived, %2, %3;\n"
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [remote], %1, [arrived];\n}" ::"r"(shared_address(to)), "r"(word),
-        "r"(shared_address(barrier)), "r"(block) : "memory");
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address_in(block, to)), "r"(word),
+                 "r"(address_in(block, barrier)) : "memory");
 }
 
 // The smaller or larger magnitude in each of two pairs, with an undefined sign: one instruction from compute capability 8.6 on.

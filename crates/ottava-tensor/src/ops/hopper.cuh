@@ -39,9 +39,7 @@ __device__ __forceinline__ void store_matrices(void* to, const u32 (&words)[4]) 
 }
 // Arrives at this barrier of a block of the cluster. What `wgmma` and copies read needs no ordering; a release would cost a fence of the GPU.
 __device__ __forceinline__ void barrier_arrive_at(u64* barrier, u32 block) {
-    asm volatile(
-        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)), "r"(block) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(block, barrier)) : "memory");
 }
 
 // Rows of 128 bytes, 16-byte pieces swizzled within groups of eight rows.

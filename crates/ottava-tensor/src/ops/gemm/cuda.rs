@@ -51,8 +51,10 @@ pub(super) fn gemm(
         fast_accumulation: accumulation == Accumulation::Fast && x.dtype().is_fp8(),
         accumulate: !padded && !matches!(addend, Addend::None),
     };
+    let operands = [x, y].map(Tensor::device_ptr);
+    let scales = [a, b].map(|operand| operand.scale_inv().map_or(0, |(scale_inv, _)| scale_inv.device_ptr()));
     if is_scaled_afterwards(gpu, &spec) {
-        return unscaled_product(gpu, spec, a, b, out, addend);
+        return unscaled_product(gpu, spec, operands, scales, out, addend);
     }
     let mut temporary = None;
     if padded {
@@ -63,9 +65,8 @@ pub(super) fn gemm(
     }
     let into = temporary.as_mut().unwrap_or(out).device_ptr_mut();
     let addend_at = if let (Addend::Tensor(c), false) = (addend, padded) { c.device_ptr() } else { into };
-    let (a_scale, b_scale) = (scale_address(a), scale_address(b));
-    let pointers =
-        GemmPointers { a: x.device_ptr(), b: y.device_ptr(), a_scale, b_scale, addend: addend_at, out: into };
+    let ([a, b], [a_scale, b_scale]) = (operands, scales);
+    let pointers = GemmPointers { a, b, a_scale, b_scale, addend: addend_at, out: into };
     // SAFETY: the spec's sizes and leading dimensions are those of the tensors whose addresses are passed, and the contract checked
     // the shapes of scales; what is added has the shape of `out`.
     unsafe { gpu.gemm(&spec, &pointers)? };
@@ -73,11 +74,6 @@ pub(super) fn gemm(
         Some(temporary) => crop(gpu, &temporary, out, !matches!(addend, Addend::None)),
         None => Ok(()),
     }
-}
-
-/// The address of an operand's inverse scales; 0 without scales.
-fn scale_address(operand: Operand) -> u64 {
-    operand.scale_inv().map_or(0, |(scale_inv, _)| scale_inv.device_ptr())
 }
 
 /// Whether `unscaled_product` is faster for this product in inference. With row scales, cuBLASLt 13.1 only has tiles of 128 x 128 and no split-K, so such
@@ -93,19 +89,19 @@ fn is_scaled_afterwards(gpu: &CudaDevice, spec: &GemmSpec) -> bool {
 /// Threads of a block that applies scales, with eight columns each.
 const SCALING_THREADS: u32 = 128;
 
-/// The product without scales in F32, to which a kernel then applies scales and addend. Rounds `out` once.
+/// The product without scales in F32, to which a kernel then applies scales and addend. Rounds `out` once. Takes the addresses of operands and of their
+/// inverse scales.
 fn unscaled_product(
     gpu: &Arc<CudaDevice>,
     spec: GemmSpec,
-    a: Operand,
-    b: Operand,
+    [a, b]: [u64; 2],
+    scales: [u64; 2],
     out: &mut Tensor,
     addend: Addend,
 ) -> Result<()> {
     let mut sums = Tensor::empty(out.device(), &[spec.m, spec.n], DType::F32)?;
-    let (x, y) = (a.matrix("gemm: a")?.0.device_ptr(), b.matrix("gemm: b")?.0.device_ptr());
     let into = sums.device_ptr_mut();
-    let pointers = GemmPointers { a: x, b: y, a_scale: 0, b_scale: 0, addend: into, out: into };
+    let pointers = GemmPointers { a, b, a_scale: 0, b_scale: 0, addend: into, out: into };
     let unscaled = GemmSpec { out: DType::F32, scale: ScaleMode::None, accumulate: false, ..spec };
     // SAFETY: as in `gemm`; `sums` has the sizes of the spec.
     unsafe { gpu.gemm(&unscaled, &pointers)? };
@@ -114,8 +110,8 @@ fn unscaled_product(
     let args = [
         Arg::Ptr(out.device_ptr_mut()),
         Arg::Ptr(into),
-        Arg::Ptr(scale_address(a)),
-        Arg::Ptr(scale_address(b)),
+        Arg::Ptr(scales[0]),
+        Arg::Ptr(scales[1]),
         Arg::Ptr(addend_address(out, addend)),
         Arg::I32(n as i32),
         Arg::I32(spec.n as i32),

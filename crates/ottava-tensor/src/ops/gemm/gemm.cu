@@ -7,7 +7,7 @@ extern "C" __global__ void crop(X* out, const X* padded, int columns, int padded
     }
 }
 
-// `out = sums · (a_scale · b_scale) + addend`, with one scale per row of `a` and of `b`; rows of `sums` may be padded. A thread has eight columns.
+// `out = sums · (a_scale · b_scale) + addend`, with one scale per row of `a` and of `b`; rows of `sums` are padded to whole eights. A thread has eight columns.
 // Grid (columns, rows).
 extern "C" __global__ void scale_and_add(X* out, const float* sums, const float* a_scale, const float* b_scale, const X* addend, int columns,
                                          int padded_columns) {
@@ -15,7 +15,7 @@ extern "C" __global__ void scale_and_add(X* out, const float* sums, const float*
     const int c = 8 * (blockIdx.x * blockDim.x + threadIdx.x), valid = columns - c;
     if (valid <= 0) return;
     const u64 at = (u64)blockIdx.y * columns + c, from = (u64)blockIdx.y * padded_columns + c;
-    const bool wide = columns % 8 == 0 && padded_columns % 8 == 0 && aligned(out, sums, b_scale, addend);
+    const bool wide = columns % 8 == 0 && aligned(out, sums, b_scale, addend);
     float scales[8], values[8], added[8];
     unpack8(fetch8(b_scale + c, valid, wide), scales);
     wait_for_predecessors();

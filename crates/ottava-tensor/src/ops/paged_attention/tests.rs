@@ -1,6 +1,8 @@
 use super::*;
 use crate::Granularity;
+use crate::cuda::Graph;
 use crate::ops::{Accumulation, AttentionInput, CodeCopies, Operand, attention, attention_sink, gemm_nt, rope_table};
+use crate::poison::without_poison;
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
 
 /// Sequences that end at these contexts, with this many new tokens each, in `capacity` rows; their blocks lie scattered in the cache.
@@ -373,32 +375,41 @@ fn rows_read_tokens_of_their_own_pass() {
     let Some(device) = gpu() else { return };
     let Device::Cuda(gpu) = &device else { unreachable!("it is a GPU") };
     const NEW: usize = 60;
+    const ROWS: usize = 64;
     let l = AttentionSpec::causal(8, 2, 128);
     let of = |name, shape: [usize; 2]| normals(name, &shape, DType::BF16).to_device(&device).unwrap();
     let codes = |x: Tensor| quantized(&x, DType::E4M3, Granularity::PerRow, CodeCopies::Rows).unwrap();
-    let (a, b) = (codes(of("a", [64, 8192])), codes(of("b", [l.qkv_width(), 8192])));
+    // So many products that the GEMM still runs when attention starts.
+    let (a, b) = (codes(of("a", [ROWS, 32_768])), codes(of("b", [l.qkv_width(), 32_768])));
+    let product = || gemm_nt(Operand::Rows(&a), Operand::Rows(&b), DType::BF16, Accumulation::Exact);
     for context in [90, 700] {
         let whole = Ragged::new(&[context], &[context], 1);
         let before = of("before", [context, l.qkv_width()]);
         for kv in [DType::BF16, DType::E4M3] {
-            let run = |waits: bool| {
-                let mut cache = KvBlocks::new(&device, &l, whole.blocks, BLOCK_SIZE, kv)?;
+            let run = |at_once: bool| {
+                // With fewer blocks than rows, attention would clear counters first, and not start early.
+                let mut cache = KvBlocks::new(&device, &l, whole.blocks.max(ROWS), BLOCK_SIZE, kv)?;
                 whole.run(&before, &mut cache, &l)?;
-                let ended = || if waits { gpu.synchronize() } else { Ok(()) };
-                Ragged::of_rows(&whole, context, NEW, 0..NEW, 64).with_batch(&device, |batch| {
-                    gpu.synchronize()?;
-                    // The first GEMMs take longer than the host needs to enqueue all ops.
-                    let product = || gemm_nt(Operand::Rows(&a), Operand::Rows(&b), DType::BF16, Accumulation::Exact);
-                    (0..20).try_for_each(|_| product().map(drop))?;
-                    let mut qkv = product()?;
-                    ended()?;
-                    append_kv(&mut qkv, &mut cache, batch, &l, None)?;
-                    ended()?;
-                    paged_attention(&qkv, &cache, batch, &l, None)
+                let ended = || if at_once { Ok(()) } else { gpu.synchronize() };
+                Ragged::of_rows(&whole, context, NEW, 0..NEW, ROWS).with_batch(&device, |batch| {
+                    let mut o = None;
+                    let mut ops = || -> Result<()> {
+                        let mut qkv = product()?;
+                        ended()?;
+                        append_kv(&mut qkv, &mut cache, batch, &l, None)?;
+                        ended()?;
+                        o = Some(paged_attention(&qkv, &cache, batch, &l, None)?);
+                        Ok(())
+                    };
+                    match at_once {
+                        true => without_poison(|| Graph::capture(gpu, ops))?.replay()?,
+                        false => ops()?,
+                    }
+                    Ok(o.expect("the ops succeeded"))
                 })
             };
-            let run = |waits| gpu.with_constant_weights(|| run(waits)).unwrap();
-            assert_close(&format!("{context} tokens in {kv}"), &run(true), &run(false), Tolerance::Exact);
+            let run = |at_once| gpu.with_constant_weights(|| run(at_once)).unwrap();
+            assert_close(&format!("{context} tokens in {kv}"), &run(false), &run(true), Tolerance::Exact);
         }
     }
 }
