@@ -51,10 +51,9 @@ pub(super) fn gemm(
         fast_accumulation: accumulation == Accumulation::Fast && x.dtype().is_fp8(),
         accumulate: !padded && !matches!(addend, Addend::None),
     };
-    let operands = [x, y].map(Tensor::device_ptr);
-    let scales = [a, b].map(|operand| operand.scale_inv().map_or(0, |(scale_inv, _)| scale_inv.device_ptr()));
+    let operands = addresses(a, b)?;
     if is_scaled_afterwards(gpu, &spec) {
-        return unscaled_product(gpu, spec, operands, scales, out, addend);
+        return unscaled_product(gpu, spec, operands, out, addend);
     }
     let mut temporary = None;
     if padded {
@@ -65,8 +64,7 @@ pub(super) fn gemm(
     }
     let into = temporary.as_mut().unwrap_or(out).device_ptr_mut();
     let addend_at = if let (Addend::Tensor(c), false) = (addend, padded) { c.device_ptr() } else { into };
-    let ([a, b], [a_scale, b_scale]) = (operands, scales);
-    let pointers = GemmPointers { a, b, a_scale, b_scale, addend: addend_at, out: into };
+    let pointers = GemmPointers { addend: addend_at, out: into, ..operands };
     // SAFETY: the spec's sizes and leading dimensions are those of the tensors whose addresses are passed, and the contract checked
     // the shapes of scales; what is added has the shape of `out`.
     unsafe { gpu.gemm(&spec, &pointers)? };
@@ -74,6 +72,14 @@ pub(super) fn gemm(
         Some(temporary) => crop(gpu, &temporary, out, !matches!(addend, Addend::None)),
         None => Ok(()),
     }
+}
+
+/// The addresses of the operands and of their inverse scales, 0 without scales. Addend and output are 0.
+fn addresses(a: Operand, b: Operand) -> Result<GemmPointers> {
+    let [a_scale, b_scale] =
+        [a, b].map(|operand| operand.scale_inv().map_or(0, |(scale_inv, _)| scale_inv.device_ptr()));
+    let [a, b] = [a.matrix("gemm: a")?.0, b.matrix("gemm: b")?.0].map(Tensor::device_ptr);
+    Ok(GemmPointers { a, b, a_scale, b_scale, addend: 0, out: 0 })
 }
 
 /// Whether `unscaled_product` is faster for this product in inference. With row scales, cuBLASLt 13.1 only has tiles of 128 x 128 and no split-K, so such
@@ -89,19 +95,17 @@ fn is_scaled_afterwards(gpu: &CudaDevice, spec: &GemmSpec) -> bool {
 /// Threads of a block that applies scales, with eight columns each.
 const SCALING_THREADS: u32 = 128;
 
-/// The product without scales in F32, to which a kernel then applies scales and addend. Rounds `out` once. Takes the addresses of operands and of their
-/// inverse scales.
+/// The product without scales in F32, to which a kernel then applies scales and addend. Rounds `out` once.
 fn unscaled_product(
     gpu: &Arc<CudaDevice>,
     spec: GemmSpec,
-    [a, b]: [u64; 2],
-    scales: [u64; 2],
+    operands: GemmPointers,
     out: &mut Tensor,
     addend: Addend,
 ) -> Result<()> {
     let mut sums = Tensor::empty(out.device(), &[spec.m, spec.n], DType::F32)?;
     let into = sums.device_ptr_mut();
-    let pointers = GemmPointers { a, b, a_scale: 0, b_scale: 0, addend: into, out: into };
+    let pointers = GemmPointers { a_scale: 0, b_scale: 0, addend: into, out: into, ..operands };
     let unscaled = GemmSpec { out: DType::F32, scale: ScaleMode::None, accumulate: false, ..spec };
     // SAFETY: as in `gemm`; `sums` has the sizes of the spec.
     unsafe { gpu.gemm(&unscaled, &pointers)? };
@@ -110,8 +114,8 @@ fn unscaled_product(
     let args = [
         Arg::Ptr(out.device_ptr_mut()),
         Arg::Ptr(into),
-        Arg::Ptr(scales[0]),
-        Arg::Ptr(scales[1]),
+        Arg::Ptr(operands.a_scale),
+        Arg::Ptr(operands.b_scale),
         Arg::Ptr(addend_address(out, addend)),
         Arg::I32(n as i32),
         Arg::I32(spec.n as i32),

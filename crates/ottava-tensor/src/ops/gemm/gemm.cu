@@ -7,8 +7,8 @@ extern "C" __global__ void crop(X* out, const X* padded, int columns, int padded
     }
 }
 
-// `out = sums · (a_scale · b_scale) + addend`, with one scale per row of `a` and of `b`; rows of `sums` are padded to whole eights. A thread has eight columns.
-// Grid (columns, rows).
+// `out = sums · (a_scale · b_scale) + addend`, with one scale per row of `a` and of `b`; rows of `sums` are padded to whole eights. A thread has eight
+// columns. Grid (columns, rows).
 extern "C" __global__ void scale_and_add(X* out, const float* sums, const float* a_scale, const float* b_scale, const X* addend, int columns,
                                          int padded_columns) {
     start_successors();

@@ -3,7 +3,7 @@ use crate::Device;
 use crate::ops::destination::CastScale;
 use crate::ops::destination::tests::{all, hostile};
 use crate::ops::{quantize_into, transpose};
-use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
+use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
 
 const FINER: [Granularity; 4] =
     [Granularity::PerRow, Granularity::Blocks1x128, Granularity::Blocks128x128, Granularity::MixedBlocks];
@@ -17,8 +17,7 @@ fn cast(x: &Tensor, format: DType, granularity: Granularity, how: CurrentScaling
 }
 
 fn e4m3(x: &Tensor, granularity: Granularity, copies: CodeCopies) -> QuantizedTensor {
-    let mut seen = CastStatistics::new(x.device(), 1).unwrap();
-    quantize_blocks(x, DType::E4M3, granularity, PLAIN, copies, &mut seen, 0).unwrap()
+    quantized(x, DType::E4M3, granularity, copies).unwrap()
 }
 
 /// A matrix whose blocks differ by many orders of magnitude; some are zero.
