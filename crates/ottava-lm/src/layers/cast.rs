@@ -119,6 +119,11 @@ impl OperandCast {
         self.only_codes(casts).filter(|_| !casts.compares_casts())
     }
 
+    /// Whether a producer writes only codes, with a scale for each row.
+    pub fn writes_rows(&self, casts: &Casts) -> bool {
+        self.fused(casts).is_some_and(|slot| casts.scales.is_per_row(slot))
+    }
+
     /// Whether the linear of this cast has FP8 products in this pass.
     pub fn is_cast(&self, casts: &Casts) -> bool {
         self.slot.is_some_and(|slot| !casts.is_high_precision(slot))

@@ -23,7 +23,7 @@ use ottava_tensor::ops::{
     self, Accumulation, Fp8Output, Operand, Output, Produced, add_bias, bias_gradient, gemm_nt, gemm_nt_plus,
     scale_columns,
 };
-use ottava_tensor::{QuantizedTensor, Tensor};
+use ottava_tensor::{DType, QuantizedTensor, Tensor};
 
 /// `y = x · Wᵀ + b`; `dx = dy · W`; `dW += dyᵀ · x`; `db += Σ dy`; an adapter adds to `y` and `dx`.
 pub struct Linear {
@@ -37,9 +37,11 @@ pub struct Linear {
 }
 
 /// The weight in the form that a product reads, and how the product accumulates.
-struct ReadWeight {
-    view: View,
-    how: Accumulation,
+pub struct ReadWeight {
+    /// The weight.
+    pub view: View,
+    /// How the product accumulates.
+    pub how: Accumulation,
 }
 
 /// Weight, bias, and the recipe's decision.
@@ -161,6 +163,11 @@ impl Linear {
         self.input
     }
 
+    /// The type of its output.
+    pub fn dtype(&self) -> DType {
+        self.weight.dtype()
+    }
+
     /// Its adapter, if it has one.
     pub fn adapter_mut(&mut self) -> &mut Option<Adapter> {
         &mut self.adapter
@@ -203,6 +210,16 @@ impl Linear {
             self.own_fprop(x, &weight, factors.as_ref(), addend, context)
         };
         self.sum_over_ranks(Split::Input, x, residual, product, context)
+    }
+
+    /// The weight that fprop of the codes `x` reads, if this is a pass of inference, and fprop is this product alone.
+    pub fn sole_weight(&self, x: &View, context: &mut Context) -> Result<Option<ReadWeight>> {
+        let is_alone = context.paged.is_some()
+            && matches!(x, View::Codes(_))
+            && self.bias.is_none()
+            && self.adapter.is_none()
+            && !context.casts.compares();
+        is_alone.then(|| self.weight_of_fprop(context)).transpose()
     }
 
     /// The weight as fprop reads it, which is compared or measured.

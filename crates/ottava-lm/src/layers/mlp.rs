@@ -90,6 +90,10 @@ impl Sublayer for Mlp {
     }
 
     fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
+        if let Some(y) = self.down.forward_product(&x, &self.gate_up, residual, context)? {
+            // Inference has no backward.
+            return Ok((y, SublayerSaved::new(())));
+        }
         let hidden = self.gate_up.fprop(&x, None, context)?;
         drop(x);
         let (y, saved) = self.down.forward(hidden, residual, context)?;

@@ -24,7 +24,7 @@ pub use embedding::Embedding;
 pub use factor::Factor;
 pub use head::{Head, HeadConfig, HeadOutput, HeadWeight};
 pub use latent_attention::{LatentAttention, LatentAttentionConfig, LatentSizes};
-pub use linear::{Adapter, ColumnScales, Linear, LinearConfig, SmoothCasts};
+pub use linear::{Adapter, ColumnScales, Linear, LinearConfig, ReadWeight, SmoothCasts};
 pub use mlp::{Mlp, MlpConfig};
 pub use moe::{ExpertsConfig, MixtureConfig, MixtureOfExperts, RouterLossFactors, SharedExpert};
 pub use names::{HEAD, HEAD_NORMS, LLAMA, Names, Role, SCORE, TensorRole, expert_stack};

@@ -411,7 +411,9 @@ fn requests_get_on_a_gpu_what_they_get_on_the_cpu() {
         all.iter().map(|&(name, tokens)| Request { prompt_logprobs: Some(1), ..request(name, tokens) }).collect()
     };
     let preempting = EngineOptions { kv_cache_tokens: 160, ..ROOMY };
-    let settings = [ROOMY, preempting, EngineOptions { prefill_chunk: 17, max_batch: 3, ..ROOMY }];
+    // Passes of up to 160 tokens, so of 256 rows, in which activations apply scales of products; of 64; and of 17.
+    let large = EngineOptions { prefill_chunk: 160, ..ROOMY };
+    let settings = [large, preempting, EngineOptions { prefill_chunk: 17, max_batch: 3, ..ROOMY }];
     for name in [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Row, RecipeName::Fp8Block] {
         let recipe = recipe(name, Fp8Format::Auto);
         for (which, kv_cache_dtype) in
@@ -507,6 +509,29 @@ fn after_warming_up_requests_launch_no_new_kernel() {
         let long = Request { prompt_logprobs: None, ..request("long", 700) };
         run(&mut engine, requests().into_iter().chain([long]).collect());
         assert_eq!((engine.stats().accepted_tokens > 0, gpu.workload()), (speculates, warm));
+    }
+}
+
+/// In passes of 256 rows with row scales, the activation applies the scales of the product before it, and in no others.
+#[test]
+fn activations_apply_scales_of_products() {
+    for (name, tokens, expected) in [
+        (RecipeName::Fp8Row, 128, false),
+        (RecipeName::Fp8Row, 129, true),
+        (RecipeName::Fp8Row, 256, true),
+        (RecipeName::Fp8Row, 512, false),
+        (RecipeName::Fp8Current, 256, true),
+        (RecipeName::Fp8Block, 256, false),
+        (RecipeName::Bf16, 256, false),
+    ] {
+        let device = Device::dry_gpu(GpuModel::h200());
+        let Device::Cuda(gpu) = &device else { panic!("not a GPU") };
+        let options = EngineOptions { max_model_len: 600, prefill_chunk: 512, ..ROOMY };
+        let mut engine = Engine::new(model(&recipe(name, Fp8Format::Auto), &device), &options).unwrap();
+        gpu.start_trace();
+        run(&mut engine, vec![Request { prompt_logprobs: None, ..request("prompt", tokens) }]);
+        let applies = gpu.take_trace().iter().any(|line| line.starts_with("swiglu_product"));
+        assert_eq!(applies, expected, "{name:?}, {tokens} tokens");
     }
 }
 

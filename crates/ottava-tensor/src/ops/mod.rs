@@ -111,7 +111,7 @@ pub use sum_parts::sum_parts;
 pub(crate) use sum_parts::sum_parts_into;
 pub use swiglu::{
     Activation, Gelu, activation, activation_backward, activation_backward_to, activation_compressing, activation_dots,
-    activation_to,
+    activation_to, product_activation_to,
 };
 pub use transpose::{transpose, transpose_codes};
 

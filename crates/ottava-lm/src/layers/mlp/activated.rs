@@ -2,14 +2,15 @@
 //! before it reads.
 
 use super::super::cast::{CastInput, OperandCast, SavedOperand};
-use super::super::{ColumnScales, Linear, LinearConfig, SmoothCasts};
+use super::super::{ColumnScales, Linear, LinearConfig, ReadWeight, SmoothCasts};
 use crate::context::Context;
 use crate::error::Result;
-use crate::operand::{ResidualGradient, Views};
+use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Param};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
     Activation, Output, SavedActivation, activation, activation_backward_to, activation_compressing, activation_to,
+    product_activation_to,
 };
 
 /// `y = activation(hidden) · Wᵀ + b`, whose input Smooth-SwiGLU may scale by column.
@@ -58,6 +59,29 @@ impl ActivatedLinear {
         let (activated, hidden) = self.activate(hidden, context)?;
         let y = self.linear.fprop(&activated.rows, residual, context)?;
         Ok((y, ActivatedSaved { hidden, operand: ActivatedOperand::Plain(activated.saved) }))
+    }
+
+    /// [`ActivatedLinear::forward`] of what the linear `before` computes from `x`, if this is a pass of inference in which the activation can read the
+    /// product of `before` without its scales.
+    pub fn forward_product(
+        &self,
+        x: &View,
+        before: &Linear,
+        residual: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<Option<Tensor>> {
+        let input = self.linear.input();
+        // With row scales, the op below runs once.
+        if self.smooth.is_some() || !input.writes_rows(&context.casts) {
+            return Ok(None);
+        }
+        let Some(ReadWeight { view, how }) = before.sole_weight(x, context)? else { return Ok(None) };
+        let (operands, dtype) = ([x.rows()?, view.rows()?], before.dtype());
+        let copies = context.copies_without_transpose(&input);
+        let (activated, ()) = input.produce_input(copies, &mut context.casts, |output| {
+            Ok((product_activation_to(self.activation, operands, dtype, how, output)?, ()))
+        })?;
+        self.linear.fprop(&activated.rows, residual, context).map(Some)
     }
 
     /// What [`ActivatedLinear::forward`] saves, without computing its output.

@@ -2,7 +2,7 @@ use super::{Accumulation, Addend, Operand};
 use crate::cuda::{Arg, CudaDevice, GemmPointers, GemmSpec, Kernel, Major, ScaleMode, TensorMap};
 use crate::granularity::Granularity;
 use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
-use crate::{DType, Result, Tensor};
+use crate::{DType, Device, Result, Tensor};
 use std::sync::Arc;
 
 kernel_source!("gemm");
@@ -17,7 +17,6 @@ pub(super) fn gemm(
     addend: Addend,
 ) -> Result<()> {
     let [m, n] = out.dims("gemm: out")?;
-    let ((x, x_transposed), (y, y_transposed)) = (a.matrix("gemm: a")?, b.matrix("gemm: b")?);
     if a.size("gemm: a")?.1 == 0 {
         return match addend {
             Addend::None => out.fill_zero(),
@@ -28,36 +27,15 @@ pub(super) fn gemm(
     if let Some(product) = Skinny::plan(gpu, a, b, [m, n], out.dtype()) {
         return product.enqueue(gpu, out, addend);
     }
-    let rows_and_k = |t: &Tensor, transposed: bool| match transposed {
-        true => (t.shape()[1], t.shape()[0]),
-        false => (t.shape()[0], t.shape()[1]),
-    };
-    let ((rows, k), (columns, _)) = (rows_and_k(x, x_transposed), rows_and_k(y, y_transposed));
-    let major = |transposed| if transposed { Major::MN } else { Major::K };
-    let padded = (rows, columns) != (m, n);
-    let spec = GemmSpec {
-        m: rows,
-        n: columns,
-        k,
-        a: x.dtype(),
-        b: y.dtype(),
-        out: out.dtype(),
-        a_layout: major(x_transposed),
-        b_layout: major(y_transposed),
-        lda: x.shape()[1],
-        ldb: y.shape()[1],
-        ldc: columns,
-        scale: scale_mode(a, b),
-        fast_accumulation: accumulation == Accumulation::Fast && x.dtype().is_fp8(),
-        accumulate: !padded && !matches!(addend, Addend::None),
-    };
+    let spec = spec_of(a, b, out.dtype(), accumulation)?;
     let operands = addresses(a, b)?;
     if is_scaled_afterwards(gpu, &spec) {
         return unscaled_product(gpu, spec, operands, out, addend);
     }
+    let padded = (spec.m, spec.n) != (m, n);
     let mut temporary = None;
     if padded {
-        temporary = Some(Tensor::empty(out.device(), &[rows, columns], out.dtype())?);
+        temporary = Some(Tensor::empty(out.device(), &[spec.m, spec.n], out.dtype())?);
         if let Addend::Tensor(c) = addend {
             out.copy_from(0, c)?;
         }
@@ -65,6 +43,7 @@ pub(super) fn gemm(
     let into = temporary.as_mut().unwrap_or(out).device_ptr_mut();
     let addend_at = if let (Addend::Tensor(c), false) = (addend, padded) { c.device_ptr() } else { into };
     let pointers = GemmPointers { addend: addend_at, out: into, ..operands };
+    let spec = GemmSpec { accumulate: !padded && !matches!(addend, Addend::None), ..spec };
     // SAFETY: the spec's sizes and leading dimensions are those of the tensors whose addresses are passed, and the contract checked
     // the shapes of scales; what is added has the shape of `out`.
     unsafe { gpu.gemm(&spec, &pointers)? };
@@ -72,6 +51,33 @@ pub(super) fn gemm(
         Some(temporary) => crop(gpu, &temporary, out, !matches!(addend, Addend::None)),
         None => Ok(()),
     }
+}
+
+/// The product of the library without an addend, of matrices as they are stored, padded.
+fn spec_of(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<GemmSpec> {
+    let ((x, x_transposed), (y, y_transposed)) = (a.matrix("gemm: a")?, b.matrix("gemm: b")?);
+    let rows_and_k = |t: &Tensor, transposed: bool| match transposed {
+        true => (t.shape()[1], t.shape()[0]),
+        false => (t.shape()[0], t.shape()[1]),
+    };
+    let ((rows, k), (columns, _)) = (rows_and_k(x, x_transposed), rows_and_k(y, y_transposed));
+    let major = |transposed| if transposed { Major::MN } else { Major::K };
+    Ok(GemmSpec {
+        m: rows,
+        n: columns,
+        k,
+        a: x.dtype(),
+        b: y.dtype(),
+        out,
+        a_layout: major(x_transposed),
+        b_layout: major(y_transposed),
+        lda: x.shape()[1],
+        ldb: y.shape()[1],
+        ldc: columns,
+        scale: scale_mode(a, b),
+        fast_accumulation: accumulation == Accumulation::Fast && x.dtype().is_fp8(),
+        accumulate: false,
+    })
 }
 
 /// The addresses of the operands and of their inverse scales, 0 without scales. Addend and output are 0.
@@ -95,6 +101,38 @@ fn is_scaled_afterwards(gpu: &CudaDevice, spec: &GemmSpec) -> bool {
 /// Threads of a block that applies scales, with eight columns each.
 const SCALING_THREADS: u32 = 128;
 
+/// The product of this spec without scales, in type `out`.
+fn unscaled_sums(gpu: &Arc<CudaDevice>, spec: GemmSpec, operands: GemmPointers, out: DType) -> Result<Tensor> {
+    let mut sums = Tensor::empty(&Device::Cuda(gpu.clone()), &[spec.m, spec.n], out)?;
+    let into = sums.device_ptr_mut();
+    let pointers = GemmPointers { a_scale: 0, b_scale: 0, addend: into, out: into, ..operands };
+    // SAFETY: as in `gemm`; `sums` has the sizes of the spec.
+    unsafe { gpu.gemm(&GemmSpec { out, scale: ScaleMode::None, ..spec }, &pointers)? };
+    Ok(sums)
+}
+
+/// Rows of products whose reader applies the scales. With row scales, cuBLASLt 13.1 only has tiles of 128 x 128, which suit other numbers of rows better.
+const READER_SCALES: std::ops::RangeInclusive<usize> = 129..=256;
+
+/// The sums of `gemm::unscaled`.
+pub(super) fn unscaled(
+    gpu: &Arc<CudaDevice>,
+    a: Operand,
+    b: Operand,
+    [m, n]: [usize; 2],
+    out: DType,
+    accumulation: Accumulation,
+) -> Result<Option<Tensor>> {
+    let spec = spec_of(a, b, out, accumulation)?;
+    let is_faster = gpu.has_constant_weights()
+        && spec.scale == ScaleMode::PerRow
+        && out == DType::BF16
+        && READER_SCALES.contains(&m)
+        && spec.n == n
+        && spec.k > 0;
+    is_faster.then(|| unscaled_sums(gpu, spec, addresses(a, b)?, out)).transpose()
+}
+
 /// The product without scales in F32, to which a kernel then applies scales and addend. Rounds `out` once.
 fn unscaled_product(
     gpu: &Arc<CudaDevice>,
@@ -103,19 +141,15 @@ fn unscaled_product(
     out: &mut Tensor,
     addend: Addend,
 ) -> Result<()> {
-    let mut sums = Tensor::empty(out.device(), &[spec.m, spec.n], DType::F32)?;
-    let into = sums.device_ptr_mut();
-    let pointers = GemmPointers { a_scale: 0, b_scale: 0, addend: into, out: into, ..operands };
-    let unscaled = GemmSpec { out: DType::F32, scale: ScaleMode::None, accumulate: false, ..spec };
-    // SAFETY: as in `gemm`; `sums` has the sizes of the spec.
-    unsafe { gpu.gemm(&unscaled, &pointers)? };
+    let GemmPointers { a_scale, b_scale, .. } = operands;
+    let sums = unscaled_sums(gpu, spec, operands, DType::F32)?;
     let [m, n] = out.dims("gemm: out")?;
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(out.dtype())?, entry: "scale_and_add" };
     let args = [
         Arg::Ptr(out.device_ptr_mut()),
-        Arg::Ptr(into),
-        Arg::Ptr(operands.a_scale),
-        Arg::Ptr(operands.b_scale),
+        Arg::Ptr(sums.device_ptr()),
+        Arg::Ptr(a_scale),
+        Arg::Ptr(b_scale),
         Arg::Ptr(addend_address(out, addend)),
         Arg::I32(n as i32),
         Arg::I32(spec.n as i32),

@@ -9,10 +9,12 @@ mod tests;
 
 pub(crate) use cuda::{SKINNY, SKINNY_VARIANTS, SOURCE};
 
+use crate::cuda::CudaDevice;
 use crate::granularity::Granularity;
 use crate::planted;
 use crate::quantized::QuantizedTensor;
 use crate::{DType, Device, Error, Result, Tensor};
+use std::sync::Arc;
 
 /// One side of a product: a matrix `[rows, K]`, contracted along `K`.
 #[derive(Clone, Copy, Debug)]
@@ -127,6 +129,34 @@ pub fn gemm_nt_add(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accu
     let (m, n) = check(a, b, into.dtype(), accumulation)?;
     into.expect("gemm: into", &[m, n])?;
     product(a, b, into, accumulation, Addend::Out)
+}
+
+/// A product `a · bᵀ` without its scales: element `[i, j]` is `sums[i, j] · row_scale_inv[i] · column_scale_inv[j]`.
+pub(super) struct UnscaledProduct<'a> {
+    /// `[M, N]`, with the padded rows of `a`.
+    pub sums: Tensor,
+    /// `[M]`.
+    pub row_scale_inv: &'a Tensor,
+    /// `[N]`.
+    pub column_scale_inv: &'a Tensor,
+}
+
+/// The product of [`gemm_nt`] without its scales, if it is faster on this GPU and its reader can apply the scales.
+pub(super) fn unscaled<'a>(
+    gpu: &Arc<CudaDevice>,
+    a: Operand<'a>,
+    b: Operand<'a>,
+    out: DType,
+    accumulation: Accumulation,
+) -> Result<Option<UnscaledProduct<'a>>> {
+    let (m, n) = check(a, b, out, accumulation)?;
+    let sums = cuda::unscaled(gpu, a, b, [m, n], out, accumulation)?;
+    Ok(match (sums, a.scale_inv(), b.scale_inv()) {
+        (Some(sums), Some((row_scale_inv, _)), Some((column_scale_inv, _))) => {
+            Some(UnscaledProduct { sums, row_scale_inv, column_scale_inv })
+        }
+        _ => None,
+    })
 }
 
 /// What is added to a product.

@@ -1,6 +1,7 @@
 use super::{Activation, Gelu};
 use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::destination::Fp8Output;
+use crate::ops::gemm::UnscaledProduct;
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::quantize::{self, Producer, ROW_EIGHTS, RowKernels};
 use crate::ops::{CompressedTensor, SavedActivation};
@@ -21,6 +22,10 @@ kernel_source!(CLAMPED_FP8, "swiglu", "destination.cuh", "rows.cuh" + CLAMPED; R
 
 /// Fewer eights per block than a plain cast, since an activation takes more arithmetic.
 const ROW_KERNELS: RowKernels = RowKernels { few: ("swiglu_few_rows", 256), many: Some("swiglu_rows") };
+
+/// The same of a product without its scales.
+const PRODUCT_KERNELS: RowKernels =
+    RowKernels { few: ("swiglu_product_few_rows", 256), many: Some("swiglu_product_rows") };
 
 /// The kernels of each activation, and those that write FP8.
 pub(crate) static SOURCES: [&Source; 6] = [&SWIGLU, &GEGLU_EXACT, &GEGLU_TANH, &EXACT, &TANH, &CLAMPED];
@@ -97,6 +102,24 @@ pub(super) fn activation_codes(
     };
     // SAFETY: `x` is `out.rows · how.inputs() · out.columns` elements, and so are the codes of `compressed`, with one of its scales for 16.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
+}
+
+/// Whether [`product_codes`] can write `out` from a product with these scales of columns.
+pub(super) fn fits_product(gpu: &CudaDevice, out: &QuantizedTensor, column_scale_inv: &Tensor) -> Result<bool> {
+    PRODUCT_KERNELS.fit(gpu, out, column_scale_inv)
+}
+
+/// The codes of the activation of a product, whose scales it applies. Requires [`fits_product`].
+pub(super) fn product_codes(
+    gpu: &CudaDevice,
+    how: Activation,
+    x: &UnscaledProduct,
+    out: &mut QuantizedTensor,
+    to: &mut Fp8Output,
+) -> Result<()> {
+    let inputs = [&x.sums, x.row_scale_inv, x.column_scale_inv].map(|t| Arg::Ptr(t.device_ptr()));
+    // SAFETY: the sums have `how.inputs() · out.columns` columns and at least `out.rows` rows, and a scale for each row and column.
+    unsafe { quantize::produce_rows(gpu, FP8_SOURCES[place(how)], PRODUCT_KERNELS, x.sums.dtype(), &inputs, out, to) }
 }
 
 pub(super) fn activation_backward(

@@ -8,8 +8,9 @@ mod tests;
 
 use super::compress::{self, CompressedTensor, SavedActivation, compress};
 use super::destination::{Fp8Output, Output, Produced};
+use super::gemm::{self, Accumulation, Operand, gemm_nt};
 use super::{expect_compute, quantize, real_type};
-use crate::{Device, Error, QuantizedTensor, Result, Tensor};
+use crate::{DType, Device, Error, QuantizedTensor, Result, Tensor};
 
 pub(crate) use cuda::{FP8_SOURCES, SOURCES};
 
@@ -95,6 +96,36 @@ pub fn activation_to(how: Activation, x: &Tensor, output: Output) -> Result<Prod
             output.apply(y)
         }
     }
+}
+
+/// [`activation_to`] of the product `a · bᵀ`, as of [`gemm_nt`] in type `x`. On a GPU in inference, if the output is FP8 with per-row scales, products of
+/// 129 to 256 rows are computed without scales and the activation applies these: cuBLASLt 13.1 is faster without them.
+pub fn product_activation_to(
+    how: Activation,
+    [a, b]: [Operand; 2],
+    x: DType,
+    accumulation: Accumulation,
+    output: Output,
+) -> Result<Produced> {
+    let scaled = || gemm_nt(a, b, x, accumulation);
+    let device = a.matrix("product_activation: a")?.0.device().clone();
+    let (gpu, mut to) = match (&device, output) {
+        (Device::Cuda(gpu), Output::Fp8(to)) => (gpu, to),
+        (_, output) => return activation_to(how, &scaled()?, output),
+    };
+    let [rows, columns] = how.shape([a.rows("product_activation: a")?, b.rows("product_activation: b")?])?;
+    let mut quantized = quantize::prepare(&to, &device, rows, columns)?;
+    let product = match b.scale_inv() {
+        Some((scales, _)) if cuda::fits_product(gpu, &quantized, scales)? => {
+            gemm::unscaled(gpu, a, b, x, accumulation)?
+        }
+        _ => None,
+    };
+    match product {
+        Some(product) => cuda::product_codes(gpu, how, &product, &mut quantized, &mut to)?,
+        None => cuda::activation_codes(gpu, how, &scaled()?, None, &mut quantized, &mut to)?,
+    }
+    Ok(Produced::Fp8(quantized))
 }
 
 /// [`activation_to`] and [`compress()`] of its input, in one pass if possible.

@@ -227,22 +227,48 @@ struct Activations {
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const { return activated(raw.gate, raw.up); }
 };
 
+// Of a product without its scales, those of its rows and columns.
+struct ProductActivations : Activations {
+    const float *of_rows, *of_columns;
+    __device__ __forceinline__ Eight<X> values(const Raw& raw, int row, int column) const {
+        const float of_row = of_rows[row];
+        float gates[8], ups[8], v[8];
+        unpack8(load8(of_columns + column), gates);
+        if (GATED) unpack8(load8(of_columns + F + column), ups);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = forward(load(raw.gate.at[i]) * (of_row * gates[i]), GATED ? load(raw.up.at[i]) * (of_row * ups[i]) : 1.0f);
+        return pack8<X>(v);
+    }
+};
+
 // Blocks of padded rows.
-template <int EIGHTS> __device__ __forceinline__ void activated_row(const X* x, const Destination& to) {
+template <int EIGHTS, class Values> __device__ __forceinline__ void activated_row(const Values& of, const Destination& to) {
     if constexpr (SHARING != PerRow) return;
     start_row();
     const int row = cast_row_number();
-    const X* const from = x + (u64)row * HALVES * to.columns;
     Eight<X> values[EIGHTS] = {};
 #pragma unroll
     for (int k = 0; k < EIGHTS; k++) {
         const int column = row_column<EIGHTS>(k);
-        if (row < to.rows && column < to.columns) values[k] = activated(load8(from + column), ups8(from + column, to.columns));
+        if (row < to.rows && column < to.columns) values[k] = of.values(of.fetch(row, column), row, column);
     }
     cast_row(to, values);
 }
-extern "C" __global__ void __launch_bounds__(1024, 1) swiglu_few_rows(const X* x, const __grid_constant__ Destination to) { activated_row<1>(x, to); }
-extern "C" __global__ void __launch_bounds__(1024, 2) swiglu_rows(const X* x, const __grid_constant__ Destination to) { activated_row<ROW_EIGHTS>(x, to); }
+extern "C" __global__ void __launch_bounds__(1024, 1) swiglu_few_rows(const X* x, const __grid_constant__ Destination to) {
+    activated_row<1>(Activations{x, to.columns, true}, to);
+}
+extern "C" __global__ void __launch_bounds__(1024, 2) swiglu_rows(const X* x, const __grid_constant__ Destination to) {
+    activated_row<ROW_EIGHTS>(Activations{x, to.columns, true}, to);
+}
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    swiglu_product_few_rows(const X* x, const float* of_rows, const float* of_columns, const __grid_constant__ Destination to) {
+    activated_row<1>(ProductActivations{{x, to.columns, true}, of_rows, of_columns}, to);
+}
+// With two blocks of 1024 threads per multiprocessor, scales would be spilled.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    swiglu_product_rows(const X* x, const float* of_rows, const float* of_columns, const __grid_constant__ Destination to) {
+    activated_row<ROW_EIGHTS>(ProductActivations{{x, to.columns, true}, of_rows, of_columns}, to);
+}
 
 // Grid (F / 128, T / 128), 256 threads.
 extern "C" __global__ void __launch_bounds__(256, 4) swiglu_codes(const X* x, const __grid_constant__ Destination to) {

@@ -3,9 +3,10 @@ use super::{activation, activation_backward, activation_backward_to, activation_
 use crate::cuda::GpuModel;
 use crate::ops::destination::tests::{all, destinations, destinations_on, hostile};
 use crate::ops::{
-    CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, SavedActivation, cast, compress,
+    Accumulation, CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Operand, Output, SavedActivation,
+    cast, compress, product_activation_to,
 };
-use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
+use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
 use crate::{DType, Device, Granularity, Tensor};
 
 /// All but SwiGLU.
@@ -223,6 +224,51 @@ fn writes_the_activation(which: Activation, shapes: &[(usize, usize)]) {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Codes of the activation of a product, whose scales the activation applies, or which is scaled before: few and many rows, and rows of whole eights
+/// and of others. Scales differ from row to row.
+#[test]
+fn activations_of_products_agree_across_devices() {
+    let Some(gpu) = gpu() else { return };
+    for how in OTHERS.into_iter().chain([SwiGlu]) {
+        for (m, f, k) in [(64, 48, 64), (129, 48, 64), (150, 7, 33), (200, 1032, 256), (256, 9736, 128), (257, 24, 64)]
+        {
+            let uneven = |name: &str, shape: [usize; 2]| {
+                let x = values(&normals(name, &shape, DType::F64));
+                let x: Vec<f64> = x.iter().enumerate().map(|(i, x)| x * [0.1, 0.3, 0.2][i / k % 3]).collect();
+                cast(&Tensor::from_slice(&Device::Cpu, &shape, &x).unwrap(), DType::BF16).unwrap()
+            };
+            let inputs = [uneven("x", [m, k]), uneven("weight", [how.inputs() * f, k])];
+            let on = |device: &Device| {
+                let by_rows = |x: &Tensor| {
+                    quantized(&x.to_device(device).unwrap(), DType::E4M3, Granularity::PerRow, CodeCopies::Rows)
+                };
+                let [x, weight] = inputs.each_ref().map(|x| by_rows(x).unwrap());
+                let mut seen = CastStatistics::new(device, 1).unwrap();
+                let scale = CastScale::Own(Granularity::PerRow, CurrentScaling::default());
+                let to =
+                    Fp8Output { format: DType::E4M3, scale, copies: CodeCopies::Rows, statistics: &mut seen, slot: 0 };
+                let operands = [Operand::Rows(&x), Operand::Rows(&weight)];
+                let run =
+                    || product_activation_to(how, operands, DType::BF16, Accumulation::Exact, Output::Fp8(to)).unwrap();
+                let codes = match device {
+                    Device::Cuda(gpu) => {
+                        gpu.synchronize().unwrap();
+                        gpu.with_constant_weights(run)
+                    }
+                    _ => run(),
+                };
+                codes.fp8().unwrap()
+            };
+            let (cpu, gpu) = (on(&Device::Cpu), on(&gpu));
+            let what = format!("{how:?} of {m} x {f} x {k}");
+            // A product, and an activation that is rounded to another BF16 and then cast to the next code, 1/8 away.
+            let codes = [&cpu, &gpu].map(|q| q.codes.as_ref().unwrap());
+            assert_close(&what, codes[0], codes[1], Tolerance::Steps(DType::E4M3, 1.0));
+            assert_close(&what, &cpu.scale_inv, &gpu.scale_inv, Tolerance::Steps(DType::BF16, 4.0));
         }
     }
 }
