@@ -6,7 +6,7 @@ use crate::operand::{FrozenScale, Matrix, View, Views};
 use crate::recipe::ProductPrecision;
 use crate::scaling::{Casts, Slot};
 use ottava_tensor::ops::{CodeCopies, Output, Produced, transpose};
-use ottava_tensor::{QuantizedTensor, Tensor};
+use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
 use std::rc::Rc;
 
 /// The name of a matrix that has no cast, for messages.
@@ -121,7 +121,7 @@ impl OperandCast {
 
     /// Whether a producer writes only codes, with a scale for each row.
     pub fn writes_rows(&self, casts: &Casts) -> bool {
-        self.fused(casts).is_some_and(|slot| casts.scales.is_per_row(slot))
+        self.fused(casts).is_some_and(|slot| casts.scales.granularity(slot) == Granularity::PerRow)
     }
 
     /// Whether the linear of this cast has FP8 products in this pass.

@@ -194,11 +194,6 @@ impl Scales {
         self.slots[slot.0].1.granularity == Granularity::PerTensor
     }
 
-    /// Whether a cast in `slot` has one scale per row.
-    pub fn is_per_row(&self, slot: Slot) -> bool {
-        self.slots[slot.0].1.granularity == Granularity::PerRow
-    }
-
     /// See [`ScalingState::scale_rows`](super::ScalingState::scale_rows).
     pub(super) fn scale_rows(&mut self) -> bool {
         let is_known = |delayed: &Delayed| delayed.updates > 0 || delayed.first_step == FirstStep::Unscaled;

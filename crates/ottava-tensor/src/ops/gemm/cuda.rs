@@ -92,10 +92,12 @@ fn addresses(a: Operand, b: Operand) -> Result<GemmPointers> {
 /// a product leaves at least half of the multiprocessors idle; without scales it has smaller tiles.
 fn is_scaled_afterwards(gpu: &CudaDevice, spec: &GemmSpec) -> bool {
     let tiles = spec.m.div_ceil(128) * spec.n.div_ceil(128);
-    gpu.has_constant_weights()
-        && spec.scale == ScaleMode::PerRow
-        && spec.out == DType::BF16
-        && 2 * tiles <= gpu.sm_count()
+    leaves_scales(gpu, spec) && 2 * tiles <= gpu.sm_count()
+}
+
+/// Whether a kernel after this product may apply its scales: row scales, in inference.
+fn leaves_scales(gpu: &CudaDevice, spec: &GemmSpec) -> bool {
+    gpu.has_constant_weights() && spec.scale == ScaleMode::PerRow && spec.out == DType::BF16
 }
 
 /// Threads of a block that applies scales, with eight columns each.
@@ -111,7 +113,8 @@ fn unscaled_sums(gpu: &Arc<CudaDevice>, spec: GemmSpec, operands: GemmPointers, 
     Ok(sums)
 }
 
-/// Rows of products whose reader applies the scales. With row scales, cuBLASLt 13.1 only has tiles of 128 x 128, which suit other numbers of rows better.
+/// Rows of products whose reader applies the scales. With row scales, cuBLASLt 13.1 only has tiles of 128 x 128. Without scales it is faster with these
+/// rows, and not with more (docs/benchmarks.md); products of fewer rows have a kernel of their own.
 const READER_SCALES: std::ops::RangeInclusive<usize> = 129..=256;
 
 /// The sums of `gemm::unscaled`.
@@ -124,12 +127,7 @@ pub(super) fn unscaled(
     accumulation: Accumulation,
 ) -> Result<Option<Tensor>> {
     let spec = spec_of(a, b, out, accumulation)?;
-    let is_faster = gpu.has_constant_weights()
-        && spec.scale == ScaleMode::PerRow
-        && out == DType::BF16
-        && READER_SCALES.contains(&m)
-        && spec.n == n
-        && spec.k > 0;
+    let is_faster = leaves_scales(gpu, &spec) && READER_SCALES.contains(&m) && spec.n == n && spec.k > 0;
     is_faster.then(|| unscaled_sums(gpu, spec, addresses(a, b)?, out)).transpose()
 }
 

@@ -150,13 +150,11 @@ pub(super) fn unscaled<'a>(
     accumulation: Accumulation,
 ) -> Result<Option<UnscaledProduct<'a>>> {
     let (m, n) = check(a, b, out, accumulation)?;
+    let (Some((row_scale_inv, _)), Some((column_scale_inv, _))) = (a.scale_inv(), b.scale_inv()) else {
+        return Ok(None);
+    };
     let sums = cuda::unscaled(gpu, a, b, [m, n], out, accumulation)?;
-    Ok(match (sums, a.scale_inv(), b.scale_inv()) {
-        (Some(sums), Some((row_scale_inv, _)), Some((column_scale_inv, _))) => {
-            Some(UnscaledProduct { sums, row_scale_inv, column_scale_inv })
-        }
-        _ => None,
-    })
+    Ok(sums.map(|sums| UnscaledProduct { sums, row_scale_inv, column_scale_inv }))
 }
 
 /// What is added to a product.

@@ -23,7 +23,7 @@ kernel_source!(CLAMPED_FP8, "swiglu", "destination.cuh", "rows.cuh" + CLAMPED; R
 /// Fewer eights per block than a plain cast, since an activation takes more arithmetic.
 const ROW_KERNELS: RowKernels = RowKernels { few: ("swiglu_few_rows", 256), many: Some("swiglu_rows") };
 
-/// The same of a product without its scales.
+/// The kernels for a product whose scales they apply.
 const PRODUCT_KERNELS: RowKernels =
     RowKernels { few: ("swiglu_product_few_rows", 256), many: Some("swiglu_product_rows") };
 

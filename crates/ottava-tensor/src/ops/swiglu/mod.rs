@@ -98,8 +98,8 @@ pub fn activation_to(how: Activation, x: &Tensor, output: Output) -> Result<Prod
     }
 }
 
-/// [`activation_to`] of the product `a · bᵀ`, as of [`gemm_nt`] in type `x`. On a GPU in inference, if the output is FP8 with per-row scales, products of
-/// 129 to 256 rows are computed without scales and the activation applies these: cuBLASLt 13.1 is faster without them.
+/// [`activation_to`] of the product `a · bᵀ`, as of [`gemm_nt`] in type `x`. On a GPU in inference, if the output is FP8 with per-row scales and
+/// cuBLASLt computes the product faster without scales, the kernel of the activation applies them.
 pub fn product_activation_to(
     how: Activation,
     [a, b]: [Operand; 2],

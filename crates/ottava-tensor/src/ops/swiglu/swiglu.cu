@@ -227,7 +227,7 @@ struct Activations {
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const { return activated(raw.gate, raw.up); }
 };
 
-// Of a product without its scales, those of its rows and columns.
+// Of a product `x` without its scales: `of_rows` of its rows, `of_columns` of its columns.
 struct ProductActivations : Activations {
     const float *of_rows, *of_columns;
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int row, int column) const {
