@@ -24,6 +24,9 @@ pub struct Sequences {
     pub place: ShardPlace,
     /// I32 `[batch · seq_len / ranks]`: the position of each token in its document.
     pub positions: Tensor,
+    /// I32 `[batch · seq_len / ranks]`: at tokens of documents, the number of such tokens in the whole micro-batch; at padding, 0. Means over tokens
+    /// read it.
+    pub counted: Tensor,
     /// I32 `[max_documents + 1]`: where documents begin in the whole sequences, as [`attention`](ottava_tensor::ops::attention()) reads them; `None` where each
     /// sequence is one document.
     pub cu_seqlens: Option<Tensor>,
@@ -39,7 +42,8 @@ impl Sequences {
     pub fn at(device: &Device, batch: usize, seq_len: usize, start: usize) -> Result<Sequences> {
         let positions: Vec<i32> = (0..batch * seq_len).map(|token| (start + token % seq_len) as i32).collect();
         let positions = Tensor::from_slice(device, &[batch * seq_len], &positions)?;
-        Ok(Sequences { batch, seq_len, place: ShardPlace::ALONE, positions, cu_seqlens: None })
+        let counted = Tensor::from_slice(device, &[batch * seq_len], &vec![(batch * seq_len) as i32; batch * seq_len])?;
+        Ok(Sequences { batch, seq_len, place: ShardPlace::ALONE, positions, counted, cu_seqlens: None })
     }
 
     /// [`Sequences::new`] for the rank at `place` of those that divide each sequence.
@@ -54,9 +58,12 @@ impl Sequences {
         }
         let whole = Sequences::new(&Device::Cpu, batch, seq_len)?;
         let own = Sequences { place, ..whole };
-        let positions = own.own(&own.positions.to_vec::<i32>()?);
-        let positions = Tensor::from_slice(device, &[positions.len()], &positions)?;
-        Ok(Sequences { positions, ..own })
+        let of_rank = |tensor: &Tensor| -> Result<Tensor> {
+            let values = own.own(&tensor.to_vec::<i32>()?);
+            Ok(Tensor::from_slice(device, &[values.len()], &values)?)
+        };
+        let (positions, counted) = (of_rank(&own.positions)?, of_rank(&own.counted)?);
+        Ok(Sequences { positions, counted, ..own })
     }
 
     /// With room for `max_documents` documents; each sequence is one.
@@ -78,6 +85,26 @@ impl Sequences {
         let length = self.place.share(self.seq_len);
         let first = self.place.rank * length;
         values.chunks_exact(self.seq_len).flat_map(|row| &row[first..first + length]).copied().collect()
+    }
+
+    /// Declares the last `padding[row]` tokens of each sequence to be padding, which means over tokens leave out.
+    ///
+    /// Errors unless there is a number for each sequence, at most its length.
+    pub fn set_padding(&mut self, padding: &[usize]) -> Result<()> {
+        if padding.len() != self.batch || padding.iter().any(|&padding| padding > self.seq_len) {
+            return Err(Error::Data(format!(
+                "padding of a batch of {} x {}: {} sequences have padding, the longest of {} tokens",
+                self.batch,
+                self.seq_len,
+                padding.len(),
+                padding.iter().max().unwrap_or(&0)
+            )));
+        }
+        let tokens = (self.batch * self.seq_len - padding.iter().sum::<usize>()) as i32;
+        let row = |&padding: &usize| [vec![tokens; self.seq_len - padding], vec![0; padding]].concat();
+        let counted: Vec<i32> = padding.iter().flat_map(row).collect();
+        let own = self.own(&counted);
+        Ok(self.counted.write_bytes(bytemuck::cast_slice(&own))?)
     }
 
     /// Divides the tokens into documents of these lengths, in the order of the tokens.
@@ -128,8 +155,9 @@ pub struct Context<'a> {
     pub saved_activations: SavedActivations,
     /// The cache of keys and values to which attention adds, in inference; `None` in passes over whole sequences.
     pub paged: Option<PagedPass<'a>>,
-    /// F32 `[1]` (F64 for F64): the factor of the loss of a token in what backward differentiates; `None` if losses of layers do not count.
-    pub loss_scale: Option<&'a Tensor>,
+    /// F32 `[1]` (F64 for F64): the factor of the losses of layers in what backward differentiates; `None` if they do not count. Each is a mean
+    /// over the tokens of the micro-batch.
+    pub layer_loss_scale: Option<&'a Tensor>,
     /// Receives the products of the gradients of weights, in a backward that computes only gradients by inputs; `None` if backward
     /// computes both.
     pub deferred: Option<&'a mut DeferredWgrads>,
@@ -181,6 +209,22 @@ impl<'a> PagedPass<'a> {
 
     fn reborrow(&mut self) -> PagedPass<'_> {
         PagedPass { layers: &mut *self.layers, ..*self }
+    }
+}
+
+impl<'a> Context<'a> {
+    /// A pass over whole sequences that recomputes nothing, whose units have their own weights.
+    pub fn new(casts: Casts<'a>, sequences: &'a Sequences) -> Context<'a> {
+        Context {
+            casts,
+            loan: Loan::none(),
+            sequences,
+            recompute: Recompute::None,
+            saved_activations: SavedActivations::Exact,
+            paged: None,
+            layer_loss_scale: None,
+            deferred: None,
+        }
     }
 }
 

@@ -9,9 +9,8 @@ use crate::layers::{Linear, LinearConfig};
 use crate::level::{Formats, Gradients, Level, Masters};
 use crate::mode::Mode;
 use crate::models::{Decoder, DecoderConfig};
-use crate::param::{Builder, GradFormat, Loan, MemoryPolicy, Purpose, Split};
+use crate::param::{Builder, GradFormat, MemoryPolicy, Purpose, Split};
 use crate::recipe::{Recipe, RecipeName};
-use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::ScalingState;
 use ottava_tensor::bench::{Meter, Product, Rates, time_for};
 use ottava_tensor::ops::{cast, normal};
@@ -82,16 +81,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
     let (x, dy): (Tensor, Tensor) = (random(inputs, 1.0, 2)?, random(outputs, 1e-3, 3)?);
     let sequences = Sequences::new(device, 1, tokens)?;
     let pass = |linear: &mut Linear, scaling: &mut ScalingState| -> Result<()> {
-        let mut context = Context {
-            casts: scaling.casts(Mode::TRAINING),
-            loan: Loan::none(),
-            sequences: &sequences,
-            recompute: Recompute::None,
-            saved_activations: SavedActivations::Exact,
-            paged: None,
-            loss_scale: None,
-            deferred: None,
-        };
+        let mut context = Context::new(scaling.casts(Mode::TRAINING), &sequences);
         let (y, saved) = linear.forward(x.clone(), None, &mut context)?;
         drop(y);
         linear.backward(dy.clone(), saved, &mut context)?;

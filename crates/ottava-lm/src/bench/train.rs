@@ -243,7 +243,7 @@ struct RandomTokens {
 impl RandomTokens {
     fn draw(&mut self, rows: usize, seq_len: usize) -> Batch {
         let mut ids = || (0..rows * seq_len).map(|_| self.next()).collect();
-        Batch { inputs: ids(), targets: ids(), rows, seq_len, documents: None, padding: 0 }
+        Batch::whole(ids(), ids(), rows)
     }
 
     fn next(&mut self) -> i32 {

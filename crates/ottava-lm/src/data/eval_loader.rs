@@ -87,6 +87,7 @@ impl EvalLoader {
             self.next = if stop == end { (self.next.0 + 1, 0) } else { (self.next.0, stop) };
         }
         let padding = batch.seq_len - len;
+        batch.padding.push(padding);
         batch.inputs.extend(self.row[..len].iter().map(|&token| self.dataset.id(token) as i32));
         batch.inputs.resize(batch.inputs.len() + padding, self.dataset.meta().eos_id as i32);
         batch.targets.resize(batch.targets.len() + len - fresh, IGNORE_INDEX);

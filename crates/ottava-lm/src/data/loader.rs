@@ -29,8 +29,8 @@ pub struct Batch {
     /// The lengths of the documents in the order of the tokens, each within one row, with the padding at the end of a row as a document of
     /// its own; `None` where attention does not see their edges.
     pub documents: Option<Vec<usize>>,
-    /// Inputs at the ends of rows that belong to no document.
-    pub padding: usize,
+    /// By row, inputs at its end that belong to no document.
+    pub padding: Vec<usize>,
 }
 
 impl Batch {
@@ -38,7 +38,18 @@ impl Batch {
     pub(super) fn with_capacity(rows: usize, seq_len: usize) -> Batch {
         let size = rows * seq_len;
         let (inputs, targets) = (Vec::with_capacity(size), Vec::with_capacity(size));
-        Batch { inputs, targets, rows, seq_len, documents: None, padding: 0 }
+        Batch { inputs, targets, rows, seq_len, documents: None, padding: Vec::new() }
+    }
+
+    /// `rows` rows without padding, each one document.
+    pub fn whole(inputs: Vec<i32>, targets: Vec<i32>, rows: usize) -> Batch {
+        let seq_len = inputs.len() / rows;
+        Batch { inputs, targets, rows, seq_len, documents: None, padding: vec![0; rows] }
+    }
+
+    /// Inputs that belong to no document.
+    pub fn padding_tokens(&self) -> usize {
+        self.padding.iter().sum()
     }
 
     /// Its first `rows` rows.
@@ -53,8 +64,9 @@ impl Batch {
             inputs: self.inputs[..tokens].to_vec(),
             targets: self.targets[..tokens].to_vec(),
             rows,
+            seq_len: self.seq_len,
             documents: self.documents.as_ref().map(|all| all.iter().take_while(within).copied().collect()),
-            ..*self
+            padding: self.padding[..rows].to_vec(),
         }
     }
 
@@ -69,7 +81,7 @@ impl Batch {
             padded.targets.resize(padded.inputs.len(), IGNORE_INDEX);
             padded.documents.iter_mut().for_each(|documents| documents.push(self.seq_len));
             padded.rows += 1;
-            padded.padding += self.seq_len;
+            padded.padding.push(self.seq_len);
         }
         Cow::Owned(padded)
     }
@@ -195,7 +207,6 @@ impl SetRows {
     /// Appends the next row to `batch`. Returns the number of its tokens; padding is none. Errors with [`Error::Data`] when a file of tokens
     /// can no longer be read.
     pub(super) fn row(&mut self, batch: &mut Batch) -> Result<u64> {
-        let before = batch.padding;
         match &mut self.cursor {
             Cursor::Stream(stream) => stream.row(&self.dataset, &self.split, self.layout.seq_len, batch)?,
             Cursor::Whole(documents) => {
@@ -203,7 +214,7 @@ impl SetRows {
                 whole_documents(&self.dataset, &self.layout, &row, batch)?;
             }
         }
-        Ok((self.layout.seq_len - (batch.padding - before)) as u64)
+        Ok((self.layout.seq_len - batch.padding.last().expect("a row was appended")) as u64)
     }
 }
 
@@ -235,7 +246,7 @@ pub(super) fn append_document(dataset: &TokenDataset, tokens: &[u32], batch: &mu
 /// Pads `batch` to `end` inputs, with inputs that are no targets.
 pub(super) fn pad_row(dataset: &TokenDataset, end: usize, batch: &mut Batch) {
     let padding = end - batch.inputs.len();
-    batch.padding += padding;
+    batch.padding.push(padding);
     if padding > 0 {
         batch.inputs.resize(end, dataset.meta().eos_id as i32);
         batch.targets.resize(end, IGNORE_INDEX);
@@ -305,6 +316,7 @@ impl Stream {
         })?;
         batch.inputs.extend(tokens[..seq_len].iter().map(|&token| dataset.id(token) as i32));
         batch.targets.extend(tokens[1..].iter().map(|&token| dataset.target(token)));
+        batch.padding.push(0);
         Ok(())
     }
 

@@ -237,7 +237,7 @@ fn packed_validation_predicts_every_token_once() {
     expected.sort_unstable();
     assert_eq!(targets, expected);
     let (last, full) = batches.split_last().unwrap();
-    assert!(full.iter().all(|batch| batch.rows == 3) && last.padding < last.inputs.len());
+    assert!(full.iter().all(|batch| batch.rows == 3) && last.padding_tokens() < last.inputs.len());
     for batch in batches {
         let tokens = batch.rows * 32;
         assert_eq!((batch.inputs.len(), batch.documents.unwrap().iter().sum::<usize>()), (tokens, tokens));

@@ -43,7 +43,7 @@ fn shares_of_packed_rows_count_tokens_and_not_padding() {
     let mut tokens = 0;
     for step in 0..500 {
         let batch = batches.next_batch(2).unwrap();
-        tokens += (batch.inputs.len() - batch.padding) as u64;
+        tokens += (batch.inputs.len() - batch.padding_tokens()) as u64;
         assert_eq!(batches.tokens().iter().sum::<u64>(), tokens, "step {step}");
         for (share, &of_set) in [3, 2, 1].into_iter().zip(batches.tokens()) {
             assert!((6 * of_set).abs_diff(share * tokens) <= 6 * 16, "step {step}: {:?}", batches.tokens());

@@ -39,7 +39,7 @@ fn rows_of_rewards_have_one_target() {
             assert_eq!(targets, [rewarded], "{text}");
         }
         let tokens = records.tokens(0).unwrap() + records.tokens(1).unwrap();
-        assert_eq!(tokens + batch.padding, 4 * 24);
+        assert_eq!(tokens + batch.padding_tokens(), 4 * 24);
     }
 }
 

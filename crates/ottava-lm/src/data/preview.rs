@@ -42,7 +42,7 @@ pub fn count_targets(sets: &[DataSet], layout: RowLayout, seed: u64, rows: u64) 
     for _ in 0..rows {
         interrupt::check("counting targets")?;
         let batch = loader.next_batch(1)?;
-        counts[0] += (batch.inputs.len() - batch.padding) as u64;
+        counts[0] += (batch.inputs.len() - batch.padding_tokens()) as u64;
         counts[1] += batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as u64;
     }
     Ok(counts)

@@ -292,21 +292,19 @@ impl Linear {
         how: Accumulation,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let is_compared = context.casts.compares() && matches!(a, Operand::Rows(_) | Operand::Columns(_));
-        match addend {
-            Some(addend) if is_compared => Ok(ops::add(&self.product(which, a, b, None, how, context)?, addend)?),
-            Some(addend) => Ok(gemm_nt_plus(a, b, addend, how)?),
-            None => {
-                let product = gemm_nt(a, b, self.weight.dtype(), how)?;
-                if is_compared {
-                    let sampled = self.compare_product(which, &product, a, b, &mut context.casts)?;
-                    if which == Quantity::Fprop {
-                        self.keep_outputs(sampled, context)?;
-                    }
-                }
-                Ok(product)
+        let alone = || gemm_nt(a, b, self.weight.dtype(), how);
+        let result = match addend {
+            Some(addend) => gemm_nt_plus(a, b, addend, how)?,
+            None => alone()?,
+        };
+        if context.casts.compares() && matches!(a, Operand::Rows(_) | Operand::Columns(_)) {
+            let product = if addend.is_some() { alone()? } else { result.clone() };
+            let sampled = self.compare_product(which, &product, a, b, &mut context.casts)?;
+            if which == Quantity::Fprop {
+                self.keep_outputs(sampled, context)?;
             }
         }
+        Ok(result)
     }
 
     /// The views of the gradient by the output that dgrad and wgrad read; adds to the gradient of the bias.

@@ -62,8 +62,8 @@ pub struct BackwardPass<'a> {
     pub sequences: &'a Sequences,
     /// The precision of forward.
     pub precision: StepPrecision,
-    /// F32 `[1]` (F64 for F64): the factor of the loss of a token, which losses of routers have too.
-    pub loss_scale: &'a Tensor,
+    /// F32 `[1]` (F64 for F64): the factor of the losses of layers, which are means over the tokens of the micro-batch.
+    pub layer_loss_scale: &'a Tensor,
 }
 
 impl Decoder {
@@ -335,16 +335,7 @@ impl Decoder {
         mode: Mode,
         units: &mut dyn Units,
     ) -> Result<Tensor> {
-        let mut context = Context {
-            casts: self.scaling.casts(mode),
-            loan: Loan::none(),
-            sequences,
-            recompute: Recompute::None,
-            saved_activations: SavedActivations::Exact,
-            paged: None,
-            loss_scale: None,
-            deferred: None,
-        };
+        let mut context = Context::new(self.scaling.casts(mode), sequences);
         self.stages[stage].forward_only(x, &mut context, units)
     }
 
@@ -427,13 +418,13 @@ impl Decoder {
         &mut self,
         stage: usize,
         (dy, saved): (Tensor, StageSaved),
-        BackwardPass { sequences, precision, loss_scale }: BackwardPass,
+        BackwardPass { sequences, precision, layer_loss_scale }: BackwardPass,
         units: &mut dyn Units,
         deferred: Option<&mut DeferredWgrads>,
     ) -> Result<Option<Tensor>> {
         let _scope = self.device.scope("backward");
         let (stage, context) = self.training(stage, sequences, precision, deferred);
-        let mut context = Context { loss_scale: Some(loss_scale), ..context };
+        let mut context = Context { layer_loss_scale: Some(layer_loss_scale), ..context };
         stage.backward(dy, saved, &mut context, units)
     }
 
@@ -450,16 +441,9 @@ impl Decoder {
         precision: StepPrecision,
         deferred: Option<&'a mut DeferredWgrads>,
     ) -> (&'a mut Stage, Context<'a>) {
-        let context = Context {
-            casts: self.scaling.casts(Mode::training(precision)),
-            loan: Loan::none(),
-            sequences,
-            recompute: self.recompute,
-            saved_activations: self.saved_activations,
-            paged: None,
-            loss_scale: None,
-            deferred,
-        };
+        let (recompute, saved_activations) = (self.recompute, self.saved_activations);
+        let casts = self.scaling.casts(Mode::training(precision));
+        let context = Context { recompute, saved_activations, deferred, ..Context::new(casts, sequences) };
         (&mut self.stages[stage], context)
     }
 

@@ -5,8 +5,7 @@ use super::stage::Stage;
 use crate::context::{Context, PagedPass};
 use crate::error::Result;
 use crate::mode::Mode;
-use crate::param::{Loan, Resident};
-use crate::recompute::{Recompute, SavedActivations};
+use crate::param::Resident;
 use crate::scaling::{Casts, Recorder, Scales};
 use ottava_tensor::ops::{AttentionSpec, KvBlocks};
 use ottava_tensor::{DType, Device, Tensor};
@@ -73,14 +72,8 @@ impl KvCache {
     pub(super) fn forward(&mut self, stage: &Stage, scales: &Scales, batch: &InferenceBatch) -> Result<Tensor> {
         let KvCache { layers, groups, recorder } = self;
         let mut context = Context {
-            casts: Casts { scales, recorder, mode: Mode::INFERENCE },
-            loan: Loan::none(),
-            sequences: &batch.positions,
-            recompute: Recompute::None,
-            saved_activations: SavedActivations::Exact,
-            loss_scale: None,
-            deferred: None,
             paged: Some(PagedPass { layers, groups, batches: &batch.by_group(), is_whole: batch.is_whole }),
+            ..Context::new(Casts { scales, recorder, mode: Mode::INFERENCE }, &batch.positions)
         };
         stage.forward_only(&batch.ids, &mut context, &mut Resident)
     }

@@ -233,7 +233,7 @@ impl DryRun {
             let _scope = device.scope("comparison");
             let tokens = vec![0; rows * seq_len];
             let (inputs, targets) = (tokens.clone(), tokens);
-            let batch = Batch { inputs, targets, rows, seq_len, documents: None, padding: 0 };
+            let batch = Batch::whole(inputs, targets, rows);
             if compares {
                 run.compare(&batch.first_rows(s.sentinel_sequences))?;
             }

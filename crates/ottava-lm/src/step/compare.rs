@@ -1,15 +1,14 @@
 //! Runs forward and backward of one micro-batch twice without an update: in the recipe's precision and in the compute type, or both times in
 //! the same.
 
-use super::action::Action;
 use super::check::Places;
-use super::run::name;
-use super::{MicroBatch, Program, TrainStep, total};
+use super::passes::SideBySide;
+use super::{LossScale, MicroBatch, Program, ProgramInputs, TrainStep, total, write_scalar};
 use crate::data::Batch;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::mode::StepPrecision;
-use crate::models::{ComparedSaved, Decoder};
-use crate::parallel::{Exchange, Message, Schedule, ScheduleKind};
+use crate::models::Decoder;
+use crate::parallel::{Schedule, ScheduleKind, Shared};
 use crate::scaling::{Compared, Comparison, Observer, PrecisionComparison, Quantity, sampling_step};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
@@ -49,7 +48,7 @@ impl TrainStep {
         let [by_recipe, high, targets, tokens, sampled] = std::array::from_fn(sum_of);
         let targets = targets.max(1.0);
         // Backward starts from this multiple of the gradient of the summed loss.
-        let per_unit = self.loss_scale.value / self.units() as f64;
+        let per_unit = self.loss_scale_value / self.units() as f64;
         let loss_per_square = tokens / (sampled * targets * per_unit * per_unit);
         let own: Vec<Bits> = own.into_iter().map(bits).collect();
         let all = ranks.all("comparisons of tensors", Ok(own))?;
@@ -89,6 +88,21 @@ impl TrainStep {
         Ok(Repeated { different, digests })
     }
 
+    /// The factors of losses for one micro-batch alone on each rank: the factor of a unit is the same as in a step, and losses of layers have the
+    /// weight that they have in a step of this micro-batch.
+    fn loss_scale_of(&self, micro_batch: &MicroBatch) -> Result<LossScale> {
+        let ranks = self.partition.ranks();
+        let own = micro_batch.targets.to_vec::<i32>()?.into_iter().filter(|&target| target != IGNORE_INDEX).count();
+        let all = ranks.gather("targets of a comparison", [own as f64])?;
+        let targets = ranks.among(Shared::Tokens, &all).map(|[targets]| targets).sum::<f64>();
+        let micro_batches = self.micro_batches_of_all() / self.micro_batches.len();
+        let per_unit = self.loss_scale_value / self.units() as f64;
+        let LossScale { per_unit: of_unit, per_micro_batch } = &self.loss_scale;
+        let mut per_micro_batch = per_micro_batch.empty_like()?;
+        write_scalar(&mut per_micro_batch, per_unit * targets / micro_batches as f64)?;
+        Ok(LossScale { per_unit: of_unit.clone(), per_micro_batch })
+    }
+
     /// The schedule of one micro-batch.
     fn schedule_of_comparison(&self) -> Schedule {
         let kind = match self.schedule.kind {
@@ -110,70 +124,15 @@ impl TrainStep {
         let pipeline = self.partition.ranks().pipeline();
         program.check(&Places::new(pipeline.size(), pipeline.rank(), model.stages()), 1)?;
         model.begin_comparison(precisions, observer);
-        let ran = self.run_comparison(program, model, micro_batch);
+        let loss_scale = self.loss_scale_of(micro_batch)?;
+        let (micro_batches, precision) = (std::slice::from_ref(micro_batch), precisions[0]);
+        let inputs =
+            ProgramInputs { micro_batches, loss_scale: Some(&loss_scale), precision, partition: &self.partition };
+        let ran = program.run_passes(&SideBySide { loss_scale: &loss_scale }, model, &inputs, None);
         let compared = model.end_comparison();
-        let (losses, compared) = (ran?, compared?);
+        let (losses, compared) = (ran?.pop(), compared?);
         self.partition.ranks().compare_gpu_calls("a comparison of two passes")?;
         Ok(ComparedPasses { losses, compared })
-    }
-
-    fn run_comparison(
-        &self,
-        program: &Program,
-        model: &mut Decoder,
-        micro_batch: &MicroBatch,
-    ) -> Result<Option<[Tensor; 2]>> {
-        let mut exchange = Exchange::of_weights(&self.partition);
-        let mut messages = self.partition.ranks().messages();
-        let MicroBatch { inputs, targets, sequences, .. } = micro_batch;
-        let (mut x, mut dy): (Option<[Tensor; 2]>, Option<[Tensor; 2]>) = (None, None);
-        let (mut saved, mut losses): (Vec<ComparedSaved>, _) = (Vec::new(), None);
-        for action in &program.actions {
-            match *action {
-                Action::Forward { stage, .. } => {
-                    let before = x.take().unwrap_or_else(|| [inputs.clone(), inputs.clone()]);
-                    let (y, of_stage) = model.compare_forward(stage, &before, sequences, &mut exchange)?;
-                    x = Some(y);
-                    saved.push(of_stage);
-                }
-                Action::Loss { .. } => {
-                    let normed = x.take().expect(CHECKED);
-                    let scale = &self.loss_scale.per_unit;
-                    let (of_tokens, gradients) = model.compare_losses(&normed, targets, scale, &mut exchange)?;
-                    (losses, dy) = (Some(of_tokens), Some(gradients));
-                }
-                Action::Backward { stage, .. } => {
-                    let (gradients, of_stage) = (dy.take().expect(CHECKED), saved.pop().expect(CHECKED));
-                    dy = Some(model.compare_backward(stage, gradients, of_stage, sequences, &mut exchange)?);
-                }
-                Action::Send { message, .. } => {
-                    let sent = match message {
-                        Message::Activation => x.take(),
-                        Message::Gradient => dy.take(),
-                    };
-                    for tensor in sent.expect(CHECKED) {
-                        messages.send(message, &name(message, 0), &tensor)?;
-                    }
-                }
-                Action::Receive { message, .. } => {
-                    let place = model.scaling().scales().layer_ranks().place(Axis::Tensor);
-                    let shape = [place.share(inputs.len()), model.config().channels];
-                    let mut receive = || {
-                        let into = Tensor::empty(model.device(), &shape, model.recipe().compute)?;
-                        messages.receive(message, &name(message, 0), into)
-                    };
-                    let received = Some([receive()?, receive()?]);
-                    match message {
-                        Message::Activation => x = received,
-                        Message::Gradient => dy = received,
-                    }
-                }
-                Action::StoreLosses { .. } | Action::Reduce | Action::SumTied | Action::Norm | Action::Update => {
-                    return Err(Error::Program(format!("a comparison has no action like: {action}")));
-                }
-            }
-        }
-        Ok(losses)
     }
 }
 
@@ -213,6 +172,3 @@ fn bits(Comparison { name, quantity, sums }: Comparison) -> Bits {
 fn comparison((name, quantity, sums): Bits) -> Comparison {
     Comparison { name, quantity, sums: sums.map(f64::from_bits) }
 }
-
-/// Why a tensor that an action takes is there.
-const CHECKED: &str = "the program was checked";

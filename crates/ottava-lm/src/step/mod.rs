@@ -5,6 +5,7 @@
 mod action;
 mod check;
 mod compare;
+mod passes;
 mod preference;
 mod preference_steps;
 mod program;
@@ -17,7 +18,7 @@ pub use check::Places;
 pub use compare::Repeated;
 pub use preference::{MicroBatchPreference, Preference, PreferenceSums};
 pub use program::{Program, Reductions};
-pub use run::{MicroBatch, ProgramInputs, Results, StepEnd};
+pub use run::{LossScale, MicroBatch, ProgramInputs, Results, StepEnd};
 
 use crate::capture::{Capture, Launch};
 use crate::context::Sequences;
@@ -48,25 +49,17 @@ pub struct TrainStep {
     norm_limit: f64,
     /// One capture for steps by the recipe and one for steps in high precision, so that alternating between them discards neither.
     captures: [Capture; 2],
-    loss_scale: LossScaleOnDevice,
+    /// The factor of the loss of a step, so that gradients do not underflow in FP16; the update divides by it.
+    loss_scale_value: f64,
+    loss_scale: LossScale,
     /// The ranks that run a step together, with equal numbers of rows, and how they divide the model.
     partition: Partition,
 }
 
-/// The factor of the loss of a step, so that gradients do not underflow in FP16; the update divides by it.
-struct LossScaleOnDevice {
-    value: f64,
-    /// `value / units`, the losses of a step, `[1]`, F32 (F64 for F64). Backward reads it from device memory, so a replayed step uses the current value.
-    per_unit: Tensor,
-}
-
-impl LossScaleOnDevice {
-    fn set(&mut self, value: f64, units: usize) -> Result<()> {
-        let per_unit = Tensor::from_slice(&Device::Cpu, &[1], &[value / units as f64])?;
-        self.per_unit.write_bytes(&cast(&per_unit, self.per_unit.dtype())?.read_bytes()?)?;
-        self.value = value;
-        Ok(())
-    }
+/// Writes `value` into a tensor `[1]`.
+fn write_scalar(tensor: &mut Tensor, value: f64) -> Result<()> {
+    let value = Tensor::from_slice(&Device::Cpu, &[1], &[value])?;
+    Ok(tensor.write_bytes(&cast(&value, tensor.dtype())?.read_bytes()?)?)
 }
 
 /// The result of a step.
@@ -101,8 +94,9 @@ impl TrainStep {
         partition: Partition,
     ) -> Result<TrainStep> {
         let (device, micro_batches) = (model.device(), schedule.micro_batches);
-        let sequences = Sequences::divided(device, rows, seq_len, partition.ranks().place(Axis::Context))?;
-        let tokens = sequences.positions.len();
+        let place = partition.ranks().place(Axis::Context);
+        let sequences = || Sequences::divided(device, rows, seq_len, place);
+        let tokens = sequences()?.positions.len();
         let ids = || {
             (0..micro_batches).map(|_| Ok(Tensor::zeros(device, &[tokens], DType::I32)?)).collect::<Result<Vec<_>>>()
         };
@@ -112,25 +106,28 @@ impl TrainStep {
         let scalar = || Tensor::empty(device, &[1], DType::F32);
         let reduce_error = partition.sends_codes().then(scalar).transpose()?;
         let results = Results { losses, norm: scalar()?, limit: None, reduce_error };
-        let mut loss_scale = LossScaleOnDevice { value: 1.0, per_unit: Tensor::empty(device, &[1], real)? };
-        loss_scale.set(1.0, micro_batches * tokens * partition.ranks().sharing(Shared::Tokens).size())?;
+        let scalar_of_sums = || Tensor::empty(device, &[1], real);
+        let loss_scale = LossScale { per_unit: scalar_of_sums()?, per_micro_batch: scalar_of_sums()? };
         let micro_batch =
-            |(inputs, targets)| MicroBatch { inputs, targets, sequences: sequences.clone(), preference: None };
+            |(inputs, targets)| Ok(MicroBatch { inputs, targets, sequences: sequences()?, preference: None });
         let reductions = Reductions::for_step(partition.ranks().reducing(), partition.zero());
         let (rank, is_tied) = (partition.ranks().pipeline().rank(), model.is_tied());
-        Ok(TrainStep {
+        let mut step = TrainStep {
             program: Program::step_of(&schedule, rank, reductions, is_tied),
             schedule,
-            micro_batches: inputs.into_iter().zip(targets).map(micro_batch).collect(),
+            micro_batches: inputs.into_iter().zip(targets).map(micro_batch).collect::<Result<_>>()?,
             units_per_micro_batch: tokens,
             targets: vec![tokens; micro_batches],
             padding: vec![0; micro_batches],
             results,
             norm_limit: f64::INFINITY,
             captures: [Capture::on(device), Capture::on(device)],
+            loss_scale_value: 1.0,
             loss_scale,
             partition,
-        })
+        };
+        step.write_loss_scale()?;
+        Ok(step)
     }
 
     /// The same steps, with rows of at most `max_documents` documents each.
@@ -179,10 +176,14 @@ impl TrainStep {
 
     /// Sets the factor of the loss in later steps.
     pub fn set_loss_scale(&mut self, loss_scale: f64) -> Result<()> {
-        match loss_scale == self.loss_scale.value {
-            true => Ok(()),
-            false => self.loss_scale.set(loss_scale, self.units()),
-        }
+        self.loss_scale_value = loss_scale;
+        self.write_loss_scale()
+    }
+
+    /// Writes the factor of the loss of a unit.
+    fn write_loss_scale(&mut self) -> Result<()> {
+        let per_unit = self.loss_scale_value / self.units() as f64;
+        write_scalar(&mut self.loss_scale.per_unit, per_unit)
     }
 
     /// Loads a micro-batch for the next step.
@@ -191,6 +192,7 @@ impl TrainStep {
         let own_targets = sequences.own(&batch.targets);
         inputs.write_bytes(bytemuck::cast_slice(&sequences.own(&batch.inputs)))?;
         targets.write_bytes(bytemuck::cast_slice(&own_targets))?;
+        sequences.set_padding(&batch.padding)?;
         match (&batch.documents, sequences.cu_seqlens.is_some()) {
             (Some(lengths), true) => sequences.set_documents(lengths)?,
             (None, false) => {}
@@ -198,7 +200,7 @@ impl TrainStep {
         }
         self.targets[micro_batch] = own_targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
         // Of the ranks that divide the sequences, the first one counts all.
-        self.padding[micro_batch] = if sequences.place.rank == 0 { batch.padding } else { 0 };
+        self.padding[micro_batch] = if sequences.place.rank == 0 { batch.padding.iter().sum() } else { 0 };
         Ok(())
     }
 
@@ -206,7 +208,8 @@ impl TrainStep {
     ///
     /// Backward divides the loss by the number of all tokens of the step, and the update multiplies by tokens / target tokens. So the
     /// gradients that casts measure do not depend on the number of ignored targets, and without ignored targets the factor is exactly 1, as
-    /// it is for preferences.
+    /// it is for preferences. Losses of layers are means over the tokens of a micro-batch: backward multiplies them by target tokens / tokens,
+    /// so that the update sees the gradient of their mean over all micro-batches.
     ///
     /// Errors with [`Error::NoTargets`] on all ranks, without changing anything, when all targets are ignored.
     pub fn run(
@@ -228,8 +231,10 @@ impl TrainStep {
             let text = "a step has no target token: the loss mask of all its sequences is empty";
             return Err(Error::NoTargets(text.into()));
         }
-        let gradient_scale = self.loss_scale.value * (targets / self.units() as f64);
+        let gradient_scale = self.loss_scale_value * (targets / self.units() as f64);
         optimizer.begin_step(learning_rate, gradient_scale)?;
+        let per_micro_batch = gradient_scale / self.micro_batches_of_all() as f64;
+        write_scalar(&mut self.loss_scale.per_micro_batch, per_micro_batch)?;
         let limit = (self.norm_limit * gradient_scale) as f32;
         if let Some(on_device) = &mut self.results.limit {
             on_device.write_bytes(&limit.to_le_bytes())?;
@@ -291,6 +296,12 @@ impl TrainStep {
         units * self.partition.ranks().sharing(Shared::Tokens).size()
     }
 
+    /// Micro-batches of a step over all ranks.
+    fn micro_batches_of_all(&self) -> usize {
+        let ranks = self.partition.ranks();
+        self.micro_batches.len() * ranks.sharing(Shared::Tokens).size() / ranks.place(Axis::Context).ranks
+    }
+
     fn capture(&mut self, precision: StepPrecision) -> &mut Capture {
         &mut self.captures[usize::from(precision == StepPrecision::High)]
     }
@@ -324,7 +335,7 @@ impl TrainStep {
 
     fn enqueue(&mut self, model: &mut Decoder, optimizer: &mut dyn Optimizer, precision: StepPrecision) -> Result<()> {
         let TrainStep { program, micro_batches, results, loss_scale, partition, .. } = self;
-        let loss_scale = Some(&loss_scale.per_unit);
+        let loss_scale = Some(&*loss_scale);
         let inputs = ProgramInputs { micro_batches, loss_scale, precision, partition };
         program.run(model, &inputs, Some(StepEnd { optimizer, results })).map(drop)
     }
@@ -333,7 +344,7 @@ impl TrainStep {
     /// micro-batches again, since an update drops the gradients.
     pub fn first_bad_gradient(&self, model: &mut Decoder, precision: StepPrecision) -> Result<Option<String>> {
         let TrainStep { schedule, micro_batches, loss_scale, partition, .. } = self;
-        let inputs = ProgramInputs { micro_batches, loss_scale: Some(&loss_scale.per_unit), precision, partition };
+        let inputs = ProgramInputs { micro_batches, loss_scale: Some(loss_scale), precision, partition };
         Program::gradients_of(schedule, partition.ranks().pipeline().rank()).run(model, &inputs, None)?;
         let mut bad = None;
         for param in model.parameters() {

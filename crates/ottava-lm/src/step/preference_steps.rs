@@ -25,7 +25,7 @@ impl TrainStep {
         self.results.losses = Tensor::empty(&device, &[micro_batches, 3 * sequences], dtype)?;
         self.units_per_micro_batch = sequences / how.loss.sequences();
         self.targets = vec![self.units_per_micro_batch; micro_batches];
-        self.loss_scale.set(self.loss_scale.value, self.units())?;
+        self.write_loss_scale()?;
         Ok(self)
     }
 

@@ -2,14 +2,15 @@
 
 use super::action::Action;
 use super::check::Places;
+use super::passes::{Passes, Single};
 use super::preference::MicroBatchPreference;
 use super::program::Program;
 use crate::context::{DeferredWgrads, Sequences};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::layer_ranks::ShardPlace;
-use crate::mode::{Mode, Pass, StepPrecision};
-use crate::models::{BackwardPass, Decoder, StageSaved};
+use crate::mode::{Pass, StepPrecision};
+use crate::models::Decoder;
 use crate::optim::Optimizer;
 use crate::parallel::{Exchange, Message, Messages, Part, Partition};
 use crate::param::Grad;
@@ -38,6 +39,7 @@ impl MicroBatch {
             sequences = sequences.with_documents(lengths.len().max(batch.rows))?;
             sequences.set_documents(lengths)?;
         }
+        sequences.set_padding(&batch.padding)?;
         let tensor = |ids: Vec<i32>| Tensor::from_slice(device, &[ids.len()], &ids);
         let (inputs, targets) = (tensor(sequences.own(&batch.inputs))?, tensor(sequences.own(&batch.targets))?);
         Ok(MicroBatch { inputs, targets, sequences, preference: None })
@@ -48,12 +50,20 @@ impl MicroBatch {
 pub struct ProgramInputs<'a> {
     /// The micro-batches, by number.
     pub micro_batches: &'a [MicroBatch],
-    /// The factor of the losses of which backward computes the gradient, F32 `[1]` (F64 for F64); `None` for an evaluation.
-    pub loss_scale: Option<&'a Tensor>,
+    /// The factors of the losses of which backward computes the gradient; `None` for an evaluation.
+    pub loss_scale: Option<&'a LossScale>,
     /// The precision of products.
     pub precision: StepPrecision,
     /// The ranks that run the program, and how they divide the model.
     pub partition: &'a Partition,
+}
+
+/// The factors of losses in what backward differentiates, on the device: F32 `[1]` each (F64 for F64), which a replayed step reads anew.
+pub struct LossScale {
+    /// The factor of each loss of the model: of a token, or of preferences.
+    pub per_unit: Tensor,
+    /// The factor of the losses of layers, which are means over the tokens of a micro-batch.
+    pub per_micro_batch: Tensor,
 }
 
 /// The results of a step, on the device.
@@ -82,7 +92,7 @@ impl Program {
     ///
     /// Errors with [`Error::Program`], before anything runs, if [`Program::check`] rejects the program or an input that it needs is
     /// missing.
-    pub fn run(&self, model: &mut Decoder, inputs: &ProgramInputs, mut end: Option<StepEnd>) -> Result<Vec<Tensor>> {
+    pub fn run(&self, model: &mut Decoder, inputs: &ProgramInputs, end: Option<StepEnd>) -> Result<Vec<Tensor>> {
         let pipeline = inputs.partition.ranks().pipeline();
         let places = Places::new(pipeline.size(), pipeline.rank(), model.stages());
         self.check(&places, inputs.micro_batches.len())?;
@@ -96,13 +106,26 @@ impl Program {
                 "the program has an action ({action}) that needs a loss scale, an optimizer or results which were not given"
             )));
         }
+        let ProgramInputs { loss_scale, precision, .. } = *inputs;
+        let losses = self.run_passes(&Single { pass: self.pass, precision, loss_scale }, model, inputs, end)?;
+        Ok(losses.into_iter().map(|[losses]| losses).collect())
+    }
+
+    /// Enqueues all actions of `passes`. Returns the losses that no action stored, in the order of the micro-batches.
+    pub(super) fn run_passes<const N: usize, P: Passes<N>>(
+        &self,
+        passes: &P,
+        model: &mut Decoder,
+        inputs: &ProgramInputs,
+        mut end: Option<StepEnd>,
+    ) -> Result<Vec<[Tensor; N]>> {
         let exchange = match self.reduces() {
             true => Exchange::of_step(inputs.partition),
             false => Exchange::of_weights(inputs.partition),
         };
         let slots = inputs.micro_batches.iter().map(|_| Slot::default()).collect();
         let messages = inputs.partition.ranks().messages();
-        let mut execution = Execution { pass: self.pass, model, inputs, exchange, messages, slots };
+        let mut execution = Execution { passes, model, inputs, exchange, messages, slots };
         for action in &self.actions {
             match (action, &mut end) {
                 (Action::Forward { stage, micro_batch }, _) => execution.forward(*stage, *micro_batch)?,
@@ -115,13 +138,18 @@ impl Program {
                 (Action::Receive { message, micro_batch, .. }, _) => execution.receive(*message, *micro_batch)?,
                 (Action::SumTied, _) => execution.sum_tied()?,
                 (Action::StoreLosses { micro_batch }, Some(StepEnd { results, .. })) => {
-                    let losses = execution.slots[*micro_batch].losses.take().expect(CHECKED);
-                    results.losses.copy_from(*micro_batch, &losses)?;
+                    for losses in execution.slots[*micro_batch].losses.take().expect(CHECKED) {
+                        results.losses.copy_from(*micro_batch, &losses)?;
+                    }
                 }
                 (Action::Reduce, Some(end)) => execution.reduce(end.results)?,
                 (Action::Norm, Some(end)) => execution.norm(end.results)?,
                 (Action::Update, Some(end)) => execution.update(end)?,
-                (_, None) => unreachable!("{CHECKED}"),
+                (action, None) => {
+                    return Err(Error::Program(format!(
+                        "the program ends without an update, and has an action: {action}"
+                    )));
+                }
             }
         }
         Ok(execution.slots.into_iter().filter_map(|slot| slot.losses).collect())
@@ -131,99 +159,82 @@ impl Program {
 /// Why a slot contains what an action takes from it.
 const CHECKED: &str = "the program was checked";
 
-/// The tensors of a micro-batch in flight between actions.
-#[derive(Default)]
-struct Slot {
+/// The tensors of a micro-batch in flight between actions, one for each of `N` passes.
+struct Slot<const N: usize, S> {
     /// The output of the last forward, for the next stage or the loss.
-    activation: Option<Tensor>,
+    activation: Option<[Tensor; N]>,
     /// The activations that forward of each stage saved for its backward.
-    saved: Vec<StageSaved>,
+    saved: Vec<S>,
     /// The gradient from which the next backward starts.
-    gradient: Option<Tensor>,
+    gradient: Option<[Tensor; N]>,
     /// By stage, the products that backward has deferred.
     deferred: HashMap<usize, DeferredWgrads>,
-    losses: Option<Tensor>,
+    losses: Option<[Tensor; N]>,
+}
+
+impl<const N: usize, S> Default for Slot<N, S> {
+    fn default() -> Slot<N, S> {
+        Slot { activation: None, saved: Vec::new(), gradient: None, deferred: HashMap::new(), losses: None }
+    }
 }
 
 /// The state of a running program.
-struct Execution<'a> {
-    pass: Pass,
+struct Execution<'a, const N: usize, P: Passes<N>> {
+    passes: &'a P,
     model: &'a mut Decoder,
     inputs: &'a ProgramInputs<'a>,
     exchange: Exchange<'a>,
     messages: Messages<'a>,
     /// By micro-batch.
-    slots: Vec<Slot>,
+    slots: Vec<Slot<N, P::Saved>>,
 }
 
-impl Execution<'_> {
+impl<const N: usize, P: Passes<N>> Execution<'_, N, P> {
     fn forward(&mut self, stage: usize, micro_batch: usize) -> Result<()> {
-        let Execution { pass, model, inputs, exchange, slots, .. } = self;
-        let MicroBatch { inputs: ids, sequences, .. } = &inputs.micro_batches[micro_batch];
+        let Execution { passes, model, inputs, exchange, slots, .. } = self;
         let slot = &mut slots[micro_batch];
         let before = slot.activation.take();
-        let x = before.as_ref().unwrap_or(ids);
-        slot.activation = Some(match pass {
-            Pass::Training => {
-                let (y, saved) = model.forward(stage, x, sequences, inputs.precision, exchange)?;
-                slot.saved.push(saved);
-                y
-            }
-            pass => {
-                let mode = Mode { pass: *pass, precision: inputs.precision };
-                model.forward_only(stage, x, sequences, mode, exchange)?
-            }
-        });
+        let (y, saved) = passes.forward(model, stage, before, &inputs.micro_batches[micro_batch], exchange)?;
+        slot.activation = Some(y);
+        slot.saved.extend(saved);
         Ok(())
     }
 
     fn loss(&mut self, micro_batch: usize) -> Result<()> {
-        let Execution { pass, model, inputs, exchange, slots, .. } = self;
-        let MicroBatch { targets, preference, .. } = &inputs.micro_batches[micro_batch];
+        let Execution { passes, model, inputs, exchange, slots, .. } = self;
         let slot = &mut slots[micro_batch];
         let normed = slot.activation.take().expect(CHECKED);
-        slot.losses = Some(match pass {
-            Pass::Training => {
-                let scale = inputs.loss_scale.expect(CHECKED);
-                let (losses, dnormed) = match preference {
-                    None => model.losses_and_gradient(&normed, targets, scale, exchange)?,
-                    Some(preference) => preference.losses_and_gradient(model, &normed, targets, scale, exchange)?,
-                };
-                slot.gradient = Some(dnormed);
-                losses
-            }
-            _ => model.losses(&normed, targets, exchange)?,
-        });
+        let (losses, gradient) = passes.losses(model, normed, &inputs.micro_batches[micro_batch], exchange)?;
+        (slot.losses, slot.gradient) = (Some(losses), gradient);
         Ok(())
     }
 
     fn backward(&mut self, stage: usize, micro_batch: usize, part: Part) -> Result<()> {
-        let Execution { model, inputs, exchange, slots, .. } = self;
-        let (sequences, slot) = (&inputs.micro_batches[micro_batch].sequences, &mut slots[micro_batch]);
+        let Execution { passes, model, inputs, exchange, slots, .. } = self;
+        let (micro_batch, slot) = (&inputs.micro_batches[micro_batch], &mut slots[micro_batch]);
         if part == Part::Wgrad {
             return model.wgrads(stage, slot.deferred.remove(&stage).expect(CHECKED), exchange);
         }
-        let (dy, saved) = (slot.gradient.take().expect(CHECKED), slot.saved.pop().expect(CHECKED));
-        let loss_scale = inputs.loss_scale.expect(CHECKED);
-        let pass = BackwardPass { sequences, precision: inputs.precision, loss_scale };
+        let before = (slot.gradient.take().expect(CHECKED), slot.saved.pop().expect(CHECKED));
         slot.gradient = match part {
             Part::Dgrad => {
-                let (dx, deferred) = model.dgrads(stage, dy, saved, pass, exchange)?;
+                let (dx, deferred) = passes.dgrads(model, stage, before, micro_batch, exchange)?;
                 slot.deferred.insert(stage, deferred);
                 dx
             }
-            Part::Both | Part::Wgrad => model.backward(stage, dy, saved, pass, exchange)?,
+            Part::Both | Part::Wgrad => passes.backward(model, stage, before, micro_batch, exchange)?,
         };
         Ok(())
     }
 
     fn send(&mut self, message: Message, micro_batch: usize) -> Result<()> {
         let slot = &mut self.slots[micro_batch];
-        let tensor = match message {
+        let tensors = match message {
             Message::Activation => slot.activation.take(),
             Message::Gradient => slot.gradient.take(),
         };
-        self.messages.send(message, &name(message, micro_batch), &tensor.expect(CHECKED))
+        let name = name(message, micro_batch);
+        tensors.expect(CHECKED).iter().try_for_each(|tensor| self.messages.send(message, &name, tensor))
     }
 
     /// Outputs of stages and their gradients have the compute type, and the tokens of this rank, if ranks divide tokens.
@@ -231,12 +242,17 @@ impl Execution<'_> {
         let place = self.model.scaling().scales().layer_ranks().place(Axis::Tensor);
         let tokens = place.share(self.inputs.micro_batches[micro_batch].inputs.len());
         let shape = [tokens, self.model.config().channels];
-        let tensor = Tensor::empty(self.model.device(), &shape, self.model.recipe().compute)?;
-        let tensor = self.messages.receive(message, &name(message, micro_batch), tensor)?;
+        let name = name(message, micro_batch);
+        let mut received = Vec::with_capacity(N);
+        for _ in 0..N {
+            let into = Tensor::empty(self.model.device(), &shape, self.model.recipe().compute)?;
+            received.push(self.messages.receive(message, &name, into)?);
+        }
+        let received: Option<[Tensor; N]> = received.try_into().ok();
         let slot = &mut self.slots[micro_batch];
         match message {
-            Message::Activation => slot.activation = Some(tensor),
-            Message::Gradient => slot.gradient = Some(tensor),
+            Message::Activation => slot.activation = received,
+            Message::Gradient => slot.gradient = received,
         }
         Ok(())
     }
@@ -284,6 +300,6 @@ impl Execution<'_> {
 }
 
 /// The name of a message, which both ranks compare.
-pub(super) fn name(message: Message, micro_batch: usize) -> String {
+fn name(message: Message, micro_batch: usize) -> String {
     format!("{} of micro-batch {micro_batch}", message.as_str())
 }

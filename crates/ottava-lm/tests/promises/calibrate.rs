@@ -18,7 +18,7 @@ fn model(name: RecipeName, device: &Device) -> Decoder {
 fn batches() -> Vec<Batch> {
     let of = |name| {
         let [inputs, targets] = batch(name, 2, 24, 96).map(|ids| ids.to_vec::<i32>().unwrap());
-        Batch { inputs, targets, rows: 2, seq_len: 24, documents: None, padding: 0 }
+        Batch::whole(inputs, targets, 2)
     };
     ["one", "two"].map(of).into()
 }

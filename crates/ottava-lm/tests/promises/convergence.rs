@@ -99,7 +99,7 @@ fn validation_loss(
     for step in 0..steps {
         let start = (seed as usize * steps + step) * rows * TOKENS;
         let [inputs, targets] = text_batch(text, start, rows, TOKENS).map(|ids| ids.to_vec::<i32>().unwrap());
-        work.load(0, &Batch { inputs, targets, rows, seq_len: TOKENS, documents: None, padding: 0 }).unwrap();
+        work.load(0, &Batch::whole(inputs, targets, rows)).unwrap();
         let done = work.run(&mut model, &mut optimizer, schedule.at(step as u64 + 1), StepPrecision::Recipe).unwrap();
         assert!(done.loss.is_finite() && done.grad_norm.is_finite(), "step {step}: {done:?}");
     }

@@ -87,7 +87,7 @@ fn masked(recipe: &Recipe, device: &Device, rows: usize, row: usize) -> Vec<(Str
         let [inputs, mut targets] = batch(&format!("masked {step}"), 4, TOKENS, 96)
             .map(|ids| ids.to_vec::<i32>().unwrap()[..rows * TOKENS].to_vec());
         targets[row * TOKENS..].fill(IGNORE_INDEX);
-        work.load(0, &Batch { inputs, targets, rows, seq_len: TOKENS, documents: None, padding: 0 }).unwrap();
+        work.load(0, &Batch::whole(inputs, targets, rows)).unwrap();
         let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
         seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
     }
@@ -117,7 +117,7 @@ fn a_step_without_targets_is_an_error() {
     let mut optimizer = AdamWOptimizer::new(config, &model.parameters()).unwrap();
     let mut work = TrainStep::new(&model, 1, 1, TOKENS).unwrap();
     let (inputs, targets) = (vec![1; TOKENS], vec![IGNORE_INDEX; TOKENS]);
-    work.load(0, &Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: None, padding: 0 }).unwrap();
+    work.load(0, &Batch::whole(inputs, targets, 1)).unwrap();
     let error = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap_err().to_string();
     assert!(error.contains("no target token"), "{error}");
     assert_eq!(optimizer.steps(), 0);

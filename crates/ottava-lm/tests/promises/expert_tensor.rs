@@ -95,17 +95,19 @@ fn a_plain_shared_mlp_is_divided() {
     }
 }
 
-/// The loss of balance is that of all tokens of a micro-batch, of which each rank has a part.
+/// Each loss is a mean over all tokens of a micro-batch, whose parts ranks have.
 #[test]
 fn losses_of_routers_are_those_of_one_rank() {
     let mut alone = f32_setup(routed_as("qwen3_moe", json!({})));
     let without = train(&alone);
-    alone.mesh.sizes.experts.as_mut().expect("a mixture").losses = RouterLossFactors { balance: 1.0, z: 0.1 };
-    let expected = train(&alone);
-    assert!(distance(&without, &expected).0 > 1e3 * F32, "the losses have an effect");
-    for (mesh, expert) in [([1, 1, 1, 2], 1), ([1, 1, 1, 4], 1), ([2, 1, 1, 2], 2)] {
-        let (apart, tensor) = distance(&expected, &train(&on(&alone, mesh, expert)));
-        assert!(apart < F32, "{mesh:?}: {tensor} is {apart:.1e} apart");
+    for (balance, z) in [(1.0, 0.0), (0.0, 0.1)] {
+        alone.mesh.sizes.experts.as_mut().expect("a mixture").losses = RouterLossFactors { balance, z };
+        let expected = train(&alone);
+        assert!(distance(&without, &expected).0 > 1e3 * F32, "the losses have an effect");
+        for (mesh, expert) in [([1, 1, 1, 2], 1), ([1, 1, 1, 4], 1), ([2, 1, 1, 2], 2)] {
+            let (apart, tensor) = distance(&expected, &train(&on(&alone, mesh, expert)));
+            assert!(apart < F32, "{mesh:?}, {balance} and {z}: {tensor} is {apart:.1e} apart");
+        }
     }
 }
 

@@ -366,7 +366,7 @@ fn deferred_gradients_of_experts_have_the_same_bits() {
         let (precision, units) = (StepPrecision::Recipe, &mut Resident);
         let (normed, saved) = decoder.forward(0, &inputs, &sequences, precision, units).unwrap();
         let (losses, dy) = decoder.losses_and_gradient(&normed, &targets, &scale, units).unwrap();
-        let of_pass = BackwardPass { sequences: &sequences, precision, loss_scale: &scale };
+        let of_pass = BackwardPass { sequences: &sequences, precision, layer_loss_scale: &scale };
         let (_, deferred) = decoder.dgrads(0, dy, saved, of_pass, units).unwrap();
         decoder.wgrads(0, deferred, units).unwrap();
         assert!(values(&losses) == expected_losses && gradients(&mut decoder) == expected, "{name:?}");

@@ -229,8 +229,7 @@ fn calibrated(folder: &Path) -> Calibration {
     let mut weights = FolderWeights::open(folder).unwrap();
     let mut model = Decoder::new(&sizes, &recipe, &Device::Cpu, Purpose::Infer, 16, &mut weights).unwrap();
     let ids: Vec<i32> = (1..17).collect();
-    let batch =
-        ottava_lm::data::Batch { inputs: ids.clone(), targets: ids, rows: 1, seq_len: 16, documents: None, padding: 0 };
+    let batch = ottava_lm::data::Batch::whole(ids.clone(), ids, 1);
     let range = ottava_lm::calibrate::Range::Max;
     let measured = Calibration::measure(&mut model, [Ok(batch)], range, &mut |_| ()).unwrap();
     measured.of_model(&WeightFiles::open(folder).unwrap()).unwrap()

@@ -188,8 +188,7 @@ fn launches_of(sizes: &DecoderConfig, recipe: &Recipe, kept: MemoryPolicy, preci
         for micro_batch in 0..2 {
             let [inputs, targets] =
                 batch("launches", rows, tokens, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
-            work.load(micro_batch, &Batch { inputs, targets, rows, seq_len: tokens, documents: None, padding: 0 })
-                .unwrap();
+            work.load(micro_batch, &Batch::whole(inputs, targets, rows)).unwrap();
         }
         work.run(model, optimizer, 1e-3, precision).unwrap();
     };

@@ -172,7 +172,7 @@ fn trained(model: &mut Decoder, steps: usize) -> (AdamWOptimizer, Vec<f64>) {
         for micro_batch in 0..2 {
             let [inputs, targets] = text_batch(learned, 64 * (2 * i + micro_batch), 2, 16)
                 .map(|ids| ids.to_vec::<i32>().unwrap().iter().map(|id| id % 96).collect());
-            let batch = Batch { inputs, targets, rows: 2, seq_len: 16, documents: None, padding: 0 };
+            let batch = Batch::whole(inputs, targets, 2);
             step.load(micro_batch, &batch).unwrap();
         }
         losses.push(step.run(model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap().loss);

@@ -57,6 +57,7 @@ mod referee;
 mod reopen;
 mod resume;
 mod reward;
+mod router_losses;
 mod saves;
 mod sent;
 mod sentinel;

@@ -107,7 +107,7 @@ impl MeshRank {
 pub fn rows(name: &str, [rows, tokens]: [usize; 2], ignored: Range<usize>, sizes: &DecoderConfig) -> Batch {
     let [inputs, mut targets] = batch(name, rows, tokens, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
     targets[ignored].fill(IGNORE_INDEX);
-    Batch { inputs, targets, rows, seq_len: tokens, documents: None, padding: 0 }
+    Batch::whole(inputs, targets, rows)
 }
 
 /// What ranks are left with, by name.

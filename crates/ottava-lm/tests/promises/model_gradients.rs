@@ -180,7 +180,7 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     let head = parts.last_mut().expect("there is one");
     let (_, mut dy) = head.losses_and_gradient(&x, &targets, &scale, &mut Resident).unwrap();
     for (i, (part, kept)) in parts.iter_mut().zip(saved).enumerate().rev() {
-        let pass = BackwardPass { sequences: &sequences, precision: StepPrecision::Recipe, loss_scale: &scale };
+        let pass = BackwardPass { sequences: &sequences, precision: StepPrecision::Recipe, layer_loss_scale: &scale };
         let dx = part.backward(0, dy.clone(), kept, pass, &mut Resident).unwrap();
         let Some(dx) = dx else { break };
         if i == sizes.layers + 1 {

@@ -298,7 +298,7 @@ impl Training {
         let Training { model, optimizer, work, name } = self;
         let ids = batch(&format!("muon {step}"), 2, TOKENS, model.config().vocabulary);
         let [inputs, targets] = ids.map(|ids| ids.to_vec::<i32>().unwrap());
-        work.load(0, &Batch { inputs, targets, rows: 2, seq_len: TOKENS, documents: None, padding: 0 }).unwrap();
+        work.load(0, &Batch::whole(inputs, targets, 2)).unwrap();
         work.run(model, &mut **optimizer, learning_rate(*name), StepPrecision::Recipe).unwrap().loss
     }
 

@@ -122,7 +122,7 @@ impl Rank {
         for micro_batch in 0..ROWS / ranks.size() {
             let row = micro_batch * ranks.size() + ranks.rank();
             let [inputs, targets] = [&inputs, &targets].map(|ids| ids[row * TOKENS..(row + 1) * TOKENS].to_vec());
-            let batch = Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: None, padding: 0 };
+            let batch = Batch::whole(inputs, targets, 1);
             work.load(micro_batch, &batch).unwrap();
         }
         work.run(model, optimizer, 0.05, StepPrecision::Recipe).unwrap().loss

@@ -2,7 +2,7 @@
 
 use crate::recorded::Recorded;
 use crate::resume::{config, metrics, train, write_inputs};
-use crate::setup::{Seeded, double, fp8_names_on, gradients, on_ranks, recipe, sequences, tiny_llama};
+use crate::setup::{Seeded, double, fp8_names_on, gradients, loss_scale, on_ranks, recipe, sequences, tiny_llama};
 use ottava_lm::config::{DataConfig, LossType, PreferenceConfig, RunConfig, TrainingConfig};
 use ottava_lm::data::{Batch, Packing, PreferenceBatch};
 use ottava_lm::lora::{Lora, Targets};
@@ -38,6 +38,7 @@ fn row(prompt: &[i32], completion: &[i32], batch: &mut Batch) {
     let end = batch.inputs.len() + TOKENS;
     let ids = [prompt, completion].concat();
     batch.inputs.extend(&ids[..ids.len() - 1]);
+    batch.padding.push(end - batch.inputs.len());
     batch.inputs.resize(end, 0);
     batch.targets.extend(vec![IGNORE_INDEX; prompt.len() - 1]);
     batch.targets.extend(completion);
@@ -46,7 +47,7 @@ fn row(prompt: &[i32], completion: &[i32], batch: &mut Batch) {
 }
 
 pub fn empty() -> Batch {
-    Batch { inputs: vec![], targets: vec![], rows: 0, seq_len: TOKENS, documents: None, padding: 0 }
+    Batch { inputs: vec![], targets: vec![], rows: 0, seq_len: TOKENS, documents: None, padding: vec![] }
 }
 
 /// The recorded batch of a step: of pairs, or of completions with labels.
@@ -217,7 +218,7 @@ fn loss_and_gradients(how: Preference, weights: &mut dyn WeightSource) -> (f64, 
     let ids = |ids: &[i32]| Tensor::from_slice(&Device::Cpu, &[ids.len()], ids).unwrap();
     let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
     let micro_batches = &[MicroBatch { inputs, targets, sequences: rows, preference: Some(preference) }];
-    let (scale, partition) = (&tensor(vec![1.7]), &Partition::solo());
+    let (scale, partition) = (&loss_scale(tensor(vec![1.7])), &Partition::solo());
     let inputs = ProgramInputs { micro_batches, loss_scale: Some(scale), precision: StepPrecision::Recipe, partition };
     let all = Program::gradients_of(&Schedule::of_one_rank(1), 0).run(&mut model, &inputs, None).unwrap().remove(0);
     let loss = values(&all)[..batch.rows].iter().sum::<f64>();

@@ -71,8 +71,7 @@ fn run(
         for micro_batch in 0..micro_batches {
             let row = micro_batch * ranks.size() + ranks.rank();
             let [inputs, targets] = [&inputs, &targets].map(|ids| ids[row * TOKENS..(row + 1) * TOKENS].to_vec());
-            work.load(micro_batch, &Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: None, padding: 0 })
-                .unwrap();
+            work.load(micro_batch, &Batch::whole(inputs, targets, 1)).unwrap();
         }
         let done = work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
         values_seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
@@ -254,8 +253,7 @@ fn amaxes(smooth_swiglu: bool, zero: Zero, rows: &'static [usize], comm: Group) 
     let [inputs, targets] = batch("amaxes", 8, TOKENS, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
     for (micro_batch, &row) in mine.into_iter().enumerate() {
         let [inputs, targets] = [&inputs, &targets].map(|ids| ids[row * TOKENS..(row + 1) * TOKENS].to_vec());
-        work.load(micro_batch, &Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: None, padding: 0 })
-            .unwrap();
+        work.load(micro_batch, &Batch::whole(inputs, targets, 1)).unwrap();
     }
     work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
     let measured = model.scaling().measured(work.partition()).unwrap();

@@ -4,7 +4,7 @@ use crate::mesh::{Mesh, MeshRank, Seen, distance};
 use crate::preference::{Moved, PAIRS, STEPS, TOKENS, empty, run_config, write_records};
 use crate::recorded::Recorded;
 use crate::resume::{metrics, train};
-use crate::setup::{double, fp8_names_on, gradients, on_ranks, recipe, sequences, tiny_llama};
+use crate::setup::{double, fp8_names_on, gradients, loss_scale, on_ranks, recipe, sequences, tiny_llama};
 use ottava_lm::checkpoint::{AdapterFolder, merge};
 use ottava_lm::config::{LoraConfig, LossType, PreferenceConfig, RunConfig, WeightInit};
 use ottava_lm::data::{Batch, PreferenceBatch, RowLayout, SourceOptions, Tokenizer, prepare};
@@ -43,6 +43,7 @@ fn row(ids: &[i32], batch: &mut Batch) {
     batch.inputs.resize(start + TOKENS, 0);
     batch.targets.resize(start + TOKENS, IGNORE_INDEX);
     batch.targets[start + ids.len() - 1] = 0;
+    batch.padding.push(TOKENS - ids.len());
     batch.rows += 1;
 }
 
@@ -136,7 +137,7 @@ fn loss_and_gradients(weights: &mut Moved) -> (f64, Vec<(String, Vec<f64>)>) {
     let ids = |ids: &[i32]| Tensor::from_slice(&Device::Cpu, &[ids.len()], ids).unwrap();
     let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
     let micro_batches = &[MicroBatch { inputs, targets, sequences: rows, preference: Some(preference) }];
-    let (scale, partition) = (&tensor(vec![1.7]), &Partition::solo());
+    let (scale, partition) = (&loss_scale(tensor(vec![1.7])), &Partition::solo());
     let inputs = ProgramInputs { micro_batches, loss_scale: Some(scale), precision: StepPrecision::Recipe, partition };
     let all = Program::gradients_of(&Schedule::of_one_rank(1), 0).run(&mut model, &inputs, None).unwrap().remove(0);
     (1.7 * values(&all)[..batch.rows].iter().sum::<f64>(), gradients(&mut model))

@@ -2,19 +2,23 @@
 
 use crate::divided::{Fault, exchange_of, llama};
 use crate::mesh::{Mesh, MeshRank};
-use crate::setup::{Seeded, config, on_ranks, recipe, recipes, text};
+use crate::setup::{Seeded, config, gradients, on_device, on_ranks, recipe, recipes, sequences, text};
 use crate::steps::LEAN;
 use ottava_lm::data::Batch;
+use ottava_lm::layers::RouterLossFactors;
 use ottava_lm::mode::StepPrecision;
-use ottava_lm::parallel::{Schedule, ScheduleKind, SentActivations, Zero};
-use ottava_lm::param::MemoryPolicy;
+use ottava_lm::models::Decoder;
+use ottava_lm::parallel::{Partition, Schedule, ScheduleKind, SentActivations, Zero};
+use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
-use ottava_lm::scaling::{OneRank, Quantity};
+use ottava_lm::scaling::{Observer, OneRank, Quantity};
 use ottava_lm::sentinel::{Bounds, Finding, Measure, Verdict};
+use ottava_lm::step::{LossScale, MicroBatch, Program, ProgramInputs, TrainStep};
 use ottava_tensor::planted::{Damage, ProductFault, plant};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::json;
+use std::collections::BTreeMap;
 
 const ROWS: [usize; 2] = [2, 32];
 const BOUNDS: Bounds = Bounds { loss_gap: 0.05, cosine: 0.8 };
@@ -51,7 +55,7 @@ fn text_rows(number: usize) -> Batch {
         let starts = (0..rows).map(|row| (number * rows + row) * 7919 % (text.len() - seq_len - 1) + shift);
         starts.flat_map(|start| &text[start..start + seq_len]).copied().collect()
     };
-    Batch { inputs: ids(0), targets: ids(1), rows, seq_len, documents: None, padding: 0 }
+    Batch::whole(ids(0), ids(1), rows)
 }
 
 /// The steps of a run on ranks of a mesh, of which `change` sees each one before it runs.
@@ -121,6 +125,95 @@ fn verdicts(
     let (first, _) = all.remove(0);
     assert!(all.iter().all(|(other, _)| *other == first), "ranks judge differently");
     first
+}
+
+/// Of one micro-batch by the recipe and in BF16: the losses of a comparison, and the loss of a step in the same precision.
+fn losses_of_both(mesh: &Mesh) -> Vec<[f64; 2]> {
+    let mesh = Mesh { schedule: Schedule { micro_batches: 1, ..mesh.schedule }, ..mesh.clone() };
+    let all = on_ranks(mesh.ranks(), move |comm| {
+        let ranks = mesh.join(comm);
+        let mut own = mesh.run(&ranks);
+        own.work.partition().quantize_weights(&mut own.model).unwrap();
+        let mut losses = Vec::new();
+        for step in 0..4 {
+            let number = step * ranks.rows().1 + ranks.rows().0;
+            let batch = text_rows(number);
+            own.work.load(0, &batch).unwrap();
+            let MeshRank { model, optimizer, work, .. } = &mut own;
+            let compared = work.compare(model, &batch).unwrap().losses;
+            let precision = [StepPrecision::Recipe, StepPrecision::High][step % 2];
+            let done = work.run(model, optimizer, 3e-3, precision).unwrap();
+            losses.push([compared[step % 2], done.loss]);
+        }
+        ranks.finish().unwrap();
+        losses
+    });
+    all.into_iter().next().expect("there is a rank")
+}
+
+/// The numbers that decide about demotions are those of the run.
+#[test]
+fn comparisons_have_the_losses_of_the_run() {
+    for (name, recipe) in fp8_recipes() {
+        for memory in [MemoryPolicy::FULL, LEAN] {
+            let alone = Mesh { memory, ..mesh(&recipe) };
+            let mut meshes = vec![alone.clone()];
+            if memory == MemoryPolicy::FULL {
+                meshes.push(Mesh { tensor: 2, ..alone.clone() });
+                meshes.push(Mesh { data: 2, ..alone.clone() });
+                meshes.push(Mesh { context: 2, ..alone });
+            }
+            for mesh in meshes {
+                for (step, [compared, run]) in losses_of_both(&mesh).into_iter().enumerate() {
+                    let ranks = [mesh.data, mesh.context, mesh.tensor];
+                    assert_eq!(compared, run, "{name}, step {step} on {ranks:?} ranks of data, context, tensor");
+                }
+            }
+        }
+    }
+}
+
+/// Gradients of routers include their losses.
+#[test]
+fn comparisons_have_the_gradients_of_the_run() {
+    let dense = mesh(&fp8_recipes()[0].1).sizes;
+    let mut experts = crate::experts::sizes();
+    experts.vocabulary = 256;
+    experts.experts.as_mut().expect("a mixture").losses = RouterLossFactors { balance: 0.5, z: 0.1 };
+    for sizes in [dense, experts] {
+        for (name, recipe) in fp8_recipes() {
+            // Some recipes name linears that only a dense model has.
+            if Decoder::describe(&sizes, &recipe).is_err() {
+                assert!(sizes.experts.is_some(), "{name}");
+                continue;
+            }
+            let purpose = Purpose::Train(MemoryPolicy::FULL);
+            let mut model = Decoder::new(&sizes, &recipe, &Device::Cpu, purpose, 64, &mut Seeded { std: 0.1 }).unwrap();
+            model.quantize_weights().unwrap();
+            let [rows, tokens] = ROWS;
+            let (batch, step) = (text_rows(0), TrainStep::new(&model, 1, rows, tokens).unwrap());
+            let observer = Some(Observer::new(&["*.gradient".into()]));
+            let (_, observed) = step.compare_observed(&mut model, &batch, observer).unwrap();
+            let ids = |ids: &[i32]| Tensor::from_slice(&Device::Cpu, &[ids.len()], ids).unwrap();
+            let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
+            let units = (rows * tokens) as f64;
+            let sequences = sequences(&Device::Cpu, rows, rows * tokens);
+            let scale = LossScale {
+                per_unit: on_device(&recipe, &Device::Cpu, 1.0 / units),
+                per_micro_batch: on_device(&recipe, &Device::Cpu, 1.0),
+            };
+            let micro_batches = &[MicroBatch { inputs, targets, sequences, preference: None }];
+            let (loss_scale, partition) = (Some(&scale), &Partition::solo());
+            let inputs = ProgramInputs { micro_batches, loss_scale, precision: StepPrecision::Recipe, partition };
+            Program::gradients(1).run(&mut model, &inputs, None).unwrap();
+            let of_run: BTreeMap<String, Vec<f64>> = gradients(&mut model).into_iter().collect();
+            assert!(observed.len() > 10);
+            for (tensor, compared) in observed {
+                let parameter = tensor.strip_suffix(".gradient").expect("only gradients are observed");
+                assert!(values(&compared) == of_run[parameter], "{name}: {parameter}");
+            }
+        }
+    }
 }
 
 #[test]

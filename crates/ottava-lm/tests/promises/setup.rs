@@ -12,14 +12,13 @@ use ottava_lm::mode::{Mode, StepPrecision};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, InferenceBatch, KvCache, SequenceTokens, decoder_config};
 use ottava_lm::optim::{Optimizer, grad_norm, optimizer_tensors};
 use ottava_lm::parallel::Partition;
-use ottava_lm::param::{Builder, FolderTensor, Init, Loan, MemoryPolicy, Param, Purpose, Split, WeightSource};
+use ottava_lm::param::{Builder, FolderTensor, Init, MemoryPolicy, Param, Purpose, Split, WeightSource};
 use ottava_lm::recipe::{
     Cast, Fp8Format, Precision, PrecisionOverride, ProductName, Recipe, RecipeName, Scaling, WgradBlocks,
 };
-use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::scaling::{CastLosses, OneRank, ScalingState};
 use ottava_lm::sentinel::SentinelState;
-use ottava_lm::step::{MicroBatch, Program, ProgramInputs};
+use ottava_lm::step::{LossScale, MicroBatch, Program, ProgramInputs};
 use ottava_tensor::comm::{Group, threads};
 use ottava_tensor::ops::{
     AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, cast, normal_from, real_type,
@@ -263,16 +262,7 @@ pub fn decoder(config: &DecoderConfig, recipe: &Recipe, device: &Device, std: f3
 
 /// A pass over `sequences` that keeps everything for backward.
 pub fn training<'a>(scaling: &'a mut ScalingState, sequences: &'a Sequences, precision: StepPrecision) -> Context<'a> {
-    Context {
-        casts: scaling.casts(Mode::training(precision)),
-        loan: Loan::none(),
-        sequences,
-        recompute: Recompute::None,
-        saved_activations: SavedActivations::Exact,
-        paged: None,
-        loss_scale: None,
-        deferred: None,
-    }
+    Context::new(scaling.casts(Mode::training(precision)), sequences)
 }
 
 /// `rows` sequences of equal length, of `tokens` in all.
@@ -313,9 +303,15 @@ pub fn losses_and_gradients_of(
     sequences: Sequences,
     scale: f64,
 ) -> ottava_lm::Result<Tensor> {
-    let scale = on_device(decoder.recipe(), decoder.device(), scale);
+    let [per_unit, per_micro_batch] =
+        [scale, scale * targets.len() as f64].map(|factor| on_device(decoder.recipe(), decoder.device(), factor));
     let micro_batch = MicroBatch { inputs: inputs.clone(), targets: targets.clone(), sequences, preference: None };
-    run_solo(&Program::gradients(1), decoder, micro_batch, Some(&scale))
+    run_solo(&Program::gradients(1), decoder, micro_batch, Some(&LossScale { per_unit, per_micro_batch }))
+}
+
+/// One factor of all losses, of a model whose layers have none.
+pub fn loss_scale(factor: Tensor) -> LossScale {
+    LossScale { per_unit: factor.clone(), per_micro_batch: factor }
 }
 
 /// Losses of one micro-batch that a program of one rank runs by the recipe.
@@ -323,7 +319,7 @@ fn run_solo(
     program: &Program,
     decoder: &mut Decoder,
     micro_batch: MicroBatch,
-    loss_scale: Option<&Tensor>,
+    loss_scale: Option<&LossScale>,
 ) -> ottava_lm::Result<Tensor> {
     let (micro_batches, partition) = (&[micro_batch], &Partition::solo());
     let inputs = ProgramInputs { micro_batches, loss_scale, precision: StepPrecision::Recipe, partition };

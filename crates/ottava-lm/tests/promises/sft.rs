@@ -35,18 +35,24 @@ fn row(step: usize, row: usize) -> Batch {
     let [inputs, targets] = batch(&format!("sft {step}"), ROWS, TOKENS, 96).map(|ids| ids.to_vec::<i32>().unwrap());
     let [inputs, mut targets] = [inputs, targets].map(|ids| ids[row * TOKENS..(row + 1) * TOKENS].to_vec());
     targets[row + 1..].fill(IGNORE_INDEX);
-    Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: Some(vec![5, 4, 3]), padding: 3 }
+    Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: Some(vec![5, 4, 3]), padding: vec![3] }
 }
 
 /// `count` rows from `first` on, every `stride`th, as one micro-batch.
 fn rows(step: usize, first: usize, stride: usize, count: usize) -> Batch {
-    let mut all =
-        Batch { inputs: vec![], targets: vec![], rows: count, seq_len: TOKENS, documents: Some(vec![]), padding: 0 };
+    let mut all = Batch {
+        inputs: vec![],
+        targets: vec![],
+        rows: count,
+        seq_len: TOKENS,
+        documents: Some(vec![]),
+        padding: vec![],
+    };
     for one in (0..count).map(|i| row(step, first + i * stride)) {
         all.inputs.extend(one.inputs);
         all.targets.extend(one.targets);
         all.documents.as_mut().unwrap().extend(one.documents.unwrap());
-        all.padding += one.padding;
+        all.padding.extend(one.padding);
     }
     all
 }

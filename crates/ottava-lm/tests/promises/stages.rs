@@ -1,6 +1,6 @@
 //! A step is a list of actions, and a model a list of stages: the order of micro-batches and the number of stages change no bit.
 
-use crate::setup::{Seeded, batch, gradients, on_device, recipe, recipes, sequences, tiny_llama};
+use crate::setup::{Seeded, batch, gradients, loss_scale, on_device, recipe, recipes, sequences, tiny_llama};
 use ottava_lm::layer_ranks::Undivided;
 use ottava_lm::mode::{Pass, StepPrecision};
 use ottava_lm::models::{Decoder, Span};
@@ -37,7 +37,7 @@ fn micro_batches(step: usize) -> [MicroBatch; 2] {
 
 /// Runs `program` on two micro-batches, and returns the losses of each.
 fn run(program: &Program, model: &mut Decoder, micro_batches: &[MicroBatch], recipe: &Recipe) -> Vec<Tensor> {
-    let (loss_scale, partition) = (&on_device(recipe, &Device::Cpu, 0.01), &Partition::solo());
+    let (loss_scale, partition) = (&loss_scale(on_device(recipe, &Device::Cpu, 0.01)), &Partition::solo());
     let (precision, loss_scale) = (StepPrecision::Recipe, Some(loss_scale));
     program.run(model, &ProgramInputs { micro_batches, loss_scale, precision, partition }, None).unwrap()
 }
@@ -153,7 +153,7 @@ fn a_program_that_cannot_run_is_refused_before_it_runs() {
     let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
     let mut model = stages(&recipe, MemoryPolicy::FULL, &[Span::whole(tiny_llama().layers)]);
     let (micro_batches, partition) = (&micro_batches(0), &Partition::solo());
-    let scale = on_device(&recipe, &Device::Cpu, 0.01);
+    let scale = loss_scale(on_device(&recipe, &Device::Cpu, 0.01));
     let mut refused = |program: &Program, loss_scale| {
         let precision = StepPrecision::Recipe;
         let inputs = ProgramInputs { micro_batches, loss_scale, precision, partition };

@@ -73,11 +73,7 @@ fn five_steps(
         for micro_batch in 0..2 {
             let [inputs, targets] = batch(&format!("step {step}, {micro_batch}"), ROWS, TOKENS, sizes.vocabulary)
                 .map(|ids| ids.to_vec::<i32>().unwrap());
-            work.load(
-                micro_batch,
-                &Batch { inputs, targets, rows: ROWS, seq_len: TOKENS, documents: None, padding: 0 },
-            )
-            .unwrap();
+            work.load(micro_batch, &Batch::whole(inputs, targets, ROWS)).unwrap();
         }
         let done = work.run(&mut model, &mut optimizer, 1e-2 / (step + 1) as f64, precision).unwrap();
         seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
@@ -188,8 +184,7 @@ fn captured_steps_of_both_kinds_replay_across_changes_of_the_loss_scale() {
                     }
                     let [inputs, targets] = batch(&format!("scale {step}"), ROWS, TOKENS, sizes.vocabulary)
                         .map(|ids| ids.to_vec::<i32>().unwrap());
-                    work.load(0, &Batch { inputs, targets, rows: ROWS, seq_len: TOKENS, documents: None, padding: 0 })
-                        .unwrap();
+                    work.load(0, &Batch::whole(inputs, targets, ROWS)).unwrap();
                     let kind = if step % 3 == 2 { StepPrecision::High } else { StepPrecision::Recipe };
                     let done = work.run(&mut model, &mut optimizer, 1e-3, kind).unwrap();
                     seen.push((format!("step {step}"), vec![done.loss, done.grad_norm]));

@@ -16,8 +16,8 @@ pub(super) fn rows(table: &mut Table, t: usize, c: usize) -> Result<()> {
         Routing { chosen: CHOSEN, scores: RouterScores::Softmax, normalise: Some(0.0), scale: 1.0, groups: None };
     let logits = table.random(&[t, EXPERTS], DType::F32)?;
     let (of_logits, of_choices) = (4 * t * EXPERTS, 4 * t * CHOSEN);
-    table.row("route", of_logits + 2 * of_choices, &mut || route(&logits, None, routing).map(drop))?;
-    let routes = route(&logits, None, routing)?;
+    table.row("route", of_logits + 2 * of_choices, &mut || route(&logits, None, routing, None).map(drop))?;
+    let routes = route(&logits, None, routing, None)?;
     let dweights = table.random(&[t, CHOSEN], DType::F32)?;
     table.row("route_backward", 2 * of_logits + 2 * of_choices, &mut || {
         route_backward(&logits, &routes, &dweights, routing, None).map(drop)

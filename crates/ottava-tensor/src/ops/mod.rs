@@ -103,7 +103,8 @@ pub use repeat_columns::{RepeatedColumns, repeat_columns, repeat_columns_backwar
 pub use rmsnorm::{NormBackward, NormKind, NormWeights, norm_backward, norm_to, rmsnorm, rmsnorm_to};
 pub use rope::{Angles, RopeLayout, RopePairs, Rotation, rope, rope_table, rope_to};
 pub use router::{
-    ExpertGroups, GroupScore, RouterLosses, RouterScores, Routes, Routing, add_counts, route, route_backward,
+    ExpertGroups, GroupScore, RouterLosses, RouterScores, Routes, Routing, add_counts, count_choices, route,
+    route_backward,
 };
 pub use sample::{Adjustment, Draw, Draws, sample};
 pub use scaled::{scaled, scaled_by, split, unscaled};

@@ -1,18 +1,19 @@
 //! The router of a mixture: logits of experts, in the precision of sums, and what follows from them.
 
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::operand::View;
 use crate::param::{Builder, FolderTensor, Init, Param, Split};
 use crate::recipe::ExpertCounts;
 use crate::scaling::RouterSite;
 use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    Accumulation, Groups, Operand, RouterLosses, Routes, Routing, Slots, add_bias, bias_gradient, cast, gemm_nt,
-    gemm_nt_plus, real_type, route, route_backward, slots,
+    Accumulation, Groups, Operand, RouterLosses, Routes, Routing, Slots, add_bias, bias_gradient, cast, count_choices,
+    gemm_nt, gemm_nt_plus, real_type, route, route_backward, slots,
 };
 
-/// Factors of losses that routers add to that of the model, as [`RouterLosses`](ottava_tensor::ops::RouterLosses) says.
+/// Factors of losses that routers add to the loss of the model, as [`RouterLosses`](ottava_tensor::ops::RouterLosses) says.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RouterLossFactors {
     /// Of the loss of balance, in each layer.
@@ -107,15 +108,17 @@ impl Router {
             add_bias(&mut logits, &cast(&bias.value()?, real_type(weight.dtype()))?)?;
         }
         let bias = self.bias.as_ref().map(Param::value).transpose()?;
-        let routes = route(&logits, bias.as_ref(), self.routing)?;
+        let counted = self.number.filter(|_| context.mode().measures()).map(|_| own_counted(context)).transpose()?;
+        let routes = route(&logits, bias.as_ref(), self.routing, counted.as_ref())?;
         let slots = slots(&routes.ids, 0..self.experts)?;
         Ok(Routed { logits, routes, slots })
     }
 
     /// Adds what was `routed` to the sums of a pass that measures; `rows` are those of this rank's experts.
     pub fn record(&self, routed: &Routed, rows: &Groups, context: &mut Context) -> Result<()> {
-        let Routed { routes, slots, .. } = routed;
-        self.number.map_or(Ok(()), |number| context.casts.record_routes(number, routes, &slots.groups.counts, rows))
+        let Some(number) = self.number.filter(|_| context.mode().measures()) else { return Ok(()) };
+        let counts = count_choices(&routed.routes.ids, &own_counted(context)?, self.experts)?;
+        context.casts.record_routes(number, &routed.routes, &counts, rows)
     }
 
     /// The gradient by `x` from that by the weights of the choices, plus `other` if given; adds to the gradient of the weight.
@@ -127,14 +130,14 @@ impl Router {
         other: Option<&Tensor>,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let Routed { logits, routes, slots } = routed;
+        let Routed { logits, routes, .. } = routed;
         let RouterLossFactors { balance, z } = self.losses;
-        let scale = context.loss_scale.filter(|_| self.number.is_some() && (balance != 0.0 || z != 0.0));
-        let of_all =
-            scale.filter(|_| balance != 0.0).map(|_| self.counts_of_all(routes, context)).transpose()?.flatten();
-        let (counts, ranks) = of_all.as_ref().map_or((&slots.groups.counts, 1), |(counts, ranks)| (counts, *ranks));
-        // The op divides by the square of its number of tokens, which is one of `ranks` parts of those that are counted.
-        let losses = scale.map(|scale| RouterLosses { balance: balance / ranks as f64, counts, z, scale });
+        let has_losses = self.number.is_some() && (balance != 0.0 || z != 0.0);
+        let scale = context.layer_loss_scale.filter(|_| has_losses);
+        let read = scale.map(|_| Ok::<_, Error>((own_counted(context)?, self.counts_of_ranks(routes, context)?)));
+        let read = read.transpose()?;
+        let losses = scale.zip(read.as_ref());
+        let losses = losses.map(|(scale, (counted, counts))| RouterLosses { balance, counts, z, counted, scale });
         let dlogits = route_backward(logits, routes, dweights, self.routing, losses)?;
         if let Some(bias) = self.logit_bias.as_mut().filter(|bias| bias.is_trained()) {
             bias_gradient(&dlogits, bias.grad_mut()?)?;
@@ -157,14 +160,15 @@ impl Router {
         Ok(dx)
     }
 
-    /// The choices of all ranks that divide the tokens of a micro-batch among the tensors of layers, by expert, and the number of these ranks;
-    /// `None` if this rank has all tokens.
-    fn counts_of_all(&self, routes: &Routes, context: &Context) -> Result<Option<(Tensor, usize)>> {
-        if !context.casts.divides_tokens() {
-            return Ok(None);
+    /// I32 `[R, E]`: the choices of the tokens that count, by expert, on each of the ranks that divide the tokens of a micro-batch: ranks that divide
+    /// the tensors of layers, and ranks that divide sequences.
+    fn counts_of_ranks(&self, routes: &Routes, context: &Context) -> Result<Tensor> {
+        let own = count_choices(&routes.ids, &own_counted(context)?, self.experts)?.reshape(&[1, self.experts])?;
+        let counts = context.casts.gather(self.weight.name(), &own)?;
+        match context.sequences.place.is_divided() {
+            true => context.casts.layer_ranks().gather(Axis::Context, self.weight.name(), &counts),
+            false => Ok(counts),
         }
-        let ids = context.casts.gather(self.weight.name(), &routes.ids)?;
-        Ok(Some((slots(&ids, 0..self.experts)?.groups.counts, context.casts.place().ranks)))
     }
 
     /// Its parameters.
@@ -176,4 +180,9 @@ impl Router {
     pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Param> {
         std::iter::once(&mut self.weight).chain(&mut self.logit_bias).chain(&mut self.bias)
     }
+}
+
+/// [`Sequences::counted`](crate::context::Sequences::counted) of the tokens that this rank routes.
+fn own_counted(context: &Context) -> Result<Tensor> {
+    context.casts.own_rows(&context.sequences.counted)
 }

@@ -5,7 +5,7 @@ use crate::context::{Context, Sequences};
 use crate::error::Result;
 use crate::mode::{Mode, Pass, StepPrecision};
 use crate::models::stage::{ComparedSaved, Stage};
-use crate::param::{Loan, Units};
+use crate::param::Units;
 use crate::scaling::{Compared, Observer};
 use ottava_tensor::Tensor;
 
@@ -50,30 +50,25 @@ impl Decoder {
         Ok(([by_recipe.0, high.0], [by_recipe.1, high.1]))
     }
 
-    /// Backward of a micro-batch through stage number `stage`, as [`Stage::compare_backward`].
+    /// Backward of a micro-batch through stage number `stage`, as [`Stage::compare_backward`]. `layer_loss_scale` is as in
+    /// [`BackwardPass`](crate::models::BackwardPass).
     pub fn compare_backward(
         &mut self,
         stage: usize,
-        dy: [Tensor; 2],
-        saved: ComparedSaved,
+        (dy, saved): ([Tensor; 2], ComparedSaved),
         sequences: &Sequences,
+        layer_loss_scale: &Tensor,
         units: &mut dyn Units,
     ) -> Result<[Tensor; 2]> {
-        let (stage, mut context) = self.comparing(stage, sequences);
+        let (stage, context) = self.comparing(stage, sequences);
+        let mut context = Context { layer_loss_scale: Some(layer_loss_scale), ..context };
         stage.compare_backward(dy, saved, &mut context, units)
     }
 
     fn comparing<'a>(&'a mut self, stage: usize, sequences: &'a Sequences) -> (&'a mut Stage, Context<'a>) {
-        let context = Context {
-            casts: self.scaling.casts(Mode { pass: Pass::Comparison, precision: StepPrecision::Recipe }),
-            loan: Loan::none(),
-            sequences,
-            recompute: self.recompute,
-            saved_activations: self.saved_activations,
-            paged: None,
-            loss_scale: None,
-            deferred: None,
-        };
+        let casts = self.scaling.casts(Mode { pass: Pass::Comparison, precision: StepPrecision::Recipe });
+        let (recompute, saved_activations) = (self.recompute, self.saved_activations);
+        let context = Context { recompute, saved_activations, ..Context::new(casts, sequences) };
         (&mut self.stages[stage], context)
     }
 }

@@ -19,19 +19,26 @@ macro_rules! with_real {
     };
 }
 
-pub(super) fn route(logits: &Tensor, bias: Option<&Tensor>, routing: Routing, routes: &mut Routes) {
+pub(super) fn route(
+    logits: &Tensor,
+    bias: Option<&Tensor>,
+    routing: Routing,
+    counted: Option<&Tensor>,
+    routes: &mut Routes,
+) {
     let (experts, chosen) = (logits.shape()[1], routing.chosen);
     let by_logits = routing.compares_logits(bias);
+    let counts = |token: usize| counted.is_none_or(|counted| counted.host::<i32>()[token] != 0);
     with_real!(logits, R => {
         let bias: Option<&[R]> = bias.map(Tensor::host);
         let Routes { ids, weights, lse, entropy } = routes;
         let of_choices = ids.host_mut::<i32>().par_chunks_mut(chosen).zip(weights.host_mut::<R>().par_chunks_mut(chosen));
         let of_token = lse.host_mut::<R>().par_iter_mut().zip(entropy.host_mut::<R>());
         let rows = logits.host::<R>().par_chunks(experts);
-        of_choices.zip(of_token).zip(rows).for_each(|(((ids, weights), (lse, entropy)), logits)| {
+        of_choices.zip(of_token).zip(rows).enumerate().for_each(|(token, (((ids, weights), (lse, entropy)), logits))| {
             let scores;
             (scores, *lse) = scores_of(logits, routing.scores);
-            *entropy = entropy_of(&scores);
+            *entropy = if counts(token) { entropy_of(&scores) } else { R::default() };
             let mut keys = match bias {
                 _ if by_logits => logits.to_vec(),
                 Some(bias) => scores.iter().zip(bias).map(|(&score, &bias)| score + bias).collect(),
@@ -118,18 +125,26 @@ pub(super) fn route_backward(
     losses: Option<RouterLosses>,
     dlogits: &mut Tensor,
 ) {
-    let ([tokens, experts], chosen) = ([logits.shape()[0], logits.shape()[1]], routing.chosen);
+    let (experts, chosen) = (logits.shape()[1], routing.chosen);
     with_real!(logits, R => {
         let losses = losses.map(|losses| {
             let scale = losses.scale.host::<R>()[0];
-            let share = R::of(losses.balance * experts as f64 / (chosen * tokens) as f64) * scale;
-            let balance: Vec<R> = losses.counts.host::<i32>().iter().map(|&n| share * R::of(f64::from(n))).collect();
-            (balance, R::of(2.0 * losses.z) * scale)
+            let balance = R::of(losses.balance * experts as f64 / chosen as f64) * scale;
+            let of_ranks = losses.counts.host::<i32>();
+            let count = |e: usize| of_ranks[e..].iter().step_by(experts).sum::<i32>();
+            let counts: Vec<R> = (0..experts).map(|e| R::of(f64::from(count(e)))).collect();
+            (balance, counts, R::of(2.0 * losses.z) * scale, losses.counted.host::<i32>())
         });
         let of_choices = routes.ids.host::<i32>().par_chunks(chosen).zip(dweights.host::<R>().par_chunks(chosen));
         let of_token = logits.host::<R>().par_chunks(experts).zip(routes.lse.host::<R>());
         let rows = dlogits.host_mut::<R>().par_chunks_mut(experts);
-        rows.zip(of_choices).zip(of_token).for_each(|((dlogits, (ids, dweights)), (logits, &lse))| {
+        rows.zip(of_choices).zip(of_token).enumerate().for_each(|(token, ((dlogits, (ids, dweights)), (logits, &lse)))| {
+            // The gradients of both losses by the scores and by `lse²` of this token.
+            let losses = losses.as_ref().filter(|(.., counted)| counted[token] != 0).map(|(balance, counts, z, counted)| {
+                let share = R::of(1.0) / R::of(f64::from(counted[token]));
+                let factor = *balance * share * share;
+                (counts.iter().map(|&n| factor * n).collect::<Vec<R>>(), *z * share)
+            });
             let softmax = |z: R| (z - lse).exp();
             let score = |e: usize| match routing.scores {
                 RouterScores::Softmax => softmax(logits[e]),
@@ -177,6 +192,13 @@ pub(super) fn route_backward(
             }
         });
     });
+}
+
+pub(super) fn count_choices(ids: &Tensor, counted: &Tensor, counts: &mut Tensor) {
+    let chosen = ids.shape()[1];
+    let counts = counts.host_mut::<i32>();
+    let tokens = ids.host::<i32>().chunks(chosen).zip(counted.host::<i32>());
+    tokens.filter(|(_, counted)| **counted != 0).flat_map(|(ids, _)| ids).for_each(|&id| counts[id as usize] += 1);
 }
 
 pub(super) fn add_counts(counts: &mut Tensor, now: &Tensor) {

@@ -39,13 +39,15 @@ pub(super) fn route(
     logits: &Tensor,
     bias: Option<&Tensor>,
     how: Routing,
+    counted: Option<&Tensor>,
     routes: &mut Routes,
 ) -> Result<()> {
     let [tokens, experts] = logits.dims("route: logits")?;
     expect_f32("route: logits", logits)?;
     let Routes { ids, weights, lse, entropy } = routes;
     let mut args = [ids, weights, lse, entropy].map(|t| Arg::Ptr(t.device_ptr_mut())).to_vec();
-    args.extend([Arg::Ptr(logits.device_ptr()), Arg::Ptr(bias.map_or(0, Tensor::device_ptr))]);
+    args.push(Arg::Ptr(logits.device_ptr()));
+    args.extend([bias, counted].map(|t| Arg::Ptr(t.map_or(0, Tensor::device_ptr))));
     args.extend([tokens, experts, how.chosen].map(|n| Arg::I32(n as i32)));
     args.extend(routing(how, how.compares_logits(bias)));
     let grid = [tokens.div_ceil(WARPS).max(1) as u32, 1, 1];
@@ -66,22 +68,31 @@ pub(super) fn route_backward(
     expect_f32("route_backward: logits", logits)?;
     let mut args = vec![Arg::Ptr(dlogits.device_ptr_mut())];
     args.extend([logits, &routes.lse, &routes.ids, dweights].map(|t| Arg::Ptr(t.device_ptr())));
-    let (mut balance, mut z) = (0.0, 0.0);
-    if let Some(losses) = &losses {
-        balance = losses.balance * experts as f64 / (how.chosen * tokens) as f64;
-        z = 2.0 * losses.z;
-    }
-    args.extend([
-        Arg::Ptr(losses.as_ref().map_or(0, |losses| losses.counts.device_ptr())),
-        Arg::Ptr(losses.as_ref().map_or(0, |losses| losses.scale.device_ptr())),
-        Arg::F32(balance as f32),
-        Arg::F32(z as f32),
-    ]);
-    args.extend([tokens, experts, how.chosen].map(|n| Arg::I32(n as i32)));
+    let of_losses = losses.as_ref().map(|losses| [losses.counts, losses.counted, losses.scale]);
+    args.extend(of_losses.map_or([0; 3], |tensors| tensors.map(Tensor::device_ptr)).map(Arg::Ptr));
+    let factors = losses
+        .as_ref()
+        .map_or([0.0; 2], |losses| [losses.balance * experts as f64 / how.chosen as f64, 2.0 * losses.z]);
+    args.extend(factors.map(|factor| Arg::F32(factor as f32)));
+    let ranks = losses.as_ref().map_or(0, |losses| losses.counts.shape()[0]);
+    args.extend([ranks, tokens, experts, how.chosen].map(|n| Arg::I32(n as i32)));
     args.extend(routing(how, false));
     let grid = [tokens.div_ceil(WARPS).max(1) as u32, 1, 1];
     // SAFETY: as in `route`; ids are experts, as `route` has written them.
     unsafe { gpu.launch(&kernel("route_backward"), grid, 32 * WARPS as u32, 0, &args) }
+}
+
+/// Blocks that count choices, each in shared memory first.
+const COUNTING: usize = 64;
+
+pub(super) fn count_choices(gpu: &CudaDevice, ids: &Tensor, counted: &Tensor, counts: &mut Tensor) -> Result<()> {
+    let [tokens, chosen] = ids.dims("count_choices: ids")?;
+    let mut args = vec![Arg::Ptr(counts.device_ptr_mut())];
+    args.extend([ids, counted].map(|t| Arg::Ptr(t.device_ptr())));
+    args.extend([tokens, counts.len(), chosen].map(|n| Arg::I32(n as i32)));
+    let grid = [(tokens * chosen).div_ceil(BLOCK as usize).clamp(1, COUNTING) as u32, 1, 1];
+    // SAFETY: `counted` has an element for each row of `ids`, which are below the length of `counts`, as `route` has written them.
+    unsafe { gpu.launch(&kernel("count_choices"), grid, BLOCK, 0, &args) }
 }
 
 pub(super) fn add_counts(gpu: &CudaDevice, counts: &mut Tensor, now: &Tensor) -> Result<()> {

@@ -64,21 +64,23 @@ pub struct Routes {
     pub weights: Tensor,
     /// `[T]`: the logarithm of the sum of the exponentials of the logits.
     pub lse: Tensor,
-    /// `[T]`: the entropy of the scores, divided by their sum, in nats.
+    /// `[T]`: the entropy of the scores, divided by their sum, in nats; 0 for tokens that do not count.
     pub entropy: Tensor,
 }
 
-/// Losses of a router beside that of the model. Both are means over tokens, so their gradients have the scale of the loss of a token.
+/// Losses of a router beside the loss of the model. Both are means over the `N` tokens of a micro-batch that count; padding does not.
 #[derive(Clone, Copy, Debug)]
 pub struct RouterLosses<'a> {
-    /// The factor `c` of the loss of balance, `c · E / (K · T²) · Σ_e counts[e] · Σ_t p[t, e]`, with the scores `p` of a token divided by
+    /// The factor `c` of the loss of balance, `c · E / (K · N²) · Σ_e counts[e] · Σ_t p[t, e]`, with the scores `p` of a token divided by
     /// their sum. Fedus et al. 2021, arXiv:2101.03961, equation 4, over `K` choices.
     pub balance: f64,
-    /// I32 `[E]`: how many of these tokens chose each expert.
+    /// I32 `[R, E]`: how many tokens that count chose each expert, on each of the `R` ranks that divide the micro-batch.
     pub counts: &'a Tensor,
     /// The factor of the mean of `lse²`. Zoph et al. 2022, arXiv:2202.08906, equation 5.
     pub z: f64,
-    /// F32 `[1]` (F64 for F64): the factor of the loss of a token in what is differentiated.
+    /// I32 `[T]`: `N` for a token that counts, 0 for one that does not.
+    pub counted: &'a Tensor,
+    /// F32 `[1]` (F64 for F64): the factor of both losses in what is differentiated.
     pub scale: &'a Tensor,
 }
 
@@ -146,12 +148,16 @@ impl Routing {
 ///
 /// Scores are the softmax or sigmoid of the logits. The `K` experts with the largest scores are chosen, with `bias` `[E]` by the sum of score and
 /// bias, in the best groups if there are any. The weight of an expert is its score (without bias), divided by the sum over the chosen ones if
-/// [`Routing::normalise`] is set, times [`Routing::scale`]. Among equal ones, lower ids are chosen first.
+/// [`Routing::normalise`] is set, times [`Routing::scale`]. Among equal ones, lower ids are chosen first. `counted` I32 `[T]` is 0 for tokens
+/// that do not count; if it is `None`, all tokens count.
 ///
 /// Errors with [`Error::Value`] if the routing does not fit the number of experts.
-pub fn route(logits: &Tensor, bias: Option<&Tensor>, routing: Routing) -> Result<Routes> {
+pub fn route(logits: &Tensor, bias: Option<&Tensor>, routing: Routing, counted: Option<&Tensor>) -> Result<Routes> {
     let [tokens, experts] = routing.check("route: logits", logits)?;
     let (device, real) = (logits.device(), logits.dtype());
+    if let Some(counted) = counted {
+        expect_counted("route: counted", counted, tokens, device)?;
+    }
     if let Some(bias) = bias {
         bias.expect("route: bias", &[experts])?;
         bias.expect_dtype("route: bias", &[real])?;
@@ -165,11 +171,35 @@ pub fn route(logits: &Tensor, bias: Option<&Tensor>, routing: Routing) -> Result
         entropy: empty(&[tokens], real)?,
     };
     match device {
-        Device::Cpu => cpu::route(logits, bias, routing, &mut routes),
+        Device::Cpu => cpu::route(logits, bias, routing, counted, &mut routes),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::route(gpu, logits, bias, routing, &mut routes)?,
+        Device::Cuda(gpu) => cuda::route(gpu, logits, bias, routing, counted, &mut routes)?,
     }
     Ok(routes)
+}
+
+fn expect_counted(what: &str, counted: &Tensor, tokens: usize, device: &Device) -> Result<()> {
+    counted.expect(what, &[tokens])?;
+    counted.expect_dtype(what, &[DType::I32])?;
+    counted.expect_device(what, device)
+}
+
+/// I32 `[E]`: how often the tokens that count chose each of `experts` experts, from I32 `ids` `[T, K]` of [`Routes`]. `counted` I32 `[T]` is 0 for
+/// tokens that do not count.
+pub fn count_choices(ids: &Tensor, counted: &Tensor, experts: usize) -> Result<Tensor> {
+    let [tokens, _] = ids.dims("count_choices: ids")?;
+    ids.expect_dtype("count_choices: ids", &[DType::I32])?;
+    expect_counted("count_choices: counted", counted, tokens, ids.device())?;
+    if experts > MOST_EXPERTS {
+        return Err(Error::Value(format!("count_choices: {experts} experts; the kernel has room for {MOST_EXPERTS}")));
+    }
+    let mut counts = Tensor::zeros(ids.device(), &[experts], DType::I32)?;
+    match ids.device() {
+        Device::Cpu => cpu::count_choices(ids, counted, &mut counts),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::count_choices(gpu, ids, counted, &mut counts)?,
+    }
+    Ok(counts)
 }
 
 /// The gradient by the logits of [`route`], like them, from that by its weights, `dweights` `[T, K]`, plus those of the `losses`. The bias has
@@ -192,7 +222,9 @@ pub fn route_backward(
     }
     routes.lse.expect("route_backward: lse", &[tokens])?;
     if let Some(losses) = &losses {
-        losses.counts.expect("route_backward: counts", &[experts])?;
+        let [ranks, _] = losses.counts.dims("route_backward: counts")?;
+        losses.counts.expect("route_backward: counts", &[ranks, experts])?;
+        expect_counted("route_backward: counted", losses.counted, tokens, device)?;
         losses.counts.expect_dtype("route_backward: counts", &[DType::I32])?;
         losses.scale.expect("route_backward: scale", &[1])?;
         losses.scale.expect_dtype("route_backward: scale", &[real_type(real)])?;

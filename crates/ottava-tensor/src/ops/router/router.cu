@@ -62,8 +62,8 @@ __device__ __forceinline__ void exclude(float* keys, float* of_groups, int E, co
 
 // Grid over T / WARPS tokens, 32 WARPS threads.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    route(int* ids, float* weights, float* lse, float* entropy, const float* logits, const float* bias, int T, int E, int K,
-          const __grid_constant__ Routing how) {
+    route(int* ids, float* weights, float* lse, float* entropy, const float* logits, const float* bias, const int* counted, int T,
+          int E, int K, const __grid_constant__ Routing how) {
     start_successors();
     wait_for_predecessors();
     __shared__ float all_keys[WARPS][MOST_EXPERTS], all_groups[WARPS][MOST_GROUPS];
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     nats = warp_sum(nats);
     if (lane == 0) {
         lse[t] = largest + logf(sum);
-        entropy[t] = nats;
+        entropy[t] = counted && counted[t] == 0 ? 0.0f : nats;
     }
     __syncwarp();
     if (how.groups) exclude(keys, all_groups[warp], E, how);
@@ -113,10 +113,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     }
 }
 
-// The same grid. `balance` and `z` are the factors of the counts and of `lse` times softmax, before `scale`; `scale` is null without losses.
+// The same grid. `balance` and `z` are the factors of the counts and of `lse` times softmax, before `scale` and the means over `counted` tokens.
+// `counts` are those of R ranks. `scale` is null without losses.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     route_backward(float* dlogits, const float* logits, const float* lse, const int* ids, const float* dweights, const int* counts,
-                   const float* scale, float balance, float z, int T, int E, int K, const __grid_constant__ Routing how) {
+                   const int* counted, const float* scale, float balance, float z, int R, int T, int E, int K,
+                   const __grid_constant__ Routing how) {
     __shared__ float all_dscores[WARPS][MOST_EXPERTS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = blockIdx.x * WARPS + warp;
     if (t >= T) return;
@@ -139,27 +141,44 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     }
     for (int k = lane; k < K; k += 32) dscores[ids[k]] = how.scale * ((dweights[k] - common) / divisor);
     __syncwarp();
-    const float factor = scale ? balance * *scale : 0.0f;
+    const bool counts_here = scale && counted[t] != 0;
+    const float share = counts_here ? 1.0f / counted[t] : 0.0f;
+    const float factor = counts_here ? balance * *scale * share * share : 0.0f;
+    const auto count = [&](int e) {
+        int sum = 0;
+        for (int r = 0; r < R; r++) sum += counts[r * E + e];
+        return factor * sum;
+    };
     float sum = 1.0f, mean = 0.0f;
-    if (scale && how.sigmoid) {
+    if (counts_here && how.sigmoid) {
         sum = 0.0f;
         for (int e = lane; e < E; e += 32) sum += score(e);
         sum = warp_sum(sum);
-        for (int e = lane; e < E; e += 32) mean += factor * counts[e] * (score(e) / sum);
+        for (int e = lane; e < E; e += 32) mean += count(e) * (score(e) / sum);
         mean = warp_sum(mean);
     }
     float through = 0.0f;
     for (int e = lane; e < E; e += 32) {
-        if (scale) dscores[e] += (factor * counts[e] - mean) / sum;
+        if (counts_here) dscores[e] += (count(e) - mean) / sum;
         if (!how.sigmoid) through += score(e) * dscores[e];
     }
     through = warp_sum(through);
     for (int e = lane; e < E; e += 32) {
         const float s = score(e);
         float d = how.sigmoid ? s * (1.0f - s) * dscores[e] : s * (dscores[e] - through);
-        if (scale) d += z * *scale * own_lse * softmax(e);
+        if (counts_here) d += z * *scale * share * own_lse * softmax(e);
         dlogits[e] = d;
     }
+}
+
+// Threads stride over all choices. Blocks count in shared memory, then add to `counts`, which are zeros before.
+extern "C" __global__ void count_choices(int* counts, const int* ids, const int* counted, int T, int E, int K) {
+    __shared__ int own[MOST_EXPERTS];
+    for (int e = threadIdx.x; e < E; e += blockDim.x) own[e] = 0;
+    __syncthreads();
+    for (u64 i = grid_start(); i < (u64)T * K; i += grid_step()) if (counted[i / K] != 0) atomicAdd(&own[ids[i]], 1);
+    __syncthreads();
+    for (int e = threadIdx.x; e < E; e += blockDim.x) if (own[e]) atomicAdd(&counts[e], own[e]);
 }
 
 // One thread per expert.

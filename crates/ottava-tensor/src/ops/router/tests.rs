@@ -24,7 +24,7 @@ fn logits(values: &[f64]) -> Tensor {
 
 fn routed(values: &[f64], bias: Option<&[f64]>, routing: Routing) -> (Vec<i32>, Vec<f64>) {
     let bias = bias.map(|bias| Tensor::from_slice(&Device::Cpu, &[bias.len()], bias).unwrap());
-    let routes = route(&logits(values), bias.as_ref(), routing).unwrap();
+    let routes = route(&logits(values), bias.as_ref(), routing, None).unwrap();
     (routes.ids.to_vec().unwrap(), routes.weights.to_vec().unwrap())
 }
 
@@ -48,7 +48,7 @@ fn weights_are_scores_of_the_chosen() {
     let (_, weights) = routed(&z, None, Routing { normalise: Some(0.0), scale: 3.0, ..PLAIN });
     let of_chosen = exp[1] + exp[2];
     assert!(close(&weights, [3.0 * exp[1] / of_chosen, 3.0 * exp[2] / of_chosen]), "{weights:?}");
-    let routes = route(&logits(&z), None, PLAIN).unwrap();
+    let routes = route(&logits(&z), None, PLAIN, None).unwrap();
     let entropy: f64 = exp.iter().map(|e| e / sum).map(|p| -p * p.ln()).sum();
     assert!((values(&routes.lse)[0] - sum.ln()).abs() < 1e-14);
     assert!((values(&routes.entropy)[0] - entropy).abs() < 1e-14);
@@ -73,15 +73,23 @@ fn only_the_best_groups_are_chosen_from() {
     assert_eq!(routed(&z, None, two_best).0, [2, 1, 0, 3]);
 }
 
-/// All of `Σ dweights · weights + losses`, as the gradient by the logits should find it.
-fn objective(logits: &Tensor, dweights: &[f64], routing: Routing, [balance, z]: [f64; 2], scale: f64) -> f64 {
-    let routes = route(logits, None, routing).unwrap();
+/// All of `Σ dweights · weights + losses`, as the gradient by the logits should find it. The losses are means over the tokens that are `counted`.
+fn objective(
+    logits: &Tensor,
+    dweights: &[f64],
+    routing: Routing,
+    counted: &[i32],
+    [balance, z]: [f64; 2],
+    scale: f64,
+) -> f64 {
+    let routes = route(logits, None, routing, None).unwrap();
     let weighed: f64 = values(&routes.weights).iter().zip(dweights).map(|(a, b)| a * b).sum();
-    let [tokens, experts] = logits.dims::<2>("logits").unwrap();
-    let counts = counts_of(&routes, experts);
+    let [_, experts] = logits.dims::<2>("logits").unwrap();
+    let counts = counts_of(&routes, counted, experts);
+    let tokens = counted.iter().filter(|&&counted| counted != 0).count() as f64;
     let x = values(logits);
     let mut balanced = 0.0;
-    for row in x.chunks(experts) {
+    for (row, _) in x.chunks(experts).zip(counted).filter(|(_, counted)| **counted != 0) {
         let scores: Vec<f64> = match routing.scores {
             RouterScores::Softmax => row.iter().map(|z| z.exp()).collect(),
             RouterScores::Sigmoid => row.iter().map(|z| 1.0 / (1.0 + (-z).exp())).collect(),
@@ -89,14 +97,18 @@ fn objective(logits: &Tensor, dweights: &[f64], routing: Routing, [balance, z]: 
         let sum: f64 = scores.iter().sum();
         balanced += scores.iter().zip(&counts).map(|(s, &n)| s / sum * f64::from(n)).sum::<f64>();
     }
-    // Both losses are means over tokens, of which each has the factor `scale`.
-    let of_lse: f64 = values(&routes.lse).iter().map(|lse| lse * lse).sum();
-    weighed + scale * (balance * experts as f64 / (routing.chosen * tokens) as f64 * balanced + z * of_lse)
+    let all = values(&routes.lse);
+    let of_lse: f64 = all.iter().zip(counted).filter(|(_, counted)| **counted != 0).map(|(lse, _)| lse * lse).sum();
+    let balanced = balance * experts as f64 / routing.chosen as f64 * balanced / tokens;
+    weighed + scale / tokens * (balanced + z * of_lse)
 }
 
-fn counts_of(routes: &Routes, experts: usize) -> Vec<i32> {
+fn counts_of(routes: &Routes, counted: &[i32], experts: usize) -> Vec<i32> {
     let mut counts = vec![0; experts];
-    routes.ids.to_vec::<i32>().unwrap().into_iter().for_each(|id| counts[id as usize] += 1);
+    let ids = routes.ids.to_vec::<i32>().unwrap();
+    for (ids, _) in ids.chunks(ids.len() / counted.len()).zip(counted).filter(|(_, counted)| **counted != 0) {
+        ids.iter().for_each(|&id| counts[id as usize] += 1);
+    }
     counts
 }
 
@@ -106,11 +118,18 @@ fn route_backward_is_the_gradient() {
     let x = normals("logits", &[tokens, experts], DType::F64);
     for routing in [PLAIN, NORMALISED, GROUPED, SIGMOID, Routing { chosen: 8, ..NORMALISED }] {
         let dweights = normals("dweights", &[tokens, routing.chosen], DType::F64);
-        for losses in [[0.0; 2], [0.3, 0.0], [0.2, 0.1]] {
+        for (losses, counted) in [([0.0; 2], [5; 5]), ([0.3, 0.0], [5; 5]), ([0.2, 0.1], [3, 3, 0, 3, 0])] {
+            let tensor = |shape: &[usize], values: &[i32]| Tensor::from_slice(&Device::Cpu, shape, values).unwrap();
             let scale = Tensor::from_slice(&Device::Cpu, &[1], &[0.7]).unwrap();
-            let routes = route(&x, None, routing).unwrap();
-            let counts = Tensor::from_slice(&Device::Cpu, &[experts], &counts_of(&routes, experts)).unwrap();
-            let with = RouterLosses { balance: losses[0], counts: &counts, z: losses[1], scale: &scale };
+            let on_device = tensor(&[tokens], &counted);
+            let routes = route(&x, None, routing, Some(&on_device)).unwrap();
+            // As two ranks count: the first has the choices of one token more of each expert than the second, which then has fewer.
+            let counts = counts_of(&routes, &counted, experts);
+            assert_eq!(count_choices(&routes.ids, &on_device, experts).unwrap().to_vec::<i32>().unwrap(), counts);
+            let of_ranks = [vec![1; experts], counts.iter().map(|n| n - 1).collect()].concat();
+            let counts = tensor(&[2, experts], &of_ranks);
+            let [balance, z] = losses;
+            let with = RouterLosses { balance, counts: &counts, z, counted: &on_device, scale: &scale };
             let with = (losses != [0.0; 2]).then_some(with);
             let got = values(&route_backward(&x, &routes, &dweights, routing, with).unwrap());
             let (at, dweights) = (values(&x), values(&dweights));
@@ -119,7 +138,7 @@ fn route_backward_is_the_gradient() {
                     let mut at = at.clone();
                     at[i] += by;
                     let at = Tensor::from_slice(&Device::Cpu, &[tokens, experts], &at).unwrap();
-                    objective(&at, &dweights, routing, losses, 0.7)
+                    objective(&at, &dweights, routing, &counted, losses, 0.7)
                 };
                 let expected = (moved(1e-6) - moved(-1e-6)) / 2e-6;
                 assert!((got[i] - expected).abs() < 1e-7, "{routing:?} {losses:?} {i}: {} and {expected}", got[i]);
@@ -145,13 +164,23 @@ fn routers_agree_across_devices() {
             Tensor::from_slice(&Device::Cpu, &[tokens, experts], &x).unwrap(),
             normals("dweights", &[tokens, routing.chosen], DType::F32),
             Tensor::from_slice(&Device::Cpu, &[1], &[0.5f32]).unwrap(),
+            // Every fifth token is padding.
+            Tensor::from_slice(
+                &Device::Cpu,
+                &[tokens],
+                &(0..tokens).map(|t| if t % 5 == 4 { 0 } else { 30 }).collect::<Vec<i32>>(),
+            )
+            .unwrap(),
         ];
-        parity(&inputs, Tolerance::Exact, |t| Ok(vec![route(&t[0], None, routing)?.ids]));
+        parity(&inputs, Tolerance::Exact, |t| {
+            let ids = route(&t[0], None, routing, None)?.ids;
+            Ok(vec![count_choices(&ids, &t[3], experts)?, ids])
+        });
         // Exponentials differ in the last bits, and sums are in another order.
         parity(&inputs, Tolerance::Steps(DType::F32, 64.0), |t| {
-            let routes = route(&t[0], None, routing)?;
-            let counts = crate::ops::slots(&routes.ids, 0..experts)?.groups.counts;
-            let losses = RouterLosses { balance: 0.1, counts: &counts, z: 0.01, scale: &t[2] };
+            let routes = route(&t[0], None, routing, Some(&t[3]))?;
+            let counts = count_choices(&routes.ids, &t[3], experts)?.reshape(&[1, experts])?;
+            let losses = RouterLosses { balance: 0.1, counts: &counts, z: 0.01, counted: &t[3], scale: &t[2] };
             Ok(vec![
                 route_backward(&t[0], &routes, &t[1], routing, None)?,
                 route_backward(&t[0], &routes, &t[1], routing, Some(losses))?,
@@ -170,7 +199,7 @@ fn biased_choices_agree_across_devices() {
     let x: Vec<f32> = (0..tokens * experts).map(|i| ((i * 7919) % 61) as f32 / 16.0 - 2.0).collect();
     let inputs =
         [Tensor::from_slice(&Device::Cpu, &[tokens, experts], &x).unwrap(), normals("bias", &[experts], DType::F32)];
-    parity(&inputs, Tolerance::Exact, |t| Ok(vec![route(&t[0], Some(&t[1]), SIGMOID)?.ids]));
+    parity(&inputs, Tolerance::Exact, |t| Ok(vec![route(&t[0], Some(&t[1]), SIGMOID, None)?.ids]));
 }
 
 #[test]
@@ -193,6 +222,6 @@ fn misfits_are_errors() {
     assert_eq!(problem(1, PLAIN), "2 of 1 experts; there are 1 to 1024, of which at least 1 is chosen");
     assert_eq!(problem(10, GROUPED), "10 experts do not divide into 4 groups of at least 1");
     assert_eq!(problem(8, Routing { chosen: 5, ..GROUPED }), "2 groups of 2 experts, of which 5 are chosen");
-    let error = route(&normals("x", &[2, 1], DType::F32), None, PLAIN).unwrap_err().to_string();
+    let error = route(&normals("x", &[2, 1], DType::F32), None, PLAIN, None).unwrap_err().to_string();
     assert!(error.starts_with("route: logits: 2 of 1 experts"), "{error}");
 }
