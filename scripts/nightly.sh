@@ -2,8 +2,8 @@
 # The proofs that take too long for every commit, on the CPU. Prints a table of the parts with their times and results; logs are in
 # target/nightly. Fails if a part does.
 #
-# usage: scripts/nightly.sh [PART...]    by default all: convergence memory ranks kill soak sentinel smollm2 chat
-# smollm2 and chat download SmolLM2 (110 MB), and smollm2 torch and transformers, into target/nightly/python.
+# usage: scripts/nightly.sh [PART...]    by default all: convergence memory ranks kill soak sentinel smollm2 chat suites
+# smollm2 and chat download SmolLM2 (110 MB), smollm2 torch and transformers, and suites also peft, trl, datasets and gguf, into target/nightly/python.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 logs=target/nightly
@@ -29,10 +29,11 @@ kill() { OTTAVA_KILLS=1000 cli kill; }
 soak() { OTTAVA_SOAK=10000 cli --release soak; }
 # 2,000 steps of each recipe without an alarm, 10,000 repeated passes without a difference, and estimated costs beside the loss gap.
 sentinel() { promises --ignored sentinel_long; }
+# Installs packages of Python into target/nightly/python.
+packages() { python3 -m venv "$logs/python" && "$logs/python/bin/pip" install --quiet --disable-pip-version-check "$@"; }
 # Losses, logits and text of SmolLM2 beside transformers.
 smollm2() {
-    model && python3 -m venv "$logs/python" && "$logs/python/bin/pip" install --quiet --disable-pip-version-check \
-        torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 &&
+    model && packages torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 &&
         cargo build --release --locked -p ottava &&
         "$logs/python/bin/python" scripts/check_smollm2.py target/release/ottava data/smollm2 12000 &&
         promises --ignored real_model
@@ -45,19 +46,29 @@ chat() {
     rm -rf runs/nightly-chat
     return $outcome
 }
+# Configurations, adapters, chat templates, layouts of data and metadata of GGUF files beside transformers, PEFT, TRL, datasets and gguf.
+suites() {
+    packages torch==2.15.0 transformers==5.24.0 safetensors==0.8.0 peft==0.21.2 trl==1.16.0 datasets==5.2.0 gguf==0.19.0 &&
+        cargo build --release --locked -p ottava || return 1
+    local outcome=0 suite
+    for suite in configs adapters templates data gguf_keys; do
+        OMP_NUM_THREADS=1 "$logs/python/bin/python" "scripts/suites/check_$suite.py" target/release/ottava || outcome=1
+    done
+    return $outcome
+}
 
 parts=("$@")
-[ $# -gt 0 ] || parts=(convergence memory ranks kill soak sentinel smollm2 chat)
+[ $# -gt 0 ] || parts=(convergence memory ranks kill soak sentinel smollm2 chat suites)
 rows=() failed=0
 for part in "${parts[@]}"; do
     case $part in
-    convergence | memory | ranks | kill | soak | sentinel | smollm2 | chat) ;;
+    convergence | memory | ranks | kill | soak | sentinel | smollm2 | chat | suites) ;;
     *) echo "nightly.sh: there is no part $part" >&2 && exit 1 ;;
     esac
     echo "== $part"
     start=$SECONDS outcome=passed
     "$part" 2>&1 | tee "$logs/$part.log" || { outcome=FAILED && failed=1; }
-    tests=$(grep -o '[0-9]* passed; [0-9]* failed' "$logs/$part.log" | grep -v '^0 passed; 0 failed' | paste -sd, | sed 's/,/, /g')
+    tests=$(grep -Eo '[0-9]+ passed; [0-9]+ failed|[0-9]+ cases, [0-9]+ hold' "$logs/$part.log" | grep -v '^0 passed; 0 failed' | paste -sd';' | sed 's/;/; /g')
     rows+=("| $part | $((SECONDS - start)) s | $outcome${tests:+: $tests} |")
 done
 echo

@@ -6,6 +6,7 @@ mod best;
 mod calibrate;
 mod cast_log;
 mod casts;
+mod configurations;
 mod context;
 mod convergence;
 mod convert;

@@ -77,17 +77,22 @@ impl Recorded {
     pub fn of_tensor(&self, kind: &str, tensor: &FolderTensor) -> Tensor {
         let stored = self.tensor(&format!("{kind}/{}", tensor.stored_name()));
         assert_eq!(stored.shape(), tensor.stored_shape(), "{}", self.path(&tensor.name));
-        match tensor.layout {
-            FolderLayout::Same => stored,
-            FolderLayout::Transposed => transpose(&stored).expect("a matrix"),
-            FolderLayout::Rows(_) => stored.reshape(&tensor.shape).expect("as many"),
-            FolderLayout::Stacked(Stacked { expert, linear, linears, .. }) => {
-                let (all, outputs) = (testing::values(&stored), tensor.shape[0]);
-                let inputs = tensor.elements() / outputs;
-                let at = |output, input| (expert * inputs + input) * linears * outputs + output * linears + linear;
-                let own = (0..tensor.elements()).map(|i| all[at(i / inputs, i % inputs)] as f32);
-                Tensor::from_slice(&Device::Cpu, &tensor.shape, &own.collect::<Vec<_>>()).expect("as many")
-            }
+        in_memory(stored, tensor)
+    }
+}
+
+/// `tensor` as it is in memory, of the tensor of a folder that holds it.
+pub fn in_memory(stored: Tensor, tensor: &FolderTensor) -> Tensor {
+    match tensor.layout {
+        FolderLayout::Same => stored,
+        FolderLayout::Transposed => transpose(&stored).expect("a matrix"),
+        FolderLayout::Rows(_) => stored.reshape(&tensor.shape).expect("as many"),
+        FolderLayout::Stacked(Stacked { expert, linear, linears, .. }) => {
+            let (all, outputs) = (testing::values(&stored), tensor.shape[0]);
+            let inputs = tensor.elements() / outputs;
+            let at = |output, input| (expert * inputs + input) * linears * outputs + output * linears + linear;
+            let own = (0..tensor.elements()).map(|i| all[at(i / inputs, i % inputs)] as f32);
+            Tensor::from_slice(&Device::Cpu, &tensor.shape, &own.collect::<Vec<_>>()).expect("as many")
         }
     }
 }
