@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Compares adapters with PEFT: every key of every `adapter_config.json` that PEFT writes, with a value that is not its default.
 
-usage: check_adapters.py OTTAVA_BINARY
+usage: check_adapters.py OTTAVA_BINARY [--record FILE]
 
 The base is a tiny model with seeded weights. PEFT loads each adapter; `ottava eval --adapter` and `ottava merge` must have PEFT's loss within 1e-5, or
-refuse the adapter with an error that names the key.
+refuse the adapter with an error that names the key. `--record` writes the adapters that are right, with their losses, for the test
+`promises::adapter_keys`.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from safetensors.torch import load_file, save_file
 
 from check_configs import error_of, loss_of, referee
-from common import TEXT, TOLERANCE, Program, Tally, ids_of, in_parallel, message, seeded, write_tokenizer
+from common import TEXT, TOLERANCE, Program, Tally, ids_of, in_parallel, message, seeded, write_recording, write_tokenizer
 from configs import FAMILIES
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -37,8 +38,17 @@ MADE = {
     "r": [1, 3, 16],
     "lora_alpha": [1, 0.5, 64],
     "target_modules": [
-        "all-linear", ["q_proj"], ["self_attn.q_proj", "down_proj"], ["model.layers.1.mlp.up_proj"], r".*\.(q|v)_proj", r".*layers\.0\..*_proj",
-        r"model\.layers\.\d+\.self_attn\.[qkvo]_proj", ["q_proj", "lm_head"], ["embed_tokens", "q_proj"], ["lm_head"], ["layers.1.self_attn.k_proj"],
+        "all-linear",
+        ["q_proj"],
+        ["self_attn.q_proj", "down_proj"],
+        ["model.layers.1.mlp.up_proj"],
+        r".*\.(q|v)_proj",
+        r".*layers\.0\..*_proj",
+        r"model\.layers\.\d+\.self_attn\.[qkvo]_proj",
+        ["q_proj", "lm_head"],
+        ["embed_tokens", "q_proj"],
+        ["lm_head"],
+        ["layers.1.self_attn.k_proj"],
     ],
     "exclude_modules": [["o_proj"], ["lm_head"], r".*layers\.0.*", ["layers.1.mlp.up_proj"]],
     "lora_dropout": [0.3],
@@ -105,11 +115,19 @@ WRITTEN = {
     "an_unknown_key": [True, {"a": 1}, False, None],
     "peft_type": ["lora", None],
 }
+# Adapters of each family: the arguments of `LoraConfig`.
+OF_FAMILIES = [
+    dict(target_modules="all-linear"),
+    dict(target_modules=r".*(q_proj|kv_b_proj|qkv_proj|c_attn|down_proj|mlp\.c_proj)", use_rslora=True),
+    dict(target_modules=r".*layers?\.1\..*(o_proj|up_proj)|.*h\.1\..*c_fc", use_dora=True),
+    dict(target_modules=["o_proj", "c_proj", "gate_up_proj"]),
+]
 # Keys of `LoraConfig` without a case of their own, with the reason.
 UNTRIED = {}
 # Why the program may refuse an adapter that PEFT loads, by a pattern of its error; errors that name the key are always right.
 REFUSALS = {
     r"`(lm_head|embed_tokens)` is no linear|(lm_head|embed_tokens)\.(base_layer|lora_)": "with adapters of the embedding or the head",
+    r"experts\.(base_layer\.)?lora_|(mixtral|_moe|olmoe|deepseek|gpt_oss).*`rank_pattern`": "with adapters of experts",
 }
 
 
@@ -138,12 +156,8 @@ class Case:
 
     def fill(self):
         file = self.folder / "adapter_model.safetensors"
-        tensors = load_file(file)
-        changed = {name: torch.from_numpy(seeded(name, list(t.shape)).copy()) for name, t in tensors.items()}
-        for name, tensor in tensors.items():  # magnitudes lie around the norms
-            if "magnitude" in name:
-                changed[name] = tensor * (1 + 0.4 * changed[name])
-        save_file({name: tensor.contiguous() for name, tensor in changed.items()}, file, {"format": "pt"})
+        self.shapes = {name: list(tensor.shape) for name, tensor in load_file(file).items()}
+        save_file({name: torch.from_numpy(seeded(name, shape).copy()) for name, shape in self.shapes.items()}, file, {"format": "pt"})
 
     def change(self, keys):
         file = self.folder / "adapter_config.json"
@@ -166,22 +180,26 @@ class Case:
         return self
 
 
-def judge(case, tally):
+def judge(name, case, tally):
+    """Compares both ways, and returns whether the adapter is right beside the model."""
+    right = []
     for way, ours in (("eval", case.beside), ("merge", case.merged)):
-        name = f"{way} {case}"
+        named, failed = f"{way} {name}", len(tally.failures)
         if isinstance(ours, str):
             if case.expected is None or any(f"`{key}`" in ours for key in case.keys):
                 tally.expect("refused by the key's name" if case.expected else "refused by both")
             else:
-                tally.refuse(name, f"{ours}; PEFT {case.expected:.6f}")
+                tally.refuse(named, f"{ours}; PEFT {case.expected:.6f}")
         elif case.expected is None and None in case.keys.values():
             tally.expect("a null that PEFT cannot read and Ottava reads as the default")
         elif case.expected is None:
-            tally.fail(name, f"PEFT cannot load the adapter ({case.error}), and Ottava has the loss {ours['loss']:.6f}")
+            tally.fail(named, f"PEFT cannot load the adapter ({case.error}), and Ottava has the loss {ours['loss']:.6f}")
         elif abs(ours["loss"] - case.expected) <= TOLERANCE * max(1.0, case.expected):
             tally.hold()
         else:
-            tally.fail(name, f"loss {ours['loss']:.6f}, PEFT {case.expected:.6f}")
+            tally.fail(named, f"loss {ours['loss']:.6f}, PEFT {case.expected:.6f}")
+        right.append(len(tally.failures) == failed)
+    return right[0] and (case.expected is not None or isinstance(case.beside, str))
 
 
 def make_base(root, family, changes):
@@ -191,14 +209,13 @@ def make_base(root, family, changes):
     (folder / "config.json").write_text(json.dumps(dict(model_type=family, architectures=[architecture]) | config | changes))
     write_tokenizer(folder)
     (folder / "text.txt").write_text(TEXT)
-    model = referee(folder)
-    states = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    referee(folder)
 
     def load():
         fresh = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
         return fresh.eval()
 
-    return folder, load, states
+    return folder, load
 
 
 def cases_of_lora(root, load):
@@ -222,6 +239,18 @@ def cases_of_lora(root, load):
         yield case
 
 
+def cases_of_family(root, load):
+    for number, keys in enumerate(OF_FAMILIES):
+        case = Case(root, number, keys)
+        try:
+            case.save(load, **keys)
+        except Exception as error:
+            print(f"PEFT makes no adapter of {case}: {error_of(error)}")
+            continue
+        case.load(load)
+        yield case
+
+
 def cases_of_others(root, load):
     """The default settings of each other kind of adapter, with the weights of a LoRA."""
     for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items():
@@ -238,23 +267,32 @@ def cases_of_others(root, load):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("binary")
+    parser.add_argument("--record", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity(logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
     program, tally = Program(arguments.binary), Tally(f"adapters of peft {peft.__version__}", REFUSALS)
+    recorded = []
     tried = {key for table in (MADE, WRITTEN) for keys in case_keys(table) for key in keys}
     for field in dataclasses.fields(LoraConfig):
         if field.name not in tried and field.name not in UNTRIED:
             tally.fail(field.name, "the key is new in LoraConfig and has no case")
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        base, load, _ = make_base(root, "llama", dict(attention_bias=True))
-        for cases in (cases_of_lora, cases_of_others):
-            for case in in_parallel(lambda case: case.evaluate(program, base), cases(root, load)):
-                judge(case, tally)
+    suites = [("llama", dict(attention_bias=True), cases_of_lora), ("llama", {}, cases_of_others)]
+    suites += [(family, {}, cases_of_family) for family in FAMILIES]
+    for family, changes, cases in suites:
+        with tempfile.TemporaryDirectory() as root:
+            base, load = make_base(Path(root), family, changes)
+            for case in in_parallel(lambda case: case.evaluate(program, base), cases(Path(root), load)):
+                if judge(f"{family} {case}", case, tally):
+                    adapter = json.loads((case.folder / "adapter_config.json").read_text())
+                    loss = None if isinstance(case.beside, str) else case.expected
+                    entry = dict(name=f"{family} {case}", base=json.loads((base / "config.json").read_text()), adapter=adapter)
+                    recorded.append(entry | dict(shapes=case.shapes, ids=ids_of(TEXT, 0), loss=loss))
                 shutil.rmtree(case.folder)
+    if arguments.record:
+        write_recording(arguments.record, recorded)
     return tally.report()
 
 

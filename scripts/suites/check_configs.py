@@ -9,7 +9,6 @@ their losses, for the test `promises::configurations`.
 """
 
 import argparse
-import gzip
 import json
 import logging
 import shutil
@@ -24,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from common import ROW, TEXT, TOLERANCE, Program, Tally, ids_of, in_parallel, seeded, write_tokenizer
+from common import ROW, TEXT, TOLERANCE, Program, Tally, ids_of, in_parallel, seeded, write_recording, write_tokenizer
 from configs import FAMILIES, generated
 
 # Why the program may refuse a configuration that transformers loads, by a pattern of its error.
@@ -148,8 +147,7 @@ def main():
                 recorded += [entry] if entry else []
                 shutil.rmtree(case.folder)
     if arguments.record:
-        with gzip.GzipFile(arguments.record, "w", mtime=0) as file:
-            file.write(json.dumps(recorded).encode())
+        write_recording(arguments.record, recorded)
     return tally.report()
 
 

@@ -178,7 +178,10 @@ TOKENIZER = [
     ({"bos_token_id": 3}, Reads(generation__bos_token_id=3, tokenizer__bos_token="<|eot|>")),
     ({"padding_token_id": 5}, Reads(generation__pad_token_id=5, tokenizer__pad_token="<pad>")),
     ({"unknown_token_id": 0}, Reads(tokenizer__unk_token="<unk>")),
-    ({"seperator_token_id": 2, "mask_token_id": 3, "fim_pre_token_id": 3, "fim_suf_token_id": 4, "fim_mid_token_id": 5, "prefix_token_id": 3}, Same()),
+    (
+        {"seperator_token_id": 2, "mask_token_id": 3, "fim_pre_token_id": 3, "fim_suf_token_id": 4, "fim_mid_token_id": 5, "prefix_token_id": 3},
+        Same(),
+    ),
     ({"add_bos_token": True}, Reads(tokenizer__add_bos_token=True)),
     ({"add_bos_token": False}, Reads(tokenizer__add_bos_token=False)),
     ({"add_eos_token": True}, [Reads(tokenizer__add_eos_token=True), REFUSED]),
@@ -197,7 +200,10 @@ TOKENIZER = [
     ({"token_type": DROPPED}, [Same(), REFUSED]),
     ({"token_type": [3] * 5}, REFUSED),
     ({"tokenizer.chat_template:": "{{ 1 }}"}, Reads(template="{{ 1 }}")),
-    ({"tokenizer.chat_template:": "{{ 1 }}", "tokenizer.chat_template.tool_use:": "{{ 2 }}", "tokenizer.chat_templates:": ["tool_use"]}, [Reads(template="{{ 1 }}", tool_use="{{ 2 }}"), REFUSED]),
+    (
+        {"tokenizer.chat_template:": "{{ 1 }}", "tokenizer.chat_template.tool_use:": "{{ 2 }}", "tokenizer.chat_templates:": ["tool_use"]},
+        [Reads(template="{{ 1 }}", tool_use="{{ 2 }}"), REFUSED],
+    ),
     ({"tokenizer.huggingface.json:": "{}"}, [Same(), REFUSED]),
 ]
 
@@ -220,7 +226,13 @@ def tensors(architecture):
         block = f"blk.{i}"
         for norm in norms:
             yield f"{block}.{norm}.weight", (CHANNELS,)
-        for name, rows in [("attn_q", HEADS * head), ("attn_k", KV_HEADS * head), ("attn_v", KV_HEADS * head), ("ffn_gate", HIDDEN), ("ffn_up", HIDDEN)]:
+        for name, rows in [
+            ("attn_q", HEADS * head),
+            ("attn_k", KV_HEADS * head),
+            ("attn_v", KV_HEADS * head),
+            ("ffn_gate", HIDDEN),
+            ("ffn_up", HIDDEN),
+        ]:
             yield f"{block}.{name}.weight", (rows, CHANNELS)
             if architecture == "qwen2" and name.startswith("attn"):
                 yield f"{block}.{name}.bias", (rows,)
@@ -233,8 +245,16 @@ def tensors(architecture):
 
 def write(path, architecture, changes):
     values = {
-        "context_length": 64, "embedding_length": CHANNELS, "block_count": LAYERS, "feed_forward_length": HIDDEN, "attention.head_count": HEADS,
-        "attention.head_count_kv": KV_HEADS, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 1000.0, "attention.key_length": 4, "attention.value_length": 4,
+        "context_length": 64,
+        "embedding_length": CHANNELS,
+        "block_count": LAYERS,
+        "feed_forward_length": HIDDEN,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 1000.0,
+        "attention.key_length": 4,
+        "attention.value_length": 4,
     }
     if architecture in GEMMAS:
         values["attention.sliding_window"] = 5
@@ -314,7 +334,9 @@ def main():
         for architecture in ARCHITECTURES:
             plain = Case(root, architecture, architecture, {}, Same()).convert(program).found
             assert isinstance(plain, dict), plain
-            cases = [Case(root, architecture, architecture, keys, right) for keys, right, *of in CASES if architecture in (of[0] if of else ARCHITECTURES)]
+            cases = [
+                Case(root, architecture, architecture, keys, right) for keys, right, *of in CASES if architecture in (of[0] if of else ARCHITECTURES)
+            ]
             cases += [Case(root, architecture, "tokenizer.ggml", keys, right) for keys, right in TOKENIZER]
             for case in in_parallel(lambda case: case.convert(program), cases):
                 judge(tally, case, plain)

@@ -154,8 +154,13 @@ def check_training(tally, program, folder, tokenizer, name, others):
         found = max((text for text in texts if f"#{number:03}#" in text), key=len, default=None)
         reason = skipped.get(json.dumps(dict(messages=messages) | (dict(tools=tools) if tools is not None else {})))
         rights = [theirs(tokenizer, messages, tools, False, dict(chat_template=template)) for template in others]
-        same = [right for right in rights if right[0] is not None and found is not None and right[0].removesuffix("</s>") == found.removesuffix("</s>")]
+        same = [
+            right for right in rights if right[0] is not None and found is not None and right[0].removesuffix("</s>") == found.removesuffix("</s>")
+        ]
         right = (found, None) if same else rights[0]
+        if right[0] is not None and f"#{number:03}#" not in right[0]:
+            tally.expect("that lose plain texts in the template")
+            continue
         judge(tally, f"{name}, {case}, training", messages, (found, reason), right)
     chat_template_utils.datetime = datetime
 

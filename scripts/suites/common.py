@@ -1,5 +1,6 @@
 """What the suites share: seeded weights, a tokenizer of characters, calls of the program, and the tally that each suite prints."""
 
+import gzip
 import json
 import re
 import subprocess
@@ -43,7 +44,9 @@ def write_byte_model(folder):
     names = dict(zip(["bos_token", "eos_token", "pad_token"], special))
     (folder / "tokenizer_config.json").write_text(json.dumps(dict(tokenizer_class="PreTrainedTokenizerFast", **names)))
     square, layer = [channels, channels], "model.layers.0"
-    shapes = {f"{layer}.self_attn.{name}_proj.weight": square for name in "qkvo"} | {f"{layer}.mlp.{name}_proj.weight": square for name in ("gate", "up", "down")}
+    shapes = {f"{layer}.self_attn.{name}_proj.weight": square for name in "qkvo"} | {
+        f"{layer}.mlp.{name}_proj.weight": square for name in ("gate", "up", "down")
+    }
     shapes |= {f"{layer}.{name}_layernorm.weight": [channels] for name in ("input", "post_attention")}
     shapes |= {"model.norm.weight": [channels], "model.embed_tokens.weight": [vocabulary, channels]}
     save_file({name: seeded(name, shape) for name, shape in shapes.items()}, folder / "model.safetensors", {"format": "pt"})
@@ -56,7 +59,7 @@ def ids_of(text, end):
 
 
 def seeded(name, shape):
-    """Values of a tensor that depend only on its name and shape: uniform in [-0.5, 0.5), and around 1 for the weights of norms."""
+    """Values of a tensor that depend only on its name and shape: uniform in [-0.5, 0.5), and around 1 for norms and magnitudes."""
     start = np.uint64(14695981039346656037)
     with np.errstate(over="ignore"):
         for byte in name.encode():  # FNV-1a
@@ -66,8 +69,14 @@ def seeded(name, shape):
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x = x ^ (x >> np.uint64(31))
     values = (x >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24) - np.float32(0.5)
-    is_norm = len(shape) == 1 and name.endswith(".weight")
-    return (values + np.float32(1.0) if is_norm else values).reshape(shape)
+    multiplies = len(shape) == 1 and name.endswith((".weight", "lora_magnitude_vector"))
+    return (values + np.float32(1.0) if multiplies else values).reshape(shape)
+
+
+def write_recording(path, cases):
+    """Writes the cases of a test of Rust; the same bytes every time."""
+    with gzip.GzipFile(path, "w", mtime=0) as file:
+        file.write(json.dumps(cases).encode())
 
 
 def message(error):

@@ -24,7 +24,10 @@ WEATHER = {
 }
 CLOCK = {"type": "function", "function": {"name": "time", "description": "", "parameters": {"type": "object", "properties": {}}}}
 PLAIN = {"type": "function", "function": {"name": "noop", "description": "Nothing"}}
-STRICT = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}, "strict": True}}
+STRICT = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}, "strict": True},
+}
 
 
 def said(role, content, **others):
@@ -42,7 +45,12 @@ ANSWERED = [*CALLED, said("tool", "12.5 °C", tool_call_id="call00001", name="we
 TWICE = [*ASKED, said("assistant", "I look.", tool_calls=[OSLO, call("time", {}, 2)])]
 TWICE += [said("tool", '{"t": 1}', tool_call_id="call00001", name="weather"), said("tool", "noon", tool_call_id="call00002", name="time")]
 BIG = 123456789012345678901234567890
-ODD = [call("weather", {"place": "x", "n": BIG, "f": 2.0, "small": 1e-07, "large": 1e22, "neg": -0.0, "list": [1, "a", None, True], "text": "\x1f\u2028</tool>"})]
+ODD = [
+    call(
+        "weather",
+        {"place": "x", "n": BIG, "f": 2.0, "small": 1e-07, "large": 1e22, "neg": -0.0, "list": [1, "a", None, True], "text": "\x1f\u2028</tool>"},
+    )
+]
 THOUGHT = "<think>\nShort.\n</think>\n\nAn answer."
 
 CONVERSATIONS = [
@@ -51,14 +59,29 @@ CONVERSATIONS = [
     ("long", [said(["user", "assistant"][i % 2], f"turn {i}") for i in range(9)], None, {}),
     ("ends with an answer", [said("user", "a"), said("assistant", "b")], None, {}),
     ("spaces", [said("system", "  s \n"), said("user", " \t a\r\nb "), said("assistant", "\n\nc  "), said("user", "\u001fd\u00a0")], None, {}),
-    ("unicode", [said("user", "日本語 é 🎼 \u200d ﷽ <|im_end|> [INST] {{ x }} {% y %} \"q\" 'r' \\n"), said("assistant", "ﬁ Å"), said("user", "?")], None, {}),
+    (
+        "unicode",
+        [said("user", "日本語 é 🎼 \u200d ﷽ <|im_end|> [INST] {{ x }} {% y %} \"q\" 'r' \\n"), said("assistant", "ﬁ Å"), said("user", "?")],
+        None,
+        {},
+    ),
     ("empty", [said("system", ""), said("user", ""), said("assistant", ""), said("user", "")], None, {}),
-    ("thinking in the text", [said("user", "a"), said("assistant", THOUGHT), said("user", "b"), said("assistant", THOUGHT), said("user", "c")], None, {}),
+    (
+        "thinking in the text",
+        [said("user", "a"), said("assistant", THOUGHT), said("user", "b"), said("assistant", THOUGHT), said("user", "c")],
+        None,
+        {},
+    ),
     ("reasoning_content", [said("user", "a"), said("assistant", "b", reasoning_content="I think"), said("user", "c")], None, {}),
     ("reasoning and thinking", [said("user", "a"), said("assistant", "b", reasoning="I think", thinking="so"), said("user", "c")], None, {}),
     ("no thinking", [said("user", "a")], None, {"enable_thinking": False}),
     ("thinking", [said("system", "s"), said("user", "a")], None, {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}),
-    ("preserved thinking", [said("user", "a"), said("assistant", THOUGHT), said("user", "b")], None, {"preserve_thinking": True, "clear_thinking": False}),
+    (
+        "preserved thinking",
+        [said("user", "a"), said("assistant", THOUGHT), said("user", "b")],
+        None,
+        {"preserve_thinking": True, "clear_thinking": False},
+    ),
     ("tools", ASKED, [WEATHER, CLOCK], {}),
     ("a tool without parameters", ASKED, [PLAIN], {}),
     ("a strict tool", [said("system", "s"), *ASKED], [STRICT, WEATHER], {}),
@@ -73,11 +96,25 @@ CONVERSATIONS = [
     ("null calls", [said("user", "hi"), said("assistant", "yo", tool_calls=None), said("user", "again")], None, {}),
     ("no calls", [said("user", "hi"), said("assistant", "yo", tool_calls=[]), said("user", "again")], None, {}),
     ("null content and calls", [*ASKED, said("assistant", None, tool_calls=[OSLO]), ANSWERED[-1]], [WEATHER], {}),
-    ("null fields", [said("user", "hi", name=None), said("assistant", "yo", refusal=None, audio=None, function_call=None, reasoning_content=None), said("user", "a")], None, {}),
+    (
+        "null fields",
+        [
+            said("user", "hi", name=None),
+            said("assistant", "yo", refusal=None, audio=None, function_call=None, reasoning_content=None),
+            said("user", "a"),
+        ],
+        None,
+        {},
+    ),
     ("no content but calls", [*ASKED, {"role": "assistant", "tool_calls": [OSLO]}, ANSWERED[-1]], [WEATHER], {}),
     ("empty tools", [said("user", "hi")], [], {}),
     ("parts", [said("user", [{"type": "text", "text": "one part"}])], None, {}),
-    ("two parts", [said("system", [{"type": "text", "text": "s"}]), said("user", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])], None, {}),
+    (
+        "two parts",
+        [said("system", [{"type": "text", "text": "s"}]), said("user", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])],
+        None,
+        {},
+    ),
     ("parts of an answer", [said("user", "q"), said("assistant", [{"type": "text", "text": "a"}]), said("user", "r")], None, {}),
     ("developer", [said("developer", "d"), said("user", "hi")], None, {}),
     ("two users", [said("user", "a"), said("user", "b")], None, {}),

@@ -124,7 +124,7 @@ def csv_with_an_index(folder):
 
 @layout()
 def csv_with_crlf(folder):
-    (folder / "a.csv").write_bytes(b"text,id\r\na,1\r\n\"b\r\nc\",2\r\n")
+    (folder / "a.csv").write_bytes(b'text,id\r\na,1\r\n"b\r\nc",2\r\n')
 
 
 @layout()
@@ -170,7 +170,9 @@ def json_lines_gz(folder):
 
 @layout()
 def json_with_nan(folder):
-    (folder / "a.jsonl").write_text('{"text": "a", "s": NaN}\n{"text": "b", "s": Infinity}\n{"text": "c", "s": -Infinity}\n{"text": "d", "s": 1e400}\n')
+    (folder / "a.jsonl").write_text(
+        '{"text": "a", "s": NaN}\n{"text": "b", "s": Infinity}\n{"text": "c", "s": -Infinity}\n{"text": "d", "s": 1e400}\n'
+    )
 
 
 @layout()
@@ -310,7 +312,9 @@ def readme_and_license(folder):
 @layout()
 def readme_with_configs(folder):
     splits("a", "b")(folder)
-    (folder / "README.md").write_text('---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: "a.jsonl"\n  - split: test\n    path: "b.jsonl"\n---\n')
+    (folder / "README.md").write_text(
+        '---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: "a.jsonl"\n  - split: test\n    path: "b.jsonl"\n---\n'
+    )
 
 
 @layout()

@@ -4,12 +4,14 @@
 use crate::recorded::in_memory;
 use crate::setup::{logits, on_one_thread, recipe};
 use flate2::read::GzDecoder;
-use ottava_lm::models::{ConfigFile, Decoder, language_model_config};
-use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Purpose, WeightSource};
+use ottava_lm::lora::MAGNITUDE;
+use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, language_model_config};
+use ottava_lm::param::{FolderTensor, Init, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_tensor::testing::values;
 use ottava_tensor::{Device, Tensor};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::ops::Range;
 
@@ -27,13 +29,15 @@ struct Case {
 }
 
 /// Weights that depend only on names and shapes, as `seeded` of `scripts/suites/common.py` has them.
-struct Seeded;
+pub struct ByName;
 
-impl Seeded {
-    fn values(name: &str, shape: &[usize]) -> Vec<f32> {
+impl ByName {
+    /// The values of a tensor of a folder.
+    pub fn values(name: &str, shape: &[usize]) -> Vec<f32> {
         let hash = |start: u64, byte: u8| (start ^ u64::from(byte)).wrapping_mul(1_099_511_628_211);
         let start = name.bytes().fold(14_695_981_039_346_656_037, hash);
-        let center = if shape.len() == 1 && name.ends_with(".weight") { 1.0 } else { 0.0 };
+        let multiplies = shape.len() == 1 && (name.ends_with(".weight") || name.ends_with(MAGNITUDE));
+        let center = if multiplies { 1.0 } else { 0.0 };
         let value = |i: usize| {
             let mut x = start.wrapping_add((i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
             x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -45,25 +49,29 @@ impl Seeded {
     }
 }
 
-impl WeightSource for Seeded {
+impl WeightSource for ByName {
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> ottava_lm::Result<Tensor> {
         let shape = tensor.stored_shape();
-        let stored = Tensor::from_slice(&Device::Cpu, &shape, &Seeded::values(&tensor.stored_name(), &shape))?;
+        let stored = Tensor::from_slice(&Device::Cpu, &shape, &ByName::values(&tensor.stored_name(), &shape))?;
         let whole = in_memory(stored, tensor);
         Ok(whole.reshape(&[tensor.elements()])?.rows(elements.start, elements.end)?)
     }
 }
 
-/// The mean loss of rows of `ROW` tokens, each a sequence.
-fn loss(config: &ConfigFile, ids: &[i32]) -> ottava_lm::Result<f64> {
-    let sizes = language_model_config(config)?;
-    let (recipe, purpose) = (recipe(RecipeName::Fp32, Fp8Format::Hybrid), Purpose::Train(MemoryPolicy::FULL));
-    let mut decoder = Decoder::new(&sizes, &recipe, &Device::Cpu, purpose, ROW, &mut Seeded)?;
+/// A model with these weights, in F32.
+pub fn model(sizes: &DecoderConfig) -> ottava_lm::Result<Decoder> {
+    let recipe = recipe(RecipeName::Fp32, Fp8Format::Hybrid);
+    let mut decoder = Decoder::new(sizes, &recipe, &Device::Cpu, Purpose::Infer, ROW, &mut ByName)?;
     decoder.quantize_weights()?;
+    Ok(decoder)
+}
+
+/// The mean loss of rows of `ROW` tokens, each a sequence.
+pub fn loss(decoder: &Decoder, ids: &[i32]) -> ottava_lm::Result<f64> {
     let mut sum = 0.0;
     for start in (0..ids.len() - 1).step_by(ROW) {
         let inputs = Tensor::from_slice(&Device::Cpu, &[ROW], &ids[start..start + ROW])?;
-        let logits = values(&logits(&decoder, &inputs));
+        let logits = values(&logits(decoder, &inputs));
         for (of_token, &target) in logits.chunks(logits.len() / ROW).zip(&ids[start + 1..]) {
             let largest = of_token.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let lse = of_token.iter().map(|z| (z - largest).exp()).sum::<f64>().ln() + largest;
@@ -73,22 +81,33 @@ fn loss(config: &ConfigFile, ids: &[i32]) -> ottava_lm::Result<f64> {
     Ok(sum / (ids.len() - 1) as f64)
 }
 
+/// Records of a gzipped file of `tests/data`.
+pub fn read<T: DeserializeOwned>(file: &str) -> Vec<T> {
+    let path = format!("{}/tests/data/{file}", env!("CARGO_MANIFEST_DIR"));
+    let recording = GzDecoder::new(std::fs::File::open(&path).unwrap_or_else(|e| panic!("{path}: {e}")));
+    serde_json::from_reader(recording).expect("the script wrote it")
+}
+
+/// The difference of a result from the recorded one, if there is one. A function that is not implemented has no loss, and is an error.
+pub fn difference(found: ottava_lm::Result<f64>, expected: Option<f64>) -> Option<String> {
+    match (found, expected) {
+        (Ok(found), Some(expected)) if (found / expected - 1.0).abs() < 1e-5 => None,
+        (Err(_), None) => None,
+        (Ok(found), Some(expected)) => Some(format!("loss {found}, and {expected} was recorded")),
+        (Ok(found), None) => Some(format!("loss {found}, and it was refused")),
+        (Err(error), Some(expected)) => Some(format!("{error}; the loss {expected} was recorded")),
+    }
+}
+
 #[test]
 fn configurations_have_the_losses_of_transformers_or_are_refused() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/configurations.json.gz");
-    let recording = GzDecoder::new(std::fs::File::open(path).expect("it was recorded"));
-    let cases: Vec<Case> = serde_json::from_reader(recording).expect("the script wrote it");
+    let cases: Vec<Case> = read("configurations.json.gz");
     assert!(cases.len() > 500, "{}", cases.len());
     let problem = |case: &Case| {
         let config = ConfigFile::from_values("config.json", case.config.clone());
-        let problem = match (loss(&config, &case.ids), case.loss) {
-            (Ok(found), Some(expected)) if (found / expected - 1.0).abs() < 1e-5 => return None,
-            (Err(_), None) => return None,
-            (Ok(found), Some(expected)) => format!("loss {found}, transformers {expected}"),
-            (Ok(found), None) => format!("loss {found}, and it was refused"),
-            (Err(error), Some(expected)) => format!("{error}; transformers {expected}"),
-        };
-        Some(format!("{} {}: {problem}", case.name, serde_json::to_string(&case.config).expect("an object")))
+        let found = language_model_config(&config).and_then(|sizes| loss(&model(&sizes)?, &case.ids));
+        let text = serde_json::to_string(&case.config).expect("an object");
+        Some(format!("{} {text}: {}", case.name, difference(found, case.loss)?))
     };
     let problems_of = |part: &[Case]| on_one_thread(|| part.iter().filter_map(problem).collect::<Vec<_>>());
     let problems = std::thread::scope(|scope| {

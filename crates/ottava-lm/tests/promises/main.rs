@@ -1,6 +1,7 @@
 //! What the crate promises, one module per family. Everything runs on the CPU and, where there is a GPU, again on that.
 
 mod accumulation;
+mod adapter_keys;
 mod adapters;
 mod best;
 mod calibrate;
