@@ -250,14 +250,18 @@ pub fn latest_complete_until(folder: &Path, last: u64, depth: Verify) -> Result<
     Ok(latest)
 }
 
-/// Deletes all but the `count` newest complete checkpoints and those of the `protected` steps (the best one, say).
+/// Deletes all but the `count` newest complete checkpoints and the checkpoints of the `protected` steps (the best one, say). A checkpoint for which
+/// only a signal asked does not count, and is deleted once there is a newer one.
 ///
 /// Keeps at least one complete checkpoint, and damaged ones that are newer than the oldest one kept.
 pub fn delete_old(fs: &dyn Fs, folder: &Path, count: usize, protected: &[u64]) -> Result<()> {
-    let mut kept = 0;
+    let (mut kept, mut has_newer) = (0, false);
     for (step, path) in checkpoints(folder)?.into_iter().rev() {
-        if kept < count.max(1) {
-            kept += usize::from(complete(&path, step, Verify::Sizes).is_ok());
+        let manifest = complete(&path, step, Verify::Sizes).ok();
+        let is_superseded = has_newer && manifest.as_ref().is_some_and(Manifest::is_interruption);
+        if kept < count.max(1) && !is_superseded {
+            has_newer |= manifest.is_some();
+            kept += usize::from(manifest.is_some_and(|manifest| !manifest.is_interruption()));
         } else if !protected.contains(&step) {
             remove(fs, &path, step)?;
         }

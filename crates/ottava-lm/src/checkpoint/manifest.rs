@@ -56,6 +56,11 @@ pub enum Verify {
 }
 
 impl Manifest {
+    /// Whether only a signal asked for the checkpoint, as [`Progress`](super::Progress) says.
+    pub fn is_interruption(&self) -> bool {
+        self.extra.get("is_interruption").and_then(Value::as_bool) == Some(true)
+    }
+
     /// The text of `manifest.json`.
     pub(super) fn render(&self) -> String {
         seal(self)

@@ -12,7 +12,7 @@ use crate::models::Decoder;
 use crate::optim::{LossScale, Optimizer, Per, StateTensor, optimizer_tensors, read_and_optimizer_tensors};
 use crate::parallel::Partition;
 use crate::param::{Param, Purpose, Region, Shard};
-use crate::sentinel::SentinelState;
+use crate::sentinel::{AlarmMemory, SentinelState};
 use ottava_tensor::comm::Axis;
 use ottava_tensor::{DType, Device, ExpandedTensor, Snapshot, Tensor};
 use serde::{Deserialize, Serialize};
@@ -53,9 +53,40 @@ pub struct Progress {
     /// The best evaluation so far.
     #[serde(default)]
     pub best: Option<Best>,
-    /// The decisions of the sentinel.
+    /// The decisions of the sentinel, and the rollbacks of the run.
     #[serde(default)]
     pub sentinel: SentinelState,
+    /// What alarms compare the next step with.
+    #[serde(default)]
+    pub alarms: AlarmMemory,
+    /// SHA-256 of the log-probabilities of the reference model, if the run has stored them.
+    #[serde(default)]
+    pub reference: Option<String>,
+    /// Whether only a signal asked for the checkpoint. Rollbacks do not return to it, and it does not count for `save_total_limit`, so that the run
+    /// goes on as if nothing had stopped it.
+    #[serde(default)]
+    pub is_interruption: bool,
+}
+
+impl Progress {
+    /// A run before its first step, which reads its data from `loader` on.
+    pub fn start(loader: DataState) -> Progress {
+        Progress {
+            step: 0,
+            tokens: 0,
+            loader,
+            data: String::new(),
+            config: String::new(),
+            scaling_slots: Vec::new(),
+            loss_scale: None,
+            pending: None,
+            best: None,
+            sentinel: SentinelState::default(),
+            alarms: AlarmMemory::default(),
+            reference: None,
+            is_interruption: false,
+        }
+    }
 }
 
 /// What one rank writes into a checkpoint, without the bytes of tensors. Ranks share the files of the weights, and each writes its slices of
@@ -258,6 +289,8 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
     }
     let skipped = progress.loss_scale.as_ref().map_or(0, |scale| scale.skipped_steps);
     optimizer.set_steps(progress.step - skipped - progress.sentinel.skipped_steps);
+    // Frozen weights are cast when they are loaded. Their amaxes belong to the first step of the run.
+    model.scaling().forget_amaxes()?;
     restore_scales_from(&files, progress, model)
 }
 

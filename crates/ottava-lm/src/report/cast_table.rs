@@ -3,7 +3,6 @@
 use super::metrics::MAX_METRICS_BYTES;
 use crate::error::{Error, Result};
 use crate::input;
-use crate::sentinel::SeenCast;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -110,21 +109,6 @@ impl CastTable {
     /// True where no line names a cast.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
-    }
-
-    /// What each line says of its casts, as alarms see them.
-    pub fn seen(&self) -> impl Iterator<Item = Vec<SeenCast>> {
-        (0..self.steps.len()).map(|line| {
-            let cells = self.names.iter().zip(&self.cells).filter_map(move |(name, cells)| Some((name, cells[line]?)));
-            let seen = cells.map(|(name, cell)| SeenCast {
-                name: name.clone(),
-                amax: cell.amax,
-                scale: cell.scale,
-                saturated: cell.saturated_share(),
-                underflowed: cell.underflowed_share(),
-            });
-            seen.collect()
-        })
     }
 
     /// The cells of each cast, with their steps.

@@ -3,6 +3,7 @@
 use super::MetricsWriter;
 use crate::error::Result;
 use crate::scaling::{CastCounts, CastRecord};
+use crate::sentinel::LastLine;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -13,43 +14,35 @@ use std::path::Path;
 /// elements, of saturated and of underflowed ones, and of steps with an infinity.
 pub struct CastLog {
     writer: MetricsWriter,
-    since: u64,
-    counted: Vec<CastCounts>,
 }
 
 impl CastLog {
     /// Opens the log at `path`, of a new run or of one that continues after the checkpoint and step in `resumed`, with the lines that
-    /// [`MetricsWriter`] would keep. Counts up to `now` belong to no line. `None`, after lines of earlier steps are restored, when `logs`
-    /// is false or there are no casts.
-    pub fn open(path: &Path, resumed: Option<(&Path, u64)>, now: &[CastRecord], logs: bool) -> Result<Option<CastLog>> {
-        let logs = logs && !now.is_empty();
-        let writer = MetricsWriter::optional(path, resumed, logs)?;
-        let (since, counted) = (resumed.map_or(0, |(_, step)| step), now.iter().map(|record| record.counts).collect());
-        Ok(writer.map(|writer| CastLog { writer, since, counted }))
+    /// [`MetricsWriter`] would keep. `None`, after lines of earlier steps are restored, when `logs` is false.
+    pub fn open(path: &Path, resumed: Option<(&Path, u64)>, logs: bool) -> Result<Option<CastLog>> {
+        Ok(MetricsWriter::optional(path, resumed, logs)?.map(|writer| CastLog { writer }))
     }
 
-    /// Appends the line of `step`, which has just ended.
-    pub fn append(&mut self, step: u64, now: &[CastRecord]) -> Result<()> {
+    /// Appends the line of `step`, which has just ended, after the line `last`.
+    pub fn append(&mut self, step: u64, last: &LastLine, now: &[CastRecord]) -> Result<()> {
         let casts: Map<String, Value> = now
             .iter()
-            .zip(&self.counted)
+            .zip(&last.counts)
             .map(|(CastRecord { name, largest, amax, scale, counts }, before)| {
+                let CastCounts { elements, saturated, underflowed, non_finite } = counts.minus(*before);
                 let fields = json!({
                     "amax": amax,
                     "scale": scale,
                     "largest": largest,
-                    "elements": counts.elements - before.elements,
-                    "saturated": counts.saturated - before.saturated,
-                    "underflowed": counts.underflowed - before.underflowed,
-                    "non_finite": counts.non_finite - before.non_finite,
+                    "elements": elements,
+                    "saturated": saturated,
+                    "underflowed": underflowed,
+                    "non_finite": non_finite,
                 });
                 (name.clone(), fields)
             })
             .collect();
-        self.writer.append(step, &[("since", json!(self.since)), ("casts", Value::Object(casts))])?;
-        self.since = step;
-        self.counted = now.iter().map(|record| record.counts).collect();
-        Ok(())
+        self.writer.append(step, &[("since", json!(last.step)), ("casts", Value::Object(casts))])
     }
 
     /// Flushes to the disk.

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use ottava_tensor::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
 
 /// The measurements of one cast.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,7 +20,7 @@ pub struct CastRecord {
 }
 
 /// The counts of one cast.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CastCounts {
     /// Elements cast.
     pub elements: i64,
@@ -29,6 +30,18 @@ pub struct CastCounts {
     pub underflowed: i64,
     /// Steps with an infinite amax.
     pub non_finite: i64,
+}
+
+impl CastCounts {
+    /// What was counted beyond `before`.
+    pub fn minus(self, before: CastCounts) -> CastCounts {
+        CastCounts {
+            elements: self.elements - before.elements,
+            saturated: self.saturated - before.saturated,
+            underflowed: self.underflowed - before.underflowed,
+            non_finite: self.non_finite - before.non_finite,
+        }
+    }
 }
 
 /// Shares of elements that casts saturated or flushed to zero.

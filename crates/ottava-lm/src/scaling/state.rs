@@ -128,6 +128,11 @@ impl ScalingState {
         self.recorder.routers.iter_mut().map(RouterSums::take).collect()
     }
 
+    /// Clears the amaxes that casts have measured since the last update.
+    pub fn forget_amaxes(&mut self) -> Result<()> {
+        Ok(self.amaxes_mut().fill_zero()?)
+    }
+
     /// The bits of amax and scale of each cast in the last finished step, which ranks compare; reads from the device.
     pub fn bits(&self) -> Result<Vec<i64>> {
         let (amax, scale) = (self.last_step.amax.to_vec::<f32>()?, self.last_step.scale.to_vec::<f32>()?);

@@ -93,6 +93,17 @@ impl SpikeDetector {
         SpikeDetector { window, threshold, floor: FLOOR_OF_LOSSES, values: VecDeque::new() }
     }
 
+    /// The same detector after it has seen `values`, the last ones of [`SpikeDetector::values`].
+    pub fn after(mut self, values: &VecDeque<f64>) -> SpikeDetector {
+        self.values = values.iter().skip(values.len().saturating_sub(self.window)).copied().collect();
+        self
+    }
+
+    /// The values that the next one is compared with.
+    pub fn values(&self) -> &VecDeque<f64> {
+        &self.values
+    }
+
     /// A detector of gradient norms more than `threshold` robust standard deviations above the median of the last `window` norms.
     pub fn of_norms(window: usize, threshold: f64) -> SpikeDetector {
         SpikeDetector { floor: FLOOR_OF_NORMS, ..SpikeDetector::of_losses(window, threshold) }

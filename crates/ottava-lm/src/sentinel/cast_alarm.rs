@@ -1,12 +1,12 @@
 //! Alarms about the statistics of casts.
 
 use crate::scaling::{CastCounts, CastRecord};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::{self, Display};
 
 /// What is out of the ordinary about a cast.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CastAlarm {
     /// The share of elements beyond the largest finite value.
@@ -58,16 +58,17 @@ pub struct SeenCast {
 }
 
 impl SeenCast {
-    /// What the records `now` have beyond those counts `before`, which belong to the same casts.
+    /// What the records `now` have beyond the counts `before` of the same casts.
     pub fn since(before: &[CastCounts], now: &[CastRecord]) -> Vec<SeenCast> {
         let seen = now.iter().zip(before).map(|(CastRecord { name, amax, scale, counts, .. }, before)| {
-            let elements = (counts.elements - before.elements).max(1) as f64;
+            let CastCounts { elements, saturated, underflowed, .. } = counts.minus(*before);
+            let share = |count: i64| count as f64 / elements.max(1) as f64;
             SeenCast {
                 name: name.clone(),
                 amax: f64::from(*amax),
                 scale: scale.map(f64::from),
-                saturated: (counts.saturated - before.saturated) as f64 / elements,
-                underflowed: (counts.underflowed - before.underflowed) as f64 / elements,
+                saturated: share(saturated),
+                underflowed: share(underflowed),
             }
         });
         seen.collect()
@@ -105,20 +106,31 @@ const WINDOW: usize = 50;
 /// Lines before which no growth is an alarm.
 const LEAST: usize = 5;
 
+/// What the next statistics of casts are compared with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CastHistory {
+    /// By cast, the last finite amaxes that were not zero.
+    amaxes: BTreeMap<String, VecDeque<f64>>,
+    /// What was found the last time, which is not found again.
+    found: BTreeSet<(CastAlarm, String)>,
+}
+
 /// Finds casts whose statistics are out of the ordinary.
 #[derive(Clone, Debug)]
 pub struct CastDetector {
     bounds: CastBounds,
-    /// By cast, the last amaxes that were not zero.
-    amaxes: BTreeMap<String, VecDeque<f64>>,
-    /// What was found the last time, which is not found again.
-    last: BTreeSet<(CastAlarm, String)>,
+    history: CastHistory,
 }
 
 impl CastDetector {
-    /// A detector that has seen nothing.
-    pub fn new(bounds: CastBounds) -> CastDetector {
-        CastDetector { bounds, amaxes: BTreeMap::new(), last: BTreeSet::new() }
+    /// A detector that has seen the lines of `history`.
+    pub fn new(bounds: CastBounds, history: CastHistory) -> CastDetector {
+        CastDetector { bounds, history }
+    }
+
+    /// What the next statistics are compared with.
+    pub fn history(&self) -> &CastHistory {
+        &self.history
     }
 
     /// Adds statistics of all casts, and returns what is beyond its bound and was not the last time, sorted by alarm.
@@ -137,19 +149,20 @@ impl CastDetector {
                 check(CastAlarm::ScaleLimit, scale, !within);
             }
             if cast.amax > 0.0 {
-                let before = self.amaxes.entry(cast.name.clone()).or_default();
+                let before = self.history.amaxes.entry(cast.name.clone()).or_default();
                 if before.len() >= LEAST {
                     let growth = (cast.amax / super::alarm::median(before.iter().copied().collect())).log2();
                     check(CastAlarm::AmaxGrowth, growth, growth > self.bounds.growth);
                 }
-                before.push_back(cast.amax);
+                // An infinity has no place in a checkpoint's JSON, and would not raise a median that is finite.
+                before.extend(cast.amax.is_finite().then_some(cast.amax));
                 if before.len() > WINDOW {
                     before.pop_front();
                 }
             }
         }
         let now = all.iter().map(|finding| (finding.alarm, finding.name.clone())).collect();
-        let last = std::mem::replace(&mut self.last, now);
+        let last = std::mem::replace(&mut self.history.found, now);
         all.retain(|finding| !last.contains(&(finding.alarm, finding.name.clone())));
         all.sort_by_key(|finding| finding.alarm);
         all
@@ -168,7 +181,7 @@ mod tests {
 
     #[test]
     fn each_alarm_names_its_tensor_once() {
-        let mut detector = CastDetector::new(BOUNDS);
+        let mut detector = CastDetector::new(BOUNDS, CastHistory::default());
         let calm = |amax| vec![seen("a", amax, 8.0, 0.001, 0.1), seen("b", 2.0 * amax, 4.0, 0.0, 0.3)];
         // Within the spread of a run, and growing slowly.
         for line in 0..200 {

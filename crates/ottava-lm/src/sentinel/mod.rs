@@ -6,14 +6,16 @@
 mod alarm;
 mod cast_alarm;
 mod finding;
+mod memory;
 mod recommend;
 mod router_alarm;
 mod state;
 mod what_if;
 
 pub use alarm::{AlarmPolicy, NonFiniteSteps, Spike, SpikeDetector};
-pub use cast_alarm::{CastAlarm, CastBounds, CastDetector, CastFinding, SeenCast};
+pub use cast_alarm::{CastAlarm, CastBounds, CastDetector, CastFinding, CastHistory, SeenCast};
 pub use finding::{Bounds, Finding, Measure, Verdict};
+pub use memory::{AlarmMemory, CountedSince, LastLine};
 pub use recommend::{Recommendation, Recommended};
 pub use router_alarm::CollapsedRouter;
 pub use state::{Decision, Demotion, Rollback, SentinelState};

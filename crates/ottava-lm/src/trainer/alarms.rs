@@ -1,52 +1,44 @@
 //! The detectors of a run's alarms.
 
-use super::files::CASTS;
-use super::start::Losses;
 use crate::config::RunConfig;
-use crate::error::Result;
-use crate::report::CastTable;
-use crate::scaling::{CastCounts, CastRecord};
-use crate::sentinel::{CastDetector, CastFinding, SeenCast, SpikeDetector};
+use crate::scaling::CastRecord;
+use crate::sentinel::{AlarmMemory, CastDetector, CastFinding, LastLine, SeenCast, SpikeDetector};
 
 /// The detectors of a run.
 pub(super) struct Alarms {
     pub(super) loss: SpikeDetector,
     pub(super) grad_norm: SpikeDetector,
     casts: CastDetector,
-    /// What each cast had counted when it was last seen.
-    counted: Vec<CastCounts>,
+    /// The last line of the log of casts, after which alarms count.
+    pub(super) last_line: LastLine,
 }
 
 impl Alarms {
-    /// Detectors that have seen the losses and gradient norms of the steps so far, and the lines of the log of casts. Counts up to `now` belong
-    /// to no further line.
-    pub(super) fn new(config: &RunConfig, losses: &Losses, grad_norms: &Losses, now: &[CastRecord]) -> Result<Alarms> {
-        let alarms = &config.alarms;
-        let (window, threshold) = (alarms.spike_window, alarms.spike_threshold);
-        let with = |mut detector: SpikeDetector, seen: &Losses| {
-            let first = seen.len().saturating_sub(alarms.spike_window);
-            for (_, value) in &seen[first..] {
-                detector.see(*value);
-            }
-            detector
-        };
-        let mut casts = CastDetector::new(alarms.cast_bounds());
-        let log = config.output_dir.join(CASTS);
-        if log.is_file() && config.training.cast_statistics_steps > 0 {
-            for line in CastTable::read(&log)?.seen() {
-                casts.see(&line);
-            }
+    /// Detectors that go on from `memory`. Counts of casts up to `now` belong to no line.
+    pub(super) fn new(config: &RunConfig, memory: &AlarmMemory, now: &[CastRecord]) -> Alarms {
+        let (window, threshold) = (config.alarms.spike_window, config.alarms.spike_threshold);
+        Alarms {
+            loss: SpikeDetector::of_losses(window, threshold).after(&memory.losses),
+            grad_norm: SpikeDetector::of_norms(window, threshold).after(&memory.grad_norms),
+            casts: CastDetector::new(config.alarms.cast_bounds(), memory.casts.clone()),
+            last_line: LastLine::before(&memory.counted, now),
         }
-        let counted = now.iter().map(|record| record.counts).collect();
-        let loss = with(SpikeDetector::of_losses(window, threshold), losses);
-        let grad_norm = with(SpikeDetector::of_norms(window, threshold), grad_norms);
-        Ok(Alarms { loss, grad_norm, casts, counted })
     }
 
-    /// What the statistics of casts since the last call have that is out of the ordinary.
-    pub(super) fn see_casts(&mut self, now: &[CastRecord]) -> Vec<CastFinding> {
-        let seen = SeenCast::since(&self.counted, now);
-        self.counted = now.iter().map(|record| record.counts).collect();
+    /// What the detectors have seen, and what casts have counted up to `now`.
+    pub(super) fn memory(&self, now: &[CastRecord]) -> AlarmMemory {
+        AlarmMemory {
+            losses: self.loss.values().clone(),
+            grad_norms: self.grad_norm.values().clone(),
+            casts: self.casts.history().clone(),
+            counted: self.last_line.until(now),
+        }
+    }
+
+    /// What is out of the ordinary in the statistics of casts since the last line. `now` is the line of `step`.
+    pub(super) fn see_casts(&mut self, step: u64, now: &[CastRecord]) -> Vec<CastFinding> {
+        let seen = SeenCast::since(&self.last_line.counts, now);
+        self.last_line = LastLine { step, counts: now.iter().map(|record| record.counts).collect() };
         self.casts.see(&seen)
     }
 }

@@ -6,12 +6,11 @@ use crate::config::RunConfig;
 use crate::error::Result;
 use crate::fs::{RealFs, replace_file};
 use crate::report::{CastLog, EventWriter, MetricsWriter};
-use crate::scaling::CastRecord;
 use serde_json::Value;
 use std::path::Path;
 
 /// The log of what each cast measures, in the run's folder.
-pub(super) const CASTS: &str = "casts.jsonl";
+const CASTS: &str = "casts.jsonl";
 
 /// The log of comparisons with BF16, in the run's folder.
 const SENTINEL: &str = "sentinel.jsonl";
@@ -47,13 +46,12 @@ pub(super) struct RunFiles {
 }
 
 impl RunFiles {
-    /// Creates the files of a new run, or cuts those of a resumed one to its checkpoint. What `casts` have counted so far belongs to no
-    /// line of their log.
+    /// Creates the files of a new run, or cuts those of a resumed one to its checkpoint. `has_casts` says whether the run casts anything.
     pub(super) fn open(
         config: &RunConfig,
         mut lock: RunLock,
         resumed: Option<&mut Resumed>,
-        casts: &[CastRecord],
+        has_casts: bool,
     ) -> Result<RunFiles> {
         lock.keep();
         let folder = &config.output_dir;
@@ -67,8 +65,8 @@ impl RunFiles {
             }
         };
         replace_file(&RealFs, &folder.join("config.toml"), config.to_toml().as_bytes())?;
-        let logs = config.training.cast_statistics_steps > 0;
-        let casts = CastLog::open(&folder.join(CASTS), from, casts, logs)?;
+        let logs = config.training.cast_statistics_steps > 0 && has_casts;
+        let casts = CastLog::open(&folder.join(CASTS), from, logs)?;
         let compares = config.sentinel.sentinel_steps > 0;
         let sentinel = MetricsWriter::optional(&folder.join(SENTINEL), from, compares)?;
         let digests = MetricsWriter::optional(&folder.join(DIGESTS), from, config.sentinel.repeat_steps > 0)?;

@@ -41,9 +41,8 @@ use ottava_tensor::Device;
 use ottava_tensor::comm::Group;
 use preference::Preferences;
 use report::{not_finite, peak_memory, warn_of_infinities};
-use rollback_log::{forget_rollbacks_after, later_rollbacks};
 use sentinel::Sentinel;
-use serde_json::{Map, Value};
+use serde_json::Map;
 use start::{Losses, Resumed, checkpoints, choose_division, expect_shared_folder, find_shared_checkpoint, read_losses};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -66,6 +65,14 @@ impl Rows {
             Rows::Preferences(preferences) => DataState::One(preferences.state()),
         }
     }
+
+    /// SHA-256 of the stored log-probabilities of a reference model.
+    fn reference_digest(&self) -> Option<String> {
+        match self {
+            Rows::Documents(_) => None,
+            Rows::Preferences(preferences) => preferences.reference_digest(),
+        }
+    }
 }
 
 /// A run in progress.
@@ -81,22 +88,17 @@ pub struct Trainer {
     pub run: CurrentRun,
     /// The precision of the last step.
     precision: StepPrecision,
-    loss_scale: Option<LossScale>,
     schedule: Schedule,
     data: TrainingData,
     rows: Rows,
     ranks: Rc<Ranks>,
     /// The files of the run, on the rank that writes them.
     files: Option<RunFiles>,
-    step: u64,
-    tokens: u64,
+    /// All that decides about later steps, as the next checkpoint has it; but `loader` and `alarms`, which `rows` and `alarms` hold between saves.
+    progress: Progress,
     /// Loss by step, for the plot.
     losses: Losses,
     eval_losses: Losses,
-    /// Metrics of the last step that are not written yet, because a signal interrupted its evaluation.
-    pending: Option<Map<String, Value>>,
-    /// The best evaluation so far.
-    best: Option<Best>,
     sentinel: Sentinel,
     alarms: Alarms,
     /// What `run.json` says of the run.
@@ -183,18 +185,21 @@ impl Trainer {
         let config = resolved.config.to_run_config();
         let folder = config.output_dir.clone();
         let Inputs { tokenizer, data, template, sizes } = inputs;
-        let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
-        let later = |resumed: &Resumed| later_rollbacks(&folder, &resumed.progress);
-        let mut sentinel = resumed.as_ref().map(|resumed| resumed.progress.sentinel.clone()).unwrap_or_default();
-        sentinel.rollbacks.extend(resumed.as_ref().map(later).transpose()?.unwrap_or_default());
-        let state = resumed.as_ref().map(|resumed| resumed.progress.loader.clone());
-        let skipped_to = sentinel.rollbacks.last().filter(|rollback| {
-            resumed.as_ref().is_some_and(|resumed| !resumed.progress.sentinel.rollbacks.contains(rollback))
-        });
-        let mut state = skipped_to
-            .map(|rollback| rollback.data.clone())
-            .or(state)
-            .unwrap_or_else(|| DataState::start(&data.sets, config.seed));
+        let mut progress = match &resumed {
+            Some(Resumed { progress, .. }) => progress.clone(),
+            None => Progress::start(DataState::start(&data.sets, config.seed)),
+        };
+        progress.data = data.key();
+        progress.config = config.to_toml();
+        progress.loss_scale = progress.loss_scale.or(config.precision.loss_scaling().map(LossScale::new));
+        if let Some(Resumed { progress: saved, .. }) = &resumed {
+            progress.sentinel.rollbacks = rollback_log::history(&folder, saved)?;
+            // A rollback after the checkpoint was saved: the run goes on with the rows after those that it has read.
+            if let Some(rollback) = progress.sentinel.rollbacks.last().filter(|_| progress.sentinel != saved.sentinel) {
+                progress.loader = rollback.data.clone();
+            }
+        }
+        let mut state = progress.loader.clone();
         if let Some(Resumed { path, progress }) = &resumed
             && !config.has_shares_of(&RunConfig::saved(path, progress)?)
         {
@@ -217,7 +222,7 @@ impl Trainer {
         if let Rows::Preferences(preferences) = &mut rows {
             preferences.plan_reference(max_steps, config.training.sequences());
             if resumed.is_some() {
-                preferences.read_reference()?;
+                preferences.read_reference(progress.reference.as_deref())?;
             }
             if resumed.is_some() && preferences.needs_reference() {
                 // The model that the run has started from, before the one that it resumes takes its memory.
@@ -227,16 +232,7 @@ impl Trainer {
                 preferences.compute_reference(&mut start, ranks.leads())?;
             }
         }
-        let (mut step, mut tokens) = (0, 0);
-        let mut restored = || -> Result<Run> {
-            let run = restored_run(&resolved.config, &sizes, device, resumed.as_ref(), documents, &ranks)?;
-            if let Some(Resumed { progress, .. }) = &resumed {
-                (step, tokens) = (progress.step, progress.tokens);
-                loss_scale = progress.loss_scale.clone().or(loss_scale.take());
-            }
-            Ok(run)
-        };
-        let restored = restored();
+        let restored = restored_run(&resolved.config, &sizes, device, resumed.as_ref(), documents, &ranks);
         let mut run = ranks.together("the model", restored)?;
         let parts = ranks.of_parts("digests of the weights that were loaded", &run.weights_digest)?;
         let digest = parts.into_iter().fold(0, u64::wrapping_add);
@@ -245,12 +241,12 @@ impl Trainer {
             log_exceptions(&run.model, saved_casts.as_deref());
         }
         run.quantize_weights()?;
-        if let Some(scale) = &loss_scale {
+        if let Some(scale) = &progress.loss_scale {
             run.step.set_loss_scale(scale.scale)?;
         }
         let mut saver = Saver::new(checkpoints(&folder), config.training.save_total_limit);
-        let best = resumed.as_ref().and_then(|resumed| resumed.progress.best.clone());
-        saver.keep_best(best.as_ref().filter(|_| config.training.load_best_model_at_end).map(|best| best.step));
+        saver
+            .keep_best(progress.best.as_ref().filter(|_| config.training.load_best_model_at_end).map(|best| best.step));
         if resolved.config.async_save {
             let Run { model, optimizer, step, .. } = &mut run;
             let [bytes, _] = Contents::new(model, &mut **optimizer, step.partition())?.0.snapshot_bytes();
@@ -261,8 +257,8 @@ impl Trainer {
         let casts = run.step.partition().casts(&mut run.model)?;
         let record = Trainer::run_record(&config, resolved, &run, &ranks, max_steps);
         let open = |lock: RunLock| {
-            forget_rollbacks_after(&folder, step)?;
-            let files = RunFiles::open(&config, lock, resumed.as_mut(), &casts)?;
+            rollback_log::keep_rollbacks(&folder, &progress.sentinel.rollbacks)?;
+            let files = RunFiles::open(&config, lock, resumed.as_mut(), !casts.is_empty())?;
             record.write(&folder)?;
             Ok(files)
         };
@@ -272,8 +268,9 @@ impl Trainer {
         {
             preferences.compute_reference(&mut run, ranks.leads())?;
         }
-        let [losses, eval_losses, grad_norms] = read_losses(&folder.join("metrics.jsonl"));
-        let alarms = Alarms::new(&config, &losses, &grad_norms, &casts)?;
+        progress.scaling_slots = run.step.partition().cast_names(&run.model);
+        let [losses, eval_losses] = read_losses(&folder.join("metrics.jsonl"));
+        let alarms = Alarms::new(&config, &progress.alarms, &casts);
         Ok(Trainer {
             sizes,
             schedule: config.schedule(max_steps),
@@ -281,21 +278,17 @@ impl Trainer {
             tokenizer,
             run: CurrentRun::new(run),
             precision: StepPrecision::Recipe,
-            loss_scale,
             data,
             rows,
             ranks,
             saver,
             files,
-            step,
-            tokens,
+            progress,
             losses,
             eval_losses,
-            best,
             alarms,
             record,
-            sentinel: Sentinel::new(sentinel),
-            pending: resumed.and_then(|resumed| resumed.progress.pending),
+            sentinel: Sentinel::default(),
             config,
             resolved: resolved.clone(),
         })
@@ -335,7 +328,7 @@ impl Trainer {
 
     fn train(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
         let max_steps = self.schedule.max_steps;
-        if self.step == 0 {
+        if self.progress.step == 0 {
             let evaluation = self.evaluate()?;
             if let Some(evaluation) = &evaluation {
                 self.record(0, Map::new(), Some(evaluation))?;
@@ -345,13 +338,13 @@ impl Trainer {
                 }
             }
         }
-        if let Some(values) = self.pending.clone() {
+        if let Some(values) = self.progress.pending.clone() {
             let evaluation = self.evaluate()?;
-            self.record(self.step, values, evaluation.as_ref())?;
+            self.record(self.progress.step, values, evaluation.as_ref())?;
             self.compare(evaluation.as_ref())?;
-            self.pending = None;
+            self.progress.pending = None;
         }
-        while self.step < max_steps && !self.stops_early() {
+        while self.progress.step < max_steps && !self.stops_early() {
             let mut done = match self.train_step() {
                 // All ranks have come to it.
                 Err(error @ Error::NonFinite(_)) => {
@@ -363,21 +356,21 @@ impl Trainer {
             if self.roll_back()? {
                 continue;
             }
-            let step = self.step;
+            let step = self.progress.step;
             let due = |every: u64| (every > 0 && step.is_multiple_of(every)) || step == max_steps;
             let values = self.values(&done);
             let mut is_best = false;
             match if due(self.config.training.eval_steps) { self.evaluate() } else { Ok(None) } {
                 // The resumed run evaluates first, so its metrics equal those of an uninterrupted run.
-                Err(Error::Cancelled(_)) => self.pending = Some(values),
+                Err(Error::Cancelled(_)) => self.progress.pending = Some(values),
                 evaluation => {
                     done.evaluation = evaluation?;
                     self.record(step, values, done.evaluation.as_ref())?;
                     is_best = self.compare(done.evaluation.as_ref())? && self.config.training.load_best_model_at_end;
                 }
             }
-            let logs_casts = due(self.config.training.cast_statistics_steps);
-            if logs_casts {
+            let ends = step == max_steps || self.stops_early();
+            if due(self.config.training.cast_statistics_steps) || ends {
                 self.log_casts(step)?;
                 if self.roll_back()? {
                     continue;
@@ -390,7 +383,6 @@ impl Trainer {
                     self.describe_latest_checkpoint()
                 )));
             }
-            let ends = step == max_steps || self.stops_early();
             if step < max_steps && ends && self.ranks.leads() {
                 let t = &self.config.training;
                 tracing::info!(
@@ -404,27 +396,25 @@ impl Trainer {
             let paused = self.sentinel.pause.take();
             let stopping = paused.is_some() || told.iter().any(|[stop, _]| *stop != 0.0);
             done.saved.extend(self.saver.advance(&self.ranks, told.iter().map(|[_, state]| *state))?);
-            let saving = due(self.config.training.save_steps) || stopping || is_best || ends;
-            if saving {
-                // A resumed run counts from its checkpoint, so a line ends there.
-                if !logs_casts {
-                    self.log_casts(step)?;
-                }
+            let is_regular = due(self.config.training.save_steps) || paused.is_some() || is_best || ends;
+            if is_regular || stopping {
+                self.progress.is_interruption = !is_regular;
                 done.saved.extend(self.save()?);
                 if stopping || ends || !self.saver.is_async() {
                     done.saved.extend(self.saver.finish(&self.ranks)?);
                 }
             }
             report(&done);
-            if stopping && (!ends || self.pending.is_some()) {
+            if paused.is_some() || stopping && (!ends || self.progress.pending.is_some()) {
                 let saved = done.saved.last();
                 let from =
                     saved.map_or(String::new(), |saved| format!("; `--resume` goes on from {}", saved.path.display()));
                 return Err(match paused {
-                    Some(found) => {
-                        Error::Paused(format!("paused by the sentinel after step {}: {found}{from}", self.step))
-                    }
-                    None => Error::Interrupted(format!("stopped by a signal after step {}{from}", self.step)),
+                    Some(found) => Error::Paused(format!(
+                        "paused by the sentinel after step {}: {found}{from}",
+                        self.progress.step
+                    )),
+                    None => Error::Interrupted(format!("stopped by a signal after step {}{from}", self.progress.step)),
                 });
             }
         }
@@ -444,7 +434,7 @@ impl Trainer {
 
     fn train_step(&mut self) -> Result<StepReport> {
         let begin = Instant::now();
-        let step = self.step + 1;
+        let step = self.progress.step + 1;
         let learning_rate = self.schedule.at(step);
         self.limit_norm();
         let StepResult { loss, tokens, grad_norm, is_skipped, reduce_error, preference } =
@@ -453,7 +443,7 @@ impl Trainer {
         let goes_on = self.follow_loss_scale(step, finite)?;
         match (goes_on, is_skipped) {
             (true, true) => self.skip_step()?,
-            (true, false) => self.sentinel.state.skipped_in_a_row = 0,
+            (true, false) => self.progress.sentinel.skipped_in_a_row = 0,
             (false, _) => {}
         }
         if !goes_on && !self.skips_non_finite(step)? {
@@ -480,8 +470,8 @@ impl Trainer {
         if self.config.router.bias_update_rate > 0.0 && finite && !is_skipped {
             model.balance_routers(&loads, self.config.router.bias_update_rate)?;
         }
-        self.step = step;
-        self.tokens += tokens;
+        self.progress.step = step;
+        self.progress.tokens += tokens;
         self.look_for_spikes(step, loss, grad_norm, is_skipped)?;
         self.look_at_routers(step, &loads)?;
         let tokens_per_second = tokens as f64 / begin.elapsed().as_secs_f64();
@@ -495,7 +485,7 @@ impl Trainer {
             tokens_per_second,
             mfu: self.record.utilization(tokens_per_second),
             peak_memory_bytes: peak_memory(self.run.model.device()),
-            loss_scale: self.loss_scale.clone(),
+            loss_scale: self.progress.loss_scale.clone(),
             casts: (!self.run.model.scaling().is_empty()).then_some(casts),
             routers,
             evaluation: None,
@@ -540,7 +530,7 @@ impl Trainer {
 
     /// Updates the loss scale after a step. False if gradients were not finite and the scale is at its minimum.
     fn follow_loss_scale(&mut self, step: u64, finite: bool) -> Result<bool> {
-        let (Some(scale), Some(how)) = (&mut self.loss_scale, self.config.precision.loss_scaling()) else {
+        let (Some(scale), Some(how)) = (&mut self.progress.loss_scale, self.config.precision.loss_scaling()) else {
             return Ok(finite);
         };
         let outcome = scale.update(finite, how);
@@ -573,16 +563,15 @@ impl Trainer {
         }
         let Run { model, step: work, .. } = &mut *self.run;
         let measured = work.partition().casts(model)?;
-        self.look_at_casts(step, &measured)?;
-        match self.files.as_mut().and_then(|files| files.casts.as_mut()) {
-            Some(casts) => casts.append(step, &measured),
-            None => Ok(()),
+        if let Some(casts) = self.files.as_mut().and_then(|files| files.casts.as_mut()) {
+            casts.append(step, &self.alarms.last_line, &measured)?;
         }
+        self.look_at_casts(step, &measured)
     }
 
     /// Validation losses in the precision of the last step, which ranks compute together; `None` without validation documents.
     fn evaluate(&mut self) -> Result<Option<Validation>> {
-        let precision = self.precision_of(self.step);
+        let precision = self.precision_of(self.progress.step);
         if let Rows::Preferences(preferences) = &self.rows {
             let all = preferences.evaluate(&mut self.run, precision)?;
             return Ok(all.map(|all| Validation { all, sets: Vec::new() }));
@@ -596,9 +585,10 @@ impl Trainer {
         let Some(evaluation) = evaluation.filter(|_| t.compares_evaluations()) else { return Ok(false) };
         let value = evaluation.metric(&t.metric_for_best_model)?;
         let threshold = t.early_stopping_threshold;
-        let is_best = Best::update(&mut self.best, self.step, &t.metric_for_best_model, value, threshold);
+        let is_best =
+            Best::update(&mut self.progress.best, self.progress.step, &t.metric_for_best_model, value, threshold);
         if t.load_best_model_at_end {
-            self.saver.keep_best(self.best.as_ref().map(|best| best.step));
+            self.saver.keep_best(self.progress.best.as_ref().map(|best| best.step));
         }
         Ok(is_best)
     }
@@ -606,24 +596,21 @@ impl Trainer {
     /// Whether the run ends because its evaluations do not improve any more.
     fn stops_early(&self) -> bool {
         let patience = self.config.training.early_stopping_patience;
-        patience > 0 && self.best.as_ref().is_some_and(|best| best.without_improvement >= patience)
+        patience > 0 && self.progress.best.as_ref().is_some_and(|best| best.without_improvement >= patience)
     }
 
     /// Begins to save a checkpoint of the current step; each rank writes its part. The leading rank flushes metrics and draws the
     /// plot first. Returns the checkpoint before, if it was not complete yet.
     fn save(&mut self) -> Result<Option<Saved>> {
-        let progress = Progress {
-            step: self.step,
-            tokens: self.tokens,
-            loader: self.rows.state(),
-            data: self.data.key(),
-            config: self.config.to_toml(),
-            scaling_slots: self.run.step.partition().cast_names(&self.run.model),
-            loss_scale: self.loss_scale.clone(),
-            pending: self.pending.clone(),
-            best: self.best.clone(),
-            sentinel: self.sentinel.state.clone(),
+        self.progress.loader = self.rows.state();
+        self.progress.reference = self.rows.reference_digest();
+        let Run { model, step: work, .. } = &mut *self.run;
+        // Without a log of casts, nothing reads what they have counted.
+        let counted = match self.config.training.cast_statistics_steps {
+            0 => Vec::new(),
+            _ => work.partition().casts(model)?,
         };
+        self.progress.alarms = self.alarms.memory(&counted);
         let (files, folder) = (&mut self.files, &self.config.output_dir);
         let prepare = || {
             let files = files.as_mut().expect("the leading rank writes files");
@@ -634,7 +621,7 @@ impl Trainer {
             files.saved(folder)
         };
         let Run { model, optimizer, step, .. } = &mut *self.run;
-        self.saver.begin(&progress, &self.template, model, &mut **optimizer, step.partition(), prepare)
+        self.saver.begin(&self.progress, &self.template, model, &mut **optimizer, step.partition(), prepare)
     }
 
     /// Writes checkpoints through `fs`, to make operations slow or fail.
@@ -649,14 +636,14 @@ impl Trainer {
 
     /// The best evaluation and its checkpoint, with `load_best_model_at_end`.
     pub fn best(&self) -> Option<(&Best, PathBuf)> {
-        let best = self.best.as_ref().filter(|_| self.config.training.load_best_model_at_end)?;
+        let best = self.progress.best.as_ref().filter(|_| self.config.training.load_best_model_at_end)?;
         Some((best, checkpoints(&self.config.output_dir).join(atomic::name(best.step))))
     }
 
     /// The model and its tokenizer, after the run. What else is in memory is freed. With `load_best_model_at_end`, the model is that of the
     /// best checkpoint; if ranks have different parts of it, it is loaded from the last one.
     pub fn into_model(self) -> Result<(Decoder, Tokenizer)> {
-        let best = self.best().filter(|(best, _)| best.step != self.step).map(|(_, path)| path);
+        let best = self.best().filter(|(best, _)| best.step != self.progress.step).map(|(_, path)| path);
         let Trainer { saver, run, tokenizer, config, sizes, ranks, .. } = self;
         let run = run.into_inner();
         drop(saver);

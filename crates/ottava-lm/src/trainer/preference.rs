@@ -8,13 +8,14 @@ use crate::error::{Error, Result};
 use crate::evaluate::Evaluation;
 use crate::evaluate_preferences::{OfRecord, PassOver, log_probs, margins, sums};
 use crate::fs::{RealFs, replace_file};
+use crate::hash::sha256;
 use crate::input;
 use crate::mode::{Pass, StepPrecision};
 use crate::models::Decoder;
 use crate::run::Run;
 use crate::step::{Preference, TrainStep};
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The log-probabilities of the reference model, in the run's folder.
 const REFERENCE: &str = "reference.json";
@@ -61,6 +62,13 @@ struct Reference {
     data: String,
     /// By the first document of a record.
     log_probs: std::collections::BTreeMap<usize, OfRecord>,
+}
+
+impl Reference {
+    /// The bytes of its file.
+    fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data")
+    }
 }
 
 impl Preferences {
@@ -134,10 +142,22 @@ impl Preferences {
         }
     }
 
-    /// Reads those log-probabilities that the run has stored before.
-    pub(super) fn read_reference(&mut self) -> Result<()> {
-        let Some(reference) = self.reference.stored().filter(|_| self.path.exists()) else { return Ok(()) };
-        let found = read(&self.path)?;
+    /// Reads the log-probabilities that the run has stored before. Those of another file than the one with the `digest` that the checkpoint has
+    /// are computed again.
+    pub(super) fn read_reference(&mut self, digest: Option<&str>) -> Result<()> {
+        let path = &self.path;
+        let Some(reference) = self.reference.stored().filter(|_| path.exists()) else { return Ok(()) };
+        let bytes = input::read(path, MAX_REFERENCE_BYTES).map_err(Error::io(path))?;
+        if digest != Some(&*sha256(&bytes)) {
+            tracing::warn!(
+                "{} is not the file that the run has written: the log-probabilities of the reference model are computed again",
+                path.display()
+            );
+            return Ok(());
+        }
+        let found: Reference = serde_json::from_slice(&bytes).map_err(|error| {
+            Error::Checkpoint(format!("{}: {error}; remove the file to compute it again", path.display()))
+        })?;
         if found.data != reference.data {
             return Ok(());
         }
@@ -167,12 +187,14 @@ impl Preferences {
             let found = log_probs(&mut run.model, &run.step, records, missing, pass)?;
             reference.log_probs.extend(missing.iter().map(|&record| records.first(record)).zip(found));
         }
-        match leads {
-            true => {
-                let text = serde_json::to_vec(reference).expect("plain data");
-                replace_file(&RealFs, &self.path, &text)
-            }
-            false => Ok(()),
+        if leads { replace_file(&RealFs, &self.path, &reference.to_bytes()) } else { Ok(()) }
+    }
+
+    /// SHA-256 of the file of log-probabilities of the reference model, if the run has one.
+    pub(super) fn reference_digest(&self) -> Option<String> {
+        match &self.reference {
+            ReferenceValues::Stored(reference) => Some(sha256(&reference.to_bytes())),
+            ReferenceValues::Base | ReferenceValues::Margins => None,
         }
     }
 
@@ -278,10 +300,4 @@ enum Side {
     Own,
     /// Prompts with completions of other records.
     Mismatched,
-}
-
-fn read(path: &Path) -> Result<Reference> {
-    let bytes = input::read(path, MAX_REFERENCE_BYTES).map_err(Error::io(path))?;
-    serde_json::from_slice(&bytes)
-        .map_err(|error| Error::Checkpoint(format!("{}: {error}; remove the file to compute it again", path.display())))
 }

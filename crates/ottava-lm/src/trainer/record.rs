@@ -52,7 +52,7 @@ impl Trainer {
             "loss": done.loss,
             "learning_rate": done.learning_rate,
             "grad_norm": done.grad_norm,
-            "tokens": self.tokens,
+            "tokens": self.progress.tokens,
             "tokens_per_second": done.tokens_per_second,
             "peak_memory_bytes": done.peak_memory_bytes,
         });
@@ -116,7 +116,7 @@ impl Trainer {
             Some(_) => RunOutcome::Failed,
         };
         let message = error.map_or(String::new(), Error::to_string);
-        self.record.end = Some(RunEnd { time: RunRecord::now(), step: self.step, outcome, message });
+        self.record.end = Some(RunEnd { time: RunRecord::now(), step: self.progress.step, outcome, message });
         // Of a folder that another run has taken, nothing is written; and the result of the run does not depend on this file.
         let Some(files) = &self.files else { return };
         if let Err(error) = files.lock.check().and_then(|()| self.record.write(&self.config.output_dir)) {

@@ -10,7 +10,7 @@ use super::sentinel::Sentinel;
 use super::start::{Resumed, find_shared_checkpoint_until, read_losses};
 use crate::checkpoint::Progress;
 use crate::error::{Error, Result};
-use crate::sentinel::Rollback;
+use crate::sentinel::{Rollback, SentinelState};
 
 impl Trainer {
     /// Goes back to an earlier checkpoint if an alarm asks for it and there is one. All ranks have seen the same alarms.
@@ -22,24 +22,25 @@ impl Trainer {
         if let Some(saved) = self.saver.finish(&self.ranks)? {
             tracing::info!("saved {}", saved.path.display());
         }
-        let until = self.step.saturating_sub(distance);
+        let until = self.progress.step.saturating_sub(distance);
         let Some(resumed) = find_shared_checkpoint_until(&self.config, until, &self.ranks)? else {
             if self.ranks.leads() {
                 tracing::warn!(
                     "step {}: no checkpoint is at least {distance} steps old, so the run goes on",
-                    self.step
+                    self.progress.step
                 );
             }
             return Ok(false);
         };
-        if self.sentinel.state.rollbacks.len() as u64 >= most {
+        if self.progress.sentinel.rollbacks.len() as u64 >= most {
             return Err(Error::Alarm(format!(
                 "step {}: {reason}; the run has gone back {most} times (`alarms.max_rollbacks`) and ends; {} is the last checkpoint before",
-                self.step,
+                self.progress.step,
                 resumed.path.display()
             )));
         }
-        let rollback = Rollback { from: self.step, to: resumed.progress.step, reason, data: self.rows.state() };
+        let rollback =
+            Rollback { from: self.progress.step, to: resumed.progress.step, reason, data: self.rows.state() };
         if self.ranks.leads() {
             tracing::warn!(
                 "step {}: {}; the run goes back to {} and skips the rows of steps {} to {}",
@@ -56,7 +57,7 @@ impl Trainer {
 
     fn go_back(&mut self, mut resumed: Resumed, rollback: Rollback) -> Result<()> {
         let folder = self.config.output_dir.clone();
-        let mut rollbacks = self.sentinel.state.rollbacks.clone();
+        let mut rollbacks = self.progress.sentinel.rollbacks.clone();
         rollbacks.push(rollback);
         let logged = if self.ranks.leads() { write_rollbacks(&folder, &rollbacks) } else { Ok(()) };
         self.ranks.together("the log of rollbacks", logged)?;
@@ -65,23 +66,25 @@ impl Trainer {
         let run = restored_run(&self.resolved.config, &self.sizes, &device, Some(&resumed), documents, &self.ranks);
         let mut run = self.ranks.together("the model of the checkpoint", run)?;
         run.quantize_weights()?;
-        let Progress { step, tokens, loss_scale, best, sentinel, .. } = resumed.progress.clone();
-        if let Some(scale) = &loss_scale {
+        // All that decides is as the checkpoint has it, but the history of rollbacks and the position in the data.
+        self.progress = Progress {
+            sentinel: SentinelState { rollbacks, ..resumed.progress.sentinel.clone() },
+            loss_scale: resumed.progress.loss_scale.clone().or(self.progress.loss_scale.take()),
+            pending: None,
+            ..resumed.progress.clone()
+        };
+        if let Some(scale) = &self.progress.loss_scale {
             run.step.set_loss_scale(scale.scale)?;
         }
         let casts = run.step.partition().casts(&mut run.model)?;
         self.run = CurrentRun::new(run);
-        let reopen = |files: RunFiles| RunFiles::open(&self.config, files.lock, Some(&mut resumed), &casts);
+        let reopen = |files: RunFiles| RunFiles::open(&self.config, files.lock, Some(&mut resumed), !casts.is_empty());
         self.files = self.ranks.together("the run's files", self.files.take().map(reopen).transpose())?;
-        (self.step, self.tokens, self.best) = (step, tokens, best);
-        self.loss_scale = loss_scale.or(self.loss_scale.take());
-        self.sentinel = Sentinel::new(sentinel);
-        self.sentinel.state.rollbacks = rollbacks;
-        let grad_norms;
-        [self.losses, self.eval_losses, grad_norms] = read_losses(&folder.join("metrics.jsonl"));
-        self.alarms = Alarms::new(&self.config, &self.losses, &grad_norms, &casts)?;
+        self.sentinel = Sentinel::default();
+        [self.losses, self.eval_losses] = read_losses(&folder.join("metrics.jsonl"));
+        self.alarms = Alarms::new(&self.config, &self.progress.alarms, &casts);
         self.saver.keep_best(
-            self.best.as_ref().filter(|_| self.config.training.load_best_model_at_end).map(|best| best.step),
+            self.progress.best.as_ref().filter(|_| self.config.training.load_best_model_at_end).map(|best| best.step),
         );
         Ok(())
     }

@@ -36,17 +36,56 @@ pub(super) fn write_rollbacks(folder: &Path, rollbacks: &[Rollback]) -> Result<(
     replace_file(&RealFs, &folder.join(ROLLBACKS), text.as_bytes())
 }
 
-/// The rollbacks to the checkpoint of `progress` in the run's `folder` that happened after it was saved.
-pub(super) fn later_rollbacks(folder: &Path, progress: &Progress) -> Result<Vec<Rollback>> {
+/// All rollbacks of the run in `folder` up to the checkpoint of `progress`: those that the checkpoint knows, and those until the last one that
+/// returned to it, which happened after it was saved.
+pub(super) fn history(folder: &Path, progress: &Progress) -> Result<Vec<Rollback>> {
     let known = &progress.sentinel.rollbacks;
-    let later = |rollback: &Rollback| rollback.to == progress.step && !known.contains(rollback);
-    Ok(read_rollbacks(folder)?.into_iter().filter(later).collect())
+    let mut all = read_rollbacks(folder)?;
+    let last = all.iter().rposition(|rollback| rollback.to == progress.step);
+    all.truncate(last.map_or(0, |last| last + 1));
+    Ok(if all.starts_with(known) { all } else { known.clone() })
 }
 
-/// Removes rollbacks to checkpoints after `step`, from which the run goes on.
-pub(super) fn forget_rollbacks_after(folder: &Path, step: u64) -> Result<()> {
-    let mut all = read_rollbacks(folder)?;
-    let count = all.len();
-    all.retain(|rollback| rollback.to <= step);
-    if all.len() == count { Ok(()) } else { write_rollbacks(folder, &all) }
+/// Writes the log of the run in `folder` if it says anything but `rollbacks`, from which the run goes on.
+pub(super) fn keep_rollbacks(folder: &Path, rollbacks: &[Rollback]) -> Result<()> {
+    if read_rollbacks(folder)? == rollbacks { Ok(()) } else { write_rollbacks(folder, rollbacks) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{DataState, LoaderState};
+    use crate::sentinel::SentinelState;
+
+    fn rollback(from: u64, to: u64) -> Rollback {
+        let data = DataState::One(LoaderState { document: from, ..LoaderState::start(0) });
+        Rollback { from, to, reason: "a spike".into(), data }
+    }
+
+    fn at(step: u64, rollbacks: &[Rollback]) -> Progress {
+        let start = Progress::start(DataState::One(LoaderState::start(0)));
+        Progress {
+            step,
+            sentinel: SentinelState { rollbacks: rollbacks.to_vec(), ..SentinelState::default() },
+            ..start
+        }
+    }
+
+    #[test]
+    fn a_rollback_below_an_earlier_one_does_not_forget_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let all = [rollback(14, 12), rollback(13, 11)];
+        write_rollbacks(folder.path(), &all).unwrap();
+        let of = |step, known: &[Rollback]| history(folder.path(), &at(step, known)).unwrap();
+        // Killed right after the second rollback, to a checkpoint that was saved before the first one.
+        assert_eq!(of(11, &[]), all);
+        // A checkpoint that was saved after both.
+        assert_eq!(of(13, &all), all);
+        // Somebody goes back to a checkpoint from before, or from between.
+        assert_eq!(of(10, &[]), []);
+        assert_eq!(of(12, &[]), all[..1]);
+        assert_eq!(of(12, &all[..1]), all[..1]);
+        keep_rollbacks(folder.path(), &all[..1]).unwrap();
+        assert_eq!(of(11, &[]), []);
+    }
 }

@@ -1,13 +1,11 @@
-//! What a run keeps of its sentinel between steps.
+//! What a run's sentinel and alarms ask for within a step.
 
-use crate::sentinel::SentinelState;
 use std::collections::BTreeSet;
 
-/// The sentinel of a run.
+/// What follows from a step. Nothing of it outlives the step but `demoted`, which follows from the decisions in
+/// [`Progress`](crate::checkpoint::Progress).
 #[derive(Default)]
 pub(super) struct Sentinel {
-    /// The decisions so far.
-    pub(super) state: SentinelState,
     /// The linears whose products read BF16 operands now.
     pub(super) demoted: BTreeSet<String>,
     /// Why the run ends after the step in progress.
@@ -16,11 +14,4 @@ pub(super) struct Sentinel {
     pub(super) rollback: Option<String>,
     /// Why the run ends after the step in progress, without a checkpoint.
     pub(super) stop: Option<String>,
-}
-
-impl Sentinel {
-    /// That of a run that continues with these decisions.
-    pub(super) fn new(state: SentinelState) -> Sentinel {
-        Sentinel { state, ..Sentinel::default() }
-    }
 }

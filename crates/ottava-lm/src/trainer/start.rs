@@ -49,10 +49,21 @@ pub fn build<T>(
     sizes: &DecoderConfig,
     make: impl FnOnce(&mut dyn WeightSource) -> Result<T>,
 ) -> Result<T> {
-    let Some(folder) = folder else { return make(&mut RandomWeights { seed, device: device.clone() }) };
+    let random = || RandomWeights { seed, device: device.clone() };
+    let Some(folder) = folder else {
+        let mut base = random();
+        // Without adapters of a folder, the base makes all tensors.
+        if adapter.is_none() {
+            return make(&mut base);
+        }
+        let mut weights = AdaptedWeights::new(&mut base, adapter, random(), false);
+        let made = make(&mut weights)?;
+        weights.finish()?;
+        return Ok(made);
+    };
     let mut base = FolderWeights::open(folder)?.on(device);
     let new_score = sizes.score && !is_reward_model(&ConfigFile::read(folder)?)?;
-    let new = RandomWeights { seed, device: device.clone() };
+    let new = random();
     let mut weights = AdaptedWeights::new(&mut base, adapter, new, new_score);
     let made = make(&mut weights)?;
     weights.finish()?;
@@ -282,13 +293,19 @@ pub(super) fn find_shared_checkpoint(config: &RunConfig, start: &Start, ranks: &
     share_checkpoint(if ranks.leads() { find_checkpoint(config, start) } else { Ok(None) }, ranks)
 }
 
-/// The newest complete checkpoint of the run up to `step`, for all ranks.
+/// The newest complete checkpoint of the run up to `step` that no signal has asked for, for all ranks.
 pub(super) fn find_shared_checkpoint_until(config: &RunConfig, step: u64, ranks: &Ranks) -> Result<Option<Resumed>> {
     let find = || {
-        let latest = latest_complete_until(&checkpoints(&config.output_dir), step, Verify::Hashes)?;
-        let read =
-            |(path, manifest): (PathBuf, _)| Ok(Resumed { progress: training::progress(&path, &manifest)?, path });
-        latest.complete.map(read).transpose()
+        let mut until = Some(step);
+        while let Some(last) = until {
+            let latest = latest_complete_until(&checkpoints(&config.output_dir), last, Verify::Hashes)?;
+            let Some((path, manifest)) = latest.complete else { break };
+            if !manifest.is_interruption() {
+                return Ok(Some(Resumed { progress: training::progress(&path, &manifest)?, path }));
+            }
+            until = manifest.step.checked_sub(1);
+        }
+        Ok(None)
     };
     share_checkpoint(if ranks.leads() { find() } else { Ok(None) }, ranks)
 }
@@ -364,11 +381,11 @@ impl Resumed {
     }
 }
 
-/// Losses, validation losses and gradient norms of the steps that a resumed run already has, from its metrics.
-pub(super) fn read_losses(metrics: &Path) -> [Losses; 3] {
+/// Losses and validation losses of the steps that a resumed run already has, from its metrics, for its plot.
+pub(super) fn read_losses(metrics: &Path) -> [Losses; 2] {
     let text = input::read_text(metrics, MAX_METRICS_BYTES).unwrap_or_default();
     let lines: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let series =
         |key: &str| lines.iter().filter_map(|line| Some((line["step"].as_u64()?, line[key].as_f64()?))).collect();
-    [series("loss"), series("eval_loss"), series("grad_norm")]
+    [series("loss"), series("eval_loss")]
 }

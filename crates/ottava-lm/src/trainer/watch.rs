@@ -31,7 +31,7 @@ impl Trainer {
         self.follow_decisions(step)?;
         let rows = batch.first_rows(config.sentinel_sequences);
         let comparison = self.run.compare(&rows)?;
-        let state = &mut self.sentinel.state;
+        let state = &mut self.progress.sentinel;
         let verdict = Verdict::of(&comparison, config.bounds(), &state.tried_in(step), state.is_tried_in(step));
         let decision = state.decide(config.sentinel_policy, &verdict, step, config.sentinel_hold_steps);
         if self.ranks.leads() {
@@ -117,7 +117,7 @@ impl Trainer {
     /// Sets what `step` computes in BF16.
     fn follow_decisions(&mut self, step: u64) -> Result<()> {
         let check = self.config.sentinel.check_before(step);
-        let demoted = self.sentinel.state.demoted_in(check);
+        let demoted = self.progress.sentinel.demoted_in(check);
         if demoted != self.sentinel.demoted {
             self.run.set_high_precision(&demoted);
             if self.ranks.leads() {
@@ -134,7 +134,7 @@ impl Trainer {
 
     /// What the products of `step` read.
     pub(super) fn precision_of(&self, step: u64) -> StepPrecision {
-        match self.sentinel.state.is_high_in(self.config.sentinel.check_before(step)) {
+        match self.progress.sentinel.is_high_in(self.config.sentinel.check_before(step)) {
             true => StepPrecision::High,
             false => self.config.precision.precision_of(step),
         }
@@ -168,7 +168,7 @@ impl Trainer {
 
     /// Looks for casts whose statistics up to `step` are out of the ordinary, and acts on them. All ranks see the same statistics.
     pub(super) fn look_at_casts(&mut self, step: u64, measured: &[CastRecord]) -> Result<()> {
-        let (policy, found) = (self.config.alarms.casts, self.alarms.see_casts(measured));
+        let (policy, found) = (self.config.alarms.casts, self.alarms.see_casts(step, measured));
         for of_alarm in found.chunk_by(|a, b| a.alarm == b.alarm) {
             let text = listed(of_alarm, "casts");
             let names: Vec<_> = of_alarm.iter().map(|finding| finding.name.as_str()).collect();
@@ -229,7 +229,7 @@ impl Trainer {
 
     /// Sets the largest norm of gradients by which the next step updates.
     pub(super) fn limit_norm(&mut self) {
-        let may_skip = self.sentinel.state.skipped_in_a_row < self.config.alarms.max_skipped_steps;
+        let may_skip = self.progress.sentinel.skipped_in_a_row < self.config.alarms.max_skipped_steps;
         let limit = if may_skip { self.alarms.grad_norm.limit() } else { f64::INFINITY };
         self.run.step.set_norm_limit(limit);
     }
@@ -237,7 +237,7 @@ impl Trainer {
     /// Whether a step whose gradient norm is not finite is skipped; then no weight has changed.
     pub(super) fn skips_non_finite(&mut self, step: u64) -> Result<bool> {
         let AlarmsConfig { non_finite_steps, max_skipped_steps, .. } = self.config.alarms;
-        if non_finite_steps == NonFiniteSteps::Stop || self.sentinel.state.skipped_in_a_row >= max_skipped_steps {
+        if non_finite_steps == NonFiniteSteps::Stop || self.progress.sentinel.skipped_in_a_row >= max_skipped_steps {
             return Ok(false);
         }
         self.skip_step()?;
@@ -245,7 +245,7 @@ impl Trainer {
             tracing::warn!(
                 "step {step}: gradients are not finite and no weight was changed; the step is skipped, number {} of at most \
                  {max_skipped_steps} in a row",
-                self.sentinel.state.skipped_in_a_row
+                self.progress.sentinel.skipped_in_a_row
             );
         }
         Ok(true)
@@ -253,8 +253,8 @@ impl Trainer {
 
     /// Counts a step that has changed no weight, and casts the weights as a resumed run does: the update has measured none.
     pub(super) fn skip_step(&mut self) -> Result<()> {
-        self.sentinel.state.skipped_in_a_row += 1;
-        self.sentinel.state.skipped_steps += 1;
+        self.progress.sentinel.skipped_in_a_row += 1;
+        self.progress.sentinel.skipped_steps += 1;
         self.run.optimizer.skip_step();
         self.run.quantize_weights()?;
         self.run.step.forget_captures();

@@ -73,7 +73,7 @@ fn a_resumed_run_logs_what_an_unbroken_one_does() {
         write_inputs(inputs.path());
         let [straight, split] = ["straight", "split"].map(|name| logged(inputs.path(), name, recipe, 2, 3));
         train(&straight, &device, &Start::New, u64::MAX).unwrap();
-        // Stopped after a step that both save, and once more in between, whose lines are then removed again.
+        // Stopped after a step without a line, and once more after another, whose checkpoint is then removed.
         train(&split, &device, &Start::New, 3).unwrap_err();
         train(&split, &device, &Start::Resume, 5).unwrap_err();
         std::fs::remove_dir_all(split.output_dir.join("checkpoints/checkpoint-5")).unwrap();
@@ -82,7 +82,7 @@ fn a_resumed_run_logs_what_an_unbroken_one_does() {
         assert_eq!(text(&straight), text(&split), "{} on {device}", recipe.as_str());
         let steps: Vec<_> =
             lines(&split.output_dir.join("casts.jsonl")).iter().map(|line| line["step"].clone()).collect();
-        assert_eq!(steps, [2, 3, 4, 6]);
+        assert_eq!(steps, [2, 4, 6]);
     }
 }
 

@@ -35,6 +35,7 @@ mod gpt_oss;
 mod gradients;
 mod grammars;
 mod high_precision;
+mod interruptions;
 mod invariant;
 mod latent_ranks;
 mod leading;

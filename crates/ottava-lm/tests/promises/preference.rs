@@ -409,6 +409,28 @@ fn margins_rise_and_resuming_changes_nothing() {
     }
 }
 
+/// Another model's log-probabilities of the same data are not those of the reference.
+#[test]
+fn a_reference_that_the_run_has_not_written_is_computed_again() {
+    let (inputs, runs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_records(inputs.path());
+    let of = |name: &str, seed| RunConfig {
+        seed,
+        ..run_config(inputs.path(), &runs.path().join(name), RecipeName::Fp32, "pairs.jsonl")
+    };
+    let [whole, stopped, other] = [of("whole", 3), of("stopped", 3), of("other", 4)];
+    train(&whole, &Device::Cpu, &Start::New, 8).unwrap();
+    train(&other, &Device::Cpu, &Start::New, 8).unwrap();
+    train(&stopped, &Device::Cpu, &Start::New, 3).unwrap_err();
+    let reference = |run: &RunConfig| run.output_dir.join("reference.json");
+    let [own, foreign] = [&whole, &other].map(|run| std::fs::read(reference(run)).unwrap());
+    assert!(own != foreign);
+    std::fs::write(reference(&stopped), &foreign).unwrap();
+    train(&stopped, &Device::Cpu, &Start::Resume, 8).unwrap();
+    assert_eq!(metrics(&stopped.output_dir), metrics(&whole.output_dir));
+    assert!(std::fs::read(reference(&stopped)).unwrap() == own);
+}
+
 #[test]
 fn settings_that_do_not_fit_the_data_are_errors() {
     let inputs = tempfile::tempdir().unwrap();

@@ -17,7 +17,6 @@ use ottava_lm::recipe::{
     Cast, Fp8Format, Precision, PrecisionOverride, ProductName, Recipe, RecipeName, Scaling, WgradBlocks,
 };
 use ottava_lm::scaling::{CastLosses, OneRank, ScalingState};
-use ottava_lm::sentinel::SentinelState;
 use ottava_lm::step::{LossScale, MicroBatch, Program, ProgramInputs};
 use ottava_tensor::comm::{Group, threads};
 use ottava_tensor::ops::{
@@ -581,18 +580,8 @@ pub fn mean(x: &Tensor) -> f64 {
 
 /// The progress of a run after `step` steps, without data.
 pub fn progress(step: u64, model: &mut Decoder) -> Progress {
-    Progress {
-        step,
-        tokens: 0,
-        loader: DataState::One(LoaderState::start(0)),
-        data: String::new(),
-        config: String::new(),
-        scaling_slots: model.scaling().names(),
-        loss_scale: None,
-        pending: None,
-        best: None,
-        sentinel: SentinelState::default(),
-    }
+    let start = Progress::start(DataState::One(LoaderState::start(0)));
+    Progress { step, scaling_slots: model.scaling().names(), ..start }
 }
 
 /// Writes a checkpoint into `folder`, together with all ranks; files of weights have at most `max_bytes`. Returns the files of weights that

@@ -15,11 +15,17 @@ pub(crate) const VARIANTS: &[Defines] = &[
     &[("X", "f32"), ("CODE", "e5m2")],
     &[("X", "bf16"), ("CODE", "e4m3")],
     &[("X", "bf16"), ("CODE", "e5m2")],
+    &[("X", "f16"), ("CODE", "e4m3")],
+    &[("X", "f16"), ("CODE", "e5m2")],
 ];
 
 fn kernel(x: DType, codes: DType, entry: &'static str) -> Kernel {
-    let variant = 2 * usize::from(x == DType::BF16) + usize::from(codes == DType::E5M2);
-    Kernel { source: &SOURCE, defines: VARIANTS[variant], entry }
+    let of_tensor = match x {
+        DType::F16 => 2,
+        DType::BF16 => 1,
+        _ => 0,
+    };
+    Kernel { source: &SOURCE, defines: VARIANTS[2 * of_tensor + usize::from(codes == DType::E5M2)], entry }
 }
 
 pub(super) fn compare_rows(

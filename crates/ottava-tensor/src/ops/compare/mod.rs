@@ -15,9 +15,9 @@ pub(crate) use cuda::{SOURCE, VARIANTS};
 pub const SUMS: usize = 4;
 
 /// Types of tensors that are compared; F64 on the CPU.
-const TYPES: &[DType] = &[DType::F32, DType::F64, DType::BF16];
+const TYPES: &[DType] = &[DType::F32, DType::F64, DType::BF16, DType::F16];
 
-/// Writes the sums of `x` and `reference`, of one size and type (F32, BF16, or on the CPU F64), to row `at` of `sums`, F64 `[n, 4]`: `Σ x²`,
+/// Writes the sums of `x` and `reference`, of one size and type (F32, BF16, F16, or on the CPU F64), to row `at` of `sums`, F64 `[n, 4]`: `Σ x²`,
 /// `Σ r²`, `Σ x·r` and `Σ (x − r)²`, in F64.
 pub fn compare(x: &Tensor, reference: &Tensor, sums: &mut Tensor, at: usize) -> Result<()> {
     if x.len() != reference.len() {

@@ -11,7 +11,7 @@ fn sums(x: &Tensor, reference: &Tensor) -> Result<Tensor> {
 
 #[test]
 fn sums_are_those_of_the_definition() {
-    for dtype in [DType::F32, DType::F64, DType::BF16] {
+    for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
         let tensor = |values: &[f64]| {
             let x = Tensor::from_slice(&Device::Cpu, &[values.len()], values).unwrap();
             crate::ops::cast(&x, dtype).unwrap()
@@ -23,7 +23,7 @@ fn sums_are_those_of_the_definition() {
 
 #[test]
 fn sums_agree_across_devices() {
-    for dtype in [DType::F32, DType::BF16] {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
         for shape in [[1, 1], [7, 13], [64, 1000], [513, 1031]] {
             let inputs = [normals("x", &shape, dtype), normals("r", &shape, dtype)];
             // F64 sums in another order.
