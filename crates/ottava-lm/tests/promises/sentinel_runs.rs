@@ -306,7 +306,7 @@ fn a_rollback_restores_the_checkpoint_and_skips_the_rows_also_on_resume() {
             (config.alarms.spike_window, config.alarms.spike_threshold) = (4, 20.0);
             (config.alarms.loss_spike, config.alarms.rollback_steps) = (policy, 3);
             config.training.learning_rate = learning_rate;
-            config.training.max_steps = 10;
+            (config.training.max_steps, config.training.save_steps) = (10, 4);
             config
         };
         let copy = |from: &Path| {
@@ -528,6 +528,7 @@ fn ranks_roll_back_together() {
             (config.alarms.loss_spike, config.alarms.rollback_steps) = (policy, 3);
             config.parallel = parallel;
             (config.training.learning_rate, config.training.max_steps) = (learning_rate, 9);
+            config.training.save_steps = 4;
             config
         };
         train_ranks(&of(run.path(), 1e-2, AlarmPolicy::Warn), &Start::New, 4);
