@@ -287,9 +287,8 @@ def main():
             for case in in_parallel(lambda case: case.evaluate(program, base), cases(Path(root), load)):
                 if judge(f"{family} {case}", case, tally):
                     adapter = json.loads((case.folder / "adapter_config.json").read_text())
-                    loss = None if isinstance(case.beside, str) else case.expected
                     entry = dict(name=f"{family} {case}", base=json.loads((base / "config.json").read_text()), adapter=adapter)
-                    recorded.append(entry | dict(shapes=case.shapes, ids=ids_of(TEXT, 0), loss=loss))
+                    recorded.append(entry | dict(shapes=case.shapes, ids=ids_of(TEXT, 0), loss=case.expected, refused=isinstance(case.beside, str)))
                 shutil.rmtree(case.folder)
     if arguments.record:
         write_recording(arguments.record, recorded)

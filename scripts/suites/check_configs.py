@@ -116,7 +116,7 @@ def judge(case, tally):
         if not refused:
             print(f"only Ottava loads {case}: {case.error}")
         return None
-    entry = dict(name=case.name, config=case.config, ids=ids_of(TEXT, end), loss=None if refused else expected)
+    entry = dict(name=case.name, config=case.config, ids=ids_of(TEXT, end), loss=expected, refused=refused)
     if refused:
         return entry if tally.refuse(case, f"{case.ours}; transformers {expected:.6f}") else None
     difference = abs(case.ours["loss"] - expected)

@@ -1,7 +1,7 @@
 //! Adapters as PEFT writes them, with other values of each key of `adapter_config.json`: losses as PEFT computes them in F32.
 //! `scripts/suites/check_adapters.py` records the file.
 
-use crate::configurations::{ByName, difference, loss, model, read};
+use crate::configurations::{ByName, Expected, loss, model, read};
 use crate::setup::on_one_thread;
 use ottava_lm::checkpoint::AdapterFolder;
 use ottava_lm::lora::Lora;
@@ -21,8 +21,8 @@ struct Case {
     /// Shapes of the adapter's tensors.
     shapes: BTreeMap<String, Vec<usize>>,
     ids: Vec<i32>,
-    /// `None` for a function that is not implemented, which is an error.
-    loss: Option<f64>,
+    #[serde(flatten)]
+    expected: Expected,
 }
 
 impl Case {
@@ -52,7 +52,7 @@ impl Case {
 fn adapters_have_the_losses_of_peft_or_are_refused() {
     let cases: Vec<Case> = read("adapters.json.gz");
     assert!(cases.len() > 100, "{}", cases.len());
-    let problem = |case: &Case| Some(format!("{}: {}", case.name, difference(case.loss(), case.loss)?));
+    let problem = |case: &Case| Some(format!("{}: {}", case.name, case.expected.difference(case.loss())?));
     let problems: Vec<String> = on_one_thread(|| cases.iter().filter_map(problem).collect());
     assert!(problems.is_empty(), "{} of {}:\n{}", problems.len(), cases.len(), problems.join("\n"));
 }

@@ -24,8 +24,8 @@ struct Case {
     config: Map<String, Value>,
     /// The end of a text, the text, and its end.
     ids: Vec<i32>,
-    /// `None` for a function that is not implemented, which is an error.
-    loss: Option<f64>,
+    #[serde(flatten)]
+    expected: Expected,
 }
 
 /// Weights that depend only on names and shapes, as `seeded` of `scripts/suites/common.py` has them.
@@ -88,14 +88,23 @@ pub fn read<T: DeserializeOwned>(file: &str) -> Vec<T> {
     serde_json::from_reader(recording).expect("the script wrote it")
 }
 
-/// The difference of a result from the recorded one, if there is one. A function that is not implemented has no loss, and is an error.
-pub fn difference(found: ottava_lm::Result<f64>, expected: Option<f64>) -> Option<String> {
-    match (found, expected) {
-        (Ok(found), Some(expected)) if (found / expected - 1.0).abs() < 1e-5 => None,
-        (Err(_), None) => None,
-        (Ok(found), Some(expected)) => Some(format!("loss {found}, and {expected} was recorded")),
-        (Ok(found), None) => Some(format!("loss {found}, and it was refused")),
-        (Err(error), Some(expected)) => Some(format!("{error}; the loss {expected} was recorded")),
+/// What was recorded of a case.
+#[derive(Deserialize)]
+pub struct Expected {
+    /// The loss; `None` if the other program cannot run the case either.
+    loss: Option<f64>,
+    /// Whether the case may be an error, since its function is not implemented.
+    refused: bool,
+}
+
+impl Expected {
+    /// How a result differs, if it does.
+    pub fn difference(&self, found: ottava_lm::Result<f64>) -> Option<String> {
+        match (found, self.loss) {
+            (Ok(found), Some(expected)) if (found / expected - 1.0).abs() < 1e-5 => None,
+            (Err(_), _) if self.refused => None,
+            (found, expected) => Some(format!("{found:?}, and the loss {expected:?} was recorded")),
+        }
     }
 }
 
@@ -107,7 +116,7 @@ fn configurations_have_the_losses_of_transformers_or_are_refused() {
         let config = ConfigFile::from_values("config.json", case.config.clone());
         let found = language_model_config(&config).and_then(|sizes| loss(&model(&sizes)?, &case.ids));
         let text = serde_json::to_string(&case.config).expect("an object");
-        Some(format!("{} {text}: {}", case.name, difference(found, case.loss)?))
+        Some(format!("{} {text}: {}", case.name, case.expected.difference(found)?))
     };
     let problems_of = |part: &[Case]| on_one_thread(|| part.iter().filter_map(problem).collect::<Vec<_>>());
     let problems = std::thread::scope(|scope| {
