@@ -127,7 +127,7 @@ UNTRIED = {}
 # Why the program may refuse an adapter that PEFT loads, by a pattern of its error; errors that name the key are always right.
 REFUSALS = {
     r"`(lm_head|embed_tokens)` is no linear|(lm_head|embed_tokens)\.(base_layer|lora_)": "with adapters of the embedding or the head",
-    r"experts\.(base_layer\.)?lora_|(mixtral|_moe|olmoe|deepseek|gpt_oss).*`rank_pattern`": "with adapters of experts",
+    r"experts\.(base_layer\.)?lora_|(mixtral|_moe|olmoe|deepseek|gpt_oss).*`(rank_pattern|target_parameters)`": "with adapters of experts",
 }
 
 

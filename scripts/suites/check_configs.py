@@ -41,6 +41,9 @@ REFUSALS = {
     "has the key `(full|sliding)_attention`": "with rotary positions by kinds of layers, which transformers ignores in this family",
     "`(short|long)_factor` has": "with a list of factors of another length than a head",
     "`attention_factor` is 0": "with an attention factor of 0",
+    "`rope_scaling` and `rope_parameters` say different": "with two spellings of rotary positions that differ",
+    "`partial_rotary_factor` is .* stretched": "with a part of each head rotated, for which transformers repeats one frequency",
+    "^gemma3_text.*the key `type` is not read": "with a key of rotary positions that transformers ignores in Gemma 3",
 }
 
 

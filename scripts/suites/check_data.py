@@ -29,11 +29,11 @@ REFUSALS = {
     "parquet_of_bytes": "with binary columns",
     "parquet_of_zstandard.*zstd": "with Parquet compressed with Zstandard",
     "^two_formats.*several kinds": "with files of several formats",
-    "^upper_case.*by its name": "with names in capitals, which are not splits for datasets",
     "^readme_with": "with splits that a README lists",
 }
 # Layouts whose rows differ on purpose, with the reason.
 DIFFERENT = {
+    "upper_case": "with splits in capitals, which datasets does not know",
     "csv_with_missing_texts": "with cells such as NA, which are texts and no nulls",
 }
 

@@ -133,7 +133,9 @@ CASES = [
     ({"expert_weights_scale": 2.5}, REFUSED),
     ({"leading_dense_block_count": 1}, REFUSED),
     ({"interleave_moe_layer_step": 2}, REFUSED),
-    ({"use_parallel_residual": True}, REFUSED),
+    ({"use_parallel_residual": True}, REFUSED, ["llama", "qwen3", "gemma2", "gemma3"]),
+    # Early converters wrote it into every file of Qwen2, whose graph in llama.cpp does not read it.
+    ({"use_parallel_residual": True}, Same(), ["qwen2"]),
     ({"use_parallel_residual": False}, Same()),
     ({"swin_norm": True}, REFUSED),
     ({"pooling_type": 1}, REFUSED),

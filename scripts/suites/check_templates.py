@@ -37,6 +37,8 @@ REFUSALS = {
     "has no place for them": "with tools, which the template would drop",
     r"training: refused: .*fields .*`(thinking|reasoning)`": "with fields that the template does not read",
 }
+# Conversations that differ on purpose, by name.
+DIFFERENT = {"no calls": "with an empty list of calls, which templates get as no list"}
 
 
 def templates(sources):
@@ -92,8 +94,10 @@ def theirs(tokenizer, messages, tools, prompt, arguments):
         return None, f"{type(error).__name__}: {error}"[:200]
 
 
-def has_parts(messages):
-    return any(isinstance(message.get("content"), list) for message in messages)
+def loses_parts(messages, text):
+    """Whether a rendering has parts of messages as Python writes them, or lacks a text of a part."""
+    parts = [part["text"] for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
+    return bool(parts) and (text is None or "'type': 'text'" in text or '"type": "text"' in text or not all(part in text for part in parts))
 
 
 def judge(tally, name, messages, ours, expected):
@@ -102,8 +106,10 @@ def judge(tally, name, messages, ours, expected):
         tally.hold()
     elif text is None and right is None:
         tally.expect("refused by both")
-    elif has_parts(messages) and text is not None and (right is None or "'type': 'text'" in right or '"type": "text"' in right):
+    elif text is not None and loses_parts(messages, right):
         tally.expect("parts of text joined for a template that takes no parts")
+    elif name.split(", ")[1] in DIFFERENT:
+        tally.expect(DIFFERENT[name.split(", ")[1]])
     elif text is None:
         tally.refuse(name, f"{error}; transformers has {right!r}")
     elif right is None:

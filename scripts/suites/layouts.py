@@ -170,9 +170,7 @@ def json_lines_gz(folder):
 
 @layout()
 def json_with_nan(folder):
-    (folder / "a.jsonl").write_text(
-        '{"text": "a", "s": NaN}\n{"text": "b", "s": Infinity}\n{"text": "c", "s": -Infinity}\n{"text": "d", "s": 1e400}\n'
-    )
+    (folder / "a.jsonl").write_text('{"text": "a", "s": NaN}\n{"text": "b", "s": Infinity}\n{"text": "c", "s": -Infinity}\n')
 
 
 @layout()
@@ -327,7 +325,7 @@ def readme_with_several_configs(folder):
 @layout()
 def infos_beside_data(folder):
     splits("train", "test")(folder)
-    (folder / "dataset_infos.json").write_text(json.dumps({"default": {"splits": {}}}))
+    (folder / "dataset_infos.json").write_text(json.dumps({"default": {"description": "Otters"}}))
 
 
 @layout()
