@@ -3,7 +3,7 @@
 
 usage: make_chat_masks.py TRL_WHEEL LLAMA_CPP_PYTHON_SDIST
 
-Development only; the program itself needs no Python. `pip install transformers==5.23.0 jinja2==3.1.6`, `pip download --no-deps trl==1.16.0`
+Development only; the program itself needs no Python. `pip install transformers==5.24.0 jinja2==3.1.6`, `pip download --no-deps trl==1.16.0`
 and `pip download --no-deps llama-cpp-python==0.3.36`, whose archives hold published templates (TRL Apache-2.0, llama.cpp MIT). The clock stands
 at 26 July 2024.
 
@@ -11,8 +11,10 @@ For each template and conversation: the text with and without the prompt for an 
 templates that TRL replaces in training, also text and ranges of `{% generation %}` blocks, in characters, of its replacement. `kwargs` repeats
 the texts of some templates with variables such as `enable_thinking`.
 
-Two liberties of data are settled before a template sees them, since transformers leaves them to the user: arguments of calls as JSON text are
-objects for templates that write them as JSON, and `thinking` is `reasoning_content` for templates that read only that.
+Some liberties of data are settled before a template sees them. Fields that are null are left out, as `apply_chat_template` does; a template that
+cannot render a message without content gets null. Transformers leaves the others to the user: arguments of calls as JSON text are objects for
+templates that write them as JSON, `thinking` is `reasoning_content` for templates that read only that, and parts of text are one text for
+templates that raise an error for a list, write it, or leave its text out.
 """
 
 import copy
@@ -121,9 +123,14 @@ def conversations():
     return made
 
 
-def settle(template, chat):
-    """Arguments and thinking as the template wants them."""
+def settle(template, chat, joins, nulls):
+    """Arguments, thinking, parts and null as the template wants them."""
     chat = copy.deepcopy(chat)
+    if not nulls:
+        chat["messages"] = [{key: value for key, value in message.items() if value is not None} for message in chat["messages"]]
+    for message in chat["messages"]:
+        if joins and isinstance(message.get("content"), list):
+            message["content"] = "\n".join(part["text"] for part in message["content"])
     dense = "".join(c for c in template if not c.isspace() and c not in "'\"[]")
     for message in chat["messages"]:
         for tool_call in message.get("tool_calls", []):
@@ -136,9 +143,19 @@ def settle(template, chat):
 
 
 def render(template, chat, prompt, **kwargs):
+    found = attempt(template, chat, prompt, False, False, **kwargs)
+    parts = [part for message in chat["messages"] if isinstance(message.get("content"), list) for part in message["content"]]
+    if found is None or "[{'type'" in found[0] or any(part["text"].strip() not in found[0] for part in parts):
+        found = attempt(template, chat, prompt, True, False, **kwargs)
+    if found is None:
+        found = attempt(template, chat, prompt, True, True, **kwargs)
+    return found
+
+
+def attempt(template, chat, prompt, joins, nulls, **kwargs):
     try:
         texts, ranges = chat_template_utils.render_jinja_template(
-            [settle(template, chat)["messages"]],
+            [settle(template, chat, joins, nulls)["messages"]],
             tools=chat["tools"],
             chat_template=template,
             add_generation_prompt=prompt,

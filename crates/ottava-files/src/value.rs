@@ -9,11 +9,19 @@ use arrow_array::{Array, RecordBatch};
 use arrow_schema::DataType;
 use serde_json::{Map, Value};
 
-/// Record `row` of `batch`.
+/// Record `row` of `batch`. A cell without a value is `null`; a column of a type that JSON lacks is left out.
 pub(crate) fn record(batch: &RecordBatch, row: usize) -> Map<String, Value> {
     let schema = batch.schema();
     let fields = schema.fields().iter().zip(batch.columns());
-    fields.filter_map(|(field, column)| Some((field.name().clone(), value(column.as_ref(), row)?))).collect()
+    let cell = |column: &dyn Array| if column.is_null(row) { Some(Value::Null) } else { value(column, row) };
+    fields.filter_map(|(field, column)| Some((field.name().clone(), cell(column.as_ref())?))).collect()
+}
+
+/// The type of column `name` of `batch`, if JSON lacks it.
+pub(crate) fn unread_type(batch: &RecordBatch, name: &str) -> Option<String> {
+    let column = batch.column_by_name(name)?;
+    let has_value = (0..column.len()).find(|row| !column.is_null(*row))?;
+    value(column.as_ref(), has_value).is_none().then(|| column.data_type().to_string())
 }
 
 /// Element `row` of `array`; `None` without a value, and for types that JSON lacks.

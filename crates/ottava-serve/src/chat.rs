@@ -10,9 +10,9 @@ use crate::metrics::Timer;
 use crate::params::{self, Params};
 use crate::served::Served;
 use crate::tool_calls::{CallStream, Calls, ToolChoice, as_json};
-use ottava_lm::data::{Chat, PromptForm};
+use ottava_lm::data::{Chat, PromptForm, parse_json};
 use ottava_lm::engine::Request;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -156,7 +156,7 @@ pub fn prompt_form(body: &Body) -> Result<PromptForm> {
     Ok(PromptForm { add_generation_prompt, continue_final_message, kwargs })
 }
 
-/// A message as templates read it: parts of text are joined, as templates of text models know no parts.
+/// A message as templates read it. The template takes parts of text, or gets them as one text.
 fn message((number, message): (usize, &Value)) -> Result<Value> {
     let wrong = |reason: &str| ApiError::field("messages", format!("message {number} {reason}"));
     let fields = message.as_object().ok_or_else(|| wrong("is no object"))?;
@@ -165,15 +165,13 @@ fn message((number, message): (usize, &Value)) -> Result<Value> {
     match fields.get("content") {
         Some(Value::String(_)) => {}
         Some(Value::Array(parts)) => {
-            let text = |part: &Value| Some(part.get("text")?.as_str()?.to_string());
-            let texts: Option<Vec<String>> = parts.iter().map(text).collect();
-            message["content"] = texts
-                .ok_or_else(|| wrong("has a part that is no text; images and audio are not implemented"))?
-                .join("\n")
-                .into();
+            if parts.iter().any(|part| !part.get("text").is_some_and(Value::is_string)) {
+                return Err(wrong("has a part that is no text; images and audio are not implemented"));
+            }
         }
         // A turn that calls tools says nothing.
-        None | Some(Value::Null) if role == "assistant" && fields.get("tool_calls").is_some_and(Value::is_array) => {}
+        None | Some(Value::Null) if role == "assistant" && calls_tools(fields) => {}
+        Some(Value::Null) if role == "assistant" => message["content"] = "".into(),
         _ => return Err(wrong("has no `content` that is a text or a list of texts")),
     }
     // OpenAI's arguments are JSON in a text, and templates write objects.
@@ -181,11 +179,15 @@ fn message((number, message): (usize, &Value)) -> Result<Value> {
         if let Some(arguments) = call.pointer_mut("/function/arguments")
             && let Some(text) = arguments.as_str()
         {
-            *arguments = serde_json::from_str(text)
-                .map_err(|error| wrong(&format!("has `arguments` of a call that are not JSON: {error}")))?;
+            *arguments = parse_json(text)
+                .map_err(|reason| wrong(&format!("has `arguments` of a call that are not JSON: {reason}")))?;
         }
     }
     Ok(message)
+}
+
+fn calls_tools(fields: &Map<String, Value>) -> bool {
+    fields.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty())
 }
 
 impl Messages {

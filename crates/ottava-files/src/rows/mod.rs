@@ -25,7 +25,7 @@ pub enum Format {
     Arrow,
 }
 
-/// The records of a file in order, each a JSON object. Fields without a value are left out, and so are columns whose type JSON lacks.
+/// The records of a file in order, each a JSON object. Fields without a value are `null`; columns whose type JSON lacks are left out.
 pub struct Rows {
     batches: Box<dyn Iterator<Item = Result<RecordBatch, String>> + Send>,
     batch: Option<RecordBatch>,
@@ -62,6 +62,11 @@ impl Rows {
             }
         };
         Ok(Rows { batches, batch: None, next: 0 })
+    }
+
+    /// The type of column `name`, if it is one that JSON lacks, by the records that were decoded last.
+    pub fn unread_type(&self, name: &str) -> Option<String> {
+        value::unread_type(self.batch.as_ref()?, name)
     }
 }
 

@@ -43,7 +43,7 @@ fn expected() -> Value {
     json!([
         {"text": "é", "id": 1, "share": 0.5, "kind": "x", "ids": [1, 2],
          "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
-        {"id": 2, "share": 1.5, "kind": "y", "messages": [{"role": "user"}], "ids": []},
+        {"text": null, "id": 2, "share": 1.5, "kind": "y", "messages": [{"role": "user"}], "ids": []},
         {"text": "", "id": 3, "share": -2.0, "kind": "x", "messages": [], "ids": [null]},
     ])
 }
@@ -99,4 +99,18 @@ fn damaged_files_are_errors() {
     }
     assert!(read(b"{\"text\": 1}", Format::Parquet).unwrap_err().contains("not a readable Parquet file"));
     assert!(read(b"{\"text\": 1}", Format::Arrow).unwrap_err().contains("not a readable Arrow file"));
+}
+
+#[test]
+fn columns_of_types_that_json_lacks_are_named() {
+    let column: ArrayRef = Arc::new(arrow_array::BinaryArray::from(vec![None, Some(b"x".as_slice())]));
+    let batch = RecordBatch::try_from_iter([("text", column)]).unwrap();
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let mut writer = StreamWriter::try_new(&mut file, &batch.schema()).unwrap();
+    writer.write(&batch).unwrap();
+    writer.finish().unwrap();
+    let mut rows = Rows::open(File::open(file.path()).unwrap(), Format::Arrow).unwrap();
+    assert_eq!(rows.next(), Some(Ok(json!({"text": null}).as_object().unwrap().clone())));
+    assert_eq!(rows.next(), Some(Ok(Map::new())));
+    assert_eq!((rows.unread_type("text"), rows.unread_type("other")), (Some("Binary".into()), None));
 }

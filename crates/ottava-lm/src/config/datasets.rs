@@ -4,8 +4,8 @@ use super::problems::Problems;
 use super::{DatasetConfig, RunConfig};
 use crate::data::source::{BadRecord, SourceOptions, formatting};
 use crate::data::{
-    DataSet, Formatting, Packing, Part, PreparedPart, RowLayout, Split, Tokenizer, TrainingData, expand, prepare,
-    prepare_part,
+    DataSet, Formatting, Packing, Part, PreparedPart, RowLayout, Split, SplitUse, Tokenizer, TrainingData, expand,
+    prepare, prepare_part,
 };
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
@@ -68,7 +68,8 @@ impl RunConfig {
         let mut files = Vec::new();
         for set in self.datasets() {
             let options = self.source_options(&set);
-            for path in [expand(&set.train_files)?, expand(&set.val_files)?].concat() {
+            let train_files = expand(&set.train_files, SplitUse::Training)?;
+            for path in [train_files, expand(&set.val_files, SplitUse::Validation)?].concat() {
                 files.push((formatting(&path, &options)?, path));
             }
         }
@@ -222,7 +223,7 @@ impl RunConfig {
 
 /// The number of validation files of a data set, and its files. Those for validation come first, and so do their documents.
 fn set_files(set: &DatasetConfig) -> Result<(usize, Vec<PathBuf>)> {
-    let mut files = expand(&set.val_files)?;
+    let mut files = expand(&set.val_files, SplitUse::Validation)?;
     let held_out = files.len();
     files.extend(set.train_files.iter().cloned());
     Ok((held_out, files))

@@ -8,7 +8,7 @@ use super::guard::catch_panics;
 use crate::{Error, Result, input};
 
 /// Names of tokens that end a text, tried in this order if no file next to the tokenizer names one.
-const TEXT_ENDS: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>"];
+const TEXT_ENDS: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>"];
 
 /// Names of tokens that end a turn of a chat, which files often name as `eos_token`.
 const TURN_ENDS: [&str; 8] = [
@@ -46,7 +46,8 @@ impl Edges {
     ///
     /// Generated texts end at every token named by `eos_token_id` of `generation_config.json` (a number or a list) and of
     /// `config.json`, and by `eos_token` of `tokenizer_config.json`. A document ends with the first of them that is known to end a text,
-    /// else the first not known to end a turn of a chat, else with the first common name in the vocabulary (`<|endoftext|>`, `</s>`, ...).
+    /// else the first not known to end a turn of a chat, else with the first common name in the vocabulary (`<|endoftext|>`, `<eos>`, ...),
+    /// of special tokens before others.
     pub(super) fn read(folder: &Path, tokenizer: &Tokenizer) -> Result<Edges> {
         let mut stops: Vec<u32> = Vec::new();
         for (file, key) in [
@@ -66,7 +67,13 @@ impl Edges {
         }
         let among = |names: &[&str], id: u32| tokenizer.id_to_token(id).is_some_and(|name| names.contains(&&*name));
         let named = |test: &dyn Fn(u32) -> bool| stops.iter().copied().find(|&id| test(id));
-        let common = |names: &[&str]| names.iter().find_map(|name| tokenizer.token_to_id(name));
+        // Gemma has `</s>` as a tag of HTML, so a token that is special goes first.
+        let added = tokenizer.get_added_tokens_decoder();
+        let is_special = |id: &u32| added.get(id).is_some_and(|token| token.special);
+        let common = |names: &[&str]| {
+            let ids = || names.iter().filter_map(|name| tokenizer.token_to_id(name));
+            ids().find(is_special).or_else(|| ids().next())
+        };
         let end = named(&|id| among(&TEXT_ENDS, id))
             .or_else(|| named(&|id| !among(&TURN_ENDS, id)))
             .or_else(|| common(&TEXT_ENDS))

@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 
 use super::chat::{Chat, ChatTemplate, Rendered, is_empty_answer};
 use super::clock::Clock;
-use super::records::{Content, is_of_messages, unknown_fields};
+use super::content::Content;
+use super::messages::{is_of_messages, unknown_fields};
 use super::shards::MASKED;
 use super::source::{Document, SourceOptions, TrainOnEos};
 use super::tokenizer::Tokenizer;

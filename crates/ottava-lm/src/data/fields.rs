@@ -5,8 +5,10 @@ use std::fmt;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
+use super::content::Content;
+use super::json_text::{self, unusual};
 use super::mapping::Mapping;
-use super::records::{Content, Formatting};
+use super::records::Formatting;
 
 /// About as many bytes as `record` has in a file.
 pub(super) fn size(record: &Map<String, Value>) -> usize {
@@ -32,13 +34,14 @@ pub(super) fn json_content(
             *formatting = Formatting::detect(record)?;
         }
         if *formatting == Formatting::Text {
-            return Ok(Content::Text(json_text(record, field)?));
+            let text = json_text(record, field)?;
+            return if text.contains('\0') { Err(zero_byte(field)) } else { Ok(Content::Text(text)) };
         }
     }
-    let record: Value = serde_json::from_str(record).map_err(|e| unusable(&e))?;
-    match record {
-        Value::Object(record) => content(record, field, formatting, mapping),
-        _ => Err("not a usable record: a record is an object".into()),
+    match json_text::parse(record) {
+        Ok(Value::Object(record)) => content(record, field, formatting, mapping),
+        Ok(_) => Err("not a usable record: a record is an object".into()),
+        Err(reason) => Err(format!("not a usable record: {reason}")),
     }
 }
 
@@ -51,26 +54,86 @@ pub(super) fn content(
 ) -> Result<Content, String> {
     mapping.apply(&mut record);
     if *formatting == Formatting::Auto {
-        *formatting = Formatting::of_fields(&|key| record.contains_key(key));
+        *formatting = Formatting::of_record(&record);
     }
     if *formatting == Formatting::Text {
         return match record.remove(field) {
+            Some(Value::String(text)) if text.contains('\0') => Err(zero_byte(field)),
             Some(Value::String(text)) => Ok(Content::Text(text)),
-            Some(other) => Err(format!("not a usable record: field `{field}` is {other}, and not a text")),
+            Some(other) => Err(not_a_text(field, &other)),
             None => Err(format!("not a usable record: {}", missing(field, record.keys().map(String::as_str)))),
         };
     }
-    let content = formatting.read(&Value::Object(record));
-    content.map_err(|reason| format!("not a usable record of formatting `{}`: {reason}", formatting.as_str()))
+    let name = formatting.as_str();
+    let content = formatting.read(&Value::Object(record)).and_then(|content| {
+        check(&content)?;
+        Ok(content)
+    });
+    content.map_err(|reason| format!("not a usable record of formatting `{name}`: {reason}"))
 }
+
+fn not_a_text(field: &str, value: &Value) -> String {
+    let shown = unusual(value).map_or_else(|| value.to_string(), str::to_string);
+    format!("not a usable record: field `{field}` is {shown:.200}, and not a text")
+}
+
+fn zero_byte(field: &str) -> String {
+    format!("not a usable record: field `{field}` has a zero byte (\\u0000)")
+}
+
+/// Errors for a zero byte or half of a character in what a record is trained on.
+fn check(content: &Content) -> Result<(), String> {
+    match content {
+        Content::Text(_) | Content::Tokens { .. } => Ok(()),
+        Content::Completion { prompt, completion } => {
+            let has = [prompt, completion].iter().any(|text| text.contains('\0'));
+            if has { Err("a text has a zero byte (\\u0000)".into()) } else { Ok(()) }
+        }
+        Content::Chat(chat) => chat.messages.iter().chain([&chat.tools]).try_for_each(check_value),
+        Content::Pair { completions, .. } => completions.iter().try_for_each(check),
+        Content::Labeled(content, _) => check(content),
+    }
+}
+
+fn check_value(value: &Value) -> Result<(), String> {
+    match value {
+        Value::String(text) if text.contains('\0') => Err("a text has a zero byte (\\u0000)".into()),
+        Value::Array(items) => items.iter().try_for_each(check_value),
+        Value::Object(fields) => match unusual(value).filter(|shown| shown.starts_with("a text")) {
+            Some(shown) => Err(format!("a message has {shown}")),
+            None => fields.values().try_for_each(check_value),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// Pairs of columns with a question and its answer, as public data sets name them.
+const ANSWERED: [(&str, &str); 8] = [
+    ("question", "answer"),
+    ("query", "response"),
+    ("prompt", "response"),
+    ("prompt", "answer"),
+    ("instruction", "response"),
+    ("problem", "solution"),
+    ("input", "output"),
+    ("question", "response"),
+];
 
 /// The message for a record without the field of the text.
 fn missing<'a>(field: &str, fields: impl Iterator<Item = &'a str>) -> String {
     let fields: Vec<&str> = fields.collect();
     let shown: Vec<_> = fields.iter().take(8).map(|field| format!("`{field}`")).collect();
+    let pair = ANSWERED.iter().find(|(question, answer)| fields.contains(question) && fields.contains(answer));
+    let remedy = match pair {
+        Some((question, answer)) => format!(
+            "if `{answer}` answers `{question}`, set data.fields = [\"prompt={question}\", \"completion={answer}\"]; for a plain text, set \
+             text_field to its name"
+        ),
+        None => "set text_field to another".into(),
+    };
     match shown.is_empty() {
-        true => format!("field `{field}` is missing (set text_field to another)"),
-        false => format!("field `{field}` is missing (set text_field to another); the record has {}", shown.join(", ")),
+        true => format!("field `{field}` is missing ({remedy})"),
+        false => format!("field `{field}` is missing ({remedy}); the record has {}", shown.join(", ")),
     }
 }
 
@@ -83,7 +146,16 @@ fn unusable(error: &serde_json::Error) -> String {
 fn json_text(record: &str, field: &str) -> Result<String, String> {
     let mut parser = serde_json::Deserializer::from_str(record);
     let text = TextField(field).deserialize(&mut parser).and_then(|text| parser.end().map(|()| text));
-    text.map_err(|e| unusable(&e))
+    text.or_else(|error| {
+        // Other fields may hold numbers that only Python knows.
+        let Ok(Value::Object(mut record)) = json_text::parse(record) else { return Err(unusable(&error)) };
+        match record.remove(field) {
+            Some(Value::String(text)) if !error.to_string().contains("appears twice") => Ok(text),
+            Some(Value::Null) => Err(format!("not a usable record: field `{field}` is null, and not a text")),
+            Some(other) if unusual(&other).is_some() => Err(not_a_text(field, &other)),
+            _ => Err(unusable(&error)),
+        }
+    })
 }
 
 /// Picks one string field out of an object without keeping the rest.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::splits::{self, SplitUse};
 use crate::recipe::glob;
 use crate::{Error, Result, input};
 
@@ -85,15 +86,16 @@ impl Kind {
     }
 }
 
-/// The files that `sources` name, in their order: files themselves, those of a folder and those of a pattern sorted by path.
+/// The files that `sources` name, in their order: files themselves, those of a folder and those of a pattern sorted by path. Of a folder with
+/// several splits, those for `use_`.
 ///
-/// Errors with [`Error::Data`] for a folder or pattern without data, and for a folder with several kinds or splits of data.
-pub fn expand(sources: &[PathBuf]) -> Result<Vec<PathBuf>> {
+/// Errors with [`Error::Data`] for a folder or pattern without data, and for a folder with several kinds of data.
+pub fn expand(sources: &[PathBuf], use_: SplitUse) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for source in sources {
         let wrong = |reason: String| Error::Data(format!("{}: {reason}", source.display()));
         if source.is_dir() {
-            files.extend(of_folder(source)?);
+            files.extend(of_folder(source, use_)?);
         } else if source.to_string_lossy().contains(['*', '?']) && !source.exists() {
             let found = of_pattern(source)?;
             if found.is_empty() {
@@ -101,18 +103,34 @@ pub fn expand(sources: &[PathBuf]) -> Result<Vec<PathBuf>> {
             }
             files.extend(found);
         } else {
+            if !source.exists() && input::is_hub_id(source) && Kind::of(source).is_err() {
+                return Err(wrong(format!(
+                    "no such file; if this is a data set of the Hugging Face Hub, download it with `hf download --repo-type dataset {} \
+                     --local-dir FOLDER` and name the folder, since nothing is downloaded at run time",
+                    source.display()
+                )));
+            }
             let (kind, _) = Kind::of(source)?;
             // The pair counts once, whichever is named.
             let file = if kind == Kind::Megatron { source.with_extension("bin") } else { source.clone() };
-            input::open(&file).map_err(|error| Error::Data(format!("{}: {error}", file.display())))?;
+            input::open(&file).map_err(|error| cannot_open(&file, &error))?;
             files.push(file);
         }
     }
     Ok(files)
 }
 
+/// The error for a file that cannot be opened.
+fn cannot_open(file: &Path, error: &std::io::Error) -> Error {
+    let current = std::env::current_dir().ok().filter(|_| !file.exists() && file.is_relative());
+    let hint = current.map_or(String::new(), |current| {
+        format!("; relative paths start at the folder that the command runs in, {}", current.display())
+    });
+    Error::Data(format!("{}: {error}{hint}", file.display()))
+}
+
 /// The data of a folder and the folders in it.
-fn of_folder(folder: &Path) -> Result<Vec<PathBuf>> {
+fn of_folder(folder: &Path, use_: SplitUse) -> Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     walk(folder, 0, &mut all)?;
     let wrong = |reason: String| Error::Data(format!("{}: {reason}", folder.display()));
@@ -131,6 +149,8 @@ fn of_folder(folder: &Path) -> Result<Vec<PathBuf>> {
     if found.iter().any(|(kind, _)| kind.has_fields()) {
         found.retain(|(kind, _)| kind.has_fields());
     }
+    let chosen = splits::choose(folder, found.iter().map(|(_, path)| path.as_path()).collect(), use_).map_err(wrong)?;
+    found.retain(|(_, path)| chosen.contains(path));
     let Some(&(first, _)) = found.first() else { return Err(wrong("the folder holds no file of data".into())) };
     if let Some((_, other)) = found.iter().find(|(kind, _)| *kind != first) {
         let (one, other) = (found[0].1.display(), other.display());
@@ -138,19 +158,7 @@ fn of_folder(folder: &Path) -> Result<Vec<PathBuf>> {
             "the folder holds several kinds of data, such as {one} and {other}; name a pattern, such as data/*.jsonl"
         )));
     }
-    let is_held_out = |path: &Path| {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-        let name = name.split(['-', '_', '.']).next().unwrap_or_default().to_string();
-        ["test", "validation", "valid", "val", "dev", "eval"].contains(&name.as_str())
-    };
-    match found.iter().find(|(_, path)| is_held_out(path)) {
-        Some((_, path)) if found.len() > 1 => Err(wrong(format!(
-            "the folder holds {}, which by its name is not for training; name a pattern, such as {}/train*",
-            path.display(),
-            path.parent().unwrap_or(folder).display()
-        ))),
-        _ => Ok(found.into_iter().map(|(_, path)| path).collect()),
-    }
+    Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
 /// The files whose path matches a pattern, in which `*` and `?` stand for characters within a name.
@@ -183,7 +191,9 @@ fn of_pattern(pattern: &Path) -> Result<Vec<PathBuf>> {
 fn walk(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<()> {
     let entries = std::fs::read_dir(folder).map_err(|error| Error::Data(format!("{}: {error}", folder.display())))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    paths.retain(|path| !path.file_name().unwrap_or_default().to_string_lossy().starts_with('.'));
+    // As the library `datasets` does.
+    let is_hidden = |name: &str| name.starts_with('.') || name.starts_with("__");
+    paths.retain(|path| !is_hidden(&path.file_name().unwrap_or_default().to_string_lossy()));
     paths.sort();
     for path in paths {
         match path.is_dir() {

@@ -15,7 +15,7 @@ fn found(names: &[&str], source: &str) -> Result<Vec<String>, String> {
     let folder = folder(names);
     let start = format!("{}/", folder.path().display());
     let short = |text: String| text.replace(&start, "");
-    let files = expand(&[folder.path().join(source)]).map_err(|error| short(error.to_string()))?;
+    let files = expand(&[folder.path().join(source)], SplitUse::Training).map_err(|error| short(error.to_string()))?;
     Ok(files.into_iter().map(|path| short(path.display().to_string())).collect())
 }
 
@@ -31,7 +31,11 @@ fn folders_and_patterns_name_their_files_in_order() {
     assert_eq!(found(&["a.idx", "a.bin", "weights.bin"], "").unwrap(), ["a.bin"], "a pair is one source");
     assert_eq!(found(&["a.idx", "a.bin"], "a.idx").unwrap(), ["a.bin"]);
     assert_eq!(found(&["a.idx", "a.bin"], "a.*").unwrap(), ["a.bin"]);
-    assert_eq!(found(&["test.jsonl"], "").unwrap(), ["test.jsonl"], "the only file");
+    assert_eq!(found(&["test.jsonl"], "test.jsonl").unwrap(), ["test.jsonl"], "named itself");
+    assert_eq!(found(&["data/train.jsonl", "data/test.jsonl"], "").unwrap(), ["data/train.jsonl"]);
+    assert_eq!(found(&["train/0.jsonl", "test/0.jsonl", "validation/0.jsonl"], "").unwrap(), ["train/0.jsonl"]);
+    assert_eq!(found(&["train/0.jsonl", "test/0.jsonl"], "test").unwrap(), ["test/0.jsonl"], "named itself");
+    assert_eq!(found(&["train/0.csv", "test/0.jsonl", "__pycache__/x.csv"], "").unwrap(), ["train/0.csv"]);
 }
 
 #[test]
@@ -39,7 +43,7 @@ fn what_is_not_clear_is_an_error() {
     for (names, source, says) in [
         (&["a.pdf"][..], "", "holds no file of data"),
         (&["a.jsonl", "b.csv"], "", "several kinds of data, such as a.jsonl and b.csv"),
-        (&["data/train.jsonl", "data/test.jsonl"], "", "holds data/test.jsonl, which by its name is not for training"),
+        (&["a.jsonl", "test/b.jsonl"], "", "test/b.jsonl is not for training by its name"),
         (&["a.jsonl"], "*.parquet", "no file has a name of this pattern"),
         (&["a.pdf"], "*.pdf", "unknown kind of data"),
         (&["a.pdf"], "a.pdf", "unknown kind of data"),
@@ -49,4 +53,12 @@ fn what_is_not_clear_is_an_error() {
         let error = found(names, source).unwrap_err();
         assert!(error.contains(says), "{source} of {names:?}: {error}");
     }
+}
+
+#[test]
+fn a_file_that_is_not_there_has_a_remedy() {
+    let error = expand(&["owner-of-nothing/alpaca".into()], SplitUse::Training).unwrap_err().to_string();
+    assert!(error.contains("`hf download --repo-type dataset owner-of-nothing/alpaca"), "{error}");
+    let error = expand(&["no/where/a.jsonl".into()], SplitUse::Training).unwrap_err().to_string();
+    assert!(error.contains("relative paths start at the folder that the command runs in, /"), "{error}");
 }

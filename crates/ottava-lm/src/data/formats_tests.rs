@@ -180,7 +180,7 @@ fn ends_of_turns_are_targets_as_chosen() {
 fn fields_of_messages_that_nothing_reads_are_errors() {
     let cache = tempfile::tempdir().unwrap();
     let source = cache.path().join("chats.jsonl");
-    let chat = r#"{"messages": [{"role": "user", "content": "a", "id": 3, "name": "Ann"}, {"role": "assistant", "content": "b", "weight": 0}]}"#;
+    let chat = r#"{"messages": [{"role": "user", "content": "a", "id": 3, "name": "Ann"}, {"role": "assistant", "content": "b", "loss": 0}]}"#;
     std::fs::write(&source, format!("{chat}\n")).unwrap();
     let of = |ignored: &[&str]| {
         let ignored_fields = ignored.iter().map(|field| field.to_string()).collect();
@@ -193,14 +193,14 @@ fn fields_of_messages_that_nothing_reads_are_errors() {
     let error = of(&[]).err().unwrap().to_string();
     for part in [
         "chats.jsonl:1: ",
-        "the fields `id`, `weight`, which are unknown",
+        "the fields `id`, `loss`, which are unknown",
         "whether a message is trained on is the field `train`",
-        "`data.ignored_fields = [\"id\", \"weight\"]`",
+        "`data.ignored_fields = [\"id\", \"loss\"]`",
     ] {
         assert!(error.contains(part), "{part}: {error}");
     }
-    let error = of(&["weight"]).err().unwrap().to_string();
+    let error = of(&["loss"]).err().unwrap().to_string();
     assert!(error.contains("the fields `id`, which") && !error.contains("`train`"), "{error}");
     // A field that templates know, and this one does not read, is left out with a warning.
-    assert_eq!(of(&["id", "weight"]).unwrap().len(), 1);
+    assert_eq!(of(&["id", "loss"]).unwrap().len(), 1);
 }

@@ -25,7 +25,8 @@ const OF_RECORDS: &[&str] = &[
 ];
 
 /// Fields of messages.
-const OF_MESSAGES: &[&str] = &["role", "content", "from", "value", "train", "tool_calls", "reasoning_content"];
+const OF_MESSAGES: &[&str] =
+    &["role", "content", "from", "value", "train", "weight", "tool_calls", "reasoning_content"];
 
 /// Roles of messages.
 const ROLES: &[&str] = &["system", "user", "assistant", "tool"];
@@ -78,16 +79,22 @@ impl Mapping {
     /// Replaces names in `record` and its messages.
     pub(super) fn apply(&self, record: &mut Map<String, Value>) {
         self.rename(record, OF_RECORDS);
-        for list in ["messages", "conversations", "prompt", "completion"] {
-            for message in record.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
-                let Some(message) = message.as_object_mut() else { continue };
-                self.rename(message, OF_MESSAGES);
-                for field in ["role", "from"] {
-                    let Some(Value::String(role)) = message.get_mut(field) else { continue };
-                    if let Some((ours, _)) = self.roles.iter().find(|(_, theirs)| theirs == role) {
-                        *role = (*ours).to_string();
-                    }
-                }
+        for list in ["messages", "conversations", "prompt", "completion", "chosen", "rejected"] {
+            match record.get_mut(list) {
+                Some(Value::Array(messages)) => messages.iter_mut().for_each(|message| self.apply_to_message(message)),
+                Some(message) => self.apply_to_message(message),
+                None => {}
+            }
+        }
+    }
+
+    fn apply_to_message(&self, message: &mut Value) {
+        let Some(message) = message.as_object_mut() else { return };
+        self.rename(message, OF_MESSAGES);
+        for field in ["role", "from"] {
+            let Some(Value::String(role)) = message.get_mut(field) else { continue };
+            if let Some((ours, _)) = self.roles.iter().find(|(_, theirs)| theirs == role) {
+                *role = (*ours).to_string();
             }
         }
     }

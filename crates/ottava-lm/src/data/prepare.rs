@@ -15,6 +15,7 @@ use super::parts::{Division, Part, SourceUnits, UNIT_BYTES, Units};
 use super::records::Formatting;
 use super::shards::{FORMAT, Meta, PreferenceKind, SourceFile, TokenDataset, TokenType};
 use super::source::{SourceOptions, documents_in, formatting};
+use super::splits::SplitUse;
 use super::stamps::{Hashes, Stamp};
 use super::token_writer::{Output, TokenWriter};
 use super::tokenize::tokenize;
@@ -104,7 +105,7 @@ impl<'a> Preparation<'a> {
                 tokenizer.path().display()
             )));
         };
-        let sources = expand(sources)?;
+        let sources = expand(sources, SplitUse::Training)?;
         let files = describe(&sources, cache)?;
         let formattings = sources.iter().map(|path| formatting(path, options)).collect::<Result<Vec<_>>>()?;
         let prompts = formattings.iter().any(|formatting| formatting.has_prompts());

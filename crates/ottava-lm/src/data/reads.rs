@@ -2,10 +2,23 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
+
+use super::json_text;
 
 /// Fields that hold the thinking of an answer.
 const THINKING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// The form of content that is a list of parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Parts {
+    /// The list.
+    Listed,
+    /// One text.
+    Joined,
+    /// One text; missing content is `null`, which some templates ask for.
+    JoinedOrNull,
+}
 
 /// The fields of messages that templates read, found in their source.
 pub(super) struct Reads {
@@ -17,11 +30,15 @@ pub(super) struct Reads {
     whole: bool,
     /// Whether arguments of calls are written as JSON, and so have to be objects, as transformers' users pass them.
     parses_arguments: bool,
+    /// Whether the content of messages may be a list of parts.
+    takes_parts: bool,
 }
 
 impl Reads {
-    pub(super) fn of<'a>(sources: impl Iterator<Item = &'a str>) -> Reads {
-        let mut reads = Reads { words: BTreeSet::new(), thinking: Vec::new(), whole: false, parses_arguments: false };
+    /// The reads of templates with these sources; `takes_parts` says whether they look into lists of parts.
+    pub(super) fn of<'a>(sources: impl Iterator<Item = &'a str>, takes_parts: bool) -> Reads {
+        let (words, thinking) = (BTreeSet::new(), Vec::new());
+        let mut reads = Reads { words, thinking, whole: false, parses_arguments: false, takes_parts };
         for source in sources {
             let words = source.split(|c: char| !(c.is_alphanumeric() || c == '_'));
             reads.words.extend(words.filter(|word| !word.is_empty()).map(str::to_string));
@@ -46,31 +63,66 @@ impl Reads {
             || if THINKING.contains(&field) { self.thinking.contains(&field) } else { self.words.contains(field) }
     }
 
-    /// `message` in the form that the template reads: arguments of calls as objects, and its thinking in the field that it has for it.
-    pub(super) fn settle(&self, message: &Value) -> Value {
-        let mut message = if self.parses_arguments { with_parsed_arguments(message) } else { message.clone() };
-        if let Some(fields) = message.as_object_mut()
-            && let Some(theirs) =
-                THINKING.iter().find(|field| fields.get(**field).is_some_and(|value| !value.is_null()))
+    /// `message` in the form that the template reads: without fields that are `null` and without an empty list of calls, arguments of calls
+    /// as objects, its thinking in the field that the template has for it, and content as `content` says.
+    ///
+    /// Errors with the reason for parts that are no text and are to be joined.
+    pub(super) fn settle(&self, message: &Value, content: Parts) -> Result<Value, String> {
+        let Some(fields) = message.as_object() else { return Ok(message.clone()) };
+        let has_value = |(name, value): &(&String, &Value)| {
+            !(value.is_null() || (*name == "tool_calls" && value.as_array().is_some_and(Vec::is_empty)))
+        };
+        let mut fields: Map<String, Value> =
+            fields.iter().filter(has_value).map(|(name, value)| (name.clone(), value.clone())).collect();
+        self.settle_calls(&mut fields);
+        if let Some(theirs) = THINKING.iter().find(|field| fields.contains_key(**field))
             && !self.has(theirs)
             && let Some(read) = self.thinking.first().filter(|read| !fields.contains_key(**read))
+            && let Some(thinking) = fields.remove(*theirs)
         {
-            let thinking = fields.remove(*theirs).expect("the field was found above");
             fields.insert((*read).to_string(), thinking);
         }
-        message
+        if let (Some(Value::Array(parts)), Parts::Joined | Parts::JoinedOrNull) = (fields.get("content"), content) {
+            let joined = join_parts(parts)?;
+            fields.insert("content".into(), joined.into());
+        }
+        if content == Parts::JoinedOrNull {
+            fields.entry("content").or_insert(Value::Null);
+        }
+        Ok(Value::Object(fields))
+    }
+
+    /// The forms of content that the template may take, in the order in which they are tried.
+    pub(super) fn forms(&self) -> &'static [Parts] {
+        if self.takes_parts {
+            &[Parts::Listed, Parts::Joined, Parts::JoinedOrNull]
+        } else {
+            &[Parts::Joined, Parts::JoinedOrNull]
+        }
+    }
+
+    /// Leaves out `null` in calls, and reads arguments that are the text of an object.
+    fn settle_calls(&self, fields: &mut Map<String, Value>) {
+        for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+            let Some(call) = call.as_object_mut() else { continue };
+            call.retain(|_, value| !value.is_null());
+            let call = match call.get_mut("function") {
+                Some(Value::Object(function)) => function,
+                _ => call,
+            };
+            call.retain(|_, value| !value.is_null());
+            let text = call.get("arguments").and_then(Value::as_str).filter(|_| self.parses_arguments);
+            if let Some(object @ Value::Object(_)) = text.and_then(|text| json_text::parse(text).ok()) {
+                call.insert("arguments".into(), object);
+            }
+        }
     }
 }
 
-/// `message` with the arguments of its calls as objects, where they are objects written as text.
-fn with_parsed_arguments(message: &Value) -> Value {
-    let mut message = message.clone();
-    for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
-        let call = if call.get("function").is_some() { &mut call["function"] } else { call };
-        let text = call.get("arguments").and_then(Value::as_str);
-        if let Some(object @ Value::Object(_)) = text.and_then(|text| serde_json::from_str(text).ok()) {
-            call["arguments"] = object;
-        }
-    }
-    message
+/// The texts of parts, on lines of their own, as the server joins them.
+fn join_parts(parts: &[Value]) -> Result<String, String> {
+    let text = |part: &Value| part.as_str().or_else(|| part.get("text")?.as_str()).map(str::to_string);
+    let texts: Option<Vec<String>> = parts.iter().map(text).collect();
+    let wrong = "`content` has a part that is no text, and the chat template takes texts only; images and audio are not implemented";
+    texts.map(|texts| texts.join("\n")).ok_or_else(|| wrong.into())
 }

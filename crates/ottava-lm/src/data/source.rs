@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::compression::unpack;
+use super::content::Content;
 use super::fields::{content, json_content, size};
 use super::files::Kind;
 use super::guard::catch_panics;
@@ -20,7 +21,7 @@ use super::json_values::JsonValues;
 use super::mapping::Mapping;
 use super::megatron::MegatronReader;
 use super::parts::Units;
-use super::records::{Content, Formatting};
+use super::records::Formatting;
 use crate::hash::HashedFile;
 use crate::{Error, Result};
 
@@ -389,6 +390,17 @@ impl DocumentReader {
         }))
     }
 
+    /// A reason, with the type of the column that it calls missing and that is not read.
+    fn with_type(&self, reason: String) -> String {
+        let Input::Table(rows) = &self.input else { return reason };
+        let name =
+            reason.split("field `").nth(1).and_then(|rest| rest.split_once("` is missing")).map(|(name, _)| name);
+        match name.and_then(|name| rows.unread_type(name)) {
+            Some(kind) => format!("{reason}; its column has the type {kind}, which is not read: write it as text"),
+            None => reason,
+        }
+    }
+
     fn not_utf8(&mut self, error: &std::string::FromUtf8Error) -> Failure {
         let (bytes, at) = (error.as_bytes(), error.utf8_error().valid_up_to());
         self.line += lines_before(bytes, at);
@@ -419,7 +431,7 @@ impl DocumentReader {
                 (Piece::Object(_), _) => unreachable!("a table holds records"),
                 (Piece::Tokens(ids), _) => Ok(Content::Tokens { learned: vec![true; ids.len()], ids }),
             };
-            match content.map_err(|reason| self.record_failure(reason))? {
+            match content.map_err(|reason| self.record_failure(self.with_type(reason)))? {
                 Content::Text(text) if text.is_empty() => {}
                 Content::Tokens { ids, .. } if ids.is_empty() => {}
                 content => return Ok(Some(Document { content, bytes, line, unit })),

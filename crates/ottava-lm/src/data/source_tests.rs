@@ -77,12 +77,15 @@ fn bad_records_are_named_by_file_and_line() {
     for (record, reason) in [
         ("{\"text\": \"a\"", "EOF while parsing an object at column 12"),
         ("{\"text\": 3}", "invalid type: integer `3`, expected a string at column 10"),
-        ("{\"text\": null}", "expected a string"),
+        ("{\"text\": null}", "field `text` is null, and not a text"),
         ("{\"txet\": \"a\"}", "field `text` is missing (set text_field to another)"),
         ("{\"text\": \"a\", \"text\": \"b\"}", "field `text` appears twice"),
         ("[\"text\"]", "expected an object with the text in its field `text`"),
         ("{\"text\": \"a\"} {\"text\": \"b\"}", "trailing characters"),
-        ("{\"text\": \"\\ud800\"}", "unexpected end of hex escape"),
+        (
+            "{\"text\": \"\\ud800\"}",
+            "field `text` is a text with a lone surrogate (\\ud800), which is half of a character, and not a text",
+        ),
         ("{\"text\": \"a\"}\0", "a zero byte"),
         ("NaN", "not a usable record"),
         (&deep, "not a usable record"),

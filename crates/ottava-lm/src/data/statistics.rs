@@ -151,6 +151,10 @@ impl Statistics {
             return Ok(());
         }
         Err(Error::Data(match dataset.meta().loss_mask {
+            true if dataset.meta().preference.is_some() => format!(
+                "no prompt leaves room for its completion within `data.max_length` = {}; raise that",
+                layout.seq_len
+            ),
             true => format!(
                 "no document has a token of an answer within `data.max_length` = {}; raise that, or set `data.train_on_inputs = true`",
                 layout.seq_len

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 
+use super::added_tokens;
 use super::edges::Edges;
 use super::guard::catch_panics;
 use super::pieces::{can_be_cut, first_bytes, pieces, words};
@@ -54,7 +55,7 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads `path`: a `tokenizer.json`, or a folder that holds one.
     ///
-    /// The files beside it decide which tokens begin and end a document (docs/data.md).
+    /// The files beside it add tokens, and decide which tokens begin and end a document (docs/data.md).
     /// Truncation and padding that the file may ask for are switched off: they would cut documents silently.
     /// Errors with [`Error::Model`].
     pub fn load(path: &Path) -> Result<Tokenizer> {
@@ -66,13 +67,19 @@ impl Tokenizer {
             .map_err(|reason| wrong(format!("not a usable tokenizer: {reason}")))?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let added = added_tokens::add(folder, &mut inner)?;
         // Ids may have gaps, so the table has to reach the highest id and not just the number of entries.
         let vocabulary = inner.get_vocab(true);
         let highest = vocabulary.values().copied().max();
         let longest = vocabulary.keys().map(String::len).max().unwrap_or(1);
         let vocab_size = highest.ok_or_else(|| wrong("the vocabulary is empty".into()))? as usize + 1;
-        let (sha256, cuts, first_bytes) = (sha256(&bytes), can_be_cut(&inner), first_bytes(&inner));
-        let edges = Edges::read(path.parent().unwrap_or(Path::new(".")), &inner)?;
+        let (cuts, first_bytes) = (can_be_cut(&inner), first_bytes(&inner));
+        let sha256 = match added.is_empty() {
+            true => sha256(&bytes),
+            false => sha256(format!("{} {}", sha256(&bytes), serde_json::json!(added)).as_bytes()),
+        };
+        let edges = Edges::read(folder, &inner)?;
         let added = inner.get_added_tokens_decoder();
         let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id).collect();
         let number = LOADED.fetch_add(1, Ordering::Relaxed) + 1;
@@ -265,7 +272,7 @@ impl Tokenizer {
         self.inner.get_vocab(true) == other.inner.get_vocab(true)
     }
 
-    /// SHA-256 of `tokenizer.json`, in hexadecimal.
+    /// SHA-256 of `tokenizer.json`, and of the tokens that other files add, in hexadecimal.
     pub fn sha256(&self) -> &str {
         &self.sha256
     }

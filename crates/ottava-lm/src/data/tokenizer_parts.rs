@@ -5,6 +5,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+/// How many times as long the parts of a tokenizer may make a text. Those in common use make it three to twelve times as long.
+const MAX_GROWTH: f64 = 1000.0;
+
 /// The parts of the file that hold patterns and tables; the vocabulary is skipped.
 #[derive(Deserialize)]
 struct Parts {
@@ -19,10 +22,42 @@ struct Parts {
 /// Errors with the reason when a part of the file cannot be used.
 pub(super) fn check(file: &[u8]) -> Result<(), String> {
     let Parts { normalizer, pre_tokenizer, decoder } = serde_json::from_slice(file).map_err(|e| e.to_string())?;
+    let mut lengthening = 1.0;
     for (name, part) in [("normalizer", &normalizer), ("pre_tokenizer", &pre_tokenizer), ("decoder", &decoder)] {
         check_part(part).map_err(|reason| format!("`{name}`: {reason}"))?;
+        // Decoders read the tokens of a text, and not what the other parts write.
+        lengthening = if name == "decoder" { growth(part) } else { lengthening * growth(part) };
+        if lengthening > MAX_GROWTH {
+            return Err(format!(
+                "`{name}`: it can make a text more than {MAX_GROWTH} times as long; remove replacements"
+            ));
+        }
     }
     Ok(())
+}
+
+/// How many times as long a part and those within it can make a text.
+fn growth(part: &Value) -> f64 {
+    let inner: f64 = match part {
+        Value::Array(parts) => parts.iter().map(growth).product(),
+        Value::Object(fields) => fields.values().map(growth).product(),
+        _ => return 1.0,
+    };
+    let content = part["content"].as_str().map_or(0, str::len) as f64;
+    let own = match part["type"].as_str().unwrap_or_default() {
+        "Replace" => match part["pattern"]["String"].as_str() {
+            Some(pattern) => content / pattern.len().max(1) as f64,
+            // A regular expression may match nothing between two bytes.
+            None => content + 1.0,
+        },
+        // A prefix counts as one of a text of one byte.
+        "Prepend" => 1.0 + part["prepend"].as_str().map_or(0, str::len) as f64 / 64.0,
+        "ByteLevel" => 2.0,
+        "Metaspace" => 3.0,
+        "Precompiled" => 4.0,
+        _ => 1.0,
+    };
+    inner * own.max(1.0)
 }
 
 /// Checks a part and those within it.
@@ -84,6 +119,33 @@ mod tests {
         ] {
             assert_eq!(check_table(table), expected.map_err(String::from), "{table}");
         }
+    }
+
+    #[test]
+    fn parts_that_multiply_a_text_are_refused() {
+        let check = |part: &str, kinds: Vec<Value>| {
+            let key = if part == "normalizer" { "normalizers" } else { "pretokenizers" };
+            check(serde_json::json!({"model": {}, part: {"type": "Sequence", key: kinds}}).to_string().as_bytes())
+        };
+        let replace = |pattern: Value, content: &str| serde_json::json!({"type": "Replace", "pattern": pattern, "content": content});
+        let string = |text: &str| serde_json::json!({"String": text});
+        let ten = replace(string("a"), &"a".repeat(10));
+        let zero_width = replace(serde_json::json!({"Regex": "(?=a)"}), "a");
+        let byte_level = serde_json::json!({"type": "ByteLevel"});
+        for (part, kinds) in [
+            ("normalizer", vec![ten.clone(); 20]),
+            ("normalizer", vec![zero_width; 20]),
+            ("normalizer", vec![byte_level.clone(); 20]),
+            ("pre_tokenizer", vec![byte_level.clone(); 20]),
+            ("decoder", vec![ten.clone(); 20]),
+            ("normalizer", vec![serde_json::json!({"type": "Prepend", "prepend": "a".repeat(100_000)})]),
+        ] {
+            let reason = check(part, kinds).unwrap_err();
+            assert!(reason.contains(part) && reason.contains("more than 1000 times as long"), "{reason}");
+        }
+        let spaces =
+            [replace(string(" "), "▁"), serde_json::json!({"type": "Prepend", "prepend": "▁"}), ten, byte_level];
+        assert_eq!(check("normalizer", spaces.to_vec()), Ok(()));
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl ChatTemplate {
         if choice.turns.is_empty() {
             return Err(match choice.has_answers {
                 true => "no turn of the conversation is trained on: see `train`, `data.roles_to_train`".into(),
-                false => "the conversation has no turn of the assistant, so there is nothing to learn".into(),
+                false => no_answers(&chat.messages),
             });
         }
         if self.generation
@@ -41,10 +41,14 @@ impl ChatTemplate {
         let whole = self.render(chat, false)?;
         let mut learned = Vec::new();
         for &turn in choice.turns.iter().filter(|turn| !is_empty_answer(&chat.messages[**turn])) {
-            let before = self.before(chat, turn)?;
             let through = match turn + 1 == chat.messages.len() {
                 true => whole.clone(),
                 false => self.render(&first(chat, turn + 1), false)?,
+            };
+            let before = match self.before(chat, turn) {
+                // Templates may render no conversation without messages.
+                Err(_) if turn == 0 => self.same_as_probe(chat, turn, &through)?,
+                before => before?,
             };
             if !(whole.starts_with(&through) && through.starts_with(&before)) {
                 return Ok(Learned { texts: self.single_turns(chat, &choice.turns)?, rewrites: Some(turn + 1) });
@@ -96,15 +100,13 @@ impl ChatTemplate {
         let mut texts = Vec::new();
         for &turn in turns.iter().filter(|turn| !is_empty_answer(&chat.messages[**turn])) {
             let text = self.render(&first(chat, turn + 1), false)?;
-            let mut before = self.before(chat, turn)?;
+            let mut before = match self.before(chat, turn) {
+                Err(_) if turn == 0 => self.same_as_probe(chat, turn, &text)?,
+                before => before?,
+            };
             if !text.starts_with(&before) {
                 // The prompt holds something that a turn which is complete does not, such as the start of thinking.
-                let mut probed = first(chat, turn + 1);
-                probed.messages[turn] = Chat::message("assistant", PROBE);
-                let probed = self.render(&probed, false)?;
-                let same =
-                    before.chars().zip(probed.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
-                before.truncate(same);
+                before = self.same_as_probe(chat, turn, &before)?;
             }
             if !text.starts_with(&before) {
                 return Err(format!(
@@ -119,10 +121,35 @@ impl ChatTemplate {
         Ok(texts)
     }
 
+    /// The beginning of `text` that the conversation has too if message `turn` is another answer.
+    fn same_as_probe(&self, chat: &Chat, turn: usize, text: &str) -> Result<String, String> {
+        let mut probed = first(chat, turn + 1);
+        probed.messages[turn] = Chat::message("assistant", PROBE);
+        let probed = self.render(&probed, false)?;
+        let same = text.chars().zip(probed.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
+        Ok(text[..same].to_string())
+    }
+
     /// The text up to where message `turn` begins.
     fn before(&self, chat: &Chat, turn: usize) -> Result<String, String> {
         self.render(&first(chat, turn), chat.messages[turn]["role"] == "assistant")
     }
+}
+
+/// The message for a conversation without a turn of the assistant.
+fn no_answers(messages: &[Value]) -> String {
+    let mut roles: Vec<&str> = messages.iter().filter_map(|message| message["role"].as_str()).collect();
+    roles.sort_unstable();
+    roles.dedup();
+    let listed: Vec<String> = roles.iter().map(|role| format!("`{role}`")).collect();
+    let known = ["system", "developer", "user", "tool", "assistant"];
+    let hint = roles.iter().find(|role| !known.contains(role)).map_or(String::new(), |role| {
+        format!("; if `{role}` is the assistant, set data.roles = [\"assistant={role}\"]")
+    });
+    format!(
+        "the conversation has no turn of the assistant, so there is nothing to learn; its roles are {}{hint}",
+        listed.join(", ")
+    )
 }
 
 /// The first `count` messages of `chat`.

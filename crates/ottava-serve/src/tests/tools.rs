@@ -130,3 +130,35 @@ fn without_parallel_calls_an_answer_ends_after_its_first_call() {
     let schema = |most| crate::tool_calls::ToolChoice::Required.schema(tools, most).unwrap().unwrap();
     assert_eq!((schema(1)["maxItems"].as_u64(), schema(usize::MAX).get("maxItems")), (Some(1), None));
 }
+
+/// A template is untrusted, and so are the messages that it reads.
+#[test]
+fn a_template_without_bounds_is_an_error_of_the_request() {
+    let text = "{% set ns = namespace(x='ab') %}{% for m in messages %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}\
+                {% endfor %}{{ 'x'|indent(10**10) }}";
+    let server = start_with(
+        |_, _| {},
+        move |model| {
+            let file = std::env::temp_dir().join(format!("ottava-serve-hostile-{}.jinja", std::process::id()));
+            std::fs::write(&file, text).unwrap();
+            model.template = ChatTemplate::load(&data(), Some(&file), Clock::Now).unwrap();
+        },
+    );
+    let (status, answer) =
+        server.refused("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": "a"}]}));
+    assert!(status == 400 && answer.to_string().contains("more than 64 MiB"), "{status} {answer}");
+    server.post("/v1/completions", json!({"prompt": "a", "max_tokens": 1}));
+}
+
+#[test]
+fn null_fields_and_parts_of_text_reach_the_template_as_in_training() {
+    let server = start(|_, _| {});
+    let tokens = |messages: Value| server.post("/tokenize", json!({"messages": messages}))["tokens"].clone();
+    let plain = json!([{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "c"}]);
+    let dumped = json!([
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": null},
+        {"role": "assistant", "content": null, "tool_calls": null, "refusal": null},
+        {"role": "user", "content": "c", "tool_calls": []},
+    ]);
+    assert_eq!(tokens(dumped), tokens(plain));
+}

@@ -2,8 +2,8 @@
 
 use clap::Args;
 use ottava_lm::data::{
-    Batch, Documents, EvalLoader, Fit, Packing, RowLayout, SourceOptions, Split, TokenDataset, Tokenizer, Windows,
-    loader, prepare,
+    Batch, Documents, EvalLoader, Fit, Packing, RowLayout, SourceOptions, Split, SplitUse, TokenDataset, Tokenizer,
+    Windows, expand, loader, prepare,
 };
 use ottava_lm::evaluate_preferences::evaluate_rewards;
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
@@ -141,7 +141,8 @@ impl Text {
         let text_field = self.text_field.clone();
         let options = SourceOptions { text_documents, text_field, ..SourceOptions::default() };
         let cache = tempfile::tempdir().map_err(Error::io(std::env::temp_dir()))?;
-        let dataset = Arc::new(prepare(&self.data, &options, tokenizer, cache.path())?);
+        let files = expand(&self.data, SplitUse::Validation)?;
+        let dataset = Arc::new(prepare(&files, &options, tokenizer, cache.path())?);
         let split = Split::all_validation(dataset.len());
         let bytes = loader::validation_bytes(&dataset, &split)?;
         Ok(Tokens { dataset, split, bytes, rows: self.batch_size })

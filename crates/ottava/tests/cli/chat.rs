@@ -170,6 +170,36 @@ fn what_a_template_does_not_read_of_chats_is_told() {
     run.fail(&["prepare", "run.toml"], 2, &words);
 }
 
+#[test]
+fn a_template_without_bounds_is_an_error_of_plan_and_train() {
+    let run = chats();
+    for (template, says) in [
+        ("{{ [1]|batch(10**12, 0)|list }}", "more than 512 MiB of values (line 1)"),
+        ("{{ 'a\nb'|indent(10**10) }}", "more than 64 MiB"),
+        ("{{ '{:>9999999999}'.format(1) }}", "a width or precision of more than"),
+        ("{{ 'a' * 10**10 }}", "more than 64 MiB"),
+    ] {
+        run.write("model/chat_template.jinja", template.as_bytes());
+        run.fail(&["plan", "run.toml", "--show-data", "1"], 2, &["chat_template.jinja: ", says]);
+        run.fail(&["train", "run.toml"], 2, &["text.jsonl:1: ", "chat_template.jinja: ", says]);
+    }
+}
+
+#[test]
+fn conversations_with_a_label_are_trained_by_kto_only() {
+    let run = chats();
+    let chat =
+        r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "label": false}"#;
+    run.write("text.jsonl", format!("{chat}\n").repeat(8).as_bytes());
+    let plan = run.succeed(&["plan", "run.toml"]);
+    assert!(plan.contains("kto"), "{plan}");
+    run.fail(
+        &["plan", "run.toml", "--set", "preference.loss_type=sigmoid"],
+        1,
+        &["loss_type", "completions with labels", "\"kto\""],
+    );
+}
+
 /// A row has 16 tokens: the prompts of two of six chats leave no room for their answers.
 #[test]
 fn chats_without_a_target_in_a_row_are_left_out_and_named() {

@@ -1,0 +1,53 @@
+//! Values of fields of records.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value};
+
+use super::json_text::{self, unusual};
+
+pub(super) fn field<'a>(record: &'a Map<String, Value>, key: &str) -> Result<&'a Value, String> {
+    match record.get(key) {
+        None => Err(format!("field `{key}` is missing")),
+        Some(Value::Null) => Err(format!("field `{key}` is null")),
+        Some(value) => Ok(value),
+    }
+}
+
+pub(super) fn text<'a>(record: &'a Map<String, Value>, key: &str) -> Result<&'a str, String> {
+    let value = field(record, key)?;
+    value.as_str().ok_or_else(|| is_not(key, value, "a text"))
+}
+
+/// The message for a field with a value of another kind than `wanted`.
+pub(super) fn is_not(key: &str, value: &Value, wanted: &str) -> String {
+    match unusual(value) {
+        Some(shown) => format!("field `{key}` is {shown}, and not {wanted}"),
+        None => format!("field `{key}` is not {wanted}"),
+    }
+}
+
+/// A text that may be missing or `null`, which are as an empty one.
+pub(super) fn optional_text<'a>(record: &'a Map<String, Value>, key: &str) -> Result<&'a str, String> {
+    match record.get(key) {
+        None | Some(Value::Null) => Ok(""),
+        Some(_) => text(record, key),
+    }
+}
+
+/// A list, or one written as a text, as in files of CSV.
+pub(super) fn list<'a>(record: &'a Map<String, Value>, key: &str) -> Result<Cow<'a, [Value]>, String> {
+    let parsed = |text: &str| match json_text::parse(text) {
+        Ok(Value::Array(list)) => Some(list),
+        _ => None,
+    };
+    let list = match field(record, key)? {
+        Value::Array(list) => Cow::Borrowed(list.as_slice()),
+        Value::String(text) => Cow::Owned(parsed(text).ok_or_else(|| format!("field `{key}` is not a list"))?),
+        _ => return Err(format!("field `{key}` is not a list")),
+    };
+    match list.is_empty() {
+        true => Err(format!("field `{key}` is an empty list")),
+        false => Ok(list),
+    }
+}
