@@ -122,7 +122,13 @@ impl Role {
                 let processes = Processes::start(ranks, &address, &secret, logs)?;
                 let supervisor = processes.started();
                 let rendezvous = rendezvous(0, ranks, address, secret, config, supervisor)?;
-                let comm = supervised(process::lead(&listener, &rendezvous))?;
+                let led = process::lead(&listener, &rendezvous);
+                // A rank that a signal has ended before it joined could not tell this one.
+                if led.is_err() && processes.were_asked_to_end() {
+                    interrupt::request();
+                }
+                let comm = supervised(led)?;
+                processes.joined();
                 Ok(Job { comm, processes, local: Local::ALONE })
             }
         }
@@ -167,7 +173,7 @@ fn supervised(joined: ottava_tensor::Result<Group>) -> Result<Group> {
         Ok(comm) => {
             if comm.size() > 1 {
                 // Work that can be interrupted ends by itself.
-                comm.watch(Error::RANKS, || interrupt::flag().store(true, Ordering::Relaxed))?;
+                comm.watch(Error::RANKS, interrupt::lose)?;
             }
             Ok(comm)
         }

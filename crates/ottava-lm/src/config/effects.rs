@@ -42,12 +42,18 @@ impl RunConfig {
         if recipe != RecipeName::Fp16 {
             reasons.push((OF_FP16, format!("{of_recipe}; it is for fp16")));
         }
-        if t.lr_scheduler_type != SchedulerType::WarmupStableDecay {
-            let text = "with this `lr_scheduler_type`; it is for warmup_stable_decay";
-            reasons.push((&["training.decay_steps"], text.into()));
+        for (keys, reader, name) in [
+            (&["training.decay_steps"][..], SchedulerType::WarmupStableDecay, "warmup_stable_decay"),
+            (&["training.lr_num_cycles"], SchedulerType::CosineWithRestarts, "cosine_with_restarts"),
+            (&["training.lr_power"], SchedulerType::Polynomial, "polynomial"),
+        ] {
+            if t.lr_scheduler_type != reader {
+                reasons.push((keys, format!("with this `lr_scheduler_type`; it is for {name}")));
+            }
         }
-        if t.lr_scheduler_type == SchedulerType::Constant {
-            reasons.push((&["training.min_learning_rate"], "with a constant learning rate".into()));
+        if !t.lr_scheduler_type.has_minimum() {
+            let text = "with this `lr_scheduler_type`, which has no lowest learning rate";
+            reasons.push((&["training.min_learning_rate"], text.into()));
         }
         let name = self.optimizer.name;
         for (keys, readers) in [

@@ -101,6 +101,7 @@ impl RunConfig {
             ("training.per_device_train_batch_size", t.per_device_train_batch_size as u64),
             ("training.gradient_accumulation_steps", t.gradient_accumulation_steps as u64),
             ("training.logging_steps", t.logging_steps),
+            ("training.lr_num_cycles", t.lr_num_cycles),
             ("precision.amax_history_len", self.precision.amax_history_len as u64),
         ];
         for (key, count) in counts {
@@ -109,6 +110,10 @@ impl RunConfig {
                 format!("`{key}` is {count}; it is a number from 1 to 16777216"),
             );
         }
+        problems.demand(
+            t.lr_power.is_finite() && t.lr_power > 0.0,
+            format!("`training.lr_power` is {}; it is a number above 0", t.lr_power),
+        );
         let steps = [
             ("training.max_steps", t.max_steps),
             ("training.warmup_steps", t.warmup_steps),

@@ -129,7 +129,7 @@ pub struct TrainingConfig {
     pub learning_rate: f64,
     /// Lowest learning rate, one step after the end of the schedule.
     pub min_learning_rate: f64,
-    /// `cosine`, `linear`, `constant` or `warmup_stable_decay`.
+    /// `cosine`, `linear`, `constant`, `warmup_stable_decay`, `cosine_with_restarts`, `polynomial` or `inverse_sqrt`.
     pub lr_scheduler_type: SchedulerType,
     /// Steps in which the learning rate rises to its peak.
     pub warmup_steps: u64,
@@ -137,6 +137,10 @@ pub struct TrainingConfig {
     pub warmup_ratio: f64,
     /// Steps of the final decay of `warmup_stable_decay`.
     pub decay_steps: u64,
+    /// Half cosines of `cosine_with_restarts`, each from the peak to `min_learning_rate`.
+    pub lr_num_cycles: u64,
+    /// Exponent of `polynomial`; 1 is a straight line.
+    pub lr_power: f64,
     /// Weight decay of matrices per unit of learning rate; norms and biases have none.
     pub weight_decay: f64,
     /// Decay of the first moment.
@@ -306,6 +310,8 @@ impl Default for TrainingConfig {
             warmup_steps: 100,
             warmup_ratio: 0.0,
             decay_steps: 0,
+            lr_num_cycles: 1,
+            lr_power: 1.0,
             weight_decay: 0.1,
             adam_beta1: 0.9,
             adam_beta2: 0.95,
@@ -436,6 +442,8 @@ impl RunConfig {
                 false => t.warmup_steps,
             },
             decay_steps: t.decay_steps,
+            cycles: t.lr_num_cycles,
+            power: t.lr_power,
             max_steps,
         }
     }

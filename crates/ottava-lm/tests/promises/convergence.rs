@@ -8,12 +8,13 @@
 use crate::setup::{config, devices, fp8_names_on, on_one_thread, text, text_batch, unscaled_gradients};
 use crate::steps::at;
 use ottava_lm::checkpoint::RandomWeights;
+use ottava_lm::config::{RunConfig, TrainingConfig};
 use ottava_lm::data::Batch;
 use ottava_lm::layers::RouterLossFactors;
 use ottava_lm::level::{Formats, Level, Masters};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
-use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Schedule, SchedulerType};
+use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, SchedulerType};
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Precision, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
@@ -94,7 +95,9 @@ fn validation_loss(
     // The rate is moderate and ends at zero: at 5e-3 chance alone moves such runs by 0.05 nat, and the bar would measure that.
     let mut optimizer = AdamWOptimizer::new(how, &model.parameters()).unwrap();
     let (kind, warmup_steps) = (SchedulerType::Cosine, steps as u64 / 10);
-    let schedule = Schedule { kind, peak: 2e-3, minimum: 0.0, warmup_steps, decay_steps: 0, max_steps: steps as u64 };
+    let config =
+        TrainingConfig { lr_scheduler_type: kind, learning_rate: 2e-3, warmup_steps, ..TrainingConfig::default() };
+    let schedule = RunConfig { training: config, ..RunConfig::default() }.schedule(steps as u64);
     let mut work = TrainStep::new(&model, 1, rows, TOKENS).unwrap();
     for step in 0..steps {
         let start = (seed as usize * steps + step) * rows * TOKENS;

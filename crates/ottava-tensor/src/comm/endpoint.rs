@@ -72,7 +72,7 @@ impl Endpoint {
     }
 
     /// See [`Group::watch`](super::Group::watch).
-    pub fn watch(&self, exit_code: u8, notify: impl Fn() + Send + 'static) -> Result<()> {
+    pub fn watch(&self, exit_code: u8, notify: impl Fn(Error) + Send + 'static) -> Result<()> {
         let orders = Orders {
             rank: self.rank,
             limit: self.limits.collective,
@@ -89,7 +89,7 @@ impl Endpoint {
     /// Also watches `device`; starts the watch if there is none.
     pub fn watch_gpu(&self, device: &Arc<CudaDevice>, exit_code: u8) -> Result<()> {
         if self.watched().is_none() {
-            self.watch(exit_code, || {})?;
+            self.watch(exit_code, |_| {})?;
         }
         self.watched().iter().for_each(|watch| watch.add_gpu(device.clone()));
         Ok(())

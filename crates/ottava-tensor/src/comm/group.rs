@@ -172,10 +172,10 @@ impl Group {
         self.endpoint.stopper()
     }
 
-    /// Starts a thread that handles faults until [`Group::finish`] or until this rank leaves its job. After a fault it calls `notify`. If
+    /// Starts a thread that handles faults until [`Group::finish`] or until this rank leaves its job. After a fault it calls `notify` with the error. If
     /// the main thread has not left the job two seconds later, because it waits for a GPU or computes for long, the thread prints the fault
     /// to standard error and ends the process with `exit_code`. For ranks that are processes.
-    pub fn watch(&self, exit_code: u8, notify: impl Fn() + Send + 'static) -> Result<()> {
+    pub fn watch(&self, exit_code: u8, notify: impl Fn(Error) + Send + 'static) -> Result<()> {
         self.endpoint.watch(exit_code, notify)
     }
 

@@ -39,8 +39,8 @@ pub(super) struct Orders {
     pub limit: Duration,
     /// The time that the main thread has to handle a fault.
     pub grace: Duration,
-    /// Called at once after the first fault.
-    pub notify: Box<dyn Fn() + Send>,
+    /// Called at once after the first fault, with its error.
+    pub notify: Box<dyn Fn(Error) + Send>,
     /// Ends the process with the first fault if the main thread has not handled it.
     pub end: Box<dyn FnOnce(Error) + Send>,
 }
@@ -58,7 +58,7 @@ impl Watch {
                 reporter.fail(Fault::Late(format!("rank {rank} ({process}) has waited {waited}s for its GPU{after}")));
             };
             let Some(fault) = first_fault(&events, orders.limit, late) else { return };
-            (orders.notify)();
+            (orders.notify)(fault.error("the work", history.recent()));
             let deadline = Instant::now() + orders.grace;
             loop {
                 match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -133,7 +133,7 @@ mod tests {
         let (ended, end) = channel();
         let end_with = move |error: Error| drop(ended.send(error.to_string()));
         let orders =
-            Orders { rank: comm.rank(), limit: SHORT, grace: SHORT, notify: Box::new(|| {}), end: Box::new(end_with) };
+            Orders { rank: comm.rank(), limit: SHORT, grace: SHORT, notify: Box::new(|_| {}), end: Box::new(end_with) };
         (Watch::start(&*comm.endpoint.link, comm.endpoint.history.clone(), orders).unwrap(), end)
     }
 
@@ -164,7 +164,7 @@ mod tests {
     #[ignore = "started by the tests below"]
     fn rank_process() {
         let Some(comm) = join_as_child() else { return };
-        comm.watch(5, || {}).unwrap();
+        comm.watch(5, |_| {}).unwrap();
         comm.barrier("first").unwrap();
         println!("joined");
         match std::env::var("OTTAVA_TEST_END").as_deref() {

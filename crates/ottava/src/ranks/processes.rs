@@ -3,11 +3,11 @@
 use super::{SECRET, open_log};
 use ottava_lm::launch::{OWN_ADDRESS, OWN_PARENT, OWN_RANK, OWN_SIZE};
 use ottava_lm::{Error, Result, interrupt};
-use ottava_tensor::comm::process::Supervisor;
+use ottava_tensor::comm::process::{Supervisor, ask_to_end};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +18,12 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Time limit for a process to end after its connection has ended.
 const REAP: Duration = Duration::from_secs(1);
 
+/// Time limit for processes to end after a signal has asked them to.
+const STOP: Duration = Duration::from_secs(2);
+
+/// SIGHUP, SIGINT and SIGTERM.
+const ASKS_TO_END: [i32; 3] = [1, 2, 15];
+
 const POLL: Duration = Duration::from_millis(20);
 
 /// The other ranks, where this process has started them. The drop waits for their end.
@@ -26,7 +32,11 @@ pub struct Processes(Arc<Started>);
 
 /// Processes, the first of which is rank 1. The group asks them too, and may outlive [`Processes`].
 #[derive(Default)]
-pub(super) struct Started(Mutex<Vec<Process>>);
+pub(super) struct Started {
+    processes: Mutex<Vec<Process>>,
+    /// Whether all have joined the group, which tells them to stop.
+    have_joined: AtomicBool,
+}
 
 struct Process {
     child: Child,
@@ -35,7 +45,7 @@ struct Process {
 
 impl Started {
     fn lock(&self) -> MutexGuard<'_, Vec<Process>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -70,6 +80,11 @@ impl Processes {
         Ok(processes)
     }
 
+    /// All have joined the group.
+    pub(super) fn joined(&self) {
+        self.0.have_joined.store(true, Ordering::Relaxed);
+    }
+
     /// What the group asks of them.
     pub(super) fn started(&self) -> Arc<Started> {
         self.0.clone()
@@ -85,6 +100,19 @@ impl Processes {
             }
         }
         Ok(())
+    }
+}
+
+impl Processes {
+    /// Whether a signal that asks to end has ended one of them, by itself or with the exit code for it.
+    pub(super) fn were_asked_to_end(&self) -> bool {
+        let stopped = i32::from(Error::Cancelled(String::new()).exit_code());
+        let was_asked = |process: &mut Process| {
+            let status = process.child.try_wait().ok().flatten();
+            let by = |status: ExitStatus| status.signal().is_some_and(|signal| ASKS_TO_END.contains(&signal));
+            status.is_some_and(|status| status.code() == Some(stopped) || by(status))
+        };
+        self.0.lock().iter_mut().any(was_asked)
     }
 }
 
@@ -147,7 +175,14 @@ impl Supervisor for Started {
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        let limit = Instant::now() + GRACE;
+        // The group has told ranks that have joined.
+        let is_stopped = interrupt::flag().load(Ordering::Relaxed) && !self.0.have_joined.load(Ordering::Relaxed);
+        let limit = Instant::now() + if is_stopped { STOP } else { GRACE };
+        for Process { child, .. } in self.0.lock().iter_mut() {
+            if is_stopped && matches!(child.try_wait(), Ok(None)) {
+                ask_to_end(child.id());
+            }
+        }
         for Process { child, .. } in self.0.lock().iter_mut() {
             while matches!(child.try_wait(), Ok(None)) {
                 if Instant::now() > limit {

@@ -109,6 +109,41 @@ fn a_signal_while_the_leading_rank_tokenizes_stops_all_ranks() {
 }
 
 #[test]
+fn a_rank_that_is_lost_while_the_leading_rank_tokenizes_is_named() {
+    let run = Run::new();
+    run.write("text.txt", "a line of a text that is long\n".repeat(2_000_000).as_bytes());
+    let child = spawn(&run, &train(&["--ranks", "2"]));
+    wait_for(|| log(&run, 1).contains("rank 1 of 2"));
+    std::thread::sleep(Duration::from_millis(300));
+    let others = children(&child);
+    signal("-KILL", others[0]);
+    let (code, error) = end(child, &others);
+    assert_eq!(code, Some(5), "{error}");
+    assert!(error.contains("rank 1 ") && error.contains("(SIGKILL)"), "{error}");
+    assert_eq!(folders(&run.path("tokens")), 0, "no temporary folder is left");
+}
+
+/// Before all ranks have joined, they cannot tell each other.
+#[test]
+fn a_signal_while_ranks_start_stops_all_within_seconds() {
+    for milliseconds in [5, 30, 60, 100, 150, 200] {
+        for to in 0..2 {
+            let run = Run::new();
+            let child = spawn(&run, &train(&["--ranks", "2", "--set", "max_steps=100000"]));
+            wait_for(|| !children(&child).is_empty());
+            std::thread::sleep(Duration::from_millis(milliseconds));
+            let all = [&[child.id()], &children(&child)[..]].concat();
+            let sent = Instant::now();
+            signal("-TERM", all[to]);
+            let (code, error) = end(child, &all[1..]);
+            // A rank that has joined meanwhile saves after its first step.
+            assert!([Some(130), Some(75)].contains(&code), "rank {to} after {milliseconds} ms: {code:?}, {error}");
+            assert!(sent.elapsed() < Duration::from_secs(8), "rank {to} after {milliseconds} ms: {:?}", sent.elapsed());
+        }
+    }
+}
+
+#[test]
 fn a_signal_while_ranks_are_missing_stops_the_others() {
     for to in [0, 1] {
         let (run, port) = (Run::new(), free_port());

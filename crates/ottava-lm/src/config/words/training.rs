@@ -92,7 +92,12 @@ pub(super) const ROWS: &[Row] = &[
     ("lr_scheduler_type", Values("training.lr_scheduler_type", SCHEDULERS)),
     ("lr_decay_style", Values("training.lr_scheduler_type", SCHEDULERS)),
     ("decay_type", Values("training.lr_scheduler_type", SCHEDULERS)),
-    ("lr_scheduler_kwargs", Only(&["{}"], "write `min_learning_rate` and `decay_steps` under [training]")),
+    (
+        "lr_scheduler_kwargs",
+        Only(&["{}"], "write `min_learning_rate`, `decay_steps`, `lr_num_cycles` and `lr_power` under [training]"),
+    ),
+    ("lr_end", Is("training.min_learning_rate")),
+    ("num_cycles", Is("training.lr_num_cycles")),
     ("lr_warmup_steps", Is("training.warmup_steps")),
     ("lr_warmup_iters", Is("training.warmup_steps")),
     ("lr_warmup_fraction", Is("training.warmup_ratio")),
@@ -182,10 +187,7 @@ const SCHEDULERS: &[(&str, Answer)] = &[
     ("WarmupLR", As("\"constant\"")),
     ("WarmupDecayLR", As("\"linear\"")),
     ("WarmupCosineLR", As("\"cosine\"")),
-    ("cosine_with_restarts", Never(SCHEDULES)),
-    ("polynomial", Never(SCHEDULES)),
-    ("inverse_sqrt", Never(SCHEDULES)),
-    ("inverse-square-root", Never(SCHEDULES)),
+    ("inverse-square-root", As("\"inverse_sqrt\"")),
     ("reduce_lr_on_plateau", Never(SCHEDULES)),
     ("one_cycle", Never(SCHEDULES)),
     ("rex", Never(SCHEDULES)),
@@ -240,7 +242,7 @@ const EIGHT_BIT: &str =
     "write `level = \"coat\"` under [optimizer], AdamW with both moments in FP8; docs/optimizer.md has all formats";
 const OTHERS: &str = "the optimizers are \"adamw\", \"muon\" and \"lion\"";
 const LOW_RANK: &str = "optimizers on low-rank projections are not implemented; `level = \"coat\"` under [optimizer] and adapters ([lora]) save memory";
-const SCHEDULES: &str = "the schedules are \"cosine\", \"linear\", \"constant\" and \"warmup_stable_decay\"";
+const SCHEDULES: &str = "the schedules are \"cosine\", \"linear\", \"constant\", \"warmup_stable_decay\", \"cosine_with_restarts\", \"polynomial\" and \"inverse_sqrt\"";
 const ONE_RATE: &str = "all weights have one `learning_rate`";
 const EVAL_ROWS: &str = "evaluations take rows of `per_device_train_batch_size`";
 const BY_EPOCH: &str = "write a number of steps; `ottava plan` prints the steps of an epoch";

@@ -28,6 +28,12 @@ pub fn wake_with_parent() {
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT) };
 }
 
+/// Asks the child process `pid`, which has not been waited for, to end (SIGTERM).
+pub fn ask_to_end(pid: u32) {
+    // SAFETY: sends a signal. A child that has not been waited for keeps its number, so no other process gets it.
+    unsafe { libc::kill(pid as libc::pid_t, libc::SIGTERM) };
+}
+
 /// Leads the group of `rendezvous` as rank 0, at the `listener` that its address names. Returns when all ranks have joined.
 ///
 /// Errors as [`join`] does.
