@@ -1,11 +1,12 @@
 //! LoRA as a value: which linears have adapters, of which rank and scale. Hu et al. 2021, arXiv:2106.09685.
 
-use crate::error::{Error, Result};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use std::collections::BTreeSet;
+mod targets;
+#[cfg(test)]
+mod tests;
 
-/// The word for all linears of the blocks.
-const ALL_LINEAR: &str = "all-linear";
+use crate::error::Result;
+
+pub use targets::{Exceptions, Pattern, Targets, last_name};
 
 /// PEFT's prefix of the name of a linear, and of a tensor that is trained and saved beside adapters.
 pub const PEFT_PREFIX: &str = "base_model.model.";
@@ -28,89 +29,61 @@ pub struct Lora {
     pub use_dora: bool,
     /// The linears that have adapters.
     pub targets: Targets,
+    /// The linears and layers that have none of them, or another rank or factor.
+    pub exceptions: Exceptions,
 }
 
-/// Which linears have adapters.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Targets {
-    /// All of the blocks: `"all-linear"`.
-    AllLinear,
-    /// Those called so, or whose names end in a dot and one of these: `["q_proj", "v_proj"]`.
-    Names(Vec<String>),
+impl Default for Lora {
+    /// PEFT's defaults, of all linears.
+    fn default() -> Lora {
+        let (targets, exceptions) = (Targets::AllLinear, Exceptions::default());
+        Lora { r: 8, alpha: 8.0, use_rslora: false, use_dora: false, targets, exceptions }
+    }
 }
 
 impl Lora {
     /// Adapters of no linear: those of a model that is built as beside adapters, and gets them later.
     pub fn of_no_linear() -> Lora {
-        Lora { r: 1, alpha: 1.0, use_rslora: false, use_dora: false, targets: Targets::Names(Vec::new()) }
+        Lora { r: 1, alpha: 1.0, targets: Targets::NONE, ..Lora::default() }
     }
 
-    /// The factor of the product of `A` and `B`.
-    pub fn scale(&self) -> f64 {
-        self.alpha / if self.use_rslora { (self.r as f64).sqrt() } else { self.r as f64 }
+    /// Whether the linear called `linear` has an adapter.
+    pub fn has(&self, linear: &str) -> bool {
+        let is_target = match &self.targets {
+            // A whole name is one of a single layer.
+            Targets::Names(names) if names.iter().any(|name| name == linear) => true,
+            targets => targets.names(linear) && self.exceptions.has_layer(linear),
+        };
+        is_target && !self.exceptions.exclude.names(linear)
+    }
+
+    /// The rank of the adapter of `linear`.
+    pub fn rank(&self, linear: &str) -> usize {
+        Exceptions::of(&self.exceptions.ranks, linear).unwrap_or(self.r)
+    }
+
+    /// The factor of the product of `A` and `B` of `linear`.
+    pub fn scale(&self, linear: &str) -> f64 {
+        let (alpha, r) = (Exceptions::of(&self.exceptions.alphas, linear), self.rank(linear) as f64);
+        alpha.unwrap_or(self.alpha) / if self.use_rslora { r.sqrt() } else { r }
     }
 
     /// Checks the targets against the names of all linears of a model.
     ///
-    /// Errors with [`Error::Config`] that lists the linears when a target is none of them.
+    /// Errors with [`Error::Config`](crate::Error::Config) that lists the linears when a target is none of them.
     pub fn check<'a>(&self, linears: impl Iterator<Item = &'a String>) -> Result<()> {
-        let Targets::Names(targets) = &self.targets else { return Ok(()) };
         let linears: Vec<&String> = linears.collect();
-        let Some(unknown) = targets.iter().find(|target| !linears.iter().any(|linear| names_it(target, linear))) else {
-            return Ok(());
-        };
-        let known: BTreeSet<&str> = linears.iter().map(|linear| last_name(linear)).collect();
-        let known: Vec<String> = known.into_iter().map(|name| format!("`{name}`")).collect();
-        Err(Error::Config(format!(
-            "`lora.target_modules`: `{unknown}` is no linear of this model's blocks, which are {}; \
-             name some of them, or write \"{ALL_LINEAR}\"",
-            known.join(", ")
-        )))
-    }
-}
-
-impl Targets {
-    /// Whether the linear called `linear` has an adapter.
-    pub fn names(&self, linear: &str) -> bool {
-        match self {
-            Targets::AllLinear => true,
-            Targets::Names(targets) => targets.iter().any(|target| names_it(target, linear)),
+        let known = || targets::last_names(linears.iter().copied());
+        if let Some(problem) = self.targets.problem(&linears) {
+            return Err(targets::error(&problem, &known()));
         }
-    }
-}
-
-fn names_it(target: &str, linear: &str) -> bool {
-    linear.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
-}
-
-/// The part of a name after its last dot.
-pub fn last_name(linear: &str) -> &str {
-    linear.rsplit('.').next().unwrap_or(linear)
-}
-
-impl Serialize for Targets {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Targets::AllLinear => ALL_LINEAR.serialize(to),
-            Targets::Names(names) => names.serialize(to),
+        if let Some(problem) = self.exceptions.problem(&linears) {
+            return Err(crate::Error::Config(problem));
         }
-    }
-}
-
-impl<'de> Deserialize<'de> for Targets {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Targets, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged, expecting = "\"all-linear\" or a list of names of linears")]
-        enum Written {
-            Word(String),
-            Names(Vec<String>),
-        }
-        match Written::deserialize(from)? {
-            Written::Word(word) if word == ALL_LINEAR => Ok(Targets::AllLinear),
-            Written::Word(word) => Err(serde::de::Error::custom(format!(
-                "`target_modules` is \"{word}\"; write \"{ALL_LINEAR}\", or a list of names, as [\"q_proj\", \"v_proj\"]"
-            ))),
-            Written::Names(names) => Ok(Targets::Names(names)),
+        let is_empty = matches!(&self.targets, Targets::Names(names) if names.is_empty());
+        match is_empty || linears.iter().any(|linear| self.has(linear)) {
+            true => Ok(()),
+            false => Err(targets::error("no linear of this model's blocks is left as a target", &known())),
         }
     }
 }

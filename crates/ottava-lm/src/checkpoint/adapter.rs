@@ -1,19 +1,21 @@
 //! Adapters as folders of PEFT: `adapter_config.json`, and `adapter_model.safetensors` with the matrices.
 
+use super::adapter_config;
 use super::safetensors::{ModelFiles, TensorInfo};
 use crate::error::{Error, Result};
-use crate::layers::SCORE;
-use crate::lora::{Lora, MAGNITUDE, PEFT_PREFIX};
+use crate::lora::{Lora, MAGNITUDE, PEFT_PREFIX, Targets};
 use crate::models::{Adapters, ConfigFile, Decoder};
 use crate::param::{FolderTensor, Init, WeightSource};
 use ottava_tensor::Tensor;
-use serde_json::Value;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The name of an adapter's settings in its folder.
 pub const CONFIG_FILE: &str = "adapter_config.json";
+
+/// The file of older versions of PEFT in place of [`WEIGHTS_FILE`].
+const PICKLE_FILE: &str = "adapter_model.bin";
 
 /// The name of an adapter's matrices.
 pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
@@ -36,22 +38,15 @@ pub struct LinearAdapter {
     pub b: Tensor,
     /// `[N]`, with DoRA.
     pub magnitude: Option<Tensor>,
+    /// The factor of the product.
+    pub scale: f64,
 }
 
 impl AdapterFolder {
-    /// Opens `folder`.
+    /// Opens `folder`. Names of `target_modules` without a matrix in it are left out, as in PEFT.
     ///
-    /// Errors with [`Error::Model`] where its settings ask for what is not implemented, as ranks by pattern.
+    /// Errors with [`Error::Model`] where its settings ask for what is not implemented.
     pub fn open(folder: &Path) -> Result<AdapterFolder> {
-        let lora = AdapterFolder::settings(folder)?;
-        let saved = ConfigFile::read(&folder.join(CONFIG_FILE))?.values().get("modules_to_save").cloned();
-        let has_score = saved.is_some_and(|saved| is_score(&saved));
-        let files = ModelFiles::open_file(&folder.join(WEIGHTS_FILE))?;
-        Ok(AdapterFolder { lora, has_score, files, path: folder.to_path_buf() })
-    }
-
-    /// Rank, factor and targets of the adapter in `folder`. Errors as [`AdapterFolder::open`].
-    pub fn settings(folder: &Path) -> Result<Lora> {
         let path = folder.join(CONFIG_FILE);
         if !path.is_file() {
             return Err(Error::Model(format!(
@@ -60,38 +55,21 @@ impl AdapterFolder {
             )));
         }
         let config = ConfigFile::read(&path)?;
-        let kind: String = config.required("peft_type")?;
-        if kind != "LORA" {
-            return Err(config.error(&format!("`peft_type` is \"{kind}\"; adapters of LORA are implemented")));
+        let mut lora = adapter_config::settings(&config)?;
+        let weights = folder.join(WEIGHTS_FILE);
+        if !weights.exists() && folder.join(PICKLE_FILE).exists() {
+            return Err(Error::Model(format!(
+                "{}: holds {PICKLE_FILE} and no {WEIGHTS_FILE}; a pickle can run code and is not read: save the adapter anew with PEFT, \
+                 `PeftModel.from_pretrained(base, \"{0}\").save_pretrained(\"{0}\")`",
+                folder.display()
+            )));
         }
-        let not_read = ["modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform"];
-        let is_set = |key: &&str| match config.values().get(*key) {
-            None | Some(Value::Null | Value::Bool(false)) => false,
-            Some(saved) if *key == "modules_to_save" && is_score(saved) => false,
-            Some(Value::Object(pattern)) => !pattern.is_empty(),
-            Some(Value::Array(names)) => !names.is_empty(),
-            Some(_) => true,
-        };
-        if let Some(key) = not_read.iter().find(|key| is_set(key)) {
-            return Err(config.error(&format!("`{key}` is set, which is not implemented for adapters")));
+        let files = ModelFiles::open_file(&weights)?;
+        lora.targets = targets_with_matrices(lora.targets, &files);
+        if lora.targets == Targets::NONE {
+            return Err(config.error("`target_modules` names no linear that has matrices in the folder"));
         }
-        let bias: String = config.optional("bias", "none".to_string())?;
-        if bias != "none" {
-            return Err(
-                config.error(&format!("`bias` is \"{bias}\"; adapters with trained biases are not implemented"))
-            );
-        }
-        let lora = Lora {
-            r: config.required("r")?,
-            alpha: config.required("lora_alpha")?,
-            use_rslora: config.optional("use_rslora", false)?,
-            use_dora: config.optional("use_dora", false)?,
-            targets: config.required("target_modules")?,
-        };
-        if lora.r == 0 || lora.r > 1 << 24 {
-            return Err(config.error(&format!("`r` is {}", lora.r)));
-        }
-        Ok(lora)
+        Ok(AdapterFolder { lora, has_score: adapter_config::has_score(&config), files, path: folder.to_path_buf() })
     }
 
     /// The folder itself.
@@ -106,21 +84,31 @@ impl AdapterFolder {
 
     /// The adapter of the linear whose weight is called `weight` in a folder; `None` if it has none.
     pub fn of_weight(&self, weight: &str) -> Result<Option<LinearAdapter>> {
-        let Some(names) = self.names_of(weight) else { return Ok(None) };
-        let [a, b] = [&names[0], &names[1]].map(|name| self.files.values(name));
+        let Some((linear, names)) = self.names_of(weight) else { return Ok(None) };
+        let (a, b) = (self.files.values(&names[0])?, self.files.values(&names[1])?);
+        let (found, rank) = (a.shape()[0], self.lora.rank(&linear));
+        if found != rank {
+            let path = self.path.display();
+            return Err(Error::Model(format!(
+                "{path}: `{}` has rank {found}, and {CONFIG_FILE} says {rank}",
+                names[0]
+            )));
+        }
         let magnitude = names.get(2).map(|name| self.files.values(name)).transpose()?;
-        Ok(Some(LinearAdapter { a: a?, b: b?, magnitude }))
+        Ok(Some(LinearAdapter { a, b, magnitude, scale: self.lora.scale(&linear) }))
     }
 
-    /// The names of `A`, `B` and, with DoRA, the magnitudes beside a weight.
-    fn names_of(&self, weight: &str) -> Option<Vec<String>> {
+    /// The linear of a weight, and the names of its `A`, `B` and, with DoRA, magnitudes, if it is one of the targets.
+    fn names_of(&self, weight: &str) -> Option<(String, Vec<String>)> {
         let linear = weight.strip_suffix(".weight")?;
         let ends = ["lora_A.weight", "lora_B.weight", MAGNITUDE];
         let ends = &ends[..if self.lora.use_dora { 3 } else { 2 }];
         // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
         ["", "transformer."].into_iter().find_map(|around| {
-            let names: Vec<_> = ends.iter().map(|end| format!("{PEFT_PREFIX}{around}{linear}.{end}")).collect();
-            names.iter().all(|name| self.files.info(name).is_ok()).then_some(names)
+            let linear = format!("{around}{linear}");
+            let names: Vec<_> = ends.iter().map(|end| format!("{PEFT_PREFIX}{linear}.{end}")).collect();
+            let is_adapted = self.lora.has(&linear) && names.iter().all(|name| self.files.info(name).is_ok());
+            is_adapted.then_some((linear, names))
         })
     }
 
@@ -132,7 +120,7 @@ impl AdapterFolder {
                 self.path.display()
             )));
         }
-        let used = weights.iter().filter_map(|info| self.names_of(&info.name)).flatten().collect();
+        let used = weights.iter().filter_map(|info| self.names_of(&info.name)).flat_map(|(_, names)| names).collect();
         self.expect_used(&used)
     }
 
@@ -173,8 +161,12 @@ impl AdapterFolder {
     /// Errors when the folder has matrices that are not among `used`.
     fn expect_used(&self, used: &BTreeSet<String>) -> Result<()> {
         match self.files.names().find(|name| !used.contains(*name)) {
+            Some(name) if name.contains(".experts.") => Err(Error::Model(format!(
+                "{}: the adapter has `{name}`; adapters of experts are not implemented",
+                self.path.display()
+            ))),
             Some(name) => Err(Error::Model(format!(
-                "{}: the adapter has `{name}`, which the base model has no place for; is it of another model?",
+                "{}: the adapter has `{name}`, which the base model has no place for, or `target_modules` does not name; is it of another model?",
                 self.path.display()
             ))),
             None => Ok(()),
@@ -193,6 +185,11 @@ impl AdapterWeights {
     /// The weights of `folder`.
     pub fn new(folder: AdapterFolder) -> AdapterWeights {
         AdapterWeights { folder, used: BTreeSet::new() }
+    }
+
+    /// Whether the folder has the head of a reward model.
+    pub fn has_score(&self) -> bool {
+        self.folder.has_score
     }
 
     /// Errors when the folder has matrices that were not read.
@@ -214,7 +211,19 @@ impl WeightSource for AdapterWeights {
     }
 }
 
-/// Whether a list of saved modules is that of a reward model: its head.
-fn is_score(saved: &Value) -> bool {
-    matches!(saved, Value::Array(names) if matches!(names.as_slice(), [Value::String(name)] if name == SCORE))
+/// `targets` without the names that no linear with a matrix in `files` has; of all linears, those with matrices.
+fn targets_with_matrices(targets: Targets, files: &ModelFiles) -> Targets {
+    let of_linear = |name: &'_ str| Some(name.strip_prefix(PEFT_PREFIX)?.strip_suffix(".lora_A.weight")?.to_string());
+    let linears = || files.names().filter_map(of_linear);
+    match targets {
+        Targets::AllLinear => Targets::Names(linears().collect()),
+        Targets::Names(names) => {
+            let is_used = |name: &String| {
+                let target = Targets::Names(vec![name.clone()]);
+                linears().any(|linear| target.names(&linear))
+            };
+            Targets::Names(names.into_iter().filter(is_used).collect())
+        }
+        Targets::Pattern(pattern) => Targets::Pattern(pattern),
+    }
 }

@@ -37,7 +37,7 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usiz
         interrupt::check("merging the model")?;
         let Some(own) = adapter.of_weight(&info.name)? else { return files.bytes(info) };
         merged += 1;
-        let sum = adapted(&files.values(&info.name)?, &own, adapter.lora.scale() as f32, transposed, info)?;
+        let sum = adapted(&files.values(&info.name)?, &own, transposed, info)?;
         Ok(cast(&sum, info.dtype)?.read_bytes()?)
     })?;
     writer.finish_folder()?;
@@ -45,8 +45,8 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usiz
 }
 
 /// `W + scale · B · A`, F32, with rows of their magnitudes if there are any.
-fn adapted(w: &Tensor, adapter: &LinearAdapter, scale: f32, transposed: bool, info: &TensorInfo) -> Result<Tensor> {
-    let LinearAdapter { a, b, magnitude } = adapter;
+fn adapted(w: &Tensor, adapter: &LinearAdapter, transposed: bool, info: &TensorInfo) -> Result<Tensor> {
+    let LinearAdapter { a, b, magnitude, scale } = adapter;
     let product = gemm_nt(Operand::plain(b), Operand::plain_transposed(a), DType::F32, Accumulation::Exact)?;
     let [rows, columns] = product.dims("merge: adapter")?;
     let expected = if transposed { [columns, rows] } else { [rows, columns] };
@@ -58,7 +58,7 @@ fn adapted(w: &Tensor, adapter: &LinearAdapter, scale: f32, transposed: bool, in
         )));
     }
     let w = if transposed { transpose(w)? } else { w.clone() };
-    let change: Vec<f32> = product.to_vec::<f32>()?.into_iter().map(|change| scale * change).collect();
+    let change: Vec<f32> = product.to_vec::<f32>()?.into_iter().map(|change| *scale as f32 * change).collect();
     let change = Tensor::from_slice(&Device::Cpu, &[rows, columns], &change)?;
     let mut sums = add(&w, &change)?;
     if let Some(magnitude) = magnitude {

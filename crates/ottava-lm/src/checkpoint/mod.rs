@@ -1,6 +1,7 @@
 //! Checkpoints: Hugging Face model folders with training state, written atomically.
 
 pub mod adapter;
+mod adapter_config;
 pub mod atomic;
 mod best;
 mod formats;

@@ -5,7 +5,7 @@ use super::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, stacks};
 use crate::error::{Error, Result};
 use crate::hash::{MIX_STEP, mix, name_hash};
 use crate::layers::{SCORE, expert_stack};
-use crate::lora::{Lora, MAGNITUDE, PEFT_PREFIX, Targets, last_name};
+use crate::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets, last_name};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions};
 use crate::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, Stacked, WeightSource};
 use crate::recipe::Recipe;
@@ -296,7 +296,9 @@ impl<'a> AdaptedWeights<'a> {
         let beside = tensor.name.strip_prefix(PEFT_PREFIX);
         let is_score = beside.unwrap_or(&tensor.name).strip_suffix(".weight") == Some(SCORE);
         let named = || FolderTensor { name: beside.unwrap_or(&tensor.name).to_string(), ..tensor.clone() };
-        match (beside, &mut self.adapter) {
+        // An adapter of a language model has no head of a reward model.
+        let adapter = self.adapter.as_mut().filter(|adapter| !is_score || adapter.has_score());
+        match (beside, adapter) {
             (Some(_), Some(adapter)) => Origin::Adapter(adapter),
             _ if is_score && self.new_score => Origin::New(named()),
             (Some(_), None) if !is_score => Origin::New(tensor.clone()),
@@ -485,11 +487,14 @@ pub(crate) fn write_settings(writer: &mut CheckpointWriter, config: Map<String, 
 
 /// `adapter_config.json` of the adapters of `model`, beside the weights in the folder `base`.
 fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
-    let linears = model.description().adaptable();
-    let targets: BTreeSet<&str> = match &lora.targets {
-        Targets::AllLinear => linears.map(|name| last_name(name)).collect(),
-        Targets::Names(names) => names.iter().map(String::as_str).collect(),
+    let adapted = model.description().adaptable().filter(|name| lora.has(name));
+    let targets = match &lora.targets {
+        Targets::AllLinear => json!(adapted.map(|name| last_name(name)).collect::<BTreeSet<_>>()),
+        Targets::Names(names) => json!(names.iter().collect::<BTreeSet<_>>()),
+        Targets::Pattern(pattern) => json!(pattern.text()),
     };
+    let Exceptions { exclude, layers, layers_pattern, ranks, alphas } = &lora.exceptions;
+    let or_null = |is_set: bool, value: Value| if is_set { value } else { Value::Null };
     let base = base.canonicalize().unwrap_or(base.to_path_buf());
     let (task, saved) = match model.config().score {
         true => ("SEQ_CLS", json!([SCORE])),
@@ -510,8 +515,11 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
         "init_lora_weights": true,
         "inference_mode": true,
         "modules_to_save": saved,
-        "rank_pattern": {},
-        "alpha_pattern": {},
+        "exclude_modules": or_null(*exclude != Targets::NONE, json!(exclude)),
+        "layers_to_transform": or_null(!layers.is_empty(), json!(layers)),
+        "layers_pattern": or_null(!layers_pattern.is_empty(), json!(layers_pattern)),
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
     }))
 }
 

@@ -26,10 +26,19 @@ impl RunConfig {
         problems.demand(lora.lora_alpha.is_finite() && lora.lora_alpha > 0.0, "`lora.lora_alpha` must be above 0");
         problems.demand(lora.lora_dropout == 0.0, "`lora.lora_dropout` is not 0; dropout is not implemented");
         let names = match &lora.target_modules {
-            Targets::AllLinear => true,
+            Targets::AllLinear | Targets::Pattern(_) => true,
             Targets::Names(names) => !names.is_empty() && names.iter().all(|name| !name.is_empty()),
         };
-        problems.demand(names, "`lora.target_modules` names no linear; write \"all-linear\", or a list of names");
+        problems.demand(
+            names,
+            "`lora.target_modules` names no linear; write \"all-linear\", a list of names, or a regular expression",
+        );
+        problems.0.extend(lora.pattern_problems());
+        let layers = lora.layers_to_transform.is_empty() || !matches!(lora.target_modules, Targets::Pattern(_));
+        problems.demand(
+            layers,
+            "`lora.layers_to_transform` is set, and `lora.target_modules` is a regular expression; write the layers into it",
+        );
         problems.demand(
             self.model.init == WeightInit::Pretrained,
             "`lora.r` is set, and `model.init` is \"random\"; adapters need the weights of a model folder",

@@ -1,6 +1,6 @@
 //! The adapter that a run starts from.
 
-use super::{LoraConfig, RunConfig};
+use super::RunConfig;
 use crate::checkpoint::AdapterFolder;
 use crate::checkpoint::adapter::CONFIG_FILE;
 use crate::error::{Error, Result};
@@ -23,17 +23,19 @@ impl RunConfig {
         if self.model.path == from {
             self.model.path = AdapterFolder::base(&from)?;
         }
-        let Lora { r, alpha, use_rslora, use_dora, targets } = AdapterFolder::settings(&from)?;
+        let adapter = AdapterFolder::open(&from)?.lora;
         if self.lora.r == 0 {
-            let lora = LoraConfig { r, lora_alpha: alpha, use_rslora, use_dora, target_modules: targets, ..self.lora };
-            return Ok(RunConfig { lora, ..self });
+            return Ok(RunConfig { lora: self.lora.with(adapter), ..self });
         }
+        let Lora { r, alpha, use_rslora, use_dora, exceptions, .. } = adapter;
         let own = &self.lora;
         let differs = [
             ("r", own.r.to_string(), r.to_string()),
             ("lora_alpha", own.lora_alpha.to_string(), alpha.to_string()),
             ("use_rslora", own.use_rslora.to_string(), use_rslora.to_string()),
             ("use_dora", own.use_dora.to_string(), use_dora.to_string()),
+            ("rank_pattern", format!("{:?}", own.exceptions().ranks), format!("{:?}", exceptions.ranks)),
+            ("alpha_pattern", format!("{:?}", own.exceptions().alphas), format!("{:?}", exceptions.alphas)),
         ];
         match differs.into_iter().find(|(_, own, adapter)| own != adapter) {
             Some((key, own, adapter)) => Err(Error::Config(format!(

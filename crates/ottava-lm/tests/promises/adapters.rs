@@ -20,7 +20,8 @@ use std::path::Path;
 /// Adapters of different ranks and linears: some parts of fused weights, and none of a whole layer; one with magnitudes.
 fn adapters() -> [Lora; 3] {
     let names = |names: &[&str]| Targets::Names(names.iter().map(|name| name.to_string()).collect());
-    let all = Lora { r: 3, alpha: 4.0, use_rslora: true, use_dora: false, targets: Targets::AllLinear };
+    let all =
+        Lora { r: 3, alpha: 4.0, use_rslora: true, use_dora: false, targets: Targets::AllLinear, ..Lora::default() };
     let few = Lora { r: 8, use_rslora: false, targets: names(&["q_proj", "layers.1.mlp.down_proj"]), ..all.clone() };
     let dora = Lora { r: 2, use_dora: true, targets: names(&["v_proj", "o_proj", "up_proj"]), ..all.clone() };
     [all, few, dora]
@@ -191,7 +192,7 @@ fn a_request_of_an_adapter_is_scored_as_by_the_merged_model_and_misfits_are_erro
             "",
             "has `base_model.model.model.layers.0.mlp.down_proj.lora_A.weight`, which the base model",
         ),
-        ("\"q_proj\"", "\"query\"", "`query` is no linear of this model's blocks"),
+        ("\"q_proj\"", "\"query\"", "which the base model has no place for, or `target_modules` does not name"),
     ] {
         assert!(settings.contains(from), "{settings}");
         std::fs::write(wrong.join("adapter_config.json"), settings.replace(from, to)).unwrap();

@@ -325,7 +325,7 @@ pub fn apart(alone: &Setup, mesh: [usize; 4]) -> (f64, String) {
 
 /// Adapters of all linears, with or without magnitudes.
 pub fn adapters(use_dora: bool) -> Option<Lora> {
-    Some(Lora { r: 4, alpha: 4.0, use_rslora: false, use_dora, targets: Targets::AllLinear })
+    Some(Lora { r: 4, alpha: 4.0, use_rslora: false, use_dora, targets: Targets::AllLinear, ..Lora::default() })
 }
 
 /// Every recomputation, without adapters and with those of both kinds, trains on ranks of `mesh` as on one rank.

@@ -25,7 +25,7 @@ fn model(targets: &[&str]) -> Decoder {
     let targets = Targets::Names(targets.iter().map(ToString::to_string).collect());
     let mut keys = family("LlamaForCausalLM", false);
     keys["num_hidden_layers"] = json!(1);
-    let lora = Some(Lora { r: RANK, alpha: ALPHA, use_rslora: false, use_dora: true, targets });
+    let lora = Some(Lora { r: RANK, alpha: ALPHA, use_rslora: false, use_dora: true, targets, ..Lora::default() });
     let (sizes, purpose) = (DecoderConfig { lora, ..config(keys) }, Purpose::Train(MemoryPolicy::FULL));
     Decoder::new(&sizes, &double(), &Device::Cpu, purpose, 5, &mut Seeded { std: 0.5 }).unwrap()
 }

@@ -196,7 +196,14 @@ fn block_scales_of_divided_experts_change_no_bit() {
 /// Frozen experts are divided among the ranks that have the same ones, and all other frozen weights among all ranks.
 #[test]
 fn frozen_weights_are_divided_in_stage_3() {
-    let lora = Some(Lora { r: 4, alpha: 4.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear });
+    let lora = Some(Lora {
+        r: 4,
+        alpha: 4.0,
+        use_rslora: false,
+        use_dora: false,
+        targets: Targets::AllLinear,
+        ..Lora::default()
+    });
     let mut alone = f32_setup(routed(json!({})));
     (alone.mesh.zero, alone.mesh.sizes.lora) = (Zero::Weights, lora);
     let (apart, name) = apart_on(&alone, [2, 1, 2, 1], 2);
@@ -205,7 +212,14 @@ fn frozen_weights_are_divided_in_stage_3() {
 
 #[test]
 fn recomputation_and_adapters_train_as_on_one_rank() {
-    let lora = Some(Lora { r: 4, alpha: 4.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear });
+    let lora = Some(Lora {
+        r: 4,
+        alpha: 4.0,
+        use_rslora: false,
+        use_dora: false,
+        targets: Targets::AllLinear,
+        ..Lora::default()
+    });
     for recompute in Recompute::ALL {
         for lora in [None, lora.clone()] {
             let mut alone = f32_setup(routed(json!({})));

@@ -376,7 +376,7 @@ fn deferred_gradients_of_experts_have_the_same_bits() {
 #[test]
 fn adapters_leave_experts_and_routers_frozen() {
     let with = |targets| {
-        let lora = Some(Lora { r: 4, alpha: 8.0, use_rslora: false, use_dora: false, targets });
+        let lora = Some(Lora { r: 4, alpha: 8.0, use_rslora: false, use_dora: false, targets, ..Lora::default() });
         DecoderConfig { lora, ..sizes() }
     };
     for name in [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Row, RecipeName::Fp8Block] {
@@ -453,7 +453,7 @@ fn a_run_reports_routers_and_writes_a_tensor_for_each_expert() {
 fn biases_of_choices_are_kept_as_they_are() {
     let sizes = sizes_with(json!({
         "model_type": "deepseek_v3", "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16,
-        "v_head_dim": 16, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 1, "num_experts": null,
+        "v_head_dim": 16, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 1, "num_experts": null, "first_k_dense_replace": 0,
     }));
     for name in [RecipeName::Bf16, RecipeName::Fp8Row] {
         let mut training = Training::new(built(&sizes, name, &Device::Cpu, &mut Seeded { std: 0.1 }));

@@ -76,7 +76,8 @@ fn sizes(folder: &Path, lora: Option<Lora>) -> DecoderConfig {
 }
 
 fn adapted(folder: &Path, name: RecipeName, frozen_values: bool, device: &Device) -> Decoder {
-    let lora = Lora { r: 4, alpha: 8.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear };
+    let lora =
+        Lora { r: 4, alpha: 8.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear, ..Lora::default() };
     let sizes = sizes(folder, Some(lora));
     let mut base = FolderWeights::open(folder).unwrap().on(device);
     let mut weights = AdaptedWeights::new(&mut base, None, RandomWeights { seed: 1, device: Device::Cpu }, false);

@@ -549,7 +549,7 @@ fn backward_of_adapters_is_the_gradient() {
     ] {
         keys["num_hidden_layers"] = json!(1);
         let what = format!("{} with adapters for {targets:?}", keys["architectures"]);
-        let lora = Some(Lora { r: 2, alpha: 3.0, use_rslora, use_dora: false, targets });
+        let lora = Some(Lora { r: 2, alpha: 3.0, use_rslora, use_dora: false, targets, ..Lora::default() });
         let sizes = DecoderConfig { lora, ..config(keys) };
         decoder_grad_check(&what, || {
             let (purpose, mut weights) = (Purpose::Train(MemoryPolicy::FULL), Seeded { std: 0.5 });

@@ -32,7 +32,8 @@ fn engine(ranks: Rc<dyn LayerRanks>, options: &EngineOptions) -> Engine {
     let (recipe, weights) = (recipe(RecipeName::Fp32, Fp8Format::Auto), &mut Seeded { std: 0.3 });
     let mut model = Decoder::for_inference(&sizes, &recipe, &Device::Cpu, 200, weights, ranks).unwrap();
     model.quantize_weights().unwrap();
-    let lora = Lora { r: 3, alpha: 4.0, use_rslora: true, use_dora: false, targets: Targets::AllLinear };
+    let lora =
+        Lora { r: 3, alpha: 4.0, use_rslora: true, use_dora: false, targets: Targets::AllLinear, ..Lora::default() };
     let adapters = model.load_adapters(&lora, weights).unwrap();
     let mut engine = Engine::new(model, options).unwrap();
     assert_eq!(engine.add_adapters(adapters), AdapterId(0));

@@ -10,7 +10,7 @@ use ottava_lm::checkpoint::{AdaptedWeights, AdapterFolder, RandomWeights, merge}
 use ottava_lm::config::{LoraConfig, ResolvedConfig, RunConfig, WeightInit};
 use ottava_lm::data::Batch;
 use ottava_lm::level::Level;
-use ottava_lm::lora::{Lora, Targets};
+use ottava_lm::lora::{Lora, Pattern, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer};
@@ -38,7 +38,7 @@ fn recorded(case: &'static str) -> Recorded {
 /// The adapters of the recorded model, with `alpha` in the place of its 8.
 fn lora(case: &str, alpha: f64) -> Option<Lora> {
     let [use_rslora, use_dora] = [case == "dora"; 2];
-    Some(Lora { r: 6, alpha, use_rslora, use_dora, targets: Targets::AllLinear })
+    Some(Lora { r: 6, alpha, use_rslora, use_dora, targets: Targets::AllLinear, ..Lora::default() })
 }
 
 fn peft(case: &'static str, name: RecipeName, device: &Device, alpha: f64) -> Training {
@@ -137,7 +137,10 @@ fn new_magnitudes_are_the_norms_of_rows_as_in_peft() {
 
 /// A model with seeded adapters.
 fn adapted(targets: Targets) -> DecoderConfig {
-    DecoderConfig { lora: Some(Lora { r: 3, alpha: 4.0, use_rslora: true, use_dora: false, targets }), ..tiny_llama() }
+    DecoderConfig {
+        lora: Some(Lora { r: 3, alpha: 4.0, use_rslora: true, use_dora: false, targets, ..Lora::default() }),
+        ..tiny_llama()
+    }
 }
 
 #[test]
@@ -345,9 +348,11 @@ fn settings_that_adapters_cannot_have_are_errors() {
         ("offload_parameters=0.5", "`memory.offload_parameters` must be 0"),
         ("smooth_swiglu=true", "`precision.smooth_swiglu` is true"),
         ("lora_dropout=0.1", "dropout is not implemented"),
-        ("target_modules=q_proj", "write \"all-linear\", or a list of names"),
+        ("target_modules=(q_proj", "\"(q_proj\" is no regular expression"),
         ("target_modules=[]", "names no linear"),
         ("lora_alpha=0", "must be above 0"),
+        ("rank_pattern=[\"q_proj=x\"]", "`lora.rank_pattern` has \"q_proj=x\"; write \"PATTERN=RANK\""),
+        ("alpha_pattern={q_proj=-1}", "`lora.alpha_pattern` has \"q_proj=-1\""),
     ] {
         let error = load(setting).unwrap_err().to_string();
         assert!(error.contains(words), "{setting}: {error}");
@@ -451,8 +456,76 @@ fn a_merged_model_is_the_base_plus_its_adapter() {
     let path = small.join("adapter_config.json");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 4}")).unwrap();
-    let error = AdapterFolder::open(&small).err().expect("ranks by pattern are refused").to_string();
-    assert!(error.contains("`rank_pattern` is set"), "{error}");
+    let error =
+        merge(&base, &AdapterFolder::open(&small).unwrap(), &inputs.path().join("other")).unwrap_err().to_string();
+    assert!(error.contains("q_proj.lora_A.weight` has rank 3, and adapter_config.json says 4"), "{error}");
+    // Older versions of PEFT write a pickle.
+    std::fs::rename(small.join("adapter_model.safetensors"), small.join("adapter_model.bin")).unwrap();
+    let error = AdapterFolder::open(&small).err().expect("a pickle is not read").to_string();
+    assert!(error.contains("save the adapter anew with PEFT"), "{error}");
+}
+
+/// Fused linears whose parts have other ranks and factors, layers without adapters, and names as a pattern: trained, resumed, merged, and
+/// gone on with.
+#[test]
+fn adapters_by_patterns_are_trained_saved_merged_and_gone_on_with() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let base = base(inputs.path());
+    let settings: [(&str, LoraConfig); 2] = [
+        (
+            "names",
+            LoraConfig {
+                target_modules: Targets::Names(["q_proj", "v_proj", "up_proj", "down_proj"].map(String::from).to_vec()),
+                layers_to_transform: vec![1],
+                rank_pattern: vec!["q_proj=5".into(), "mlp.*=2".into()],
+                alpha_pattern: vec!["v_proj=9".into()],
+                ..LoraConfig::default()
+            },
+        ),
+        (
+            "pattern",
+            LoraConfig {
+                target_modules: Targets::Pattern(Pattern::new(r".*\.(?!o_)[a-z]+_proj").unwrap()),
+                exclude_modules: Targets::Names(vec!["down_proj".into(), "0.self_attn.q_proj".into()]),
+                use_dora: true,
+                ..LoraConfig::default()
+            },
+        ),
+    ];
+    for (name, lora) in settings {
+        let run = |output: &str| {
+            let mut run =
+                adapter_run(inputs.path(), &base, &inputs.path().join(format!("{name}-{output}")), RecipeName::Fp32);
+            run.lora = LoraConfig { r: 3, lora_alpha: 4.0, ..lora.clone() };
+            run
+        };
+        let (straight, split) = (run("straight"), run("split"));
+        train(&straight, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+        train(&split, &Device::Cpu, &Start::New, 3).unwrap_err();
+        train(&split, &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
+        assert_eq!(metrics(&straight.output_dir), metrics(&split.output_dir), "{name}");
+        let folder = straight.output_dir.join("checkpoints/checkpoint-6");
+        let adapter = AdapterFolder::open(&folder).unwrap();
+        assert_eq!(
+            Some(&adapter.lora.exceptions),
+            straight.lora.adapters().map(|lora| lora.exceptions).as_ref(),
+            "{name}"
+        );
+        let merged = inputs.path().join(format!("{name}-merged"));
+        let count = merge(&base, &adapter, &merged).unwrap();
+        assert_eq!(count, if name == "names" { 4 } else { 9 });
+        let [plain, with, sum] = [(&base, None), (&base, Some(&*folder)), (&merged, None)]
+            .map(|(model, adapter)| folder_losses(model, adapter, RecipeName::Fp32));
+        assert!((with / sum - 1.0).abs() < 1e-6, "{name}: base and adapter lose {with}, the merged model {sum}");
+        assert!((with / plain - 1.0).abs() > 1e-4, "{name}: the adapter changes the loss of {plain} to {with}");
+        // Without `lora.r`, all settings are the adapter's.
+        let mut further = run("further");
+        further.lora = LoraConfig { init_from: folder.clone(), ..LoraConfig::default() };
+        let further = further.with_adapter().unwrap();
+        assert_eq!(further.lora.exceptions(), straight.lora.exceptions(), "{name}");
+        train(&further, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    }
 }
 
 /// Its loss before the first step is that of the adapter, and its matrices are trained further.

@@ -389,7 +389,8 @@ fn gradients_that_are_not_finite_change_nothing() {
 
 #[test]
 fn adapters_train_with_muon() {
-    let lora = Lora { r: 4, alpha: 8.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear };
+    let lora =
+        Lora { r: 4, alpha: 8.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear, ..Lora::default() };
     let sizes = DecoderConfig { lora: Some(lora), ..tiny_llama() };
     let mut training = Training::new(&sizes, OptimizerName::Muon, MemoryPolicy::FULL, &Device::Cpu);
     let states = training.optimizer.states();

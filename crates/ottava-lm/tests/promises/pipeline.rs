@@ -167,7 +167,14 @@ fn every_schedule_and_recipe_has_the_bits_of_one_rank() {
 
 #[test]
 fn recomputation_and_adapters_have_the_bits_of_one_rank() {
-    let lora = Some(Lora { r: 3, alpha: 4.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear });
+    let lora = Some(Lora {
+        r: 3,
+        alpha: 4.0,
+        use_rslora: false,
+        use_dora: false,
+        targets: Targets::AllLinear,
+        ..Lora::default()
+    });
     for recompute in Recompute::ALL {
         for kind in [ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble] {
             for lora in [None, lora.clone()] {

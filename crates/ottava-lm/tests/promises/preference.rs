@@ -276,7 +276,14 @@ fn pairs(step: usize, first: usize, count: usize) -> PreferenceBatch {
 /// The base without its adapters has the bits of a model that never had any, also after the adapters have been trained.
 #[test]
 fn the_model_without_adapters_is_the_reference() {
-    let lora = Some(Lora { r: 3, alpha: 4.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear });
+    let lora = Some(Lora {
+        r: 3,
+        alpha: 4.0,
+        use_rslora: false,
+        use_dora: false,
+        targets: Targets::AllLinear,
+        ..Lora::default()
+    });
     for name in [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Current] {
         let recipe = recipe(name, Fp8Format::Auto);
         let how = Preference { loss: LOSSES[0].1, beta: 0.1 };

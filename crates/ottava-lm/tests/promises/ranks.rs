@@ -208,7 +208,14 @@ fn ranks_that_share_a_step_train_as_one_does() {
 #[test]
 fn ranks_train_adapters_as_one_does() {
     for use_dora in [false, true] {
-        let lora = Some(Lora { r: 3, alpha: 4.0, use_rslora: false, use_dora, targets: Targets::AllLinear });
+        let lora = Some(Lora {
+            r: 3,
+            alpha: 4.0,
+            use_rslora: false,
+            use_dora,
+            targets: Targets::AllLinear,
+            ..Lora::default()
+        });
         let sizes = DecoderConfig { lora, ..tiny_llama() };
         for (name, level) in [
             (RecipeName::Fp32, Level::O0),

@@ -369,6 +369,12 @@ fn adapters_of_reward_models_have_the_head() {
     train(&more, &Device::Cpu, &Start::New, 8).unwrap();
     let loss = |run: &RunConfig, at: usize| metrics(&run.output_dir)[at]["eval_loss"].as_f64().unwrap();
     assert_eq!(loss(&more, 0), loss(&full, metrics(&full.output_dir).len() - 1));
+    // A run goes on with adapters and head.
+    let mut further = reward_run(inputs.path(), &base, &inputs.path().join("further"), RecipeName::Fp8Current);
+    further.lora = LoraConfig { init_from: folder, ..LoraConfig::default() };
+    let further = further.with_adapter().unwrap();
+    train(&further, &Device::Cpu, &Start::New, 8).unwrap();
+    assert_eq!(loss(&further, 0), loss(&whole, metrics(&whole.output_dir).len() - 1));
 }
 
 #[test]

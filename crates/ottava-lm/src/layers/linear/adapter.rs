@@ -14,20 +14,19 @@ use std::ops::Range;
 
 /// `y += s · (x · Aᵀ) · Bᵀ`;  `dx += s · (dy · B) · A`;  `dA += s · (dy · B)ᵀ · x`;  `dB += dyᵀ · s · (x · Aᵀ)`, in the compute type.
 ///
-/// Each part of a fused weight has its own adapter, as in PEFT. The adapters of P parts are computed as one of rank P·r: their `A` are
-/// stacked, and their `B` form a block-diagonal matrix.
+/// Each part of a fused weight has its own adapter, as in PEFT. The adapters of parts are computed as one of rank R, the sum of their ranks:
+/// their `A` are stacked, and their `B` form a block-diagonal matrix.
 ///
 /// With magnitudes `m`, the linear multiplies its outputs `x · Wᵀ + s · (x · Aᵀ) · Bᵀ` by [`Adapter::factors`] `m / ‖W + s · B · A‖`, and
 /// `dy` above is the gradient by them. As in PEFT, norms are constants in backward.
 pub struct Adapter {
-    a: Param, /* [P·r, K] */
+    a: Param, /* [R, K] */
     parts: Vec<AdapterPart>,
     /// Rows of the linear.
     outputs: usize,
-    rank: usize,
-    /// `s` for each row of `a`, `[P·r]` in the type of sums; `None` for 1.
+    /// `s` for each row of `a`, `[R]` in the type of sums; `None` for 1.
     scales: Option<Tensor>,
-    /// The identity `[P·r, P·r]` in the compute type and in the type of gradients: products with its rows select columns.
+    /// The identity `[R, R]` in the compute type and in the type of gradients: products with its rows select columns.
     identity: [Tensor; 2],
     /// Ones `[N]` in the type of sums, with magnitudes.
     ones: Option<Tensor>,
@@ -39,6 +38,8 @@ struct AdapterPart {
     magnitude: Option<Param>, /* [N of the part] */
     /// The part's rows of the weight.
     rows: Range<usize>,
+    /// The part's rows of `a`.
+    columns: Range<usize>,
 }
 
 impl Adapter {
@@ -56,45 +57,51 @@ impl Adapter {
             Split::Output => (Split::None, Split::Output),
             Split::None | Split::Vocabulary | Split::Expert => (Split::None, Split::None),
         };
-        let (mut end, mut targets) = (0, Vec::new());
+        let (mut end, mut size, mut targets) = (0, 0, Vec::new());
         for (at, (name, outputs)) in parts.iter().enumerate() {
             // A fused tensor is divided as the weight is.
             let of_outputs = |of: &str, shape: Vec<usize>| {
                 build.shards(tensor(name, of, shape), fused, config.replicas_of(at), of_b)
             };
-            let b = of_outputs("lora_B.weight", vec![*outputs, lora.r])?;
+            let rank = lora.rank(name);
+            let b = of_outputs("lora_B.weight", vec![*outputs, rank])?;
             let own: usize = b.iter().map(|shard| shard.range.len()).sum();
             end += own;
-            if lora.targets.names(name) {
-                targets.push((name, b, of_outputs(MAGNITUDE, vec![*outputs])?, end - own..end));
+            if lora.has(name) {
+                let columns = size..size + rank;
+                size = columns.end;
+                targets.push((name, b, of_outputs(MAGNITUDE, vec![*outputs])?, end - own..end, columns));
             }
         }
         if targets.is_empty() {
             return Ok(None);
         }
-        let (rank, size) = (lora.r, lora.r * targets.len());
-        let a = targets.iter().map(|(name, ..)| build.shard(tensor(name, "lora_A.weight", vec![rank, inputs]), of_a));
+        let factors = targets.iter().flat_map(|(name, .., columns)| vec![lora.scale(name) as f32; columns.len()]);
+        let factors: Vec<f32> = factors.collect();
+        let a = targets
+            .iter()
+            .map(|(name, .., columns)| build.shard(tensor(name, "lora_A.weight", vec![columns.len(), inputs]), of_a));
         let a = a.collect::<Result<_>>()?;
         // Kaiming's uniform distribution with a = sqrt(5), as in PEFT.
         let a = Param::trained(build, a, Init::Uniform((inputs as f32).sqrt().recip()))?;
-        let parts = targets.into_iter().map(|(_, b, magnitude, rows)| {
+        let parts = targets.into_iter().map(|(_, b, magnitude, rows, columns)| {
             let b = Param::trained(build, b, Init::Zeros)?;
             let norms = Init::RowNorms { columns: inputs, layout, std };
             let magnitude = lora.use_dora.then(|| Param::trained_in_sums(build, magnitude, norms));
-            Ok(AdapterPart { b, magnitude: magnitude.transpose()?, rows })
+            Ok(AdapterPart { b, magnitude: magnitude.transpose()?, rows, columns })
         });
         let parts = parts.collect::<Result<_>>()?;
-        let (scale, real) = (lora.scale() as f32, real_type(build.recipe.compute));
-        let repeated = |value: f32, length| -> Result<Tensor> {
-            Ok(cast(&Tensor::from_slice(build.device, &[length], &vec![value; length])?, real)?)
+        let real = real_type(build.recipe.compute);
+        let vector = |values: &[f32]| -> Result<Tensor> {
+            Ok(cast(&Tensor::from_slice(build.device, &[values.len()], values)?, real)?)
         };
-        let scales = (scale != 1.0).then(|| repeated(scale, size)).transpose()?;
-        let ones_of_rows = lora.use_dora.then(|| repeated(1.0, end)).transpose()?;
+        let scales = factors.iter().any(|factor| *factor != 1.0).then(|| vector(&factors)).transpose()?;
+        let ones_of_rows = lora.use_dora.then(|| vector(&vec![1.0; end])).transpose()?;
         let ones: Vec<f32> = (0..size * size).map(|at| f32::from(u8::from(at % (size + 1) == 0))).collect();
         let ones = Tensor::from_slice(build.device, &[size, size], &ones)?;
         let compute = build.recipe.compute;
         let identity = [cast(&ones, compute)?, cast(&ones, real)?];
-        Ok(Some(Adapter { a, parts, outputs: end, rank, scales, identity, ones: ones_of_rows }))
+        Ok(Some(Adapter { a, parts, outputs: end, scales, identity, ones: ones_of_rows }))
     }
 
     /// Whether it has magnitudes.
@@ -157,8 +164,8 @@ impl Adapter {
         } else {
             let [_, identity] = &self.identity;
             let db = gemm_nt(dy_columns, h, identity.dtype(), Accumulation::Exact)?;
-            for (i, AdapterPart { b, rows, .. }) in self.parts.iter_mut().enumerate() {
-                let (db, select) = (db.rows(rows.start, rows.end)?, identity.rows(i * self.rank, (i + 1) * self.rank)?);
+            for AdapterPart { b, rows, columns, .. } in &mut self.parts {
+                let (db, select) = (db.rows(rows.start, rows.end)?, identity.rows(columns.start, columns.end)?);
                 b.add_product_to_grad(Operand::plain(&db), Operand::plain(&select), Accumulation::Exact)?;
             }
         }
@@ -166,13 +173,13 @@ impl Adapter {
         self.a.add_product_to_grad(Operand::plain_transposed(&dh), Operand::plain_transposed(x), Accumulation::Exact)
     }
 
-    /// `s · x · Aᵀ`, `[T, P·r]`.
+    /// `s · x · Aᵀ`, `[T, R]`.
     fn hidden(&self, x: &Tensor, loan: &Loan) -> Result<Tensor> {
         let a = self.a.read(loan)?;
         self.scaled(product(Operand::plain(x), Operand::plain(&a), None, x.dtype())?)
     }
 
-    /// `s · dy · B`, `[T, P·r]`.
+    /// `s · dy · B`, `[T, R]`.
     fn dhidden(&self, dy: &Tensor, loan: &Loan) -> Result<Tensor> {
         let b = self.b(loan)?;
         self.scaled(product(Operand::plain(dy), Operand::plain_transposed(&b), None, dy.dtype())?)
@@ -190,15 +197,15 @@ impl Adapter {
         self.parts.len() == 1 && self.parts[0].rows.len() == self.outputs
     }
 
-    /// Block-diagonal `B`, `[N, P·r]`.
+    /// Block-diagonal `B`, `[N, R]`.
     fn b(&self, loan: &Loan) -> Result<Tensor> {
         if self.is_whole() {
             return self.parts[0].b.read(loan);
         }
         let [identity, _] = &self.identity;
         let mut all = Tensor::zeros(identity.device(), &[self.outputs, identity.shape()[0]], identity.dtype())?;
-        for (i, AdapterPart { b, rows, .. }) in self.parts.iter().enumerate() {
-            let (b, place) = (b.read(loan)?, identity.rows(i * self.rank, (i + 1) * self.rank)?);
+        for AdapterPart { b, rows, columns, .. } in &self.parts {
+            let (b, place) = (b.read(loan)?, identity.rows(columns.start, columns.end)?);
             all.copy_from(
                 rows.start,
                 &product(Operand::plain(&b), Operand::plain_transposed(&place), None, b.dtype())?,
