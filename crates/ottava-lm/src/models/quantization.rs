@@ -3,6 +3,7 @@
 use super::ConfigFile;
 use crate::error::Result;
 use ottava_tensor::Granularity;
+use serde_json::Value;
 use std::path::Path;
 
 /// The settings of ModelOpt beside `config.json`, which older folders have instead of `quantization_config`.
@@ -102,8 +103,11 @@ impl Quantization {
         let method: String = file.required("quant_method")?;
         match method.as_str() {
             "fp8" => fp8(&file).map(Some),
-            "fbgemm_fp8" => Ok(Some(Quantization { method: "fbgemm_fp8", scales: WeightScales::Rows })),
-            "compressed-tensors" => compressed_tensors(&file).map(Some),
+            "fbgemm_fp8" => {
+                expect_known(&file, &["activation_scale_ub", "modules_to_not_convert"])?;
+                Ok(Some(Quantization { method: "fbgemm_fp8", scales: WeightScales::Rows }))
+            }
+            "compressed-tensors" => compressed_tensors(&file),
             "modelopt" => modelopt(&file),
             _ => Err(not_read(&file, &format!("the method `{method}`"))),
         }
@@ -142,8 +146,45 @@ fn not_read(file: &ConfigFile, what: &str) -> crate::Error {
     ))
 }
 
+/// Errors for a key, other than `known` and those of all methods, that is set: it may change what weights mean.
+fn expect_known(file: &ConfigFile, known: &[&str]) -> Result<()> {
+    let is_set = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Object(values) => !values.is_empty(),
+        Value::Array(values) => !values.is_empty(),
+        Value::Bool(true) | Value::Number(_) | Value::String(_) => true,
+    };
+    let unknown = file
+        .values()
+        .iter()
+        .find(|(key, value)| !COMMON_KEYS.contains(&key.as_str()) && !known.contains(&key.as_str()) && is_set(value));
+    match unknown {
+        Some((key, _)) => Err(not_read(file, &format!("the key `{key}`"))),
+        None => Ok(()),
+    }
+}
+
+/// Keys of all methods that do not change what weights mean: how they were quantized, which linears are not, the cache of keys and values, and
+/// the casts of inputs, which a recipe decides here.
+const COMMON_KEYS: &[&str] = &[
+    "activation_scheme",
+    "dequantize",
+    "ignore",
+    "ignored_layers",
+    "kv_cache_quant_algo",
+    "kv_cache_quant_method",
+    "kv_cache_scheme",
+    "modules_to_not_convert",
+    "producer",
+    "quant_method",
+    "quantization_status",
+    "run_compressed",
+    "version",
+];
+
 /// DeepSeek's and transformers' blocks, or one scale per tensor.
 fn fp8(file: &ConfigFile) -> Result<Quantization> {
+    expect_known(file, &["fmt", "is_checkpoint_fp8_serialized", "scale_fmt", "weight_block_size"])?;
     let format: String = file.optional("fmt", "e4m3".to_string())?;
     if format != "e4m3" {
         return Err(not_read(file, &format!("`fmt` \"{format}\"")));
@@ -162,20 +203,54 @@ fn blocks(file: &ConfigFile, key: &str, block: [usize; 2]) -> Result<WeightScale
     }
 }
 
-fn compressed_tensors(file: &ConfigFile) -> Result<Quantization> {
-    let format: String = file.optional("format", "float-quantized".to_string())?;
-    if format != "float-quantized" {
-        return Err(not_read(file, &format!("`format` \"{format}\"")));
+/// compressed-tensors; `None` if only the cache of keys and values is quantized.
+fn compressed_tensors(file: &ConfigFile) -> Result<Option<Quantization>> {
+    expect_known(file, &["config_groups", "format", "global_compression_ratio", "sparsity_config"])?;
+    let sparsity = file.section("sparsity_config")?.map(|sparsity| sparsity.optional("format", "dense".to_string()));
+    if let Some(sparsity) = sparsity.transpose()?.filter(|format| format != "dense") {
+        return Err(not_read(file, &format!("`sparsity_config` of the format \"{sparsity}\"")));
     }
-    let groups = file.section("config_groups")?.ok_or_else(|| file.error("the key `config_groups` is missing"))?;
+    let format: String = file.optional("format", FLOATS[0].to_string())?;
+    let groups = file.section("config_groups")?;
+    let is_empty = groups.as_ref().is_none_or(|groups| groups.values().is_empty());
+    match (format.as_str(), groups) {
+        ("dense", _) if is_empty => Ok(None),
+        (format, Some(groups)) if FLOATS.contains(&format) => group_scales(&groups).map(Some),
+        (format, None) if FLOATS.contains(&format) => Err(file.error("the key `config_groups` is missing")),
+        (format, _) => Err(not_read(file, &format!("`format` \"{format}\""))),
+    }
+}
+
+/// Formats in which FP8 codes and scales are stored as they are.
+const FLOATS: [&str; 2] = ["float-quantized", "naive-quantized"];
+
+/// The scales of all groups of linears of compressed-tensors, which are of one kind.
+fn group_scales(groups: &ConfigFile) -> Result<Quantization> {
     let mut found = None;
     for name in groups.values().keys() {
         let group = groups.section(name)?.ok_or_else(|| groups.error(&format!("`{name}` is null")))?;
+        expect_known(&group, &["format", "input_activations", "targets", "weights"])?;
+        let format: String = group.optional("format", FLOATS[0].to_string())?;
+        if !FLOATS.contains(&format.as_str()) {
+            return Err(not_read(&group, &format!("`format` \"{format}\"")));
+        }
         let weights = group.section("weights")?.ok_or_else(|| group.error("the key `weights` is missing"))?;
         let (bits, kind) = (weights.required::<u32>("num_bits")?, weights.required::<String>("type")?);
         if (bits, kind.as_str(), weights.optional("symmetric", true)?) != (8, "float", true) {
             return Err(not_read(&weights, &format!("a weight of {bits} bits of type \"{kind}\"")));
         }
+        let known = [
+            "block_structure",
+            "num_bits",
+            "observer",
+            "observer_kwargs",
+            "scale_dtype",
+            "strategy",
+            "symmetric",
+            "type",
+            "zp_dtype",
+        ];
+        expect_known(&weights, &known)?;
         let strategy: String = weights.required("strategy")?;
         let scales = match strategy.as_str() {
             "tensor" => WeightScales::Tensor,
@@ -184,7 +259,7 @@ fn compressed_tensors(file: &ConfigFile) -> Result<Quantization> {
             _ => return Err(not_read(&weights, &format!("`strategy` \"{strategy}\""))),
         };
         if found.is_some_and(|found| found != scales) {
-            return Err(not_read(&groups, "more than one kind of scales"));
+            return Err(not_read(groups, "more than one kind of scales"));
         }
         found = Some(scales);
     }
@@ -196,6 +271,7 @@ fn compressed_tensors(file: &ConfigFile) -> Result<Quantization> {
 fn modelopt(file: &ConfigFile) -> Result<Option<Quantization>> {
     let nested = file.section("quantization")?;
     let file = nested.as_ref().unwrap_or(file);
+    expect_known(file, &["config_groups", "exclude_modules", "group_size", "quant_algo"])?;
     let Some(algorithm) = file.values().get("quant_algo").filter(|value| !value.is_null()) else { return Ok(None) };
     let scales = match algorithm.as_str().map(str::to_uppercase).as_deref() {
         Some("FP8") => WeightScales::Tensor,

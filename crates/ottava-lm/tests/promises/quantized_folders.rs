@@ -1,7 +1,7 @@
 //! Folders with FP8 weights of other programs: their scales are read, or refused with a remedy.
 
 use ottava_lm::checkpoint::WeightFiles;
-use ottava_lm::models::{ConfigFile, decoder_config};
+use ottava_lm::models::{ConfigFile, Quantization, WeightScales, decoder_config};
 use ottava_tensor::fp8::E4M3;
 use ottava_tensor::{DType, Device, Staging};
 use serde_json::{Value, json};
@@ -158,9 +158,45 @@ fn other_quantization_is_refused_with_a_remedy() {
     wrong(json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), &[], "`quant_algo` \"NVFP4\" is not read");
     wrong(json!({"quant_method": "fp8", "fmt": "e5m2"}), &[], "`fmt` \"e5m2\" is not read");
     wrong(json!({"quant_method": "fp8", "weight_block_size": [0, 128]}), &[], "`weight_block_size` is [0, 128]");
+    for (key, value) in [("transform_config", json!({"config_groups": {"u": {}}})), ("a_key_of_tomorrow", json!(1))] {
+        let mut settings = group(tensor.clone());
+        settings[key] = value.clone();
+        wrong(settings, &[], &format!("the key `{key}` is not read"));
+        let mut settings = json!({"quant_method": "fp8"});
+        settings[key] = value;
+        wrong(settings, &[], &format!("the key `{key}` is not read"));
+    }
+    let mut sparse = group(tensor.clone());
+    sparse["sparsity_config"] = json!({"format": "sparse-24-bitmask"});
+    wrong(sparse, &[], "`sparsity_config` of the format \"sparse-24-bitmask\" is not read");
+    let grouped = json!({"num_bits": 8, "type": "float", "strategy": "channel", "actorder": "group"});
+    wrong(group(grouped), &[], "the key `actorder` is not read");
     wrong(group(tensor.clone()), &[], "its scale `a.weight_scale` or `a.weight_scale_inv` is not in the folder");
     let two = ("a.weight_scale", DType::F32, &[2][..], f32s(&[1.0, 1.0]));
     wrong(group(tensor.clone()), &[two], "`a.weight_scale` has shape [2], config.json makes it [1, 1]");
     let nan = ("a.weight_scale", DType::F32, &[][..], f32s(&[f32::NAN]));
     wrong(group(tensor), &[nan], "codes or scales that are not finite");
+}
+
+/// llm-compressor writes `dense` where the cache of keys and values is quantized alone, and settings that change nothing as null.
+#[test]
+fn folders_without_quantized_weights_and_with_neutral_settings_are_read() {
+    let read = |settings: Value| {
+        let config = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": settings});
+        Quantization::read(&ConfigFile::from_values("config.json", config.as_object().unwrap().clone())).unwrap()
+    };
+    let cache = json!({"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": false, "symmetric": true});
+    let dense = json!({"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "ignore": [],
+        "kv_cache_scheme": cache, "quantization_status": "compressed"});
+    assert_eq!(read(dense), None);
+    let weights = json!({"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": true, "dynamic": false, "group_size": null,
+        "block_structure": null, "actorder": null, "observer": "minmax", "observer_kwargs": {}, "scale_dtype": null, "zp_dtype": null});
+    let group = json!({"weights": weights, "input_activations": {"num_bits": 8, "dynamic": true}, "output_activations": null,
+        "targets": ["Linear"], "format": "float-quantized"});
+    for format in ["float-quantized", "naive-quantized"] {
+        let full = json!({"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group},
+            "ignore": ["lm_head"], "kv_cache_scheme": null, "quantization_status": "compressed", "global_compression_ratio": 1.4,
+            "sparsity_config": {}, "transform_config": {}, "version": "0.12.2"});
+        assert_eq!(read(full).unwrap().scales, WeightScales::Rows);
+    }
 }
