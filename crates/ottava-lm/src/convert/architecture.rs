@@ -7,8 +7,9 @@ use serde_json::{Map, Value, json};
 use super::gemma::{GEMMA2, GEMMA3, Gemma};
 use super::gguf::Gguf;
 use super::source::Weight;
+use super::tokenizer;
 use crate::layers::{Role, TensorRole};
-use crate::models::{ConfigFile, Decoder, DecoderConfig, RopeKind, RopeLengths, RopeScaling, decoder_config};
+use crate::models::{ConfigFile, Decoder, DecoderConfig, RopeKind, RopeLengths, RopeScaling, Yarn, decoder_config};
 use crate::param::FolderTensor;
 use crate::recipe::Precision;
 use crate::{Error, Result};
@@ -175,10 +176,10 @@ impl Architecture {
             "tie_word_embeddings": !has("output.weight"),
         });
         let values = values.as_object_mut().expect("an object was made above");
-        for id in ["bos", "eos"] {
-            values.insert(format!("{id}_token_id"), json!(gguf.count(&format!("tokenizer.ggml.{id}_token_id"))?));
-        }
+        values.insert("bos_token_id".into(), json!(gguf.count("tokenizer.ggml.bos_token_id")?));
+        values.insert("eos_token_id".into(), tokenizer::ends(gguf)?);
         let theta = gguf.float(&key("rope.freq_base"))?.unwrap_or(10_000.0);
+        values.insert("rope_theta".into(), json!(theta));
         let kind = self.rope_kind(gguf, theta, head_dim)?;
         let local = self.gemma.map(|gemma| gemma.complete(gguf, &key, values)).transpose()?.flatten();
         RopeScaling { kind, ..RopeScaling::plain(theta) }.write(local.as_ref(), values);
@@ -188,7 +189,14 @@ impl Architecture {
 
     /// The stretch of rotary positions: by name, or by the factors that files of Llama 3.1 and later hold instead.
     fn rope_kind(&self, gguf: &Gguf, theta: f64, head_dim: usize) -> Result<RopeKind> {
+        let by_name = self.rope_scaling(gguf)?;
         if let Some(tensor) = gguf.tensors().get(ROPE_FACTORS) {
+            if by_name != RopeKind::Default {
+                return Err(gguf.error(&format!(
+                    "`{}.rope.scaling` stretches the frequencies that {ROPE_FACTORS:?} divides, which is not implemented",
+                    self.name
+                )));
+            }
             let factors = gguf.values(tensor)?;
             let matches = |kind: &RopeKind| {
                 let expected = rope_factors(kind, theta, head_dim);
@@ -202,14 +210,40 @@ impl Architecture {
                 gguf.error(&format!("the factors in {ROPE_FACTORS:?} are not those of Llama 3.1, 3.2 or 3.3"))
             });
         }
-        let [kind, factor] = ["type", "factor"].map(|name| format!("{}.rope.scaling.{name}", self.name));
-        match gguf.text(&kind)? {
-            None | Some("none") => Ok(RopeKind::Default),
-            Some("linear") => match gguf.float(&factor)? {
-                Some(factor) => Ok(RopeKind::Linear { factor }),
-                None => Err(gguf.error(&format!("the key `{factor}` is missing"))),
-            },
-            Some(other) => Err(gguf.error(&format!("the rope scaling `{other}` is not implemented; linear is"))),
+        Ok(by_name)
+    }
+
+    /// The stretch of rotary positions that keys name.
+    pub(super) fn rope_scaling(&self, gguf: &Gguf) -> Result<RopeKind> {
+        let key = |name: &str| format!("{}.rope.{name}", self.name);
+        // Files without a type are linear, and older ones have the factor in another key; 0 is no scaling.
+        let factor = match gguf.float(&key("scaling.factor"))? {
+            Some(factor) => factor,
+            None => gguf.float(&key("scale_linear"))?.unwrap_or(0.0),
+        };
+        let factor = if factor == 0.0 { 1.0 } else { factor };
+        match gguf.text(&key("scaling.type"))? {
+            Some("none") => Ok(RopeKind::Default),
+            None | Some("linear") if factor == 1.0 => Ok(RopeKind::Default),
+            None | Some("linear") => Ok(RopeKind::Linear { factor }),
+            Some("yarn") => {
+                let original = gguf.count(&key("scaling.original_context_length"))?;
+                let context = gguf.count(&format!("{}.context_length", self.name))?;
+                Ok(RopeKind::Yarn(Yarn {
+                    factor,
+                    original_max_positions: original.or(context).unwrap_or(0) as f64,
+                    attention_factor: None,
+                    mscale: None,
+                    mscale_all_dim: None,
+                    beta_fast: gguf.float(&key("scaling.yarn_beta_fast"))?.unwrap_or(32.0),
+                    beta_slow: gguf.float(&key("scaling.yarn_beta_slow"))?.unwrap_or(1.0),
+                    truncate: true,
+                }))
+            }
+            Some(other) => Err(gguf.error(&format!(
+                "the rope scaling `{other}` (`{}`) is not implemented; linear and yarn are",
+                key("scaling.type")
+            ))),
         }
     }
 }

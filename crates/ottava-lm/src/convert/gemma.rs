@@ -15,6 +15,11 @@ pub const SCORE_CAP: &str = "attn_logit_softcapping";
 /// The key of the bound of logits.
 pub const LOGIT_CAP: &str = "final_logit_softcapping";
 
+/// The key of the number of layers in a group, all but the last of which have the window.
+pub const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
+/// The key of the base of rotary positions in layers with the window.
+pub const LOCAL_THETA: &str = "rope.freq_base_swa";
+
 /// A generation of Gemma, as `llama-model.cpp` has it.
 #[derive(Debug)]
 pub struct Gemma {
@@ -91,11 +96,33 @@ impl Gemma {
         values.insert("hidden_activation".into(), json!("gelu_pytorch_tanh"));
         values.insert("query_pre_attn_scalar".into(), json!(self.score_divisor(layers, channels, heads, head_dim)));
         values.insert("sliding_window".into(), json!(window));
-        values.insert("sliding_window_pattern".into(), json!(self.group));
+        values.insert("sliding_window_pattern".into(), json!(self.group_of(gguf, key)?));
         for (at, name) in [SCORE_CAP, LOGIT_CAP].into_iter().enumerate() {
-            values.insert(name.into(), json!(gguf.float(&key(name))?.or(self.caps.map(|caps| caps[at]))));
+            let cap = gguf.float(&key(name))?;
+            if let (Some(cap), SCORE_CAP, None) = (cap.filter(|cap| *cap != 0.0), name, self.caps) {
+                return Err(gguf.error(&format!("`{}` is {cap}, and scores of Gemma 3 have no bound", key(name))));
+            }
+            values.insert(name.into(), json!(cap.filter(|cap| *cap != 0.0).or(self.caps.map(|caps| caps[at]))));
         }
-        Ok(self.local_rope())
+        let local_theta = gguf.float(&key(LOCAL_THETA))?;
+        match self.local_theta {
+            Some(theta) => Ok(Some(RopeScaling::plain(local_theta.unwrap_or(theta)))),
+            None if local_theta.is_none_or(|theta| values.get("rope_theta").and_then(Value::as_f64) == Some(theta)) => {
+                Ok(None)
+            }
+            None => Err(gguf.error(&format!("`{}` is set, and layers of Gemma 2 have one base", key(LOCAL_THETA)))),
+        }
+    }
+
+    /// Layers in a group of the model in `gguf`.
+    fn group_of(&self, gguf: &Gguf, key: &dyn Fn(&str) -> String) -> Result<usize> {
+        let key = key(WINDOW_PATTERN);
+        match gguf.count(&key)? {
+            Some(group) if group != self.group && (group == 0 || self.local_theta.is_none()) => Err(gguf.error(
+                &format!("`{key}` is {group}; it is {} for Gemma 2, and a number of layers for Gemma 3", GEMMA2.group),
+            )),
+            found => Ok(found.unwrap_or(self.group)),
+        }
     }
 
     /// What is added to the values of a weight in files: norms multiply by `1 + weight` here, and by the weight in llama.cpp.

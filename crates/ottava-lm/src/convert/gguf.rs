@@ -109,6 +109,11 @@ impl Gguf {
         &self.tensors
     }
 
+    /// All keys, with their values.
+    pub fn metadata(&self) -> &BTreeMap<String, Value> {
+        &self.metadata
+    }
+
     /// The value of a key, if the file has it.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.metadata.get(key)
@@ -385,4 +390,4 @@ impl Header {
 
 #[cfg(test)]
 #[path = "gguf_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -15,6 +15,18 @@ struct Parts {
 const GOOD: Parts =
     Parts { version: 3, tensors: 1, entries: 1, metadata: Vec::new(), axes: Vec::new(), kind: 0, offset: 0 };
 
+/// An open file of one tensor with these keys.
+pub(crate) fn with_keys(keys: &[(&str, Value)]) -> Gguf {
+    let entries = keys.iter().map(|(key, value)| match value {
+        Value::Integer(n) => entry(key, kinds::U32, &(*n as u32).to_le_bytes()),
+        Value::Float(n) => entry(key, kinds::F32, &(*n as f32).to_le_bytes()),
+        Value::Bool(flag) => entry(key, kinds::BOOL, &[u8::from(*flag)]),
+        Value::Text(words) => entry(key, kinds::TEXT, &text(words)),
+        other => panic!("{other:?} is not written"),
+    });
+    Parts { entries: keys.len() as u64, ..Parts::with(entries.flatten().collect()) }.open().unwrap()
+}
+
 fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }

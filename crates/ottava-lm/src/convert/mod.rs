@@ -7,6 +7,7 @@ pub(crate) mod dequantize;
 pub(crate) mod gemma;
 pub mod gguf;
 pub mod megatron;
+mod metadata;
 pub(crate) mod sentencepiece;
 pub(crate) mod source;
 pub(crate) mod token_kinds;
@@ -64,7 +65,9 @@ pub fn convert(source: &Path, like: Option<&Path>, output: &Path, dtype: DType) 
 }
 
 fn from_gguf(gguf: &Gguf) -> Result<Model<'_>> {
+    metadata::expect_whole(gguf)?;
     let architecture = Architecture::of(gguf)?;
+    metadata::expect_known(gguf, architecture)?;
     let (config, sizes) = architecture.config(gguf)?;
     let weights = architecture::weights(gguf, architecture, &sizes)?;
     let mut stored = BTreeMap::new();
@@ -121,7 +124,7 @@ fn write(model: Model, like: Option<&Path>, output: &Path, dtype: DType) -> Resu
         None => writer.file("config.json", |file| file.write(&as_json(config.into())))?,
     }
     for (name, bytes) in files {
-        writer.file(name, |file| file.write(&bytes))?;
+        writer.file(&name, |file| file.write(&bytes))?;
     }
     write_model(&mut writer, &infos, MAX_FILE_BYTES, |info| {
         interrupt::check("converting the model")?;

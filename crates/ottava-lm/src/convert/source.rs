@@ -1,5 +1,6 @@
 //! The content of a Hugging Face folder that a model of another program provides.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -46,7 +47,7 @@ impl Weight {
 }
 
 /// Files of the folder other than the weights, by name.
-pub type Files = Vec<(&'static str, Arc<[u8]>)>;
+pub type Files = Vec<(Cow<'static, str>, Arc<[u8]>)>;
 
 /// Rows of q or k for rotary positions that turn the two halves of a head, from rows in which those that are turned together are neighbours,
 /// as llama.cpp and interleaved Megatron models have them. `values` are rows of `columns`, for `heads` heads.

@@ -95,8 +95,13 @@ fn what_cannot_be_converted_is_refused_and_leaves_nothing() {
         ("smollm", "tekken", "`tokenizer.ggml.pre` is `tekken`; supported pre-tokenizers are gpt-2, smollm, llama-bpe"),
         ("blk.1.attn_k", "blk.1.attn_x", "the tensor \"blk.1.attn_k.weight\" is missing"),
         ("rope_freqs", "rope_freqx", "the tensor \"rope_freqx.weight\" has no place in a model of these sizes"),
-        ("llama.block_count", "llama.block_xxxxx", "the key `llama.block_count` is missing"),
+        (
+            "llama.block_count",
+            "llama.block_xxxxx",
+            "`llama.block_xxxxx` is 3, which is not read for models of the architecture `llama`",
+        ),
         ("a b", "a  ", "\"a  \", which is not two tokens"),
+        ("a b", "a x", "\"a x\", and \"x\" is no token"),
     ] {
         let folder = file(from, to);
         let error =

@@ -1,6 +1,6 @@
 //! The tokenizer of a GGUF file as the files that Hugging Face's libraries read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
@@ -151,14 +151,24 @@ impl Kind {
             return SentencePiece::merges(tokens, types, scores).map_err(|reason| gguf.error(&reason));
         }
         let merges = gguf.texts(key)?.ok_or_else(missing)?;
-        if let Some(merge) = merges.iter().find(|merge| merge.split(' ').filter(|part| !part.is_empty()).count() != 2) {
-            return Err(gguf.error(&format!("`{key}` has {merge:?}, which is not two tokens")));
+        let known: HashSet<&str> = tokens.iter().map(String::as_str).collect();
+        for merge in merges {
+            let Some((first, second)) = merge
+                .split_once(' ')
+                .filter(|(first, second)| !first.is_empty() && !second.is_empty() && !second.contains(' '))
+            else {
+                return Err(gguf.error(&format!("`{key}` has {merge:?}, which is not two tokens")));
+            };
+            let joined = format!("{first}{second}");
+            if let Some(unknown) = [first, second, joined.as_str()].into_iter().find(|token| !known.contains(token)) {
+                return Err(gguf.error(&format!("`{key}` has {merge:?}, and {unknown:?} is no token")));
+            }
         }
         Ok(merges.to_vec())
     }
 }
 
-/// The files of the tokenizer in `gguf`, by name, for a model of `positions`; `bos` and `eos` ids are in the config of generation.
+/// The files of the tokenizer in `gguf`, by name, for a model of `positions`; ids of tokens that begin and end texts are in the config of generation.
 pub fn files(gguf: &Gguf, positions: usize) -> Result<Files> {
     let kind = Kind::of(gguf)?;
     let tokens = Tokens::read(gguf, &kind)?;
@@ -178,16 +188,54 @@ pub fn files(gguf: &Gguf, positions: usize) -> Result<Files> {
         "clean_up_tokenization_spaces": false,
         "model_max_length": positions,
     });
-    let ids = [("bos", bos), ("eos", eos), ("pad", padding)];
+    END_IDS.iter().try_for_each(|name| special(name).map(drop))?;
+    let ids = [("bos", bos), ("pad", padding)];
     let ids = ids.into_iter().filter_map(|(name, token)| Some((format!("{name}_token_id"), json!(token?.0))));
-    let generation: Map<String, Value> = ids.collect();
-    let mut files = vec![
-        ("tokenizer.json", as_json(tokens.tokenizer(&kind, begin, unknown))),
-        ("tokenizer_config.json", as_json(config)),
-        ("generation_config.json", as_json(generation.into())),
+    let mut generation: Map<String, Value> = ids.collect();
+    if let ends @ (Value::Number(_) | Value::Array(_)) = ends(gguf)? {
+        generation.insert("eos_token_id".into(), ends);
+    }
+    let mut files: Files = vec![
+        ("tokenizer.json".into(), as_json(tokens.tokenizer(&kind, begin, unknown))),
+        ("tokenizer_config.json".into(), as_json(config)),
+        ("generation_config.json".into(), as_json(generation.into())),
     ];
-    if let Some(template) = gguf.text("tokenizer.chat_template")? {
-        files.push(("chat_template.jinja", template.as_bytes().into()));
+    if let Some(template) = gguf.text(TEMPLATE)? {
+        files.push(("chat_template.jinja".into(), template.as_bytes().into()));
+    }
+    files.extend(further_templates(gguf)?);
+    Ok(files)
+}
+
+/// The names of tokens after which generation ends: of the text, of a turn, and of a message.
+const END_IDS: [&str; 3] = ["eos", "eot", "eom"];
+
+/// The key of the chat template; those of further ones have their name after it.
+const TEMPLATE: &str = "tokenizer.chat_template";
+
+/// `eos_token_id`: the tokens at which llama.cpp ends a generation.
+pub(super) fn ends(gguf: &Gguf) -> Result<Value> {
+    let mut ids = Vec::new();
+    for name in END_IDS {
+        ids.extend(gguf.count(&format!("tokenizer.ggml.{name}_token_id"))?.filter(|id| !ids.contains(id)));
+    }
+    Ok(match ids.as_slice() {
+        [] => Value::Null,
+        [id] => json!(id),
+        ids => json!(ids),
+    })
+}
+
+/// Chat templates with names, such as that for tools, as transformers saves them.
+fn further_templates(gguf: &Gguf) -> Result<Files> {
+    let mut files = Files::new();
+    for key in gguf.metadata().keys() {
+        let Some(name) = key.strip_prefix(TEMPLATE).and_then(|rest| rest.strip_prefix('.')) else { continue };
+        if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-') {
+            return Err(gguf.error(&format!("`{key}` is a chat template whose name is no name of a file")));
+        }
+        let template = gguf.text(key)?.unwrap_or_default();
+        files.push((format!("additional_chat_templates/{name}.jinja").into(), template.as_bytes().into()));
     }
     Ok(files)
 }
