@@ -24,7 +24,9 @@ pub fn describe_flag(name: &str, value: Option<&str>) -> Option<String> {
     };
     match words::translate(&name, &value) {
         Some(Translation::Ours(path, value)) => return Some(set(path, &value)),
-        Some(Translation::Nothing) => return Some("leave it out: Ottava does so without it".into()),
+        Some(Translation::Nothing | Translation::Without(..)) => {
+            return Some("leave it out: Ottava does so without it".into());
+        }
         Some(Translation::Refused(reason) | Translation::Needless(reason)) => return Some(reason.to_string()),
         None => {}
     }

@@ -21,7 +21,7 @@ impl RunConfig {
             text.parse().map_err(|e| Error::Config(format!("{}: this is not valid TOML: {e}", path.display())))?;
         let known = Known::new();
         let mut problems = Vec::new();
-        known.canonical(&mut table, "", &mut problems);
+        known.canonical(&mut table, &mut problems);
         for setting in settings {
             if let Err(problem) = known.set(&mut table, setting) {
                 problems.push(format!("--set {setting}: {problem}"));

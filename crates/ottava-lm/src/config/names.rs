@@ -20,6 +20,10 @@ impl Known {
         Known(RunConfig::default().flat().into_iter().map(|(key, _)| key).collect())
     }
 
+    pub(super) fn default_of(&self, path: &str) -> Option<Value> {
+        RunConfig::default().flat().into_iter().find(|(key, _)| key == path).map(|(_, value)| value)
+    }
+
     /// All tables, in the order of their first keys.
     fn tables(&self) -> Vec<&str> {
         let mut tables: Vec<&str> = self.0.iter().filter_map(|key| Some(key.rsplit_once('.')?.0)).collect();
@@ -32,7 +36,19 @@ impl Known {
     }
 
     /// Replaces aliases and reports keys that do not exist.
-    pub(super) fn canonical(&self, table: &mut Table, prefix: &str, problems: &mut Vec<String>) {
+    pub(super) fn canonical(&self, table: &mut Table, problems: &mut Vec<String>) {
+        let mut without = Vec::new();
+        self.canonical_in(table, "", &mut without, problems);
+        for (text, ours, values) in without {
+            if let Some(value) = self.given(table, ours, &values) {
+                problems.push(format!("{text} and {} contradict each other; leave out one", line(ours, &value)));
+            } else if let Some(problem) = self.default_problem(table, ours, &values) {
+                problems.push(format!("{text}: {problem}"));
+            }
+        }
+    }
+
+    fn canonical_in(&self, table: &mut Table, prefix: &str, without: &mut Vec<Without>, problems: &mut Vec<String>) {
         let keys: Vec<String> = table.keys().cloned().collect();
         for key in keys {
             if problems.len() > MAX_PROBLEMS {
@@ -41,7 +57,7 @@ impl Known {
             let path = format!("{prefix}{key}");
             if self.is_table(&path) {
                 match table.get_mut(&key) {
-                    Some(Value::Table(inner)) => self.canonical(inner, &format!("{path}."), problems),
+                    Some(Value::Table(inner)) => self.canonical_in(inner, &format!("{path}."), without, problems),
                     _ => problems.push(format!("`{path}` is a table: write its settings under [{path}]")),
                 }
                 continue;
@@ -59,6 +75,10 @@ impl Known {
                     problems.push(format!("`{path}`: {reason}"));
                 }
                 Some(Translation::Nothing) => drop(table.remove(&key)),
+                Some(Translation::Without(ours, values)) => {
+                    let text = line(&path, &table.remove(&key).expect("the key is there"));
+                    without.push((text, ours, values));
+                }
                 Some(Translation::Ours(ours, value)) => {
                     match ours.strip_prefix(prefix).filter(|name| !name.contains('.')) {
                         None => problems.push(in_other_table(&path, ours, &value, &table[&key])),
@@ -141,11 +161,41 @@ impl Known {
         match words::translate(key, &value) {
             Some(Translation::Refused(reason) | Translation::Needless(reason)) => return Err(reason.to_string()),
             Some(Translation::Nothing) => return Ok(()),
+            Some(Translation::Without(ours, values)) => return self.reset(table, ours, &values),
             Some(Translation::Ours(_, ours)) => value = ours,
             None => {}
         }
         let path = self.resolve(key)?;
         insert(table, &path, value)
+    }
+
+    /// The value of `path` in `table`, if it is one of `values`, or another than the default if there are none.
+    fn given(&self, table: &Table, path: &str, values: &[Value]) -> Option<Value> {
+        let mut names = path.split('.');
+        let first = table.get(names.next()?)?;
+        let value = names.try_fold(first, |value, name| value.get(name))?;
+        let is_given = match values {
+            [] => Some(value) != self.default_of(path).as_ref(),
+            values => values.contains(value),
+        };
+        is_given.then(|| value.clone())
+    }
+
+    /// Removes the value of `path` from `table` if it is one of `values`, or any if there are none.
+    ///
+    /// Errors when the default is one of `values`.
+    fn reset(&self, table: &mut Table, path: &str, values: &[Value]) -> Result<(), String> {
+        if self.given(table, path, values).is_some() {
+            insert(table, path, self.default_of(path).expect("our own key has a default"))?;
+        }
+        self.default_problem(table, path, values).map_or(Ok(()), Err)
+    }
+
+    /// A sentence if `path` has its default in `table`, which is one of `values`.
+    fn default_problem(&self, table: &Table, path: &str, values: &[Value]) -> Option<String> {
+        let default = self.default_of(path).filter(|default| values.contains(default))?;
+        let is_default = self.given(table, path, &[]).is_none();
+        is_default.then(|| format!("{} is the default; write another value", line(path, &default)))
     }
 
     fn resolve(&self, key: &str) -> Result<String, String> {
@@ -202,6 +252,9 @@ fn in_other_table(path: &str, ours: &str, value: &Value, theirs: &Value) -> Stri
         false => format!("`{path}` is `{ours}` here: write {}", line(ours, value)),
     }
 }
+
+/// What a key of another trainer says that ours has not: the line, our key, and the values.
+type Without = (String, &'static str, Vec<Value>);
 
 /// Writes `value` at the dotted `path` of `table`.
 pub(super) fn insert(table: &mut Table, path: &str, value: Value) -> Result<(), String> {

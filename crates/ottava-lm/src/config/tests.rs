@@ -2,7 +2,7 @@ use super::keys::flatten;
 use super::names::Known;
 use super::*;
 use crate::error::Result;
-use crate::recipe::Precision;
+use crate::recipe::{Precision, RecipeName};
 use crate::recompute::Recompute;
 use toml::Table;
 
@@ -51,7 +51,7 @@ fn misspelt_keys_are_errors_with_a_suggestion() {
 #[test]
 fn keys_that_are_near_to_none_are_errors_with_those_that_there_are() {
     for (text, settings, words) in [
-        ("[lora]\npurple = true\n", &[][..], "`lora.purple` is not a setting; [lora] has `init_from`, "),
+        ("[lora]\npurple = true\n", &[][..], "`lora.purple` is not a setting; [lora] has `alpha_pattern`, "),
         ("[purple]\nproject = \"x\"\n", &[], "`purple` is not a table of settings; there are [alarms], [data], "),
         ("purple = true\n", &[], "`purple` is not a setting; configs/reference.toml lists all of them"),
         ("", &["purple=true"], "`purple` is not a setting; configs/reference.toml lists all of them"),
@@ -393,4 +393,49 @@ fn evaluations_are_compared_by_a_metric_that_they_have() {
         let error = set(settings).unwrap_err().to_string();
         assert!(error.contains(expected), "{settings:?}: {error}");
     }
+}
+
+/// Values of other trainers that say what Ottava does without the key.
+#[test]
+fn words_for_the_default_reset_what_the_file_has() {
+    let file = "[model]\npath = \"m\"\n[data]\ntrain_files = [\"a.txt\"]\n[training]\nmax_steps = 8\n[optimizer]\nname = \"muon\"\n";
+    let of = |setting: &str| load(file, &[setting]).unwrap();
+    assert_eq!(of("max_steps=-1").training.max_steps, 0);
+    assert_eq!(of("use_muon=false").optimizer.name, OptimizerName::Adamw);
+    assert_eq!(load(&file.replace("muon", "lion"), &["use_muon=false"]).unwrap().optimizer.name, OptimizerName::Lion);
+    let with = |table: &str, setting: &str| load(&format!("{SMALL}{table}"), &[setting]);
+    let recipe = |table: &str, setting: &str| with(table, setting).unwrap().precision.recipe;
+    assert_eq!(recipe("[precision]\nrecipe = \"fp32\"\n", "fp32=false"), RecipeName::Bf16);
+    assert_eq!(recipe("[precision]\nrecipe = \"fp8-row\"\n", "bf16=false"), RecipeName::Fp8Row);
+    assert_eq!(recipe("[precision]\nrecipe = \"fp16\"\n", "fp16=false"), RecipeName::Bf16);
+    for table in ["", "[precision]\nrecipe = \"bf16\"\n"] {
+        let error = with(table, "bf16=false").unwrap_err().to_string();
+        assert!(error.contains("--set bf16=false: `recipe = \"bf16\"` under [precision] is the default"), "{error}");
+    }
+    let loss = |loss: &str, setting: &str| {
+        with(&format!("[preference]\nloss_type = \"{loss}\"\n"), setting).unwrap().preference.loss_type
+    };
+    for set in ["stage=sft", "stage=pt", "loss_type=nll"] {
+        assert_eq!(loss("ipo", set), None, "{set}");
+    }
+    assert_eq!(loss("bradley_terry", "reward_model=false"), None);
+    assert_eq!(loss("ipo", "reward_model=false"), Some(LossType::Ipo));
+    let cpu = load(&format!("device = \"cpu\"\n{SMALL}"), &["use_cpu=false"]).unwrap();
+    assert_eq!(cpu.device, RunConfig::default().device);
+}
+
+#[test]
+fn words_for_the_default_contradict_settings_of_one_file() {
+    let error = |text: &str| load(&format!("{SMALL}{text}"), &[]).unwrap_err().to_string();
+    let muon = error("[optimizer]\nname = \"muon\"\nuse_muon = false\n");
+    assert!(
+        muon.contains(
+            "`use_muon = false` under [optimizer] and `name = \"muon\"` under [optimizer] contradict each other"
+        ),
+        "{muon}"
+    );
+    let stage = error("[preference]\nloss_type = \"ipo\"\nstage = \"sft\"\n");
+    assert!(stage.contains("contradict each other"), "{stage}");
+    assert!(error("[precision]\nbf16 = false\n").contains("`recipe = \"bf16\"` under [precision] is the default"));
+    load(&format!("{SMALL}[optimizer]\nuse_muon = false\n[training]\nmax_steps = -1\n"), &[]).unwrap();
 }

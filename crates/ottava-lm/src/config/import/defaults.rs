@@ -90,6 +90,10 @@ impl Trainer {
             ],
             Trainer::DeepSpeed | Trainer::Other => Vec::new(),
         };
+        if self == Trainer::LlamaFactory && table.get("stage").is_some_and(|stage| stage == "pt") {
+            defaults.retain(|(path, _)| *path != "data.packing");
+            defaults.push(("data.packing", "\"wrapped\""));
+        }
         if matches!(self, Trainer::Axolotl | Trainer::LlamaFactory | Trainer::Trl) {
             defaults.extend([("training.weight_decay", "0.0"), ("training.adam_beta2", "0.999")]);
         }

@@ -50,9 +50,24 @@ pub fn import(path: &Path) -> Result<Imported> {
         ours: Vec::new(),
         refused: Vec::new(),
         needless: Vec::new(),
+        objective: None,
     };
     import.table(&yaml.table, "");
-    Ok(import.finish())
+    match import.objective {
+        // Without the key, the run would train something else.
+        Some(note) => {
+            Err(Error::Config(format!("{note}; without it the run would have another objective, so none is written")))
+        }
+        None => Ok(import.finish()),
+    }
+}
+
+/// Our key of the objective of a run.
+const OBJECTIVE: &str = "preference.loss_type";
+
+/// `text` as a part of a comment in TOML, which has no control characters.
+fn comment(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
 /// A setting of ours, and the comment behind it.
@@ -70,6 +85,8 @@ struct Import<'a> {
     ours: Vec<Setting>,
     refused: Vec<String>,
     needless: Vec<String>,
+    /// Why the objective of the run is not translated.
+    objective: Option<String>,
 }
 
 impl Import<'_> {
@@ -110,7 +127,7 @@ impl Import<'_> {
         let parent = path.rsplit_once('.').map(|(table, _)| table);
         match words::translate(path, &value) {
             Some(Translation::Ours(ours, value)) => self.add(path, ours, value),
-            Some(Translation::Nothing) => {}
+            Some(Translation::Nothing | Translation::Without(..)) => {}
             Some(Translation::Needless(reason)) => self.needless.push(self.note(path, reason)),
             Some(Translation::Refused(reason)) => self.refuse(path, reason),
             None => match self.known.path_of(last) {
@@ -138,9 +155,8 @@ impl Import<'_> {
         if ours == "lora.target_modules" {
             match value.as_str() {
                 Some("all-linear") | None => {}
-                Some(text) if text.contains(['\\', '(', '*', '.']) => {
-                    return self.refuse(path, "a pattern; list the names of linears in `target_modules` under [lora]");
-                }
+                // A regular expression of whole names, as in PEFT.
+                Some(text) if text.contains(['\\', '(', '*', '.']) => {}
                 Some(text) => value = Value::Array(text.split(',').map(|part| part.trim().into()).collect()),
             }
         }
@@ -170,7 +186,24 @@ impl Import<'_> {
     }
 
     fn refuse(&mut self, path: &str, reason: &str) {
-        self.refused.push(self.note(path, reason));
+        let note = self.note(path, reason);
+        if words::ours(path) == Some(OBJECTIVE) {
+            self.objective.get_or_insert(note.clone());
+        }
+        self.refused.push(note);
+    }
+
+    /// Leaves out the smoothing of TRL's losses that do not read it.
+    fn leave_out_smoothing(&mut self) {
+        let is_robust = self.ours.iter().any(|s| s.path == OBJECTIVE && s.value.as_str() == Some("robust"));
+        if self.trainer != Trainer::Trl || is_robust {
+            return;
+        }
+        let before = self.ours.len();
+        self.ours.retain(|setting| setting.path != "preference.label_smoothing");
+        if self.ours.len() < before {
+            self.needless.push(self.note("label_smoothing", "TRL reads it for the loss `robust` alone"));
+        }
     }
 
     fn finish(mut self) -> Imported {
@@ -185,13 +218,14 @@ impl Import<'_> {
         if self.ours.iter().any(|setting| setting.path == "training.warmup_ratio") {
             self.ours.retain(|setting| setting.path != "training.warmup_steps");
         }
-        let mut toml =
-            format!("# Translated from {} of {} by `ottava import`.\n", self.path.display(), self.trainer.name());
+        self.leave_out_smoothing();
+        let path = comment(&self.path.display().to_string());
+        let mut toml = format!("# Translated from {path} of {} by `ottava import`.\n", self.trainer.name());
         for (title, list) in [("Not translated", &self.refused), ("Not needed", &self.needless)] {
             if !list.is_empty() {
                 let _ = write!(toml, "#\n# {title}:\n");
                 list.iter().for_each(|note| {
-                    let _ = writeln!(toml, "#   {}", note.replace('\n', " "));
+                    let _ = writeln!(toml, "#   {}", comment(note));
                 });
             }
         }
@@ -244,10 +278,6 @@ impl Known {
     fn path_of(&self, name: &str) -> Option<String> {
         let mut found = self.0.iter().filter(|path| path.rsplit('.').next() == Some(name));
         found.next().filter(|_| found.next().is_none()).cloned()
-    }
-
-    fn default_of(&self, path: &str) -> Option<Value> {
-        RunConfig::default().flat().into_iter().find(|(key, _)| key == path).map(|(_, value)| value)
     }
 
     fn is_list(&self, path: &str) -> bool {

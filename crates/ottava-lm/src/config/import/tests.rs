@@ -71,7 +71,7 @@ fn a_file_of_axolotl_is_translated_and_what_is_left_is_named() {
         (3, "`load_in_8bit`: base weights in 4 or 8 bit"),
         (16, "`lora_dropout`: `lora_dropout = 0.05` under [lora] is refused: "),
         (18, "`lora_modules_to_save`: single weights cannot be frozen"),
-        (25, "`optimizer`: write `level = \"coat\"`"),
+        (25, "`optimizer`: write `state_dtype = \"float8\"`"),
         (32, "`evals_per_epoch`: write `eval_steps`"),
         (34, "`purple`: this key is not known"),
     ] {
@@ -140,6 +140,69 @@ fn a_file_of_llama_factory_is_translated_with_its_data_sets() {
     }
     assert_eq!(imported.refused.len(), 4, "{refused}");
     assert_eq!(imported.needless.len(), 6, "{:?}", imported.needless);
+}
+
+#[test]
+fn stages_of_llama_factory_are_objectives() {
+    let of = |keys: &str| {
+        imported("run.yaml", &format!("model_name_or_path: m\nfinetuning_type: lora\nmax_steps: 9\n{keys}"), &[]).1
+    };
+    let loss = |keys: &str| of(keys).preference.loss_type.map(|loss| loss.as_str());
+    assert_eq!(["kto", "rm"].map(|stage| loss(&format!("stage: {stage}\n"))), ["kto", "bradley_terry"].map(Some));
+    assert_eq!(loss("stage: dpo\npref_loss: ipo\n"), Some("ipo"));
+    let packing = |keys: &str| of(keys).data.packing;
+    assert_eq!(packing("stage: pt\n"), crate::data::Packing::Wrapped, "packed by default");
+    assert_eq!(packing("stage: pt\npacking: false\n"), crate::data::Packing::None);
+    assert_eq!(packing("stage: sft\n"), crate::data::Packing::None);
+}
+
+#[test]
+fn an_objective_that_is_not_implemented_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.yaml");
+    for (keys, words) in [
+        ("base_model: m\ndatasets: []\nrl: grpo\n", "run.yaml:3: `rl`: of preferences, runs train DPO"),
+        ("base_model: m\ndatasets: []\nrl: orpo\n", "`rl`: "),
+        ("base_model: m\ndatasets: []\nrl: something\n", "`rl`: "),
+        ("model_name_or_path: m\nstage: ppo\n", "`stage`: "),
+        ("model_name_or_path: m\nstage: dpo\npref_loss: simpo\n", "`pref_loss`: "),
+        ("model_name_or_path: m\ndataset_name: d.jsonl\nloss_type: [sigmoid, sft]\n", "`loss_type`: "),
+        ("model_name_or_path: m\ndataset_name: d.jsonl\nloss_type: discopop\n", "`loss_type`: "),
+    ] {
+        std::fs::write(&path, keys).unwrap();
+        let error = import(&path).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("another objective, so none is written"), "{keys}: {error}");
+    }
+}
+
+/// TRL 1.16 smooths the labels of `robust`, and not of `sigmoid`.
+#[test]
+fn smoothing_of_trl_is_that_of_its_loss() {
+    let of = |loss: &str| {
+        let text = format!("model_name_or_path: m\ndataset_name: d.jsonl\nmax_steps: 9\nlabel_smoothing: 0.1\n{loss}");
+        imported("dpo.yaml", &text, &[])
+    };
+    for loss in ["", "loss_type: sigmoid\n", "loss_type: [sigmoid]\n"] {
+        let (imported, config) = of(loss);
+        assert_eq!(config.preference.label_smoothing, 0.0, "{loss}");
+        assert!(
+            imported.needless.iter().any(|note| note.contains("`label_smoothing`: TRL reads it")),
+            "{:?}",
+            imported.needless
+        );
+    }
+    assert_eq!(of("loss_type: robust\n").1.preference.label_smoothing, 0.1);
+}
+
+#[test]
+fn names_and_keys_cannot_write_settings() {
+    let keys = "model_name_or_path: m\n\"a\\nseed = 5\": 1\n\"\\e[31m\": 2\n\"b\\rseed = 6\": {\"c\\u0085d\": 3}\noutput_dir: \"x\\ny = 1\"\n";
+    let (imported, config) = imported("a\nseed = 7\n.yaml", keys, &[]);
+    assert_eq!((config.seed, config.output_dir.as_path()), (RunConfig::default().seed, Path::new("x\ny = 1")));
+    let is_comment = |line: &str| line.starts_with('#') || !line.contains("seed");
+    assert!(imported.toml.lines().all(is_comment), "{}", imported.toml);
+    assert!(!imported.toml.contains(|c: char| c.is_control() && c != '\n'), "{:?}", imported.toml);
+    assert!(imported.toml.contains(r"`a\nseed = 5`: this key is not known"), "{}", imported.toml);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Words for models, adapters and data.
 
-use super::meaning::Answer::{As, Never, Nothing};
+use super::meaning::Answer::{As, Default, Never, Nothing, Unset};
 use super::meaning::Meaning::{Is, Needless, Not, Only, Values};
 use super::meaning::{Answer, NONE, Row};
 
@@ -36,7 +36,7 @@ pub(super) const ROWS: &[Row] = &[
     ("revision_of_model", Needless(LOCAL)),
     (
         "trust_remote_code",
-        Only(&["false"], "code in a model folder is never run; models are those of docs/adding-a-model.md"),
+        Only(&["false"], "code in a model folder is never run; README.md lists the supported models"),
     ),
     ("torch_dtype", Values("precision.recipe", DTYPES)),
     ("dtype", Values("precision.recipe", DTYPES)),
@@ -75,10 +75,10 @@ pub(super) const ROWS: &[Row] = &[
         Values(
             "preference.loss_type",
             &[
-                ("sft", Nothing),
-                ("pt", Nothing),
+                ("sft", Default),
+                ("pt", Default),
                 ("dpo", Nothing),
-                ("kto", Nothing),
+                ("kto", As("\"kto\"")),
                 ("rm", As("\"bradley_terry\"")),
                 ("ppo", Never(STAGES)),
             ],
@@ -128,7 +128,7 @@ pub(super) const ROWS: &[Row] = &[
     ("rl_beta", Is("preference.beta")),
     ("orpo_alpha", Not(STAGES)),
     ("ref_model", Not("the reference model is the one that a run starts from, or its base without adapters")),
-    ("reward_model", Values("preference.loss_type", &[("true", As("\"bradley_terry\"")), ("false", Nothing)])),
+    ("reward_model", Values("preference.loss_type", &[("true", As("\"bradley_terry\"")), ("false", Unset)])),
     ("process_reward_model", Only(&["false"], STAGES)),
     ("trl", Not(STAGES)),
     ("ebft", Not(STAGES)),
@@ -165,6 +165,9 @@ pub(super) const ROWS: &[Row] = &[
     ("lora_model_dir", Is("lora.init_from")),
     ("adapter_name_or_path", Is("lora.init_from")),
     ("peft_use_rslora", Is("lora.use_rslora")),
+    ("lora_exclude_modules", Is("lora.exclude_modules")),
+    ("peft_layers_to_transform", Is("lora.layers_to_transform")),
+    ("peft_layers_pattern", Is("lora.layers_pattern")),
     ("lora_mlp_kernel", Needless(KERNELS)),
     ("lora_qkv_kernel", Needless(KERNELS)),
     ("lora_o_kernel", Needless(KERNELS)),
@@ -277,7 +280,7 @@ pub(super) const ROWS: &[Row] = &[
     ("chat_template_jinja", Not("write the template into a file and name it in `chat_template_path` under [data]")),
     ("default_system", Not("write the system message into the records")),
     ("default_system_message", Not("write the system message into the records")),
-    ("max_samples", Not("cut the file, for example with `head`; or set `max_steps` under [training]")),
+    ("max_samples", Not("set `max_steps` under [training], or name a file with fewer records")),
     ("streaming", Needless("files are read once and their tokens cached on disk, whatever their size")),
     ("dataset_streaming", Needless("files are read once and their tokens cached on disk, whatever their size")),
     ("streaming_*", Needless("files are read once and their tokens cached on disk, whatever their size")),

@@ -18,8 +18,12 @@ pub(super) enum Meaning {
 pub(super) enum Answer {
     /// This value, as TOML writes it.
     As(&'static str),
-    /// What Ottava does without the key.
+    /// What Ottava does, whatever the key is.
     Nothing,
+    /// What Ottava does without the key: a value that another answer of the row gives is reset.
+    Unset,
+    /// What Ottava does without the key: any value is reset.
+    Default,
     /// Refused, with the reason.
     Never(&'static str),
 }

@@ -21,6 +21,8 @@ pub(super) enum Translation {
     Ours(&'static str, Value),
     /// Nothing has to be written.
     Nothing,
+    /// Our key has not one of these values; without any, it has its default.
+    Without(&'static str, Vec<Value>),
     /// Nothing is lost without the key, for this reason.
     Needless(&'static str),
     /// There is no such setting, for this reason.
@@ -66,6 +68,14 @@ pub(super) fn translate(name: &str, value: &Value) -> Option<Translation> {
         Meaning::Values(ours, values) => match values.iter().find(|(theirs, _)| says(value, theirs)) {
             Some((_, Answer::As(text))) => Translation::Ours(ours, toml_value(text)),
             Some((_, Answer::Nothing)) => Translation::Nothing,
+            Some((_, Answer::Default)) => Translation::Without(ours, Vec::new()),
+            Some((_, Answer::Unset)) => {
+                let given = values.iter().filter_map(|(_, answer)| match answer {
+                    Answer::As(text) => Some(toml_value(text)),
+                    Answer::Nothing | Answer::Unset | Answer::Default | Answer::Never(_) => None,
+                });
+                Translation::Without(ours, given.collect())
+            }
             Some((_, Answer::Never(reason))) => Translation::Refused(reason),
             None => Translation::Ours(ours, value.clone()),
         },

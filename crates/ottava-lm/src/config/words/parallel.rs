@@ -1,6 +1,6 @@
 //! Words for memory, ranks, and everything around a run: of DeepSpeed, FSDP, torchtitan, Megatron, Colossal-AI and the trackers.
 
-use super::meaning::Answer::{As, Never, Nothing};
+use super::meaning::Answer::{As, Default, Never, Unset};
 use super::meaning::Meaning::{Is, Needless, Not, Only, Values};
 use super::meaning::{Answer, Row};
 
@@ -20,7 +20,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     ("recompute_method", Needless(POLICIES)),
     ("recompute_num_layers", Needless(POLICIES)),
-    ("recompute_activations", Values("memory.recompute", &[("true", As("\"norm-swiglu\"")), ("false", Nothing)])),
+    ("recompute_activations", Values("memory.recompute", &[("true", As("\"norm-swiglu\"")), ("false", Unset)])),
     ("selective_ac_option", Not(POLICIES)),
     ("selective_checkpointing", Only(&["false"], POLICIES)),
     ("activation_checkpointing_kwargs", Needless(POLICIES)),
@@ -102,7 +102,7 @@ pub(super) const ROWS: &[Row] = &[
     ("dp_shard_size", Is("parallel.data")),
     ("dp_replicate_size", Only(&["1"], HYBRID)),
     ("data_parallel_replicate_degree", Only(&["1"], HYBRID)),
-    ("data_parallel_shard_degree", Values("parallel.data", &[("-1", Nothing)])),
+    ("data_parallel_shard_degree", Values("parallel.data", &[("-1", Default)])),
     ("tensor_model_parallel_size", Is("parallel.tensor")),
     ("tensor_parallel_size", Is("parallel.tensor")),
     ("tensor_parallel_degree", Is("parallel.tensor")),
@@ -132,8 +132,8 @@ pub(super) const ROWS: &[Row] = &[
     ("compute_environment", Needless(LAUNCH)),
     ("distributed_type", Needless(LAUNCH)),
     ("rdzv_backend", Needless(LAUNCH)),
-    ("use_cpu", Values("device", &[("true", As("\"cpu\"")), ("false", Nothing)])),
-    ("no_cuda", Values("device", &[("true", As("\"cpu\"")), ("false", Nothing)])),
+    ("use_cpu", Values("device", &[("true", As("\"cpu\"")), ("false", Unset)])),
+    ("no_cuda", Values("device", &[("true", As("\"cpu\"")), ("false", Unset)])),
     // Kernels.
     ("attn_implementation", Needless(ATTENTION)),
     ("flash_attention", Needless(ATTENTION)),

@@ -1,6 +1,6 @@
 //! Words for FP8: of Transformer Engine, Accelerate, Megatron, torchao, MS-AMP and Colossal-AI.
 
-use super::meaning::Answer::{As, Never, Nothing};
+use super::meaning::Answer::{As, Never, Nothing, Unset};
 use super::meaning::Meaning::{Is, Needless, Not, Only, Values};
 use super::meaning::{Answer, NONE, Row};
 
@@ -57,7 +57,7 @@ pub(super) const ROWS: &[Row] = &[
         "main_grads_dtype",
         Values("optimizer.gradient_dtype", &[("fp32", As("\"float32\"")), ("bf16", As("\"bfloat16\""))]),
     ),
-    ("grad_reduce_in_bf16", Values("optimizer.gradient_dtype", &[("true", As("\"bfloat16\"")), ("false", Nothing)])),
+    ("grad_reduce_in_bf16", Values("optimizer.gradient_dtype", &[("true", As("\"bfloat16\"")), ("false", Unset)])),
     (
         "use_precision_aware_optimizer",
         Only(&["false"], "formats are `level`, `master_weights`, `gradient_dtype` and `state_dtype` under [optimizer]"),
@@ -109,12 +109,12 @@ pub(super) const ROWS: &[Row] = &[
     ("bfloat16", Values("precision.recipe", BF16)),
     ("bf16_full_eval", Needless(EVAL)),
     ("fp16_full_eval", Needless(EVAL)),
-    ("pure_bf16", Values("optimizer.level", &[("true", As("\"bf16\"")), ("false", Nothing)])),
+    ("pure_bf16", Values("optimizer.level", &[("true", As("\"bf16\"")), ("false", Unset)])),
     ("fp16", Values("precision.recipe", FP16)),
     ("fp16.enabled", Values("precision.recipe", FP16)),
     ("float16", Values("precision.recipe", FP16)),
-    ("fp32", Values("precision.recipe", &[("true", As("\"fp32\"")), ("false", Nothing)])),
-    ("float32", Values("precision.recipe", &[("true", As("\"fp32\"")), ("false", Nothing)])),
+    ("fp32", Values("precision.recipe", &[("true", As("\"fp32\"")), ("false", Unset)])),
+    ("float32", Values("precision.recipe", &[("true", As("\"fp32\"")), ("false", Unset)])),
     (
         "precision",
         Values(
@@ -233,8 +233,8 @@ const TORCHAO_SCALINGS: &[(&str, Answer)] = &[
 ];
 
 const BF16: &[(&str, Answer)] =
-    &[("true", As("\"bf16\"")), ("auto", As("\"bf16\"")), ("full", As("\"bf16\"")), ("false", Nothing)];
-const FP16: &[(&str, Answer)] = &[("true", As("\"fp16\"")), ("auto", Nothing), ("false", Nothing)];
+    &[("true", As("\"bf16\"")), ("auto", As("\"bf16\"")), ("full", As("\"bf16\"")), ("false", Unset)];
+const FP16: &[(&str, Answer)] = &[("true", As("\"fp16\"")), ("auto", Nothing), ("false", Unset)];
 
 const MOMENTS: &str =
     "both moments have one `state_dtype` under [optimizer]: \"float32\", \"bfloat16\", \"float8\" or \"coat\"";

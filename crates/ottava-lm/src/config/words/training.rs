@@ -1,6 +1,6 @@
 //! Words for steps, batches, learning rates and optimizers.
 
-use super::meaning::Answer::{As, Never, Nothing};
+use super::meaning::Answer::{As, Default, Never, Nothing, Unset};
 use super::meaning::Meaning::{Is, Needless, Not, Only, Values};
 use super::meaning::{Answer, NONE, Row};
 
@@ -22,7 +22,7 @@ pub(super) const ROWS: &[Row] = &[
     ("eval_accumulation_steps", Needless(EVAL_ROWS)),
     ("sequence_parallel", Only(&["false"], "sequence parallelism is not implemented")),
     // Steps.
-    ("max_steps", Values("training.max_steps", &[("-1", Nothing)])),
+    ("max_steps", Values("training.max_steps", &[("-1", Default)])),
     ("train_iters", Is("training.max_steps")),
     ("num_epochs", Is("training.num_train_epochs")),
     ("epochs", Is("training.num_train_epochs")),
@@ -40,7 +40,9 @@ pub(super) const ROWS: &[Row] = &[
     ("eval_interval", Is("training.eval_steps")),
     (
         "evals_per_epoch",
-        Not("write `eval_steps` under [training], a number of steps; `ottava plan` prints the steps of an epoch"),
+        Not(
+            "write `eval_steps` under [training], a number of steps; `ottava plan --show-data` prints the rows of an epoch",
+        ),
     ),
     ("eval_on_start", Needless("every run evaluates at its start")),
     ("eval_iters", Needless("an evaluation reads the whole validation set; `val_set_size` under [data] is its size")),
@@ -59,7 +61,9 @@ pub(super) const ROWS: &[Row] = &[
     ("checkpoint_interval", Is("training.save_steps")),
     (
         "saves_per_epoch",
-        Not("write `save_steps` under [training], a number of steps; `ottava plan` prints the steps of an epoch"),
+        Not(
+            "write `save_steps` under [training], a number of steps; `ottava plan --show-data` prints the rows of an epoch",
+        ),
     ),
     ("keep_latest_k", Is("training.save_total_limit")),
     ("metric_for_best_model", Values("training.metric_for_best_model", &[("loss", As("\"eval_loss\""))])),
@@ -122,7 +126,7 @@ pub(super) const ROWS: &[Row] = &[
     ("total_num_steps", Values("training.max_steps", AUTO)),
     ("optim_args", Only(NONE, "write `adam_beta1`, `adam_beta2` and `adam_epsilon` under [training]")),
     ("optim_target_modules", Not("an optimizer updates all trained weights")),
-    ("use_muon", Values("optimizer.name", &[("true", As("\"muon\"")), ("false", Nothing)])),
+    ("use_muon", Values("optimizer.name", &[("true", As("\"muon\"")), ("false", Unset)])),
     ("adjust_lr_fn", Is("training.muon_adjust_lr_fn")),
     ("adam_eps", Is("training.adam_epsilon")),
     ("eps", Is("training.adam_epsilon")),
@@ -158,7 +162,7 @@ pub(super) const ROWS: &[Row] = &[
         Values(
             "preference.loss_type",
             &[
-                ("nll", Nothing),
+                ("nll", Default),
                 ("dft", Never("the loss of texts is the cross entropy of the targets")),
                 ("[\"sigmoid\"]", As("\"sigmoid\"")),
                 ("[\"robust\"]", As("\"robust\"")),
@@ -217,7 +221,7 @@ const OPTIMIZERS: &[(&str, Answer)] = &[
     ("ao_adamw_fp8", Never(EIGHT_BIT)),
     (
         "paged_adamw_8bit",
-        Never("write `level = \"coat\"` under [optimizer] and `offload_optimizer = \"auto\"` under [memory]"),
+        Never("write `state_dtype = \"float8\"` under [optimizer] and `offload_optimizer = \"auto\"` under [memory]"),
     ),
     (
         "paged_adamw_32bit",
@@ -238,12 +242,11 @@ const OPTIMIZERS: &[(&str, Answer)] = &[
     ("optimi_adamw", Never("write `level = \"bf16\"` under [optimizer]: BF16 states with stochastic rounding")),
 ];
 
-const EIGHT_BIT: &str =
-    "write `level = \"coat\"` under [optimizer], AdamW with both moments in FP8; docs/optimizer.md has all formats";
+const EIGHT_BIT: &str = "write `state_dtype = \"float8\"` under [optimizer], AdamW with both moments in FP8; docs/optimizer.md has all formats";
 const OTHERS: &str = "the optimizers are \"adamw\", \"muon\" and \"lion\"";
 const LOW_RANK: &str = "optimizers on low-rank projections are not implemented; `level = \"coat\"` under [optimizer] and adapters ([lora]) save memory";
 const SCHEDULES: &str = "the schedules are \"cosine\", \"linear\", \"constant\", \"warmup_stable_decay\", \"cosine_with_restarts\", \"polynomial\" and \"inverse_sqrt\"";
 const ONE_RATE: &str = "all weights have one `learning_rate`";
 const EVAL_ROWS: &str = "evaluations take rows of `per_device_train_batch_size`";
-const BY_EPOCH: &str = "write a number of steps; `ottava plan` prints the steps of an epoch";
+const BY_EPOCH: &str = "write a number of steps; `ottava plan --show-data` prints the rows of an epoch";
 const BEST: &str = "`load_best_model_at_end = true` under [training] saves and keeps the best checkpoint";
