@@ -77,6 +77,9 @@ struct TensorFile {
     data_start: u64,
 }
 
+/// The most axes of a tensor; weights of models have up to 3.
+const MAX_AXES: usize = 8;
+
 impl ModelFiles {
     /// Opens the weights in `folder`. Errors with [`Error::Model`] that names the file and, where one is wrong, the
     /// tensor.
@@ -205,7 +208,13 @@ impl ModelFiles {
     fn find(&self, name: &str) -> Result<(&TensorFile, &safetensors::tensor::TensorInfo)> {
         let missing = || {
             let files: Vec<_> = self.files.iter().map(|file| file.path.display().to_string()).collect();
-            Error::Model(format!("there is no tensor {name:?} in {}", files.join(", ")))
+            let other = match self.names().next() {
+                Some(first) => {
+                    format!(", whose first tensor is {first:?}: config.json may be of a model of another family")
+                }
+                None => String::new(),
+            };
+            Error::Model(format!("there is no tensor {name:?} in {}{other}", files.join(", ")))
         };
         let file = &self.files[*self.holders.get(name).ok_or_else(missing)?];
         Ok((file, file.metadata.info(name).expect("every holder has its tensor")))
@@ -238,6 +247,10 @@ impl TensorFile {
         let invalid = |e: serde_json::Error| wrong(format!("its header is not valid: {e}"));
         serde_json::from_slice::<Unique<IgnoredAny>>(&header).map_err(invalid)?;
         let metadata: Metadata = serde_json::from_slice(&header).map_err(invalid)?;
+        let axes = |name: &String| metadata.info(name).map_or(0, |info| info.shape.len());
+        if let Some(name) = metadata.offset_keys().iter().find(|name| axes(name) > MAX_AXES) {
+            return Err(wrong(format!("tensor {name:?} has {} axes; at most {MAX_AXES} are read", axes(name))));
+        }
         let (data_start, present) = (8 + length, size - 8 - length);
         if present != metadata.data_len() as u64 {
             let cut = metadata

@@ -187,8 +187,19 @@ fn absent_tensors_and_foreign_types_are_named() {
     std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
     let model = ModelFiles::open(folder.path()).unwrap();
     assert!(model.info("ids").unwrap_err().to_string().ends_with("tensor \"ids\": its type U16 is not supported"));
-    assert!(model.info("x").unwrap_err().to_string().starts_with("there is no tensor \"x\" in /"));
+    let error = model.info("x").unwrap_err().to_string();
+    assert!(error.starts_with("there is no tensor \"x\" in /"), "{error}");
+    assert!(
+        error.ends_with(", whose first tensor is \"ids\": config.json may be of a model of another family"),
+        "{error}"
+    );
     assert!(model.read("x").is_err());
+    // A shape is not printed whole.
+    let header = format!("{{{}}}", entry("deep", "U16", &format!("[{}4]", "1,".repeat(100_000)), 0, 8));
+    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 8]].concat();
+    std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+    let error = ModelFiles::open(folder.path()).err().expect("no weight has so many").to_string();
+    assert!(error.ends_with("tensor \"deep\" has 100001 axes; at most 8 are read"), "{error}");
 }
 
 /// The error after the index of a model in three files was changed.
