@@ -357,6 +357,9 @@ impl RunConfig {
     /// Errors also if it sets what the model's routers do not have, or ranks that divide experts of a model without any.
     pub fn trained_sizes(&self, file: &ConfigFile) -> Result<DecoderConfig> {
         let mut sizes = decoder_config(file)?;
+        if let Some(problem) = sizes.untrainable.first() {
+            return Err(file.error(problem));
+        }
         match &mut sizes.experts {
             Some(ExpertsConfig { bias: None, .. }) if self.router.bias_update_rate > 0.0 => {
                 return Err(Error::Config(format!(
@@ -381,7 +384,8 @@ impl RunConfig {
             }
             None => {}
         }
-        Ok(DecoderConfig { lora: self.lora.adapters(), ..sizes })
+        sizes.lora = self.lora.adapters();
+        Ok(sizes.with_adapters_beside_experts())
     }
 
     /// Errors with [`Error::Config`] when sequences are longer than a model of these `sizes` has positions.

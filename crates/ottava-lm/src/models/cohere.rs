@@ -6,9 +6,23 @@ use super::{ConfigFile, DecoderConfig, Positions};
 use crate::error::Result;
 use crate::layers::NormScope;
 use ottava_tensor::ops::{NormKind, RopePairs};
+use serde_json::{Value, json};
 
-pub(super) const FAMILY: Family =
-    Family { architecture: "CohereForCausalLM", model_type: "cohere", reward_model: None, read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "CohereForCausalLM",
+    model_type: "cohere",
+    reward_model: None,
+    defaults,
+    aliases: &[],
+    read,
+};
+
+fn defaults() -> Value {
+    json!({
+        "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "max_position_embeddings": 8192, "rope_theta": 500_000.0,
+        "tie_word_embeddings": true, "use_qk_norm": false,
+    })
+}
 
 /// A Command-R of these sizes.
 pub fn cohere(sizes: DecoderConfig) -> DecoderConfig {
@@ -23,15 +37,14 @@ pub fn cohere(sizes: DecoderConfig) -> DecoderConfig {
 }
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let bias = file.optional("attention_bias", false)?;
+    let bias = file.required("attention_bias")?;
     Ok(DecoderConfig {
-        qk_norm: file.optional("use_qk_norm", false)?.then_some(NormScope::Head),
+        qk_norm: file.required::<bool>("use_qk_norm")?.then_some(NormScope::Head),
         qkv_bias: bias,
         output_bias: bias,
-        max_positions: file.optional("max_position_embeddings", 8192)?,
-        norm_eps: file.optional("layer_norm_eps", 1e-5)?,
-        tied: file.optional("tie_word_embeddings", true)?,
-        logit_scale: file.optional("logit_scale", 0.0625)?,
+        norm_eps: file.required("layer_norm_eps")?,
+        tied: file.required("tie_word_embeddings")?,
+        logit_scale: file.required("logit_scale")?,
         ..cohere(common(file)?)
     })
 }

@@ -1,5 +1,6 @@
 //! Reading `config.json`: each key with its type, and errors that name file and key.
 
+use super::python_json;
 use crate::error::{Error, Result};
 use crate::input;
 use serde::de::DeserializeOwned;
@@ -14,6 +15,8 @@ const MAX_BYTES: u64 = 16 << 20;
 pub struct ConfigFile {
     path: PathBuf,
     values: Map<String, Value>,
+    /// The values of keys that the file lacks.
+    defaults: Map<String, Value>,
 }
 
 impl ConfigFile {
@@ -43,17 +46,17 @@ impl ConfigFile {
             };
             Error::Model(format!("{}: {error}; {remedy}", path.display()))
         })?;
-        let value: Value = serde_json::from_str(&text)
-            .map_err(|e| Error::Model(format!("{}: not valid JSON: {e}", path.display())))?;
+        let value: Value =
+            python_json::parse(&text).map_err(|e| Error::Model(format!("{}: not valid JSON: {e}", path.display())))?;
         match value {
-            Value::Object(values) => Ok(ConfigFile { path, values }),
+            Value::Object(values) => Ok(ConfigFile::from_values(path, values)),
             _ => Err(Error::Model(format!("{}: expected one JSON object", path.display()))),
         }
     }
 
     /// A configuration that is not from a folder, such as `[model]` of a run; `path` names it in error messages.
     pub fn from_values(path: impl Into<PathBuf>, values: Map<String, Value>) -> ConfigFile {
-        ConfigFile { path: path.into(), values }
+        ConfigFile { path: path.into(), values, defaults: Map::new() }
     }
 
     /// All keys, to be copied to a new folder.
@@ -63,7 +66,17 @@ impl ConfigFile {
 
     /// This file with other `values`.
     pub fn with_values(&self, values: Map<String, Value>) -> ConfigFile {
-        ConfigFile { path: self.path.clone(), values }
+        ConfigFile { values, ..self.clone() }
+    }
+
+    /// This file, whose missing keys have these values.
+    pub(super) fn with_defaults(&self, defaults: Map<String, Value>) -> ConfigFile {
+        ConfigFile { defaults, ..self.clone() }
+    }
+
+    /// Whether the keys that the file may have, and their values if it has none, are known to include `key`.
+    pub(super) fn has_default(&self, key: &str) -> bool {
+        self.defaults.contains_key(key)
     }
 
     /// An error about this file.
@@ -78,43 +91,58 @@ impl ConfigFile {
 
     /// The value of a required key.
     pub fn required<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
-        match self.values.get(key) {
-            None | Some(Value::Null) => Err(self.error(&format!("the key `{key}` is missing"))),
+        match self.value(key) {
+            None => Err(self.error(&format!("the key `{key}` is missing"))),
             Some(value) => self.parse(key, value),
         }
     }
 
     /// The value of a key, or `default` when it is missing or null.
     pub fn optional<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<T> {
-        match self.values.get(key) {
-            None | Some(Value::Null) => Ok(default),
+        match self.value(key) {
+            None => Ok(default),
             Some(value) => self.parse(key, value),
+        }
+    }
+
+    /// The value of a key for which null has a meaning; that of the defaults when the key is missing.
+    pub fn nullable<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>> {
+        match self.values.get(key).or_else(|| self.defaults.get(key)) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => self.parse(key, value).map(Some),
         }
     }
 
     /// A nested object, which error messages name like a file.
     pub fn section(&self, key: &str) -> Result<Option<ConfigFile>> {
-        match self.values.get(key) {
-            None | Some(Value::Null) => Ok(None),
+        match self.value(key) {
+            None => Ok(None),
             Some(Value::Object(values)) => {
-                Ok(Some(ConfigFile { path: format!("{}: {key}", self.path.display()).into(), values: values.clone() }))
+                Ok(Some(ConfigFile::from_values(format!("{}: {key}", self.path.display()), values.clone())))
             }
             Some(_) => Err(self.error(&format!("`{key}` must be an object"))),
         }
     }
 
-    /// The first of `architectures`, or `model_type`.
-    pub fn architecture(&self) -> Result<String> {
+    /// The first of `architectures`.
+    pub fn architecture(&self) -> Result<Option<String>> {
         let names: Vec<String> = self.optional("architectures", Vec::new())?;
-        match names.into_iter().next() {
-            Some(name) => Ok(name),
-            None => self.required("model_type"),
-        }
+        Ok(names.into_iter().next())
+    }
+
+    /// The value of a key that is not null, or its default.
+    fn value(&self, key: &str) -> Option<&Value> {
+        let is_stated = |value: &&Value| !value.is_null();
+        self.values.get(key).filter(is_stated).or_else(|| self.defaults.get(key).filter(is_stated))
     }
 
     fn parse<T: DeserializeOwned>(&self, key: &str, value: &Value) -> Result<T> {
-        serde_json::from_value(value.clone())
-            .map_err(|_| self.error(&format!("`{key}` has the value {value}, which is not of its kind")))
+        serde_json::from_value(value.clone()).map_err(|_| match python_json::special(value) {
+            Some(number) => self.error(&format!("`{key}` is {number}, and must be finite")),
+            None => {
+                self.error(&format!("`{key}` has the value {}, which is not of its kind", python_json::excerpt(value)))
+            }
+        })
     }
 }
 

@@ -6,13 +6,24 @@ use super::{ConfigFile, DecoderConfig, LayerSet};
 use crate::error::Result;
 use crate::layers::{LLAMA, Names};
 use ottava_tensor::ops::{Activation, Gelu, NormKind};
+use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
     architecture: "Gemma2ForCausalLM",
     model_type: "gemma2",
     reward_model: Some("Gemma2ForSequenceClassification"),
+    defaults,
+    aliases: &[],
     read,
 };
+
+fn defaults() -> Value {
+    json!({
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": null, "max_position_embeddings": 8192, "num_key_value_heads": 4, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+        "sliding_window": 4096, "tie_word_embeddings": true,
+    })
+}
 
 static NAMES: Names = Names {
     attention_post_norm: "post_attention_layernorm",
@@ -45,33 +56,27 @@ pub(super) fn gemma(sizes: DecoderConfig) -> DecoderConfig {
     }
 }
 
-/// The keys that Gemma 2 and 3 have in common, for a model like `defaults`.
-pub(super) fn read_gemma(file: &ConfigFile, defaults: DecoderConfig) -> Result<DecoderConfig> {
+/// The keys that Gemma 2 and 3 have in common, for a model of these `sizes`.
+pub(super) fn read_gemma(file: &ConfigFile, sizes: DecoderConfig) -> Result<DecoderConfig> {
     if file.optional("use_bidirectional_attention", false)? {
         return Err(file.error("`use_bidirectional_attention` is true; attention to later tokens is not implemented"));
     }
-    let bias = file.optional("attention_bias", false)?;
-    let scalar: f64 = file.optional("query_pre_attn_scalar", 256.0)?;
-    let cap = |key: &str, default: Option<f64>| match file.values().contains_key(key) {
-        true => file.optional(key, None),
-        false => Ok(default),
-    };
+    let bias = file.required("attention_bias")?;
+    let scalar: f64 = file.required("query_pre_attn_scalar")?;
     Ok(DecoderConfig {
-        head_dim: file.optional("head_dim", 256)?,
-        tied: file.optional("tie_word_embeddings", true)?,
-        activation: gated(file, "hidden_activation", "gelu_pytorch_tanh")?,
+        tied: file.required("tie_word_embeddings")?,
+        activation: gated(file, "hidden_activation")?,
         qkv_bias: bias,
         output_bias: bias,
         attention_scale: Some(scalar.powf(-0.5)),
-        window: sliding_window(file, Some(4096))?,
-        local: LayerSet::with_window(file, defaults.layers, defaults.local.clone())?,
-        score_cap: cap("attn_logit_softcapping", defaults.score_cap)?,
-        logit_cap: cap("final_logit_softcapping", defaults.logit_cap)?,
-        ..defaults
+        window: sliding_window(file)?,
+        local: LayerSet::with_window(file, sizes.layers, sizes.local.clone())?,
+        logit_cap: file.nullable("final_logit_softcapping")?,
+        ..sizes
     })
 }
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let max_positions = file.optional("max_position_embeddings", 8192)?;
-    read_gemma(file, gemma2(DecoderConfig { max_positions, ..common(file)? }))
+    let sizes = read_gemma(file, gemma2(common(file)?))?;
+    Ok(DecoderConfig { score_cap: file.nullable("attn_logit_softcapping")?, ..sizes })
 }

@@ -1,18 +1,33 @@
 //! GPT-2: LayerNorm, biases, GELU without a gate, learned positions and a tied head. Radford et al. 2019, "Language models are
 //! unsupervised multitask learners".
 
-use super::family::{Family, gelu, refuse};
+use super::family::{Family, gelu, layers, refuse};
 use super::{ConfigFile, DecoderConfig, Positions};
 use crate::error::Result;
 use crate::layers::Names;
 use ottava_tensor::ops::{Activation, Gelu, NormKind};
+use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
     architecture: "GPT2LMHeadModel",
     model_type: "gpt2",
     reward_model: Some("GPT2ForSequenceClassification"),
+    defaults,
+    aliases: &[
+        ("hidden_size", "n_embd"),
+        ("max_position_embeddings", "n_positions"),
+        ("num_attention_heads", "n_head"),
+        ("num_hidden_layers", "n_layer"),
+    ],
     read,
 };
+
+fn defaults() -> Value {
+    json!({
+        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_inner": null, "n_positions": 1024,
+        "tie_word_embeddings": true,
+    })
+}
 
 /// Linears are `Conv1D`, which has its weight transposed.
 static NAMES: Names = Names {
@@ -54,9 +69,7 @@ pub fn gpt2(sizes: DecoderConfig) -> DecoderConfig {
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     refuse(file)?;
-    for (key, expected) in
-        [("scale_attn_weights", true), ("scale_attn_by_inverse_layer_idx", false), ("add_cross_attention", false)]
-    {
+    for (key, expected) in [("scale_attn_by_inverse_layer_idx", false), ("add_cross_attention", false)] {
         if file.optional(key, expected)? != expected {
             return Err(file.error(&format!("`{key}` is {}, which is not implemented", !expected)));
         }
@@ -69,7 +82,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
             ignored.push(format!("`{key}` is {dropout} in config.json and is ignored: training has no dropout"));
         }
     }
-    let name: String = file.optional("activation_function", "gelu_new".to_string())?;
+    let name: String = file.required("activation_function")?;
     let Some(gelu) = gelu(&name) else {
         return Err(file.error(&format!("`activation_function` is \"{name}\"; only kinds of \"gelu\" are implemented")));
     };
@@ -81,19 +94,20 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let sizes = DecoderConfig {
         vocabulary: file.required("vocab_size")?,
         channels,
-        layers: file.required("n_layer")?,
+        layers: layers(file, "n_layer")?,
         heads,
         kv_heads: heads,
         head_dim,
         ..DecoderConfig::default()
     };
     Ok(DecoderConfig {
-        hidden: file.optional("n_inner", 4 * channels)?,
-        max_positions: file.optional("n_positions", 1024)?,
-        norm_eps: file.optional("layer_norm_epsilon", 1e-5)?,
-        init_std: file.optional("initializer_range", 0.02)?,
-        tied: file.optional("tie_word_embeddings", true)?,
+        hidden: file.nullable("n_inner")?.unwrap_or(channels.saturating_mul(4)),
+        max_positions: file.required("n_positions")?,
+        norm_eps: file.required("layer_norm_epsilon")?,
+        init_std: file.required("initializer_range")?,
+        tied: file.required("tie_word_embeddings")?,
         activation: Activation::Gelu(gelu),
+        attention_scale: (!file.optional("scale_attn_weights", true)?).then_some(1.0),
         ignored,
         ..gpt2(sizes)
     })

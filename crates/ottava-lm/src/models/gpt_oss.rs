@@ -5,10 +5,27 @@ use super::{ConfigFile, DecoderConfig, LayerSet};
 use crate::error::Result;
 use crate::layers::ExpertsConfig;
 use ottava_tensor::ops::Activation;
-use serde_json::json;
+use serde_json::{Value, json};
 
-pub(super) const FAMILY: Family =
-    Family { architecture: "GptOssForCausalLM", model_type: "gpt_oss", reward_model: None, read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "GptOssForCausalLM",
+    model_type: "gpt_oss",
+    reward_model: None,
+    defaults,
+    aliases: &[("num_experts", "num_local_experts")],
+    read,
+};
+
+fn defaults() -> Value {
+    json!({
+        "attention_bias": true, "head_dim": 64, "layer_types": null, "max_position_embeddings": 131_072, "num_experts_per_tok": 4, "num_key_value_heads": 8,
+        "num_local_experts": 128, "rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "sliding_window": 128,
+        "rope_parameters": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+            "original_max_position_embeddings": 4096,
+        },
+    })
+}
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     for (key, known) in [("swiglu_alpha", Activation::CLAMPED_FACTOR), ("swiglu_limit", Activation::CLAMPED_LIMIT)] {
@@ -17,11 +34,11 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
             return Err(file.error(&format!("`{key}` is {value}; {known} is implemented")));
         }
     }
-    let sizes = common(&with_rope(file))?;
-    if sizes.activation != Activation::SwiGlu {
-        return Err(file.error("`hidden_act` is not \"silu\"; experts of gpt-oss have the clamped SwiGLU"));
-    }
-    let bias = file.optional("attention_bias", true)?;
+    // Experts have the clamped SwiGLU, whatever `hidden_act` says.
+    let mut values = file.values().clone();
+    values.remove("hidden_act");
+    let sizes = common(&file.with_values(values))?;
+    let bias = file.required("attention_bias")?;
     // The softmax over the chosen logits is that over all, divided by its sum.
     let routing = softmax_routing(file, true)?;
     let experts = ExpertsConfig {
@@ -31,31 +48,14 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
         ..ExpertsConfig::new(file.required("num_local_experts")?, sizes.hidden, routing)
     };
     let sizes = DecoderConfig {
-        norm_eps: file.optional("rms_norm_eps", 1e-5)?,
         qkv_bias: bias,
         output_bias: bias,
         sinks: true,
-        window: sliding_window(file, Some(128))?,
+        window: sliding_window(file)?,
         local: LayerSet::with_window(file, sizes.layers, LayerSet::AllButEvery(2))?,
         activation: Activation::ClampedSwiGlu,
         experts: Some(experts),
         ..sizes
     };
     ignore_router_logits(file, sizes)
-}
-
-/// `file` with the rotary positions that transformers assumes where it has none.
-fn with_rope(file: &ConfigFile) -> ConfigFile {
-    let mut values = file.values().clone();
-    if !file.has("rope_parameters") && !file.has("rope_scaling") {
-        let yarn = json!({
-            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
-            "original_max_position_embeddings": 4096,
-        });
-        values.insert("rope_scaling".into(), yarn);
-    }
-    if !file.has("rope_theta") {
-        values.insert("rope_theta".into(), json!(150_000.0));
-    }
-    file.with_values(values)
 }

@@ -4,20 +4,33 @@
 use super::family::{Family, common};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
+use serde_json::{Value, json};
 
-pub(super) const FAMILY: Family =
-    Family { architecture: "GraniteForCausalLM", model_type: "granite", reward_model: None, read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "GraniteForCausalLM",
+    model_type: "granite",
+    reward_model: None,
+    defaults,
+    aliases: &[],
+    read,
+};
+
+fn defaults() -> Value {
+    json!({
+        "attention_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
+    })
+}
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let bias = file.optional("attention_bias", false)?;
-    let logits_scaling: f32 = file.optional("logits_scaling", 1.0)?;
+    let bias = file.required("attention_bias")?;
+    let logits_scaling: f32 = file.required("logits_scaling")?;
     Ok(DecoderConfig {
         qkv_bias: bias,
         output_bias: bias,
-        mlp_bias: file.optional("mlp_bias", false)?,
-        embedding_scale: file.optional("embedding_multiplier", 1.0)?,
-        residual_scale: file.optional("residual_multiplier", 1.0)?,
-        attention_scale: Some(file.optional("attention_multiplier", 1.0)?),
+        mlp_bias: file.required("mlp_bias")?,
+        embedding_scale: file.required("embedding_multiplier")?,
+        residual_scale: file.required("residual_multiplier")?,
+        attention_scale: Some(file.required("attention_multiplier")?),
         logit_scale: 1.0 / logits_scaling,
         ..common(file)?
     })

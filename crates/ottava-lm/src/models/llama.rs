@@ -3,20 +3,18 @@
 use super::family::{Family, common};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
+use serde_json::json;
 
 pub(super) const FAMILY: Family = Family {
     architecture: "LlamaForCausalLM",
     model_type: "llama",
     reward_model: Some("LlamaForSequenceClassification"),
+    defaults: || json!({}),
+    aliases: &[],
     read,
 };
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let bias = file.optional("attention_bias", false)?;
-    Ok(DecoderConfig {
-        qkv_bias: bias,
-        output_bias: bias,
-        mlp_bias: file.optional("mlp_bias", false)?,
-        ..common(file)?
-    })
+    let bias = file.required("attention_bias")?;
+    Ok(DecoderConfig { qkv_bias: bias, output_bias: bias, mlp_bias: file.required("mlp_bias")?, ..common(file)? })
 }

@@ -21,6 +21,7 @@ mod olmo2;
 mod olmoe;
 mod phi3;
 mod prefetch;
+pub(crate) mod python_json;
 mod quantization;
 mod qwen2;
 mod qwen2_moe;
@@ -32,6 +33,8 @@ mod rope_tables;
 mod sizes;
 mod smollm3;
 mod stage;
+#[cfg(test)]
+mod tests;
 
 pub use cohere::cohere;
 pub use config::ConfigFile;
@@ -44,7 +47,6 @@ pub use layer_set::LayerSet;
 pub use mixtral::mixtral;
 pub use phi3::phi3;
 pub use quantization::{MODELOPT_FILE, Quantization, WeightScales};
-pub use reward::pad_token;
 pub use rope::{LongRope, RopeKind, RopeLengths, RopeScaling, Yarn};
 pub use rope_tables::RopeTables;
 pub use sizes::{DecoderConfig, Positions};
@@ -57,6 +59,7 @@ use ottava_tensor::ops::NormKind;
 const FAMILIES: &[Family] = &[
     llama::FAMILY,
     mistral::FAMILY,
+    mistral::MINISTRAL,
     qwen2::FAMILY,
     qwen3::FAMILY,
     gpt2::FAMILY,
@@ -80,10 +83,12 @@ const FAMILIES: &[Family] = &[
 ///
 /// Errors if the architecture is unknown, a key is missing or a setting is not implemented.
 pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
-    let mut config = (family(file)?.read)(file)?;
+    let family = family(file)?;
+    let mut config = (family.read)(&family.complete(file))?;
     if is_reward_model(file)? {
         config = reward::with_score(file, config)?;
     }
+    config.ignored.extend(ignored_architecture(file, family)?);
     check_constants(&config).map_err(|problem| file.error(&problem))?;
     config.check().map_err(|problem| file.error(&problem))?;
     Ok(config)
@@ -106,8 +111,14 @@ pub fn language_model_config(file: &ConfigFile) -> Result<DecoderConfig> {
 ///
 /// Errors when it names no architecture.
 pub fn is_reward_model(file: &ConfigFile) -> Result<bool> {
-    let name = file.architecture()?;
-    Ok(FAMILIES.iter().any(|family| family.reward_model == Some(name.as_str())))
+    Ok(Some(architecture(file)?) == family(file)?.reward_model)
+}
+
+/// The padding token of a reward model; `None` if its last token counts, whatever it is.
+///
+/// Errors when the architecture is unknown.
+pub fn pad_token(file: &ConfigFile) -> Result<Option<i64>> {
+    family(file)?.complete(file).nullable(reward::PAD)
 }
 
 /// `file` as that of a reward model, with the decoder of the model that it is of. `pad` is the padding token of its tokenizer, which counts
@@ -120,30 +131,70 @@ pub fn reward_model(file: &ConfigFile, pad: Option<u32>) -> Result<ConfigFile> {
         Some(_) if is_reward_model(file)? => Ok(padded),
         Some(architecture) => Ok(reward::with_architecture(&padded, architecture)),
         None => {
-            let name = file.architecture()?;
+            let name = family(file)?.architecture;
             Err(file.error(&format!("transformers has no reward model with the decoder of `{name}`")))
         }
     }
 }
 
-/// The family of a model.
+/// The name in transformers of the model of `file`: with the head of a language model or of a reward model.
+///
+/// Errors when it is unknown.
+pub fn architecture(file: &ConfigFile) -> Result<&'static str> {
+    let family = family(file)?;
+    let Some(name) = file.architecture()? else { return Ok(family.architecture) };
+    if name.ends_with("ForCausalLM") || name.ends_with("LMHeadModel") {
+        return Ok(family.architecture);
+    }
+    match family.reward_model {
+        // The decoder is that of `model_type`, as in transformers, even if the name has another.
+        Some(own) if FAMILIES.iter().any(|f| f.reward_model == Some(name.as_str())) => Ok(own),
+        own => {
+            let known: Vec<_> = [Some(family.architecture), own].into_iter().flatten().collect();
+            Err(file.error(&format!("the architecture `{name}` is not one of {}", known.join(", "))))
+        }
+    }
+}
+
+/// The family of a model: that of `model_type`, as in transformers, or of `architectures` where a file has no `model_type`.
 fn family(file: &ConfigFile) -> Result<&'static Family> {
-    let name = file.architecture()?;
-    let is = |f: &&Family| f.architecture == name || f.model_type == name || f.reward_model == Some(name.as_str());
-    FAMILIES.iter().find(is).ok_or_else(|| {
-        let known: Vec<_> = FAMILIES.iter().map(|f| f.architecture).collect();
-        file.error(&format!("the architecture `{name}` is not one of {}", known.join(", ")))
+    let (found, what, name) = match (file.nullable::<String>("model_type")?, file.architecture()?) {
+        (Some(name), _) => {
+            // transformers loads a Mistral whose layers have types as Ministral.
+            let has_types = name == "mistral" && file.values().contains_key("layer_types");
+            let model_type = if has_types { mistral::MINISTRAL.model_type } else { &name };
+            (FAMILIES.iter().find(|f| f.model_type == model_type), "model type", name)
+        }
+        (None, Some(name)) => {
+            let is = |f: &&Family| f.architecture == name || f.reward_model == Some(name.as_str());
+            (FAMILIES.iter().find(is), "architecture", name)
+        }
+        (None, None) => return Err(file.error("the key `model_type` is missing")),
+    };
+    found.ok_or_else(|| {
+        let known = FAMILIES.iter().map(|f| if what == "architecture" { f.architecture } else { f.model_type });
+        file.error(&format!("the {what} `{name}` is not one of {}", known.collect::<Vec<_>>().join(", ")))
     })
 }
 
-/// More blocks than any model has, but few enough to be planned within a second.
-const MAX_LAYERS: usize = 10_000;
+/// A sentence if `architectures` names another family than `model_type`.
+fn ignored_architecture(file: &ConfigFile, family: &Family) -> Result<Option<String>> {
+    let Some(name) = file.architecture()? else { return Ok(None) };
+    let is = |f: &&Family| f.architecture == name || f.reward_model == Some(name.as_str());
+    let mistrals = [mistral::FAMILY.model_type, mistral::MINISTRAL.model_type];
+    let is_same = |f: &Family| {
+        f.model_type == family.model_type
+            || mistrals.iter().all(|name| [f, family].iter().any(|f| f.model_type == *name))
+    };
+    let other = FAMILIES.iter().find(is).filter(|other| !is_same(other));
+    Ok(other.map(|_| {
+        let own = family.model_type;
+        format!("`architectures` is `{name}` and is ignored: `model_type` is \"{own}\" and decides, as in transformers")
+    }))
+}
 
 /// Problems of sizes in `config.json`.
 fn check_constants(config: &DecoderConfig) -> Result<(), String> {
-    if config.layers > MAX_LAYERS {
-        return Err(format!("`num_hidden_layers` is {}; at most {MAX_LAYERS} are possible", config.layers));
-    }
     let norm_eps = match (config.norm, config.positions) {
         (NormKind::Rms | NormKind::RmsPlusOne, _) => "rms_norm_eps",
         (NormKind::Layer, Positions::Learned) => "layer_norm_epsilon",

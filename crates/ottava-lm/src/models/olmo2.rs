@@ -6,13 +6,20 @@ use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 use crate::layers::NormScope;
 use crate::layers::{LLAMA, Names};
+use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
     architecture: "Olmo2ForCausalLM",
     model_type: "olmo2",
     reward_model: Some("Olmo2ForSequenceClassification"),
+    defaults,
+    aliases: &[],
     read,
 };
+
+fn defaults() -> Value {
+    json!({"rms_norm_eps": 1e-5})
+}
 
 static NAMES: Names = Names {
     attention_norm: "",
@@ -23,11 +30,10 @@ static NAMES: Names = Names {
 };
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let bias = file.optional("attention_bias", false)?;
+    let bias = file.required("attention_bias")?;
     Ok(DecoderConfig {
         qkv_bias: bias,
         output_bias: bias,
-        norm_eps: file.optional("rms_norm_eps", 1e-5)?,
         qk_norm: Some(NormScope::Projection),
         names: &NAMES,
         ..common(file)?

@@ -4,22 +4,34 @@ use super::family::{Family, common, ignore_router_logits, softmax_routing};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 use crate::layers::{ExpertsConfig, NormScope};
+use serde_json::{Value, json};
 
-pub(super) const FAMILY: Family =
-    Family { architecture: "OlmoeForCausalLM", model_type: "olmoe", reward_model: None, read };
+pub(super) const FAMILY: Family = Family {
+    architecture: "OlmoeForCausalLM",
+    model_type: "olmoe",
+    reward_model: None,
+    defaults,
+    aliases: &[("num_local_experts", "num_experts")],
+    read,
+};
+
+fn defaults() -> Value {
+    json!({
+        "max_position_embeddings": 4096, "norm_topk_prob": false, "num_experts": 64, "num_experts_per_tok": 8, "rms_norm_eps": 1e-5,
+    })
+}
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     if file.has("clip_qkv") {
         return Err(file.error("`clip_qkv` is set; clipping of queries, keys and values is not implemented"));
     }
     let sizes = common(file)?;
-    let bias = file.optional("attention_bias", false)?;
-    let routing = softmax_routing(file, file.optional("norm_topk_prob", false)?)?;
+    let bias = file.required("attention_bias")?;
+    let routing = softmax_routing(file, file.required("norm_topk_prob")?)?;
     let experts = ExpertsConfig::new(file.required("num_experts")?, sizes.hidden, routing);
     let sizes = DecoderConfig {
         qkv_bias: bias,
         output_bias: bias,
-        norm_eps: file.optional("rms_norm_eps", 1e-5)?,
         qk_norm: Some(NormScope::Projection),
         experts: Some(experts),
         ..sizes

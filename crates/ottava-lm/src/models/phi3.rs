@@ -1,17 +1,27 @@
 //! Phi-3 and Phi-4: Llama's blocks with Q, K and V, and gate and up, in one tensor each; long contexts by LongRoPE; Phi-4-mini rotates a
 //! part of each head. Abdin et al. 2024, arXiv:2404.14219 and arXiv:2412.08905.
 
-use super::family::{Family, common, sliding_window};
+use super::family::{Family, common, sliding_window, untrainable};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 use crate::layers::{LLAMA, Names};
+use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
     architecture: "Phi3ForCausalLM",
     model_type: "phi3",
     reward_model: Some("Phi3ForSequenceClassification"),
+    defaults,
+    aliases: &[],
     read,
 };
+
+fn defaults() -> Value {
+    json!({
+        "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "pad_token_id": 32_000, "partial_rotary_factor": 1.0,
+        "rms_norm_eps": 1e-5, "sliding_window": null,
+    })
+}
 
 static NAMES: Names = Names { qkv: &[LLAMA.qkv_stack], gate_up: &[LLAMA.gate_up_stack], ..LLAMA };
 
@@ -21,20 +31,23 @@ pub fn phi3(sizes: DecoderConfig) -> DecoderConfig {
 }
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    for key in ["resid_pdrop", "embd_pdrop"] {
-        let dropout: f64 = file.optional(key, 0.0)?;
-        if dropout != 0.0 {
-            return Err(file.error(&format!("`{key}` is not 0; dropout is not implemented")));
-        }
-    }
-    // This key replaces that of `rope_parameters`, even if only its default is known.
     let mut values = file.values().clone();
-    values.entry("original_max_position_embeddings").or_insert(4096.into());
+    for key in ["rope_scaling", "rope_parameters"] {
+        rename_longrope(values.get_mut(key));
+    }
     let sizes = common(&file.with_values(values))?;
     Ok(DecoderConfig {
-        max_positions: file.optional("max_position_embeddings", 4096)?,
-        norm_eps: file.optional("rms_norm_eps", 1e-5)?,
-        window: sliding_window(file, None)?,
+        window: sliding_window(file)?,
+        untrainable: untrainable(file, &["attention_dropout", "resid_pdrop", "embd_pdrop"])?,
         ..phi3(sizes)
     })
+}
+
+/// Early folders of Phi-3 call LongRoPE "su" or "yarn".
+fn rename_longrope(section: Option<&mut Value>) {
+    let Some(section) = section.and_then(Value::as_object_mut) else { return };
+    let name = section.get("rope_type").or_else(|| section.get("type")).and_then(Value::as_str);
+    if name.is_some_and(|name| name == "su" || name == "yarn") {
+        section.insert("rope_type".into(), json!("longrope"));
+    }
 }

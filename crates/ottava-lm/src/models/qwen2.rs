@@ -3,13 +3,22 @@
 use super::family::{Family, common, qwen_window};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
+use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
     architecture: "Qwen2ForCausalLM",
     model_type: "qwen2",
     reward_model: Some("Qwen2ForSequenceClassification"),
+    defaults,
+    aliases: &[],
     read,
 };
+
+fn defaults() -> Value {
+    json!({
+        "layer_types": null, "max_position_embeddings": 32_768, "max_window_layers": 28, "num_key_value_heads": 32, "sliding_window": 4096, "use_sliding_window": false,
+    })
+}
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let sizes = common(file)?;

@@ -4,13 +4,22 @@ use super::family::{Family, common, qwen_window};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 use crate::layers::NormScope;
+use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
     architecture: "Qwen3ForCausalLM",
     model_type: "qwen3",
     reward_model: Some("Qwen3ForSequenceClassification"),
+    defaults,
+    aliases: &[],
     read,
 };
+
+fn defaults() -> Value {
+    json!({
+        "head_dim": 128, "layer_types": null, "max_position_embeddings": 32_768, "max_window_layers": 28, "num_key_value_heads": 32, "sliding_window": 4096, "use_sliding_window": false,
+    })
+}
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let sizes = common(file)?;
@@ -20,8 +29,6 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
 
 /// The sizes with Qwen3's attention.
 pub(super) fn dense(file: &ConfigFile, sizes: DecoderConfig) -> Result<DecoderConfig> {
-    let bias = file.optional("attention_bias", false)?;
-    // The default size of a head is 128, for any width of the residual stream.
-    let head_dim = file.optional("head_dim", 128)?;
-    Ok(DecoderConfig { head_dim, qk_norm: Some(NormScope::Head), qkv_bias: bias, output_bias: bias, ..sizes })
+    let bias = file.required("attention_bias")?;
+    Ok(DecoderConfig { qk_norm: Some(NormScope::Head), qkv_bias: bias, output_bias: bias, ..sizes })
 }

@@ -5,12 +5,7 @@ use crate::error::Result;
 use serde_json::{Map, Value, json};
 
 /// The key of the token that fills rows: the reward of a sequence is the score of its last token that is another one.
-const PAD: &str = "pad_token_id";
-
-/// The padding token of a reward model; `None` if its last token counts, whatever it is.
-pub fn pad_token(file: &ConfigFile) -> Result<Option<i64>> {
-    file.optional(PAD, None)
-}
+pub(super) const PAD: &str = "pad_token_id";
 
 /// `file` with the padding token `pad`, if it names none.
 pub(super) fn with_padding(file: &ConfigFile, pad: Option<u32>) -> ConfigFile {

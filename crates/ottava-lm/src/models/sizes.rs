@@ -2,7 +2,7 @@
 
 use super::{LayerSet, RopeKind, RopeScaling};
 use crate::layers::{ExpertsConfig, LLAMA, LatentSizes, Names, NormScope};
-use crate::lora::Lora;
+use crate::lora::{Lora, Targets};
 use ottava_tensor::ops::{Activation, NormKind, RopePairs};
 
 /// How a model knows the positions of tokens.
@@ -95,9 +95,17 @@ pub struct DecoderConfig {
     pub names: &'static Names,
     /// A sentence for each key of `config.json` that is ignored.
     pub ignored: Vec<String>,
+    /// A sentence for each key of `config.json` that changes training alone and is not implemented.
+    pub untrainable: Vec<String>,
     /// Adapters of the blocks' linears, which are trained instead of the model; not part of `config.json`.
     pub lora: Option<Lora>,
 }
+
+/// The largest size of a tensor.
+pub(super) const MAX_SIZE: usize = 1 << 24;
+
+/// More experts in all layers than any model has, but few enough to be planned within seconds.
+const MAX_EXPERTS: usize = 1 << 17;
 
 impl Default for DecoderConfig {
     /// Llama's blocks, without sizes.
@@ -142,6 +150,7 @@ impl Default for DecoderConfig {
             routed: LayerSet::All,
             names: &LLAMA,
             ignored: Vec::new(),
+            untrainable: Vec::new(),
             lora: None,
         }
     }
@@ -161,7 +170,7 @@ impl DecoderConfig {
             ("max_position_embeddings", self.max_positions),
         ];
         for (key, value) in sizes {
-            if value == 0 || value > 1 << 24 {
+            if value == 0 || value > MAX_SIZE {
                 return Err(format!("`{key}` is {value}"));
             }
         }
@@ -186,20 +195,13 @@ impl DecoderConfig {
         }
         if let Some(latent) = self.latent {
             let sizes = [latent.kv_rank, latent.plain, latent.rotated, latent.value, latent.query_rank.unwrap_or(1)];
-            if sizes.iter().any(|&size| size == 0 || size > 1 << 24) || latent.value > latent.head_dim() {
+            if sizes.iter().any(|&size| size == 0 || size > MAX_SIZE) || latent.value > latent.head_dim() {
                 return Err(format!(
                     "the sizes of latent attention are {latent:?}; all are above 0, and values fit into keys"
                 ));
             }
         }
-        if let Some(experts) = &self.experts {
-            if experts.hidden == 0 || experts.hidden > 1 << 24 {
-                return Err(format!("the width of an expert is {}", experts.hidden));
-            }
-            if let Some(problem) = experts.routing.problem(experts.count) {
-                return Err(problem);
-            }
-        }
+        self.experts.as_ref().map_or(Ok(()), |experts| self.check_experts(experts))?;
         if self.window == Some(0) {
             return Err("`sliding_window` is 0; a token sees itself with 1".into());
         }
@@ -207,6 +209,29 @@ impl DecoderConfig {
             [Some(&self.rope), self.local_rope.as_ref()].into_iter().flatten().try_for_each(|r| self.check_rope(r))?;
         }
         Ok(())
+    }
+
+    /// These sizes, whose adapters of all linears are none of MLPs and shared experts beside experts: PEFT takes such names for those of the
+    /// experts, and does not load them.
+    pub(crate) fn with_adapters_beside_experts(mut self) -> DecoderConfig {
+        let dense =
+            |experts: &ExpertsConfig| experts.shared.is_some() || (0..self.layers).any(|i| !self.routed.contains(i));
+        let (Some(lora), true) = (&mut self.lora, self.experts.as_ref().is_some_and(dense)) else { return self };
+        let names: Vec<String> =
+            self.names.gate_up.iter().chain([&self.names.down]).map(|name| name.to_string()).collect();
+        let listed = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        if lora.targets == Targets::AllLinear && lora.exceptions.exclude == Targets::NONE {
+            lora.exceptions.exclude = Targets::Names(names);
+            self.ignored.push(format!(
+                "{listed} have no adapters with \"all-linear\": PEFT does not load them for a model with experts; name them in \
+                 `lora.target_modules` to train them all the same"
+            ));
+        } else if names.iter().any(|name| lora.has(&format!("{}.0.{}.{name}", self.names.blocks, self.names.mlp))) {
+            self.ignored.push(format!(
+                "adapters of {listed} are not loaded by PEFT for a model with experts; `ottava merge` makes a model of them"
+            ));
+        }
+        self
     }
 
     /// Elements of a head to which rotary positions apply, or a part of which they rotate.
@@ -249,6 +274,25 @@ impl DecoderConfig {
         let factors = [self.embedding_scale, self.residual_scale, self.logit_scale];
         let options = [self.attention_scale, self.score_cap, self.logit_cap];
         factors != [1.0; 3] || options.iter().any(Option::is_some)
+    }
+
+    fn check_experts(&self, experts: &ExpertsConfig) -> Result<(), String> {
+        let shared = experts.shared.map_or(1, |shared| shared.hidden);
+        for (what, width) in [("an expert", experts.hidden), ("the shared expert", shared)] {
+            if width == 0 || width > MAX_SIZE {
+                return Err(format!("the width of {what} is {width}"));
+            }
+        }
+        if let Some(problem) = experts.routing.problem(experts.count) {
+            return Err(problem);
+        }
+        match experts.count * self.layers {
+            all if all > MAX_EXPERTS => {
+                let (count, layers) = (experts.count, self.layers);
+                Err(format!("{layers} layers of {count} experts are {all} experts; at most {MAX_EXPERTS} are possible"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_rope(&self, rope: &RopeScaling) -> Result<(), String> {

@@ -102,7 +102,7 @@ fn deepseek_v3_backward_is_the_gradient() {
     });
     let mut keys = json!({
         "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 5, "n_shared_experts": 1, "n_group": 3,
-        "topk_group": 2, "routed_scaling_factor": 2.5,
+        "topk_group": 2, "routed_scaling_factor": 2.5, "first_k_dense_replace": 0,
     });
     keys.as_object_mut().unwrap().extend(latent.as_object().unwrap().clone());
     check("deepseek_v3", keys);

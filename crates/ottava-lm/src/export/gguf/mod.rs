@@ -18,7 +18,7 @@ use crate::convert::source::{Weight, neighbours_in_heads};
 use crate::error::{Error, Result};
 use crate::fs::RealFs;
 use crate::interrupt;
-use crate::models::{DecoderConfig, RopeKind};
+use crate::models::{self, DecoderConfig, RopeKind};
 use header::{Entry, Header};
 use ottava_tensor::ops::Activation;
 use serde::Serialize;
@@ -98,8 +98,8 @@ pub fn export_gguf(source: &Source, dtype: GgufType, output: &std::path::Path) -
 
 /// The architecture of llama.cpp that has all settings of a model.
 fn expressible(source: &Source) -> Result<&'static Architecture> {
-    let (sizes, family) = (&source.sizes, source.config.architecture()?);
-    let architecture = Architecture::of_family(&family)
+    let (sizes, family) = (&source.sizes, models::architecture(&source.config)?);
+    let architecture = Architecture::of_family(family)
         .map_err(|known| source.config.error(&format!("{family} is not exported to GGUF; {} are", known.join(", "))))?;
     let biases = !architecture.optional_biases && sizes.output_bias;
     let is_gemma = architecture.gemma.is_some();

@@ -82,7 +82,7 @@ impl Yarn {
     fn attention_factor(&self) -> f64 {
         let of = |mscale: f64| if self.factor <= 1.0 { 1.0 } else { 0.1 * mscale * libm::log(self.factor) + 1.0 };
         self.attention_factor.unwrap_or_else(|| match (self.mscale, self.mscale_all_dim) {
-            (Some(mscale), Some(of_all)) => of(mscale) / of(of_all),
+            (Some(mscale), Some(of_all)) if mscale != 0.0 && of_all != 0.0 => of(mscale) / of(of_all),
             _ => of(1.0),
         })
     }

@@ -19,6 +19,8 @@ pub struct RopeScaling {
     pub partial: f64,
     /// The stretch, if any.
     pub kind: RopeKind,
+    /// The growth of attention scores with the logarithm of the stretch, of DeepSeek.
+    pub mscale_all_dim: Option<f64>,
 }
 
 /// Kinds of stretching.
@@ -96,6 +98,8 @@ impl Default for RopeScaling {
     }
 }
 
+const LAYER_TYPES: &str = "layer_types";
+const PARTIAL: &str = "partial_rotary_factor";
 const ORIGINAL: &str = "original_max_position_embeddings";
 /// The keys of `rope_parameters` of a model whose local layers have rotary positions of their own.
 pub(super) const NESTED: [&str; 2] = ["full_attention", "sliding_attention"];
@@ -103,34 +107,74 @@ pub(super) const NESTED: [&str; 2] = ["full_attention", "sliding_attention"];
 impl RopeScaling {
     /// Without stretching.
     pub fn plain(theta: f64) -> RopeScaling {
-        RopeScaling { theta, partial: 1.0, kind: RopeKind::Default }
+        RopeScaling { theta, partial: 1.0, kind: RopeKind::Default, mscale_all_dim: None }
     }
 
-    /// Reads the old spelling (`rope_theta`, `rope_scaling`) or the new one (`rope_parameters`); `theta` is the default base.
+    /// Reads `rope_theta` and `rope_scaling`, or `rope_parameters`.
     ///
-    /// Errors if a kind is not implemented, or layers have different rotary positions.
-    pub fn read(file: &ConfigFile, theta: f64) -> Result<RopeScaling> {
-        let section = match file.section("rope_parameters")? {
-            Some(parameters) => Some(parameters),
-            None => file.section("rope_scaling")?,
-        };
-        if let Some(key) = section.as_ref().and_then(|section| NESTED.iter().find(|key| section.has(key))) {
-            return Err(file.error(&format!(
-                "`rope_parameters` has the key `{key}`: rotary positions by kinds of layers are implemented for Gemma 3"
-            )));
+    /// Errors if a kind is not implemented, layers have different rotary positions, or both objects are there and say different ones:
+    /// transformers would read `rope_scaling` alone.
+    pub fn read(file: &ConfigFile) -> Result<RopeScaling> {
+        let scaling = file.section("rope_scaling")?.filter(|scaling| !scaling.values().is_empty());
+        let parameters = file.section("rope_parameters")?;
+        // transformers ignores the keys of a model whose layers have no types.
+        let types: Vec<String> = file.optional(LAYER_TYPES, Vec::new())?;
+        let has_type = |key: &str| file.has_default(LAYER_TYPES) || types.iter().any(|kind| kind == key);
+        for section in scaling.iter().chain(&parameters) {
+            if let Some(key) = NESTED.iter().find(|key| section.has(key) && has_type(key)) {
+                return Err(section.error(&format!(
+                    "the key `{key}` is for rotary positions by kinds of layers, which are implemented for Gemma 3"
+                )));
+            }
         }
-        RopeScaling::of_section(file, section.as_ref(), file.optional("rope_theta", theta)?)
+        let theta = file.optional("rope_theta", 10_000.0)?;
+        let read = |section: Option<&ConfigFile>| RopeScaling::of_section(file, section, theta);
+        let Some(scaling) = scaling else { return read(parameters.as_ref()) };
+        let found = read(Some(&scaling))?;
+        match parameters.filter(|_| file.has("rope_parameters")) {
+            Some(parameters) => {
+                let other = read(Some(&parameters))?;
+                let stretches = other.kind != RopeKind::Default && other.kind != found.kind;
+                match stretches || other.theta != found.theta || other.partial != found.partial {
+                    true => Err(file.error(
+                        "`rope_scaling` and `rope_parameters` say different rotary positions; put the keys of `rope_scaling` into \
+                         `rope_parameters`, and remove it",
+                    )),
+                    false => Ok(found),
+                }
+            }
+            None => Ok(found),
+        }
     }
 
     /// Reads one object of `rope_parameters` or `rope_scaling` of `file`.
     pub(super) fn of_section(file: &ConfigFile, section: Option<&ConfigFile>, theta: f64) -> Result<RopeScaling> {
-        let partial = file.optional("partial_rotary_factor", 1.0)?;
-        let Some(section) = section else {
-            return Ok(RopeScaling { theta, partial, kind: RopeKind::Default });
+        let partial = file.optional(PARTIAL, 1.0)?;
+        let rope = match section {
+            None => RopeScaling { partial, ..RopeScaling::plain(theta) },
+            Some(section) => RopeScaling {
+                theta: section.optional("rope_theta", theta)?,
+                partial: section.optional(PARTIAL, partial)?,
+                kind: RopeKind::read(file, section)?,
+                mscale_all_dim: section.optional("mscale_all_dim", None)?,
+            },
         };
-        let theta = section.optional("rope_theta", theta)?;
-        let partial = section.optional("partial_rotary_factor", partial)?;
-        Ok(RopeScaling { theta, partial, kind: RopeKind::read(file, section)? })
+        rope.of_whole_heads(file)
+    }
+
+    /// Only Phi-3, whose table of defaults has the key, rotates a part of each head. The plain rotary positions of other families do not
+    /// read it in transformers, and the stretched ones fail with it.
+    fn of_whole_heads(self, file: &ConfigFile) -> Result<RopeScaling> {
+        if file.has_default(PARTIAL) || self.partial == 1.0 {
+            return Ok(self);
+        }
+        match self.kind {
+            RopeKind::Default => Ok(RopeScaling { partial: 1.0, ..self }),
+            _ => Err(file.error(&format!(
+                "`{PARTIAL}` is {}, and rotary positions that are stretched rotate whole heads of this model; remove it",
+                self.partial
+            ))),
+        }
     }
 
     /// Writes the keys of `config.json` in both spellings, for old and new readers. With `local`, these rotary positions are those of
@@ -139,8 +183,11 @@ impl RopeScaling {
         let parameters = |rope: &RopeScaling| {
             let mut parameters = rope.kind.keys();
             parameters["rope_theta"] = json!(rope.theta);
+            if let Some(mscale) = rope.mscale_all_dim {
+                parameters["mscale_all_dim"] = json!(mscale);
+            }
             if rope.partial != 1.0 {
-                parameters["partial_rotary_factor"] = json!(rope.partial);
+                parameters[PARTIAL] = json!(rope.partial);
             }
             parameters
         };
@@ -152,54 +199,69 @@ impl RopeScaling {
             values.insert("rope_local_base_freq".into(), json!(local.theta));
         }
         if self.partial != 1.0 {
-            values.insert("partial_rotary_factor".into(), json!(self.partial));
+            values.insert(PARTIAL.into(), json!(self.partial));
         }
         values.insert("rope_parameters".into(), of_model);
         values.insert("rope_theta".into(), json!(self.theta));
-        let scaling = if self.kind == RopeKind::Default { Value::Null } else { self.kind.keys() };
+        let scaling = if self.kind == RopeKind::Default { Value::Null } else { parameters(self) };
         values.insert("rope_scaling".into(), scaling);
     }
 }
 
 impl RopeKind {
+    /// The factor of the stretch, if it has one.
+    pub fn factor(&self) -> Option<f64> {
+        match self {
+            RopeKind::Default => None,
+            RopeKind::Linear { factor } | RopeKind::Llama3 { factor, .. } | RopeKind::Dynamic { factor } => {
+                Some(*factor)
+            }
+            RopeKind::Yarn(yarn) => Some(yarn.factor),
+            RopeKind::LongRope(long) => Some(long.factor),
+        }
+    }
+
     fn read(file: &ConfigFile, section: &ConfigFile) -> Result<RopeKind> {
-        // Phi-3 has the original context beside the object.
-        let original = || match file.has(ORIGINAL) {
-            true => file.required(ORIGINAL),
-            false => section.required(ORIGINAL),
+        // The key beside the object replaces that in it.
+        let original = || -> Result<f64> {
+            match (file.optional(ORIGINAL, None)?, section.optional(ORIGINAL, None)?) {
+                (Some(original), _) | (None, Some(original)) => Ok(original),
+                (None, None) => file.required("max_position_embeddings"),
+            }
+        };
+        let growth = || -> Result<f64> { Ok(file.required::<f64>("max_position_embeddings")? / original()?) };
+        let or = |key: &str, default: f64| -> Result<f64> {
+            // transformers reads 0 like a missing key.
+            Ok(section.optional::<f64>(key, default).map(|value| if value == 0.0 { default } else { value })?)
         };
         let old_name = section.optional("type", "default".to_string())?;
         Ok(match section.optional("rope_type", old_name)?.as_str() {
             "default" => RopeKind::Default,
             "linear" => RopeKind::Linear { factor: section.required("factor")? },
+            // Of whole heads, which is what it is for models that rotate no part of them.
+            "proportional" => RopeKind::Linear { factor: section.optional("factor", 1.0)? },
             "llama3" => RopeKind::Llama3 {
                 factor: section.required("factor")?,
                 low_freq_factor: section.required("low_freq_factor")?,
                 high_freq_factor: section.required("high_freq_factor")?,
-                original_max_positions: section.required(ORIGINAL)?,
+                original_max_positions: original()?,
             },
             "dynamic" => RopeKind::Dynamic { factor: section.required("factor")? },
-            // Early folders of Phi-3 call it "su" or "yarn".
-            name if name == "longrope" || name == "su" || name == "yarn" && section.has("short_factor") => {
-                let original_max_positions = original()?;
-                let growth =
-                    || -> Result<f64> { Ok(file.required::<f64>("max_position_embeddings")? / original_max_positions) };
-                RopeKind::LongRope(LongRope {
-                    short: section.required("short_factor")?,
-                    long: section.required("long_factor")?,
-                    original_max_positions,
-                    factor: section.optional("factor", None)?.map_or_else(growth, Ok)?,
-                    attention_factor: section.optional("attention_factor", None)?,
-                })
-            }
+            "longrope" => RopeKind::LongRope(LongRope {
+                short: section.required("short_factor")?,
+                long: section.required("long_factor")?,
+                original_max_positions: original()?,
+                factor: section.optional("factor", None)?.map_or_else(growth, Ok)?,
+                attention_factor: section.optional("attention_factor", None)?,
+            }),
             "yarn" => RopeKind::Yarn(Yarn {
-                factor: section.required("factor")?,
+                factor: section.optional("factor", None)?.map_or_else(growth, Ok)?,
                 original_max_positions: original()?,
                 attention_factor: section.optional("attention_factor", None)?,
                 mscale: section.optional("mscale", None)?,
                 mscale_all_dim: section.optional("mscale_all_dim", None)?,
-                beta_fast: section.optional("beta_fast", 32.0)?,
-                beta_slow: section.optional("beta_slow", 1.0)?,
+                beta_fast: or("beta_fast", 32.0)?,
+                beta_slow: or("beta_slow", 1.0)?,
                 truncate: section.optional("truncate", true)?,
             }),
             other => {
@@ -261,8 +323,9 @@ impl RopeKind {
             ],
             RopeKind::Yarn(yarn) => [
                 ("attention_factor", yarn.attention_factor),
-                ("mscale", yarn.mscale),
-                ("mscale_all_dim", yarn.mscale_all_dim),
+                // transformers reads 0 like a missing key.
+                ("mscale", yarn.mscale.filter(|mscale| *mscale != 0.0)),
+                ("mscale_all_dim", yarn.mscale_all_dim.filter(|mscale| *mscale != 0.0)),
                 ("factor", Some(yarn.factor)),
                 (ORIGINAL, Some(yarn.original_max_positions)),
                 ("beta_fast", Some(yarn.beta_fast)),

@@ -4,7 +4,9 @@ const LENGTHS: RopeLengths = RopeLengths { max_positions: 8192, seq_len: 8192 };
 
 fn read(json: Value) -> RopeScaling {
     let Value::Object(values) = json else { panic!("an object") };
-    RopeScaling::read(&ConfigFile::from_values("config.json", values), 10_000.0).unwrap()
+    // The table of Phi-3, which rotates a part of heads.
+    let defaults = Map::from_iter([(PARTIAL.to_string(), json!(1.0)), ("max_position_embeddings".into(), json!(2048))]);
+    RopeScaling::read(&ConfigFile::from_values("config.json", values).with_defaults(defaults)).unwrap()
 }
 
 #[test]
