@@ -64,7 +64,8 @@ const KEYS: &[(&str, Meaning)] = &[
     ("use_dora", Read),
     ("use_qalora", Refused),
     ("use_rslora", Read),
-    ("velora_config", Refused),
+    // It compresses what backward keeps.
+    ("velora_config", Needless),
 ];
 
 /// Initializations after which the base model has its own weights: PEFT draws `A` and `B`, which the file replaces.
