@@ -5,6 +5,7 @@
 mod action;
 mod check;
 mod compare;
+mod micro_batch;
 mod passes;
 mod preference;
 mod preference_steps;
@@ -16,9 +17,10 @@ mod tests;
 pub use action::Action;
 pub use check::Places;
 pub use compare::Repeated;
+pub use micro_batch::{LossScale, MicroBatch};
 pub use preference::{MicroBatchPreference, Preference, PreferenceSums};
 pub use program::{Program, Reductions};
-pub use run::{LossScale, MicroBatch, ProgramInputs, Results, StepEnd};
+pub use run::{ProgramInputs, Results, StepEnd};
 
 use crate::capture::{Capture, Launch};
 use crate::context::Sequences;

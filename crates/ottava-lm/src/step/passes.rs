@@ -1,6 +1,6 @@
 //! What the actions of a program compute: one pass, or two passes in different precisions side by side.
 
-use super::run::{LossScale, MicroBatch};
+use super::micro_batch::{LossScale, MicroBatch};
 use crate::context::DeferredWgrads;
 use crate::error::{Error, Result};
 use crate::mode::{Mode, Pass, StepPrecision};

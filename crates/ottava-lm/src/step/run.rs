@@ -2,49 +2,20 @@
 
 use super::action::Action;
 use super::check::Places;
+use super::micro_batch::{LossScale, MicroBatch};
 use super::passes::{Passes, Single};
-use super::preference::MicroBatchPreference;
 use super::program::Program;
-use crate::context::{DeferredWgrads, Sequences};
-use crate::data::Batch;
+use crate::context::DeferredWgrads;
 use crate::error::{Error, Result};
-use crate::layer_ranks::ShardPlace;
 use crate::mode::{Pass, StepPrecision};
 use crate::models::Decoder;
 use crate::optim::Optimizer;
 use crate::parallel::{Exchange, Message, Messages, Part, Partition};
 use crate::param::Grad;
+use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::limit_norm;
-use ottava_tensor::{Device, Tensor};
 use std::collections::HashMap;
-
-/// A micro-batch on the device.
-pub struct MicroBatch {
-    /// I32 `[T]`.
-    pub inputs: Tensor,
-    /// I32 `[T]`.
-    pub targets: Tensor,
-    /// Positions, and boundaries of documents.
-    pub sequences: Sequences,
-    /// What the loss of preferences reads; `None` for the loss of the next token.
-    pub preference: Option<MicroBatchPreference>,
-}
-
-impl MicroBatch {
-    /// A copy of `batch` on `device`.
-    pub fn new(batch: &Batch, device: &Device, place: ShardPlace) -> Result<MicroBatch> {
-        let mut sequences = Sequences::divided(device, batch.rows, batch.seq_len, place)?;
-        if let Some(lengths) = &batch.documents {
-            sequences = sequences.with_documents(lengths.len().max(batch.rows))?;
-            sequences.set_documents(lengths)?;
-        }
-        sequences.set_padding(&batch.padding)?;
-        let tensor = |ids: Vec<i32>| Tensor::from_slice(device, &[ids.len()], &ids);
-        let (inputs, targets) = (tensor(sequences.own(&batch.inputs))?, tensor(sequences.own(&batch.targets))?);
-        Ok(MicroBatch { inputs, targets, sequences, preference: None })
-    }
-}
 
 /// The inputs of a program, apart from the model.
 pub struct ProgramInputs<'a> {
@@ -56,14 +27,6 @@ pub struct ProgramInputs<'a> {
     pub precision: StepPrecision,
     /// The ranks that run the program, and how they divide the model.
     pub partition: &'a Partition,
-}
-
-/// The factors of losses in what backward differentiates, on the device: F32 `[1]` each (F64 for F64), which a replayed step reads anew.
-pub struct LossScale {
-    /// The factor of each loss of the model: of a token, or of preferences.
-    pub per_unit: Tensor,
-    /// The factor of the losses of layers, which are means over the tokens of a micro-batch.
-    pub per_micro_batch: Tensor,
 }
 
 /// The results of a step, on the device.
