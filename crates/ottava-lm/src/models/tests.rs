@@ -1,7 +1,7 @@
 //! What keys of `config.json` mean: the values and the precedence of transformers 5.24.
 
 use super::*;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// A file with the sizes of a small model, and these keys.
 fn file(keys: Value) -> ConfigFile {
@@ -422,7 +422,7 @@ fn numbers_that_are_not_finite_are_refused_where_they_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let with_text = |text: &str| {
         let keys = file(json!({"model_type": "llama"})).values().clone();
-        let whole = serde_json::to_string(&Map::from(keys)).unwrap().replacen('{', &format!("{{{text}, "), 1);
+        let whole = serde_json::to_string(&keys).unwrap().replacen('{', &format!("{{{text}, "), 1);
         std::fs::write(folder.path().join("config.json"), whole).unwrap();
         decoder_config(&ConfigFile::read(folder.path()).unwrap())
     };

@@ -232,7 +232,7 @@ impl RopeKind {
         let growth = || -> Result<f64> { Ok(file.required::<f64>("max_position_embeddings")? / original()?) };
         let or = |key: &str, default: f64| -> Result<f64> {
             // transformers reads 0 like a missing key.
-            Ok(section.optional::<f64>(key, default).map(|value| if value == 0.0 { default } else { value })?)
+            section.optional::<f64>(key, default).map(|value| if value == 0.0 { default } else { value })
         };
         let old_name = section.optional("type", "default".to_string())?;
         Ok(match section.optional("rope_type", old_name)?.as_str() {
