@@ -27,6 +27,8 @@ pub struct Sequences {
     /// I32 `[batch · seq_len / ranks]`: at tokens of documents, the number of such tokens in the whole micro-batch; at padding, 0. Means over tokens
     /// read it.
     pub counted: Tensor,
+    /// By sequence, the padding that `counted` has.
+    padding: Vec<usize>,
     /// I32 `[max_documents + 1]`: where documents begin in the whole sequences, as [`attention`](ottava_tensor::ops::attention()) reads them; `None` where each
     /// sequence is one document.
     pub cu_seqlens: Option<Tensor>,
@@ -43,7 +45,8 @@ impl Sequences {
         let positions: Vec<i32> = (0..batch * seq_len).map(|token| (start + token % seq_len) as i32).collect();
         let positions = Tensor::from_slice(device, &[batch * seq_len], &positions)?;
         let counted = Tensor::from_slice(device, &[batch * seq_len], &vec![(batch * seq_len) as i32; batch * seq_len])?;
-        Ok(Sequences { batch, seq_len, place: ShardPlace::ALONE, positions, counted, cu_seqlens: None })
+        let padding = vec![0; batch];
+        Ok(Sequences { batch, seq_len, place: ShardPlace::ALONE, positions, counted, padding, cu_seqlens: None })
     }
 
     /// [`Sequences::new`] for the rank at `place` of those that divide each sequence.
@@ -100,6 +103,10 @@ impl Sequences {
                 padding.iter().max().unwrap_or(&0)
             )));
         }
+        if padding == self.padding {
+            return Ok(());
+        }
+        self.padding = padding.to_vec();
         let tokens = (self.batch * self.seq_len - padding.iter().sum::<usize>()) as i32;
         let row = |&padding: &usize| [vec![tokens; self.seq_len - padding], vec![0; padding]].concat();
         let counted: Vec<i32> = padding.iter().flat_map(row).collect();

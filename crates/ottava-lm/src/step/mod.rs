@@ -54,6 +54,8 @@ pub struct TrainStep {
     /// The factor of the loss of a step, so that gradients do not underflow in FP16; the update divides by it.
     loss_scale_value: f64,
     loss_scale: LossScale,
+    /// The value of [`LossScale::per_micro_batch`].
+    per_micro_batch: f64,
     /// The ranks that run a step together, with equal numbers of rows, and how they divide the model.
     partition: Partition,
 }
@@ -126,9 +128,12 @@ impl TrainStep {
             captures: [Capture::on(device), Capture::on(device)],
             loss_scale_value: 1.0,
             loss_scale,
+            per_micro_batch: f64::NAN,
             partition,
         };
         step.write_loss_scale()?;
+        // The value of a step without ignored targets.
+        step.set_per_micro_batch(1.0 / step.micro_batches_of_all() as f64)?;
         Ok(step)
     }
 
@@ -180,6 +185,15 @@ impl TrainStep {
     pub fn set_loss_scale(&mut self, loss_scale: f64) -> Result<()> {
         self.loss_scale_value = loss_scale;
         self.write_loss_scale()
+    }
+
+    /// Sets the factor of the losses of layers.
+    fn set_per_micro_batch(&mut self, value: f64) -> Result<()> {
+        if value == self.per_micro_batch {
+            return Ok(());
+        }
+        self.per_micro_batch = value;
+        write_scalar(&mut self.loss_scale.per_micro_batch, value)
     }
 
     /// Writes the factor of the loss of a unit.
@@ -235,8 +249,7 @@ impl TrainStep {
         }
         let gradient_scale = self.loss_scale_value * (targets / self.units() as f64);
         optimizer.begin_step(learning_rate, gradient_scale)?;
-        let per_micro_batch = gradient_scale / self.micro_batches_of_all() as f64;
-        write_scalar(&mut self.loss_scale.per_micro_batch, per_micro_batch)?;
+        self.set_per_micro_batch(gradient_scale / self.micro_batches_of_all() as f64)?;
         let limit = (self.norm_limit * gradient_scale) as f32;
         if let Some(on_device) = &mut self.results.limit {
             on_device.write_bytes(&limit.to_le_bytes())?;
