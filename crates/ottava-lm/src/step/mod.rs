@@ -183,6 +183,9 @@ impl TrainStep {
 
     /// Sets the factor of the loss in later steps.
     pub fn set_loss_scale(&mut self, loss_scale: f64) -> Result<()> {
+        if loss_scale == self.loss_scale_value {
+            return Ok(());
+        }
         self.loss_scale_value = loss_scale;
         self.write_loss_scale()
     }
