@@ -37,6 +37,7 @@ REFUSALS = {
     "^deepseek_v2.*`mlp_bias` is": "with biases of MLPs that are not implemented",
     "^deepseek_v3.*`(topk_method|scoring_func)` is": "with a router that DeepSeek's code computes and transformers ignores",
     "^deepseek_v2.*`(norm_topk_prob|topk_method|scoring_func)` is": "with a router that DeepSeek's code computes and transformers ignores",
+    "`use_sliding_window` is false": "with layers whose window is empty",
     "the rope type `(proportional|ntk|mrope)`": "with a rotary scaling that is not implemented",
     "has the key `(full|sliding)_attention`": "with rotary positions by kinds of layers, which transformers ignores in this family",
     "`(short|long)_factor` has": "with a list of factors of another length than a head",

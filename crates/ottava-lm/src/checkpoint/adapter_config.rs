@@ -62,7 +62,8 @@ const KEYS: &[(&str, Meaning)] = &[
     ("trainable_token_indices", Refused),
     ("use_bdlora", Refused),
     ("use_dora", Read),
-    ("use_qalora", Refused),
+    // It is for bases in GPTQ.
+    ("use_qalora", Needless),
     ("use_rslora", Read),
     // It compresses what backward keeps.
     ("velora_config", Needless),

@@ -181,6 +181,9 @@ fn rope_scaling_beside_rope_parameters_is_read_or_refused() {
     let nested = json!({"full_attention": {"rope_type": "linear", "factor": 2.0}});
     assert_eq!(read(json!({"model_type": "llama", "rope_parameters": nested})).rope, RopeScaling::plain(10_000.0));
     assert!(error(json!({"model_type": "qwen3", "rope_parameters": nested})).contains("the key `full_attention`"));
+    // `rope_scaling` replaces them.
+    let both = json!({"model_type": "qwen3", "rope_parameters": nested, "rope_scaling": yarn});
+    assert!(matches!(read(both).rope.kind, RopeKind::Yarn(_)));
     // The default of gpt-oss gives way.
     let gpt_oss = read(json!({"model_type": "gpt_oss", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}));
     assert_eq!((gpt_oss.rope.kind, gpt_oss.rope.theta), (RopeKind::Linear { factor: 2.0 }, 150_000.0));

@@ -120,22 +120,24 @@ impl RopeScaling {
         // transformers ignores the keys of a model whose layers have no types.
         let types: Vec<String> = file.optional(LAYER_TYPES, Vec::new())?;
         let has_type = |key: &str| file.has_default(LAYER_TYPES) || types.iter().any(|kind| kind == key);
-        for section in scaling.iter().chain(&parameters) {
-            if let Some(key) = NESTED.iter().find(|key| section.has(key) && has_type(key)) {
-                return Err(section.error(&format!(
-                    "the key `{key}` is for rotary positions by kinds of layers, which are implemented for Gemma 3"
-                )));
-            }
+        let nested = |section: &ConfigFile| NESTED.into_iter().find(|key| section.has(key));
+        let section = scaling.as_ref().or(parameters.as_ref());
+        if let Some((section, key)) = section.and_then(|s| Some((s, nested(s)?))).filter(|(_, key)| has_type(key)) {
+            return Err(section.error(&format!(
+                "the key `{key}` is for rotary positions by kinds of layers, which are implemented for Gemma 3"
+            )));
         }
         let theta = file.optional("rope_theta", 10_000.0)?;
         let read = |section: Option<&ConfigFile>| RopeScaling::of_section(file, section, theta);
         let Some(scaling) = scaling else { return read(parameters.as_ref()) };
         let found = read(Some(&scaling))?;
-        match parameters.filter(|_| file.has("rope_parameters")) {
+        match parameters.filter(|parameters| file.has("rope_parameters") && nested(parameters).is_none()) {
             Some(parameters) => {
-                let other = read(Some(&parameters))?;
-                let stretches = other.kind != RopeKind::Default && other.kind != found.kind;
-                match stretches || other.theta != found.theta || other.partial != found.partial {
+                let agrees = |other: RopeScaling| {
+                    let stretches = other.kind != RopeKind::Default && other.kind != found.kind;
+                    !stretches && other.theta == found.theta && other.partial == found.partial
+                };
+                match !read(Some(&parameters)).is_ok_and(agrees) {
                     true => Err(file.error(
                         "`rope_scaling` and `rope_parameters` say different rotary positions; put the keys of `rope_scaling` into \
                          `rope_parameters`, and remove it",
