@@ -4,6 +4,7 @@
 //! Bounds hold while the body is parsed, so a long list is refused before it is in memory.
 
 use crate::error::{ApiError, Result};
+use ottava_lm::data::keep_integers;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -44,7 +45,8 @@ impl Body {
     /// Errors for what is no JSON object, and for a field that is not among `known`.
     pub fn parse(bytes: &[u8], known: &[&str]) -> Result<Body> {
         let at = RefCell::new(String::new());
-        let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+        let bytes = keep_integers(bytes);
+        let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
         let parsed = Fields { known, at: &at }.deserialize(&mut deserializer);
         parsed.and_then(|body| deserializer.end().map(|()| body)).map_err(|error| {
             let (at, text) = (at.into_inner(), error.to_string());

@@ -128,12 +128,12 @@ fn listed_tools(body: &Body) -> Result<&[Value]> {
     Ok(body.list("tools", MOST_TOOLS)?.map_or(&[], Vec::as_slice))
 }
 
-/// The tools for the template; `null` for none, as with `tool_choice: "none"`.
+/// The tools for the template; `null` for none, as with `tool_choice: "none"`. An empty list stays one, as in transformers.
 fn tools(body: &Body) -> Result<Value> {
     let tools = listed_tools(body)?;
     match ToolChoice::read(body.get("tool_choice"), tools)? {
         ToolChoice::None => Ok(Value::Null),
-        _ if tools.is_empty() => Ok(Value::Null),
+        _ if body.list("tools", MOST_TOOLS)?.is_none() => Ok(Value::Null),
         ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => Ok(tools.into()),
     }
 }

@@ -126,7 +126,7 @@ impl Served {
                 return Err(ApiError::field("chat_template_kwargs", message));
             }
             let text = template.prompt_text(&chat, &form).map_err(failed)?;
-            if !chat.tools.is_null() {
+            if chat.tools.as_array().is_some_and(|tools| !tools.is_empty()) {
                 let without = Chat { tools: Value::Null, ..chat };
                 if template.prompt_text(&without, &form).is_ok_and(|without| without == text) {
                     let message = "the chat template of the model does not use `tools`; leave them out";

@@ -421,6 +421,16 @@ fn a_conversation_may_begin_with_the_assistant() {
 }
 
 #[test]
+fn a_prompt_that_opens_thinking_otherwise_begins_the_turn_where_both_differ() {
+    let source = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}<think>\n{{ m.reasoning_content or '' }}\n</think>{% endif %}\
+                  {{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant><think>\n\n{% endif %}";
+    let answer = serde_json::json!({"role": "assistant", "content": "b", "reasoning_content": "hm"});
+    let turns = Chat { messages: vec![Chat::message("user", "a"), answer], ..Chat::default() };
+    let learned = template(source).unwrap().render_learned(&turns, &assistant()).unwrap();
+    assert_eq!(parts(&learned), [["hm\n</think>b"]]);
+}
+
+#[test]
 fn additional_templates_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();

@@ -166,7 +166,8 @@ impl<'a> Encoder<'a> {
                 folder.display()
             ))
         })?;
-        if !chat.tools.is_null() && !template.reads_variable("tools", true) {
+        let has_tools = chat.tools.as_array().is_some_and(|tools| !tools.is_empty());
+        if has_tools && !template.reads_variable("tools", true) {
             return Err(Error::Data(format!(
                 "the conversation has `tools`, and the chat template {} has no place for them; name another one in \
                  `data.chat_template_path`, or remove them",

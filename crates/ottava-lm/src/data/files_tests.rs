@@ -56,6 +56,21 @@ fn what_is_not_clear_is_an_error() {
 }
 
 #[test]
+fn the_card_of_a_data_set_names_its_splits() {
+    let folder = folder(&["a.jsonl", "b.jsonl", "c.jsonl"]);
+    let card = "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: a.jsonl\n  - split: test\n    path: b.jsonl\n---\n";
+    std::fs::write(folder.path().join("README.md"), card).unwrap();
+    let names = |use_| {
+        let files = expand(&[folder.path().to_path_buf()], use_).unwrap();
+        files.iter().map(|file| file.file_name().unwrap().to_string_lossy().into_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (names(SplitUse::Training), names(SplitUse::Validation)),
+        (vec!["a.jsonl".into()], vec!["b.jsonl".into()])
+    );
+}
+
+#[test]
 fn a_file_that_is_not_there_has_a_remedy() {
     let error = expand(&["owner-of-nothing/alpaca".into()], SplitUse::Training).unwrap_err().to_string();
     assert!(error.contains("`hf download --repo-type dataset owner-of-nothing/alpaca"), "{error}");

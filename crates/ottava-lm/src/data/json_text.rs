@@ -3,6 +3,8 @@
 //! Such numbers, and texts with half of a character, become objects of `jinja::number`: no record uses them by accident as a text, a number
 //! or a list, and templates write them as Python does.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Number, Value};
 
 use super::jinja::number::{as_json, text_of_json};
@@ -30,6 +32,45 @@ pub fn parse(text: &str) -> Result<Value, String> {
 /// What a value is, if JSON's usual types do not hold it: "NaN", or "a text with a lone surrogate (\ud83d)".
 pub(super) fn unusual(value: &Value) -> Option<&str> {
     text_of_json(value)
+}
+
+/// JSON whose integers beyond 64 bits are written as the objects that stand for them, so that `serde_json` does not round them to floats.
+pub fn keep_integers(json: &[u8]) -> Cow<'_, [u8]> {
+    /// The digits of the largest integers that every parser reads.
+    const DIGITS: usize = 19;
+    let (mut out, mut copied) = (Vec::new(), 0);
+    let (mut at, mut quoted) = (0, false);
+    while at < json.len() {
+        match json[at] {
+            b'\\' if quoted => at += 1,
+            b'"' => quoted = !quoted,
+            b'-' | b'0'..=b'9' if !quoted => {
+                let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"+-.".contains(byte);
+                let end = at + json[at..].iter().take_while(|byte| is_part(byte)).count();
+                let number = std::str::from_utf8(&json[at..end]).unwrap_or_default();
+                let is_whole = number.trim_start_matches('-').bytes().all(|byte| byte.is_ascii_digit());
+                let is_big = number.len() >= DIGITS && number.parse::<i64>().is_err() && number.parse::<u64>().is_err();
+                if is_whole
+                    && is_big
+                    && let Ok(value) = parse(number)
+                {
+                    out.extend_from_slice(&json[copied..at]);
+                    out.extend_from_slice(value.to_string().as_bytes());
+                    copied = end;
+                }
+                at = end - 1;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    match copied {
+        0 => Cow::Borrowed(json),
+        _ => {
+            out.extend_from_slice(&json[copied..]);
+            Cow::Owned(out)
+        }
+    }
 }
 
 struct Parser<'a> {
@@ -244,6 +285,22 @@ mod tests {
             assert_eq!(unusual(&parse(text).unwrap()), Some(shown), "{text}");
         }
         assert_eq!(unusual(&json!({"a": "NaN"})), None);
+    }
+
+    #[test]
+    fn big_integers_survive_other_parsers() {
+        let keeps = |text: &str| serde_json::from_slice::<Value>(&keep_integers(text.as_bytes())).unwrap();
+        let big = "123456789012345678901234567890";
+        for text in [
+            format!(
+                r#"{{"a": [{big}, -{big}], "b": "{big} \\" {big}", "c": 18446744073709551615, "d": 1.2345678901234567890, "e": 1e-7}}"#
+            ),
+            r#"{"a": -9223372036854775808, "b": 1}"#.to_string(),
+            big.to_string(),
+        ] {
+            assert_eq!(keeps(&text), parse(&text).unwrap(), "{text}");
+        }
+        assert!(matches!(keep_integers(br#"{"a": "1"}"#), Cow::Borrowed(_)));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Training data: files of text and records, cached tokens, and batches in a computed order.
 
 mod added_tokens;
+mod cards;
 pub mod chat;
 mod chat_files;
 mod clock;
@@ -57,7 +58,7 @@ pub use content::Content;
 pub(crate) use edges::read_json;
 pub use eval_loader::{EvalLoader, Windows};
 pub use files::expand;
-pub use json_text::parse as parse_json;
+pub use json_text::{keep_integers, parse as parse_json};
 pub use loader::{Batch, LoaderState, RowShare};
 pub use megatron::write_megatron;
 pub use mixture::{BatchLoader, DataSet, DataState, TrainingData};

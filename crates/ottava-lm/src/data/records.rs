@@ -170,7 +170,6 @@ fn tools(record: &Map<String, Value>) -> Result<Value, String> {
         Some(value) => value.clone(),
     };
     match tools {
-        Value::Array(list) if list.is_empty() => Ok(Value::Null),
         Value::Array(_) => Ok(tools),
         _ => Err(wrong()),
     }

@@ -250,6 +250,22 @@ fn conversations_with_a_label_are_preferences() {
 }
 
 #[test]
+fn an_empty_list_of_tools_stays_one_as_in_transformers() {
+    let tools = |tools: Value| {
+        let Content::Chat(chat) =
+            read(json!({"messages": [{"role": "user", "content": "a"}], "tools": tools})).unwrap()
+        else {
+            panic!("a chat")
+        };
+        chat.tools
+    };
+    assert_eq!(
+        (tools(json!([])), tools(json!("[]")), tools(json!("")), tools(Value::Null)),
+        (json!([]), json!([]), Value::Null, Value::Null)
+    );
+}
+
+#[test]
 fn pairs_of_llama_factory_are_read() {
     let [user, good, bad] =
         [("user", "u"), ("assistant", "g"), ("assistant", "b")].map(|(role, text)| Chat::message(role, text));

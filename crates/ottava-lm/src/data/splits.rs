@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
+use super::cards;
+
 /// What the files of a folder with several splits are read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitUse {
@@ -36,11 +38,15 @@ const WORDS: [(&str, Split); 10] = [
 
 /// The files of `folder` that are read for `use_`: all of them if none is named after a split, else those of the split.
 ///
-/// Folders decide before the names of files. Errors with the reason if the split has no files, or several names.
+/// The card of the data set decides, if it names files of the folder. Folders decide before the names of files. Errors with the reason if the split has no files, or several names.
 pub(super) fn choose(folder: &Path, files: Vec<&Path>, use_: SplitUse) -> Result<HashSet<PathBuf>, String> {
     let inner: Vec<&Path> = files.iter().map(|file| file.strip_prefix(folder).unwrap_or(file)).collect();
+    let card = cards::read(folder)?;
+    let of_card: Vec<Option<&str>> = inner.iter().map(|path| card.as_ref()?.split_of(path)).collect();
+    let has_card = of_card.iter().any(Option::is_some);
     let of_folders: Vec<Option<Split>> = inner.iter().map(|path| of_folders(path)).collect();
     let splits: Vec<Option<Split>> = match of_folders.iter().any(Option::is_some) {
+        _ if has_card => of_card.iter().map(|name| name.and_then(of_words)).collect(),
         true => of_folders,
         false => inner.iter().map(|path| of_words(&file_name(path))).collect(),
     };
@@ -62,7 +68,9 @@ pub(super) fn choose(folder: &Path, files: Vec<&Path>, use_: SplitUse) -> Result
     };
     let chosen: Vec<&Path> =
         files.iter().zip(&splits).filter(|(_, found)| **found == Some(*split)).map(|(file, _)| *file).collect();
-    one_name(&chosen)?;
+    if !has_card {
+        one_name(&chosen)?;
+    }
     if chosen.len() < files.len() {
         tracing::info!(
             "{}: {} of {} files are read, those of the split `{}`",

@@ -108,7 +108,7 @@ impl ChatTemplate {
                 // The prompt holds something that a turn which is complete does not, such as the start of thinking.
                 before = self.same_as_probe(chat, turn, &before)?;
             }
-            if !text.starts_with(&before) {
+            if !text.starts_with(&before) && !self.cut_to_common(chat, turn, &text, &mut before) {
                 return Err(format!(
                     "the chat template renders what precedes message {} differently once it follows, so the text of that turn cannot be \
                      found; mark turns with {{% generation %}} in a template of `data.chat_template_path`, or set `data.train_on_inputs = true`",
@@ -119,6 +119,19 @@ impl ChatTemplate {
             texts.push(Rendered { text, learned });
         }
         Ok(texts)
+    }
+
+    /// Cuts the prompt `before` to what it has in common with `text`, if both go on from the same messages: the prompt opens the thinking of
+    /// the turn with other white space, for example.
+    fn cut_to_common(&self, chat: &Chat, turn: usize, text: &str, before: &mut String) -> bool {
+        let Ok(messages) = self.render(&first(chat, turn), false) else { return false };
+        let Ok(prompt) = self.before(chat, turn) else { return false };
+        if !(text.starts_with(&messages) && prompt.starts_with(&messages)) {
+            return false;
+        }
+        let same: usize = text.chars().zip(prompt.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
+        *before = text[..same].to_string();
+        true
     }
 
     /// The beginning of `text` that the conversation has too if message `turn` is another answer.

@@ -162,3 +162,17 @@ fn null_fields_and_parts_of_text_reach_the_template_as_in_training() {
     ]);
     assert_eq!(tokens(dumped), tokens(plain));
 }
+
+#[test]
+fn big_integers_of_arguments_stay_exact() {
+    let digits = "123456789012345678901234567890";
+    let call = format!(r#"{{"function": {{"name": "dive", "arguments": {{"depth": {digits}}}}}}}"#);
+    let text = format!(
+        r#"{{"messages": [{{"role": "assistant", "content": "", "tool_calls": [{call}]}}], "max_tokens": {digits}}}"#
+    );
+    let body = crate::body::Body::parse(text.as_bytes(), &["messages", "max_tokens"]).ok().unwrap();
+    let chat = crate::chat::conversation(&body).ok().unwrap();
+    let depth = &chat.messages[0]["tool_calls"][0]["function"]["arguments"]["depth"];
+    assert_eq!(*depth, ottava_lm::data::parse_json(digits).unwrap());
+    assert!(body.count("max_tokens").is_err(), "it is no count");
+}
