@@ -35,6 +35,7 @@ REFUSALS = {
     "does not use `tools`": "with tools, which the template would drop",
     "does not read `": "with arguments that the template does not read",
     "has no place for them": "with tools, which the template would drop",
+    "renders what precedes message": "with turns that the template renders differently once others follow",
     r"training: refused: .*fields .*`(thinking|reasoning)`": "with fields that the template does not read",
 }
 # Conversations that differ on purpose, by name.
