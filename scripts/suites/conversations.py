@@ -115,7 +115,7 @@ CONVERSATIONS = [
         None,
         {},
     ),
-    ("parts of an answer", [said("user", "q"), said("assistant", [{"type": "text", "text": "a"}]), said("user", "r")], None, {}),
+    ("parts of an answer", [said("user", "q"), said("assistant", [{"type": "text", "text": "an answer in parts"}]), said("user", "r")], None, {}),
     ("developer", [said("developer", "d"), said("user", "hi")], None, {}),
     ("two users", [said("user", "a"), said("user", "b")], None, {}),
     ("begins with the assistant", [said("assistant", "a"), said("user", "b")], None, {}),
