@@ -19,7 +19,7 @@ test *args:
 gpu:
     scripts/gpu-tests.sh
 
-# The proofs that take too long for every commit, with a table: all, or some of convergence, memory, ranks, kill, interruptions, soak, sentinel, smollm2, chat, suites
+# The proofs that take too long for every commit, with a table: all, or some of convergence, memory, ranks, kill, interruptions, parsers, soak, sentinel, smollm2, chat, suites
 nightly *parts:
     scripts/nightly.sh {{ parts }}
 

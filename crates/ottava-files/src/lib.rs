@@ -5,7 +5,9 @@
 #![forbid(unsafe_code)]
 
 mod arrow;
+mod bomb;
 mod rows;
 mod value;
 
+pub use bomb::{bomb, most_unpacked_bytes};
 pub use rows::{Format, Rows};

@@ -82,6 +82,18 @@ pub fn expect_regular(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Errors when `path` exists and is no folder, or a link. What a run writes belongs into its own folder.
+pub fn expect_folder(path: &Path) -> io::Result<()> {
+    let refuse = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => {
+            refuse("this is a link; runs do not write through links; set `output_dir` to a folder on the other disk")
+        }
+        Ok(found) if !found.is_dir() => refuse("this is a file, and runs make a folder here; move it away"),
+        _ => Ok(()),
+    }
+}
+
 /// Creates a folder and the folders above it where they are missing, so that they survive a power failure.
 pub fn create_dirs(fs: &dyn Fs, path: &Path) -> Result<()> {
     let missing: Vec<_> = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates by floor; documents give paths below their `src`.
-const CRATES: &[&str] = &["ottava-tensor", "ottava-files", "ottava-lm", "ottava-serve", "ottava"];
+const CRATES: &[&str] = &["ottava-tensor", "ottava-files", "ottava-jinja", "ottava-lm", "ottava-serve", "ottava"];
 
 /// Extensions of files that documents name.
 const EXTENSIONS: &[&str] = &["rs", "cuh", "md", "toml", "sh", "gz"];

@@ -5,13 +5,18 @@ use std::io::{Read, Seek};
 
 use arrow_array::RecordBatch;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::file::metadata::ParquetMetaData;
 use serde_json::{Map, Value};
 
 use crate::arrow::{ArrowFile, ArrowStream};
+use crate::bomb::{bomb, most_unpacked_bytes};
 use crate::value;
 
 /// Records that are decoded together.
 const BATCH: usize = 1024;
+
+/// Memory that records which are decoded together may take in a small file of Parquet. Each record may refer to the same large text.
+const BATCH_BYTES: u64 = 64 << 20;
 
 /// What a file of Arrow begins with; a stream of batches, as `datasets` writes it, has no such mark.
 const ARROW_FILE: &[u8] = b"ARROW1";
@@ -36,13 +41,21 @@ pub struct Rows {
 impl Rows {
     /// Opens a file. Errors with the reason when it is not of this format or uses a codec that is not built in.
     pub fn open(mut file: File, format: Format) -> Result<Rows, String> {
+        let size = file.metadata().map_err(|error| error.to_string())?.len();
         let batches: Box<dyn Iterator<Item = Result<RecordBatch, String>> + Send> = match format {
             Format::Parquet => {
                 let builder = ParquetRecordBatchReaderBuilder::try_new(file)
                     .map_err(|error| parquet_reason(&error.to_string()))?;
+                let most = most_unpacked_bytes(size);
+                let records = together(builder.metadata(), BATCH_BYTES.max(most));
                 let reader =
-                    builder.with_batch_size(BATCH).build().map_err(|error| parquet_reason(&error.to_string()))?;
-                Box::new(reader.map(|batch| batch.map_err(|error| parquet_reason(&error.to_string()))))
+                    builder.with_batch_size(records).build().map_err(|error| parquet_reason(&error.to_string()))?;
+                let mut left = most;
+                Box::new(reader.map(move |batch| {
+                    let batch = batch.map_err(|error| parquet_reason(&error.to_string()))?;
+                    left = left.checked_sub(batch.get_array_memory_size() as u64).ok_or_else(bomb)?;
+                    Ok(batch)
+                }))
             }
             Format::Arrow => {
                 let mut start = [0; ARROW_FILE.len()];
@@ -85,6 +98,14 @@ impl Iterator for Rows {
             };
         }
     }
+}
+
+/// Records that are decoded together, so that they take at most `bytes` even if each of them is as large as a whole column of its row group.
+fn together(file: &ParquetMetaData, bytes: u64) -> usize {
+    let columns = file.row_groups().iter().flat_map(|group| group.columns());
+    let largest = columns.map(|column| column.uncompressed_size()).max().unwrap_or(0);
+    let records = bytes / u64::try_from(largest).unwrap_or(0).max(1);
+    usize::try_from(records).map_or(BATCH, |records| records.clamp(1, BATCH))
 }
 
 fn parquet_reason(error: &str) -> String {

@@ -89,6 +89,19 @@ fn records_of_parquet_and_arrow_are_the_same_objects() {
 }
 
 #[test]
+fn a_small_file_of_large_records_is_refused_before_they_fill_memory() {
+    let text = "a".repeat(1 << 18);
+    let column: ArrayRef = Arc::new(StringArray::from(vec![text.as_str(); 100]));
+    let batch = RecordBatch::try_from_iter([("text", column)]).unwrap();
+    let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    let bytes = writer.into_inner().unwrap();
+    assert!(bytes.len() < 100_000, "{} bytes for 25 MiB", bytes.len());
+    assert!(read(&bytes, Format::Parquet).unwrap_err().contains("unpacks to more than 200 times its size"));
+}
+
+#[test]
 fn damaged_files_are_errors() {
     for (bytes, format) in
         [(parquet(Compression::SNAPPY), Format::Parquet), (arrow(false), Format::Arrow), (arrow(true), Format::Arrow)]

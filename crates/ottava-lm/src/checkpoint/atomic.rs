@@ -57,9 +57,7 @@ impl<'a> CheckpointWriter<'a> {
     /// Starts the checkpoint of `step` in the run's `folder`, and removes what killed processes left there.
     pub fn begin(fs: &'a dyn Fs, folder: &Path, step: u64) -> Result<CheckpointWriter<'a>> {
         let temporary = folder.join(format!("{TEMPORARY}{step}"));
-        for leftover in named(folder, |name| name.starts_with(TEMPORARY) || name.starts_with(TRASH))? {
-            fs.remove(&leftover).map_err(Error::io(&leftover))?;
-        }
+        remove_leftovers(fs, folder)?;
         CheckpointWriter::begin_at(fs, folder.join(name(step)), temporary, step)
     }
 
@@ -275,6 +273,14 @@ fn complete(path: &Path, step: u64, depth: Verify) -> Result<Manifest> {
         return Err(Error::Checkpoint(format!("{}: its manifest is of step {}", path.display(), manifest.step)));
     }
     Ok(manifest)
+}
+
+/// Removes what killed processes left in a run's `folder`: checkpoints that were being written or deleted.
+pub fn remove_leftovers(fs: &dyn Fs, folder: &Path) -> Result<()> {
+    for leftover in named(folder, |name| name.starts_with(TEMPORARY) || name.starts_with(TRASH))? {
+        fs.remove(&leftover).map_err(Error::io(&leftover))?;
+    }
+    Ok(())
 }
 
 /// Renames before deleting, so that a half-deleted checkpoint is never read.

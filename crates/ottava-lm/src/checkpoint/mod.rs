@@ -21,7 +21,7 @@ pub mod weight_files;
 pub use adapter::{AdapterFolder, LinearAdapter};
 pub use atomic::{
     CheckpointFile, CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete,
-    latest_complete_until,
+    latest_complete_until, remove_leftovers,
 };
 pub use best::Best;
 pub use live::LiveTensors;

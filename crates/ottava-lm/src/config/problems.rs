@@ -181,11 +181,48 @@ impl RunConfig {
         );
         self.check_best(problems);
         problems.demand(from_zero(t.adam_epsilon) && t.adam_epsilon > 0.0, "`training.adam_epsilon` must be above 0");
+        self.check_singles(problems);
         problems.demand(from_zero(t.weight_decay), "`training.weight_decay` must not be negative or infinite");
         problems.demand(
             from_zero(t.max_grad_norm),
             "`training.max_grad_norm` must not be negative or infinite; 0 turns clipping off",
         );
+    }
+
+    /// Updates compute in F32: what F32 rounds to 0, to infinity or to a share of 1 would act as another setting.
+    fn check_singles(&self, problems: &mut Problems) {
+        let t = &self.training;
+        let sizes = [
+            ("learning_rate", t.learning_rate),
+            ("min_learning_rate", t.min_learning_rate),
+            ("adam_epsilon", t.adam_epsilon),
+            ("weight_decay", t.weight_decay),
+            ("max_grad_norm", t.max_grad_norm),
+        ];
+        for (key, value) in sizes {
+            let single = value as f32;
+            problems.demand(
+                value == 0.0 || single.is_normal() || !value.is_finite(),
+                format!(
+                    "`training.{key}` is {value:e}; steps compute in F32, whose numbers are 0 or lie between {:e} and {:e}",
+                    f32::MIN_POSITIVE,
+                    f32::MAX
+                ),
+            );
+        }
+        let shares = [
+            ("adam_beta1", t.adam_beta1),
+            ("adam_beta2", t.adam_beta2),
+            ("lion_beta1", t.lion_beta1),
+            ("lion_beta2", t.lion_beta2),
+            ("muon_momentum", t.muon_momentum),
+        ];
+        for (key, value) in shares {
+            problems.demand(
+                !(0.0..1.0).contains(&value) || (value as f32) < 1.0,
+                format!("`training.{key}` is {value}, which F32 rounds to 1; the moments would never change"),
+            );
+        }
     }
 
     fn check_best(&self, problems: &mut Problems) {

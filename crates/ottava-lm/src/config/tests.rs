@@ -135,6 +135,26 @@ fn precision(lines: &str) -> Result<Precision> {
 }
 
 #[test]
+fn numbers_that_steps_cannot_hold_are_refused() {
+    for setting in [
+        "adam_epsilon=1e-320",
+        "adam_epsilon=1e-40",
+        "learning_rate=1e-300",
+        "learning_rate=1e39",
+        "weight_decay=1e-50",
+        "max_grad_norm=1e300",
+        "adam_beta2=0.99999999999",
+    ] {
+        let error = load(SMALL, &[setting]).unwrap_err().to_string();
+        let key = setting.split('=').next().unwrap();
+        assert!(error.contains(&format!("`training.{key}` is")) && error.contains("F32"), "{setting}: {error}");
+    }
+    for setting in ["adam_epsilon=1e-30", "weight_decay=0.0", "max_grad_norm=0.0", "adam_beta2=0.9999"] {
+        load(SMALL, &[setting]).unwrap_or_else(|error| panic!("{setting}: {error}"));
+    }
+}
+
+#[test]
 fn names_with_our_meaning_are_understood() {
     let same = [
         ("fp8_margin = 2", "margin = 2"),

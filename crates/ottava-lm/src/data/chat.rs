@@ -4,11 +4,10 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use ottava_jinja::{Clock, MARKS, Template, value_of_json};
 use serde_json::{Map, Value};
 
 use super::chat_files::{self, Found};
-use super::clock::Clock;
-use super::jinja::{self, MARKS, Template, value_of_json};
 use super::marked::marked;
 use super::reads::{Parts, Reads};
 use super::tokenizer::Tokenizer;
@@ -269,13 +268,13 @@ impl ChatTemplate {
         tools: &Value,
         prompt: bool,
         kwargs: &Map<String, Value>,
-    ) -> Result<Vec<(String, jinja::Value)>, String> {
+    ) -> Result<Vec<(String, ottava_jinja::Value)>, String> {
         if serde_json::to_string(messages).is_ok_and(|text| text.contains(MARKS)) {
             return Err("a message has a code point that Unicode keeps for internal use (U+FDD0 or U+FDD1)".into());
         }
         let messages = Value::Array(messages.to_vec());
         let own = [&messages, tools, &Value::Null, &Value::Bool(prompt)];
-        let mut variables: Vec<(String, jinja::Value)> =
+        let mut variables: Vec<(String, ottava_jinja::Value)> =
             OWN_VARIABLES.iter().zip(own).map(|(name, value)| (name.to_string(), value_of_json(value))).collect();
         for more in [kwargs, &self.kwargs, &self.special_tokens] {
             variables.extend(more.iter().map(|(name, value)| (name.clone(), value_of_json(value))));

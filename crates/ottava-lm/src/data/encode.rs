@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use ottava_jinja::Clock;
 use serde_json::{Map, Value};
 
 use super::chat::{Chat, ChatTemplate, Rendered, is_empty_answer};
-use super::clock::Clock;
 use super::content::Content;
 use super::messages::{is_of_messages, unknown_fields};
 use super::shards::MASKED;

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
+use ottava_jinja::json_text::{self, unusual};
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::content::Content;
-use super::json_text::{self, unusual};
 use super::mapping::Mapping;
 use super::records::Formatting;
 

@@ -56,6 +56,28 @@ fn the_same_records_give_the_same_tokens_in_every_format() {
 }
 
 #[test]
+fn frames_of_zstandard_without_text_are_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = SourceOptions::default();
+    let packed = std::fs::read(formats().join("texts.jsonl.zst")).unwrap();
+    let skipped = |length: u32, bytes: usize| {
+        [&0x184D_2A57_u32.to_le_bytes()[..], &length.to_le_bytes(), &vec![1; bytes]].concat()
+    };
+    let of = |bytes: Vec<u8>| {
+        let path = folder.path().join("a.jsonl.zst");
+        std::fs::write(&path, bytes).unwrap();
+        tokens(&[path], &options, folder.path())
+    };
+    let expected = of(packed.clone()).unwrap().meta().sha256.clone();
+    let around = of([skipped(3, 3), packed.clone(), skipped(0, 0)].concat()).unwrap();
+    assert_eq!(around.meta().sha256, expected);
+    for cut in [skipped(30, 3), packed[..packed.len() - 5].to_vec(), packed[..3].to_vec(), b"text".to_vec()] {
+        let error = of([packed.clone(), cut].concat()).err().expect("a file that is cut off").to_string();
+        assert!(error.contains("this is not a readable Zstandard file: "), "{error}");
+    }
+}
+
+#[test]
 fn tokens_of_megatron_and_rows_of_ids_are_taken_as_they_are() {
     let cache = tempfile::tempdir().unwrap();
     let options = SourceOptions::default();

@@ -87,14 +87,27 @@ impl PartFolder {
         if !path.exists() {
             return None;
         }
-        match self.read(number) {
-            Ok(part) => Some(part),
-            Err(error) => {
-                warn!("{error}; this part is removed, prepare it again");
-                let _ = std::fs::remove_dir_all(&path);
-                None
-            }
+        self.open_or_remove(number).inspect_err(|error| warn!("{error}")).ok()
+    }
+
+    /// Part `number`, which was there. Errors with [`Error::Data`] when it is damaged or gone.
+    pub(super) fn expect(&self, number: usize) -> Result<OpenPart> {
+        let path = self.path(number);
+        if !path.exists() {
+            return Err(Error::Data(format!("{}: it was removed while it is in use; run again", path.display())));
         }
+        self.open_or_remove(number)
+    }
+
+    fn open_or_remove(&self, number: usize) -> Result<OpenPart> {
+        self.read(number).map_err(|error| {
+            // Where it cannot be removed, the next start says the same.
+            let _ = std::fs::remove_dir_all(self.path(number));
+            let of = self.parts;
+            Error::Data(format!(
+                "{error}; this part was changed or damaged, and is removed; prepare it again with `ottava prepare RUN.toml --part {number}/{of}`"
+            ))
+        })
     }
 
     fn read(&self, number: usize) -> Result<OpenPart> {
@@ -112,11 +125,6 @@ impl PartFolder {
             true => Ok(OpenPart { tokens, sources }),
             false => Err(wrong("it belongs to other tokens".into())),
         }
-    }
-
-    /// The error where part `number` was there and is not any more.
-    pub(super) fn lost(&self, number: usize) -> Error {
-        Error::Data(format!("{}: it was removed while it is in use; run again", self.path(number).display()))
     }
 
     /// Parts of `missing` that are there for other contents of the same files: a sentence for each.
@@ -176,8 +184,7 @@ pub(super) fn join(
     options: &SourceOptions,
     writer: &mut TokenWriter,
 ) -> Result<()> {
-    let open = |number| parts.open(number).ok_or_else(|| parts.lost(number));
-    let all = (1..=parts.parts).map(open).collect::<Result<Vec<_>>>()?;
+    let all = (1..=parts.parts).map(|number| parts.expect(number)).collect::<Result<Vec<_>>>()?;
     let wrong = |number: usize| {
         let path = parts.path(number);
         Error::Data(format!(

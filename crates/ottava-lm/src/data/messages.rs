@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use ottava_jinja::json_text;
 use serde_json::{Map, Value, json};
 
 use super::chat::Chat;
-use super::json_text;
 use super::values::{is_not, list, optional_text, text};
 
 /// The messages in field `key`, without fields that are `null`.

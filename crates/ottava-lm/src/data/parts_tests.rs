@@ -227,6 +227,20 @@ fn bad_records_count_over_all_parts() {
 }
 
 #[test]
+fn a_part_that_was_changed_is_named_and_can_be_prepared_again() {
+    let inputs = Inputs::lines(50);
+    inputs.part("cache", 1, 2).unwrap();
+    let mut entries = fs::read_dir(inputs.cache("cache")).unwrap().map(|entry| entry.unwrap().path());
+    let folder = entries.find(|path| path.is_dir()).unwrap();
+    fs::write(folder.join("part-00001/documents.bin"), b"short").unwrap();
+    let error = inputs.part("cache", 2, 2).err().unwrap().to_string();
+    assert!(error.contains("this part was changed or damaged, and is removed; prepare it again with"), "{error}");
+    assert!(error.contains("--part 1/2"), "{error}");
+    inputs.part("cache", 1, 2).unwrap();
+    assert_eq!(inputs.dataset("cache").unwrap().len(), 50);
+}
+
+#[test]
 fn parts_without_any_text_are_an_error_once_joined() {
     let inputs = Inputs::new(&[("a.txt", "\n \n".into())]);
     assert_eq!(inputs.part("cache", 1, 2).unwrap().counts, [0; 3]);

@@ -173,7 +173,7 @@ impl<'a> Preparation<'a> {
                 if let Some(dataset) = self.open()? {
                     return Ok(all(dataset));
                 }
-                folder.open(part.number).ok_or_else(|| folder.lost(part.number))?
+                folder.expect(part.number)?
             }
         };
         let counts = counts(own.tokens.meta());

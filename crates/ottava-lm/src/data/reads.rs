@@ -2,9 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use ottava_jinja::json_text;
 use serde_json::{Map, Value};
-
-use super::json_text;
 
 /// Fields that hold the thinking of an answer.
 const THINKING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];

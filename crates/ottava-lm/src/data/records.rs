@@ -1,11 +1,11 @@
 //! Records of a `.jsonl` file: a text, a chat, or a prompt with its completion.
 
+use ottava_jinja::json_text;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::chat::Chat;
 use super::content::Content;
-use super::json_text;
 use super::messages::{alpaca, messages, sharegpt, system_of};
 use super::preference_records::{completion, label, labeled, labeled_chat, margin, pair};
 use super::shards::PreferenceKind;

@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::Error;
 use crate::fs::{RealFs, replace_file};
 use crate::hash::{seal, unseal};
 use crate::input;
@@ -93,15 +94,24 @@ pub(super) fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Option<T> {
     serde_json::from_value(value.get_mut("known")?.take()).ok()
 }
 
-/// Writes a sealed file, which only saves time: where it cannot be written, the next start works again.
+/// Writes a sealed file, which only saves time: where it cannot be written, the next start works again. A cache that may only be read is no
+/// reason for a warning.
 pub(super) fn write<T: Serialize>(path: &Path, known: &T) {
     #[derive(Serialize)]
     struct File<'a, T> {
         known: &'a T,
     }
-    if let Err(error) = replace_file(&RealFs, path, seal(&File { known }).as_bytes()) {
-        tracing::debug!("{error}");
+    match replace_file(&RealFs, path, seal(&File { known }).as_bytes()) {
+        Err(Error::Io { source, .. }) if is_read_only(&source) => {}
+        Err(error) => {
+            tracing::warn!("{error}; this file of the cache only saves time, and the next start works without it")
+        }
+        Ok(()) => {}
     }
+}
+
+fn is_read_only(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem)
 }
 
 #[cfg(test)]

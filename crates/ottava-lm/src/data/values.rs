@@ -2,9 +2,8 @@
 
 use std::borrow::Cow;
 
+use ottava_jinja::json_text::{self, unusual};
 use serde_json::{Map, Value};
-
-use super::json_text::{self, unusual};
 
 pub(super) fn field<'a>(record: &'a Map<String, Value>, key: &str) -> Result<&'a Value, String> {
     match record.get(key) {

@@ -2,11 +2,11 @@
 
 use crate::checkpoint::{
     AdaptedWeights, AdapterFolder, FolderWeights, Progress, RandomWeights, Verify, abandon_after, atomic,
-    holds_checkpoints, latest_complete, latest_complete_until, training, verify,
+    holds_checkpoints, latest_complete, latest_complete_until, remove_leftovers, training, verify,
 };
 use crate::config::{ParallelConfig, RunConfig};
 use crate::error::{Error, Result};
-use crate::fs::{RealFs, create_dirs, expect_regular, set_aside, sync_parent};
+use crate::fs::{RealFs, create_dirs, expect_folder, expect_regular, set_aside, sync_parent};
 use crate::input;
 use crate::models::{ConfigFile, Decoder, DecoderConfig, FolderCounts, is_reward_model};
 use crate::parallel::Ranks;
@@ -114,6 +114,7 @@ impl RunLock {
         let checkpoints = checkpoints(folder);
         let missing = checkpoints.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
         let made = missing.map(Path::to_path_buf).collect();
+        expect_folder(&checkpoints).map_err(Error::io(&checkpoints))?;
         create_dirs(&RealFs, &checkpoints)?;
         let path = folder.join(LOCK);
         expect_regular(&path).map_err(Error::io(&path))?;
@@ -131,6 +132,7 @@ impl RunLock {
             Ok(()) => {
                 let lock = RunLock { file, path, made };
                 lock.check()?;
+                remove_leftovers(&RealFs, &checkpoints)?;
                 Ok(lock)
             }
             Err(std::fs::TryLockError::WouldBlock) => Err(Error::Config(format!(
@@ -256,15 +258,11 @@ pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Optio
         Start::Auto if !holds_checkpoints(&folder)? => return Ok(None),
         Start::Resume | Start::Auto => {
             let latest = latest_complete(&folder, Verify::Hashes)?;
+            let count = latest.damaged.len();
             for (path, error) in latest.damaged {
                 tracing::warn!("{} is damaged and skipped: {error}", path.display());
             }
-            latest.complete.ok_or_else(|| {
-                Error::Checkpoint(format!(
-                    "{}: there is no complete checkpoint to resume from; without --resume the run starts anew",
-                    folder.display()
-                ))
-            })?
+            latest.complete.ok_or_else(|| nothing_to_resume(&folder, count))?
         }
         Start::ResumeFrom(path) => {
             if !path.is_dir() {
@@ -286,6 +284,16 @@ pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Optio
         return Err(Error::Checkpoint(text));
     }
     Ok(Some(Resumed { path, progress }))
+}
+
+/// The error where `folder` has no complete checkpoint, and `damaged` ones.
+fn nothing_to_resume(folder: &Path, damaged: usize) -> Error {
+    let remedy = match damaged {
+        0 => "without --resume the run starts anew".into(),
+        1 => "the only one is damaged; to start anew, set another `output_dir`, or move this folder away".into(),
+        _ => format!("all {damaged} are damaged; to start anew, set another `output_dir`, or move this folder away"),
+    };
+    Error::Checkpoint(format!("{}: there is no complete checkpoint to resume from; {remedy}", folder.display()))
 }
 
 /// [`find_checkpoint`] of several ranks: the leading one searches, and the others read what it found.

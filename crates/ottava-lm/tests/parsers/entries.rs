@@ -1,17 +1,33 @@
 //! The parsers of files that may come from anywhere, each with a good file. The property test and the targets in `fuzz/` share them.
 
 use ottava_lm::checkpoint::slices::SliceFiles;
-use ottava_lm::checkpoint::{Manifest, ModelFiles, Verify, verify};
+use ottava_lm::checkpoint::{AdapterFolder, Manifest, ModelFiles, Verify, verify};
 use ottava_lm::config::{RunConfig, import};
 use ottava_lm::convert::convert;
 use ottava_lm::data::source::documents;
-use ottava_lm::data::{SourceOptions, Tokenizer};
+use ottava_lm::data::{Chat, ChatTemplate, Clock, SourceOptions, SplitUse, Tokenizer, expand};
 use ottava_lm::hash::seal;
-use ottava_lm::models::{ConfigFile, decoder_config};
+use ottava_lm::models::{ConfigFile, Quantization, decoder_config};
 use ottava_lm::report::Summary;
 use ottava_tensor::DType;
 use serde_json::{Value, json};
 use std::path::Path;
+use std::time::Duration;
+
+/// What a parser may take.
+#[derive(Clone, Copy)]
+pub struct Bounds {
+    /// The longest time.
+    pub time: Duration,
+    /// Memory beside four times the file, in bytes.
+    pub memory: usize,
+}
+
+/// The bounds of a file that is data, in a build without optimization.
+const OF_DATA: Bounds = Bounds { time: Duration::from_secs(2), memory: 64 << 20 };
+
+/// The bounds of a file that is a program: what an interpreter's own limits let it take, with its measure of memory twice.
+const OF_PROGRAMS: Bounds = Bounds { time: Duration::from_secs(5), memory: 1 << 30 };
 
 /// A parser of one kind of file.
 pub struct Parser {
@@ -25,6 +41,8 @@ pub struct Parser {
     pub repair: fn(Vec<u8>) -> Vec<u8>,
     /// Reads the file. The result does not matter.
     pub parse: fn(&Path),
+    /// What it may take for one file.
+    pub bounds: Bounds,
 }
 
 /// A configuration of another trainer.
@@ -50,9 +68,22 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
         }
     }
     let same: fn(Vec<u8>) -> Vec<u8> = |bytes| bytes;
-    let parser =
-        |name, file, good: Value, parse| Parser { name, file, good: good.to_string().into(), repair: same, parse };
-    let text = |name, file, good: &[u8], parse| Parser { name, file, good: good.to_vec(), repair: same, parse };
+    let parser = |name, file, good: Value, parse| Parser {
+        name,
+        file,
+        good: good.to_string().into(),
+        repair: same,
+        parse,
+        bounds: OF_DATA,
+    };
+    let text = |name, file, good: &[u8], parse| Parser {
+        name,
+        file,
+        good: good.to_vec(),
+        repair: same,
+        parse,
+        bounds: OF_DATA,
+    };
 
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -85,7 +116,8 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
     let chats = |record: &Value| format!("{record}\n").repeat(20);
     let metrics = "{\"step\":1,\"loss\":2.5,\"tokens\":5}\n{\"step\":2,\"loss\":null}\n".repeat(20);
     let run = include_bytes!("../../../../configs/reference.toml");
-    vec![
+    let of_folders = of_model_folders(folder, &tokenizer);
+    let mut parsers = vec![
         parser("config.json", "config.json", config, |path| {
             drop(ConfigFile::read(path).and_then(|file| decoder_config(&file)));
         }),
@@ -149,7 +181,91 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
                 drop(tokenizer.encode("ab a b\tAB").and_then(|ids| tokenizer.decode(&ids)));
             }
         }),
+    ];
+    parsers.extend(of_folders);
+    parsers
+}
+
+/// The parsers of what lies beside weights. Folders that some need are made in `folder`.
+fn of_model_folders(folder: &Path, tokenizer: &Value) -> Vec<Parser> {
+    for name in ["chat", "adapter", "dataset"] {
+        std::fs::create_dir(folder.join(name)).unwrap();
+    }
+    std::fs::write(folder.join("adapter/adapter_model.safetensors"), safetensors()).unwrap();
+    std::fs::write(folder.join("dataset/a.jsonl"), "{\"text\": \"a\"}\n").unwrap();
+    std::fs::write(folder.join("chat/tokenizer.json"), tokenizer.to_string()).unwrap();
+    let tokens = json!({
+        "chat_template": "{% for message in messages %}{{ message.role ~ ': ' ~ message['content']|trim }}\n{% endfor %}",
+        "bos_token": null, "eos_token": "<|endoftext|>", "extra_special_tokens": {"tool": "<|tool|>"},
+        "added_tokens_decoder": {"5": {"content": "<|tool|>", "special": true, "lstrip": false}},
+    });
+    let adapter = json!({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "m", "r": 8, "lora_alpha": 16,
+        "target_modules": "model\\.layers\\.(0|1)\\..*(q|v)_proj", "rank_pattern": {"q_proj": 4}, "use_rslora": true,
+        "modules_to_save": null, "lora_dropout": 0.05, "bias": "none", "init_lora_weights": true,
+    });
+    let quantized = json!({"model_type": "llama", "quantization_config": {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"], "config_groups": {"group_0": {
+            "targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": true, "dynamic": false}}}}});
+    let card = "---\nlicense: mit\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: \"*.jsonl\"\n---\n# Data\n";
+    let data = |name, file, good: Vec<u8>, parse: fn(&Path)| Parser {
+        name,
+        file,
+        good,
+        repair: |bytes| bytes,
+        parse,
+        bounds: OF_DATA,
+    };
+    vec![
+        Parser {
+            bounds: OF_PROGRAMS,
+            ..data(
+                "chat template",
+                "chat/chat_template.jinja",
+                include_bytes!("../../src/data/templates/qwen3.jinja").to_vec(),
+                |path| {
+                    render(path.parent().unwrap());
+                    std::fs::remove_file(path).unwrap();
+                },
+            )
+        },
+        Parser {
+            bounds: OF_PROGRAMS,
+            ..data("tokenizer_config.json", "chat/tokenizer_config.json", tokens.to_string().into(), |path| {
+                let folder = path.parent().unwrap();
+                drop(Tokenizer::load(folder));
+                render(folder);
+            })
+        },
+        data("adapter_config.json", "adapter/adapter_config.json", adapter.to_string().into(), |path| {
+            drop(AdapterFolder::open(path.parent().unwrap()));
+        }),
+        data("quantization_config", "quantized.json", quantized.to_string().into(), |path| {
+            drop(ConfigFile::read(path).and_then(|file| Quantization::read(&file)));
+        }),
+        data("data card", "dataset/README.md", card.into(), |path| {
+            drop(expand(&[path.parent().unwrap().to_path_buf()], SplitUse::Training));
+        }),
     ]
+}
+
+/// Renders a conversation with tools by the template of `folder`, as training and as the server does.
+fn render(folder: &Path) {
+    let Ok(Some(template)) = ChatTemplate::load(folder, None, Clock::Fixed) else { return };
+    let call = json!({"type": "function", "function": {"name": "f", "arguments": {"x": [1, 2.5, null, "é"]}}});
+    let messages = [
+        json!({"role": "system", "content": "s"}),
+        json!({"role": "user", "content": "What is it?"}),
+        json!({"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]}),
+        json!({"role": "tool", "content": "4"}),
+        json!({"role": "assistant", "content": "It is 4."}),
+    ];
+    let tools =
+        json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]);
+    let chat = Chat { messages: messages.to_vec(), tools, ..Chat::default() };
+    for prompt in [false, true] {
+        drop(template.render(&chat, prompt));
+    }
 }
 
 /// The file of the first of two ranks; without the second its tensors have other shapes than its arguments say, which is found last.

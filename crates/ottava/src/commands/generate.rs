@@ -36,7 +36,8 @@ pub struct Generate {
     /// line.
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
-    /// Where to write a JSON object for each prompt of --input, in their order; by default to standard output. The file is replaced.
+    /// Where to write a JSON object for each prompt of --input, in their order; by default to standard output. The file is replaced once all of them are
+    /// written; until then they are in a file with the ending `.partial`.
     #[arg(long, value_name = "FILE", requires = "input")]
     output: Option<PathBuf>,
     /// Treat prompts as messages to a chat model, rendered by the chat template of its folder.
@@ -184,7 +185,7 @@ fn record(prompt: &Tokenized, done: &Completion) -> Value {
 
 /// Writes records in their order, whatever order they arrive in.
 struct Records {
-    file: Option<(BufWriter<File>, PathBuf)>,
+    file: Option<RecordFile>,
     next: usize,
     early: BTreeMap<usize, Value>,
 }
@@ -192,10 +193,7 @@ struct Records {
 impl Records {
     /// To a file, or to standard output.
     fn to(path: Option<&Path>) -> Result<Records> {
-        let open = |path: &Path| -> Result<_> {
-            Ok((BufWriter::new(File::create(path).map_err(Error::io(path))?), path.to_path_buf()))
-        };
-        Ok(Records { file: path.map(open).transpose()?, next: 0, early: BTreeMap::new() })
+        Ok(Records { file: path.map(RecordFile::create).transpose()?, next: 0, early: BTreeMap::new() })
     }
 
     fn add(&mut self, number: usize, record: Value) -> Result<()> {
@@ -203,9 +201,7 @@ impl Records {
         while let Some(record) = self.early.remove(&self.next) {
             self.next += 1;
             match &mut self.file {
-                Some((file, path)) => {
-                    writeln!(file, "{record}").and_then(|()| file.flush()).map_err(Error::io(path.as_path()))?;
-                }
+                Some(file) => file.add(&record)?,
                 None => print_json(&record),
             }
         }
@@ -213,9 +209,52 @@ impl Records {
     }
 
     fn finish(self) -> Result<()> {
-        match self.file {
-            Some((mut file, path)) => file.flush().map_err(Error::io(path)),
+        self.file.map_or(Ok(()), RecordFile::finish)
+    }
+}
+
+/// A file of records, which has its name once all of them are in it. Until then they are in a file with the ending `.partial`.
+struct RecordFile {
+    file: BufWriter<File>,
+    path: PathBuf,
+    /// The file with the ending; `None` where `path` is a pipe or a device.
+    partial: Option<PathBuf>,
+}
+
+impl RecordFile {
+    fn create(path: &Path) -> Result<RecordFile> {
+        let special = std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
+        let mut name = path.file_name().unwrap_or_default().to_os_string();
+        name.push(".partial");
+        let partial = (!special).then(|| path.with_file_name(name));
+        if path.is_dir() {
+            return Err(Error::Config(format!("--output {}: this is a folder; name a file", path.display())));
+        }
+        let place = partial.as_deref().unwrap_or(path);
+        let file = BufWriter::new(File::create(place).map_err(Error::io(place))?);
+        Ok(RecordFile { file, path: path.to_path_buf(), partial })
+    }
+
+    fn add(&mut self, record: &Value) -> Result<()> {
+        let place = self.partial.as_deref().unwrap_or(&self.path);
+        writeln!(self.file, "{record}").and_then(|()| self.file.flush()).map_err(Error::io(place))
+    }
+
+    fn finish(mut self) -> Result<()> {
+        match self.partial.take() {
+            Some(partial) => std::fs::rename(partial, &self.path).map_err(Error::io(&self.path)),
             None => Ok(()),
+        }
+    }
+}
+
+impl Drop for RecordFile {
+    /// Without [`RecordFile::finish`], the command has failed.
+    fn drop(&mut self) {
+        let Some(partial) = &self.partial else { return };
+        match std::fs::metadata(partial) {
+            Ok(found) if found.len() > 0 => note!("the completions so far are in {}", partial.display()),
+            _ => drop(std::fs::remove_file(partial)),
         }
     }
 }

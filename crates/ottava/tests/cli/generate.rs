@@ -36,6 +36,7 @@ fn a_file_of_prompts_is_completed_like_each_prompt_alone() {
     assert_eq!((&found[0]["id"], &found[0]["prompt"]), (&7.into(), &"line 4".into()));
     assert_eq!(generate(&["--input", "prompts.jsonl", "--output", "out.jsonl"]), "");
     assert_eq!(std::fs::read_to_string(run.path("out.jsonl")).unwrap(), printed);
+    assert!(!run.path("out.jsonl.partial").exists(), "it has its name now");
     run.write("prompts.txt", b"line 4\n\na\n");
     let of_text = records(&generate(&["--input", "prompts.txt", "--kv-cache-dtype", "auto"]));
     assert_eq!([&of_text[0]["text"], &of_text[1]["text"]], [&found[0]["text"], &found[2]["text"]]);

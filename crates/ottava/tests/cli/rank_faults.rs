@@ -326,7 +326,11 @@ fn one_command_line_starts_a_run_and_goes_on_with_it() {
     for step in ["2", "4"] {
         run.write(&format!("run/checkpoints/checkpoint-{step}/config.json"), b"{}");
     }
-    run.fail(&auto, 7, &["there is no complete checkpoint to resume from"]);
+    run.fail(
+        &auto,
+        7,
+        &["there is no complete checkpoint to resume from; all 2 are damaged; to start anew, set another `output_dir`"],
+    );
     run.fail(&train(&["--resume", "absent"]), 7, &["absent: there is no such checkpoint to resume from"]);
 }
 

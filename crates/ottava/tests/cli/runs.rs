@@ -84,6 +84,21 @@ fn a_run_killed_in_its_first_save_starts_again() {
 }
 
 #[test]
+fn a_run_leaves_nothing_of_killed_ones_and_follows_no_link() {
+    let run = Run::new();
+    run.succeed(&train(&[], &[]));
+    run.write("run/checkpoints/.trash-checkpoint-1/model.safetensors", b"half");
+    run.write("run/checkpoints/.tmp-checkpoint-3/model.safetensors", b"half");
+    // A run that has nothing left to do removes them too.
+    run.succeed(&train(&["--resume"], &[]));
+    assert_eq!(checkpoints(&run), ["checkpoint-2"]);
+    std::fs::create_dir(run.path("other")).unwrap();
+    std::fs::rename(run.path("run/checkpoints"), run.path("elsewhere")).unwrap();
+    std::os::unix::fs::symlink(run.path("elsewhere"), run.path("run/checkpoints")).unwrap();
+    run.fail(&train(&["--resume"], &["max_steps=3"]), 1, &["run/checkpoints: this is a link", "set `output_dir` to"]);
+}
+
+#[test]
 fn metrics_are_whole_wherever_a_checkpoint_was_moved_to() {
     let run = Run::new();
     run.succeed(&train(&[], &["max_steps=4", "save_steps=2"]));

@@ -40,6 +40,7 @@ fn unsafe_stays_in_ottava_tensor_and_gives_its_reason() {
     }
     for file in [
         "crates/ottava-files/src/lib.rs",
+        "crates/ottava-jinja/src/lib.rs",
         "crates/ottava-lm/src/lib.rs",
         "crates/ottava-serve/src/lib.rs",
         "crates/ottava/src/main.rs",

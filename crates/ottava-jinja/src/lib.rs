@@ -1,0 +1,53 @@
+//! Chat templates: the language of Jinja2 3.1, as the sandbox of transformers runs it, with Python's values.
+//!
+//! A template is untrusted, so a rendering has limits: of steps, of memory and of depth (`limits.rs`). Lists and dicts cannot be changed.
+//! Templates that read other files (`include`, `import`, `extends`) are errors, as in transformers, which gives them no loader.
+//!
+//! ```
+//! use ottava_jinja::{Clock, Template, Value};
+//!
+//! let template = Template::parse("{% for word in text.split() %}[{{ word }}]{% endfor %}").unwrap();
+//! let text = template.render(vec![("text".into(), Value::text("a b"))], Clock::Fixed).unwrap();
+//! assert_eq!(text, "[a][b]");
+//! assert_eq!(Template::parse("{% if %}").unwrap_err().to_string(), "unexpected end of statement (line 1)");
+//! ```
+//!
+//! A crate of its own, which tests compile with optimization: parsers of hostile templates would take seconds without it.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod ast;
+mod call;
+mod clock;
+mod compare;
+mod error;
+mod eval;
+mod expressions;
+mod filters;
+mod format;
+mod item_filters;
+mod items;
+mod json;
+pub mod json_text;
+mod lexer;
+mod limits;
+mod methods;
+mod number;
+mod ops;
+mod parser;
+mod percent;
+mod predicates;
+mod statements;
+mod template;
+mod text;
+mod text_methods;
+mod value;
+
+pub use clock::Clock;
+pub use error::Failure;
+pub use number::value_of_json;
+pub use template::Template;
+pub use value::{MARKS, Value};
+
+#[cfg(test)]
+mod tests;
