@@ -8,6 +8,7 @@ Each row quotes its source, which must be in the named section of the document, 
 """
 
 import json
+import re
 import sys
 from html import escape
 
@@ -39,7 +40,7 @@ def check_sources(chart):
         if row["source"] not in text:
             sys.exit(f"{ROWS.name}: `{row['source']}` is not in the section `{chart['section']}` of {chart['document']}")
         for key, _ in PANELS:
-            if f" {row[key]} " not in f"{row['source']} ":
+            if not re.search(rf"(?<![\d,.]){re.escape(row[key])}(?!\d)", row["source"]):
                 sys.exit(f"{ROWS.name}: `{row['source']}` does not have the number {row[key]}")
 
 

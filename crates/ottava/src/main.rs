@@ -101,7 +101,7 @@ fn main() -> ExitCode {
 
 /// What to write in place of an option of `train`, `plan` or `prepare` that is a setting, of ours or of another trainer.
 fn setting_in(error: &clap::Error) -> Option<String> {
-    let args: Vec<String> = std::env::args().collect();
+    let args: Vec<String> = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
     let has_settings = args.get(1).is_some_and(|command| ["train", "plan", "prepare"].contains(&command.as_str()));
     let (ErrorKind::UnknownArgument, true) = (error.kind(), has_settings) else { return None };
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };

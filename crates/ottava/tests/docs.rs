@@ -126,6 +126,26 @@ fn every_link_and_anchor_of_the_documents_leads_somewhere() {
 }
 
 #[test]
+fn a_configuration_that_a_page_prints_is_the_file() {
+    const WORDS: &str = "This file is `configs/";
+    let mut compared = 0;
+    for (path, text) in documents() {
+        let mut at = 0;
+        while let Some(found) = text[at..].find(WORDS) {
+            let end = at + found;
+            at = end + WORDS.len();
+            let name = text[at..].split('`').next().unwrap();
+            let block = text[..end].rsplit("```toml\n").next().unwrap().split("```").next().unwrap();
+            let file = fs::read_to_string(root().join("configs").join(name)).unwrap();
+            let settings: Vec<&str> = file.lines().filter(|line| !line.starts_with('#')).collect();
+            assert_eq!(block.trim_end(), settings.join("\n").trim_end(), "{}: {name}", path.display());
+            compared += 1;
+        }
+    }
+    assert!(compared > 0, "a page prints a configuration");
+}
+
+#[test]
 fn dead_links_are_noticed() {
     let text = "# A `b`: c, d_e\n\n## A b c d_e\n[x](b.md#there) [y\nz](../b.md) `[no](link)`\n```\n# no heading\n[no](link)\n```\n![i](i.png)\n## More\n## More\n";
     assert_eq!(targets(text), ["b.md#there", "../b.md", "i.png"]);

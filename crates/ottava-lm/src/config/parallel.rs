@@ -11,6 +11,9 @@ use std::time::Duration;
 /// The longest timeout, thirty days: one that is never reached.
 const MAX_TIMEOUT: u64 = 30 * 86_400;
 
+/// The most ranks of a job.
+const MAX_RANKS: usize = 1 << 16;
+
 /// The `[parallel]` table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -136,12 +139,22 @@ impl ParallelConfig {
         if self.data == 0 { smallest.unwrap_or(1) } else { self.data }
     }
 
-    /// The first axis without ranks.
+    /// The first axis without ranks, or with more than a job has.
     fn axis_problem(&self) -> Option<String> {
         let axes =
             [("tensor", self.tensor), ("pipeline", self.pipeline), ("context", self.context), ("expert", self.expert)];
-        let (key, _) = axes.into_iter().find(|(_, size)| *size == 0)?;
-        Some(format!("`parallel.{key}` is 0; an axis has at least one rank, so set it to 1"))
+        if let Some((key, _)) = axes.into_iter().find(|(_, size)| *size == 0) {
+            return Some(format!("`parallel.{key}` is 0; an axis has at least one rank, so set it to 1"));
+        }
+        let sizes = [("data", self.data), ("pipeline_stages", self.pipeline_stages)];
+        if let Some((key, size)) = axes.into_iter().chain(sizes).find(|(_, size)| *size > MAX_RANKS) {
+            return Some(format!("`parallel.{key}` is {size}; it is at most {MAX_RANKS}"));
+        }
+        // Each factor is at most 2^16, so the product is exact.
+        let ranks = [self.data.max(1), self.tensor, self.pipeline, self.context].map(|size| size as u128);
+        let ranks: u128 = ranks.into_iter().product();
+        (ranks > MAX_RANKS as u128)
+            .then(|| format!("the axes of [parallel] take {ranks} ranks; a job has at most {MAX_RANKS}"))
     }
 
     /// Why sequences of `max_length` tokens are not divided; `None` if they are. Shorter sequences of an evaluation have multiples of 16
@@ -270,6 +283,15 @@ mod tests {
         assert_eq!(of_length(3, 12), "`parallel.context` is 3; set it to 1, 2, 4, 8 or 16");
         assert!(of_length(4, 18).starts_with("`data.max_length` is 18, which the 4 ranks"), "{}", of_length(4, 18));
         assert!(problem(ParallelConfig { expert: 0, ..Default::default() }).starts_with("`parallel.expert` is 0;"));
+        for size in [65_537, 1 << 31, 1 << 53, (1 << 63) - 1, usize::MAX] {
+            let of = ParallelConfig::default();
+            assert!(problem(ParallelConfig { data: size, ..of }).starts_with("`parallel.data` is"), "{size}");
+            assert!(problem(ParallelConfig { tensor: size, ..of }).starts_with("`parallel.tensor` is"), "{size}");
+            assert!(problem(ParallelConfig { pipeline: size, ..of }).starts_with("`parallel.pipeline` is"), "{size}");
+            assert!(problem(ParallelConfig { expert: size, ..of }).starts_with("`parallel.expert` is"), "{size}");
+        }
+        let many = ParallelConfig { data: 1 << 16, tensor: 1 << 16, pipeline: 1 << 16, ..Default::default() };
+        assert!(problem(many).contains("take 281474976710656 ranks; a job has at most 65536"), "{}", problem(many));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::optim::{
     AdamWConfig, AdamWOptimizer, AdjustLr, LionOptimizer, MomentumConfig, MuonOptimizer, Optimizer, Schedule,
     SchedulerType,
 };
+use crate::parallel::expect_blocks;
 use crate::param::Param;
 use crate::recipe::{Precision, Recipe};
 use ottava_tensor::Device;
@@ -383,6 +384,10 @@ impl RunConfig {
                 )));
             }
             None => {}
+        }
+        // Before anything is made for each rank.
+        if self.parallel.pipeline > 1 {
+            expect_blocks(sizes.layers, self.parallel.pipeline.saturating_mul(self.parallel.pipeline_stages))?;
         }
         sizes.lora = self.lora.adapters();
         Ok(sizes.with_adapters_beside_experts())

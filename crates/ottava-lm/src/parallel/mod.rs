@@ -32,5 +32,5 @@ pub use reduction::ReduceFormat;
 pub use schedule::{Message, Part, Schedule, ScheduleKind, Task};
 pub use sent::SentActivations;
 pub use slices::{GRANULE, Slices};
-pub use spans::divide;
+pub use spans::{divide, expect_blocks};
 pub use zero::Zero;

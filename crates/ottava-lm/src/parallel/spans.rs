@@ -5,17 +5,23 @@ use crate::models::Span;
 use crate::param::LayerCosts;
 use std::ops::Range;
 
+/// Errors with [`Error::Config`] if there are more stages than blocks.
+pub fn expect_blocks(blocks: usize, stages: usize) -> Result<()> {
+    match stages > blocks {
+        true => Err(Error::Config(format!(
+            "`parallel.pipeline` times `parallel.pipeline_stages` is {stages}, and the model has {blocks} blocks; each stage takes at least one"
+        ))),
+        false => Ok(()),
+    }
+}
+
 /// Divides the layers of a model of these `costs` among `stages`, so that the most expensive stage costs as little as possible and, among
 /// such divisions, the costs differ least. Each stage has a block; the last one, which has the head, may have none.
 ///
-/// Errors with [`Error::Config`] if there are more stages than blocks.
+/// Errors as [`expect_blocks`].
 pub fn divide(costs: &LayerCosts, stages: usize) -> Result<Vec<Span>> {
     let layers = costs.blocks.len();
-    if stages > layers {
-        return Err(Error::Config(format!(
-            "`parallel.pipeline` times `parallel.pipeline_stages` is {stages}, and the model has {layers} blocks; each stage takes at least one"
-        )));
-    }
+    expect_blocks(layers, stages)?;
     let most = |cost: f64, stage: f64| cost.max(stage);
     let unbounded = best(costs, stages, f64::INFINITY, most).expect("each stage can have a block").0;
     // Room for the rounding of sums.

@@ -215,3 +215,15 @@ fn a_starter_run_and_an_imported_one_train() {
     assert!(output.status.success() && said.contains("not translated: axolotl.yml:11: `num_nodes`"), "{said}");
     run.succeed(&["train", "imported.toml", "--device", "cpu", "--set", "text_documents=line"]);
 }
+
+#[test]
+fn arguments_that_are_no_text_are_errors_without_a_panic() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let no_text = OsStr::from_bytes(b"\xff");
+    for args in [&[no_text][..], &["train".as_ref(), "--unknown".as_ref(), no_text], &["plan".as_ref(), no_text]] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_ottava")).args(args).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(output.status.code(), Some(1 | 2)) && error.contains("error: "), "{args:?}: {error}");
+    }
+}
