@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 /// What a file begins with that Git LFS left in place of another, and the most bytes it has.
@@ -33,6 +33,33 @@ pub fn open(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, found.len()))
 }
 
+/// [`open`] for a file that anybody may have put into a folder, such as that of a run on a shared disk: a link is not followed.
+///
+/// # Errors
+/// Errors of [`open`], and [`ErrorKind::InvalidInput`] for a link.
+pub fn open_unlinked(path: &Path) -> io::Result<(File, u64)> {
+    let expect_no_link = || {
+        let found = std::fs::symlink_metadata(path)?;
+        match found.is_symlink() {
+            true => Err(io::Error::new(
+                ErrorKind::InvalidInput,
+                "this is a link, which is not followed; copy the file here",
+            )),
+            false => Ok((found.dev(), found.ino())),
+        }
+    };
+    // A run may replace the file meanwhile, and someone else the file by a link.
+    for _ in 0..3 {
+        expect_no_link()?;
+        let (file, size) = open(path)?;
+        let metadata = file.metadata()?;
+        if expect_no_link()? == (metadata.dev(), metadata.ino()) {
+            return Ok((file, size));
+        }
+    }
+    Err(io::Error::new(ErrorKind::InvalidInput, "this file is replaced again and again"))
+}
+
 /// Whether `path`, which does not exist, looks like a name of the Hugging Face Hub, `owner/name`.
 pub fn is_hub_id(path: &Path) -> bool {
     let text = path.to_string_lossy();
@@ -52,7 +79,11 @@ pub fn is_hub_id(path: &Path) -> bool {
 /// # Errors
 /// Errors of [`open`], and [`ErrorKind::FileTooLarge`] for more than `max_bytes`, also when the file grows meanwhile.
 pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
-    let (file, size) = open(path)?;
+    read_opened(open(path)?, max_bytes)
+}
+
+/// [`read`] from a file that is open, whose size was `size`.
+fn read_opened((file, size): (File, u64), max_bytes: u64) -> io::Result<Vec<u8>> {
     let too_large = |size: u64| {
         let text = format!("{size} bytes or more; such a file has at most {max_bytes}");
         Err(io::Error::new(ErrorKind::FileTooLarge, text))
@@ -70,8 +101,19 @@ pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// Errors of [`read`], and [`ErrorKind::InvalidData`] for invalid UTF-8.
 pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
-    let text = String::from_utf8(read(path, max_bytes)?);
-    text.map_err(|e| {
+    as_text(read(path, max_bytes)?)
+}
+
+/// [`read_text`] of a file that [`open_unlinked`] opens.
+///
+/// # Errors
+/// Errors of both.
+pub fn read_text_unlinked(path: &Path, max_bytes: u64) -> io::Result<String> {
+    as_text(read_opened(open_unlinked(path)?, max_bytes)?)
+}
+
+fn as_text(bytes: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         io::Error::new(ErrorKind::InvalidData, format!("byte {} is not UTF-8", at + 1))
     })
@@ -90,6 +132,19 @@ mod tests {
             assert_eq!(read(path, 100).unwrap_err().kind(), ErrorKind::InvalidInput, "{}", path.display());
         }
         assert_eq!(read(&folder.path().join("absent"), 100).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn links_are_not_followed_where_anybody_may_put_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        std::fs::write(&file, "text").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(read_text_unlinked(&file, 10).unwrap(), "text");
+        let error = open_unlinked(&link).unwrap_err();
+        assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().starts_with("this is a link"), "{error}");
+        assert_eq!(open_unlinked(&folder.path().join("absent")).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(open_unlinked(Path::new("/dev/zero")).unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The answer to a request for completions: one JSON object at the end, or a stream of events.
 
 use crate::choice::{Choice, Delta};
-use crate::error::{ApiError, Result, json_body};
+use crate::error::{ApiError, Result, json_text};
+use crate::json::{ListText, ObjectText};
 use crate::metrics::Timer;
 use crate::params::Params;
 use crate::schedule::Job;
@@ -21,14 +22,17 @@ pub trait Form: Send + Sync + 'static {
     /// The object of a whole answer, that of a piece of one, and the start of ids.
     const NAMES: [&'static str; 3];
 
-    /// A choice of a whole answer.
-    fn choice(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value>;
+    /// Adds a part of a choice.
+    fn add(&mut self, served: &Served, index: usize, part: Delta) -> Result<()>;
 
-    /// A choice of a piece of one; `None` if the part has nothing to tell yet.
-    fn piece(&mut self, served: &Served, index: usize, part: Delta) -> Result<Option<Value>>;
+    /// A choice of a whole answer as JSON, with its number there.
+    fn whole(&mut self, index: usize, number: usize) -> String;
+
+    /// What was added to a choice since its last piece, as JSON; `None` if there is nothing to tell yet.
+    fn piece(&mut self, index: usize) -> Option<String>;
 
     /// The pieces before all others.
-    fn first(&self, _choices: usize) -> Vec<Value> {
+    fn first(&self) -> Vec<String> {
         Vec::new()
     }
 }
@@ -73,16 +77,12 @@ impl<F: Form> Answer<F> {
         while self.goes_on() {
             self.advance().await?;
         }
-        let mut choices = Vec::with_capacity(self.choices.len());
-        for index in self.returned() {
-            let mut choice = self.form.choice(&self.served, index, self.choices[index].take())?;
-            choice["index"] = choices.len().into();
-            choices.push(choice);
+        let mut choices = Vec::new();
+        for (number, index) in self.returned().into_iter().enumerate() {
+            choices.push(self.form.whole(index, number));
         }
         self.timer.end(self.completion_tokens());
-        let mut answer = self.envelope(F::NAMES[0], choices);
-        answer["usage"] = self.usage();
-        Ok(json_body(&answer).into_response())
+        Ok(json_text(self.envelope(F::NAMES[0], &choices, true)).into_response())
     }
 
     /// The completions that are returned: all, or the best of each prompt.
@@ -100,8 +100,8 @@ impl<F: Form> Answer<F> {
         self.choices.iter().any(|choice| !choice.is_finished())
     }
 
-    /// Waits for an event, and returns the choice that it adds to.
-    async fn advance(&mut self) -> Result<usize> {
+    /// Waits for an event, and adds what it tells to its choice. Returns which choice has grown, if one has.
+    async fn advance(&mut self) -> Result<Option<usize>> {
         let (index, event) = self.running.next().await?;
         if matches!(event, ottava_lm::engine::Event::Token { .. }) {
             self.timer.token();
@@ -109,13 +109,21 @@ impl<F: Form> Answer<F> {
         if self.choices[index].push(event, &self.params, &self.served.tokenizer)? {
             self.running.cancel(index);
         }
-        Ok(index)
+        let part = self.choices[index].take();
+        if part.is_empty() {
+            return Ok(None);
+        }
+        match part.prompt_logprobs {
+            // A long prompt keeps this thread busy; other requests go on with others.
+            Some(_) => tokio::task::block_in_place(|| self.form.add(&self.served, index, part))?,
+            None => self.form.add(&self.served, index, part)?,
+        }
+        Ok(Some(index))
     }
 
     /// Server-sent events: a piece for each token that completes text, the usage if it was asked for, and `[DONE]`.
     fn events(self) -> Response {
-        let first: VecDeque<Value> = self.form.first(self.choices.len()).into();
-        let first = first.into_iter().map(|choice| self.envelope(F::NAMES[1], vec![choice])).collect();
+        let first = self.form.first().into_iter().map(|choice| self.envelope(F::NAMES[1], &[choice], false)).collect();
         let state = Stream { answer: self, ready: first, state: State::Running };
         let stream = futures_util::stream::unfold(state, |mut state| async move {
             let message = state.next().await?;
@@ -124,8 +132,12 @@ impl<F: Form> Answer<F> {
         Sse::new(stream).into_response()
     }
 
-    fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
-        json!({"id": self.id, "object": object, "created": self.created, "model": self.params.model.name, "choices": choices})
+    fn envelope(&self, object: &str, choices: &[String], with_usage: bool) -> String {
+        let mut list = ListText::default();
+        choices.iter().for_each(|choice| list.push(choice));
+        let answer = ObjectText::new().field("id", &self.id).field("object", &object).field("created", &self.created);
+        let answer = answer.field("model", &self.params.model.name).json("choices", &list.json());
+        if with_usage { answer.field("usage", &self.usage()).end() } else { answer.end() }
     }
 
     fn completion_tokens(&self) -> usize {
@@ -147,7 +159,7 @@ enum State {
 /// A streamed answer. It is dropped when the client disconnects, which cancels the completions.
 struct Stream<F> {
     answer: Answer<F>,
-    ready: VecDeque<Value>,
+    ready: VecDeque<String>,
     state: State,
 }
 
@@ -156,7 +168,7 @@ impl<F: Form> Stream<F> {
     async fn next(&mut self) -> Option<String> {
         loop {
             if let Some(piece) = self.ready.pop_front() {
-                return Some(piece.to_string());
+                return Some(piece);
             }
             match self.state {
                 State::Closed => return None,
@@ -175,9 +187,7 @@ impl<F: Form> Stream<F> {
                     self.state = State::Done;
                     self.answer.timer.end(self.answer.completion_tokens());
                     if self.answer.params.include_usage {
-                        let mut last = self.answer.envelope(F::NAMES[1], Vec::new());
-                        last["usage"] = self.answer.usage();
-                        self.ready.push_back(last);
+                        self.ready.push_back(self.answer.envelope(F::NAMES[1], &[], true));
                     }
                 }
             }
@@ -186,12 +196,8 @@ impl<F: Form> Stream<F> {
 
     async fn piece(&mut self) -> std::result::Result<(), ApiError> {
         let answer = &mut self.answer;
-        let index = answer.advance().await?;
-        let part = answer.choices[index].take();
-        if !part.is_empty() {
-            let choice = answer.form.piece(&answer.served, index, part)?;
-            self.ready.extend(choice.map(|choice| answer.envelope(F::NAMES[1], vec![choice])));
-        }
+        let piece = answer.advance().await?.and_then(|index| answer.form.piece(index));
+        self.ready.extend(piece.map(|piece| answer.envelope(F::NAMES[1], &[piece], false)));
         Ok(())
     }
 }

@@ -5,11 +5,12 @@ use crate::body::Body;
 use crate::choice::{Choice, Delta};
 use crate::constraint;
 use crate::error::{ApiError, Result};
-use crate::logprobs::entry;
+use crate::json::{ListText, ObjectText};
+use crate::logprobs::{Place, entry};
 use crate::metrics::Timer;
 use crate::params::{self, Params};
 use crate::served::Served;
-use crate::tool_calls::{CallStream, Calls, ToolChoice, as_json};
+use crate::tool_calls::{Call, CallStream, Calls, ToolChoice, as_json};
 use ottava_lm::data::{Chat, PromptForm, parse_json};
 use ottava_lm::engine::Request;
 use serde_json::{Map, Value, json};
@@ -20,10 +21,21 @@ use tokio::sync::OwnedSemaphorePermit;
 pub struct Messages {
     /// Whether log-probabilities are wanted.
     logprobs: bool,
-    /// Calls of each choice so far.
-    called: Vec<usize>,
+    skip_special_tokens: bool,
+    choices: Vec<Message>,
     /// Whether answers with calls end with the reason `tool_calls`: not for a function that the request names, as with OpenAI.
     ends_with_calls: bool,
+}
+
+/// A choice, or the part of it since the last piece.
+struct Message {
+    place: Place,
+    content: String,
+    calls: Vec<Call>,
+    /// Calls of earlier pieces.
+    called: usize,
+    logprobs: ListText,
+    finish: Option<&'static str>,
 }
 
 /// Fields that only chats have.
@@ -105,13 +117,19 @@ pub async fn chat_completions(
     let request = params.request(prompt, asked, served.max_model_len)?;
     let requests = vec![Request { logprobs: params.logprobs_of_engine(logprobs), grammar, ..request }];
     params.expect_small_answer(&requests, false)?;
+    let prompt = &requests[0].prompt;
+    let (mut choices, mut messages) = (Vec::new(), Vec::new());
+    for _ in 0..params.n {
+        let calls = calls.clone().map(|form| CallStream::new(form, most));
+        choices.push(Choice::new(&params, &served.tokenizer, prompt, String::new(), false)?.with_calls(calls));
+        messages.push(Message::at(Place::after(&served.tokenizer, prompt)?));
+    }
     let form = Messages {
         logprobs: logprobs.is_some(),
+        skip_special_tokens: params.skip_special_tokens,
+        choices: messages,
         ends_with_calls: !matches!(calls, Some(Calls::Named(_))),
-        called: vec![0; params.n],
     };
-    let calls = || calls.clone().map(|form| CallStream::new(form, most));
-    let choices = (0..params.n).map(|_| Choice::new(&params, String::new(), false).with_calls(calls())).collect();
     Answer::start(served, permit, params, form, choices, requests, timer)
 }
 
@@ -174,14 +192,17 @@ fn message((number, message): (usize, &Value)) -> Result<Value> {
         Some(Value::Null) if role == "assistant" => message["content"] = "".into(),
         _ => return Err(wrong("has no `content` that is a text or a list of texts")),
     }
-    // OpenAI's arguments are JSON in a text, and templates write objects.
+    // OpenAI's arguments are JSON in a text, and templates write objects. A call without arguments may leave them out.
     for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
-        if let Some(arguments) = call.pointer_mut("/function/arguments")
-            && let Some(text) = arguments.as_str()
-        {
-            *arguments = parse_json(text)
-                .map_err(|reason| wrong(&format!("has `arguments` of a call that are not JSON: {reason}")))?;
-        }
+        let Some(function) = call.get_mut("function").and_then(Value::as_object_mut) else { continue };
+        let arguments = function.entry("arguments").or_insert(Value::Null);
+        *arguments = match arguments.take() {
+            Value::Null => json!({}),
+            Value::String(text) if text.trim().is_empty() => json!({}),
+            Value::String(text) => parse_json(&text)
+                .map_err(|reason| wrong(&format!("has `arguments` of a call that are not JSON: {reason}")))?,
+            value => value,
+        };
     }
     Ok(message)
 }
@@ -190,64 +211,82 @@ fn calls_tools(fields: &Map<String, Value>) -> bool {
     fields.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty())
 }
 
-impl Messages {
-    /// The reason why a choice ended.
-    fn reason(&self, index: usize, finish: Option<&'static str>) -> Option<&'static str> {
-        if self.ends_with_calls && self.called[index] > 0 && finish == Some("stop") {
-            Some("tool_calls")
-        } else {
-            finish
-        }
+impl Message {
+    fn at(place: Place) -> Message {
+        let (content, calls, logprobs) = (String::new(), Vec::new(), ListText::default());
+        Message { place, content, calls, called: 0, logprobs, finish: None }
     }
+}
 
-    fn logprobs(&self, served: &Served, part: &Delta) -> Result<Value> {
-        if !self.logprobs {
-            return Ok(Value::Null);
-        }
-        let content =
-            part.logprobs.iter().map(|logprob| entry(logprob, &served.tokenizer)).collect::<Result<Vec<_>>>()?;
-        Ok(json!({"content": content}))
+impl Messages {
+    /// The reason why a choice ended, and its log-probabilities, as JSON.
+    fn end(&self, index: usize) -> (Option<&'static str>, String) {
+        let Message { finish, called, calls, logprobs, .. } = &self.choices[index];
+        let calls = self.ends_with_calls && called + calls.len() > 0 && *finish == Some("stop");
+        let logprobs = match self.logprobs {
+            true => ObjectText::new().json("content", &logprobs.json()).end(),
+            false => "null".into(),
+        };
+        (if calls { Some("tool_calls") } else { *finish }, logprobs)
     }
 }
 
 impl Form for Messages {
     const NAMES: [&'static str; 3] = ["chat.completion", "chat.completion.chunk", "chatcmpl"];
 
-    fn choice(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value> {
-        let logprobs = self.logprobs(served, &part)?;
-        self.called[index] += part.calls.len();
-        let finish = self.reason(index, part.finish);
-        let mut message = json!({"role": "assistant", "content": part.text});
-        if !part.calls.is_empty() {
-            message["tool_calls"] = as_json(&part.calls, None).into();
-            if message["content"] == "" {
-                message["content"] = Value::Null;
+    fn add(&mut self, served: &Served, index: usize, part: Delta) -> Result<()> {
+        let tokenizer = &served.tokenizer;
+        let message = &mut self.choices[index];
+        message.content.push_str(&part.text);
+        message.calls.extend(part.calls);
+        message.finish = part.finish.or(message.finish);
+        for logprob in part.logprobs.iter().filter(|_| self.logprobs) {
+            message.logprobs.push(&entry(logprob, &message.place, tokenizer)?);
+            if !(self.skip_special_tokens && tokenizer.is_special(logprob.token)) {
+                message.place.push(tokenizer, logprob.token)?;
             }
         }
-        Ok(json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}))
+        Ok(())
     }
 
-    fn piece(&mut self, served: &Served, index: usize, part: Delta) -> Result<Option<Value>> {
-        let logprobs = self.logprobs(served, &part)?;
+    fn whole(&mut self, index: usize, number: usize) -> String {
+        let (finish, logprobs) = self.end(index);
+        let message = &mut self.choices[index];
+        let (content, calls) = (std::mem::take(&mut message.content), std::mem::take(&mut message.calls));
+        let mut answer = json!({"role": "assistant", "content": content});
+        if !calls.is_empty() {
+            answer["tool_calls"] = as_json(&calls, None).into();
+            if answer["content"] == "" {
+                answer["content"] = Value::Null;
+            }
+        }
+        let object = ObjectText::new().field("index", &number).field("message", &answer);
+        object.json("logprobs", &logprobs).field("finish_reason", &finish).end()
+    }
+
+    fn piece(&mut self, index: usize) -> Option<String> {
+        let (finish, logprobs) = self.end(index);
+        let message = &mut self.choices[index];
         let mut delta = json!({});
-        if !part.calls.is_empty() {
-            delta["tool_calls"] = as_json(&part.calls, Some(self.called[index])).into();
-            self.called[index] += part.calls.len();
+        let calls = std::mem::take(&mut message.calls);
+        if !calls.is_empty() {
+            delta["tool_calls"] = as_json(&calls, Some(message.called)).into();
+            message.called += calls.len();
         }
-        if !part.text.is_empty() {
-            delta["content"] = part.text.into();
+        if !message.content.is_empty() {
+            delta["content"] = std::mem::take(&mut message.content).into();
         }
-        let finish = self.reason(index, part.finish);
+        let has_logprobs = !std::mem::take(&mut message.logprobs).is_empty();
         // Text that may become a call is held back.
-        let is_empty = delta == json!({}) && finish.is_none() && part.logprobs.is_empty();
-        let piece = json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish});
-        Ok((!is_empty).then_some(piece))
+        let is_empty = delta == json!({}) && finish.is_none() && !has_logprobs;
+        let object = ObjectText::new().field("index", &index).field("delta", &delta);
+        (!is_empty).then(|| object.json("logprobs", &logprobs).field("finish_reason", &finish).end())
     }
 
-    fn first(&self, choices: usize) -> Vec<Value> {
+    fn first(&self) -> Vec<String> {
         let delta = json!({"role": "assistant", "content": ""});
-        (0..choices)
-            .map(|index| json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null}))
-            .collect()
+        let piece =
+            |index| json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null}).to_string();
+        (0..self.choices.len()).map(piece).collect()
     }
 }

@@ -47,18 +47,11 @@ impl Delta {
 }
 
 impl Choice {
-    /// A completion without tokens, whose text starts with `text`.
-    pub fn new(params: &Params, text: String, silent: bool) -> Choice {
+    /// A completion of `prompt` without tokens, whose text starts with `text`.
+    pub fn new(params: &Params, tokenizer: &Tokenizer, prompt: &[u32], text: String, silent: bool) -> Result<Choice> {
         let part = Delta { text, ..Delta::default() };
-        Choice {
-            stream: TextStream::new(params.stops.clone()),
-            calls: None,
-            tokens: 0,
-            logprobs: 0.0,
-            silent,
-            finished: false,
-            part,
-        }
+        let stream = TextStream::new(params.stops.clone()).after(tokenizer, prompt).map_err(ApiError::of_request)?;
+        Ok(Choice { stream, calls: None, tokens: 0, logprobs: 0.0, silent, finished: false, part })
     }
 
     /// The same completion, in whose text calls are found.
@@ -94,7 +87,7 @@ impl Choice {
                 }
             }
             Event::Finished { reason, .. } => {
-                let rest = self.stream.finish(tokenizer).map_err(ApiError::of_request)?;
+                let rest = self.stream.finish();
                 self.add_text(&rest, true);
                 self.finish(if self.silent { FinishReason::Length } else { reason });
             }

@@ -5,12 +5,13 @@ use crate::body::{Body, Prompt};
 use crate::choice::{Choice, Delta};
 use crate::constraint;
 use crate::error::{ApiError, Result};
-use crate::logprobs::{Lists, Offsets, of_prompt};
+use crate::json::ObjectText;
+use crate::logprobs::{Lists, Place, of_prompt};
 use crate::metrics::Timer;
 use crate::params::{self, Params};
-use crate::served::Served;
-use ottava_lm::engine::Request;
-use serde_json::{Value, json};
+use crate::served::{Encoded, Served};
+use ottava_lm::data::{Detokenizer, Tokenizer};
+use ottava_lm::engine::{Request, TokenLogprob};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -29,12 +30,22 @@ pub struct Texts {
     /// Whether log-probabilities are wanted, and whether the prompt's come before those of new tokens.
     logprobs: bool,
     echo: bool,
-    /// The prompts, for `echo`.
-    prompts: Vec<Vec<u32>>,
+    /// The tokens of each prompt, and how many of them come before its text.
+    prompts: Vec<(Vec<u32>, usize)>,
     skip_special_tokens: bool,
     n: usize,
-    /// Characters of each choice so far.
-    offsets: Vec<Offsets>,
+    choices: Vec<Text>,
+}
+
+/// A choice, or the part of it since the last piece.
+#[derive(Default)]
+struct Text {
+    place: Place,
+    text: String,
+    lists: Lists,
+    /// JSON.
+    prompt_logprobs: Option<String>,
+    finish: Option<&'static str>,
 }
 
 /// Reads a request, and starts its completions.
@@ -57,28 +68,45 @@ pub async fn completions(
     let special = body.flag_on("add_special_tokens")?;
     let prompt = body.take_prompt().ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
     params.expect_few(prompt.len())?;
-    let (mut requests, mut texts) = (Vec::new(), Vec::new());
-    for prompt in prompts(&served, "prompt", prompt, special).await? {
-        texts.push(if echo { served.tokenizer.decode(&prompt).map_err(ApiError::of_request)? } else { String::new() });
+    let (mut requests, mut texts, mut of_prompts) = (Vec::new(), Vec::new(), Vec::new());
+    for Encoded { ids, added, text } in prompts(&served, "prompt", prompt, special).await? {
+        texts.push(match (echo, text) {
+            (false, _) => String::new(),
+            (true, Some(text)) => text,
+            (true, None) => text_of(&ids, &served.tokenizer)?,
+        });
+        of_prompts.push((if prompt_logprobs.is_some() { ids.clone() } else { Vec::new() }, added));
         // The engine draws one token at least.
-        let request = params.request(prompt, Some(max_tokens.max(1)), served.max_model_len)?;
+        let request = params.request(ids, Some(max_tokens.max(1)), served.max_model_len)?;
         let (logprobs, grammar) = (params.logprobs_of_engine(logprobs), grammar.clone());
         requests.push(Request { logprobs, prompt_logprobs, grammar, ..request });
     }
     params.expect_small_answer(&requests, echo)?;
-    let choice = |index: usize| Choice::new(&params, texts[index / params.n].clone(), max_tokens == 0);
-    let choices: Vec<Choice> = (0..texts.len() * params.n).map(choice).collect();
-    let prompts = if echo { requests.iter().map(|request| request.prompt.clone()).collect() } else { Vec::new() };
-    let offsets = choices.iter().map(|_| Offsets::default()).collect();
+    let (mut choices, mut form_choices) = (Vec::new(), Vec::new());
+    for (request, text) in requests.iter().zip(&texts) {
+        for _ in 0..params.n {
+            choices.push(Choice::new(&params, &served.tokenizer, &request.prompt, text.clone(), max_tokens == 0)?);
+            let place = if echo { Place::default() } else { Place::after(&served.tokenizer, &request.prompt)? };
+            form_choices.push(Text { place, ..Text::default() });
+        }
+    }
     let (n, skip_special_tokens) = (params.n, params.skip_special_tokens);
-    let form = Texts { logprobs: logprobs.is_some(), echo, prompts, skip_special_tokens, n, offsets };
+    let (logprobs, prompts) = (logprobs.is_some(), of_prompts);
+    let form = Texts { logprobs, echo, prompts, skip_special_tokens, n, choices: form_choices };
     Answer::start(served, permit, params, form, choices, requests, timer)
 }
 
+/// The text of a prompt that came as ids. A character that its end cuts off is left for the completion.
+fn text_of(ids: &[u32], tokenizer: &Tokenizer) -> Result<String> {
+    let mut detokenizer = Detokenizer::default();
+    let texts = ids.iter().map(|&id| Ok(detokenizer.push(tokenizer, id).map_err(ApiError::of_request)?.text));
+    texts.collect()
+}
+
 /// The tokens of each prompt in `field`.
-pub async fn prompts(served: &Served, field: &str, prompt: Prompt, special: bool) -> Result<Vec<Vec<u32>>> {
-    let prompts = match prompt {
-        Prompt::Ids(lists) => lists,
+pub async fn prompts(served: &Served, field: &str, prompt: Prompt, special: bool) -> Result<Vec<Encoded>> {
+    let prompts: Vec<Encoded> = match prompt {
+        Prompt::Ids(lists) => lists.into_iter().map(|ids| Encoded { ids, added: 0, text: None }).collect(),
         Prompt::Texts(texts) => {
             let mut lists = Vec::with_capacity(texts.len());
             for text in texts {
@@ -87,44 +115,61 @@ pub async fn prompts(served: &Served, field: &str, prompt: Prompt, special: bool
             lists
         }
     };
-    if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
+    if prompts.is_empty() || prompts.iter().any(|prompt| prompt.ids.is_empty()) {
         return Err(ApiError::field(field, format!("`{field}` has a text without tokens; give at least one")));
     }
-    prompts.iter().try_for_each(|prompt| served.expect_known(field, prompt))?;
+    prompts.iter().try_for_each(|prompt| served.expect_known(field, &prompt.ids))?;
     Ok(prompts)
+}
+
+impl Texts {
+    /// Adds the log-probabilities of the prompt of a choice.
+    fn add_prompt(&mut self, index: usize, logprobs: &[Option<TokenLogprob>], tokenizer: &Tokenizer) -> Result<()> {
+        let (prompt, added) = &self.prompts[index / self.n];
+        let Text { place, lists, prompt_logprobs, .. } = &mut self.choices[index];
+        if !self.echo {
+            *prompt_logprobs = Some(of_prompt(logprobs, prompt, *added, tokenizer)?);
+            return Ok(());
+        }
+        for (number, (logprob, &token)) in logprobs.iter().zip(prompt).enumerate() {
+            // What the tokenizer has put before the text is not in the answer.
+            lists.push(token, logprob.as_ref(), place, number >= *added, tokenizer)?;
+        }
+        Ok(())
+    }
 }
 
 impl Form for Texts {
     const NAMES: [&'static str; 3] = ["text_completion", "text_completion", "cmpl"];
 
-    fn choice(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value> {
+    fn add(&mut self, served: &Served, index: usize, part: Delta) -> Result<()> {
         let tokenizer = &served.tokenizer;
-        let offsets = &mut self.offsets[index];
-        let mut lists = Lists::default();
-        let mut choice = json!({"index": index, "text": part.text, "logprobs": null, "finish_reason": part.finish});
-        match part.prompt_logprobs {
-            Some(logprobs) if self.echo => {
-                for (logprob, &token) in logprobs.iter().zip(&self.prompts[index / self.n]) {
-                    let at = offsets.push(token, tokenizer)?;
-                    lists.push(logprob.as_ref(), token, at, tokenizer)?;
-                }
-                offsets.end_of_prompt(tokenizer)?;
-            }
-            Some(logprobs) => choice["prompt_logprobs"] = of_prompt(&logprobs, tokenizer)?,
-            None => {}
+        if let Some(logprobs) = &part.prompt_logprobs {
+            self.add_prompt(index, logprobs, tokenizer)?;
         }
-        for logprob in &part.logprobs {
+        let Text { place, text, lists, finish, .. } = &mut self.choices[index];
+        text.push_str(&part.text);
+        *finish = part.finish.or(*finish);
+        for logprob in part.logprobs.iter().filter(|_| self.logprobs) {
             let is_text = !(self.skip_special_tokens && tokenizer.is_special(logprob.token));
-            let at = if is_text { offsets.push(logprob.token, tokenizer)? } else { offsets.at() };
-            lists.push(Some(logprob), logprob.token, at, tokenizer)?;
+            lists.push(logprob.token, Some(logprob), place, is_text, tokenizer)?;
         }
-        if self.logprobs {
-            choice["logprobs"] = lists.json();
-        }
-        Ok(choice)
+        Ok(())
     }
 
-    fn piece(&mut self, served: &Served, index: usize, part: Delta) -> Result<Option<Value>> {
-        self.choice(served, index, part).map(Some)
+    fn whole(&mut self, index: usize, number: usize) -> String {
+        let choice = &mut self.choices[index];
+        let (text, lists) = (std::mem::take(&mut choice.text), std::mem::take(&mut choice.lists));
+        let logprobs = if self.logprobs { lists.json() } else { "null".into() };
+        let object = ObjectText::new().field("index", &number).field("text", &text).json("logprobs", &logprobs);
+        let object = object.field("finish_reason", &choice.finish.take());
+        match choice.prompt_logprobs.take() {
+            Some(logprobs) => object.json("prompt_logprobs", &logprobs).end(),
+            None => object.end(),
+        }
+    }
+
+    fn piece(&mut self, index: usize) -> Option<String> {
+        Some(self.whole(index, index))
     }
 }

@@ -5,7 +5,7 @@ use crate::completions::prompts;
 use crate::error::{ApiError, Result, json_text};
 use crate::params::{MOST_IN_ANSWER, WITHOUT_EFFECT, expect_fits, expect_implemented};
 use crate::schedule::Job;
-use crate::served::{Served, ServedModel, beside};
+use crate::served::{Encoded, Served, ServedModel, beside};
 use crate::worker::Running;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
@@ -76,7 +76,7 @@ impl Embeddings {
             return Err(ApiError::field("input", message));
         }
         let (mut requests, mut tokens) = (Vec::new(), Vec::new());
-        for prompt in prompts(served, "input", input, special).await? {
+        for Encoded { ids: prompt, .. } in prompts(served, "input", input, special).await? {
             expect_fits("input", &prompt, served.max_model_len)?;
             tokens.push(prompt.len());
             let (adapter, pooling) = (model.adapter, Some(served.pooling));

@@ -22,6 +22,7 @@ mod constraint;
 mod embeddings;
 mod error;
 mod intake;
+mod json;
 mod logprobs;
 mod metrics;
 mod monitor;

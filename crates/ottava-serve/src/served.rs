@@ -28,6 +28,15 @@ pub struct ServedModel {
     pub adapter: Option<AdapterId>,
 }
 
+/// The tokens of a prompt.
+pub struct Encoded {
+    pub ids: Vec<u32>,
+    /// How many of them the tokenizer has put before the text.
+    pub added: usize,
+    /// The text, if the prompt came as one.
+    pub text: Option<String>,
+}
+
 /// State that all requests share.
 pub struct Served {
     /// The model without adapters, which requests get that name none, and each of its adapters.
@@ -102,12 +111,16 @@ impl Served {
 
     /// The tokens of a prompt in `field`, with those that the tokenizer puts before a text if `special`. One that must be longer than the model has
     /// room for is refused before it is tokenized.
-    pub async fn encode(&self, field: &str, text: String, special: bool) -> Result<Vec<u32>> {
+    pub async fn encode(&self, field: &str, text: String, special: bool) -> Result<Encoded> {
         self.expect_may_fit(field, text.len())?;
         let tokenizer = self.tokenizer.clone();
         beside(move || {
-            let ids = if special { tokenizer.encode_prompt(&text) } else { tokenizer.encode(&text) };
-            ids.map_err(ApiError::of_request)
+            let encoded = match special {
+                true => tokenizer.encode_prompt_after(&text),
+                false => tokenizer.encode(&text).map(|ids| (ids, 0)),
+            };
+            let (ids, added) = encoded.map_err(ApiError::of_request)?;
+            Ok(Encoded { ids, added, text: Some(text) })
         })
         .await
     }

@@ -3,6 +3,7 @@
 mod clients;
 mod embeddings;
 mod refusals;
+mod texts;
 mod tools;
 
 use crate::backend::Backend;

@@ -3,6 +3,7 @@
 use crate::body::{Body, MOST_VALUES, Prompt};
 use crate::chat::{conversation, prompt_form};
 use crate::error::{ApiError, Result};
+use crate::logprobs::Place;
 use crate::served::Served;
 use serde_json::{Value, json};
 
@@ -27,7 +28,7 @@ pub async fn tokenize(served: &Served, body: &mut Body) -> Result<Value> {
     served.model(body)?;
     let tokens = match (body.take_prompt(), body.get("messages")) {
         (Some(Prompt::Texts(texts)), None) if texts.len() == 1 => {
-            served.encode("prompt", texts.concat(), body.flag_on("add_special_tokens")?).await?
+            served.encode("prompt", texts.concat(), body.flag_on("add_special_tokens")?).await?.ids
         }
         (None, Some(_)) if body.flag("add_special_tokens")? => {
             let message = "`add_special_tokens` is for `prompt`: the chat template writes special tokens itself";
@@ -36,7 +37,12 @@ pub async fn tokenize(served: &Served, body: &mut Body) -> Result<Value> {
         (None, Some(_)) => served.render(conversation(body)?, prompt_form(body)?).await?,
         _ => return Err(ApiError::field("prompt", "give either `prompt`, a text, or `messages`")),
     };
-    let text = |&id: &u32| served.tokenizer.decode(&[id]).map_err(ApiError::of_request);
+    let mut place = Place::default();
+    let text = |&id: &u32| {
+        let text = place.text(&served.tokenizer, id)?;
+        place.push(&served.tokenizer, id)?;
+        Ok(text)
+    };
     let texts = match body.flag("return_token_strs")? {
         true => Some(tokens.iter().map(text).collect::<Result<Vec<String>>>()?),
         false => None,

@@ -371,8 +371,6 @@ impl ToolChoice {
     ///
     /// Errors for a tool without a name.
     pub fn schema(&self, tools: &[Value], most: usize) -> Result<Option<Value>> {
-        let any = json!({"type": "object"});
-        let parameters = |tool: &Value| tool["function"].get("parameters").unwrap_or(&any).clone();
         match self {
             ToolChoice::None | ToolChoice::Auto => Ok(None),
             ToolChoice::Named(name) => Ok(tools.iter().find(|tool| tool["function"]["name"] == *name).map(parameters)),
@@ -395,6 +393,23 @@ impl ToolChoice {
                 Ok(Some(list))
             }
         }
+    }
+}
+
+/// The JSON schema of the arguments of a tool. One that names no parameters has none, as in OpenAI's API: its arguments are `{}`.
+fn parameters(tool: &Value) -> Value {
+    let names_none = |(name, value): (&String, &Value)| match name.as_str() {
+        "type" => value == "object",
+        "properties" => value.as_object().is_some_and(|properties| properties.is_empty()),
+        "required" => value.as_array().is_some_and(Vec::is_empty),
+        name => ["title", "description", "$schema"].contains(&name),
+    };
+    match tool["function"].get("parameters") {
+        Some(Value::Object(schema)) if !schema.iter().all(names_none) => schema.clone().into(),
+        None | Some(Value::Null | Value::Object(_)) => {
+            json!({"type": "object", "properties": {}, "additionalProperties": false})
+        }
+        Some(other) => other.clone(),
     }
 }
 

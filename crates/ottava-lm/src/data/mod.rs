@@ -6,6 +6,7 @@ pub mod chat;
 mod chat_files;
 mod compression;
 mod content;
+mod detokenizer;
 mod edges;
 mod encode;
 mod eval_loader;
@@ -51,6 +52,7 @@ mod words;
 
 pub use chat::{Chat, ChatTemplate, PromptForm};
 pub use content::Content;
+pub use detokenizer::{Decoded, Detokenizer};
 pub(crate) use edges::read_json;
 pub use eval_loader::{EvalLoader, Windows};
 pub use files::expand;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rayon::prelude::*;
 
 use super::added_tokens;
+use super::detokenizer::ByteForm;
 use super::edges::Edges;
 use super::guard::catch_panics;
 use super::pieces::{can_be_cut, first_bytes, pieces, words};
@@ -38,7 +39,9 @@ static LOADED: AtomicU64 = AtomicU64::new(0);
 pub struct Tokenizer {
     /// Its number, from 1.
     number: u64,
-    inner: tokenizers::Tokenizer,
+    pub(super) inner: tokenizers::Tokenizer,
+    /// How tokens stand for bytes.
+    pub(super) byte_form: ByteForm,
     path: PathBuf,
     vocab_size: usize,
     longest: usize,
@@ -83,7 +86,8 @@ impl Tokenizer {
         let added = inner.get_added_tokens_decoder();
         let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id).collect();
         let number = LOADED.fetch_add(1, Ordering::Relaxed) + 1;
-        Ok(Tokenizer { number, inner, vocab_size, longest, edges, sha256, special, cuts, first_bytes, path })
+        let byte_form = ByteForm::of(inner.get_decoder());
+        Ok(Tokenizer { number, inner, byte_form, vocab_size, longest, edges, sha256, special, cuts, first_bytes, path })
     }
 
     /// The ids of a document with the tokens at its edges. None of them is added where the text has it already.
@@ -98,9 +102,17 @@ impl Tokenizer {
     /// The ids of the beginning of a document, for a model to complete. An empty one has the token that ends a document if nothing begins
     /// one, since a document follows that in training.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
-        let mut ids = self.with_start(self.encode(text)?);
+        Ok(self.encode_prompt_after(text)?.0)
+    }
+
+    /// [`Tokenizer::encode_prompt`], and how many of the ids come before those of the text.
+    pub fn encode_prompt_after(&self, text: &str) -> Result<(Vec<u32>, usize)> {
+        let own = self.encode(text)?;
+        let count = own.len();
+        let mut ids = self.with_start(own);
         ids.extend(self.edges.end.filter(|_| ids.is_empty()));
-        Ok(ids)
+        let added = ids.len() - count;
+        Ok((ids, added))
     }
 
     fn with_start(&self, mut ids: Vec<u32>) -> Vec<u32> {

@@ -149,22 +149,25 @@ impl Engine {
     pub(super) fn schedule(&mut self) -> Result<Plan> {
         self.grow();
         let single = self.running.iter().filter(|sequence| sequence.pending() == 1).count();
-        let mut budget = self.options.prefill_chunk.saturating_sub(single);
+        let budget = self.options.prefill_chunk.saturating_sub(single);
         // Prompts get at least the other half.
-        budget -= self.propose(budget / 2)?;
+        let proposed = self.propose(budget / 2)?;
+        let mut budget = self.prompt_budget(budget - proposed);
         let mut plan = Vec::new();
         for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| sequence.pending() == 1) {
             plan.push((at, 1 + sequence.proposed.len()));
         }
         for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| sequence.pending() > 1) {
-            let new = sequence.pending().min(budget);
+            let new = budget.most(sequence);
             plan.extend((new > 0).then_some((at, new)));
-            budget -= new;
+            budget.take(sequence, new);
         }
-        while budget > 0 && self.running.len() < self.options.max_batch {
-            let Some(mut sequence) = self.waiting.pop_front() else {
+        while budget.tokens > 0 && self.running.len() < self.options.max_batch {
+            // Prompts that this step cannot score let others pass.
+            let Some(next) = self.waiting.iter().position(|sequence| budget.most(sequence) > 0) else {
                 break;
             };
+            let mut sequence = self.waiting.remove(next).expect("it is there");
             // All tokens of a prompt that is scored or pooled are computed.
             let shares = self.shares_prefixes() && !sequence.reads_activations();
             if shares {
@@ -173,23 +176,23 @@ impl Engine {
             // Memory for all that it has, so that a prompt once begun is read to its end.
             if !self.pools.extend(&mut sequence.blocks, sequence.computed, sequence.tokens.len()) {
                 sequence.put_back(&mut self.pools);
-                self.waiting.push_front(sequence);
+                self.waiting.insert(next, sequence);
                 break;
             }
             if shares {
                 self.stats.prefix_queries += sequence.tokens.len() as u64;
                 self.stats.prefix_hits += sequence.computed as u64;
             }
-            let mut new = sequence.pending().min(budget);
+            let mut new = budget.most(&sequence);
             if matches!(self.model.device(), Device::Cuda(_)) && new > PREFILL_MULTIPLE {
                 new -= new % PREFILL_MULTIPLE;
             }
             plan.push((self.running.len(), new));
-            budget -= new;
+            budget.take(&sequence, new);
             self.running.push(sequence);
         }
         // A step with a token of each request has no token left for prompts where the budget is small; the oldest prompt gets one.
-        if let (0, Some(at)) = (budget, self.running.iter().position(|sequence| sequence.pending() > 1))
+        if let (0, Some(at)) = (budget.tokens, self.running.iter().position(|sequence| sequence.pending() > 1))
             && !plan.iter().any(|&(planned, _)| planned == at)
         {
             plan.push((at, 1));

@@ -56,7 +56,8 @@ pub fn complete(
         {
             request.stop_ids.extend(tokenizer.eos_ids());
             let done = Completion { text: String::new(), reason: FinishReason::Cancelled, tokens: 0 };
-            live.insert(engine.add(request)?, InProgress { number, stream: TextStream::new(stop), done });
+            let stream = TextStream::new(stop).after(tokenizer, &request.prompt)?;
+            live.insert(engine.add(request)?, InProgress { number, stream, done });
         }
         if live.is_empty() {
             return Ok(());
@@ -84,7 +85,7 @@ pub fn complete(
                 }
                 Event::Finished { id, reason } => {
                     let Some(mut at) = live.remove(&id) else { continue };
-                    let rest = at.stream.finish(tokenizer)?;
+                    let rest = at.stream.finish();
                     if !rest.is_empty() {
                         on_text(at.number, &rest);
                     }

@@ -4,8 +4,6 @@ use super::batching::{Drawn, Engine, Plan};
 use super::decode::{Scored, in_f32};
 use super::draft::Wanted;
 use super::proposer::Proposer;
-use super::request::TokenLogprob;
-use super::sampler;
 use super::update::Part;
 use crate::error::{Error, Result};
 use ottava_tensor::ops::{Draw, Draws, sample};
@@ -112,7 +110,8 @@ impl Engine {
             of.count = (of.row..of.row + of.count).take_while(|&row| likeliest[row] >= 0).count();
         }
         if drawing.iter().all(|of| self.running[of.at].is_plain()) {
-            return self.accept(&drawing, |_, row| Ok((likeliest[row] as u32, None)));
+            let accepted = self.accept(&drawing, |row| likeliest[row] as u32);
+            return Ok(accepted.into_iter().map(|(at, _, token)| (at, token, None)).collect());
         }
         let logits = in_f32(&scored.logits)?;
         let [rows, columns] = logits.dims("logits")?;
@@ -127,36 +126,25 @@ impl Engine {
         on_device.set(&draws)?;
         let (tokens, logprobs) = sample(&logits, &mut on_device)?;
         let (tokens, logprobs) = (tokens.to_vec::<i32>()?, logprobs.to_vec::<f32>()?);
-        self.accept(&drawing, |wanted, row| {
-            let (token, logprob) = (tokens[row] as u32, logprobs[row]);
-            let found = match wanted {
-                None => None,
-                Some(0) => Some(TokenLogprob { token, logprob, top: Vec::new() }),
-                Some(top) => Some(sampler::logprob(&logits.rows(row, row + 1)?.to_vec()?, token, top)),
-            };
-            Ok((token, found))
-        })
+        let accepted = self.accept(&drawing, |row| tokens[row] as u32);
+        self.with_logprobs(accepted, &logits, &logprobs)
     }
 
-    /// The tokens of each request that were drawn, up to the first that is not the proposed one, or ends the request. `drawn` gives the token of a
-    /// row, with the log-probabilities that the request wants.
-    fn accept(
-        &self,
-        drawing: &[Drawing],
-        drawn: impl Fn(Option<usize>, usize) -> Result<(u32, Option<TokenLogprob>)>,
-    ) -> Result<Vec<Drawn>> {
+    /// The tokens of each request that were drawn, with their rows, up to the first that is not the proposed one, or ends the request. `drawn`
+    /// gives the token of a row.
+    fn accept(&self, drawing: &[Drawing], drawn: impl Fn(usize) -> u32) -> Vec<(usize, usize, u32)> {
         let mut all = Vec::new();
         for &Drawing { at, row, count } in drawing {
             let sequence = &self.running[at];
             for number in 0..count {
-                let (token, logprob) = drawn(sequence.request.logprobs, row + number)?;
-                all.push((at, token, logprob));
+                let token = drawn(row + number);
+                all.push((at, row + number, token));
                 let is_proposed = sequence.proposed.get(number) == Some(&token);
                 if !is_proposed || sequence.request.stop_ids.contains(&token) {
                     break;
                 }
             }
         }
-        Ok(all)
+        all
     }
 }

@@ -24,6 +24,7 @@ mod pooling;
 mod proposer;
 mod request;
 mod sampler;
+mod scoring;
 mod sequence;
 mod text;
 mod update;

@@ -1,10 +1,9 @@
 //! The passes of a step: which tokens they compute together, and with which kernels.
 
 use super::batching::{Drawn, Engine, Plan};
-use super::decode::{INVARIANT_ROWS, Scored, in_f32};
+use super::decode::{INVARIANT_ROWS, Scored};
 use super::drawing::by_rows;
 use super::request::{AdapterId, Event};
-use super::sampler;
 use crate::error::Result;
 use crate::models::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
 use ottava_tensor::{Device, Tensor};
@@ -136,51 +135,16 @@ impl Engine {
     }
 
     /// Rows of logits that exist at once.
-    fn logit_rows(&self) -> usize {
+    pub(super) fn logit_rows(&self) -> usize {
         if self.keeps_invariant() { INVARIANT_ROWS } else { MOST_ROWS }
     }
 
     /// Numbers of rows, padded by row 0.
-    fn on_device(&self, rows: &[i32]) -> Result<Tensor> {
+    pub(super) fn on_device(&self, rows: &[i32]) -> Result<Tensor> {
         let mut padded = rows.to_vec();
         let count = if self.keeps_invariant() { INVARIANT_ROWS } else { padded_rows(self.model.device(), rows.len()) };
         padded.resize(count, 0);
         Ok(Tensor::from_slice(self.model.device(), &[padded.len()], &padded)?)
-    }
-
-    /// Scores tokens of prompts that follow the computed ones, and reports prompts that are scored.
-    fn score_prompts(&mut self, plan: &Plan, hidden: &Tensor, events: &mut Vec<Event>) -> Result<()> {
-        let mut first_row = 0;
-        for &(at, new) in plan {
-            let sequence = &self.running[at];
-            let (start, row) = (sequence.computed, first_row);
-            first_row += new as i32;
-            if !sequence.scores_prompt() {
-                continue;
-            }
-            let prompt = &sequence.request.prompt;
-            let top = sequence.request.prompt_logprobs.unwrap_or(0);
-            let mut found: Vec<_> = sequence.prompt_logprobs.is_empty().then_some(None).into_iter().collect();
-            // The token at position `p` is scored by the row before it. A preempted request has scored some before.
-            let known = sequence.prompt_logprobs.len().max(1);
-            let positions: Vec<usize> =
-                (start + 1..=start + new).filter(|p| (known..prompt.len()).contains(p)).collect();
-            let rows: Vec<i32> = positions.iter().map(|p| row + (p - start - 1) as i32).collect();
-            let most = self.logit_rows();
-            for (rows, positions) in rows.chunks(most).zip(positions.chunks(most)) {
-                let rows = self.on_device(rows)?;
-                let logits = in_f32(&self.model.logits(hidden, &rows)?)?.to_vec()?;
-                let rows = logits.chunks_exact(self.model.config().vocabulary);
-                found.extend(positions.iter().zip(rows).map(|(&p, row)| Some(sampler::logprob(row, prompt[p], top))));
-            }
-            let sequence = &mut self.running[at];
-            sequence.prompt_logprobs.extend(found);
-            if !sequence.scores_prompt() {
-                let (id, logprobs) = (sequence.id, sequence.prompt_logprobs.clone());
-                events.push(Event::Prompt { id, logprobs });
-            }
-        }
-        Ok(())
     }
 }
 

@@ -153,8 +153,9 @@ pub struct TokenLogprob {
     pub token: u32,
     /// Its log-probability.
     pub logprob: f32,
-    /// The most likely tokens at its position in descending order, the smaller id first among equals.
-    pub top: Vec<(u32, f32)>,
+    /// The most likely tokens at its position in descending order, the smaller id first among equals. A slice, so that it takes no more memory
+    /// than these tokens.
+    pub top: Box<[(u32, f32)]>,
 }
 
 /// Why a completion ended.

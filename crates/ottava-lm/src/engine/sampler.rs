@@ -67,25 +67,30 @@ fn uniform(seed: u64, number: usize) -> u64 {
     mix(seed.wrapping_add(MIX_STEP.wrapping_mul(number as u64)))
 }
 
-/// Likelier tokens first, the smaller id first among equals.
-fn likelier(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
-    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+/// The `count` largest of `logits` with their tokens in descending order, the smaller id first among equals.
+fn likeliest(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let count = count.min(logits.len());
+    let mut found: Vec<(u32, f32)> = Vec::with_capacity(count);
+    for (token, &logit) in (0..).zip(logits) {
+        if found.len() == count {
+            // Among equals the earlier token stays, whose id is smaller.
+            match found.last() {
+                Some(least) if logit.total_cmp(&least.1) == Ordering::Greater => drop(found.pop()),
+                _ => continue,
+            }
+        }
+        let at = found.partition_point(|other| other.1.total_cmp(&logit) != Ordering::Less);
+        found.insert(at, (token, logit));
+    }
+    found
 }
 
-/// The log-probability of `token` and the `top` likeliest ones, of unchanged logits.
+/// The log-probability of `token` and the `top` likeliest ones, of unchanged logits. Needs memory for `top` tokens, not for all logits.
 pub fn logprob(logits: &[f32], token: u32, top: usize) -> TokenLogprob {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
     let of = |logit: f32| (f64::from(logit - largest) - sum.ln()) as f32;
-    let mut likely: Vec<(u32, f32)> = Vec::new();
-    if top > 0 {
-        likely.extend((0..).zip(logits.iter().copied()));
-        let top = top.min(likely.len());
-        likely.select_nth_unstable_by(top - 1, likelier);
-        likely.truncate(top);
-        likely.sort_unstable_by(likelier);
-    }
-    let top = likely.into_iter().map(|(token, logit)| (token, of(logit))).collect();
+    let top = likeliest(logits, top).into_iter().map(|(token, logit)| (token, of(logit))).collect();
     TokenLogprob { token, logprob: of(logits[token as usize]), top }
 }
 
@@ -136,6 +141,25 @@ mod tests {
     }
 
     #[test]
+    fn the_likeliest_tokens_are_those_of_a_sorted_row() {
+        let values = |seed: u64| mix(seed) as i64 as f32 / 2f32.powi(60);
+        let rows: [Vec<f32>; 5] = [
+            (0..997).map(values).collect(),
+            (0..997).map(|number| values(number % 7)).collect(),
+            (0..300).map(|number| number as f32).collect(),
+            (0..300).map(|number| -(number as f32)).collect(),
+            vec![0.0, -0.0, f32::NEG_INFINITY, 0.0, f32::INFINITY, f32::MIN],
+        ];
+        for row in rows {
+            let mut sorted: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
+            sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            for count in [0, 1, 2, 100, row.len(), row.len() + 1] {
+                assert_eq!(likeliest(&row, count), sorted[..count.min(row.len())], "{count} of {}", row.len());
+            }
+        }
+    }
+
+    #[test]
     fn logprobs_are_the_log_softmax() {
         let found = logprob(&LOGITS, 2, 3);
         let sum: f64 = LOGITS.iter().map(|&logit| f64::from(logit).exp()).sum();
@@ -143,7 +167,7 @@ mod tests {
         assert!((f64::from(found.logprob) - expected[2]).abs() < 1e-6);
         assert_eq!(found.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 4, 2]);
         assert!((f64::from(found.top[1].1) - expected[4]).abs() < 1e-6);
-        assert_eq!(logprob(&LOGITS, 2, 0).top, []);
+        assert!(logprob(&LOGITS, 2, 0).top.is_empty());
         assert_eq!(logprob(&[1.0, 1.0, 1.0], 2, 9).top.len(), 3);
         assert_eq!(logprob(&[1.0, 1.0, 1.0], 2, 2).top[1].0, 1, "the smaller ids of equals");
     }

@@ -27,8 +27,10 @@ pub struct Sequence {
     pub max_len: usize,
     /// How it has ended in its grammar.
     pub end: Option<FinishReason>,
-    /// Log-probabilities of the tokens of the prompt so far, for requests with `prompt_logprobs`.
+    /// Log-probabilities of the tokens of the prompt so far, for requests with `prompt_logprobs`, until they are reported.
     pub prompt_logprobs: Vec<Option<TokenLogprob>>,
+    /// Whether they were reported.
+    pub is_scored: bool,
     /// The sum of the activations of its prompt so far, for requests with `pooling`.
     pub pooled: Vec<f64>,
     /// Whether its embedding was reported.
@@ -40,7 +42,7 @@ impl Sequence {
     pub fn new(id: RequestId, request: Request, max_len: usize) -> Sequence {
         let (tokens, seen) = (request.prompt.clone(), Occurrences::of_prompt(&request.prompt));
         let (computed, blocks, keys, prompt_logprobs) = (0, SequenceBlocks::default(), Vec::new(), Vec::new());
-        let (proposed, end, pooled, is_pooled) = (Vec::new(), None, Vec::new(), false);
+        let (proposed, end, pooled, is_pooled, is_scored) = (Vec::new(), None, Vec::new(), false, false);
         Sequence {
             id,
             tokens,
@@ -52,6 +54,7 @@ impl Sequence {
             max_len,
             end,
             prompt_logprobs,
+            is_scored,
             pooled,
             is_pooled,
             request,
@@ -169,7 +172,7 @@ impl Sequence {
 
     /// Whether a pass over positions from `computed` on has to score tokens of the prompt.
     pub fn scores_prompt(&self) -> bool {
-        self.request.prompt_logprobs.is_some() && self.prompt_logprobs.len() < self.request.prompt.len()
+        self.request.prompt_logprobs.is_some() && !self.is_scored
     }
 
     /// Whether a pass over positions from `computed` on has to pool tokens of the prompt.

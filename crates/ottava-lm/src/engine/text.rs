@@ -1,6 +1,6 @@
 //! The text of a completion while its tokens are drawn.
 
-use crate::data::Tokenizer;
+use crate::data::{Detokenizer, Tokenizer};
 use crate::error::Result;
 use std::sync::Arc;
 
@@ -10,10 +10,7 @@ use std::sync::Arc;
 /// stop string. Text that may change is held back.
 pub struct TextStream {
     stops: Arc<[String]>,
-    ids: Vec<u32>,
-    /// The tokens from here on are decoded with each new one; the text of those before `decoded` is known.
-    window: usize,
-    decoded: usize,
+    detokenizer: Detokenizer,
     /// Decoded, but held back.
     held: String,
     stopped: bool,
@@ -28,12 +25,6 @@ pub struct TextPiece {
     pub stopped: bool,
 }
 
-impl Default for TextStream {
-    fn default() -> TextStream {
-        TextStream::new([])
-    }
-}
-
 impl TextStream {
     /// The text of no tokens yet, which ends before the first of `stops`; empty ones are ignored.
     pub fn new(stops: impl Into<Arc<[String]>>) -> TextStream {
@@ -41,7 +32,14 @@ impl TextStream {
         if stops.iter().any(String::is_empty) {
             stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         }
-        TextStream { stops, ids: Vec::new(), window: 0, decoded: 0, held: String::new(), stopped: false }
+        TextStream { stops, detokenizer: Detokenizer::default(), held: String::new(), stopped: false }
+    }
+
+    /// The same text after `prompt`.
+    ///
+    /// Errors as [`Detokenizer::after`].
+    pub fn after(self, tokenizer: &Tokenizer, prompt: &[u32]) -> Result<TextStream> {
+        Ok(TextStream { detokenizer: Detokenizer::after(tokenizer, prompt)?, ..self })
     }
 
     /// The text that `token` completes. After a stop string all further tokens are ignored.
@@ -49,32 +47,19 @@ impl TextStream {
         if self.stopped {
             return Ok(TextPiece { text: String::new(), stopped: true });
         }
-        self.ids.push(token);
-        // A decoder may drop a space before the first token it sees, so new tokens are decoded behind known ones.
-        let known = tokenizer.decode(&self.ids[self.window..self.decoded])?;
-        let text = tokenizer.decode(&self.ids[self.window..])?;
-        // The beginning of a character decodes to this one.
-        match text.strip_prefix(&known).filter(|new| !new.is_empty() && !new.ends_with(char::REPLACEMENT_CHARACTER)) {
-            Some(new) => {
-                self.held.push_str(new);
-                (self.window, self.decoded) = (self.decoded, self.ids.len());
-                Ok(self.release())
-            }
-            None => Ok(TextPiece::default()),
-        }
+        self.held.push_str(&self.detokenizer.push(tokenizer, token)?.text);
+        Ok(self.release())
     }
 
     /// Returns the text that was held back, at the end of the completion.
-    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
+    pub fn finish(&mut self) -> String {
         if self.stopped {
-            return Ok(String::new());
+            return String::new();
         }
-        let known = tokenizer.decode(&self.ids[self.window..self.decoded])?;
-        let text = tokenizer.decode(&self.ids[self.window..])?;
-        self.held.push_str(text.strip_prefix(&known).unwrap_or_default());
+        self.held.push_str(self.detokenizer.finish());
         let TextPiece { text, stopped } = self.release();
         self.stopped = true;
-        Ok(if stopped { text } else { text + &std::mem::take(&mut self.held) })
+        if stopped { text } else { text + &std::mem::take(&mut self.held) }
     }
 
     /// Takes what cannot be part of a stop string from the held text.
@@ -112,7 +97,7 @@ mod tests {
             pieces.push(piece.text);
             stopped |= piece.stopped;
         }
-        pieces.push(stream.finish(&tokenizer).unwrap());
+        pieces.push(stream.finish());
         (pieces, stopped)
     }
 
@@ -163,6 +148,6 @@ mod tests {
         for &token in &ids[..ids.len() - 1] {
             assert_eq!(stream.push(&tokenizer, token).unwrap(), TextPiece::default());
         }
-        assert_eq!(stream.finish(&tokenizer).unwrap(), char::REPLACEMENT_CHARACTER.to_string());
+        assert_eq!(stream.finish(), char::REPLACEMENT_CHARACTER.to_string());
     }
 }

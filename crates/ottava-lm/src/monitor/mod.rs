@@ -22,8 +22,8 @@ use crate::error::{Error, Result};
 use crate::report::RunRecord;
 use run::MonitoredRun;
 use serde::Serialize;
-use std::collections::BTreeMap;
-use std::io::{Read, Seek, SeekFrom};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -44,6 +44,8 @@ pub struct Monitor {
     runs: Vec<MonitoredRun>,
     refreshed: Option<Instant>,
     left_out: bool,
+    /// Folders that are not shown, which was said.
+    refused: BTreeSet<PathBuf>,
 }
 
 /// An answer to a reader.
@@ -76,7 +78,7 @@ impl Monitor {
             let text = format!("{}: this is a file; name the `output_dir` of `ottava train`", file.display());
             return Err(Error::Config(text));
         }
-        Ok(Monitor { paths, runs: Vec::new(), refreshed: None, left_out: false })
+        Ok(Monitor { paths, runs: Vec::new(), refreshed: None, left_out: false, refused: BTreeSet::new() })
     }
 
     /// Reads what is new in all folders, unless that was done just now.
@@ -86,7 +88,11 @@ impl Monitor {
         }
         self.find_runs();
         let now = RunRecord::now();
-        self.runs.iter_mut().for_each(|run| run.refresh(now));
+        for number in 0..self.runs.len() {
+            if self.is_own(self.runs[number].folder()) {
+                self.runs[number].refresh(now);
+            }
+        }
         self.refreshed = Some(Instant::now());
     }
 
@@ -100,11 +106,20 @@ impl Monitor {
     /// The ends of the logs of the ranks of a run; `None` if there is no such run.
     pub fn logs(&self, id: usize) -> Option<Vec<RankLog>> {
         let folder = self.runs.get(id)?.folder();
-        let logs = (0..MOST_LOGS).filter_map(|rank| {
-            let text = end_of(&folder.join(format!("rank-{rank}.log"))).ok()?;
-            Some(RankLog { rank, text })
+        let logs = (0..MOST_LOGS).filter_map(|rank| match end_of(&folder.join(format!("rank-{rank}.log"))) {
+            Ok(text) => Some(RankLog { rank, text }),
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                Some(RankLog { rank, text: format!("rank-{rank}.log: {error}\n") })
+            }
+            Err(_) => None,
         });
-        Some(logs.collect())
+        Some(logs.filter(|_| self.is_own(folder)).collect())
+    }
+
+    /// Whether `folder` was named on the command line, or is in a folder that was: a link may lead out of that later.
+    fn is_own(&self, folder: &Path) -> bool {
+        self.paths.iter().any(|path| path == folder)
+            || self.paths.iter().any(|path| folder.starts_with(path) && leads_into(folder, path))
     }
 
     fn find_runs(&mut self) {
@@ -116,7 +131,17 @@ impl Monitor {
             let entries = std::fs::read_dir(&path).into_iter().flatten().flatten();
             let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|folder| is_run(folder)).collect();
             found.sort();
-            found.iter().for_each(|folder| self.add(folder));
+            for folder in found {
+                if leads_into(&folder, &path) {
+                    self.add(&folder);
+                } else if self.refused.insert(folder.clone()) {
+                    tracing::warn!(
+                        "{}: not shown, since it is a link out of {}; name the folder that it leads to",
+                        folder.display(),
+                        path.display()
+                    );
+                }
+            }
         }
     }
 
@@ -144,12 +169,22 @@ fn last_part(folder: &Path) -> String {
 
 /// Whether `folder` is that of a run.
 fn is_run(folder: &Path) -> bool {
-    ["metrics.jsonl", "run.json", ".lock"].iter().any(|file| folder.join(file).is_file())
+    let is_file = |file: &&str| std::fs::symlink_metadata(folder.join(file)).is_ok_and(|found| found.is_file());
+    ["metrics.jsonl", "run.json", ".lock"].iter().any(is_file)
 }
 
-/// The last lines of a file.
+/// Whether `folder`, after its links are followed, is in the folder `root`. One that does not exist leads nowhere else.
+fn leads_into(folder: &Path, root: &Path) -> bool {
+    match (folder.canonicalize(), root.canonicalize()) {
+        (Ok(folder), Ok(root)) => folder.starts_with(root),
+        (Err(error), _) => error.kind() == ErrorKind::NotFound,
+        (Ok(_), Err(_)) => false,
+    }
+}
+
+/// The last lines of a file that is no link.
 fn end_of(path: &Path) -> std::io::Result<String> {
-    let (mut file, size) = crate::input::open(path)?;
+    let (mut file, size) = crate::input::open_unlinked(path)?;
     let from = size.saturating_sub(LOG_BYTES);
     file.seek(SeekFrom::Start(from))?;
     let mut bytes = Vec::new();

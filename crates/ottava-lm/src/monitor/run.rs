@@ -63,8 +63,8 @@ pub struct Summary {
     pub id: usize,
     /// The last part of its folder, or the folder if runs share that.
     pub name: String,
-    /// Its folder.
-    pub folder: PathBuf,
+    /// Its folder, where bytes that are no UTF-8 are U+FFFD.
+    pub folder: String,
     /// Whether it trains, and how it ended.
     #[serde(flatten)]
     pub status: Status,
@@ -312,7 +312,7 @@ impl MonitoredRun {
         Summary {
             id: self.id,
             name: self.name.clone(),
-            folder: self.folder.clone(),
+            folder: self.folder.display().to_string(),
             status: self.status.clone(),
             record: self.record.clone(),
             step: steps[0],

@@ -45,15 +45,16 @@ impl Tail {
 
     /// Seconds since 1970 at which the file was last written; `None` if there is none.
     pub fn written(&self) -> Option<u64> {
-        std::fs::metadata(&self.path).ok().and_then(|found| found.mtime().try_into().ok())
+        let found = std::fs::symlink_metadata(&self.path).ok().filter(std::fs::Metadata::is_file)?;
+        found.mtime().try_into().ok()
     }
 
     /// Passes on the complete lines since the last call, up to about 64 MiB. Returns whether there are more.
     ///
     /// # Errors
-    /// Those of the system, of [`input::open`], and [`Error::Data`] for a line of more than 64 MiB.
+    /// Those of the system, of [`input::open_unlinked`], and [`Error::Data`] for a line of more than 64 MiB.
     pub fn read(&mut self, found: &mut dyn FnMut(Found)) -> Result<bool> {
-        let (file, length) = match input::open(&self.path) {
+        let (file, length) = match input::open_unlinked(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.restart(found);
                 return Ok(false);

@@ -215,3 +215,63 @@ fn a_look_at_the_lock_keeps_no_run_from_starting() {
     assert!(RunLock::take(folder.path()).is_ok());
     look.join().unwrap();
 }
+
+#[test]
+fn folders_of_any_name_are_shown() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = Folder::new();
+    for name in [&b"run-\xff"[..], b"run-\xfe", "läuft \n\u{1b}[1m".as_bytes()] {
+        let run = folder.path().join(std::ffi::OsStr::from_bytes(name));
+        std::fs::create_dir(&run).unwrap();
+        std::fs::write(run.join("metrics.jsonl"), format!("{}\n", metrics(1, 3.0))).unwrap();
+    }
+    let answer = Reader::of(&[folder.path()]).next();
+    let runs = answer["runs"].as_array().unwrap();
+    let named = |run: &Value| run["folder"].as_str().unwrap().contains(&*folder.path().to_string_lossy());
+    assert!(runs.len() == 3 && runs.iter().all(|run| run["latest"]["loss"] == 3.0 && named(run)), "{answer}");
+    assert!(runs[1]["name"].as_str().unwrap().contains("run-\u{fffd}"), "{answer}");
+}
+
+#[test]
+fn only_regular_files_of_the_runs_are_read() {
+    use std::os::unix::fs::symlink;
+    let secret = Folder::new();
+    secret.lines("secret", &[metrics(1, 987_654.0)]);
+    secret.append("run.json", "{\"ranks\": 987654}");
+    secret.lines("metrics.jsonl", &[metrics(1, 987_654.0)]);
+    let root = Folder::new();
+    let run = root.path().join("run");
+    std::fs::create_dir(&run).unwrap();
+    root.append("run/.lock", "");
+    for file in
+        ["metrics.jsonl", "casts.jsonl", "sentinel.jsonl", "alarms.jsonl", "rollbacks.jsonl", "run.json", "rank-1.log"]
+    {
+        symlink(secret.path().join("secret"), run.join(file)).unwrap();
+    }
+    let fifo = std::process::Command::new("mkfifo").arg(run.join("rank-2.log")).status().unwrap();
+    assert!(fifo.success());
+    symlink("/dev/zero", run.join("rank-3.log")).unwrap();
+    root.append("run/rank-4.log", "hello\n");
+    // Links to folders: out of the root, and within it.
+    symlink(secret.path(), root.path().join("out")).unwrap();
+    symlink(&run, root.path().join("within")).unwrap();
+    let mut reader = Reader::of(&[root.path()]);
+    let answer = reader.next();
+    let names: Vec<_> = answer["runs"].as_array().unwrap().iter().map(|run| run["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["run", "within"]);
+    let problems = answer["runs"][0]["problems"].to_string();
+    assert_eq!(problems.matches("this is a link").count(), 6, "{problems}");
+    assert!(!answer.to_string().contains("987654"), "{answer}");
+    let logs = reader.monitor.logs(0).unwrap();
+    let found: Vec<_> = logs.iter().map(|log| (log.rank, log.text.as_str())).collect();
+    let [(1, link), (2, fifo), (3, device), (4, "hello\n")] = found[..] else { panic!("{found:?}") };
+    assert!(link.contains("this is a link") && fifo.contains("pipe") && device.contains("link"), "{found:?}");
+    // A folder that becomes a link is not followed.
+    std::fs::rename(&run, root.path().join("moved")).unwrap();
+    symlink(secret.path(), &run).unwrap();
+    assert_eq!(reader.monitor.logs(0), Some(Vec::new()));
+    assert!(!reader.next()["runs"][0].to_string().contains("987654"));
+    // One that is named on the command line is what its user wants.
+    let named = Reader::of(&[&root.path().join("out")]).next();
+    assert_eq!(named["runs"][0]["latest"]["loss"], 987_654.0);
+}

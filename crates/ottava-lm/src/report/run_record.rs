@@ -87,13 +87,13 @@ impl RunRecord {
         replace_file(&RealFs, &folder.join(FILE), text.as_bytes())
     }
 
-    /// Reads the record of the run in `folder`; `None` without the file.
+    /// Reads the record of the run in `folder`; `None` without the file. A link is not followed.
     ///
     /// # Errors
-    /// Those of the system, and [`Error::Data`] when the file is another program's.
+    /// Those of the system, of [`input::open_unlinked`], and [`Error::Data`] when the file is another program's.
     pub fn read(folder: &Path) -> Result<Option<RunRecord>> {
         let path = folder.join(FILE);
-        let text = match input::read_text(&path, MAX_BYTES) {
+        let text = match input::read_text_unlinked(&path, MAX_BYTES) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             text => text.map_err(Error::io(&path))?,
         };

@@ -1,6 +1,7 @@
 //! On a CPU a run allocates what was planned for it. A test binary of its own, since its allocator counts what the whole process
-//! allocates; the same on a GPU, whose pool counts, is among the promises.
+//! allocates; the same on a GPU, whose pool counts, is among the promises. An engine holds what its log-probabilities take.
 
+mod logprobs;
 mod settings;
 
 use ottava_lm::bench::model;
@@ -10,13 +11,18 @@ use ottava_lm::plan::MemoryPlan;
 use ottava_tensor::Device;
 use ottava_tensor::testing::allocator::CountingAllocator;
 use settings::{expect_close, settings, steps};
+use std::sync::Mutex;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
+/// Held by a test that counts.
+static COUNTED: Mutex<()> = Mutex::new(());
+
 /// Within 2 %: names, shapes and lists of scales are no tensors, and threads do not always all work at once.
 #[test]
 fn a_run_on_the_cpu_holds_what_was_planned() {
+    let _alone = COUNTED.lock().unwrap();
     let like = model("llama-2-7b").unwrap();
     let sizes = DecoderConfig {
         vocabulary: 2048,

@@ -62,6 +62,7 @@ mod resume;
 mod reward;
 mod router_losses;
 mod saves;
+mod scoring;
 mod sent;
 mod sentinel;
 mod sentinel_devices;

@@ -163,6 +163,59 @@ fn null_fields_and_parts_of_text_reach_the_template_as_in_training() {
     assert_eq!(tokens(dumped), tokens(plain));
 }
 
+/// As in OpenAI's API, a tool without `parameters` has none.
+#[test]
+fn tools_without_parameters_get_no_arguments() {
+    use crate::tool_calls::ToolChoice;
+    let tool = |parameters: Option<Value>| {
+        let mut function = json!({"name": "ping"});
+        parameters.into_iter().for_each(|parameters| function["parameters"] = parameters);
+        json!({"type": "function", "function": function})
+    };
+    let none = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let open = json!({"type": "object", "additionalProperties": true});
+    let one = json!({"type": "object", "properties": {"depth": {"type": "integer"}}});
+    for (parameters, expected) in [
+        (None, &none),
+        (Some(Value::Null), &none),
+        (Some(json!({})), &none),
+        (Some(json!({"type": "object"})), &none),
+        (Some(json!({"type": "object", "properties": {}, "required": [], "title": "Ping"})), &none),
+        (Some(open.clone()), &open),
+        (Some(one.clone()), &one),
+    ] {
+        let tools = [tool(parameters)];
+        let named = ToolChoice::Named("ping".into()).schema(&tools, 1).unwrap().unwrap();
+        assert_eq!(named, *expected);
+        let list = ToolChoice::Required.schema(&tools, 1).unwrap().unwrap();
+        assert_eq!(list["items"]["anyOf"][0]["properties"]["parameters"], *expected);
+    }
+}
+
+#[test]
+fn calls_without_arguments_are_no_error() {
+    let arguments = |function: Value| {
+        let messages =
+            json!({"messages": [{"role": "assistant", "content": null, "tool_calls": [{"function": function}]}]});
+        let body = crate::body::Body::parse(messages.to_string().as_bytes(), &["messages"]).ok().unwrap();
+        let chat = crate::chat::conversation(&body).map_err(|error| error.json().to_string())?;
+        Ok::<_, String>(chat.messages[0]["tool_calls"][0]["function"]["arguments"].clone())
+    };
+    for none in [
+        json!({"arguments": ""}),
+        json!({"arguments": " \n"}),
+        json!({"arguments": null}),
+        json!({}),
+        json!({"arguments": "{}"}),
+    ] {
+        let mut function = none.clone();
+        function["name"] = "ping".into();
+        assert_eq!(arguments(function), Ok(json!({})), "{none}");
+    }
+    assert_eq!(arguments(json!({"name": "dive", "arguments": "{\"depth\": 3}"})), Ok(json!({"depth": 3})));
+    assert!(arguments(json!({"name": "dive", "arguments": "{"})).unwrap_err().contains("not JSON"));
+}
+
 #[test]
 fn big_integers_of_arguments_stay_exact() {
     let digits = "123456789012345678901234567890";

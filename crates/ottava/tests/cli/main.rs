@@ -1,5 +1,6 @@
 //! The program as users run it: commands, results, and errors on bad input.
 
+mod attack;
 mod bad_input;
 mod chat;
 mod commands;

@@ -1,0 +1,161 @@
+//! Tokens back to text, one by one: the bytes of each in the context of those before.
+//!
+//! A tokenizer of the kind of SentencePiece writes a space at the beginning of most tokens, and drops that of the first token of a text. So the
+//! text of a token depends on whether there is one before it, and a continuation decoded alone would lose its first space.
+
+use super::guard::catch_panics;
+use super::tokenizer::Tokenizer;
+use crate::error::{Error, Result};
+use tokenizers::DecoderWrapper;
+
+/// The most tokens that a character is in: one for each of its bytes.
+const MOST_PARTS: usize = 4;
+
+/// How tokens of a vocabulary stand for bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum ByteForm {
+    /// Each character of a token is a byte (GPT-2's alphabet).
+    Alphabet,
+    /// Some tokens are single bytes, written `<0xC1>`; others are text.
+    Fallback,
+    /// All tokens are text.
+    Text,
+}
+
+impl ByteForm {
+    pub(super) fn of(decoder: Option<&DecoderWrapper>) -> ByteForm {
+        match decoder {
+            Some(DecoderWrapper::ByteLevel(_)) => ByteForm::Alphabet,
+            Some(DecoderWrapper::ByteFallback(_)) => ByteForm::Fallback,
+            Some(DecoderWrapper::Sequence(steps)) => {
+                let forms = steps.get_decoders().iter().map(|step| ByteForm::of(Some(step)));
+                forms.reduce(|a, b| if a == ByteForm::Text { b } else { a }).unwrap_or(ByteForm::Text)
+            }
+            _ => ByteForm::Text,
+        }
+    }
+}
+
+/// The byte of a character of GPT-2's alphabet: printable characters of Latin-1 stand for themselves, and those from U+0100 on for the
+/// other bytes in their order.
+fn byte_of(c: char) -> Option<u8> {
+    match (c, u32::from(c)) {
+        ('!'..='~' | '¡'..='¬' | '®'..='ÿ', code) => Some(code as u8),
+        (_, code @ 0x100..=0x120) => Some((code - 0x100) as u8),
+        (_, code @ 0x121..=0x142) => Some((code - 0x121) as u8 + 0x7f),
+        (_, 0x143) => Some(0xad),
+        _ => None,
+    }
+}
+
+/// The byte of a token such as `<0xC1>`.
+fn fallback_byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>').filter(|digits| digits.len() == 2)?;
+    u8::from_str_radix(digits, 16).ok()
+}
+
+impl Tokenizer {
+    /// The bytes of token `id` in a text, where `before` precedes it; `None` at the beginning of a text. An id without an entry has none.
+    fn bytes_after(&self, before: Option<u32>, id: u32) -> Result<Vec<u8>> {
+        let failed = |reason| Error::Data(format!("{}: cannot decode token {id}: {reason}", self.path().display()));
+        let Some(token) = catch_panics(|| Ok::<_, String>(self.inner.id_to_token(id))).map_err(failed)? else {
+            return Ok(Vec::new());
+        };
+        match self.byte_form {
+            ByteForm::Alphabet => {
+                let bytes = token.chars().map(byte_of).collect::<Option<Vec<u8>>>();
+                return Ok(bytes.unwrap_or_else(|| token.into_bytes()));
+            }
+            ByteForm::Fallback => {
+                if let Some(byte) = fallback_byte(&token) {
+                    return Ok(vec![byte]);
+                }
+            }
+            ByteForm::Text => {}
+        }
+        let Some(before) = before else { return Ok(self.decode(&[id])?.into_bytes()) };
+        let (known, both) = (self.decode(&[before])?, self.decode(&[before, id])?);
+        match both.strip_prefix(&known) {
+            Some(text) => Ok(text.into()),
+            None => Ok(self.decode(&[id])?.into_bytes()),
+        }
+    }
+}
+
+/// Decodes the tokens of a text one by one. Bytes that are no UTF-8 become U+FFFD, as `String::from_utf8_lossy` has them.
+#[derive(Clone, Debug, Default)]
+pub struct Detokenizer {
+    /// The last token; `None` at the beginning of a text.
+    before: Option<u32>,
+    /// The beginning of a character, of which more may follow.
+    partial: Vec<u8>,
+}
+
+/// The text that a token completes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decoded {
+    /// The text; empty for a token in the middle of a character.
+    pub text: String,
+    /// Whether the text begins with the U+FFFD of a character that earlier tokens began, and that this one does not continue.
+    pub breaks: bool,
+}
+
+impl Detokenizer {
+    /// Decodes the tokens after `prompt`: a character that it begins is completed by them. Special tokens alone are no text: what follows them
+    /// begins one.
+    ///
+    /// Errors with [`Error::Data`] if the tokenizer cannot decode them.
+    pub fn after(tokenizer: &Tokenizer, prompt: &[u32]) -> Result<Detokenizer> {
+        let mut all = Detokenizer::default();
+        if prompt.iter().all(|&id| tokenizer.is_special(id)) {
+            return Ok(all);
+        }
+        for &id in &prompt[prompt.len().saturating_sub(MOST_PARTS)..] {
+            all.push(tokenizer, id)?;
+        }
+        Ok(all)
+    }
+
+    /// The bytes that `token` would add.
+    ///
+    /// Errors as [`Detokenizer::after`].
+    pub fn bytes(&self, tokenizer: &Tokenizer, token: u32) -> Result<Vec<u8>> {
+        tokenizer.bytes_after(self.before, token)
+    }
+
+    /// Adds a token, and returns the text that is certain now.
+    ///
+    /// Errors as [`Detokenizer::after`].
+    pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<Decoded> {
+        let begun = self.partial.len();
+        self.partial.extend(self.bytes(tokenizer, token)?);
+        self.before = Some(token);
+        let (mut text, mut rest, mut breaks) = (String::new(), self.partial.as_slice(), false);
+        let partial = loop {
+            let error = match std::str::from_utf8(rest) {
+                Ok(valid) => {
+                    text.push_str(valid);
+                    break Vec::new();
+                }
+                Err(error) => error,
+            };
+            let (valid, after) = rest.split_at(error.valid_up_to());
+            text.push_str(&String::from_utf8_lossy(valid));
+            let Some(wrong) = error.error_len() else { break after.to_vec() };
+            breaks |= text.is_empty() && wrong == begun;
+            text.push(char::REPLACEMENT_CHARACTER);
+            rest = &after[wrong..];
+        };
+        self.partial = partial;
+        Ok(Decoded { text, breaks })
+    }
+
+    /// The text of a character that is cut off at the end of all tokens.
+    pub fn finish(&mut self) -> &'static str {
+        if std::mem::take(&mut self.partial).is_empty() { "" } else { "\u{fffd}" }
+    }
+}
+
+#[cfg(test)]
+#[path = "detokenizer_tests.rs"]
+mod tests;

@@ -1,0 +1,65 @@
+//! Log-probabilities of prompts come in chunks, between which other requests go on.
+
+use crate::engine::{ROOMY, collect, prompt, run};
+use crate::setup::{config, decoder, recipe};
+use ottava_lm::engine::{Engine, EngineOptions, Event, Request, RequestId};
+use ottava_lm::recipe::{Fp8Format, RecipeName};
+use ottava_tensor::Device;
+use serde_json::json;
+use std::collections::BTreeMap;
+
+/// A vocabulary of which a step scores 32 rows of logits.
+const VOCABULARY: usize = 131_072;
+const ROWS: usize = 32;
+/// Tokens of a prompt that takes several steps.
+const LONG: usize = 72;
+
+fn wide() -> Engine {
+    let sizes = config(json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
+        "tie_word_embeddings": true,
+    }));
+    let model = decoder(&sizes, &recipe(RecipeName::Fp32, Fp8Format::Auto), &Device::Cpu, 0.3);
+    Engine::new(model, &EngineOptions { prefill_chunk: 128, ..ROOMY }).expect("memory")
+}
+
+fn scored(name: &str, tokens: usize) -> Request {
+    Request { prompt: prompt(name, tokens), max_new_tokens: 1, prompt_logprobs: Some(2), ..Request::default() }
+}
+
+fn add(engine: &mut Engine, request: Request) -> RequestId {
+    engine.add(request).expect("it fits")
+}
+
+#[test]
+fn scored_prompts_leave_steps_to_others() {
+    let mut engine = wide();
+    let chat = add(&mut engine, Request { prompt: prompt("chat", 3), max_new_tokens: 8, ..Request::default() });
+    engine.step().unwrap();
+    let long: Vec<RequestId> = ["a", "b"].map(|name| add(&mut engine, scored(name, LONG))).into();
+    let late = add(&mut engine, Request { prompt: prompt("late", 5), max_new_tokens: 2, ..Request::default() });
+    let (mut got, mut ends, mut late_step) = (BTreeMap::new(), Vec::new(), None);
+    for step in 1..=6 {
+        let events = engine.step().unwrap();
+        let drawn =
+            |id| events.iter().filter(|event| matches!(event, Event::Token { id: of, .. } if *of == id)).count();
+        assert_eq!(drawn(chat), 1, "step {step} has a token of the request that decodes");
+        late_step = late_step.or((drawn(late) > 0).then_some(step));
+        ends.extend(events.iter().filter_map(|event| match event {
+            Event::Prompt { id, .. } => Some((*id, step)),
+            _ => None,
+        }));
+        collect(events, &mut got);
+    }
+    assert_eq!(late_step, Some(1), "a prompt that is not scored passes those that wait for it");
+    let steps: Vec<usize> = ends.iter().map(|(_, step)| *step).collect();
+    assert_eq!(steps, [LONG.div_ceil(ROWS), (2 * LONG).div_ceil(ROWS)], "steps of {ROWS} rows, oldest first");
+    assert_eq!(ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), long);
+    // The same bits as in one chunk: log-probabilities of a prompt's beginning do not depend on the rest.
+    let alone = run(&mut wide(), vec![scored("a", LONG)]).remove(0);
+    assert_eq!(got[&long[0]].prompt, alone.prompt);
+    let mut short = scored("a", LONG);
+    short.prompt.truncate(ROWS / 2);
+    assert_eq!(run(&mut wide(), vec![short]).remove(0).prompt, alone.prompt[..ROWS / 2]);
+}
