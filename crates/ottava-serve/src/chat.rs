@@ -219,12 +219,12 @@ impl Message {
 }
 
 impl Messages {
-    /// The reason why a choice ended, and its log-probabilities, as JSON.
-    fn end(&self, index: usize) -> (Option<&'static str>, String) {
-        let Message { finish, called, calls, logprobs, .. } = &self.choices[index];
-        let calls = self.ends_with_calls && called + calls.len() > 0 && *finish == Some("stop");
+    /// The reason why a choice ended, and its log-probabilities as JSON, which it gives away.
+    fn end(&mut self, index: usize) -> (Option<&'static str>, String) {
+        let Message { finish, called, calls, logprobs, .. } = &mut self.choices[index];
+        let calls = self.ends_with_calls && *called + calls.len() > 0 && *finish == Some("stop");
         let logprobs = match self.logprobs {
-            true => ObjectText::new().json("content", &logprobs.json()).end(),
+            true => ObjectText::new().json("content", &std::mem::take(logprobs).json()).end(),
             false => "null".into(),
         };
         (if calls { Some("tool_calls") } else { *finish }, logprobs)
@@ -265,6 +265,7 @@ impl Form for Messages {
     }
 
     fn piece(&mut self, index: usize) -> Option<String> {
+        let has_logprobs = !self.choices[index].logprobs.is_empty();
         let (finish, logprobs) = self.end(index);
         let message = &mut self.choices[index];
         let mut delta = json!({});
@@ -276,7 +277,6 @@ impl Form for Messages {
         if !message.content.is_empty() {
             delta["content"] = std::mem::take(&mut message.content).into();
         }
-        let has_logprobs = !std::mem::take(&mut message.logprobs).is_empty();
         // Text that may become a call is held back.
         let is_empty = delta == json!({}) && finish.is_none() && !has_logprobs;
         let object = ObjectText::new().field("index", &index).field("delta", &delta);

@@ -14,9 +14,7 @@ pub struct ListText(String);
 impl ListText {
     /// Adds an entry that is JSON.
     pub fn push(&mut self, entry: &str) {
-        if !self.0.is_empty() {
-            self.0.push(',');
-        }
+        self.0.push(if self.0.is_empty() { '[' } else { ',' });
         self.0.push_str(entry);
     }
 
@@ -24,12 +22,13 @@ impl ListText {
         self.0.is_empty()
     }
 
-    pub fn json(&self) -> String {
-        format!("[{}]", self.0)
+    pub fn json(mut self) -> String {
+        self.0.push_str(if self.0.is_empty() { "[]" } else { "]" });
+        self.0
     }
 }
 
-/// An object that gets its fields one by one.
+/// An object that gets its fields one by one. It has few, and one of them may be most of an answer, so it takes no more memory than they need.
 pub struct ObjectText(String);
 
 impl ObjectText {
@@ -44,8 +43,11 @@ impl ObjectText {
 
     /// Adds a field whose value is JSON.
     pub fn json(mut self, name: &str, value: &str) -> ObjectText {
+        let name = text(&name);
+        // With a brace or comma, a colon, and the brace at the end.
+        self.0.reserve_exact(name.len() + value.len() + 3);
         self.0.push(if self.0.is_empty() { '{' } else { ',' });
-        self.0 += &text(&name);
+        self.0 += &name;
         self.0.push(':');
         self.0 += value;
         self
@@ -53,5 +55,23 @@ impl ObjectText {
 
     pub fn end(self) -> String {
         if self.0.is_empty() { "{}".into() } else { self.0 + "}" }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn texts_are_the_json_of_their_parts() {
+        let mut list = ListText::default();
+        assert_eq!(ListText::default().json(), "[]");
+        [1, 2].iter().for_each(|number| list.push(&text(number)));
+        let object = ObjectText::new().field("a \"b\"", &"c").json("list", &list.json()).end();
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&object).unwrap(), json!({"a \"b\"": "c", "list": [1, 2]}));
+        assert_eq!(ObjectText::new().end(), "{}");
+        let long = ObjectText::new().field("text", &"x".repeat(10_000)).end();
+        assert!(long.capacity() < long.len() + 16, "{} bytes for {}", long.capacity(), long.len());
     }
 }

@@ -79,7 +79,7 @@ impl Lists {
         Ok(())
     }
 
-    pub fn json(&self) -> String {
+    pub fn json(self) -> String {
         let Lists { tokens, token_logprobs, top_logprobs, text_offset } = self;
         let object = ObjectText::new().json("tokens", &tokens.json()).json("token_logprobs", &token_logprobs.json());
         object.json("top_logprobs", &top_logprobs.json()).json("text_offset", &text_offset.json()).end()
