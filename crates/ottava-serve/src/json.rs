@@ -69,7 +69,10 @@ mod tests {
         assert_eq!(ListText::default().json(), "[]");
         [1, 2].iter().for_each(|number| list.push(&text(number)));
         let object = ObjectText::new().field("a \"b\"", &"c").json("list", &list.json()).end();
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&object).unwrap(), json!({"a \"b\"": "c", "list": [1, 2]}));
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&object).unwrap(),
+            json!({"a \"b\"": "c", "list": [1, 2]})
+        );
         assert_eq!(ObjectText::new().end(), "{}");
         let long = ObjectText::new().field("text", &"x".repeat(10_000)).end();
         assert!(long.capacity() < long.len() + 16, "{} bytes for {}", long.capacity(), long.len());

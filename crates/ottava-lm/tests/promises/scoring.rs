@@ -1,7 +1,7 @@
 //! Log-probabilities of prompts come in chunks, between which other requests go on.
 
 use crate::engine::{ROOMY, collect, prompt, run};
-use crate::setup::{config, decoder, recipe};
+use crate::setup::{config, decoder, devices, recipe};
 use ottava_lm::engine::{Engine, EngineOptions, Event, Request, RequestId};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_tensor::Device;
@@ -15,12 +15,16 @@ const ROWS: usize = 32;
 const LONG: usize = 72;
 
 fn wide() -> Engine {
+    wide_on(&Device::Cpu)
+}
+
+fn wide_on(device: &Device) -> Engine {
     let sizes = config(json!({
         "architectures": ["LlamaForCausalLM"], "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24,
         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
         "tie_word_embeddings": true,
     }));
-    let model = decoder(&sizes, &recipe(RecipeName::Fp32, Fp8Format::Auto), &Device::Cpu, 0.3);
+    let model = decoder(&sizes, &recipe(RecipeName::Fp32, Fp8Format::Auto), device, 0.3);
     Engine::new(model, &EngineOptions { prefill_chunk: 128, ..ROOMY }).expect("memory")
 }
 
@@ -62,4 +66,26 @@ fn scored_prompts_leave_steps_to_others() {
     let mut short = scored("a", LONG);
     short.prompt.truncate(ROWS / 2);
     assert_eq!(run(&mut wide(), vec![short]).remove(0).prompt, alone.prompt[..ROWS / 2]);
+}
+
+/// Up to one likeliest token is found on the GPU, and more on the host. Without a GPU there is nothing to compare.
+#[test]
+fn prompts_are_scored_alike_on_all_devices() {
+    let scored = |device: &Device, top| {
+        let request = Request { prompt_logprobs: Some(top), ..scored("a", LONG) };
+        run(&mut wide_on(device), vec![request]).remove(0).prompt
+    };
+    let all = devices();
+    let right: Vec<_> = all[1..].iter().take(1).flat_map(|_| scored(&Device::Cpu, 2)).collect();
+    for (device, top) in all[1..].iter().flat_map(|device| [0, 1, 2].map(|top| (device, top))) {
+        let found = scored(device, top);
+        assert_eq!((found.len(), &found[0]), (LONG, &None));
+        for (found, right) in found.iter().zip(&right).filter_map(|(found, right)| found.as_ref().zip(right.as_ref())) {
+            let close = |a: f32, b: f32| (a - b).abs() < 2e-3;
+            assert!(found.token == right.token && close(found.logprob, right.logprob), "{found:?} {right:?}");
+            assert_eq!(found.top.len(), top);
+            let is_alike = |(a, b): (&(u32, f32), &(u32, f32))| close(a.1, b.1);
+            assert!(found.top.iter().zip(&right.top).all(is_alike), "{found:?} {right:?}");
+        }
+    }
 }
