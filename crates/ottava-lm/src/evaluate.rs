@@ -16,11 +16,11 @@ use std::sync::atomic::Ordering;
 /// The loss of a model on a text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Evaluation {
-    /// Mean negative log-likelihood per token, in nats.
+    /// Mean negative log-likelihood per token, in nats; of a model that is trained with label smoothing, the loss with it.
     pub loss: f64,
-    /// `e^loss`.
+    /// `e^loss`; NaN with label smoothing.
     pub perplexity: f64,
-    /// Bits per byte of UTF-8 text: comparable between tokenizers.
+    /// Bits per byte of UTF-8 text: comparable between tokenizers. NaN with label smoothing.
     pub bits_per_byte: f64,
     /// Tokens predicted.
     pub tokens: u64,
@@ -35,7 +35,16 @@ impl Evaluation {
         let tokens: u64 = texts.iter().map(|(text, _)| text.tokens).sum();
         let bytes: u64 = texts.iter().map(|(_, bytes)| bytes).sum();
         let sum = texts.iter().map(|(text, _)| text.loss * text.tokens as f64).sum();
-        Evaluation::of_sum(sum, tokens, bytes)
+        let is_likelihood = texts.iter().all(|(text, _)| !text.perplexity.is_nan());
+        Evaluation::of_sum(sum, tokens, bytes).only_loss_unless(is_likelihood)
+    }
+
+    /// Without perplexity and bits per byte, unless the loss is the likelihood of the text.
+    fn only_loss_unless(self, is_likelihood: bool) -> Evaluation {
+        match is_likelihood {
+            true => self,
+            false => Evaluation { perplexity: f64::NAN, bits_per_byte: f64::NAN, ..self },
+        }
     }
 
     /// The evaluation of a text of `bytes` with this `sum` of the losses of its tokens.
@@ -118,7 +127,8 @@ pub fn evaluate(
         }
         progress(tokens as u64);
     }
-    let evaluation = Evaluation::of_sum(sum, tokens as u64, bytes);
+    let is_likelihood = model.config().label_smoothing == 0.0;
+    let evaluation = Evaluation::of_sum(sum, tokens as u64, bytes).only_loss_unless(is_likelihood);
     match evaluation.loss.is_finite() {
         true => Ok(evaluation),
         false => Err(Error::NonFinite(format!(

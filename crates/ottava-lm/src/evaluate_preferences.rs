@@ -72,37 +72,44 @@ pub(crate) fn margins(records: &Records, which: &[usize]) -> Result<Vec<OfRecord
 }
 
 /// The sums over `which` of `records`, computed by the op of the loss from the log-probabilities by the trained model and by its reference.
+/// Losses that compare all pairs of a batch take `per_batch` records, as training does.
 ///
 /// Errors with [`Error::NonFinite`] when the loss is infinite or NaN.
 pub(crate) fn sums(
-    how: Preference,
+    how: &Preference,
     records: &Records,
     which: &[usize],
     policy: &[OfRecord],
     reference: &[OfRecord],
+    per_batch: usize,
 ) -> Result<PreferenceSums> {
-    let each = how.loss.sequences();
-    let tensor = |values: Vec<f64>| Tensor::from_slice(&Device::Cpu, &[values.len()], &values);
+    let each = how.sequences();
     let own = |all: &[OfRecord]| all.iter().flat_map(|of_record| of_record[..each].to_vec()).collect::<Vec<_>>();
     let (policy_of, reference_of) = (own(policy), own(reference));
     let documents = || which.iter().flat_map(|&record| records.documents(record));
-    let chosen = documents().map(|document| records.is_chosen(document));
-    let chosen = chosen.collect::<Result<Vec<_>>>()?;
-    let lengths = documents().map(|document| records.targets(document));
-    let lengths = lengths.collect::<Result<Vec<_>>>()?.into_iter().map(|count| count as f64).collect();
+    let chosen = documents().map(|document| records.is_chosen(document)).collect::<Result<Vec<_>>>()?;
+    let lengths = documents().map(|document| Ok(records.targets(document)? as f64)).collect::<Result<Vec<_>>>()?;
+    let labels: Vec<f64> = chosen.iter().map(|chosen| f64::from(u8::from(*chosen))).collect();
     let apart = policy.iter().zip(reference).filter(|(policy, _)| policy.len() > each);
     let apart: f64 = apart.map(|(policy, reference)| policy[each] - reference[each]).sum();
-    let kl = (apart / which.len() as f64).max(0.0);
-    let targets = PreferenceTargets {
-        reference: tensor(reference_of.clone())?,
-        lengths: tensor(lengths)?,
-        labels: tensor(chosen.iter().map(|chosen| f64::from(u8::from(*chosen))).collect())?,
-        kl: tensor(vec![kl])?,
-    };
-    let (policy, one) = (tensor(policy_of.clone())?, tensor(vec![1.0])?);
-    let Preference { loss, beta } = how;
-    let (losses, _) = preference_loss(loss, beta, &policy, &targets, &one, policy.len())?;
-    let sums = PreferenceSums::of(how, &[losses.to_vec()?, policy_of, reference_of].concat(), &chosen, kl);
+    // No mismatched rows add up to -0.
+    let kl = if apart > 0.0 { apart / which.len() as f64 } else { 0.0 };
+    let tensor = |values: &[f64]| Tensor::from_slice(&Device::Cpu, &[values.len()], values);
+    let one = tensor(&[1.0])?;
+    let mut losses = Vec::with_capacity(policy_of.len());
+    for start in (0..policy_of.len()).step_by(per_batch * each) {
+        let batch = start..policy_of.len().min(start + per_batch * each);
+        let targets = PreferenceTargets {
+            reference: tensor(&reference_of[batch.clone()])?,
+            lengths: tensor(&lengths[batch.clone()])?,
+            labels: tensor(&labels[batch.clone()])?,
+            kl: tensor(&[kl])?,
+        };
+        let policy = tensor(&policy_of[batch])?;
+        let (of_batch, _) = preference_loss(&how.terms, how.beta, &policy, &targets, &one, policy.len())?;
+        losses.extend(of_batch.to_vec::<f64>()?);
+    }
+    let sums = PreferenceSums::of(how, &[losses, policy_of, reference_of].concat(), &chosen, kl);
     match sums.loss().is_finite() {
         true => Ok(sums),
         false => Err(Error::NonFinite(format!(
@@ -138,6 +145,7 @@ pub fn evaluate_rewards(
     let step = TrainStep::new(model, 1, 1, 1)?;
     let pass = PassOver { per_batch, pass: Pass::Evaluation, precision: StepPrecision::Recipe };
     let rewards = log_probs(model, &step, &records, &all, pass)?;
-    let how = Preference { loss: PreferenceLoss::BradleyTerry { centering: 0.0 }, beta: 1.0 };
-    Ok((sums(how, &records, &all, &rewards, &margins(&records, &all)?)?, records.left_out()))
+    let how = Preference::of(PreferenceLoss::BradleyTerry { centering: 0.0 }, 1.0);
+    let margins = margins(&records, &all)?;
+    Ok((sums(&how, &records, &all, &rewards, &margins, per_batch)?, records.left_out()))
 }

@@ -251,6 +251,7 @@ impl Progress {
             let of_sets = sets.iter().map(|(name, evaluation)| (format!("  {name}:"), evaluation));
             for (name, evaluation) in of_all.chain(of_sets) {
                 let more = match &evaluation.preference {
+                    None if evaluation.perplexity.is_nan() => "with label smoothing".into(),
                     None => {
                         format!(
                             "perplexity {:.2}  bits per byte {:.4}",

@@ -93,23 +93,7 @@ impl RunConfig {
         if t.max_steps > 0 {
             reasons.push((&["training.num_train_epochs"], "where `max_steps` is set".into()));
         }
-        match self.preference.loss_type {
-            Some(LossType::Kto) => reasons.push((OF_PAIRS, "with loss_type kto; it is for pairs".into())),
-            Some(LossType::BradleyTerry) => {
-                reasons.push((OF_PAIRS, "with loss_type bradley_terry; it is for sigmoid and robust".into()));
-                reasons.push((OF_REFERENCE, "with loss_type bradley_terry, which has no reference model".into()));
-            }
-            Some(LossType::Hinge | LossType::Ipo) => {
-                reasons.push((OF_PAIRS, "with this `loss_type`; it is for sigmoid and robust".into()));
-            }
-            _ => {}
-        }
-        if self.preference.loss_type.is_some_and(|loss| loss != LossType::Kto) {
-            reasons.push((OF_KTO, "with this `loss_type`; it is for kto".into()));
-        }
-        if self.preference.loss_type.is_some() && !self.preference.trains_reward_model() {
-            reasons.push((OF_REWARDS, "with this `loss_type`; it is for bradley_terry".into()));
-        }
+        self.reasons_of_preference(&mut reasons);
         if self.sentinel.sentinel_steps == 0 {
             reasons.push((OF_SENTINEL, "while `sentinel_steps` is 0".into()));
             if self.debug.debug_steps.is_empty() {
@@ -151,6 +135,27 @@ impl RunConfig {
         }
         reasons
     }
+
+    /// Keys that the losses of preferences do not read, if there are any.
+    fn reasons_of_preference(&self, reasons: &mut Vec<(&'static [&'static str], String)>) {
+        let Some(losses) = &self.preference.loss_type else { return };
+        reasons.push((&["training.label_smoothing_factor"], "with preferences; it is for the loss of texts".into()));
+        for keys in OF_LOSSES {
+            let key = keys[0].trim_start_matches("preference.");
+            let readers =
+                |of: &[LossType]| of.iter().filter(|loss| loss.reads(key)).map(|loss| loss.as_str()).collect();
+            let [own, all]: [Vec<&str>; 2] = [readers(losses.all()), readers(&LossType::ALL)];
+            if own.is_empty() {
+                reasons.push((keys, format!("with loss_type {}; it is for {}", losses.names(), all.join(", "))));
+            }
+        }
+        if self.preference.trains_reward_model() {
+            reasons.push((OF_REFERENCE, "with loss_type bradley_terry, which has no reference model".into()));
+        } else if self.preference.reference_free {
+            let text = "with `reference_free`, since there is no reference model";
+            reasons.push((&["preference.precompute_ref_log_probs"], text.into()));
+        }
+    }
 }
 
 const OF_FP8: &[&str] = &[
@@ -185,13 +190,16 @@ const OF_MUON: &[&str] = &["training.muon_momentum", "training.muon_adjust_lr_fn
 
 const OF_LION: &[&str] = &["training.lion_beta1", "training.lion_beta2"];
 
-const OF_PAIRS: &[&str] = &["preference.label_smoothing"];
+/// Keys that only some losses read, as [`LossType::reads`] knows.
+const OF_LOSSES: [&[&str]; 5] = [
+    &["preference.label_smoothing"],
+    &["preference.discopop_tau"],
+    &["preference.center_rewards_coefficient"],
+    &["preference.desirable_weight"],
+    &["preference.undesirable_weight"],
+];
 
-const OF_REWARDS: &[&str] = &["preference.center_rewards_coefficient"];
-
-const OF_REFERENCE: &[&str] = &["preference.beta", "preference.precompute_ref_log_probs"];
-
-const OF_KTO: &[&str] = &["preference.desirable_weight", "preference.undesirable_weight"];
+const OF_REFERENCE: &[&str] = &["preference.beta", "preference.reference_free", "preference.precompute_ref_log_probs"];
 
 const OF_SENTINEL: &[&str] = &[
     "sentinel.sentinel_policy",
@@ -213,7 +221,7 @@ mod tests {
     #[test]
     fn every_key_is_a_setting() {
         let known = super::super::names::Known::new().0;
-        let of_preferences = [OF_PAIRS, OF_KTO, OF_REWARDS, OF_REFERENCE].concat();
+        let of_preferences = [OF_LOSSES.concat(), OF_REFERENCE.to_vec()].concat();
         let others = [OF_FP8, OF_DELAYED, OF_FP16, OF_ADAMW, OF_MUON, OF_LION, OF_PIPELINE, OF_SENTINEL].concat();
         let others = [others, [OF_ROLLBACKS, OF_CAST_ALARMS].concat()].concat();
         for key in others.into_iter().chain(of_preferences) {

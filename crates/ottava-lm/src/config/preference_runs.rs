@@ -1,6 +1,6 @@
 //! What the settings of a run on preferences must be.
 
-use super::{ParallelConfig, PreferenceConfig, RunConfig};
+use super::{ParallelConfig, RunConfig};
 use crate::data::{Formatting, Packing};
 use crate::error::{Error, Result};
 use crate::models::{ConfigFile, is_reward_model, reward_model};
@@ -11,11 +11,11 @@ impl RunConfig {
     /// Errors with [`Error::Config`] when a setting does not go together with the data.
     pub(super) fn resolve_preference(&mut self, mut files: impl Iterator<Item = Formatting>) -> Result<()> {
         let Some(kind) = files.find_map(Formatting::preference) else {
-            return match self.preference.loss_type {
+            return match &self.preference.loss_type {
                 None => Ok(()),
-                Some(loss) => Err(Error::Config(format!(
+                Some(losses) => Err(Error::Config(format!(
                     "`preference.loss_type` is \"{}\", and the data hold no preferences (`chosen` and `rejected`, or `completion` and `label`); set it to \"auto\"",
-                    loss.as_str()
+                    losses.names()
                 ))),
             };
         };
@@ -71,28 +71,7 @@ impl RunConfig {
 
     /// Rows of a micro-batch: of pairs, two for each.
     pub fn micro_batch_rows(&self) -> usize {
-        let each = self.preference.how().map_or(1, |how| how.loss.sequences());
+        let each = self.preference.how().map_or(1, |how| how.sequences());
         self.training.per_device_train_batch_size * each
-    }
-
-    /// Problems of `[preference]`.
-    pub(super) fn preference_problems(&self) -> Vec<String> {
-        let PreferenceConfig { beta, label_smoothing, center_rewards_coefficient, .. } = self.preference;
-        let PreferenceConfig { desirable_weight, undesirable_weight, .. } = self.preference;
-        let mut problems = Vec::new();
-        if !(beta.is_finite() && beta > 0.0) {
-            problems.push("`preference.beta` must be above 0".to_string());
-        }
-        if !(0.0..0.5).contains(&label_smoothing) {
-            problems.push("`preference.label_smoothing` is a share of pairs from 0 to less than 0.5".to_string());
-        }
-        let weights = [
-            ("center_rewards_coefficient", center_rewards_coefficient),
-            ("desirable_weight", desirable_weight),
-            ("undesirable_weight", undesirable_weight),
-        ];
-        let wrong = weights.into_iter().filter(|(_, weight)| !(weight.is_finite() && *weight >= 0.0));
-        problems.extend(wrong.map(|(key, _)| format!("`preference.{key}` must not be negative or infinite")));
-        problems
     }
 }

@@ -48,7 +48,7 @@ impl RunConfig {
     pub(super) fn problems(&self) -> Vec<String> {
         let mut problems = Problems(self.format_problems());
         problems.0.extend(self.lora_problems());
-        problems.0.extend(self.preference_problems());
+        problems.0.extend(super::preference::problems(&self.preference));
         self.check_paths(&mut problems);
         self.check_counts(&mut problems);
         self.check_batch(&mut problems);
@@ -184,6 +184,10 @@ impl RunConfig {
         self.check_singles(problems);
         problems.demand(from_zero(t.weight_decay), "`training.weight_decay` must not be negative or infinite");
         problems.demand(
+            (0.0..1.0).contains(&t.label_smoothing_factor),
+            "`training.label_smoothing_factor` is a share from 0 to less than 1",
+        );
+        problems.demand(
             from_zero(t.max_grad_norm),
             "`training.max_grad_norm` must not be negative or infinite; 0 turns clipping off",
         );
@@ -244,8 +248,10 @@ impl RunConfig {
             .into_iter()
             .filter(|set| !set.name.is_empty() && (self.data.val_set_size > 0.0 || !set.val_files.is_empty()));
         let prefixes = [String::new()].into_iter().chain(validated.map(|set| format!("{}_", set.name)));
+        // With label smoothing, the loss is no likelihood of the text.
+        let of_text = &["loss", "bits_per_byte"][..if t.label_smoothing_factor > 0.0 { 1 } else { 2 }];
         let metrics: Vec<String> =
-            prefixes.flat_map(|of| ["loss", "bits_per_byte"].map(|metric| format!("eval_{of}{metric}"))).collect();
+            prefixes.flat_map(|of| of_text.iter().map(move |metric| format!("eval_{of}{metric}"))).collect();
         problems.demand(
             metrics.contains(&t.metric_for_best_model),
             format!(

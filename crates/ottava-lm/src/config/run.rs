@@ -144,6 +144,8 @@ pub struct TrainingConfig {
     pub lr_power: f64,
     /// Weight decay of matrices per unit of learning rate; norms and biases have none.
     pub weight_decay: f64,
+    /// Share of the target distribution that the loss of texts spreads evenly over the vocabulary.
+    pub label_smoothing_factor: f64,
     /// Decay of the first moment.
     pub adam_beta1: f64,
     /// Decay of the second moment.
@@ -314,6 +316,7 @@ impl Default for TrainingConfig {
             lr_num_cycles: 1,
             lr_power: 1.0,
             weight_decay: 0.1,
+            label_smoothing_factor: 0.0,
             adam_beta1: 0.9,
             adam_beta2: 0.95,
             adam_epsilon: 1e-8,
@@ -353,7 +356,7 @@ impl RunConfig {
         self.trained_sizes(&self.model_config(None)?)
     }
 
-    /// The sizes of the model of `file`, with the adapters and the losses of routers that the run trains it with.
+    /// The sizes of the model of `file`, with the adapters and the losses that the run trains it with.
     ///
     /// Errors also if it sets what the model's routers do not have, or ranks that divide experts of a model without any.
     pub fn trained_sizes(&self, file: &ConfigFile) -> Result<DecoderConfig> {
@@ -389,6 +392,9 @@ impl RunConfig {
         if self.parallel.pipeline > 1 {
             expect_blocks(sizes.layers, self.parallel.pipeline.saturating_mul(self.parallel.pipeline_stages))?;
         }
+        // The loss of preferences reads log-probabilities.
+        let has_preferences = self.preference.loss_type.is_some();
+        sizes.label_smoothing = if has_preferences { 0.0 } else { self.training.label_smoothing_factor };
         sizes.lora = self.lora.adapters();
         Ok(sizes.with_adapters_beside_experts())
     }

@@ -439,7 +439,7 @@ fn words_for_the_default_reset_what_the_file_has() {
         assert_eq!(loss("ipo", set), None, "{set}");
     }
     assert_eq!(loss("bradley_terry", "reward_model=false"), None);
-    assert_eq!(loss("ipo", "reward_model=false"), Some(LossType::Ipo));
+    assert_eq!(loss("ipo", "reward_model=false"), Some(LossType::Ipo.into()));
     let cpu = load(&format!("device = \"cpu\"\n{SMALL}"), &["use_cpu=false"]).unwrap();
     assert_eq!(cpu.device, RunConfig::default().device);
 }

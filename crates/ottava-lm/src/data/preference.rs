@@ -19,8 +19,8 @@ pub struct PreferenceBatch {
     pub documents: Vec<usize>,
     /// Whether each row is chosen, or desirable.
     pub chosen: Vec<bool>,
-    /// Of completions with labels: the prompt of each row with the completion of another record, from which the divergence from the
-    /// reference model is estimated.
+    /// Of completions with labels whose loss needs it: the prompt of each row with the completion of another record, from which the
+    /// divergence from the reference model is estimated.
     pub mismatched: Option<Batch>,
 }
 
@@ -33,6 +33,8 @@ pub struct Records {
     /// The first document of each record.
     first: Vec<usize>,
     left_out: usize,
+    /// Whether batches have [`PreferenceBatch::mismatched`].
+    mismatches: bool,
 }
 
 /// The targets of a row.
@@ -89,7 +91,12 @@ impl Records {
             }
         }
         let left_out = documents.len() / kind.documents() - first.len();
-        Ok(Records { dataset, layout, kind, target, first, left_out })
+        Ok(Records { dataset, layout, kind, target, first, left_out, mismatches: kind == PreferenceKind::Labels })
+    }
+
+    /// The same records, whose batches have no [`PreferenceBatch::mismatched`].
+    pub fn without_mismatches(self) -> Records {
+        Records { mismatches: false, ..self }
     }
 
     /// Number of records.
@@ -130,7 +137,7 @@ impl Records {
             }
         }
         let mut mismatched = None;
-        if self.kind == PreferenceKind::Labels {
+        if self.mismatches {
             let mut rows = empty();
             records.iter().try_for_each(|&record| self.mismatch(record, &mut rows))?;
             mismatched = Some(rows);

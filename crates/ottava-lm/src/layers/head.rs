@@ -10,8 +10,8 @@ use crate::param::{Builder, FolderTensor, Init, Loan, Param, Split};
 use crate::recipe::LinearSite;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, gemm_nt_add, merge_losses, negate_targets,
-    partial_gradient, partial_losses, real_type,
+    Accumulation, CrossEntropy, Operand, VocabularyPart, cross_entropy, cross_entropy_gradient, gemm_nt, gemm_nt_add,
+    merge_losses, negate_targets, partial_gradient, partial_losses, real_type,
 };
 use ottava_tensor::{DType, Tensor};
 
@@ -30,11 +30,8 @@ pub struct Head {
 /// What the product of a head computes for each token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HeadOutput {
-    /// The logits of all tokens of the vocabulary.
-    Logits {
-        /// The bound of their absolute values.
-        soft_cap: Option<f64>,
-    },
+    /// The logits of all tokens of the vocabulary, with this loss.
+    Logits(CrossEntropy),
     /// The score of a reward model. Its loss is its negative at tokens with a target, so that the sum over a sequence whose last token is the
     /// only target is minus the reward.
     Score,
@@ -51,8 +48,8 @@ pub struct HeadConfig<'a> {
     pub std: f32,
     /// The factor of logits.
     pub logit_scale: f32,
-    /// The bound of the absolute values of logits, applied after the factor.
-    pub soft_cap: Option<f64>,
+    /// The loss of logits, after the factor.
+    pub loss: CrossEntropy,
     /// What its weight is.
     pub weight: HeadWeight<'a>,
 }
@@ -81,13 +78,13 @@ const PADDED: usize = 64;
 impl Head {
     /// A head after a norm.
     pub fn new(build: &mut Builder, norm: Norm, config: HeadConfig) -> Result<Head> {
-        let HeadConfig { vocabulary, channels, std, logit_scale, soft_cap, weight } = config;
+        let HeadConfig { vocabulary, channels, std, logit_scale, loss, weight } = config;
         let matrix = |build: &mut Builder, name: &str| {
             let tensor = FolderTensor::new(format!("{name}.weight"), vec![vocabulary, channels]);
             let shard = build.shard(tensor, Split::Vocabulary)?;
             Param::new(build, vec![shard], Init::Normal(std)).map(Some)
         };
-        let (mut output, mut own, mut fixed) = (HeadOutput::Logits { soft_cap }, build.place().share(vocabulary), HEAD);
+        let (mut output, mut own, mut fixed) = (HeadOutput::Logits(loss), build.place().share(vocabulary), HEAD);
         let (name, weight) = match weight {
             HeadWeight::Own => (HEAD.to_string(), matrix(build, HEAD)?),
             HeadWeight::Embedding(table) => (format!("{table} (as head)"), None),
@@ -149,17 +146,17 @@ impl Head {
         output: HeadOutput,
         ranks: &dyn LayerRanks,
     ) -> Result<Tensor> {
-        let HeadOutput::Logits { soft_cap } = output else { return score_losses(x, weight, loan, targets) };
+        let HeadOutput::Logits(how) = output else { return score_losses(x, weight, loan, targets) };
         let x = ranks.gather(Axis::Tensor, weight.name(), x)?;
-        let (vocabulary, first) = (weight.weights.shape()[0], first_token(weight, ranks));
-        let weight = padded_for(first, weight.read(loan)?)?;
+        let (vocabulary, part) = (weight.weights.shape()[0], part_of(weight, ranks));
+        let weight = padded_for(part, weight.read(loan)?)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         for (start, end) in chunks(targets.len()) {
             let logits = product(&x.rows(start, end)?, &weight, x.dtype())?;
             let targets = targets.rows(start, end)?;
-            let of_chunk = match first {
-                Some(first) => merged(&logits, &targets, first, soft_cap, ranks)?.0,
-                None => cross_entropy(&logits, vocabulary, &targets, soft_cap)?,
+            let of_chunk = match part {
+                Some(part) => merged(&logits, &targets, part, how, ranks)?.0,
+                None => cross_entropy(&logits, vocabulary, &targets, how)?,
             };
             losses.copy_from(start, &of_chunk)?;
         }
@@ -177,7 +174,7 @@ impl Head {
         output: HeadOutput,
         ranks: &dyn LayerRanks,
     ) -> Result<(Tensor, Tensor)> {
-        let HeadOutput::Logits { soft_cap } = output else {
+        let HeadOutput::Logits(how) = output else {
             let losses = score_losses(x, weight, loan, targets)?;
             let dscores = negate_targets(scale, targets, x.dtype())?.reshape(&[targets.len(), 1])?;
             if weight.is_trained() {
@@ -187,8 +184,8 @@ impl Head {
             return Ok((losses, dgrad(&dscores, &weight.read(loan)?, x.dtype())?));
         };
         let x = ranks.gather(Axis::Tensor, weight.name(), x)?;
-        let (vocabulary, first) = (weight.weights.shape()[0], first_token(weight, ranks));
-        let padded = padded_for(first, weight.read(loan)?)?;
+        let (vocabulary, part) = (weight.weights.shape()[0], part_of(weight, ranks));
+        let padded = padded_for(part, weight.read(loan)?)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         let mut dx = x.empty_like()?;
         let mut run = |add: &mut dyn FnMut(Operand, Operand) -> Result<()>| -> Result<()> {
@@ -196,14 +193,14 @@ impl Head {
                 let (x, targets) = (x.rows(start, end)?, targets.rows(start, end)?);
                 let mut logits = product(&x, &padded, x.dtype())?;
                 let scale = &if scale.len() == 1 { scale.clone() } else { scale.rows(start, end)? };
-                let of_chunk = match first {
-                    Some(first) => {
-                        let (of_chunk, lse) = merged(&logits, &targets, first, soft_cap, ranks)?;
-                        partial_gradient(&mut logits, &targets, first, &lse, scale, soft_cap)?;
+                let of_chunk = match part {
+                    Some(part) => {
+                        let (of_chunk, lse) = merged(&logits, &targets, part, how, ranks)?;
+                        partial_gradient(&mut logits, &targets, part, &lse, scale, how)?;
                         of_chunk
                     }
                     // Padding stays zero.
-                    None => cross_entropy_gradient(&mut logits, vocabulary, &targets, scale, soft_cap)?,
+                    None => cross_entropy_gradient(&mut logits, vocabulary, &targets, scale, how)?,
                 };
                 losses.copy_from(start, &of_chunk)?;
                 add(Operand::plain_transposed(&logits), Operand::plain_transposed(&x))?;
@@ -246,10 +243,10 @@ fn score_losses(x: &Tensor, weight: &Param, loan: &Loan, targets: &Tensor) -> Re
     Ok(negate_targets(&scores, targets, real)?)
 }
 
-/// The `weight` with the padding of its logits; none if it is a part of the vocabulary, from token `first` on.
-fn padded_for(first: Option<usize>, weight: Tensor) -> Result<Tensor> {
+/// The `weight` with the padding of its logits; none if it is a part of the vocabulary.
+fn padded_for(part: Option<VocabularyPart>, weight: Tensor) -> Result<Tensor> {
     let vocabulary = weight.shape()[0];
-    match first.is_some() || vocabulary.is_multiple_of(ALIGNED) {
+    match part.is_some() || vocabulary.is_multiple_of(ALIGNED) {
         true => Ok(weight),
         false => with_rows(&weight, vocabulary.next_multiple_of(PADDED)),
     }
@@ -264,21 +261,21 @@ fn with_rows(matrix: &Tensor, rows: usize) -> Result<Tensor> {
     Ok(copy)
 }
 
-/// The first token of this rank's part of the `weight`, if ranks divide it.
-fn first_token(weight: &Param, ranks: &dyn LayerRanks) -> Option<usize> {
-    let place = ranks.place(Axis::Tensor);
-    place.is_divided().then(|| place.rank * weight.weights.shape()[0])
+/// This rank's part of the vocabulary of the `weight`, if ranks divide it.
+fn part_of(weight: &Param, ranks: &dyn LayerRanks) -> Option<VocabularyPart> {
+    let (place, own) = (ranks.place(Axis::Tensor), weight.weights.shape()[0]);
+    place.is_divided().then(|| VocabularyPart { first: place.rank * own, vocabulary: place.ranks * own })
 }
 
-/// Losses and log-sum-exp of the parts of all ranks, of which this rank has the `logits` of the tokens from `first` on.
+/// Losses and log-sum-exp of the parts of all ranks, of which this rank has the `logits` of its `part`.
 fn merged(
     logits: &Tensor,
     targets: &Tensor,
-    first: usize,
-    soft_cap: Option<f64>,
+    part: VocabularyPart,
+    how: CrossEntropy,
     ranks: &dyn LayerRanks,
 ) -> Result<(Tensor, Tensor)> {
-    let all = ranks.gather(Axis::Tensor, "losses", &partial_losses(logits, targets, first, soft_cap)?)?;
+    let all = ranks.gather(Axis::Tensor, "losses", &partial_losses(logits, targets, part, how)?)?;
     Ok(merge_losses(&all.reshape(&[ranks.place(Axis::Tensor).ranks, targets.len(), 2])?, targets)?)
 }
 

@@ -20,7 +20,7 @@ use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::{RouterLoad, ScalingState};
 use ottava_tensor::comm::Axis;
-use ottava_tensor::ops::{cap_logits, embedding, join_columns, real_type};
+use ottava_tensor::ops::{CrossEntropy, cap_logits, embedding, join_columns, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 use std::rc::Rc;
 
@@ -488,7 +488,7 @@ impl Decoder {
         let pass = || {
             let own = Head::logits(&x, head, Loan::none(), real_type(x.dtype()))?;
             let mut logits = self.join_vocabulary(own)?;
-            if let Some(HeadOutput::Logits { soft_cap: Some(cap) }) = self.head().output() {
+            if let Some(HeadOutput::Logits(CrossEntropy { soft_cap: Some(cap), .. })) = self.head().output() {
                 cap_logits(&mut logits, cap)?;
             }
             Ok(logits)

@@ -97,6 +97,8 @@ pub struct DecoderConfig {
     pub ignored: Vec<String>,
     /// A sentence for each key of `config.json` that changes training alone and is not implemented.
     pub untrainable: Vec<String>,
+    /// The share of the target distribution that the loss spreads evenly over the vocabulary; not part of `config.json`.
+    pub label_smoothing: f64,
     /// Adapters of the blocks' linears, which are trained instead of the model; not part of `config.json`.
     pub lora: Option<Lora>,
 }
@@ -151,6 +153,7 @@ impl Default for DecoderConfig {
             names: &LLAMA,
             ignored: Vec::new(),
             untrainable: Vec::new(),
+            label_smoothing: 0.0,
             lora: None,
         }
     }

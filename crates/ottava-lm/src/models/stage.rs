@@ -16,7 +16,7 @@ use crate::layers::{
 };
 use crate::operand::ResidualGradient;
 use crate::param::{Builder, Direction, Loan, Param, Purpose, Split, Units};
-use ottava_tensor::ops::{RopePairs, add};
+use ottava_tensor::ops::{CrossEntropy, RopePairs, add};
 use ottava_tensor::{HostTransfer, Tensor};
 use std::ops::Range;
 
@@ -88,7 +88,8 @@ impl Stage {
             true => {
                 let norm = Norm::new(build, c.names.norm, c.channels, norm_config(c))?;
                 let (channels, std) = (c.channels, c.init_std);
-                let (logit_scale, soft_cap) = (c.logit_scale, c.logit_cap);
+                let loss = CrossEntropy { soft_cap: c.logit_cap, label_smoothing: c.label_smoothing };
+                let logit_scale = c.logit_scale;
                 let vocabulary = if c.score { 1 } else { c.vocabulary };
                 let weight = match (c.tied, span.embedding) {
                     _ if c.score => HeadWeight::Score,
@@ -96,7 +97,7 @@ impl Stage {
                     (true, true) => HeadWeight::Embedding(table),
                     (true, false) => HeadWeight::Copy(table),
                 };
-                Some(Head::new(build, norm, HeadConfig { vocabulary, channels, std, logit_scale, soft_cap, weight })?)
+                Some(Head::new(build, norm, HeadConfig { vocabulary, channels, std, logit_scale, loss, weight })?)
             }
             false => None,
         };

@@ -3,16 +3,40 @@
 use crate::error::Result;
 use crate::models::Decoder;
 use crate::param::Units;
-use ottava_tensor::ops::{PreferenceLoss, PreferenceTargets, cast, preference_loss, real_type, sequence_log_probs};
+use ottava_tensor::ops::{
+    PreferenceLoss, PreferenceTargets, PreferenceTerm, cast, preference_loss, real_type, sequence_log_probs,
+};
 use ottava_tensor::{DType, Device, Tensor};
 
-/// A loss of preferences and its constant.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// A weighted sum of losses of preferences, and their constant.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Preference {
-    /// The loss.
-    pub loss: PreferenceLoss,
+    /// The losses, all of pairs or all of sequences with labels; of a reward model, its loss alone.
+    pub terms: Vec<PreferenceTerm>,
     /// The factor of log-probabilities relative to the reference model, the reward; 1 for a reward model.
     pub beta: f64,
+}
+
+impl Preference {
+    /// One loss alone.
+    pub fn of(loss: PreferenceLoss, beta: f64) -> Preference {
+        Preference { terms: vec![PreferenceTerm { loss, weight: 1.0 }], beta }
+    }
+
+    /// Sequences that have one loss: 2 for pairs.
+    pub fn sequences(&self) -> usize {
+        self.terms[0].loss.sequences()
+    }
+
+    /// Whether the model gives rewards instead of log-probabilities.
+    pub fn trains_reward_model(&self) -> bool {
+        self.terms.iter().any(|term| matches!(term.loss, PreferenceLoss::BradleyTerry { .. }))
+    }
+
+    /// Whether the divergence from the reference model is estimated.
+    pub fn needs_divergence(&self) -> bool {
+        self.terms.iter().any(|term| term.loss.needs_divergence())
+    }
 }
 
 /// What the loss of preferences reads of a micro-batch whose sequences each have one row.
@@ -58,8 +82,8 @@ impl MicroBatchPreference {
     ) -> Result<(Tensor, Tensor)> {
         let sequences = self.sequences();
         let policy = sequence_log_probs(&model.losses(normed, targets, units)?, sequences)?;
-        let Preference { loss, beta } = self.how;
-        let (losses, factors) = preference_loss(loss, beta, &policy, &self.targets, scale, targets.len())?;
+        let Preference { terms, beta } = &self.how;
+        let (losses, factors) = preference_loss(terms, *beta, &policy, &self.targets, scale, targets.len())?;
         let (_, dnormed) = model.losses_and_gradient(normed, targets, &factors, units)?;
         let mut all = Tensor::empty(losses.device(), &[3 * sequences], losses.dtype())?;
         for (i, part) in [&losses, &policy, &self.targets.reference].into_iter().enumerate() {
@@ -104,11 +128,10 @@ pub struct PreferenceSums {
 impl PreferenceSums {
     /// The sums over the sequences of a micro-batch of which those that are `chosen` are known, from `values` as [`MicroBatchPreference`]
     /// returns them, and its estimate `kl` of the divergence from the reference model.
-    pub fn of(how: Preference, values: &[f64], chosen: &[bool], kl: f64) -> PreferenceSums {
+    pub fn of(how: &Preference, values: &[f64], chosen: &[bool], kl: f64) -> PreferenceSums {
         let (losses, rest) = values.split_at(chosen.len());
         let (policy, reference) = rest.split_at(chosen.len());
-        let each = how.loss.sequences();
-        let is_score = matches!(how.loss, PreferenceLoss::BradleyTerry { .. });
+        let (each, is_score) = (how.sequences(), how.trains_reward_model());
         let reward = |s: usize| if is_score { policy[s] } else { how.beta * (policy[s] - reference[s]) };
         let mut sums = PreferenceSums { losses: [0.0, (chosen.len() / each) as f64], ..PreferenceSums::default() };
         for (s, is_chosen) in chosen.iter().enumerate() {
@@ -122,13 +145,12 @@ impl PreferenceSums {
                 sums.pairs[1] += 1.0;
             }
         }
-        match how.loss {
-            PreferenceLoss::Kto { .. } => sums.kl = [kl, 1.0],
-            PreferenceLoss::BradleyTerry { .. } => {
-                let all = [f64::INFINITY, f64::NEG_INFINITY];
-                sums.range = Some(policy.iter().fold(all, |[low, high], &score| [low.min(score), high.max(score)]));
-            }
-            _ => {}
+        if each == 1 {
+            sums.kl = [kl, 1.0];
+        }
+        if is_score {
+            let all = [f64::INFINITY, f64::NEG_INFINITY];
+            sums.range = Some(policy.iter().fold(all, |[low, high], &score| [low.min(score), high.max(score)]));
         }
         sums
     }

@@ -19,11 +19,11 @@ impl TrainStep {
         let mut sequences = 0;
         for MicroBatch { sequences: rows, preference, .. } in &mut self.micro_batches {
             sequences = rows.batch;
-            *preference = Some(MicroBatchPreference::new(how, sequences, &device, dtype)?);
+            *preference = Some(MicroBatchPreference::new(how.clone(), sequences, &device, dtype)?);
         }
         let micro_batches = self.micro_batches.len();
         self.results.losses = Tensor::empty(&device, &[micro_batches, 3 * sequences], dtype)?;
-        self.units_per_micro_batch = sequences / how.loss.sequences();
+        self.units_per_micro_batch = sequences / how.sequences();
         self.targets = vec![self.units_per_micro_batch; micro_batches];
         self.write_loss_scale()?;
         Ok(self)
@@ -101,7 +101,7 @@ impl TrainStep {
         let all = values(&self.results.losses)?;
         let sums = preferences.iter().zip(all.chunks_exact(all.len() / preferences.len()));
         let sums = sums.map(|(MicroBatchPreference { how, targets, chosen }, of_sequences)| {
-            Ok(PreferenceSums::of(*how, of_sequences, chosen, values(&targets.kl)?[0]))
+            Ok(PreferenceSums::of(how, of_sequences, chosen, values(&targets.kl)?[0]))
         });
         let sums = sums.collect::<Result<Vec<_>>>()?;
         Ok(Some(sums.into_iter().fold(PreferenceSums::default(), PreferenceSums::merge)))

@@ -42,6 +42,8 @@ enum ReferenceValues {
     Stored(Reference),
     /// Those of the model without its adapters, in each step.
     Base,
+    /// Zeros, without a reference model.
+    Zeros,
     /// The margins of the data, for a reward model.
     Margins,
 }
@@ -50,7 +52,7 @@ impl ReferenceValues {
     fn stored(&mut self) -> Option<&mut Reference> {
         match self {
             ReferenceValues::Stored(reference) => Some(reference),
-            ReferenceValues::Base | ReferenceValues::Margins => None,
+            ReferenceValues::Base | ReferenceValues::Zeros | ReferenceValues::Margins => None,
         }
     }
 }
@@ -89,8 +91,11 @@ impl Preferences {
             true => RowTarget::Reward { padding },
             false => RowTarget::Completion,
         };
-        let records = Records::train(dataset.clone(), &set.split, layout, target)?;
-        let validation = Records::validation(dataset.clone(), &set.split, layout, target)?;
+        let mut records = Records::train(dataset.clone(), &set.split, layout, target)?;
+        let mut validation = Records::validation(dataset.clone(), &set.split, layout, target)?;
+        if !how.needs_divergence() {
+            (records, validation) = (records.without_mismatches(), validation.without_mismatches());
+        }
         if records.left_out() + validation.left_out() > 0 && share.rank == 0 {
             tracing::warn!(
                 "{} records of preferences are left out, since {} `data.max_length` = {}",
@@ -102,22 +107,22 @@ impl Preferences {
         let stored = config.preference.precompute_ref_log_probs == Some(true);
         let reference = match target {
             RowTarget::Reward { .. } => ReferenceValues::Margins,
+            RowTarget::Completion if config.preference.reference_free => ReferenceValues::Zeros,
             RowTarget::Completion if stored => {
                 ReferenceValues::Stored(Reference { data: dataset.meta().key.clone(), log_probs: Default::default() })
             }
             RowTarget::Completion => ReferenceValues::Base,
         };
         if share.rank == 0 {
-            let Preference { loss, beta } = how;
-            match reference {
-                ReferenceValues::Margins => tracing::info!("training a reward model by {loss:?}"),
-                ReferenceValues::Stored(_) => tracing::info!(
-                    "training on preferences by {loss:?}, beta {beta}; the reference is the model that the run starts from, whose log-probabilities are computed before the first step"
-                ),
-                ReferenceValues::Base => tracing::info!(
-                    "training on preferences by {loss:?}, beta {beta}; the reference is the model without its adapters, which runs in each step"
-                ),
-            }
+            let about = match reference {
+                ReferenceValues::Margins => "",
+                ReferenceValues::Stored(_) => {
+                    "; the reference is the model that the run starts from, whose log-probabilities are computed before the first step"
+                }
+                ReferenceValues::Base => "; the reference is the model without its adapters, which runs in each step",
+                ReferenceValues::Zeros => "; there is no reference model (`reference_free`)",
+            };
+            tracing::info!("training on preferences with {}{about}", config.preference.describe());
         }
         let loader = PreferenceLoader::new(records, *state, share)?;
         let (per_batch, path) = (config.training.per_device_train_batch_size, config.output_dir.join(REFERENCE));
@@ -194,7 +199,7 @@ impl Preferences {
     pub(super) fn reference_digest(&self) -> Option<String> {
         match &self.reference {
             ReferenceValues::Stored(reference) => Some(sha256(&reference.to_bytes())),
-            ReferenceValues::Base | ReferenceValues::Margins => None,
+            ReferenceValues::Base | ReferenceValues::Zeros | ReferenceValues::Margins => None,
         }
     }
 
@@ -217,10 +222,11 @@ impl Preferences {
     fn known(&self, batch: &PreferenceBatch, side: Side) -> Result<Option<Vec<f64>>> {
         let of_row = |(row, document): (usize, &usize)| match &self.reference {
             ReferenceValues::Base => Ok(None),
+            ReferenceValues::Zeros => Ok(Some(0.0)),
             ReferenceValues::Margins => self.loader.records().margin(*document).map(f64::from).map(Some),
             ReferenceValues::Stored(reference) => {
                 // The place of the document in its record.
-                let place = row % self.how.loss.sequences();
+                let place = row % self.how.sequences();
                 let of_record = &reference.log_probs[&(document - place)];
                 Ok(Some(match side {
                     Side::Own => of_record[place],
@@ -284,9 +290,10 @@ impl Preferences {
                 all.iter().map(|&record| reference.log_probs[&self.validation.first(record)].clone()).collect()
             }
             ReferenceValues::Base => of(Pass::Reference)?,
+            ReferenceValues::Zeros => policy.iter().map(|of_record| vec![0.0; of_record.len()]).collect(),
             ReferenceValues::Margins => margins(&self.validation, &all)?,
         };
-        let sums = sums(self.how, &self.validation, &all, &policy, &reference)?;
+        let sums = sums(&self.how, &self.validation, &all, &policy, &reference, self.per_batch)?;
         let loss = sums.loss();
         let tokens = all.iter().map(|&record| self.validation.tokens(record)).sum::<Result<usize>>()? as u64;
         Ok(Some(Evaluation { loss, perplexity: f64::NAN, bits_per_byte: f64::NAN, tokens, preference: Some(sums) }))

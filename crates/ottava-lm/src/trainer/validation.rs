@@ -69,6 +69,7 @@ impl Validation {
         let mut add = |name: String, evaluation: &Evaluation| {
             metrics.insert(format!("eval_{name}loss"), json!(evaluation.loss));
             match &evaluation.preference {
+                None if evaluation.bits_per_byte.is_nan() => {}
                 None => drop(metrics.insert(format!("eval_{name}bits_per_byte"), json!(evaluation.bits_per_byte))),
                 Some(sums) => {
                     metrics.extend(

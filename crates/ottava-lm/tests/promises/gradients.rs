@@ -19,7 +19,7 @@ use ottava_lm::param::{Builder, Loan, MemoryPolicy, Param, Purpose, Split};
 use ottava_lm::recompute::Recompute;
 use ottava_lm::scaling::{OneRank, ScalingState, Slots};
 use ottava_tensor::ops::Activation::{self, SwiGlu};
-use ottava_tensor::ops::{Gelu, IGNORE_INDEX, NormKind, RopePairs, cast, real_type, rope_table};
+use ottava_tensor::ops::{CrossEntropy, Gelu, IGNORE_INDEX, NormKind, RopePairs, cast, real_type, rope_table};
 use ottava_tensor::testing::{integers, normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
@@ -366,8 +366,11 @@ fn embedding_grad_check(mut embedding: Embedding) {
 #[test]
 fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
     // Logits of 11 tokens have padding, those of 16 have none.
-    for (soft_cap, vocabulary) in [(None, 11), (Some(0.7), 11), (None, 16)] {
-        head_grad_check(embedding(vocabulary, 5, 1.0).table, HeadOutput::Logits { soft_cap });
+    for (soft_cap, label_smoothing, vocabulary) in
+        [(None, 0.0, 11), (Some(0.7), 0.0, 11), (None, 0.0, 16), (None, 0.1, 11), (Some(0.7), 0.3, 16)]
+    {
+        let loss = CrossEntropy { soft_cap, label_smoothing };
+        head_grad_check(embedding(vocabulary, 5, 1.0).table, HeadOutput::Logits(loss));
     }
     head_grad_check(embedding(1, 5, 1.0).table, HeadOutput::Score);
 }
@@ -404,7 +407,7 @@ fn head_grad_check(mut weight: Param, output: HeadOutput) {
 /// The head works on chunks of 2048 tokens; 2051 rows of one kind must come out like the same rows in two calls.
 #[test]
 fn head_gradient_does_not_depend_on_chunks() {
-    const LOGITS: HeadOutput = HeadOutput::Logits { soft_cap: None };
+    const LOGITS: HeadOutput = HeadOutput::Logits(CrossEntropy { soft_cap: None, label_smoothing: 0.0 });
     let make = || embedding(5, 3, 1.0).table;
     let (mut whole, mut halves) = (make(), make());
     let x = normals("x", &[2051, 3], DType::F64);

@@ -1,7 +1,8 @@
 //! Reward models: losses and rewards beside TRL's, gradients, ranks, folders, adapters, and runs that stop and resume.
 
 use crate::mesh::{Mesh, MeshRank, Seen, distance};
-use crate::preference::{Moved, PAIRS, STEPS, TOKENS, empty, run_config, write_records};
+use crate::preference::{PAIRS, STEPS, TOKENS, empty, run_config, write_records};
+use crate::preference_losses::Moved;
 use crate::recorded::Recorded;
 use crate::resume::{metrics, train};
 use crate::setup::{double, fp8_names_on, gradients, loss_scale, on_ranks, recipe, sequences, tiny_llama};
@@ -33,7 +34,7 @@ fn recorded() -> Recorded {
 }
 
 fn bradley_terry(centering: f64) -> Preference {
-    Preference { loss: PreferenceLoss::BradleyTerry { centering }, beta: 1.0 }
+    Preference::of(PreferenceLoss::BradleyTerry { centering }, 1.0)
 }
 
 /// A row whose last token has the reward.
@@ -241,7 +242,8 @@ fn language_model(inputs: &Path) -> PathBuf {
 fn reward_run(inputs: &Path, model: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
     let mut config = run_config(inputs, output, recipe, "pairs.jsonl");
     (config.model.path, config.model.init) = (model.to_path_buf(), WeightInit::Pretrained);
-    config.preference = PreferenceConfig { loss_type: Some(LossType::BradleyTerry), ..PreferenceConfig::default() };
+    config.preference =
+        PreferenceConfig { loss_type: Some(LossType::BradleyTerry.into()), ..PreferenceConfig::default() };
     config
 }
 
@@ -405,7 +407,7 @@ fn what_a_reward_model_cannot_do_is_refused() {
     };
     let text = from_it(&|config| config.data.train_files = vec![inputs.path().join("text.txt")]);
     assert!(text.contains("this is a reward model, which is trained on pairs"), "{text}");
-    let text = from_it(&|config| config.preference.loss_type = Some(LossType::Sigmoid));
+    let text = from_it(&|config| config.preference.loss_type = Some(LossType::Sigmoid.into()));
     assert!(text.contains("this is a reward model, which is trained on pairs"), "{text}");
     let text = language_model_config(&ConfigFile::read(&folder).unwrap()).unwrap_err().to_string();
     assert!(text.contains("whose head computes a score and no tokens"), "{text}");

@@ -119,7 +119,7 @@ fn step(case: &Case, [data, context, tensor]: [usize; 3], expert: usize) -> (f64
         }
         if case.reference.is_some() {
             let loss = PreferenceLoss::Sigmoid { label_smoothing: 0.0 };
-            work = work.with_preference(Preference { loss, beta }).unwrap();
+            work = work.with_preference(Preference::of(loss, beta)).unwrap();
         }
         let (rank, world) = ranks.rows();
         for own in 0..work.schedule().micro_batches {

@@ -206,17 +206,18 @@ fn embedding_and_loss(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let chunk = t.min(CHUNK);
     let targets = ids.rows(0, chunk)?;
     let mut logits = table.random(&[chunk, vocabulary], DType::BF16)?;
+    let how = CrossEntropy::default();
     table.row("cross_entropy", bf16(chunk * vocabulary), &mut || {
-        cross_entropy(&logits, vocabulary, &targets, None).map(drop)
+        cross_entropy(&logits, vocabulary, &targets, how).map(drop)
     })?;
     let one = Tensor::from_slice(device, &[1], &[1f32])?;
     table.row("cross_entropy_gradient", bf16(2 * chunk * vocabulary), &mut || {
-        cross_entropy_gradient(&mut logits, vocabulary, &targets, &one, None).map(drop)
+        cross_entropy_gradient(&mut logits, vocabulary, &targets, &one, how).map(drop)
     })?;
     let vocabulary = LONG_VOCABULARY;
     let mut logits = table.random(&[chunk, vocabulary], DType::BF16)?;
     table.row("cross_entropy_gradient, long rows", bf16(2 * chunk * vocabulary), &mut || {
-        cross_entropy_gradient(&mut logits, vocabulary, &targets, &one, None).map(drop)
+        cross_entropy_gradient(&mut logits, vocabulary, &targets, &one, how).map(drop)
     })?;
     preference(table, t)
 }
@@ -228,8 +229,8 @@ fn preference(table: &mut Table, t: usize) -> Result<()> {
     let policy = sequence_log_probs(&losses, 2)?;
     let (reference, lengths, labels) = (policy.duplicate()?, policy.duplicate()?, policy.duplicate()?);
     let targets = PreferenceTargets { reference, lengths, labels, kl: zero.duplicate()? };
-    let loss = PreferenceLoss::Sigmoid { label_smoothing: 0.0 };
-    table.row("preference_loss", 4 * t, &mut || preference_loss(loss, 0.1, &policy, &targets, &zero, t).map(drop))
+    let terms = [PreferenceTerm { loss: PreferenceLoss::Sigmoid { label_smoothing: 0.0 }, weight: 1.0 }];
+    table.row("preference_loss", 4 * t, &mut || preference_loss(&terms, 0.1, &policy, &targets, &zero, t).map(drop))
 }
 
 #[cfg(test)]

@@ -68,7 +68,8 @@ pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unsc
 pub use compare::{SUMS, compare, compare_along, compare_codes, compare_rows};
 pub use compress::{CompressedTensor, SavedActivation, compress, decompress};
 pub use cross_entropy::{
-    IGNORE_INDEX, cap_logits, cross_entropy, cross_entropy_gradient, merge_losses, partial_gradient, partial_losses,
+    CrossEntropy, IGNORE_INDEX, VocabularyPart, cap_logits, cross_entropy, cross_entropy_gradient, merge_losses,
+    partial_gradient, partial_losses,
 };
 pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite, delayed_scaling};
 pub use dequantize::dequantize;
@@ -90,7 +91,7 @@ pub use newton_schulz::newton_schulz;
 pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
 pub use permute::{Slots, combine, gather_quantized, gather_to, slots, weight_gradient};
-pub use preference::{PreferenceLoss, PreferenceTargets, preference_loss, sequence_log_probs};
+pub use preference::{PreferenceLoss, PreferenceTargets, PreferenceTerm, preference_loss, sequence_log_probs};
 pub use projection_norm::{
     ProjectionNormLayout, ProjectionSums, projection_dots, projection_norm, projection_norm_backward,
     projection_squares,

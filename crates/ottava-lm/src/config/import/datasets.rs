@@ -1,5 +1,6 @@
-//! The data sets of Axolotl and LLaMA-Factory.
+//! The data sets of Axolotl, LLaMA-Factory and TRL.
 
+use super::fields::Fields;
 use serde_json::{Map, Value as Json};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
@@ -26,6 +27,8 @@ pub(super) struct DataSets {
     pub(super) comment: &'static str,
     /// Keys without translation, each with the reason.
     pub(super) refused: Vec<(String, String)>,
+    /// Other names of fields and roles.
+    fields: Fields,
 }
 
 /// The data sets that the key `path` with this `value` names, in the `table` of the file at `file`; `None` for other keys.
@@ -36,11 +39,15 @@ pub(super) fn translate(path: &str, value: &Json, table: &Map<String, Json>, fil
         ("dataset" | "eval_dataset", Json::String(names)) if table.contains_key("model_name_or_path") => {
             found.llama_factory(path, names, table, file);
         }
+        ("dataset_name", Json::String(name)) if table.contains_key("model_name_or_path") => {
+            found.files(path, vec![name.clone()]);
+        }
         // They are read with the names of the data sets.
         ("mix_strategy" | "interleave_probs", _) if table.get("dataset").is_some_and(Json::is_string) => {}
         ("special_tokens" | "tokens", Json::Object(inner)) if inner.values().all(Json::is_null) => {}
         _ => return None,
     }
+    found.settings.extend(std::mem::take(&mut found.fields).settings());
     Some(found)
 }
 
@@ -105,7 +112,7 @@ impl DataSets {
                     let (_, ours) =
                         TYPES.iter().find(|(start, _)| kind.starts_with(start)).expect("the last start is empty");
                     if kind.starts_with("input_output")
-                        || (*ours == "auto" && kind != "chat_template" && !kind.is_empty())
+                        || (*ours == "auto" && !kind.starts_with("chat_template") && !kind.is_empty())
                     {
                         let reason = format!(
                             "type `{kind}` is not known; `formatting` under [data] stays \"auto\", by the fields of each file"
@@ -118,9 +125,27 @@ impl DataSets {
                     }
                     formattings.push((*ours).to_string());
                 }
+                // A format with fields of other names.
+                ("type", Json::Object(kind)) => {
+                    formattings.push("auto".to_string());
+                    for (key, value) in kind.iter().filter(|(_, value)| !value.is_null()) {
+                        if !self.fields.axolotl(key, value) {
+                            let reason =
+                                "records become chats of the model's template, whatever the format of a prompt";
+                            self.refuse(&format!("{path}.type.{key}"), reason);
+                        }
+                    }
+                }
+                ("roles_to_train", Json::Array(roles)) if roles.iter().all(Json::is_string) => {
+                    let roles = roles.iter().filter_map(Json::as_str).map(Value::from).collect();
+                    self.set("data.roles_to_train", Value::Array(roles));
+                }
+                ("train_on_eos", Json::String(choice)) => self.set("data.train_on_eos", choice.as_str().into()),
+                ("chat_template", Json::String(choice)) if choice == "tokenizer_default" => {}
                 ("field" | "field_completion", Json::String(field)) => {
                     self.set("data.text_field", Value::String(field.clone()));
                 }
+                (_, value) if self.fields.axolotl(key, value) => {}
                 _ => self.refuse(
                     &format!("{path}.{key}"),
                     "this key of a data set is not translated; records are recognised by their fields",
@@ -145,6 +170,8 @@ impl DataSets {
             };
             match info.get(name).and_then(|entry| entry.get("file_name")).and_then(Json::as_str) {
                 Some(file) => {
+                    let entry = info.get(name).and_then(Json::as_object);
+                    entry.into_iter().for_each(|entry| self.fields.llama_factory(entry));
                     let files = vec![folder.join(file).display().to_string()];
                     sets.push(Set { name: stem(name), files, share: None });
                 }

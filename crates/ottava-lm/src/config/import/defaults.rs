@@ -82,7 +82,7 @@ impl Trainer {
                 ("data.packing", "\"none\""),
                 ("data.val_set_size", "0.0"),
                 ("training.num_train_epochs", "3.0"),
-                ("training.learning_rate", "2e-5"),
+                ("training.learning_rate", if compares_with_reference(table) { "1e-6" } else { "2e-5" }),
                 ("training.lr_scheduler_type", "\"linear\""),
                 ("training.warmup_steps", "0"),
                 ("training.save_steps", "500"),
@@ -93,6 +93,9 @@ impl Trainer {
         if self == Trainer::LlamaFactory && table.get("stage").is_some_and(|stage| stage == "pt") {
             defaults.retain(|(path, _)| *path != "data.packing");
             defaults.push(("data.packing", "\"wrapped\""));
+        }
+        if uses_fsdp(table) {
+            defaults.push(("parallel.zero", "3"));
         }
         if matches!(self, Trainer::Axolotl | Trainer::LlamaFactory | Trainer::Trl) {
             defaults.extend([("training.weight_decay", "0.0"), ("training.adam_beta2", "0.999")]);
@@ -110,4 +113,21 @@ impl Trainer {
         }
         defaults
     }
+}
+
+/// Whether a file of TRL is of its DPOTrainer or KTOTrainer.
+fn compares_with_reference(table: &Map<String, Json>) -> bool {
+    let keys = ["beta", "loss_weights", "precompute_ref_log_probs", "desirable_weight", "undesirable_weight"];
+    let of_texts = |loss: &Json| ["nll", "dft", "chunked_nll"].iter().any(|name| loss == name);
+    keys.iter().any(|key| table.contains_key(*key)) || table.get("loss_type").is_some_and(|loss| !of_texts(loss))
+}
+
+/// Whether a file sets up FSDP, which divides weights unless its strategy says otherwise.
+fn uses_fsdp(table: &Map<String, Json>) -> bool {
+    ["fsdp", "fsdp_config"].into_iter().filter_map(|key| table.get(key)).any(|value| match value {
+        Json::String(words) => !words.is_empty(),
+        Json::Array(words) => !words.is_empty(),
+        Json::Object(keys) => !keys.is_empty(),
+        other => other == &Json::Bool(true),
+    })
 }

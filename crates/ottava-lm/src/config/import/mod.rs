@@ -2,6 +2,7 @@
 
 mod datasets;
 mod defaults;
+mod fields;
 #[cfg(test)]
 mod tests;
 
@@ -53,6 +54,7 @@ pub fn import(path: &Path) -> Result<Imported> {
         objective: None,
     };
     import.table(&yaml.table, "");
+    import.leave_out_smoothing();
     match import.objective {
         // Without the key, the run would train something else.
         Some(note) => {
@@ -114,9 +116,13 @@ impl Import<'_> {
 
     /// Translates one key.
     fn key(&mut self, path: &str, value: &Json) {
-        let Ok(value) = Value::try_from(value) else {
+        let Ok(mut value) = Value::try_from(value) else {
             return self.refuse(path, "a list with a gap is not translated");
         };
+        // The words of FSDP are a text or a list.
+        if let ("fsdp", Some(words)) = (path, value.as_array()) {
+            value = Value::String(words.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "));
+        }
         if value.as_str() == Some("") {
             return;
         }
@@ -128,13 +134,13 @@ impl Import<'_> {
         match words::translate(path, &value) {
             Some(Translation::Ours(ours, value)) => self.add(path, ours, value),
             Some(Translation::Nothing | Translation::Without(..)) => {}
-            Some(Translation::Needless(reason)) => self.needless.push(self.note(path, reason)),
+            Some(Translation::Needless(reason)) => self.not_needed(path, reason),
             Some(Translation::Refused(reason)) => self.refuse(path, reason),
             None => match self.known.path_of(last) {
                 Some(ours) => self.add(path, &ours, value),
                 None => match parent.and_then(|table| words::translate(table, &value)) {
                     Some(Translation::Refused(reason)) => self.refuse(path, reason),
-                    Some(Translation::Needless(reason)) => self.needless.push(self.note(path, reason)),
+                    Some(Translation::Needless(reason)) => self.not_needed(path, reason),
                     _ => self.refuse(path, "this key is not known"),
                 },
             },
@@ -185,6 +191,14 @@ impl Import<'_> {
         format!("{}:{line} `{path}`: {reason}", self.path.display())
     }
 
+    /// Notes a key that nothing is lost without, once for all keys of a table with this reason.
+    fn not_needed(&mut self, path: &str, reason: &str) {
+        let is_noted = path.contains('.') && self.needless.iter().any(|note| note.ends_with(reason));
+        if !is_noted {
+            self.needless.push(self.note(path, reason));
+        }
+    }
+
     fn refuse(&mut self, path: &str, reason: &str) {
         let note = self.note(path, reason);
         if words::ours(path) == Some(OBJECTIVE) {
@@ -195,14 +209,28 @@ impl Import<'_> {
 
     /// Leaves out the smoothing of TRL's losses that do not read it.
     fn leave_out_smoothing(&mut self) {
-        let is_robust = self.ours.iter().any(|s| s.path == OBJECTIVE && s.value.as_str() == Some("robust"));
-        if self.trainer != Trainer::Trl || is_robust {
+        if self.trainer != Trainer::Trl {
             return;
         }
+        let losses = self.ours.iter().find(|setting| setting.path == OBJECTIVE).map(|setting| &setting.value);
+        let names = losses.map_or(&[][..], |value| value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice));
+        let reads = |smooths: &dyn Fn(&str) -> bool| names.iter().filter_map(Value::as_str).any(smooths);
+        let is_sigmoid = names.is_empty() || reads(&|name| name == "sigmoid");
+        let others = reads(&|name| ["robust", "exo_pair", "aot", "aot_unpaired"].contains(&name));
         let before = self.ours.len();
-        self.ours.retain(|setting| setting.path != "preference.label_smoothing");
-        if self.ours.len() < before {
-            self.needless.push(self.note("label_smoothing", "TRL reads it for the loss `robust` alone"));
+        if !others || is_sigmoid {
+            self.ours.retain(|setting| setting.path != "preference.label_smoothing");
+        }
+        match (self.ours.len() < before, others) {
+            (false, _) => {}
+            (true, false) => {
+                let reason = "TRL reads it for the losses `robust`, `exo_pair`, `aot` and `aot_unpaired` alone";
+                self.needless.push(self.note("label_smoothing", reason));
+            }
+            (true, true) => {
+                let reason = "TRL smooths no labels of `sigmoid`, and here it holds for all losses of the list";
+                self.objective.get_or_insert(self.note("label_smoothing", reason));
+            }
         }
     }
 
@@ -218,7 +246,6 @@ impl Import<'_> {
         if self.ours.iter().any(|setting| setting.path == "training.warmup_ratio") {
             self.ours.retain(|setting| setting.path != "training.warmup_steps");
         }
-        self.leave_out_smoothing();
         let path = comment(&self.path.display().to_string());
         let mut toml = format!("# Translated from {path} of {} by `ottava import`.\n", self.trainer.name());
         for (title, list) in [("Not translated", &self.refused), ("Not needed", &self.needless)] {
@@ -293,6 +320,8 @@ impl Known {
         let mut base = RunConfig::default();
         // Without adapters, their keys are not checked.
         base.lora.r = usize::from(path.starts_with("lora."));
+        // The loss that requires it does not get it from its own key.
+        base.preference.label_smoothing = 0.1;
         let mut table = Table::try_from(&base).expect("a configuration is a table");
         names::insert(&mut table, path, value.clone()).ok()?;
         let reason = match table.try_into::<RunConfig>() {

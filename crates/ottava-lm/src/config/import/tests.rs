@@ -147,9 +147,12 @@ fn stages_of_llama_factory_are_objectives() {
     let of = |keys: &str| {
         imported("run.yaml", &format!("model_name_or_path: m\nfinetuning_type: lora\nmax_steps: 9\n{keys}"), &[]).1
     };
-    let loss = |keys: &str| of(keys).preference.loss_type.map(|loss| loss.as_str());
-    assert_eq!(["kto", "rm"].map(|stage| loss(&format!("stage: {stage}\n"))), ["kto", "bradley_terry"].map(Some));
-    assert_eq!(loss("stage: dpo\npref_loss: ipo\n"), Some("ipo"));
+    let loss = |keys: &str| of(keys).preference.loss_type.map(|losses| losses.names());
+    assert_eq!(
+        ["kto", "rm"].map(|stage| loss(&format!("stage: {stage}\n"))),
+        ["kto", "bradley_terry"].map(|name| Some(name.into()))
+    );
+    assert_eq!(loss("stage: dpo\npref_loss: ipo\n"), Some("ipo".into()));
     let packing = |keys: &str| of(keys).data.packing;
     assert_eq!(packing("stage: pt\n"), crate::data::Packing::Wrapped, "packed by default");
     assert_eq!(packing("stage: pt\npacking: false\n"), crate::data::Packing::None);
@@ -161,13 +164,18 @@ fn an_objective_that_is_not_implemented_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.yaml");
     for (keys, words) in [
-        ("base_model: m\ndatasets: []\nrl: grpo\n", "run.yaml:3: `rl`: of preferences, runs train DPO"),
+        ("base_model: m\ndatasets: []\nrl: grpo\n", "run.yaml:3: `rl`: of preferences, runs train the losses"),
         ("base_model: m\ndatasets: []\nrl: orpo\n", "`rl`: "),
         ("base_model: m\ndatasets: []\nrl: something\n", "`rl`: "),
         ("model_name_or_path: m\nstage: ppo\n", "`stage`: "),
         ("model_name_or_path: m\nstage: dpo\npref_loss: simpo\n", "`pref_loss`: "),
-        ("model_name_or_path: m\ndataset_name: d.jsonl\nloss_type: [sigmoid, sft]\n", "`loss_type`: "),
-        ("model_name_or_path: m\ndataset_name: d.jsonl\nloss_type: discopop\n", "`loss_type`: "),
+        ("model_name_or_path: m\ndataset_name: d.jsonl\nloss_type: [sigmoid, other]\n", "`loss_type`: "),
+        ("model_name_or_path: m\ndataset_name: d.jsonl\nloss_type: dft\n", "`loss_type`: "),
+        ("model_name_or_path: m\ndataset_name: d.jsonl\nf_divergence_type: forward_kl\n", "`f_divergence_type`: "),
+        (
+            "model_name_or_path: m\ndataset_name: d.jsonl\nlabel_smoothing: 0.1\nloss_type: [sigmoid, robust]\n",
+            "`label_smoothing`: TRL smooths no labels of `sigmoid`",
+        ),
     ] {
         std::fs::write(&path, keys).unwrap();
         let error = import(&path).unwrap_err().to_string();
@@ -191,7 +199,108 @@ fn smoothing_of_trl_is_that_of_its_loss() {
             imported.needless
         );
     }
-    assert_eq!(of("loss_type: robust\n").1.preference.label_smoothing, 0.1);
+    for loss in ["robust", "exo_pair", "aot", "aot_unpaired", "[aot, sft]"] {
+        assert_eq!(of(&format!("loss_type: {loss}\n")).1.preference.label_smoothing, 0.1, "{loss}");
+    }
+}
+
+#[test]
+fn losses_of_trl_are_translated() {
+    let of = |keys: &str| {
+        let text = format!("model_name_or_path: m\ndataset_name: d.jsonl\nmax_steps: 9\n{keys}");
+        let (imported, config) = imported("dpo.yaml", &text, &[]);
+        assert_eq!(imported.problems, [""; 0], "{keys}");
+        config
+    };
+    let names = |keys: &str| of(keys).preference.loss_type.map(|losses| losses.names());
+    for loss in
+        ["apo_zero", "nca_pair", "bco_pair", "sppo_hard", "aot", "sigmoid_norm", "discopop", "apo_zero_unpaired"]
+    {
+        assert_eq!(names(&format!("loss_type: {loss}\n")).as_deref(), Some(loss));
+        assert_eq!(names(&format!("loss_type: [{loss}]\n")).as_deref(), Some(loss));
+    }
+    assert_eq!(names("loss_type: aot_pair\n").as_deref(), Some("aot_unpaired"));
+    let sum =
+        of("loss_type: [sigmoid, bco_pair, sft]\nloss_weights: [0.8, 0.2, 1.0]\nreference_free: true\n").preference;
+    assert_eq!((sum.loss_weights, sum.reference_free), (vec![0.8, 0.2, 1.0], true));
+    assert_eq!(of("label_smoothing_factor: 0.1\n").training.label_smoothing_factor, 0.1);
+    let rate = |keys: &str| of(keys).training.learning_rate;
+    assert_eq!(["", "loss_type: nll\n"].map(rate), [2e-5; 2], "the default of SFTConfig");
+    assert_eq!(["beta: 0.2\n", "loss_type: [ipo]\n"].map(rate), [1e-6; 2], "the default of DPOConfig and KTOConfig");
+}
+
+#[test]
+fn fsdp_divides_weights_and_is_named_once() {
+    let of = |keys: &str| imported("run.yaml", &format!("base_model: m\ndatasets: []\nmax_steps: 9\n{keys}"), &[]);
+    for (keys, zero) in [
+        ("fsdp: [full_shard, auto_wrap]\n", 3),
+        ("fsdp: shard_grad_op auto_wrap\n", 2),
+        ("fsdp: [no_shard]\n", 0),
+        ("fsdp: true\n", 3),
+        ("fsdp: []\n", 0),
+        ("fsdp:\n", 0),
+        ("fsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n", 2),
+        ("fsdp_config:\n  reshard_after_forward: false\n", 2),
+        ("fsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n", 3),
+    ] {
+        assert_eq!(of(keys).1.parallel.zero as u8, zero, "{keys}");
+    }
+    let keys = "fsdp_version: 2\nfsdp_config:\n  offload_params: false\n  cpu_ram_efficient_loading: true\n  \
+                auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  transformer_layer_cls_to_wrap: LlamaDecoderLayer\n  \
+                state_dict_type: FULL_STATE_DICT\n  fsdp_sync_module_states: true\n  activation_checkpointing: true\n";
+    let (imported, config) = of(keys);
+    assert_eq!((config.parallel.zero as u8, config.memory.recompute), (3, Some(crate::recompute::Recompute::Full)));
+    let told = [imported.refused.clone(), imported.needless.clone()].concat();
+    assert_eq!(told.iter().filter(|note| note.contains("blocks are gathered")).count(), 1, "{told:?}");
+    assert!(imported.refused.is_empty(), "{told:?}");
+    assert_eq!(of("fsdp: hybrid_shard auto_wrap\n").0.refused.len(), 1);
+}
+
+#[test]
+fn fields_and_roles_of_data_sets_are_translated() {
+    let of = |keys: &str| {
+        let text =
+            format!("base_model: m\nmax_steps: 9\ndatasets:\n  - path: a.jsonl\n    type: chat_template\n{keys}");
+        let (imported, config) = imported("run.yaml", &text, &[]);
+        assert_eq!(imported.refused.len(), 1, "the file that is not there: {:?}", imported.refused);
+        config.data
+    };
+    let data = of(
+        "    field_messages: chat\n    message_property_mappings:\n      role: who\n      content: says\n    roles:\n      \
+         user: [me, you]\n      assistant: [bot]\n    roles_to_train: [assistant]\n    train_on_eos: all\n",
+    );
+    let mut fields = data.fields.clone();
+    fields.sort();
+    assert_eq!(fields, ["content=says", "messages=chat", "role=who"]);
+    let mut roles = data.roles.clone();
+    roles.sort();
+    assert_eq!(roles, ["assistant=bot", "user=me", "user=you"]);
+    let sharegpt = "    field_messages: conversations\n    message_property_mappings: {role: from, content: value}\n";
+    assert_eq!((of(sharegpt).fields, of(sharegpt).roles), (vec![], vec![]), "these are understood without a setting");
+    let older = of("    field_messages: turns\n    message_field_role: from\n    message_field_content: text\n");
+    assert_eq!(older.roles, ["user=human", "assistant=gpt"]);
+    let text = "base_model: m\nmax_steps: 9\ndatasets:\n  - path: a.jsonl\n    type:\n      field_instruction: q\n      field_output: a\n";
+    let mut fields = imported("run.yaml", text, &[]).1.data.fields;
+    fields.sort();
+    assert_eq!(fields, ["instruction=q", "output=a"]);
+    let info = r#"{"own": {"file_name": "own.json", "formatting": "sharegpt", "columns": {"messages": "chat"},
+        "tags": {"role_tag": "who", "content_tag": "content", "user_tag": "me", "assistant_tag": "gpt"}}}"#;
+    let text = "model_name_or_path: m\nstage: sft\nmax_steps: 9\ndataset: own\ndataset_dir: sets\n";
+    let data = imported("run.yaml", text, &[("sets/dataset_info.json", info)]).1.data;
+    assert_eq!(
+        (data.fields, data.roles),
+        (vec!["conversations=chat".into(), "from=who".into()], vec!["user=me".into()])
+    );
+}
+
+#[test]
+fn a_data_set_of_the_hub_is_no_file() {
+    for (name, words) in [("org/set", "`org/set` is no file here"), ("d.jsonl", "there is no file d.jsonl yet")] {
+        let text = format!("model_name_or_path: m\ndataset_name: {name}\nmax_steps: 9\n");
+        let (imported, config) = imported("sft.yaml", &text, &[]);
+        assert!(imported.refused.iter().any(|note| note.contains(words)), "{:?}", imported.refused);
+        assert_eq!(config.data.train_files, [Path::new(name)]);
+    }
 }
 
 #[test]

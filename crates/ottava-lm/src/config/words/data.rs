@@ -105,12 +105,7 @@ pub(super) const ROWS: &[Row] = &[
         "pref_loss",
         Values(
             "preference.loss_type",
-            &[
-                ("kto_pair", Never(STAGES)),
-                ("orpo", Never(STAGES)),
-                ("simpo", Never(STAGES)),
-                ("bco_pair", Never(STAGES)),
-            ],
+            &[("kto_pair", Never(STAGES)), ("orpo", Never(STAGES)), ("simpo", Never(STAGES))],
         ),
     ),
     ("pref_ftx", Only(&["0", "0.0"], STAGES)),
@@ -319,7 +314,7 @@ const LOCAL: &str = "models and data are local files; nothing is downloaded";
 const NEW_TOKENS: &str =
     "tokens are not added; change the tokenizer's files and the embeddings in the model folder first";
 const FREEZE: &str = "single weights cannot be frozen or thawed; a run trains all of them, or adapters ([lora])";
-const STAGES: &str = "of preferences, runs train DPO, robust DPO, IPO, the hinge loss, KTO and reward models; other losses are not implemented";
+const STAGES: &str = "of preferences, runs train the losses of TRL's DPOTrainer and KTOTrainer and reward models, as docs/preferences.md lists them; others are not implemented";
 const LOSSES: &str = "the loss is the cross entropy of the targets";
 const VARIANTS: &str = "adapters are those of plain LoRA, with `use_rslora` and `use_dora`";
 const FOUR_BIT: &str = "base weights in 4 or 8 bit integers are not read; with adapters and an FP8 recipe, frozen weights are kept in FP8: `recipe = \"fp8-current\"` under [precision]";

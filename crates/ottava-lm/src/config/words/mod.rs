@@ -46,7 +46,11 @@ fn meaning(path: &str) -> Option<&'static Meaning> {
     let rows = || [training::ROWS, data::ROWS, precision::ROWS, parallel::ROWS].into_iter().flatten();
     let find = |name: &str| {
         let whole = rows().find(|(theirs, _)| *theirs == name);
-        let starts = |theirs: &str| theirs.strip_suffix('*').is_some_and(|start| name.starts_with(start));
+        // The beginning of a key is no beginning of its table.
+        let starts = |theirs: &str| {
+            let start = theirs.strip_suffix('*').filter(|start| start.contains('.') == name.contains('.'));
+            start.is_some_and(|start| name.starts_with(start))
+        };
         whole.or_else(|| rows().find(|(theirs, _)| starts(theirs)))
     };
     let dotted = if last_two.contains('.') { find(last_two) } else { None };

@@ -64,10 +64,10 @@ pub(super) const ROWS: &[Row] = &[
     ("deepspeed", Not("write `zero = 1`, 2 or 3 under [parallel]; `ottava import` translates the file")),
     ("deepspeed_plugin", Not("write `zero = 1`, 2 or 3 under [parallel]")),
     ("plugin", Values("parallel.zero", PLUGINS)),
-    ("fsdp", Not(FSDP)),
-    ("fsdp_config", Not(FSDP)),
-    ("fsdp_version", Needless(FSDP)),
-    ("fsdp_*", Not(FSDP)),
+    ("fsdp", Values("parallel.zero", FSDP_WORDS)),
+    ("fsdp_config", Needless(FSDP)),
+    ("fsdp_activation_checkpointing", Values("memory.recompute", RECOMPUTE)),
+    ("fsdp_*", Needless(FSDP)),
     ("fsdp_sharding_strategy", Values("parallel.zero", SHARDING)),
     ("sharding_strategy", Values("parallel.zero", SHARDING)),
     ("data_parallel_sharding_strategy", Values("parallel.zero", MEGATRON_SHARDING)),
@@ -249,8 +249,38 @@ const PLUGINS: &[(&str, Answer)] = &[
     ("zero2_cpu", Never("write `zero = 2` under [parallel] and `offload_optimizer = 1.0` under [memory]")),
     ("3d", Never("write `data`, `tensor` and `pipeline` under [parallel]")),
 ];
-const SHARDING: &[(&str, Answer)] =
-    &[("FULL_SHARD", As("3")), ("SHARD_GRAD_OP", As("2")), ("NO_SHARD", As("0")), ("HYBRID_SHARD", Never(HYBRID))];
+const SHARDING: &[(&str, Answer)] = &[
+    ("FULL_SHARD", As("3")),
+    ("SHARD_GRAD_OP", As("2")),
+    ("NO_SHARD", As("0")),
+    ("HYBRID_SHARD", Never(HYBRID)),
+    ("HYBRID_SHARD_ZERO2", Never(HYBRID)),
+    ("1", As("3")),
+    ("2", As("2")),
+    ("3", As("0")),
+    ("4", Never(HYBRID)),
+    ("5", Never(HYBRID)),
+];
+/// Of the key `fsdp` of transformers and Axolotl.
+const FSDP_WORDS: &[(&str, Answer)] = &[
+    ("true", As("3")),
+    ("false", Unset),
+    ("full_shard", As("3")),
+    ("full_shard auto_wrap", As("3")),
+    ("auto_wrap full_shard", As("3")),
+    ("auto_wrap", As("3")),
+    ("shard_grad_op", As("2")),
+    ("shard_grad_op auto_wrap", As("2")),
+    ("auto_wrap shard_grad_op", As("2")),
+    ("no_shard", As("0")),
+    ("no_shard auto_wrap", As("0")),
+    ("hybrid_shard", Never(HYBRID)),
+    ("hybrid_shard auto_wrap", Never(HYBRID)),
+    ("hybrid_shard_zero2", Never(HYBRID)),
+    ("full_shard offload", Never(OFFLOADED)),
+    ("full_shard auto_wrap offload", Never(OFFLOADED)),
+    ("full_shard offload auto_wrap", Never(OFFLOADED)),
+];
 const MEGATRON_SHARDING: &[(&str, Answer)] =
     &[("no_shard", As("0")), ("optim", As("1")), ("optim_grads", As("2")), ("optim_grads_params", As("3"))];
 
@@ -258,7 +288,9 @@ const EXPERTS: &str = "experts are computed by grouped products, and [router] ha
 const POLICIES: &str = "`recompute` under [memory] is \"none\", \"norm-swiglu\", \"attention\", \"full\" or \"auto\"";
 const PINNED: &str = "memory for transfers is always pinned";
 const BUCKETS: &str = "gathers and reductions overlap with compute in buckets of a fixed size";
-const FSDP: &str = "write `zero = 3` under [parallel] for full sharding, `zero = 2` to keep weights whole";
+const FSDP: &str =
+    "`zero` under [parallel] is 3 for full sharding; blocks are gathered one after the other, ahead of their use";
+const OFFLOADED: &str = "write `zero = 3` under [parallel] and `offload_parameters = 1.0` under [memory]";
 const HYBRID: &str = "ranks are divided either all or not at all; sharding within groups is not implemented";
 const LAUNCH: &str = "`ottava train --gpus N`, torchrun, mpirun or srun start the ranks; the file does not";
 const ATTENTION: &str = "attention is always fused, and reads only what its mask leaves";

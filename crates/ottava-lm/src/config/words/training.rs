@@ -156,20 +156,31 @@ pub(super) const ROWS: &[Row] = &[
     ("dion_*", Not("Dion is not implemented; `name` under [optimizer] is adamw, muon or lion")),
     ("neftune_noise_alpha", Only(NONE, "noise in embeddings is not implemented")),
     ("noisy_embedding_alpha", Only(NONE, "noise in embeddings is not implemented")),
-    ("label_smoothing_factor", Only(&["0", "0.0"], "the loss is the cross entropy of the targets, without smoothing")),
     (
         "loss_type",
         Values(
             "preference.loss_type",
             &[
                 ("nll", Default),
+                ("chunked_nll", Default),
                 ("dft", Never("the loss of texts is the cross entropy of the targets")),
-                ("[\"sigmoid\"]", As("\"sigmoid\"")),
-                ("[\"robust\"]", As("\"robust\"")),
-                ("[\"hinge\"]", As("\"hinge\"")),
-                ("[\"ipo\"]", As("\"ipo\"")),
+                ("aot_pair", As("\"aot_unpaired\"")),
             ],
         ),
+    ),
+    ("f_divergence_type", Values("preference.loss_type", DIVERGENCES)),
+    ("use_weighting", Values("preference.loss_type", WEIGHTING)),
+    ("sync_ref_model", Values("preference.loss_type", SYNCHRONIZED)),
+    ("ref_model_mixup_alpha", Needless("only `sync_ref_model` reads it")),
+    ("ref_model_sync_steps", Needless("only `sync_ref_model` reads it")),
+    ("f_alpha_divergence_coef", Needless("only `f_divergence_type = alpha_divergence` reads it")),
+    (
+        "ld_alpha",
+        Only(&["1", "1.0"], "LD-DPO is not implemented; every token of a completion counts, as with `ld_alpha = 1`"),
+    ),
+    (
+        "rpo_alpha",
+        Only(NONE, "write `loss_type = [\"sigmoid\", \"sft\"]` and `loss_weights = [1.0, ALPHA]` under [preference]"),
     ),
     ("loss_watchdog_*", Needless("a loss that is not finite ends the run before the update")),
     ("logging_nan_inf_filter", Needless("a loss that is not finite ends the run before the update")),
@@ -178,6 +189,20 @@ pub(super) const ROWS: &[Row] = &[
     ("include_tokens_per_second", Needless("metrics.jsonl has tokens per second")),
     ("include_tkps", Needless("metrics.jsonl has tokens per second")),
 ];
+
+const DIVERGENCES: &[(&str, Answer)] = &[
+    ("reverse_kl", Nothing),
+    ("forward_kl", Never(REVERSE)),
+    ("js_divergence", Never(REVERSE)),
+    ("alpha_divergence", Never(REVERSE)),
+];
+const WEIGHTING: &[(&str, Answer)] =
+    &[("false", Nothing), ("true", Never("the weights of WPO are not implemented; all pairs count alike"))];
+const SYNCHRONIZED: &[(&str, Answer)] = &[
+    ("false", Nothing),
+    ("true", Never("the reference model is the one that a run starts from, and does not follow")),
+];
+const REVERSE: &str = "rewards are differences of log-probabilities, the divergence `reverse_kl`";
 
 const AUTO: &[(&str, Answer)] = &[("auto", Nothing)];
 const STRATEGIES: &[(&str, Answer)] =

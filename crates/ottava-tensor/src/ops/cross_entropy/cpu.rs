@@ -1,4 +1,4 @@
-use super::IGNORE_INDEX;
+use super::{CrossEntropy, IGNORE_INDEX, VocabularyPart};
 use crate::element::{Float, Real, with_float};
 use crate::wide::wide;
 use crate::{DType, Tensor};
@@ -16,22 +16,49 @@ pub(super) fn cap_logits(logits: &mut Tensor, soft_cap: f64) {
     });
 }
 
+/// [`CrossEntropy`] in the type of sums.
+#[derive(Clone, Copy)]
+struct Terms<R> {
+    cap: Option<R>,
+    /// The weight in the loss of the target's logit.
+    on_target: R,
+    /// The weight in the loss of every logit.
+    on_all: R,
+}
+
+impl<R: Real> Terms<R> {
+    fn new(how: CrossEntropy, vocabulary: usize) -> Terms<R> {
+        let [on_target, on_all] = how.weights(vocabulary).map(R::of);
+        Terms { cap: how.soft_cap.map(R::of), on_target, on_all }
+    }
+
+    /// The sum of `logits` by their weights, of which the target may be one.
+    fn weighted<S: Float<Real = R>>(self, logits: &[S], target: Option<usize>) -> R {
+        let at_target = target.map_or_else(R::default, |target| capped(logits[target].load(), self.cap));
+        if self.on_all == R::default() {
+            return at_target;
+        }
+        let sum: f64 = logits.iter().map(|logit| capped(logit.load(), self.cap).to_f64()).sum();
+        self.on_target * at_target + self.on_all * R::of(sum)
+    }
+}
+
 pub(super) fn cross_entropy(
     logits: &Tensor,
     vocabulary: usize,
     targets: &Tensor,
-    soft_cap: Option<f64>,
+    how: CrossEntropy,
     losses: &mut Tensor,
 ) {
     let pitch = logits.shape()[1];
     with_float!(logits.dtype(), S => {
-        let cap = soft_cap.map(<S as Float>::Real::of);
+        let terms = Terms::<<S as Float>::Real>::new(how, vocabulary);
         let rows = logits.host::<S>().par_chunks(pitch).zip(targets.host::<i32>());
         losses.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(loss, (row, &target))| {
             let logits = &row[..vocabulary];
             *loss = match target {
                 IGNORE_INDEX => Default::default(),
-                target => log_sum_exp(logits, cap) - capped(logits[target as usize].load(), cap),
+                target => log_sum_exp(logits, terms.cap) - terms.weighted(logits, Some(target as usize)),
             };
         });
     });
@@ -42,15 +69,15 @@ pub(super) fn cross_entropy_gradient(
     vocabulary: usize,
     targets: &Tensor,
     scale: &Tensor,
-    soft_cap: Option<f64>,
+    how: CrossEntropy,
     losses: &mut Tensor,
 ) {
     let pitch = logits.shape()[1];
     with_float!(logits.dtype(), S => {
-        let (scale, cap) = (scale.host::<<S as Float>::Real>(), soft_cap.map(<S as Float>::Real::of));
+        let (scale, terms) = (scale.host::<<S as Float>::Real>(), Terms::new(how, vocabulary));
         let rows = logits.host_mut::<S>().par_chunks_mut(pitch).zip(targets.host::<i32>()).enumerate();
         losses.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(loss, (t, (row, &target)))| {
-            *loss = row_gradient(&mut row[..vocabulary], target, of_token(scale, t), cap);
+            *loss = row_gradient(&mut row[..vocabulary], target, of_token(scale, t), terms);
         });
     });
 }
@@ -60,37 +87,37 @@ fn of_token<R: Real>(scale: &[R], token: usize) -> R {
     if scale.len() == 1 { scale[0] } else { scale[token] }
 }
 
-fn row_gradient<S: Float>(logits: &mut [S], target: i32, scale: S::Real, cap: Option<S::Real>) -> S::Real {
+fn row_gradient<S: Float>(logits: &mut [S], target: i32, scale: S::Real, terms: Terms<S::Real>) -> S::Real {
     if target == IGNORE_INDEX {
         logits.fill(S::store(S::Real::default()));
         return S::Real::default();
     }
-    let (lse, target) = (log_sum_exp(logits, cap), target as usize);
-    let loss = lse - capped(logits[target].load(), cap);
-    replace_by_gradient(logits, Some(target), lse, scale, cap);
+    let (lse, target) = (log_sum_exp(logits, terms.cap), target as usize);
+    let loss = lse - terms.weighted(logits, Some(target));
+    replace_by_gradient(logits, Some(target), lse, scale, terms);
     loss
 }
 
-/// `scale · (e^(logit - lse) - onehot(target))`, times the slope of the cap.
+/// `scale · (e^(logit - lse) - on_target · onehot(target) - on_all)`, times the slope of the cap.
 fn replace_by_gradient<S: Float>(
     logits: &mut [S],
     target: Option<usize>,
     lse: S::Real,
     scale: S::Real,
-    cap: Option<S::Real>,
+    Terms { cap, on_target, on_all }: Terms<S::Real>,
 ) {
     let one = S::Real::of(1.0);
     let slope = |value| cap.map(|cap| one - value / cap * (value / cap));
     let at_target = target.map(|target| {
         let value = capped(logits[target].load(), cap);
-        let gradient = ((value - lse).exp() - one) * scale;
+        let gradient = ((value - lse).exp() - on_target - on_all) * scale;
         (target, S::store(slope(value).map_or(gradient, |slope| gradient * slope)))
     });
     match cap {
-        None => softmax_gradient(logits, lse, scale),
+        None => softmax_gradient(logits, lse, on_all, scale),
         Some(_) => logits.iter_mut().for_each(|logit| {
             let value = capped(logit.load(), cap);
-            let gradient = (value - lse).exp() * scale;
+            let gradient = ((value - lse).exp() - on_all) * scale;
             *logit = S::store(slope(value).map_or(gradient, |slope| gradient * slope));
         }),
     }
@@ -100,10 +127,10 @@ fn replace_by_gradient<S: Float>(
 }
 
 wide! {
-    /// `scale · e^(logit - lse)`.
-    fn softmax_gradient[S: Float](logits: &mut [S], lse: S::Real, scale: S::Real) {
+    /// `scale · (e^(logit - lse) - on_all)`.
+    fn softmax_gradient[S: Float](logits: &mut [S], lse: S::Real, on_all: S::Real, scale: S::Real) {
         for logit in logits {
-            *logit = S::store((logit.load() - lse).exp() * scale);
+            *logit = S::store(((logit.load() - lse).exp() - on_all) * scale);
         }
     }
 
@@ -123,18 +150,18 @@ fn column_of(target: i32, first: usize, columns: usize) -> Option<usize> {
 pub(super) fn partial_losses(
     logits: &Tensor,
     targets: &Tensor,
-    first: usize,
-    soft_cap: Option<f64>,
+    part: VocabularyPart,
+    how: CrossEntropy,
     partial: &mut Tensor,
 ) {
     let columns = logits.shape()[1];
     with_float!(logits.dtype(), S => {
-        let cap = soft_cap.map(<S as Float>::Real::of);
+        let terms = Terms::<<S as Float>::Real>::new(how, part.vocabulary);
         let rows = logits.host::<S>().par_chunks(columns).zip(targets.host::<i32>());
         partial.host_mut::<<S as Float>::Real>().par_chunks_mut(2).zip(rows).for_each(|(partial, (logits, &target))| {
-            let own = (target != IGNORE_INDEX).then(|| column_of(target, first, columns)).flatten();
-            partial[0] = log_sum_exp(logits, cap);
-            partial[1] = own.map_or_else(Default::default, |column| capped(logits[column].load(), cap));
+            let own = (target != IGNORE_INDEX).then(|| column_of(target, part.first, columns)).flatten();
+            partial[0] = log_sum_exp(logits, terms.cap);
+            partial[1] = terms.weighted(logits, own);
         });
     });
 }
@@ -147,8 +174,8 @@ pub(super) fn merge_losses(partial: &Tensor, targets: &Tensor, losses: &mut Tens
             let largest = of_part.clone().map(|part| part[0]).reduce(|a, b| if b > a { b } else { a }).expect("a part");
             let sum: f64 = of_part.clone().map(|part| (part[0] - largest).exp().to_f64()).sum();
             lse[t] = largest + R::of(sum).ln();
-            let at_target: f64 = of_part.map(|part| part[1].to_f64()).sum();
-            losses[t] = if target == IGNORE_INDEX { R::default() } else { lse[t] - R::of(at_target) };
+            let weighted: f64 = of_part.map(|part| part[1].to_f64()).sum();
+            losses[t] = if target == IGNORE_INDEX { R::default() } else { lse[t] - R::of(weighted) };
         }
     }
     match partial.dtype() {
@@ -160,20 +187,20 @@ pub(super) fn merge_losses(partial: &Tensor, targets: &Tensor, losses: &mut Tens
 pub(super) fn partial_gradient(
     logits: &mut Tensor,
     targets: &Tensor,
-    first: usize,
+    part: VocabularyPart,
     lse: &Tensor,
     scale: &Tensor,
-    soft_cap: Option<f64>,
+    how: CrossEntropy,
 ) {
     let columns = logits.shape()[1];
     with_float!(logits.dtype(), S => {
-        let (scale, cap) = (scale.host::<<S as Float>::Real>(), soft_cap.map(<S as Float>::Real::of));
+        let (scale, terms) = (scale.host::<<S as Float>::Real>(), Terms::new(how, part.vocabulary));
         let rows = targets.host::<i32>().par_iter().zip(lse.host::<<S as Float>::Real>()).enumerate();
         logits.host_mut::<S>().par_chunks_mut(columns).zip(rows).for_each(|(logits, (t, (&target, &lse)))| match target {
             IGNORE_INDEX => logits.fill(S::store(<S as Float>::Real::default())),
             target => {
-                let column = column_of(target, first, columns);
-                replace_by_gradient(logits, column, lse, of_token(scale, t), cap);
+                let column = column_of(target, part.first, columns);
+                replace_by_gradient(logits, column, lse, of_token(scale, t), terms);
             }
         });
     });

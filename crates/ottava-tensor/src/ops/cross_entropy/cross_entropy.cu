@@ -22,6 +22,21 @@ extern "C" __global__ void cap_logits(X* logits, long long n, float cap) {
 }
 #endif
 
+// With SMOOTHS the last arguments of a kernel are the weights in the loss of the target's logit and of each logit of the vocabulary.
+#ifndef SMOOTHS
+#define AND_WEIGHTS
+#define ON_TARGET 1.0f
+#define ON_ALL 0.0f
+#define SUMS_LOGITS false
+#define WEIGHTED(at_target, sum) (at_target)
+#else
+#define AND_WEIGHTS , float on_target, float on_all
+#define ON_TARGET on_target
+#define ON_ALL on_all
+#define SUMS_LOGITS true
+#define WEIGHTED(at_target, sum) (on_target * (at_target) + on_all * (sum))
+#endif
+
 // With TOKEN_SCALES the loss of each token has a factor of its own.
 #ifdef TOKEN_SCALES
 #define SCALE scale_of_loss[blockIdx.x]
@@ -43,12 +58,15 @@ __device__ __forceinline__ Softmax merge(Softmax a, Softmax b) {
     return {largest, a.sum * exponential(a.largest - largest) + b.sum * exponential(b.largest - largest)};
 }
 
-// Log-sum-exp of a row; the first `kept` eights are stored in `keep`. Each thread has `LOADS` loads in flight: few if many blocks share a
-// multiprocessor.
+struct Row { float lse, sum; };
+
+// Log-sum-exp of a row and, with SMOOTHS, the sum of its logits; the first `kept` eights are stored in `keep`. Each thread has `LOADS` loads in
+// flight: few if many blocks share a multiprocessor.
 template <int LOADS>
-__device__ __forceinline__ float log_sum_exp(const X* row, int V, int pitch, Eight<X>* keep, int kept, float cap) {
+__device__ __forceinline__ Row reduce(const X* row, int V, int pitch, Eight<X>* keep, int kept, float cap) {
     __shared__ Softmax warps[32];
     Softmax s = {LOWEST, 0.0f};
+    float sum = 0.0f;
     const int eights = pitch % 8 == 0 && aligned(row) ? V / 8 : 0;
 #pragma unroll (LOADS == 1 ? 2 : 1)
     for (int g0 = threadIdx.x; g0 < eights; g0 += LOADS * blockDim.x) {
@@ -65,6 +83,7 @@ __device__ __forceinline__ float log_sum_exp(const X* row, int V, int pitch, Eig
             unpack8(e[k], v);
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = capped(v[i], cap);
+            if (SUMS_LOGITS) sum += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
             const float largest = fmaxf(s.largest, fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])), fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7]))));
             if (largest > s.largest) s = {largest, s.sum * exponential(s.largest - largest)};
 #pragma unroll
@@ -74,6 +93,7 @@ __device__ __forceinline__ float log_sum_exp(const X* row, int V, int pitch, Eig
     }
     for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) {
         const float x = capped(load(row[v]), cap);
+        if (SUMS_LOGITS) sum += x;
         if (x > s.largest) s = {x, s.sum * exponential(s.largest - x)};
         s.sum += exponential(x - s.largest);
     }
@@ -83,36 +103,37 @@ __device__ __forceinline__ float log_sum_exp(const X* row, int V, int pitch, Eig
     __syncthreads();
     s = warps[0];
     for (int w = 1; w < blockDim.x / 32; w++) s = merge(s, warps[w]);
+    if (SUMS_LOGITS) sum = block_sum(sum);
     // All logits are minus infinity, which gives NaN on the CPU.
-    return s.sum == 0.0f ? __int_as_float(0x7FC00000) : s.largest + logf(s.sum);
+    return {s.sum == 0.0f ? __int_as_float(0x7FC00000) : s.largest + logf(s.sum), sum};
 }
 
-extern "C" __global__ void cross_entropy(float* losses, const X* logits, const int* targets, int V, int pitch AND_CAP) {
+extern "C" __global__ void cross_entropy(float* losses, const X* logits, const int* targets, int V, int pitch AND_CAP AND_WEIGHTS) {
     const X* row = logits + (u64)blockIdx.x * pitch;
     const int target = targets[blockIdx.x];
     if (target == IGNORE_INDEX) {
         if (threadIdx.x == 0) losses[blockIdx.x] = 0.0f;
         return;
     }
-    const float lse = log_sum_exp<1>(row, V, pitch, nullptr, 0, CAP);
-    if (threadIdx.x == 0) losses[blockIdx.x] = lse - capped(load(row[target]), CAP);
+    const Row all = reduce<1>(row, V, pitch, nullptr, 0, CAP);
+    if (threadIdx.x == 0) losses[blockIdx.x] = all.lse - WEIGHTED(capped(load(row[target]), CAP), all.sum);
 }
 
 // `kept` eights of a row are cached in dynamic shared memory; the rest is read again, mostly from L2.
 extern "C" __global__ void __launch_bounds__(768, 2)
-    cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, int pitch, const float* scale_of_loss, int kept AND_CAP) {
+    cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, int pitch, const float* scale_of_loss, int kept AND_CAP AND_WEIGHTS) {
     extern __shared__ uint4 row_of_the_launch[];
     Eight<X>* keep = (Eight<X>*)row_of_the_launch;
     X* row = logits + (u64)blockIdx.x * pitch;
     const int target = targets[blockIdx.x];
     const bool ignored = target == IGNORE_INDEX;
     const float scale = SCALE;
-    const float lse = ignored ? 0.0f : log_sum_exp<8 / (int)sizeof(X)>(row, V, pitch, keep, kept, CAP);
-    const float at_target = ignored ? 0.0f : capped(load(row[target]), CAP);
-    if (threadIdx.x == 0) losses[blockIdx.x] = ignored ? 0.0f : lse - at_target;
+    const Row all = ignored ? Row{0.0f, 0.0f} : reduce<8 / (int)sizeof(X)>(row, V, pitch, keep, kept, CAP);
+    const float lse = all.lse, at_target = ignored ? 0.0f : capped(load(row[target]), CAP);
+    if (threadIdx.x == 0) losses[blockIdx.x] = ignored ? 0.0f : lse - WEIGHTED(at_target, all.sum);
     __syncthreads();
     // From a capped logit.
-    const auto gradient = [&](float x, float onehot) { return ignored ? 0.0f : (exponential(x - lse) - onehot) * scale * slope(x, CAP); };
+    const auto gradient = [&](float x, float onehot) { return ignored ? 0.0f : (exponential(x - lse) - onehot - ON_ALL) * scale * slope(x, CAP); };
     const int eights = pitch % 8 == 0 && aligned(row) ? V / 8 : 0;
 #pragma unroll 2
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
@@ -127,45 +148,46 @@ extern "C" __global__ void __launch_bounds__(768, 2)
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = gradient(capped(v[i], CAP), 0.0f);
         store8(row + 8 * g, pack8<X>(v));
-        if (g == target / 8) store(&row[target], gradient(at_target, 1.0f));
+        if (g == target / 8) store(&row[target], gradient(at_target, ON_TARGET));
     }
-    for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) store(&row[v], gradient(capped(load(row[v]), CAP), v == target ? 1.0f : 0.0f));
+    for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) store(&row[v], gradient(capped(load(row[v]), CAP), v == target ? ON_TARGET : 0.0f));
 }
 
-// Of logits of the tokens `first..first + V`: their log-sum-exp, and the logit of the target, or 0 if it is another token.
-extern "C" __global__ void partial_losses(float2* partial, const X* logits, const int* targets, int V, int first AND_CAP) {
+// Of logits of the tokens `first..first + V`: their log-sum-exp, and their sum by weights, in which the target's is 0 if it is another token.
+extern "C" __global__ void partial_losses(float2* partial, const X* logits, const int* targets, int V, int first AND_CAP AND_WEIGHTS) {
     const X* row = logits + (u64)blockIdx.x * V;
-    const float lse = log_sum_exp<1>(row, V, V, nullptr, 0, CAP);
+    const Row all = reduce<1>(row, V, V, nullptr, 0, CAP);
     // Ignored targets are negative.
     const int target = targets[blockIdx.x] - first;
     const bool is_here = targets[blockIdx.x] >= 0 && target >= 0 && target < V;
-    if (threadIdx.x == 0) partial[blockIdx.x] = make_float2(lse, is_here ? capped(load(row[target]), CAP) : 0.0f);
+    const float at_target = is_here ? capped(load(row[target]), CAP) : 0.0f;
+    if (threadIdx.x == 0) partial[blockIdx.x] = make_float2(all.lse, WEIGHTED(at_target, all.sum));
 }
 
 // Threads stride over tokens. A NaN of one part remains.
 extern "C" __global__ void merge_losses(float* losses, float* lse, const float2* partial, const int* targets, int parts, int tokens) {
     for (int t = grid_start(); t < tokens; t += grid_step()) {
-        float largest = partial[t].x, sum = 0.0f, at_target = 0.0f;
+        float largest = partial[t].x, sum = 0.0f, weighted = 0.0f;
         for (int p = 1; p < parts; p++) largest = fmaxf(largest, partial[p * tokens + t].x);
         for (int p = 0; p < parts; p++) {
             const float2 of_part = partial[p * tokens + t];
             sum += expf(of_part.x - largest);
-            at_target += of_part.y;
+            weighted += of_part.y;
         }
         const float all = largest + logf(sum);
         lse[t] = all;
-        losses[t] = targets[t] == IGNORE_INDEX ? 0.0f : all - at_target;
+        losses[t] = targets[t] == IGNORE_INDEX ? 0.0f : all - weighted;
     }
 }
 
 extern "C" __global__ void partial_gradient(X* logits, const int* targets, const float* lse_of_row, const float* scale_of_loss, int V,
-                                            int first AND_CAP) {
+                                            int first AND_CAP AND_WEIGHTS) {
     X* row = logits + (u64)blockIdx.x * V;
     const bool ignored = targets[blockIdx.x] == IGNORE_INDEX;
     const int target = ignored ? -1 : targets[blockIdx.x] - first;
     const float scale = SCALE, lse = lse_of_row[blockIdx.x];
     const auto gradient = [&](float x, int v) {
-        return ignored ? 0.0f : (exponential(x - lse) - (v == target ? 1.0f : 0.0f)) * scale * slope(x, CAP);
+        return ignored ? 0.0f : (exponential(x - lse) - (v == target ? ON_TARGET : 0.0f) - ON_ALL) * scale * slope(x, CAP);
     };
     const int eights = V % 8 == 0 && aligned(row) ? V / 8 : 0;
 #pragma unroll 2

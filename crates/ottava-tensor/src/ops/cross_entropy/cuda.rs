@@ -1,28 +1,29 @@
-use super::IGNORE_INDEX;
+use super::{CrossEntropy, IGNORE_INDEX, VocabularyPart};
 use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::{DType, Result, Tensor};
 
 kernel_source!("cross_entropy"; IGNORE_INDEX);
 kernel_source!(CAPPED, "cross_entropy" + CAPS; IGNORE_INDEX);
-kernel_source!(WEIGHTED, "cross_entropy" + TOKEN_SCALES; IGNORE_INDEX);
-kernel_source!(CAPPED_WEIGHTED, "cross_entropy" + CAPS + TOKEN_SCALES; IGNORE_INDEX);
+kernel_source!(SMOOTHED, "cross_entropy" + SMOOTHS; IGNORE_INDEX);
+kernel_source!(CAPPED_SMOOTHED, "cross_entropy" + CAPS + SMOOTHS; IGNORE_INDEX);
+kernel_source!(SCALED, "cross_entropy" + TOKEN_SCALES; IGNORE_INDEX);
+kernel_source!(CAPPED_SCALED, "cross_entropy" + CAPS + TOKEN_SCALES; IGNORE_INDEX);
+kernel_source!(SMOOTHED_SCALED, "cross_entropy" + SMOOTHS + TOKEN_SCALES; IGNORE_INDEX);
+kernel_source!(CAPPED_SMOOTHED_SCALED, "cross_entropy" + CAPS + SMOOTHS + TOKEN_SCALES; IGNORE_INDEX);
 
-pub(crate) static SOURCES: [&Source; 4] = [&SOURCE, &CAPPED, &WEIGHTED, &CAPPED_WEIGHTED];
+/// By whether each token has a scale of its own, whether labels are smoothed, and whether logits have a cap.
+pub(crate) static SOURCES: [&Source; 8] =
+    [&SOURCE, &CAPPED, &SMOOTHED, &CAPPED_SMOOTHED, &SCALED, &CAPPED_SCALED, &SMOOTHED_SCALED, &CAPPED_SMOOTHED_SCALED];
 
-/// The kernels with or without a soft cap, and their last argument.
-fn source(soft_cap: Option<f64>) -> (&'static Source, Option<Arg>) {
-    let cap = soft_cap.map(|cap| Arg::F32(cap as f32));
-    (if cap.is_some() { &CAPPED } else { &SOURCE }, cap)
-}
-
-/// As [`source`], of gradients with this `scale`: one for all tokens, or one for each.
-fn source_scaled(soft_cap: Option<f64>, scale: &Tensor) -> (&'static Source, Option<Arg>) {
-    match (source(soft_cap), scale.len()) {
-        (found, 1) => found,
-        ((_, None), _) => (&WEIGHTED, None),
-        ((_, cap), _) => (&CAPPED_WEIGHTED, cap),
-    }
+/// The kernels that compute `how` of a `vocabulary`, with one scale for all tokens or `scales` of them, and their last arguments.
+fn source(how: CrossEntropy, vocabulary: usize, scales: usize) -> (&'static Source, Vec<Arg>) {
+    let is_smoothed = how.label_smoothing > 0.0;
+    let which = [how.soft_cap.is_some(), is_smoothed, scales > 1];
+    let weights = how.weights(vocabulary).into_iter().filter(|_| is_smoothed);
+    let last = how.soft_cap.into_iter().chain(weights).map(|number| Arg::F32(number as f32)).collect();
+    let place = which.into_iter().enumerate().map(|(bit, is_set)| usize::from(is_set) << bit).sum::<usize>();
+    (SOURCES[place], last)
 }
 
 /// Threads per row of the loss without gradient.
@@ -38,11 +39,11 @@ pub(super) fn cross_entropy(
     logits: &Tensor,
     vocabulary: usize,
     targets: &Tensor,
-    soft_cap: Option<f64>,
+    how: CrossEntropy,
     losses: &mut Tensor,
 ) -> Result<()> {
     let [tokens, pitch] = logits.dims("cross_entropy: logits")?;
-    let (source, cap) = source(soft_cap);
+    let (source, last) = source(how, vocabulary, 1);
     let kernel = Kernel { source, defines: launch::storage(logits.dtype())?, entry: "cross_entropy" };
     let mut args = vec![
         Arg::Ptr(losses.device_ptr_mut()),
@@ -51,7 +52,7 @@ pub(super) fn cross_entropy(
         Arg::I32(vocabulary as i32),
         Arg::I32(pitch as i32),
     ];
-    args.extend(cap);
+    args.extend(last);
     // SAFETY: `logits` is `tokens · pitch`, of which rows have `vocabulary`, `targets` and `losses` `tokens`, and targets lie in the vocabulary by contract.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], THREADS, 0, &args) }
 }
@@ -62,11 +63,11 @@ pub(super) fn cross_entropy_gradient(
     vocabulary: usize,
     targets: &Tensor,
     scale: &Tensor,
-    soft_cap: Option<f64>,
+    how: CrossEntropy,
     losses: &mut Tensor,
 ) -> Result<()> {
     let [tokens, pitch] = logits.dims("cross_entropy: logits")?;
-    let (source, cap) = source_scaled(soft_cap, scale);
+    let (source, last) = source(how, vocabulary, scale.len());
     let kernel = Kernel { source, defines: launch::storage(logits.dtype())?, entry: "cross_entropy_gradient" };
     let eight = 8 * logits.dtype().size();
     let row = vocabulary / 8 * eight;
@@ -81,7 +82,7 @@ pub(super) fn cross_entropy_gradient(
         Arg::Ptr(scale.device_ptr()),
         Arg::I32((kept / eight) as i32),
     ];
-    args.extend(cap);
+    args.extend(last);
     // 512 bytes more, so that a launch that exceeds 48 KiB with its static part raises the limit.
     // SAFETY: as in `cross_entropy`; `scale` has one element, or `tokens` for the kernels that read so many; shared memory holds `kept` bytes.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], threads, kept as u32 + 512, &args) }
@@ -91,16 +92,16 @@ pub(super) fn partial_losses(
     gpu: &CudaDevice,
     logits: &Tensor,
     targets: &Tensor,
-    first: usize,
-    soft_cap: Option<f64>,
+    part: VocabularyPart,
+    how: CrossEntropy,
     partial: &mut Tensor,
 ) -> Result<()> {
     let [tokens, columns] = logits.dims("partial_losses: logits")?;
-    let (source, cap) = source(soft_cap);
+    let (source, last) = source(how, part.vocabulary, 1);
     let kernel = Kernel { source, defines: launch::storage(logits.dtype())?, entry: "partial_losses" };
     let pointers = [partial.device_ptr_mut(), logits.device_ptr(), targets.device_ptr()].map(Arg::Ptr);
-    let mut args = [pointers.as_slice(), &[columns, first].map(|n| Arg::I32(n as i32))].concat();
-    args.extend(cap);
+    let mut args = [pointers.as_slice(), &[columns, part.first].map(|n| Arg::I32(n as i32))].concat();
+    args.extend(last);
     // SAFETY: `logits` is `tokens · columns`, `targets` `tokens` and `partial` `2 · tokens`; the kernel checks whether a target has a column.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], THREADS, 0, &args) }
 }
@@ -131,18 +132,18 @@ pub(super) fn partial_gradient(
     gpu: &CudaDevice,
     logits: &mut Tensor,
     targets: &Tensor,
-    first: usize,
+    part: VocabularyPart,
     lse: &Tensor,
     scale: &Tensor,
-    soft_cap: Option<f64>,
+    how: CrossEntropy,
 ) -> Result<()> {
     let [tokens, columns] = logits.dims("partial_gradient: logits")?;
-    let (source, cap) = source_scaled(soft_cap, scale);
+    let (source, last) = source(how, part.vocabulary, scale.len());
     let kernel = Kernel { source, defines: launch::storage(logits.dtype())?, entry: "partial_gradient" };
     let read = [targets.device_ptr(), lse.device_ptr(), scale.device_ptr()].map(Arg::Ptr);
-    let sizes = [columns, first].map(|n| Arg::I32(n as i32));
+    let sizes = [columns, part.first].map(|n| Arg::I32(n as i32));
     let mut args = [&[Arg::Ptr(logits.device_ptr_mut())], read.as_slice(), &sizes].concat();
-    args.extend(cap);
+    args.extend(last);
     // SAFETY: as in `partial_losses`; `lse` is `tokens`, and `scale` as in `cross_entropy_gradient`.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }

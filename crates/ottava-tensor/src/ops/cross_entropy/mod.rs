@@ -10,30 +10,58 @@ use super::{expect_compute, real_type};
 use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::SOURCES;
-pub use part::{merge_losses, partial_gradient, partial_losses};
+pub use part::{VocabularyPart, merge_losses, partial_gradient, partial_losses};
 
 /// Targets with this value are ignored by the loss, as in PyTorch.
 pub const IGNORE_INDEX: i32 = -100;
 
-/// `losses[t] = log Σ_v e^logits[t, v] - logits[t, targets[t]]`, and 0 where the target is [`IGNORE_INDEX`]. With a `soft_cap`, the logits
-/// are first replaced by those of [`cap_logits`], which are not rounded.
+/// What the loss of a token computes from its logits.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CrossEntropy {
+    /// The bound of the absolute values of logits: they are first replaced by those of [`cap_logits`], which are not rounded.
+    pub soft_cap: Option<f64>,
+    /// The share `ε` of the target distribution that is spread evenly over the vocabulary, from 0 to less than 1. Szegedy et al. 2016,
+    /// arXiv:1512.00567, section 7; as `LabelSmoother` in transformers.
+    pub label_smoothing: f64,
+}
+
+impl CrossEntropy {
+    /// The weights in the loss of the target's logit, and of each logit of a `vocabulary`.
+    fn weights(self, vocabulary: usize) -> [f64; 2] {
+        [1.0 - self.label_smoothing, self.label_smoothing / vocabulary as f64]
+    }
+
+    fn check(self) -> Result<()> {
+        expect_cap(self.soft_cap)?;
+        match (0.0..1.0).contains(&self.label_smoothing) {
+            true => Ok(()),
+            false => Err(Error::Value(format!(
+                "cross_entropy: the label smoothing is {}; it is a number from 0 to less than 1",
+                self.label_smoothing
+            ))),
+        }
+    }
+}
+
+/// `losses[t] = log Σ_v e^logits[t, v] - (1 - ε) · logits[t, targets[t]] - ε / V · Σ_v logits[t, v]`, and 0 where the target is
+/// [`IGNORE_INDEX`].
 ///
 /// `logits` are the first `vocabulary` columns `V` of `[T, P]`, the rest is padding; `targets` I32 `[T]` in `0..V`. Returns F32 `[T]` (F64 for
-/// F64). Errors with [`Error::Value`] unless the cap is a finite number above 0.
-pub fn cross_entropy(logits: &Tensor, vocabulary: usize, targets: &Tensor, soft_cap: Option<f64>) -> Result<Tensor> {
-    let mut losses = prepare(logits, targets, soft_cap)?;
+/// F64). Errors with [`Error::Value`] unless the cap is a finite number above 0 and the smoothing a share below 1.
+pub fn cross_entropy(logits: &Tensor, vocabulary: usize, targets: &Tensor, how: CrossEntropy) -> Result<Tensor> {
+    let mut losses = prepare(logits, targets, how)?;
     expect_vocabulary(vocabulary, logits)?;
     match logits.device() {
-        Device::Cpu => cpu::cross_entropy(logits, vocabulary, targets, soft_cap, &mut losses),
+        Device::Cpu => cpu::cross_entropy(logits, vocabulary, targets, how, &mut losses),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::cross_entropy(gpu, logits, vocabulary, targets, soft_cap, &mut losses)?,
+        Device::Cuda(gpu) => cuda::cross_entropy(gpu, logits, vocabulary, targets, how, &mut losses)?,
     }
     Ok(losses)
 }
 
-/// [`cross_entropy`], and replaces `logits` by `scale · (softmax(logits) - onehot(target))`, zero for ignored targets. With a `soft_cap`,
-/// the softmax is that of the capped logits, and each element is multiplied by the slope of the cap, `1 - tanh(logit / soft_cap)²`. Padding
-/// stays as it is.
+/// [`cross_entropy`], and replaces `logits` by `scale · (softmax(logits) - (1 - ε) · onehot(target) - ε / V)`, zero for ignored targets.
+/// With a soft cap, the softmax is that of the capped logits, and each element is multiplied by the slope of the cap,
+/// `1 - tanh(logit / soft_cap)²`. Padding stays as it is.
 ///
 /// `scale` F32 (F64 for F64) is `[1]`, or `[T]` with a factor for each token. It lies on the device, so that a captured step reads the
 /// present one.
@@ -42,16 +70,16 @@ pub fn cross_entropy_gradient(
     vocabulary: usize,
     targets: &Tensor,
     scale: &Tensor,
-    soft_cap: Option<f64>,
+    how: CrossEntropy,
 ) -> Result<Tensor> {
-    let mut losses = prepare(logits, targets, soft_cap)?;
+    let mut losses = prepare(logits, targets, how)?;
     expect_vocabulary(vocabulary, logits)?;
     expect_scale("cross_entropy: scale", scale, logits)?;
     match logits.device().clone() {
-        Device::Cpu => cpu::cross_entropy_gradient(logits, vocabulary, targets, scale, soft_cap, &mut losses),
+        Device::Cpu => cpu::cross_entropy_gradient(logits, vocabulary, targets, scale, how, &mut losses),
         Device::DryCpu(_) => {}
         Device::Cuda(gpu) => {
-            cuda::cross_entropy_gradient(&gpu, logits, vocabulary, targets, scale, soft_cap, &mut losses)?;
+            cuda::cross_entropy_gradient(&gpu, logits, vocabulary, targets, scale, how, &mut losses)?;
         }
     }
     Ok(losses)
@@ -97,8 +125,8 @@ fn expect_vocabulary(vocabulary: usize, logits: &Tensor) -> Result<()> {
     }
 }
 
-fn prepare(logits: &Tensor, targets: &Tensor, soft_cap: Option<f64>) -> Result<Tensor> {
-    expect_cap(soft_cap)?;
+fn prepare(logits: &Tensor, targets: &Tensor, how: CrossEntropy) -> Result<Tensor> {
+    how.check()?;
     let [tokens, _] = logits.dims("cross_entropy: logits")?;
     expect_compute("cross_entropy: logits", logits)?;
     targets.expect("cross_entropy: targets", &[tokens])?;

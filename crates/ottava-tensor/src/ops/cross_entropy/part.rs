@@ -1,19 +1,28 @@
 //! The loss of logits that ranks divide by tokens of the vocabulary (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
 
-use super::{cpu, cuda, expect_scale, prepare};
+use super::{CrossEntropy, cpu, cuda, expect_scale, prepare};
 use crate::ops::real_type;
 use crate::{DType, Device, Result, Tensor};
 
-/// For each row of `logits` `[T, V']` of the tokens `first..first + V'`: `ln Σ_v e^logits[t, v]`, and the logit of the target, or 0 if the
-/// part does not have it. Returns F32 `[T, 2]` (F64 for F64); `targets` I32 `[T]` count in the whole vocabulary. A `soft_cap` as in
-/// [`cross_entropy`](super::cross_entropy()).
-pub fn partial_losses(logits: &Tensor, targets: &Tensor, first: usize, soft_cap: Option<f64>) -> Result<Tensor> {
-    let losses = prepare(logits, targets, soft_cap)?;
+/// The part of a vocabulary whose logits a rank has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VocabularyPart {
+    /// The first token of the part.
+    pub first: usize,
+    /// Tokens of the whole vocabulary `V`.
+    pub vocabulary: usize,
+}
+
+/// For each row of `logits` `[T, V']` of the tokens `first..first + V'` of `part`: `ln Σ_v e^logits[t, v]`, and the sum over its logits of
+/// their weights in the loss: `1 - ε` for the target, if the part has it, and `ε / V` for each logit. Returns F32 `[T, 2]` (F64 for F64);
+/// `targets` I32 `[T]` count in the whole vocabulary.
+pub fn partial_losses(logits: &Tensor, targets: &Tensor, part: VocabularyPart, how: CrossEntropy) -> Result<Tensor> {
+    let losses = prepare(logits, targets, how)?;
     let mut partial = Tensor::empty(logits.device(), &[targets.len(), 2], losses.dtype())?;
     match logits.device() {
-        Device::Cpu => cpu::partial_losses(logits, targets, first, soft_cap, &mut partial),
+        Device::Cpu => cpu::partial_losses(logits, targets, part, how, &mut partial),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::partial_losses(gpu, logits, targets, first, soft_cap, &mut partial)?,
+        Device::Cuda(gpu) => cuda::partial_losses(gpu, logits, targets, part, how, &mut partial)?,
     }
     Ok(partial)
 }
@@ -42,20 +51,20 @@ pub fn merge_losses(partial: &Tensor, targets: &Tensor) -> Result<(Tensor, Tenso
 pub fn partial_gradient(
     logits: &mut Tensor,
     targets: &Tensor,
-    first: usize,
+    part: VocabularyPart,
     lse: &Tensor,
     scale: &Tensor,
-    soft_cap: Option<f64>,
+    how: CrossEntropy,
 ) -> Result<()> {
-    let losses = prepare(logits, targets, soft_cap)?;
+    let losses = prepare(logits, targets, how)?;
     expect_scale("partial_gradient: scale", scale, logits)?;
     lse.expect("partial_gradient: lse", &[losses.len()])?;
     lse.expect_dtype("partial_gradient: lse", &[real_type(logits.dtype())])?;
     lse.expect_device("partial_gradient: lse", logits.device())?;
     match logits.device().clone() {
-        Device::Cpu => cpu::partial_gradient(logits, targets, first, lse, scale, soft_cap),
+        Device::Cpu => cpu::partial_gradient(logits, targets, part, lse, scale, how),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::partial_gradient(&gpu, logits, targets, first, lse, scale, soft_cap)?,
+        Device::Cuda(gpu) => cuda::partial_gradient(&gpu, logits, targets, part, lse, scale, how)?,
     }
     Ok(())
 }

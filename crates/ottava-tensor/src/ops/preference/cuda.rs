@@ -1,16 +1,65 @@
-use super::{PreferenceLoss, PreferenceTargets};
+use super::loss::Comparison;
+use super::{PreferenceLoss, PreferenceTargets, PreferenceTerm};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{BLOCK, kernel_source};
 use crate::{Result, Tensor};
 
-kernel_source!("preference"; SMOOTHED, HINGE, IPO, KTO, CENTERED);
+kernel_source!(
+    "preference";
+    SMOOTHED, HINGE, EXO, DISCOPOP, IPO, SPPO, NCA, BCO, APO_ZERO, APO_DOWN, SFT, CENTERED, KTO, UNSHIFTED,
+    PER_TOKEN, RANKED_MARGINS, RANKED_SIDES, CHOSEN
+);
 
 /// The formulas of the kernel.
 const SMOOTHED: i32 = 0;
 const HINGE: i32 = 1;
-const IPO: i32 = 2;
-const KTO: i32 = 3;
-const CENTERED: i32 = 4;
+const EXO: i32 = 2;
+const DISCOPOP: i32 = 3;
+const IPO: i32 = 4;
+const SPPO: i32 = 5;
+const NCA: i32 = 6;
+const BCO: i32 = 7;
+const APO_ZERO: i32 = 8;
+const APO_DOWN: i32 = 9;
+const SFT: i32 = 10;
+const CENTERED: i32 = 11;
+const KTO: i32 = 12;
+const UNSHIFTED: i32 = 13;
+
+/// The comparisons that the kernel distinguishes.
+const PER_TOKEN: i32 = Comparison::PerToken as i32;
+const RANKED_MARGINS: i32 = Comparison::RankedMargins as i32;
+const RANKED_SIDES: i32 = Comparison::RankedSides as i32;
+const CHOSEN: i32 = Comparison::Chosen as i32;
+
+/// The formula of a loss in the kernel, and its two constants.
+fn formula(loss: PreferenceLoss, beta: f64) -> (i32, [f64; 2]) {
+    match loss {
+        PreferenceLoss::Sigmoid { label_smoothing }
+        | PreferenceLoss::Aot { label_smoothing }
+        | PreferenceLoss::AotUnpaired { label_smoothing } => (SMOOTHED, [1.0 - label_smoothing, label_smoothing]),
+        PreferenceLoss::Robust { label_smoothing } => {
+            let all = 1.0 - 2.0 * label_smoothing;
+            (SMOOTHED, [(1.0 - label_smoothing) / all, -label_smoothing / all])
+        }
+        PreferenceLoss::SigmoidNorm => (SMOOTHED, [1.0, 0.0]),
+        PreferenceLoss::Hinge => (HINGE, [0.0; 2]),
+        PreferenceLoss::ExoPair { label_smoothing } => (EXO, [(-label_smoothing).ln_1p(), label_smoothing.ln()]),
+        PreferenceLoss::Discopop { tau } => (DISCOPOP, [tau, 0.0]),
+        PreferenceLoss::Ipo => (IPO, [0.5 / beta, 0.0]),
+        PreferenceLoss::SppoHard => (SPPO, [0.5 / beta, 0.0]),
+        PreferenceLoss::NcaPair => (NCA, [0.0; 2]),
+        PreferenceLoss::BcoPair => (BCO, [0.0; 2]),
+        PreferenceLoss::ApoZero => (APO_ZERO, [0.0; 2]),
+        PreferenceLoss::ApoDown => (APO_DOWN, [0.0; 2]),
+        PreferenceLoss::Sft => (SFT, [0.0; 2]),
+        PreferenceLoss::BradleyTerry { centering } => (CENTERED, [1.0, centering]),
+        PreferenceLoss::Kto { desirable_weight, undesirable_weight } => (KTO, [desirable_weight, undesirable_weight]),
+        PreferenceLoss::ApoZeroUnpaired { desirable_weight, undesirable_weight } => {
+            (UNSHIFTED, [desirable_weight, undesirable_weight])
+        }
+    }
+}
 
 pub(super) fn sequence_log_probs(gpu: &CudaDevice, losses: &Tensor, sums: &mut Tensor) -> Result<()> {
     let kernel = Kernel { source: &SOURCE, defines: &[], entry: "sequence_log_probs" };
@@ -23,7 +72,7 @@ pub(super) fn sequence_log_probs(gpu: &CudaDevice, losses: &Tensor, sums: &mut T
 #[expect(clippy::too_many_arguments, reason = "the inputs and outputs of the op")]
 pub(super) fn preference_loss(
     gpu: &CudaDevice,
-    loss: PreferenceLoss,
+    terms: &[PreferenceTerm],
     beta: f64,
     policy: &Tensor,
     targets: &PreferenceTargets,
@@ -31,26 +80,20 @@ pub(super) fn preference_loss(
     losses: &mut Tensor,
     factors: &mut Tensor,
 ) -> Result<()> {
-    // The factors of the terms of a loss, or of the two labels.
-    let (formula, first, second) = match loss {
-        PreferenceLoss::Sigmoid { label_smoothing } => (SMOOTHED, 1.0 - label_smoothing, label_smoothing),
-        PreferenceLoss::Robust { label_smoothing } => {
-            let all = 1.0 - 2.0 * label_smoothing;
-            (SMOOTHED, (1.0 - label_smoothing) / all, -label_smoothing / all)
-        }
-        PreferenceLoss::Hinge => (HINGE, 0.0, 0.0),
-        PreferenceLoss::Ipo => (IPO, 0.5 / beta, 0.0),
-        PreferenceLoss::BradleyTerry { centering } => (CENTERED, 1.0, centering),
-        PreferenceLoss::Kto { desirable_weight, undesirable_weight } => (KTO, desirable_weight, undesirable_weight),
-    };
     let PreferenceTargets { reference, lengths, labels, kl } = targets;
     let written = [losses.device_ptr_mut(), factors.device_ptr_mut()].map(Arg::Ptr);
     let read = [policy, reference, lengths, labels, kl, scale].map(|tensor| Arg::Ptr(tensor.device_ptr()));
-    let numbers = [beta, first, second].map(|number| Arg::F32(number as f32));
-    let sizes = [formula, (factors.len() / losses.len()) as i32].map(Arg::I32);
-    let args = [&written[..], &read, &numbers, &sizes].concat();
+    let (sequences, tokens) = (losses.len(), factors.len() / losses.len());
     let kernel = Kernel { source: &SOURCE, defines: &[], entry: "preference_loss" };
-    // SAFETY: `losses` and the targets have an element per block, `kl` and `scale` one, and `factors` as many per block as the last argument
-    // says; of pairs, the number of blocks is even, checked by the op.
-    unsafe { gpu.launch(&kernel, [losses.len() as u32, 1, 1], BLOCK, 0, &args) }
+    for (place, &PreferenceTerm { loss, weight }) in terms.iter().enumerate() {
+        let (formula, [first, second]) = formula(loss, beta);
+        let numbers = [beta, first, second, weight].map(|number| Arg::F32(number as f32));
+        let adds = i32::from(place > 0);
+        let sizes = [formula, loss.compares() as i32, adds, tokens as i32].map(Arg::I32);
+        let args = [&written[..], &read, &numbers, &sizes].concat();
+        // SAFETY: `losses` and the targets have an element per block, `kl` and `scale` one, and `factors` as many per block as the last argument
+        // says; of pairs, the number of blocks is even, checked by the op.
+        unsafe { gpu.launch(&kernel, [sequences as u32, 1, 1], BLOCK, 0, &args)? }
+    }
+    Ok(())
 }

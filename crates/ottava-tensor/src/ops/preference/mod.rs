@@ -3,65 +3,23 @@
 
 mod cpu;
 mod cuda;
+mod loss;
 #[cfg(test)]
 mod tests;
 
 use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
-
-/// A loss of pairs, whose sequences `2i` and `2i + 1` are the chosen and the rejected one, or of sequences with labels. `x` is the
-/// log-probability of a sequence less that of the reference, `h = x_chosen - x_rejected`, and `σ` the logistic function.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum PreferenceLoss {
-    /// DPO: `-(1 - label_smoothing) · ln σ(β · h) - label_smoothing · ln σ(-β · h)`. Rafailov et al. 2023, arXiv:2305.18290; the smoothing is
-    /// that of conservative DPO, Mitchell 2023.
-    Sigmoid {
-        /// The share of pairs whose preference is assumed to be wrong.
-        label_smoothing: f64,
-    },
-    /// DPO whose expectation does not depend on flipped preferences: the loss above with the sign of its second term changed, divided by
-    /// `1 - 2 · label_smoothing`. Chowdhury et al. 2024, arXiv:2403.00409.
-    Robust {
-        /// The share of pairs whose preference is assumed to be flipped, below 0.5.
-        label_smoothing: f64,
-    },
-    /// `max(0, 1 - β · h)`. Zhao et al. 2023, arXiv:2305.10425.
-    Hinge,
-    /// `(h' - 1 / 2β)²`, where `h'` is `h` of log-probabilities divided by the number of tokens. Azar et al. 2023, arXiv:2310.12036.
-    Ipo,
-    /// Of a reward model, with the rewards `r` of sequences in the place of log-probabilities, and in that of the reference the margin by
-    /// which the chosen sequence should be better: `-ln σ(β · h) + centering · (r_chosen + r_rejected)²`. Bradley and Terry 1952; the second
-    /// term is that of Eisenstein et al. 2023, arXiv:2312.09244, equation 2.
-    BradleyTerry {
-        /// The factor of the term that draws rewards to a mean of 0.
-        centering: f64,
-    },
-    /// KTO: `desirable_weight · (1 - σ(β · (x - kl)))`, or `undesirable_weight · (1 - σ(β · (kl - x)))`. Ethayarajh et al. 2024,
-    /// arXiv:2402.01306.
-    Kto {
-        /// The factor of sequences whose label is 1.
-        desirable_weight: f64,
-        /// The factor of sequences whose label is 0.
-        undesirable_weight: f64,
-    },
-}
-
-impl PreferenceLoss {
-    /// Sequences that have one loss: 2 for pairs.
-    pub fn sequences(self) -> usize {
-        if matches!(self, PreferenceLoss::Kto { .. }) { 1 } else { 2 }
-    }
-}
+pub use loss::{PreferenceLoss, PreferenceTerm};
 
 /// What is known of the sequences of a micro-batch before forward, each `[S]` in F32 (F64 for F64).
 #[derive(Clone, Debug)]
 pub struct PreferenceTargets {
     /// Their log-probabilities by the reference model; for `BradleyTerry`, the margin at the chosen sequence of a pair, and 0 at the other.
     pub reference: Tensor,
-    /// Their numbers of target tokens, at least 1; only `Ipo` reads them.
+    /// Their numbers of target tokens, at least 1; read by losses of means over tokens.
     pub lengths: Tensor,
-    /// 1 for a desirable sequence, else 0; only `Kto` reads them.
+    /// 1 for a desirable sequence, else 0; read by losses of labels.
     pub labels: Tensor,
     /// The estimate of the divergence from the reference model, `[1]`; only `Kto` reads it.
     pub kl: Tensor,
@@ -87,15 +45,17 @@ pub fn sequence_log_probs(losses: &Tensor, sequences: usize) -> Result<Tensor> {
     Ok(sums)
 }
 
-/// The loss of sequences with log-probabilities `policy` `[S]`, and the gradient of `scale · Σ losses` by the negative log-probability of
-/// each of the `tokens` of all sequences: the factors with which [`cross_entropy_gradient`](super::cross_entropy_gradient()) continues.
+/// The weighted sum of the losses `terms` of sequences with log-probabilities `policy` `[S]`, and the gradient of `scale · Σ losses` by the
+/// negative log-probability of each of the `tokens` of all sequences: the factors with which
+/// [`cross_entropy_gradient`](super::cross_entropy_gradient()) continues.
 ///
 /// `scale` is `[1]`, of the type of `policy`. Returns losses `[S]`, where that of a pair stands at its chosen sequence and 0 at the other,
 /// and factors `[tokens]`.
 ///
-/// Errors with [`Error::Value`] unless sequences have equal numbers of tokens, and pairs two sequences.
+/// Errors with [`Error::Value`] unless sequences have equal numbers of tokens, pairs two sequences, and all terms are of pairs or all of
+/// sequences.
 pub fn preference_loss(
-    loss: PreferenceLoss,
+    terms: &[PreferenceTerm],
     beta: f64,
     policy: &Tensor,
     targets: &PreferenceTargets,
@@ -116,18 +76,23 @@ pub fn preference_loss(
         tensor.expect_dtype(what, &[policy.dtype()])?;
         tensor.expect_device(what, policy.device())?;
     }
-    if sequences == 0 || !sequences.is_multiple_of(loss.sequences()) || !tokens.is_multiple_of(sequences) {
+    let each = terms.first().map_or(1, |term| term.loss.sequences());
+    if sequences == 0 || !sequences.is_multiple_of(each) || !tokens.is_multiple_of(sequences) {
         return Err(Error::Value(format!(
-            "preference_loss: {sequences} sequences with {tokens} tokens; a loss has {} sequences, all of one length",
-            loss.sequences()
+            "preference_loss: {sequences} sequences with {tokens} tokens; a loss has {each} sequences, all of one length"
         )));
+    }
+    if terms.is_empty() || terms.iter().any(|term| term.loss.sequences() != each) {
+        return Err(Error::Value(format!("preference_loss: {terms:?} are no losses of sequences of one kind")));
     }
     let empty = |len| Tensor::empty(policy.device(), &[len], policy.dtype());
     let (mut losses, mut factors) = (empty(sequences)?, empty(tokens)?);
     match policy.device() {
-        Device::Cpu => cpu::preference_loss(loss, beta, policy, targets, scale, &mut losses, &mut factors),
+        Device::Cpu => cpu::preference_loss(terms, beta, policy, targets, scale, &mut losses, &mut factors),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::preference_loss(gpu, loss, beta, policy, targets, scale, &mut losses, &mut factors)?,
+        Device::Cuda(gpu) => {
+            cuda::preference_loss(gpu, terms, beta, policy, targets, scale, &mut losses, &mut factors)?
+        }
     }
     Ok((losses, factors))
 }

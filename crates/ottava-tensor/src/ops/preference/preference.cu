@@ -10,45 +10,131 @@ extern "C" __global__ void sequence_log_probs(float* sums, const float* losses, 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + logf(1.0f + expf(-fabsf(x))); }
 
-// One block per sequence, whose threads compute the same derivative and stride over the factors of its tokens.
+__device__ __forceinline__ float slope(float x) { return sigmoid(x) * sigmoid(-x); }
+
+// A loss, and its derivatives by the values of the chosen and the rejected sequence.
+struct Loss { float value, chosen, rejected; };
+
+// Of x = beta * h: the loss and, as `chosen`, its derivative by x.
+__device__ __forceinline__ Loss loss_of_margin(int formula, float x, float first, float second) {
+    if (formula == HINGE) return {x < 1.0f ? 1.0f - x : 0.0f, x < 1.0f ? -1.0f : 0.0f};
+    if (formula == EXO) {
+        const float share = sigmoid(x), rest = sigmoid(-x);
+        return {share * (-softplus(-x) - first) + rest * (-softplus(x) - second), share * rest * (x - first + second)};
+    }
+    if (formula == DISCOPOP) {
+        const float y = x / first, share = sigmoid(y), rest = sigmoid(-y), logistic = softplus(-x);
+        const float exponential = expf(-x - softplus(-y));
+        return {logistic * rest + exponential, (exponential - logistic * share) * rest / first - rest * sigmoid(-x) - exponential};
+    }
+    if (formula == CENTERED) return {first * softplus(-x), -(first * sigmoid(-x))};
+    return {first * softplus(-x) + second * softplus(x), second * sigmoid(x) - first * sigmoid(-x)};
+}
+
+// Of a pair with these values.
+__device__ __forceinline__ Loss loss_of_pair(int formula, float beta, float first, float second, float chosen, float rejected) {
+    const float a = beta * chosen, b = beta * rejected, h = beta * (chosen - rejected);
+    switch (formula) {
+    case IPO: {
+        const float apart = chosen - rejected - first;
+        return {apart * apart, 2.0f * apart, -2.0f * apart};
+    }
+    case SPPO: {
+        const float up = chosen - first, down = rejected + first;
+        return {up * up + down * down, 2.0f * up, 2.0f * down};
+    }
+    case NCA:
+        return {softplus(-a) + 0.5f * softplus(a) + 0.5f * softplus(b), beta * (0.5f * sigmoid(a) - sigmoid(-a)),
+                beta * 0.5f * sigmoid(b)};
+    case BCO: return {softplus(-a) + softplus(b), -(beta * sigmoid(-a)), beta * sigmoid(b)};
+    case APO_ZERO: return {sigmoid(-a) + sigmoid(b), -(beta * slope(a)), beta * slope(b)};
+    case APO_DOWN: return {sigmoid(a) + sigmoid(-h), beta * (slope(a) - slope(h)), beta * slope(h)};
+    case SFT: return {-chosen, -1.0f, 0.0f};
+    }
+    const Loss of_margin = loss_of_margin(formula, h, first, second);
+    return {of_margin.value, beta * of_margin.chosen, -(beta * of_margin.chosen)};
+}
+
+// The number of `values` that come before the one at `place` when they are sorted. A NaN is the largest.
+template <class Values> __device__ __forceinline__ int rank_of(const Values& values, int count, int place) {
+    const float own = values(place);
+    int rank = 0;
+    for (int i = 0; i < count; i++) {
+        const float other = values(i);
+        const bool before = own == own ? other < own : other == other;
+        const bool equal = own == own ? other == own : other != other;
+        rank += before || (equal && i < place);
+    }
+    return rank;
+}
+
+// Of `others`, the value that has the rank that the one at `place` has among `values`; threads stride over `others`.
+template <class Values, class Others>
+__device__ __forceinline__ float at_equal_rank(const Values& values, const Others& others, int count, int place) {
+    __shared__ float found;
+    const int rank = rank_of(values, count, place);
+    for (int i = threadIdx.x; i < count; i += blockDim.x)
+        if (rank_of(others, count, i) == rank) found = others(i);
+    __syncthreads();
+    return found;
+}
+
+// One block per sequence, whose threads compute the same derivative and stride over the factors of its tokens. With `adds`, results are added to
+// those of the losses before.
 extern "C" __global__ void preference_loss(float* losses, float* factors, const float* policy, const float* reference,
                                            const float* lengths, const float* labels, const float* kl, const float* scale, float beta,
-                                           float first, float second, int formula, int tokens) {
-    const int s = blockIdx.x, chosen = formula == KTO ? s : s - s % 2;
+                                           float first, float second, float weight, int formula, int compares, int adds, int tokens) {
+    const int s = blockIdx.x, pairs = gridDim.x / 2;
+    const bool labelled = formula == KTO || formula == UNSHIFTED, is_rejected = !labelled && s % 2 == 1;
+    const int chosen = labelled ? s : s - s % 2;
     const auto ratio = [&](int s) { return policy[s] - reference[s]; };
     float loss, derivative;
-    if (formula == KTO) {
+    if (labelled) {
+        const float divergence = formula == KTO ? *kl : 0.0f;
         const bool desirable = labels[s] > 0.0f;
-        const float x = desirable ? ratio(s) - *kl : *kl - ratio(s), weight = desirable ? first : second;
+        const float x = desirable ? ratio(s) - divergence : divergence - ratio(s), of_label = desirable ? first : second;
         const float rest = sigmoid(-(beta * x)), share = sigmoid(beta * x);
-        loss = weight * rest;
-        derivative = -(weight * beta * share * rest);
+        loss = of_label * rest;
+        derivative = -(of_label * beta * share * rest);
         if (!desirable) derivative = -derivative;
-    } else if (formula == IPO) {
-        const float apart = ratio(chosen) / lengths[chosen] - ratio(chosen + 1) / lengths[chosen + 1] - first;
-        loss = apart * apart;
-        derivative = 2.0f * apart / lengths[s];
     } else {
-        const float x = beta * (ratio(chosen) - ratio(chosen + 1));
-        if (formula == HINGE) {
-            loss = x < 1.0f ? 1.0f - x : 0.0f;
-            derivative = x < 1.0f ? -1.0f : 0.0f;
-        } else if (formula == CENTERED) {
-            loss = first * softplus(-x);
-            derivative = -(first * sigmoid(-x));
+        float a, b, divisor = 1.0f;
+        if (compares == PER_TOKEN) {
+            a = ratio(chosen) / lengths[chosen];
+            b = ratio(chosen + 1) / lengths[chosen + 1];
+            divisor = lengths[s];
+        } else if (compares == RANKED_MARGINS) {
+            const auto own = [&](int i) { return policy[2 * i] - policy[2 * i + 1]; };
+            a = own(s / 2);
+            b = at_equal_rank(own, [&](int i) { return reference[2 * i] - reference[2 * i + 1]; }, pairs, s / 2);
+        } else if (compares == RANKED_SIDES) {
+            const auto own = [&](int i) { return ratio(2 * i + s % 2); };
+            const float other = at_equal_rank(own, [&](int i) { return ratio(2 * i + 1 - s % 2); }, pairs, s / 2);
+            a = is_rejected ? other : ratio(s);
+            b = is_rejected ? ratio(s) : other;
+        } else if (compares == CHOSEN) {
+            float all = 0.0f;
+            for (int i = 0; i < pairs; i++) all += lengths[2 * i];
+            divisor = all / pairs;
+            a = policy[chosen] / divisor;
+            b = 0.0f;
         } else {
-            loss = first * softplus(-x) + second * softplus(x);
-            derivative = second * sigmoid(x) - first * sigmoid(-x);
+            a = ratio(chosen);
+            b = ratio(chosen + 1);
         }
-        derivative *= beta;
+        const Loss of_pair = loss_of_pair(formula, beta, first, second, a, b);
+        loss = of_pair.value;
+        derivative = (is_rejected ? of_pair.rejected : of_pair.chosen) / divisor;
+        if (formula == CENTERED) {
+            const float both = policy[chosen] + policy[chosen + 1];
+            loss += second * both * both;
+            derivative += 2.0f * second * both;
+        }
     }
-    if (s != chosen) derivative = -derivative;
-    if (formula == CENTERED) {
-        const float both = policy[chosen] + policy[chosen + 1];
-        loss += second * both * both;
-        derivative += 2.0f * second * both;
+    if (threadIdx.x == 0) losses[s] = (adds ? losses[s] : 0.0f) + (is_rejected ? 0.0f : weight * loss);
+    const float factor = -(weight * derivative) * *scale;
+    for (int t = threadIdx.x; t < tokens; t += blockDim.x) {
+        float* of_token = &factors[(u64)s * tokens + t];
+        *of_token = (adds ? *of_token : 0.0f) + factor;
     }
-    if (threadIdx.x == 0) losses[s] = s == chosen ? loss : 0.0f;
-    const float factor = -derivative * *scale;
-    for (int t = threadIdx.x; t < tokens; t += blockDim.x) factors[(u64)s * tokens + t] = factor;
 }

@@ -1,16 +1,48 @@
 use super::*;
 use crate::testing::{Tolerance, normals, parity, values};
 
-const PAIRS: [PreferenceLoss; 6] = [
+/// The losses of pairs; the last ones read all pairs of a call.
+const PAIRS: [PreferenceLoss; 18] = [
     PreferenceLoss::Sigmoid { label_smoothing: 0.0 },
     PreferenceLoss::Sigmoid { label_smoothing: 0.1 },
     PreferenceLoss::Robust { label_smoothing: 0.2 },
     PreferenceLoss::Hinge,
     PreferenceLoss::Ipo,
     PreferenceLoss::BradleyTerry { centering: 0.3 },
+    PreferenceLoss::SigmoidNorm,
+    PreferenceLoss::ExoPair { label_smoothing: 0.01 },
+    PreferenceLoss::NcaPair,
+    PreferenceLoss::BcoPair,
+    PreferenceLoss::SppoHard,
+    PreferenceLoss::ApoZero,
+    PreferenceLoss::ApoDown,
+    PreferenceLoss::Discopop { tau: 0.5 },
+    PreferenceLoss::Aot { label_smoothing: 0.1 },
+    PreferenceLoss::AotUnpaired { label_smoothing: 0.0 },
+    PreferenceLoss::Aot { label_smoothing: 0.0 },
+    PreferenceLoss::Sft,
 ];
 
-const KTO: PreferenceLoss = PreferenceLoss::Kto { desirable_weight: 1.5, undesirable_weight: 0.5 };
+const LABELS: [PreferenceLoss; 2] = [
+    PreferenceLoss::Kto { desirable_weight: 1.5, undesirable_weight: 0.5 },
+    PreferenceLoss::ApoZeroUnpaired { desirable_weight: 1.5, undesirable_weight: 0.5 },
+];
+
+fn every() -> impl Iterator<Item = PreferenceLoss> {
+    PAIRS.into_iter().chain(LABELS)
+}
+
+/// One loss alone.
+fn preference_loss(
+    loss: PreferenceLoss,
+    beta: f64,
+    policy: &Tensor,
+    targets: &PreferenceTargets,
+    scale: &Tensor,
+    tokens: usize,
+) -> Result<(Tensor, Tensor)> {
+    super::preference_loss(&[PreferenceTerm { loss, weight: 1.0 }], beta, policy, targets, scale, tokens)
+}
 
 /// Sequences whose log-probabilities are near those of the reference: the loss is sensitive there.
 fn inputs(sequences: usize, dtype: DType) -> [Tensor; 2] {
@@ -35,9 +67,11 @@ fn one(like: &Tensor) -> Tensor {
 #[test]
 fn preference_losses_agree_across_devices() {
     for (sequences, tokens) in [(2, 1), (6, 7), (10, 257), (64, 33)] {
-        for loss in PAIRS.into_iter().chain([KTO]) {
-            // Exponential and logarithm differ by a few steps.
-            parity(&inputs(sequences, DType::F32), Tolerance::Steps(DType::F32, 32.0), |x| {
+        for loss in every() {
+            // Exponential and logarithm differ by a few steps, and losses that are differences of terms by more.
+            let is_difference = matches!(loss, PreferenceLoss::ExoPair { .. } | PreferenceLoss::Discopop { .. });
+            let steps = if is_difference { 256.0 } else { 32.0 };
+            parity(&inputs(sequences, DType::F32), Tolerance::Steps(DType::F32, steps), |x| {
                 let (losses, factors) =
                     preference_loss(loss, 0.5, &x[0], &targets(&x[0], &x[1]), &one(&x[0]), sequences * tokens)?;
                 Ok(vec![losses, factors])
@@ -61,7 +95,7 @@ fn factors_are_the_gradient_of_the_loss() {
     let sequences = 6;
     let [policy, reference] = inputs(sequences, DType::F64);
     let start = values(&policy);
-    for loss in PAIRS.into_iter().chain([KTO]) {
+    for loss in every() {
         let at = |policy: &[f64]| {
             let policy = Tensor::from_slice(&Device::Cpu, &[sequences], policy).unwrap();
             preference_loss(loss, 0.7, &policy, &targets(&policy, &reference), &one(&policy), 2 * sequences).unwrap()
@@ -96,6 +130,10 @@ fn a_policy_that_is_the_reference_loses_ln_2() {
     near(found(PreferenceLoss::BradleyTerry { centering: 0.3 }), [2f64.ln() + 0.3 * both * both, 0.0]);
     // Far away, nothing overflows.
     let far = Tensor::from_slice(&Device::Cpu, &[2], &[-1e6, 1e6]).unwrap();
+    for loss in every() {
+        let (losses, factors) = preference_loss(loss, 0.1, &far, &targets(&far, &policy), &one(&policy), 2).unwrap();
+        assert!(values(&losses).into_iter().chain(values(&factors)).all(f64::is_finite), "{loss:?}");
+    }
     let (losses, factors) = preference_loss(PAIRS[0], 0.1, &far, &targets(&far, &policy), &one(&policy), 2).unwrap();
     assert!((values(&losses)[0] - 2e5).abs() < 1.0, "{:?}", values(&losses));
     assert!(values(&factors).iter().all(|factor| (factor.abs() - 0.025).abs() < 1e-12));
@@ -107,4 +145,52 @@ fn sequences_of_unequal_length_are_an_error() {
     let odd = preference_loss(PAIRS[0], 0.1, &policy, &targets(&policy, &reference), &one(&policy), 6);
     assert!(odd.unwrap_err().to_string().contains("a loss has 2 sequences"));
     assert!(sequence_log_probs(&policy, 2).unwrap_err().to_string().contains("3 losses cannot be divided into 2"));
+}
+
+/// A weighted sum has the losses and the factors of its terms, on every device.
+#[test]
+fn a_weighted_sum_adds_losses_and_factors() {
+    let terms = [(PAIRS[1], 0.8), (PreferenceLoss::BcoPair, 0.2), (PreferenceLoss::Sft, 1.5)];
+    let terms = terms.map(|(loss, weight)| PreferenceTerm { loss, weight });
+    parity(&inputs(6, DType::F32), Tolerance::Steps(DType::F32, 64.0), |x| {
+        let targets = targets(&x[0], &x[1]);
+        let (losses, factors) = super::preference_loss(&terms, 0.5, &x[0], &targets, &one(&x[0]), 18)?;
+        let mut sums = [vec![0.0; 6], vec![0.0; 18]];
+        for PreferenceTerm { loss, weight } in terms {
+            let (losses, factors) = preference_loss(loss, 0.5, &x[0], &targets, &one(&x[0]), 18)?;
+            for (sum, found) in sums.iter_mut().zip([losses, factors]) {
+                sum.iter_mut().zip(values(&found)).for_each(|(sum, found)| *sum += weight * found);
+            }
+        }
+        for (sum, found) in sums.iter().zip([&losses, &factors]) {
+            let near = |(a, b): (&f64, f64)| (a - b).abs() < 1e-5;
+            assert!(sum.iter().zip(values(found)).all(near), "{sum:?} and {:?}", values(found));
+        }
+        Ok(vec![losses, factors])
+    });
+    let [policy, reference] = inputs(2, DType::F32);
+    let mixed = [PAIRS[0], LABELS[0]].map(|loss| PreferenceTerm { loss, weight: 1.0 });
+    for terms in [&mixed[..], &[]] {
+        let error = super::preference_loss(terms, 0.1, &policy, &targets(&policy, &reference), &one(&policy), 2);
+        assert!(error.unwrap_err().to_string().contains("no losses of sequences of one kind"));
+    }
+}
+
+/// The margins of AOT are matched by rank: the order of the reference's pairs does not matter.
+#[test]
+fn ranked_losses_do_not_depend_on_the_order_of_the_other_side() {
+    let tensor = |values: &[f64]| Tensor::from_slice(&Device::Cpu, &[values.len()], values).unwrap();
+    let policy = tensor(&[-1.0, -3.0, -5.0, -4.5, -2.0, -2.0]);
+    let loss = |reference: &[f64]| {
+        let (losses, factors) =
+            preference_loss(PAIRS[14], 0.5, &policy, &targets(&policy, &tensor(reference)), &one(&policy), 6).unwrap();
+        [values(&losses), values(&factors)]
+    };
+    let all = loss(&[-1.0, -4.0, -3.0, -1.0, -2.0, -2.5]);
+    assert_eq!(all, loss(&[-2.0, -2.5, -1.0, -4.0, -3.0, -1.0]));
+    // Margins 2, -0.5 and 0 beside 3, -2 and 0.5.
+    let expected = |margin: f64| 0.9 * (1.0 + (-0.5 * margin).exp()).ln() + 0.1 * (1.0 + (0.5 * margin).exp()).ln();
+    for (pair, margin) in [2.0 - 3.0, -0.5 + 2.0, 0.0 - 0.5].into_iter().enumerate() {
+        assert!((all[0][2 * pair] - expected(margin)).abs() < 1e-12, "{:?}", all[0]);
+    }
 }

@@ -1,0 +1,132 @@
+//! The losses, and what each of them compares.
+
+/// A loss of pairs, whose sequences `2i` and `2i + 1` are the chosen and the rejected one, or of sequences with labels. `x` is the
+/// log-probability of a sequence less that of the reference, `h = x_chosen - x_rejected`, and `σ` the logistic function.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PreferenceLoss {
+    /// DPO: `-(1 - label_smoothing) · ln σ(β · h) - label_smoothing · ln σ(-β · h)`. Rafailov et al. 2023, arXiv:2305.18290; the smoothing is
+    /// that of conservative DPO, Mitchell 2023.
+    Sigmoid {
+        /// The share of pairs whose preference is assumed to be wrong.
+        label_smoothing: f64,
+    },
+    /// DPO whose expectation does not depend on flipped preferences: the loss above with the sign of its second term changed, divided by
+    /// `1 - 2 · label_smoothing`. Chowdhury et al. 2024, arXiv:2403.00409.
+    Robust {
+        /// The share of pairs whose preference is assumed to be flipped, below 0.5.
+        label_smoothing: f64,
+    },
+    /// `max(0, 1 - β · h)`. Zhao et al. 2023, arXiv:2305.10425.
+    Hinge,
+    /// `(h' - 1 / 2β)²`, where `h'` is `h` of log-probabilities divided by the number of tokens. Azar et al. 2023, arXiv:2310.12036.
+    Ipo,
+    /// `-ln σ(β · h')`, with the `h'` of IPO. Lambert et al. 2024, arXiv:2411.15124.
+    SigmoidNorm,
+    /// EXO: the divergence of `[q, 1 - q]`, `q = σ(β · h)`, from `[1 - label_smoothing, label_smoothing]`. Ji et al. 2024, arXiv:2402.00856,
+    /// equation 16.
+    ExoPair {
+        /// The probability that the rejected sequence is the better one, above 0.
+        label_smoothing: f64,
+    },
+    /// NCA: `-ln σ(β · x_c) - ln σ(-β · x_c) / 2 - ln σ(-β · x_r) / 2`. Chen et al. 2024, arXiv:2402.05369.
+    NcaPair,
+    /// BCO without a shift of rewards, as in TRL 1.16: `-ln σ(β · x_c) - ln σ(-β · x_r)`. Jung et al. 2024, arXiv:2404.04656.
+    BcoPair,
+    /// SPPO with certain preferences: `(x_c - 1 / 2β)² + (x_r + 1 / 2β)²`. Wu et al. 2024, arXiv:2405.00675.
+    SppoHard,
+    /// Conservative DPO of `h = (π_c - π_r)₍ₖ₎ - (ρ_c - ρ_r)₍ₖ₎`, the k-th smallest values of all pairs of the call. Melnyk et al. 2024,
+    /// arXiv:2406.05882.
+    Aot {
+        /// As for `Sigmoid`.
+        label_smoothing: f64,
+    },
+    /// Conservative DPO of `h = x_c₍ₖ₎ - x_r₍ₖ₎`, the k-th smallest values of all pairs of the call. Melnyk et al. 2024, arXiv:2406.05882.
+    AotUnpaired {
+        /// As for `Sigmoid`.
+        label_smoothing: f64,
+    },
+    /// `1 - σ(β · x_c) + σ(β · x_r)`. D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 7.
+    ApoZero,
+    /// `σ(β · x_c) + 1 - σ(β · h)`. D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 8.
+    ApoDown,
+    /// `-(1 - m) · ln σ(β · h) + m · e^(-β · h)` with `m = σ(β · h / tau)`. Lu et al. 2024, arXiv:2406.08414, equation 5.
+    Discopop {
+        /// The temperature of the mixture, above 0.
+        tau: f64,
+    },
+    /// The negative log-likelihood of the chosen sequences: the sum over all pairs of the call, divided by the number of their tokens, times
+    /// the number of pairs.
+    Sft,
+    /// Of a reward model, with the rewards `r` of sequences in the place of log-probabilities, and in that of the reference the margin by
+    /// which the chosen sequence should be better: `-ln σ(β · h) + centering · (r_chosen + r_rejected)²`. Bradley and Terry 1952; the second
+    /// term is that of Eisenstein et al. 2023, arXiv:2312.09244, equation 2.
+    BradleyTerry {
+        /// The factor of the term that draws rewards to a mean of 0.
+        centering: f64,
+    },
+    /// KTO: `desirable_weight · (1 - σ(β · (x - kl)))`, or `undesirable_weight · (1 - σ(β · (kl - x)))`. Ethayarajh et al. 2024,
+    /// arXiv:2402.01306.
+    Kto {
+        /// The factor of sequences whose label is 1.
+        desirable_weight: f64,
+        /// The factor of sequences whose label is 0.
+        undesirable_weight: f64,
+    },
+    /// `ApoZero` of sequences with labels: KTO whose divergence is 0.
+    ApoZeroUnpaired {
+        /// The factor of sequences whose label is 1.
+        desirable_weight: f64,
+        /// The factor of sequences whose label is 0.
+        undesirable_weight: f64,
+    },
+}
+
+/// A loss in a weighted sum of losses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PreferenceTerm {
+    /// The loss.
+    pub loss: PreferenceLoss,
+    /// Its factor.
+    pub weight: f64,
+}
+
+impl PreferenceLoss {
+    /// Sequences that have one loss: 2 for pairs.
+    pub fn sequences(self) -> usize {
+        if self.compares() == Comparison::Label { 1 } else { 2 }
+    }
+
+    /// Whether it compares with an estimate of the divergence from the reference model.
+    pub fn needs_divergence(self) -> bool {
+        matches!(self, PreferenceLoss::Kto { .. })
+    }
+
+    pub(super) fn compares(self) -> Comparison {
+        match self {
+            PreferenceLoss::Ipo | PreferenceLoss::SigmoidNorm => Comparison::PerToken,
+            PreferenceLoss::Aot { .. } => Comparison::RankedMargins,
+            PreferenceLoss::AotUnpaired { .. } => Comparison::RankedSides,
+            PreferenceLoss::Sft => Comparison::Chosen,
+            PreferenceLoss::Kto { .. } | PreferenceLoss::ApoZeroUnpaired { .. } => Comparison::Label,
+            _ => Comparison::Pair,
+        }
+    }
+}
+
+/// The two values from which the loss of a sequence is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub(super) enum Comparison {
+    /// `x` of both sequences of its pair.
+    Pair,
+    /// The same, divided by the numbers of their tokens.
+    PerToken,
+    /// `π_chosen - π_rejected` of its pair, and the `ρ_chosen - ρ_rejected` that has the same rank among all pairs.
+    RankedMargins,
+    /// Its `x`, and the `x` of the other side that has the same rank among all pairs.
+    RankedSides,
+    /// The log-probability of the chosen sequence, divided by the mean number of tokens of chosen sequences; no second value.
+    Chosen,
+    /// Its own `x` and its label.
+    Label,
+}
