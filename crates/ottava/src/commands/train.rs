@@ -107,9 +107,10 @@ impl Train {
         processes.wait()?;
         let evals = trainer.eval_losses();
         if let (Some((_, first)), Some((_, end))) = (evals.first(), evals.last()) {
+            let change = if end > first { "higher" } else { "lower" };
             progress.line(&format!(
-                "validation loss {first:.4} at the start, {end:.4} at the end, {:.4} nats less",
-                first - end
+                "validation loss {first:.4} at the start, {end:.4} at the end, {:.4} {change}",
+                (end - first).abs()
             ));
         }
         let best = trainer.best().map(|(best, path)| (best.clone(), path));

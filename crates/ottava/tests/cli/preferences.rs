@@ -68,3 +68,37 @@ fn eval_of_a_language_model_refuses_preferences() {
     run.fail(&["eval", &checkpoint, "--data", "pairs.jsonl"], 2, &words);
     run.fail(&["eval", &checkpoint, "--data", "pairs.jsonl", "--compare"], 2, &words);
 }
+
+/// The log names losses as the settings do, and the last line has a direction in place of a sign.
+#[test]
+fn the_log_names_the_loss_and_the_direction_of_its_change() {
+    let run = Run::new();
+    let pair = |i: usize| json!({"prompt": format!("say {i}:"), "chosen": "yes", "rejected": "NO"});
+    let pairs: String = (10..30).map(|i| format!("{}\n", pair(i))).collect();
+    run.write("pairs.jsonl", pairs.as_bytes());
+    run.replace("run.toml", "text.txt", "pairs.jsonl");
+    let log = |settings: &[&str]| {
+        let settings = settings.iter().flat_map(|setting| ["--set", setting]);
+        let args: Vec<&str> =
+            ["train", "run.toml", "--set", "data.val_set_size=4"].into_iter().chain(settings).collect();
+        let output = run.ottava(&args);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{error}");
+        error
+    };
+    let sum = ["loss_type=[\"aot\", \"sft\"]", "loss_weights=[1.0, 0.5]", "preference.label_smoothing=0.1"];
+    let text = log(&[&sum[..], &["output_dir=lower"]].concat());
+    let named = "with loss_type 1 × aot + 0.5 × sft, beta 0.1, label_smoothing 0.1; the reference is the model that the run starts from";
+    assert!(text.contains(named) && !text.contains("Aot {"), "{text}");
+    assert!(text.contains(" lower") && !text.contains("nats less"), "{text}");
+    // Pairs that prefer the other completion.
+    run.write(
+        "other.jsonl",
+        pairs.replace("chosen", "x").replace("rejected", "chosen").replace("\"x\"", "\"rejected\"").as_bytes(),
+    );
+    let other = ["reference_free=true", "learning_rate=1e-2", "val_files=[\"other.jsonl\"]", "output_dir=higher"];
+    let text = log(&other);
+    assert!(text.contains("loss_type sigmoid, beta 0.1; there is no reference model"), "{text}");
+    let last = text.lines().find(|line| line.contains("validation loss") && line.contains("at the start"));
+    assert!(last.is_some_and(|line| line.ends_with(" higher") && !line.contains('-')), "{text}");
+}
