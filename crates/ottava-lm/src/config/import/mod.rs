@@ -116,15 +116,16 @@ impl Import<'_> {
 
     /// Translates one key.
     fn key(&mut self, path: &str, value: &Json) {
-        let Ok(mut value) = Value::try_from(value) else {
+        let Ok(value) = Value::try_from(value) else {
             return self.refuse(path, "a list with a gap is not translated");
         };
-        // The words of FSDP are a text or a list.
-        if let ("fsdp", Some(words)) = (path, value.as_array()) {
-            value = Value::String(words.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "));
-        }
         if value.as_str() == Some("") {
             return;
+        }
+        if path == "fsdp" {
+            let words = value.as_array().map_or(std::slice::from_ref(&value), Vec::as_slice);
+            let words = words.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_lowercase));
+            return words.for_each(|words| words.split([' ', ',']).for_each(|word| self.word_of_fsdp(word)));
         }
         let last = path.rsplit('.').next().unwrap_or_default();
         if let Some((ours, value)) = self.trainer.own(last, &value) {
@@ -143,6 +144,19 @@ impl Import<'_> {
                     Some(Translation::Needless(reason)) => self.not_needed(path, reason),
                     _ => self.refuse(path, "this key is not known"),
                 },
+            },
+        }
+    }
+
+    /// Translates a word of the key `fsdp`: a strategy, or how FSDP is set up.
+    fn word_of_fsdp(&mut self, word: &str) {
+        match word {
+            "" | "auto_wrap" => {}
+            "offload" => self.add("fsdp", "memory.offload_parameters", Value::Float(1.0)),
+            strategy => match words::translate("fsdp", &Value::String(strategy.into())) {
+                Some(Translation::Ours(ours, value)) => self.add("fsdp", ours, value),
+                Some(Translation::Refused(reason)) => self.refuse("fsdp", reason),
+                _ => {}
             },
         }
     }
@@ -191,9 +205,10 @@ impl Import<'_> {
         format!("{}:{line} `{path}`: {reason}", self.path.display())
     }
 
-    /// Notes a key that nothing is lost without, once for all keys of a table with this reason.
+    /// Notes a key that nothing is lost without, once for all keys of a table, or of FSDP, with this reason.
     fn not_needed(&mut self, path: &str, reason: &str) {
-        let is_noted = path.contains('.') && self.needless.iter().any(|note| note.ends_with(reason));
+        let is_of_table = path.contains('.') || path.starts_with("fsdp");
+        let is_noted = is_of_table && self.needless.iter().any(|note| note.ends_with(reason));
         if !is_noted {
             self.needless.push(self.note(path, reason));
         }

@@ -237,6 +237,9 @@ fn fsdp_divides_weights_and_is_named_once() {
         ("fsdp: shard_grad_op auto_wrap\n", 2),
         ("fsdp: [no_shard]\n", 0),
         ("fsdp: true\n", 3),
+        ("fsdp: false\n", 0),
+        ("fsdp: auto_wrap\n", 3),
+        ("fsdp: auto_wrap offload SHARD_GRAD_OP\n", 2),
         ("fsdp: []\n", 0),
         ("fsdp:\n", 0),
         ("fsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n", 2),
@@ -254,6 +257,13 @@ fn fsdp_divides_weights_and_is_named_once() {
     assert_eq!(told.iter().filter(|note| note.contains("blocks are gathered")).count(), 1, "{told:?}");
     assert!(imported.refused.is_empty(), "{told:?}");
     assert_eq!(of("fsdp: hybrid_shard auto_wrap\n").0.refused.len(), 1);
+    assert_eq!(of("fsdp: [offload, full_shard]\n").1.memory.offload_parameters, Some(1.0));
+    let (accelerate, config) = super::tests::imported(
+        "fsdp.yaml",
+        "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n  fsdp_state_dict_type: x\n",
+        &[],
+    );
+    assert_eq!((config.parallel.zero as u8, accelerate.refused.len()), (3, 0), "{:?}", accelerate.refused);
 }
 
 #[test]

@@ -267,11 +267,8 @@ const FSDP_WORDS: &[(&str, Answer)] = &[
     ("false", Unset),
     ("full_shard", As("3")),
     ("full_shard auto_wrap", As("3")),
-    ("auto_wrap full_shard", As("3")),
-    ("auto_wrap", As("3")),
     ("shard_grad_op", As("2")),
     ("shard_grad_op auto_wrap", As("2")),
-    ("auto_wrap shard_grad_op", As("2")),
     ("no_shard", As("0")),
     ("no_shard auto_wrap", As("0")),
     ("hybrid_shard", Never(HYBRID)),
@@ -279,7 +276,6 @@ const FSDP_WORDS: &[(&str, Answer)] = &[
     ("hybrid_shard_zero2", Never(HYBRID)),
     ("full_shard offload", Never(OFFLOADED)),
     ("full_shard auto_wrap offload", Never(OFFLOADED)),
-    ("full_shard offload auto_wrap", Never(OFFLOADED)),
 ];
 const MEGATRON_SHARDING: &[(&str, Answer)] =
     &[("no_shard", As("0")), ("optim", As("1")), ("optim_grads", As("2")), ("optim_grads_params", As("3"))];

@@ -27,7 +27,18 @@ pub(super) const ROWS: &[Row] = &[
     ("is_first_microbatch", Not("weights are always cast once per step")),
     ("fp8_dpa", Only(&["false"], ATTENTION)),
     ("fp8_mha", Only(&["false"], ATTENTION)),
-    ("mixed_precision", Not("write `recipe = \"bf16\"`, \"fp8-delayed\" or \"fp8-current\" under [precision]")),
+    (
+        "mixed_precision",
+        Values(
+            "precision.recipe",
+            &[
+                ("bf16", As("\"bf16\"")),
+                ("fp16", As("\"fp16\"")),
+                ("no", As("\"fp32\"")),
+                ("fp8", Never("write `recipe = \"bf16\"`, \"fp8-delayed\" or \"fp8-current\" under [precision]")),
+            ],
+        ),
+    ),
     ("fp8_backend", Not(BACKEND)),
     ("fp8_autocast", Not(SWITCH)),
     ("reduce_amax", Only(&["true"], "ranks that share a tensor always share its amax")),

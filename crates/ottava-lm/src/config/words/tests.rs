@@ -178,6 +178,8 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
         "Accelerate, Transformer Engine, MS-AMP",
         &[
             ("mixed_precision = \"fp8\"", "refused: `recipe = \"bf16\"`"),
+            ("mixed_precision = \"bf16\"", "precision.recipe = \"bf16\""),
+            ("mixed_precision = \"no\"", "precision.recipe = \"fp32\""),
             ("fp8_config.backend = \"TE\"", "refused: only one"),
             ("fp8_format = \"HYBRID\"", "precision.fp8_format = \"hybrid\""),
             ("override_linear_precision = [false, false, true]", "precision.high_precision_products = [\"wgrad\"]"),

@@ -4,8 +4,8 @@
 /// log-probability of a sequence less that of the reference, `h = x_chosen - x_rejected`, and `σ` the logistic function.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PreferenceLoss {
-    /// DPO: `-(1 - label_smoothing) · ln σ(β · h) - label_smoothing · ln σ(-β · h)`. Rafailov et al. 2023, arXiv:2305.18290; the smoothing is
-    /// that of conservative DPO, Mitchell 2023.
+    /// DPO: `-(1 - label_smoothing) · ln σ(β · h) - label_smoothing · ln σ(-β · h)`. Rafailov et al. 2023, arXiv:2305.18290; with
+    /// smoothing, conservative DPO, Mitchell 2023.
     Sigmoid {
         /// The share of pairs whose preference is assumed to be wrong.
         label_smoothing: f64,
@@ -57,9 +57,9 @@ pub enum PreferenceLoss {
     /// The negative log-likelihood of the chosen sequences: the sum over all pairs of the call, divided by the number of their tokens, times
     /// the number of pairs.
     Sft,
-    /// Of a reward model, with the rewards `r` of sequences in the place of log-probabilities, and in that of the reference the margin by
-    /// which the chosen sequence should be better: `-ln σ(β · h) + centering · (r_chosen + r_rejected)²`. Bradley and Terry 1952; the second
-    /// term is that of Eisenstein et al. 2023, arXiv:2312.09244, equation 2.
+    /// The loss of a reward model: `-ln σ(β · h) + centering · (r_chosen + r_rejected)²`. The rewards `r` of sequences replace
+    /// log-probabilities, and the margin by which the chosen sequence should be better replaces the reference. Bradley and Terry 1952; the
+    /// second term is equation 2 of Eisenstein et al. 2023, arXiv:2312.09244.
     BradleyTerry {
         /// The factor of the term that draws rewards to a mean of 0.
         centering: f64,
