@@ -48,7 +48,12 @@ impl Import {
         let (refused, needless) = (imported.refused.len(), imported.needless.len());
         imported.refused.iter().for_each(|text| note!("not translated: {text}"));
         imported.problems.iter().for_each(|text| note!("still to do: {text}"));
-        note!("{refused} keys were not translated; {needless} more are not needed, and the file says why");
+        let keys = |count: usize, one: &str, several: &str| match count {
+            1 => format!("1 key {one}"),
+            _ => format!("{count} keys {several}"),
+        };
+        let refused = keys(refused, "was not translated", "were not translated");
+        note!("{refused}; {} in Ottava, as the file explains", keys(needless, "has no effect", "have no effect"));
         if let Some(path) = &self.output {
             note!("wrote {}; `ottava plan {0}` checks it", path.display());
         }
