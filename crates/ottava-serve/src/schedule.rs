@@ -2,9 +2,9 @@
 //!
 //! The engine has as many completions as it computes at once; all others wait here. Each free place goes to the request with the fewest
 //! completions in the engine, so a request with many completions takes turns with one with few. Where no place is free, a request without
-//! one takes it from the request that has got the most tokens, if those are [`SLICE`] more than its own: long and many completions do not
-//! keep short ones waiting, and a completion is paused, and recomputed later, at most once per [`SLICE`] tokens. A request whose events
-//! nobody takes is held: the engine computes nothing for it until its client reads again.
+//! one takes it from the request that has got the most tokens, if those are [`SLICE`] more than twice its own: long and many completions do
+//! not keep short ones waiting, and a completion is paused, and recomputed later, at most once per doubling of what its request has got. A
+//! request whose events nobody takes is held: the engine computes nothing for it until its client reads again.
 
 use crate::backend::Backend;
 use crate::error::{ApiError, Result};
@@ -20,8 +20,10 @@ const HIGH: usize = 4096;
 /// The weight at which it is resumed.
 const LOW: usize = 1024;
 
-/// Tokens that a request has got more than another one before it gives a place to that one.
-const SLICE: usize = 1024;
+/// Tokens that a request has got more than twice those of another one before it gives a place to that one. For a long prompt, which may have to be
+/// read again, it is one per [`PROMPT_SHARE`] tokens more.
+const SLICE: usize = 32;
+const PROMPT_SHARE: usize = 16;
 
 /// State of the engine's thread that other threads read.
 #[derive(Default)]
@@ -130,6 +132,12 @@ impl Group {
         !self.held && (!self.paused.is_empty() || self.begun < self.job.len())
     }
 
+    /// Tokens that it gets at least before it gives a place to another one.
+    fn slice(&self) -> usize {
+        let longest = self.job.requests.iter().map(|request| request.prompt.len()).max().unwrap_or(0);
+        SLICE + longest / PROMPT_SHARE
+    }
+
     /// Whether all its completions have ended.
     fn is_done(&self) -> bool {
         self.live.is_empty() && self.paused.is_empty() && self.begun == self.job.len()
@@ -231,7 +239,7 @@ impl<B: Backend> Schedule<B> {
         let waiting = self.groups.get(&self.queue[at]).filter(|group| group.live.is_empty())?;
         let running = self.groups.iter().filter(|(_, group)| !group.held && !group.live.is_empty());
         let (&from, most) = running.max_by_key(|(_, group)| group.tokens)?;
-        (most.tokens >= waiting.tokens + SLICE).then_some((at, from))
+        (most.tokens >= 2 * waiting.tokens + most.slice()).then_some((at, from))
     }
 
     /// Takes its place from the youngest completion of a group.

@@ -34,7 +34,7 @@ fn pieces(tokenizer: &Tokenizer, prompt: &[&str], tokens: &[&str]) -> Vec<String
     let id = |name: &&str| tokenizer.token_id(name).unwrap();
     let prompt: Vec<u32> = prompt.iter().map(id).collect();
     let mut all = Detokenizer::after(tokenizer, &prompt).unwrap();
-    let mut pieces: Vec<String> = tokens.iter().map(|name| all.push(tokenizer, id(&name)).unwrap().text).collect();
+    let mut pieces: Vec<String> = tokens.iter().map(|name| all.push(tokenizer, id(name)).unwrap().text).collect();
     pieces.extend(Some(all.finish().to_string()).filter(|rest| !rest.is_empty()));
     pieces
 }

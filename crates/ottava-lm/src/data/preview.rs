@@ -3,6 +3,7 @@
 use ottava_tensor::ops::IGNORE_INDEX;
 use serde::Serialize;
 
+use super::detokenizer::Detokenizer;
 use super::loader::RowShare;
 use super::mixture::{BatchLoader, DataSet, DataState};
 use super::packing::{Packing, RowLayout};
@@ -65,9 +66,12 @@ fn row(loader: &mut BatchLoader, tokenizer: &Tokenizer, whole: bool) -> Result<V
             // Padding, or a document whose targets were all cut off.
             break;
         }
+        // A part keeps the space before its first word.
+        let mut detokenizer = Detokenizer::default();
         for (i, group) in tokens.chunk_by(|a, b| a.1 == b.1).enumerate() {
-            let ids: Vec<u32> = group.iter().map(|&(id, _)| id as u32).collect();
-            parts.push(Segment { text: tokenizer.decode(&ids)?, learned: group[0].1, starts: i == 0 });
+            let texts = group.iter().map(|&(id, _)| Ok(detokenizer.push(tokenizer, id as u32)?.text));
+            let text = texts.collect::<Result<String>>()? + detokenizer.finish();
+            parts.push(Segment { text, learned: group[0].1, starts: i == 0 });
         }
     }
     Ok(parts)

@@ -123,13 +123,14 @@ impl Engine {
     ) -> Result<Vec<Drawn>> {
         let mut all = Vec::with_capacity(accepted.len());
         for accepted in accepted.chunks(self.host_rows()) {
-            let wanted = accepted.iter().map(|&(at, row, token)| (row, token, self.running[at].request.logprobs));
-            let with_rows = wanted.map(|(row, token, top)| {
-                let on_host = top.filter(|&top| top > 0).map(|_| logits.rows(row, row + 1)?.to_vec()).transpose()?;
-                Ok((row, token, top, on_host))
+            let tops: Vec<Option<usize>> = accepted.iter().map(|&(at, ..)| self.running[at].request.logprobs).collect();
+            let on_host = accepted.iter().zip(&tops).map(|(&(_, row, _), top)| match top {
+                Some(1..) => Ok(Some(logits.rows(row, row + 1)?.to_vec()?)),
+                _ => Ok(None),
             });
-            let with_rows: Vec<(usize, u32, Option<usize>, Option<Vec<f32>>)> = with_rows.collect::<Result<_>>()?;
-            let scored = with_rows.into_par_iter().map(|(row, token, top, on_host)| match on_host {
+            let on_host: Vec<Option<Vec<f32>>> = on_host.collect::<Result<_>>()?;
+            let each = accepted.par_iter().zip(tops).zip(on_host);
+            let scored = each.map(|((&(_, row, token), top), on_host)| match on_host {
                 Some(logits) => Some(sampler::logprob(&logits, token, top.unwrap_or(0))),
                 None => top.map(|_| TokenLogprob { token, logprob: logprobs[row], top: Box::default() }),
             });

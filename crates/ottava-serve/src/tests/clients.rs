@@ -85,7 +85,7 @@ fn long_requests_give_their_place_to_short_ones_and_get_it_back() {
     let (first, second, held) = std::thread::scope(|scope| {
         let ask = || scope.spawn(|| server.post(COMPLETIONS, long.clone()));
         let (first, second) = (ask(), ask());
-        // Each of them has got more than 1,024 tokens, and one place of two.
+        // Each of them has got some hundred tokens, and one place of two.
         server.log.wait("both run", |log| log.requests.len() >= 18);
         server.post(COMPLETIONS, json!({"prompt": "a stone", "max_tokens": 3}));
         let held = server.log.get(|log| log.holds);
@@ -98,6 +98,22 @@ fn long_requests_give_their_place_to_short_ones_and_get_it_back() {
         assert_eq!(choices.len(), 20);
         assert!(choices.iter().all(|choice| choice["text"] == alone["choices"][0]["text"]), "{answer}");
     }
+}
+
+#[test]
+fn a_short_request_does_not_wait_for_the_end_of_long_ones() {
+    let server = start(|_, parrot| (parrot.max_batch, parrot.pause) = (2, Duration::from_millis(5)));
+    let long = json!({"prompt": TEXT, "max_tokens": 190, "temperature": 0});
+    std::thread::scope(|scope| {
+        let both = [0, 1].map(|_| scope.spawn(|| server.post(COMPLETIONS, long.clone())));
+        server.log.wait("both run", |log| log.requests.len() == 2);
+        // A second of work, of which they have more than a slice now.
+        sleep(Duration::from_millis(300));
+        server.post(COMPLETIONS, json!({"prompt": "a stone", "max_tokens": 3}));
+        assert_eq!(server.log.get(|log| log.holds), 1, "it has taken the place of one of them");
+        let [first, second] = both.map(|long| long.join().unwrap()["choices"].clone());
+        assert_eq!(first, second, "the other goes on where it was");
+    });
 }
 
 #[test]
