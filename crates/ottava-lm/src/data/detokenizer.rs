@@ -3,75 +3,17 @@
 //! A tokenizer of the kind of SentencePiece writes a space at the beginning of most tokens, and drops that of the first token of a text. So the
 //! text of a token depends on whether there is one before it, and a continuation decoded alone would lose its first space.
 
-use super::guard::catch_panics;
 use super::tokenizer::Tokenizer;
-use crate::error::{Error, Result};
-use tokenizers::DecoderWrapper;
+use crate::error::Result;
 
 /// The most tokens that a character is in: one for each of its bytes.
 const MOST_PARTS: usize = 4;
 
-/// How tokens of a vocabulary stand for bytes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum ByteForm {
-    /// Each character of a token is a byte (GPT-2's alphabet).
-    Alphabet,
-    /// Some tokens are single bytes, written `<0xC1>`; others are text.
-    Fallback,
-    /// All tokens are text.
-    Text,
-}
-
-impl ByteForm {
-    pub(super) fn of(decoder: Option<&DecoderWrapper>) -> ByteForm {
-        match decoder {
-            Some(DecoderWrapper::ByteLevel(_)) => ByteForm::Alphabet,
-            Some(DecoderWrapper::ByteFallback(_)) => ByteForm::Fallback,
-            Some(DecoderWrapper::Sequence(steps)) => {
-                let forms = steps.get_decoders().iter().map(|step| ByteForm::of(Some(step)));
-                forms.reduce(|a, b| if a == ByteForm::Text { b } else { a }).unwrap_or(ByteForm::Text)
-            }
-            _ => ByteForm::Text,
-        }
-    }
-}
-
-/// The byte of a character of GPT-2's alphabet: printable characters of Latin-1 stand for themselves, and those from U+0100 on for the
-/// other bytes in their order.
-fn byte_of(c: char) -> Option<u8> {
-    match (c, u32::from(c)) {
-        ('!'..='~' | '¡'..='¬' | '®'..='ÿ', code) => Some(code as u8),
-        (_, code @ 0x100..=0x120) => Some((code - 0x100) as u8),
-        (_, code @ 0x121..=0x142) => Some((code - 0x121) as u8 + 0x7f),
-        (_, 0x143) => Some(0xad),
-        _ => None,
-    }
-}
-
-/// The byte of a token such as `<0xC1>`.
-fn fallback_byte(token: &str) -> Option<u8> {
-    let digits = token.strip_prefix("<0x")?.strip_suffix('>').filter(|digits| digits.len() == 2)?;
-    u8::from_str_radix(digits, 16).ok()
-}
-
 impl Tokenizer {
     /// The bytes of token `id` in a text, where `before` precedes it; `None` at the beginning of a text. An id without an entry has none.
     fn bytes_after(&self, before: Option<u32>, id: u32) -> Result<Vec<u8>> {
-        let failed = |reason| Error::Data(format!("{}: cannot decode token {id}: {reason}", self.path().display()));
-        let Some(token) = catch_panics(|| Ok::<_, String>(self.inner.id_to_token(id))).map_err(failed)? else {
-            return Ok(Vec::new());
-        };
-        match self.byte_form {
-            ByteForm::Alphabet => {
-                let bytes = token.chars().map(byte_of).collect::<Option<Vec<u8>>>();
-                return Ok(bytes.unwrap_or_else(|| token.into_bytes()));
-            }
-            ByteForm::Fallback => {
-                if let Some(byte) = fallback_byte(&token) {
-                    return Ok(vec![byte]);
-                }
-            }
-            ByteForm::Text => {}
+        if let Some(bytes) = self.bytes_anywhere(id)? {
+            return Ok(bytes);
         }
         let Some(before) = before else { return Ok(self.decode(&[id])?.into_bytes()) };
         let (known, both) = (self.decode(&[before])?, self.decode(&[before, id])?);

@@ -1,7 +1,6 @@
 use super::*;
 use serde_json::{Value, json};
 use std::path::Path;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 fn byte_level() -> Tokenizer {
     Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer")).unwrap()
@@ -80,18 +79,6 @@ fn bytes_are_those_of_the_token() {
     let all: Vec<u8> = ids.iter().flat_map(|&id| Detokenizer::default().bytes(&level, id).unwrap()).collect();
     assert_eq!(all, "a 🎼 日!".as_bytes());
     assert!(Detokenizer::default().bytes(&level, 4_000_000_000).unwrap().is_empty(), "an id without an entry");
-}
-
-#[test]
-fn gpt2s_alphabet_has_each_byte_once() {
-    let mut bytes: Vec<u8> = ByteLevel::alphabet().into_iter().map(|c| byte_of(c).unwrap()).collect();
-    bytes.sort_unstable();
-    assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
-    assert_eq!(
-        ["Ġ", "Ċ", "Ã", "ł"].map(|text| byte_of(text.chars().next().unwrap())),
-        [0x20, 0x0a, 0xc3, 0xa0].map(Some)
-    );
-    assert_eq!(byte_of('▁'), None);
 }
 
 #[test]

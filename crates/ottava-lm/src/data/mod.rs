@@ -1,6 +1,7 @@
 //! Training data: files of text and records, cached tokens, and batches in a computed order.
 
 mod added_tokens;
+mod byte_form;
 mod cards;
 pub mod chat;
 mod chat_files;

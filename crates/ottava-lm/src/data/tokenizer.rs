@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rayon::prelude::*;
 
 use super::added_tokens;
-use super::detokenizer::ByteForm;
+use super::byte_form::ByteForm;
 use super::edges::Edges;
 use super::guard::catch_panics;
 use super::pieces::{can_be_cut, first_bytes, pieces, words};
@@ -39,9 +39,9 @@ static LOADED: AtomicU64 = AtomicU64::new(0);
 pub struct Tokenizer {
     /// Its number, from 1.
     number: u64,
-    pub(super) inner: tokenizers::Tokenizer,
+    inner: tokenizers::Tokenizer,
     /// How tokens stand for bytes.
-    pub(super) byte_form: ByteForm,
+    byte_form: ByteForm,
     path: PathBuf,
     vocab_size: usize,
     longest: usize,
@@ -202,6 +202,14 @@ impl Tokenizer {
         catch_panics(|| self.inner.decode(ids, false)).map_err(|reason| {
             Error::Data(format!("{}: cannot decode {} ids: {reason}", self.path.display(), ids.len()))
         })
+    }
+
+    /// The bytes of a token where they do not depend on its neighbours: of a tokenizer of bytes, and single bytes of others. None for an id
+    /// without an entry.
+    pub(super) fn bytes_anywhere(&self, id: u32) -> Result<Option<Vec<u8>>> {
+        let failed = |reason| Error::Data(format!("{}: cannot decode token {id}: {reason}", self.path.display()));
+        let token = catch_panics(|| Ok::<_, String>(self.inner.id_to_token(id))).map_err(failed)?;
+        Ok(token.map_or(Some(Vec::new()), |token| self.byte_form.bytes(&token)))
     }
 
     /// The bytes of each token, by id, for tokenizers whose decoder is `ByteLevel` or has `ByteFallback`. Special tokens begin with a byte

@@ -125,6 +125,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("tool_calls", 8),
             ("error", 8),
             ("intake", 8),
+            ("json", 8),
             ("logprobs", 8),
             ("metrics", 8),
             ("monitor", 8),
