@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The GPU suite: parity of all ops, and the promises that concern a GPU, in three processes beside each other, since most of their time is
+# The GPU suite: parity of all ops, and the promises that concern a GPU, in several processes beside each other, since most of their time is
 # spent on the CPU. Fails where there is no GPU.
 #
 # usage: scripts/gpu-tests.sh [FOLDER [FILTER...]]    FOLDER holds `tensor-tests` and `promises` built elsewhere; if it is missing or empty,
@@ -27,16 +27,17 @@ cpu_only=(--skip _is_the_gradient --skip golden_settings --skip stages --skip he
 # Kernels for other GPUs are compiled in CI.
 "$bin/tensor-tests" --test-threads=1 --skip kernels_compile_wherever "$@" >"$logs/tensor-tests" 2>&1 &
 processes=($!)
-# Every second promise in a process of its own. Without names, it would run all, so xargs starts none.
+# The promises in several processes. Without names, it would run all, so xargs starts none.
 names=$("$bin/promises" --list --format terse "${cpu_only[@]}" "$@" | sed -n 's/: test$//p')
-for half in 0 1; do
-    awk "NR % 2 == $half" <<<"$names" | xargs --no-run-if-empty "$bin/promises" --test-threads=1 --exact >"$logs/promises-$half" 2>&1 &
+parts=$(($(nproc) < 12 ? 2 : $(nproc) / 4))
+for ((part = 0; part < parts; part++)); do
+    awk "NR % $parts == $part" <<<"$names" | xargs --no-run-if-empty "$bin/promises" --test-threads=1 --exact >"$logs/promises-$part" 2>&1 &
     processes+=($!)
 done
 failed=0
 for process in "${processes[@]}"; do wait "$process" || failed=1; done
-for log in tensor-tests promises-0 promises-1; do
-    echo "== $log"
-    grep -v ' \.\.\. ok$' "$logs/$log" || true
+for log in "$logs"/tensor-tests "$logs"/promises-*; do
+    echo "== ${log##*/}"
+    grep -v ' \.\.\. ok$' "$log" || true
 done
 exit "$failed"
