@@ -180,16 +180,16 @@ pub(super) struct DryGpu {
 }
 
 impl DryGpu {
-    /// Workspace of cuDNN 9.14 on an H200, which `graphs_are_planned_for_hopper_from_a_description` compares: with grouped-query attention
+    /// Workspace of cuDNN 9.14 and 9.19 on an H200, which `graphs_are_planned_for_hopper_from_a_description` compares: with grouped-query attention
     /// the gradients of keys and values per query head; in deterministic mode the gradients of the scores; with documents, descriptors of
-    /// the tensors of each.
+    /// the tensors of each. cuDNN 9.19 has room for at least 33 pairs of documents in forward.
     pub(super) fn attention_workspace(shape: &AttentionShape, pass: AttentionPass) -> usize {
         let per_head = (shape.lse_len() * shape.head_dim * 2).next_multiple_of(256);
         let tiles = shape.seq.next_multiple_of(64) * shape.seq.next_multiple_of(128);
         let scores = if shape.deterministic { shape.batch * shape.heads * tiles * 2 } else { 0 };
         let pairs_of_documents = shape.documents / 2 + 1;
         match pass {
-            AttentionPass::Forward if shape.documents > 0 => 256 + 512 * pairs_of_documents,
+            AttentionPass::Forward if shape.documents > 0 => 256 + 512 * pairs_of_documents.max(33),
             AttentionPass::Backward if shape.documents > 0 => 256 + 896 * pairs_of_documents,
             AttentionPass::Forward => 256,
             AttentionPass::Backward if shape.heads != shape.kv_heads => 256 + scores + 2 * per_head,
