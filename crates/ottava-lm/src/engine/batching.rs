@@ -152,7 +152,7 @@ impl Engine {
         let budget = self.options.prefill_chunk.saturating_sub(single);
         // Prompts get at least the other half.
         let proposed = self.propose(budget / 2)?;
-        let mut budget = self.prompt_budget(budget - proposed);
+        let mut budget = self.prompt_budget(budget - proposed, single);
         let mut plan = Vec::new();
         for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| sequence.pending() == 1) {
             plan.push((at, 1 + sequence.proposed.len()));
