@@ -6,6 +6,7 @@ use crate::served::{Served, beside};
 use ottava_lm::engine::Grammar;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 
 /// The names of the fields.
 pub const FIELDS: &[&str] = &["response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"];
@@ -13,6 +14,9 @@ pub const FIELDS: &[&str] = &["response_format", "structured_outputs", "guided_j
 const MOST_BYTES: usize = 256 << 10;
 /// Entries of an object or list at the top of a field, at most.
 const MOST_ENTRIES: usize = 1024;
+
+/// Compiling is one thread's work at a time, so that many long constraints leave cores to the engine.
+static COMPILING: Semaphore = Semaphore::const_new(1);
 
 /// What texts have to match.
 enum Constraint {
@@ -52,6 +56,7 @@ pub async fn grammar(served: &Arc<Served>, body: &Body, calls: Option<Value>) ->
         };
         grammar.map(Some).map_err(|error| ApiError::field(name, format!("`{name}` cannot be used: {error}")))
     };
+    let _one = COMPILING.acquire().await.expect("it is never closed");
     beside(compile).await
 }
 
