@@ -37,7 +37,7 @@ fn of_json(json: &Json) -> Option<Value> {
     })
 }
 
-/// The value of JSON, also of what [`as_json`] made.
+/// The value of JSON, also of what `as_json` made.
 pub fn value_of_json(json: &Json) -> Value {
     match json {
         Json::Null => Value::None,

@@ -46,7 +46,7 @@ impl Detokenizer {
     /// Decodes the tokens after `prompt`: a character that it begins is completed by them. Special tokens alone are no text: what follows them
     /// begins one.
     ///
-    /// Errors with [`Error::Data`] if the tokenizer cannot decode them.
+    /// Errors with [`Error::Data`](crate::Error::Data) if the tokenizer cannot decode them.
     pub fn after(tokenizer: &Tokenizer, prompt: &[u32]) -> Result<Detokenizer> {
         let mut all = Detokenizer::default();
         if prompt.iter().all(|&id| tokenizer.is_special(id)) {

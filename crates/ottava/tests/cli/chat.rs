@@ -31,7 +31,7 @@ fn chats_are_planned_trained_on_and_continued() {
         "text.jsonl: messages",
         "begin with no token of their own and end with ~ (95); generation stops at ~ (95)",
         "\nu : q",
-        "~ a :[r",
+        "~ a :[ r",
     ] {
         assert!(plan.contains(part), "no {part:?} in: {plan}");
     }
@@ -218,7 +218,7 @@ fn chats_without_a_target_in_a_row_are_left_out_and_named() {
         let plan = run.succeed(&["plan", "run.toml", "--show-data", "8", "--set", &packing]);
         assert!(plan.contains(named), "{plan}");
         let rows = plan.split("\n  Row ").skip(1).collect::<Vec<_>>();
-        assert!(rows.iter().all(|row| row.contains("[r r r r r ~]") && !row.contains("q q q q q")), "{rows:?}");
+        assert!(rows.iter().all(|row| row.contains("[ r r r r r ~]") && !row.contains("q q q q q")), "{rows:?}");
         let plan = json(&run.succeed(&["plan", "run.toml", "--show-data", "--json", "--set", &packing]));
         // Six targets in each of four rows, of 11, 12, 13 and 14 inputs.
         assert_eq!((&plan["data"]["left_out"], &plan["data"]["target_tokens"]), (&2.into(), &24.into()));
