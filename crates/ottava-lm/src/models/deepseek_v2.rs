@@ -57,12 +57,6 @@ pub(super) fn deepseek(
         rotated: size(file, "qk_rope_head_dim")?,
         value: size(file, "v_head_dim")?,
     };
-    let output_bias = file.required("attention_bias")?;
-    if output_bias && latent.query_rank.is_none() {
-        return Err(file.error(
-            "`attention_bias` is true and `q_lora_rank` is null: the stacked projection of queries and latents would have a bias in part of it, which is not supported",
-        ));
-    }
     let hidden = file.required("moe_intermediate_size")?;
     let shared: usize = file.nullable("n_shared_experts")?.unwrap_or(0);
     let of_shared = shared.saturating_mul(hidden);
@@ -73,7 +67,7 @@ pub(super) fn deepseek(
         head_dim: latent.head_dim(),
         latent: Some(latent),
         attention_scale: Some(attention_scale(&sizes.rope, latent.head_dim())),
-        output_bias,
+        output_bias: file.required("attention_bias")?,
         positions: Positions::Rotary(pairs),
         experts: Some(experts),
         routed: LayerSet::From(file.required("first_k_dense_replace")?),
