@@ -9,7 +9,7 @@
 //! let template = Template::parse("{% for word in text.split() %}[{{ word }}]{% endfor %}").unwrap();
 //! let text = template.render(vec![("text".into(), Value::text("a b"))], Clock::Fixed).unwrap();
 //! assert_eq!(text, "[a][b]");
-//! assert_eq!(Template::parse("{% if %}").unwrap_err().to_string(), "unexpected end of statement (line 1)");
+//! assert_eq!(Template::parse("{% if %}").unwrap_err().to_string(), "expected a value, found `%}` (line 1)");
 //! ```
 //!
 //! A crate of its own, which tests compile with optimization: parsers of hostile templates would take seconds without it.
