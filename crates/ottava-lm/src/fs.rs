@@ -73,7 +73,6 @@ impl FsFile for File {
 /// Errors when `path` exists and is no regular file. What a run writes belongs into its own folder, and opening a FIFO waits for its other
 /// end.
 pub fn expect_regular(path: &Path) -> io::Result<()> {
-    let refuse = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_symlink() => refuse("this is a link; runs do not write through links"),
         Ok(found) if found.is_dir() => refuse("this is a folder, and runs write a file here; move it away"),
@@ -84,7 +83,6 @@ pub fn expect_regular(path: &Path) -> io::Result<()> {
 
 /// Errors when `path` exists and is no folder, or a link. What a run writes belongs into its own folder.
 pub fn expect_folder(path: &Path) -> io::Result<()> {
-    let refuse = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_symlink() => {
             refuse("this is a link; runs do not write through links; set `output_dir` to a folder on the other disk")
@@ -92,6 +90,10 @@ pub fn expect_folder(path: &Path) -> io::Result<()> {
         Ok(found) if !found.is_dir() => refuse("this is a file, and runs make a folder here; move it away"),
         _ => Ok(()),
     }
+}
+
+fn refuse(text: &str) -> io::Result<()> {
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
 /// Creates a folder and the folders above it where they are missing, so that they survive a power failure.

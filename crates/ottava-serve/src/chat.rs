@@ -148,11 +148,10 @@ fn listed_tools(body: &Body) -> Result<&[Value]> {
 
 /// The tools for the template; `null` for none, as with `tool_choice: "none"`. An empty list stays one, as in transformers.
 fn tools(body: &Body) -> Result<Value> {
-    let tools = listed_tools(body)?;
-    match ToolChoice::read(body.get("tool_choice"), tools)? {
-        ToolChoice::None => Ok(Value::Null),
-        _ if body.list("tools", MOST_TOOLS)?.is_none() => Ok(Value::Null),
-        ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => Ok(tools.into()),
+    let tools = body.list("tools", MOST_TOOLS)?;
+    match (ToolChoice::read(body.get("tool_choice"), tools.map_or(&[], Vec::as_slice))?, tools) {
+        (ToolChoice::None, _) | (_, None) => Ok(Value::Null),
+        (ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_), Some(tools)) => Ok(tools.clone().into()),
     }
 }
 

@@ -41,12 +41,11 @@ pub struct Rows {
 impl Rows {
     /// Opens a file. Errors with the reason when it is not of this format or uses a codec that is not built in.
     pub fn open(mut file: File, format: Format) -> Result<Rows, String> {
-        let size = file.metadata().map_err(|error| error.to_string())?.len();
         let batches: Box<dyn Iterator<Item = Result<RecordBatch, String>> + Send> = match format {
             Format::Parquet => {
+                let most = most_unpacked_bytes(file.metadata().map_err(|error| error.to_string())?.len());
                 let builder = ParquetRecordBatchReaderBuilder::try_new(file)
                     .map_err(|error| parquet_reason(&error.to_string()))?;
-                let most = most_unpacked_bytes(size);
                 let records = together(builder.metadata(), BATCH_BYTES.max(most));
                 let reader =
                     builder.with_batch_size(records).build().map_err(|error| parquet_reason(&error.to_string()))?;

@@ -3,7 +3,7 @@
 
 use super::check::Places;
 use super::passes::SideBySide;
-use super::{LossScale, MicroBatch, Program, ProgramInputs, TrainStep, total, write_scalar};
+use super::{LossScale, MicroBatch, Program, ProgramInputs, TrainStep, host, total};
 use crate::data::Batch;
 use crate::error::Result;
 use crate::mode::StepPrecision;
@@ -99,7 +99,7 @@ impl TrainStep {
         let per_unit = self.loss_scale_value / self.units() as f64;
         let LossScale { per_unit: of_unit, per_micro_batch } = &self.loss_scale;
         let mut per_micro_batch = per_micro_batch.empty_like()?;
-        write_scalar(&mut per_micro_batch, per_unit * targets / micro_batches as f64)?;
+        host::write(&mut per_micro_batch, &[per_unit * targets / micro_batches as f64])?;
         Ok(LossScale { per_unit: of_unit.clone(), per_micro_batch })
     }
 

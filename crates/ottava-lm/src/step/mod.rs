@@ -5,6 +5,7 @@
 mod action;
 mod check;
 mod compare;
+mod host;
 mod micro_batch;
 mod passes;
 mod preference;
@@ -58,12 +59,6 @@ pub struct TrainStep {
     per_micro_batch: f64,
     /// The ranks that run a step together, with equal numbers of rows, and how they divide the model.
     partition: Partition,
-}
-
-/// Writes `value` into a tensor `[1]`.
-fn write_scalar(tensor: &mut Tensor, value: f64) -> Result<()> {
-    let value = Tensor::from_slice(&Device::Cpu, &[1], &[value])?;
-    Ok(tensor.write_bytes(&cast(&value, tensor.dtype())?.read_bytes()?)?)
 }
 
 /// The result of a step.
@@ -196,13 +191,13 @@ impl TrainStep {
             return Ok(());
         }
         self.per_micro_batch = value;
-        write_scalar(&mut self.loss_scale.per_micro_batch, value)
+        host::write(&mut self.loss_scale.per_micro_batch, &[value])
     }
 
     /// Writes the factor of the loss of a unit.
     fn write_loss_scale(&mut self) -> Result<()> {
         let per_unit = self.loss_scale_value / self.units() as f64;
-        write_scalar(&mut self.loss_scale.per_unit, per_unit)
+        host::write(&mut self.loss_scale.per_unit, &[per_unit])
     }
 
     /// Loads a micro-batch for the next step.
@@ -380,5 +375,5 @@ impl TrainStep {
 
 /// The sum of all losses, in the order of the tokens.
 pub fn total(losses: &Tensor) -> Result<f64> {
-    Ok(cast(&losses.to_device(&Device::Cpu)?, DType::F64)?.to_vec::<f64>()?.iter().sum())
+    Ok(host::values(losses)?.iter().sum())
 }

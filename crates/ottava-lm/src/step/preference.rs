@@ -1,10 +1,11 @@
 //! The loss of preferences in a step: pairs of sequences, or sequences with labels, relative to a reference model.
 
+use super::host::from_host;
 use crate::error::Result;
 use crate::models::Decoder;
 use crate::param::Units;
 use ottava_tensor::ops::{
-    PreferenceLoss, PreferenceTargets, PreferenceTerm, cast, preference_loss, real_type, sequence_log_probs,
+    PreferenceLoss, PreferenceTargets, PreferenceTerm, preference_loss, real_type, sequence_log_probs,
 };
 use ottava_tensor::{DType, Device, Tensor};
 
@@ -91,19 +92,6 @@ impl MicroBatchPreference {
         }
         Ok((all, dnormed))
     }
-}
-
-fn from_host(values: &[f64], device: &Device, dtype: DType) -> Result<Tensor> {
-    Ok(cast(&Tensor::from_slice(&Device::Cpu, &[values.len()], values)?, dtype)?.to_device(device)?)
-}
-
-pub(super) fn values(tensor: &Tensor) -> Result<Vec<f64>> {
-    Ok(cast(&tensor.to_device(&Device::Cpu)?, DType::F64)?.to_vec()?)
-}
-
-/// Overwrites `tensor` with `values`.
-pub(super) fn write(tensor: &mut Tensor, values: &[f64]) -> Result<()> {
-    Ok(tensor.write_bytes(&from_host(values, &Device::Cpu, tensor.dtype())?.read_bytes()?)?)
 }
 
 /// Sums over sequences, from which the metrics are computed.

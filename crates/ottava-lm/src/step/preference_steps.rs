@@ -1,6 +1,7 @@
 //! Steps on preferences: what they load, the log-probabilities of a reference model, and the sums of their losses.
 
-use super::preference::{MicroBatchPreference, Preference, PreferenceSums, values, write};
+use super::host::{values, write};
+use super::preference::{MicroBatchPreference, Preference, PreferenceSums};
 use super::{MicroBatch, Program, ProgramInputs, TrainStep};
 use crate::data::{Batch, PreferenceBatch};
 use crate::error::Result;

@@ -169,15 +169,21 @@ fn loss_and_gradients(how: &Preference, weights: &mut dyn WeightSource) -> (f64,
     preference.targets.labels = tensor(chosen.iter().map(|chosen| f64::from(u8::from(*chosen))).collect());
     preference.targets.kl = tensor(vec![0.2]);
     preference.chosen = chosen;
-    let rows = sequences(&Device::Cpu, batch.rows, batch.inputs.len());
+    (scaled_loss(&mut model, &batch, preference), gradients(&mut model))
+}
+
+/// `1.7 · Σ losses` of a micro-batch of a `model` in F64, whose gradients it leaves in the model.
+pub fn scaled_loss(model: &mut Decoder, batch: &Batch, preference: MicroBatchPreference) -> f64 {
+    const SCALE: f64 = 1.7;
+    let sequences = sequences(&Device::Cpu, batch.rows, batch.inputs.len());
     let ids = |ids: &[i32]| Tensor::from_slice(&Device::Cpu, &[ids.len()], ids).unwrap();
     let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
-    let micro_batches = &[MicroBatch { inputs, targets, sequences: rows, preference: Some(preference) }];
-    let (scale, partition) = (&loss_scale(tensor(vec![1.7])), &Partition::solo());
-    let inputs = ProgramInputs { micro_batches, loss_scale: Some(scale), precision: StepPrecision::Recipe, partition };
-    let all = Program::gradients_of(&Schedule::of_one_rank(1), 0).run(&mut model, &inputs, None).unwrap().remove(0);
-    let loss = values(&all)[..batch.rows].iter().sum::<f64>();
-    (1.7 * loss, gradients(&mut model))
+    let micro_batches = &[MicroBatch { inputs, targets, sequences, preference: Some(preference) }];
+    let scale = loss_scale(Tensor::from_slice(&Device::Cpu, &[1], &[SCALE]).unwrap());
+    let (loss_scale, partition) = (Some(&scale), &Partition::solo());
+    let inputs = ProgramInputs { micro_batches, loss_scale, precision: StepPrecision::Recipe, partition };
+    let all = Program::gradients_of(&Schedule::of_one_rank(1), 0).run(model, &inputs, None).unwrap().remove(0);
+    SCALE * values(&all)[..batch.rows].iter().sum::<f64>()
 }
 
 /// Central differences of fourth order, of weights all over the model for DPO and KTO, and of one weight of a block for each other loss.

@@ -2,10 +2,10 @@
 
 use crate::mesh::{Mesh, MeshRank, Seen, distance};
 use crate::preference::{PAIRS, STEPS, TOKENS, empty, run_config, write_records};
-use crate::preference_losses::Moved;
+use crate::preference_losses::{Moved, scaled_loss};
 use crate::recorded::Recorded;
 use crate::resume::{metrics, train};
-use crate::setup::{double, fp8_names_on, gradients, loss_scale, on_ranks, recipe, sequences, tiny_llama};
+use crate::setup::{double, fp8_names_on, gradients, on_ranks, recipe, tiny_llama};
 use ottava_lm::checkpoint::{AdapterFolder, merge};
 use ottava_lm::config::{LoraConfig, LossType, PreferenceConfig, RunConfig, WeightInit};
 use ottava_lm::data::{Batch, PreferenceBatch, RowLayout, SourceOptions, Tokenizer, prepare};
@@ -13,14 +13,14 @@ use ottava_lm::evaluate_preferences::evaluate_rewards;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_lm::parallel::{Partition, Schedule, ScheduleKind, SentActivations, Zero};
+use ottava_lm::parallel::{Schedule, ScheduleKind, SentActivations, Zero};
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
-use ottava_lm::step::{MicroBatch, MicroBatchPreference, Preference, Program, ProgramInputs, TrainStep};
+use ottava_lm::step::{MicroBatchPreference, Preference, TrainStep};
 use ottava_lm::trainer::{Start, build};
 use ottava_tensor::comm::Group;
 use ottava_tensor::ops::{IGNORE_INDEX, PreferenceLoss};
-use ottava_tensor::testing::{integers, values};
+use ottava_tensor::testing::integers;
 use ottava_tensor::{DType, Device, Tensor};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -134,14 +134,7 @@ fn loss_and_gradients(weights: &mut Moved) -> (f64, Vec<(String, Vec<f64>)>) {
     let tensor = |values: Vec<f64>| Tensor::from_slice(&Device::Cpu, &[values.len()], &values).unwrap();
     preference.targets.reference = tensor((0..batch.rows).map(|s| if s % 2 == 0 { 0.4 } else { 0.0 }).collect());
     preference.chosen = chosen;
-    let rows = sequences(&Device::Cpu, batch.rows, batch.inputs.len());
-    let ids = |ids: &[i32]| Tensor::from_slice(&Device::Cpu, &[ids.len()], ids).unwrap();
-    let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
-    let micro_batches = &[MicroBatch { inputs, targets, sequences: rows, preference: Some(preference) }];
-    let (scale, partition) = (&loss_scale(tensor(vec![1.7])), &Partition::solo());
-    let inputs = ProgramInputs { micro_batches, loss_scale: Some(scale), precision: StepPrecision::Recipe, partition };
-    let all = Program::gradients_of(&Schedule::of_one_rank(1), 0).run(&mut model, &inputs, None).unwrap().remove(0);
-    (1.7 * values(&all)[..batch.rows].iter().sum::<f64>(), gradients(&mut model))
+    (scaled_loss(&mut model, &batch, preference), gradients(&mut model))
 }
 
 /// Central differences of fourth order, of weights all over the model.

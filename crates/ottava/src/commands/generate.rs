@@ -223,13 +223,17 @@ struct RecordFile {
 
 impl RecordFile {
     fn create(path: &Path) -> Result<RecordFile> {
-        let special = std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
-        let mut name = path.file_name().unwrap_or_default().to_os_string();
-        name.push(".partial");
-        let partial = (!special).then(|| path.with_file_name(name));
-        if path.is_dir() {
-            return Err(Error::Config(format!("--output {}: this is a folder; name a file", path.display())));
-        }
+        let partial = match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => {
+                return Err(Error::Config(format!("--output {}: this is a folder; name a file", path.display())));
+            }
+            Ok(found) if !found.is_file() => None,
+            _ => {
+                let mut name = path.file_name().unwrap_or_default().to_os_string();
+                name.push(".partial");
+                Some(path.with_file_name(name))
+            }
+        };
         let place = partial.as_deref().unwrap_or(path);
         let file = BufWriter::new(File::create(place).map_err(Error::io(place))?);
         Ok(RecordFile { file, path: path.to_path_buf(), partial })
