@@ -33,7 +33,7 @@ pub fn open(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, found.len()))
 }
 
-/// [`open`] for a file that anybody may have put into a folder, such as that of a run on a shared disk: a link is not followed.
+/// [`open`] for a file that anybody may have put into a folder, such as the folder of a run on a shared disk: a link is not followed.
 ///
 /// # Errors
 /// Errors of [`open`], and [`ErrorKind::InvalidInput`] for a link.

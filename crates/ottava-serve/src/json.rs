@@ -1,4 +1,4 @@
-//! JSON that is written piece by piece as text: an answer takes the memory of its text, and not that of a tree of values.
+//! JSON that is written piece by piece as text: an answer takes the memory of its text, and not the memory of a tree of values.
 
 use serde::Serialize;
 

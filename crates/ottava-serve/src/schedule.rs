@@ -20,8 +20,8 @@ const HIGH: usize = 4096;
 /// The weight at which it is resumed.
 const LOW: usize = 1024;
 
-/// Tokens that a request has got more than twice those of another one before it gives a place to that one. For a long prompt, which may have to be
-/// read again, it is one per [`PROMPT_SHARE`] tokens more.
+/// A request gives a place to another one once it has more than twice the other's tokens, plus so many. A long prompt, which may have to be read
+/// again, adds one per [`PROMPT_SHARE`] of its tokens.
 const SLICE: usize = 32;
 const PROMPT_SHARE: usize = 16;
 

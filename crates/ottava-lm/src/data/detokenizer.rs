@@ -1,7 +1,7 @@
 //! Tokens back to text, one by one: the bytes of each in the context of those before.
 //!
-//! A tokenizer of the kind of SentencePiece writes a space at the beginning of most tokens, and drops that of the first token of a text. So the
-//! text of a token depends on whether there is one before it, and a continuation decoded alone would lose its first space.
+//! A tokenizer of the kind of SentencePiece writes a space at the beginning of most tokens, and drops the space of the first token of a text. So
+//! the text of a token depends on whether a token is before it, and a continuation decoded alone would lose its first space.
 
 use super::tokenizer::Tokenizer;
 use crate::error::Result;
@@ -29,7 +29,7 @@ impl Tokenizer {
 pub struct Detokenizer {
     /// The last token; `None` at the beginning of a text.
     before: Option<u32>,
-    /// The beginning of a character, of which more may follow.
+    /// The first bytes of a character whose other bytes may follow.
     partial: Vec<u8>,
 }
 

@@ -105,7 +105,7 @@ impl Tokenizer {
         Ok(self.encode_prompt_after(text)?.0)
     }
 
-    /// [`Tokenizer::encode_prompt`], and how many of the ids come before those of the text.
+    /// [`Tokenizer::encode_prompt`], and how many ids come before the ids of the text.
     pub fn encode_prompt_after(&self, text: &str) -> Result<(Vec<u32>, usize)> {
         let own = self.encode(text)?;
         let count = own.len();

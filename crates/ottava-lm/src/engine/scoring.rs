@@ -1,7 +1,8 @@
 //! Log-probabilities of prompts, and of the likeliest tokens beside drawn ones.
 //!
-//! A prompt is scored in chunks, and a step scores a bounded number of logits on the host, and no more rows than it decodes: requests that
-//! decode get their tokens at least half as fast as without prompts that are scored. On a GPU, `sample` finds up to one likeliest token beside that of a prompt, and logits stay on the device.
+//! A prompt is scored in chunks. A step scores a bounded number of logits on the host, and no more rows than it decodes: requests that decode get
+//! their tokens at least half as fast as without prompts that are scored. On a GPU, `sample` finds up to one likeliest token beside the token of a
+//! prompt, and logits stay on the device.
 
 use super::batching::{Drawn, Engine, Plan};
 use super::decode::in_f32;
@@ -115,7 +116,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Adds the log-probabilities that requests want to `accepted` tokens, each with its row of `logits`; `logprobs` are those of the rows' tokens.
+    /// Adds the log-probabilities that requests want to `accepted` tokens, each with its row of `logits`; `logprobs` has the
+    /// log-probability of the token of each row.
     pub(super) fn with_logprobs(
         &self,
         accepted: Vec<(usize, usize, u32)>,
@@ -142,7 +144,7 @@ impl Engine {
     }
 }
 
-/// The log-probabilities of `tokens` by the first rows of F32 `logits`, and those of the `top` likeliest tokens of each row.
+/// The log-probabilities of `tokens` by the first rows of F32 `logits`, and the log-probabilities of the `top` likeliest tokens of each row.
 fn score(logits: &Tensor, tokens: &[u32], top: usize) -> Result<Vec<TokenLogprob>> {
     if !is_on_host(is_gpu(logits.device()), top) {
         return score_on_device(logits, tokens, top);

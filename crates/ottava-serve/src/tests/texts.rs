@@ -93,7 +93,7 @@ fn chats_and_continued_messages_keep_spaces() {
     assert_eq!(streamed(&server, "/v1/chat/completions", body, "/delta/content"), content);
 }
 
-/// OpenAI's API has the bytes of a token, so that a client can join those of a character.
+/// OpenAI's API has the bytes of a token, so that a client can join the bytes of a character.
 #[test]
 fn parts_of_characters_have_their_own_bytes() {
     let of = |tokenizer: &Tokenizer, before: &[u32], token: u32| {
