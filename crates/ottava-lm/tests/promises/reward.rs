@@ -131,8 +131,8 @@ fn loss_and_gradients(weights: &mut Moved) -> (f64, Vec<(String, Vec<f64>)>) {
     let mut model = Decoder::new(&sizes, &double(), &Device::Cpu, purpose, TOKENS, weights).unwrap();
     let PreferenceBatch { batch, chosen, .. } = recorded_batch(0);
     let mut preference = MicroBatchPreference::new(bradley_terry(0.3), batch.rows, &Device::Cpu, DType::F64).unwrap();
-    let tensor = |values: Vec<f64>| Tensor::from_slice(&Device::Cpu, &[values.len()], &values).unwrap();
-    preference.targets.reference = tensor((0..batch.rows).map(|s| if s % 2 == 0 { 0.4 } else { 0.0 }).collect());
+    let margins: Vec<f64> = (0..batch.rows).map(|s| if s % 2 == 0 { 0.4 } else { 0.0 }).collect();
+    preference.targets.reference = Tensor::from_slice(&Device::Cpu, &[margins.len()], &margins).unwrap();
     preference.chosen = chosen;
     (scaled_loss(&mut model, &batch, preference), gradients(&mut model))
 }
