@@ -1,6 +1,7 @@
 //! Recipes, layers, models, optimizers, data and checkpoints for training language models in FP8.
 #![forbid(unsafe_code)]
 
+pub mod background;
 pub mod bench;
 pub mod calibrate;
 pub mod capture;

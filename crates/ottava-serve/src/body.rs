@@ -19,6 +19,8 @@ pub const MOST_PROMPTS: usize = 1024;
 
 /// The fields of a request.
 pub struct Body {
+    /// Its length as JSON.
+    pub bytes: usize,
     fields: Map<String, Value>,
     /// The field `prompt`, or `input` of requests for embeddings.
     prompt: Option<Prompt>,
@@ -48,6 +50,7 @@ impl Body {
         let bytes = keep_integers(bytes);
         let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
         let parsed = Fields { known, at: &at }.deserialize(&mut deserializer);
+        let parsed = parsed.map(|body| Body { bytes: bytes.len(), ..body });
         parsed.and_then(|body| deserializer.end().map(|()| body)).map_err(|error| {
             let (at, text) = (at.into_inner(), error.to_string());
             match error.is_data() && !at.is_empty() {
@@ -182,7 +185,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Body, A::Error> {
-        let (mut body, mut left) = (Body { fields: Map::new(), prompt: None }, MOST_VALUES);
+        let (mut body, mut left) = (Body { bytes: 0, fields: Map::new(), prompt: None }, MOST_VALUES);
         while let Some(name) = map.next_key::<String>()? {
             self.at.replace(name.chars().take(60).collect());
             if !self.known.contains(&name.as_str()) {

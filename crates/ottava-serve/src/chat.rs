@@ -112,7 +112,7 @@ pub async fn chat_completions(
     if matches!(&calls, Some(Calls::Free(parser)) if parser.marks_by_special_token()) {
         params.skip_special_tokens = false;
     }
-    let prompt = served.render(chat, form).await?;
+    let prompt = served.render(body.bytes, chat, form).await?;
     served.expect_known("messages", &prompt)?;
     let request = params.request(prompt, asked, served.max_model_len)?;
     let requests = vec![Request { logprobs: params.logprobs_of_engine(logprobs), grammar, ..request }];

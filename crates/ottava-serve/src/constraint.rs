@@ -6,7 +6,6 @@ use crate::served::{Served, beside};
 use ottava_lm::engine::Grammar;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use tokio::sync::Semaphore;
 
 /// The names of the fields.
 pub const FIELDS: &[&str] = &["response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"];
@@ -14,9 +13,6 @@ pub const FIELDS: &[&str] = &["response_format", "structured_outputs", "guided_j
 const MOST_BYTES: usize = 256 << 10;
 /// Entries of an object or list at the top of a field, at most.
 const MOST_ENTRIES: usize = 1024;
-
-/// Compiling is one thread's work at a time, so that many long constraints leave cores to the engine.
-static COMPILING: Semaphore = Semaphore::const_new(1);
 
 /// What texts have to match.
 enum Constraint {
@@ -56,8 +52,8 @@ pub async fn grammar(served: &Arc<Served>, body: &Body, calls: Option<Value>) ->
         };
         grammar.map(Some).map_err(|error| ApiError::field(name, format!("`{name}` cannot be used: {error}")))
     };
-    let _one = COMPILING.acquire().await.expect("it is never closed");
-    beside(compile).await
+    // A short constraint can take long to compile.
+    beside(usize::MAX, compile).await
 }
 
 /// The constraint of one field.

@@ -100,7 +100,8 @@ impl Embeddings {
         let vectors = found.into_iter().collect::<Option<Vec<_>>>();
         let vectors = vectors.ok_or_else(|| ApiError::internal("the engine has ended a text without its embedding"))?;
         let (total, in_base64, model) = (self.tokens.iter().sum::<usize>(), self.in_base64, self.model);
-        beside(move || {
+        let values: usize = vectors.iter().map(Vec::len).sum();
+        beside(values * size_of::<f32>(), move || {
             let entry = |(index, values): (usize, Vec<f32>)| {
                 let embedding = if in_base64 { Vector::Base64(base64(&values)) } else { Vector::Floats(values) };
                 Entry { object: "embedding", index, embedding }

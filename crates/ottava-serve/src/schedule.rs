@@ -1,10 +1,12 @@
 //! The loop of the engine's thread: passes completions of requests to the engine, and their events to the clients.
 //!
-//! The engine has as many completions as it computes at once; all others wait here. Each free place goes to the request with the fewest
-//! completions in the engine, so a request with many completions takes turns with one with few. Where no place is free, a request without
-//! one takes it from the request that has got the most tokens, if those are [`SLICE`] more than twice its own: long and many completions do
-//! not keep short ones waiting, and a completion is paused, and recomputed later, at most once per doubling of what its request has got. A
-//! request whose events nobody takes is held: the engine computes nothing for it until its client reads again.
+//! The engine has as many completions as it computes at once; all others wait here. A short request asks for at most [`SLICE`] tokens, with
+//! all its completions. Free places go to short requests in their order, but one place in [`LONG_SHARE`] goes to long requests. Among long
+//! requests, a free place goes to the request with the fewest completions in the engine, so a request with many completions takes turns with
+//! one with few. Where no place is free, a request without one takes it from the long request that has got the most tokens, if these are
+//! [`SLICE`] more than twice its own: long and many completions do not keep short ones waiting, and a completion is paused, and recomputed
+//! later, at most once per doubling of what its request has got. A request whose events nobody takes is held: the engine computes nothing for
+//! it until its client reads again.
 
 use crate::backend::Backend;
 use crate::error::{ApiError, Result};
@@ -24,6 +26,9 @@ const LOW: usize = 1024;
 /// again, adds one per [`PROMPT_SHARE`] of its tokens.
 const SLICE: usize = 32;
 const PROMPT_SHARE: usize = 16;
+
+/// Long requests keep at least one of so many places.
+const LONG_SHARE: usize = 8;
 
 /// State of the engine's thread that other threads read.
 #[derive(Default)]
@@ -59,6 +64,15 @@ impl Job {
     /// Number of completions.
     pub fn len(&self) -> usize {
         self.requests.len() * self.n
+    }
+
+    /// The tokens that it asks for: new tokens, prompts whose log-probabilities are wanted, and the cost of reading other prompts.
+    fn asked(&self) -> usize {
+        let of = |request: &Request| {
+            let (prompt, new) = (request.prompt.len(), request.max_new_tokens);
+            new.saturating_add(if request.prompt_logprobs.is_some() { prompt } else { prompt / PROMPT_SHARE })
+        };
+        self.requests.iter().map(of).fold(0, usize::saturating_add).saturating_mul(self.n)
     }
 
     /// Completion `index`, with a seed of its own.
@@ -112,6 +126,8 @@ pub enum Command {
 /// A job in progress.
 struct Group {
     job: Job,
+    /// Whether it asks for at most [`SLICE`] tokens.
+    is_short: bool,
     outbox: Outbox,
     /// Completions that the engine has got so far.
     begun: usize,
@@ -189,7 +205,9 @@ impl<B: Backend> Schedule<B> {
         match command {
             Command::Start { id, job, outbox, permit } => {
                 let (live, paused, permit) = (BTreeMap::new(), VecDeque::new(), Some(permit));
-                self.groups.insert(id, Group { job, outbox, begun: 0, live, paused, tokens: 0, held: false, permit });
+                let is_short = job.asked() <= SLICE;
+                let (begun, tokens, held) = (0, 0, false);
+                self.groups.insert(id, Group { job, is_short, outbox, begun, live, paused, tokens, held, permit });
                 self.queue.push_back(id);
             }
             Command::Resume { id } => {
@@ -226,20 +244,37 @@ impl<B: Backend> Schedule<B> {
         }
     }
 
-    /// The place in the queue of the group whose turn it is: that with the fewest completions in the engine and, of those, with the fewest
-    /// tokens.
+    /// The place in the queue of the group whose turn it is.
     fn next(&self) -> Option<usize> {
-        let has = |id: &u64| self.groups.get(id).map_or((0, 0), |group| (group.live.len(), group.tokens));
-        (0..self.queue.len()).min_by_key(|&at| has(&self.queue[at]))
+        let of = |at: usize| self.groups.get(&self.queue[at]);
+        let (short, long): (Vec<usize>, Vec<usize>) =
+            (0..self.queue.len()).partition(|&at| of(at).is_some_and(|group| group.is_short));
+        let has = |&at: &usize| of(at).map_or((0, 0), |group| (group.live.len(), group.tokens));
+        let (short, long) = (short.first().copied(), long.into_iter().min_by_key(has));
+        if self.long_places() < self.long_share() { long.or(short) } else { short.or(long) }
     }
 
-    /// A group in the queue that has no place, and one that gives it one.
+    /// A group in the queue that has no place, and a long one that gives it one.
     fn exchange(&self) -> Option<(usize, u64)> {
         let at = self.next()?;
         let waiting = self.groups.get(&self.queue[at]).filter(|group| group.live.is_empty())?;
+        if waiting.is_short && self.long_places() <= self.long_share() {
+            return None;
+        }
         let running = self.groups.iter().filter(|(_, group)| !group.held && !group.live.is_empty());
-        let (&from, most) = running.max_by_key(|(_, group)| group.tokens)?;
+        let (&from, most) = running.filter(|(_, group)| !group.is_short).max_by_key(|(_, group)| group.tokens)?;
         (most.tokens >= 2 * waiting.tokens + most.slice()).then_some((at, from))
+    }
+
+    /// Places that long groups have.
+    fn long_places(&self) -> usize {
+        let long = self.groups.values().filter(|group| !group.held && !group.is_short);
+        long.map(|group| group.live.len()).sum()
+    }
+
+    /// Places that long groups keep, however many short ones wait.
+    fn long_share(&self) -> usize {
+        self.backend.max_batch().div_ceil(LONG_SHARE)
     }
 
     /// Takes its place from the youngest completion of a group.

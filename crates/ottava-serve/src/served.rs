@@ -9,11 +9,13 @@ use crate::stranger::{Stranger, text_of};
 use crate::tool_calls::ToolCallParser;
 use crate::worker::Worker;
 use axum::http::{HeaderMap, StatusCode, header};
+use ottava_lm::background::Background;
 use ottava_lm::data::{Chat, ChatTemplate, PromptForm, Tokenizer};
 use ottava_lm::engine::{AdapterId, Grammars, Pooling, Sampling};
 use ottava_lm::hash::sha256;
 use serde_json::{Value, json};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
+use tokio::sync::oneshot;
 
 /// A model that requests can name.
 #[derive(Debug)]
@@ -114,7 +116,7 @@ impl Served {
     pub async fn encode(&self, field: &str, text: String, special: bool) -> Result<Encoded> {
         self.expect_may_fit(field, text.len())?;
         let tokenizer = self.tokenizer.clone();
-        beside(move || {
+        beside(text.len(), move || {
             let encoded = match special {
                 true => tokenizer.encode_prompt_after(&text),
                 false => tokenizer.encode(&text).map(|ids| (ids, 0)),
@@ -125,12 +127,12 @@ impl Served {
         .await
     }
 
-    /// The tokens of a conversation.
-    pub async fn render(&self, chat: Chat, form: PromptForm) -> Result<Vec<u32>> {
+    /// The tokens of a conversation, which came in so many `bytes` of JSON.
+    pub async fn render(&self, bytes: usize, chat: Chat, form: PromptForm) -> Result<Vec<u32>> {
         let Some(template) = self.template.clone() else {
             return Err(ApiError::invalid("the model has no chat template; use /v1/completions"));
         };
-        let text = beside(move || {
+        let text = beside(bytes, move || {
             // Clients must not see the path of the template.
             let path = format!("chat template {}", template.path().display());
             let failed = |reason: String| ApiError::field("messages", reason.replace(&path, "the chat template"));
@@ -151,7 +153,7 @@ impl Served {
         .await?;
         self.expect_may_fit("messages", text.len())?;
         let tokenizer = self.tokenizer.clone();
-        beside(move || tokenizer.encode(&text).map_err(ApiError::of_request)).await
+        beside(text.len(), move || tokenizer.encode(&text).map_err(ApiError::of_request)).await
     }
 
     /// Errors for a text of so many bytes that even the longest tokens of the vocabulary do not cover it within the model's room.
@@ -204,8 +206,24 @@ impl Served {
     }
 }
 
-/// Runs work of the CPU beside the requests.
-pub async fn beside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    let failed = |_| ApiError::internal("the request could not be read");
-    tokio::task::spawn_blocking(work).await.map_err(failed)?
+/// The most bytes of a text or body that is worked on at once.
+pub const SHORT_BYTES: usize = 16 << 10;
+
+/// Threads for work on more bytes, which keeps neither steps of the engine nor short requests waiting.
+static LONG_WORK: LazyLock<Background> = LazyLock::new(|| Background::new("requests"));
+
+/// Runs work of the CPU on so many `bytes` beside the requests: in its turn if it takes long.
+pub async fn beside<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let failed = || ApiError::internal("the request could not be read");
+    if bytes <= SHORT_BYTES {
+        return tokio::task::spawn_blocking(work).await.map_err(|_| failed())?;
+    }
+    let (sender, result) = oneshot::channel();
+    LONG_WORK.run(move || {
+        // A client that has left needs no answer.
+        if !sender.is_closed() {
+            let _ = sender.send(work());
+        }
+    });
+    result.await.map_err(|_| failed())?
 }

@@ -11,7 +11,7 @@ use crate::error::{ApiError, Result, json_body};
 use crate::intake::{Intake, MAX_BODY_BYTES, Received, SMALL_BYTES};
 use crate::metrics::{Metrics, Timer};
 use crate::origin::{Origin, allowed, preflight, share};
-use crate::served::{Served, ServedModel, beside};
+use crate::served::{SHORT_BYTES, Served, ServedModel, beside};
 use crate::tokens;
 use crate::tool_calls::ToolCallParser;
 use crate::worker::Worker;
@@ -329,10 +329,9 @@ impl Accepted {
         let permit = served.worker.permit()?;
         let turn = served.intake.turn(&received).await;
         let bytes = std::mem::take(&mut received.bytes);
-        let body = match turn {
-            // Parsing takes long.
-            Some(_) => beside(move || Body::parse(&bytes, &fields)).await?,
-            None => Body::parse(&bytes, &fields)?,
+        let body = match bytes.len() {
+            0..=SHORT_BYTES => Body::parse(&bytes, &fields)?,
+            long => beside(long, move || Body::parse(&bytes, &fields)).await?,
         };
         Ok(Accepted { body, permit, turn, _received: received })
     }

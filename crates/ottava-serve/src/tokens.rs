@@ -34,7 +34,7 @@ pub async fn tokenize(served: &Served, body: &mut Body) -> Result<Value> {
             let message = "`add_special_tokens` is for `prompt`: the chat template writes special tokens itself";
             return Err(ApiError::field("add_special_tokens", message));
         }
-        (None, Some(_)) => served.render(conversation(body)?, prompt_form(body)?).await?,
+        (None, Some(_)) => served.render(body.bytes, conversation(body)?, prompt_form(body)?).await?,
         _ => return Err(ApiError::field("prompt", "give either `prompt`, a text, or `messages`")),
     };
     let mut place = Place::default();

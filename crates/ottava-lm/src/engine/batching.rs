@@ -3,6 +3,7 @@
 use super::block_pool::BLOCK_SIZE;
 use super::blocks::Pools;
 use super::decode::DecodeSteps;
+use super::masks::Masks;
 use super::proposer::Proposer;
 use super::request::{AdapterId, EngineOptions, EngineStats, Event, FinishReason, RequestId, TokenLogprob};
 use super::sequence::Sequence;
@@ -35,6 +36,7 @@ pub struct Engine {
     pub(super) next_id: u64,
     pub(super) stats: EngineStats,
     scales_by_token: bool,
+    pub(super) masks: Masks,
     pub(super) part: Part,
 }
 
@@ -83,6 +85,7 @@ impl Engine {
             next_id: 0,
             stats,
             scales_by_token,
+            masks: Masks::default(),
             part: Part::Alone,
         })
     }
@@ -129,6 +132,7 @@ impl Engine {
     /// Errors with [`Error::NonFinite`] for logits that are infinite or NaN.
     pub fn step(&mut self) -> Result<Vec<Event>> {
         let cancelled = |id| Event::Finished { id, reason: FinishReason::Cancelled };
+        self.await_masks();
         self.announce()?;
         let mut events: Vec<Event> = std::mem::take(&mut self.cancelled).into_iter().map(cancelled).collect();
         let drawn = self.run_passes(&mut events)?;
@@ -148,13 +152,14 @@ impl Engine {
     /// to the step's budget.
     pub(super) fn schedule(&mut self) -> Result<Plan> {
         self.grow();
-        let single = self.running.iter().filter(|sequence| sequence.pending() == 1).count();
+        let draws = |sequence: &Sequence| sequence.pending() == 1 && !sequence.rests;
+        let single = self.running.iter().filter(|sequence| draws(sequence)).count();
         let budget = self.options.prefill_chunk.saturating_sub(single);
         // Prompts get at least the other half.
         let proposed = self.propose(budget / 2)?;
-        let mut budget = self.prompt_budget(budget - proposed, single);
+        let mut budget = self.prompt_budget(budget - proposed);
         let mut plan = Vec::new();
-        for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| sequence.pending() == 1) {
+        for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| draws(sequence)) {
             plan.push((at, 1 + sequence.proposed.len()));
         }
         for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| sequence.pending() > 1) {
@@ -187,7 +192,7 @@ impl Engine {
             if matches!(self.model.device(), Device::Cuda(_)) && new > PREFILL_MULTIPLE {
                 new -= new % PREFILL_MULTIPLE;
             }
-            plan.push((self.running.len(), new));
+            plan.extend((new > 0).then_some((self.running.len(), new)));
             budget.take(&sequence, new);
             self.running.push(sequence);
         }
@@ -197,6 +202,7 @@ impl Engine {
         {
             plan.push((at, 1));
         }
+        self.running.iter_mut().chain(&mut self.waiting).for_each(|sequence| sequence.rests = false);
         Ok(plan)
     }
 

@@ -57,7 +57,8 @@ impl Engine {
             // One more token is drawn than is accepted.
             let fits = sequence.max_len.saturating_sub(sequence.tokens.len() + 1);
             let most = fits.min(proposer.tokens()).min(room);
-            if sequence.pending() == 1 && !sequence.reads_activations() && most > 0 {
+            let draws = sequence.pending() == 1 && !sequence.rests;
+            if draws && sequence.has_quick_masks() && !sequence.reads_activations() && most > 0 {
                 places.push(at);
                 wanted.push(Wanted { id: sequence.id, tokens: &sequence.tokens, most });
                 room -= most;

@@ -144,6 +144,7 @@ impl fmt::Debug for Grammar {
 }
 
 /// The tokens that may come next.
+#[derive(Clone)]
 pub struct Allowed(SimpleVob);
 
 impl Allowed {

@@ -81,6 +81,7 @@ impl Engine {
                 Call::Cancel(id) => self.cancel(id),
                 Call::Hold(id) => self.hold(id),
                 Call::Resume(id) => self.resume(id),
+                Call::Rest(ids) => self.rest(ids),
             }
         }
         if self.stats() != stats {

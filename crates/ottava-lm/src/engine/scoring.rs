@@ -1,7 +1,7 @@
 //! Log-probabilities of prompts, and of the likeliest tokens beside drawn ones.
 //!
-//! A prompt is scored in chunks. A step scores a bounded number of logits on the host, and no more rows than it decodes: requests that decode get
-//! their tokens at least half as fast as without prompts that are scored. On a GPU, `sample` finds up to one likeliest token beside the token of a
+//! A prompt is scored in chunks. A step scores a bounded number of logits on the host, and beside other requests one row for each eight of them, so
+//! the others keep most of their speed. On a GPU, `sample` finds up to one likeliest token beside the token of a
 //! prompt, and logits stay on the device.
 
 use super::batching::{Drawn, Engine, Plan};
@@ -16,6 +16,9 @@ use rayon::prelude::*;
 
 /// Logits of prompts that a step scores on the host at most, and that are on the host at once: 16 MiB, about 20 ms on one core.
 const HOST_LOGITS: usize = 4 << 20;
+
+/// A step scores one row of a prompt for so many other requests.
+const SCORED_SHARE: usize = 8;
 
 /// Added to a logit so that its token is the likeliest.
 const FORCED: f32 = 1e30;
@@ -32,7 +35,7 @@ pub(super) struct PromptBudget {
 impl PromptBudget {
     /// The tokens of `sequence` that the step can compute.
     pub fn most(&self, sequence: &Sequence) -> usize {
-        let new = sequence.pending().min(self.tokens);
+        let new = sequence.due().min(self.tokens);
         if self.is_on_host(sequence) { new.min(sequence.scored_ahead() + self.rows) } else { new }
     }
 
@@ -66,9 +69,10 @@ impl Sequence {
 }
 
 impl Engine {
-    /// The work for prompts of a step that computes up to `tokens` of their tokens, beside `decoded` rows of requests that decode.
-    pub(super) fn prompt_budget(&self, tokens: usize, decoded: usize) -> PromptBudget {
-        let rows = if decoded > 0 { self.host_rows().min(decoded) } else { self.host_rows() };
+    /// The work for prompts of a step that computes up to `tokens` of their tokens.
+    pub(super) fn prompt_budget(&self, tokens: usize) -> PromptBudget {
+        let others = self.running.iter().chain(&self.waiting).filter(|sequence| !sequence.scores_prompt()).count();
+        let rows = if others > 0 { self.host_rows().min(others.div_ceil(SCORED_SHARE)) } else { self.host_rows() };
         PromptBudget { tokens, rows, is_gpu: is_gpu(self.model.device()) }
     }
 

@@ -3,6 +3,7 @@
 use super::block_pool::{BLOCK_SIZE, BlockKey, key_after, key_of_adapter};
 use super::blocks::{Pools, SequenceBlocks};
 use super::grammar::{Allowed, Place};
+use super::masks::{Constraint, Mask};
 use super::request::{FinishReason, Request, RequestId, TokenLogprob};
 use super::sampler::{self, Occurrences};
 use ottava_tensor::ops::Draw;
@@ -25,6 +26,10 @@ pub struct Sequence {
     pub seen: Occurrences,
     /// Tokens at which it ends.
     pub max_len: usize,
+    /// The grammar of its completion.
+    pub constraint: Option<Constraint>,
+    /// Whether the next step draws no token of it.
+    pub rests: bool,
     /// How it has ended in its grammar.
     pub end: Option<FinishReason>,
     /// Log-probabilities of the tokens of the prompt so far, for requests with `prompt_logprobs`, until they are reported.
@@ -39,8 +44,9 @@ pub struct Sequence {
 
 impl Sequence {
     /// A request that is not begun, which ends at `max_len` tokens.
-    pub fn new(id: RequestId, request: Request, max_len: usize) -> Sequence {
+    pub fn new(id: RequestId, mut request: Request, max_len: usize) -> Sequence {
         let (tokens, seen) = (request.prompt.clone(), Occurrences::of_prompt(&request.prompt));
+        let constraint = request.grammar.take().map(Constraint::new);
         let (computed, blocks, keys, prompt_logprobs) = (0, SequenceBlocks::default(), Vec::new(), Vec::new());
         let (proposed, end, pooled, is_pooled, is_scored) = (Vec::new(), None, Vec::new(), false, false);
         Sequence {
@@ -52,6 +58,8 @@ impl Sequence {
             keys,
             seen,
             max_len,
+            constraint,
+            rests: false,
             end,
             prompt_logprobs,
             is_scored,
@@ -98,6 +106,21 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
+    /// Tokens that the next step can compute: all before the last one if no token is drawn after it.
+    pub fn due(&self) -> usize {
+        self.pending() - usize::from(self.rests)
+    }
+
+    /// Whether the mask of its next token is still to be computed.
+    pub fn awaits_mask(&self) -> bool {
+        self.constraint.as_ref().is_some_and(Constraint::is_pending)
+    }
+
+    /// Whether its masks, if it has any, take little time.
+    pub fn has_quick_masks(&self) -> bool {
+        self.constraint.as_ref().is_none_or(Constraint::is_quick)
+    }
+
     /// Tokens drawn so far.
     pub fn drawn(&self) -> usize {
         self.tokens.len() - self.request.prompt.len()
@@ -110,38 +133,42 @@ impl Sequence {
 
     /// Whether its next token is the most likely one by the unmodified logits, without log-probabilities.
     pub fn is_plain(&self) -> bool {
-        let Request { sampling, logprobs, grammar, .. } = &self.request;
-        self.barred(self.drawn()).is_empty() && sampling.is_plain() && logprobs.is_none() && grammar.is_none()
+        let Request { sampling, logprobs, .. } = &self.request;
+        let is_free = self.constraint.is_none() && self.barred(self.drawn()).is_empty();
+        is_free && sampling.is_plain() && logprobs.is_none()
     }
 
     /// The settings for drawing its next token, and then those after each proposed token, as if that one was drawn. None if its grammar allows no
     /// token, which ends it.
     pub fn draws(&mut self) -> Vec<Draw> {
-        let mut allowed = None;
-        if let Some(grammar) = &mut self.request.grammar {
-            match grammar.allowed() {
-                Ok(some) => allowed = Some(some),
+        let mut constrained = None;
+        match self.constraint.as_ref().map(|constraint| &constraint.mask) {
+            None => {}
+            Some(Mask::Ready(computed)) => match &computed.allowed {
+                Ok(allowed) => constrained = Some((&computed.grammar, allowed)),
                 Err(place) => {
-                    self.end = end_at(place);
+                    self.end = end_at(*place);
                     return Vec::new();
                 }
-            }
+            },
+            Some(Mask::Due(_) | Mask::Pending) => unreachable!("a request without a mask rests"),
         }
-        let mut draws = vec![self.draw(&self.seen, 0, allowed.as_ref())];
+        let mut draws = vec![self.draw(&self.seen, 0, constrained.map(|(_, allowed)| allowed))];
         if self.proposed.is_empty() {
             return draws;
         }
-        let (mut seen, mut grammar) = (self.seen.clone(), self.request.grammar.clone());
+        let mut seen = self.seen.clone();
+        let mut ahead = constrained.map(|(grammar, allowed)| (grammar.clone(), allowed.clone()));
         for (number, &token) in (1..).zip(&self.proposed) {
-            if let (Some(grammar), Some(before)) = (&mut grammar, allowed.take()) {
-                if !before.allows(token) || grammar.push(token) != Place::Open {
+            if let Some((grammar, allowed)) = &mut ahead {
+                if !allowed.allows(token) || grammar.push(token) != Place::Open {
                     break;
                 }
                 let Ok(after) = grammar.allowed() else { break };
-                allowed = Some(after);
+                *allowed = after;
             }
             seen.add(token);
-            draws.push(self.draw(&seen, number, allowed.as_ref()));
+            draws.push(self.draw(&seen, number, ahead.as_ref().map(|(_, allowed)| allowed)));
         }
         draws
     }
@@ -160,8 +187,8 @@ impl Sequence {
     pub fn push(&mut self, token: u32) {
         self.tokens.push(token);
         self.seen.add(token);
-        if let Some(grammar) = &mut self.request.grammar {
-            self.end = end_at(grammar.push(token));
+        if let Some(constraint) = &mut self.constraint {
+            self.end = end_at(constraint.push(token));
         }
     }
 

@@ -35,6 +35,8 @@ pub enum Call {
     Cancel(RequestId),
     Hold(RequestId),
     Resume(RequestId),
+    /// [`Engine::rest`](super::Engine::rest).
+    Rest(Vec<RequestId>),
 }
 
 impl Call {

@@ -176,7 +176,7 @@ async fn runs(State(watched): State<Arc<Watched>>, request: Request) -> Response
     if epoch != watched.epoch {
         since.values_mut().for_each(|revision| *revision = 0);
     }
-    let answered = beside(move || {
+    let answered = beside(0, move || {
         let answer = {
             let mut monitor = watched.monitor();
             monitor.refresh();
@@ -192,7 +192,7 @@ async fn runs(State(watched): State<Arc<Watched>>, request: Request) -> Response
 async fn logs(State(watched): State<Arc<Watched>>, request: Request) -> Response {
     let run = request.uri().query().and_then(|query| query.strip_prefix("run=")?.parse().ok());
     let Some(run) = run else { return bad_request("expected ?run=RUN\n") };
-    let answered = beside(move || {
+    let answered = beside(0, move || {
         Ok(match watched.monitor().logs(run) {
             Some(logs) => json(&logs),
             None => (StatusCode::NOT_FOUND, "there is no such run\n").into_response(),

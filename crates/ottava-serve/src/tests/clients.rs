@@ -2,6 +2,7 @@
 
 use super::*;
 use std::io::{BufRead, BufReader, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -114,6 +115,52 @@ fn a_short_request_does_not_wait_for_the_end_of_long_ones() {
         let [first, second] = both.map(|long| long.join().unwrap()["choices"].clone());
         assert_eq!(first, second, "the other goes on where it was");
     });
+}
+
+/// Sends `count` requests whose answers nobody reads, and waits until the server has them all.
+fn send_all(server: &Server, count: usize, body: &Value) -> Vec<TcpStream> {
+    let clients = (0..count).map(|_| server.send(&server.request(COMPLETIONS, body))).collect();
+    let end = Instant::now() + Duration::from_secs(10);
+    let has_all = || {
+        let health: Value = serde_json::from_str(&server.call("/health", None, None).1).unwrap();
+        health["in_flight"] == count
+    };
+    while !has_all() {
+        assert!(Instant::now() < end, "the server gets all requests");
+        sleep(Duration::from_millis(2));
+    }
+    clients
+}
+
+#[test]
+fn short_requests_do_not_wait_behind_long_ones_that_wait() {
+    let server = start(|options, parrot| {
+        (options.max_requests, parrot.max_batch, parrot.pause) = (20, 2, Duration::from_millis(2));
+    });
+    let long = send_all(&server, 12, &json!({"prompt": TEXT, "max_tokens": 150}));
+    server.post(COMPLETIONS, json!({"prompt": "a stone", "max_tokens": 3}));
+    let stone = tokenizer().encode_prompt("a stone").unwrap();
+    let before = server.log.get(|log| log.requests.iter().position(|request| request.prompt == stone).unwrap());
+    assert!(before < 8, "it has had its turn after {before} long requests");
+    drop(long);
+}
+
+#[test]
+fn a_long_request_goes_on_beside_any_number_of_short_ones() {
+    let server = start(|_, parrot| (parrot.max_batch, parrot.pause) = (2, Duration::from_micros(300)));
+    let is_done = AtomicBool::new(false);
+    let unanswered = std::thread::scope(|scope| {
+        let short = || {
+            let ask = || server.post(COMPLETIONS, json!({"prompt": "a stone", "max_tokens": 3}));
+            (0..500).take_while(|_| !is_done.load(Ordering::Relaxed)).map(|_| ask()).count()
+        };
+        let others = [0; 5].map(|_| scope.spawn(short));
+        server.log.wait("the places are taken", |log| log.requests.len() >= 10);
+        server.post(COMPLETIONS, json!({"prompt": TEXT, "max_tokens": 100}));
+        is_done.store(true, Ordering::Relaxed);
+        others.map(|short| short.join().unwrap())
+    });
+    assert!(unanswered.iter().all(|&count| count < 500), "it ends before the short ones: {unanswered:?}");
 }
 
 #[test]

@@ -37,6 +37,22 @@ fn peak(server: &Server) -> u64 {
     line.expect("the system tells it") << 10
 }
 
+/// The memory in bytes that docs/serving.md ("Memory") allows for so many honest clients beside so many others, of all kinds in turn.
+fn bound(clients: usize, others: usize) -> u64 {
+    let (all, of_kind) = ((clients + others) as u64, others.div_ceil(KINDS.len()) as u64);
+    let bodies = (64 << 20) + all * (256 << 10);
+    let connections = all * (128 << 10);
+    // Tokens of a request of [`bodies`] with many completions: 4 prompts, 32 completions each of 200 tokens.
+    let many = 4 * 32 * 200;
+    let texts = 3 * bodies + 16 * all * many;
+    // Answers with 9 log-probabilities beside a drawn one, which two kinds ask for, and with one.
+    let answers = 4 * 35 * of_kind * (2 * 10 * many + 2 * many / 4);
+    let streams = 2 * of_kind * 4096 * (64 + 8 * 9);
+    let prompts = of_kind * 1000 * (24 + 8 * 100);
+    let logits = 4 * VOCABULARY.parse::<u64>().unwrap() * 256 + (32 << 20);
+    bodies + connections + texts + answers + streams + prompts + logits
+}
+
 /// Sends `count` requests of each honest client. Returns their times in order.
 fn honest(server: &Server, clients: usize, count: usize, expected: &str) -> Vec<Duration> {
     let ask = || {
@@ -65,7 +81,7 @@ fn honest_clients_lose_nothing_to_others() {
     let alone = honest(&server, clients, count, &expected);
     let (idle, _) = resources(&server);
     let attacked = beside(&server, &bodies, others, || honest(&server, clients, count, &expected));
-    let peak = peak(&server);
+    let (peak, most) = (peak(&server), idle + bound(clients, others));
     // The first attacks leave some MB, whose owner is not known; each leaves more if there is a leak.
     let (mut before, mut after) = (0, resources(&server).0);
     for _ in 0..ATTACKS {
@@ -85,8 +101,9 @@ fn honest_clients_lose_nothing_to_others() {
     let (alone, attacked) = (percentiles(&alone), percentiles(&attacked));
     println!(
         "{clients} clients, {count} requests each; seconds at the 50th, 90th and 99th percentile: {alone:.3?} alone, {attacked:.3?} beside \
-         {others} others; {idle} bytes idle, {peak} at the peak, {before} before the last attack, {after} after it"
+         {others} others; {idle} bytes idle, {peak} at the peak of at most {most}, {before} before the last attack, {after} after it"
     );
+    assert!(peak <= most, "the server has taken {peak} bytes; its documentation allows {most}");
     if is_long {
         assert!(attacked[2] <= 2.0 * alone[2], "others slow honest clients down");
     }

@@ -1,0 +1,73 @@
+//! Threads for work that may wait. They have a low priority, so steps of an engine and short requests keep the CPU.
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::thread::available_parallelism;
+
+/// How far the priority of the threads is lowered, by the measure of `nice`: beside a thread of normal priority they get a tenth of its time.
+#[cfg(target_os = "linux")]
+const NICENESS: i32 = 10;
+
+/// Threads of low priority, one per two CPU cores.
+pub struct Background {
+    /// `None` where the system gives no more threads.
+    threads: Option<ThreadPool>,
+}
+
+impl Background {
+    /// Threads with this `name`.
+    pub fn new(name: &'static str) -> Background {
+        let count = available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
+        let threads = ThreadPoolBuilder::new()
+            .num_threads(count)
+            .thread_name(move |number| format!("{name} {number}"))
+            .start_handler(|_| lower_priority())
+            // Whoever waits for the work learns that its sender is gone.
+            .panic_handler(|_| {});
+        let threads =
+            threads.build().inspect_err(|error| tracing::warn!("{name}: {error}; its work delays other work"));
+        Background { threads: threads.ok() }
+    }
+
+    /// Runs `work` once earlier work has begun and a thread is free. A panic in `work` ends `work` alone.
+    pub fn run(&self, work: impl FnOnce() + Send + 'static) {
+        match &self.threads {
+            Some(threads) => threads.spawn_fifo(work),
+            None => work(),
+        }
+    }
+}
+
+/// Lowers the priority of the calling thread for good. On other systems than Linux, only the priority of whole processes can be lowered.
+fn lower_priority() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+        tracing::debug!("the priority of a thread in the background was not lowered: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn work_runs_in_its_order_at_a_low_priority_and_survives_a_panic() {
+        let background = Background::new("test");
+        let (sender, results) = channel();
+        background.run(|| panic!("this panic is part of a test"));
+        for number in 0..3 {
+            let sender = sender.clone();
+            background.run(move || sender.send((number, niceness())).unwrap());
+        }
+        drop(sender);
+        let mut results: Vec<_> = results.iter().collect();
+        results.sort_unstable();
+        assert_eq!(results.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [0, 1, 2]);
+        let own = niceness();
+        assert!(results.iter().all(|(_, niceness)| *niceness >= own.max(NICENESS)), "{results:?} beside {own}");
+    }
+
+    fn niceness() -> i32 {
+        rustix::process::getpriority_process(None).unwrap()
+    }
+}
