@@ -1,57 +1,56 @@
-//! Loss on held-out text.
+//! Loss on held-out text, and the rounds in which ranks evaluate.
 
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::interrupt;
-use crate::mode::StepPrecision;
+use crate::mode::{Pass, StepPrecision};
 use crate::models::Decoder;
-use crate::parallel::{Partition, Schedule, ScheduleKind};
-use crate::step::{MicroBatch, PreferenceSums, Program, ProgramInputs, total};
+use crate::parallel::{Partition, Ranks};
+use crate::step::{MicroBatch, token_losses, total};
 use ottava_tensor::QuantizedTensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::IGNORE_INDEX;
 use serde::Serialize;
+use std::borrow::Cow;
 use std::sync::atomic::Ordering;
 
 /// The loss of a model on a text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Evaluation {
+pub struct TextLoss {
     /// Mean negative log-likelihood per token, in nats; of a model that is trained with label smoothing, the loss with it.
     pub loss: f64,
-    /// `e^loss`; NaN with label smoothing.
-    pub perplexity: f64,
-    /// Bits per byte of UTF-8 text: comparable between tokenizers. NaN with label smoothing.
-    pub bits_per_byte: f64,
+    /// What follows from the loss if it is the likelihood of the text; `None` with label smoothing.
+    #[serde(flatten)]
+    pub likelihood: Option<Likelihood>,
     /// Tokens predicted.
     pub tokens: u64,
-    /// The sums over sequences, if the loss is that of preferences; perplexity and bits per byte are NaN then.
-    #[serde(skip)]
-    pub preference: Option<PreferenceSums>,
 }
 
-impl Evaluation {
-    /// The evaluation of several texts together, each with its bytes.
-    pub fn of_all(texts: &[(Evaluation, u64)]) -> Evaluation {
+/// How likely a text is.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Likelihood {
+    /// `e^loss`.
+    pub perplexity: f64,
+    /// Bits per byte of UTF-8 text: comparable between tokenizers.
+    pub bits_per_byte: f64,
+}
+
+impl TextLoss {
+    /// The loss of several texts together, each with its bytes.
+    pub fn of_all(texts: &[(TextLoss, u64)]) -> TextLoss {
         let tokens: u64 = texts.iter().map(|(text, _)| text.tokens).sum();
         let bytes: u64 = texts.iter().map(|(_, bytes)| bytes).sum();
         let sum = texts.iter().map(|(text, _)| text.loss * text.tokens as f64).sum();
-        let is_likelihood = texts.iter().all(|(text, _)| !text.perplexity.is_nan());
-        Evaluation::of_sum(sum, tokens, bytes).only_loss_unless(is_likelihood)
+        let is_likelihood = texts.iter().all(|(text, _)| text.likelihood.is_some());
+        TextLoss::of_sum(sum, tokens, bytes, is_likelihood)
     }
 
-    /// Without perplexity and bits per byte, unless the loss is the likelihood of the text.
-    fn only_loss_unless(self, is_likelihood: bool) -> Evaluation {
-        match is_likelihood {
-            true => self,
-            false => Evaluation { perplexity: f64::NAN, bits_per_byte: f64::NAN, ..self },
-        }
-    }
-
-    /// The evaluation of a text of `bytes` with this `sum` of the losses of its tokens.
-    fn of_sum(sum: f64, tokens: u64, bytes: u64) -> Evaluation {
+    /// The loss of a text of `bytes` with this `sum` of the losses of its tokens.
+    fn of_sum(sum: f64, tokens: u64, bytes: u64, is_likelihood: bool) -> TextLoss {
         let loss = sum / f64::max(tokens as f64, 1.0);
         let bits_per_byte = sum / std::f64::consts::LN_2 / bytes.max(1) as f64;
-        Evaluation { loss, perplexity: loss.exp(), bits_per_byte, tokens, preference: None }
+        let likelihood = is_likelihood.then(|| Likelihood { perplexity: loss.exp(), bits_per_byte });
+        TextLoss { loss, likelihood, tokens }
     }
 }
 
@@ -69,12 +68,9 @@ pub fn evaluate(
     precision: StepPrecision,
     partition: &Partition,
     progress: &mut dyn FnMut(u64),
-) -> Result<Evaluation> {
+) -> Result<TextLoss> {
     let ranks = partition.ranks();
-    let ((rank, rounds), pipeline) = (ranks.rows(), ranks.pipeline());
-    let (kind, in_flight) = (ScheduleKind::default(), pipeline.size());
-    let schedule = Schedule { kind, ranks: in_flight, stages: model.stages(), micro_batches: in_flight };
-    let program = Program::evaluation_of(&schedule, pipeline.rank());
+    let ((_, rounds), in_flight) = (ranks.rows(), ranks.pipeline().size());
     // Ranks that divide tokens gather codes of as many as products need.
     let (tensor, sequence) = (ranks.place(Axis::Tensor), ranks.place(Axis::Context));
     let multiple = if tensor.is_divided() { tensor.ranks * sequence.ranks * QuantizedTensor::PAD } else { 1 };
@@ -93,42 +89,34 @@ pub fn evaluate(
         {
             turns.push(batch?);
         }
-        let Some(first) = turns.first() else { break };
-        // Ranks gather weights and send activations together, so one without a turn repeats the first one, and counts nothing.
-        let mine = turns.iter().skip(rank).step_by(rounds).chain(std::iter::repeat(first));
-        let mine: Vec<_> = mine.take(in_flight).map(|batch| batch.padded_to(multiple)).collect();
-        let micro_batches =
-            &mine.iter().map(|batch| MicroBatch::new(batch, model.device(), sequence)).collect::<Result<Vec<_>>>()?;
-        let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition };
-        let losses = program.run(model, &inputs, None)?;
-        ranks.compare_gpu_calls("an evaluation")?;
-        let targets = |number: usize, batch: &Batch| {
-            let own = micro_batches[number].sequences.own(&batch.targets);
-            own.iter().filter(|&&target| target != IGNORE_INDEX).count() as f64
-        };
-        let stop = interrupt::flag().load(Ordering::Relaxed);
-        // By micro-batch; ranks without the last stage compute no losses.
-        let mut told = vec![f64::from(stop)];
-        for (number, batch) in mine.iter().enumerate() {
-            told.extend([losses.get(number).map(total).transpose()?.unwrap_or(0.0), targets(number, batch)]);
+        if turns.is_empty() {
+            break;
         }
-        let all = ranks.gather_lists("losses of the evaluation", &told)?;
-        if all.iter().any(|told| told[0] != 0.0) {
-            return Err(interrupt::cancelled("evaluating"));
-        }
-        let of_turn = |turn: usize| {
-            // Ranks that divide the tokens of one batch are neighbours.
-            let of_turn = ranks.of_losses(&all).skip(turn % rounds * sequence.ranks).take(sequence.ranks);
-            let at = 1 + 2 * (turn / rounds);
-            of_turn.fold((0.0, 0.0), |(loss, targets), told| (loss + told[at], targets + told[at + 1]))
-        };
-        for (loss, targets) in (0..turns.len()).map(of_turn) {
+        // The sum of losses and the number of targets of each batch.
+        let of_turns = round(ranks, &turns, in_flight, "evaluating", |mine| {
+            let mine: Vec<_> = mine.iter().map(|batch| batch.padded_to(multiple)).collect();
+            let micro_batches = mine.iter().map(|batch| MicroBatch::new(batch, model.device(), sequence));
+            let micro_batches = micro_batches.collect::<Result<Vec<_>>>()?;
+            let losses = token_losses(model, &micro_batches, Pass::Evaluation, precision, partition)?;
+            let targets = |number: usize, batch: &Batch| {
+                let own = micro_batches[number].sequences.own(&batch.targets);
+                own.iter().filter(|&&target| target != IGNORE_INDEX).count() as f64
+            };
+            // Ranks without the last stage compute no losses.
+            let of_batch = |(number, batch): (usize, &Cow<Batch>)| {
+                Ok(vec![losses.get(number).map(total).transpose()?.unwrap_or(0.0), targets(number, batch)])
+            };
+            mine.iter().enumerate().map(of_batch).collect()
+        })?;
+        for of_ranks in of_turns {
+            let add = |(loss, targets), told: &Vec<f64>| (loss + told[0], targets + told[1]);
+            let (loss, targets) = of_ranks.iter().fold((0.0, 0.0), add);
             (sum, tokens) = (sum + loss, tokens + targets);
         }
         progress(tokens as u64);
     }
     let is_likelihood = model.config().label_smoothing == 0.0;
-    let evaluation = Evaluation::of_sum(sum, tokens as u64, bytes).only_loss_unless(is_likelihood);
+    let evaluation = TextLoss::of_sum(sum, tokens as u64, bytes, is_likelihood);
     match evaluation.loss.is_finite() {
         true => Ok(evaluation),
         false => Err(Error::NonFinite(format!(
@@ -136,4 +124,39 @@ pub fn evaluate(
             evaluation.loss
         ))),
     }
+}
+
+/// One round of an evaluation. Each rank computes `in_flight` of the `turns`: every one of its places, repeating the first turn where there are
+/// fewer. `compute` gives equally many numbers for each turn of this rank, of which ranks without the last stage of the model may leave some out.
+/// All ranks get the numbers of each turn, one list from each rank that divides the tokens of the turn.
+///
+/// Errors with [`Error::Cancelled`], which says what the ranks were `doing`, on all ranks after a request to any of them to stop.
+pub(crate) fn round<'t, T>(
+    ranks: &Ranks,
+    turns: &'t [T],
+    in_flight: usize,
+    doing: &str,
+    compute: impl FnOnce(&[&'t T]) -> Result<Vec<Vec<f64>>>,
+) -> Result<Vec<Vec<Vec<f64>>>> {
+    let ((rank, world), sharing) = (ranks.rows(), ranks.place(Axis::Context).ranks);
+    // Ranks gather weights and send activations together, so one without a turn repeats the first one, and counts nothing.
+    let mine = turns.iter().skip(rank).step_by(world).chain(std::iter::repeat(&turns[0]));
+    let mine: Vec<&T> = mine.take(in_flight).collect();
+    let numbers = compute(&mine)?;
+    let stop = f64::from(interrupt::flag().load(Ordering::Relaxed));
+    let told = [vec![stop], numbers.concat()].concat();
+    let all = ranks.gather_lists("losses of the evaluation", &told)?;
+    if all.iter().any(|told| told[0] != 0.0) {
+        return Err(interrupt::cancelled(doing));
+    }
+    let of_turn = |turn: usize| {
+        // Ranks that divide the tokens of one turn are neighbours.
+        let of_turn = ranks.of_losses(&all).skip(turn % world * sharing).take(sharing);
+        let part = |told: &Vec<f64>| {
+            let each = (told.len() - 1) / in_flight;
+            told[1..][turn / world * each..][..each].to_vec()
+        };
+        of_turn.map(part).collect()
+    };
+    Ok((0..turns.len()).map(of_turn).collect())
 }

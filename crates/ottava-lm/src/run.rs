@@ -5,6 +5,7 @@ use crate::data::Batch;
 use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig, Span};
+use crate::objective;
 use crate::optim::Optimizer;
 use crate::parallel::{LayerAxes, Partition, Ranks, divide};
 use crate::param::WeightSource;
@@ -58,10 +59,8 @@ impl Run {
         let optimizer = run.new_optimizer(&model.parameters())?;
         drop(states);
         let step = TrainStep::shared(&model, schedule, run.micro_batch_rows(), seq_len, partition)?;
-        let step = match run.preference.how() {
-            Some(how) => step.with_preference(how)?,
-            None => step,
-        };
+        let objective = objective::of(run);
+        let step = step.with_losses(|rows, device, dtype| objective.loss(rows, device, dtype))?;
         let step = if run.alarms.grad_norm_spike == AlarmPolicy::Skip { step.with_norm_limit()? } else { step };
         Ok(Run { model, optimizer, step, weights_digest })
     }

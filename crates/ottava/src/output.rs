@@ -5,8 +5,8 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ottava_lm::checkpoint::Saved;
-use ottava_lm::step::PreferenceSums;
-use ottava_lm::trainer::{StepReport, Validation};
+use ottava_lm::objective::Validation;
+use ottava_lm::trainer::StepReport;
 use ottava_lm::{Error, Result, interrupt};
 use std::borrow::Cow;
 use std::fmt::{Arguments, Write as _};
@@ -32,18 +32,6 @@ macro_rules! out_part {
 /// Prints a line to standard error, as `eprintln!` does, but never panics.
 macro_rules! note {
     ($($part:tt)*) => { $crate::output::complain(format_args!($($part)*)) };
-}
-
-/// The rewards of preferences, in short.
-fn rewards(sums: &PreferenceSums) -> String {
-    let metrics = sums.metrics();
-    let named = |name: &str, short: &str| {
-        let (_, value) = metrics.iter().find(|(metric, _)| *metric == name)?;
-        Some(format!("{short} {value:.4}"))
-    };
-    let margin = named("rewards/margins", "reward margin").or(named("margin", "reward margin"));
-    let shown = [margin, named("rewards/accuracies", "accuracy").or(named("accuracy", "accuracy"))];
-    shown.into_iter().flatten().collect::<Vec<_>>().join("  ")
 }
 
 /// The first failure to write a result.
@@ -229,8 +217,8 @@ impl Progress {
             "loss {:.4}  lr {:.2e}  grad norm {:.3}  {:.0} tokens/s",
             report.loss, report.learning_rate, report.grad_norm, report.tokens_per_second
         );
-        if let Some(sums) = &report.preference {
-            line += &format!("  {}", rewards(sums));
+        if !report.metrics.words.is_empty() {
+            line += &format!("  {}", report.metrics.words);
         }
         if let Some(casts) = &report.casts {
             line += &format!("  fp8 saturated {:.1e} underflowed {:.1e}", casts.saturated, casts.underflowed);
@@ -250,17 +238,8 @@ impl Progress {
             let of_all = [(String::new(), all)].into_iter();
             let of_sets = sets.iter().map(|(name, evaluation)| (format!("  {name}:"), evaluation));
             for (name, evaluation) in of_all.chain(of_sets) {
-                let more = match &evaluation.preference {
-                    None if evaluation.perplexity.is_nan() => "with label smoothing".into(),
-                    None => {
-                        format!(
-                            "perplexity {:.2}  bits per byte {:.4}",
-                            evaluation.perplexity, evaluation.bits_per_byte
-                        )
-                    }
-                    Some(sums) => rewards(sums),
-                };
-                self.line(&format!("step {}{name}  validation loss {:.4}  {more}", report.step, evaluation.loss));
+                let (step, words) = (report.step, &evaluation.metrics.words);
+                self.line(&format!("step {step}{name}  validation loss {:.4}  {words}", evaluation.loss));
             }
         }
         for Saved { step, path, paused, took } in &report.saved {

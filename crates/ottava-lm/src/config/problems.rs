@@ -48,7 +48,7 @@ impl RunConfig {
     pub(super) fn problems(&self) -> Vec<String> {
         let mut problems = Problems(self.format_problems());
         problems.0.extend(self.lora_problems());
-        problems.0.extend(super::preference::problems(&self.preference));
+        problems.0.extend(super::objective::problems(&self.preference));
         self.check_paths(&mut problems);
         self.check_counts(&mut problems);
         self.check_batch(&mut problems);

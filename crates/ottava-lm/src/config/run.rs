@@ -7,8 +7,8 @@ use super::debug::DebugConfig;
 use super::keys::flatten;
 use super::lora::LoraConfig;
 use super::memory::{MemoryConfig, OptimizerConfig, OptimizerName};
+use super::objective::PreferenceConfig;
 use super::parallel::ParallelConfig;
-use super::preference::PreferenceConfig;
 use super::router::RouterConfig;
 use super::sentinel::SentinelConfig;
 use crate::error::{Error, Result};
@@ -392,9 +392,9 @@ impl RunConfig {
         if self.parallel.pipeline > 1 {
             expect_blocks(sizes.layers, self.parallel.pipeline.saturating_mul(self.parallel.pipeline_stages))?;
         }
-        // The loss of preferences reads log-probabilities.
-        let has_preferences = self.preference.loss_type.is_some();
-        sizes.label_smoothing = if has_preferences { 0.0 } else { self.training.label_smoothing_factor };
+        // Other objectives read log-probabilities.
+        let is_smoothed = self.objective().properties().smooths_labels;
+        sizes.label_smoothing = if is_smoothed { self.training.label_smoothing_factor } else { 0.0 };
         sizes.lora = self.lora.adapters();
         Ok(sizes.with_adapters_beside_experts())
     }

@@ -8,6 +8,7 @@ impl RunConfig {
     /// Problems of `[sentinel]`.
     pub(super) fn check_sentinel(&self, problems: &mut Problems) {
         let s = &self.sentinel;
+        let compares_passes = self.objective().properties().compares_passes;
         problems.demand(
             s.sentinel_steps == 0 || self.precision.recipes().any(|recipe| RecipeName::FP8.contains(&recipe)),
             format!(
@@ -17,15 +18,15 @@ impl RunConfig {
             ),
         );
         problems.demand(
-            s.sentinel_steps == 0 || self.preference.how().is_none(),
+            s.sentinel_steps == 0 || compares_passes,
             "`sentinel.sentinel_steps` is set, and the sentinel does not compare losses of preferences; set it to 0",
         );
         problems.demand(
-            s.repeat_steps == 0 || self.preference.how().is_none(),
+            s.repeat_steps == 0 || compares_passes,
             "`sentinel.repeat_steps` is set, and losses of preferences are not computed twice; set it to 0",
         );
         problems.demand(
-            self.debug.debug_steps.is_empty() || self.preference.how().is_none(),
+            self.debug.debug_steps.is_empty() || compares_passes,
             "`debug.debug_steps` is set, and tensors of losses of preferences are not recorded; leave it empty",
         );
         let rows = self.training.per_device_train_batch_size;

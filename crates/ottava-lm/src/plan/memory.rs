@@ -5,16 +5,19 @@ use crate::config::{OptimizerName, ResolvedConfig};
 use crate::context::Sequences;
 use crate::data::Batch;
 use crate::error::Result;
+use crate::layer_ranks::ShardPlace;
 use crate::level::Masters;
 use crate::limits;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
-use crate::parallel::{Ranks, Schedule};
+use crate::objective::{self, Phase, When};
+use crate::parallel::Ranks;
 use crate::run::Run;
 use crate::sentinel::SentinelPolicy;
-use crate::step::{MicroBatch, Program, ProgramInputs};
+use crate::step::{Loss, MicroBatch, NextTokenLoss, token_losses};
 use ottava_tensor::comm::{Axis, GPUS_PER_NODE, Group};
 use ottava_tensor::cuda::{GpuModel, Workload};
+use ottava_tensor::ops::real_type;
 use ottava_tensor::tracker::MemorySnapshot;
 use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
 use serde::Serialize;
@@ -190,7 +193,7 @@ struct DryRun {
 }
 
 impl DryRun {
-    /// Builds the model, evaluates if the run does, runs the steps that differ, and saves, on a device in a dry run.
+    /// Builds the model, runs the steps that differ and the phases of the objective around them, and saves, on a device in a dry run.
     fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, stage: usize) -> Result<DryRun> {
         let tracker = device.tracker().expect("a device in a dry run").clone();
         let (t, seq_len) = (&config.run.training, config.run.data.max_length);
@@ -200,28 +203,19 @@ impl DryRun {
         let mut run = dry_run(config, sizes, device, distinct, stage)?;
         let build = device.scope("build");
         run.quantize_weights()?;
-        let place = run.step.partition().ranks().place(Axis::Context);
-        let ids = || Tensor::zeros(device, &[rows * place.share(seq_len)], DType::I32);
-        // Inputs, targets and losses of the other micro-batches.
-        let _others = (0..3 * (micro_batches - distinct)).map(|_| ids()).collect::<Result<Vec<_>, _>>()?;
+        let objective = objective::of(&config.run);
+        let (place, sums) = (run.step.partition().ranks().place(Axis::Context), real_type(run.model.recipe().compute));
+        let other = |_| held(device, [rows, seq_len], place, objective.loss(rows, device, sums)?);
+        let _others = (distinct..micro_batches).map(other).collect::<Result<Vec<_>>>()?;
+        let phases = objective.phases(&config.run);
+        let rehearse = |run: &mut Run, when, precision| {
+            let mut due = phases.iter().filter(|phase| phase.when == when);
+            due.try_for_each(|phase| rehearse(run, phase, seq_len, precision))
+        };
         drop(build);
         let build = tracker.take_peak();
-        let evaluate = |Run { model, step, .. }: &mut Run, precision| match config.run.validates() {
-            true => {
-                let _scope = device.scope("evaluation");
-                let pipeline = step.partition().ranks().pipeline();
-                let schedule = Schedule { micro_batches: pipeline.size(), ..*step.schedule() };
-                let micro_batch = |_| -> Result<MicroBatch> {
-                    let sequences = Sequences::divided(device, rows, seq_len, place)?;
-                    Ok(MicroBatch { inputs: ids()?, targets: ids()?, sequences, preference: None })
-                };
-                let micro_batches = &(0..pipeline.size()).map(micro_batch).collect::<Result<Vec<_>>>()?;
-                let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition: step.partition() };
-                Program::evaluation_of(&schedule, pipeline.rank()).run(model, &inputs, None).map(drop)
-            }
-            false => Ok(()),
-        };
-        evaluate(&mut run, StepPrecision::Recipe)?;
+        rehearse(&mut run, When::BeforeTraining, StepPrecision::Recipe)?;
+        rehearse(&mut run, When::Evaluation, StepPrecision::Recipe)?;
         // Later steps reuse what the first left; steps in high precision hold other operands.
         let s = &config.run.sentinel;
         let policy_is_high = matches!(s.sentinel_policy, SentinelPolicy::Demote | SentinelPolicy::Bf16);
@@ -243,9 +237,10 @@ impl DryRun {
         }
         for precision in kinds.into_iter().flatten() {
             for _ in 0..2 {
+                rehearse(&mut run, When::BeforeEachStep, precision)?;
                 run.step(t.learning_rate, precision)?;
             }
-            evaluate(&mut run, precision)?;
+            rehearse(&mut run, When::Evaluation, precision)?;
         }
         let peak = tracker.take_peak();
         let snapshot = save(&mut run)?;
@@ -256,6 +251,39 @@ impl DryRun {
         let peak = if build.bytes > peak.bytes { build.clone() } else { peak };
         Ok(DryRun { build, peak, save: tracker.take_peak(), host, snapshot })
     }
+}
+
+/// Runs a phase on rows of `seq_len` tokens. After the second micro-batch, which differs from later ones in nothing but its tokens, micro-batches are
+/// held and do not run.
+fn rehearse(run: &mut Run, phase: &Phase, seq_len: usize, precision: StepPrecision) -> Result<()> {
+    let Run { model, step, .. } = run;
+    let device = model.device().clone();
+    let _scope = device.scope(match phase.when {
+        When::Evaluation => "evaluation",
+        When::BeforeTraining | When::BeforeEachStep => "reference model",
+    });
+    let (partition, rows) = (step.partition(), phase.rows);
+    let place = partition.ranks().place(Axis::Context);
+    let distinct = match partition.ranks().pipeline().size() {
+        1 => phase.micro_batches.min(2),
+        _ => phase.micro_batches,
+    };
+    let micro_batch = |_| held(&device, [rows, seq_len], place, Box::new(NextTokenLoss));
+    let _others = (distinct..phase.micro_batches).map(micro_batch).collect::<Result<Vec<_>>>()?;
+    let micro_batches = (0..distinct).map(micro_batch).map(|held| Ok(held?.0));
+    token_losses(model, &micro_batches.collect::<Result<Vec<_>>>()?, phase.pass, precision, partition).map(drop)
+}
+
+/// A micro-batch of `rows` rows of `seq_len` tokens, and its losses.
+fn held(
+    device: &Device,
+    [rows, seq_len]: [usize; 2],
+    place: ShardPlace,
+    loss: Box<dyn Loss>,
+) -> Result<(MicroBatch, Tensor)> {
+    let ids = || Tensor::zeros(device, &[rows * place.share(seq_len)], DType::I32);
+    let sequences = Sequences::divided(device, rows, seq_len, place)?;
+    Ok((MicroBatch { inputs: ids()?, targets: ids()?, sequences, loss }, ids()?))
 }
 
 /// A checkpoint is written tensor by tensor, each from a copy in the host's memory. Returns the bytes of a snapshot of all.

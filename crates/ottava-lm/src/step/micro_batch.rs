@@ -1,6 +1,6 @@
 //! What a program reads of a step: its micro-batches, and the factors of their losses.
 
-use super::preference::MicroBatchPreference;
+use super::loss::{Loss, NextTokenLoss};
 use crate::context::Sequences;
 use crate::data::Batch;
 use crate::error::Result;
@@ -15,12 +15,12 @@ pub struct MicroBatch {
     pub targets: Tensor,
     /// Positions, and boundaries of documents.
     pub sequences: Sequences,
-    /// What the loss of preferences reads; `None` for the loss of the next token.
-    pub preference: Option<MicroBatchPreference>,
+    /// What a step minimizes. Passes without gradients do not read it.
+    pub loss: Box<dyn Loss>,
 }
 
 impl MicroBatch {
-    /// A copy of `batch` on `device`.
+    /// A copy of `batch` on `device`, with the loss of the next token.
     pub fn new(batch: &Batch, device: &Device, place: ShardPlace) -> Result<MicroBatch> {
         let mut sequences = Sequences::divided(device, batch.rows, batch.seq_len, place)?;
         if let Some(lengths) = &batch.documents {
@@ -30,13 +30,13 @@ impl MicroBatch {
         sequences.set_padding(&batch.padding)?;
         let tensor = |ids: Vec<i32>| Tensor::from_slice(device, &[ids.len()], &ids);
         let (inputs, targets) = (tensor(sequences.own(&batch.inputs))?, tensor(sequences.own(&batch.targets))?);
-        Ok(MicroBatch { inputs, targets, sequences, preference: None })
+        Ok(MicroBatch { inputs, targets, sequences, loss: Box::new(NextTokenLoss) })
     }
 }
 
 /// The factors of losses in what backward differentiates, on the device: F32 `[1]` each (F64 for F64), which a replayed step reads anew.
 pub struct LossScale {
-    /// The factor of each loss of the model: of a token, or of preferences.
+    /// The factor of each loss, as [`Loss::units`] counts them.
     pub per_unit: Tensor,
     /// The factor of the losses of layers, which are means over the tokens of a micro-batch.
     pub per_micro_batch: Tensor,

@@ -5,11 +5,11 @@
 mod action;
 mod check;
 mod compare;
-mod host;
+mod forward;
+pub mod host;
+mod loss;
 mod micro_batch;
 mod passes;
-mod preference;
-mod preference_steps;
 mod program;
 mod run;
 #[cfg(test)]
@@ -18,8 +18,9 @@ mod tests;
 pub use action::Action;
 pub use check::Places;
 pub use compare::Repeated;
+pub use forward::token_losses;
+pub use loss::{Loss, Metrics, NextTokenLoss};
 pub use micro_batch::{LossScale, MicroBatch};
-pub use preference::{MicroBatchPreference, Preference, PreferenceSums};
 pub use program::{Program, Reductions};
 pub use run::{ProgramInputs, Results, StepEnd};
 
@@ -33,18 +34,17 @@ use crate::optim::Optimizer;
 use crate::parallel::{Partition, Schedule, Shared};
 use ottava_tensor::comm::Axis;
 use ottava_tensor::cuda::Graph;
-use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type};
+use ottava_tensor::ops::{cast, real_type};
 use ottava_tensor::{DType, Device, Tensor};
+use std::any::Any;
 
 /// The program of a step, the tensors that all steps of a run share, and the captured steps.
 pub struct TrainStep {
     program: Program,
     schedule: Schedule,
     micro_batches: Vec<MicroBatch>,
-    /// Losses of a micro-batch: tokens, or pairs and sequences of preferences.
-    units_per_micro_batch: usize,
-    /// Losses that count, by micro-batch: those of targets that are not ignored, and all of preferences.
-    targets: Vec<usize>,
+    /// By micro-batch, the losses that count, as [`Loss::counted`] says.
+    counted: Vec<usize>,
     /// Padding tokens, by micro-batch.
     padding: Vec<usize>,
     results: Results,
@@ -62,9 +62,9 @@ pub struct TrainStep {
 }
 
 /// The result of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepResult {
-    /// Mean loss per target token, or of preferences, before the update.
+    /// Mean of the losses that count, before the update.
     pub loss: f64,
     /// Tokens that all ranks have read, without padding.
     pub tokens: u64,
@@ -74,8 +74,8 @@ pub struct StepResult {
     pub is_skipped: bool,
     /// The norm of the cast errors of the gradients that this rank sent as FP8 codes, relative to the norm of those gradients.
     pub reduce_error: Option<f64>,
-    /// The sums over the sequences of all ranks, if the loss is that of preferences.
-    pub preference: Option<PreferenceSums>,
+    /// The sums of the loss over all micro-batches and ranks, of which [`TrainStep::metrics`] makes metrics.
+    pub sums: Vec<f64>,
 }
 
 impl TrainStep {
@@ -107,16 +107,16 @@ impl TrainStep {
         let results = Results { losses, norm: scalar()?, limit: None, reduce_error };
         let scalar_of_sums = || Tensor::empty(device, &[1], real);
         let loss_scale = LossScale { per_unit: scalar_of_sums()?, per_micro_batch: scalar_of_sums()? };
-        let micro_batch =
-            |(inputs, targets)| Ok(MicroBatch { inputs, targets, sequences: sequences()?, preference: None });
+        let micro_batch = |(inputs, targets)| {
+            Ok(MicroBatch { inputs, targets, sequences: sequences()?, loss: Box::new(NextTokenLoss) })
+        };
         let reductions = Reductions::for_step(partition.ranks().reducing(), partition.zero());
         let (rank, is_tied) = (partition.ranks().pipeline().rank(), model.is_tied());
         let mut step = TrainStep {
             program: Program::step_of(&schedule, rank, reductions, is_tied),
             schedule,
             micro_batches: inputs.into_iter().zip(targets).map(micro_batch).collect::<Result<_>>()?,
-            units_per_micro_batch: tokens,
-            targets: vec![tokens; micro_batches],
+            counted: vec![tokens; micro_batches],
             padding: vec![0; micro_batches],
             results,
             norm_limit: f64::INFINITY,
@@ -140,6 +140,39 @@ impl TrainStep {
             *sequences = own.with_documents(batch * max_documents)?;
         }
         Ok(self)
+    }
+
+    /// The same steps with another loss: `make` makes the loss of a micro-batch of this many rows, on this device and in this type of sums.
+    pub fn with_losses(mut self, make: impl Fn(usize, &Device, DType) -> Result<Box<dyn Loss>>) -> Result<TrainStep> {
+        let losses = &self.results.losses;
+        let (device, dtype, micro_batches) = (losses.device().clone(), losses.dtype(), self.micro_batches.len());
+        let (mut units, mut values) = (0, 0);
+        for MicroBatch { inputs, sequences, loss, .. } in &mut self.micro_batches {
+            *loss = make(sequences.batch, &device, dtype)?;
+            (units, values) = (loss.units(inputs.len()), loss.values(inputs.len()));
+        }
+        if self.results.losses.shape() != [micro_batches, values] {
+            self.results.losses = Tensor::empty(&device, &[micro_batches, values], dtype)?;
+        }
+        self.counted = vec![units; micro_batches];
+        self.write_loss_scale()?;
+        Ok(self)
+    }
+
+    /// The loss of a micro-batch, to load what it reads besides tokens. Panics if [`TrainStep::with_losses`] has made losses of another type.
+    pub fn loss_mut<L: Loss>(&mut self, micro_batch: usize) -> &mut L {
+        let loss: &mut dyn Any = &mut *self.micro_batches[micro_batch].loss;
+        loss.downcast_mut().expect("the step was made for this loss")
+    }
+
+    /// The metrics of a step with these [`StepResult::sums`].
+    pub fn metrics(&self, sums: &[f64]) -> Metrics {
+        self.loss().metrics(sums)
+    }
+
+    /// The loss of the first micro-batch; all micro-batches have losses of the same type.
+    fn loss(&self) -> &dyn Loss {
+        &*self.micro_batches[0].loss
     }
 
     /// The same steps, which may have a limit of the norm of gradients.
@@ -202,7 +235,7 @@ impl TrainStep {
 
     /// Loads a micro-batch for the next step.
     pub fn load(&mut self, micro_batch: usize, batch: &Batch) -> Result<()> {
-        let MicroBatch { inputs, targets, sequences, .. } = &mut self.micro_batches[micro_batch];
+        let MicroBatch { inputs, targets, sequences, loss } = &mut self.micro_batches[micro_batch];
         let own_targets = sequences.own(&batch.targets);
         inputs.write_bytes(bytemuck::cast_slice(&sequences.own(&batch.inputs)))?;
         targets.write_bytes(bytemuck::cast_slice(&own_targets))?;
@@ -212,7 +245,7 @@ impl TrainStep {
             (None, false) => {}
             _ => unreachable!("batches have documents if and only if the step was made for them"),
         }
-        self.targets[micro_batch] = own_targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
+        self.counted[micro_batch] = loss.counted(&own_targets);
         // Of the ranks that divide the sequences, the first one counts all.
         self.padding[micro_batch] = if sequences.place.rank == 0 { batch.padding.iter().sum() } else { 0 };
         Ok(())
@@ -220,10 +253,10 @@ impl TrainStep {
 
     /// Runs the step on the loaded micro-batches, and waits for it.
     ///
-    /// Backward divides the loss by the number of all tokens of the step, and the update multiplies by tokens / target tokens. So the
-    /// gradients that casts measure do not depend on the number of ignored targets, and without ignored targets the factor is exactly 1, as
-    /// it is for preferences. Losses of layers are means over the tokens of a micro-batch: backward multiplies them by target tokens / tokens,
-    /// so that the update sees the gradient of their mean over all micro-batches.
+    /// Backward divides the loss by the number of all losses of the step, and the update multiplies by losses / losses that count. So the
+    /// gradients that casts measure do not depend on the number of ignored targets, and without ignored targets the factor is exactly 1.
+    /// Losses of layers are means over the tokens of a micro-batch: backward multiplies them by losses that count / losses, so that the update
+    /// sees the gradient of their mean over all micro-batches.
     ///
     /// Errors with [`Error::NoTargets`] on all ranks, without changing anything, when all targets are ignored.
     pub fn run(
@@ -233,7 +266,7 @@ impl TrainStep {
         learning_rate: f64,
         precision: StepPrecision,
     ) -> Result<StepResult> {
-        let [mine, padding]: [usize; 2] = [&self.targets, &self.padding].map(|counts| counts.iter().sum());
+        let [mine, padding]: [usize; 2] = [&self.counted, &self.padding].map(|counts| counts.iter().sum());
         let ready = self.capture(precision).ready_for();
         let mine = [mine as f64, padding as f64, f64::from(ready as u8)];
         let all = self.partition.ranks().gather("tokens and launch", mine)?;
@@ -270,19 +303,17 @@ impl TrainStep {
             }
         }
         self.partition.ranks().compare_gpu_calls("a step")?;
-        let Results { losses, norm, reduce_error, limit: on_device } = &self.results;
+        let Results { norm, reduce_error, limit: on_device, .. } = &self.results;
         let norm = norm.to_vec::<f32>()?[0];
         let is_skipped = on_device.is_some() && norm > limit && norm.is_finite();
         let grad_norm = f64::from(norm) / gradient_scale;
-        let sums = self.preference_sums()?;
-        let loss = sums.map_or_else(|| total(losses), |sums| Ok(sums.losses[0]))?;
-        let told = [vec![loss, grad_norm], sums.map_or_else(Vec::new, |sums| sums.numbers())].concat();
+        let told = [vec![grad_norm], self.own_sums()?].concat();
         let all = self.partition.ranks().gather_lists("loss and gradient norm", &told)?;
         // All ranks make the same update from the same sums.
         if let Some(rank) =
-            all.iter().position(|told| told[1] != grad_norm && !(told[1].is_nan() && grad_norm.is_nan()))
+            all.iter().position(|told| told[0] != grad_norm && !(told[0].is_nan() && grad_norm.is_nan()))
         {
-            let (name, here, there) = ("gradient norm", grad_norm, all[rank][1]);
+            let (name, here, there) = ("gradient norm", grad_norm, all[rank][0]);
             return Err(Error::diverged(format!(
                 "ranks have diverged: the {name} is {here} on rank {} and {there} on rank {rank}; resume from the last checkpoint",
                 self.partition.ranks().rank()
@@ -290,11 +321,18 @@ impl TrainStep {
         }
         let read = |error: &Tensor| Ok::<_, Error>(f64::from(error.to_vec::<f32>()?[0]));
         let reduce_error = reduce_error.as_ref().map(read).transpose()?;
-        let loss = self.partition.ranks().of_losses(&all).map(|told| told[0]).sum::<f64>() / targets;
-        let of_ranks = self.partition.ranks().of_losses(&all).map(|told| PreferenceSums::from_numbers(&told[2..]));
-        let preference = sums.map(|_| of_ranks.fold(PreferenceSums::default(), PreferenceSums::merge));
+        let of_ranks = self.partition.ranks().of_losses(&all);
+        let sums = of_ranks.fold(Vec::new(), |sums, told| self.loss().merge(sums, &told[1..]));
         let tokens = self.tokens() as u64 - padding as u64;
-        Ok(StepResult { loss, tokens, grad_norm, is_skipped, reduce_error, preference })
+        Ok(StepResult { loss: sums[0] / targets, tokens, grad_norm, is_skipped, reduce_error, sums })
+    }
+
+    /// The sums of the losses of this rank, in the order of its micro-batches.
+    fn own_sums(&self) -> Result<Vec<f64>> {
+        let values = host::values(&self.results.losses)?;
+        let of_each = values.chunks_exact(values.len() / self.micro_batches.len());
+        let mut micro_batches = self.micro_batches.iter().zip(of_each);
+        micro_batches.try_fold(Vec::new(), |sums, (micro_batch, values)| micro_batch.loss.add(sums, values))
     }
 
     /// Tokens of a step over all ranks, padding included.
@@ -305,7 +343,7 @@ impl TrainStep {
 
     /// Losses of a step over all ranks, those of ignored targets included.
     fn units(&self) -> usize {
-        let units = self.micro_batches.len() * self.units_per_micro_batch;
+        let units: usize = self.micro_batches.iter().map(|of| of.loss.units(of.inputs.len())).sum();
         units * self.partition.ranks().sharing(Shared::Tokens).size()
     }
 

@@ -103,15 +103,12 @@ impl Passes<1> for Single<'_> {
         micro_batch: &MicroBatch,
         exchange: &mut Exchange,
     ) -> Result<([Tensor; 1], Option<[Tensor; 1]>)> {
-        let MicroBatch { targets, preference, .. } = micro_batch;
+        let MicroBatch { targets, loss, .. } = micro_batch;
         if self.pass != Pass::Training {
             return Ok(([model.losses(&normed, targets, exchange)?], None));
         }
         let scale = &self.loss_scale.expect(CHECKED).per_unit;
-        let (losses, dnormed) = match preference {
-            None => model.losses_and_gradient(&normed, targets, scale, exchange)?,
-            Some(preference) => preference.losses_and_gradient(model, &normed, targets, scale, exchange)?,
-        };
+        let (losses, dnormed) = loss.losses_and_gradient(model, &normed, targets, scale, exchange)?;
         Ok(([losses], Some([dnormed])))
     }
 

@@ -90,11 +90,6 @@ impl Program {
         Program { pass: Pass::Evaluation, actions: actions(schedule, rank, schedule.forward_tasks(rank), |_| false) }
     }
 
-    /// As [`Program::evaluation_of`], of the model without its adapters.
-    pub fn reference_of(schedule: &Schedule, rank: usize) -> Program {
-        Program { pass: Pass::Reference, ..Program::evaluation_of(schedule, rank) }
-    }
-
     /// Whether gradients are reduced over ranks.
     pub fn reduces(&self) -> bool {
         self.actions.contains(&Action::Reduce)

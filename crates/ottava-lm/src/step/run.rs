@@ -31,7 +31,7 @@ pub struct ProgramInputs<'a> {
 
 /// The results of a step, on the device.
 pub struct Results {
-    /// `[micro-batches, T]`, or of preferences `[micro-batches, 3 · S]`, as [`MicroBatchPreference`] returns them.
+    /// `[micro-batches, values]`, as [`Loss::losses_and_gradient`](super::Loss::losses_and_gradient) returns them.
     pub(super) losses: Tensor,
     /// F32 `[1]`.
     pub(super) norm: Tensor,

@@ -1,11 +1,12 @@
 //! The inputs that a run reads before its first step: tokens, tokenizer and model folder.
 
 use super::start::{Resumed, Start, build, find_checkpoint};
-use crate::checkpoint::{AdapterFolder, FolderTemplate, training, verify_model};
+use crate::checkpoint::{AdapterFolder, FolderTemplate, Progress, training, verify_model};
 use crate::config::{ResolvedConfig, RunConfig, WeightInit};
-use crate::data::{Tokenizer, TrainingData};
+use crate::data::{RowShare, Tokenizer, TrainingData};
 use crate::error::{Error, Result};
 use crate::models::{Decoder, DecoderConfig};
+use crate::objective::{self, Opening, Rows};
 use crate::parallel::Ranks;
 use crate::param::Purpose;
 use crate::run::Run;
@@ -52,8 +53,9 @@ impl Inputs {
         }
         if ranks.leads() {
             tracing::info!("{}", tokenizer.describe_edges());
-            // Those of a reward model are left out, which its records say.
-            for set in data.sets.iter().filter(|_| !config.preference.trains_reward_model()) {
+            // Where documents are not cut, the rows of the objective say how many are left out.
+            let cuts = config.objective().properties().cuts_documents;
+            for set in data.sets.iter().filter(|_| cuts) {
                 if let Some(sentence) = set.statistics.describe_fit(&data.layout) {
                     tracing::warn!("{}{sentence}", set.label());
                 }
@@ -73,9 +75,45 @@ impl Inputs {
     }
 }
 
+/// The rows of the run from the place of `progress` on, and the number of its steps. What a `resumed` run still needs of the model that it has started
+/// from is computed here, before the model that it resumes takes its memory.
+pub(super) fn open_rows(
+    config: &ResolvedConfig,
+    inputs: &Inputs,
+    progress: &Progress,
+    resumed: Option<&Resumed>,
+    device: &Device,
+    ranks: &Rc<Ranks>,
+) -> Result<(Box<dyn Rows>, u64)> {
+    let run = config.to_run_config();
+    let Inputs { data, template, sizes, .. } = inputs;
+    let mut state = progress.loader.clone();
+    if let Some(Resumed { path, progress }) = resumed
+        && !run.has_shares_of(&RunConfig::saved(path, progress)?)
+    {
+        state.restart_shares();
+    }
+    let (rank, world) = ranks.rows();
+    let share = RowShare { rank, world };
+    let opening = Opening { config: &run, model: &template.config, data, state: &state, share };
+    let mut rows = objective::of(&run).open(&opening)?;
+    let max_steps = max_steps(&run, rows.examples());
+    rows.plan_reference(max_steps);
+    if resumed.is_some() {
+        rows.read_reference(progress.reference.as_deref())?;
+        if rows.needs_reference() {
+            let start = build_run(config, sizes, device, None, data.max_documents(), ranks);
+            let mut start = ranks.together("the model of the start", start)?;
+            start.quantize_weights()?;
+            rows.compute_reference(&mut start.model, &start.step)?;
+        }
+    }
+    Ok((rows, max_steps))
+}
+
 /// Model, optimizer and step, with the weights of the model's folder or of the checkpoint that is `resumed`, and the digest of those. Rows
 /// hold at most `documents` each, or are one.
-pub(super) fn build_run(
+fn build_run(
     config: &ResolvedConfig,
     sizes: &DecoderConfig,
     device: &Device,
@@ -137,14 +175,11 @@ pub(super) fn model_of(config: &RunConfig, sizes: &DecoderConfig, device: &Devic
     Ok(model)
 }
 
-/// Steps of the run: as many as were asked for, or as its epochs have, each with this many rows, or pairs of preferences.
-pub(super) fn max_steps(config: &RunConfig, rows_of_epoch: f64) -> u64 {
+/// Steps of the run: as many as were asked for, or as its epochs have, each with this many examples.
+fn max_steps(config: &RunConfig, examples: f64) -> u64 {
     let t = &config.training;
     let max_steps = match t.max_steps {
-        0 => {
-            let rows = rows_of_epoch * t.num_train_epochs;
-            (rows / t.sequences() as f64).floor().max(1.0) as u64
-        }
+        0 => (examples * t.num_train_epochs / t.sequences() as f64).floor().max(1.0) as u64,
         steps => steps,
     };
     let shaped = config.schedule(max_steps).warmup_steps + t.decay_steps;

@@ -4,29 +4,27 @@ mod alarms;
 mod current_run;
 mod files;
 mod inputs;
-mod preference;
 mod record;
 mod report;
 mod rollback;
 mod rollback_log;
 mod sentinel;
 mod start;
-mod validation;
 mod watch;
 
 pub use current_run::CurrentRun;
 pub use report::StepReport;
 pub use start::{RunLock, Start, build, log_exceptions};
-pub use validation::Validation;
 
 use crate::checkpoint::{Best, Contents, FolderTemplate, Progress, Saved, Saver, Verify, atomic, latest_complete};
 use crate::config::RunConfig;
-use crate::data::{BatchLoader, DataState, RowShare, Tokenizer, TrainingData};
+use crate::data::{DataState, Tokenizer, TrainingData};
 use crate::error::{Error, Result};
 use crate::fs::{Fs, RealFs, replace_file};
 use crate::interrupt;
 use crate::mode::StepPrecision;
-use crate::models::{Decoder, DecoderConfig, pad_token};
+use crate::models::{Decoder, DecoderConfig};
+use crate::objective::{Rows, Validation};
 use crate::optim::{LossScale, Overflow, Schedule};
 use crate::parallel::Ranks;
 use crate::plan::ResolvedRun;
@@ -36,10 +34,9 @@ use crate::scaling::RouterMetrics;
 use crate::step::StepResult;
 use alarms::Alarms;
 use files::RunFiles;
-use inputs::{Inputs, build_run, max_steps, model_of, restored_run};
+use inputs::{Inputs, model_of, open_rows, restored_run};
 use ottava_tensor::Device;
 use ottava_tensor::comm::Group;
-use preference::Preferences;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use sentinel::Sentinel;
 use serde_json::Map;
@@ -51,29 +48,6 @@ use std::time::Instant;
 
 /// Steps in a row that may have no target.
 const MOST_SKIPPED: usize = 1000;
-
-/// The rows of a run.
-enum Rows {
-    Documents(BatchLoader),
-    Preferences(Box<Preferences>),
-}
-
-impl Rows {
-    fn state(&self) -> DataState {
-        match self {
-            Rows::Documents(batches) => batches.state(),
-            Rows::Preferences(preferences) => DataState::One(preferences.state()),
-        }
-    }
-
-    /// SHA-256 of the stored log-probabilities of a reference model.
-    fn reference_digest(&self) -> Option<String> {
-        match self {
-            Rows::Documents(_) => None,
-            Rows::Preferences(preferences) => preferences.reference_digest(),
-        }
-    }
-}
 
 /// A run in progress.
 pub struct Trainer {
@@ -90,7 +64,7 @@ pub struct Trainer {
     precision: StepPrecision,
     schedule: Schedule,
     data: TrainingData,
-    rows: Rows,
+    rows: Box<dyn Rows>,
     ranks: Rc<Ranks>,
     /// The files of the run, on the rank that writes them.
     files: Option<RunFiles>,
@@ -184,12 +158,11 @@ impl Trainer {
     ) -> Result<Trainer> {
         let config = resolved.config.to_run_config();
         let folder = config.output_dir.clone();
-        let Inputs { tokenizer, data, template, sizes } = inputs;
         let mut progress = match &resumed {
             Some(Resumed { progress, .. }) => progress.clone(),
-            None => Progress::start(DataState::start(&data.sets, config.seed)),
+            None => Progress::start(DataState::start(&inputs.data.sets, config.seed)),
         };
-        progress.data = data.key();
+        progress.data = inputs.data.key();
         progress.config = config.to_toml();
         progress.loss_scale = progress.loss_scale.or(config.precision.loss_scaling().map(LossScale::new));
         if let Some(Resumed { progress: saved, .. }) = &resumed {
@@ -199,39 +172,9 @@ impl Trainer {
                 progress.loader = rollback.data.clone();
             }
         }
-        let mut state = progress.loader.clone();
-        if let Some(Resumed { path, progress }) = &resumed
-            && !config.has_shares_of(&RunConfig::saved(path, progress)?)
-        {
-            state.restart_shares();
-        }
-        let (rank, world) = ranks.rows();
-        let share = RowShare { rank, world };
-        let mut rows = match config.preference.how() {
-            None => Rows::Documents(BatchLoader::new(&data.sets, data.layout, &state, share)?),
-            Some(how) => {
-                let padding = pad_token(&template.config)?;
-                Rows::Preferences(Box::new(Preferences::new(&config, how, &data, &state, share, padding)?))
-            }
-        };
-        let max_steps = match &rows {
-            Rows::Documents(_) => max_steps(&config, data.rows()),
-            Rows::Preferences(preferences) => max_steps(&config, preferences.len() as f64),
-        };
+        let (mut rows, max_steps) = open_rows(&resolved.config, &inputs, &progress, resumed.as_ref(), device, &ranks)?;
+        let Inputs { tokenizer, data, template, sizes } = inputs;
         let documents = data.max_documents();
-        if let Rows::Preferences(preferences) = &mut rows {
-            preferences.plan_reference(max_steps, config.training.sequences());
-            if resumed.is_some() {
-                preferences.read_reference(progress.reference.as_deref())?;
-            }
-            if resumed.is_some() && preferences.needs_reference() {
-                // The model that the run has started from, before the one that it resumes takes its memory.
-                let start = build_run(&resolved.config, &sizes, device, None, documents, &ranks);
-                let mut start = ranks.together("the model of the start", start)?;
-                start.quantize_weights()?;
-                preferences.compute_reference(&mut start, ranks.leads())?;
-            }
-        }
         let restored = restored_run(&resolved.config, &sizes, device, resumed.as_ref(), documents, &ranks);
         let mut run = ranks.together("the model", restored)?;
         let parts = ranks.of_parts("digests of the weights that were loaded", &run.weights_digest)?;
@@ -263,10 +206,8 @@ impl Trainer {
             Ok(files)
         };
         let files = ranks.together("the run's files", lock.map(open).transpose())?;
-        if let Rows::Preferences(preferences) = &mut rows
-            && preferences.needs_reference()
-        {
-            preferences.compute_reference(&mut run, ranks.leads())?;
+        if rows.needs_reference() {
+            rows.compute_reference(&mut run.model, &run.step)?;
         }
         progress.scaling_slots = run.step.partition().cast_names(&run.model);
         let [losses, eval_losses] = read_losses(&folder.join("metrics.jsonl"));
@@ -437,7 +378,7 @@ impl Trainer {
         let step = self.progress.step + 1;
         let learning_rate = self.schedule.at(step);
         self.limit_norm();
-        let StepResult { loss, tokens, grad_norm, is_skipped, reduce_error, preference } =
+        let StepResult { loss, tokens, grad_norm, is_skipped, reduce_error, sums } =
             self.next_step(step, learning_rate)?;
         let finite = loss.is_finite() && grad_norm.is_finite();
         let goes_on = self.follow_loss_scale(step, finite)?;
@@ -489,34 +430,22 @@ impl Trainer {
             casts: (!self.run.model.scaling().is_empty()).then_some(casts),
             routers,
             evaluation: None,
-            preference,
+            metrics: self.run.step.metrics(&sums),
             saved: Vec::new(),
         })
     }
 
     /// Runs a step on the next rows; rows without a target are skipped, with a warning.
     fn next_step(&mut self, step: u64, learning_rate: f64) -> Result<StepResult> {
-        let t = &self.config.training;
-        let (micro_batches, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
         let mut skipped = 0;
         loop {
-            match &mut self.rows {
-                Rows::Documents(batches) => {
-                    let first = batches.next_batch(rows)?;
-                    self.run.step.load(0, &first)?;
-                    for micro_batch in 1..micro_batches {
-                        self.run.step.load(micro_batch, &batches.next_batch(rows)?)?;
-                    }
-                    if skipped == 0 {
-                        self.watch(step, &first)?;
-                        self.debug(step, &first)?;
-                        self.repeat(step, &first)?;
-                    }
-                }
-                Rows::Preferences(preferences) => {
-                    preferences.load(&mut self.run, micro_batches, self.config.precision.precision_of(step))?;
-                    self.choose_precision(step);
-                }
+            self.follow_decisions(step)?;
+            let Run { model, step: work, .. } = &mut *self.run;
+            let first = self.rows.load(model, work, self.precision)?;
+            if let Some(first) = first.filter(|_| skipped == 0) {
+                self.watch(step, &first)?;
+                self.debug(step, &first)?;
+                self.repeat(step, &first)?;
             }
             match self.run.step(learning_rate, self.precision) {
                 Err(Error::NoTargets(text)) if skipped < MOST_SKIPPED => {
@@ -569,14 +498,11 @@ impl Trainer {
         self.look_at_casts(step, &measured)
     }
 
-    /// Validation losses in the precision of the last step, which ranks compute together; `None` without validation documents.
+    /// Loss and metrics of held-out rows in the precision of the last step, which ranks compute together; `None` without such rows.
     fn evaluate(&mut self) -> Result<Option<Validation>> {
         let precision = self.precision_of(self.progress.step);
-        if let Rows::Preferences(preferences) = &self.rows {
-            let all = preferences.evaluate(&mut self.run, precision)?;
-            return Ok(all.map(|all| Validation { all, sets: Vec::new() }));
-        }
-        Validation::measure(&mut self.run, &self.data, &self.config, precision)
+        let Run { model, step, .. } = &mut *self.run;
+        self.rows.evaluate(model, step, precision)
     }
 
     /// Compares an evaluation after the last step with the best one before. Returns whether it is better.

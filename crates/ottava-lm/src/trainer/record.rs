@@ -2,15 +2,14 @@
 
 use super::Trainer;
 use super::report::StepReport;
-use super::validation::Validation;
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
+use crate::objective::Validation;
 use crate::optim::LossScale;
 use crate::parallel::Ranks;
 use crate::plan::ResolvedRun;
 use crate::report::{RunEnd, RunOutcome, RunRecord};
 use crate::run::Run;
-use crate::step::PreferenceSums;
 use ottava_tensor::Device;
 use serde_json::{Map, Value, json};
 
@@ -59,8 +58,8 @@ impl Trainer {
         if let Some(mfu) = done.mfu {
             values["mfu"] = json!(mfu);
         }
-        for (name, value) in done.preference.iter().flat_map(PreferenceSums::metrics) {
-            values[name] = json!(value);
+        for (name, value) in &done.metrics.named {
+            values[*name] = json!(value);
         }
         for (name, value) in done.routers.iter().flat_map(|routers| routers.metrics()) {
             values[name] = json!(value);

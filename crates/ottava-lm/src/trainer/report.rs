@@ -1,11 +1,11 @@
 //! The report of a step.
 
-use super::validation::Validation;
 use crate::checkpoint::Saved;
 use crate::error::Error;
+use crate::objective::Validation;
 use crate::optim::LossScale;
 use crate::scaling::{CastLosses, RouterMetrics};
-use crate::step::PreferenceSums;
+use crate::step::Metrics;
 use ottava_tensor::Device;
 
 /// The results of a step.
@@ -15,7 +15,7 @@ pub struct StepReport {
     pub step: u64,
     /// Steps of the whole run.
     pub max_steps: u64,
-    /// Mean loss of the step's target tokens, before the update.
+    /// Mean of the losses of the step that count, before the update.
     pub loss: f64,
     /// Norm of the gradient before clipping.
     pub grad_norm: f64,
@@ -37,8 +37,8 @@ pub struct StepReport {
     pub loss_scale: Option<LossScale>,
     /// Validation after this step, where it was due.
     pub evaluation: Option<Validation>,
-    /// The sums over the sequences of the step, if the loss is that of preferences.
-    pub preference: Option<PreferenceSums>,
+    /// What the objective says of the step besides the loss.
+    pub metrics: Metrics,
     /// Checkpoints that are complete since the last step, of this step or of earlier ones.
     pub saved: Vec<Saved>,
 }

@@ -25,10 +25,8 @@ impl Trainer {
     pub(super) fn watch(&mut self, step: u64, batch: &Batch) -> Result<()> {
         let config = self.config.sentinel.clone();
         if !config.is_due(step) {
-            return self.follow_decisions(step);
+            return Ok(());
         }
-        // Periods end with a check, which tries the recipe again.
-        self.follow_decisions(step)?;
         let rows = batch.first_rows(config.sentinel_sequences);
         let comparison = self.run.compare(&rows)?;
         let state = &mut self.progress.sentinel;
@@ -114,8 +112,8 @@ impl Trainer {
         }
     }
 
-    /// Sets what `step` computes in BF16.
-    fn follow_decisions(&mut self, step: u64) -> Result<()> {
+    /// Sets what `step` computes in BF16, after the checks so far. Periods end with a check, which tries the recipe again.
+    pub(super) fn follow_decisions(&mut self, step: u64) -> Result<()> {
         let check = self.config.sentinel.check_before(step);
         let demoted = self.progress.sentinel.demoted_in(check);
         if demoted != self.sentinel.demoted {

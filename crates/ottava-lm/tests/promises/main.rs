@@ -3,6 +3,7 @@
 mod accumulation;
 mod adapter_keys;
 mod adapters;
+mod bandit;
 mod best;
 mod calibrate;
 mod cast_log;

@@ -4,10 +4,11 @@
 #[path = "../memory/settings.rs"]
 mod settings;
 
+use crate::preference::{run_config, write_records};
 use crate::resume::{config, write_inputs};
 use ottava_lm::bench::model;
 use ottava_lm::checkpoint::{Verify, latest_complete};
-use ottava_lm::config::ResolvedConfig;
+use ottava_lm::config::{LoraConfig, LossType, LossTypes, ResolvedConfig};
 use ottava_lm::models::DecoderConfig;
 use ottava_lm::plan::{MemoryPlan, expect_random_model_fits, inference_bytes};
 use ottava_lm::recipe::{Precision, RecipeName};
@@ -15,6 +16,8 @@ use ottava_lm::trainer::{Start, Trainer};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::gpu;
 use ottava_tensor::{DType, Device, Tensor};
+use serde_json::Value;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 /// Thirteen settings of a model of 0.35 billion parameters. Within 2 % is what is promised; the same code gives the same requests.
@@ -48,6 +51,44 @@ fn a_run_that_does_not_fit_ends_before_it_begins() {
     assert_eq!(error.exit_code(), 3);
     assert!(error.to_string().contains("the run does not fit"), "{error}");
     assert!(!folder.path().join("run").exists(), "nothing was written");
+}
+
+/// The trainer and the plan run the same code on a GPU without data: with passes of a reference model before the first step, before each step and in
+/// evaluations, with the passes from which KTO estimates a divergence, and without any.
+#[test]
+fn a_run_of_each_objective_holds_what_was_planned() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_records(inputs.path());
+    let adapters = LoraConfig { r: 2, ..LoraConfig::default() };
+    for (name, records, loss, lora) in [
+        ("texts", "text.txt", None, LoraConfig::default()),
+        ("DPO", "pairs.jsonl", None, LoraConfig::default()),
+        ("DPO of adapters", "pairs.jsonl", None, adapters.clone()),
+        ("KTO", "labels.jsonl", None, LoraConfig::default()),
+        ("KTO of adapters", "labels.jsonl", None, adapters),
+        ("rewards", "pairs.jsonl", Some(LossType::BradleyTerry), LoraConfig::default()),
+    ] {
+        for micro_batches in [1, 2, 4] {
+            let output = tempfile::tempdir().unwrap();
+            let mut config = run_config(inputs.path(), &output.path().join("run"), RecipeName::Fp8Current, records);
+            config.preference.loss_type = loss.map(LossTypes::from);
+            config.training.gradient_accumulation_steps = micro_batches;
+            config.lora = lora.clone();
+            let device = dry_gpu(64 << 20);
+            let mut trainer = Trainer::new(config.clone(), &device, &Start::New).unwrap();
+            trainer.run(&AtomicBool::new(false), &mut |_| {}).unwrap();
+            let record: Value = read_json(&config.output_dir.join("run.json"));
+            let Device::Cuda(gpu) = &device else { unreachable!("a GPU was made") };
+            let [planned, held] = [record["planned_memory_bytes"].as_u64().unwrap(), gpu.memory().peak as u64];
+            println!("{name}, {micro_batches} micro-batches: {planned} bytes planned, {held} held");
+            assert!(held <= planned, "{name}, {micro_batches} micro-batches: {held} held, {planned} planned");
+            assert!(planned as f64 <= 1.02 * held as f64, "{name}: {planned} planned, {held} held");
+        }
+    }
+}
+
+fn read_json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
 /// All memory but that of the run is taken by somebody else after the fourth step.

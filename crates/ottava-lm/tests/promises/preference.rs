@@ -8,11 +8,12 @@ use ottava_lm::data::{Batch, Packing, PreferenceBatch};
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::{Pass, StepPrecision};
 use ottava_lm::models::{Decoder, DecoderConfig};
+use ottava_lm::objective::preference::{MicroBatchPreference, Preference, PreferenceSums, row_log_probs};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_lm::parallel::{Partition, Ranks, ReduceFormat, Schedule, Zero};
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
-use ottava_lm::step::{Preference, TrainStep};
+use ottava_lm::step::TrainStep;
 use ottava_lm::trainer::Start;
 use ottava_tensor::Device;
 use ottava_tensor::comm::{Group, MeshShape};
@@ -98,6 +99,22 @@ fn losses_in_fp8_are_near_those_in_f32() {
     }
 }
 
+/// `work` with the loss of preferences.
+pub fn with_preference(work: TrainStep, how: &Preference) -> TrainStep {
+    work.with_losses(|rows, device, dtype| how.of_micro_batch(rows, device, dtype)).unwrap()
+}
+
+/// Loads a micro-batch, with its reference if it is known.
+pub fn load_preferences(work: &mut TrainStep, micro_batch: usize, batch: &PreferenceBatch, reference: Option<&[f64]>) {
+    work.load(micro_batch, &batch.batch).unwrap();
+    work.loss_mut::<MicroBatchPreference>(micro_batch).load(batch, reference).unwrap();
+}
+
+/// The log-probabilities of rows on one rank.
+pub fn log_probs(model: &mut Decoder, batch: &Batch, pass: Pass) -> Vec<f64> {
+    row_log_probs(model, &Partition::solo(), &[batch], pass, StepPrecision::Recipe).unwrap().remove(0)
+}
+
 /// The losses of twenty steps, whose reference is the model before them.
 fn final_losses(how: Preference, name: RecipeName) -> Vec<f64> {
     let recipe = recipe(name, Fp8Format::Auto);
@@ -106,14 +123,12 @@ fn final_losses(how: Preference, name: RecipeName) -> Vec<f64> {
     model.quantize_weights().unwrap();
     let adamw = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
     let mut optimizer = AdamWOptimizer::new(adamw, &model.parameters()).unwrap();
-    let mut work = TrainStep::new(&model, 1, 2 * PAIRS, TOKENS).unwrap().with_preference(how).unwrap();
+    let mut work = with_preference(TrainStep::new(&model, 1, 2 * PAIRS, TOKENS).unwrap(), &how);
     let batches: Vec<_> = (0..STEPS).map(|step| recorded_batch(step, false)).collect();
-    let reference = batches.iter().map(|batch| {
-        work.log_probs(&mut model, &[&batch.batch], Pass::Evaluation, StepPrecision::Recipe).unwrap().remove(0)
-    });
+    let reference = batches.iter().map(|batch| log_probs(&mut model, &batch.batch, Pass::Evaluation));
     let reference: Vec<_> = reference.collect();
     let step = |(batch, reference): (&PreferenceBatch, &Vec<f64>)| {
-        work.load_preferences(0, batch, Some(reference)).unwrap();
+        load_preferences(&mut work, 0, batch, Some(reference));
         work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap().loss
     };
     batches.iter().zip(&reference).map(step).collect()
@@ -153,22 +168,20 @@ fn the_model_without_adapters_is_the_reference() {
         let recipe = recipe(name, Fp8Format::Auto);
         let how = dpo(0.1);
         let batch = pairs(0, 0, 3);
-        let of = |model: &mut Decoder, pass| {
-            let work = TrainStep::new(model, 1, 6, TOKENS).unwrap();
-            work.log_probs(model, &[&batch.batch], pass, StepPrecision::Recipe).unwrap().remove(0)
-        };
+        let of = |model: &mut Decoder, pass| log_probs(model, &batch.batch, pass);
         let plain = of(&mut seeded(&tiny_llama(), &recipe), Pass::Evaluation);
         let mut model = seeded(&DecoderConfig { lora: lora.clone(), ..tiny_llama() }, &recipe);
         let adapted = of(&mut model, Pass::Evaluation);
         let adamw = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
         let mut optimizer = AdamWOptimizer::new(adamw, &model.parameters()).unwrap();
-        let mut work = TrainStep::new(&model, 1, 6, TOKENS).unwrap().with_preference(how.clone()).unwrap();
+        let mut work = with_preference(TrainStep::new(&model, 1, 6, TOKENS).unwrap(), &how);
         for step in 0..3 {
-            work.load_preferences(0, &batch, None).unwrap();
-            work.compute_reference(&mut model, StepPrecision::Recipe).unwrap();
+            load_preferences(&mut work, 0, &batch, None);
+            let losses = work.loaded_token_losses(&mut model, Pass::Reference, StepPrecision::Recipe).unwrap();
+            work.loss_mut::<MicroBatchPreference>(0).set_reference(&losses[0]).unwrap();
             let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
             // The reference is the base in every step: rewards of the first one are those of adapters that are not zero.
-            let sums = done.preference.unwrap();
+            let sums = PreferenceSums::from_numbers(&done.sums);
             let reference = sums.log_probs[0] - sums.rewards[0] / how.beta;
             let expected: f64 = plain.iter().step_by(2).sum();
             assert!((reference - expected).abs() < 1e-3, "step {step}: {reference} and {expected}");
@@ -192,20 +205,18 @@ pub fn train_on(how: Preference, comm: Group, micro_batches: usize, zero: Zero) 
     let adamw = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-4, weight_decay: 0.1, max_grad_norm: 1.0 };
     let mut optimizer = AdamWOptimizer::new(adamw, &model.parameters()).unwrap();
     let count = ALL / ranks.size() / micro_batches;
-    let mut work = TrainStep::shared(&model, Schedule::of_one_rank(micro_batches), 2 * count, TOKENS, partition)
-        .unwrap()
-        .with_preference(how)
-        .unwrap();
+    let work = TrainStep::shared(&model, Schedule::of_one_rank(micro_batches), 2 * count, TOKENS, partition).unwrap();
+    let mut work = with_preference(work, &how);
     let mut seen = Vec::new();
     for step in 0..3 {
         for micro_batch in 0..micro_batches {
             let batch = pairs(step, (micro_batch * ranks.size() + ranks.rank()) * count, count);
             let reference = vec![-20.0; 2 * count];
-            work.load_preferences(micro_batch, &batch, Some(&reference)).unwrap();
+            load_preferences(&mut work, micro_batch, &batch, Some(&reference));
         }
         let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
         seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
-        let metrics = done.preference.unwrap().metrics().into_iter().map(|(_, value)| value).collect();
+        let metrics = work.metrics(&done.sums).named.into_iter().map(|(_, value)| value).collect();
         seen.push((format!("metrics of step {step}"), metrics));
     }
     seen

@@ -1,7 +1,8 @@
 //! Each loss of preferences beside TRL's values, its gradient, and what it reads of a micro-batch.
 
 use crate::preference::{
-    PAIRS, STEPS, TOKENS, checkpoint, recorded, recorded_batch, recorded_records, run_config, train_on, write_records,
+    PAIRS, STEPS, TOKENS, checkpoint, load_preferences, log_probs, recorded, recorded_batch, recorded_records,
+    run_config, train_on, with_preference, write_records,
 };
 use crate::resume::{metrics, train};
 use crate::setup::{Seeded, double, gradients, loss_scale, on_ranks, recipe, sequences};
@@ -9,11 +10,12 @@ use ottava_lm::config::{LossType, PreferenceConfig, RunConfig};
 use ottava_lm::data::{Batch, PreferenceBatch};
 use ottava_lm::mode::{Pass, StepPrecision};
 use ottava_lm::models::Decoder;
+use ottava_lm::objective::preference::{MicroBatchPreference, Preference, PreferenceSums};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_lm::parallel::{Partition, Schedule, Zero};
 use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
-use ottava_lm::step::{MicroBatch, MicroBatchPreference, Preference, Program, ProgramInputs, TrainStep};
+use ottava_lm::step::{MicroBatch, Program, ProgramInputs, TrainStep};
 use ottava_lm::trainer::Start;
 use ottava_tensor::comm::Group;
 use ottava_tensor::ops::{PreferenceLoss, PreferenceTerm, cast};
@@ -76,35 +78,33 @@ fn apart(name: &str, how: &Preference, micro_batches: usize, steps: usize) -> [f
     let adamw = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
     let mut optimizer = AdamWOptimizer::new(adamw, &model.parameters()).unwrap();
     let work = TrainStep::new(&model, micro_batches, records * how.sequences(), TOKENS).unwrap();
-    let mut work = work.with_preference(how.clone()).unwrap();
+    let mut work = with_preference(work, how);
     let first = (0..steps * micro_batches).map(|batch| batch * records);
     let batches: Vec<_> = first.map(|first| recorded_records(first..first + records, labels)).collect();
-    let log_probs = |work: &TrainStep, model: &mut Decoder, batch: &Batch| {
-        work.log_probs(model, &[batch], Pass::Evaluation, StepPrecision::Recipe).unwrap().remove(0)
-    };
+    let log_probs = |model: &mut Decoder, batch: &Batch| log_probs(model, batch, Pass::Evaluation);
     // Before the first step.
-    let reference: Vec<_> = batches.iter().map(|batch| log_probs(&work, &mut model, &batch.batch)).collect();
+    let reference: Vec<_> = batches.iter().map(|batch| log_probs(&mut model, &batch.batch)).collect();
     let of_others: Vec<_> =
-        batches.iter().map(|batch| batch.mismatched.as_ref().map(|rows| log_probs(&work, &mut model, rows))).collect();
+        batches.iter().map(|batch| batch.mismatched.as_ref().map(|rows| log_probs(&mut model, rows))).collect();
     let names = &NAMES[..if labels { 7 } else { 6 }];
     let expected: Vec<_> = names.iter().map(|metric| recorded().values(&format!("{name}/{metric}"))).collect();
     let mut apart = [0.0; 3];
     for step in 0..steps {
         for micro_batch in 0..micro_batches {
             let at = step * micro_batches + micro_batch;
-            work.load_preferences(micro_batch, &batches[at], Some(&reference[at])).unwrap();
+            load_preferences(&mut work, micro_batch, &batches[at], Some(&reference[at]));
             if let (true, Some(rows), Some(reference)) =
                 (how.needs_divergence(), &batches[at].mismatched, &of_others[at])
             {
-                let policy = log_probs(&work, &mut model, rows);
+                let policy = log_probs(&mut model, rows);
                 let kl: f64 = policy.iter().zip(reference).map(|(a, b)| a - b).sum::<f64>() / rows.rows as f64;
-                work.set_kl(micro_batch, kl.max(0.0)).unwrap();
+                work.loss_mut::<MicroBatchPreference>(micro_batch).set_kl(kl.max(0.0)).unwrap();
             }
         }
         let done = work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
-        let sums = done.preference.unwrap();
+        let sums = PreferenceSums::from_numbers(&done.sums);
         assert!((sums.loss() - done.loss).abs() < 1e-9);
-        let found = sums.metrics();
+        let found = sums.metrics().named;
         for (metric, expected) in names.iter().zip(&expected) {
             let found = match *metric {
                 "loss" => Some(done.loss),
@@ -178,7 +178,7 @@ pub fn scaled_loss(model: &mut Decoder, batch: &Batch, preference: MicroBatchPre
     let sequences = sequences(&Device::Cpu, batch.rows, batch.inputs.len());
     let ids = |ids: &[i32]| Tensor::from_slice(&Device::Cpu, &[ids.len()], ids).unwrap();
     let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
-    let micro_batches = &[MicroBatch { inputs, targets, sequences, preference: Some(preference) }];
+    let micro_batches = &[MicroBatch { inputs, targets, sequences, loss: Box::new(preference) }];
     let scale = loss_scale(Tensor::from_slice(&Device::Cpu, &[1], &[SCALE]).unwrap());
     let (loss_scale, partition) = (Some(&scale), &Partition::solo());
     let inputs = ProgramInputs { micro_batches, loss_scale, precision: StepPrecision::Recipe, partition };

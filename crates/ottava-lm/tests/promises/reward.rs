@@ -1,7 +1,7 @@
 //! Reward models: losses and rewards beside TRL's, gradients, ranks, folders, adapters, and runs that stop and resume.
 
 use crate::mesh::{Mesh, MeshRank, Seen, distance};
-use crate::preference::{PAIRS, STEPS, TOKENS, empty, run_config, write_records};
+use crate::preference::{PAIRS, STEPS, TOKENS, empty, load_preferences, run_config, with_preference, write_records};
 use crate::preference_losses::{Moved, scaled_loss};
 use crate::recorded::Recorded;
 use crate::resume::{metrics, train};
@@ -9,14 +9,14 @@ use crate::setup::{double, fp8_names_on, gradients, on_ranks, recipe, tiny_llama
 use ottava_lm::checkpoint::{AdapterFolder, merge};
 use ottava_lm::config::{LoraConfig, LossType, PreferenceConfig, RunConfig, WeightInit};
 use ottava_lm::data::{Batch, PreferenceBatch, RowLayout, SourceOptions, Tokenizer, prepare};
-use ottava_lm::evaluate_preferences::evaluate_rewards;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model};
+use ottava_lm::objective::preference::{MicroBatchPreference, Preference, evaluate_rewards};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_lm::parallel::{Schedule, ScheduleKind, SentActivations, Zero};
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
-use ottava_lm::step::{MicroBatchPreference, Preference, TrainStep};
+use ottava_lm::step::TrainStep;
 use ottava_lm::trainer::{Start, build};
 use ottava_tensor::comm::Group;
 use ottava_tensor::ops::{IGNORE_INDEX, PreferenceLoss};
@@ -77,14 +77,14 @@ fn steps_of(name: RecipeName, centering: f64, with_margins: bool, steps: usize) 
     let adamw = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
     let mut optimizer = AdamWOptimizer::new(adamw, &model.parameters()).unwrap();
     let how = bradley_terry(centering);
-    let mut work = TrainStep::new(&model, 1, 2 * PAIRS, TOKENS).unwrap().with_preference(how).unwrap();
+    let mut work = with_preference(TrainStep::new(&model, 1, 2 * PAIRS, TOKENS).unwrap(), &how);
     let margins = recorded().values("margins");
     let step = |step: usize| {
         let of_pair = |pair: usize| [if with_margins { margins[pair] } else { 0.0 }, 0.0];
         let margins: Vec<f64> = (step * PAIRS..(step + 1) * PAIRS).flat_map(of_pair).collect();
-        work.load_preferences(0, &recorded_batch(step), Some(&margins)).unwrap();
+        load_preferences(&mut work, 0, &recorded_batch(step), Some(&margins));
         let done = work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
-        done.preference.unwrap().metrics().into_iter().chain([("loss", done.loss)]).collect()
+        work.metrics(&done.sums).named.into_iter().chain([("loss", done.loss)]).collect()
     };
     (0..steps).map(step).collect()
 }
@@ -164,7 +164,7 @@ fn train_on(mesh: &Mesh, comm: Group) -> Seen {
     let ranks = mesh.join(comm);
     let MeshRank { mut model, mut optimizer, work, .. } = mesh.run(&ranks);
     work.partition().quantize_weights(&mut model).unwrap();
-    let mut work = work.with_preference(bradley_terry(0.1)).unwrap();
+    let mut work = with_preference(work, &bradley_terry(0.1));
     let (rank, world) = ranks.rows();
     let count = mesh.rows[0] / 2;
     let mut seen = Seen::new();
@@ -176,11 +176,11 @@ fn train_on(mesh: &Mesh, comm: Group) -> Seen {
                 row(&ids[..8 + pair % 3], &mut batch);
                 row(&ids[10..22], &mut batch);
             }
-            work.load_preferences(micro_batch, &of_rows(batch), Some(&vec![0.0; 2 * count])).unwrap();
+            load_preferences(&mut work, micro_batch, &of_rows(batch), Some(&vec![0.0; 2 * count]));
         }
         let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
         seen.insert(format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]);
-        let metrics = done.preference.map_or_else(Vec::new, |sums| sums.metrics());
+        let metrics = work.metrics(&done.sums).named;
         seen.insert(format!("metrics of step {step}"), metrics.into_iter().map(|(_, value)| value).collect());
     }
     work.partition().compare_replicas(&mut model, &mut optimizer, "at the end").unwrap();
@@ -274,7 +274,7 @@ fn evaluate_folder(
     let (layout, padding) = (RowLayout::wrapped(seq_len), tokenizer.padding_id().map(i64::from));
     let (sums, left_out) = evaluate_rewards(&mut model, Arc::new(data), layout, padding, 3).unwrap();
     let more = [("loss", sums.loss()), ("left out", left_out as f64)];
-    sums.metrics().into_iter().chain(more).collect()
+    sums.metrics().named.into_iter().chain(more).collect()
 }
 
 #[test]

@@ -2,16 +2,17 @@
 //! on one rank and on several.
 
 use crate::mesh::{Mesh, MeshRank};
+use crate::preference::{load_preferences, with_preference};
 use crate::recorded::Recorded;
 use crate::setup::{on_ranks, recipe};
 use ottava_lm::data::{Batch, PreferenceBatch};
 use ottava_lm::layers::RouterLossFactors;
 use ottava_lm::mode::StepPrecision;
+use ottava_lm::objective::preference::Preference;
 use ottava_lm::parallel::{LayerAxes, Schedule, SentActivations, Zero};
 use ottava_lm::param::MemoryPolicy;
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::scaling::RouterLoad;
-use ottava_lm::step::Preference;
 use ottava_tensor::ops::{IGNORE_INDEX, PreferenceLoss};
 use serde::Deserialize;
 use std::rc::Rc;
@@ -119,7 +120,7 @@ fn step(case: &Case, [data, context, tensor]: [usize; 3], expert: usize) -> (f64
         }
         if case.reference.is_some() {
             let loss = PreferenceLoss::Sigmoid { label_smoothing: 0.0 };
-            work = work.with_preference(Preference::of(loss, beta)).unwrap();
+            work = with_preference(work, &Preference::of(loss, beta));
         }
         let (rank, world) = ranks.rows();
         for own in 0..work.schedule().micro_batches {
@@ -129,7 +130,7 @@ fn step(case: &Case, [data, context, tensor]: [usize; 3], expert: usize) -> (f64
                 Some(reference) => {
                     let (batch, chosen) = (batches[number].clone(), [true, false].repeat(batches[number].rows / 2));
                     let pairs = PreferenceBatch { documents: vec![0; batch.rows], batch, chosen, mismatched: None };
-                    work.load_preferences(own, &pairs, Some(&reference[number])).unwrap();
+                    load_preferences(&mut work, own, &pairs, Some(&reference[number]));
                 }
             }
         }

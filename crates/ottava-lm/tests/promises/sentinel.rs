@@ -13,7 +13,7 @@ use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::scaling::{Observer, OneRank, Quantity};
 use ottava_lm::sentinel::{Bounds, Finding, Measure, Verdict};
-use ottava_lm::step::{LossScale, MicroBatch, Program, ProgramInputs, TrainStep};
+use ottava_lm::step::{LossScale, MicroBatch, NextTokenLoss, Program, ProgramInputs, TrainStep};
 use ottava_tensor::planted::{Damage, ProductFault, plant};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
@@ -202,7 +202,7 @@ fn comparisons_have_the_gradients_of_the_run() {
                 per_unit: on_device(&recipe, &Device::Cpu, 1.0 / units),
                 per_micro_batch: on_device(&recipe, &Device::Cpu, 1.0),
             };
-            let micro_batches = &[MicroBatch { inputs, targets, sequences, preference: None }];
+            let micro_batches = &[MicroBatch { inputs, targets, sequences, loss: Box::new(NextTokenLoss) }];
             let (loss_scale, partition) = (Some(&scale), &Partition::solo());
             let inputs = ProgramInputs { micro_batches, loss_scale, precision: StepPrecision::Recipe, partition };
             Program::gradients(1).run(&mut model, &inputs, None).unwrap();

@@ -17,7 +17,7 @@ use ottava_lm::recipe::{
     Cast, Fp8Format, Precision, PrecisionOverride, ProductName, Recipe, RecipeName, Scaling, WgradBlocks,
 };
 use ottava_lm::scaling::{CastLosses, OneRank, ScalingState};
-use ottava_lm::step::{LossScale, MicroBatch, Program, ProgramInputs};
+use ottava_lm::step::{LossScale, MicroBatch, NextTokenLoss, Program, ProgramInputs};
 use ottava_tensor::comm::{Group, threads};
 use ottava_tensor::ops::{
     AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, cast, normal_from, real_type,
@@ -278,7 +278,8 @@ pub fn on_device(recipe: &Recipe, device: &Device, scale: f64) -> Tensor {
 /// Losses without gradients.
 pub fn losses(decoder: &mut Decoder, inputs: &Tensor, targets: &Tensor, rows: usize) -> ottava_lm::Result<Tensor> {
     let sequences = sequences(decoder.device(), rows, inputs.len());
-    let micro_batch = MicroBatch { inputs: inputs.clone(), targets: targets.clone(), sequences, preference: None };
+    let micro_batch =
+        MicroBatch { inputs: inputs.clone(), targets: targets.clone(), sequences, loss: Box::new(NextTokenLoss) };
     run_solo(&Program::evaluation(), decoder, micro_batch, None)
 }
 
@@ -304,7 +305,8 @@ pub fn losses_and_gradients_of(
 ) -> ottava_lm::Result<Tensor> {
     let [per_unit, per_micro_batch] =
         [scale, scale * targets.len() as f64].map(|factor| on_device(decoder.recipe(), decoder.device(), factor));
-    let micro_batch = MicroBatch { inputs: inputs.clone(), targets: targets.clone(), sequences, preference: None };
+    let micro_batch =
+        MicroBatch { inputs: inputs.clone(), targets: targets.clone(), sequences, loss: Box::new(NextTokenLoss) };
     run_solo(&Program::gradients(1), decoder, micro_batch, Some(&LossScale { per_unit, per_micro_batch }))
 }
 

@@ -9,7 +9,7 @@ use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;
 use ottava_lm::scaling::{CastRecord, OneRank};
-use ottava_lm::step::{Action, MicroBatch, Program, ProgramInputs};
+use ottava_lm::step::{Action, MicroBatch, NextTokenLoss, Program, ProgramInputs};
 use ottava_tensor::testing::values;
 use ottava_tensor::{Device, Tensor};
 use std::rc::Rc;
@@ -31,7 +31,12 @@ fn stages(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span]) -> Decoder {
 fn micro_batches(step: usize) -> [MicroBatch; 2] {
     [0, 1].map(|number| {
         let [inputs, targets] = batch(&format!("stages {step} {number}"), ROWS, TOKENS, tiny_llama().vocabulary);
-        MicroBatch { inputs, targets, sequences: sequences(&Device::Cpu, ROWS, ROWS * TOKENS), preference: None }
+        MicroBatch {
+            inputs,
+            targets,
+            sequences: sequences(&Device::Cpu, ROWS, ROWS * TOKENS),
+            loss: Box::new(NextTokenLoss),
+        }
     })
 }
 

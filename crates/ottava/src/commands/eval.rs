@@ -7,7 +7,7 @@ use crate::ranks::RankArgs;
 use clap::Args;
 use ottava_lm::calibrate::Calibration;
 use ottava_lm::checkpoint::verify_model;
-use ottava_lm::evaluate::{Evaluation, evaluate};
+use ottava_lm::evaluate::{Likelihood, TextLoss, evaluate};
 use ottava_lm::export::Source;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder, pad_token, reward_model};
@@ -60,7 +60,7 @@ pub struct Eval {
 #[derive(Serialize)]
 struct Report {
     #[serde(flatten)]
-    evaluation: Evaluation,
+    evaluation: TextLoss,
     #[serde(flatten)]
     cut: Value,
 }
@@ -70,7 +70,7 @@ struct Report {
 struct Compared {
     precision: &'static str,
     #[serde(flatten)]
-    evaluation: Evaluation,
+    evaluation: TextLoss,
 }
 
 impl Eval {
@@ -119,7 +119,7 @@ impl Eval {
             return Err(Error::Config("--stride is for texts, and the model is a reward model; remove it".into()));
         }
         let (sums, left_out) = tokens.rewards(model, seq_len, padding)?;
-        let (metrics, pairs) = (sums.metrics(), sums.losses[1] as u64);
+        let (metrics, pairs) = (sums.metrics().named, sums.losses[1] as u64);
         if self.json {
             let mut report = json!({"loss": sums.loss(), "pairs": pairs, "left_out": left_out, "seq_len": seq_len});
             for (name, value) in metrics {
@@ -194,7 +194,7 @@ impl Eval {
 }
 
 /// Evaluates a model, and shows its speed.
-fn run(model: &mut Decoder, tokens: &Tokens, batches: Batches, partition: &Partition) -> Result<Evaluation> {
+fn run(model: &mut Decoder, tokens: &Tokens, batches: Batches, partition: &Partition) -> Result<TextLoss> {
     let mut meter = Meter::new("evaluated", batches.tokens);
     let mut progress = |tokens| meter.at(tokens);
     let evaluation = evaluate(model, batches.batches, tokens.bytes, StepPrecision::Recipe, partition, &mut progress)?;
@@ -202,7 +202,9 @@ fn run(model: &mut Decoder, tokens: &Tokens, batches: Batches, partition: &Parti
     Ok(evaluation)
 }
 
-fn words(evaluation: &Evaluation) -> String {
-    let Evaluation { loss, perplexity, bits_per_byte, tokens, .. } = evaluation;
-    format!("loss {loss:.5}  perplexity {perplexity:.4}  bits per byte {bits_per_byte:.5}  tokens {tokens}")
+fn words(TextLoss { loss, likelihood, tokens }: &TextLoss) -> String {
+    let likelihood = likelihood.as_ref().map_or(String::new(), |Likelihood { perplexity, bits_per_byte }| {
+        format!("  perplexity {perplexity:.4}  bits per byte {bits_per_byte:.5}")
+    });
+    format!("loss {loss:.5}{likelihood}  tokens {tokens}")
 }

@@ -5,9 +5,8 @@ use ottava_lm::data::{
     Batch, Documents, EvalLoader, Fit, Packing, RowLayout, SourceOptions, Split, SplitUse, TokenDataset, Tokenizer,
     Windows, expand, loader, prepare,
 };
-use ottava_lm::evaluate_preferences::evaluate_rewards;
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
-use ottava_lm::step::PreferenceSums;
+use ottava_lm::objective::preference::{PreferenceSums, evaluate_rewards};
 use ottava_lm::{Error, Result};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! What the settings of a run on preferences must be.
 
-use super::{ParallelConfig, RunConfig};
+use crate::config::{ParallelConfig, RunConfig};
 use crate::data::{Formatting, Packing};
 use crate::error::{Error, Result};
 use crate::models::{ConfigFile, is_reward_model, reward_model};
@@ -9,7 +9,7 @@ impl RunConfig {
     /// Resolves `[preference]` and the packing of preferences by the formattings of the files.
     ///
     /// Errors with [`Error::Config`] when a setting does not go together with the data.
-    pub(super) fn resolve_preference(&mut self, mut files: impl Iterator<Item = Formatting>) -> Result<()> {
+    pub(in crate::config) fn resolve_preference(&mut self, mut files: impl Iterator<Item = Formatting>) -> Result<()> {
         let Some(kind) = files.find_map(Formatting::preference) else {
             return match &self.preference.loss_type {
                 None => Ok(()),
@@ -67,11 +67,5 @@ impl RunConfig {
                 "this is a reward model, which is trained on pairs of preferences (`chosen` and `rejected`) by `preference.loss_type` = \"bradley_terry\" or \"auto\"",
             )),
         }
-    }
-
-    /// Rows of a micro-batch: of pairs, two for each.
-    pub fn micro_batch_rows(&self) -> usize {
-        let each = self.preference.how().map_or(1, |how| how.sequences());
-        self.training.per_device_train_batch_size * each
     }
 }

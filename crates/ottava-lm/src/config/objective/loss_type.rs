@@ -52,7 +52,7 @@ const WEIGHTS: &[&str] = &["desirable_weight", "undesirable_weight"];
 
 impl LossType {
     /// All losses.
-    pub(super) const ALL: [LossType; 18] = [
+    pub(in crate::config) const ALL: [LossType; 18] = [
         LossType::Sigmoid,
         LossType::Robust,
         LossType::Hinge,
@@ -99,17 +99,17 @@ impl LossType {
     }
 
     /// The name as in `preference.loss_type`.
-    pub(super) fn as_str(self) -> &'static str {
+    pub(in crate::config) fn as_str(self) -> &'static str {
         self.row().0
     }
 
     /// The preferences that it compares.
-    pub(super) fn kind(self) -> PreferenceKind {
+    pub(in crate::config) fn kind(self) -> PreferenceKind {
         self.row().1
     }
 
     /// Whether it reads this key of `[preference]`, which not all losses read.
-    pub(super) fn reads(self, key: &str) -> bool {
+    pub(in crate::config) fn reads(self, key: &str) -> bool {
         self.row().2.contains(&key)
     }
 }
@@ -125,7 +125,7 @@ impl LossTypes {
     }
 
     /// Their names, for a message.
-    pub(super) fn names(&self) -> String {
+    pub(in crate::config) fn names(&self) -> String {
         self.0.iter().map(|loss| loss.as_str()).collect::<Vec<_>>().join(" + ")
     }
 }

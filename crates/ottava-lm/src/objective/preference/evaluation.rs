@@ -1,23 +1,27 @@
-//! Evaluation of preferences: the log-probabilities or rewards of records, and their losses.
+//! The log-probabilities or rewards of records, and their losses.
 
-use crate::data::{PreferenceKind, Records, RowLayout, RowTarget, Split, TokenDataset};
+use super::how::Preference;
+use super::sums::PreferenceSums;
+use crate::data::{Batch, PreferenceKind, Records, RowLayout, RowTarget, Split, TokenDataset};
 use crate::error::{Error, Result};
-use crate::interrupt;
+use crate::evaluate::round;
 use crate::mode::{Pass, StepPrecision};
 use crate::models::Decoder;
-use crate::step::{Preference, PreferenceSums, TrainStep};
-use ottava_tensor::ops::{PreferenceLoss, PreferenceTargets, preference_loss};
+use crate::parallel::Partition;
+use crate::step::host::values;
+use crate::step::{MicroBatch, token_losses};
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::{PreferenceLoss, PreferenceTargets, preference_loss, sequence_log_probs};
 use ottava_tensor::{Device, Tensor};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// The log-probabilities of a record, or its rewards: of its documents, and of its prompt with the completion of another record, if labels
 /// need that.
-pub(crate) type OfRecord = Vec<f64>;
+pub(super) type OfRecord = Vec<f64>;
 
 /// A pass over records.
 #[derive(Clone, Copy)]
-pub(crate) struct PassOver {
+pub(super) struct PassOver {
     /// Records of a batch.
     pub per_batch: usize,
     /// An evaluation, or that of the reference model.
@@ -26,37 +30,45 @@ pub(crate) struct PassOver {
     pub precision: StepPrecision,
 }
 
-/// The log-probabilities, or rewards, of `which` of `records`, in their order, on all ranks of `step`. Each rank computes every one of its
-/// turns of a batch.
-pub(crate) fn log_probs(
+/// The log-probabilities, or rewards, of the rows of `batches`, by this rank's batches; empty on ranks without the last stage. All ranks call it
+/// with as many batches. `pass` is an evaluation, or that of the reference model.
+pub fn row_log_probs(
     model: &mut Decoder,
-    step: &TrainStep,
+    partition: &Partition,
+    batches: &[&Batch],
+    pass: Pass,
+    precision: StepPrecision,
+) -> Result<Vec<Vec<f64>>> {
+    let place = partition.ranks().place(Axis::Context);
+    let micro_batches = batches.iter().map(|batch| MicroBatch::new(batch, model.device(), place));
+    let losses = token_losses(model, &micro_batches.collect::<Result<Vec<_>>>()?, pass, precision, partition)?;
+    losses.iter().zip(batches).map(|(losses, batch)| values(&sequence_log_probs(losses, batch.rows)?)).collect()
+}
+
+/// The log-probabilities, or rewards, of `which` of `records`, in their order, on all ranks of `partition`. Each rank computes every one of its
+/// turns of a batch.
+pub(super) fn record_log_probs(
+    model: &mut Decoder,
+    partition: &Partition,
     records: &Records,
     which: &[usize],
     pass: PassOver,
 ) -> Result<Vec<OfRecord>> {
     let PassOver { per_batch, pass, precision } = pass;
-    let (rank, world) = step.sequence_ranks();
+    let ranks = partition.ranks();
+    let (_, world) = ranks.rows();
     let mut found = Vec::with_capacity(which.len());
-    for round in which.chunks(per_batch * world) {
-        let turns: Vec<&[usize]> = round.chunks(per_batch).collect();
-        // Ranks compute together, so one without a turn repeats the first one, and counts nothing.
-        let mine = turns.get(rank).unwrap_or(&turns[0]);
-        let batch = records.batch(mine)?;
-        let rows: Vec<_> = std::iter::once(&batch.batch).chain(&batch.mismatched).collect();
-        let of_rows = step.log_probs(model, &rows, pass, precision)?;
-        let stop = f64::from(u8::from(interrupt::flag().load(Ordering::Relaxed)));
-        let told = [vec![stop], of_rows.concat()].concat();
-        let ranks = step.partition().ranks();
-        let all = ranks.gather_lists("log-probabilities of preferences", &told)?;
-        if all.iter().any(|told| told[0] != 0.0) {
-            return Err(interrupt::cancelled("evaluating preferences"));
-        }
-        let of_losses: Vec<&Vec<f64>> = ranks.of_losses(&all).collect();
-        for (turn, told) in turns.iter().zip(of_losses) {
-            let own = batch.documents.len() / mine.len() * turn.len();
-            let (documents, mismatched) = told[1..].split_at(own);
-            for (i, documents) in documents.chunks_exact(own / turn.len()).enumerate() {
+    for of_round in which.chunks(per_batch * world) {
+        let turns: Vec<&[usize]> = of_round.chunks(per_batch).collect();
+        let of_turns = round(ranks, &turns, 1, "evaluating preferences", |mine| {
+            let batch = records.batch(mine[0])?;
+            let rows: Vec<_> = std::iter::once(&batch.batch).chain(&batch.mismatched).collect();
+            Ok(vec![row_log_probs(model, partition, &rows, pass, precision)?.concat()])
+        })?;
+        for (turn, of_rows) in turns.iter().zip(of_turns.iter().flatten()) {
+            let documents: usize = turn.iter().map(|&record| records.documents(record).count()).sum();
+            let (documents, mismatched) = of_rows.split_at(documents);
+            for (i, documents) in documents.chunks_exact(documents.len() / turn.len()).enumerate() {
                 found.push(documents.iter().chain(mismatched.get(i)).copied().collect());
             }
         }
@@ -65,7 +77,7 @@ pub(crate) fn log_probs(
 }
 
 /// The margins of `which` of `records`, which a reward model has in the place of log-probabilities of a reference model.
-pub(crate) fn margins(records: &Records, which: &[usize]) -> Result<Vec<OfRecord>> {
+pub(super) fn margins(records: &Records, which: &[usize]) -> Result<Vec<OfRecord>> {
     let of_record =
         |&record: &usize| records.documents(record).map(|document| records.margin(document).map(f64::from)).collect();
     which.iter().map(of_record).collect()
@@ -75,7 +87,7 @@ pub(crate) fn margins(records: &Records, which: &[usize]) -> Result<Vec<OfRecord
 /// Losses that compare all pairs of a batch take `per_batch` records, as training does.
 ///
 /// Errors with [`Error::NonFinite`] when the loss is infinite or NaN.
-pub(crate) fn sums(
+pub(super) fn sums(
     how: &Preference,
     records: &Records,
     which: &[usize],
@@ -142,9 +154,8 @@ pub fn evaluate_rewards(
         let text = format!("each pair has a sequence of more than {} tokens; raise --seq-len", layout.seq_len);
         return Err(Error::Data(text));
     }
-    let step = TrainStep::new(model, 1, 1, 1)?;
     let pass = PassOver { per_batch, pass: Pass::Evaluation, precision: StepPrecision::Recipe };
-    let rewards = log_probs(model, &step, &records, &all, pass)?;
+    let rewards = record_log_probs(model, &Partition::solo(), &records, &all, pass)?;
     let how = Preference::of(PreferenceLoss::BradleyTerry { centering: 0.0 }, 1.0);
     let margins = margins(&records, &all)?;
     Ok((sums(&how, &records, &all, &rewards, &margins, per_batch)?, records.left_out()))

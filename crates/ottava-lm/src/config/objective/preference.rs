@@ -1,10 +1,9 @@
 //! The table `[preference]`.
 
-use super::auto;
-use super::{LoraConfig, LossType, LossTypes};
+use super::loss_type::{LossType, LossTypes};
+use crate::config::{LoraConfig, auto};
 use crate::data::PreferenceKind;
 use crate::error::{Error, Result};
-use crate::step::Preference;
 use ottava_tensor::ops::{PreferenceLoss, PreferenceTerm};
 use serde::{Deserialize, Serialize};
 
@@ -61,7 +60,7 @@ impl PreferenceConfig {
     }
 
     /// The losses; none if the data hold no preferences, or are not known yet.
-    pub(super) fn losses(&self) -> &[LossType] {
+    pub(in crate::config) fn losses(&self) -> &[LossType] {
         self.loss_type.as_ref().map_or(&[], |losses| losses.all())
     }
 
@@ -76,14 +75,11 @@ impl PreferenceConfig {
         format!("loss_weights` has {weights} numbers, and `loss_type` names {losses} losses")
     }
 
-    /// The losses with their weights and constants; `None` if the data hold no preferences, or are not known yet.
-    pub fn how(&self) -> Option<Preference> {
+    /// The losses with their weights and constants; none if the data hold no preferences, or are not known yet.
+    pub(crate) fn terms(&self) -> Vec<PreferenceTerm> {
         let weights = self.loss_weights.iter().copied().chain(std::iter::repeat(1.0));
         let terms = self.losses().iter().zip(weights);
-        let terms: Vec<_> = terms.map(|(loss, weight)| PreferenceTerm { loss: self.loss(*loss), weight }).collect();
-        // Rewards of a reward model are scores as they are.
-        let beta = if self.trains_reward_model() { 1.0 } else { self.beta };
-        (!terms.is_empty()).then_some(Preference { terms, beta })
+        terms.map(|(loss, weight)| PreferenceTerm { loss: self.loss(*loss), weight }).collect()
     }
 
     /// A loss with its constants.
@@ -127,7 +123,12 @@ impl PreferenceConfig {
     }
 
     /// Resolves the loss by the `kind` of the data and by whether the model of the start is a reward model, and the way to the reference model.
-    pub(super) fn resolve(&mut self, kind: PreferenceKind, lora: &LoraConfig, is_reward_model: bool) -> Result<()> {
+    pub(in crate::config) fn resolve(
+        &mut self,
+        kind: PreferenceKind,
+        lora: &LoraConfig,
+        is_reward_model: bool,
+    ) -> Result<()> {
         let (by_kind, shape) = match kind {
             PreferenceKind::Pairs if is_reward_model => (LossType::BradleyTerry, "pairs (`chosen`, `rejected`)"),
             PreferenceKind::Pairs => (LossType::Sigmoid, "pairs (`chosen`, `rejected`)"),
@@ -160,7 +161,7 @@ impl PreferenceConfig {
 }
 
 /// Problems of `[preference]`, without the data.
-pub(super) fn problems(config: &PreferenceConfig) -> Vec<String> {
+pub(in crate::config) fn problems(config: &PreferenceConfig) -> Vec<String> {
     let PreferenceConfig { beta, label_smoothing, discopop_tau, center_rewards_coefficient, .. } = *config;
     let PreferenceConfig { desirable_weight, undesirable_weight, ref loss_weights, .. } = *config;
     let (losses, mut problems) = (config.losses(), Vec::new());

@@ -1,0 +1,14 @@
+//! What a run optimises: the settings of each objective, and what the other settings depend on.
+
+mod effects;
+mod kind;
+mod loss_type;
+mod preference;
+mod preference_runs;
+
+#[cfg(test)]
+pub(super) use effects::{OF_LOSSES, OF_REFERENCE};
+pub use kind::{ObjectiveKind, ObjectiveProperties};
+pub use loss_type::{LossType, LossTypes};
+pub use preference::PreferenceConfig;
+pub(super) use preference::problems;

@@ -1,0 +1,34 @@
+//! Which losses of preferences are minimized.
+
+use ottava_tensor::ops::{PreferenceLoss, PreferenceTerm};
+
+/// A weighted sum of losses of preferences, and their constant.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Preference {
+    /// The losses, all of pairs or all of sequences with labels; of a reward model, its loss alone.
+    pub terms: Vec<PreferenceTerm>,
+    /// The factor of log-probabilities relative to the reference model, the reward; 1 for a reward model.
+    pub beta: f64,
+}
+
+impl Preference {
+    /// One loss alone.
+    pub fn of(loss: PreferenceLoss, beta: f64) -> Preference {
+        Preference { terms: vec![PreferenceTerm { loss, weight: 1.0 }], beta }
+    }
+
+    /// Sequences that have one loss: 2 for pairs.
+    pub fn sequences(&self) -> usize {
+        self.terms[0].loss.sequences()
+    }
+
+    /// Whether the model gives rewards instead of log-probabilities.
+    pub fn trains_reward_model(&self) -> bool {
+        self.terms.iter().any(|term| matches!(term.loss, PreferenceLoss::BradleyTerry { .. }))
+    }
+
+    /// Whether the divergence from the reference model is estimated.
+    pub fn needs_divergence(&self) -> bool {
+        self.terms.iter().any(|term| term.loss.needs_divergence())
+    }
+}

@@ -1,0 +1,35 @@
+//! Reward models: the scores of pairs of sequences.
+
+use super::preference::{Preference, PreferenceRows, Reference, ReferenceModel};
+use super::{Objective, Opening, Phase, Rows};
+use crate::config::RunConfig;
+use crate::data::RowTarget;
+use crate::error::Result;
+use crate::models::pad_token;
+use crate::step::Loss;
+use ottava_tensor::{DType, Device};
+
+/// A reward model, trained on pairs with margins in the place of a reference model.
+pub(super) struct Reward(Preference);
+
+impl Reward {
+    /// Rewards are scores as they are, so their factor is 1.
+    pub(super) fn new(config: &RunConfig) -> Reward {
+        Reward(Preference { terms: config.preference.terms(), beta: 1.0 })
+    }
+}
+
+impl Objective for Reward {
+    fn loss(&self, rows: usize, device: &Device, dtype: DType) -> Result<Box<dyn Loss>> {
+        self.0.of_micro_batch(rows, device, dtype)
+    }
+
+    fn phases(&self, config: &RunConfig) -> Vec<Phase> {
+        ReferenceModel::Absent.phases(config, 1)
+    }
+
+    fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {
+        let target = RowTarget::Reward { padding: pad_token(opening.model)? };
+        Ok(Box::new(PreferenceRows::open(opening, self.0.clone(), target, Reference::Margins)?))
+    }
+}

@@ -1,0 +1,102 @@
+//! The loss of a micro-batch, as the program of a step sees it.
+
+use crate::error::Result;
+use crate::models::Decoder;
+use crate::param::Units;
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::IGNORE_INDEX;
+use std::any::Any;
+
+/// The loss of a micro-batch, with the tensors that it reads besides token ids and targets.
+///
+/// A captured step reads these tensors again in each replay, so they are overwritten in place, by [`TrainStep::loss_mut`](super::TrainStep::loss_mut).
+pub trait Loss: Any {
+    /// Losses of a micro-batch of `tokens` tokens, ignored ones included. Backward divides by the losses of all micro-batches.
+    fn units(&self, tokens: usize) -> usize;
+
+    /// Losses that count in a micro-batch with these `targets`. The update multiplies by units / counted losses, so that the step descends the mean
+    /// of the counted ones.
+    fn counted(&self, targets: &[i32]) -> usize;
+
+    /// Values of a micro-batch of `tokens` tokens that [`Loss::losses_and_gradient`] returns.
+    fn values(&self, tokens: usize) -> usize;
+
+    /// The values of the micro-batch, `[`[`values`](Loss::values)`]`, from the result `normed` `[T, C]` of forward and the `targets` `[T]`; and the
+    /// gradient `[T, C]` by `normed` of `scale · Σ losses`, with `scale` `[1]` on the device. Adds to the gradient of the head.
+    fn losses_and_gradient(
+        &self,
+        model: &mut Decoder,
+        normed: &Tensor,
+        targets: &Tensor,
+        scale: &Tensor,
+        units: &mut dyn Units,
+    ) -> Result<(Tensor, Tensor)>;
+
+    /// The `sums` of earlier micro-batches with the `values` of this one. There is always a first sum, the sum of the losses; `sums` is empty
+    /// before the first micro-batch.
+    fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>>;
+
+    /// The sums of two ranks together. `sums` is empty before the first rank.
+    fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64>;
+
+    /// What a step with these merged sums has besides its loss.
+    fn metrics(&self, sums: &[f64]) -> Metrics;
+}
+
+/// What an objective says of a step or of an evaluation besides the loss.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Metrics {
+    /// Numbers by the names under which they are recorded, in their order.
+    pub named: Vec<(&'static str, f64)>,
+    /// The most important ones in words, for a line of the program's log.
+    pub words: String,
+}
+
+impl Metrics {
+    /// The number of this name, if there is one.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.named.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
+    }
+}
+
+/// The loss of the next token: the losses of the model as they are.
+pub struct NextTokenLoss;
+
+impl Loss for NextTokenLoss {
+    fn units(&self, tokens: usize) -> usize {
+        tokens
+    }
+
+    fn counted(&self, targets: &[i32]) -> usize {
+        targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
+    }
+
+    fn values(&self, tokens: usize) -> usize {
+        tokens
+    }
+
+    fn losses_and_gradient(
+        &self,
+        model: &mut Decoder,
+        normed: &Tensor,
+        targets: &Tensor,
+        scale: &Tensor,
+        units: &mut dyn Units,
+    ) -> Result<(Tensor, Tensor)> {
+        model.losses_and_gradient(normed, targets, scale, units)
+    }
+
+    /// Adds token by token, so that the sum does not depend on how tokens are divided into micro-batches.
+    fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>> {
+        let before = sums.first().copied().unwrap_or_default();
+        Ok(vec![values.iter().fold(before, |sum, loss| sum + loss)])
+    }
+
+    fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64> {
+        vec![sums.first().copied().unwrap_or_default() + of_rank[0]]
+    }
+
+    fn metrics(&self, _: &[f64]) -> Metrics {
+        Metrics::default()
+    }
+}
