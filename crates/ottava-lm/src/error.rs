@@ -85,6 +85,11 @@ impl Error {
         move |source| source.downcast::<Error>().unwrap_or_else(|source| Error::Io { path, source })
     }
 
+    /// Whether a run has stopped because it was asked to, and nothing has failed.
+    pub fn is_stop(&self) -> bool {
+        matches!(self, Error::Interrupted(_) | Error::Paused(_) | Error::Cancelled(_))
+    }
+
     /// The exit code of the process: 1 configuration or model, 2 data, 3 out of memory, 4 not finite, 5 other ranks, 7 damaged checkpoint, 8 device,
     /// 75 stopped by a signal with a good checkpoint, 76 ended by the sentinel or an alarm with a good checkpoint, 77 ended by an alarm, 130 stopped
     /// with nothing to save.

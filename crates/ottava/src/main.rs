@@ -12,7 +12,6 @@ mod docs_tests;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
-use ottava_lm::Error;
 use std::process::ExitCode;
 
 /// Train large language models in FP8: one binary, on an NVIDIA Hopper GPU or on a CPU.
@@ -88,11 +87,7 @@ fn main() -> ExitCode {
     match result.and_then(|()| output::finish()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let kind = if matches!(error, Error::Interrupted(_) | Error::Paused(_) | Error::Cancelled(_)) {
-                "stopped"
-            } else {
-                "error"
-            };
+            let kind = if error.is_stop() { "stopped" } else { "error" };
             output::last_words(&format!("{kind}: {error}"));
             ExitCode::from(error.exit_code())
         }

@@ -5,6 +5,7 @@
 //! prompt, and logits stay on the device.
 
 use super::batching::{Drawn, Engine, Plan};
+use super::block_pool::BLOCK_SIZE;
 use super::decode::in_f32;
 use super::request::{Event, TokenLogprob};
 use super::sampler;
@@ -71,7 +72,11 @@ impl Sequence {
 impl Engine {
     /// The work for prompts of a step that computes up to `tokens` of their tokens.
     pub(super) fn prompt_budget(&self, tokens: usize) -> PromptBudget {
-        let others = self.running.iter().chain(&self.waiting).filter(|sequence| !sequence.scores_prompt()).count();
+        // A request that waits for memory is not delayed.
+        let free = self.pools.all() - self.pools.used();
+        let fits = |sequence: &&Sequence| sequence.tokens.len().div_ceil(BLOCK_SIZE) <= free;
+        let others = self.running.iter().chain(self.waiting.iter().filter(fits));
+        let others = others.filter(|sequence| !sequence.scores_prompt()).count();
         let rows = if others > 0 { self.host_rows().min(others.div_ceil(SCORED_SHARE)) } else { self.host_rows() };
         PromptBudget { tokens, rows, is_gpu: is_gpu(self.model.device()) }
     }

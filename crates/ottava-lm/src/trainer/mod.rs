@@ -247,9 +247,9 @@ impl Trainer {
             trained = step.partition().gather(model);
         }
         // Ranks stop together.
-        let finished = match trained {
-            Ok(()) | Err(Error::Interrupted(_) | Error::Paused(_) | Error::Cancelled(_)) => self.ranks.finish(),
-            Err(_) => Ok(()),
+        let finished = match &trained {
+            Err(error) if !error.is_stop() => Ok(()),
+            _ => self.ranks.finish(),
         };
         let outcome = trained.and(finished).map_err(|error| match self.resolved.explain(error) {
             Error::Memory(text) => Error::Memory(format!("{text}\n{}", self.describe_latest_checkpoint())),

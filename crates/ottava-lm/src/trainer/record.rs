@@ -111,7 +111,7 @@ impl Trainer {
     pub(super) fn record_end(&mut self, error: Option<&Error>) {
         let outcome = match error {
             None => RunOutcome::Finished,
-            Some(Error::Interrupted(_) | Error::Paused(_) | Error::Cancelled(_)) => RunOutcome::Stopped,
+            Some(error) if error.is_stop() => RunOutcome::Stopped,
             Some(_) => RunOutcome::Failed,
         };
         let message = error.map_or(String::new(), Error::to_string);

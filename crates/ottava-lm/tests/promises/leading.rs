@@ -6,7 +6,9 @@ use crate::grammars::{VOCABULARY, tokenizer};
 use crate::setup::{Seeded, config, recipe, tiny_llama};
 use crate::speculative::NGRAM;
 use ottava_lm::Result;
-use ottava_lm::engine::{AdapterId, Engine, EngineOptions, Grammars, Pooling, Proposer, Request, RequestId, Sampling};
+use ottava_lm::engine::{
+    AdapterId, Engine, EngineOptions, EngineStats, Grammars, Pooling, Proposer, Request, RequestId, Sampling,
+};
 use ottava_lm::layer_ranks::{LayerRanks, Undivided};
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::models::{Decoder, DecoderConfig};
@@ -128,7 +130,9 @@ fn requests_get_on_two_ranks_what_one_rank_gives() {
             (found, engine.stats())
         });
         assert!(ends.into_iter().all(|end| end.is_ok()));
-        assert_eq!(stats, alone.stats());
+        // Which requests a step computes depends on when masks are ready.
+        let drawn = |stats: EngineStats| [stats.generated_tokens, stats.running as u64, stats.used_kv_blocks as u64];
+        assert_eq!(drawn(stats), drawn(alone.stats()));
         found.iter().zip(&expected).for_each(|(found, expected)| expect_alike(found, expected));
     }
 }

@@ -1,6 +1,6 @@
 //! `ottava calibrate`.
 
-use super::inference::with_model;
+use super::newest::with_model;
 use super::text::Text;
 use crate::output::{Meter, print_json, stop_on_signals};
 use clap::{Args, ValueEnum};

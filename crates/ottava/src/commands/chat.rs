@@ -1,7 +1,8 @@
 //! `ottava chat`.
 
 use super::decoding::Decoding;
-use super::inference::{Draws, Inference, InferenceRanks, with_model};
+use super::inference::{Draws, Inference, InferenceRanks};
+use super::newest::with_model;
 use crate::output::{ignore_signals, stop_answers_on_signals};
 use crate::ranks::RankArgs;
 use clap::Args;

@@ -1,6 +1,7 @@
 //! How `generate`, `chat` and `serve` decode: independence of the batch, and speculative decoding.
 
-use super::inference::{Inference, InferenceRanks, with_model};
+use super::inference::{Inference, InferenceRanks};
+use super::newest::with_model;
 use clap::Args;
 use ottava_lm::data::Tokenizer;
 use ottava_lm::engine::{Draft, Engine, EngineOptions, Ngram, Proposer};

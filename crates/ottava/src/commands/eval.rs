@@ -1,6 +1,7 @@
 //! `ottava eval`.
 
-use super::inference::{Inference, StaticScales, with_model};
+use super::inference::{Inference, StaticScales};
+use super::newest::with_model;
 use super::text::{Batches, Text, Tokens};
 use crate::output::{Meter, print_json, stop_on_signals};
 use crate::ranks::RankArgs;

@@ -1,6 +1,6 @@
 //! `ottava export`.
 
-use super::inference::with_model;
+use super::newest::with_model;
 use crate::output::{print_json, stop_on_signals};
 use clap::{Args, ValueEnum};
 use ottava_lm::calibrate::Calibration;

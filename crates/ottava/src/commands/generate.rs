@@ -2,7 +2,8 @@
 
 use super::chat::chat_template;
 use super::decoding::Decoding;
-use super::inference::{Draws, Inference, with_model};
+use super::inference::{Draws, Inference};
+use super::newest::with_model;
 use super::prompts::{Prompt, read_prompts};
 use crate::output::{Meter, print_json};
 use crate::ranks::RankArgs;

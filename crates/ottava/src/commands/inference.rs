@@ -1,10 +1,10 @@
 //! Options that `eval`, `generate` and `chat` share, and loading a model.
 
 use super::lora_modules::{LoraModule, OpenModule};
+use super::newest::with_checkpoint;
 use crate::ranks::{Job, Processes, RankArgs, Role};
 use clap::Args;
-use ottava_lm::checkpoint::adapter::CONFIG_FILE;
-use ottava_lm::checkpoint::{AdapterFolder, Verify, latest_complete, verify_model};
+use ottava_lm::checkpoint::{AdapterFolder, verify_model};
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest};
 use ottava_lm::lora::Lora;
@@ -210,51 +210,6 @@ impl Draws {
     ) -> Result<EngineOptions> {
         EngineOptions::for_lengths(model, draft, lengths.iter().copied(), capacity, self.kv_cache_dtype)
     }
-}
-
-/// How often a run's newest checkpoint may be deleted while it is being read.
-const ATTEMPTS: usize = 20;
-
-/// Calls `read` with the model folder that `path` names: itself, or the newest complete checkpoint of a run. A run that
-/// trains meanwhile may delete that one; then `read` is called with the next.
-///
-/// Errors with [`Error::Model`] for an adapter.
-pub fn with_model<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> Result<T> {
-    with_checkpoint(path, |folder| {
-        if !folder.join("config.json").is_file() && folder.join(CONFIG_FILE).is_file() {
-            let (base, path) = (AdapterFolder::base(folder)?, path.display());
-            return Err(Error::Model(format!(
-                "{path}: this is an adapter; name its base model, and the adapter beside it: {} --adapter {path}",
-                base.display()
-            )));
-        }
-        read(folder)
-    })
-}
-
-/// [`with_model`] of a model or an adapter.
-pub fn with_checkpoint<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> Result<T> {
-    let checkpoints = path.join("checkpoints");
-    if path.join("config.json").is_file() || path.join(CONFIG_FILE).is_file() || !checkpoints.is_dir() {
-        return read(path);
-    }
-    for attempt in 1.. {
-        let latest = latest_complete(&checkpoints, Verify::Sizes)?;
-        let Some((newest, _)) = latest.complete else {
-            // A listing may contain neither the checkpoint that was deleted during it nor the new one.
-            if attempt < ATTEMPTS {
-                continue;
-            }
-            let none = format!("{}: there is no complete checkpoint yet; name a model folder", checkpoints.display());
-            return Err(Error::Checkpoint(none));
-        };
-        tracing::info!("model: {}", newest.display());
-        match read(&newest) {
-            Err(_) if !newest.exists() && attempt < ATTEMPTS => {}
-            done => return done,
-        }
-    }
-    unreachable!("the last attempt returns")
 }
 
 /// Scales of casts that never change.

@@ -1,6 +1,6 @@
 //! Adapters that requests choose by name.
 
-use super::inference::with_checkpoint;
+use super::newest::with_checkpoint;
 use ottava_lm::checkpoint::{AdapterFolder, verify_model};
 use ottava_lm::config::RunConfig;
 use ottava_lm::{Error, Result};

@@ -1,6 +1,6 @@
 //! `ottava merge`.
 
-use super::inference::{with_checkpoint, with_model};
+use super::newest::{with_checkpoint, with_model};
 use crate::output::{print_json, stop_on_signals};
 use clap::Args;
 use ottava_lm::Result;

@@ -1,7 +1,6 @@
 //! One file per command: its arguments, its help, and the few lines that call the library.
 
 pub mod bench;
-mod bench_decode;
 pub mod calibrate;
 pub mod chat;
 pub mod compare;
@@ -20,6 +19,7 @@ mod lora_modules;
 pub mod man;
 pub mod merge;
 pub mod monitor;
+mod newest;
 pub mod plan;
 pub mod prepare;
 mod prompts;

@@ -1,8 +1,9 @@
 //! `ottava serve`.
 
 use super::decoding::Decoding;
-use super::inference::{Inference, InferenceRanks, with_model};
+use super::inference::{Inference, InferenceRanks};
 use super::lora_modules::LoraModule;
+use super::newest::with_model;
 use crate::output::{forward_signals, stop_on_signals};
 use crate::ranks::{RankArgs, Role};
 use clap::{Args, ValueEnum};

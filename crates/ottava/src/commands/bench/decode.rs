@@ -1,6 +1,6 @@
 //! `ottava bench decode`.
 
-use super::inference::InferenceRanks;
+use crate::commands::inference::InferenceRanks;
 use crate::output::print_json;
 use crate::ranks::{RankArgs, Role};
 use clap::Args;
@@ -20,16 +20,16 @@ pub struct Decode {
     #[arg(long, default_value = "llama-3-8b")]
     model: String,
     /// Number of blocks; by default that of the model.
-    #[arg(long, value_parser = super::count)]
+    #[arg(long, value_parser = crate::commands::count)]
     layers: Option<usize>,
     /// Batch sizes, measured one after the other.
-    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = super::count)]
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = crate::commands::count)]
     batch: Vec<usize>,
     /// Tokens of each sequence.
-    #[arg(long, default_value_t = 1024, value_parser = super::count)]
+    #[arg(long, default_value_t = 1024, value_parser = crate::commands::count)]
     context: usize,
     /// Also time the prefill of a prompt of this many tokens.
-    #[arg(long, value_parser = super::count)]
+    #[arg(long, value_parser = crate::commands::count)]
     prefill: Option<usize>,
     /// Recipes to run one after the other; ratios are relative to the first.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-row")]
@@ -38,7 +38,7 @@ pub struct Decode {
     #[arg(long, value_delimiter = ',', default_value = "auto")]
     kv_cache_dtype: Vec<KvCacheDtype>,
     /// Steps whose median is reported.
-    #[arg(long, default_value_t = 20, value_parser = super::count)]
+    #[arg(long, default_value_t = 20, value_parser = crate::commands::count)]
     steps: usize,
     #[command(flatten)]
     ranks: RankArgs,

@@ -1,0 +1,65 @@
+//! `ottava bench`: one file per benchmark.
+
+mod attention;
+mod comm;
+mod decode;
+mod gemm;
+mod kernels;
+mod linear;
+mod shared;
+mod train;
+
+use attention::Attention;
+use clap::{Args, Subcommand};
+use comm::CommArgs;
+use decode::Decode;
+use gemm::Gemm;
+use kernels::Kernels;
+use linear::Linear;
+use ottava_lm::Result;
+use train::Train;
+
+/// Measure this machine: kernels relative to the memory bandwidth, collectives, and whole training steps.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  ottava bench kernels
+  ottava bench gemm --model llama-2-7b --tokens 8192
+  ottava bench linear --recipes bf16,fp8-delayed,fp8-current
+  ottava bench linear --sweep --recipes fp8-delayed
+  ottava bench attention --seq-lens 1024,4096 --power
+  ottava bench train --model llama-2-7b --compare bf16,fp8-delayed,fp8-current --levels bf16
+  ottava bench train --compare bf16,fp8-current --set first_layers_bf16=1 --set last_layers_bf16=1
+  ottava bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 32 --json
+  ottava bench train --model llama-3-8b --gpus 2
+  ottava bench decode --model llama-3-8b --batch 1,16 --kv-cache-dtype auto,fp8 --prefill 8192
+  ottava bench decode --model llama-3-70b --gpus 2 --recipes fp8-row --kv-cache-dtype fp8
+  ottava bench comm --gpus 2")]
+pub struct Bench {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Kernels(Kernels),
+    Gemm(Gemm),
+    Linear(Linear),
+    Attention(Attention),
+    Train(Train),
+    Decode(Decode),
+    Comm(CommArgs),
+}
+
+impl Bench {
+    pub fn run(self) -> Result<()> {
+        match self.what {
+            What::Kernels(command) => command.run(),
+            What::Gemm(command) => command.run(),
+            What::Linear(command) => command.run(),
+            What::Attention(command) => command.run(),
+            What::Train(command) => command.run(),
+            What::Decode(command) => command.run(),
+            What::Comm(command) => command.run(),
+        }
+    }
+}

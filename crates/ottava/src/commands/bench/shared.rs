@@ -1,0 +1,62 @@
+//! What several benchmarks read, measure and print.
+
+use ottava_lm::config::DeviceChoice;
+use ottava_lm::level::Gradients;
+use ottava_lm::{Error, Result};
+use ottava_tensor::Device;
+use ottava_tensor::bench::{Cost, Meter, Rates};
+
+/// Percentage of the best rate.
+pub(super) fn share(floor: f64, time: f64) -> f64 {
+    100.0 * floor / time
+}
+
+/// Measures ops on `device`, and their `power` if asked.
+pub(super) fn meter(device: &Device, power: bool) -> Result<Meter<'_>> {
+    if power && !matches!(device, Device::Cuda(gpu) if gpu.energy().is_some()) {
+        return Err(Error::Config(format!(
+            "--power: NVML has no energy counter for {device}; leave out --power, or use a GPU that has one"
+        )));
+    }
+    Ok(Meter { device, power })
+}
+
+/// The heads of the columns of [`power_of`].
+pub(super) fn power_columns(asked: bool) -> String {
+    if asked { format!(" {:>6} {:>6} {:>9}", "W", "MHz", "mJ/run") } else { String::new() }
+}
+
+/// Watts, clock and energy, as the last columns of a row.
+pub(super) fn power_of(cost: &Cost) -> String {
+    cost.power.map_or(String::new(), |power| {
+        format!(" {:>6.0} {:>6.0} {:>9.2}", power.watts, power.megahertz, power.millijoules)
+    })
+}
+
+/// The first line of a table: the device and its best rates.
+pub(super) fn measure(choice: DeviceChoice, json: bool) -> Result<(Device, Rates)> {
+    let device = crate::device::open(choice)?;
+    let rates = Rates::measure(&device)?;
+    if !json {
+        out!(
+            "{device}: a large product {:.0} TFLOP/s in BF16, {:.0} in FP8; a copy {:.0} GB/s",
+            rates.bf16_flops / 1e12,
+            rates.fp8_flops / 1e12,
+            rates.copy_bytes / 1e9
+        );
+    }
+    Ok((device, rates))
+}
+
+pub(super) fn gib(bytes: u64) -> f64 {
+    bytes as f64 / (1u64 << 30) as f64
+}
+
+pub(super) fn gradients(text: &str) -> Result<Gradients, String> {
+    match text {
+        "float32" => Ok(Gradients::Float32),
+        "bfloat16" => Ok(Gradients::Bfloat16),
+        "float8" => Ok(Gradients::Float8),
+        other => Err(format!("`{other}` is not a way to keep gradients; float32, bfloat16 and float8 are")),
+    }
+}

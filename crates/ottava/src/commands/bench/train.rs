@@ -1,0 +1,172 @@
+//! `ottava bench train`.
+
+use super::shared::{gib, share};
+use crate::output::print_json;
+use crate::ranks::{Job, RankArgs, Role};
+use clap::Args;
+use ottava_lm::Result;
+use ottava_lm::bench::{TrainBench, TrainRow};
+use ottava_lm::config::{DeviceChoice, formats};
+use ottava_lm::level::Level;
+use ottava_lm::parallel::Ranks;
+use ottava_lm::recipe::RecipeName;
+use serde_json::json;
+use std::rc::Rc;
+
+/// Time training steps of a known model's shape on random tokens: forward, backward, clipping and the update.
+#[derive(Args)]
+pub(super) struct Train {
+    /// llama-2-7b, llama-2-13b, llama-30b, llama-3-8b, llama-3-70b, qwen2.5-0.5b, -1.5b, -3b, -7b, qwen3-0.6b, -8b, gpt2, gpt2-xl, gemma-2-9b,
+    /// phi-3-medium, or command-r-35b.
+    #[arg(long, default_value = "llama-2-7b")]
+    model: String,
+    /// Number of blocks; by default that of the model.
+    #[arg(long, value_parser = crate::commands::count)]
+    layers: Option<usize>,
+    /// Tokens per sequence.
+    #[arg(long, default_value_t = 4096, value_parser = crate::commands::count)]
+    seq_len: usize,
+    /// Pack documents of this many tokens into each sequence; tokens attend only to their own document.
+    #[arg(long, value_parser = crate::commands::count)]
+    document_len: Option<usize>,
+    /// Sequences per micro-batch, of each rank.
+    #[arg(long, default_value_t = 2, value_parser = crate::commands::count)]
+    micro_batch: usize,
+    /// Micro-batches per step, of each rank; a pipeline is idle for less of the time with more of them.
+    #[arg(long, default_value_t = 1, value_parser = crate::commands::count)]
+    micro_batches: usize,
+    /// Steps to measure, after two warm-up steps; the median is reported.
+    #[arg(long, default_value_t = 10, value_parser = crate::commands::count)]
+    steps: usize,
+    /// Recipes to run one after the other; ratios are relative to the first.
+    #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
+    compare: Vec<RecipeName>,
+    /// Levels of the optimizer to run each recipe at: O0, O1, O2, O3, coat, bf16.
+    #[arg(long, value_delimiter = ',', default_value = "O0", value_parser = level)]
+    levels: Vec<Level>,
+    /// Override a setting of precision, optimizer, memory, parallel or lora for all recipes: `table.key=VALUE`, or `key=VALUE` if only one table has it.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<String>,
+    #[command(flatten)]
+    ranks: RankArgs,
+    /// Where to run: auto, cuda or cpu.
+    #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
+    device: DeviceChoice,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Train {
+    pub(super) fn run(self) -> Result<()> {
+        let (ranks, choice) = self.ranks.choose(self.device)?;
+        let config = formats(&self.settings)?;
+        let Job { processes, local, comm } = Role::find(ranks)?.join(&config, None)?;
+        let device = crate::device::open_of_rank(choice, &local)?;
+        let shape = config.parallel.mesh(comm.size())?;
+        let ranks = Rc::new(Ranks::new(comm, shape, &device)?.sending(config.parallel.activation_dtype));
+        let bench = TrainBench {
+            model: self.model,
+            layers: self.layers,
+            seq_len: self.seq_len,
+            document_len: self.document_len,
+            micro_batch: self.micro_batch,
+            micro_batches: self.micro_batches,
+            steps: self.steps,
+            config,
+        };
+        let mut rows: Vec<TrainRow> = Vec::new();
+        let prints = ranks.leads() && !self.json;
+        if prints {
+            out!(
+                "{:<12} {:<6} {:>10} {:>9} {:>8} {:>10} {:>7} {:>9} {:>11} {:>10} {:>10} {:>14}",
+                "recipe",
+                "level",
+                "tokens/s",
+                "step ms",
+                "ratio",
+                "TFLOP/s",
+                "watts",
+                "mJ/token",
+                "planned GiB",
+                "peak GiB",
+                "held GiB",
+                "first step s"
+            );
+        }
+        let runs = self.compare.iter().flat_map(|&recipe| self.levels.iter().map(move |&level| (recipe, level)));
+        for (recipe, level) in runs {
+            let row = bench.run(recipe, level, &device, &ranks)?;
+            let first = rows.first().unwrap_or(&row).tokens_per_second;
+            if prints {
+                let number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.0}"));
+                out!(
+                    "{:<12} {:<6} {:>10.0} {:>9.1} {:>8.3} {:>10.0} {:>7} {:>9} {:>11.2} {:>10.2} {:>10.2} {:>14.1}",
+                    recipe.as_str(),
+                    level.as_str(),
+                    row.tokens_per_second,
+                    row.step_milliseconds,
+                    row.tokens_per_second / first,
+                    row.model_flops_per_second / 1e12,
+                    number(row.watts),
+                    number(row.watts.map(|watts| watts / row.tokens_per_second * 1e3)),
+                    gib(row.planned_peak_bytes),
+                    gib(row.peak_memory_bytes),
+                    gib(row.reserved_memory_bytes),
+                    row.first_step_seconds
+                );
+                if let Some(extra) = row.comparison_milliseconds {
+                    let steps = bench.config.sentinel.sentinel_steps as f64;
+                    let share = 100.0 * extra / (steps * row.step_milliseconds);
+                    out!("  a comparison with BF16 takes {extra:.0} ms: {share:.2} % of {steps:.0} steps");
+                }
+                print_ranks(&row);
+            }
+            rows.push(row);
+        }
+        ranks.finish()?;
+        if !ranks.leads() {
+            return Ok(());
+        }
+        processes.wait()?;
+        if prints {
+            print_families(&rows);
+        } else {
+            print_json(&json!({"device": device.to_string(), "model": bench.model, "seq_len": bench.seq_len,
+                               "micro_batch": bench.micro_batch, "micro_batches": bench.micro_batches, "rows": rows}));
+        }
+        Ok(())
+    }
+}
+
+/// Communication of several ranks, and the memory of each.
+fn print_ranks(row: &TrainRow) {
+    if row.ranks.len() == 1 {
+        return;
+    }
+    let all = row.tokens_per_second * row.ranks.len() as f64;
+    out!("  {} ranks: {:.0} tokens/s each, {all:.0} together", row.ranks.len(), row.tokens_per_second);
+    for (rank, memory) in row.ranks.iter().enumerate() {
+        let (peak, outside) = (gib(memory.peak_bytes), gib(memory.outside_bytes));
+        out!("  rank {rank}: peak {peak:.2} GiB, {outside:.2} GiB outside the pool");
+    }
+}
+
+/// Where the time of one more step went, recipe by recipe.
+fn print_families(rows: &[TrainRow]) {
+    for row in rows.iter().filter(|row| !row.families.is_empty()) {
+        let step: f64 = row.families.iter().map(|family| family.milliseconds).sum();
+        let name = format!("{}, {}", row.recipe.as_str(), row.level.as_str());
+        out!("\n{name:<24} {:>9} {:>9}", "ms", "% of step");
+        for family in &row.families {
+            out!("{:<24} {:>9.2} {:>9.1}", family.family, family.milliseconds, share(family.milliseconds, step));
+        }
+    }
+}
+
+fn level(text: &str) -> Result<Level, String> {
+    Level::ALL
+        .into_iter()
+        .find(|level| level.as_str() == text)
+        .ok_or_else(|| format!("`{text}` is not a level; there are {}", Level::ALL.map(Level::as_str).join(", ")))
+}
