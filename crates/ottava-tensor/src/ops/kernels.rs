@@ -125,6 +125,7 @@ mod tests {
     use crate::capability::CAPABILITIES;
     use crate::cuda::{CudaDevice, GpuModel, Kernel, Workload, arch_of, compile_all};
     use crate::{DType, Device, Tensor};
+    use std::collections::{BTreeSet, HashSet};
     use std::path::{Path, PathBuf};
 
     #[test]
@@ -248,10 +249,79 @@ mod tests {
         }
     }
 
-    /// Needs NVRTC, but no GPU. `OTTAVA_REQUIRE_NVRTC` turns its absence into a failure.
+    /// A macro and its value.
+    type Macro = (&'static str, &'static str);
+
+    /// The macros of a module: those of its source, then its variant.
+    fn macros(module: &KernelModule) -> Vec<Macro> {
+        let lines = module.source.text.lines();
+        let own = lines.map_while(|line| line.strip_prefix("#define ")?.strip_suffix(" 1")).map(|name| (name, "1"));
+        own.chain(module.defines.iter().copied()).collect()
+    }
+
+    /// Modules of each op that together have every pair of values of macros that a module of the op has, where a macro may also be undefined, and
+    /// every source. A greedy choice: next is always the first of the modules with the most pairs that are new.
+    fn representatives() -> Vec<KernelModule> {
+        let mut of_ops: Vec<Vec<KernelModule>> = Vec::new();
+        for module in super::kernels() {
+            match of_ops.iter_mut().find(|of_op| of_op[0].source.name == module.source.name) {
+                Some(of_op) => of_op.push(module),
+                None => of_ops.push(vec![module]),
+            }
+        }
+        let mut chosen: Vec<KernelModule> = Vec::new();
+        for of_op in of_ops {
+            let names: BTreeSet<&str> = of_op.iter().flat_map(macros).map(|(name, _)| name).collect();
+            let pairs = |module: &KernelModule| -> HashSet<(Macro, Macro)> {
+                let set = macros(module);
+                let value = |name| (name, set.iter().find(|(of, _)| *of == name).map_or("", |(_, value)| *value));
+                let values: Vec<Macro> = names.iter().copied().map(value).collect();
+                values.iter().enumerate().flat_map(|(i, a)| values[i..].iter().map(move |b| (*a, *b))).collect()
+            };
+            let pairs: Vec<_> = of_op.iter().map(pairs).collect();
+            let mut missing: HashSet<_> = pairs.iter().flatten().copied().collect();
+            while !missing.is_empty() {
+                let next = (0..of_op.len()).rev().max_by_key(|&i| pairs[i].intersection(&missing).count());
+                let next = next.expect("a pair is a module's");
+                missing.retain(|pair| !pairs[next].contains(pair));
+                chosen.push(of_op[next]);
+            }
+            for module in of_op {
+                if !chosen.iter().any(|other| is_same_source(other, &module)) {
+                    chosen.push(module);
+                }
+            }
+        }
+        chosen
+    }
+
+    fn is_same_source(a: &KernelModule, b: &KernelModule) -> bool {
+        std::ptr::eq(a.source, b.source)
+    }
+
+    #[test]
+    fn representatives_have_every_source_and_every_pair_of_macros() {
+        let (all, chosen) = (super::kernels(), representatives());
+        let pairs = |module: &KernelModule| {
+            let (op, set) = (module.source.name, macros(module));
+            let pairs = set.iter().flat_map(|a| set.iter().map(move |b| (op, *a, *b)));
+            pairs.collect::<Vec<(&str, Macro, Macro)>>()
+        };
+        let of_chosen: HashSet<_> = chosen.iter().flat_map(pairs).collect();
+        for module in &all {
+            let lost = pairs(module).into_iter().find(|pair| !of_chosen.contains(pair));
+            assert_eq!(lost, None, "no representative has this pair");
+            assert!(chosen.iter().any(|other| is_same_source(other, module)), "{}", module.source.name);
+        }
+        assert!(2 * chosen.len() < all.len(), "{} of {}", chosen.len(), all.len());
+    }
+
+    /// With `OTTAVA_KERNEL_VARIANTS=full` all modules, otherwise representatives. Needs NVRTC, but no GPU. `OTTAVA_REQUIRE_NVRTC` turns its absence
+    /// into a failure.
     #[test]
     fn every_kernel_compiles_for_hopper() {
-        let modules = super::kernels();
+        let is_full = std::env::var("OTTAVA_KERNEL_VARIANTS").is_ok_and(|value| value == "full");
+        let modules = if is_full { super::kernels() } else { representatives() };
         for (module, outcome) in modules.iter().zip(compile_all(&modules, "sm_90a")) {
             match outcome {
                 Ok(cubin) => assert!(cubin.starts_with(b"\x7fELF"), "{} is not a cubin", module.source.name),
@@ -262,6 +332,6 @@ mod tests {
                 Err(error) => panic!("{error}"),
             }
         }
-        println!("{} kernel files compiled for sm_90a", modules.len());
+        println!("{} of {} kernel modules compiled for sm_90a", modules.len(), super::kernels().len());
     }
 }
