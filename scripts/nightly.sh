@@ -2,7 +2,7 @@
 # The proofs that take too long for every commit, on the CPU. Prints a table of the parts with their times and results; logs are in
 # target/nightly. Fails if a part does.
 #
-# usage: scripts/nightly.sh [PART...]    by default all: convergence memory ranks kill interruptions parsers soak sentinel smollm2 chat suites
+# usage: scripts/nightly.sh [PART...]    by default all: kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites
 # smollm2 and chat download SmolLM2 (110 MB), smollm2 torch and transformers, and suites also peft, trl, datasets and gguf, into target/nightly/python.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -17,12 +17,29 @@ cli() {
 }
 model() { [ -d data/smollm2 ] || scripts/fetch-smollm2.sh; }
 
+# Every variant of every kernel is compiled for Hopper, and every source for each other GPU, without a cache.
+kernels() {
+    local cache outcome=0
+    cache=$(mktemp -d)
+    packages 'nvidia-cuda-nvrtc>=13,<14' &&
+        VIRTUAL_ENV="$logs/python" OTTAVA_CACHE_DIR="$cache" OTTAVA_REQUIRE_NVRTC=1 OTTAVA_KERNEL_VARIANTS=full \
+            cargo test --release --locked -p ottava-tensor --lib -- --nocapture every_kernel_compiles_for_hopper kernels_compile_wherever || outcome=1
+    rm -rf "$cache"
+    return $outcome
+}
+# mdBook makes a book of the documentation. Without optimization it is installed sooner.
+book() {
+    cargo install --quiet --debug --locked --no-default-features --root target/mdbook mdbook@0.5.4 && target/mdbook/bin/mdbook build
+}
 # Each recipe in FP8 and BF16, from three seeds.
 convergence() { OTTAVA_CONVERGENCE=full promises fp8_learns_as_well; }
 # Each optimizer level against O0, and activations saved in FP8 against exact ones.
 memory() { OTTAVA_CONVERGENCE=full promises as_well_as --skip fp8_learns_as_well; }
 # Every recipe with every way to keep memory, on 2, 4 and 8 ranks, in every division of the model; signals and kills in every phase.
-ranks() { OTTAVA_RANKS=full promises ranks:: && OTTAVA_RANKS=full cli rank_faults::; }
+ranks() { OTTAVA_COMBINATIONS=full promises ranks:: && OTTAVA_RANKS=full cli rank_faults::; }
+# Every recipe with every way to recompute and to save activations, every mesh with every format of a checkpoint, and an interruption of every kind of
+# run after each step.
+combinations() { OTTAVA_COMBINATIONS=full promises families:: model_gradients:: recompute:: reopen:: resume:: sentinel::; }
 # A run is killed 1,000 times at random moments.
 kill() { OTTAVA_KILLS=1000 cli kill; }
 # A run with everything that decides is interrupted and killed at each step, on all axes.
@@ -62,11 +79,11 @@ suites() {
 }
 
 parts=("$@")
-[ $# -gt 0 ] || parts=(convergence memory ranks kill interruptions parsers soak sentinel smollm2 chat suites)
+[ $# -gt 0 ] || parts=(kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites)
 rows=() failed=0
 for part in "${parts[@]}"; do
     case $part in
-    convergence | memory | ranks | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites) ;;
+    kernels | book | convergence | memory | ranks | combinations | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites) ;;
     *) echo "nightly.sh: there is no part $part" >&2 && exit 1 ;;
     esac
     echo "== $part"

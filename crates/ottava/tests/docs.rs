@@ -165,9 +165,43 @@ fn dead_links_are_noticed() {
     }
 }
 
+/// The lines of a list of pages that mdBook would not read as a title, a page or a blank line.
+fn not_of_a_list(summary: &str) -> Vec<&str> {
+    let is_page = |line: &str| {
+        let link = line.strip_prefix("- ").unwrap_or(line);
+        let parts = link.strip_prefix('[').and_then(|rest| rest.strip_suffix(".md)")?.split_once("]("));
+        parts.is_some_and(|(title, page)| !title.is_empty() && !page.contains([' ', '(', ')', '#']))
+    };
+    let is_title = |line: &str| line.strip_prefix("# ").is_some_and(|title| !title.trim().is_empty());
+    summary.lines().filter(|line| !line.is_empty() && !is_title(line) && !is_page(line)).collect()
+}
+
+#[test]
+fn lines_that_are_no_page_of_the_book_are_noticed() {
+    let summary = "# Summary\n\n[Overview](README.md)\n- [Data](data.md)\n";
+    assert!(not_of_a_list(summary).is_empty());
+    for fault in [
+        "- [Data](data.md",
+        "- Data",
+        "-[Data](data.md)",
+        "- [Data](data.html)",
+        "- [](data.md)",
+        "text",
+        "#",
+        "- [D](a.md#b)",
+    ] {
+        assert_eq!(not_of_a_list(&format!("{summary}{fault}\n")), [fault]);
+    }
+}
+
+/// What `mdbook build` would reject, which `just nightly book` runs.
 #[test]
 fn the_book_has_every_page_once_and_images_are_small() {
     let documents = documents();
+    let no_lines: [&str; 0] = [];
+    assert_eq!(not_of_a_list(&documents[Path::new("docs/SUMMARY.md")]), no_lines, "docs/SUMMARY.md");
+    let settings = fs::read_to_string(root().join("book.toml")).unwrap();
+    assert!(settings.contains("[book]\n") && settings.contains("\nsrc = \"docs\"\n"), "book.toml names the pages");
     let listed: Vec<PathBuf> =
         targets(&documents[Path::new("docs/SUMMARY.md")]).iter().map(|target| Path::new("docs").join(target)).collect();
     let pages: BTreeSet<_> =

@@ -1,7 +1,7 @@
 //! Several ranks, as threads, train as one does.
 
 use crate::families::all_families;
-use crate::setup::{Seeded, batch, config, losses, on_ranks, recipe, recipes, tiny_llama};
+use crate::setup::{Seeded, all_combinations, batch, config, losses, on_ranks, recipe, recipes, tiny_llama};
 use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Gradients, Level, Masters, States};
 use ottava_lm::lora::{Lora, Targets};
@@ -130,11 +130,6 @@ pub fn on_threads(
 /// Gradients are sent in the type in which backward adds them.
 pub fn plain(zero: Zero) -> Division {
     (zero, ReduceFormat::Stored)
-}
-
-/// Whether to run all combinations instead of some of each kind: `just nightly ranks`.
-fn all_combinations() -> bool {
-    std::env::var("OTTAVA_RANKS").is_ok_and(|value| value == "full")
 }
 
 /// How far `got` is from `expected`, relative to its norm, and how far the factor between them is from 1. Sums in another order err in both

@@ -4,7 +4,7 @@
 use crate::families::all_families;
 use crate::setup::{
     Seeded, batch, config, devices_of, finish_step, gradients, losses_and_gradients, on_one_thread, recipe, recipes,
-    tiny_llama,
+    rotated, tiny_llama,
 };
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::param::{MemoryPolicy, Purpose};
@@ -69,12 +69,13 @@ fn recomputation_changes_no_bit() {
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
         "tie_word_embeddings": true, "use_sliding_window": false,
     }));
-    for config in [tiny_llama(), qwen] {
+    for (family, config) in [tiny_llama(), qwen].into_iter().enumerate() {
         for (name, recipe) in recipes() {
             for device in devices_of(&recipe) {
                 let reference = run(&config, &recipe, &device, MemoryPolicy::FULL);
-                for recompute in Recompute::ALL {
-                    for weight_codes in [true, false] {
+                for (number, recompute) in Recompute::ALL.into_iter().enumerate() {
+                    // Each pair of options is a case of each recipe.
+                    for weight_codes in rotated(&[true, false], 1, family + number) {
                         let seen = run(
                             &config,
                             &recipe,
@@ -99,12 +100,13 @@ fn recomputation_changes_no_bit() {
 
 #[test]
 fn recomputation_changes_no_bit_of_families_that_are_no_llamas() {
-    for (family, config) in all_families() {
-        for name in RecipeName::ALL {
+    let policies = [Recompute::NormSwiglu, Recompute::Attention, Recompute::Full];
+    for (row, (family, config)) in all_families().into_iter().enumerate() {
+        for (column, name) in RecipeName::ALL.into_iter().enumerate() {
             let recipe = recipe(name, Fp8Format::Auto);
             for device in devices_of(&recipe) {
                 let reference = run(&config, &recipe, &device, MemoryPolicy::FULL);
-                for recompute in [Recompute::NormSwiglu, Recompute::Attention, Recompute::Full] {
+                for recompute in rotated(&policies, 1, row + column) {
                     let seen = run(&config, &recipe, &device, MemoryPolicy { recompute, ..MemoryPolicy::FULL });
                     let what = format!("{family}, {} on {device}, {}", name.as_str(), recompute.as_str());
                     assert_eq!(reference.len(), seen.len(), "{what}");

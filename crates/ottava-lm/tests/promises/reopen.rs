@@ -2,7 +2,7 @@
 
 use crate::latent_ranks::deepseek;
 use crate::mesh::{Mesh, MeshRank, Seen, distance, rows};
-use crate::setup::{config, on_ranks, progress, recipe, save_checkpoint};
+use crate::setup::{config, on_ranks, progress, recipe, rotated, save_checkpoint};
 use ottava_lm::checkpoint::slices::{FOLDER, SliceFiles};
 use ottava_lm::checkpoint::{FolderWeights, ModelFiles, training};
 use ottava_lm::level::Level;
@@ -241,7 +241,7 @@ fn every_mesh_reopens_the_checkpoint_of_another() {
         let mut all = [of_family, vec![alone.clone()]].concat();
         // Groups of 128 moments do not divide 64 columns.
         all.retain(|mesh| mesh.tensor < 4);
-        for (i, mesh) in all.iter().enumerate() {
+        for (i, mesh) in rotated(&all.iter().enumerate().collect::<Vec<_>>(), all.len().div_ceil(2), number) {
             let saved = train(mesh, &folder.path().join(format!("{family} {level:?} {i}")));
             let other = (i + 1 + number) % all.len();
             let again = reopen(&saved, &all[other], 0, &folder.path().join(format!("{family} {level:?} {i}, again")));
@@ -305,7 +305,8 @@ fn checkpoints_without_master_weights_reopen_at_other_levels() {
         let alone = at(&alone("qwen3_moe", 256, Level::O1), from);
         let saved = train(&alone, &place(format!("{number}")));
         let other = reopen(&saved, &at(&alone, to), 0, &place(format!("{number} alone")));
-        for (i, mesh) in expert_meshes(&alone).iter().enumerate().filter(|(_, mesh)| mesh.tensor < 4) {
+        let meshes: Vec<_> = expert_meshes(&alone).into_iter().filter(|mesh| mesh.tensor < 4).enumerate().collect();
+        for (i, mesh) in rotated(&meshes.iter().collect::<Vec<_>>(), meshes.len().div_ceil(2), number) {
             let again = reopen(&saved, &at(mesh, to), 0, &place(format!("{number} {i}")));
             assert_eq!(changed(&other, &again), None, "{from:?} to {to:?}, mesh {i}");
         }

@@ -1,6 +1,6 @@
 //! A run that stops and goes on is the run that never stopped, bit for bit.
 
-use crate::setup::devices;
+use crate::setup::{devices, rotated};
 use ottava_lm::config::{
     DataConfig, GenerationConfig, MemoryConfig, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig, WeightInit,
 };
@@ -133,7 +133,7 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
             (plain(RecipeName::Fp32), narrow.clone(), exact),
             (plain(RecipeName::Fp16), narrow, exact),
         ];
-        for (precision, optimizer, saved_activations) in all.chain(levels).chain(others) {
+        for (number, (precision, optimizer, saved_activations)) in all.chain(levels).chain(others).enumerate() {
             let recipe = precision.recipe;
             let what = format!("{} with {optimizer:?}", recipe.as_str());
             let config = |inputs: &Path, output: &Path, recipe| RunConfig {
@@ -144,7 +144,7 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
             };
             let straight = inputs.path().join(format!("{}-straight", recipe.as_str()));
             train(&config(inputs.path(), &straight, recipe), &device, &Start::New, u64::MAX).unwrap();
-            for k in 1..STEPS {
+            for k in rotated(&(1..STEPS).collect::<Vec<_>>(), 2, number) {
                 let split = inputs.path().join(format!("{}-{k}", recipe.as_str()));
                 let config = config(inputs.path(), &split, recipe);
                 let stopped = train(&config, &device, &Start::New, k).unwrap_err();

@@ -2,7 +2,7 @@
 
 use crate::divided::{Fault, exchange_of, llama};
 use crate::mesh::{Mesh, MeshRank};
-use crate::setup::{Seeded, config, gradients, on_device, on_ranks, recipe, recipes, sequences, text};
+use crate::setup::{Seeded, config, gradients, on_device, on_ranks, recipe, recipes, rotated, sequences, text};
 use crate::steps::LEAN;
 use ottava_lm::data::Batch;
 use ottava_lm::layers::RouterLossFactors;
@@ -154,14 +154,18 @@ fn losses_of_both(mesh: &Mesh) -> Vec<[f64; 2]> {
 /// The numbers that decide about demotions are those of the run.
 #[test]
 fn comparisons_have_the_losses_of_the_run() {
-    for (name, recipe) in fp8_recipes() {
+    for (number, (name, recipe)) in fp8_recipes().into_iter().enumerate() {
         for memory in [MemoryPolicy::FULL, LEAN] {
             let alone = Mesh { memory, ..mesh(&recipe) };
             let mut meshes = vec![alone.clone()];
             if memory == MemoryPolicy::FULL {
-                meshes.push(Mesh { tensor: 2, ..alone.clone() });
-                meshes.push(Mesh { data: 2, ..alone.clone() });
-                meshes.push(Mesh { context: 2, ..alone });
+                let ranks = rotated(&[[2, 1, 1], [1, 2, 1], [1, 1, 2]], 1, number);
+                meshes.extend(ranks.into_iter().map(|[data, context, tensor]| Mesh {
+                    data,
+                    context,
+                    tensor,
+                    ..alone.clone()
+                }));
             }
             for mesh in meshes {
                 for (step, [compared, run]) in losses_of_both(&mesh).into_iter().enumerate() {
@@ -218,8 +222,8 @@ fn comparisons_have_the_gradients_of_the_run() {
 
 #[test]
 fn comparisons_change_no_bit() {
-    for (name, recipe) in fp8_recipes() {
-        for memory in [MemoryPolicy::FULL, LEAN] {
+    for (number, (name, recipe)) in fp8_recipes().into_iter().enumerate() {
+        for memory in rotated(&[MemoryPolicy::FULL, LEAN], 1, number) {
             let mesh = Mesh { memory, ..mesh(&recipe) };
             let compared = run(&mesh, None, 4, |step, own| Some(check(step, own)));
             let alone = run(&mesh, None, 4, |_, _| None::<()>);
@@ -231,7 +235,7 @@ fn comparisons_change_no_bit() {
 #[test]
 fn healthy_runs_have_no_findings() {
     for (name, recipe) in fp8_recipes() {
-        for verdict in verdicts(&mesh(&recipe), None, 41, 10, |_, _| {}) {
+        for verdict in verdicts(&mesh(&recipe), None, 21, 5, |_, _| {}) {
             assert_eq!(verdict.findings, [], "{name}");
             assert!(verdict.loss_gap != 0.0 || name.contains("Fprop"), "{name}");
         }
@@ -280,9 +284,10 @@ fn a_factor_in_one_product_of_experts_is_found_and_named() {
         (Quantity::Dgrad, "down_proj", [640, 64]),
         (Quantity::Wgrad, "down_proj", [1280, 64]),
     ];
-    for (name, recipe) in fp8_recipes().into_iter().filter(|(name, _)| !name.contains("but") && !name.contains("and")) {
+    let recipes = fp8_recipes().into_iter().filter(|(name, _)| !name.contains("but") && !name.contains("and"));
+    for (number, (name, recipe)) in recipes.enumerate() {
         let mesh = mesh_with_experts(&recipe);
-        for (which, linear, shape) in faults {
+        for (which, linear, shape) in rotated(&faults, 1, number) {
             let all = verdicts(&mesh, None, 4, 3, move |step, _| {
                 let damage = Damage::Factor(1.02);
                 plant((step >= 3).then_some(ProductFault { shape, first: 0, every: 1, damage }));

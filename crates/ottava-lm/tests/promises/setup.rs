@@ -37,6 +37,17 @@ pub fn devices() -> Vec<Device> {
     std::iter::once(Device::Cpu).chain(gpu()).collect()
 }
 
+/// Whether to run all combinations of options instead of some of each kind: `just nightly combinations` and `ranks`.
+pub fn all_combinations() -> bool {
+    std::env::var("OTTAVA_COMBINATIONS").is_ok_and(|value| value == "full")
+}
+
+/// Of `options` those that case `number` has: all with [`all_combinations`], and otherwise `count` that rotate with the number of the case.
+pub fn rotated<T: Copy>(options: &[T], count: usize, number: usize) -> Vec<T> {
+    let count = if all_combinations() { options.len() } else { count };
+    (0..count).map(|i| options[(number * count + i) % options.len()]).collect()
+}
+
 /// What `work` returns in a pool of one thread. Ops on small tensors then wake no other threads, which takes longer than the ops; their results do not
 /// depend on it (`determinism`).
 pub fn on_one_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {

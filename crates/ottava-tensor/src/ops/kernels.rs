@@ -125,6 +125,7 @@ mod tests {
     use crate::capability::CAPABILITIES;
     use crate::cuda::{CudaDevice, GpuModel, Kernel, Workload, arch_of, compile_all};
     use crate::{DType, Device, Tensor};
+    use std::collections::{BTreeSet, HashSet};
     use std::path::{Path, PathBuf};
 
     #[test]
@@ -220,21 +221,29 @@ mod tests {
         assert_eq!((gemm.modules, gemm.unsupported, gemm.lacks), (6, 3, vec![Feature::Wgmma]));
     }
 
-    /// The first module of each source without and with an FP8 type, on every known GPU but Hopper that has what it needs. Needs NVRTC, but
-    /// no GPU.
+    /// Whether to compile all variants of kernels: `just nightly kernels`.
+    fn all_variants() -> bool {
+        std::env::var("OTTAVA_KERNEL_VARIANTS").is_ok_and(|value| value == "full")
+    }
+
+    /// The first module of each op without and with an FP8 type on every known GPU but Hopper that has what it needs, and the first ones of each
+    /// source on one of these GPUs, or with [`all_variants`] on all. Needs NVRTC, but no GPU.
     #[test]
     fn kernels_compile_wherever_their_needs_are_met() {
-        let mut modules: Vec<KernelModule> = Vec::new();
+        let (mut modules, mut of_ops): (Vec<KernelModule>, Vec<KernelModule>) = Default::default();
         for module in super::kernels() {
-            let key = |m: &KernelModule| {
-                (m.source.text.as_ptr(), m.defines.iter().any(|(_, value)| matches!(*value, "e4m3" | "e5m2")))
-            };
-            if !modules.iter().any(|m| key(m) == key(&module)) {
+            let is_fp8 = |m: &KernelModule| m.defines.iter().any(|(_, value)| matches!(*value, "e4m3" | "e5m2"));
+            let is_alike = |m: &KernelModule| m.source.name == module.source.name && is_fp8(m) == is_fp8(&module);
+            if !modules.iter().any(|m| is_same_source(m, &module) && is_alike(m)) {
+                of_ops.extend((!of_ops.iter().any(is_alike)).then_some(module));
                 modules.push(module);
             }
         }
-        for capability in CAPABILITIES.iter().filter(|known| known.version != (9, 0)) {
-            let met: Vec<_> = modules.iter().copied().filter(|m| capability.lacks(m.source.needs).is_empty()).collect();
+        let others = CAPABILITIES.iter().filter(|known| known.version != (9, 0));
+        for (turn, capability) in others.clone().enumerate() {
+            let is_due = |i: usize| all_variants() || i % others.clone().count() == turn;
+            let due = modules.iter().enumerate().filter(|(i, m)| is_due(*i) || of_ops.contains(m));
+            let met: Vec<_> = due.map(|(_, m)| *m).filter(|m| capability.lacks(m.source.needs).is_empty()).collect();
             for (module, outcome) in met.iter().zip(compile_all(&met, &arch_of(capability.version))) {
                 match outcome {
                     Err(error @ crate::Error::Library { .. }) => {
@@ -248,10 +257,78 @@ mod tests {
         }
     }
 
-    /// Needs NVRTC, but no GPU. `OTTAVA_REQUIRE_NVRTC` turns its absence into a failure.
+    /// A macro and its value.
+    type Macro = (&'static str, &'static str);
+
+    /// The macros of a module: those of its source, then its variant.
+    fn macros(module: &KernelModule) -> Vec<Macro> {
+        let lines = module.source.text.lines();
+        let own = lines.map_while(|line| line.strip_prefix("#define ")?.strip_suffix(" 1")).map(|name| (name, "1"));
+        own.chain(module.defines.iter().copied()).collect()
+    }
+
+    /// Modules of each op that together have every pair of values of macros that a module of the op has, where a macro may also be undefined, and
+    /// every source. A greedy choice: next is always the first of the modules with the most pairs that are new.
+    fn representatives() -> Vec<KernelModule> {
+        let mut of_ops: Vec<Vec<KernelModule>> = Vec::new();
+        for module in super::kernels() {
+            match of_ops.iter_mut().find(|of_op| of_op[0].source.name == module.source.name) {
+                Some(of_op) => of_op.push(module),
+                None => of_ops.push(vec![module]),
+            }
+        }
+        let mut chosen: Vec<KernelModule> = Vec::new();
+        for of_op in of_ops {
+            let names: BTreeSet<&str> = of_op.iter().flat_map(macros).map(|(name, _)| name).collect();
+            let pairs = |module: &KernelModule| -> HashSet<(Macro, Macro)> {
+                let set = macros(module);
+                let value = |name| (name, set.iter().find(|(of, _)| *of == name).map_or("", |(_, value)| *value));
+                let values: Vec<Macro> = names.iter().copied().map(value).collect();
+                values.iter().enumerate().flat_map(|(i, a)| values[i..].iter().map(move |b| (*a, *b))).collect()
+            };
+            let pairs: Vec<_> = of_op.iter().map(pairs).collect();
+            let mut missing: HashSet<_> = pairs.iter().flatten().copied().collect();
+            while !missing.is_empty() {
+                let next = (0..of_op.len()).rev().max_by_key(|&i| pairs[i].intersection(&missing).count());
+                let next = next.expect("a pair is a module's");
+                missing.retain(|pair| !pairs[next].contains(pair));
+                chosen.push(of_op[next]);
+            }
+            for module in of_op {
+                if !chosen.iter().any(|other| is_same_source(other, &module)) {
+                    chosen.push(module);
+                }
+            }
+        }
+        chosen
+    }
+
+    fn is_same_source(a: &KernelModule, b: &KernelModule) -> bool {
+        std::ptr::eq(a.source, b.source)
+    }
+
+    #[test]
+    fn representatives_have_every_source_and_every_pair_of_macros() {
+        let (all, chosen) = (super::kernels(), representatives());
+        let pairs = |module: &KernelModule| {
+            let (op, set) = (module.source.name, macros(module));
+            let pairs = set.iter().flat_map(|a| set.iter().map(move |b| (op, *a, *b)));
+            pairs.collect::<Vec<(&str, Macro, Macro)>>()
+        };
+        let of_chosen: HashSet<_> = chosen.iter().flat_map(pairs).collect();
+        for module in &all {
+            let lost = pairs(module).into_iter().find(|pair| !of_chosen.contains(pair));
+            assert_eq!(lost, None, "no representative has this pair");
+            assert!(chosen.iter().any(|other| is_same_source(other, module)), "{}", module.source.name);
+        }
+        assert!(2 * chosen.len() < all.len(), "{} of {}", chosen.len(), all.len());
+    }
+
+    /// With [`all_variants`] all modules, otherwise representatives. Needs NVRTC, but no GPU. `OTTAVA_REQUIRE_NVRTC` turns its absence
+    /// into a failure.
     #[test]
     fn every_kernel_compiles_for_hopper() {
-        let modules = super::kernels();
+        let modules = if all_variants() { super::kernels() } else { representatives() };
         for (module, outcome) in modules.iter().zip(compile_all(&modules, "sm_90a")) {
             match outcome {
                 Ok(cubin) => assert!(cubin.starts_with(b"\x7fELF"), "{} is not a cubin", module.source.name),
@@ -262,6 +339,6 @@ mod tests {
                 Err(error) => panic!("{error}"),
             }
         }
-        println!("{} kernel files compiled for sm_90a", modules.len());
+        println!("{} of {} kernel modules compiled for sm_90a", modules.len(), super::kernels().len());
     }
 }
