@@ -3,7 +3,7 @@
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::thread::available_parallelism;
 
-/// How far the priority of the threads is lowered, by the measure of `nice`: beside a thread of normal priority they get a tenth of its time.
+/// The nice value of the threads. Beside a thread with nice value 0, they get about a tenth of its time.
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 10;
 
@@ -28,7 +28,7 @@ impl Background {
         Background { threads: threads.ok() }
     }
 
-    /// Runs `work` once earlier work has begun and a thread is free. A panic in `work` ends `work` alone.
+    /// Queues `work`. A panic in `work` ends nothing else. Without threads, runs `work` at once, and passes its panic on.
     pub fn run(&self, work: impl FnOnce() + Send + 'static) {
         match &self.threads {
             Some(threads) => threads.spawn_fifo(work),

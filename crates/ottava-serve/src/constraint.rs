@@ -42,9 +42,9 @@ pub async fn grammar(served: &Arc<Served>, body: &Body, calls: Option<Value>) ->
             format!("`min_tokens` is not for requests with `{name}`, whose texts end where they are complete");
         return Err(ApiError::field("min_tokens", message));
     }
-    let served = served.clone();
+    let grammars = served.grammars.clone();
     let compile = move || {
-        let grammars = served.grammars()?;
+        let grammars = grammars.get()?;
         let grammar = match constraint {
             Constraint::Json(schema) => grammars.json(&schema),
             Constraint::Regex(expression) => grammars.regex(&expression),

@@ -1,12 +1,13 @@
 //! The loop of the engine's thread: passes completions of requests to the engine, and their events to the clients.
 //!
-//! The engine has as many completions as it computes at once; all others wait here. A short request asks for at most [`SLICE`] tokens, with
-//! all its completions. Free places go to short requests in their order, but one place in [`LONG_SHARE`] goes to long requests. Among long
-//! requests, a free place goes to the request with the fewest completions in the engine, so a request with many completions takes turns with
-//! one with few. Where no place is free, a request without one takes it from the long request that has got the most tokens, if these are
-//! [`SLICE`] more than twice its own: long and many completions do not keep short ones waiting, and a completion is paused, and recomputed
-//! later, at most once per doubling of what its request has got. A request whose events nobody takes is held: the engine computes nothing for
-//! it until its client reads again.
+//! The engine holds as many completions as it computes at once; the others wait here. A short request asks for at most [`SLICE`] tokens over all
+//! its completions. Free places go to short requests in their order, but one place in [`LONG_SHARE`] goes to long requests. Among long requests, a
+//! free place goes to the request with the fewest completions in the engine, so a request with many completions takes turns with one with few.
+//!
+//! Where no place is free, a request without one takes it from the long request that has got the most tokens, by the rule of [`SLICE`]. The youngest
+//! completion of that request is paused, and recomputed later. So long and many completions do not keep short ones waiting.
+//!
+//! A request whose events nobody takes is held: the engine computes nothing for it until its client reads again.
 
 use crate::backend::Backend;
 use crate::error::{ApiError, Result};
@@ -17,17 +18,17 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, OnceLock};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-/// The weight of events that wait for a client at which its request is held.
+/// A request is held when events of this weight wait for its client.
 const HIGH: usize = 4096;
-/// The weight at which it is resumed.
+/// A held request resumes at this weight.
 const LOW: usize = 1024;
 
-/// A request gives a place to another one once it has more than twice the other's tokens, plus so many. A long prompt, which may have to be read
-/// again, adds one per [`PROMPT_SHARE`] of its tokens.
+/// A request yields a place to another one once it has at least twice the other's tokens, plus [`SLICE`], plus one for each [`PROMPT_SHARE`] tokens of its
+/// prompt, which may have to be recomputed.
 const SLICE: usize = 32;
 const PROMPT_SHARE: usize = 16;
 
-/// Long requests keep at least one of so many places.
+/// Long requests keep one in so many places.
 const LONG_SHARE: usize = 8;
 
 /// State of the engine's thread that other threads read.
@@ -66,7 +67,7 @@ impl Job {
         self.requests.len() * self.n
     }
 
-    /// The tokens that it asks for: new tokens, prompts whose log-probabilities are wanted, and the cost of reading other prompts.
+    /// Its cost in tokens: new tokens, plus each scored prompt in full and a sixteenth of each other prompt, times `n`.
     fn asked(&self) -> usize {
         let of = |request: &Request| {
             let (prompt, new) = (request.prompt.len(), request.max_new_tokens);
@@ -148,7 +149,7 @@ impl Group {
         !self.held && (!self.paused.is_empty() || self.begun < self.job.len())
     }
 
-    /// Tokens that it gets at least before it gives a place to another one.
+    /// Tokens that it gets at least before it yields a place.
     fn slice(&self) -> usize {
         let longest = self.job.requests.iter().map(|request| request.prompt.len()).max().unwrap_or(0);
         SLICE + longest / PROMPT_SHARE
@@ -272,12 +273,13 @@ impl<B: Backend> Schedule<B> {
         long.map(|group| group.live.len()).sum()
     }
 
-    /// Places that long groups keep, however many short ones wait.
+    /// Places that long groups keep, however many short ones wait: none if there is one place.
     fn long_share(&self) -> usize {
-        self.backend.max_batch().div_ceil(LONG_SHARE)
+        let places = self.backend.max_batch();
+        places.div_ceil(LONG_SHARE).min(places.saturating_sub(1))
     }
 
-    /// Takes its place from the youngest completion of a group.
+    /// Pauses the youngest completion of a group, which frees its place.
     fn pause(&mut self, id: u64) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let Some((index, request)) = group.live.pop_last() else { return };

@@ -39,6 +39,32 @@ pub struct Encoded {
     pub text: Option<String>,
 }
 
+/// Compiles constraints of texts; made when the first request has one. It does not hold the engine, so an engine can end beside a constraint that
+/// is still compiled.
+pub struct LazyGrammars {
+    tokenizer: Arc<Tokenizer>,
+    vocabulary: usize,
+    made: OnceLock<Result<Grammars>>,
+}
+
+impl LazyGrammars {
+    /// For a model with `vocabulary` tokens.
+    pub fn new(tokenizer: Arc<Tokenizer>, vocabulary: usize) -> LazyGrammars {
+        LazyGrammars { tokenizer, vocabulary, made: OnceLock::new() }
+    }
+
+    /// What compiles constraints. Takes long when it is first called.
+    pub fn get(&self) -> Result<&Grammars> {
+        let make = || {
+            Grammars::new(&self.tokenizer, self.vocabulary).map_err(|error| {
+                tracing::warn!("requests with constraints are refused: {error}");
+                ApiError::invalid("texts cannot be constrained: the tokenizer of the model decodes no bytes")
+            })
+        };
+        self.made.get_or_init(make).as_ref().map_err(Clone::clone)
+    }
+}
+
 /// State that all requests share.
 pub struct Served {
     /// The model without adapters, which requests get that name none, and each of its adapters.
@@ -47,8 +73,8 @@ pub struct Served {
     pub max_model_len: usize,
     /// The tokenizer of the model.
     pub tokenizer: Arc<Tokenizer>,
-    /// Compiles constraints of texts; made when the first request has one.
-    pub grammars: OnceLock<Result<Grammars>>,
+    /// Compiles constraints of texts.
+    pub grammars: Arc<LazyGrammars>,
     /// The engine.
     pub worker: Worker,
     /// The chat template, if the model has one.
@@ -98,17 +124,6 @@ impl Served {
             "id": name, "object": "model", "created": self.created, "owned_by": "ottava", "root": root, "parent": parent,
             "max_model_len": self.max_model_len,
         })
-    }
-
-    /// What compiles constraints of texts. Takes long when it is first called.
-    pub fn grammars(&self) -> Result<&Grammars> {
-        let make = || {
-            Grammars::new(&self.tokenizer, self.vocabulary).map_err(|error| {
-                tracing::warn!("requests with constraints are refused: {error}");
-                ApiError::invalid("texts cannot be constrained: the tokenizer of the model decodes no bytes")
-            })
-        };
-        self.grammars.get_or_init(make).as_ref().map_err(Clone::clone)
     }
 
     /// The tokens of a prompt in `field`, with those that the tokenizer puts before a text if `special`. One that must be longer than the model has

@@ -11,7 +11,7 @@ use crate::error::{ApiError, Result, json_body};
 use crate::intake::{Intake, MAX_BODY_BYTES, Received, SMALL_BYTES};
 use crate::metrics::{Metrics, Timer};
 use crate::origin::{Origin, allowed, preflight, share};
-use crate::served::{SHORT_BYTES, Served, ServedModel, beside};
+use crate::served::{LazyGrammars, SHORT_BYTES, Served, ServedModel, beside};
 use crate::tokens;
 use crate::tool_calls::ToolCallParser;
 use crate::worker::Worker;
@@ -27,8 +27,8 @@ use ottava_lm::hash::sha256;
 use ottava_lm::{Error, interrupt, limits};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::OwnedSemaphorePermit;
@@ -125,17 +125,18 @@ pub fn serve<B: Backend>(
     let listener = runtime.block_on(TcpListener::bind(options.address)).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
     let (worker, thread, model) = Worker::start(options.max_requests, load)?;
+    let tokenizer = Arc::new(model.tokenizer);
     let served = Arc::new(Served {
         models: models_of(&options.name, model.root, model.adapters),
         max_model_len: model.max_model_len,
-        tokenizer: Arc::new(model.tokenizer),
+        tokenizer: tokenizer.clone(),
         template: model.template.map(Arc::new),
         tool_call_parser: model.tool_call_parser,
         vocabulary: model.vocabulary,
         channels: model.channels,
         pooling: model.pooling,
         sampling: model.sampling,
-        grammars: OnceLock::new(),
+        grammars: Arc::new(LazyGrammars::new(tokenizer, model.vocabulary)),
         metrics: Arc::new(Metrics::new(worker.clone())),
         worker: worker.clone(),
         intake: Intake::new(options.client_timeout),

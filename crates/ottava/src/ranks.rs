@@ -1,28 +1,25 @@
 //! The ranks of a job: processes that a launcher started, or that this one starts.
 
+mod own;
 mod processes;
 
 use crate::device::{self, Local};
 use crate::output::log_to;
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
-use ottava_lm::fs::{RealFs, create_dirs, expect_regular};
 use ottava_lm::hash::{hex, sha256, sha256_file};
 use ottava_lm::launch::{OWN, OWN_PARENT, Place, tasks_of_batch_script};
 use ottava_lm::{Error, Result, interrupt};
 use ottava_tensor::comm::Group;
 use ottava_tensor::comm::process::{self, Rendezvous, Supervisor};
 use ottava_tensor::cuda::CudaDevice;
+use own::{SECRET, open_log};
 pub use processes::Processes;
-use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::process::parent_id;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// A text that all ranks of a job share, so that no stranger joins it.
-const SECRET: &str = "OTTAVA_SECRET";
 
 /// Values of settings from this length on are compared by their hash.
 const LONG: usize = 256;
@@ -157,14 +154,6 @@ fn join_launched(place: Place, config: &RunConfig, logs: Option<&Path>) -> Resul
     }
     tracing::info!("rank {rank} of {size}, started by {launcher}");
     Ok(Job { comm, processes: Processes::default(), local: Local { rank: local_rank, may_see_one: !is_own } })
-}
-
-/// The log of a rank, opened at its end.
-fn open_log(folder: &Path, rank: usize) -> Result<File> {
-    create_dirs(&RealFs, folder)?;
-    let path = folder.join(format!("rank-{rank}.log"));
-    expect_regular(&path).map_err(Error::io(&path))?;
-    File::options().create(true).append(true).open(&path).map_err(Error::io(&path))
 }
 
 /// The group of all ranks, which ends this process if the job fails and the main thread does not notice; or why there is none.

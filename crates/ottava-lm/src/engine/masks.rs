@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 static THREADS: LazyLock<Background> = LazyLock::new(|| Background::new("masks"));
 
-/// How long a step waits for masks at most, and the longest time that computing a quick mask takes.
+/// The longest that a step waits for masks. A mask that is computed within this time is quick.
 pub const PATIENCE: Duration = Duration::from_millis(2);
 
 /// Computed masks on their way to their requests.
@@ -73,7 +73,7 @@ pub enum Mask {
 /// The constraint of a request in progress.
 pub struct Constraint {
     pub mask: Mask,
-    /// Whether the last mask was quick. A first mask is not: it learns about the vocabulary.
+    /// Whether the last mask was quick; false before the first mask, which is often slow.
     is_quick: bool,
 }
 
@@ -83,7 +83,7 @@ impl Constraint {
         Constraint { mask: Mask::Due(grammar), is_quick: false }
     }
 
-    /// Whether masks after proposed tokens are worth their time.
+    /// Whether speculation may compute masks after proposed tokens.
     pub fn is_quick(&self) -> bool {
         self.is_quick
     }
@@ -99,7 +99,7 @@ impl Constraint {
         self.mask = Mask::Ready(Box::new(computed));
     }
 
-    /// Moves on by a token that was allowed.
+    /// Advances the grammar by a token that was allowed.
     pub fn push(&mut self, token: u32) -> Place {
         let mut grammar = match std::mem::replace(&mut self.mask, Mask::Pending) {
             Mask::Due(grammar) => grammar,

@@ -17,8 +17,8 @@ impl Engine {
         self.part.tell(|| Call::Rest(ids));
     }
 
-    /// Takes the masks that are computed, and lets requests without a mask rest. Waits a little for quick masks, and for any mask if no running
-    /// request can go on; not longer, since the caller may have other requests.
+    /// Takes the masks that are computed, and lets requests without a mask rest. Waits at most [`PATIENCE`], and only if a quick mask is due or no
+    /// running request can go on.
     pub(super) fn await_masks(&mut self) {
         for sequence in self.running.iter_mut().chain(&mut self.waiting) {
             if let Some(constraint) = &mut sequence.constraint {
@@ -41,7 +41,7 @@ impl Engine {
         }
     }
 
-    /// Until when a step that begins at `start` waits for the next mask.
+    /// The deadline for masks of a step that begins at `start`.
     fn mask_deadline(&self, start: Instant) -> Instant {
         let goes_on = |sequence: &Sequence| !sequence.awaits_mask() || sequence.pending() > 1;
         let is_idle = match self.running.is_empty() {

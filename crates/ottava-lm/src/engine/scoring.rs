@@ -1,8 +1,8 @@
 //! Log-probabilities of prompts, and of the likeliest tokens beside drawn ones.
 //!
-//! A prompt is scored in chunks. A step scores a bounded number of logits on the host, and beside other requests one row for each eight of them, so
-//! the others keep most of their speed. On a GPU, `sample` finds up to one likeliest token beside the token of a
-//! prompt, and logits stay on the device.
+//! A prompt is scored in chunks. A step scores at most [`HOST_LOGITS`] logits on the host. Beside other requests, a step scores one row for each
+//! [`SCORED_SHARE`] of them, so the others keep most of their speed. On a GPU, `sample` finds the log-probabilities of the token of a prompt and of up to
+//! one likeliest token; then logits stay on the device, and the number of rows has no limit.
 
 use super::batching::{Drawn, Engine, Plan};
 use super::block_pool::BLOCK_SIZE;
@@ -18,7 +18,7 @@ use rayon::prelude::*;
 /// Logits of prompts that a step scores on the host at most, and that are on the host at once: 16 MiB, about 20 ms on one core.
 const HOST_LOGITS: usize = 4 << 20;
 
-/// A step scores one row of a prompt for so many other requests.
+/// Other requests of a step for each row of a prompt that the step scores.
 const SCORED_SHARE: usize = 8;
 
 /// Added to a logit so that its token is the likeliest.
@@ -63,14 +63,14 @@ fn is_gpu(device: &Device) -> bool {
 }
 
 impl Sequence {
-    /// Tokens from `computed` on that a pass can compute without scoring one: a preempted request has scored them before.
+    /// Tokens after `computed` that are scored already: the request was preempted.
     fn scored_ahead(&self) -> usize {
         self.prompt_logprobs.len().saturating_sub(1).saturating_sub(self.computed)
     }
 }
 
 impl Engine {
-    /// The work for prompts of a step that computes up to `tokens` of their tokens.
+    /// The budget of a step that prefills up to `tokens` tokens.
     pub(super) fn prompt_budget(&self, tokens: usize) -> PromptBudget {
         // A request that waits for memory is not delayed.
         let free = self.pools.all() - self.pools.used();

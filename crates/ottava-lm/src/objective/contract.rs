@@ -15,7 +15,7 @@ pub trait Objective {
     /// The loss of a micro-batch of `rows` rows, with room on `device` for what it reads, in the type of sums `dtype`.
     fn loss(&self, rows: usize, device: &Device, dtype: DType) -> Result<Box<dyn Loss>>;
 
-    /// The passes without gradients that the run of `config` has beside its steps, which a plan rehearses.
+    /// The passes without gradients of the run of `config`, besides its steps. A plan rehearses them.
     fn phases(&self, config: &RunConfig) -> Vec<Phase>;
 
     /// The rows of the run. Errors with [`Error::Data`](crate::Error::Data) when none is left to train on, and with
@@ -41,32 +41,32 @@ pub struct Opening<'a> {
 /// The rows of a run: what each step reads, which may be rows that the model itself makes, and what is held out. All ranks call each function in the
 /// same order.
 pub trait Rows {
-    /// Examples of an epoch: rows, or records of preferences. A step reads `gradient_accumulation_steps · per_device_train_batch_size` of them on each
-    /// rank that has other rows.
+    /// Examples of an epoch: rows, or records of preferences. Per step, each data-parallel rank reads
+    /// `gradient_accumulation_steps · per_device_train_batch_size` examples.
     fn examples(&self) -> f64;
 
     /// The position in the data, as checkpoints save it.
     fn state(&self) -> DataState;
 
-    /// SHA-256 of what the run's folder has of the reference model, as checkpoints save it.
+    /// SHA-256 of `reference.json` in the run's folder, which checkpoints save.
     fn reference_digest(&self) -> Option<String> {
         None
     }
 
-    /// Decides what has to be computed by the model that the run starts from, for `max_steps` steps and for validation.
+    /// Decides which reference log-probabilities `max_steps` steps and validation need.
     fn plan_reference(&mut self, _max_steps: u64) {}
 
-    /// Reads what an interrupted run has computed by the model that it has started from, if it has this `digest`.
+    /// Reads the reference log-probabilities that an interrupted run has stored, if their file has this `digest`.
     fn read_reference(&mut self, _digest: Option<&str>) -> Result<()> {
         Ok(())
     }
 
-    /// Whether something is still to be computed by the model that the run starts from.
+    /// Whether reference log-probabilities are still missing.
     fn needs_reference(&self) -> bool {
         false
     }
 
-    /// Computes that by `model`, which no step has changed. The leading rank stores it in the run's folder.
+    /// Computes the missing reference log-probabilities by `model`, before any step. The leading rank stores them in the run's folder.
     fn compute_reference(&mut self, _model: &mut Decoder, _step: &TrainStep) -> Result<()> {
         Ok(())
     }

@@ -7,7 +7,7 @@ use crate::mode::Pass;
 pub struct Phase {
     /// When it runs.
     pub when: When,
-    /// An evaluation, or that of the reference model.
+    /// `Pass::Evaluation` or `Pass::Reference`.
     pub pass: Pass,
     /// Its micro-batches.
     pub micro_batches: usize,

@@ -8,7 +8,7 @@ use crate::parallel::{Partition, Schedule, ScheduleKind};
 use ottava_tensor::Tensor;
 
 /// The losses `[T]` of the tokens of each of `micro_batches`, without gradients; none on ranks without the last stage of the model. All ranks of
-/// `partition` call it with as many micro-batches. `pass` is an evaluation, or that of the reference model.
+/// `partition` call it with the same number of micro-batches. `pass` is `Pass::Evaluation` or `Pass::Reference`.
 pub fn token_losses(
     model: &mut Decoder,
     micro_batches: &[MicroBatch],

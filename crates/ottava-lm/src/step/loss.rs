@@ -9,20 +9,20 @@ use std::any::Any;
 
 /// The loss of a micro-batch, with the tensors that it reads besides token ids and targets.
 ///
-/// A captured step reads these tensors again in each replay, so they are overwritten in place, by [`TrainStep::loss_mut`](super::TrainStep::loss_mut).
+/// Each replay of a captured step reads the same tensors, so [`TrainStep::loss_mut`](super::TrainStep::loss_mut) overwrites them in place.
 pub trait Loss: Any {
-    /// Losses of a micro-batch of `tokens` tokens, ignored ones included. Backward divides by the losses of all micro-batches.
+    /// The number of losses in a micro-batch of `tokens` tokens, ignored ones included. Backward divides by the total over micro-batches.
     fn units(&self, tokens: usize) -> usize;
 
-    /// Losses that count in a micro-batch with these `targets`. The update multiplies by units / counted losses, so that the step descends the mean
+    /// The number of losses that count in a micro-batch with these `targets`. The update multiplies by units / counted losses, so that the step descends the mean
     /// of the counted ones.
     fn counted(&self, targets: &[i32]) -> usize;
 
-    /// Values of a micro-batch of `tokens` tokens that [`Loss::losses_and_gradient`] returns.
+    /// The number of values that [`Loss::losses_and_gradient`] returns for `tokens` tokens.
     fn values(&self, tokens: usize) -> usize;
 
-    /// The values of the micro-batch, `[`[`values`](Loss::values)`]`, from the result `normed` `[T, C]` of forward and the `targets` `[T]`; and the
-    /// gradient `[T, C]` by `normed` of `scale · Σ losses`, with `scale` `[1]` on the device. Adds to the gradient of the head.
+    /// Computes from `normed` `[T, C]`, the result of forward, and `targets` `[T]` the [`values`](Loss::values) of the micro-batch, and the gradient
+    /// `[T, C]` of `scale · Σ losses` by `normed`; `scale` `[1]` is on the device. Adds the gradient of the head's weight.
     fn losses_and_gradient(
         &self,
         model: &mut Decoder,
@@ -32,14 +32,13 @@ pub trait Loss: Any {
         units: &mut dyn Units,
     ) -> Result<(Tensor, Tensor)>;
 
-    /// The `sums` of earlier micro-batches with the `values` of this one. There is always a first sum, the sum of the losses; `sums` is empty
-    /// before the first micro-batch.
+    /// Adds the `values` of this micro-batch to `sums`, which is empty before the first micro-batch. The first sum is the sum of the losses.
     fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>>;
 
-    /// The sums of two ranks together. `sums` is empty before the first rank.
+    /// Adds the sums of a rank to `sums`, which is empty before the first rank.
     fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64>;
 
-    /// What a step with these merged sums has besides its loss.
+    /// The metrics, besides the loss, of a step with these merged sums.
     fn metrics(&self, sums: &[f64]) -> Metrics;
 }
 

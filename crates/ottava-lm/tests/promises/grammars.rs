@@ -124,6 +124,17 @@ fn grammars_that_cannot_be_used_are_errors() {
     for schema in [json!("text"), json!({"type": "nothing"}), json!({"$ref": "https://schemas.example/a"})] {
         grammars.json(&schema).unwrap_err();
     }
+    let multiple = |of: Value| json!({"type": "integer", "multipleOf": of});
+    let fields =
+        |of: u64| json!({"type": "object", "properties": {"a": multiple(of.into()), "b": multiple(of.into())}});
+    // Nine million remainders would take minutes and gigabytes.
+    let meeting = json!({"allOf": [multiple(97.into()), multiple(101.into()), multiple(103.into())]});
+    for schema in [multiple(9_999_991.into()), fields(9_001), meeting] {
+        let error = grammars.json(&schema).unwrap_err().to_string();
+        assert!(error.contains("`multipleOf`"), "{error}");
+    }
+    let met = json!({"allOf": [multiple(50.into()), multiple(100.into())]});
+    [multiple(0.01.into()), fields(100), met].iter().for_each(|schema| drop(grammars.json(schema).unwrap()));
     grammars.regex("(").unwrap_err();
     grammars.choice(&["a", ""]).unwrap_err();
 }

@@ -87,7 +87,8 @@ impl Train {
         let Job { processes, local, comm } = role.join(&config, Some(&config.output_dir))?;
         let device = crate::device::open_of_rank(config.device, &local)?;
         let progress = Progress::new(config.training.logging_steps);
-        let mut trainer = Trainer::shared(config.clone(), &device, &start, comm, lock)?;
+        let trainer = Trainer::shared(config.clone(), &device, &start, comm, lock);
+        let mut trainer = trainer.map_err(|error| processes.or_stop(error))?;
         progress.line(&format!(
             "{} parameters, recipe {}, {} tokens a step",
             counts(trainer.run.model.description()),

@@ -1,6 +1,6 @@
 //! The processes of a job that rank 0 has started.
 
-use super::{SECRET, open_log};
+use super::own::{SECRET, open_log};
 use ottava_lm::launch::{OWN_ADDRESS, OWN_PARENT, OWN_RANK, OWN_SIZE};
 use ottava_lm::{Error, Result, interrupt};
 use ottava_tensor::comm::process::{Supervisor, ask_to_end};
@@ -104,6 +104,16 @@ impl Processes {
 }
 
 impl Processes {
+    /// `error` of ranks that start, or a stop if a signal has ended one of these processes before the ranks could agree on a stop.
+    pub fn or_stop(&self, error: Error) -> Error {
+        match error {
+            Error::Tensor(ottava_tensor::Error::Ranks { .. }) if self.were_asked_to_end() => {
+                Error::Cancelled(error.to_string())
+            }
+            other => other,
+        }
+    }
+
     /// Whether a signal that asks to end has ended one of them, by itself or with the exit code for it.
     pub(super) fn were_asked_to_end(&self) -> bool {
         let stopped = i32::from(Error::Cancelled(String::new()).exit_code());

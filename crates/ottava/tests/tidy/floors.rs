@@ -69,6 +69,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
     (
         "ottava-lm",
         &[
+            ("background", 3),
             ("error", 3),
             ("fs", 3),
             ("hash", 3),

@@ -8,9 +8,8 @@ use crate::mode::{Pass, StepPrecision};
 use crate::models::Decoder;
 use crate::step::TrainStep;
 
-/// Sets the divergence of each loaded micro-batch: the mean over its `rows` of all ranks of how much more likely completions of other prompts have
-/// become than by the reference model, at least 0. `reference` are the log-probabilities of the rows by that model; `None` if the model without
-/// its adapters computes them.
+/// Sets the estimated divergence of each loaded micro-batch: the mean of policy minus reference log-probabilities over the mismatched `rows` of all
+/// ranks, at least 0. `reference` holds the reference log-probabilities; `None` computes them by the model without its adapters.
 pub(super) fn estimate(
     model: &mut Decoder,
     step: &mut TrainStep,

@@ -2,12 +2,12 @@
 
 use ottava_tensor::ops::{PreferenceLoss, PreferenceTerm};
 
-/// A weighted sum of losses of preferences, and their constant.
+/// Losses of preferences with their weights, and β.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preference {
     /// The losses, all of pairs or all of sequences with labels; of a reward model, its loss alone.
     pub terms: Vec<PreferenceTerm>,
-    /// The factor of log-probabilities relative to the reference model, the reward; 1 for a reward model.
+    /// β: the reward of a completion is β · (policy - reference log-probability); 1 for a reward model.
     pub beta: f64,
 }
 

@@ -12,7 +12,7 @@ pub struct PreferenceSums {
     pub sequences: [f64; 2],
     /// Rewards of chosen and of rejected sequences.
     pub rewards: [f64; 2],
-    /// Log-probabilities of chosen and of rejected sequences; not of a reward model.
+    /// Log-probabilities of chosen and of rejected sequences; of a reward model its scores, which no metric reads.
     pub log_probs: [f64; 2],
     /// Pairs whose chosen sequence has the higher reward, and all pairs.
     pub pairs: [f64; 2],
@@ -23,8 +23,8 @@ pub struct PreferenceSums {
 }
 
 impl PreferenceSums {
-    /// The sums over the sequences of a micro-batch of which those that are `chosen` are known, from `values` as
-    /// [`MicroBatchPreference`](super::MicroBatchPreference) returns them, and its estimate `kl` of the divergence from the reference model.
+    /// The sums over one micro-batch: `values` as [`MicroBatchPreference`](super::MicroBatchPreference) returns them, whether each sequence is
+    /// `chosen`, and `kl`, the estimate of the divergence from the reference model.
     pub fn of(how: &Preference, values: &[f64], chosen: &[bool], kl: f64) -> PreferenceSums {
         let (losses, rest) = values.split_at(chosen.len());
         let (policy, reference) = rest.split_at(chosen.len());
