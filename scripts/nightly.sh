@@ -47,7 +47,7 @@ interruptions() { OTTAVA_INTERRUPTIONS=full promises interrupted_runs_end_as_unb
 # At least 20,000 changed files, chat templates among them, each within the bounds of time and memory that its parser has.
 parsers() { PROPTEST_CASES=660 cargo test --release --locked -p ottava-lm --test parsers -- --nocapture; }
 # 10,000 requests to a server, most of them faulty or broken off; then honest clients beside others that attack it.
-soak() { OTTAVA_SOAK=10000 cli --release soak; }
+soak() { OTTAVA_SOAK=10000 cli --release --test-threads=1 soak; }
 # 2,000 steps of each recipe without an alarm, 10,000 repeated passes without a difference, and estimated costs beside the loss gap.
 sentinel() { promises --ignored sentinel_long; }
 # Installs packages of Python into target/nightly/python.

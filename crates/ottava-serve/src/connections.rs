@@ -13,12 +13,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Sleep, sleep, timeout};
 
@@ -26,6 +27,19 @@ use tokio::time::{Sleep, sleep, timeout};
 const POLL: Duration = Duration::from_millis(25);
 /// Bytes of an answer that wait for a client inside a connection, and of the head of a request, at most.
 const BUFFER_BYTES: usize = 64 << 10;
+
+/// Connections that the system keeps until the server accepts them, as many as Linux allows by default. A client beyond them tries again after a
+/// second.
+const BACKLOG: u32 = 4096;
+
+/// Listens at `address`.
+pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A server that is started again takes the address of connections that have just ended.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
 
 /// All connections of a server.
 pub struct Connections {

@@ -221,15 +221,21 @@ impl Served {
     }
 }
 
+/// The most bytes of a text or body that the thread of its connection works on: a thread of its own would take longer than the work.
+const TINY_BYTES: usize = 1 << 10;
+
 /// The most bytes of a text or body that is worked on at once.
 pub const SHORT_BYTES: usize = 16 << 10;
 
 /// Threads for work on more bytes, which keeps neither steps of the engine nor short requests waiting.
 static LONG_WORK: LazyLock<Background> = LazyLock::new(|| Background::new("requests"));
 
-/// Runs work of the CPU on so many `bytes` beside the requests: in its turn if it takes long.
+/// Runs work of the CPU on so many `bytes`: at once, beside the connections, or in its turn if it takes long.
 pub async fn beside<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let failed = || ApiError::internal("the request could not be read");
+    if bytes <= TINY_BYTES {
+        return work();
+    }
     if bytes <= SHORT_BYTES {
         return tokio::task::spawn_blocking(work).await.map_err(|_| failed())?;
     }

@@ -5,7 +5,7 @@ use crate::backend::Backend;
 use crate::body::Body;
 use crate::chat::{self, chat_completions};
 use crate::completions::{self, completions};
-use crate::connections::{Connection, Connections};
+use crate::connections::{Connection, Connections, listen};
 use crate::embeddings::{self, Embeddings};
 use crate::error::{ApiError, Result, json_body};
 use crate::intake::{Intake, MAX_BODY_BYTES, Received, SMALL_BYTES};
@@ -30,7 +30,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// Interval of the checks for a stop.
@@ -122,7 +121,7 @@ pub fn serve<B: Backend>(
     let io = |error| Error::io(options.address.to_string())(error);
     let runtime = runtime().map_err(io)?;
     // Before the model is loaded, so that a port in use is found at once.
-    let listener = runtime.block_on(TcpListener::bind(options.address)).map_err(io)?;
+    let listener = runtime.block_on(async { listen(options.address) }).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
     let (worker, thread, model) = Worker::start(options.max_requests, load)?;
     let tokenizer = Arc::new(model.tokenizer);

@@ -95,8 +95,8 @@ pub(super) fn checkpoints(folder: &Path) -> PathBuf {
 /// The name of the file that a process locks in the folder of its run.
 const LOCK: &str = ".lock";
 
-/// Attempts to lock again, since [`RunLock::is_held`] of another process locks for an instant.
-const LOOKS: usize = 5;
+/// Attempts to lock again, 10 ms apart, since [`RunLock::is_held`] of another process locks for an instant, and longer on a busy machine.
+const LOOKS: usize = 50;
 
 /// The folder of a run, held for this process: no other one trains into it.
 ///

@@ -5,8 +5,8 @@ mod page;
 #[cfg(test)]
 mod tests;
 
-use crate::connections::{Connection, Connections};
-use crate::served::beside;
+use crate::connections::{Connection, Connections, listen};
+use crate::served::{SHORT_BYTES, beside};
 use crate::server::runtime;
 use crate::stranger::Stranger;
 use axum::Router;
@@ -22,7 +22,6 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-use tokio::net::TcpListener;
 
 /// Interval of the checks for a stop.
 const POLL: Duration = Duration::from_millis(50);
@@ -63,7 +62,7 @@ pub fn monitor(
 ) -> ottava_lm::Result<()> {
     let io = |error| Error::io(address.to_string())(error);
     let runtime = runtime().map_err(io)?;
-    let listener = runtime.block_on(TcpListener::bind(address)).map_err(io)?;
+    let listener = runtime.block_on(async { listen(address) }).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
     let started = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
     let watched = Arc::new(Watched {
@@ -176,7 +175,7 @@ async fn runs(State(watched): State<Arc<Watched>>, request: Request) -> Response
     if epoch != watched.epoch {
         since.values_mut().for_each(|revision| *revision = 0);
     }
-    let answered = beside(0, move || {
+    let answered = beside(SHORT_BYTES, move || {
         let answer = {
             let mut monitor = watched.monitor();
             monitor.refresh();
@@ -192,7 +191,7 @@ async fn runs(State(watched): State<Arc<Watched>>, request: Request) -> Response
 async fn logs(State(watched): State<Arc<Watched>>, request: Request) -> Response {
     let run = request.uri().query().and_then(|query| query.strip_prefix("run=")?.parse().ok());
     let Some(run) = run else { return bad_request("expected ?run=RUN\n") };
-    let answered = beside(0, move || {
+    let answered = beside(SHORT_BYTES, move || {
         Ok(match watched.monitor().logs(run) {
             Some(logs) => json(&logs),
             None => (StatusCode::NOT_FOUND, "there is no such run\n").into_response(),

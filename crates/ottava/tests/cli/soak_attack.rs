@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Honest clients and their requests, and other clients: in the suite and with `OTTAVA_SOAK`.
 const HONEST: [usize; 2] = [8, 64];
-const REQUESTS: [usize; 2] = [1, 20];
+const REQUESTS: [usize; 2] = [1, 120];
 const OTHERS: [usize; 2] = [KINDS.len(), 200];
 /// Attacks of which one at least leaves no memory.
 const ATTACKS: usize = 4;
