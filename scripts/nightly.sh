@@ -17,13 +17,13 @@ cli() {
 }
 model() { [ -d data/smollm2 ] || scripts/fetch-smollm2.sh; }
 
-# Every variant of every kernel is compiled for Hopper, without a cache.
+# Every variant of every kernel is compiled for Hopper, and every source for each other GPU, without a cache.
 kernels() {
     local cache outcome=0
     cache=$(mktemp -d)
     packages 'nvidia-cuda-nvrtc>=13,<14' &&
         VIRTUAL_ENV="$logs/python" OTTAVA_CACHE_DIR="$cache" OTTAVA_REQUIRE_NVRTC=1 OTTAVA_KERNEL_VARIANTS=full \
-            cargo test --release --locked -p ottava-tensor --lib -- --nocapture every_kernel_compiles_for_hopper || outcome=1
+            cargo test --release --locked -p ottava-tensor --lib -- --nocapture every_kernel_compiles_for_hopper kernels_compile_wherever || outcome=1
     rm -rf "$cache"
     return $outcome
 }
