@@ -226,24 +226,38 @@ mod tests {
         std::env::var("OTTAVA_KERNEL_VARIANTS").is_ok_and(|value| value == "full")
     }
 
-    /// The first module of each op without and with an FP8 type on every known GPU but Hopper that has what it needs, and the first ones of each
-    /// source on one of these GPUs, or with [`all_variants`] on all. Needs NVRTC, but no GPU.
+    /// The text of a module behind the macros of its source: the same for sources of the same files.
+    fn body(module: &KernelModule) -> &'static str {
+        let text = module.source.text;
+        let own = text.split_inclusive('\n').take_while(|line| line.starts_with("#define "));
+        &text[own.map(str::len).sum::<usize>()..]
+    }
+
+    /// The first module of the same files without and with an FP8 type on every known GPU but Hopper that has what it needs, and the first ones of
+    /// each source on one of these GPUs, or with [`all_variants`] on all. Needs NVRTC, but no GPU.
     #[test]
     fn kernels_compile_wherever_their_needs_are_met() {
-        let (mut modules, mut of_ops): (Vec<KernelModule>, Vec<KernelModule>) = Default::default();
+        let (mut modules, mut of_files): (Vec<KernelModule>, Vec<KernelModule>) = Default::default();
         for module in super::kernels() {
             let is_fp8 = |m: &KernelModule| m.defines.iter().any(|(_, value)| matches!(*value, "e4m3" | "e5m2"));
-            let is_alike = |m: &KernelModule| m.source.name == module.source.name && is_fp8(m) == is_fp8(&module);
+            let is_alike = |m: &KernelModule| body(m) == body(&module) && is_fp8(m) == is_fp8(&module);
             if !modules.iter().any(|m| is_same_source(m, &module) && is_alike(m)) {
-                of_ops.extend((!of_ops.iter().any(is_alike)).then_some(module));
+                of_files.extend((!of_files.iter().any(is_alike)).then_some(module));
                 modules.push(module);
             }
         }
-        let others = CAPABILITIES.iter().filter(|known| known.version != (9, 0));
-        for (turn, capability) in others.clone().enumerate() {
-            let is_due = |i: usize| all_variants() || i % others.clone().count() == turn;
-            let due = modules.iter().enumerate().filter(|(i, m)| is_due(*i) || of_ops.contains(m));
-            let met: Vec<_> = due.map(|(_, m)| *m).filter(|m| capability.lacks(m.source.needs).is_empty()).collect();
+        let others: Vec<_> = CAPABILITIES.iter().filter(|known| known.version != (9, 0)).collect();
+        let mut compiled = HashSet::new();
+        for capability in &others {
+            // A source takes its turn among the GPUs that have what it needs.
+            let is_due = |i: usize, m: &KernelModule| {
+                let able: Vec<_> = others.iter().filter(|other| other.lacks(m.source.needs).is_empty()).collect();
+                let is_turn = |at: usize| all_variants() || of_files.contains(m) || i % able.len() == at;
+                able.iter().position(|other| other.version == capability.version).is_some_and(is_turn)
+            };
+            let due = modules.iter().enumerate().filter(|(i, m)| is_due(*i, m));
+            let met: Vec<_> = due.map(|(_, m)| *m).collect();
+            compiled.extend(met.iter().copied());
             for (module, outcome) in met.iter().zip(compile_all(&met, &arch_of(capability.version))) {
                 match outcome {
                     Err(error @ crate::Error::Library { .. }) => {
@@ -255,6 +269,8 @@ mod tests {
             }
             println!("{} of {} kernel files compiled for {capability}", met.len(), modules.len());
         }
+        let runs_elsewhere = |m: &KernelModule| others.iter().any(|other| other.lacks(m.source.needs).is_empty());
+        assert!(modules.iter().filter(|m| runs_elsewhere(m)).all(|m| compiled.contains(m)), "a source had no turn");
     }
 
     /// A macro and its value.
@@ -267,34 +283,34 @@ mod tests {
         own.chain(module.defines.iter().copied()).collect()
     }
 
-    /// Modules of each op that together have every pair of values of macros that a module of the op has, where a macro may also be undefined, and
-    /// every source. A greedy choice: next is always the first of the modules with the most pairs that are new.
+    /// Modules of the same files that together have every pair of values of macros that one of these modules has, where a macro may also be undefined,
+    /// and every source. A greedy choice: next is always the first of the modules with the most pairs that are new.
     fn representatives() -> Vec<KernelModule> {
-        let mut of_ops: Vec<Vec<KernelModule>> = Vec::new();
+        let mut alike: Vec<Vec<KernelModule>> = Vec::new();
         for module in super::kernels() {
-            match of_ops.iter_mut().find(|of_op| of_op[0].source.name == module.source.name) {
-                Some(of_op) => of_op.push(module),
-                None => of_ops.push(vec![module]),
+            match alike.iter_mut().find(|of_files| body(&of_files[0]) == body(&module)) {
+                Some(of_files) => of_files.push(module),
+                None => alike.push(vec![module]),
             }
         }
         let mut chosen: Vec<KernelModule> = Vec::new();
-        for of_op in of_ops {
-            let names: BTreeSet<&str> = of_op.iter().flat_map(macros).map(|(name, _)| name).collect();
+        for of_files in alike {
+            let names: BTreeSet<&str> = of_files.iter().flat_map(macros).map(|(name, _)| name).collect();
             let pairs = |module: &KernelModule| -> HashSet<(Macro, Macro)> {
                 let set = macros(module);
                 let value = |name| (name, set.iter().find(|(of, _)| *of == name).map_or("", |(_, value)| *value));
                 let values: Vec<Macro> = names.iter().copied().map(value).collect();
                 values.iter().enumerate().flat_map(|(i, a)| values[i..].iter().map(move |b| (*a, *b))).collect()
             };
-            let pairs: Vec<_> = of_op.iter().map(pairs).collect();
+            let pairs: Vec<_> = of_files.iter().map(pairs).collect();
             let mut missing: HashSet<_> = pairs.iter().flatten().copied().collect();
             while !missing.is_empty() {
-                let next = (0..of_op.len()).rev().max_by_key(|&i| pairs[i].intersection(&missing).count());
+                let next = (0..of_files.len()).rev().max_by_key(|&i| pairs[i].intersection(&missing).count());
                 let next = next.expect("a pair is a module's");
                 missing.retain(|pair| !pairs[next].contains(pair));
-                chosen.push(of_op[next]);
+                chosen.push(of_files[next]);
             }
-            for module in of_op {
+            for module in of_files {
                 if !chosen.iter().any(|other| is_same_source(other, &module)) {
                     chosen.push(module);
                 }
@@ -311,9 +327,10 @@ mod tests {
     fn representatives_have_every_source_and_every_pair_of_macros() {
         let (all, chosen) = (super::kernels(), representatives());
         let pairs = |module: &KernelModule| {
-            let (op, set) = (module.source.name, macros(module));
-            let pairs = set.iter().flat_map(|a| set.iter().map(move |b| (op, *a, *b)));
-            pairs.collect::<Vec<(&str, Macro, Macro)>>()
+            let files = all.iter().position(|other| body(other) == body(module)).expect("it is listed");
+            let set = macros(module);
+            let pairs = set.iter().flat_map(|a| set.iter().map(move |b| (files, *a, *b)));
+            pairs.collect::<Vec<(usize, Macro, Macro)>>()
         };
         let of_chosen: HashSet<_> = chosen.iter().flat_map(pairs).collect();
         for module in &all {
