@@ -38,7 +38,7 @@ impl Masks {
                     let allowed = catch_unwind(AssertUnwindSafe(|| grammar.allowed())).unwrap_or(Err(Place::Stuck));
                     let is_quick = start.elapsed() <= PATIENCE;
                     // The engine may be gone.
-                    let _ = sender.send((id, Computed { grammar, allowed, is_quick }));
+                    let _ = sender.send((id, Computed { grammar: *grammar, allowed, is_quick }));
                 });
                 Mask::Pending
             }
@@ -63,7 +63,7 @@ pub struct Computed {
 /// The grammar of a request, and its next mask.
 pub enum Mask {
     /// Nobody computes the next mask yet.
-    Due(Grammar),
+    Due(Box<Grammar>),
     /// Threads compute the next mask, and have the grammar.
     Pending,
     /// The mask of the next token.
@@ -80,7 +80,7 @@ pub struct Constraint {
 impl Constraint {
     /// A completion at its beginning.
     pub fn new(grammar: Grammar) -> Constraint {
-        Constraint { mask: Mask::Due(grammar), is_quick: false }
+        Constraint { mask: Mask::Due(Box::new(grammar)), is_quick: false }
     }
 
     /// Whether speculation may compute masks after proposed tokens.
@@ -103,7 +103,7 @@ impl Constraint {
     pub fn push(&mut self, token: u32) -> Place {
         let mut grammar = match std::mem::replace(&mut self.mask, Mask::Pending) {
             Mask::Due(grammar) => grammar,
-            Mask::Ready(computed) => computed.grammar,
+            Mask::Ready(computed) => Box::new(computed.grammar),
             Mask::Pending => unreachable!("tokens are drawn by masks"),
         };
         let place = grammar.push(token);
@@ -133,7 +133,9 @@ mod tests {
         let barrier = Arc::new(Barrier::new(threads + 1));
         for _ in 0..threads {
             let barrier = barrier.clone();
-            THREADS.run(move || drop(barrier.wait()));
+            THREADS.run(move || {
+                barrier.wait();
+            });
         }
         masks.begin(RequestId(7), &mut constraint);
         assert!(masks.next(Instant::now()).is_none() && constraint.is_pending());

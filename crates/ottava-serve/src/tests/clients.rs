@@ -151,8 +151,9 @@ fn a_long_request_goes_on_beside_any_number_of_short_ones() {
     let is_done = AtomicBool::new(false);
     let unanswered = std::thread::scope(|scope| {
         let short = || {
-            let ask = || server.post(COMPLETIONS, json!({"prompt": "a stone", "max_tokens": 3}));
-            (0..500).take_while(|_| !is_done.load(Ordering::Relaxed)).map(|_| ask()).count()
+            let goes_on = |_: &usize| !is_done.load(Ordering::Relaxed);
+            let ask = |_: &usize| drop(server.post(COMPLETIONS, json!({"prompt": "a stone", "max_tokens": 3})));
+            (0..500).take_while(goes_on).inspect(ask).count()
         };
         let others = [0; 5].map(|_| scope.spawn(short));
         server.log.wait("the places are taken", |log| log.requests.len() >= 10);
