@@ -127,7 +127,7 @@ pub fn evaluate(
 }
 
 /// One round of an evaluation. Each rank computes `in_flight` of the `turns`: every one of its places, repeating the first turn where there are
-/// fewer. `compute` gives equally many numbers for each turn of this rank, of which ranks without the last stage of the model may leave some out.
+/// fewer. `compute` gives equally many numbers for each turn of this rank; ranks without the last stage of the model may give fewer numbers.
 /// All ranks get the numbers of each turn, one list from each rank that divides the tokens of the turn.
 ///
 /// Errors with [`Error::Cancelled`], which says what the ranks were `doing`, on all ranks after a request to any of them to stop.

@@ -58,7 +58,7 @@ impl Metrics {
     }
 }
 
-/// The loss of the next token: the losses of the model as they are.
+/// The loss of the next token: the cross entropy of each token, as the head of the model computes it.
 pub struct NextTokenLoss;
 
 impl Loss for NextTokenLoss {

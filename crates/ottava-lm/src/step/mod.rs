@@ -74,7 +74,7 @@ pub struct StepResult {
     pub is_skipped: bool,
     /// The norm of the cast errors of the gradients that this rank sent as FP8 codes, relative to the norm of those gradients.
     pub reduce_error: Option<f64>,
-    /// The sums of the loss over all micro-batches and ranks, of which [`TrainStep::metrics`] makes metrics.
+    /// The sums of the loss over all micro-batches and ranks. [`TrainStep::metrics`] makes metrics from the sums.
     pub sums: Vec<f64>,
 }
 

@@ -31,7 +31,7 @@ pub(super) struct PassOver {
 }
 
 /// The log-probabilities, or rewards, of the rows of `batches`, by this rank's batches; empty on ranks without the last stage. All ranks call it
-/// with as many batches. `pass` is an evaluation, or that of the reference model.
+/// with as many batches. `pass` is `Pass::Evaluation` or `Pass::Reference`.
 pub fn row_log_probs(
     model: &mut Decoder,
     partition: &Partition,

@@ -51,7 +51,7 @@ impl ReferenceModel {
         }
     }
 
-    /// The values of the data with this `key`, none of which is computed yet.
+    /// The reference values of the data with this `key`; none is computed yet.
     pub(in crate::objective) fn values(self, key: &str) -> Reference {
         match self {
             ReferenceModel::BeforeTraining => {
@@ -62,8 +62,7 @@ impl ReferenceModel {
         }
     }
 
-    /// The passes over rows beside the steps of `config`, each batch of which has `parts` micro-batches: its own rows, and the mismatched ones if
-    /// the divergence is estimated.
+    /// The passes over rows besides the steps of `config`. A batch has `parts` micro-batches: 2 with mismatched rows, otherwise 1.
     pub(in crate::objective) fn phases(self, config: &RunConfig, parts: usize) -> Vec<Phase> {
         let rows = config.micro_batch_rows();
         let over = |when, pass| Phase { when, pass, micro_batches: parts, rows };
@@ -157,8 +156,7 @@ impl StoredReference {
         sha256(&self.to_bytes())
     }
 
-    /// Reads the log-probabilities that the run has stored at `path`. Those of another file than the one with the `digest` that the checkpoint
-    /// has, and those of other data, are left out.
+    /// Reads the log-probabilities that the run has stored at `path`. Ignores a file with another SHA-256 than `digest`, and a file of other data.
     pub(super) fn read(&mut self, path: &Path, digest: Option<&str>) -> Result<()> {
         if !path.exists() {
             return Ok(());

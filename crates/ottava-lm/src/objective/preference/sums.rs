@@ -92,7 +92,7 @@ impl PreferenceSums {
         self.losses[0] / self.losses[1]
     }
 
-    /// The metrics by TRL's names, without those of sequences that there are none of; margin and accuracy in words.
+    /// The metrics under TRL's names. A mean of zero sequences is left out. `words` has margin and accuracy.
     pub fn metrics(&self) -> Metrics {
         let mean = |sums: [f64; 2], side: usize| sums[side] / self.sequences[side];
         let [chosen, rejected] = [0, 1].map(|side| mean(self.rewards, side));
