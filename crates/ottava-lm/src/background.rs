@@ -14,11 +14,15 @@ pub struct Background {
 }
 
 impl Background {
+    /// The number of threads.
+    pub fn threads() -> usize {
+        available_parallelism().map_or(1, |cores| cores.get().div_ceil(2))
+    }
+
     /// Threads with this `name`.
     pub fn new(name: &'static str) -> Background {
-        let count = available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
         let threads = ThreadPoolBuilder::new()
-            .num_threads(count)
+            .num_threads(Background::threads())
             .thread_name(move |number| format!("{name} {number}"))
             .start_handler(|_| lower_priority())
             // Whoever waits for the work learns that its sender is gone.

@@ -119,7 +119,6 @@ mod tests {
     use crate::engine::Grammars;
     use std::path::Path;
     use std::sync::{Arc, Barrier};
-    use std::thread::available_parallelism;
 
     #[test]
     fn a_mask_is_computed_beside_other_work() {
@@ -129,9 +128,8 @@ mod tests {
         let [line, other] = ["line", "a"].map(|text| tokenizer.encode(text).unwrap()[0]);
         let (masks, mut constraint) = (Masks::default(), Constraint::new(grammar()));
         // All threads wait, as for a slow grammar.
-        let threads = available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
-        let barrier = Arc::new(Barrier::new(threads + 1));
-        for _ in 0..threads {
+        let barrier = Arc::new(Barrier::new(Background::threads() + 1));
+        for _ in 0..Background::threads() {
             let barrier = barrier.clone();
             THREADS.run(move || {
                 barrier.wait();
