@@ -1,6 +1,7 @@
 //! Threads for work that may wait. They have a low priority, so steps of an engine and short requests keep the CPU.
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::sync::Arc;
 use std::thread::available_parallelism;
 
 /// The nice value of the threads. Beside a thread with nice value 0, they get about a tenth of its time.
@@ -11,6 +12,8 @@ const NICENESS: i32 = 10;
 pub struct Background {
     /// `None` where the system gives no more threads.
     threads: Option<ThreadPool>,
+    /// Each unit of work that is not done holds a clone.
+    undone: Arc<()>,
 }
 
 impl Background {
@@ -29,11 +32,21 @@ impl Background {
             .panic_handler(|_| {});
         let threads =
             threads.build().inspect_err(|error| tracing::warn!("{name}: {error}; its work delays other work"));
-        Background { threads: threads.ok() }
+        Background { threads: threads.ok(), undone: Arc::default() }
+    }
+
+    /// Units of work that wait or run.
+    pub fn undone(&self) -> usize {
+        Arc::strong_count(&self.undone) - 1
     }
 
     /// Queues `work`. A panic in `work` ends nothing else. Without threads, runs `work` at once, and passes its panic on.
     pub fn run(&self, work: impl FnOnce() + Send + 'static) {
+        let undone = self.undone.clone();
+        let work = move || {
+            let _undone = undone;
+            work();
+        };
         match &self.threads {
             Some(threads) => threads.spawn_fifo(work),
             None => work(),
@@ -69,6 +82,14 @@ mod tests {
         assert_eq!(results.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [0, 1, 2]);
         let own = niceness();
         assert!(results.iter().all(|(_, niceness)| *niceness >= own.max(NICENESS)), "{results:?} beside {own}");
+        let (begun, waiting) = (channel(), channel::<()>());
+        background.run(move || {
+            begun.0.send(()).unwrap();
+            waiting.1.recv().unwrap_err();
+        });
+        begun.1.recv().unwrap();
+        assert_eq!(background.undone(), 1);
+        drop(waiting.0);
     }
 
     fn niceness() -> i32 {

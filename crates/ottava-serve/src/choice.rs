@@ -82,14 +82,20 @@ impl Choice {
                 let piece = self.stream.push(tokenizer, token).map_err(ApiError::of_request)?;
                 self.add_text(&piece.text, piece.stopped);
                 if piece.stopped || self.calls.as_ref().is_some_and(CallStream::is_full) {
-                    self.finish(FinishReason::Stop);
+                    self.finish("stop");
                     return Ok(true);
                 }
             }
             Event::Finished { reason, .. } => {
+                let word = match reason {
+                    // Only the server itself cancels, for a stop string or a client that has gone.
+                    FinishReason::Stop | FinishReason::Cancelled => "stop",
+                    FinishReason::Length => "length",
+                    FinishReason::Stuck => return Err(self.stuck()),
+                };
                 let rest = self.stream.finish();
                 self.add_text(&rest, true);
-                self.finish(if self.silent { FinishReason::Length } else { reason });
+                self.finish(if self.silent { "length" } else { word });
             }
         }
         Ok(false)
@@ -107,13 +113,17 @@ impl Choice {
         }
     }
 
-    fn finish(&mut self, reason: FinishReason) {
+    fn finish(&mut self, word: &'static str) {
         self.finished = true;
-        self.part.finish = Some(match reason {
-            // Only the server itself cancels, for a stop string or a client that has gone.
-            FinishReason::Stop | FinishReason::Cancelled => "stop",
-            FinishReason::Length => "length",
-        });
+        self.part.finish = Some(word);
+    }
+
+    /// The error of a text that its constraint ends before it matches.
+    fn stuck(&self) -> ApiError {
+        ApiError::invalid(format!(
+            "after {} tokens, the constraint allows no further token of the model, or its parser has reached its limits; change the constraint",
+            self.tokens
+        ))
     }
 
     /// The mean log-probability of its tokens, where the engine computes them.

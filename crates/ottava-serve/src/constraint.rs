@@ -2,7 +2,8 @@
 
 use crate::body::Body;
 use crate::error::{ApiError, Result};
-use crate::served::{Served, beside};
+use crate::preparing::beside;
+use crate::served::Served;
 use ottava_lm::engine::Grammar;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;

@@ -17,7 +17,7 @@ pub const SMALL_BYTES: usize = 256 << 10;
 const LARGE_KIBIBYTES: usize = 64 << 10;
 /// Bytes of large requests that are received in a second, so that others keep the CPU.
 const LARGE_RATE: f64 = 48e6;
-/// Large requests that are parsed and tokenized at a time, so that others keep the CPU and memory is bounded.
+/// Large requests that are parsed and tokenized at a time: parsing takes several times the memory of a body.
 const LARGE_AT_ONCE: usize = 1;
 
 /// Receives bodies.

@@ -28,6 +28,7 @@ mod metrics;
 mod monitor;
 mod origin;
 mod params;
+mod preparing;
 mod schedule;
 mod served;
 mod server;

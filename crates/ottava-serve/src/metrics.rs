@@ -1,5 +1,6 @@
 //! Metrics in the text format of Prometheus: those of vLLM, with `ottava:` in place of `vllm:` before their names.
 
+use crate::preparing::preparing;
 use crate::worker::Worker;
 use axum::http::StatusCode;
 use ottava_lm::engine::EngineStats;
@@ -56,6 +57,11 @@ impl Collector for OfEngine {
                 "ottava:num_requests_waiting",
                 "Completions that wait for a place in the batch, memory or their client",
                 (waiting + held) as f64,
+            ),
+            (
+                "ottava:num_requests_preparing",
+                "Requests whose long texts are tokenized or whose constraints are compiled",
+                preparing() as f64,
             ),
             ("ottava:kv_cache_usage_perc", "Share of the blocks of the KV cache in use; 1 is all", usage),
         ] {

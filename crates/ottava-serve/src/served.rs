@@ -5,17 +5,16 @@ use crate::error::{ApiError, Result};
 use crate::intake::Intake;
 use crate::metrics::Metrics;
 use crate::origin::{Origin, allowed};
+use crate::preparing::beside;
 use crate::stranger::{Stranger, text_of};
 use crate::tool_calls::ToolCallParser;
 use crate::worker::Worker;
 use axum::http::{HeaderMap, StatusCode, header};
-use ottava_lm::background::Background;
 use ottava_lm::data::{Chat, ChatTemplate, PromptForm, Tokenizer};
 use ottava_lm::engine::{AdapterId, Grammars, Pooling, Sampling};
 use ottava_lm::hash::sha256;
 use serde_json::{Value, json};
-use std::sync::{Arc, LazyLock, OnceLock};
-use tokio::sync::oneshot;
+use std::sync::{Arc, OnceLock};
 
 /// A model that requests can name.
 #[derive(Debug)]
@@ -219,32 +218,4 @@ impl Served {
             },
         }
     }
-}
-
-/// The most bytes of a text or body that the thread of its connection works on: a thread of its own would take longer than the work.
-const TINY_BYTES: usize = 1 << 10;
-
-/// The most bytes of a text or body that is worked on at once.
-pub const SHORT_BYTES: usize = 16 << 10;
-
-/// Threads for work on more bytes, which keeps neither steps of the engine nor short requests waiting.
-static LONG_WORK: LazyLock<Background> = LazyLock::new(|| Background::new("requests"));
-
-/// Runs work of the CPU on so many `bytes`: at once, beside the connections, or in its turn if it takes long.
-pub async fn beside<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    let failed = || ApiError::internal("the request could not be read");
-    if bytes <= TINY_BYTES {
-        return work();
-    }
-    if bytes <= SHORT_BYTES {
-        return tokio::task::spawn_blocking(work).await.map_err(|_| failed())?;
-    }
-    let (sender, result) = oneshot::channel();
-    LONG_WORK.run(move || {
-        // A client that has left needs no answer.
-        if !sender.is_closed() {
-            let _ = sender.send(work());
-        }
-    });
-    result.await.map_err(|_| failed())?
 }

@@ -40,6 +40,8 @@ struct Parrot {
 enum Failure {
     Error,
     Panic,
+    /// The grammars of all completions allow no further token.
+    Stuck,
 }
 
 /// What the stand-in was asked for.
@@ -111,7 +113,7 @@ impl Backend for Parrot {
         match self.fails {
             Some(Failure::Error) => return Err(ottava_lm::Error::NonFinite("a logit is NaN".into())),
             Some(Failure::Panic) => panic!("the parrot has flown"),
-            None => self.steps += 1,
+            Some(Failure::Stuck) | None => self.steps += 1,
         }
         let mut events = Vec::new();
         let mut done = Vec::new();
@@ -134,7 +136,10 @@ impl Backend for Parrot {
             events.push(Event::Token { id, token, logprob: request.logprobs.map(|top| logprob(place, token, top)) });
             *drawn += 1;
             let stops = request.stop_ids.contains(&token);
-            if stops || *drawn == request.max_new_tokens {
+            if matches!(self.fails, Some(Failure::Stuck)) {
+                events.push(Event::Finished { id, reason: FinishReason::Stuck });
+                done.push(id);
+            } else if stops || *drawn == request.max_new_tokens {
                 let reason = if stops { FinishReason::Stop } else { FinishReason::Length };
                 events.push(Event::Finished { id, reason });
                 done.push(id);
@@ -169,9 +174,13 @@ fn tokenizer() -> Tokenizer {
 }
 
 fn template() -> ChatTemplate {
-    let file = std::env::temp_dir().join(format!("ottava-serve-{}.jinja", std::process::id()));
-    std::fs::write(&file, "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:").unwrap();
-    ChatTemplate::load(&data(), Some(&file), Clock::Now).unwrap().unwrap()
+    template_of("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
+}
+
+fn template_of(text: &str) -> ChatTemplate {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    ChatTemplate::load(&data(), Some(file.path()), Clock::Now).unwrap().unwrap()
 }
 
 fn start(change: impl FnOnce(&mut Options, &mut Parrot)) -> Server {
@@ -448,6 +457,8 @@ fn metrics_count_requests_and_times() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
     }
+    // Other tests prepare requests in this process.
+    assert!(text.contains("\nottava:num_requests_preparing "), "{text}");
 }
 
 /// The stand-in repeats prompts whatever the adapter; the log says what it was asked for.

@@ -35,6 +35,8 @@ pub struct Engine {
     pub(super) cancelled: Vec<RequestId>,
     pub(super) next_id: u64,
     pub(super) stats: EngineStats,
+    /// The number of steps so far.
+    pub(super) step: usize,
     scales_by_token: bool,
     pub(super) masks: Masks,
     pub(super) part: Part,
@@ -84,6 +86,7 @@ impl Engine {
             cancelled: Vec::new(),
             next_id: 0,
             stats,
+            step: 0,
             scales_by_token,
             masks: Masks::default(),
             part: Part::Alone,

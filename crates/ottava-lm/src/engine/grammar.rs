@@ -137,9 +137,13 @@ impl Grammars {
 
     fn compile(&self, grammar: TopLevelGrammar, source: String) -> Result<Grammar> {
         let matcher = Matcher::new(self.factory.create_parser(grammar));
-        match matcher.get_error() {
-            Some(reason) => Err(Error::Config(reason)),
-            None => Ok(Grammar { matcher, vocabulary: self.vocabulary, source: source.into() }),
+        if let Some(reason) = matcher.get_error() {
+            return Err(Error::Config(reason));
+        }
+        let mut grammar = Grammar { matcher, vocabulary: self.vocabulary, source: source.into() };
+        match grammar.allowed() {
+            Err(Place::Stuck) => Err(Error::Config("no text of the model's tokens matches it".into())),
+            _ => Ok(grammar),
         }
     }
 }
@@ -150,9 +154,9 @@ impl Grammar {
         let allowed = self.matcher.compute_mask_or_eos().map_err(|error| self.stuck(&error.to_string()))?;
         match allowed.first_bit_set() {
             Some(first) if first < self.vocabulary => Ok(Allowed(allowed)),
-            // The end that no model draws.
-            Some(_) => Err(Place::Complete),
-            None => Err(self.stuck("no token of the vocabulary goes on")),
+            // Only an end that no model draws is left.
+            Some(_) if self.matcher.is_accepting().unwrap_or(false) => Err(Place::Complete),
+            _ => Err(self.stuck("no token of the vocabulary goes on")),
         }
     }
 

@@ -164,8 +164,10 @@ pub struct TokenLogprob {
 pub enum FinishReason {
     /// A stop token was drawn, a stop string was reached, or its grammar is complete.
     Stop,
-    /// It has reached the requested number of tokens, the limit of the model, or a place where no token goes on in its grammar.
+    /// It has reached the requested number of tokens or the limit of the model.
     Length,
+    /// Its grammar allows no further token, or the parser of the grammar has reached its limits; the text does not match.
+    Stuck,
     /// It was cancelled.
     Cancelled,
 }

@@ -1,7 +1,8 @@
 //! Log-probabilities of prompts, and of the likeliest tokens beside drawn ones.
 //!
 //! A prompt is scored in chunks. A step scores at most [`HOST_LOGITS`] logits on the host. Beside other requests, a step scores one row for each
-//! [`SCORED_SHARE`] of them, so the others keep most of their speed. On a GPU, `sample` finds the log-probabilities of the token of a prompt and of up to
+//! [`SCORED_SHARE`] of them, so the others keep most of their speed. Prompts share the rows of a step evenly, so a short prompt does not wait until a
+//! long one is scored. On a GPU, `sample` finds the log-probabilities of the token of a prompt and of up to
 //! one likeliest token; then logits stay on the device, and the number of rows has no limit.
 
 use super::batching::{Drawn, Engine, Plan};
@@ -30,6 +31,10 @@ pub(super) struct PromptBudget {
     pub tokens: usize,
     /// Rows of logits that it scores on the host.
     rows: usize,
+    /// Prompts that still get a share of the rows.
+    prompts: usize,
+    /// The number of the step among those of the engine: rows that cannot be divided evenly go to another prompt in the next step.
+    step: usize,
     is_gpu: bool,
 }
 
@@ -37,20 +42,28 @@ impl PromptBudget {
     /// The tokens of `sequence` that the step can compute.
     pub fn most(&self, sequence: &Sequence) -> usize {
         let new = sequence.due().min(self.tokens);
-        if self.is_on_host(sequence) { new.min(sequence.scored_ahead() + self.rows) } else { new }
+        if is_scored_on_host(sequence, self.is_gpu) { new.min(sequence.scored_ahead() + self.share()) } else { new }
+    }
+
+    /// The rows of the next prompt.
+    fn share(&self) -> usize {
+        let (prompts, left) = (self.prompts.max(1), self.rows % self.prompts.max(1));
+        self.rows / prompts + usize::from(self.step % prompts < left)
     }
 
     /// Takes `new` tokens of `sequence` from it.
     pub fn take(&mut self, sequence: &Sequence, new: usize) {
         self.tokens -= new;
-        if self.is_on_host(sequence) {
+        if is_scored_on_host(sequence, self.is_gpu) {
             self.rows -= new.saturating_sub(sequence.scored_ahead());
+            self.prompts = self.prompts.saturating_sub(1);
         }
     }
+}
 
-    fn is_on_host(&self, sequence: &Sequence) -> bool {
-        sequence.scores_prompt() && sequence.request.prompt_logprobs.is_some_and(|top| is_on_host(self.is_gpu, top))
-    }
+/// Whether the prompt of `sequence` is still to be scored, by logits on the host.
+fn is_scored_on_host(sequence: &Sequence, is_gpu: bool) -> bool {
+    sequence.scores_prompt() && sequence.request.prompt_logprobs.is_some_and(|top| is_on_host(is_gpu, top))
 }
 
 /// Whether rows of logits have to be on the host for their `top` likeliest tokens.
@@ -71,14 +84,19 @@ impl Sequence {
 
 impl Engine {
     /// The budget of a step that prefills up to `tokens` tokens.
-    pub(super) fn prompt_budget(&self, tokens: usize) -> PromptBudget {
-        // A request that waits for memory is not delayed.
+    pub(super) fn prompt_budget(&mut self, tokens: usize) -> PromptBudget {
+        self.step = self.step.wrapping_add(1);
+        let is_gpu = is_gpu(self.model.device());
+        // A request that waits for memory is not delayed, and has no share.
         let free = self.pools.all() - self.pools.used();
+        let places = self.options.max_batch.saturating_sub(self.running.len());
         let fits = |sequence: &&Sequence| sequence.tokens.len().div_ceil(BLOCK_SIZE) <= free;
-        let others = self.running.iter().chain(self.waiting.iter().filter(fits));
-        let others = others.filter(|sequence| !sequence.scores_prompt()).count();
+        let entering = self.waiting.iter().filter(fits);
+        let others = self.running.iter().chain(entering.clone()).filter(|sequence| !sequence.scores_prompt()).count();
+        let prompts = |sequence: &&Sequence| is_scored_on_host(sequence, is_gpu);
+        let prompts = self.running.iter().filter(prompts).count() + entering.filter(prompts).take(places).count();
         let rows = if others > 0 { self.host_rows().min(others.div_ceil(SCORED_SHARE)) } else { self.host_rows() };
-        PromptBudget { tokens, rows, is_gpu: is_gpu(self.model.device()) }
+        PromptBudget { tokens, rows, prompts, step: self.step, is_gpu }
     }
 
     /// Rows of logits that are on the host at once.

@@ -218,6 +218,6 @@ fn end_at(place: Place) -> Option<FinishReason> {
     match place {
         Place::Open => None,
         Place::Complete => Some(FinishReason::Stop),
-        Place::Stuck => Some(FinishReason::Length),
+        Place::Stuck => Some(FinishReason::Stuck),
     }
 }

@@ -19,7 +19,11 @@ pub fn tokenizer() -> Tokenizer {
 }
 
 fn engine(kv_cache_tokens: usize, max_batch: usize) -> Engine {
-    let config = DecoderConfig { vocabulary: VOCABULARY, ..tiny_llama() };
+    engine_of(VOCABULARY, kv_cache_tokens, max_batch)
+}
+
+fn engine_of(vocabulary: usize, kv_cache_tokens: usize, max_batch: usize) -> Engine {
+    let config = DecoderConfig { vocabulary, ..tiny_llama() };
     let model = decoder(&config, &recipe(RecipeName::Fp32, Fp8Format::Auto), &Device::Cpu, 0.3);
     let options = EngineOptions { max_batch, kv_cache_tokens, ..ROOMY };
     Engine::new(model, &options).unwrap()
@@ -135,6 +139,23 @@ fn grammars_that_cannot_be_used_are_errors() {
     }
     let met = json!({"allOf": [multiple(50.into()), multiple(100.into())]});
     [multiple(0.01.into()), fields(100), met].iter().for_each(|schema| drop(grammars.json(schema).unwrap()));
-    grammars.regex("(").unwrap_err();
+    for wrong in ["(", "[a&&b]", "a[a&&b]"] {
+        grammars.regex(wrong).unwrap_err();
+    }
     grammars.choice(&["a", ""]).unwrap_err();
+}
+
+/// The tokenizer has tokens for all bytes, but the model has rows for few of them.
+#[test]
+fn a_text_that_cannot_go_on_is_stuck() {
+    let (tokenizer, text) = (tokenizer(), "aÿ");
+    let ids = tokenizer.encode(text).unwrap();
+    let end = |vocabulary| {
+        let grammar = Grammars::new(&tokenizer, vocabulary).unwrap().choice(&[text]).unwrap();
+        let request = Request { stop_ids: Vec::new(), ..request(0, Some(grammar)) };
+        run(&mut engine_of(vocabulary, 64, 1), vec![request]).remove(0)
+    };
+    let highest = *ids.iter().max().unwrap() as usize;
+    assert_eq!(end(highest), (vec![ids[0]], FinishReason::Stuck));
+    assert_eq!(end(highest + 1), (ids, FinishReason::Stop));
 }

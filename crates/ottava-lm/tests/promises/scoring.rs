@@ -62,7 +62,6 @@ fn scored_prompts_leave_steps_to_others() {
         }
     }
     assert_eq!(late_step, Some(1), "a prompt that is not scored passes those that wait for it");
-    assert_eq!(ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), long, "oldest first");
     // Beside one or two requests that decode, a step scores one or two rows, and then ROWS.
     let (first, last) = (ends[0].1, ends[1].1);
     assert!(first > CHAT, "{ends:?}");
@@ -74,6 +73,28 @@ fn scored_prompts_leave_steps_to_others() {
     let mut short = scored("a", LONG);
     short.prompt.truncate(ROWS / 2);
     assert_eq!(run(&mut wide(), vec![short]).remove(0).prompt, alone.prompt[..ROWS / 2]);
+}
+
+/// Prompts share the rows of a step, also where a step scores fewer rows than there are prompts.
+#[test]
+fn short_prompts_are_scored_before_long_ones_that_came_first() {
+    const SHORT: usize = 4;
+    for others in [0, 1] {
+        let mut engine = wide();
+        for _ in 0..others {
+            add(&mut engine, Request { prompt: prompt("chat", 3), max_new_tokens: 4 * LONG, ..Request::default() });
+        }
+        let long = ["a", "b"].map(|name| add(&mut engine, scored(name, LONG)));
+        engine.step().unwrap();
+        let short = add(&mut engine, scored("c", SHORT));
+        let mut ends = Vec::new();
+        // Each prompt has a third of the rows, the short one of at least 1 row in 3 steps.
+        for step in 1..=6 * SHORT {
+            let scored = |event| if let Event::Prompt { id, .. } = event { Some((id, step)) } else { None };
+            ends.extend(engine.step().unwrap().into_iter().filter_map(scored));
+        }
+        assert_eq!(ends[0].0, short, "beside {others} others: {ends:?}, and {long:?} came first");
+    }
 }
 
 /// Up to one likeliest token is found on the GPU, and more on the host. Without a GPU there is nothing to compare.

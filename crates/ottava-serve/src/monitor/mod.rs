@@ -6,7 +6,7 @@ mod page;
 mod tests;
 
 use crate::connections::{Connection, Connections, listen};
-use crate::served::{SHORT_BYTES, beside};
+use crate::preparing::{SHORT_BYTES, beside};
 use crate::server::runtime;
 use crate::stranger::Stranger;
 use axum::Router;

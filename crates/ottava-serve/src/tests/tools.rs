@@ -13,10 +13,8 @@ fn slow_server(pause: Duration) -> Server {
     start_with(
         |_, parrot| parrot.pause = pause,
         |model| {
-            let file = std::env::temp_dir().join(format!("ottava-serve-tools-{}.jinja", std::process::id()));
             let text = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.depth }}{% endfor %}{% endfor %}{{ '\n' }}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}";
-            std::fs::write(&file, text).unwrap();
-            model.template = ChatTemplate::load(&data(), Some(&file), Clock::Now).unwrap();
+            model.template = Some(template_of(text));
             model.tool_call_parser = Some(ToolCallParser::Hermes);
         },
     )
@@ -136,14 +134,7 @@ fn without_parallel_calls_an_answer_ends_after_its_first_call() {
 fn a_template_without_bounds_is_an_error_of_the_request() {
     let text = "{% set ns = namespace(x='ab') %}{% for m in messages %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}\
                 {% endfor %}{{ 'x'|indent(10**10) }}";
-    let server = start_with(
-        |_, _| {},
-        move |model| {
-            let file = std::env::temp_dir().join(format!("ottava-serve-hostile-{}.jinja", std::process::id()));
-            std::fs::write(&file, text).unwrap();
-            model.template = ChatTemplate::load(&data(), Some(&file), Clock::Now).unwrap();
-        },
-    );
+    let server = start_with(|_, _| {}, move |model| model.template = Some(template_of(text)));
     let (status, answer) =
         server.refused("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": "a"}]}));
     assert!(status == 400 && answer.to_string().contains("more than 64 MiB"), "{status} {answer}");

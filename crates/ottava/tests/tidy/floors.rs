@@ -132,6 +132,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("monitor", 8),
             ("origin", 8),
             ("params", 8),
+            ("preparing", 8),
             ("schedule", 8),
             ("served", 8),
             ("server", 8),
