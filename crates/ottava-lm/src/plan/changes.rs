@@ -78,7 +78,7 @@ const TIME_OF_SAVED_FP8: f64 = 1.015;
 const TIME_OF_HALF_BATCH: f64 = 1.02;
 
 /// Levels of the optimizer, by falling memory, with the time of a step relative to the first: Llama-2-7B at 4,096 tokens on one H200, from
-/// docs/benchmarks.md. Levels that take more memory and more time than another are not listed.
+/// benchmarks/2026-11-21-optimizer-levels.md. Levels that take more memory and more time than another are not listed.
 const LEVELS: [(OptimizerLevel, f64); 5] = [
     (OptimizerLevel::O0, 1.0),
     (OptimizerLevel::Bf16, 0.90),
@@ -92,7 +92,7 @@ const LEVELS: [(OptimizerLevel, f64); 5] = [
 const STEP_OF_LEVELS: (f64, f64) = (6.74e9, 0.41);
 
 /// Bytes per second of copies over PCIe in each direction, while both directions are busy: one H200 in a PCIe 5 x16 slot, from
-/// docs/benchmarks.md.
+/// benchmarks/2026-11-21-offloading.md.
 const BUS: f64 = 50.2e9;
 
 /// Seconds to copy `bytes` over PCIe.

@@ -36,7 +36,7 @@ fn block_weights() -> usize {
     model.block_linears().map(|site| site.outputs * site.inputs).sum()
 }
 
-/// Llama-2-7B as in the tables of docs/benchmarks.md: two sequences of 4,096 tokens, all states in BF16.
+/// Llama-2-7B as in the tables of benchmarks/2026-11-21-training-one-gpu.md: two sequences of 4,096 tokens, all states in BF16.
 fn run(recipe: RecipeName, recompute: Option<Recompute>, weight_codes: bool) -> RunConfig {
     let mut config = RunConfig::default();
     config.data.max_length = 4096;

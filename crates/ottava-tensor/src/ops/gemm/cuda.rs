@@ -114,7 +114,7 @@ fn unscaled_sums(gpu: &Arc<CudaDevice>, spec: GemmSpec, operands: GemmPointers, 
 }
 
 /// Rows of products whose reader applies the scales. With row scales, cuBLASLt 13.1 only has tiles of 128 x 128. Without scales it is faster with these
-/// rows, and not with more (docs/benchmarks.md); products of fewer rows have a kernel of their own.
+/// rows, and not with more (benchmarks/2026-11-27-decode-kernels.md); products of fewer rows have a kernel of their own.
 const READER_SCALES: std::ops::RangeInclusive<usize> = 129..=256;
 
 /// The sums of `gemm::unscaled`.
