@@ -3,6 +3,7 @@
 mod floors;
 mod modules;
 mod source;
+mod words;
 
 use modules::without_tests;
 use source::{File, code_of, files, is_word, line_of, root, words};
