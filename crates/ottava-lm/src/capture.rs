@@ -1,4 +1,7 @@
 //! Capture of steps as CUDA graphs: how far it is, and how the next step is launched.
+//!
+//! Evaluations and saves between steps use memory of the pool, so a block that a graph uses may have another owner. Then `Graph::is_valid` returns
+//! false, and the step is captured again.
 
 use ottava_tensor::Device;
 use ottava_tensor::cuda::Graph;

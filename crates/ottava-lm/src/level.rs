@@ -1,4 +1,7 @@
 //! Storage formats of weights, gradients and moments, by level: values that parameters and the optimizer interpret.
+//!
+//! `param` stores weights and gradients in these formats, and `Moments` of the op `adamw` stores the states. An F16 master whose codes FP8 products
+//! read has no BF16 copy: casts read the F16 value (`Fp8Output::cast_scaled`).
 
 use ottava_tensor::{DType, ExpandedTensor};
 use serde::{Deserialize, Serialize};

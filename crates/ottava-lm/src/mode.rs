@@ -1,4 +1,8 @@
 //! What a pass through a model is for, and what its products read: values in the [`Context`](crate::context::Context).
+//!
+//! A `Mode` has two parts: the purpose of a pass (training, evaluation, inference, recomputation and others in `Pass`), and whether products read
+//! codes or the compute type (`StepPrecision`). Evaluation and generation have no effect on a run: their casts write statistics to a separate
+//! buffer that nothing reads, and only `ScalingState::update` changes scales.
 
 /// The purpose of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,10 @@
 //! Memory that is cut into parts which are written independently, and put together again.
 //!
 //! Collectives work on one flat buffer for many tensors, and ops on each of these tensors: both own their memory, at different times.
+//!
+//! For example, all gradients of a block are one buffer for the reduction over ranks. `Tensor::split` turns the buffer into one tensor per matrix,
+//! without a copy, and each tensor is the only owner of its bytes; `Tensor::join` turns the tensors back into the buffer. So ops write gradients
+//! directly into the buffer that is reduced, and casts write codes directly into the buffer that is gathered.
 
 use crate::error::{Error, Result};
 use std::ops::Range;

@@ -1,4 +1,7 @@
 //! The passes of a step: which tokens they compute together, and with which kernels.
+//!
+//! `Engine::run_passes` divides a step into passes. With `batch_invariant`, passes have 64 rows and run within `CudaDevice::with_batch_invariance`,
+//! in which products and attention choose kernels by no other shape.
 
 use super::batching::{Drawn, Engine, Plan};
 use super::decode::{INVARIANT_ROWS, Scored};

@@ -2,6 +2,9 @@
 //!
 //! A reader asks for what it lacks since a revision. `Tail` reads the new lines of a file, `Series` and
 //! `HeatMap` keep a bounded number of buckets, and [`Status`] says whether a run trains.
+//!
+//! `RunRecord` (`report/run_record.rs`) is written when a run begins, and again when it ends. `RunLock::is_held` and the record give the `State` of
+//! a run. `ottava-serve` sends the page and the answers; the page only draws. A monitor never writes into the folder of a run.
 
 mod heat;
 mod lines;

@@ -1,5 +1,10 @@
 //! Updates all parameters: those on the device, and in groups those that are fetched from host memory and written back, overlapped with
 //! updates. New weights are cast by the optimizer, or after it.
+//!
+//! Offloaded states and master weights are fetched in groups of 256 MiB: one group is updated while the next group is fetched and the last two are
+//! written back. If ranks have slices with scales (`Scaled`), states are fetched twice per update, first for the amaxes: `Partition::update` finds
+//! the amaxes of all parameters before it updates any, and computes their maximum over ranks. If the norm of the gradients is not finite, nothing
+//! is written.
 
 use super::optimizer::{Optimizer, StateTensor, Updated, read_and_optimizer_tensors};
 use crate::error::Result;

@@ -1,4 +1,12 @@
 //! Buckets: matrices that are gathered and reduced in one collective, and this rank's slices of their weights.
+//!
+//! With weights in host memory (`Placement::GatheredFromHost`), `Bucket::gather_slices` copies the weights into this rank's part of the buffer that
+//! is gathered (`HostTransfer::upload_into`). The gather waits for the copy, and compute waits only for the gather. There are two cases:
+//!
+//! - Ranks gather values: the slices are the weights of the `Param`s, which the update fetches and writes back.
+//! - Ranks gather codes: the bucket has a slice of codes in host memory. `Bucket::begin_write` copies this slice to the device for a part of the
+//!   model, since an update may write nothing, and `Bucket::finish_write` stores the slice (`HostTransfer::offload`) while the next part is
+//!   updated.
 
 use super::Ranks;
 use super::reduction::ReduceFormat;

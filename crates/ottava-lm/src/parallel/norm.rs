@@ -1,4 +1,7 @@
 //! The norm of all gradients, over ranks that divide the model.
+//!
+//! `Partition::grad_norm` adds the squares in the order of the model. A tied head has a copy of the embedding's table (`HeadWeight::Copy`), whose
+//! gradient `SumTied` has added before. `tests/promises/pipeline.rs` compares the bits with one rank.
 
 use super::pipeline::StagePlaces;
 use super::{Partition, Shared};

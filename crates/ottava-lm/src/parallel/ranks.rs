@@ -1,4 +1,8 @@
 //! The ranks of a run: agreements of all ranks, and the groups over which tensors are reduced.
+//!
+//! All ranks stop at the same point. `interrupt::request` sets the flag of its process and forwards the request to all ranks (`Stopper`). The ranks
+//! then agree on the stop in a collective: after each step, after each round of an evaluation, and at the end of each phase of startup
+//! (`Ranks::together`). `Ranks::together` also reports the error of one rank to the others.
 
 use super::pipeline::{Messages, Pipeline, StagePlaces};
 use super::sent::SentActivations;

@@ -4,6 +4,12 @@
 //! passes each stage once, memory is bounded, no order of messages deadlocks, and the idle time is the formula's.
 //!
 //! Every stage runs the backward of micro-batches in ascending order, so gradients are added in the order of a single rank.
+//!
+//! `Schedule::tasks` returns the passes and messages of a rank in order. To add a schedule: `ScheduleKind`, `Schedule::check`, `Schedule::passes`,
+//! `Schedule::bubble` and `Schedule::most_in_flight`, all in this file, and a row of the table in `docs/parallelism.md`. No caller changes.
+//!
+//! Backward may be divided into `Part::Dgrad` and `Part::Wgrad`: `Decoder::dgrads` collects the products of the gradients of weights in
+//! `DeferredWgrads` of the `Context`, and `Decoder::wgrads` computes them. No action before the end of a step is a collective over stages.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};

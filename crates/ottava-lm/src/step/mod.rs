@@ -1,6 +1,22 @@
 //! One optimizer step: a [`Program`] over the loaded micro-batches. On a GPU, the second step of each precision is captured as a CUDA
 //! graph, which later steps replay. All ranks launch a step in the same way, since NCCL requires a collective to be captured on all ranks
 //! or on none.
+//!
+//! `Program::step_of` builds the actions from the `Schedule` of the pipeline and from the micro-batches that reduce gradients over ranks
+//! (`Reductions`). `Program::check` rejects an order that cannot run. `Program::run` then enqueues the actions in order; `run_passes` interprets
+//! them for one pass, or for the two passes of a comparison side by side (`passes.rs`). Each micro-batch has a slot for its saved activations, so
+//! several micro-batches may be in flight.
+//!
+//! Between `TrainStep::load` and the end of a step, the host neither waits for the device nor reads from it. The first step is not captured, since
+//! it compiles kernels and times products. A step captured later gives the same bits. `TrainStep` keeps one graph per `StepPrecision`.
+//!
+//! A captured graph contains no constant of a step and no constant mask. Learning rate, step number, loss scale and `positions` are in device
+//! memory. With packed rows, the boundaries of documents are a tensor of fixed capacity (`cu_seqlens` of `Sequences`), which RoPE and attention
+//! read.
+//!
+//! Target tokens are counted on the host, in `TrainStep::load`, and reach the update with its other scalars. Backward divides the loss by all
+//! tokens of the step; the update multiplies by the ratio of all tokens to target tokens, which is exactly 1 without a mask. So amaxes of gradients
+//! do not depend on the mask, and no kernel counts target tokens.
 
 mod action;
 mod check;

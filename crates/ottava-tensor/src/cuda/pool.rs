@@ -4,6 +4,13 @@
 //! last one. Small and large requests have separate segments, so that a long-lived scalar does not fragment the space of
 //! activations. Allocation is best fit with splitting; free neighbours are merged. With fixed shapes, every step after the first finds
 //! the same blocks.
+//!
+//! Requests up to 1 MiB share segments of 4 MiB; larger requests share segments of at least 64 MiB. `MemoryStats::driver_allocations` counts
+//! requests to the driver. When memory runs out, idle segments are returned to the driver first; then `Error::OutOfMemory` reports how much was
+//! requested and how much is free.
+//!
+//! A pool is used instead of a planned arena, since a pool needs no plan, and after the first step it behaves like an arena. A dry run predicts its
+//! size.
 
 use crate::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};

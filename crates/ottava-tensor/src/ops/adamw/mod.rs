@@ -1,5 +1,10 @@
 //! AdamW with decoupled weight decay, fused with the cast of the new weights to FP8. Loshchilov and Hutter 2019, arXiv:1711.05101;
 //! order of operations as in PyTorch.
+//!
+//! One kernel source updates weights and states in all formats, selected by defines. States with one power of two per matrix (`Scaled`) take two
+//! passes: `adamw_amaxes` finds the amaxes, and most weights are ruled out without a division; then `adamw` writes. States with an expanded range
+//! (`Expanded`) compute the range in groups of sixteen threads. Stochastic rounding draws from a hash of the parameter's name, the step and the
+//! element, so results depend neither on the order of parameters nor on the number of ranks.
 
 mod cpu;
 mod cuda;

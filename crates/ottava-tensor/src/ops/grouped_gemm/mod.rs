@@ -1,4 +1,7 @@
 //! Products of rows that belong to groups, each with a matrix of its own: the experts of a mixture.
+//!
+//! The definition, on the CPU, is a loop over the products. On Hopper, `Product::plan` (`wgmma.rs`) chooses a kernel for tensor cores; other GPUs
+//! and types use a plain kernel. The number of rows of each group stays on the device, so no host waits for the router.
 
 mod cpu;
 mod cuda;
