@@ -1,4 +1,4 @@
-//! Commands and settings in the documents are those of this program.
+//! Commands and settings in the documents exist in this program.
 
 use crate::Cli;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -121,7 +121,7 @@ fn wrong_key(error: &str) -> Option<String> {
     error.lines().find(|line| about_keys.iter().any(|words| line.contains(words))).map(str::to_string)
 }
 
-/// Each command of a document: those of its shell blocks, and those between backticks, with whether they are whole.
+/// Each command of a document, in shell blocks and between backticks, with whether they are whole.
 fn commands(path: &str, text: &str) -> Vec<(String, bool)> {
     if path.ends_with(".toml") {
         let comments = text.lines().filter_map(|line| line.strip_prefix("#   "));

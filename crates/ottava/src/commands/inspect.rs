@@ -28,7 +28,7 @@ pub struct Inspect {
     /// Rows per table.
     #[arg(long, default_value_t = 5)]
     top: usize,
-    /// File for the heat maps of casts; by default `casts.html` in the run's folder. Those of comparisons go to `sentinel.html` there.
+    /// File for the heat maps of casts; by default `casts.html` in the run's folder. Heat maps of comparisons go to `sentinel.html` there.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Write a table [[precision.overrides]] to this file, which computes the forward of the linears with the highest `loss_cost` per FLOP in

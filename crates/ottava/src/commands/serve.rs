@@ -59,7 +59,7 @@ pub struct Serve {
     /// neither says so, calls stay in the text of answers.
     #[arg(long, value_name = "NAME")]
     tool_call_parser: Option<ToolCallParser>,
-    /// How /v1/embeddings turns the activations of a text into one vector: last (those of the last token) or mean (of all tokens).
+    /// How /v1/embeddings turns the activations of a text into one vector: last (the activations of the last token) or mean (of all tokens).
     #[arg(long, default_value = "last")]
     pooling: Pooling,
     /// Maximum number of tokens of prompt and completion together; by default the model's positions.
@@ -78,7 +78,7 @@ pub struct Serve {
     /// Maximum number of tokens in a step; longer prompts are prefilled in several steps.
     #[arg(long, value_parser = super::count)]
     max_num_batched_tokens: Option<usize>,
-    /// The type of cached keys and values: auto (that of the model), bfloat16 or fp8.
+    /// The type of cached keys and values: auto (the model's type), bfloat16 or fp8.
     #[arg(long, default_value = "auto")]
     kv_cache_dtype: KvCacheDtype,
     /// Compute each prompt from its first token: by default, requests that begin with the same tokens share their keys and values.

@@ -180,7 +180,7 @@ impl Modules {
     }
 }
 
-/// The floor of a module: that of the longest matching entry.
+/// The floor of a module: the floor of the longest matching entry.
 fn floor(floors: Floors, module: &[String]) -> Option<u8> {
     let within = |entry: &str| entry.split('/').zip(module).filter(|(a, b)| a == b).count() == entry.split('/').count();
     floors.iter().filter(|(entry, _)| within(entry)).max_by_key(|(entry, _)| entry.len()).map(|&(_, floor)| floor)

@@ -26,7 +26,7 @@ const AFTER_THOSE: &[&str] = &[
     "above", "below", "between", "among", "beside", "behind", "to",
 ];
 
-/// Words before and after "that" between which it stands for a noun: "the same as that in BF16".
+/// Words before and after "that" between which it stands for a noun, as in "faster than that, in BF16" without the comma.
 const AROUND_THAT: [&[&str]; 2] = [
     &["than", "from", "as", "to", "with", "by", "of", "is", "are", "equal", "equals", "and", "or"],
     &["in", "on", "at", "for", "from", "with", "by", "before", "after", "above", "below"],
