@@ -62,7 +62,7 @@ impl<M: Memory> Part<M> {
         ranges.iter().map(cut).collect()
     }
 
-    /// The whole memory of which these are all the parts that are left.
+    /// The whole memory, if these are all the parts that are left.
     pub fn join(parts: Vec<Part<M>>) -> Result<Part<M>> {
         let mut parts = parts.into_iter();
         let first = parts.next().ok_or_else(|| Error::Value("join: there are no parts".into()))?;

@@ -256,7 +256,7 @@ impl CommBench {
         CommBench { bytes: [1, 4, 16, 64, 256].map(|mib| mib << 20).to_vec(), beside_bytes: 200_000_000, product }
     }
 
-    /// Measures the group of `comm`, whose ranks all call this with equal settings, each with its device. Times are those of this rank.
+    /// Measures the group of `comm`, whose ranks all call this with equal settings, each with its device. Times are measured on this rank.
     ///
     /// Errors with [`Error::Value`] for a group of one rank, and for buffers that are smaller than 4 bytes per rank.
     pub fn run(&self, comm: &Group, device: &Device, mut report: impl FnMut(&CollectiveRow)) -> Result<CommReport> {
@@ -331,7 +331,7 @@ impl CommBench {
             rounds.push(total(device, PRODUCTS, &mut || product.run())? / PRODUCTS as f64);
         }
         let product_alone = median(rounds);
-        // All ranks start as many: those of rank 0.
+        // All ranks start as many as rank 0.
         let wanted = (2.0 * PRODUCTS as f64 * product_alone / collective).ceil().clamp(4.0, MOST_CALLS as f64);
         let calls = comm.agree("collectives of a round", &[wanted as u8])?[0][0] as usize;
         let mut buffers = Buffers::new(comm, device, kind, bytes, calls)?;

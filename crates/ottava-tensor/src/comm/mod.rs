@@ -1,7 +1,7 @@
 //! Groups of ranks: collectives, and point-to-point messages.
 //!
 //! A [`Group`] is one rank's handle of a group. A job begins with one group of all ranks: [`Group::solo`] has one rank; the ranks of
-//! [`threads::group`] are threads; those of [`process::join`] are processes connected by TCP; [`Group::dry`] only counts calls, for a plan.
+//! [`threads::group`] are threads; the ranks of [`process::join`] are processes connected by TCP; [`Group::dry`] only counts calls, for a plan.
 //! [`Group::split`] divides a group, and [`Mesh`] has a group for each set of axes of parallel training.
 //!
 //! All ranks of a group call the same collectives in the same order. Each call carries its number, kind, name, type and size; if those

@@ -45,7 +45,7 @@ pub struct CastStatistics {
     pub underflowed: Tensor,
     /// Number of elements cast, I64 `[n]`.
     pub elements: Tensor,
-    /// Whether they are read. Kernels do not count for those that are not.
+    /// Whether they are read. Kernels do not count for entries that are not read.
     is_read: bool,
 }
 

@@ -1,5 +1,5 @@
 // The update of eight elements. Compiled without FMA contraction, so each operation rounds as on the CPU. `G` is the type of the gradient,
-// `X` that of the weights that layers read; `WEIGHTS` and `MOMENTS` are the storage formats.
+// `X` the type of the weights that layers read; `WEIGHTS` and `MOMENTS` are the storage formats.
 template <int kind> struct MomentTypes { typedef u8 M, V; };
 template <> struct MomentTypes<Float32> { typedef f32 M, V; };
 template <> struct MomentTypes<Bfloat16> { typedef bf16 M, V; };

@@ -44,7 +44,7 @@ pub(super) fn gemm(
     let addend_at = if let (Addend::Tensor(c), false) = (addend, padded) { c.device_ptr() } else { into };
     let pointers = GemmPointers { addend: addend_at, out: into, ..operands };
     let spec = GemmSpec { accumulate: !padded && !matches!(addend, Addend::None), ..spec };
-    // SAFETY: the spec's sizes and leading dimensions are those of the tensors whose addresses are passed, and the contract checked
+    // SAFETY: the spec's sizes and leading dimensions belong to the tensors whose addresses are passed, and the contract checked
     // the shapes of scales; what is added has the shape of `out`.
     unsafe { gpu.gemm(&spec, &pointers)? };
     match temporary {
@@ -304,7 +304,7 @@ impl Skinny {
             Arg::I32(b_stride),
         ];
         let kernel = Kernel { source: &SKINNY, defines, entry };
-        // SAFETY: the maps are those of the operands, scales have one element or one per row, what is added has the shape and type of
+        // SAFETY: the maps belong to the operands, scales have one element or one per row, what is added has the shape and type of
         // `out`. The kernel reads only `b` before it waits, which is a constant where it starts early.
         unsafe {
             let grid = [(tiles * parts) as u32, 1, 1];

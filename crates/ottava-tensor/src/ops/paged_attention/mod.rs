@@ -89,8 +89,9 @@ pub struct PagedBatch<'a> {
     pub query_starts: &'a Tensor,
     /// `[R]`: the number of tokens of each sequence, including the new tokens, which are its last.
     pub context_lens: &'a Tensor,
-    /// `[R]`: the number of tokens of each sequence whose keys and values earlier passes have written, which a GPU may read before earlier ops
-    /// have ended: those before the new tokens; or, if several rows of a pass are tokens of one sequence, those before the first of these.
+    /// `[R]`: the number of tokens of each sequence whose keys and values earlier passes have written, which a GPU may read before earlier
+    /// ops have ended: tokens before the new tokens; or, if several rows of a pass are tokens of one sequence, tokens before the first of
+    /// these rows.
     pub cached_lens: &'a Tensor,
     /// `[R, max blocks]`: the blocks of each sequence in the order of its tokens.
     pub block_tables: &'a Tensor,

@@ -148,7 +148,7 @@ fn on_gpu(
 /// Operations fused with [`norm_backward`].
 #[derive(Debug, Default)]
 pub struct NormBackward<'a> {
-    /// The gradient of the bias `[C]`, like that of the weight, to be added to.
+    /// The gradient of the bias `[C]`, to be added to, as the gradient of the weight is.
     pub dbias: Option<&'a mut Tensor>,
     /// The gradient of the residual connection, added to `dx` as by [`add`](super::add()).
     pub dresidual: Option<&'a Tensor>,

@@ -161,7 +161,7 @@ impl Draws {
 /// Draws a token of each row of F32 `logits` `[R, V]`: I32 `[R]`, -1 for a row with an element that is not finite. Also F32 `[R]`, the
 /// token's log-probability by the unchanged logits.
 ///
-/// Probabilities are multiples of 2⁻⁴⁰ of the likeliest token's, so those below it are never drawn. A draw depends on its row alone, and
+/// Probabilities are multiples of 2⁻⁴⁰ of the likeliest token's, so tokens below it are never drawn. A draw depends on its row alone, and
 /// is the same on all devices.
 pub fn sample(logits: &Tensor, draws: &mut Draws) -> Result<(Tensor, Tensor)> {
     let [rows, _] = draws.shape;
