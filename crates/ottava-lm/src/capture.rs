@@ -41,7 +41,7 @@ impl Launch {
 }
 
 impl Capture {
-    /// That of steps on `device`, before the first.
+    /// The capture of steps on `device`, before the first step.
     pub fn on(device: &Device) -> Capture {
         match device {
             Device::Cuda(gpu) if gpu.captures() => Capture::AfterThisStep,

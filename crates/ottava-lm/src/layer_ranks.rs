@@ -10,7 +10,7 @@
 //!
 //! With expert parallelism, each rank has some of the experts of each mixture and tokens of its own. It gathers the tokens of all ranks for its
 //! experts, and the outputs of all experts for its tokens are added. Ranks of tensor parallelism divide experts too, whole ones: the ranks of
-//! [`Axis::Expert`] are here all ranks that divide experts, those of expert x tensor.
+//! [`Axis::Expert`] are here all ranks that divide experts, the ranks of expert x tensor.
 //!
 //! `Slots` brings `LayerRanks` to the `Builder`, and `Casts` to each pass; `LayerAxes` (`parallel/layer_axes.rs`) implements it. A linear knows its
 //! `Split`, and exchanges what the split implies:
@@ -28,9 +28,10 @@
 //!   `Ranks::sum_replicated_gradients` adds their gradients, and only the first rank counts the gradients in the norm and writes the rows to
 //!   checkpoints.
 //!
-//! With context parallelism, `Sequences` knows this rank's place among the ranks that divide each sequence. Positions, inputs and targets are those
-//! of its tokens; boundaries of documents are those of whole sequences. Only attention looks beyond a token: `layers/exchange.rs` exchanges tokens
-//! for heads before attention and heads for tokens after it (`LayerRanks::exchange`), so attention itself computes what one rank computes.
+//! With context parallelism, `Sequences` knows this rank's place among the ranks that divide each sequence. Positions, inputs and targets
+//! belong to its tokens; boundaries of documents belong to whole sequences. Only attention looks beyond a token: `layers/exchange.rs`
+//! exchanges tokens for heads before attention and heads for tokens after it (`LayerRanks::exchange`), so attention itself computes what
+//! one rank computes.
 //!
 //! To change how ranks divide attention: `Attention::attend` and its backward, with the keys of other ranks in `AttentionInput`, and `lse` to merge
 //! results; the rows of a rank in `Ranks::rows`; the axes in `ParallelConfig::mesh`.
@@ -48,7 +49,7 @@ use ottava_tensor::Tensor;
 use ottava_tensor::comm::{Axis, Pending};
 use std::ops::Range;
 
-/// A rank's place among those that divide the tensors of layers, the tokens of sequences, or the experts of mixtures.
+/// A rank's place among the ranks that divide the tensors of layers, the tokens of sequences, or the experts of mixtures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardPlace {
     /// This rank.
@@ -77,7 +78,7 @@ impl ShardPlace {
     }
 }
 
-/// The rows of all ranks, some of which may still be on their way.
+/// The rows of all ranks; the gather of some may still be in progress.
 pub enum Arriving {
     /// All are there.
     Here(Tensor),
@@ -96,9 +97,9 @@ impl Arriving {
 }
 
 /// The exchange of activations among the ranks that divide the tensors, sequences and experts of layers: the ranks of the axes tensor,
-/// context and expert, of which the last are those of expert x tensor. `name` is that of a tensor, for error messages.
+/// context and expert. The ranks of the expert axis are here the ranks of expert x tensor. `name` names a tensor, for error messages.
 pub trait LayerRanks {
-    /// This rank among those of `axis`.
+    /// This rank among the ranks of `axis`.
     fn place(&self, axis: Axis) -> ShardPlace;
 
     /// Sends part `i` of `parts` `[ranks, …]` to rank `i` of `axis`, and returns what they have sent, in their order.

@@ -1,4 +1,4 @@
-//! LoRA as a value: which linears have adapters, of which rank and scale. Hu et al. 2021, arXiv:2106.09685.
+//! LoRA as a value: which linears have adapters, and their rank and scale. Hu et al. 2021, arXiv:2106.09685.
 //!
 //! With adapters (`Builder::lora`), all other parameters are frozen, and no gradient of a frozen weight is computed. `Decoder::parameters` leaves
 //! frozen parameters out, so optimizer, ranks and checkpoints never see them, and layers check `Param::is_trained` before they compute a gradient.
@@ -58,7 +58,7 @@ impl Default for Lora {
 }
 
 impl Lora {
-    /// Adapters of no linear: those of a model that is built as beside adapters, and gets them later.
+    /// Adapters of no linear, for a model that is built as beside adapters, and gets them later.
     pub fn of_no_linear() -> Lora {
         Lora { r: 1, alpha: 1.0, targets: Targets::NONE, ..Lora::default() }
     }

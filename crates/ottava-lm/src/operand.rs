@@ -57,7 +57,7 @@ impl FrozenScale {
 pub struct Gathering {
     range: Range<usize>,
     ranks: usize,
-    /// This rank's rows, and those of all ranks, until these have been waited for.
+    /// This rank's rows, and the rows of all ranks, until the gather has been waited for.
     arriving: RefCell<Option<(Matrix, Arriving)>>,
     all: OnceCell<Matrix>,
     /// The transposed codes of all rows, once they have been read.
@@ -100,7 +100,7 @@ impl Matrix {
 }
 
 impl Gathering {
-    /// The rows of all ranks, which are `arriving`, of which the rank at `place` has its `own`.
+    /// The rows of all ranks, which are `arriving`; the rank at `place` has its `own` rows.
     pub fn new(own: Matrix, place: ShardPlace, arriving: Arriving) -> Gathering {
         let rows = own.tensor().shape()[0];
         Gathering {

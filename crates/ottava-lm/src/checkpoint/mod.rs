@@ -5,7 +5,7 @@
 //! is no pickle: weights are safetensors. No incomplete checkpoint has its final name: `CheckpointWriter` writes under a temporary name, hashes on
 //! the fly, writes the manifest last, and renames the folder.
 //!
-//! `Contents` (`training.rs`) lists what a rank writes, `LiveTensors` (`live.rs`) has the tensors, also those of other ranks, and `Saver`
+//! `Contents` (`training.rs`) lists what a rank writes, `LiveTensors` (`live.rs`) has the tensors, also the tensors of other ranks, and `Saver`
 //! (`save.rs`) writes them: from the tensors while training is paused, or from a `Snapshot` (pinned host memory) in a thread. This thread never
 //! uses the communicator: at the end of each step, the training threads of all ranks exchange the progress of their saves and advance them
 //! together. On resume, `SavedStates` (`formats.rs`) converts the states of another level. A run writes its durable files through the trait `Fs`,

@@ -17,7 +17,7 @@ const ALIGNMENT: usize = 16;
 pub struct Windows {
     /// Tokens of a row.
     pub seq_len: usize,
-    /// Tokens from the start of a row to that of the next. Below `seq_len` rows overlap, and each predicts only its last `stride` tokens, so
+    /// Tokens from the start of a row to the start of the next row. Below `seq_len` rows overlap, and each predicts only its last `stride` tokens, so
     /// that all have a context of `seq_len - stride` tokens or more; but the first row predicts all of its own.
     pub stride: usize,
 }

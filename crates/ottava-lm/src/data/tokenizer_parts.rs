@@ -5,7 +5,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How many times as long the parts of a tokenizer may make a text. Those in common use make it three to twelve times as long.
+/// How many times as long the parts of a tokenizer may make a text. Tokenizers in common use make it three to twelve times as long.
 const MAX_GROWTH: f64 = 1000.0;
 
 /// The parts of the file that hold patterns and tables; the vocabulary is skipped.

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 /// Computes completions of a model.
 pub struct Engine {
     pub(super) model: Decoder,
-    /// Adapters of the model, of which those of `adapter` are in its linears.
+    /// Adapters of the model; the adapters of number `adapter` are in its linears.
     pub(super) adapters: Vec<Adapters>,
     pub(super) adapter: Option<AdapterId>,
     pub(super) options: EngineOptions,

@@ -143,7 +143,7 @@ impl Draft {
         let piece = |proposal: &mut Proposal| {
             let piece = proposal.pending.len().min(room);
             let progress = self.requests.get_mut(&proposal.id).expect("it was begun");
-            // Blocks that leave a window are those that no token after the certain ones sees: proposed ones may be rejected.
+            // A block leaves a window if no token after the certain tokens sees it: proposed ones may be rejected.
             if !self.pools.extend(&mut progress.blocks, progress.computed, proposal.computed + piece) {
                 self.pools.put_back(&mut progress.blocks);
                 *progress = Progress::default();

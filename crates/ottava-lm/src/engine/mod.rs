@@ -6,7 +6,7 @@
 //! products, whose sums differ in their last bits, so a text can differ where two tokens are nearly as likely, unless
 //! [`EngineOptions::batch_invariant`] is set.
 //!
-//! **A step.** `Engine` owns a `Decoder` and a `KvCache`. `Engine::step` asks `Engine::schedule` which tokens of which requests to compute, puts
+//! **A step.** `Engine` owns a `Decoder` and a `KvCache`. `Engine::step` asks `Engine::schedule` which tokens to compute, and for which requests, puts
 //! the tokens in an `InferenceBatch`, whose tensors hold the request and position of each token, and calls `Decoder::hidden` and `Decoder::logits`.
 //! Blocks run the same forward as in training, except attention: with a `PagedPass` in the `Context`, `Attention::attend_paged` calls `append_kv`,
 //! which also applies RoPE, and `paged_attention`, instead of `rope` and `attention`. Casts run in `Mode::INFERENCE`, and `Decoder::scale_by_token`

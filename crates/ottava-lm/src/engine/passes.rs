@@ -37,12 +37,12 @@ impl Engine {
         Ok(drawn)
     }
 
-    /// Whether this is a GPU whose results must not depend on the batch. Those of a CPU never do.
+    /// Whether this is a GPU whose results must not depend on the batch. Results of a CPU never do.
     pub(super) fn keeps_invariant(&self) -> bool {
         self.options.batch_invariant && matches!(self.model.device(), Device::Cuda(_))
     }
 
-    /// Divides a plan by adapters, those that are in the linears first, and on a GPU by kernels. So each step computes all adapters.
+    /// Divides a plan by adapters, the adapters that are in the linears first, and on a GPU by kernels. So each step computes all adapters.
     fn passes(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let mut by_adapter: BTreeMap<_, Plan> = BTreeMap::new();
         for (at, new) in plan {
@@ -76,7 +76,7 @@ impl Engine {
         passes
     }
 
-    /// Divides a plan of one adapter into passes of [`INVARIANT_ROWS`] rows: those whose activations are read, and the others.
+    /// Divides a plan of one adapter into passes of [`INVARIANT_ROWS`] rows: rows whose activations are read, and other rows.
     fn invariant_passes(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let (read, others): (Plan, Plan) = plan.into_iter().partition(|&(at, _)| self.running[at].reads_activations());
         let of = |kind, plan| divided(plan, INVARIANT_ROWS).into_iter().map(move |plan| (kind, plan));
@@ -151,7 +151,7 @@ impl Engine {
     }
 }
 
-/// Divides a plan into passes of at most `most` tokens. Those of a request are in one pass if there are at most `most`.
+/// Divides a plan into passes of at most `most` tokens. The tokens of a request are in one pass if there are at most `most`.
 fn divided(plan: Plan, most: usize) -> Vec<Plan> {
     let (mut passes, mut room): (Vec<Plan>, usize) = (Vec::new(), 0);
     for (at, mut new) in plan {

@@ -110,7 +110,7 @@ pub struct Request {
     /// What the text of the completion has to match; it ends where nothing can follow.
     #[serde(skip)]
     pub grammar: Option<Grammar>,
-    /// Log-probabilities to return: those of drawn tokens, and of this many of the most likely tokens at each position.
+    /// Log-probabilities to return: of drawn tokens, and of this many of the most likely tokens at each position.
     pub logprobs: Option<usize>,
     /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<usize>,
@@ -121,7 +121,7 @@ pub struct Request {
 /// How the activations of the tokens of a text, after the last norm, become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Pooling {
-    /// Those of the last token.
+    /// The activations of the last token.
     Last,
     /// Their mean.
     Mean,
@@ -256,7 +256,7 @@ pub struct EngineOptions {
     pub prefill_chunk: usize,
     /// The format of the KV cache.
     pub kv_cache_dtype: KvCacheDtype,
-    /// Whether requests that begin with the same tokens share the blocks of the KV cache that hold them, also those of ended requests. A
+    /// Whether requests that begin with the same tokens share the blocks of the KV cache that hold them, also blocks of ended requests. A
     /// model with a window in some layer shares none.
     pub prefix_caching: bool,
     /// Whether, on a GPU too, what a request gets has the same bits in any batch, in any chunks of its prompt, and with or without prefix
@@ -279,7 +279,7 @@ pub struct EngineStats {
     pub used_kv_blocks: usize,
     /// Tokens of prompts read so far, those read again after a preemption included, those found in the KV cache not.
     pub prompt_tokens: u64,
-    /// Tokens of requests that were looked for in the KV cache, those of preempted requests included.
+    /// Tokens of requests that were looked for in the KV cache, including tokens of preempted requests.
     pub prefix_queries: u64,
     /// Tokens of these that were found.
     pub prefix_hits: u64,

@@ -53,7 +53,7 @@ enum Made {
 /// a fused linear the values in F32 and the codes. The source is read three times, for scales, codes and comparison.
 ///
 /// Errors with [`Config`](crate::Error::Config) when `output` exists, would be inside the source, or an input has no scale, with
-/// [`Model`](crate::Error::Model) when the weights are not those of the source's `config.json` or no linear can be in FP8, and with
+/// [`Model`](crate::Error::Model) when the weights do not fit the source's `config.json` or no linear can be in FP8, and with
 /// [`NonFinite`](crate::Error::NonFinite) for a weight that is not finite, or not in BF16 where that is written; nothing is left then.
 pub fn export(
     source: &Source,

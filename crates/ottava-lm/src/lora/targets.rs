@@ -15,7 +15,7 @@ pub enum Targets {
     AllLinear,
     /// Those called so, or whose names end in a dot and one of these: `["q_proj", "v_proj"]`.
     Names(Vec<String>),
-    /// Those whose whole names match a regular expression.
+    /// Linears whose whole names match a regular expression.
     Pattern(Pattern),
 }
 

@@ -39,7 +39,7 @@ pub struct HeatMap {
     worst: Vec<(String, Cell)>,
 }
 
-/// The part of a map that a reader lacks: columns `from` and later ones replace those that it has.
+/// The part of a map that a reader lacks: columns `from` and later ones replace the columns that it has.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HeatPart {
     from: usize,

@@ -36,7 +36,7 @@ pub(super) struct Momenta {
 }
 
 impl Momenta {
-    /// Zero momenta for those of `params` that are `chosen`.
+    /// Zero momenta for the `chosen` parameters of `params`.
     pub fn new(
         config: MomentumConfig,
         rule: Direction,

@@ -60,7 +60,7 @@ pub(super) enum Stored {
     /// None: nothing is divided, or a gather owns the buffer.
     #[default]
     None,
-    /// The whole buffer, of which only this rank's slice is valid.
+    /// The whole buffer. Only this rank's slice of it is valid.
     Buffer(Tensor),
     /// The buffer of gathered matrices, by matrix.
     Gathered(Vec<Tensor>),
@@ -202,7 +202,7 @@ impl Bucket {
         self.matrices.iter().position(|id| *id == param.id())
     }
 
-    /// Those of `params` that are in this bucket, in its order; `None` if there are none.
+    /// The parameters of `params` that are in this bucket, in its order; `None` if there are none.
     pub(super) fn among<'a, 'p>(&self, params: &'a mut [&'p mut Param]) -> Option<Vec<&'a mut &'p mut Param>> {
         let found: Vec<_> = params.iter_mut().filter(|param| self.number_of(param).is_some()).collect();
         (!found.is_empty()).then_some(found)

@@ -83,7 +83,7 @@ impl Partition {
     }
 }
 
-/// The gradients of `params`. That of the head's `copy` of the embedding's table is counted with the table.
+/// The gradients of `params`. The gradient of the head's `copy` of the embedding's table is counted with the table.
 fn gradients<'a>(params: impl Iterator<Item = &'a Param>, copy: Option<ParamId>) -> Vec<Gradient<'a>> {
     let counted = params.filter(|param| Some(param.id()) != copy);
     counted.filter_map(|param| param.gradient.get()).map(Grad::read).collect()

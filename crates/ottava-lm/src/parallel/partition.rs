@@ -252,7 +252,7 @@ impl Partition {
             .transpose()
     }
 
-    /// Updates and casts `params`, the first of which is parameter number `start` of the model. Returns the copies of codes to host memory.
+    /// Updates and casts `params`, whose first parameter is number `start` of the model. Returns the copies of codes to host memory.
     fn update_part(
         &self,
         params: &mut [&mut Param],

@@ -59,9 +59,9 @@ impl ScheduleKind {
 pub enum Part {
     /// All.
     Both,
-    /// Those of the gradient by the input, which the preceding stage waits for. Operands of the others are kept.
+    /// The products of the gradient by the input, which the preceding stage waits for. Operands of the others are kept.
     Dgrad,
-    /// Those of the gradients of weights, from the operands that [`Part::Dgrad`] kept.
+    /// The products of the gradients of weights, from the operands that [`Part::Dgrad`] kept.
     Wgrad,
 }
 
@@ -90,14 +90,14 @@ impl Message {
 pub enum Task {
     /// Forward of a stage.
     Forward {
-        /// The stage, of those of this rank.
+        /// The stage, among the stages of this rank.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
     },
     /// Backward of a stage, or a part of it.
     Backward {
-        /// The stage, of those of this rank.
+        /// The stage, among the stages of this rank.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
@@ -108,7 +108,7 @@ pub enum Task {
     Send {
         /// What it sends.
         message: Message,
-        /// The stage that has computed it, of those of this rank.
+        /// The stage that has computed it, among the stages of this rank.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
@@ -117,7 +117,7 @@ pub enum Task {
     Receive {
         /// What it receives.
         message: Message,
-        /// The stage that reads it, of those of this rank.
+        /// The stage that reads it, among the stages of this rank.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
@@ -200,7 +200,7 @@ impl Schedule {
         }
     }
 
-    /// The most micro-batches of which `rank` holds activations at once, each in one of its stages.
+    /// The most micro-batches whose activations `rank` holds at once, each in one of its stages.
     pub fn most_in_flight(&self, rank: usize) -> usize {
         let all = self.micro_batches * self.stages;
         let most = match self.kind {

@@ -103,7 +103,7 @@ pub(super) fn bus_seconds(bytes: u64) -> f64 {
 /// Shares of the optimizer's states that are proposed to be offloaded.
 const OFFLOADED: [f64; 4] = [0.25, 0.5, 0.75, 1.0];
 
-/// The maximum number of proposals, and of those that lower precision or do not.
+/// The maximum number of proposals, of proposals that lower precision, and of proposals that do not.
 const PROPOSED: usize = 3;
 const ALIKE: usize = 2;
 
@@ -141,7 +141,7 @@ fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
     Ok(shares.into_iter().map(level).collect())
 }
 
-/// The settings that can be changed, each with its values from the one after that of `config` to the one that takes the least memory.
+/// The settings that can be changed, each with its values from the value after `config`'s value to the value that takes the least memory.
 fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Vec<Level>>> {
     let (run, policy) = (&config.run, config.recompute);
     let exact = run.memory.saved_activations == SavedActivations::Exact;
@@ -218,7 +218,7 @@ fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
     ])
 }
 
-/// Changes that make `config` fit `device`, the least harmful first; at most three, of which at most two lower precision and at most two do
+/// Changes that make `config` fit `device`, the least harmful first; at most three. At most two of them lower precision, and at most two do
 /// not. None contains all changes of another. Empty if nothing fits.
 pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Change>> {
     let settings = settings(config, sizes, device)?;

@@ -184,7 +184,7 @@ fn weights_are_offloaded_where_moments_are_not_enough() {
 }
 
 /// Four ranks. The host's memory has the slices of what ranks gather, and of weights that no master replaces. They leave the device; with ZeRO 1
-/// and 2 the whole blocks that a rank would keep do so too, but for those that are in use.
+/// and 2 the whole blocks that a rank would keep do so too, except for blocks in use.
 #[test]
 fn ranks_offload_their_slices_of_weights() {
     let (block, ranks) = (block_weights() as u64, 4);

@@ -253,7 +253,7 @@ impl Precision {
         }
     }
 
-    /// These settings with those of `other` in the place of their own.
+    /// These settings, with settings of `other` in their place where `other` has some.
     fn with(&self, other: &PrecisionOverride) -> Precision {
         Precision {
             recipe: other.recipe.unwrap_or(self.recipe),

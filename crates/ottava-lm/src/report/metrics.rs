@@ -122,7 +122,7 @@ fn open_regular(path: &Path) -> Result<Option<File>> {
     }
 }
 
-/// True when the file at `path` starts with the bytes of that at `start`.
+/// True when the file at `path` starts with the bytes of the file at `start`.
 fn starts_with(path: &Path, start: &Path) -> Result<bool> {
     let Some(file) = open_regular(path)? else { return Ok(false) };
     let start_file = File::open(start).map_err(Error::io(start))?;

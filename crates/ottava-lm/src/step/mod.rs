@@ -88,7 +88,7 @@ pub struct StepResult {
     pub grad_norm: f64,
     /// Whether the norm was finite and above the limit, so that no weight was changed.
     pub is_skipped: bool,
-    /// The norm of the cast errors of the gradients that this rank sent as FP8 codes, relative to the norm of those gradients.
+    /// The norm of the cast errors of the gradients that this rank sent as FP8 codes, relative to the norm of these gradients.
     pub reduce_error: Option<f64>,
     /// The sums of the loss over all micro-batches and ranks. [`TrainStep::metrics`] makes metrics from the sums.
     pub sums: Vec<f64>,
@@ -357,7 +357,7 @@ impl TrainStep {
         tokens * self.partition.ranks().sharing(Shared::Tokens).size()
     }
 
-    /// Losses of a step over all ranks, those of ignored targets included.
+    /// Losses of a step over all ranks, including losses of ignored targets.
     fn units(&self) -> usize {
         let units: usize = self.micro_batches.iter().map(|of| of.loss.units(of.inputs.len())).sum();
         units * self.partition.ranks().sharing(Shared::Tokens).size()

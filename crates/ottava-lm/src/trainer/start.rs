@@ -347,7 +347,7 @@ fn is_within(path: &Path, folder: &Path) -> bool {
 }
 
 impl Resumed {
-    /// Errors when the model's sizes or constants are not those that the checkpoint was trained with.
+    /// Errors when the model's sizes or constants differ from the sizes and constants that the checkpoint was trained with.
     pub(super) fn expect_model(&self, config: &RunConfig, sizes: &DecoderConfig) -> Result<()> {
         let saved = config.trained_sizes(&ConfigFile::read(&self.path)?)?;
         if saved == *sizes {

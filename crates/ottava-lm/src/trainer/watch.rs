@@ -65,8 +65,8 @@ impl Trainer {
         self.follow_decisions(step)
     }
 
-    /// Records tensors of the first rows of `batch`, the first micro-batch of `step`, if that is due: statistics of those of the leading rank,
-    /// and files of each rank.
+    /// Records tensors of the first rows of `batch`, the first micro-batch of `step`, if that is due: statistics of the tensors of the
+    /// leading rank, and files of each rank.
     pub(super) fn debug(&mut self, step: u64, batch: &Batch) -> Result<()> {
         let config = self.config.debug.clone();
         if !config.is_due(step) {
