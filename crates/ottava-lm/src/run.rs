@@ -36,7 +36,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The run of `config` on one of `ranks` for a model of these sizes, with values from `weights`. Its weights are not cast before
+    /// Builds the run of `config` on this rank of `ranks`, for a model of these `sizes`, with values from `weights`. The weights are not cast before
     /// [`Run::quantize_weights`], since a resumed run restores scales first.
     pub fn new(
         config: &ResolvedConfig,

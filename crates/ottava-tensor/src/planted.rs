@@ -20,7 +20,7 @@ pub enum Damage {
     },
 }
 
-/// A fault in those FP8 products of this thread whose results have a `shape`.
+/// A fault in the FP8 products of this thread whose results have a `shape`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProductFault {
     /// The shape of the results.

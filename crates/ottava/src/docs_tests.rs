@@ -17,7 +17,7 @@ fn documents() -> Vec<(String, String)> {
     let paths = entries.map(|entry| entry.unwrap().path());
     let mut found: Vec<PathBuf> = paths
         .filter(|path| path.extension().is_some_and(|end| end == "md" || end == "toml"))
-        // What commands were called before is history.
+        // The changelog names commands as they were called at the time.
         .filter(|path| !["CHANGELOG.md", "Cargo.toml"].iter().any(|name| path.ends_with(name)))
         .collect();
     found.sort();

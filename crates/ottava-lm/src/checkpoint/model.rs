@@ -535,7 +535,7 @@ pub(super) fn expect_finite(info: &TensorInfo, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// True when no element of a tensor in a compute type is infinite or NaN: those have all exponent bits set.
+/// True when no element of a tensor in a compute type is infinite or NaN: infinities and NaNs have all exponent bits set.
 fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     let (exponent, size) = match dtype {
         DType::F32 => (0x7f80_0000_u32, 4),

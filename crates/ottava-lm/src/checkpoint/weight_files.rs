@@ -112,7 +112,7 @@ impl WeightFiles {
         Ok(self.values_of(name, 0..info.elements())?.reshape(&info.shape)?)
     }
 
-    /// [`WeightFiles::values`] of `elements` of the flat weight, `[n]`. Only those are read.
+    /// [`WeightFiles::values`] of `elements` of the flat weight, `[n]`. Only these elements are read.
     pub fn values_of(&self, name: &str, elements: Range<usize>) -> Result<Tensor> {
         in_f32(self.read_of(&mut Staging::new(&Device::Cpu), name, elements)?)
     }

@@ -29,7 +29,7 @@ impl Windows {
     }
 }
 
-/// The validation documents in batches: every token is a target exactly once, except those outside a loss mask.
+/// The validation documents in batches: every token is a target exactly once, except tokens outside a loss mask.
 ///
 /// The stream starts with an end-of-sequence token as the context of the first document, as all others have it. A last row that is shorter
 /// than the others is a batch of its own.

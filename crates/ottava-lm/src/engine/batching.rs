@@ -148,7 +148,7 @@ impl Engine {
         self.retire(events);
     }
 
-    /// Decides what a step computes: a token of each request that has drawn one, and those proposed to follow it; then prompts, oldest first, up
+    /// Decides what a step computes: a token of each request that has drawn one, and the tokens proposed to follow it; then prompts, oldest first, up
     /// to the step's budget.
     pub(super) fn schedule(&mut self) -> Result<Plan> {
         self.grow();

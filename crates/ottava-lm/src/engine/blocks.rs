@@ -18,7 +18,7 @@ struct Pool {
     free: BlockPool,
 }
 
-/// The blocks of all groups of a cache's layers. A layer with a window needs only the blocks with the keys that tokens to come see.
+/// The blocks of all groups of a cache's layers. A layer with a window needs only the blocks whose keys later tokens see.
 #[derive(Debug)]
 pub struct Pools {
     pools: Vec<Pool>,

@@ -62,7 +62,8 @@ struct Proposal {
 }
 
 impl Draft {
-    /// `model`, whose weights are cast, proposes up to `tokens` tokens to an engine with these `options`, whose model has this `vocabulary`.
+    /// A draft of `model`, whose weights are cast. It proposes up to `tokens` tokens to an engine with these `options`. The engine's model
+    /// has this `vocabulary`.
     ///
     /// Errors if memory does not suffice for its KV cache.
     pub fn new(mut model: Decoder, tokens: usize, options: &EngineOptions, vocabulary: usize) -> Result<Draft> {

@@ -59,7 +59,7 @@ impl Engine {
         }
     }
 
-    /// Divides a plan of one adapter: single tokens and those proposed after them, whole prompts one by one, and the rest.
+    /// Divides a plan of one adapter: single tokens and tokens proposed after them, whole prompts one by one, and the rest.
     fn passes_by_kernel(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let (single, rest): (Plan, Plan) = plan.into_iter().partition(|&(at, _)| {
             let sequence = &self.running[at];

@@ -14,7 +14,7 @@ pub struct Sampling {
     pub top_k: Option<usize>,
     /// Only the most likely tokens that together have this probability can be drawn; 1 for all.
     pub top_p: f64,
-    /// Only tokens with at least this share of the likeliest one's probability can be drawn; 0 for all.
+    /// Only tokens whose probability is at least this share of the likeliest token's probability can be drawn (0.1: at least a tenth); 0 for all.
     pub min_p: f64,
     /// Logits of tokens in the prompt or the output are divided by it if positive, else multiplied (Keskar et al. 2019,
     /// arXiv:1909.05858); 1 for none.
@@ -277,7 +277,7 @@ pub struct EngineStats {
     pub kv_blocks: usize,
     /// Used blocks of the KV cache.
     pub used_kv_blocks: usize,
-    /// Tokens of prompts read so far, those read again after a preemption included, those found in the KV cache not.
+    /// Tokens of prompts read so far. Tokens read again after a preemption count, tokens found in the KV cache do not.
     pub prompt_tokens: u64,
     /// Tokens of requests that were looked for in the KV cache, including tokens of preempted requests.
     pub prefix_queries: u64,

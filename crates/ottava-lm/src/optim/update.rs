@@ -22,7 +22,7 @@ pub struct Prepared {
     pub directions: Vec<Option<Tensor>>,
 }
 
-/// The amaxes that [`update`] needs, or [`directions`] if those are not in `prepared`, over the elements that this process updates: F32, in
+/// The amaxes that [`update`] needs, or [`directions`] if directions are not in `prepared`, over the elements that this process updates: F32, in
 /// the order of `params`, whose first parameter is number `start` of the model; `None` if there are none. Changes nothing else.
 ///
 /// With slices, the maximum over all slices of a parameter is the amax of the whole parameter. Offloaded tensors are fetched for this, and

@@ -83,7 +83,7 @@ pub fn train(config: &RunConfig, device: &Device, start: &Start, stop_after: u64
     })
 }
 
-/// All metrics but those a clock or the machine decides.
+/// All metrics except the metrics that a clock or the machine decides.
 pub fn metrics(run: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     text.lines()

@@ -206,7 +206,7 @@ pub struct Mesh {
 /// The number of the group of all ranks.
 const WORLD: usize = 0;
 
-/// The axes whose ranks exchange activations in layers, those along which the ranks of a group differ, and what compute does meanwhile.
+/// The axes whose ranks exchange activations in layers, the axes along which the ranks of a group differ, and what compute does meanwhile.
 const OF_LAYERS: [(Axis, &[Axis], Beside); 3] = [
     (Axis::Tensor, &[Axis::Tensor], Beside::Product),
     (Axis::Context, &[Axis::Context], Beside::Nothing),

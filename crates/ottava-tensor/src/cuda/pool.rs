@@ -257,7 +257,7 @@ impl<B: Backing> Pool<B> {
         self.recording = Some(Vec::new());
     }
 
-    /// The memory that work enqueued since [`Pool::begin_capture`] may use: all live blocks, and those freed since.
+    /// The memory that work enqueued since [`Pool::begin_capture`] may use: all live blocks, and blocks freed since.
     pub(super) fn end_capture(&mut self) -> Footprint {
         let mut recorded = self.recording.take().unwrap_or_default();
         recorded.sort_unstable();

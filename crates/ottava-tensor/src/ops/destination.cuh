@@ -89,7 +89,7 @@ template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, f
     return encode8<T>(a);
 }
 
-// With a given scale, 16-bit values above `finite` saturate, and those not above `lost` underflow. Both are pairs of equal values.
+// With a given scale, 16-bit values above `finite` saturate, and values not above `lost` underflow. Both are pairs of equal values.
 struct Limits { u32 finite, lost; };
 template <class T> __device__ __forceinline__ Limits limits_of(float scale) {
     if constexpr (sizeof(X) != 2) return {};

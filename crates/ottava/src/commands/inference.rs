@@ -154,13 +154,13 @@ pub struct Draws {
     /// Sample from this many of the most likely tokens.
     #[arg(long)]
     top_k: Option<usize>,
-    /// Sample from the most likely tokens that together have this probability.
+    /// Sample only from the most likely tokens that together have this probability (0.9: the smallest set of tokens with 90 %).
     #[arg(long, default_value_t = 1.0)]
     top_p: f64,
-    /// Sample from tokens with at least this share of the probability of the most likely one.
+    /// Leave out unlikely tokens: sample only tokens whose probability is at least this share of the most likely token's probability (0.1: at least a tenth).
     #[arg(long, default_value_t = 0.0)]
     min_p: f64,
-    /// Divide positive logits of tokens in prompt and completion by this, and multiply negative ones.
+    /// Make repetition less likely: divide positive logits of tokens in prompt and completion by this number, and multiply negative logits by it.
     #[arg(long, default_value_t = 1.0)]
     repetition_penalty: f64,
     /// Subtract this from the logits of tokens in the completion.

@@ -314,7 +314,7 @@ fn files_import_from_their_floor_or_below() {
     let crates: Vec<_> = FLOORS.iter().map(|(krate, floors)| (*krate, modules_of(krate), *floors)).collect();
     let mut problems = Vec::new();
     for (position, (krate, modules, floors)) in crates.iter().enumerate() {
-        // A crate sees itself and those listed before it.
+        // A crate sees itself and the crates listed before it.
         let prefix = |name: &str| if name == *krate { "crate".to_string() } else { name.replace('-', "_") };
         let visible: Vec<_> = crates[..=position].iter().map(|(name, m, floors)| (prefix(name), m, *floors)).collect();
         problems.extend(modules.upward_imports(floors, &visible));

@@ -181,7 +181,7 @@ __device__ __forceinline__ void update_again(Values& x, const Tensors& of, const
         x.v[7] = v;
     }
 }
-// The fast path: new values in fewer operations, valid where those are exact.
+// The fast path: new values in fewer operations, valid where these operations are exact.
 __device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors& of, const Place& place, const Update& how) {
     float g[8], nothing = 0.0f, least = 1.0f;
     decode(raw, how, g, x);

@@ -73,7 +73,7 @@ struct Scales {
     int pitch, by_row;
     __device__ __forceinline__ const float* strip(int row, int term) const { return inverse + (u64)(term / 128) * pitch + row; }
     __device__ __forceinline__ float square(int row, int term) const { return __ldg(inverse + (u64)(row / 128) * pitch + term / 128); }
-    // Bytes of the scales of up to `rows` rows from `row` on, without those beyond the matrix.
+    // Bytes of the scales of up to `rows` rows from `row` on, without rows beyond the matrix.
     __device__ __forceinline__ int bytes(int row, int rows) const { return 4 * max(min(rows, pitch - row), 0); }
 };
 

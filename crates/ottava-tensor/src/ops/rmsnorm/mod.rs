@@ -140,7 +140,7 @@ fn on_gpu(
         cuda::rmsnorm_strips(gpu, x, weights, eps, rstd, &mut quantized, &mut to)?;
         return Ok(Produced::Fp8(quantized));
     }
-    // A transpose needs tiles of many rows, and statistics need whole rows, so those are computed first.
+    // A transpose needs tiles of many rows, and statistics need whole rows, so statistics are computed first.
     cuda::rmsnorm_codes(gpu, x, weights, eps, rstd, &mut quantized, &mut to)?;
     Ok(Produced::Fp8(quantized))
 }

@@ -23,7 +23,7 @@ pub struct Draw {
     pub top_k: Option<usize>,
     /// Only the fewest likeliest tokens that together have this probability can be drawn; 1 for all.
     pub top_p: f64,
-    /// Only tokens with at least this share of the likeliest one's probability can be drawn; 0 for all.
+    /// Only tokens whose probability is at least this share of the likeliest token's probability can be drawn (0.1: at least a tenth); 0 for all.
     pub min_p: f64,
     /// Where the draw falls among the weights in the order of ids: a uniform number in units of 2⁻⁶⁴.
     pub uniform: u64,
