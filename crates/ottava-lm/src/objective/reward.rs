@@ -5,6 +5,8 @@
 //! holds for preferences applies, with margins in the place of the reference. `reward_model` (`models/mod.rs`) makes the `config.json` of a reward
 //! model from the file of a language model, and `AdaptedWeights` draws the new head. `language_model_config` refuses reward models for the engine,
 //! export and conversion.
+//!
+//! `evaluate_rewards` (`preference/evaluation.rs`) evaluates records for `ottava eval`.
 
 use super::preference::{Preference, PreferenceRows, Reference, ReferenceModel};
 use super::{Objective, Opening, Phase, Rows};

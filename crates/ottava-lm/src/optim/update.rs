@@ -5,6 +5,10 @@
 //! written back. If ranks have slices with scales (`Scaled`), states are fetched twice per update, first for the amaxes: `Partition::update` finds
 //! the amaxes of all parameters before it updates any, and computes their maximum over ranks. If the norm of the gradients is not finite, nothing
 //! is written.
+//!
+//! There are three ways to cast new weights. AdamW casts them by the new scales in its own pass (`Optimizer::fuses_casts`). A weight that is scaled
+//! by its own amax is cast after the pass, by `Param::finish_update`. `Param::quantize` casts the weights that an optimizer does not cast, after
+//! its update.
 
 use super::optimizer::{Optimizer, StateTensor, Updated, read_and_optimizer_tensors};
 use crate::error::Result;

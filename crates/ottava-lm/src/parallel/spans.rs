@@ -1,4 +1,6 @@
 //! The division of a model into stages of equal cost.
+//!
+//! `divide` divides the blocks by `Description::layer_costs`.
 
 use crate::error::{Error, Result};
 use crate::models::Span;

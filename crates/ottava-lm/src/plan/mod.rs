@@ -4,6 +4,8 @@
 //! reads the accounts of its allocations. So a plan is right for every setting, also for settings that were added later. `resolve.rs` resolves
 //! `"auto"`, `search.rs` searches the division among ranks, `cost.rs` predicts communication, and `changes.rs` proposes settings for a run that
 //! does not fit.
+//!
+//! `ResolvedRun::prepare_device` passes the kernels of the dry run to `CudaDevice::prepare`, which compiles them in the background.
 
 mod attention;
 mod changes;

@@ -17,6 +17,9 @@
 //! Target tokens are counted on the host, in `TrainStep::load`, and reach the update with its other scalars. Backward divides the loss by all
 //! tokens of the step; the update multiplies by the ratio of all tokens to target tokens, which is exactly 1 without a mask. So amaxes of gradients
 //! do not depend on the mask, and no kernel counts target tokens.
+//!
+//! `Program::gradients_of` has no update, and `Program::evaluation_of` has no backward. `ottava plan --program` prints the programs of a step and
+//! of an evaluation.
 
 mod action;
 mod check;

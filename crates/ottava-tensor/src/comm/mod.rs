@@ -28,6 +28,8 @@
 //! To add a collective: its kind `Op` in `call.rs`, its method in `collectives.rs`, its arithmetic in `combine.rs`, its bytes on a wire in
 //! `process/wire.rs`, its counters in `traffic.rs`, its GPU call in `nccl.rs` and `cuda/nccl.rs`, its benchmark in `bench/comm.rs`, and its cases
 //! in `tests.rs` and `nccl/tests.rs`, which compare it with plain loops.
+//!
+//! To add a backend: for CPU tensors a `Link` in a file of this folder; for GPU tensors a library beside `cuda/nccl.rs`, and `gpu.rs`.
 
 mod call;
 mod collectives;
