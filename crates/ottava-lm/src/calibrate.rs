@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use ottava_tensor::{DType, Device, Tensor};
 
-    /// Of a thousand values of 0.9 and one of 1: 0.9 is nearer to a code where 1 saturates.
+    /// There are a thousand values of 0.9 and one value of 1. With a scale by which 1 saturates, 0.9 is nearer to a code.
     #[test]
     fn least_squares_may_saturate_the_largest() {
         let bytes: Vec<u8> =

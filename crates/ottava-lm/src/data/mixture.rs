@@ -100,9 +100,9 @@ impl TrainingData {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum DataState {
-    /// Of a run with one set.
+    /// The state of a run with one set.
     One(LoaderState),
-    /// Of each set of a mixture.
+    /// The state of each set of a mixture.
     Mixture(Vec<SetState>),
 }
 

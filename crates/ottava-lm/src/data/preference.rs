@@ -19,7 +19,7 @@ pub struct PreferenceBatch {
     pub documents: Vec<usize>,
     /// Whether each row is chosen, or desirable.
     pub chosen: Vec<bool>,
-    /// Of completions with labels whose loss needs it: the prompt of each row with the completion of another record, from which the
+    /// For completions with labels, if the loss needs it: the prompt of each row with the completion of another record, from which the
     /// divergence from the reference model is estimated.
     pub mismatched: Option<Batch>,
 }

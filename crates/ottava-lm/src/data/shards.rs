@@ -170,9 +170,9 @@ pub struct TokenDataset {
     bytes: Table<4>,
     /// With a loss mask: the first target of each document behind its first token, counted in tokens; `u32::MAX` if there is none.
     first_targets: Option<Table<4>>,
-    /// Of documents with labels: 1 for a desirable one, else 0.
+    /// The labels of documents, if they have labels: 1 for a desirable document, else 0.
     labels: Option<Table<1>>,
-    /// Of pairs with margins, the margin of a pair for its chosen document.
+    /// The margins of pairs, if they have margins; a margin stands at the chosen document of its pair.
     margins: Option<Table<4>>,
 }
 

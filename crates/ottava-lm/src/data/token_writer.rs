@@ -26,7 +26,7 @@ pub(super) struct TokenWriter {
     bytes: Output,
     /// With a loss mask: the first target of each document behind its first token; `u32::MAX` if there is none.
     first_targets: Option<Output>,
-    /// Of documents with labels.
+    /// The labels of documents, if they have labels.
     labels: Option<Output>,
     /// From the first margin on that is not zero: the margin of each document, F32.
     margins: Option<Output>,

@@ -37,7 +37,7 @@ impl AdjustLr {
 pub struct MuonOptimizer {
     adjust: AdjustLr,
     momenta: Momenta,
-    /// Of all other parameters, and the counter of steps.
+    /// The optimizer of all other parameters, which has the counter of steps.
     adamw: AdamWOptimizer,
 }
 
@@ -75,7 +75,7 @@ impl Optimizer for MuonOptimizer {
         if self.transforms(param) { Momenta::amaxes_of(param) } else { self.adamw.amaxes_of(param) }
     }
 
-    /// Of a matrix: the amax of its momentum before its direction is known, and the amax of its weights afterwards.
+    /// Finds the amax of a matrix's momentum before its direction is known, and the amax of its weights afterwards.
     fn find_amaxes(&mut self, group: &mut [Updated], norm: &Tensor) -> Result<()> {
         for updated in group.iter_mut().filter(|updated| updated.amaxes.is_some()) {
             match updated.direction.clone() {

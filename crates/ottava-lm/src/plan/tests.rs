@@ -388,7 +388,7 @@ fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<
     vec![step(), step()]
 }
 
-/// Of each token of a micro-batch, a rank sends values and gradients to the other, or codes if all ranks would cast the same ones.
+/// For each token of a micro-batch, a rank sends values and gradients to the other rank, or codes if all ranks would cast the same codes.
 #[test]
 fn tokens_travel_to_experts_as_codes_where_all_ranks_cast_alike() {
     let sizes = DecoderConfig { layers: 1, ..model("qwen3-30b-a3b").unwrap() };

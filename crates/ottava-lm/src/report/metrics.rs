@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Of the line of a step that was stopped during its evaluation: its checkpoint has it as JSON.
+    /// The line of a step that was stopped during its evaluation is in the checkpoint, as JSON.
     #[test]
     fn numbers_that_were_read_are_written_with_the_same_digits() {
         for text in ["1.5740016959607601", "2.2250738585072014e-308", "0.30000000000000004"] {

@@ -112,7 +112,7 @@ fn named(recipe: RecipeName) -> Recipe {
     Precision { recipe, ..Precision::default() }.recipe()
 }
 
-/// Of the mean over seeds of a validation loss minus the loss of the reference from the same seed, in nats.
+/// The largest allowed mean over seeds of a validation loss minus the reference's loss from the same seed, in nats.
 const ALLOWED: f64 = 0.02;
 
 /// Validation losses of all `seeds`.

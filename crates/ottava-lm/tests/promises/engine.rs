@@ -245,7 +245,7 @@ fn requests_that_share_blocks_get_what_others_get() {
     }
 }
 
-/// Of four equal blocks, three are found: the last token is always computed.
+/// Three of four equal blocks are found: the last token is always computed.
 #[test]
 fn equal_beginnings_are_computed_once() {
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);

@@ -19,7 +19,7 @@ use std::rc::Rc;
 
 const ROWS: usize = 16;
 const TOKENS: usize = 32;
-/// Of weights, as models start.
+/// The standard deviation of weights, as models start.
 const STD: f32 = 0.02;
 
 fn model() -> DecoderConfig {
@@ -35,7 +35,7 @@ type Gradients = Vec<(String, Vec<f64>)>;
 /// How gradients in FP8 compare with gradients in BF16.
 #[derive(Debug)]
 struct Comparison {
-    /// Of the norms of all gradients.
+    /// The ratio of the norms of all gradients.
     norms: f64,
     /// The lowest cosine, and the parameter that has it.
     cosine: (f64, String),

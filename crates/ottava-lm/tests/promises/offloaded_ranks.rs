@@ -16,7 +16,7 @@ use serde_json::json;
 
 /// The stages that divide.
 const STAGES: [Zero; 3] = [Zero::OptimizerStates, Zero::Gradients, Zero::Weights];
-/// Of two blocks, the last one, and both.
+/// Shares that offload the last of two blocks, and both blocks.
 const SHARES: [f64; 2] = [0.5, 1.0];
 
 /// Steps of two ranks with these shares of weights offloaded, beside steps without offloading.

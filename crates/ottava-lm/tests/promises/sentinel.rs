@@ -127,7 +127,7 @@ fn verdicts(
     first
 }
 
-/// Of one micro-batch by the recipe and in BF16: the losses of a comparison, and the loss of a step in the same precision.
+/// The losses of one micro-batch by the recipe and in BF16: the loss of a comparison, and the loss of a step in the same precision.
 fn losses_of_both(mesh: &Mesh) -> Vec<[f64; 2]> {
     let mesh = Mesh { schedule: Schedule { micro_batches: 1, ..mesh.schedule }, ..mesh.clone() };
     let all = on_ranks(mesh.ranks(), move |comm| {

@@ -24,13 +24,13 @@ const PRODUCTS: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CollectiveKind {
-    /// Of bytes, as codes of weights.
+    /// An all-gather of bytes, as ranks gather codes of weights.
     AllGather,
-    /// Of BF16, as gradients.
+    /// A reduce-scatter of BF16, as ranks reduce gradients.
     ReduceScatter,
-    /// Of F32, as gradients.
+    /// An all-reduce of F32, as ranks reduce gradients.
     AllReduce,
-    /// Of bytes.
+    /// An all-to-all of bytes.
     AllToAll,
 }
 
@@ -169,7 +169,7 @@ pub struct CommReport {
 struct Buffers<'a> {
     comm: &'a Group,
     kind: CollectiveKind,
-    /// Of reduce-scatters and all-to-alls.
+    /// The input of a reduce-scatter or an all-to-all.
     input: Option<Tensor>,
     /// Written in place, or outputs.
     outputs: Vec<Tensor>,

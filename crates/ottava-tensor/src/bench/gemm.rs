@@ -34,11 +34,11 @@ pub enum Operands {
     Plain(DType),
     /// FP8 codes of these formats and granularities.
     Fp8 {
-        /// Of `x`.
+        /// Codes and granularity of `x`.
         input: (DType, Granularity),
-        /// Of `W`.
+        /// Codes and granularity of `W`.
         weight: (DType, Granularity),
-        /// Of `dy`.
+        /// Codes and granularity of `dy`.
         grad_output: (DType, Granularity),
     },
 }

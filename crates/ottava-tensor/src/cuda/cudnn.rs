@@ -54,7 +54,7 @@ pub(crate) struct AttentionForward {
     pub(crate) v: u64,
     pub(crate) o: u64,
     pub(crate) lse: u64,
-    /// Of a shape with documents.
+    /// Where documents begin, if the shape has documents.
     pub(crate) documents: DocumentPointers,
 }
 

@@ -82,7 +82,7 @@ fn error(source: &Path) -> String {
     error
 }
 
-/// Of ranks of tensor and pipeline parallelism, with QK-norm and a head; and of ranks of tensor parallelism, with biases and a tied head.
+/// Two checkpoints: of ranks of tensor and pipeline parallelism, with QK-norm and a head; and of ranks of tensor parallelism, with biases and a tied head.
 /// In the format `torch_dist`, the first has a tensor for all blocks and `common.pt`, the second numbers its blocks and has an object.
 #[test]
 fn merged_weights_are_those_that_were_divided() {

@@ -43,7 +43,7 @@ pub(in crate::ops) unsafe fn add_column_sums(
 /// The sums of each chunk of [`add_column_sums`].
 ///
 /// # Safety
-/// As there.
+/// As for [`add_column_sums`].
 unsafe fn partial_sums(
     gpu: &CudaDevice,
     kernel: &Kernel,

@@ -41,7 +41,7 @@ pub struct CodingError {
 }
 
 impl CodingError {
-    /// Of no gradients.
+    /// The error before any gradient is coded.
     pub fn new(device: &Device) -> Result<CodingError> {
         Ok(CodingError { sums: Tensor::zeros(device, &[SUMS], DType::F64)? })
     }

@@ -31,9 +31,9 @@ pub struct ProjectionNormLayout {
 /// The sums over the rows of a projection, added over ranks: F32 `[T, 2]` (F64 for F64), of queries and of keys.
 #[derive(Clone, Copy, Debug)]
 pub struct ProjectionSums<'a> {
-    /// Of [`projection_squares`].
+    /// The sums of [`projection_squares`].
     pub squares: &'a Tensor,
-    /// Of [`projection_dots`].
+    /// The sums of [`projection_dots`].
     pub dots: &'a Tensor,
 }
 

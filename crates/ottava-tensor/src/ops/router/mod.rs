@@ -31,7 +31,7 @@ pub struct Routing {
 pub enum RouterScores {
     /// Over all experts.
     Softmax,
-    /// Of each expert alone.
+    /// The sigmoid of the logit of each expert alone.
     Sigmoid,
 }
 
