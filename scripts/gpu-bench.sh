@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The numbers of docs/benchmarks.md on one H200, in about six minutes: training steps by recipe and model, memory by policy, linear layers.
+# The numbers of benchmarks/2026-11-21-training-one-gpu.md on one H200, in about six minutes: training steps by recipe and model, memory by policy, linear layers.
 #
 # usage: scripts/gpu-bench.sh [OTTAVA]    the program; without it, it is built here
 # RESULTS (default runs/gpu-bench) receives one file per table.

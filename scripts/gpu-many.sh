@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The rows of "Two and four GPUs" in docs/benchmarks.md, on 1 to 8 GPUs of one machine. Each part takes at most ten minutes:
+# The rows of benchmarks/2026-11-26-two-and-four-gpus.md, on 1 to 8 GPUs of one machine. Each part takes at most ten minutes:
 #   zero     Llama-2-7B, sequence 4096, micro-batch 2: stages 1 and 3, four recipes, gradients in BF16 and FP8; one GPU beside it (3 minutes)
 #   models   Llama-2-13B, Llama-3-8B at 8192, and Llama-3-70B's shape with as many blocks as fit (3 minutes)
 #   axes     Llama-2-7B whose tensors, layers or sequences are divided, with sequences of 4096 and 32768 tokens (3 minutes)

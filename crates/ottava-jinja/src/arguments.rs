@@ -94,7 +94,7 @@ pub(crate) fn pairs(function: &str, value: &Value, limits: &Limits) -> Result<Ve
     items::iterate(value, limits)?.into_iter().map(pair).collect()
 }
 
-/// A dict of entries, of which the last one of a key counts, in the place of the first.
+/// A dict of entries. The last entry of a key counts, in the place of the first entry.
 pub(crate) fn unique(entries: Vec<(Value, Value)>, limits: &Limits) -> Result<Value> {
     let mut kept: Vec<(Value, Value)> = Vec::with_capacity(entries.len());
     for (key, value) in entries {

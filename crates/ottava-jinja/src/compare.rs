@@ -74,7 +74,7 @@ fn numbers(left: &Value, right: &Value) -> Option<Ordering> {
     number::float(left)?.partial_cmp(&number::float(right)?)
 }
 
-/// The order of two values. Errors for those that Python cannot order; `None` for `nan`.
+/// The order of two values. Errors for values that Python cannot order; `None` for `nan`.
 pub(crate) fn order(op: &str, left: &Value, right: &Value, limits: &Limits) -> Result<Option<Ordering>> {
     limits.steps(1)?;
     match (left, right) {

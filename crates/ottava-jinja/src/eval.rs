@@ -17,7 +17,7 @@ const MAX_DEPTH: usize = 400;
 pub(crate) struct Rendering<'t> {
     pub(crate) limits: Limits,
     pub(crate) clock: Clock,
-    /// Variables of blocks and macros; the first scope is that of the whole template.
+    /// Variables of blocks and macros; the first scope is the whole template's.
     scopes: Vec<Scope>,
     /// The innermost scope.
     scope: usize,

@@ -22,7 +22,7 @@ pub fn parse(text: &str) -> Result<Value, String> {
         parser.space();
         if parser.at == text.len() { Ok(value) } else { Err(parser.wrong("trailing characters")) }
     });
-    // The messages of serde_json are those of every other JSON file.
+    // The messages of serde_json are the same as for every other JSON file.
     parsed.map_err(|reason| match serde_json::from_str::<serde::de::IgnoredAny>(text) {
         Err(error) if !reason.contains("zero byte") => error.to_string().replace(" at line 1 column ", " at column "),
         _ => reason,

@@ -241,7 +241,7 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// The text before a tag without the white space that the tag takes away: all of it for `-`, else that of its line before a block.
+/// The text before a tag without the white space that the tag takes away: all of it for `-`, else the white space of its line before a block.
 fn before_tag(text: &str, sign: Option<char>, is_block: bool, at_line_start: bool) -> &str {
     if sign == Some('-') {
         return trim_end(text);

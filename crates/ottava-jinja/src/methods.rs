@@ -1,4 +1,4 @@
-//! Methods of Python's lists, dicts and numbers; those of texts are in `text_methods.rs`.
+//! Methods of Python's lists, dicts and numbers; methods of texts are in `text_methods.rs`.
 
 use crate::arguments::CallArguments;
 use crate::error::{Result, fail};

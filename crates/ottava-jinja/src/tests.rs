@@ -4,7 +4,7 @@ use crate::*;
 
 fn render(source: &str) -> Result<String, String> {
     let template = Template::parse(source).map_err(|failure| failure.to_string())?;
-    // Smaller limits than those of a run, which take seconds to reach in a build for tests.
+    // Smaller limits than the limits of a run, which take seconds to reach in a build for tests.
     let rendering = Rendering::new(Vec::new(), Clock::Fixed, Limits::new(200_000, 4 << 20));
     rendering.run(&template.0.body).map_err(|failure| failure.to_string())
 }

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::limits::{Limits, Writer};
 use crate::value::{Value, ViewKind};
 
-/// White space of Python: that of Unicode, and four separators of ASCII.
+/// White space of Python: the white space of Unicode, and four separators of ASCII.
 pub(crate) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }

@@ -233,7 +233,7 @@ fn split(text: &str, separator: Option<&str>, most: usize, from_end: bool, limit
     texts(parts.into_iter(), limits).and_then(|parts| limits.list(parts))
 }
 
-/// Words between white space, of which `most` are split off; from the end, in that order.
+/// Words between white space. At most `most` words are split off; from the end, in that order.
 fn words(text: &str, most: usize, from_end: bool) -> Vec<&str> {
     let (mut rest, mut words) = (text, Vec::new());
     rest = if from_end { text::trim_end(rest) } else { text::trim_start(rest) };

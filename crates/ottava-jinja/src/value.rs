@@ -30,7 +30,7 @@ pub enum Value {
     Tuple(Arc<Seq>),
     /// A dict.
     Dict(Arc<Dict>),
-    /// Items that cannot be indexed, such as those that the filter `map` returns.
+    /// Items that cannot be indexed, such as the items that the filter `map` returns.
     View(Arc<View>),
     /// A method with its object.
     Method(Arc<(Value, Arc<str>)>),
@@ -70,7 +70,7 @@ pub(crate) enum ViewKind {
     Keys,
     Values,
     Items,
-    /// Has a length and can be indexed; the text is that of Python.
+    /// Has a length and can be indexed; the text is Python's.
     Range(String),
 }
 

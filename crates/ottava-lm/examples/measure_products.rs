@@ -17,11 +17,11 @@ use std::time::Instant;
 
 const RECIPES: [RecipeName; 5] =
     [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block];
-/// Those of inference: weights with scales of their own need no other.
+/// Recipes of inference: weights with scales of their own need no other.
 const SERVED: [RecipeName; 2] = [RecipeName::Bf16, RecipeName::Fp8Row];
 /// Levels that differ in the type in which gradients of weights are summed.
 const LEVELS: [Level; 2] = [Level::O0, Level::Bf16];
-/// Those of `ottava serve`.
+/// The sizes of `ottava serve`.
 const AT_ONCE: usize = 256;
 const MAX_LEN: usize = 4096;
 
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Two micro-batches, the second of which adds to gradients.
+/// Two micro-batches; the second one adds to gradients.
 fn train(name: &str, recipe: RecipeName, level: Level, device: &Device) -> ottava_lm::Result<()> {
     let bench = TrainBench {
         model: name.to_string(),

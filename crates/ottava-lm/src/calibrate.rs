@@ -16,7 +16,7 @@ use std::path::Path;
 /// The share of values that [`Range::Percentile`] keeps; the others saturate.
 pub const PERCENTILE: f64 = 0.9999;
 
-/// The largest file: that of a model of 10,000 blocks has some 5 MB.
+/// The largest file; the file of a model of 10,000 blocks has some 5 MB.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// The version of the file.
@@ -107,7 +107,7 @@ impl Calibration {
         Ok(Calibration { format: FORMAT, range, tokens: evaluation.tokens, model: String::new(), inputs })
     }
 
-    /// These scales as those of the model whose weights are in the folder of `weights`.
+    /// These scales, as the scales of the model whose weights are in the folder of `weights`.
     pub fn of_model(self, weights: &WeightFiles) -> Result<Calibration> {
         Ok(Calibration { model: weights.fingerprint(self.inputs.keys())?, ..self })
     }
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use ottava_tensor::{DType, Device, Tensor};
 
-    /// Of a thousand values of 0.9 and one of 1: 0.9 is nearer to a code where 1 saturates.
+    /// There are a thousand values of 0.9 and one value of 1. With a scale by which 1 saturates, 0.9 is nearer to a code.
     #[test]
     fn least_squares_may_saturate_the_largest() {
         let bytes: Vec<u8> =

@@ -1,4 +1,7 @@
 //! Capture of steps as CUDA graphs: how far it is, and how the next step is launched.
+//!
+//! Evaluations and saves between steps use memory of the pool, so a block that a graph uses may have another owner. Then `Graph::is_valid` returns
+//! false, and the step is captured again.
 
 use ottava_tensor::Device;
 use ottava_tensor::cuda::Graph;
@@ -38,7 +41,7 @@ impl Launch {
 }
 
 impl Capture {
-    /// That of steps on `device`, before the first.
+    /// The capture of steps on `device`, before the first step.
     pub fn on(device: &Device) -> Capture {
         match device {
             Device::Cuda(gpu) if gpu.captures() => Capture::AfterThisStep,

@@ -19,7 +19,7 @@ pub struct Sequences {
     pub batch: usize,
     /// Tokens per sequence.
     pub seq_len: usize,
-    /// This rank among those that divide each sequence: activations are `[batch · seq_len / ranks, …]`, the rank's part of the first sequence
+    /// This rank among the ranks that divide each sequence: activations are `[batch · seq_len / ranks, …]`, the rank's part of the first sequence
     /// first.
     pub place: ShardPlace,
     /// I32 `[batch · seq_len / ranks]`: the position of each token in its document.
@@ -49,7 +49,7 @@ impl Sequences {
         Ok(Sequences { batch, seq_len, place: ShardPlace::ALONE, positions, counted, padding, cu_seqlens: None })
     }
 
-    /// [`Sequences::new`] for the rank at `place` of those that divide each sequence.
+    /// [`Sequences::new`] for the rank at `place` of the ranks that divide each sequence.
     ///
     /// Errors when they do not divide it evenly.
     pub fn divided(device: &Device, batch: usize, seq_len: usize, place: ShardPlace) -> Result<Sequences> {
@@ -83,7 +83,7 @@ impl Sequences {
         Sequences::new(device, batch, seq_len)?.with_documents(max_documents)
     }
 
-    /// The values of this rank's tokens, of those of all tokens.
+    /// The values of this rank's tokens, from the values of all tokens.
     pub fn own<T: Copy>(&self, values: &[T]) -> Vec<T> {
         let length = self.place.share(self.seq_len);
         let first = self.place.rank * length;
@@ -196,7 +196,7 @@ impl DeferredWgrad {
     }
 }
 
-/// New tokens of many sequences, whose keys and values join those in a cache.
+/// New tokens of many sequences, whose keys and values join a cache.
 pub struct PagedPass<'a> {
     /// The cache of each attention layer, as [`Description::attention`](crate::param::Description::attention) lists them.
     pub layers: &'a mut [KvBlocks],

@@ -1,7 +1,7 @@
 //! The place of this process among the ranks of its job, as launchers announce it in environment variables.
 //!
-//! Recognised are torchrun, Open MPI, MPICH and Intel MPI, MVAPICH, Slurm and indexed jobs of Kubernetes, in this order, which is that of
-//! Hugging Face Accelerate. The variables are theirs; see [docs/parallelism.md](../../../docs/parallelism.md).
+//! Recognised are torchrun, Open MPI, MPICH and Intel MPI, MVAPICH, Slurm and indexed jobs of Kubernetes, in this order, as Hugging Face
+//! Accelerate does. The variables are theirs; see [docs/parallelism.md](../../../docs/parallelism.md).
 
 use crate::error::{Error, Result};
 use std::os::unix::process::parent_id;
@@ -18,7 +18,7 @@ pub struct Place {
     pub rank: usize,
     /// Processes of the job.
     pub size: usize,
-    /// This process among those of its machine, which chooses its GPU.
+    /// This process among the processes of its machine, which chooses its GPU.
     pub local_rank: usize,
     /// Host and port at which rank 0 listens.
     pub address: String,
@@ -33,7 +33,7 @@ struct Launcher {
     local_rank: &'static [&'static str],
     /// Processes on this machine.
     local_size: Option<&'static str>,
-    /// Without this one the variables are not those of a rank, but of what surrounds it.
+    /// Without this variable, the others do not describe a rank, but what surrounds it.
     needs: Option<&'static str>,
 }
 

@@ -10,14 +10,46 @@
 //!
 //! With expert parallelism, each rank has some of the experts of each mixture and tokens of its own. It gathers the tokens of all ranks for its
 //! experts, and the outputs of all experts for its tokens are added. Ranks of tensor parallelism divide experts too, whole ones: the ranks of
-//! [`Axis::Expert`] are here all ranks that divide experts, those of expert x tensor.
+//! [`Axis::Expert`] are here all ranks that divide experts, the ranks of expert x tensor.
+//!
+//! `Slots` brings `LayerRanks` to the `Builder`, and `Casts` to each pass; `LayerAxes` (`parallel/layer_axes.rs`) implements it. A linear knows its
+//! `Split`, and exchanges what the split implies:
+//!
+//! - The cast of an operand whose rows are divided (`OperandCast::gathering`) gathers codes if all ranks use one scale, and values if not. A
+//!   `Gathering` (`operand.rs`) is an operand whose all-gather is in flight; the first GEMM that reads it starts with this rank's rows
+//!   (`layers/linear/gather.rs`). Codes are transposed for wgrad only when wgrad reads them.
+//! - Partial sums of `Linear::fprop` (divided inputs) and `Linear::dgrad` (divided outputs) are added in F32 in the order of the ranks, together
+//!   with the residual connection, and rounded once (`sum_parts`). The rows of other ranks are computed first; sending them overlaps with the GEMM
+//!   of the rank's own rows (`LayerRanks::sum_computed_rows`). If NCCL sends them, this GEMM leaves multiprocessors free (`Pending::beside`).
+//! - The head merges the losses of parts of the vocabulary (`merge_losses`).
+//! - Norms, biases that are added to such sums, and other tensors that each rank has whole get gradients of the rank's tokens only.
+//!   `Ranks::sum_whole_gradients` adds these gradients.
+//! - If there are fewer key and value heads than ranks, a `Shard` of keys or values knows its `replica`: neighbouring ranks hold the same rows,
+//!   `Ranks::sum_replicated_gradients` adds their gradients, and only the first rank counts the gradients in the norm and writes the rows to
+//!   checkpoints.
+//!
+//! With context parallelism, `Sequences` knows this rank's place among the ranks that divide each sequence. Positions, inputs and targets
+//! belong to its tokens; boundaries of documents belong to whole sequences. Only attention looks beyond a token: `layers/exchange.rs`
+//! exchanges tokens for heads before attention and heads for tokens after it (`LayerRanks::exchange`), so attention itself computes what
+//! one rank computes.
+//!
+//! To change how ranks divide attention: `Attention::attend` and its backward, with the keys of other ranks in `AttentionInput`, and `lse` to merge
+//! results; the rows of a rank in `Ranks::rows`; the axes in `ParallelConfig::mesh`.
+//!
+//! With expert parallelism, the matrices of a rank are a `GroupedLinear` of fewer experts, whose `Param` knows the first tensor of the whole stack
+//! (`Param::within_stack`). `Dispatch` (`layers/moe/dispatch.rs`) gathers tokens and choices of all ranks, lays out the rows of its own experts
+//! (`slots` of a range), sends codes where all ranks would cast the same codes (`gather_quantized`), and adds the sums of all ranks.
+//!
+//! Exchanges in layers have groups of their own (`Mesh::layer_group`), and so communicators whose number of CTAs suits what compute does meanwhile.
+//! `tests/promises/tensor.rs`, `context.rs`, `expert_ranks.rs` and `expert_tensor.rs` compare divided models with one rank, for every recipe, and
+//! plant faults in the exchange.
 
 use crate::error::Result;
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::{Axis, Pending};
 use std::ops::Range;
 
-/// A rank's place among those that divide the tensors of layers, the tokens of sequences, or the experts of mixtures.
+/// A rank's place among the ranks that divide the tensors of layers, the tokens of sequences, or the experts of mixtures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardPlace {
     /// This rank.
@@ -46,7 +78,7 @@ impl ShardPlace {
     }
 }
 
-/// The rows of all ranks, some of which may still be on their way.
+/// The rows of all ranks; the gather of some may still be in progress.
 pub enum Arriving {
     /// All are there.
     Here(Tensor),
@@ -65,9 +97,9 @@ impl Arriving {
 }
 
 /// The exchange of activations among the ranks that divide the tensors, sequences and experts of layers: the ranks of the axes tensor,
-/// context and expert, of which the last are those of expert x tensor. `name` is that of a tensor, for error messages.
+/// context and expert. The ranks of the expert axis are here the ranks of expert x tensor. `name` names a tensor, for error messages.
 pub trait LayerRanks {
-    /// This rank among those of `axis`.
+    /// This rank among the ranks of `axis`.
     fn place(&self, axis: Axis) -> ShardPlace;
 
     /// Sends part `i` of `parts` `[ranks, …]` to rank `i` of `axis`, and returns what they have sent, in their order.

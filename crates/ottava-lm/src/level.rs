@@ -1,4 +1,7 @@
 //! Storage formats of weights, gradients and moments, by level: values that parameters and the optimizer interpret.
+//!
+//! `param` stores weights and gradients in these formats, and `Moments` of the op `adamw` stores the states. An F16 master whose codes FP8 products
+//! read has no BF16 copy: casts read the F16 value (`Fp8Output::cast_scaled`).
 
 use ottava_tensor::{DType, ExpandedTensor};
 use serde::{Deserialize, Serialize};
@@ -157,8 +160,8 @@ impl Formats {
         })
     }
 
-    /// Whether the update of a slice can cast it in the same pass: a cast takes a matrix of tiles, where groups of moments lie within rows
-    /// of their own, and stochastic rounding the place of each element.
+    /// Whether the update of a slice can cast the slice in the same pass. A cast needs a matrix of tiles. Groups of moments lie within rows
+    /// of their own, and stochastic rounding needs the place of each element, so neither fits such a matrix.
     pub fn slice_casts(self) -> bool {
         self.masters != Masters::None && matches!(self.states, States::Float32 | States::Float8)
     }

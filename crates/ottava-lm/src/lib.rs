@@ -1,4 +1,16 @@
 //! Recipes, layers, models, optimizers, data and checkpoints for training language models in FP8.
+//!
+//! Modules stand on floors, and a file imports from its own floor or from lower floors. Read upwards:
+//!
+//! - 3: errors, files, the values that describe a run (`recipe`, `level`, `lora`, `recompute`, `mode`), scales (`scaling`), operands of products
+//!   (`operand`) and parameters (`param`)
+//! - 4: `layers`
+//! - 5: `models`
+//! - 6: `parallel`, `optim`, `data`, `checkpoint`, `convert`, `engine`, `report`, `sentinel`
+//! - 7: `config`, `step`, `evaluate`, `objective`, `plan`, `run`, `trainer`, `monitor`, `export`, `bench`
+//!
+//! Entry points: `Trainer` trains a run, `ResolvedRun` resolves and plans it, `Run` is one step of it without data, and `Engine` generates text.
+//! There is no network access at run time.
 #![forbid(unsafe_code)]
 
 pub mod background;

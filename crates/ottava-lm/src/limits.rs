@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Bytes that the process may still allocate under its own limits: `ulimit -v` and `-d`, and the memory limits of its
-/// cgroup and of those above it (containers, `systemd`, Slurm). `None` where there is no limit.
+/// Bytes that the process may still allocate under its own limits: `ulimit -v` and `-d`, and the memory limits of its cgroup and of the
+/// cgroups above it (containers, `systemd`, Slurm). `None` where there is no limit.
 pub fn process_memory() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let limits = of_process(&read("/proc/self/limits"), &read("/proc/self/status"));

@@ -1,4 +1,20 @@
-//! LoRA as a value: which linears have adapters, of which rank and scale. Hu et al. 2021, arXiv:2106.09685.
+//! LoRA as a value: which linears have adapters, and their rank and scale. Hu et al. 2021, arXiv:2106.09685.
+//!
+//! With adapters (`Builder::lora`), all other parameters are frozen, and no gradient of a frozen weight is computed. `Decoder::parameters` leaves
+//! frozen parameters out, so optimizer, ranks and checkpoints never see them, and layers check `Param::is_trained` before they compute a gradient.
+//!
+//! The low-rank product of an adapter is the addend of the linear's own product, in fprop (`Adapter::forward`) and in dgrad (`Adapter::dgrad`), so
+//! the sum is rounded once. An adapter reads operands in the compute type: `OperandCast::for_adapter` keeps the value in addition to the codes
+//! (`View::CodesAndValue`), and `Decision::beside_adapters` keeps wgrad in high precision, so backward gets values. For the parts of a fused
+//! weight, the matrices `A` are stacked, and the matrices `B` form a block-diagonal matrix.
+//!
+//! `AdaptedWeights` (`checkpoint/model.rs`) returns the weights of base and adapter. A model for inference can have several adapters if it is built
+//! with adapters of no linear (`Lora::of_no_linear`): `Decoder::load_adapters` builds each adapter, and `Decoder::exchange_adapters` moves one of
+//! them into the linears. Forward knows of one adapter only.
+//!
+//! To add a variant: `Adapter` (`layers/linear/adapter.rs`), and what the variant changes of a linear's products beside it, as
+//! `layers/linear/magnitudes.rs` for DoRA; `Lora`; keys in `config/lora.rs`; `adapter_config` in `checkpoint/model.rs`. A layer with linears
+//! implements `Sublayer::linears_mut`.
 
 mod targets;
 #[cfg(test)]
@@ -42,7 +58,7 @@ impl Default for Lora {
 }
 
 impl Lora {
-    /// Adapters of no linear: those of a model that is built as beside adapters, and gets them later.
+    /// Adapters of no linear, for a model that is built as beside adapters, and gets them later.
     pub fn of_no_linear() -> Lora {
         Lora { r: 1, alpha: 1.0, targets: Targets::NONE, ..Lora::default() }
     }

@@ -1,4 +1,11 @@
 //! What a pass through a model is for, and what its products read: values in the [`Context`](crate::context::Context).
+//!
+//! A `Mode` has two parts: the purpose of a pass (training, evaluation, inference, recomputation and others in `Pass`), and whether products read
+//! codes or the compute type (`StepPrecision`). Evaluation and generation have no effect on a run: their casts write statistics to a separate
+//! buffer that nothing reads, and only `ScalingState::update` changes scales.
+//!
+//! For example, `Decoder::forward_only` of an evaluation uses `Mode::evaluation`, whose statistics are unread, and a `KvCache` has a `Recorder` of
+//! its own.
 
 /// The purpose of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,22 @@
 //! What the products of a linear layer read: a matrix, or its FP8 codes.
+//!
+//! A product receives a `View`, which is either a value or codes. Both have `rows()` and `columns()`, and no accessor returns an operand in the
+//! wrong precision.
+//!
+//! | product | a | b | |
+//! |---|---|---|---|
+//! | fprop `y = x · Wᵀ` | rows of `x` | rows of `W` | |
+//! | dgrad `dx = dy · W` | rows of `dy` | columns of `W` | |
+//! | wgrad `dW += dyᵀ · x` | columns of `dy` | columns of `x` | into the gradient, in place |
+//!
+//! Columns of a matrix in codes are a transposed copy, because FP8 products read both operands along the contracted dimension. A transposed copy is
+//! a copy of codes; if the two copies have different scales, both are cast from the same values. So no FP8 value is made from another FP8 value,
+//! with two exceptions: with `memory.saved_activations = "float8"`, backward recomputes operands from compressed activations, and to add a
+//! micro-batch, E4M3 gradients of weights are widened and cast again.
+//!
+//! Each product may read the compute type instead (`ProductPrecision::High`, set by `high_precision_products`); then `Views` holds the value for
+//! one product and codes for the other. After forward, a linear keeps only the view that wgrad reads. A `Gathering` is an operand whose all-gather
+//! is in flight: the first product that reads it starts with the rows of this rank.
 
 use crate::error::{Error, Result};
 use crate::layer_ranks::{Arriving, ShardPlace};
@@ -39,7 +57,7 @@ impl FrozenScale {
 pub struct Gathering {
     range: Range<usize>,
     ranks: usize,
-    /// This rank's rows, and those of all ranks, until these have been waited for.
+    /// This rank's rows, and the rows of all ranks, until the gather has been waited for.
     arriving: RefCell<Option<(Matrix, Arriving)>>,
     all: OnceCell<Matrix>,
     /// The transposed codes of all rows, once they have been read.
@@ -82,7 +100,7 @@ impl Matrix {
 }
 
 impl Gathering {
-    /// The rows of all ranks, which are `arriving`, of which the rank at `place` has its `own`.
+    /// The rows of all ranks, which are `arriving`; the rank at `place` has its `own` rows.
     pub fn new(own: Matrix, place: ShardPlace, arriving: Arriving) -> Gathering {
         let rows = own.tensor().shape()[0];
         Gathering {

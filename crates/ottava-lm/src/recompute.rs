@@ -1,4 +1,11 @@
 //! What forward saves and what backward recomputes: values that the layers interpret.
+//!
+//! For an operand that is not saved, `SavedOperand` keeps the scale of its cast. Backward recomputes the operand with
+//! `OperandCast::reproduce_columns`, `reproduce_both` or `recast_columns`, and does not measure the operand again. The backward kernel of the
+//! activation also writes the activation's transposed codes, so no policy saves these codes. Recomputing a block skips its last product, whose
+//! result backward does not read. Every policy gives the same bits (`tests/promises/recompute.rs`).
+//!
+//! Saving activations in FP8 changes gradients, so it is a separate setting and not a policy of recomputation (`ops/compress/` of `ottava-tensor`).
 
 use serde::{Deserialize, Serialize};
 

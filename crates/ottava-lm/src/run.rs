@@ -1,4 +1,11 @@
 //! A run assembled: model, optimizer and step, the same for training, for plans and for benchmarks.
+//!
+//! `ResolvedRun::new` (`plan/resolve.rs`) resolves the `"auto"` settings of a run by dry runs, and rejects a run that does not fit. Its result is a
+//! `ResolvedConfig`. `Run::new` takes this config, and is the only constructor of model, optimizer and step: trainer, plan and `ottava bench train`
+//! call it. `Trainer` adds data, metrics, checkpoints and signals.
+//!
+//! The order in `Run::new` matters. First the model is built without weights. Then `Partition::new` decides the slices of each rank, and
+//! `Partition::load` reads only these slices. The optimizer comes last, since its states have the shapes of the slices.
 
 use crate::config::ResolvedConfig;
 use crate::data::Batch;
@@ -29,7 +36,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The run of `config` on one of `ranks` for a model of these sizes, with values from `weights`. Its weights are not cast before
+    /// Builds the run of `config` on this rank of `ranks`, for a model of these `sizes`, with values from `weights`. The weights are not cast before
     /// [`Run::quantize_weights`], since a resumed run restores scales first.
     pub fn new(
         config: &ResolvedConfig,

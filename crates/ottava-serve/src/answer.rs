@@ -19,7 +19,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 /// The format of an answer.
 pub trait Form: Send + Sync + 'static {
-    /// The object of a whole answer, that of a piece of one, and the start of ids.
+    /// The object of a whole answer, the object of a piece of an answer, and the start of ids.
     const NAMES: [&'static str; 3];
 
     /// Adds a part of a choice.
@@ -51,7 +51,7 @@ pub struct Answer<F> {
 }
 
 impl<F: Form> Answer<F> {
-    /// Starts `params.n` completions of each of `requests`, of which each has a choice.
+    /// Starts `params.n` completions of each of `requests`. Each completion has a choice.
     pub fn start(
         served: Arc<Served>,
         permit: OwnedSemaphorePermit,

@@ -204,7 +204,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
     }
 }
 
-/// Reads a value of at most `left` values, those in lists and objects included.
+/// Reads a value of at most `left` values, counting the values in lists and objects.
 struct Bounded<'a> {
     left: &'a mut usize,
 }

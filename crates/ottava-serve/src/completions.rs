@@ -27,7 +27,7 @@ pub fn fields() -> Vec<&'static str> {
 
 /// Texts, with lists of log-probabilities.
 pub struct Texts {
-    /// Whether log-probabilities are wanted, and whether the prompt's come before those of new tokens.
+    /// Whether log-probabilities are wanted, and whether log-probabilities of the prompt come before log-probabilities of new tokens.
     logprobs: bool,
     echo: bool,
     /// The tokens of each prompt, and how many of them come before its text.

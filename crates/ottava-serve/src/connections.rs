@@ -1,7 +1,7 @@
 //! Connections: how many there are, how long their clients may take, and how they end.
 //!
 //! A connection waits for a request, works on one, or finishes: the answer is complete and not all of it is sent. Where there are too many,
-//! the one that has waited longest is closed, those that never sent a whole request first. So clients that connect and send nothing, or
+//! the one that has waited longest is closed, beginning with connections that never sent a whole request. So clients that connect and send nothing, or
 //! half a request, keep nobody else out.
 
 use axum::Router;
@@ -103,7 +103,7 @@ impl Connections {
         }
     }
 
-    /// A place for a connection: a free one, or that of the connection that has waited longest for a request.
+    /// A place for a connection: a free place, or the place of the connection that has waited longest for a request.
     async fn slot(&self) -> OwnedSemaphorePermit {
         loop {
             if let Ok(slot) = self.slots.clone().try_acquire_owned() {

@@ -42,7 +42,7 @@ impl ApiError {
         ApiError { code: Some("context_length_exceeded"), ..ApiError::field(name, message) }
     }
 
-    /// A model that is not among those `served`.
+    /// A model that is not among the models `served`.
     pub fn no_model(asked: &str, served: &str) -> ApiError {
         let message = format!("the model `{asked}` does not exist here; this server has {served}");
         let error = ApiError::new(StatusCode::NOT_FOUND, message);

@@ -9,6 +9,10 @@
 //!
 //! Clients are not trusted. `connections` bounds their number and the time that they take, `intake` the memory of bodies, `body` and
 //! `params` the lists in them, all before work is done for them.
+//!
+//! To add a field of the API: `READ` or `NOT_IMPLEMENTED` and `Params::read` in `params`; a field of one endpoint only is in `OWN` of `completions`
+//! or `chat`. To add a format of tool calls: `ToolCallParser` and `CallStream` in `tool_calls`, which a `Choice` feeds. To add a constraint:
+//! `Constraint` in `constraint`, and `Grammars` of the engine. `docs/serving.md` lists all of them.
 #![forbid(unsafe_code)]
 
 mod answer;

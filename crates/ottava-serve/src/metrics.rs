@@ -1,4 +1,4 @@
-//! Metrics in the text format of Prometheus: those of vLLM, with `ottava:` in place of `vllm:` before their names.
+//! Metrics in the text format of Prometheus: vLLM's metrics, with `ottava:` in place of `vllm:` before their names.
 
 use crate::preparing::preparing;
 use crate::worker::Worker;

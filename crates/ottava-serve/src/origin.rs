@@ -47,7 +47,7 @@ pub fn preflight<B>(origins: &[Origin], request: &Request<B>) -> Option<Response
     let answer = response.headers_mut();
     answer.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
     answer.insert(header::ACCESS_CONTROL_MAX_AGE, MAX_AGE);
-    // Clients send headers of their own, and no header changes an answer but those that are checked.
+    // Clients send headers of their own, and only headers that are checked change an answer.
     if let Some(names) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
         answer.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
     }

@@ -76,7 +76,7 @@ const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
     ("service_tier", &["\"auto\"", "\"default\""]),
 ];
 
-/// The names of a request's fields: of both kinds of requests, of its own kind, and of those of its kind that are not implemented.
+/// The names of a request's fields: of both kinds of requests, of its own kind, and of fields of its kind that are not implemented.
 pub fn known(own: &'static [&'static str], not_implemented: &[(&'static str, &[&str])]) -> Vec<&'static str> {
     let names = NOT_IMPLEMENTED.iter().chain(not_implemented).map(|(name, _)| *name);
     [READ, constraint::FIELDS, WITHOUT_EFFECT, own].concat().into_iter().chain(names).collect()
@@ -103,7 +103,7 @@ pub struct Params {
     pub model: Arc<ServedModel>,
     /// Completions of each prompt that are computed.
     pub n: usize,
-    /// Completions of each prompt that are returned: those with the highest mean log-probability of a token.
+    /// Completions of each prompt that are returned: the completions with the highest mean log-probability of a token.
     pub best: usize,
     /// Texts that end a completion.
     pub stops: Arc<[String]>,
@@ -262,7 +262,7 @@ impl Params {
         }
     }
 
-    /// The log-probabilities that the engine computes for a client that asks for `logprobs`: `best_of` reads those of drawn tokens.
+    /// The log-probabilities that the engine computes for a client that asks for `logprobs`: `best_of` reads the log-probabilities of drawn tokens.
     pub fn logprobs_of_engine(&self, logprobs: Option<usize>) -> Option<usize> {
         logprobs.or((self.n > self.best).then_some(0))
     }

@@ -214,7 +214,7 @@ impl<B: Backend> Schedule<B> {
             Command::Resume { id } => {
                 let Some(group) = self.groups.get_mut(&id).filter(|group| group.held) else { return };
                 group.held = false;
-                // The last one resumed is the first to go on.
+                // The request that was resumed last goes on first.
                 group.live.values().rev().for_each(|&request| self.backend.resume(request));
                 if group.waits() {
                     self.queue.push_back(id);

@@ -125,7 +125,7 @@ impl Served {
         })
     }
 
-    /// The tokens of a prompt in `field`, with those that the tokenizer puts before a text if `special`. One that must be longer than the model has
+    /// The tokens of a prompt in `field`, with the tokens that the tokenizer puts before a text if `special`. One that must be longer than the model has
     /// room for is refused before it is tokenized.
     pub async fn encode(&self, field: &str, text: String, special: bool) -> Result<Encoded> {
         self.expect_may_fit(field, text.len())?;

@@ -112,7 +112,7 @@ pub struct Model {
 /// the address once it is loaded and requests are answered.
 ///
 /// # Errors
-/// Those of `load`, [`Error::Io`] when the address cannot be used, the engine's if another rank has failed, and else [`Error::Model`] when the
+/// The errors of `load`, [`Error::Io`] when the address cannot be used, the engine's if another rank has failed, and else [`Error::Model`] when the
 /// engine failed.
 pub fn serve<B: Backend>(
     options: &Options,
@@ -182,7 +182,7 @@ fn models_of(base: &str, root: String, adapters: Vec<NamedAdapter>) -> Vec<Arc<S
     std::iter::once(base).chain(adapted).map(Arc::new).collect()
 }
 
-/// Threads for connections. Those that read requests end soon after a burst, and give their memory back.
+/// Threads for connections. Threads that read requests end soon after a burst, and give their memory back.
 pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.worker_threads(2).thread_keep_alive(Duration::from_secs(1)).enable_all().build()

@@ -346,7 +346,7 @@ fn echoed_prompts_have_log_probabilities() {
     assert_eq!((tokens.len(), answer["usage"]["completion_tokens"].as_u64()), (prompts[1].len(), Some(0)));
 }
 
-/// Tokens that are parts of one character each decode to a replacement character, of which the text has none.
+/// Tokens that are parts of one character each decode to a replacement character, and the text has none.
 #[test]
 fn text_offsets_count_characters_of_the_text() {
     let server = start(|_, _| {});

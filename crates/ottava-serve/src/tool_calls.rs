@@ -144,7 +144,7 @@ impl CallStream {
         found
     }
 
-    /// Whether there may be more calls than those before and the `found` ones; if not, drops the held text.
+    /// Whether there may be more calls than the earlier calls and the `found` calls; if not, drops the held text.
     fn goes_on(&mut self, found: &Found) -> bool {
         let goes_on = self.count + found.calls.len() < self.most;
         if !goes_on {

@@ -1,4 +1,4 @@
-//! The handle to the engine: permits for requests, and the events of those in progress.
+//! The handle to the engine: permits for requests, and the events of requests in progress.
 
 use crate::backend::Backend;
 use crate::error::{ApiError, Result};
@@ -23,7 +23,7 @@ pub struct Worker {
     shared: Arc<Shared>,
 }
 
-/// The completions of one HTTP request. Dropping it cancels those that go on.
+/// The completions of one HTTP request. Dropping it cancels the completions that go on.
 pub struct Running {
     events: mpsc::UnboundedReceiver<Result<(usize, Event)>>,
     backlog: Arc<AtomicUsize>,

@@ -1,5 +1,18 @@
 //! Capabilities of GPUs by compute capability, from NVIDIA's documents (CUDA C++ Programming Guide, PTX ISA, cuBLAS: "FP8 data types
 //! usage"). The needs of kernels are checked against them before a launch.
+//!
+//! `CAPABILITIES` lists, by compute capability, the features of GPUs, the scales of their FP8 products, their shared memory, and whether this
+//! project's tests have run on such a GPU. Three kinds of work are checked against a row of the table, before anything is launched and in every dry
+//! run:
+//!
+//! - Kernels: the declaration of a kernel source (`kernel_source!`) names the features that the kernel `needs`, and `KernelModule::expect_on`
+//!   checks the needs before the kernel is compiled. A kernel that can do without an instruction has another path for GPUs that lack the
+//!   instruction (`__CUDA_ARCH__` in `common.cuh`), and needs nothing.
+//! - Products and recipes: `Capability::expect_fp8_product`, and `Recipe::expect_on` of `ottava-lm` for the products of a recipe.
+//! - Attention: `AttentionBackend::choose` excludes backends that need a missing feature.
+//!
+//! `ottava plan --gpu NAME` prints what runs on a GPU. To support another GPU, add a row here, a model in `cuda/dry.rs`, and, for a kernel whose
+//! needs the GPU lacks, another kernel in the folder of the op.
 
 use crate::error::{Error, Result};
 use crate::granularity::Granularity;

@@ -38,7 +38,7 @@ impl Device {
         Ok(Device::Cuda(CudaDevice::open(ordinal)?))
     }
 
-    /// A GPU in a dry run: tensors have no data, and memory is counted against that of `model`. Needs no GPU.
+    /// A GPU in a dry run: tensors have no data, and memory is counted against the memory of `model`. Needs no GPU.
     pub fn dry_gpu(model: GpuModel) -> Device {
         Device::Cuda(CudaDevice::dry(model))
     }

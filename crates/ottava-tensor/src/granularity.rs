@@ -1,4 +1,11 @@
 //! Scale granularity of FP8 matrices, and the shapes of codes and scales for each.
+//!
+//! To add a granularity, add a variant here, and complete every match that no longer compiles:
+//!
+//! - in this crate: `Granularity` and `quantized.rs`; the casts in `ops/quantize/`, and `ops/destination.rs` with the define `SHARING` of
+//!   `destination.cuh`; the scale modes of products in `cuda/cublaslt/spec.rs`, `ops/gemm/cuda.rs` and `ops/grouped_gemm/`
+//! - in `ottava-lm`: the recipe (`Precision::recipe`, `recipe/linears.rs`, `recipe/fp8_pays.rs`), `scaling/scales.rs`, and, to write and read
+//!   folders, `export/linears.rs`, `export/format.rs` and `models/quantization.rs`
 
 use std::fmt;
 

@@ -1,4 +1,12 @@
 //! Asynchronous copies of tensors between pinned host memory and a GPU.
+//!
+//! A tensor of a GPU may be in pinned host memory (`MemoryKind::Host`, `cuda/pinned.rs`). Then the host memory is the tensor, and a copy on the GPU
+//! is its mirror: `HostTransfer::fetch` creates the mirror, ops use the mirror, and `HostTransfer::write_back` or `discard_mirrors` releases it.
+//! The host memory always has complete values, so an error or a failed capture of a CUDA graph loses nothing. A kernel that gets a tensor without a
+//! mirror reads the tensor over PCIe: slowly, but correctly.
+//!
+//! Copies run in two streams, one per direction, and overlap with compute. A copy starts after the work enqueued before it. Compute waits for the
+//! copy at `HostTransfer::wait`, or when the `HostTransfer` is dropped. Captured graphs include copies and waits.
 
 use crate::cuda::{CudaDevice, PinnedBuffer, Transfer};
 use crate::device::MemoryKind;

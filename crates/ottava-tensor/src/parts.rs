@@ -1,6 +1,10 @@
 //! Memory that is cut into parts which are written independently, and put together again.
 //!
 //! Collectives work on one flat buffer for many tensors, and ops on each of these tensors: both own their memory, at different times.
+//!
+//! For example, all gradients of a block are one buffer for the reduction over ranks. `Tensor::split` turns the buffer into one tensor per matrix,
+//! without a copy, and each tensor is the only owner of its bytes; `Tensor::join` turns the tensors back into the buffer. So ops write gradients
+//! directly into the buffer that is reduced, and casts write codes directly into the buffer that is gathered.
 
 use crate::error::{Error, Result};
 use std::ops::Range;
@@ -58,7 +62,7 @@ impl<M: Memory> Part<M> {
         ranges.iter().map(cut).collect()
     }
 
-    /// The whole memory of which these are all the parts that are left.
+    /// The whole memory, if these are all the parts that are left.
     pub fn join(parts: Vec<Part<M>>) -> Result<Part<M>> {
         let mut parts = parts.into_iter();
         let first = parts.next().ok_or_else(|| Error::Value("join: there are no parts".into()))?;

@@ -20,7 +20,7 @@ pub enum Damage {
     },
 }
 
-/// A fault in those FP8 products of this thread whose results have a `shape`.
+/// A fault in the FP8 products of this thread whose results have a `shape`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProductFault {
     /// The shape of the results.
@@ -42,7 +42,7 @@ pub fn plant(fault: Option<ProductFault>) {
     FAULT.set(fault.map(|fault| (fault, 0)));
 }
 
-/// Damages `result`, that of an FP8 product, if a fault is planted for it.
+/// Damages `result`, the result of an FP8 product, if a fault is planted for it.
 pub(crate) fn damage(result: &mut Tensor) {
     FAULT.with_borrow_mut(|planted| {
         let Some((fault, seen)) = planted else { return };

@@ -16,7 +16,7 @@ pub struct QuantizedTensor {
     pub codes: Option<Tensor>,
     /// `[columns, rows]`, padded; contracted along the rows.
     pub transposed: Option<Tensor>,
-    /// Inverse scales of `codes`, F32, shaped as [`Granularity::scales_shape`] says; those of `transposed` if there are no `codes`.
+    /// Inverse scales of `codes`, F32, shaped as [`Granularity::scales_shape`] says; the inverse scales of `transposed` if there are no `codes`.
     pub scale_inv: Tensor,
     /// Inverse scales of `transposed` where both copies exist and differ in their scales. Boxed because most operands have none.
     pub transposed_scale_inv: Option<Box<Tensor>>,

@@ -1,4 +1,7 @@
 //! New tensors whose bytes the host reads piece by piece, for example from files.
+//!
+//! For a GPU, chunks of 32 MiB are read into two pinned buffers in turn: while one chunk is copied to the GPU, the next chunk is read into the
+//! other buffer. The host holds no whole tensor, and reads overlap with copies.
 
 use crate::cuda::{DeviceBuffer, Event, PinnedBuffer};
 use crate::device::{Device, Storage};

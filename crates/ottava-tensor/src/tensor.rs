@@ -258,7 +258,7 @@ impl Tensor {
         }
     }
 
-    /// Replaces all elements by those in `bytes`.
+    /// Replaces all elements by the elements in `bytes`.
     pub fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         let range = self.byte_range();
         assert_eq!(range.len(), bytes.len(), "write_bytes covers the whole tensor");

@@ -12,7 +12,7 @@ pub fn open(choice: DeviceChoice) -> Result<Device> {
     open_of_rank(choice, &Local::ALONE)
 }
 
-/// The place of a process among those of its machine, which chooses its GPU.
+/// The place of a process among the processes of its machine, which chooses its GPU.
 pub struct Local {
     /// Counts from 0.
     pub rank: usize,

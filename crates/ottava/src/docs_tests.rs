@@ -1,4 +1,4 @@
-//! Commands and settings in the documents are those of this program.
+//! Commands and settings in the documents exist in this program.
 
 use crate::Cli;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -17,7 +17,7 @@ fn documents() -> Vec<(String, String)> {
     let paths = entries.map(|entry| entry.unwrap().path());
     let mut found: Vec<PathBuf> = paths
         .filter(|path| path.extension().is_some_and(|end| end == "md" || end == "toml"))
-        // What commands were called before is history.
+        // The changelog names commands as they were called at the time.
         .filter(|path| !["CHANGELOG.md", "Cargo.toml"].iter().any(|name| path.ends_with(name)))
         .collect();
     found.sort();
@@ -121,7 +121,7 @@ fn wrong_key(error: &str) -> Option<String> {
     error.lines().find(|line| about_keys.iter().any(|words| line.contains(words))).map(str::to_string)
 }
 
-/// Each command of a document: those of its shell blocks, and those between backticks, with whether they are whole.
+/// Each command of a document, in shell blocks and between backticks, with whether they are whole.
 fn commands(path: &str, text: &str) -> Vec<(String, bool)> {
     if path.ends_with(".toml") {
         let comments = text.lines().filter_map(|line| line.strip_prefix("#   "));

@@ -47,7 +47,7 @@ pub fn print(text: Arguments) {
     }
 }
 
-/// Prints a line of texts, of which some are marked: in colour on a terminal, unless `NO_COLOR` is set, else in brackets.
+/// Prints a line of texts. Some of them are marked: in colour on a terminal, unless `NO_COLOR` is set, else in brackets.
 pub fn print_marked(parts: &[(&str, bool)]) {
     let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let mut line = String::new();

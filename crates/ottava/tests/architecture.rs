@@ -1,4 +1,4 @@
-//! Documents name code that exists: a renamed file, type, function or test fails here until its document follows.
+//! Documents and module headers name code that exists: a renamed file, type, function or test fails here until its document follows.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,9 @@ const EXTENSIONS: &[&str] = &["rs", "cuh", "md", "toml", "sh", "gz"];
 
 /// Stands for a file or folder that does not exist yet, in a folder that does.
 const PLACEHOLDERS: &[&str] = &["NAME", "<op>"];
+
+/// Pages whose names of files and of code are checked.
+const MAPS: &[&str] = &["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/glossary.md", "docs/life-of-a-step.md"];
 
 /// Keywords of items whose names documents use.
 const ITEMS: &[&str] = &["fn", "struct", "enum", "trait", "type", "const", "static", "mod"];
@@ -56,15 +59,21 @@ fn is_path(text: &str) -> bool {
     clean && (known && !text.starts_with('.') || text.ends_with('/'))
 }
 
-/// Where a document's `path` is: below the root, or below a crate or its `src` or `tests`. A placeholder stands for its folder.
-fn located(path: &str) -> Option<PathBuf> {
+/// Where a document's `path` is: below `from`, the folder of the document, below the root, or below a crate or its `src` or `tests`. A
+/// placeholder stands for its folder.
+fn located(path: &str, from: &Path) -> Option<PathBuf> {
     let path = match PLACEHOLDERS.iter().filter_map(|name| path.find(name)).min() {
         Some(at) => &path[..at],
         None => path,
     };
     let root = root();
     let folders = CRATES.iter().flat_map(|name| ["src", "tests", ""].map(|folder| format!("crates/{name}/{folder}")));
-    [String::new()].into_iter().chain(folders).map(|folder| root.join(folder).join(path)).find(|path| path.exists())
+    let below = folders.map(|folder| root.join(folder));
+    [from.to_path_buf(), root.clone()]
+        .into_iter()
+        .chain(below)
+        .map(|folder| folder.join(path))
+        .find(|path| path.exists())
 }
 
 /// Whether a file called `name` is somewhere below `folder`.
@@ -93,7 +102,7 @@ fn defines(text: &str, name: &str) -> bool {
 
 /// Names in one line of a document that nothing has. In prose, words in backticks may be anything, and only files and
 /// `Type::name` are looked for. In the table a bare name must be in the path that follows it in its clause, if there is one.
-fn problems(line: &str, in_table: bool, all: &[PathBuf]) -> Vec<String> {
+fn problems(line: &str, in_table: bool, from: &Path, all: &[Source]) -> Vec<String> {
     let mut problems = Vec::new();
     let tokens = quoted(line);
     for (i, &(token, end)) in tokens.iter().enumerate() {
@@ -101,7 +110,7 @@ fn problems(line: &str, in_table: bool, all: &[PathBuf]) -> Vec<String> {
             let prose = !in_table
                 && (token.ends_with('/')
                     || ["crates", "configs", "scripts"].iter().any(|f| holds(&root().join(f), token)));
-            if !prose && located(token).is_none() {
+            if !prose && located(token, from).is_none() {
                 problems.push(format!("there is no `{token}`"));
             }
             continue;
@@ -112,14 +121,13 @@ fn problems(line: &str, in_table: bool, all: &[PathBuf]) -> Vec<String> {
         }
         let clause = end + line[end..].find([';', '|']).unwrap_or(line.len() - end);
         let following = tokens[i + 1..].iter().find(|(path, at)| *at < clause && is_path(path)).map(|(path, _)| *path);
-        let found = match (owner, following.filter(|_| in_table).and_then(located)) {
+        let found = match (owner, following.filter(|_| in_table).and_then(|path| located(path, from))) {
             (None, _) if !in_table => true,
             (None, Some(place)) => sources(&place).iter().any(|file| defines(&read(file), name)),
-            (None, None) => all.iter().any(|file| defines(&read(file), name)),
+            (None, None) => all.iter().any(|Source { text, .. }| defines(text, name)),
             // A method may be in another file than its type.
-            (Some(owner), _) => all.iter().any(|file| {
-                let text = read(file);
-                defines(&text, name) && (defines(&text, owner) || text.contains("impl") && text.contains(owner))
+            (Some(owner), _) => all.iter().any(|Source { text, .. }| {
+                text.contains(owner) && defines(text, name) && (defines(text, owner) || text.contains("impl"))
             }),
         };
         if !found {
@@ -131,27 +139,45 @@ fn problems(line: &str, in_table: bool, all: &[PathBuf]) -> Vec<String> {
     problems
 }
 
-fn all_sources() -> Vec<PathBuf> {
-    CRATES.iter().flat_map(|name| sources(&root().join("crates").join(name).join("src"))).collect()
+/// A file of a crate.
+struct Source {
+    path: PathBuf,
+    text: String,
+}
+
+fn all_sources() -> Vec<Source> {
+    let paths = CRATES.iter().flat_map(|name| sources(&root().join("crates").join(name).join("src")));
+    paths.map(|path| Source { text: read(&path), path }).collect()
 }
 
 #[test]
-fn the_map_names_code_that_exists() {
-    let (text, all) = (read(&root().join("ARCHITECTURE.md")), all_sources());
-    let (mut in_table, mut rows, mut found) = (false, 0, Vec::new());
-    for (number, line) in text.lines().enumerate() {
-        if let Some(heading) = line.strip_prefix("## ") {
-            in_table = heading == "To change X, touch Y";
+fn the_maps_name_code_that_exists() {
+    let (root, all) = (root(), all_sources());
+    let mut found = Vec::new();
+    for map in MAPS {
+        let (mut in_table, mut rows) = (false, 0);
+        for (number, line) in read(&root.join(map)).lines().enumerate() {
+            if let Some(heading) = line.strip_prefix("## ") {
+                in_table = heading == "To change X, touch Y";
+            }
+            let row = in_table && line.starts_with('|');
+            rows += usize::from(row);
+            found.extend(problems(line, row, &root, &all).iter().map(|p| format!("{map}:{}: {p}", number + 1)));
         }
-        let row = in_table && line.starts_with('|');
-        rows += usize::from(row);
-        // "No `shape.rs`" is about a file that is absent.
-        if line.starts_with("- **No `") {
-            continue;
-        }
-        found.extend(problems(line, row, &all).iter().map(|p| format!("ARCHITECTURE.md:{}: {p}", number + 1)));
+        assert!(rows > 10 || map.starts_with("docs/"), "{map}: the table \"To change X, touch Y\" is there");
     }
-    assert!(rows > 10, "the table \"To change X, touch Y\" is there");
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn module_headers_name_code_that_exists() {
+    let (all, mut found) = (all_sources(), Vec::new());
+    for Source { path, text } in &all {
+        let from = path.parent().expect("a file has a folder");
+        for line in text.lines().filter_map(|line| line.strip_prefix("//!")) {
+            found.extend(problems(line, false, from, &all).iter().map(|p| format!("{}: {p}", path.display())));
+        }
+    }
     assert!(found.is_empty(), "\n{}", found.join("\n"));
 }
 
@@ -160,7 +186,7 @@ fn renamed_code_is_noticed() {
     let all = all_sources();
     let right =
         "| `Mlp` in `layers/mlp.rs`; `Stage::new`; `models/NAME.rs` (new); `hidden_act` in `models/family.rs` |";
-    assert_eq!(problems(right, true, &all), Vec::<String>::new());
+    assert_eq!(problems(right, true, &root(), &all), Vec::<String>::new());
     for (wrong, problem) in [
         ("`layers/perceptron.rs`", "there is no `layers/perceptron.rs`"),
         ("`perceptrons/NAME.rs`", "there is no `perceptrons/NAME.rs`"),
@@ -168,7 +194,7 @@ fn renamed_code_is_noticed() {
         ("`Perceptron`", "nothing is called `Perceptron`"),
         ("`Mlp` in `layers/norm.rs`", "nothing is called `Mlp` in `layers/norm.rs`"),
     ] {
-        assert_eq!(problems(wrong, true, &all), [problem]);
+        assert_eq!(problems(wrong, true, &root(), &all), [problem]);
     }
 }
 

@@ -19,7 +19,7 @@ use serde::Serialize;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Steps before those that are timed: they compile kernels, time products and capture the graph.
+/// Steps before the timed steps: they compile kernels, time products and capture the graph.
 const WARM_UP: usize = 3;
 
 /// What to time.
@@ -56,8 +56,8 @@ pub struct DecodeRow {
     pub milliseconds: f64,
     /// New tokens of all sequences per second.
     pub tokens_per_second: f64,
-    /// Bytes of weights, keys and values that this rank has to read in a step; of experts, those of as many as its tokens choose on average if all
-    /// are as likely.
+    /// Bytes of weights, keys and values that this rank has to read in a step. Of experts, it counts the weights of as many experts as its
+    /// tokens choose on average if all are as likely.
     pub bytes: u64,
     /// Milliseconds to read them at the speed of a copy.
     pub floor_milliseconds: f64,
@@ -256,7 +256,7 @@ fn weight_bytes(part: &Description, tokens: usize, compute: DType, ranks: usize)
     linears.chain(part.head.iter().map(|head| of(head.outputs, head.inputs, wide))).sum()
 }
 
-/// The mean number of different matrices that `tokens` read, each of which chooses `chosen` of them, all as likely.
+/// The mean number of different matrices that `tokens` read. Each token chooses `chosen` matrices, all as likely.
 fn matrices_read(matrices: usize, chosen: usize, tokens: usize) -> f64 {
     let missed = (1.0 - chosen as f64 / matrices as f64).powf(tokens as f64);
     matrices as f64 * (1.0 - missed)

@@ -18,7 +18,7 @@ pub struct GemmRow {
     pub product: Product,
     /// The recipe.
     pub recipe: RecipeName,
-    /// Rows, outputs and inputs. Rows are the tokens, or those of all experts.
+    /// Rows, outputs and inputs. Rows are the tokens, or the rows of all experts.
     pub sizes: [usize; 3],
     /// The experts that share the rows.
     pub experts: Option<usize>,

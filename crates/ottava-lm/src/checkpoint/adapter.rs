@@ -211,7 +211,7 @@ impl WeightSource for AdapterWeights {
     }
 }
 
-/// `targets` without the names that no linear with a matrix in `files` has; of all linears, those with matrices.
+/// `targets` without the names that no linear with a matrix in `files` has; of all linears, the linears with matrices.
 fn targets_with_matrices(targets: Targets, files: &ModelFiles) -> Targets {
     let of_linear = |name: &'_ str| Some(name.strip_prefix(PEFT_PREFIX)?.strip_suffix(".lora_A.weight")?.to_string());
     let linears = || files.names().filter_map(of_linear);

@@ -83,7 +83,7 @@ enum OneOrMany<T> {
     Many(Vec<T>),
 }
 
-/// Rank, factor and targets of an adapter, of which these are the settings.
+/// Rank, factor and targets of an adapter with these settings.
 ///
 /// Errors with [`Error::Model`](crate::Error::Model) that names the key which is not implemented, or not known.
 pub(super) fn settings(config: &ConfigFile) -> Result<Lora> {

@@ -1,6 +1,6 @@
 //! Master weights and optimizer states of a checkpoint in the formats of another level.
 //!
-//! Each rank reads whole tensors, since scales are those of whole matrices.
+//! Each rank reads whole tensors, since whole matrices have one scale.
 
 use super::slices::{Regions, SliceFiles};
 use crate::error::{Error, Result};
@@ -22,9 +22,9 @@ pub(super) struct SavedStates<'a> {
 
 /// The values of one kind, such as the first moment, of all tensors of a parameter.
 pub(super) struct Values {
-    /// By the name of the tensor: those of this rank.
+    /// By the name of the tensor: the amaxes of this rank.
     by_tensor: HashMap<String, Vec<f32>>,
-    /// The amax of all, those of the experts of other ranks included.
+    /// The amax of all, including the experts of other ranks.
     amax: f32,
 }
 

@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint as training has them, also those of other ranks.
+//! The tensors of a checkpoint as training has them, also the tensors of other ranks.
 
 use super::model::rows_of;
 use super::{TensorInfo, stacks};
@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 /// The tensors of [`Contents`](super::training::Contents) as training has them. Weights that ranks divide are gathered one after another,
-/// and those of a stage are sent to the ranks with other stages, by all ranks in the order of the model.
+/// and the weights of a stage are sent to the ranks with other stages, by all ranks in the order of the model.
 pub struct LiveTensors<'a> {
     partition: &'a Partition,
     device: Device,

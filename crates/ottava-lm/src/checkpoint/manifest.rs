@@ -95,8 +95,8 @@ pub fn verify(folder: &Path, depth: Verify) -> Result<Manifest> {
     Ok(manifest)
 }
 
-/// Compares the files of a model folder with its manifest, where it has one, as checkpoints do: those at the top, by
-/// their hashes. Errors with [`Error::Checkpoint`] that names the first file that is missing or damaged.
+/// Compares the files of a model folder with its manifest, where it has one, as checkpoints do: the files at the top, by their hashes.
+/// Errors with [`Error::Checkpoint`] that names the first file that is missing or damaged.
 pub fn verify_model(folder: &Path) -> Result<()> {
     match Manifest::read(folder)? {
         Some(manifest) => compare(folder, &manifest, Verify::Hashes, is_plain_name),

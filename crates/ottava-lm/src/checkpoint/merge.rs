@@ -16,7 +16,7 @@ use ottava_tensor::{DType, Device, Tensor};
 use std::path::Path;
 
 /// Writes the model of the folder `base` with `W + scale · B · A` in place of each `W` that has an adapter, and with DoRA each row of it times
-/// its magnitude over its norm, as the new folder `output`, and returns the number of those. Sums are F32, and rounded once to the type of
+/// its magnitude over its norm, as the new folder `output`, and returns the number of such weights. Sums are F32, and rounded once to the type of
 /// `W`; other weights keep their bits, and weights in FP8 become BF16.
 ///
 /// Errors with [`Error::Model`] when the adapter has matrices of other weights, and with [`Error::Config`] when `output` exists or is

@@ -29,7 +29,7 @@ pub struct FolderWeights {
     files: WeightFiles,
     staging: Staging,
     used: BTreeSet<String>,
-    /// The last tensor, or part of one, that was transposed, of which ranks may read many ranges: its name, its first element and its values.
+    /// The last tensor, or part of one, that was transposed, since ranks may read many ranges of it: its name, its first element and its values.
     transposed: Option<(String, usize, Tensor)>,
 }
 
@@ -96,7 +96,7 @@ impl FolderWeights {
     }
 
     /// Errors when the folder holds weights that the model of these `sizes` did not read; known leftovers of older writers are ignored, a
-    /// second copy of a tied head, and the head of a language model whose decoder is that of a reward model.
+    /// second copy of a tied head, and the head of a language model if a reward model reads only its decoder.
     pub fn finish(self, sizes: &DecoderConfig) -> Result<()> {
         let skipped = sizes.layers..sizes.layers + sizes.skipped_layers;
         let skipped: Vec<_> = skipped.map(|layer| format!("{}.{layer}.", sizes.names.blocks)).collect();
@@ -174,7 +174,7 @@ impl WeightSource for FolderWeights {
             FolderLayout::Same | FolderLayout::Rows(_) => {
                 self.files.read_of(&mut self.staging, &name, first + elements.start..first + elements.end)
             }
-            // Neighbours in memory are a column in the file, so the whole tensor is read, or that of an expert.
+            // Neighbours in memory are a column in the file, so the whole tensor is read, or the tensor of an expert.
             FolderLayout::Transposed => {
                 let values = self.transposed((name, first), |files, name| Ok(transpose(&files.values(name)?)?))?;
                 Ok(values.rows(elements.start, elements.end)?)
@@ -193,7 +193,7 @@ impl WeightSource for FolderWeights {
     }
 }
 
-/// A matrix of an expert in a folder that stacks those of all experts of a layer, as transformers has them in memory: gate and up
+/// A matrix of an expert in a folder that stacks the matrices of all experts of a layer, as transformers has them in memory: gate and up
 /// `[E, 2F, C]`, gate first, and down `[E, C, F]`.
 struct FusedExpert {
     name: String,
@@ -280,7 +280,7 @@ enum Origin<'a> {
 }
 
 impl<'a> AdaptedWeights<'a> {
-    /// Weights with the adapters of a folder, or with those that `new` makes, as with `new_score` the head of a reward model, if no adapter
+    /// Weights with the adapters of a folder, or with the adapters that `new` makes, as with `new_score` the head of a reward model, if no adapter
     /// has it: the base is a language model.
     pub fn new(
         base: &'a mut dyn WeightSource,
@@ -352,7 +352,7 @@ pub(super) fn rows_of(shards: &[Shard]) -> impl Iterator<Item = (&Shard, Range<u
     })
 }
 
-/// The largest of [`COMPANIONS`]; those in common use have some 35 MB.
+/// The largest of [`COMPANIONS`]; files in common use have some 35 MB.
 const MAX_COMPANION_BYTES: u64 = 256 << 20;
 
 /// Files of a model folder that are copied unchanged.
@@ -523,7 +523,7 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
     }))
 }
 
-/// Errors with [`Error::NonFinite`] when a weight, of which these are the bytes, is infinite or NaN.
+/// Errors with [`Error::NonFinite`] when a weight in these bytes is infinite or NaN.
 pub(super) fn expect_finite(info: &TensorInfo, bytes: &[u8]) -> Result<()> {
     match all_finite(info.dtype, bytes) {
         true => Ok(()),
@@ -535,7 +535,7 @@ pub(super) fn expect_finite(info: &TensorInfo, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// True when no element of a tensor in a compute type is infinite or NaN: those have all exponent bits set.
+/// True when no element of a tensor in a compute type is infinite or NaN: infinities and NaNs have all exponent bits set.
 fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     let (exponent, size) = match dtype {
         DType::F32 => (0x7f80_0000_u32, 4),

@@ -25,7 +25,7 @@ use crate::{Error, Result, input};
 /// The largest header, a limit of the format.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// The largest index file; those of the largest models have some 10 MB.
+/// The largest index file; index files of the largest models have some 10 MB.
 const MAX_INDEX_BYTES: u64 = 256 << 20;
 
 /// Bytes that a thread reads at once.
@@ -189,7 +189,7 @@ impl ModelFiles {
         Ok(bytes)
     }
 
-    /// Fills `bytes` with those of a tensor from byte `first` on, in parallel. Errors when the file does not hold them.
+    /// Fills `bytes` with the bytes of a tensor from byte `first` on, in parallel. Errors when the file does not hold them.
     pub fn read_into(&self, name: &str, first: usize, bytes: &mut [u8]) -> Result<()> {
         let (file, info) = self.find(name)?;
         let (start, end) = info.data_offsets;

@@ -1,7 +1,7 @@
 //! Saves of a run: tensors are copied to host memory, and files are written from there while training goes on.
 //!
-//! A save has two stages, each of which a thread runs without the communicator, whose calls belong to the training thread: every rank
-//! writes its files; then the leading rank lists those of all, writes the manifest and renames the folder. Ranks begin a stage together,
+//! A save has two stages. A thread runs each stage without the communicator, whose calls belong to the training thread: every rank
+//! writes its files; then the leading rank lists the files of all ranks, writes the manifest and renames the folder. Ranks begin a stage together,
 //! at the end of a step, with what they tell each other there anyway.
 
 use super::live::LiveTensors;

@@ -27,7 +27,7 @@ const INDEX_FILE: &str = "index.json";
 /// The largest index: some 10 million slices.
 const MAX_INDEX_BYTES: u64 = 1 << 30;
 
-/// Elements `start..end` of a flat tensor, in `file`; with `columns`, those of its rows without the other columns.
+/// Elements `start..end` of a flat tensor, in `file`; with `columns`, the elements of these columns only.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Slice {
@@ -72,7 +72,7 @@ impl SliceWriter {
         Ok(())
     }
 
-    /// Writes `file` with regions of tensors; `fetch` is asked once for the bytes of those of each.
+    /// Writes `file` with regions of tensors; `fetch` is asked once for the bytes of the regions of each tensor.
     pub fn regions<B: AsRef<[u8]>>(
         &mut self,
         writer: &mut CheckpointWriter,
@@ -186,7 +186,7 @@ impl SliceFiles {
         Ok(opened)
     }
 
-    /// Opens files that each hold whole tensors, as checkpoints of format 1 have them; those that are absent hold none.
+    /// Opens files that each hold whole tensors, as checkpoints of format 1 have them; absent files hold none.
     pub fn open_whole(paths: &[PathBuf]) -> Result<SliceFiles> {
         let mut opened = SliceFiles { files: BTreeMap::new(), tensors: BTreeMap::new() };
         for path in paths.iter().filter(|path| path.exists()) {

@@ -79,7 +79,7 @@ fn thirds(file: usize, tensor: &TensorInfo) -> Vec<Range<usize>> {
     }
 }
 
-/// Two files with the columns of a matrix, of which one has two slices.
+/// Two files with the columns of a matrix; one file has two slices.
 #[test]
 fn columns_read_back_by_any_region() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Tensors of a folder with the matrices or biases of all experts of a layer ([`Stacked`]), and those of each expert.
+//! Tensors of a folder with the matrices or biases of all experts of a layer ([`Stacked`]), and tensors of each expert.
 
 use crate::error::Result;
 use crate::param::Stacked;

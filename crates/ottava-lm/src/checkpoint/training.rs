@@ -360,7 +360,7 @@ fn open(folder: &Path) -> Result<SliceFiles> {
     }
 }
 
-/// Regions of a tensor of a checkpoint, and where their values are among those of a parameter.
+/// Regions of a tensor of a checkpoint, and where their values are among the values of a parameter.
 struct Held {
     regions: Regions,
     values: Range<usize>,
@@ -415,7 +415,7 @@ fn regions_of(
     found
 }
 
-/// The tensor of the groups of a matrix, and those of `region`. Groups lie within rows, and a region has whole groups.
+/// The tensor of the groups of a matrix, and the groups of `region`. Groups lie within rows, and a region has whole groups.
 fn of_groups(matrix: TensorInfo, Region { elements, columns }: Region) -> (TensorInfo, Region) {
     let [rows, width] = [matrix.shape[0], matrix.shape[1]];
     // Of so many columns of a row.

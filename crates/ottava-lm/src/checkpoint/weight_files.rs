@@ -112,13 +112,13 @@ impl WeightFiles {
         Ok(self.values_of(name, 0..info.elements())?.reshape(&info.shape)?)
     }
 
-    /// [`WeightFiles::values`] of `elements` of the flat weight, `[n]`. Only those are read.
+    /// [`WeightFiles::values`] of `elements` of the flat weight, `[n]`. Only these elements are read.
     pub fn values_of(&self, name: &str, elements: Range<usize>) -> Result<Tensor> {
         in_f32(self.read_of(&mut Staging::new(&Device::Cpu), name, elements)?)
     }
 
-    /// [`WeightFiles::values_of`] for the device of `staging`, in the type of the file if that is F16 or BF16, else in F32. Those of a file in F64 are
-    /// and those in MXFP4 are on the CPU, others on the device.
+    /// [`WeightFiles::values_of`] for the device of `staging`, in the type of the file if that is F16 or BF16, else in F32. Values of files
+    /// in F64 and of weights in MXFP4 are on the CPU, other values on the device.
     pub fn read_of(&self, staging: &mut Staging, name: &str, elements: Range<usize>) -> Result<Tensor> {
         if let Some(info) = self.mxfp4_info(name)? {
             return mxfp4::values_of(&self.files, &info, elements);

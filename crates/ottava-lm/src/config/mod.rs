@@ -1,4 +1,8 @@
 //! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
+//!
+//! No setting is ignored: an unknown key is an error with a suggestion. To add a key: its field in this folder, a line with a comment in
+//! `configs/reference.toml`, and `ottava schema > configs/run.schema.json`. `schema` (`schema.rs`) finds kinds and names by trying values. `words/`
+//! answers keys and flags of other trainers, and earlier spellings.
 
 mod alarms;
 mod auto;

@@ -81,7 +81,7 @@ const ARCHITECTURES: &[Architecture] = &[
 impl Architecture {
     /// The architecture of a file.
     ///
-    /// Errors when it is none of those that are read.
+    /// Errors when it is an architecture that is not read.
     pub fn of(gguf: &Gguf) -> Result<&'static Architecture> {
         let name = gguf.text("general.architecture")?.unwrap_or("none");
         ARCHITECTURES.iter().find(|architecture| architecture.name == name).ok_or_else(|| {
@@ -114,8 +114,8 @@ impl Architecture {
         Ok(weights)
     }
 
-    /// The tensor of a file that a tensor of a model is stored in, by its name there, and the number of heads in each of which rows are
-    /// stored in another order. `None` if no model of llama.cpp has such a tensor.
+    /// The tensor of a file that a tensor of a model is stored in, by its name there, and the number of heads whose rows are stored in
+    /// another order. `None` if no model of llama.cpp has such a tensor.
     fn place(&self, tensor: TensorRole, sizes: &DecoderConfig) -> Option<(String, Option<usize>)> {
         let (module, heads) = module_of(tensor.role, sizes)?;
         let ending = if tensor.is_bias { "bias" } else { "weight" };

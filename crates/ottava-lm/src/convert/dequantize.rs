@@ -1,6 +1,6 @@
 //! Block formats of GGUF, as `ggml-quants.c` of llama.cpp and `gguf.quants` define them.
 //!
-//! Scales are F16. Values are computed in F32, in the order of operations of those two, so they have the same bits.
+//! Scales are F16. Values are computed in F32, in the order of operations of these two programs, so they have the same bits.
 
 use half::{bf16, f16};
 

@@ -1,4 +1,4 @@
-//! Gemma 2 and 3 in llama.cpp: what their files hold beside what those of a Llama do, and what llama.cpp knows of them without a file.
+//! Gemma 2 and 3 in llama.cpp: what their files hold that files of a Llama do not, and what llama.cpp knows of them without a file.
 
 use serde_json::{Map, Value, json};
 
@@ -15,7 +15,7 @@ pub const SCORE_CAP: &str = "attn_logit_softcapping";
 /// The key of the bound of logits.
 pub const LOGIT_CAP: &str = "final_logit_softcapping";
 
-/// The key of the number of layers in a group, all but the last of which have the window.
+/// The key of the number of layers in a group, all but the last layer of a group have the window.
 pub const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
 /// The key of the base of rotary positions in layers with the window.
 pub const LOCAL_THETA: &str = "rope.freq_base_swa";
@@ -79,7 +79,7 @@ impl Gemma {
         problems.into_iter().find(|(has, _)| *has).map(|(_, what)| what)
     }
 
-    /// Changes the `values` of a Llama's `config.json` to those of the model in `gguf`; returns the rotary positions of layers with the window,
+    /// Changes the `values` of a Llama's `config.json` to the values of the model in `gguf`; returns the rotary positions of layers with the window,
     /// if they are others.
     pub fn complete(
         &self,

@@ -1,4 +1,4 @@
-//! Keys of GGUF files that change what a model or its tokenizer computes: those that are read, and those that are refused.
+//! Keys of GGUF files that change what a model or its tokenizer computes: keys that are read, and keys that are refused.
 
 use super::architecture::Architecture;
 use super::gemma::{LOCAL_THETA, LOGIT_CAP, SCORE_CAP, WINDOW, WINDOW_PATTERN};
@@ -27,7 +27,7 @@ const READ: &[&str] = &[
     "rope.scaling.yarn_beta_slow",
 ];
 
-/// Those that are read for Gemma.
+/// Keys that are read for Gemma.
 const READ_FOR_GEMMA: &[&str] = &[LOCAL_THETA, LOGIT_CAP, SCORE_CAP, WINDOW, WINDOW_PATTERN];
 
 /// Keys after the name of the architecture that llama.cpp does not compute by.

@@ -1,6 +1,15 @@
 //! Models of other programs as Hugging Face folders: files of llama.cpp, and checkpoints of Megatron-LM.
 //!
 //! A source gives its files, the names and shapes of its weights and the values of one; [`convert`] writes them.
+//!
+//! `Architecture` (`architecture.rs`) has what reading (this folder) and writing (`export/gguf/`) of GGUF share: names of tensors, the order of
+//! rows, keys of sizes. `Gemma` (`gemma.rs`) handles what differs in Gemma. `PreTokenizer` (`tokenizer.rs`) has the ways in which byte-level BPE
+//! cuts text, `SentencePiece` (`sentencepiece.rs`) the scores of merges. `export_gguf` writes a file and reads it back. `Pickle::read`
+//! (`torch/pickle.rs`) reads the pickles of Megatron-LM as data, and calls nothing in them.
+//!
+//! To add an architecture of llama.cpp: a row of `ARCHITECTURES` and `module_of` in `architecture.rs`, `describe` in `export/gguf/mod.rs` for a new
+//! key, and its pre-tokenizer in `PRE_TOKENIZERS` of `tokenizer.rs`. To add a block type: a row of `TYPES` in `dequantize.rs`; to write it,
+//! `GgufType` in `export/gguf/encode.rs`.
 
 pub(crate) mod architecture;
 pub(crate) mod dequantize;

@@ -1,4 +1,4 @@
-//! Tokenizers of SentencePiece in llama.cpp: BPE of characters, with bytes for those that are no tokens.
+//! Tokenizers of SentencePiece in llama.cpp: BPE of characters, with bytes for characters that are no tokens.
 //!
 //! A file of llama.cpp has a score for each token, and merges the neighbours that make the token with the highest score. A `tokenizer.json` lists
 //! merges by rank. Both mean the same if all pairs that make a token are merged, one after the other.
@@ -73,7 +73,7 @@ impl SentencePiece {
     /// The scores of `tokens` of a `tokenizer.json` with these `merges`. Sets the kinds of the `unknown` token and of bytes, and writes added
     /// tokens as texts have them, with spaces.
     ///
-    /// Errors with the reason when merges are not those of scores.
+    /// Errors with the reason when merges do not follow from scores.
     pub fn scores(
         tokens: &mut [String],
         types: &mut [i32],

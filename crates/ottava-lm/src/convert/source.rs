@@ -49,7 +49,7 @@ impl Weight {
 /// Files of the folder other than the weights, by name.
 pub type Files = Vec<(Cow<'static, str>, Arc<[u8]>)>;
 
-/// Rows of q or k for rotary positions that turn the two halves of a head, from rows in which those that are turned together are neighbours,
+/// Rows of q or k for rotary positions that turn the two halves of a head, from rows in which two rows that are turned together are neighbours,
 /// as llama.cpp and interleaved Megatron models have them. `values` are rows of `columns`, for `heads` heads.
 pub fn halves_of_heads(values: &[f32], columns: usize, heads: usize) -> Vec<f32> {
     let head = values.len() / columns / heads;

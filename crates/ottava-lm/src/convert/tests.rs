@@ -68,7 +68,7 @@ fn config_and_tokenizer_are_rebuilt_from_the_metadata() {
     let tokens = ids(&["ab", "Ġab", "1", "2", "<|im_end|>", "Ċ", "<tool>"]);
     assert_eq!(tokenizer.encode(text).unwrap(), tokens);
     assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
-    // The end of text, which ends documents, then that of a turn, which the file names.
+    // The end of text, which ends documents, then the end of a turn, which the file names.
     assert_eq!((tokenizer.eos_ids(), tokenizer.token_id("[PAD15]")), (&[0, 2][..], None));
     let settings = json(&output.join("tokenizer_config.json"));
     assert_eq!((&settings["bos_token"], &settings["add_bos_token"]), (&json!("<|im_start|>"), &json!(true)));

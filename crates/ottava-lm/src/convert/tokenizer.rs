@@ -19,7 +19,7 @@ pub struct PreTokenizer {
     composes: bool,
     /// Whether each digit is a piece.
     digits: bool,
-    /// The pattern of a piece; without it that of GPT-2.
+    /// The pattern of a piece; without it GPT-2's pattern.
     pattern: Option<&'static str>,
     /// Whether a piece in the vocabulary is a token, whatever its merges.
     pub(super) ignore_merges: bool,
@@ -55,7 +55,7 @@ pub(super) const PRE_TOKENIZERS: &[PreTokenizer] = &[
 impl PreTokenizer {
     /// The one of a `tokenizer.json`.
     ///
-    /// Errors with the reason when the file is not of a byte-level BPE, or none of those that are known.
+    /// Errors with the reason when the file is not of a byte-level BPE, or of an unknown one.
     pub fn of(file: &Value) -> Result<&'static PreTokenizer, String> {
         let steps = match &file["pre_tokenizer"] {
             Value::Object(step) if step.get("type") == Some(&json!("Sequence")) => step["pretokenizers"].clone(),
@@ -210,7 +210,7 @@ pub fn files(gguf: &Gguf, positions: usize) -> Result<Files> {
 /// The names of tokens after which generation ends: of the text, of a turn, and of a message.
 const END_IDS: [&str; 3] = ["eos", "eot", "eom"];
 
-/// The key of the chat template; those of further ones have their name after it.
+/// The key of the chat template; keys of further templates have their name after it.
 const TEMPLATE: &str = "tokenizer.chat_template";
 
 /// `eos_token_id`: the tokens at which llama.cpp ends a generation.
@@ -226,7 +226,7 @@ pub(super) fn ends(gguf: &Gguf) -> Result<Value> {
     })
 }
 
-/// Chat templates with names, such as that for tools, as transformers saves them.
+/// Chat templates with names, such as the template for tools, as transformers saves them.
 fn further_templates(gguf: &Gguf) -> Result<Files> {
     let mut files = Files::new();
     for key in gguf.metadata().keys() {

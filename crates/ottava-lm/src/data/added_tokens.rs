@@ -20,7 +20,7 @@ struct Named {
 }
 
 /// Adds the tokens of `tokenizer_config.json` (`added_tokens_decoder`, `extra_special_tokens`, `additional_special_tokens`) that `tokenizer`
-/// lacks. Without `added_tokens_decoder`, also those of `added_tokens.json` and `special_tokens_map.json`.
+/// lacks. Without `added_tokens_decoder`, also the tokens of `added_tokens.json` and `special_tokens_map.json`.
 ///
 /// Returns the tokens that were added. Errors with [`Error::Model`] for a token with another id than its file gives it.
 pub(super) fn add(folder: &Path, tokenizer: &mut Tokenizer) -> Result<Vec<AddedToken>> {

@@ -27,7 +27,7 @@ impl ByteForm {
     }
 }
 
-/// The byte of a character of GPT-2's alphabet: printable characters of Latin-1 stand for themselves, and those from U+0100 on for the
+/// The byte of a character of GPT-2's alphabet: printable characters of Latin-1 stand for themselves, and characters from U+0100 on for the
 /// other bytes in their order.
 fn byte_of(c: char) -> Option<u8> {
     match (c, u32::from(c)) {

@@ -81,7 +81,7 @@ pub struct ChatTemplate {
     kwargs: Map<String, Value>,
     /// The fields of messages that the templates read.
     reads: Reads,
-    /// Those that they read in training.
+    /// The fields that they read in training.
     reads_in_training: Reads,
     special_tokens: Map<String, Value>,
     sha256: String,

@@ -35,7 +35,7 @@ pub(super) struct Found {
 
 /// The templates of `folder`, or the one in the file `other`.
 ///
-/// The template named `default` is that of the first of `chat_template.jinja`, `tokenizer_config.json` and `chat_template.json` that has
+/// The template named `default` comes from the first of `chat_template.jinja`, `tokenizer_config.json` and `chat_template.json` that has
 /// one. JSON files have a text, or a list or an object of named ones; `additional_chat_templates/NAME.jinja` has the template of this name,
 /// also where a JSON file has another.
 /// Returns `None` if there are none. Errors with [`Error::Model`] where none is named `default`.

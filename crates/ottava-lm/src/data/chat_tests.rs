@@ -142,7 +142,7 @@ fn roles_and_messages_choose_what_is_learned() {
     assert!(learned(CHATML, &turns, &["assistant"]).unwrap_err().contains("no turn of the conversation is trained on"));
 }
 
-/// Compares all texts and masks of `data`: their numbers, and those that differ.
+/// Compares all texts and masks of `data`: how many there are, and which differ.
 fn compare(data: &Value) -> (usize, usize, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("tokenizer_config.json"), data["special_tokens"].to_string()).unwrap();

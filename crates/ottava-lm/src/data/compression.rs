@@ -1,4 +1,4 @@
-//! Compressed files, with protection from those that never end.
+//! Compressed files, with protection from files that never end.
 
 use std::io::{self, BufRead, BufReader, Chain, Cursor, Read};
 

@@ -1,4 +1,4 @@
-//! Tokens back to text, one by one: the bytes of each in the context of those before.
+//! Tokens back to text, one by one: the bytes of each token in the context of earlier tokens.
 //!
 //! A tokenizer of the kind of SentencePiece writes a space at the beginning of most tokens, and drops the space of the first token of a text. So
 //! the text of a token depends on whether a token is before it, and a continuation decoded alone would lose its first space.

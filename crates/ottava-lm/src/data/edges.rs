@@ -1,4 +1,4 @@
-//! The tokens at the edges of a document: those that begin it, the one that ends it, and all that end a generated text.
+//! The tokens at the edges of a document: tokens that begin it, the token that ends it, and all tokens that end a generated text.
 
 use serde_json::Value;
 use std::path::Path;

@@ -215,7 +215,7 @@ impl<'a> Encoder<'a> {
         Ok(encoded)
     }
 
-    /// Makes the ends of all turns targets. Returns those that were none.
+    /// Makes the ends of all turns targets. Returns the ends that were no targets.
     fn learn_ends(&self, tokens: &mut [(u32, bool)]) -> Vec<u32> {
         let is_end = |(id, learned): &&mut (u32, bool)| !*learned && self.tokenizer.eos_ids().contains(id);
         let learn = |token: &mut (u32, bool)| {

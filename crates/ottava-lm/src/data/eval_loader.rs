@@ -17,7 +17,7 @@ const ALIGNMENT: usize = 16;
 pub struct Windows {
     /// Tokens of a row.
     pub seq_len: usize,
-    /// Tokens from the start of a row to that of the next. Below `seq_len` rows overlap, and each predicts only its last `stride` tokens, so
+    /// Tokens from the start of a row to the start of the next row. Below `seq_len` rows overlap, and each predicts only its last `stride` tokens, so
     /// that all have a context of `seq_len - stride` tokens or more; but the first row predicts all of its own.
     pub stride: usize,
 }
@@ -29,7 +29,7 @@ impl Windows {
     }
 }
 
-/// The validation documents in batches: every token is a target exactly once, except those outside a loss mask.
+/// The validation documents in batches: every token is a target exactly once, except tokens outside a loss mask.
 ///
 /// The stream starts with an end-of-sequence token as the context of the first document, as all others have it. A last row that is shorter
 /// than the others is a batch of its own.

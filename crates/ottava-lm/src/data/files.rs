@@ -86,8 +86,8 @@ impl Kind {
     }
 }
 
-/// The files that `sources` name, in their order: files themselves, those of a folder and those of a pattern sorted by path. Of a folder with
-/// several splits, those for `use_`.
+/// The files that `sources` name, in their order: files themselves, files of a folder and files of a pattern sorted by path. Of a folder
+/// with several splits, the files for `use_`.
 ///
 /// Errors with [`Error::Data`] for a folder or pattern without data, and for a folder with several kinds of data.
 pub fn expand(sources: &[PathBuf], use_: SplitUse) -> Result<Vec<PathBuf>> {

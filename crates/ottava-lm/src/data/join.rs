@@ -1,6 +1,6 @@
 //! Joins the parts of a preparation into the tokens that one process writes.
 //!
-//! Each part is a folder of tokens, with a file more that says how many documents it has of which unit of each source. Units are read in
+//! Each part is a folder of tokens, with a file more that says how many documents it has of each unit of each source. Units are read in
 //! their order, each from the part that has it, and written as if they were tokenized now.
 
 use std::fs::File;

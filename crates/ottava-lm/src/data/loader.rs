@@ -109,9 +109,9 @@ pub struct LoaderState {
     pub seed: u64,
     /// Completed passes over all documents.
     pub epoch: u64,
-    /// The place in the order of this epoch of the current document, or of the first document that is packed with those of the next row.
+    /// The place in the order of this epoch of the current document, or of the first document that is packed into the next row.
     pub document: u64,
-    /// The next input token within that document, or the next row of those packed together.
+    /// The next input token within that document, or the next row of rows packed together.
     pub offset: u64,
 }
 

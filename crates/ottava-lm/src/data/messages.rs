@@ -1,4 +1,4 @@
-//! Messages of conversations in records, in OpenAI's form and in that of ShareGPT. `null` is as a missing field.
+//! Messages of conversations in records, in OpenAI's form and in ShareGPT's form. `null` is as a missing field.
 
 use std::path::Path;
 
@@ -78,7 +78,7 @@ pub(super) fn sharegpt(record: &Map<String, Value>) -> Result<Vec<Value>, String
     turns.iter().enumerate().map(read).collect()
 }
 
-/// A turn with `from` and `value` as a message. Its other fields are those of the message.
+/// A turn with `from` and `value` as a message. Its other fields are fields of the message.
 fn turn_of(turn: &Map<String, Value>) -> Result<Value, String> {
     let mut turn = with_train(present(turn))?;
     let (role, value) = (text(&turn, "from")?, text(&turn, "value")?);

@@ -2,7 +2,7 @@
 //!
 //! Each row has documents of one set: of the one that is furthest below its share of all tokens so far. Shares are compared as integers, so no
 //! rounding adds up: no set is ever a whole row above its share, and shares that are whole rows of a run are exact to the token at its end.
-//! Tokens are those of documents, without padding. The choice depends only on what was chosen before, so it is the same on any number of ranks.
+//! Tokens are counted in documents, without padding. The choice depends only on what was chosen before, so it is the same on any number of ranks.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct DataSet {
     pub split: Split,
     /// Numbers of its documents to train on.
     pub statistics: Statistics,
-    /// Its share of the tokens, divided by the sum of those of all sets.
+    /// Its share of the tokens, divided by the sum of the shares of all sets.
     pub share: u64,
 }
 
@@ -100,9 +100,9 @@ impl TrainingData {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum DataState {
-    /// Of a run with one set.
+    /// The state of a run with one set.
     One(LoaderState),
-    /// Of each set of a mixture.
+    /// The state of each set of a mixture.
     Mixture(Vec<SetState>),
 }
 

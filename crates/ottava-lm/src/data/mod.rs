@@ -1,4 +1,10 @@
 //! Training data: files of text and records, cached tokens, and batches in a computed order.
+//!
+//! To change what is read: `Kind` in `files.rs` for a kind of file; `Input` and `DocumentReader` in `source.rs`; `Format` of `ottava-files` for
+//! columnar files; `Formatting` in `records.rs` for the fields of records, with `messages.rs` and `preference_records.rs`; `splits.rs` for splits
+//! of folders. To change what becomes a row: `Packing`, `RowLayout` and `Window` in `packing.rs`, `Cursor` in `loader.rs`. To change from which
+//! data set a row comes: `BatchLoader::next_set` in `mixture.rs`; keys of a set are `DatasetConfig` (`config/data.rs`), checked by `check_datasets`
+//! (`config/datasets.rs`). A number that needs a pass over all documents is in `Statistics` (`statistics.rs`), which is kept beside the tokens.
 
 mod added_tokens;
 mod byte_form;

@@ -107,7 +107,7 @@ impl Split {
         Split { documents: documents as u64, order: None, validation: documents as u64, together: 1 }
     }
 
-    /// The split of documents of which each of those before is `together`.
+    /// The same split, in which each group of `together` neighbouring documents stays together.
     pub fn of_groups(self, together: usize) -> Split {
         Split { together: together as u64, ..self }
     }

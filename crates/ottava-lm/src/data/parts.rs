@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hash::MIX_STEP;
 
-/// Bytes of a unit: consecutive records, of which the last one may reach beyond.
+/// Bytes of a unit: consecutive records; the last one may reach beyond.
 pub(super) const UNIT_BYTES: u64 = 1 << 20;
 
 /// Bytes that a record counts besides its own, so that many short ones end a unit.
@@ -102,7 +102,7 @@ impl Units {
         Units { part: None, unit_bytes: UNIT_BYTES, next: 0, bytes: 0 }
     }
 
-    /// Those of `part`.
+    /// The units of `part`.
     pub(super) fn of(part: Part, division: Division, unit_bytes: u64) -> Units {
         Units { part: Some((part.number, division)), unit_bytes, next: 0, bytes: 0 }
     }

@@ -212,7 +212,7 @@ fn bad_records_count_over_all_parts() {
     let mut inputs = Inputs::new(&[("a.jsonl", (0..200).map(record).collect())]);
     let latin1 = fs::read_to_string(&inputs.sources[0]).unwrap().chars().map(|c| c as u8).collect::<Vec<_>>();
     fs::write(&inputs.sources[0], latin1).unwrap();
-    // An error is that of the part with the record.
+    // The part with the record has the error.
     let failures = (1..=4).filter(|&number| inputs.part("strict", number, 4).is_err()).count();
     assert!((1..=4).contains(&failures));
     inputs.options = SourceOptions { on_bad_record: BadRecord::Skip, max_bad_records: 10, ..inputs.options };

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
-/// The words of Llama 3, and those of Qwen 2 and later, whose numbers have one digit.
+/// The words of Llama 3, and the words of Qwen 2 and later, whose numbers have one digit.
 const WORDS: [&str; 2] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",

@@ -19,7 +19,7 @@ pub struct PreferenceBatch {
     pub documents: Vec<usize>,
     /// Whether each row is chosen, or desirable.
     pub chosen: Vec<bool>,
-    /// Of completions with labels whose loss needs it: the prompt of each row with the completion of another record, from which the
+    /// For completions with labels, if the loss needs it: the prompt of each row with the completion of another record, from which the
     /// divergence from the reference model is estimated.
     pub mismatched: Option<Batch>,
 }
@@ -158,7 +158,7 @@ impl Records {
         Ok(())
     }
 
-    /// Appends the prompt of `record` with the completion of the record before it; the first one takes that of the last.
+    /// Appends the prompt of `record` with the completion of the record before it; the first record takes the completion of the last record.
     fn mismatch(&self, record: usize, rows: &mut Batch) -> Result<()> {
         let (document, other) = (self.first[record], self.first[(record + self.len() - 1) % self.len()]);
         let prompt = self.dataset.tokens(document, 0..self.dataset.first_target(document)?)?;

@@ -58,7 +58,7 @@ pub fn prepare_part(
 /// A part of the tokens of a data set.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PreparedPart {
-    /// Its documents, tokens and bytes of text. Those of all parts, if these had been joined before.
+    /// Its documents, tokens and bytes of text. The numbers of all parts, if these had been joined before.
     pub counts: [u64; 3],
     /// Parts that are not there yet. If there are none, all have been joined.
     pub missing: Vec<usize>,
@@ -326,7 +326,7 @@ fn preference(
     Ok(first.preference())
 }
 
-/// Size and hash of each source. Files whose stamp is that of a hash in `cache` are not read.
+/// Size and hash of each source. Files whose stamp belongs to a hash in `cache` are not read.
 fn describe(sources: &[PathBuf], cache: &Path) -> Result<Vec<SourceFile>> {
     let hashes = Hashes::read(cache);
     let hash = |path: &PathBuf| -> Result<_> {
@@ -364,7 +364,7 @@ fn describe(sources: &[PathBuf], cache: &Path) -> Result<Vec<SourceFile>> {
     sources.iter().zip(of_sources).map(describe).collect()
 }
 
-/// The hash of a source whose file has this one: of a `.bin`, that of the pair with its index.
+/// The hash of a source whose file has this one: of a `.bin`, the hash of the pair with its index.
 fn with_index(path: &Path, sha256: String) -> Result<String> {
     match Kind::of(path)?.0 {
         Kind::Megatron => Ok(pair(&sha256, &sha256_file(&path.with_extension("idx"))?.1)),
@@ -396,7 +396,7 @@ struct TemporaryFolder {
 }
 
 impl TemporaryFolder {
-    /// Creates a folder in `cache` and removes those that killed processes left.
+    /// Creates a folder in `cache` and removes folders that killed processes left.
     fn create(cache: &Path, key: &str) -> Result<TemporaryFolder> {
         // The cache is locked until the folder's own lock is held, so that no process takes it for a leftover.
         let guard = lock_cache(cache)?;

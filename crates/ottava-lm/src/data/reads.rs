@@ -23,7 +23,7 @@ pub(super) enum Parts {
 pub(super) struct Reads {
     /// All words of the source.
     words: BTreeSet<String>,
-    /// Those of [`THINKING`] that are read as fields, and not only as variables.
+    /// The words of [`THINKING`] that are read as fields, and not only as variables.
     thinking: Vec<&'static str>,
     /// Whether whole messages are written, with all fields.
     whole: bool,

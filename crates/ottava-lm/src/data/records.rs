@@ -15,7 +15,7 @@ use super::values::{list, text};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Formatting {
-    /// That of the first record of the file.
+    /// The formatting of the first record of the file.
     #[default]
     Auto,
     /// A text in one field.
@@ -28,7 +28,7 @@ pub enum Formatting {
     Alpaca,
     /// `conversations`: a list of objects with `from` and `value`, or `role` and `content`; optionally `system`.
     Sharegpt,
-    /// `input_ids`, all of which contribute to the loss.
+    /// `input_ids`; all of them contribute to the loss.
     Tokens,
     /// `input_ids`, with `labels`, `loss_mask`, `assistant_masks` or `completion_mask`.
     LabeledTokens,

@@ -164,7 +164,7 @@ fn turns_with_a_weight_of_zero_are_not_trained_on() {
     );
     let both = json!({"role": "assistant", "content": "x", "weight": 0, "train": true});
     assert!(message(both).unwrap_err().contains("contradict"));
-    // Other fields of a turn are those of its message, so an unknown one is refused where chats are rendered.
+    // Other fields of a turn are fields of its message, so an unknown one is refused where chats are rendered.
     let Content::Chat(chat) = read(json!({"conversations": [{"from": "gpt", "value": "x", "mask": 1}]})).unwrap()
     else {
         panic!("a chat")

@@ -6,7 +6,7 @@
 //! | `documents.bin` | u64 for each document: its first token, counted over all files; then the number of tokens |
 //! | `bytes.bin` | u32 for each document: bytes of its text in UTF-8, for bits per byte |
 //! | `labels.bin` | u8 for each document, of completions with labels: 1 for a desirable one, else 0 |
-//! | `margins.bin` | f32 for each document, of pairs some of which have margins: that of the pair for the chosen one, 0 for the other |
+//! | `margins.bin` | f32 for each document, if some pairs have margins: the margin of the pair for the chosen document, 0 for the other |
 //! | `targets.bin` | with a loss mask, u32 for each document: its first target, counted in tokens from 0; `u32::MAX` if there is none |
 //! | `meta.json` | [`Meta`] with a checksum of itself; written last |
 //! | `checked.json` | the stamps of these files when they were checked; while they are the same, opening reads none of them |
@@ -49,7 +49,7 @@ pub struct Meta {
     pub key: String,
     /// Number of documents.
     pub documents: u64,
-    /// Number of tokens, with those at the edges of documents.
+    /// Number of tokens, with tokens at the edges of documents.
     pub tokens: u64,
     /// Tokens that contribute to the loss.
     pub target_tokens: u64,
@@ -170,9 +170,9 @@ pub struct TokenDataset {
     bytes: Table<4>,
     /// With a loss mask: the first target of each document behind its first token, counted in tokens; `u32::MAX` if there is none.
     first_targets: Option<Table<4>>,
-    /// Of documents with labels: 1 for a desirable one, else 0.
+    /// The labels of documents, if they have labels: 1 for a desirable document, else 0.
     labels: Option<Table<1>>,
-    /// Of pairs with margins, that of a pair for its chosen document.
+    /// The margins of pairs, if they have margins; a margin stands at the chosen document of its pair.
     margins: Option<Table<4>>,
 }
 
@@ -367,7 +367,7 @@ impl TokenDataset {
         Ok(self.label(i)?.unwrap_or(i.is_multiple_of(2)))
     }
 
-    /// By how much the reward of the chosen document `i` of a pair should be higher than that of the other; 0 for the other one. Errors as
+    /// By how much the reward of the chosen document `i` of a pair should be higher than the reward of the other document; 0 for the other document. Errors as
     /// [`TokenDataset::document_len`].
     pub fn margin(&self, i: usize) -> Result<f32> {
         let margin = self.margins.as_ref().map(|table| table.get(i as u64)).transpose()?;
@@ -385,7 +385,7 @@ impl TokenDataset {
         self.meta.documents as usize
     }
 
-    /// Number of tokens, with those at the edges of documents.
+    /// Number of tokens, with tokens at the edges of documents.
     pub fn total_tokens(&self) -> u64 {
         self.meta.tokens
     }
@@ -406,7 +406,7 @@ impl TokenDataset {
         self.starts.get(i).map(u64::from_le_bytes)
     }
 
-    /// Tokens of document `i` with those at its edges; at least 1. Errors with [`Error::Data`] when the table can no longer be read.
+    /// Tokens of document `i` with the tokens at its edges; at least 1. Errors with [`Error::Data`] when the table can no longer be read.
     pub fn document_len(&self, i: usize) -> Result<usize> {
         let (start, end) = (self.start_of(i as u64)?, self.start_of(i as u64 + 1)?);
         match end.checked_sub(start) {

@@ -57,7 +57,7 @@ pub enum TrainOnEos {
     /// All learned ones.
     #[default]
     Turn,
-    /// Also those that are not learned.
+    /// Also turns that are not learned.
     All,
     /// The last learned one.
     Last,
@@ -212,7 +212,7 @@ impl Failure {
     }
 }
 
-/// The formatting of the records of `path`, by the first of them; that of plain text for other files.
+/// The formatting of the records of `path`, by the first of them; the formatting of plain text for other files.
 pub fn formatting(path: &Path, options: &SourceOptions) -> Result<Formatting> {
     if Kind::of(path)?.0 == Kind::Megatron {
         // Without its index, which grows with the data.

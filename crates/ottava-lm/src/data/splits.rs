@@ -36,7 +36,7 @@ const WORDS: [(&str, Split); 10] = [
     ("evaluation", Split::Test),
 ];
 
-/// The files of `folder` that are read for `use_`: all of them if none is named after a split, else those of the split.
+/// The files of `folder` that are read for `use_`: all of them if none is named after a split, else the files of the split.
 ///
 /// The card of the data set decides, if it names files of the folder. Folders decide before the names of files. Errors with the reason if the split has no files, or several names.
 pub(super) fn choose(folder: &Path, files: Vec<&Path>, use_: SplitUse) -> Result<HashSet<PathBuf>, String> {

@@ -1,7 +1,7 @@
 //! Stamps of files: what a file system says of a file, by which a change of its content is noticed without reading it.
 //!
-//! A start of a run reads no content that was checked before: hashes of sources and checks of prepared tokens hold as long as the stamps are
-//! those of the files. Any write to a file changes the time of its last status change, which programs cannot set.
+//! A start of a run reads no content that was checked before: hashes of sources and checks of prepared tokens hold as long as the files
+//! have these stamps. Any write to a file changes the time of its last status change, which programs cannot set.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -21,7 +21,7 @@ const GRANULARITY: i64 = 2;
 /// The largest file of stamps.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// The state of a file. Of a link, that of the file it leads to.
+/// The state of a file. Of a link, the state of the file it leads to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Stamp {

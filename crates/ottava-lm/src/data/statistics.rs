@@ -30,7 +30,7 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// Counts those of all documents that are cut or left out in rows of `layout`. Errors with [`Error::Data`] when the tables of the data can
+    /// Counts all documents that are cut or left out in rows of `layout`. Errors with [`Error::Data`] when the tables of the data can
     /// no longer be read.
     pub fn of_all(dataset: &TokenDataset, layout: &RowLayout) -> Result<Fit> {
         let mut fit = Fit::default();
@@ -185,7 +185,7 @@ fn packed_rows(dataset: &TokenDataset, split: &Split, layout: &RowLayout, seed: 
     Ok(rows as f64)
 }
 
-/// The most documents that a row can have, of which `lengths` counts those of each number of tokens.
+/// The most documents that a row can have. `lengths` counts the documents of each number of tokens.
 fn max_documents(layout: &RowLayout, lengths: &[u64], tokens: u64) -> usize {
     // The shortest documents, and a part of one at each end of a row or padding.
     let copies = match layout.packing {

@@ -1,4 +1,4 @@
-//! A table of numbers in a file, of which only the pages in use are in memory.
+//! A table of numbers in a file. Only the pages in use are in memory.
 
 use std::collections::HashMap;
 use std::fs::File;

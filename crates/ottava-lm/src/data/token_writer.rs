@@ -26,9 +26,9 @@ pub(super) struct TokenWriter {
     bytes: Output,
     /// With a loss mask: the first target of each document behind its first token; `u32::MAX` if there is none.
     first_targets: Option<Output>,
-    /// Of documents with labels.
+    /// The labels of documents, if they have labels.
     labels: Option<Output>,
-    /// From the first margin on that is not zero: that of each document, F32.
+    /// From the first margin on that is not zero: the margin of each document, F32.
     margins: Option<Output>,
     /// The bytes of a document's tokens.
     buffer: Vec<u8>,
@@ -123,7 +123,7 @@ impl TokenWriter {
     }
 }
 
-/// Completes a file and adds its hash to those of the complete files.
+/// Completes a file and adds its hash to the hashes of the complete files.
 fn close(file: Output, sha256: &mut BTreeMap<String, String>) -> Result<()> {
     let (name, hash) = file.finish()?;
     sha256.insert(name, hash);

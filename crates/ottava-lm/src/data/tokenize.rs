@@ -30,7 +30,7 @@ struct EncodedRecord {
 
 /// Tokenizes the documents of `reader`, of the file `source`. Returns its units, and size and SHA-256 of the bytes read.
 ///
-/// Errors with [`Error::Data`] when the file or too many of its records cannot be used: with that of the lowest line.
+/// Errors with [`Error::Data`] when the file or too many of its records cannot be used: with the error of the lowest line.
 pub(super) fn tokenize(
     source: &Path,
     reader: DocumentReader,

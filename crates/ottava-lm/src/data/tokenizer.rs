@@ -28,7 +28,7 @@ const PIECE_BYTES: usize = 128 << 10;
 /// Bytes of memory to tokenize a byte of text at once. The tokenizers crate takes 124 to 235, depending on text and tokenizer.
 const BYTES_PER_BYTE: u64 = 250;
 
-/// Bytes of memory for the ids of a byte of text, with those of a piece and room to grow.
+/// Bytes of memory for the ids of a byte of text, with the ids of a piece and room to grow.
 const IDS_PER_BYTE: u64 = 16;
 
 /// The number of tokenizers that were loaded.
@@ -92,7 +92,7 @@ impl Tokenizer {
 
     /// The ids of a document with the tokens at its edges. None of them is added where the text has it already.
     ///
-    /// The thread, and those of the pool for a long text, remember the ids of words.
+    /// The thread, and threads of the pool for a long text, remember the ids of words.
     pub fn encode_document(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = self.with_start(self.encode_words(text)?);
         ids.extend(self.edges.end.filter(|end| ids.last() != Some(end)));

@@ -5,7 +5,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How many times as long the parts of a tokenizer may make a text. Those in common use make it three to twelve times as long.
+/// How many times as long the parts of a tokenizer may make a text. Tokenizers in common use make it three to twelve times as long.
 const MAX_GROWTH: f64 = 1000.0;
 
 /// The parts of the file that hold patterns and tables; the vocabulary is skipped.
@@ -36,7 +36,7 @@ pub(super) fn check(file: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// How many times as long a part and those within it can make a text.
+/// How many times as long a part and the parts within it can make a text.
 fn growth(part: &Value) -> f64 {
     let inner: f64 = match part {
         Value::Array(parts) => parts.iter().map(growth).product(),
@@ -60,7 +60,7 @@ fn growth(part: &Value) -> f64 {
     inner * own.max(1.0)
 }
 
-/// Checks a part and those within it.
+/// Checks a part and the parts within it.
 fn check_part(part: &Value) -> Result<(), String> {
     match part {
         Value::Array(parts) => parts.iter().try_for_each(check_part),
@@ -79,7 +79,7 @@ fn check_part(part: &Value) -> Result<(), String> {
     }
 }
 
-/// Checks a table in base64: four bytes with the size of a trie, little-endian, then that, then text.
+/// Checks a table in base64: four bytes with the size of a trie (little-endian), then the trie, then text.
 fn check_table(table: &str) -> Result<(), String> {
     let digit = |c: u8| match c {
         b'A'..=b'Z' => Some(c - b'A'),

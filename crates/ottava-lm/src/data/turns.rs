@@ -14,14 +14,14 @@ const PROBE: &str = "\u{e000}";
 pub struct Learned {
     /// The whole conversation, or one text for each turn that is learned.
     pub texts: Vec<Rendered>,
-    /// The number of a message whose turn changes how the template renders those before it, where there are several texts.
+    /// The number of a message whose turn changes how the template renders earlier messages, where there are several texts.
     pub rewrites: Option<usize>,
 }
 
 impl ChatTemplate {
-    /// Renders `chat` with the ranges of the turns that are learned: those of `roles`, unless the field `train` of a message says otherwise.
+    /// Renders `chat` with the ranges of the turns that are learned: turns of `roles`, unless the field `train` of a message says otherwise.
     ///
-    /// The ranges are those of `{% generation %}` blocks, or, where the template has none, what each turn adds to the rendering of the turns
+    /// The ranges come from `{% generation %}` blocks, or, where the template has none, what each turn adds to the rendering of the turns
     /// before it. Where a turn changes how turns before it are rendered, such as by leaving out their thinking, each turn is a text of its
     /// own, with the messages before it. A turn without content and calls of tools has no range: nothing would be learned but to say nothing.
     pub fn render_learned(&self, chat: &Chat, roles: &[String]) -> Result<Learned, String> {

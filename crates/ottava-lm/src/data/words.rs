@@ -8,7 +8,7 @@ use crate::hash::MIX_STEP;
 /// Words of up to so many bytes are remembered.
 const MAX_BYTES: usize = 48;
 
-/// Words that a thread remembers, at most. Those of a natural language take about 6 MB.
+/// Words that a thread remembers, at most. The words of a natural language take about 6 MB.
 const SLOTS: usize = 1 << 16;
 
 /// An id, and the first byte and the end of its text within a word.

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 /// Computes completions of a model.
 pub struct Engine {
     pub(super) model: Decoder,
-    /// Adapters of the model, of which those of `adapter` are in its linears.
+    /// Adapters of the model; the adapters of number `adapter` are in its linears.
     pub(super) adapters: Vec<Adapters>,
     pub(super) adapter: Option<AdapterId>,
     pub(super) options: EngineOptions,
@@ -151,7 +151,7 @@ impl Engine {
         self.retire(events);
     }
 
-    /// Decides what a step computes: a token of each request that has drawn one, and those proposed to follow it; then prompts, oldest first, up
+    /// Decides what a step computes: a token of each request that has drawn one, and the tokens proposed to follow it; then prompts, oldest first, up
     /// to the step's budget.
     pub(super) fn schedule(&mut self) -> Result<Plan> {
         self.grow();

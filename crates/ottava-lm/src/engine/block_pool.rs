@@ -1,5 +1,5 @@
-//! The blocks of one group of layers of a KV cache, of which sequences that begin with the same tokens share those that hold them, as with
-//! vLLM's automatic prefix caching.
+//! The blocks of one group of layers of a KV cache. Sequences that begin with the same tokens share the blocks that hold these tokens, as
+//! with vLLM's automatic prefix caching.
 
 use super::request::AdapterId;
 use crate::hash::sha256_of;
@@ -76,7 +76,7 @@ impl BlockPool {
         }
     }
 
-    /// Takes the block that is unused for longest from those with a key.
+    /// Takes the block with a key that is unused for longest.
     fn evict(&mut self) -> i32 {
         let (_, block) = self.unused.pop_first().expect("there are enough blocks");
         let key = self.blocks[block as usize].key.take().expect("it has a key");
@@ -84,7 +84,7 @@ impl BlockPool {
         block
     }
 
-    /// Takes `blocks` of a sequence back. Of those with a key, the last are evicted first: the others are found without them.
+    /// Takes `blocks` of a sequence back. Of blocks with a key, the last are evicted first: the others are found without them.
     pub fn put_back(&mut self, blocks: &[i32]) {
         for &number in blocks.iter().rev() {
             let block = &mut self.blocks[number as usize];

@@ -1,11 +1,11 @@
-//! The blocks of a sequence in a KV cache, and those that are free.
+//! The blocks of a sequence in a KV cache, and the free blocks.
 
 use super::block_pool::{BLOCK_SIZE, BlockKey, BlockPool};
 
 /// The blocks of a sequence in each group of the cache's layers.
 #[derive(Debug, Default)]
 pub struct SequenceBlocks {
-    /// The blocks of each group, in the order of the sequence's tokens. Those that have been given back keep their places.
+    /// The blocks of each group, in the order of the sequence's tokens. Blocks that have been given back keep their places.
     pub tables: Vec<Vec<i32>>,
     /// The number of blocks of each group that have been given back, which are the first: no token to come sees their keys.
     given_back: Vec<usize>,
@@ -18,7 +18,7 @@ struct Pool {
     free: BlockPool,
 }
 
-/// The blocks of all groups of a cache's layers. A layer with a window needs only the blocks with the keys that tokens to come see.
+/// The blocks of all groups of a cache's layers. A layer with a window needs only the blocks whose keys later tokens see.
 #[derive(Debug)]
 pub struct Pools {
     pools: Vec<Pool>,
@@ -64,7 +64,7 @@ impl Pools {
     }
 
     /// Gives the blocks of a sequence back that tokens from number `computed` on do not see, and extends the others for its next step: to
-    /// hold all its `tokens`, or with a window those of that step. Returns false, and takes none, if there are not enough.
+    /// hold all its `tokens`, or with a window the tokens of that step. Returns false, and takes none, if there are not enough.
     pub fn extend(&mut self, blocks: &mut SequenceBlocks, computed: usize, tokens: usize) -> bool {
         let SequenceBlocks { tables, given_back } = blocks;
         tables.resize_with(self.pools.len(), Vec::new);
@@ -88,12 +88,12 @@ impl Pools {
         suffice
     }
 
-    /// Whether blocks can be shared among sequences: those of a window are given back before the sequence ends.
+    /// Whether blocks can be shared among sequences: blocks of a window are given back before the sequence ends.
     pub fn can_share(&self) -> bool {
         matches!(&self.pools[..], [Pool { window: None, .. }])
     }
 
-    /// Gives a sequence without blocks those that hold its first tokens, as far as there are any with `keys`. Returns their number.
+    /// Gives a sequence without blocks the blocks that hold its first tokens, as far as there are any with `keys`. Returns their number.
     pub fn share(&mut self, blocks: &mut SequenceBlocks, keys: &[BlockKey]) -> usize {
         let shared = self.pools[0].free.share(keys);
         let count = shared.len();
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(b.tables, [[0, 1, 2, 3, 4]]);
     }
 
-    /// A sequence of 1000 tokens in steps of 20 and then 1, of which tokens see all, and the last 70.
+    /// A sequence of 1000 tokens in steps of 20 and then 1. Tokens see all, and the last 70.
     #[test]
     fn a_window_needs_no_more_blocks_than_it_spans() {
         let (chunk, window) = (20, 70);

@@ -15,7 +15,7 @@ const MAX_BATCH: [usize; 2] = [32, 256];
 const PREFILL_CHUNK: usize = 2048;
 
 impl EngineOptions {
-    /// Room for as many requests at once as memory allows, each of which has one of `lengths` tokens at most, its completion included;
+    /// Room for as many requests at once as memory allows. Each request has one of `lengths` tokens at most, its completion included;
     /// none is longer than `max_model_len`. A `draft` model has a cache for as many tokens.
     ///
     /// Errors with [`Error::Memory`] if even a single request of the greatest length does not fit.

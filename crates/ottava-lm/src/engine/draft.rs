@@ -62,7 +62,8 @@ struct Proposal {
 }
 
 impl Draft {
-    /// `model`, whose weights are cast, proposes up to `tokens` tokens to an engine with these `options`, whose model has this `vocabulary`.
+    /// A draft of `model`, whose weights are cast. It proposes up to `tokens` tokens to an engine with these `options`. The engine's model
+    /// has this `vocabulary`.
     ///
     /// Errors if memory does not suffice for its KV cache.
     pub fn new(mut model: Decoder, tokens: usize, options: &EngineOptions, vocabulary: usize) -> Result<Draft> {
@@ -143,7 +144,7 @@ impl Draft {
         let piece = |proposal: &mut Proposal| {
             let piece = proposal.pending.len().min(room);
             let progress = self.requests.get_mut(&proposal.id).expect("it was begun");
-            // Blocks that leave a window are those that no token after the certain ones sees: proposed ones may be rejected.
+            // A block leaves a window if no token after the certain tokens sees it: proposed ones may be rejected.
             if !self.pools.extend(&mut progress.blocks, progress.computed, proposal.computed + piece) {
                 self.pools.put_back(&mut progress.blocks);
                 *progress = Progress::default();

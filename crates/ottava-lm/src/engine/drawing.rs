@@ -8,7 +8,7 @@ use super::update::Part;
 use crate::error::{Error, Result};
 use ottava_tensor::ops::{Draw, Draws, sample};
 
-/// Rows of logits of a request: that after its last token, and those after each proposed one.
+/// Rows of logits of a request: the row after its last token, and the rows after each proposed token.
 pub(super) struct Drawing {
     /// Number in `running`.
     pub at: usize,

@@ -1,5 +1,5 @@
 //! Grammars of constrained output: which tokens may come next so that a completion stays within a JSON schema, a regular expression or a
-//! list of texts. Parsing is that of the crate llguidance (<https://github.com/guidance-ai/llguidance>), over the bytes of tokens.
+//! list of texts. The crate llguidance parses (<https://github.com/guidance-ai/llguidance>), over the bytes of tokens.
 
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};

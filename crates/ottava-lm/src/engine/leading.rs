@@ -1,6 +1,12 @@
 //! The engines of ranks that divide a model. Rank 0 leads: it has the requests, and draws their tokens. Before each step it announces what has
 //! happened since the last one, so that the engines of all ranks select the same tokens and compute the same passes. The others follow: they
 //! have no grammars, draw nothing, and report nothing.
+//!
+//! `Decoder::for_inference` builds this rank's part of each layer. A pass adds partial sums over ranks (`Casts::sum`), and `Decoder::logits` joins
+//! the logits of all parts of the vocabulary. The engine of rank 0 announces the tokens of the last step and the calls since that step
+//! (`Engine::step`). The engines of other ranks make the same calls, and select and compute the same passes (`Engine::follow`). Decisions that
+//! depend on clients or sampling are made on rank 0; all other decisions are made on every rank by the same code from the same state, which each
+//! step compares (`EngineStats`).
 
 use super::batching::Engine;
 use super::request::EngineStats;

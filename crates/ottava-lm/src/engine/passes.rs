@@ -1,4 +1,7 @@
 //! The passes of a step: which tokens they compute together, and with which kernels.
+//!
+//! `Engine::run_passes` divides a step into passes. With `batch_invariant`, passes have 64 rows and run within `CudaDevice::with_batch_invariance`,
+//! in which products and attention choose kernels by no other shape.
 
 use super::batching::{Drawn, Engine, Plan};
 use super::decode::{INVARIANT_ROWS, Scored};
@@ -34,12 +37,12 @@ impl Engine {
         Ok(drawn)
     }
 
-    /// Whether this is a GPU whose results must not depend on the batch. Those of a CPU never do.
+    /// Whether this is a GPU whose results must not depend on the batch. Results of a CPU never do.
     pub(super) fn keeps_invariant(&self) -> bool {
         self.options.batch_invariant && matches!(self.model.device(), Device::Cuda(_))
     }
 
-    /// Divides a plan by adapters, those that are in the linears first, and on a GPU by kernels. So each step computes all adapters.
+    /// Divides a plan by adapters, the adapters that are in the linears first, and on a GPU by kernels. So each step computes all adapters.
     fn passes(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let mut by_adapter: BTreeMap<_, Plan> = BTreeMap::new();
         for (at, new) in plan {
@@ -56,7 +59,7 @@ impl Engine {
         }
     }
 
-    /// Divides a plan of one adapter: single tokens and those proposed after them, whole prompts one by one, and the rest.
+    /// Divides a plan of one adapter: single tokens and tokens proposed after them, whole prompts one by one, and the rest.
     fn passes_by_kernel(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let (single, rest): (Plan, Plan) = plan.into_iter().partition(|&(at, _)| {
             let sequence = &self.running[at];
@@ -73,7 +76,7 @@ impl Engine {
         passes
     }
 
-    /// Divides a plan of one adapter into passes of [`INVARIANT_ROWS`] rows: those whose activations are read, and the others.
+    /// Divides a plan of one adapter into passes of [`INVARIANT_ROWS`] rows: rows whose activations are read, and other rows.
     fn invariant_passes(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let (read, others): (Plan, Plan) = plan.into_iter().partition(|&(at, _)| self.running[at].reads_activations());
         let of = |kind, plan| divided(plan, INVARIANT_ROWS).into_iter().map(move |plan| (kind, plan));
@@ -148,7 +151,7 @@ impl Engine {
     }
 }
 
-/// Divides a plan into passes of at most `most` tokens. Those of a request are in one pass if there are at most `most`.
+/// Divides a plan into passes of at most `most` tokens. The tokens of a request are in one pass if there are at most `most`.
 fn divided(plan: Plan, most: usize) -> Vec<Plan> {
     let (mut passes, mut room): (Vec<Plan>, usize) = (Vec::new(), 0);
     for (at, mut new) in plan {

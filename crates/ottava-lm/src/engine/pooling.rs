@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use ottava_tensor::Tensor;
 
 impl Engine {
-    /// Pools the rows of `hidden` of prompts in `plan` that ask for it, and reports those that are read to their end.
+    /// Pools the rows of `hidden` of prompts in `plan` that ask for it, and reports prompts that are read to their end.
     pub(super) fn pool_prompts(&mut self, plan: &Plan, hidden: &Tensor, events: &mut Vec<Event>) -> Result<()> {
         let mut end = 0;
         for &(at, new) in plan {
@@ -44,7 +44,7 @@ impl Sequence {
         }
     }
 
-    /// The sum divided by its norm: that of a mean is the same.
+    /// The sum divided by its norm; a mean divided by its norm is the same.
     ///
     /// Errors with [`Error::NonFinite`].
     fn take_embedding(&mut self) -> Result<Vec<f32>> {

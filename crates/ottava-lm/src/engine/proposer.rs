@@ -5,7 +5,7 @@ use super::ngram::Ngram;
 use super::request::RequestId;
 use crate::error::{Error, Result};
 
-/// Tokens of a proposal at most, so that those of a request are in one pass.
+/// Tokens of a proposal at most, so that the tokens of a request are in one pass.
 const MOST_TOKENS: usize = 32;
 
 /// Proposes the next tokens of requests.

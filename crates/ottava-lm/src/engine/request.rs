@@ -14,7 +14,7 @@ pub struct Sampling {
     pub top_k: Option<usize>,
     /// Only the most likely tokens that together have this probability can be drawn; 1 for all.
     pub top_p: f64,
-    /// Only tokens with at least this share of the likeliest one's probability can be drawn; 0 for all.
+    /// Only tokens whose probability is at least this share of the likeliest token's probability can be drawn (0.1: at least a tenth); 0 for all.
     pub min_p: f64,
     /// Logits of tokens in the prompt or the output are divided by it if positive, else multiplied (Keskar et al. 2019,
     /// arXiv:1909.05858); 1 for none.
@@ -110,7 +110,7 @@ pub struct Request {
     /// What the text of the completion has to match; it ends where nothing can follow.
     #[serde(skip)]
     pub grammar: Option<Grammar>,
-    /// Log-probabilities to return: those of drawn tokens, and of this many of the most likely tokens at each position.
+    /// Log-probabilities to return: of drawn tokens, and of this many of the most likely tokens at each position.
     pub logprobs: Option<usize>,
     /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<usize>,
@@ -121,7 +121,7 @@ pub struct Request {
 /// How the activations of the tokens of a text, after the last norm, become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Pooling {
-    /// Those of the last token.
+    /// The activations of the last token.
     Last,
     /// Their mean.
     Mean,
@@ -258,7 +258,7 @@ pub struct EngineOptions {
     pub prefill_chunk: usize,
     /// The format of the KV cache.
     pub kv_cache_dtype: KvCacheDtype,
-    /// Whether requests that begin with the same tokens share the blocks of the KV cache that hold them, also those of ended requests. A
+    /// Whether requests that begin with the same tokens share the blocks of the KV cache that hold them, also blocks of ended requests. A
     /// model with a window in some layer shares none.
     pub prefix_caching: bool,
     /// Whether, on a GPU too, what a request gets has the same bits in any batch, in any chunks of its prompt, and with or without prefix
@@ -279,9 +279,9 @@ pub struct EngineStats {
     pub kv_blocks: usize,
     /// Used blocks of the KV cache.
     pub used_kv_blocks: usize,
-    /// Tokens of prompts read so far, those read again after a preemption included, those found in the KV cache not.
+    /// Tokens of prompts read so far. Tokens read again after a preemption count, tokens found in the KV cache do not.
     pub prompt_tokens: u64,
-    /// Tokens of requests that were looked for in the KV cache, those of preempted requests included.
+    /// Tokens of requests that were looked for in the KV cache, including tokens of preempted requests.
     pub prefix_queries: u64,
     /// Tokens of these that were found.
     pub prefix_hits: u64,

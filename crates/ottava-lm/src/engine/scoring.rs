@@ -182,7 +182,7 @@ fn score(logits: &Tensor, tokens: &[u32], top: usize) -> Result<Vec<TokenLogprob
     Ok(rows.map(|(row, &token)| sampler::logprob(row, token, top)).collect())
 }
 
-/// [`score`] by [`sample`], which gives log-probabilities of the tokens that it takes: those that a bias forces, and the likeliest ones.
+/// [`score`] by [`sample`], which gives log-probabilities of the tokens that it takes: tokens that a bias forces, and the likeliest tokens.
 fn score_on_device(logits: &Tensor, tokens: &[u32], top: usize) -> Result<Vec<TokenLogprob>> {
     let [rows, columns] = logits.dims("logits")?;
     let take = |forced: &[u32]| {

@@ -138,7 +138,7 @@ impl Sequence {
         is_free && sampling.is_plain() && logprobs.is_none()
     }
 
-    /// The settings for drawing its next token, and then those after each proposed token, as if that one was drawn. None if its grammar allows no
+    /// The settings for drawing its next token, and then the token after each proposed token, as if that one was drawn. None if its grammar allows no
     /// token, which ends it.
     pub fn draws(&mut self) -> Vec<Draw> {
         let mut constrained = None;
@@ -192,7 +192,7 @@ impl Sequence {
         }
     }
 
-    /// Its next `new` tokens, of which proposed ones are the last.
+    /// Its next `new` tokens; proposed tokens are the last.
     pub fn next(&self, new: usize) -> Vec<u32> {
         self.tokens[self.computed..].iter().chain(&self.proposed).take(new).copied().collect()
     }

@@ -1,11 +1,11 @@
-//! What the engine of rank 0 announces to those of other ranks that divide its model.
+//! What the engine of rank 0 announces to the engines of other ranks that divide its model.
 
 use super::request::{EngineStats, FinishReason, Request, RequestId, Sampling};
 use crate::parallel::Ranks;
 use serde::{Deserialize, Serialize};
 use std::rc::Rc;
 
-/// The part of an engine among those of the ranks that divide its model.
+/// The part of an engine among the engines of the ranks that divide its model.
 pub enum Part {
     /// No rank divides the model, or all ranks make the same calls.
     Alone,
@@ -24,7 +24,7 @@ pub struct Update {
     pub ends: Vec<(usize, FinishReason)>,
     /// The calls since that step, in their order.
     pub calls: Vec<Call>,
-    /// The state after all of this, which must be that of the other ranks.
+    /// The state after all of this, which must equal the state of the other ranks.
     pub stats: EngineStats,
 }
 

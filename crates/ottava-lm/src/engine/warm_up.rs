@@ -24,7 +24,7 @@ impl Engine {
         let EngineOptions { prefix_caching, max_batch, .. } = self.options;
         // All prompts begin alike, and none would be computed whole.
         self.options.prefix_caching = false;
-        // Rows of proposed tokens are those of further requests.
+        // Rows of proposed tokens count as further requests.
         let proposer = self.proposer.take();
         let rows = max_batch * (1 + proposer.as_ref().map_or(0, Proposer::tokens));
         self.options.max_batch = rows.min(max_batch.max(MOST_ROWS));

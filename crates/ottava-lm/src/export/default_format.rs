@@ -13,7 +13,7 @@ impl Fp8Format {
     /// One scale per weight and one per input.
     const STATIC: Fp8Format = Fp8Format { layout: Convention::CompressedTensors, scheme: Scheme::Static };
 
-    /// The format for `source`, and the reason: the one with the scales of its run, so that codes are those of training; else blocks, or rows
+    /// The format for `source`, and the reason: the format with the scales of its run, so that codes equal the codes of training; else blocks, or rows
     /// where a linear has no whole blocks. With `static_scales` of inputs it is the one that stores them.
     pub fn default_for(source: &Source, static_scales: bool) -> Result<(Fp8Format, String)> {
         if static_scales {

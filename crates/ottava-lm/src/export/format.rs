@@ -30,7 +30,7 @@ pub enum Scheme {
     Dynamic,
     /// Each weight; each input, by a scale that is stored.
     Static,
-    /// Each 128x128 block of a weight; 128 channels of a token, when it is computed. Scales are those of the run, or powers of two.
+    /// Each 128x128 block of a weight; 128 channels of a token, when it is computed. Scales come from the run, or are powers of two.
     Block,
 }
 

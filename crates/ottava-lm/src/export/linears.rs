@@ -10,7 +10,7 @@ use ottava_tensor::Granularity;
 use ottava_tensor::ops::CurrentScaling;
 use std::collections::BTreeMap;
 
-/// A linear that becomes FP8, with those that engines fuse it with: they are cast together.
+/// A linear that becomes FP8, with the linears that engines fuse it with: they are cast together.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     /// Its name in the scaling state.
@@ -23,7 +23,7 @@ pub(super) struct Group {
     divides_inputs: bool,
     /// The scale of the weights.
     pub(super) scale: Scale,
-    /// Why the codes are not those of training; `None` if they are.
+    /// Why the codes differ from training; `None` if they do not.
     pub(super) recast: Option<String>,
     /// The scale of the input, where one is stored: `code = cast(x / scale)`.
     pub(super) input_scale: Option<f32>,
@@ -156,7 +156,7 @@ impl Group {
     }
 }
 
-/// The scale of a weight, and why its codes are not those of training.
+/// The scale of a weight, and why its codes differ from training.
 fn scale(source: &Source, format: Fp8Format, site: &LinearSite, decision: &Decision) -> (Scale, Option<String>) {
     let blocks = format.scheme == Scheme::Block;
     let own = CurrentScaling { epsilon: 0.0, power_of_two: blocks };

@@ -1,6 +1,14 @@
 //! Models for other programs: folders with weights in BF16 or with the linears of the blocks in FP8, and GGUF files.
 //!
 //! Folders with FP8 weights are read by [`WeightFiles`].
+//!
+//! `Fp8Format::default_for` selects the format if `--format` is missing. `Linears::decide` selects the linears in FP8 from the run's recipe and the
+//! format, `Group::cast` casts the weights of a checkpoint as training casts them, and `LinearReport::compare` reads the files back. Static input
+//! scales come from delayed scaling or from `Calibration::measure`, which collects a histogram of the values that casts measure in high precision
+//! (`Histogram`); `ScalingState::set_scales` sets them. `docs/export.md` has the formats.
+//!
+//! To add a format: `Convention`, `Scheme` and the methods of `Fp8Format` in `format.rs`; to read the format back, `Quantization::read` in
+//! `models/quantization.rs`.
 
 mod cast;
 mod default_format;
@@ -45,7 +53,7 @@ enum Made {
 /// a fused linear the values in F32 and the codes. The source is read three times, for scales, codes and comparison.
 ///
 /// Errors with [`Config`](crate::Error::Config) when `output` exists, would be inside the source, or an input has no scale, with
-/// [`Model`](crate::Error::Model) when the weights are not those of the source's `config.json` or no linear can be in FP8, and with
+/// [`Model`](crate::Error::Model) when the weights do not fit the source's `config.json` or no linear can be in FP8, and with
 /// [`NonFinite`](crate::Error::NonFinite) for a weight that is not finite, or not in BF16 where that is written; nothing is left then.
 pub fn export(
     source: &Source,

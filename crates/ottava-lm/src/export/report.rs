@@ -37,14 +37,14 @@ pub struct Left {
     pub reason: String,
 }
 
-/// A linear in FP8, with those that are cast together with it.
+/// A linear in FP8, with the linears that are cast together with it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinearReport {
     /// Its name, of the fused linear.
     pub name: String,
-    /// Why its codes are not those of training; `None` if they are.
+    /// Why its codes differ from training; `None` if they do not.
     pub recast: Option<String>,
-    /// Root of the sum of squared differences between weights and their values in FP8, relative to that of squared weights.
+    /// Root of the sum of squared differences between weights and their values in FP8, relative to the root of the sum of squared weights.
     pub relative_error: f64,
     /// The largest difference.
     pub largest_error: f64,
@@ -55,7 +55,7 @@ pub struct LinearReport {
 }
 
 impl LinearReport {
-    /// Reads the linears of `group` from the folder that was `written` and compares them with those of its `source`.
+    /// Reads the linears of `group` from the folder that was `written` and compares them with the linears of its `source`.
     ///
     /// Errors with [`Error::Model`] when a weight is not the nearest value of its codes: a fault of the writer, the disk or the reader.
     pub(super) fn compare(group: &Group, source: &WeightFiles, written: &WeightFiles) -> Result<LinearReport> {

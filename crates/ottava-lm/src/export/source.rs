@@ -84,8 +84,8 @@ impl Source {
         Decoder::describe(&self.sizes, &self.exceptions).map(drop)
     }
 
-    /// Scales of casts for a model of this folder with recipe fp8-delayed whose scales are set: of inputs from `input_scales`, by the name of a
-    /// linear, and of weights those of the run or the folder, if it has one for each.
+    /// Scales of casts for a model of this folder with recipe fp8-delayed whose scales are set: of inputs from `input_scales`, by the name
+    /// of a linear, and of weights the scales of the run or the folder, if it has one for each.
     pub fn static_scales(&self, input_scales: &BTreeMap<String, f32>) -> Result<BTreeMap<String, f32>> {
         let of_weights = self.delayed.iter().filter(|(name, _)| name.ends_with(".weight"));
         let mut scales: BTreeMap<_, _> = of_weights.map(|(name, scale)| (name.clone(), *scale)).collect();

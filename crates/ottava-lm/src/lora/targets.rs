@@ -13,9 +13,9 @@ pub(super) const ALL_LINEAR: &str = "all-linear";
 pub enum Targets {
     /// All of the blocks: `"all-linear"`.
     AllLinear,
-    /// Those called so, or whose names end in a dot and one of these: `["q_proj", "v_proj"]`.
+    /// Linears with one of these names, or whose names end in a dot and one of these: `["q_proj", "v_proj"]`.
     Names(Vec<String>),
-    /// Those whose whole names match a regular expression.
+    /// Linears whose whole names match a regular expression.
     Pattern(Pattern),
 }
 

@@ -1,4 +1,25 @@
 //! Model families: each reads a Hugging Face `config.json` into the one [`DecoderConfig`] that all blocks are built from.
+//!
+//! `Decoder` owns the `Stage`s of a process, the `ScalingState` of their casts, and the `Description` of the whole model. A `Stage` holds the
+//! layers of a `Span`: consecutive blocks, with or without embedding and head. Without a pipeline there is one stage, whose span has all layers.
+//! `Stage::forward` returns a `StageSaved` by value and `Stage::backward` consumes it, so several micro-batches may be in flight, and a model
+//! divided into stages is bit-identical to a whole model (`tests/promises/stages.rs`).
+//!
+//! The `Builder` carries device, recipe, weights and `Purpose` through the constructors, and collects the `Slots` of all casts and the
+//! `Description`: linears with the recipe's decision, parameters, the spec of each attention. `Decoder::describe` builds a model in a dry run,
+//! which takes no memory, and returns only its `Description`.
+//!
+//! A `config.json` that asks for something not implemented is an error: weights quantized otherwise than to FP8, dropout, another activation, an
+//! unknown rotary scaling, code in the folder. The only exception is the dropout of GPT-2: all its published files ask for dropout, so dropout is
+//! ignored with a warning (`Description::ignored`).
+//!
+//! Qwen3 is the worked example of a family: `models/qwen3.rs`, its entry in `FAMILIES`, the field `qk_norm` in `models/sizes.rs`, and the norm of
+//! heads in `layers/attention/head_norm.rs` with its op `ops/head_norm/`. Norms of all heads of a token (`ops/projection_norm/`) have their sums as
+//! ops of their own, so that tensor-parallel ranks can add the sums.
+//!
+//! Weights in host memory are copied to the device by `Param::prefetch`, one block ahead, in forward, backward and generation (`prefetch.rs`). FP8
+//! codes of such weights are not stored, since an update would have to write back weights and codes. Inputs of blocks (`ResidualBuffers`) are
+//! copied to the host while their block runs forward, and fetched with the weights of the block in backward.
 
 mod cohere;
 mod config;

@@ -39,7 +39,7 @@ pub struct HeatMap {
     worst: Vec<(String, Cell)>,
 }
 
-/// The part of a map that a reader lacks: columns `from` and later ones replace those that it has.
+/// The part of a map that a reader lacks: columns `from` and later ones replace the columns that it has.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HeatPart {
     from: usize,
@@ -47,7 +47,7 @@ pub struct HeatPart {
     layers: Vec<String>,
     /// The last step of each column.
     steps: Vec<u64>,
-    /// Of each column, the largest share of elements that a cast of each layer saturated.
+    /// For each column and layer, the largest share of elements that a cast saturated.
     saturated: Vec<Vec<f32>>,
     /// The same for elements that underflowed.
     underflowed: Vec<Vec<f32>>,

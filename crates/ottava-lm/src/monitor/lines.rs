@@ -1,4 +1,4 @@
-//! The lines of a run's files, of which a monitor reads some fields.
+//! The lines of a run's files. A monitor reads some of their fields.
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;

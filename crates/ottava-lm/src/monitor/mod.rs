@@ -2,6 +2,9 @@
 //!
 //! A reader asks for what it lacks since a revision. `Tail` reads the new lines of a file, `Series` and
 //! `HeatMap` keep a bounded number of buckets, and [`Status`] says whether a run trains.
+//!
+//! `RunRecord` (`report/run_record.rs`) is written when a run begins, and again when it ends. `RunLock::is_held` and the record give the `State` of
+//! a run. `ottava-serve` sends the page and the answers; the page only draws. A monitor never writes into the folder of a run.
 
 mod heat;
 mod lines;
@@ -69,7 +72,7 @@ pub struct RankLog {
 }
 
 impl Monitor {
-    /// Monitors the runs in these folders. A folder is that of a run, or has the folders of runs in it, also of such that begin later.
+    /// Monitors the runs in these folders. A folder belongs to a run, or has the folders of runs in it, also of such that begin later.
     ///
     /// # Errors
     /// [`Error::Config`] when one of them is a file.
@@ -96,7 +99,7 @@ impl Monitor {
         self.refreshed = Some(Instant::now());
     }
 
-    /// All runs, and what a reader lacks of those in `since`, each with the revision up to which it has everything.
+    /// All runs, and what a reader lacks of the runs in `since`, each with the revision up to which it has everything.
     pub fn answer(&self, since: &BTreeMap<usize, u64>) -> Answer {
         let runs: Vec<Summary> = self.runs.iter().map(MonitoredRun::summary).collect();
         let changes = since.iter().filter_map(|(&id, &since)| Some((id, self.runs.get(id)?.changes(since)))).collect();
@@ -167,7 +170,7 @@ fn last_part(folder: &Path) -> String {
     folder.file_name().map_or(folder.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Whether `folder` is that of a run.
+/// Whether `folder` belongs to a run.
 fn is_run(folder: &Path) -> bool {
     let is_file = |file: &&str| std::fs::symlink_metadata(folder.join(file)).is_ok_and(|found| found.is_file());
     ["metrics.jsonl", "run.json", ".lock"].iter().any(is_file)

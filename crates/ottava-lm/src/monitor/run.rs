@@ -233,7 +233,7 @@ impl Shown {
 }
 
 impl MonitoredRun {
-    /// The run in `folder`, of which nothing is read yet.
+    /// The run in `folder`, before anything is read.
     pub fn new(id: usize, folder: &Path) -> MonitoredRun {
         MonitoredRun {
             id,

@@ -43,7 +43,7 @@ pub struct Series {
     not_finite: u64,
 }
 
-/// The part of a series that a reader lacks: buckets `from` and later ones replace those that it has.
+/// The part of a series that a reader lacks: buckets `from` and later ones replace the buckets that it has.
 ///
 /// A bucket has the step of its last value, and the mean of its values. `low` and `high` are missing if each bucket has one value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -62,7 +62,7 @@ pub struct Part {
 }
 
 impl Series {
-    /// No values at `revision`, of which a reader of an earlier revision may have had some.
+    /// No values at `revision`; a reader of an earlier revision may have had some.
     pub fn new(revision: u64) -> Series {
         Series { width: 1, buckets: Vec::new(), reset: revision, not_finite: 0 }
     }

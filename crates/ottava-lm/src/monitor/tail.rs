@@ -52,7 +52,7 @@ impl Tail {
     /// Passes on the complete lines since the last call, up to about 64 MiB. Returns whether there are more.
     ///
     /// # Errors
-    /// Those of the system, of [`input::open_unlinked`], and [`Error::Data`] for a line of more than 64 MiB.
+    /// Errors of the system, of [`input::open_unlinked`], and [`Error::Data`] for a line of more than 64 MiB.
     pub fn read(&mut self, found: &mut dyn FnMut(Found)) -> Result<bool> {
         let (file, length) = match input::open_unlinked(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {

@@ -1,5 +1,22 @@
 //! What a run optimises. An [`Objective`] follows from the settings alone: the loss of its steps, and the passes that it runs beside them. With the
 //! data it opens [`Rows`], which load each step and evaluate. [`of`] is the only place that chooses between objectives.
+//!
+//! An objective has two parts: a `Loss`, which knows no data, and `Rows`, which may use the model.
+//!
+//! - A `Loss` (`step/loss.rs`) is a value in each `MicroBatch`. The action `Loss` runs its `losses_and_gradient`. A loss says how many losses there
+//!   are and how many count, stores its values, adds them up over micro-batches and ranks, and makes `Metrics` of the sums. A loss owns the tensors
+//!   that it reads besides token ids; an objective writes these tensors between steps (`TrainStep::loss_mut`), so a captured step only reads
+//!   tensors that the host has written before. `NextTokenLoss` is the smallest loss.
+//! - An `Objective` makes the losses of a step, which `Run::new` gives to `TrainStep`, and lists the passes without gradients beside the steps
+//!   (`Phase`), which the plan rehearses. With the data it opens `Rows`, the only part with a state. The trainer sees only `Rows`. They get the
+//!   model and the step when they load, so they may make the rows of a step themselves, or run other passes first.
+//!
+//! `ObjectiveKind::properties` (`config/objective/kind.rs`) holds what settings and plans need before an objective is built, such as the rows of an
+//! example. All evaluations run in rounds (`round` in `evaluate.rs`), which divide turns among ranks, gather their numbers and agree on stops.
+//!
+//! To add an objective, such as GRPO: a file in this folder with its `Objective`, `Rows` and `Loss`; the choice in `of`; its kind and properties in
+//! `config/objective/kind.rs`; its settings. The test `tests/promises/bandit.rs` of this crate has a policy-gradient objective whose rows the model
+//! samples.
 
 mod contract;
 mod kto;

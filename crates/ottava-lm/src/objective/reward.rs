@@ -1,4 +1,12 @@
 //! Reward models: the scores of pairs of sequences.
+//!
+//! A reward model is a `DecoderConfig` with `score`, whose `Head` has `HeadOutput::Score`: the loss of a token is minus its score
+//! (`negate_targets`), and only the last token of a row is a target (`RowTarget::Reward`). So the sum over a sequence is its reward, and all that
+//! holds for preferences applies, with margins in the place of the reference. `reward_model` (`models/mod.rs`) makes the `config.json` of a reward
+//! model from the file of a language model, and `AdaptedWeights` draws the new head. `language_model_config` refuses reward models for the engine,
+//! export and conversion.
+//!
+//! `evaluate_rewards` (`preference/evaluation.rs`) evaluates records for `ottava eval`.
 
 use super::preference::{Preference, PreferenceRows, Reference, ReferenceModel};
 use super::{Objective, Opening, Phase, Rows};

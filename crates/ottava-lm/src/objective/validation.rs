@@ -16,9 +16,9 @@ pub struct Evaluation {
 /// The evaluation of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Validation {
-    /// Of all rows.
+    /// The evaluation of all rows.
     pub all: Evaluation,
-    /// Of each data set that has a name, by name.
+    /// The evaluation of each data set that has a name, by name.
     pub sets: Vec<(String, Evaluation)>,
 }
 

@@ -27,7 +27,7 @@ pub struct AdamWConfig {
 /// The moments of all parameters, or of some.
 pub struct AdamWOptimizer {
     config: AdamWConfig,
-    /// By parameter; `None` for those that another optimizer updates.
+    /// By parameter; `None` for parameters that another optimizer updates.
     moments: Vec<Option<Moments>>,
     steps: u64,
     scalars: AdamWScalars,
@@ -39,7 +39,7 @@ impl AdamWOptimizer {
         AdamWOptimizer::for_some(config, params, |_| true)
     }
 
-    /// Zero moments for those of `params` that are `chosen`; the others are never in an update.
+    /// Zero moments for the `chosen` parameters of `params`; the others are never in an update.
     pub(super) fn for_some(
         config: AdamWConfig,
         params: &[&mut Param],
@@ -82,7 +82,7 @@ impl Optimizer for AdamWOptimizer {
         true
     }
 
-    /// Those of master weight, first and second moment, where one of them has one scale.
+    /// Amaxes of master weight, first and second moment, where one of them has one scale.
     fn amaxes_of(&self, param: &Param) -> usize {
         if param.formats.has_scales() { 3 } else { 0 }
     }
@@ -98,7 +98,7 @@ impl Optimizer for AdamWOptimizer {
     }
 }
 
-/// The parameters of `group` with their moments; `moments` has those of each parameter.
+/// The parameters of `group` with their moments; `moments` has the moments of each parameter.
 fn parameters<'g>(
     config: &AdamWConfig,
     moments: &'g mut [Option<Moments>],

@@ -1,4 +1,7 @@
 //! The momenta of parameters, and updates along the directions that follow from them: what Muon and Lion share.
+//!
+//! The op `momentum` updates a momentum and writes the direction; the op `descend` updates the weights. Lion runs `momentum` and then `descend`.
+//! Muon runs `newton_schulz` between the two, and delegates all other parameters to an `AdamWOptimizer`.
 
 use super::optimizer::{Per, StateTensor, Updated};
 use crate::error::Result;
@@ -33,7 +36,7 @@ pub(super) struct Momenta {
 }
 
 impl Momenta {
-    /// Zero momenta for those of `params` that are `chosen`.
+    /// Zero momenta for the `chosen` parameters of `params`.
     pub fn new(
         config: MomentumConfig,
         rule: Direction,

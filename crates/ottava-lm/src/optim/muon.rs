@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdjustLr {
-    /// `0.2 · √max(R, C)`: updates are as large as those of AdamW, so that its learning rate and weight decay apply.
+    /// `0.2 · √max(R, C)`: updates are as large as AdamW's updates, so that its learning rate and weight decay apply.
     #[default]
     MatchRmsAdamw,
     /// `√max(1, R / C)`, Jordan's.
@@ -37,7 +37,7 @@ impl AdjustLr {
 pub struct MuonOptimizer {
     adjust: AdjustLr,
     momenta: Momenta,
-    /// Of all other parameters, and the counter of steps.
+    /// The optimizer of all other parameters, which has the counter of steps.
     adamw: AdamWOptimizer,
 }
 
@@ -75,7 +75,7 @@ impl Optimizer for MuonOptimizer {
         if self.transforms(param) { Momenta::amaxes_of(param) } else { self.adamw.amaxes_of(param) }
     }
 
-    /// Of a matrix: the amax of its momentum before its direction is known, and that of its weights after that.
+    /// Finds the amax of a matrix's momentum before its direction is known, and the amax of its weights afterwards.
     fn find_amaxes(&mut self, group: &mut [Updated], norm: &Tensor) -> Result<()> {
         for updated in group.iter_mut().filter(|updated| updated.amaxes.is_some()) {
             match updated.direction.clone() {

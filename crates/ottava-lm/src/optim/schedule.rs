@@ -58,7 +58,7 @@ pub struct Schedule {
 
 impl Schedule {
     /// The learning rate of `step`, counted from 1. No step has a rate of 0: the warm-up begins with the first step, and a decay, which
-    /// starts at the peak, would reach the minimum one step after the last. After the warm-up, rates are those of transformers.
+    /// starts at the peak, would reach the minimum one step after the last. After the warm-up, rates equal the rates of transformers.
     pub fn at(&self, step: u64) -> f64 {
         if step <= self.warmup_steps {
             return self.peak * step as f64 / self.warmup_steps as f64;

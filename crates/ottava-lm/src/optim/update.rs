@@ -1,5 +1,14 @@
-//! Updates all parameters: those on the device, and in groups those that are fetched from host memory and written back, overlapped with
-//! updates. New weights are cast by the optimizer, or after it.
+//! Updates all parameters. Parameters in host memory are fetched and written back in groups, overlapped with updates of parameters on the
+//! device. New weights are cast by the optimizer, or after it.
+//!
+//! Offloaded states and master weights are fetched in groups of 256 MiB: one group is updated while the next group is fetched and the last two are
+//! written back. If ranks have slices with scales (`Scaled`), states are fetched twice per update, first for the amaxes: `Partition::update` finds
+//! the amaxes of all parameters before it updates any, and computes their maximum over ranks. If the norm of the gradients is not finite, nothing
+//! is written.
+//!
+//! There are three ways to cast new weights. AdamW casts them by the new scales in its own pass (`Optimizer::fuses_casts`). A weight that is scaled
+//! by its own amax is cast after the pass, by `Param::finish_update`. `Param::quantize` casts the weights that an optimizer does not cast, after
+//! its update.
 
 use super::optimizer::{Optimizer, StateTensor, Updated, read_and_optimizer_tensors};
 use crate::error::Result;
@@ -17,8 +26,8 @@ pub struct Prepared {
     pub directions: Vec<Option<Tensor>>,
 }
 
-/// The amaxes that [`update`] needs, or [`directions`] if those are not in `prepared`, over the elements that this process updates: F32, in
-/// the order of `params`, the first of which is parameter number `start` of the model; `None` if there are none. Changes nothing else.
+/// The amaxes that [`update`] needs, or [`directions`] if directions are not in `prepared`, over the elements that this process updates: F32, in
+/// the order of `params`, whose first parameter is number `start` of the model; `None` if there are none. Changes nothing else.
 ///
 /// With slices, the maximum over all slices of a parameter is the amax of the whole parameter. Offloaded tensors are fetched for this, and
 /// again for the update.
@@ -39,8 +48,8 @@ pub fn find_amaxes(
     Ok(Some(Tensor::join(amaxes)?))
 }
 
-/// The directions of `params`, the first of which is parameter number `start` of the model, over the elements that this process updates;
-/// `None` for those without such elements, and for those whose update transforms no matrices. Updates the optimizer's states.
+/// The directions of `params`, whose first parameter is number `start` of the model, over the elements that this process updates;
+/// `None` for parameters without such elements, and for parameters whose update transforms no matrices. Updates the optimizer's states.
 ///
 /// `amaxes` are as in [`Prepared`]. Offloaded tensors are fetched for this, and again for the update.
 pub fn directions(
@@ -65,7 +74,7 @@ pub fn directions(
     Ok(found)
 }
 
-/// Updates `params`, the first of which is parameter number `start` of the model, with gradients of the global `norm`, and casts the new
+/// Updates `params`, whose first parameter is number `start` of the model, with gradients of the global `norm`, and casts the new
 /// weights for the next step. If the norm is not finite, no weight changes.
 pub fn update(
     optimizer: &mut dyn Optimizer,
@@ -161,8 +170,8 @@ fn by_parameter(optimizer: &dyn Optimizer, params: &[&mut Param], amaxes: Tensor
     Ok(amaxes.split(&places.collect::<Vec<_>>())?)
 }
 
-/// Those of `params` of which this process updates at least one element; the first of `params` is number `start`. `directions` are those of
-/// all of them, or empty.
+/// The parameters of `params` with at least one element that this process updates. The first of `params` is number `start`. `directions`
+/// has a direction for each of `params`, or is empty.
 fn updated<'a, 'p>(
     optimizer: &dyn Optimizer,
     params: &'a mut [&'p mut Param],
@@ -192,7 +201,7 @@ fn tensors<'g>(optimizer: &'g mut dyn Optimizer, group: &'g mut [Updated]) -> Ve
 /// Why an optimizer finds the states of each parameter of a group in one pass.
 pub(super) const IN_ORDER: &str = "the parameters of a group are in the order of the model";
 
-/// Runs `work` on all parameters. Those with tensors in host memory are fetched in groups, and `leave` writes each group back or discards
+/// Runs `work` on all parameters. Parameters with tensors in host memory are fetched in groups, and `leave` writes each group back or discards
 /// it.
 fn in_groups<'a, 'p>(
     optimizer: &mut dyn Optimizer,

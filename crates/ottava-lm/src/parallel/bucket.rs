@@ -1,4 +1,12 @@
 //! Buckets: matrices that are gathered and reduced in one collective, and this rank's slices of their weights.
+//!
+//! With weights in host memory (`Placement::GatheredFromHost`), `Bucket::gather_slices` copies the weights into this rank's part of the buffer that
+//! is gathered (`HostTransfer::upload_into`). The gather waits for the copy, and compute waits only for the gather. There are two cases:
+//!
+//! - Ranks gather values: the slices are the weights of the `Param`s, which the update fetches and writes back.
+//! - Ranks gather codes: the bucket has a slice of codes in host memory. `Bucket::begin_write` copies this slice to the device for a part of the
+//!   model, since an update may write nothing, and `Bucket::finish_write` stores the slice (`HostTransfer::offload`) while the next part is
+//!   updated.
 
 use super::Ranks;
 use super::reduction::ReduceFormat;
@@ -52,7 +60,7 @@ pub(super) enum Stored {
     /// None: nothing is divided, or a gather owns the buffer.
     #[default]
     None,
-    /// The whole buffer, of which only this rank's slice is valid.
+    /// The whole buffer. Only this rank's slice of it is valid.
     Buffer(Tensor),
     /// The buffer of gathered matrices, by matrix.
     Gathered(Vec<Tensor>),
@@ -194,7 +202,7 @@ impl Bucket {
         self.matrices.iter().position(|id| *id == param.id())
     }
 
-    /// Those of `params` that are in this bucket, in its order; `None` if there are none.
+    /// The parameters of `params` that are in this bucket, in its order; `None` if there are none.
     pub(super) fn among<'a, 'p>(&self, params: &'a mut [&'p mut Param]) -> Option<Vec<&'a mut &'p mut Param>> {
         let found: Vec<_> = params.iter_mut().filter(|param| self.number_of(param).is_some()).collect();
         (!found.is_empty()).then_some(found)

@@ -1,4 +1,4 @@
-//! Measurements and scales of all stages of a model, of which each rank of a pipeline has its own.
+//! Measurements and scales of all stages of a model. Each rank of a pipeline has its own.
 
 use super::Partition;
 use crate::error::Result;

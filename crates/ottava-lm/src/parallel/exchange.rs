@@ -25,7 +25,7 @@ use std::mem;
 /// all-to-all and added; in stage 0 the sum is cast once more and gathered.
 pub struct Exchange<'a> {
     partition: &'a Partition,
-    /// Gathers in progress, by bucket, and those of frozen weights.
+    /// Gathers in progress, by bucket, and gathers of frozen weights.
     gathers: HashMap<usize, Gather>,
     frozen: HashMap<usize, Pending>,
     /// Whether gradients are reduced over ranks.
@@ -149,7 +149,7 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Finishes the reductions: each of `params` gets its reduced gradient, or that of its slice, and amaxes are reduced over the ranks
+    /// Finishes the reductions: each of `params` gets its reduced gradient, or the reduced gradient of its slice, and amaxes are reduced over the ranks
     /// that share scales. Returns the relative error of the gradients that this rank sent as FP8 codes, F32 `[1]`.
     pub fn finish(&mut self, mut params: Vec<&mut Param>, scaling: &mut ScalingState) -> Result<Option<Tensor>> {
         let ranks = self.partition.ranks();

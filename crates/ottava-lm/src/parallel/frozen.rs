@@ -1,6 +1,6 @@
-//! Frozen weights in ZeRO stage 3: between passes, each rank stores a slice of those of a unit, in the form that products read.
+//! Frozen weights in ZeRO stage 3: between passes, each rank stores a slice of the frozen weights of a unit, in the form that products read.
 //!
-//! A weight is loaded and cast whole, so its codes are those of one rank. Then each rank keeps its slice of the bytes, and the scales.
+//! A weight is loaded and cast whole, so its codes are the same as on one rank. Then each rank keeps its slice of the bytes, and the scales.
 
 use super::Ranks;
 use super::slices::Slices;
@@ -10,7 +10,7 @@ use crate::param::{Loan, LoanedWeight, Param, ParamId, UnitId};
 use ottava_tensor::comm::{Group, Pending};
 use ottava_tensor::{DType, QuantizedTensor, Tensor};
 
-/// Frozen weights of a unit, in one flat buffer for one collective, of which this rank stores a slice.
+/// Frozen weights of a unit, in one flat buffer for one collective. This rank stores a slice of the buffer.
 pub(super) struct FrozenBucket {
     pub(super) unit: UnitId,
     kind: Kind,

@@ -1,4 +1,7 @@
 //! The norm of all gradients, over ranks that divide the model.
+//!
+//! `Partition::grad_norm` adds the squares in the order of the model. A tied head has a copy of the embedding's table (`HeadWeight::Copy`), whose
+//! gradient `SumTied` has added before. `tests/promises/pipeline.rs` compares the bits with one rank.
 
 use super::pipeline::StagePlaces;
 use super::{Partition, Shared};
@@ -80,7 +83,7 @@ impl Partition {
     }
 }
 
-/// The gradients of `params`. That of the head's `copy` of the embedding's table is counted with the table.
+/// The gradients of `params`. The gradient of the head's `copy` of the embedding's table is counted with the table.
 fn gradients<'a>(params: impl Iterator<Item = &'a Param>, copy: Option<ParamId>) -> Vec<Gradient<'a>> {
     let counted = params.filter(|param| Some(param.id()) != copy);
     counted.filter_map(|param| param.gradient.get()).map(Grad::read).collect()

@@ -43,15 +43,15 @@ pub struct Partition {
     ranks: Rc<Ranks>,
     zero: Zero,
     reduction: ReduceFormat,
-    /// Of several ranks.
+    /// The buckets, if there are several ranks.
     buckets: RefCell<Vec<Bucket>>,
-    /// In ZeRO stage 3, once weights are loaded.
+    /// The buckets of frozen weights in ZeRO stage 3, once weights are loaded.
     frozen: RefCell<Vec<FrozenBucket>>,
     /// The slots of the casts of weights of experts that ranks divide.
     expert_slots: BTreeSet<usize>,
     /// The slots of the casts of weights that all ranks of the tensor axis have.
     whole_slots: BTreeSet<usize>,
-    /// Of several stages, from the first step on.
+    /// The places of the stages, if there are several stages, from the first step on.
     norm_places: RefCell<Option<StagePlaces>>,
 }
 
@@ -252,7 +252,7 @@ impl Partition {
             .transpose()
     }
 
-    /// Updates and casts `params`, the first of which is parameter number `start` of the model. Returns the copies of codes to host memory.
+    /// Updates and casts `params`, whose first parameter is number `start` of the model. Returns the copies of codes to host memory.
     fn update_part(
         &self,
         params: &mut [&mut Param],

@@ -1,7 +1,7 @@
 //! The place of a rank in the pipeline, and its messages to the ranks beside it.
 //!
-//! Each direction between two neighbours has a group of its own, for activations and for gradients, and on GPUs a stream. So messages of one
-//! direction never wait for those of another, and the order of each is tested (`schedule/tests.rs`).
+//! Each direction between two neighbours has a group of its own, for activations and for gradients, and on GPUs a stream. So messages of
+//! one direction never wait for messages of another, and the order of each is tested (`schedule/tests.rs`).
 
 use super::schedule::Message;
 use super::sent::SentActivations;

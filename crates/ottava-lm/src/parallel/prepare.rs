@@ -16,7 +16,7 @@ impl Partition {
         (1..params.len()).filter(|&at| part(at) != part(at - 1)).collect()
     }
 
-    /// Computes what `params`, the first of which is parameter number `start` of the model, need for an update that transforms matrices.
+    /// Computes what `params`, whose first parameter is number `start` of the model, need for an update that transforms matrices.
     pub(super) fn prepare(
         &self,
         params: &mut [&mut Param],

@@ -1,4 +1,8 @@
 //! The ranks of a run: agreements of all ranks, and the groups over which tensors are reduced.
+//!
+//! All ranks stop at the same point. `interrupt::request` sets the flag of its process and forwards the request to all ranks (`Stopper`). The ranks
+//! then agree on the stop in a collective: after each step, after each round of an evaluation, and at the end of each phase of startup
+//! (`Ranks::together`). `Ranks::together` also reports the error of one rank to the others.
 
 use super::pipeline::{Messages, Pipeline, StagePlaces};
 use super::sent::SentActivations;
@@ -19,10 +23,10 @@ const PARTS: &[Axis] = &[Axis::Tensor, Axis::Pipeline, Axis::Expert];
 pub enum Shared {
     /// The gradients of a weight that is not of experts, which are summed over ranks with the same part of the model.
     Gradients,
-    /// The elements of a weight, of which each rank has all or a part: the scale of its moments is that of all elements.
+    /// The elements of a weight. Each rank has all of them or a part. The scale of its moments covers all elements.
     Elements,
-    /// What ZeRO divides among ranks with the same layers: master weights, states, gradients and weights. See [`Ranks::replicas`] for those of
-    /// one parameter.
+    /// What ZeRO divides among ranks with the same layers: master weights, states, gradients and weights. See [`Ranks::replicas`] for the
+    /// ranks of one parameter.
     Slices,
     /// The tokens of a step: ranks that read different rows or tokens, whose counts and losses are added.
     Tokens,
@@ -100,7 +104,7 @@ impl Ranks {
         Ranks { sent, ..self }
     }
 
-    /// The messages of a pass through the pipeline, of which there are none yet.
+    /// The messages of a pass through the pipeline, before the first message.
     pub fn messages(&self) -> Messages<'_> {
         Messages::new(&self.pipeline, self.sent)
     }
@@ -115,7 +119,7 @@ impl Ranks {
         self.mesh.shape()
     }
 
-    /// The ranks over which some gradients of this rank are reduced: those of its weights, or of tensors that ranks have whole.
+    /// The ranks over which some gradients of this rank are reduced: gradients of its weights, or of tensors that ranks have whole.
     pub fn reducing(&self) -> usize {
         self.sharing(Shared::Elements).size()
     }
@@ -166,7 +170,7 @@ impl Ranks {
         self.sharing(what).ranks().iter().map(|&rank| &all[rank])
     }
 
-    /// The entries of `all`, which has one per rank, of the ranks that compute the losses of the tokens that are divided among ranks: those
+    /// The entries of `all`, which has one per rank, of the ranks that compute the losses of the tokens that are divided among ranks: ranks
     /// with the last stage of the model.
     pub fn of_losses<'a, T>(&self, all: &'a [T]) -> impl Iterator<Item = &'a T> {
         let shape = *self.mesh.shape();
@@ -193,7 +197,7 @@ impl Ranks {
         all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(|_| different(what))).collect()
     }
 
-    /// The places of values of which the stages of this rank have these `counts`.
+    /// The places of values; the stages of this rank have these `counts` of them.
     pub(super) fn stage_places(&self, what: &str, counts: &[usize]) -> Result<StagePlaces> {
         let own: Vec<u64> = counts.iter().map(|&count| count as u64).collect();
         Ok(StagePlaces::new(self.pipeline.rank(), &self.of_stages(what, &own)?))

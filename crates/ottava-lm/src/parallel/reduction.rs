@@ -1,6 +1,6 @@
 //! The format in which ranks send gradients to each other.
 
-/// The format in which ranks send gradients of matrices to each other. Those of norms and biases are always sent in the type in which
+/// The format in which ranks send gradients of matrices to each other. Gradients of norms and biases are always sent in the type in which
 /// backward accumulates them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReduceFormat {

@@ -10,7 +10,7 @@ use ottava_tensor::ops::checksums;
 
 impl Partition {
     /// Errors on all ranks, with the name of the first tensor that differs between ranks: weights, master weights and moments that all
-    /// ranks store whole (all of them in ZeRO stage 0, else those of norms and biases), or amaxes and scales of casts. `when` names the
+    /// ranks store whole (all of them in ZeRO stage 0, else only for norms and biases), or amaxes and scales of casts. `when` names the
     /// step, for example "after step 100".
     pub fn compare_replicas(&self, model: &mut Decoder, optimizer: &mut dyn Optimizer, when: &str) -> Result<()> {
         if self.ranks().sharing(Shared::Elements).size() == 1 {

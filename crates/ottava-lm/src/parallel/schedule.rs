@@ -4,6 +4,12 @@
 //! passes each stage once, memory is bounded, no order of messages deadlocks, and the idle time is the formula's.
 //!
 //! Every stage runs the backward of micro-batches in ascending order, so gradients are added in the order of a single rank.
+//!
+//! `Schedule::tasks` returns the passes and messages of a rank in order. To add a schedule: `ScheduleKind`, `Schedule::check`, `Schedule::passes`,
+//! `Schedule::bubble` and `Schedule::most_in_flight`, all in this file, and a row of the table in `docs/parallelism.md`. No caller changes.
+//!
+//! Backward may be divided into `Part::Dgrad` and `Part::Wgrad`: `Decoder::dgrads` collects the products of the gradients of weights in
+//! `DeferredWgrads` of the `Context`, and `Decoder::wgrads` computes them. No action before the end of a step is a collective over stages.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -53,9 +59,9 @@ impl ScheduleKind {
 pub enum Part {
     /// All.
     Both,
-    /// Those of the gradient by the input, which the preceding stage waits for. Operands of the others are kept.
+    /// The products of the gradient by the input, which the preceding stage waits for. Operands of the others are kept.
     Dgrad,
-    /// Those of the gradients of weights, from the operands that [`Part::Dgrad`] kept.
+    /// The products of the gradients of weights, from the operands that [`Part::Dgrad`] kept.
     Wgrad,
 }
 
@@ -84,14 +90,14 @@ impl Message {
 pub enum Task {
     /// Forward of a stage.
     Forward {
-        /// The stage, of those of this rank.
+        /// The stage, among the stages of this rank.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
     },
     /// Backward of a stage, or a part of it.
     Backward {
-        /// The stage, of those of this rank.
+        /// The stage, among the stages of this rank.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
@@ -102,7 +108,7 @@ pub enum Task {
     Send {
         /// What it sends.
         message: Message,
-        /// The stage that has computed it, of those of this rank.
+        /// The stage that has computed it, among the stages of this rank.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
@@ -111,7 +117,7 @@ pub enum Task {
     Receive {
         /// What it receives.
         message: Message,
-        /// The stage that reads it, of those of this rank.
+        /// The stage that reads it, among the stages of this rank.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
@@ -194,7 +200,7 @@ impl Schedule {
         }
     }
 
-    /// The most micro-batches of which `rank` holds activations at once, each in one of its stages.
+    /// The most micro-batches whose activations `rank` holds at once, each in one of its stages.
     pub fn most_in_flight(&self, rank: usize) -> usize {
         let all = self.micro_batches * self.stages;
         let most = match self.kind {

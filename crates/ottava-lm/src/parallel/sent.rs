@@ -5,7 +5,7 @@ use ottava_tensor::ops::{decode_gradients, encode_gradients, gradient_code_bytes
 use ottava_tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// Elements of the smallest tensor whose codes can be sent, which divides that of every other.
+/// Elements of the smallest tensor whose codes can be sent, which divides the number of every other tensor.
 const ELEMENTS: usize = 256;
 
 /// The type in which ranks send activations and their gradients.

@@ -4,6 +4,10 @@
 //! is cut into equal slices, one per rank, so that one gather and one reduction serve the unit and slices are balanced for all shapes. Cuts
 //! are at multiples of [`GRANULE`]: so no group of 128 elements with one scale is divided if rows are multiples of 128, and each slice of a
 //! matrix can be reshaped to at least 16 rows, as tensor ops require.
+//!
+//! Whole rows would be simpler to cast than flat slices, but they do not divide evenly: 22016 rows over 4096 ranks waste 12 %. Groups of moments
+//! need multiples of 128 only; with 256, each slice is a matrix whose rows and columns are multiples of 16, as casts require. Norms and biases are
+//! not divided: they are 0.004 % of Llama-2-7B.
 
 use std::ops::Range;
 

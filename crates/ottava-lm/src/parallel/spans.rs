@@ -1,4 +1,6 @@
 //! The division of a model into stages of equal cost.
+//!
+//! `divide` divides the blocks by `Description::layer_costs`.
 
 use crate::error::{Error, Result};
 use crate::models::Span;
@@ -33,7 +35,7 @@ pub fn divide(costs: &LayerCosts, stages: usize) -> Result<Vec<Span>> {
     Ok((0..stages).map(span).collect())
 }
 
-/// The least cost of a division in which no stage costs more than `bound`, where `add` adds the cost of a stage to that of the stages
+/// The least cost of a division in which no stage costs more than `bound`, where `add` adds the cost of a stage to the cost of the stages
 /// before it, and the first block of each stage.
 fn best(costs: &LayerCosts, stages: usize, bound: f64, add: impl Fn(f64, f64) -> f64) -> Option<(f64, Vec<usize>)> {
     let layers = costs.blocks.len();

@@ -1,4 +1,4 @@
-//! The gradients of tensors that several ranks of the tensor axis have: all of them, or those with the same rows of a divided parameter.
+//! The gradients of tensors that several ranks of the tensor axis have: all of them, or ranks with the same rows of a divided parameter.
 
 use super::Ranks;
 use super::bucket::flat;
@@ -11,7 +11,7 @@ use std::ops::Range;
 
 impl Ranks {
     /// Sums the gradients of tensors that all ranks of the tensor axis have whole: each rank has the gradient of its tokens or heads. `params`
-    /// are the trained parameters, with gradients that are reduced over other axes; a gradient may be that of a slice.
+    /// are the trained parameters, with gradients that are reduced over other axes; a gradient may cover a slice only.
     pub(super) fn sum_whole_gradients(&self, params: &mut [&mut Param]) -> Result<()> {
         let group = self.group(&[Axis::Tensor]);
         if group.size() == 1 {
@@ -58,7 +58,7 @@ fn sum_whole(grads: Vec<(&mut Param, Tensor)>, group: &Group) -> Result<()> {
 
 impl Ranks {
     /// Sums the gradients of rows that several ranks of the tensor axis have: each has the gradient by its queries. As
-    /// [`Ranks::sum_whole_gradients`]; a gradient may be that of a slice.
+    /// [`Ranks::sum_whole_gradients`]; a gradient may cover a slice only.
     pub(super) fn sum_replicated_gradients(&self, params: &mut [&mut Param]) -> Result<()> {
         let group = self.group(&[Axis::Tensor]);
         for param in params.iter_mut().filter(|param| param.has_replicas()) {

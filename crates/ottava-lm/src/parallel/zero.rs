@@ -13,7 +13,7 @@ pub enum Zero {
     OptimizerStates,
     /// Also gradients between micro-batches.
     Gradients,
-    /// Also weights and their codes; those of a unit are gathered for each forward and each backward.
+    /// Also weights and their codes; the weights of a unit are gathered for each forward and each backward.
     Weights,
 }
 

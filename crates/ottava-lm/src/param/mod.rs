@@ -1,4 +1,37 @@
 //! Parameters, the builder that creates them, and the description that a model records while it is built.
+//!
+//! A `Param` consists of `Weights` (master weights, and the weights that layers read), a `Gradient`, a cast to FP8 codes, `Shard`s, a `Placement`,
+//! and a slice: the elements that this process updates. Its `ParamId` is its unit (embedding, block or head) and its number in the unit, so
+//! training looks nothing up by name.
+//!
+//! The life of a `Param`:
+//!
+//! 1. **Build.** A layer gives the `Split` of each tensor: by outputs, by inputs, by vocabulary, by experts, or none. `Builder::shard` returns the
+//!    `Shard`: a tensor of the Hugging Face folder, a dimension, and the range of indices that this rank holds. On one rank, a shard is the whole
+//!    tensor. Layers record themselves in the `Description`, which plans, warnings and benchmarks read, so there is no second list of a model's
+//!    linears.
+//! 2. **Divide.** `Partition::new` decides the slices of each rank, before any weight is in memory.
+//! 3. **Load.** `Param::load` asks a `WeightSource` for ranges of elements, so loading takes no more memory than training. A random weight depends
+//!    on the seed, the tensor's name and the element, so a slice has the same bits as that part of the whole tensor.
+//! 4. **Cast.** `Decoder::quantize_weights` casts a weight after loading, and each update casts the weight again. No weight is cast twice for one
+//!    product.
+//! 5. **Lend.** A block receives weights that are gathered from ranks or copied from host memory as a `Loan`, for one pass.
+//! 6. **Update.** `optim/update.rs` updates the slice. The seed of stochastic rounding is a hash of the parameter's name (`Param::seed`), so
+//!    results do not depend on the order of parameters.
+//!
+//! A weight is always `[outputs, inputs]` in memory. Transposed tensors of folders, such as each linear of GPT-2, are transposed only while a
+//! folder is read or written (`checkpoint/model.rs`); so are the experts that gpt-oss stacks in one tensor (`Stacked`, `checkpoint/stacks.rs`). Q,
+//! K and V are one parameter of three shards, gate and up one parameter of two: one product and one scale instead of several, as in inference
+//! engines. Folders are read and written by tensor, under Hugging Face's names.
+//!
+//! Two cases cast a weight in each product that reads it, with `Param::codes_for_forward` and `Param::codes_for_backward`: if `memory.weight_codes`
+//! is off, or if the weight is offloaded and not divided. The third case is `layers/linear/smooth.rs`, whose weight depends on the scales of its
+//! input.
+//!
+//! A frozen weight is cast once, when it is loaded (`Decoder::load_each`). Its codes replace its values if products read only codes. Codes are
+//! stored in one layout if the other layout has the same codes (`Granularity::shares_codes`); then `Param::codes_for_backward` transposes them. A
+//! `WeightSource` may have FP8 codes (`WeightSource::codes`), which a frozen weight keeps if their scales are the scales of its cast. In ZeRO stage
+//! 3, each rank stores a slice of a frozen weight (`parallel/frozen.rs`), and each pass gathers the weight.
 
 mod builder;
 mod cast;

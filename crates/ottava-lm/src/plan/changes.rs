@@ -78,7 +78,7 @@ const TIME_OF_SAVED_FP8: f64 = 1.015;
 const TIME_OF_HALF_BATCH: f64 = 1.02;
 
 /// Levels of the optimizer, by falling memory, with the time of a step relative to the first: Llama-2-7B at 4,096 tokens on one H200, from
-/// docs/benchmarks.md. Levels that take more memory and more time than another are not listed.
+/// benchmarks/2026-11-21-optimizer-levels.md. Levels that take more memory and more time than another are not listed.
 const LEVELS: [(OptimizerLevel, f64); 5] = [
     (OptimizerLevel::O0, 1.0),
     (OptimizerLevel::Bf16, 0.90),
@@ -92,7 +92,7 @@ const LEVELS: [(OptimizerLevel, f64); 5] = [
 const STEP_OF_LEVELS: (f64, f64) = (6.74e9, 0.41);
 
 /// Bytes per second of copies over PCIe in each direction, while both directions are busy: one H200 in a PCIe 5 x16 slot, from
-/// docs/benchmarks.md.
+/// benchmarks/2026-11-21-offloading.md.
 const BUS: f64 = 50.2e9;
 
 /// Seconds to copy `bytes` over PCIe.
@@ -103,7 +103,7 @@ pub(super) fn bus_seconds(bytes: u64) -> f64 {
 /// Shares of the optimizer's states that are proposed to be offloaded.
 const OFFLOADED: [f64; 4] = [0.25, 0.5, 0.75, 1.0];
 
-/// The maximum number of proposals, and of those that lower precision or do not.
+/// The maximum number of proposals, of proposals that lower precision, and of proposals that do not.
 const PROPOSED: usize = 3;
 const ALIKE: usize = 2;
 
@@ -141,7 +141,7 @@ fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
     Ok(shares.into_iter().map(level).collect())
 }
 
-/// The settings that can be changed, each with its values from the one after that of `config` to the one that takes the least memory.
+/// The settings that can be changed, each with its values from the value after `config`'s value to the value that takes the least memory.
 fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Vec<Level>>> {
     let (run, policy) = (&config.run, config.recompute);
     let exact = run.memory.saved_activations == SavedActivations::Exact;
@@ -218,7 +218,7 @@ fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
     ])
 }
 
-/// Changes that make `config` fit `device`, the least harmful first; at most three, of which at most two lower precision and at most two do
+/// Changes that make `config` fit `device`, the least harmful first; at most three. At most two of them lower precision, and at most two do
 /// not. None contains all changes of another. Empty if nothing fits.
 pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Change>> {
     let settings = settings(config, sizes, device)?;

@@ -31,9 +31,9 @@ pub struct CommunicationPlan {
     pub tokens: u64,
     /// Calls and bytes that each rank sends, by kind of collective.
     pub traffic: Traffic,
-    /// Those of them for which layers wait: exchanges of activations among the ranks of the axes tensor, context and expert.
+    /// The calls for which layers wait: exchanges of activations among the ranks of the axes tensor, context and expert.
     pub of_layers: Traffic,
-    /// Whether layers send sums beside products: those over the ranks of the tensor axis, but not those of the experts of a mixture.
+    /// Whether layers send sums beside products: sums over the ranks of the tensor axis, but not sums of the experts of a mixture.
     pub hides_sums: bool,
     /// Bytes that an update of the whole model reads and writes, without FP8 codes.
     pub update_bytes: u64,
@@ -118,7 +118,7 @@ fn step(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, micro_b
     Ok(DryStep { traffic, of_layers, update_bytes: update_bytes(&mut run), units })
 }
 
-/// The units of the model. Blocks have equal shares of its operations, and an untied head has those of its product; a tied head counts in
+/// The units of the model. Blocks have equal shares of its operations, and an untied head has the operations of its product; a tied head counts in
 /// the last block.
 fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
     let (partition, model) = (run.step.partition(), run.model.description());

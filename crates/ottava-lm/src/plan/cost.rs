@@ -184,15 +184,15 @@ impl PredictedStep {
     }
 }
 
-/// Predicts a step of `plan` on `ranks` ranks, of which those that do not divide tokens are as many as in the plan. `compute` is the seconds
+/// Predicts a step of `plan` on `ranks` ranks. As many of them as in the plan do not divide tokens. `compute` is the seconds
 /// that the tokens of a rank take on one GPU alone, which updates the whole model; the ranks that divide the model divide it evenly, and with
 /// ZeRO 1 to 3 each rank updates its share.
 ///
-/// Units run one after the other. Gathers run one unit ahead, in the first forward of a step with ZeRO 1 and 2, where the preceding update
-/// hides those of the first two units, and in each forward and backward with ZeRO 3 and of offloaded weights. Codes are transposed once for each gather that is the
-/// last before a backward. Reductions overlap with the last backward with ZeRO 0 and 1, and with each backward with ZeRO 2 and 3. Compute
-/// waits for the last ones, and with ZeRO 1 to 3 for the all-reduces of vectors and amaxes at the end. Compute waits for exchanges of activations
-/// and for the messages of a pipeline.
+/// Units run one after the other. Gathers run one unit ahead, in the first forward of a step with ZeRO 1 and 2, where the preceding update hides
+/// the gathers of the first two units, and in each forward and backward with ZeRO 3 and of offloaded weights. Codes are transposed once for each
+/// gather that is the last before a backward. Reductions overlap with the last backward with ZeRO 0 and 1, and with each backward with ZeRO 2 and
+/// 3. Compute waits for the last ones, and with ZeRO 1 to 3 for the all-reduces of vectors and amaxes at the end. Compute waits for exchanges of
+/// activations and for the messages of a pipeline.
 pub fn predict(
     plan: &CommunicationPlan,
     pipeline: PipelineCost,

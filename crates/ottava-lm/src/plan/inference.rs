@@ -18,8 +18,8 @@ use std::rc::Rc;
 /// Checks, before anything is allocated, that the model in `folder` can be loaded for sequences of `seq_len` tokens, by each of `ranks` that
 /// divide its tensors, and `adapters` beside it.
 ///
-/// Errors with [`Error::Memory`] when a model of these `sizes` takes more memory than `device` has available, and with [`Error::Model`] when
-/// the folder's weights are not those of its config.json.
+/// Errors with [`Error::Memory`] when a model of these `sizes` takes more memory than `device` has available, and with [`Error::Model`]
+/// when the folder's weights do not fit its config.json.
 pub fn expect_model_fits(
     folder: &Path,
     sizes: &DecoderConfig,

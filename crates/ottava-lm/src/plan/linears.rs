@@ -73,7 +73,7 @@ pub(super) fn linears(model: &Description, recipe: &Recipe) -> Vec<LinearPlan> {
     plans.map(wgrad).collect()
 }
 
-/// One entry for each decision about the linears of one name, of which each block has one.
+/// One entry for each decision about the linears of one name, one in each block.
 fn linear_plans(blocks: &[&(LinearSite, Decision)], compute: DType) -> Vec<LinearPlan> {
     let mut groups: Vec<(&Decision, Vec<usize>)> = Vec::new();
     for (block, (_, decision)) in blocks.iter().enumerate() {

@@ -23,7 +23,7 @@ use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
 use serde::Serialize;
 use std::rc::Rc;
 
-/// The memory that a run needs, and the memory available; with several ranks, that of one of them.
+/// The memory that a run needs, and the memory available; with several ranks, the memory of one of them.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryPlan {
     /// Ranks of the run.

@@ -1,4 +1,11 @@
 //! Plans a run before it starts: casts with their reasons, counts, memory, communication.
+//!
+//! A plan has no formula for memory: it runs the training code on a device that holds no data (`DryCpu`, or a `CudaDevice` without a context), and
+//! reads the accounts of its allocations. So a plan is right for every setting, also for settings that were added later. `resolve.rs` resolves
+//! `"auto"`, `search.rs` searches the division among ranks, `cost.rs` predicts communication, and `changes.rs` proposes settings for a run that
+//! does not fit.
+//!
+//! `ResolvedRun::prepare_device` passes the kernels of the dry run to `CudaDevice::prepare`, which compiles them in the background.
 
 mod attention;
 mod changes;

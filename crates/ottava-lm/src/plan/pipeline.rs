@@ -42,7 +42,7 @@ pub struct StagePlan {
 /// A rank of the pipeline.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PipelineRank {
-    /// The most micro-batches of which it holds activations at once, each in one of its stages.
+    /// The most micro-batches whose activations it holds at once, each in one of its stages.
     pub in_flight: usize,
     /// The peak of its memory.
     pub peak_bytes: u64,

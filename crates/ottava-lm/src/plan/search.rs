@@ -40,7 +40,7 @@ pub struct Candidate {
     pub recompute: Recompute,
     /// The peak of the memory of the rank that needs most.
     pub peak_bytes: u64,
-    /// The predicted step; its tokens per second are those of each group of ranks that has the whole model.
+    /// The predicted step; its tokens per second count each group of ranks that has the whole model.
     pub step: PredictedStep,
     /// Tokens per second of all ranks.
     pub tokens_per_second: f64,
@@ -181,7 +181,7 @@ impl ParallelSearch {
         self.best.first().ok_or_else(reasons)
     }
 
-    /// Why divisions were dropped, each reason once, with the settings of those that it is about, and the memory that they need.
+    /// Why divisions were dropped, each reason once, with the settings of the divisions that it is about, and the memory that they need.
     pub fn reasons(&self) -> Vec<(String, Vec<String>)> {
         let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
         for Dropped { division, why, needed_bytes } in &self.dropped {

@@ -36,7 +36,7 @@ fn block_weights() -> usize {
     model.block_linears().map(|site| site.outputs * site.inputs).sum()
 }
 
-/// Llama-2-7B as in the tables of docs/benchmarks.md: two sequences of 4,096 tokens, all states in BF16.
+/// Llama-2-7B as in the tables of benchmarks/2026-11-21-training-one-gpu.md: two sequences of 4,096 tokens, all states in BF16.
 fn run(recipe: RecipeName, recompute: Option<Recompute>, weight_codes: bool) -> RunConfig {
     let mut config = RunConfig::default();
     config.data.max_length = 4096;
@@ -184,7 +184,7 @@ fn weights_are_offloaded_where_moments_are_not_enough() {
 }
 
 /// Four ranks. The host's memory has the slices of what ranks gather, and of weights that no master replaces. They leave the device; with ZeRO 1
-/// and 2 the whole blocks that a rank would keep do so too, but for those that are in use.
+/// and 2 the whole blocks that a rank would keep do so too, except for blocks in use.
 #[test]
 fn ranks_offload_their_slices_of_weights() {
     let (block, ranks) = (block_weights() as u64, 4);
@@ -388,7 +388,7 @@ fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<
     vec![step(), step()]
 }
 
-/// Of each token of a micro-batch, a rank sends values and gradients to the other, or codes if all ranks would cast the same ones.
+/// For each token of a micro-batch, a rank sends values and gradients to the other rank, or codes if all ranks would cast the same codes.
 #[test]
 fn tokens_travel_to_experts_as_codes_where_all_ranks_cast_alike() {
     let sizes = DecoderConfig { layers: 1, ..model("qwen3-30b-a3b").unwrap() };

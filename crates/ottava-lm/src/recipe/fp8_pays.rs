@@ -3,9 +3,9 @@
 use super::{LinearCasts, Scaling};
 use ottava_tensor::Granularity;
 
-/// A rule on tokens `T` of a micro-batch, outputs `N` and inputs `K` of a linear, for forward and backward together: powers of two, as
-/// they have the cells of the sweeps in `fp8_pays.csv` right (one H200), all of them for delayed scaling, all but those within 8 % of BF16's
-/// time for the others.
+/// From which size on FP8 pays: a rule on tokens `T` of a micro-batch, outputs `N` and inputs `K` of a linear, for forward and backward
+/// together. The bounds are powers of two. They agree with all cells of the sweeps in `fp8_pays.csv` (one H200) for delayed scaling; for
+/// the other recipes, they agree with all cells but some whose time is within 8 % of BF16's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Pays {
     /// `T · N · K` must reach this: below, launches cost more than the products save.

@@ -31,17 +31,17 @@ pub struct LinearSite {
 pub struct ExpertCounts {
     /// How many there are.
     pub count: usize,
-    /// Those that a token is sent to.
+    /// The number of experts that a token is sent to.
     pub chosen: usize,
 }
 
 impl LinearSite {
-    /// Matrices `[outputs, inputs]` that it has, and those that a token is multiplied by.
+    /// The number of matrices `[outputs, inputs]` that it has, and of matrices that a token is multiplied by.
     pub fn matrices(&self) -> [usize; 2] {
         self.experts.map_or([1; 2], |ExpertCounts { count, chosen }| [count, chosen])
     }
 
-    /// Rows of its product, for a micro-batch of `tokens`: those of all experts, which are one launch.
+    /// Rows of its product, for a micro-batch of `tokens`: the rows of all experts, which are one launch.
     pub fn rows(&self, tokens: usize) -> usize {
         tokens * self.matrices()[1]
     }
@@ -84,7 +84,7 @@ pub struct Decision {
 
 impl Decision {
     /// Changes the decision for a linear of a model that is frozen beside adapters. No product finds the gradient of its weight, and
-    /// adapters read its operands in the compute type. Its weight is cast once, by its own amax: that of a history would be the same.
+    /// adapters read its operands in the compute type. Its weight is cast once, by its own amax: the amax of a history would be the same.
     pub fn beside_adapters(&mut self) {
         if let Some((casts, products)) = &mut self.fp8 {
             products.wgrad = ProductPrecision::High;
@@ -165,7 +165,7 @@ impl Recipe {
         Ok(Decision { fp8: Some((casts, products)), smooth, reason })
     }
 
-    /// Checks the exceptions and overrides against all linears of a model; `fixed` are the names of those that are never cast.
+    /// Checks the exceptions and overrides against all linears of a model; `fixed` are the names of linears that are never cast.
     ///
     /// Errors when a pattern matches nothing.
     pub fn check<'a>(
@@ -194,7 +194,7 @@ impl Recipe {
 const HIGH_PRECISION_LAYERS: &str = "precision.high_precision_layers";
 const OVERRIDES: &str = "precision.overrides";
 
-/// The first of `patterns`, those of `key`, that matches parts of `site`, if all of them match one.
+/// The first of `patterns`, the patterns of `key`, that matches parts of `site`, if all of them match one.
 fn matched<'a>(site: &LinearSite, key: &str, patterns: &'a [String]) -> Result<Option<&'a str>> {
     if let Some(pattern) = patterns.iter().find(|pattern| names_it(pattern, &site.name)) {
         return Ok(Some(pattern));

@@ -1,4 +1,11 @@
 //! Recipes: values that say what is cast to which format, interpreted by [`crate::scaling`] and [`crate::layers::Linear`] only.
+//!
+//! No layer and no model branches on the name of a recipe. `Recipe::decide` decides for each linear, while it is built, whether and how the linear
+//! is cast; `scaling/` computes the scales; `layers/cast.rs` decides what each product reads. A new recipe is therefore a value in `precision.rs`,
+//! and a name in `types.rs`.
+//!
+//! Precision never changes silently: recipe, shape and device decide the format of each product, and `ottava plan` prints the decisions with their
+//! reasons.
 
 mod fp8_pays;
 mod linears;

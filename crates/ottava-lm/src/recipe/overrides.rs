@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct PrecisionOverride {
     /// Patterns (`*`, `?`) of names of linears, or of modules around them, as in `high_precision_layers`.
     pub layers: Vec<String>,
-    /// The recipe whose formats, granularity and scaling these linears have; that of the run if it is not set.
+    /// The recipe whose formats, granularity and scaling these linears have; the run's recipe if it is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recipe: Option<RecipeName>,
     /// As the key of the same name of `[precision]`, which is taken where this one is not set.

@@ -10,7 +10,7 @@ use ottava_tensor::{DType, Device, Granularity};
 use serde::{Deserialize, Serialize};
 
 /// Most tokens of a wgrad whose sums are fast by default. Each addition of 32 products rounds towards zero at 2⁻¹³ of the sum, so a sum of values with
-/// one sign loses about `tokens / 32 · 2⁻¹⁴` of itself, 3 % here. Sums of both signs lose less (docs/benchmarks.md, "Losses").
+/// one sign loses about `tokens / 32 · 2⁻¹⁴` of itself, 3 % here. Sums of both signs lose less (benchmarks/2026-11-27-accumulation-losses.md).
 const FAST_WGRAD_TOKENS: usize = 16_384;
 
 /// How FP8 products add up.
@@ -253,7 +253,7 @@ impl Precision {
         }
     }
 
-    /// These settings with those of `other` in the place of their own.
+    /// These settings, with settings of `other` in their place where `other` has some.
     fn with(&self, other: &PrecisionOverride) -> Precision {
         Precision {
             recipe: other.recipe.unwrap_or(self.recipe),
@@ -330,7 +330,7 @@ impl Precision {
             }
         });
         let blocks = casts.is_some_and(|casts| casts.input.granularity.is_blocks());
-        // Fast sums in dgrad may raise losses (docs/benchmarks.md, "Losses").
+        // Fast sums in dgrad may raise losses (benchmarks/2026-11-27-accumulation-losses.md).
         let usual = |name| match name {
             ProductName::Fprop => !blocks,
             ProductName::Dgrad => false,

@@ -122,7 +122,7 @@ pub struct Recipe {
     pub compute: DType,
     /// The casts of the blocks' linears; `None` leaves them in `compute`.
     pub casts: Option<LinearCasts>,
-    /// The precision of the products of those linears.
+    /// The precision of the products of these linears.
     pub products: Products,
     /// Linears that stay in `compute`; [`Recipe::decide`] decides for each.
     pub exceptions: Exceptions,
@@ -210,7 +210,7 @@ impl RecipeName {
         RecipeName::Mxfp8,
     ];
 
-    /// Those that cast to FP8.
+    /// The recipes that cast to FP8.
     pub const FP8: [RecipeName; 5] =
         [RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block, RecipeName::Mxfp8];
 

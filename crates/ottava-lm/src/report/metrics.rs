@@ -122,7 +122,7 @@ fn open_regular(path: &Path) -> Result<Option<File>> {
     }
 }
 
-/// True when the file at `path` starts with the bytes of that at `start`.
+/// True when the file at `path` starts with the bytes of the file at `start`.
 fn starts_with(path: &Path, start: &Path) -> Result<bool> {
     let Some(file) = open_regular(path)? else { return Ok(false) };
     let start_file = File::open(start).map_err(Error::io(start))?;
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Of the line of a step that was stopped during its evaluation: its checkpoint has it as JSON.
+    /// The line of a step that was stopped during its evaluation is in the checkpoint, as JSON.
     #[test]
     fn numbers_that_were_read_are_written_with_the_same_digits() {
         for text in ["1.5740016959607601", "2.2250738585072014e-308", "0.30000000000000004"] {

@@ -23,8 +23,8 @@ fn finite(series: &[(u64, f64)]) -> Vec<Point> {
     series.iter().filter(|point| point.1.is_finite()).map(|&(step, value)| (step as f64, value)).collect()
 }
 
-/// Draws losses over steps: each of training as a faint line, their running mean as a strong one, those of evaluation
-/// as dots joined by a line. Points must be in the order of steps; those that are not finite are left out.
+/// Draws losses over steps: each of training as a faint line, their running mean as a strong one, losses of evaluations as dots joined by a
+/// line. Points must be in the order of steps; points that are not finite are left out.
 pub fn loss_svg(title: &str, train: &[(u64, f64)], eval: &[(u64, f64)]) -> String {
     let (train, eval) = (finite(train), finite(eval));
     picture(title, |svg| {
@@ -41,8 +41,8 @@ pub fn loss_svg(title: &str, train: &[(u64, f64)], eval: &[(u64, f64)]) -> Strin
     })
 }
 
-/// Draws a number over steps, whose unit is `unit`, as dots joined by a line. Points must be in the order of steps; those that are not finite
-/// are left out.
+/// Draws a number over steps, whose unit is `unit`, as dots joined by a line. Points must be in the order of steps; points that are not
+/// finite are left out.
 pub fn series_svg(title: &str, unit: &str, points: &[(u64, f64)]) -> String {
     let points = thin(&finite(points));
     picture(title, |svg| {
@@ -147,8 +147,8 @@ struct Ticks {
 }
 
 impl Ticks {
-    /// About six ticks, 1, 2 or 5 times a power of ten apart. The axis of `whole` numbers ends with the data, that of
-    /// other ones at a tick.
+    /// About six ticks, 1, 2 or 5 times a power of ten apart. The axis of `whole` numbers ends with the data, the axis of other numbers at
+    /// a tick.
     fn covering(values: impl Iterator<Item = f64>, whole: bool) -> Ticks {
         let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
         // A single value gets a range around it; the smallest one keeps the step above rounding errors.

@@ -130,7 +130,7 @@ fn read(path: &Path, entries: fn(&Value) -> Entries) -> Result<BTreeMap<u64, Ent
     read.collect()
 }
 
-/// The entries that differ, of those that both lines have.
+/// The entries that differ, among entries that both lines have.
 fn different(a: &Entries, b: &Entries) -> Vec<(String, [Value; 2])> {
     let b: HashMap<&str, &Value> = b.iter().map(|(name, value)| (name.as_str(), value)).collect();
     let both = a.iter().filter_map(|(name, value)| Some((name, value, *b.get(name.as_str())?)));
@@ -166,7 +166,7 @@ impl RunComparison {
             let first = parting.filter(|parting| parting.step == step);
             let mut differences = first.map_or(Vec::new(), |parting| parting.differences);
             if file == SENTINEL {
-                // Stable, so the first of those that differ alike.
+                // Stable, so the first of entries that differ alike.
                 found.sort_by(|(_, a), (_, b)| slopes_apart(b).total_cmp(&slopes_apart(a)));
             }
             let (shown, others) = if file == SOURCES[0].file { (found.len(), 0) } else { (1, found.len() - 1) };

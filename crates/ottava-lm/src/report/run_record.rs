@@ -90,7 +90,7 @@ impl RunRecord {
     /// Reads the record of the run in `folder`; `None` without the file. A link is not followed.
     ///
     /// # Errors
-    /// Those of the system, of [`input::open_unlinked`], and [`Error::Data`] when the file is another program's.
+    /// Errors of the system, of [`input::open_unlinked`], and [`Error::Data`] when the file is another program's.
     pub fn read(folder: &Path) -> Result<Option<RunRecord>> {
         let path = folder.join(FILE);
         let text = match input::read_text_unlinked(&path, MAX_BYTES) {

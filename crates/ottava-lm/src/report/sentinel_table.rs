@@ -18,7 +18,7 @@ pub struct Whole {
     /// The cosine between the gradients of all weights of the blocks.
     #[serde(deserialize_with = "or_nan")]
     pub gradient_cosine: f64,
-    /// The norm of these gradients by the recipe, divided by that in BF16.
+    /// The norm of these gradients by the recipe, divided by the norm in BF16.
     #[serde(deserialize_with = "or_nan")]
     pub gradient_norm_ratio: f64,
 }

@@ -2,6 +2,22 @@
 //!
 //! Casts write statistics to their slots; amaxes of micro-batches are merged by maximum. Histories roll and scales change once per
 //! optimizer step, in [`ScalingState::update`], so every cast of a step reads the same scales.
+//!
+//! Each linear adds three casts to `Slots` when it is built: `….input`, `….weight` and `….grad_output`. So the linear owns the slot of each scale,
+//! and `ScalingState` owns the values. All scales of a model are in one place, since they are saved and updated together: amax and counters
+//! (`CastStatistics`) and, for delayed scaling, `history` `[window, slots]` and `scale` `[slots]`. Layers borrow the scales through the `Context`
+//! of a call.
+//!
+//! `Casts` holds what the casts of one pass need: read-only `Scales`, a `Recorder` for statistics, and a `Mode`. How a cast gets its scale
+//! (`Scales::known`) depends on the recipe's `Scaling`:
+//!
+//! - Delayed scaling: the slot's entry of `scale`, constant within a step. Before the first update, the setting `first_step` applies.
+//! - Current scaling: `take_scale` computes the scale from the tensor's amax. The operand keeps the scale as a `FrozenScale`, so that a recomputed
+//!   operand is cast with the same scale.
+//! - Rows and blocks: the cast computes the scales itself, with the same result for a recomputed operand.
+//!
+//! A cast measures the amax and counts saturated and underflowed elements in its own pass over the values. The scale stays on the device, so no
+//! cast waits for the host. `docs/recipes.md` has the formulas.
 
 mod amax_group;
 mod casts;

@@ -54,13 +54,13 @@ const LEAST: usize = 100;
 /// The least spread of a window, relative to its median: on a plateau, values within it are no spikes.
 const FLOOR_OF_LOSSES: f64 = 0.005;
 
-/// The same for gradient norms, some of which are twice the median in every run.
+/// The same for gradient norms; some of them are twice the median in every run.
 const FLOOR_OF_NORMS: f64 = 0.2;
 
 /// The factor between the median absolute deviation and the standard deviation of a normal distribution.
 const NORMAL: f64 = 1.4826;
 
-/// Finds values that lie far above those of a window before them.
+/// Finds values that lie far above the values of a window before them.
 #[derive(Clone, Debug)]
 pub struct SpikeDetector {
     window: usize,
@@ -69,7 +69,7 @@ pub struct SpikeDetector {
     values: VecDeque<f64>,
 }
 
-/// A value far above those before it.
+/// A value far above the values before it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spike {
     /// The value.

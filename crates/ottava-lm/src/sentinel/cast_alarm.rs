@@ -13,7 +13,7 @@ pub enum CastAlarm {
     Saturation,
     /// The share of nonzero elements that became zero.
     Underflow,
-    /// The powers of two by which the amax is above the median of those before.
+    /// The powers of two by which the amax is above the median of earlier amaxes.
     AmaxGrowth,
     /// The scale is the largest one of F32, or subnormal.
     ScaleLimit,

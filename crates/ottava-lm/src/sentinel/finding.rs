@@ -16,7 +16,7 @@ pub struct Bounds {
 
 impl Bounds {
     /// The largest relative error of a cast. The largest rounding error of an element is 2⁻⁴ in E4M3 and 2⁻³ in E5M2, so a greater error of
-    /// a tensor comes from saturation or underflow; that of a history that lags behind growing values is below this bound.
+    /// a tensor comes from saturation or underflow; the error of a history that lags behind growing values is below this bound.
     const CAST_ERROR: f64 = 0.25;
     /// The largest distance of the slope of a product from 1. Sums in FP8 products and roundings of the results leave 0.003.
     const SLOPE: f64 = 0.01;
@@ -98,9 +98,9 @@ pub struct Verdict {
     pub loss_gap: f64,
     /// The cosine between the gradients of all weights of the blocks.
     pub cosine: f64,
-    /// The norm of these gradients by the recipe, divided by that in BF16.
+    /// The norm of these gradients by the recipe, divided by the norm in BF16.
     pub norm_ratio: f64,
-    /// Numbers beyond their bounds: those of tensors first, in the order of the passes.
+    /// Numbers beyond their bounds: numbers of tensors first, in the order of the passes.
     pub findings: Vec<Finding>,
     /// The linears that are cast, with the root of the sum of the squared errors of their casts; the largest first.
     pub ranking: Vec<(String, f64)>,

@@ -1,4 +1,4 @@
-//! Which linears to compute in BF16: those whose casts cost most of the loss for the speed that FP8 gains there.
+//! Which linears to compute in BF16: linears whose casts cost most of the loss for the speed that FP8 gains there.
 
 use crate::recipe::LinearSite;
 use std::fmt::Write;
@@ -26,7 +26,7 @@ pub struct Recommendation {
 }
 
 impl Recommendation {
-    /// Chooses among linears with these `costs`, whose sizes are those of `sites`, until their costs are `share` of all: first those with the
+    /// Chooses among linears with these `costs`, with the sizes of `sites`, until their costs are `share` of all: first linears with the
     /// largest cost per FLOP.
     pub fn of(costs: &[(String, f64)], sites: &[LinearSite], share: f64) -> Recommendation {
         let size = |name: &str| {

@@ -99,7 +99,7 @@ mod tests {
         let (of_all, of_small) = (what_if(&outlier).unwrap(), what_if(&small).unwrap());
         let lost = |all: &[WhatIf], granularity, margin| error(all, DType::E4M3, granularity, margin);
         assert!(lost(&of_small, Granularity::PerTensor, Some(0)) < 0.03);
-        // One scale per tensor loses the small values; a scale per block keeps those of other blocks.
+        // One scale per tensor loses the small values; a scale per block keeps the small values of other blocks.
         let [coarse, fine] = [(Granularity::PerTensor, Some(0)), (Granularity::Blocks128x128, None)]
             .map(|(granularity, margin)| lost(&of_all, granularity, margin));
         assert!(coarse > 1.1 * fine, "{coarse} and {fine}");

@@ -21,7 +21,7 @@ enum Neighbour {
 pub struct Places(Vec<[Neighbour; 2]>);
 
 impl Places {
-    /// Those of `stages` stages of `rank` in a pipeline of `ranks`, as [`Schedule::number`](crate::parallel::Schedule::number) counts them.
+    /// The places of `stages` stages of `rank` in a pipeline of `ranks`, as [`Schedule::number`](crate::parallel::Schedule::number) counts them.
     pub fn new(ranks: usize, rank: usize, stages: usize) -> Places {
         let beside = |is_end| match (is_end, ranks) {
             (true, _) => Neighbour::Nothing,

@@ -1,6 +1,25 @@
 //! One optimizer step: a [`Program`] over the loaded micro-batches. On a GPU, the second step of each precision is captured as a CUDA
 //! graph, which later steps replay. All ranks launch a step in the same way, since NCCL requires a collective to be captured on all ranks
 //! or on none.
+//!
+//! `Program::step_of` builds the actions from the `Schedule` of the pipeline and from the micro-batches that reduce gradients over ranks
+//! (`Reductions`). `Program::check` rejects an order that cannot run. `Program::run` then enqueues the actions in order; `run_passes` interprets
+//! them for one pass, or for the two passes of a comparison side by side (`passes.rs`). Each micro-batch has a slot for its saved activations, so
+//! several micro-batches may be in flight.
+//!
+//! Between `TrainStep::load` and the end of a step, the host neither waits for the device nor reads from it. The first step is not captured, since
+//! it compiles kernels and times products. A step captured later gives the same bits. `TrainStep` keeps one graph per `StepPrecision`.
+//!
+//! A captured graph contains no constant of a step and no constant mask. Learning rate, step number, loss scale and `positions` are in device
+//! memory. With packed rows, the boundaries of documents are a tensor of fixed capacity (`cu_seqlens` of `Sequences`), which RoPE and attention
+//! read.
+//!
+//! Target tokens are counted on the host, in `TrainStep::load`, and reach the update with its other scalars. Backward divides the loss by all
+//! tokens of the step; the update multiplies by the ratio of all tokens to target tokens, which is exactly 1 without a mask. So amaxes of gradients
+//! do not depend on the mask, and no kernel counts target tokens.
+//!
+//! `Program::gradients_of` has no update, and `Program::evaluation_of` has no backward. `ottava plan --program` prints the programs of a step and
+//! of an evaluation.
 
 mod action;
 mod check;
@@ -72,7 +91,7 @@ pub struct StepResult {
     pub grad_norm: f64,
     /// Whether the norm was finite and above the limit, so that no weight was changed.
     pub is_skipped: bool,
-    /// The norm of the cast errors of the gradients that this rank sent as FP8 codes, relative to the norm of those gradients.
+    /// The norm of the cast errors of the gradients that this rank sent as FP8 codes, relative to the norm of these gradients.
     pub reduce_error: Option<f64>,
     /// The sums of the loss over all micro-batches and ranks. [`TrainStep::metrics`] makes metrics from the sums.
     pub sums: Vec<f64>,
@@ -341,7 +360,7 @@ impl TrainStep {
         tokens * self.partition.ranks().sharing(Shared::Tokens).size()
     }
 
-    /// Losses of a step over all ranks, those of ignored targets included.
+    /// Losses of a step over all ranks, including losses of ignored targets.
     fn units(&self) -> usize {
         let units: usize = self.micro_batches.iter().map(|of| of.loss.units(of.inputs.len())).sum();
         units * self.partition.ranks().sharing(Shared::Tokens).size()

@@ -21,7 +21,7 @@ use std::collections::HashMap;
 pub struct ProgramInputs<'a> {
     /// The micro-batches, by number.
     pub micro_batches: &'a [MicroBatch],
-    /// The factors of the losses of which backward computes the gradient; `None` for an evaluation.
+    /// The factors of the losses whose gradient backward computes; `None` for an evaluation.
     pub loss_scale: Option<&'a LossScale>,
     /// The precision of products.
     pub precision: StepPrecision,

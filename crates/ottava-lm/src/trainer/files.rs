@@ -46,7 +46,7 @@ pub(super) struct RunFiles {
 }
 
 impl RunFiles {
-    /// Creates the files of a new run, or cuts those of a resumed one to its checkpoint. `has_casts` says whether the run casts anything.
+    /// Creates the files of a new run, or cuts the files of a resumed run to its checkpoint. `has_casts` says whether the run casts anything.
     pub(super) fn open(
         config: &RunConfig,
         mut lock: RunLock,

@@ -111,7 +111,7 @@ pub(super) fn open_rows(
     Ok((rows, max_steps))
 }
 
-/// Model, optimizer and step, with the weights of the model's folder or of the checkpoint that is `resumed`, and the digest of those. Rows
+/// Model, optimizer and step, with the weights of the model's folder or of the checkpoint that is `resumed`, and the digest of these weights. Rows
 /// hold at most `documents` each, or are one.
 fn build_run(
     config: &ResolvedConfig,

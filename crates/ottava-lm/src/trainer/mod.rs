@@ -167,7 +167,7 @@ impl Trainer {
         progress.loss_scale = progress.loss_scale.or(config.precision.loss_scaling().map(LossScale::new));
         if let Some(Resumed { progress: saved, .. }) = &resumed {
             progress.sentinel.rollbacks = rollback_log::history(&folder, saved)?;
-            // A rollback after the checkpoint was saved: the run goes on with the rows after those that it has read.
+            // A rollback after the checkpoint was saved: the run goes on with the rows after the rows that it has read.
             if let Some(rollback) = progress.sentinel.rollbacks.last().filter(|_| progress.sentinel != saved.sentinel) {
                 progress.loader = rollback.data.clone();
             }
@@ -302,7 +302,7 @@ impl Trainer {
             let values = self.values(&done);
             let mut is_best = false;
             match if due(self.config.training.eval_steps) { self.evaluate() } else { Ok(None) } {
-                // The resumed run evaluates first, so its metrics equal those of an uninterrupted run.
+                // The resumed run evaluates first, so its metrics equal the metrics of an uninterrupted run.
                 Err(Error::Cancelled(_)) => self.progress.pending = Some(values),
                 evaluation => {
                     done.evaluation = evaluation?;
@@ -566,7 +566,7 @@ impl Trainer {
         Some((best, checkpoints(&self.config.output_dir).join(atomic::name(best.step))))
     }
 
-    /// The model and its tokenizer, after the run. What else is in memory is freed. With `load_best_model_at_end`, the model is that of the
+    /// The model and its tokenizer, after the run. What else is in memory is freed. With `load_best_model_at_end`, the model comes from the
     /// best checkpoint; if ranks have different parts of it, it is loaded from the last one.
     pub fn into_model(self) -> Result<(Decoder, Tokenizer)> {
         let best = self.best().filter(|(best, _)| best.step != self.progress.step).map(|(_, path)| path);

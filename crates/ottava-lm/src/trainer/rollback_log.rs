@@ -36,7 +36,7 @@ pub(super) fn write_rollbacks(folder: &Path, rollbacks: &[Rollback]) -> Result<(
     replace_file(&RealFs, &folder.join(ROLLBACKS), text.as_bytes())
 }
 
-/// All rollbacks of the run in `folder` up to the checkpoint of `progress`: those that the checkpoint knows, and those until the last one that
+/// All rollbacks of the run in `folder` up to the checkpoint of `progress`: rollbacks that the checkpoint knows, and rollbacks until the last one that
 /// returned to it, which happened after it was saved.
 pub(super) fn history(folder: &Path, progress: &Progress) -> Result<Vec<Rollback>> {
     let known = &progress.sentinel.rollbacks;

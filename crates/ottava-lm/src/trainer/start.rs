@@ -38,7 +38,8 @@ pub enum Start {
 pub(super) type Losses = Vec<(u64, f64)>;
 
 /// Builds a model, or a run around it, from the weights of a folder, or from the seed where `folder` is `None`. If the model has adapters,
-/// those are the ones of `adapter`, or new ones from the seed; so is the head of a reward model on a folder of a language model.
+/// they come from the folder `adapter`, or are new ones from the seed. The head of a reward model on a folder of a language model is new
+/// too.
 ///
 /// Errors when the folder or the adapter has tensors that a model of these `sizes` does not.
 pub fn build<T>(
@@ -71,8 +72,8 @@ pub fn build<T>(
     Ok(made)
 }
 
-/// Logs which keys of `config.json` are ignored, which linears an FP8 recipe leaves in high precision, and whether they are others than in
-/// a run of the same settings that `saved` its casts by name.
+/// Logs which keys of `config.json` are ignored, which linears an FP8 recipe leaves in high precision, and whether these linears differ
+/// from a run of the same settings that `saved` its casts by name.
 pub fn log_exceptions(model: &Decoder, saved: Option<&[String]>) {
     let description = model.description();
     let difference = saved.and_then(|casts| description.difference(casts));
@@ -347,7 +348,7 @@ fn is_within(path: &Path, folder: &Path) -> bool {
 }
 
 impl Resumed {
-    /// Errors when the model's sizes or constants are not those that the checkpoint was trained with.
+    /// Errors when the model's sizes or constants differ from the sizes and constants that the checkpoint was trained with.
     pub(super) fn expect_model(&self, config: &RunConfig, sizes: &DecoderConfig) -> Result<()> {
         let saved = config.trained_sizes(&ConfigFile::read(&self.path)?)?;
         if saved == *sizes {

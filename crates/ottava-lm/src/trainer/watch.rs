@@ -1,4 +1,12 @@
 //! What a run watches: comparisons with BF16 and what follows from them, repeated passes, spikes, and steps that are not finite.
+//!
+//! `SpikeDetector` and `CastDetector` (`sentinel/`) are functions of numbers that all ranks have alike; `Trainer::raise` logs an alarm and notes
+//! what its policy asks for. A step may have a limit of the gradient norm in device memory (`limit_norm`): above the limit, the update sees an
+//! infinite norm, and changes nothing. `Trainer::roll_back` (`rollback.rs`) builds the run anew from an earlier checkpoint, as a resumed process
+//! does, and keeps the position in the data; `rollbacks.jsonl` is ahead of the checkpoints.
+//!
+//! To add an alarm: a detector in `sentinel/alarm.rs` or `sentinel/cast_alarm.rs`, a key in `config/alarms.rs`, and a call in
+//! `Trainer::look_for_spikes` or `Trainer::look_at_casts`.
 
 use super::Trainer;
 use super::files::DUMPS;
@@ -57,8 +65,8 @@ impl Trainer {
         self.follow_decisions(step)
     }
 
-    /// Records tensors of the first rows of `batch`, the first micro-batch of `step`, if that is due: statistics of those of the leading rank,
-    /// and files of each rank.
+    /// Records tensors of the first rows of `batch`, the first micro-batch of `step`, if that is due: statistics of the tensors of the
+    /// leading rank, and files of each rank.
     pub(super) fn debug(&mut self, step: u64, batch: &Batch) -> Result<()> {
         let config = self.config.debug.clone();
         if !config.is_due(step) {

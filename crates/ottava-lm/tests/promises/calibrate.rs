@@ -77,7 +77,7 @@ fn files_are_read_as_they_were_written_and_checked() {
     }
 }
 
-/// Of one sequence, current scaling finds the scale of the first input that calibration has measured. Set scales stay, whatever is cast.
+/// For one sequence, current scaling finds the scale of the first input that calibration has measured. Set scales stay, whatever is cast.
 #[test]
 fn set_scales_are_used_and_never_change() {
     for device in devices() {

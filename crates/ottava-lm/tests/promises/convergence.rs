@@ -112,7 +112,7 @@ fn named(recipe: RecipeName) -> Recipe {
     Precision { recipe, ..Precision::default() }.recipe()
 }
 
-/// Of the mean over seeds of a validation loss minus that of the reference from the same seed, in nats.
+/// The largest allowed mean over seeds of a validation loss minus the reference's loss from the same seed, in nats.
 const ALLOWED: f64 = 0.02;
 
 /// Validation losses of all `seeds`.
@@ -124,7 +124,7 @@ fn losses(name: &str, recipe: &Recipe, kept: MemoryPolicy, device: &Device, text
     losses
 }
 
-/// Fails where `losses` lie above those of a `reference` called `than`.
+/// Fails where `losses` lie above the losses of a `reference` called `than`.
 fn expect_as_low(name: &str, losses: &[f64], than: &str, reference: &[f64]) {
     let gaps: Vec<_> = losses.iter().zip(reference).map(|(loss, reference)| loss - reference).collect();
     let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
@@ -198,7 +198,7 @@ fn every_level_of_the_optimizer_learns_as_well_as_the_first() {
     }
 }
 
-/// Eight experts of which a token is sent to two, in sizes that FP8 products take.
+/// Eight experts, and each token is sent to two of them, in sizes that FP8 products take.
 fn routed() -> DecoderConfig {
     let mut sizes = config(json!({
         "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 128, "hidden_size": 128, "num_hidden_layers": 2,

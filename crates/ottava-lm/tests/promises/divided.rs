@@ -28,7 +28,7 @@ const MICRO_BATCHES: usize = 2;
 
 /// The documents of a row.
 const DOCUMENTS: [usize; 4] = [5, 14, 1, 12];
-/// A run on ranks, of which the first may have a fault.
+/// A run on ranks. The first rank may have a fault.
 #[derive(Clone)]
 pub struct Setup {
     pub mesh: Mesh,
@@ -44,21 +44,21 @@ pub struct Setup {
 pub enum Fault {
     /// It adds the residual connection twice.
     DoubleAddend,
-    /// It reads its own rows in place of those of others.
+    /// It reads its own rows in place of other ranks' rows.
     MissingGather,
     /// It reads the rows of the ranks in another order.
     SwappedRows,
     /// It computes scales from its own amaxes.
     OwnScale,
-    /// It attends to its own tokens in place of those of others.
+    /// It attends to its own tokens in place of other ranks' tokens.
     MissingExchange,
-    /// It takes the tokens of each rank for those of another.
+    /// It takes the tokens of each rank for another rank's tokens.
     SwappedTokens,
     /// It leaves out what the other ranks add to its rows.
     MissingSum,
     /// Its sums are 1 % too large.
     LargeSum,
-    /// Its experts read its own tokens in place of those of other ranks.
+    /// Its experts read its own tokens in place of other ranks' tokens.
     ForeignTokens,
     /// It leaves out what the experts of other ranks add to its tokens.
     MissingExperts,
@@ -262,7 +262,7 @@ pub fn exchange_of(ranks: &Rc<Ranks>, fault: Option<Fault>) -> Rc<dyn LayerRanks
     }
 }
 
-/// Seeded weights; those of routers may be zeros.
+/// Seeded weights; weights of routers may be zeros.
 struct Weights {
     equal_logits: bool,
 }
@@ -328,7 +328,7 @@ pub fn adapters(use_dora: bool) -> Option<Lora> {
     Some(Lora { r: 4, alpha: 4.0, use_rslora: false, use_dora, targets: Targets::AllLinear, ..Lora::default() })
 }
 
-/// Every recomputation, without adapters and with those of both kinds, trains on ranks of `mesh` as on one rank.
+/// Every recomputation, without adapters and with adapters of both kinds, trains on ranks of `mesh` as on one rank.
 pub fn recomputation_and_adapters_train_alike(mesh: [usize; 4]) {
     for recompute in Recompute::ALL {
         for lora in [None, adapters(false), adapters(true)] {

@@ -35,7 +35,7 @@ fn documents(recipe: &Recipe, device: &Device, recompute: Recompute, sequences: 
     seen
 }
 
-/// Nothing but attention and positions knows where a document ends, so the bits are those of one document per row. On a GPU only types
+/// Nothing but attention and positions knows where a document ends, so the bits are the same as with one document per row. On a GPU only types
 /// whose attention is one kernel in both cases have the same bits.
 #[test]
 fn packed_documents_have_the_bits_of_separate_sequences() {
@@ -76,7 +76,7 @@ fn documents_that_do_not_fit_are_errors() {
     assert_eq!(sequences.cu_seqlens.unwrap().to_vec::<i32>().unwrap(), [0, 8, 11, 16]);
 }
 
-/// Loss, norm and weights after two steps of one micro-batch of `rows` rows, of which those from `row` on have no targets.
+/// Loss, norm and weights after two steps of one micro-batch of `rows` rows. Rows from `row` on have no targets.
 fn masked(recipe: &Recipe, device: &Device, rows: usize, row: usize) -> Vec<(String, Vec<f64>)> {
     let mut model = model(recipe, device, MemoryPolicy::FULL);
     let config = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };

@@ -30,7 +30,7 @@ fn model(targets: &[&str]) -> Decoder {
     Decoder::new(&sizes, &double(), &Device::Cpu, purpose, 5, &mut Seeded { std: 0.5 }).unwrap()
 }
 
-/// Norms do not depend on magnitudes, so differences of the loss are their gradients. Those of the matrices have another term, which PEFT
+/// Norms do not depend on magnitudes, so differences of the loss are their gradients. Gradients of the matrices have another term, which PEFT
 /// leaves out: the loss depends on `A` and `B` also through the norms. It follows from the gradient of the magnitudes.
 #[test]
 fn backward_is_the_gradient_with_constant_norms() {

@@ -1,4 +1,4 @@
-//! The inference engine: its logits are those of training, and what a request gets depends on nothing but the request.
+//! The inference engine: its logits equal the logits of training, and what a request gets depends on nothing but the request.
 
 use crate::setup::{
     Seeded, decoder, devices, devices_of, finish_step, kv_cache, logits, losses_and_gradients, next_logits, recipe,
@@ -40,7 +40,7 @@ pub fn request(name: &str, tokens: usize) -> Request {
     Request { prompt: prompt(name, tokens), max_new_tokens: 20, logprobs: Some(2), ..Request::default() }
 }
 
-/// Requests of many kinds, the first of which is 40 tokens and greedy.
+/// Requests of many kinds; the first request is 40 tokens and greedy.
 pub fn requests() -> Vec<Request> {
     let drawn = |seed| Sampling { temperature: 1.5, top_k: Some(40), top_p: 0.95, seed, ..Sampling::default() };
     let penalised = Sampling { repetition_penalty: 1.3, frequency_penalty: 0.4, ..Sampling::default() };
@@ -233,7 +233,7 @@ fn requests_that_share_blocks_get_what_others_get() {
         assert_eq!((alone.stats().prefix_queries, alone.stats().prefix_hits), (0, 0));
         for (kv_cache_tokens, max_batch, prefill_chunk) in [(2000, 8, 64), (2000, 1, 17), (224, 8, 40), (160, 2, 64)] {
             let mut engine = engine(&recipe, EngineOptions { kv_cache_tokens, max_batch, prefill_chunk, ..options });
-            // The second time, blocks of ended requests are found, those of their outputs too.
+            // The second time, blocks of ended requests are found, also blocks of their outputs.
             for time in 0..2 {
                 let found = run(&mut engine, alike());
                 assert_eq!(found, expected, "{name:?}, time {time}, {kv_cache_tokens} tokens, batches of {max_batch}");
@@ -245,7 +245,7 @@ fn requests_that_share_blocks_get_what_others_get() {
     }
 }
 
-/// Of four equal blocks, three are found: the last token is always computed.
+/// Three of four equal blocks are found: the last token is always computed.
 #[test]
 fn equal_beginnings_are_computed_once() {
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
@@ -346,7 +346,7 @@ fn cancelled_requests_give_their_memory_back() {
     assert!(engine.is_idle(), "a finished request is not cancelled");
 }
 
-/// Layers of which every other one has a window, with soft caps as in Gemma 2.
+/// Layers; every other one has a window, with soft caps as in Gemma 2.
 pub fn windowed() -> DecoderConfig {
     let local = LayerSet::AllButEvery(2);
     DecoderConfig { window: Some(20), local, score_cap: Some(5.0), logit_cap: Some(9.0), ..tiny_llama() }

@@ -9,7 +9,7 @@ use ottava_lm::recompute::Recompute;
 use ottava_tensor::DType;
 use serde_json::{Value, json};
 
-/// Four experts, of which each token chooses two; all sizes are multiples of 128, as FP8 products need them.
+/// Four experts; each token chooses two of them; all sizes are multiples of 128, as FP8 products need them.
 pub fn routed(more: Value) -> Value {
     let mut keys = json!({
         "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -44,7 +44,7 @@ fn families() -> [(&'static str, Value); 4] {
     ]
 }
 
-/// The same run on ranks of a mesh, of which `expert` have different experts.
+/// The same run on ranks of a mesh; `expert` of the ranks have different experts.
 pub fn on(alone: &Setup, mesh: [usize; 4], expert: usize) -> Setup {
     let mut setup = alone.on(mesh);
     setup.mesh.expert = expert;
@@ -67,7 +67,7 @@ fn every_family_trains_as_on_one_rank() {
     }
 }
 
-/// With two choices, no sum of forward is in another order: the losses of the first step are those of data parallelism, bit for bit.
+/// With two choices, no sum of forward is in another order: the losses of the first step equal the losses of data parallelism, bit for bit.
 #[test]
 fn the_first_losses_are_bit_identical_to_those_of_data_parallelism() {
     let alone = f32_setup(routed(json!({})));
@@ -126,9 +126,9 @@ fn faults_of_the_exchange_are_found() {
     }
 }
 
-/// Activations in F32, so that few values are cast to another code because sums are in another order. One scale of a tensor is that of all
-/// experts. Scales of rows, columns and blocks are those of the tokens and experts of a rank, which may be finer: the distance is at most what
-/// FP8 changes.
+/// Activations in F32, so that few values are cast to another code because sums are in another order. One scale of a
+/// tensor covers all experts. Scales of rows, columns and blocks cover the tokens and experts of a rank, which may be
+/// finer: the distance is at most what FP8 changes.
 #[test]
 fn every_recipe_trains_as_on_one_rank() {
     let with = |name| {
@@ -162,7 +162,7 @@ fn every_recipe_has_the_losses_of_one_rank() {
 }
 
 /// Recomputation changes no bit, although it changes what ranks send: codes if forward makes no copy for wgrad, else with scales by row or block
-/// values. So codes that are cast before the exchange are those that are cast after it.
+/// values. So codes that are cast before the exchange equal codes that are cast after it.
 #[test]
 fn what_is_recomputed_changes_no_bit() {
     for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block] {
@@ -178,7 +178,7 @@ fn what_is_recomputed_changes_no_bit() {
     }
 }
 
-/// Ranks with other experts have other blocks, each with a scale of its own; those with the same experts find it together.
+/// Ranks with other experts have other blocks, each with a scale of its own; ranks with the same experts find it together.
 #[test]
 fn block_scales_of_divided_experts_change_no_bit() {
     let on_ranks = |zero| {

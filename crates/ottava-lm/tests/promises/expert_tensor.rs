@@ -13,7 +13,7 @@ use ottava_lm::recompute::Recompute;
 use ottava_tensor::DType;
 use serde_json::{Value, json};
 
-/// Four experts, of which each token chooses two. Beside them are nothing, a shared expert with a factor by token, norms of heads, biases with
+/// Four experts; each token chooses two of them. Beside them are nothing, a shared expert with a factor by token, norms of heads, biases with
 /// sinks, and latent attention with a plain shared expert after a dense layer.
 pub fn families() -> [(&'static str, Value); 6] {
     let experts = |name, more: Value| (name, routed_as(name, more));
@@ -111,7 +111,7 @@ fn losses_of_routers_are_those_of_one_rank() {
     }
 }
 
-/// The sums of routers over all ranks are those of one rank: tokens of each expert, and rows that products of experts read.
+/// The sums of routers over all ranks equal the sums of one rank: tokens of each expert, and rows that products of experts read.
 #[test]
 fn routers_count_the_tokens_and_rows_of_all_ranks() {
     let alone = f32_setup(routed_as("qwen3_moe", json!({})));
@@ -148,7 +148,7 @@ fn faults_of_the_exchange_are_found() {
     }
 }
 
-/// Activations in F32. One scale of a tensor is that of all experts and ranks. Blocks of 128 are those of one rank. Rows whose columns ranks divide
+/// Activations in F32. One scale of a tensor covers all experts and ranks. Blocks of 128 are the same as on one rank. Rows whose columns ranks divide
 /// have finer scales: the distance is at most what FP8 changes.
 #[test]
 fn recipes_of_every_kind_train_as_on_one_rank() {

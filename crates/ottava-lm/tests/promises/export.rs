@@ -174,7 +174,7 @@ fn exported_codes_are_those_of_training() {
                 assert_eq!(all_powers, power_of_two_scales, "{scale}: {scales:?}");
             }
             if recipe == RecipeName::Fp8Delayed {
-                // The scales of inputs are those of training too.
+                // The scales of inputs equal the scales of training too.
                 let source = Source::open(&folder).unwrap();
                 let scale = 1.0 / source.delayed["model.layers.1.self_attn.qkv_proj.input"];
                 assert_eq!(numbers(&files, "model.layers.1.self_attn.k_proj.input_scale"), [scale]);

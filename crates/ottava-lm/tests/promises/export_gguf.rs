@@ -13,7 +13,7 @@ use ottava_tensor::testing::normals;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Sizes of which no two are equal.
+/// Sizes; no two are equal.
 pub fn keys(architecture: &str, others: Value) -> Value {
     let mut keys = json!({"architectures": [architecture], "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 20, "max_position_embeddings": 128,
@@ -90,7 +90,7 @@ fn an_exported_model_is_read_back_with_the_same_bits() {
             let sizes = |folder: &Path| decoder_config(&ConfigFile::read(folder).unwrap()).unwrap();
             assert_eq!(sizes(&model_folder), sizes(&back), "{architecture} {others}");
             for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-                // The maximum length is that of the model.
+                // The maximum length is the model's.
                 let content = |folder: &Path| {
                     let mut content = json_of(&folder.join(file));
                     content.as_object_mut().unwrap().remove("model_max_length");
@@ -107,7 +107,7 @@ fn an_exported_model_is_read_back_with_the_same_bits() {
     }
 }
 
-/// Rows of q and k of a Llama are stored as neighbours, those of a Qwen as they are: a reader that does otherwise would also make a round trip.
+/// Rows of q and k of a Llama are stored as neighbours, rows of a Qwen as they are: a reader that does otherwise would also make a round trip.
 #[test]
 fn rows_of_heads_are_in_the_order_of_llama_cpp() {
     for (architecture, order) in [("LlamaForCausalLM", [0, 16, 1, 17]), ("Qwen3ForCausalLM", [0, 1, 2, 3])] {

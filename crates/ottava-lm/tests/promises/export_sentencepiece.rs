@@ -33,7 +33,7 @@ fn strings(value: &Value) -> Vec<String> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// The scores are those of SentencePiece for all pieces that merges make, and texts have its ids also after a way there and back.
+/// The scores equal SentencePiece's scores for all pieces that merges make, and texts have its ids also after a way there and back.
 #[test]
 fn scores_and_tokens_are_those_of_sentencepiece() {
     let recorded = recorded();
@@ -89,7 +89,7 @@ fn tokenizers_that_scores_cannot_express_are_refused() {
     };
     let swap: &dyn Fn(&mut Value) = &|file| {
         merges(file, &|merges| {
-            // A token with several pairs, of which the first moves to the front.
+            // A token with several pairs. The first pair moves to the front.
             let at = (1..merges.len()).rfind(|&at| whole(&merges[at]) == whole(&merges[at - 1])).unwrap();
             let merge = merges.remove(at);
             merges.insert(0, merge);
@@ -110,6 +110,6 @@ fn tokenizers_that_scores_cannot_express_are_refused() {
         let error = export(folder.path(), "llama", change).unwrap_err().to_string();
         assert!(error.contains(words), "{error} lacks {words:?}");
     }
-    // Any order of whole groups is that of some scores.
+    // Any order of whole groups belongs to some scores.
     export(tempfile::tempdir().unwrap().path(), "llama", rotate).unwrap();
 }

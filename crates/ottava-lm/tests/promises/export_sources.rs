@@ -235,7 +235,7 @@ fn calibrated(folder: &Path) -> Calibration {
     measured.of_model(&WeightFiles::open(folder).unwrap()).unwrap()
 }
 
-/// The fingerprint is that of the weights, whether they are stored in BF16 or in F32.
+/// The fingerprint belongs to the weights, whether they are stored in BF16 or in F32.
 #[test]
 fn scales_of_another_model_are_refused() {
     let inputs = inputs(256);

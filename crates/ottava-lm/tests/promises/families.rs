@@ -35,7 +35,7 @@ pub fn families() -> [(&'static str, DecoderConfig); 2] {
     [("gpt2", config(gpt2_keys())), ("command-r", config(command_r))]
 }
 
-/// [`families`], and those with windows, soft caps, factors, or norms elsewhere.
+/// [`families`], and families with windows, soft caps, factors, or norms elsewhere.
 pub fn all_families() -> Vec<(&'static str, DecoderConfig)> {
     let with = |keys: Value| {
         let mut all = json!({
@@ -261,7 +261,7 @@ fn settings_of_layers_that_are_not_implemented_are_errors() {
     assert!(error(&keys("phi3"), "partial_rotary_factor", json!(0.2)).contains("`partial_rotary_factor` 0.2"));
 }
 
-/// The defaults of missing keys are those of `transformers` 5.
+/// The defaults of missing keys are the defaults of `transformers` 5.
 #[test]
 fn windows_are_those_of_transformers() {
     let window = |keys: Value| {

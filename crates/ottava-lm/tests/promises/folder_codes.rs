@@ -33,7 +33,7 @@ fn codes_of(name: &str) -> Vec<u8> {
     (0..(SIZE * SIZE) as u32).map(|i| (draw(i) % 0x30) as u8 | ((draw(i) >> 7) as u8 & 0x80)).collect()
 }
 
-/// A folder whose linears are in FP8 as `settings` say, with scales of this `shape`; those of all linears are equal for `equal`.
+/// A folder whose linears are in FP8 as `settings` say, with scales of this `shape`; the scales of all linears are equal for `equal`.
 fn write(folder: &Path, settings: Value, shape: &[usize], equal: bool) -> BTreeMap<String, Vec<f32>> {
     let mut config = keys();
     config["quantization_config"] = settings;
@@ -129,7 +129,7 @@ fn frozen_weights_keep_the_codes_of_a_folder() {
     }
 }
 
-/// Compares the codes of all frozen linears with those of the folder, and the copy that dgrad reads with their values: it is equal if `exact`,
+/// Compares the codes of all frozen linears with the codes of the folder, and the copy that dgrad reads with their values: it is equal if `exact`,
 /// else cast by other scales. Returns the values that dgrad reads.
 fn expect_codes(
     model: &mut Decoder,
@@ -168,7 +168,7 @@ fn codes_with_other_scales_than_the_recipe_are_cast_again() {
         ("tensor", &[][..], true, RecipeName::Fp8Block, 0),
         ("channel", &[SIZE, 1], true, RecipeName::Fp8Current, 0),
         ("blocks", &[1, 1], true, RecipeName::Fp8Current, 0),
-        // Of fused weights with one scale each, only those that are alone keep their codes.
+        // Of fused weights with one scale each, only weights that are alone keep their codes.
         ("tensor", &[], false, RecipeName::Fp8Current, 2),
     ] {
         let folder = tempfile::tempdir().unwrap();

@@ -38,7 +38,7 @@ fn a_scale_that_is_too_large_costs_a_step_and_no_more() {
         let skipped = column(&wild, "skipped_steps");
         assert!(skipped[0] == 1.0, "the largest of gradients is beyond float16: {skipped:?}");
         assert_eq!(column(&wild, "loss_scale")[0], 2f64.powi(29));
-        // The weights have not moved: the first loss that differs from that of an untrained model comes after the first update.
+        // The weights have not moved: the first loss that differs from the loss of an untrained model comes after the first update.
         let untrained = column(&calm, "loss")[0];
         let [calm, wild] = [column(&calm, "loss"), column(&wild, "loss")];
         assert_eq!(wild[0], untrained, "{device}");

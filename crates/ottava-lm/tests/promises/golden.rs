@@ -63,7 +63,7 @@ fn losses_on_a_gpu_are_close_to_the_recorded_ones() {
         let seen = losses(&recipe, &gpu);
         let apart = |i: usize| (seen[i] / recorded[&name][i] - 1.0).abs();
         let worst = (0..STEPS).max_by(|&i, &j| apart(i).total_cmp(&apart(j))).expect("steps");
-        // Sums in another order move a few roundings to BF16, and those a few to FP8, which is 16 or 32 times coarser.
+        // Sums in another order move a few roundings to BF16, and these move a few roundings to FP8, which is 16 or 32 times coarser.
         let allowed = match (recipe.compute, recipe.casts) {
             (DType::F32, _) => 1e-5,
             (_, None) => 2e-3,

@@ -100,7 +100,7 @@ fn a_folder_has_the_tensors_of_transformers_and_is_read_again() {
 /// The values of the codes of E2M1, as OCP's specification lists them.
 const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// The tensors of a folder with its experts in MXFP4, and those of the same values in BF16.
+/// The tensors of a folder with its experts in MXFP4, and the tensors of the same values in BF16.
 fn in_mxfp4(folder: &Path) -> [Tensors; 2] {
     let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
     let (mut quantized, mut plain) = (Tensors::new(), Tensors::new());

@@ -1,6 +1,6 @@
-//! Every layer's backward, and that of whole decoders, against central differences of its forward in F64 on the CPU.
+//! Every layer's backward, and backward of whole decoders, against central differences of its forward in F64 on the CPU.
 //!
-//! Upstream gradients are random, since those of a sum hide faults, and sizes are unequal, since squares hide transposes.
+//! Upstream gradients are random, since gradients of a sum hide faults, and sizes are unequal, since squares hide transposes.
 
 use crate::setup::{
     Alone, Seeded, build, config, double, fp8_recipes_on, gradients, largest_error, linear, load, losses,
@@ -365,7 +365,7 @@ fn embedding_grad_check(mut embedding: Embedding) {
 
 #[test]
 fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
-    // Logits of 11 tokens have padding, those of 16 have none.
+    // Logits of 11 tokens have padding, logits of 16 tokens have none.
     for (soft_cap, label_smoothing, vocabulary) in
         [(None, 0.0, 11), (Some(0.7), 0.0, 11), (None, 0.0, 16), (None, 0.1, 11), (Some(0.7), 0.3, 16)]
     {

@@ -24,7 +24,7 @@ fn engine_on(device: &Device, config: &DecoderConfig, recipe: &Recipe, options: 
     Engine::new(decoder(config, recipe, device, 0.3), &options).expect("memory")
 }
 
-/// The first `count` of many requests: of short and long contexts, greedy and drawn, some of which begin alike.
+/// The first `count` of many requests: of short and long contexts, greedy and drawn. Some of them begin alike.
 fn many(count: usize) -> Vec<Request> {
     let whole = prompt("whole", 700);
     let of = |number: usize| {
@@ -76,7 +76,7 @@ fn expect_invariant(device: &Device, config: &DecoderConfig, name: RecipeName, k
     }
 }
 
-/// On a GPU that has the products of the recipe, with sizes of which attention and products have several parts; in BF16 also on the CPU, which
+/// On a GPU that has the products of the recipe, with sizes for which attention and products have several parts; in BF16 also on the CPU, which
 /// `engine` tests in other recipes.
 fn expect_invariant_on_all(config: &DecoderConfig, name: RecipeName, kv_cache_dtype: KvCacheDtype) {
     let large = DecoderConfig { channels: 512, head_dim: 128, hidden: 4096, max_positions: 800, ..config.clone() };
@@ -124,7 +124,7 @@ fn mixtures_are_batch_invariant() {
     }
 }
 
-/// The kernels that a dry run of `requests` launches, with their arguments except those of attention, which depend on the longest context of a
+/// The kernels that a dry run of `requests` launches, with their arguments except the arguments of attention, which depend on the longest context of a
 /// batch; and the rounds of attention, which must not.
 fn launches(engine: &mut Engine, requests: Vec<Request>) -> (BTreeSet<String>, BTreeSet<String>) {
     let Device::Cuda(gpu) = engine.model().device().clone() else { panic!("not a GPU") };

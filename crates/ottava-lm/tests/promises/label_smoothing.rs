@@ -9,7 +9,7 @@ use ottava_lm::trainer::Start;
 use ottava_tensor::Device;
 use serde_json::json;
 
-/// The mean over the vocabulary needs the logits of all ranks, and the mean over tokens those of all ranks that divide a sequence.
+/// The mean over the vocabulary needs the logits of all ranks, and the mean over tokens needs the tokens of all ranks that divide a sequence.
 #[test]
 fn ranks_that_divide_vocabulary_or_tokens_train_as_one_rank_does() {
     for keys in [json!({}), json!({"tie_word_embeddings": true})] {
@@ -49,7 +49,7 @@ fn evaluations_have_the_loss_of_training_and_no_bits_per_byte() {
     assert!(nll != loss && (nll - loss).abs() < 0.1, "{nll} and {loss}");
 }
 
-/// The losses that the sentinel compares are those of training.
+/// The sentinel compares the losses of training.
 #[test]
 fn the_sentinel_compares_smoothed_losses() {
     let (inputs, runs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -528,7 +528,7 @@ fn adapters_by_patterns_are_trained_saved_merged_and_gone_on_with() {
     }
 }
 
-/// Its loss before the first step is that of the adapter, and its matrices are trained further.
+/// Its loss before the first step is the loss of the adapter, and its matrices are trained further.
 #[test]
 fn a_run_starts_from_an_adapter() {
     let inputs = tempfile::tempdir().unwrap();

@@ -91,7 +91,7 @@ fn read_json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// All memory but that of the run is taken by somebody else after the fourth step.
+/// All memory but the memory of the run is taken by somebody else after the fourth step.
 #[test]
 fn a_run_out_of_memory_says_so_and_keeps_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();

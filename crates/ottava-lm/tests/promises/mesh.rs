@@ -54,7 +54,7 @@ impl Mesh {
         self.tensor * self.context * self.schedule.ranks * self.data
     }
 
-    /// The ranks of which `comm` is one.
+    /// The ranks; `comm` is one of them.
     pub fn join(&self, comm: Group) -> Rc<Ranks> {
         let Mesh { context, expert, tensor, data, schedule, .. } = *self;
         let shape = MeshShape { context, expert, tensor, pipeline: schedule.ranks, ..MeshShape::of_data(data) };
@@ -94,7 +94,7 @@ impl Mesh {
 }
 
 impl MeshRank {
-    /// The micro-batches of a step that this rank reads, of which `row` gives each by its number among all ranks.
+    /// The micro-batches of a step that this rank reads; `row` gives each by its number among all ranks.
     pub fn load(&mut self, row: impl Fn(usize) -> Batch) {
         let (rank, ranks) = self.ranks.rows();
         for micro_batch in 0..self.work.schedule().micro_batches {
@@ -103,7 +103,7 @@ impl MeshRank {
     }
 }
 
-/// A batch of these rows and tokens, of which `ignored` are no targets.
+/// A batch of these rows and tokens; `ignored` tokens are no targets.
 pub fn rows(name: &str, [rows, tokens]: [usize; 2], ignored: Range<usize>, sizes: &DecoderConfig) -> Batch {
     let [inputs, mut targets] = batch(name, rows, tokens, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
     targets[ignored].fill(IGNORE_INDEX);

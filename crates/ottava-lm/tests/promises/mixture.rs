@@ -65,7 +65,7 @@ fn each_set_has_a_validation_loss_of_its_own() {
         let [least, most] = [words.min(numbers), words.max(numbers)];
         assert!(least < all && all < most, "{line}");
     }
-    // The loss of a set is that of a run which has no other, from the same weights.
+    // The loss of a set equals the loss of a run that has no other, from the same weights.
     let mut config = config(inputs.path(), &inputs.path().join("alone"));
     config.data.datasets.remove(0);
     train(&config, &Start::New, STEPS + 1);
@@ -96,7 +96,7 @@ fn other_weights_from_a_checkpoint_on_are_kept_from_there() {
     assert!(error.contains("the data or the tokenizer have changed"), "{error}");
 }
 
-/// Losses, norms and weights of a run on so many ranks, each of which has a row in a micro-batch.
+/// Losses, norms and weights of a run on so many ranks. Each rank has a row in a micro-batch.
 fn on(ranks: usize, inputs: &Path) -> (Vec<serde_json::Value>, Vec<(String, Vec<u8>)>) {
     let run = inputs.join(format!("ranks-{ranks}"));
     let mut config = config(inputs, &run);

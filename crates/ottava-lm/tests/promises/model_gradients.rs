@@ -19,7 +19,7 @@ use std::rc::Rc;
 
 const ROWS: usize = 16;
 const TOKENS: usize = 32;
-/// Of weights, as models start.
+/// The standard deviation of weights, as models start.
 const STD: f32 = 0.02;
 
 fn model() -> DecoderConfig {
@@ -32,10 +32,10 @@ fn model() -> DecoderConfig {
 /// Gradients by the names of their parameters.
 type Gradients = Vec<(String, Vec<f64>)>;
 
-/// How gradients in FP8 compare with those in BF16.
+/// How gradients in FP8 compare with gradients in BF16.
 #[derive(Debug)]
 struct Comparison {
-    /// Of the norms of all gradients.
+    /// The ratio of the norms of all gradients.
     norms: f64,
     /// The lowest cosine, and the parameter that has it.
     cosine: (f64, String),
@@ -60,7 +60,7 @@ impl Comparison {
         }
     }
 
-    /// Measured on the CPU over all recipes: norms were 0.988 to 1.012 times those of BF16, cosines at least 0.991, slopes 0.972 to 1.023.
+    /// Measured on the CPU over all recipes: norms were 0.988 to 1.012 times the norms in BF16, cosines at least 0.991, slopes 0.972 to 1.023.
     /// Rounding to nearest takes from a product what its error is, and a gradient has come through many. With more than twice the
     /// standard deviation deeper layers amplify every rounding, and norms fall to 0.969.
     fn check(&self) -> Result<(), String> {
@@ -118,7 +118,7 @@ fn fp8_gradients_point_where_those_in_bf16_do() {
 }
 
 /// Whatever is made again of what is kept so, gradients stay within the limits that FP8 products have, and by itself it does ten times less:
-/// measured on the CPU in BF16, norms were 0.9998 to 1.0003 times those of what is kept exactly, cosines at least 0.9995, slopes 0.9968 to
+/// measured on the CPU in BF16, norms were 0.9998 to 1.0003 times the norms with exact activations, cosines at least 0.9995, slopes 0.9968 to
 /// 1.0010.
 #[test]
 fn gradients_of_activations_saved_in_fp8_point_where_exact_ones_do() {

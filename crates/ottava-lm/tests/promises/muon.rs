@@ -27,7 +27,7 @@ use std::rc::Rc;
 const TOKENS: usize = 13;
 const NAMES: [OptimizerName; 2] = [OptimizerName::Muon, OptimizerName::Lion];
 
-/// The settings of an optimizer; `learning_rate` is that of the run's schedule.
+/// The settings of an optimizer; the function `learning_rate` stands for the run's schedule.
 fn settings(name: OptimizerName) -> RunConfig {
     let mut config = RunConfig::default();
     config.optimizer.name = name;
@@ -107,7 +107,7 @@ fn muon_updates_as_pytorch_does() {
                 let start: Vec<f64> = start.iter().rev().map(|x| 4.0 * x).collect();
                 moved(&start, &got[start.len()..]).into_iter().rev().collect()
             };
-            // Both round matrices to BF16 in each of five steps: PyTorch's updates are 0.9 to 1.5 % from those in F64, ours 0.7 to 1.1 %.
+            // Both round matrices to BF16 in each of five steps: PyTorch's updates are 0.9 to 1.5 % from the updates in F64, ours 0.7 to 1.1 %.
             for (which, moved) in [("first", &first), ("second", &second)] {
                 let error = relative_error(moved, &expected);
                 assert!(error < 0.02, "{which} tensor of {:?}, {}: {error}", case["shape"], case["adjust_lr_fn"]);
@@ -196,7 +196,7 @@ fn updated(setting: Setting, ranks: usize) -> Vec<(String, Vec<f64>)> {
     first
 }
 
-/// With the formats of each level: matrices are transformed whole, and scales are those of whole parameters.
+/// With the formats of each level: matrices are transformed whole, and scales belong to whole parameters.
 #[test]
 fn bits_do_not_depend_on_ranks() {
     let start = {

@@ -16,10 +16,10 @@ use serde_json::json;
 
 /// The stages that divide.
 const STAGES: [Zero; 3] = [Zero::OptimizerStates, Zero::Gradients, Zero::Weights];
-/// Of two blocks, the last one, and both.
+/// Shares that offload the last of two blocks, and both blocks.
 const SHARES: [f64; 2] = [0.5, 1.0];
 
-/// Steps of two ranks with these shares of weights offloaded, beside those without.
+/// Steps of two ranks with these shares of weights offloaded, beside steps without offloading.
 fn expect_same(sizes: &DecoderConfig, name: RecipeName, memory: MemoryPolicy, zero: Zero, shares: &[f64]) {
     let steps = |share: f64| -> Seen {
         let memory = MemoryPolicy { offload_parameters: Share::new(share), ..memory };
@@ -102,7 +102,7 @@ fn checkpoints_do_not_depend_on_what_is_offloaded() {
     }
 }
 
-/// An update whose norm exceeds the limit writes neither weights nor codes, so those in host memory stay.
+/// An update whose norm exceeds the limit writes neither weights nor codes, so weights and codes in host memory stay.
 #[test]
 fn a_skipped_step_keeps_offloaded_codes() {
     for level in [Level::O0, Level::Bf16, Level::O2] {

@@ -152,7 +152,7 @@ fn sizes(folder: &Path) -> DecoderConfig {
     decoder_config(&template.config).unwrap()
 }
 
-/// Bits do not depend on what ranks divide, and casts after the update are those of the new weights: casting once more changes nothing.
+/// Bits do not depend on what ranks divide, and casts after the update read the new weights: casting once more changes nothing.
 #[test]
 fn an_optimizer_without_casts_trains_alike_in_every_stage_of_zero() {
     let folder = tempfile::tempdir().unwrap();

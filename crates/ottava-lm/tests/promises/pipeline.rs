@@ -112,7 +112,7 @@ fn run(Setup { mesh, order }: &Setup, comm: Group) -> Seen {
     seen
 }
 
-/// The states of the parameters of which this rank has all.
+/// The states of the parameters that this rank has whole.
 fn moments(model: &mut Decoder, optimizer: &mut AdamWOptimizer, when: &str) -> Vec<(String, Vec<f64>)> {
     let mut seen = Vec::new();
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {

@@ -180,7 +180,7 @@ fn the_model_without_adapters_is_the_reference() {
             let losses = work.loaded_token_losses(&mut model, Pass::Reference, StepPrecision::Recipe).unwrap();
             work.loss_mut::<MicroBatchPreference>(0).set_reference(&losses[0]).unwrap();
             let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
-            // The reference is the base in every step: rewards of the first one are those of adapters that are not zero.
+            // The reference is the base in every step: rewards of the first step come from adapters that are not zero.
             let sums = PreferenceSums::from_numbers(&done.sums);
             let reference = sums.log_probs[0] - sums.rewards[0] / how.beta;
             let expected: f64 = plain.iter().step_by(2).sum();
@@ -237,7 +237,7 @@ fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     }
 }
 
-/// A run on pairs, of which some are for validation. A chosen text goes on in lower case, a rejected one in capitals.
+/// A run on pairs; some pairs are for validation. A chosen text goes on in lower case, a rejected one in capitals.
 pub fn run_config(inputs: &Path, output: &Path, recipe: RecipeName, records: &str) -> RunConfig {
     let of_text = config(inputs, output, recipe);
     RunConfig {
@@ -291,7 +291,7 @@ fn margins_rise_and_resuming_changes_nothing() {
     }
 }
 
-/// Another model's log-probabilities of the same data are not those of the reference.
+/// Another model's log-probabilities of the same data differ from the reference's.
 #[test]
 fn a_reference_that_the_run_has_not_written_is_computed_again() {
     let (inputs, runs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

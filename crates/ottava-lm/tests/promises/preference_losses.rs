@@ -118,7 +118,7 @@ fn apart(name: &str, how: &Preference, micro_batches: usize, steps: usize) -> [f
     apart
 }
 
-/// The differences come from sums in another order; relative to losses below 1, they are those of F32 after some steps.
+/// The differences come from sums in another order; relative to losses below 1, they are differences of F32 after some steps.
 #[test]
 fn losses_and_rewards_are_those_of_trl() {
     // Six steps of all losses: log-probabilities have moved by then, and weights are updated by each gradient.
@@ -137,7 +137,7 @@ fn losses_and_rewards_are_those_of_trl() {
     assert!(losses > 1e-3, "a beta that is a tenth too large goes unnoticed: {losses:e}");
 }
 
-/// Seeded weights, rounded so that moving one of them is exact in F32, and of which one is moved.
+/// Seeded weights, rounded so that moving one of them is exact in F32; one of them is moved.
 pub struct Moved {
     pub tensor: String,
     pub element: usize,

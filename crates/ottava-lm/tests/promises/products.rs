@@ -76,8 +76,8 @@ fn data(kind: &str, name: &str, shape: [usize; 2]) -> Tensor {
     cast(&Tensor::from_slice(&Device::Cpu, &shape, &x).unwrap(), DType::BF16).unwrap()
 }
 
-/// What the three products of a linear layer are made of, as BF16 on the CPU, so that only a recipe's own errors are seen. Gradients are
-/// as small as those of a mean over many tokens.
+/// What the three products of a linear layer are made of, as BF16 on the CPU, so that only a recipe's own errors are seen. Gradients are as
+/// small as gradients of a mean over many tokens.
 #[derive(Clone)]
 struct Operands {
     x: Tensor,      /* [T, K] */

@@ -32,7 +32,7 @@ pub struct Seen {
     pub values: Vec<(String, Vec<f64>)>,
     /// Scales of master weights and moments of the parameters that it updates a part of, by name.
     pub scales: BTreeMap<String, Vec<f64>>,
-    /// First moments, which are linear in gradients, by name; of parameters of which it has all.
+    /// First moments, which are linear in gradients, by name; of parameters that it has whole.
     moments: Vec<(String, Vec<f64>)>,
     /// Bytes that it sent.
     pub traffic: Traffic,
@@ -43,7 +43,7 @@ pub struct Seen {
 /// What ranks divide, and how they send gradients.
 pub type Division = (Zero, ReduceFormat);
 
-/// Steps of `rows` rows, of which this rank has its share, a row in each micro-batch. Rows have different numbers of targets.
+/// Steps of `rows` rows. This rank has its share of them, a row in each micro-batch. Rows have different numbers of targets.
 fn run(
     steps: usize,
     sizes: &DecoderConfig,
@@ -140,7 +140,7 @@ fn distance(expected: &[f64], got: &[f64]) -> (f64, f64) {
     ((sum(&|a, b| (a - b) * (a - b)) / norm).sqrt(), (sum(&|a, b| a * b) / norm - 1.0).abs())
 }
 
-/// Says where losses, norms, weights or gradients are not those of one rank but for rounding.
+/// Says where losses, norms, weights or gradients differ from one rank's by more than rounding.
 fn difference(alone: &Seen, shared: &Seen) -> Option<String> {
     let names = |seen: &[(String, Vec<f64>)]| seen.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
     if (names(&alone.values), names(&alone.moments)) != (names(&shared.values), names(&shared.moments)) {
@@ -262,7 +262,7 @@ fn amaxes(smooth_swiglu: bool, zero: Zero, rows: &'static [usize], comm: Group) 
     measured.into_iter().map(|cast| (cast.name, f64::from(cast.amax))).collect()
 }
 
-/// A maximum is exact, so each scale follows from the rows of all ranks, as from those of one process. Amaxes of another group, as of one
+/// A maximum is exact, so each scale follows from the rows of all ranks, as from the rows of one process. Amaxes of another group, as of one
 /// rank's rows, are others.
 #[test]
 fn amaxes_are_those_of_the_rows_of_all_ranks() {
@@ -357,7 +357,7 @@ fn slices_of_block(sizes: &DecoderConfig, ranks: usize) -> Slices {
     Slices::new([qkv * channels, channels * heads, 2 * hidden * channels, channels * hidden], ranks)
 }
 
-/// The scale of a whole matrix follows from slices of which a rank may have none.
+/// The scale of a whole matrix follows from slices, and a rank may have no slice.
 #[test]
 fn scales_of_whole_matrices_change_no_bit() {
     let of = |level: Level| Formats { gradients: Gradients::Bfloat16, ..level.formats() };

@@ -137,7 +137,7 @@ fn apart(losses: &[f64], expected: &[f64]) -> (f64, usize) {
 }
 
 /// PyTorch's two ways to train in BF16 round elsewhere: autocast keeps the residual stream in F32, `bf16` rounds also inside norms,
-/// rotations and softmax. Their losses are up to 6.7e-4 apart from each other and 9.7e-4 from those in F32, and ours lie among them.
+/// rotations and softmax. Their losses are up to 6.7e-4 apart from each other and 9.7e-4 from the losses in F32, and ours lie among them.
 #[test]
 fn fifty_steps_lose_what_they_lose_in_pytorch() {
     let comparisons =

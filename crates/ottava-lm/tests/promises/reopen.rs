@@ -292,7 +292,7 @@ fn checkpoints_reopen_at_other_levels() {
     }
 }
 
-/// Without master weights in the checkpoint, those of all levels are made from its weights.
+/// Without master weights in the checkpoint, master weights of all levels are made from its weights.
 #[test]
 fn checkpoints_without_master_weights_reopen_at_other_levels() {
     let folder = tempfile::tempdir().unwrap();

@@ -83,7 +83,7 @@ pub fn train(config: &RunConfig, device: &Device, start: &Start, stop_after: u64
     })
 }
 
-/// All metrics but those a clock or the machine decides.
+/// All metrics except the metrics that a clock or the machine decides.
 pub fn metrics(run: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     text.lines()
@@ -244,7 +244,7 @@ fn a_checkpoint_in_another_layout_resumes_with_the_same_bits() {
     }
 }
 
-/// Linears may leave FP8 and come back in a run that goes on; those that stay keep their histories.
+/// Linears may leave FP8 and come back in a run that goes on; linears that stay keep their histories.
 #[test]
 fn exceptions_may_change_when_a_run_goes_on() {
     let inputs = tempfile::tempdir().unwrap();

@@ -188,7 +188,7 @@ fn train_on(mesh: &Mesh, comm: Group) -> Seen {
     seen
 }
 
-/// Also ranks of which only the last one has the head.
+/// Also ranks where only the last one has the head.
 #[test]
 fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     let sizes = DecoderConfig { score: true, ..tiny_llama() };
@@ -251,7 +251,7 @@ fn tensors(path: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
     file.iter().map(|(name, view)| (name.to_string(), (view.shape().to_vec(), view.data().to_vec()))).collect()
 }
 
-/// Loss and metrics of the pairs by the model of `folder`, of which `adapter` is one.
+/// Loss and metrics of the pairs by the model of `folder`, with `adapter` if there is one.
 fn evaluate_folder(
     inputs: &Path,
     folder: &Path,

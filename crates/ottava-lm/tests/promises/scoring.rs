@@ -8,7 +8,7 @@ use ottava_tensor::Device;
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// A vocabulary of which a step scores 32 rows of logits.
+/// A vocabulary for which a step scores 32 rows of logits.
 const VOCABULARY: usize = 131_072;
 const ROWS: usize = 32;
 /// Tokens of a request that decodes.

@@ -58,7 +58,7 @@ fn text_rows(number: usize) -> Batch {
     Batch::whole(ids(0), ids(1), rows)
 }
 
-/// The steps of a run on ranks of a mesh, of which `change` sees each one before it runs.
+/// The steps of a run on ranks of a mesh; `change` sees each step before it runs.
 fn run<T: Send + 'static>(
     mesh: &Mesh,
     fault: Option<Fault>,
@@ -127,7 +127,7 @@ fn verdicts(
     first
 }
 
-/// Of one micro-batch by the recipe and in BF16: the losses of a comparison, and the loss of a step in the same precision.
+/// The losses of one micro-batch by the recipe and in BF16: the loss of a comparison, and the loss of a step in the same precision.
 fn losses_of_both(mesh: &Mesh) -> Vec<[f64; 2]> {
     let mesh = Mesh { schedule: Schedule { micro_batches: 1, ..mesh.schedule }, ..mesh.clone() };
     let all = on_ranks(mesh.ranks(), move |comm| {
@@ -151,7 +151,7 @@ fn losses_of_both(mesh: &Mesh) -> Vec<[f64; 2]> {
     all.into_iter().next().expect("there is a rank")
 }
 
-/// The numbers that decide about demotions are those of the run.
+/// The numbers that decide about demotions come from the run.
 #[test]
 fn comparisons_have_the_losses_of_the_run() {
     for (number, (name, recipe)) in fp8_recipes().into_iter().enumerate() {
@@ -251,7 +251,7 @@ fn found(verdicts: &[Verdict], linear: &str, measure: impl Fn(Measure) -> bool) 
     verdicts.iter().position(names)
 }
 
-/// Of dgrads, only that of down_proj has as many columns as the MLP is wide; layer 1 comes first.
+/// Only the dgrad of down_proj has as many columns as the MLP is wide; layer 1 comes first.
 #[test]
 fn a_factor_in_one_dgrad_is_found_and_named() {
     for (name, recipe) in fp8_recipes().into_iter().filter(|(name, _)| !name.contains("but") && !name.contains("and")) {

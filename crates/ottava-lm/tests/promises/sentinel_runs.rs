@@ -434,7 +434,7 @@ fn compare_names_step_layer_and_product_where_two_runs_part() {
     let parting = compared.parting.unwrap();
     assert_eq!(parting.step, 4);
     let of_file = |file: &str| parting.differences.iter().find(|difference| difference.file == file).unwrap();
-    // Its own gradient does not read its dgrad; that of gate and up does.
+    // Its own gradient does not read its dgrad; the gradient of gate and up does.
     let digest = of_file("digests.jsonl");
     assert_eq!((digest.name.as_str(), digest.layer), ("gradient of model.layers.1.mlp.gate_proj.weight", Some(1)));
     let product = of_file("sentinel.jsonl");

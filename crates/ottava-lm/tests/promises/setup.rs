@@ -42,7 +42,7 @@ pub fn all_combinations() -> bool {
     std::env::var("OTTAVA_COMBINATIONS").is_ok_and(|value| value == "full")
 }
 
-/// Of `options` those that case `number` has: all with [`all_combinations`], and otherwise `count` that rotate with the number of the case.
+/// The `options` that case `number` has: all with [`all_combinations`], and otherwise `count` that rotate with the number of the case.
 pub fn rotated<T: Copy>(options: &[T], count: usize, number: usize) -> Vec<T> {
     let count = if all_combinations() { options.len() } else { count };
     (0..count).map(|i| options[(number * count + i) % options.len()]).collect()
@@ -64,12 +64,12 @@ pub fn on_ranks<T: Send + 'static>(ranks: usize, work: impl Fn(Group) -> T + Clo
     started.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
 }
 
-/// Those of [`devices`] that have the products of `recipe`.
+/// The [`devices`] that have the products of `recipe`.
 pub fn devices_of(recipe: &Recipe) -> Vec<Device> {
     devices().into_iter().filter(|device| recipe.expect_on(device).is_ok()).collect()
 }
 
-/// Those of [`recipes`] whose products `device` has.
+/// The [`recipes`] whose products `device` has.
 pub fn recipes_on(device: &Device) -> Vec<(String, Recipe)> {
     recipes().into_iter().filter(|(_, recipe)| recipe.expect_on(device).is_ok()).collect()
 }
@@ -162,7 +162,7 @@ pub fn fp8_names_on(device: &Device) -> Vec<RecipeName> {
     RecipeName::ALL.into_iter().filter(casts).collect()
 }
 
-/// Of [`recipes_on`] those that cast.
+/// The recipes of [`recipes_on`] that cast.
 pub fn fp8_recipes_on(device: &Device) -> Vec<(String, Recipe)> {
     recipes_on(device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()
 }

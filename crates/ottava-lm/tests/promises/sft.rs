@@ -1,4 +1,4 @@
-//! Fine-tuning: rows of several documents, and targets of which some are ignored.
+//! Fine-tuning: rows of several documents, and some targets that are ignored.
 
 use crate::setup::{Seeded, batch, config, gradients, losses_and_gradients_of, on_ranks, recipe, tiny_llama};
 use ottava_lm::context::Sequences;

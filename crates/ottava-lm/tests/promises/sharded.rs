@@ -58,7 +58,7 @@ fn masters(model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Vec<(String, 
     all
 }
 
-/// Master weights of all formats that ranks load as slices have the bits of those that one rank loads whole, and each rank reads its share.
+/// Master weights of all formats that ranks load as slices have the same bits as master weights that one rank loads whole, and each rank reads its share.
 #[test]
 fn slices_are_loaded_with_the_bits_of_the_whole() {
     for level in [Level::O0, Level::O1, Level::O2, Level::O3] {

@@ -38,7 +38,7 @@ fn weights(up: f64, down: f64) -> [Vec<f64>; 2] {
     [gate_up, weight("down", [CHANNELS, HIDDEN], 0.1, |_, c| if c == CHANNEL { down } else { 1.0 })]
 }
 
-/// The output, the gradient by the input and those by both weights, widened.
+/// The output, the gradient by the input and the gradients by both weights, widened.
 type Results = Vec<Vec<f64>>;
 
 /// One step of an MLP with these weights.

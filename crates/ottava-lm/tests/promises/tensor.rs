@@ -64,7 +64,7 @@ fn more_ranks_than_key_and_value_heads_train_as_one_rank_does() {
     }
 }
 
-/// `B` and magnitudes have the rows of a rank's heads, and copies of those that several ranks have.
+/// `B` and magnitudes have the rows of a rank's heads, and copies of rows that several ranks have.
 #[test]
 fn adapters_of_copied_key_and_value_heads_train_as_on_one_rank() {
     for (name, mut keys) in families().into_iter().filter(|(name, _)| *name != "gpt2") {
@@ -132,7 +132,7 @@ fn recomputation_and_adapters_train_as_on_one_rank() {
     recomputation_and_adapters_train_alike([1, 1, 1, 2]);
 }
 
-/// The norms of rows whose columns ranks divide are those of whole rows: also of fused and transposed weights, and of codes.
+/// The norms of rows whose columns ranks divide equal the norms of whole rows: also of fused and transposed weights, and of codes.
 #[test]
 fn magnitudes_train_as_on_one_rank() {
     for (name, keys) in families() {
@@ -143,7 +143,7 @@ fn magnitudes_train_as_on_one_rank() {
         assert!(apart < 2.0 * F32, "{name}: {tensor_name} is {apart:.1e} apart");
     }
     let mut alone = Setup::new(llama(json!({})), RecipeName::Fp8Current);
-    // Those whose inputs are divided: with magnitudes of all linears, later layers multiply the effect of a single other code.
+    // Linears whose inputs are divided: with magnitudes of all linears, later layers multiply the effect of a single other code.
     let targets = Targets::Names(["o_proj", "down_proj"].map(String::from).to_vec());
     alone.mesh.sizes.lora = adapters(true).map(|lora| Lora { targets, ..lora });
     (alone.mesh.recipe.compute, alone.mesh.memory.frozen_values) = (DType::F32, false);
@@ -181,7 +181,7 @@ fn ranks_of_three_axes_train_as_on_one_rank() {
     }
 }
 
-/// Activations in F32, so that few values are cast to another code because sums are in another order. Blocks of 128 are those of one rank. Rows
+/// Activations in F32, so that few values are cast to another code because sums are in another order. Blocks of 128 are the same as on one rank. Rows
 /// whose columns ranks divide have finer scales: the distance is at most what FP8 changes.
 #[test]
 fn every_recipe_trains_as_on_one_rank() {

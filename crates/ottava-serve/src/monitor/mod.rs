@@ -167,7 +167,7 @@ fn json(value: &impl Serialize) -> Response {
     ([(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")], text).into_response()
 }
 
-/// All runs, and what the page lacks of those that it shows.
+/// All runs, and what the page lacks of the runs that it shows.
 async fn runs(State(watched): State<Arc<Watched>>, request: Request) -> Response {
     let Some((epoch, mut since)) = asked(request.uri().query().unwrap_or_default()) else {
         return bad_request("expected ?epoch=E&since=RUN:REVISION,...\n");

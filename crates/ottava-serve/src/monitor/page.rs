@@ -15,7 +15,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// All files. uPlot 1.6.32 is that of the npm registry, under the licence in `page/uplot.LICENSE`.
+/// All files. uPlot 1.6.32 comes from the npm registry, under the licence in `page/uplot.LICENSE`.
 pub const FILES: [PageFile; 9] = [
     PageFile { path: "/", kind: HTML, bytes: include_str!("page/index.html") },
     PageFile { path: "/icon.svg", kind: SVG, bytes: include_str!("page/icon.svg") },

@@ -108,7 +108,7 @@ fn a_short_request_does_not_wait_for_the_end_of_long_ones() {
     std::thread::scope(|scope| {
         let both = [0, 1].map(|_| scope.spawn(|| server.post(COMPLETIONS, long.clone())));
         server.log.wait("both run", |log| log.requests.len() == 2);
-        // A second of work, of which they have more than a slice now.
+        // A second of work; they have more than a slice of it now.
         sleep(Duration::from_millis(300));
         server.post(COMPLETIONS, json!({"prompt": "a stone", "max_tokens": 3}));
         assert_eq!(server.log.get(|log| log.holds), 1, "it has taken the place of one of them");

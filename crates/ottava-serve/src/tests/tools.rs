@@ -1,4 +1,4 @@
-//! Calls of tools in answers: the engine's stand-in repeats those of the prompt.
+//! Calls of tools in answers: the engine's stand-in repeats the calls of the prompt.
 
 use super::*;
 use crate::tool_calls::ToolCallParser;

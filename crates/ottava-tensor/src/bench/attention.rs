@@ -14,7 +14,7 @@ pub struct AttentionRow {
     pub batch: usize,
     /// Tokens per sequence.
     pub seq_len: usize,
-    /// Of forward and backward.
+    /// The costs of forward and of backward.
     pub costs: [Cost; 2],
     /// FLOPs of each: two products in forward and five in backward over the scores that the mask leaves.
     pub flops: [f64; 2],

@@ -24,13 +24,13 @@ const PRODUCTS: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CollectiveKind {
-    /// Of bytes, as codes of weights.
+    /// An all-gather of bytes, as ranks gather codes of weights.
     AllGather,
-    /// Of BF16, as gradients.
+    /// A reduce-scatter of BF16, as ranks reduce gradients.
     ReduceScatter,
-    /// Of F32, as gradients.
+    /// An all-reduce of F32, as ranks reduce gradients.
     AllReduce,
-    /// Of bytes.
+    /// An all-to-all of bytes.
     AllToAll,
 }
 
@@ -169,7 +169,7 @@ pub struct CommReport {
 struct Buffers<'a> {
     comm: &'a Group,
     kind: CollectiveKind,
-    /// Of reduce-scatters and all-to-alls.
+    /// The input of a reduce-scatter or an all-to-all.
     input: Option<Tensor>,
     /// Written in place, or outputs.
     outputs: Vec<Tensor>,
@@ -256,7 +256,7 @@ impl CommBench {
         CommBench { bytes: [1, 4, 16, 64, 256].map(|mib| mib << 20).to_vec(), beside_bytes: 200_000_000, product }
     }
 
-    /// Measures the group of `comm`, whose ranks all call this with equal settings, each with its device. Times are those of this rank.
+    /// Measures the group of `comm`, whose ranks all call this with equal settings, each with its device. Times are measured on this rank.
     ///
     /// Errors with [`Error::Value`] for a group of one rank, and for buffers that are smaller than 4 bytes per rank.
     pub fn run(&self, comm: &Group, device: &Device, mut report: impl FnMut(&CollectiveRow)) -> Result<CommReport> {
@@ -331,7 +331,7 @@ impl CommBench {
             rounds.push(total(device, PRODUCTS, &mut || product.run())? / PRODUCTS as f64);
         }
         let product_alone = median(rounds);
-        // All ranks start as many: those of rank 0.
+        // All ranks start as many as rank 0.
         let wanted = (2.0 * PRODUCTS as f64 * product_alone / collective).ceil().clamp(4.0, MOST_CALLS as f64);
         let calls = comm.agree("collectives of a round", &[wanted as u8])?[0][0] as usize;
         let mut buffers = Buffers::new(comm, device, kind, bytes, calls)?;

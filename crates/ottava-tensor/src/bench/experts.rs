@@ -4,7 +4,7 @@ use super::table::{CastTensors, Table, bf16, own};
 use crate::ops::*;
 use crate::{DType, Granularity, Result, Tensor};
 
-/// Experts, and those that a token is sent to.
+/// Experts, and the experts that a token is sent to.
 const EXPERTS: usize = 64;
 const CHOSEN: usize = 8;
 

@@ -34,11 +34,11 @@ pub enum Operands {
     Plain(DType),
     /// FP8 codes of these formats and granularities.
     Fp8 {
-        /// Of `x`.
+        /// Codes and granularity of `x`.
         input: (DType, Granularity),
-        /// Of `W`.
+        /// Codes and granularity of `W`.
         weight: (DType, Granularity),
-        /// Of `dy`.
+        /// Codes and granularity of `dy`.
         grad_output: (DType, Granularity),
     },
 }
@@ -105,8 +105,8 @@ impl Fprop {
     }
 }
 
-/// The cost of `product` for `[T, N, K]` on random operands, with results in type `out`. With `groups`, the T rows are those of so
-/// many groups of unequal sizes, 0.3 to 1.7 times the mean, and each has a matrix of its own.
+/// The cost of `product` for `[T, N, K]` on random operands, with results in type `out`. With `groups`, the T rows belong to so many groups
+/// of unequal sizes, 0.3 to 1.7 times the mean, and each has a matrix of its own.
 pub fn gemm_cost(
     meter: Meter,
     product: Product,
@@ -151,7 +151,7 @@ pub fn gemm_cost(
     }
 }
 
-/// `rows` rows in `groups` groups, as unequal as those of a trained router.
+/// `rows` rows in `groups` groups, as unequal as the groups of a trained router.
 fn unequal(rows: usize, groups: usize) -> Vec<usize> {
     let weights: Vec<usize> = (0..groups).map(|group| 300 + group * 7919 % 1401).collect();
     let total: usize = weights.iter().sum();

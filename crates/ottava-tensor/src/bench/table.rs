@@ -59,7 +59,7 @@ pub(super) struct CastTensors {
     pub(super) scale: Tensor,
     pub(super) amax: Tensor,
     pub(super) seen: CastStatistics,
-    /// Of a second cast in the same op.
+    /// The statistics of a second cast in the same op.
     pub(super) unseen: CastStatistics,
 }
 

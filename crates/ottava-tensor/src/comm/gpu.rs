@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The GPU of a rank, and its communicator in a group.
 ///
-/// Each group has its own communicator, created from a new id: `ncclCommSplit` would need all ranks of the parent, including those of
-/// groups that never send GPU tensors. A rank enqueues the calls of its communicators in one stream, in the order in which it makes them;
-/// groups with a [channel](super::Group::on_channel) have streams of their own.
+/// Each group has its own communicator, created from a new id: `ncclCommSplit` would need all ranks of the parent,
+/// including ranks of groups that never send GPU tensors. A rank enqueues the calls of its communicators in one stream,
+/// in the order in which it makes them; groups with a [channel](super::Group::on_channel) have streams of their own.
 pub(super) struct Gpu {
     pub device: Arc<CudaDevice>,
     /// What compute does while its calls run.

@@ -15,7 +15,7 @@ const REMEMBERED: usize = 64;
 struct State {
     /// The number of the last call of each channel of the link.
     last: BTreeMap<Channel, u64>,
-    /// The last of those calls, with its number.
+    /// The last call, with its number.
     last_numbered: Option<String>,
     /// The last calls of all groups.
     recent: VecDeque<String>,
@@ -88,7 +88,7 @@ impl History {
     }
 
     /// Records a GPU call of `rank` without a number: a rank that replays a captured graph does not make the calls in it again, so counts
-    /// would differ from those of ranks that make them.
+    /// would differ from the counts of ranks that make them.
     pub fn note(&self, group: &Members, rank: usize, call: &Call) {
         let mut state = self.lock();
         let of = if group.id == 0 { String::new() } else { format!(", group `{}`", group.name) };

@@ -1,6 +1,13 @@
 //! Collects the calls of all ranks in all groups: compares the calls of each collective or message, combines their data and answers.
 //!
 //! The ranks of `threads` share one hub; in `process`, rank 0 has the hub and passes it the messages of other ranks.
+//!
+//! The hub compares the calls of a collective before it computes, and adds in the order of the ranks, so all CPU backends give the same bits.
+//!
+//! A job has one fault, the first one: it ends the calls of all groups. The hub fails the job with a `Fault` that names one rank: the rank whose
+//! connection ended, whose process is silent, or that does not enter a call within `Limits::collective`. A rank that waits in another call is not
+//! at fault while a rank that it waits for can continue (`deadlocked`). Reports of progress, which heartbeats carry, restart the deadline of their
+//! rank. The sender of an announcement (`Group::announce`) has no deadline: a server without requests may let the other ranks wait for hours.
 
 use super::call::{Channel, Op};
 use super::combine::{Bytes, combine};

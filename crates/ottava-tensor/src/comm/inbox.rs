@@ -24,7 +24,7 @@ impl<'a> Inbox<'a> {
         Ok(Inbox { group, places, arriving: Vec::with_capacity(others) })
     }
 
-    /// Sends `part` to rank `to`, and receives that of rank `from`; `name` as in [`Group::exchange`]. Each rank sends to and receives from each other rank
+    /// Sends `part` to rank `to`, and receives the part of rank `from`; `name` as in [`Group::exchange`]. Each rank sends to and receives from each other rank
     /// once.
     pub fn exchange(&mut self, name: &str, to: usize, part: &Tensor, from: usize) -> Result<()> {
         let rank = self.group.rank();

@@ -136,8 +136,8 @@ impl MeshShape {
         groups.into_values().collect()
     }
 
-    /// The groups of ranks that hold the same experts: those of data x context that differ in their coordinates on the data and context
-    /// axes, and not in those on the expert and tensor axes.
+    /// The groups of ranks that hold the same experts: ranks of data x context that differ in their coordinates on the data and context
+    /// axes, and not in their coordinates on the expert and tensor axes.
     pub fn expert_replicas(&self) -> Vec<Vec<usize>> {
         let mut groups: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for rank in 0..self.ranks() {
@@ -206,7 +206,7 @@ pub struct Mesh {
 /// The number of the group of all ranks.
 const WORLD: usize = 0;
 
-/// The axes whose ranks exchange activations in layers, those along which the ranks of a group differ, and what compute does meanwhile.
+/// The axes whose ranks exchange activations in layers, the axes along which the ranks of a group differ, and what compute does meanwhile.
 const OF_LAYERS: [(Axis, &[Axis], Beside); 3] = [
     (Axis::Tensor, &[Axis::Tensor], Beside::Product),
     (Axis::Context, &[Axis::Context], Beside::Nothing),
@@ -215,7 +215,7 @@ const OF_LAYERS: [(Axis, &[Axis], Beside); 3] = [
 
 impl Mesh {
     /// The mesh of `world`, the group of all ranks of a job, which must all call it. Splits `world` for each set of axes whose groups
-    /// differ from those of other sets; with data parallelism alone, no split is needed.
+    /// differ from the groups of other sets; with data parallelism alone, no split is needed.
     ///
     /// Errors with [`Error::Value`] when `shape` does not have the ranks of `world`, and as [`Group::split`].
     pub fn new(world: Group, shape: MeshShape) -> Result<Mesh> {
@@ -243,7 +243,7 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// The number of this rank's group among `groups`, which `colour` tells apart: one of those `made` so far, or a new one; `None` for
+    /// The number of this rank's group among `groups`, which `colour` tells apart: one of the groups `made` so far, or a new group; `None` for
     /// groups of one rank.
     fn split(
         &mut self,
@@ -277,14 +277,14 @@ impl Mesh {
         self.by_set.get(&self.shape.set(axes)).map_or(&self.alone, |&index| &self.groups[index])
     }
 
-    /// The ranks that hold the same experts as this rank, this rank included; those of data x context without an expert axis.
+    /// The ranks that hold the same experts as this rank, this rank included; the ranks of data x context without an expert axis.
     pub fn expert_replicas(&self) -> &Group {
         self.expert_replicas.map_or(&self.alone, |index| &self.groups[index])
     }
 
-    /// The ranks of [`Mesh::group`] of the axis tensor or context, for the activations that layers exchange; for the expert axis, the ranks that
-    /// divide experts: those of expert x tensor. On GPUs these calls have a communicator of their own, since compute waits for them, or runs one
-    /// product beside them.
+    /// The ranks of [`Mesh::group`] of the axis tensor or context, for the activations that layers exchange; for the
+    /// expert axis, the ranks that divide experts: the ranks of expert x tensor. On GPUs these calls have a
+    /// communicator of their own, since compute waits for them, or runs one product beside them.
     pub fn layer_group(&self, axis: Axis) -> &Group {
         let axis = if axis == Axis::Expert && self.shape.expert == 1 { Axis::Tensor } else { axis };
         self.of_layers.get(&axis.bit()).unwrap_or(&self.alone)

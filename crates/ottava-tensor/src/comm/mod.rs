@@ -1,7 +1,7 @@
 //! Groups of ranks: collectives, and point-to-point messages.
 //!
 //! A [`Group`] is one rank's handle of a group. A job begins with one group of all ranks: [`Group::solo`] has one rank; the ranks of
-//! [`threads::group`] are threads; those of [`process::join`] are processes connected by TCP; [`Group::dry`] only counts calls, for a plan.
+//! [`threads::group`] are threads; the ranks of [`process::join`] are processes connected by TCP; [`Group::dry`] only counts calls, for a plan.
 //! [`Group::split`] divides a group, and [`Mesh`] has a group for each set of axes of parallel training.
 //!
 //! All ranks of a group call the same collectives in the same order. Each call carries its number, kind, name, type and size; if those
@@ -15,6 +15,21 @@
 //! [`Graph`](crate::cuda::Graph), and are not compared when they are made, which would cost more than the collective;
 //! [`Group::compare_gpu_calls`] compares a digest later. Their sums are NCCL's. GPUs of one machine copy to [symmetric](Group::symmetric) memory
 //! without NCCL.
+//!
+//! All groups of a rank share one `Endpoint`: its connections, its watch, its call history and its counters. Sets of axes of a `Mesh` that contain
+//! the same ranks share a group; for example, with data parallelism alone the data axis uses the group of all ranks.
+//!
+//! CPU calls of a job go to the `Hub` (`hub.rs`), which compares and combines them. GPU calls go to NCCL (`nccl.rs`) or, on one host, to peer
+//! copies (`symmetric.rs`); they bypass the hub, which serves tests, launch and control, and not speed. A split creates its NCCL communicator in
+//! its first call with GPU tensors, with a unique id of its own, since `ncclCommSplit` needs all ranks of the parent. All communicators of a rank
+//! share one stream, so their calls start in the order in which the host makes them; only messages of a pipeline have streams of their own
+//! (`Group::on_channel`).
+//!
+//! To add a collective: its kind `Op` in `call.rs`, its method in `collectives.rs`, its arithmetic in `combine.rs`, its bytes on a wire in
+//! `process/wire.rs`, its counters in `traffic.rs`, its GPU call in `nccl.rs` and `cuda/nccl.rs`, its benchmark in `bench/comm.rs`, and its cases
+//! in `tests.rs` and `nccl/tests.rs`, which compare it with plain loops.
+//!
+//! To add a backend: for CPU tensors a `Link` in a file of this folder; for GPU tensors a library beside `cuda/nccl.rs`, and `gpu.rs`.
 
 mod call;
 mod collectives;

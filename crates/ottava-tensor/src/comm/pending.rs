@@ -52,7 +52,7 @@ pub(super) enum Progress {
     Done,
 }
 
-/// The parts of a sum: that of this rank, and those of the others in their order, which arrive.
+/// The parts of a sum: the part of this rank, and the parts of the other ranks in their order, which arrive.
 pub(super) struct Parts {
     /// `None` in a dry run.
     pub transfer: Option<Transfer>,

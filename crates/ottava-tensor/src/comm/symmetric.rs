@@ -1,4 +1,14 @@
 //! Calls of GPUs of one machine that copy to symmetric memory of each other.
+//!
+//! All-gathers, all-to-alls and reduce-scatters of GPUs of one host are peer copies instead of NCCL kernels, because NCCL kernels take
+//! multiprocessors from GEMMs: 24 of the 132 of an H200 for tensor parallelism.
+//!
+//! A peer can write only to memory that it has opened by CUDA IPC. So `Group::symmetric` allocates receive buffers from a heap
+//! (`cuda/symmetric.rs`) whose blocks are opened once and stay open. Ranks allocate and free in the same order, so their block numbers agree. The
+//! flag "ready to be written" contains the block number: ranks that disagree wait until `collective_timeout` ends the job, and overwrite no memory.
+//!
+//! Flags are words in device memory that streams write and wait for (`cuStreamWriteValue32`, `cuStreamWaitValue32`), and CUDA graphs capture both.
+//! NCCL's own copy-engine collectives (zero-CTA) are not used: in NCCL 2.28, eager and captured calls share flags and cannot be mixed.
 
 use super::call::{Call, Op};
 use super::gpu::{Gpu, Meeting};

@@ -179,7 +179,7 @@ fn a_nan_survives_the_maximum_on_any_rank() {
     }
 }
 
-/// The errors of all ranks, each of which makes one call; the argument of `odd` says whether its rank is the one that differs.
+/// The errors of all ranks. Each rank makes one call; the argument of `odd` says whether its rank is the one that differs.
 fn errors(group: Vec<Group>, odd: impl Fn(&Group, bool) -> Result<()> + Sync) -> Vec<Error> {
     on_ranks(group, |comm| {
         comm.barrier("start").unwrap();

@@ -45,7 +45,7 @@ impl Mul<u64> for Sent {
 
 /// What one rank sends in all its groups, by kind of call.
 ///
-/// Bytes are those that a bandwidth-optimal collective of `W` ranks sends, on every backend: a ring or a direct exchange sends (W - 1) / W
+/// Bytes are what a bandwidth-optimal collective of `W` ranks sends, on every backend: a ring or a direct exchange sends (W - 1) / W
 /// of the buffer in [`all_gather`](super::Group::all_gather), [`reduce_scatter`](super::Group::reduce_scatter) and
 /// [`all_to_all`](super::Group::all_to_all), and twice that in [`all_reduce`](super::Group::all_reduce). In a
 /// [`broadcast`](super::Group::broadcast) all ranks but one send the buffer once, on average (W - 1) / W of it per rank. Each call is

@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_process_that_never_comes_is_named_and_ends_too() {
         for (rank, process) in Rank::group(CHILD, 3, &[("OTTAVA_TEST_END", "late")]).iter_mut().enumerate() {
-            // The test's own exit code where the main thread has the error, and that of the watch where it sleeps.
+            // The test's own exit code where the main thread has the error, and the exit code of the watch where it sleeps.
             assert_eq!(process.0.wait().unwrap().code(), Some(if rank == 1 { 5 } else { 101 }), "rank {rank}");
             let message = process.errors();
             assert!(

@@ -2,6 +2,9 @@
 //!
 //! A first training step launches some 30 kernels, which take NVRTC seconds to compile one after the other. A dry run lists them, so all
 //! cores can compile while the model is loaded.
+//!
+//! A dry run records the kernels and attention passes that it launches (`CudaDevice::workload`). `CudaDevice::prepare` takes this list, and
+//! compiles kernels and plans attention in the background. A launch waits for a compilation in progress.
 
 use super::cudnn::{AttentionPass, AttentionShape};
 use super::kernel::KernelModule;

@@ -4,7 +4,7 @@
 /// multiprocessors they run decides how fast they are, and how much they slow kernels beside them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beside {
-    /// It runs many kernels, of which none waits for them soon.
+    /// It runs many kernels, and none of these waits for them soon.
     Kernels,
     /// It runs one product, which leaves them their multiprocessors ([`CudaDevice::beside_collectives`](super::CudaDevice::beside_collectives)).
     Product,
@@ -18,7 +18,7 @@ impl Beside {
     /// Multiprocessors that a product beside messages leaves to them: most CTAs of [`Beside::Product`].
     pub(super) const SPARED: usize = 24;
 
-    /// Most CTAs of a call, by measurements on two H200 (docs/parallelism.md). Those of [`Beside::Channel`] are not measured.
+    /// Most CTAs of a call, by measurements on two H200 (docs/parallelism.md). The CTAs of [`Beside::Channel`] are not measured.
     pub(super) fn most_ctas(self) -> i32 {
         match self {
             // A reduce-scatter beside the products of a block leaves 207 µs that they do not hide with 16, and 270 µs with the library's choice.
@@ -29,8 +29,9 @@ impl Beside {
         }
     }
 
-    /// CTAs of a cluster, 0 for none; `None` for the library's choice. A cluster needs free multiprocessors that are neighbours, and those that a product leaves may not be: with the
-    /// library's clusters of four, messages started when the product beside them had ended.
+    /// CTAs of a cluster, 0 for none; `None` for the library's choice. A cluster needs free multiprocessors that are
+    /// neighbours, and the multiprocessors that a product leaves may not be neighbours: with the library's clusters of
+    /// four, messages started when the product beside them had ended.
     pub(super) fn cluster(self) -> Option<i32> {
         (self == Beside::Product).then_some(0)
     }

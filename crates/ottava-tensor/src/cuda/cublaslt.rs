@@ -2,6 +2,10 @@
 //!
 //! The library is column-major. A row-major `out[M, N] = a · bᵀ` is its column-major `outᵀ[N, M] = b · aᵀ`, so `b`
 //! becomes its first operand and `a` its second.
+//!
+//! Algorithms are timed once per shape and types, under load, since the power limit determines which algorithm is fastest in training. Choices are
+//! cached by GPU and library version; choices for known models are in `measured/`. Algorithms with clusters of more than four blocks are left out
+//! (`with_small_cluster`): their kernels fail while two processes share a GPU.
 
 mod choices;
 mod spec;

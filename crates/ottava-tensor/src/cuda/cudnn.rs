@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Device pointers of documents, of which there may be `documents`: their lengths, I32, and where they begin in tensors of fused rows, of
+/// Device pointers of documents, at most `documents` of them: their lengths, I32, and where they begin in tensors of fused rows, of
 /// rows of the output and of rows with a value per head, I64 `[documents + 1]`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DocumentPointers {
@@ -54,7 +54,7 @@ pub(crate) struct AttentionForward {
     pub(crate) v: u64,
     pub(crate) o: u64,
     pub(crate) lse: u64,
-    /// Of a shape with documents.
+    /// Where documents begin, if the shape has documents.
     pub(crate) documents: DocumentPointers,
 }
 

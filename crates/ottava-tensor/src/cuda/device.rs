@@ -234,7 +234,7 @@ impl CudaDevice {
         &self.model
     }
 
-    /// Bytes available to tensors: those of the model, without what libraries have taken since.
+    /// Bytes available to tensors: the bytes of the model of GPU, without what libraries have taken since.
     pub fn usable_memory(&self) -> usize {
         self.model.memory.saturating_sub(self.library_bytes.load(Ordering::Relaxed))
     }

@@ -162,7 +162,7 @@ pub enum PeerLink {
     None,
 }
 
-/// How GPU `from` reaches the memory of GPU `to`, by their numbers among those that the driver shows.
+/// How GPU `from` reaches the memory of GPU `to`, by their numbers among the GPUs that the driver shows.
 pub(super) fn peer_link(from: usize, to: usize) -> Result<PeerLink> {
     // CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED and _NATIVE_ATOMIC_SUPPORTED.
     const ACCESS: i32 = 2;
@@ -258,7 +258,7 @@ pub(super) struct Context {
     pub(super) sm_count: usize,
     /// Launches since the last synchronisation, for fault messages; the last one if launches block.
     launches: Mutex<VecDeque<&'static str>>,
-    /// Whether each launch waits for its end (`CUDA_LAUNCH_BLOCKING`), so that a fault is that of the last launch.
+    /// Whether each launch waits for its end (`CUDA_LAUNCH_BLOCKING`), so that a fault belongs to the last launch.
     pub(super) launches_block: bool,
     /// When threads of the host that wait for the GPU began to.
     waits: Mutex<Vec<Instant>>,
@@ -274,7 +274,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Opens GPU `ordinal` of those the driver shows.
+    /// Opens GPU `ordinal` of the GPUs that the driver shows.
     pub(super) fn open(ordinal: usize) -> Result<Arc<Context>> {
         let api = api()?;
         let count = device_count()?;

@@ -1,4 +1,8 @@
 //! CUDA graphs: a step is captured once and replayed with one call.
+//!
+//! A graph lists the memory that it uses (`Footprint` in `pool.rs`). If a block of this memory has another owner now, `Graph::is_valid` returns
+//! false, and the work must be captured again. A graph contains addresses, not values: numbers that change from step to step, such as the learning
+//! rate, are in device memory.
 
 use super::device::CudaDevice;
 use super::driver::Handle;

@@ -1,8 +1,9 @@
 //! Finds and opens the CUDA libraries of the machine.
 //!
 //! Only versioned names are tried, so that unversioned development links cannot mix versions. Search order: the folders of
-//! `OTTAVA_LIBRARY_PATH`, the dynamic linker's own search, the `nvidia/*/lib` folders of Python environments (first that of
-//! this program), and the folders of CUDA toolkits. A library is opened once and stays open until the process ends.
+//! `OTTAVA_LIBRARY_PATH`, the dynamic linker's own search, the `nvidia/*/lib` folders of Python environments (first the
+//! environment of this program), and the folders of CUDA toolkits. A library is opened once and stays open until the
+//! process ends.
 
 use crate::error::{Error, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};

@@ -108,7 +108,7 @@ pub(crate) struct Message {
     pub(crate) peer: usize,
 }
 
-/// A collective over device memory, or messages. Addresses are those of whole buffers.
+/// A collective over device memory, or messages. Addresses are the addresses of whole buffers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Collective {
     /// In place, with slices of so many bytes.

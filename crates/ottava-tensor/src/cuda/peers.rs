@@ -45,11 +45,11 @@ pub(crate) struct PeerCopy {
 pub(crate) struct Peers {
     device: Arc<CudaDevice>,
     rank: usize,
-    /// The addresses of the words of all ranks, own ones included. Others write those of this rank.
+    /// The addresses of the words of all ranks, own ones included. Other ranks write the words of this rank.
     words: Vec<u64>,
     /// By number, the addresses of a block of symmetric memory in all ranks.
     blocks: Mutex<Vec<Vec<u64>>>,
-    /// The allocations of other processes that are open. Locked while a call is enqueued, so that those of two threads do not mix.
+    /// The allocations of other processes that are open. Locked while a call is enqueued, so that calls of two threads do not mix.
     opened: Mutex<HashMap<IpcHandle, u64>>,
 }
 
@@ -71,7 +71,7 @@ impl Peers {
         Ok((peers, exported))
     }
 
-    /// Opens the words of the others, of which each rank has exported `all`.
+    /// Opens the words of the other ranks; each rank has exported `all`.
     ///
     /// Errors if the GPUs cannot reach each other's memory.
     pub(crate) fn meet(&mut self, all: &[Vec<u8>]) -> Result<()> {
@@ -128,7 +128,7 @@ impl Peers {
         all.iter().enumerate().map(&mut address).collect()
     }
 
-    /// Enqueues copies to other ranks, each of which copies to block number `block` of this one if it is among `senders`. All ranks call it in the
+    /// Enqueues copies to other ranks. Each of them copies to block number `block` of this rank if it is among `senders`. All ranks call it in the
     /// same order.
     ///
     /// # Safety

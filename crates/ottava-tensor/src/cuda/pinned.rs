@@ -43,7 +43,7 @@ impl PinnedBuffer {
         Ok(PinnedBuffer { device: device.clone(), pointer, bytes, mirror: None })
     }
 
-    /// The address for kernels: that of the mirror if there is one.
+    /// The address for kernels: the address of the mirror if there is one.
     pub fn ptr(&self) -> u64 {
         self.mirror.as_ref().map_or(self.pointer as u64, DeviceBuffer::ptr)
     }

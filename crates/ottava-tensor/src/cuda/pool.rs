@@ -1,9 +1,16 @@
 //! Device memory: a caching allocator that splits large segments from the driver into blocks.
 //!
-//! A freed block can be reused at once, because all work goes through one stream: work of the next owner runs after that of the
-//! last one. Small and large requests have separate segments, so that a long-lived scalar does not fragment the space of
-//! activations. Allocation is best fit with splitting; free neighbours are merged. With fixed shapes, every step after the first finds
-//! the same blocks.
+//! A freed block can be reused at once, because all work goes through one stream: work of the next owner runs after work of the last
+//! owner. Small and large requests have separate segments, so that a long-lived scalar does not fragment the space of activations.
+//! Allocation is best fit with splitting; free neighbours are merged. With fixed shapes, every step after the first finds the same
+//! blocks.
+//!
+//! Requests up to 1 MiB share segments of 4 MiB; larger requests share segments of at least 64 MiB. `MemoryStats::driver_allocations` counts
+//! requests to the driver. When memory runs out, idle segments are returned to the driver first; then `Error::OutOfMemory` reports how much was
+//! requested and how much is free.
+//!
+//! A pool is used instead of a planned arena, since a pool needs no plan, and after the first step it behaves like an arena. A dry run predicts its
+//! size.
 
 use crate::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -196,7 +203,7 @@ pub(super) struct Pool<B: Backing> {
 }
 
 impl<B: Backing> Pool<B> {
-    /// `capacity` is that of a plan: so that a run returns idle segments where the dry run did, although the driver would have more memory, and
+    /// `capacity` is the capacity of a plan, so that a run returns idle segments where the dry run did, although the driver would have more memory, and
     /// has the same gaps between its blocks.
     pub(super) fn new(backing: B, capacity: usize) -> Pool<B> {
         let (small, large) = (Heap::new(SMALL), Heap::new(LARGE));
@@ -250,7 +257,7 @@ impl<B: Backing> Pool<B> {
         self.recording = Some(Vec::new());
     }
 
-    /// The memory that work enqueued since [`Pool::begin_capture`] may use: all live blocks, and those freed since.
+    /// The memory that work enqueued since [`Pool::begin_capture`] may use: all live blocks, and blocks freed since.
     pub(super) fn end_capture(&mut self) -> Footprint {
         let mut recorded = self.recording.take().unwrap_or_default();
         recorded.sort_unstable();

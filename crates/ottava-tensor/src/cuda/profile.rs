@@ -6,7 +6,7 @@ use super::lock::lock;
 use crate::error::Result;
 use std::sync::{Arc, Mutex};
 
-/// Name of copies between the memory of the host and that of the device.
+/// Name of copies between host memory and device memory.
 pub const HOST_TRANSFER: &str = "host transfer";
 
 /// A timed call.

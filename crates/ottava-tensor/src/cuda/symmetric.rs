@@ -1,4 +1,4 @@
-//! Symmetric memory: device memory of which every rank of a group has as much, and to which the GPUs of other ranks may copy.
+//! Symmetric memory: device memory. Every rank of a group has as much of it, and the GPUs of other ranks may copy to it.
 
 use super::buffer::{DeviceBuffer, Lender};
 use super::device::CudaDevice;

@@ -130,13 +130,13 @@ __device__ __forceinline__ u32 block_of_cluster() {
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
-// The address of shared memory in a block of the cluster, where `p` is in that of this block.
+// The address of shared memory in a block of the cluster, where `p` is in the memory of this block.
 __device__ __forceinline__ u32 address_in(u32 block, const void* p) {
     u32 remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(p)), "r"(block));
     return remote;
 }
-// Writes a word to the shared memory of a block of the cluster, where `to` is in that of this block, and its four bytes arrive at the barrier there.
+// Writes a word to the shared memory of a block of the cluster, where `to` is in the memory of this block, and its four bytes arrive at the barrier there.
 __device__ __forceinline__ void send_word(u32* to, u32 word, u64* barrier, u32 block) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address_in(block, to)), "r"(word),
                  "r"(address_in(block, barrier)) : "memory");
@@ -226,7 +226,7 @@ template <> __device__ __forceinline__ u32 encode_by_integers<e4m3>(float a, flo
 template <> __device__ __forceinline__ u32 encode_by_integers<e5m2>(float a, float b) {
     return code_of<2, 15>(a, 0x7B) | code_of<2, 15>(b, 0x7B) << 8;
 }
-// Two codes as halves. A half has the exponents of E5M2; those of E4M3 are 8 larger in a half.
+// Two codes as halves. A half has the exponents of E5M2; the exponents of E4M3 are 8 larger in a half.
 template <class T> __device__ __forceinline__ u32 halves_by_integers(u32 pair);
 template <> __device__ __forceinline__ u32 halves_by_integers<e5m2>(u32 pair) {
     const u32 bits = __byte_perm(pair, 0, 0x1404);

@@ -89,7 +89,7 @@ template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, f
     return encode8<T>(a);
 }
 
-// With a given scale, 16-bit values above `finite` saturate, and those not above `lost` underflow. Both are pairs of equal values.
+// With a given scale, 16-bit values above `finite` saturate, and values not above `lost` underflow. Both are pairs of equal values.
 struct Limits { u32 finite, lost; };
 template <class T> __device__ __forceinline__ Limits limits_of(float scale) {
     if constexpr (sizeof(X) != 2) return {};
@@ -298,8 +298,8 @@ __device__ __forceinline__ BlockAmaxes& block_amaxes() {
     return amaxes;
 }
 
-// The cast of a tile to codes of type T: `begin` and a barrier if scales are per row, `cast` of all eights, `finish`, a barrier (that of
-// `measure`), and `flush`. A thread casts the same columns in all its rows. A WHOLE tile does not reach beyond the matrix.
+// The cast of a tile to codes of type T: `begin` and a barrier if scales are per row, `cast` of all eights, `finish`, a barrier (the
+// barrier of `measure`), and `flush`. A thread casts the same columns in all its rows. A WHOLE tile does not reach beyond the matrix.
 template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast {
     const Destination& to;
     Tile& tile;
@@ -455,7 +455,7 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
         }
     }
 
-    // Casts 1x128 blocks along rows, and 1x128 blocks along columns or 128x128 blocks. Writes BOTH copies, or those that are not null.
+    // Casts 1x128 blocks along rows, and 1x128 blocks along columns or 128x128 blocks. Writes BOTH copies, or the copies that are not null.
     template <bool BOTH> __device__ __forceinline__ void finish_blocks() const {
         BlockAmaxes& amaxes = block_amaxes();
         float *const of_rows = amaxes.of_rows, *const of_columns = amaxes.of_columns, *const row_amaxes = amaxes.row_amaxes;
@@ -568,7 +568,7 @@ template <class Then> __device__ __forceinline__ void measure(const Destination&
     measure(to, seen, blockIdx.x == 0 && blockIdx.y == 0, then);
 }
 
-// True for sources with `is_copy()` and `address()`. If `is_copy()`, the values are those at `address(row, column)`, or zeros if it is null.
+// True for sources with `is_copy()` and `address()`. If `is_copy()`, the values are read at `address(row, column)`, or zeros if it is null.
 template <class Source> constexpr bool MAY_COPY = false;
 
 // Casts a tile from a source. Values beyond the matrix are zero; a `WHOLE` tile has none.
@@ -626,8 +626,8 @@ __device__ __forceinline__ void cast_tile(const Destination& to, const Source& s
     measure(to, seen, row0 == 0 && column0 == 0, [&] { tile.flush(); });
 }
 
-// One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
-// count, and `values(raw, row, column)` computes them; `wide` says whether eights are aligned. `LOADS` loads are in flight.
+// One tile of a source: `fetch(row, column)` reads what eight neighbouring values need (only values within the matrix count), and
+// `values(raw, row, column)` computes them; `wide` says whether eights are aligned. `LOADS` loads are in flight.
 template <int LOADS, class Source>
 __device__ __forceinline__ void quantize_tile(const Destination& to, Source source, int row0 = first_row(), int column0 = blockIdx.x * TILE) {
     if (source.wide && row0 + TILE <= to.rows && column0 + TILE <= to.columns) {

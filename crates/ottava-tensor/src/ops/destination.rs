@@ -2,6 +2,20 @@
 //!
 //! The result is bit-identical to the plain op followed by [`amax`](super::amax()), [`quantize`](super::quantize()) or
 //! [`quantize_blocks`](super::quantize_blocks()): values are rounded to the tensor's type before they are cast and measured.
+//!
+//! An op such as `norm_to`, `activation_to`, `activation_backward_to` or `rope_to` takes an `Output`, which selects what the op writes: the value,
+//! only the amax of the value, or the FP8 operand. If the scale depends on the value, the op runs twice, first for the amax and then for the codes.
+//! Running twice moves fewer bytes than storing the value in between.
+//!
+//! Granularity and format are defines of `destination.cuh`, and decide how a kernel casts:
+//!
+//! - one scale per tensor: a tile is cast from registers
+//! - one scale per block: a tile stays in shared memory until its amaxes are known
+//! - one scale per row or column: rows and columns are longer than a tile, so the kernel runs twice, first for amaxes and then for codes
+//!
+//! Without a transposed copy, casts, activations, gathers of experts, and norms of few rows take one launch: a block, or a cluster of blocks that
+//! exchange amaxes, keeps a row in registers (`rows.cuh`, `produce_rows` in `quantize/cuda.rs`). The output of attention and the gradients of the
+//! residual stream are cast separately, since their values are also needed.
 
 use crate::{DType, Device, Granularity, QuantizedTensor, Result, Tensor};
 
@@ -31,7 +45,7 @@ pub struct CastStatistics {
     pub underflowed: Tensor,
     /// Number of elements cast, I64 `[n]`.
     pub elements: Tensor,
-    /// Whether they are read. Kernels do not count for those that are not.
+    /// Whether they are read. Kernels do not count for entries that are not read.
     is_read: bool,
 }
 

@@ -52,7 +52,7 @@ __device__ __forceinline__ void levels_of_groups(const float* x, const float* y,
     of_y = of_threads(8);
 }
 
-// The values of eight codes; those of second moments have no sign.
+// The values of eight codes; values of second moments have no sign.
 template <bool SIGNED, class T> __device__ __forceinline__ void expand8(const Eight<T>& codes, const Levels& levels, float* x) {
     const u32* const words = (const u32*)&codes;
     const int zero = levels.smallest - levels.step;

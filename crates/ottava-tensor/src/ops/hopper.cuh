@@ -31,7 +31,7 @@ __device__ __forceinline__ void end_of_writes() { asm volatile("cp.async.bulk.co
 __device__ __forceinline__ void wait_for_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_writes() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 __device__ __forceinline__ void show_copies_what_was_written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Stores four matrices of 8 x 8 16-bit values, of which each thread has two of a row as `wgmma` leaves them; lane l has the address of row l % 8 of
+// Stores four matrices of 8 x 8 16-bit values. Each thread has two values of a row as `wgmma` leaves them; lane l has the address of row l % 8 of
 // matrix l / 8.
 __device__ __forceinline__ void store_matrices(void* to, const u32 (&words)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(to)), "r"(words[0]), "r"(words[1]),
@@ -52,7 +52,7 @@ template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
-// Waits until all but the last PENDING groups of products have been added, among them those in `d`.
+// Waits until all but the last PENDING groups of products have been added, among them the products in `d`.
 template <int PENDING, int N> __device__ __forceinline__ void wait_for_products(float (&d)[N]) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
     hold(d);

@@ -11,8 +11,8 @@ use super::{
 use crate::cuda::{Defines, KernelModule, Source};
 use crate::{Capability, Feature};
 
-/// Every kernel file with the defines that launches choose from. Of the 432 combinations of AdamW's storage formats it has those of
-/// `adamw::variants`, which cover all pairs of formats.
+/// Every kernel file with the defines that launches choose from. Of the 432 combinations of AdamW's storage formats it has the combinations
+/// of `adamw::variants`, which cover all pairs of formats.
 pub fn kernels() -> Vec<KernelModule> {
     fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
         variants.into_iter().map(move |defines| KernelModule { source, defines })
@@ -92,7 +92,7 @@ pub struct KernelSupport {
     pub op: &'static str,
     /// Kernel files with their defines.
     pub modules: usize,
-    /// Those of them that do not run there.
+    /// The kernel files that do not run there.
     pub unsupported: usize,
     /// What the GPUs lack for these.
     pub lacks: Vec<Feature>,
@@ -276,7 +276,7 @@ mod tests {
     /// A macro and its value.
     type Macro = (&'static str, &'static str);
 
-    /// The macros of a module: those of its source, then its variant.
+    /// The macros of a module: the macros of its source, then its variant.
     fn macros(module: &KernelModule) -> Vec<Macro> {
         let lines = module.source.text.lines();
         let own = lines.map_while(|line| line.strip_prefix("#define ")?.strip_suffix(" 1")).map(|name| (name, "1"));

@@ -6,8 +6,8 @@ use crate::{DType, Error, Result, Tensor};
 pub(crate) use crate::cuda::Defines;
 
 /// Declares a static `SOURCE` (or another name): the common header, optional further headers, and the kernel file of this folder.
-/// Names after a plus are macros of value 1 in the kernel source; those after `needs` are [`Feature`](crate::Feature)s of a GPU; those
-/// after a semicolon are constants in scope here, which are macros there, beside `TILE`.
+/// Names after a plus are macros of value 1 in the kernel source; names after `needs` are [`Feature`](crate::Feature)s of a GPU;
+/// names after a semicolon are constants in scope here, which are macros there, beside `TILE`.
 macro_rules! kernel_source {
     ($name:literal $(needs [$($need:ident),*])? $(; $($constant:ident),+)?) => {
         kernel_source!(SOURCE, $name $(needs [$($need),*])? $(; $($constant),+)?);

@@ -1,4 +1,16 @@
 //! The ops: one folder each, with contract, CPU reference, CUDA launch, kernel and tests that CPU and GPU agree.
+//!
+//! **No op without a CPU reference.** The folder of an op has five files:
+//!
+//! - `mod.rs`: the contract (formula, shapes, types, errors, source), then checks, allocation and dispatch
+//! - `cpu.rs`: the definition, plain loops over one row
+//! - `cuda.rs`: the launch
+//! - `NAME.cu`: the kernel, CUDA C++
+//! - `tests.rs`: CPU and GPU agree, with a tolerance and its reason
+//!
+//! An op that does not support its arguments returns an error: precision never changes silently. Sums on the CPU are split by position, so any
+//! number of threads gives the same bits. Counters are I64 tensors, because the GPU updates them by atomic additions, whose result is independent
+//! of the order only for integers.
 
 mod adamw;
 mod add;

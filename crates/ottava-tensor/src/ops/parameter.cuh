@@ -63,7 +63,7 @@ template <bool BY_CHANCE, u32 KIND, class T> __device__ __forceinline__ Eight<T>
     }
 }
 
-// Position of eight elements of a parameter: `valid` of them exist; `wide` if all do and are aligned. `group` is that of expanded moments.
+// Position of eight elements of a parameter: `valid` of them exist; `wide` if all do and are aligned. `group` is the group of expanded moments.
 struct Place {
     u64 at, group;
     int valid;
@@ -85,7 +85,7 @@ template <class T> __device__ __forceinline__ void write8(T* p, const Eight<T>& 
         asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"((u32*)p + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
 }
 
-// Decodes stored weights: `scale` is that of scaled ones, `rest` the remainders of split ones.
+// Decodes stored weights: `scale` is the scale of scaled weights, `rest` the remainders of split ones.
 template <int kind> __device__ __forceinline__ void decode_weights(const Eight<typename WeightType<kind>::T>& raw, const Eight<bf16>& rest, float scale, float* w) {
     unpack8(raw, w);
     if (kind == ScaledMaster) scale8(w, scale);

@@ -35,7 +35,7 @@ __device__ __forceinline__ float large_root(float x) {
     x *= 0x1p80f;
     float r;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    // The reciprocal root of 0 is infinite; those of other values are far below 2^60.
+    // The reciprocal root of 0 is infinite; reciprocal roots of other values are far below 2^60.
     r = fminf(r, 0x1p60f);
     const float y = x * r;
     return __fmaf_rn(__fmaf_rn(-y, y, x), r * 0.5f, y);

@@ -23,7 +23,7 @@ pub struct Convert {
     /// checkpoint, and there is no tokenizer.
     #[arg(long, value_name = "FOLDER")]
     like: Option<PathBuf>,
-    /// The type of the weights: bfloat16 rounds dequantized values to 8 bits, float32 keeps them all.
+    /// The type of the weights: bfloat16 rounds dequantized values to 8 significant bits, float32 does not round them.
     #[arg(long, default_value = "bfloat16")]
     dtype: WeightType,
     /// Print one JSON object with `parameters`, `stored` (the number of tensors of each type in the file) and `warnings`.

@@ -35,8 +35,9 @@ pub struct Eval {
     model: PathBuf,
     #[command(flatten)]
     text: Text,
-    /// Distance in tokens between the starts of sequences, by default --seq-len. Below it, sequences overlap, and each scores its last STRIDE
-    /// tokens (the first one all). An error for chats and completions, whose documents are evaluated one by one.
+    /// Distance in tokens between the starts of sequences, by default --seq-len. If STRIDE is smaller than --seq-len, sequences overlap,
+    /// and each sequence scores its last STRIDE tokens (the first sequence scores all its tokens). An error for chats and completions,
+    /// whose documents are evaluated one by one.
     #[arg(long, value_parser = super::count)]
     stride: Option<usize>,
     #[command(flatten)]

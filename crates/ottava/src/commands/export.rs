@@ -11,8 +11,8 @@ use ottava_lm::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Write a model folder with FP8 weights for inference engines, or a GGUF file for llama.cpp. The codes of an FP8 run are those of training if
-/// the format has its scales.
+/// Write a model folder with FP8 weights for inference engines, or a GGUF file for llama.cpp. The codes of an FP8 run equal the codes of
+/// training if the format has the run's scales.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava export runs/quickstart exported
@@ -38,7 +38,7 @@ pub struct Export {
     /// The granularity of scales in compressed-tensors (default dynamic) and modelopt (default static).
     #[arg(long, requires = "format")]
     scheme: Option<SchemeName>,
-    /// The input scales written by `ottava calibrate`, for static; by default those of the run, or of the folder.
+    /// The input scales written by `ottava calibrate`, for static; by default the input scales of the run, or of the folder.
     #[arg(long, value_name = "FILE")]
     activation_scales: Option<PathBuf>,
     /// Keep linears in BF16: `first_layers_bf16=1`, `last_layers_bf16=1`, `high_precision_layers=["*.o_proj"]`, as in `[precision]` of a run.
@@ -54,7 +54,7 @@ pub struct Export {
 enum Format {
     /// A plain folder.
     Bf16,
-    /// DeepSeek's format: a scale per 128x128 weights, that of the run or a power of two; engines scale the inputs.
+    /// DeepSeek's format: a scale per 128x128 weights, the run's scale or a power of two; engines scale the inputs.
     Fp8Block,
     /// The format of llm-compressor and vLLM.
     CompressedTensors,

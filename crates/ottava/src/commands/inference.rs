@@ -26,7 +26,7 @@ use std::rc::Rc;
 /// Recipe and device.
 #[derive(Args)]
 pub struct Inference {
-    /// The recipe, such as fp8-current; by default that of the run that saved the model, else bf16. Linears
+    /// The recipe, such as fp8-current; by default the recipe of the run that saved the model, else bf16. Linears
     /// that the run kept in high precision stay in it.
     #[arg(long)]
     recipe: Option<RecipeName>,
@@ -49,7 +49,7 @@ pub struct InferenceRanks {
 }
 
 impl InferenceRanks {
-    /// Joins the ranks of `role`, each of which uses a device of this `choice`.
+    /// Joins the ranks of `role`. Each rank uses a device of this `choice`.
     pub fn join(role: Role, choice: DeviceChoice) -> Result<InferenceRanks> {
         let Job { processes, local, comm } = role.join(&RunConfig::default(), None)?;
         let device = crate::device::open_of_rank(choice, &local)?;
@@ -62,7 +62,7 @@ impl InferenceRanks {
         self.ranks.together("the model", loaded)
     }
 
-    /// An engine for `model` of `folder`, with a KV cache of equal size on all ranks. Logs where its scales are not those of the recipe.
+    /// An engine for `model` of `folder`, with a KV cache of equal size on all ranks. Logs where its scales differ from the recipe's scales.
     ///
     /// Errors on all ranks if they have other options, or other folders: the newest checkpoint of a run that trains is not the same at all times.
     pub fn engine(&self, model: Decoder, folder: &Path, mut options: EngineOptions) -> Result<Engine> {
@@ -154,13 +154,13 @@ pub struct Draws {
     /// Sample from this many of the most likely tokens.
     #[arg(long)]
     top_k: Option<usize>,
-    /// Sample from the most likely tokens that together have this probability.
+    /// Sample only from the most likely tokens that together have this probability (0.9: the smallest set of tokens with 90 %).
     #[arg(long, default_value_t = 1.0)]
     top_p: f64,
-    /// Sample from tokens with at least this share of the probability of the most likely one.
+    /// Leave out unlikely tokens: sample only tokens whose probability is at least this share of the most likely token's probability (0.1: at least a tenth).
     #[arg(long, default_value_t = 0.0)]
     min_p: f64,
-    /// Divide positive logits of tokens in prompt and completion by this, and multiply negative ones.
+    /// Make repetition less likely: divide positive logits of tokens in prompt and completion by this number, and multiply negative logits by it.
     #[arg(long, default_value_t = 1.0)]
     repetition_penalty: f64,
     /// Subtract this from the logits of tokens in the completion.
@@ -175,7 +175,7 @@ pub struct Draws {
     /// End the new text before this string; may be given several times.
     #[arg(long)]
     stop: Vec<String>,
-    /// The type of cached keys and values: auto (that of the model), bfloat16 or fp8.
+    /// The type of cached keys and values: auto (the model's type), bfloat16 or fp8.
     #[arg(long, default_value = "auto")]
     kv_cache_dtype: KvCacheDtype,
 }
@@ -251,8 +251,8 @@ impl Inference {
         Ok(model)
     }
 
-    /// The model of `folder` with its weights cast, for sequences up to `seq_len`. Errors when files of a checkpoint are
-    /// not those of its manifest, and for a reward model. Each of `ranks` loads its part.
+    /// The model of `folder` with its weights cast, for sequences up to `seq_len`. Errors when files of a checkpoint differ from its
+    /// manifest, and for a reward model. Each of `ranks` loads its part.
     pub fn load(&self, folder: &Path, config: &ConfigFile, seq_len: usize, ranks: &InferenceRanks) -> Result<Decoder> {
         self.load_with(language_model_config, folder, config, seq_len, ranks)
     }

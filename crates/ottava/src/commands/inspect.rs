@@ -28,7 +28,7 @@ pub struct Inspect {
     /// Rows per table.
     #[arg(long, default_value_t = 5)]
     top: usize,
-    /// File for the heat maps of casts; by default `casts.html` in the run's folder. Those of comparisons go to `sentinel.html` there.
+    /// File for the heat maps of casts; by default `casts.html` in the run's folder. Heat maps of comparisons go to `sentinel.html` there.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Write a table [[precision.overrides]] to this file, which computes the forward of the linears with the highest `loss_cost` per FLOP in
@@ -178,7 +178,8 @@ impl Inspect {
     }
 }
 
-/// Why the recipe of a run casts nothing to FP8. A run on a CPU casts what is slow in FP8 on a GPU, so a run without casts went by that.
+/// Why the recipe of a run casts nothing to FP8. A run on a CPU also casts linears that are slow in FP8 on a GPU, so a run without casts
+/// decided by the speed on a GPU.
 fn why_nothing_is_cast(config: &RunConfig, checkpoint: Option<&Path>) -> Result<String> {
     let nothing = format!("recipe {} casts nothing to FP8", config.precision.recipe.as_str());
     let recipe = config.recipe_on(&Device::dry_gpu(GpuModel::h200()));

@@ -38,7 +38,7 @@ pub struct OpenModule {
 }
 
 impl LoraModule {
-    /// Opens the adapter, or that of the newest checkpoint of a run.
+    /// Opens the adapter of a folder, or the adapter of the newest checkpoint of a run.
     pub fn open(&self) -> Result<OpenModule> {
         with_checkpoint(&self.folder, |folder| {
             verify_model(folder)?;
@@ -47,7 +47,7 @@ impl LoraModule {
         })
     }
 
-    /// Errors when two of `modules` have one name, or one has that of the model.
+    /// Errors when two of `modules` have one name, or one has the name of the model.
     pub fn expect_distinct(modules: &[LoraModule], model: &str) -> Result<()> {
         let mut names = vec![model];
         for LoraModule { name, .. } in modules {

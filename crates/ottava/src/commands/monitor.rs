@@ -28,13 +28,13 @@ Examples:
   ottava monitor runs/fp8 runs/bf16 --port 9000"
 )]
 pub struct MonitorCommand {
-    /// Folders of runs (`output_dir` of their configurations), or folders that have them, also of runs that begin later.
+    /// Folders of runs (`output_dir` of their configurations), or folders that contain such folders. Runs that begin later are shown too.
     #[arg(required = true)]
     runs: Vec<PathBuf>,
     /// The address to listen on. An address other than the default may let other machines read the runs.
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
-    /// The port to listen on; 0 takes a free one.
+    /// The port to listen on; 0 takes a free port.
     #[arg(long, default_value_t = PORT)]
     port: u16,
 }

@@ -23,7 +23,7 @@ pub struct Prepare {
     /// Also write the tokens for Megatron-LM, as PREFIX.bin and PREFIX.idx, or of several data sets as PREFIX-NAME.bin and PREFIX-NAME.idx.
     #[arg(long, value_name = "PREFIX")]
     megatron: Option<PathBuf>,
-    /// Tokenize only part I of N, so that N processes share the work; the one that finishes last joins all parts.
+    /// Tokenize only part I of N, so that N processes share the work; the process that finishes last joins all parts.
     #[arg(long, value_name = "I/N", conflicts_with = "megatron")]
     part: Option<Part>,
     /// Print one JSON object with `documents`, `tokens` and `bytes`, and these three numbers for each set in `datasets`; with `--part`, also `missing` parts.

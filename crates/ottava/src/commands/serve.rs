@@ -35,14 +35,14 @@ pub struct Serve {
     /// The address to listen on. An address other than the default may let other machines connect: then also set --api-key.
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
-    /// The port to listen on; 0 takes a free one.
+    /// The port to listen on; 0 takes a free port.
     #[arg(long, default_value_t = 8000)]
     port: u16,
     /// The name of the model for clients; by default its path as given here.
     #[arg(long)]
     served_model_name: Option<String>,
-    /// LoRA adapters that requests choose by name: the `model` of a request is NAME for the adapter in FOLDER (a PEFT folder, or the folder
-    /// of a run that trained one, whose newest checkpoint is used). Several may follow; name MODEL before this flag.
+    /// LoRA adapters that requests choose by name: a request whose `model` is NAME uses the adapter in FOLDER (a PEFT folder, or the folder
+    /// of a run that trained an adapter; then its newest checkpoint is used). Several may follow; name MODEL before this flag.
     #[arg(long, value_name = "NAME=FOLDER", num_args = 1.., conflicts_with = "adapter")]
     lora_modules: Vec<LoraModule>,
     /// The key that clients must send.
@@ -52,14 +52,14 @@ pub struct Serve {
     /// given several times.
     #[arg(long, value_name = "ORIGIN")]
     allowed_origin: Vec<Origin>,
-    /// The sampling of requests that do not say otherwise: auto reads generation_config.json in the folder of the model, none does not.
+    /// The sampling of requests that do not set it: auto reads generation_config.json in the folder of the model, none ignores this file.
     #[arg(long, value_enum, default_value = "auto")]
     generation_config: GenerationConfig,
-    /// How the model writes calls of tools: hermes (also Qwen), llama3_json or mistral; by default the one that its chat template has. If
-    /// neither says so, calls stay in the text of answers.
+    /// How the model writes calls of tools: hermes (also Qwen), llama3_json or mistral; by default the format in its chat template. If
+    /// neither this option nor the template names a format, calls stay in the text of answers.
     #[arg(long, value_name = "NAME")]
     tool_call_parser: Option<ToolCallParser>,
-    /// How /v1/embeddings turns the activations of a text into one vector: last (those of the last token) or mean (of all tokens).
+    /// How /v1/embeddings turns the activations of a text into one vector: last (the activations of the last token) or mean (of all tokens).
     #[arg(long, default_value = "last")]
     pooling: Pooling,
     /// Maximum number of tokens of prompt and completion together; by default the model's positions.
@@ -78,7 +78,7 @@ pub struct Serve {
     /// Maximum number of tokens in a step; longer prompts are prefilled in several steps.
     #[arg(long, value_parser = super::count)]
     max_num_batched_tokens: Option<usize>,
-    /// The type of cached keys and values: auto (that of the model), bfloat16 or fp8.
+    /// The type of cached keys and values: auto (the model's type), bfloat16 or fp8.
     #[arg(long, default_value = "auto")]
     kv_cache_dtype: KvCacheDtype,
     /// Compute each prompt from its first token: by default, requests that begin with the same tokens share their keys and values.
@@ -105,7 +105,7 @@ enum GenerationConfig {
     None,
 }
 
-/// Completions computed at once on a CPU, where larger batches are hardly faster, and on a GPU.
+/// Completions computed at once: on a CPU, where larger batches are hardly faster, and on a GPU.
 const ON_A_CPU: usize = 8;
 const ON_A_GPU: usize = 256;
 /// Connections at most.

@@ -174,8 +174,8 @@ impl Tokens {
         evaluate_rewards(model, self.dataset.clone(), layout, padding, self.rows.div_ceil(2))
     }
 
-    /// All batches with rows of `seq_len` tokens: of chats and completions whole documents, as in training; of texts a stream, of which each
-    /// row starts `stride` tokens after the one before, by default `seq_len`.
+    /// All batches with rows of `seq_len` tokens: of chats and completions whole documents, as in training; of texts a stream, whose rows
+    /// start `stride` tokens after each other, by default `seq_len`.
     ///
     /// Errors with [`Error::Config`] for a stride of whole documents, or one above `seq_len`, and with [`Error::Data`] when no document has a
     /// target.

@@ -30,7 +30,7 @@ const POLL: Duration = Duration::from_millis(20);
 #[derive(Default)]
 pub struct Processes(Arc<Started>);
 
-/// Processes, the first of which is rank 1. The group asks them too, and may outlive [`Processes`].
+/// Processes; the first one is rank 1. The group asks them too, and may outlive [`Processes`].
 #[derive(Default)]
 pub(super) struct Started {
     processes: Mutex<Vec<Process>>,

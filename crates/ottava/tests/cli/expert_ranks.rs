@@ -4,7 +4,7 @@ use crate::layer_axes::{COMMON, alone_and_divided, args, expect_losses_of_one_pr
 use crate::ranks::expect_ends_of_all_ranks;
 use crate::setup::{Run, steps};
 
-/// A mixture of four experts, of which each token chooses two.
+/// A mixture of four experts; each token chooses two experts.
 fn inputs() -> Run {
     let run = Run::new();
     run.write(

@@ -155,7 +155,7 @@ fn constants_of_a_model_that_cannot_be_are_refused() {
     }
 }
 
-/// Sizes that no machine has memory for, and those that other weights would fit.
+/// Sizes that no machine has memory for, and sizes that other weights would fit.
 #[test]
 fn sizes_of_a_model_are_checked_before_anything_is_allocated() {
     let run = Run::new();

@@ -112,7 +112,7 @@ fn two_runs_are_compared() {
         assert!(text.contains(part), "{part} in {text}");
     }
     let text = run.succeed(&["compare", "a", "b", "--top", "2"]);
-    // The first loss is that of an evaluation.
+    // The first loss comes from an evaluation.
     for part in ["step 0 is the first that differs:", "metrics.jsonl    eval_loss: 4.", "all 4 linears"] {
         assert!(text.contains(part), "{part} in {text}");
     }

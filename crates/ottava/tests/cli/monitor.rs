@@ -32,7 +32,7 @@ fn watched<'a>(steps: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&["train", "run.toml", "--set", steps], &WATCHED[..], more].concat()
 }
 
-/// A monitor of folders in that of `run`.
+/// A monitor of folders in the folder of `run`.
 fn monitor(run: &Run, folders: &[&str]) -> Server {
     Server::spawn(run.command(&[&["monitor", "--port", "0"], folders].concat()))
 }

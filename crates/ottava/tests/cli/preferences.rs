@@ -3,7 +3,7 @@
 use crate::setup::{Run, json};
 use serde_json::json;
 
-/// A run of a reward model on pairs, some of which have margins.
+/// A run of a reward model on pairs; some pairs have margins.
 fn reward_run() -> Run {
     let run = Run::new();
     let pair = |i: usize| json!({"prompt": format!("say {i}:"), "chosen": "yes", "rejected": "NO", "margin": i % 2});

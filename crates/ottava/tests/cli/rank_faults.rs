@@ -78,7 +78,7 @@ fn a_signal_during_an_evaluation_stops_all_ranks_alike() {
             long_validation(&run);
             let stage = format!("parallel.zero={zero}");
             let args = train(&["--set", "eval_steps=1", "--set", "max_steps=2", "--ranks", "2", "--set", &stage]);
-            // That of step 0: there is nothing to save.
+            // The checkpoint of step 0: there is nothing to save.
             let child = spawn(&run, &args);
             wait_for(|| run.path("run/metrics.jsonl").exists());
             std::thread::sleep(Duration::from_millis(100));

@@ -106,7 +106,7 @@ fn metrics_are_whole_wherever_a_checkpoint_was_moved_to() {
     std::fs::remove_file(run.path("run/metrics.jsonl")).unwrap();
     run.succeed(&train(&["--resume", "elsewhere/checkpoint-2"], &["max_steps=3"]));
     assert_eq!(metrics(&run), [0, 1, 2, 3]);
-    // The checkpoints of another run are not mixed with those of this one.
+    // The checkpoints of another run are not mixed with the checkpoints of this run.
     run.fail(&train(&["--resume", "elsewhere/checkpoint-4"], &["max_steps=5"]), 1, &["already holds a run"]);
 }
 

@@ -257,7 +257,7 @@ fn prompts_that_begin_alike_share_the_cache() {
     assert_eq!(hits(&computed), (Some(0), Some(0)));
 }
 
-/// Answers are those without speculation, and metrics count proposals.
+/// Answers are the same as without speculation, and metrics count proposals.
 #[test]
 fn speculation_changes_no_answer_and_is_counted() {
     let run = run();

@@ -110,7 +110,7 @@ fn text(server: &Server) -> Value {
     server.post("/v1/completions", body)["choices"][0]["text"].clone()
 }
 
-/// Starts an answer of some hundred steps, of which the beginning is read.
+/// Starts an answer of some hundred steps, and reads its beginning.
 fn begin(server: &Server) -> impl Iterator<Item = String> + use<> {
     let stream = json!({"prompt": "line", "n": 64, "max_tokens": 55, "ignore_eos": true, "stream": true});
     let mut lines = BufReader::new(server.send("/v1/completions", &stream)).lines().map_while(Result::ok);

@@ -56,7 +56,7 @@ fn evaluating_stops_and_the_resumed_run_has_the_same_metrics() {
     }
     std::thread::sleep(Duration::from_millis(100));
     terminate(first, 130, "stopped by a signal while evaluating");
-    // Each evaluation after a step is interrupted, that of the last step too.
+    // Each evaluation after a step is interrupted, the evaluation after the last step too.
     for step in 1..=2 {
         let args = if step == 1 { train.to_vec() } else { [&train[..], &["--resume"]].concat() };
         let mut child = spawn(&run, &args);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const HONEST: [usize; 2] = [8, 64];
 const REQUESTS: [usize; 2] = [1, 120];
 const OTHERS: [usize; 2] = [KINDS.len(), 200];
-/// Attacks of which one at least leaves no memory.
+/// Attacks: at least one of them leaves no memory.
 const ATTACKS: usize = 4;
 /// Rows of the model's embedding.
 const VOCABULARY: &str = "32768";

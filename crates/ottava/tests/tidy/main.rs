@@ -3,6 +3,7 @@
 mod floors;
 mod modules;
 mod source;
+mod words;
 
 use modules::without_tests;
 use source::{File, code_of, files, is_word, line_of, root, words};
@@ -157,7 +158,7 @@ const COLLECTIVES: &[&str] = &["all_gather", "all_reduce", "all_to_all", "broadc
 /// The file that may name the group of all ranks, for agreements between hosts.
 const OF_ALL_RANKS: &str = "parallel/ranks.rs";
 
-/// Uses of the group of all ranks, and collectives of tensors, where a reduction could take other ranks than those that share its tensor.
+/// Uses of the group of all ranks, and collectives of tensors, where a reduction could take other ranks than the ranks that share its tensor.
 /// `files` are paths below `src` of `ottava-lm`, each with its code.
 fn world_reductions<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> Vec<String> {
     let mut problems = Vec::new();

@@ -180,7 +180,7 @@ impl Modules {
     }
 }
 
-/// The floor of a module: that of the longest matching entry.
+/// The floor of a module: the floor of the longest matching entry.
 fn floor(floors: Floors, module: &[String]) -> Option<u8> {
     let within = |entry: &str| entry.split('/').zip(module).filter(|(a, b)| a == b).count() == entry.split('/').count();
     floors.iter().filter(|(entry, _)| within(entry)).max_by_key(|(entry, _)| entry.len()).map(|&(_, floor)| floor)
@@ -314,7 +314,7 @@ fn files_import_from_their_floor_or_below() {
     let crates: Vec<_> = FLOORS.iter().map(|(krate, floors)| (*krate, modules_of(krate), *floors)).collect();
     let mut problems = Vec::new();
     for (position, (krate, modules, floors)) in crates.iter().enumerate() {
-        // A crate sees itself and those listed before it.
+        // A crate sees itself and the crates listed before it.
         let prefix = |name: &str| if name == *krate { "crate".to_string() } else { name.replace('-', "_") };
         let visible: Vec<_> = crates[..=position].iter().map(|(name, m, floors)| (prefix(name), m, *floors)).collect();
         problems.extend(modules.upward_imports(floors, &visible));

@@ -1,4 +1,4 @@
-//! Arguments of the run, which decide what a model computes, in place of those that a recorded checkpoint has.
+//! Arguments of the run, which decide what a model computes, in place of the arguments that a recorded checkpoint has.
 
 use super::tests::{archive, copy, recorded};
 use crate::convert::{Converted, convert};

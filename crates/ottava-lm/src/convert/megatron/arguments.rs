@@ -1,6 +1,6 @@
 //! The arguments of Megatron-LM that affect a model's computation, as data: the required value of each, or the equivalent key of `config.json`.
 //!
-//! Names and defaults are those of `megatron/training/arguments.py` and of the fields of `TransformerConfig`, which newer versions take as
+//! Names and defaults come from `megatron/training/arguments.py` and from the fields of `TransformerConfig`, which newer versions take as
 //! arguments; where a name has changed, both are listed.
 
 use crate::models::{DecoderConfig, RopeKind};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 /// A requirement on an argument of a checkpoint.
 pub struct Rule {
-    /// Its name, with those of other versions.
+    /// Its name, with its names in other versions.
     pub names: &'static [&'static str],
     /// When it has an effect.
     pub when: When,
@@ -201,8 +201,8 @@ pub const MODEL_WORDS: &[&str] = &[
     "_gate",
 ];
 
-/// Arguments with such words that decide how a model is trained, run or stored, and not what it computes; and those that have no effect without
-/// one of [`RULES`].
+/// Arguments with such words that decide how a model is trained, run or stored, and not what it computes; and arguments that have no effect
+/// without one of [`RULES`].
 pub const OTHER: &[&str] = &[
     "account_for_embedding_in_pipeline_split",
     "activation_func_fp8_input_store",

@@ -1,4 +1,4 @@
-//! Checkpoints of Megatron-LM in the format `torch_dist`, whose tensors are those of the whole model: those of a block are rows of a tensor
+//! Checkpoints of Megatron-LM in the format `torch_dist`, whose tensors cover the whole model: the tensors of a block are rows of a tensor
 //! for all blocks, `decoder.layers.NAME` of `[blocks, …]`, or have its number, `decoder.layers.N.NAME`.
 //!
 //! Sources: `sharded_state_dict` of Megatron core's `TransformerBlock`, `MLP` and `GPTModel`, and its `dist_checkpointing`.
@@ -103,7 +103,7 @@ impl Distributed {
         types
     }
 
-    /// Checks the tensors that hold `weights`, all those of a model of these `sizes`.
+    /// Checks the tensors that hold `weights`, all weights of a model of these `sizes`.
     ///
     /// Errors when one is missing or of another shape, and when the checkpoint has others.
     pub fn check(&self, weights: &[Weight], sizes: &DecoderConfig) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Maps the weights of a Hugging Face folder to those of Megatron's `GPTModel`, and to the shares of tensor parallel ranks.
+//! Maps the weights of a Hugging Face folder to the weights of Megatron's `GPTModel`, and to the shares of tensor parallel ranks.
 
 use crate::error::{Error, Result};
 use crate::layers::{LLAMA, Role, TensorRole};
@@ -34,7 +34,7 @@ pub enum Division {
     Columns,
     /// Each rank has, one after another for each of its groups of heads, the queries of a group, its key and its value.
     Qkv(Head),
-    /// Each rank has the rows of its share of `gate`, then those of `up`.
+    /// Each rank has the rows of its share of `gate`, then the rows of `up`.
     Gate(usize),
 }
 
@@ -49,7 +49,7 @@ pub enum Head {
     Value,
 }
 
-/// A name without those of the modules that wrap the model, as NeMo saves it.
+/// A name without the names of the modules that wrap the model, as NeMo saves it.
 pub fn without_wrappers(name: &str) -> &str {
     name.trim_start_matches("module.")
 }
@@ -84,7 +84,7 @@ impl Division {
         }
     }
 
-    /// The heads whose rows rotary positions turn: those of queries and keys.
+    /// The heads whose rows rotary positions turn: heads of queries and keys.
     fn rotary_heads(self, sizes: &DecoderConfig) -> Option<usize> {
         match self {
             Division::Qkv(Head::Query) => Some(sizes.heads),
@@ -164,7 +164,7 @@ pub fn weights(sizes: &DecoderConfig) -> Result<Vec<Weight>> {
         let Some((place, (stored, part))) = place.and_then(|place| Some((place, stored_as(place)?))) else {
             return Err(Error::Model(format!("`{name}` has no place in Megatron's `GPTModel`")));
         };
-        // Norms of queries and keys are those of a head.
+        // Norms of queries and keys are norms of a head.
         let of_head = matches!(place.role, Role::QueryNorm | Role::KeyNorm);
         let rotary_heads = part.rotary_heads(sizes).or(of_head.then_some(1));
         Ok(Weight { name, shape, stored, block: place.block, part, rotary_heads })

@@ -65,7 +65,7 @@ impl Megatron {
 
     /// `config.json` from the arguments of the run.
     ///
-    /// Errors when the checkpoint has none, or those of another model.
+    /// Errors when the checkpoint has none, or arguments of another model.
     pub fn config(&self) -> Result<Map<String, Value>> {
         let args = self.args().ok_or_else(|| self.error(NO_ARGS))?;
         args.config(match &self.format {
@@ -74,7 +74,7 @@ impl Megatron {
         })
     }
 
-    /// Compares the arguments of the run with a model of these `sizes`, which are those of a folder of the user if they are `given`, and returns
+    /// Compares the arguments of the run with a model of these `sizes`, which come from a folder of the user if they are `given`, and returns
     /// what could not be compared, a sentence each.
     ///
     /// Errors with [`Error::Model`] that names the first argument of another model.

@@ -97,7 +97,7 @@ impl RankFiles {
         Ok(types)
     }
 
-    /// Checks the tensors that hold `weights`, all those of a model of these `sizes`.
+    /// Checks the tensors that hold `weights`, all weights of a model of these `sizes`.
     ///
     /// Errors when one is missing or of another shape, and when the checkpoint has others.
     pub fn check(&self, weights: &[Weight], sizes: &DecoderConfig) -> Result<()> {

@@ -82,7 +82,7 @@ fn error(source: &Path) -> String {
     error
 }
 
-/// Of ranks of tensor and pipeline parallelism, with QK-norm and a head; and of ranks of tensor parallelism, with biases and a tied head.
+/// Two checkpoints: of ranks of tensor and pipeline parallelism, with QK-norm and a head; and of ranks of tensor parallelism, with biases and a tied head.
 /// In the format `torch_dist`, the first has a tensor for all blocks and `common.pt`, the second numbers its blocks and has an object.
 #[test]
 fn merged_weights_are_those_that_were_divided() {
@@ -281,7 +281,7 @@ fn pickles_with_code_are_refused_and_not_run() {
     let text = |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
     let old = [&b"\x80\x02cposix\nsystem\n"[..], &text(&command), b"\x85R."].concat();
     let new = [&b"\x80\x04"[..], &text("builtins"), &text("eval"), b"\x93", &text("1"), b"\x85R."].concat();
-    // Hidden in what a checkpoint may have.
+    // A call hidden in an object that a checkpoint may have.
     let hidden =
         [&b"\x80\x02}"[..], &text("args"), b"cargparse\nNamespace\n)\x81}", &text("x"), b"cos\npopen\n)Rsbs."].concat();
     for (pickle, name) in [(old, "posix.system"), (new, "builtins.eval"), (hidden, "os.popen")] {

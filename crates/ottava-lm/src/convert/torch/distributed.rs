@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// The name of the pickle.
 pub const METADATA: &str = ".metadata";
 
-/// Classes and functions in the metadata, besides those of other files of PyTorch.
+/// Classes and functions in the metadata, besides classes and functions of other files of PyTorch.
 const OF_METADATA: &[&str] = &[
     "torch.distributed.checkpoint.metadata.Metadata",
     "torch.distributed.checkpoint.metadata.MetadataIndex",

@@ -21,7 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use zip::{CompressionMethod, ZipArchive};
 
-/// Classes and functions that checkpoints refer to. Those of tensors, dictionaries and namespaces are understood; the others, as states of
+/// Classes and functions that checkpoints refer to. Classes of tensors, dictionaries and namespaces are understood; the others, as states of
 /// random numbers, become nodes that nobody reads.
 const KNOWN: &[&str] = &[
     "collections.OrderedDict",

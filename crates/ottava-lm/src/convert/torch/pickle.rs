@@ -15,7 +15,7 @@ pub struct Pickle {
     root: Id,
 }
 
-/// The largest pickle; those of the largest checkpoints have some 10 MB.
+/// The largest pickle; pickles of the largest checkpoints have some 10 MB.
 pub const MAX_BYTES: u64 = 1 << 30;
 
 impl Pickle {

@@ -64,7 +64,7 @@ impl Header {
         self.entries += 1;
     }
 
-    /// Adds a tensor of a row-major `shape`, which follows those before it in the data.
+    /// Adds a tensor of a row-major `shape`, which follows earlier tensors in the data.
     pub fn tensor(&mut self, name: &str, shape: &[usize], kind: GgufType) {
         let bytes = &mut self.tensors;
         text(bytes, name);

@@ -74,7 +74,7 @@ struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Reads `file` for a model with `rows` in its embedding: those beyond the tokens have names that no text contains.
+    /// Reads `file` for a model with `rows` in its embedding: rows beyond the tokens have names that no text contains.
     fn read(file: &Value, rows: usize) -> Result<Vocabulary, String> {
         let mut tokens: Vec<_> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
         let mut types = vec![token_kinds::UNUSED as i32; rows];

@@ -2,6 +2,13 @@
 //!
 //! Rows of tokens are permuted so that those of an expert are neighbours, and all experts are computed by one grouped product. Nothing is
 //! dropped: buffers have room for any choices.
+//!
+//! `MixtureOfExperts` is a sublayer that reads the value of its operand. `Router` computes logits in F32, the op `route` the choices, and the op
+//! `slots` where the rows of each expert are: `Slots` with `Groups`, whose counts stay on the device. `gather_to` and `combine` permute rows there
+//! and back, and each is the gradient of the other. `Experts` multiplies the rows with two `GroupedLinear`s. The weight of a `GroupedLinear` stacks
+//! the matrices of all experts, so `Param`, optimizers, slices and checkpoints see one matrix of many shards. Biases are added to the rows of each
+//! expert (`add_grouped_bias`). A shared expert with a factor by token is a mixture of one expert. Sums of choices are in the `Recorder` of casts,
+//! as statistics are.
 
 mod dispatch;
 mod experts;

@@ -24,7 +24,7 @@ pub(super) type OfRecord = Vec<f64>;
 pub(super) struct PassOver {
     /// Records of a batch.
     pub per_batch: usize,
-    /// An evaluation, or that of the reference model.
+    /// An evaluation of the model, or of the reference model.
     pub pass: Pass,
     /// The precision of products.
     pub precision: StepPrecision,

@@ -118,7 +118,7 @@ fn a_cast_with_a_wrong_group_is_named_on_all_ranks() {
 }
 
 /// Ranks with other layers have other casts: a pipeline reduces amaxes over ranks with the same layers, and a group with the pipeline axis
-/// would mix those of different casts.
+/// would mix amaxes of different casts.
 #[test]
 fn ranks_of_a_pipeline_keep_the_amaxes_of_their_layers() {
     let shape = MeshShape { pipeline: 2, ..MeshShape::of_data(2) };

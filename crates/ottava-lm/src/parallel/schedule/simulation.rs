@@ -134,7 +134,7 @@ impl Simulation {
         self.tasks[rank][..at].iter().filter(same).count()
     }
 
-    /// The most micro-batches of which each rank has activations: after forward and before backward, or before dgrad.
+    /// The most micro-batches whose activations each rank has: after forward and before backward, or before dgrad.
     pub fn most_in_flight(&self) -> Vec<usize> {
         self.most(|task| match task {
             Task::Forward { .. } => 1,
@@ -143,7 +143,7 @@ impl Simulation {
         })
     }
 
-    /// The most micro-batches of which each rank has activations, or operands of wgrads.
+    /// The most micro-batches whose activations each rank has, or operands of wgrads.
     pub fn most_with_operands(&self) -> Vec<usize> {
         self.most(|task| match task {
             Task::Forward { .. } => 1,

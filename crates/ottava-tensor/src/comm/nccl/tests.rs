@@ -1,4 +1,4 @@
-//! Collectives of two GPUs, each in a process of its own, against those of the CPU; skipped with a message where there are fewer.
+//! Collectives of two GPUs, each in a process of its own, against collectives of the CPU; skipped with a message where there are fewer.
 
 use super::*;
 use crate::comm::process::tests::{Rank, join_as_child};

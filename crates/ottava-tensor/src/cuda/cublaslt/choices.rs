@@ -1,4 +1,4 @@
-//! GEMM algorithms chosen by timing: those of this program for known shapes, and a cache on disk.
+//! GEMM algorithms chosen by timing: choices that this program contains, for known shapes, and a cache on disk.
 
 use super::spec::GemmSpec;
 use crate::cuda::nvrtc::{cache_folder, hex, replace};

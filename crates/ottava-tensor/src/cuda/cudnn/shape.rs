@@ -61,7 +61,7 @@ impl AttentionShape {
     }
 
     /// Elements from one token's gradients of keys, or of values, by each query head to the next one's, with documents. cuDNN takes them to
-    /// lie as those of the key heads do, in rows as many times as long as query heads share a key head.
+    /// lie as the key heads lie, in rows as many times as long as query heads share a key head.
     pub(super) fn heads_stride(&self) -> usize {
         self.k_stride * (self.heads / self.kv_heads)
     }
@@ -107,7 +107,7 @@ impl AttentionShape {
         Ok(())
     }
 
-    /// What softmax runs over: documents, of which a sequence may be one.
+    /// What softmax runs over: documents. A sequence may be one document.
     fn entries(&self) -> usize {
         if self.documents > 0 { self.documents } else { self.batch }
     }
@@ -134,7 +134,7 @@ impl AttentionShape {
         [self.entries(), self.heads, self.seq, 1].map(|dim| dim as i64)
     }
 
-    /// Strides of those: `[B, H, T]`, and `[B · T, H]` of documents.
+    /// Strides of such values: `[B, H, T]`, and `[B · T, H]` of documents.
     pub(super) fn row_strides(&self) -> Dims {
         if self.documents == 0 {
             return row_major(self.row_dims());

@@ -58,7 +58,7 @@ struct Piece {
             each(raw, place<WHOLE>(first));
         }
     }
-    // The eight of this thread; `first` is that of thread 0.
+    // The eight of this thread; `first` is the eight of thread 0.
     template <bool WHOLE> __device__ __forceinline__ Place place(u64 first) const {
         const u64 at = first + 8 * threadIdx.x;
         const int valid = WHOLE ? 8 : at < end ? min(end - at, 8ull) : 0;

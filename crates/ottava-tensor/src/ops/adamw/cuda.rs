@@ -14,7 +14,7 @@ kernel_source!(
     PARTS, CAST_PARTS, SLICE_UNIT
 );
 
-/// Parameters of one launch: their table is a kernel argument, of which there are 4 KiB.
+/// Parameters of one launch: their table is a kernel argument, and a kernel has 4 KiB of arguments.
 const PARTS: usize = 33;
 /// Parameters of one launch that casts.
 const CAST_PARTS: usize = 28;
@@ -133,8 +133,8 @@ fn kind(parameter: &AdamWParameter) -> Kind {
     Kind { variant: Variant { gradient, moments, weights, read, codes }, casts, scaling }
 }
 
-/// Calls `launch` with the `parameters` of each kind, at most as many at once as its tables hold: [`PARTS`], or [`CAST_PARTS`] of those
-/// that `cast`.
+/// Calls `launch` with the `parameters` of each kind, at most as many at once as its tables hold: [`PARTS`], or [`CAST_PARTS`] of
+/// parameters that `cast`.
 fn launches<'a, 'p>(
     parameters: impl Iterator<Item = &'a mut AdamWParameter<'p>>,
     cast: bool,

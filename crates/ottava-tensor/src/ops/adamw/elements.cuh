@@ -1,5 +1,5 @@
 // The update of eight elements. Compiled without FMA contraction, so each operation rounds as on the CPU. `G` is the type of the gradient,
-// `X` that of the weights that layers read; `WEIGHTS` and `MOMENTS` are the storage formats.
+// `X` the type of the weights that layers read; `WEIGHTS` and `MOMENTS` are the storage formats.
 template <int kind> struct MomentTypes { typedef u8 M, V; };
 template <> struct MomentTypes<Float32> { typedef f32 M, V; };
 template <> struct MomentTypes<Bfloat16> { typedef bf16 M, V; };
@@ -181,7 +181,7 @@ __device__ __forceinline__ void update_again(Values& x, const Tensors& of, const
         x.v[7] = v;
     }
 }
-// The fast path: new values in fewer operations, valid where those are exact.
+// The fast path: new values in fewer operations, valid where these operations are exact.
 __device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors& of, const Place& place, const Update& how) {
     float g[8], nothing = 0.0f, least = 1.0f;
     decode(raw, how, g, x);

@@ -1,5 +1,10 @@
 //! AdamW with decoupled weight decay, fused with the cast of the new weights to FP8. Loshchilov and Hutter 2019, arXiv:1711.05101;
 //! order of operations as in PyTorch.
+//!
+//! One kernel source updates weights and states in all formats, selected by defines. States with one power of two per matrix (`Scaled`) take two
+//! passes: `adamw_amaxes` finds the amaxes, and most weights are ruled out without a division; then `adamw` writes. States with an expanded range
+//! (`Expanded`) compute the range in groups of sixteen threads. Stochastic rounding draws from a hash of the parameter's name, the step and the
+//! element, so results depend neither on the order of parameters nor on the number of ranks.
 
 mod cpu;
 mod cuda;
@@ -80,7 +85,7 @@ impl Scalars {
     }
 }
 
-/// The scalars of an update in device memory, so that a replayed graph reads those of the current step.
+/// The scalars of an update in device memory, so that a replayed graph reads the scalars of the current step.
 #[derive(Debug)]
 pub struct AdamWScalars {
     /// A [`Scalars`] as bytes.
@@ -159,11 +164,11 @@ pub struct AdamWParameter<'a> {
     /// Seed of stochastic rounding, different for each parameter. The rounding of element `i` in step `t` depends only on
     /// `(seed, t, offset + i)`.
     pub seed: u64,
-    /// The place of the first element in the parameter of which these tensors are a slice: a multiple of 128, and 0 where codes are cast of
+    /// If these tensors are a slice of a parameter, the place of their first element in it: a multiple of 128, and 0 where codes are cast of
     /// a parameter that is rounded stochastically.
     pub offset: usize,
-    /// F32 `[3]`: the amaxes of the new weights, first and second moment, of which those are found that a [`ScaledTensor`] stores: zeros
-    /// before [`adamw_amaxes`]. Where the tensors are a slice, [`adamw`] takes those of the whole parameter. `None` without a
+    /// F32 `[3]`: the amaxes of the new weights, first and second moment. Amaxes of values in a [`ScaledTensor`] are found: zeros
+    /// before [`adamw_amaxes`]. Where the tensors are a slice, [`adamw`] takes the amaxes of the whole parameter. `None` without a
     /// [`ScaledTensor`].
     pub amaxes: Option<&'a mut Tensor>,
     /// The cast of the new weights. Codes require a matrix `[R, C]`.
@@ -189,7 +194,7 @@ impl AdamWParameter<'_> {
 /// Raises `amaxes` of the `parameters` that have them to the largest absolute values that [`adamw`] is about to store, and writes nothing
 /// else. The first of two passes, as in FP8-LM; both have the same arguments.
 ///
-/// If `norm` is not finite, nothing is written. Bit-identical on every device, and the maximum over slices is that of the whole parameter.
+/// If `norm` is not finite, nothing is written. Bit-identical on every device, and the maximum over slices is the amax of the whole parameter.
 pub fn adamw_amaxes(parameters: &mut [AdamWParameter], norm: &Tensor, scalars: &AdamWScalars) -> Result<()> {
     check_all(parameters, norm, scalars)?;
     match norm.device() {

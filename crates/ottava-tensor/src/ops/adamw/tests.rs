@@ -125,7 +125,7 @@ impl Case {
         case
     }
 
-    /// Codes of zeros with another scale, all of which the update must overwrite.
+    /// Codes of zeros with another scale, and the update must overwrite all of them.
     fn with_codes(mut self, format: DType, copies: CodeCopies, own: Option<CurrentScaling>) -> Case {
         let old = Tensor::zeros(self.grad.device(), self.grad.shape(), DType::F32).unwrap();
         let two = Tensor::from_slice(self.grad.device(), &[1], &[2f32]).unwrap();

@@ -110,7 +110,7 @@ const EIGHTS_TO_256: Condition = Condition {
         (!takes).then(|| format!("heads of {dim}"))
     },
 };
-// cuDNN's kernels for larger heads, windows and soft caps are those for Hopper.
+// cuDNN's kernels for larger heads, windows and soft caps are kernels for Hopper.
 const TO_128: Condition = Condition {
     without: Some(Feature::Wgmma),
     takes: "heads of up to 128 on this GPU",

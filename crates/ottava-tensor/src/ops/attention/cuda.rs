@@ -201,12 +201,12 @@ pub(super) fn attention_backward(
     let sizes = [spec.output_width(), input.query_len(), spec.heads, spec.value_dim].map(|size| Arg::I32(size as i32));
     let args = [&[delta.device_ptr_mut(), d_o.device_ptr(), o.device_ptr()].map(Arg::Ptr), sizes.as_slice()].concat();
     let of_queries = grid(input.query_len(), spec.heads, input.batch);
-    // SAFETY: `d_o` and `o` have the sizes of the spec, `delta` those of `lse`.
+    // SAFETY: `d_o` and `o` have the sizes of the spec, `delta` the sizes of `lse`.
     unsafe { gpu.launch(&call.kernel("row_products"), of_queries, BLOCK, 0, &args)? };
     let read = [q, k, v, d_o.device_ptr(), lse.device_ptr(), delta.device_ptr()].map(Arg::Ptr);
     let args = call.args(&[&[Arg::Ptr(dq)], read.as_slice()].concat());
     let bytes = shared(gpu, input.key_len())?;
-    // SAFETY: all sizes are those of the spec and the input; shared memory holds one value per key.
+    // SAFETY: all sizes come from the spec and the input; shared memory holds one value per key.
     unsafe { gpu.launch(&call.kernel("attention_dq"), of_queries, BLOCK, bytes, &args)? };
     let args = call.args(&[&[Arg::Ptr(dk), Arg::Ptr(dv)], read.as_slice()].concat());
     let (of_keys, bytes) = (grid(input.key_len(), spec.kv_heads, input.batch), shared(gpu, 2 * input.query_len())?);

@@ -1,4 +1,14 @@
 //! Softmax attention over heads that may share keys and values. Dao et al. 2022, arXiv:2205.14135; Ainslie et al. 2023, arXiv:2305.13245.
+//!
+//! An `AttentionSpec` holds what is constant for a layer: heads and their sizes, mask, window, soft cap and scale. An `AttentionInput` holds what
+//! differs between calls: views of queries, keys and values in one tensor or several, the position of the first query, and the boundaries of
+//! documents. The log-sum-exp `lse` is also returned, so that results over parts of the keys can be merged.
+//!
+//! The CPU reference supports all combinations. `AttentionBackend::choose` looks a case up in a table of what cuDNN, the plain kernels and the
+//! paged kernels support. `ottava plan` prints the choice, and a case that no backend supports is an error with the reasons. A `Condition` may hold
+//! only on GPUs that lack a feature: outside Hopper, the table excludes cuDNN for windows, soft caps and head dimensions above 128. The plain
+//! kernels are compiled for causal attention of a fused projection, or with the define `GENERAL` for every spec; the paged kernels take a window
+//! and a soft cap with the define `BOUNDED`.
 
 mod backend;
 mod cpu;

@@ -121,7 +121,7 @@ fn packed_documents_agree_across_devices() {
         }));
         // Room for more documents than there are.
         at.resize(12, 900);
-        // cuDNN rounds the gradients of keys and values of each query head before it adds those that share a key head.
+        // cuDNN rounds the gradients of keys and values of each query head before it adds gradients that share a key head.
         parity(&l.inputs(DType::BF16), Tolerance::Steps(DType::BF16, 12.0), |x| {
             let cu_seqlens = Tensor::from_slice(x[0].device(), &[at.len()], &at)?;
             let (o, lse) = l.forward(&x[0], Some(&cu_seqlens))?;

@@ -62,7 +62,7 @@ impl Sizes {
 /// `o = o · σ(lse − sink)` and `lse = ln(exp(lse) + exp(sink))`. `sinks` are of the type of `o`; a query that sees no key has `lse = sink`.
 ///
 /// With these `o` and `lse`, [`attention_backward`](super::attention_backward()) gives the gradients by queries, keys and values, since a
-/// sink has no value. Errors with [`Error::Shape`] if `lse` is not that of attention.
+/// sink has no value. Errors with [`Error::Shape`] if `lse` does not have the shape that attention returns.
 pub fn attention_sink(o: &mut Tensor, lse: &mut Tensor, sinks: &Tensor) -> Result<()> {
     let sizes = Sizes::new("attention_sink", o, lse, sinks)?;
     match o.device().clone() {

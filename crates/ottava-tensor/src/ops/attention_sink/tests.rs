@@ -45,7 +45,7 @@ fn attention_sink_agrees_across_devices() {
     }
 }
 
-/// With any kernel of attention, also those that store `lse` in other shapes, and backward of attention reads what it is given.
+/// With any kernel of attention, also kernels that store `lse` in other shapes, and backward of attention reads what it is given.
 #[test]
 fn attention_with_sinks_agrees_across_devices() {
     for (batch, seq_len, heads, kv_heads, head_dim, window) in CASES {

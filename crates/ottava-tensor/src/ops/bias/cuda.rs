@@ -43,7 +43,7 @@ pub(in crate::ops) unsafe fn add_column_sums(
 /// The sums of each chunk of [`add_column_sums`].
 ///
 /// # Safety
-/// As there.
+/// As for [`add_column_sums`].
 unsafe fn partial_sums(
     gpu: &CudaDevice,
     kernel: &Kernel,
@@ -104,7 +104,7 @@ pub(super) fn grouped_bias_gradient(gpu: &CudaDevice, dy: &Tensor, groups: &Grou
         Arg::I32(columns as i32),
         Arg::I32(CHUNK as i32),
     ];
-    // SAFETY: `partial` has a row for each chunk, of which the offsets are multiples, and `dbias` one for each group.
+    // SAFETY: `partial` has a row for each chunk, offsets are multiples of chunks, and `dbias` one for each group.
     unsafe { gpu.launch(&kernel, [columns.div_ceil(32) as u32, groups.len() as u32, 1], 1024, 0, &args) }
 }
 

@@ -33,7 +33,7 @@ fn the_gradient_of_a_bias_is_the_sum_of_rows() {
     }
 }
 
-/// The rows of choices of five experts, of which one has none and one more than a chunk.
+/// The rows of choices of five experts. One expert has none, and one more than a chunk.
 fn ids() -> Tensor {
     let ids: Vec<i32> = (0..300).map(|i| if i % 7 == 0 { i / 7 % 3 } else { 4 }).collect();
     Tensor::from_slice(&Device::Cpu, &[300, 1], &ids).unwrap()

@@ -17,7 +17,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     Ok(y)
 }
 
-/// [`cast`] of all elements of `x` to those of `y` from `first` on, both counted in row-major order. Errors when they do not fit.
+/// [`cast`] of all elements of `x` to the elements of `y` from `first` on, both counted in row-major order. Errors when they do not fit.
 pub fn cast_into(x: &Tensor, y: &mut Tensor, first: usize) -> Result<()> {
     expect_compute("cast: x", x)?;
     expect_compute("cast: result", y)?;

@@ -9,7 +9,7 @@ pub(super) fn checksum(bytes: &[u8]) -> u64 {
     chunks.map(|(chunk, bytes)| sum(bytes, (chunk * CHUNK) as u64)).reduce(|| 0, u64::wrapping_add)
 }
 
-/// The sum over words, the first of which is number `first`.
+/// The sum over words; the first word is number `first`.
 fn sum(bytes: &[u8], first: u64) -> u64 {
     let word = |bytes: &[u8]| {
         let mut padded = [0; size_of::<u64>()];

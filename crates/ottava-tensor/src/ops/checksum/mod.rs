@@ -1,4 +1,4 @@
-//! Checksums of the bytes of tensors, to find those that differ between ranks.
+//! Checksums of the bytes of tensors, to find tensors that differ between ranks.
 
 mod cpu;
 mod cuda;

@@ -1,5 +1,5 @@
-// `WORD` is a piece of 2 to 16 bytes that divides all sections. A row of a part has words of three sections, of widths a, b and c, of which
-// the matrix has `parts` in a row each. Grid-stride loop over the words of the parts.
+// `WORD` is a piece of 2 to 16 bytes that divides all sections. A row of a part has words of three sections, of widths a, b and c; the
+// matrix has `parts` of each section in a row. Grid-stride loop over the words of the parts.
 struct Place { u64 part, matrix; };
 
 __device__ Place place(u64 i, u64 rows, int parts, u64 a, u64 b, u64 c) {

@@ -10,7 +10,7 @@ use crate::{Device, Error, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
 
-/// Sections of the columns of a matrix, each of which is divided into equal parts.
+/// Sections of the columns of a matrix. Each section is divided into equal parts.
 struct Sections {
     /// Columns of each section in a part; at most three, the others are 0.
     widths: [usize; 3],
@@ -46,7 +46,7 @@ impl Sections {
 }
 
 /// `[P, T, C / P]`: part `p` has the `p`th of `P` equal parts of each section of the columns of `x` `[T, C]`. The sections have these
-/// `widths`, at most three; for example queries, keys and values, of which each part gets whole heads.
+/// `widths`, at most three; for example queries, keys and values, where each part gets whole heads.
 ///
 /// Errors with [`Error::Value`] if the parts do not divide a section.
 pub fn divide_columns(x: &Tensor, widths: &[usize], parts: usize) -> Result<Tensor> {

@@ -1,4 +1,4 @@
-// `X` is the type of a tensor and of its reference, `CODE` that of codes.
+// `X` is the type of a tensor and of its reference, `CODE` the type of codes.
 struct Sums {
     double at[4];
     __device__ __forceinline__ void add(double x, double r) {

@@ -43,7 +43,7 @@ pub(super) fn compare_rows(
     let mut partial = Tensor::empty(x.device(), &[grid[0] as usize, SUMS], DType::F64)?;
     let pointers = [partial.device_ptr_mut(), x.device_ptr(), reference.device_ptr()].map(Arg::Ptr);
     let args = [&pointers[..], &[rows, columns, every].map(|size| Arg::U64(size as u64))].concat();
-    // SAFETY: `reference` has `rows` rows, `x` has those up to `every · (rows − 1)`, and `partial` has room for the sums of each block.
+    // SAFETY: `reference` has `rows` rows, `x` has the rows up to `every · (rows − 1)`, and `partial` has room for the sums of each block.
     unsafe { gpu.launch(&kernel(x.dtype(), DType::E4M3, "compare_rows"), grid, BLOCK, 0, &args)? };
     total(gpu, x.dtype(), &partial, sums, at)
 }

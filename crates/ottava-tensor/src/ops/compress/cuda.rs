@@ -21,7 +21,7 @@ impl SavedActivation {
         }
     }
 
-    /// Arguments of that kernel: the address of the values, or those of codes and inverse scales.
+    /// Arguments of that kernel: the address of the values, or the addresses of codes and inverse scales.
     pub(in crate::ops) fn device_ptrs(&self) -> Vec<Arg> {
         match self {
             SavedActivation::Exact(x) => vec![Arg::Ptr(x.device_ptr())],

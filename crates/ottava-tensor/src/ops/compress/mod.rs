@@ -4,6 +4,9 @@
 //! [`QuantizedTensor`](crate::QuantizedTensor). A power of two takes one byte instead of COAT's BF16 scale, and decoding is exact: four
 //! significant bits times a power of two are a BF16 value.
 //! Xi et al. 2024 (COAT), arXiv:2410.19313, section 5; the power of two is the E8M0 of OCP's MX specification v1.0.
+//!
+//! `activation_compressing` fuses this cast with the activation. Backward kernels read either form directly, through `Exact` or `Compressed` of
+//! `common.cuh`.
 
 mod cpu;
 mod cuda;

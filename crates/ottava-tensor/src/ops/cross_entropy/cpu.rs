@@ -32,7 +32,7 @@ impl<R: Real> Terms<R> {
         Terms { cap: how.soft_cap.map(R::of), on_target, on_all }
     }
 
-    /// The sum of `logits` by their weights, of which the target may be one.
+    /// The sum of `logits` by their weights; the target may be one of them.
     fn weighted<S: Float<Real = R>>(self, logits: &[S], target: Option<usize>) -> R {
         let at_target = target.map_or_else(R::default, |target| capped(logits[target].load(), self.cap));
         if self.on_all == R::default() {

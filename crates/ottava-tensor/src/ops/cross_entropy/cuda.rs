@@ -53,7 +53,7 @@ pub(super) fn cross_entropy(
         Arg::I32(pitch as i32),
     ];
     args.extend(last);
-    // SAFETY: `logits` is `tokens · pitch`, of which rows have `vocabulary`, `targets` and `losses` `tokens`, and targets lie in the vocabulary by contract.
+    // SAFETY: `logits` is `tokens · pitch`, its rows have `vocabulary` values, `targets` and `losses` `tokens`, and targets lie in the vocabulary by contract.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], THREADS, 0, &args) }
 }
 
@@ -113,7 +113,7 @@ pub(super) fn merge_losses(
     losses: &mut Tensor,
     lse: &mut Tensor,
 ) -> Result<()> {
-    // The kernel reads no logits, so it is that of any storage type.
+    // The kernel reads no logits, so a variant of any storage type will do.
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(DType::BF16)?, entry: "merge_losses" };
     let tokens = targets.len();
     let args = [

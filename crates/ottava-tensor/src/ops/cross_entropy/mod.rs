@@ -18,7 +18,7 @@ pub const IGNORE_INDEX: i32 = -100;
 /// What the loss of a token computes from its logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CrossEntropy {
-    /// The bound of the absolute values of logits: they are first replaced by those of [`cap_logits`], which are not rounded.
+    /// The bound of the absolute values of logits: they are first replaced by the logits of [`cap_logits`], which are not rounded.
     pub soft_cap: Option<f64>,
     /// The share `ε` of the target distribution that is spread evenly over the vocabulary, from 0 to less than 1. Szegedy et al. 2016,
     /// arXiv:1512.00567, section 7; as `LabelSmoother` in transformers.
@@ -60,7 +60,7 @@ pub fn cross_entropy(logits: &Tensor, vocabulary: usize, targets: &Tensor, how: 
 }
 
 /// [`cross_entropy`], and replaces `logits` by `scale · (softmax(logits) - (1 - ε) · onehot(target) - ε / V)`, zero for ignored targets.
-/// With a soft cap, the softmax is that of the capped logits, and each element is multiplied by the slope of the cap,
+/// With a soft cap, the softmax is computed from the capped logits, and each element is multiplied by the slope of the cap,
 /// `1 - tanh(logit / soft_cap)²`. Padding stays as it is.
 ///
 /// `scale` F32 (F64 for F64) is `[1]`, or `[T]` with a factor for each token. It lies on the device, so that a captured step reads the

@@ -25,7 +25,7 @@ fn cross_entropy_gradient(logits: &mut Tensor, targets: &Tensor, scale: &Tensor,
     super::cross_entropy_gradient(logits, vocabulary, targets, scale, how)
 }
 
-/// On the CPU the bits are those without padding, which stays as it is.
+/// On the CPU the bits are the same as without padding, and the padding stays as it is.
 #[test]
 fn padding_is_neither_read_nor_written() {
     for (t, v, pitch) in [(5, 7, 9), (33, 1001, 1008), (3, 50_257, 50_304)] {
@@ -210,7 +210,7 @@ fn a_cap_that_is_no_bound_is_an_error() {
     }
 }
 
-/// The losses and gradients of parts of a vocabulary, merged, are those of the whole.
+/// The losses and gradients of parts of a vocabulary, merged, equal the losses and gradients of the whole.
 #[test]
 fn parts_of_a_vocabulary_have_the_losses_and_gradients_of_the_whole() {
     for (tokens, vocabulary, parts) in [(5, 6, 3), (33, 1000, 2), (9, 5002, 2), (40, 32_000, 4)] {

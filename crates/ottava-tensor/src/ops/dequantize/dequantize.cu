@@ -1,4 +1,4 @@
-// `CODE` is the type of the codes, `X` that of the values `[rows, columns]`, rows 0, every, 2 · every, … of the codes. Threads take eight
+// `CODE` is the type of the codes, `X` the type of the values `[rows, columns]`, rows 0, every, 2 · every, … of the codes. Threads take eight
 // neighbouring columns at a time.
 extern "C" __global__ void __launch_bounds__(256)
 dequantize(X* y, const CODE* codes, const float* scales, u64 rows, u64 columns, u64 pitch, u64 rows_shared, u64 columns_shared,

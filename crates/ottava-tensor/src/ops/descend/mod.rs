@@ -22,10 +22,10 @@ pub struct DescendParameter<'a> {
     pub weight_decay: f64,
     /// As in [`MomentumParameter`](super::MomentumParameter), for weights that are rounded stochastically.
     pub seed: u64,
-    /// The place of the first element in the parameter of which these tensors are a slice, a multiple of 128.
+    /// If these tensors are a slice of a parameter, the place of their first element in it, a multiple of 128.
     pub offset: usize,
     /// F32 `[2]`, of the weights and of the momentum: the first is raised by [`descend_amax`] and read by [`descend`]. For a slice,
-    /// [`descend`] needs that of the whole parameter. `None` if the weights are not [`UpdatedWeight::Scaled`].
+    /// [`descend`] needs the amax of the whole parameter. `None` if the weights are not [`UpdatedWeight::Scaled`].
     pub amaxes: Option<&'a mut Tensor>,
 }
 

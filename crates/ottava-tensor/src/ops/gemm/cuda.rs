@@ -44,7 +44,7 @@ pub(super) fn gemm(
     let addend_at = if let (Addend::Tensor(c), false) = (addend, padded) { c.device_ptr() } else { into };
     let pointers = GemmPointers { addend: addend_at, out: into, ..operands };
     let spec = GemmSpec { accumulate: !padded && !matches!(addend, Addend::None), ..spec };
-    // SAFETY: the spec's sizes and leading dimensions are those of the tensors whose addresses are passed, and the contract checked
+    // SAFETY: the spec's sizes and leading dimensions belong to the tensors whose addresses are passed, and the contract checked
     // the shapes of scales; what is added has the shape of `out`.
     unsafe { gpu.gemm(&spec, &pointers)? };
     match temporary {
@@ -114,7 +114,7 @@ fn unscaled_sums(gpu: &Arc<CudaDevice>, spec: GemmSpec, operands: GemmPointers, 
 }
 
 /// Rows of products whose reader applies the scales. With row scales, cuBLASLt 13.1 only has tiles of 128 x 128. Without scales it is faster with these
-/// rows, and not with more (docs/benchmarks.md); products of fewer rows have a kernel of their own.
+/// rows, and not with more (benchmarks/2026-11-27-decode-kernels.md); products of fewer rows have a kernel of their own.
 const READER_SCALES: std::ops::RangeInclusive<usize> = 129..=256;
 
 /// The sums of `gemm::unscaled`.
@@ -304,7 +304,7 @@ impl Skinny {
             Arg::I32(b_stride),
         ];
         let kernel = Kernel { source: &SKINNY, defines, entry };
-        // SAFETY: the maps are those of the operands, scales have one element or one per row, what is added has the shape and type of
+        // SAFETY: the maps belong to the operands, scales have one element or one per row, what is added has the shape and type of
         // `out`. The kernel reads only `b` before it waits, which is a constant where it starts early.
         unsafe {
             let grid = [(tiles * parts) as u32, 1, 1];

@@ -1,5 +1,5 @@
 //! The reference product where `a` has few rows, as in generation: `b` is read where it lies, since packing it would take longer than the
-//! product. The order of sums and so the bits are those of `cpu.rs`.
+//! product. The order of sums and so the bits are the same as in `cpu.rs`.
 //!
 //! Sixteen rows of `b` are summed at once, one per lane. Vectors of 16 neighbours along `K` are transposed in registers.
 
@@ -459,7 +459,7 @@ mod x86 {
         #[test]
         fn vector_kernels_match_the_reference_bits() {
             for length in [1, 7, 8, 9, 16, 17, 100, 128] {
-                // Products of 12 bits less are exact, as those of 16-bit and FP8 values: two roundings give the same bits.
+                // Products of 12 bits less are exact, as products of 16-bit and FP8 values are: two roundings give the same bits.
                 let value =
                     |i: usize, bits: u32| f32::from_bits((i as f32 * 0.37).sin().to_bits() & (u32::MAX << bits));
                 for bits in [0, 12] {

@@ -1,4 +1,20 @@
 //! The matrix product `a · bᵀ` of plain or FP8 operands.
+//!
+//! Hopper's FP8 products require both operands to be contiguous along the contracted dimension. So there is only one product, `gemm_nt(a, b) = a ·
+//! bᵀ`, and a quantized matrix that is contracted along both dimensions also has a transposed copy. cuBLASLt transposes 16- and 32-bit operands at
+//! no cost: `Operand::Plain` carries the layout, and nothing is copied. Codes are padded with zeros to multiples of 16 in both dimensions, and to
+//! whole blocks of 128 along the contracted dimension if blocks share a scale, so every shape works.
+//!
+//! On a GPU, cuBLASLt computes the product (`cuda.rs`), with three exceptions in inference:
+//!
+//! - Products of few rows have a kernel of their own (`Skinny`).
+//! - With row scales and so few output tiles that most of the GPU would be idle, cuBLASLt computes the product without scales in F32, and a second
+//!   kernel applies the scales and adds the addend (`unscaled_product`).
+//! - With row scales, 129 to 256 rows and an activation function after the product, cuBLASLt writes the product without scales in BF16, and the
+//!   kernel of the activation function applies the scales (`product_activation_to`).
+//!
+//! The CPU has separate kernels for AVX2 and AVX-512, since compilers do not keep their sums in registers. They are bit-identical to the portable
+//! loops. Products of up to 32 rows read the other operand in place (`few_rows.rs`), with the same bits.
 
 pub(in crate::ops) mod cpu;
 mod cuda;

@@ -1,4 +1,4 @@
-// `a · bᵀ` for few rows of `a`, as in decoding: its time is that of reading `b`. Hopper's tensor cores compute the transpose, 64 rows of `b`
+// `a · bᵀ` for few rows of `a`, as in decoding: it takes as long as reading `b`. Hopper's tensor cores compute the transpose, 64 rows of `b`
 // (output columns) times up to TOKENS rows of `a`, so that few rows waste nothing.
 //
 // A block computes a tile, LINES rows of `b`, or one of the parts of its steps along K, which have 128 bytes. One thread copies, and each of two warp groups
@@ -117,7 +117,7 @@ template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const T
         }
         return;
     }
-    // Values 4 j to 4 j + 3 of a thread are those of rows `row` + 8 j and the next one of `a`, and of lines `line` of the tile, twice, and `line` + 8.
+    // Values 4 j to 4 j + 3 of a thread belong to rows `row` + 8 j and the next one of `a`, and of lines `line` of the tile, twice, and `line` + 8.
     const int row = lane % 4 * 2, line = group * (LINES / 2) + thread / 32 * 16 + lane / 4;
     // Scales of `b` are constants, as `b` is.
     if (threadIdx.x < LINES) {

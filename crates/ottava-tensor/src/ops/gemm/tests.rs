@@ -361,8 +361,8 @@ fn rows_of(x: &Tensor, rows: &[usize]) -> Tensor {
     all
 }
 
-/// In products of 64 rows, each row has the same bits at any place and beside any others: in the kernels for few rows, and in those of the
-/// library for types, scales and sizes that these do not have.
+/// In products of 64 rows, each row has the same bits at any place and beside any others: in the kernels for few rows, and in kernels of
+/// the library for types, scales and sizes that these do not have.
 #[test]
 fn rows_do_not_depend_on_other_rows() {
     let Some(device) = gpu() else { return };

@@ -5,7 +5,7 @@ use crate::{DType, Device, Result, Tensor};
 
 kernel_source!("global_norm"; CAPACITY);
 
-/// Tensors of one launch: their table is a kernel argument, of which there are 4 KiB.
+/// Tensors of one launch: their table is a kernel argument, and a kernel has 4 KiB of arguments.
 const CAPACITY: usize = 120;
 
 /// The types of gradients.

@@ -47,7 +47,7 @@ pub(super) fn decode(
     ];
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(y.dtype())?, entry: "decode_gradients" };
     let [blocks, ..] = launch::elements(gpu, elements / 16);
-    // SAFETY: there are the bytes of `slices · parts` slices of `elements`, of which each has a multiple of 256, and `y` has their sums.
+    // SAFETY: there are the bytes of `slices · parts` slices of `elements`, each a multiple of 256, and `y` has their sums.
     unsafe { gpu.launch(&kernel, [blocks, slices as u32, 1], BLOCK, 0, &args) }
 }
 

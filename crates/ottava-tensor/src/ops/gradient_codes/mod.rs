@@ -19,7 +19,7 @@ const GROUP: usize = 128;
 /// Slices lie at multiples of so many bytes.
 const ALIGNMENT: usize = 16;
 
-/// The most slices, each of which takes a block of threads at least.
+/// The most slices; each slice takes a block of threads at least.
 const MAX_SLICES: usize = 4096;
 
 /// Sums of squares of [`CodingError`]: two for each block of threads.
@@ -41,7 +41,7 @@ pub struct CodingError {
 }
 
 impl CodingError {
-    /// Of no gradients.
+    /// The error before any gradient is coded.
     pub fn new(device: &Device) -> Result<CodingError> {
         Ok(CodingError { sums: Tensor::zeros(device, &[SUMS], DType::F64)? })
     }
@@ -58,8 +58,8 @@ impl CodingError {
     }
 }
 
-/// The codes of `x` (F32 or BF16), at most 4096 equal `slices` of a multiple of 256 elements, as E4M3
-/// `[slices, `[`gradient_code_bytes`]`]`, of which the scales are not E4M3 but E8M0.
+/// The codes of `x` (F32 or BF16), at most 4096 equal `slices` of a multiple of 256 elements, as E4M3 `[slices,
+/// `[`gradient_code_bytes`]`]`, whose scales are not E4M3 but E8M0.
 ///
 /// A scale is the smallest power of two with which no code of the group exceeds 448; a group with an infinity or a NaN decodes to NaN.
 /// With `feedback` (BF16, of the size of `x`), its values are added to `x` before the cast, and it becomes what the cast has lost, or zero

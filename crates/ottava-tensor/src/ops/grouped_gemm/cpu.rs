@@ -52,7 +52,7 @@ enum Part {
 }
 
 impl Part {
-    /// The `rows` of an operand, of which the columns `k` are contracted; where blocks share scales, `k` begins with one.
+    /// The `rows` of an operand, whose columns `k` are contracted; where blocks share scales, `k` begins with one.
     fn new(operand: Operand, rows: Range<usize>, k: Range<usize>) -> Result<Part> {
         let (x, transposed) = operand.matrix("grouped_gemm")?;
         let Some((scale_inv, granularity)) = operand.scale_inv() else {

@@ -1,5 +1,5 @@
-// Products of rows that belong to groups, in tiles of SIDE x SIDE. `A` and `B` are the types of the operands, `X` that of the result. Sums
-// are those of cpu.rs: blocks of 128 terms from zero, added in order.
+// Products of rows that belong to groups, in tiles of SIDE x SIDE. `A` and `B` are the types of the operands, `X` the type of the result.
+// Sums are as in cpu.rs: blocks of 128 terms from zero, added in order.
 
 #define SIDE 64
 #define STEP 16
@@ -77,7 +77,7 @@ __device__ __forceinline__ void multiply(const Side<A>& a, Window of_a, const Si
 }
 
 // Grid (N / SIDE, P / SIDE), 256 threads. The rows of a tile belong to one group, since groups begin at multiples of 128. The matrix of
-// group g begins `b_rows` rows and `b_k` contracted elements behind that of the group before.
+// group g begins `b_rows` rows and `b_k` contracted elements behind the group before.
 extern "C" __global__ void __launch_bounds__(256)
     grouped_gemm(X* y, const int* offsets, const int* counts, int groups, int N, int K, int b_rows, int b_k,
                  const __grid_constant__ Sides of) {

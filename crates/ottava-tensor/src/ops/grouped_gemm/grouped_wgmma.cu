@@ -2,7 +2,7 @@
 // rows, or the reverse if WGRAD. Each copies half of the operand that both read. One warp group copies and two multiply, each for half of the rows of
 // a tile.
 //
-// `A` and `B` are the types of the operands, `X` that of the result. A_SCALES and B_SCALES are AT_END without scales, or with one for a row or a
+// `A` and `B` are the types of the operands, `X` the type of the result. A_SCALES and B_SCALES are AT_END without scales, or with one for a row or a
 // tensor, STRIPS with one for 128 neighbours along a row, SQUARES with one for 128 x 128. A_MN and B_MN are 1 for operands that are stored
 // [contracted, rows], which only 16-bit ones may be. WGRAD contracts the rows of groups. If it PROMOTES, sums of FP8 products join F32 registers
 // after each step, for which only tiles of 128 columns leave registers.
@@ -73,7 +73,7 @@ struct Scales {
     int pitch, by_row;
     __device__ __forceinline__ const float* strip(int row, int term) const { return inverse + (u64)(term / 128) * pitch + row; }
     __device__ __forceinline__ float square(int row, int term) const { return __ldg(inverse + (u64)(row / 128) * pitch + term / 128); }
-    // Bytes of the scales of up to `rows` rows from `row` on, without those beyond the matrix.
+    // Bytes of the scales of up to `rows` rows from `row` on, without rows beyond the matrix.
     __device__ __forceinline__ int bytes(int row, int rows) const { return 4 * max(min(rows, pitch - row), 0); }
 };
 
@@ -90,7 +90,7 @@ struct Arguments {
 // Where the operands and the result of a tile begin, and how many rows the result has, if any.
 struct Tile { int a_row, a_term, b_row, b_term, steps, rows, column; u64 out_row; };
 
-// The tiles of a cluster, in ascending order. A block whose tile is beyond the result multiplies that of the other.
+// The tiles of a cluster, in ascending order. A block whose tile is beyond the result multiplies the tile of the other block.
 struct Walk {
     const Arguments& of;
     const int wide, high, tiles;
@@ -187,9 +187,9 @@ template <int IS_MN, int ROWS, int TO_BOTH> __device__ __forceinline__ void copy
     }
 }
 
-// Grid of pairs of blocks, at most one block per multiprocessor; 384 threads; SHARED bytes of shared memory, 1024 to align them and those of the
-// factors. `map_a` has boxes of A_ROWS rows, or of HALF if A_MN; `map_b` of B_ROWS, or of HALF if B_MN; `map_out`, of HALF, is that of the result if
-// OUT_BITS is 16 and rows are multiples of 16 bytes.
+// Grid of pairs of blocks, at most one block per multiprocessor; 384 threads; SHARED bytes of shared memory, 1024 to
+// align them and the bytes of the factors. `map_a` has boxes of A_ROWS rows, or of HALF if A_MN; `map_b` of B_ROWS, or
+// of HALF if B_MN; `map_out`, of HALF, is the map of the result if OUT_BITS is 16 and rows are multiples of 16 bytes.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP, 1)
     grouped_wgmma(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const __grid_constant__ TensorMap map_out,
                   const __grid_constant__ Arguments of) {

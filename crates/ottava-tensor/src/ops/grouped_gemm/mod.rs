@@ -1,4 +1,7 @@
 //! Products of rows that belong to groups, each with a matrix of its own: the experts of a mixture.
+//!
+//! The definition, on the CPU, is a loop over the products. On Hopper, `Product::plan` (`wgmma.rs`) chooses a kernel for tensor cores; other GPUs
+//! and types use a plain kernel. The number of rows of each group stays on the device, so no host waits for the router.
 
 mod cpu;
 mod cuda;
@@ -18,7 +21,7 @@ pub(crate) use wgmma::{SOURCE as WGMMA_SOURCE, variants as wgmma_variants};
 pub struct Groups {
     /// I32 `[G + 1]`: where each group begins, in ascending multiples of [`Groups::ALIGNMENT`]; last, where the rows of no group begin.
     pub offsets: Tensor,
-    /// I32 `[G]`: the rows of each group. Those between them and the next group are padding, which operands hold as zeros.
+    /// I32 `[G]`: the rows of each group. Rows between them and the next group are padding, which operands hold as zeros.
     pub counts: Tensor,
 }
 
@@ -92,7 +95,7 @@ struct Sizes {
 /// [`Operand::Rows`] and of plain operands, `[K, N]` of [`Operand::Columns`] and of transposed ones. So a weight `[G · N, K]` serves fprop by
 /// its rows, and dgrad by its columns.
 ///
-/// Types, scales and sums as in [`gemm_nt`](super::gemm_nt()): the result is that of a product for each group, in any order of sums that depends
+/// Types, scales and sums as in [`gemm_nt`](super::gemm_nt()): the result equals a product for each group, in any order of sums that depends
 /// on the shapes alone. Errors if blocks of scales of `b` do not lie within one group.
 pub fn grouped_gemm_nt(
     a: Operand,

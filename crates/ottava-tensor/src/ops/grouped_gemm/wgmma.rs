@@ -38,7 +38,7 @@ macro_rules! variant {
     };
 }
 
-/// Variants of both widths, for both types of results: those of training, and that of gradients in F32.
+/// Variants of both widths, for both types of results: results of training, and gradients in F32.
 macro_rules! wide {
     ($($columns:literal),*) => { &[$(
         variant!("bf16" "16", "bf16", "bf16", "0", "AT_END", "AT_END", "0", "0", "0", "0", $columns),
@@ -251,7 +251,7 @@ impl Product {
         let shared = 1024 + SHARED + (SIDE + self.width) * DType::F32.size();
         let blocks = 2 * self.shape.pairs(self.width).min(gpu.sm_count() / 2);
         let kernel = Kernel { source: &SOURCE, defines: self.defines, entry: "grouped_wgmma" };
-        // SAFETY: the maps and scales are those of the operands, whose sizes `check` and `wgrad` have compared with `out`; offsets and counts lie
+        // SAFETY: the maps and scales belong to the operands, whose sizes `check` and `wgrad` have compared with `out`; offsets and counts lie
         // within the rows of the operands, as the contract demands.
         unsafe { gpu.launch_early(&kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &args) }
     }

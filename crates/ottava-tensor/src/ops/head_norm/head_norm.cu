@@ -1,7 +1,7 @@
 // Groups of `lanes` threads, a power of two, stride over the heads of all rows. A thread holds eight elements of a head: neighbours where
 // `lanes` times eight is the size of a head, else every 32nd, of heads up to 256.
 
-// With CENTERED this is LayerNorm with a weight per head; the number of groups is a multiple of that of heads, so each group has one head of
+// With CENTERED this is LayerNorm with a weight per head; the number of groups is a multiple of the number of heads, so each group has one head of
 // all rows.
 #ifndef CENTERED
 #define CENTERED 0
@@ -38,7 +38,7 @@ struct Head {
     }
 };
 
-// rstd of a head, of which LayerNorm subtracts the mean first unless it is of values; elements beyond the head stay zero.
+// rstd of a head. LayerNorm subtracts the mean of the head first, unless it is of values; elements beyond the head stay zero.
 __device__ __forceinline__ float rstd_of(float (&x)[8], const Head& head, int lanes, float eps, bool centers = true) {
     float sum = 0.0f;
     if constexpr (CENTERED) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ float rstd_of(float (&x)[8], const Head& head, int la
     return 1.0f / sqrtf(group_sum(sum, lanes) / head.dim + eps);
 }
 
-// The weights of queries and keys; of LayerNorm that of the first head `h` of the group, in the place of its kind.
+// The weights of queries and keys; of LayerNorm the weight of the first head `h` of the group, in the place of its kind.
 __device__ __forceinline__ void read_weights(const Head& head, const X* wq, const X* wk, u64 h, int heads, int kv_heads, float (&q)[8],
                                              float (&k)[8]) {
     if constexpr (CENTERED) {
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(256) head_norm(X* y, const X* x, co
 }
 
 // Each block writes its sums of the gradients of the weights to its row of `partial_q` and `partial_k`, `[blocks, dim]`; of LayerNorm each
-// group those of its head, `[groups / all heads, heads, dim]`.
+// group the sums of its head, `[groups / all heads, heads, dim]`.
 extern "C" __global__ void __launch_bounds__(256) head_norm_backward(X* dx, float* partial_q, float* partial_k, const X* dy, const X* x,
                                                                      const X* wq, const X* wk, int rows, int heads, int kv_heads, int dim,
                                                                      int lanes, float eps) {

@@ -47,9 +47,9 @@ impl HeadNormLayout {
 /// The weights of queries and of keys, of [`HeadNormLayout::weights`] elements.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNormWeights<'a> {
-    /// Of query heads.
+    /// The weight of query heads.
     pub q: &'a Tensor,
-    /// Of key heads.
+    /// The weight of key heads.
     pub k: &'a Tensor,
 }
 

@@ -57,7 +57,7 @@ fn finish(squares: &Tensor, magnitude: Option<&Tensor>) -> Result<Tensor> {
 /// `dmagnitude[c] += Σ_t dy[t, c] · x[t, c] / magnitude[c]`, for `dy` and `x` `[T, C]` of one type, and `magnitude` and `dmagnitude` `[C]` in
 /// the type of sums; nothing where `magnitude` is 0.
 ///
-/// It is the gradient of the magnitude if `dy` is that by `x`, the output without its factor `magnitude / norm`: the gradient by the output
+/// It is the gradient of the magnitude if `dy` is the gradient by `x`, the output without its factor `magnitude / norm`: the gradient by the output
 /// times that factor.
 pub fn magnitude_gradient(dy: &Tensor, x: &Tensor, magnitude: &Tensor, dmagnitude: &mut Tensor) -> Result<()> {
     let [rows, columns] = dy.dims("magnitude_gradient: dy")?;

@@ -42,7 +42,7 @@ pub(super) struct Scalars {
     pub unscale: f32,
 }
 
-/// The scalars of an update in device memory, so that a replayed graph reads those of the current step.
+/// The scalars of an update in device memory, so that a replayed graph reads the scalars of the current step.
 #[derive(Debug)]
 pub struct MomentumScalars {
     /// A [`Scalars`] as bytes.
@@ -104,10 +104,10 @@ pub struct MomentumParameter<'a> {
     /// Seed of stochastic rounding, different for each parameter. The rounding of element `i` in step `t` depends only on
     /// `(seed, t, offset + i)`.
     pub seed: u64,
-    /// The place of the first element in the parameter of which these tensors are a slice, a multiple of 128.
+    /// If these tensors are a slice of a parameter, the place of their first element in it, a multiple of 128.
     pub offset: usize,
     /// F32 `[2]`, of the weights and of the momentum: the second is raised by [`momentum_amax`] and read by [`momentum`]. For a slice,
-    /// [`momentum`] needs that of the whole parameter. `None` if the momentum is not [`Momentum::Scaled`].
+    /// [`momentum`] needs the amax of the whole parameter. `None` if the momentum is not [`Momentum::Scaled`].
     pub amaxes: Option<&'a mut Tensor>,
 }
 
@@ -163,7 +163,7 @@ fn check(parameter: &MomentumParameter, norm: &Tensor, scalars: &MomentumScalars
     }
 }
 
-/// Checks the amaxes of weights and momentum, of which one is needed.
+/// Checks the amaxes of weights and momentum; one of them is needed.
 pub(super) fn expect_amaxes(op: &str, amaxes: Option<&Tensor>, device: &Device) -> Result<()> {
     match amaxes {
         Some(amaxes) => expect_plain(&format!("{op}: amaxes"), amaxes, &[DType::F32], &[2], device),

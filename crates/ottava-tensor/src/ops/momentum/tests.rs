@@ -34,7 +34,7 @@ fn tensors(momentum: &Momentum) -> Vec<Tensor> {
     }
 }
 
-/// `count` updates with the same gradient. Returns the direction of the first pass, that of the second, the amaxes and the momentum of the
+/// `count` updates with the same gradient. Returns the directions of the first and of the second pass, the amaxes and the momentum of the
 /// last update.
 fn steps(grad: Gradient, stored: Stored, rule: Direction, norm: &Tensor, count: u64) -> Vec<Tensor> {
     let (device, shape) = (norm.device(), grad.values().shape());

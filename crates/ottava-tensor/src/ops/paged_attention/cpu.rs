@@ -1,4 +1,4 @@
-//! The CPU reference. Sums have the same order as in `attention/cpu.rs`, so both give the same bits for a sequence.
+//! The CPU reference. Sums have the same order as in `ops/attention/cpu.rs`, so both give the same bits for a sequence.
 
 use super::{KvBlocks, PagedBatch};
 use crate::element::{Float, Real, with_float};

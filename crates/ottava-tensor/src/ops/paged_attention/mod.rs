@@ -1,5 +1,12 @@
 //! Attention of new tokens of many sequences over keys and values in blocks of a shared cache (paged KV cache). Kwon et al. 2023,
 //! arXiv:2309.06180.
+//!
+//! Kernels of a decode step may start before their predecessor ends (`CudaDevice::launch_early`), and wait for the predecessor
+//! (`wait_for_predecessors`) before they read or write memory that the predecessor writes. Before the wait, a kernel reads only what no kernel of
+//! the pass writes. For example, products of few rows (`ops/gemm/skinny.cuh`) fetch weights, and attention reads its position in the batch, and
+//! keys and values of tokens of earlier passes (`PagedBatch::cached_lens`). If a sequence has several rows, keys of its earlier rows are appended
+//! in the pass itself, and are read after the wait. The first kernel of a pass, the embedding, does not start early, so the data of earlier passes
+//! are complete. Casts of such a pass compute no statistics (`CastStatistics::unread`).
 
 mod cpu;
 mod cuda;
@@ -82,8 +89,9 @@ pub struct PagedBatch<'a> {
     pub query_starts: &'a Tensor,
     /// `[R]`: the number of tokens of each sequence, including the new tokens, which are its last.
     pub context_lens: &'a Tensor,
-    /// `[R]`: the number of tokens of each sequence whose keys and values earlier passes have written, which a GPU may read before earlier ops
-    /// have ended: those before the new tokens; or, if several rows of a pass are tokens of one sequence, those before the first of these.
+    /// `[R]`: the number of tokens of each sequence whose keys and values earlier passes have written, which a GPU may read before earlier
+    /// ops have ended: tokens before the new tokens; or, if several rows of a pass are tokens of one sequence, tokens before the first of
+    /// these rows.
     pub cached_lens: &'a Tensor,
     /// `[R, max blocks]`: the blocks of each sequence in the order of its tokens.
     pub block_tables: &'a Tensor,

@@ -31,7 +31,7 @@ __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, cons
     start_successors();
     const int token = blockIdx.x, all = heads + 2 * kv_heads, half = (dim + 1) / 2, lane = threadIdx.x & ((1 << log2_lanes) - 1);
     const int head = (blockIdx.y * blockDim.x + threadIdx.x) >> log2_lanes;
-    // A lane's two eights of a head, of which the last lane may have fewer elements.
+    // A lane's two eights of a head; the last lane may have fewer elements.
     const int at = at_of<NEIGHBOURS>(8 * lane), apart = distance<NEIGHBOURS>(half, 8);
     const int counts[2] = {(NEIGHBOURS ? dim : half) - at, dim - at - apart}, pairs = half - 8 * lane;
     const bool works = head < all && pairs > 0;

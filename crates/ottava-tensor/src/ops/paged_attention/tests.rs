@@ -173,7 +173,7 @@ fn paged_attention_agrees_across_devices() {
     if gpu().is_none() {
         return;
     }
-    // Decode over several splits, and with empty rows; chunks of prompts; several new tokens, some of which fit in one tile.
+    // Decode over several splits, and with empty rows; chunks of prompts; several new tokens, and some of them fit in one tile.
     let cases: [(&[usize], &[usize], usize); 4] = [
         (&[700, 1, 256, 257, 90], &[1; 5], 8),
         (&[40, 300, 7], &[33, 20, 7], 3),
@@ -415,7 +415,7 @@ fn rows_read_tokens_of_their_own_pass() {
 }
 
 /// Codes and scales of the cache, values in another type than activations, and rotated rows, padding included, have the same bits on all
-/// devices, and those of `rope` before `append_kv`.
+/// devices, and the bits of `rope` before `append_kv`.
 #[test]
 fn caches_are_bit_identical_across_devices_and_to_rope() {
     // Heads of whole eights of pairs, and of others; more of them than a block takes.

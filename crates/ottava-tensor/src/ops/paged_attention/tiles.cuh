@@ -21,7 +21,7 @@ struct Walk {
           last((end - 1) / 16 * 16), kv(kv), kv_heads(kv_heads), warp(warp), lane(lane) {}
     // The first token of a tile.
     __device__ __forceinline__ int tile(int number) const { return begin + ((number / TILES * WARPS + warp) * TILES + number % TILES) * 16; }
-    // The row of the first key of tile `number` + lane, so that a warp knows those of 32 tiles.
+    // The row of the first key of tile `number` + lane, so that a warp knows the rows of 32 tiles.
     __device__ __forceinline__ u32 row_from(int number) const {
         const int position = min(tile(number + lane), last), block = blocks[position >> log2_block];
         return (((u32)block * 2 * kv_heads + kv) << log2_block) + (position & ((1 << log2_block) - 1));
@@ -58,7 +58,7 @@ struct LoadedTiles {
     }
     // Starts to read the first keys and values.
     __device__ __forceinline__ void start() { load_keys(tile), load_values(tile); }
-    // Starts to read the next keys, or values, when those of the current tiles have been read.
+    // Starts to read the next keys, or values, when the keys or values of the current tiles have been read.
     __device__ __forceinline__ void start_next_keys() {
         number += TILES;
         if (number % 32 == 0) row = walk.row_from(number);

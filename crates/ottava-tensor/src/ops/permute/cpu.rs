@@ -47,7 +47,7 @@ pub(super) fn gather(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, y: &mu
     });
 }
 
-/// `scale_inv` is that of `codes` by row, or one for all, which stays.
+/// `scale_inv` is the inverse scale of `codes` by row, or one for all rows, which stays.
 pub(super) fn gather_quantized(
     from: &Tensor,
     from_scales: &Tensor,

@@ -81,7 +81,7 @@ pub(super) fn gather_amax(
     gather_amaxes(gpu, x, slots, weights, [amax.device_ptr_mut(), 0, 0])
 }
 
-/// Raises the amaxes of the result of `gather`: that of all rows, those of rows and those of columns, at addresses that may be null.
+/// Raises the amaxes of the result of `gather`: the amax of all rows, of each row and of each column, at addresses that may be null.
 fn gather_amaxes(
     gpu: &CudaDevice,
     x: &Tensor,

@@ -1,4 +1,4 @@
-//! Rows of tokens, permuted so that those of each expert are neighbours, and the way back.
+//! Rows of tokens, permuted so that the rows of each expert are neighbours, and the way back.
 
 mod cpu;
 mod cuda;
@@ -91,7 +91,7 @@ pub fn gather_to(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, output: Ou
     }
 }
 
-/// The codes of `x` `[T, C]` by slot: those that the cast of [`gather_to`] would write, if rows are cast alike wherever they are (one scale, or
+/// The codes of `x` `[T, C]` by slot: the codes that the cast of [`gather_to`] would write, if rows are cast alike wherever they are (one scale, or
 /// scales along rows). Rows of no choice have codes of zero and a scale of one. `x` has the copy that is contracted along the columns; with
 /// `transposes`, the result has both.
 ///

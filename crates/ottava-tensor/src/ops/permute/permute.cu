@@ -33,7 +33,7 @@ struct Gathered {
 };
 template <> constexpr bool MAY_COPY<Gathered> = true;
 
-// Grid (tiles along rows, tiles along columns), 256 threads. Neighbouring blocks have the same columns, so that L2 holds those of all tokens while
+// Grid (tiles along rows, tiles along columns), 256 threads. Neighbouring blocks have the same columns, so that L2 holds these columns of all tokens while
 // their rows are read once for each choice.
 extern "C" __global__ void __launch_bounds__(256, 5)
     gather_codes(const X* x, const int* pair_of, const float* weights, int K, const __grid_constant__ Destination to) {
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2)
 #else
 __device__ __forceinline__ int padded128(int n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-// Grid of experts, of which number `first` is the first.
+// Grid of experts; number `first` is the first.
 extern "C" __global__ void __launch_bounds__(1024) count_slots(int* counts, const int* ids, int pairs, int first) {
     start_successors();
     wait_for_predecessors();
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(1024) count_slots(int* counts, cons
 }
 
 // Grid of experts, 32 warps. A block lists the choices of its expert in order, eight candidates per thread at a time; the first block also
-// marks those of experts outside the grid.
+// marks choices of experts outside the grid.
 #define EACH 8
 extern "C" __global__ void __launch_bounds__(1024)
     place_slots(int* offsets, int* slot_of, int* pair_of, const int* ids, const int* counts, int pairs, int experts, int rows, int first_expert) {

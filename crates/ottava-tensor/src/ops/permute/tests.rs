@@ -107,7 +107,7 @@ fn gathers_write_to_every_destination() {
     }
 }
 
-/// Codes that are gathered after the cast are those that a gather casts, bit for bit, with every scale that belongs to a row or to all.
+/// Codes that are gathered after the cast equal the codes that a gather casts, bit for bit, with every scale that belongs to a row or to all.
 #[test]
 fn gathered_codes_are_those_of_gathered_values() {
     let how = CurrentScaling { epsilon: 0.0, power_of_two: false };
@@ -149,7 +149,7 @@ fn gathered_codes_are_those_of_gathered_values() {
     }
 }
 
-/// Ranges of experts have the rows of all, each once, and their sums over choices add up to that of all.
+/// Ranges of experts have the rows of all, each once, and their sums over choices add up to the sum of all.
 #[test]
 fn ranges_of_experts_share_the_choices() {
     for (tokens, chosen, experts, favourite) in CASES.into_iter().filter(|(_, _, experts, _)| *experts > 2) {

@@ -217,7 +217,7 @@ fn of_margin<R: Real>(loss: PreferenceLoss, x: R) -> (R, R) {
         PreferenceLoss::Discopop { tau } => {
             let (tau, logistic) = (R::of(tau), softplus(-x));
             let (share, rest) = (sigmoid(x / tau), sigmoid(-(x / tau)));
-            // `m · e^(-x)`, of which the second factor alone would overflow.
+            // `m · e^(-x)`; the second factor alone would overflow.
             let exponential = (-x - softplus(-(x / tau))).exp();
             let mixed = (exponential - logistic * share) * rest / tau;
             (logistic * rest + exponential, mixed - rest * sigmoid(-x) - exponential)

@@ -1,7 +1,7 @@
 //! The losses, and what each of them compares.
 
 /// A loss of pairs, whose sequences `2i` and `2i + 1` are the chosen and the rejected one, or of sequences with labels. `x` is the
-/// log-probability of a sequence less that of the reference, `h = x_chosen - x_rejected`, and `σ` the logistic function.
+/// log-probability of a sequence minus the log-probability by the reference, `h = x_chosen - x_rejected`, and `σ` the logistic function.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PreferenceLoss {
     /// DPO: `-(1 - label_smoothing) · ln σ(β · h) - label_smoothing · ln σ(-β · h)`. Rafailov et al. 2023, arXiv:2305.18290; with

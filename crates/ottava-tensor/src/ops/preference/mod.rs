@@ -1,4 +1,4 @@
-//! The losses of preference tuning: of the log-probabilities of whole sequences and those by a reference model, or of the rewards that a
+//! The losses of preference tuning: of the log-probabilities of whole sequences by the model and by a reference model, or of the rewards that a
 //! reward model gives.
 
 mod cpu;
@@ -49,7 +49,7 @@ pub fn sequence_log_probs(losses: &Tensor, sequences: usize) -> Result<Tensor> {
 /// negative log-probability of each of the `tokens` of all sequences: the factors with which
 /// [`cross_entropy_gradient`](super::cross_entropy_gradient()) continues.
 ///
-/// `scale` is `[1]`, of the type of `policy`. Returns losses `[S]`, where that of a pair stands at its chosen sequence and 0 at the other,
+/// `scale` is `[1]`, of the type of `policy`. Returns losses `[S]`, where the loss of a pair stands at its chosen sequence and 0 at the other,
 /// and factors `[tokens]`.
 ///
 /// Errors with [`Error::Value`] unless sequences have equal numbers of tokens, pairs two sequences, and all terms are of pairs or all of

@@ -79,8 +79,8 @@ __device__ __forceinline__ float at_equal_rank(const Values& values, const Other
     return found;
 }
 
-// One block per sequence, whose threads compute the same derivative and stride over the factors of its tokens. With `adds`, results are added to
-// those of the losses before.
+// One block per sequence, whose threads compute the same derivative and stride over the factors of its tokens. With `adds`, results are
+// added to the results of earlier losses.
 extern "C" __global__ void preference_loss(float* losses, float* factors, const float* policy, const float* reference,
                                            const float* lengths, const float* labels, const float* kl, const float* scale, float beta,
                                            float first, float second, float weight, int formula, int compares, int adds, int tokens) {

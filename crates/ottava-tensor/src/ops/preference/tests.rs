@@ -44,7 +44,7 @@ fn preference_loss(
     super::preference_loss(&[PreferenceTerm { loss, weight: 1.0 }], beta, policy, targets, scale, tokens)
 }
 
-/// Sequences whose log-probabilities are near those of the reference: the loss is sensitive there.
+/// Sequences whose log-probabilities are near the reference's: the loss is sensitive there.
 fn inputs(sequences: usize, dtype: DType) -> [Tensor; 2] {
     [normals("policy", &[sequences], dtype), normals("reference", &[sequences], dtype)]
 }

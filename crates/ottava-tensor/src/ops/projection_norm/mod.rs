@@ -24,16 +24,16 @@ pub struct ProjectionNormLayout {
     pub kind: NormKind,
     /// Added to the mean square.
     pub eps: f64,
-    /// Ranks that divide queries and keys, of which each has as many.
+    /// Ranks that divide queries and keys; each rank has as many.
     pub ranks: usize,
 }
 
 /// The sums over the rows of a projection, added over ranks: F32 `[T, 2]` (F64 for F64), of queries and of keys.
 #[derive(Clone, Copy, Debug)]
 pub struct ProjectionSums<'a> {
-    /// Of [`projection_squares`].
+    /// The sums of [`projection_squares`].
     pub squares: &'a Tensor,
-    /// Of [`projection_dots`].
+    /// The sums of [`projection_dots`].
     pub dots: &'a Tensor,
 }
 
@@ -51,8 +51,8 @@ pub fn projection_squares(x: &Tensor, layout: ProjectionNormLayout) -> Result<Te
     Ok(squares)
 }
 
-/// `y = x · rstd · weight` of queries and keys, `rstd = 1 / sqrt(mean(x²) + eps)` with the mean over those of all ranks; values stay.
-/// With [`NormKind::RmsPlusOne`], `1 + weight` replaces the weight. `squares` are those of [`projection_squares`], added over ranks.
+/// `y = x · rstd · weight` of queries and keys, `rstd = 1 / sqrt(mean(x²) + eps)` with the mean over queries or keys of all ranks; values stay.
+/// With [`NormKind::RmsPlusOne`], `1 + weight` replaces the weight. `squares` are the sums of [`projection_squares`], added over ranks.
 pub fn projection_norm(
     x: &Tensor,
     weights: HeadNormWeights,

@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(256) projection_dots(float* dots, c
 }
 
 // Each block processes every gridDim-th row, and writes its sums of the gradients of the weights to its row of `partial_q` and `partial_k`;
-// a thread adds those of its columns in registers.
+// a thread adds the gradients of its columns in registers.
 extern "C" __global__ void __launch_bounds__(256) projection_norm_backward(X* dx, float* partial_q, float* partial_k, const X* dy, const X* x,
                                                                            const X* wq, const X* wk, const float* squares, const float* dots,
                                                                            int rows, int queries, int keys, int values, int ranks, float eps) {

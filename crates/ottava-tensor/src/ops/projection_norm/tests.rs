@@ -80,7 +80,7 @@ fn projections_are_normalised_as_rows() {
     }
 }
 
-/// A rank's results are its part of those of a row that repeats its part for each rank.
+/// A rank's results equal its part of the results of a row that repeats its part for each rank.
 #[test]
 fn ranks_share_one_mean() {
     let repeated = |x: &Tensor, widths: &[usize]| {

@@ -48,7 +48,7 @@ fn sharing(granularity: Granularity) -> Result<&'static str> {
     })
 }
 
-/// The defines that cast values of `dtype` to codes like those of `out`, or only measure the amaxes of rows and columns.
+/// The defines that cast values of `dtype` to codes like the codes of `out`, or only measure the amaxes of rows and columns.
 fn variant(dtype: DType, out: &QuantizedTensor, measures: bool) -> Result<Defines> {
     let storage = launch::storage(dtype)?[0].1;
     let (format, sharing) = match (measures, out.format) {
@@ -117,7 +117,7 @@ pub(in crate::ops) unsafe fn produce(
         for (out, to) in outputs {
             args.extend(destination(out, to, [0; 2], how.dtype));
         }
-        // SAFETY: the caller's promise for the inputs, and that of `destination`.
+        // SAFETY: the caller's promise for the inputs, and the promise of `destination`.
         return unsafe { gpu.launch(&casts, how.grid, how.block, how.shared, &args) };
     }
     // Per-row scales need whole rows and columns: one launch for the amaxes, one for the codes.
@@ -244,7 +244,7 @@ pub(in crate::ops) unsafe fn produce_rows(
     let kernel = Kernel { source, defines: variant(dtype, out, false)?, entry };
     let args = [inputs, &destination(out, to, [0; 2], dtype)].concat();
     let grid = [QuantizedTensor::padded(out.rows) as u32 * blocks, 1, 1];
-    // SAFETY: the caller's promise for the inputs, and that of `destination`; the blocks of each padded row have threads for its columns.
+    // SAFETY: the caller's promise for the inputs, and the promise of `destination`; the blocks of each padded row have threads for its columns.
     unsafe { gpu.launch_early_in_clusters(&kernel, grid, blocks, threads, 0, &args) }
 }
 

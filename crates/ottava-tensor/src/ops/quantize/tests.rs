@@ -150,7 +150,7 @@ static CONVERSIONS: Source = Source {
     constants: &[],
 };
 
-/// GPUs below compute capability 8.9 convert by integers. For all floats and all pairs of codes, the results are those of the instructions.
+/// GPUs below compute capability 8.9 convert by integers. For all floats and all pairs of codes, the results equal the results of the instructions.
 #[test]
 fn conversions_by_integers_are_those_of_the_instructions() {
     let Some(device) = gpu() else { return };

@@ -65,7 +65,7 @@ pub fn slice_amaxes(x: &Tensor, dtype: DType, slice: MatrixSlice) -> Result<Tens
 
 /// Casts the elements `x` of `slice` (F32, F16 or BF16), rounded to `dtype`, as [`quantize_blocks`](crate::ops::quantize_blocks) casts the whole
 /// matrix to E4M3 with scales of 128x128 blocks, from the `amaxes` of [`slice_amaxes`] of the whole matrix. Overwrites the codes of `into`,
-/// which are those of the slice, and its scales, which are those of the whole matrix ([`empty_slice`]).
+/// which cover the slice, and its scales, which cover the whole matrix ([`empty_slice`]).
 pub fn quantize_slice(
     x: &Tensor,
     dtype: DType,

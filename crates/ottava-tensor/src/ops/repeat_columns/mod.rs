@@ -10,7 +10,7 @@ use crate::{Device, Error, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
 
-/// Consecutive columns of a matrix, of which each block is repeated.
+/// Consecutive columns of a matrix, in blocks that are repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RepeatedColumns {
     /// Columns of the matrix.
@@ -44,7 +44,7 @@ impl Sections {
     }
 }
 
-/// The matrix `x` `[T, C]` with repeated blocks of columns. Its columns are those of the `sections`, at most three.
+/// The matrix `x` `[T, C]` with repeated blocks of columns. Its columns are the columns of the `sections`, at most three.
 ///
 /// Errors with [`Error::Value`] for sections that are not whole blocks.
 pub fn repeat_columns(x: &Tensor, sections: &[RepeatedColumns]) -> Result<Tensor> {

@@ -157,7 +157,7 @@ pub(in crate::ops) fn layer_row_backward<S: Float>(
     }
 }
 
-/// Writes the gradient by a row, and adds to that by the weight.
+/// Writes the gradient by a row, and adds to the gradient by the weight.
 pub(in crate::ops) fn row_backward<S: Float>(
     dy: &[S],
     x: &[S],

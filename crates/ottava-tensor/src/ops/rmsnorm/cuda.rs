@@ -13,7 +13,7 @@ kernel_source!(PLUS_ONE_FP8, "rmsnorm", "destination.cuh", "rows.cuh" + ADDS_ONE
 kernel_source!(LAYER, "rmsnorm" + CENTERED; STRIP);
 kernel_source!(LAYER_FP8, "rmsnorm", "destination.cuh", "rows.cuh" + CENTERED; STRIP);
 
-/// The kernels by [`NormKind`], and those that write FP8.
+/// The kernels by [`NormKind`], and kernels that write FP8.
 pub(crate) static SOURCES: [&Source; 3] = [&RMS, &PLUS_ONE, &LAYER];
 pub(crate) static FP8_SOURCES: [&Source; 3] = [&RMS_FP8, &PLUS_ONE_FP8, &LAYER_FP8];
 

@@ -140,7 +140,7 @@ fn on_gpu(
         cuda::rmsnorm_strips(gpu, x, weights, eps, rstd, &mut quantized, &mut to)?;
         return Ok(Produced::Fp8(quantized));
     }
-    // A transpose needs tiles of many rows, and statistics need whole rows, so those are computed first.
+    // A transpose needs tiles of many rows, and statistics need whole rows, so statistics are computed first.
     cuda::rmsnorm_codes(gpu, x, weights, eps, rstd, &mut quantized, &mut to)?;
     Ok(Produced::Fp8(quantized))
 }
@@ -148,7 +148,7 @@ fn on_gpu(
 /// Operations fused with [`norm_backward`].
 #[derive(Debug, Default)]
 pub struct NormBackward<'a> {
-    /// The gradient of the bias `[C]`, like that of the weight, to be added to.
+    /// The gradient of the bias `[C]`, to be added to, as the gradient of the weight is.
     pub dbias: Option<&'a mut Tensor>,
     /// The gradient of the residual connection, added to `dx` as by [`add`](super::add()).
     pub dresidual: Option<&'a Tensor>,

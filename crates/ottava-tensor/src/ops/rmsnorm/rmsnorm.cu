@@ -76,7 +76,7 @@ __device__ __forceinline__ float sum_of_256(float sum) {
 #define LANES (32 / ROWS)
 #define WARPS 32
 
-// `sum_of_256` of ROWS rows at once: the halves of a warp exchange rows. Lane `l` gets that of row `l / LANES`.
+// `sum_of_256` of ROWS rows at once: the halves of a warp exchange rows. Lane `l` gets the value of row `l / LANES`.
 __device__ __forceinline__ float sums_of_256(float (&v)[ROWS]) {
 #pragma unroll
     for (int rows = ROWS / 2, offset = 16; rows > 0; rows /= 2, offset /= 2) {
@@ -104,7 +104,7 @@ __device__ __forceinline__ void send8(Eight<X>* to, const X* from) {
 __device__ __forceinline__ float channels_of(int i, int C) { return max(0, min(256, C - 256 * i)); }
 __device__ __forceinline__ float per_channel_of(int i, int C) { return 1.0f / fmaxf(1.0f, channels_of(i, C)); }
 
-// Statistics of a row from those of each 256 of its channels: sums of squares, for LayerNorm of distances from the mean of the 256, and
+// Statistics of a row from the statistics of each 256 of its channels: sums of squares, for LayerNorm of distances from the mean of the 256, and
 // these means. LANES neighbouring threads read the same row. LayerNorm merges means and squares as Chan et al. 1983 do, about the first
 // mean, so that the mean of equal values is exact.
 __device__ __forceinline__ Statistics statistics_of(const float* squares, const float* means, int C, float eps) {
@@ -140,7 +140,7 @@ __device__ __forceinline__ Statistics statistics_of(const float* squares, const 
 // Sums of each 256 channels, padded so that lanes that read several rows do so from different banks. They start at zero.
 struct Sums { float squares[ROWS][WARPS + 4], means[CENTERED ? ROWS : 1][WARPS + 4]; };
 
-// A group of whole warps that processes ROWS rows at a time. Its barrier; where its sums start in those of the block, and where its warps'
+// A group of whole warps that processes ROWS rows at a time. Its barrier; where its sums start in the sums of the block, and where its warps'
 // are; one over the channels of this warp; whether this thread has channels.
 struct Group {
     int barrier, threads, first, place;
@@ -148,7 +148,7 @@ struct Group {
     bool mine;
 };
 
-// Statistics of ROWS rows held by a group; its first warp writes those of rows `row0..` below `all`. Calls alternate between two `sums`.
+// Statistics of ROWS rows held by a group; its first warp writes the statistics of rows `row0..` below `all`. Calls alternate between two `sums`.
 __device__ __forceinline__ void statistics_of_rows(Statistics (&of_rows)[ROWS], float* rstd, int row0, int all, const Eight<X>* rows,
                                                    const Group& group, Sums& sums, int C, float eps) {
     const int lane = threadIdx.x % 32, row = lane / LANES;
@@ -563,7 +563,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 extern "C" __global__ void __launch_bounds__(1024, 1)
     rmsnorm_rows(float* rstd, const X* x, const X* weight AND_BIAS, float eps, const __grid_constant__ Destination to) {
     if constexpr (SHARING != PerRow) return;
-    // Those of each 256 channels, as `statistics_of` reads them.
+    // Statistics of each 256 channels, as `statistics_of` reads them.
     __shared__ alignas(16) float squares[WARPS + 4], means[CENTERED ? WARPS + 4 : 1];
     start_successors();
     const int C = to.columns, c = row_column<1>(0), warp = threadIdx.x / 32, row = blockIdx.x;
@@ -601,7 +601,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
                    const __grid_constant__ Destination to) {
     extern __shared__ uint4 strip_of_the_launch[];
     if constexpr (SHARING != PerTensor) return;
-    // Those of 8, 4, 2 or 1 groups lie side by side.
+    // The sums of 8, 4, 2 or 1 groups lie side by side.
     __shared__ alignas(16) Sums sums[2];
     __shared__ Limits limits;
     const int rows = to.rows, columns = to.columns, padded_rows = padded(rows);

@@ -226,7 +226,7 @@ fn strips_of_a_layernorm_match_tiles() {
     }
 }
 
-/// The mean of equal values is not rounded: not by the product with 1/C, of which 896 and 3584 are examples, nor where kernels merge the means
+/// The mean of equal values is not rounded: not by the product with 1/C (896 and 3584 are examples of C), nor where kernels merge the means
 /// of each 256 channels.
 #[test]
 fn layernorm_of_equal_values_is_its_bias() {

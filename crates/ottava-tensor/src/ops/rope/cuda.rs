@@ -12,7 +12,7 @@ kernel_source!(PARTIAL_NEIGHBOURS, "rope", "rope/pairs.cuh" + PARTIAL + INTERLEA
 kernel_source!(HALVES_FP8, "rope", "destination.cuh", "rope/pairs.cuh");
 kernel_source!(NEIGHBOURS_FP8, "rope", "destination.cuh", "rope/pairs.cuh" + INTERLEAVED);
 
-/// The kernels by [`RopePairs`], those for heads of which a part is rotated, and those that write FP8.
+/// The kernels by [`RopePairs`], kernels that rotate a part of each head, and kernels that write FP8.
 pub(crate) static SOURCES: [&Source; 2] = [&HALVES, &NEIGHBOURS];
 pub(crate) static PARTIAL_SOURCES: [&Source; 2] = [&PARTIAL_HALVES, &PARTIAL_NEIGHBOURS];
 pub(crate) static FP8_SOURCES: [&Source; 2] = [&HALVES_FP8, &NEIGHBOURS_FP8];

@@ -53,7 +53,7 @@ pub enum Rotation {
 
 /// Rotates in place: `(a, b) -> (a·cos - b·sin, b·cos + a·sin)` for each pair of a head.
 ///
-/// `x` `[T, W]`; `angles` are those of its rows.
+/// `x` `[T, W]`; `angles` are the angles of its rows.
 pub fn rope(x: &mut Tensor, angles: Angles, layout: RopeLayout, rotation: Rotation) -> Result<()> {
     check(x, angles, layout)?;
     match x.device().clone() {

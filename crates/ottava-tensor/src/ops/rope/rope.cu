@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
             tiles[k].cast(row, columns, x8[k], scale);
         }
     }
-    // Other threads than those that filled a tile cast it.
+    // Other threads than the threads that filled a tile cast it.
     if (HOLDS) __syncthreads();
 #pragma unroll
     for (int k = 0; k < 2; k++) tiles[k].finish(columns);

@@ -50,7 +50,7 @@ fn rope_agrees_across_devices() {
     }
 }
 
-/// Heads of which the first elements are rotated: the others keep their bits, and the rotated ones have those of smaller heads.
+/// Heads whose first elements are rotated: the other elements keep their bits, and the rotated elements have the bits of smaller heads.
 #[test]
 fn a_part_of_each_head_may_be_rotated() {
     for (pairs, rotated, head_dim) in PAIRS.into_iter().flat_map(|p| [(p, 4, 10), (p, 16, 24), (p, 96, 128)]) {

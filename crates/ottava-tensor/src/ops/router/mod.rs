@@ -22,7 +22,7 @@ pub struct Routing {
     pub normalise: Option<f64>,
     /// The factor of all weights.
     pub scale: f64,
-    /// Groups of neighbouring experts, of which only some may be chosen from.
+    /// Groups of neighbouring experts; experts are chosen from some of the groups.
     pub groups: Option<ExpertGroups>,
 }
 
@@ -31,7 +31,7 @@ pub struct Routing {
 pub enum RouterScores {
     /// Over all experts.
     Softmax,
-    /// Of each expert alone.
+    /// The sigmoid of the logit of each expert alone.
     Sigmoid,
 }
 
@@ -49,9 +49,9 @@ pub struct ExpertGroups {
 /// The score of a group of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupScore {
-    /// That of its best expert.
+    /// The score of its best expert.
     Best,
-    /// The sum of those of its two best.
+    /// The sum of the scores of its two best experts.
     TwoBest,
 }
 
@@ -202,7 +202,7 @@ pub fn count_choices(ids: &Tensor, counted: &Tensor, experts: usize) -> Result<T
     Ok(counts)
 }
 
-/// The gradient by the logits of [`route`], like them, from that by its weights, `dweights` `[T, K]`, plus those of the `losses`. The bias has
+/// The gradient by the logits of [`route`], like them, from the gradient by its weights, `dweights` `[T, K]`, plus the gradients of the `losses`. The bias has
 /// none.
 pub fn route_backward(
     logits: &Tensor,

@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 }
 
 // The same grid. `balance` and `z` are the factors of the counts and of `lse` times softmax, before `scale` and the means over `counted` tokens.
-// `counts` are those of R ranks. `scale` is null without losses.
+// `counts` are the counts of R ranks. `scale` is null without losses.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     route_backward(float* dlogits, const float* logits, const float* lse, const int* ids, const float* dweights, const int* counts,
                    const int* counted, const float* scale, float balance, float z, int R, int T, int E, int K,

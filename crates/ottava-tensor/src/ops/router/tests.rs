@@ -3,7 +3,7 @@ use crate::testing::{Tolerance, normals, parity, values};
 
 const PLAIN: Routing = Routing { chosen: 2, scores: RouterScores::Softmax, normalise: None, scale: 1.0, groups: None };
 
-/// That of DeepSeek-V3, of 2 of 4 groups.
+/// The routing of DeepSeek-V3, of 2 of 4 groups.
 const SIGMOID: Routing = Routing {
     chosen: 3,
     scores: RouterScores::Sigmoid,
@@ -12,7 +12,7 @@ const SIGMOID: Routing = Routing {
     groups: Some(ExpertGroups { count: 4, chosen: 2, by: GroupScore::TwoBest }),
 };
 
-/// That of DeepSeek-V2, of 2 of 4 groups.
+/// The routing of DeepSeek-V2, of 2 of 4 groups.
 const GROUPED: Routing =
     Routing { scale: 16.0, groups: Some(ExpertGroups { count: 4, chosen: 2, by: GroupScore::Best }), ..PLAIN };
 
@@ -158,7 +158,7 @@ fn routers_agree_across_devices() {
         (5, 1, Routing { chosen: 1, scores: RouterScores::Sigmoid, ..PLAIN }),
     ] {
         let mut x = normals("logits", &[tokens, experts], DType::F32).to_vec::<f32>().unwrap();
-        // Ties, of which each device must choose the first.
+        // Ties: each device must choose the first.
         x.iter_mut().for_each(|x| *x = (*x * 8.0).round() / 8.0);
         let inputs = [
             Tensor::from_slice(&Device::Cpu, &[tokens, experts], &x).unwrap(),

@@ -23,7 +23,7 @@ pub struct Draw {
     pub top_k: Option<usize>,
     /// Only the fewest likeliest tokens that together have this probability can be drawn; 1 for all.
     pub top_p: f64,
-    /// Only tokens with at least this share of the likeliest one's probability can be drawn; 0 for all.
+    /// Only tokens whose probability is at least this share of the likeliest token's probability can be drawn (0.1: at least a tenth); 0 for all.
     pub min_p: f64,
     /// Where the draw falls among the weights in the order of ids: a uniform number in units of 2⁻⁶⁴.
     pub uniform: u64,
@@ -161,7 +161,7 @@ impl Draws {
 /// Draws a token of each row of F32 `logits` `[R, V]`: I32 `[R]`, -1 for a row with an element that is not finite. Also F32 `[R]`, the
 /// token's log-probability by the unchanged logits.
 ///
-/// Probabilities are multiples of 2⁻⁴⁰ of the likeliest token's, so those below it are never drawn. A draw depends on its row alone, and
+/// Probabilities are multiples of 2⁻⁴⁰ of the likeliest token's, so tokens below it are never drawn. A draw depends on its row alone, and
 /// is the same on all devices.
 pub fn sample(logits: &Tensor, draws: &mut Draws) -> Result<(Tensor, Tensor)> {
     let [rows, _] = draws.shape;

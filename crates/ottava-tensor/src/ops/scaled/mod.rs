@@ -23,7 +23,7 @@ pub fn scaled(x: &Tensor, dtype: DType) -> Result<ScaledTensor> {
     scaled_by(x, &amax(x)?, dtype)
 }
 
-/// [`scaled`] with the scale of another `amax`, F32 `[1]`: that of a tensor of which `x`, which may be empty, is a part.
+/// [`scaled`] with the scale of another `amax`, F32 `[1]`: the amax of a whole tensor. `x` is a part of the tensor, and may be empty.
 pub fn scaled_by(x: &Tensor, amax: &Tensor, dtype: DType) -> Result<ScaledTensor> {
     x.expect_dtype("scaled: x", &[DType::F32, DType::BF16])?;
     let mut out = ScaledTensor {

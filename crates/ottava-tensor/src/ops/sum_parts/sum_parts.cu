@@ -1,4 +1,4 @@
-// Term number p of the sum: part number `place` is `own`, those around it are the `count` others, and the last is the addend.
+// Term number p of the sum: part number `place` is `own`, the parts around it are the `count` others, and the last is the addend.
 __device__ const X* term(int p, const X* own, const X* others, const X* addend, int place, int count, u64 n) {
     if (p == place) return own;
     const int other = p < place ? p : p - 1;

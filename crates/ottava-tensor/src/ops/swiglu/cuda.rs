@@ -27,7 +27,7 @@ const ROW_KERNELS: RowKernels = RowKernels { few: ("swiglu_few_rows", 256), many
 const PRODUCT_KERNELS: RowKernels =
     RowKernels { few: ("swiglu_product_few_rows", 256), many: Some("swiglu_product_rows") };
 
-/// The kernels of each activation, and those that write FP8.
+/// The kernels of each activation, and kernels that write FP8.
 pub(crate) static SOURCES: [&Source; 6] = [&SWIGLU, &GEGLU_EXACT, &GEGLU_TANH, &EXACT, &TANH, &CLAMPED];
 pub(crate) static FP8_SOURCES: [&Source; 6] =
     [&SWIGLU_FP8, &GEGLU_EXACT_FP8, &GEGLU_TANH_FP8, &EXACT_FP8, &TANH_FP8, &CLAMPED_FP8];
@@ -50,7 +50,7 @@ pub(super) fn activation(gpu: &CudaDevice, how: Activation, x: &Tensor, y: &mut 
     let args = [Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::I32(hidden as i32)];
     // Few rows leave most of the GPU idle, so their blocks are larger.
     let threads = if tokens < gpu.sm_count() { 4 * BLOCK } else { BLOCK };
-    // SAFETY: `x` has rows of `how.inputs()` times the width of those of `y`, and as many: one block for each.
+    // SAFETY: `x` has as many rows as `y`, `how.inputs()` times as wide: one block for each.
     unsafe { gpu.launch_early(&kernel, [tokens as u32, 1, 1], threads, 0, &args) }
 }
 
@@ -135,7 +135,7 @@ pub(super) fn activation_backward(
     let mut args = vec![Arg::Ptr(dx.device_ptr_mut()), Arg::Ptr(dy.device_ptr())];
     args.extend(x.device_ptrs());
     args.push(Arg::I32(hidden as i32));
-    // SAFETY: `x` and `dx` have rows of `how.inputs()` times the width of those of `dy`, and as many: one block for each.
+    // SAFETY: `x` and `dx` have as many rows as `dy`, `how.inputs()` times as wide: one block for each.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }
 
@@ -152,7 +152,7 @@ pub(super) fn activation_dots(
     let mut args = vec![Arg::Ptr(dots.device_ptr_mut()), Arg::Ptr(dy.device_ptr())];
     args.extend(x.device_ptrs());
     args.push(Arg::I32(hidden as i32));
-    // SAFETY: `x` has rows of `how.inputs()` times the width of those of `dy`, and both as many as `dots`: one block for each.
+    // SAFETY: `x` and `dy` have as many rows as `dots`, and rows of `x` are `how.inputs()` times as wide as rows of `dy`: one block for each.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }
 

@@ -50,7 +50,7 @@ impl Activation {
         }
     }
 
-    /// The shape `[T, F]` of the output for that of the input.
+    /// The shape `[T, F]` of the output for the shape of the input.
     fn shape(self, [tokens, width]: [usize; 2]) -> Result<[usize; 2]> {
         match width.is_multiple_of(self.inputs()) {
             true => Ok([tokens, width / self.inputs()]),

@@ -34,7 +34,7 @@ fn activations_agree_across_devices() {
     }
 }
 
-/// Normals of which many lie beyond the bounds of the clamped SwiGLU.
+/// Normals; many lie beyond the bounds of the clamped SwiGLU.
 fn wide_normals(shape: &[usize], dtype: DType) -> Tensor {
     let wide: Vec<f64> = values(&normals("x", shape, DType::F64)).into_iter().map(|x| 6.0 * x).collect();
     cast(&Tensor::from_slice(&Device::Cpu, shape, &wide).unwrap(), dtype).unwrap()

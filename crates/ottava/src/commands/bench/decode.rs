@@ -13,13 +13,13 @@ use ottava_tensor::Device;
 use serde_json::json;
 
 /// Time decoding and prefill with a known model's shape and random weights, relative to the time to read weights and KV cache. With --gpus or
-/// --ranks, bytes and floor are those of rank 0.
+/// --ranks, bytes and floor count rank 0.
 #[derive(Args)]
 pub struct Decode {
     /// A model that `bench train` knows.
     #[arg(long, default_value = "llama-3-8b")]
     model: String,
-    /// Number of blocks; by default that of the model.
+    /// Number of blocks; by default the model's number.
     #[arg(long, value_parser = crate::commands::count)]
     layers: Option<usize>,
     /// Batch sizes, measured one after the other.

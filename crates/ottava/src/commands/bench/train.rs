@@ -20,7 +20,7 @@ pub(super) struct Train {
     /// phi-3-medium, or command-r-35b.
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
-    /// Number of blocks; by default that of the model.
+    /// Number of blocks; by default the model's number.
     #[arg(long, value_parser = crate::commands::count)]
     layers: Option<usize>,
     /// Tokens per sequence.

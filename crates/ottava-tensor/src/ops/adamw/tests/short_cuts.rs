@@ -59,7 +59,7 @@ fn fast_expansion_matches_the_cpu_for_every_range() {
             [&x, &vec![1.0; rows * columns]].map(|x| Tensor::from_slice(&Device::Cpu, &[rows, columns], x).unwrap());
         let norm = Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap();
         let stored = Stored { weights: Weights::Master(None), states: States::Expanded, grad: DType::F32 };
-        // Squares far from 1 underflow or overflow; only the first moments test those.
+        // Squares far from 1 underflow or overflow; only the first moments test such values.
         parity(&[w, g, norm], Tolerance::Exact, |x| {
             let written = steps(x, 2, stored);
             Ok(written.iter().map(|x| if x.dtype() == DType::F32 { without_nan(x) } else { x.clone() }).collect())

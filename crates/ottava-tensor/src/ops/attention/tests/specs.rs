@@ -214,7 +214,7 @@ fn every_spec_agrees_across_devices() {
     ];
     for case in cases().into_iter().chain(more) {
         for dtype in [DType::F32, DType::BF16] {
-            // Sums run in another order, also those whose difference is the gradient by a score; in BF16 gradients are rounded once.
+            // Sums run in another order, also the sums whose difference is the gradient by a score; in BF16 gradients are rounded once.
             let tolerance = Tolerance::Steps(dtype, if dtype == DType::F32 { 256.0 } else { 6.0 });
             parity(&case.inputs(dtype), tolerance, |x| {
                 let (o, lse) = case.forward(x)?;

@@ -52,7 +52,7 @@ fn quantize_blocks_agrees_across_devices() {
     }
 }
 
-/// Rows of one block, of two, four and eight of a cluster, the last of which may be partly empty.
+/// Rows of one block, of two, four and eight of a cluster; the last block may be partly empty.
 #[test]
 fn wide_rows_agree_across_devices() {
     for (rows, columns) in [(17, 4096), (3, 4104), (2, 8200), (5, 14336), (1, 32768)] {
@@ -162,7 +162,7 @@ fn special_amaxes_give_the_documented_scales() {
     {
         let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
         let q = quantize_blocks(&x, DType::E4M3, Granularity::PerRow, how, CodeCopies::Rows, &mut seen, 0).unwrap();
-        // Padding has the scale of zeros: 1, or that of epsilon.
+        // Padding has the scale of zeros: 1, or the scale of epsilon.
         let padding = if how.epsilon > 0.0 { expected } else { 1.0 };
         let scales = q.scale_inv.to_vec::<f32>().unwrap();
         assert_eq!((scales[0], scales[1]), (1.0 / expected, 1.0 / padding));
