@@ -37,8 +37,8 @@ bench *args="kernels":
 
 # Record the golden losses again, and show how they moved
 golden:
-    OTTAVA_GOLDEN=record cargo test -p ottava-lm --test promises golden
-    git diff --stat -- crates/ottava-lm/tests/data/golden_losses.json
+    OTTAVA_GOLDEN=record cargo test -p ottava-train --test promises golden
+    git diff --stat -- crates/ottava-train/tests/data/golden_losses.json
 
 # Train on the bundled text
 quickstart:

@@ -4,7 +4,7 @@
 usage: check_gguf_llama_cpp.py PROGRAM
 
 PROGRAM is the built `ottava`. The models are a Llama, a Gemma 2 and a Gemma 3 with tokenizers of SentencePiece
-(crates/ottava-lm/tests/data/sentencepiece.json); prompts are longer than the window of attention. Prints how many prompts have the same tokens,
+(crates/ottava-train/tests/data/sentencepiece.json); prompts are longer than the window of attention. Prints how many prompts have the same tokens,
 and how far log-probabilities of the next token are apart in F32. Needs `pip install numpy safetensors xllamacpp`, which contains llama.cpp.
 """
 
@@ -21,7 +21,7 @@ import xllamacpp
 from safetensors.numpy import save_file
 
 PROGRAM = sys.argv[1]
-RECORDED = json.loads((Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data/sentencepiece.json").read_text())
+RECORDED = json.loads((Path(__file__).resolve().parent.parent / "crates/ottava-train/tests/data/sentencepiece.json").read_text())
 CHANNELS, HIDDEN, HEADS, KV_HEADS, HEAD, ROWS = 96, 160, 6, 2, 32, 602
 PROMPTS = RECORDED["texts"] + ["the otter is a mammal that lives in water and eats fish; it has webbed feet, a long tail  and brown fur. " * 2]
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "sliding_window": 16, "query_pre_attn_scalar": HEAD, "tie_word_embeddings": True}

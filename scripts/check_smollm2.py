@@ -1,6 +1,6 @@
 """Compares SmolLM2, as scripts/fetch-smollm2.sh makes it, in `ottava` and in transformers, both in F32 on the CPU: loss of English text with
 and without a beginning-of-sequence token and with strided windows, and 64 tokens of greedy text. Writes transformers.safetensors into the
-folder, with which `cargo test -p ottava-lm --test promises real_model -- --ignored` compares logits.
+folder, with which `cargo test -p ottava-train --test promises real_model -- --ignored` compares logits.
 
 usage: check_smollm2.py OTTAVA_BINARY FOLDER [BYTES]    Needs `pip install torch==2.15.0 transformers==5.23.0 safetensors==0.8.0`.
 BYTES of the bundled text are evaluated, by default 100,000, which takes ten minutes on two cores.

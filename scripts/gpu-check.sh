@@ -17,7 +17,7 @@ if [ -z "$bin" ]; then
     bin=$work/bin
     mkdir -p "$bin"
     cp target/release/ottava "$bin/"
-    for test in ottava-tensor:ottava_tensor:tensor-tests ottava-lm:promises:promises; do
+    for test in ottava-tensor:ottava_tensor:tensor-tests ottava-train:promises:promises; do
         IFS=: read -r package name copy <<<"$test"
         cp "$(cargo test --release -p "$package" --no-run 2>&1 | grep -o "target/release/deps/$name-[0-9a-f]*" | head -n 1)" "$bin/$copy"
     done

@@ -14,7 +14,7 @@ logs=${OUT:-$(mktemp -d)}
 if [ -z "$bin" ]; then
     bin=$logs/bin
     mkdir -p "$bin"
-    for test in ottava-tensor:ottava_tensor:tensor-tests:--lib ottava-lm:promises:promises:--test=promises; do
+    for test in ottava-tensor:ottava_tensor:tensor-tests:--lib ottava-train:promises:promises:--test=promises; do
         IFS=: read -r package name copy which <<<"$test"
         cp "$(cargo test --release -p "$package" "$which" --no-run 2>&1 | tee /dev/stderr | grep -o "target/release/deps/$name-[0-9a-f]*" | head -n 1)" "$bin/$copy"
     done

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records what transformers renders of chats with thinking, tools and parts, in crates/ottava-lm/tests/data/chat_masks.json.gz.
+"""Records what transformers renders of chats with thinking, tools and parts, in crates/ottava-data/tests/data/chat_masks.json.gz.
 
 usage: make_chat_masks.py TRL_WHEEL LLAMA_CPP_PYTHON_SDIST
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from make_chat_referee import SPECIAL_TOKENS, TOOLS, Clock
 from transformers.utils import chat_template_utils
 
-FILE = Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data/chat_masks.json.gz"
+FILE = Path(__file__).resolve().parent.parent / "crates/ottava-data/tests/data/chat_masks.json.gz"
 
 # Templates of TRL; those with a replacement for training have masks.
 OF_TRL = """cohere cohere2 deepseek_r1_distill deepseekv3 gemma gemma3 glm4moe gptoss llama3 llama3_1 llama3_2 phi3 phi3_5 qwen2_5 qwen3

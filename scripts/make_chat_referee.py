@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records what transformers renders with chat templates, in crates/ottava-lm/tests/data/chat_referee.json.gz.
+"""Records what transformers renders with chat templates, in crates/ottava-data/tests/data/chat_referee.json.gz.
 
 usage: make_chat_referee.py TRL_WHEEL
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from transformers.utils import chat_template_utils
 
-FILE = Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data/chat_referee.json.gz"
+FILE = Path(__file__).resolve().parent.parent / "crates/ottava-data/tests/data/chat_referee.json.gz"
 
 WRITTEN = {
     "smollm2": "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a "

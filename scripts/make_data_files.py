@@ -1,4 +1,4 @@
-"""Writes the same records in every format of data into crates/ottava-lm/tests/data/formats, with pyarrow, zstandard and Python.
+"""Writes the same records in every format of data into crates/ottava-data/tests/data/formats, with pyarrow, zstandard and Python.
 
     python -m venv v && v/bin/pip install pyarrow zstandard && v/bin/python scripts/make_data_files.py
 """
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-FOLDER = pathlib.Path(__file__).parent.parent / "crates/ottava-lm/tests/data/formats"
+FOLDER = pathlib.Path(__file__).parent.parent / "crates/ottava-data/tests/data/formats"
 
 TEXTS = [
     {"id": 1, "text": "An otter is a small animal.", "score": 0.5},

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records crates/ottava-lm/tests/data/llama.gguf, a small random model of all block types that `ottava convert` reads, llama_gguf.json,
+"""Records crates/ottava-convert/tests/data/llama.gguf, a small random model of all block types that `ottava convert` reads, llama_gguf.json,
 the SHA-256 of each of its weights as `gguf` dequantizes them, in the row order of Hugging Face, and gguf_q8_0.json, values and the bytes to
 which `gguf` quantizes them, which `ottava export` has to write.
 
@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data"
+FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-train/tests/data"
 CHANNELS, HIDDEN, HEADS, KV_HEADS, LAYERS, THETA = 32, 256, 4, 2, 3, 500000.0
 HEAD = CHANNELS // HEADS
 # Control, user-defined and plain tokens, and one without a use.

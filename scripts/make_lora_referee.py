@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records what PEFT computes for adapters beside a small model, in crates/ottava-lm/tests/data: referee_lora.safetensors, and with magnitudes
+"""Records what PEFT computes for adapters beside a small model, in crates/ottava-train/tests/data: referee_lora.safetensors, and with magnitudes
 and the scale of rank-stabilized adapters referee_dora.safetensors.
 
 Development only; the program itself needs no Python.

@@ -1,4 +1,4 @@
-"""Records `tests/data/megatron/` of ottava-lm: small checkpoints in the layout of Megatron-LM's `GPTModel`, as its ranks save them, and SHA-256,
+"""Records `tests/data/megatron/` of ottava-train: small checkpoints in the layout of Megatron-LM's `GPTModel`, as its ranks save them, and SHA-256,
 shape and first values of the weights of the same model in a Hugging Face folder, in F32. `NAME` has the format `torch`, a file for each rank;
 `NAME-dist` has the same weights in the format `torch_dist`, which torch.distributed.checkpoint writes from a process for each rank. `NAME/logits.json`
 has the logits of some tokens, which `forward` computes of the ranks' own tensors, as Megatron's GPTModel does and without a name of Hugging Face.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes crates/ottava-lm/tests/data/muon.json: updates of torch.optim.Muon, which the tests of Muon compare with.
+"""Writes crates/ottava-train/tests/data/muon.json: updates of torch.optim.Muon, which the tests of Muon compare with.
 
 usage: scripts/make_muon.py OUTPUT      (needs torch 2.9 or newer)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records what TRL computes for preferences on a small model, in crates/ottava-lm/tests/data/referee_preference.safetensors, and for a reward
+"""Records what TRL computes for preferences on a small model, in crates/ottava-train/tests/data/referee_preference.safetensors, and for a reward
 model, in referee_reward.safetensors beside it.
 
 Development only; the program itself needs no Python.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records what PyTorch and transformers compute for small models, in crates/ottava-lm/tests/data/referee*.safetensors.
+"""Records what PyTorch and transformers compute for small models, in crates/ottava-train/tests/data/referee*.safetensors.
 
 usage: make_referee.py FILE...    FILE is one of the keys of FILES or OPTIONS below
 
@@ -26,7 +26,7 @@ from transformers import GptOssConfig, GptOssForCausalLM
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data"
+FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-train/tests/data"
 VOCABULARY, ROWS, TOKENS, STEPS = 96, 8, 32, 50
 SIZES = dict(
     vocab_size=VOCABULARY,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Records the gradient norms of steps whose loss includes the losses of routers, as transformers and PyTorch compute them, in
-crates/ottava-lm/tests/data/router_losses.json: masked prompts, padding, packed documents, several micro-batches, and DPO.
+crates/ottava-train/tests/data/router_losses.json: masked prompts, padding, packed documents, several micro-batches, and DPO.
 
 Development only; the program itself needs no Python. `pip install torch==2.15.0 transformers==5.24.0 safetensors==0.8.0`. Runs on the CPU in seconds.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records crates/ottava-lm/tests/data/sentencepiece.json: two small BPE models of SentencePiece with bytes for unknown characters, as the
+"""Records crates/ottava-train/tests/data/sentencepiece.json: two small BPE models of SentencePiece with bytes for unknown characters, as the
 `tokenizer.json` that transformers makes of them, with the scores of their pieces and the ids of texts. `llama` begins texts with a space and
 has it in its normalizer, `gemma` does neither, and has user-defined pieces, spaces among them. `ottava export` has to write the scores.
 
@@ -78,6 +78,6 @@ def record(prefix, symbols):
 
 
 models = {"llama": record(True, []), "gemma": record(False, ["<turn>", 2 * SPACE, 3 * SPACE])}
-path = ROOT / "crates/ottava-lm/tests/data/sentencepiece.json"
+path = ROOT / "crates/ottava-train/tests/data/sentencepiece.json"
 path.write_text(json.dumps({"texts": TEXTS, **models}, ensure_ascii=False, separators=(",", ":")) + "\n")
 print(f"{path}: {path.stat().st_size} bytes")

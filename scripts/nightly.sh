@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 logs=target/nightly
 mkdir -p "$logs"
 
-promises() { cargo test --release --locked -p ottava-lm --test promises -- --nocapture "$@"; }
+promises() { cargo test --release --locked -p ottava-train --test promises -- --nocapture "$@"; }
 cli() {
     local release=()
     [ "$1" != --release ] || { release=(--release) && shift; }
@@ -45,7 +45,7 @@ kill() { OTTAVA_KILLS=1000 cli kill; }
 # A run with everything that decides is interrupted and killed at each step, on all axes.
 interruptions() { OTTAVA_INTERRUPTIONS=full promises interrupted_runs_end_as_unbroken_ones; }
 # At least 20,000 changed files, chat templates among them, each within the bounds of time and memory that its parser has.
-parsers() { PROPTEST_CASES=660 cargo test --release --locked -p ottava-lm --test parsers -- --nocapture; }
+parsers() { PROPTEST_CASES=660 cargo test --release --locked -p ottava-train --test parsers -- --nocapture; }
 # 10,000 requests to a server, most of them faulty or broken off; then honest clients beside others that attack it.
 soak() { OTTAVA_SOAK=10000 cli --release --test-threads=1 soak; }
 # 2,000 steps of each recipe without an alarm, 10,000 repeated passes without a difference, and estimated costs beside the loss gap.

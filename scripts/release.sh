@@ -23,7 +23,7 @@ commit="$(git rev-parse HEAD)"
 SOURCE_DATE_EPOCH="$(git log -1 --format=%ct "$commit")"
 export SOURCE_DATE_EPOCH CARGO_INCREMENTAL=0
 OTTAVA_LIBRARY_PATH="$(echo "$PWD"/target/release-python/lib/python3*/site-packages/nvidia/cu13/lib)" \
-    cargo run --quiet --locked --profile "$profile" -p ottava-lm --example pack_kernels -- "$work/kernels.pack"
+    cargo run --quiet --locked --profile "$profile" -p ottava-train --example pack_kernels -- "$work/kernels.pack"
 export OTTAVA_KERNELS="$work/kernels.pack"
 for copy in first second-copy; do
     mkdir -p "$work/$copy/source"

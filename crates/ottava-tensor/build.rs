@@ -1,4 +1,4 @@
-//! Includes the kernels that `OTTAVA_KERNELS` names, a file that the example `pack_kernels` of ottava-lm writes; without it, none.
+//! Includes the kernels that `OTTAVA_KERNELS` names, a file that the example `pack_kernels` of ottava-train writes; without it, none.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
-//! Gives bytes from libFuzzer to the parsers that the property test `parsers` of `ottava-lm` covers too.
+//! Gives bytes from libFuzzer to the parsers that the property test `parsers` of `ottava-train` covers too.
 
-#[path = "../../crates/ottava-lm/tests/parsers/entries.rs"]
+#[path = "../../crates/ottava-train/tests/parsers/entries.rs"]
 mod entries;
 
 use entries::{Parser, parsers};

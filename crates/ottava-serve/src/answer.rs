@@ -10,7 +10,7 @@ use crate::served::Served;
 use crate::worker::Running;
 use axum::response::sse::{Event as Message, Sse};
 use axum::response::{IntoResponse, Response};
-use ottava_lm::engine::Request;
+use ottava_engine::Request;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl<F: Form> Answer<F> {
     /// Waits for an event, and adds what it tells to its choice. Returns which choice has grown, if one has.
     async fn advance(&mut self) -> Result<Option<usize>> {
         let (index, event) = self.running.next().await?;
-        if matches!(event, ottava_lm::engine::Event::Token { .. }) {
+        if matches!(event, ottava_engine::Event::Token { .. }) {
             self.timer.token();
         }
         if self.choices[index].push(event, &self.params, &self.served.tokenizer)? {

@@ -1,11 +1,11 @@
 //! The interface of an engine that the server needs.
 
-use ottava_lm::engine::{Engine, EngineStats, Event, Request, RequestId};
+use ottava_engine::{Engine, EngineStats, Event, Request, RequestId};
 
 /// Computes completions: the engine, or a stand-in for tests.
 pub trait Backend {
     /// As [`Engine::add`].
-    fn add(&mut self, request: Request) -> ottava_lm::Result<RequestId>;
+    fn add(&mut self, request: Request) -> ottava_common::Result<RequestId>;
     /// As [`Engine::cancel`].
     fn cancel(&mut self, id: RequestId);
     /// As [`Engine::hold`].
@@ -13,7 +13,7 @@ pub trait Backend {
     /// As [`Engine::resume`].
     fn resume(&mut self, id: RequestId);
     /// As [`Engine::step`].
-    fn step(&mut self) -> ottava_lm::Result<Vec<Event>>;
+    fn step(&mut self) -> ottava_common::Result<Vec<Event>>;
     /// As [`Engine::is_idle`].
     fn is_idle(&self) -> bool;
     /// As [`Engine::max_batch`].
@@ -21,13 +21,13 @@ pub trait Backend {
     /// As [`Engine::stats`].
     fn stats(&self) -> EngineStats;
     /// As [`Engine::finish`].
-    fn finish(&mut self) -> ottava_lm::Result<()> {
+    fn finish(&mut self) -> ottava_common::Result<()> {
         Ok(())
     }
 }
 
 impl Backend for Engine {
-    fn add(&mut self, request: Request) -> ottava_lm::Result<RequestId> {
+    fn add(&mut self, request: Request) -> ottava_common::Result<RequestId> {
         Engine::add(self, request)
     }
     fn cancel(&mut self, id: RequestId) {
@@ -39,7 +39,7 @@ impl Backend for Engine {
     fn resume(&mut self, id: RequestId) {
         Engine::resume(self, id)
     }
-    fn step(&mut self) -> ottava_lm::Result<Vec<Event>> {
+    fn step(&mut self) -> ottava_common::Result<Vec<Event>> {
         Engine::step(self)
     }
     fn is_idle(&self) -> bool {
@@ -51,7 +51,7 @@ impl Backend for Engine {
     fn stats(&self) -> EngineStats {
         Engine::stats(self)
     }
-    fn finish(&mut self) -> ottava_lm::Result<()> {
+    fn finish(&mut self) -> ottava_common::Result<()> {
         Engine::finish(self)
     }
 }

@@ -4,7 +4,7 @@
 //! Bounds hold while the body is parsed, so a long list is refused before it is in memory.
 
 use crate::error::{ApiError, Result};
-use ottava_lm::data::keep_integers;
+use ottava_data::keep_integers;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};

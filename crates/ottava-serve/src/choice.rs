@@ -3,8 +3,8 @@
 use crate::error::{ApiError, Result};
 use crate::params::Params;
 use crate::tool_calls::{Call, CallStream};
-use ottava_lm::data::Tokenizer;
-use ottava_lm::engine::{Event, FinishReason, TextStream, TokenLogprob};
+use ottava_data::Tokenizer;
+use ottava_engine::{Event, FinishReason, TextStream, TokenLogprob};
 
 /// A completion of one prompt.
 pub struct Choice {

@@ -10,8 +10,8 @@ use crate::logprobs::{Lists, Place, of_prompt};
 use crate::metrics::Timer;
 use crate::params::{self, Params};
 use crate::served::{Encoded, Served};
-use ottava_lm::data::{Detokenizer, Tokenizer};
-use ottava_lm::engine::{Request, TokenLogprob};
+use ottava_data::{Detokenizer, Tokenizer};
+use ottava_engine::{Request, TokenLogprob};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 

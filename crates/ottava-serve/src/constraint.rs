@@ -4,7 +4,7 @@ use crate::body::Body;
 use crate::error::{ApiError, Result};
 use crate::preparing::beside;
 use crate::served::Served;
-use ottava_lm::engine::Grammar;
+use ottava_engine::Grammar;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 

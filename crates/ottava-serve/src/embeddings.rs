@@ -11,7 +11,7 @@ use crate::worker::Running;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use ottava_lm::engine::{Event, Request};
+use ottava_engine::{Event, Request};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;

@@ -84,7 +84,7 @@ impl ApiError {
     }
 
     /// An error of a request from the engine, the tokenizer or the chat template.
-    pub fn of_request(error: ottava_lm::Error) -> ApiError {
+    pub fn of_request(error: ottava_common::Error) -> ApiError {
         ApiError::invalid(error.to_string())
     }
 

@@ -3,8 +3,8 @@
 
 use crate::error::{ApiError, Result};
 use crate::json::{ListText, ObjectText, text};
-use ottava_lm::data::{Detokenizer, Tokenizer};
-use ottava_lm::engine::TokenLogprob;
+use ottava_data::{Detokenizer, Tokenizer};
+use ottava_engine::TokenLogprob;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 

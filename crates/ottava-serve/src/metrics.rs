@@ -3,7 +3,7 @@
 use crate::preparing::preparing;
 use crate::worker::Worker;
 use axum::http::StatusCode;
-use ottava_lm::engine::EngineStats;
+use ottava_engine::EngineStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};

@@ -4,7 +4,7 @@
 use crate::stranger::text_of;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
-use ottava_lm::Error;
+use ottava_common::Error;
 use std::str::FromStr;
 
 /// The methods of all paths.

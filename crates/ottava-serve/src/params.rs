@@ -4,7 +4,7 @@ use crate::body::Body;
 use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::served::{Served, ServedModel};
-use ottava_lm::engine::{Request, Sampling};
+use ottava_engine::{Request, Sampling};
 use serde_json::Value;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;

@@ -1,7 +1,7 @@
 //! Work of the CPU on the texts and constraints of requests, which leaves time for steps of the engine.
 
 use crate::error::{ApiError, Result};
-use ottava_lm::background::Background;
+use ottava_common::background::Background;
 use std::sync::LazyLock;
 use tokio::sync::oneshot;
 

@@ -11,7 +11,7 @@
 
 use crate::backend::Backend;
 use crate::error::{ApiError, Result};
-use ottava_lm::engine::{EngineStats, Event, Request, RequestId};
+use ottava_engine::{EngineStats, Event, Request, RequestId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
@@ -178,7 +178,7 @@ impl<B: Backend> Schedule<B> {
     }
 
     /// Runs until all handles are gone, and then finishes the engine. Errors as [`Backend::step`] and [`Backend::finish`].
-    pub fn run(&mut self) -> ottava_lm::Result<()> {
+    pub fn run(&mut self) -> ottava_common::Result<()> {
         loop {
             // Without work it waits for a command.
             if self.backend.is_idle() && self.queue.is_empty() {

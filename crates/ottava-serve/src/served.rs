@@ -10,9 +10,9 @@ use crate::stranger::{Stranger, text_of};
 use crate::tool_calls::ToolCallParser;
 use crate::worker::Worker;
 use axum::http::{HeaderMap, StatusCode, header};
-use ottava_lm::data::{Chat, ChatTemplate, PromptForm, Tokenizer};
-use ottava_lm::engine::{AdapterId, Grammars, Pooling, Sampling};
-use ottava_lm::hash::sha256;
+use ottava_common::hash::sha256;
+use ottava_data::{Chat, ChatTemplate, PromptForm, Tokenizer};
+use ottava_engine::{AdapterId, Grammars, Pooling, Sampling};
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 

@@ -22,10 +22,12 @@ use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use ottava_lm::data::{ChatTemplate, Tokenizer};
-use ottava_lm::engine::{AdapterId, Pooling, Sampling};
-use ottava_lm::hash::sha256;
-use ottava_lm::{Error, interrupt, limits};
+use ottava_common::Error;
+use ottava_common::hash::sha256;
+use ottava_common::interrupt;
+use ottava_common::limits;
+use ottava_data::{ChatTemplate, Tokenizer};
+use ottava_engine::{AdapterId, Pooling, Sampling};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -116,9 +118,9 @@ pub struct Model {
 /// engine failed.
 pub fn serve<B: Backend>(
     options: &Options,
-    load: impl FnOnce() -> ottava_lm::Result<(B, Model)> + Send + 'static,
+    load: impl FnOnce() -> ottava_common::Result<(B, Model)> + Send + 'static,
     ready: impl FnOnce(SocketAddr),
-) -> ottava_lm::Result<()> {
+) -> ottava_common::Result<()> {
     let io = |error| Error::io(options.address.to_string())(error);
     let runtime = runtime().map_err(io)?;
     // Before the model is loaded, so that a port in use is found at once.

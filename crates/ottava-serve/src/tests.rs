@@ -8,10 +8,8 @@ mod tools;
 
 use crate::backend::Backend;
 use crate::server::{Model, NamedAdapter, Options, serve};
-use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
-use ottava_lm::engine::{
-    AdapterId, EngineStats, Event, FinishReason, Pooling, Request, RequestId, Sampling, TokenLogprob,
-};
+use ottava_data::{ChatTemplate, Clock, Tokenizer};
+use ottava_engine::{AdapterId, EngineStats, Event, FinishReason, Pooling, Request, RequestId, Sampling, TokenLogprob};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -80,7 +78,7 @@ fn logprob(place: usize, token: u32, top: usize) -> TokenLogprob {
 }
 
 impl Backend for Parrot {
-    fn add(&mut self, request: Request) -> ottava_lm::Result<RequestId> {
+    fn add(&mut self, request: Request) -> ottava_common::Result<RequestId> {
         let mut log = self.log.0.lock().unwrap();
         let id = RequestId(log.requests.len() as u64);
         log.requests.push(request.clone());
@@ -108,10 +106,10 @@ impl Backend for Parrot {
         self.max_batch
     }
 
-    fn step(&mut self) -> ottava_lm::Result<Vec<Event>> {
+    fn step(&mut self) -> ottava_common::Result<Vec<Event>> {
         sleep(self.pause);
         match self.fails {
-            Some(Failure::Error) => return Err(ottava_lm::Error::NonFinite("a logit is NaN".into())),
+            Some(Failure::Error) => return Err(ottava_common::Error::NonFinite("a logit is NaN".into())),
             Some(Failure::Panic) => panic!("the parrot has flown"),
             Some(Failure::Stuck) | None => self.steps += 1,
         }
@@ -162,7 +160,7 @@ impl Backend for Parrot {
 struct Server {
     address: SocketAddr,
     log: Log,
-    thread: JoinHandle<ottava_lm::Result<()>>,
+    thread: JoinHandle<ottava_common::Result<()>>,
 }
 
 fn data() -> PathBuf {

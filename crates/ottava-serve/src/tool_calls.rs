@@ -1,7 +1,7 @@
 //! Calls of tools in the text of an answer, in the formats in which models write them.
 
 use crate::error::{ApiError, Result};
-use ottava_lm::data::ChatTemplate;
+use ottava_data::ChatTemplate;
 use serde_json::{Deserializer, Value, json};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};

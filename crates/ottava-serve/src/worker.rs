@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::error::{ApiError, Result};
 use crate::schedule::{Command, Job, Outbox, Schedule, Shared, weight};
-use ottava_lm::engine::{EngineStats, Event};
+use ottava_engine::{EngineStats, Event};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -36,8 +36,8 @@ impl Worker {
     /// what else `load` gives, too. The thread returns why the engine has failed.
     pub fn start<B: Backend, T: Send + 'static>(
         limit: usize,
-        load: impl FnOnce() -> ottava_lm::Result<(B, T)> + Send + 'static,
-    ) -> ottava_lm::Result<(Worker, JoinHandle<ottava_lm::Result<()>>, T)> {
+        load: impl FnOnce() -> ottava_common::Result<(B, T)> + Send + 'static,
+    ) -> ottava_common::Result<(Worker, JoinHandle<ottava_common::Result<()>>, T)> {
         let (commands, receiver) = channel();
         let (loaded, result) = channel();
         let shared = Arc::new(Shared::default());
@@ -52,7 +52,7 @@ impl Worker {
                     Ok(Err(error)) => error,
                     Err(panic) => {
                         let text = text_of(panic.as_ref());
-                        ottava_lm::Error::Model(format!("its thread has panicked: {text}"))
+                        ottava_common::Error::Model(format!("its thread has panicked: {text}"))
                     }
                 };
                 tracing::error!("the engine has failed: {error}");
@@ -65,8 +65,8 @@ impl Worker {
             }
         };
         let builder = std::thread::Builder::new().name("engine".into());
-        let thread = builder.spawn(run).map_err(ottava_lm::Error::io("the thread of the engine"))?;
-        let ended = || ottava_lm::Error::Model("the model could not be loaded: its thread has ended".into());
+        let thread = builder.spawn(run).map_err(ottava_common::Error::io("the thread of the engine"))?;
+        let ended = || ottava_common::Error::Model("the model could not be loaded: its thread has ended".into());
         let other = result.recv().map_err(|_| ended())??;
         let (permits, next_id) = (Arc::new(Semaphore::new(limit)), Arc::default());
         Ok((Worker { commands, permits, limit, next_id, shared }, thread, other))

@@ -8,7 +8,7 @@
 //! - Kernels: the declaration of a kernel source (`kernel_source!`) names the features that the kernel `needs`, and `KernelModule::expect_on`
 //!   checks the needs before the kernel is compiled. A kernel that can do without an instruction has another path for GPUs that lack the
 //!   instruction (`__CUDA_ARCH__` in `common.cuh`), and needs nothing.
-//! - Products and recipes: `Capability::expect_fp8_product`, and `Recipe::expect_on` of `ottava-lm` for the products of a recipe.
+//! - Products and recipes: `Capability::expect_fp8_product`, and `Recipe::expect_on` of `ottava-recipe` for the products of a recipe.
 //! - Attention: `AttentionBackend::choose` excludes backends that need a missing feature.
 //!
 //! `ottava plan --gpu NAME` prints what runs on a GPU. To support another GPU, add a row here, a model in `cuda/dry.rs`, and, for a kernel whose

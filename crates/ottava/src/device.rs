@@ -1,7 +1,8 @@
 //! Opening the chosen device, and logging it.
 
-use ottava_lm::config::DeviceChoice;
-use ottava_lm::{Error, Result};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_settings::DeviceChoice;
 use ottava_tensor::Device;
 use ottava_tensor::cuda::{CudaDevice, GpuModel};
 

@@ -3,7 +3,7 @@
 use crate::Cli;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
-use ottava_lm::config::RunConfig;
+use ottava_settings::RunConfig;
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {

@@ -104,5 +104,5 @@ fn setting_in(error: &clap::Error) -> Option<String> {
     let at = args.iter().position(|arg| arg == name || arg.starts_with(&format!("{name}=")))?;
     let next = args.get(at + 1).filter(|next| !next.starts_with("--")).map(String::as_str);
     let value = args[at].split_once('=').map(|(_, value)| value).or(next);
-    Some(format!("`{name}`: {}", ottava_lm::config::describe_flag(name, value)?))
+    Some(format!("`{name}`: {}", ottava_settings::describe_flag(name, value)?))
 }

@@ -4,10 +4,12 @@
 //! standard output makes [`finish`] fail, unless its reader closed the pipe.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use ottava_lm::checkpoint::Saved;
-use ottava_lm::objective::Validation;
-use ottava_lm::trainer::StepReport;
-use ottava_lm::{Error, Result, interrupt};
+use ottava_checkpoint::Saved;
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::interrupt;
+use ottava_train::objective::Validation;
+use ottava_train::trainer::StepReport;
 use std::borrow::Cow;
 use std::fmt::{Arguments, Write as _};
 use std::fs::File;

@@ -3,9 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The crates by floor; documents give paths below their `src`.
-const CRATES: &[&str] = &["ottava-tensor", "ottava-files", "ottava-jinja", "ottava-lm", "ottava-serve", "ottava"];
-
 /// Extensions of files that documents name.
 const EXTENSIONS: &[&str] = &["rs", "cuh", "md", "toml", "sh", "gz"];
 
@@ -24,6 +21,12 @@ fn root() -> PathBuf {
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The names of all crates; documents give paths below their `src`.
+fn crates() -> Vec<String> {
+    let entries = fs::read_dir(root().join("crates")).expect("the crates are there");
+    entries.map(|entry| entry.expect("a readable entry").file_name().into_string().expect("a name in UTF-8")).collect()
 }
 
 /// All Rust files at or below `path`.
@@ -59,21 +62,21 @@ fn is_path(text: &str) -> bool {
     clean && (known && !text.starts_with('.') || text.ends_with('/'))
 }
 
-/// Where a document's `path` is: below `from`, the folder of the document, below the root, or below a crate or its `src` or `tests`. A
-/// placeholder stands for its folder.
+/// Where a document's `path` is: below `from`, the folder of the document, below the root, below a crate or its `src` or `tests`, or with the
+/// name of a crate for its first folder (`data/files.rs` in `ottava-data`). A placeholder stands for its folder.
 fn located(path: &str, from: &Path) -> Option<PathBuf> {
     let path = match PLACEHOLDERS.iter().filter_map(|name| path.find(name)).min() {
         Some(at) => &path[..at],
         None => path,
     };
     let root = root();
-    let folders = CRATES.iter().flat_map(|name| ["src", "tests", ""].map(|folder| format!("crates/{name}/{folder}")));
+    let names = crates();
+    let folders = names.iter().flat_map(|name| ["src", "tests", ""].map(|folder| format!("crates/{name}/{folder}")));
     let below = folders.map(|folder| root.join(folder));
-    [from.to_path_buf(), root.clone()]
-        .into_iter()
-        .chain(below)
-        .map(|folder| folder.join(path))
-        .find(|path| path.exists())
+    let named = path.split_once('/').map(|(name, rest)| root.join(format!("crates/ottava-{name}/src")).join(rest));
+    let mut places =
+        [from.to_path_buf(), root.clone()].into_iter().chain(below).map(|folder| folder.join(path)).chain(named);
+    places.find(|path| path.exists())
 }
 
 /// Whether a file called `name` is somewhere below `folder`.
@@ -146,7 +149,7 @@ struct Source {
 }
 
 fn all_sources() -> Vec<Source> {
-    let paths = CRATES.iter().flat_map(|name| sources(&root().join("crates").join(name).join("src")));
+    let paths = crates().into_iter().flat_map(|name| sources(&root().join("crates").join(name).join("src")));
     paths.map(|path| Source { text: read(&path), path }).collect()
 }
 
@@ -201,7 +204,7 @@ fn renamed_code_is_noticed() {
 /// The last part of each path in the column "test"; `…` at the end stands for the rest of a name.
 #[test]
 fn each_promise_names_tests_that_exist() {
-    let tests = CRATES.iter().flat_map(|name| sources(&root().join("crates").join(name)));
+    let tests = crates().into_iter().flat_map(|name| sources(&root().join("crates").join(name)));
     let texts: Vec<(PathBuf, String)> = tests.map(|file| (file.clone(), read(&file))).collect();
     let mut named = 0;
     for line in read(&root().join("docs/reliability.md")).lines().filter(|line| line.starts_with("| ")) {

@@ -15,8 +15,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use ottava_lm::Error;
-use ottava_lm::monitor::{Answer, Monitor};
+use ottava_common::Error;
+use ottava_train::monitor::{Answer, Monitor};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -59,7 +59,7 @@ pub fn monitor(
     address: SocketAddr,
     stops: impl Fn() -> bool,
     ready: impl FnOnce(SocketAddr),
-) -> ottava_lm::Result<()> {
+) -> ottava_common::Result<()> {
     let io = |error| Error::io(address.to_string())(error);
     let runtime = runtime().map_err(io)?;
     let listener = runtime.block_on(async { listen(address) }).map_err(io)?;

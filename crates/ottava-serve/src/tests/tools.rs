@@ -217,6 +217,6 @@ fn big_integers_of_arguments_stay_exact() {
     let body = crate::body::Body::parse(text.as_bytes(), &["messages", "max_tokens"]).ok().unwrap();
     let chat = crate::chat::conversation(&body).ok().unwrap();
     let depth = &chat.messages[0]["tool_calls"][0]["function"]["arguments"]["depth"];
-    assert_eq!(*depth, ottava_lm::data::parse_json(digits).unwrap());
+    assert_eq!(*depth, ottava_data::parse_json(digits).unwrap());
     assert!(body.count("max_tokens").is_err(), "it is no count");
 }

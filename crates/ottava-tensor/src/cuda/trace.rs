@@ -1,6 +1,6 @@
 //! The trace of a dry run: one line per call, which tests compare with a recorded one.
 //!
-//! A line has the kernel, its defines, its grid and its arguments, with addresses as offsets. `tests/promises/golden_settings.rs` of `ottava-lm`
+//! A line has the kernel, its defines, its grid and its arguments, with addresses as offsets. `tests/promises/precision/golden_settings.rs` of `ottava-train`
 //! compares the trace of a step in each setting with `tests/data/launches.txt.gz`, so a change of launches is noticed without a GPU.
 //!
 //! `golden_settings.json` has a digest of the results of the same settings on the CPU.

@@ -2,8 +2,9 @@
 
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::report::{ComparedCheckpoint, ComparedCost, Difference, Parting, RunComparison};
-use ottava_lm::{Error, Result};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_train::report::{ComparedCheckpoint, ComparedCost, Difference, Parting, RunComparison};
 use serde_json::Value;
 use std::path::PathBuf;
 

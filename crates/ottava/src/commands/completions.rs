@@ -2,7 +2,7 @@
 
 use clap::{Args, Command};
 use clap_complete::Shell;
-use ottava_lm::Result;
+use ottava_common::Result;
 
 /// Print the completions of commands and options for a shell.
 #[derive(Args)]

@@ -2,8 +2,8 @@
 
 use crate::output::{print_json, stop_on_signals};
 use clap::{Args, ValueEnum};
-use ottava_lm::Result;
-use ottava_lm::convert::convert;
+use ottava_common::Result;
+use ottava_convert::convert;
 use ottava_tensor::DType;
 use serde_json::json;
 use std::path::PathBuf;

@@ -3,10 +3,11 @@
 use super::inference::{Inference, InferenceRanks};
 use super::newest::with_model;
 use clap::Args;
-use ottava_lm::data::Tokenizer;
-use ottava_lm::engine::{Draft, Engine, EngineOptions, Ngram, Proposer};
-use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
-use ottava_lm::{Error, Result};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_data::Tokenizer;
+use ottava_engine::{Draft, Engine, EngineOptions, Ngram, Proposer};
+use ottava_models::{ConfigFile, Decoder, decoder_config};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;

@@ -2,7 +2,7 @@
 
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::Result;
+use ottava_common::Result;
 use ottava_tensor::cuda::{CudaDevice, PeerLink, inventory};
 use serde_json::json;
 

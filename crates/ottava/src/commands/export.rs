@@ -3,11 +3,12 @@
 use super::newest::with_model;
 use crate::output::{print_json, stop_on_signals};
 use clap::{Args, ValueEnum};
-use ottava_lm::calibrate::Calibration;
-use ottava_lm::checkpoint::verify_model;
-use ottava_lm::export::gguf::{FILE, GgufReport, GgufType, export_gguf};
-use ottava_lm::export::{Convention, Fp8Format, LinearReport, Report, Scheme, Source, export};
-use ottava_lm::{Error, Result};
+use ottava_checkpoint::verify_model;
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_convert::export::gguf::{FILE, GgufReport, GgufType, export_gguf};
+use ottava_convert::export::{Convention, Fp8Format, LinearReport, Report, Scheme, Source, export};
+use ottava_train::calibrate::Calibration;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

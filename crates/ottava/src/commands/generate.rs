@@ -8,10 +8,11 @@ use super::prompts::{Prompt, read_prompts};
 use crate::output::{Meter, print_json};
 use crate::ranks::RankArgs;
 use clap::Args;
-use ottava_lm::data::{Chat, Tokenizer};
-use ottava_lm::engine::{Completion, TextRequest, complete};
-use ottava_lm::models::{ConfigFile, decoder_config};
-use ottava_lm::{Error, Result};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_data::{Chat, Tokenizer};
+use ottava_engine::{Completion, TextRequest, complete};
+use ottava_models::{ConfigFile, decoder_config};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -156,7 +157,7 @@ impl Generate {
     fn stream(
         &self,
         tokenizer: &Tokenizer,
-        engine: &mut ottava_lm::engine::Engine,
+        engine: &mut ottava_engine::Engine,
         requests: Vec<TextRequest>,
     ) -> Result<()> {
         if let Some(prompt) = self.prompt.as_ref().filter(|_| !self.chat) {

@@ -3,8 +3,8 @@
 use super::write_new;
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::Result;
-use ottava_lm::config::import;
+use ottava_common::Result;
+use ottava_settings::import;
 use serde_json::json;
 use std::path::PathBuf;
 

@@ -4,21 +4,23 @@ use super::lora_modules::{LoraModule, OpenModule};
 use super::newest::with_checkpoint;
 use crate::ranks::{Job, Processes, RankArgs, Role};
 use clap::Args;
-use ottava_lm::checkpoint::{AdapterFolder, verify_model};
-use ottava_lm::config::{DeviceChoice, RunConfig};
-use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest};
-use ottava_lm::lora::Lora;
-use ottava_lm::models::{
+use ottava_checkpoint::{AdapterFolder, verify_model};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::interrupt;
+use ottava_engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest};
+use ottava_models::{
     Adapters, ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model,
 };
-use ottava_lm::parallel::{LayerAxes, Partition, Ranks, ReduceFormat, Zero};
-use ottava_lm::param::Purpose;
-use ottava_lm::plan::expect_model_fits;
-use ottava_lm::recipe::{Precision, RecipeName};
-use ottava_lm::trainer::{build, log_exceptions};
-use ottava_lm::{Error, Result, interrupt};
+use ottava_parallel::{LayerAxes, Partition, Ranks, ReduceFormat, Zero};
+use ottava_recipe::lora::Lora;
+use ottava_recipe::param::Purpose;
+use ottava_recipe::{Precision, RecipeName};
+use ottava_settings::{DeviceChoice, RunConfig};
 use ottava_tensor::Device;
 use ottava_tensor::comm::MeshShape;
+use ottava_train::plan::expect_model_fits;
+use ottava_train::trainer::{build, log_exceptions};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;

@@ -3,8 +3,8 @@
 use super::{pretty, write_new};
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::Result;
-use ottava_lm::config::{SCHEMA, schema, starter};
+use ottava_common::Result;
+use ottava_settings::{SCHEMA, schema, starter};
 use serde_json::json;
 use std::path::PathBuf;
 

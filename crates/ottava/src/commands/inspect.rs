@@ -2,16 +2,17 @@
 
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::checkpoint::{ModelFiles, Verify, latest_complete};
-use ottava_lm::config::RunConfig;
-use ottava_lm::fs::{RealFs, replace_file};
-use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
-use ottava_lm::report::{CastTable, Outlier, SentinelTable, Share, Summary, cast_maps, sentinel_maps};
-use ottava_lm::scaling::Quantity;
-use ottava_lm::sentinel::{Recommendation, WhatIf, what_if};
-use ottava_lm::{Error, Result};
+use ottava_checkpoint::{ModelFiles, Verify, latest_complete};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::fs::{RealFs, replace_file};
+use ottava_models::{ConfigFile, Decoder, decoder_config};
+use ottava_recipe::scaling::Quantity;
+use ottava_sentinel::{Recommendation, WhatIf, what_if};
+use ottava_settings::RunConfig;
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::{DType, Device, Granularity, Tensor};
+use ottava_train::report::{CastTable, Outlier, SentinelTable, Share, Summary, cast_maps, sentinel_maps};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 

@@ -1,9 +1,10 @@
 //! Adapters that requests choose by name.
 
 use super::newest::with_checkpoint;
-use ottava_lm::checkpoint::{AdapterFolder, verify_model};
-use ottava_lm::config::RunConfig;
-use ottava_lm::{Error, Result};
+use ottava_checkpoint::{AdapterFolder, verify_model};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_settings::RunConfig;
 use std::path::PathBuf;
 use std::str::FromStr;
 

@@ -1,8 +1,9 @@
 //! `ottava man`.
 
 use clap::{Args, Command};
-use ottava_lm::fs::{RealFs, create_dirs, replace_file};
-use ottava_lm::{Error, Result};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::fs::{RealFs, create_dirs, replace_file};
 use std::path::PathBuf;
 
 /// Write the manual pages of all commands.

@@ -3,8 +3,8 @@
 use super::newest::{with_checkpoint, with_model};
 use crate::output::{print_json, stop_on_signals};
 use clap::Args;
-use ottava_lm::Result;
-use ottava_lm::checkpoint::{AdapterFolder, merge, verify_model};
+use ottava_checkpoint::{AdapterFolder, merge, verify_model};
+use ottava_common::Result;
 use serde_json::json;
 use std::path::PathBuf;
 

@@ -28,7 +28,7 @@ pub mod serve;
 mod text;
 pub mod train;
 
-use ottava_lm::config::RunConfig;
+use ottava_settings::RunConfig;
 
 /// The largest count on the command line.
 const MAX_COUNT: usize = 1 << 24;
@@ -62,14 +62,14 @@ pub fn pretty(value: &serde_json::Value) -> String {
 }
 
 /// Writes a file that must not exist yet.
-pub fn write_new(path: &std::path::Path, text: &str) -> ottava_lm::Result<()> {
+pub fn write_new(path: &std::path::Path, text: &str) -> ottava_common::Result<()> {
     let written =
         std::fs::File::create_new(path).and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
     written.map_err(|error| match error.kind() {
-        std::io::ErrorKind::AlreadyExists => ottava_lm::Error::Config(format!(
+        std::io::ErrorKind::AlreadyExists => ottava_common::Error::Config(format!(
             "{}: the file exists, and is not overwritten; name another one with --output",
             path.display()
         )),
-        _ => ottava_lm::Error::Config(format!("{}: {error}", path.display())),
+        _ => ottava_common::Error::Config(format!("{}: {error}", path.display())),
     })
 }

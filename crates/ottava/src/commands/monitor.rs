@@ -2,9 +2,11 @@
 
 use crate::output::stop_on_signals;
 use clap::Args;
-use ottava_lm::monitor::Monitor;
-use ottava_lm::{Error, Result, interrupt};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::interrupt;
 use ottava_serve::monitor;
+use ottava_train::monitor::Monitor;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

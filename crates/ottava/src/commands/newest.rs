@@ -1,8 +1,9 @@
 //! The folder of a model or an adapter: the folder itself, or the newest checkpoint of a run.
 
-use ottava_lm::checkpoint::adapter::CONFIG_FILE;
-use ottava_lm::checkpoint::{AdapterFolder, Verify, latest_complete};
-use ottava_lm::{Error, Result};
+use ottava_checkpoint::adapter::CONFIG_FILE;
+use ottava_checkpoint::{AdapterFolder, Verify, latest_complete};
+use ottava_common::Error;
+use ottava_common::Result;
 use std::path::Path;
 
 /// How often a run's newest checkpoint may be deleted while it is being read.

@@ -2,17 +2,18 @@
 
 use crate::output::{print_json, print_marked, stop_on_signals};
 use clap::Args;
-use ottava_lm::config::{DeviceChoice, RunConfig};
-use ottava_lm::data::preview::{Segment, count_targets, preview};
-use ottava_lm::data::{DataSet, Formatting, Packing, Tokenizer, TrainingData};
-use ottava_lm::parallel::Schedule;
-use ottava_lm::plan::{
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_data::preview::{Segment, count_targets, preview};
+use ottava_data::{DataSet, Formatting, Packing, Tokenizer, TrainingData};
+use ottava_parallel::Schedule;
+use ottava_settings::{DeviceChoice, RunConfig};
+use ottava_tensor::Device;
+use ottava_train::plan::{
     AmaxPlan, AxisPlan, Candidate, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, ParallelSearch,
     PipelineCost, PipelinePlan, PipelineRank, Plan, Prediction, ResolvedRun, StagePlan, TensorPlan, predict,
 };
-use ottava_lm::step::{Program, Reductions};
-use ottava_lm::{Error, Result};
-use ottava_tensor::Device;
+use ottava_train::step::{Program, Reductions};
 use serde::Serialize;
 use std::path::PathBuf;
 

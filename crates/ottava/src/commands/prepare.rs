@@ -2,9 +2,9 @@
 
 use crate::output::{print_json, stop_on_signals};
 use clap::Args;
-use ottava_lm::Result;
-use ottava_lm::config::RunConfig;
-use ottava_lm::data::{DataSet, Part, PreparedPart, Tokenizer, write_megatron};
+use ottava_common::Result;
+use ottava_data::{DataSet, Part, PreparedPart, Tokenizer, write_megatron};
+use ottava_settings::RunConfig;
 use serde_json::json;
 use std::path::PathBuf;
 

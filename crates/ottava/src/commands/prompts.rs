@@ -1,6 +1,8 @@
 //! Files of prompts.
 
-use ottava_lm::{Error, Result, input};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::input;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 

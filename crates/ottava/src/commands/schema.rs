@@ -2,8 +2,8 @@
 
 use super::pretty;
 use clap::Args;
-use ottava_lm::Result;
-use ottava_lm::config::schema;
+use ottava_common::Result;
+use ottava_settings::schema;
 
 /// Print the JSON schema of a run's TOML file, for editors.
 #[derive(Args)]

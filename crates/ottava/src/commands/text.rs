@@ -1,13 +1,14 @@
 //! The text that `eval` and `calibrate` run a model on.
 
 use clap::Args;
-use ottava_lm::data::{
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_data::{
     Batch, Documents, EvalLoader, Fit, Packing, RowLayout, SourceOptions, Split, SplitUse, TokenDataset, Tokenizer,
     Windows, expand, loader, prepare,
 };
-use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
-use ottava_lm::objective::preference::{PreferenceSums, evaluate_rewards};
-use ottava_lm::{Error, Result};
+use ottava_models::{ConfigFile, Decoder, decoder_config};
+use ottava_train::objective::preference::{PreferenceSums, evaluate_rewards};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

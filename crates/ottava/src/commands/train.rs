@@ -5,11 +5,13 @@ use super::warn_of_settings;
 use crate::output::{Progress, print_json, stop_on_signals};
 use crate::ranks::{Job, RankArgs, Role};
 use clap::Args;
-use ottava_lm::config::{DeviceChoice, RunConfig};
-use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest, complete};
-use ottava_lm::param::Description;
-use ottava_lm::trainer::{RunLock, Start, Trainer};
-use ottava_lm::{Error, Result, interrupt};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::interrupt;
+use ottava_engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest, complete};
+use ottava_recipe::param::Description;
+use ottava_settings::{DeviceChoice, RunConfig};
+use ottava_train::trainer::{RunLock, Start, Trainer};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 

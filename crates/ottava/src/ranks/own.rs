@@ -1,7 +1,8 @@
 //! What a process and the ranks that it starts share.
 
-use ottava_lm::fs::{RealFs, create_dirs, expect_regular};
-use ottava_lm::{Error, Result};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::fs::{RealFs, create_dirs, expect_regular};
 use std::fs::File;
 use std::path::Path;
 

@@ -151,7 +151,7 @@ fn an_adapter_is_trained_evaluated_and_merged() {
 #[test]
 fn a_model_of_llama_cpp_is_converted_and_read() {
     let run = Run::new();
-    run.write("a.gguf", include_bytes!("../../../ottava-lm/tests/data/llama.gguf"));
+    run.write("a.gguf", include_bytes!("../../../ottava-convert/tests/data/llama.gguf"));
     let converted = json(&run.succeed(&["convert", "a.gguf", "new", "--json"]));
     assert_eq!((&converted["parameters"], &converted["stored"]["Q6_K"]), (&83_680.into(), &1.into()));
     run.succeed(&["generate", "new", "--prompt", "ab 12", "--max-new-tokens", "2", "--device", "cpu"]);

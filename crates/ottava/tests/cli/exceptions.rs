@@ -55,7 +55,7 @@ fn casts_that_differ_from_those_of_the_run_are_told() {
     let mut value: serde_json::Value = serde_json::from_slice(&text).unwrap();
     value.as_object_mut().unwrap().remove("checksum");
     value["extra"]["scaling_slots"] = json!([]);
-    run.write(manifest.to_str().unwrap(), ottava_lm::hash::seal(&value).as_bytes());
+    run.write(manifest.to_str().unwrap(), ottava_common::hash::seal(&value).as_bytes());
     let told = "the run that saved the checkpoint cast 0 of its 4 linears to FP8; here 4 are";
     let resume = ["train", "run.toml", "--resume", "--set", "max_steps=3"];
     for args in [&EVAL[..], &GENERATE, &resume] {

@@ -5,8 +5,9 @@ mod modules;
 mod source;
 mod words;
 
+use floors::FLOORS;
 use modules::without_tests;
-use source::{File, code_of, files, is_word, line_of, root, words};
+use source::{File, code_of, crates, files, is_word, line_of, root, words};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,14 +40,9 @@ fn unsafe_stays_in_ottava_tensor_and_gives_its_reason() {
             }
         }
     }
-    for file in [
-        "crates/ottava-files/src/lib.rs",
-        "crates/ottava-jinja/src/lib.rs",
-        "crates/ottava-lm/src/lib.rs",
-        "crates/ottava-serve/src/lib.rs",
-        "crates/ottava/src/main.rs",
-    ] {
-        let text = fs::read_to_string(root().join(file)).expect("the crate's root is there");
+    for krate in crates().iter().filter(|krate| *krate != "ottava-tensor") {
+        let file = format!("crates/{krate}/src/{}.rs", if krate == "ottava" { "main" } else { "lib" });
+        let text = fs::read_to_string(root().join(&file)).expect("the crate's root is there");
         if !text.contains("#![forbid(unsafe_code)]") {
             problems.push(format!("{file}: does not forbid unsafe code"));
         }
@@ -90,12 +86,18 @@ fn every_op_is_a_folder_with_all_its_files() {
 /// Which recipe a run has is asked where recipes are made, and nowhere among the layers and models that carry them out.
 #[test]
 fn layers_and_models_name_no_recipe() {
-    for folder in ["crates/ottava-lm/src/layers", "crates/ottava-lm/src/models"] {
-        for file in files(folder, &["rs"]) {
-            let found = words(&file.code, "RecipeName").next().map(|at| file.at(line_of(&file.code, at)));
-            assert_eq!(found, None, "RecipeName");
-        }
+    for file in files("crates/ottava-models/src", &["rs"]) {
+        let found = words(&file.code, "RecipeName").next().map(|at| file.at(line_of(&file.code, at)));
+        assert_eq!(found, None, "RecipeName");
     }
+}
+
+/// The sources of the crates between `ottava-tensor`, which knows no model, and `ottava-serve`.
+fn sources_of_models() -> Vec<File> {
+    let names = FLOORS.iter().map(|(krate, _)| *krate);
+    let names =
+        names.filter(|krate| !["ottava-tensor", "ottava-files", "ottava-jinja", "ottava-serve"].contains(krate));
+    names.flat_map(|krate| files(&format!("crates/{krate}/src"), &["rs"])).collect()
 }
 
 /// Names of linears in string literals outside tests, each with the files that have it.
@@ -127,7 +129,7 @@ fn walks<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> Vec<PathBuf> {
 
 #[test]
 fn a_model_is_walked_by_its_layers_alone() {
-    let sources = files("crates/ottava-lm/src", &["rs"]);
+    let sources = sources_of_models();
     let is_layer = |file: &&File| file.path.components().any(|part| part.as_os_str() == "layers");
     let walks_of = |layers: bool| {
         let files = sources.iter().filter(|file| is_layer(file) == layers);
@@ -141,7 +143,7 @@ fn a_model_is_walked_by_its_layers_alone() {
 
 #[test]
 fn each_linear_is_named_in_one_file() {
-    let sources = files("crates/ottava-lm/src", &["rs"]);
+    let sources = sources_of_models();
     let sources = sources.iter().filter(|file| !file.path.ends_with("tests.rs"));
     let named = named_linears(sources.map(|file| (file.path.as_path(), file.text.as_str())));
     assert!(named.contains_key("q_proj"), "the walk sees the attention");
@@ -156,10 +158,10 @@ fn each_linear_is_named_in_one_file() {
 const COLLECTIVES: &[&str] = &["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"];
 
 /// The file that may name the group of all ranks, for agreements between hosts.
-const OF_ALL_RANKS: &str = "parallel/ranks.rs";
+const OF_ALL_RANKS: &str = "ottava-parallel/src/ranks.rs";
 
 /// Uses of the group of all ranks, and collectives of tensors, where a reduction could take other ranks than the ranks that share its tensor.
-/// `files` are paths below `src` of `ottava-lm`, each with its code.
+/// `files` are paths below `crates`, each with its code.
 fn world_reductions<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> Vec<String> {
     let mut problems = Vec::new();
     for (path, code) in files {
@@ -172,9 +174,9 @@ fn world_reductions<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> Vec
             problems.push(format!("{path}: names the group of all ranks; ask for the ranks that share the tensor"));
         }
         for collective in COLLECTIVES.iter().filter(|collective| called(collective)) {
-            if !path.starts_with("parallel/") || may_name_world {
+            if !path.starts_with("ottava-parallel/") || may_name_world {
                 problems.push(format!(
-                    "{path}: calls {collective}, which belongs beside the tensors that ranks divide, in parallel/"
+                    "{path}: calls {collective}, which belongs beside the tensors that ranks divide, in ottava-parallel"
                 ));
             }
         }
@@ -184,21 +186,36 @@ fn world_reductions<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> Vec
 
 #[test]
 fn reductions_take_the_ranks_that_share_a_tensor() {
-    let src = "crates/ottava-lm/src";
-    let sources = files(src, &["rs"]);
+    let sources = sources_of_models();
     let sources = sources.iter().filter(|file| !file.path.ends_with("tests.rs"));
-    let below = |file: &'_ File| file.path.strip_prefix(src).expect("a file of src").to_path_buf();
+    let below = |file: &'_ File| file.path.strip_prefix("crates").expect("a file of a crate").to_path_buf();
     let sources: Vec<_> = sources.map(|file| (below(file), file.code.clone())).collect();
     let problems = world_reductions(sources.iter().map(|(path, code)| (path.as_path(), code.as_str())));
     assert!(problems.is_empty(), "\n{}", problems.join("\n"));
     let exchange = "let group = ranks.sharing(Shared::Gradients);\ngroup.all_reduce(name, Reduce::Sum, x)?;";
     let planted = [
-        ("parallel/exchange.rs", exchange, ""),
-        ("parallel/ranks.rs", "self.mesh.world().agree(what, text)", ""),
-        ("trainer/mod.rs", "fn f() {}\n#[cfg(test)]\nmod tests {\n    fn f() { mesh.world().barrier(what) }\n}", ""),
-        ("parallel/exchange.rs", "let group = mesh.world();", "parallel/exchange.rs: names the group of all ranks"),
-        ("parallel/ranks.rs", "self.world().all_reduce(name, Reduce::Max, x)", "parallel/ranks.rs: calls all_reduce"),
-        ("step/mod.rs", "group.all_gather(name, x)?", "step/mod.rs: calls all_gather"),
+        ("ottava-parallel/src/exchange.rs", exchange, ""),
+        ("ottava-parallel/src/ranks.rs", "self.mesh.world().agree(what, text)", ""),
+        (
+            "ottava-train/src/trainer/mod.rs",
+            "fn f() {}\n#[cfg(test)]\nmod tests {\n    fn f() { mesh.world().barrier(what) }\n}",
+            "",
+        ),
+        (
+            "ottava-parallel/src/exchange.rs",
+            "let group = mesh.world();",
+            "ottava-parallel/src/exchange.rs: names the group of all ranks",
+        ),
+        (
+            "ottava-parallel/src/ranks.rs",
+            "self.world().all_reduce(name, Reduce::Max, x)",
+            "ottava-parallel/src/ranks.rs: calls all_reduce",
+        ),
+        (
+            "ottava-train/src/step/mod.rs",
+            "group.all_gather(name, x)?",
+            "ottava-train/src/step/mod.rs: calls all_gather",
+        ),
     ];
     for (path, code, expected) in planted {
         let problems = world_reductions([(Path::new(path), code)].into_iter()).join("\n");

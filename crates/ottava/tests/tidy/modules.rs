@@ -5,10 +5,10 @@ use super::source::{files, is_word, words};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Crates that must have no import cycle among their files.
-const ACYCLIC: &[&str] = &["ottava-tensor", "ottava-files", "ottava-jinja", "ottava-lm", "ottava-serve", "ottava"];
+/// Crates whose folders are rooms of one subject, so folders and files at the root may import each other.
+const ONE_ROOM: &[&str] = &["ottava-settings"];
 
-/// Folders whose subfolders each are one node for [`ACYCLIC`]: contract, reference and launch of an op import each other.
+/// Folders whose subfolders each are one node in the search for import cycles: contract, reference and launch of an op import each other.
 const UNITS: &[&str] = &["ops"];
 
 /// How deep in its crate the module of a file lies; 0 is the root. Test files that another file includes lie one deeper.
@@ -182,7 +182,9 @@ impl Modules {
 
 /// The floor of a module: the floor of the longest matching entry.
 fn floor(floors: Floors, module: &[String]) -> Option<u8> {
-    let within = |entry: &str| entry.split('/').zip(module).filter(|(a, b)| a == b).count() == entry.split('/').count();
+    let within = |entry: &str| {
+        entry.is_empty() || entry.split('/').zip(module).filter(|(a, b)| a == b).count() == entry.split('/').count()
+    };
     floors.iter().filter(|(entry, _)| within(entry)).max_by_key(|(entry, _)| entry.len()).map(|&(_, floor)| floor)
 }
 
@@ -303,7 +305,7 @@ fn modules_of(krate: &str) -> Modules {
 fn floors_name_modules_that_exist() {
     for (krate, floors) in FLOORS {
         let modules = modules_of(krate);
-        let exists = |entry: &str| modules.0.keys().any(|module| module.join("/") == entry);
+        let exists = |entry: &str| entry.is_empty() || modules.0.keys().any(|module| module.join("/") == entry);
         let stale: Vec<_> = floors.iter().map(|(entry, _)| *entry).filter(|entry| !exists(entry)).collect();
         assert!(stale.is_empty(), "{krate} has no {stale:?}");
     }
@@ -343,9 +345,11 @@ fn the_crate_root_is_named_crate() {
 
 #[test]
 fn files_have_no_import_cycle() {
-    for krate in ACYCLIC {
+    for krate in FLOORS.iter().map(|(krate, _)| *krate).chain(["ottava"]) {
         assert_eq!(modules_of(krate).cycle(file_or_unit), None, "{krate}");
-        assert_eq!(modules_of(krate).cycle(folder), None, "folders of {krate}");
+        if !ONE_ROOM.contains(&krate) {
+            assert_eq!(modules_of(krate).cycle(folder), None, "folders of {krate}");
+        }
     }
 }
 

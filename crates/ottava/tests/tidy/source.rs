@@ -20,6 +20,15 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is there")
 }
 
+/// The names of all crates, in the order of the alphabet.
+pub fn crates() -> Vec<String> {
+    let entries = fs::read_dir(root().join("crates")).expect("the crates are there");
+    let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("a name in UTF-8");
+    let mut names: Vec<_> = entries.map(|entry| name(entry.expect("a readable entry"))).collect();
+    names.sort();
+    names
+}
+
 /// All files below `folder` of the workspace whose names end in one of `endings`, in order, with paths from the workspace's root.
 pub fn files(folder: &str, endings: &[&str]) -> Vec<File> {
     let (root, mut found) = (root(), Vec::new());

@@ -18,7 +18,7 @@ impl Algorithm {
 /// Which proposals compete; a change of that makes earlier choices invalid.
 const RULES: &str = "small-clusters";
 
-/// Files that `examples/measure_products.rs` of ottava-lm measured, by name.
+/// Files that `examples/measure_products.rs` of ottava-train measured, by name.
 const MEASURED: [(&str, &str); 1] = [(
     "NVIDIA-H200-cublaslt-13.1.0-small-clusters.json",
     include_str!("measured/NVIDIA-H200-cublaslt-13.1.0-small-clusters.json"),

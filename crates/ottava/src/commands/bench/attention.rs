@@ -3,9 +3,9 @@
 use super::shared::{measure, meter, power_columns, power_of, share};
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::Result;
-use ottava_lm::bench::{self};
-use ottava_lm::config::DeviceChoice;
+use ottava_common::Result;
+use ottava_settings::DeviceChoice;
+use ottava_train::bench::{self};
 use serde_json::json;
 
 /// Time each kind of attention of a model, forward and backward, relative to the best rate of a BF16 product.

@@ -4,12 +4,12 @@ use crate::commands::inference::InferenceRanks;
 use crate::output::print_json;
 use crate::ranks::{RankArgs, Role};
 use clap::Args;
-use ottava_lm::Result;
-use ottava_lm::bench::{DecodeBench, DecodeRow};
-use ottava_lm::config::DeviceChoice;
-use ottava_lm::engine::KvCacheDtype;
-use ottava_lm::recipe::RecipeName;
+use ottava_common::Result;
+use ottava_engine::KvCacheDtype;
+use ottava_recipe::RecipeName;
+use ottava_settings::DeviceChoice;
 use ottava_tensor::Device;
+use ottava_train::bench::{DecodeBench, DecodeRow};
 use serde_json::json;
 
 /// Time decoding and prefill with a known model's shape and random weights, relative to the time to read weights and KV cache. With --gpus or

@@ -3,11 +3,11 @@
 use super::shared::{measure, meter, power_columns, power_of, share};
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::Result;
-use ottava_lm::bench::{self};
-use ottava_lm::config::DeviceChoice;
-use ottava_lm::recipe::RecipeName;
+use ottava_common::Result;
+use ottava_recipe::RecipeName;
+use ottava_settings::DeviceChoice;
 use ottava_tensor::DType;
+use ottava_train::bench::{self};
 use serde_json::json;
 
 /// Time the products of a model's linear layers, relative to the best rate of their types.

@@ -3,8 +3,8 @@
 use super::shared::{meter, power_columns, power_of, share};
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::Result;
-use ottava_lm::config::DeviceChoice;
+use ottava_common::Result;
+use ottava_settings::DeviceChoice;
 use ottava_tensor::bench::{BusRates, copy_bandwidth, kernels};
 use serde_json::json;
 

@@ -3,11 +3,12 @@
 use super::shared::{gradients, measure, share};
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::bench::{self, SweepCell};
-use ottava_lm::config::DeviceChoice;
-use ottava_lm::level::Gradients;
-use ottava_lm::recipe::RecipeName;
-use ottava_lm::{Error, Result};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_recipe::RecipeName;
+use ottava_recipe::level::Gradients;
+use ottava_settings::DeviceChoice;
+use ottava_train::bench::{self, SweepCell};
 use serde_json::json;
 
 /// Time whole linear layers, forward and backward with their casts, relative to their products without casts.

@@ -16,7 +16,7 @@ use decode::Decode;
 use gemm::Gemm;
 use kernels::Kernels;
 use linear::Linear;
-use ottava_lm::Result;
+use ottava_common::Result;
 use train::Train;
 
 /// Measure this machine: kernels relative to the memory bandwidth, collectives, and whole training steps.

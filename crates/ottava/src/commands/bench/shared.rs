@@ -1,8 +1,9 @@
 //! What several benchmarks read, measure and print.
 
-use ottava_lm::config::DeviceChoice;
-use ottava_lm::level::Gradients;
-use ottava_lm::{Error, Result};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_recipe::level::Gradients;
+use ottava_settings::DeviceChoice;
 use ottava_tensor::Device;
 use ottava_tensor::bench::{Cost, Meter, Rates};
 

@@ -4,12 +4,12 @@ use super::shared::{gib, share};
 use crate::output::print_json;
 use crate::ranks::{Job, RankArgs, Role};
 use clap::Args;
-use ottava_lm::Result;
-use ottava_lm::bench::{TrainBench, TrainRow};
-use ottava_lm::config::{DeviceChoice, formats};
-use ottava_lm::level::Level;
-use ottava_lm::parallel::Ranks;
-use ottava_lm::recipe::RecipeName;
+use ottava_common::Result;
+use ottava_parallel::Ranks;
+use ottava_recipe::RecipeName;
+use ottava_recipe::level::Level;
+use ottava_settings::{DeviceChoice, formats};
+use ottava_train::bench::{TrainBench, TrainRow};
 use serde_json::json;
 use std::rc::Rc;
 

@@ -1,0 +1,229 @@
+//! Adapters as folders of PEFT: `adapter_config.json`, and `adapter_model.safetensors` with the matrices.
+
+use crate::adapter_config;
+use crate::safetensors::{ModelFiles, TensorInfo};
+use ottava_common::error::{Error, Result};
+use ottava_models::{Adapters, ConfigFile, Decoder};
+use ottava_recipe::lora::{Lora, MAGNITUDE, PEFT_PREFIX, Targets};
+use ottava_recipe::param::{FolderTensor, Init, WeightSource};
+use ottava_tensor::Tensor;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// The name of an adapter's settings in its folder.
+pub const CONFIG_FILE: &str = "adapter_config.json";
+
+/// The file of older versions of PEFT in place of [`WEIGHTS_FILE`].
+const PICKLE_FILE: &str = "adapter_model.bin";
+
+/// The name of an adapter's matrices.
+pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+
+/// A PEFT folder with adapters of a model.
+pub struct AdapterFolder {
+    /// Rank, factor and targets of the adapters.
+    pub lora: Lora,
+    /// Whether it has the head of a reward model beside its adapters.
+    pub has_score: bool,
+    files: ModelFiles,
+    path: PathBuf,
+}
+
+/// The tensors of the adapter of a linear, F32.
+pub struct LinearAdapter {
+    /// `[r, K]`.
+    pub a: Tensor,
+    /// `[N, r]`.
+    pub b: Tensor,
+    /// `[N]`, with DoRA.
+    pub magnitude: Option<Tensor>,
+    /// The factor of the product.
+    pub scale: f64,
+}
+
+impl AdapterFolder {
+    /// Opens `folder`. Names of `target_modules` without a matrix in it are left out, as in PEFT.
+    ///
+    /// Errors with [`Error::Model`] where its settings ask for what is not implemented.
+    pub fn open(folder: &Path) -> Result<AdapterFolder> {
+        let path = folder.join(CONFIG_FILE);
+        if !path.is_file() {
+            return Err(Error::Model(format!(
+                "{}: there is no {CONFIG_FILE}; an adapter is a folder of PEFT with {CONFIG_FILE} and {WEIGHTS_FILE}",
+                folder.display()
+            )));
+        }
+        let config = ConfigFile::read(&path)?;
+        let mut lora = adapter_config::settings(&config)?;
+        let weights = folder.join(WEIGHTS_FILE);
+        if !weights.exists() && folder.join(PICKLE_FILE).exists() {
+            return Err(Error::Model(format!(
+                "{}: holds {PICKLE_FILE} and no {WEIGHTS_FILE}; a pickle can run code and is not read: save the adapter anew with PEFT, \
+                 `PeftModel.from_pretrained(base, \"{0}\").save_pretrained(\"{0}\")`",
+                folder.display()
+            )));
+        }
+        let files = ModelFiles::open_file(&weights)?;
+        lora.targets = targets_with_matrices(lora.targets, &files);
+        if lora.targets == Targets::NONE {
+            return Err(config.error("`target_modules` names no linear that has matrices in the folder"));
+        }
+        Ok(AdapterFolder { lora, has_score: adapter_config::has_score(&config), files, path: folder.to_path_buf() })
+    }
+
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder of the base model that trained the adapters, as its settings name it.
+    pub fn base(folder: &Path) -> Result<PathBuf> {
+        ConfigFile::read(&folder.join(CONFIG_FILE))?.required("base_model_name_or_path")
+    }
+
+    /// The adapter of the linear whose weight is called `weight` in a folder; `None` if it has none.
+    pub fn of_weight(&self, weight: &str) -> Result<Option<LinearAdapter>> {
+        let Some((linear, names)) = self.names_of(weight) else { return Ok(None) };
+        let (a, b) = (self.files.values(&names[0])?, self.files.values(&names[1])?);
+        let (found, rank) = (a.shape()[0], self.lora.rank(&linear));
+        if found != rank {
+            let path = self.path.display();
+            return Err(Error::Model(format!(
+                "{path}: `{}` has rank {found}, and {CONFIG_FILE} says {rank}",
+                names[0]
+            )));
+        }
+        let magnitude = names.get(2).map(|name| self.files.values(name)).transpose()?;
+        Ok(Some(LinearAdapter { a, b, magnitude, scale: self.lora.scale(&linear) }))
+    }
+
+    /// The linear of a weight, and the names of its `A`, `B` and, with DoRA, magnitudes, if it is one of the targets.
+    fn names_of(&self, weight: &str) -> Option<(String, Vec<String>)> {
+        let linear = weight.strip_suffix(".weight")?;
+        let ends = ["lora_A.weight", "lora_B.weight", MAGNITUDE];
+        let ends = &ends[..if self.lora.use_dora { 3 } else { 2 }];
+        // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
+        ["", "transformer."].into_iter().find_map(|around| {
+            let linear = format!("{around}{linear}");
+            let names: Vec<_> = ends.iter().map(|end| format!("{PEFT_PREFIX}{linear}.{end}")).collect();
+            let is_adapted = self.lora.has(&linear) && names.iter().all(|name| self.files.info(name).is_ok());
+            is_adapted.then_some((linear, names))
+        })
+    }
+
+    /// Errors when there are matrices of other weights than `weights`, or the head of a reward model.
+    pub fn expect_weights(&self, weights: &[TensorInfo]) -> Result<()> {
+        if self.has_score {
+            return Err(Error::Model(format!(
+                "{}: the adapter has the head of a reward model, which is not merged; evaluate it with `ottava eval BASE --adapter FOLDER`, or load it with PEFT",
+                self.path.display()
+            )));
+        }
+        let used = weights.iter().filter_map(|info| self.names_of(&info.name)).flat_map(|(_, names)| names).collect();
+        self.expect_used(&used)
+    }
+
+    /// Loads the adapters for `model`, which is one beside adapters.
+    ///
+    /// Errors as [`Decoder::load_adapters`], and with [`Error::Model`] that names the folder when the adapters are of another model, or have
+    /// the head of a reward model.
+    pub fn load(self, model: &Decoder) -> Result<Adapters> {
+        let path = self.path.display().to_string();
+        if self.has_score {
+            return Err(Error::Model(format!(
+                "{path}: the adapter has the head of a reward model, which draws no tokens; evaluate it with `ottava eval BASE --adapter {path}`"
+            )));
+        }
+        let (lora, mut weights) = (self.lora.clone(), AdapterWeights::new(self));
+        let adapters = model.load_adapters(&lora, &mut weights).map_err(|error| match error {
+            Error::Config(text) => Error::Model(format!("{path}: {text}")),
+            error => error,
+        })?;
+        weights.finish()?;
+        Ok(adapters)
+    }
+
+    /// A matrix in F32, of this shape.
+    fn values(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let wrong = |reason: String| Error::Model(format!("{}: the adapter {reason}", self.path.display()));
+        let found = self.files.info(name).map_err(|_| {
+            wrong(format!(
+                "has no `{name}`; `target_modules` names the linears that have adapters, which are those of its file"
+            ))
+        })?;
+        if found.shape != shape {
+            return Err(wrong(format!("has `{name}` of shape {:?}, and the model makes it {shape:?}", found.shape)));
+        }
+        self.files.values(name)
+    }
+
+    /// Errors when the folder has matrices that are not among `used`.
+    fn expect_used(&self, used: &BTreeSet<String>) -> Result<()> {
+        match self.files.names().find(|name| !used.contains(*name)) {
+            Some(name) if name.contains(".experts.") => Err(Error::Model(format!(
+                "{}: the adapter has `{name}`; adapters of experts are not implemented",
+                self.path.display()
+            ))),
+            Some(name) => Err(Error::Model(format!(
+                "{}: the adapter has `{name}`, which the base model has no place for, or `target_modules` does not name; is it of another model?",
+                self.path.display()
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The weights of an adapter's folder, by their names there.
+pub struct AdapterWeights {
+    folder: AdapterFolder,
+    /// Names of the matrices that were read.
+    used: BTreeSet<String>,
+}
+
+impl AdapterWeights {
+    /// The weights of `folder`.
+    pub fn new(folder: AdapterFolder) -> AdapterWeights {
+        AdapterWeights { folder, used: BTreeSet::new() }
+    }
+
+    /// Whether the folder has the head of a reward model.
+    pub fn has_score(&self) -> bool {
+        self.folder.has_score
+    }
+
+    /// Errors when the folder has matrices that were not read.
+    pub fn finish(&self) -> Result<()> {
+        self.folder.expect_used(&self.used)
+    }
+}
+
+impl WeightSource for AdapterWeights {
+    fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
+        self.used.insert(tensor.name.clone());
+        Ok(())
+    }
+
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
+        self.used.insert(tensor.name.clone());
+        let values = self.folder.values(&tensor.name, &tensor.stored_shape())?;
+        Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
+    }
+}
+
+/// `targets` without the names that no linear with a matrix in `files` has; of all linears, the linears with matrices.
+fn targets_with_matrices(targets: Targets, files: &ModelFiles) -> Targets {
+    let of_linear = |name: &'_ str| Some(name.strip_prefix(PEFT_PREFIX)?.strip_suffix(".lora_A.weight")?.to_string());
+    let linears = || files.names().filter_map(of_linear);
+    match targets {
+        Targets::AllLinear => Targets::Names(linears().collect()),
+        Targets::Names(names) => {
+            let is_used = |name: &String| {
+                let target = Targets::Names(vec![name.clone()]);
+                linears().any(|linear| target.names(&linear))
+            };
+            Targets::Names(names.into_iter().filter(is_used).collect())
+        }
+        Targets::Pattern(pattern) => Targets::Pattern(pattern),
+    }
+}

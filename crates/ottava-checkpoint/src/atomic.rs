@@ -1,0 +1,346 @@
+//! Atomic checkpoints: complete or absent, whenever the program or the machine stops.
+//!
+//! Files are written into a `.tmp-` folder, hashed and flushed to the disk, the manifest last. Renaming the folder creates the
+//! checkpoint. Deleting renames first. One process writes into a run's folder at a time; the trainer holds its lock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use ottava_tensor::comm::report_progress;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::manifest::{FILE_NAME, FORMAT, FileEntry, Manifest, Verify, is_relative_path, verify};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::fs::{Fs, FsFile, create_dirs, parent, set_aside, sync_parent};
+use ottava_common::hash::hex;
+
+/// Prefix of a folder that is being written.
+const TEMPORARY: &str = ".tmp-checkpoint-";
+
+/// Prefix of a folder that is being deleted.
+const TRASH: &str = ".trash-checkpoint-";
+
+/// The first bytes of a file that may grow.
+pub struct FileStart {
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl FileStart {
+    /// All bytes that the file at `path` has now.
+    pub fn now(path: &Path) -> Result<FileStart> {
+        let bytes = std::fs::metadata(path).map_err(Error::io(path))?.len();
+        Ok(FileStart { path: path.to_path_buf(), bytes })
+    }
+}
+
+/// A checkpoint being written. Dropped before [`CheckpointWriter::finish`], it removes the files written so far.
+///
+/// Several processes write files of one checkpoint: one begins it, the others join it at its path, and the first one lists the files of all.
+pub struct CheckpointWriter<'a> {
+    fs: &'a dyn Fs,
+    /// Its path when it is complete.
+    target: PathBuf,
+    temporary: PathBuf,
+    step: u64,
+    files: BTreeMap<String, FileEntry>,
+    /// Subfolders made so far.
+    subfolders: BTreeSet<PathBuf>,
+    /// Whether a drop removes the files written so far.
+    discards: bool,
+}
+
+impl<'a> CheckpointWriter<'a> {
+    /// Starts the checkpoint of `step` in the run's `folder`, and removes what killed processes left there.
+    pub fn begin(fs: &'a dyn Fs, folder: &Path, step: u64) -> Result<CheckpointWriter<'a>> {
+        let temporary = folder.join(format!("{TEMPORARY}{step}"));
+        remove_leftovers(fs, folder)?;
+        CheckpointWriter::begin_at(fs, folder.join(name(step)), temporary, step)
+    }
+
+    /// Starts a plain model folder at `path`, which [`CheckpointWriter::finish_folder`] finishes.
+    pub fn begin_folder(fs: &'a dyn Fs, path: &Path) -> Result<CheckpointWriter<'a>> {
+        let name = path.file_name().ok_or_else(|| {
+            Error::Config(format!("{}: this is not the name of a new folder; name one", path.display()))
+        })?;
+        let temporary = path.with_file_name(format!("{TEMPORARY}{}", name.to_string_lossy()));
+        if temporary.symlink_metadata().is_ok() {
+            fs.remove(&temporary).map_err(Error::io(&temporary))?;
+        }
+        CheckpointWriter::begin_at(fs, path.to_path_buf(), temporary, 0)
+    }
+
+    fn begin_at(fs: &'a dyn Fs, target: PathBuf, temporary: PathBuf, step: u64) -> Result<CheckpointWriter<'a>> {
+        create_dirs(fs, parent(&target))?;
+        let (files, subfolders) = (BTreeMap::new(), BTreeSet::new());
+        let writer = CheckpointWriter { fs, target, temporary, step, files, subfolders, discards: true };
+        fs.create_dir(&writer.temporary).map_err(Error::io(&writer.temporary))?;
+        Ok(writer)
+    }
+
+    /// Joins the checkpoint of `step` that another process has begun at the path `temporary`, with these `subfolders`, and finishes.
+    pub fn join(fs: &'a dyn Fs, temporary: &Path, step: u64, subfolders: &[&str]) -> CheckpointWriter<'a> {
+        CheckpointWriter {
+            fs,
+            target: PathBuf::new(),
+            temporary: temporary.to_path_buf(),
+            step,
+            files: BTreeMap::new(),
+            subfolders: subfolders.iter().map(|name| temporary.join(name)).collect(),
+            discards: false,
+        }
+    }
+
+    /// The temporary folder that is written until the checkpoint is complete.
+    pub fn path(&self) -> &Path {
+        &self.temporary
+    }
+
+    /// Takes the list of files written so far, for the process that began the checkpoint.
+    pub fn take_files(&mut self) -> BTreeMap<String, FileEntry> {
+        std::mem::take(&mut self.files)
+    }
+
+    /// Lists files that a process has written.
+    pub fn adopt(&mut self, files: BTreeMap<String, FileEntry>) {
+        self.files.extend(files);
+    }
+
+    /// Makes a subfolder.
+    pub fn subfolder(&mut self, name: &str) -> Result<()> {
+        let path = self.temporary.join(name);
+        if self.subfolders.insert(path.clone()) {
+            self.fs.create_dir(&path).map_err(Error::io(&path))?;
+        }
+        Ok(())
+    }
+
+    /// Writes the file at the relative path `name`: `content` fills it, then it is flushed to the disk and listed in the
+    /// manifest.
+    pub fn file(&mut self, name: &str, content: impl FnOnce(&mut CheckpointFile) -> Result<()>) -> Result<()> {
+        if !is_relative_path(name) || name == FILE_NAME || self.files.contains_key(name) {
+            return Err(Error::Checkpoint(format!("a checkpoint cannot hold a second or special file {name:?}")));
+        }
+        if let Some((subfolder, _)) = name.rsplit_once('/') {
+            let within: Vec<_> = Path::new(subfolder).ancestors().filter(|path| *path != Path::new("")).collect();
+            for folder in within.into_iter().rev().filter_map(Path::to_str) {
+                self.subfolder(folder)?;
+            }
+        }
+        let entry = self.write(name, content)?;
+        self.files.insert(name.to_string(), entry);
+        Ok(())
+    }
+
+    /// Copies a file to the relative path `name`.
+    pub fn copy(&mut self, name: &str, FileStart { path, bytes }: &FileStart) -> Result<()> {
+        let mut from = File::open(path).map_err(Error::io(path))?.take(*bytes);
+        let mut buffer = vec![0; 1 << 20];
+        self.file(name, |to| {
+            loop {
+                match from.read(&mut buffer).map_err(Error::io(path))? {
+                    0 => return Ok(()),
+                    count => to.write(&buffer[..count])?,
+                }
+            }
+        })
+    }
+
+    /// Writes the manifest with `extra` in it, renames the folder and returns its final path.
+    ///
+    /// Anything else of that name is set aside: it is not part of this run, since [`abandon_after`] left none when it began.
+    pub fn finish(mut self, extra: Value) -> Result<PathBuf> {
+        let ottava = env!("CARGO_PKG_VERSION").to_string();
+        let files = std::mem::take(&mut self.files);
+        let manifest = Manifest { format: FORMAT, ottava, step: self.step, files, extra };
+        self.write(FILE_NAME, |file| file.write(manifest.render().as_bytes()))?;
+        if self.target.symlink_metadata().is_ok() {
+            set_aside(self.fs, &self.target)?;
+        }
+        self.finish_folder()
+    }
+
+    /// Renames the folder and returns its final path, where nothing is.
+    pub fn finish_folder(mut self) -> Result<PathBuf> {
+        for folder in self.subfolders.iter().chain([&self.temporary]) {
+            self.fs.sync_dir(folder).map_err(Error::io(folder))?;
+        }
+        self.fs.rename(&self.temporary, &self.target).map_err(Error::io(&self.target))?;
+        self.discards = false;
+        sync_parent(self.fs, &self.target)?;
+        Ok(std::mem::take(&mut self.target))
+    }
+
+    fn write(&self, name: &str, content: impl FnOnce(&mut CheckpointFile) -> Result<()>) -> Result<FileEntry> {
+        let path = self.temporary.join(name);
+        let file = self.fs.create(&path).map_err(Error::io(&path))?;
+        let file = BufWriter::with_capacity(1 << 20, file);
+        let mut file = CheckpointFile { file, path, hasher: Sha256::new(), size: 0 };
+        content(&mut file)?;
+        file.finish()
+    }
+}
+
+impl Drop for CheckpointWriter<'_> {
+    fn drop(&mut self) {
+        if self.discards {
+            // On a failing disk this may fail as well; then the next save removes it.
+            let _ = self.fs.remove(&self.temporary);
+        }
+    }
+}
+
+/// One file of a checkpoint while it is written.
+pub struct CheckpointFile {
+    file: BufWriter<Box<dyn FsFile>>,
+    path: PathBuf,
+    hasher: Sha256,
+    size: u64,
+}
+
+impl CheckpointFile {
+    /// Appends `bytes`.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(Error::io(&self.path))?;
+        self.hasher.update(bytes);
+        self.size += bytes.len() as u64;
+        report_progress();
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<FileEntry> {
+        self.file.flush().map_err(Error::io(&self.path))?;
+        self.file.get_mut().sync().map_err(Error::io(&self.path))?;
+        Ok(FileEntry { size: self.size, sha256: hex(&self.hasher.finalize()) })
+    }
+}
+
+/// The result of [`latest_complete`].
+#[derive(Debug)]
+pub struct Latest {
+    /// The newest complete checkpoint.
+    pub complete: Option<(PathBuf, Manifest)>,
+    /// Newer ones that are damaged, with the reason.
+    pub damaged: Vec<(PathBuf, Error)>,
+}
+
+/// The newest complete checkpoint in a run's `folder`, by step and not by any clock.
+pub fn latest_complete(folder: &Path, depth: Verify) -> Result<Latest> {
+    latest_complete_until(folder, u64::MAX, depth)
+}
+
+/// [`latest_complete`] among the checkpoints of steps up to `last`.
+pub fn latest_complete_until(folder: &Path, last: u64, depth: Verify) -> Result<Latest> {
+    let mut latest = Latest { complete: None, damaged: Vec::new() };
+    for (step, path) in checkpoints(folder)?.into_iter().rev().filter(|(step, _)| *step <= last) {
+        match complete(&path, step, depth) {
+            Ok(manifest) => {
+                latest.complete = Some((path, manifest));
+                break;
+            }
+            Err(error @ Error::Cancelled(_)) => return Err(error),
+            Err(error) => latest.damaged.push((path, error)),
+        }
+    }
+    Ok(latest)
+}
+
+/// Deletes all but the `count` newest complete checkpoints and the checkpoints of the `protected` steps (the best one, say). A checkpoint for which
+/// only a signal asked does not count, and is deleted once there is a newer one.
+///
+/// Keeps at least one complete checkpoint, and damaged ones that are newer than the oldest one kept.
+pub fn delete_old(fs: &dyn Fs, folder: &Path, count: usize, protected: &[u64]) -> Result<()> {
+    let (mut kept, mut has_newer) = (0, false);
+    for (step, path) in checkpoints(folder)?.into_iter().rev() {
+        let manifest = complete(&path, step, Verify::Sizes).ok();
+        let is_superseded = has_newer && manifest.as_ref().is_some_and(Manifest::is_interruption);
+        if kept < count.max(1) && !is_superseded {
+            has_newer |= manifest.is_some();
+            kept += usize::from(manifest.is_some_and(|manifest| !manifest.is_interruption()));
+        } else if !protected.contains(&step) {
+            remove(fs, &path, step)?;
+        }
+    }
+    Ok(())
+}
+
+fn complete(path: &Path, step: u64, depth: Verify) -> Result<Manifest> {
+    let manifest = verify(path, depth)?;
+    if manifest.step != step {
+        return Err(Error::Checkpoint(format!("{}: its manifest is of step {}", path.display(), manifest.step)));
+    }
+    Ok(manifest)
+}
+
+/// Removes what killed processes left in a run's `folder`: checkpoints that were being written or deleted.
+pub fn remove_leftovers(fs: &dyn Fs, folder: &Path) -> Result<()> {
+    for leftover in named(folder, |name| name.starts_with(TEMPORARY) || name.starts_with(TRASH))? {
+        fs.remove(&leftover).map_err(Error::io(&leftover))?;
+    }
+    Ok(())
+}
+
+/// Renames before deleting, so that a half-deleted checkpoint is never read.
+fn remove(fs: &dyn Fs, path: &Path, step: u64) -> Result<()> {
+    let trash = path.with_file_name(format!("{TRASH}{step}"));
+    if trash.symlink_metadata().is_ok() {
+        fs.remove(&trash).map_err(Error::io(&trash))?;
+    }
+    fs.rename(path, &trash).map_err(Error::io(path))?;
+    fs.remove(&trash).map_err(Error::io(&trash))
+}
+
+/// Sets aside all checkpoints in a run's `folder` of later steps than `step`, complete or not, newest first, and returns
+/// their new paths. Otherwise the next `--resume` of a run that continues after `step` would take one of them.
+pub fn abandon_after(fs: &dyn Fs, folder: &Path, step: u64) -> Result<Vec<PathBuf>> {
+    let later = checkpoints(folder)?.into_iter().rev().take_while(|(other, _)| *other > step);
+    later.map(|(_, path)| set_aside(fs, &path)).collect()
+}
+
+/// True when `folder` holds a checkpoint, complete or not.
+pub fn holds_checkpoints(folder: &Path) -> Result<bool> {
+    Ok(!checkpoints(folder)?.is_empty())
+}
+
+/// The name of the checkpoint of `step`.
+pub fn name(step: u64) -> String {
+    format!("checkpoint-{step}")
+}
+
+/// The folders named as checkpoints, oldest step first.
+fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    // Other spellings of a number, such as +5 or 05, are not ours.
+    let step_of = |file_name: &str| {
+        let step = file_name.strip_prefix("checkpoint-")?.parse().ok()?;
+        (name(step) == file_name).then_some(step)
+    };
+    let step_of_path = |path: PathBuf| Some((step_of(path.file_name()?.to_str()?)?, path));
+    let folders = named(folder, |_| true)?.into_iter().filter(|path| path.is_dir());
+    let mut found: Vec<_> = folders.filter_map(step_of_path).collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// The entries of `folder` whose names match; none when it does not exist.
+fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(Error::io(folder))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(Error::io(folder))?;
+        if entry.file_name().to_str().is_some_and(&matches) {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+#[path = "atomic_tests.rs"]
+mod tests;

@@ -1,0 +1,59 @@
+//! Checkpoints: Hugging Face model folders with training state, written atomically.
+//!
+//! A checkpoint is a Hugging Face model folder with everything else in `training/`: optimizer states and scales as named tensors, and an index that
+//! maps the elements of each tensor to files (`slices.rs`). So any number of processes can read what another number of processes has written. There
+//! is no pickle: weights are safetensors. No incomplete checkpoint has its final name: `CheckpointWriter` writes under a temporary name, hashes on
+//! the fly, writes the manifest last, and renames the folder.
+//!
+//! `Contents` (`training.rs`) lists what a rank writes, `LiveTensors` (`live.rs`) has the tensors, also the tensors of other ranks, and `Saver`
+//! (`save.rs`) writes them: from the tensors while training is paused, or from a `Snapshot` (pinned host memory) in a thread. This thread never
+//! uses the communicator: at the end of each step, the training threads of all ranks exchange the progress of their saves and advance them
+//! together. On resume, `SavedStates` (`formats.rs`) converts the states of another level. A run writes its durable files through the trait `Fs`,
+//! so that tests can make each operation fail in turn and simulate a power failure after each.
+//!
+//! **A checkpoint does not depend on the mesh.** `LiveTensors` gathers one weight at a time, over slices, parts of tensors and stages
+//! (`Partition::whole_value`), on all ranks in the order of the model. Optimizer states are not gathered: each rank writes its `Regions` of the
+//! folder's tensors (`slices.rs`), and reads the regions that its own mesh needs. Values that belong to a whole matrix, such as the scale of its
+//! moments, are reduced over `Shared::Elements`, so they are equal on all ranks. `tests/promises/parallel/reopen.rs` reopens the checkpoints of each mesh
+//! under another mesh and compares all bytes.
+//!
+//! **Loading.** `FolderWeights` reads a tensor through `Staging` to the device of the model, in the type of the file, and `Param::load` casts it
+//! there. `ModelFiles::read_into` reads parts of a chunk in parallel. `WeightFiles` reads all weights of a folder as values, whatever their type;
+//! `Quantization` (`models/quantization.rs`) describes the scales of FP8 weights.
+//!
+//! `docs/checkpoints.md` describes the layout, `docs/reliability.md` the promises and their tests.
+#![forbid(unsafe_code)]
+
+pub mod adapter;
+mod adapter_config;
+pub mod atomic;
+mod best;
+mod formats;
+pub mod live;
+mod manifest;
+pub mod merge;
+pub mod model;
+mod mxfp4;
+pub mod safetensors;
+pub mod safetensors_write;
+pub mod save;
+pub mod slices;
+mod stacks;
+pub mod training;
+pub mod weight_files;
+
+pub use adapter::{AdapterFolder, LinearAdapter};
+pub use atomic::{
+    CheckpointFile, CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete,
+    latest_complete_until, remove_leftovers,
+};
+pub use best::Best;
+pub use live::LiveTensors;
+pub use manifest::{Manifest, Verify, verify, verify_model};
+pub use merge::merge;
+pub use model::{AdaptedWeights, FolderTemplate, FolderWeights, RandomWeights};
+pub use safetensors::{ModelFiles, TensorInfo};
+pub use safetensors_write::{write_file, write_model, write_tensors};
+pub use save::{Saved, Saver};
+pub use training::{Contents, Progress};
+pub use weight_files::WeightFiles;

@@ -1,0 +1,167 @@
+//! `manifest.json`: the files of a complete checkpoint. A folder without a valid one is not a checkpoint.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::hash::{seal, sha256_file, unseal};
+use ottava_common::input;
+
+/// The version of the checkpoint layout that this program writes.
+pub const FORMAT: u32 = 2;
+
+/// The oldest version that this program reads. Format 1 has the files of `training/` beside the weights.
+const OLDEST_FORMAT: u32 = 1;
+
+/// The largest manifest: it has a line for each file and cast.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// The name of the manifest in its folder.
+pub const FILE_NAME: &str = "manifest.json";
+
+/// The content of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The version of the layout when it was written.
+    pub format: u32,
+    /// The version of the program that wrote it.
+    pub ottava: String,
+    /// The last finished optimizer step.
+    pub step: u64,
+    /// Every file by its path in the folder (`training/optimizer.safetensors`), without this one.
+    pub files: BTreeMap<String, FileEntry>,
+    /// The writer's own fields: position and configuration of the run.
+    pub extra: Value,
+}
+
+/// One file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Its size in bytes.
+    pub size: u64,
+    /// SHA-256 of its content.
+    pub sha256: String,
+}
+
+/// The depth of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verify {
+    /// The manifest and the sizes of all files: finds interrupted copies.
+    Sizes,
+    /// Also the SHA-256 of every file: finds any damage, and reads everything.
+    Hashes,
+}
+
+impl Manifest {
+    /// Whether only a signal asked for the checkpoint, as [`Progress`](super::Progress) says.
+    pub fn is_interruption(&self) -> bool {
+        self.extra.get("is_interruption").and_then(Value::as_bool) == Some(true)
+    }
+
+    /// The text of `manifest.json`.
+    pub(super) fn render(&self) -> String {
+        seal(self)
+    }
+
+    /// The manifest of `folder`, without checking the files; `None` if there is none. Errors with [`Error::Checkpoint`] when it is
+    /// damaged.
+    pub fn read(folder: &Path) -> Result<Option<Manifest>> {
+        let path = folder.join(FILE_NAME);
+        let wrong = |reason: String| Error::Checkpoint(format!("{}: {reason}", path.display()));
+        match input::read(&path, MAX_BYTES) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            text => Manifest::parse(&text.map_err(|e| wrong(e.to_string()))?).map(Some).map_err(wrong),
+        }
+    }
+
+    fn parse(text: &[u8]) -> Result<Manifest, String> {
+        let value = unseal(text)?;
+        // The version decides the meaning of the other fields, so it is checked first.
+        if !value["format"].as_u64().is_some_and(|format| (OLDEST_FORMAT.into()..=FORMAT.into()).contains(&format)) {
+            return Err(format!("it has format {}, this program reads {OLDEST_FORMAT} to {FORMAT}", value["format"]));
+        }
+        serde_json::from_value(value).map_err(|e| e.to_string())
+    }
+}
+
+/// Reads the manifest of `folder` and compares the files with it.
+/// Errors with [`Error::Checkpoint`] that names the first file that is missing or damaged.
+pub fn verify(folder: &Path, depth: Verify) -> Result<Manifest> {
+    let manifest = Manifest::read(folder)?.ok_or_else(|| wrong(folder, FILE_NAME, "there is no such file".into()))?;
+    compare(folder, &manifest, depth, |_| true)?;
+    Ok(manifest)
+}
+
+/// Compares the files of a model folder with its manifest, where it has one, as checkpoints do: the files at the top, by their hashes.
+/// Errors with [`Error::Checkpoint`] that names the first file that is missing or damaged.
+pub fn verify_model(folder: &Path) -> Result<()> {
+    match Manifest::read(folder)? {
+        Some(manifest) => compare(folder, &manifest, Verify::Hashes, is_plain_name),
+        None => Ok(()),
+    }
+}
+
+fn compare(folder: &Path, manifest: &Manifest, depth: Verify, included: fn(&str) -> bool) -> Result<()> {
+    let files = || manifest.files.iter().filter(|(name, _)| included(name));
+    for (name, entry) in files() {
+        if !is_relative_path(name) {
+            return Err(wrong(folder, FILE_NAME, format!("{name:?} is not the path of a file in this folder")));
+        }
+        let size = file_size(folder, name).map_err(|reason| wrong(folder, name, reason))?;
+        if size != entry.size {
+            return Err(wrong(folder, name, format!("{size} bytes, the manifest says {}", entry.size)));
+        }
+    }
+    if depth == Verify::Sizes {
+        return Ok(());
+    }
+    let differs = |(name, entry): &(&String, &FileEntry)| match sha256_file(&folder.join(name)) {
+        Ok((_, found)) if found == entry.sha256 => None,
+        Ok(_) => {
+            let reason = "its SHA-256 is not that of manifest.json: it is damaged, or was changed; \
+                          if the change is meant, delete manifest.json to use this as a plain model folder";
+            Some(wrong(folder, name, reason.into()))
+        }
+        Err(error) => Some(error),
+    };
+    // In parallel, since hashing is slower than reading.
+    let error = files().collect::<Vec<_>>().par_iter().find_map_first(differs);
+    error.map_or(Ok(()), Err)
+}
+
+fn wrong(folder: &Path, name: &str, reason: String) -> Error {
+    Error::Checkpoint(format!("{}: {reason}", folder.join(name).display()))
+}
+
+/// The size of the file at the relative path `name`. A link in the path is an error.
+fn file_size(folder: &Path, name: &str) -> Result<u64, String> {
+    let mut path = folder.to_path_buf();
+    let mut parts = name.split('/').peekable();
+    while let Some(part) = parts.next() {
+        path.push(part);
+        let found = std::fs::symlink_metadata(&path).map_err(|e| e.to_string())?;
+        if parts.peek().is_none() && found.is_file() {
+            return Ok(found.len());
+        }
+        if !found.is_dir() {
+            let kind = if found.is_symlink() { "a link" } else { "not a file" };
+            return Err(format!("{} is {kind}; a checkpoint holds files and folders only", path.display()));
+        }
+    }
+    Err("this is a folder, the manifest lists a file".into())
+}
+
+/// True for a path of plain names with `/` between them.
+pub(super) fn is_relative_path(path: &str) -> bool {
+    path.split('/').all(is_plain_name)
+}
+
+/// True for a name that stays within its folder on every system.
+pub(super) fn is_plain_name(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
+}

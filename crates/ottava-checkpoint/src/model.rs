@@ -1,0 +1,579 @@
+//! Hugging Face model folders: loading weights and writing them.
+
+use crate::adapter::{self, AdapterWeights};
+use crate::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, stacks};
+use ottava_common::error::{Error, Result};
+use ottava_common::hash::{MIX_STEP, mix, name_hash};
+use ottava_common::input;
+use ottava_common::interrupt;
+use ottava_models::layers::{SCORE, expert_stack};
+use ottava_models::{ConfigFile, Decoder, DecoderConfig, Positions};
+use ottava_recipe::Recipe;
+use ottava_recipe::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets, last_name};
+use ottava_recipe::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, Stacked, WeightSource};
+use ottava_tensor::ops::{normal_from, row_norms, transpose};
+use ottava_tensor::{DType, Device, Granularity, Staging, Tensor};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Ends of the names of constants in folders of older writers: angles of rotary positions, and GPT-2's causal masks.
+pub const MASKS_AND_ANGLES: &[&str] = &["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+
+/// The name of a head's weight.
+pub const HEAD: &str = "lm_head.weight";
+
+/// Weights of a model folder.
+pub struct FolderWeights {
+    files: WeightFiles,
+    staging: Staging,
+    used: BTreeSet<String>,
+    /// The last tensor, or part of one, that was transposed, since ranks may read many ranges of it: its name, its first element and its values.
+    transposed: Option<(String, usize, Tensor)>,
+}
+
+impl FolderWeights {
+    /// Opens the safetensors files of `folder` and checks that they are whole.
+    pub fn open(folder: &Path) -> Result<FolderWeights> {
+        let (files, staging) = (WeightFiles::open(folder)?, Staging::new(&Device::Cpu));
+        Ok(FolderWeights { files, staging, used: BTreeSet::new(), transposed: None })
+    }
+
+    /// Reads values to the memory of `device`, for a model there.
+    pub fn on(self, device: &Device) -> FolderWeights {
+        FolderWeights { staging: Staging::new(device), ..self }
+    }
+
+    /// Checks that `folder` has the weights of the model of these `sizes`, each in its shape, and no others, as loading it does. Values are
+    /// read only where the folder has a second copy of a tied head.
+    pub fn check(folder: &Path, sizes: &DecoderConfig, recipe: &Recipe) -> Result<()> {
+        let mut weights = FolderWeights::open(folder)?;
+        Decoder::folder_tensors(sizes, recipe)?.iter().try_for_each(|tensor| weights.find(tensor).map(drop))?;
+        weights.finish(sizes)
+    }
+
+    /// The name of a tensor in this folder, and its first element there.
+    ///
+    /// Errors when the folder lacks it or has it in another shape.
+    fn find(&mut self, tensor: &FolderTensor) -> Result<(String, usize)> {
+        if let FolderLayout::Stacked(Stacked { expert, .. }) = tensor.layout {
+            let (name, shape) = (tensor.stored_name(), tensor.stored_shape());
+            self.expect_shape(&name, &shape)?;
+            return Ok((name, expert * shape[1..].iter().product::<usize>()));
+        }
+        let is_missing = self.files.info(&tensor.name).is_err();
+        if let Some(fused) = FusedExpert::of(tensor).filter(|fused| is_missing && self.files.info(&fused.name).is_ok())
+        {
+            let info = self.files.info(&fused.name)?;
+            let first = fused.first(&info).ok_or_else(|| {
+                Error::Model(format!(
+                    "tensor `{}` has shape {:?}, config.json makes its experts {:?}",
+                    fused.name, info.shape, tensor.shape
+                ))
+            })?;
+            self.used.insert(fused.name.clone());
+            return Ok((fused.name, first));
+        }
+        // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
+        let name = tensor.name.strip_prefix("transformer.").filter(|_| is_missing);
+        let name = name.unwrap_or(&tensor.name).to_string();
+        self.expect_shape(&name, &tensor.stored_shape())?;
+        Ok((name, 0))
+    }
+
+    /// Errors when the folder lacks the tensor `name`, or has it in another shape; else it is used.
+    fn expect_shape(&mut self, name: &str, shape: &[usize]) -> Result<()> {
+        let info = self.files.info(name)?;
+        if info.shape != shape {
+            return Err(Error::Model(format!(
+                "tensor `{name}` has shape {:?}, config.json makes it {shape:?}",
+                info.shape
+            )));
+        }
+        self.used.insert(name.to_string());
+        Ok(())
+    }
+
+    /// Errors when the folder holds weights that the model of these `sizes` did not read; known leftovers of older writers are ignored, a
+    /// second copy of a tied head, and the head of a language model if a reward model reads only its decoder.
+    pub fn finish(self, sizes: &DecoderConfig) -> Result<()> {
+        let skipped = sizes.layers..sizes.layers + sizes.skipped_layers;
+        let skipped: Vec<_> = skipped.map(|layer| format!("{}.{layer}.", sizes.names.blocks)).collect();
+        let expected = |name: &str| {
+            self.used.contains(name)
+                || MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end))
+                || ((sizes.tied || sizes.score) && name == HEAD)
+                || skipped.iter().any(|layer| name.starts_with(layer))
+        };
+        if let Some(name) = self.files.names().into_iter().find(|name| !expected(name)) {
+            return Err(Error::Model(format!(
+                "the model folder holds a tensor `{name}` that config.json has no place for; is config.json of another model?"
+            )));
+        }
+        let scales: Vec<_> = self.files.cache_scales().collect();
+        if let Some(first) = scales.first() {
+            let more = if scales.len() > 1 { format!(" and {} more", scales.len() - 1) } else { String::new() };
+            tracing::warn!("`{first}`{more} are ignored: scales of a cache of keys and values in FP8");
+        }
+        let table = format!("{}.weight", sizes.names.embedding);
+        let table = self.used.iter().find(|used| table.ends_with(used.as_str()));
+        match table.filter(|_| sizes.tied && self.files.names().any(|name| name == HEAD)) {
+            Some(table) if self.values(table)?.read_bytes()? != self.values(HEAD)?.read_bytes()? => {
+                Err(Error::Model(format!(
+                    "config.json ties the head to `{table}` (`tie_word_embeddings`), and the folder holds another `{HEAD}`; set \
+                     `tie_word_embeddings` to false to use both, as transformers does with a warning, or remove `{HEAD}`"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn values(&self, name: &str) -> Result<Tensor> {
+        self.files.values(name)
+    }
+
+    /// The values that `read` returns of the tensor `name` from the element `first` on, flat; the last ones are kept.
+    fn transposed(
+        &mut self,
+        (name, first): (String, usize),
+        read: impl FnOnce(&WeightFiles, &str) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let values = match self.transposed.take() {
+            Some((last, at, values)) if last == name && at == first => values,
+            _ => read(&self.files, &name)?,
+        };
+        let flat = values.reshape(&[values.len()])?;
+        self.transposed = Some((name, first, values));
+        Ok(flat)
+    }
+}
+
+impl WeightSource for FolderWeights {
+    fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
+        self.find(tensor).map(drop)
+    }
+
+    fn codes(&mut self, tensor: &FolderTensor, granularity: Granularity) -> Result<FolderCodes> {
+        let (name, _) = self.find(tensor)?;
+        if !self.files.is_fp8(&name)? {
+            return Ok(FolderCodes::None);
+        }
+        let scales = self.files.scales(&name)?;
+        if tensor.layout != FolderLayout::Same || scales.granularity() != Some(granularity) {
+            return Ok(FolderCodes::Other);
+        }
+        interrupt::check("loading the model")?;
+        Ok(FolderCodes::Codes { codes: self.files.codes(&mut self.staging, &name)?, scale_inv: scales.into_values() })
+    }
+
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
+        interrupt::check("loading the model")?;
+        let (name, first) = self.find(tensor)?;
+        match tensor.layout {
+            FolderLayout::Same | FolderLayout::Rows(_) => {
+                self.files.read_of(&mut self.staging, &name, first + elements.start..first + elements.end)
+            }
+            // Neighbours in memory are a column in the file, so the whole tensor is read, or the tensor of an expert.
+            FolderLayout::Transposed => {
+                let values = self.transposed((name, first), |files, name| Ok(transpose(&files.values(name)?)?))?;
+                Ok(values.rows(elements.start, elements.end)?)
+            }
+            FolderLayout::Stacked(Stacked { linear, linears, .. }) => {
+                let outputs = linears * tensor.shape[0];
+                let inputs = tensor.elements() / tensor.shape[0];
+                let values = self.transposed((name, first), |files, name| {
+                    let part = files.values_of(name, first..first + inputs * outputs)?;
+                    stacks::divide(&part.reshape(&[inputs, outputs])?, linears)
+                })?;
+                let start = linear * tensor.elements();
+                Ok(values.rows(start + elements.start, start + elements.end)?)
+            }
+        }
+    }
+}
+
+/// A matrix of an expert in a folder that stacks the matrices of all experts of a layer, as transformers has them in memory: gate and up
+/// `[E, 2F, C]`, gate first, and down `[E, C, F]`.
+struct FusedExpert {
+    name: String,
+    expert: usize,
+    /// Its number among the matrices of an expert that the tensor stacks, and their number.
+    part: [usize; 2],
+    shape: Vec<usize>,
+}
+
+impl FusedExpert {
+    /// The place of `tensor`, if it is a matrix of an expert.
+    fn of(tensor: &FolderTensor) -> Option<FusedExpert> {
+        let (prefix, rest) = tensor.name.strip_suffix(".weight")?.rsplit_once(".experts.")?;
+        let (expert, linear) = rest.split_once('.')?;
+        let (stack, part) = expert_stack(linear)?;
+        let (name, shape) = (format!("{prefix}.experts.{stack}"), tensor.shape.clone());
+        Some(FusedExpert { name, expert: expert.parse().ok()?, part, shape })
+    }
+
+    /// Its first element in the stack; `None` if the stack has another shape, or no such expert.
+    fn first(&self, stack: &TensorInfo) -> Option<usize> {
+        let [part, parts] = self.part;
+        let [rows, columns] = self.shape[..] else { return None };
+        let [experts, all_rows, all_columns] = stack.shape[..] else { return None };
+        let fits = self.expert < experts && all_rows == parts * rows && all_columns == columns;
+        fits.then_some((self.expert * parts + part) * rows * columns)
+    }
+}
+
+/// Random weights: each tensor depends on the seed and its name only.
+pub struct RandomWeights {
+    /// Seed of the run.
+    pub seed: u64,
+    /// The device that generates them; the values do not depend on it.
+    pub device: Device,
+}
+
+impl WeightSource for RandomWeights {
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor> {
+        interrupt::check("drawing the weights")?;
+        let (shape, seed) = ([elements.len()], name_hash(self.seed, &tensor.name));
+        Ok(match init {
+            Init::Normal(std) => normal_from(&self.device, &shape, std, seed, elements.start)?,
+            Init::Zeros => Tensor::zeros(&self.device, &shape, DType::F32)?,
+            Init::Uniform(bound) => {
+                let draw = |i: usize| (mix(seed.wrapping_add((i as u64).wrapping_mul(MIX_STEP))) >> 40) as f32;
+                let values: Vec<f32> = elements.map(|i| bound * (draw(i) / (1 << 23) as f32 - 1.0)).collect();
+                Tensor::from_slice(&self.device, &shape, &values)?
+            }
+            Init::Ones => Tensor::from_slice(&self.device, &shape, &vec![1f32; elements.len()])?,
+            Init::RowNorms { columns, layout, std } => norms_of_weight(self, tensor, elements, (columns, layout), std)?,
+        })
+    }
+}
+
+/// The norms of `rows` of the weight of `columns` beside the magnitudes `tensor`, F32.
+fn norms_of_weight(
+    weights: &mut dyn WeightSource,
+    tensor: &FolderTensor,
+    rows: Range<usize>,
+    (columns, layout): (usize, FolderLayout),
+    std: f32,
+) -> Result<Tensor> {
+    let linear = tensor.name.strip_prefix(PEFT_PREFIX).unwrap_or(&tensor.name).strip_suffix(MAGNITUDE);
+    let linear = linear.expect("magnitudes are named after their linear");
+    let weight = FolderTensor { name: format!("{linear}weight"), shape: vec![tensor.shape[0], columns], layout };
+    let values = weights.read(&weight, rows.start * columns..rows.end * columns, Init::Normal(std))?;
+    Ok(row_norms(&values.reshape(&[rows.len(), columns])?)?)
+}
+
+/// Weights of a model from `base`, with adapters from a folder, or new ones from a seed, and likewise the head of a reward model.
+pub struct AdaptedWeights<'a> {
+    base: &'a mut dyn WeightSource,
+    adapter: Option<AdapterWeights>,
+    new: RandomWeights,
+    new_score: bool,
+}
+
+/// Where a tensor is.
+enum Origin<'a> {
+    Base(FolderTensor),
+    Adapter(&'a mut AdapterWeights),
+    New(FolderTensor),
+}
+
+impl<'a> AdaptedWeights<'a> {
+    /// Weights with the adapters of a folder, or with the adapters that `new` makes, as with `new_score` the head of a reward model, if no adapter
+    /// has it: the base is a language model.
+    pub fn new(
+        base: &'a mut dyn WeightSource,
+        adapter: Option<AdapterFolder>,
+        new: RandomWeights,
+        new_score: bool,
+    ) -> AdaptedWeights<'a> {
+        AdaptedWeights { base, adapter: adapter.map(AdapterWeights::new), new, new_score }
+    }
+
+    /// Where `tensor` is, by the name it has there. A new head of a reward model is the same with and without adapters.
+    fn origin(&mut self, tensor: &FolderTensor) -> Origin<'_> {
+        let beside = tensor.name.strip_prefix(PEFT_PREFIX);
+        let is_score = beside.unwrap_or(&tensor.name).strip_suffix(".weight") == Some(SCORE);
+        let named = || FolderTensor { name: beside.unwrap_or(&tensor.name).to_string(), ..tensor.clone() };
+        // An adapter of a language model has no head of a reward model.
+        let adapter = self.adapter.as_mut().filter(|adapter| !is_score || adapter.has_score());
+        match (beside, adapter) {
+            (Some(_), Some(adapter)) => Origin::Adapter(adapter),
+            _ if is_score && self.new_score => Origin::New(named()),
+            (Some(_), None) if !is_score => Origin::New(tensor.clone()),
+            _ => Origin::Base(named()),
+        }
+    }
+
+    /// Errors when the adapters' folder has matrices that were not read.
+    pub fn finish(&self) -> Result<()> {
+        self.adapter.as_ref().map_or(Ok(()), AdapterWeights::finish)
+    }
+}
+
+impl WeightSource for AdaptedWeights<'_> {
+    fn codes(&mut self, tensor: &FolderTensor, granularity: Granularity) -> Result<FolderCodes> {
+        match self.origin(tensor) {
+            Origin::Base(tensor) => self.base.codes(&tensor, granularity),
+            Origin::Adapter(_) | Origin::New(_) => Ok(FolderCodes::None),
+        }
+    }
+
+    fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
+        match self.origin(tensor) {
+            Origin::Base(tensor) => self.base.expect(&tensor),
+            Origin::New(_) => Ok(()),
+            Origin::Adapter(adapter) => adapter.expect(tensor),
+        }
+    }
+
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor> {
+        match self.origin(tensor) {
+            Origin::Base(tensor) => self.base.read(&tensor, elements, init),
+            Origin::Adapter(adapter) => adapter.read(tensor, elements, init),
+            Origin::New(tensor) => match init {
+                Init::RowNorms { columns, layout, std } => {
+                    norms_of_weight(self.base, &tensor, elements, (columns, layout), std)
+                }
+                _ => self.new.read(&tensor, elements, init),
+            },
+        }
+    }
+}
+
+/// The shards of a parameter, each with its rows of the stack.
+pub(super) fn rows_of(shards: &[Shard]) -> impl Iterator<Item = (&Shard, Range<usize>)> {
+    let mut end = 0;
+    shards.iter().map(move |shard| {
+        let start = end;
+        end += shard.shape()[0];
+        (shard, start..end)
+    })
+}
+
+/// The largest of [`COMPANIONS`]; files in common use have some 35 MB.
+const MAX_COMPANION_BYTES: u64 = 256 << 20;
+
+/// Files of a model folder that are copied unchanged.
+const COMPANIONS: &[&str] = &[
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// The files of a model folder other than the weights.
+pub struct FolderTemplate {
+    /// `config.json` as it was read, unknown keys included.
+    pub config: ConfigFile,
+    /// Tokenizer files and others of [`COMPANIONS`], by name. They are kept in memory, since their folder may be gone when a
+    /// checkpoint is saved.
+    companions: Vec<(&'static str, Arc<[u8]>)>,
+    /// `generation_config.json` of the source, if it had one.
+    pub generation: Option<Map<String, Value>>,
+    /// Ids that end a text.
+    pub eos_ids: Vec<u32>,
+    /// The folder that it was read from.
+    base: PathBuf,
+}
+
+impl FolderTemplate {
+    /// Reads the files of `model` (a folder, or a `config.json`) and `tokenizer` (a folder, or a `tokenizer.json`).
+    pub fn read(model: &Path, tokenizer: &Path, eos_ids: &[u32]) -> Result<FolderTemplate> {
+        let config = ConfigFile::read(model)?;
+        let generation = model.join("generation_config.json");
+        let generation = match generation.is_file() {
+            true => Some(ConfigFile::read(&generation)?.values().clone()),
+            false => None,
+        };
+        let folder = if tokenizer.is_dir() { tokenizer } else { tokenizer.parent().unwrap_or(Path::new(".")) };
+        let mut companions = Vec::new();
+        for name in COMPANIONS {
+            let path = folder.join(name);
+            if path.exists() {
+                companions.push((*name, input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?.into()));
+            }
+        }
+        Ok(FolderTemplate { config, companions, generation, eos_ids: eos_ids.to_vec(), base: model.to_path_buf() })
+    }
+
+    /// Replaces the chat template of the folder by the one in the file `path`, unless that is empty.
+    pub fn with_chat_template(mut self, path: &Path) -> Result<FolderTemplate> {
+        const NAME: &str = "chat_template.jinja";
+        if !path.as_os_str().is_empty() {
+            let text = input::read(path, MAX_COMPANION_BYTES).map_err(Error::io(path))?;
+            self.companions.retain(|(name, _)| *name != NAME);
+            self.companions.push((NAME, text.into()));
+        }
+        Ok(self)
+    }
+
+    fn eos(&self) -> Value {
+        match self.eos_ids.as_slice() {
+            [] => Value::Null,
+            [one] => json!(one),
+            many => json!(many),
+        }
+    }
+
+    /// The files of a folder that `transformers` loads, or PEFT if `model` has adapters, other than the weights of `model`, by name.
+    pub fn files(&self, model: &Decoder) -> Vec<(&'static str, Arc<[u8]>)> {
+        let companions = self.companions.iter().map(|(name, bytes)| (*name, bytes.clone()));
+        if let Some(lora) = &model.config().lora {
+            let config = (adapter::CONFIG_FILE, adapter_config(lora, model, &self.base));
+            return companions.chain([config]).collect();
+        }
+        let dtype = model.recipe().compute;
+        let mut config = self.config.values().clone();
+        // Weights are written in the compute type, whatever the folder they come from has.
+        config.shift_remove("quantization_config");
+        config.insert("dtype".into(), json!(dtype.name()));
+        config.insert("torch_dtype".into(), json!(dtype.name()));
+        // A reward model has no head that could be tied.
+        if !model.config().score {
+            config.insert("tie_word_embeddings".into(), json!(model.config().tied));
+        }
+        if let Positions::Rotary(_) = model.config().positions {
+            model.config().rope.write(model.config().local_rope.as_ref(), &mut config);
+        }
+        if !config.contains_key("eos_token_id") {
+            config.insert("eos_token_id".into(), self.eos());
+        }
+        let own = || Map::from_iter([("eos_token_id".to_string(), self.eos())]);
+        let generation = self.generation.clone().unwrap_or_else(own);
+        let mut files =
+            vec![("config.json", as_json(config.into())), ("generation_config.json", as_json(generation.into()))];
+        files.extend(companions);
+        files
+    }
+}
+
+/// Errors with [`Error::Config`] when `output` exists, or would be inside one of the folders that it is made of.
+pub fn expect_new_folder(output: &Path, sources: &[&Path]) -> Result<()> {
+    if output.symlink_metadata().is_ok() {
+        return Err(Error::Config(format!("{}: this exists already; name a new folder", output.display())));
+    }
+    let above = output.ancestors().skip(1).map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    let existing = above.into_iter().find_map(|path| path.canonicalize().ok()).unwrap_or_default();
+    let around = sources.iter().find(|source| source.canonicalize().is_ok_and(|source| existing.starts_with(source)));
+    match around {
+        Some(source) => Err(Error::Config(format!(
+            "{}: this is inside the model folder {}, which would be changed; name another place",
+            output.display(),
+            source.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Writes the files of a model folder other than the weights: `config` as `config.json`, and the others as they are in the folder `base`.
+pub fn write_settings(writer: &mut CheckpointWriter, config: Map<String, Value>, base: &Path) -> Result<()> {
+    writer.file("config.json", |file| file.write(&as_json(config.into())))?;
+    for name in ["generation_config.json"].iter().chain(COMPANIONS) {
+        let path = base.join(name);
+        if path.exists() {
+            let bytes = input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?;
+            writer.file(name, |file| file.write(&bytes))?;
+        }
+    }
+    Ok(())
+}
+
+/// `adapter_config.json` of the adapters of `model`, beside the weights in the folder `base`.
+fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
+    let adapted = model.description().adaptable().filter(|name| lora.has(name));
+    let targets = match &lora.targets {
+        Targets::AllLinear => json!(adapted.map(|name| last_name(name)).collect::<BTreeSet<_>>()),
+        Targets::Names(names) => json!(names.iter().collect::<BTreeSet<_>>()),
+        Targets::Pattern(pattern) => json!(pattern.text()),
+    };
+    let Exceptions { exclude, layers, layers_pattern, ranks, alphas } = &lora.exceptions;
+    let or_null = |is_set: bool, value: Value| if is_set { value } else { Value::Null };
+    let base = base.canonicalize().unwrap_or(base.to_path_buf());
+    let (task, saved) = match model.config().score {
+        true => ("SEQ_CLS", json!([SCORE])),
+        false => ("CAUSAL_LM", Value::Null),
+    };
+    as_json(json!({
+        "peft_type": "LORA",
+        "task_type": task,
+        "base_model_name_or_path": base,
+        "r": lora.r,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "use_rslora": lora.use_rslora,
+        "use_dora": lora.use_dora,
+        "target_modules": targets,
+        "fan_in_fan_out": model.config().names.transposed,
+        "bias": "none",
+        "init_lora_weights": true,
+        "inference_mode": true,
+        "modules_to_save": saved,
+        "exclude_modules": or_null(*exclude != Targets::NONE, json!(exclude)),
+        "layers_to_transform": or_null(!layers.is_empty(), json!(layers)),
+        "layers_pattern": or_null(!layers_pattern.is_empty(), json!(layers_pattern)),
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
+    }))
+}
+
+/// Errors with [`Error::NonFinite`] when a weight in these bytes is infinite or NaN.
+pub(super) fn expect_finite(info: &TensorInfo, bytes: &[u8]) -> Result<()> {
+    match all_finite(info.dtype, bytes) {
+        true => Ok(()),
+        false => Err(Error::NonFinite(format!(
+            "`{}` holds a weight that is not finite, so no checkpoint was saved; \
+             resume from the last one with a lower `learning_rate`",
+            info.name
+        ))),
+    }
+}
+
+/// True when no element of a tensor in a compute type is infinite or NaN: infinities and NaNs have all exponent bits set.
+fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
+    let (exponent, size) = match dtype {
+        DType::F32 => (0x7f80_0000_u32, 4),
+        DType::BF16 => (0x7f80, 2),
+        DType::F16 => (0x7c00, 2),
+        _ => unreachable!("models compute in F32, BF16 or F16"),
+    };
+    bytes.chunks_exact(size).all(|element| {
+        let bits = element.iter().rev().fold(0_u32, |bits, &byte| bits << 8 | u32::from(byte));
+        bits & exponent != exponent
+    })
+}
+
+/// JSON with two spaces of indentation, as Hugging Face writes it.
+pub fn as_json(value: Value) -> Arc<[u8]> {
+    let text = serde_json::to_string_pretty(&value).expect("JSON values are written without fail") + "\n";
+    text.into_bytes().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ottava_tensor::DType;
+
+    #[test]
+    fn infinities_and_nans_are_found_in_every_compute_type() {
+        let fine = [0.0, -1.5, f32::MAX, f32::MIN_POSITIVE / 2.0];
+        for bad in [None, Some(f32::INFINITY), Some(f32::NEG_INFINITY), Some(f32::NAN)] {
+            let values: Vec<f32> = fine.into_iter().chain(bad).collect();
+            let f32s: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            assert_eq!(all_finite(DType::F32, &f32s), bad.is_none());
+            // F16 and BF16 would round the largest F32 to infinity.
+            let narrow: Vec<f32> = values.iter().map(|v| if *v == f32::MAX { 60_000.0 } else { *v }).collect();
+            let bf16s: Vec<u8> = narrow.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
+            assert_eq!(all_finite(DType::BF16, &bf16s), bad.is_none());
+            let f16s: Vec<u8> = narrow.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect();
+            assert_eq!(all_finite(DType::F16, &f16s), bad.is_none());
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Writing weights as safetensors, one tensor in memory at a time.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::atomic::CheckpointWriter;
+use crate::safetensors::{INDEX_FILE, SINGLE_FILE, TensorInfo, to_safetensors};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::fs::{RealFs, replace_file};
+use ottava_tensor::Tensor;
+use std::path::Path;
+
+/// The size at which Hugging Face starts another file.
+pub const MAX_FILE_BYTES: usize = 5_000_000_000;
+
+/// A file of a model folder and the tensors in it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelFile {
+    /// Its name in the folder.
+    pub name: String,
+    /// Its tensors.
+    pub tensors: Vec<TensorInfo>,
+}
+
+impl ModelFile {
+    /// Bytes of its tensors.
+    pub fn bytes(&self) -> usize {
+        self.tensors.iter().map(TensorInfo::bytes).sum()
+    }
+}
+
+/// The files of a model: `model.safetensors`, or several where it exceeds `max_file_bytes`. Each holds consecutive tensors; one that fits no
+/// file gets its own.
+pub fn model_files(tensors: Vec<TensorInfo>, max_file_bytes: usize) -> Vec<ModelFile> {
+    let mut files = vec![Vec::new()];
+    let mut size = 0;
+    for tensor in tensors {
+        if size > 0 && size + tensor.bytes() > max_file_bytes {
+            files.push(Vec::new());
+            size = 0;
+        }
+        size += tensor.bytes();
+        files.last_mut().expect("there is always a last file").push(tensor);
+    }
+    let count = files.len();
+    let name = |index: usize| match count {
+        1 => SINGLE_FILE.to_string(),
+        _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+    };
+    files.into_iter().enumerate().map(|(index, tensors)| ModelFile { name: name(index), tensors }).collect()
+}
+
+/// Writes the index of the `files` of a model, where there are several.
+pub fn write_index(writer: &mut CheckpointWriter, files: &[ModelFile]) -> Result<()> {
+    if files.len() == 1 {
+        return Ok(());
+    }
+    let names = files.iter().flat_map(|file| file.tensors.iter().map(|tensor| (&tensor.name, &file.name)));
+    let weight_map: BTreeMap<_, _> = names.collect();
+    let total_size: usize = files.iter().map(ModelFile::bytes).sum();
+    let index = json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
+    let text = serde_json::to_string_pretty(&index).expect("names and numbers are JSON");
+    writer.file(INDEX_FILE, |file| file.write(text.as_bytes()))
+}
+
+/// Writes a model as [`model_files`] divides it, and its index.
+///
+/// `fetch` is called once for the bytes of each tensor, in their order.
+pub fn write_model<B: AsRef<[u8]>>(
+    writer: &mut CheckpointWriter,
+    tensors: &[TensorInfo],
+    max_file_bytes: usize,
+    mut fetch: impl FnMut(&TensorInfo) -> Result<B>,
+) -> Result<()> {
+    let files = model_files(tensors.to_vec(), max_file_bytes);
+    files.iter().try_for_each(|file| write_tensors(writer, &file.name, &file.tensors, &mut fetch))?;
+    write_index(writer, &files)
+}
+
+/// Writes one safetensors file. `fetch` is called once for each tensor, in an order that depends only on `tensors`.
+pub fn write_tensors<B: AsRef<[u8]>>(
+    writer: &mut CheckpointWriter,
+    name: &str,
+    tensors: &[TensorInfo],
+    mut fetch: impl FnMut(&TensorInfo) -> Result<B>,
+) -> Result<()> {
+    // Wide types first: each tensor then starts at a multiple of its element size, as readers that map files need.
+    let mut tensors: Vec<_> = tensors.iter().collect();
+    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.size()));
+    let header = header(&tensors)?;
+    writer.file(name, |file| {
+        file.write(&(header.len() as u64).to_le_bytes())?;
+        file.write(header.as_bytes())?;
+        for tensor in tensors {
+            let fetched = fetch(tensor)?;
+            let bytes = fetched.as_ref();
+            if bytes.len() != tensor.bytes() {
+                let (name, expected) = (&tensor.name, tensor.bytes());
+                return Err(Error::Checkpoint(format!("{name}: {} bytes to save, expected {expected}", bytes.len())));
+            }
+            file.write(bytes)?;
+        }
+        Ok(())
+    })
+}
+
+/// Writes tensors of the CPU to a safetensors file at `path`, which replaces one that is there.
+pub fn write_file(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
+    let info = |(name, tensor): &(String, Tensor)| TensorInfo {
+        name: name.clone(),
+        dtype: tensor.dtype(),
+        shape: tensor.shape().to_vec(),
+    };
+    let mut all: Vec<_> = tensors.iter().map(|tensor| (info(tensor), &tensor.1)).collect();
+    all.sort_by_key(|(info, _)| std::cmp::Reverse(info.dtype.size()));
+    let header = header(&all.iter().map(|(info, _)| info).collect::<Vec<_>>())?;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    for (_, tensor) in all {
+        bytes.extend(tensor.read_bytes()?);
+    }
+    replace_file(&RealFs, path, &bytes)
+}
+
+/// The JSON that describes the tensors, filled up with spaces so that the data after it is aligned.
+fn header(tensors: &[&TensorInfo]) -> Result<String> {
+    let mut entries = Map::new();
+    // Readers of the transformers library insist on this entry.
+    entries.insert("__metadata__".into(), json!({ "format": "pt" }));
+    let mut start = 0;
+    for tensor in tensors {
+        let end = start + tensor.bytes();
+        let entry =
+            json!({ "dtype": to_safetensors(tensor.dtype), "shape": tensor.shape, "data_offsets": [start, end] });
+        if entries.insert(tensor.name.clone(), entry).is_some() {
+            return Err(Error::Checkpoint(format!("there are two tensors named {:?} to save", tensor.name)));
+        }
+        start = end;
+    }
+    let mut header = Value::Object(entries).to_string();
+    header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
+    Ok(header)
+}

@@ -1,0 +1,343 @@
+//! Saves of a run: tensors are copied to host memory, and files are written from there while training goes on.
+//!
+//! A save has two stages. A thread runs each stage without the communicator, whose calls belong to the training thread: every rank
+//! writes its files; then the leading rank lists the files of all ranks, writes the manifest and renames the folder. Ranks begin a stage together,
+//! at the end of a step, with what they tell each other there anyway.
+
+use crate::live::LiveTensors;
+use crate::model::FolderTemplate;
+use crate::slices::{FOLDER, SliceWriter};
+use crate::training::{Contents, Progress};
+use crate::{CheckpointWriter, FileStart, delete_old};
+use ottava_common::error::{Error, Result};
+use ottava_common::fs::{Fs, RealFs};
+use ottava_models::Decoder;
+use ottava_parallel::optim::Optimizer;
+use ottava_parallel::{Partition, Ranks};
+use ottava_tensor::{Device, Snapshot};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// A checkpoint that is complete.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// The step after which it was saved.
+    pub step: u64,
+    /// Its folder.
+    pub path: PathBuf,
+    /// The time for which training was paused: while the state was copied or written, and while it waited for the preceding save.
+    pub paused: Duration,
+    /// The time from its beginning until it was complete.
+    pub took: Duration,
+}
+
+/// Saves the checkpoints of a run, at most one at a time.
+///
+/// Dropped during a save, it removes what was written.
+pub struct Saver {
+    fs: &'static dyn Fs,
+    /// The folder of all checkpoints of the run.
+    folder: PathBuf,
+    /// The number of newest checkpoints to keep; 0 keeps all.
+    keep: usize,
+    /// The step of the best checkpoint, which stays.
+    best: Option<u64>,
+    /// Whether training continues while files are written.
+    is_async: bool,
+    /// The memory of copies, while no save has it.
+    snapshot: Option<Snapshot>,
+    in_flight: Option<InFlight>,
+}
+
+/// A save that is not complete.
+struct InFlight {
+    step: u64,
+    began: Instant,
+    paused: Duration,
+    /// The manifest's fields of this run.
+    progress: Value,
+    /// Asks the thread to stop, because the save will not be completed.
+    stop: Arc<AtomicBool>,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Every rank writes its files.
+    Files(Task<Box<Written>>),
+    /// The leading rank completes the checkpoint, and has its path.
+    End(Task<Result<Option<PathBuf>>>),
+}
+
+/// The files of a rank.
+struct Written {
+    writer: CheckpointWriter<'static>,
+    slices: Result<SliceWriter>,
+    snapshot: Option<Snapshot>,
+}
+
+/// The progress that a rank reports to the others. The smallest one determines the next action.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+enum State {
+    Failed,
+    Busy,
+    Ready,
+}
+
+/// Work of a thread, or its result.
+struct Task<T> {
+    thread: Option<JoinHandle<T>>,
+    done: Option<T>,
+}
+
+impl<T: Send + 'static> Task<T> {
+    fn done(value: T) -> Task<T> {
+        Task { thread: None, done: Some(value) }
+    }
+
+    /// Runs `work`, in a thread of its own if `is_async`.
+    fn run(is_async: bool, work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
+        if !is_async {
+            return Task::done(work());
+        }
+        let thread = thread::Builder::new().name("checkpoint".into()).spawn(work);
+        Task { thread: Some(thread.expect("the system starts a thread")), done: None }
+    }
+
+    fn join(&mut self) {
+        let joined = self.thread.take().map(JoinHandle::join);
+        self.done =
+            joined.map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).or(self.done.take());
+    }
+
+    /// The result, if it is there.
+    fn peek(&mut self) -> Option<&T> {
+        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.join();
+        }
+        self.done.as_ref()
+    }
+
+    fn wait(mut self) -> T {
+        self.join();
+        self.done.expect("a thread that has ended leaves a result")
+    }
+}
+
+impl Saver {
+    /// Saves into `folder` and keeps its `keep` newest checkpoints (0 keeps all). Training is paused meanwhile.
+    pub fn new(folder: PathBuf, keep: usize) -> Saver {
+        Saver { fs: &RealFs, folder, keep, best: None, is_async: false, snapshot: None, in_flight: None }
+    }
+
+    /// Allocates host memory of `bytes`, from which files are written while training goes on.
+    pub fn write_behind(&mut self, device: &Device, bytes: usize) -> Result<()> {
+        self.snapshot = Some(Snapshot::new(device, bytes)?);
+        self.is_async = true;
+        Ok(())
+    }
+
+    /// Keeps the checkpoint of this step, whatever else is deleted.
+    pub fn keep_best(&mut self, step: Option<u64>) {
+        self.best = step;
+    }
+
+    /// Writes through `fs` from here on, to make operations slow or fail.
+    pub fn set_fs(&mut self, fs: &'static dyn Fs) {
+        self.fs = fs;
+    }
+
+    /// Whether training continues while files are written.
+    pub fn is_async(&self) -> bool {
+        self.is_async
+    }
+
+    /// Completes the save before, if it is in progress, as [`Saver::finish`], and begins to save a run that has come to `progress`. All ranks
+    /// call it together. On the leading rank, `prepare` puts on disk what a checkpoint refers to, and returns the logs that belong into it.
+    ///
+    /// Errors on all ranks where the folder cannot be made. Later failures are reported by [`Saver::advance`] and [`Saver::finish`].
+    pub fn begin(
+        &mut self,
+        progress: &Progress,
+        template: &FolderTemplate,
+        model: &mut Decoder,
+        optimizer: &mut dyn Optimizer,
+        partition: &Partition,
+        prepare: impl FnOnce() -> Result<Vec<(String, FileStart)>>,
+    ) -> Result<Option<Saved>> {
+        let (pauses, ranks, step) = (Instant::now(), partition.ranks(), progress.step);
+        let before = self.complete(ranks)?;
+        let began = Instant::now();
+        let begin = || -> Result<_> {
+            let logs = prepare()?;
+            let mut writer = CheckpointWriter::begin(self.fs, &self.folder, step)?;
+            writer.subfolder(FOLDER)?;
+            Ok((writer, logs))
+        };
+        let (begun, path) = match ranks.leads().then(begin).transpose() {
+            Ok(begun) => {
+                let path = begun.as_ref().map_or(PathBuf::new(), |(writer, _)| writer.path().to_path_buf());
+                (begun, Ok(path))
+            }
+            Err(error) => (None, Err(error)),
+        };
+        let path = ranks.all("begin of a checkpoint", path)?.swap_remove(0);
+        let files = if ranks.leads() { template.files(model) } else { Vec::new() };
+        let (mut contents, mut live) = Contents::new(model, optimizer, partition)?;
+        let mut writer = match begun {
+            Some((writer, logs)) => {
+                contents.add_files(logs, files);
+                writer
+            }
+            None => CheckpointWriter::join(self.fs, &path, step, &[FOLDER]),
+        };
+        let stop = Arc::<AtomicBool>::default();
+        let task = match self.snapshot.take() {
+            None => {
+                let slices = contents.write(&mut writer, |name| Ok(live.get(name)?.read_bytes()?));
+                let rest = live.gather_rest();
+                let slices = slices.and_then(|slices| rest.map(|()| slices));
+                Task::done(Box::new(Written { writer, slices, snapshot: None }))
+            }
+            Some(mut snapshot) => match copy(&contents, live, &mut snapshot) {
+                Err(error) => Task::done(Box::new(Written { writer, slices: Err(error), snapshot: Some(snapshot) })),
+                Ok(places) => {
+                    let stop = stop.clone();
+                    Task::run(true, move || {
+                        let slices = contents.write(&mut writer, |name| match stop.load(Ordering::Relaxed) {
+                            true => Err(Error::Cancelled("the save was given up".into())),
+                            false => Ok(snapshot.bytes(places[name].clone())),
+                        });
+                        Box::new(Written { writer, slices, snapshot: Some(snapshot) })
+                    })
+                }
+            },
+        };
+        let paused = pauses.elapsed();
+        self.in_flight =
+            Some(InFlight { step, began, paused, progress: json!(progress), stop, stage: Stage::Files(task) });
+        Ok(before)
+    }
+
+    /// The progress of this rank, for [`Saver::advance`].
+    pub fn state(&mut self) -> f64 {
+        let done = match self.in_flight.as_mut().map(|save| &mut save.stage) {
+            None => Some(true),
+            Some(Stage::Files(task)) => task.peek().map(|written| written.slices.is_ok()),
+            Some(Stage::End(task)) => task.peek().map(Result::is_ok),
+        };
+        let state = match done {
+            Some(true) => State::Ready,
+            Some(false) => State::Failed,
+            None => State::Busy,
+        };
+        f64::from(state as u8)
+    }
+
+    /// Goes on with the save in progress if all `ranks`, whose states these are, are ready. Returns the checkpoint, on the leading rank, when
+    /// it is complete.
+    ///
+    /// Errors on all ranks when one has failed.
+    pub fn advance(&mut self, ranks: &Ranks, states: impl Iterator<Item = f64>) -> Result<Option<Saved>> {
+        let least = states.fold(f64::INFINITY, f64::min);
+        let Some(save) = self.in_flight.as_ref().filter(|_| least != f64::from(State::Busy as u8)) else {
+            return Ok(None);
+        };
+        // If one rank has failed, the others stop writing.
+        save.stop.store(least == f64::from(State::Failed as u8), Ordering::Relaxed);
+        self.next_stage(ranks)
+    }
+
+    /// Waits until the save in progress, if there is one, is complete, and returns its checkpoint on the leading rank. All ranks call it
+    /// together.
+    ///
+    /// Errors on all ranks when one has failed.
+    pub fn finish(&mut self, ranks: &Ranks) -> Result<Option<Saved>> {
+        let waits = Instant::now();
+        let mut saved = self.complete(ranks)?;
+        saved.iter_mut().for_each(|saved| saved.paused += waits.elapsed());
+        Ok(saved)
+    }
+
+    fn complete(&mut self, ranks: &Ranks) -> Result<Option<Saved>> {
+        let mut saved = None;
+        while self.in_flight.is_some() {
+            saved = self.next_stage(ranks)?;
+        }
+        Ok(saved)
+    }
+
+    /// Waits for the stage in progress, and begins the next.
+    fn next_stage(&mut self, ranks: &Ranks) -> Result<Option<Saved>> {
+        let InFlight { step, began, paused, progress, stop, stage } = self.in_flight.take().expect("a save is begun");
+        match stage {
+            Stage::Files(task) => {
+                let Written { mut writer, slices, mut snapshot } = *task.wait();
+                snapshot.iter_mut().for_each(Snapshot::clear);
+                self.snapshot = snapshot;
+                let outcome = match slices {
+                    // Another rank tells why.
+                    Err(Error::Cancelled(_)) => Ok(Default::default()),
+                    slices => slices.map(|slices| (writer.take_files(), slices)),
+                };
+                let all = ranks.all("files of a checkpoint", outcome)?;
+                let (fs, folder, keep) = (self.fs, self.folder.clone(), self.keep);
+                let protected: Vec<u64> = self.best.into_iter().chain([step]).collect();
+                let fields = progress.clone();
+                let complete = move || -> Result<Option<PathBuf>> {
+                    let mut slices = SliceWriter::default();
+                    for (files, index) in all {
+                        writer.adopt(files);
+                        slices.adopt(index);
+                    }
+                    slices.finish(&mut writer)?;
+                    let path = writer.finish(fields)?;
+                    if keep > 0 {
+                        delete_old(fs, &folder, keep, &protected)?;
+                    }
+                    Ok(Some(path))
+                };
+                let task = match ranks.leads() {
+                    true => Task::run(self.is_async, complete),
+                    false => Task::done(Ok(None)),
+                };
+                self.in_flight = Some(InFlight { step, began, paused, progress, stop, stage: Stage::End(task) });
+                Ok(None)
+            }
+            Stage::End(task) => {
+                let path = ranks.all("end of a checkpoint", task.wait())?.swap_remove(0);
+                let took = began.elapsed();
+                Ok(path.filter(|_| ranks.leads()).map(|path| Saved { step, path, paused, took }))
+            }
+        }
+    }
+}
+
+impl Drop for Saver {
+    fn drop(&mut self) {
+        let Some(InFlight { stop, stage, .. }) = self.in_flight.take() else { return };
+        stop.store(true, Ordering::Relaxed);
+        match stage {
+            Stage::Files(task) => drop(task.wait()),
+            Stage::End(task) => drop(task.wait()),
+        }
+    }
+}
+
+/// Copies all tensors, and returns where each is, by name.
+fn copy(contents: &Contents, mut live: LiveTensors, snapshot: &mut Snapshot) -> Result<HashMap<String, Range<usize>>> {
+    let mut places = HashMap::new();
+    let copied = contents.names().try_for_each(|name| -> Result<()> {
+        places.insert(name.to_string(), snapshot.copy(&live.get(name)?)?);
+        Ok(())
+    });
+    // Also after an error, since other ranks wait for it.
+    let rest = live.gather_rest();
+    snapshot.wait()?;
+    copied.and(rest).map(|()| places)
+}

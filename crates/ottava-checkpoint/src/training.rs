@@ -1,0 +1,429 @@
+//! Training checkpoints: a model folder and the training state from which a run resumes with the same bits.
+
+use crate::formats::{SavedStates, Values};
+use crate::live::LiveTensors;
+use crate::model::expect_finite;
+use crate::safetensors_write::{MAX_FILE_BYTES, ModelFile, model_files, write_index};
+use crate::slices::{FOLDER, Regions, SliceFiles, SliceWriter};
+use crate::{Best, CheckpointWriter, FileStart, Manifest, TensorInfo, adapter, write_tensors};
+use ottava_common::error::{Error, Result};
+use ottava_data::DataState;
+use ottava_models::Decoder;
+use ottava_parallel::Partition;
+use ottava_parallel::optim::{LossScale, Optimizer, Per, StateTensor, optimizer_tensors, read_and_optimizer_tensors};
+use ottava_recipe::param::{Param, Purpose, Region, Shard};
+use ottava_sentinel::{AlarmMemory, SentinelState};
+use ottava_tensor::comm::Axis;
+use ottava_tensor::{DType, Device, ExpandedTensor, Snapshot, Tensor};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Files of the subfolder [`FOLDER`]; in format 1 they are next to the weights.
+const OPTIMIZER: &str = "optimizer.safetensors";
+const SCALING: &str = "scaling.safetensors";
+
+/// Prefix of the names of scaling arrays.
+const SCALING_PREFIX: &str = "scaling.";
+
+/// The state of a run other than its tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Tokens of documents trained on; padding is none.
+    pub tokens: u64,
+    /// Position in the data, and the seed of its order.
+    pub loader: DataState,
+    /// Hash of the prepared data: of files, tokenizer and options.
+    pub data: String,
+    /// The resolved configuration of the run, as TOML.
+    pub config: String,
+    /// Names of the FP8 casts, in the order of the scaling arrays.
+    pub scaling_slots: Vec<String>,
+    /// The loss scale, with `fp16`.
+    #[serde(default)]
+    pub loss_scale: Option<LossScale>,
+    /// Metrics of the step that are not written yet, because a signal interrupted its evaluation.
+    #[serde(default)]
+    pub pending: Option<Map<String, Value>>,
+    /// The best evaluation so far.
+    #[serde(default)]
+    pub best: Option<Best>,
+    /// The decisions of the sentinel, and the rollbacks of the run.
+    #[serde(default)]
+    pub sentinel: SentinelState,
+    /// What alarms compare the next step with.
+    #[serde(default)]
+    pub alarms: AlarmMemory,
+    /// SHA-256 of the log-probabilities of the reference model, if the run has stored them.
+    #[serde(default)]
+    pub reference: Option<String>,
+    /// Whether only a signal asked for the checkpoint. Rollbacks do not return to it, and it does not count for `save_total_limit`, so that the run
+    /// goes on as if nothing had stopped it.
+    #[serde(default)]
+    pub is_interruption: bool,
+}
+
+impl Progress {
+    /// A run before its first step, which reads its data from `loader` on.
+    pub fn start(loader: DataState) -> Progress {
+        Progress {
+            step: 0,
+            tokens: 0,
+            loader,
+            data: String::new(),
+            config: String::new(),
+            scaling_slots: Vec::new(),
+            loss_scale: None,
+            pending: None,
+            best: None,
+            sentinel: SentinelState::default(),
+            alarms: AlarmMemory::default(),
+            reference: None,
+            is_interruption: false,
+        }
+    }
+}
+
+/// What one rank writes into a checkpoint, without the bytes of tensors. Ranks share the files of the weights, and each writes its slices of
+/// the optimizer; the leading rank writes the rest.
+#[derive(Default)]
+pub struct Contents {
+    /// Logs of the run, by name.
+    logs: Vec<(String, FileStart)>,
+    /// Files of the model folder other than the weights, by name.
+    files: Vec<(&'static str, Arc<[u8]>)>,
+    /// The files of all weights, in the compute type and in the order of the parameters.
+    model_files: Vec<ModelFile>,
+    /// This rank, and all of them: each writes every so many-th of `model_files`.
+    rank: usize,
+    ranks: usize,
+    scaling: Vec<TensorInfo>,
+    /// Master weights and optimizer states of the leading rank that are not divided among ranks.
+    whole: Vec<TensorInfo>,
+    /// Divided tensors, and tensors of the other stages of a pipeline, with what this rank has of them.
+    divided: Vec<Regions>,
+    /// The file of `divided`.
+    divided_file: String,
+}
+
+impl Contents {
+    /// Lists the tensors that this rank writes, and their locations.
+    pub fn new<'a>(
+        model: &'a mut Decoder,
+        optimizer: &mut dyn Optimizer,
+        partition: &'a Partition,
+    ) -> Result<(Contents, LiveTensors<'a>)> {
+        Contents::with_files_of(MAX_FILE_BYTES, model, optimizer, partition)
+    }
+
+    /// [`Contents::new`], with other sizes of the files of weights.
+    pub fn with_files_of<'a>(
+        max_file_bytes: usize,
+        model: &'a mut Decoder,
+        optimizer: &mut dyn Optimizer,
+        partition: &'a Partition,
+    ) -> Result<(Contents, LiveTensors<'a>)> {
+        let ranks = partition.ranks();
+        let divided_file = format!("optimizer-{:05}-of-{:05}.safetensors", ranks.rank() + 1, ranks.size());
+        let (rank, size, has_adapters) = (ranks.rank(), ranks.size(), model.config().lora.is_some());
+        let mut contents = Contents { divided_file, rank, ranks: size, ..Contents::default() };
+        let mut others = HashMap::new();
+        let arrays = partition.scaling_arrays(model)?;
+        for (name, array) in arrays.into_iter().filter(|_| ranks.leads()) {
+            contents.scaling.push(TensorInfo {
+                name: name.clone(),
+                dtype: array.dtype(),
+                shape: array.shape().to_vec(),
+            });
+            others.insert(name, array);
+        }
+        let whole = match ranks.have_whole_model() {
+            true => None,
+            false => Some(Decoder::unloaded(model.config(), model.recipe(), &Device::Cpu.dry(), Purpose::Infer, 1)?),
+        };
+        let (device, copy) = (model.device().clone(), model.copy());
+        let place = ranks.place(Axis::Tensor);
+        let is_first_of_tensors = place.rank == 0;
+        let mut params = model.parameters();
+        for (param, states) in params.iter_mut().zip(optimizer.states()) {
+            let slice = param.is_sliced().then(|| param.slice());
+            let is_whole = param.is_whole() || !place.is_divided();
+            // Of the ranks that have the same elements, the first one writes them.
+            let is_first = ranks.replicas(param).rank() == 0;
+            if slice.is_none() && !is_first || is_whole && !is_first_of_tensors || Some(param.id()) == copy {
+                continue;
+            }
+            let (name, begins) = (param.name().to_string(), param.begins_stack());
+            let Param { shards, weights, .. } = &mut **param;
+            for kept in optimizer_tensors(weights, states) {
+                // The rank with the first element writes the values that belong to all elements.
+                let first = begins && slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
+                if kept.per == Per::Parameter && !(first && is_first_of_tensors) {
+                    continue;
+                }
+                let flat = kept.tensor.reshape(&[kept.tensor.len()])?;
+                // Of ranks that have the same heads, too, the first one writes them.
+                for Held { regions, values } in
+                    regions_of(&name, shards, &slice, &kept, |shard| shard.replica.rank == 0)
+                {
+                    others.insert(regions.info.name.clone(), flat.rows(values.start, values.end)?);
+                    match slice {
+                        None if ranks.leads() && is_whole => contents.whole.push(regions.info),
+                        _ => contents.divided.push(regions),
+                    }
+                }
+            }
+        }
+        let (weights_of_all, live) = LiveTensors::new(partition, &device, whole, params, others)?;
+        contents.model_files = match has_adapters {
+            true => vec![ModelFile { name: adapter::WEIGHTS_FILE.into(), tensors: weights_of_all }],
+            false => model_files(weights_of_all, max_file_bytes),
+        };
+        contents.scaling.sort_by(|a, b| a.name.cmp(&b.name));
+        contents.whole.sort_by(|a, b| a.name.cmp(&b.name));
+        contents.divided.sort_by(|a, b| a.info.name.cmp(&b.info.name));
+        Ok((contents, live))
+    }
+
+    /// Adds files that the leading rank writes.
+    pub fn add_files(&mut self, logs: Vec<(String, FileStart)>, files: Vec<(&'static str, Arc<[u8]>)>) {
+        self.logs.extend(logs);
+        self.files.extend(files);
+    }
+
+    /// The files of weights that a rank writes.
+    fn files_of(&self, rank: usize) -> impl Iterator<Item = &ModelFile> {
+        self.model_files.iter().skip(rank).step_by(self.ranks)
+    }
+
+    /// The names of all tensors that this rank writes: weights first, in the order of the parameters.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let weights = self.files_of(self.rank).flat_map(|file| &file.tensors);
+        let whole = weights.chain(&self.scaling).chain(&self.whole);
+        whole.chain(self.divided.iter().map(|regions| &regions.info)).map(|info| info.name.as_str())
+    }
+
+    /// Bytes of a [`Snapshot`] of what this rank writes, and of what a rank writes that does not lead, at most.
+    pub fn snapshot_bytes(&self) -> [usize; 2] {
+        let padded = |info: &TensorInfo| Snapshot::padded(info.bytes());
+        let weights = |rank| -> usize { self.files_of(rank).flat_map(|file| &file.tensors).map(padded).sum() };
+        let divided = self.divided.iter().map(|it| Snapshot::padded(it.elements() * it.info.dtype.size()));
+        let (divided, whole) =
+            (divided.sum::<usize>(), self.scaling.iter().chain(&self.whole).map(padded).sum::<usize>());
+        let others = (1..self.ranks).map(weights).max().unwrap_or(0);
+        [weights(self.rank) + whole + divided, others + divided]
+    }
+
+    /// Writes the files of this rank. `fetch` is asked once for the bytes of each tensor, by name: for weights first, in the order of the parameters.
+    ///
+    /// Errors with [`Error::NonFinite`] when a weight is infinite or NaN.
+    pub fn write<B: AsRef<[u8]>>(
+        &self,
+        writer: &mut CheckpointWriter,
+        mut fetch: impl FnMut(&str) -> Result<B>,
+    ) -> Result<SliceWriter> {
+        self.logs.iter().try_for_each(|(name, log)| writer.copy(name, log))?;
+        self.files.iter().try_for_each(|(name, bytes)| writer.file(name, |file| file.write(bytes)))?;
+        for file in self.files_of(self.rank) {
+            write_tensors(writer, &file.name, &file.tensors, |info| {
+                let bytes = fetch(&info.name)?;
+                expect_finite(info, bytes.as_ref())?;
+                Ok(bytes)
+            })?;
+        }
+        if self.rank == 0 {
+            write_index(writer, &self.model_files)?;
+        }
+        let (mut slices, mut fetch) = (SliceWriter::default(), |info: &TensorInfo| fetch(&info.name));
+        for (file, tensors) in [(SCALING, &self.scaling), (OPTIMIZER, &self.whole)] {
+            if !tensors.is_empty() {
+                slices.whole(writer, file, tensors, &mut fetch)?;
+            }
+        }
+        if !self.divided.is_empty() {
+            slices.regions(writer, &self.divided_file, &self.divided, &mut fetch)?;
+        }
+        Ok(slices)
+    }
+}
+
+/// Reads the position from the manifest of a checkpoint.
+pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
+    serde_json::from_value(manifest.extra.clone()).map_err(|e| {
+        Error::Checkpoint(format!(
+            "{}: it does not describe a training run: {e}",
+            folder.join("manifest.json").display()
+        ))
+    })
+}
+
+/// Restores master weights, optimizer states and scales into a model built from the checkpoint's weights; states of another level are
+/// converted.
+pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimizer: &mut dyn Optimizer) -> Result<()> {
+    let files = open(folder)?;
+    for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
+        let (name, slice) = (param.name().to_string(), param.is_sliced().then(|| param.slice()));
+        let Param { shards, weights, .. } = param;
+        let (read, mut kept) = read_and_optimizer_tensors(weights, states);
+        let held: Vec<_> = kept.iter().map(|kept| regions_of(&name, shards, &slice, kept, |_| true)).collect();
+        let all = || held.iter().flatten().map(|held| &held.regions.info);
+        if !all().all(|expected| files.info(&expected.name).is_ok_and(|info| info == expected)) {
+            let saved = SavedStates { folder, files: &files, parameter: &name, shards };
+            restore_from_other_formats(&saved, &slice, read, &mut kept)?;
+            continue;
+        }
+        for (kept, held) in kept.into_iter().zip(held) {
+            let mut bytes = Vec::with_capacity(kept.tensor.bytes());
+            for Held { regions: Regions { info, regions }, .. } in held {
+                for region in &regions {
+                    bytes.extend(files.read_region(&info.name, region)?);
+                }
+            }
+            kept.tensor.write_bytes(&bytes)?;
+        }
+    }
+    let skipped = progress.loss_scale.as_ref().map_or(0, |scale| scale.skipped_steps);
+    optimizer.set_steps(progress.step - skipped - progress.sentinel.skipped_steps);
+    // Frozen weights are cast when they are loaded. Their amaxes belong to the first step of the run.
+    model.scaling().forget_amaxes()?;
+    restore_scales_from(&files, progress, model)
+}
+
+/// Restores the tensors `kept` of a parameter, or of a `slice` of it, and the weights that layers `read`, from a checkpoint with other formats.
+/// Master weights that the checkpoint lacks, and remainders of weights, stay as they are made from the weights.
+fn restore_from_other_formats(
+    saved: &SavedStates,
+    slice: &Option<Range<usize>>,
+    read: Option<&mut Tensor>,
+    kept: &mut [StateTensor],
+) -> Result<()> {
+    let part_of = |values: &Values, slice: &Option<Range<usize>>, kept: &StateTensor| {
+        let held = regions_of(saved.parameter, saved.shards, slice, kept, |_| true);
+        values.part(kept.kind, held.iter().map(|held| &held.regions))
+    };
+    let (mut beside, mut read) = (HashMap::<String, Vec<u8>>::new(), read);
+    for kept in kept.iter_mut() {
+        if kept.per != Per::Element {
+            if let Some(bytes) = beside.remove(kept.kind) {
+                kept.tensor.write_bytes(&bytes)?;
+            }
+            continue;
+        }
+        let of_weights = kept.kind.starts_with("master");
+        let values = if kept.kind == "master_rest" { None } else { saved.values(kept.kind)? };
+        let Some(values) = values else {
+            if !of_weights && !saved.shards.is_empty() {
+                saved.files.info(&format!("{}.{}", kept.kind, saved.shards[0].tensor.name))?;
+            }
+            continue;
+        };
+        let encoded = values.encode(&part_of(&values, slice, kept)?, kept.tensor)?;
+        kept.tensor.write_bytes(&encoded.values.read_bytes()?)?;
+        if let Some((end, tensor)) = encoded.beside {
+            beside.insert(format!("{}_{end}", kept.kind), tensor.read_bytes()?);
+        }
+        if let Some(read) = read.take_if(|_| of_weights && kept.tensor.dtype() == DType::F16) {
+            // Of a slice, or of all.
+            let slice = slice.clone().filter(|slice| slice.len() == read.len());
+            let weights = values.through_f16(&part_of(&values, &slice, kept)?, read.dtype())?;
+            read.write_bytes(&weights.read_bytes()?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Restores the scales of a model for inference, which was built from the checkpoint's weights.
+pub fn restore_scales(folder: &Path, progress: &Progress, model: &mut Decoder) -> Result<()> {
+    restore_scales_from(&open(folder)?, progress, model)
+}
+
+fn restore_scales_from(files: &SliceFiles, progress: &Progress, model: &mut Decoder) -> Result<()> {
+    if progress.scaling_slots.is_empty() || !files.names().any(|name| name.starts_with(SCALING_PREFIX)) {
+        return Ok(());
+    }
+    model.scaling().restore(&progress.scaling_slots, |name| {
+        let info = files.info(name)?;
+        Ok(Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &files.read(name)?)?)
+    })
+}
+
+/// The tensors of a checkpoint that are not the model's weights.
+fn open(folder: &Path) -> Result<SliceFiles> {
+    match Manifest::read(folder)? {
+        Some(Manifest { format: 1, .. }) => SliceFiles::open_whole(&[OPTIMIZER, SCALING].map(|name| folder.join(name))),
+        _ => SliceFiles::open(&folder.join(FOLDER)),
+    }
+}
+
+/// Regions of a tensor of a checkpoint, and where their values are among the values of a parameter.
+struct Held {
+    regions: Regions,
+    values: Range<usize>,
+}
+
+/// The regions of the tensors of a checkpoint, in the order of the values, that this process has of a parameter, or of a `slice` of one: of
+/// each tensor that it touches. What belongs to the whole parameter has its `name`. Shards that are not `meant` are left out.
+fn regions_of(
+    name: &str,
+    shards: &[Shard],
+    slice: &Option<Range<usize>>,
+    StateTensor { kind, per, tensor }: &StateTensor,
+    is_meant: impl Fn(&Shard) -> bool,
+) -> Vec<Held> {
+    let info = |name: &str, shape: &[usize]| TensorInfo {
+        name: format!("{kind}.{name}"),
+        dtype: tensor.dtype(),
+        shape: shape.to_vec(),
+    };
+    let of_shard = |shard: &Shard| info(&shard.tensor.name, &shard.tensor.shape);
+    if *per == Per::Parameter {
+        let region = Region { elements: 0..tensor.len(), columns: None };
+        let regions = Regions { info: info(name, tensor.shape()), regions: vec![region] };
+        return vec![Held { regions, values: 0..tensor.len() }];
+    }
+    let (mut end, mut value, mut found) = (0, 0, Vec::<Held>::new());
+    for shard in shards {
+        let start = end;
+        end = start + shard.elements();
+        let (from, to) = slice.as_ref().map_or((start, end), |slice| (slice.start.max(start), slice.end.min(end)));
+        if from >= to {
+            continue;
+        }
+        let region = shard.region(from - start..to - start);
+        let (info, region) = match per {
+            Per::Group => of_groups(of_shard(shard), region),
+            Per::Element | Per::Parameter => (of_shard(shard), region),
+        };
+        let values = value..value + region.elements.len();
+        value = values.end;
+        if !is_meant(shard) {
+            continue;
+        }
+        match found.last_mut().filter(|last| last.regions.info.name == info.name && last.values.end == values.start) {
+            Some(last) => {
+                last.regions.regions.push(region);
+                last.values.end = values.end;
+            }
+            None => found.push(Held { regions: Regions { info, regions: vec![region] }, values }),
+        }
+    }
+    found
+}
+
+/// The tensor of the groups of a matrix, and the groups of `region`. Groups lie within rows, and a region has whole groups.
+fn of_groups(matrix: TensorInfo, Region { elements, columns }: Region) -> (TensorInfo, Region) {
+    let [rows, width] = [matrix.shape[0], matrix.shape[1]];
+    // Of so many columns of a row.
+    let values = |columns| ExpandedTensor::groups_shape(1, columns).iter().product::<usize>();
+    let held = columns.as_ref().map_or(width, Range::len);
+    let at = |element: usize| element * values(held) / held;
+    let elements = at(elements.start)..at(elements.end);
+    let columns = columns.map(|columns| values(columns.start)..values(columns.end));
+    let shape = ExpandedTensor::groups_shape(rows, width).to_vec();
+    (TensorInfo { shape, ..matrix }, Region { elements, columns })
+}

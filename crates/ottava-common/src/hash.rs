@@ -1,0 +1,129 @@
+//! SHA-256 of bytes, files and readers, JSON files with a checksum of themselves, and hashes of names and numbers.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::Serialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::Error;
+use crate::Result;
+use crate::input;
+use crate::interrupt;
+
+/// FNV-1a of `name`, from `seed`: a number for each tensor that does not depend on other tensors.
+pub fn name_hash(seed: u64, name: &str) -> u64 {
+    name.bytes().fold(seed ^ 0xCBF2_9CE4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01B3))
+}
+
+/// The increment of SplitMix64's state.
+pub const MIX_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input reaches every bit of the result.
+pub fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(MIX_STEP);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The SHA-256 of `bytes`, in lower-case hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+/// The SHA-256 of the concatenation of `parts`.
+pub fn sha256_of(parts: &[&[u8]]) -> [u8; 32] {
+    parts.iter().fold(Sha256::new(), |hasher, part| hasher.chain_update(part)).finalize().into()
+}
+
+/// The size and SHA-256 of the regular file at `path`.
+pub fn sha256_file(path: &Path) -> Result<(u64, String)> {
+    HashedFile::open(path).map_err(Error::io(path))?.finish().map_err(Error::io(path))
+}
+
+/// A regular file that is hashed while it is read; clones read the same file from the same place.
+#[derive(Clone)]
+pub struct HashedFile(Arc<Mutex<Hashed>>);
+
+struct Hashed {
+    file: File,
+    hasher: Sha256,
+    size: u64,
+}
+
+impl HashedFile {
+    /// Opens the file, as [`input::open`] does.
+    pub fn open(path: &Path) -> io::Result<HashedFile> {
+        let (file, _) = input::open(path)?;
+        Ok(HashedFile(Arc::new(Mutex::new(Hashed { file, hasher: Sha256::new(), size: 0 }))))
+    }
+
+    /// Reads the rest and returns size and SHA-256 of all that was read. Errors with [`io::ErrorKind::Other`] when a
+    /// signal asks the process to stop.
+    pub fn finish(mut self) -> io::Result<(u64, String)> {
+        let mut buffer = vec![0; 1 << 20];
+        while self.read(&mut buffer)? > 0 {
+            interrupt::check("reading files").map_err(io::Error::other)?;
+        }
+        let hashed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok((hashed.size, hex(&hashed.hasher.clone().finalize())))
+    }
+}
+
+impl Read for HashedFile {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut hashed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = hashed.file.read(buffer)?;
+        hashed.hasher.update(&buffer[..count]);
+        hashed.size += count as u64;
+        Ok(count)
+    }
+}
+
+const CHECKSUM_START: &str = "{\n  \"checksum\": \"";
+const CHECKSUM_END: &str = "\",\n";
+
+/// Renders a JSON object whose first key is the SHA-256 of all bytes after that line; [`unseal`] notices any flipped bit.
+pub fn seal(value: &impl Serialize) -> String {
+    let body = serde_json::to_string_pretty(value).expect("numbers, strings and maps are JSON");
+    let rest = body.strip_prefix("{\n").expect("a pretty object starts so");
+    format!("{CHECKSUM_START}{}{CHECKSUM_END}{rest}\n", sha256(format!("{rest}\n").as_bytes()))
+}
+
+/// Parses a text that [`seal`] rendered. Errors with the reason when it is damaged.
+pub fn unseal(text: &[u8]) -> Result<Value, String> {
+    let damaged = || "it is damaged: its checksum does not match".to_string();
+    let text = std::str::from_utf8(text).map_err(|_| "it is damaged: not UTF-8".to_string())?;
+    let after = text.strip_prefix(CHECKSUM_START).ok_or_else(damaged)?;
+    let (checksum, rest) = after.split_once(CHECKSUM_END).ok_or_else(damaged)?;
+    if checksum != sha256(rest.as_bytes()) {
+        return Err(damaged());
+    }
+    let mut value: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    value.as_object_mut().ok_or_else(damaged)?.shift_remove("checksum");
+    Ok(value)
+}
+
+/// `bytes` in lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_agree_with_the_published_example() {
+        // FIPS 180-4, "abc".
+        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(sha256(b"abc"), expected);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "abc").unwrap();
+        assert_eq!(sha256_file(file.path()).unwrap(), (3, expected.into()));
+    }
+}

@@ -1,0 +1,78 @@
+//! The FP8 codes of a linear, by the casts of training.
+
+use super::finite::expect_finite;
+use super::format::Fp8Format;
+use super::linears::{Group, Scale};
+use ottava_checkpoint::WeightFiles;
+use ottava_common::error::Result;
+use ottava_tensor::ops::{CastStatistics, CodeCopies, amax, quantize, quantize_blocks, take_scale};
+use ottava_tensor::{DType, Device, Granularity, QuantizedTensor, Tensor};
+use std::ops::Range;
+
+/// Codes and scales of a fused linear.
+pub(super) struct Codes(QuantizedTensor);
+
+impl Group {
+    /// Casts the weights of all parts together, as training does.
+    pub(super) fn cast(&self, weights: &WeightFiles, format: Fp8Format) -> Result<Codes> {
+        let value = self.value(weights)?;
+        let mut statistics = CastStatistics::new(&Device::Cpu, 1)?;
+        let e4m3 = DType::E4M3;
+        let scale = match (self.scale, format.granularity()) {
+            (Scale::Given(scale), _) => Tensor::from_slice(&Device::Cpu, &[1], &[scale])?,
+            (Scale::Own(how), Granularity::PerTensor) => take_scale(&mut amax(&value)?, e4m3, how)?,
+            (Scale::Own(how), granularity) => {
+                let codes = quantize_blocks(&value, e4m3, granularity, how, CodeCopies::Rows, &mut statistics, 0)?;
+                return Ok(Codes(codes));
+            }
+        };
+        Ok(Codes(quantize(&value, e4m3, &scale, CodeCopies::Rows, &mut statistics, 0)?))
+    }
+
+    /// The stacked weights `[outputs, inputs]` in F32. Layers read them in BF16, as a run stores them, so its codes are the same.
+    fn value(&self, weights: &WeightFiles) -> Result<Tensor> {
+        let mut value = Tensor::empty(&Device::Cpu, &[self.outputs(), self.inputs], DType::F32)?;
+        for ((part, _), rows) in self.parts.iter().zip(self.rows()) {
+            let name = format!("{part}.weight");
+            let values = weights.values(&name)?;
+            expect_finite(&name, &values.to_vec::<f32>()?)?;
+            value.copy_from(rows.start, &values)?;
+        }
+        Ok(value)
+    }
+
+    /// The rows of each part in the stacked weights.
+    pub(super) fn rows(&self) -> Vec<Range<usize>> {
+        let mut end = 0;
+        let rows = self.parts.iter().map(|(_, outputs)| {
+            let start = end;
+            end += outputs;
+            start..end
+        });
+        rows.collect()
+    }
+}
+
+impl Codes {
+    /// The codes of some rows, without padding.
+    pub(super) fn codes(&self, rows: Range<usize>) -> Result<Vec<u8>> {
+        let codes = self.0.codes.as_ref().expect("codes along the rows were cast");
+        let pitch = codes.shape()[1];
+        let bytes = codes.rows(rows.start, rows.end)?.read_bytes()?;
+        Ok(bytes.chunks(pitch).flat_map(|row| &row[..self.0.columns]).copied().collect())
+    }
+
+    /// The scales of some rows, which are whole blocks, in the order of their grid.
+    pub(super) fn scales(&self, rows: Range<usize>) -> Result<Vec<f32>> {
+        let scales = self.0.scale_inv.to_vec::<f32>()?;
+        Ok(match self.0.granularity {
+            Granularity::PerTensor => scales,
+            Granularity::PerRow => scales[rows].to_vec(),
+            _ => {
+                let (pitch, columns) = (self.0.scale_inv.shape()[1], self.0.columns.div_ceil(128));
+                let blocks = scales.chunks(pitch).take(rows.end / 128).skip(rows.start / 128);
+                blocks.flat_map(|row| &row[..columns]).copied().collect()
+            }
+        })
+    }
+}

@@ -1,0 +1,54 @@
+//! The format of an export that names none.
+
+use super::format::{Convention, Fp8Format, Scheme};
+use super::source::Source;
+use ottava_common::error::Result;
+use ottava_models::Decoder;
+use ottava_tensor::Granularity;
+
+impl Fp8Format {
+    /// Rows of weights, which linears of all common sizes have.
+    const ROWS: Fp8Format = Fp8Format { layout: Convention::CompressedTensors, scheme: Scheme::Dynamic };
+
+    /// One scale per weight and one per input.
+    const STATIC: Fp8Format = Fp8Format { layout: Convention::CompressedTensors, scheme: Scheme::Static };
+
+    /// The format for `source`, and the reason: the format with the scales of its run, so that codes equal the codes of training; else blocks, or rows
+    /// where a linear has no whole blocks. With `static_scales` of inputs it is the one that stores them.
+    pub fn default_for(source: &Source, static_scales: bool) -> Result<(Fp8Format, String)> {
+        if static_scales {
+            return Ok((Fp8Format::STATIC, "it stores the scales of inputs".into()));
+        }
+        source.expect_matrices()?;
+        let description = Decoder::describe(&source.sizes, &source.recipe)?;
+        let multiple = Fp8Format::FP8_BLOCK.multiple();
+        // The first size of a linear that is no whole number of blocks.
+        let mut cut = None;
+        let mut whole = 0;
+        for (site, _) in &description.linears {
+            let mut sizes = vec![(&site.parts[0], "inputs", site.inputs)];
+            for part in &site.parts {
+                sizes.push((part, "outputs", source.outputs(part)?));
+            }
+            match sizes.into_iter().find(|(_, _, size)| !size.is_multiple_of(multiple)) {
+                Some((name, what, size)) => {
+                    cut = cut.or_else(|| Some(format!("{name} has {size} {what}, no multiple of {multiple}")));
+                }
+                None => whole += 1,
+            }
+        }
+        let of_run = source.recipe.casts.as_ref().and_then(|casts| match casts.weight.granularity {
+            Granularity::Blocks128x128 => (whole > 0).then_some(Fp8Format::FP8_BLOCK),
+            Granularity::PerRow => Some(Fp8Format::ROWS),
+            Granularity::PerTensor => (!source.delayed.is_empty()).then_some(Fp8Format::STATIC),
+            Granularity::Blocks1x128 | Granularity::MixedBlocks | Granularity::Mx => None,
+        });
+        Ok(match (of_run, cut) {
+            (Some(format), _) => {
+                (format, format!("it has the scales of the run's recipe {}", source.recipe.name.as_str()))
+            }
+            (None, None) => (Fp8Format::FP8_BLOCK, format!("all linears have whole blocks of {multiple}x{multiple}")),
+            (None, Some(cut)) => (Fp8Format::ROWS, cut),
+        })
+    }
+}

@@ -1,0 +1,191 @@
+//! The FP8 formats of inference engines as values: granularity and names of scales, and the content of `config.json`.
+//!
+//! In all of them the weight of a linear keeps its name and shape `[outputs, inputs]` and becomes E4M3, and its scale is F32 beside it, to
+//! be multiplied with the code. Sources: the loaders of vLLM, transformers, compressed-tensors and ModelOpt.
+
+use ottava_models::{MODELOPT_FILE, WeightScales};
+use ottava_tensor::Granularity;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Who reads a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Convention {
+    /// `fp8`, as DeepSeek-V3 has it: vLLM, SGLang, TensorRT-LLM and transformers.
+    #[serde(rename = "fp8-block")]
+    DeepSeek,
+    /// `compressed-tensors`: vLLM, SGLang and transformers.
+    CompressedTensors,
+    /// `modelopt`: TensorRT-LLM, vLLM and SGLang.
+    #[serde(rename = "modelopt")]
+    ModelOpt,
+}
+
+/// The granularity of scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scheme {
+    /// Each output of a weight; each token of an input, when it is computed.
+    Dynamic,
+    /// Each weight; each input, by a scale that is stored.
+    Static,
+    /// Each 128x128 block of a weight; 128 channels of a token, when it is computed. Scales come from the run, or are powers of two.
+    Block,
+}
+
+/// A format of FP8 weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Fp8Format {
+    /// Names and settings.
+    pub layout: Convention,
+    /// Scales.
+    pub scheme: Scheme,
+}
+
+impl Fp8Format {
+    /// DeepSeek's blocks.
+    pub const FP8_BLOCK: Fp8Format = Fp8Format { layout: Convention::DeepSeek, scheme: Scheme::Block };
+
+    /// The elements of a weight that share a scale.
+    pub fn scales(self) -> WeightScales {
+        match self.scheme {
+            Scheme::Dynamic => WeightScales::Rows,
+            Scheme::Static => WeightScales::Tensor,
+            Scheme::Block => WeightScales::Blocks([128, 128]),
+        }
+    }
+
+    /// [`Fp8Format::scales`] as casts have them.
+    pub fn granularity(self) -> Granularity {
+        match self.scheme {
+            Scheme::Dynamic => Granularity::PerRow,
+            Scheme::Static => Granularity::PerTensor,
+            Scheme::Block => Granularity::Blocks128x128,
+        }
+    }
+
+    /// Outputs and inputs of a weight, and of its share on each rank of tensor parallelism, are multiples of this. 128x128 blocks may not
+    /// be cut: transformers rejects the rest of a block, and vLLM a share of one. FP8 products of Hopper GPUs need 16.
+    pub fn multiple(self) -> usize {
+        match self.scheme {
+            Scheme::Dynamic | Scheme::Static => 16,
+            Scheme::Block => 128,
+        }
+    }
+
+    /// The name of the scale of a linear's weight.
+    pub fn scale_name(self, linear: &str) -> String {
+        match self.layout {
+            // Called an inverse, it is the multiplier like the others.
+            Convention::DeepSeek => format!("{linear}.weight_scale_inv"),
+            Convention::CompressedTensors | Convention::ModelOpt => format!("{linear}.weight_scale"),
+        }
+    }
+
+    /// The shape of the scale of a weight.
+    pub fn scale_shape(self, weight: [usize; 2]) -> Vec<usize> {
+        let grid = self.scales().grid(weight);
+        match (self.layout, self.scheme) {
+            (Convention::ModelOpt, Scheme::Static) => vec![],
+            (Convention::ModelOpt, Scheme::Dynamic) => vec![grid[0]],
+            (Convention::ModelOpt, Scheme::Block) => vec![grid[0], 1, grid[1], 1],
+            (_, Scheme::Static) => vec![1],
+            (_, Scheme::Dynamic | Scheme::Block) => grid.to_vec(),
+        }
+    }
+
+    /// Name and shape of the scale of a linear's input, where one is stored.
+    pub fn input_scale(self, linear: &str) -> Option<(String, Vec<usize>)> {
+        let shape = match self.layout {
+            Convention::ModelOpt => vec![],
+            Convention::DeepSeek | Convention::CompressedTensors => vec![1],
+        };
+        (self.scheme == Scheme::Static).then(|| (format!("{linear}.input_scale"), shape))
+    }
+
+    /// `quantization_config` of `config.json`. `left` are the names of linears that stay in BF16, all of them: readers quantize every linear
+    /// that is not listed, and none of them leaves out the head of itself once anything is listed.
+    pub fn config(self, left: &[String]) -> Value {
+        match self.layout {
+            Convention::DeepSeek => json!({
+                "quant_method": "fp8",
+                "fmt": "e4m3",
+                "activation_scheme": "dynamic",
+                "weight_block_size": [128, 128],
+                "modules_to_not_convert": left,
+            }),
+            Convention::CompressedTensors => {
+                let number = |fields: Value| {
+                    let mut number = json!({"num_bits": 8, "type": "float", "symmetric": true});
+                    let fields = fields.as_object().expect("fields are an object").clone();
+                    number.as_object_mut().expect("it is an object").extend(fields);
+                    number
+                };
+                let (weights, inputs) = match self.scheme {
+                    Scheme::Dynamic => (
+                        json!({"dynamic": false, "strategy": "channel"}),
+                        json!({"dynamic": true, "strategy": "token"}),
+                    ),
+                    Scheme::Static => (
+                        json!({"dynamic": false, "strategy": "tensor"}),
+                        json!({"dynamic": false, "strategy": "tensor"}),
+                    ),
+                    Scheme::Block => (
+                        json!({"dynamic": false, "strategy": "block", "block_structure": [128, 128]}),
+                        json!({"dynamic": true, "strategy": "group", "group_size": 128}),
+                    ),
+                };
+                let group = json!({
+                    "targets": ["Linear"],
+                    "weights": number(weights),
+                    "input_activations": number(inputs),
+                    "output_activations": null,
+                });
+                json!({
+                    "quant_method": "compressed-tensors",
+                    "format": "float-quantized",
+                    "quantization_status": "compressed",
+                    "ignore": left,
+                    "kv_cache_scheme": null,
+                    "config_groups": {"group_0": group},
+                })
+            }
+            Convention::ModelOpt => json!({
+                "quant_method": "modelopt",
+                "quant_algo": self.algorithm(),
+                "ignore": left,
+                "producer": producer(),
+            }),
+        }
+    }
+
+    /// Other files of the folder, by name.
+    pub fn files(self, left: &[String]) -> Vec<(&'static str, Value)> {
+        match self.layout {
+            Convention::DeepSeek | Convention::CompressedTensors => vec![],
+            Convention::ModelOpt => {
+                let quantization = json!({
+                    "quant_algo": self.algorithm(),
+                    "kv_cache_quant_algo": null,
+                    "exclude_modules": left,
+                });
+                vec![(MODELOPT_FILE, json!({"producer": producer(), "quantization": quantization}))]
+            }
+        }
+    }
+
+    /// ModelOpt's name of the scheme.
+    fn algorithm(self) -> &'static str {
+        match self.scheme {
+            Scheme::Dynamic => "FP8_PER_CHANNEL_PER_TOKEN",
+            Scheme::Static => "FP8",
+            Scheme::Block => "FP8_PB_WO",
+        }
+    }
+}
+
+/// Readers recognize the layout of ModelOpt by this name, whoever writes it.
+fn producer() -> Value {
+    json!({"name": "modelopt", "version": concat!("ottava ", env!("CARGO_PKG_VERSION"))})
+}

@@ -1,0 +1,202 @@
+//! Files of llama.cpp: a model and its tokenizer in one GGUF file.
+
+mod encode;
+mod header;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
+
+pub use encode::GgufType;
+
+use super::source::Source;
+use crate::architecture::{self, Architecture, ROPE_FACTORS};
+use crate::gemma::{LOGIT_CAP, SCORE_CAP, WINDOW};
+use crate::gguf::{ALIGNMENT, Gguf};
+use crate::source::{Weight, neighbours_in_heads};
+use header::{Entry, Header};
+use ottava_checkpoint::model::expect_new_folder;
+use ottava_checkpoint::{CheckpointFile, CheckpointWriter, FolderWeights};
+use ottava_common::error::{Error, Result};
+use ottava_common::fs::RealFs;
+use ottava_common::interrupt;
+use ottava_models::{self, DecoderConfig, RopeKind};
+use ottava_tensor::ops::Activation;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The name of the file.
+pub const FILE: &str = "model.gguf";
+
+/// The result of an export to GGUF.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GgufReport {
+    /// `general.architecture` of the file.
+    pub architecture: &'static str,
+    /// The type of matrices.
+    pub dtype: GgufType,
+    /// Values of all weights.
+    pub parameters: usize,
+    /// Bytes of all tensors.
+    pub bytes: usize,
+    /// The types of tensors, with their numbers.
+    pub stored: BTreeMap<&'static str, usize>,
+    /// Matrices of another type, since their rows do not divide into blocks.
+    pub left: Vec<String>,
+}
+
+/// Writes the model of `source` and its tokenizer as `model.gguf` in the new folder `output`, with matrices in `dtype` and vectors in F32.
+///
+/// The file is read back before the folder appears. Memory holds one tensor at a time.
+///
+/// Errors with [`Error::Config`] when `output` exists or would be inside the source, with [`Error::Model`] when llama.cpp has no such model
+/// or tokenizer, and with [`Error::NonFinite`] for a weight that is not finite in its type; nothing is left then.
+pub fn export_gguf(source: &Source, dtype: GgufType, output: &std::path::Path) -> Result<GgufReport> {
+    expect_new_folder(output, &[&source.path])?;
+    let architecture = expressible(source)?;
+    FolderWeights::check(&source.path, &source.sizes, &source.recipe)?;
+    let mut header = Header::default();
+    describe(&mut header, architecture, source, dtype);
+    vocabulary::write(&mut header, source)?;
+    let weights = architecture.weights(&source.sizes)?;
+    let types: Vec<_> = weights.iter().map(|weight| dtype.of(&weight.shape)).collect();
+    let factors = rope_factors(&source.sizes);
+    if let Some(factors) = &factors {
+        header.tensor(ROPE_FACTORS, &[factors.len()], GgufType::Float32);
+    }
+    for (weight, kind) in weights.iter().zip(&types) {
+        header.tensor(&weight.stored, &weight.shape, *kind);
+    }
+
+    let mut writer = CheckpointWriter::begin_folder(&RealFs, output)?;
+    writer.file(FILE, |file| {
+        file.write(&header.bytes())?;
+        if let Some(factors) = &factors {
+            append(file, &GgufType::Float32.encode(ROPE_FACTORS, factors)?)?;
+        }
+        for (weight, kind) in weights.iter().zip(&types) {
+            interrupt::check("exporting the model")?;
+            append(file, &kind.encode(&weight.name, &values(source, architecture, weight)?)?)?;
+        }
+        Ok(())
+    })?;
+    expect_readable(&Gguf::open(&writer.path().join(FILE))?, &source.sizes)?;
+    writer.finish_folder()?;
+
+    let mut stored = BTreeMap::new();
+    types.iter().for_each(|kind| *stored.entry(kind.name()).or_insert(0) += 1);
+    let elements = |weight: &Weight| weight.shape.iter().product::<usize>();
+    let left = weights.iter().zip(&types).filter(|(weight, kind)| weight.shape.len() > 1 && **kind != dtype);
+    Ok(GgufReport {
+        architecture: architecture.name,
+        dtype,
+        parameters: weights.iter().map(elements).sum(),
+        bytes: weights.iter().zip(&types).map(|(weight, kind)| kind.bytes(elements(weight))).sum(),
+        stored,
+        left: left.map(|(weight, _)| weight.name.clone()).collect(),
+    })
+}
+
+/// The architecture of llama.cpp that has all settings of a model.
+fn expressible(source: &Source) -> Result<&'static Architecture> {
+    let (sizes, family) = (&source.sizes, ottava_models::architecture(&source.config)?);
+    let architecture = Architecture::of_family(family)
+        .map_err(|known| source.config.error(&format!("{family} is not exported to GGUF; {} are", known.join(", "))))?;
+    let biases = !architecture.optional_biases && sizes.output_bias;
+    let is_gemma = architecture.gemma.is_some();
+    let has_window = sizes.window.is_some_and(|window| window < sizes.max_positions);
+    let problem = [
+        (has_window && !is_gemma, "the model uses sliding-window attention"),
+        (sizes.activation != Activation::SwiGlu && !is_gemma, "the activation is not SiLU"),
+        (biases, "attention has biases"),
+        (!architecture::has_rope_kind(&sizes.rope.kind), "this RoPE scaling is not supported"),
+        (sizes.rope.partial != 1.0, "RoPE covers only a part of each head"),
+    ];
+    let of_gemma = architecture.gemma.and_then(|gemma| gemma.problem(sizes));
+    match problem.into_iter().find(|(has, _)| *has).map(|(_, what)| what).or(of_gemma) {
+        Some(what) => {
+            let name = architecture.name;
+            Err(source.config.error(&format!("{what}; GGUF files of architecture `{name}` cannot represent this")))
+        }
+        None => Ok(architecture),
+    }
+}
+
+/// Writes what `config.json` says.
+fn describe(header: &mut Header, architecture: &Architecture, source: &Source, dtype: GgufType) {
+    let sizes = &source.sizes;
+    header.entry("general.architecture", Entry::Text(architecture.name));
+    header.entry("general.type", Entry::Text("model"));
+    header.entry("general.file_type", Entry::U32(dtype.file_type()));
+    header.entry("general.quantization_version", Entry::U32(2));
+    for (key, count) in [
+        ("vocab_size", sizes.vocabulary),
+        ("context_length", sizes.max_positions),
+        ("embedding_length", sizes.channels),
+        ("block_count", sizes.layers),
+        ("feed_forward_length", sizes.hidden),
+        ("attention.head_count", sizes.heads),
+        ("attention.head_count_kv", sizes.kv_heads),
+        ("attention.key_length", sizes.head_dim),
+        ("attention.value_length", sizes.head_dim),
+        ("rope.dimension_count", sizes.head_dim),
+    ] {
+        header.entry(&format!("{}.{key}", architecture.name), Entry::U32(count as u32));
+    }
+    let mut float = |key: &str, value: f64| {
+        header.entry(&format!("{}.{key}", architecture.name), Entry::F32(value as f32));
+    };
+    float("attention.layer_norm_rms_epsilon", sizes.norm_eps);
+    float("rope.freq_base", sizes.rope.theta);
+    let caps = [(SCORE_CAP, sizes.score_cap), (LOGIT_CAP, sizes.logit_cap)];
+    caps.into_iter().for_each(|(key, cap)| cap.into_iter().for_each(|cap| float(key, cap)));
+    if let Some(window) = sizes.window.filter(|_| architecture.gemma.is_some()) {
+        header.entry(&format!("{}.{WINDOW}", architecture.name), Entry::U32(window as u32));
+    }
+    if let RopeKind::Linear { factor } = sizes.rope.kind {
+        header.entry(&format!("{}.rope.scaling.factor", architecture.name), Entry::F32(factor as f32));
+        header.entry(&format!("{}.rope.scaling.type", architecture.name), Entry::Text("linear"));
+    }
+}
+
+/// The factors of frequencies that files have in place of a name, for the rotary positions of Llama 3.1 and later.
+fn rope_factors(sizes: &DecoderConfig) -> Option<Vec<f32>> {
+    let factors = || architecture::rope_factors(&sizes.rope.kind, sizes.rope.theta, sizes.head_dim);
+    matches!(sizes.rope.kind, RopeKind::Llama3 { .. }).then(|| factors().into_iter().map(|f| f as f32).collect())
+}
+
+/// The values of a weight in the order of a file.
+fn values(source: &Source, architecture: &Architecture, weight: &Weight) -> Result<Vec<f32>> {
+    let values = source.weights.values(&weight.name)?.to_vec::<f32>()?;
+    Ok(match (weight.rotary_heads, architecture.offset(weight)) {
+        (Some(heads), _) => neighbours_in_heads(&values, weight.columns(), heads),
+        (None, 0.0) => values,
+        (None, offset) => values.into_iter().map(|value| value + offset).collect(),
+    })
+}
+
+/// Appends a tensor, and zeros up to the next one.
+fn append(file: &mut CheckpointFile, bytes: &[u8]) -> Result<()> {
+    file.write(bytes)?;
+    let end = (bytes.len() as u64).next_multiple_of(ALIGNMENT) as usize;
+    file.write(&vec![0; end - bytes.len()])
+}
+
+/// Errors when the file is not read as a model of these sizes with all of its tensors.
+fn expect_readable(gguf: &Gguf, sizes: &DecoderConfig) -> Result<()> {
+    let architecture = Architecture::of(gguf)?;
+    let (_, found) = architecture.config(gguf)?;
+    architecture::weights(gguf, architecture, &found)?;
+    // What a file has no place for, and no model needs that only writes text.
+    let mut expected = DecoderConfig { init_std: found.init_std, ignored: found.ignored.clone(), ..sizes.clone() };
+    match architecture.gemma {
+        // The same layers, in other words.
+        Some(_) => expected.local.clone_from(&found.local),
+        None => expected.window = None,
+    }
+    match found == expected {
+        true => Ok(()),
+        false => Err(Error::Model(format!(
+            "the GGUF metadata does not represent this model exactly: wrote {expected:?}, read back {found:?}; the output was removed"
+        ))),
+    }
+}

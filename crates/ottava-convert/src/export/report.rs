@@ -1,0 +1,128 @@
+//! Reads an exported folder back, and measures the errors of its casts.
+
+use super::format::Fp8Format;
+use super::linears::Group;
+use ottava_checkpoint::WeightFiles;
+use ottava_common::error::{Error, Result};
+use ottava_tensor::fp8::E4M3;
+use ottava_tensor::{Device, Staging};
+use serde::Serialize;
+
+/// The result of an export.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The format of the linears; `None` for BF16.
+    #[serde(flatten)]
+    pub format: Option<Fp8Format>,
+    /// Whether the scales of blocks are powers of two, which engines keep that round them; `None` for other formats.
+    pub power_of_two_scales: Option<bool>,
+    /// Values of all weights.
+    pub parameters: usize,
+    /// Bytes of all tensors.
+    pub bytes: usize,
+    /// The linears in FP8.
+    pub linears: Vec<LinearReport>,
+    /// Linears that stay in BF16.
+    pub left: Vec<Left>,
+    /// The most ranks of tensor parallelism that may divide the weights; `None` without FP8 weights.
+    pub tensor_parallel: Option<usize>,
+}
+
+/// A linear that stays in BF16.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Left {
+    /// Its name in the folder.
+    pub name: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// A linear in FP8, with the linears that are cast together with it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LinearReport {
+    /// Its name, of the fused linear.
+    pub name: String,
+    /// Why its codes differ from training; `None` if they do not.
+    pub recast: Option<String>,
+    /// Root of the sum of squared differences between weights and their values in FP8, relative to the root of the sum of squared weights.
+    pub relative_error: f64,
+    /// The largest difference.
+    pub largest_error: f64,
+    /// Weights beyond the largest finite code.
+    pub saturated: usize,
+    /// Weights that became zero.
+    pub underflowed: usize,
+}
+
+impl LinearReport {
+    /// Reads the linears of `group` from the folder that was `written` and compares them with the linears of its `source`.
+    ///
+    /// Errors with [`Error::Model`] when a weight is not the nearest value of its codes: a fault of the writer, the disk or the reader.
+    pub(super) fn compare(group: &Group, source: &WeightFiles, written: &WeightFiles) -> Result<LinearReport> {
+        let mut report = LinearReport {
+            name: group.name.clone(),
+            recast: group.recast.clone(),
+            relative_error: 0.0,
+            largest_error: 0.0,
+            saturated: 0,
+            underflowed: 0,
+        };
+        let (mut error, mut total) = (0f64, 0f64);
+        for (part, _) in &group.parts {
+            let name = format!("{part}.weight");
+            let (values, found) = (source.values(&name)?.to_vec::<f32>()?, written.values(&name)?.to_vec::<f32>()?);
+            let (scales, codes) =
+                (written.scales(&name)?, written.codes(&mut Staging::new(&Device::Cpu), &name)?.read_bytes()?);
+            for (i, ((value, found), code)) in values.into_iter().zip(found).zip(codes).enumerate() {
+                let scaled = f64::from(value) / f64::from(scales.at(i));
+                if !is_nearest(code, scaled) {
+                    return Err(Error::Model(format!(
+                        "`{name}` was exported wrongly: element {i} is {value} and was read back as {found}; nothing was kept"
+                    )));
+                }
+                let difference = f64::from(value) - f64::from(found);
+                // The amax of a scale may exceed the largest code by the rounding of products.
+                report.saturated += usize::from(scaled.abs() > 448.0 * 1.0001);
+                report.underflowed += usize::from(value != 0.0 && found == 0.0);
+                report.largest_error = report.largest_error.max(difference.abs());
+                error += difference.powi(2);
+                total += f64::from(value).powi(2);
+            }
+        }
+        report.relative_error = if total > 0.0 { (error / total).sqrt() } else { 0.0 };
+        Ok(report)
+    }
+}
+
+/// Whether no code is nearer to `scaled`, a weight over its scale. Scale and product were rounded to F32, which moves the middle between two
+/// codes by as much.
+fn is_nearest(code: u8, scaled: f64) -> bool {
+    let distance = |code: u8| (scaled - f64::from(E4M3(code).to_f32())).abs();
+    // Codes of a sign are in the order of their values, and next to both zeros are the two smallest.
+    let near = match code & 0x7f {
+        0 => [0x01, 0x81],
+        _ => [code - 1, code + 1],
+    };
+    let allowed = scaled.abs().min(448.0) * 2f64.powi(-22);
+    let nearer = |other: u8| distance(other) + allowed < distance(code);
+    distance(code).is_finite() && !near.into_iter().any(nearer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_nearest_code_passes() {
+        for code in (0..=255u8).filter(|code| code & 0x7f != 0x7f) {
+            let value = f64::from(E4M3(code).to_f32());
+            for scaled in [value, value * (1.0 + 1.0 / 64.0), value + 1e-4] {
+                let nearest = E4M3::from_f32(scaled as f32).0;
+                let same = E4M3(nearest).to_f32() == E4M3(code).to_f32();
+                assert_eq!(is_nearest(code, scaled), same, "{code:#x} of {scaled}, whose code is {nearest:#x}");
+            }
+        }
+        assert!(is_nearest(0x7e, 1e9) && is_nearest(0xfe, -1e9) && !is_nearest(0x7d, 1e9) && !is_nearest(0x7e, -1e9));
+        assert!(!is_nearest(0x7f, 480.0) && !is_nearest(0x38, f64::NAN));
+    }
+}

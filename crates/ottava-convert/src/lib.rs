@@ -1,0 +1,161 @@
+//! Models of other programs as Hugging Face folders: files of llama.cpp, and checkpoints of Megatron-LM.
+//!
+//! A source gives its files, the names and shapes of its weights and the values of one; [`convert`] writes them.
+//!
+//! `Architecture` (`architecture.rs`) has what reading (this folder) and writing (`export/gguf/`) of GGUF share: names of tensors, the order of
+//! rows, keys of sizes. `Gemma` (`gemma.rs`) handles what differs in Gemma. `PreTokenizer` (`tokenizer.rs`) has the ways in which byte-level BPE
+//! cuts text, `SentencePiece` (`sentencepiece.rs`) the scores of merges. `export_gguf` writes a file and reads it back. `Pickle::read`
+//! (`torch/pickle.rs`) reads the pickles of Megatron-LM as data, and calls nothing in them.
+//!
+//! To add an architecture of llama.cpp: a row of `ARCHITECTURES` and `module_of` in `architecture.rs`, `describe` in `export/gguf/mod.rs` for a new
+//! key, and its pre-tokenizer in `PRE_TOKENIZERS` of `tokenizer.rs`. To add a block type: a row of `TYPES` in `dequantize.rs`; to write it,
+//! `GgufType` in `export/gguf/encode.rs`.
+#![forbid(unsafe_code)]
+
+pub mod export;
+
+pub mod architecture;
+pub mod dequantize;
+pub mod gemma;
+pub mod gguf;
+pub mod megatron;
+mod metadata;
+pub mod sentencepiece;
+pub mod source;
+pub mod token_kinds;
+pub mod tokenizer;
+pub mod torch;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use half::bf16;
+use ottava_tensor::DType;
+use serde_json::json;
+
+use architecture::Architecture;
+use gguf::Gguf;
+use megatron::Megatron;
+use ottava_checkpoint::model::{as_json, expect_new_folder, write_settings};
+use ottava_checkpoint::safetensors_write::MAX_FILE_BYTES;
+use ottava_checkpoint::{CheckpointWriter, TensorInfo, write_model};
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::fs::RealFs;
+use ottava_common::interrupt;
+use ottava_models::{ConfigFile, language_model_config};
+use source::{Model, halves_of_heads};
+
+/// The result of a conversion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Converted {
+    /// Elements of all weights.
+    pub parameters: usize,
+    /// The types of the source's tensors, with their numbers.
+    pub stored: BTreeMap<&'static str, usize>,
+    /// Sentences about properties that could not be checked.
+    pub warnings: Vec<String>,
+}
+
+/// Writes the model in `source`, a GGUF file or the folder of a checkpoint of Megatron-LM, as the new folder `output`, with its weights in
+/// `dtype`, BF16 or F32. A Megatron model has the sizes and the tokenizer of the Hugging Face folder `like`, or the sizes in its arguments.
+///
+/// Errors with [`Error::Model`] for a source that cannot be read or is of another model, and with [`Error::Config`] when `output` exists or
+/// would be inside a source; nothing is left then.
+pub fn convert(source: &Path, like: Option<&Path>, output: &Path, dtype: DType) -> Result<Converted> {
+    expect_new_folder(output, &like.into_iter().collect::<Vec<_>>())?;
+    if source.is_dir() {
+        let megatron = Megatron::open(source)?;
+        expect_new_folder(output, &[megatron.path()])?;
+        return write(from_megatron(&megatron, like)?, like, output, dtype);
+    }
+    if like.is_some() {
+        return Err(Error::Config(
+            "--like is for checkpoints of Megatron-LM; a GGUF file has sizes and tokenizer itself".into(),
+        ));
+    }
+    let gguf = Gguf::open(source)?;
+    write(from_gguf(&gguf)?, None, output, dtype)
+}
+
+fn from_gguf(gguf: &Gguf) -> Result<Model<'_>> {
+    metadata::expect_whole(gguf)?;
+    let architecture = Architecture::of(gguf)?;
+    metadata::expect_known(gguf, architecture)?;
+    let (config, sizes) = architecture.config(gguf)?;
+    let weights = architecture::weights(gguf, architecture, &sizes)?;
+    let mut stored = BTreeMap::new();
+    for tensor in gguf.tensors().values() {
+        *stored.entry(tensor.kind.name).or_insert(0) += 1;
+    }
+    let names = weights.iter().map(|weight| (weight.name.clone(), weight.shape.clone())).collect();
+    let values = move |name: &str| {
+        let weight = weights.iter().find(|w| w.name == name).expect("each name is that of a weight");
+        let values = gguf.values(&gguf.tensors()[&weight.stored])?;
+        if let Some(bad) = values.iter().find(|value| !value.is_finite()) {
+            return Err(gguf.error(&format!("tensor {:?} holds the value {bad}; the file is damaged", weight.stored)));
+        }
+        Ok(match (weight.rotary_heads, architecture.offset(weight)) {
+            (Some(heads), _) => halves_of_heads(&values, weight.columns(), heads),
+            (None, 0.0) => values,
+            (None, offset) => values.into_iter().map(|value| value - offset).collect(),
+        })
+    };
+    let files = tokenizer::files(gguf, sizes.max_positions)?;
+    Ok(Model { config, files, weights: names, stored, values: Box::new(values), warnings: Vec::new() })
+}
+
+fn from_megatron<'a>(megatron: &'a Megatron, like: Option<&Path>) -> Result<Model<'a>> {
+    let config = match like {
+        Some(like) => ConfigFile::read(like)?,
+        None => ConfigFile::from_values("the arguments of the checkpoint", megatron.config()?),
+    };
+    let sizes = language_model_config(&config)?;
+    let warnings = megatron.check_args(&sizes, like.is_some())?;
+    let weights = megatron.weights(&sizes)?;
+    let names = weights.iter().map(|weight| (weight.name.clone(), weight.shape.clone())).collect();
+    let values = move |name: &str| {
+        let weight = weights.iter().find(|w| w.name == name).expect("each name is that of a weight");
+        megatron.values(weight, &sizes)
+    };
+    let mut config = config.values().clone();
+    config.shift_remove("quantization_config");
+    let (files, stored) = (Vec::new(), megatron.types()?);
+    Ok(Model { config, files, weights: names, stored, values: Box::new(values), warnings })
+}
+
+/// Writes a model, with the files of the folder `like` if there is one.
+fn write(model: Model, like: Option<&Path>, output: &Path, dtype: DType) -> Result<Converted> {
+    let Model { mut config, files, weights, stored, values, warnings } = model;
+    for key in ["dtype", "torch_dtype"] {
+        config.insert(key.into(), json!(dtype.name()));
+    }
+    let infos = weights.into_iter().map(|(name, shape)| TensorInfo { name, dtype, shape });
+    let infos: Vec<_> = infos.collect();
+    let mut writer = CheckpointWriter::begin_folder(&RealFs, output)?;
+    match like {
+        Some(like) => write_settings(&mut writer, config, like)?,
+        None => writer.file("config.json", |file| file.write(&as_json(config.into())))?,
+    }
+    for (name, bytes) in files {
+        writer.file(&name, |file| file.write(&bytes))?;
+    }
+    write_model(&mut writer, &infos, MAX_FILE_BYTES, |info| {
+        interrupt::check("converting the model")?;
+        Ok(to_bytes(&values(&info.name)?, dtype))
+    })?;
+    writer.finish_folder()?;
+    Ok(Converted { parameters: infos.iter().map(TensorInfo::elements).sum(), stored, warnings })
+}
+
+/// Values in `dtype`, rounded to nearest even.
+fn to_bytes(values: &[f32], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+        DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        other => unreachable!("folders are written in BF16 or F32, not in {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

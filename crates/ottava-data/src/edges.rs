@@ -1,0 +1,153 @@
+//! The tokens at the edges of a document: tokens that begin it, the token that ends it, and all tokens that end a generated text.
+
+use serde_json::Value;
+use std::path::Path;
+use tokenizers::Tokenizer;
+
+use crate::guard::catch_panics;
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::input;
+
+/// Names of tokens that end a text, tried in this order if no file next to the tokenizer names one.
+const TEXT_ENDS: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>"];
+
+/// Names of tokens that end a turn of a chat, which files often name as `eos_token`.
+const TURN_ENDS: [&str; 8] = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|return|>",
+    "<|call|>",
+];
+
+/// Larger configuration files are refused.
+const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// The tokens at the edges of a document.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Edges {
+    /// Stand before a document: the beginning of text, or nothing.
+    pub(super) start: Vec<u32>,
+    /// Ends a document.
+    pub(super) end: Option<u32>,
+    /// All that end a generated text; the first is `end`.
+    pub(super) stops: Vec<u32>,
+    /// Fills rows, if a file names such a token.
+    pub(super) padding: Option<u32>,
+}
+
+impl Edges {
+    /// The edges by the files of `folder`.
+    ///
+    /// A document begins with `bos_token` of `tokenizer_config.json` if its `add_bos_token` is true, with nothing if it is false, and
+    /// with what the post-processor of `tokenizer.json` adds if it is not there.
+    ///
+    /// Generated texts end at every token named by `eos_token_id` of `generation_config.json` (a number or a list) and of
+    /// `config.json`, and by `eos_token` of `tokenizer_config.json`. A document ends with the first of them that is known to end a text,
+    /// else the first not known to end a turn of a chat, else with the first common name in the vocabulary (`<|endoftext|>`, `<eos>`, ...),
+    /// of special tokens before others.
+    pub(super) fn read(folder: &Path, tokenizer: &Tokenizer) -> Result<Edges> {
+        let mut stops: Vec<u32> = Vec::new();
+        for (file, key) in [
+            ("generation_config.json", "eos_token_id"),
+            ("config.json", "eos_token_id"),
+            ("tokenizer_config.json", "eos_token"),
+        ] {
+            let config = read_json(&folder.join(file))?;
+            let ids = match config.get(key) {
+                None | Some(Value::Null) => continue,
+                Some(Value::Array(list)) => list.iter().map(|value| special_id(value, tokenizer)).collect(),
+                Some(value) => special_id(value, tokenizer).map(|id| vec![id]),
+            };
+            let ids: Vec<u32> =
+                ids.map_err(|reason| Error::Model(format!("{}: `{key}` {reason}", folder.join(file).display())))?;
+            stops.extend(ids);
+        }
+        let among = |names: &[&str], id: u32| tokenizer.id_to_token(id).is_some_and(|name| names.contains(&&*name));
+        let named = |test: &dyn Fn(u32) -> bool| stops.iter().copied().find(|&id| test(id));
+        // Gemma has `</s>` as a tag of HTML, so a token that is special goes first.
+        let added = tokenizer.get_added_tokens_decoder();
+        let is_special = |id: &u32| added.get(id).is_some_and(|token| token.special);
+        let common = |names: &[&str]| {
+            let ids = || names.iter().filter_map(|name| tokenizer.token_to_id(name));
+            ids().find(is_special).or_else(|| ids().next())
+        };
+        let end = named(&|id| among(&TEXT_ENDS, id))
+            .or_else(|| named(&|id| !among(&TURN_ENDS, id)))
+            .or_else(|| common(&TEXT_ENDS))
+            .or_else(|| stops.first().copied())
+            .or_else(|| common(&TURN_ENDS));
+        stops.splice(0..0, end);
+        let mut seen = Vec::new();
+        stops.retain(|id| {
+            !seen.contains(id) && {
+                seen.push(*id);
+                true
+            }
+        });
+        Ok(Edges { start: start(folder, tokenizer)?, end, stops, padding: padding(folder, tokenizer)? })
+    }
+}
+
+/// `pad_token` of `tokenizer_config.json`.
+fn padding(folder: &Path, tokenizer: &Tokenizer) -> Result<Option<u32>> {
+    let path = folder.join("tokenizer_config.json");
+    match read_json(&path)?.get("pad_token") {
+        None | Some(Value::Null) => Ok(None),
+        // Unlike other tokens, it may be one that the tokenizer's file lacks: nothing but reward models reads it.
+        Some(value) => Ok(special_id(value, tokenizer).ok()),
+    }
+}
+
+/// The tokens before a document.
+fn start(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    let path = folder.join("tokenizer_config.json");
+    let config = read_json(&path)?;
+    match config.get("add_bos_token") {
+        Some(Value::Bool(false)) => Ok(Vec::new()),
+        Some(Value::Bool(true)) => match config.get("bos_token") {
+            None | Some(Value::Null) => Ok(Vec::new()),
+            Some(value) => special_id(value, tokenizer)
+                .map(|id| vec![id])
+                .map_err(|reason| Error::Model(format!("{}: `bos_token` {reason}", path.display()))),
+        },
+        _ => Ok(added_before(tokenizer)),
+    }
+}
+
+/// The tokens that the post-processor adds before a text.
+fn added_before(tokenizer: &Tokenizer) -> Vec<u32> {
+    let ids = |special| catch_panics(|| tokenizer.encode_fast("a", special));
+    let (Ok(plain), Ok(whole)) = (ids(false), ids(true)) else { return Vec::new() };
+    let (plain, whole) = (plain.get_ids(), whole.get_ids());
+    let at = whole.windows(plain.len().max(1)).position(|window| window == plain);
+    whole[..at.unwrap_or(0)].to_vec()
+}
+
+/// The object in a JSON file, or an empty one if the file does not exist.
+pub fn read_json(path: &Path) -> Result<Value> {
+    if !path.exists() {
+        return Ok(Value::Null);
+    }
+    let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
+    let bytes = input::read(path, MAX_FILE_BYTES).map_err(|e| wrong(e.to_string()))?;
+    serde_json::from_slice(&bytes).map_err(|e| wrong(format!("not valid JSON: {e}")))
+}
+
+/// One id from a configuration value: a number, a token's name, or an object with the name in `content`.
+fn special_id(value: &Value, tokenizer: &Tokenizer) -> Result<u32, String> {
+    let name = value.as_str().or_else(|| value.get("content").and_then(Value::as_str));
+    if let Some(name) = name {
+        return tokenizer.token_to_id(name).ok_or_else(|| format!("is {name:?}, which is not in tokenizer.json"));
+    }
+    let number = value.as_u64().ok_or_else(|| format!("is {value}; expected a token"))?;
+    // A model's table may be padded beyond the tokenizer, but a special id must mean something.
+    u32::try_from(number).ok().filter(|&id| tokenizer.id_to_token(id).is_some()).ok_or_else(|| {
+        let highest = tokenizer.get_vocab(true).into_values().max().unwrap_or_default();
+        format!("is {number}, but tokenizer.json has no such id (its highest is {highest})")
+    })
+}

@@ -1,0 +1,279 @@
+//! Encodes a document as the tokens that are stored.
+
+use std::path::Path;
+
+use ottava_jinja::Clock;
+use serde_json::{Map, Value};
+
+use crate::chat::{Chat, ChatTemplate, Rendered, is_empty_answer};
+use crate::content::Content;
+use crate::messages::{is_of_messages, unknown_fields};
+use crate::shards::MASKED;
+use crate::source::{Document, SourceOptions, TrainOnEos};
+use crate::tokenizer::Tokenizer;
+use ottava_common::Error;
+use ottava_common::Result;
+
+/// Turns documents into tokens.
+pub(super) struct Encoder<'a> {
+    pub(super) tokenizer: &'a Tokenizer,
+    /// Renders chats.
+    template: Option<ChatTemplate>,
+    /// Whether all tokens are targets.
+    train_on_inputs: bool,
+    /// The roles of messages that are targets.
+    roles_to_train: Vec<String>,
+    /// Fields of messages that are left out.
+    ignored_fields: Vec<String>,
+    /// The turns whose end is a target.
+    train_on_eos: TrainOnEos,
+    /// Whether tokens have a bit that says that they are no targets.
+    pub(super) loss_mask: bool,
+}
+
+/// The tokens of a document.
+pub(super) struct Encoded {
+    /// Ids, with [`MASKED`] where the loss leaves them out.
+    pub(super) tokens: Vec<u32>,
+    /// Bytes of the text that contribute to the loss.
+    pub(super) bytes: usize,
+    /// The content that the template left out.
+    pub(super) left_out: LeftOut,
+    /// Whether it is desirable, of a document with a label.
+    pub(super) label: Option<bool>,
+    /// The margin of a pair, of its chosen completion.
+    pub(super) margin: f32,
+}
+
+/// The content of a chat that its template leaves out.
+#[derive(Default)]
+pub(super) struct LeftOut {
+    /// Fields of messages that the template does not read.
+    pub(super) fields: Vec<String>,
+    /// Turns of the assistant without content, which are no targets.
+    pub(super) empty_answers: usize,
+    /// The message that made the turns of a chat texts of their own.
+    pub(super) rewrites: Option<usize>,
+}
+
+impl<'a> Encoder<'a> {
+    /// An encoder of documents; with `prompts`, some of them are chats or completions.
+    pub(super) fn new(tokenizer: &'a Tokenizer, options: &SourceOptions, prompts: bool) -> Result<Encoder<'a>> {
+        let folder = tokenizer.path().parent().unwrap_or(Path::new("."));
+        let other = Some(options.chat_template_path.as_path()).filter(|path| !path.as_os_str().is_empty());
+        let template = if prompts { ChatTemplate::load(folder, other, Clock::Fixed)? } else { None };
+        let kwargs = kwargs(&options.chat_template_kwargs)?;
+        let template = template
+            .map(|template| if kwargs.is_empty() { Ok(template) } else { template.with_kwargs(kwargs) })
+            .transpose()?;
+        if let Some(template) = template.as_ref().filter(|template| template.is_replaced() && !options.train_on_inputs)
+        {
+            tracing::info!(
+                "{}: a published chat template; training renders it by one of the same texts that marks the turns of the assistant and keeps \
+                 their thinking",
+                template.path().display()
+            );
+        }
+        let loss_mask = prompts && !options.train_on_inputs;
+        let (train_on_inputs, train_on_eos) = (options.train_on_inputs, options.train_on_eos);
+        let (roles_to_train, ignored_fields) = (options.roles_to_train.clone(), options.ignored_fields.clone());
+        Ok(Encoder { tokenizer, template, train_on_inputs, roles_to_train, ignored_fields, train_on_eos, loss_mask })
+    }
+
+    /// SHA-256 of the chat template, if there is one.
+    pub(super) fn template_sha256(&self) -> Option<&str> {
+        self.template.as_ref().map(ChatTemplate::sha256)
+    }
+
+    /// The file of the chat template; empty if there is none.
+    pub(super) fn template_path(&self) -> &Path {
+        self.template.as_ref().map_or(Path::new(""), ChatTemplate::path)
+    }
+
+    /// The tokens of `document`, or of the turns of a chat that are documents of their own. Errors with the reason.
+    pub(super) fn encode(&self, document: &Document) -> Result<Vec<Encoded>> {
+        let one: Result<Encoded> = match &document.content {
+            Content::Text(text) => Ok(Encoded {
+                tokens: self.tokenizer.encode_document(text)?,
+                bytes: text.len(),
+                left_out: LeftOut::default(),
+                label: None,
+                margin: 0.0,
+            }),
+            Content::Tokens { ids, learned } => {
+                if let Some(id) = ids.iter().find(|id| **id as usize >= self.tokenizer.vocab_size()) {
+                    let most = self.tokenizer.vocab_size();
+                    return Err(Error::Data(format!("{id} is no token of this tokenizer, which has {most}")));
+                }
+                let targets: Vec<u32> =
+                    ids.iter().zip(learned).filter(|(_, learned)| **learned).map(|(id, _)| *id).collect();
+                let bytes = self.tokenizer.decode(&targets)?.len();
+                let learned = learned.iter().map(|learned| *learned || self.train_on_inputs);
+                Ok(self.masked(ids.iter().copied().zip(learned).collect(), bytes))
+            }
+            Content::Completion { prompt, completion } => self.encode_text_completion(prompt, completion),
+            Content::Chat(chat) => return self.encode_chat(chat),
+            Content::Pair { completions, margin } => {
+                let [chosen, rejected] = &**completions;
+                let chosen = Encoded { margin: *margin, ..self.encode_completion(chosen)? };
+                return Ok(vec![chosen, self.encode_completion(rejected)?]);
+            }
+            Content::Labeled(content, label) => {
+                self.encode_completion(content).map(|encoded| Encoded { label: Some(*label), ..encoded })
+            }
+        };
+        Ok(vec![one?])
+    }
+
+    fn encode_text_completion(&self, prompt: &str, answer: &str) -> Result<Encoded> {
+        let text = format!("{prompt}{answer}");
+        let learned = if self.train_on_inputs { 0 } else { prompt.len() };
+        let completion = learned..text.len();
+        let mut tokens = self.tokenizer.encode_learned(&text, std::slice::from_ref(&completion))?;
+        let start = self.tokenizer.start_ids();
+        if !tokens.iter().map(|token| &token.0).take(start.len()).eq(start) {
+            tokens.splice(0..0, start.iter().map(|&id| (id, self.train_on_inputs)));
+        }
+        let end = self.tokenizer.eos_id().filter(|&end| tokens.last().is_none_or(|last| last.0 != end));
+        tokens.extend(end.map(|end| (end, true)));
+        Ok(self.masked(tokens, completion.len()))
+    }
+
+    /// A text or a chat with a preference, all of whose completion counts.
+    fn encode_completion(&self, content: &Content) -> Result<Encoded> {
+        let chat = match content {
+            Content::Completion { prompt, completion } => return self.encode_text_completion(prompt, completion),
+            Content::Chat(chat) => chat,
+            _ => unreachable!("preferences are about texts or chats"),
+        };
+        if chat.messages.iter().any(|message| message.get("train").is_some()) {
+            let text = "a message has the field `train`; of preferences, the whole completion counts: remove the field";
+            return Err(Error::Data(text.into()));
+        }
+        let template = self.template_of(chat)?;
+        let Rendered { text, learned } = template.render_completion(chat).map_err(Error::Data)?;
+        let bytes = learned.iter().map(ExactSizeIterator::len).sum();
+        let fields = template.unread_fields(chat).into_iter().collect();
+        let encoded = self.masked(self.tokenizer.encode_learned(&text, &learned)?, bytes);
+        Ok(Encoded { left_out: LeftOut { fields, ..LeftOut::default() }, ..encoded })
+    }
+
+    /// The chat template, if it can render `chat`.
+    fn template_of(&self, chat: &Chat) -> Result<&ChatTemplate> {
+        let template = self.template.as_ref().ok_or_else(|| {
+            let folder = self.tokenizer.path().parent().unwrap_or(Path::new("."));
+            Error::Data(format!(
+                "{} has no chat template for this conversation; name a file with one in `data.chat_template_path`",
+                folder.display()
+            ))
+        })?;
+        let has_tools = chat.tools.as_array().is_some_and(|tools| !tools.is_empty());
+        if has_tools && !template.reads_variable("tools", true) {
+            return Err(Error::Data(format!(
+                "the conversation has `tools`, and the chat template {} has no place for them; name another one in \
+                 `data.chat_template_path`, or remove them",
+                template.path().display()
+            )));
+        }
+        Ok(template)
+    }
+
+    fn encode_chat(&self, chat: &Chat) -> Result<Vec<Encoded>> {
+        let template = self.template_of(chat)?;
+        let mut left_out = LeftOut::default();
+        let texts = match self.train_on_inputs {
+            true => template.render(chat, false).map(|text| {
+                let all = 0..text.len();
+                vec![Rendered { text, learned: vec![all] }]
+            }),
+            false => template.render_learned(chat, &self.roles_to_train).map(|learned| {
+                left_out.rewrites = learned.rewrites;
+                learned.texts
+            }),
+        }
+        .map_err(Error::Data)?;
+        let learnable = chat.messages.iter().skip(chat.learned_from).filter(|_| !self.train_on_inputs);
+        left_out.empty_answers = learnable.filter(|message| is_empty_answer(message)).count();
+        let unread = template.unread_fields(chat).into_iter();
+        let unread = unread.filter(|field| field != "train" && !self.ignored_fields.contains(field));
+        let (known, unknown): (Vec<_>, Vec<_>) = unread.partition(|field| is_of_messages(field));
+        if !unknown.is_empty() {
+            return Err(Error::Data(unknown_fields(&unknown, template.path())));
+        }
+        left_out.fields = known;
+        let mut encoded = Vec::new();
+        for Rendered { text, learned } in texts {
+            let bytes: usize = learned.iter().map(ExactSizeIterator::len).sum();
+            let mut tokens = self.tokenizer.encode_learned(&text, &learned)?;
+            let decoded = |ends: &[u32]| self.tokenizer.decode(ends).map(|text| text.len());
+            let bytes = match self.train_on_eos {
+                _ if self.train_on_inputs => bytes,
+                TrainOnEos::All => bytes + decoded(&self.learn_ends(&mut tokens))?,
+                _ => bytes.saturating_sub(decoded(&self.unlearn_ends(&mut tokens))?),
+            };
+            encoded.push(Encoded { left_out: std::mem::take(&mut left_out), ..self.masked(tokens, bytes) });
+        }
+        Ok(encoded)
+    }
+
+    /// Makes the ends of all turns targets. Returns the ends that were no targets.
+    fn learn_ends(&self, tokens: &mut [(u32, bool)]) -> Vec<u32> {
+        let is_end = |(id, learned): &&mut (u32, bool)| !*learned && self.tokenizer.eos_ids().contains(id);
+        let learn = |token: &mut (u32, bool)| {
+            token.1 = true;
+            token.0
+        };
+        tokens.iter_mut().filter(is_end).map(learn).collect()
+    }
+
+    /// Takes the ends of turns out of the targets, as `train_on_eos` says. Returns their tokens.
+    fn unlearn_ends(&self, tokens: &mut [(u32, bool)]) -> Vec<u32> {
+        let mut ends = Vec::new();
+        let mut kept = match self.train_on_eos {
+            TrainOnEos::Turn | TrainOnEos::All => return ends,
+            TrainOnEos::Last => 1,
+            TrainOnEos::None => 0,
+        };
+        for turn in tokens.chunk_by_mut(|a, b| a.1 == b.1).rev().filter(|turn| turn[0].1) {
+            let Some(end) = turn.iter().rposition(|(id, _)| self.tokenizer.eos_ids().contains(id)) else { continue };
+            if kept > 0 {
+                kept -= 1;
+                continue;
+            }
+            for token in &mut turn[end..] {
+                token.1 = false;
+                ends.push(token.0);
+            }
+        }
+        ends
+    }
+
+    fn masked(&self, tokens: Vec<(u32, bool)>, bytes: usize) -> Encoded {
+        let masked = |(id, learned)| if learned || !self.loss_mask { id } else { id | MASKED };
+        let tokens = tokens.into_iter().map(masked).collect();
+        Encoded { tokens, bytes, left_out: LeftOut::default(), label: None, margin: 0.0 }
+    }
+
+    /// Bytes of memory to encode `document`.
+    pub(super) fn memory(&self, document: &Document) -> u64 {
+        match &document.content {
+            Content::Text(text) => self.tokenizer.memory_to_encode(text),
+            Content::Tokens { ids, .. } => 16 * ids.len() as u64,
+            Content::Chat(_) | Content::Completion { .. } | Content::Pair { .. } | Content::Labeled(..) => {
+                Tokenizer::memory_to_encode_whole(document.bytes)
+            }
+        }
+    }
+}
+
+/// Reads a list of `name=value`, each value JSON or else a text.
+fn kwargs(list: &[String]) -> Result<Map<String, Value>> {
+    let read = |entry: &String| {
+        let (name, text) = entry.split_once('=').ok_or_else(|| {
+            Error::Config(format!("`data.chat_template_kwargs` has the entry {entry:?}; write \"name=value\", such as \"enable_thinking=false\""))
+        })?;
+        let value = serde_json::from_str(text.trim()).unwrap_or_else(|_| text.trim().into());
+        Ok((name.trim().to_string(), value))
+    };
+    list.iter().map(read).collect()
+}

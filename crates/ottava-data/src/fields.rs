@@ -1,0 +1,195 @@
+//! The content of a record by its fields.
+
+use std::fmt;
+
+use ottava_jinja::json_text::{self, unusual};
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
+use serde_json::{Map, Value};
+
+use crate::content::Content;
+use crate::mapping::Mapping;
+use crate::records::Formatting;
+
+/// About as many bytes as `record` has in a file.
+pub(super) fn size(record: &Map<String, Value>) -> usize {
+    let of = |value: &Value| match value {
+        Value::String(text) => text.len() + 2,
+        Value::Array(list) => list.iter().map(|value| value.as_object().map_or(8, size) + 1).sum(),
+        Value::Object(inner) => size(inner),
+        _ => 8,
+    };
+    record.iter().map(|(key, value)| key.len() + 4 + of(value)).sum::<usize>() + 2
+}
+
+/// The content of one JSON record of a file of this `formatting`, which the first record decides if it is not known.
+pub(super) fn json_content(
+    record: &str,
+    field: &str,
+    formatting: &mut Formatting,
+    mapping: &Mapping,
+) -> Result<Content, String> {
+    // Of a text, the other fields need not be kept.
+    if mapping.is_empty() {
+        if *formatting == Formatting::Auto {
+            *formatting = Formatting::detect(record)?;
+        }
+        if *formatting == Formatting::Text {
+            let text = json_text(record, field)?;
+            return if text.contains('\0') { Err(zero_byte(field)) } else { Ok(Content::Text(text)) };
+        }
+    }
+    match json_text::parse(record) {
+        Ok(Value::Object(record)) => content(record, field, formatting, mapping),
+        Ok(_) => Err("not a usable record: a record is an object".into()),
+        Err(reason) => Err(format!("not a usable record: {reason}")),
+    }
+}
+
+/// The content of one record.
+pub(super) fn content(
+    mut record: Map<String, Value>,
+    field: &str,
+    formatting: &mut Formatting,
+    mapping: &Mapping,
+) -> Result<Content, String> {
+    mapping.apply(&mut record);
+    if *formatting == Formatting::Auto {
+        *formatting = Formatting::of_record(&record);
+    }
+    if *formatting == Formatting::Text {
+        return match record.remove(field) {
+            Some(Value::String(text)) if text.contains('\0') => Err(zero_byte(field)),
+            Some(Value::String(text)) => Ok(Content::Text(text)),
+            Some(other) => Err(not_a_text(field, &other)),
+            None => Err(format!("not a usable record: {}", missing(field, record.keys().map(String::as_str)))),
+        };
+    }
+    let name = formatting.as_str();
+    let content = formatting.read(&Value::Object(record)).and_then(|content| {
+        check(&content)?;
+        Ok(content)
+    });
+    content.map_err(|reason| format!("not a usable record of formatting `{name}`: {reason}"))
+}
+
+fn not_a_text(field: &str, value: &Value) -> String {
+    let shown = unusual(value).map_or_else(|| value.to_string(), str::to_string);
+    format!("not a usable record: field `{field}` is {shown:.200}, and not a text")
+}
+
+fn zero_byte(field: &str) -> String {
+    format!("not a usable record: field `{field}` has a zero byte (\\u0000)")
+}
+
+/// Errors for a zero byte or half of a character in what a record is trained on.
+fn check(content: &Content) -> Result<(), String> {
+    match content {
+        Content::Text(_) | Content::Tokens { .. } => Ok(()),
+        Content::Completion { prompt, completion } => {
+            let has = [prompt, completion].iter().any(|text| text.contains('\0'));
+            if has { Err("a text has a zero byte (\\u0000)".into()) } else { Ok(()) }
+        }
+        Content::Chat(chat) => chat.messages.iter().chain([&chat.tools]).try_for_each(check_value),
+        Content::Pair { completions, .. } => completions.iter().try_for_each(check),
+        Content::Labeled(content, _) => check(content),
+    }
+}
+
+fn check_value(value: &Value) -> Result<(), String> {
+    match value {
+        Value::String(text) if text.contains('\0') => Err("a text has a zero byte (\\u0000)".into()),
+        Value::Array(items) => items.iter().try_for_each(check_value),
+        Value::Object(fields) => match unusual(value).filter(|shown| shown.starts_with("a text")) {
+            Some(shown) => Err(format!("a message has {shown}")),
+            None => fields.values().try_for_each(check_value),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// Pairs of columns with a question and its answer, as public data sets name them.
+const ANSWERED: [(&str, &str); 8] = [
+    ("question", "answer"),
+    ("query", "response"),
+    ("prompt", "response"),
+    ("prompt", "answer"),
+    ("instruction", "response"),
+    ("problem", "solution"),
+    ("input", "output"),
+    ("question", "response"),
+];
+
+/// The message for a record without the field of the text.
+fn missing<'a>(field: &str, fields: impl Iterator<Item = &'a str>) -> String {
+    let fields: Vec<&str> = fields.collect();
+    let shown: Vec<_> = fields.iter().take(8).map(|field| format!("`{field}`")).collect();
+    let pair = ANSWERED.iter().find(|(question, answer)| fields.contains(question) && fields.contains(answer));
+    let remedy = match pair {
+        Some((question, answer)) => format!(
+            "if `{answer}` answers `{question}`, set data.fields = [\"prompt={question}\", \"completion={answer}\"]; for a plain text, set \
+             text_field to its name"
+        ),
+        None => "set text_field to another".into(),
+    };
+    match shown.is_empty() {
+        true => format!("field `{field}` is missing ({remedy})"),
+        false => format!("field `{field}` is missing ({remedy}); the record has {}", shown.join(", ")),
+    }
+}
+
+/// The message for a record that is not JSON. The parser counts lines within the record; the caller names the line of the file.
+fn unusable(error: &serde_json::Error) -> String {
+    format!("not a usable record: {}", error.to_string().replace(" at line 1 column ", " at column "))
+}
+
+/// The text in `field` of one JSON record.
+fn json_text(record: &str, field: &str) -> Result<String, String> {
+    let mut parser = serde_json::Deserializer::from_str(record);
+    let text = TextField(field).deserialize(&mut parser).and_then(|text| parser.end().map(|()| text));
+    text.or_else(|error| {
+        // Other fields may hold numbers that only Python knows.
+        let Ok(Value::Object(mut record)) = json_text::parse(record) else { return Err(unusable(&error)) };
+        match record.remove(field) {
+            Some(Value::String(text)) if !error.to_string().contains("appears twice") => Ok(text),
+            Some(Value::Null) => Err(format!("not a usable record: field `{field}` is null, and not a text")),
+            Some(other) if unusual(&other).is_some() => Err(not_a_text(field, &other)),
+            _ => Err(unusable(&error)),
+        }
+    })
+}
+
+/// Picks one string field out of an object without keeping the rest.
+struct TextField<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for TextField<'_> {
+    type Value = String;
+    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for TextField<'_> {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "an object with the text in its field `{}`", self.0)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<String, A::Error> {
+        let custom = |reason: String| <A::Error as serde::de::Error>::custom(reason);
+        let (mut found, mut others) = (None, Vec::new());
+        while let Some(key) = map.next_key::<String>()? {
+            if key != self.0 {
+                map.next_value::<IgnoredAny>()?;
+                if others.len() < 8 {
+                    others.push(key);
+                }
+            } else if found.is_some() {
+                return Err(custom(format!("field `{}` appears twice", self.0)));
+            } else {
+                found = Some(map.next_value::<String>()?);
+            }
+        }
+        found.ok_or_else(|| custom(missing(self.0, others.iter().map(String::as_str))))
+    }
+}

@@ -1,0 +1,82 @@
+//! Training data: files of text and records, cached tokens, and batches in a computed order.
+//!
+//! To change what is read: `Kind` in `files.rs` for a kind of file; `Input` and `DocumentReader` in `source.rs`; `Format` of `ottava-files` for
+//! columnar files; `Formatting` in `records.rs` for the fields of records, with `messages.rs` and `preference_records.rs`; `splits.rs` for splits
+//! of folders. To change what becomes a row: `Packing`, `RowLayout` and `Window` in `packing.rs`, `Cursor` in `loader.rs`. To change from which
+//! data set a row comes: `BatchLoader::next_set` in `mixture.rs`; keys of a set are `DatasetConfig` (`settings/data.rs`), checked by `check_datasets`
+//! (`settings/datasets.rs`). A number that needs a pass over all documents is in `Statistics` (`statistics.rs`), which is kept beside the tokens.
+#![forbid(unsafe_code)]
+
+mod added_tokens;
+mod byte_form;
+mod cards;
+pub mod chat;
+mod chat_files;
+mod compression;
+mod content;
+mod detokenizer;
+mod edges;
+mod encode;
+mod eval_loader;
+mod fields;
+mod files;
+#[cfg(test)]
+mod formats_tests;
+mod guard;
+mod join;
+mod json_values;
+mod left_out;
+pub mod loader;
+mod mapping;
+mod marked;
+mod megatron;
+mod messages;
+pub mod mixture;
+pub mod order;
+mod packing;
+mod parts;
+#[cfg(test)]
+mod parts_tests;
+mod pieces;
+pub mod preference;
+mod preference_records;
+pub mod prepare;
+pub mod preview;
+mod reads;
+pub mod records;
+pub mod shards;
+pub mod source;
+mod splits;
+mod stamps;
+pub mod statistics;
+mod table;
+mod token_writer;
+mod tokenize;
+pub mod tokenizer;
+mod tokenizer_parts;
+pub mod turns;
+mod values;
+mod words;
+
+pub use chat::{Chat, ChatTemplate, PromptForm};
+pub use content::Content;
+pub use detokenizer::{Decoded, Detokenizer};
+pub use edges::read_json;
+pub use eval_loader::{EvalLoader, Windows};
+pub use files::expand;
+pub use loader::{Batch, LoaderState, RowShare};
+pub use megatron::write_megatron;
+pub use mixture::{BatchLoader, DataSet, DataState, TrainingData};
+pub use order::Split;
+pub use ottava_jinja::Clock;
+pub use ottava_jinja::json_text::{keep_integers, parse as parse_json};
+pub use packing::{ExcessLength, Packing, RowLayout};
+pub use parts::Part;
+pub use preference::{PreferenceBatch, PreferenceLoader, Records, RowTarget};
+pub use prepare::{PreparedPart, prepare, prepare_part};
+pub use records::Formatting;
+pub use shards::{PreferenceKind, TokenDataset};
+pub use source::{BadRecord, Documents, SourceOptions, TrainOnEos};
+pub use splits::SplitUse;
+pub use statistics::{Fit, Statistics};
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,165 @@
+//! Packing of documents into rows.
+//!
+//! Whole documents are packed by best-fit decreasing: the longest first, each into the row with the least space that it fits (Johnson 1974;
+//! of text: Ding et al. 2024, *Fewer Truncations Improve Language Modeling*). An epoch's documents are packed in windows of 65,536, so a
+//! plan takes some megabytes for data of any size, and depends only on seed, epoch and window.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::order::Permutation;
+use crate::shards::TokenDataset;
+use ottava_common::Result;
+
+/// Documents that are packed together.
+const WINDOW: u64 = 1 << 16;
+
+/// The way in which documents become rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Packing {
+    /// `Bfd` if the data have prompts, else `Wrapped`.
+    #[default]
+    Auto,
+    /// One stream of all documents, cut into rows.
+    Wrapped,
+    /// Whole documents, packed by best-fit decreasing.
+    Bfd,
+    /// A document in each row.
+    None,
+}
+
+/// The treatment of documents longer than a row, with whole documents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExcessLength {
+    /// Its beginning is taken.
+    #[default]
+    Truncate,
+    /// It is an error.
+    Raise,
+}
+
+/// Packing and length of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RowLayout {
+    /// Tokens of a row.
+    pub seq_len: usize,
+    /// The packing; not `Auto`.
+    pub packing: Packing,
+    /// Whether attention ends at the edges of documents.
+    pub document_mask: bool,
+}
+
+impl RowLayout {
+    /// Full rows of a stream of documents, whose edges attention does not see.
+    pub fn wrapped(seq_len: usize) -> RowLayout {
+        RowLayout { seq_len, packing: Packing::Wrapped, document_mask: false }
+    }
+
+    /// Inputs that a document of `len` tokens has in a row: each but the last, whose target would be in another document.
+    pub(super) fn inputs(&self, len: usize) -> usize {
+        (len - 1).min(self.seq_len)
+    }
+}
+
+/// The rows of one window of an epoch.
+pub(super) struct Window {
+    /// Documents of each row, by their place in the split.
+    rows: Vec<Vec<u64>>,
+    order: Permutation,
+    /// The first document of the next window in the order of the epoch.
+    pub(super) end: u64,
+}
+
+impl Window {
+    /// The window that starts at document `start` of `epoch`. `documents` are all of the epoch, by their place in it. Errors with
+    /// [`Error::Data`](ottava_common::Error::Data) when the tables of the data can no longer be read.
+    pub(super) fn new(
+        layout: &RowLayout,
+        dataset: &TokenDataset,
+        documents: impl Fn(u64) -> usize,
+        count: u64,
+        (seed, epoch, start): (u64, u64, u64),
+    ) -> Result<Window> {
+        let end = (start + WINDOW).min(count);
+        let mut sized: Vec<(usize, u64)> = Vec::new();
+        for place in start..end {
+            let document = documents(place);
+            let inputs = layout.inputs(dataset.document_len(document)?);
+            if dataset.has_target(document, inputs)? {
+                sized.push((inputs, document as u64));
+            }
+        }
+        let rows = match layout.packing {
+            Packing::None => sized.into_iter().map(|(_, document)| vec![document]).collect(),
+            _ => {
+                // A stable sort: documents of one length stay in the order of the epoch.
+                sized.sort_by_key(|&(inputs, _)| std::cmp::Reverse(inputs));
+                best_fit(&sized, layout.seq_len)
+            }
+        };
+        let order = Permutation::new(rows.len() as u64, seed, (epoch << 32).wrapping_add(start / WINDOW + 1));
+        Ok(Window { rows, order, end })
+    }
+
+    /// Number of rows.
+    pub(super) fn len(&self) -> u64 {
+        self.rows.len() as u64
+    }
+
+    /// The documents of a row.
+    pub(super) fn row(&self, index: u64) -> &[u64] {
+        &self.rows[self.order.get(index) as usize]
+    }
+}
+
+/// Puts each of `sized`, pairs of a size and a document, into the row with the least space that it fits, or into a new one.
+fn best_fit(sized: &[(usize, u64)], capacity: usize) -> Vec<Vec<u64>> {
+    let mut rows: Vec<Vec<u64>> = Vec::new();
+    // Space and index of rows that are not full; of equal space the oldest first.
+    let mut spaces: BTreeSet<(usize, usize)> = BTreeSet::new();
+    for &(size, document) in sized {
+        let found = spaces.range((size, 0)..).next().copied();
+        let (space, row) = match found {
+            Some(found) => {
+                spaces.remove(&found);
+                found
+            }
+            None => {
+                rows.push(Vec::new());
+                (capacity, rows.len() - 1)
+            }
+        };
+        rows[row].push(document);
+        if space > size {
+            spaces.insert((space - size, row));
+        }
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_the_best_fit_and_never_too_long() {
+        let sized: Vec<(usize, u64)> = [9, 7, 6, 4, 3, 3, 2, 1].into_iter().zip(0..).collect();
+        assert_eq!(best_fit(&sized, 10), [vec![0, 7], vec![1, 4], vec![2, 3], vec![5, 6]]);
+        assert_eq!(best_fit(&[], 10), Vec::<Vec<u64>>::new());
+        // Random sizes: every document once, rows within the capacity, few of them not full.
+        let mut sized: Vec<(usize, u64)> =
+            (0..5000).map(|i| (1 + (ottava_common::hash::mix(i) % 300) as usize, i)).collect();
+        sized.sort_by_key(|&(size, _)| std::cmp::Reverse(size));
+        let rows = best_fit(&sized, 1024);
+        let size_of = |document: &u64| sized.iter().find(|(_, other)| other == document).unwrap().0;
+        assert!(rows.iter().all(|row| row.iter().map(size_of).sum::<usize>() <= 1024));
+        let mut all = rows.concat();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..5000));
+        let total: usize = sized.iter().map(|(size, _)| size).sum();
+        assert_eq!(rows.len(), total.div_ceil(1024));
+    }
+}

@@ -1,0 +1,178 @@
+//! Parts of a preparation: processes tokenize them independently of each other, and a last step joins them.
+//!
+//! Each source is cut into units of about [`UNIT_BYTES`], whose edges every process finds in the same places. The sources one after another
+//! are a range of bytes, which is divided into equal shares, one for each part. A unit is given a place within its source, and the part with
+//! the share that the place is in tokenizes the unit. So a source within one share is read by one part alone, and the parts of a larger
+//! source tokenize as much of it as they have of its bytes. Reading a source needs no index, and any kind of source can be divided.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use ottava_common::hash::MIX_STEP;
+
+/// Bytes of a unit: consecutive records; the last one may reach beyond.
+pub(super) const UNIT_BYTES: u64 = 1 << 20;
+
+/// Bytes that a record counts besides its own, so that many short ones end a unit.
+const RECORD_BYTES: u64 = 64;
+
+/// The most parts of a preparation.
+const MAX_PARTS: usize = 10_000;
+
+/// A part of a preparation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its number, from 1.
+    pub number: usize,
+    /// The number of parts.
+    pub of: usize,
+}
+
+impl Part {
+    /// A preparation by one process.
+    pub(super) const WHOLE: Part = Part { number: 1, of: 1 };
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Part, String> {
+        let numbers = text.split_once('/').and_then(|(number, of)| Some((number.parse().ok()?, of.parse().ok()?)));
+        match numbers {
+            Some((number, of)) if (1..=of).contains(&number) && of <= MAX_PARTS => Ok(Part { number, of }),
+            _ => Err(format!("write I/N, part I of N parts, with I from 1 to N and N up to {MAX_PARTS}, such as 1/4")),
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{}/{}", self.number, self.of)
+    }
+}
+
+/// How the units of a source are divided among parts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Division {
+    /// The place of the source: bytes of the sources before it.
+    pub(super) start: u64,
+    /// Its bytes.
+    pub(super) size: u64,
+    /// Bytes of all sources.
+    pub(super) total: u64,
+    /// The number of parts.
+    pub(super) parts: usize,
+}
+
+impl Division {
+    /// The number of the part that tokenizes unit number `unit`, from 0.
+    pub(super) fn owner(&self, unit: u64) -> usize {
+        // Multiples of the golden ratio are spread evenly, however many units there are.
+        let place = (u128::from(unit.wrapping_mul(MIX_STEP)) * u128::from(self.size)) >> 64;
+        self.part_at(self.start + place as u64)
+    }
+
+    /// The parts with units of the source.
+    pub(super) fn owners(&self) -> RangeInclusive<usize> {
+        self.part_at(self.start)..=self.part_at(self.start + self.size.saturating_sub(1))
+    }
+
+    fn part_at(&self, byte: u64) -> usize {
+        let share = u128::from(byte) * self.parts as u128 / u128::from(self.total.max(1));
+        (share as usize).min(self.parts - 1) + 1
+    }
+}
+
+/// The units of a source that a part tokenizes, found while the source is read.
+pub(super) struct Units {
+    /// The part and the division; `None` where all units are tokenized.
+    part: Option<(usize, Division)>,
+    unit_bytes: u64,
+    /// The unit of the next record, and the bytes that it has so far.
+    next: u64,
+    bytes: u64,
+}
+
+impl Units {
+    /// All units.
+    pub(super) fn all() -> Units {
+        Units { part: None, unit_bytes: UNIT_BYTES, next: 0, bytes: 0 }
+    }
+
+    /// The units of `part`.
+    pub(super) fn of(part: Part, division: Division, unit_bytes: u64) -> Units {
+        Units { part: Some((part.number, division)), unit_bytes, next: 0, bytes: 0 }
+    }
+
+    /// Whether the part tokenizes the unit of the next record.
+    pub(super) fn has_next(&self) -> bool {
+        self.part.is_none_or(|(part, division)| division.owner(self.next) == part)
+    }
+
+    /// Counts a record of so many bytes. Returns its unit if the part tokenizes it.
+    pub(super) fn take(&mut self, bytes: usize) -> Option<u64> {
+        let unit = self.has_next().then_some(self.next);
+        self.bytes += bytes as u64 + RECORD_BYTES;
+        if self.bytes >= self.unit_bytes {
+            (self.next, self.bytes) = (self.next + 1, 0);
+        }
+        unit
+    }
+
+    /// A number that all units read so far are below.
+    pub(super) fn end(&self) -> u64 {
+        self.next + 1
+    }
+}
+
+/// What a part has of a source.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SourceUnits {
+    /// The number of units of the whole source; 0 if the part has none of them.
+    pub(super) units: u64,
+    /// The units with documents of the part, and the number of these documents.
+    pub(super) documents: Vec<(u64, u64)>,
+    /// Records that are left out, since they cannot be used.
+    pub(super) bad_records: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_divided_by_bytes_and_small_sources_are_whole() {
+        for parts in 1..20 {
+            let sizes = [0, 1, 5_000_000, 70_000_000, 3, 300_000_000, 0];
+            let total = sizes.iter().sum();
+            let (mut start, mut owned) = (0, vec![0.0; parts]);
+            for size in sizes {
+                let division = Division { start, size, total, parts };
+                let units = size / 100_000 + 1;
+                for unit in 0..units {
+                    let owner = division.owner(unit);
+                    assert!(division.owners().contains(&owner));
+                    owned[owner - 1] += size as f64 / units as f64;
+                }
+                start += size;
+            }
+            for (part, bytes) in owned.into_iter().enumerate() {
+                let share = bytes / total as f64 * parts as f64;
+                assert!((share - 1.0).abs() < 0.05, "part {} of {parts} has {share} of its share", part + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn parts_are_read_from_their_numbers() {
+        assert_eq!("2/3".parse(), Ok(Part { number: 2, of: 3 }));
+        assert_eq!(Part { number: 2, of: 3 }.to_string(), "2/3");
+        for text in ["", "2", "0/3", "4/3", "1/0", "-1/3", "1/10001", "a/b", "1/2/3"] {
+            assert!(text.parse::<Part>().unwrap_err().contains("such as 1/4"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,451 @@
+//! Tokenizes text files into a cached folder, whose name is the hash of everything that it depends on.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::hash::{BuildHasher, Hasher};
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use tracing::{info, warn};
+
+use crate::encode::Encoder;
+use crate::files::{Kind, expand};
+use crate::join::{PART, PartFolder, join};
+use crate::parts::{Division, Part, SourceUnits, UNIT_BYTES, Units};
+use crate::records::Formatting;
+use crate::shards::{FORMAT, Meta, PreferenceKind, SourceFile, TokenDataset, TokenType};
+use crate::source::{SourceOptions, documents_in, formatting};
+use crate::splits::SplitUse;
+use crate::stamps::{Hashes, Stamp};
+use crate::token_writer::{Output, TokenWriter};
+use crate::tokenize::tokenize;
+use crate::tokenizer::Tokenizer;
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::fs::{Fs, RealFs, create_dirs, sync_parent};
+use ottava_common::hash::{seal, sha256, sha256_file};
+
+/// Prefix of folders that are being written.
+const TEMPORARY: &str = ".tmp-";
+
+/// Returns the tokens of `sources`, from a folder in `cache` or tokenized now.
+///
+/// Each document is tokenized separately, with the tokenizer's tokens at its edges. Files and documents keep
+/// their order, whatever the number of cores. The folder appears by rename when it is complete. If all parts of
+/// [`prepare_part`] are there, they are joined.
+/// Errors with [`Error::Data`] when a file holds a bad record, all of them hold no text, or only some parts are there.
+pub fn prepare(
+    sources: &[PathBuf],
+    options: &SourceOptions,
+    tokenizer: &Tokenizer,
+    cache: &Path,
+) -> Result<TokenDataset> {
+    Preparation::new(sources, options, tokenizer, cache, Sizes::DEFAULT)?.dataset()
+}
+
+/// Tokenizes `part` of `sources` into a folder in `cache`, unless it is there already. If it is the last one, all are joined.
+///
+/// Errors as [`prepare`].
+pub fn prepare_part(
+    sources: &[PathBuf],
+    options: &SourceOptions,
+    tokenizer: &Tokenizer,
+    cache: &Path,
+    part: Part,
+) -> Result<PreparedPart> {
+    Preparation::new(sources, options, tokenizer, cache, Sizes::DEFAULT)?.part(part)
+}
+
+/// A part of the tokens of a data set.
+#[derive(Debug, PartialEq, Eq)]
+pub struct PreparedPart {
+    /// Its documents, tokens and bytes of text. The numbers of all parts, if these had been joined before.
+    pub counts: [u64; 3],
+    /// Parts that are not there yet. If there are none, all have been joined.
+    pub missing: Vec<usize>,
+    /// Parts that are there, but of files that have changed since: a sentence for each.
+    pub outdated: Vec<String>,
+}
+
+/// Sizes of what is written.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    /// A new file of tokens is started after this many bytes.
+    pub(super) shard: u64,
+    /// Bytes of a unit, by which parts divide the sources.
+    pub(super) unit: u64,
+}
+
+impl Sizes {
+    const DEFAULT: Sizes = Sizes { shard: 1 << 30, unit: UNIT_BYTES };
+}
+
+/// The tokens of a data set, to be opened or written.
+pub(super) struct Preparation<'a> {
+    sources: Vec<PathBuf>,
+    formattings: Vec<Formatting>,
+    options: &'a SourceOptions,
+    encoder: Encoder<'a>,
+    cache: &'a Path,
+    sizes: Sizes,
+    /// What the folder's `meta.json` has before anything is written.
+    meta: Meta,
+}
+
+impl<'a> Preparation<'a> {
+    pub(super) fn new(
+        sources: &[PathBuf],
+        options: &'a SourceOptions,
+        tokenizer: &'a Tokenizer,
+        cache: &'a Path,
+        sizes: Sizes,
+    ) -> Result<Preparation<'a>> {
+        let Some(eos_id) = tokenizer.eos_id() else {
+            return Err(Error::Model(format!(
+                "{}: no end-of-sequence token is known; name one as eos_token in the tokenizer_config.json beside it",
+                tokenizer.path().display()
+            )));
+        };
+        let sources = expand(sources, SplitUse::Training)?;
+        let files = describe(&sources, cache)?;
+        let formattings = sources.iter().map(|path| formatting(path, options)).collect::<Result<Vec<_>>>()?;
+        let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
+        let preference = preference(&sources, &formattings, options)?;
+        let encoder = Encoder::new(tokenizer, options, prompts)?;
+        let meta = Meta {
+            format: FORMAT,
+            key: key(&files, options, &encoder, eos_id),
+            documents: 0,
+            tokens: 0,
+            target_tokens: 0,
+            loss_mask: encoder.loss_mask,
+            preference,
+            margins: false,
+            bytes: 0,
+            dtype: if encoder.loss_mask { TokenType::U32 } else { TokenType::for_vocab(tokenizer.vocab_size()) },
+            vocab_size: tokenizer.vocab_size(),
+            eos_id,
+            tokenizer_sha256: tokenizer.sha256().into(),
+            shards: Vec::new(),
+            sha256: BTreeMap::new(),
+            sources: files,
+        };
+        Ok(Preparation { sources, formattings, options, encoder, cache, sizes, meta })
+    }
+
+    /// The tokens, from their folder, from parts or tokenized now.
+    pub(super) fn dataset(&self) -> Result<TokenDataset> {
+        if let Some(dataset) = self.open()? {
+            return Ok(dataset);
+        }
+        let started = PartFolder::all(self.cache, &self.meta.key);
+        if let Some(complete) = started.iter().find(|folder| folder.missing().is_empty()) {
+            return self.join(complete);
+        }
+        if let Some(folder) = started.first() {
+            let text = format!("{}; or delete the folder to tokenize everything now", folder.describe_missing());
+            // Another process may have joined them meanwhile.
+            return self.open()?.ok_or(Error::Data(text));
+        }
+        self.write(Part::WHOLE, &self.folder())?;
+        TokenDataset::open(&self.folder())
+    }
+
+    /// Tokenizes `part`, and joins all of them if no other is missing.
+    pub(super) fn part(&self, part: Part) -> Result<PreparedPart> {
+        let counts = |meta: &Meta| [meta.documents, meta.tokens, meta.bytes];
+        let all = |dataset: TokenDataset| PreparedPart {
+            counts: counts(dataset.meta()),
+            missing: Vec::new(),
+            outdated: Vec::new(),
+        };
+        if part == Part::WHOLE {
+            return self.dataset().map(all);
+        }
+        if let Some(dataset) = self.open()? {
+            return Ok(all(dataset));
+        }
+        let folder = PartFolder::new(self.cache, &self.meta.key, part.of);
+        let own = match folder.open(part.number) {
+            Some(own) => own,
+            None => {
+                self.write(part, &folder.path(part.number))?;
+                // Another process may have prepared this part too, and joined all of them meanwhile.
+                if let Some(dataset) = self.open()? {
+                    return Ok(all(dataset));
+                }
+                folder.expect(part.number)?
+            }
+        };
+        let counts = counts(own.tokens.meta());
+        let missing = folder.missing();
+        let outdated = folder.outdated(&missing, &self.meta.sources);
+        if missing.is_empty() {
+            self.join(&folder)?;
+        }
+        Ok(PreparedPart { counts, missing, outdated })
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.cache.join(format!("tokens-{}", &self.meta.key[..16]))
+    }
+
+    /// The tokens of a complete folder. Another folder of this name is removed.
+    fn open(&self) -> Result<Option<TokenDataset>> {
+        let folder = self.folder();
+        if !folder.exists() {
+            return Ok(None);
+        }
+        match TokenDataset::open(&folder) {
+            Ok(dataset) if dataset.meta().key == self.meta.key => {
+                // A cache that may only be read serves all the same.
+                if let Ok(_guard) = lock_cache(self.cache) {
+                    PartFolder::all(self.cache, &self.meta.key).iter().for_each(PartFolder::remove);
+                }
+                return Ok(Some(dataset));
+            }
+            Ok(_) => warn!("{}: made from other data; preparing it again", folder.display()),
+            Err(stopped @ Error::Cancelled(_)) => return Err(stopped),
+            Err(error) => warn!("{error}; preparing it again"),
+        }
+        std::fs::remove_dir_all(&folder).map_err(Error::io(&folder))?;
+        Ok(None)
+    }
+
+    /// How parts divide each source.
+    fn divisions(&self, parts: usize) -> Vec<Division> {
+        let total = self.meta.sources.iter().map(|source| source.size).sum();
+        let mut start = 0;
+        let divide = |source: &SourceFile| {
+            let division = Division { start, size: source.size, total, parts };
+            start += source.size;
+            division
+        };
+        self.meta.sources.iter().map(divide).collect()
+    }
+
+    /// Tokenizes `part` into `folder`.
+    fn write(&self, part: Part, folder: &Path) -> Result<()> {
+        create_dirs(&RealFs, self.cache)?;
+        let temporary = TemporaryFolder::create(self.cache, &self.meta.key[..16])?;
+        let key = if part == Part::WHOLE { self.meta.key.clone() } else { PartFolder::key(&self.meta.key, part) };
+        let mut writer = TokenWriter::create(&temporary.path, Meta { key, ..self.meta.clone() }, self.sizes.shard)?;
+        let (mut files, mut units) = (self.meta.sources.clone(), Vec::new());
+        let sources = self.sources.iter().zip(&self.formattings).zip(self.divisions(part.of));
+        for (((source, formatting), division), file) in sources.zip(&mut files) {
+            if !division.owners().contains(&part.number) {
+                units.push(SourceUnits::default());
+                continue;
+            }
+            info!("tokenizing {} (records: {})", source.display(), formatting.as_str());
+            let before = writer.counts()[0];
+            let own = Units::of(part, division, self.sizes.unit);
+            let reader = documents_in(own, source, *formatting, self.options)?;
+            let (of_source, size, sha256) = tokenize(source, reader, self.options, &self.encoder, &mut writer)?;
+            if with_index(source, sha256)? != file.sha256 {
+                return Err(Error::Data(format!(
+                    "{}: the file was changed while it was read ({} bytes before, {size} now); run again when it is complete",
+                    source.display(),
+                    file.size
+                )));
+            }
+            file.documents = writer.counts()[0] - before;
+            units.push(of_source);
+        }
+        if part != Part::WHOLE {
+            let mut record = Output::create(temporary.path.join(PART))?;
+            record.write(seal(&serde_json::json!({"sources": units})).as_bytes())?;
+            record.finish()?;
+        }
+        self.publish(temporary, writer, files, folder)
+    }
+
+    /// Joins the parts in `parts`.
+    fn join(&self, parts: &PartFolder) -> Result<TokenDataset> {
+        // Another process may join them too: the second one waits, and then finds the tokens.
+        let _lock = parts.lock();
+        if !self.folder().exists() {
+            info!("joining the {} parts in {}", parts.parts, parts.folder.display());
+            let temporary = TemporaryFolder::create(self.cache, &self.meta.key[..16])?;
+            let mut writer = TokenWriter::create(&temporary.path, self.meta.clone(), self.sizes.shard)?;
+            let mut files = self.meta.sources.clone();
+            let joined = join(parts, &self.divisions(parts.parts), &mut files, self.options, &mut writer)
+                .and_then(|()| self.publish(temporary, writer, files, &self.folder()));
+            // Without locks, another process may have removed the parts after it joined them.
+            joined.or_else(|error| if self.folder().exists() { Ok(()) } else { Err(error) })?;
+        }
+        let dataset = TokenDataset::open(&self.folder())?;
+        parts.remove();
+        Ok(dataset)
+    }
+
+    /// Completes the files in `temporary` and moves it to `folder`.
+    fn publish(
+        &self,
+        temporary: TemporaryFolder,
+        writer: TokenWriter,
+        files: Vec<SourceFile>,
+        folder: &Path,
+    ) -> Result<()> {
+        if folder == self.folder() && writer.counts()[0] == 0 {
+            let names: Vec<_> = self.sources.iter().map(|path| path.display().to_string()).collect();
+            return Err(Error::Data(format!("no text to train on: [{}] hold no document", names.join(", "))));
+        }
+        writer.finish(files)?;
+        RealFs.sync_dir(&temporary.path).map_err(Error::io(&temporary.path))?;
+        create_dirs(&RealFs, folder.parent().expect("a folder in the cache"))?;
+        // Another process may have been faster; its folder is checked on opening.
+        match std::fs::rename(&temporary.path, folder) {
+            Err(error) if !folder.exists() => Err(Error::io(folder)(error)),
+            _ => sync_parent(&RealFs, folder),
+        }
+    }
+}
+
+/// The kind of preferences in the records of all files.
+///
+/// Errors with [`Error::Data`] when files differ in it, and with [`Error::Config`] when prompts of preferences are to be learned.
+fn preference(
+    sources: &[PathBuf],
+    formattings: &[Formatting],
+    options: &SourceOptions,
+) -> Result<Option<PreferenceKind>> {
+    let first = formattings.first().copied().unwrap_or_default();
+    if let Some(other) = formattings.iter().position(|other| other.preference() != first.preference()) {
+        return Err(Error::Data(format!(
+            "{} has records of formatting `{}`, and {} of `{}`; preferences are trained without other data, and pairs without labels",
+            sources[0].display(),
+            first.as_str(),
+            sources[other].display(),
+            formattings[other].as_str()
+        )));
+    }
+    if first.preference().is_some() && options.train_on_inputs {
+        let text = "`data.train_on_inputs` is true, and the data are preferences, of which only completions count; set it to false";
+        return Err(Error::Config(text.into()));
+    }
+    Ok(first.preference())
+}
+
+/// Size and hash of each source. Files whose stamp belongs to a hash in `cache` are not read.
+fn describe(sources: &[PathBuf], cache: &Path) -> Result<Vec<SourceFile>> {
+    let hashes = Hashes::read(cache);
+    let hash = |path: &PathBuf| -> Result<_> {
+        let as_data = |error| match error {
+            Error::Io { .. } => Error::Data(error.to_string()),
+            other => other,
+        };
+        let stamp = Stamp::of(path);
+        if let Some(known) = hashes.get(path, stamp.as_ref()) {
+            return Ok((known.to_string(), None));
+        }
+        let settled = stamp.filter(Stamp::is_settled);
+        let (_, sha256) = sha256_file(path).map_err(as_data)?;
+        Ok((sha256.clone(), settled.map(|stamp| (path.clone(), stamp, sha256))))
+    };
+    let indices = sources.iter().filter(|path| Kind::of(path).is_ok_and(|(kind, _)| kind == Kind::Megatron));
+    let indices: Vec<PathBuf> = indices.map(|path| path.with_extension("idx")).collect();
+    let all: Vec<&PathBuf> = sources.iter().chain(&indices).collect();
+    let hashed = all.par_iter().map(|path| hash(path)).collect::<Result<Vec<_>>>()?;
+    let (sums, new): (Vec<_>, Vec<_>) = hashed.into_iter().unzip();
+    if new.iter().any(Option::is_some) && create_dirs(&RealFs, cache).is_ok() {
+        let mut hashes = hashes;
+        hashes.add(new.into_iter().flatten());
+        hashes.write();
+    }
+    let (of_sources, mut of_indices) = (&sums[..sources.len()], sums[sources.len()..].iter());
+    let describe = |(path, sum): (&PathBuf, &String)| -> Result<SourceFile> {
+        let size = std::fs::metadata(path).map_err(|error| Error::Data(format!("{}: {error}", path.display())))?.len();
+        let sha256 = match Kind::of(path)?.0 {
+            Kind::Megatron => pair(sum, of_indices.next().expect("an index of each pair")),
+            _ => sum.clone(),
+        };
+        Ok(SourceFile { path: path.display().to_string(), size, sha256, documents: 0 })
+    };
+    sources.iter().zip(of_sources).map(describe).collect()
+}
+
+/// The hash of a source whose file has this one: of a `.bin`, the hash of the pair with its index.
+fn with_index(path: &Path, sha256: String) -> Result<String> {
+    match Kind::of(path)?.0 {
+        Kind::Megatron => Ok(pair(&sha256, &sha256_file(&path.with_extension("idx"))?.1)),
+        _ => Ok(sha256),
+    }
+}
+
+/// The hash of two files with these hashes.
+fn pair(bin: &str, index: &str) -> String {
+    sha256(format!("{bin}{index}").as_bytes())
+}
+
+/// The hash of everything that the tokens depend on. A source counts with its content and its name, which decides its
+/// format, not with its folder.
+fn key(files: &[SourceFile], options: &SourceOptions, encoder: &Encoder, eos_id: u32) -> String {
+    let tokenizer = encoder.tokenizer;
+    let files: Vec<_> =
+        files.iter().map(|f| (Path::new(&f.path).file_name().map(|n| n.to_string_lossy()), &f.sha256)).collect();
+    let edges = (tokenizer.start_ids(), eos_id);
+    let parts = serde_json::json!([FORMAT, files, options, tokenizer.sha256(), edges, encoder.template_sha256()]);
+    sha256(parts.to_string().as_bytes())
+}
+
+/// A folder that is removed on drop unless it was renamed. Its process holds a lock on it, so that leftovers of killed
+/// processes can be told apart.
+struct TemporaryFolder {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl TemporaryFolder {
+    /// Creates a folder in `cache` and removes folders that killed processes left.
+    fn create(cache: &Path, key: &str) -> Result<TemporaryFolder> {
+        // The cache is locked until the folder's own lock is held, so that no process takes it for a leftover.
+        let guard = lock_cache(cache)?;
+        let locks = guard.is_some();
+        // Containers that share a cache have equal process ids, so the name is random.
+        let nonce = std::collections::hash_map::RandomState::new().build_hasher().finish();
+        let path = cache.join(format!("{TEMPORARY}{key}-{nonce:016x}"));
+        std::fs::create_dir(&path).map_err(Error::io(&path))?;
+        let lock = File::open(&path).map_err(Error::io(&path))?;
+        if locks {
+            lock.try_lock().map_err(|e| Error::io(&path)(e.into()))?;
+        }
+        Ok(TemporaryFolder { path, _lock: lock })
+    }
+}
+
+/// Locks the cache and removes what killed processes left in it; `None` where the file system has no locks.
+fn lock_cache(cache: &Path) -> Result<Option<File>> {
+    let guard = File::open(cache).map_err(Error::io(cache))?;
+    if guard.lock().is_err() {
+        return Ok(None);
+    }
+    remove_leftovers(cache)?;
+    Ok(Some(guard))
+}
+
+/// Removes temporary folders whose lock nobody holds.
+fn remove_leftovers(cache: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(cache).map_err(Error::io(cache))? {
+        let entry = entry.map_err(Error::io(cache))?;
+        let path = entry.path();
+        if entry.file_name().to_string_lossy().starts_with(TEMPORARY) && path.is_dir() {
+            let folder = File::open(&path).map_err(Error::io(&path))?;
+            if folder.try_lock().is_ok() {
+                std::fs::remove_dir_all(&path).map_err(Error::io(&path))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Drop for TemporaryFolder {
+    fn drop(&mut self) {
+        // After the rename there is nothing to remove; a failure leaves a leftover for the next process.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+#[cfg(test)]
+#[path = "prepare_tests.rs"]
+mod tests;

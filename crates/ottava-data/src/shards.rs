@@ -1,0 +1,510 @@
+//! Tokens on disk: a folder that [`prepare`](super::prepare()) wrote, checked when it is first opened and read as needed.
+//!
+//! | file | content, little endian |
+//! |---|---|
+//! | `tokens-00000.bin`, ... | the ids of all documents in order, u16 or u32; a document never spans two files |
+//! | `documents.bin` | u64 for each document: its first token, counted over all files; then the number of tokens |
+//! | `bytes.bin` | u32 for each document: bytes of its text in UTF-8, for bits per byte |
+//! | `labels.bin` | u8 for each document, of completions with labels: 1 for a desirable one, else 0 |
+//! | `margins.bin` | f32 for each document, if some pairs have margins: the margin of the pair for the chosen document, 0 for the other |
+//! | `targets.bin` | with a loss mask, u32 for each document: its first target, counted in tokens from 0; `u32::MAX` if there is none |
+//! | `meta.json` | [`Meta`] with a checksum of itself; written last |
+//! | `checked.json` | the stamps of these files when they were checked; while they are the same, opening reads none of them |
+//! | `rows-*.json` | [`Statistics`](super::statistics::Statistics) of a run |
+//!
+//! With a loss mask, ids are u32 and the highest bit of a token says that it is not a target.
+//!
+//! Tokens and tables are read with positioned reads, so a file that is truncated meanwhile is an error and not SIGBUS, and memory does not
+//! grow with the data.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use ottava_tensor::ops::IGNORE_INDEX;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::stamps::{self, Stamp};
+use crate::table::Table;
+use ottava_common::Error;
+use ottava_common::Result;
+use ottava_common::hash::{hex, sha256_file, unseal};
+use ottava_common::input;
+use ottava_common::interrupt;
+
+/// The version of the folder's layout that this program writes and reads.
+pub const FORMAT: u32 = 6;
+
+/// Set in a stored token that the loss leaves out as a target, where [`Meta::loss_mask`] is.
+pub const MASKED: u32 = 1 << 31;
+
+/// The content of `meta.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Meta {
+    /// [`FORMAT`] when it was written.
+    pub format: u32,
+    /// Hash of everything that the tokens depend on: sources, tokenizer and options.
+    pub key: String,
+    /// Number of documents.
+    pub documents: u64,
+    /// Number of tokens, with tokens at the edges of documents.
+    pub tokens: u64,
+    /// Tokens that contribute to the loss.
+    pub target_tokens: u64,
+    /// Whether some tokens are no targets.
+    pub loss_mask: bool,
+    /// The kind of preferences that documents have; `None` for documents of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preference: Option<PreferenceKind>,
+    /// Whether some pairs have margins.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub margins: bool,
+    /// Bytes in UTF-8 of all texts that contribute to the loss, without the tokens that separate documents.
+    pub bytes: u64,
+    /// The storage type of a token.
+    pub dtype: TokenType,
+    /// Ids are below this.
+    pub vocab_size: usize,
+    /// The id that ends a text.
+    pub eos_id: u32,
+    /// SHA-256 of the `tokenizer.json` that made the ids.
+    pub tokenizer_sha256: String,
+    /// Tokens in each `tokens-*.bin`.
+    pub shards: Vec<u64>,
+    /// SHA-256 of each file of the folder but `meta.json`, by name.
+    pub sha256: BTreeMap<String, String>,
+    /// The files that the text came from.
+    pub sources: Vec<SourceFile>,
+}
+
+/// The names of the tables.
+pub(super) const DOCUMENTS: &str = "documents.bin";
+pub(super) const BYTES: &str = "bytes.bin";
+pub(super) const LABELS: &str = "labels.bin";
+pub(super) const MARGINS: &str = "margins.bin";
+pub(super) const TARGETS: &str = "targets.bin";
+
+/// The stamps of the files that were checked.
+const CHECKED: &str = "checked.json";
+
+/// The largest `meta.json`: it has a line for each source.
+const MAX_META_BYTES: u64 = 256 << 20;
+
+/// Bytes of tokens that are checked at a time.
+const CHECK_BYTES: usize = 1 << 20;
+
+/// What is preferred among documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PreferenceKind {
+    /// Documents `2i` and `2i + 1` are the chosen and the rejected completion of one prompt.
+    Pairs,
+    /// Each document has a label.
+    Labels,
+}
+
+impl PreferenceKind {
+    /// The documents of a record.
+    pub fn documents(self) -> usize {
+        match self {
+            PreferenceKind::Pairs => 2,
+            PreferenceKind::Labels => 1,
+        }
+    }
+}
+
+/// The storage type of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenType {
+    /// Two bytes, for vocabularies of up to 65,536.
+    U16,
+    /// Four bytes.
+    U32,
+}
+
+impl TokenType {
+    /// The smallest type that holds every id below `vocab_size`.
+    pub fn for_vocab(vocab_size: usize) -> TokenType {
+        if vocab_size <= 1 << 16 { TokenType::U16 } else { TokenType::U32 }
+    }
+
+    /// Bytes of one token.
+    pub fn size(self) -> usize {
+        match self {
+            TokenType::U16 => 2,
+            TokenType::U32 => 4,
+        }
+    }
+}
+
+/// One file that text was read from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceFile {
+    /// Its path as it was given.
+    pub path: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// SHA-256 of its content.
+    pub sha256: String,
+    /// Number of its documents.
+    pub documents: u64,
+}
+
+/// The name of the `index`th file of tokens.
+pub fn shard_name(index: usize) -> String {
+    format!("tokens-{index:05}.bin")
+}
+
+/// A folder of tokens, open for reading at random. Every document is known to be non-empty, every id in range, and every
+/// file the one that was written.
+pub struct TokenDataset {
+    folder: PathBuf,
+    meta: Meta,
+    shards: Vec<Shard>,
+    /// The first token of each document, then the number of tokens.
+    starts: Table<8>,
+    /// Bytes of the text of each document.
+    bytes: Table<4>,
+    /// With a loss mask: the first target of each document behind its first token, counted in tokens; `u32::MAX` if there is none.
+    first_targets: Option<Table<4>>,
+    /// The labels of documents, if they have labels: 1 for a desirable document, else 0.
+    labels: Option<Table<1>>,
+    /// The margins of pairs, if they have margins; a margin stands at the chosen document of its pair.
+    margins: Option<Table<4>>,
+}
+
+struct Shard {
+    file: File,
+    path: PathBuf,
+    /// The first token of the file, counted over all files.
+    start: u64,
+}
+
+impl TokenDataset {
+    /// Opens `folder`, in a time that does not depend on its size if it was checked before and no file has changed since; else checks it.
+    /// Errors with [`Error::Data`] that names the file, and the document where one is wrong.
+    pub fn open(folder: &Path) -> Result<TokenDataset> {
+        let dataset = TokenDataset::open_part(folder)?;
+        match dataset.meta.documents {
+            0 => Err(Error::Data(format!("{}: it has no documents", folder.join("meta.json").display()))),
+            _ => Ok(dataset),
+        }
+    }
+
+    /// [`TokenDataset::open`] of a part of a preparation, which may be empty.
+    pub(super) fn open_part(folder: &Path) -> Result<TokenDataset> {
+        let path = folder.join("meta.json");
+        let wrong = |reason: String| Error::Data(format!("{}: {reason}", path.display()));
+        let text = input::read(&path, MAX_META_BYTES).map_err(Error::io(&path))?;
+        // The version decides the meaning of the other fields, so it is checked first.
+        let value: serde_json::Value =
+            serde_json::from_slice(&text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
+        if value["format"] != FORMAT {
+            let found = &value["format"];
+            return Err(wrong(format!(
+                "format {found}, this program reads {FORMAT}; delete the folder to prepare it again"
+            )));
+        }
+        let meta: Meta = serde_json::from_value(unseal(&text).map_err(wrong)?).map_err(|e| wrong(e.to_string()))?;
+        let tokens = meta.shards.iter().try_fold(0_u64, |sum, &n| sum.checked_add(n));
+        if tokens != Some(meta.tokens) || (meta.documents == 0) != (meta.tokens == 0) {
+            return Err(wrong("its counts of documents and tokens do not agree".into()));
+        }
+        if meta.loss_mask && (meta.dtype != TokenType::U32 || meta.vocab_size > MASKED as usize) {
+            return Err(wrong("its tokens have no room for a loss mask".into()));
+        }
+        let mut shards = Vec::with_capacity(meta.shards.len());
+        let mut start = 0;
+        for (index, &tokens) in meta.shards.iter().enumerate() {
+            let path = folder.join(shard_name(index));
+            let file = open_exactly(&path, tokens, meta.dtype.size())?;
+            shards.push(Shard { file, path, start });
+            start += tokens;
+        }
+        let starts = table(folder, DOCUMENTS, meta.documents.saturating_add(1))?;
+        let bytes = table(folder, BYTES, meta.documents)?;
+        let first_targets = meta.loss_mask.then(|| table(folder, TARGETS, meta.documents)).transpose()?;
+        let has_labels = meta.preference == Some(PreferenceKind::Labels);
+        let labels = has_labels.then(|| table(folder, LABELS, meta.documents)).transpose()?;
+        let margins = meta.margins.then(|| table(folder, MARGINS, meta.documents)).transpose()?;
+        if meta.preference == Some(PreferenceKind::Pairs) && !meta.documents.is_multiple_of(2) {
+            return Err(wrong(format!("{} documents are no pairs", meta.documents)));
+        }
+        let folder = folder.to_path_buf();
+        let dataset = TokenDataset { folder, meta, shards, starts, bytes, first_targets, labels, margins };
+        let (checked, stamps) = (dataset.folder.join(CHECKED), dataset.stamps());
+        if stamps.is_none() || stamps::read(&checked) != stamps {
+            dataset.check()?;
+            stamps::write(&checked, &stamps);
+        }
+        Ok(dataset)
+    }
+
+    /// The stamps of all files of the folder; `None` if one cannot be found.
+    fn stamps(&self) -> Option<BTreeMap<String, Stamp>> {
+        let names = self.meta.sha256.keys().map(String::as_str).chain(["meta.json"]);
+        names.map(|name| Some((name.to_string(), Stamp::of(&self.folder.join(name))?))).collect()
+    }
+
+    /// Reads all files and checks the invariants of the readers below: offsets rise from 0 to the number of tokens, documents stay within one
+    /// file, ids are below the vocabulary, bytes add up, and each file is the one that was written.
+    ///
+    /// Errors as [`TokenDataset::open`].
+    pub fn check(&self) -> Result<()> {
+        let wrong = |name: &str, reason: String| Error::Data(format!("{}: {reason}", self.folder.join(name).display()));
+        let tables = [
+            Some(self.starts.path()),
+            Some(self.bytes.path()),
+            self.first_targets.as_ref().map(Table::path),
+            self.labels.as_ref().map(Table::path),
+            self.margins.as_ref().map(Table::path),
+        ];
+        for path in tables.into_iter().flatten() {
+            let (_, found) = sha256_file(path)?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            self.meta.expect_hash(&name, &found).map_err(|reason| wrong(&name, reason))?;
+        }
+        let mut shard_starts = self.shards.iter().map(|shard| shard.start).peekable();
+        let (mut start, mut bytes) = (self.start_of(0)?, 0);
+        for i in 0..self.meta.documents {
+            let end = self.start_of(i + 1)?;
+            if (i == 0 && start != 0) || end <= start || end > self.meta.tokens {
+                return Err(wrong(DOCUMENTS, format!("document {i} has the token range {start}..{end}")));
+            }
+            // Every file has to begin where a document does.
+            if shard_starts.next_if_eq(&start).is_none() && shard_starts.peek().is_some_and(|&shard| shard < start) {
+                return Err(wrong(DOCUMENTS, format!("document {} spans two files of tokens", i - 1)));
+            }
+            bytes += u64::from(self.document_bytes(i as usize)?);
+            start = end;
+        }
+        if start != self.meta.tokens || shard_starts.next().is_some() {
+            return Err(wrong(
+                DOCUMENTS,
+                "the last document spans two files of tokens or ends before the last token".into(),
+            ));
+        }
+        if bytes != self.meta.bytes {
+            return Err(wrong(BYTES, format!("the sum is {bytes}, meta.json says {}", self.meta.bytes)));
+        }
+        let shards = self.shards.par_iter().zip(&self.meta.shards);
+        shards.map(|(shard, &tokens)| self.check_shard(shard, tokens)).collect()
+    }
+
+    /// Reads a file of tokens once, for its ids and its hash.
+    fn check_shard(&self, shard: &Shard, tokens: u64) -> Result<()> {
+        let wrong = |reason: String| Error::Data(format!("{}: {reason}", shard.path.display()));
+        let (size, vocab) = (self.meta.dtype.size(), self.meta.vocab_size);
+        let (mut hasher, mut buffer, mut at) = (Sha256::new(), Vec::new(), 0);
+        while at < tokens {
+            interrupt::check("checking tokens")?;
+            let count = (tokens - at).min((CHECK_BYTES / size) as u64);
+            buffer.resize(count as usize * size, 0);
+            shard
+                .file
+                .read_exact_at(&mut buffer, at * size as u64)
+                .map_err(|e| wrong(format!("cannot be read: {e}")))?;
+            hasher.update(&buffer);
+            if let Some(bad) = decode(&buffer, size).position(|token| self.id(token) as usize >= vocab) {
+                let token = shard.start + at + bad as u64;
+                let document = self.document_at(token)?;
+                let id = self.id(decode(&buffer[bad * size..], size).next().unwrap_or_default());
+                let at = token - self.start_of(document)?;
+                return Err(wrong(format!(
+                    "document {document} has the id {id} at token {at}, the vocabulary has {vocab}"
+                )));
+            }
+            at += count;
+        }
+        let name = shard.path.file_name().unwrap_or_default().to_string_lossy();
+        self.meta.expect_hash(&name, &hex(&hasher.finalize())).map_err(wrong)
+    }
+
+    /// The document that has token number `token` of all.
+    fn document_at(&self, token: u64) -> Result<u64> {
+        let (mut low, mut high) = (0, self.meta.documents);
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            match self.start_of(middle)? <= token {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        Ok(low)
+    }
+
+    /// Whether one of the first `inputs` tokens of document `i` has a target after it.
+    pub fn has_target(&self, i: usize, inputs: usize) -> Result<bool> {
+        let first = match &self.first_targets {
+            Some(table) => u32::from_le_bytes(table.get(i as u64)?) as usize,
+            None => 0,
+        };
+        Ok(inputs > 0 && first <= inputs)
+    }
+
+    /// The folder of the tokens.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The first target of document `i` of a dataset with a loss mask, behind its first token; its length if there is none. Errors as
+    /// [`TokenDataset::document_len`].
+    pub(super) fn first_target(&self, i: usize) -> Result<usize> {
+        let first = self.first_targets.as_ref().map(|table| table.get(i as u64)).transpose()?;
+        Ok(first.map_or(0, |first| u32::from_le_bytes(first) as usize).min(self.document_len(i)?))
+    }
+
+    /// The records of preferences, or all documents if there are none.
+    pub fn records(&self) -> usize {
+        self.len() / self.meta.preference.map_or(1, PreferenceKind::documents)
+    }
+
+    /// Whether document `i` of preferences is chosen, or desirable. Errors as [`TokenDataset::document_len`].
+    pub fn is_chosen(&self, i: usize) -> Result<bool> {
+        Ok(self.label(i)?.unwrap_or(i.is_multiple_of(2)))
+    }
+
+    /// By how much the reward of the chosen document `i` of a pair should be higher than the reward of the other document; 0 for the other document. Errors as
+    /// [`TokenDataset::document_len`].
+    pub fn margin(&self, i: usize) -> Result<f32> {
+        let margin = self.margins.as_ref().map(|table| table.get(i as u64)).transpose()?;
+        Ok(margin.map_or(0.0, f32::from_le_bytes))
+    }
+
+    /// The content of `meta.json`.
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// Number of documents; never 0.
+    #[expect(clippy::len_without_is_empty, reason = "a dataset is never empty")]
+    pub fn len(&self) -> usize {
+        self.meta.documents as usize
+    }
+
+    /// Number of tokens, with tokens at the edges of documents.
+    pub fn total_tokens(&self) -> u64 {
+        self.meta.tokens
+    }
+
+    /// The label of document `i`, of documents with labels. Errors as [`TokenDataset::document_len`].
+    pub(super) fn label(&self, i: usize) -> Result<Option<bool>> {
+        let label = self.labels.as_ref().map(|table| table.get(i as u64)).transpose()?;
+        Ok(label.map(|[label]| label != 0))
+    }
+
+    /// Bytes of all texts in UTF-8.
+    pub fn total_bytes(&self) -> u64 {
+        self.meta.bytes
+    }
+
+    /// The first token of document `i`, or of all behind the last document.
+    fn start_of(&self, i: u64) -> Result<u64> {
+        self.starts.get(i).map(u64::from_le_bytes)
+    }
+
+    /// Tokens of document `i` with the tokens at its edges; at least 1. Errors with [`Error::Data`] when the table can no longer be read.
+    pub fn document_len(&self, i: usize) -> Result<usize> {
+        let (start, end) = (self.start_of(i as u64)?, self.start_of(i as u64 + 1)?);
+        match end.checked_sub(start) {
+            Some(len) if len > 0 => Ok(len as usize),
+            _ => Err(Error::Data(format!("{}: it was changed while it is in use", self.starts.path().display()))),
+        }
+    }
+
+    /// Bytes of the text of document `i`. Errors as [`TokenDataset::document_len`].
+    pub fn document_bytes(&self, i: usize) -> Result<u32> {
+        self.bytes.get(i as u64).map(u32::from_le_bytes)
+    }
+
+    /// The tokens of document `i`.
+    pub fn document(&self, i: usize) -> Result<Vec<u32>> {
+        self.ids(i, 0..self.document_len(i)?)
+    }
+
+    /// The ids at `range` within document `i`. Errors with [`Error::Data`] when the file can no longer be read.
+    pub fn ids(&self, i: usize, range: Range<usize>) -> Result<Vec<u32>> {
+        Ok(self.tokens(i, range)?.into_iter().map(|token| self.id(token)).collect())
+    }
+
+    /// The id of a stored token.
+    pub(super) fn id(&self, token: u32) -> u32 {
+        if self.meta.loss_mask { token & !MASKED } else { token }
+    }
+
+    /// The id of a stored token as a target, or [`IGNORE_INDEX`].
+    pub(super) fn target(&self, token: u32) -> i32 {
+        if self.meta.loss_mask && token & MASKED != 0 { IGNORE_INDEX } else { token as i32 }
+    }
+
+    /// The stored tokens at `range` within document `i`.
+    pub(super) fn tokens(&self, i: usize, range: Range<usize>) -> Result<Vec<u32>> {
+        assert!(range.end <= self.document_len(i)?, "a range within document {i}");
+        let start = self.start_of(i as u64)?;
+        let shard = &self.shards[self.shards.partition_point(|shard| shard.start <= start) - 1];
+        let (first, size) = ((start - shard.start) as usize, self.meta.dtype.size());
+        let mut bytes = vec![0; range.len() * size];
+        shard
+            .file
+            .read_exact_at(&mut bytes, ((first + range.start) * size) as u64)
+            .map_err(|e| Error::Data(format!("{}: document {i} cannot be read any more: {e}", shard.path.display())))?;
+        let tokens: Vec<u32> = decode(&bytes, size).collect();
+        // Files that were checked before are not read on opening, and an embedding has no row for other ids.
+        match tokens.iter().find(|&&token| self.id(token) as usize >= self.meta.vocab_size) {
+            None => Ok(tokens),
+            Some(&token) => Err(Error::Data(format!(
+                "{}: document {i} has the id {}, the vocabulary has {}; delete the folder to prepare it again",
+                shard.path.display(),
+                self.id(token),
+                self.meta.vocab_size
+            ))),
+        }
+    }
+}
+
+impl Meta {
+    fn expect_hash(&self, name: &str, found: &str) -> Result<(), String> {
+        match self.sha256.get(name).is_some_and(|expected| expected == found) {
+            true => Ok(()),
+            false => Err("it is damaged: its SHA-256 is not that of meta.json".into()),
+        }
+    }
+}
+
+/// The ids that `bytes` hold, of `size` bytes each.
+fn decode(bytes: &[u8], size: usize) -> impl Iterator<Item = u32> {
+    bytes.chunks_exact(size).map(|id| match *id {
+        [a, b] => u32::from(u16::from_le_bytes([a, b])),
+        [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
+        _ => unreachable!("a token has two or four bytes"),
+    })
+}
+
+/// Opens a table of `items`.
+fn table<const N: usize>(folder: &Path, name: &str, items: u64) -> Result<Table<N>> {
+    let path = folder.join(name);
+    Ok(Table::new(open_exactly(&path, items, N)?, path, items))
+}
+
+/// Opens a file that holds `items` of `size` bytes.
+fn open_exactly(path: &Path, items: u64, size: usize) -> Result<File> {
+    let (file, found) = input::open(path).map_err(Error::io(path))?;
+    let expected = items.saturating_mul(size as u64);
+    if found != expected {
+        return Err(Error::Data(format!(
+            "{}: {found} bytes, meta.json promises {expected}; delete the folder to prepare it again",
+            path.display()
+        )));
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+#[path = "shards_tests.rs"]
+mod tests;

@@ -1,0 +1,79 @@
+//! A table of numbers in a file. Only the pages in use are in memory.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use ottava_common::Error;
+use ottava_common::Result;
+
+/// Bytes of a page.
+const PAGE_BYTES: u64 = 4096;
+
+/// Pages in memory, at most: 32 MiB.
+const MAX_PAGES: usize = 8192;
+
+/// A file of items of `N` bytes. `N` divides [`PAGE_BYTES`].
+pub(super) struct Table<const N: usize> {
+    file: File,
+    path: PathBuf,
+    items: u64,
+    pages: Mutex<HashMap<u64, Box<[u8]>>>,
+}
+
+impl<const N: usize> Table<N> {
+    /// The `items` of `file`, which holds at least so many.
+    pub(super) fn new(file: File, path: PathBuf, items: u64) -> Table<N> {
+        Table { file, path, items, pages: Mutex::default() }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Item `index`. Errors with [`Error::Data`] when the file can no longer be read. Panics beyond the end: a bug of the caller.
+    pub(super) fn get(&self, index: u64) -> Result<[u8; N]> {
+        assert!(index < self.items, "item {index} of {}", self.items);
+        let at = index * N as u64;
+        let (page, start) = (at / PAGE_BYTES, (at % PAGE_BYTES) as usize);
+        // Pages are complete whenever the lock is free.
+        let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        if !pages.contains_key(&page) {
+            if pages.len() == MAX_PAGES {
+                pages.clear();
+            }
+            let begin = page * PAGE_BYTES;
+            let mut bytes = vec![0; PAGE_BYTES.min(self.items * N as u64 - begin) as usize];
+            self.file
+                .read_exact_at(&mut bytes, begin)
+                .map_err(|e| Error::Data(format!("{}: it cannot be read any more: {e}", self.path.display())))?;
+            pages.insert(page, bytes.into());
+        }
+        Ok(pages[&page][start..start + N].try_into().expect("an item does not cross pages"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_are_those_of_the_file_beyond_the_pages_in_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("table.bin");
+        // Two pages more than fit, and a part of one.
+        let items = (MAX_PAGES as u64 + 2) * PAGE_BYTES / 8 + 3;
+        let bytes: Vec<u8> = (0..items).flat_map(|i| ottava_common::hash::mix(i).to_le_bytes()).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let table = Table::<8>::new(File::open(&path).unwrap(), path.clone(), items);
+        for index in (0..items).step_by(509).chain([items - 1, 0, items / 2]) {
+            assert_eq!(u64::from_le_bytes(table.get(index).unwrap()), ottava_common::hash::mix(index), "{index}");
+            assert!(table.pages.lock().unwrap().len() <= MAX_PAGES);
+        }
+        File::options().write(true).open(&path).unwrap().set_len(8).unwrap();
+        let error = (0..items).find_map(|index| table.get(index).err()).unwrap();
+        assert!(error.to_string().contains("table.bin: it cannot be read any more"), "{error}");
+    }
+}

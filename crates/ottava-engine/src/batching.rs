@@ -1,0 +1,290 @@
+//! Continuous batching: selects the tokens of requests that each step computes, and handles the results.
+
+use crate::block_pool::BLOCK_SIZE;
+use crate::blocks::Pools;
+use crate::decode::DecodeSteps;
+use crate::masks::Masks;
+use crate::proposer::Proposer;
+use crate::request::{AdapterId, EngineOptions, EngineStats, Event, FinishReason, RequestId, TokenLogprob};
+use crate::sequence::Sequence;
+use crate::update::Part;
+use ottava_common::error::{Error, Result};
+use ottava_models::{Adapters, Decoder, KvCache, PREFILL_MULTIPLE};
+use ottava_tensor::Device;
+use std::collections::VecDeque;
+
+/// Computes completions of a model.
+pub struct Engine {
+    pub(super) model: Decoder,
+    /// Adapters of the model; the adapters of number `adapter` are in its linears.
+    pub(super) adapters: Vec<Adapters>,
+    pub(super) adapter: Option<AdapterId>,
+    pub(super) options: EngineOptions,
+    pub(super) cache: KvCache,
+    /// On a GPU.
+    pub(super) steps: DecodeSteps,
+    /// Proposes tokens of running requests, which the next step verifies.
+    pub(super) proposer: Option<Proposer>,
+    pub(super) pools: Pools,
+    /// Requests without memory, the next one first.
+    pub(super) waiting: VecDeque<Sequence>,
+    /// Requests with memory, the oldest first.
+    pub(super) running: Vec<Sequence>,
+    /// Requests that no step computes until they are resumed.
+    pub(super) held: Vec<Sequence>,
+    pub(super) cancelled: Vec<RequestId>,
+    pub(super) next_id: u64,
+    pub(super) stats: EngineStats,
+    /// The number of steps so far.
+    pub(super) step: usize,
+    scales_by_token: bool,
+    pub(super) masks: Masks,
+    pub(super) part: Part,
+}
+
+/// Tokens of running requests that a step computes: number in `running`, and how many.
+pub(super) type Plan = Vec<(usize, usize)>;
+
+/// A token that was drawn: number in `running`, token, and its log-probability if requested.
+pub(super) type Drawn = (usize, u32, Option<TokenLogprob>);
+
+impl Engine {
+    /// An engine for `model`, whose weights are cast. Where its recipe scales operands by the amax of their tensor, each token gets a scale
+    /// of its own.
+    ///
+    /// Errors with [`Error::Config`] for sizes of zero, and if memory does not suffice for the KV cache.
+    pub fn new(mut model: Decoder, options: &EngineOptions) -> Result<Engine> {
+        let EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk, kv_cache_dtype, .. } = *options;
+        let sizes = [
+            ("max_model_len", max_model_len),
+            ("max_batch", max_batch),
+            ("kv_cache_tokens", kv_cache_tokens),
+            ("prefill_chunk", prefill_chunk),
+        ];
+        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return Err(Error::Config(format!("the engine's {name} is 0; it is a number from 1 up")));
+        }
+        let scales_by_token = model.scale_by_token()?;
+        let dtype = kv_cache_dtype.resolve(model.recipe().compute);
+        let groups = model.kv_groups(max_model_len).into_iter();
+        let groups: Vec<_> = groups.map(|group| (group.clone(), options.blocks_of(&group))).collect();
+        let cache = model.kv_cache(&groups, BLOCK_SIZE, dtype)?;
+        let pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), prefill_chunk);
+        let stats = EngineStats { kv_blocks: pools.all(), ..EngineStats::default() };
+        Ok(Engine {
+            model,
+            adapters: Vec::new(),
+            adapter: None,
+            options: *options,
+            cache,
+            steps: DecodeSteps::new(options.batch_invariant),
+            proposer: None,
+            pools,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            held: Vec::new(),
+            cancelled: Vec::new(),
+            next_id: 0,
+            stats,
+            step: 0,
+            scales_by_token,
+            masks: Masks::default(),
+            part: Part::Alone,
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Decoder {
+        &self.model
+    }
+
+    /// Lets requests ask for `adapters`, which are of [`Decoder::load_adapters`] of this model.
+    pub fn add_adapters(&mut self, adapters: Adapters) -> AdapterId {
+        self.adapters.push(adapters);
+        AdapterId(self.adapters.len() - 1)
+    }
+
+    /// Its sizes.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// Requests computed at once, at most.
+    pub fn max_batch(&self) -> usize {
+        self.options.max_batch
+    }
+
+    /// Whether each token has its own scale, although the model's recipe has one scale per tensor.
+    pub fn scales_by_token(&self) -> bool {
+        self.scales_by_token
+    }
+
+    /// Whether there is nothing to compute or report; held requests do not count.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty() && self.cancelled.is_empty()
+    }
+
+    /// The present state.
+    pub fn stats(&self) -> EngineStats {
+        let (running, waiting, held) = (self.running.len(), self.waiting.len(), self.held.len());
+        EngineStats { running, waiting, held, used_kv_blocks: self.pools.used(), ..self.stats }
+    }
+
+    /// Computes the next tokens of all running requests, and reads the next chunks of prompts.
+    ///
+    /// Errors with [`Error::NonFinite`] for logits that are infinite or NaN.
+    pub fn step(&mut self) -> Result<Vec<Event>> {
+        let cancelled = |id| Event::Finished { id, reason: FinishReason::Cancelled };
+        self.await_masks();
+        self.announce()?;
+        let mut events: Vec<Event> = std::mem::take(&mut self.cancelled).into_iter().map(cancelled).collect();
+        let drawn = self.run_passes(&mut events)?;
+        self.conclude(drawn, &mut events);
+        Ok(events)
+    }
+
+    /// Adds the tokens that a step has drawn, and ends requests that have all of theirs.
+    pub(super) fn conclude(&mut self, drawn: Vec<Drawn>, events: &mut Vec<Event>) {
+        let tokens: Vec<_> = drawn.iter().map(|&(at, token, _)| (at, token)).collect();
+        self.add_tokens(drawn, events);
+        self.tell_drawn(tokens);
+        self.retire(events);
+    }
+
+    /// Decides what a step computes: a token of each request that has drawn one, and the tokens proposed to follow it; then prompts, oldest first, up
+    /// to the step's budget.
+    pub(super) fn schedule(&mut self) -> Result<Plan> {
+        self.grow();
+        let draws = |sequence: &Sequence| sequence.pending() == 1 && !sequence.rests;
+        let single = self.running.iter().filter(|sequence| draws(sequence)).count();
+        let budget = self.options.prefill_chunk.saturating_sub(single);
+        // Prompts get at least the other half.
+        let proposed = self.propose(budget / 2)?;
+        let mut budget = self.prompt_budget(budget - proposed);
+        let mut plan = Vec::new();
+        for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| draws(sequence)) {
+            plan.push((at, 1 + sequence.proposed.len()));
+        }
+        for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| sequence.pending() > 1) {
+            let new = budget.most(sequence);
+            plan.extend((new > 0).then_some((at, new)));
+            budget.take(sequence, new);
+        }
+        while budget.tokens > 0 && self.running.len() < self.options.max_batch {
+            // Prompts that this step cannot score let others pass.
+            let Some(next) = self.waiting.iter().position(|sequence| budget.most(sequence) > 0) else {
+                break;
+            };
+            let mut sequence = self.waiting.remove(next).expect("it is there");
+            // All tokens of a prompt that is scored or pooled are computed.
+            let shares = self.shares_prefixes() && !sequence.reads_activations();
+            if shares {
+                sequence.share(&mut self.pools);
+            }
+            // Memory for all that it has, so that a prompt once begun is read to its end.
+            if !self.pools.extend(&mut sequence.blocks, sequence.computed, sequence.tokens.len()) {
+                sequence.put_back(&mut self.pools);
+                self.waiting.insert(next, sequence);
+                break;
+            }
+            if shares {
+                self.stats.prefix_queries += sequence.tokens.len() as u64;
+                self.stats.prefix_hits += sequence.computed as u64;
+            }
+            let mut new = budget.most(&sequence);
+            if matches!(self.model.device(), Device::Cuda(_)) && new > PREFILL_MULTIPLE {
+                new -= new % PREFILL_MULTIPLE;
+            }
+            plan.extend((new > 0).then_some((self.running.len(), new)));
+            budget.take(&sequence, new);
+            self.running.push(sequence);
+        }
+        // A step with a token of each request has no token left for prompts where the budget is small; the oldest prompt gets one.
+        if let (0, Some(at)) = (budget.tokens, self.running.iter().position(|sequence| sequence.pending() > 1))
+            && !plan.iter().any(|&(planned, _)| planned == at)
+        {
+            plan.push((at, 1));
+        }
+        self.running.iter_mut().chain(&mut self.waiting).for_each(|sequence| sequence.rests = false);
+        Ok(plan)
+    }
+
+    /// Gives each running request memory for its tokens. If no memory is left, the youngest request is preempted, and waits to be computed
+    /// again: so the oldest always goes on.
+    fn grow(&mut self) {
+        let mut at = 0;
+        while at < self.running.len() {
+            let sequence = &mut self.running[at];
+            if self.pools.extend(&mut sequence.blocks, sequence.computed, sequence.tokens.len()) {
+                at += 1;
+                continue;
+            }
+            let mut youngest = self.running.pop().expect("one of them needs memory");
+            youngest.put_back(&mut self.pools);
+            self.waiting.push_front(youngest);
+            self.stats.preemptions += 1;
+        }
+    }
+
+    /// Whether requests share the blocks of equal beginnings.
+    pub(super) fn shares_prefixes(&self) -> bool {
+        self.options.prefix_caching && self.pools.can_share()
+    }
+
+    /// Counts what was computed. Proposed tokens count once they are drawn.
+    pub(super) fn advance(&mut self, plan: &Plan) {
+        for &(at, new) in plan {
+            let sequence = &self.running[at];
+            let certain = new - sequence.proposed.len();
+            let of_prompt = certain.min(sequence.request.prompt.len().saturating_sub(sequence.computed));
+            self.stats.prompt_tokens += of_prompt as u64;
+            self.extend_computed(at, certain);
+        }
+    }
+
+    /// Keys and values of further tokens of a request are in the cache.
+    fn extend_computed(&mut self, at: usize, tokens: usize) {
+        let shares = self.shares_prefixes();
+        let sequence = &mut self.running[at];
+        let full = sequence.computed / BLOCK_SIZE;
+        sequence.computed += tokens;
+        if shares {
+            sequence.publish(&mut self.pools, full);
+        }
+    }
+
+    /// Adds the tokens that were drawn.
+    fn add_tokens(&mut self, drawn: Vec<Drawn>, events: &mut Vec<Event>) {
+        for (at, token, logprob) in drawn {
+            // A token after another one of this step was drawn from a proposed token that is the other one.
+            if self.running[at].pending() == 1 {
+                self.extend_computed(at, 1);
+                self.stats.accepted_tokens += 1;
+            }
+            let sequence = &mut self.running[at];
+            sequence.push(token);
+            self.stats.generated_tokens += 1;
+            events.push(Event::Token { id: sequence.id, token, logprob });
+        }
+    }
+
+    /// Ends requests that drew a stop token or have all their tokens, and frees their memory.
+    fn retire(&mut self, events: &mut Vec<Event>) {
+        let pools = &mut self.pools;
+        self.running.retain_mut(|sequence| {
+            let last = sequence.tokens.last().expect("a prompt has a token");
+            let reason = if let Some(reason) = sequence.end {
+                reason
+            } else if sequence.drawn() > 0 && sequence.request.stop_ids.contains(last) {
+                FinishReason::Stop
+            } else if sequence.tokens.len() >= sequence.max_len && sequence.computed >= sequence.request.prompt.len() {
+                FinishReason::Length
+            } else {
+                return true;
+            };
+            sequence.put_back(pools);
+            events.push(Event::Finished { id: sequence.id, reason });
+            false
+        });
+    }
+}

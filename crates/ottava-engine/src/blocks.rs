@@ -1,0 +1,164 @@
+//! The blocks of a sequence in a KV cache, and the free blocks.
+
+use crate::block_pool::{BLOCK_SIZE, BlockKey, BlockPool};
+
+/// The blocks of a sequence in each group of the cache's layers.
+#[derive(Debug, Default)]
+pub struct SequenceBlocks {
+    /// The blocks of each group, in the order of the sequence's tokens. Blocks that have been given back keep their places.
+    pub tables: Vec<Vec<i32>>,
+    /// The number of blocks of each group that have been given back, which are the first: no token to come sees their keys.
+    given_back: Vec<usize>,
+}
+
+/// The blocks of one group of layers.
+#[derive(Debug)]
+struct Pool {
+    window: Option<usize>,
+    free: BlockPool,
+}
+
+/// The blocks of all groups of a cache's layers. A layer with a window needs only the blocks whose keys later tokens see.
+#[derive(Debug)]
+pub struct Pools {
+    pools: Vec<Pool>,
+    /// Tokens of a sequence that a step computes at most.
+    chunk: usize,
+}
+
+/// The largest number of blocks that a sequence needs at once where tokens see `window` keys and a step computes up to `chunk` tokens.
+fn blocks_in_window(window: usize, chunk: usize) -> usize {
+    window.saturating_add(chunk).div_ceil(BLOCK_SIZE) + 1
+}
+
+impl Pools {
+    /// The number of blocks of a group with `window`, for a cache of `tokens` tokens, `max_batch` sequences and steps of `chunk` tokens.
+    pub fn blocks_for(window: Option<usize>, tokens: usize, max_batch: usize, chunk: usize) -> usize {
+        let for_window = window.map_or(usize::MAX, |window| blocks_in_window(window, chunk).saturating_mul(max_batch));
+        tokens.div_ceil(BLOCK_SIZE).min(for_window)
+    }
+
+    /// The free blocks of groups with these windows and numbers of blocks, for steps of up to `chunk` tokens of a sequence.
+    pub fn new(groups: impl IntoIterator<Item = (Option<usize>, usize)>, chunk: usize) -> Pools {
+        let pool = |(window, blocks)| Pool { window, free: BlockPool::new(blocks) };
+        Pools { pools: groups.into_iter().map(pool).collect(), chunk }
+    }
+
+    /// Blocks of the group that sees most keys.
+    pub fn all(&self) -> usize {
+        self.pools[0].free.all()
+    }
+
+    /// Used blocks of that group.
+    pub fn used(&self) -> usize {
+        self.pools[0].free.used()
+    }
+
+    /// The length of the longest sequence for which all blocks suffice.
+    pub fn room(&self) -> usize {
+        let room = |Pool { window, free }: &Pool| match window {
+            Some(window) if free.all() >= blocks_in_window(*window, self.chunk) => usize::MAX,
+            _ => free.all() * BLOCK_SIZE,
+        };
+        self.pools.iter().map(room).min().unwrap_or(0)
+    }
+
+    /// Gives the blocks of a sequence back that tokens from number `computed` on do not see, and extends the others for its next step: to
+    /// hold all its `tokens`, or with a window the tokens of that step. Returns false, and takes none, if there are not enough.
+    pub fn extend(&mut self, blocks: &mut SequenceBlocks, computed: usize, tokens: usize) -> bool {
+        let SequenceBlocks { tables, given_back } = blocks;
+        tables.resize_with(self.pools.len(), Vec::new);
+        given_back.resize(self.pools.len(), 0);
+        for ((Pool { window, free }, table), given_back) in self.pools.iter_mut().zip(&*tables).zip(given_back) {
+            let Some(window) = window else { continue };
+            let unseen = ((computed + 1).saturating_sub(*window) / BLOCK_SIZE).min(table.len());
+            if unseen > *given_back {
+                free.put_back(&table[std::mem::replace(given_back, unseen)..unseen]);
+            }
+        }
+        let of_step = tokens.min(computed.saturating_add(self.chunk));
+        let reach = |pool: &Pool| if pool.window.is_some() { of_step } else { tokens };
+        let suffice = self.pools.iter().zip(&*tables).all(|(pool, table)| pool.free.suffice(table, reach(pool)));
+        if suffice {
+            self.pools.iter_mut().zip(tables).for_each(|(pool, table)| {
+                let tokens = reach(pool);
+                pool.free.extend(table, tokens);
+            });
+        }
+        suffice
+    }
+
+    /// Whether blocks can be shared among sequences: blocks of a window are given back before the sequence ends.
+    pub fn can_share(&self) -> bool {
+        matches!(&self.pools[..], [Pool { window: None, .. }])
+    }
+
+    /// Gives a sequence without blocks the blocks that hold its first tokens, as far as there are any with `keys`. Returns their number.
+    pub fn share(&mut self, blocks: &mut SequenceBlocks, keys: &[BlockKey]) -> usize {
+        let shared = self.pools[0].free.share(keys);
+        let count = shared.len();
+        *blocks = SequenceBlocks { tables: vec![shared], given_back: vec![0] };
+        count
+    }
+
+    /// Lets others share the blocks of a sequence from number `first` on that `keys`, one of each block so far, name.
+    pub fn publish(&mut self, blocks: &SequenceBlocks, keys: &[BlockKey], first: usize) {
+        for (&block, key) in blocks.tables[0].iter().zip(keys).skip(first) {
+            self.pools[0].free.publish(block, *key);
+        }
+    }
+
+    /// Takes all blocks of a sequence back.
+    pub fn put_back(&mut self, blocks: &mut SequenceBlocks) {
+        let SequenceBlocks { tables, given_back } = std::mem::take(blocks);
+        for ((pool, table), given_back) in self.pools.iter_mut().zip(tables).zip(given_back) {
+            pool.free.put_back(&table[given_back..]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_handed_out_once_and_come_back() {
+        let mut pools = Pools::new([(None, 5)], 1000);
+        let [mut a, mut b] = [SequenceBlocks::default(), SequenceBlocks::default()];
+        assert!(pools.extend(&mut a, 0, 65) && pools.extend(&mut a, 65, 96) && pools.extend(&mut b, 0, 1));
+        assert_eq!((&a.tables, &b.tables), (&vec![vec![0, 1, 2]], &vec![vec![3]]));
+        assert_eq!((pools.used(), pools.all(), pools.room()), (4, 5, 160));
+        assert!(!pools.extend(&mut b, 1, 96) && b.tables[0].len() == 1, "of two missing ones, one is free");
+        pools.put_back(&mut a);
+        assert!(pools.extend(&mut b, 1, 160));
+        b.tables[0].sort_unstable();
+        assert_eq!(b.tables, [[0, 1, 2, 3, 4]]);
+    }
+
+    /// A sequence of 1000 tokens in steps of 20 and then 1. Tokens see all, and the last 70.
+    #[test]
+    fn a_window_needs_no_more_blocks_than_it_spans() {
+        let (chunk, window) = (20, 70);
+        let blocks = Pools::blocks_for(Some(window), 1000, 1, chunk);
+        assert_eq!((blocks, Pools::blocks_for(None, 1000, 1, chunk)), (4, 32));
+        let mut pools = Pools::new([(None, 32), (Some(window), blocks)], chunk);
+        assert_eq!(pools.room(), 1024);
+        let (mut sequence, mut computed) = (SequenceBlocks::default(), 0);
+        while computed < 1000 {
+            let new = if computed < 600 { chunk } else { 1 };
+            assert!(pools.extend(&mut sequence, computed, if computed < 600 { 600 } else { computed + 1 }));
+            let [all, windowed] = &sequence.tables[..] else { panic!("two groups") };
+            assert!(all.len() * BLOCK_SIZE >= computed + new && windowed.len() * BLOCK_SIZE >= computed + new);
+            // The blocks with the keys of this step's tokens are different ones.
+            let first = (computed + 1).saturating_sub(window) / BLOCK_SIZE;
+            let mut live = windowed[first..].to_vec();
+            live.sort_unstable();
+            live.dedup();
+            assert_eq!(live.len(), windowed.len() - first);
+            computed += new;
+        }
+        pools.put_back(&mut sequence);
+        assert_eq!(pools.pools.iter().map(|pool| pool.free.used()).sum::<usize>(), 0);
+        assert_eq!(Pools::new([(Some(window), blocks)], chunk).room(), usize::MAX);
+    }
+}

@@ -1,0 +1,86 @@
+//! Sizes an engine for given requests within the memory of its device.
+
+use crate::block_pool::BLOCK_SIZE;
+use crate::blocks::Pools;
+use crate::request::{EngineOptions, KvCacheDtype};
+use ottava_common::error::{Error, Result};
+use ottava_common::limits;
+use ottava_models::{Decoder, KvGroup};
+use ottava_tensor::Device;
+
+/// Requests computed at once. On a CPU, larger batches do not make products of few rows cheaper.
+const MAX_BATCH: [usize; 2] = [32, 256];
+
+/// Tokens of a step.
+const PREFILL_CHUNK: usize = 2048;
+
+impl EngineOptions {
+    /// Room for as many requests at once as memory allows. Each request has one of `lengths` tokens at most, its completion included;
+    /// none is longer than `max_model_len`. A `draft` model has a cache for as many tokens.
+    ///
+    /// Errors with [`Error::Memory`] if even a single request of the greatest length does not fit.
+    pub fn for_lengths(
+        model: &Decoder,
+        draft: Option<&Decoder>,
+        lengths: impl IntoIterator<Item = usize>,
+        max_model_len: usize,
+        kv_cache_dtype: KvCacheDtype,
+    ) -> Result<EngineOptions> {
+        let max_batch = MAX_BATCH[usize::from(matches!(model.device(), Device::Cuda(_)))];
+        let mut blocks: Vec<usize> =
+            lengths.into_iter().map(|length| length.min(max_model_len).div_ceil(BLOCK_SIZE)).collect();
+        blocks.sort_unstable_by(|a, b| b.cmp(a));
+        let longest = blocks.first().copied().unwrap_or(1);
+        let of = |blocks: usize| {
+            let kv_cache_tokens = blocks * BLOCK_SIZE;
+            EngineOptions {
+                max_model_len,
+                max_batch,
+                kv_cache_tokens,
+                prefill_chunk: PREFILL_CHUNK,
+                kv_cache_dtype,
+                prefix_caching: true,
+                batch_invariant: false,
+            }
+        };
+        let models = [Some(model), draft].into_iter().flatten();
+        let groups: Vec<_> = models.map(|model| (model, model.kv_groups(max_model_len))).collect();
+        let bytes = |blocks: usize| -> usize {
+            let of_group = |model: &Decoder, group| {
+                let dtype = kv_cache_dtype.resolve(model.recipe().compute);
+                of(blocks).blocks_of(group) * model.kv_block_bytes(group, BLOCK_SIZE, dtype)
+            };
+            groups.iter().flat_map(|(model, groups)| groups.iter().map(|group| of_group(model, group))).sum()
+        };
+        let available = available(model.device())?;
+        let wanted: usize = blocks.iter().take(max_batch).sum::<usize>().max(1);
+        // The number of blocks up to `wanted` that fit.
+        let (mut fitting, mut excess) = (0, wanted + 1);
+        while excess - fitting > 1 {
+            let middle = fitting.midpoint(excess);
+            if bytes(middle) <= available { fitting = middle } else { excess = middle }
+        }
+        if longest > fitting {
+            return Err(Error::Memory(format!(
+                "a request of {} tokens needs {} MiB of KV cache, and there is room for {} tokens: ask for fewer tokens, or take a KV cache in fp8",
+                longest * BLOCK_SIZE,
+                bytes(longest) >> 20,
+                fitting * BLOCK_SIZE
+            )));
+        }
+        Ok(of(fitting.max(1)))
+    }
+
+    /// The number of blocks of a group of attention layers.
+    pub(super) fn blocks_of(&self, group: &KvGroup) -> usize {
+        Pools::blocks_for(group.window, self.kv_cache_tokens, self.max_batch, self.prefill_chunk)
+    }
+}
+
+/// Bytes that a KV cache may take: the rest is for activations and logits.
+fn available(device: &Device) -> Result<usize> {
+    Ok(match device {
+        Device::Cuda(gpu) => gpu.memory_info()?.0 / 10 * 8,
+        _ => limits::available_memory().map_or(usize::MAX, |bytes| bytes as usize / 2),
+    })
+}

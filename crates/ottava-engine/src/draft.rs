@@ -1,0 +1,188 @@
+//! Proposals by a draft model, which has a KV cache of its own.
+
+use crate::block_pool::BLOCK_SIZE;
+use crate::blocks::{Pools, SequenceBlocks};
+use crate::decode::{DecodeSteps, Scored};
+use crate::request::{EngineOptions, RequestId};
+use ottava_common::error::Result;
+use ottava_models::{Decoder, InferenceBatch, KvCache, SequenceTokens};
+use ottava_tensor::{Device, Tensor};
+use std::collections::HashMap;
+
+/// Tokens of a pass at most.
+const ROWS: usize = 256;
+
+/// A request that wants a proposal.
+pub struct Wanted<'a> {
+    /// Its name.
+    pub id: RequestId,
+    /// Its tokens so far.
+    pub tokens: &'a [u32],
+    /// Proposed tokens at most.
+    pub most: usize,
+}
+
+/// A model that proposes its most likely tokens.
+pub struct Draft {
+    model: Decoder,
+    tokens: usize,
+    /// Tokens of a sequence at most.
+    positions: usize,
+    /// Tokens from here on are not in the vocabulary of both models.
+    vocabulary: usize,
+    cache: KvCache,
+    pools: Pools,
+    /// On a GPU.
+    steps: DecodeSteps,
+    requests: HashMap<RequestId, Progress>,
+}
+
+/// What the draft model has computed of a request.
+#[derive(Default)]
+struct Progress {
+    blocks: SequenceBlocks,
+    /// Tokens of the request whose keys and values are in the cache.
+    computed: usize,
+    /// Further tokens in the cache, which were proposed.
+    proposed: Vec<u32>,
+}
+
+/// A proposal that is being computed.
+struct Proposal {
+    id: RequestId,
+    /// Its place in the result.
+    number: usize,
+    /// Tokens whose keys and values are in the cache.
+    computed: usize,
+    /// Tokens of the request.
+    certain: usize,
+    /// Tokens to compute before the next one is proposed.
+    pending: Vec<u32>,
+    most: usize,
+}
+
+impl Draft {
+    /// A draft of `model`, whose weights are cast. It proposes up to `tokens` tokens to an engine with these `options`. The engine's model
+    /// has this `vocabulary`.
+    ///
+    /// Errors if memory does not suffice for its KV cache.
+    pub fn new(mut model: Decoder, tokens: usize, options: &EngineOptions, vocabulary: usize) -> Result<Draft> {
+        model.scale_by_token()?;
+        let positions = options.max_model_len.min(model.config().context());
+        let vocabulary = vocabulary.min(model.config().vocabulary);
+        let dtype = options.kv_cache_dtype.resolve(model.recipe().compute);
+        let groups = model.kv_groups(positions).into_iter();
+        let groups: Vec<_> = groups.map(|group| (group.clone(), options.blocks_of(&group))).collect();
+        let cache = model.kv_cache(&groups, BLOCK_SIZE, dtype)?;
+        let pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), ROWS);
+        let (steps, requests) = (DecodeSteps::default(), HashMap::new());
+        Ok(Draft { model, tokens, positions, vocabulary, cache, pools, steps, requests })
+    }
+
+    /// Tokens of a proposal at most.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// A proposal for each of `wanted`: of no tokens where memory or positions of the draft model do not suffice. What is in its cache for
+    /// requests that are not among `running` is dropped.
+    ///
+    /// Errors as a forward.
+    pub fn propose(&mut self, running: &[RequestId], wanted: &[Wanted]) -> Result<Vec<Vec<u32>>> {
+        let Draft { requests, pools, .. } = self;
+        requests.retain(|id, progress| {
+            let stays = running.contains(id);
+            if !stays {
+                pools.put_back(&mut progress.blocks);
+            }
+            stays
+        });
+        let numbered = wanted.iter().enumerate();
+        let mut open: Vec<Proposal> = numbered.filter_map(|(number, one)| self.begin(number, one)).collect();
+        let mut proposed = vec![Vec::new(); wanted.len()];
+        while !open.is_empty() {
+            let pieces = self.pieces(&mut open);
+            let next = self.likeliest(&open, &pieces)?;
+            for ((proposal, piece), next) in open.iter_mut().zip(pieces).filter(|(_, piece)| *piece > 0).zip(next) {
+                let progress = self.requests.get_mut(&proposal.id).expect("it was begun");
+                let computed: Vec<u32> = proposal.pending.drain(..piece).collect();
+                proposal.computed += piece;
+                let beyond = proposal.computed.saturating_sub(proposal.certain).min(piece);
+                progress.computed += piece - beyond;
+                progress.proposed.extend(&computed[piece - beyond..]);
+                let own: &mut Vec<u32> = &mut proposed[proposal.number];
+                // A token that the other model does not have, or logits that are not finite, end a proposal.
+                if proposal.pending.is_empty() && (0..self.vocabulary as i32).contains(&next) {
+                    own.push(next as u32);
+                    proposal.pending.extend((own.len() < proposal.most).then_some(next as u32));
+                }
+            }
+            open.retain(|proposal| !proposal.pending.is_empty());
+        }
+        Ok(proposed)
+    }
+
+    /// Begins a proposal after what the cache has of the request.
+    fn begin(&mut self, number: usize, wanted: &Wanted) -> Option<Proposal> {
+        let &Wanted { id, tokens, most } = wanted;
+        let most = most.min(self.tokens);
+        let is_known = |&token: &u32| (token as usize) < self.vocabulary;
+        let Progress { computed, proposed, .. } = self.requests.entry(id).or_default();
+        // Of the tokens that it proposed the last time, the request has the first ones.
+        let accepted = proposed.iter().zip(&tokens[*computed..]).take_while(|(a, b)| a == b).count();
+        *computed = (*computed + accepted).min(tokens.len() - 1);
+        proposed.clear();
+        let pending = tokens[*computed..].to_vec();
+        let fits = most > 0 && tokens.len() + most <= self.positions && pending.iter().all(is_known);
+        let (computed, certain) = (*computed, tokens.len());
+        fits.then_some(Proposal { id, number, computed, certain, pending, most })
+    }
+
+    /// How many tokens of each proposal the next pass computes, for which there are blocks. A proposal without memory ends.
+    fn pieces(&mut self, open: &mut [Proposal]) -> Vec<usize> {
+        let mut room = ROWS;
+        let piece = |proposal: &mut Proposal| {
+            let piece = proposal.pending.len().min(room);
+            let progress = self.requests.get_mut(&proposal.id).expect("it was begun");
+            // A block leaves a window if no token after the certain tokens sees it: proposed ones may be rejected.
+            if !self.pools.extend(&mut progress.blocks, progress.computed, proposal.computed + piece) {
+                self.pools.put_back(&mut progress.blocks);
+                *progress = Progress::default();
+                proposal.pending.clear();
+                return 0;
+            }
+            room -= piece;
+            piece
+        };
+        open.iter_mut().map(piece).collect()
+    }
+
+    /// Computes `pieces` of proposals, and returns the most likely token after each one that has tokens.
+    fn likeliest(&mut self, open: &[Proposal], pieces: &[usize]) -> Result<Vec<i32>> {
+        let Draft { model, cache, steps, requests, .. } = self;
+        let pieces = open.iter().zip(pieces).filter(|(_, piece)| **piece > 0);
+        let sequences: Vec<SequenceTokens> = pieces
+            .map(|(&Proposal { id, computed, ref pending, .. }, &piece)| {
+                SequenceTokens::new(computed, &pending[..piece], &requests[&id].blocks.tables)
+            })
+            .collect();
+        if sequences.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut end = 0;
+        let last = |sequence: &SequenceTokens| {
+            end += sequence.new.len();
+            end - 1
+        };
+        let last: Vec<usize> = sequences.iter().map(last).collect();
+        if let Device::Cuda(_) = model.device() {
+            let scored = steps.run(model, None, cache, &SequenceTokens::rows(&sequences))?;
+            let all = scored.likeliest.to_vec::<i32>()?;
+            return Ok(last.into_iter().map(|row| all[row]).collect());
+        }
+        let hidden = model.hidden(&InferenceBatch::padded(model.device(), &sequences)?, cache)?;
+        let rows: Vec<i32> = last.iter().map(|&row| row as i32).collect();
+        let rows = Tensor::from_slice(model.device(), &[rows.len()], &rows)?;
+        Ok(Scored::score(model, &hidden, &rows)?.likeliest.to_vec()?)
+    }
+}

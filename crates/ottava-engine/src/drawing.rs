@@ -1,0 +1,151 @@
+//! Draws of tokens from logits, and the verification of proposed tokens: a proposed token is accepted if it is the one that is drawn.
+
+use crate::batching::{Drawn, Engine, Plan};
+use crate::decode::{Scored, in_f32};
+use crate::draft::Wanted;
+use crate::proposer::Proposer;
+use crate::update::Part;
+use ottava_common::error::{Error, Result};
+use ottava_tensor::ops::{Draw, Draws, sample};
+
+/// Rows of logits of a request: the row after its last token, and the rows after each proposed token.
+pub(super) struct Drawing {
+    /// Number in `running`.
+    pub at: usize,
+    /// The first row.
+    pub row: usize,
+    /// Rows.
+    pub count: usize,
+}
+
+/// Groups of at most `most` rows, as far as one request has no more.
+pub(super) fn by_rows(drawing: Vec<Drawing>, most: usize) -> Vec<Vec<Drawing>> {
+    let (mut groups, mut rows): (Vec<Vec<Drawing>>, usize) = (Vec::new(), most);
+    for of in drawing {
+        if groups.is_empty() || rows + of.count > most {
+            groups.push(Vec::new());
+            rows = 0;
+        }
+        rows += of.count;
+        groups.last_mut().expect("there is one").push(of);
+    }
+    groups
+}
+
+impl Engine {
+    /// Lets `proposer` propose tokens of requests, which steps verify. What requests get does not change: a proposed token is accepted if it is
+    /// drawn.
+    ///
+    /// Errors with [`Error::Config`] for sizes that cannot be used.
+    pub fn speculate(&mut self, proposer: Proposer) -> Result<()> {
+        proposer.check()?;
+        self.proposer = Some(proposer);
+        Ok(())
+    }
+
+    /// Proposes tokens for requests that draw one in this step, up to `most` for all of them, where there are blocks for their keys and values.
+    /// Returns how many.
+    pub(super) fn propose(&mut self, most: usize) -> Result<usize> {
+        let Some(proposer) = &mut self.proposer else { return Ok(0) };
+        let (mut room, mut wanted) = (most, Vec::new());
+        for sequence in &mut self.running {
+            sequence.proposed.clear();
+        }
+        let running: Vec<_> = self.running.iter().map(|sequence| sequence.id).collect();
+        let mut places = Vec::new();
+        for (at, sequence) in self.running.iter().enumerate() {
+            // One more token is drawn than is accepted.
+            let fits = sequence.max_len.saturating_sub(sequence.tokens.len() + 1);
+            let most = fits.min(proposer.tokens()).min(room);
+            let draws = sequence.pending() == 1 && !sequence.rests;
+            if draws && sequence.has_quick_masks() && !sequence.reads_activations() && most > 0 {
+                places.push(at);
+                wanted.push(Wanted { id: sequence.id, tokens: &sequence.tokens, most });
+                room -= most;
+            }
+        }
+        let proposals = proposer.propose(&running, &wanted)?;
+        let mut count = 0;
+        for (at, proposed) in places.into_iter().zip(proposals) {
+            let sequence = &mut self.running[at];
+            let (computed, tokens) = (sequence.computed, sequence.tokens.len() + proposed.len());
+            if !proposed.is_empty() && self.pools.extend(&mut sequence.blocks, computed, tokens) {
+                self.stats.proposals += 1;
+                self.stats.proposed_tokens += proposed.len() as u64;
+                count += proposed.len();
+                sequence.proposed = proposed;
+            }
+        }
+        Ok(count)
+    }
+
+    /// The requests that have no more tokens to compute after `plan`, with the rows of their last ones.
+    pub(super) fn drawing(&self, plan: &Plan) -> Vec<Drawing> {
+        let (mut end, mut drawing) = (0, Vec::new());
+        for &(at, new) in plan {
+            end += new;
+            let sequence = &self.running[at];
+            let count = 1 + sequence.proposed.len();
+            if sequence.pending() + sequence.proposed.len() == new && sequence.tokens.len() < sequence.max_len {
+                drawing.push(Drawing { at, row: end - count, count });
+            }
+        }
+        drawing
+    }
+
+    /// Draws the next tokens of each of these requests from its rows of logits, on the model's device. Logits reach the host only for the
+    /// likeliest tokens beside a drawn one. An engine that follows draws none: rank 0 tells it.
+    pub(super) fn draw(&mut self, scored: &Scored, mut drawing: Vec<Drawing>) -> Result<Vec<Drawn>> {
+        if matches!(self.part, Part::Follows) || drawing.is_empty() {
+            return Ok(Vec::new());
+        }
+        let likeliest = scored.likeliest.to_vec::<i32>()?;
+        if let Some(Drawing { at, .. }) = drawing.iter().find(|of| likeliest[of.row] < 0) {
+            return Err(Error::NonFinite(format!(
+                "a logit of token {} is not finite: the model's weights or activations are not",
+                self.running[*at].tokens.len() + 1
+            )));
+        }
+        // A row of a proposed token that is not finite counts only if that token is accepted, and then in the next step.
+        for of in &mut drawing {
+            of.count = (of.row..of.row + of.count).take_while(|&row| likeliest[row] >= 0).count();
+        }
+        if drawing.iter().all(|of| self.running[of.at].is_plain()) {
+            let accepted = self.accept(&drawing, |row| likeliest[row] as u32);
+            return Ok(accepted.into_iter().map(|(at, _, token)| (at, token, None)).collect());
+        }
+        let logits = in_f32(&scored.logits)?;
+        let [rows, columns] = logits.dims("logits")?;
+        let mut draws = vec![Draw::GREEDY; rows];
+        for of in &mut drawing {
+            let own = self.running[of.at].draws();
+            of.count = of.count.min(own.len());
+            draws[of.row..].iter_mut().zip(own.into_iter().take(of.count)).for_each(|(draw, own)| *draw = own);
+        }
+        let adjustments = draws.iter().map(|draw| draw.adjustments.len()).sum();
+        let mut on_device = Draws::new(logits.device(), [rows, columns], adjustments)?;
+        on_device.set(&draws)?;
+        let (tokens, logprobs) = sample(&logits, &mut on_device)?;
+        let (tokens, logprobs) = (tokens.to_vec::<i32>()?, logprobs.to_vec::<f32>()?);
+        let accepted = self.accept(&drawing, |row| tokens[row] as u32);
+        self.with_logprobs(accepted, &logits, &logprobs)
+    }
+
+    /// The tokens of each request that were drawn, with their rows, up to the first that is not the proposed one, or ends the request. `drawn`
+    /// gives the token of a row.
+    fn accept(&self, drawing: &[Drawing], drawn: impl Fn(usize) -> u32) -> Vec<(usize, usize, u32)> {
+        let mut all = Vec::new();
+        for &Drawing { at, row, count } in drawing {
+            let sequence = &self.running[at];
+            for number in 0..count {
+                let token = drawn(row + number);
+                all.push((at, row + number, token));
+                let is_proposed = sequence.proposed.get(number) == Some(&token);
+                if !is_proposed || sequence.request.stop_ids.contains(&token) {
+                    break;
+                }
+            }
+        }
+        all
+    }
+}

@@ -1,0 +1,80 @@
+//! The sampling that a model's folder suggests.
+
+use crate::request::Sampling;
+use ottava_common::error::{Error, Result};
+use ottava_common::input;
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// Bytes of a file at most.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+impl Sampling {
+    /// Draws from the whole distribution, as APIs do without other settings.
+    pub fn unchanged() -> Sampling {
+        Sampling { temperature: 1.0, ..Sampling::default() }
+    }
+
+    /// [`Sampling::unchanged`] with what `generation_config.json` of `folder`, if there is one, says of `temperature`, `top_k` (0 and -1
+    /// are for all tokens), `top_p`, `min_p` and `repetition_penalty`: the keys that vLLM reads. `do_sample` is not read, as in vLLM.
+    ///
+    /// Errors with [`Error::Model`] for a file or value that cannot be used.
+    pub fn of_folder(folder: &Path) -> Result<Sampling> {
+        let path = folder.join("generation_config.json");
+        if !path.exists() {
+            return Ok(Sampling::unchanged());
+        }
+        let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
+        let bytes = input::read(&path, MAX_FILE_BYTES).map_err(|error| wrong(error.to_string()))?;
+        let config: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+        let mut sampling = Sampling::unchanged();
+        let value = |name: &str| config.get(name).filter(|value| !value.is_null());
+        let is_no_number = |name: &str, value: &Value| wrong(format!("`{name}` is {value}; it is a number"));
+        for (name, field) in [
+            ("temperature", &mut sampling.temperature),
+            ("top_p", &mut sampling.top_p),
+            ("min_p", &mut sampling.min_p),
+            ("repetition_penalty", &mut sampling.repetition_penalty),
+        ] {
+            if let Some(value) = value(name) {
+                *field = value.as_f64().ok_or_else(|| is_no_number(name, value))?;
+            }
+        }
+        if let Some(value) = value("top_k") {
+            let top_k = value.as_i64().ok_or_else(|| is_no_number("top_k", value))?;
+            sampling.top_k = usize::try_from(top_k).ok().filter(|&top_k| top_k > 0);
+        }
+        match sampling.problem() {
+            Some((_, problem)) => Err(wrong(problem)),
+            None => Ok(sampling),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_suggests_sampling() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |text: &str| {
+            std::fs::write(folder.path().join("generation_config.json"), text).unwrap();
+            Sampling::of_folder(folder.path())
+        };
+        let text =
+            r#"{"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": null, "do_sample": true, "eos_token_id": 3}"#;
+        let expected = Sampling { temperature: 0.6, top_k: Some(20), top_p: 0.95, ..Sampling::unchanged() };
+        assert_eq!(read(text).unwrap(), expected);
+        assert_eq!(read(r#"{"top_k": -1, "repetition_penalty": 1.1}"#).unwrap().repetition_penalty, 1.1);
+        for (text, part) in [
+            (r#"{"temperature": "hot"}"#, r#"generation_config.json: `temperature` is "hot"; it is a number"#),
+            (r#"{"top_p": 1.5}"#, "generation_config.json: top-p is 1.5"),
+            ("[]", "generation_config.json: invalid type"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(Sampling::of_folder(&folder.path().join("none")).unwrap(), Sampling::unchanged());
+    }
+}

@@ -1,0 +1,106 @@
+//! The engines of ranks that divide a model. Rank 0 leads: it has the requests, and draws their tokens. Before each step it announces what has
+//! happened since the last one, so that the engines of all ranks select the same tokens and compute the same passes. The others follow: they
+//! have no grammars, draw nothing, and report nothing.
+//!
+//! `Decoder::for_inference` builds this rank's part of each layer. A pass adds partial sums over ranks (`Casts::sum`), and `Decoder::logits` joins
+//! the logits of all parts of the vocabulary. The engine of rank 0 announces the tokens of the last step and the calls since that step
+//! (`Engine::step`). The engines of other ranks make the same calls, and select and compute the same passes (`Engine::follow`). Decisions that
+//! depend on clients or sampling are made on rank 0; all other decisions are made on every rank by the same code from the same state, which each
+//! step compares (`EngineStats`).
+
+use crate::batching::Engine;
+use crate::request::EngineStats;
+use crate::update::{Call, Part, Update};
+use ottava_common::error::{Error, Result};
+use ottava_parallel::Ranks;
+use std::rc::Rc;
+
+/// Names announcements in error messages.
+const STEP: &str = "step of the engine";
+
+impl Engine {
+    /// Makes this the engine of rank 0 of `ranks`, which divide its model: the others [follow](Engine::follow) until [`Engine::finish`]. Until
+    /// here all ranks have made the same calls. The engine of a single rank stays as it is.
+    pub fn lead(&mut self, ranks: Rc<Ranks>) {
+        if ranks.size() > 1 {
+            self.part = Part::Leads(ranks, Update::default());
+        }
+    }
+
+    /// Repeats the steps of the engine of rank 0 of `ranks`, which [leads](Engine::lead), until it finishes.
+    ///
+    /// Errors as [`Engine::step`], and with [`Error::Tensor`] if another rank ends.
+    pub fn follow(&mut self, ranks: &Ranks) -> Result<()> {
+        self.part = Part::Follows;
+        while let Some(update) = ranks.listen(STEP)? {
+            self.apply(update)?;
+        }
+        ranks.finish()
+    }
+
+    /// Ends the other ranks, if this engine leads them.
+    ///
+    /// Errors with [`Error::Tensor`] if one of them has ended before.
+    pub fn finish(&mut self) -> Result<()> {
+        match std::mem::replace(&mut self.part, Part::Alone) {
+            Part::Leads(ranks, _) => {
+                ranks.announce(STEP, &None::<Update>)?;
+                ranks.finish()
+            }
+            Part::Alone | Part::Follows => Ok(()),
+        }
+    }
+
+    /// Announces the step that begins, if this engine leads others.
+    pub(super) fn announce(&mut self) -> Result<()> {
+        let stats = self.stats();
+        match &mut self.part {
+            Part::Leads(ranks, update) => {
+                let update = Update { stats, ..std::mem::take(update) };
+                ranks.announce(STEP, &Some(update))
+            }
+            Part::Alone | Part::Follows => Ok(()),
+        }
+    }
+
+    /// Announces drawn tokens and the ends of grammars before the next step.
+    pub(super) fn tell_drawn(&mut self, drawn: Vec<(usize, u32)>) {
+        if let Part::Leads(_, update) = &mut self.part {
+            let running = self.running.iter().enumerate();
+            (update.drawn, update.ends) =
+                (drawn, running.filter_map(|(at, sequence)| Some((at, sequence.end?))).collect());
+        }
+    }
+
+    /// Does what rank 0 has done since its last announcement, and then the step that it begins.
+    fn apply(&mut self, Update { drawn, ends, calls, stats }: Update) -> Result<()> {
+        let running = self.running.len();
+        if drawn.iter().map(|(at, _)| at).chain(ends.iter().map(|(at, _)| at)).any(|&at| at >= running) {
+            return Err(self.apart_from(&stats));
+        }
+        let mut unused = Vec::new();
+        ends.into_iter().for_each(|(at, reason)| self.running[at].end = Some(reason));
+        self.conclude(drawn.into_iter().map(|(at, token)| (at, token, None)).collect(), &mut unused);
+        for call in calls {
+            match call {
+                Call::Add(request) => drop(self.add(*request)?),
+                Call::Cancel(id) => self.cancel(id),
+                Call::Hold(id) => self.hold(id),
+                Call::Resume(id) => self.resume(id),
+                Call::Rest(ids) => self.rest(ids),
+            }
+        }
+        if self.stats() != stats {
+            return Err(self.apart_from(&stats));
+        }
+        self.cancelled.clear();
+        self.run_passes(&mut unused)?;
+        Ok(())
+    }
+
+    /// The error of an engine that is not in the state of rank 0.
+    fn apart_from(&self, first: &EngineStats) -> Error {
+        let own = self.stats();
+        Error::diverged(format!("the engine state of this rank differs from rank 0: {own:?} here, {first:?} there"))
+    }
+}

@@ -1,0 +1,183 @@
+//! The passes of a step: which tokens they compute together, and with which kernels.
+//!
+//! `Engine::run_passes` divides a step into passes. With `batch_invariant`, passes have 64 rows and run within `CudaDevice::with_batch_invariance`,
+//! in which products and attention choose kernels by no other shape.
+
+use crate::batching::{Drawn, Engine, Plan};
+use crate::decode::{INVARIANT_ROWS, Scored};
+use crate::drawing::by_rows;
+use crate::request::{AdapterId, Event};
+use ottava_common::error::Result;
+use ottava_models::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
+use ottava_tensor::{Device, Tensor};
+use std::collections::BTreeMap;
+
+/// Rows of logits that exist at once, and rows of a pass with proposed tokens.
+pub(super) const MOST_ROWS: usize = 256;
+
+/// The kind of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BatchKind {
+    /// On a GPU, by the kernels of single tokens: each token is a sequence of its own, which ends there.
+    Rows,
+    /// Any numbers of tokens of sequences.
+    Mixed,
+}
+
+impl Engine {
+    /// Decides what a step computes, computes it, and returns the tokens that are drawn.
+    pub(super) fn run_passes(&mut self, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
+        let plan = self.schedule()?;
+        let passes = self.passes(plan);
+        let mut drawn = Vec::new();
+        for (kind, plan) in &passes {
+            drawn.extend(self.compute(*kind, plan, events)?);
+            self.advance(plan);
+        }
+        Ok(drawn)
+    }
+
+    /// Whether this is a GPU whose results must not depend on the batch. Results of a CPU never do.
+    pub(super) fn keeps_invariant(&self) -> bool {
+        self.options.batch_invariant && matches!(self.model.device(), Device::Cuda(_))
+    }
+
+    /// Divides a plan by adapters, the adapters that are in the linears first, and on a GPU by kernels. So each step computes all adapters.
+    fn passes(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
+        let mut by_adapter: BTreeMap<_, Plan> = BTreeMap::new();
+        for (at, new) in plan {
+            let adapter = self.running[at].request.adapter;
+            by_adapter.entry((adapter != self.adapter, adapter)).or_default().push((at, new));
+        }
+        let plans = by_adapter.into_values();
+        match self.model.device() {
+            Device::Cuda(_) if self.options.batch_invariant => {
+                plans.flat_map(|plan| self.invariant_passes(plan)).collect()
+            }
+            Device::Cuda(_) => plans.flat_map(|plan| self.passes_by_kernel(plan)).collect(),
+            _ => plans.map(|plan| (BatchKind::Mixed, plan)).collect(),
+        }
+    }
+
+    /// Divides a plan of one adapter: single tokens and tokens proposed after them, whole prompts one by one, and the rest.
+    fn passes_by_kernel(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
+        let (single, rest): (Plan, Plan) = plan.into_iter().partition(|&(at, _)| {
+            let sequence = &self.running[at];
+            sequence.pending() == 1 && !sequence.reads_activations()
+        });
+        let (whole, rest): (Plan, Plan) = rest
+            .into_iter()
+            .partition(|&(at, new)| self.running[at].computed == 0 && new.is_multiple_of(PREFILL_MULTIPLE));
+        let most = single.len().max(MOST_ROWS);
+        let mut passes: Vec<_> = divided(single, most).into_iter().map(|plan| (BatchKind::Rows, plan)).collect();
+        passes.extend(whole.into_iter().map(|one| (BatchKind::Mixed, vec![one])));
+        passes.push((BatchKind::Mixed, rest));
+        passes.retain(|(_, plan)| !plan.is_empty());
+        passes
+    }
+
+    /// Divides a plan of one adapter into passes of [`INVARIANT_ROWS`] rows: rows whose activations are read, and other rows.
+    fn invariant_passes(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
+        let (read, others): (Plan, Plan) = plan.into_iter().partition(|&(at, _)| self.running[at].reads_activations());
+        let of = |kind, plan| divided(plan, INVARIANT_ROWS).into_iter().map(move |plan| (kind, plan));
+        of(BatchKind::Rows, others).chain(of(BatchKind::Mixed, read)).collect()
+    }
+
+    /// Gives the linears of the model their adapters of `adapter`.
+    fn set_adapter(&mut self, adapter: Option<AdapterId>) {
+        if adapter != self.adapter {
+            // What linears have goes back to where it was, and what is there comes.
+            for AdapterId(at) in [self.adapter, adapter].into_iter().flatten() {
+                self.model.exchange_adapters(&mut self.adapters[at]);
+            }
+            self.adapter = adapter;
+        }
+    }
+
+    /// Computes what `plan` says, of requests of one adapter, in one pass, and draws the tokens that follow.
+    fn compute(&mut self, kind: BatchKind, plan: &Plan, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
+        match self.model.device().clone() {
+            Device::Cuda(gpu) if self.options.batch_invariant => {
+                gpu.with_batch_invariance(|| self.compute_pass(kind, plan, events))
+            }
+            _ => self.compute_pass(kind, plan, events),
+        }
+    }
+
+    fn compute_pass(&mut self, kind: BatchKind, plan: &Plan, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
+        self.set_adapter(plan.first().and_then(|&(at, _)| self.running[at].request.adapter));
+        let new: Vec<Vec<u32>> = plan.iter().map(|&(at, new)| self.running[at].next(new)).collect();
+        let running = plan.iter().map(|&(at, _)| &self.running[at]);
+        let sequences: Vec<SequenceTokens> =
+            running.zip(&new).map(|(of, new)| SequenceTokens::new(of.computed, new, &of.blocks.tables)).collect();
+        let drawing = self.drawing(plan);
+        if kind == BatchKind::Rows {
+            let rows = SequenceTokens::rows(&sequences);
+            let scored = self.steps.run(&self.model, self.adapter, &mut self.cache, &rows)?;
+            return self.draw(&scored, drawing);
+        }
+        let batch = match self.keeps_invariant() {
+            true => InferenceBatch::of_rows(self.model.device(), &SequenceTokens::rows(&sequences), INVARIANT_ROWS)?,
+            false => InferenceBatch::padded(self.model.device(), &sequences)?,
+        };
+        let hidden = self.model.hidden(&batch, &mut self.cache)?;
+        self.score_prompts(plan, &hidden, events)?;
+        self.pool_prompts(plan, &hidden, events)?;
+        let mut drawn = Vec::new();
+        for mut drawing in by_rows(drawing, self.logit_rows()) {
+            let rows: Vec<i32> = drawing.iter().flat_map(|of| of.row as i32..(of.row + of.count) as i32).collect();
+            let rows = self.on_device(&rows)?;
+            let scored = Scored::score(&self.model, &hidden, &rows)?;
+            let mut row = 0;
+            for of in &mut drawing {
+                (of.row, row) = (row, row + of.count);
+            }
+            drawn.extend(self.draw(&scored, drawing)?);
+        }
+        Ok(drawn)
+    }
+
+    /// Rows of logits that exist at once.
+    pub(super) fn logit_rows(&self) -> usize {
+        if self.keeps_invariant() { INVARIANT_ROWS } else { MOST_ROWS }
+    }
+
+    /// Numbers of rows, padded by row 0.
+    pub(super) fn on_device(&self, rows: &[i32]) -> Result<Tensor> {
+        let mut padded = rows.to_vec();
+        let count = if self.keeps_invariant() { INVARIANT_ROWS } else { padded_rows(self.model.device(), rows.len()) };
+        padded.resize(count, 0);
+        Ok(Tensor::from_slice(self.model.device(), &[padded.len()], &padded)?)
+    }
+}
+
+/// Divides a plan into passes of at most `most` tokens. The tokens of a request are in one pass if there are at most `most`.
+fn divided(plan: Plan, most: usize) -> Vec<Plan> {
+    let (mut passes, mut room): (Vec<Plan>, usize) = (Vec::new(), 0);
+    for (at, mut new) in plan {
+        while new > 0 {
+            if room == 0 || (new > room && new <= most) {
+                passes.push(Plan::new());
+                room = most;
+            }
+            let taken = new.min(room);
+            passes.last_mut().expect("there is one").push((at, taken));
+            (new, room) = (new - taken, room - taken);
+        }
+    }
+    passes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_tokens_of_a_request_stay_together() {
+        let plan = vec![(0, 1), (1, 5), (2, 3), (3, 20), (4, 2), (5, 8)];
+        let expected =
+            [vec![(0, 1), (1, 5)], vec![(2, 3), (3, 5)], vec![(3, 8)], vec![(3, 7)], vec![(4, 2)], vec![(5, 8)]];
+        assert_eq!(divided(plan, 8), expected);
+        assert!(divided(Plan::new(), 8).is_empty());
+    }
+}

@@ -1,0 +1,68 @@
+//! Embeddings of prompts: their activations after the last norm, pooled and divided by their norm.
+
+use crate::batching::{Engine, Plan};
+use crate::decode::in_f32;
+use crate::request::{Event, Pooling};
+use crate::sequence::Sequence;
+use ottava_common::error::{Error, Result};
+use ottava_tensor::Tensor;
+
+impl Engine {
+    /// Pools the rows of `hidden` of prompts in `plan` that ask for it, and reports prompts that are read to their end.
+    pub(super) fn pool_prompts(&mut self, plan: &Plan, hidden: &Tensor, events: &mut Vec<Event>) -> Result<()> {
+        let mut end = 0;
+        for &(at, new) in plan {
+            let first = end;
+            end += new;
+            let sequence = &mut self.running[at];
+            let Some(pooling) = sequence.request.pooling.filter(|_| sequence.pools()) else { continue };
+            // Tokens after the prompt are drawn ones.
+            let of_prompt = new.min(sequence.request.prompt.len() - sequence.computed);
+            let is_last = sequence.computed + of_prompt == sequence.request.prompt.len();
+            match pooling {
+                Pooling::Mean => sequence.add_to_pooled(&values(hidden, first, first + of_prompt)?),
+                Pooling::Last if is_last => {
+                    sequence.add_to_pooled(&values(hidden, first + of_prompt - 1, first + of_prompt)?);
+                }
+                Pooling::Last => {}
+            }
+            if is_last {
+                let event = Event::Embedding { id: sequence.id, values: sequence.take_embedding()? };
+                events.push(event);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sequence {
+    /// Adds rows of activations to their sum.
+    fn add_to_pooled(&mut self, rows: &[Vec<f32>]) {
+        for row in rows {
+            self.pooled.resize(row.len(), 0.0);
+            self.pooled.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+        }
+    }
+
+    /// The sum divided by its norm; a mean divided by its norm is the same.
+    ///
+    /// Errors with [`Error::NonFinite`].
+    fn take_embedding(&mut self) -> Result<Vec<f32>> {
+        self.is_pooled = true;
+        let sum = std::mem::take(&mut self.pooled);
+        let norm = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
+        if !norm.is_finite() {
+            let text = "an activation of a prompt is not finite: the model's weights or activations are not";
+            return Err(Error::NonFinite(text.into()));
+        }
+        // As in PyTorch, the embedding of zeros is zeros.
+        Ok(sum.iter().map(|x| (x / norm.max(1e-12)) as f32).collect())
+    }
+}
+
+/// Rows of activations in F32, on the host.
+fn values(hidden: &Tensor, from: usize, to: usize) -> Result<Vec<Vec<f32>>> {
+    let rows = in_f32(&hidden.rows(from, to)?)?;
+    let [_, channels] = rows.dims("activations")?;
+    Ok(rows.to_vec::<f32>()?.chunks_exact(channels).map(<[f32]>::to_vec).collect())
+}

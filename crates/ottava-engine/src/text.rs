@@ -1,0 +1,153 @@
+//! The text of a completion while its tokens are drawn.
+
+use ottava_common::error::Result;
+use ottava_data::{Detokenizer, Tokenizer};
+use std::sync::Arc;
+
+/// Decodes tokens one by one, and ends at stop strings.
+///
+/// Text comes as soon as it is certain: bytes of a character may be in several tokens, and the end of the text may be the beginning of a
+/// stop string. Text that may change is held back.
+pub struct TextStream {
+    stops: Arc<[String]>,
+    detokenizer: Detokenizer,
+    /// Decoded, but held back.
+    held: String,
+    stopped: bool,
+}
+
+/// The text that a token completes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TextPiece {
+    /// New text, maybe none.
+    pub text: String,
+    /// Whether a stop string was reached. The text ends before it.
+    pub stopped: bool,
+}
+
+impl TextStream {
+    /// The text of no tokens yet, which ends before the first of `stops`; empty ones are ignored.
+    pub fn new(stops: impl Into<Arc<[String]>>) -> TextStream {
+        let mut stops = stops.into();
+        if stops.iter().any(String::is_empty) {
+            stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        }
+        TextStream { stops, detokenizer: Detokenizer::default(), held: String::new(), stopped: false }
+    }
+
+    /// The same text after `prompt`.
+    ///
+    /// Errors as [`Detokenizer::after`].
+    pub fn after(self, tokenizer: &Tokenizer, prompt: &[u32]) -> Result<TextStream> {
+        Ok(TextStream { detokenizer: Detokenizer::after(tokenizer, prompt)?, ..self })
+    }
+
+    /// The text that `token` completes. After a stop string all further tokens are ignored.
+    pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<TextPiece> {
+        if self.stopped {
+            return Ok(TextPiece { text: String::new(), stopped: true });
+        }
+        self.held.push_str(&self.detokenizer.push(tokenizer, token)?.text);
+        Ok(self.release())
+    }
+
+    /// Returns the text that was held back, at the end of the completion.
+    pub fn finish(&mut self) -> String {
+        if self.stopped {
+            return String::new();
+        }
+        self.held.push_str(self.detokenizer.finish());
+        let TextPiece { text, stopped } = self.release();
+        self.stopped = true;
+        if stopped { text } else { text + &std::mem::take(&mut self.held) }
+    }
+
+    /// Takes what cannot be part of a stop string from the held text.
+    fn release(&mut self) -> TextPiece {
+        let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
+        if let Some(end) = first {
+            self.stopped = true;
+            self.held.truncate(end);
+            return TextPiece { text: std::mem::take(&mut self.held), stopped: true };
+        }
+        let may_begin = |at: &usize| self.stops.iter().any(|stop| stop.starts_with(&self.held[*at..]));
+        let certain = self.held.char_indices().map(|(at, _)| at).find(may_begin).unwrap_or(self.held.len());
+        let rest = self.held.split_off(certain);
+        TextPiece { text: std::mem::replace(&mut self.held, rest), stopped: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn tokenizer() -> Tokenizer {
+        Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer")).unwrap()
+    }
+
+    /// The pieces of `text`, whose tokens come one by one, and whether a stop was reached.
+    fn pieces(text: &str, stops: &[&str]) -> (Vec<String>, bool) {
+        let tokenizer = tokenizer();
+        let mut stream = TextStream::new(stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>());
+        let (mut pieces, mut stopped) = (Vec::new(), false);
+        for token in tokenizer.encode(text).unwrap() {
+            let piece = stream.push(&tokenizer, token).unwrap();
+            assert!(!piece.text.contains(char::REPLACEMENT_CHARACTER), "{:?}", piece.text);
+            pieces.push(piece.text);
+            stopped |= piece.stopped;
+        }
+        pieces.push(stream.finish());
+        (pieces, stopped)
+    }
+
+    #[test]
+    fn pieces_are_the_text() {
+        for text in ["canary (noun): any finch", " leading", "", "two\n\nlines\r\n", "héllo 日本 🎼!\u{0}"] {
+            let (found, stopped) = pieces(text, &["never there", ""]);
+            assert_eq!((found.concat().as_str(), stopped), (text, false));
+        }
+        assert!(pieces("any finch at all", &[]).0.iter().filter(|piece| !piece.is_empty()).count() > 2, "it streams");
+    }
+
+    #[test]
+    fn text_ends_before_the_first_stop_string() {
+        for (stops, expected) in [
+            (&["finch"][..], "canary (noun): any "),
+            (&["y finch", "finch"], "canary (noun): an"),
+            (&["finch", "ary"], "can"),
+            (&["at the end", " noun"], "canary (noun): any finch of the end"),
+            (&["c"], ""),
+            (&["end"], "canary (noun): any finch of the "),
+        ] {
+            let (found, stopped) = pieces("canary (noun): any finch of the end", stops);
+            assert_eq!(found.concat(), expected, "{stops:?}");
+            assert_eq!(stopped, expected.len() < 35, "{stops:?}");
+        }
+    }
+
+    #[test]
+    fn the_beginning_of_a_stop_string_is_held_back() {
+        let tokenizer = tokenizer();
+        let mut stream = TextStream::new(["a b c d".to_string()]);
+        let mut seen = String::new();
+        for token in tokenizer.encode("x a b c e").unwrap() {
+            let piece = stream.push(&tokenizer, token).unwrap();
+            seen.push_str(&piece.text);
+            assert!(["", "x", "x ", "x a b c e"].contains(&seen.as_str()), "{seen:?} shows what may be a stop string");
+        }
+        assert_eq!(seen, "x a b c e");
+    }
+
+    #[test]
+    fn a_character_that_is_cut_off_comes_at_the_end() {
+        let tokenizer = tokenizer();
+        let ids = tokenizer.encode("🎼").unwrap();
+        assert!(ids.len() > 1, "it is in several tokens");
+        let mut stream = TextStream::new([]);
+        for &token in &ids[..ids.len() - 1] {
+            assert_eq!(stream.push(&tokenizer, token).unwrap(), TextPiece::default());
+        }
+        assert_eq!(stream.finish(), char::REPLACEMENT_CHARACTER.to_string());
+    }
+}

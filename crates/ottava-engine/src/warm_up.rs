@@ -1,0 +1,74 @@
+//! Steps before the first request, so that no request waits for what the first step of a size does.
+
+use crate::batching::Engine;
+use crate::passes::MOST_ROWS;
+use crate::proposer::Proposer;
+use crate::request::{AdapterId, EngineOptions, Request, Sampling};
+use ottava_common::error::Result;
+use ottava_models::PREFILL_MULTIPLE;
+use ottava_tensor::Device;
+
+/// Tokens drawn in each size: a step that compiles kernels and times products, one that is captured, and one that is replayed.
+const DRAWN: usize = 3;
+
+impl Engine {
+    /// Computes prompts and decode steps of all padded sizes on a GPU, as requests of each adapter and without, which compiles kernels, times
+    /// products and captures graphs. Decode steps are of one block of the KV cache; longer ones are captured when they come. A CPU needs none of this.
+    ///
+    /// Errors as [`Engine::step`].
+    pub fn warm_up(&mut self) -> Result<()> {
+        if !matches!(self.model().device(), Device::Cuda(_)) {
+            return Ok(());
+        }
+        let before = self.stats;
+        let EngineOptions { prefix_caching, max_batch, .. } = self.options;
+        // All prompts begin alike, and none would be computed whole.
+        self.options.prefix_caching = false;
+        // Rows of proposed tokens count as further requests.
+        let proposer = self.proposer.take();
+        let rows = max_batch * (1 + proposer.as_ref().map_or(0, Proposer::tokens));
+        self.options.max_batch = rows.min(max_batch.max(MOST_ROWS));
+        let adapters = (0..self.adapters.len()).map(|number| Some(AdapterId(number)));
+        for adapter in std::iter::once(None).chain(adapters) {
+            self.run_sizes(adapter)?;
+        }
+        self.stats = before;
+        self.proposer = proposer;
+        (self.options.prefix_caching, self.options.max_batch) = (prefix_caching, max_batch);
+        Ok(())
+    }
+
+    fn run_sizes(&mut self, adapter: Option<AdapterId>) -> Result<()> {
+        let EngineOptions { max_batch, prefill_chunk, .. } = self.options;
+        let last_prompt = self.max_model_len().saturating_sub(1);
+        if self.keeps_invariant() {
+            // All passes have one size.
+            return if last_prompt > 0 { self.run_alike(adapter, 1, 1) } else { Ok(()) };
+        }
+        // Whole prompts, and one with a chunk that reads the cache. The largest take the memory that the others find.
+        let whole = (1..=prefill_chunk / PREFILL_MULTIPLE).map(|count| count * PREFILL_MULTIPLE);
+        let prompts = whole.chain([prefill_chunk.saturating_add(PREFILL_MULTIPLE / 2).min(last_prompt)]);
+        for tokens in prompts.rev().filter(|tokens| (1..=last_prompt).contains(tokens)) {
+            self.run_alike(adapter, 1, tokens)?;
+        }
+        let sizes =
+            std::iter::successors(Some(1usize), |size| size.checked_mul(2)).take_while(|&size| size < max_batch);
+        for size in sizes.chain([max_batch]).filter(|_| last_prompt > 0) {
+            self.run_alike(adapter, size, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Runs `count` requests with prompts of `tokens` tokens to their end. They draw, so that the kernels of draws are launched too.
+    fn run_alike(&mut self, adapter: Option<AdapterId>, count: usize, tokens: usize) -> Result<()> {
+        for _ in 0..count {
+            let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
+            let prompt = vec![0; tokens];
+            self.add(Request { adapter, prompt, sampling, max_new_tokens: DRAWN, ..Request::default() })?;
+        }
+        while !self.is_idle() {
+            self.step()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,527 @@
+//! The decoder that all families share, in training and evaluation.
+
+mod adapters;
+mod compare;
+
+pub use adapters::Adapters;
+
+use crate::layers::{Head, HeadOutput};
+use crate::stage::{Span, Stage, StageSaved, fetch};
+use crate::{DecoderConfig, InferenceBatch, KvCache, KvGroup, Positions, RopeTables};
+use ottava_common::error::{Error, Result};
+use ottava_recipe::Recipe;
+use ottava_recipe::context::{Context, DeferredWgrads, Sequences};
+use ottava_recipe::layer_ranks::{LayerRanks, Undivided};
+use ottava_recipe::mode::{Mode, StepPrecision};
+use ottava_recipe::param::{
+    Builder, Description, Direction, FolderTensor, FolderUse, Loan, MemoryPolicy, Param, ParamId, Purpose, Units,
+    WeightSource,
+};
+use ottava_recipe::recompute::{Recompute, SavedActivations};
+use ottava_recipe::scaling::{RouterLoad, ScalingState};
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::{CrossEntropy, cap_logits, embedding, join_columns, real_type};
+use ottava_tensor::{DType, Device, Tensor};
+use std::rc::Rc;
+
+/// A decoder, or the stages of one that a process has, with their weights and the scaling state of their casts.
+pub struct Decoder {
+    config: DecoderConfig,
+    device: Device,
+    recipe: Recipe,
+    recompute: Recompute,
+    saved_activations: SavedActivations,
+    /// In the order of forward.
+    stages: Vec<Stage>,
+    scaling: ScalingState,
+    description: Description,
+    /// The layers of this process, with its parts of tensors that ranks divide.
+    part: Description,
+    /// The biases that follow the loads of routers, by the router's name.
+    router_biases: Vec<(String, ParamId)>,
+    /// Whether ranks divide the tensors of layers.
+    is_divided: bool,
+    /// Those ranks.
+    ranks: Rc<dyn LayerRanks>,
+    folder_codes: FolderCounts,
+}
+
+/// The frozen weights, fused as in memory, of which a folder has FP8 codes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FolderCounts {
+    /// Those that keep the codes.
+    pub kept: usize,
+    /// Those that are cast again, since the recipe has other scales.
+    pub recast: usize,
+}
+
+/// The micro-batch of a backward, and how it is differentiated.
+#[derive(Clone, Copy)]
+pub struct BackwardPass<'a> {
+    /// How its tokens lie.
+    pub sequences: &'a Sequences,
+    /// The precision of forward.
+    pub precision: StepPrecision,
+    /// F32 `[1]` (F64 for F64): the factor of the losses of layers, which are means over the tokens of the micro-batch.
+    pub layer_loss_scale: &'a Tensor,
+}
+
+impl Decoder {
+    /// Builds the whole model on `device`, with values from `weights`, for sequences up to `seq_len`.
+    pub fn new(
+        config: &DecoderConfig,
+        recipe: &Recipe,
+        device: &Device,
+        purpose: Purpose,
+        seq_len: usize,
+        weights: &mut dyn WeightSource,
+    ) -> Result<Decoder> {
+        let mut decoder = Decoder::unloaded(config, recipe, device, purpose, seq_len)?;
+        decoder.load(weights)?;
+        Ok(decoder)
+    }
+
+    /// Builds, of the model for inference, what one of `ranks` that divide its tensors has, for sequences up to `seq_len`.
+    pub fn for_inference(
+        config: &DecoderConfig,
+        recipe: &Recipe,
+        device: &Device,
+        seq_len: usize,
+        weights: &mut dyn WeightSource,
+        ranks: Rc<dyn LayerRanks>,
+    ) -> Result<Decoder> {
+        let whole = [Span::whole(config.layers)];
+        let mut decoder = Decoder::staged(config, recipe, device, Purpose::Infer, seq_len, &whole, ranks)?;
+        decoder.load(weights)?;
+        if decoder.is_divided {
+            decoder.expect_all(weights)?;
+        }
+        Ok(decoder)
+    }
+
+    /// Builds the whole model without its weights, so that ranks can divide them before each loads its slices.
+    pub fn unloaded(
+        config: &DecoderConfig,
+        recipe: &Recipe,
+        device: &Device,
+        purpose: Purpose,
+        seq_len: usize,
+    ) -> Result<Decoder> {
+        let whole = [Span::whole(config.layers)];
+        Decoder::staged(config, recipe, device, purpose, seq_len, &whole, Rc::new(Undivided))
+    }
+
+    /// Loads all weights.
+    pub fn load(&mut self, weights: &mut dyn WeightSource) -> Result<()> {
+        self.load_each(|param| param.load_whole(weights), |_| Ok(()))
+    }
+
+    /// Errors if `weights` lack a tensor of the whole model, of which other processes read some.
+    pub fn expect_all(&self, weights: &mut dyn WeightSource) -> Result<()> {
+        Decoder::folder_tensors(&self.config, &self.recipe)?.iter().try_for_each(|tensor| weights.expect(tensor))
+    }
+
+    /// Runs `load` on each parameter, and then casts it if it is frozen; and `finish` on the parameters of each unit.
+    pub fn load_each(
+        &mut self,
+        mut load: impl FnMut(&mut Param) -> Result<()>,
+        mut finish: impl FnMut(&mut [&mut Param]) -> Result<()>,
+    ) -> Result<()> {
+        let (mut units, scaling) = (self.stages.iter_mut().flat_map(Stage::units_mut), &mut self.scaling);
+        let mut casts = scaling.casts(Mode::TRAINING);
+        let folder = &mut self.folder_codes;
+        units.try_for_each(|mut params| {
+            for param in &mut params {
+                load(param)?;
+                match param.folder_use() {
+                    Some(FolderUse::Kept) => folder.kept += 1,
+                    Some(FolderUse::Recast) => folder.recast += 1,
+                    None => {}
+                }
+                param.quantize_frozen(&mut casts)?;
+            }
+            finish(&mut params)
+        })
+    }
+
+    /// What became of the FP8 codes that a folder has of frozen weights.
+    pub fn folder_codes(&self) -> FolderCounts {
+        self.folder_codes
+    }
+
+    /// Builds only the layers of `spans`, a stage for each, and of tensors that `ranks` divide this rank's parts, without their weights.
+    pub fn staged(
+        config: &DecoderConfig,
+        recipe: &Recipe,
+        device: &Device,
+        purpose: Purpose,
+        seq_len: usize,
+        spans: &[Span],
+        ranks: Rc<dyn LayerRanks>,
+    ) -> Result<Decoder> {
+        let learned = config.positions == Positions::Learned;
+        if learned && seq_len > config.max_positions {
+            return Err(Error::Model(format!(
+                "the model has learned {} positions; keep sequences of {seq_len} within them",
+                config.max_positions
+            )));
+        }
+        recipe.expect_on(device)?;
+        let tables = RopeTables::new(config, device, seq_len, real_type(recipe.compute))?;
+        let mut build = Builder::new(device, recipe, purpose).divided(ranks.clone());
+        build.lora = config.lora.as_ref();
+        let is_divided = [Axis::Tensor, Axis::Expert].into_iter().any(|axis| build.place_on(axis).is_divided());
+        let stages = spans.iter().map(|span| Stage::new(&mut build, config, span, &tables)).collect::<Result<_>>()?;
+        build.description.casts = build.slots.amax_groups();
+        let part = build.description.clone();
+        let (scaling, router_biases) = (ScalingState::new(device, build.slots)?, build.router_biases);
+        let kept = match purpose {
+            Purpose::Train(kept) => kept,
+            Purpose::Infer => MemoryPolicy::FULL,
+        };
+        let recompute = kept.recompute;
+        // Backward consumes the activations of a recomputed block immediately.
+        let saved_activations = if recompute.blocks() { SavedActivations::Exact } else { kept.saved_activations };
+        // Plans and reports are about the whole model.
+        let description = match (*spans == [Span::whole(config.layers)], is_divided) {
+            (true, false) => {
+                build.description.check(recipe, config.lora.as_ref())?;
+                build.description
+            }
+            (true, true) => Description { casts: build.description.casts, ..Decoder::describe(config, recipe)? },
+            (false, _) => Decoder::describe(config, recipe)?,
+        };
+        let (config, device, recipe) = (config.clone(), device.clone(), recipe.clone());
+        Ok(Decoder {
+            config,
+            device,
+            recipe,
+            recompute,
+            saved_activations,
+            stages,
+            scaling,
+            description,
+            part,
+            router_biases,
+            is_divided,
+            ranks,
+            folder_codes: FolderCounts::default(),
+        })
+    }
+
+    /// The description of a model of these sizes under `recipe`, from a dry run that allocates nothing.
+    ///
+    /// Errors if the recipe's exceptions match nothing in the model.
+    pub fn describe(config: &DecoderConfig, recipe: &Recipe) -> Result<Description> {
+        Ok(Decoder::dry(config, recipe)?.description)
+    }
+
+    /// The tensors of a folder of the model.
+    ///
+    /// Errors as [`Decoder::describe`].
+    pub fn folder_tensors(config: &DecoderConfig, recipe: &Recipe) -> Result<Vec<FolderTensor>> {
+        let mut decoder = Decoder::dry(config, recipe)?;
+        let shards = decoder.all_parameters().into_iter().flat_map(|param| param.shards.iter());
+        Ok(shards.map(|shard| shard.tensor.clone()).collect())
+    }
+
+    /// A model without weights, on a device that holds no data.
+    fn dry(config: &DecoderConfig, recipe: &Recipe) -> Result<Decoder> {
+        Decoder::unloaded(config, recipe, &Device::Cpu.dry(), Purpose::Infer, 1)
+    }
+
+    /// Its sizes.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// Its precision.
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The description of the whole model, also of some of its stages.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// The description of the layers of this process: shapes are those of its parts, if ranks divide tensors.
+    pub fn part(&self) -> &Description {
+        &self.part
+    }
+
+    /// The scaling state of its casts.
+    pub fn scaling(&mut self) -> &mut ScalingState {
+        &mut self.scaling
+    }
+
+    /// All trained parameters, always in the same order.
+    pub fn parameters(&mut self) -> Vec<&mut Param> {
+        trained(self.all_parameters())
+    }
+
+    /// All parameters, including frozen ones.
+    pub fn all_parameters(&mut self) -> Vec<&mut Param> {
+        self.stages.iter_mut().flat_map(Stage::parameters_mut).collect()
+    }
+
+    /// The trained parameters of each stage.
+    pub fn parameters_by_stage(&mut self) -> Vec<Vec<&mut Param>> {
+        self.stages.iter_mut().map(|stage| trained(stage.parameters_mut())).collect()
+    }
+
+    /// The trained weight that embedding and head share, if one of them is in a stage of another process.
+    pub fn tied_weight(&mut self) -> Option<&mut Param> {
+        self.stages.iter_mut().find_map(Stage::tied_weight_mut).filter(|param| param.is_trained())
+    }
+
+    /// Whether there is a [`Decoder::tied_weight`].
+    pub fn is_tied(&self) -> bool {
+        self.stages.iter().any(Stage::is_tied) && self.config.lora.is_none()
+    }
+
+    /// The id of the head's copy of the embedding's table, if that is in a stage of another process.
+    pub fn copy(&self) -> Option<ParamId> {
+        self.stages.iter().find_map(Stage::copy).map(Param::id)
+    }
+
+    /// The number of its stages.
+    pub fn stages(&self) -> usize {
+        self.stages.len()
+    }
+
+    /// The trained parameters of each unit as [`Stage::units_mut`], and the scaling state of all casts.
+    pub fn units_and_scaling(&mut self) -> (Vec<Vec<&mut Param>>, &mut ScalingState) {
+        (self.stages.iter_mut().flat_map(Stage::units_mut).map(trained).collect(), &mut self.scaling)
+    }
+
+    /// All trained parameters, and the scaling state of all casts.
+    pub fn parameters_and_scaling(&mut self) -> (Vec<&mut Param>, &mut ScalingState) {
+        (trained(self.stages.iter_mut().flat_map(Stage::parameters_mut).collect()), &mut self.scaling)
+    }
+
+    /// Changes the biases of routers by which tokens are spread over experts, after a step with these `loads` over all ranks.
+    pub fn balance_routers(&mut self, loads: &[RouterLoad], rate: f64) -> Result<()> {
+        for param in trained(self.stages.iter_mut().flat_map(Stage::parameters_mut).collect()) {
+            if let Some((name, _)) = self.router_biases.iter().find(|(_, bias)| *bias == param.id()) {
+                let load = loads.iter().find(|load| load.name == *name).expect("each router has a load");
+                param.add_to_value(&load.bias_change(rate))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Casts all weights with the current scales. Must be called after building and loading; updates cast the weights that they write.
+    pub fn quantize_weights(&mut self) -> Result<()> {
+        let (mut params, scaling) = (self.stages.iter_mut().flat_map(Stage::parameters_mut), &mut self.scaling);
+        let mut casts = scaling.casts(Mode::TRAINING);
+        params.try_for_each(|param| param.quantize(&mut casts))?;
+        // The losses of these casts belong to no step, since another process may have run the preceding step.
+        scaling.forget_losses()
+    }
+
+    /// Forward of a micro-batch through stage number `stage` without backward, in a `mode` for that, as [`Stage::forward_only`]; does not
+    /// change the scaling state.
+    pub fn forward_only(
+        &mut self,
+        stage: usize,
+        x: &Tensor,
+        sequences: &Sequences,
+        mode: Mode,
+        units: &mut dyn Units,
+    ) -> Result<Tensor> {
+        let mut context = Context::new(self.scaling.casts(mode), sequences);
+        self.stages[stage].forward_only(x, &mut context, units)
+    }
+
+    /// Losses `[T]` of I32 `targets` `[T]` from the result of [`Decoder::forward_only`].
+    ///
+    /// Errors for a stage without the head.
+    pub fn losses(&self, normed: &Tensor, targets: &Tensor, units: &mut dyn Units) -> Result<Tensor> {
+        let (weight, output) = (self.head_weight()?, self.head().output().ok_or_else(no_head)?);
+        let loan = fetch(weight, Direction::Forward, units)?;
+        let ranks = self.scaling.scales().layer_ranks();
+        Head::losses(normed, weight, &loan, targets, output, ranks)
+    }
+
+    /// The last stage, which has the head if this process has it.
+    fn head(&self) -> &Stage {
+        self.stages.last().expect("a process has a stage")
+    }
+
+    fn head_weight(&self) -> Result<&Param> {
+        self.head().head_weight().ok_or_else(no_head)
+    }
+
+    /// Forward of a micro-batch through stage number `stage`, as [`Stage::forward`].
+    pub fn forward(
+        &mut self,
+        stage: usize,
+        x: &Tensor,
+        sequences: &Sequences,
+        precision: StepPrecision,
+        units: &mut dyn Units,
+    ) -> Result<(Tensor, StageSaved)> {
+        let _scope = self.device.scope("forward");
+        let (stage, mut context) = self.training(stage, sequences, precision, None);
+        stage.forward(x, &mut context, units)
+    }
+
+    /// Losses of `targets` from the result of [`Decoder::forward`], as [`Stage::losses_and_gradient`].
+    ///
+    /// Errors for a stage without the head.
+    pub fn losses_and_gradient(
+        &mut self,
+        normed: &Tensor,
+        targets: &Tensor,
+        scale: &Tensor,
+        units: &mut dyn Units,
+    ) -> Result<(Tensor, Tensor)> {
+        let _scope = self.device.scope("head");
+        let stage = self.stages.last_mut().expect("a process has a stage");
+        let ranks = self.scaling.scales().layer_ranks();
+        stage.losses_and_gradient(normed, targets, scale, ranks, units)?.ok_or_else(no_head)
+    }
+
+    /// Backward of a micro-batch through stage number `stage`, as [`Stage::backward`].
+    pub fn backward(
+        &mut self,
+        stage: usize,
+        dy: Tensor,
+        saved: StageSaved,
+        pass: BackwardPass,
+        units: &mut dyn Units,
+    ) -> Result<Option<Tensor>> {
+        self.backward_with(stage, (dy, saved), pass, units, None)
+    }
+
+    /// [`Decoder::backward`] without the products of the gradients of weights, which it returns for [`Decoder::wgrads`].
+    pub fn dgrads(
+        &mut self,
+        stage: usize,
+        dy: Tensor,
+        saved: StageSaved,
+        pass: BackwardPass,
+        units: &mut dyn Units,
+    ) -> Result<(Option<Tensor>, DeferredWgrads)> {
+        let mut deferred = DeferredWgrads::default();
+        let dx = self.backward_with(stage, (dy, saved), pass, units, Some(&mut deferred))?;
+        Ok((dx, deferred))
+    }
+
+    fn backward_with(
+        &mut self,
+        stage: usize,
+        (dy, saved): (Tensor, StageSaved),
+        BackwardPass { sequences, precision, layer_loss_scale }: BackwardPass,
+        units: &mut dyn Units,
+        deferred: Option<&mut DeferredWgrads>,
+    ) -> Result<Option<Tensor>> {
+        let _scope = self.device.scope("backward");
+        let (stage, context) = self.training(stage, sequences, precision, deferred);
+        let mut context = Context { layer_loss_scale: Some(layer_loss_scale), ..context };
+        stage.backward(dy, saved, &mut context, units)
+    }
+
+    /// Adds to the gradients of the weights of stage number `stage` what [`Decoder::dgrads`] has deferred.
+    pub fn wgrads(&mut self, stage: usize, deferred: DeferredWgrads, units: &mut dyn Units) -> Result<()> {
+        let _scope = self.device.scope("backward");
+        self.stages[stage].wgrads(deferred, units)
+    }
+
+    fn training<'a>(
+        &'a mut self,
+        stage: usize,
+        sequences: &'a Sequences,
+        precision: StepPrecision,
+        deferred: Option<&'a mut DeferredWgrads>,
+    ) -> (&'a mut Stage, Context<'a>) {
+        let (recompute, saved_activations) = (self.recompute, self.saved_activations);
+        let casts = self.scaling.casts(Mode::training(precision));
+        let context = Context { recompute, saved_activations, deferred, ..Context::new(casts, sequences) };
+        (&mut self.stages[stage], context)
+    }
+
+    /// The groups of attention layers that share block tables, for sequences up to `max_len` tokens; those that see most keys first.
+    pub fn kv_groups(&self, max_len: usize) -> Vec<KvGroup> {
+        KvGroup::of(&self.part.attention, max_len)
+    }
+
+    /// An empty cache for [`Decoder::hidden`], in type `dtype`: of each group of [`Decoder::kv_groups`], a number of blocks of `block_size`
+    /// tokens.
+    pub fn kv_cache(&self, groups: &[(KvGroup, usize)], block_size: usize, dtype: DType) -> Result<KvCache> {
+        KvCache::new(&self.device, &self.part.attention, self.scaling.scales().len(), groups, block_size, dtype)
+    }
+
+    /// Bytes of a block of `group` in such a cache.
+    pub fn kv_block_bytes(&self, group: &KvGroup, block_size: usize, dtype: DType) -> usize {
+        group.block_bytes(&self.part.attention, block_size, dtype)
+    }
+
+    /// Makes the result of a token independent of other tokens of a batch, for [`Decoder::hidden`]: operands that are scaled by the amax of
+    /// their tensor get one scale per row instead; the codes of weights do not change. Returns whether there were such operands. The model
+    /// cannot be trained afterwards.
+    pub fn scale_by_token(&mut self) -> Result<bool> {
+        let changes = self.scaling.scale_rows();
+        if changes {
+            self.all_parameters().into_iter().try_for_each(Param::repeat_scale)?;
+        }
+        Ok(changes)
+    }
+
+    /// Normalised activations `[T, C]` of the new tokens of a batch of sequences; appends their keys and values to `cache`.
+    pub fn hidden(&self, batch: &InferenceBatch, cache: &mut KvCache) -> Result<Tensor> {
+        let stage = self.head();
+        let pass = || cache.forward(stage, self.scaling.scales(), batch);
+        with_constant_weights(self.device(), stage.blocks_are_stored() && !self.is_divided, pass)
+    }
+
+    /// Logits `[S, V]` of the rows I32 `rows` `[S]` of the result of [`Decoder::hidden`], in F32 (F64 for F64): in BF16, likely tokens
+    /// would often have equal logits.
+    pub fn logits(&self, hidden: &Tensor, rows: &Tensor) -> Result<Tensor> {
+        let (x, head) = (embedding(hidden, rows)?, self.head_weight()?);
+        let pass = || {
+            let own = Head::logits(&x, head, Loan::none(), real_type(x.dtype()))?;
+            let mut logits = self.join_vocabulary(own)?;
+            if let Some(HeadOutput::Logits(CrossEntropy { soft_cap: Some(cap), .. })) = self.head().output() {
+                cap_logits(&mut logits, cap)?;
+            }
+            Ok(logits)
+        };
+        with_constant_weights(self.device(), head.is_stored() && !self.is_divided, pass)
+    }
+
+    /// The logits `[S, V]` of the parts of the vocabulary of all ranks.
+    fn join_vocabulary(&self, own: Tensor) -> Result<Tensor> {
+        let ranks = self.scaling.scales().layer_ranks();
+        let parts = ranks.place(Axis::Tensor).ranks;
+        if parts == 1 {
+            return Ok(own);
+        }
+        let [rows, width] = own.dims("logits")?;
+        let all = ranks.gather(Axis::Tensor, "logits", &own)?;
+        Ok(join_columns(&all.reshape(&[parts, rows, width])?, &[parts * width])?)
+    }
+}
+
+/// Runs a pass of inference; if all weights `are_stored`, they count as constant. Weights that forward casts, as after training without
+/// stored codes, are not constant.
+fn with_constant_weights<R>(device: &Device, are_stored: bool, pass: impl FnOnce() -> R) -> R {
+    match device {
+        Device::Cuda(gpu) if are_stored => gpu.with_constant_weights(pass),
+        _ => pass(),
+    }
+}
+
+fn trained(params: Vec<&mut Param>) -> Vec<&mut Param> {
+    params.into_iter().filter(|param| param.is_trained()).collect()
+}
+
+fn no_head() -> Error {
+    Error::Model("this stage of the model has no head; the stage with the head computes losses and logits".into())
+}

@@ -1,0 +1,45 @@
+//! Adapters that share a model: its linears have those of one of them at a time.
+
+use super::{Decoder, Span};
+use crate::DecoderConfig;
+use crate::layers::Adapter;
+use ottava_common::error::{Error, Result};
+use ottava_recipe::lora::Lora;
+use ottava_recipe::param::{Purpose, WeightSource};
+
+/// The adapters of the linears of a model, in the order of forward; `None` for a linear without one.
+pub struct Adapters(Vec<Option<Adapter>>);
+
+impl Decoder {
+    /// Builds and loads the adapters of `lora` for the linears of this model, on its device. The model, built for inference beside adapters
+    /// ([`Lora::of_no_linear`]), gets them by [`Decoder::exchange_adapters`].
+    ///
+    /// If ranks divide the model, each builds and loads its parts.
+    ///
+    /// Errors with [`Error::Config`] if `lora` has a target that is no linear of the model, or if the model is not one beside adapters.
+    pub fn load_adapters(&self, lora: &Lora, weights: &mut dyn WeightSource) -> Result<Adapters> {
+        if self.config.lora != Some(Lora::of_no_linear()) {
+            return Err(Error::Config("adapters are loaded beside a model that is built for them".into()));
+        }
+        let config = DecoderConfig { lora: Some(lora.clone()), ..self.config.clone() };
+        // Its other parameters are not loaded, and take no memory.
+        let (whole, ranks) = ([Span::whole(config.layers)], self.ranks.clone());
+        let mut like = Decoder::staged(&config, &self.recipe, &self.device, Purpose::Infer, 1, &whole, ranks)?;
+        like.parameters().into_iter().try_for_each(|param| param.load_whole(weights))?;
+        let mut adapters = Adapters(Vec::new());
+        like.visit_adapters(&mut |adapter| adapters.0.push(adapter.take()));
+        assert!(like.parameters().is_empty(), "`linears_mut` of each layer visits all of its linears");
+        Ok(adapters)
+    }
+
+    /// Gives each linear its adapter of `adapters`, and `adapters` those that the linears had. Without adapters, `adapters` is empty before
+    /// or after.
+    pub fn exchange_adapters(&mut self, adapters: &mut Adapters) {
+        let mut next = std::mem::take(&mut adapters.0).into_iter();
+        self.visit_adapters(&mut |adapter| adapters.0.push(std::mem::replace(adapter, next.next().flatten())));
+    }
+
+    fn visit_adapters(&mut self, visit: &mut dyn FnMut(&mut Option<Adapter>)) {
+        self.stages.iter_mut().for_each(|stage| stage.linears_mut(&mut |linear| visit(linear.adapter_mut())));
+    }
+}

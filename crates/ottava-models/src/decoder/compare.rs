@@ -1,0 +1,74 @@
+//! Passes of a decoder that compare two precisions: its recipe with its compute type, or one with itself.
+
+use super::{Decoder, no_head};
+use crate::stage::{ComparedSaved, Stage};
+use ottava_common::error::Result;
+use ottava_recipe::context::{Context, Sequences};
+use ottava_recipe::mode::{Mode, Pass, StepPrecision};
+use ottava_recipe::param::Units;
+use ottava_recipe::scaling::{Compared, Observer};
+use ottava_tensor::Tensor;
+
+impl Decoder {
+    /// Starts passes that compare these precisions: [`Decoder::compare_forward`] to [`Decoder::compare_backward`]. Tensors of the first are
+    /// copied to an `observer`.
+    pub fn begin_comparison(&mut self, precisions: [StepPrecision; 2], observer: Option<Observer>) {
+        self.scaling.begin_comparison(&self.device, precisions, observer);
+    }
+
+    /// The comparisons since [`Decoder::begin_comparison`], of this process's stages, and the tensors that were observed; waits for the device.
+    pub fn end_comparison(&mut self) -> Result<Compared> {
+        self.scaling.end_comparison()
+    }
+
+    /// Forward of a micro-batch through stage number `stage`, as [`Stage::compare_forward`].
+    pub fn compare_forward(
+        &mut self,
+        stage: usize,
+        x: &[Tensor; 2],
+        sequences: &Sequences,
+        units: &mut dyn Units,
+    ) -> Result<([Tensor; 2], ComparedSaved)> {
+        let (stage, mut context) = self.comparing(stage, sequences);
+        stage.compare_forward(x, &mut context, units)
+    }
+
+    /// Losses of `targets` in both precisions from the results of [`Decoder::compare_forward`], and their gradients.
+    ///
+    /// Errors for a stage without the head.
+    pub fn compare_losses(
+        &mut self,
+        normed: &[Tensor; 2],
+        targets: &Tensor,
+        scale: &Tensor,
+        units: &mut dyn Units,
+    ) -> Result<([Tensor; 2], [Tensor; 2])> {
+        let stage = self.stages.last_mut().expect("a process has a stage");
+        let ranks = self.scaling.scales().layer_ranks();
+        let mut each = |normed| stage.losses_and_gradient(normed, targets, scale, ranks, units)?.ok_or_else(no_head);
+        let [by_recipe, high] = [each(&normed[0])?, each(&normed[1])?];
+        Ok(([by_recipe.0, high.0], [by_recipe.1, high.1]))
+    }
+
+    /// Backward of a micro-batch through stage number `stage`, as [`Stage::compare_backward`]. `layer_loss_scale` is as in
+    /// [`BackwardPass`](crate::BackwardPass).
+    pub fn compare_backward(
+        &mut self,
+        stage: usize,
+        (dy, saved): ([Tensor; 2], ComparedSaved),
+        sequences: &Sequences,
+        layer_loss_scale: &Tensor,
+        units: &mut dyn Units,
+    ) -> Result<[Tensor; 2]> {
+        let (stage, context) = self.comparing(stage, sequences);
+        let mut context = Context { layer_loss_scale: Some(layer_loss_scale), ..context };
+        stage.compare_backward(dy, saved, &mut context, units)
+    }
+
+    fn comparing<'a>(&'a mut self, stage: usize, sequences: &'a Sequences) -> (&'a mut Stage, Context<'a>) {
+        let casts = self.scaling.casts(Mode { pass: Pass::Comparison, precision: StepPrecision::Recipe });
+        let (recompute, saved_activations) = (self.recompute, self.saved_activations);
+        let context = Context { recompute, saved_activations, ..Context::new(casts, sequences) };
+        (&mut self.stages[stage], context)
+    }
+}

@@ -1,0 +1,103 @@
+//! DeepSeek-V2: latent attention, mixtures of experts beside shared ones, and MLPs in the first layers. DeepSeek-AI 2024, arXiv:2405.04434.
+
+use crate::family::{Family, common, ignore_router_logits, size, softmax_routing};
+use crate::layers::{ExpertsConfig, LatentSizes, SharedExpert};
+use crate::{ConfigFile, DecoderConfig, LayerSet, Positions, RopeScaling};
+use ottava_common::error::Result;
+use ottava_tensor::ops::{ExpertGroups, GroupScore, RopePairs, Routing};
+use serde_json::{Value, json};
+
+pub(super) const FAMILY: Family = Family {
+    architecture: "DeepseekV2ForCausalLM",
+    model_type: "deepseek_v2",
+    reward_model: None,
+    defaults,
+    aliases: &[("num_experts", "n_routed_experts")],
+    read,
+};
+
+fn defaults() -> Value {
+    json!({
+        "first_k_dense_replace": 0, "head_dim": 64, "kv_lora_rank": 512, "moe_intermediate_size": 1407, "n_routed_experts": 64,
+        "n_shared_experts": 2, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "routed_scaling_factor": 1.0,
+        "topk_method": "greedy", "v_head_dim": 128,
+    })
+}
+
+fn read(file: &ConfigFile) -> Result<DecoderConfig> {
+    if file.required("mlp_bias")? {
+        return Err(file.error("`mlp_bias` is true; biases of DeepSeek-V2's MLPs are not implemented"));
+    }
+    let mut sizes = deepseek(file, RopePairs::Neighbours, routing(file)?, None)?;
+    if file.optional("norm_topk_prob", false)? {
+        sizes.ignored.push(
+            "`norm_topk_prob` is ignored, as in transformers: weights of DeepSeek-V2's experts do not sum to 1".into(),
+        );
+    }
+    Ok(sizes)
+}
+
+/// The sizes of a DeepSeek with this router, which adds the vector called `bias` to its scores for the choice.
+pub(super) fn deepseek(
+    file: &ConfigFile,
+    pairs: RopePairs,
+    routing: Routing,
+    bias: Option<&'static str>,
+) -> Result<DecoderConfig> {
+    let sizes = common(file)?;
+    if sizes.kv_heads != sizes.heads {
+        return Err(file.error(
+            "`num_key_value_heads` differs from `num_attention_heads`; latent attention has one number of heads",
+        ));
+    }
+    let latent = LatentSizes {
+        query_rank: file.nullable("q_lora_rank")?,
+        kv_rank: size(file, "kv_lora_rank")?,
+        plain: size(file, "qk_nope_head_dim")?,
+        rotated: size(file, "qk_rope_head_dim")?,
+        value: size(file, "v_head_dim")?,
+    };
+    let hidden = file.required("moe_intermediate_size")?;
+    let shared: usize = file.nullable("n_shared_experts")?.unwrap_or(0);
+    let of_shared = shared.saturating_mul(hidden);
+    let shared = (shared > 0).then_some(SharedExpert { name: "shared_experts", hidden: of_shared, gate: None });
+    let count = file.required("n_routed_experts")?;
+    let experts = ExpertsConfig { bias, shared, ..ExpertsConfig::new(count, hidden, routing) };
+    let sizes = DecoderConfig {
+        head_dim: latent.head_dim(),
+        latent: Some(latent),
+        attention_scale: Some(attention_scale(&sizes.rope, latent.head_dim())),
+        output_bias: file.required("attention_bias")?,
+        positions: Positions::Rotary(pairs),
+        experts: Some(experts),
+        routed: LayerSet::From(file.required("first_k_dense_replace")?),
+        ..sizes
+    };
+    ignore_router_logits(file, sizes)
+}
+
+/// The router: greedy, or in the groups with the best experts.
+fn routing(file: &ConfigFile) -> Result<Routing> {
+    let method: String = file.required("topk_method")?;
+    let groups = match method.as_str() {
+        "greedy" => None,
+        "group_limited_greedy" => {
+            let [count, chosen] = [file.required("n_group")?, file.required("topk_group")?];
+            Some(ExpertGroups { count, chosen, by: GroupScore::Best })
+        }
+        other => {
+            let known = "\"greedy\" and \"group_limited_greedy\" are implemented";
+            return Err(file.error(&format!("`topk_method` is \"{other}\"; {known}")));
+        }
+    };
+    Ok(Routing { scale: file.required("routed_scaling_factor")?, groups, ..softmax_routing(file, false)? })
+}
+
+/// The factor of products of queries and keys, which grows with a stretched context by `mscale_all_dim`.
+fn attention_scale(rope: &RopeScaling, head_dim: usize) -> f64 {
+    let growth = match rope.kind.factor() {
+        Some(factor) if factor > 1.0 => rope.mscale_all_dim.unwrap_or(0.0) * 0.1 * factor.ln() + 1.0,
+        _ => 1.0,
+    };
+    growth * growth / (head_dim as f64).sqrt()
+}

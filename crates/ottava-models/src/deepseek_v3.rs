@@ -1,0 +1,49 @@
+//! DeepSeek-V3: DeepSeek-V2 with sigmoid scores, to which a bias is added for the choice. DeepSeek-AI 2024, arXiv:2412.19437.
+
+use crate::deepseek_v2::deepseek;
+use crate::family::{Family, layers, softmax_routing};
+use crate::{ConfigFile, DecoderConfig};
+use ottava_common::error::Result;
+use ottava_tensor::ops::{ExpertGroups, GroupScore, RopePairs, RouterScores, Routing};
+use serde_json::{Value, json};
+
+pub(super) const FAMILY: Family = Family {
+    architecture: "DeepseekV3ForCausalLM",
+    model_type: "deepseek_v3",
+    reward_model: None,
+    defaults,
+    aliases: &[("num_local_experts", "n_routed_experts"), ("num_mtp_layers", "num_nextn_predict_layers")],
+    read,
+};
+
+fn defaults() -> Value {
+    json!({
+        "first_k_dense_replace": 3, "head_dim": 64, "kv_lora_rank": 512, "max_position_embeddings": 4096, "moe_intermediate_size": 2048,
+        "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": true, "num_experts_per_tok": 8,
+        "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "rope_interleave": true, "routed_scaling_factor": 2.5, "topk_group": 4, "v_head_dim": 128,
+    })
+}
+
+fn read(file: &ConfigFile) -> Result<DecoderConfig> {
+    let [count, chosen] = [file.required("n_group")?, file.required("topk_group")?];
+    let routing = Routing {
+        scores: RouterScores::Sigmoid,
+        normalise: file.required::<bool>("norm_topk_prob")?.then_some(1e-20),
+        scale: file.required("routed_scaling_factor")?,
+        groups: Some(ExpertGroups { count, chosen, by: GroupScore::TwoBest }),
+        ..softmax_routing(file, false)?
+    };
+    let pairs = if file.required("rope_interleave")? { RopePairs::Neighbours } else { RopePairs::Halves };
+    let mut sizes = deepseek(file, pairs, routing, Some("e_score_correction_bias"))?;
+    sizes.skipped_layers = layers(file, "num_nextn_predict_layers")?;
+    for (key, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
+        let name: String = file.optional(key, known.to_string())?;
+        if name != known {
+            let sentence =
+                format!("`{key}` is \"{name}\" and is ignored, as in transformers: DeepSeek-V3 has \"{known}\"");
+            sizes.ignored.push(sentence);
+        }
+    }
+    Ok(sizes)
+}

@@ -1,0 +1,207 @@
+//! Code that model families share.
+
+use crate::sizes::MAX_SIZE;
+use crate::{ConfigFile, DecoderConfig, LayerSet, Quantization, RopeScaling};
+use ottava_common::error::Result;
+use ottava_tensor::ops::{Activation, Gelu, RouterScores, Routing};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+
+/// One model family.
+pub(super) struct Family {
+    /// Its name in `architectures` of `config.json`.
+    pub(super) architecture: &'static str,
+    /// Its name in `model_type`.
+    pub(super) model_type: &'static str,
+    /// The architecture of a reward model with its decoder, if transformers has one.
+    pub(super) reward_model: Option<&'static str>,
+    /// The values of keys that a file may lack, as in the configuration class of transformers 5: those that Llama has not, or has with
+    /// another value ([`llama_defaults`]).
+    pub(super) defaults: fn() -> Value,
+    /// Other names of keys, which win where a file has both: the other name, and the key.
+    pub(super) aliases: &'static [(&'static str, &'static str)],
+    pub(super) read: fn(&ConfigFile) -> Result<DecoderConfig>,
+}
+
+impl Family {
+    /// `file` with the names of this family's keys, and with the values of the keys that it lacks.
+    pub(super) fn complete(&self, file: &ConfigFile) -> ConfigFile {
+        let mut values = file.values().clone();
+        for (other, key) in self.aliases {
+            if let Some(value) = values.get(*other).filter(|value| !value.is_null()).cloned() {
+                values.insert((*key).into(), value);
+            }
+        }
+        let object = |value: Value| value.as_object().cloned().unwrap_or_default();
+        let mut defaults: Map<_, _> = object(llama_defaults());
+        defaults.extend(object((self.defaults)()));
+        file.with_values(values).with_defaults(defaults)
+    }
+}
+
+/// The values of keys that most families share. The sizes of the tensors have none: a file that lacks them is damaged.
+fn llama_defaults() -> Value {
+    json!({
+        "attention_bias": false, "head_dim": null, "hidden_act": "silu", "initializer_range": 0.02, "max_position_embeddings": 2048,
+        "mlp_bias": false, "num_key_value_heads": null, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": false,
+    })
+}
+
+/// Gemma's name of `hidden_act`.
+const GEMMA_ACTIVATION: &str = "hidden_activation";
+
+/// Reads the keys that all families share.
+pub(super) fn common(file: &ConfigFile) -> Result<DecoderConfig> {
+    refuse(file)?;
+    let (channels, heads): (usize, usize) = (file.required("hidden_size")?, file.required("num_attention_heads")?);
+    let even = channels.checked_div(heads).unwrap_or(0);
+    let head_dim: Option<usize> = file.nullable("head_dim")?;
+    if head_dim.is_none() && even * heads != channels {
+        return Err(file.error(&format!(
+            "`hidden_size` {channels} does not divide into {heads} heads, and there is no `head_dim`"
+        )));
+    }
+    Ok(DecoderConfig {
+        vocabulary: file.required("vocab_size")?,
+        channels,
+        hidden: file.required("intermediate_size")?,
+        layers: layers(file, "num_hidden_layers")?,
+        heads,
+        kv_heads: kv_heads(file, heads)?,
+        head_dim: head_dim.unwrap_or(even),
+        max_positions: file.required("max_position_embeddings")?,
+        norm_eps: file.required("rms_norm_eps")?,
+        tied: file.required("tie_word_embeddings")?,
+        init_std: file.required("initializer_range")?,
+        rope: RopeScaling::read(file)?,
+        activation: gated(file, if file.has_default(GEMMA_ACTIVATION) { GEMMA_ACTIVATION } else { "hidden_act" })?,
+        untrainable: untrainable(file, &["attention_dropout"])?,
+        ..DecoderConfig::default()
+    })
+}
+
+/// More blocks than any model has, but few enough to be planned within a second.
+const MAX_LAYERS: usize = 10_000;
+
+/// The number of layers under `key`, which is checked before anything is computed by layer.
+pub(super) fn layers(file: &ConfigFile, key: &str) -> Result<usize> {
+    match file.required(key)? {
+        layers if layers > MAX_LAYERS => {
+            Err(file.error(&format!("`{key}` is {layers}; at most {MAX_LAYERS} are possible")))
+        }
+        layers => Ok(layers),
+    }
+}
+
+/// The size under `key`, small enough to be added to others.
+pub(super) fn size(file: &ConfigFile, key: &str) -> Result<usize> {
+    match file.required(key)? {
+        size if size > MAX_SIZE => Err(file.error(&format!("`{key}` is {size}; at most {MAX_SIZE} are possible"))),
+        size => Ok(size),
+    }
+}
+
+/// Key and value heads: as many as query heads if the key is null, or missing and the default is that of larger models.
+fn kv_heads(file: &ConfigFile, heads: usize) -> Result<usize> {
+    let found = file.nullable("num_key_value_heads")?.unwrap_or(heads);
+    let is_default = !file.has("num_key_value_heads");
+    Ok(if is_default && found > 0 && !heads.is_multiple_of(found) { heads } else { found })
+}
+
+/// A sentence for each of `keys` that is not 0: noise that transformers adds in training alone.
+pub(super) fn untrainable(file: &ConfigFile, keys: &[&str]) -> Result<Vec<String>> {
+    let mut sentences = Vec::new();
+    for key in keys {
+        if file.optional(key, 0.0)? != 0.0 {
+            sentences.push(format!(
+                "`{key}` is not 0; dropout and noise are not implemented in training: set it to 0 in config.json"
+            ));
+        }
+    }
+    Ok(sentences)
+}
+
+/// Errors if a folder has weights or code that are not read, or attention that is not causal.
+pub(super) fn refuse(file: &ConfigFile) -> Result<()> {
+    if file.has("auto_map") {
+        return Err(file.error("`auto_map` is set: code inside a model folder is not run"));
+    }
+    if !file.optional("is_causal", true)? {
+        return Err(file.error("`is_causal` is false; attention to later tokens is not implemented"));
+    }
+    if file.has("per_layer_config") {
+        return Err(file.error("`per_layer_config` is set; layers of different sizes are not implemented"));
+    }
+    Quantization::read(file).map(drop)
+}
+
+/// The activation of a gated MLP, named by `key`.
+pub(super) fn gated(file: &ConfigFile, key: &str) -> Result<Activation> {
+    let name: String = file.required(key)?;
+    match (gelu(&name), name.as_str()) {
+        (Some(gelu), _) => Ok(Activation::GeGlu(gelu)),
+        (None, "silu" | "swish") => Ok(Activation::SwiGlu),
+        (None, _) => Err(file.error(&format!("`{key}` is \"{name}\"; \"silu\" and kinds of \"gelu\" are implemented"))),
+    }
+}
+
+/// The sliding window of the key `sliding_window`; none if it is null.
+pub(super) fn sliding_window(file: &ConfigFile) -> Result<Option<usize>> {
+    // No sequence is longer than the largest size.
+    Ok(file.nullable("sliding_window")?.map(|window: usize| window.min(MAX_SIZE)))
+}
+
+/// Window and layers of Qwen2 and Qwen3: `use_sliding_window`, `max_window_layers` and `layer_types`.
+pub(super) fn qwen_window(file: &ConfigFile, layers: usize) -> Result<(Option<usize>, LayerSet)> {
+    let uses_window: bool = file.required("use_sliding_window")?;
+    let late = if uses_window { LayerSet::From(file.required("max_window_layers")?) } else { LayerSet::None };
+    let local = LayerSet::with_window(file, layers, late)?;
+    match uses_window {
+        true => Ok((sliding_window(file)?, local)),
+        false if (0..layers).any(|layer| local.contains(layer)) => Err(file.error(
+            "`layer_types` has \"sliding_attention\", and `use_sliding_window` is false; set it to true, or the types to \"full_attention\"",
+        )),
+        false => Ok((None, local)),
+    }
+}
+
+/// The softmax router of `num_experts_per_tok` experts, whose weights sum to 1 if they are normalised.
+pub(super) fn softmax_routing(file: &ConfigFile, normalised: bool) -> Result<Routing> {
+    Ok(Routing {
+        chosen: file.required("num_experts_per_tok")?,
+        scores: RouterScores::Softmax,
+        normalise: normalised.then_some(0.0),
+        scale: 1.0,
+        groups: None,
+    })
+}
+
+/// The layers with experts of Qwen: `decoder_sparse_step` and `mlp_only_layers`.
+pub(super) fn routed_layers(file: &ConfigFile, layers: usize) -> Result<LayerSet> {
+    let step: usize = file.required("decoder_sparse_step")?;
+    let dense: BTreeSet<usize> = file.required("mlp_only_layers")?;
+    if step == 0 {
+        return Err(file.error("`decoder_sparse_step` is 0; every such layer has experts, counted from 1"));
+    }
+    let has_experts = |layer: usize| !dense.contains(&layer) && (layer + 1).is_multiple_of(step);
+    Ok(LayerSet::Listed((0..layers).map(has_experts).collect()))
+}
+
+/// `sizes`, with a sentence if the file asks for a loss of routers, which a run sets.
+pub(super) fn ignore_router_logits(file: &ConfigFile, mut sizes: DecoderConfig) -> Result<DecoderConfig> {
+    if file.optional("output_router_logits", false)? {
+        let sentence =
+            "`output_router_logits` is ignored: `router.balance_loss` of a run sets the loss that balances experts";
+        sizes.ignored.push(sentence.into());
+    }
+    Ok(sizes)
+}
+
+/// The GELU of this name in `config.json`.
+pub(super) fn gelu(name: &str) -> Option<Gelu> {
+    match name {
+        "gelu" | "gelu_python" => Some(Gelu::Exact),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_fast" | "gelu_accurate" => Some(Gelu::Tanh),
+        _ => None,
+    }
+}

@@ -1,0 +1,83 @@
+//! The text model of Gemma 3: Gemma 2 with normalised queries and keys instead of soft caps, five layers with a window for each without,
+//! and rotary positions of another base in the former. Team Gemma 2025, arXiv:2503.19786.
+
+use crate::family::{Family, common};
+use crate::gemma2::{gemma, read_gemma};
+use crate::layers::NormScope;
+use crate::rope::NESTED;
+use crate::{ConfigFile, DecoderConfig, LayerSet, RopeScaling};
+use ottava_common::error::Result;
+use serde_json::{Value, json};
+
+pub(super) const FAMILY: Family = Family {
+    architecture: "Gemma3ForCausalLM",
+    model_type: "gemma3_text",
+    reward_model: Some("Gemma3TextForSequenceClassification"),
+    defaults,
+    aliases: &[],
+    read,
+};
+
+fn defaults() -> Value {
+    json!({
+        "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131_072,
+        "num_key_value_heads": 4, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rope_local_base_freq": 10_000.0,
+        "rope_theta": 1_000_000.0, "sliding_window": 4096, "sliding_window_pattern": 6, "tie_word_embeddings": true,
+    })
+}
+
+fn read(file: &ConfigFile) -> Result<DecoderConfig> {
+    let pattern: usize = file.required("sliding_window_pattern")?;
+    if pattern == 0 {
+        return Err(file.error("`sliding_window_pattern` is 0; it is a number of layers"));
+    }
+    // The rotary positions are read below: `common` knows one kind for all layers.
+    let mut others = file.values().clone();
+    for key in ["rope_parameters", "rope_scaling", "original_max_position_embeddings"] {
+        others.remove(key);
+    }
+    let others = file.with_values(others);
+    let sizes = common(&others)?;
+    let [rope, local_rope] = rope(file, &others)?;
+    let (local, local_rope) = (LayerSet::AllButEvery(pattern), Some(local_rope));
+    let sizes = DecoderConfig { rope, local_rope, local, qk_norm: Some(NormScope::Head), ..gemma(sizes) };
+    read_gemma(file, sizes)
+}
+
+/// Rotary positions of the layers that see the whole context, and of those with a window. Keys of `rope_scaling` belong to the former,
+/// beside those of `rope_parameters`; one object of `rope_parameters` for all layers is ignored, as in transformers.
+fn rope(file: &ConfigFile, others: &ConfigFile) -> Result<[RopeScaling; 2]> {
+    let [mut full, local] = match file.section("rope_parameters")? {
+        Some(parameters) => [parameters.section(NESTED[0])?, parameters.section(NESTED[1])?],
+        None => [None, None],
+    };
+    if let Some(scaling) = file.section("rope_scaling")? {
+        let [had, has] = [full.as_ref(), Some(&scaling)].map(|section| section.map(stated_type).transpose());
+        let (had, has) = (had?.flatten(), has?.flatten());
+        let differ = had.as_deref().is_some_and(|had| had != "default" && has.as_deref().is_some_and(|has| has != had));
+        let [theta, new_theta] =
+            [full.as_ref(), Some(&scaling)].map(|section| section.and_then(|s| s.values().get("rope_theta")));
+        if differ || (theta.is_some() && new_theta.is_some() && theta != new_theta) {
+            return Err(
+                file.error("`rope_scaling` and `rope_parameters` say different rotary positions; remove one of them")
+            );
+        }
+        if has.is_some() && !scaling.has("rope_type") {
+            return Err(
+                scaling.error("the key `type` is not read for Gemma 3, neither by transformers; call it `rope_type`")
+            );
+        }
+        let mut values = full.map(|full| full.values().clone()).unwrap_or_default();
+        values.extend(scaling.values().clone());
+        full = Some(scaling.with_values(values));
+    }
+    let of = |section: Option<ConfigFile>, theta: &str| {
+        RopeScaling::of_section(others, section.as_ref(), file.required(theta)?)
+    };
+    Ok([of(full, "rope_theta")?, of(local, "rope_local_base_freq")?])
+}
+
+/// The type of rotary positions that a section states.
+fn stated_type(section: &ConfigFile) -> Result<Option<String>> {
+    section.optional("rope_type", section.optional("type", None)?)
+}

@@ -1,0 +1,114 @@
+//! GPT-2: LayerNorm, biases, GELU without a gate, learned positions and a tied head. Radford et al. 2019, "Language models are
+//! unsupervised multitask learners".
+
+use crate::family::{Family, gelu, layers, refuse};
+use crate::layers::Names;
+use crate::{ConfigFile, DecoderConfig, Positions};
+use ottava_common::error::Result;
+use ottava_tensor::ops::{Activation, Gelu, NormKind};
+use serde_json::{Value, json};
+
+pub(super) const FAMILY: Family = Family {
+    architecture: "GPT2LMHeadModel",
+    model_type: "gpt2",
+    reward_model: Some("GPT2ForSequenceClassification"),
+    defaults,
+    aliases: &[
+        ("hidden_size", "n_embd"),
+        ("max_position_embeddings", "n_positions"),
+        ("num_attention_heads", "n_head"),
+        ("num_hidden_layers", "n_layer"),
+    ],
+    read,
+};
+
+fn defaults() -> Value {
+    json!({
+        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_inner": null, "n_positions": 1024,
+        "tie_word_embeddings": true,
+    })
+}
+
+/// Linears are `Conv1D`, which has its weight transposed.
+static NAMES: Names = Names {
+    embedding: "transformer.wte",
+    positions: "transformer.wpe",
+    blocks: "transformer.h",
+    attention_norm: "ln_1",
+    attention_post_norm: "",
+    mlp_norm: "ln_2",
+    mlp_post_norm: "",
+    attention: "attn",
+    qkv: &["c_attn"],
+    qkv_stack: "c_attn",
+    output: "c_proj",
+    mlp: "mlp",
+    gate_up: &["c_fc"],
+    gate_up_stack: "c_fc",
+    down: "c_proj",
+    norm: "transformer.ln_f",
+    transposed: true,
+};
+
+/// A GPT-2 of these sizes.
+pub fn gpt2(sizes: DecoderConfig) -> DecoderConfig {
+    DecoderConfig {
+        max_positions: 1024,
+        tied: true,
+        qkv_bias: true,
+        output_bias: true,
+        mlp_bias: true,
+        norm: NormKind::Layer,
+        norm_bias: true,
+        activation: Activation::Gelu(Gelu::Tanh),
+        positions: Positions::Learned,
+        names: &NAMES,
+        ..sizes
+    }
+}
+
+fn read(file: &ConfigFile) -> Result<DecoderConfig> {
+    refuse(file)?;
+    for (key, expected) in [("scale_attn_by_inverse_layer_idx", false), ("add_cross_attention", false)] {
+        if file.optional(key, expected)? != expected {
+            return Err(file.error(&format!("`{key}` is {}, which is not implemented", !expected)));
+        }
+    }
+    let mut ignored = Vec::new();
+    for key in ["resid_pdrop", "embd_pdrop", "attn_pdrop"] {
+        // The keys are 0.1 where they are missing.
+        let dropout: f64 = file.optional(key, 0.1)?;
+        if dropout != 0.0 && file.has(key) {
+            ignored.push(format!("`{key}` is {dropout} in config.json and is ignored: training has no dropout"));
+        }
+    }
+    let name: String = file.required("activation_function")?;
+    let Some(gelu) = gelu(&name) else {
+        return Err(file.error(&format!("`activation_function` is \"{name}\"; only kinds of \"gelu\" are implemented")));
+    };
+    let (channels, heads): (usize, usize) = (file.required("n_embd")?, file.required("n_head")?);
+    let head_dim = channels.checked_div(heads).unwrap_or(0);
+    if head_dim * heads != channels {
+        return Err(file.error(&format!("`n_embd` {channels} does not divide into {heads} heads")));
+    }
+    let sizes = DecoderConfig {
+        vocabulary: file.required("vocab_size")?,
+        channels,
+        layers: layers(file, "n_layer")?,
+        heads,
+        kv_heads: heads,
+        head_dim,
+        ..DecoderConfig::default()
+    };
+    Ok(DecoderConfig {
+        hidden: file.nullable("n_inner")?.unwrap_or(channels.saturating_mul(4)),
+        max_positions: file.required("n_positions")?,
+        norm_eps: file.required("layer_norm_epsilon")?,
+        init_std: file.required("initializer_range")?,
+        tied: file.required("tie_word_embeddings")?,
+        activation: Activation::Gelu(gelu),
+        attention_scale: (!file.optional("scale_attn_weights", true)?).then_some(1.0),
+        ignored,
+        ..gpt2(sizes)
+    })
+}

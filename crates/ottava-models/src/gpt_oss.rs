@@ -1,0 +1,61 @@
+//! gpt-oss: mixtures of experts with biases, and a sink in the softmax of each head. OpenAI 2025, arXiv:2508.10925.
+
+use crate::family::{Family, common, ignore_router_logits, sliding_window, softmax_routing};
+use crate::layers::ExpertsConfig;
+use crate::{ConfigFile, DecoderConfig, LayerSet};
+use ottava_common::error::Result;
+use ottava_tensor::ops::Activation;
+use serde_json::{Value, json};
+
+pub(super) const FAMILY: Family = Family {
+    architecture: "GptOssForCausalLM",
+    model_type: "gpt_oss",
+    reward_model: None,
+    defaults,
+    aliases: &[("num_experts", "num_local_experts")],
+    read,
+};
+
+fn defaults() -> Value {
+    json!({
+        "attention_bias": true, "head_dim": 64, "layer_types": null, "max_position_embeddings": 131_072, "num_experts_per_tok": 4, "num_key_value_heads": 8,
+        "num_local_experts": 128, "rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "sliding_window": 128,
+        "rope_parameters": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+            "original_max_position_embeddings": 4096,
+        },
+    })
+}
+
+fn read(file: &ConfigFile) -> Result<DecoderConfig> {
+    for (key, known) in [("swiglu_alpha", Activation::CLAMPED_FACTOR), ("swiglu_limit", Activation::CLAMPED_LIMIT)] {
+        let value: f64 = file.optional(key, known)?;
+        if value != known {
+            return Err(file.error(&format!("`{key}` is {value}; {known} is implemented")));
+        }
+    }
+    // Experts have the clamped SwiGLU, whatever `hidden_act` says.
+    let mut values = file.values().clone();
+    values.remove("hidden_act");
+    let sizes = common(&file.with_values(values))?;
+    let bias = file.required("attention_bias")?;
+    // The softmax over the chosen logits is that over all, divided by its sum.
+    let routing = softmax_routing(file, true)?;
+    let experts = ExpertsConfig {
+        router: "router",
+        biases: true,
+        stacked: true,
+        ..ExpertsConfig::new(file.required("num_local_experts")?, sizes.hidden, routing)
+    };
+    let sizes = DecoderConfig {
+        qkv_bias: bias,
+        output_bias: bias,
+        sinks: true,
+        window: sliding_window(file)?,
+        local: LayerSet::with_window(file, sizes.layers, LayerSet::AllButEvery(2))?,
+        activation: Activation::ClampedSwiGlu,
+        experts: Some(experts),
+        ..sizes
+    };
+    ignore_router_logits(file, sizes)
+}

@@ -1,0 +1,172 @@
+//! The new tokens of many sequences, whose keys and values are in a cache of blocks.
+
+use ottava_common::error::Result;
+use ottava_recipe::context::Sequences;
+use ottava_tensor::ops::PagedBatch;
+use ottava_tensor::{DType, Device, Tensor};
+
+/// The new tokens of one sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct SequenceTokens<'a> {
+    /// The number of tokens before the new ones.
+    pub start: usize,
+    /// The number of tokens whose keys and values the cache has before the pass.
+    cached: usize,
+    /// The new tokens.
+    pub new: &'a [u32],
+    /// For each group of the cache's layers, the blocks that hold its tokens, in order. Blocks before the window of a group are not read.
+    pub blocks: &'a [Vec<i32>],
+}
+
+impl<'a> SequenceTokens<'a> {
+    /// `new` tokens after `start` tokens, whose keys and values the cache has.
+    pub fn new(start: usize, new: &'a [u32], blocks: &'a [Vec<i32>]) -> SequenceTokens<'a> {
+        SequenceTokens { start, cached: start, new, blocks }
+    }
+
+    /// Each new token of `sequences` as a sequence of its own, which ends there. A pass writes the keys and values of all rows before attention
+    /// reads them, so the results are the same.
+    pub fn rows(sequences: &[SequenceTokens<'a>]) -> Vec<SequenceTokens<'a>> {
+        let of = |&SequenceTokens { start, cached, new, blocks }: &SequenceTokens<'a>| {
+            let row = move |(at, new)| SequenceTokens { start: start + at, cached, new, blocks };
+            new.chunks(1).enumerate().map(row)
+        };
+        sequences.iter().flat_map(of).collect()
+    }
+}
+
+/// The new tokens of a batch of sequences, on the device, in tensors of fixed capacity: those of unused sequences have no new tokens.
+pub struct InferenceBatch {
+    pub(super) ids: Tensor, /* I32 [T] */
+    pub(super) positions: Sequences,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    cached_lens: Tensor,
+    /// One for each group of the cache's layers.
+    block_tables: Vec<Tensor>,
+    max_new: usize,
+    /// Whether it is one whole sequence, padded to a multiple of [`PREFILL_MULTIPLE`] for the attention of training, which is planned for
+    /// each length.
+    pub(super) is_whole: bool,
+}
+
+/// On a GPU, whole sequences of a multiple of this length use the attention of training.
+pub const PREFILL_MULTIPLE: usize = 256;
+
+/// The number of rows of products, padded from `rows`: on a GPU one of few numbers, since products are tuned for each.
+pub fn padded_rows(device: &Device, rows: usize) -> usize {
+    match device {
+        Device::Cuda(_) if rows <= PREFILL_MULTIPLE => rows.next_power_of_two(),
+        Device::Cuda(_) => rows.next_multiple_of(PREFILL_MULTIPLE),
+        Device::Cpu | Device::DryCpu(_) => rows,
+    }
+}
+
+/// The groups of the cache's layers, and the largest number of blocks of a sequence in one of them.
+pub fn most_blocks(sequences: &[SequenceTokens]) -> [usize; 2] {
+    let groups = sequences.first().map_or(1, |sequence| sequence.blocks.len());
+    let blocks = sequences.iter().flat_map(|sequence| sequence.blocks).map(Vec::len).max();
+    [groups, blocks.unwrap_or(0)]
+}
+
+impl InferenceBatch {
+    /// The batch of the layers of each group.
+    pub(super) fn by_group(&self) -> Vec<PagedBatch<'_>> {
+        let InferenceBatch { query_starts, context_lens, cached_lens, max_new, .. } = self;
+        let of = |block_tables| PagedBatch { query_starts, context_lens, cached_lens, block_tables, max_new: *max_new };
+        self.block_tables.iter().map(of).collect()
+    }
+
+    /// Room for `tokens` new tokens of `sequences` sequences, at most `max_new` of each, in up to `max_blocks` blocks of each of the
+    /// cache's `groups`.
+    pub fn new(
+        device: &Device,
+        tokens: usize,
+        sequences: usize,
+        max_new: usize,
+        [groups, max_blocks]: [usize; 2],
+    ) -> Result<InferenceBatch> {
+        let zeros = |shape: &[usize]| Tensor::zeros(device, shape, DType::I32);
+        Ok(InferenceBatch {
+            ids: zeros(&[tokens])?,
+            positions: Sequences::new(device, 1, tokens)?,
+            query_starts: zeros(&[sequences + 1])?,
+            context_lens: zeros(&[sequences])?,
+            cached_lens: zeros(&[sequences])?,
+            block_tables: (0..groups).map(|_| zeros(&[sequences, max_blocks])).collect::<Result<_, _>>()?,
+            max_new,
+            is_whole: false,
+        })
+    }
+
+    /// Loads the new tokens of `sequences`, one sequence after the other.
+    ///
+    /// Panics if there is no room for them.
+    pub fn set(&mut self, sequences: &[SequenceTokens]) -> Result<()> {
+        let [rows, width] = [self.context_lens.len(), self.block_tables[0].shape()[1]];
+        let (mut ids, mut positions) = (Vec::with_capacity(self.ids.len()), Vec::with_capacity(self.ids.len()));
+        let (mut starts, mut lens, mut cached_lens) = (vec![0], Vec::with_capacity(rows), Vec::with_capacity(rows));
+        let mut tables = vec![vec![0i32; rows * width]; self.block_tables.len()];
+        for (row, sequence) in sequences.iter().enumerate() {
+            let SequenceTokens { start, cached, new, blocks } = *sequence;
+            let (has_room, end) = (blocks.iter().all(|blocks| blocks.len() <= width), (start + new.len()) as i32);
+            assert!(new.len() <= self.max_new && has_room, "a sequence has room in its batch");
+            ids.extend(new.iter().map(|&id| id as i32));
+            positions.extend(start as i32..end);
+            starts.push(ids.len() as i32);
+            lens.push(end);
+            cached_lens.push(cached as i32);
+            for (table, blocks) in tables.iter_mut().zip(blocks) {
+                table[row * width..][..blocks.len()].copy_from_slice(blocks);
+            }
+        }
+        assert!(sequences.len() <= rows && ids.len() <= self.ids.len(), "a batch has room for its sequences");
+        starts.resize(rows + 1, ids.len() as i32);
+        lens.resize(rows, 0);
+        cached_lens.resize(rows, 0);
+        ids.resize(self.ids.len(), 0);
+        positions.resize(self.ids.len(), 0);
+        let Sequences { positions: on_device, .. } = &mut self.positions;
+        let all = [&mut self.ids, on_device, &mut self.query_starts, &mut self.context_lens, &mut self.cached_lens];
+        let all = all.into_iter().chain(&mut self.block_tables);
+        for (tensor, values) in all.zip([&ids, &positions, &starts, &lens, &cached_lens].into_iter().chain(&tables)) {
+            tensor.write_bytes(bytemuck::cast_slice(values))?;
+        }
+        Ok(())
+    }
+
+    /// The new tokens of up to `rows` sequences with one new token each, padded to that many.
+    pub fn of_rows(device: &Device, sequences: &[SequenceTokens], rows: usize) -> Result<InferenceBatch> {
+        let mut batch = InferenceBatch::new(device, rows, rows, 1, most_blocks(sequences))?;
+        batch.set(sequences)?;
+        Ok(batch)
+    }
+
+    /// The new tokens of `sequences`, padded on a GPU, whose products are tuned for each number of rows.
+    pub fn padded(device: &Device, sequences: &[SequenceTokens]) -> Result<InferenceBatch> {
+        let tokens = padded_rows(device, sequences.iter().map(|sequence| sequence.new.len()).sum());
+        let max_new = sequences.iter().map(|sequence| sequence.new.len()).max().unwrap_or(0);
+        let mut batch = InferenceBatch::new(device, tokens, sequences.len(), max_new, most_blocks(sequences))?;
+        batch.set(sequences)?;
+        // On a CPU, both kinds of attention run the same loops.
+        if let ([one], Device::Cuda(_)) = (sequences, device) {
+            batch.is_whole = one.start == 0 && one.new.len().is_multiple_of(PREFILL_MULTIPLE);
+        }
+        Ok(batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A GPU reads ahead what the cache has before the pass, so rows of one sequence do not count those before them.
+    #[test]
+    fn rows_count_what_earlier_passes_have_cached() {
+        let (new, blocks) = ([5, 6, 7], [vec![0]]);
+        let sequences = [SequenceTokens::new(2, &new, &blocks), SequenceTokens::new(9, &new[..1], &blocks)];
+        let batch = InferenceBatch::of_rows(&Device::Cpu, &SequenceTokens::rows(&sequences), 5).unwrap();
+        assert_eq!(batch.context_lens.to_vec::<i32>().unwrap(), [3, 4, 5, 10, 0]);
+        assert_eq!(batch.cached_lens.to_vec::<i32>().unwrap(), [2, 2, 2, 9, 0]);
+    }
+}

@@ -1,0 +1,97 @@
+//! The cache of keys and values, and forward of new tokens over it.
+
+use crate::InferenceBatch;
+use crate::stage::Stage;
+use ottava_common::error::Result;
+use ottava_recipe::context::{Context, PagedPass};
+use ottava_recipe::mode::Mode;
+use ottava_recipe::param::Resident;
+use ottava_recipe::scaling::{Casts, Recorder, Scales};
+use ottava_tensor::ops::{AttentionSpec, KvBlocks};
+use ottava_tensor::{DType, Device, Tensor};
+
+/// Attention layers with the same window. A sequence has one block table for all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvGroup {
+    /// The largest number of keys that a token sees, itself included; `None` for all.
+    pub window: Option<usize>,
+    /// The numbers of its attention layers.
+    layers: Vec<usize>,
+}
+
+impl KvGroup {
+    /// The groups of attention layers with these specs, for sequences up to `max_len` tokens: layers without a window first, then those
+    /// with the larger windows. A window of `max_len` or more counts as none.
+    pub(super) fn of(specs: &[AttentionSpec], max_len: usize) -> Vec<KvGroup> {
+        let windows = specs.iter().map(|spec| spec.window.filter(|&window| window < max_len));
+        let mut groups: Vec<KvGroup> = Vec::new();
+        for (layer, window) in windows.enumerate() {
+            match groups.iter_mut().find(|group| group.window == window) {
+                Some(group) => group.layers.push(layer),
+                None => groups.push(KvGroup { window, layers: vec![layer] }),
+            }
+        }
+        groups.sort_by_key(|group| std::cmp::Reverse(group.window.unwrap_or(usize::MAX)));
+        groups
+    }
+
+    /// Bytes of one block of `block_size` tokens in each of its layers.
+    pub(super) fn block_bytes(&self, specs: &[AttentionSpec], block_size: usize, dtype: DType) -> usize {
+        self.layers.iter().map(|&layer| KvBlocks::block_bytes(&specs[layer], block_size, dtype)).sum()
+    }
+}
+
+/// Keys and values of all layers, and the statistics that casts of inference write.
+pub struct KvCache {
+    layers: Vec<KvBlocks>,
+    /// The number of the group of each layer.
+    groups: Vec<usize>,
+    recorder: Recorder,
+}
+
+impl KvCache {
+    /// An empty cache for a model with these attention layers and `casts` FP8 casts; each of `groups` with its number of blocks.
+    pub(super) fn new(
+        device: &Device,
+        specs: &[AttentionSpec],
+        casts: usize,
+        groups: &[(KvGroup, usize)],
+        block_size: usize,
+        dtype: DType,
+    ) -> Result<KvCache> {
+        let group_of = |layer: usize| groups.iter().position(|(group, _)| group.layers.contains(&layer));
+        let numbers: Vec<usize> =
+            (0..specs.len()).map(|layer| group_of(layer).expect("each layer has a group")).collect();
+        let of =
+            |(spec, &group): (&AttentionSpec, &usize)| KvBlocks::new(device, spec, groups[group].1, block_size, dtype);
+        let layers = specs.iter().zip(&numbers).map(of).collect::<Result<_, _>>()?;
+        Ok(KvCache { layers, groups: numbers, recorder: Recorder::new(device, casts)? })
+    }
+
+    /// Normalised activations `[T, C]` of the new tokens.
+    pub(super) fn forward(&mut self, stage: &Stage, scales: &Scales, batch: &InferenceBatch) -> Result<Tensor> {
+        let KvCache { layers, groups, recorder } = self;
+        let mut context = Context {
+            paged: Some(PagedPass { layers, groups, batches: &batch.by_group(), is_whole: batch.is_whole }),
+            ..Context::new(Casts { scales, recorder, mode: Mode::INFERENCE }, &batch.positions)
+        };
+        stage.forward_only(&batch.ids, &mut context, &mut Resident)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_with_the_same_window_share_a_group() {
+        let spec = |window| AttentionSpec { window, ..AttentionSpec::causal(2, 1, 8) };
+        let specs = [Some(4), None, Some(4), Some(9), Some(100)].map(spec);
+        let groups = KvGroup::of(&specs, 50);
+        let found: Vec<_> = groups.iter().map(|group| (group.window, group.layers.as_slice())).collect();
+        assert_eq!(found, [(None, &[1, 4][..]), (Some(9), &[3]), (Some(4), &[0, 2])]);
+        let bytes: usize = groups.iter().map(|group| group.block_bytes(&specs, 32, DType::BF16)).sum();
+        assert_eq!(bytes, 5 * KvBlocks::block_bytes(&specs[0], 32, DType::BF16));
+        assert_eq!(KvGroup::of(&specs[..1], 4), [KvGroup { window: None, layers: vec![0] }]);
+    }
+}

@@ -1,0 +1,71 @@
+//! Sets of layers, for what differs by layer.
+
+use crate::ConfigFile;
+use ottava_common::error::Result;
+
+/// A set of the layers of a model, whatever their number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LayerSet {
+    /// No layer.
+    None,
+    /// All layers.
+    All,
+    /// All layers from this index on.
+    From(usize),
+    /// The last of each group of this many layers.
+    Every(usize),
+    /// All but the last of each group of this many layers.
+    AllButEvery(usize),
+    /// The layers for which this says so, by index.
+    Listed(Vec<bool>),
+}
+
+impl LayerSet {
+    /// Whether the layer `index` belongs to it.
+    pub fn contains(&self, index: usize) -> bool {
+        match self {
+            LayerSet::None => false,
+            LayerSet::All => true,
+            LayerSet::From(first) => index >= *first,
+            LayerSet::Every(count) => (index + 1).is_multiple_of(*count),
+            LayerSet::AllButEvery(count) => !(index + 1).is_multiple_of(*count),
+            LayerSet::Listed(layers) => layers.get(index).copied().unwrap_or(false),
+        }
+    }
+
+    /// The layers with a window by `layer_types`, or `default` if the key is missing, of a model of `layers` layers.
+    ///
+    /// Errors if a type is not implemented, or there is not one for each layer.
+    pub(super) fn with_window(file: &ConfigFile, layers: usize, default: LayerSet) -> Result<LayerSet> {
+        let types: Option<Vec<String>> = file.optional("layer_types", None)?;
+        let Some(types) = types else { return Ok(default) };
+        if types.len() != layers {
+            let text = format!("`layer_types` has {} entries, and `num_hidden_layers` is {layers}", types.len());
+            return Err(file.error(&text));
+        }
+        let is_local = |name: &String| match name.as_str() {
+            "sliding_attention" => Ok(true),
+            "full_attention" => Ok(false),
+            other => Err(file.error(&format!(
+                "`layer_types` has \"{other}\"; \"full_attention\" and \"sliding_attention\" are implemented"
+            ))),
+        };
+        Ok(LayerSet::Listed(types.iter().map(is_local).collect::<Result<_>>()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_contain_the_layers_that_their_names_say() {
+        let of = |set: LayerSet| (0..7).map(|i| if set.contains(i) { 'x' } else { '.' }).collect::<String>();
+        assert_eq!(of(LayerSet::None), ".......");
+        assert_eq!(of(LayerSet::All), "xxxxxxx");
+        assert_eq!(of(LayerSet::From(5)), ".....xx");
+        assert_eq!(of(LayerSet::Every(3)), "..x..x.");
+        assert_eq!(of(LayerSet::AllButEvery(3)), "xx.xx.x");
+        assert_eq!(of(LayerSet::Listed(vec![true, false, true])), "x.x....");
+    }
+}

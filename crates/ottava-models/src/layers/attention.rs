@@ -1,0 +1,362 @@
+//! Causal self-attention with shared key and value heads, and rotary positions unless positions are learned.
+
+mod exchange;
+mod head_norm;
+
+pub use head_norm::{NormScope, QkNorm};
+
+use super::cast::{OperandCast, SavedOperand};
+use super::exchange::{expect_divisible, heads_for_tokens, tokens_for_heads};
+use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
+use super::{Linear, LinearConfig, Names};
+use head_norm::{HeadNorm, Heads};
+use ottava_common::error::Result;
+use ottava_recipe::context::{Context, PagedPass, Sequences};
+use ottava_recipe::layer_ranks::LayerRanks;
+use ottava_recipe::operand::{ResidualGradient, View, Views};
+use ottava_recipe::param::{Builder, FolderTensor, Init, Param, Split};
+use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::{
+    Angles, AttentionInput, AttentionSpec, RopeLayout, RopePairs, Rotation, append_kv, attention, attention_backward,
+    attention_sink, attention_sink_backward, paged_attention, rope, rope_to,
+};
+
+/// Sizes of an attention layer.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionConfig {
+    /// Width `C` of the residual stream.
+    pub channels: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Size of a head.
+    pub head_dim: usize,
+    /// The norms of queries and keys; `None` without norms.
+    pub qk_norm: Option<QkNorm>,
+    /// Whether the projections to Q, K and V have biases.
+    pub qkv_bias: bool,
+    /// Whether the output projection has a bias.
+    pub output_bias: bool,
+    /// Whether each query head has a logit in its softmax whose probability is dropped.
+    pub sinks: bool,
+    /// The largest number of keys that a query sees.
+    pub window: Option<usize>,
+    /// The bound of the absolute values of scores.
+    pub soft_cap: Option<f64>,
+    /// The factor of products of queries and keys; `None` for `1 / √head_dim`.
+    pub scale: Option<f64>,
+    /// The pairs of rotary positions.
+    pub pairs: RopePairs,
+    /// Names of its tensors.
+    pub names: &'static Names,
+    /// Standard deviation of initial weights.
+    pub std: f32,
+}
+
+impl AttentionConfig {
+    /// The heads of this rank, if ranks divide them.
+    fn of_rank(self, build: &Builder, name: &str) -> Result<AttentionConfig> {
+        let (ranks, context) = (build.place().ranks, build.place_on(Axis::Context).ranks);
+        let replicas = kv_replicas(self.kv_heads, ranks);
+        let kv_heads = self.kv_heads * replicas;
+        let is_divided = kv_heads.is_multiple_of(ranks);
+        let sent_kv_heads = if is_divided { kv_heads * kv_replicas(kv_heads / ranks, context) } else { kv_heads };
+        for (what, heads) in [("query", self.heads), ("key and value", sent_kv_heads)] {
+            expect_divisible(build, name, what, heads)?;
+        }
+        Ok(AttentionConfig { heads: self.heads / ranks, kv_heads: self.kv_heads * replicas / ranks, ..self })
+    }
+}
+
+/// The number of neighbouring ranks on which each key and value head is replicated, if `ranks` divide the query heads; 1 unless
+/// `ranks` is a multiple of `kv_heads`.
+fn kv_replicas(kv_heads: usize, ranks: usize) -> usize {
+    if ranks.is_multiple_of(kv_heads) { ranks / kv_heads } else { 1 }
+}
+
+/// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product; most families have no norm of heads.
+pub struct Attention {
+    name: String,
+    config: AttentionConfig,
+    qkv: Linear, /* [(H + 2·H_kv)·D, C] */
+    norm: Option<HeadNorm>,
+    output: Linear,       /* [C, H·D] */
+    sinks: Option<Param>, /* [H] */
+    /// Cosines and sines by position, shared by all layers; `None` without rotary positions.
+    rope_table: Option<Tensor>,
+    /// Its number among the attention layers of the model, which is its index in a cache.
+    number: usize,
+    spec: AttentionSpec,
+}
+
+/// Saved by [`Attention`].
+struct AttentionSaved {
+    /// `[T, (H + 2·H_kv)·D]`, rotated and exchanged, or as projected if heads are normalised; `None` if it is recomputed.
+    qkv: Option<Tensor>,
+    o: Tensor, /* [T, H·D], of this rank's heads if ranks divide sequences */
+    /// `[B, H, S]`; `None` in inference, which has no backward.
+    lse: Option<Tensor>,
+    output: SavedOperand,
+}
+
+/// Q, K and V in backward.
+enum Qkv {
+    Saved(Tensor),
+    OfOperand(View),
+}
+
+impl Attention {
+    /// An attention layer called `name`, with the tensor names of its config; `shared_input` is the cast of an operand that another
+    /// sublayer also reads.
+    pub fn new(
+        build: &mut Builder,
+        name: &str,
+        config: AttentionConfig,
+        rope_table: Option<Tensor>,
+        shared_input: Option<OperandCast>,
+    ) -> Result<Attention> {
+        let c = config;
+        let config = c.of_rank(build, name)?;
+        let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
+        let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let qkv = match c.names.qkv {
+            [one] => vec![part(one, q + 2 * kv)],
+            names => names.iter().zip([q, kv, kv]).map(|(name, rows)| part(name, rows)).collect(),
+        };
+        let output = [part(c.names.output, c.channels)];
+        let deterministic = build.recipe.deterministic;
+        let plain = AttentionSpec::causal(config.heads, config.kv_heads, c.head_dim);
+        let scale = c.scale.unwrap_or(plain.scale);
+        let spec = AttentionSpec { deterministic, window: c.window, soft_cap: c.soft_cap, scale, ..plain };
+        let number = build.description.attention.len();
+        build.description.attention.push(spec);
+        let kv_replicas = kv_replicas(c.kv_heads, build.place().ranks);
+        let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, split, shared_input| {
+            let name = &format!("{name}.{proj}");
+            let (std, transposed) = (c.std, c.names.transposed);
+            let fused: &[usize] = if split == Split::Output && parts.len() == 1 { &[q, kv, kv] } else { &[] };
+            let replicas: &[usize] = if split == Split::Output { &[1, kv_replicas, kv_replicas] } else { &[] };
+            Linear::new(
+                build,
+                LinearConfig { name, parts, fused, replicas, inputs, bias, std, transposed, split, shared_input },
+            )
+        };
+        let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, Split::Output, shared_input)?;
+        let output = linear(c.names.output, &output, q, c.output_bias, Split::Input, None)?;
+        let of = Heads { heads: config.heads, kv_heads: config.kv_heads, head_dim: c.head_dim, kv_replicas };
+        let norm = c.qk_norm.map(|norm| HeadNorm::new(build, name, of, norm)).transpose()?;
+        let of_sinks = FolderTensor::new(format!("{name}.sinks"), vec![c.heads]);
+        let of_sinks = c.sinks.then(|| build.shard(of_sinks, Split::Output)).transpose()?;
+        let sinks = of_sinks.map(|shard| Param::new(build, vec![shard], Init::Normal(c.std))).transpose()?;
+        Ok(Attention { name: name.to_string(), qkv, norm, output, sinks, config, rope_table, number, spec })
+    }
+
+    /// Applies RoPE to queries and keys.
+    fn rotated(&self) -> RopeLayout {
+        let AttentionConfig { heads, kv_heads, head_dim, pairs, .. } = self.config;
+        RopeLayout { heads: heads + kv_heads, head_dim, pairs }
+    }
+
+    /// Normalises projected Q and K, if the layer does.
+    fn normalise(&self, qkv: Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
+        match &self.norm {
+            Some(norm) => norm.forward(&qkv, ranks),
+            None => Ok(qkv),
+        }
+    }
+
+    fn angles<'a>(&'a self, sequences: &'a Sequences) -> Option<Angles<'a>> {
+        self.rope_table.as_ref().map(|table| Angles { table, positions: &sequences.positions })
+    }
+
+    /// Normalises and rotates projected Q, K and V.
+    fn rotate(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
+        let mut qkv = self.normalise(qkv, context.casts.layer_ranks())?;
+        if let Some(angles) = self.angles(context.sequences) {
+            rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
+        }
+        Ok(qkv)
+    }
+
+    /// Attention of an operand `x`: returns Q, K and V to save, the output, and `lse`.
+    fn attend(&self, x: View, context: &mut Context) -> Result<(Option<Tensor>, Tensor, Option<Tensor>)> {
+        let projected = self.qkv.fprop(&x, None, context)?;
+        drop(x);
+        let sequences = context.sequences;
+        let ranks = context.casts.layer_ranks();
+        if let Some(pass) = &mut context.paged {
+            let projected = self.normalise(projected, ranks)?;
+            return Ok((None, self.attend_paged(projected, sequences, pass)?, None));
+        }
+        let unrotated = self.norm.as_ref().map(|_| projected.clone());
+        let qkv = self.qkv_of_heads(self.rotate(projected, context)?, context)?;
+        let Sequences { batch, cu_seqlens, .. } = sequences;
+        let spec = self.spec_of_rank(sequences);
+        let input = AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref());
+        let (o, lse) = attend(input, &spec, self.sinks_of_rank(sequences)?)?;
+        let qkv = (!context.recompute.qkv()).then(|| unrotated.unwrap_or(qkv));
+        Ok((qkv, o, Some(lse)))
+    }
+
+    /// Attention of new tokens of many sequences, with normalised heads, over a cache, to which their keys and values are appended; or of all
+    /// tokens of one sequence.
+    fn attend_paged(&self, mut qkv: Tensor, sequences: &Sequences, pass: &mut PagedPass) -> Result<Tensor> {
+        let is_whole = pass.is_whole;
+        let (cache, batch) = pass.layer(self.number);
+        let mut rotation = self.angles(sequences).map(|angles| (angles, self.config.pairs));
+        // `append_kv` rotates whole heads.
+        if let Some((angles, _)) = rotation.take_if(|(angles, _)| angles.table.shape()[1] < self.config.head_dim) {
+            rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
+        }
+        append_kv(&mut qkv, cache, batch, &self.spec, rotation)?;
+        let sinks = self.sinks.as_ref().map(Param::value).transpose()?;
+        if !is_whole {
+            return Ok(paged_attention(&qkv, cache, batch, &self.spec, sinks.as_ref())?);
+        }
+        Ok(attend(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec, sinks)?.0)
+    }
+
+    /// The sinks of the heads that this rank computes over `sequences`, if there are sinks.
+    fn sinks_of_rank(&self, Sequences { place, .. }: &Sequences) -> Result<Option<Tensor>> {
+        let Some(sinks) = &self.sinks else { return Ok(None) };
+        let own = place.range(self.spec.heads);
+        Ok(Some(sinks.value()?.rows(own.start, own.end)?))
+    }
+
+    /// Adds to the gradient of the sinks, from the results of forward and the gradient `d_o` of the output.
+    fn add_sink_gradient(&mut self, d_o: &Tensor, o: &Tensor, lse: &Tensor, sequences: &Sequences) -> Result<()> {
+        let Some(sinks) = self.sinks_of_rank(sequences)? else { return Ok(()) };
+        let own = sequences.place.range(self.spec.heads);
+        let Some(param) = self.sinks.as_mut().filter(|param| param.is_trained()) else { return Ok(()) };
+        let gradient = param.grad_mut()?;
+        let mut of_rank = gradient.rows(own.start, own.end)?.duplicate()?;
+        attention_sink_backward(d_o, o, lse, &sinks, &mut of_rank)?;
+        Ok(gradient.copy_from(own.start, &of_rank)?)
+    }
+
+    /// Q, K and V in backward: before the norm of heads, if there is one, and as attention read them.
+    fn restore(&self, qkv: Qkv, context: &mut Context) -> Result<(Option<Tensor>, Tensor)> {
+        let projected = match (qkv, &self.norm) {
+            (Qkv::Saved(rotated), None) => return Ok((None, rotated)),
+            (Qkv::Saved(projected), Some(_)) => projected,
+            (Qkv::OfOperand(x), _) => self.qkv.fprop(&x, None, &mut context.recomputation())?,
+        };
+        let unrotated = self.norm.as_ref().map(|_| projected.clone());
+        let rotated = self.rotate(projected, context)?;
+        Ok((unrotated, self.qkv_of_heads(rotated, context)?))
+    }
+}
+
+/// Output and `lse` of attention, with `sinks` if there are some.
+fn attend(input: AttentionInput, spec: &AttentionSpec, sinks: Option<Tensor>) -> Result<(Tensor, Tensor)> {
+    let (mut o, mut lse) = attention(input, spec)?;
+    if let Some(sinks) = sinks {
+        attention_sink(&mut o, &mut lse, &sinks)?;
+    }
+    Ok((o, lse))
+}
+
+impl Sublayer for Attention {
+    fn input(&self) -> OperandCast {
+        self.qkv.input()
+    }
+
+    fn gradient(&self) -> OperandCast {
+        self.output.gradient()
+    }
+
+    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
+        let (qkv, o, lse) = self.attend(x, context)?;
+        let (y, output) = self.output.forward(
+            tokens_for_heads(&self.name, o.clone(), &self.output_widths(), context)?,
+            residual,
+            context,
+        )?;
+        Ok((y, SublayerSaved::new(AttentionSaved { qkv, o, lse, output })))
+    }
+
+    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
+        let (qkv, o, lse) = self.attend(x, context)?;
+        let output =
+            self.output.save(tokens_for_heads(&self.name, o.clone(), &self.output_widths(), context)?, context)?;
+        Ok(SublayerSaved::new(AttentionSaved { qkv, o, lse, output }))
+    }
+
+    fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: SublayerSaved,
+        x: BranchOperand,
+        other: Option<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let AttentionSaved { qkv, o, lse, output } = saved.into();
+        let lse = lse.expect("training attends without a cache");
+        // Q, K and V that were not saved are recomputed after the backward of `o`, which lowers the peak memory.
+        let (qkv, columns) = match qkv {
+            Some(qkv) => (Qkv::Saved(qkv), x.columns(context)?),
+            None => {
+                let Views { rows, columns } = x.views(context)?;
+                (Qkv::OfOperand(rows), columns)
+            }
+        };
+        let Views { rows, columns: dy } = self.output.cast_gradient(dy, context)?;
+        let d_o = self.output.dgrad(&rows, None, context)?;
+        drop(rows);
+        let operand = match output.into_columns() {
+            Ok(operand) => operand,
+            Err(frozen) => {
+                let o = tokens_for_heads(&self.name, o.clone(), &self.output_widths(), context)?;
+                self.output.input().recast_columns(o, &frozen, &mut context.casts)?
+            }
+        };
+        self.output.wgrad(&dy, &operand, context)?;
+        drop((dy, operand));
+        let d_o = heads_for_tokens(&self.name, d_o, &self.output_widths(), context)?;
+        self.add_sink_gradient(&d_o, &o, &lse, context.sequences)?;
+        let (unrotated, qkv) = self.restore(qkv, context)?;
+        let (Sequences { batch, cu_seqlens, .. }, spec) = (context.sequences, self.spec_of_rank(context.sequences));
+        let input = AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref());
+        let dqkv = attention_backward(&d_o, input, &o, &lse, &spec)?.fused();
+        drop((qkv, o, d_o));
+        let dqkv = self.qkv_of_heads_backward(dqkv, context)?;
+        let (rotated, positions) = (self.rotated(), &context.sequences.positions);
+        let angles = self.rope_table.as_ref().map(|table| Angles { table, positions });
+        let dqkv = match (&mut self.norm, unrotated, angles) {
+            (Some(norm), Some(unrotated), angles) => {
+                let mut dqkv = dqkv;
+                if let Some(angles) = angles {
+                    rope(&mut dqkv, angles, rotated, Rotation::Backward)?;
+                }
+                let dqkv = norm.backward(&dqkv, &unrotated, context.casts.layer_ranks())?;
+                self.qkv.cast_gradient(dqkv.into(), context)?
+            }
+            (_, _, Some(angles)) => self
+                .qkv
+                .produce_gradient(context, |output| rope_to(&dqkv, angles, rotated, Rotation::Backward, output))?,
+            (_, _, None) => self.qkv.cast_gradient(dqkv.into(), context)?,
+        };
+        self.qkv.backward_views(dqkv, columns, other.as_ref(), context)
+    }
+
+    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        self.qkv.parameters(visit);
+        self.norm.iter().for_each(|norm| norm.parameters(visit));
+        self.output.parameters(visit);
+        self.sinks.iter().for_each(visit);
+    }
+
+    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        self.qkv.parameters_mut(visit);
+        self.norm.iter_mut().for_each(|norm| norm.parameters_mut(visit));
+        self.output.parameters_mut(visit);
+        self.sinks.iter_mut().for_each(visit);
+    }
+
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        visit(&mut self.qkv);
+        visit(&mut self.output);
+    }
+}

@@ -1,0 +1,57 @@
+//! What ranks that divide sequences exchange of queries, keys and values. If there are fewer key and value heads than ranks, each is sent to
+//! several neighbouring ranks, and the gradients from them are added.
+
+use super::{Attention, AttentionConfig, kv_replicas};
+use crate::layers::exchange::{heads_for_tokens, tokens_for_heads};
+use ottava_common::error::Result;
+use ottava_recipe::context::{Context, Sequences};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{AttentionSpec, RepeatedColumns, repeat_columns, repeat_columns_backward};
+
+/// Columns of sections with their repetitions.
+fn widths(sections: [RepeatedColumns; 3]) -> [usize; 3] {
+    sections.map(|section| section.columns * section.times)
+}
+
+fn is_repeated(sections: &[RepeatedColumns]) -> bool {
+    sections.iter().any(|section| section.times > 1)
+}
+
+impl Attention {
+    /// Q, K and V as ranks send them.
+    fn sent_qkv(&self, context: &Context) -> [RepeatedColumns; 3] {
+        let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
+        let replicas = kv_replicas(kv_heads, context.sequences.place.ranks);
+        [(heads, 1), (kv_heads, replicas), (kv_heads, replicas)].map(|(heads, times)| RepeatedColumns {
+            columns: heads * head_dim,
+            block: head_dim,
+            times,
+        })
+    }
+
+    /// Q, K and V of all tokens for this rank's heads, from those of all heads for this rank's tokens.
+    pub(super) fn qkv_of_heads(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
+        let sections = self.sent_qkv(context);
+        let qkv = if is_repeated(&sections) { repeat_columns(&qkv, &sections)? } else { qkv };
+        heads_for_tokens(&self.name, qkv, &widths(sections), context)
+    }
+
+    /// The gradient by the input of [`Attention::qkv_of_heads`].
+    pub(super) fn qkv_of_heads_backward(&self, dqkv: Tensor, context: &Context) -> Result<Tensor> {
+        let sections = self.sent_qkv(context);
+        let dqkv = tokens_for_heads(&self.name, dqkv, &widths(sections), context)?;
+        if is_repeated(&sections) { Ok(repeat_columns_backward(&dqkv, &sections)?) } else { Ok(dqkv) }
+    }
+
+    /// Columns of the output of attention.
+    pub(super) fn output_widths(&self) -> [usize; 1] {
+        [self.config.heads * self.config.head_dim]
+    }
+
+    /// What this rank computes of attention over `sequences`: its share of the heads.
+    pub(super) fn spec_of_rank(&self, sequences: &Sequences) -> AttentionSpec {
+        let (place, spec) = (sequences.place, &self.spec);
+        let kv_heads = spec.kv_heads * kv_replicas(spec.kv_heads, place.ranks);
+        AttentionSpec { heads: place.share(spec.heads), kv_heads: place.share(kv_heads), ..*spec }
+    }
+}

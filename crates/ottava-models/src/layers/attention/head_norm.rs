@@ -1,0 +1,140 @@
+//! The norm of queries and keys.
+
+use crate::layers::HEAD_NORMS;
+use crate::layers::norm::initial_weight;
+use ottava_common::error::{Error, Result};
+use ottava_recipe::layer_ranks::LayerRanks;
+use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Param, Split};
+use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::{
+    HeadNormLayout, HeadNormWeights, NormKind, ProjectionNormLayout, ProjectionSums, head_norm, head_norm_backward,
+    projection_dots, projection_norm, projection_norm_backward, projection_squares,
+};
+
+/// The norms of queries and keys.
+#[derive(Clone, Copy, Debug)]
+pub struct QkNorm {
+    /// What is computed.
+    pub kind: NormKind,
+    /// What is normalised: each head, or all heads of a token.
+    pub scope: NormScope,
+    /// Added to the mean square or the variance.
+    pub eps: f64,
+}
+
+/// What has one mean square in a norm of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormScope {
+    /// Each head.
+    Head,
+    /// All query heads of a token, and all its key heads; as in OLMo 2, arXiv:2501.00656.
+    Projection,
+}
+
+/// The heads of a rank.
+pub(super) struct Heads {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Ranks that have the same key and value heads.
+    pub kv_replicas: usize,
+}
+
+/// The norm of queries and keys of an attention layer.
+pub(super) struct HeadNorm {
+    name: String,
+    q: Param, /* [D], or [H·D] */
+    k: Param, /* [D], or [H_kv·D] */
+    layout: Layout,
+}
+
+/// What has one mean square.
+#[derive(Clone, Copy)]
+enum Layout {
+    Heads(HeadNormLayout, f64),
+    /// Ranks that divide tensors add their sums.
+    Projections(ProjectionNormLayout),
+}
+
+impl HeadNorm {
+    /// The norm of the attention layer `name`.
+    pub fn new(build: &mut Builder, name: &str, of: Heads, norm: QkNorm) -> Result<HeadNorm> {
+        let Heads { heads, kv_heads, head_dim, kv_replicas } = of;
+        let QkNorm { kind, scope, eps } = norm;
+        let ranks = build.place().ranks;
+        let mut weight = |which: &str, len: usize, replicas: usize| {
+            let whole = len * ranks / replicas;
+            // All norms but an RMSNorm of each head have separate weights for each head.
+            let (whole, layout, split) = match (kind, scope) {
+                (NormKind::Layer, _) => (whole, FolderLayout::Rows(whole / head_dim), Split::Output),
+                (_, NormScope::Projection) => (whole, FolderLayout::Same, Split::Output),
+                (_, NormScope::Head) => (len, FolderLayout::Same, Split::None),
+            };
+            let tensor = FolderTensor { layout, ..FolderTensor::new(format!("{name}.{which}.weight"), vec![whole]) };
+            let shards = build.shards(tensor, &[], &[replicas], split)?;
+            Param::new(build, shards, initial_weight(kind))
+        };
+        let layout = match scope {
+            NormScope::Head => Layout::Heads(HeadNormLayout { heads, kv_heads, head_dim, kind }, eps),
+            NormScope::Projection if kind == NormKind::Layer => {
+                return Err(Error::Config(format!("`{name}`: a LayerNorm of all heads together is not implemented")));
+            }
+            NormScope::Projection => {
+                let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
+                Layout::Projections(ProjectionNormLayout { queries, keys, kind, eps, ranks })
+            }
+        };
+        let [of_q, of_k] = match layout {
+            Layout::Heads(layout, _) => layout.weights(),
+            Layout::Projections(layout) => [layout.queries, layout.keys],
+        };
+        let [q, k] = HEAD_NORMS;
+        Ok(HeadNorm { name: name.to_string(), q: weight(q, of_q, 1)?, k: weight(k, of_k, kv_replicas)?, layout })
+    }
+
+    /// Normalises projected queries and keys.
+    pub fn forward(&self, qkv: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
+        let weights = HeadNormWeights { q: &self.q.value()?, k: &self.k.value()? };
+        match self.layout {
+            Layout::Heads(layout, eps) => Ok(head_norm(qkv, weights, layout, eps)?),
+            Layout::Projections(layout) => {
+                Ok(projection_norm(qkv, weights, layout, &self.squares(qkv, layout, ranks)?)?)
+            }
+        }
+    }
+
+    /// The gradient by the input `qkv` of [`HeadNorm::forward`]; adds to the gradients of the weights.
+    pub fn backward(&mut self, dy: &Tensor, qkv: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
+        let weights = HeadNormWeights { q: &self.q.value()?, k: &self.k.value()? };
+        let (mut unread_q, mut unread_k) = (None, None);
+        match self.layout {
+            Layout::Heads(layout, eps) => {
+                let (dq, dk) = (self.q.grad_or_unread(&mut unread_q)?, self.k.grad_or_unread(&mut unread_k)?);
+                Ok(head_norm_backward(dy, qkv, weights, layout, eps, dq, dk)?)
+            }
+            Layout::Projections(layout) => {
+                let squares = &self.squares(qkv, layout, ranks)?;
+                let dots = projection_dots(dy, qkv, weights, layout, squares)?;
+                let dots = &ranks.sum(Axis::Tensor, &self.name, dots)?;
+                let (dq, dk) = (self.q.grad_or_unread(&mut unread_q)?, self.k.grad_or_unread(&mut unread_k)?);
+                Ok(projection_norm_backward(dy, qkv, weights, layout, ProjectionSums { squares, dots }, dq, dk)?)
+            }
+        }
+    }
+
+    /// The sums of squares of all ranks.
+    fn squares(&self, qkv: &Tensor, layout: ProjectionNormLayout, ranks: &dyn LayerRanks) -> Result<Tensor> {
+        ranks.sum(Axis::Tensor, &self.name, projection_squares(qkv, layout)?)
+    }
+
+    pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        visit(&self.q);
+        visit(&self.k);
+    }
+
+    pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        visit(&mut self.q);
+        visit(&mut self.k);
+    }
+}

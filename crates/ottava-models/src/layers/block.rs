@@ -1,0 +1,108 @@
+//! The transformer block: a list of residual branches.
+
+use super::Linear;
+use super::branch::{Branch, BranchSaved};
+use super::cast::OperandCast;
+use ottava_common::error::Result;
+use ottava_recipe::context::Context;
+use ottava_recipe::operand::ResidualGradient;
+use ottava_recipe::param::Param;
+use ottava_tensor::Tensor;
+
+/// Residual branches, one after the other. Usually attention and MLP: in separate branches, or in parallel in one branch.
+pub struct Block {
+    /// As `model.layers.0`.
+    name: String,
+    branches: Vec<Branch>,
+}
+
+/// Saved by [`Block`].
+pub enum BlockSaved {
+    /// What each branch saved.
+    Branches(Vec<BranchSaved>),
+    /// The input alone, `[T, C]`: backward recomputes the block.
+    Input(Tensor),
+}
+
+impl Block {
+    /// A block of `branches` called `name`. Panics without any.
+    pub fn new(name: String, branches: Vec<Branch>) -> Block {
+        assert!(!branches.is_empty(), "a block has a branch");
+        Block { name, branches }
+    }
+
+    /// Its name, as `model.layers.0`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// `y` `[T, C]`, and what backward needs.
+    pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BlockSaved)> {
+        let (mut y, mut saved) = (x.clone(), Vec::with_capacity(self.branches.len()));
+        for branch in &self.branches {
+            let of_branch;
+            (y, of_branch) = branch.forward(&y, context)?;
+            saved.push(of_branch);
+        }
+        let saved = match context.recompute.blocks() {
+            true => BlockSaved::Input(x.clone()),
+            false => BlockSaved::Branches(saved),
+        };
+        Ok((y, saved))
+    }
+
+    /// What each branch saves of a forward without recomputation; the block's output is not computed, and nothing is measured again.
+    fn recompute(&self, x: &Tensor, context: &mut Context) -> Result<Vec<BranchSaved>> {
+        let context = &mut context.recomputation();
+        let (mut h, mut saved) = (x.clone(), Vec::with_capacity(self.branches.len()));
+        let (last, before) = self.branches.split_last().expect("a block has a branch");
+        for branch in before {
+            let of_branch;
+            (h, of_branch) = branch.forward(&h, context)?;
+            saved.push(of_branch);
+        }
+        saved.push(last.save(&h, context)?);
+        Ok(saved)
+    }
+
+    /// The cast that reads the gradient by the block's output first.
+    pub fn gradient(&self) -> OperandCast {
+        self.branches.last().expect("a block has a branch").gradient()
+    }
+
+    /// The gradient by `x` from the gradient by `y`, with its amax if the cast `next`, which reads it, needs the amax.
+    pub fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: BlockSaved,
+        next: &OperandCast,
+        context: &mut Context,
+    ) -> Result<ResidualGradient> {
+        let saved = match saved {
+            BlockSaved::Input(x) => self.recompute(&x, context)?,
+            BlockSaved::Branches(saved) => saved,
+        };
+        let readers: Vec<_> = [*next].into_iter().chain(self.branches.iter().map(Branch::gradient)).collect();
+        let branches = self.branches.iter_mut().zip(saved).zip(readers).rev();
+        let mut dh = dy;
+        for ((branch, saved), reader) in branches {
+            dh = branch.backward(dh, saved, &reader, context)?;
+        }
+        Ok(dh)
+    }
+
+    /// Calls `visit` for each parameter, always in the same order.
+    pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        self.branches.iter().for_each(|branch| branch.parameters(visit));
+    }
+
+    /// [`Block::parameters`], mutably.
+    pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        self.branches.iter_mut().for_each(|branch| branch.parameters_mut(visit));
+    }
+
+    /// Calls `visit` for each linear that can have an adapter, always in the same order.
+    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        self.branches.iter_mut().for_each(|branch| branch.linears_mut(visit));
+    }
+}

@@ -1,0 +1,181 @@
+//! A residual branch: sublayers with the norms before and after them, and the residual connection.
+
+use super::cast::{CastInput, OperandCast, SavedOperand};
+use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
+use super::{Factor, Linear, Norm, NormSaved};
+use ottava_common::error::Result;
+use ottava_recipe::context::Context;
+use ottava_recipe::operand::{ResidualGradient, View};
+use ottava_recipe::param::Param;
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{SavedActivation, add};
+
+/// `y = x + factor · after(Σ sublayer(before(x)))`; a missing norm is the identity.
+pub struct Branch {
+    /// The norm of the operand that all sublayers read.
+    before: Option<Norm>,
+    sublayers: Vec<Box<dyn Sublayer>>,
+    /// The norm of the sublayers' sum.
+    after: Option<Norm>,
+    factor: Factor,
+}
+
+/// Saved by [`Branch`].
+pub struct BranchSaved {
+    before: Option<NormSaved>,
+    /// The input `[T, C]` of a branch without a norm before, if the operand is recomputed from it.
+    input: Option<SavedActivation>,
+    operand: SavedOperand,
+    /// What each sublayer saved.
+    sublayers: Vec<SublayerSaved>,
+    after: Option<NormSaved>,
+}
+
+impl Branch {
+    /// `y = x + sublayer(before(x))`.
+    pub fn new(before: impl Into<Option<Norm>>, sublayer: impl Sublayer + 'static) -> Branch {
+        Branch { before: before.into(), sublayers: vec![Box::new(sublayer)], after: None, factor: Factor::default() }
+    }
+
+    /// Adds a sublayer, which reads the same operand through the same cast.
+    pub fn and(mut self, sublayer: impl Sublayer + 'static) -> Branch {
+        self.sublayers.push(Box::new(sublayer));
+        self
+    }
+
+    /// Adds a norm of the output, before the residual connection.
+    pub fn normalised(self, after: Norm) -> Branch {
+        Branch { after: Some(after), ..self }
+    }
+
+    /// Multiplies the output by a constant, before the residual connection.
+    pub fn multiplied(self, factor: Factor) -> Branch {
+        Branch { factor, ..self }
+    }
+
+    /// Whether the last sublayer adds the residual connection in its product.
+    fn adds_in_product(&self) -> bool {
+        self.after.is_none() && self.factor.is_one()
+    }
+
+    /// The cast of the operand.
+    fn input(&self) -> OperandCast {
+        self.sublayers[0].input()
+    }
+
+    /// The cast that reads the gradient by the output first; [`OperandCast::NONE`] if a norm or a multiplication reads it, or several
+    /// sublayers, each with its own scale.
+    pub fn gradient(&self) -> OperandCast {
+        match (self.sublayers.as_slice(), self.adds_in_product()) {
+            ([one], true) => one.gradient(),
+            _ => OperandCast::NONE,
+        }
+    }
+
+    /// The operand of the sublayers, and a [`BranchSaved`] without the parts after the operand.
+    fn operand(&self, x: &Tensor, context: &mut Context) -> Result<(View, BranchSaved)> {
+        let (mut before, mut input) = (None, None);
+        let CastInput { rows, saved: operand } = match &self.before {
+            Some(norm) => {
+                let (operand, saved) = norm.forward_for(x, &self.input(), context)?;
+                before = Some(saved);
+                operand
+            }
+            None => {
+                input = context.recompute.operands().then(|| context.save(x.clone())).transpose()?;
+                self.input().cast_input(x.clone(), context.operand_copies(), &mut context.casts)?
+            }
+        };
+        Ok((rows, BranchSaved { before, input, operand, sublayers: Vec::new(), after: None }))
+    }
+
+    /// `y` `[T, C]`, and what backward needs.
+    pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BranchSaved)> {
+        let (operand, mut saved) = self.operand(x, context)?;
+        // The last linear of a sublayer adds the sum so far, which starts with the residual stream unless a norm or a factor follows.
+        let mut sum = self.adds_in_product().then(|| x.clone());
+        for (sublayer, operand) in self.sublayers.iter().zip(copies(operand, self.sublayers.len())) {
+            let (y, of_sublayer) = sublayer.forward(operand, sum.as_ref(), context)?;
+            sum = Some(y);
+            saved.sublayers.push(of_sublayer);
+        }
+        let mut y = sum.expect("a branch has a sublayer");
+        if let Some(norm) = &self.after {
+            let (normed, of_norm) = norm.forward(&y, context)?;
+            (y, saved.after) = (normed, Some(of_norm));
+        }
+        if !self.adds_in_product() {
+            y = add(x, &self.factor.apply(y)?)?;
+        }
+        Ok((y, saved))
+    }
+
+    /// What [`Branch::forward`] saves, for recomputation: the output is computed only if a norm reads it.
+    pub fn save(&self, x: &Tensor, context: &mut Context) -> Result<BranchSaved> {
+        if self.after.is_some() {
+            return Ok(self.forward(x, context)?.1);
+        }
+        let (operand, mut saved) = self.operand(x, context)?;
+        for (sublayer, operand) in self.sublayers.iter().zip(copies(operand, self.sublayers.len())) {
+            saved.sublayers.push(sublayer.save(operand, context)?);
+        }
+        Ok(saved)
+    }
+
+    /// The gradient by `x` from the gradient by `y`, with its amax if `next`, the cast that reads it, needs that.
+    pub fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: BranchSaved,
+        next: &OperandCast,
+        context: &mut Context,
+    ) -> Result<ResidualGradient> {
+        let (cast, dresidual) = (self.input(), dy.value.clone());
+        let BranchSaved { before, input, operand, sublayers, after } = saved;
+        let dy = match self.factor.is_one() {
+            true => dy,
+            false => self.factor.apply(dy.value)?.into(),
+        };
+        let dsum = match (&mut self.after, after) {
+            (Some(norm), Some(saved)) => norm.backward(&dy.value, saved)?.into(),
+            _ => dy,
+        };
+        let operand = BranchOperand::new(self.before.as_ref().zip(before.as_ref()), input, cast, operand);
+        let mut doperand = None;
+        let count = self.sublayers.len();
+        let reads = copies(dsum, count).zip(copies(operand, count));
+        for ((sublayer, saved), (dy, x)) in self.sublayers.iter_mut().zip(sublayers).rev().zip(reads) {
+            doperand = Some(sublayer.backward(dy, saved, x, doperand, context)?);
+        }
+        let doperand = doperand.expect("a branch has a sublayer");
+        match (&mut self.before, before) {
+            (Some(norm), Some(saved)) => norm.backward_for(&doperand, saved, &dresidual, next, context),
+            _ => Ok(add(&dresidual, &doperand)?.into()),
+        }
+    }
+
+    /// Calls `visit` for each parameter, always in the same order.
+    pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        self.before.iter().for_each(|norm| norm.parameters(visit));
+        self.sublayers.iter().for_each(|sublayer| sublayer.parameters(visit));
+        self.after.iter().for_each(|norm| norm.parameters(visit));
+    }
+
+    /// [`Branch::parameters`], mutably.
+    pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        self.before.iter_mut().for_each(|norm| norm.parameters_mut(visit));
+        self.sublayers.iter_mut().for_each(|sublayer| sublayer.parameters_mut(visit));
+        self.after.iter_mut().for_each(|norm| norm.parameters_mut(visit));
+    }
+
+    /// Calls `visit` for each linear that can have an adapter, always in the same order.
+    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        self.sublayers.iter_mut().for_each(|sublayer| sublayer.linears_mut(visit));
+    }
+}
+
+/// `count` copies of `value`, of which the last is `value` itself, so that its memory is freed with the last copy.
+fn copies<T: Clone>(value: T, count: usize) -> impl Iterator<Item = T> {
+    let mut value = Some(value);
+    (0..count).map(move |i| if i + 1 == count { value.take() } else { value.clone() }.expect("taken last"))
+}

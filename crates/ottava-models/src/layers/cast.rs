@@ -1,0 +1,412 @@
+//! The cast of a matrix that two products of a linear contract along different dimensions.
+
+use ottava_common::error::{Error, Result};
+use ottava_recipe::ProductPrecision;
+use ottava_recipe::context::Context;
+use ottava_recipe::operand::{FrozenScale, Matrix, View, Views};
+use ottava_recipe::scaling::{Casts, Slot};
+use ottava_tensor::ops::{CodeCopies, Output, Produced, transpose};
+use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
+use std::rc::Rc;
+
+/// The name of a matrix that has no cast, for messages.
+const ACTIVATIONS: &str = "activations";
+
+/// How the products of a linear read its input `x` (fprop, wgrad) or its output gradient `dy` (dgrad, wgrad).
+///
+/// The first product contracts the columns of the matrix, wgrad its rows. An op that produces the matrix is passed as a closure:
+/// the cast decides whether it writes codes, its amax or the value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OperandCast {
+    /// `None` if no product reads codes.
+    slot: Option<Slot>,
+    products: [ProductPrecision; 2],
+    /// Whether the value is also needed, for example for the gradient of a bias.
+    needs_value: bool,
+    /// Whether views of codes also have the value, for an adapter.
+    for_adapter: bool,
+    /// Whether ranks that divide tokens each have a share of the rows, and products read all rows.
+    gathers: bool,
+}
+
+/// What ranks that divide tokens gather of a matrix.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gathered {
+    /// Nothing: this rank has all rows that products read.
+    Nothing,
+    /// Codes, cast before with one scale for all ranks.
+    Codes,
+    /// The value, which each rank casts.
+    Value,
+}
+
+/// The view of an input that fprop reads, and what is saved for backward.
+pub struct CastInput {
+    /// Read by fprop.
+    pub rows: View,
+    /// Read by backward.
+    pub saved: SavedOperand,
+}
+
+/// What forward saves of an operand for backward.
+#[derive(Clone)]
+pub struct SavedOperand {
+    /// The view that wgrad reads; `None` if the operand is recomputed.
+    columns: Option<View>,
+    /// The scale for casting a recomputed operand.
+    frozen: FrozenScale,
+}
+
+impl SavedOperand {
+    /// An operand with the view that wgrad reads, if it is saved, and the scale of its cast.
+    pub(super) fn new(columns: Option<View>, frozen: FrozenScale) -> SavedOperand {
+        SavedOperand { columns, frozen }
+    }
+
+    /// The view that wgrad reads, or the scale of an operand that must be recomputed.
+    pub fn into_columns(self) -> Result<View, FrozenScale> {
+        self.columns.ok_or(self.frozen)
+    }
+
+    /// The scale for casting the recomputed operand.
+    pub fn into_frozen(self) -> FrozenScale {
+        self.frozen
+    }
+}
+
+impl OperandCast {
+    /// No cast: both products read the value.
+    pub const NONE: OperandCast = OperandCast {
+        slot: None,
+        products: [ProductPrecision::High; 2],
+        needs_value: false,
+        for_adapter: false,
+        gathers: false,
+    };
+
+    /// The cast in `slot` for those of `products` that read codes.
+    pub fn new(slot: Slot, products: [ProductPrecision; 2], needs_value: bool) -> OperandCast {
+        OperandCast { slot: Some(slot), products, needs_value, ..OperandCast::NONE }
+    }
+
+    /// The same cast of a matrix whose rows ranks divide, if they divide tokens; products read all rows.
+    pub fn gathering(self) -> OperandCast {
+        OperandCast { gathers: true, ..self }
+    }
+
+    /// The same cast of a matrix of which each rank has all rows.
+    pub fn of_all_rows(self) -> OperandCast {
+        OperandCast { gathers: false, ..self }
+    }
+
+    /// The same cast of an operand whose value an adapter reads.
+    pub fn for_adapter(self) -> OperandCast {
+        OperandCast { needs_value: true, for_adapter: true, ..self }
+    }
+
+    /// The slot of the cast; `None` if no product reads codes.
+    pub fn slot(&self) -> Option<Slot> {
+        self.slot
+    }
+
+    /// The slot if products read only codes.
+    fn only_codes(&self, casts: &Casts) -> Option<Slot> {
+        self.slot.filter(|_| self.reads_codes(casts) == [true; 2] && !self.needs_value)
+    }
+
+    /// The slot for a producer that writes codes directly; `None` if the value is also needed, as a comparison needs it.
+    pub fn fused(&self, casts: &Casts) -> Option<Slot> {
+        self.only_codes(casts).filter(|_| !casts.compares_casts())
+    }
+
+    /// Whether a producer writes only codes, with a scale for each row.
+    pub fn writes_rows(&self, casts: &Casts) -> bool {
+        self.fused(casts).is_some_and(|slot| casts.scales.granularity(slot) == Granularity::PerRow)
+    }
+
+    /// Whether the linear of this cast has FP8 products in this pass.
+    pub fn is_cast(&self, casts: &Casts) -> bool {
+        self.slot.is_some_and(|slot| !casts.is_high_precision(slot))
+    }
+
+    /// Whether this is a cast for products of these precisions.
+    pub fn has_products(&self, products: [ProductPrecision; 2]) -> bool {
+        self.products == products
+    }
+
+    /// Whether the first product reads codes, and whether wgrad reads codes.
+    fn reads_codes(&self, casts: &Casts) -> [bool; 2] {
+        self.products.map(|product| product != ProductPrecision::High && self.is_cast(casts))
+    }
+
+    fn gathered(&self, casts: &Casts) -> Gathered {
+        match self.only_codes(casts) {
+            _ if !self.gathers || !casts.divides_tokens() => Gathered::Nothing,
+            Some(slot) if casts.scales.is_per_tensor(slot) => Gathered::Codes,
+            _ => Gathered::Value,
+        }
+    }
+
+    /// All rows of a matrix from `x`, this rank's part of it.
+    fn whole(&self, x: Tensor, casts: &Casts) -> Result<Tensor> {
+        match self.gathered(casts) {
+            Gathered::Value => casts.gather(self.slot.map_or(ACTIVATIONS, |slot| casts.scales.name(slot)), &x),
+            Gathered::Nothing | Gathered::Codes => Ok(x),
+        }
+    }
+
+    /// A matrix that no product reads as codes, from `x`, this rank's part of it, where the first product can begin before all rows are there.
+    fn arriving(&self, x: &Tensor, casts: &Casts) -> Result<Option<View>> {
+        let waits = self.slot.is_some() || self.gathered(casts) != Gathered::Value || casts.compares();
+        let start = || Ok(View::Gathering(Rc::new(casts.start_gather(ACTIVATIONS, Matrix::Value(x.clone()))?)));
+        (!waits).then(start).transpose()
+    }
+
+    /// The copies to write of this rank's rows, of which products read `copies`.
+    fn own_copies(&self, copies: CodeCopies, casts: &Casts) -> CodeCopies {
+        if self.gathered(casts) == Gathered::Codes { CodeCopies::Rows } else { copies }
+    }
+
+    /// The views of codes that two products read, where the first can begin before the codes of all ranks are there; `codes` are those of
+    /// [`OperandCast::own_copies`].
+    fn views_of(&self, codes: QuantizedTensor, casts: &Casts) -> Result<Views> {
+        let (Gathered::Codes, Some(slot)) = (self.gathered(casts), self.slot) else {
+            return Ok(Views::of_codes(codes));
+        };
+        self.check_own_rows(&codes)?;
+        let rows = View::Gathering(Rc::new(casts.start_gather(casts.scales.name(slot), Matrix::Codes(codes))?));
+        Ok(Views { columns: rows.clone(), rows })
+    }
+
+    /// The `copies` of codes that products read, from those of [`OperandCast::own_copies`].
+    fn all_codes(&self, codes: QuantizedTensor, copies: CodeCopies, casts: &Casts) -> Result<QuantizedTensor> {
+        let (Gathered::Codes, Some(slot)) = (self.gathered(casts), self.slot) else { return Ok(codes) };
+        self.check_own_rows(&codes)?;
+        let all = casts.gather(casts.scales.name(slot), codes.codes.as_ref().expect("rows were cast"))?;
+        let transposed = (copies != CodeCopies::Rows).then(|| transpose(&all)).transpose()?;
+        let rows = all.shape()[0];
+        Ok(QuantizedTensor { codes: (copies != CodeCopies::Columns).then_some(all), transposed, rows, ..codes })
+    }
+
+    /// Errors if codes of this rank's rows are padded, so that those of all ranks are no matrix.
+    fn check_own_rows(&self, codes: &QuantizedTensor) -> Result<()> {
+        let own = codes.codes.as_ref().expect("rows were cast");
+        if codes.rows != own.shape()[0] {
+            return Err(Error::Config(format!(
+                "each rank has {} tokens of a micro-batch; with `parallel.tensor`, ranks gather FP8 codes of multiples of {} tokens: change \
+                 `data.max_length` or `training.per_device_train_batch_size`",
+                codes.rows,
+                QuantizedTensor::PAD
+            )));
+        }
+        Ok(())
+    }
+
+    /// Runs an op that produces an input, and casts the input. `copies` says whether a copy for backward is written.
+    pub fn produce_input<T>(
+        &self,
+        copies: CodeCopies,
+        casts: &mut Casts,
+        mut op: impl FnMut(Output) -> ottava_tensor::Result<(Produced, T)>,
+    ) -> Result<(CastInput, T)> {
+        match self.fused(casts).filter(|_| self.gathered(casts) != Gathered::Value) {
+            Some(slot) => {
+                let (codes, frozen, rest) = casts.produce(slot, self.own_copies(copies, casts), op)?;
+                let Views { rows, columns } = self.views_of(codes, casts)?;
+                let columns = (copies == CodeCopies::Both).then_some(columns);
+                Ok((CastInput { rows, saved: SavedOperand { columns, frozen } }, rest))
+            }
+            None => {
+                let (value, rest) = op(Output::Plain)?;
+                Ok((self.cast_input(plain(value), copies, casts)?, rest))
+            }
+        }
+    }
+
+    /// Casts an input and measures it. `copies` says whether a copy for backward is written.
+    pub fn cast_input(&self, x: Tensor, copies: CodeCopies, casts: &mut Casts) -> Result<CastInput> {
+        if let Some(rows) = self.arriving(&x, casts)? {
+            let columns = (copies == CodeCopies::Both).then(|| rows.clone());
+            return Ok(CastInput { rows, saved: SavedOperand { columns, frozen: FrozenScale::default() } });
+        }
+        let x = self.whole(x, casts)?;
+        let codes = self.quantize(&x, copies, casts)?;
+        let frozen = codes.as_ref().map_or_else(FrozenScale::default, |(_, frozen)| frozen.clone());
+        let codes = codes.map(|(codes, _)| codes);
+        let [first, second] = self.reads_codes(casts);
+        let rows = self.view(first, &x, codes.as_ref().map(QuantizedTensor::only_rows));
+        let columns =
+            (copies == CodeCopies::Both).then(|| self.view(second, &x, codes.map(QuantizedTensor::only_transposed)));
+        Ok(CastInput { rows, saved: SavedOperand { columns, frozen } })
+    }
+
+    /// The view that wgrad reads of an operand that `op` recomputes.
+    pub fn reproduce_columns(
+        &self,
+        frozen: &FrozenScale,
+        casts: &mut Casts,
+        op: impl FnOnce(Output) -> Result<Produced>,
+    ) -> Result<View> {
+        match self.fused(casts).filter(|_| self.gathered(casts) != Gathered::Value) {
+            Some(slot) => {
+                let codes = casts.reproduce(slot, frozen, self.own_copies(CodeCopies::Columns, casts), op)?;
+                Ok(View::Codes(self.all_codes(codes, CodeCopies::Columns, casts)?.only_transposed()))
+            }
+            None => self.recast_columns(plain(op(Output::Plain)?), frozen, casts),
+        }
+    }
+
+    /// The views that both products read of an operand that `op` recomputes.
+    pub fn reproduce_both(
+        &self,
+        frozen: &FrozenScale,
+        casts: &mut Casts,
+        op: impl FnOnce(Output) -> Result<Produced>,
+    ) -> Result<Views> {
+        if let Some(slot) = self.fused(casts).filter(|_| self.gathered(casts) != Gathered::Value) {
+            let codes = casts.reproduce(slot, frozen, self.own_copies(CodeCopies::Both, casts), op)?;
+            return self.views_of(codes, casts);
+        }
+        self.recast_both(plain(op(Output::Plain)?), frozen, casts)
+    }
+
+    /// The views that both products read of an operand with a recomputed value.
+    pub fn recast_both(&self, x: Tensor, frozen: &FrozenScale, casts: &mut Casts) -> Result<Views> {
+        let [first, second] = self.reads_codes(casts);
+        let x = self.whole(x, casts)?;
+        let codes = self.requantize(&x, [first, second], frozen, casts)?;
+        Ok(Views {
+            rows: self.view(first, &x, codes.as_ref().map(QuantizedTensor::only_rows)),
+            columns: self.view(second, &x, codes.map(QuantizedTensor::only_transposed)),
+        })
+    }
+
+    /// The view that wgrad reads of an operand with a recomputed value.
+    pub fn recast_columns(&self, x: Tensor, frozen: &FrozenScale, casts: &mut Casts) -> Result<View> {
+        let [_, second] = self.reads_codes(casts);
+        let x = self.whole(x, casts)?;
+        let codes = self.requantize(&x, [false, second], frozen, casts)?;
+        Ok(self.view(second, &x, codes.map(QuantizedTensor::only_transposed)))
+    }
+
+    /// Runs an op that produces an output gradient, and casts the gradient.
+    pub fn produce_gradient(
+        &self,
+        casts: &mut Casts,
+        mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
+    ) -> Result<Views> {
+        match self.fused(casts).filter(|_| self.gathered(casts) == Gathered::Nothing) {
+            Some(slot) => Ok(Views::of_codes(casts.produce(slot, CodeCopies::Both, |output| Ok((op(output)?, ())))?.0)),
+            None => self.cast_gradient(&plain(op(Output::Plain)?), None, casts),
+        }
+    }
+
+    /// A cleared F32 `[1]` for the op that produces the gradient, if this cast needs its amax.
+    pub fn amax_for(&self, casts: &mut Casts) -> Result<Option<Tensor>> {
+        self.fused(casts).map_or(Ok(None), |slot| casts.amax_for(slot))
+    }
+
+    /// Casts an output gradient and measures it; `amax` is its amax, from [`OperandCast::amax_for`].
+    pub fn cast_gradient(&self, dy: &Tensor, amax: Option<Tensor>, casts: &mut Casts) -> Result<Views> {
+        if let (Some(slot), Some(amax)) = (self.slot, amax) {
+            let frozen = casts.own_scale(slot, amax)?;
+            let codes = casts.quantize(slot, &frozen, dy, self.own_copies(CodeCopies::Both, casts))?;
+            return self.views_of(codes, casts);
+        }
+        if let Some(rows) = self.arriving(dy, casts)? {
+            return Ok(Views { columns: rows.clone(), rows });
+        }
+        if let Some(slot) = self.fused(casts).filter(|_| self.gathered(casts) == Gathered::Codes) {
+            let frozen = casts.freeze(slot, dy)?;
+            let codes = casts.quantize(slot, &frozen, dy, CodeCopies::Rows)?;
+            return self.views_of(codes, casts);
+        }
+        let dy = &self.whole(dy.clone(), casts)?;
+        let codes = self.quantize(dy, CodeCopies::Both, casts)?.map(|(codes, _)| codes);
+        let [first, second] = self.reads_codes(casts);
+        Ok(Views {
+            rows: self.view(first, dy, codes.as_ref().map(QuantizedTensor::only_rows)),
+            columns: self.view(second, dy, codes.map(QuantizedTensor::only_transposed)),
+        })
+    }
+
+    fn view(&self, reads_codes: bool, x: &Tensor, codes: Option<QuantizedTensor>) -> View {
+        match codes {
+            Some(codes) if reads_codes && self.for_adapter => View::CodesAndValue(codes, x.clone()),
+            Some(codes) if reads_codes => View::Codes(codes),
+            _ => View::Value(x.clone()),
+        }
+    }
+
+    /// Casts and measures `x` for products that read codes. `None` if none does; then `x` is only measured. If only wgrad reads codes, its
+    /// copy is always written, since otherwise `x` would not be measured.
+    fn quantize(
+        &self,
+        x: &Tensor,
+        copies: CodeCopies,
+        casts: &mut Casts,
+    ) -> Result<Option<(QuantizedTensor, FrozenScale)>> {
+        let Some(slot) = self.slot else { return Ok(None) };
+        let [first, second] = self.reads_codes(casts);
+        let Some(copies) = copies_of([first, second && (copies == CodeCopies::Both || !first)]) else {
+            casts.measure(slot, x)?;
+            return Ok(None);
+        };
+        let frozen = casts.freeze(slot, x)?;
+        let codes = casts.quantize(slot, &frozen, x, self.own_copies(copies, casts))?;
+        let codes = self.all_codes(codes, copies, casts)?;
+        self.probe(slot, &codes, x, casts)?;
+        Ok(Some((codes, frozen)))
+    }
+
+    /// Casts again a value that was already cast in this step, for the products that `read` codes.
+    fn requantize(
+        &self,
+        x: &Tensor,
+        read: [bool; 2],
+        frozen: &FrozenScale,
+        casts: &mut Casts,
+    ) -> Result<Option<QuantizedTensor>> {
+        match (self.slot, copies_of(read)) {
+            (Some(slot), Some(copies)) => {
+                let codes = casts.requantize(slot, frozen, x, self.own_copies(copies, casts))?;
+                let codes = self.all_codes(codes, copies, casts)?;
+                self.probe(slot, &codes, x, casts)?;
+                Ok(Some(codes))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Compares the codes that products read with the rows of all ranks, of which `x` are those that this rank has cast.
+    fn probe(&self, slot: Slot, codes: &QuantizedTensor, x: &Tensor, casts: &mut Casts) -> Result<()> {
+        if !casts.compares_casts() {
+            return Ok(());
+        }
+        let all = match self.gathered(casts) {
+            Gathered::Codes => casts.gather(casts.scales.name(slot), x)?,
+            Gathered::Nothing | Gathered::Value => x.clone(),
+        };
+        casts.keep_rows(slot, &all)?;
+        casts.probe_cast(slot, codes, &all)
+    }
+}
+
+/// The copies of an input whose transposed codes are written by the backward of its producer, for example SwiGLU.
+pub(super) fn copies_without_transpose(context: &Context, reader: &OperandCast) -> CodeCopies {
+    if reader.fused(&context.casts).is_some() { CodeCopies::Rows } else { context.operand_copies() }
+}
+
+/// The copies for products that read along the rows and along the columns; `None` if neither is read.
+pub(super) fn copies_of(read: [bool; 2]) -> Option<CodeCopies> {
+    match read {
+        [true, true] => Some(CodeCopies::Both),
+        [true, false] => Some(CodeCopies::Rows),
+        [false, true] => Some(CodeCopies::Columns),
+        [false, false] => None,
+    }
+}
+
+pub(super) fn plain(value: Produced) -> Tensor {
+    value.plain().expect("a plain output gives a value")
+}

@@ -1,0 +1,66 @@
+//! Token embedding. Its input has no gradient, so it is not a [`Sublayer`](super::Sublayer).
+
+use super::Factor;
+use ottava_common::error::Result;
+use ottava_recipe::param::{Builder, FolderTensor, Init, Loan, Param, Split};
+use ottava_recipe::scaling::Casts;
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{embedding, embedding_gradient, embedding_of_part, embedding_of_part_gradient};
+
+/// `y[t] = factor · table[ids[t]]`.
+pub struct Embedding {
+    /// `[V, C]`; also the head's weight if the two are tied.
+    pub table: Param,
+    factor: Factor,
+    split: Split,
+}
+
+impl Embedding {
+    /// A table called `name` + `.weight`, whose rows are multiplied by `factor`. Ranks divide it by `split`: a vocabulary, or not a table of
+    /// positions.
+    pub fn new(
+        build: &mut Builder,
+        name: &str,
+        [vocabulary, channels]: [usize; 2],
+        std: f32,
+        factor: Factor,
+        split: Split,
+    ) -> Result<Embedding> {
+        build.description.fixed.push(name.to_string());
+        let tensor = FolderTensor::new(format!("{name}.weight"), vec![vocabulary, channels]);
+        let shard = build.shard(tensor, split)?;
+        Ok(Embedding { table: Param::new(build, vec![shard], Init::Normal(std))?, factor, split })
+    }
+
+    /// The first token of this rank's part of the table, if ranks divide it.
+    fn first(&self, casts: &Casts) -> Option<usize> {
+        let place = casts.place();
+        let divides = place.is_divided() && self.split == Split::Vocabulary;
+        divides.then(|| place.rank * self.table.weights.shape()[0])
+    }
+
+    /// Multiplied rows of the table for I32 `ids` `[T]`; this rank's rows, if ranks divide tokens.
+    pub fn forward(&self, ids: &Tensor, loan: &Loan, casts: &Casts) -> Result<Tensor> {
+        let table = self.table.read(loan)?;
+        let rows = match self.first(casts) {
+            Some(first) => casts.sum(self.table.name(), embedding_of_part(&table, ids, first)?, None)?,
+            None => embedding(&table, &casts.own_rows(ids)?)?,
+        };
+        self.factor.apply(rows)
+    }
+
+    /// Adds the gradient by the table from the gradient `dy` of the result of [`Embedding::forward`], if the table is trained.
+    pub fn backward(&mut self, dy: &Tensor, ids: &Tensor, casts: &Casts) -> Result<()> {
+        if !self.table.is_trained() {
+            return Ok(());
+        }
+        let dy = self.factor.apply(dy.clone())?;
+        match self.first(casts) {
+            Some(first) => {
+                let dy = casts.gather(self.table.name(), &dy)?;
+                Ok(embedding_of_part_gradient(&dy, ids, first, self.table.grad_mut()?)?)
+            }
+            None => Ok(embedding_gradient(&dy, &casts.own_rows(ids)?, self.table.grad_mut()?)?),
+        }
+    }
+}

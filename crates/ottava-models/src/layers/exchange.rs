@@ -1,0 +1,100 @@
+//! The exchange of tokens for heads among ranks that divide sequences (DeepSpeed-Ulysses; Jacobs et al. 2023, arXiv:2309.14509).
+//!
+//! Before attention, a rank has all `H` heads of its tokens, which are consecutive tokens of each of the `B` sequences of `S` tokens;
+//! attention needs all tokens of `H / W` heads. `name` is that of the attention layer, for error messages.
+
+use ottava_common::error::{Error, Result};
+use ottava_recipe::context::{Context, Sequences};
+use ottava_recipe::layer_ranks::LayerRanks;
+use ottava_recipe::param::Builder;
+use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::{divide_columns, join_columns};
+
+/// Errors unless the ranks that divide tensors and sequences divide the `heads` of the attention layer `name`, `what` kind of heads.
+pub(super) fn expect_divisible(build: &Builder, name: &str, what: &str, heads: usize) -> Result<()> {
+    let (ranks, context) = (build.place().ranks, build.place_on(Axis::Context).ranks);
+    if heads.is_multiple_of(ranks * context) {
+        return Ok(());
+    }
+    let keys = match (ranks, context) {
+        (_, 1) => "`parallel.tensor` (in inference --gpus or --ranks)",
+        (1, _) => "`parallel.context`",
+        _ => "the product of `parallel.tensor` and `parallel.context`",
+    };
+    Err(Error::Config(format!(
+        "`{name}` has {heads} {what} heads, which {} ranks cannot divide; set {keys} to a divisor of {heads}",
+        ranks * context
+    )))
+}
+
+/// All tokens of this rank's heads `[B·S, C / W]`, from this rank's tokens of all heads: `x` `[B·S / W, C]`, with sections of heads of
+/// these `widths`.
+pub(super) fn heads_for_tokens(name: &str, x: Tensor, widths: &[usize], context: &Context) -> Result<Tensor> {
+    let Sequences { batch, place, .. } = *context.sequences;
+    if !place.is_divided() {
+        return Ok(x);
+    }
+    let parts = divide_columns(&x, widths, place.ranks)?;
+    drop(x);
+    by_sequence(ranks_of(context).exchange(Axis::Context, name, &parts)?, batch)
+}
+
+/// This rank's tokens of all heads `[B·S / W, C]`: the inverse of [`heads_for_tokens`].
+pub(super) fn tokens_for_heads(name: &str, x: Tensor, widths: &[usize], context: &Context) -> Result<Tensor> {
+    let Sequences { batch, place, .. } = *context.sequences;
+    if !place.is_divided() {
+        return Ok(x);
+    }
+    let parts = by_rank(x, batch, place.ranks)?;
+    Ok(join_columns(&ranks_of(context).exchange(Axis::Context, name, &parts)?, widths)?)
+}
+
+/// All tokens `[B·S, C]`, from this rank's tokens `x` `[B·S / W, C]`.
+pub(super) fn all_tokens(name: &str, x: Tensor, context: &Context) -> Result<Tensor> {
+    let Sequences { batch, place, .. } = *context.sequences;
+    if !place.is_divided() {
+        return Ok(x);
+    }
+    let [tokens, width] = x.dims("this rank's tokens")?;
+    let all = ranks_of(context).gather(Axis::Context, name, &x)?;
+    by_sequence(all.reshape(&[place.ranks, tokens, width])?, batch)
+}
+
+/// This rank's tokens `[B·S / W, C]` of `Σ partial` over the ranks, each of which has a `partial` sum of all tokens: the gradient by the
+/// input of [`all_tokens`].
+pub(super) fn sum_own_tokens(name: &str, partial: Tensor, context: &Context) -> Result<Tensor> {
+    let Sequences { batch, place, .. } = *context.sequences;
+    if !place.is_divided() {
+        return Ok(partial);
+    }
+    let [tokens, width] = partial.dims("tokens of all ranks")?;
+    let partial = by_rank(partial, batch, place.ranks)?.reshape(&[tokens, width])?;
+    ranks_of(context).sum_own_rows(Axis::Context, name, partial, None)
+}
+
+/// Tokens `[W, B·S / W, C]` by rank and sequence, by sequence and rank: `[B·S, C]`.
+fn by_sequence(parts: Tensor, batch: usize) -> Result<Tensor> {
+    let [ranks, tokens, width] = parts.dims("tokens of all ranks")?;
+    let by_sequence = match batch {
+        1 => parts,
+        _ => divide_columns(&parts.reshape(&[ranks, tokens * width])?, &[tokens * width], batch)?,
+    };
+    Ok(by_sequence.reshape(&[ranks * tokens, width])?)
+}
+
+/// The inverse of [`by_sequence`].
+fn by_rank(x: Tensor, batch: usize, ranks: usize) -> Result<Tensor> {
+    let [tokens, width] = x.dims("tokens of all ranks")?;
+    let by_rank = match batch {
+        1 => x,
+        _ => divide_columns(&x.reshape(&[batch, tokens / batch * width])?, &[tokens / batch * width], ranks)?,
+    };
+    Ok(by_rank.reshape(&[ranks, tokens / ranks, width])?)
+}
+
+fn ranks_of<'a>(context: &Context<'a>) -> &'a dyn LayerRanks {
+    let ranks = context.casts.layer_ranks();
+    assert_eq!(ranks.place(Axis::Context), context.sequences.place, "the model was built for these ranks");
+    ranks
+}

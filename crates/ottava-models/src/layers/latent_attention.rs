@@ -1,0 +1,396 @@
+//! Latent attention: keys and values are projected up from a small latent, and part of each key, with the rotary position, is shared by all
+//! heads. DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
+//!
+//! Ranks that divide tensors divide heads, and all have the projections to latents. Of those, each computes its own tokens, and ranks gather
+//! the latents. Queries without a latent are projected from the residual stream of all tokens, which ranks gather; then each rank also computes
+//! the latents of all tokens.
+
+mod heads;
+
+pub use heads::LatentSizes;
+
+use super::cast::{CastInput, OperandCast, SavedOperand};
+use super::exchange::{all_tokens, expect_divisible, heads_for_tokens, sum_own_tokens, tokens_for_heads};
+use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
+use super::{Linear, LinearConfig, Names, Norm, NormConfig, NormSaved};
+use heads::Heads;
+use ottava_common::error::Result;
+use ottava_recipe::context::{Context, PagedPass, Sequences};
+use ottava_recipe::operand::{ResidualGradient, View, Views};
+use ottava_recipe::param::{Builder, Param, Split};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{
+    Angles, AttentionInput, AttentionSpec, ColumnRuns, RopeLayout, RopePairs, Rotation, append_kv, attention,
+    attention_backward, move_columns, paged_attention, rope,
+};
+
+/// Sizes of a latent attention layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LatentAttentionConfig {
+    /// Width `C` of the residual stream.
+    pub channels: usize,
+    /// Heads `H`.
+    pub heads: usize,
+    /// The parts of heads.
+    pub sizes: LatentSizes,
+    /// Whether the projections from and to the residual stream have biases.
+    pub bias: bool,
+    /// The factor of products of queries and keys; `None` for `1 / √head_dim`.
+    pub scale: Option<f64>,
+    /// The pairs of rotary positions.
+    pub pairs: RopePairs,
+    /// Names of its tensors; those of projections from and to latents are the same in all families.
+    pub names: &'static Names,
+    /// Standard deviation of initial weights.
+    pub std: f32,
+}
+
+/// The epsilon of the norms of latents, in all models.
+const EPS: f64 = 1e-6;
+
+/// `y = o_proj(attention(q, k, v))` with `q = up(norm(down(x)))` and `[k | v] = up(norm(down(x)))`.
+pub struct LatentAttention {
+    name: String,
+    /// The heads of this rank.
+    heads: Heads,
+    pairs: RopePairs,
+    /// Queries or their latent, the latent of keys and values, and the shared part of keys.
+    down: Linear,
+    query: Option<Up>, /* [H·D, R_q] */
+    kv: Up,            /* [H·(plain + D_v), R_kv] */
+    output: Linear,    /* [C, H·D_v] */
+    rope_table: Tensor,
+    /// Its number among the attention layers of the model, which is its index in a cache.
+    number: usize,
+    spec: AttentionSpec,
+}
+
+/// The norm of a latent and the projection from it.
+struct Up {
+    norm: Norm,
+    linear: Linear,
+}
+
+/// Saved by [`Up`].
+struct UpSaved {
+    norm: NormSaved,
+    operand: SavedOperand,
+}
+
+/// Saved by [`LatentAttention`].
+struct LatentSaved {
+    attended: Attended,
+    output: SavedOperand,
+}
+
+/// What backward of attention needs.
+struct Attended {
+    query: Option<UpSaved>,
+    kv: UpSaved,
+    /// `[T, 3·H·D]`, rotated, the output `[T, H·D]` and the log-sum-exp `[B, H, S]`, of this rank's heads if ranks divide sequences; `None` in
+    /// inference, which has no backward.
+    rotated: Option<[Tensor; 3]>,
+}
+
+impl Up {
+    fn forward(&self, latent: &Tensor, context: &mut Context) -> Result<(Tensor, UpSaved)> {
+        let (CastInput { rows, saved: operand }, norm) =
+            self.norm.forward_for(latent, &self.linear.input(), context)?;
+        Ok((self.linear.fprop(&rows, None, context)?, UpSaved { norm, operand }))
+    }
+
+    /// The gradient by the latent.
+    fn backward(&mut self, dy: Tensor, saved: UpSaved, context: &mut Context) -> Result<Tensor> {
+        let UpSaved { norm, operand } = saved;
+        let dy = self.linear.cast_gradient(dy.into(), context)?;
+        let operand = self.norm.operand_columns(&norm, operand, &self.linear.input(), context)?;
+        let dlatent = self.linear.backward_views(dy, operand, None, context)?;
+        self.norm.backward(&dlatent, norm)
+    }
+}
+
+/// A copy of the columns from `first` on.
+fn columns(x: &Tensor, first: usize, width: usize) -> Result<Tensor> {
+    let mut y = Tensor::empty(x.device(), &[x.shape()[0], width], x.dtype())?;
+    move_columns(x, ColumnRuns { first, step: 0 }, &mut y, ColumnRuns { first: 0, step: 0 }, 1, width)?;
+    Ok(y)
+}
+
+impl LatentAttention {
+    /// An attention layer called `name`.
+    ///
+    /// Errors if ranks do not divide the heads evenly.
+    pub fn new(
+        build: &mut Builder,
+        name: &str,
+        config: LatentAttentionConfig,
+        rope_table: Tensor,
+    ) -> Result<LatentAttention> {
+        let LatentAttentionConfig { channels, heads, sizes, bias, scale, pairs, names, std } = config;
+        expect_divisible(build, name, "query", heads)?;
+        let (all, place) = (Heads { heads, sizes }, build.place());
+        let LatentSizes { query_rank, kv_rank, rotated, .. } = sizes;
+        let [queries, kv] = all.widths();
+        let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
+        let mut linear = |stack: &str, parts: &[(String, usize)], inputs, bias, split| {
+            let (name, fused, transposed, shared_input) = (&format!("{name}.{stack}"), &[][..], false, None);
+            // All ranks have the rows of latents.
+            let replicas: &[usize] = if parts.len() == 2 { &[1, place.ranks] } else { &[] };
+            Linear::new(
+                build,
+                LinearConfig { name, parts, fused, replicas, inputs, bias, std, transposed, split, shared_input },
+            )
+        };
+        let (of_query, split) = match query_rank {
+            Some(rank) => (part("q_a_proj", rank), Split::None),
+            None => (part(names.qkv[0], queries), Split::Output),
+        };
+        let from_x = [of_query, part("kv_a_proj_with_mqa", kv_rank + rotated)];
+        let down = linear("qkv_a_proj", &from_x, channels, bias, split)?;
+        let mut up = |proj: &str, rows, rank| linear(proj, &[part(proj, rows)], rank, false, Split::Output);
+        let of_query = query_rank.map(|rank| up("q_b_proj", queries, rank)).transpose()?;
+        let mut of_kv = up("kv_b_proj", kv, kv_rank)?;
+        if query_rank.is_none() {
+            of_kv = of_kv.of_all_tokens();
+        }
+        let output = [part(names.output, channels)];
+        let output = linear(names.output, &output, all.value_width(), bias, Split::Input)?;
+        let mut norm = |proj: &str, rank| Norm::new(build, &format!("{name}.{proj}"), rank, NormConfig::rms(EPS));
+        let query = match (of_query, query_rank) {
+            (Some(linear), Some(rank)) => Some(Up { norm: norm("q_a_layernorm", rank)?, linear }),
+            _ => None,
+        };
+        let kv = Up { norm: norm("kv_a_layernorm", kv_rank)?, linear: of_kv };
+        let heads = all.of_rank(place);
+        let plain_spec = AttentionSpec::causal(heads.heads, heads.heads, sizes.head_dim());
+        let (scale, deterministic) = (scale.unwrap_or(plain_spec.scale), build.recipe.deterministic);
+        let spec = AttentionSpec { scale, deterministic, ..plain_spec };
+        let number = build.description.attention.len();
+        build.description.attention.push(spec);
+        Ok(LatentAttention { name: name.to_string(), heads, pairs, down, query, kv, output, rope_table, number, spec })
+    }
+
+    /// Columns of queries or of their latent in the result of `down`.
+    fn query_columns(&self) -> usize {
+        let [queries, _] = self.heads.widths();
+        self.heads.sizes.query_rank.unwrap_or(queries)
+    }
+
+    /// Whether ranks gather latents, because each has computed those of its own tokens.
+    fn gathers_latents(&self, context: &Context) -> bool {
+        self.query.is_some() && context.casts.divides_tokens()
+    }
+
+    fn rotation(&self) -> RopeLayout {
+        let Heads { heads, sizes } = self.heads;
+        RopeLayout { heads: 2 * heads, head_dim: sizes.head_dim(), pairs: self.pairs }
+    }
+
+    /// The heads that this rank computes over `sequences`.
+    fn heads_over(&self, sequences: &Sequences) -> Heads {
+        self.heads.of_rank(sequences.place)
+    }
+
+    /// [`LatentAttention::heads_over`], as attention sees them.
+    fn spec_over(&self, sequences: &Sequences) -> AttentionSpec {
+        let heads = self.heads_over(sequences).heads;
+        AttentionSpec { heads, kv_heads: heads, ..self.spec }
+    }
+
+    /// `[q | k | v]`, rotated, from its parts.
+    fn assemble(&self, parts: [&Tensor; 3], context: &Context) -> Result<Tensor> {
+        let mut qkv = self.heads.assemble(parts, self.heads.heads)?;
+        rope(&mut qkv, self.angles(context), self.rotation(), Rotation::Forward)?;
+        Ok(qkv)
+    }
+
+    /// The gradients by the parts of [`LatentAttention::assemble`].
+    fn disassemble(&self, mut dqkv: Tensor, context: &Context) -> Result<[Tensor; 3]> {
+        rope(&mut dqkv, self.angles(context), self.rotation(), Rotation::Backward)?;
+        self.heads.disassemble(&dqkv, self.heads.heads)
+    }
+
+    /// `[q | k | v]` of all tokens for the heads that this rank computes, from those of this rank's tokens. Ranks send the part that keys share
+    /// once, and no padding.
+    fn qkv_of_heads(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
+        if !context.sequences.place.is_divided() {
+            return Ok(qkv);
+        }
+        let [queries, kv, shared] = self.heads.disassemble(&qkv, 1)?;
+        drop(qkv);
+        let ([of_queries, of_kv], heads) = (self.heads.widths(), self.heads_over(context.sequences));
+        let queries = heads_for_tokens(&self.name, queries, &[of_queries], context)?;
+        let kv = heads_for_tokens(&self.name, kv, &[of_kv], context)?;
+        heads.assemble([&queries, &kv, &all_tokens(&self.name, shared, context)?], heads.heads)
+    }
+
+    /// The gradient by the input of [`LatentAttention::qkv_of_heads`]. That of the part that keys share is at the first of them.
+    fn qkv_of_heads_backward(&self, dqkv: Tensor, context: &Context) -> Result<Tensor> {
+        if !context.sequences.place.is_divided() {
+            return Ok(dqkv);
+        }
+        let ([of_queries, of_kv], heads) = (self.heads.widths(), self.heads_over(context.sequences));
+        let [queries, kv, shared] = heads.disassemble(&dqkv, heads.heads)?;
+        drop(dqkv);
+        let queries = tokens_for_heads(&self.name, queries, &[of_queries], context)?;
+        let kv = tokens_for_heads(&self.name, kv, &[of_kv], context)?;
+        self.heads.assemble([&queries, &kv, &sum_own_tokens(&self.name, shared, context)?], 1)
+    }
+
+    /// The values `[T, H·D_v]` of this rank's tokens in the output `o` of attention.
+    fn values_of_tokens(&self, o: &Tensor, context: &Context) -> Result<Tensor> {
+        let own = self.heads_over(context.sequences).own_values(o)?;
+        tokens_for_heads(&self.name, own, &[self.heads.value_width()], context)
+    }
+
+    /// The gradient by the output of attention from that by [`LatentAttention::values_of_tokens`].
+    fn values_of_tokens_backward(&self, d_o: Tensor, context: &Context) -> Result<Tensor> {
+        let d_o = heads_for_tokens(&self.name, d_o, &[self.heads.value_width()], context)?;
+        self.heads_over(context.sequences).padded_values(&d_o)
+    }
+
+    fn angles<'a>(&'a self, context: &Context<'a>) -> Angles<'a> {
+        Angles { table: &self.rope_table, positions: &context.sequences.positions }
+    }
+
+    /// Attention of an operand `x`: what backward needs, and the output `[T, H·D_v]`.
+    fn attend(&self, x: View, context: &mut Context) -> Result<(Attended, Tensor)> {
+        let LatentSizes { kv_rank, rotated, .. } = self.heads.sizes;
+        let projected = self.down.fprop(&x, None, context)?;
+        drop(x);
+        let first = self.query_columns();
+        let (mut queries, mut of_query) = (columns(&projected, 0, first)?, None);
+        let latent = columns(&projected, first, kv_rank)?;
+        let mut shared = columns(&projected, first + kv_rank, rotated)?;
+        drop(projected);
+        if self.gathers_latents(context) {
+            shared = context.casts.gather(&self.name, &shared)?;
+        }
+        if let Some(query) = &self.query {
+            let (q, saved) = query.forward(&queries, context)?;
+            (queries, of_query) = (q, Some(saved));
+        }
+        let (kv, of_kv) = self.kv.forward(&latent, context)?;
+        drop(latent);
+        let parts = [&queries, &kv, &shared];
+        let qkv = self.assemble(parts, context)?;
+        if let Some(pass) = &mut context.paged {
+            let o = self.heads.own_values(&self.attend_paged(qkv, pass)?)?;
+            return Ok((Attended { query: of_query, kv: of_kv, rotated: None }, o));
+        }
+        let qkv = self.qkv_of_heads(qkv, context)?;
+        let (Sequences { batch, cu_seqlens, .. }, spec) = (context.sequences, self.spec_over(context.sequences));
+        let (o, lse) = attention(AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref()), &spec)?;
+        let own = self.values_of_tokens(&o, context)?;
+        Ok((Attended { query: of_query, kv: of_kv, rotated: Some([qkv, o, lse]) }, own))
+    }
+
+    /// Attention of new tokens of many sequences over a cache, to which their keys and values are appended; or of all tokens of one
+    /// sequence.
+    fn attend_paged(&self, mut qkv: Tensor, pass: &mut PagedPass) -> Result<Tensor> {
+        let is_whole = pass.is_whole;
+        let (cache, batch) = pass.layer(self.number);
+        append_kv(&mut qkv, cache, batch, &self.spec, None)?;
+        match is_whole {
+            true => Ok(attention(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec)?.0),
+            false => Ok(paged_attention(&qkv, cache, batch, &self.spec, None)?),
+        }
+    }
+}
+
+impl Sublayer for LatentAttention {
+    fn input(&self) -> OperandCast {
+        self.down.input()
+    }
+
+    fn gradient(&self) -> OperandCast {
+        self.output.gradient()
+    }
+
+    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
+        let (attended, o) = self.attend(x, context)?;
+        let (y, output) = self.output.forward(o, residual, context)?;
+        Ok((y, SublayerSaved::new(LatentSaved { attended, output })))
+    }
+
+    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
+        let (attended, o) = self.attend(x, context)?;
+        let output = self.output.save(o, context)?;
+        Ok(SublayerSaved::new(LatentSaved { attended, output }))
+    }
+
+    fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: SublayerSaved,
+        x: BranchOperand,
+        other: Option<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let LatentSaved { attended: Attended { query, kv, rotated }, output } = saved.into();
+        let ([qkv, o, lse], x) = (rotated.expect("training attends without a cache"), x.columns(context)?);
+        let Views { rows, columns: dy } = self.output.cast_gradient(dy, context)?;
+        let d_o = self.output.dgrad(&rows, None, context)?;
+        drop(rows);
+        let operand = match output.into_columns() {
+            Ok(operand) => operand,
+            Err(frozen) => {
+                let o = self.values_of_tokens(&o, context)?;
+                self.output.input().recast_columns(o, &frozen, &mut context.casts)?
+            }
+        };
+        self.output.wgrad(&dy, &operand, context)?;
+        drop((dy, operand));
+        let d_o = self.values_of_tokens_backward(d_o, context)?;
+        let (Sequences { batch, cu_seqlens, .. }, spec) = (context.sequences, self.spec_over(context.sequences));
+        let input = AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref());
+        let dqkv = attention_backward(&d_o, input, &o, &lse, &spec)?.fused();
+        drop((qkv, o, d_o));
+        let dqkv = self.qkv_of_heads_backward(dqkv, context)?;
+        let [mut dqueries, dkv, mut dshared] = self.disassemble(dqkv, context)?;
+        if self.gathers_latents(context) {
+            dshared = context.casts.sum(&self.name, dshared, None)?;
+        }
+        let dlatent = self.kv.backward(dkv, kv, context)?;
+        if let (Some(up), Some(saved)) = (&mut self.query, query) {
+            dqueries = up.backward(dqueries, saved, context)?;
+        }
+        let parts = [dqueries, dlatent, dshared];
+        let widths = parts.each_ref().map(|part| part.shape()[1]);
+        let mut dprojected =
+            Tensor::empty(parts[0].device(), &[parts[0].shape()[0], widths.iter().sum()], parts[0].dtype())?;
+        let mut first = 0;
+        for (part, width) in parts.iter().zip(widths) {
+            let (from, to) = (ColumnRuns { first: 0, step: 0 }, ColumnRuns { first, step: 0 });
+            move_columns(part, from, &mut dprojected, to, 1, width)?;
+            first += width;
+        }
+        drop(parts);
+        let dprojected = self.down.cast_gradient(dprojected.into(), context)?;
+        self.down.backward_views(dprojected, x, other.as_ref(), context)
+    }
+
+    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        self.down.parameters(visit);
+        for Up { norm, linear } in self.query.iter().chain([&self.kv]) {
+            norm.parameters(visit);
+            linear.parameters(visit);
+        }
+        self.output.parameters(visit);
+    }
+
+    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        self.down.parameters_mut(visit);
+        for Up { norm, linear } in self.query.iter_mut().chain([&mut self.kv]) {
+            norm.parameters_mut(visit);
+            linear.parameters_mut(visit);
+        }
+        self.output.parameters_mut(visit);
+    }
+
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        visit(&mut self.down);
+        self.query.iter_mut().chain([&mut self.kv]).for_each(|up| visit(&mut up.linear));
+        visit(&mut self.output);
+    }
+}

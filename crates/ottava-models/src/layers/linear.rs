@@ -1,0 +1,454 @@
+//! The linear layer, whose three products are what FP8 speeds up.
+
+mod adapter;
+mod config;
+mod gather;
+mod magnitudes;
+mod probe;
+mod smooth;
+mod sum;
+
+pub use adapter::Adapter;
+pub use config::LinearConfig;
+pub use smooth::{ColumnScales, SmoothCasts};
+
+use super::cast::{OperandCast, SavedOperand, copies_of};
+use ottava_common::error::{Error, Result};
+use ottava_recipe::context::Context;
+use ottava_recipe::operand::{FrozenScale, ResidualGradient, View, Views};
+use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split};
+use ottava_recipe::scaling::{AmaxGroup, Casts, Quantity, Slot};
+use ottava_recipe::{LinearCasts, LinearSite, ProductPrecision, Products};
+use ottava_tensor::ops::{
+    self, Accumulation, Fp8Output, Operand, Output, Produced, add_bias, bias_gradient, gemm_nt, gemm_nt_plus,
+    scale_columns,
+};
+use ottava_tensor::{DType, QuantizedTensor, Tensor};
+
+/// `y = x · Wᵀ + b`; `dx = dy · W`; `dW += dyᵀ · x`; `db += Σ dy`; an adapter adds to `y` and `dx`.
+pub struct Linear {
+    weight: Param,       /* [N, K] */
+    bias: Option<Param>, /* [N] */
+    adapter: Option<Adapter>,
+    products: Products,
+    input: OperandCast,
+    gradient: OperandCast,
+    split: Split,
+}
+
+/// The weight in the form that a product reads, and how the product accumulates.
+pub struct ReadWeight {
+    /// The weight.
+    pub view: View,
+    /// How the product accumulates.
+    pub how: Accumulation,
+}
+
+/// Weight, bias, and the recipe's decision.
+struct Parts {
+    weight: Param,
+    bias: Option<Param>,
+    adapter: Option<Adapter>,
+    fp8: Option<(LinearCasts, Products)>,
+    smooth: bool,
+}
+
+impl LinearConfig<'_> {
+    /// Creates weight and bias, applies the recipe's decision, and records them in the description.
+    fn build(&self, build: &mut Builder, after_swiglu: bool) -> Result<Parts> {
+        let LinearConfig { name, parts, fused, inputs, bias, std, split, .. } = *self;
+        let shards = |build: &Builder, suffix: &str, columns: Option<usize>, split| -> Result<Vec<Shard>> {
+            let tensor = |(name, rows): &(String, usize)| FolderTensor {
+                name: format!("{name}.{suffix}"),
+                shape: std::iter::once(*rows).chain(columns).collect(),
+                layout: if columns.is_some() { self.layout() } else { FolderLayout::Same },
+            };
+            let of = |at: usize| self.replicas_of(at);
+            let shards = parts.iter().enumerate().map(|(at, part)| build.shards(tensor(part), fused, of(at), split));
+            Ok(shards.collect::<Result<Vec<_>>>()?.concat())
+        };
+        let weight = shards(build, "weight", Some(inputs), split)?;
+        let weight = Param::matrix(build, weight, Init::Normal(std))?;
+        // If ranks divide the inputs, their products are summed before the bias is added.
+        let bias_split = if split == Split::Input { Split::None } else { split };
+        let bias =
+            bias.then(|| Param::new(build, shards(build, "bias", None, bias_split)?, Init::Zeros)).transpose()?;
+        let site = LinearSite {
+            name: name.to_string(),
+            parts: parts.iter().map(|(name, _)| name.clone()).collect(),
+            outputs: weight.weights.shape()[0],
+            inputs: weight.weights.shape()[1],
+            block: build.block,
+            after_swiglu,
+            divides_inputs: split == Split::Input,
+            experts: None,
+        };
+        let mut decision = build.recipe.decide(&site)?;
+        if build.lora.is_some() {
+            decision.beside_adapters();
+        }
+        let adapter = Adapter::new(build, self)?;
+        let parts = Parts { weight, bias, adapter, fp8: decision.fp8, smooth: decision.smooth };
+        build.description.linears.push((site, decision));
+        Ok(parts)
+    }
+}
+
+/// The ranks that share the scale of a cast. Ranks that gather codes need one scale; so have all other tensors that they divide, so that
+/// codes do not depend on the number of ranks.
+pub(super) fn amax_group(build: &Builder) -> AmaxGroup {
+    if build.place().is_divided() { AmaxGroup::TENSOR } else { AmaxGroup::DATA }
+}
+
+impl Linear {
+    /// A linear with weights from the builder.
+    ///
+    /// Errors if it shares its input with a linear that is not cast in the same way.
+    pub fn new(build: &mut Builder, config: LinearConfig) -> Result<Linear> {
+        let parts = config.build(build, false)?;
+        Linear::from_parts(build, config, parts)
+    }
+
+    fn from_parts(build: &mut Builder, config: LinearConfig, parts: Parts) -> Result<Linear> {
+        let LinearConfig { name, shared_input, .. } = config;
+        let Parts { mut weight, bias, adapter, fp8, .. } = parts;
+        let (mut input, mut gradient) = (OperandCast::NONE, OperandCast::NONE);
+        let products = fp8.map_or(Products::HIGH, |(_, products)| products);
+        let Products { fprop, dgrad, wgrad } = products;
+        if let Some((casts, _)) = fp8 {
+            let group = amax_group(build);
+            input = match shared_input {
+                Some(shared) => shared,
+                None => {
+                    let slot = build.slots.add(format!("{name}.input"), casts.input, group, None);
+                    let cast = OperandCast::new(slot, [fprop, wgrad], false);
+                    if build.lora.is_some() { cast.for_adapter() } else { cast }
+                }
+            };
+            let of_input = input.slot();
+            let reads = [fprop, dgrad].map(|product| product != ProductPrecision::High);
+            if let Some(copies) = copies_of(reads) {
+                let slot = build.slots.add(format!("{name}.weight"), casts.weight, group, of_input);
+                weight.cast_in(slot, casts.weight, copies, build.purpose);
+            }
+            let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group, of_input);
+            // The gradient of a bias is a sum of unquantized values.
+            gradient = OperandCast::new(slot, [dgrad, wgrad], bias.is_some());
+            if build.lora.is_some() {
+                gradient = gradient.for_adapter();
+            }
+        }
+        // Between sublayers, ranks divide tokens.
+        match config.split {
+            Split::Output => input = input.gathering(),
+            Split::Input => gradient = gradient.gathering(),
+            Split::None | Split::Vocabulary | Split::Expert => {}
+        }
+        if shared_input.is_some_and(|shared| shared != input || !input.has_products([fprop, wgrad])) {
+            return Err(Error::Config(format!(
+                "`precision`: {name} reads the same input as another linear and is not cast like it; name both in `high_precision_layers`, or neither"
+            )));
+        }
+        Ok(Linear { weight, bias, adapter, products, input, gradient, split: config.split })
+    }
+
+    /// The same linear of an input that ranks do not divide by tokens. Each rank has the gradient of its outputs by the input, which ranks add
+    /// later.
+    pub fn of_all_tokens(self) -> Linear {
+        Linear { input: self.input.of_all_rows(), split: Split::None, ..self }
+    }
+
+    /// The cast of its input.
+    pub fn input(&self) -> OperandCast {
+        self.input
+    }
+
+    /// The type of its output.
+    pub fn dtype(&self) -> DType {
+        self.weight.dtype()
+    }
+
+    /// Its adapter, if it has one.
+    pub fn adapter_mut(&mut self) -> &mut Option<Adapter> {
+        &mut self.adapter
+    }
+
+    /// The cast of the gradient by its output.
+    pub fn gradient(&self) -> OperandCast {
+        self.gradient
+    }
+
+    /// `x · Wᵀ + b`, plus `residual` `[T, N]` if given, which the product adds before rounding.
+    pub fn forward(
+        &self,
+        x: Tensor,
+        residual: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<(Tensor, SavedOperand)> {
+        let x = self.input.cast_input(x, context.operand_copies(), &mut context.casts)?;
+        Ok((self.fprop(&x.rows, residual, context)?, x.saved))
+    }
+
+    /// What [`Linear::forward`] saves, without computing its output.
+    pub fn save(&self, x: Tensor, context: &mut Context) -> Result<SavedOperand> {
+        Ok(self.input.cast_input(x, context.operand_copies(), &mut context.casts)?.saved)
+    }
+
+    /// Whether products along the dimension that ranks divide are partial sums, which ranks add.
+    fn sums(&self, divided: Split, casts: &Casts) -> bool {
+        self.split == divided && casts.place().is_divided()
+    }
+
+    /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`]. If ranks divide the inputs, their products are added.
+    pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+        let weight = self.weight_of_fprop(context)?;
+        if let Some(y) = self.product_while_gathering(x, weight.view.rows()?, residual, weight.how)? {
+            return self.with_bias(y, &context.casts);
+        }
+        let factors = if context.casts.mode.adapts() { self.factors(context)? } else { None };
+        let product = |x: &View, addend: Option<&Tensor>, context: &mut Context| {
+            self.own_fprop(x, &weight, factors.as_ref(), addend, context)
+        };
+        self.sum_over_ranks(Split::Input, x, residual, product, context)
+    }
+
+    /// The weight that fprop of the codes `x` reads, if this is a pass of inference, and fprop is this product alone.
+    pub fn sole_weight(&self, x: &View, context: &mut Context) -> Result<Option<ReadWeight>> {
+        let is_alone = context.paged.is_some()
+            && matches!(x, View::Codes(_))
+            && self.bias.is_none()
+            && self.adapter.is_none()
+            && !context.casts.compares();
+        is_alone.then(|| self.weight_of_fprop(context)).transpose()
+    }
+
+    /// The weight as fprop reads it, which is compared or measured.
+    fn weight_of_fprop(&self, context: &mut Context) -> Result<ReadWeight> {
+        let Context { casts, loan, .. } = context;
+        match self.products(casts).fprop {
+            ProductPrecision::Fp8(how) => {
+                let codes = self.weight.codes_for_forward(loan, casts)?;
+                self.compare_weight(Operand::Rows(&codes), loan, casts)?;
+                Ok(ReadWeight { view: View::Codes(codes), how })
+            }
+            high => {
+                self.weight.measure_for_forward(loan, casts)?;
+                Ok(ReadWeight { view: View::Value(self.weight.read(loan)?), how: high.accumulation() })
+            }
+        }
+    }
+
+    fn own_fprop(
+        &self,
+        x: &View,
+        weight: &ReadWeight,
+        factors: Option<&Tensor>,
+        residual: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let y = match factors {
+            None => self.unscaled_fprop(x, weight, residual, context)?,
+            Some(factors) => {
+                let y = scale_columns(&self.unscaled_fprop(x, weight, None, context)?, factors)?;
+                match residual {
+                    Some(residual) => ops::add(&y, residual)?,
+                    None => y,
+                }
+            }
+        };
+        self.with_bias(y, &context.casts)
+    }
+
+    /// `x · Wᵀ`, plus the product of the adapter, plus `residual` if given.
+    fn unscaled_fprop(
+        &self,
+        x: &View,
+        weight: &ReadWeight,
+        residual: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let adapter = self.adapter.as_ref().filter(|_| context.casts.mode.adapts());
+        let adapted = adapter.map(|adapter| adapter.forward(x.value()?, residual, context.loan)).transpose()?;
+        let residual = adapted.as_ref().or(residual);
+        self.product(Quantity::Fprop, x.rows()?, weight.view.rows()?, residual, weight.how, context)
+    }
+
+    /// `y + bias`. If ranks add their products, the first rank adds the bias.
+    fn with_bias(&self, mut y: Tensor, casts: &Casts) -> Result<Tensor> {
+        let adds_bias = !self.sums(Split::Input, casts) || casts.place().rank == 0;
+        if let Some(bias) = self.bias.as_ref().filter(|_| adds_bias) {
+            add_bias(&mut y, &bias.value()?)?;
+        }
+        Ok(y)
+    }
+
+    /// `a · bᵀ`, plus `addend` if given, which the product adds before rounding. A pass that compares also compares the product alone.
+    fn product(
+        &self,
+        which: Quantity,
+        a: Operand,
+        b: Operand,
+        addend: Option<&Tensor>,
+        how: Accumulation,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let alone = || gemm_nt(a, b, self.weight.dtype(), how);
+        let result = match addend {
+            Some(addend) => gemm_nt_plus(a, b, addend, how)?,
+            None => alone()?,
+        };
+        if context.casts.compares() && matches!(a, Operand::Rows(_) | Operand::Columns(_)) {
+            let product = if addend.is_some() { alone()? } else { result.clone() };
+            let sampled = self.compare_product(which, &product, a, b, &mut context.casts)?;
+            if which == Quantity::Fprop {
+                self.keep_outputs(sampled, context)?;
+            }
+        }
+        Ok(result)
+    }
+
+    /// The views of the gradient by the output that dgrad and wgrad read; adds to the gradient of the bias.
+    pub fn cast_gradient(&mut self, dy: ResidualGradient, context: &mut Context) -> Result<Views> {
+        if let Some(bias) = self.bias.as_mut().filter(|bias| bias.is_trained()) {
+            bias_gradient(&dy.value, bias.grad_mut()?)?;
+        }
+        if let Some(factors) = self.factors(context)? {
+            // Adapters read the same gradient, and its amax is that of the scaled one.
+            let scaled = scale_columns(&dy.value, &factors)?;
+            return self.gradient.cast_gradient(&scaled, None, &mut context.casts);
+        }
+        self.gradient.cast_gradient(&dy.value, dy.amax, &mut context.casts)
+    }
+
+    /// [`Linear::cast_gradient`] of a gradient that `op` produces.
+    pub fn produce_gradient(
+        &mut self,
+        context: &mut Context,
+        mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
+    ) -> Result<Views> {
+        if self.bias.is_some() || self.has_magnitudes() {
+            let dy = op(Output::Plain)?.plain().expect("a plain output gives a value");
+            return self.cast_gradient(dy.into(), context);
+        }
+        self.gradient.produce_gradient(&mut context.casts, op)
+    }
+
+    /// [`Linear::produce_gradient`] by an op that also recomputes the operand of slot `other`: transposed codes with the scale `frozen`.
+    /// Returns both.
+    pub fn produce_gradient_and_recast(
+        &mut self,
+        other: Slot,
+        frozen: &FrozenScale,
+        context: &mut Context,
+        op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
+    ) -> Result<(Views, View)> {
+        let slot = self.gradient.fused(&context.casts);
+        let (made, codes) = context.casts.produce_and_recast(slot, other, frozen, op)?;
+        let gradient = match made {
+            Produced::Fp8(codes) => Views::of_codes(codes),
+            value => self.cast_gradient(value.plain().expect("a plain output gives a value").into(), context)?,
+        };
+        Ok((gradient, View::Codes(codes)))
+    }
+
+    /// `dy · W`, plus `other` `[T, K]` if given. If ranks divide the outputs, their products are added.
+    pub fn dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+        self.compare_loss_cost(dy, &mut context.casts)?;
+        let weight = self.weight_of_dgrad(context)?;
+        if let Some(dx) = self.product_while_gathering(dy, weight.view.columns()?, other, weight.how)? {
+            return Ok(dx);
+        }
+        let product =
+            |dy: &View, addend: Option<&Tensor>, context: &mut Context| self.own_dgrad(dy, &weight, addend, context);
+        self.sum_over_ranks(Split::Output, dy, other, product, context)
+    }
+
+    /// The weight as dgrad reads it, which is compared.
+    fn weight_of_dgrad(&self, context: &mut Context) -> Result<ReadWeight> {
+        let Context { casts, loan, .. } = context;
+        match self.products(casts).dgrad {
+            ProductPrecision::Fp8(how) => {
+                let codes = self.weight.codes_for_backward(loan, casts)?;
+                self.compare_weight(Operand::Columns(&codes), loan, casts)?;
+                Ok(ReadWeight { view: View::Codes(codes), how })
+            }
+            high => Ok(ReadWeight { view: View::Value(self.weight.read(loan)?), how: high.accumulation() }),
+        }
+    }
+
+    fn own_dgrad(
+        &self,
+        dy: &View,
+        weight: &ReadWeight,
+        other: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let adapter = self.adapter.as_ref();
+        let adapted = adapter.map(|adapter| adapter.dgrad(dy.value()?, other, context.loan)).transpose()?;
+        let other = adapted.as_ref().or(other);
+        self.product(Quantity::Dgrad, dy.rows()?, weight.view.columns()?, other, weight.how, context)
+    }
+
+    /// Adds `dyᵀ · x` to the gradient of the weight, if it is trained, or defers the product; and adds to the gradients of the adapter.
+    pub fn wgrad(&mut self, dy: &View, x: &View, context: &mut Context) -> Result<()> {
+        if self.has_magnitudes() {
+            let y = self.recompute_unscaled(x.value()?, context)?;
+            self.adapter.as_mut().expect("it has magnitudes").magnitude_wgrad(dy.value()?, &y)?;
+        }
+        if let Some(adapter) = &mut self.adapter {
+            adapter.wgrad(dy.value()?, x.value()?, context.loan)?;
+        }
+        if !self.weight.is_trained() {
+            return Ok(());
+        }
+        let accumulation = self.products(&context.casts).wgrad.accumulation();
+        let computed = context.add_wgrad(&mut self.weight, dy, x, None, accumulation)?;
+        let casts = &mut context.casts;
+        let is_cast = self.products(casts).wgrad != ProductPrecision::High;
+        if computed && casts.compares() && is_cast { self.compare_wgrad(dy, x, casts) } else { Ok(()) }
+    }
+
+    /// The gradient by the input, plus `other`, from views of the gradient `dy` and of the input `x`; adds to the gradient of the weight.
+    pub fn backward_views(
+        &mut self,
+        dy: Views,
+        x: View,
+        other: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let Views { rows, columns } = dy;
+        let dx = self.dgrad(&rows, other, context)?;
+        drop(rows);
+        self.wgrad(&columns, &x, context)?;
+        Ok(dx)
+    }
+
+    /// The gradient by the input of [`Linear::forward`], without recomputation.
+    ///
+    /// Errors if the input must be recomputed, since a linear does not save what it is recomputed from.
+    pub fn backward(&mut self, dy: Tensor, saved: SavedOperand, context: &mut Context) -> Result<Tensor> {
+        let x = saved.into_columns().map_err(|_| {
+            Error::Config("linear: its input must be recomputed, which only the layer around it can do".into())
+        })?;
+        let dy = self.cast_gradient(dy.into(), context)?;
+        self.backward_views(dy, x, None, context)
+    }
+
+    fn products(&self, casts: &Casts) -> Products {
+        if self.gradient.is_cast(casts) { self.products } else { Products::HIGH }
+    }
+
+    /// Calls `visit` for each parameter, always in the same order.
+    pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        visit(&self.weight);
+        self.bias.iter().for_each(&mut *visit);
+        self.adapter.iter().for_each(|adapter| adapter.parameters(visit));
+    }
+
+    /// [`Linear::parameters`], mutably.
+    pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        visit(&mut self.weight);
+        self.bias.iter_mut().for_each(&mut *visit);
+        self.adapter.iter_mut().for_each(|adapter| adapter.parameters_mut(visit));
+    }
+}

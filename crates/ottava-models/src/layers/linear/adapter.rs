@@ -1,0 +1,242 @@
+//! LoRA: a low-rank product added to that of a frozen weight. Hu et al. 2021, arXiv:2106.09685. With DoRA also a magnitude for each output.
+//! Liu et al. 2024, arXiv:2402.09353.
+
+use super::config::LinearConfig;
+use ottava_common::error::Result;
+use ottava_recipe::lora::{MAGNITUDE, PEFT_PREFIX};
+use ottava_recipe::param::{Builder, FolderTensor, Init, Loan, Param, Split};
+use ottava_tensor::ops::{
+    Accumulation, Operand, bias_gradient, cast, gemm_nt, gemm_nt_plus, magnitude_factors, magnitude_gradient,
+    real_type, row_squares, scale_columns,
+};
+use ottava_tensor::{DType, Tensor};
+use std::ops::Range;
+
+/// `y += s · (x · Aᵀ) · Bᵀ`;  `dx += s · (dy · B) · A`;  `dA += s · (dy · B)ᵀ · x`;  `dB += dyᵀ · s · (x · Aᵀ)`, in the compute type.
+///
+/// Each part of a fused weight has its own adapter, as in PEFT. The adapters of parts are computed as one of rank R, the sum of their ranks:
+/// their `A` are stacked, and their `B` form a block-diagonal matrix.
+///
+/// With magnitudes `m`, the linear multiplies its outputs `x · Wᵀ + s · (x · Aᵀ) · Bᵀ` by [`Adapter::factors`] `m / ‖W + s · B · A‖`, and
+/// `dy` above is the gradient by them. As in PEFT, norms are constants in backward.
+pub struct Adapter {
+    a: Param, /* [R, K] */
+    parts: Vec<AdapterPart>,
+    /// Rows of the linear.
+    outputs: usize,
+    /// `s` for each row of `a`, `[R]` in the type of sums; `None` for 1.
+    scales: Option<Tensor>,
+    /// The identity `[R, R]` in the compute type and in the type of gradients: products with its rows select columns.
+    identity: [Tensor; 2],
+    /// Ones `[N]` in the type of sums, with magnitudes.
+    ones: Option<Tensor>,
+}
+
+/// The adapter of one part of a fused weight.
+struct AdapterPart {
+    b: Param,                 /* [N of the part, r] */
+    magnitude: Option<Param>, /* [N of the part] */
+    /// The part's rows of the weight.
+    rows: Range<usize>,
+    /// The part's rows of `a`.
+    columns: Range<usize>,
+}
+
+impl Adapter {
+    /// The adapters of the parts of a linear; `None` if none of them is a target of the builder's
+    /// [`Lora`](ottava_recipe::lora::Lora).
+    ///
+    /// Ranks divide `A` by inputs or `B` and magnitudes by outputs, as the weight by its `split`; some may have the same outputs.
+    pub fn new(build: &mut Builder, config: &LinearConfig) -> Result<Option<Adapter>> {
+        let LinearConfig { parts, fused, inputs, split, std, .. } = *config;
+        let layout = config.layout();
+        let Some(lora) = build.lora else { return Ok(None) };
+        let tensor = |name: &str, of: &str, shape| FolderTensor::new(format!("{PEFT_PREFIX}{name}.{of}"), shape);
+        let (of_a, of_b) = match split {
+            Split::Input => (Split::Input, Split::None),
+            Split::Output => (Split::None, Split::Output),
+            Split::None | Split::Vocabulary | Split::Expert => (Split::None, Split::None),
+        };
+        let (mut end, mut size, mut targets) = (0, 0, Vec::new());
+        for (at, (name, outputs)) in parts.iter().enumerate() {
+            // A fused tensor is divided as the weight is.
+            let of_outputs = |of: &str, shape: Vec<usize>| {
+                build.shards(tensor(name, of, shape), fused, config.replicas_of(at), of_b)
+            };
+            let rank = lora.rank(name);
+            let b = of_outputs("lora_B.weight", vec![*outputs, rank])?;
+            let own: usize = b.iter().map(|shard| shard.range.len()).sum();
+            end += own;
+            if lora.has(name) {
+                let columns = size..size + rank;
+                size = columns.end;
+                targets.push((name, b, of_outputs(MAGNITUDE, vec![*outputs])?, end - own..end, columns));
+            }
+        }
+        if targets.is_empty() {
+            return Ok(None);
+        }
+        let factors = targets.iter().flat_map(|(name, .., columns)| vec![lora.scale(name) as f32; columns.len()]);
+        let factors: Vec<f32> = factors.collect();
+        let a = targets
+            .iter()
+            .map(|(name, .., columns)| build.shard(tensor(name, "lora_A.weight", vec![columns.len(), inputs]), of_a));
+        let a = a.collect::<Result<_>>()?;
+        // Kaiming's uniform distribution with a = sqrt(5), as in PEFT.
+        let a = Param::trained(build, a, Init::Uniform((inputs as f32).sqrt().recip()))?;
+        let parts = targets.into_iter().map(|(_, b, magnitude, rows, columns)| {
+            let b = Param::trained(build, b, Init::Zeros)?;
+            let norms = Init::RowNorms { columns: inputs, layout, std };
+            let magnitude = lora.use_dora.then(|| Param::trained_in_sums(build, magnitude, norms));
+            Ok(AdapterPart { b, magnitude: magnitude.transpose()?, rows, columns })
+        });
+        let parts = parts.collect::<Result<_>>()?;
+        let real = real_type(build.recipe.compute);
+        let vector = |values: &[f32]| -> Result<Tensor> {
+            Ok(cast(&Tensor::from_slice(build.device, &[values.len()], values)?, real)?)
+        };
+        let scales = factors.iter().any(|factor| *factor != 1.0).then(|| vector(&factors)).transpose()?;
+        let ones_of_rows = lora.use_dora.then(|| vector(&vec![1.0; end])).transpose()?;
+        let ones: Vec<f32> = (0..size * size).map(|at| f32::from(u8::from(at % (size + 1) == 0))).collect();
+        let ones = Tensor::from_slice(build.device, &[size, size], &ones)?;
+        let compute = build.recipe.compute;
+        let identity = [cast(&ones, compute)?, cast(&ones, real)?];
+        Ok(Some(Adapter { a, parts, outputs: end, scales, identity, ones: ones_of_rows }))
+    }
+
+    /// Whether it has magnitudes.
+    pub fn has_magnitudes(&self) -> bool {
+        self.ones.is_some()
+    }
+
+    /// `m / ‖W + s · B · A‖` of each output beside the `weight` `[N, K]`, `[N]` in the type of sums, and 1 of parts without an adapter. `sum`
+    /// adds the squares of the columns of other ranks.
+    ///
+    /// Panics if it has no magnitudes.
+    pub fn factors(&self, weight: &Tensor, loan: &Loan, sum: impl FnOnce(Tensor) -> Result<Tensor>) -> Result<Tensor> {
+        let (b, a) = (self.scaled(self.b(loan)?)?, self.a.read(loan)?);
+        let change = product(Operand::plain(&b), Operand::plain_transposed(&a), None, weight.dtype())?;
+        let squares = sum(row_squares(weight, Some(&change))?)?;
+        let mut factors = self.ones.as_ref().expect("it has magnitudes").duplicate()?;
+        for AdapterPart { magnitude, rows, .. } in &self.parts {
+            let magnitude = magnitude.as_ref().expect("it has magnitudes").value()?;
+            let squares = squares.rows(rows.start, rows.end)?;
+            factors.copy_from(rows.start, &magnitude_factors(&squares, &magnitude)?)?;
+        }
+        Ok(factors)
+    }
+
+    /// Adds to the gradients of the magnitudes, from the gradient `dy` by the outputs `y` `[T, N]` that the factors multiply.
+    pub fn magnitude_wgrad(&mut self, dy: &Tensor, y: &Tensor) -> Result<()> {
+        let ones = self.ones.as_ref().expect("it has magnitudes");
+        let mut sums = Tensor::zeros(ones.device(), ones.shape(), ones.dtype())?;
+        // 0 of parts without an adapter.
+        let mut magnitudes = sums.duplicate()?;
+        for AdapterPart { magnitude, rows, .. } in &self.parts {
+            magnitudes.copy_from(rows.start, &magnitude.as_ref().expect("it has magnitudes").value()?)?;
+        }
+        magnitude_gradient(dy, y, &magnitudes, &mut sums)?;
+        for AdapterPart { magnitude, rows, .. } in &mut self.parts {
+            let own = sums.rows(rows.start, rows.end)?.reshape(&[1, rows.len()])?;
+            bias_gradient(&own, magnitude.as_mut().expect("it has magnitudes").grad_mut()?)?;
+        }
+        Ok(())
+    }
+
+    /// `s · (x · Aᵀ) · Bᵀ` `[T, N]`, plus `residual` if given.
+    pub fn forward(&self, x: &Tensor, residual: Option<&Tensor>, loan: &Loan) -> Result<Tensor> {
+        let (h, b) = (self.hidden(x, loan)?, self.b(loan)?);
+        product(Operand::plain(&h), Operand::plain(&b), residual, x.dtype())
+    }
+
+    /// `s · (dy · B) · A` `[T, K]`, plus `other` if given.
+    pub fn dgrad(&self, dy: &Tensor, other: Option<&Tensor>, loan: &Loan) -> Result<Tensor> {
+        let (dh, a) = (self.dhidden(dy, loan)?, self.a.read(loan)?);
+        product(Operand::plain(&dh), Operand::plain_transposed(&a), other, dy.dtype())
+    }
+
+    /// Adds to the gradients of `A` and `B`.
+    pub fn wgrad(&mut self, dy: &Tensor, x: &Tensor, loan: &Loan) -> Result<()> {
+        let h = self.hidden(x, loan)?;
+        let (dy_columns, h) = (Operand::plain_transposed(dy), Operand::plain_transposed(&h));
+        if self.is_whole() {
+            self.parts[0].b.add_product_to_grad(dy_columns, h, Accumulation::Exact)?;
+        } else {
+            let [_, identity] = &self.identity;
+            let db = gemm_nt(dy_columns, h, identity.dtype(), Accumulation::Exact)?;
+            for AdapterPart { b, rows, columns, .. } in &mut self.parts {
+                let (db, select) = (db.rows(rows.start, rows.end)?, identity.rows(columns.start, columns.end)?);
+                b.add_product_to_grad(Operand::plain(&db), Operand::plain(&select), Accumulation::Exact)?;
+            }
+        }
+        let dh = self.dhidden(dy, loan)?;
+        self.a.add_product_to_grad(Operand::plain_transposed(&dh), Operand::plain_transposed(x), Accumulation::Exact)
+    }
+
+    /// `s · x · Aᵀ`, `[T, R]`.
+    fn hidden(&self, x: &Tensor, loan: &Loan) -> Result<Tensor> {
+        let a = self.a.read(loan)?;
+        self.scaled(product(Operand::plain(x), Operand::plain(&a), None, x.dtype())?)
+    }
+
+    /// `s · dy · B`, `[T, R]`.
+    fn dhidden(&self, dy: &Tensor, loan: &Loan) -> Result<Tensor> {
+        let b = self.b(loan)?;
+        self.scaled(product(Operand::plain(dy), Operand::plain_transposed(&b), None, dy.dtype())?)
+    }
+
+    fn scaled(&self, h: Tensor) -> Result<Tensor> {
+        match &self.scales {
+            Some(scales) => Ok(scale_columns(&h, scales)?),
+            None => Ok(h),
+        }
+    }
+
+    /// Whether the linear is a single part.
+    fn is_whole(&self) -> bool {
+        self.parts.len() == 1 && self.parts[0].rows.len() == self.outputs
+    }
+
+    /// Block-diagonal `B`, `[N, R]`.
+    fn b(&self, loan: &Loan) -> Result<Tensor> {
+        if self.is_whole() {
+            return self.parts[0].b.read(loan);
+        }
+        let [identity, _] = &self.identity;
+        let mut all = Tensor::zeros(identity.device(), &[self.outputs, identity.shape()[0]], identity.dtype())?;
+        for AdapterPart { b, rows, columns, .. } in &self.parts {
+            let (b, place) = (b.read(loan)?, identity.rows(columns.start, columns.end)?);
+            all.copy_from(
+                rows.start,
+                &product(Operand::plain(&b), Operand::plain_transposed(&place), None, b.dtype())?,
+            )?;
+        }
+        Ok(all)
+    }
+
+    /// Calls `visit` for each parameter, always in the same order.
+    pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        visit(&self.a);
+        for AdapterPart { b, magnitude, .. } in &self.parts {
+            visit(b);
+            magnitude.iter().for_each(&mut *visit);
+        }
+    }
+
+    /// [`Adapter::parameters`], mutably.
+    pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        visit(&mut self.a);
+        for AdapterPart { b, magnitude, .. } in &mut self.parts {
+            visit(b);
+            magnitude.iter_mut().for_each(&mut *visit);
+        }
+    }
+}
+
+/// `a · bᵀ`, plus `addend` if given.
+fn product(a: Operand, b: Operand, addend: Option<&Tensor>, out: DType) -> Result<Tensor> {
+    Ok(match addend {
+        Some(addend) => gemm_nt_plus(a, b, addend, Accumulation::Exact)?,
+        None => gemm_nt(a, b, out, Accumulation::Exact)?,
+    })
+}

@@ -1,0 +1,57 @@
+//! Magnitudes of a linear with DoRA: factors of its outputs, which follow from the weight that products read.
+
+use super::Linear;
+use ottava_common::error::Result;
+use ottava_recipe::ProductPrecision;
+use ottava_recipe::context::Context;
+use ottava_recipe::operand::View;
+use ottava_recipe::param::Split;
+use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::{CodeCopies, Operand, dequantize};
+
+impl Linear {
+    /// Whether its outputs have magnitudes.
+    pub(super) fn has_magnitudes(&self) -> bool {
+        self.adapter.as_ref().is_some_and(super::Adapter::has_magnitudes)
+    }
+
+    /// The factors of its outputs, `[N]`; `None` without magnitudes. Norms are those of the values of the codes, if products read codes, and of
+    /// the columns of all ranks, if these divide the inputs.
+    pub(super) fn factors(&self, context: &mut Context) -> Result<Option<Tensor>> {
+        let Some(adapter) = self.adapter.as_ref().filter(|adapter| adapter.has_magnitudes()) else { return Ok(None) };
+        let Context { casts, loan, .. } = context;
+        let weight = match self.products(casts).fprop {
+            ProductPrecision::Fp8(_) => {
+                let mode = casts.mode.recomputation();
+                let codes = self.weight.codes_for_forward(loan, &mut casts.in_mode(mode))?;
+                dequantize(Operand::Rows(&codes), 1, self.weight.dtype())?
+            }
+            _ => self.weight.read(loan)?,
+        };
+        let sums = self.sums(Split::Input, casts);
+        let sum = |squares: Tensor| match sums {
+            true => casts.layer_ranks().sum(Axis::Tensor, self.weight.name(), squares),
+            false => Ok(squares),
+        };
+        adapter.factors(&weight, loan, sum).map(Some)
+    }
+
+    /// The outputs that the factors multiply, for the input `x`, with the bits of forward; of the columns of this rank, if ranks divide the
+    /// inputs.
+    pub(super) fn recompute_unscaled(&self, x: &Tensor, context: &mut Context) -> Result<Tensor> {
+        let casts = &mut context.casts;
+        let mode = casts.mode;
+        casts.mode = mode.recomputation();
+        let view = match (self.input.slot(), self.products(casts).fprop) {
+            (Some(slot), ProductPrecision::Fp8(_)) => {
+                let frozen = casts.freeze(slot, x)?;
+                View::CodesAndValue(casts.requantize(slot, &frozen, x, CodeCopies::Rows)?, x.clone())
+            }
+            _ => View::Value(x.clone()),
+        };
+        let y = self.weight_of_fprop(context).and_then(|weight| self.unscaled_fprop(&view, &weight, None, context));
+        context.casts.mode = mode;
+        y
+    }
+}

@@ -1,0 +1,136 @@
+//! The feed-forward layer.
+
+mod activated;
+
+use super::cast::OperandCast;
+use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
+use super::{Linear, LinearConfig, Names};
+use activated::ActivatedLinear;
+use ottava_common::error::{Error, Result};
+use ottava_recipe::context::Context;
+use ottava_recipe::operand::{ResidualGradient, View};
+use ottava_recipe::param::{Builder, Param, Split};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::Activation;
+
+/// Sizes of an MLP.
+#[derive(Clone, Copy, Debug)]
+pub struct MlpConfig {
+    /// Width `C` of the residual stream.
+    pub channels: usize,
+    /// Width `F` of the activation.
+    pub hidden: usize,
+    /// The activation between its linears.
+    pub activation: Activation,
+    /// Whether its linears have biases.
+    pub bias: bool,
+    /// Names of its tensors.
+    pub names: &'static Names,
+    /// Standard deviation of initial weights.
+    pub std: f32,
+}
+
+/// `y = down(silu(gate(x)) · up(x))`, with gate and up in one product, or `y = down(gelu(up(x)))`.
+pub struct Mlp {
+    gate_up: Linear,       /* [2F, C], or [F, C] without a gate */
+    down: ActivatedLinear, /* [C, F] */
+}
+
+impl Mlp {
+    /// An MLP called `name`, with the tensor names of its config; `shared_input` is the cast of an operand that another sublayer also
+    /// reads.
+    pub fn new(build: &mut Builder, name: &str, config: MlpConfig, shared_input: Option<OperandCast>) -> Result<Mlp> {
+        let MlpConfig { channels, hidden, activation, bias, names, std } = config;
+        let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
+        // Gate and up are two tensors of a folder, or one.
+        let (inputs, tensors) = (activation.inputs(), names.gate_up.len());
+        let gate_up: Vec<_> = names.gate_up.iter().map(|proj| part(proj, hidden * inputs / tensors)).collect();
+        if !inputs.is_multiple_of(tensors) {
+            return Err(Error::Model(format!("{name}: {activation:?} does not read {}", names.gate_up.join(" and "))));
+        }
+        let down = [part(names.down, channels)];
+        let (gate_up_name, down_name) = (format!("{name}.{}", names.gate_up_stack), format!("{name}.{}", names.down));
+        let (parts, transposed) = (gate_up.as_slice(), names.transposed);
+        let (name, split) = (&gate_up_name, Split::Output);
+        let halves = [hidden, hidden];
+        let fused: &[usize] = if tensors < inputs { &halves } else { &[] };
+        let config = LinearConfig {
+            name,
+            parts,
+            fused,
+            replicas: &[],
+            inputs: channels,
+            bias,
+            std,
+            transposed,
+            split,
+            shared_input,
+        };
+        let gate_up = Linear::new(build, config)?;
+        let config = LinearConfig {
+            name: &down_name,
+            parts: &down,
+            fused: &[],
+            inputs: hidden,
+            split: Split::Input,
+            shared_input: None,
+            ..config
+        };
+        Ok(Mlp { gate_up, down: ActivatedLinear::new(build, config, activation)? })
+    }
+}
+
+impl Sublayer for Mlp {
+    fn input(&self) -> OperandCast {
+        self.gate_up.input()
+    }
+
+    fn gradient(&self) -> OperandCast {
+        self.down.gradient()
+    }
+
+    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
+        if let Some(y) = self.down.forward_product(&x, &self.gate_up, residual, context)? {
+            // Inference has no backward.
+            return Ok((y, SublayerSaved::new(())));
+        }
+        let hidden = self.gate_up.fprop(&x, None, context)?;
+        drop(x);
+        let (y, saved) = self.down.forward(hidden, residual, context)?;
+        Ok((y, SublayerSaved::new(saved)))
+    }
+
+    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
+        let hidden = self.gate_up.fprop(&x, None, context)?;
+        drop(x);
+        Ok(SublayerSaved::new(self.down.save(hidden, context)?))
+    }
+
+    fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: SublayerSaved,
+        x: BranchOperand,
+        other: Option<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let x = x.columns(context)?;
+        let dhidden = self.down.backward(dy, saved.into(), &mut self.gate_up, context)?;
+        self.gate_up.backward_views(dhidden, x, other.as_ref(), context)
+    }
+
+    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        self.gate_up.parameters(visit);
+        self.down.parameters(visit);
+    }
+
+    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        self.gate_up.parameters_mut(visit);
+        self.down.parameters_mut(visit);
+    }
+
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        visit(&mut self.gate_up);
+        visit(self.down.linear_mut());
+    }
+}

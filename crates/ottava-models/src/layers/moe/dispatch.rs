@@ -1,0 +1,260 @@
+//! Tokens on the way to the experts of all ranks, and back.
+//!
+//! Each of the ranks that divide experts, those of expert x tensor, has other tokens and other experts. All ranks gather the tokens of all, and
+//! each computes its experts for those that have chosen them; the outputs of all experts for the tokens of a rank are sent to it and added. All
+//! buffers have fixed sizes that suffice for any choices, so no host reads counts. With `R` ranks, each sends its tokens to `R - 1` others. With
+//! many choices per token few of these are in vain: of tokens that choose 8 of 128 experts at random, 0.3 % have chosen none of one of two ranks.
+//!
+//! Tokens travel while the router computes, and again for wgrad while the products before it do.
+//!
+//! In inference, each rank has all tokens, so nothing is gathered, and the sums of all ranks are added.
+
+use super::router::Routed;
+use crate::layers::cast::{CastInput, OperandCast, SavedOperand};
+use ottava_common::error::{Error, Result};
+use ottava_recipe::context::Context;
+use ottava_recipe::layer_ranks::{Arriving, ShardPlace};
+use ottava_recipe::mode::Pass;
+use ottava_recipe::operand::{FrozenScale, View};
+use ottava_recipe::param::Builder;
+use ottava_recipe::scaling::Slot;
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::{
+    CodeCopies, Output, Slots, add, combine, gather_quantized, gather_to, join_columns, slots, weight_gradient,
+};
+use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
+use std::ops::Range;
+
+/// How ranks divide the experts of a mixture.
+pub struct Dispatch {
+    name: String,
+    place: ShardPlace,
+    experts: usize,
+}
+
+/// The choices of the tokens that this rank's experts read: with `R` ranks, `R · T` tokens in the order of the ranks, or in inference the `T`
+/// tokens that all ranks have.
+pub struct Dispatched {
+    /// Where the rows of this rank's experts are.
+    pub slots: Slots,
+    /// `[R · T, K]`: the weights of the choices.
+    pub weights: Tensor,
+}
+
+/// The tokens of all ranks, in their order, on the way to the experts of this rank.
+pub struct Tokens {
+    /// Values or codes.
+    arriving: Arriving,
+    /// If codes travel: the cast of this rank's tokens, and whether wgrad reads the transpose of the same codes.
+    cast: Option<(QuantizedTensor, bool)>,
+    /// The scale of the tokens, if they have one of their own.
+    frozen: FrozenScale,
+}
+
+impl Dispatch {
+    /// The division of the `experts` of the mixture called `name`.
+    ///
+    /// Errors with [`Error::Config`] if ranks would have unequal numbers of experts.
+    pub fn new(build: &Builder, name: &str, experts: usize) -> Result<Dispatch> {
+        let place = build.place_on(Axis::Expert);
+        if !experts.is_multiple_of(place.ranks) {
+            let what = match (place.ranks / build.place().ranks, build.place().ranks) {
+                (_, 1) => "`parallel.expert`",
+                (1, _) => "`parallel.tensor` (in inference --gpus or --ranks)",
+                _ => "the product of `parallel.expert` and `parallel.tensor`",
+            };
+            return Err(Error::Config(format!(
+                "{what} is {}, which does not divide the {experts} experts of `{name}`; set it to a divisor",
+                place.ranks
+            )));
+        }
+        Ok(Dispatch { name: name.to_string(), place, experts })
+    }
+
+    /// Each rank has all of the `experts`.
+    pub fn undivided(name: &str, experts: usize) -> Dispatch {
+        Dispatch { name: name.to_string(), place: ShardPlace::ALONE, experts }
+    }
+
+    /// Whether ranks divide the experts.
+    fn is_divided(&self) -> bool {
+        self.place.is_divided()
+    }
+
+    /// Whether ranks divide the experts and have different tokens.
+    fn exchanges_tokens(&self, context: &Context) -> bool {
+        self.is_divided() && context.casts.mode.pass != Pass::Inference
+    }
+
+    /// The experts of this rank.
+    pub fn own(&self) -> Range<usize> {
+        self.place.range(self.experts)
+    }
+
+    /// Starts to collect the rows of all ranks, in their order, from this rank's `rows` `[T, …]`; in inference these are all.
+    pub fn start_gather(&self, rows: &Tensor, context: &Context) -> Result<Arriving> {
+        match self.exchanges_tokens(context) {
+            true => context.casts.layer_ranks().start_gather(Axis::Expert, &self.name, rows),
+            false => Ok(Arriving::Here(rows.clone())),
+        }
+    }
+
+    fn gather(&self, rows: &Tensor, context: &Context) -> Result<Tensor> {
+        self.start_gather(rows, context)?.wait()
+    }
+
+    /// Starts to send the tokens of this rank, `x` `[T, C]`, to the experts of all ranks, for the `copies` that `reader` reads. Codes travel if they
+    /// are those that each rank would cast from values: with one scale for all, and without a copy for wgrad also with scales along rows.
+    pub fn send(&self, x: &Tensor, reader: OperandCast, copies: CodeCopies, context: &mut Context) -> Result<Tokens> {
+        let (frozen, cast) = match self.sends_codes(x, reader, copies == CodeCopies::Both, context) {
+            None => (FrozenScale::default(), None),
+            Some((slot, transposes)) => {
+                let frozen = context.casts.freeze(slot, x)?;
+                let own = context.casts.quantize(slot, &frozen, x, CodeCopies::Rows)?;
+                (frozen, Some((own, transposes)))
+            }
+        };
+        self.start(x, cast, frozen, context)
+    }
+
+    /// [`Dispatch::send`] in backward, for wgrad, with the scale of forward.
+    pub fn send_again(
+        &self,
+        x: &Tensor,
+        reader: OperandCast,
+        frozen: FrozenScale,
+        context: &mut Context,
+    ) -> Result<Tokens> {
+        let cast = match self.sends_codes(x, reader, true, context) {
+            None => None,
+            Some((slot, _)) => Some((context.casts.requantize(slot, &frozen, x, CodeCopies::Rows)?, true)),
+        };
+        self.start(x, cast, frozen, context)
+    }
+
+    fn start(
+        &self,
+        x: &Tensor,
+        cast: Option<(QuantizedTensor, bool)>,
+        frozen: FrozenScale,
+        context: &Context,
+    ) -> Result<Tokens> {
+        let codes = cast.as_ref().and_then(|(own, _)| own.codes.as_ref());
+        Ok(Tokens { arriving: self.start_gather(codes.unwrap_or(x), context)?, cast, frozen })
+    }
+
+    /// The rows of this rank's experts, cast for `reader`, and what backward needs.
+    pub fn rows_of_tokens(
+        &self,
+        tokens: Tokens,
+        choices: &Dispatched,
+        reader: OperandCast,
+        copies: CodeCopies,
+        context: &mut Context,
+    ) -> Result<CastInput> {
+        let Tokens { arriving, cast, frozen } = tokens;
+        let tokens = arriving.wait()?;
+        let Some((own, transposes)) = cast else {
+            let gather = |output: Output<'_>| Ok((gather_to(&tokens, &choices.slots, None, output)?, ()));
+            return Ok(reader.produce_input(copies, &mut context.casts, gather)?.0);
+        };
+        let rows = gather_quantized(&self.join_codes(tokens, own, context)?, &choices.slots, transposes)?;
+        let columns = transposes.then(|| View::Codes(rows.clone().only_transposed()));
+        Ok(CastInput { rows: View::Codes(rows.only_rows()), saved: SavedOperand::new(columns, frozen) })
+    }
+
+    /// The view that wgrad reads of rows that [`Dispatch::rows_of_tokens`] did not save, from [`Dispatch::send_again`].
+    pub fn columns_of_tokens(
+        &self,
+        tokens: Tokens,
+        choices: &Dispatched,
+        reader: OperandCast,
+        context: &mut Context,
+    ) -> Result<View> {
+        let Tokens { arriving, cast, frozen } = tokens;
+        let tokens = arriving.wait()?;
+        let Some((own, _)) = cast else {
+            let gather = |output: Output<'_>| Ok(gather_to(&tokens, &choices.slots, None, output)?);
+            return reader.reproduce_columns(&frozen, &mut context.casts, gather);
+        };
+        let rows = gather_quantized(&self.join_codes(tokens, own, context)?, &choices.slots, true)?;
+        Ok(View::Codes(rows.only_transposed()))
+    }
+
+    /// The slot of the cast before the exchange, and whether wgrad reads the transpose of the same codes; `None` if values travel.
+    fn sends_codes(&self, x: &Tensor, reader: OperandCast, for_wgrad: bool, context: &Context) -> Option<(Slot, bool)> {
+        let has_whole_rows = x.shape()[0].is_multiple_of(QuantizedTensor::PAD);
+        let slot = reader.fused(&context.casts).filter(|_| self.exchanges_tokens(context) && has_whole_rows)?;
+        match context.casts.scales.granularity(slot).of_rows() {
+            Granularity::PerTensor => Some((slot, for_wgrad)),
+            Granularity::Blocks128x128 => None,
+            _ => (!for_wgrad).then_some((slot, false)),
+        }
+    }
+
+    /// The `codes` of all ranks, in their order, and their scales, from this rank's `own`.
+    fn join_codes(&self, codes: Tensor, own: QuantizedTensor, context: &Context) -> Result<QuantizedTensor> {
+        let (ranks, rows) = (self.place.ranks, codes.shape()[0]);
+        let scale_inv = match own.granularity.of_rows() {
+            Granularity::PerTensor => own.scale_inv.clone(),
+            _ => {
+                let blocks = own.scale_inv.len() / own.rows;
+                let all = self.gather(&own.scale_inv.reshape(&[own.scale_inv.len()])?, context)?;
+                // By rank, block and row, to by block, rank and row.
+                let all = join_columns(&all.reshape(&[ranks, blocks, own.rows])?, &[rows])?;
+                let mut shape = own.scale_inv.shape().to_vec();
+                *shape.last_mut().expect("scales by row") = rows;
+                all.reshape(&shape)?
+            }
+        };
+        Ok(QuantizedTensor { codes: Some(codes), scale_inv, rows, ..own })
+    }
+
+    /// The choices of all ranks, from those of this rank's tokens.
+    pub fn choices(&self, routed: &Routed, context: &Context) -> Result<Dispatched> {
+        if !self.is_divided() {
+            return Ok(Dispatched { slots: routed.slots.clone(), weights: routed.weights().clone() });
+        }
+        let ids = self.gather(routed.ids(), context)?;
+        Ok(Dispatched { slots: slots(&ids, self.own())?, weights: self.gather(routed.weights(), context)? })
+    }
+
+    /// `addend[t] + Σ_k weights[t, k] · row(t, k)` for this rank's tokens `t`, over the rows of all ranks; `rows` `[P, C]` are those of this
+    /// rank's experts, and `weights` those of the choices of all tokens, or 1 if there are none. The sum over the experts of a rank is sent in
+    /// the type of `rows`; these sums are added in F32, in the order of the ranks, and rounded once.
+    pub fn combine(
+        &self,
+        rows: &Tensor,
+        choices: &Dispatched,
+        weights: Option<&Tensor>,
+        addend: Option<&Tensor>,
+        context: &Context,
+    ) -> Result<Tensor> {
+        if !self.is_divided() {
+            return Ok(combine(rows, &choices.slots, weights, addend)?);
+        }
+        let partial = |tokens: Range<usize>| -> Result<Tensor> {
+            let weights = weights.map(|weights| weights.rows(tokens.start, tokens.end)).transpose()?;
+            Ok(combine(rows, &choices.slots.of_tokens(tokens)?, weights.as_ref(), None)?)
+        };
+        let (ranks, tokens) = (context.casts.layer_ranks(), choices.weights.shape()[0]);
+        if self.exchanges_tokens(context) {
+            return ranks.sum_computed_rows(Axis::Expert, &self.name, tokens, &mut { partial }, addend);
+        }
+        let sum = ranks.sum(Axis::Expert, &self.name, partial(0..tokens)?)?;
+        match addend {
+            Some(addend) => Ok(add(&sum, addend)?),
+            None => Ok(sum),
+        }
+    }
+
+    /// The gradient by the weights of the choices of this rank's tokens, `[T, K]`, from the products `dots` `[P]` of
+    /// [`weight_gradient`] of this rank's experts.
+    pub fn weight_gradient(&self, dots: &Tensor, choices: &Dispatched, context: &Context) -> Result<Tensor> {
+        let all = weight_gradient(dots, &choices.slots, &choices.weights)?;
+        match self.exchanges_tokens(context) {
+            true => context.casts.layer_ranks().sum_own_rows(Axis::Expert, &self.name, all, None),
+            false => Ok(all),
+        }
+    }
+}

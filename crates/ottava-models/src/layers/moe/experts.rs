@@ -1,0 +1,240 @@
+//! The experts of a mixture: MLPs, each of the rows of its tokens.
+
+use super::dispatch::{Dispatch, Dispatched, Tokens};
+use super::linear::{GroupedLinear, GroupedLinearConfig};
+use crate::layers::Names;
+use crate::layers::cast::{CastInput, SavedOperand, copies_without_transpose};
+use ottava_common::error::Result;
+use ottava_recipe::ExpertCounts;
+use ottava_recipe::context::Context;
+use ottava_recipe::layer_ranks::Arriving;
+use ottava_recipe::operand::{View, Views};
+use ottava_recipe::param::{Builder, Param};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{
+    Activation, Output, SavedActivation, activation, activation_backward_to, activation_compressing, activation_dots,
+    activation_to, add, gather_to,
+};
+use std::ops::Range;
+
+/// `row(t, k) = down[e_k](activation(gate_up[e_k](x[t])))` for each choice `e_k` of a token `t`.
+pub struct Experts {
+    activation: Activation,
+    gate_up: GroupedLinear, /* [E · 2F, C], or [E · F, C] without a gate */
+    down: GroupedLinear,    /* [E · C, F] */
+}
+
+/// Sizes and names of experts.
+pub struct ExpertsLayout<'a> {
+    /// Their numbers.
+    pub counts: ExpertCounts,
+    /// Which of them this rank has.
+    pub own: Range<usize>,
+    /// Width `C` of the residual stream.
+    pub channels: usize,
+    /// Width `F` of the activation of an expert.
+    pub hidden: usize,
+    /// The activation between their linears.
+    pub activation: Activation,
+    /// The prefix of the names of an expert's tensors.
+    pub prefix: &'a dyn Fn(usize) -> String,
+    /// Whether their linears have biases.
+    pub biases: bool,
+    /// Whether a folder stacks the tensors of all experts.
+    pub stacked: bool,
+    /// Names of an expert's linears.
+    pub names: &'static Names,
+    /// The names of both stacks in the scaling state.
+    pub stacks: [String; 2],
+    /// Standard deviation of initial weights.
+    pub std: f32,
+}
+
+/// Saved by [`Experts`].
+pub struct ExpertsSaved {
+    /// The gathered rows `[P, C]`.
+    input: SavedOperand,
+    hidden: SavedActivation, /* [P, 2F], or [P, F] without a gate */
+    activated: SavedOperand,
+}
+
+impl Experts {
+    /// Experts with weights from the builder.
+    pub fn new(build: &mut Builder, layout: ExpertsLayout) -> Result<Experts> {
+        let ExpertsLayout { counts, own, channels, hidden, activation, prefix, biases: bias, .. } = layout;
+        let ExpertsLayout { stacked, names, stacks, std, .. } = layout;
+        let of_each = |names: &[&str], rows: usize| -> Vec<(String, usize)> {
+            let of =
+                |e: usize| names.iter().map(move |name| (format!("{}.{name}", prefix(e)), rows)).collect::<Vec<_>>();
+            (0..counts.count).flat_map(of).collect()
+        };
+        let [gate_up, down] = [names.gate_up_stack, names.down].map(|stack| stacked.then_some(stack));
+        let config = GroupedLinearConfig {
+            name: &stacks[0],
+            experts: counts,
+            own: own.clone(),
+            parts: of_each(names.gate_up, hidden * activation.inputs() / names.gate_up.len()),
+            stack: gate_up,
+            inputs: channels,
+            bias,
+            std,
+        };
+        let gate_up = GroupedLinear::new(build, config)?;
+        let parts = of_each(&[names.down], channels);
+        let config = GroupedLinearConfig {
+            name: &stacks[1],
+            experts: counts,
+            own,
+            parts,
+            stack: down,
+            inputs: hidden,
+            bias,
+            std,
+        };
+        Ok(Experts { activation, gate_up, down: GroupedLinear::new(build, config)? })
+    }
+
+    /// Starts to send the tokens `x` `[T, C]` of this rank to the experts of all ranks.
+    pub fn send(&self, x: &Tensor, dispatch: &Dispatch, context: &mut Context) -> Result<Tokens> {
+        let copies = self.gate_up.input_copies(context.operand_copies());
+        dispatch.send(x, self.gate_up.input(), copies, context)
+    }
+
+    /// The rows of the `choices` of the tokens, `[P, C]`, and what backward needs.
+    pub fn forward(
+        &self,
+        tokens: Tokens,
+        dispatch: &Dispatch,
+        choices: &Dispatched,
+        context: &mut Context,
+    ) -> Result<(Tensor, ExpertsSaved)> {
+        let (activated, saved) = self.activated(tokens, dispatch, choices, context)?;
+        Ok((self.down.fprop(&activated, &choices.slots.groups, context)?, saved))
+    }
+
+    /// What [`Experts::forward`] saves, without computing its output.
+    pub fn save(
+        &self,
+        tokens: Tokens,
+        dispatch: &Dispatch,
+        choices: &Dispatched,
+        context: &mut Context,
+    ) -> Result<ExpertsSaved> {
+        Ok(self.activated(tokens, dispatch, choices, context)?.1)
+    }
+
+    /// The operand of the second product, and what backward needs.
+    fn activated(
+        &self,
+        tokens: Tokens,
+        dispatch: &Dispatch,
+        choices: &Dispatched,
+        context: &mut Context,
+    ) -> Result<(View, ExpertsSaved)> {
+        let slots = &choices.slots;
+        let copies = self.gate_up.input_copies(context.operand_copies());
+        let CastInput { rows, saved: input } =
+            dispatch.rows_of_tokens(tokens, choices, self.gate_up.input(), copies, context)?;
+        let hidden = self.gate_up.fprop(&rows, &slots.groups, context)?;
+        drop(rows);
+        let operand = self.down.input();
+        // The backward kernel of the activation writes the transposed codes, so forward does not.
+        let copies = self.down.input_copies(copies_without_transpose(context, &operand));
+        let compresses = context.compresses();
+        let (CastInput { rows, saved: activated }, compressed) =
+            operand.produce_input(copies, &mut context.casts, |output| {
+                if compresses && !matches!(output, Output::Amax { .. }) {
+                    let (activated, hidden) = activation_compressing(self.activation, &hidden, output)?;
+                    return Ok((activated, Some(hidden)));
+                }
+                Ok((activation_to(self.activation, &hidden, output)?, None))
+            })?;
+        let hidden = compressed.map_or_else(|| SavedActivation::Exact(hidden), SavedActivation::Compressed);
+        Ok((rows, ExpertsSaved { input, hidden, activated }))
+    }
+
+    /// The gradient by the gathered rows, `[P, C]`, and the products `[P]` from which that by the weights of the choices follows; adds to the
+    /// gradients of the parameters. `dy` are the rows of [`Dispatch::start_gather`], and `x` `[T, C]` the tokens of this rank.
+    pub fn backward(
+        &mut self,
+        dy: Arriving,
+        x: &Tensor,
+        dispatch: &Dispatch,
+        choices: &Dispatched,
+        saved: ExpertsSaved,
+        context: &mut Context,
+    ) -> Result<(Tensor, Tensor)> {
+        let ExpertsSaved { input, hidden, activated } = saved;
+        let Dispatched { slots, weights } = choices;
+        let (how, groups) = (self.activation, &slots.groups);
+        // The tokens for wgrad arrive beside the products before it.
+        let (reader, is_trained) = (self.gate_up.input(), self.gate_up.weight().is_trained());
+        let input = match input.into_columns() {
+            Ok(columns) => Ok(columns),
+            Err(frozen) => Err(is_trained.then(|| dispatch.send_again(x, reader, frozen, context)).transpose()?),
+        };
+        let dy = dy.wait()?;
+        // The weights of the choices come in here, so the gradient by the activations has them as a factor.
+        let (Views { rows, columns: dz }, of_bias) =
+            self.down.produce_gradient_and_dots(groups, &mut context.casts, |output| {
+                gather_to(&dy, slots, Some(weights), output)
+            })?;
+        drop(dy);
+        let dactivated = self.down.dgrad(&rows, groups, context)?;
+        drop(rows);
+        let mut dots = activation_dots(how, &dactivated, &hidden)?;
+        if let Some(of_bias) = of_bias {
+            dots = add(&dots, &of_bias)?;
+        }
+        let operand = self.down.input();
+        let (gate_up, trained) = (&mut self.gate_up, self.down.weight().is_trained());
+        let (dhidden, activated) = match (activated.into_columns(), operand.fused(&context.casts)) {
+            // The backward kernel of the activation reads `hidden`, and also writes the activation's transposed codes. It always measures.
+            (Err(frozen), Some(slot)) if trained && context.mode().measures() => {
+                let casts = &mut context.casts;
+                let (dhidden, codes) =
+                    gate_up.produce_gradient_and_recast(slot, &frozen, groups, casts, |output, activated| {
+                        Ok(activation_backward_to(how, &dactivated, &hidden, output, activated)?)
+                    })?;
+                (dhidden, Ok(codes))
+            }
+            (activated, _) => {
+                let casts = &mut context.casts;
+                let dhidden = gate_up.produce_gradient(groups, casts, |output| {
+                    Ok(activation_backward_to(how, &dactivated, &hidden, output, None)?.0)
+                })?;
+                (dhidden, activated)
+            }
+        };
+        drop(dactivated);
+        let recast = |context: &mut Context| {
+            activated.or_else(|frozen| {
+                operand.recast_columns(activation(how, &hidden.value()?)?, &frozen, &mut context.casts)
+            })
+        };
+        self.down.wgrad(&dz, recast, groups, context)?;
+        drop((dz, hidden));
+        let Views { rows, columns: dhidden } = dhidden;
+        let dgathered = self.gate_up.dgrad(&rows, groups, context)?;
+        drop(rows);
+        let gather = |context: &mut Context| match input {
+            Ok(columns) => Ok(columns),
+            Err(tokens) => {
+                let tokens = tokens.expect("wgrad of a trained weight alone reads tokens");
+                dispatch.columns_of_tokens(tokens, choices, reader, context)
+            }
+        };
+        self.gate_up.wgrad(&dhidden, gather, groups, context)?;
+        Ok((dgathered, dots))
+    }
+
+    /// Its parameters.
+    pub fn parameters(&self) -> impl Iterator<Item = &Param> {
+        [&self.gate_up, &self.down].into_iter().flat_map(GroupedLinear::parameters)
+    }
+
+    /// Its parameters, mutably.
+    pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Param> {
+        [&mut self.gate_up, &mut self.down].into_iter().flat_map(GroupedLinear::parameters_mut)
+    }
+}

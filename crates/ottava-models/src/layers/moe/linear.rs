@@ -1,0 +1,282 @@
+//! The linear of experts: a matrix for each, stacked in one weight, times the rows that belong to it.
+
+use crate::layers::cast::{OperandCast, copies_of, plain};
+use crate::layers::linear::amax_group;
+use ottava_common::error::Result;
+use ottava_recipe::context::Context;
+use ottava_recipe::operand::{FrozenScale, View, Views};
+use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split, Stacked};
+use ottava_recipe::scaling::{AmaxGroup, Casts, Quantity, Slot};
+use ottava_recipe::{ExpertCounts, LinearSite, ProductPrecision, Products};
+use ottava_tensor::ops::{
+    CodeCopies, Fp8Output, Groups, Operand, Output, Produced, add_grouped_bias, grouped_bias_dots,
+    grouped_bias_gradient, grouped_gemm_nt, real_type,
+};
+use ottava_tensor::{QuantizedTensor, Tensor};
+use std::ops::Range;
+
+/// `y = x · W[e]ᵀ + b[e]`; `dx = dy · W[e]`; `dW[e] += dyᵀ · x`, over the rows of each expert `e`; most have no bias `b`.
+pub struct GroupedLinear {
+    weight: Param,       /* [E · N, K] */
+    bias: Option<Param>, /* [E · N] */
+    products: Products,
+    input: OperandCast,
+    gradient: OperandCast,
+}
+
+/// The configuration of a grouped linear.
+pub struct GroupedLinearConfig<'a> {
+    /// Its name in the scaling state.
+    pub name: &'a str,
+    /// The experts.
+    pub experts: ExpertCounts,
+    /// Which of them this rank has.
+    pub own: Range<usize>,
+    /// The tensors of each expert that are stacked: name in the model folder, without `.weight`, and rows. Experts one after the other.
+    pub parts: Vec<(String, usize)>,
+    /// The name beside the experts of the tensor in which a folder stacks them; `None` for a tensor of each part.
+    pub stack: Option<&'static str>,
+    /// Columns of the weight.
+    pub inputs: usize,
+    /// Whether each expert has a bias.
+    pub bias: bool,
+    /// Standard deviation of initial weights.
+    pub std: f32,
+}
+
+impl GroupedLinear {
+    /// A linear with weights from the builder.
+    pub fn new(build: &mut Builder, config: GroupedLinearConfig) -> Result<GroupedLinear> {
+        let GroupedLinearConfig { name, experts, own, parts, stack, inputs, bias, std } = config;
+        let is_divided = own.len() < experts.count;
+        let (split, group) = match is_divided {
+            true => (Split::Expert, AmaxGroup::EXPERTS),
+            false => (Split::None, amax_group(build)),
+        };
+        let linears = parts.len() / experts.count;
+        let layout = |at: usize| match stack {
+            Some(name) => {
+                let (expert, linear) = (at / linears, at % linears);
+                FolderLayout::Stacked(Stacked { name, expert, experts: experts.count, linear, linears })
+            }
+            None => FolderLayout::Same,
+        };
+        let shards = |build: &Builder, ending: &str, inputs: &[usize]| -> Result<Vec<Shard>> {
+            let shard = |at: usize| {
+                let (name, rows) = (format!("{}.{ending}", parts[at].0), parts[at].1);
+                let shape = [&[rows], inputs].concat();
+                build.shard(FolderTensor { name, shape, layout: layout(at) }, split)
+            };
+            (own.start * linears..own.end * linears).map(shard).collect()
+        };
+        let within = |param: Param, ending: &str| match is_divided {
+            true => param.within_stack(format!("{}.{ending}", parts[0].0)),
+            false => param,
+        };
+        let of_weight = shards(build, "weight", &[inputs])?;
+        let mut weight = within(Param::matrix(build, of_weight, Init::Normal(std))?, "weight");
+        let of_bias = bias.then(|| shards(build, "bias", &[])).transpose()?;
+        let bias = of_bias.map(|shards| Param::new(build, shards, Init::Zeros)).transpose()?;
+        let bias = bias.map(|bias| within(bias, "bias"));
+        let outputs = weight.weights.shape()[0] / own.len();
+        let site = LinearSite {
+            name: name.to_string(),
+            parts: parts.into_iter().map(|(name, _)| name).collect(),
+            outputs,
+            inputs,
+            block: build.block,
+            after_swiglu: false,
+            divides_inputs: false,
+            experts: Some(experts),
+        };
+        let mut decision = build.recipe.decide(&site)?;
+        if !weight.is_trained() {
+            decision.frozen();
+        }
+        let (mut input, mut gradient, mut products) = (OperandCast::NONE, OperandCast::NONE, Products::HIGH);
+        if let Some((casts, how)) = decision.fp8 {
+            products = how;
+            let Products { fprop, dgrad, wgrad } = products;
+            let of_input = build.slots.add(format!("{name}.input"), casts.input, group, None);
+            input = OperandCast::new(of_input, [fprop, wgrad], false);
+            let reads = [fprop, dgrad].map(|product| product != ProductPrecision::High);
+            if let Some(copies) = copies_of(reads) {
+                let slot = build.slots.add(format!("{name}.weight"), casts.weight, group, Some(of_input));
+                weight.cast_in(slot, casts.weight, copies, build.purpose);
+            }
+            let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group, Some(of_input));
+            // The gradient of a bias is a sum of unquantized values.
+            gradient = OperandCast::new(slot, [dgrad, wgrad], bias.is_some());
+        }
+        build.description.linears.push((site, decision));
+        Ok(GroupedLinear { weight, bias, products, input, gradient })
+    }
+
+    /// The cast of its input.
+    pub fn input(&self) -> OperandCast {
+        self.input
+    }
+
+    /// The cast of the gradient by its output.
+    pub fn gradient(&self) -> OperandCast {
+        self.gradient
+    }
+
+    /// The copies of an input that forward makes: only a trained weight has a wgrad.
+    pub fn input_copies(&self, copies: CodeCopies) -> CodeCopies {
+        if self.weight.is_trained() { copies } else { CodeCopies::Rows }
+    }
+
+    fn products(&self, casts: &Casts) -> Products {
+        if self.gradient.is_cast(casts) { self.products } else { Products::HIGH }
+    }
+
+    /// `x · W[e]ᵀ + b[e]` of an input cast by [`GroupedLinear::input`].
+    pub fn fprop(&self, x: &View, groups: &Groups, context: &mut Context) -> Result<Tensor> {
+        let (Context { casts, loan, .. }, dtype) = (context, self.weight.dtype());
+        let mut y = match self.products(casts).fprop {
+            ProductPrecision::Fp8(how) => {
+                let weight = self.weight.codes_for_forward(loan, casts)?;
+                let weight = Operand::Rows(&weight);
+                self.compare_weight(weight, loan, casts)?;
+                let y = grouped_gemm_nt(x.rows()?, weight, groups, dtype, how)?;
+                self.compare_product(Quantity::Fprop, &y, [x.rows()?, weight], groups, casts)?;
+                y
+            }
+            high => {
+                self.weight.measure_for_forward(loan, casts)?;
+                let weight = self.weight.read(loan)?;
+                grouped_gemm_nt(x.rows()?, Operand::plain(&weight), groups, dtype, high.accumulation())?
+            }
+        };
+        if let Some(bias) = self.bias_by_expert(groups)? {
+            add_grouped_bias(&mut y, &bias, groups)?;
+        }
+        Ok(y)
+    }
+
+    /// The bias `[E, N]`.
+    fn bias_by_expert(&self, groups: &Groups) -> Result<Option<Tensor>> {
+        let by_expert = |bias: &Param| {
+            let bias = bias.value()?;
+            Ok(bias.reshape(&[groups.len(), bias.len() / groups.len()])?)
+        };
+        self.bias.as_ref().map(by_expert).transpose()
+    }
+
+    /// Adds to the gradient of the bias.
+    fn add_bias_gradient(&mut self, dy: &Tensor, groups: &Groups) -> Result<()> {
+        let Some(bias) = self.bias.as_mut().filter(|bias| bias.is_trained()) else { return Ok(()) };
+        let sums = bias.grad_mut()?;
+        let mut own = sums.duplicate()?.reshape(&[groups.len(), dy.shape()[1]])?;
+        grouped_bias_gradient(dy, groups, &mut own)?;
+        Ok(sums.copy_from(0, &own.reshape(&[own.len()])?)?)
+    }
+
+    /// Adds to the gradient of the bias, and casts the gradient by the output.
+    fn cast_gradient(&mut self, dy: &Tensor, groups: &Groups, casts: &mut Casts) -> Result<Views> {
+        self.add_bias_gradient(dy, groups)?;
+        self.gradient.cast_gradient(dy, None, casts)
+    }
+
+    /// The views of the gradient by the output that `op` produces; adds to the gradient of the bias.
+    pub fn produce_gradient(
+        &mut self,
+        groups: &Groups,
+        casts: &mut Casts,
+        mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
+    ) -> Result<Views> {
+        match self.bias {
+            None => self.gradient.produce_gradient(casts, op),
+            Some(_) => self.cast_gradient(&plain(op(Output::Plain)?), groups, casts),
+        }
+    }
+
+    /// [`GroupedLinear::produce_gradient`]; with a bias, returns also the products of the gradient of each row with the bias of its expert, `[P]`.
+    pub fn produce_gradient_and_dots(
+        &mut self,
+        groups: &Groups,
+        casts: &mut Casts,
+        mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
+    ) -> Result<(Views, Option<Tensor>)> {
+        let Some(bias) = self.bias_by_expert(groups)? else {
+            return Ok((self.gradient.produce_gradient(casts, op)?, None));
+        };
+        let dy = plain(op(Output::Plain)?);
+        let mut dots = Tensor::zeros(dy.device(), &dy.shape()[..1], real_type(dy.dtype()))?;
+        grouped_bias_dots(&dy, &bias, groups, &mut dots)?;
+        Ok((self.cast_gradient(&dy, groups, casts)?, Some(dots)))
+    }
+
+    /// `dy · W[e]`.
+    pub fn dgrad(&self, dy: &View, groups: &Groups, context: &mut Context) -> Result<Tensor> {
+        let (Context { casts, loan, .. }, dtype) = (context, self.weight.dtype());
+        Ok(match self.products(casts).dgrad {
+            ProductPrecision::Fp8(how) => {
+                let weight = self.weight.codes_for_backward(loan, casts)?;
+                let weight = Operand::Columns(&weight);
+                self.compare_weight(weight, loan, casts)?;
+                let dx = grouped_gemm_nt(dy.rows()?, weight, groups, dtype, how)?;
+                self.compare_product(Quantity::Dgrad, &dx, [dy.rows()?, weight], groups, casts)?;
+                dx
+            }
+            high => {
+                let weight = self.weight.read(loan)?;
+                grouped_gemm_nt(dy.rows()?, Operand::plain_transposed(&weight), groups, dtype, high.accumulation())?
+            }
+        })
+    }
+
+    /// Adds `dyᵀ · x` of each expert to the gradient of its matrix, if the weight is trained; `x` runs only then.
+    pub fn wgrad(
+        &mut self,
+        dy: &View,
+        x: impl FnOnce(&mut Context) -> Result<View>,
+        groups: &Groups,
+        context: &mut Context,
+    ) -> Result<()> {
+        if !self.weight.is_trained() {
+            return Ok(());
+        }
+        let precision = self.products(&context.casts).wgrad;
+        let x = x(context)?;
+        let computed = context.add_wgrad(&mut self.weight, dy, &x, Some(groups), precision.accumulation())?;
+        if computed && precision != ProductPrecision::High {
+            self.compare_wgrad(dy, &x, groups, &mut context.casts)?;
+        }
+        Ok(())
+    }
+
+    /// [`GroupedLinear::produce_gradient`] by an op that also recomputes the operand of slot `other`: transposed codes with the
+    /// scale `frozen`. Returns both.
+    pub fn produce_gradient_and_recast(
+        &mut self,
+        other: Slot,
+        frozen: &FrozenScale,
+        groups: &Groups,
+        casts: &mut Casts,
+        op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
+    ) -> Result<(Views, View)> {
+        let (made, codes) = casts.produce_and_recast(self.gradient.fused(casts), other, frozen, op)?;
+        let gradient = match made {
+            Produced::Fp8(codes) => Views::of_codes(codes),
+            value => self.cast_gradient(&plain(value), groups, casts)?,
+        };
+        Ok((gradient, View::Codes(codes)))
+    }
+
+    /// Its weight.
+    pub fn weight(&self) -> &Param {
+        &self.weight
+    }
+
+    /// Its parameters.
+    pub fn parameters(&self) -> impl Iterator<Item = &Param> {
+        std::iter::once(&self.weight).chain(&self.bias)
+    }
+
+    /// Its parameters, mutably.
+    pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Param> {
+        std::iter::once(&mut self.weight).chain(&mut self.bias)
+    }
+}

@@ -1,0 +1,295 @@
+//! A mixture of experts: MLPs of which a router chooses some for each token, beside MLPs that all tokens share.
+//!
+//! Rows of tokens are permuted so that those of an expert are neighbours, and all experts are computed by one grouped product. Nothing is
+//! dropped: buffers have room for any choices.
+//!
+//! `MixtureOfExperts` is a sublayer that reads the value of its operand. `Router` computes logits in F32, the op `route` the choices, and the op
+//! `slots` where the rows of each expert are: `Slots` with `Groups`, whose counts stay on the device. `gather_to` and `combine` permute rows there
+//! and back, and each is the gradient of the other. `Experts` multiplies the rows with two `GroupedLinear`s. The weight of a `GroupedLinear` stacks
+//! the matrices of all experts, so `Param`, optimizers, slices and checkpoints see one matrix of many shards. Biases are added to the rows of each
+//! expert (`add_grouped_bias`). A shared expert with a factor by token is a mixture of one expert. Sums of choices are in the `Recorder` of casts,
+//! as statistics are.
+
+mod dispatch;
+mod experts;
+mod linear;
+mod probe;
+mod router;
+
+use super::cast::{CastInput, OperandCast, SavedOperand};
+use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
+use super::{Linear, Mlp, MlpConfig, Names};
+use dispatch::{Dispatch, Dispatched};
+use experts::{Experts, ExpertsLayout, ExpertsSaved};
+use ottava_common::error::{Error, Result};
+use ottava_recipe::ExpertCounts;
+use ottava_recipe::context::Context;
+use ottava_recipe::operand::{ResidualGradient, View};
+use ottava_recipe::param::{Builder, Param};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{Activation, RouterScores, Routing, SavedActivation};
+pub use router::RouterLossFactors;
+use router::{Routed, Router, RouterConfig};
+
+/// The experts of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsConfig {
+    /// Experts `E` that routers choose from.
+    pub count: usize,
+    /// Width `F` of the activation of an expert.
+    pub hidden: usize,
+    /// How routers choose.
+    pub routing: Routing,
+    /// The name of a router in the mixture.
+    pub router: &'static str,
+    /// Whether routers add a bias to logits, and the linears of experts to their outputs.
+    pub biases: bool,
+    /// Whether a folder stacks the tensors of all experts of a layer, as [`Stacked`](ottava_recipe::param::Stacked) says.
+    pub stacked: bool,
+    /// The name of the vector that routers add to scores for the choice; `None` without one.
+    pub bias: Option<&'static str>,
+    /// The MLP that all tokens share, if there is one.
+    pub shared: Option<SharedExpert>,
+    /// Losses of the routers, in training.
+    pub losses: RouterLossFactors,
+}
+
+impl ExpertsConfig {
+    /// As most families have them: no biases, no shared expert, a tensor for each linear of an expert.
+    pub fn new(count: usize, hidden: usize, routing: Routing) -> ExpertsConfig {
+        let (router, losses) = ("gate", RouterLossFactors::default());
+        ExpertsConfig {
+            count,
+            hidden,
+            routing,
+            router,
+            biases: false,
+            stacked: false,
+            bias: None,
+            shared: None,
+            losses,
+        }
+    }
+}
+
+/// An MLP that all tokens share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharedExpert {
+    /// Its name in the mixture.
+    pub name: &'static str,
+    /// Width of its activation.
+    pub hidden: usize,
+    /// The name of the vector whose product with a token, through a sigmoid, multiplies the output; `None` for a factor of 1.
+    pub gate: Option<&'static str>,
+}
+
+/// Sizes and names of a mixture.
+pub struct MixtureConfig<'a> {
+    /// Width `C` of the residual stream.
+    pub channels: usize,
+    /// The experts.
+    pub experts: &'a ExpertsConfig,
+    /// The activation of all MLPs.
+    pub activation: Activation,
+    /// Names of tensors.
+    pub names: &'static Names,
+    /// Standard deviation of initial weights.
+    pub std: f32,
+}
+
+/// `y = Σ_k w_k · expert[e_k](x) + shared(x)`.
+pub struct MixtureOfExperts {
+    /// The routed experts, and shared ones with a factor by token, which are a mixture of one.
+    mixtures: Vec<Mixture>,
+    shared: Option<Mlp>,
+}
+
+/// A router and its experts.
+struct Mixture {
+    router: Router,
+    dispatch: Dispatch,
+    experts: Experts,
+}
+
+/// Saved by [`MixtureOfExperts`].
+struct MixturesSaved {
+    mixtures: Vec<(Routed, Dispatched, ExpertsSaved)>,
+    shared: Option<(SavedOperand, SublayerSaved)>,
+}
+
+impl MixtureOfExperts {
+    /// The mixture called `name`.
+    ///
+    /// Errors if the routing does not fit the experts, or ranks cannot divide them.
+    pub fn new(build: &mut Builder, name: &str, config: MixtureConfig) -> Result<MixtureOfExperts> {
+        let MixtureConfig { channels, experts, activation, names, std } = config;
+        let ExpertsConfig { count, hidden, routing, router, biases, stacked, bias, shared, losses } = experts;
+        if let Some(problem) = routing.problem(*count) {
+            return Err(Error::Model(format!("{name}: {problem}")));
+        }
+        let stacks = |prefix: String| [names.gate_up_stack, names.down].map(|stack| format!("{prefix}.{stack}"));
+        let layout = |dispatch: &Dispatch, counts, hidden, prefix, stacks| ExpertsLayout {
+            counts,
+            own: dispatch.own(),
+            channels,
+            hidden,
+            activation,
+            prefix,
+            biases: *biases,
+            stacked: *stacked,
+            names,
+            stacks,
+            std,
+        };
+        let config = RouterConfig {
+            name: &format!("{name}.{router}"),
+            experts: *count,
+            channels,
+            logit_bias: *biases,
+            bias: *bias,
+            routing: *routing,
+            losses: *losses,
+            std,
+        };
+        let router = Router::new(build, config)?;
+        let (prefix, all) = (|e: usize| format!("{name}.experts.{e}"), format!("{name}.experts"));
+        let dispatch = Dispatch::new(build, &all, *count)?;
+        let counts = ExpertCounts { count: *count, chosen: routing.chosen };
+        let of_routed = layout(&dispatch, counts, *hidden, &prefix, stacks(all));
+        let mut mixtures = vec![Mixture { router, experts: Experts::new(build, of_routed)?, dispatch }];
+        let mut plain = None;
+        if let Some(SharedExpert { name: of_shared, hidden, gate }) = *shared {
+            let of_shared = format!("{name}.{of_shared}");
+            match gate {
+                None => {
+                    let config = MlpConfig { channels, hidden, activation, bias: false, names, std };
+                    plain = Some(Mlp::new(build, &of_shared, config, None)?);
+                }
+                Some(gate) => {
+                    let sigmoid =
+                        Routing { chosen: 1, scores: RouterScores::Sigmoid, normalise: None, scale: 1.0, groups: None };
+                    let config = RouterConfig {
+                        name: &format!("{name}.{gate}"),
+                        experts: 1,
+                        channels,
+                        logit_bias: false,
+                        bias: None,
+                        routing: sigmoid,
+                        losses: RouterLossFactors::default(),
+                        std,
+                    };
+                    let router = Router::new(build, config)?;
+                    let prefix = |_| of_shared.clone();
+                    let dispatch = Dispatch::undivided(&of_shared, 1);
+                    let counts = ExpertCounts { count: 1, chosen: 1 };
+                    let one = layout(&dispatch, counts, hidden, &prefix, stacks(of_shared.clone()));
+                    mixtures.push(Mixture { router, experts: Experts::new(build, one)?, dispatch });
+                }
+            }
+        }
+        Ok(MixtureOfExperts { mixtures, shared: plain })
+    }
+
+    /// Casts the operand for the shared MLP.
+    fn cast_for(shared: &Mlp, x: &Tensor, context: &mut Context) -> Result<CastInput> {
+        let copies = context.operand_copies();
+        shared.input().cast_input(x.clone(), copies, &mut context.casts)
+    }
+}
+
+impl Sublayer for MixtureOfExperts {
+    /// Routers and experts read the value: experts cast the rows that they gather.
+    fn input(&self) -> OperandCast {
+        OperandCast::NONE
+    }
+
+    fn gradient(&self) -> OperandCast {
+        OperandCast::NONE
+    }
+
+    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
+        let x = x.value()?;
+        let (mut sum, mut saved) = (residual.cloned(), MixturesSaved { mixtures: Vec::new(), shared: None });
+        for Mixture { router, dispatch, experts } in &self.mixtures {
+            let tokens = experts.send(x, dispatch, context)?;
+            let routed = router.forward(x, context)?;
+            let choices = dispatch.choices(&routed, context)?;
+            router.record(&routed, &choices.slots.groups, context)?;
+            let (rows, of_experts) = experts.forward(tokens, dispatch, &choices, context)?;
+            sum = Some(dispatch.combine(&rows, &choices, Some(&choices.weights), sum.as_ref(), context)?);
+            saved.mixtures.push((routed, choices, of_experts));
+        }
+        if let Some(shared) = &self.shared {
+            let CastInput { rows, saved: operand } = MixtureOfExperts::cast_for(shared, x, context)?;
+            let (y, of_shared) = shared.forward(rows, sum.as_ref(), context)?;
+            sum = Some(y);
+            saved.shared = Some((operand, of_shared));
+        }
+        Ok((sum.expect("a mixture has experts"), SublayerSaved::new(saved)))
+    }
+
+    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
+        let (x, mut saved) = (x.value()?, MixturesSaved { mixtures: Vec::new(), shared: None });
+        for Mixture { router, dispatch, experts } in &self.mixtures {
+            let tokens = experts.send(x, dispatch, context)?;
+            let routed = router.forward(x, context)?;
+            let choices = dispatch.choices(&routed, context)?;
+            router.record(&routed, &choices.slots.groups, context)?;
+            let of_experts = experts.save(tokens, dispatch, &choices, context)?;
+            saved.mixtures.push((routed, choices, of_experts));
+        }
+        if let Some(shared) = &self.shared {
+            let CastInput { rows, saved: operand } = MixtureOfExperts::cast_for(shared, x, context)?;
+            saved.shared = Some((operand, shared.save(rows, context)?));
+        }
+        Ok(SublayerSaved::new(saved))
+    }
+
+    fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: SublayerSaved,
+        x: BranchOperand,
+        other: Option<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let MixturesSaved { mixtures, shared } = saved.into();
+        let x = x.columns(context)?;
+        let (x, mut dx) = (x.value()?, other);
+        // Output gradients arrive beside the backward of shared MLPs.
+        let arriving = self.mixtures.iter().map(|mixture| mixture.dispatch.start_gather(&dy.value, context));
+        let arriving = arriving.collect::<Result<Vec<_>>>()?;
+        if let (Some(mlp), Some((operand, saved))) = (&mut self.shared, shared) {
+            let operand = BranchOperand::new(None, Some(SavedActivation::Exact(x.clone())), mlp.input(), operand);
+            dx = Some(mlp.backward(dy.value.clone().into(), saved, operand, dx, context)?);
+        }
+        for ((mixture, (routed, choices, saved)), dy) in self.mixtures.iter_mut().zip(mixtures).zip(arriving).rev() {
+            let Mixture { router, dispatch, experts } = mixture;
+            let (drows, dots) = experts.backward(dy, x, dispatch, &choices, saved, context)?;
+            let dweights = dispatch.weight_gradient(&dots, &choices, context)?;
+            let through_router = router.backward(&dweights, &routed, x, dx.as_ref(), context)?;
+            dx = Some(dispatch.combine(&drows, &choices, None, Some(&through_router), context)?);
+        }
+        Ok(dx.expect("a mixture has experts"))
+    }
+
+    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        for Mixture { router, experts, .. } in &self.mixtures {
+            router.parameters().for_each(&mut *visit);
+            experts.parameters().for_each(&mut *visit);
+        }
+        self.shared.iter().for_each(|shared| shared.parameters(visit));
+    }
+
+    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        for Mixture { router, experts, .. } in &mut self.mixtures {
+            router.parameters_mut().for_each(&mut *visit);
+            experts.parameters_mut().for_each(&mut *visit);
+        }
+        self.shared.iter_mut().for_each(|shared| shared.parameters_mut(visit));
+    }
+
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        self.shared.iter_mut().for_each(|shared| shared.linears_mut(visit));
+    }
+}

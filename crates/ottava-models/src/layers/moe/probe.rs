@@ -1,0 +1,62 @@
+//! Compares the FP8 products of experts with those of the values of the same codes in the compute type, in a pass that compares.
+
+use super::linear::GroupedLinear;
+use ottava_common::error::Result;
+use ottava_recipe::operand::View;
+use ottava_recipe::param::{Grad, Loan};
+use ottava_recipe::scaling::{Casts, Quantity, Slot};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{Accumulation, Groups, Operand, dequantize, grouped_gemm_nt, grouped_wgrad_into, transpose};
+
+impl GroupedLinear {
+    fn slot(&self) -> Slot {
+        self.gradient().slot().expect("a linear with FP8 products has casts")
+    }
+
+    /// Compares the codes of the weight that a product reads with the weight, in a pass that compares.
+    pub(super) fn compare_weight(&self, codes: Operand, loan: &Loan, casts: &mut Casts) -> Result<()> {
+        casts.compare_weight(self.slot(), codes, || self.weight().read(loan))
+    }
+
+    /// Compares `product`, the grouped product of the codes `a` and `b`, with that of their values, in a pass that compares.
+    pub(super) fn compare_product(
+        &self,
+        which: Quantity,
+        product: &Tensor,
+        [a, b]: [Operand; 2],
+        groups: &Groups,
+        casts: &mut Casts,
+    ) -> Result<()> {
+        if !casts.compares() {
+            return Ok(());
+        }
+        let compute = self.weight().dtype();
+        let (a, values) = (dequantize(a, 1, compute)?, dequantize(b, 1, compute)?);
+        let transposed;
+        let b = match b {
+            // Stacked along the dimension of the sums.
+            Operand::Columns(_) => {
+                transposed = transpose(&values)?;
+                Operand::plain_transposed(&transposed)
+            }
+            _ => Operand::plain(&values),
+        };
+        let reference = grouped_gemm_nt(Operand::plain(&a), b, groups, product.dtype(), Accumulation::Exact)?;
+        let name = casts.linear_name(self.slot());
+        casts.probe().compare(&name, which, product, &reference)
+    }
+
+    /// Compares the gradient of the weight, which has only the products of `dy` and `x`, in a pass that compares.
+    pub(super) fn compare_wgrad(&self, dy: &View, x: &View, groups: &Groups, casts: &mut Casts) -> Result<()> {
+        if !casts.compares() {
+            return Ok(());
+        }
+        let gradient = self.weight().gradient.get().map(Grad::values).transpose()?.expect("wgrad has run");
+        let values = |codes| -> Result<Tensor> { Ok(transpose(&dequantize(codes, 1, self.weight().dtype())?)?) };
+        let (dy, x, mut reference) = (values(dy.columns()?)?, values(x.columns()?)?, gradient.empty_like()?);
+        let [a, b] = [Operand::plain_transposed(&dy), Operand::plain_transposed(&x)];
+        grouped_wgrad_into(a, b, groups, &mut reference, Accumulation::Exact)?;
+        let name = casts.linear_name(self.slot());
+        casts.probe().compare(&name, Quantity::Wgrad, &gradient, &reference)
+    }
+}

@@ -1,0 +1,176 @@
+//! RMSNorm or LayerNorm, fused with the cast of their output for the linears that read it.
+
+use super::cast::{CastInput, OperandCast, SavedOperand};
+use ottava_common::error::Result;
+use ottava_recipe::context::Context;
+use ottava_recipe::operand::{ResidualGradient, View, Views};
+use ottava_recipe::param::{Builder, FolderTensor, Init, Param, Split};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{
+    NormBackward, NormKind, NormWeights, Output, Produced, SavedActivation, norm_backward, norm_to,
+};
+
+/// Which norm a model has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormConfig {
+    /// What is computed.
+    pub kind: NormKind,
+    /// Whether it has a bias; only for LayerNorm.
+    pub bias: bool,
+    /// Added to the mean square or the variance.
+    pub eps: f64,
+}
+
+impl NormConfig {
+    /// RMSNorm.
+    pub fn rms(eps: f64) -> NormConfig {
+        NormConfig { kind: NormKind::Rms, bias: false, eps }
+    }
+}
+
+/// The initial weight of a norm.
+pub(super) fn initial_weight(kind: NormKind) -> Init {
+    match kind {
+        NormKind::Rms | NormKind::Layer => Init::Ones,
+        NormKind::RmsPlusOne => Init::Zeros,
+    }
+}
+
+/// `y = x / sqrt(mean(x²) + eps) · weight`, or `y = (x - mean(x)) / sqrt(variance(x) + eps) · weight + bias`.
+pub struct Norm {
+    /// `[C]`.
+    weight: Param,
+    bias: Option<Param>, /* [C] */
+    config: NormConfig,
+}
+
+/// Saved by [`Norm`].
+pub struct NormSaved {
+    x: SavedActivation, /* [T, C] */
+    statistics: Tensor, /* of `NormKind` */
+}
+
+/// Values of the parameters, and what is computed with them.
+struct Values {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    config: NormConfig,
+}
+
+impl Values {
+    fn weights(&self) -> NormWeights<'_> {
+        NormWeights { kind: self.config.kind, weight: &self.weight, bias: self.bias.as_ref() }
+    }
+
+    fn normalise(&self, x: &Tensor, output: Output) -> ottava_tensor::Result<(Produced, Tensor)> {
+        norm_to(x, self.weights(), self.config.eps, output)
+    }
+}
+
+impl Norm {
+    /// A norm over `channels` whose tensors are called `name` + `.weight` and `.bias`.
+    pub fn new(build: &mut Builder, name: &str, channels: usize, config: NormConfig) -> Result<Norm> {
+        let mut param = |suffix: &str, init| {
+            let tensor = FolderTensor::new(format!("{name}.{suffix}"), vec![channels]);
+            let shard = build.shard(tensor, Split::None)?;
+            Param::new(build, vec![shard], init)
+        };
+        let weight = param("weight", initial_weight(config.kind))?;
+        Ok(Norm { weight, bias: config.bias.then(|| param("bias", Init::Zeros)).transpose()?, config })
+    }
+
+    fn values(&self) -> Result<Values> {
+        let bias = self.bias.as_ref().map(Param::value).transpose()?;
+        Ok(Values { weight: self.weight.value()?, bias, config: self.config })
+    }
+
+    /// Normalises `x`.
+    pub fn forward(&self, x: &Tensor, context: &Context) -> Result<(Tensor, NormSaved)> {
+        let (y, statistics) = self.values()?.normalise(x, Output::Plain)?;
+        let y = y.plain().expect("a plain output gives a value");
+        Ok((y, NormSaved { x: context.save(x.clone())?, statistics }))
+    }
+
+    /// Normalises `x` for linears that read it through the cast `reader`.
+    pub fn forward_for(
+        &self,
+        x: &Tensor,
+        reader: &OperandCast,
+        context: &mut Context,
+    ) -> Result<(CastInput, NormSaved)> {
+        let (values, copies) = (self.values()?, context.operand_copies());
+        let op = |output: Output| values.normalise(x, output);
+        let (y, statistics) = reader.produce_input(copies, &mut context.casts, op)?;
+        Ok((y, NormSaved { x: context.save(x.clone())?, statistics }))
+    }
+
+    /// The view that wgrad reads of the operand of [`Norm::forward_for`], saved or recomputed.
+    pub fn operand_columns(
+        &self,
+        saved: &NormSaved,
+        operand: SavedOperand,
+        reader: &OperandCast,
+        context: &mut Context,
+    ) -> Result<View> {
+        operand.into_columns().or_else(|frozen| {
+            reader.reproduce_columns(&frozen, &mut context.casts, |output| self.recompute(saved, output))
+        })
+    }
+
+    /// The recomputed views that fprop and wgrad read of the operand of [`Norm::forward_for`].
+    pub fn operand_views(
+        &self,
+        saved: &NormSaved,
+        operand: SavedOperand,
+        reader: &OperandCast,
+        context: &mut Context,
+    ) -> Result<Views> {
+        let frozen = operand.into_frozen();
+        reader.reproduce_both(&frozen, &mut context.casts, |output| self.recompute(saved, output))
+    }
+
+    fn recompute(&self, saved: &NormSaved, output: Output) -> Result<Produced> {
+        Ok(self.values()?.normalise(&saved.x.value()?, output)?.0)
+    }
+
+    /// The gradient by `x`.
+    pub fn backward(&mut self, dy: &Tensor, saved: NormSaved) -> Result<Tensor> {
+        self.backward_plus(dy, saved, NormBackward::default())
+    }
+
+    /// The gradient by `x`, plus `dresidual`, the gradient of the residual connection; with its amax if the cast that reads it, `reader`,
+    /// needs the amax.
+    pub fn backward_for(
+        &mut self,
+        dy: &Tensor,
+        saved: NormSaved,
+        dresidual: &Tensor,
+        reader: &OperandCast,
+        context: &mut Context,
+    ) -> Result<ResidualGradient> {
+        let mut amax = reader.amax_for(&mut context.casts)?;
+        let plus = NormBackward { dresidual: Some(dresidual), amax: amax.as_mut(), dbias: None };
+        let value = self.backward_plus(dy, saved, plus)?;
+        Ok(ResidualGradient { value, amax })
+    }
+
+    fn backward_plus(&mut self, dy: &Tensor, saved: NormSaved, plus: NormBackward) -> Result<Tensor> {
+        let values = self.values()?;
+        let (mut unread, mut unread_bias) = (None, None);
+        let dbias = self.bias.as_mut().map(|bias| bias.grad_or_unread(&mut unread_bias)).transpose()?;
+        let (grad, NormSaved { x, statistics }) = (self.weight.grad_or_unread(&mut unread)?, &saved);
+        Ok(norm_backward(dy, x, values.weights(), statistics, grad, NormBackward { dbias, ..plus })?)
+    }
+
+    /// Calls `visit` for each parameter, always in the same order.
+    pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        visit(&self.weight);
+        self.bias.iter().for_each(visit);
+    }
+
+    /// [`Norm::parameters`], mutably.
+    pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        visit(&mut self.weight);
+        self.bias.iter_mut().for_each(visit);
+    }
+}

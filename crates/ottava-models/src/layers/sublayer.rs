@@ -1,0 +1,114 @@
+//! Sublayers: the functions of its operand that a residual branch computes.
+
+use super::cast::{OperandCast, SavedOperand};
+use super::{Linear, Norm, NormSaved};
+use ottava_common::error::Result;
+use ottava_recipe::context::Context;
+use ottava_recipe::operand::{ResidualGradient, View, Views};
+use ottava_recipe::param::Param;
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::SavedActivation;
+use std::any::Any;
+
+/// Attention, an MLP or another function of the operand of a [`Branch`](super::Branch), from the first linear, which reads the operand, to
+/// the last, which adds the residual connection. One `forward` serves training, recomputation and inference, selected by [`Context`].
+pub trait Sublayer {
+    /// The cast of the operand.
+    fn input(&self) -> OperandCast;
+
+    /// The cast that reads the gradient by the output first; [`OperandCast::NONE`] if several casts read it.
+    fn gradient(&self) -> OperandCast;
+
+    /// The function of the operand `x`, plus `residual` `[T, C]` if given, and what backward needs.
+    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)>;
+
+    /// What [`Sublayer::forward`] saves, without computing its output: for recomputed blocks.
+    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved>;
+
+    /// The gradient by the operand, plus `other` if given; adds to the gradients of the parameters.
+    fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: SublayerSaved,
+        x: BranchOperand,
+        other: Option<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor>;
+
+    /// Calls `visit` for each parameter, always in the same order.
+    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param));
+
+    /// [`Sublayer::parameters`], mutably.
+    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param));
+
+    /// Calls `visit` for each linear that can have an adapter, always in the same order.
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear));
+}
+
+/// What a [`Sublayer`] saves for its backward, except the operand, which the branch saves.
+pub struct SublayerSaved(Box<dyn Any>);
+
+impl SublayerSaved {
+    /// Wraps what a sublayer saved.
+    pub fn new<T: 'static>(saved: T) -> SublayerSaved {
+        SublayerSaved(Box::new(saved))
+    }
+
+    /// Returns what the sublayer saved. Panics if `T` is another type.
+    pub fn into<T: 'static>(self) -> T {
+        *self.0.downcast().expect("a sublayer receives what it saved")
+    }
+}
+
+/// The operand of a branch in backward: saved by forward, or recomputed from what the branch saved.
+#[derive(Clone)]
+pub struct BranchOperand<'a> {
+    source: Source<'a>,
+    cast: OperandCast,
+    saved: SavedOperand,
+}
+
+/// What a recomputed operand is computed from.
+#[derive(Clone)]
+enum Source<'a> {
+    Norm(&'a Norm, &'a NormSaved),
+    /// The input of the branch; `None` if the operand is saved.
+    Input(Option<SavedActivation>),
+}
+
+impl<'a> BranchOperand<'a> {
+    /// The operand `saved` by forward through `cast`. It can be recomputed from what a `norm` saved or, without a norm, from the `input` of
+    /// the branch.
+    pub(super) fn new(
+        norm: Option<(&'a Norm, &'a NormSaved)>,
+        input: Option<SavedActivation>,
+        cast: OperandCast,
+        saved: SavedOperand,
+    ) -> BranchOperand<'a> {
+        let source = norm.map_or(Source::Input(input), |(norm, saved)| Source::Norm(norm, saved));
+        BranchOperand { source, cast, saved }
+    }
+
+    /// The view that wgrad reads.
+    pub fn columns(self, context: &mut Context) -> Result<View> {
+        match self.source {
+            Source::Norm(norm, saved) => norm.operand_columns(saved, self.saved, &self.cast, context),
+            Source::Input(x) => self
+                .saved
+                .into_columns()
+                .or_else(|frozen| self.cast.recast_columns(value(x)?, &frozen, &mut context.casts)),
+        }
+    }
+
+    /// The views that fprop and wgrad read, recomputed.
+    pub fn views(self, context: &mut Context) -> Result<Views> {
+        match self.source {
+            Source::Norm(norm, saved) => norm.operand_views(saved, self.saved, &self.cast, context),
+            Source::Input(x) => self.cast.recast_both(value(x)?, &self.saved.into_frozen(), &mut context.casts),
+        }
+    }
+}
+
+fn value(input: Option<SavedActivation>) -> Result<Tensor> {
+    Ok(input.expect("a branch saves its input if its operand is recomputed").value()?)
+}

@@ -1,0 +1,236 @@
+//! Model families: each reads a Hugging Face `config.json` into the one [`DecoderConfig`] that all blocks are built from.
+//!
+//! `Decoder` owns the `Stage`s of a process, the `ScalingState` of their casts, and the `Description` of the whole model. A `Stage` holds the
+//! layers of a `Span`: consecutive blocks, with or without embedding and head. Without a pipeline there is one stage, whose span has all layers.
+//! `Stage::forward` returns a `StageSaved` by value and `Stage::backward` consumes it, so several micro-batches may be in flight, and a model
+//! divided into stages is bit-identical to a whole model (`tests/promises/step/stages.rs`).
+//!
+//! The `Builder` carries device, recipe, weights and `Purpose` through the constructors, and collects the `Slots` of all casts and the
+//! `Description`: linears with the recipe's decision, parameters, the spec of each attention. `Decoder::describe` builds a model in a dry run,
+//! which takes no memory, and returns only its `Description`.
+//!
+//! A `config.json` that asks for something not implemented is an error: weights quantized otherwise than to FP8, dropout, another activation, an
+//! unknown rotary scaling, code in the folder. The only exception is the dropout of GPT-2: all its published files ask for dropout, so dropout is
+//! ignored with a warning (`Description::ignored`).
+//!
+//! Qwen3 is the worked example of a family: `models/qwen3.rs`, its entry in `FAMILIES`, the field `qk_norm` in `models/sizes.rs`, and the norm of
+//! heads in `layers/attention/head_norm.rs` with its op `ops/head_norm/`. Norms of all heads of a token (`ops/projection_norm/`) have their sums as
+//! ops of their own, so that tensor-parallel ranks can add the sums.
+//!
+//! Weights in host memory are copied to the device by `Param::prefetch`, one block ahead, in forward, backward and generation (`prefetch.rs`). FP8
+//! codes of such weights are not stored, since an update would have to write back weights and codes. Inputs of blocks (`ResidualBuffers`) are
+//! copied to the host while their block runs forward, and fetched with the weights of the block in backward.
+#![forbid(unsafe_code)]
+
+pub mod layers;
+
+mod cohere;
+mod config;
+mod decoder;
+mod deepseek_v2;
+mod deepseek_v3;
+mod family;
+mod gemma2;
+mod gemma3;
+mod gpt2;
+mod gpt_oss;
+mod granite;
+mod inference;
+mod kv_cache;
+mod layer_set;
+mod llama;
+mod mistral;
+mod mixtral;
+mod olmo2;
+mod olmoe;
+mod phi3;
+mod prefetch;
+pub mod python_json;
+mod quantization;
+mod qwen2;
+mod qwen2_moe;
+mod qwen3;
+mod qwen3_moe;
+mod reward;
+mod rope;
+mod rope_tables;
+mod sizes;
+mod smollm3;
+mod stage;
+#[cfg(test)]
+mod tests;
+
+pub use cohere::cohere;
+pub use config::ConfigFile;
+pub use decoder::{Adapters, BackwardPass, Decoder, FolderCounts};
+pub use gemma2::gemma2;
+pub use gpt2::gpt2;
+pub use inference::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, most_blocks, padded_rows};
+pub use kv_cache::{KvCache, KvGroup};
+pub use layer_set::LayerSet;
+pub use mixtral::mixtral;
+pub use phi3::phi3;
+pub use quantization::{MODELOPT_FILE, Quantization, WeightScales};
+pub use rope::{LongRope, RopeKind, RopeLengths, RopeScaling, Yarn};
+pub use rope_tables::RopeTables;
+pub use sizes::{DecoderConfig, Positions};
+pub use stage::{ComparedSaved, Span, Stage, StageSaved};
+
+use family::Family;
+use ottava_common::error::Result;
+use ottava_tensor::ops::NormKind;
+
+const FAMILIES: &[Family] = &[
+    llama::FAMILY,
+    mistral::FAMILY,
+    mistral::MINISTRAL,
+    qwen2::FAMILY,
+    qwen3::FAMILY,
+    gpt2::FAMILY,
+    cohere::FAMILY,
+    gemma2::FAMILY,
+    gemma3::FAMILY,
+    phi3::FAMILY,
+    olmo2::FAMILY,
+    granite::FAMILY,
+    smollm3::FAMILY,
+    mixtral::FAMILY,
+    qwen2_moe::FAMILY,
+    qwen3_moe::FAMILY,
+    olmoe::FAMILY,
+    deepseek_v2::FAMILY,
+    deepseek_v3::FAMILY,
+    gpt_oss::FAMILY,
+];
+
+/// Reads the sizes of a model from its `config.json`.
+///
+/// Errors if the architecture is unknown, a key is missing or a setting is not implemented.
+pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
+    let family = family(file)?;
+    let mut config = (family.read)(&family.complete(file))?;
+    if is_reward_model(file)? {
+        config = reward::with_score(file, config)?;
+    }
+    config.ignored.extend(ignored_architecture(file, family)?);
+    check_constants(&config).map_err(|problem| file.error(&problem))?;
+    config.check().map_err(|problem| file.error(&problem))?;
+    Ok(config)
+}
+
+/// [`decoder_config`] of a model that writes tokens.
+///
+/// Errors also for a reward model.
+pub fn language_model_config(file: &ConfigFile) -> Result<DecoderConfig> {
+    let sizes = decoder_config(file)?;
+    match sizes.score {
+        false => Ok(sizes),
+        true => Err(file.error(
+            "this is a reward model, whose head computes a score and no tokens; `ottava eval` evaluates it on pairs of preferences",
+        )),
+    }
+}
+
+/// Whether `file` is of a reward model.
+///
+/// Errors when it names no architecture.
+pub fn is_reward_model(file: &ConfigFile) -> Result<bool> {
+    Ok(Some(architecture(file)?) == family(file)?.reward_model)
+}
+
+/// The padding token of a reward model; `None` if its last token counts, whatever it is.
+///
+/// Errors when the architecture is unknown.
+pub fn pad_token(file: &ConfigFile) -> Result<Option<i64>> {
+    family(file)?.complete(file).nullable(reward::PAD)
+}
+
+/// `file` as that of a reward model, with the decoder of the model that it is of. `pad` is the padding token of its tokenizer, which counts
+/// if the file names none.
+///
+/// Errors when the architecture is unknown, or transformers has no reward model with this decoder.
+pub fn reward_model(file: &ConfigFile, pad: Option<u32>) -> Result<ConfigFile> {
+    let padded = reward::with_padding(file, pad);
+    match family(file)?.reward_model {
+        Some(_) if is_reward_model(file)? => Ok(padded),
+        Some(architecture) => Ok(reward::with_architecture(&padded, architecture)),
+        None => {
+            let name = family(file)?.architecture;
+            Err(file.error(&format!("transformers has no reward model with the decoder of `{name}`")))
+        }
+    }
+}
+
+/// The name in transformers of the model of `file`: with the head of a language model or of a reward model.
+///
+/// Errors when it is unknown.
+pub fn architecture(file: &ConfigFile) -> Result<&'static str> {
+    let family = family(file)?;
+    let Some(name) = file.architecture()? else { return Ok(family.architecture) };
+    if name.ends_with("ForCausalLM") || name.ends_with("LMHeadModel") {
+        return Ok(family.architecture);
+    }
+    match family.reward_model {
+        // The decoder is that of `model_type`, as in transformers, even if the name has another.
+        Some(own) if FAMILIES.iter().any(|f| f.reward_model == Some(name.as_str())) => Ok(own),
+        own => {
+            let known: Vec<_> = [Some(family.architecture), own].into_iter().flatten().collect();
+            Err(file.error(&format!("the architecture `{name}` is not one of {}", known.join(", "))))
+        }
+    }
+}
+
+/// The family of a model: that of `model_type`, as in transformers, or of `architectures` where a file has no `model_type`.
+fn family(file: &ConfigFile) -> Result<&'static Family> {
+    let (found, what, name) = match (file.nullable::<String>("model_type")?, file.architecture()?) {
+        (Some(name), _) => {
+            // transformers loads a Mistral whose layers have types as Ministral.
+            let has_types = name == "mistral" && file.values().contains_key("layer_types");
+            let model_type = if has_types { mistral::MINISTRAL.model_type } else { &name };
+            (FAMILIES.iter().find(|f| f.model_type == model_type), "model type", name)
+        }
+        (None, Some(name)) => {
+            let is = |f: &&Family| f.architecture == name || f.reward_model == Some(name.as_str());
+            (FAMILIES.iter().find(is), "architecture", name)
+        }
+        (None, None) => return Err(file.error("the key `model_type` is missing")),
+    };
+    found.ok_or_else(|| {
+        let known = FAMILIES.iter().map(|f| if what == "architecture" { f.architecture } else { f.model_type });
+        file.error(&format!("the {what} `{name}` is not one of {}", known.collect::<Vec<_>>().join(", ")))
+    })
+}
+
+/// A sentence if `architectures` names another family than `model_type`.
+fn ignored_architecture(file: &ConfigFile, family: &Family) -> Result<Option<String>> {
+    let Some(name) = file.architecture()? else { return Ok(None) };
+    let is = |f: &&Family| f.architecture == name || f.reward_model == Some(name.as_str());
+    let mistrals = [mistral::FAMILY.model_type, mistral::MINISTRAL.model_type];
+    let is_same = |f: &Family| {
+        f.model_type == family.model_type
+            || mistrals.iter().all(|name| [f, family].iter().any(|f| f.model_type == *name))
+    };
+    let other = FAMILIES.iter().find(is).filter(|other| !is_same(other));
+    Ok(other.map(|_| {
+        let own = family.model_type;
+        format!("`architectures` is `{name}` and is ignored: `model_type` is \"{own}\" and decides, as in transformers")
+    }))
+}
+
+/// Problems of sizes in `config.json`.
+fn check_constants(config: &DecoderConfig) -> Result<(), String> {
+    let norm_eps = match (config.norm, config.positions) {
+        (NormKind::Rms | NormKind::RmsPlusOne, _) => "rms_norm_eps",
+        (NormKind::Layer, Positions::Learned) => "layer_norm_epsilon",
+        (NormKind::Layer, Positions::Rotary(_)) => "layer_norm_eps",
+    };
+    let mut positive = vec![(norm_eps, config.norm_eps), ("rope_theta", config.rope.theta)];
+    positive.extend(config.local_rope.as_ref().map(|rope| ("rope_local_base_freq", rope.theta)));
+    match positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
+        Some((key, value)) => Err(format!("`{key}` is {value}; it is a number above 0")),
+        None if !(config.init_std.is_finite() && config.init_std >= 0.0) => {
+            Err(format!("`initializer_range` is {}; it is a number from 0 up", config.init_std))
+        }
+        None => Ok(()),
+    }
+}

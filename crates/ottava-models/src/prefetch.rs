@@ -1,0 +1,108 @@
+//! Runs the blocks of a stage in forward and backward, and fetches offloaded and divided weights one block ahead.
+
+use crate::layers::Block;
+use ottava_common::error::Result;
+use ottava_recipe::context::Context;
+use ottava_recipe::param::{Direction, Loan, Param, Units};
+use ottava_tensor::{Device, HostTransfer, MemoryKind, Tensor};
+
+/// Transfers in progress for one block: its weights, and further tensors.
+struct Prefetch {
+    loan: Loan,
+    copies: Vec<Tensor>,
+    transfer: HostTransfer,
+}
+
+fn start(block: &Block, input: Option<&Tensor>, units: &mut dyn Units) -> Result<Prefetch> {
+    let params = parameters_of(block);
+    units.start(&params)?;
+    let (loan, copies, transfer) = Param::prefetch(&params, &input.into_iter().collect::<Vec<_>>())?;
+    Ok(Prefetch { loan, copies, transfer })
+}
+
+impl Prefetch {
+    /// Waits for the weights of `block`, and the further tensors.
+    fn wait(self, block: &Block, direction: Direction, units: &mut dyn Units) -> Result<(Loan, Vec<Tensor>)> {
+        let Prefetch { mut loan, copies, transfer } = self;
+        transfer.wait()?;
+        loan.extend(units.fetch(&parameters_of(block), direction)?);
+        Ok((loan, copies))
+    }
+}
+
+fn parameters_of(block: &Block) -> Vec<&Param> {
+    let mut params = Vec::new();
+    block.parameters(&mut |param| params.push(param));
+    params
+}
+
+/// Runs `work` on each block, from the first to the last.
+pub(super) fn forward_blocks(
+    blocks: &[Block],
+    context: &mut Context,
+    units: &mut dyn Units,
+    mut work: impl FnMut(usize, &Block, &mut Context) -> Result<()>,
+) -> Result<()> {
+    let mut prefetch = blocks.first().map(|block| start(block, None, units)).transpose()?;
+    for (i, block) in blocks.iter().enumerate() {
+        let next = blocks.get(i + 1).map(|block| start(block, None, units)).transpose()?;
+        let started = std::mem::replace(&mut prefetch, next).expect("each block is fetched");
+        let (loan, _) = started.wait(block, Direction::Forward, units)?;
+        work(i, block, &mut context.with_weights(&loan))?;
+    }
+    Ok(())
+}
+
+/// Runs `work` on each block, from the last to the first, with a device copy of its entry of `inputs`, if there are any.
+pub(super) fn backward_blocks(
+    blocks: &mut [Block],
+    inputs: &[Tensor],
+    context: &mut Context,
+    units: &mut dyn Units,
+    mut work: impl FnMut(usize, &mut Block, Option<Tensor>, &mut Context, &mut dyn Units) -> Result<()>,
+) -> Result<()> {
+    let mut prefetch = blocks.last().map(|block| start(block, inputs.last(), units)).transpose()?;
+    for i in (0..blocks.len()).rev() {
+        let next = i.checked_sub(1).map(|before| start(&blocks[before], inputs.get(before), units)).transpose()?;
+        let started = std::mem::replace(&mut prefetch, next).expect("each block is fetched");
+        let (loan, mut copies) = started.wait(&blocks[i], Direction::Backward, units)?;
+        work(i, &mut blocks[i], copies.pop(), &mut context.with_weights(&loan), units)?;
+    }
+    Ok(())
+}
+
+/// Buffers in host memory for the inputs of blocks, from forward to backward.
+#[derive(Default)]
+pub(super) struct ResidualBuffers {
+    wanted: bool,
+    /// Sets of buffers not in use. A captured step refers to the ones it used, so none is freed.
+    free: Vec<Vec<Tensor>>,
+}
+
+impl ResidualBuffers {
+    /// Buffers if they are `wanted` and the device is a GPU, else none.
+    pub(super) fn new(wanted: bool, device: &Device) -> ResidualBuffers {
+        ResidualBuffers { wanted: wanted && matches!(device, Device::Cuda(_)), free: Vec::new() }
+    }
+
+    /// Buffers for one micro-batch: a tensor like `x` for each of `blocks`; empty if inputs stay on the device.
+    pub(super) fn take(&mut self, blocks: usize, x: &Tensor) -> Result<Vec<Tensor>> {
+        if !self.wanted {
+            return Ok(Vec::new());
+        }
+        match self.free.iter().position(|set| set[0].shape() == x.shape()) {
+            Some(place) => Ok(self.free.swap_remove(place)),
+            None => {
+                let buffer = |_| Tensor::zeros_in(x.device(), x.shape(), x.dtype(), MemoryKind::Host);
+                Ok((0..blocks).map(buffer).collect::<Result<_, _>>()?)
+            }
+        }
+    }
+
+    /// Returns a set after backward has consumed it.
+    pub(super) fn give_back(&mut self, set: Vec<Tensor>) {
+        if !set.is_empty() {
+            self.free.push(set);
+        }
+    }
+}

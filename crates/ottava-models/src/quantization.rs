@@ -1,0 +1,283 @@
+//! `quantization_config` of `config.json`: how a folder stores weights in FP8.
+
+use crate::ConfigFile;
+use ottava_common::error::Result;
+use ottava_tensor::Granularity;
+use serde_json::Value;
+use std::path::Path;
+
+/// The settings of ModelOpt beside `config.json`, which older folders have instead of `quantization_config`.
+pub const MODELOPT_FILE: &str = "hf_quant_config.json";
+
+/// Which elements of an FP8 weight `[outputs, inputs]` share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightScales {
+    /// All.
+    Tensor,
+    /// The elements of one output (a row).
+    Rows,
+    /// The elements of a rectangle of this many outputs and inputs.
+    Blocks([usize; 2]),
+}
+
+/// How a folder stores weights in FP8: E4M3 codes, whose values are code times a stored scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quantization {
+    /// `quant_method`.
+    pub method: &'static str,
+    /// The elements that share a scale.
+    pub scales: WeightScales,
+}
+
+impl WeightScales {
+    /// The granularity of a cast with such scales; `None` for blocks of other sizes.
+    pub fn granularity(self) -> Option<Granularity> {
+        match self {
+            WeightScales::Tensor => Some(Granularity::PerTensor),
+            WeightScales::Rows => Some(Granularity::PerRow),
+            WeightScales::Blocks([128, 128]) => Some(Granularity::Blocks128x128),
+            WeightScales::Blocks(_) => None,
+        }
+    }
+
+    /// Rows and columns of the scales of a weight `[outputs, inputs]`.
+    pub fn grid(self, [outputs, inputs]: [usize; 2]) -> [usize; 2] {
+        match self {
+            WeightScales::Tensor => [1, 1],
+            WeightScales::Rows => [outputs, 1],
+            WeightScales::Blocks([rows, columns]) => [outputs.div_ceil(rows), inputs.div_ceil(columns)],
+        }
+    }
+
+    /// Neighbours in a row of `inputs` elements that share a scale.
+    pub fn width(self, inputs: usize) -> usize {
+        match self {
+            WeightScales::Tensor | WeightScales::Rows => inputs,
+            WeightScales::Blocks([_, columns]) => columns,
+        }
+    }
+
+    /// The index of the scale of an element in that grid.
+    pub fn index(self, grid: [usize; 2], row: usize, column: usize) -> usize {
+        match self {
+            WeightScales::Tensor => 0,
+            WeightScales::Rows => row,
+            WeightScales::Blocks([rows, columns]) => row / rows * grid[1] + column / columns,
+        }
+    }
+}
+
+impl Quantization {
+    /// Endings of the names of scales of weights, in place of `.weight`; values are codes times the stored number.
+    pub const WEIGHT_SCALES: [&str; 2] = [".weight_scale_inv", ".weight_scale"];
+
+    /// Endings of the names of scales of inputs that do not depend on the input.
+    pub const INPUT_SCALES: [&str; 2] = [".input_scale", ".activation_scale"];
+
+    /// Endings of the names of other scales, which belong to a cache of keys and values in FP8, as ModelOpt, compressed-tensors, AutoFP8 and
+    /// vLLM call them.
+    const CACHE_SCALES: [&str; 6] =
+        [".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_output_scale"];
+
+    /// Whether `config.json` says that weights of experts are in MXFP4, in the layout of gpt-oss.
+    pub fn is_mxfp4(config: &ConfigFile) -> Result<bool> {
+        if config.optional("model_type", String::new())? != "gpt_oss" {
+            return Ok(false);
+        }
+        let file = config.section("quantization_config")?;
+        let method = file.map(|file| file.optional::<Option<String>>("quant_method", None)).transpose()?.flatten();
+        Ok(method.as_deref() == Some("mxfp4"))
+    }
+
+    /// The quantization to FP8 of weights in `config.json`; `None` if it has none, or [`Quantization::is_mxfp4`].
+    ///
+    /// Errors for other quantization, which is not read, and for settings that are not known.
+    pub fn read(config: &ConfigFile) -> Result<Option<Quantization>> {
+        let Some(file) = config.section("quantization_config")? else { return Ok(None) };
+        if Quantization::is_mxfp4(config)? {
+            return Ok(None);
+        }
+        if file.has("quantization") {
+            return modelopt(&file);
+        }
+        let method: String = file.required("quant_method")?;
+        match method.as_str() {
+            "fp8" => fp8(&file).map(Some),
+            "fbgemm_fp8" => {
+                expect_known(&file, &["activation_scale_ub", "modules_to_not_convert"])?;
+                Ok(Some(Quantization { method: "fbgemm_fp8", scales: WeightScales::Rows }))
+            }
+            "compressed-tensors" => compressed_tensors(&file),
+            "modelopt" => modelopt(&file),
+            _ => Err(not_read(&file, &format!("the method `{method}`"))),
+        }
+    }
+
+    /// [`Quantization::read`] of a model folder, which may have [`MODELOPT_FILE`] instead.
+    pub fn of_folder(folder: &Path) -> Result<Option<Quantization>> {
+        let beside = folder.join(MODELOPT_FILE);
+        match Quantization::read(&ConfigFile::read(folder)?)? {
+            None if beside.is_file() => modelopt(&ConfigFile::read(&beside)?),
+            read => Ok(read),
+        }
+    }
+
+    /// Whether a folder has settings of quantization, even if only of its KV cache.
+    pub fn is_stated_in(folder: &Path) -> Result<bool> {
+        Ok(folder.join(MODELOPT_FILE).is_file() || ConfigFile::read(folder)?.has("quantization_config"))
+    }
+
+    /// Whether a tensor of this name is the scale of a weight or an input.
+    pub fn is_scale(name: &str) -> bool {
+        let endings = Quantization::WEIGHT_SCALES.iter().chain(&Quantization::INPUT_SCALES);
+        endings.into_iter().any(|ending| name.ends_with(ending))
+    }
+
+    /// Whether a tensor of this name is a scale of a cache of keys and values.
+    pub fn is_cache_scale(name: &str) -> bool {
+        Quantization::CACHE_SCALES.iter().any(|ending| name.ends_with(ending))
+    }
+}
+
+fn not_read(file: &ConfigFile, what: &str) -> ottava_common::Error {
+    file.error(&format!(
+        "{what} is not read; FP8 weights of fp8, fbgemm_fp8, compressed-tensors (float-quantized) and modelopt (FP8) are: use the folder \
+         of the unquantized model, or save this one with BF16 weights (`dequantize` of transformers)"
+    ))
+}
+
+/// Errors for a key, other than `known` and those of all methods, that is set: it may change what weights mean.
+fn expect_known(file: &ConfigFile, known: &[&str]) -> Result<()> {
+    let is_set = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Object(values) => !values.is_empty(),
+        Value::Array(values) => !values.is_empty(),
+        Value::Bool(true) | Value::Number(_) | Value::String(_) => true,
+    };
+    let unknown = file
+        .values()
+        .iter()
+        .find(|(key, value)| !COMMON_KEYS.contains(&key.as_str()) && !known.contains(&key.as_str()) && is_set(value));
+    match unknown {
+        Some((key, _)) => Err(not_read(file, &format!("the key `{key}`"))),
+        None => Ok(()),
+    }
+}
+
+/// Keys of all methods that do not change what weights mean: how they were quantized, which linears are not, the cache of keys and values, and
+/// the casts of inputs, which a recipe decides here.
+const COMMON_KEYS: &[&str] = &[
+    "activation_scheme",
+    "dequantize",
+    "ignore",
+    "ignored_layers",
+    "kv_cache_quant_algo",
+    "kv_cache_quant_method",
+    "kv_cache_scheme",
+    "modules_to_not_convert",
+    "producer",
+    "quant_method",
+    "quantization_status",
+    "run_compressed",
+    "version",
+];
+
+/// DeepSeek's and transformers' blocks, or one scale per tensor.
+fn fp8(file: &ConfigFile) -> Result<Quantization> {
+    expect_known(file, &["fmt", "is_checkpoint_fp8_serialized", "scale_fmt", "weight_block_size"])?;
+    let format: String = file.optional("fmt", "e4m3".to_string())?;
+    if format != "e4m3" {
+        return Err(not_read(file, &format!("`fmt` \"{format}\"")));
+    }
+    let scales = match file.optional("weight_block_size", None)? {
+        None => WeightScales::Tensor,
+        Some(block) => blocks(file, "weight_block_size", block)?,
+    };
+    Ok(Quantization { method: "fp8", scales })
+}
+
+fn blocks(file: &ConfigFile, key: &str, block: [usize; 2]) -> Result<WeightScales> {
+    match block.contains(&0) {
+        true => Err(file.error(&format!("`{key}` is {block:?}; both are at least 1"))),
+        false => Ok(WeightScales::Blocks(block)),
+    }
+}
+
+/// compressed-tensors; `None` if only the cache of keys and values is quantized.
+fn compressed_tensors(file: &ConfigFile) -> Result<Option<Quantization>> {
+    expect_known(file, &["config_groups", "format", "global_compression_ratio", "sparsity_config"])?;
+    let sparsity = file.section("sparsity_config")?.map(|sparsity| sparsity.optional("format", "dense".to_string()));
+    if let Some(sparsity) = sparsity.transpose()?.filter(|format| format != "dense") {
+        return Err(not_read(file, &format!("`sparsity_config` of the format \"{sparsity}\"")));
+    }
+    let format: String = file.optional("format", FLOATS[0].to_string())?;
+    let groups = file.section("config_groups")?;
+    let is_empty = groups.as_ref().is_none_or(|groups| groups.values().is_empty());
+    match (format.as_str(), groups) {
+        ("dense", _) if is_empty => Ok(None),
+        (format, Some(groups)) if FLOATS.contains(&format) => group_scales(&groups).map(Some),
+        (format, None) if FLOATS.contains(&format) => Err(file.error("the key `config_groups` is missing")),
+        (format, _) => Err(not_read(file, &format!("`format` \"{format}\""))),
+    }
+}
+
+/// Formats in which FP8 codes and scales are stored as they are.
+const FLOATS: [&str; 2] = ["float-quantized", "naive-quantized"];
+
+/// The scales of all groups of linears of compressed-tensors, which are of one kind.
+fn group_scales(groups: &ConfigFile) -> Result<Quantization> {
+    let mut found = None;
+    for name in groups.values().keys() {
+        let group = groups.section(name)?.ok_or_else(|| groups.error(&format!("`{name}` is null")))?;
+        expect_known(&group, &["format", "input_activations", "targets", "weights"])?;
+        let format: String = group.optional("format", FLOATS[0].to_string())?;
+        if !FLOATS.contains(&format.as_str()) {
+            return Err(not_read(&group, &format!("`format` \"{format}\"")));
+        }
+        let weights = group.section("weights")?.ok_or_else(|| group.error("the key `weights` is missing"))?;
+        let (bits, kind) = (weights.required::<u32>("num_bits")?, weights.required::<String>("type")?);
+        if (bits, kind.as_str(), weights.optional("symmetric", true)?) != (8, "float", true) {
+            return Err(not_read(&weights, &format!("a weight of {bits} bits of type \"{kind}\"")));
+        }
+        let known = [
+            "block_structure",
+            "num_bits",
+            "observer",
+            "observer_kwargs",
+            "scale_dtype",
+            "strategy",
+            "symmetric",
+            "type",
+            "zp_dtype",
+        ];
+        expect_known(&weights, &known)?;
+        let strategy: String = weights.required("strategy")?;
+        let scales = match strategy.as_str() {
+            "tensor" => WeightScales::Tensor,
+            "channel" => WeightScales::Rows,
+            "block" => blocks(&weights, "block_structure", weights.required("block_structure")?)?,
+            _ => return Err(not_read(&weights, &format!("`strategy` \"{strategy}\""))),
+        };
+        if found.is_some_and(|found| found != scales) {
+            return Err(not_read(groups, "more than one kind of scales"));
+        }
+        found = Some(scales);
+    }
+    let scales = found.ok_or_else(|| groups.error("there is no group"))?;
+    Ok(Quantization { method: "compressed-tensors", scales })
+}
+
+/// ModelOpt's settings, as `config.json` or [`MODELOPT_FILE`] has them. `None` if only the cache of keys and values is quantized.
+fn modelopt(file: &ConfigFile) -> Result<Option<Quantization>> {
+    let nested = file.section("quantization")?;
+    let file = nested.as_ref().unwrap_or(file);
+    expect_known(file, &["config_groups", "exclude_modules", "group_size", "quant_algo"])?;
+    let Some(algorithm) = file.values().get("quant_algo").filter(|value| !value.is_null()) else { return Ok(None) };
+    let scales = match algorithm.as_str().map(str::to_uppercase).as_deref() {
+        Some("FP8") => WeightScales::Tensor,
+        Some("FP8_PER_CHANNEL_PER_TOKEN") => WeightScales::Rows,
+        Some("FP8_PB_WO") => WeightScales::Blocks([128, 128]),
+        _ => return Err(not_read(file, &format!("`quant_algo` {algorithm}"))),
+    };
+    Ok(Some(Quantization { method: "modelopt", scales }))
+}

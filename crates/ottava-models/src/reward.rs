@@ -1,0 +1,39 @@
+//! Reward models: the decoder of a family with a head of one score, which transformers calls `…ForSequenceClassification` with one label.
+
+use crate::{ConfigFile, DecoderConfig};
+use ottava_common::error::Result;
+use serde_json::{Map, Value, json};
+
+/// The key of the token that fills rows: the reward of a sequence is the score of its last token that is another one.
+pub(super) const PAD: &str = "pad_token_id";
+
+/// `file` with the padding token `pad`, if it names none.
+pub(super) fn with_padding(file: &ConfigFile, pad: Option<u32>) -> ConfigFile {
+    let mut values = file.values().clone();
+    if let Some(pad) = pad.filter(|_| !file.has(PAD)) {
+        values.insert(PAD.into(), json!(pad));
+    }
+    file.with_values(values)
+}
+
+/// `file` with this architecture, that of a reward model, and its one label.
+pub(super) fn with_architecture(file: &ConfigFile, architecture: &str) -> ConfigFile {
+    let mut values = file.values().clone();
+    values.insert("architectures".into(), json!([architecture]));
+    values.insert("id2label".into(), json!({"0": "LABEL_0"}));
+    values.insert("label2id".into(), json!({"LABEL_0": 0}));
+    file.with_values(values)
+}
+
+/// The sizes of a reward model with the decoder of these `sizes`. Factors and soft caps of logits do not apply to a score.
+///
+/// Errors when it has another number of labels than one.
+pub(super) fn with_score(file: &ConfigFile, sizes: DecoderConfig) -> Result<DecoderConfig> {
+    let labels: Map<String, Value> = file.optional("id2label", Map::new())?;
+    // Without names, transformers builds a classifier of two.
+    let labels = if labels.is_empty() { file.optional("num_labels", 2)? } else { labels.len() };
+    if labels != 1 {
+        return Err(file.error(&format!("the head has {labels} labels (`id2label`); that of a reward model has one")));
+    }
+    Ok(DecoderConfig { score: true, tied: false, logit_scale: 1.0, logit_cap: None, ..sizes })
+}

@@ -1,0 +1,357 @@
+//! Rotary positions of a model, with their scaling for long contexts: reading and writing `config.json`.
+
+mod frequencies;
+#[cfg(test)]
+mod tests;
+
+use crate::ConfigFile;
+use ottava_common::error::Result;
+use serde_json::{Map, Value, json};
+
+pub use frequencies::RopeLengths;
+
+/// The angles of rotary positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeScaling {
+    /// Base of the geometric series of wavelengths.
+    pub theta: f64,
+    /// The share of a head that is rotated: its first elements.
+    pub partial: f64,
+    /// The stretch, if any.
+    pub kind: RopeKind,
+    /// The growth of attention scores with the logarithm of the stretch, of DeepSeek.
+    pub mscale_all_dim: Option<f64>,
+}
+
+/// Kinds of stretching.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeKind {
+    /// None.
+    Default,
+    /// All wavelengths are stretched by one factor. Chen et al. 2023, arXiv:2306.15595.
+    Linear {
+        /// The factor.
+        factor: f64,
+    },
+    /// Long wavelengths are stretched by a factor, short ones are not, with a ramp between: Llama 3.1.
+    Llama3 {
+        /// The factor for long wavelengths.
+        factor: f64,
+        /// Wavelengths above the original context divided by this are long.
+        low_freq_factor: f64,
+        /// Wavelengths below the original context divided by this are short.
+        high_freq_factor: f64,
+        /// The context of the model before stretching.
+        original_max_positions: f64,
+    },
+    /// The base grows with the length of sequences beyond `max_position_embeddings` (NTK-aware scaling, "dynamic").
+    Dynamic {
+        /// The factor of the length.
+        factor: f64,
+    },
+    /// YaRN: as Llama 3.1, with a ramp over dimensions, and scaled cosines and sines. Peng et al. 2023, arXiv:2309.00071.
+    Yarn(Yarn),
+    /// A factor for each wavelength, one list for sequences within the original context and one for longer ones, and scaled cosines and
+    /// sines. Ding et al. 2024, arXiv:2402.13753.
+    LongRope(LongRope),
+}
+
+/// Constants of YaRN.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Yarn {
+    /// The factor for long wavelengths.
+    pub factor: f64,
+    /// The context of the model before stretching.
+    pub original_max_positions: f64,
+    /// The factor of cosines and sines; computed from the other constants if missing.
+    pub attention_factor: Option<f64>,
+    /// Constants of that computation, as in DeepSeek's models.
+    pub mscale: Option<f64>,
+    /// See `mscale`.
+    pub mscale_all_dim: Option<f64>,
+    /// Dimensions with more turns than this in the original context are not stretched.
+    pub beta_fast: f64,
+    /// Dimensions with fewer turns than this are stretched by the whole factor.
+    pub beta_slow: f64,
+    /// Whether the ends of the ramp are rounded to whole dimensions.
+    pub truncate: bool,
+}
+
+/// Constants of LongRoPE.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRope {
+    /// Factors of the wavelengths for sequences within the original context.
+    pub short: Vec<f64>,
+    /// Factors of the wavelengths for longer sequences.
+    pub long: Vec<f64>,
+    /// The context of the model before stretching.
+    pub original_max_positions: f64,
+    /// The growth of the context.
+    pub factor: f64,
+    /// The factor of cosines and sines; computed from the growth if missing.
+    pub attention_factor: Option<f64>,
+}
+
+impl Default for RopeScaling {
+    fn default() -> RopeScaling {
+        RopeScaling::plain(10_000.0)
+    }
+}
+
+const LAYER_TYPES: &str = "layer_types";
+const PARTIAL: &str = "partial_rotary_factor";
+const ORIGINAL: &str = "original_max_position_embeddings";
+/// The keys of `rope_parameters` of a model whose local layers have rotary positions of their own.
+pub(super) const NESTED: [&str; 2] = ["full_attention", "sliding_attention"];
+
+impl RopeScaling {
+    /// Without stretching.
+    pub fn plain(theta: f64) -> RopeScaling {
+        RopeScaling { theta, partial: 1.0, kind: RopeKind::Default, mscale_all_dim: None }
+    }
+
+    /// Reads `rope_theta` and `rope_scaling`, or `rope_parameters`.
+    ///
+    /// Errors if a kind is not implemented, layers have different rotary positions, or both objects are there and say different ones:
+    /// transformers would read `rope_scaling` alone.
+    pub fn read(file: &ConfigFile) -> Result<RopeScaling> {
+        let scaling = file.section("rope_scaling")?.filter(|scaling| !scaling.values().is_empty());
+        let parameters = file.section("rope_parameters")?;
+        // transformers ignores the keys of a model whose layers have no types.
+        let types: Vec<String> = file.optional(LAYER_TYPES, Vec::new())?;
+        let has_type = |key: &str| file.has_default(LAYER_TYPES) || types.iter().any(|kind| kind == key);
+        let nested = |section: &ConfigFile| NESTED.into_iter().find(|key| section.has(key));
+        let section = scaling.as_ref().or(parameters.as_ref());
+        if let Some((section, key)) = section.and_then(|s| Some((s, nested(s)?))).filter(|(_, key)| has_type(key)) {
+            return Err(section.error(&format!(
+                "the key `{key}` is for rotary positions by kinds of layers, which are implemented for Gemma 3"
+            )));
+        }
+        let theta = file.optional("rope_theta", 10_000.0)?;
+        let read = |section: Option<&ConfigFile>| RopeScaling::of_section(file, section, theta);
+        let Some(scaling) = scaling else { return read(parameters.as_ref()) };
+        let found = read(Some(&scaling))?;
+        match parameters.filter(|parameters| file.has("rope_parameters") && nested(parameters).is_none()) {
+            Some(parameters) => {
+                let agrees = |other: RopeScaling| {
+                    let stretches = other.kind != RopeKind::Default && other.kind != found.kind;
+                    !stretches && other.theta == found.theta && other.partial == found.partial
+                };
+                match !read(Some(&parameters)).is_ok_and(agrees) {
+                    true => Err(file.error(
+                        "`rope_scaling` and `rope_parameters` say different rotary positions; put the keys of `rope_scaling` into \
+                         `rope_parameters`, and remove it",
+                    )),
+                    false => Ok(found),
+                }
+            }
+            None => Ok(found),
+        }
+    }
+
+    /// Reads one object of `rope_parameters` or `rope_scaling` of `file`.
+    pub(super) fn of_section(file: &ConfigFile, section: Option<&ConfigFile>, theta: f64) -> Result<RopeScaling> {
+        let partial = file.optional(PARTIAL, 1.0)?;
+        let rope = match section {
+            None => RopeScaling { partial, ..RopeScaling::plain(theta) },
+            Some(section) => RopeScaling {
+                theta: section.optional("rope_theta", theta)?,
+                partial: section.optional(PARTIAL, partial)?,
+                kind: RopeKind::read(file, section)?,
+                mscale_all_dim: section.optional("mscale_all_dim", None)?,
+            },
+        };
+        rope.of_whole_heads(file)
+    }
+
+    /// Only Phi-3, whose table of defaults has the key, rotates a part of each head. The plain rotary positions of other families do not
+    /// read it in transformers, and the stretched ones fail with it.
+    fn of_whole_heads(self, file: &ConfigFile) -> Result<RopeScaling> {
+        if file.has_default(PARTIAL) || self.partial == 1.0 {
+            return Ok(self);
+        }
+        match self.kind {
+            RopeKind::Default => Ok(RopeScaling { partial: 1.0, ..self }),
+            _ => Err(file.error(&format!(
+                "`{PARTIAL}` is {}, and rotary positions that are stretched rotate whole heads of this model; remove it",
+                self.partial
+            ))),
+        }
+    }
+
+    /// Writes the keys of `config.json` in both spellings, for old and new readers. With `local`, these rotary positions are those of
+    /// layers that see the whole context, and `local` those of the others.
+    pub fn write(&self, local: Option<&RopeScaling>, values: &mut Map<String, Value>) {
+        let parameters = |rope: &RopeScaling| {
+            let mut parameters = rope.kind.keys();
+            parameters["rope_theta"] = json!(rope.theta);
+            if let Some(mscale) = rope.mscale_all_dim {
+                parameters["mscale_all_dim"] = json!(mscale);
+            }
+            if rope.partial != 1.0 {
+                parameters[PARTIAL] = json!(rope.partial);
+            }
+            parameters
+        };
+        let of_model = match local {
+            Some(local) => json!({ NESTED[0]: parameters(self), NESTED[1]: parameters(local) }),
+            None => parameters(self),
+        };
+        if let Some(local) = local {
+            values.insert("rope_local_base_freq".into(), json!(local.theta));
+        }
+        if self.partial != 1.0 {
+            values.insert(PARTIAL.into(), json!(self.partial));
+        }
+        values.insert("rope_parameters".into(), of_model);
+        values.insert("rope_theta".into(), json!(self.theta));
+        let scaling = if self.kind == RopeKind::Default { Value::Null } else { parameters(self) };
+        values.insert("rope_scaling".into(), scaling);
+    }
+}
+
+impl RopeKind {
+    /// The factor of the stretch, if it has one.
+    pub fn factor(&self) -> Option<f64> {
+        match self {
+            RopeKind::Default => None,
+            RopeKind::Linear { factor } | RopeKind::Llama3 { factor, .. } | RopeKind::Dynamic { factor } => {
+                Some(*factor)
+            }
+            RopeKind::Yarn(yarn) => Some(yarn.factor),
+            RopeKind::LongRope(long) => Some(long.factor),
+        }
+    }
+
+    fn read(file: &ConfigFile, section: &ConfigFile) -> Result<RopeKind> {
+        // The key beside the object replaces that in it.
+        let original = || -> Result<f64> {
+            match (file.optional(ORIGINAL, None)?, section.optional(ORIGINAL, None)?) {
+                (Some(original), _) | (None, Some(original)) => Ok(original),
+                (None, None) => file.required("max_position_embeddings"),
+            }
+        };
+        let growth = || -> Result<f64> { Ok(file.required::<f64>("max_position_embeddings")? / original()?) };
+        let or = |key: &str, default: f64| -> Result<f64> {
+            // transformers reads 0 like a missing key.
+            section.optional::<f64>(key, default).map(|value| if value == 0.0 { default } else { value })
+        };
+        let old_name = section.optional("type", "default".to_string())?;
+        Ok(match section.optional("rope_type", old_name)?.as_str() {
+            "default" => RopeKind::Default,
+            "linear" => RopeKind::Linear { factor: section.required("factor")? },
+            // Of whole heads, which is what it is for models that rotate no part of them.
+            "proportional" => RopeKind::Linear { factor: section.optional("factor", 1.0)? },
+            "llama3" => RopeKind::Llama3 {
+                factor: section.required("factor")?,
+                low_freq_factor: section.required("low_freq_factor")?,
+                high_freq_factor: section.required("high_freq_factor")?,
+                original_max_positions: original()?,
+            },
+            "dynamic" => RopeKind::Dynamic { factor: section.required("factor")? },
+            "longrope" => RopeKind::LongRope(LongRope {
+                short: section.required("short_factor")?,
+                long: section.required("long_factor")?,
+                original_max_positions: original()?,
+                factor: section.optional("factor", None)?.map_or_else(growth, Ok)?,
+                attention_factor: section.optional("attention_factor", None)?,
+            }),
+            "yarn" => RopeKind::Yarn(Yarn {
+                factor: section.optional("factor", None)?.map_or_else(growth, Ok)?,
+                original_max_positions: original()?,
+                attention_factor: section.optional("attention_factor", None)?,
+                mscale: section.optional("mscale", None)?,
+                mscale_all_dim: section.optional("mscale_all_dim", None)?,
+                beta_fast: or("beta_fast", 32.0)?,
+                beta_slow: or("beta_slow", 1.0)?,
+                truncate: section.optional("truncate", true)?,
+            }),
+            other => {
+                let text = format!(
+                    "the rope type `{other}` is not implemented; default, linear, llama3, dynamic, yarn and longrope are"
+                );
+                return Err(section.error(&text));
+            }
+        })
+    }
+
+    /// The keys of `rope_scaling`.
+    fn keys(&self) -> Value {
+        let mut keys = match self {
+            RopeKind::Default => json!({"rope_type": "default"}),
+            RopeKind::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+            RopeKind::Dynamic { factor } => json!({"rope_type": "dynamic", "factor": factor}),
+            RopeKind::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                ORIGINAL: *original_max_positions as u64,
+            }),
+            RopeKind::Yarn(yarn) => json!({
+                "rope_type": "yarn",
+                "factor": yarn.factor,
+                ORIGINAL: yarn.original_max_positions as u64,
+                "attention_factor": yarn.attention_factor,
+                "mscale": yarn.mscale,
+                "mscale_all_dim": yarn.mscale_all_dim,
+                "beta_fast": yarn.beta_fast,
+                "beta_slow": yarn.beta_slow,
+                "truncate": yarn.truncate,
+            }),
+            RopeKind::LongRope(long) => json!({
+                "rope_type": "longrope",
+                "short_factor": long.short,
+                "long_factor": long.long,
+                ORIGINAL: long.original_max_positions as u64,
+                "factor": long.factor,
+                "attention_factor": long.attention_factor,
+            }),
+        };
+        keys.as_object_mut().expect("an object was made above").retain(|_, value| !value.is_null());
+        keys
+    }
+
+    /// Problems of the constants, for heads of which `rotated` elements are rotated, a sentence.
+    pub(super) fn check(&self, rotated: usize) -> Result<(), String> {
+        let positive: Vec<(&str, f64)> = match self {
+            RopeKind::Default => vec![],
+            RopeKind::Linear { factor } | RopeKind::Dynamic { factor } => vec![("factor", *factor)],
+            RopeKind::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => vec![
+                ("factor", *factor),
+                ("low_freq_factor", *low_freq_factor),
+                ("high_freq_factor", *high_freq_factor),
+                (ORIGINAL, *original_max_positions),
+            ],
+            RopeKind::Yarn(yarn) => [
+                ("attention_factor", yarn.attention_factor),
+                // transformers reads 0 like a missing key.
+                ("mscale", yarn.mscale.filter(|mscale| *mscale != 0.0)),
+                ("mscale_all_dim", yarn.mscale_all_dim.filter(|mscale| *mscale != 0.0)),
+                ("factor", Some(yarn.factor)),
+                (ORIGINAL, Some(yarn.original_max_positions)),
+                ("beta_fast", Some(yarn.beta_fast)),
+                ("beta_slow", Some(yarn.beta_slow)),
+            ]
+            .into_iter()
+            .filter_map(|(key, value)| Some((key, value?)))
+            .collect(),
+            RopeKind::LongRope(long) => {
+                for (key, factors) in [("short_factor", &long.short), ("long_factor", &long.long)] {
+                    if factors.len() != rotated / 2 {
+                        return Err(format!("`{key}` has {} factors, and a head {} pairs", factors.len(), rotated / 2));
+                    }
+                }
+                let growth = [("factor", Some(long.factor)), ("attention_factor", long.attention_factor)];
+                let growth = growth.into_iter().filter_map(|(key, value)| Some((key, value?)));
+                let lists = [("short_factor", &long.short), ("long_factor", &long.long)];
+                let factors = lists.into_iter().flat_map(|(key, list)| list.iter().map(move |value| (key, *value)));
+                factors.chain(growth).chain([(ORIGINAL, long.original_max_positions)]).collect()
+            }
+        };
+        match positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
+            Some((key, value)) => Err(format!("`{key}` is {value}; it is a number above 0")),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! SmolLM3: Llama's blocks without rotary positions in every fourth layer. Bakouch et al. 2025, "SmolLM3: smol, multilingual, long-context
+//! reasoner"; Yang et al. 2025, arXiv:2501.18795.
+
+use crate::family::{Family, common, sliding_window};
+use crate::{ConfigFile, DecoderConfig, LayerSet};
+use ottava_common::error::Result;
+use serde_json::{Value, json};
+
+pub(super) const FAMILY: Family = Family {
+    architecture: "SmolLM3ForCausalLM",
+    model_type: "smollm3",
+    reward_model: Some("SmolLM3ForSequenceClassification"),
+    defaults,
+    aliases: &[],
+    read,
+};
+
+fn defaults() -> Value {
+    json!({
+        "layer_types": null, "max_position_embeddings": 32_768, "no_rope_layer_interval": 4, "no_rope_layers": null, "num_key_value_heads": 4,
+        "pad_token_id": 128_004, "rope_theta": 2_000_000.0, "sliding_window": null, "tie_word_embeddings": true,
+        "use_sliding_window": false,
+    })
+}
+
+fn read(file: &ConfigFile) -> Result<DecoderConfig> {
+    let (bias, sizes) = (file.required("attention_bias")?, common(file)?);
+    let rotated: Option<Vec<u8>> = file.nullable("no_rope_layers")?;
+    let unrotated = match rotated {
+        Some(rotated) if rotated.len() < sizes.layers => {
+            let (entries, layers) = (rotated.len(), sizes.layers);
+            let text = format!("`no_rope_layers` has {entries} entries, and `num_hidden_layers` is {layers}");
+            return Err(file.error(&text));
+        }
+        // 1 is a layer with rotary positions.
+        Some(rotated) => LayerSet::Listed(rotated.iter().map(|&rotated| rotated == 0).collect()),
+        None => match file.required("no_rope_layer_interval")? {
+            0 => return Err(file.error("`no_rope_layer_interval` is 0; it is a number of layers")),
+            interval => LayerSet::Every(interval),
+        },
+    };
+    // Masks follow `layer_types` where a file has it, even without `use_sliding_window`.
+    let local = if file.required("use_sliding_window")? { unrotated.clone() } else { LayerSet::None };
+    Ok(DecoderConfig {
+        qkv_bias: bias,
+        output_bias: bias,
+        mlp_bias: file.required("mlp_bias")?,
+        window: sliding_window(file)?,
+        local: LayerSet::with_window(file, sizes.layers, local)?,
+        unrotated,
+        ..sizes
+    })
+}

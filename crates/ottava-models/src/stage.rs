@@ -1,0 +1,397 @@
+//! A stage: consecutive layers of a model on one device. A whole model is a stage with all layers.
+
+mod compare;
+
+pub use compare::ComparedSaved;
+
+use crate::layers::{
+    Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight,
+    LatentAttention, LatentAttentionConfig, Linear, MixtureConfig, MixtureOfExperts, Mlp, MlpConfig, Norm, NormConfig,
+    NormSaved, OperandCast, QkNorm, Sublayer,
+};
+use crate::prefetch::{ResidualBuffers, backward_blocks, forward_blocks};
+use crate::{DecoderConfig, Positions, RopeTables};
+use ottava_common::error::Result;
+use ottava_recipe::context::{Context, DeferredWgrads};
+use ottava_recipe::layer_ranks::LayerRanks;
+use ottava_recipe::operand::ResidualGradient;
+use ottava_recipe::param::{Builder, Direction, Loan, Param, Purpose, Split, Units};
+use ottava_tensor::ops::{CrossEntropy, RopePairs, add};
+use ottava_tensor::{HostTransfer, Tensor};
+use std::ops::Range;
+
+/// The layers of a model that a stage has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The indices of its blocks.
+    pub blocks: Range<usize>,
+    /// Whether it starts with the embedding.
+    pub embedding: bool,
+    /// Whether it ends with the last norm and the head.
+    pub head: bool,
+}
+
+impl Span {
+    /// All layers of a model with this many blocks.
+    pub fn whole(blocks: usize) -> Span {
+        Span { blocks: 0..blocks, embedding: true, head: true }
+    }
+}
+
+/// Consecutive layers of a model, in the order of forward.
+pub struct Stage {
+    embedding: Option<Embedding>,
+    /// Learned positions, added to the embedding.
+    positions: Option<Embedding>,
+    blocks: Vec<Block>,
+    head: Option<Head>,
+    /// Whether the embedding's table is also the head's weight, and one of them is in another stage.
+    is_tied: bool,
+    residuals: ResidualBuffers,
+}
+
+/// What a stage saves of one micro-batch from forward to backward. Several may be in flight.
+pub struct StageSaved {
+    /// For a stage with the embedding: its token ids, I32 `[T]`.
+    ids: Option<Tensor>,
+    /// Empty if only the inputs of blocks are saved, in `inputs`.
+    blocks: Vec<BlockSaved>,
+    /// The inputs of the blocks, in host memory.
+    inputs: Vec<Tensor>,
+    /// For a stage with the head.
+    norm: Option<NormSaved>,
+}
+
+impl Stage {
+    /// Builds the layers of `span`.
+    pub fn new(build: &mut Builder, config: &DecoderConfig, span: &Span, tables: &RopeTables) -> Result<Stage> {
+        let (c, table) = (config, config.names.embedding);
+        build.description.ignored.clone_from(&c.ignored);
+        let factor = Factor::rounded(build.device, c.channels, c.embedding_scale, build.recipe.compute)?;
+        let embedding = span
+            .embedding
+            .then(|| Embedding::new(build, table, [c.vocabulary, c.channels], c.init_std, factor, Split::Vocabulary))
+            .transpose()?;
+        build.end_unit();
+        let sizes = [c.max_positions, c.channels];
+        let positions = (span.embedding && c.positions == Positions::Learned)
+            .then(|| Embedding::new(build, c.names.positions, sizes, c.init_std, Factor::default(), Split::None))
+            .transpose()?;
+        build.end_unit();
+        let mut blocks = Vec::with_capacity(span.blocks.len());
+        for i in span.blocks.clone() {
+            blocks.push(block(build, c, i, tables)?);
+            build.end_unit();
+        }
+        build.block = None;
+        let head = match span.head {
+            true => {
+                let norm = Norm::new(build, c.names.norm, c.channels, norm_config(c))?;
+                let (channels, std) = (c.channels, c.init_std);
+                let loss = CrossEntropy { soft_cap: c.logit_cap, label_smoothing: c.label_smoothing };
+                let logit_scale = c.logit_scale;
+                let vocabulary = if c.score { 1 } else { c.vocabulary };
+                let weight = match (c.tied, span.embedding) {
+                    _ if c.score => HeadWeight::Score,
+                    (false, _) => HeadWeight::Own,
+                    (true, true) => HeadWeight::Embedding(table),
+                    (true, false) => HeadWeight::Copy(table),
+                };
+                Some(Head::new(build, norm, HeadConfig { vocabulary, channels, std, logit_scale, loss, weight })?)
+            }
+            false => None,
+        };
+        build.end_unit();
+        let offloads = match build.purpose {
+            Purpose::Train(kept) => kept.offload_residuals && kept.recompute.blocks(),
+            Purpose::Infer => false,
+        };
+        let residuals = ResidualBuffers::new(offloads, build.device);
+        let is_tied = c.tied && span.embedding != span.head;
+        Ok(Stage { embedding, positions, blocks, head, is_tied, residuals })
+    }
+
+    /// The weight that embedding and head share, if one of them is in another stage: the embedding's table, or the head's copy of it.
+    pub fn tied_weight_mut(&mut self) -> Option<&mut Param> {
+        let table = self.embedding.as_mut().map(|embedding| &mut embedding.table);
+        table.or(self.head.as_mut().and_then(|head| head.weight.as_mut())).filter(|_| self.is_tied)
+    }
+
+    /// Whether embedding and head share their weight, and one of them is in another stage.
+    pub fn is_tied(&self) -> bool {
+        self.is_tied
+    }
+
+    /// The head's copy of the embedding's table, if that is in another stage.
+    pub fn copy(&self) -> Option<&Param> {
+        self.head.as_ref().and_then(|head| head.weight.as_ref()).filter(|_| self.is_tied)
+    }
+
+    /// Its blocks.
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// Forward of a micro-batch, from I32 token ids `[T]` if the stage has the embedding, else from activations `[T, C]`. Returns
+    /// activations `[T, C]`, normalised if the stage has the head.
+    pub fn forward(
+        &mut self,
+        x: &Tensor,
+        context: &mut Context,
+        units: &mut dyn Units,
+    ) -> Result<(Tensor, StageSaved)> {
+        let ids = self.embedding.is_some().then(|| x.clone());
+        let mut x = self.embed(x, context, units)?;
+        let mut inputs = self.residuals.take(self.blocks.len(), &x)?;
+        let (mut blocks, mut leaving) = (Vec::with_capacity(self.blocks.len()), HostTransfer::default());
+        forward_blocks(&self.blocks, context, units, |i, block, context| {
+            let input = x.clone();
+            if let Some(buffer) = inputs.get_mut(i) {
+                std::mem::replace(&mut leaving, HostTransfer::store(input.clone(), buffer)?).wait()?;
+                x = block.forward(&input, context)?.0;
+            } else {
+                let saved;
+                (x, saved) = block.forward(&input, context)?;
+                blocks.push(saved);
+            }
+            Ok(())
+        })?;
+        leaving.wait()?;
+        let mut norm = None;
+        if let Some(head) = &self.head {
+            let (normed, saved) = head.normalise(&x, context)?;
+            (x, norm) = (normed, Some(saved));
+        }
+        Ok((x, StageSaved { ids, blocks, inputs, norm }))
+    }
+
+    /// Forward without backward: evaluation, or inference with a cache.
+    pub fn forward_only(&self, x: &Tensor, context: &mut Context, units: &mut dyn Units) -> Result<Tensor> {
+        let mut x = self.embed(x, context, units)?;
+        forward_blocks(&self.blocks, context, units, |_, block, context| {
+            x = block.forward(&x, context)?.0;
+            Ok(())
+        })?;
+        match &self.head {
+            Some(head) => Ok(head.normalise(&x, context)?.0),
+            None => Ok(x),
+        }
+    }
+
+    /// The rows of the embedding, if the stage has one, plus learned positions.
+    fn embed(&self, x: &Tensor, context: &Context, units: &mut dyn Units) -> Result<Tensor> {
+        let Some(embedding) = &self.embedding else { return Ok(x.clone()) };
+        let x = embedding.forward(x, &fetch(&embedding.table, Direction::Forward, units)?, &context.casts)?;
+        let Some(positions) = &self.positions else { return Ok(x) };
+        let loan = fetch(&positions.table, Direction::Forward, units)?;
+        Ok(add(&x, &positions.forward(&context.sequences.positions, &loan, &context.casts)?)?)
+    }
+
+    /// The weight of the head, of a stage that ends with it.
+    fn head_weight_mut(&mut self) -> Option<&mut Param> {
+        let weight = self.head.as_mut()?.weight.as_mut();
+        weight.or(self.embedding.as_mut().map(|embedding| &mut embedding.table))
+    }
+
+    /// What the head computes, of a stage that ends with it.
+    pub fn output(&self) -> Option<HeadOutput> {
+        self.head.as_ref().map(|head| head.output)
+    }
+
+    /// The weight of the head, `[V, C]`, of a stage that ends with it.
+    pub fn head_weight(&self) -> Option<&Param> {
+        let weight = self.head.as_ref()?.weight.as_ref();
+        weight.or(self.embedding.as_ref().map(|embedding| &embedding.table))
+    }
+
+    /// Losses `[T]` of I32 `targets` `[T]` after `normed` from [`Stage::forward`], and the gradient of `Σ scale · losses` by it, as
+    /// [`Head::losses_and_gradient`]; adds to the gradient of the head. `None` for a stage without the head. `ranks` divide the tensors of layers.
+    pub fn losses_and_gradient(
+        &mut self,
+        normed: &Tensor,
+        targets: &Tensor,
+        scale: &Tensor,
+        ranks: &dyn LayerRanks,
+        units: &mut dyn Units,
+    ) -> Result<Option<(Tensor, Tensor)>> {
+        let (Some(output), Some(weight)) = (self.output(), self.head_weight_mut()) else { return Ok(None) };
+        let loan = fetch(weight, Direction::Backward, units)?;
+        units.begin_gradients(&mut [&mut *weight])?;
+        Head::losses_and_gradient(normed, weight, &loan, targets, scale, output, ranks).map(Some)
+    }
+
+    /// Backward of a micro-batch, from the gradient `dy` `[T, C]` by the result of forward: adds to the gradients of all parameters, and
+    /// returns the gradient by the input of forward, or `None` if that was token ids. If the context defers products,
+    /// [`Stage::wgrads`] computes them.
+    pub fn backward(
+        &mut self,
+        dy: Tensor,
+        saved: StageSaved,
+        context: &mut Context,
+        units: &mut dyn Units,
+    ) -> Result<Option<Tensor>> {
+        let StageSaved { ids, mut blocks, inputs, norm } = saved;
+        let dy = match (&mut self.head, norm) {
+            (Some(head), Some(saved)) => {
+                let dy = head.normalise_backward(&dy, saved)?;
+                units.end_gradients(&mut head.parameters_mut())?;
+                dy
+            }
+            _ => dy,
+        };
+        let mut dx = Some(ResidualGradient::from(dy));
+        // The preceding block casts the gradient by its output first.
+        let readers: Vec<_> = self.blocks.iter().map(Block::gradient).collect();
+        backward_blocks(&mut self.blocks, &inputs, context, units, |i, block, input, context, units| {
+            let saved = match input {
+                Some(input) => BlockSaved::Input(input),
+                None => blocks.pop().expect("forward has saved something for each block"),
+            };
+            let next = i.checked_sub(1).map_or(OperandCast::NONE, |before| readers[before]);
+            let dy = dx.take().expect("each block leaves one");
+            units.begin_gradients(&mut parameters_of(block))?;
+            dx = Some(block.backward(dy, saved, &next, context)?);
+            match context.deferred {
+                Some(_) => Ok(()),
+                None => units.end_gradients(&mut parameters_of(block)),
+            }
+        })?;
+        self.residuals.give_back(inputs);
+        let dx = dx.expect("as above").value;
+        match (&mut self.embedding, ids) {
+            (Some(embedding), Some(ids)) => {
+                let learned = self.positions.as_mut().map(|positions| (positions, &context.sequences.positions));
+                for (embedding, ids) in [Some((embedding, &ids)), learned].into_iter().flatten() {
+                    units.begin_gradients(&mut [&mut embedding.table])?;
+                    embedding.backward(&dx, ids, &context.casts)?;
+                    units.end_gradients(&mut [&mut embedding.table])?;
+                }
+                Ok(None)
+            }
+            _ => Ok(Some(dx)),
+        }
+    }
+
+    /// Adds the products that a backward has deferred to the gradients of the weights.
+    pub fn wgrads(&mut self, deferred: DeferredWgrads, units: &mut dyn Units) -> Result<()> {
+        let mut products = deferred.0.into_iter().peekable();
+        for block in self.blocks.iter_mut().rev() {
+            let mut params = parameters_of(block);
+            while let Some(product) =
+                products.next_if(|product| params.iter().any(|param| param.id() == product.weight))
+            {
+                let weight = params.iter_mut().find(|param| param.id() == product.weight).expect("found above");
+                weight.add_wgrad(product.product()?)?;
+            }
+            units.end_gradients(&mut params)?;
+        }
+        assert!(products.next().is_none(), "backward defers products of the blocks in its order");
+        Ok(())
+    }
+
+    /// All parameters, always in the same order.
+    pub fn parameters_mut(&mut self) -> Vec<&mut Param> {
+        self.units_mut().into_iter().flatten().collect()
+    }
+
+    /// Calls `visit` for each linear of the blocks that can have an adapter, always in the same order.
+    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        self.blocks.iter_mut().for_each(|block| block.linears_mut(visit));
+    }
+
+    /// Whether forward of the blocks reads only stored weights and codes.
+    pub fn blocks_are_stored(&self) -> bool {
+        let mut are_stored = true;
+        self.blocks.iter().for_each(|block| block.parameters(&mut |param| are_stored &= param.is_stored()));
+        are_stored
+    }
+
+    /// The parameters of each unit: the embedding, learned positions, each block, the last norm and the head.
+    pub fn units_mut(&mut self) -> Vec<Vec<&mut Param>> {
+        let embedding =
+            self.embedding.iter_mut().chain(&mut self.positions).map(|embedding| vec![&mut embedding.table]);
+        let head = self.head.iter_mut().map(Head::parameters_mut);
+        embedding.chain(self.blocks.iter_mut().map(parameters_of)).chain(head).collect()
+    }
+}
+
+/// The weight of a unit that is one matrix.
+pub(super) fn fetch(weight: &Param, direction: Direction, units: &mut dyn Units) -> Result<Loan> {
+    units.start(&[weight])?;
+    units.fetch(&[weight], direction)
+}
+
+fn parameters_of(block: &mut Block) -> Vec<&mut Param> {
+    let mut all = Vec::new();
+    block.parameters_mut(&mut |param| all.push(param));
+    all
+}
+
+fn block(build: &mut Builder, c: &DecoderConfig, index: usize, tables: &RopeTables) -> Result<Block> {
+    let name = format!("{}.{index}", c.names.blocks);
+    build.block = Some((index, c.layers));
+    let attention = AttentionConfig {
+        channels: c.channels,
+        heads: c.heads,
+        kv_heads: c.kv_heads,
+        head_dim: c.head_dim,
+        qk_norm: c.qk_norm.map(|scope| QkNorm { kind: c.norm, scope, eps: c.norm_eps }),
+        qkv_bias: c.qkv_bias,
+        output_bias: c.output_bias,
+        sinks: c.sinks,
+        window: c.window_at(index),
+        soft_cap: c.score_cap,
+        scale: c.attention_scale,
+        pairs: if let Positions::Rotary(pairs) = c.positions { pairs } else { RopePairs::Halves },
+        names: c.names,
+        std: c.init_std,
+    };
+    let (activation, bias, names, std) = (c.activation, c.mlp_bias, c.names, c.init_std);
+    let mlp_config = MlpConfig { channels: c.channels, hidden: c.hidden, activation, bias, names, std };
+    let norm = |build: &mut Builder, part: &str| {
+        let norm = || Norm::new(build, &format!("{name}.{part}"), c.channels, norm_config(c));
+        (!part.is_empty()).then(norm).transpose()
+    };
+    let factor = Factor::new(build.device, c.channels, c.residual_scale)?;
+    let finish = |build: &mut Builder, branch: Branch, after: &str| -> Result<Branch> {
+        let branch = branch.multiplied(factor.clone());
+        Ok(match norm(build, after)? {
+            Some(after) => branch.normalised(after),
+            None => branch,
+        })
+    };
+    let (attention_norm, mlp) = (norm(build, names.attention_norm)?, format!("{name}.{}", names.mlp));
+    let table = tables.at(c, index);
+    let of_attention = format!("{name}.{}", names.attention);
+    let attention = match (c.latent, table) {
+        (Some(sizes), Some(table)) => {
+            let AttentionConfig { channels, heads, scale, pairs, output_bias: bias, .. } = attention;
+            let config = LatentAttentionConfig { channels, heads, sizes, bias, scale, pairs, names, std };
+            Branch::new(attention_norm, LatentAttention::new(build, &of_attention, config, table)?)
+        }
+        (_, table) => {
+            let attention = Attention::new(build, &of_attention, attention, table, None)?;
+            if c.parallel {
+                let mlp = Mlp::new(build, &mlp, mlp_config, Some(attention.input()))?;
+                let branch = Branch::new(attention_norm, attention).and(mlp);
+                return Ok(Block::new(name.clone(), vec![finish(build, branch, names.attention_post_norm)?]));
+            }
+            Branch::new(attention_norm, attention)
+        }
+    };
+    let attention = finish(build, attention, names.attention_post_norm)?;
+    let mlp_norm = norm(build, names.mlp_norm)?;
+    let branch = match c.experts_at(index) {
+        Some(experts) => {
+            let config = MixtureConfig { channels: c.channels, experts, activation, names, std };
+            Branch::new(mlp_norm, MixtureOfExperts::new(build, &mlp, config)?)
+        }
+        None => Branch::new(mlp_norm, Mlp::new(build, &mlp, mlp_config, None)?),
+    };
+    let mlp = finish(build, branch, names.mlp_post_norm)?;
+    Ok(Block::new(name, vec![attention, mlp]))
+}
+
+fn norm_config(c: &DecoderConfig) -> NormConfig {
+    NormConfig { kind: c.norm, bias: c.norm_bias, eps: c.norm_eps }
+}

@@ -1,0 +1,110 @@
+//! Forward and backward of a stage in two precisions, block by block: the gradients of a block are compared and dropped before the next
+//! block runs, so no second set of gradients is kept.
+
+use super::{Stage, parameters_of};
+use crate::layers::{BlockSaved, NormSaved, OperandCast};
+use crate::prefetch::{backward_blocks, forward_blocks};
+use ottava_common::error::Result;
+use ottava_recipe::context::Context;
+use ottava_recipe::mode::{Mode, StepPrecision};
+use ottava_recipe::operand::ResidualGradient;
+use ottava_recipe::param::{Grad, Units};
+use ottava_recipe::recompute::{Recompute, SavedActivations};
+use ottava_recipe::scaling::Quantity;
+use ottava_tensor::Tensor;
+
+/// What a stage saves from forward to backward.
+pub struct ComparedSaved {
+    blocks: Vec<[BlockSaved; 2]>,
+    norms: Vec<NormSaved>,
+}
+
+/// The context of each of the two passes. By the recipe, blocks save what they save in a step. In the compute type, and in passes that are
+/// repeated, they save their inputs alone, which takes less memory, and backward recomputes them.
+fn of_pass<'a>(context: &'a mut Context, pass: usize) -> Context<'a> {
+    let probe = context.casts.probe();
+    let precision = probe.precisions()[pass];
+    let (recompute, saved_activations) = match precision == StepPrecision::Recipe && !probe.repeats() {
+        true => (context.recompute, context.saved_activations),
+        false => (Recompute::Full, SavedActivations::Exact),
+    };
+    let mode = Mode { precision, ..context.mode() };
+    let casts = context.casts.in_mode(mode);
+    Context { casts, recompute, saved_activations, paged: None, deferred: None, ..*context }
+}
+
+impl Stage {
+    /// [`Stage::forward`] from `x` in both precisions, comparing the outputs of each block.
+    pub fn compare_forward(
+        &mut self,
+        x: &[Tensor; 2],
+        context: &mut Context,
+        units: &mut dyn Units,
+    ) -> Result<([Tensor; 2], ComparedSaved)> {
+        let mut x = [self.embed(&x[0], context, units)?, self.embed(&x[1], context, units)?];
+        let mut blocks = Vec::with_capacity(self.blocks.len());
+        forward_blocks(&self.blocks, context, units, |_, block, context| {
+            let (first, by_recipe) = block.forward(&x[0], &mut of_pass(context, 0))?;
+            let (second, high) = block.forward(&x[1], &mut of_pass(context, 1))?;
+            x = [first, second];
+            blocks.push([by_recipe, high]);
+            context.casts.probe().forget_rows();
+            context.casts.probe().compare(block.name(), Quantity::Output, &x[0], &x[1])
+        })?;
+        let mut norms = Vec::new();
+        if let Some(head) = &self.head {
+            for x in &mut x {
+                let (normed, saved) = head.normalise(x, context)?;
+                *x = normed;
+                norms.push(saved);
+            }
+        }
+        Ok((x, ComparedSaved { blocks, norms }))
+    }
+
+    /// [`Stage::backward`] in both precisions, comparing the gradients of each block. All gradients are dropped; that of
+    /// the embedding is not computed.
+    pub fn compare_backward(
+        &mut self,
+        dy: [Tensor; 2],
+        saved: ComparedSaved,
+        context: &mut Context,
+        units: &mut dyn Units,
+    ) -> Result<[Tensor; 2]> {
+        let ComparedSaved { mut blocks, norms } = saved;
+        let mut dx = dy;
+        if let Some(head) = &mut self.head {
+            for (dx, saved) in dx.iter_mut().zip(norms) {
+                *dx = head.normalise_backward(dx, saved)?;
+            }
+            head.parameters_mut().into_iter().for_each(|param| param.gradient.clear());
+        }
+        if let Some(weight) = self.head_weight_mut() {
+            weight.gradient.clear();
+        }
+        backward_blocks(&mut self.blocks, &[], context, units, |_, block, _, context, _| {
+            let saved = blocks.pop().expect("forward has saved what each block needs");
+            let mut gradients: Vec<Vec<Option<Grad>>> = Vec::new();
+            for (pass, (dx, saved)) in dx.iter_mut().zip(saved).enumerate() {
+                let dy = ResidualGradient::from(dx.clone());
+                *dx = block.backward(dy, saved, &OperandCast::NONE, &mut of_pass(context, pass))?.value;
+                gradients.push(parameters_of(block).into_iter().map(|param| param.gradient.take()).collect());
+            }
+            let (second, first) = (gradients.pop().expect("two passes"), gradients.pop().expect("two passes"));
+            // In the order of backward.
+            for ((param, first), second) in parameters_of(block).into_iter().zip(first).zip(second).rev() {
+                if let (Some(first), Some(second)) = (first, second) {
+                    context.casts.probe().compare(
+                        param.name(),
+                        Quantity::Gradient,
+                        &first.values()?,
+                        &second.values()?,
+                    )?;
+                }
+            }
+            context.casts.probe().forget_rows();
+            context.casts.probe().compare(block.name(), Quantity::GradInput, &dx[0], &dx[1])
+        })?;
+        Ok(dx)
+    }
+}

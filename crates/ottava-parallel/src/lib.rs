@@ -1,0 +1,72 @@
+//! Training on several ranks.
+//!
+//! Ranks are visible in few places. This folder implements data parallelism, ZeRO and pipelines, `TrainStep` calls it, `Trainer` asks it which rank
+//! writes files, and each rank writes its part of a checkpoint. Layers, models and optimizers are written for one process: a pass gets the weights
+//! of a unit from `Units` (`param/unit.rs`) and reports the gradients that it has computed to `Units`, and a `Param` may hold only a slice of its
+//! master weights and moments.
+//!
+//! | question | files |
+//! |---|---|
+//! | which ranks there are, and which of them share a tensor | `ranks.rs`, `layer_axes.rs` |
+//! | what each rank stores | `slices.rs`, `zero.rs`, `bucket.rs`, `frozen.rs`, `partition.rs`, `load.rs` |
+//! | gathers of weights and reductions of gradients, overlapped with compute | `exchange.rs`, `reduction.rs` |
+//! | pipelines: schedules, stages of equal cost, messages | `schedule.rs`, `spans.rs`, `pipeline.rs`, `sent.rs` |
+//! | maxima of amaxes, norms and casts over ranks | `amaxes.rs`, `norm.rs`, `casts.rs` |
+//! | whole weights and whole matrices of what ranks divide | `whole.rs`, `matrices.rs`, `prepare.rs` |
+//! | checksums of replicas | `replicas.rs` |
+//!
+//! `Ranks` owns the mesh. Decisions that concern all ranks (launches, stops, failures, equal settings) use the group of all ranks. A reduction uses
+//! the ranks that share its tensor, which `Ranks::sharing` returns for `Shared::Gradients`, `Shared::Slices` (of ZeRO), `Shared::Tokens`,
+//! `Shared::Elements` or `Shared::Model`. In this crate, only `ranks.rs` uses the group of all ranks, and only other files of this folder call
+//! collectives of tensors; a test of the project (`tidy`) checks both.
+//!
+//! Each cast slot has an `AmaxGroup` (`scaling/amax_group.rs`), the ranks that share its scale. `Amaxes` computes one maximum per group at the end
+//! of a step. `Partition::compare_replicas` compares the amax and scale of each cast across ranks, so a wrong group is an error that names the
+//! cast.
+//!
+//! Weights that ranks divide are gathered before a block runs, not after the update. A gather in the update would be exposed; a gather before a
+//! block's forward overlaps with compute of the preceding blocks. Stages 1 and 2 keep the gathered weights until the update, and stage 3 frees them
+//! after the block; otherwise all stages run the same code. The embedding and the first block are the exception: no earlier block can hide their
+//! gathers, so the update does them first and gathers them while it updates the rest. Codes are transposed in backward, since only backward reads
+//! the transpose.
+//!
+//! A slice may cut blocks that share a scale. The op `quantize_slice` finds the amaxes of the blocks of a slice, and casts the slice with their
+//! maxima over ranks (`Partition::finish_write`).
+#![forbid(unsafe_code)]
+
+pub mod optim;
+
+mod amaxes;
+mod bucket;
+mod casts;
+mod exchange;
+mod frozen;
+mod layer_axes;
+mod load;
+mod matrices;
+mod norm;
+mod partition;
+mod pipeline;
+mod prepare;
+mod ranks;
+mod reduction;
+mod replicas;
+mod schedule;
+mod sent;
+mod slices;
+mod spans;
+mod tensor;
+mod whole;
+mod zero;
+
+pub use exchange::Exchange;
+pub use layer_axes::LayerAxes;
+pub use partition::{BufferBytes, Partition};
+pub use pipeline::{Messages, Pipeline};
+pub use ranks::{Ranks, Shared};
+pub use reduction::ReduceFormat;
+pub use schedule::{Message, Part, Schedule, ScheduleKind, Task};
+pub use sent::SentActivations;
+pub use slices::{GRANULE, Slices};
+pub use spans::{divide, expect_blocks};
+pub use zero::Zero;

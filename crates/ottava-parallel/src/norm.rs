@@ -1,0 +1,90 @@
+//! The norm of all gradients, over ranks that divide the model.
+//!
+//! `Partition::grad_norm` adds the squares in the order of the model. A tied head has a copy of the embedding's table (`HeadWeight::Copy`), whose
+//! gradient `SumTied` has added before. `tests/promises/parallel/pipeline.rs` compares the bits with one rank.
+
+use crate::optim;
+use crate::pipeline::StagePlaces;
+use crate::{Partition, Shared};
+use ottava_common::error::Result;
+use ottava_models::Decoder;
+use ottava_recipe::param::{Grad, Param, ParamId};
+use ottava_tensor::comm::{Axis, Reduce};
+use ottava_tensor::ops::{Gradient, root_of_sum, sum_of_squares, sums_of_squares};
+use ottava_tensor::{DType, Tensor};
+
+impl Partition {
+    /// The global norm of the reduced gradients of `model`, F32 `[1]`, on all ranks.
+    ///
+    /// Squares are added in F64. Without slices, in the order of the model, so that the number of ranks changes no bit on the CPU.
+    pub fn grad_norm(&self, model: &mut Decoder) -> Result<Tensor> {
+        let divides = self.divides() || self.ranks().group(&[Axis::Tensor, Axis::Expert]).size() > 1;
+        match (divides, self.ranks().pipeline().size()) {
+            (false, 1) => optim::grad_norm(&model.parameters()),
+            (false, _) => self.norm_of_stages(model),
+            (true, _) => self.norm_of_parts(model),
+        }
+    }
+
+    /// Each rank adds the squares of its slices and of its parts of tensors, and the sums are added in the order of the ranks.
+    fn norm_of_parts(&self, model: &mut Decoder) -> Result<Tensor> {
+        let (ranks, copy) = (self.ranks().sharing(Shared::Model), model.copy());
+        let is_first_of_tensors = self.ranks().group(&[Axis::Tensor]).rank() == 0;
+        let mut sums = Tensor::zeros(model.device(), &[ranks.size()], DType::F64)?;
+        let params = model.parameters();
+        // What several ranks have is counted once.
+        let is_first = |param: &Param| self.ranks().replicas(param).rank() == 0;
+        let counts =
+            |param: &&&mut Param| (param.is_sliced() || is_first(param)) && (!param.is_whole() || is_first_of_tensors);
+        let counted: Vec<_> = params.iter().filter(counts).collect();
+        let (replicated, counted): (Vec<_>, Vec<_>) = counted.into_iter().partition(|param| param.has_replicas());
+        let mut pieces = Vec::new();
+        for param in replicated {
+            let Some(grad) = param.gradient.get() else { continue };
+            let grad = grad.values()?;
+            let grad = grad.reshape(&[grad.len()])?;
+            for piece in param.elements_of(|shard| shard.replica.rank == 0) {
+                pieces.push(grad.rows(piece.start, piece.end)?);
+            }
+        }
+        let mut grads = gradients(counted.into_iter().map(|param| &**param), copy);
+        grads.extend(pieces.iter().map(Gradient::Plain));
+        if !grads.is_empty() {
+            sums.copy_from(ranks.rank(), &sum_of_squares(&grads)?)?;
+        }
+        Ok(root_of_sum(&ranks.all_gather("gradient norm", sums)?.wait()?)?)
+    }
+
+    /// Each rank writes the partial sums of its stages into a vector for all stages.
+    fn norm_of_stages(&self, model: &mut Decoder) -> Result<Tensor> {
+        let (device, copy) = (model.device().clone(), model.copy());
+        let stages = model.parameters_by_stage();
+        let of_stage = |params: &Vec<&mut Param>| {
+            let grads = gradients(params.iter().map(|param| &**param), copy);
+            (!grads.is_empty()).then(|| sums_of_squares(&grads)).transpose()
+        };
+        let partial = stages.iter().map(of_stage).collect::<Result<Vec<_>, _>>()?;
+        let mut places = self.norm_places().borrow_mut();
+        let StagePlaces { starts, total } = match &mut *places {
+            Some(places) => places,
+            // The first step, which is not captured.
+            none => {
+                let counts: Vec<usize> = partial.iter().map(|sums| sums.as_ref().map_or(0, Tensor::len)).collect();
+                none.insert(self.ranks().stage_places("partial sums of the norm", &counts)?)
+            }
+        };
+        let mut sums = Tensor::zeros(&device, &[*total], DType::F64)?;
+        for (start, partial) in starts.iter().zip(&partial) {
+            partial.iter().try_for_each(|partial| sums.copy_from(*start, partial))?;
+        }
+        // Other ranks add zeros.
+        let group = self.ranks().group(&[Axis::Pipeline]);
+        Ok(root_of_sum(&group.all_reduce("gradient norm", Reduce::Sum, sums)?.wait()?)?)
+    }
+}
+
+/// The gradients of `params`. The gradient of the head's `copy` of the embedding's table is counted with the table.
+fn gradients<'a>(params: impl Iterator<Item = &'a Param>, copy: Option<ParamId>) -> Vec<Gradient<'a>> {
+    let counted = params.filter(|param| Some(param.id()) != copy);
+    counted.filter_map(|param| param.gradient.get()).map(Grad::read).collect()
+}

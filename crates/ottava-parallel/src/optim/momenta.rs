@@ -1,0 +1,122 @@
+//! The momenta of parameters, and updates along the directions that follow from them: what Muon and Lion share.
+//!
+//! The op `momentum` updates a momentum and writes the direction; the op `descend` updates the weights. Lion runs `momentum` and then `descend`.
+//! Muon runs `newton_schulz` between the two, and delegates all other parameters to an `AdamWOptimizer`.
+
+use super::optimizer::{Per, StateTensor, Updated};
+use ottava_common::error::Result;
+use ottava_recipe::level::States;
+use ottava_recipe::param::Param;
+use ottava_tensor::ops::{
+    DescendParameter, Direction, Momentum, MomentumParameter, MomentumScalars, MomentumStep, descend, descend_amax,
+    momentum, momentum_amax,
+};
+use ottava_tensor::{DType, ExpandedTensor, ScaledTensor, Tensor};
+
+/// Constants of an optimizer with a momentum.
+#[derive(Clone, Copy, Debug)]
+pub struct MomentumConfig {
+    /// Share of the momentum in the direction of an update.
+    pub beta1: f64,
+    /// Decay of the momentum.
+    pub beta2: f64,
+    /// Share of matrices removed per unit of learning rate.
+    pub weight_decay: f64,
+    /// Gradients are clipped to this global norm; 0 turns clipping off.
+    pub max_grad_norm: f64,
+}
+
+/// The momenta of some parameters of a model.
+pub(super) struct Momenta {
+    config: MomentumConfig,
+    rule: Direction,
+    /// By parameter.
+    momenta: Vec<Option<Momentum>>,
+    scalars: MomentumScalars,
+}
+
+impl Momenta {
+    /// Zero momenta for the `chosen` parameters of `params`.
+    pub fn new(
+        config: MomentumConfig,
+        rule: Direction,
+        params: &[&mut Param],
+        chosen: impl Fn(&Param) -> bool,
+    ) -> Result<Momenta> {
+        let of = |param: &&mut Param| chosen(param).then(|| zeros(param)).transpose();
+        let momenta = params.iter().map(of).collect::<Result<_>>()?;
+        let device = params.first().expect("a model has parameters").weights.device();
+        Ok(Momenta { config, rule, momenta, scalars: MomentumScalars::new(device)? })
+    }
+
+    /// Sets the scalars of an update.
+    pub fn begin_step(&mut self, step: u64, learning_rate: f64, gradient_scale: f64) -> Result<()> {
+        let MomentumConfig { beta1, beta2, max_grad_norm: max_norm, .. } = self.config;
+        Ok(self.scalars.set(&MomentumStep { learning_rate, beta1, beta2, step, max_norm, gradient_scale })?)
+    }
+
+    /// The tensors of each parameter's momentum; none of a parameter without one.
+    pub fn states(&mut self) -> impl Iterator<Item = Vec<StateTensor<'_>>> {
+        self.momenta.iter_mut().map(|momentum| momentum.as_mut().map(kept).unwrap_or_default())
+    }
+
+    /// The number of amaxes of a parameter: of master weights and momentum, if one of them has one scale.
+    pub fn amaxes_of(param: &Param) -> usize {
+        if param.formats.has_scales() { 2 } else { 0 }
+    }
+
+    /// The direction of the update of a parameter, BF16 in its update shape. Stores the new momentum, or only raises its amax.
+    pub fn direction(&mut self, updated: &mut Updated, norm: &Tensor, stores: bool) -> Result<Tensor> {
+        let Updated { param, index, amaxes, .. } = updated;
+        let (seed, offset) = (param.seed(), param.slice().start);
+        let mut direction = Tensor::empty(param.weights.device(), &param.update_shape(), DType::BF16)?;
+        let (_, _, grad) = param.for_update(&None)?;
+        let momentum_of = self.momenta[*index].as_mut().expect("a parameter with a momentum");
+        let amaxes = amaxes.as_deref_mut();
+        let parameter =
+            MomentumParameter { momentum: momentum_of, grad, direction: &mut direction, seed, offset, amaxes };
+        match stores {
+            true => momentum(parameter, self.rule, norm, &self.scalars)?,
+            false => momentum_amax(parameter, self.rule, norm, &self.scalars)?,
+        }
+        Ok(direction)
+    }
+
+    /// Moves the weights along `direction`, or only raises their amax.
+    pub fn descend(&self, updated: &mut Updated, direction: &Tensor, norm: &Tensor, stores: bool) -> Result<()> {
+        let Updated { param, amaxes, .. } = updated;
+        let weight_decay = if param.is_matrix() { self.config.weight_decay } else { 0.0 };
+        let (seed, offset) = (param.seed(), param.slice().start);
+        let direction = &direction.reshape(&param.update_shape())?;
+        let (weight, _, _) = param.for_update(&None)?;
+        let parameter =
+            DescendParameter { weight, direction, weight_decay, seed, offset, amaxes: amaxes.as_deref_mut() };
+        match stores {
+            true => descend(parameter, norm, &self.scalars)?,
+            false => descend_amax(parameter, norm, &self.scalars)?,
+        }
+        Ok(())
+    }
+}
+
+fn zeros(param: &Param) -> Result<Momentum> {
+    let (device, shape, memory) = (param.weights.device(), &param.update_shape(), param.states_memory);
+    Ok(match param.formats.states {
+        States::Float32 => Momentum::Plain(Tensor::zeros_in(device, shape, DType::F32, memory)?),
+        States::Bfloat16 => Momentum::Plain(Tensor::zeros_in(device, shape, DType::BF16, memory)?),
+        States::Float8 => Momentum::Scaled(ScaledTensor::zeros(device, shape, DType::E4M3, memory)?),
+        States::Coat => Momentum::Expanded(ExpandedTensor::zeros(device, shape, memory)?),
+    })
+}
+
+fn kept(momentum: &mut Momentum) -> Vec<StateTensor<'_>> {
+    use Per::{Element, Group, Parameter};
+    let kept = match momentum {
+        Momentum::Plain(m) => vec![("momentum", Element, m)],
+        Momentum::Scaled(m) => {
+            vec![("momentum", Element, &mut m.values), ("momentum_scale_inv", Parameter, &mut m.scale_inv)]
+        }
+        Momentum::Expanded(m) => vec![("momentum", Element, &mut m.codes), ("momentum_groups", Group, &mut m.groups)],
+    };
+    kept.into_iter().map(|(kind, per, tensor)| StateTensor { kind, per, tensor }).collect()
+}

@@ -1,0 +1,46 @@
+//! Whole weights of parameters that ranks divide.
+
+use crate::Partition;
+use ottava_common::error::Result;
+use ottava_recipe::param::Param;
+use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::transpose;
+
+impl Partition {
+    /// [`Partition::value`] of a parameter with the shards of all ranks of the tensor and expert axes, as on a single rank. All ranks must call
+    /// it for the same parameters in the same order.
+    pub fn whole_value(&self, param: &Param) -> Result<Tensor> {
+        let (own, place) = (self.value(param)?, self.ranks().place(Axis::Tensor));
+        if param.is_of_experts() {
+            // Experts are in the order of the ranks of expert x tensor.
+            return self.ranks().start_gather(Axis::Expert, param.name(), &own)?.wait();
+        }
+        if !place.is_divided() || param.is_whole() {
+            return Ok(own);
+        }
+        // Columns become rows, which are contiguous.
+        let by_columns = param.shards[0].dim == 1;
+        let own = if by_columns { transpose(&own)? } else { own };
+        let (all, rows) = (self.ranks().start_gather(Axis::Tensor, param.name(), &own)?.wait()?, own.shape()[0]);
+        drop(own);
+        // Fused tensors have several shards.
+        let tensors = || param.shards.chunk_by(|a, b| a.tensor.name == b.tensor.name);
+        let mut shape = all.shape().to_vec();
+        // Fewer than all ranks have together, if several have the same key and value heads.
+        shape[0] = tensors().map(|shards| shards[0].tensor.shape[shards[0].dim]).sum();
+        let (mut whole, mut first, mut at) = (Tensor::empty(all.device(), &shape, all.dtype())?, 0, 0);
+        for shards in tensors() {
+            for shard in shards {
+                let end = at + shard.range.len();
+                for rank in 0..place.ranks {
+                    let part = all.rows(rank * rows + at, rank * rows + end)?;
+                    whole.copy_from(first + shard.first_of(rank, place), &part)?;
+                }
+                at = end;
+            }
+            first += shards[0].tensor.shape[shards[0].dim];
+        }
+        Ok(if by_columns { transpose(&whole)? } else { whole })
+    }
+}

@@ -1,0 +1,98 @@
+//! From which sizes on a linear is faster in FP8 than in BF16.
+
+use crate::{LinearCasts, Scaling};
+use ottava_tensor::Granularity;
+
+/// From which size on FP8 pays: a rule on tokens `T` of a micro-batch, outputs `N` and inputs `K` of a linear, for forward and backward
+/// together. The bounds are powers of two. They agree with all cells of the sweeps in `fp8_pays.csv` (one H200) for delayed scaling; for
+/// the other recipes, they agree with all cells but some whose time is within 8 % of BF16's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fp8Pays {
+    /// `T · N · K` must reach this: below, launches cost more than the products save.
+    product: u128,
+    /// `T · N² · K` must reach this: the fewer outputs share a cast of the input, the larger the product has to be.
+    product_by_outputs: u128,
+}
+
+impl Fp8Pays {
+    /// The rule for these casts: the more passes they make, the larger a linear must be.
+    pub fn for_casts(casts: &LinearCasts) -> Fp8Pays {
+        let powers =
+            |product: u32, by_outputs: u32| Fp8Pays { product: 1 << product, product_by_outputs: 1 << by_outputs };
+        match (casts.input.granularity, casts.input.scaling) {
+            (Granularity::PerTensor, Scaling::Delayed { .. }) => powers(33, 44),
+            (Granularity::PerTensor, Scaling::Current(_)) | (Granularity::PerRow, _) => powers(35, 46),
+            // MX runs on a CPU alone, where it stands for what a GPU would do with blocks.
+            (Granularity::Blocks1x128 | Granularity::Blocks128x128 | Granularity::MixedBlocks | Granularity::Mx, _) => {
+                powers(34, 45)
+            }
+        }
+    }
+
+    /// Whether FP8 is faster.
+    pub fn holds(&self, tokens: usize, outputs: usize, inputs: usize) -> bool {
+        let [t, n, k] = [tokens, outputs, inputs].map(|size| size as u128);
+        t * n * k >= self.product && t * n * n * k >= self.product_by_outputs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Precision, RecipeName};
+
+    const SIZES: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16384];
+    const RECIPES: [RecipeName; 4] =
+        [RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block];
+
+    fn rule(recipe: RecipeName) -> Fp8Pays {
+        let casts = Precision { recipe, ..Precision::default() }.recipe().casts;
+        Fp8Pays::for_casts(&casts.expect("an FP8 recipe"))
+    }
+
+    /// Time in FP8 over time in BF16, with recipe, tokens, outputs and inputs.
+    fn measured() -> Vec<(RecipeName, [usize; 3], f64)> {
+        let mut cells = Vec::new();
+        for line in include_str!("fp8_pays.csv").lines().skip(1) {
+            let fields: Vec<_> = line.split(',').collect();
+            let recipe = RECIPES.into_iter().find(|recipe| recipe.as_str() == fields[0]).expect("a recipe");
+            let [tokens, outputs] = [1, 2].map(|i| fields[i].parse().expect("a size"));
+            for (inputs, ratio) in SIZES.into_iter().zip(&fields[3..]) {
+                cells.push((recipe, [tokens, outputs, inputs], ratio.parse().expect("a ratio")));
+            }
+        }
+        cells
+    }
+
+    #[test]
+    fn the_rules_have_the_measurements_right() {
+        let cells = measured();
+        assert_eq!(cells.len(), 4 * 2 * 36);
+        for (recipe, [tokens, outputs, inputs], ratio) in cells {
+            let close = if recipe == RecipeName::Fp8Delayed { 0.0 } else { 0.08 };
+            let what = format!("{}, {tokens} tokens, {outputs} x {inputs}: {ratio}", recipe.as_str());
+            let right = rule(recipe).holds(tokens, outputs, inputs) == (ratio < 1.0);
+            assert!(right || (ratio - 1.0).abs() <= close + 1e-9, "{what}");
+        }
+        // The corners of tables that are not kept.
+        for (tokens, size, pays) in [(4096, 512, false), (4096, 16384, true), (32768, 512, false), (32768, 16384, true)]
+        {
+            assert_eq!(
+                rule(RecipeName::Fp8Delayed).holds(tokens, size, size),
+                pays,
+                "{tokens} tokens, {size} x {size}"
+            );
+        }
+    }
+
+    #[test]
+    fn more_of_anything_never_stops_paying() {
+        for (rule, t) in RECIPES.into_iter().flat_map(|recipe| SIZES.map(|t| (rule(recipe), t))) {
+            for (n, k) in SIZES.into_iter().flat_map(|n| SIZES.map(|k| (n, k))) {
+                if rule.holds(t, n, k) {
+                    assert!(rule.holds(2 * t, n, k) && rule.holds(t, 2 * n, k) && rule.holds(t, n, 2 * k));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! LoRA as a value: which linears have adapters, and their rank and scale. Hu et al. 2021, arXiv:2106.09685.
+//!
+//! With adapters (`Builder::lora`), all other parameters are frozen, and no gradient of a frozen weight is computed. `Decoder::parameters` leaves
+//! frozen parameters out, so optimizer, ranks and checkpoints never see them, and layers check `Param::is_trained` before they compute a gradient.
+//!
+//! The low-rank product of an adapter is the addend of the linear's own product, in fprop (`Adapter::forward`) and in dgrad (`Adapter::dgrad`), so
+//! the sum is rounded once. An adapter reads operands in the compute type: `OperandCast::for_adapter` keeps the value in addition to the codes
+//! (`View::CodesAndValue`), and `Decision::beside_adapters` keeps wgrad in high precision, so backward gets values. For the parts of a fused
+//! weight, the matrices `A` are stacked, and the matrices `B` form a block-diagonal matrix.
+//!
+//! `AdaptedWeights` (`checkpoint/model.rs`) returns the weights of base and adapter. A model for inference can have several adapters if it is built
+//! with adapters of no linear (`Lora::of_no_linear`): `Decoder::load_adapters` builds each adapter, and `Decoder::exchange_adapters` moves one of
+//! them into the linears. Forward knows of one adapter only.
+//!
+//! To add a variant: `Adapter` (`layers/linear/adapter.rs`), and what the variant changes of a linear's products beside it, as
+//! `layers/linear/magnitudes.rs` for DoRA; `Lora`; keys in `settings/lora.rs`; `adapter_config` in `checkpoint/model.rs`. A layer with linears
+//! implements `Sublayer::linears_mut`.
+
+mod targets;
+#[cfg(test)]
+mod tests;
+
+use ottava_common::error::Result;
+
+pub use targets::{Exceptions, Pattern, Targets, last_name};
+
+/// PEFT's prefix of the name of a linear, and of a tensor that is trained and saved beside adapters.
+pub const PEFT_PREFIX: &str = "base_model.model.";
+
+/// The end of the name of the magnitudes of an adapter.
+pub const MAGNITUDE: &str = "lora_magnitude_vector";
+
+/// Adapters beside the linears of a model: `y = x · Wᵀ + scale · (x · Aᵀ) · Bᵀ` with `A` `[r, K]` and `B` `[N, r]`, under the names
+/// and with the meaning of PEFT; with `use_dora`, each output is also multiplied by its magnitude over the norm of its row of
+/// `W + scale · B · A`. Everything else is frozen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lora {
+    /// Rank of the adapters.
+    pub r: usize,
+    /// Numerator of the scale.
+    pub alpha: f64,
+    /// Whether the scale is `alpha / sqrt(r)` (Kalajdzievski 2023, arXiv:2312.03732), instead of `alpha / r`.
+    pub use_rslora: bool,
+    /// Whether adapters also have magnitudes (DoRA: Liu et al. 2024, arXiv:2402.09353).
+    pub use_dora: bool,
+    /// The linears that have adapters.
+    pub targets: Targets,
+    /// The linears and layers that have none of them, or another rank or factor.
+    pub exceptions: Exceptions,
+}
+
+impl Default for Lora {
+    /// PEFT's defaults, of all linears.
+    fn default() -> Lora {
+        let (targets, exceptions) = (Targets::AllLinear, Exceptions::default());
+        Lora { r: 8, alpha: 8.0, use_rslora: false, use_dora: false, targets, exceptions }
+    }
+}
+
+impl Lora {
+    /// Adapters of no linear, for a model that is built as beside adapters, and gets them later.
+    pub fn of_no_linear() -> Lora {
+        Lora { r: 1, alpha: 1.0, targets: Targets::NONE, ..Lora::default() }
+    }
+
+    /// Whether the linear called `linear` has an adapter.
+    pub fn has(&self, linear: &str) -> bool {
+        let is_target = match &self.targets {
+            // A whole name is one of a single layer.
+            Targets::Names(names) if names.iter().any(|name| name == linear) => true,
+            targets => targets.names(linear) && self.exceptions.has_layer(linear),
+        };
+        is_target && !self.exceptions.exclude.names(linear)
+    }
+
+    /// The rank of the adapter of `linear`.
+    pub fn rank(&self, linear: &str) -> usize {
+        Exceptions::of(&self.exceptions.ranks, linear).unwrap_or(self.r)
+    }
+
+    /// The factor of the product of `A` and `B` of `linear`.
+    pub fn scale(&self, linear: &str) -> f64 {
+        let (alpha, r) = (Exceptions::of(&self.exceptions.alphas, linear), self.rank(linear) as f64);
+        alpha.unwrap_or(self.alpha) / if self.use_rslora { r.sqrt() } else { r }
+    }
+
+    /// Checks the targets against the names of all linears of a model.
+    ///
+    /// Errors with [`Error::Config`](ottava_common::Error::Config) that lists the linears when a target is none of them.
+    pub fn check<'a>(&self, linears: impl Iterator<Item = &'a String>) -> Result<()> {
+        let linears: Vec<&String> = linears.collect();
+        let known = || targets::last_names(linears.iter().copied());
+        if let Some(problem) = self.targets.problem(&linears) {
+            return Err(targets::error(&problem, &known()));
+        }
+        if let Some(problem) = self.exceptions.problem(&linears) {
+            return Err(ottava_common::Error::Config(problem));
+        }
+        let is_empty = matches!(&self.targets, Targets::Names(names) if names.is_empty());
+        match is_empty || linears.iter().any(|linear| self.has(linear)) {
+            true => Ok(()),
+            false => Err(targets::error("no linear of this model's blocks is left as a target", &known())),
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Which linears have adapters: names, patterns and layers, with the meaning of PEFT.
+
+use fancy_regex::Regex;
+use ottava_common::error::{Error, Result};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The word for all linears of the blocks.
+pub(super) const ALL_LINEAR: &str = "all-linear";
+
+/// Which linears have adapters.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Targets {
+    /// All of the blocks: `"all-linear"`.
+    AllLinear,
+    /// Linears with one of these names, or whose names end in a dot and one of these: `["q_proj", "v_proj"]`.
+    Names(Vec<String>),
+    /// Linears whose whole names match a regular expression.
+    Pattern(Pattern),
+}
+
+/// A regular expression, of Python's syntax.
+#[derive(Clone, Debug)]
+pub struct Pattern {
+    text: String,
+    regex: Regex,
+}
+
+impl Pattern {
+    /// A pattern that matches whole names.
+    ///
+    /// Errors with a sentence when `text` is no regular expression.
+    pub fn new(text: &str) -> Result<Pattern, String> {
+        Pattern::of(text, &format!(r"\A(?:{text})\z"))
+    }
+
+    /// A pattern that matches names which are `text`, or end in a dot and `text`, as the keys of `rank_pattern` do.
+    ///
+    /// Errors as [`Pattern::new`].
+    fn of_ending(text: &str) -> Result<Pattern, String> {
+        Pattern::of(text, &format!(r"\A(?:.*\.)?(?:{text})\z"))
+    }
+
+    fn of(text: &str, whole: &str) -> Result<Pattern, String> {
+        let regex = Regex::new(whole).map_err(|error| format!("\"{text}\" is no regular expression: {error}"))?;
+        Ok(Pattern { text: text.into(), regex })
+    }
+
+    /// The expression.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether `name` matches. A match that takes too many steps is none, which [`Targets::check`] refuses.
+    fn matches(&self, name: &str) -> bool {
+        self.regex.is_match(name).unwrap_or(false)
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Pattern) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Targets {
+    /// No linear.
+    pub const NONE: Targets = Targets::Names(Vec::new());
+
+    /// Whether the linear called `linear` is one of them.
+    pub fn names(&self, linear: &str) -> bool {
+        match self {
+            Targets::AllLinear => true,
+            Targets::Names(targets) => targets.iter().any(|target| names_it(target, linear)),
+            Targets::Pattern(pattern) => pattern.matches(linear),
+        }
+    }
+
+    /// A sentence when a target is none of the linears of a model, or a pattern cannot be matched.
+    pub(super) fn problem(&self, linears: &[&String]) -> Option<String> {
+        match self {
+            Targets::AllLinear => None,
+            Targets::Names(targets) => {
+                let unknown = targets.iter().find(|target| !linears.iter().any(|linear| names_it(target, linear)))?;
+                Some(format!("`{unknown}` is no linear of this model's blocks"))
+            }
+            Targets::Pattern(Pattern { text, regex }) => {
+                let matches = |linear: &&String| regex.is_match(linear);
+                match linears.iter().map(matches).collect::<Result<Vec<bool>, _>>() {
+                    Err(error) => Some(format!("\"{text}\" cannot be matched: {error}; simplify it")),
+                    Ok(found) if !found.contains(&true) => {
+                        Some(format!("\"{text}\" matches the whole name of no linear of this model's blocks"))
+                    }
+                    Ok(_) => None,
+                }
+            }
+        }
+    }
+}
+
+/// What PEFT's settings say of single linears and layers beside `target_modules`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exceptions {
+    /// The linears among the targets that have no adapters: `exclude_modules`.
+    pub exclude: Targets,
+    /// The layers whose linears have adapters, if the targets are names; empty for all: `layers_to_transform`.
+    pub layers: Vec<usize>,
+    /// The names before the numbers of layers; empty for any: `layers_pattern`.
+    pub layers_pattern: Vec<String>,
+    /// Ranks of linears, by patterns of the ends of their names: `rank_pattern`.
+    pub ranks: BTreeMap<String, usize>,
+    /// `alpha` of linears, by such patterns: `alpha_pattern`.
+    pub alphas: BTreeMap<String, f64>,
+}
+
+impl Default for Exceptions {
+    /// None.
+    fn default() -> Exceptions {
+        Exceptions {
+            exclude: Targets::NONE,
+            layers: Vec::new(),
+            layers_pattern: Vec::new(),
+            ranks: BTreeMap::new(),
+            alphas: BTreeMap::new(),
+        }
+    }
+}
+
+impl Exceptions {
+    /// Whether `linear` is in one of the layers.
+    pub(super) fn has_layer(&self, linear: &str) -> bool {
+        self.layers.is_empty() || self.layer_of(linear).is_some_and(|layer| self.layers.contains(&layer))
+    }
+
+    /// The first number in a name that follows two names, or one of `layers_pattern` if there are any.
+    fn layer_of(&self, linear: &str) -> Option<usize> {
+        let any = [r".*?\.[^.]*".to_string()];
+        let before: Vec<String> = self.layers_pattern.iter().map(|text| format!(r"(?:.*?\.)?(?:{text})")).collect();
+        let before = if before.is_empty() { &any[..] } else { &before };
+        before.iter().find_map(|before| {
+            let regex = Regex::new(&format!(r"\A{before}\.(\d+)\.")).ok()?;
+            regex.captures(linear).ok().flatten()?.get(1)?.as_str().parse().ok()
+        })
+    }
+
+    /// The value of the pattern that `linear` matches.
+    pub(super) fn of<T: Copy>(patterns: &BTreeMap<String, T>, linear: &str) -> Option<T> {
+        let matches = |text: &str| Pattern::of_ending(text).is_ok_and(|pattern| pattern.matches(linear));
+        patterns.iter().find(|(text, _)| matches(text)).map(|(_, value)| *value)
+    }
+
+    /// A sentence when a pattern is none, or two of them match a linear and differ: PEFT takes the first of the file.
+    pub(super) fn problem(&self, linears: &[&String]) -> Option<String> {
+        let ranks = self.ranks.iter().map(|(text, rank)| (text.clone(), *rank as f64)).collect();
+        for (key, patterns) in [("rank_pattern", &ranks), ("alpha_pattern", &self.alphas)] {
+            let mut compiled = Vec::new();
+            for (text, value) in patterns {
+                match Pattern::of_ending(text) {
+                    Ok(pattern) => compiled.push((pattern, *value)),
+                    Err(problem) => return Some(format!("`{key}`: {problem}")),
+                }
+            }
+            for linear in linears {
+                let mut found = compiled.iter().filter(|(pattern, _)| pattern.matches(linear));
+                if let (Some((first, one)), Some((second, other))) = (found.next(), found.next())
+                    && one != other
+                {
+                    let (first, second) = (first.text(), second.text());
+                    return Some(format!("`{key}`: `{first}` and `{second}` both match `{linear}`; leave one"));
+                }
+            }
+        }
+        if let Some((text, rank)) = self.ranks.iter().find(|(_, rank)| **rank == 0 || **rank > 1 << 24) {
+            return Some(format!("`rank_pattern`: the rank of `{text}` is {rank}"));
+        }
+        if let Some(text) = self.layers_pattern.iter().find(|text| Pattern::new(text).is_err()) {
+            return Some(format!("`layers_pattern`: \"{text}\" is no regular expression"));
+        }
+        (self.exclude == Targets::AllLinear).then(|| "`exclude_modules` excludes all linears".into())
+    }
+}
+
+fn names_it(target: &str, linear: &str) -> bool {
+    linear.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// The part of a name after its last dot.
+pub fn last_name(linear: &str) -> &str {
+    linear.rsplit('.').next().unwrap_or(linear)
+}
+
+/// The last parts of the names of `linears`, as an error lists them.
+pub(super) fn last_names<'a>(linears: impl Iterator<Item = &'a String>) -> String {
+    let known: BTreeSet<&str> = linears.map(|linear| last_name(linear)).collect();
+    known.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+impl Serialize for Targets {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Targets::AllLinear => ALL_LINEAR.serialize(to),
+            Targets::Names(names) => names.serialize(to),
+            Targets::Pattern(pattern) => pattern.text().serialize(to),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Targets {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Targets, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "\"all-linear\", a list of names of linears, or a regular expression")]
+        enum Written {
+            Word(String),
+            Names(Vec<String>),
+        }
+        match Written::deserialize(from)? {
+            Written::Word(word) if word.eq_ignore_ascii_case(ALL_LINEAR) => Ok(Targets::AllLinear),
+            Written::Word(word) => Pattern::new(&word).map(Targets::Pattern).map_err(serde::de::Error::custom),
+            Written::Names(names) => Ok(Targets::Names(names)),
+        }
+    }
+}
+
+/// The error of targets that a model does not have; `known` lists its linears.
+pub(super) fn error(problem: &str, known: &str) -> Error {
+    Error::Config(format!(
+        "`target_modules`: {problem}, which are {known}; name some of them, or write \"{ALL_LINEAR}\""
+    ))
+}

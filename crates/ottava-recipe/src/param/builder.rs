@@ -1,0 +1,217 @@
+//! The context in which layers are built and record themselves.
+
+use super::description::Description;
+use super::id::{ParamId, UnitId};
+use super::shard::{FolderLayout, FolderTensor, Shard, Split};
+use crate::Recipe;
+use crate::layer_ranks::{LayerRanks, ShardPlace};
+use crate::level::{Formats, Level, Share};
+use crate::lora::Lora;
+use crate::recompute::{Recompute, SavedActivations};
+use crate::scaling::Slots;
+use ottava_common::error::{Error, Result};
+use ottava_tensor::comm::Axis;
+use ottava_tensor::{Device, Granularity, Tensor};
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Initial values of a parameter without a model folder.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Normal with mean 0 and this standard deviation.
+    Normal(f32),
+    /// All zero.
+    Zeros,
+    /// All one.
+    Ones,
+    /// Uniform between this bound and its negative.
+    Uniform(f32),
+    /// For the magnitudes of an adapter, the norms of the rows of the weight beside it.
+    RowNorms {
+        /// Columns of the weight.
+        columns: usize,
+        /// How a folder stores it.
+        layout: FolderLayout,
+        /// Standard deviation of its initial values.
+        std: f32,
+    },
+}
+
+/// What a source has of a weight as codes whose scales have a granularity that was asked for.
+pub enum FolderCodes {
+    /// The weight is not in FP8.
+    None,
+    /// Its scales have another granularity, or it is stored in another layout.
+    Other,
+    /// Codes of the whole tensor, and their inverse scales, row by row.
+    Codes {
+        /// E4M3 `[R, C]`, finite, on any device.
+        codes: Tensor,
+        /// One for the tensor, for each row, or for each 128x128 block.
+        scale_inv: Vec<f32>,
+    },
+}
+
+/// A source of weights; each process reads the elements that it stores.
+pub trait WeightSource {
+    /// The values of `elements` of the flat `tensor`, `[n]` in F32, F16 or BF16, on any device; a source of random weights follows `init`.
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor>;
+
+    /// The codes of the whole `tensor` in FP8, if the source has it so with scales of this `granularity`.
+    fn codes(&mut self, _tensor: &FolderTensor, _granularity: Granularity) -> Result<FolderCodes> {
+        Ok(FolderCodes::None)
+    }
+
+    /// Errors if a source of fixed tensors lacks `tensor`, which another process reads.
+    fn expect(&mut self, _tensor: &FolderTensor) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The purpose of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Training, with this memory policy.
+    Train(MemoryPolicy),
+    /// Inference: only weights are stored.
+    Infer,
+}
+
+/// The memory policy of training: what is stored, in which format and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPolicy {
+    /// Formats of master weights, gradients and moments.
+    pub formats: Formats,
+    /// Whether FP8 codes of weights are stored between updates. Otherwise each product casts the weight that it reads.
+    pub weight_codes: bool,
+    /// Whether frozen weights are stored in the compute type in addition to codes, for steps in high precision.
+    pub frozen_values: bool,
+    /// Which activations backward recomputes.
+    pub recompute: Recompute,
+    /// Format of saved inputs of norms and SwiGLU.
+    pub saved_activations: SavedActivations,
+    /// Share of the blocks whose moments and master weights are offloaded.
+    pub offload_optimizer: Share,
+    /// Share of the blocks whose weights are offloaded.
+    pub offload_parameters: Share,
+    /// Whether the inputs of blocks are offloaded; for [`Recompute::Full`].
+    pub offload_residuals: bool,
+}
+
+impl MemoryPolicy {
+    /// Everything stored on the device, in F32.
+    pub const FULL: MemoryPolicy = MemoryPolicy {
+        formats: Level::O0.formats(),
+        weight_codes: true,
+        frozen_values: true,
+        recompute: Recompute::None,
+        saved_activations: SavedActivations::Exact,
+        offload_optimizer: Share::NONE,
+        offload_parameters: Share::NONE,
+        offload_residuals: false,
+    };
+}
+
+impl Purpose {
+    /// Whether backward will run.
+    pub fn trains(self) -> bool {
+        self != Purpose::Infer
+    }
+}
+
+/// The context in which layers are built.
+pub struct Builder<'a> {
+    /// The device of all tensors.
+    pub device: &'a Device,
+    /// The precision of the run.
+    pub recipe: &'a Recipe,
+    /// Training or inference.
+    pub purpose: Purpose,
+    /// The casts of the layers built so far.
+    pub slots: Slots,
+    /// The description of the layers built so far.
+    pub description: Description,
+    /// The biases that follow the loads of routers, by the router's name.
+    pub router_biases: Vec<(String, ParamId)>,
+    /// The index of the current block, and the number of blocks.
+    pub block: Option<(usize, usize)>,
+    /// Adapters of the linears; if set, all other parameters are frozen.
+    pub lora: Option<&'a Lora>,
+    /// The id of the next parameter.
+    next: ParamId,
+}
+
+impl<'a> Builder<'a> {
+    /// A builder without layers.
+    pub fn new(device: &'a Device, recipe: &'a Recipe, purpose: Purpose) -> Builder<'a> {
+        let (slots, description, next) = (Slots::default(), Description::default(), ParamId::default());
+        let router_biases = Vec::new();
+        Builder { device, recipe, purpose, slots, description, router_biases, block: None, lora: None, next }
+    }
+
+    /// For layers whose tensors `ranks` divide.
+    pub fn divided(mut self, ranks: Rc<dyn LayerRanks>) -> Builder<'a> {
+        self.slots.ranks = ranks;
+        self
+    }
+
+    /// This rank's place among the ranks that divide the tensors of layers.
+    pub fn place(&self) -> ShardPlace {
+        self.place_on(Axis::Tensor)
+    }
+
+    /// This rank's place among the ranks of an axis that divides tensors, sequences or experts.
+    pub fn place_on(&self, axis: Axis) -> ShardPlace {
+        self.slots.ranks.place(axis)
+    }
+
+    /// The part of `tensor` that this rank holds if ranks divide it by `split`.
+    pub fn shard(&self, tensor: FolderTensor, split: Split) -> Result<Shard> {
+        let uneven = || self.uneven(&tensor);
+        Shard::new(tensor.clone(), split, self.place()).ok_or_else(uneven)
+    }
+
+    /// The parts of `tensor` that this rank holds if ranks divide each of the `parts` of its rows by `split`: a tensor that a family fuses,
+    /// for example queries, keys and values. One shard if nothing is divided, or without parts. Of each part, as many neighbouring ranks as
+    /// `replicas` says hold the same rows; 1 if it does not say.
+    pub fn shards(
+        &self,
+        tensor: FolderTensor,
+        parts: &[usize],
+        replicas: &[usize],
+        split: Split,
+    ) -> Result<Vec<Shard>> {
+        if split != Split::Output || !self.place().is_divided() {
+            return Ok(vec![self.shard(tensor, split)?]);
+        }
+        let whole = [tensor.shape[0]];
+        let (parts, mut end) = (if parts.len() < 2 { &whole } else { parts }, 0);
+        let part = |(at, rows): (usize, &usize)| {
+            end += rows;
+            let replicas = replicas.get(at).copied().unwrap_or(1);
+            let shard = Shard::within(tensor.clone(), end - rows..end, split, self.place(), replicas);
+            shard.ok_or_else(|| self.uneven(&tensor))
+        };
+        parts.iter().enumerate().map(part).collect()
+    }
+
+    fn uneven(&self, tensor: &FolderTensor) -> Error {
+        let (name, shape, ranks) = (&tensor.name, &tensor.shape, self.place().ranks);
+        Error::Config(format!(
+            "`{name}` of shape {shape:?} cannot be divided evenly among {ranks} tensor-parallel ranks; use fewer ranks (`parallel.tensor`, in inference --gpus or --ranks)"
+        ))
+    }
+
+    /// Ends the unit that the parameters built since the last call belong to, if there are any.
+    pub fn end_unit(&mut self) {
+        if self.next.index > 0 {
+            self.next = ParamId { unit: UnitId(self.next.unit.0 + 1), index: 0 };
+        }
+    }
+
+    pub(super) fn next_id(&mut self) -> ParamId {
+        let id = self.next;
+        self.next.index += 1;
+        id
+    }
+}

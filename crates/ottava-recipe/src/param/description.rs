@@ -1,0 +1,133 @@
+//! The layers of a model, recorded while it is built: the only source of plans, benchmarks and warnings.
+
+use crate::lora::Lora;
+use crate::scaling::AmaxGroup;
+use crate::{Decision, LinearSite, Recipe};
+use ottava_common::error::Result;
+use ottava_tensor::ops::AttentionSpec;
+use std::collections::BTreeMap;
+
+/// The linears of a model with the recipe's decisions, its parameters, and its attention layers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Description {
+    /// The linears of the blocks, in the order in which they were built.
+    pub linears: Vec<(LinearSite, Decision)>,
+    /// The output head: a product too, but never cast.
+    pub head: Option<LinearSite>,
+    /// Names of weights that `high_precision_layers` may match although no recipe casts them.
+    pub fixed: Vec<String>,
+    /// A sentence for each key of `config.json` that is ignored.
+    pub ignored: Vec<String>,
+    /// Trained values.
+    pub parameters: usize,
+    /// Frozen values.
+    pub frozen: usize,
+    /// What each attention layer computes, in the order of forward.
+    pub attention: Vec<AttentionSpec>,
+    /// The name of each cast, and the ranks that share its scale.
+    pub casts: Vec<(String, AmaxGroup)>,
+}
+
+/// Floating-point operations per second of whole steps of Llama-2-7B, in FP8 and in BF16, on one H200: assumed for other models.
+pub const STEP_RATES: [f64; 2] = [880e12, 580e12];
+
+/// What the layers of a model cost, in seconds per token of a training step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerCosts {
+    /// Each block.
+    pub blocks: Vec<f64>,
+    /// The head. The embedding has no products.
+    pub head: f64,
+}
+
+/// Twice the average number of keys that a token sees.
+fn keys(window: Option<usize>, seq_len: usize) -> usize {
+    let window = window.unwrap_or(seq_len).min(seq_len);
+    2 * window - window * window / seq_len.max(1)
+}
+
+impl Description {
+    /// Floating-point operations of forward and backward per token, at sequences of `seq_len`: six per weight of a product (four per frozen
+    /// weight, which has no gradient), and causal attention within its window; recomputation and norms are not counted.
+    pub fn flops_per_token(&self, seq_len: usize) -> f64 {
+        let sites = self.linears.iter().map(|(site, _)| site).chain(&self.head);
+        let products: usize = sites.map(|site| site.outputs * site.inputs * site.matrices()[1]).sum();
+        let products = match self.frozen {
+            0 => 6.0 * products as f64,
+            _ => 4.0 * products as f64 + 6.0 * self.parameters as f64,
+        };
+        let attention: usize = self.attention.iter().map(|spec| spec.query_width() * keys(spec.window, seq_len)).sum();
+        products + 6.0 * attention as f64
+    }
+
+    /// The costs of each block and of the head for sequences of `seq_len`, at [`STEP_RATES`]. If blocks are recomputed, they run forward twice.
+    pub fn layer_costs(&self, seq_len: usize, recomputes_blocks: bool) -> LayerCosts {
+        let seconds = |operations: usize, is_fp8: bool| 6.0 * operations as f64 / STEP_RATES[usize::from(!is_fp8)];
+        let attention = |spec: &AttentionSpec| seconds(spec.query_width() * keys(spec.window, seq_len), false);
+        let mut blocks: Vec<f64> = self.attention.iter().map(attention).collect();
+        for (site, decision) in &self.linears {
+            if let Some((block, _)) = site.block {
+                let chosen = site.matrices()[1];
+                blocks[block] += seconds(chosen * site.outputs * site.inputs, decision.fp8.is_some());
+            }
+        }
+        if recomputes_blocks {
+            blocks.iter_mut().for_each(|block| *block *= 4.0 / 3.0);
+        }
+        let head = self.head.as_ref().map_or(0.0, |head| seconds(head.outputs * head.inputs, false));
+        LayerCosts { blocks, head }
+    }
+
+    /// The linears of the first block.
+    pub fn block_linears(&self) -> impl Iterator<Item = &LinearSite> {
+        self.linears.iter().map(|(site, _)| site).filter(|site| site.block.is_some_and(|(block, _)| block == 0))
+    }
+
+    /// The name of the linear that owns the cast of the input of the linear at `site`: itself or, in a block whose `parallel` sublayers
+    /// read one norm, the linear of the first sublayer.
+    pub fn input_owner<'a>(&'a self, site: &'a LinearSite, parallel: bool) -> &'a str {
+        let reads_norm = site.parts.len() > 1;
+        let first = self.linears.iter().map(|(first, _)| first).find(|first| first.block == site.block);
+        first.filter(|_| parallel && reads_norm).map_or(&site.name, |first| &first.name)
+    }
+
+    /// The names of the linears that may have adapters, as a folder has them: all but those of experts.
+    pub fn adaptable(&self) -> impl Iterator<Item = &String> {
+        self.linears.iter().filter(|(site, _)| site.experts.is_none()).flat_map(|(site, _)| &site.parts)
+    }
+
+    /// A sentence for each reason for which `recipe`, if it casts to FP8, leaves linears in high precision.
+    pub fn exceptions(&self, recipe: &Recipe) -> Vec<String> {
+        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+        let decisions = self.linears.iter().map(|(_, decision)| decision);
+        for decision in decisions.filter(|decision| recipe.casts_to_fp8() && decision.fp8.is_none()) {
+            *reasons.entry(&decision.reason).or_default() += 1;
+        }
+        let sentence = |(reason, count): (&str, usize)| {
+            format!("{count} of {} linears stay in {}: {reason}", self.linears.len(), recipe.compute)
+        };
+        reasons.into_iter().map(sentence).collect()
+    }
+
+    /// A sentence if the run that saved `casts` (names of casts) had the same settings but cast another number of linears.
+    pub fn difference(&self, casts: &[String]) -> Option<String> {
+        let saved = casts.iter().filter(|name| name.ends_with(".input")).count();
+        let here = self.linears.iter().filter(|(_, decision)| decision.fp8.is_some()).count();
+        (saved != here).then(|| {
+            format!(
+                "the run that saved the checkpoint cast {saved} of its {} linears to FP8; here {here} are, since `skip_slow_linears` goes by the speed of a GPU",
+                self.linears.len()
+            )
+        })
+    }
+
+    /// Checks the exceptions of `recipe` and the targets of adapters against all linears.
+    ///
+    /// Errors when a pattern or a target matches nothing.
+    pub fn check(&self, recipe: &Recipe, lora: Option<&Lora>) -> Result<()> {
+        if let Some(lora) = lora {
+            lora.check(self.adaptable())?;
+        }
+        recipe.check(self.linears.iter().map(|(site, _)| site), &self.fixed)
+    }
+}

@@ -1,0 +1,243 @@
+//! The gradient of a parameter, and its format between micro-batches.
+
+use super::scopes::GRADIENTS;
+use crate::level::Gradients;
+use ottava_common::error::Result;
+use ottava_tensor::ops::{
+    self, Accumulation, Groups, Operand, gemm_nt_add, gemm_nt_into, grouped_wgrad_add, grouped_wgrad_into, real_type,
+    scaled, unscaled,
+};
+use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
+
+/// A product `a · bᵀ` that is a gradient, or a term of one.
+#[derive(Clone, Copy, Debug)]
+pub struct WgradProduct<'a> {
+    /// The gradient by the output, contracted over its rows.
+    pub a: Operand<'a>,
+    /// The input, contracted over its rows.
+    pub b: Operand<'a>,
+    /// How it is accumulated.
+    pub accumulation: Accumulation,
+    /// The rows of each of the matrices that the parameter stacks; `None` if it is one matrix.
+    pub groups: Option<&'a Groups>,
+}
+
+impl WgradProduct<'_> {
+    /// Overwrites `into`.
+    fn write(self, into: &mut Tensor) -> Result<()> {
+        let WgradProduct { a, b, accumulation, groups } = self;
+        match groups {
+            None => gemm_nt_into(a, b, into, accumulation)?,
+            Some(groups) => grouped_wgrad_into(a, b, groups, into, accumulation)?,
+        }
+        Ok(())
+    }
+
+    /// Adds to `into`.
+    fn add(self, into: &mut Tensor) -> Result<()> {
+        let WgradProduct { a, b, accumulation, groups } = self;
+        match groups {
+            None => gemm_nt_add(a, b, into, accumulation)?,
+            Some(groups) => grouped_wgrad_add(a, b, groups, into, accumulation)?,
+        }
+        Ok(())
+    }
+}
+
+/// The gradient of a parameter, to which backward adds. It takes no memory between the update and the first backward of a step.
+pub struct Gradient {
+    sum: Option<Grad>,
+    format: GradFormat,
+    /// Memory for the next sum: its part of the buffer that ranks reduce.
+    place: Option<Tensor>,
+}
+
+impl Gradient {
+    /// No gradient yet, to be stored in `format`.
+    pub fn new(format: GradFormat) -> Gradient {
+        Gradient { sum: None, format, place: None }
+    }
+
+    /// The sum so far; `None` before the first backward of a step.
+    pub fn get(&self) -> Option<&Grad> {
+        self.sum.as_ref()
+    }
+
+    /// Takes the sum out.
+    pub fn take(&mut self) -> Option<Grad> {
+        self.sum.take()
+    }
+
+    /// Drops the sum, before the first backward of a step.
+    pub fn clear(&mut self) {
+        self.sum = None;
+    }
+
+    /// Replaces the sum, for example by the sum over ranks.
+    pub fn set(&mut self, sum: Grad) {
+        self.sum = Some(sum);
+    }
+
+    /// The type of the gradient if it has no scale.
+    pub fn dtype(&self) -> Option<DType> {
+        match self.format {
+            GradFormat::Plain(dtype) => Some(dtype),
+            GradFormat::Scaled(_) => None,
+        }
+    }
+
+    /// Stores the gradient in the type in which products add to it, because ranks add their gradients before a cast.
+    pub fn keep_sums(&mut self) {
+        self.format = GradFormat::Plain(self.format.sums());
+    }
+
+    /// The next gradient is written to `memory`, which has its shape and type.
+    pub fn place(&mut self, memory: Tensor) {
+        self.place = Some(memory);
+    }
+
+    /// Whether there is a gradient or memory for one.
+    pub fn has_memory(&self) -> bool {
+        self.sum.is_some() || self.place.is_some()
+    }
+
+    /// Zeros to start from, of `shape` on `device`.
+    pub(super) fn zeros(&mut self, device: &Device, shape: &[usize]) -> Result<Tensor> {
+        let _scope = device.scope(GRADIENTS);
+        match self.place.take() {
+            Some(mut place) => {
+                place.fill_zero()?;
+                Ok(place)
+            }
+            None => Ok(Tensor::zeros(device, shape, self.format.sums())?),
+        }
+    }
+
+    /// The sum, or zeros, for a layer's backward to add to.
+    ///
+    /// Panics if it is stored with a scale.
+    pub(super) fn plain_mut(&mut self, device: &Device, shape: &[usize]) -> Result<&mut Tensor> {
+        if self.sum.is_none() {
+            self.sum = Some(Grad::Plain(self.zeros(device, shape)?));
+        }
+        match &mut self.sum {
+            Some(Grad::Plain(grad)) => Ok(grad),
+            _ => unreachable!("only gradients that are products have scales"),
+        }
+    }
+
+    /// Adds a product of `shape`; the first product of a step overwrites the memory.
+    pub(super) fn add_product(&mut self, product: WgradProduct, device: &Device, shape: &[usize]) -> Result<()> {
+        let (sum, place, format) = (self.sum.take(), self.place.take(), self.format);
+        self.sum = Some(Grad::plus(sum, format, |sum| {
+            if let Some(mut sum) = sum {
+                product.add(&mut sum)?;
+                return Ok(sum);
+            }
+            let mut sum = place.map_or_else(|| Tensor::empty(device, shape, format.sums()), Ok)?;
+            product.write(&mut sum)?;
+            Ok(sum)
+        })?);
+        Ok(())
+    }
+
+    /// Runs `add` on the sum, or on zeros, unscaled.
+    pub(super) fn add(
+        &mut self,
+        device: &Device,
+        shape: &[usize],
+        add: impl FnOnce(&mut Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let (sum, format) = (self.sum.take(), self.format);
+        self.sum = Some(Grad::plus(sum, format, |sum| {
+            let mut sum = match sum {
+                Some(sum) => sum,
+                None => self.zeros(device, shape)?,
+            };
+            add(&mut sum)?;
+            Ok(sum)
+        })?);
+        Ok(())
+    }
+}
+
+/// The gradient of a parameter.
+#[derive(Clone, Debug)]
+pub enum Grad {
+    /// F64, F32 or BF16.
+    Plain(Tensor),
+    /// E4M3.
+    Scaled(ScaledTensor),
+}
+
+/// Storage format of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GradFormat {
+    /// In this type.
+    Plain(DType),
+    /// E4M3; products accumulate in this type before the cast.
+    Scaled(DType),
+}
+
+impl GradFormat {
+    /// The format for a matrix in a model that computes in `compute`. BF16 is for models that compute in BF16.
+    pub fn for_matrix(gradients: Gradients, compute: DType) -> GradFormat {
+        match (gradients, compute) {
+            (Gradients::Bfloat16, DType::BF16) => GradFormat::Plain(DType::BF16),
+            (Gradients::Float8, DType::BF16) => GradFormat::Scaled(DType::BF16),
+            (Gradients::Float8, DType::F32 | DType::F16) => GradFormat::Scaled(DType::F32),
+            _ => GradFormat::Plain(real_type(compute)),
+        }
+    }
+
+    /// The storage type.
+    pub fn dtype(self) -> DType {
+        match self {
+            GradFormat::Plain(dtype) => dtype,
+            GradFormat::Scaled(_) => DType::E4M3,
+        }
+    }
+
+    /// The type in which products accumulate.
+    pub fn sums(self) -> DType {
+        match self {
+            GradFormat::Plain(dtype) | GradFormat::Scaled(dtype) => dtype,
+        }
+    }
+}
+
+impl Grad {
+    /// The gradient as an optimizer reads it.
+    pub fn read(&self) -> ops::Gradient<'_> {
+        match self {
+            Grad::Plain(grad) => ops::Gradient::Plain(grad),
+            Grad::Scaled(grad) => ops::Gradient::Scaled(grad),
+        }
+    }
+
+    /// The values, in the storage type, or in F32 if they have a scale.
+    pub fn values(&self) -> Result<Tensor> {
+        Ok(match self {
+            Grad::Plain(grad) => grad.clone(),
+            Grad::Scaled(grad) => unscaled(grad, DType::F32)?,
+        })
+    }
+
+    /// The result of `add` on the gradient so far, in the type of [`GradFormat::sums`].
+    pub fn plus(
+        grad: Option<Grad>,
+        format: GradFormat,
+        add: impl FnOnce(Option<Tensor>) -> Result<Tensor>,
+    ) -> Result<Grad> {
+        let sum = match grad {
+            None => None,
+            Some(Grad::Plain(sum)) => Some(sum),
+            Some(Grad::Scaled(grad)) => Some(unscaled(&grad, format.sums())?),
+        };
+        let sum = add(sum)?;
+        Ok(match format {
+            GradFormat::Plain(_) => Grad::Plain(sum),
+            GradFormat::Scaled(_) => Grad::Scaled(scaled(&sum, DType::E4M3)?),
+        })
+    }
+}

@@ -1,0 +1,260 @@
+//! The weights of a parameter: the master weights that an optimizer updates, and the weights that layers read.
+
+use super::scopes::{FROZEN_WEIGHTS, MASTERS, WEIGHTS};
+use crate::level::Masters;
+use crate::scaling::Values;
+use ottava_common::error::Result;
+use ottava_tensor::ops::{UpdatedWeight, WeightCopy, cast, scaled_by, split, unscaled};
+use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
+
+/// The weights of a parameter: the master weights that an optimizer updates, and the weights that layers read. Both are empty until
+/// [`Param::load`](super::Param::load).
+pub struct Weights {
+    /// The shape of the whole parameter; `value` and `master` may be a slice of it.
+    shape: Vec<usize>,
+    device: Device,
+    /// The type in which layers read the weights.
+    dtype: DType,
+    /// The name of the memory of the weights that layers read.
+    scope: &'static str,
+    /// Format of the master.
+    masters: Masters,
+    /// Whether the master is stored in host memory.
+    offloads_master: bool,
+    /// Whether `value` is not stored if it can be computed from an F16 master.
+    drops_value: bool,
+    /// The weights that layers read; `None` if they are computed from the master on demand.
+    value: Option<Tensor>,
+    /// `None` if the optimizer updates `value`, or the parameter is frozen.
+    master: Option<Master>,
+}
+
+/// Master weights, which an optimizer updates, more precise than the weights that layers read.
+pub enum Master {
+    /// F32.
+    Full(Tensor),
+    /// F16 with a power of two as scale.
+    Scaled(ScaledTensor),
+    /// I16: the bits that complete a BF16 value to F32.
+    Rest(Tensor),
+}
+
+impl Weights {
+    /// Weights of this shape, read in `dtype`, with master weights in the format `masters`.
+    pub fn new(device: &Device, shape: &[usize], dtype: DType, masters: Masters) -> Weights {
+        Weights {
+            shape: shape.to_vec(),
+            device: device.clone(),
+            dtype,
+            scope: WEIGHTS,
+            masters,
+            offloads_master: false,
+            drops_value: false,
+            value: None,
+            master: None,
+        }
+    }
+
+    /// Format of the master.
+    pub fn masters(&self) -> Masters {
+        self.masters
+    }
+
+    /// The scope for the memory of the F32 values passed to [`Param::load`](super::Param::load), which may become the master.
+    pub(super) fn scope_of_full(&self) -> &'static str {
+        if self.masters == Masters::Float32 && self.dtype != DType::F32 { MASTERS } else { self.scope }
+    }
+
+    /// Stores the F32 values `full` of the whole parameter or of a slice. For a slice with a scaled master, `amax` is that of the whole
+    /// parameter. If each update `copies` the weights of a slice to where ranks gather them, those that can be computed from a master on the
+    /// device are not stored.
+    pub(super) fn fill(&mut self, full: Tensor, amax: Option<Tensor>, copies: bool) -> Result<()> {
+        let (device, dtype) = (self.device.clone(), self.dtype);
+        let _scope = device.scope(self.scope);
+        let is_gathered = copies && !self.offloads_master;
+        let (value, mut master) = match self.masters {
+            Masters::Float16 => {
+                let _scope = device.scope(MASTERS);
+                let amax = amax.expect("the amax is that of all elements");
+                let master = scaled_by(&full, &amax, DType::F16)?;
+                drop(full);
+                (None, Some(Master::Scaled(master)))
+            }
+            _ if dtype == DType::F32 => (Some(full), None),
+            Masters::None => (Some(cast(&full, dtype)?), None),
+            Masters::Float32 if is_gathered => (None, Some(Master::Full(full))),
+            Masters::Float32 => (Some(cast(&full, dtype)?), Some(Master::Full(full))),
+            Masters::Remainder => {
+                let (value, rest) = split(&full)?;
+                (Some(value), Some(Master::Rest(rest)))
+            }
+        };
+        self.value = match &master {
+            Some(Master::Scaled(master)) if !(is_gathered || self.drops_value) => Some(unscaled(master, dtype)?),
+            _ => value,
+        };
+        if let (true, Some(master)) = (self.offloads_master, &mut master) {
+            let tensor = match master {
+                Master::Full(tensor) | Master::Rest(tensor) => tensor,
+                Master::Scaled(master) => &mut master.values,
+            };
+            *tensor = tensor.to_host_memory()?;
+        }
+        self.master = master;
+        Ok(())
+    }
+
+    /// Whether [`Param::load`](super::Param::load) has been called.
+    pub(super) fn are_loaded(&self) -> bool {
+        self.value.is_some() || self.master.is_some()
+    }
+
+    /// Counts the memory of these weights as that of weights beside adapters.
+    pub fn freeze(&mut self) {
+        self.scope = FROZEN_WEIGHTS;
+    }
+
+    /// Stores the master, if there is one, in host memory from [`Param::load`](super::Param::load) on.
+    pub fn offload_master(&mut self) {
+        self.offloads_master = true;
+    }
+
+    /// The next update writes the weights that layers read to `place`, if they are computed from the master and not stored; else returns
+    /// `place`.
+    pub fn write_value_to(&mut self, place: Tensor) -> Option<Tensor> {
+        match (&self.master, &self.value) {
+            (Some(Master::Full(_) | Master::Scaled(_)), None) => {
+                self.value = Some(place);
+                None
+            }
+            _ => Some(place),
+        }
+    }
+
+    /// The F32 master, if the weights that layers read are computed from it and not stored.
+    pub fn unrounded(&self) -> Option<&Tensor> {
+        match (&self.master, &self.value) {
+            (Some(Master::Full(master)), None) => Some(master),
+            _ => None,
+        }
+    }
+
+    /// Takes what was written by [`Weights::write_value_to`].
+    pub fn take_value(&mut self) -> Option<Tensor> {
+        self.value.take()
+    }
+
+    /// The weights in the compute type, as layers read them.
+    pub fn value(&self) -> Result<Tensor> {
+        self.values_from(None)?.plain()
+    }
+
+    /// Whether layers read a stored tensor rather than one that each forward computes from the master.
+    pub fn is_stored(&self) -> bool {
+        self.value.is_some()
+    }
+
+    /// The weights in the form that casts read, with the device `copy` of [`Weights::read_from`] if that is in host memory.
+    pub fn values_from(&self, copy: Option<&Tensor>) -> Result<Values> {
+        let read = |own: &Tensor| copy.unwrap_or(own).clone();
+        Ok(match (&self.value, &self.master) {
+            (Some(value), _) => Values::Plain(read(value)),
+            (None, Some(Master::Scaled(ScaledTensor { values, scale_inv }))) => {
+                Values::Scaled(ScaledTensor { values: read(values), scale_inv: scale_inv.clone() }, self.dtype)
+            }
+            (None, Some(Master::Full(master))) => Values::Plain(cast(master, self.dtype)?),
+            (None, _) => unreachable!("only a value that the master can make is dropped"),
+        })
+    }
+
+    /// Sets the weights that layers read, but not the master; for finite differences.
+    pub fn set_value(&mut self, value: Tensor) {
+        self.value = Some(value);
+    }
+
+    /// Does not store the weights that layers read if they can be computed from an F16 master: products read FP8 codes, and casts read the
+    /// master.
+    pub fn drop_value(&mut self) {
+        self.drops_value = true;
+    }
+
+    /// Reverses [`Weights::drop_value`].
+    pub fn keep_value(&mut self) {
+        self.drops_value = false;
+    }
+
+    /// Drops frozen weights that codes replace, since nothing reads them any more.
+    pub fn drop_frozen(&mut self) {
+        self.value = None;
+    }
+
+    /// The type in which layers read the weights.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The shape of all tensors.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The stored weights that layers read, and the master.
+    pub fn tensors_mut(&mut self) -> (Option<&mut Tensor>, Option<&mut Master>) {
+        (self.value.as_mut(), self.master.as_mut())
+    }
+
+    /// The weights that layers read, or the master from which they are computed.
+    fn read_mut(&mut self) -> &mut Tensor {
+        match (&mut self.value, &mut self.master) {
+            (Some(value), _) => value,
+            (None, Some(Master::Scaled(master))) => &mut master.values,
+            (None, _) => unreachable!("only a value that an F16 master can make is dropped"),
+        }
+    }
+
+    /// The weights that layers read, or the master from which they are computed.
+    pub fn read_from(&self) -> &Tensor {
+        match (&self.value, &self.master) {
+            (Some(value), _) => value,
+            (None, Some(Master::Scaled(master))) => &master.values,
+            (None, _) => unreachable!("only a value that an F16 master can make is dropped"),
+        }
+    }
+
+    /// Moves the weights that layers read, or the master from which they are computed, to host memory.
+    pub fn offload_read(&mut self) -> Result<()> {
+        let read = self.read_mut();
+        *read = read.to_host_memory()?;
+        Ok(())
+    }
+
+    /// Moves the weights that layers read, if they are stored, to host memory.
+    pub fn offload_value(&mut self) -> Result<()> {
+        self.value = self.value.take().map(|value| value.to_host_memory()).transpose()?;
+        Ok(())
+    }
+
+    /// The weights for an optimizer to update.
+    pub fn for_update(&mut self) -> UpdatedWeight<'_> {
+        let (made, narrow) = (WeightCopy::OnDemand(self.dtype), self.dtype == DType::BF16);
+        match (&mut self.master, &mut self.value) {
+            (Some(Master::Full(master)), value) => {
+                UpdatedWeight::Master { master, copy: value.as_mut().map_or(made, WeightCopy::Stored) }
+            }
+            (Some(Master::Scaled(master)), value) => {
+                UpdatedWeight::Scaled { master, copy: value.as_mut().map_or(made, WeightCopy::Stored) }
+            }
+            (Some(Master::Rest(rest)), Some(weight)) => UpdatedWeight::Split { weight, rest },
+            (None, Some(weight)) => match narrow {
+                true => UpdatedWeight::Stochastic { weight },
+                false => UpdatedWeight::Master { master: weight, copy: made },
+            },
+            (_, None) => unreachable!("only a value that an F16 master can make is dropped"),
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! The `[precision]` table of a run, and the recipe that it describes.
+
+use crate::mode::StepPrecision;
+use crate::{
+    Cast, Exceptions, FirstStep, Fp8Format, LinearCasts, Override, PrecisionOverride, ProductName, ProductPrecision,
+    Products, Recipe, RecipeName, Scaling, Steps,
+};
+use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
+use ottava_tensor::{DType, Device, Granularity};
+use serde::{Deserialize, Serialize};
+
+/// Most tokens of a wgrad whose sums are fast by default. Each addition of 32 products rounds towards zero at 2⁻¹³ of the sum, so a sum of values with
+/// one sign loses about `tokens / 32 · 2⁻¹⁴` of itself, 3 % here. Sums of both signs lose less (benchmarks/2026-11-27-accumulation-losses.md).
+const FAST_WGRAD_TOKENS: usize = 16_384;
+
+/// How FP8 products add up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sums {
+    /// Fast in fprop, and in wgrad of at most 16,384 tokens; exact in dgrad, and always with blocks.
+    Auto,
+    /// [`Accumulation::Fast`].
+    Fast,
+    /// [`Accumulation::Exact`].
+    Exact,
+}
+
+/// What shares a scale of `dy` in wgrad, where activations have blocks. Its other operand, `x`, has blocks of 1x128 in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WgradBlocks {
+    /// 128 tokens of one output, as in DeepSeek-V3 and Transformer Engine.
+    #[serde(rename = "1x128")]
+    Along,
+    /// 128 tokens of 128 outputs: cuBLASLt multiplies these by 1x128 a quarter faster than 1x128 by 1x128.
+    #[serde(rename = "128x128")]
+    Square,
+}
+
+/// How the loss scale of FP16 training moves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScaling {
+    /// Where it starts.
+    pub initial: f64,
+    /// It is doubled after this many steps in a row with finite gradients.
+    pub window: u64,
+    /// It is never halved below this.
+    pub minimum: f64,
+}
+
+/// The `[precision]` table of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Precision {
+    /// The recipe: `fp32`, `bf16`, `fp16`, `fp8-delayed`, `fp8-current`, `fp8-row`, `fp8-block` or `mxfp8`.
+    pub recipe: RecipeName,
+    /// FP8 formats: `hybrid` (gradients in E5M2), `e4m3`, or `auto`: `hybrid` with one scale per tensor, `e4m3` with more.
+    pub fp8_format: Fp8Format,
+    /// Steps of amax history that delayed scaling keeps.
+    pub amax_history_len: usize,
+    /// How delayed scaling reduces its history: `max` or `most_recent`.
+    pub amax_compute_algo: AmaxReducer,
+    /// Headroom of delayed scaling in powers of two.
+    pub margin: i32,
+    /// Steps from one computation of a delayed scale to the next.
+    pub interval: u32,
+    /// What delayed scaling does with an amax that is not finite: `quarantine` (passed over) or `keep` (enters the history).
+    pub non_finite: NonFinite,
+    /// What delayed scaling does in its first step: `current` or `unscaled`.
+    pub first_step: FirstStep,
+    /// Whether scales that tensors, rows and blocks give themselves are rounded down to powers of two.
+    pub power_of_two_scales: bool,
+    /// How FP8 products of forward add up: `fast`, `exact`, or `auto`: `fast` where that is possible.
+    pub fprop_accumulation: Sums,
+    /// The same for gradients by inputs; `auto` is `exact`.
+    pub dgrad_accumulation: Sums,
+    /// The same for gradients by weights; `auto` is `exact`.
+    pub wgrad_accumulation: Sums,
+    /// Blocks of `dy` in wgrad with `fp8-block`: `128x128` or `1x128`.
+    pub wgrad_blocks: WgradBlocks,
+    /// Products of all linears that read operands in BF16: `fprop`, `dgrad`, `wgrad`.
+    pub high_precision_products: Vec<ProductName>,
+    /// Steps whose products all read operands in BF16, while histories and scales go on: `100..200`.
+    pub high_precision_steps: Steps,
+    /// Patterns (`*`, `?`) of Hugging Face names of linears, or of modules around them, that stay in BF16.
+    pub high_precision_layers: Vec<String>,
+    /// Blocks at the start whose linears stay in BF16.
+    pub first_layers_bf16: usize,
+    /// Blocks at the end whose linears stay in BF16.
+    pub last_layers_bf16: usize,
+    /// Whether linears that FP8 would make slower on a GPU, by measurements on an H200, stay in BF16 there.
+    pub skip_slow_linears: bool,
+    /// Whether each channel after SwiGLU is scaled by itself before the cast of its tensor, and back in the weight: Smooth-SwiGLU.
+    pub smooth_swiglu: bool,
+    /// Whether attention's gradient on a GPU adds up in one order also where sequences are long, so that each run has the same bits.
+    pub deterministic: bool,
+    /// Where the loss scale of `fp16` starts: a power of two.
+    pub initial_loss_scale: f64,
+    /// Steps in a row with finite gradients after which it is doubled.
+    pub loss_scale_window: u64,
+    /// Below this it is not halved.
+    pub min_loss_scale: f64,
+    /// Other formats for some linears; the first table that names a linear counts.
+    pub overrides: Vec<PrecisionOverride>,
+}
+
+impl Default for Precision {
+    fn default() -> Precision {
+        Precision {
+            recipe: RecipeName::Bf16,
+            fp8_format: Fp8Format::Auto,
+            amax_history_len: 1024,
+            amax_compute_algo: AmaxReducer::Max,
+            margin: 0,
+            interval: 1,
+            non_finite: NonFinite::Quarantine,
+            first_step: FirstStep::Current,
+            power_of_two_scales: false,
+            fprop_accumulation: Sums::Auto,
+            dgrad_accumulation: Sums::Auto,
+            wgrad_accumulation: Sums::Auto,
+            wgrad_blocks: WgradBlocks::Square,
+            high_precision_products: Vec::new(),
+            high_precision_steps: Steps::default(),
+            high_precision_layers: Vec::new(),
+            first_layers_bf16: 0,
+            last_layers_bf16: 0,
+            skip_slow_linears: true,
+            smooth_swiglu: false,
+            deterministic: false,
+            initial_loss_scale: 65536.0,
+            loss_scale_window: 2000,
+            min_loss_scale: 1.0,
+            overrides: Vec::new(),
+        }
+    }
+}
+
+impl Precision {
+    /// What is wrong with these settings, a sentence each.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if self.amax_history_len == 0 {
+            problems.push("`precision.amax_history_len` is 0; delayed scaling needs at least 1".to_string());
+        }
+        if !(0..=8).contains(&self.margin) {
+            problems
+                .push(format!("`precision.margin` is {}; it is a number of powers of two from 0 to 8", self.margin));
+        }
+        if !(1..=1 << 20).contains(&self.interval) {
+            problems.push(format!("`precision.interval` is {}; scales follow every 1 to 1048576 steps", self.interval));
+        }
+        if matches!(self.recipe, RecipeName::Fp8Block | RecipeName::Mxfp8) {
+            let sums = [self.fprop_accumulation, self.dgrad_accumulation, self.wgrad_accumulation];
+            for (product, _) in ["fprop", "dgrad", "wgrad"].iter().zip(sums).filter(|(_, sums)| *sums == Sums::Fast) {
+                problems.push(format!(
+                    "`precision.{product}_accumulation` is \"fast\"; products of blocks always add up exactly, so leave it out or write \"exact\""
+                ));
+            }
+        }
+        if !self.high_precision_steps.is_empty() && !self.recipes().any(|recipe| RecipeName::FP8.contains(&recipe)) {
+            problems.push(format!(
+                "`precision.high_precision_steps` is set, and recipe {} has no step in lower precision; leave it out, or choose an FP8 recipe",
+                self.recipe.as_str()
+            ));
+        }
+        if self.power_of_two_scales && self.recipe == RecipeName::Fp8Delayed {
+            problems.push(
+                "`precision.power_of_two_scales` is not for \"fp8-delayed\", whose scales follow from the amaxes of earlier steps; leave it out, or choose another recipe"
+                    .to_string(),
+            );
+        }
+        if self.smooth_swiglu && !matches!(self.recipe, RecipeName::Fp8Delayed | RecipeName::Fp8Current) {
+            problems.push(format!(
+                "`precision.smooth_swiglu` is for casts with one scale per tensor, of which recipe {} has none; leave it out, or choose \"fp8-delayed\" or \"fp8-current\"",
+                self.recipe.as_str()
+            ));
+        }
+        let powers = [("initial_loss_scale", self.initial_loss_scale), ("min_loss_scale", self.min_loss_scale)];
+        for (key, scale) in powers {
+            if !(2f64.powi(-30)..=2f64.powi(30)).contains(&scale) || scale.log2().fract() != 0.0 {
+                problems
+                    .push(format!("`precision.{key}` is {scale}; it is a power of two from 2^-30 to 2^30, as 65536"));
+            }
+        }
+        if self.initial_loss_scale < self.min_loss_scale {
+            problems.push("`precision.initial_loss_scale` is less than `min_loss_scale`".to_string());
+        }
+        if self.loss_scale_window == 0 {
+            problems.push("`precision.loss_scale_window` is 0; a scale grows after 1 step or more".to_string());
+        }
+        if self.high_precision_layers.iter().any(String::is_empty) {
+            problems.push("`precision.high_precision_layers` has an empty pattern, which matches nothing".to_string());
+        }
+        let overrides = self.overrides.iter().zip(1..);
+        problems.extend(overrides.flat_map(|(other, number)| self.problems_of(number, other)));
+        problems
+    }
+
+    /// The recipes of its linears.
+    pub fn recipes(&self) -> impl Iterator<Item = RecipeName> {
+        std::iter::once(self.recipe).chain(self.overrides.iter().filter_map(|other| other.recipe))
+    }
+
+    /// What the products of `step` read.
+    pub fn precision_of(&self, step: u64) -> StepPrecision {
+        if self.high_precision_steps.contains(step) { StepPrecision::High } else { StepPrecision::Recipe }
+    }
+
+    /// How the loss is scaled, where the recipe has small numbers that need it.
+    pub fn loss_scaling(&self) -> Option<LossScaling> {
+        (self.recipe == RecipeName::Fp16).then_some(LossScaling {
+            initial: self.initial_loss_scale,
+            window: self.loss_scale_window,
+            minimum: self.min_loss_scale,
+        })
+    }
+
+    /// The recipe these settings describe on `device`, in a run with micro-batches of this many tokens. Speed was measured on a GPU and
+    /// decides nothing on a CPU.
+    pub fn recipe_on(&self, device: &Device, micro_batch_tokens: usize) -> Recipe {
+        let mut recipe = self.recipe_of(micro_batch_tokens);
+        let measured = matches!(device, Device::Cuda(_));
+        recipe.exceptions.slow_at = (measured && self.skip_slow_linears).then_some(micro_batch_tokens);
+        recipe
+    }
+
+    /// The recipe these settings describe, where speed and the number of tokens decide nothing.
+    pub fn recipe(&self) -> Recipe {
+        self.recipe_of(0)
+    }
+
+    fn recipe_of(&self, tokens: usize) -> Recipe {
+        let (compute, casts, products) = self.formats(tokens);
+        let overrides = self.overrides.iter().map(|other| {
+            let precision = self.with(other);
+            let (_, casts, products) = precision.formats(tokens);
+            Override { patterns: other.layers.clone(), recipe: precision.recipe, casts, products }
+        });
+        Recipe {
+            name: self.recipe,
+            compute,
+            casts,
+            products,
+            exceptions: Exceptions {
+                patterns: self.high_precision_layers.clone(),
+                first: self.first_layers_bf16,
+                last: self.last_layers_bf16,
+                slow_at: None,
+            },
+            overrides: overrides.collect(),
+            smooth_swiglu: self.smooth_swiglu,
+            deterministic: self.deterministic,
+        }
+    }
+
+    /// These settings, with settings of `other` in their place where `other` has some.
+    fn with(&self, other: &PrecisionOverride) -> Precision {
+        Precision {
+            recipe: other.recipe.unwrap_or(self.recipe),
+            fp8_format: other.fp8_format.unwrap_or(self.fp8_format),
+            high_precision_products: other
+                .high_precision_products
+                .clone()
+                .unwrap_or_else(|| self.high_precision_products.clone()),
+            overrides: Vec::new(),
+            ..self.clone()
+        }
+    }
+
+    /// The problems of table number `number`, from 1, a sentence each.
+    fn problems_of(&self, number: usize, other: &PrecisionOverride) -> Vec<String> {
+        let table = format!("table {number} of [[precision.overrides]]");
+        let mut problems = Vec::new();
+        if other.layers.is_empty() || other.layers.iter().any(String::is_empty) {
+            problems.push(format!("{table} needs `layers`, a list of patterns that are not empty"));
+        }
+        if (other.recipe, other.fp8_format, &other.high_precision_products) == (None, None, &None) {
+            problems.push(format!("{table} changes nothing; set `recipe`, `fp8_format` or `high_precision_products`"));
+        }
+        let is_fp8_or_bf16 = |recipe| !matches!(recipe, RecipeName::Fp32 | RecipeName::Fp16);
+        if !is_fp8_or_bf16(self.recipe) {
+            problems.push(format!(
+                "{table} is set, and recipe {} has no other formats; leave it out, or choose bf16 or an FP8 recipe",
+                self.recipe.as_str()
+            ));
+        }
+        if let Some(recipe) = other.recipe.filter(|recipe| !is_fp8_or_bf16(*recipe)) {
+            problems.push(format!(
+                "{table} has recipe {}, and activations of the run are in BF16; choose bf16 or an FP8 recipe",
+                recipe.as_str()
+            ));
+        }
+        problems
+    }
+
+    /// The compute type, the casts of linears and the precision of their products with so many tokens, without exceptions and overrides.
+    fn formats(&self, tokens: usize) -> (DType, Option<LinearCasts>, Products) {
+        let how = DelayedScaling {
+            reducer: self.amax_compute_algo,
+            margin: self.margin,
+            interval: self.interval,
+            non_finite: self.non_finite,
+        };
+        let delayed = Scaling::Delayed { how, window: self.amax_history_len, first_step: self.first_step };
+        let own = Scaling::Current(CurrentScaling { epsilon: 0.0, power_of_two: self.power_of_two_scales });
+        // What shares a scale, in activations and in weights.
+        let (compute, scaling) = match self.recipe {
+            RecipeName::Fp32 => (DType::F32, None),
+            RecipeName::Bf16 => (DType::BF16, None),
+            RecipeName::Fp16 => (DType::F16, None),
+            RecipeName::Fp8Delayed => (DType::BF16, Some((delayed, [Granularity::PerTensor; 2]))),
+            RecipeName::Fp8Current => (DType::BF16, Some((own, [Granularity::PerTensor; 2]))),
+            RecipeName::Fp8Row => (DType::BF16, Some((own, [Granularity::PerRow; 2]))),
+            RecipeName::Fp8Block => (DType::BF16, Some((own, [Granularity::Blocks1x128, Granularity::Blocks128x128]))),
+            RecipeName::Mxfp8 => (DType::BF16, Some((own, [Granularity::Mx; 2]))),
+        };
+        let casts = scaling.map(|(scaling, [activations, weights])| {
+            let gradients = match (self.fp8_format, activations) {
+                (Fp8Format::Hybrid, _) | (Fp8Format::Auto, Granularity::PerTensor) => DType::E5M2,
+                (Fp8Format::E4m3 | Fp8Format::Auto, _) => DType::E4M3,
+            };
+            let of_gradients = match (self.wgrad_blocks, activations) {
+                (WgradBlocks::Square, Granularity::Blocks1x128) => Granularity::MixedBlocks,
+                (WgradBlocks::Along | WgradBlocks::Square, activations) => activations,
+            };
+            LinearCasts {
+                input: Cast { format: DType::E4M3, granularity: activations, scaling },
+                weight: Cast { format: DType::E4M3, granularity: weights, scaling },
+                grad_output: Cast { format: gradients, granularity: of_gradients, scaling },
+            }
+        });
+        let blocks = casts.is_some_and(|casts| casts.input.granularity.is_blocks());
+        // Fast sums in dgrad may raise losses (benchmarks/2026-11-27-accumulation-losses.md).
+        let usual = |name| match name {
+            ProductName::Fprop => !blocks,
+            ProductName::Dgrad => false,
+            ProductName::Wgrad => !blocks && tokens <= FAST_WGRAD_TOKENS,
+        };
+        let product = |name, sums| match (self.high_precision_products.contains(&name), sums) {
+            (true, _) => ProductPrecision::High,
+            (_, Sums::Fast) => ProductPrecision::Fp8(Accumulation::Fast),
+            (_, Sums::Auto) if usual(name) => ProductPrecision::Fp8(Accumulation::Fast),
+            (_, Sums::Auto | Sums::Exact) => ProductPrecision::Fp8(Accumulation::Exact),
+        };
+        let products = Products {
+            fprop: product(ProductName::Fprop, self.fprop_accumulation),
+            dgrad: product(ProductName::Dgrad, self.dgrad_accumulation),
+            wgrad: product(ProductName::Wgrad, self.wgrad_accumulation),
+        };
+        (compute, casts, products)
+    }
+}

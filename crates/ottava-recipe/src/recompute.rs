@@ -1,0 +1,66 @@
+//! What forward saves and what backward recomputes: values that the layers interpret.
+//!
+//! For an operand that is not saved, `SavedOperand` keeps the scale of its cast. Backward recomputes the operand with
+//! `OperandCast::reproduce_columns`, `reproduce_both` or `recast_columns`, and does not measure the operand again. The backward kernel of the
+//! activation also writes the activation's transposed codes, so no policy saves these codes. Recomputing a block skips its last product, whose
+//! result backward does not read. Every policy gives the same bits (`tests/promises/step/recompute.rs`).
+//!
+//! Saving activations in FP8 changes gradients, so it is a separate setting and not a policy of recomputation (`ops/compress/` of `ottava-tensor`).
+
+use serde::{Deserialize, Serialize};
+
+/// What backward recomputes. Each policy saves less than the one before; all give the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Recompute {
+    /// Saves everything that backward reads.
+    #[default]
+    None,
+    /// Recomputes the operands of linears: the outputs of norms and SwiGLU, and the cast of attention's output.
+    NormSwiglu,
+    /// Also recomputes Q, K and V: projection and rotation, but not attention itself.
+    Attention,
+    /// Saves only the input of each block and recomputes its forward.
+    Full,
+}
+
+impl Recompute {
+    /// All policies, from the one that saves most.
+    pub const ALL: [Recompute; 4] = [Recompute::None, Recompute::NormSwiglu, Recompute::Attention, Recompute::Full];
+
+    /// The spelling in configuration files.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Recompute::None => "none",
+            Recompute::NormSwiglu => "norm-swiglu",
+            Recompute::Attention => "attention",
+            Recompute::Full => "full",
+        }
+    }
+
+    /// Whether the operands of linears are recomputed.
+    pub fn operands(self) -> bool {
+        self >= Recompute::NormSwiglu
+    }
+
+    /// Whether Q, K and V are recomputed.
+    pub fn qkv(self) -> bool {
+        self >= Recompute::Attention
+    }
+
+    /// Whether whole blocks are recomputed.
+    pub fn blocks(self) -> bool {
+        self == Recompute::Full
+    }
+}
+
+/// Format of the saved inputs of SwiGLU and of norms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SavedActivations {
+    /// The values of forward.
+    #[default]
+    Exact,
+    /// E4M3 with a power of two per 16 neighbours. Forward does not change; gradients do slightly, and operands recomputed from these.
+    Float8,
+}

@@ -1,0 +1,364 @@
+//! The casts of one pass: they read scales and record what they measure.
+
+use super::histogram::Histogram;
+use super::probe::Probe;
+use super::routers::RouterSums;
+use super::scales::{Scale, Scales, Slot};
+use super::values::Values;
+use crate::layer_ranks::{LayerRanks, ShardPlace};
+use crate::mode::{Mode, Pass};
+use crate::operand::{FrozenScale, Gathering, Matrix};
+use ottava_common::error::Result;
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Groups, Operand, Output, Produced, Routes};
+use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
+
+/// The statistics that casts write.
+pub struct Recorder {
+    /// The statistics of the run.
+    pub(super) statistics: CastStatistics,
+    /// The statistics of evaluation and of recomputed operands, which are never read.
+    unread: CastStatistics,
+    /// Cleared F32 `[1]`, to be reused.
+    spare_amaxes: Vec<Tensor>,
+    /// Histograms of values that are measured without a cast, by slot, if enabled.
+    pub(super) histograms: Option<Vec<Histogram>>,
+    /// The comparisons of a pass that compares.
+    pub(super) probe: Option<Probe>,
+    /// The sums of routers; empty in a recorder for passes that do not measure.
+    pub(super) routers: Vec<RouterSums>,
+}
+
+impl Recorder {
+    /// The same for passes that measure what routers chose.
+    pub(super) fn with_routers(self, routers: Vec<RouterSums>) -> Recorder {
+        Recorder { routers, ..self }
+    }
+
+    /// A recorder for a model with `n` casts.
+    pub fn new(device: &Device, n: usize) -> Result<Recorder> {
+        let (statistics, unread) = (CastStatistics::new(device, n)?, CastStatistics::unread(device, n)?);
+        let (spare_amaxes, histograms, probe, routers) = (Vec::new(), None, None, Vec::new());
+        Ok(Recorder { statistics, unread, spare_amaxes, histograms, probe, routers })
+    }
+
+    fn statistics(&mut self, measures: bool) -> &mut CastStatistics {
+        if measures { &mut self.statistics } else { &mut self.unread }
+    }
+}
+
+/// The casts of one pass.
+pub struct Casts<'a> {
+    /// The scales.
+    pub scales: &'a Scales,
+    /// The statistics.
+    pub recorder: &'a mut Recorder,
+    /// The mode of the pass.
+    pub mode: Mode,
+}
+
+impl<'a> Casts<'a> {
+    /// The casts in another mode.
+    pub fn in_mode(&mut self, mode: Mode) -> Casts<'_> {
+        Casts { scales: self.scales, recorder: self.recorder, mode }
+    }
+
+    /// Whether the products of the linear of `slot` read operands in the compute type.
+    pub fn is_high_precision(&self, slot: Slot) -> bool {
+        self.mode.is_high_precision() || self.scales.is_high_precision(slot)
+    }
+
+    /// Whether casts of this pass are compared with the values that they cast: those of the recipe.
+    pub fn compares_casts(&self) -> bool {
+        self.recorder.probe.as_ref().is_some_and(|probe| !probe.repeats()) && !self.mode.is_high_precision()
+    }
+
+    /// Whether products of this pass are compared too: not those that backward recomputes.
+    pub fn compares(&self) -> bool {
+        self.compares_casts() && self.mode.pass == Pass::Comparison
+    }
+
+    /// The comparisons of a pass that compares.
+    ///
+    /// Panics in other passes.
+    pub fn probe(&mut self) -> &mut Probe {
+        self.recorder.probe.as_mut().expect("a pass that compares has a probe")
+    }
+
+    /// Compares `codes`, cast in `slot`, with the matrix that was cast, if this pass compares casts.
+    pub fn probe_cast(&mut self, slot: Slot, codes: &QuantizedTensor, x: &Tensor) -> Result<()> {
+        if !self.compares_casts() {
+            return Ok(());
+        }
+        let scales = self.scales;
+        self.probe().compare_cast(scales.name(slot), codes, x)
+    }
+
+    /// The name of the linear whose gradient by the output is cast in slot `gradient`.
+    pub fn linear_name(&self, gradient: Slot) -> String {
+        self.scales.name(gradient).trim_end_matches(".grad_output").to_string()
+    }
+
+    /// Compares the codes of the weight that a product of the linear of slot `gradient` reads with the weight, if this pass compares products.
+    pub fn compare_weight(
+        &mut self,
+        gradient: Slot,
+        codes: Operand,
+        weight: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<()> {
+        if !self.compares() {
+            return Ok(());
+        }
+        let name = format!("{}.weight", self.linear_name(gradient));
+        self.probe().compare_codes(&name, codes, &weight()?)
+    }
+
+    /// Keeps sampled rows of `x`, which is cast in `slot`, if this pass compares products.
+    pub fn keep_rows(&mut self, slot: Slot, x: &Tensor) -> Result<()> {
+        if !self.compares() {
+            return Ok(());
+        }
+        let scales = self.scales;
+        self.probe().keep_rows(scales.name(slot), x)
+    }
+
+    /// This rank among those that divide the tensors of layers.
+    pub fn place(&self) -> ShardPlace {
+        self.scales.layer_ranks().place(Axis::Tensor)
+    }
+
+    /// Whether the ranks that divide the tensors of layers also divide the tokens between sublayers. In inference, which has few tokens, each
+    /// of them has all tokens.
+    pub fn divides_tokens(&self) -> bool {
+        self.place().is_divided() && self.mode.pass != Pass::Inference
+    }
+
+    /// The ranks that divide the tensors, sequences and experts of layers.
+    pub fn layer_ranks(&self) -> &'a dyn LayerRanks {
+        self.scales.layer_ranks()
+    }
+
+    /// Starts to gather all rows of a matrix, of which this rank has `own`. Ranks divide tokens.
+    pub fn start_gather(&self, name: &str, own: Matrix) -> Result<Gathering> {
+        let arriving = self.scales.layer_ranks().start_gather(Axis::Tensor, name, own.tensor())?;
+        Ok(Gathering::new(own, self.place(), arriving))
+    }
+
+    /// All rows of a matrix, of which this rank has `rows` if ranks divide tokens.
+    pub fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
+        if self.divides_tokens() {
+            self.scales.layer_ranks().gather(Axis::Tensor, name, rows)
+        } else {
+            Ok(rows.clone())
+        }
+    }
+
+    /// `addend + Σ partial` over the ranks that divide tensors: this rank's rows if ranks divide tokens.
+    pub fn sum(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+        let ranks = self.scales.layer_ranks();
+        match addend {
+            _ if self.divides_tokens() => ranks.sum_own_rows(Axis::Tensor, name, partial, addend),
+            Some(addend) => Ok(ops::add(&ranks.sum(Axis::Tensor, name, partial)?, addend)?),
+            None => ranks.sum(Axis::Tensor, name, partial),
+        }
+    }
+
+    /// This rank's rows of `x`, which all ranks have whole, if ranks divide tokens.
+    pub fn own_rows(&self, x: &Tensor) -> Result<Tensor> {
+        let ShardPlace { rank, ranks } = self.place();
+        let rows = x.shape()[0] / ranks;
+        if self.divides_tokens() { Ok(x.rows(rank * rows, (rank + 1) * rows)?) } else { Ok(x.clone()) }
+    }
+
+    /// The statistics that casts of this pass write.
+    pub fn statistics(&mut self) -> &mut CastStatistics {
+        self.recorder.statistics(self.mode.measures())
+    }
+
+    /// Runs an op that produces an operand and writes the codes of the cast in `slot`. If the scale depends on the value, the op runs
+    /// twice: for the amax, and for the codes. Also returns the op's other results.
+    pub fn produce<T>(
+        &mut self,
+        slot: Slot,
+        copies: CodeCopies,
+        mut op: impl FnMut(Output) -> ottava_tensor::Result<(Produced, T)>,
+    ) -> Result<(QuantizedTensor, FrozenScale, T)> {
+        let format = self.scales.format(slot);
+        let (scale, frozen) = self.scale_for(slot, |output| Ok(op(output).map(drop)?))?;
+        let to =
+            Fp8Output { format, scale: scale.of_cast(), copies, statistics: self.statistics(), slot: slot.index() };
+        let (codes, rest) = op(Output::Fp8(to))?;
+        Ok((codes_of(codes), frozen, rest))
+    }
+
+    /// Runs an op that produces one operand, for the cast in `slot`, and recomputes another operand: its transposed codes, for the cast in
+    /// `other`, with its scale `frozen`. Returns the op's result (the value if `slot` is `None`) and these codes. For backward, which
+    /// always measures.
+    pub fn produce_and_recast(
+        &mut self,
+        slot: Option<Slot>,
+        other: Slot,
+        frozen: &FrozenScale,
+        mut op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
+    ) -> Result<(Produced, QuantizedTensor)> {
+        let other_scale = self.scales.scale(other, frozen)?;
+        let own = slot.map(|slot| self.scale_for(slot, |output| op(output, None).map(drop))).transpose()?;
+        let Recorder { statistics, unread, .. } = &mut *self.recorder;
+        let (format, scale) = (self.scales.format(other), other_scale.of_cast());
+        let to_other =
+            Fp8Output { format, scale, copies: CodeCopies::Columns, statistics: unread, slot: other.index() };
+        let (made, codes) = match (slot, &own) {
+            (Some(slot), Some((scale, _))) => {
+                let (format, scale) = (self.scales.format(slot), scale.of_cast());
+                let to = Fp8Output { format, scale, copies: CodeCopies::Both, statistics, slot: slot.index() };
+                op(Output::Fp8(to), Some(to_other))?
+            }
+            _ => op(Output::Plain, Some(to_other))?,
+        };
+        Ok((made, codes.expect("it was asked for")))
+    }
+
+    /// The scale for the result of an op; `measure` runs the op for the amax if the scale depends on it.
+    fn scale_for(&mut self, slot: Slot, measure: impl FnOnce(Output) -> Result<()>) -> Result<(Scale, FrozenScale)> {
+        let frozen = match self.amax_for(slot)? {
+            None => FrozenScale::default(),
+            Some(mut amax) => {
+                measure(Output::Amax { amax: &mut amax })?;
+                self.own_scale(slot, amax)?
+            }
+        };
+        Ok((self.scales.scale(slot, &frozen)?, frozen))
+    }
+
+    /// Recomputes an operand of [`Casts::produce`] with its scale, without measuring it again.
+    pub fn reproduce(
+        &mut self,
+        slot: Slot,
+        frozen: &FrozenScale,
+        copies: CodeCopies,
+        op: impl FnOnce(Output) -> Result<Produced>,
+    ) -> Result<QuantizedTensor> {
+        let (format, scale) = (self.scales.format(slot), self.scales.scale(slot, frozen)?);
+        let statistics = &mut self.recorder.unread;
+        let to = Fp8Output { format, scale: scale.of_cast(), copies, statistics, slot: slot.index() };
+        Ok(codes_of(op(Output::Fp8(to))?))
+    }
+
+    /// Adds the choices of router number `router`, I32 `counts` `[E]` by expert, and the `rows` of this rank's experts to its sums, if this pass
+    /// measures.
+    pub fn record_routes(&mut self, router: usize, routes: &Routes, counts: &Tensor, rows: &Groups) -> Result<()> {
+        if self.mode.measures() { self.recorder.routers[router].add(routes, counts, rows) } else { Ok(()) }
+    }
+
+    /// Measures a value that is not cast.
+    pub fn measure(&mut self, slot: Slot, x: &Tensor) -> Result<()> {
+        if let Some(histograms) = &mut self.recorder.histograms {
+            histograms[slot.index()].add(x)?;
+        }
+        Ok(ops::measure(x, self.statistics(), slot.index())?)
+    }
+
+    /// A cleared F32 `[1]` for the amax of a value, if the cast in `slot` needs it.
+    pub fn amax_for(&mut self, slot: Slot) -> Result<Option<Tensor>> {
+        if self.scales.known(slot)?.is_some() {
+            return Ok(None);
+        }
+        match self.recorder.spare_amaxes.pop() {
+            Some(amax) => Ok(Some(amax)),
+            None => Ok(Some(Tensor::zeros(self.recorder.statistics.amax.device(), &[1], DType::F32)?)),
+        }
+    }
+
+    /// The scale of `x` if it depends on the values of `x`; empty otherwise.
+    pub fn freeze(&mut self, slot: Slot, x: &Tensor) -> Result<FrozenScale> {
+        match self.amax_for(slot)? {
+            None => Ok(FrozenScale::default()),
+            Some(mut amax) => {
+                ops::raise_amax(x, &mut amax)?;
+                self.own_scale(slot, amax)
+            }
+        }
+    }
+
+    /// The scale of a tensor with an `amax` from [`Casts::amax_for`].
+    ///
+    /// The ranks that divide the tensor compute one scale if their group shares it.
+    pub fn own_scale(&mut self, slot: Slot, mut amax: Tensor) -> Result<FrozenScale> {
+        // The ranks that divide experts include those that divide tensors.
+        let group = self.scales.amax_groups()[slot.index()];
+        if let Some(axis) = [Axis::Expert, Axis::Tensor].into_iter().find(|axis| group.spans(*axis)) {
+            amax = self.scales.layer_ranks().largest(axis, self.scales.name(slot), amax)?;
+        }
+        let scale = ops::take_scale(&mut amax, self.scales.format(slot), self.scales.current_scaling(slot))?;
+        self.recorder.spare_amaxes.push(amax);
+        Ok(FrozenScale::own(scale))
+    }
+
+    /// Casts a value with a scale from [`Casts::freeze`], and measures it.
+    pub fn quantize(
+        &mut self,
+        slot: Slot,
+        frozen: &FrozenScale,
+        x: impl Into<Values>,
+        copies: CodeCopies,
+    ) -> Result<QuantizedTensor> {
+        self.cast(slot, frozen, x.into(), copies, self.mode.measures())
+    }
+
+    /// Casts a value again with its scale in this step, without measuring it.
+    pub fn requantize(
+        &mut self,
+        slot: Slot,
+        frozen: &FrozenScale,
+        x: impl Into<Values>,
+        copies: CodeCopies,
+    ) -> Result<QuantizedTensor> {
+        self.cast(slot, frozen, x.into(), copies, false)
+    }
+
+    fn cast(
+        &mut self,
+        slot: Slot,
+        frozen: &FrozenScale,
+        x: Values,
+        copies: CodeCopies,
+        measures: bool,
+    ) -> Result<QuantizedTensor> {
+        let (format, scale) = (self.scales.format(slot), self.scales.scale(slot, frozen)?);
+        let statistics = self.recorder.statistics(measures);
+        x.cast(Fp8Output { format, scale: scale.of_cast(), copies, statistics, slot: slot.index() })
+    }
+
+    /// [`Casts::quantize_into`] of F32 values that are first rounded to `dtype`, with one scale.
+    pub fn quantize_rounded_into(
+        &mut self,
+        slot: Slot,
+        frozen: &FrozenScale,
+        x: &Tensor,
+        dtype: DType,
+        into: &mut QuantizedTensor,
+    ) -> Result<()> {
+        match self.scales.scale(slot, frozen)?.of_cast() {
+            ops::CastScale::Given(scale) => {
+                Ok(ops::quantize_rounded_into(x, dtype, scale, into, self.statistics(), slot.index())?)
+            }
+            ops::CastScale::Own(..) => unreachable!("a slice is cast by the one scale of its parameter"),
+        }
+    }
+
+    /// [`Casts::quantize`] into the codes of an earlier cast.
+    pub fn quantize_into(
+        &mut self,
+        slot: Slot,
+        frozen: &FrozenScale,
+        x: &Tensor,
+        into: &mut QuantizedTensor,
+    ) -> Result<()> {
+        let scale = self.scales.scale(slot, frozen)?;
+        Ok(ops::quantize_into(x, scale.of_cast(), into, self.statistics(), slot.index())?)
+    }
+}
+
+fn codes_of(produced: Produced) -> QuantizedTensor {
+    produced.fp8().expect("an FP8 output gives codes")
+}

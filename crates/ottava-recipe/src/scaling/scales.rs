@@ -1,0 +1,260 @@
+//! The scales of the casts of a step: read by casts, changed only by the update.
+
+use super::amax_group::AmaxGroup;
+use super::routers::RouterSite;
+use crate::layer_ranks::{LayerRanks, Undivided};
+use crate::operand::FrozenScale;
+use crate::{Cast, FirstStep, Scaling};
+use ottava_common::error::Result;
+use ottava_tensor::ops::{CastScale, CurrentScaling, DelayedScales, DelayedScaling};
+use ottava_tensor::{DType, Device, Granularity, Tensor};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// Index of one cast in the scaling state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(usize);
+
+/// Collects the casts of a model while it is built.
+pub struct Slots {
+    casts: Vec<(String, Cast)>,
+    amax_groups: Vec<AmaxGroup>,
+    /// By slot: that of the input of the linear that it belongs to.
+    inputs: Vec<Slot>,
+    /// The routers of the model.
+    pub(super) routers: Vec<RouterSite>,
+    /// The ranks that divide the tensors of the model's layers.
+    pub ranks: Rc<dyn LayerRanks>,
+}
+
+impl Default for Slots {
+    /// No casts, of layers on one rank.
+    fn default() -> Slots {
+        let (casts, amax_groups, inputs, routers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Slots { casts, amax_groups, inputs, routers, ranks: Rc::new(Undivided) }
+    }
+}
+
+impl Slot {
+    /// Its entry in statistics.
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
+impl Slots {
+    /// Adds a slot for the cast called `name`, whose amaxes are reduced over `amax_group`. The input of its linear is cast in slot `input`;
+    /// `None` if this is that cast.
+    pub fn add(&mut self, name: String, cast: Cast, amax_group: AmaxGroup, input: Option<Slot>) -> Slot {
+        let slot = Slot(self.casts.len());
+        self.casts.push((name, cast));
+        self.amax_groups.push(amax_group);
+        self.inputs.push(input.unwrap_or(slot));
+        slot
+    }
+
+    /// Adds a router, and returns its number.
+    pub fn add_router(&mut self, router: RouterSite) -> usize {
+        self.routers.push(router);
+        self.routers.len() - 1
+    }
+
+    /// The name of each cast, and the ranks that share its scale.
+    pub fn amax_groups(&self) -> Vec<(String, AmaxGroup)> {
+        self.casts.iter().map(|(name, _)| name.clone()).zip(self.amax_groups.iter().copied()).collect()
+    }
+}
+
+/// How the new weights of an update will be cast.
+pub enum NextCast {
+    /// With a known scale, F32 `[1]`.
+    Known(Tensor),
+    /// With current scaling, from their amax.
+    Measured,
+    /// With scales per block of 128x128, which the update computes.
+    Blocks(CurrentScaling),
+    /// With scales that a cast after the update computes.
+    Later,
+}
+
+/// The scale of a cast: an owned [`CastScale`].
+pub(super) enum Scale {
+    Given(Tensor),
+    Own(Granularity, CurrentScaling),
+}
+
+impl Scale {
+    pub(super) fn of_cast(&self) -> CastScale<'_> {
+        match self {
+            Scale::Given(scale) => CastScale::Given(scale),
+            Scale::Own(granularity, how) => CastScale::Own(*granularity, *how),
+        }
+    }
+}
+
+/// Delayed scaling of a run.
+pub(super) struct Delayed {
+    pub(super) how: DelayedScaling,
+    pub(super) first_step: FirstStep,
+    /// Updates so far; before the first, scales are not used.
+    pub(super) updates: u64,
+    /// If scales are set and never updated: the casts that have one.
+    pub(super) set: Option<Vec<bool>>,
+}
+
+impl Delayed {
+    /// Whether the cast in `slot` has a scale.
+    fn has_scale(&self, slot: Slot) -> bool {
+        match &self.set {
+            Some(set) => set[slot.0],
+            None => self.updates > 0 || self.first_step == FirstStep::Unscaled,
+        }
+    }
+}
+
+/// The scales of all casts of a model, as one step reads them.
+pub struct Scales {
+    pub(super) slots: Vec<(String, Cast)>,
+    /// By slot.
+    amax_groups: Vec<AmaxGroup>,
+    /// By slot: that of the input of the linear that it belongs to.
+    inputs: Vec<Slot>,
+    /// By slot: whether the products of its linear read operands in the compute type.
+    high_precision: Vec<bool>,
+    /// The ranks that divide the tensors of layers.
+    ranks: Rc<dyn LayerRanks>,
+    /// Histories and scales; without delayed scaling, only counts of infinities. `None` without casts.
+    pub(super) arrays: Option<DelayedScales>,
+    pub(super) delayed: Option<Delayed>,
+}
+
+impl Scales {
+    pub(super) fn new(device: &Device, slots: Slots) -> Result<Scales> {
+        let Slots { casts: slots, amax_groups, inputs, ranks, .. } = slots;
+        let delayed = slots.iter().find_map(|(_, cast)| match cast.scaling {
+            Scaling::Delayed { how, window, first_step } => {
+                Some((Delayed { how, first_step, updates: 0, set: None }, window))
+            }
+            Scaling::Current(_) => None,
+        });
+        let (delayed, window) = delayed.map_or((None, 1), |(delayed, window)| (Some(delayed), window));
+        let largest: Vec<f32> = slots.iter().filter_map(|(_, cast)| cast.format.max_finite()).collect();
+        let arrays = (!slots.is_empty()).then(|| DelayedScales::new(device, window, &largest)).transpose()?;
+        let high_precision = vec![false; slots.len()];
+        Ok(Scales { slots, amax_groups, inputs, high_precision, ranks, arrays, delayed })
+    }
+
+    /// The number of casts.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// True when the model has no FP8 casts.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// The ranks that share the scale of each cast.
+    pub fn amax_groups(&self) -> &[AmaxGroup] {
+        &self.amax_groups
+    }
+
+    /// The ranks that divide the tensors of layers.
+    pub fn layer_ranks(&self) -> &dyn LayerRanks {
+        &*self.ranks
+    }
+
+    /// The name of the cast in `slot`.
+    pub fn name(&self, slot: Slot) -> &str {
+        &self.slots[slot.0].0
+    }
+
+    /// Whether the products of the linear of `slot` read operands in the compute type.
+    pub fn is_high_precision(&self, slot: Slot) -> bool {
+        self.high_precision[slot.0]
+    }
+
+    /// Sets the linears whose products read operands in the compute type, by the names of their slots without suffix. Linears that share an
+    /// input go together.
+    pub(super) fn set_high_precision(&mut self, linears: &BTreeSet<String>) {
+        let named: BTreeSet<usize> = (0..self.slots.len())
+            .filter(|&slot| self.slots[slot].0.rsplit_once('.').is_some_and(|(linear, _)| linears.contains(linear)))
+            .map(|slot| self.inputs[slot].0)
+            .collect();
+        self.high_precision = self.inputs.iter().map(|input| named.contains(&input.0)).collect();
+    }
+
+    /// Which values of a cast in `slot` share a scale.
+    pub fn granularity(&self, slot: Slot) -> Granularity {
+        self.slots[slot.0].1.granularity
+    }
+
+    /// Whether a cast in `slot` has one scale per tensor.
+    pub fn is_per_tensor(&self, slot: Slot) -> bool {
+        self.slots[slot.0].1.granularity == Granularity::PerTensor
+    }
+
+    /// See [`ScalingState::scale_rows`](super::ScalingState::scale_rows).
+    pub(super) fn scale_rows(&mut self) -> bool {
+        let is_known = |delayed: &Delayed| delayed.updates > 0 || delayed.first_step == FirstStep::Unscaled;
+        if self.delayed.as_ref().is_some_and(is_known) {
+            return false;
+        }
+        let mut any = false;
+        for (_, cast) in self.slots.iter_mut().filter(|(_, cast)| cast.granularity == Granularity::PerTensor) {
+            let how = match cast.scaling {
+                Scaling::Current(how) => how,
+                Scaling::Delayed { .. } => CurrentScaling::default(),
+            };
+            *cast = Cast { granularity: Granularity::PerRow, scaling: Scaling::Current(how), ..*cast };
+            any = true;
+        }
+        any
+    }
+
+    /// The format of the cast in `slot`.
+    pub fn format(&self, slot: Slot) -> DType {
+        self.slots[slot.0].1.format
+    }
+
+    /// The scale of casts in `slot` in this step; `None` if it depends on the amax of the tensor.
+    pub(super) fn known(&self, slot: Slot) -> Result<Option<Scale>> {
+        let Cast { granularity, scaling, .. } = self.slots[slot.0].1;
+        match (scaling, &self.delayed, &self.arrays) {
+            (Scaling::Current(how), ..) if granularity != Granularity::PerTensor => {
+                Ok(Some(Scale::Own(granularity, how)))
+            }
+            (Scaling::Current(_), ..) | (_, None, _) | (_, _, None) => Ok(None),
+            (_, Some(delayed), _) if !delayed.has_scale(slot) => Ok(None),
+            (_, Some(_), Some(arrays)) => Ok(Some(Scale::Given(arrays.scale.rows(slot.0, slot.0 + 1)?))),
+        }
+    }
+
+    /// The scale of a cast in `slot`: `frozen` if it has a scale, else the known scale.
+    pub(super) fn scale(&self, slot: Slot, frozen: &FrozenScale) -> Result<Scale> {
+        match (frozen.scale(), self.known(slot)?) {
+            (Some(own), _) => Ok(Scale::Given(own.clone())),
+            (None, Some(known)) => Ok(known),
+            (None, None) => unreachable!("a cast without a scale of its slot has one of its own"),
+        }
+    }
+
+    /// How the cast in `slot` will cast the new weights of an update.
+    pub fn next_cast(&self, slot: Slot) -> Result<NextCast> {
+        Ok(match self.known(slot)? {
+            Some(Scale::Given(scale)) => NextCast::Known(scale),
+            Some(Scale::Own(Granularity::Blocks128x128, how)) if self.format(slot) == DType::E4M3 => {
+                NextCast::Blocks(how)
+            }
+            Some(Scale::Own(..)) => NextCast::Later,
+            None => NextCast::Measured,
+        })
+    }
+
+    pub(super) fn current_scaling(&self, slot: Slot) -> CurrentScaling {
+        match self.slots[slot.0].1.scaling {
+            Scaling::Current(how) => how,
+            Scaling::Delayed { .. } => CurrentScaling::default(),
+        }
+    }
+}

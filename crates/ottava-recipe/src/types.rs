@@ -1,0 +1,276 @@
+//! The parts of a recipe: casts, products, exceptions.
+
+use ottava_common::error::{Error, Result};
+use ottava_tensor::ops::{Accumulation, CurrentScaling, DelayedScaling};
+use ottava_tensor::{Capability, DType, Device, Granularity};
+use serde::{Deserialize, Serialize};
+
+/// The origin of a cast's scale.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scaling {
+    /// Delayed scaling: from the amaxes of earlier steps.
+    Delayed {
+        /// How amaxes become a scale.
+        how: DelayedScaling,
+        /// Steps in the history.
+        window: usize,
+        /// Scaling of the first step, without a history.
+        first_step: FirstStep,
+    },
+    /// Current scaling: from the tensor itself.
+    Current(CurrentScaling),
+}
+
+/// Scaling of the first step, whose history is empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FirstStep {
+    /// Scales by the tensor's own amax.
+    Current,
+    /// Scales by 1, as Transformer Engine does.
+    Unscaled,
+}
+
+/// How one operand of the matrix products is cast.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cast {
+    /// The FP8 format.
+    pub format: DType,
+    /// Which elements share a scale.
+    pub granularity: Granularity,
+    /// Where the scale comes from.
+    pub scaling: Scaling,
+}
+
+/// The casts of a linear layer's three operands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinearCasts {
+    /// `x`, read by fprop and wgrad.
+    pub input: Cast,
+    /// `W`, read by fprop and dgrad.
+    pub weight: Cast,
+    /// `dy`, read by dgrad and wgrad.
+    pub grad_output: Cast,
+}
+
+/// Which FP8 formats the operands have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fp8Format {
+    /// [`Fp8Format::Hybrid`] with one scale per tensor, [`Fp8Format::E4m3`] with more, which need no range.
+    Auto,
+    /// E4M3 for inputs and weights, E5M2 for gradients.
+    Hybrid,
+    /// E4M3 everywhere.
+    E4m3,
+}
+
+/// The products of a linear layer, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProductName {
+    /// `y = x · Wᵀ`.
+    Fprop,
+    /// `dx = dy · W`.
+    Dgrad,
+    /// `dW = dyᵀ · x`.
+    Wgrad,
+}
+
+/// Precision of a product of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProductPrecision {
+    /// Operands in the recipe's compute type.
+    High,
+    /// FP8 operands, with this accumulation.
+    Fp8(Accumulation),
+}
+
+impl ProductPrecision {
+    /// Accumulation of the product; always exact for operands in the compute type.
+    pub fn accumulation(self) -> Accumulation {
+        match self {
+            ProductPrecision::High => Accumulation::Exact,
+            ProductPrecision::Fp8(accumulation) => accumulation,
+        }
+    }
+}
+
+/// Precision of each product of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Products {
+    /// `y = x · Wᵀ`.
+    pub fprop: ProductPrecision,
+    /// `dx = dy · W`.
+    pub dgrad: ProductPrecision,
+    /// `dW = dyᵀ · x`.
+    pub wgrad: ProductPrecision,
+}
+
+impl Products {
+    /// All operands in the compute type.
+    pub const HIGH: Products =
+        Products { fprop: ProductPrecision::High, dgrad: ProductPrecision::High, wgrad: ProductPrecision::High };
+}
+
+/// The precision of a run. Embedding, norms, attention, head and loss always stay in `compute`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recipe {
+    /// Its name in configuration files.
+    pub name: RecipeName,
+    /// Type of activations, and of weights outside FP8 products.
+    pub compute: DType,
+    /// The casts of the blocks' linears; `None` leaves them in `compute`.
+    pub casts: Option<LinearCasts>,
+    /// The precision of the products of these linears.
+    pub products: Products,
+    /// Linears that stay in `compute`; [`Recipe::decide`] decides for each.
+    pub exceptions: Exceptions,
+    /// Linears with other casts; the first that names a linear counts.
+    pub overrides: Vec<Override>,
+    /// Whether linears after SwiGLU scale the columns of their input one by one, where casts have one scale per tensor.
+    pub smooth_swiglu: bool,
+    /// Whether attention's gradient is summed in a fixed order.
+    pub deterministic: bool,
+}
+
+/// The names of recipes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecipeName {
+    /// Everything in binary32.
+    Fp32,
+    /// Activations and products in bfloat16, master weights in binary32.
+    Bf16,
+    /// Activations and products in float16, with a loss scale.
+    Fp16,
+    /// FP8 products with scales from earlier steps.
+    Fp8Delayed,
+    /// FP8 products with scales from the tensors themselves.
+    Fp8Current,
+    /// FP8 products with a scale for each row of an operand, from the row itself.
+    Fp8Row,
+    /// FP8 products with a scale for each block of an operand, from the block itself.
+    Fp8Block,
+    /// FP8 products with MX blocks of 32 and power-of-two scales, as on Blackwell; emulated on the CPU.
+    Mxfp8,
+}
+
+impl Recipe {
+    /// Whether it casts any linear to FP8.
+    pub fn casts_to_fp8(&self) -> bool {
+        self.casts.is_some() || self.overrides.iter().any(|other| other.casts.is_some())
+    }
+
+    /// Checks that `device` has the products of this recipe.
+    pub fn expect_on(&self, device: &Device) -> Result<()> {
+        self.expect_casts_on(self.name, self.casts.as_ref(), device)?;
+        let mut overrides = self.overrides.iter();
+        overrides.try_for_each(|other| self.expect_casts_on(other.recipe, other.casts.as_ref(), device))
+    }
+
+    fn expect_casts_on(&self, recipe: RecipeName, casts: Option<&LinearCasts>, device: &Device) -> Result<()> {
+        let (Device::Cuda(gpu), Some(LinearCasts { input, weight, grad_output })) = (device, casts) else {
+            return Ok(());
+        };
+        let (name, capability) = (recipe.as_str(), Capability::find(gpu.capability())?);
+        let refuse = |why: String| {
+            let instead = capability.fp8_products.last().map_or("bf16", |scales| match scales {
+                Granularity::PerTensor | Granularity::Mx => "fp8-current",
+                Granularity::PerRow => "fp8-row",
+                Granularity::Blocks1x128 | Granularity::Blocks128x128 | Granularity::MixedBlocks => "fp8-block",
+            });
+            Err(Error::Config(format!(
+                "recipe {name} does not run on {}: {why}; use recipe {instead}, or `device = \"cpu\"`, which emulates {name}",
+                gpu.name()
+            )))
+        };
+        for cast in [input, weight, grad_output] {
+            if let Err(error) = capability.expect_fp8_product(cast.granularity) {
+                return refuse(error.to_string());
+            }
+            if cast.granularity == Granularity::Mx {
+                return refuse("no kernel casts to MX blocks".into());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl RecipeName {
+    /// All names, in the order of the documentation.
+    pub const ALL: [RecipeName; 8] = [
+        RecipeName::Fp32,
+        RecipeName::Bf16,
+        RecipeName::Fp16,
+        RecipeName::Fp8Delayed,
+        RecipeName::Fp8Current,
+        RecipeName::Fp8Row,
+        RecipeName::Fp8Block,
+        RecipeName::Mxfp8,
+    ];
+
+    /// The recipes that cast to FP8.
+    pub const FP8: [RecipeName; 5] =
+        [RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block, RecipeName::Mxfp8];
+
+    /// The spelling in configuration files.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            RecipeName::Fp32 => "fp32",
+            RecipeName::Bf16 => "bf16",
+            RecipeName::Fp16 => "fp16",
+            RecipeName::Fp8Delayed => "fp8-delayed",
+            RecipeName::Fp8Current => "fp8-current",
+            RecipeName::Fp8Row => "fp8-row",
+            RecipeName::Fp8Block => "fp8-block",
+            RecipeName::Mxfp8 => "mxfp8",
+        }
+    }
+}
+
+impl std::str::FromStr for RecipeName {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<RecipeName> {
+        RecipeName::ALL.into_iter().find(|name| name.as_str() == text).ok_or_else(|| {
+            let names = RecipeName::ALL.map(RecipeName::as_str).join(", ");
+            Error::Config(format!("there is no recipe `{text}`; the recipes are {names}"))
+        })
+    }
+}
+
+/// Linears that stay in the compute type of a recipe that casts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Exceptions {
+    /// Patterns of names: `*` stands for any characters, `?` for one.
+    pub patterns: Vec<String>,
+    /// Blocks at the start.
+    pub first: usize,
+    /// Blocks at the end.
+    pub last: usize,
+    /// Tokens of a micro-batch on a GPU; if set, linears that FP8 would make slower are exceptions too.
+    pub slow_at: Option<usize>,
+}
+
+/// Linears with casts and products of their own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Override {
+    /// Patterns of names: `*` stands for any characters, `?` for one.
+    pub patterns: Vec<String>,
+    /// The recipe of the casts.
+    pub recipe: RecipeName,
+    /// Their casts; `None` leaves them in the compute type.
+    pub casts: Option<LinearCasts>,
+    /// The precision of their products.
+    pub products: Products,
+}
+
+impl Override {
+    /// How reasons begin that name it: one text for all its linears, since they are counted by reason.
+    pub(super) fn reason(&self) -> String {
+        match self.patterns.as_slice() {
+            [first, _, rest @ ..] => format!("`{first}` and {} more of overrides: ", rest.len() + 1),
+            patterns => format!("`{}` of overrides: ", patterns.concat()),
+        }
+    }
+}

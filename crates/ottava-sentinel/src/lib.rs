@@ -1,0 +1,60 @@
+//! The sentinel: judges comparisons of a recipe with BF16, and decides what a run computes in BF16 from then on.
+//!
+//! Comparisons are made by the training step; this module is a function of their numbers, so every
+//! rank decides alike, and a resumed run decides as the interrupted one.
+//!
+//! `TrainStep::compare` runs a program of one micro-batch in `Pass::Comparison`, which measures no cast, in two precisions side by side.
+//! `Stage::compare_forward` and `Stage::compare_backward` (`models/stage/compare.rs`) take a block in one precision and then in the other, compare
+//! outputs and gradients, and drop the gradients. The recipe's pass saves what a step saves; in BF16, backward recomputes each block from its
+//! input.
+//!
+//! In the recipe's precision, three things are compared:
+//!
+//! - casts with the values that they cast (`OperandCast::probe`), so no producer writes codes directly
+//! - sampled rows of products with the same rows of the products of the dequantized codes (`Linear::product`, `layers/linear/probe.rs`), and
+//!   grouped products with all rows (`layers/moe/probe.rs`)
+//! - the cost of casts in the loss, from the outputs of sampled tokens and the gradients by them (`Linear::keep_outputs`,
+//!   `Linear::compare_loss_cost`)
+//!
+//! A `Probe` (`scaling/probe.rs`) collects the sums on the device, and all ranks add them; its `Observer` copies tensors for `[debug]`. `Verdict`
+//! and `SentinelState` are functions of these sums, and `Trainer::watch` carries out the decision. `ScalingState::set_high_precision` marks the
+//! slots of a linear: then its products read values and its casts only measure, as in a step in high precision. `TrainStep::repeat` compares two
+//! passes of the same precision. `Recommendation` and `what_if` say which linears to compute in BF16 and what other casts would lose;
+//! `RunComparison` (`report/run_comparison.rs`) finds where two runs part. Tests plant faults in products with `planted.rs` of `ottava-tensor`.
+#![forbid(unsafe_code)]
+
+mod alarm;
+mod cast_alarm;
+mod finding;
+mod memory;
+mod recommend;
+mod router_alarm;
+mod state;
+mod what_if;
+
+pub use alarm::{AlarmPolicy, NonFiniteSteps, Spike, SpikeDetector};
+pub use cast_alarm::{CastAlarm, CastBounds, CastDetector, CastFinding, CastHistory, SeenCast};
+pub use finding::{Bounds, Finding, Measure, Verdict};
+pub use memory::{AlarmMemory, CountedSince, LastLine};
+pub use recommend::{Recommendation, Recommended};
+pub use router_alarm::CollapsedRouter;
+pub use state::{Decision, Demotion, Rollback, SentinelState};
+pub use what_if::{WhatIf, what_if};
+
+use serde::{Deserialize, Serialize};
+
+/// What the sentinel does about a finding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SentinelPolicy {
+    /// Logs it.
+    #[default]
+    Report,
+    /// Saves a checkpoint after the step and ends the program.
+    Pause,
+    /// Computes the linears with findings in BF16 for some steps, then tries them again; without such a linear, the one with the largest
+    /// cast errors.
+    Demote,
+    /// Computes all products in BF16 for some steps, then tries the recipe again.
+    Bf16,
+}

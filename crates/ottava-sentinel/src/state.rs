@@ -1,0 +1,200 @@
+//! What a run computes in BF16 because of earlier findings.
+
+use crate::{Measure, SentinelPolicy, Verdict};
+use ottava_data::DataState;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// A linear whose products read BF16 operands for some steps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Demotion {
+    /// Its name.
+    pub linear: String,
+    /// The first step in which it is tried again; it is demoted while this lies ahead.
+    pub until: u64,
+    /// How often it was demoted. Each time lasts twice as long as the one before.
+    pub times: u32,
+}
+
+/// The decisions so far, as checkpoints save them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SentinelState {
+    /// All products read BF16 operands in steps before this one.
+    pub high_until: u64,
+    /// How often the run went to BF16.
+    pub high_times: u32,
+    /// Linears that are or were demoted.
+    pub demoted: Vec<Demotion>,
+    /// Steps in a row whose updates were skipped by an alarm.
+    #[serde(default)]
+    pub skipped_in_a_row: u64,
+    /// All steps whose updates were skipped by an alarm.
+    #[serde(default)]
+    pub skipped_steps: u64,
+    /// How often the run went back to an earlier checkpoint, the first time first.
+    #[serde(default)]
+    pub rollbacks: Vec<Rollback>,
+}
+
+/// A return to an earlier checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rollback {
+    /// The last step before it.
+    pub from: u64,
+    /// The step of the checkpoint.
+    pub to: u64,
+    /// What an alarm said.
+    pub reason: String,
+    /// The position in the data from which the run went on: rows of the steps between are skipped.
+    pub data: DataState,
+}
+
+/// What a check decides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decision {
+    /// Nothing changes.
+    None,
+    /// The run saves after the step and ends.
+    Pause,
+    /// These linears are computed in BF16.
+    Demote(Vec<String>),
+    /// All products are computed in BF16.
+    Bf16,
+}
+
+/// The most times that a period is doubled.
+const DOUBLINGS: u32 = 10;
+
+impl SentinelState {
+    /// The linears that are demoted in `step`.
+    pub fn demoted_in(&self, step: u64) -> BTreeSet<String> {
+        self.demoted.iter().filter(|one| one.until > step).map(|one| one.linear.clone()).collect()
+    }
+
+    /// Whether all products read BF16 operands in `step`.
+    pub fn is_high_in(&self, step: u64) -> bool {
+        self.high_until > step
+    }
+
+    /// The linears that were demoted and are computed by the recipe in `step`.
+    pub fn tried_in(&self, step: u64) -> Vec<String> {
+        self.demoted.iter().filter(|one| one.until <= step).map(|one| one.linear.clone()).collect()
+    }
+
+    /// Whether the run was in BF16 and is computed by the recipe in `step`.
+    pub fn is_tried_in(&self, step: u64) -> bool {
+        self.high_times > 0 && !self.is_high_in(step)
+    }
+
+    /// Decides about the `verdict` of a check before `step`, by `policy` and for `hold` steps.
+    pub fn decide(&mut self, policy: SentinelPolicy, verdict: &Verdict, step: u64, hold: u64) -> Decision {
+        if verdict.findings.is_empty() {
+            return Decision::None;
+        }
+        match policy {
+            SentinelPolicy::Report => Decision::None,
+            SentinelPolicy::Pause => Decision::Pause,
+            SentinelPolicy::Bf16 if self.is_high_in(step) => Decision::None,
+            SentinelPolicy::Bf16 => {
+                self.high_until = step.saturating_add(period(hold, self.high_times));
+                self.high_times += 1;
+                Decision::Bf16
+            }
+            SentinelPolicy::Demote => {
+                let demoted = self.demoted_in(step);
+                let mut named: Vec<String> = Vec::new();
+                for linear in verdict.findings.iter().filter_map(|finding| finding.linear()) {
+                    if !demoted.contains(linear) && !named.iter().any(|name| name == linear) {
+                        named.push(linear.to_string());
+                    }
+                }
+                if named.is_empty() {
+                    let is_loss = verdict.findings.iter().any(|finding| finding.measure == Measure::LossGap);
+                    let ranking = if is_loss { &verdict.loss_costs } else { &verdict.ranking };
+                    let worst = ranking.iter().map(|(name, _)| name).find(|name| !demoted.contains(*name));
+                    named.extend(worst.cloned());
+                }
+                named.iter().for_each(|linear| self.demote(linear, step, hold));
+                if named.is_empty() { Decision::None } else { Decision::Demote(named) }
+            }
+        }
+    }
+
+    fn demote(&mut self, linear: &str, step: u64, hold: u64) {
+        match self.demoted.iter_mut().find(|one| one.linear == linear) {
+            Some(one) => {
+                one.until = step.saturating_add(period(hold, one.times));
+                one.times += 1;
+            }
+            None => self.demoted.push(Demotion { linear: linear.into(), until: step.saturating_add(hold), times: 1 }),
+        }
+    }
+}
+
+/// The steps that a decision holds which was taken `times` times before.
+fn period(hold: u64, times: u32) -> u64 {
+    hold.saturating_mul(1 << times.min(DOUBLINGS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Finding;
+    use super::*;
+
+    fn verdict(linears: &[&str], global: bool) -> Verdict {
+        let of = |tensor: Option<String>| Finding { tensor, measure: Measure::LossGap, value: 1.0, bound: 0.0 };
+        let mut findings: Vec<_> = linears.iter().map(|name| of(Some(name.to_string()))).collect();
+        findings.extend(global.then(|| of(None)));
+        let ranked = |names: [&str; 2]| names.map(|name| (name.to_string(), 0.1)).to_vec();
+        let (ranking, loss_costs) = (ranked(["second", "worst"]), ranked(["worst", "second"]));
+        Verdict { loss_gap: 1.0, cosine: 1.0, norm_ratio: 1.0, findings, ranking, loss_costs }
+    }
+
+    #[test]
+    fn a_linear_is_demoted_tried_again_and_demoted_for_longer() {
+        let mut state = SentinelState::default();
+        let decided = state.decide(SentinelPolicy::Demote, &verdict(&["a", "b", "a"], false), 10, 100);
+        assert_eq!(decided, Decision::Demote(vec!["a".into(), "b".into()]));
+        assert_eq!(state.demoted_in(109).len(), 2);
+        assert!(state.demoted_in(110).is_empty());
+        assert_eq!(state.tried_in(110), ["a", "b"]);
+        assert_eq!(state.decide(SentinelPolicy::Demote, &verdict(&[], false), 110, 100), Decision::None);
+        let decided = state.decide(SentinelPolicy::Demote, &verdict(&["a"], false), 210, 100);
+        assert_eq!(decided, Decision::Demote(vec!["a".into()]));
+        assert_eq!(state.demoted[0], Demotion { linear: "a".into(), until: 410, times: 2 });
+    }
+
+    #[test]
+    fn findings_of_the_whole_model_demote_the_worst_linear_that_is_not_demoted() {
+        let mut state = SentinelState::default();
+        let mut decide = |step| state.decide(SentinelPolicy::Demote, &verdict(&[], true), step, 100);
+        assert_eq!(decide(1), Decision::Demote(vec!["worst".into()]));
+        assert_eq!(decide(2), Decision::Demote(vec!["second".into()]));
+        assert_eq!(decide(3), Decision::None);
+    }
+
+    #[test]
+    fn a_run_goes_to_bf16_and_back_and_for_longer() {
+        let mut state = SentinelState::default();
+        let mut decide = |step, found| {
+            let verdict = verdict(&[], found);
+            let decision = state.decide(SentinelPolicy::Bf16, &verdict, step, 50);
+            (decision, state.is_high_in(step), state.is_tried_in(step))
+        };
+        assert_eq!(decide(1, false), (Decision::None, false, false));
+        assert_eq!(decide(11, true), (Decision::Bf16, true, false));
+        assert_eq!(decide(21, true), (Decision::None, true, false));
+        assert_eq!(decide(61, false), (Decision::None, false, true));
+        assert_eq!(decide(71, true), (Decision::Bf16, true, false));
+        assert!(state.is_high_in(170) && !state.is_high_in(171));
+    }
+
+    #[test]
+    fn reports_and_pauses_change_nothing() {
+        let mut state = SentinelState::default();
+        assert_eq!(state.decide(SentinelPolicy::Report, &verdict(&["a"], true), 1, 9), Decision::None);
+        assert_eq!(state.decide(SentinelPolicy::Pause, &verdict(&["a"], true), 1, 9), Decision::Pause);
+        assert_eq!(state, SentinelState::default());
+    }
+}

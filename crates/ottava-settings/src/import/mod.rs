@@ -1,0 +1,351 @@
+//! Settings of other trainers' files as a run's TOML.
+
+mod datasets;
+mod defaults;
+mod fields;
+#[cfg(test)]
+mod tests;
+
+use crate::RunConfig;
+use crate::names::{self, Known};
+use crate::words::{self, Translation};
+use crate::yaml::Yaml;
+use datasets::DataSets;
+use defaults::Trainer;
+use ottava_common::error::{Error, Result};
+use ottava_common::input;
+use serde_json::{Map, Value as Json};
+use std::fmt::Write;
+use std::path::Path;
+use toml::{Table, Value};
+
+/// The largest file.
+const MAX_BYTES: u64 = 64 << 10;
+
+/// A translated file.
+#[derive(Debug)]
+pub struct Imported {
+    /// The run's TOML, with what was not translated as comments.
+    pub toml: String,
+    /// Keys without translation, `FILE:LINE: key: reason`.
+    pub refused: Vec<String>,
+    /// Keys that nothing is lost without, likewise.
+    pub needless: Vec<String>,
+    /// What is still wrong with the run.
+    pub problems: Vec<String>,
+}
+
+/// Translates the YAML or JSON file at `path`, of Axolotl, LLaMA-Factory, TRL, Accelerate or DeepSpeed.
+///
+/// Errors with [`Error::Config`] when the file cannot be read.
+pub fn import(path: &Path) -> Result<Imported> {
+    let wrong = |reason: String| Error::Config(format!("{}: {reason}", path.display()));
+    let text = input::read_text(path, MAX_BYTES).map_err(|error| wrong(error.to_string()))?;
+    let yaml = Yaml::parse(&text).map_err(|error| wrong(format!("this is not YAML: {error}")))?;
+    let trainer = Trainer::of(&yaml.table);
+    let mut import = Import {
+        known: Known::new(),
+        path,
+        yaml: &yaml,
+        trainer,
+        ours: Vec::new(),
+        refused: Vec::new(),
+        needless: Vec::new(),
+        objective: None,
+    };
+    import.table(&yaml.table, "");
+    import.leave_out_smoothing();
+    match import.objective {
+        // Without the key, the run would train something else.
+        Some(note) => {
+            Err(Error::Config(format!("{note}; without it the run would have another objective, so none is written")))
+        }
+        None => Ok(import.finish()),
+    }
+}
+
+/// Our key of the objective of a run.
+const OBJECTIVE: &str = "preference.loss_type";
+
+/// `text` as a part of a comment in TOML, which has no control characters.
+fn comment(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
+/// A setting of ours, and the comment behind it.
+struct Setting {
+    path: String,
+    value: Value,
+    comment: String,
+}
+
+struct Import<'a> {
+    known: Known,
+    path: &'a Path,
+    yaml: &'a Yaml,
+    trainer: Trainer,
+    ours: Vec<Setting>,
+    refused: Vec<String>,
+    needless: Vec<String>,
+    /// Why the objective of the run is not translated.
+    objective: Option<String>,
+}
+
+impl Import<'_> {
+    fn table(&mut self, table: &Map<String, Json>, prefix: &str) {
+        for (key, value) in table {
+            let path = format!("{prefix}{key}");
+            match value {
+                // A key without a value has its default.
+                Json::Null => {}
+                value => match (datasets::translate(&path, value, &self.yaml.table, self.path), value) {
+                    (Some(found), _) => self.add_data_sets(found),
+                    (None, Json::Object(inner)) => self.table(inner, &format!("{path}.")),
+                    (None, value) => self.key(&path, value),
+                },
+            }
+        }
+    }
+
+    fn add_data_sets(&mut self, found: DataSets) {
+        for (path, value) in found.settings {
+            self.ours.push(Setting { path: path.into(), value, comment: found.comment.into() });
+        }
+        found.refused.iter().for_each(|(path, reason)| self.refuse(path, reason));
+    }
+
+    /// Translates one key.
+    fn key(&mut self, path: &str, value: &Json) {
+        let Ok(value) = Value::try_from(value) else {
+            return self.refuse(path, "a list with a gap is not translated");
+        };
+        if value.as_str() == Some("") {
+            return;
+        }
+        if path == "fsdp" {
+            let words = value.as_array().map_or(std::slice::from_ref(&value), Vec::as_slice);
+            let words = words.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_lowercase));
+            return words.for_each(|words| words.split([' ', ',']).for_each(|word| self.word_of_fsdp(word)));
+        }
+        let last = path.rsplit('.').next().unwrap_or_default();
+        if let Some((ours, value)) = self.trainer.own(last, &value) {
+            return self.add(path, ours, value);
+        }
+        let parent = path.rsplit_once('.').map(|(table, _)| table);
+        match words::translate(path, &value) {
+            Some(Translation::Ours(ours, value)) => self.add(path, ours, value),
+            Some(Translation::Nothing | Translation::Without(..)) => {}
+            Some(Translation::Needless(reason)) => self.not_needed(path, reason),
+            Some(Translation::Refused(reason)) => self.refuse(path, reason),
+            None => match self.known.path_of(last) {
+                Some(ours) => self.add(path, &ours, value),
+                None => match parent.and_then(|table| words::translate(table, &value)) {
+                    Some(Translation::Refused(reason)) => self.refuse(path, reason),
+                    Some(Translation::Needless(reason)) => self.not_needed(path, reason),
+                    _ => self.refuse(path, "this key is not known"),
+                },
+            },
+        }
+    }
+
+    /// Translates a word of the key `fsdp`: a strategy, or how FSDP is set up.
+    fn word_of_fsdp(&mut self, word: &str) {
+        match word {
+            "" | "auto_wrap" => {}
+            "offload" => self.add("fsdp", "memory.offload_parameters", Value::Float(1.0)),
+            strategy => match words::translate("fsdp", &Value::String(strategy.into())) {
+                Some(Translation::Ours(ours, value)) => self.add("fsdp", ours, value),
+                Some(Translation::Refused(reason)) => self.refuse("fsdp", reason),
+                _ => {}
+            },
+        }
+    }
+
+    /// Writes `value` at `ours`, in the form that the key has.
+    fn add(&mut self, path: &str, ours: &str, value: Value) {
+        let (mut ours, mut value) = (ours, value);
+        // Versions 5 of transformers write a share of the steps into `warmup_steps`.
+        if ours == "training.warmup_steps" && value.as_float().is_some_and(|share| share < 1.0) {
+            ours = "training.warmup_ratio";
+        }
+        if let Some(text) = value.as_str().filter(|_| self.known.is_list(ours)) {
+            let parts = text.split(',').map(|part| Value::String(part.trim().to_string()));
+            value = Value::Array(parts.collect());
+        }
+        if ours == "lora.target_modules" {
+            match value.as_str() {
+                Some("all-linear") | None => {}
+                // A regular expression of whole names, as in PEFT.
+                Some(text) if text.contains(['\\', '(', '*', '.']) => {}
+                Some(text) => value = Value::Array(text.split(',').map(|part| part.trim().into()).collect()),
+            }
+        }
+        if let Some(number) = value.as_float().filter(|number| number.fract() == 0.0 && self.known.is_integer(ours)) {
+            value = Value::Integer(number as i64);
+        }
+        if let Some(reason) = self.known.mistake(ours, &value) {
+            return self.refuse(path, &reason);
+        }
+        let is_fp8 = |value: &Value| value.as_str().is_some_and(|recipe| recipe.starts_with("fp8"));
+        if let Some(before) = self.ours.iter_mut().find(|setting| setting.path == ours) {
+            // A switch for BF16 beside one for FP8 is the type of everything else.
+            if ours == "precision.recipe" && is_fp8(&before.value) != is_fp8(&value) {
+                before.value = if is_fp8(&value) { value } else { before.value.clone() };
+            } else if before.value != value {
+                let reason = format!("`{ours}` is {} by another key already", before.value);
+                self.refuse(path, &reason);
+            }
+            return;
+        }
+        self.ours.push(Setting { path: ours.to_string(), value, comment: String::new() });
+    }
+
+    fn note(&self, path: &str, reason: &str) -> String {
+        let line = self.yaml.lines.get(path).map_or(String::new(), |line| format!("{line}:"));
+        format!("{}:{line} `{path}`: {reason}", self.path.display())
+    }
+
+    /// Notes a key that nothing is lost without, once for all keys of a table, or of FSDP, with this reason.
+    fn not_needed(&mut self, path: &str, reason: &str) {
+        let is_of_table = path.contains('.') || path.starts_with("fsdp");
+        let is_noted = is_of_table && self.needless.iter().any(|note| note.ends_with(reason));
+        if !is_noted {
+            self.needless.push(self.note(path, reason));
+        }
+    }
+
+    fn refuse(&mut self, path: &str, reason: &str) {
+        let note = self.note(path, reason);
+        if words::ours(path) == Some(OBJECTIVE) {
+            self.objective.get_or_insert(note.clone());
+        }
+        self.refused.push(note);
+    }
+
+    /// Leaves out the smoothing of TRL's losses that do not read it.
+    fn leave_out_smoothing(&mut self) {
+        if self.trainer != Trainer::Trl {
+            return;
+        }
+        let losses = self.ours.iter().find(|setting| setting.path == OBJECTIVE).map(|setting| &setting.value);
+        let names = losses.map_or(&[][..], |value| value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice));
+        let reads = |smooths: &dyn Fn(&str) -> bool| names.iter().filter_map(Value::as_str).any(smooths);
+        let is_sigmoid = names.is_empty() || reads(&|name| name == "sigmoid");
+        let others = reads(&|name| ["robust", "exo_pair", "aot", "aot_unpaired"].contains(&name));
+        let before = self.ours.len();
+        if !others || is_sigmoid {
+            self.ours.retain(|setting| setting.path != "preference.label_smoothing");
+        }
+        match (self.ours.len() < before, others) {
+            (false, _) => {}
+            (true, false) => {
+                let reason = "TRL reads it for the losses `robust`, `exo_pair`, `aot` and `aot_unpaired` alone";
+                self.needless.push(self.note("label_smoothing", reason));
+            }
+            (true, true) => {
+                let reason = "TRL smooths no labels of `sigmoid`, and here it holds for all losses of the list";
+                self.objective.get_or_insert(self.note("label_smoothing", reason));
+            }
+        }
+    }
+
+    fn finish(mut self) -> Imported {
+        for (path, text) in self.trainer.defaults(&self.yaml.table) {
+            if !self.ours.iter().any(|setting| setting.path == path) {
+                let value =
+                    format!("value = {text}").parse::<Table>().expect("our own values are TOML")["value"].clone();
+                let comment = format!("  # the default of {}", self.trainer.name());
+                self.ours.push(Setting { path: path.into(), value, comment });
+            }
+        }
+        if self.ours.iter().any(|setting| setting.path == "training.warmup_ratio") {
+            self.ours.retain(|setting| setting.path != "training.warmup_steps");
+        }
+        let path = comment(&self.path.display().to_string());
+        let mut toml = format!("# Translated from {path} of {} by `ottava import`.\n", self.trainer.name());
+        for (title, list) in [("Not translated", &self.refused), ("Not needed", &self.needless)] {
+            if !list.is_empty() {
+                let _ = write!(toml, "#\n# {title}:\n");
+                list.iter().for_each(|note| {
+                    let _ = writeln!(toml, "#   {}", comment(note));
+                });
+            }
+        }
+        toml.push('\n');
+        let (mut table, mut titled) = (String::new(), true);
+        // In the order of the file of all keys.
+        for line in RunConfig::default().to_toml().lines() {
+            if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+                (table, titled) = (format!("{name}."), false);
+                continue;
+            }
+            let name = line.split(" = ").next().unwrap_or_default();
+            let Some(setting) = self.ours.iter().find(|setting| setting.path == format!("{table}{name}")) else {
+                continue;
+            };
+            if setting.path == words::DATASETS {
+                continue;
+            }
+            if !titled {
+                let _ = write!(toml, "\n[{}]\n", table.trim_end_matches('.'));
+                titled = true;
+            }
+            let _ = writeln!(toml, "{name} = {}{}", setting.value, setting.comment);
+        }
+        let mixture = self.ours.iter().find(|setting| setting.path == words::DATASETS);
+        mixture.into_iter().for_each(|setting| toml.push_str(&data_sets(setting)));
+        let problems = match toml::from_str::<RunConfig>(&toml) {
+            Ok(config) => config.problems(),
+            Err(error) => vec![error.to_string().trim_end().replace('\n', " ")],
+        };
+        Imported { toml, refused: self.refused, needless: self.needless, problems }
+    }
+}
+
+/// The tables of [[data.datasets]], with a comment at their shares.
+fn data_sets(Setting { value, comment, .. }: &Setting) -> String {
+    let mut toml = String::new();
+    for set in value.as_array().into_iter().flatten().filter_map(Value::as_table) {
+        toml.push_str("\n[[data.datasets]]\n");
+        for (key, value) in set {
+            let comment = if value.is_float() { format!("  # {comment}") } else { String::new() };
+            let _ = writeln!(toml, "{key} = {value}{comment}");
+        }
+    }
+    toml
+}
+
+impl Known {
+    /// The only path whose last part is `name`.
+    fn path_of(&self, name: &str) -> Option<String> {
+        let mut found = self.0.iter().filter(|path| path.rsplit('.').next() == Some(name));
+        found.next().filter(|_| found.next().is_none()).cloned()
+    }
+
+    fn is_list(&self, path: &str) -> bool {
+        self.default_of(path).is_some_and(|value| value.is_array())
+    }
+
+    fn is_integer(&self, path: &str) -> bool {
+        self.default_of(path).is_some_and(|value| value.is_integer())
+    }
+
+    /// Why `path` cannot have `value`.
+    fn mistake(&self, path: &str, value: &Value) -> Option<String> {
+        let mut base = RunConfig::default();
+        // Without adapters, their keys are not checked.
+        base.lora.r = usize::from(path.starts_with("lora."));
+        // The loss that requires it does not get it from its own key.
+        base.preference.label_smoothing = 0.1;
+        let mut table = Table::try_from(&base).expect("a configuration is a table");
+        names::insert(&mut table, path, value.clone()).ok()?;
+        let reason = match table.try_into::<RunConfig>() {
+            Err(error) => error.to_string().lines().next().unwrap_or_default().trim().to_string(),
+            Ok(config) => {
+                let before = base.problems();
+                config.problems().into_iter().find(|problem| !before.contains(problem))?
+            }
+        };
+        Some(format!("{} is refused: {reason}", names::line(path, value)))
+    }
+}

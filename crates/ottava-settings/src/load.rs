@@ -1,0 +1,71 @@
+//! Reading a run's file, and the settings that a command line changes in it.
+
+use crate::RunConfig;
+use crate::names::{self, Known};
+use ottava_common::error::{Error, Result};
+use ottava_common::input;
+use std::path::Path;
+use toml::Table;
+
+/// The largest configuration file.
+const MAX_BYTES: u64 = 16 << 20;
+
+impl RunConfig {
+    /// Reads `path` and applies `settings` (`key=value`; the key a dotted path, or a bare one that is unique) on top.
+    pub fn load(path: &Path, settings: &[String]) -> Result<RunConfig> {
+        if let Some(remedy) = no_run(path) {
+            return Err(Error::Config(format!("{}: {remedy}", path.display())));
+        }
+        let text = input::read_text(path, MAX_BYTES).map_err(|e| Error::Config(format!("{}: {e}", path.display())))?;
+        let mut table: Table =
+            text.parse().map_err(|e| Error::Config(format!("{}: this is not valid TOML: {e}", path.display())))?;
+        let known = Known::new();
+        let mut problems = Vec::new();
+        known.canonical(&mut table, &mut problems);
+        for setting in settings {
+            if let Err(problem) = known.set(&mut table, setting) {
+                problems.push(format!("--set {setting}: {problem}"));
+            }
+        }
+        known.texts_for_lists(&table, &mut problems);
+        if problems.is_empty() {
+            match table.try_into::<RunConfig>() {
+                Ok(config) => {
+                    problems = config.problems();
+                    if problems.is_empty() {
+                        return config.with_adapter();
+                    }
+                }
+                Err(error) => problems.push(error.to_string().trim_end().replace('\n', " ")),
+            }
+        }
+        let told = problems.iter().take(names::MAX_PROBLEMS).map(|problem| format!("{}: {problem}", path.display()));
+        let more = (problems.len() > names::MAX_PROBLEMS).then(|| format!("{}: more problems follow", path.display()));
+        Err(Error::Config(told.chain(more).collect::<Vec<_>>().join("\n")))
+    }
+}
+
+/// What to do with a file or folder that is not the TOML of a run, by its name.
+fn no_run(path: &Path) -> Option<String> {
+    let extension = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    let shown = path.display();
+    match extension.as_str() {
+        _ if path.is_dir() => Some(format!(
+            "this is a folder, and a run is a TOML file: `ottava init {shown} DATA.jsonl` writes one for a model folder"
+        )),
+        "gguf" => Some(format!(
+            "this is a model, and a run is a TOML file: `ottava convert {shown} FOLDER` makes a model folder, and `ottava init FOLDER DATA.jsonl` a run"
+        )),
+        "yaml" | "yml" | "json" => {
+            Some(format!("a run is a TOML file: `ottava import {shown}` translates the file of another trainer"))
+        }
+        "safetensors" | "bin" | "pt" | "pth" => Some(
+            "these are weights, and a run is a TOML file: `ottava init FOLDER DATA.jsonl` writes one for their folder"
+                .into(),
+        ),
+        "jsonl" | "csv" | "parquet" | "arrow" => Some(format!(
+            "this is data, and a run is a TOML file: `ottava init FOLDER {shown}` writes one for a model folder"
+        )),
+        _ => None,
+    }
+}

@@ -1,0 +1,131 @@
+//! The table `[lora]`.
+
+use ottava_recipe::lora::{Exceptions, Lora, Targets};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The `[lora]` table: adapters beside the linears of a frozen model, as PEFT's `LoraConfig`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LoraConfig {
+    /// Rank of the adapters; 0 trains all weights instead.
+    pub r: usize,
+    /// The adapters' products are multiplied by `lora_alpha / r`.
+    pub lora_alpha: f64,
+    /// The linears that have adapters: `all-linear`, a list of names, or a regular expression of whole names.
+    pub target_modules: Targets,
+    /// The linears among them that have none: a list of names, or a regular expression.
+    pub exclude_modules: Targets,
+    /// The numbers of the layers whose linears have adapters, beside a list of names; empty for all.
+    pub layers_to_transform: Vec<usize>,
+    /// The names before numbers of layers; empty for any.
+    pub layers_pattern: Vec<String>,
+    /// Other ranks than `r`: `PATTERN=RANK`, with regular expressions of the ends of names.
+    #[serde(deserialize_with = "list_or_table")]
+    pub rank_pattern: Vec<String>,
+    /// Other values than `lora_alpha`: `PATTERN=ALPHA`.
+    #[serde(deserialize_with = "list_or_table")]
+    pub alpha_pattern: Vec<String>,
+    /// Dropout before adapters: 0.
+    pub lora_dropout: f64,
+    /// Whether the factor is `lora_alpha / sqrt(r)`.
+    pub use_rslora: bool,
+    /// Whether adapters also have a magnitude for each output.
+    pub use_dora: bool,
+    /// A folder of PEFT whose adapters the run starts from; empty for new ones.
+    pub init_from: PathBuf,
+}
+
+impl Default for LoraConfig {
+    fn default() -> LoraConfig {
+        LoraConfig {
+            r: 0,
+            lora_alpha: 16.0,
+            target_modules: Targets::AllLinear,
+            exclude_modules: Targets::NONE,
+            layers_to_transform: Vec::new(),
+            layers_pattern: Vec::new(),
+            rank_pattern: Vec::new(),
+            alpha_pattern: Vec::new(),
+            lora_dropout: 0.0,
+            use_rslora: false,
+            use_dora: false,
+            init_from: PathBuf::new(),
+        }
+    }
+}
+
+impl LoraConfig {
+    /// The adapters; `None` where all weights are trained.
+    pub fn adapters(&self) -> Option<Lora> {
+        let LoraConfig { r, lora_alpha: alpha, use_rslora, use_dora, .. } = *self;
+        let exceptions = self.exceptions();
+        (r > 0).then(|| Lora { r, alpha, use_rslora, use_dora, targets: self.target_modules.clone(), exceptions })
+    }
+
+    /// What the table says of single linears and layers.
+    pub fn exceptions(&self) -> Exceptions {
+        Exceptions {
+            exclude: self.exclude_modules.clone(),
+            layers: self.layers_to_transform.clone(),
+            layers_pattern: self.layers_pattern.clone(),
+            ranks: self.rank_pattern.iter().filter_map(|entry| pair(entry)).collect(),
+            alphas: self.alpha_pattern.iter().filter_map(|entry| pair(entry)).collect(),
+        }
+    }
+
+    /// Sentences about entries of `rank_pattern` and `alpha_pattern` that are none.
+    pub(super) fn pattern_problems(&self) -> Vec<String> {
+        let ranks = self.rank_pattern.iter().filter(|entry| pair::<usize>(entry).is_none_or(|(_, rank)| rank == 0));
+        let is_alpha =
+            |entry: &String| pair(entry).is_some_and(|(_, alpha): (_, f64)| alpha.is_finite() && alpha > 0.0);
+        let alphas = self.alpha_pattern.iter().filter(|entry| !is_alpha(entry));
+        let ranks = ranks
+            .map(|entry| format!("`lora.rank_pattern` has \"{entry}\"; write \"PATTERN=RANK\", such as \"q_proj=8\""));
+        let alphas = alphas.map(|entry| {
+            format!("`lora.alpha_pattern` has \"{entry}\"; write \"PATTERN=ALPHA\", such as \"q_proj=16\"")
+        });
+        ranks.chain(alphas).collect()
+    }
+
+    /// This table with the settings of `lora`.
+    pub fn with(self, lora: Lora) -> LoraConfig {
+        let Lora { r, alpha, use_rslora, use_dora, targets, exceptions } = lora;
+        let Exceptions { exclude, layers, layers_pattern, ranks, alphas } = exceptions;
+        LoraConfig {
+            r,
+            lora_alpha: alpha,
+            use_rslora,
+            use_dora,
+            target_modules: targets,
+            exclude_modules: exclude,
+            layers_to_transform: layers,
+            layers_pattern,
+            rank_pattern: ranks.iter().map(|(pattern, rank)| format!("{pattern}={rank}")).collect(),
+            alpha_pattern: alphas.iter().map(|(pattern, alpha)| format!("{pattern}={alpha}")).collect(),
+            ..self
+        }
+    }
+}
+
+/// Pattern and value of an entry `PATTERN=VALUE`; a pattern may have `=` itself.
+fn pair<T: FromStr>(entry: &str) -> Option<(String, T)> {
+    let (pattern, value) = entry.rsplit_once('=')?;
+    Some((pattern.to_string(), value.trim().parse().ok()?)).filter(|(pattern, _)| !pattern.is_empty())
+}
+
+/// A list of `PATTERN=VALUE`, or a table as PEFT has it.
+fn list_or_table<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a list of texts, such as [\"q_proj=8\"], or a table of patterns and numbers")]
+    enum Written {
+        List(Vec<String>),
+        Table(BTreeMap<String, toml::Value>),
+    }
+    Ok(match Written::deserialize(from)? {
+        Written::List(entries) => entries,
+        Written::Table(table) => table.iter().map(|(pattern, value)| format!("{pattern}={value}")).collect(),
+    })
+}

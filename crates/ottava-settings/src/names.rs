@@ -1,0 +1,293 @@
+//! The keys of a configuration, and looking them up.
+
+use crate::keys::flatten;
+use crate::words::{self, Translation};
+use crate::{DatasetConfig, RunConfig};
+use ottava_recipe::PrecisionOverride;
+use toml::{Table, Value};
+
+/// Longer keys get no suggestion.
+const MAX_KEY_BYTES: usize = 100;
+
+/// Problems that are listed; the search for more ends there.
+pub(super) const MAX_PROBLEMS: usize = 20;
+
+/// All keys, as dotted paths.
+pub(super) struct Known(pub(super) Vec<String>);
+
+impl Known {
+    pub(super) fn new() -> Known {
+        Known(RunConfig::default().flat().into_iter().map(|(key, _)| key).collect())
+    }
+
+    pub(super) fn default_of(&self, path: &str) -> Option<Value> {
+        RunConfig::default().flat().into_iter().find(|(key, _)| key == path).map(|(_, value)| value)
+    }
+
+    /// All tables, in the order of their first keys.
+    fn tables(&self) -> Vec<&str> {
+        let mut tables: Vec<&str> = self.0.iter().filter_map(|key| Some(key.rsplit_once('.')?.0)).collect();
+        tables.dedup();
+        tables
+    }
+
+    fn is_table(&self, path: &str) -> bool {
+        self.0.iter().any(|key| key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
+    }
+
+    /// Replaces aliases and reports keys that do not exist.
+    pub(super) fn canonical(&self, table: &mut Table, problems: &mut Vec<String>) {
+        let mut without = Vec::new();
+        self.canonical_in(table, "", &mut without, problems);
+        for (text, ours, values) in without {
+            if let Some(value) = self.given(table, ours, &values) {
+                problems.push(format!("{text} and {} contradict each other; leave out one", line(ours, &value)));
+            } else if let Some(problem) = self.default_problem(table, ours, &values) {
+                problems.push(format!("{text}: {problem}"));
+            }
+        }
+    }
+
+    fn canonical_in(&self, table: &mut Table, prefix: &str, without: &mut Vec<Without>, problems: &mut Vec<String>) {
+        let keys: Vec<String> = table.keys().cloned().collect();
+        for key in keys {
+            if problems.len() > MAX_PROBLEMS {
+                return;
+            }
+            let path = format!("{prefix}{key}");
+            if self.is_table(&path) {
+                match table.get_mut(&key) {
+                    Some(Value::Table(inner)) => self.canonical_in(inner, &format!("{path}."), without, problems),
+                    _ => problems.push(format!("`{path}` is a table: write its settings under [{path}]")),
+                }
+                continue;
+            }
+            let keys = LISTS.iter().find(|(list, _)| *list == path).map(|(_, keys)| keys);
+            if let (Some(keys), Value::Array(tables)) = (keys, &table[&key]) {
+                tables.iter().for_each(|table| unknown_in_list(&path, keys, table, problems));
+                continue;
+            }
+            match words::translate(&path, &table[&key]) {
+                None if self.0.contains(&path) => {}
+                None if table[&key].is_table() => problems.push(self.unknown_table(&path)),
+                None => problems.push(self.unknown(&path)),
+                Some(Translation::Refused(reason) | Translation::Needless(reason)) => {
+                    problems.push(format!("`{path}`: {reason}"));
+                }
+                Some(Translation::Nothing) => drop(table.remove(&key)),
+                Some(Translation::Without(ours, values)) => {
+                    let text = line(&path, &table.remove(&key).expect("the key is there"));
+                    without.push((text, ours, values));
+                }
+                Some(Translation::Ours(ours, value)) => {
+                    match ours.strip_prefix(prefix).filter(|name| !name.contains('.')) {
+                        None => problems.push(in_other_table(&path, ours, &value, &table[&key])),
+                        Some(name) if name != key && table.contains_key(name) => {
+                            problems.push(format!("`{path}` and `{ours}` mean the same; keep one"));
+                        }
+                        Some(name) => {
+                            table.remove(&key);
+                            table.insert(name.to_string(), value);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn unknown(&self, path: &str) -> String {
+        if let Some(text) = too_long(path) {
+            return text;
+        }
+        let (table, name) = path.rsplit_once('.').map_or((None, path), |(table, name)| (Some(table), name));
+        // Among equally near names, prefers the one in the same table.
+        let distance = |key: &&String| {
+            let (of, last) = key.rsplit_once('.').map_or((None, key.as_str()), |(table, name)| (Some(table), name));
+            (distance(name, last).unwrap_or(usize::MAX), of != table)
+        };
+        match self.0.iter().min_by_key(distance).filter(|key| distance(key).0 < usize::MAX) {
+            Some(key) => format!("`{path}` is not a setting; did you mean `{key}`?"),
+            None => match table.filter(|table| self.is_table(table)) {
+                Some(table) => {
+                    let keys = self.0.iter().filter_map(|key| key.strip_prefix(table)?.strip_prefix('.'));
+                    let keys: Vec<_> = keys.map(|key| format!("`{key}`")).collect();
+                    format!("`{path}` is not a setting; [{table}] has {}", keys.join(", "))
+                }
+                None => format!("`{path}` is not a setting; configs/reference.toml lists all of them"),
+            },
+        }
+    }
+
+    fn unknown_table(&self, path: &str) -> String {
+        if let Some(text) = too_long(path) {
+            return text;
+        }
+        let tables = self.tables();
+        // A name may be cut short, as `train`.
+        let distance = |table: &str| match table.starts_with(path) && path.len() >= 4 {
+            true => Some(0),
+            false => distance(path, table),
+        };
+        let near =
+            tables.iter().filter_map(|table| Some((distance(table)?, table))).min_by_key(|(distance, _)| *distance);
+        match near {
+            Some((_, table)) => format!("`{path}` is not a table of settings; did you mean `[{table}]`?"),
+            None => {
+                let tables: Vec<_> = tables.iter().map(|table| format!("[{table}]")).collect();
+                format!("`{path}` is not a table of settings; there are {}", tables.join(", "))
+            }
+        }
+    }
+
+    /// Reports texts in place of lists.
+    pub(super) fn texts_for_lists(&self, table: &Table, problems: &mut Vec<String>) {
+        let mut given = Vec::new();
+        flatten("", table, &mut given);
+        let lists: Vec<String> =
+            RunConfig::default().flat().into_iter().filter(|(_, value)| value.is_array()).map(|(key, _)| key).collect();
+        for (path, value) in given.iter().filter(|(path, value)| value.is_str() && lists.contains(path)) {
+            let name = path.rsplit('.').next().unwrap_or_default();
+            problems.push(format!("`{path}` is a list: write `{name} = [{value}]`"));
+        }
+    }
+
+    /// Applies `key=value`.
+    pub(super) fn set(&self, table: &mut Table, setting: &str) -> Result<(), String> {
+        let (key, text) = setting.split_once('=').ok_or("expected key=value")?;
+        let key = key.trim();
+        // Anything that is not a TOML value is a string: `--set recipe=bf16` needs no quotes.
+        let value = format!("value = {text}").parse::<Table>().ok().and_then(|mut t| t.remove("value"));
+        let mut value = value.unwrap_or_else(|| Value::String(text.trim().to_string()));
+        match words::translate(key, &value) {
+            Some(Translation::Refused(reason) | Translation::Needless(reason)) => return Err(reason.to_string()),
+            Some(Translation::Nothing) => return Ok(()),
+            Some(Translation::Without(ours, values)) => return self.reset(table, ours, &values),
+            Some(Translation::Ours(_, ours)) => value = ours,
+            None => {}
+        }
+        let path = self.resolve(key)?;
+        insert(table, &path, value)
+    }
+
+    /// The value of `path` in `table`, if it is one of `values`, or another than the default if there are none.
+    fn given(&self, table: &Table, path: &str, values: &[Value]) -> Option<Value> {
+        let mut names = path.split('.');
+        let first = table.get(names.next()?)?;
+        let value = names.try_fold(first, |value, name| value.get(name))?;
+        let is_given = match values {
+            [] => Some(value) != self.default_of(path).as_ref(),
+            values => values.contains(value),
+        };
+        is_given.then(|| value.clone())
+    }
+
+    /// Removes the value of `path` from `table` if it is one of `values`, or any if there are none.
+    ///
+    /// Errors when the default is one of `values`.
+    fn reset(&self, table: &mut Table, path: &str, values: &[Value]) -> Result<(), String> {
+        if self.given(table, path, values).is_some() {
+            insert(table, path, self.default_of(path).expect("our own key has a default"))?;
+        }
+        self.default_problem(table, path, values).map_or(Ok(()), Err)
+    }
+
+    /// A sentence if `path` has its default in `table`, which is one of `values`.
+    fn default_problem(&self, table: &Table, path: &str, values: &[Value]) -> Option<String> {
+        let default = self.default_of(path).filter(|default| values.contains(default))?;
+        let is_default = self.given(table, path, &[]).is_none();
+        is_default.then(|| format!("{} is the default; write another value", line(path, &default)))
+    }
+
+    fn resolve(&self, key: &str) -> Result<String, String> {
+        if self.0.iter().any(|known| known == key) {
+            return Ok(key.to_string());
+        }
+        let (section, name) = key.rsplit_once('.').map_or((None, key), |(s, n)| (Some(s), n));
+        if let Some(ours) = words::ours(key) {
+            let table = ours.rsplit_once('.').map_or("", |(table, _)| table);
+            return match section.is_none_or(|section| section == table) {
+                true => Ok(ours.to_string()),
+                false => Err(format!("`{key}` is `{ours}` here")),
+            };
+        }
+        let matches = |known: &&String| match section {
+            Some(section) => **known == format!("{section}.{name}"),
+            None => known.rsplit('.').next() == Some(name),
+        };
+        let found: Vec<&String> = self.0.iter().filter(matches).collect();
+        match found.as_slice() {
+            [] => Err(self.unknown(key)),
+            [one] => Ok((*one).clone()),
+            many => Err(format!(
+                "`{key}` could be {}; write the whole path",
+                many.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(" or ")
+            )),
+        }
+    }
+}
+
+/// The lists of tables, and the keys of each table.
+pub(super) const LISTS: &[(&str, &[&str])] =
+    &[(words::DATASETS, DatasetConfig::KEYS), ("precision.overrides", PrecisionOverride::KEYS)];
+
+/// Reports keys of a table of the list at `path` that are not among `keys`.
+fn unknown_in_list(path: &str, keys: &[&str], table: &Value, problems: &mut Vec<String>) {
+    for key in table.as_table().into_iter().flat_map(Table::keys).filter(|key| !keys.contains(&key.as_str())) {
+        let near = keys.iter().filter_map(|known| Some((distance(key, known)?, known))).min();
+        let is_files = path == words::DATASETS && ["path", "data_files", "data_path"].contains(&key.as_str());
+        problems.push(match is_files.then_some((0, &"train_files")).or(near) {
+            Some((_, known)) => format!("`{key}` is not a setting of [[{path}]]; did you mean `{known}`?"),
+            None => {
+                let keys: Vec<_> = keys.iter().map(|key| format!("`{key}`")).collect();
+                format!("`{key}` is not a setting of [[{path}]], which has {}", keys.join(", "))
+            }
+        });
+    }
+}
+
+/// The message for a key that is `ours`, of another table, with `value` in place of `theirs`.
+fn in_other_table(path: &str, ours: &str, value: &Value, theirs: &Value) -> String {
+    match value == theirs {
+        true => format!("`{path}` is `{ours}` here"),
+        false => format!("`{path}` is `{ours}` here: write {}", line(ours, value)),
+    }
+}
+
+/// What a key of another trainer says that ours has not: the line, our key, and the values.
+type Without = (String, &'static str, Vec<Value>);
+
+/// Writes `value` at the dotted `path` of `table`.
+pub(super) fn insert(table: &mut Table, path: &str, value: Value) -> Result<(), String> {
+    let mut inner = table;
+    let mut names: Vec<&str> = path.split('.').collect();
+    let name = names.pop().expect("a path has a last part");
+    for section in names {
+        let entry = inner.entry(section).or_insert_with(|| Value::Table(Table::new()));
+        inner = entry.as_table_mut().ok_or_else(|| format!("`{section}` is not a table in the file"))?;
+    }
+    inner.insert(name.to_string(), value);
+    Ok(())
+}
+
+/// What to write for `value` at `path`.
+pub(super) fn line(path: &str, value: &Value) -> String {
+    match path.rsplit_once('.') {
+        Some((table, name)) => format!("`{name} = {value}` under [{table}]"),
+        None => format!("`{path} = {value}` at the top of the file"),
+    }
+}
+
+/// The message for a name that is compared with no other: none is nearly as long, and the time of a comparison grows with the square of the
+/// length.
+fn too_long(path: &str) -> Option<String> {
+    (path.len() > MAX_KEY_BYTES).then(|| {
+        let start: String = path.chars().take(20).collect();
+        format!("`{start}…`, {} bytes long, is not a setting; configs/reference.toml lists all of them", path.len())
+    })
+}
+
+/// Letters to insert, remove, replace or swap between two names; `None` beyond a quarter of the longer one.
+fn distance(a: &str, b: &str) -> Option<usize> {
+    let distance = strsim::damerau_levenshtein(a, b);
+    (distance * 4 <= a.len().max(b.len())).then_some(distance)
+}

@@ -1,0 +1,65 @@
+//! The objectives, and what the rest of a run asks of them.
+
+use crate::RunConfig;
+use ottava_data::PreferenceKind;
+
+/// What a run optimises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectiveKind {
+    /// The next token of documents.
+    NextToken,
+    /// Pairs of completions, relative to a reference model: DPO and its relatives.
+    Pairs,
+    /// Completions with labels, relative to a reference model: KTO and its relatives.
+    Labels,
+    /// The scores of a reward model, of pairs.
+    Reward,
+}
+
+/// What the rest of a run asks of an objective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectiveProperties {
+    /// Rows of an example; `per_device_train_batch_size` counts examples.
+    pub rows: usize,
+    /// Whether documents are cut at the end of a row; otherwise long ones are left out.
+    pub cuts_documents: bool,
+    /// Whether the loss is smoothed by `label_smoothing_factor`.
+    pub smooths_labels: bool,
+    /// Whether two passes of a micro-batch can be compared, for the sentinel, `repeat_steps` and `debug_steps`.
+    pub compares_passes: bool,
+}
+
+impl ObjectiveKind {
+    /// What the rest of a run asks of it.
+    pub fn properties(self) -> ObjectiveProperties {
+        let tuning =
+            |rows| ObjectiveProperties { rows, cuts_documents: true, smooths_labels: false, compares_passes: false };
+        match self {
+            ObjectiveKind::NextToken => {
+                ObjectiveProperties { rows: 1, cuts_documents: true, smooths_labels: true, compares_passes: true }
+            }
+            ObjectiveKind::Pairs => tuning(PreferenceKind::Pairs.documents()),
+            ObjectiveKind::Labels => tuning(PreferenceKind::Labels.documents()),
+            ObjectiveKind::Reward => {
+                ObjectiveProperties { cuts_documents: false, ..tuning(PreferenceKind::Pairs.documents()) }
+            }
+        }
+    }
+}
+
+impl RunConfig {
+    /// What the run optimises; the next token until [`RunConfig::resolve_data`] has read what the data are, if the settings do not say.
+    pub fn objective(&self) -> ObjectiveKind {
+        match self.preference.losses().first().map(|loss| loss.kind()) {
+            None => ObjectiveKind::NextToken,
+            Some(_) if self.preference.trains_reward_model() => ObjectiveKind::Reward,
+            Some(PreferenceKind::Pairs) => ObjectiveKind::Pairs,
+            Some(PreferenceKind::Labels) => ObjectiveKind::Labels,
+        }
+    }
+
+    /// Rows of a micro-batch: of pairs, two for each.
+    pub fn micro_batch_rows(&self) -> usize {
+        self.training.per_device_train_batch_size * self.objective().properties().rows
+    }
+}

@@ -1,0 +1,195 @@
+//! The table `[preference]`.
+
+use super::loss_type::{LossType, LossTypes};
+use crate::{LoraConfig, auto};
+use ottava_common::error::{Error, Result};
+use ottava_data::PreferenceKind;
+use ottava_tensor::ops::{PreferenceLoss, PreferenceTerm};
+use serde::{Deserialize, Serialize};
+
+/// The `[preference]` table: training on preferences, with TRL's names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PreferenceConfig {
+    /// The loss, or a list of losses that are added; `None`, written `auto`, is chosen by the data, and there is none without preferences.
+    #[serde(with = "auto")]
+    pub loss_type: Option<LossTypes>,
+    /// The factors of the losses of a list; empty means 1 for each.
+    pub loss_weights: Vec<f64>,
+    /// The factor of log-probabilities relative to the reference model.
+    pub beta: f64,
+    /// The share of pairs whose preference is assumed to be wrong, for `sigmoid`, `robust`, `exo_pair`, `aot` and `aot_unpaired`.
+    pub label_smoothing: f64,
+    /// The temperature of `discopop`.
+    pub discopop_tau: f64,
+    /// Whether there is no reference model: its log-probabilities are 0.
+    pub reference_free: bool,
+    /// The factor of the squared sum of the rewards of a pair, for `bradley_terry`.
+    pub center_rewards_coefficient: f64,
+    /// The factor of losses of desirable completions, for `kto`.
+    pub desirable_weight: f64,
+    /// The factor of losses of undesirable completions, for `kto`.
+    pub undesirable_weight: f64,
+    /// Whether log-probabilities of the reference model are computed before the first step and stored, instead of in each step without
+    /// adapters; `None`, written `auto`, computes them ahead unless new adapters are trained.
+    #[serde(with = "auto")]
+    pub precompute_ref_log_probs: Option<bool>,
+}
+
+impl Default for PreferenceConfig {
+    fn default() -> PreferenceConfig {
+        PreferenceConfig {
+            loss_type: None,
+            loss_weights: Vec::new(),
+            beta: 0.1,
+            label_smoothing: 0.0,
+            discopop_tau: 0.05,
+            reference_free: false,
+            center_rewards_coefficient: 0.0,
+            desirable_weight: 1.0,
+            undesirable_weight: 1.0,
+            precompute_ref_log_probs: None,
+        }
+    }
+}
+
+impl PreferenceConfig {
+    /// Whether a reward model is trained.
+    pub fn trains_reward_model(&self) -> bool {
+        self.losses().contains(&LossType::BradleyTerry)
+    }
+
+    /// The losses; none if the data hold no preferences, or are not known yet.
+    pub(crate) fn losses(&self) -> &[LossType] {
+        self.loss_type.as_ref().map_or(&[], |losses| losses.all())
+    }
+
+    /// Whether there is a weight for each loss, or none.
+    fn weights_fit(&self) -> bool {
+        self.loss_weights.is_empty() || self.loss_weights.len() == self.losses().len()
+    }
+
+    /// What [`PreferenceConfig::weights_fit`] misses.
+    fn misfit(&self) -> String {
+        let [weights, losses] = [self.loss_weights.len(), self.losses().len()];
+        format!("loss_weights` has {weights} numbers, and `loss_type` names {losses} losses")
+    }
+
+    /// The losses with their weights and constants; none if the data hold no preferences, or are not known yet.
+    pub fn terms(&self) -> Vec<PreferenceTerm> {
+        let weights = self.loss_weights.iter().copied().chain(std::iter::repeat(1.0));
+        let terms = self.losses().iter().zip(weights);
+        terms.map(|(loss, weight)| PreferenceTerm { loss: self.loss(*loss), weight }).collect()
+    }
+
+    /// A loss with its constants.
+    fn loss(&self, loss: LossType) -> PreferenceLoss {
+        let PreferenceConfig { label_smoothing, desirable_weight, undesirable_weight, .. } = *self;
+        match loss {
+            LossType::Sigmoid => PreferenceLoss::Sigmoid { label_smoothing },
+            LossType::Robust => PreferenceLoss::Robust { label_smoothing },
+            LossType::Hinge => PreferenceLoss::Hinge,
+            LossType::Ipo => PreferenceLoss::Ipo,
+            LossType::SigmoidNorm => PreferenceLoss::SigmoidNorm,
+            LossType::ExoPair => PreferenceLoss::ExoPair { label_smoothing },
+            LossType::NcaPair => PreferenceLoss::NcaPair,
+            LossType::BcoPair => PreferenceLoss::BcoPair,
+            LossType::SppoHard => PreferenceLoss::SppoHard,
+            LossType::Aot => PreferenceLoss::Aot { label_smoothing },
+            LossType::AotUnpaired => PreferenceLoss::AotUnpaired { label_smoothing },
+            LossType::ApoZero => PreferenceLoss::ApoZero,
+            LossType::ApoDown => PreferenceLoss::ApoDown,
+            LossType::Discopop => PreferenceLoss::Discopop { tau: self.discopop_tau },
+            LossType::Sft => PreferenceLoss::Sft,
+            LossType::BradleyTerry => PreferenceLoss::BradleyTerry { centering: self.center_rewards_coefficient },
+            LossType::Kto => PreferenceLoss::Kto { desirable_weight, undesirable_weight },
+            LossType::ApoZeroUnpaired => PreferenceLoss::ApoZeroUnpaired { desirable_weight, undesirable_weight },
+        }
+    }
+
+    /// The losses and what they read of the settings, for a message.
+    pub fn describe(&self) -> String {
+        let weights =
+            self.loss_weights.iter().map(|weight| format!("{weight} × ")).chain(std::iter::repeat(String::new()));
+        let losses = self.losses().iter().zip(weights).map(|(loss, weight)| format!("{weight}{}", loss.as_str()));
+        let mut text = format!("loss_type {}", losses.collect::<Vec<_>>().join(" + "));
+        if !self.trains_reward_model() {
+            text += &format!(", beta {}", self.beta);
+        }
+        if self.label_smoothing > 0.0 && self.losses().iter().any(|loss| loss.reads("label_smoothing")) {
+            text += &format!(", label_smoothing {}", self.label_smoothing);
+        }
+        text
+    }
+
+    /// Resolves the loss by the `kind` of the data and by whether the model of the start is a reward model, and the way to the reference model.
+    pub(crate) fn resolve(&mut self, kind: PreferenceKind, lora: &LoraConfig, is_reward_model: bool) -> Result<()> {
+        let (by_kind, shape) = match kind {
+            PreferenceKind::Pairs if is_reward_model => (LossType::BradleyTerry, "pairs (`chosen`, `rejected`)"),
+            PreferenceKind::Pairs => (LossType::Sigmoid, "pairs (`chosen`, `rejected`)"),
+            PreferenceKind::Labels => (LossType::Kto, "completions with labels (`completion`, `label`)"),
+        };
+        let losses = self.loss_type.get_or_insert(by_kind.into());
+        if let Some(loss) = losses.all().iter().find(|loss| loss.kind() != kind) {
+            return Err(Error::Config(format!(
+                "`preference.loss_type` is \"{}\", and the data hold {shape}; set it to \"{}\" or \"auto\"",
+                loss.as_str(),
+                by_kind.as_str()
+            )));
+        }
+        if !self.weights_fit() {
+            return Err(Error::Config(format!("`preference.{}", self.misfit())));
+        }
+        if self.trains_reward_model() || self.reference_free {
+            return Ok(());
+        }
+        let is_base = lora.r > 0 && lora.init_from.as_os_str().is_empty();
+        if !*self.precompute_ref_log_probs.get_or_insert(!is_base) && lora.r == 0 {
+            return Err(Error::Config(
+                "`preference.precompute_ref_log_probs` is false, and `lora.r` is 0: without adapters, no reference model is left after the first \
+                 step; set it to true or \"auto\""
+                    .into(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Problems of `[preference]`, without the data.
+pub(crate) fn problems(config: &PreferenceConfig) -> Vec<String> {
+    let PreferenceConfig { beta, label_smoothing, discopop_tau, center_rewards_coefficient, .. } = *config;
+    let PreferenceConfig { desirable_weight, undesirable_weight, ref loss_weights, .. } = *config;
+    let (losses, mut problems) = (config.losses(), Vec::new());
+    let mut demand = |holds: bool, problem: &str| {
+        if !holds {
+            problems.push(format!("`preference.{problem}"));
+        }
+    };
+    let above_zero = |number: f64| number.is_finite() && number > 0.0;
+    demand(above_zero(beta), "beta` must be above 0");
+    demand(above_zero(discopop_tau), "discopop_tau` must be above 0");
+    demand((0.0..0.5).contains(&label_smoothing), "label_smoothing` is a share of pairs from 0 to less than 0.5");
+    demand(
+        label_smoothing > 0.0 || !losses.contains(&LossType::ExoPair),
+        "label_smoothing` is 0, and the loss exo_pair is infinite without it; set it to 1e-3, for example",
+    );
+    let weights = [
+        ("center_rewards_coefficient", center_rewards_coefficient),
+        ("desirable_weight", desirable_weight),
+        ("undesirable_weight", undesirable_weight),
+    ];
+    for (key, weight) in weights.into_iter().chain(loss_weights.iter().map(|&weight| ("loss_weights", weight))) {
+        demand(weight.is_finite() && weight >= 0.0, &format!("{key}` must not be negative or infinite"));
+    }
+    demand(losses.is_empty() || config.weights_fit(), &config.misfit());
+    let [first, rest @ ..] = losses else { return problems };
+    demand(
+        rest.iter().all(|loss| loss.kind() == first.kind()),
+        "loss_type` names losses of pairs and losses of completions with labels; a run has data of one kind",
+    );
+    demand(
+        rest.is_empty() || !losses.contains(&LossType::BradleyTerry),
+        "loss_type` adds bradley_terry to other losses; a reward model has no log-probabilities, so name it alone",
+    );
+    problems
+}

@@ -1,0 +1,71 @@
+//! What the settings of a run on preferences must be.
+
+use crate::{ParallelConfig, RunConfig};
+use ottava_common::error::{Error, Result};
+use ottava_data::{Formatting, Packing};
+use ottava_models::{ConfigFile, is_reward_model, reward_model};
+
+impl RunConfig {
+    /// Resolves `[preference]` and the packing of preferences by the formattings of the files.
+    ///
+    /// Errors with [`Error::Config`] when a setting does not go together with the data.
+    pub(crate) fn resolve_preference(&mut self, mut files: impl Iterator<Item = Formatting>) -> Result<()> {
+        let Some(kind) = files.find_map(Formatting::preference) else {
+            return match &self.preference.loss_type {
+                None => Ok(()),
+                Some(losses) => Err(Error::Config(format!(
+                    "`preference.loss_type` is \"{}\", and the data hold no preferences (`chosen` and `rejected`, or `completion` and `label`); set it to \"auto\"",
+                    losses.names()
+                ))),
+            };
+        };
+        // A folder that cannot be read is an error where its sizes are.
+        let is_reward_model = ConfigFile::read(&self.model.path).and_then(|file| is_reward_model(&file));
+        self.preference.resolve(kind, &self.lora, is_reward_model.unwrap_or(false))?;
+        if self.preference.trains_reward_model() && !self.generation.prompts.is_empty() {
+            return Err(Error::Config(
+                "`generation.prompts` is set, and a reward model writes no text; remove the prompts".into(),
+            ));
+        }
+        if self.data.datasets.len() > 1 {
+            return Err(Error::Config(
+                "[[data.datasets]] has several sets, and the data are preferences, which are not mixed; name all files in `data.train_files`".into(),
+            ));
+        }
+        let ParallelConfig { context, tensor, expert, .. } = self.parallel;
+        for (key, ranks) in [("context", context), ("tensor", tensor), ("expert", expert)] {
+            if ranks > 1 {
+                return Err(Error::Config(format!(
+                    "`parallel.{key}` is {ranks}, and the data are preferences, which are trained with data and pipeline parallelism only; set it \
+                     to 1"
+                )));
+            }
+        }
+        match self.data.packing {
+            Packing::Auto | Packing::None => self.data.packing = Packing::None,
+            Packing::Wrapped | Packing::Bfd => {
+                return Err(Error::Config(
+                    "`data.packing` packs several documents into a row, and the data are preferences, each completion of which has a row of its own; \
+                     set it to \"none\" or \"auto\""
+                        .into(),
+                ));
+            }
+        }
+        // Padding comes after the only document of a row, where causal attention does not see it.
+        self.data.document_mask.get_or_insert(false);
+        Ok(())
+    }
+
+    /// `config.json` of the model that is trained: that of `model.path`, or that of a reward model that starts from it. `padding` is the
+    /// padding token of the tokenizer, for a reward model.
+    pub fn model_config(&self, padding: Option<u32>) -> Result<ConfigFile> {
+        let file = ConfigFile::read(&self.model.path)?;
+        match (self.preference.trains_reward_model(), is_reward_model(&file)?) {
+            (true, _) => reward_model(&file, padding),
+            (false, false) => Ok(file),
+            (false, true) => Err(file.error(
+                "this is a reward model, which is trained on pairs of preferences (`chosen` and `rejected`) by `preference.loss_type` = \"bradley_terry\" or \"auto\"",
+            )),
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! The table `[parallel]`: ZeRO stage, and formats of communication.
+
+use crate::auto;
+use ottava_common::error::{Error, Result};
+use ottava_parallel::{ReduceFormat, Schedule, ScheduleKind, SentActivations, Zero};
+use ottava_recipe::level::Gradients;
+use ottava_tensor::comm::{Limits, MeshShape};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The longest timeout, thirty days: one that is never reached.
+const MAX_TIMEOUT: u64 = 30 * 86_400;
+
+/// The most ranks of a job.
+const MAX_RANKS: usize = 1 << 16;
+
+/// The `[parallel]` table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ParallelConfig {
+    /// Whether a search chooses the sizes of the axes and the stage of ZeRO.
+    pub auto: bool,
+    /// Ranks that share the rows of a step; 0 means those that the other axes leave.
+    pub data: usize,
+    /// Ranks that share each matrix.
+    pub tensor: usize,
+    /// Ranks that share the layers.
+    pub pipeline: usize,
+    /// The order of forward and backward passes in the pipeline.
+    pub pipeline_schedule: ScheduleKind,
+    /// Stages of each rank of the pipeline; more than 1 for the interleaved schedule.
+    pub pipeline_stages: usize,
+    /// Ranks that share the tokens of a row.
+    pub context: usize,
+    /// Ranks of data x context that have different experts, and exchange tokens.
+    pub expert: usize,
+    /// ZeRO stage: 0 divides nothing among ranks, 1 master weights and optimizer states, 2 also the gradients of each micro-batch,
+    /// 3 also weights.
+    pub zero: Zero,
+    /// Type in which ranks send gradients of matrices: that of `optimizer.gradient_dtype`, or `float8`, which halves the bytes of
+    /// `bfloat16`; `None`, written `auto`, is the former.
+    #[serde(with = "auto")]
+    pub reduce_dtype: Option<Gradients>,
+    /// Type in which pipeline ranks send activations and their gradients to each other, and tensor- and expert-parallel ranks send partial sums:
+    /// `auto`, the compute type, or `float8`, which halves the bytes of BF16.
+    pub activation_dtype: SentActivations,
+    /// Whether each rank adds the error of its cast to `float8` to the gradients that it sends next. Takes two bytes per weight; starts
+    /// from zero in a resumed run.
+    pub error_feedback: bool,
+    /// Steps between comparisons of the weights and optimizer states that all ranks hold and update: all of them in stage 0 of ZeRO, else
+    /// those of norms and biases. 0 compares only what was loaded.
+    pub check_replicas: u64,
+    /// Seconds until all ranks must have joined.
+    pub join_timeout: u64,
+    /// Seconds until a rank whose process sends nothing, not even heartbeats, counts as lost.
+    pub silence_timeout: u64,
+    /// Seconds until a rank that lives, but does not come to a collective that others wait in, ends the job; and until a GPU that does not
+    /// end its work does.
+    pub collective_timeout: u64,
+}
+
+impl Default for ParallelConfig {
+    fn default() -> ParallelConfig {
+        let limits = Limits::default();
+        ParallelConfig {
+            auto: false,
+            data: 0,
+            tensor: 1,
+            pipeline: 1,
+            pipeline_schedule: ScheduleKind::default(),
+            pipeline_stages: 1,
+            context: 1,
+            expert: 1,
+            zero: Zero::default(),
+            reduce_dtype: None,
+            activation_dtype: SentActivations::default(),
+            error_feedback: false,
+            check_replicas: 100,
+            join_timeout: limits.join.as_secs(),
+            silence_timeout: limits.silence.as_secs(),
+            collective_timeout: limits.collective.as_secs(),
+        }
+    }
+}
+
+impl ParallelConfig {
+    /// Time limits of ranks that wait for each other.
+    pub fn limits(&self) -> Limits {
+        let [join, silence, collective] =
+            [self.join_timeout, self.silence_timeout, self.collective_timeout].map(Duration::from_secs);
+        Limits { join, silence, collective }
+    }
+
+    /// The mesh of a job of `ranks` ranks.
+    ///
+    /// Errors with [`Error::Config`] when `data` is another number than the other axes leave, or a search has not chosen the sizes yet.
+    pub fn mesh(&self, ranks: usize) -> Result<MeshShape> {
+        if self.auto {
+            return Err(Error::Config(
+                "`parallel.auto` is true, and only `ottava train` and `ottava plan` search for a division; set it to false".into(),
+            ));
+        }
+        let ParallelConfig { data, tensor, pipeline, context, expert, .. } = *self;
+        let data = if data == 0 { ranks / (tensor * pipeline * context).max(1) } else { data };
+        let shape = MeshShape { data, context, tensor, pipeline, expert };
+        if shape.ranks() == ranks {
+            let all = data * context;
+            return match all.is_multiple_of(expert.max(1)) {
+                true => Ok(shape),
+                false => Err(Error::Config(format!(
+                    "`parallel.expert` is {expert}, and the axes data and context have {all} ranks, which it divides; set it to a divisor of {all}"
+                ))),
+            };
+        }
+        let others = tensor * pipeline * context;
+        if others > 1 && !ranks.is_multiple_of(others) {
+            return Err(Error::Config(format!(
+                "the axes of [parallel] other than data take {others} ranks, and {ranks} were started; start a multiple of {others}, with --gpus or --ranks"
+            )));
+        }
+        Err(Error::Config(format!(
+            "`parallel.data` is {data}, and {ranks} ranks were started; leave it out, or start as many"
+        )))
+    }
+
+    /// Ranks of the job that is planned.
+    pub fn ranks(&self) -> usize {
+        self.planned_data() * self.tensor * self.pipeline * self.context
+    }
+
+    /// The number of ranks over which some gradients are reduced, as [`Ranks::reducing`](ottava_parallel::Ranks::reducing).
+    pub fn reducing(&self) -> usize {
+        self.planned_data() * self.context * self.tensor
+    }
+
+    /// The size of the data axis of the job that is planned: if it is left out, the smallest that the expert axis divides.
+    pub fn planned_data(&self) -> usize {
+        let smallest = (1..=self.expert).find(|data| (data * self.context).is_multiple_of(self.expert));
+        if self.data == 0 { smallest.unwrap_or(1) } else { self.data }
+    }
+
+    /// The first axis without ranks, or with more than a job has.
+    fn axis_problem(&self) -> Option<String> {
+        let axes =
+            [("tensor", self.tensor), ("pipeline", self.pipeline), ("context", self.context), ("expert", self.expert)];
+        if let Some((key, _)) = axes.into_iter().find(|(_, size)| *size == 0) {
+            return Some(format!("`parallel.{key}` is 0; an axis has at least one rank, so set it to 1"));
+        }
+        let sizes = [("data", self.data), ("pipeline_stages", self.pipeline_stages)];
+        if let Some((key, size)) = axes.into_iter().chain(sizes).find(|(_, size)| *size > MAX_RANKS) {
+            return Some(format!("`parallel.{key}` is {size}; it is at most {MAX_RANKS}"));
+        }
+        // Each factor is at most 2^16, so the product is exact.
+        let ranks = [self.data.max(1), self.tensor, self.pipeline, self.context].map(|size| size as u128);
+        let ranks: u128 = ranks.into_iter().product();
+        (ranks > MAX_RANKS as u128)
+            .then(|| format!("the axes of [parallel] take {ranks} ranks; a job has at most {MAX_RANKS}"))
+    }
+
+    /// Why sequences of `max_length` tokens are not divided; `None` if they are. Shorter sequences of an evaluation have multiples of 16
+    /// tokens.
+    pub(super) fn context_problem(&self, max_length: usize) -> Option<String> {
+        let ranks = self.context;
+        match ranks {
+            1 => None,
+            _ if !(ranks.is_power_of_two() && ranks <= 16) => {
+                Some(format!("`parallel.context` is {ranks}; set it to 1, 2, 4, 8 or 16"))
+            }
+            _ if !max_length.is_multiple_of(ranks) => Some(format!(
+                "`data.max_length` is {max_length}, which the {ranks} ranks of `parallel.context` do not divide evenly; set it to a multiple of {ranks}"
+            )),
+            _ => None,
+        }
+    }
+
+    /// The schedule of a step of `micro_batches` micro-batches.
+    ///
+    /// Errors as [`Schedule::check`].
+    pub fn schedule(&self, micro_batches: usize) -> Result<Schedule> {
+        let ParallelConfig { pipeline: ranks, pipeline_schedule: kind, pipeline_stages: stages, .. } = *self;
+        if ranks == 1 {
+            return Ok(Schedule::of_one_rank(micro_batches));
+        }
+        let schedule = Schedule { kind, ranks, stages, micro_batches };
+        schedule.check()?;
+        Ok(schedule)
+    }
+
+    /// The format in which gradients stored as `gradients` are sent.
+    pub fn reduction(&self, gradients: Gradients) -> ReduceFormat {
+        match self.reduce_dtype.unwrap_or(gradients) {
+            Gradients::Float8 => ReduceFormat::Float8 { feedback: self.error_feedback },
+            Gradients::Float32 | Gradients::Bfloat16 => ReduceFormat::Stored,
+        }
+    }
+
+    fn activation_problem(&self, scales_loss: bool) -> Option<String> {
+        let ParallelConfig { tensor, pipeline, expert, auto, .. } = *self;
+        if self.activation_dtype == SentActivations::Auto {
+            return None;
+        }
+        if [tensor, pipeline, expert] == [1; 3] && !auto {
+            return Some(
+                "`parallel.activation_dtype` is \"float8\", but `parallel.tensor`, `pipeline` and `expert` are all 1, so it has no effect; remove it".into(),
+            );
+        }
+        scales_loss.then(|| {
+            "`parallel.activation_dtype` is \"float8\", which supports only BF16 and F32 activations, but recipe fp16 computes in F16; remove it, or choose another recipe".into()
+        })
+    }
+
+    /// The first conflict of settings, with gradients stored as `gradients`; `None` without conflict.
+    pub(super) fn problem(&self, gradients: Gradients, scales_loss: bool) -> Option<String> {
+        let ParallelConfig { tensor, pipeline, context, expert, zero, .. } = *self;
+        if self.auto && ([tensor, pipeline, context, expert] != [1; 4] || zero != Zero::Nothing) {
+            return Some(
+                "`parallel.auto` is true, which chooses `tensor`, `pipeline`, `context`, `expert` and `zero`; leave them out, or set it to false".into(),
+            );
+        }
+        if let Some(problem) = self.axis_problem() {
+            return Some(problem);
+        }
+        if self.pipeline_stages == 0 {
+            return Some("`parallel.pipeline_stages` is 0; each rank of a pipeline has at least one stage".into());
+        }
+        if self.pipeline > 1 && self.zero > Zero::OptimizerStates {
+            return Some(format!(
+                "`parallel.zero` is {}, which reduces gradients in every micro-batch, and a pipeline of {} ranks reduces none before the end of a step; set it to 0 or 1",
+                u8::from(self.zero),
+                self.pipeline
+            ));
+        }
+        let timeouts = [
+            ("join_timeout", self.join_timeout),
+            ("silence_timeout", self.silence_timeout),
+            ("collective_timeout", self.collective_timeout),
+        ];
+        if let Some((key, seconds)) = timeouts.into_iter().find(|(_, seconds)| !(1..=MAX_TIMEOUT).contains(seconds)) {
+            return Some(format!("`parallel.{key}` is {seconds}; set it to 1 to {MAX_TIMEOUT} seconds"));
+        }
+        let sent = self.reduce_dtype.unwrap_or(gradients);
+        if sent != gradients && sent != Gradients::Float8 {
+            return Some(format!(
+                "`parallel.reduce_dtype` is {}, and gradients are {}; set `optimizer.gradient_dtype`, or `parallel.reduce_dtype` to \"auto\" or \"float8\"",
+                sent.as_str(),
+                gradients.as_str()
+            ));
+        }
+        if let Some(problem) = self.activation_problem(scales_loss) {
+            return Some(problem);
+        }
+        match (self.error_feedback, sent) {
+            (true, Gradients::Float32 | Gradients::Bfloat16) => Some(
+                "`parallel.error_feedback` is true, but only gradients that are sent as float8 lose something; set `parallel.reduce_dtype = \"float8\"`".into(),
+            ),
+            (true, Gradients::Float8) if scales_loss => Some(
+                "`parallel.error_feedback` is true, and the loss scale of recipe fp16 changes between the steps that it connects; set it to false".into(),
+            ),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_that_do_not_fit_are_refused_by_their_keys() {
+        let problem = |config: ParallelConfig| config.problem(Gradients::Float32, false).unwrap_or_default();
+        assert_eq!(problem(ParallelConfig { data: 8, ..Default::default() }), "");
+        assert_eq!(problem(ParallelConfig { tensor: 2, ..Default::default() }), "");
+        assert_eq!(problem(ParallelConfig { expert: 2, ..Default::default() }), "");
+        assert_eq!(problem(ParallelConfig { pipeline: 2, zero: Zero::OptimizerStates, ..Default::default() }), "");
+        let divided = problem(ParallelConfig { pipeline: 2, zero: Zero::Gradients, ..Default::default() });
+        assert!(divided.starts_with("`parallel.zero` is 2, which reduces gradients in every micro-batch"), "{divided}");
+        assert!(problem(ParallelConfig { pipeline: 0, ..Default::default() }).starts_with("`parallel.pipeline` is 0;"));
+        assert_eq!(problem(ParallelConfig { context: 4, ..Default::default() }), "");
+        let of_length = |context, length| {
+            ParallelConfig { context, ..Default::default() }.context_problem(length).unwrap_or_default()
+        };
+        assert_eq!((of_length(1, 13), of_length(4, 20)), (String::new(), String::new()));
+        assert_eq!(of_length(3, 12), "`parallel.context` is 3; set it to 1, 2, 4, 8 or 16");
+        assert!(of_length(4, 18).starts_with("`data.max_length` is 18, which the 4 ranks"), "{}", of_length(4, 18));
+        assert!(problem(ParallelConfig { expert: 0, ..Default::default() }).starts_with("`parallel.expert` is 0;"));
+        for size in [65_537, 1 << 31, 1 << 53, (1 << 63) - 1, usize::MAX] {
+            let of = ParallelConfig::default();
+            assert!(problem(ParallelConfig { data: size, ..of }).starts_with("`parallel.data` is"), "{size}");
+            assert!(problem(ParallelConfig { tensor: size, ..of }).starts_with("`parallel.tensor` is"), "{size}");
+            assert!(problem(ParallelConfig { pipeline: size, ..of }).starts_with("`parallel.pipeline` is"), "{size}");
+            assert!(problem(ParallelConfig { expert: size, ..of }).starts_with("`parallel.expert` is"), "{size}");
+        }
+        let many = ParallelConfig { data: 1 << 16, tensor: 1 << 16, pipeline: 1 << 16, ..Default::default() };
+        assert!(problem(many).contains("take 281474976710656 ranks; a job has at most 65536"), "{}", problem(many));
+    }
+
+    #[test]
+    fn the_data_axis_has_the_ranks_that_the_others_leave() {
+        let of = |data, tensor| ParallelConfig { data, tensor, ..Default::default() };
+        assert_eq!(of(0, 1).mesh(6).unwrap(), MeshShape::of_data(6));
+        assert_eq!(of(0, 2).mesh(6).unwrap(), MeshShape { tensor: 2, ..MeshShape::of_data(3) });
+        assert_eq!((of(3, 2).ranks(), of(0, 1).ranks()), (6, 1));
+        let experts = |data, context, expert| ParallelConfig { data, context, expert, ..Default::default() };
+        assert_eq!(experts(0, 1, 2).mesh(4).unwrap(), MeshShape { expert: 2, ..MeshShape::of_data(4) });
+        assert_eq!((experts(0, 1, 4).ranks(), experts(0, 2, 4).ranks(), experts(8, 1, 4).ranks()), (4, 4, 8));
+        let error = experts(0, 1, 4).mesh(6).unwrap_err().to_string();
+        assert!(error.starts_with("`parallel.expert` is 4, and the axes data and context have 6 ranks"), "{error}");
+        let error = of(0, 4).mesh(6).unwrap_err().to_string();
+        assert!(
+            error.starts_with("the axes of [parallel] other than data take 4 ranks, and 6 were started"),
+            "{error}"
+        );
+        let error = of(4, 1).mesh(6).unwrap_err().to_string();
+        assert_eq!(error, "`parallel.data` is 4, and 6 ranks were started; leave it out, or start as many");
+    }
+
+    #[test]
+    fn activations_are_sent_as_codes_only_where_ranks_send_them() {
+        let of = |tensor, scales_loss| {
+            let config = ParallelConfig { tensor, activation_dtype: SentActivations::Float8, ..Default::default() };
+            config.problem(Gradients::Bfloat16, scales_loss)
+        };
+        assert_eq!(of(2, false), None);
+        assert!(of(1, false).unwrap().contains("it has no effect"));
+        assert!(of(2, true).unwrap().contains("recipe fp16"));
+    }
+
+    #[test]
+    fn formats_on_the_way_are_those_that_were_asked_for() {
+        let of = |reduce_dtype, error_feedback| ParallelConfig { reduce_dtype, error_feedback, ..Default::default() };
+        let coded = |feedback| ReduceFormat::Float8 { feedback };
+        assert_eq!(of(None, false).reduction(Gradients::Bfloat16), ReduceFormat::Stored);
+        assert_eq!(of(None, true).reduction(Gradients::Float8), coded(true));
+        assert_eq!(of(Some(Gradients::Float8), false).reduction(Gradients::Float32), coded(false));
+        let problem = |config: ParallelConfig, gradients, scales| config.problem(gradients, scales).unwrap_or_default();
+        assert_eq!(problem(of(Some(Gradients::Float8), true), Gradients::Float32, false), "");
+        let other = problem(of(Some(Gradients::Bfloat16), false), Gradients::Float32, false);
+        assert!(other.starts_with("`parallel.reduce_dtype` is bfloat16, and gradients are float32;"), "{other}");
+        assert!(problem(of(None, true), Gradients::Float32, false).contains("reduce_dtype = \"float8\""));
+        assert!(problem(of(None, true), Gradients::Float8, true).contains("loss scale"));
+    }
+}

@@ -1,0 +1,67 @@
+//! A run's configuration once the settings that a plan decides are no longer `auto`.
+
+use crate::RunConfig;
+use ottava_recipe::level::Share;
+use ottava_recipe::param::{Description, LayerCosts, MemoryPolicy, Purpose};
+use ottava_recipe::recompute::Recompute;
+
+/// The settings of a run, with values for those that depend on the memory of the device. Formats, the layout of rows and stored codes follow
+/// from other settings, by methods of [`RunConfig`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResolvedConfig {
+    /// The settings of the run's file. The fields below replace those of the same names.
+    pub run: RunConfig,
+    /// What backward recomputes.
+    pub recompute: Recompute,
+    /// Share of the blocks whose optimizer states and master weights are offloaded.
+    pub offload_optimizer: f64,
+    /// Share of the blocks whose weights are offloaded.
+    pub offload_parameters: f64,
+    /// Whether training continues while checkpoints are written.
+    pub async_save: bool,
+}
+
+impl ResolvedConfig {
+    /// The settings of `run`, with the fastest values for those that are `auto`: nothing is recomputed or offloaded, and training continues
+    /// while checkpoints are written.
+    pub fn fastest(run: &RunConfig) -> ResolvedConfig {
+        let memory = &run.memory;
+        ResolvedConfig {
+            recompute: memory.recompute.unwrap_or(Recompute::None),
+            offload_optimizer: memory.offload_optimizer.unwrap_or(0.0),
+            offload_parameters: memory.offload_parameters.unwrap_or(0.0),
+            async_save: run.training.async_save.unwrap_or(true),
+            run: run.clone(),
+        }
+    }
+
+    /// The settings as a run's file has them, with the resolved values.
+    pub fn to_run_config(&self) -> RunConfig {
+        let mut run = self.run.clone();
+        run.memory.recompute = Some(self.recompute);
+        run.memory.offload_optimizer = Some(self.offload_optimizer);
+        run.memory.offload_parameters = Some(self.offload_parameters);
+        run.training.async_save = Some(self.async_save);
+        run
+    }
+
+    /// What the layers of a `model` cost in this run.
+    pub fn layer_costs(&self, model: &Description) -> LayerCosts {
+        model.layer_costs(self.run.data.max_length, self.recompute.blocks())
+    }
+
+    /// The purpose to build the model for.
+    pub fn purpose(&self) -> Purpose {
+        let run = &self.run;
+        Purpose::Train(MemoryPolicy {
+            formats: run.optimizer.formats(),
+            weight_codes: run.weight_codes(),
+            frozen_values: run.needs_values(),
+            recompute: self.recompute,
+            saved_activations: run.memory.saved_activations,
+            offload_optimizer: Share::new(self.offload_optimizer),
+            offload_parameters: Share::new(self.offload_parameters),
+            offload_residuals: run.memory.offload_residuals,
+        })
+    }
+}

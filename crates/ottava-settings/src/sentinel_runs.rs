@@ -1,0 +1,56 @@
+//! What `[sentinel]` demands of a run.
+
+use crate::RunConfig;
+use crate::problems::Problems;
+use ottava_recipe::RecipeName;
+
+impl RunConfig {
+    /// Problems of `[sentinel]`.
+    pub(super) fn check_sentinel(&self, problems: &mut Problems) {
+        let s = &self.sentinel;
+        let compares_passes = self.objective().properties().compares_passes;
+        problems.demand(
+            s.sentinel_steps == 0 || self.precision.recipes().any(|recipe| RecipeName::FP8.contains(&recipe)),
+            format!(
+                "`sentinel.sentinel_steps` is {}, and recipe {} has nothing in FP8 to compare with BF16; set it to 0, or choose an FP8 recipe",
+                s.sentinel_steps,
+                self.precision.recipe.as_str()
+            ),
+        );
+        problems.demand(
+            s.sentinel_steps == 0 || compares_passes,
+            "`sentinel.sentinel_steps` is set, and the sentinel does not compare losses of preferences; set it to 0",
+        );
+        problems.demand(
+            s.repeat_steps == 0 || compares_passes,
+            "`sentinel.repeat_steps` is set, and losses of preferences are not computed twice; set it to 0",
+        );
+        problems.demand(
+            self.debug.debug_steps.is_empty() || compares_passes,
+            "`debug.debug_steps` is set, and tensors of losses of preferences are not recorded; leave it empty",
+        );
+        let rows = self.training.per_device_train_batch_size;
+        problems.demand(
+            (1..=rows).contains(&s.sentinel_sequences),
+            format!(
+                "`sentinel.sentinel_sequences` is {}; a micro-batch has {rows} sequences (`per_device_train_batch_size`), of which a comparison reads 1 or more",
+                s.sentinel_sequences
+            ),
+        );
+        problems.demand(
+            s.sentinel_hold_steps >= s.sentinel_steps.max(1),
+            format!(
+                "`sentinel.sentinel_hold_steps` is {}, and a comparison follows after {} steps (`sentinel_steps`); hold for at least as many",
+                s.sentinel_hold_steps, s.sentinel_steps
+            ),
+        );
+        problems.demand(
+            s.sentinel_loss_gap > 0.0,
+            format!("`sentinel.sentinel_loss_gap` is {}; it is a number of nats above 0", s.sentinel_loss_gap),
+        );
+        problems.demand(
+            (-1.0..1.0).contains(&s.sentinel_cosine),
+            format!("`sentinel.sentinel_cosine` is {}; it is a cosine from -1 to below 1", s.sentinel_cosine),
+        );
+    }
+}

@@ -1,0 +1,76 @@
+//! The file of a first run, for a model and data.
+
+use crate::{RunConfig, WeightInit};
+use ottava_checkpoint::ModelFiles;
+use ottava_common::error::{Error, Result};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// The name of the file with the schema, beside the file of a run.
+pub const SCHEMA: &str = "run.schema.json";
+
+/// Tokens of a row, unless the model has fewer positions.
+const ROW: usize = 2048;
+
+/// The file of a first run.
+pub struct Starter {
+    /// Its text.
+    pub toml: String,
+    /// What was found in model and data, a sentence each.
+    pub found: Vec<String>,
+}
+
+/// The file of a first run of `model`, a folder or a `config.json`, with the data `files`.
+///
+/// Errors with [`Error::Model`] and [`Error::Data`] when one of them cannot be read.
+pub fn starter(model: &Path, files: &[PathBuf]) -> Result<Starter> {
+    let mut config = RunConfig::default();
+    config.model.path = model.to_path_buf();
+    config.data.train_files = files.to_vec();
+    let data = config.resolve_data()?;
+    let sizes = config.decoder_config()?;
+    config.model.init =
+        if model.is_dir() && ModelFiles::open(model).is_ok() { WeightInit::Pretrained } else { WeightInit::Random };
+    let chats = data.iter().any(|(_, formatting)| formatting.has_prompts());
+    let name = model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let pretrained = config.model.init == WeightInit::Pretrained;
+    let found = data
+        .iter()
+        .map(|(file, formatting)| format!("{}: records of formatting `{}`", file.display(), formatting.as_str()));
+    let weights = if pretrained { "weights of the folder" } else { "random weights, since the folder has none" };
+    let found: Vec<String> =
+        [format!("{}: {weights}, {} positions", model.display(), sizes.context())].into_iter().chain(found).collect();
+    let mut names: Vec<_> = data.iter().map(|(_, formatting)| formatting.as_str()).collect();
+    names.dedup();
+    let quoted = |path: &Path| toml::Value::String(path.display().to_string()).to_string();
+    let mut toml = String::new();
+    let rate = if pretrained { "2e-5" } else { "3e-4" };
+    let epochs = if chats { "3.0" } else { "1.0" };
+    write!(
+        toml,
+        "#:schema {SCHEMA}\n# Settings that are not here have their defaults; configs/reference.toml shows and explains all.\n\
+         output_dir = {}\n\n\
+         [model]\npath = {}\ninit = \"{}\"\n{}\n\
+         [data]\ntrain_files = [{}]\n# Fields of the records: {}.\n\
+         max_length = {}\nval_set_size = 0.01\n\n\
+         [training]\nnum_train_epochs = {epochs}\n# Sequences per forward and backward, and how many of these make a step.\n\
+         per_device_train_batch_size = 4\ngradient_accumulation_steps = 4\nlearning_rate = {rate}\nwarmup_ratio = 0.03\nweight_decay = 0.0\n\
+         eval_steps = 100\nsave_steps = 500\n\n\
+         [precision]\n# \"bf16\", or an FP8 recipe: \"fp8-current\", \"fp8-delayed\", \"fp8-row\" or \"fp8-block\". `ottava plan` says what each linear gains.\nrecipe = \"bf16\"\n\n\
+         [memory]\n# The cheapest recomputation that fits the device.\nrecompute = \"auto\"\n\n\
+         # Adapters instead of all weights: less memory.\n# [lora]\n# r = 16\n# lora_alpha = 32.0\n",
+        quoted(&Path::new("runs").join(&name)),
+        quoted(model),
+        if pretrained { "pretrained" } else { "random" },
+        if model.is_dir() { "" } else { "# A tokenizer.json or a folder with one.\ntokenizer = \"\"\n" },
+        files.iter().map(|file| quoted(file)).collect::<Vec<_>>().join(", "),
+        names.join(", "),
+        sizes.context().min(ROW),
+    )
+    .expect("a text takes any length");
+    match toml::from_str::<RunConfig>(&toml).map(|config| config.problems()) {
+        Ok(problems) if problems.is_empty() => Ok(Starter { toml, found }),
+        Ok(problems) => Err(Error::Config(problems.join("\n"))),
+        Err(error) => Err(Error::Config(error.to_string())),
+    }
+}

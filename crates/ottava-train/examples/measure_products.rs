@@ -1,0 +1,75 @@
+//! Times the products of the known models on this GPU and writes the choices to the folder of `OTTAVA_CACHE_DIR`. The file there, copied to
+//! crates/ottava-tensor/src/cuda/cublaslt/measured and named in choices.rs, saves users of that GPU and library the timing. Products depend on
+//! tokens and not on the number of blocks, so one block of each model is enough.
+//!
+//! usage: OTTAVA_CACHE_DIR=FOLDER measure_products [MODEL]...
+
+use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
+use ottava_models::DecoderConfig;
+use ottava_parallel::Ranks;
+use ottava_recipe::level::Level;
+use ottava_recipe::{Precision, RecipeName};
+use ottava_settings::RunConfig;
+use ottava_tensor::Device;
+use ottava_train::bench::{TrainBench, model, random_decoder};
+use std::rc::Rc;
+use std::time::Instant;
+
+const RECIPES: [RecipeName; 5] =
+    [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block];
+/// Recipes of inference: weights with scales of their own need no other.
+const SERVED: [RecipeName; 2] = [RecipeName::Bf16, RecipeName::Fp8Row];
+/// Levels that differ in the type in which gradients of weights are summed.
+const LEVELS: [Level; 2] = [Level::O0, Level::Bf16];
+/// The sizes of `ottava serve`.
+const AT_ONCE: usize = 256;
+const MAX_LEN: usize = 4096;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let given: Vec<String> = std::env::args().skip(1).collect();
+    let names = if given.is_empty() { vec!["llama-2-7b".to_string(), "llama-3-8b".into()] } else { given };
+    let device = Device::cuda(0)?;
+    for name in &names {
+        for recipe in RECIPES {
+            for level in LEVELS {
+                let begin = Instant::now();
+                train(name, recipe, level, &device)?;
+                println!("{name}: training in {} at {level:?}, {:.1?}", recipe.as_str(), begin.elapsed());
+            }
+        }
+    }
+    for name in &names {
+        for recipe in SERVED {
+            let begin = Instant::now();
+            serve(name, recipe, &device)?;
+            println!("{name}: serving in {}, {:.1?}", recipe.as_str(), begin.elapsed());
+        }
+    }
+    Ok(())
+}
+
+/// Two micro-batches; the second one adds to gradients.
+fn train(name: &str, recipe: RecipeName, level: Level, device: &Device) -> ottava_common::Result<()> {
+    let bench = TrainBench {
+        model: name.to_string(),
+        layers: Some(1),
+        seq_len: 4096,
+        document_len: None,
+        micro_batch: 2,
+        micro_batches: 2,
+        steps: 1,
+        config: RunConfig::default(),
+    };
+    bench.run(recipe, level, device, &Rc::new(Ranks::solo()))?;
+    Ok(())
+}
+
+/// What an engine does before its first request.
+fn serve(name: &str, recipe: RecipeName, device: &Device) -> ottava_common::Result<()> {
+    let sizes = DecoderConfig { layers: 1, ..model(name)? };
+    let precision = Precision { recipe, ..Precision::default() }.recipe();
+    let model = random_decoder(&sizes, &precision, device, MAX_LEN, &Rc::new(Ranks::solo()))?;
+    let lengths = std::iter::repeat_n(MAX_LEN, AT_ONCE);
+    let options = EngineOptions::for_lengths(&model, None, lengths, MAX_LEN, KvCacheDtype::Auto)?;
+    Engine::new(model, &options)?.warm_up()
+}

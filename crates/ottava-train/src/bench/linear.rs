@@ -1,0 +1,166 @@
+//! Benchmarks of linear layers with their casts, and of their products alone.
+
+use super::gemm::{cost, flops, operands, recipe};
+use super::shapes::expect_positive;
+use ottava_checkpoint::RandomWeights;
+use ottava_common::error::Result;
+use ottava_models::layers::{Linear, LinearConfig};
+use ottava_models::{Decoder, DecoderConfig};
+use ottava_recipe::context::{Context, Sequences};
+use ottava_recipe::level::{Formats, Gradients, Level, Masters};
+use ottava_recipe::mode::Mode;
+use ottava_recipe::param::{Builder, GradFormat, MemoryPolicy, Purpose, Split};
+use ottava_recipe::scaling::ScalingState;
+use ottava_recipe::{Recipe, RecipeName};
+use ottava_tensor::bench::{Meter, Product, Rates, time_for};
+use ottava_tensor::ops::{cast, normal};
+use ottava_tensor::{Device, Tensor};
+use serde::Serialize;
+
+/// One linear in one recipe.
+#[derive(Clone, Debug, Serialize)]
+pub struct LinearRow {
+    /// Its name in a block, as `mlp.down_proj`.
+    pub linear: String,
+    /// The recipe.
+    pub recipe: RecipeName,
+    /// Tokens, outputs and inputs.
+    pub sizes: [usize; 3],
+    /// Forward and backward, with the casts of input and gradient; the weight has been cast before.
+    pub milliseconds: f64,
+    /// Its three products alone.
+    pub products_milliseconds: f64,
+    /// Its products at the best rate of their types, and its casts at the speed of a copy.
+    pub floor_milliseconds: f64,
+}
+
+/// One shape in BF16 and in another recipe.
+#[derive(Clone, Debug, Serialize)]
+pub struct SweepCell {
+    /// Tokens, outputs and inputs.
+    pub sizes: [usize; 3],
+    /// Forward and backward in BF16.
+    pub bf16_milliseconds: f64,
+    /// Forward and backward in the other recipe.
+    pub milliseconds: f64,
+}
+
+/// Milliseconds of a timed round, except in a sweep; as long as for products alone, so that the chip is equally warm.
+const ROUND_MILLISECONDS: f64 = 40.0;
+const SWEEP_MILLISECONDS: f64 = 10.0;
+
+/// Milliseconds of forward and backward of a linear of `[T, N, K]`, as training runs them, from rounds of about `round`
+/// milliseconds.
+fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradients, round: f64) -> Result<f64> {
+    let [tokens, outputs, inputs] = sizes;
+    let mut weights = RandomWeights { seed: 1, device: device.clone() };
+    let formats = Formats { masters: Masters::None, gradients, ..Level::O0.formats() };
+    let memory = MemoryPolicy { formats, ..MemoryPolicy::FULL };
+    let mut build = Builder::new(device, recipe, Purpose::Train(memory));
+    let parts = &[("linear".into(), outputs)];
+    let config = LinearConfig {
+        fused: &[],
+        replicas: &[],
+        name: "linear",
+        parts,
+        inputs,
+        bias: false,
+        std: 0.02,
+        transposed: false,
+        split: Split::None,
+        shared_input: None,
+    };
+    let mut linear = Linear::new(&mut build, config)?;
+    let mut loaded = Ok(());
+    linear.parameters_mut(&mut |param| {
+        loaded = std::mem::replace(&mut loaded, Ok(())).and(param.load_whole(&mut weights))
+    });
+    loaded?;
+    let mut scaling = ScalingState::new(device, build.slots)?;
+    let random = |width, std, seed| cast(&normal(device, &[tokens, width], std, seed)?, recipe.compute);
+    let (x, dy): (Tensor, Tensor) = (random(inputs, 1.0, 2)?, random(outputs, 1e-3, 3)?);
+    let sequences = Sequences::new(device, 1, tokens)?;
+    let pass = |linear: &mut Linear, scaling: &mut ScalingState| -> Result<()> {
+        let mut context = Context::new(scaling.casts(Mode::TRAINING), &sequences);
+        let (y, saved) = linear.forward(x.clone(), None, &mut context)?;
+        drop(y);
+        linear.backward(dy.clone(), saved, &mut context)?;
+        linear.parameters_mut(&mut |param| param.gradient.clear());
+        Ok(())
+    };
+    // The first step, since delayed scales are known from the second on.
+    quantize(&mut linear, &mut scaling)?;
+    pass(&mut linear, &mut scaling)?;
+    scaling.update()?;
+    quantize(&mut linear, &mut scaling)?;
+    time_for(device, round, || pass(&mut linear, &mut scaling))
+}
+
+/// Casts the weight for the coming step.
+fn quantize(linear: &mut Linear, scaling: &mut ScalingState) -> Result<()> {
+    let mut params = Vec::new();
+    linear.parameters_mut(&mut |param| params.push(param));
+    let mut casts = scaling.casts(Mode::TRAINING);
+    params.into_iter().try_for_each(|param| param.quantize(&mut casts))
+}
+
+/// Times each linear of a block in every recipe, and hands each row to `report`.
+pub fn linears(
+    device: &Device,
+    model: &DecoderConfig,
+    tokens: &[usize],
+    recipes: &[RecipeName],
+    gradients: Gradients,
+    rates: &Rates,
+    mut report: impl FnMut(LinearRow),
+) -> Result<()> {
+    expect_positive(tokens)?;
+    let model = Decoder::describe(model, &recipe(RecipeName::Bf16))?;
+    for &tokens in tokens {
+        for linear in model.block_linears() {
+            for &name in recipes {
+                let (recipe, sizes) = (recipe(name), [tokens, linear.outputs, linear.inputs]);
+                let sums = GradFormat::for_matrix(gradients, recipe.compute).sums();
+                let meter = Meter { device, power: false };
+                let products = Product::ALL.map(|product| cost(meter, &recipe, product, sizes, None, sums));
+                let products = products
+                    .into_iter()
+                    .try_fold(0.0, |sum, one| Ok::<_, ottava_common::Error>(sum + one?.0.milliseconds))?;
+                let cast_bytes = recipe.casts.map_or(0, |_| 4 * tokens * (linear.outputs + linear.inputs));
+                let floor = 3.0 * flops(sizes) / rates.flops(operands(&recipe)) + cast_bytes as f64 / rates.copy_bytes;
+                report(LinearRow {
+                    linear: linear.name_in_block().to_string(),
+                    recipe: name,
+                    sizes,
+                    milliseconds: layer(device, &recipe, sizes, gradients, ROUND_MILLISECONDS)?,
+                    products_milliseconds: products,
+                    floor_milliseconds: floor * 1e3,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Times square and oblong linears of all `sizes` in BF16 and in the recipe called `name`, and hands each shape to `report`.
+pub fn sweep(
+    device: &Device,
+    tokens: &[usize],
+    sizes: &[usize],
+    name: RecipeName,
+    gradients: Gradients,
+    mut report: impl FnMut(SweepCell),
+) -> Result<()> {
+    expect_positive(tokens)?;
+    expect_positive(sizes)?;
+    for &tokens in tokens {
+        for &outputs in sizes {
+            for &inputs in sizes {
+                let sizes = [tokens, outputs, inputs];
+                let time = |name| layer(device, &recipe(name), sizes, gradients, SWEEP_MILLISECONDS);
+                report(SweepCell { sizes, bf16_milliseconds: time(RecipeName::Bf16)?, milliseconds: time(name)? });
+            }
+        }
+    }
+    Ok(())
+}

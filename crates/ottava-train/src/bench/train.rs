@@ -1,0 +1,253 @@
+//! How fast a model trains: whole optimizer steps on random tokens, with nothing read from disk.
+
+use super::families::{FamilyTime, by_family};
+use super::model;
+use crate::plan::ResolvedRun;
+use crate::run::Run;
+use crate::trainer::log_exceptions;
+use ottava_checkpoint::RandomWeights;
+use ottava_common::error::{Error, Result};
+use ottava_data::Batch;
+use ottava_models::DecoderConfig;
+use ottava_parallel::Ranks;
+use ottava_recipe::level::Level;
+use ottava_recipe::mode::StepPrecision;
+use ottava_recipe::{Precision, RecipeName};
+use ottava_settings::{DataConfig, OptimizerConfig, RunConfig, TrainingConfig};
+use ottava_tensor::Device;
+use ottava_tensor::cuda::MemoryStats;
+use serde::Serialize;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// The learning rate of all steps; it does not affect the time.
+const LEARNING_RATE: f64 = 1e-4;
+
+/// What to time.
+#[derive(Clone, Debug)]
+pub struct TrainBench {
+    /// A name of [`models`](super::models).
+    pub model: String,
+    /// Number of blocks, if not the model's.
+    pub layers: Option<usize>,
+    /// Tokens per sequence.
+    pub seq_len: usize,
+    /// Tokens of the documents that each sequence holds and attention keeps apart, if it is not one.
+    pub document_len: Option<usize>,
+    /// Sequences per step.
+    pub micro_batch: usize,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// Steps whose median is reported.
+    pub steps: usize,
+    /// Settings of precision, optimizer, memory and adapters, except recipe and level.
+    pub config: RunConfig,
+}
+
+/// The result for one recipe.
+#[derive(Clone, Debug, Serialize)]
+pub struct TrainRow {
+    /// The recipe.
+    pub recipe: RecipeName,
+    /// The level of the optimizer.
+    pub level: Level,
+    /// Tokens that each rank trains on per second.
+    pub tokens_per_second: f64,
+    /// Median milliseconds of a step: forward, backward, clipping and the update.
+    pub step_milliseconds: f64,
+    /// Milliseconds that a step takes longer if it begins with a comparison of the sentinel, where `sentinel_steps` is set.
+    pub comparison_milliseconds: Option<f64>,
+    /// Mean power of this GPU over the measured steps; `None` where it is not measured, as on a CPU.
+    pub watts: Option<f64>,
+    /// Model FLOP/s: six per weight and token, and causal attention.
+    pub model_flops_per_second: f64,
+    /// Planned peak of tensors.
+    pub planned_peak_bytes: u64,
+    /// Largest memory held by tensors.
+    pub peak_memory_bytes: u64,
+    /// Memory taken from the driver at the end, live or free between tensors.
+    pub reserved_memory_bytes: u64,
+    /// Memory of each rank, by rank.
+    pub ranks: Vec<RankMemory>,
+    /// Seconds from a finished model to the end of its first step, kernels compiled and products tuned.
+    pub first_step_seconds: f64,
+    /// Loss of the last step, as a check of the computation.
+    pub loss: f64,
+    /// Time on the device by use, in one more step without a graph. Empty on the CPU.
+    pub families: Vec<FamilyTime>,
+}
+
+/// Device memory of a rank.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct RankMemory {
+    /// Largest memory held by tensors.
+    pub peak_bytes: u64,
+    /// Memory of the GPU that is in use and not the pool's, at the end: context, kernels, libraries, graphs, and other processes.
+    pub outside_bytes: u64,
+}
+
+impl RankMemory {
+    fn of_all(ranks: &Ranks, device: &Device) -> Result<Vec<RankMemory>> {
+        let own = match device {
+            Device::Cuda(gpu) => {
+                let (free, total) = gpu.memory_info()?;
+                let pool = gpu.memory();
+                [pool.peak as f64, (total - free).saturating_sub(pool.reserved) as f64]
+            }
+            Device::Cpu | Device::DryCpu(_) => [0.0; 2],
+        };
+        let all = ranks.gather("memory", own)?;
+        Ok(all
+            .into_iter()
+            .map(|[peak, outside]| RankMemory { peak_bytes: peak as u64, outside_bytes: outside as u64 })
+            .collect())
+    }
+}
+
+impl TrainBench {
+    /// The documents of a sequence; the last may be shorter.
+    fn document_lengths(&self) -> Option<Vec<usize>> {
+        let most = self.document_len?;
+        Some((0..self.seq_len).step_by(most).map(|start| most.min(self.seq_len - start)).collect())
+    }
+
+    /// Times `recipe` on `device`, with the optimizer at `level`. All of `ranks` call it, each with a micro-batch and a device of its own.
+    pub fn run(&self, recipe: RecipeName, level: Level, device: &Device, ranks: &Rc<Ranks>) -> Result<TrainRow> {
+        let sizes = model(&self.model)?;
+        let sizes_given = [self.steps, self.seq_len, self.micro_batch, self.micro_batches]
+            .map(Some)
+            .into_iter()
+            .chain([self.layers, self.document_len]);
+        if sizes_given.into_iter().any(|given| given == Some(0)) {
+            return Err(Error::Config("steps, lengths, micro-batches and layers must be at least 1".into()));
+        }
+        let layers = self.layers.unwrap_or(sizes.layers);
+        let sizes = DecoderConfig { layers, lora: self.config.lora.adapters(), ..sizes };
+        ranks.free_symmetric()?;
+        if let Device::Cuda(gpu) = device {
+            gpu.release_memory()?;
+        }
+        let mut weights = RandomWeights { seed: 1, device: device.clone() };
+        let mut config = RunConfig {
+            precision: Precision { recipe, ..self.config.precision.clone() },
+            optimizer: OptimizerConfig { level, ..self.config.optimizer.clone() },
+            data: DataConfig {
+                max_length: self.seq_len,
+                val_set_size: 0.0,
+                document_mask: Some(self.document_len.is_some()),
+                ..DataConfig::default()
+            },
+            training: TrainingConfig {
+                per_device_train_batch_size: self.micro_batch,
+                gradient_accumulation_steps: self.micro_batches,
+                ..TrainingConfig::default()
+            },
+            ..self.config.clone()
+        };
+        config.expect_formats()?;
+        config.expect_new_adapters()?;
+        config.share(ranks.size())?;
+        let resolved = ResolvedRun::new(&config, &sizes, device)?;
+        resolved.expect_fit()?;
+        resolved.prepare_device();
+        let ResolvedRun { config, memory: planned, .. } = resolved;
+        let (lengths, seen) = (self.document_lengths(), self.document_len.unwrap_or(self.seq_len).min(self.seq_len));
+        let run = Run::new(&config, &sizes, device, &mut weights, ranks.clone())?;
+        let mut run = run.with_documents(lengths.as_ref().map(Vec::len))?;
+        log_exceptions(&run.model, None);
+        device.synchronize()?;
+        if let Device::Cuda(gpu) = device {
+            gpu.reset_peak_memory();
+        }
+        let begin = Instant::now();
+        run.quantize_weights()?;
+        // Ranks of one pipeline read the same rows.
+        let (row_share, _) = ranks.rows();
+        let mut tokens = RandomTokens { state: 7 + row_share as u64, vocabulary: sizes.vocabulary as u64 };
+        let mut step = || -> Result<(f64, f64)> {
+            let documents = lengths.as_ref().map(|lengths| lengths.repeat(self.micro_batch));
+            for micro_batch in 0..self.micro_batches {
+                let documents = documents.clone();
+                run.step.load(micro_batch, &Batch { documents, ..tokens.draw(self.micro_batch, self.seq_len) })?;
+            }
+            let begin = Instant::now();
+            let done = run.step(LEARNING_RATE, StepPrecision::Recipe)?;
+            Ok((begin.elapsed().as_secs_f64(), done.loss))
+        };
+        step()?;
+        let first_step_seconds = begin.elapsed().as_secs_f64();
+        step()?;
+        let energy = || if let Device::Cuda(gpu) = device { gpu.energy() } else { None };
+        let (begin, before) = (Instant::now(), energy());
+        let timed = (0..self.steps).map(|_| step()).collect::<Result<Vec<_>>>()?;
+        let watts = energy().zip(before).map(|(after, before)| (after - before) / begin.elapsed().as_secs_f64());
+        let mut seconds: Vec<f64> = timed.iter().map(|(seconds, _)| *seconds).collect();
+        seconds.sort_by(f64::total_cmp);
+        let median = seconds[seconds.len() / 2];
+        let mut comparison_milliseconds = None;
+        if config.run.sentinel.sentinel_steps > 0 && !run.model.scaling().is_empty() {
+            // The first comparison compiles kernels and tunes products.
+            for _ in 0..3 {
+                let documents = lengths.as_ref().map(|lengths| lengths.repeat(self.micro_batch));
+                let batch = Batch { documents, ..tokens.draw(self.micro_batch, self.seq_len) };
+                let begin = Instant::now();
+                run.compare(&batch.first_rows(config.run.sentinel.sentinel_sequences))?;
+                run.step(LEARNING_RATE, StepPrecision::Recipe)?;
+                comparison_milliseconds = Some((begin.elapsed().as_secs_f64() - median) * 1e3);
+            }
+        }
+        let mut families = Vec::new();
+        if let Device::Cuda(gpu) = device {
+            // Without a graph, to time each call; once before, to warm up the memory pool.
+            run.step = run.step.eager();
+            run.step(LEARNING_RATE, StepPrecision::Recipe)?;
+            gpu.start_profile();
+            let begin = Instant::now();
+            run.step(LEARNING_RATE, StepPrecision::Recipe)?;
+            let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
+            families = by_family(&gpu.take_profile()?, milliseconds, self.micro_batch * self.seq_len, sizes.vocabulary);
+        }
+        // Of each GPU: some share the tokens of a micro-batch.
+        let tokens = self.micro_batches * self.micro_batch * self.seq_len;
+        let sharing = config.run.parallel.tensor * config.run.parallel.context * ranks.pipeline().size();
+        let tokens_per_second = tokens as f64 / sharing as f64 / median;
+        let memory = match device {
+            Device::Cuda(gpu) => gpu.memory(),
+            Device::Cpu | Device::DryCpu(_) => MemoryStats::default(),
+        };
+        Ok(TrainRow {
+            recipe,
+            level,
+            tokens_per_second,
+            step_milliseconds: median * 1e3,
+            comparison_milliseconds,
+            watts,
+            model_flops_per_second: tokens_per_second * run.model.description().flops_per_token(seen),
+            planned_peak_bytes: planned.peak_bytes,
+            peak_memory_bytes: memory.peak as u64,
+            reserved_memory_bytes: memory.reserved as u64,
+            ranks: RankMemory::of_all(ranks, device)?,
+            first_step_seconds,
+            loss: timed.last().map_or(f64::NAN, |(_, loss)| *loss),
+            families,
+        })
+    }
+}
+
+/// Token ids without a pattern: a linear congruential generator's upper bits.
+struct RandomTokens {
+    state: u64,
+    vocabulary: u64,
+}
+
+impl RandomTokens {
+    fn draw(&mut self, rows: usize, seq_len: usize) -> Batch {
+        let mut ids = || (0..rows * seq_len).map(|_| self.next()).collect();
+        Batch::whole(ids(), ids(), rows)
+    }
+
+    fn next(&mut self) -> i32 {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.state >> 33) % self.vocabulary) as i32
+    }
+}

@@ -1,0 +1,162 @@
+//! Loss on held-out text, and the rounds in which ranks evaluate.
+
+use crate::step::{MicroBatch, token_losses, total};
+use ottava_common::error::{Error, Result};
+use ottava_common::interrupt;
+use ottava_data::Batch;
+use ottava_models::Decoder;
+use ottava_parallel::{Partition, Ranks};
+use ottava_recipe::mode::{Pass, StepPrecision};
+use ottava_tensor::QuantizedTensor;
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::IGNORE_INDEX;
+use serde::Serialize;
+use std::borrow::Cow;
+use std::sync::atomic::Ordering;
+
+/// The loss of a model on a text.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct TextLoss {
+    /// Mean negative log-likelihood per token, in nats; of a model that is trained with label smoothing, the loss with it.
+    pub loss: f64,
+    /// What follows from the loss if it is the likelihood of the text; `None` with label smoothing.
+    #[serde(flatten)]
+    pub likelihood: Option<Likelihood>,
+    /// Tokens predicted.
+    pub tokens: u64,
+}
+
+/// How likely a text is.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Likelihood {
+    /// `e^loss`.
+    pub perplexity: f64,
+    /// Bits per byte of UTF-8 text: comparable between tokenizers.
+    pub bits_per_byte: f64,
+}
+
+impl TextLoss {
+    /// The loss of several texts together, each with its bytes.
+    pub fn of_all(texts: &[(TextLoss, u64)]) -> TextLoss {
+        let tokens: u64 = texts.iter().map(|(text, _)| text.tokens).sum();
+        let bytes: u64 = texts.iter().map(|(_, bytes)| bytes).sum();
+        let sum = texts.iter().map(|(text, _)| text.loss * text.tokens as f64).sum();
+        let is_likelihood = texts.iter().all(|(text, _)| text.likelihood.is_some());
+        TextLoss::of_sum(sum, tokens, bytes, is_likelihood)
+    }
+
+    /// The loss of a text of `bytes` with this `sum` of the losses of its tokens.
+    fn of_sum(sum: f64, tokens: u64, bytes: u64, is_likelihood: bool) -> TextLoss {
+        let loss = sum / f64::max(tokens as f64, 1.0);
+        let bits_per_byte = sum / std::f64::consts::LN_2 / bytes.max(1) as f64;
+        let likelihood = is_likelihood.then(|| Likelihood { perplexity: loss.exp(), bits_per_byte });
+        TextLoss { loss, likelihood, tokens }
+    }
+}
+
+/// Evaluates in `precision` on all `batches`, which together are `bytes` of text, and calls `progress` after each round with the number of
+/// tokens predicted so far. All ranks of `partition` call it with the same batches: each evaluates every one of its turns, as many batches
+/// in flight as its pipeline has ranks, the sums are added in the order of the batches, and all get the same result, which does not depend
+/// on the number of ranks.
+///
+/// Errors with [`Error::NonFinite`] when the loss is infinite or NaN, and with [`Error::Cancelled`] on all ranks after a request to any of
+/// them to stop.
+pub fn evaluate(
+    model: &mut Decoder,
+    batches: impl IntoIterator<Item = Result<Batch>>,
+    bytes: u64,
+    precision: StepPrecision,
+    partition: &Partition,
+    progress: &mut dyn FnMut(u64),
+) -> Result<TextLoss> {
+    let ranks = partition.ranks();
+    let ((_, rounds), in_flight) = (ranks.rows(), ranks.pipeline().size());
+    // Ranks that divide tokens gather codes of as many as products need.
+    let (tensor, sequence) = (ranks.place(Axis::Tensor), ranks.place(Axis::Context));
+    let multiple = if tensor.is_divided() { tensor.ranks * sequence.ranks * QuantizedTensor::PAD } else { 1 };
+    let (mut sum, mut tokens) = (0.0, 0.0);
+    let mut batches = batches.into_iter().peekable();
+    loop {
+        let mut turns: Vec<Batch> = Vec::new();
+        // Ranks that divide experts exchange equal numbers of tokens, so the batches of a round have one shape.
+        let divides_experts = ranks.place(Axis::Expert).is_divided();
+        let belongs = |first: Option<&Batch>, batch: &Batch| {
+            !divides_experts || first.is_none_or(|first| [first.rows, first.seq_len] == [batch.rows, batch.seq_len])
+        };
+        while turns.len() < rounds * in_flight
+            && let Some(batch) =
+                batches.next_if(|batch| batch.as_ref().map_or(true, |batch| belongs(turns.first(), batch)))
+        {
+            turns.push(batch?);
+        }
+        if turns.is_empty() {
+            break;
+        }
+        // The sum of losses and the number of targets of each batch.
+        let of_turns = round(ranks, &turns, in_flight, "evaluating", |mine| {
+            let mine: Vec<_> = mine.iter().map(|batch| batch.padded_to(multiple)).collect();
+            let micro_batches = mine.iter().map(|batch| MicroBatch::new(batch, model.device(), sequence));
+            let micro_batches = micro_batches.collect::<Result<Vec<_>>>()?;
+            let losses = token_losses(model, &micro_batches, Pass::Evaluation, precision, partition)?;
+            let targets = |number: usize, batch: &Batch| {
+                let own = micro_batches[number].sequences.own(&batch.targets);
+                own.iter().filter(|&&target| target != IGNORE_INDEX).count() as f64
+            };
+            // Ranks without the last stage compute no losses.
+            let of_batch = |(number, batch): (usize, &Cow<Batch>)| {
+                Ok(vec![losses.get(number).map(total).transpose()?.unwrap_or(0.0), targets(number, batch)])
+            };
+            mine.iter().enumerate().map(of_batch).collect()
+        })?;
+        for of_ranks in of_turns {
+            let add = |(loss, targets), told: &Vec<f64>| (loss + told[0], targets + told[1]);
+            let (loss, targets) = of_ranks.iter().fold((0.0, 0.0), add);
+            (sum, tokens) = (sum + loss, tokens + targets);
+        }
+        progress(tokens as u64);
+    }
+    let is_likelihood = model.config().label_smoothing == 0.0;
+    let evaluation = TextLoss::of_sum(sum, tokens as u64, bytes, is_likelihood);
+    match evaluation.loss.is_finite() {
+        true => Ok(evaluation),
+        false => Err(Error::NonFinite(format!(
+            "the loss of the text is {}: the model's weights or activations are not finite",
+            evaluation.loss
+        ))),
+    }
+}
+
+/// One round of an evaluation. Each rank computes `in_flight` of the `turns`: every one of its places, repeating the first turn where there are
+/// fewer. `compute` gives equally many numbers for each turn of this rank; ranks without the last stage of the model may give fewer numbers.
+/// All ranks get the numbers of each turn, one list from each rank that divides the tokens of the turn.
+///
+/// Errors with [`Error::Cancelled`], which says what the ranks were `doing`, on all ranks after a request to any of them to stop.
+pub fn round<'t, T>(
+    ranks: &Ranks,
+    turns: &'t [T],
+    in_flight: usize,
+    doing: &str,
+    compute: impl FnOnce(&[&'t T]) -> Result<Vec<Vec<f64>>>,
+) -> Result<Vec<Vec<Vec<f64>>>> {
+    let ((rank, world), sharing) = (ranks.rows(), ranks.place(Axis::Context).ranks);
+    // Ranks gather weights and send activations together, so one without a turn repeats the first one, and counts nothing.
+    let mine = turns.iter().skip(rank).step_by(world).chain(std::iter::repeat(&turns[0]));
+    let mine: Vec<&T> = mine.take(in_flight).collect();
+    let numbers = compute(&mine)?;
+    let stop = f64::from(interrupt::flag().load(Ordering::Relaxed));
+    let told = [vec![stop], numbers.concat()].concat();
+    let all = ranks.gather_lists("losses of the evaluation", &told)?;
+    if all.iter().any(|told| told[0] != 0.0) {
+        return Err(interrupt::cancelled(doing));
+    }
+    let of_turn = |turn: usize| {
+        // Ranks that divide the tokens of one turn are neighbours.
+        let of_turn = ranks.of_losses(&all).skip(turn % world * sharing).take(sharing);
+        let part = |told: &Vec<f64>| {
+            let each = (told.len() - 1) / in_flight;
+            told[1..][turn / world * each..][..each].to_vec()
+        };
+        of_turn.map(part).collect()
+    };
+    Ok((0..turns.len()).map(of_turn).collect())
+}

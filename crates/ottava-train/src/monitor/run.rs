@@ -1,0 +1,337 @@
+//! What a monitor knows of one run.
+
+use super::heat::{HeatMap, HeatPart};
+use super::lines::{AlarmLine, CastLine, Entries, Field, RollbackLine, SentinelLine};
+use super::series::{Part, Series};
+use super::status::{Known, State, Status, is_held, status};
+use super::tail::{Found, Tail};
+use crate::report::RunRecord;
+use ottava_common::error::Result;
+use serde::Serialize;
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+
+/// The most series of a run; further ones are not shown.
+const MOST_SERIES: usize = 256;
+
+/// The most alarms, findings and rollbacks that are listed, of each kind the newest.
+const MOST_EVENTS: usize = 100;
+
+/// An alarm, a finding of the sentinel, or a rollback.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Event {
+    /// The step after which it was found.
+    pub step: u64,
+    /// `alarm`, `sentinel` or `rollback`.
+    pub kind: &'static str,
+    /// What was found.
+    pub text: String,
+}
+
+/// Events of one kind.
+#[derive(Default)]
+struct Events {
+    newest: VecDeque<Event>,
+    count: usize,
+}
+
+impl Events {
+    fn push(&mut self, step: u64, kind: &'static str, text: String) {
+        self.count += 1;
+        self.newest.push_back(Event { step, kind, text });
+        if self.newest.len() > MOST_EVENTS {
+            self.newest.pop_front();
+        }
+    }
+}
+
+/// What a run has that a reader lacks.
+#[derive(Debug, Serialize)]
+pub struct Changes {
+    /// By name.
+    pub series: BTreeMap<String, Part>,
+    /// What casts lost.
+    pub casts: Option<HeatPart>,
+    /// All events, if there are new ones.
+    pub events: Option<Vec<Event>>,
+}
+
+/// What a page shows of each run.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    /// The number of the run in this monitor.
+    pub id: usize,
+    /// The last part of its folder, or the folder if runs share that.
+    pub name: String,
+    /// Its folder, where bytes that are no UTF-8 are U+FFFD.
+    pub folder: String,
+    /// Whether it trains, and how it ended.
+    #[serde(flatten)]
+    pub status: Status,
+    /// What the run has recorded of itself.
+    pub record: Option<RunRecord>,
+    /// The last step.
+    pub step: Option<u64>,
+    /// When metrics were last written, in seconds since 1970.
+    pub written: Option<u64>,
+    /// The newest values, by name.
+    pub latest: BTreeMap<String, f64>,
+    /// Numbers of alarms, of findings of the sentinel, and of rollbacks.
+    pub events: [usize; 3],
+    /// Files that cannot be read, and lines that were skipped.
+    pub problems: Vec<String>,
+    /// Whether more of its files is to be read.
+    pub pending: bool,
+    /// The revision to ask for changes from.
+    pub revision: u64,
+}
+
+/// The files of a run, in the order of [`MonitoredRun::tails`].
+const FILES: [&str; 5] = ["metrics.jsonl", "casts.jsonl", "sentinel.jsonl", "alarms.jsonl", "rollbacks.jsonl"];
+
+/// A run that is monitored.
+pub struct MonitoredRun {
+    id: usize,
+    name: String,
+    folder: PathBuf,
+    tails: [Tail; 5],
+    shown: Shown,
+    status: Status,
+    record: Option<RunRecord>,
+    pending: bool,
+    /// Why the record or a file cannot be read.
+    errors: Vec<String>,
+}
+
+/// What the files have.
+struct Shown {
+    series: BTreeMap<String, Series>,
+    casts: HeatMap,
+    /// Alarms, findings and rollbacks.
+    events: [Events; 3],
+    events_changed: u64,
+    /// The last steps of the files.
+    steps: [Option<u64>; 5],
+    /// Lines of each file that could not be read.
+    skipped: [u64; 5],
+    revision: u64,
+}
+
+impl Shown {
+    /// All that was read of a file is void.
+    fn restart(&mut self, file: usize) {
+        (self.steps[file], self.skipped[file]) = (None, 0);
+        match file {
+            0 => self.restart_series(|name| !name.starts_with("sentinel/")),
+            1 => self.casts = HeatMap::new(self.revision),
+            2 => {
+                self.restart_series(|name| name.starts_with("sentinel/"));
+                self.events[1] = Events::default();
+            }
+            3 => self.events[0] = Events::default(),
+            _ => self.events[2] = Events::default(),
+        }
+        self.events_changed = self.revision;
+    }
+
+    fn restart_series(&mut self, of: impl Fn(&str) -> bool) {
+        for (_, series) in self.series.iter_mut().filter(|(name, _)| of(name)) {
+            *series = Series::new(self.revision);
+        }
+    }
+
+    fn line(&mut self, file: usize, line: &[u8]) {
+        let read = match file {
+            0 => self.metrics(line),
+            1 => self.cast_line(line),
+            2 => self.comparison(line),
+            3 => self.alarm(line),
+            _ => self.rollback(line),
+        };
+        self.skipped[file] += u64::from(read.is_none());
+    }
+
+    /// Notes the step of a line. If it precedes the last one, the run was resumed, and `cut` removes what comes after.
+    fn advance(&mut self, file: usize, step: u64, cut: impl FnOnce(&mut Shown)) {
+        if self.steps[file].is_some_and(|last| step < last) {
+            cut(self);
+        }
+        self.steps[file] = Some(step);
+    }
+
+    fn push(&mut self, name: &str, step: u64, value: Option<f64>) {
+        let revision = self.revision;
+        if let Some(series) = self.series.get_mut(name) {
+            series.push(step, value, revision);
+        } else if self.series.len() < MOST_SERIES {
+            let series = self.series.entry(name.to_string()).or_insert(Series::new(revision));
+            series.push(step, value, revision);
+        }
+    }
+
+    fn cut_series(&mut self, step: u64, of: impl Fn(&str) -> bool) {
+        for (_, series) in self.series.iter_mut().filter(|(name, _)| of(name)) {
+            series.cut(step, self.revision);
+        }
+    }
+
+    fn metrics(&mut self, line: &[u8]) -> Option<()> {
+        let Entries(fields) = serde_json::from_slice::<Entries<Field>>(line).ok()?;
+        let step = fields.iter().find_map(|(name, field)| match field {
+            Field::Number(step) if name == "step" && *step >= 0.0 => Some(*step as u64),
+            _ => None,
+        })?;
+        self.advance(0, step, |shown| shown.cut_series(step, |name| !name.starts_with("sentinel/")));
+        for (name, field) in fields.iter().filter(|(name, _)| name != "step") {
+            match field {
+                Field::Number(value) => self.push(name, step, Some(*value)),
+                Field::NotFinite => self.push(name, step, None),
+                Field::Other => {}
+            }
+        }
+        Some(())
+    }
+
+    fn cast_line(&mut self, line: &[u8]) -> Option<()> {
+        let CastLine { step, casts } = serde_json::from_slice(line).ok()?;
+        self.advance(1, step, |shown| shown.casts.cut(step, shown.revision));
+        let revision = self.revision;
+        self.casts.push(step, casts.0.into_iter().map(|(name, cell)| (name, cell.shares())), revision);
+        Some(())
+    }
+
+    fn comparison(&mut self, line: &[u8]) -> Option<()> {
+        let line: SentinelLine = serde_json::from_slice(line).ok()?;
+        let step = line.step;
+        self.advance(2, step, |shown| {
+            shown.cut_series(step, |name| name.starts_with("sentinel/"));
+            shown.events[1].newest.retain(|event| event.step < step);
+        });
+        self.push("sentinel/loss_gap", step, line.loss_gap);
+        self.push("sentinel/gradient_cosine", step, line.gradient_cosine);
+        self.push("sentinel/gradient_norm_ratio", step, line.gradient_norm_ratio);
+        for finding in line.findings {
+            self.events[1].push(step, "sentinel", finding.text);
+            self.events_changed = self.revision;
+        }
+        Some(())
+    }
+
+    fn alarm(&mut self, line: &[u8]) -> Option<()> {
+        let AlarmLine { step, alarm, policy, text } = serde_json::from_slice(line).ok()?;
+        self.events[0].push(step, "alarm", format!("{alarm} ({policy}): {text}"));
+        self.events_changed = self.revision;
+        Some(())
+    }
+
+    fn rollback(&mut self, line: &[u8]) -> Option<()> {
+        let RollbackLine { from, to, reason } = serde_json::from_slice(line).ok()?;
+        self.events[2].push(from, "rollback", format!("back to step {to}: {reason}"));
+        self.events_changed = self.revision;
+        Some(())
+    }
+}
+
+impl MonitoredRun {
+    /// The run in `folder`, before anything is read.
+    pub fn new(id: usize, folder: &Path) -> MonitoredRun {
+        MonitoredRun {
+            id,
+            name: String::new(),
+            folder: folder.to_path_buf(),
+            tails: FILES.map(|file| Tail::new(folder.join(file))),
+            shown: Shown {
+                series: BTreeMap::new(),
+                casts: HeatMap::new(0),
+                events: Default::default(),
+                events_changed: 0,
+                steps: [None; 5],
+                skipped: [0; 5],
+                revision: 0,
+            },
+            status: Status { state: State::Empty, detail: String::new() },
+            record: None,
+            pending: false,
+            errors: Vec::new(),
+        }
+    }
+
+    /// Sets the name that is shown.
+    pub fn set_name(&mut self, name: String) {
+        self.name = name;
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Reads what is new at `now`, in seconds since 1970.
+    pub fn refresh(&mut self, now: u64) {
+        self.shown.revision += 1;
+        self.errors.clear();
+        let held = is_held(&self.folder);
+        self.record = self.note(RunRecord::read).flatten();
+        self.pending = false;
+        for file in 0..FILES.len() {
+            let shown = &mut self.shown;
+            let read = self.tails[file].read(&mut |found| match found {
+                Found::Restart => shown.restart(file),
+                Found::Line(line) => shown.line(file, line),
+            });
+            match read {
+                Ok(more) => self.pending |= more && file < 3,
+                Err(error) => self.errors.push(error.to_string()),
+            }
+        }
+        let held = held.unwrap_or_else(|error| {
+            self.errors.push(error.to_string());
+            Some(false)
+        });
+        let latest = |name: &str| self.shown.series.get(name).and_then(Series::last);
+        let tokens = self.record.as_ref().map(|record| record.tokens_per_step as f64);
+        let known = Known {
+            record: self.record.as_ref(),
+            written: self.tails[0].written(),
+            step: self.shown.steps[0],
+            step_seconds: tokens.zip(latest("tokens_per_second")).map(|(tokens, rate)| tokens / rate),
+        };
+        self.status = status(held, &known, now);
+    }
+
+    fn note<T>(&mut self, read: impl FnOnce(&Path) -> Result<T>) -> Option<T> {
+        read(&self.folder).map_err(|error| self.errors.push(error.to_string())).ok()
+    }
+
+    /// What a page shows in any case.
+    pub fn summary(&self) -> Summary {
+        let Shown { series, events, steps, skipped, revision, .. } = &self.shown;
+        let latest = series.iter().filter_map(|(name, series)| Some((name.clone(), series.last()?))).collect();
+        let lines = FILES.iter().zip(skipped).filter(|(_, skipped)| **skipped > 0);
+        let lines = lines.map(|(file, skipped)| format!("{file}: {skipped} lines could not be read"));
+        Summary {
+            id: self.id,
+            name: self.name.clone(),
+            folder: self.folder.display().to_string(),
+            status: self.status.clone(),
+            record: self.record.clone(),
+            step: steps[0],
+            written: self.tails[0].written(),
+            latest,
+            events: [0, 1, 2].map(|kind| events[kind].count),
+            problems: self.errors.iter().cloned().chain(lines).collect(),
+            pending: self.pending,
+            revision: *revision,
+        }
+    }
+
+    /// What a reader lacks that has had everything up to revision `since`.
+    pub fn changes(&self, since: u64) -> Changes {
+        let Shown { series, casts, events, events_changed, .. } = &self.shown;
+        let series = series.iter().filter_map(|(name, series)| Some((name.clone(), series.since(since)?))).collect();
+        let mut all: Vec<Event> = events.iter().flat_map(|events| &events.newest).cloned().collect();
+        all.sort_by_key(|event| event.step);
+        let is_new = since == 0 || *events_changed > since;
+        Changes { series, casts: casts.since(since), events: is_new.then_some(all) }
+    }
+}

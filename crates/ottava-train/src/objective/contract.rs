@@ -1,0 +1,83 @@
+//! What an objective is.
+
+use super::phase::Phase;
+use super::validation::Validation;
+use crate::step::{Loss, TrainStep};
+use ottava_common::error::Result;
+use ottava_data::{Batch, DataState, RowShare, TrainingData};
+use ottava_models::{ConfigFile, Decoder};
+use ottava_recipe::mode::StepPrecision;
+use ottava_settings::RunConfig;
+use ottava_tensor::{DType, Device};
+
+/// The objective of a run, as its settings say.
+pub trait Objective {
+    /// The loss of a micro-batch of `rows` rows, with room on `device` for what it reads, in the type of sums `dtype`.
+    fn loss(&self, rows: usize, device: &Device, dtype: DType) -> Result<Box<dyn Loss>>;
+
+    /// The passes without gradients of the run of `config`, besides its steps. A plan rehearses them.
+    fn phases(&self, config: &RunConfig) -> Vec<Phase>;
+
+    /// The rows of the run. Errors with [`Error::Data`](ottava_common::Error::Data) when none is left to train on, and with
+    /// [`Error::Checkpoint`](ottava_common::Error::Checkpoint) when the position does not fit the data.
+    fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>>;
+}
+
+/// What the rows of a run are opened with.
+#[derive(Clone, Copy)]
+pub struct Opening<'a> {
+    /// The settings.
+    pub config: &'a RunConfig,
+    /// `config.json` of the model that is trained.
+    pub model: &'a ConfigFile,
+    /// The data.
+    pub data: &'a TrainingData,
+    /// The position in the data.
+    pub state: &'a DataState,
+    /// The rows of this rank.
+    pub share: RowShare,
+}
+
+/// The rows of a run: what each step reads, which may be rows that the model itself makes, and what is held out. All ranks call each function in the
+/// same order.
+pub trait Rows {
+    /// Examples of an epoch: rows, or records of preferences. Per step, each data-parallel rank reads
+    /// `gradient_accumulation_steps · per_device_train_batch_size` examples.
+    fn examples(&self) -> f64;
+
+    /// The position in the data, as checkpoints save it.
+    fn state(&self) -> DataState;
+
+    /// SHA-256 of `reference.json` in the run's folder, which checkpoints save.
+    fn reference_digest(&self) -> Option<String> {
+        None
+    }
+
+    /// Decides which reference log-probabilities `max_steps` steps and validation need.
+    fn plan_reference(&mut self, _max_steps: u64) {}
+
+    /// Reads the reference log-probabilities that an interrupted run has stored, if their file has this `digest`.
+    fn read_reference(&mut self, _digest: Option<&str>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether reference log-probabilities are still missing.
+    fn needs_reference(&self) -> bool {
+        false
+    }
+
+    /// Computes the missing reference log-probabilities by `model`, before any step. The leading rank stores them in the run's folder.
+    fn compute_reference(&mut self, _model: &mut Decoder, _step: &TrainStep) -> Result<()> {
+        Ok(())
+    }
+
+    /// Loads all micro-batches of the next step, whose products have this `precision`, into `step`. Returns the first micro-batch if passes can be compared on
+    /// it before the step, as [`ObjectiveProperties::compares_passes`](ottava_settings::ObjectiveProperties::compares_passes) says.
+    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<Option<Batch>>;
+
+    /// Loss and metrics of the rows that are held out; `None` without such rows.
+    ///
+    /// Errors with [`Error::NonFinite`](ottava_common::Error::NonFinite) when the loss is infinite or NaN, and with
+    /// [`Error::Cancelled`](ottava_common::Error::Cancelled) on all ranks after a request to any of them to stop.
+    fn evaluate(&self, model: &mut Decoder, step: &TrainStep, precision: StepPrecision) -> Result<Option<Validation>>;
+}

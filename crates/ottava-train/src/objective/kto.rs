@@ -1,0 +1,49 @@
+//! KTO and its relatives: completions with labels relative to a reference model.
+
+use super::preference::{Preference, PreferenceRows, ReferenceModel};
+use super::{Objective, Opening, Phase, Rows, When};
+use crate::step::Loss;
+use ottava_common::error::Result;
+use ottava_data::RowTarget;
+use ottava_recipe::mode::Pass;
+use ottava_settings::RunConfig;
+use ottava_tensor::{DType, Device};
+
+/// Completions that are desirable or not.
+pub(super) struct Labels {
+    how: Preference,
+    reference: ReferenceModel,
+}
+
+impl Labels {
+    pub(super) fn new(config: &RunConfig) -> Labels {
+        let how = Preference { terms: config.preference.terms(), beta: config.preference.beta };
+        Labels { how, reference: ReferenceModel::of(config) }
+    }
+}
+
+impl Objective for Labels {
+    fn loss(&self, rows: usize, device: &Device, dtype: DType) -> Result<Box<dyn Loss>> {
+        self.how.of_micro_batch(rows, device, dtype)
+    }
+
+    /// If the divergence from the reference model is estimated, evaluations have the completions of other prompts too, and so have passes before each
+    /// step.
+    fn phases(&self, config: &RunConfig) -> Vec<Phase> {
+        if !self.how.needs_divergence() {
+            return self.reference.phases(config, 1);
+        }
+        let (micro_batches, rows) = (config.training.gradient_accumulation_steps, config.micro_batch_rows());
+        let mismatched = |pass| Phase { when: When::BeforeEachStep, pass, micro_batches, rows };
+        let reference = (self.reference == ReferenceModel::BeforeEachStep).then(|| mismatched(Pass::Reference));
+        let mut phases = self.reference.phases(config, 2);
+        phases.push(mismatched(Pass::Evaluation));
+        phases.extend(reference);
+        phases
+    }
+
+    fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {
+        let reference = self.reference.values(&opening.data.key());
+        Ok(Box::new(PreferenceRows::open(opening, self.how.clone(), RowTarget::Completion, reference)?))
+    }
+}

@@ -1,0 +1,108 @@
+//! The next token of texts, chats and completions.
+
+use super::{Evaluation, Objective, Opening, Phase, Rows, Validation, When};
+use crate::evaluate::{Likelihood, TextLoss, evaluate};
+use crate::step::{Loss, Metrics, NextTokenLoss, TrainStep};
+use ottava_common::error::Result;
+use ottava_data::{Batch, BatchLoader, DataSet, DataState, EvalLoader, Packing, RowLayout, Windows, loader};
+use ottava_models::Decoder;
+use ottava_recipe::mode::{Pass, StepPrecision};
+use ottava_settings::RunConfig;
+use ottava_tensor::{DType, Device};
+
+/// The next token of each token of documents.
+pub(super) struct NextToken;
+
+impl Objective for NextToken {
+    fn loss(&self, _: usize, _: &Device, _: DType) -> Result<Box<dyn Loss>> {
+        Ok(Box::new(NextTokenLoss))
+    }
+
+    fn phases(&self, config: &RunConfig) -> Vec<Phase> {
+        let evaluation = Phase {
+            when: When::Evaluation,
+            pass: Pass::Evaluation,
+            micro_batches: config.parallel.pipeline,
+            rows: config.micro_batch_rows(),
+        };
+        config.validates().then_some(evaluation).into_iter().collect()
+    }
+
+    fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {
+        let Opening { config, data, state, share, .. } = *opening;
+        Ok(Box::new(Documents {
+            batches: BatchLoader::new(&data.sets, data.layout, state, share)?,
+            rows: config.training.per_device_train_batch_size,
+            rows_of_epoch: data.rows(),
+            sets: data.sets.clone(),
+            layout: data.layout,
+        }))
+    }
+}
+
+/// Rows of documents.
+struct Documents {
+    batches: BatchLoader,
+    /// Rows of a micro-batch.
+    rows: usize,
+    rows_of_epoch: f64,
+    sets: Vec<DataSet>,
+    layout: RowLayout,
+}
+
+impl Rows for Documents {
+    fn examples(&self) -> f64 {
+        self.rows_of_epoch
+    }
+
+    fn state(&self) -> DataState {
+        self.batches.state()
+    }
+
+    fn load(&mut self, _: &mut Decoder, step: &mut TrainStep, _: StepPrecision) -> Result<Option<Batch>> {
+        let first = self.batches.next_batch(self.rows)?;
+        step.load(0, &first)?;
+        for micro_batch in 1..step.schedule().micro_batches {
+            step.load(micro_batch, &self.batches.next_batch(self.rows)?)?;
+        }
+        Ok(Some(first))
+    }
+
+    fn evaluate(&self, model: &mut Decoder, step: &TrainStep, precision: StepPrecision) -> Result<Option<Validation>> {
+        let (mut sets, mut all) = (Vec::new(), Vec::new());
+        for DataSet { name, dataset, split, .. } in self.sets.iter().filter(|set| set.split.validation_len() > 0) {
+            let bytes = loader::validation_bytes(dataset, split)?;
+            let batches: Box<dyn Iterator<Item = Result<Batch>>> = match self.layout.packing {
+                Packing::Wrapped | Packing::Auto => {
+                    let windows = Windows::blocks(self.layout.seq_len);
+                    Box::new(EvalLoader::new(dataset.clone(), *split, windows, self.rows)?)
+                }
+                Packing::Bfd | Packing::None => {
+                    Box::new(loader::whole_validation(dataset.clone(), *split, self.layout, self.rows)?)
+                }
+            };
+            let text = evaluate(model, batches, bytes, precision, step.partition(), &mut |_| {})?;
+            if !name.is_empty() {
+                sets.push((name.clone(), evaluation(&text)));
+            }
+            all.push((text, bytes));
+        }
+        Ok(match all.as_slice() {
+            [] => None,
+            [(one, _)] => Some(Validation { all: evaluation(one), sets }),
+            all => Some(Validation { all: evaluation(&TextLoss::of_all(all)), sets }),
+        })
+    }
+}
+
+/// Bits per byte are recorded; perplexity follows from the loss.
+fn evaluation(text: &TextLoss) -> Evaluation {
+    let metrics = match text.likelihood {
+        Some(Likelihood { perplexity, bits_per_byte }) => Metrics {
+            named: vec![("bits_per_byte", bits_per_byte)],
+            words: format!("perplexity {perplexity:.2}  bits per byte {bits_per_byte:.4}"),
+        },
+        None => Metrics { named: Vec::new(), words: "with label smoothing".into() },
+    };
+    Evaluation { loss: text.loss, metrics }
+}

@@ -1,0 +1,313 @@
+//! Changes that make a run fit a device: settings that take less memory, with their cost.
+
+use super::memory::MemoryPlan;
+use ottava_common::error::Result;
+use ottava_models::{Decoder, DecoderConfig};
+use ottava_recipe::level::{Level as OptimizerLevel, Masters};
+use ottava_recipe::param::STEP_RATES;
+use ottava_recipe::recompute::{Recompute, SavedActivations};
+use ottava_settings::ResolvedConfig;
+use ottava_tensor::{DType, Device};
+use serde::Serialize;
+
+/// The effect of a change on the results of a run; effects with more rounding come last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Effect {
+    /// Nothing.
+    SameBits,
+    /// Numbers halfway between two BF16 numbers are rounded away from zero.
+    Ties,
+    /// Sums are computed in another order.
+    OrderOfSums,
+    /// Activations, gradients, moments or weights are stored in lower precision.
+    Precision,
+}
+
+impl Effect {
+    fn words(self) -> &'static str {
+        match self {
+            Effect::SameBits => "the same bits",
+            Effect::Ties => "only ties are rounded in another way",
+            Effect::OrderOfSums => "sums in another order",
+            Effect::Precision => "stored values less precise",
+        }
+    }
+}
+
+/// Settings that make a run fit.
+#[derive(Clone, Debug, Serialize)]
+pub struct Change {
+    /// The settings, in the syntax of the run's file.
+    pub settings: Vec<String>,
+    /// The peak with them.
+    pub peak_bytes: u64,
+    /// Time of a step relative to a step without them.
+    pub time: f64,
+    /// Their effect on results.
+    pub effect: Effect,
+}
+
+/// One value of a setting.
+struct Level {
+    setting: Vec<String>,
+    time: f64,
+    effect: Effect,
+    apply: Box<dyn Fn(&mut ResolvedConfig)>,
+}
+
+/// Time of a step with a policy relative to [`Recompute::None`], from docs/memory.md: Llama-2-7B at 8,192 tokens in fp8-delayed on one
+/// H200.
+pub fn time_of(policy: Recompute) -> f64 {
+    match policy {
+        Recompute::None => 1.0,
+        Recompute::NormSwiglu => 1.01,
+        Recompute::Attention => 1.07,
+        Recompute::Full => 1.20,
+    }
+}
+
+/// Time of a step that casts weights for each product, relative to stored codes.
+const TIME_WITHOUT_WEIGHT_CODES: f64 = 1.02;
+
+/// Time of a step with activations saved in FP8, relative to exact ones.
+const TIME_OF_SAVED_FP8: f64 = 1.015;
+
+/// Relative time of a step with half the sequences in twice the micro-batches: two steps of one sequence, minus an update, divided by one
+/// step of two.
+const TIME_OF_HALF_BATCH: f64 = 1.02;
+
+/// Levels of the optimizer, by falling memory, with the time of a step relative to the first: Llama-2-7B at 4,096 tokens on one H200, from
+/// benchmarks/2026-11-21-optimizer-levels.md. Levels that take more memory and more time than another are not listed.
+const LEVELS: [(OptimizerLevel, f64); 5] = [
+    (OptimizerLevel::O0, 1.0),
+    (OptimizerLevel::Bf16, 0.90),
+    (OptimizerLevel::O3, 0.95),
+    (OptimizerLevel::Coat, 0.965),
+    (OptimizerLevel::O2, 0.98),
+];
+
+/// Parameters and seconds of the steps that [`LEVELS`] compares. Levels change the time of the update, which a step has once, whatever the
+/// number of its tokens.
+const STEP_OF_LEVELS: (f64, f64) = (6.74e9, 0.41);
+
+/// Bytes per second of copies over PCIe in each direction, while both directions are busy: one H200 in a PCIe 5 x16 slot, from
+/// benchmarks/2026-11-21-offloading.md.
+const BUS: f64 = 50.2e9;
+
+/// Seconds to copy `bytes` over PCIe.
+pub(super) fn bus_seconds(bytes: u64) -> f64 {
+    bytes as f64 / BUS
+}
+
+/// Shares of the optimizer's states that are proposed to be offloaded.
+const OFFLOADED: [f64; 4] = [0.25, 0.5, 0.75, 1.0];
+
+/// The maximum number of proposals, of proposals that lower precision, and of proposals that do not.
+const PROPOSED: usize = 3;
+const ALIKE: usize = 2;
+
+/// Lower precision counts like a step that takes this much longer: slower by less is less harmful.
+const HARM_OF_PRECISION: f64 = 1.5;
+
+/// The seconds of a step at [`STEP_RATES`], and the trained parameters.
+fn step_and_parameters(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<(f64, f64)> {
+    let model = Decoder::describe(sizes, &config.run.recipe_on(device))?;
+    let flops = model.flops_per_token(config.run.data.max_length) * config.run.tokens_per_step() as f64;
+    let rate = STEP_RATES[usize::from(config.run.precision.recipe().casts.is_none())];
+    Ok((flops / rate, model.parameters as f64))
+}
+
+/// Time of a step over that without, for each of [`OFFLOADED`] beyond what `config` has. None on a CPU.
+fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Level>> {
+    let now = config.offload_optimizer;
+    let shares: Vec<f64> = OFFLOADED.into_iter().filter(|&share| share > now).collect();
+    if !matches!(device, Device::Cuda(_)) || shares.is_empty() {
+        return Ok(Vec::new());
+    }
+    let host_bytes = |share: f64| {
+        let mut offloaded = config.clone();
+        offloaded.offload_optimizer = share;
+        MemoryPlan::new(&offloaded, sizes, device).map(|plan| plan.host_bytes)
+    };
+    let moved = host_bytes(1.0)?.saturating_sub(host_bytes(0.0)?);
+    let step = step_and_parameters(config, sizes, device)?.0;
+    let level = |share| Level {
+        setting: vec![format!("memory.offload_optimizer = {share}")],
+        time: 1.0 + bus_seconds(moved) * (share - now) / step,
+        effect: Effect::SameBits,
+        apply: Box::new(move |config: &mut ResolvedConfig| config.offload_optimizer = share),
+    };
+    Ok(shares.into_iter().map(level).collect())
+}
+
+/// The settings that can be changed, each with its values from the value after `config`'s value to the value that takes the least memory.
+fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Vec<Level>>> {
+    let (run, policy) = (&config.run, config.recompute);
+    let exact = run.memory.saved_activations == SavedActivations::Exact;
+    let recompute = Recompute::ALL.into_iter().filter(|other| *other > policy).map(|other| Level {
+        setting: vec![format!("memory.recompute = \"{}\"", other.as_str())],
+        time: time_of(other) / time_of(policy),
+        // Recomputed operands are computed from the saved ones.
+        effect: if exact { Effect::SameBits } else { Effect::Precision },
+        apply: Box::new(move |config| config.recompute = other),
+    });
+    // Codes of frozen weights take less memory than their values.
+    let codes = (run.weight_codes() && run.lora.r == 0 && run.precision.recipe().casts.is_some()).then(|| Level {
+        setting: vec!["memory.weight_codes = false".into()],
+        time: TIME_WITHOUT_WEIGHT_CODES,
+        effect: Effect::SameBits,
+        apply: Box::new(|config| config.run.memory.weight_codes = Some(false)),
+    });
+    let saved = exact.then(|| Level {
+        setting: vec!["memory.saved_activations = \"float8\"".into()],
+        time: TIME_OF_SAVED_FP8,
+        effect: Effect::Precision,
+        apply: Box::new(|config| config.run.memory.saved_activations = SavedActivations::Float8),
+    });
+    let training = &run.training;
+    let (rows, micro_batches) = (training.per_device_train_batch_size, training.gradient_accumulation_steps);
+    let halves = (1..=rows.trailing_zeros()).map(|halvings| {
+        let (rows, micro_batches) = (rows >> halvings, micro_batches << halvings);
+        Level {
+            setting: vec![
+                format!("training.per_device_train_batch_size = {rows}"),
+                format!("training.gradient_accumulation_steps = {micro_batches}"),
+            ],
+            time: TIME_OF_HALF_BATCH.powi(halvings as i32),
+            effect: Effect::OrderOfSums,
+            apply: Box::new(move |config| {
+                config.run.training.per_device_train_batch_size = rows;
+                config.run.training.gradient_accumulation_steps = micro_batches;
+            }),
+        }
+    });
+    let has_masters = run.optimizer.formats().masters == Masters::Float32;
+    let split = (has_masters && run.precision.recipe().compute == DType::BF16).then(|| Level {
+        setting: vec!["optimizer.master_weights = \"remainder\"".into()],
+        time: 1.0,
+        effect: Effect::Ties,
+        apply: Box::new(|config| config.run.optimizer.master_weights = Some(Masters::Remainder)),
+    });
+    let (step, parameters) = step_and_parameters(config, sizes, device)?;
+    let (measured_parameters, measured_step) = STEP_OF_LEVELS;
+    let share = measured_step * parameters / measured_parameters / step;
+    let with_level = move |time: f64| (1.0 - (1.0 - time) * share).max(0.5);
+    let now = LEVELS.iter().position(|(level, _)| *level == run.optimizer.level);
+    let narrower = LEVELS.into_iter().skip(now.map_or(LEVELS.len(), |now| now + 1)).map(|(level, time)| Level {
+        setting: vec![format!("optimizer.level = \"{}\"", level.as_str())],
+        time: with_level(time) / with_level(now.map_or(1.0, |now| LEVELS[now].1)),
+        effect: Effect::Precision,
+        apply: Box::new(move |config| {
+            config.run.optimizer.level = level;
+            config.run.optimizer.master_weights = None;
+        }),
+    });
+    let narrower = narrower.filter(|level| {
+        let mut changed = config.clone();
+        (level.apply)(&mut changed);
+        changed.run.expect_formats().is_ok()
+    });
+    Ok(vec![
+        recompute.collect(),
+        codes.into_iter().collect(),
+        offloads(config, sizes, device)?,
+        halves.collect(),
+        saved.into_iter().collect(),
+        split.into_iter().chain(narrower).collect(),
+    ])
+}
+
+/// Changes that make `config` fit `device`, the least harmful first; at most three. At most two of them lower precision, and at most two do
+/// not. None contains all changes of another. Empty if nothing fits.
+pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Change>> {
+    let settings = settings(config, sizes, device)?;
+    // For each setting, the index of its change; 0 means unchanged.
+    let mut choices: Vec<Vec<usize>> = vec![Vec::new()];
+    for levels in &settings {
+        choices = choices
+            .iter()
+            .flat_map(|choice| (0..=levels.len()).map(move |level| [choice.as_slice(), &[level]].concat()))
+            .collect();
+    }
+    // The first choice changes nothing.
+    choices.remove(0);
+    let Some(furthest) = choices.last().cloned() else { return Ok(Vec::new()) };
+    let levels = |choice: &[usize]| -> Vec<&Level> {
+        settings.iter().zip(choice).filter_map(|(levels, &level)| levels.get(level.checked_sub(1)?)).collect()
+    };
+    let effect = |choice: &[usize]| levels(choice).iter().map(|level| level.effect).max().unwrap_or(Effect::SameBits);
+    let rounds = |choice: &[usize]| effect(choice) == Effect::Precision;
+    let time = |choice: &[usize]| levels(choice).iter().map(|level| level.time).product::<f64>();
+    let harm = |choice: &[usize]| time(choice) * if rounds(choice) { HARM_OF_PRECISION } else { 1.0 };
+    let with = |choice: &[usize]| {
+        let mut changed = config.clone();
+        for (levels, &level) in settings.iter().zip(choice) {
+            levels[..level].iter().for_each(|level| (level.apply)(&mut changed));
+        }
+        MemoryPlan::new(&changed, sizes, device)
+    };
+    if !with(&furthest)?.fits {
+        return Ok(Vec::new());
+    }
+    let order = |a: &Vec<usize>, b: &Vec<usize>| {
+        let alike = || effect(a).cmp(&effect(b)).then(levels(a).len().cmp(&levels(b).len()));
+        harm(a).total_cmp(&harm(b)).then_with(alike)
+    };
+    choices.sort_by(order);
+    let no_less = |choice: &[usize], other: &[usize]| choice.iter().zip(other).all(|(a, b)| a >= b);
+    let (mut found, mut too_large) = (Vec::<(Vec<usize>, Change)>::new(), Vec::<Vec<usize>>::new());
+    // If the furthest change of a kind does not fit, no other of that kind does.
+    for kind in [false, true] {
+        let alike = choices.iter().filter(|choice| rounds(choice) == kind);
+        let furthest = alike.max_by_key(|choice| choice.iter().sum::<usize>());
+        if let Some(furthest) = furthest
+            && !with(furthest)?.fits
+        {
+            too_large.push(furthest.clone());
+        }
+    }
+    for choice in choices {
+        if found.len() == PROPOSED {
+            break;
+        }
+        let alike = found.iter().filter(|(other, _)| rounds(other) == rounds(&choice)).count();
+        let is_known = found.iter().any(|(other, _)| no_less(&choice, other))
+            || too_large.iter().any(|other| no_less(other, &choice));
+        if alike == ALIKE || is_known {
+            continue;
+        }
+        let plan = with(&choice)?;
+        if !plan.fits {
+            too_large.push(choice);
+            continue;
+        }
+        let (time, effect) = (time(&choice), effect(&choice));
+        let settings = levels(&choice).iter().flat_map(|level| level.setting.clone()).collect();
+        found.push((choice, Change { settings, peak_bytes: plan.peak_bytes, time, effect }));
+    }
+    Ok(found.into_iter().map(|(_, change)| change).collect())
+}
+
+/// The changes, as lines of a message.
+pub fn proposals(changes: &[Change]) -> String {
+    if changes.is_empty() {
+        return "No setting that takes less memory makes it fit: choose a smaller model or shorter sequences.".into();
+    }
+    let mut text = "Each of these changes makes it fit (the least harmful first, where lower precision counts like a step that takes 50 % longer; times as measured with Llama-2-7B):".to_string();
+    for Change { settings, peak_bytes, time, effect } in changes {
+        let time = match ((time - 1.0) * 100.0).round() {
+            0.0 => "as fast".to_string(),
+            percent if percent < 0.0 => format!("about {:.0} % faster", -percent),
+            percent => format!("about {percent:.0} % slower"),
+        };
+        let (settings, peak) = (settings.join(", "), gib(*peak_bytes));
+        text += &format!("\n  {settings}\n    {peak:.1} GiB, {time}, {}", effect.words());
+    }
+    text
+}
+
+/// Bytes in GiB.
+pub(super) fn gib(bytes: u64) -> f64 {
+    bytes as f64 / (1u64 << 30) as f64
+}

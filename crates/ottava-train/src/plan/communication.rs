@@ -1,0 +1,153 @@
+//! The communication of a step, from a dry run of one rank.
+
+use super::memory::{dry_run, unlimited};
+use crate::run::Run;
+use ottava_common::error::Result;
+use ottava_models::DecoderConfig;
+use ottava_parallel::optim::{StateTensor, optimizer_tensors};
+use ottava_parallel::{BufferBytes, Shared, Zero};
+use ottava_recipe::mode::StepPrecision;
+use ottava_recipe::param::Param;
+use ottava_settings::ResolvedConfig;
+use ottava_tensor::comm::Traffic;
+use ottava_tensor::{DType, Device};
+use serde::Serialize;
+
+/// The communication of each rank in a step after the first; in a pipeline, of the first rank.
+#[derive(Clone, Debug, Serialize)]
+pub struct CommunicationPlan {
+    /// All ranks.
+    pub ranks: usize,
+    /// The ranks that divide the tokens of a step, and with ZeRO the states of their layers.
+    pub sharing: usize,
+    /// The stage of ZeRO.
+    pub zero: Zero,
+    /// The units of the model, whose weights or gradients are communicated together, in the order of forward: the embedding, each block,
+    /// and an untied head.
+    pub units: Vec<UnitPlan>,
+    /// Micro-batches of each rank in a step.
+    pub micro_batches: usize,
+    /// Tokens of each rank in a step.
+    pub tokens: u64,
+    /// Calls and bytes that each rank sends, by kind of collective.
+    pub traffic: Traffic,
+    /// The calls for which layers wait: exchanges of activations among the ranks of the axes tensor, context and expert.
+    pub of_layers: Traffic,
+    /// Whether layers send sums beside products: sums over the ranks of the tensor axis, but not sums of the experts of a mixture.
+    pub hides_sums: bool,
+    /// Bytes that an update of the whole model reads and writes, without FP8 codes.
+    pub update_bytes: u64,
+}
+
+/// A unit of the model, whose weights or gradients are communicated together.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct UnitPlan {
+    /// Bytes of the buffer that ranks gather.
+    pub gathered_bytes: u64,
+    /// Whether each forward and each backward gathers it, rather than the first forward of a step.
+    pub gathers_in_each_pass: bool,
+    /// Bytes of FP8 codes among them, which each rank transposes.
+    pub transposed_bytes: u64,
+    /// Bytes of the buffer of gradients that ranks reduce.
+    pub reduced_bytes: u64,
+    /// Whether gradients are sent as FP8 codes.
+    pub codes_reduced: bool,
+    /// Its share of the floating-point operations of a step.
+    pub compute: f64,
+}
+
+impl CommunicationPlan {
+    /// The plan of `config` for a model of `sizes` on `device`; `None` for one rank. Allocates nothing on `device`.
+    pub fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Option<CommunicationPlan>> {
+        let ranks = config.run.parallel.ranks();
+        if ranks <= 1 {
+            return Ok(None);
+        }
+        let micro_batches = config.run.training.gradient_accumulation_steps;
+        let device = unlimited(device);
+        let step = |micro_batches| step(config, sizes, &device, micro_batches);
+        let DryStep { traffic, of_layers, update_bytes, units } = match micro_batches {
+            // Every further micro-batch has the same communication: the difference between two and one.
+            3.. if config.run.parallel.pipeline == 1 => {
+                let (one, two) = (step(1)?, step(2)?);
+                let further = micro_batches as u64 - 2;
+                let traffic = two.traffic + (two.traffic - one.traffic) * further;
+                let of_layers = two.of_layers + (two.of_layers - one.of_layers) * further;
+                DryStep { traffic, of_layers, ..two }
+            }
+            all => step(all)?,
+        };
+        let sharing = config.run.parallel.planned_data() * config.run.parallel.context;
+        Ok(Some(CommunicationPlan {
+            ranks,
+            sharing,
+            zero: config.run.parallel.zero,
+            units,
+            micro_batches,
+            tokens: config.run.tokens_per_step() / sharing as u64,
+            traffic,
+            of_layers,
+            hides_sums: config.run.parallel.tensor > 1 && sizes.experts.is_none(),
+            update_bytes,
+        }))
+    }
+}
+
+/// The measurements of a step in a dry run.
+struct DryStep {
+    traffic: Traffic,
+    of_layers: Traffic,
+    update_bytes: u64,
+    units: Vec<UnitPlan>,
+}
+
+/// Measures the second step of a dry run, since the first may create buffers that later ones reuse.
+fn step(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, micro_batches: usize) -> Result<DryStep> {
+    let mut run = dry_run(config, sizes, device, micro_batches, 0)?;
+    run.quantize_weights()?;
+    run.step(config.run.training.learning_rate, StepPrecision::Recipe)?;
+    let sent = |run: &Run| {
+        let ranks = run.step.partition().ranks();
+        (ranks.traffic(), ranks.traffic_of_layers())
+    };
+    let before = sent(&run);
+    run.step(config.run.training.learning_rate, StepPrecision::Recipe)?;
+    let after = sent(&run);
+    let (traffic, of_layers) = (after.0 - before.0, after.1 - before.1);
+    let units = units(&run, sizes.layers, config.run.data.max_length);
+    Ok(DryStep { traffic, of_layers, update_bytes: update_bytes(&mut run), units })
+}
+
+/// The units of the model. Blocks have equal shares of its operations, and an untied head has the operations of its product; a tied head counts in
+/// the last block.
+fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
+    let (partition, model) = (run.step.partition(), run.model.description());
+    let head = model.head.iter().map(|head| 6.0 * (head.outputs * head.inputs) as f64).sum::<f64>();
+    let head = head / model.flops_per_token(seq_len);
+    let buffers = partition.buffer_bytes();
+    let of_part = |(part, buffer): (usize, &BufferBytes)| {
+        let block = if (1..=layers).contains(&part) { (1.0 - head) / layers as f64 } else { 0.0 };
+        UnitPlan {
+            gathered_bytes: buffer.gathered,
+            gathers_in_each_pass: buffer.gathers_in_each_pass,
+            transposed_bytes: buffer.codes,
+            reduced_bytes: buffer.reduced,
+            codes_reduced: partition.sends_codes(),
+            compute: block + if part + 1 == buffers.len() { head } else { 0.0 },
+        }
+    };
+    buffers.iter().enumerate().map(of_part).collect()
+}
+
+/// Master weights and moments are read and written, gradients are read, and weights are written.
+fn update_bytes(run: &mut Run) -> u64 {
+    let divides = run.step.partition().divides();
+    let shares = if divides { run.step.partition().ranks().sharing(Shared::Slices).size() } else { 1 };
+    let of_param = |(param, states): (&mut Param, Vec<StateTensor>)| {
+        let once = param.slice().len() * (param.gradient.dtype().map_or(1, DType::size) + param.dtype().size());
+        let twice = optimizer_tensors(&mut param.weights, states).iter().map(|kept| kept.tensor.bytes()).sum::<usize>();
+        once + 2 * twice
+    };
+    let params = run.model.parameters().into_iter().zip(run.optimizer.states());
+    (params.map(of_param).sum::<usize>() * shares) as u64
+}

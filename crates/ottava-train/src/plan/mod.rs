@@ -1,0 +1,116 @@
+//! Plans a run before it starts: casts with their reasons, counts, memory, communication.
+//!
+//! A plan has no formula for memory: it runs the training code on a device that holds no data (`DryCpu`, or a `CudaDevice` without a context), and
+//! reads the accounts of its allocations. So a plan is right for every setting, also for settings that were added later. `resolve.rs` resolves
+//! `"auto"`, `search.rs` searches the division among ranks, `cost.rs` predicts communication, and `changes.rs` proposes settings for a run that
+//! does not fit.
+//!
+//! `ResolvedRun::prepare_device` passes the kernels of the dry run to `CudaDevice::prepare`, which compiles them in the background.
+
+mod attention;
+mod changes;
+mod communication;
+mod cost;
+mod experts;
+mod gpu;
+mod inference;
+mod linears;
+mod memory;
+mod mesh;
+mod optimizer;
+mod pipeline;
+mod resolve;
+mod search;
+#[cfg(test)]
+mod tests;
+mod timeline;
+
+pub use attention::AttentionPlan;
+pub use changes::{Change, Effect, changes};
+pub use communication::{CommunicationPlan, UnitPlan};
+pub use cost::{Kind, Links, NodeLinks, PipelineCost, PredictedStep, Prediction, Ring, predict};
+pub use experts::ExpertsPlan;
+pub use gpu::GpuPlan;
+pub use inference::{expect_model_fits, expect_random_model_fits, inference_bytes};
+pub use linears::LinearPlan;
+pub use memory::{MemoryLine, MemoryPlan};
+pub use mesh::{AmaxPlan, AxisPlan, MeshPlan};
+pub use optimizer::TensorPlan;
+pub use pipeline::{PipelinePlan, PipelineRank, StagePlan};
+pub use resolve::ResolvedRun;
+pub use search::{Candidate, Division, Dropped, ParallelSearch, divisions};
+
+use ottava_common::error::Result;
+use ottava_models::{Decoder, DecoderConfig};
+use ottava_recipe::param::STEP_RATES;
+use ottava_tensor::Device;
+use serde::Serialize;
+
+/// The plan of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// Trained values.
+    pub parameters: usize,
+    /// Frozen values.
+    pub frozen: usize,
+    /// Floating-point operations of forward and backward per token.
+    pub flops_per_token: f64,
+    /// Tokens of an optimizer step.
+    pub tokens_per_step: u64,
+    /// Seconds of a step on Hopper GPUs if each reaches the rate of Llama-2-7B on one H200 ([`STEP_RATES`]), without communication; smaller
+    /// models take longer. `None` on other devices.
+    pub least_step_seconds: Option<f64>,
+    /// Each kind of linear.
+    pub linears: Vec<LinearPlan>,
+    /// A sentence for each reason for which linears stay in high precision.
+    pub exceptions: Vec<String>,
+    /// With adapters, a sentence about the FP8 codes of the model folder, if it has some.
+    pub folder_codes: Option<String>,
+    /// Each kind of attention layer, and its backend.
+    pub attention: Vec<AttentionPlan>,
+    /// The mixtures of experts, if there are any.
+    pub experts: Option<ExpertsPlan>,
+    /// The trained tensors, and what updates them.
+    pub tensors: Vec<TensorPlan>,
+    /// A sentence for each `auto` setting, with its resolved value.
+    pub choice: Option<String>,
+    /// The memory of the run.
+    pub memory: MemoryPlan,
+    /// The ranks by axis.
+    pub mesh: MeshPlan,
+    /// The pipeline, if there is one.
+    pub pipeline: Option<PipelinePlan>,
+    /// The communication of each rank, with several ranks.
+    pub communication: Option<CommunicationPlan>,
+}
+
+impl Plan {
+    /// The plan of a run of a model of `sizes` on `device`.
+    pub fn new(resolved: &ResolvedRun, sizes: &DecoderConfig, device: &Device) -> Result<Plan> {
+        let ResolvedRun { config, memory, choice, .. } = resolved;
+        let recipe = config.run.recipe_on(device);
+        let model = Decoder::describe(sizes, &recipe)?;
+        let flops_per_token = model.flops_per_token(config.run.data.max_length);
+        let is_hopper = matches!(device, Device::Cuda(gpu) if gpu.model().capability.0 == 9);
+        let rate = STEP_RATES[usize::from(recipe.casts.is_none())] * config.run.parallel.ranks() as f64;
+        let flops = flops_per_token * config.run.tokens_per_step() as f64 * changes::time_of(config.recompute);
+        Ok(Plan {
+            parameters: model.parameters,
+            frozen: model.frozen,
+            flops_per_token,
+            least_step_seconds: is_hopper.then_some(flops / rate),
+            tokens_per_step: config.run.tokens_per_step(),
+            linears: linears::linears(&model, &recipe),
+            exceptions: model.exceptions(&recipe),
+            folder_codes: linears::folder_codes(&config.run, &recipe)?,
+            attention: attention::attention(&model, &recipe, config.run.layout().document_mask, device)?,
+            experts: ExpertsPlan::new(&config.run, sizes),
+            tensors: optimizer::tensors(config, sizes, device)?,
+            choice: choice.clone(),
+            memory: memory.clone(),
+            mesh: MeshPlan::new(&config.run, sizes, &recipe)?,
+            pipeline: PipelinePlan::new(config, &model, memory)?,
+            communication: CommunicationPlan::new(config, sizes, device)?,
+        })
+    }
+}

@@ -1,0 +1,57 @@
+//! The optimizer of each tensor.
+
+use super::memory::{distinct_micro_batches, dry_run, unlimited};
+use crate::run::Run;
+use ottava_common::error::Result;
+use ottava_models::DecoderConfig;
+use ottava_settings::{OptimizerName, ResolvedConfig};
+use ottava_tensor::Device;
+use serde::Serialize;
+
+/// Trained tensors of one name in all blocks, and what updates them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TensorPlan {
+    /// What updates them.
+    pub optimizer: OptimizerName,
+    /// Their name in a Hugging Face folder; `*` stands for the number of the block.
+    pub name: String,
+    /// The number of tensors.
+    pub count: usize,
+    /// The shape of each.
+    pub shape: Vec<usize>,
+}
+
+/// The trained tensors of a run of `config` in the order of the model, from a dry run. Allocates nothing on `device`.
+pub(super) fn tensors(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<TensorPlan>> {
+    let mut plans: Vec<TensorPlan> = Vec::new();
+    for stage in 0..config.run.parallel.pipeline {
+        let run = dry_run(config, sizes, &unlimited(device), distinct_micro_batches(config), stage)?;
+        add(&mut plans, run, config.run.optimizer.name);
+    }
+    Ok(plans)
+}
+
+/// Adds the tensors of `run`, which an optimizer called `name` updates.
+fn add(plans: &mut Vec<TensorPlan>, mut run: Run, name: OptimizerName) {
+    let copy = run.model.copy();
+    for param in run.model.parameters().into_iter().filter(|param| Some(param.id()) != copy) {
+        let optimizer = match name {
+            OptimizerName::Muon if !run.optimizer.transforms(param) => OptimizerName::Adamw,
+            name => name,
+        };
+        for shard in &param.shards {
+            let (name, shape) = (without_block(&shard.tensor.name), shard.tensor.shape.clone());
+            match plans.iter_mut().find(|plan| plan.name == name && plan.shape == shape) {
+                Some(plan) => plan.count += 1,
+                None => plans.push(TensorPlan { optimizer, name, count: 1, shape }),
+            }
+        }
+    }
+}
+
+/// A name with `*` in the place of the number of its block.
+fn without_block(name: &str) -> String {
+    let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let parts: Vec<_> = name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect();
+    parts.join(".")
+}

@@ -1,0 +1,517 @@
+use super::changes::{Change, proposals};
+use super::*;
+use crate::bench::model;
+use crate::run::Run;
+use ottava_checkpoint::RandomWeights;
+use ottava_common::Error;
+use ottava_models::Decoder;
+use ottava_models::layers::LatentSizes;
+use ottava_parallel::{Ranks, Zero};
+use ottava_recipe::Recipe;
+use ottava_recipe::level::{Gradients, Level};
+use ottava_recipe::mode::StepPrecision;
+use ottava_recipe::param::Description;
+use ottava_recipe::recompute::{Recompute, SavedActivations};
+use ottava_recipe::{Precision, RecipeName, WgradBlocks};
+use ottava_settings::{LoraConfig, ResolvedConfig, RunConfig};
+use ottava_tensor::comm::{Group, Traffic, threads};
+use ottava_tensor::cuda::GpuModel;
+use ottava_tensor::{DType, Tensor};
+use std::rc::Rc;
+use std::thread;
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+fn llama() -> DecoderConfig {
+    model("llama-2-7b").unwrap()
+}
+
+fn described(recipe: &Recipe) -> Description {
+    Decoder::describe(&llama(), recipe).unwrap()
+}
+
+/// Weights of the linears in one block.
+fn block_weights() -> usize {
+    let model = described(&Precision::default().recipe());
+    model.block_linears().map(|site| site.outputs * site.inputs).sum()
+}
+
+/// Llama-2-7B as in the tables of benchmarks/2026-11-21-training-one-gpu.md: two sequences of 4,096 tokens, all states in BF16.
+fn run(recipe: RecipeName, recompute: Option<Recompute>, weight_codes: bool) -> RunConfig {
+    let mut config = RunConfig::default();
+    config.data.max_length = 4096;
+    config.data.val_set_size = 0.0;
+    config.training.per_device_train_batch_size = 2;
+    config.precision.recipe = recipe;
+    config.optimizer.level = Level::Bf16;
+    config.memory.recompute = recompute;
+    config.memory.weight_codes = Some(weight_codes);
+    config
+}
+
+fn gpu(gib: f64) -> Device {
+    Device::dry_gpu(GpuModel { memory: (gib * GIB) as usize, ..GpuModel::h200() })
+}
+
+/// Peak, and memory that the pool took from the driver, measured on an H200, in GiB with one digit. The plan has the same digits, since it
+/// runs the same code.
+#[test]
+fn plans_are_what_was_measured() {
+    for (recipe, recompute, weight_codes, peak, reserved) in [
+        (RecipeName::Bf16, Recompute::None, true, 70.93, 72.8),
+        (RecipeName::Fp8Delayed, Recompute::None, true, 76.80, 80.6),
+        (RecipeName::Fp8Current, Recompute::None, true, 76.80, 80.6),
+        (RecipeName::Fp8Row, Recompute::None, true, 76.80, 80.6),
+        (RecipeName::Fp8Block, Recompute::None, true, 76.90, 80.6),
+        (RecipeName::Fp8Delayed, Recompute::NormSwiglu, true, 73.83, 77.5),
+        (RecipeName::Fp8Delayed, Recompute::NormSwiglu, false, 61.70, 64.2),
+        (RecipeName::Fp8Delayed, Recompute::Attention, true, 67.83, 72.0),
+        (RecipeName::Fp8Delayed, Recompute::Full, true, 63.47, 68.7),
+    ] {
+        let config = run(recipe, Some(recompute), weight_codes);
+        let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &llama(), &gpu(138.0)).unwrap();
+        let [planned_peak, planned_reserved] = [plan.peak_bytes, plan.reserved_bytes].map(|bytes| bytes as f64 / GIB);
+        println!("{recipe:?} {recompute:?}: {planned_peak:.2} and {planned_reserved:.2} GiB");
+        assert!((planned_peak - peak).abs() < 0.06, "{recipe:?} {recompute:?}: {planned_peak} for {peak}");
+        assert!(
+            (planned_reserved - reserved).abs() < 0.3,
+            "{recipe:?} {recompute:?}: {planned_reserved} for {reserved}"
+        );
+        let sum: u64 = plan.lines.iter().map(|line| line.bytes).sum();
+        assert_eq!(sum, plan.peak_bytes, "the lines are all of it");
+        assert!(plan.fits && plan.save_bytes < plan.peak_bytes);
+    }
+}
+
+/// Measured peaks with activations saved in FP8.
+#[test]
+fn plans_of_saved_activations_are_what_was_measured() {
+    for (recompute, weight_codes, peak) in
+        [(Recompute::None, true, 69.92), (Recompute::NormSwiglu, true, 66.95), (Recompute::NormSwiglu, false, 54.83)]
+    {
+        let mut config = run(RecipeName::Fp8Delayed, Some(recompute), weight_codes);
+        config.memory.saved_activations = SavedActivations::Float8;
+        let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &llama(), &gpu(138.0)).unwrap();
+        let planned = plan.peak_bytes as f64 / GIB;
+        assert!((planned - peak).abs() < 0.006, "{recompute:?}, {weight_codes}: {planned} for {peak}");
+    }
+}
+
+/// Each product with the blocks that it reads, and why squares are among them.
+#[test]
+fn linears_say_which_blocks_their_products_read() {
+    let read = |wgrad_blocks| {
+        let precision = Precision { recipe: RecipeName::Fp8Block, wgrad_blocks, ..Precision::default() };
+        let linear = linears::linears(&described(&precision.recipe()), &precision.recipe()).swap_remove(0);
+        assert_eq!(linear.fprop, "x E4M3 1x128 · W E4M3 128x128, exact sums");
+        assert_eq!(linear.dgrad, "dy E4M3 1x128 · W E4M3 128x128, exact sums");
+        (linear.wgrad, linear.reason.contains("wgrad_blocks: dy in 128x128"))
+    };
+    assert_eq!(read(WgradBlocks::Square), ("dy E4M3 128x128 · x E4M3 1x128, exact sums".into(), true));
+    assert_eq!(read(WgradBlocks::Along), ("dy E4M3 1x128 · x E4M3 1x128, exact sums".into(), false));
+}
+
+#[test]
+fn auto_takes_the_cheapest_policy_that_fits() {
+    let chosen = |gib: f64| {
+        let resolved = ResolvedRun::new(&run(RecipeName::Fp8Delayed, None, true), &llama(), &gpu(gib)).unwrap();
+        (resolved.config.recompute, resolved.memory.fits, resolved.choice.unwrap())
+    };
+    // Between what the pool takes under one policy and under the next; in words by the peaks of `plans_are_what_was_measured`.
+    for (gib, policy) in
+        [(81.0, Recompute::None), (77.9, Recompute::NormSwiglu), (73.5, Recompute::Attention), (67.9, Recompute::Full)]
+    {
+        let (chosen, fits, words) = chosen(gib);
+        assert_eq!((chosen, fits), (policy, true), "{gib} GiB: {words}");
+        assert!(words.contains(&format!("is \"{}\"", policy.as_str())), "{words}");
+    }
+    assert!(chosen(77.9).2.contains("about 1 % slower"), "{}", chosen(77.9).2);
+    assert_eq!((chosen(50.0).0, chosen(50.0).1), (Recompute::Full, false));
+}
+
+/// The smallest number of blocks, from the last one, whose states move to host memory.
+#[test]
+fn auto_offloads_the_smallest_share_that_fits() {
+    let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
+    let resolved = |config: &RunConfig, gib: f64| ResolvedRun::new(config, &llama(), &gpu(gib)).unwrap();
+    let whole = resolved(&config, 100.0).memory;
+    assert_eq!(whole.host_bytes, 0);
+    config.memory.offload_optimizer = None;
+    assert_eq!(resolved(&config, 100.0).config.offload_optimizer, 0.0);
+    // Two moments of two bytes of each weight in the blocks.
+    let matrices: usize = block_weights();
+    let of_block = 4 * matrices as u64;
+    let mut odd = 0;
+    for gib in (0..8).map(|i| 69.0 + 0.5 * f64::from(i)) {
+        let least = resolved(&config, gib);
+        let (share, host) = (least.config.offload_optimizer, least.memory.host_bytes);
+        assert!(least.memory.fits && share > 0.0 && share < 1.0, "{share}");
+        let blocks = (share * 32.0).round() as u64;
+        odd += blocks % 2;
+        assert_eq!(host, blocks * of_block);
+        assert_eq!(least.memory.peak_bytes, whole.peak_bytes - host);
+        let mut less = config.clone();
+        less.memory.offload_optimizer = Some((blocks - 1) as f64 / 32.0);
+        assert!(!resolved(&less, gib).memory.fits, "one block less than {blocks} is not enough for {gib} GiB");
+        let words = least.choice.unwrap();
+        assert!(words.contains(&format!("offload_optimizer = \"auto\" is {share:.3}")), "{words}");
+    }
+    assert!(odd > 0, "halving meets odd numbers at its end alone");
+}
+
+/// Weights come after moments, and what they held is what they take of the host's memory, but for two blocks' that visit the GPU.
+#[test]
+fn weights_are_offloaded_where_moments_are_not_enough() {
+    let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::Full), false);
+    let resolved = |config: &RunConfig, gib: f64| ResolvedRun::new(config, &llama(), &gpu(gib)).unwrap();
+    let whole = resolved(&config, 100.0).memory;
+    (config.memory.offload_optimizer, config.memory.offload_parameters) = (None, None);
+    let moments = resolved(&config, 40.0).config;
+    assert!(moments.offload_optimizer > 0.0 && moments.offload_parameters == 0.0);
+    let least = resolved(&config, 22.0);
+    let chosen = &least.config;
+    assert!(least.memory.fits && chosen.offload_optimizer == 1.0, "{chosen:?}");
+    let blocks = (chosen.offload_parameters * 32.0).round() as u64;
+    assert!(blocks > 2 && blocks < 32, "{blocks}");
+    let matrices: usize = block_weights();
+    let (block, tables) = (matrices as u64, 4096 * 32000 * 2);
+    // Four bytes of moments each.
+    assert_eq!(least.memory.host_bytes, 4 * (32 * block + tables) + 2 * blocks * block);
+    let visiting = least.memory.peak_bytes + least.memory.host_bytes - whole.peak_bytes;
+    assert!(visiting <= 2 * 2 * block, "{visiting} bytes on the device twice, {block} weights in a block");
+    let words = least.choice.unwrap();
+    assert!(words.contains("offload_parameters = \"auto\" is"), "{words}");
+}
+
+/// Four ranks. The host's memory has the slices of what ranks gather, and of weights that no master replaces. They leave the device; with ZeRO 1
+/// and 2 the whole blocks that a rank would keep do so too, except for blocks in use.
+#[test]
+fn ranks_offload_their_slices_of_weights() {
+    let (block, ranks) = (block_weights() as u64, 4);
+    for (recipe, level, stored, gathered) in [
+        (RecipeName::Fp8Delayed, Level::O0, 1, 1),
+        (RecipeName::Fp8Row, Level::O0, 2, 2),
+        (RecipeName::Bf16, Level::Bf16, 2, 2),
+        (RecipeName::Fp8Current, Level::Bf16, 3, 1),
+    ] {
+        for zero in [Zero::OptimizerStates, Zero::Gradients, Zero::Weights] {
+            let planned = |share| {
+                let mut config = run(recipe, Some(Recompute::Full), true);
+                (config.optimizer.level, config.parallel.data, config.parallel.zero) = (level, ranks, zero);
+                config.memory.offload_parameters = Some(share);
+                MemoryPlan::new(&ResolvedConfig::fastest(&config), &llama(), &gpu(138.0)).unwrap()
+            };
+            let what = format!("{recipe:?}, {level:?}, {zero:?}");
+            let (here, half, all) = (planned(0.0), planned(0.5), planned(1.0));
+            let slices = 32 * block / ranks as u64 * stored;
+            assert_eq!([here.host_bytes, half.host_bytes, all.host_bytes], [0, slices / 2, slices], "{what}");
+            let gone = here.peak_bytes - all.peak_bytes;
+            let expected = if zero == Zero::Weights { slices } else { (32 - 3) * block * gathered };
+            assert!(gone >= expected, "{what}: {gone} bytes, {expected} expected");
+        }
+    }
+}
+
+#[test]
+fn offloading_more_than_the_host_has_is_an_error() {
+    let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
+    config.memory.offload_optimizer = Some(0.5);
+    let mut resolved = ResolvedRun::new(&config, &llama(), &gpu(100.0)).unwrap();
+    assert_eq!(resolved.memory.host_available_bytes, None, "a GPU that is elsewhere");
+    resolved.expect_fit().unwrap();
+    (resolved.memory.host_available_bytes, resolved.memory.fits) = (Some(1 << 30), false);
+    let error = resolved.expect_fit().unwrap_err();
+    assert_eq!(error.exit_code(), 3);
+    let text = "the offloaded tensors of each rank take 12.1 GiB, 1.0 GiB available for it";
+    assert!(error.to_string().contains(text), "{error}");
+}
+
+/// Weights of 2 bytes, in three files that ranks take turns at, and 12 of FP32 master weights and moments, which ranks divide; within what
+/// alignment and vectors take.
+#[test]
+fn snapshots_are_planned_and_refused_where_they_do_not_fit() {
+    let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::Full), true);
+    config.optimizer.level = Level::O0;
+    let resolved = |config: &RunConfig| ResolvedRun::new(config, &llama(), &gpu(138.0)).unwrap();
+    let parameters = 6.738e9;
+    // Of two ranks the first writes the first file, of 5 GB, and the third, which has the rest of two.
+    let of_first = parameters * 2.0 - 4.9e9;
+    for (ranks, expected) in [(1, 14.0 * parameters), (2, of_first + 6.0 * parameters)] {
+        config.parallel.data = ranks;
+        config.parallel.zero = Zero::OptimizerStates;
+        let automatic = resolved(&config);
+        assert!(automatic.config.async_save);
+        let ratio = automatic.memory.snapshot_bytes as f64 / expected;
+        assert!((ratio - 1.0).abs() < 3e-3, "{ranks} ranks: {ratio}");
+    }
+    config.training.async_save = Some(false);
+    assert_eq!(resolved(&config).memory.snapshot_bytes, 0);
+    config.training.async_save = Some(true);
+    let mut asked = resolved(&config);
+    asked.expect_fit().unwrap();
+    asked.memory.snapshots_fit = false;
+    let error = asked.expect_fit().unwrap_err();
+    assert_eq!(error.exit_code(), 3);
+    let text = "`training.async_save` is true, and a snapshot of a checkpoint takes 45.6 GiB of the host's memory";
+    assert!(error.to_string().contains(text), "{error}");
+}
+
+/// The inputs of 32 blocks are offloaded in forward and fetched one by one in backward, while gradients of weights accumulate.
+#[test]
+fn offloaded_residuals_leave_at_most_two_on_the_gpu() {
+    let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::Full), false);
+    config.data.max_length = 16 * 4096;
+    let planned =
+        |config: &RunConfig| MemoryPlan::new(&ResolvedConfig::fastest(config), &llama(), &gpu(138.0)).unwrap();
+    let whole = planned(&config);
+    config.memory.offload_residuals = true;
+    let elsewhere = planned(&config);
+    let residual = 2 * 16 * 4096 * 4096 * 2;
+    assert_eq!(elsewhere.host_bytes, 32 * residual);
+    let gradients = 2 * 32 * block_weights() as u64;
+    let kept = elsewhere.peak_bytes + 32 * residual - whole.peak_bytes;
+    assert!(kept < gradients + 2 * residual, "{kept}, where gradients are {gradients} and a residual {residual}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_cheapest_changes() {
+    let config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
+    let found = |gib: f64| {
+        let changes = changes(&ResolvedConfig::fastest(&config), &llama(), &gpu(gib)).unwrap();
+        assert!(changes.iter().all(|change| change.peak_bytes as f64 <= gib * GIB));
+        changes.iter().map(|change| change.settings.join(", ")).collect::<Vec<_>>()
+    };
+    let (device, settings) = (gpu(79.0), found(79.0));
+    // Two that change no bit, and one that does.
+    let saved = "memory.saved_activations = \"float8\"";
+    assert_eq!(settings, ["memory.recompute = \"norm-swiglu\"", "memory.weight_codes = false", saved]);
+    let more = format!("memory.recompute = \"norm-swiglu\", {saved}");
+    assert_eq!(found(70.0), ["memory.weight_codes = false", "memory.recompute = \"full\"", &more]);
+    let error = ResolvedRun::new(&config, &llama(), &device).unwrap().expect_fit().unwrap_err();
+    assert_eq!(error.exit_code(), 3);
+    let text = error.to_string();
+    for part in
+        ["does not fit NVIDIA H200", "tensors take 76.8 GiB", "; 79.0 GiB available. ", &settings[0], &settings[2]]
+    {
+        assert!(text.contains(part), "no {part:?} in: {text}");
+    }
+
+    let text = ResolvedRun::new(&config, &llama(), &gpu(20.0)).unwrap().expect_fit().unwrap_err().to_string();
+    assert!(text.contains("No setting that takes less memory makes it fit"), "{text}");
+}
+
+#[test]
+fn changes_that_reduce_precision_are_proposed_beside_slow_ones() {
+    let mut config = run(RecipeName::Bf16, Some(Recompute::Full), true);
+    config.optimizer = RunConfig::default().optimizer;
+    config.training.per_device_train_batch_size = 1;
+    let changes = changes(&ResolvedConfig::fastest(&config), &llama(), &gpu(100.0)).unwrap();
+    let found: Vec<_> = changes.iter().map(|change| (change.settings[0].as_str(), change.effect)).collect();
+    let expected =
+        [("optimizer.level = \"bf16\"", Effect::Precision), ("memory.offload_optimizer = 0.25", Effect::SameBits)];
+    assert_eq!(found, expected);
+    let heading =
+        "Each of these changes makes it fit (the least harmful first, where lower precision counts like a step";
+    let text = proposals(&changes);
+    assert!(text.starts_with(heading), "{text}");
+}
+
+#[test]
+fn changes_are_ordered_by_harm() {
+    for (recipe, level) in [(RecipeName::Fp8Delayed, Level::O0), (RecipeName::Bf16, Level::Bf16)] {
+        let mut config = run(recipe, Some(Recompute::None), false);
+        config.optimizer.level = level;
+        config.training.per_device_train_batch_size = 4;
+        for gib in [60.0, 90.0, 120.0] {
+            let changes = changes(&ResolvedConfig::fastest(&config), &llama(), &gpu(gib)).unwrap();
+            let rounds = |change: &Change| change.effect == Effect::Precision;
+            let harm = |change: &Change| change.time * if rounds(change) { 1.5 } else { 1.0 };
+            assert!(changes.iter().map(harm).is_sorted(), "{gib} GiB: {changes:?}");
+            assert!(changes.iter().filter(|change| rounds(change)).count() < 3, "{gib} GiB: {changes:?}");
+        }
+    }
+}
+
+/// Another process takes memory that the plan counted on: the message has planned and measured memory, and proposals.
+#[test]
+fn memory_that_runs_out_is_explained() {
+    let device = gpu(100.0);
+    let config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
+    let resolved = ResolvedRun::new(&config, &llama(), &device).unwrap();
+    resolved.expect_fit().unwrap();
+    let _other = Tensor::empty(&device, &[40 << 30], DType::E4M3).unwrap();
+    let mut weights = RandomWeights { seed: 1, device: device.clone() };
+    let mut decoder =
+        Decoder::new(&llama(), &config.recipe_on(&device), &device, resolved.config.purpose(), 4096, &mut weights)
+            .unwrap();
+    let Err(error) = config.new_optimizer(&decoder.parameters()).and_then(|mut optimizer| {
+        decoder.quantize_weights()?;
+        crate::step::TrainStep::new(&decoder, 1, 2, 4096)?.run(
+            &mut decoder,
+            &mut *optimizer,
+            1e-4,
+            StepPrecision::Recipe,
+        )
+    }) else {
+        panic!("40 GiB of 100 are taken, and 77 are needed")
+    };
+    assert_eq!(error.exit_code(), 3);
+    let explained = resolved.explain(error);
+    assert_eq!(explained.exit_code(), 3);
+    let text = explained.to_string();
+    for part in [
+        "out of device memory",
+        "Planned: 76.8 GiB of tensors in ",
+        "100.0 GiB available. Measured: at most 9",
+        "Each of these changes makes it fit",
+        "memory.weight_codes = false",
+    ] {
+        assert!(text.contains(part), "no {part:?} in: {text}");
+    }
+    let other = resolved.explain(Error::Config("something else".into()));
+    assert_eq!(other.to_string(), "something else");
+}
+
+/// The bytes that one of several ranks sends in each step after the first.
+fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<Traffic> {
+    let shape = config.parallel.mesh(comm.size()).unwrap();
+    let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
+    let weights = &mut RandomWeights { seed: 1, device: Device::Cpu };
+    let mut run = Run::new(&ResolvedConfig::fastest(config), sizes, &Device::Cpu, weights, ranks.clone()).unwrap();
+    run.quantize_weights().unwrap();
+    let mut step = || {
+        let before = ranks.traffic();
+        run.step(1e-3, StepPrecision::Recipe).unwrap();
+        ranks.traffic() - before
+    };
+    step();
+    vec![step(), step()]
+}
+
+/// For each token of a micro-batch, a rank sends values and gradients to the other rank, or codes if all ranks would cast the same codes.
+#[test]
+fn tokens_travel_to_experts_as_codes_where_all_ranks_cast_alike() {
+    let sizes = DecoderConfig { layers: 1, ..model("qwen3-30b-a3b").unwrap() };
+    let gathered = |name, recompute| {
+        let mut config = run(name, Some(recompute), true);
+        (config.parallel.data, config.parallel.expert) = (2, 2);
+        let plan = CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &gpu(140.0)).unwrap().unwrap();
+        plan.of_layers.all_gather.bytes
+    };
+    let tokens = 2 * 4096;
+    let (values, choices) = (tokens * 2048 * 2, tokens * 8 * 8);
+    for (name, forward) in [
+        (RecipeName::Bf16, values),
+        (RecipeName::Fp8Delayed, values / 2),
+        (RecipeName::Fp8Current, values / 2),
+        // The cast for wgrad has other scales.
+        (RecipeName::Fp8Block, values),
+        (RecipeName::Fp8Row, values),
+    ] {
+        assert_eq!(gathered(name, Recompute::None), choices + forward + values, "{}", name.as_str());
+    }
+    // A forward without a cast for wgrad sends codes, with a scale per row or per 128 values. The recomputed one sends values.
+    for (name, scales) in [(RecipeName::Fp8Row, tokens * 4), (RecipeName::Fp8Block, tokens * 2048 / 128 * 4)] {
+        let expected = choices + values / 2 + scales + choices + values + values;
+        assert_eq!(gathered(name, Recompute::Full), expected, "{}", name.as_str());
+    }
+}
+
+/// The plan of `config`, and checks that it has what each rank sends in each step.
+fn expect_planned_traffic(config: &RunConfig, sizes: &DecoderConfig, what: &str) -> CommunicationPlan {
+    let plan = CommunicationPlan::new(&ResolvedConfig::fastest(config), sizes, &Device::Cpu).unwrap().unwrap();
+    let group = threads::group(config.parallel.ranks()).into_iter().map(|comm| {
+        let (config, sizes) = (config.clone(), sizes.clone());
+        thread::spawn(move || sent_in_steps(&config, &sizes, comm))
+    });
+    for rank in group.collect::<Vec<_>>() {
+        assert_eq!(rank.join().unwrap(), [plan.traffic; 2], "{what}");
+    }
+    plan
+}
+
+#[test]
+fn planned_communication_is_what_ranks_send() {
+    let sizes = DecoderConfig {
+        vocabulary: 96,
+        channels: 128,
+        hidden: 160,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 32,
+        ..llama()
+    };
+    let recipes = [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row];
+    let levels = recipes.map(|recipe| (recipe, Level::Bf16, 0)).into_iter();
+    let others = [RecipeName::Fp8Current, RecipeName::Fp8Row].map(|recipe| (recipe, Level::O0, 4));
+    let levels = levels.chain([(RecipeName::Fp8Delayed, Level::O3, 0)]).chain(others);
+    for (recipe, level, adapter_rank) in levels {
+        let lora = LoraConfig { r: adapter_rank, ..LoraConfig::default() };
+        let sizes = DecoderConfig { lora: lora.adapters(), ..sizes.clone() };
+        for zero in Zero::ALL {
+            for (ranks, micro_batches) in [(2, 1), (3, 2), (2, 3)] {
+                let mut config = run(recipe, Some(Recompute::None), true);
+                (config.optimizer.level, config.optimizer.gradient_dtype) = (level, Some(Gradients::Bfloat16));
+                config.lora = lora.clone();
+                config.data.max_length = 8;
+                config.training.per_device_train_batch_size = 1;
+                config.training.gradient_accumulation_steps = micro_batches;
+                (config.parallel.data, config.parallel.zero) = (ranks, zero);
+                let what = format!("{recipe:?}, {level:?}, r {adapter_rank}, {zero:?}, {ranks} ranks, {micro_batches}");
+                let plan = expect_planned_traffic(&config, &sizes, &what);
+                // The same linears as on the CPU; a GPU of 1 MiB has a plan too, and what lies in the host's memory is not sent.
+                config.precision.skip_slow_linears = false;
+                config.memory.offload_optimizer = (adapter_rank == 0).then_some(1.0);
+                let on_gpu =
+                    CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &gpu(1e-3)).unwrap().unwrap();
+                assert_eq!(on_gpu.traffic, plan.traffic, "{what}");
+            }
+        }
+    }
+    let alone = run(RecipeName::Bf16, Some(Recompute::None), true);
+    assert!(CommunicationPlan::new(&ResolvedConfig::fastest(&alone), &sizes, &Device::Cpu).unwrap().is_none());
+}
+
+#[test]
+fn planned_communication_of_latent_attention_is_what_ranks_send() {
+    for query_rank in [None, Some(32)] {
+        let latent = LatentSizes { query_rank, kv_rank: 48, plain: 32, rotated: 16, value: 16 };
+        let sizes = DecoderConfig {
+            vocabulary: 96,
+            channels: 128,
+            hidden: 160,
+            layers: 2,
+            heads: 4,
+            kv_heads: 4,
+            head_dim: latent.head_dim(),
+            latent: Some(latent),
+            ..llama()
+        };
+        for (name, tensor, context) in
+            [(RecipeName::Bf16, 2, 1), (RecipeName::Fp8Delayed, 2, 1), (RecipeName::Bf16, 1, 2)]
+        {
+            let mut config = run(name, Some(Recompute::None), true);
+            (config.data.max_length, config.training.per_device_train_batch_size) = (32, 1);
+            (config.parallel.data, config.parallel.tensor, config.parallel.context) = (1, tensor, context);
+            expect_planned_traffic(&config, &sizes, &format!("{name:?}, {query_rank:?}, tensor {tensor}"));
+        }
+    }
+}
+
+/// Also of experts that ranks of the axes tensor and expert divide.
+#[test]
+fn planned_communication_of_experts_is_what_ranks_send() {
+    let mut sizes = DecoderConfig { vocabulary: 96, channels: 128, layers: 2, ..model("qwen3-30b-a3b").unwrap() };
+    (sizes.heads, sizes.kv_heads, sizes.head_dim) = (4, 4, 32);
+    let experts = sizes.experts.as_mut().expect("a mixture");
+    (experts.count, experts.hidden, experts.routing.chosen) = (4, 64, 2);
+    for recipe in [RecipeName::Bf16, RecipeName::Fp8Delayed] {
+        for (data, tensor, expert) in [(1, 2, 1), (1, 4, 1), (2, 2, 2)] {
+            let mut config = run(recipe, Some(Recompute::None), true);
+            (config.data.max_length, config.training.per_device_train_batch_size) = (64, 1);
+            (config.parallel.data, config.parallel.tensor, config.parallel.expert) = (data, tensor, expert);
+            expect_planned_traffic(&config, &sizes, &format!("{recipe:?}, {data} x {tensor}, {expert}"));
+        }
+    }
+}

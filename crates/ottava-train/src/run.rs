@@ -1,0 +1,117 @@
+//! A run assembled: model, optimizer and step, the same for training, for plans and for benchmarks.
+//!
+//! `ResolvedRun::new` (`plan/resolve.rs`) resolves the `"auto"` settings of a run by dry runs, and rejects a run that does not fit. Its result is a
+//! `ResolvedConfig`. `Run::new` takes this config, and is the only constructor of model, optimizer and step: trainer, plan and `ottava bench train`
+//! call it. `Trainer` adds data, metrics, checkpoints and signals.
+//!
+//! The order in `Run::new` matters. First the model is built without weights. Then `Partition::new` decides the slices of each rank, and
+//! `Partition::load` reads only these slices. The optimizer comes last, since its states have the shapes of the slices.
+
+use crate::objective;
+use crate::step::{Repeated, StepResult, TrainStep};
+use ottava_common::error::Result;
+use ottava_data::Batch;
+use ottava_models::{Decoder, DecoderConfig, Span};
+use ottava_parallel::optim::Optimizer;
+use ottava_parallel::{LayerAxes, Partition, Ranks, divide};
+use ottava_recipe::mode::StepPrecision;
+use ottava_recipe::param::WeightSource;
+use ottava_recipe::scaling::{Observer, PrecisionComparison};
+use ottava_sentinel::AlarmPolicy;
+use ottava_settings::ResolvedConfig;
+use ottava_tensor::{Device, Tensor};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// A model in training.
+pub struct Run {
+    /// The model.
+    pub model: Decoder,
+    /// What updates it.
+    pub optimizer: Box<dyn Optimizer>,
+    /// Its steps.
+    pub step: TrainStep,
+    /// A digest of the weights that it was built from, which all ranks with the same layers have alike.
+    pub weights_digest: u64,
+}
+
+impl Run {
+    /// Builds the run of `config` on this rank of `ranks`, for a model of these `sizes`, with values from `weights`. The weights are not cast before
+    /// [`Run::quantize_weights`], since a resumed run restores scales first.
+    pub fn new(
+        config: &ResolvedConfig,
+        sizes: &DecoderConfig,
+        device: &Device,
+        weights: &mut dyn WeightSource,
+        ranks: Rc<Ranks>,
+    ) -> Result<Run> {
+        let _scope = device.scope("build");
+        let run = &config.run;
+        let (t, seq_len) = (&run.training, run.data.max_length);
+        let (recipe, purpose) = (run.recipe_on(device), config.purpose());
+        let schedule = run.parallel.schedule(t.gradient_accumulation_steps)?;
+        let all = match schedule.all_stages() {
+            1 => vec![Span::whole(sizes.layers)],
+            stages => divide(&config.layer_costs(&Decoder::describe(sizes, &recipe)?), stages)?,
+        };
+        let rank = ranks.pipeline().rank();
+        let spans: Vec<_> = (0..schedule.stages).map(|stage| all[schedule.number(rank, stage)].clone()).collect();
+        let axes = Rc::new(LayerAxes::new(ranks.clone()));
+        let mut model = Decoder::staged(sizes, &recipe, device, purpose, seq_len, &spans, axes)?;
+        let reduction = run.parallel.reduction(run.optimizer.formats().gradients);
+        let values = run.needs_values();
+        let partition = Partition::new(&mut model, ranks, run.parallel.zero, reduction, values)?;
+        let weights_digest = partition.load(&mut model, weights)?;
+        let states = device.scope("optimizer states");
+        let optimizer = run.new_optimizer(&model.parameters())?;
+        drop(states);
+        let step = TrainStep::shared(&model, schedule, run.micro_batch_rows(), seq_len, partition)?;
+        let objective = objective::of(run);
+        let step = step.with_losses(|rows, device, dtype| objective.loss(rows, device, dtype))?;
+        let step = if run.alarms.grad_norm_spike == AlarmPolicy::Skip { step.with_norm_limit()? } else { step };
+        Ok(Run { model, optimizer, step, weights_digest })
+    }
+
+    /// The same, with rows of several documents, at most `max_documents` in each; `None` leaves each row one document.
+    pub fn with_documents(self, max_documents: Option<usize>) -> Result<Run> {
+        match max_documents {
+            Some(most) => Ok(Run { step: self.step.with_documents(most)?, ..self }),
+            None => Ok(self),
+        }
+    }
+
+    /// Casts the weights with the current scales, before the first step.
+    pub fn quantize_weights(&mut self) -> Result<()> {
+        self.step.partition().quantize_weights(&mut self.model)
+    }
+
+    /// Sets the linears, by name, whose products read operands in the compute type in later steps, while their casts still measure.
+    pub fn set_high_precision(&mut self, linears: &BTreeSet<String>) {
+        self.model.scaling().set_high_precision(linears);
+        self.step.forget_captures();
+    }
+
+    /// Compares the recipe with the compute type on rows of this rank, as [`TrainStep::compare`].
+    pub fn compare(&mut self, batch: &Batch) -> Result<PrecisionComparison> {
+        self.step.compare(&mut self.model, batch)
+    }
+
+    /// [`Run::compare`], which also copies tensors of this rank whose names match `patterns`.
+    pub fn observe(
+        &mut self,
+        batch: &Batch,
+        patterns: &[String],
+    ) -> Result<(PrecisionComparison, Vec<(String, Tensor)>)> {
+        self.step.compare_observed(&mut self.model, batch, Some(Observer::new(patterns)))
+    }
+
+    /// Runs forward and backward of rows of this rank twice, as [`TrainStep::repeat`].
+    pub fn repeat(&mut self, batch: &Batch, precision: StepPrecision, deterministic: bool) -> Result<Repeated> {
+        self.step.repeat(&mut self.model, batch, precision, deterministic)
+    }
+
+    /// Runs a step on the micro-batches that were loaded into [`Run::step`].
+    pub fn step(&mut self, learning_rate: f64, precision: StepPrecision) -> Result<StepResult> {
+        self.step.run(&mut self.model, &mut *self.optimizer, learning_rate, precision)
+    }
+}

@@ -1,0 +1,38 @@
+//! Passes without gradients.
+
+use super::{MicroBatch, Program, ProgramInputs, TrainStep};
+use ottava_common::error::Result;
+use ottava_models::Decoder;
+use ottava_parallel::{Partition, Schedule, ScheduleKind};
+use ottava_recipe::mode::{Pass, StepPrecision};
+use ottava_tensor::Tensor;
+
+/// The losses `[T]` of the tokens of each of `micro_batches`, without gradients; none on ranks without the last stage of the model. All ranks of
+/// `partition` call it with the same number of micro-batches. `pass` is `Pass::Evaluation` or `Pass::Reference`.
+pub fn token_losses(
+    model: &mut Decoder,
+    micro_batches: &[MicroBatch],
+    pass: Pass,
+    precision: StepPrecision,
+    partition: &Partition,
+) -> Result<Vec<Tensor>> {
+    let pipeline = partition.ranks().pipeline();
+    let (kind, ranks) = (ScheduleKind::default(), pipeline.size());
+    let schedule = Schedule { kind, ranks, stages: model.stages(), micro_batches: micro_batches.len() };
+    let program = Program { pass, ..Program::evaluation_of(&schedule, pipeline.rank()) };
+    let losses = program.run(model, &ProgramInputs { micro_batches, loss_scale: None, precision, partition }, None)?;
+    partition.ranks().compare_gpu_calls("a pass without gradients")?;
+    Ok(losses)
+}
+
+impl TrainStep {
+    /// [`token_losses`] of the loaded micro-batches.
+    pub fn loaded_token_losses(
+        &self,
+        model: &mut Decoder,
+        pass: Pass,
+        precision: StepPrecision,
+    ) -> Result<Vec<Tensor>> {
+        token_losses(model, &self.micro_batches, pass, precision, &self.partition)
+    }
+}

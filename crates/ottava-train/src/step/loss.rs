@@ -1,0 +1,101 @@
+//! The loss of a micro-batch, as the program of a step sees it.
+
+use ottava_common::error::Result;
+use ottava_models::Decoder;
+use ottava_recipe::param::Units;
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::IGNORE_INDEX;
+use std::any::Any;
+
+/// The loss of a micro-batch, with the tensors that it reads besides token ids and targets.
+///
+/// Each replay of a captured step reads the same tensors, so [`TrainStep::loss_mut`](super::TrainStep::loss_mut) overwrites them in place.
+pub trait Loss: Any {
+    /// The number of losses in a micro-batch of `tokens` tokens, ignored ones included. Backward divides by the total over micro-batches.
+    fn units(&self, tokens: usize) -> usize;
+
+    /// The number of losses that count in a micro-batch with these `targets`. The update multiplies by units / counted losses, so that the step descends the mean
+    /// of the counted ones.
+    fn counted(&self, targets: &[i32]) -> usize;
+
+    /// The number of values that [`Loss::losses_and_gradient`] returns for `tokens` tokens.
+    fn values(&self, tokens: usize) -> usize;
+
+    /// Computes from `normed` `[T, C]`, the result of forward, and `targets` `[T]` the [`values`](Loss::values) of the micro-batch, and the gradient
+    /// `[T, C]` of `scale · Σ losses` by `normed`; `scale` `[1]` is on the device. Adds the gradient of the head's weight.
+    fn losses_and_gradient(
+        &self,
+        model: &mut Decoder,
+        normed: &Tensor,
+        targets: &Tensor,
+        scale: &Tensor,
+        units: &mut dyn Units,
+    ) -> Result<(Tensor, Tensor)>;
+
+    /// Adds the `values` of this micro-batch to `sums`, which is empty before the first micro-batch. The first sum is the sum of the losses.
+    fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>>;
+
+    /// Adds the sums of a rank to `sums`, which is empty before the first rank.
+    fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64>;
+
+    /// The metrics, besides the loss, of a step with these merged sums.
+    fn metrics(&self, sums: &[f64]) -> Metrics;
+}
+
+/// What an objective says of a step or of an evaluation besides the loss.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Metrics {
+    /// Numbers by the names under which they are recorded, in their order.
+    pub named: Vec<(&'static str, f64)>,
+    /// The most important ones in words, for a line of the program's log.
+    pub words: String,
+}
+
+impl Metrics {
+    /// The number of this name, if there is one.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.named.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
+    }
+}
+
+/// The loss of the next token: the cross entropy of each token, as the head of the model computes it.
+pub struct NextTokenLoss;
+
+impl Loss for NextTokenLoss {
+    fn units(&self, tokens: usize) -> usize {
+        tokens
+    }
+
+    fn counted(&self, targets: &[i32]) -> usize {
+        targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
+    }
+
+    fn values(&self, tokens: usize) -> usize {
+        tokens
+    }
+
+    fn losses_and_gradient(
+        &self,
+        model: &mut Decoder,
+        normed: &Tensor,
+        targets: &Tensor,
+        scale: &Tensor,
+        units: &mut dyn Units,
+    ) -> Result<(Tensor, Tensor)> {
+        model.losses_and_gradient(normed, targets, scale, units)
+    }
+
+    /// Adds token by token, so that the sum does not depend on how tokens are divided into micro-batches.
+    fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>> {
+        let before = sums.first().copied().unwrap_or_default();
+        Ok(vec![values.iter().fold(before, |sum, loss| sum + loss)])
+    }
+
+    fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64> {
+        vec![sums.first().copied().unwrap_or_default() + of_rank[0]]
+    }
+
+    fn metrics(&self, _: &[f64]) -> Metrics {
+        Metrics::default()
+    }
+}

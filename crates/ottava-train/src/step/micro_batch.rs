@@ -1,0 +1,43 @@
+//! What a program reads of a step: its micro-batches, and the factors of their losses.
+
+use super::loss::{Loss, NextTokenLoss};
+use ottava_common::error::Result;
+use ottava_data::Batch;
+use ottava_recipe::context::Sequences;
+use ottava_recipe::layer_ranks::ShardPlace;
+use ottava_tensor::{Device, Tensor};
+
+/// A micro-batch on the device.
+pub struct MicroBatch {
+    /// I32 `[T]`.
+    pub inputs: Tensor,
+    /// I32 `[T]`.
+    pub targets: Tensor,
+    /// Positions, and boundaries of documents.
+    pub sequences: Sequences,
+    /// What a step minimizes. Passes without gradients do not read it.
+    pub loss: Box<dyn Loss>,
+}
+
+impl MicroBatch {
+    /// A copy of `batch` on `device`, with the loss of the next token.
+    pub fn new(batch: &Batch, device: &Device, place: ShardPlace) -> Result<MicroBatch> {
+        let mut sequences = Sequences::divided(device, batch.rows, batch.seq_len, place)?;
+        if let Some(lengths) = &batch.documents {
+            sequences = sequences.with_documents(lengths.len().max(batch.rows))?;
+            sequences.set_documents(lengths)?;
+        }
+        sequences.set_padding(&batch.padding)?;
+        let tensor = |ids: Vec<i32>| Tensor::from_slice(device, &[ids.len()], &ids);
+        let (inputs, targets) = (tensor(sequences.own(&batch.inputs))?, tensor(sequences.own(&batch.targets))?);
+        Ok(MicroBatch { inputs, targets, sequences, loss: Box::new(NextTokenLoss) })
+    }
+}
+
+/// The factors of losses in what backward differentiates, on the device: F32 `[1]` each (F64 for F64), which a replayed step reads anew.
+pub struct LossScale {
+    /// The factor of each loss, as [`Loss::units`] counts them.
+    pub per_unit: Tensor,
+    /// The factor of the losses of layers, which are means over the tokens of a micro-batch.
+    pub per_micro_batch: Tensor,
+}

@@ -1,0 +1,400 @@
+//! Starting a run: its folder, the checkpoint it resumes from, its model.
+
+use crate::plan::ParallelSearch;
+use crate::report::MAX_METRICS_BYTES;
+use ottava_checkpoint::{
+    AdaptedWeights, AdapterFolder, FolderWeights, Progress, RandomWeights, Verify, abandon_after, atomic,
+    holds_checkpoints, latest_complete, latest_complete_until, remove_leftovers, training, verify,
+};
+use ottava_common::error::{Error, Result};
+use ottava_common::fs::{RealFs, create_dirs, expect_folder, expect_regular, set_aside, sync_parent};
+use ottava_common::input;
+use ottava_models::{ConfigFile, Decoder, DecoderConfig, FolderCounts, is_reward_model};
+use ottava_parallel::Ranks;
+use ottava_recipe::param::WeightSource;
+use ottava_recipe::recompute::Recompute;
+use ottava_settings::{ParallelConfig, RunConfig};
+use ottava_tensor::Device;
+use ottava_tensor::comm::Group;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The starting point of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// At step 1, in a folder that holds no run yet.
+    New,
+    /// After the newest complete checkpoint of the run's folder.
+    Resume,
+    /// As [`Start::Resume`] if the run's folder has a checkpoint, else as [`Start::New`].
+    Auto,
+    /// After this checkpoint.
+    ResumeFrom(PathBuf),
+}
+
+/// Losses by step.
+pub(super) type Losses = Vec<(u64, f64)>;
+
+/// Builds a model, or a run around it, from the weights of a folder, or from the seed where `folder` is `None`. If the model has adapters,
+/// they come from the folder `adapter`, or are new ones from the seed. The head of a reward model on a folder of a language model is new
+/// too.
+///
+/// Errors when the folder or the adapter has tensors that a model of these `sizes` does not.
+pub fn build<T>(
+    folder: Option<&Path>,
+    adapter: Option<AdapterFolder>,
+    seed: u64,
+    device: &Device,
+    sizes: &DecoderConfig,
+    make: impl FnOnce(&mut dyn WeightSource) -> Result<T>,
+) -> Result<T> {
+    let random = || RandomWeights { seed, device: device.clone() };
+    let Some(folder) = folder else {
+        let mut base = random();
+        // Without adapters of a folder, the base makes all tensors.
+        if adapter.is_none() {
+            return make(&mut base);
+        }
+        let mut weights = AdaptedWeights::new(&mut base, adapter, random(), false);
+        let made = make(&mut weights)?;
+        weights.finish()?;
+        return Ok(made);
+    };
+    let mut base = FolderWeights::open(folder)?.on(device);
+    let new_score = sizes.score && !is_reward_model(&ConfigFile::read(folder)?)?;
+    let new = random();
+    let mut weights = AdaptedWeights::new(&mut base, adapter, new, new_score);
+    let made = make(&mut weights)?;
+    weights.finish()?;
+    base.finish(sizes)?;
+    Ok(made)
+}
+
+/// Logs which keys of `config.json` are ignored, which linears an FP8 recipe leaves in high precision, and whether these linears differ
+/// from a run of the same settings that `saved` its casts by name.
+pub fn log_exceptions(model: &Decoder, saved: Option<&[String]>) {
+    let description = model.description();
+    let difference = saved.and_then(|casts| description.difference(casts));
+    for text in description.ignored.iter().cloned().chain(description.exceptions(model.recipe())).chain(difference) {
+        tracing::warn!("{text}");
+    }
+    let FolderCounts { kept, recast } = model.folder_codes();
+    if kept + recast > 0 {
+        tracing::info!(
+            "{kept} frozen weights keep the FP8 codes of the model folder; {recast} are cast again, since the recipe has other scales than the \
+             folder, or fuses weights of different scales"
+        );
+    }
+}
+
+pub(super) fn checkpoints(folder: &Path) -> PathBuf {
+    folder.join("checkpoints")
+}
+
+/// The name of the file that a process locks in the folder of its run.
+const LOCK: &str = ".lock";
+
+/// Attempts to lock again, 10 ms apart, since [`RunLock::is_held`] of another process locks for an instant, and longer on a busy machine.
+const LOOKS: usize = 50;
+
+/// The folder of a run, held for this process: no other one trains into it.
+///
+/// Dropped before the run has started, it removes the folders that it has made, unless they hold files.
+pub struct RunLock {
+    file: File,
+    path: PathBuf,
+    /// Folders that were made, the lowest first.
+    made: Vec<PathBuf>,
+}
+
+impl RunLock {
+    /// Takes the run's `folder`, and makes it where it does not exist. Errors with [`Error::Config`] while another process holds it.
+    pub fn take(folder: &Path) -> Result<RunLock> {
+        let checkpoints = checkpoints(folder);
+        let missing = checkpoints.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+        let made = missing.map(Path::to_path_buf).collect();
+        expect_folder(&checkpoints).map_err(Error::io(&checkpoints))?;
+        create_dirs(&RealFs, &checkpoints)?;
+        let path = folder.join(LOCK);
+        expect_regular(&path).map_err(Error::io(&path))?;
+        let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
+        let mut locked = file.try_lock();
+        // One that looks whether the folder is held holds the lock for an instant.
+        for _ in 0..LOOKS {
+            if !matches!(locked, Err(std::fs::TryLockError::WouldBlock)) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            locked = file.try_lock();
+        }
+        match locked {
+            Ok(()) => {
+                let lock = RunLock { file, path, made };
+                lock.check()?;
+                remove_leftovers(&RealFs, &checkpoints)?;
+                Ok(lock)
+            }
+            Err(std::fs::TryLockError::WouldBlock) => Err(Error::Config(format!(
+                "{}: another process is training into this folder; choose another `output_dir`",
+                folder.display()
+            ))),
+            Err(std::fs::TryLockError::Error(error)) => Err(Error::io(&path)(error)),
+        }
+    }
+
+    /// Whether a process trains into the run's `folder` now. Errors when the lock cannot be read.
+    pub fn is_held(folder: &Path) -> Result<bool> {
+        let path = folder.join(LOCK);
+        expect_regular(&path).map_err(Error::io(&path))?;
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            file => file.map_err(Error::io(&path))?,
+        };
+        match file.try_lock_shared() {
+            Ok(()) => Ok(false),
+            Err(std::fs::TryLockError::WouldBlock) => Ok(true),
+            Err(std::fs::TryLockError::Error(error)) => Err(Error::io(&path)(error)),
+        }
+    }
+
+    /// The run has started: its folder stays.
+    pub(super) fn keep(&mut self) {
+        self.made.clear();
+    }
+
+    /// Errors when the lock is no longer at its path: the folder was moved or removed, and another process may hold one
+    /// that is there now.
+    pub(super) fn check(&self) -> Result<()> {
+        let held = self.file.metadata().map_err(Error::io(&self.path))?;
+        match std::fs::symlink_metadata(&self.path) {
+            Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => Ok(()),
+            _ => Err(Error::Checkpoint(format!(
+                "{} was moved or removed while the run trained into it, so the run stops; resume with `output_dir` set to its new place",
+                self.path.parent().unwrap_or(&self.path).display()
+            ))),
+        }
+    }
+}
+
+impl Drop for RunLock {
+    fn drop(&mut self) {
+        for folder in &self.made {
+            // The lock is the only file of a run that has not started.
+            let is_alone =
+                |entry: std::io::Result<std::fs::DirEntry>| entry.is_ok_and(|entry| entry.file_name() == LOCK);
+            if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.all(is_alone)) {
+                let _ = std::fs::remove_file(folder.join(LOCK));
+            }
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+}
+
+/// Replaces `parallel.auto` by the division that rank 0 finds.
+pub(super) fn choose_division(config: &mut RunConfig, device: &Device, world: &Group) -> Result<()> {
+    if !config.parallel.auto {
+        return Ok(());
+    }
+    let search = || -> Result<(ParallelConfig, Option<Recompute>)> {
+        let mut config = config.clone();
+        config.resolve_data()?;
+        let sizes = config.decoder_config()?;
+        config.expect_positions(&sizes)?;
+        let search = ParallelSearch::new(&config, &sizes, device, world.size())?;
+        let best = search.fastest()?;
+        let chosen = best.division.settings().join(", ");
+        tracing::info!("`parallel.auto` chooses {}", if chosen.is_empty() { "one rank" } else { &chosen });
+        let chosen = best.division.applied(&config);
+        Ok((chosen.parallel, chosen.memory.recompute))
+    };
+    (config.parallel, config.memory.recompute) = Ranks::of_first(world, "the division of the run", search)?;
+    Ok(())
+}
+
+/// Errors on all ranks unless each sees what the leading one writes into the run's `folder`.
+pub(super) fn expect_shared_folder(folder: &Path, ranks: &Ranks) -> Result<()> {
+    if ranks.size() == 1 {
+        return Ok(());
+    }
+    let mark = folder.join(format!(".shared-{}", std::process::id()));
+    let write = || std::fs::write(&mark, "").map_err(Error::io(&mark)).map(|()| mark.display().to_string());
+    let written = if ranks.leads() { write() } else { Ok(String::new()) };
+    let seen = ranks.all("the run's folder", written).and_then(|all| {
+        // Network file systems show new files after seconds.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let mark = Path::new(&all[0]);
+        while !mark.exists() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let missing = || {
+            Error::Config(format!(
+                "`output_dir` = {} is not shared: this rank does not see the files that rank 0 writes there; set it to a folder of a shared file system",
+                folder.display()
+            ))
+        };
+        ranks.together("a look into the run's folder", if mark.exists() { Ok(()) } else { Err(missing()) })
+    });
+    if ranks.leads() {
+        let _ = std::fs::remove_file(&mark);
+    }
+    seen
+}
+
+/// The checkpoint that a run resumes from.
+pub(super) struct Resumed {
+    pub(super) path: PathBuf,
+    pub(super) progress: Progress,
+}
+
+/// Finds the checkpoint to resume from; `None` for a new run. Changes nothing; [`Resumed::abandon_others`] does.
+pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Option<Resumed>> {
+    let folder = checkpoints(&config.output_dir);
+    let (path, manifest) = match start {
+        Start::New => {
+            // A run that ended before its first checkpoint cannot be resumed.
+            return if holds_checkpoints(&folder)? { Err(holds_a_run(config)) } else { Ok(None) };
+        }
+        Start::Auto if !holds_checkpoints(&folder)? => return Ok(None),
+        Start::Resume | Start::Auto => {
+            let latest = latest_complete(&folder, Verify::Hashes)?;
+            let count = latest.damaged.len();
+            for (path, error) in latest.damaged {
+                tracing::warn!("{} is damaged and skipped: {error}", path.display());
+            }
+            latest.complete.ok_or_else(|| nothing_to_resume(&folder, count))?
+        }
+        Start::ResumeFrom(path) => {
+            if !path.is_dir() {
+                return Err(Error::Checkpoint(format!(
+                    "{}: there is no such checkpoint to resume from; without a folder, --resume takes the newest one",
+                    path.display()
+                )));
+            }
+            if !is_within(path, &folder) && holds_checkpoints(&folder)? {
+                return Err(holds_a_run(config));
+            }
+            (path.clone(), verify(path, Verify::Hashes)?)
+        }
+    };
+    let progress = training::progress(&path, &manifest)?;
+    if progress.step != manifest.step {
+        let text =
+            format!("{}: its manifest is of step {} and of step {}", path.display(), manifest.step, progress.step);
+        return Err(Error::Checkpoint(text));
+    }
+    Ok(Some(Resumed { path, progress }))
+}
+
+/// The error where `folder` has no complete checkpoint, and `damaged` ones.
+fn nothing_to_resume(folder: &Path, damaged: usize) -> Error {
+    let remedy = match damaged {
+        0 => "without --resume the run starts anew".into(),
+        1 => "the only one is damaged; to start anew, set another `output_dir`, or move this folder away".into(),
+        _ => format!("all {damaged} are damaged; to start anew, set another `output_dir`, or move this folder away"),
+    };
+    Error::Checkpoint(format!("{}: there is no complete checkpoint to resume from; {remedy}", folder.display()))
+}
+
+/// [`find_checkpoint`] of several ranks: the leading one searches, and the others read what it found.
+pub(super) fn find_shared_checkpoint(config: &RunConfig, start: &Start, ranks: &Ranks) -> Result<Option<Resumed>> {
+    share_checkpoint(if ranks.leads() { find_checkpoint(config, start) } else { Ok(None) }, ranks)
+}
+
+/// The newest complete checkpoint of the run up to `step` that no signal has asked for, for all ranks.
+pub(super) fn find_shared_checkpoint_until(config: &RunConfig, step: u64, ranks: &Ranks) -> Result<Option<Resumed>> {
+    let find = || {
+        let mut until = Some(step);
+        while let Some(last) = until {
+            let latest = latest_complete_until(&checkpoints(&config.output_dir), last, Verify::Hashes)?;
+            let Some((path, manifest)) = latest.complete else { break };
+            if !manifest.is_interruption() {
+                return Ok(Some(Resumed { progress: training::progress(&path, &manifest)?, path }));
+            }
+            until = manifest.step.checked_sub(1);
+        }
+        Ok(None)
+    };
+    share_checkpoint(if ranks.leads() { find() } else { Ok(None) }, ranks)
+}
+
+/// The checkpoint that the leading rank has `found`, for all ranks.
+fn share_checkpoint(found: Result<Option<Resumed>>, ranks: &Ranks) -> Result<Option<Resumed>> {
+    let found = ranks.together("the search for a checkpoint", found)?;
+    let path = Ok(found.as_ref().map(|resumed| resumed.path.clone()));
+    let path = ranks.all("the checkpoint to resume from", path)?.swap_remove(0);
+    if ranks.leads() {
+        return Ok(found);
+    }
+    let read = |path: PathBuf| {
+        let manifest = verify(&path, Verify::Sizes)?;
+        Ok(Resumed { progress: training::progress(&path, &manifest)?, path })
+    };
+    path.map(read).transpose()
+}
+
+fn holds_a_run(config: &RunConfig) -> Error {
+    Error::Config(format!(
+        "{} already holds a run; resume it with --resume, or start another with --set output_dir=FOLDER",
+        config.output_dir.display()
+    ))
+}
+
+/// True when `path` lies in `folder`, wherever links lead.
+fn is_within(path: &Path, folder: &Path) -> bool {
+    let (path, folder) = (path.canonicalize(), folder.canonicalize());
+    matches!((path, folder), (Ok(path), Ok(folder)) if path.parent() == Some(&folder))
+}
+
+impl Resumed {
+    /// Errors when the model's sizes or constants differ from the sizes and constants that the checkpoint was trained with.
+    pub(super) fn expect_model(&self, config: &RunConfig, sizes: &DecoderConfig) -> Result<()> {
+        let saved = config.trained_sizes(&ConfigFile::read(&self.path)?)?;
+        if saved == *sizes {
+            return Ok(());
+        }
+        let (before, now) = (format!("{saved:#?}"), format!("{sizes:#?}"));
+        let changed: Vec<_> = (before.lines().zip(now.lines()).filter(|(before, now)| before != now))
+            .map(|(before, now)| {
+                format!("`{}` is now `{}`", before.trim().trim_end_matches(','), now.trim().trim_end_matches(','))
+            })
+            .collect();
+        Err(Error::Config(format!(
+            "config.json of `model.path` has changed since {} was saved: {}. \
+             Put it back, or start a new run with `model.path` set to the checkpoint",
+            self.path.display(),
+            changed.join(", ")
+        )))
+    }
+
+    /// Sets aside the run's later checkpoints, including damaged ones, so that this one is the newest. A checkpoint that was
+    /// set aside before gets its name back.
+    pub(super) fn abandon_others(&mut self, config: &RunConfig) -> Result<()> {
+        let folder = checkpoints(&config.output_dir);
+        let step = self.progress.step;
+        for path in abandon_after(&RealFs, &folder, step)? {
+            tracing::warn!("a checkpoint of a later step was moved to {}", path.display());
+        }
+        let named = folder.join(atomic::name(step));
+        if is_within(&self.path, &folder) && self.path.file_name() != named.file_name() {
+            if named.symlink_metadata().is_ok() {
+                let path = set_aside(&RealFs, &named)?;
+                tracing::warn!("a checkpoint of the same step was moved to {}", path.display());
+            }
+            std::fs::rename(&self.path, &named).map_err(Error::io(&self.path))?;
+            sync_parent(&RealFs, &named)?;
+            self.path = named;
+        }
+        Ok(())
+    }
+}
+
+/// Losses and validation losses of the steps that a resumed run already has, from its metrics, for its plot.
+pub(super) fn read_losses(metrics: &Path) -> [Losses; 2] {
+    let text = input::read_text(metrics, MAX_METRICS_BYTES).unwrap_or_default();
+    let lines: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let series =
+        |key: &str| lines.iter().filter_map(|line| Some((line["step"].as_u64()?, line[key].as_f64()?))).collect();
+    [series("loss"), series("eval_loss")]
+}

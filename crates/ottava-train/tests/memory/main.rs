@@ -1,0 +1,44 @@
+//! On a CPU a run allocates what was planned for it. A test binary of its own, since its allocator counts what the whole process
+//! allocates; the same on a GPU, whose pool counts, is among the promises. An engine holds what its log-probabilities take.
+
+mod logprobs;
+mod settings;
+
+use ottava_models::DecoderConfig;
+use ottava_settings::ResolvedConfig;
+use ottava_tensor::Device;
+use ottava_tensor::testing::allocator::CountingAllocator;
+use ottava_train::bench::model;
+use ottava_train::plan::MemoryPlan;
+use settings::{expect_close, settings, steps};
+use std::sync::Mutex;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// Held by a test that counts.
+static COUNTED: Mutex<()> = Mutex::new(());
+
+/// Within 2 %: names, shapes and lists of scales are no tensors, and threads do not always all work at once.
+#[test]
+fn a_run_on_the_cpu_holds_what_was_planned() {
+    let _alone = COUNTED.lock().unwrap();
+    let like = model("llama-2-7b").unwrap();
+    let sizes = DecoderConfig {
+        vocabulary: 2048,
+        channels: 256,
+        hidden: 704,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        ..like
+    };
+    for (name, config) in settings(4, 128) {
+        let planned = MemoryPlan::new(&ResolvedConfig::fastest(&config), &sizes, &Device::Cpu).unwrap();
+        let before = CountingAllocator::live();
+        CountingAllocator::reset_peak();
+        steps(&config, &sizes, &Device::Cpu).unwrap();
+        expect_close(&name, planned.peak_bytes, CountingAllocator::peak() - before);
+    }
+}

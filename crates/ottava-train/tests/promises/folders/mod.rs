@@ -1,0 +1,11 @@
+//! Model folders and checkpoints: loading, saving, exporting and converting.
+
+pub mod convert;
+pub mod export;
+pub mod export_gguf;
+pub mod export_sentencepiece;
+pub mod export_sources;
+pub mod folder_codes;
+pub mod loading;
+pub mod quantized_folders;
+pub mod saves;

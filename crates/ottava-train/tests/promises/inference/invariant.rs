@@ -1,0 +1,161 @@
+//! Engines whose results have the same bits in any batch, on a GPU too.
+
+use crate::inference::engine::{Got, ROOMY, prompt, run, windowed};
+use crate::inference::speculative::NGRAM;
+use crate::models::experts::sizes;
+use crate::setup::{decoder, devices_of, recipe, tiny_llama};
+use ottava_engine::{Draft, Engine, EngineOptions, KvCacheDtype, Proposer, Request, Sampling};
+use ottava_models::DecoderConfig;
+use ottava_recipe::{Fp8Format, Recipe, RecipeName};
+use ottava_tensor::Device;
+use ottava_tensor::cuda::GpuModel;
+use std::collections::BTreeSet;
+
+const INVARIANT: EngineOptions = EngineOptions {
+    max_model_len: 800,
+    max_batch: 60,
+    kv_cache_tokens: 20_000,
+    prefill_chunk: 512,
+    batch_invariant: true,
+    ..ROOMY
+};
+
+fn engine_on(device: &Device, config: &DecoderConfig, recipe: &Recipe, options: EngineOptions) -> Engine {
+    Engine::new(decoder(config, recipe, device, 0.3), &options).expect("memory")
+}
+
+/// The first `count` of many requests: of short and long contexts, greedy and drawn. Some of them begin alike.
+fn many(count: usize) -> Vec<Request> {
+    let whole = prompt("whole", 700);
+    let of = |number: usize| {
+        let length = [300, 70, 700, 1, 129, 40, 64, 9, 33, 90][number % 10];
+        let own = prompt(&number.to_string(), 8);
+        let temperature = if number.is_multiple_of(2) { 0.0 } else { 1.0 };
+        let sampling = Sampling { temperature, seed: number as u64, ..Sampling::default() };
+        let prompt = [&whole[..length - length.min(own.len()).min(length - 1)], &own].concat();
+        let prompt_logprobs = (number % 5 == 1).then_some(0);
+        Request { prompt, sampling, max_new_tokens: 24, logprobs: Some(2), prompt_logprobs, ..Request::default() }
+    };
+    (0..count).map(of).collect()
+}
+
+/// Five requests alone, each with its prompt in one chunk, and in a batch of 60 with small chunks, shared prefixes, preemption and
+/// speculation.
+fn expect_invariant(device: &Device, config: &DecoderConfig, name: RecipeName, kv_cache_dtype: KvCacheDtype) {
+    let recipe = recipe(name, Fp8Format::Auto);
+    let options = EngineOptions { kv_cache_dtype, ..INVARIANT };
+    let engine = |options| engine_on(device, config, &recipe, options);
+    let mut alone = engine(EngineOptions { prefix_caching: false, prefill_chunk: 1000, ..options });
+    let expected: Vec<Got> = many(5).into_iter().flat_map(|request| run(&mut alone, vec![request])).collect();
+    let (small, tight) = (
+        EngineOptions { prefill_chunk: 100, ..options },
+        EngineOptions { prefill_chunk: 300, kv_cache_tokens: 1500, ..options },
+    );
+    let draft = || {
+        let model = decoder(config, &recipe, device, 0.3);
+        Proposer::Draft(Box::new(Draft::new(model, 3, &tight, config.vocabulary).expect("memory")))
+    };
+    for (which, options, proposer) in [
+        ("small chunks", small, None),
+        ("preemption and lookup", tight, Some(Proposer::Ngram(NGRAM))),
+        ("preemption and a draft model", tight, Some(draft())),
+    ] {
+        let mut engine = engine(options);
+        let speculates = proposer.is_some();
+        proposer.into_iter().for_each(|proposer| engine.speculate(proposer).unwrap());
+        let found = run(&mut engine, many(60));
+        for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!(
+                found == expected,
+                "{name:?} on {device}, {which}, request {number}: {found:?}, alone {expected:?}"
+            );
+        }
+        let stats = engine.stats();
+        assert_eq!([stats.preemptions > 0, stats.accepted_tokens > 0], [speculates; 2], "{which}: {stats:?}");
+        assert!(stats.prefix_hits > 0 || config.window.is_some(), "{which}: {stats:?}");
+    }
+}
+
+/// On a GPU that has the products of the recipe, with sizes for which attention and products have several parts; in BF16 also on the CPU, which
+/// `engine` tests in other recipes.
+fn expect_invariant_on_all(config: &DecoderConfig, name: RecipeName, kv_cache_dtype: KvCacheDtype) {
+    let large = DecoderConfig { channels: 512, head_dim: 128, hidden: 4096, max_positions: 800, ..config.clone() };
+    for device in devices_of(&recipe(name, Fp8Format::Auto)) {
+        match device {
+            Device::Cuda(_) => expect_invariant(&device, &large, name, kv_cache_dtype),
+            _ if name == RecipeName::Bf16 => expect_invariant(&device, config, name, kv_cache_dtype),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn bf16_is_batch_invariant() {
+    expect_invariant_on_all(&tiny_llama(), RecipeName::Bf16, KvCacheDtype::Auto);
+}
+
+#[test]
+fn windows_and_fp8_row_are_batch_invariant() {
+    for name in [RecipeName::Bf16, RecipeName::Fp8Row] {
+        expect_invariant_on_all(&windowed(), name, KvCacheDtype::Fp8);
+    }
+}
+
+#[test]
+fn fp8_current_is_batch_invariant() {
+    expect_invariant_on_all(&tiny_llama(), RecipeName::Fp8Current, KvCacheDtype::Fp8);
+}
+
+#[test]
+fn fp8_block_is_batch_invariant() {
+    expect_invariant_on_all(&tiny_llama(), RecipeName::Fp8Block, KvCacheDtype::Auto);
+}
+
+#[test]
+fn fp32_is_batch_invariant() {
+    expect_invariant_on_all(&tiny_llama(), RecipeName::Fp32, KvCacheDtype::Auto);
+}
+
+/// Rows of experts, in groups of any sizes.
+#[test]
+fn mixtures_are_batch_invariant() {
+    for name in [RecipeName::Bf16, RecipeName::Fp8Row] {
+        expect_invariant_on_all(&sizes(), name, KvCacheDtype::Auto);
+    }
+}
+
+/// The kernels that a dry run of `requests` launches, with their arguments except the arguments of attention, which depend on the longest context of a
+/// batch; and the rounds of attention, which must not.
+fn launches(engine: &mut Engine, requests: Vec<Request>) -> (BTreeSet<String>, BTreeSet<String>) {
+    let Device::Cuda(gpu) = engine.model().device().clone() else { panic!("not a GPU") };
+    gpu.start_trace();
+    run(engine, requests);
+    let (mut others, mut rounds) = (BTreeSet::new(), BTreeSet::new());
+    for line in gpu.take_trace() {
+        if line.starts_with("attend_") {
+            rounds.insert(line.rsplit(' ').nth(1).expect("arguments").to_string());
+        } else if !["append_kv", "read ", "write ", "zero "].iter().any(|begin| line.starts_with(begin)) {
+            others.insert(line);
+        }
+    }
+    (others, rounds)
+}
+
+/// One request and many launch the same kernels on the same numbers of rows.
+#[test]
+fn launches_do_not_depend_on_the_batch() {
+    let device = Device::dry_gpu(GpuModel::h200());
+    for name in [RecipeName::Bf16, RecipeName::Fp8Row, RecipeName::Fp8Block] {
+        let recipe = recipe(name, Fp8Format::Auto);
+        let of = |batch_invariant: bool, count: usize| {
+            let options = EngineOptions { batch_invariant, ..INVARIANT };
+            let mut engine = engine_on(&device, &tiny_llama(), &recipe, options);
+            let requests = many(60).into_iter().skip(1).take(count).collect();
+            launches(&mut engine, requests)
+        };
+        let (one, many) = (of(true, 1), of(true, 50));
+        assert_eq!(one, many, "{name:?}");
+        assert_eq!(one.1.len(), 1, "attention has parts of one length");
+        assert_ne!(of(false, 1).0, of(false, 50).0, "{name:?}");
+    }
+}

@@ -1,0 +1,114 @@
+//! The backward of whole decoders of the families with windows, soft caps, factors, or norms elsewhere, against central differences.
+
+use crate::step::gradients::{decoder, decoder_grad_check};
+use serde_json::{Value, json};
+
+/// Two small blocks of a family, with `keys`.
+fn check(model_type: &str, keys: Value) {
+    let mut all = json!({
+        "model_type": model_type, "vocab_size": 11, "hidden_size": 10, "intermediate_size": 13, "head_dim": 6,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 100.0, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8,
+    });
+    all.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+    decoder_grad_check(model_type, || decoder(all));
+}
+
+/// Norms on both sides by one plus their weight, a scaled table that is also the head, both soft caps, and a window shorter than the text.
+#[test]
+fn gemma2_backward_is_the_gradient() {
+    let caps = json!({"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0});
+    let mut keys = json!({"sliding_window": 3, "query_pre_attn_scalar": 5});
+    keys.as_object_mut().unwrap().extend(caps.as_object().unwrap().clone());
+    check("gemma2", keys);
+}
+
+#[test]
+fn gemma3_backward_is_the_gradient() {
+    check("gemma3_text", json!({"sliding_window": 3, "sliding_window_pattern": 2, "rope_local_base_freq": 10.0}));
+}
+
+/// One tensor for queries, keys and values, and one for gate and up; a part of each head is rotated, with scaled cosines.
+#[test]
+fn phi3_backward_is_the_gradient() {
+    let scaling = json!({"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]});
+    check(
+        "phi3",
+        json!({"rope_scaling": scaling, "original_max_position_embeddings": 4, "partial_rotary_factor": 0.7}),
+    );
+}
+
+/// Norms only after sublayers, and of all queries and all keys.
+#[test]
+fn olmo2_backward_is_the_gradient() {
+    check("olmo2", json!({}));
+}
+
+#[test]
+fn granite_backward_is_the_gradient() {
+    let factors = json!({
+        "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.7, "logits_scaling": 1.7,
+    });
+    check("granite", factors);
+}
+
+/// Experts in both blocks, and one that all tokens share, with a factor by token.
+#[test]
+fn qwen2_moe_backward_is_the_gradient() {
+    let shared = json!({"moe_intermediate_size": 5, "shared_expert_intermediate_size": 7});
+    let mut keys = json!({"num_experts": 4, "num_experts_per_tok": 3});
+    keys.as_object_mut().unwrap().extend(shared.as_object().unwrap().clone());
+    check("qwen2_moe", keys);
+}
+
+/// Weights that sum to one, beside a block with an MLP.
+#[test]
+fn qwen3_moe_backward_is_the_gradient() {
+    let mut keys =
+        json!({"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 5, "norm_topk_prob": true});
+    keys.as_object_mut().unwrap().extend(json!({"decoder_sparse_step": 2}).as_object().unwrap().clone());
+    check("qwen3_moe", keys);
+}
+
+/// Sinks beside a window, a bias of the router, biases of experts, and bounds that some gates and ups reach.
+#[test]
+fn gpt_oss_backward_is_the_gradient() {
+    let keys = json!({
+        "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    });
+    check("gpt_oss", keys);
+}
+
+/// Heads of parts, from latents of queries and of keys and values, and shared experts.
+#[test]
+fn deepseek_v2_backward_is_the_gradient() {
+    let latent = json!({
+        "q_lora_rank": 7, "kv_lora_rank": 9, "qk_nope_head_dim": 5, "qk_rope_head_dim": 4, "v_head_dim": 3, "num_key_value_heads": 4,
+    });
+    let mut keys = json!({
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 5, "n_shared_experts": 2,
+        "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
+    });
+    keys.as_object_mut().unwrap().extend(latent.as_object().unwrap().clone());
+    check("deepseek_v2", keys);
+}
+
+/// Sigmoid scores with a bias, in groups.
+#[test]
+fn deepseek_v3_backward_is_the_gradient() {
+    let latent = json!({
+        "q_lora_rank": null, "kv_lora_rank": 9, "qk_nope_head_dim": 5, "qk_rope_head_dim": 4, "v_head_dim": 3, "num_key_value_heads": 4,
+    });
+    let mut keys = json!({
+        "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 5, "n_shared_experts": 1, "n_group": 3,
+        "topk_group": 2, "routed_scaling_factor": 2.5, "first_k_dense_replace": 0,
+    });
+    keys.as_object_mut().unwrap().extend(latent.as_object().unwrap().clone());
+    check("deepseek_v3", keys);
+}
+
+#[test]
+fn smollm3_backward_is_the_gradient() {
+    check("smollm3", json!({"no_rope_layer_interval": 2}));
+}

@@ -1,0 +1,126 @@
+//! Families and options of small models in `transformers`: logits, loss and gradients of packed documents in F32, and greedy text.
+//! `scripts/make_referee.py` records the files.
+
+use crate::models::recorded::Recorded;
+use crate::setup::{
+    devices, gradients, greedy_text, largest_error, logits, losses_and_gradients_of, recipe, relative_error,
+};
+use ottava_models::Decoder;
+use ottava_recipe::context::Sequences;
+use ottava_recipe::param::{MemoryPolicy, Purpose, Shard};
+use ottava_recipe::{Fp8Format, RecipeName};
+use ottava_tensor::testing::values;
+use ottava_tensor::{Device, Tensor};
+use std::collections::BTreeMap;
+
+/// Windows are shorter than the texts; `phi3_short` and `phi3_long`, and the two of "dynamic", lie on both sides of the length at which
+/// the angles change.
+const MODELS: [&str; 23] = [
+    "mistral_window",
+    "qwen2_window",
+    "qwen3_window",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "phi3_short",
+    "phi3_long",
+    "granite",
+    "olmo2",
+    "smollm3",
+    "yarn",
+    "yarn_mscale",
+    "dynamic_short",
+    "dynamic_long",
+    "deepseek_v2",
+    "deepseek_v2_lite",
+    "deepseek_v3",
+    "gpt_oss",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
+];
+/// Tokens of a row.
+const TOKENS: usize = 24;
+
+fn open(name: &'static str) -> Recorded {
+    Recorded::open(&format!("referee_{name}"), name)
+}
+
+/// The model, for sequences of one row.
+fn decoder(recorded: &Recorded, device: &Device) -> Decoder {
+    let (recipe, purpose) = (recipe(RecipeName::Fp32, Fp8Format::Hybrid), Purpose::Train(MemoryPolicy::FULL));
+    let mut weights = recorded.clone();
+    let mut decoder =
+        Decoder::new(&recorded.sizes(), &recipe, device, purpose, TOKENS, &mut weights).expect("it is built");
+    decoder.quantize_weights().expect("nothing to cast");
+    decoder
+}
+
+#[test]
+fn packed_documents_have_the_logits_and_gradients_of_transformers() {
+    for name in MODELS {
+        let recorded = open(name);
+        let lengths: Vec<usize> = recorded.ids("documents").into_iter().map(|len| len as usize).collect();
+        for device in devices() {
+            let mut decoder = decoder(&recorded, &device);
+            let place = |ids: Vec<i32>| Tensor::from_slice(&device, &[ids.len()], &ids).unwrap();
+            let (inputs, targets) = (place(recorded.ids("inputs")), place(recorded.ids("targets")));
+            let mut seen_logits = Vec::new();
+            let mut start = 0;
+            for length in &lengths {
+                seen_logits.extend(values(&logits(&decoder, &inputs.rows(start, start + length).unwrap())));
+                start += length;
+            }
+            let logits_error = largest_error(&seen_logits, &recorded.values("logits"));
+
+            let mut sequences = Sequences::packed(&device, inputs.len() / TOKENS, TOKENS, lengths.len()).unwrap();
+            sequences.set_documents(&lengths).unwrap();
+            let scale = 1.0 / targets.len() as f64;
+            let losses = losses_and_gradients_of(&mut decoder, &inputs, &targets, sequences, scale).unwrap();
+            let loss = values(&losses).iter().sum::<f64>() * scale;
+            let loss_error = (loss / recorded.values("loss")[0] - 1.0).abs();
+
+            let shards: Vec<Vec<Shard>> = decoder.parameters().iter().map(|p| p.shards.clone()).collect();
+            let mut compared = BTreeMap::<String, [Vec<f64>; 2]>::new();
+            for ((_, gradient), of_param) in gradients(&mut decoder).into_iter().zip(shards) {
+                let mut rest = &gradient[..];
+                for shard in of_param {
+                    let (own, after) = rest.split_at(shard.elements());
+                    rest = after;
+                    // Experts may be in one tensor.
+                    let [seen, expected] = compared.entry(shard.tensor.stored_name()).or_default();
+                    seen.extend(own);
+                    expected.extend(values(&recorded.of_tensor("gradients", &shard.tensor)));
+                }
+            }
+            let mut largest = 0f64;
+            for (tensor, [seen, expected]) in &compared {
+                let error = relative_error(seen, expected);
+                assert!(error < 1e-5, "{name} on {device}, gradient of `{tensor}`: {error:.1e}");
+                largest = largest.max(error);
+            }
+            let compared = compared.len();
+            assert_eq!(compared, recorded.count("gradients"), "{name}: no gradient is left over");
+            eprintln!(
+                "{name} on {device}: logits {logits_error:.1e}, loss {loss_error:.1e}, {compared} gradients {largest:.1e} apart"
+            );
+            assert!(logits_error < 1e-5, "{name} on {device}: logits are {logits_error:e} apart");
+            assert!(loss_error < 1e-6, "{name} on {device}: the loss is {loss_error:e} apart");
+        }
+    }
+}
+
+/// Through the paged cache: the prompt in one pass, then token by token.
+#[test]
+fn greedy_text_is_that_of_generate() {
+    for name in MODELS {
+        let recorded = open(name);
+        let Some(expected) = recorded.find("greedy") else { continue };
+        let expected: Vec<u32> = expected.to_vec::<i32>().unwrap().into_iter().map(|id| id as u32).collect();
+        for device in devices() {
+            let decoder = decoder(&recorded, &device);
+            assert_eq!(greedy_text(&decoder, &expected[..12], expected.len()), expected, "{name} on {device}");
+        }
+    }
+}

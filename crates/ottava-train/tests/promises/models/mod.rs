@@ -1,0 +1,12 @@
+//! Families and their blocks, beside PyTorch and transformers.
+
+pub mod configurations;
+pub mod experts;
+pub mod families;
+pub mod family_gradients;
+pub mod family_referee;
+pub mod gpt_oss;
+pub mod real_model;
+pub mod recorded;
+pub mod referee;
+pub mod router_losses;

@@ -1,0 +1,105 @@
+//! Small models as scripts recorded them with PyTorch: settings, weights and results. `tests/data/README.md` lists the files.
+
+use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
+use ottava_recipe::param::{FolderLayout, FolderTensor, Init, Stacked, WeightSource};
+use ottava_tensor::ops::{cast, transpose};
+use ottava_tensor::testing;
+use ottava_tensor::{DType, Device, Tensor};
+use safetensors::SafeTensors;
+use std::ops::Range;
+
+/// A model of a file of `tests/data`.
+#[derive(Clone)]
+pub struct Recorded {
+    /// What the names of its tensors begin with, before a slash; empty for a file of one model.
+    name: &'static str,
+    file: Vec<u8>,
+}
+
+impl Recorded {
+    /// The model `name` of `tests/data/{file}.safetensors`.
+    pub fn open(file: &str, name: &'static str) -> Recorded {
+        let path = format!("{}/tests/data/{file}.safetensors", env!("CARGO_MANIFEST_DIR"));
+        Recorded { name, file: std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}")) }
+    }
+
+    fn path(&self, name: &str) -> String {
+        if self.name.is_empty() { name.to_string() } else { format!("{}/{name}", self.name) }
+    }
+
+    fn tensors(&self) -> SafeTensors<'_> {
+        SafeTensors::deserialize(&self.file).expect("the recorded file is whole")
+    }
+
+    /// A tensor, floating-point values as F32; `None` if it was not recorded.
+    pub fn find(&self, name: &str) -> Option<Tensor> {
+        let file = self.tensors();
+        let view = file.tensor(&self.path(name)).ok()?;
+        let dtype = match view.dtype() {
+            safetensors::Dtype::I32 => DType::I32,
+            safetensors::Dtype::BF16 => DType::BF16,
+            _ => DType::F32,
+        };
+        let tensor = Tensor::from_bytes(&Device::Cpu, view.shape(), dtype, view.data()).expect("shape and bytes agree");
+        Some(if dtype == DType::BF16 { cast(&tensor, DType::F32).expect("a float") } else { tensor })
+    }
+
+    /// A tensor that was recorded.
+    pub fn tensor(&self, name: &str) -> Tensor {
+        self.find(name).unwrap_or_else(|| panic!("{} was not recorded", self.path(name)))
+    }
+
+    /// The values of a tensor.
+    pub fn values(&self, name: &str) -> Vec<f64> {
+        testing::values(&self.tensor(name))
+    }
+
+    /// The values of a tensor of ids.
+    pub fn ids(&self, name: &str) -> Vec<i32> {
+        self.tensor(name).to_vec().expect("I32")
+    }
+
+    /// The number of tensors whose names begin with `kind/`.
+    pub fn count(&self, kind: &str) -> usize {
+        let start = self.path(&format!("{kind}/"));
+        self.tensors().names().iter().filter(|name| name.starts_with(&start)).count()
+    }
+
+    /// The sizes of the model.
+    pub fn sizes(&self) -> DecoderConfig {
+        let (_, metadata) = SafeTensors::read_metadata(&self.file).expect("the recorded file is whole");
+        let keys = metadata.metadata().as_ref().expect("metadata")[&self.path("config")].clone();
+        let keys = serde_json::from_str(&keys).expect("a JSON object");
+        decoder_config(&ConfigFile::from_values(self.name, keys)).expect("transformers wrote this configuration")
+    }
+
+    /// The weight or gradient, by `kind`, of `tensor` as it is in memory.
+    pub fn of_tensor(&self, kind: &str, tensor: &FolderTensor) -> Tensor {
+        let stored = self.tensor(&format!("{kind}/{}", tensor.stored_name()));
+        assert_eq!(stored.shape(), tensor.stored_shape(), "{}", self.path(&tensor.name));
+        in_memory(stored, tensor)
+    }
+}
+
+/// `tensor` as it is in memory, of the tensor of a folder that holds it.
+pub fn in_memory(stored: Tensor, tensor: &FolderTensor) -> Tensor {
+    match tensor.layout {
+        FolderLayout::Same => stored,
+        FolderLayout::Transposed => transpose(&stored).expect("a matrix"),
+        FolderLayout::Rows(_) => stored.reshape(&tensor.shape).expect("as many"),
+        FolderLayout::Stacked(Stacked { expert, linear, linears, .. }) => {
+            let (all, outputs) = (testing::values(&stored), tensor.shape[0]);
+            let inputs = tensor.elements() / outputs;
+            let at = |output, input| (expert * inputs + input) * linears * outputs + output * linears + linear;
+            let own = (0..tensor.elements()).map(|i| all[at(i / inputs, i % inputs)] as f32);
+            Tensor::from_slice(&Device::Cpu, &tensor.shape, &own.collect::<Vec<_>>()).expect("as many")
+        }
+    }
+}
+
+impl WeightSource for Recorded {
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> ottava_common::Result<Tensor> {
+        let values = self.of_tensor("weights", tensor);
+        Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
+    }
+}

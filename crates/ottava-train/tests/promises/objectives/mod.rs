@@ -1,0 +1,8 @@
+//! What a run optimises: texts, answers, preferences and rewards.
+
+pub mod bandit;
+pub mod label_smoothing;
+pub mod preference;
+pub mod preference_losses;
+pub mod reward;
+pub mod sft;

@@ -1,0 +1,219 @@
+//! Ranks that divide each layer train as one rank does, to rounding.
+
+use crate::parallel::divided::{
+    CODES, F32, Fault, Setup, adapters, apart, families, llama, recomputation_and_adapters_train_alike, train,
+};
+use crate::parallel::mesh::distance;
+use ottava_parallel::Zero;
+use ottava_recipe::RecipeName;
+use ottava_recipe::level::Level;
+use ottava_recipe::lora::{Lora, Targets};
+use ottava_tensor::DType;
+use serde_json::json;
+
+#[test]
+fn every_family_trains_as_on_one_rank() {
+    for (name, keys) in families() {
+        let alone = Setup::new(keys, RecipeName::Fp32);
+        let mut expected = train(&alone);
+        for tensor in [2, 4] {
+            let mut got = train(&alone.on([1, 1, 1, tensor]));
+            // The gradient of a bias of keys is rounding alone, by whose size AdamW divides it.
+            let is_noise = |name: &str| name.starts_with("weight") && name.ends_with("c_attn.bias");
+            expected.retain(|name, _| !is_noise(name));
+            got.retain(|name, _| !is_noise(name));
+            let (apart, tensor_name) = distance(&expected, &got);
+            assert!(apart < F32, "{name} on {tensor} ranks: {tensor_name} is {apart:.1e} apart");
+        }
+    }
+}
+
+/// Families that differ in the key and value heads that ranks have alike: separate and fused tensors, biases, and norms with a weight for all heads
+/// or for each.
+#[test]
+fn more_ranks_than_key_and_value_heads_train_as_one_rank_does() {
+    for (name, mut keys) in families().into_iter().filter(|(name, _)| *name != "gpt2") {
+        for kv_heads in [1, 2] {
+            keys["num_key_value_heads"] = json!(kv_heads);
+            for zero in [Zero::Nothing, Zero::OptimizerStates, Zero::Weights] {
+                let mut alone = Setup::new(keys.clone(), RecipeName::Fp32);
+                alone.mesh.zero = zero;
+                let mut expected = train(&alone);
+                let is_noise = |name: &str| name.starts_with("weight") && name.ends_with("k_proj.bias");
+                expected.retain(|name, _| !is_noise(name));
+                for mesh in [[1, 1, 1, 4], [2, 1, 1, 2], [2, 1, 1, 4], [1, 2, 1, 4]] {
+                    let is_plain = mesh[0] == 1;
+                    let (divides_few, is_pipeline) = (mesh[3] > kv_heads, mesh[1] > 1);
+                    if !divides_few
+                        || is_plain != (zero == Zero::Nothing)
+                        || is_pipeline && zero > Zero::OptimizerStates
+                    {
+                        continue;
+                    }
+                    let mut got = train(&alone.on(mesh));
+                    got.retain(|name, _| !is_noise(name));
+                    let mut expected = expected.clone();
+                    expected.retain(|name, _| got.contains_key(name));
+                    let (apart, tensor_name) = distance(&expected, &got);
+                    let what =
+                        format!("{name}, {kv_heads} heads on {mesh:?}, {zero:?}: {tensor_name} is {apart:.1e} apart");
+                    assert!(apart < F32, "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// `B` and magnitudes have the rows of a rank's heads, and copies of rows that several ranks have.
+#[test]
+fn adapters_of_copied_key_and_value_heads_train_as_on_one_rank() {
+    for (name, mut keys) in families().into_iter().filter(|(name, _)| *name != "gpt2") {
+        keys["num_key_value_heads"] = json!(1);
+        for (use_dora, mesh, zero) in
+            [(false, [1, 1, 1, 4], Zero::Nothing), (true, [2, 1, 1, 2], Zero::OptimizerStates)]
+        {
+            let mut alone = Setup::new(keys.clone(), RecipeName::Fp32);
+            (alone.mesh.zero, alone.mesh.sizes.lora) = (zero, adapters(use_dora));
+            let (apart, tensor_name) = apart(&alone, mesh);
+            // Norms are sums in another order, too.
+            let bound = if use_dora { 2.0 * F32 } else { F32 };
+            assert!(apart < bound, "{name} on {mesh:?}, DoRA {use_dora}: {tensor_name} is {apart:.1e} apart");
+        }
+    }
+}
+
+/// Also in FP8, where each rank casts the gradient by the keys and values of its queries: the distance is at most what FP8 changes. In all formats of
+/// storage, copies have equal bits.
+#[test]
+fn copies_of_key_and_value_heads_stay_equal() {
+    let keys = llama(json!({"num_key_value_heads": 1}));
+    for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Current] {
+        let mut alone = Setup::new(keys.clone(), name);
+        alone.mesh.recipe.compute = DType::F32;
+        let expected = train(&alone);
+        let bound = distance(&train(&Setup::new(keys.clone(), RecipeName::Fp32)), &expected).0;
+        let (apart, tensor_name) = distance(&expected, &train(&alone.on([1, 1, 1, 4])));
+        assert!(apart < bound, "{}: {tensor_name} is {apart:.1e} apart, not below {bound:.1e}", name.as_str());
+    }
+    for level in [Level::O1, Level::O2, Level::Bf16] {
+        let mut alone = Setup::new(keys.clone(), RecipeName::Fp8Delayed);
+        alone.mesh.memory.formats = level.formats();
+        // `train` compares the bits of copies.
+        let losses = |tensor| train(&alone.on([1, 1, 1, tensor]))["losses and norms"].clone();
+        let apart = losses(1).iter().zip(losses(4)).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
+        assert!(apart < 0.015, "{}: {apart:.1e}", level.as_str());
+    }
+}
+
+/// An error of 1 % in one tensor is found.
+#[test]
+fn an_error_of_one_percent_is_found() {
+    let expected = train(&Setup::new(llama(json!({})), RecipeName::Fp32));
+    for name in expected.keys() {
+        let mut wrong = expected.clone();
+        wrong.get_mut(name).expect("a name").iter_mut().for_each(|value| *value *= 1.01);
+        assert!(distance(&expected, &wrong).0 > F32, "{name}");
+    }
+}
+
+#[test]
+fn faults_of_the_exchange_are_found() {
+    let mut alone = Setup::new(llama(json!({})), RecipeName::Fp8Current);
+    alone.mesh.recipe.compute = DType::F32;
+    let expected = train(&alone);
+    for fault in [Fault::DoubleAddend, Fault::MissingGather, Fault::SwappedRows, Fault::OwnScale] {
+        let (apart, _) = distance(&expected, &train(&Setup { fault: Some(fault), ..alone.on([1, 1, 1, 2]) }));
+        assert!(apart > CODES, "{fault:?}: {apart:.1e}");
+    }
+}
+
+#[test]
+fn recomputation_and_adapters_train_as_on_one_rank() {
+    recomputation_and_adapters_train_alike([1, 1, 1, 2]);
+}
+
+/// The norms of rows whose columns ranks divide equal the norms of whole rows: also of fused and transposed weights, and of codes.
+#[test]
+fn magnitudes_train_as_on_one_rank() {
+    for (name, keys) in families() {
+        let mut alone = Setup::new(keys, RecipeName::Fp32);
+        alone.mesh.sizes.lora = adapters(true);
+        let (apart, tensor_name) = apart(&alone, [1, 1, 1, 2]);
+        // Norms are sums in another order, too.
+        assert!(apart < 2.0 * F32, "{name}: {tensor_name} is {apart:.1e} apart");
+    }
+    let mut alone = Setup::new(llama(json!({})), RecipeName::Fp8Current);
+    // Linears whose inputs are divided: with magnitudes of all linears, later layers multiply the effect of a single other code.
+    let targets = Targets::Names(["o_proj", "down_proj"].map(String::from).to_vec());
+    alone.mesh.sizes.lora = adapters(true).map(|lora| Lora { targets, ..lora });
+    (alone.mesh.recipe.compute, alone.mesh.memory.frozen_values) = (DType::F32, false);
+    let expected = train(&alone);
+    let shared = alone.on([1, 1, 1, 4]);
+    let (apart, tensor_name) = distance(&expected, &train(&shared));
+    assert!(apart < CODES, "{tensor_name} is {apart:.1e} apart");
+    let (apart, _) = distance(&expected, &train(&Setup { fault: Some(Fault::OwnNorms), ..shared }));
+    assert!(apart > CODES, "the norms of a rank's own columns: {apart:.1e}");
+}
+
+#[test]
+fn ranks_of_both_axes_train_as_on_one_rank() {
+    for zero in Zero::ALL {
+        for lora in [None, adapters(true)] {
+            let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);
+            (alone.mesh.zero, alone.mesh.sizes.lora) = (zero, lora);
+            let (apart, name) = apart(&alone, [2, 1, 1, 2]);
+            assert!(apart < F32, "{zero:?}, {:?}: {name} is {apart:.1e} apart", alone.mesh.sizes.lora);
+        }
+    }
+}
+
+#[test]
+fn ranks_of_three_axes_train_as_on_one_rank() {
+    for zero in [Zero::Nothing, Zero::OptimizerStates] {
+        for name in [RecipeName::Fp32, RecipeName::Fp8Delayed, RecipeName::Fp8Current] {
+            let mut alone = Setup::new(llama(json!({})), name);
+            (alone.mesh.zero, alone.mesh.recipe.compute) = (zero, DType::F32);
+            let (apart, tensor_name) = apart(&alone, [2, 2, 1, 2]);
+            // Data ranks scale gradients by their own amaxes.
+            let bound = if name == RecipeName::Fp8Current { 0.3 } else { CODES };
+            assert!(apart < bound, "{}, {zero:?}: {tensor_name} is {apart:.1e} apart", name.as_str());
+        }
+    }
+}
+
+/// Activations in F32, so that few values are cast to another code because sums are in another order. Blocks of 128 are the same as on one rank. Rows
+/// whose columns ranks divide have finer scales: the distance is at most what FP8 changes.
+#[test]
+fn every_recipe_trains_as_on_one_rank() {
+    let wide = json!({"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1});
+    for name in RecipeName::ALL.into_iter().filter(|name| *name != RecipeName::Fp16) {
+        let keys = || llama(if name == RecipeName::Fp8Block { wide.clone() } else { json!({}) });
+        let mut alone = Setup::new(keys(), name);
+        alone.mesh.recipe.compute = DType::F32;
+        let expected = train(&alone);
+        let bound = match name {
+            RecipeName::Fp8Row => distance(&train(&Setup::new(keys(), RecipeName::Fp32)), &expected).0,
+            // More values than with one scale per tensor, since their scales move with the values of a block.
+            RecipeName::Fp8Block => 6.0 * CODES,
+            _ => CODES,
+        };
+        for tensor in if name == RecipeName::Fp8Block { vec![2] } else { vec![2, 4] } {
+            let (apart, tensor_name) = distance(&expected, &train(&alone.on([1, 1, 1, tensor])));
+            let what = format!("{} on {tensor} ranks: {tensor_name} is {apart:.1e} apart", name.as_str());
+            assert!(apart < bound, "{what}, not below {bound:.1e}");
+            eprintln!("{what}");
+        }
+    }
+}
+
+/// In BF16, partial sums are rounded, and values are cast to other codes: the losses stay near.
+#[test]
+fn every_recipe_has_the_losses_of_one_rank() {
+    for name in RecipeName::ALL.into_iter().filter(|name| *name != RecipeName::Fp16) {
+        let alone = Setup::new(llama(json!({})), name);
+        let losses = |tensor| train(&alone.on([1, 1, 1, tensor]))["losses and norms"].clone();
+        let (expected, got) = (losses(1), losses(2));
+        let apart = expected.iter().zip(got).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
+        assert!(apart < 0.015, "{}: {apart:.1e}", name.as_str());
+    }
+}

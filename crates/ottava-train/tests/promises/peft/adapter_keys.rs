@@ -1,0 +1,58 @@
+//! Adapters as PEFT writes them, with other values of each key of `adapter_config.json`: losses as PEFT computes them in F32.
+//! `scripts/suites/check_adapters.py` records the file.
+
+use crate::models::configurations::{ByName, Expected, loss, model, read};
+use crate::setup::on_one_thread;
+use ottava_checkpoint::AdapterFolder;
+use ottava_models::{ConfigFile, DecoderConfig, language_model_config};
+use ottava_recipe::lora::Lora;
+use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+#[derive(Deserialize)]
+struct Case {
+    name: String,
+    /// `config.json` of the base.
+    base: Map<String, Value>,
+    /// `adapter_config.json`.
+    adapter: Value,
+    /// Shapes of the adapter's tensors.
+    shapes: BTreeMap<String, Vec<usize>>,
+    ids: Vec<i32>,
+    #[serde(flatten)]
+    expected: Expected,
+}
+
+impl Case {
+    /// The loss of the base with the adapter.
+    fn loss(&self) -> ottava_common::Result<f64> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("adapter_config.json"), self.adapter.to_string()).unwrap();
+        let values = |(name, shape): (&String, &Vec<usize>)| -> Vec<u8> {
+            ByName::values(name, shape).iter().flat_map(|value| value.to_le_bytes()).collect()
+        };
+        let bytes: Vec<Vec<u8>> = self.shapes.iter().map(values).collect();
+        let views: Result<Vec<_>, _> = (self.shapes.iter().zip(&bytes))
+            .map(|((name, shape), bytes)| Ok((name, TensorView::new(Dtype::F32, shape.clone(), bytes)?)))
+            .collect::<Result<_, safetensors::SafeTensorError>>();
+        serialize_to_file(views.unwrap(), None, &folder.path().join("adapter_model.safetensors")).unwrap();
+
+        let config = language_model_config(&ConfigFile::from_values("config.json", self.base.clone()))?;
+        let adapter = AdapterFolder::open(folder.path())?;
+        let mut decoder = model(&DecoderConfig { lora: Some(Lora::of_no_linear()), ..config })?;
+        let mut adapters = adapter.load(&decoder)?;
+        decoder.exchange_adapters(&mut adapters);
+        loss(&decoder, &self.ids)
+    }
+}
+
+#[test]
+fn adapters_have_the_losses_of_peft_or_are_refused() {
+    let cases: Vec<Case> = read("adapters.json.gz");
+    assert!(cases.len() > 100, "{}", cases.len());
+    let problem = |case: &Case| Some(format!("{}: {}", case.name, case.expected.difference(case.loss())?));
+    let problems: Vec<String> = on_one_thread(|| cases.iter().filter_map(problem).collect());
+    assert!(problems.is_empty(), "{} of {}:\n{}", problems.len(), cases.len(), problems.join("\n"));
+}

@@ -1,0 +1,6 @@
+//! Whole runs: data, resuming, interruptions and the best checkpoint.
+
+pub mod best;
+pub mod interruptions;
+pub mod mixture;
+pub mod resume;

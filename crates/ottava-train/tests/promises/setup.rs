@@ -1,0 +1,633 @@
+//! What the families share: small models, seeded weights and data, a plain training loop.
+
+use ottava_checkpoint::slices::{FOLDER, SliceWriter};
+use ottava_checkpoint::{CheckpointWriter, Contents, Progress};
+use ottava_common::fs::RealFs;
+use ottava_data::{DataState, LoaderState};
+use ottava_models::layers::{
+    Block, BlockSaved, Branch, BranchSaved, Linear, LinearConfig, Norm, NormSaved, OperandCast, SavedOperand,
+};
+use ottava_models::{ConfigFile, Decoder, DecoderConfig, InferenceBatch, KvCache, SequenceTokens, decoder_config};
+use ottava_parallel::Partition;
+use ottava_parallel::optim::{Optimizer, grad_norm, optimizer_tensors};
+use ottava_recipe::context::{Context, Sequences};
+use ottava_recipe::mode::{Mode, StepPrecision};
+use ottava_recipe::param::{Builder, FolderTensor, Init, MemoryPolicy, Param, Purpose, Split, WeightSource};
+use ottava_recipe::scaling::{CastLosses, OneRank, ScalingState};
+use ottava_recipe::{
+    Cast, Fp8Format, Precision, PrecisionOverride, ProductName, Recipe, RecipeName, Scaling, WgradBlocks,
+};
+use ottava_tensor::comm::{Group, threads};
+use ottava_tensor::ops::{
+    AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, cast, normal_from, real_type,
+};
+pub use ottava_tensor::testing::{dot, largest_error, relative_error};
+use ottava_tensor::testing::{gpu, integers, values};
+use ottava_tensor::{DType, Device, Tensor};
+use ottava_train::step::{LossScale, MicroBatch, NextTokenLoss, Program, ProgramInputs};
+use serde_json::{Value, json};
+use std::io::Read;
+use std::ops::Range;
+use std::panic::resume_unwind;
+use std::path::Path;
+use std::sync::LazyLock;
+
+/// The CPU and, where there is one, the GPU.
+pub fn devices() -> Vec<Device> {
+    std::iter::once(Device::Cpu).chain(gpu()).collect()
+}
+
+/// Whether to run all combinations of options instead of some of each kind: `just nightly combinations` and `ranks`.
+pub fn all_combinations() -> bool {
+    std::env::var("OTTAVA_COMBINATIONS").is_ok_and(|value| value == "full")
+}
+
+/// The `options` that case `number` has: all with [`all_combinations`], and otherwise `count` that rotate with the number of the case.
+pub fn rotated<T: Copy>(options: &[T], count: usize, number: usize) -> Vec<T> {
+    let count = if all_combinations() { options.len() } else { count };
+    (0..count).map(|i| options[(number * count + i) % options.len()]).collect()
+}
+
+/// What `work` returns in a pool of one thread. Ops on small tensors then wake no other threads, which takes longer than the ops; their results do not
+/// depend on it (`determinism`).
+pub fn on_one_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread starts").install(work)
+}
+
+/// What `work` returns on each of `ranks` threads of one group, in the order of ranks.
+pub fn on_ranks<T: Send + 'static>(ranks: usize, work: impl Fn(Group) -> T + Clone + Send + 'static) -> Vec<T> {
+    let start = |comm| {
+        let work = work.clone();
+        std::thread::spawn(move || on_one_thread(move || work(comm)))
+    };
+    let started: Vec<_> = threads::group(ranks).into_iter().map(start).collect();
+    started.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+}
+
+/// The [`devices`] that have the products of `recipe`.
+pub fn devices_of(recipe: &Recipe) -> Vec<Device> {
+    devices().into_iter().filter(|device| recipe.expect_on(device).is_ok()).collect()
+}
+
+/// The [`recipes`] whose products `device` has.
+pub fn recipes_on(device: &Device) -> Vec<(String, Recipe)> {
+    recipes().into_iter().filter(|(_, recipe)| recipe.expect_on(device).is_ok()).collect()
+}
+
+/// The recipe of a name and the formats of its casts.
+pub fn recipe(name: RecipeName, format: Fp8Format) -> Recipe {
+    Precision { recipe: name, fp8_format: format, amax_history_len: 4, ..Precision::default() }.recipe()
+}
+
+/// Recipes that leave some linears of a model with two blocks in BF16, so that every neighbour of a cast is met without one, and
+/// some that leave products, so that every operand is met in both forms; and options that change what is cast.
+pub fn mixed() -> Vec<(String, Recipe)> {
+    use ProductName::{Dgrad, Fprop, Wgrad};
+    let products = [
+        (RecipeName::Fp8Delayed, vec![Wgrad]),
+        (RecipeName::Fp8Current, vec![Fprop]),
+        (RecipeName::Fp8Current, vec![Dgrad, Wgrad]),
+        (RecipeName::Fp8Row, vec![Fprop, Dgrad]),
+        (RecipeName::Fp8Block, vec![Dgrad]),
+    ];
+    let products = products.map(|(name, high)| {
+        let words = format!("{} but {high:?}", name.as_str());
+        let high_precision_products = high;
+        (
+            words,
+            Precision { recipe: name, high_precision_products, amax_history_len: 4, ..Precision::default() }.recipe(),
+        )
+    });
+    let rounded = Precision { recipe: RecipeName::Fp8Block, power_of_two_scales: true, ..Precision::default() };
+    let rounded = ("fp8-block in powers of two".to_string(), rounded.recipe());
+    let along = Precision { recipe: RecipeName::Fp8Block, wgrad_blocks: WgradBlocks::Along, ..Precision::default() };
+    let along = ("fp8-block, wgrad by 1x128".to_string(), along.recipe());
+    let other = |layers: &str, recipe| PrecisionOverride {
+        layers: vec![layers.into()],
+        recipe: Some(recipe),
+        fp8_format: None,
+        high_precision_products: None,
+    };
+    let several = Precision {
+        recipe: RecipeName::Fp8Delayed,
+        amax_history_len: 4,
+        overrides: vec![
+            other("*.down_proj", RecipeName::Fp8Block),
+            other("*.0.self_attn", RecipeName::Fp8Row),
+            other("*.1.self_attn.o_proj", RecipeName::Fp8Current),
+        ],
+        ..Precision::default()
+    };
+    let several = ("several recipes".to_string(), several.recipe());
+    let smooth = [RecipeName::Fp8Delayed, RecipeName::Fp8Current].map(|recipe| {
+        let precision = Precision { recipe, smooth_swiglu: true, amax_history_len: 4, ..Precision::default() };
+        (format!("{}, smooth", recipe.as_str()), precision.recipe())
+    });
+    let delayed = ["*.o_proj", "*.0.mlp.down_proj", "*.1.mlp.gate_proj", "*.1.mlp.up_proj"];
+    let current = ["*.0.self_attn.qkv_proj", "*.0.mlp.gate_up_proj", "*.1.self_attn.o_proj", "*.1.mlp.down_proj"];
+    [(RecipeName::Fp8Delayed, delayed), (RecipeName::Fp8Current, current)]
+        .map(|(name, patterns)| {
+            let mut recipe = recipe(name, Fp8Format::Hybrid);
+            recipe.exceptions.patterns = patterns.map(String::from).to_vec();
+            (format!("{} and bf16", name.as_str()), recipe)
+        })
+        .into_iter()
+        .chain(products)
+        .chain([rounded, along, several])
+        .chain(smooth)
+        .collect()
+}
+
+/// Every recipe that can be configured by name and format, and the mixed ones, with words for messages.
+pub fn recipes() -> Vec<(String, Recipe)> {
+    let formats = |name| match name {
+        RecipeName::Fp32 | RecipeName::Bf16 | RecipeName::Fp16 => &[Fp8Format::Hybrid][..],
+        RecipeName::Fp8Delayed | RecipeName::Fp8Current => &[Fp8Format::Hybrid, Fp8Format::E4m3][..],
+        RecipeName::Fp8Row => &[Fp8Format::E4m3, Fp8Format::Hybrid][..],
+        RecipeName::Fp8Block | RecipeName::Mxfp8 => &[Fp8Format::E4m3][..],
+    };
+    let all = RecipeName::ALL.into_iter().flat_map(|name| formats(name).iter().map(move |&format| (name, format)));
+    all.map(|(name, format)| match formats(name).len() {
+        1 => (name.as_str().to_string(), recipe(name, format)),
+        _ => (format!("{} {format:?}", name.as_str()), recipe(name, format)),
+    })
+    .chain(mixed())
+    .collect()
+}
+
+/// The names of recipes that cast and whose products `device` has.
+pub fn fp8_names_on(device: &Device) -> Vec<RecipeName> {
+    let recipe = |name: &RecipeName| recipe(*name, Fp8Format::Auto);
+    let casts = |name: &RecipeName| recipe(name).casts.is_some() && recipe(name).expect_on(device).is_ok();
+    RecipeName::ALL.into_iter().filter(casts).collect()
+}
+
+/// The recipes of [`recipes_on`] that cast.
+pub fn fp8_recipes_on(device: &Device) -> Vec<(String, Recipe)> {
+    recipes_on(device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()
+}
+
+/// A fault that must not pass: current scaling, but gradients go to `format` as they are.
+pub fn unscaled_gradients(format: DType) -> Recipe {
+    let mut recipe = recipe(RecipeName::Fp8Current, Fp8Format::Hybrid);
+    let casts = recipe.casts.as_mut().expect("it casts");
+    // An amax that counts as the largest finite value makes the scale 1.
+    let epsilon = format.max_finite().expect("an FP8 format");
+    let scaling = Scaling::Current(CurrentScaling { epsilon, power_of_two: false });
+    casts.grad_output = Cast { format, scaling, ..casts.grad_output };
+    recipe
+}
+
+/// Binary64 everywhere: what finite differences need.
+pub fn double() -> Recipe {
+    Recipe { compute: DType::F64, ..recipe(RecipeName::Fp32, Fp8Format::Hybrid) }
+}
+
+/// Normal weights from the tensors' names, matrices with standard deviation `std`. Norms lie around one and biases around zero,
+/// but not there: a value that is never read would go unnoticed.
+pub struct Seeded {
+    pub std: f32,
+}
+
+impl WeightSource for Seeded {
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> ottava_common::Result<Tensor> {
+        let (mean, std) = match init {
+            Init::Normal(_) | Init::Uniform(_) => (0.0, self.std),
+            Init::Zeros => (0.0, 0.3),
+            Init::Ones | Init::RowNorms { .. } => (1.0, 0.3),
+        };
+        let seed = tensor.name.bytes().fold(3u64, |h, b| h.wrapping_mul(1_099_511_628_211) ^ u64::from(b));
+        let noise = normal_from(&Device::Cpu, &[elements.len()], std, seed, elements.start)?.to_vec::<f32>()?;
+        let shifted: Vec<f32> = noise.iter().map(|x| mean + x).collect();
+        Ok(Tensor::from_slice(&Device::Cpu, &[shifted.len()], &shifted)?)
+    }
+}
+
+/// Loads seeded weights with standard deviation 0.5.
+pub fn load(params: Vec<&mut Param>) {
+    params.into_iter().for_each(|param| param.load_whole(&mut Seeded { std: 0.5 }).expect("weights are drawn"));
+}
+
+/// Builds one layer for training, and the scaling state of its casts.
+pub fn build<L: Alone>(
+    recipe: &Recipe,
+    device: &Device,
+    make: impl FnOnce(&mut Builder) -> ottava_common::Result<L>,
+) -> (L, ScalingState) {
+    let mut build = Builder::new(device, recipe, Purpose::Train(MemoryPolicy::FULL));
+    let mut layer = make(&mut build).expect("the layer is built");
+    load(layer.trained());
+    (layer, ScalingState::new(device, build.slots).expect("the scaling state is built"))
+}
+
+/// A linear of the stacked `parts` (name, rows).
+pub fn linear(
+    build: &mut Builder,
+    parts: &[(&str, usize)],
+    inputs: usize,
+    bias: bool,
+    std: f32,
+) -> ottava_common::Result<Linear> {
+    let parts: Vec<_> = parts.iter().map(|(name, rows)| (name.to_string(), *rows)).collect();
+    let (name, parts, transposed, split) = ("linear", &parts, false, Split::None);
+    Linear::new(
+        build,
+        LinearConfig {
+            name,
+            parts,
+            fused: &[],
+            replicas: &[],
+            inputs,
+            bias,
+            std,
+            transposed,
+            split,
+            shared_input: None,
+        },
+    )
+}
+
+/// A model from keys of `config.json`.
+pub fn config(keys: Value) -> DecoderConfig {
+    let Value::Object(keys) = keys else { panic!("config.json holds an object") };
+    decoder_config(&ConfigFile::from_values("config.json", keys)).expect("the sizes are possible")
+}
+
+/// A Llama with heads that share keys, big enough for FP8 errors to average out.
+pub fn tiny_llama() -> DecoderConfig {
+    config(json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    }))
+}
+
+/// The model with seeded weights, ready for its first step.
+pub fn decoder(config: &DecoderConfig, recipe: &Recipe, device: &Device, std: f32) -> Decoder {
+    let mut decoder =
+        Decoder::new(config, recipe, device, Purpose::Train(MemoryPolicy::FULL), 1000, &mut Seeded { std })
+            .expect("it is built");
+    decoder.quantize_weights().expect("its weights are cast");
+    decoder
+}
+
+/// A pass over `sequences` that keeps everything for backward.
+pub fn training<'a>(scaling: &'a mut ScalingState, sequences: &'a Sequences, precision: StepPrecision) -> Context<'a> {
+    Context::new(scaling.casts(Mode::training(precision)), sequences)
+}
+
+/// `rows` sequences of equal length, of `tokens` in all.
+pub fn sequences(device: &Device, rows: usize, tokens: usize) -> Sequences {
+    Sequences::new(device, rows, tokens / rows).expect("memory")
+}
+
+/// A factor of the loss, as backward of `recipe` reads it.
+pub fn on_device(recipe: &Recipe, device: &Device, scale: f64) -> Tensor {
+    let scale = Tensor::from_slice(&Device::Cpu, &[1], &[scale]).expect("one value");
+    cast(&scale, real_type(recipe.compute)).and_then(|scale| scale.to_device(device)).expect("memory")
+}
+
+/// Losses without gradients.
+pub fn losses(decoder: &mut Decoder, inputs: &Tensor, targets: &Tensor, rows: usize) -> ottava_common::Result<Tensor> {
+    let sequences = sequences(decoder.device(), rows, inputs.len());
+    let micro_batch =
+        MicroBatch { inputs: inputs.clone(), targets: targets.clone(), sequences, loss: Box::new(NextTokenLoss) };
+    run_solo(&Program::evaluation(), decoder, micro_batch, None)
+}
+
+/// Losses, and the gradients of `scale · Σ losses`, by the recipe.
+pub fn losses_and_gradients(
+    decoder: &mut Decoder,
+    inputs: &Tensor,
+    targets: &Tensor,
+    rows: usize,
+    scale: f64,
+) -> ottava_common::Result<Tensor> {
+    let sequences = sequences(decoder.device(), rows, inputs.len());
+    losses_and_gradients_of(decoder, inputs, targets, sequences, scale)
+}
+
+/// [`losses_and_gradients`] of tokens that lie as `sequences` says.
+pub fn losses_and_gradients_of(
+    decoder: &mut Decoder,
+    inputs: &Tensor,
+    targets: &Tensor,
+    sequences: Sequences,
+    scale: f64,
+) -> ottava_common::Result<Tensor> {
+    let [per_unit, per_micro_batch] =
+        [scale, scale * targets.len() as f64].map(|factor| on_device(decoder.recipe(), decoder.device(), factor));
+    let micro_batch =
+        MicroBatch { inputs: inputs.clone(), targets: targets.clone(), sequences, loss: Box::new(NextTokenLoss) };
+    run_solo(&Program::gradients(1), decoder, micro_batch, Some(&LossScale { per_unit, per_micro_batch }))
+}
+
+/// One factor of all losses, of a model whose layers have none.
+pub fn loss_scale(factor: Tensor) -> LossScale {
+    LossScale { per_unit: factor.clone(), per_micro_batch: factor }
+}
+
+/// Losses of one micro-batch that a program of one rank runs by the recipe.
+fn run_solo(
+    program: &Program,
+    decoder: &mut Decoder,
+    micro_batch: MicroBatch,
+    loss_scale: Option<&LossScale>,
+) -> ottava_common::Result<Tensor> {
+    let (micro_batches, partition) = (&[micro_batch], &Partition::solo());
+    let inputs = ProgramInputs { micro_batches, loss_scale, precision: StepPrecision::Recipe, partition };
+    Ok(program.run(decoder, &inputs, None)?.remove(0))
+}
+
+pub fn precision(high: bool) -> StepPrecision {
+    if high { StepPrecision::High } else { StepPrecision::Recipe }
+}
+
+/// A KV cache with room for `tokens` of one sequence, and its blocks.
+pub fn kv_cache(decoder: &Decoder, tokens: usize) -> (KvCache, Vec<Vec<i32>>) {
+    const BLOCK_SIZE: usize = 16;
+    let blocks = tokens.div_ceil(BLOCK_SIZE);
+    let groups: Vec<_> = decoder.kv_groups(tokens).into_iter().map(|group| (group, blocks)).collect();
+    let cache = decoder.kv_cache(&groups, BLOCK_SIZE, decoder.recipe().compute).expect("memory");
+    (cache, vec![(0..blocks as i32).collect(); groups.len()])
+}
+
+/// Logits of the `new` last ones of `tokens` of the sequence in `cache`.
+pub fn next_logits(
+    decoder: &Decoder,
+    (cache, blocks): &mut (KvCache, Vec<Vec<i32>>),
+    tokens: &[u32],
+    new: usize,
+) -> Tensor {
+    let start = tokens.len() - new;
+    let tokens = [SequenceTokens::new(start, &tokens[start..], blocks)];
+    let batch = InferenceBatch::padded(decoder.device(), &tokens).expect("memory");
+    let hidden = decoder.hidden(&batch, cache).expect("forward runs");
+    let rows: Vec<i32> = (0..new as i32).collect();
+    decoder.logits(&hidden, &Tensor::from_slice(decoder.device(), &[new], &rows).expect("memory")).expect("logits")
+}
+
+/// `prompt` and the most likely tokens after it, `tokens` in all, through the paged cache: the prompt in one pass, then token by token.
+pub fn greedy_text(decoder: &Decoder, prompt: &[u32], tokens: usize) -> Vec<u32> {
+    let mut cache = kv_cache(decoder, tokens);
+    let (mut text, mut new) = (prompt.to_vec(), prompt.len());
+    while text.len() < tokens {
+        let logits = values(&next_logits(decoder, &mut cache, &text, new));
+        let last = &logits[logits.len() - decoder.config().vocabulary..];
+        let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).expect("a vocabulary");
+        text.push(best as u32);
+        new = 1;
+    }
+    text
+}
+
+/// Logits of all tokens of one sequence.
+pub fn logits(decoder: &Decoder, ids: &Tensor) -> Tensor {
+    let ids: Vec<u32> = ids.to_vec::<i32>().expect("ids").into_iter().map(|id| id as u32).collect();
+    next_logits(decoder, &mut kv_cache(decoder, ids.len()), &ids, ids.len())
+}
+
+/// Casts parameters for the coming step.
+pub fn quantize<'a>(params: impl IntoIterator<Item = &'a mut Param>, scaling: &mut ScalingState) {
+    let mut casts = scaling.casts(Mode::TRAINING);
+    params.into_iter().for_each(|param| param.quantize(&mut casts).expect("it is cast"));
+}
+
+/// A sublayer as a function of the value that it reads, with nothing behind a norm and nothing beside it.
+pub trait Alone {
+    type Saved;
+    fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_common::Result<(Tensor, Self::Saved)>;
+    fn backward(&mut self, dy: Tensor, saved: Self::Saved, context: &mut Context) -> ottava_common::Result<Tensor>;
+    fn trained(&mut self) -> Vec<&mut Param>;
+}
+
+impl Alone for Linear {
+    type Saved = SavedOperand;
+
+    fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_common::Result<(Tensor, SavedOperand)> {
+        Linear::forward(self, x.clone(), None, context)
+    }
+
+    fn backward(&mut self, dy: Tensor, saved: SavedOperand, context: &mut Context) -> ottava_common::Result<Tensor> {
+        Linear::backward(self, dy, saved, context)
+    }
+
+    fn trained(&mut self) -> Vec<&mut Param> {
+        let mut all = Vec::new();
+        self.parameters_mut(&mut |param| all.push(param));
+        all
+    }
+}
+
+impl Alone for Branch {
+    type Saved = BranchSaved;
+
+    fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_common::Result<(Tensor, BranchSaved)> {
+        Branch::forward(self, x, context)
+    }
+
+    fn backward(&mut self, dy: Tensor, saved: BranchSaved, context: &mut Context) -> ottava_common::Result<Tensor> {
+        Ok(Branch::backward(self, dy.into(), saved, &OperandCast::NONE, context)?.value)
+    }
+
+    fn trained(&mut self) -> Vec<&mut Param> {
+        let mut all = Vec::new();
+        self.parameters_mut(&mut |param| all.push(param));
+        all
+    }
+}
+
+impl Alone for Block {
+    type Saved = BlockSaved;
+
+    fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_common::Result<(Tensor, BlockSaved)> {
+        Block::forward(self, x, context)
+    }
+
+    fn backward(&mut self, dy: Tensor, saved: BlockSaved, context: &mut Context) -> ottava_common::Result<Tensor> {
+        Ok(Block::backward(self, dy.into(), saved, &OperandCast::NONE, context)?.value)
+    }
+
+    fn trained(&mut self) -> Vec<&mut Param> {
+        let mut all = Vec::new();
+        self.parameters_mut(&mut |param| all.push(param));
+        all
+    }
+}
+
+impl Alone for Norm {
+    type Saved = NormSaved;
+
+    fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_common::Result<(Tensor, NormSaved)> {
+        Norm::forward(self, x, context)
+    }
+
+    fn backward(&mut self, dy: Tensor, saved: NormSaved, _: &mut Context) -> ottava_common::Result<Tensor> {
+        Norm::backward(self, &dy, saved)
+    }
+
+    fn trained(&mut self) -> Vec<&mut Param> {
+        let mut all = Vec::new();
+        self.parameters_mut(&mut |param| all.push(param));
+        all
+    }
+}
+
+/// Ends a step for scales and weights, as an update does. Returns what its casts lost.
+pub fn finish_step(decoder: &mut Decoder) -> CastLosses {
+    decoder.scaling().update().expect("scales follow");
+    let losses = decoder.scaling().losses(&OneRank).expect("counters");
+    decoder.quantize_weights().expect("weights follow");
+    losses
+}
+
+/// English text to learn: the bundled definitions in an order without a pattern, as bytes below 128. Read once, since tests of many
+/// models all learn it.
+pub fn text() -> &'static [i32] {
+    static TEXT: LazyLock<Vec<i32>> = LazyLock::new(|| {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/wordnet-glosses.txt.gz");
+        let file = std::fs::File::open(path).expect("the bundled text is there");
+        let mut all = Vec::new();
+        flate2::read::GzDecoder::new(file).read_to_end(&mut all).expect("it is whole");
+        let lines: Vec<&[u8]> = all.split_inclusive(|&byte| byte == b'\n').collect();
+        // Lines are in the order of the alphabet; a stride that shares no factor with their number visits each of them once.
+        let visited = (0..lines.len()).map(|i| lines[i * 60_013 % lines.len()]);
+        visited.flatten().map(|&byte| i32::from(byte.min(127))).collect()
+    });
+    &TEXT
+}
+
+/// A batch of `text` from byte `start` on.
+pub fn text_batch(text: &[i32], start: usize, rows: usize, seq_len: usize) -> [Tensor; 2] {
+    [0, 1].map(|shift| {
+        let ids = &text[start + shift..][..rows * seq_len];
+        Tensor::from_slice(&Device::Cpu, &[rows * seq_len], ids).expect("as many")
+    })
+}
+
+/// I32 inputs and targets, `[rows · seq_len]` each: a token determines the next one, but for one in eight.
+pub fn batch(name: &str, rows: usize, seq_len: usize, vocabulary: usize) -> [Tensor; 2] {
+    let noise = integers(name, rows * (seq_len + 1), 8 * vocabulary).to_vec::<i32>().expect("integers");
+    let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+    for noise in noise.chunks_exact(seq_len + 1) {
+        let mut token = noise[0] as usize % vocabulary;
+        for &noise in &noise[1..] {
+            inputs.push(token as i32);
+            token = if noise % 8 == 0 { noise as usize / 8 } else { (5 * token + 7) % vocabulary };
+            targets.push(token as i32);
+        }
+    }
+    [inputs, targets].map(|ids| Tensor::from_slice(&Device::Cpu, &[rows * seq_len], &ids).expect("as many"))
+}
+
+/// A decoder and the moments of its parameters.
+pub struct Training {
+    pub decoder: Decoder,
+    moments: Vec<Moments>,
+    step: u64,
+}
+
+impl Training {
+    pub fn new(mut decoder: Decoder) -> Training {
+        let zeros = |p: &Param| Tensor::zeros(p.weights.device(), p.weights.shape(), DType::F32).expect("memory");
+        let moments = decoder.parameters().iter().map(|p| Moments::Plain { m: zeros(p), v: zeros(p) }).collect();
+        Training { decoder, moments, step: 0 }
+    }
+
+    /// One AdamW step as the referee does it, with clipping to norm 1 and decay of matrices. Returns the mean loss.
+    pub fn step(&mut self, [inputs, targets]: &[Tensor; 2], rows: usize) -> f64 {
+        let losses = {
+            let (inputs, targets) = (self.place(inputs), self.place(targets));
+            let scale = 1.0 / targets.len() as f64;
+            losses_and_gradients(&mut self.decoder, &inputs, &targets, rows, scale).expect("forward and backward run")
+        };
+        self.step += 1;
+        let norm = grad_norm(&self.decoder.parameters()).expect("a norm");
+        let (learning_rate, beta1, beta2, epsilon, step) = (1e-3, 0.9, 0.95, 1e-8, self.step);
+        let how = AdamW { learning_rate, beta1, beta2, epsilon, step, max_norm: 1.0, gradient_scale: 1.0 };
+        let mut scalars = AdamWScalars::new(norm.device()).expect("memory");
+        scalars.set(&how).expect("memory");
+        let mut unread = CastStatistics::new(norm.device(), 1).expect("memory");
+        for (param, moments) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
+            let weight_decay = if param.is_matrix() { 0.1 } else { 0.0 };
+            let (weight, _, grad) = param.for_update(&None).expect("backward has run");
+            let (amaxes, cast) = (None, None);
+            let parameter = AdamWParameter { weight, moments, grad, weight_decay, seed: 0, offset: 0, amaxes, cast };
+            adamw(&mut [parameter], &mut unread, &norm, &scalars).expect("an update");
+            param.gradient.clear();
+        }
+        finish_step(&mut self.decoder);
+        mean(&losses)
+    }
+
+    /// A copy of `x` where the decoder lies.
+    pub fn place(&self, x: &Tensor) -> Tensor {
+        x.to_device(self.decoder.device()).expect("a copy")
+    }
+
+    /// All bits that a step changes: weights, masters and scaling state.
+    pub fn bits(&mut self) -> Vec<Vec<u8>> {
+        let scaling = self.decoder.scaling().arrays().expect("readable");
+        let mut weights = Vec::new();
+        for (param, moments) in self.decoder.parameters().into_iter().zip(&self.moments) {
+            let Moments::Plain { m, v } = moments else { unreachable!("as they were made") };
+            weights.push(param.value().expect("readable"));
+            let masters = optimizer_tensors(&mut param.weights, Vec::new());
+            weights.extend(masters.into_iter().map(|kept| kept.tensor.clone()).chain([m.clone(), v.clone()]));
+        }
+        let tensors = weights.into_iter().chain(scaling.into_iter().map(|(_, array)| array));
+        tensors.map(|tensor| tensor.read_bytes().expect("readable")).collect()
+    }
+}
+
+/// Gradients of all parameters by the parameters' names, widened.
+pub fn gradients(decoder: &mut Decoder) -> Vec<(String, Vec<f64>)> {
+    let gradient = |p: &mut Param| {
+        (p.name().to_string(), values(&p.gradient.get().expect("a gradient").values().expect("readable")))
+    };
+    decoder.parameters().into_iter().map(gradient).collect()
+}
+
+pub fn mean(x: &Tensor) -> f64 {
+    values(x).iter().sum::<f64>() / x.len() as f64
+}
+
+/// The progress of a run after `step` steps, without data.
+pub fn progress(step: u64, model: &mut Decoder) -> Progress {
+    let start = Progress::start(DataState::One(LoaderState::start(0)));
+    Progress { step, scaling_slots: model.scaling().names(), ..start }
+}
+
+/// Writes a checkpoint into `folder`, together with all ranks; files of weights have at most `max_bytes`. Returns the files of weights that
+/// this rank has written.
+pub fn save_checkpoint(
+    folder: &Path,
+    step: u64,
+    max_bytes: usize,
+    model: &mut Decoder,
+    optimizer: &mut dyn Optimizer,
+    partition: &Partition,
+) -> Vec<String> {
+    let (ranks, progress) = (partition.ranks(), progress(step, model));
+    let mut begun = ranks.leads().then(|| CheckpointWriter::begin(&RealFs, folder, step).unwrap());
+    begun.iter_mut().for_each(|writer| writer.subfolder(FOLDER).unwrap());
+    let path = begun.as_ref().map_or(String::new(), |writer| writer.path().display().to_string());
+    let path = ranks.follow("a path", &path).unwrap();
+    let joined = || CheckpointWriter::join(&RealFs, Path::new(&path), step, &[FOLDER]);
+    let mut writer = begun.unwrap_or_else(joined);
+    let (contents, mut live) = Contents::with_files_of(max_bytes, model, optimizer, partition).unwrap();
+    let slices = contents.write(&mut writer, |name| Ok(live.get(name)?.read_bytes()?)).unwrap();
+    live.gather_rest().unwrap();
+    let files = writer.take_files();
+    let names: Vec<String> = files.keys().filter(|name| name.starts_with("model")).cloned().collect();
+    let all = ranks.all("files", Ok((files, slices))).unwrap();
+    if ranks.leads() {
+        let mut slices = SliceWriter::default();
+        for (files, index) in all {
+            writer.adopt(files);
+            slices.adopt(index);
+        }
+        slices.finish(&mut writer).unwrap();
+        writer.finish(json!(progress)).unwrap();
+    }
+    names
+}

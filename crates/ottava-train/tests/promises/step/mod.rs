@@ -1,0 +1,13 @@
+//! The step: gradients, precision of products, what is recomputed, captured and divided into micro-batches.
+
+pub mod accumulation;
+pub mod determinism;
+pub mod documents;
+pub mod gradients;
+pub mod memory;
+pub mod model_gradients;
+pub mod muon;
+pub mod optimizers;
+pub mod recompute;
+pub mod stages;
+pub mod steps;
