@@ -1,9 +1,10 @@
 //! What forward saves and what backward recomputes: values that the layers interpret.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What backward recomputes. Each policy saves less than the one before; all give the same bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Recompute {
     /// Saves everything that backward reads.
@@ -48,7 +49,7 @@ impl Recompute {
 }
 
 /// Format of the saved inputs of SwiGLU and of norms.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SavedActivations {
     /// The values of forward.

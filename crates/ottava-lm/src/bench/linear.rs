@@ -6,7 +6,7 @@ use crate::checkpoint::RandomWeights;
 use crate::context::{Context, Sequences};
 use crate::error::Result;
 use crate::layers::{Linear, LinearConfig};
-use crate::level::{Formats, Gradients, Level, Masters};
+use crate::level::{Formats, Gradients, Masters, Storage};
 use crate::mode::Mode;
 use crate::models::{Decoder, DecoderConfig};
 use crate::param::{Builder, GradFormat, MemoryPolicy, Purpose, Split};
@@ -54,7 +54,7 @@ const SWEEP_MILLISECONDS: f64 = 10.0;
 fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradients, round: f64) -> Result<f64> {
     let [tokens, outputs, inputs] = sizes;
     let mut weights = RandomWeights { seed: 1, device: device.clone() };
-    let formats = Formats { masters: Masters::None, gradients, ..Level::O0.formats() };
+    let formats = Formats { masters: Masters::None, gradients, ..Storage::Float32.formats() };
     let memory = MemoryPolicy { formats, ..MemoryPolicy::FULL };
     let mut build = Builder::new(device, recipe, Purpose::Train(memory));
     let parts = &[("linear".into(), outputs)];

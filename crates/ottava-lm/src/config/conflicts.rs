@@ -1,6 +1,6 @@
 //! Settings that adapters do not go together with.
 
-use super::problems::Problems;
+use super::demands::Problems;
 use super::{RunConfig, WeightInit};
 use crate::error::{Error, Result};
 use crate::lora::Targets;

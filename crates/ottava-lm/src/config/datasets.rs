@@ -1,6 +1,6 @@
 //! The data sets that a run's file names: their options, problems, tokens and shares.
 
-use super::problems::Problems;
+use super::demands::Problems;
 use super::{DatasetConfig, RunConfig};
 use crate::data::source::{BadRecord, SourceOptions, formatting};
 use crate::data::{

@@ -1,7 +1,7 @@
 //! What `[sentinel]` demands of a run.
 
 use super::RunConfig;
-use super::problems::Problems;
+use super::demands::Problems;
 use crate::recipe::RecipeName;
 
 impl RunConfig {

@@ -6,6 +6,7 @@
 //! Every stage runs the backward of micro-batches in ascending order, so gradients are added in the order of a single rank.
 
 use crate::error::{Error, Result};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
@@ -14,7 +15,7 @@ mod simulation;
 mod tests;
 
 /// The kind of a schedule.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ScheduleKind {
     /// All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965).
     #[serde(rename = "gpipe")]

@@ -14,7 +14,7 @@ use super::shard::{Shard, Split};
 use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
-use crate::level::{Formats, Level, Masters};
+use crate::level::{Formats, Masters, Storage};
 use crate::recipe::Cast;
 use crate::scaling::{Casts, NextCast, Slot, Values};
 use ottava_tensor::element::Element;
@@ -154,7 +154,7 @@ impl Param {
         let formats = match build.purpose {
             Purpose::Train(memory) if !frozen && is_matrix => memory.formats,
             Purpose::Train(memory) if !frozen => memory.formats.of_vectors(),
-            Purpose::Train(_) | Purpose::Infer => Formats { masters: Masters::None, ..Level::O0.formats() },
+            Purpose::Train(_) | Purpose::Infer => Formats { masters: Masters::None, ..Storage::Float32.formats() },
         };
         if build.purpose.trains()
             && !frozen

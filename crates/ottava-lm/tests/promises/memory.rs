@@ -8,7 +8,7 @@ use crate::preference::{run_config, write_records};
 use crate::resume::{config, write_inputs};
 use ottava_lm::bench::model;
 use ottava_lm::checkpoint::{Verify, latest_complete};
-use ottava_lm::config::{LoraConfig, LossType, LossTypes, ResolvedConfig};
+use ottava_lm::config::{Interval, LoraConfig, LossType, LossTypes, ResolvedConfig};
 use ottava_lm::models::DecoderConfig;
 use ottava_lm::plan::{MemoryPlan, expect_random_model_fits, inference_bytes};
 use ottava_lm::recipe::{Precision, RecipeName};
@@ -97,7 +97,7 @@ fn a_run_out_of_memory_says_so_and_keeps_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     write_inputs(folder.path());
     let mut config = config(folder.path(), &folder.path().join("run"), RecipeName::Fp8Current);
-    config.training.save_steps = 3;
+    config.checkpoint.save_steps = Interval::Every(3);
     let device = dry_gpu(64 << 20);
     let mut trainer = Trainer::new(config.clone(), &device, &Start::New).unwrap();
     let mut others = Vec::new();

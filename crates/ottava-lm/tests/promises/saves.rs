@@ -2,7 +2,7 @@
 
 use crate::resume::{config, metrics, write_inputs};
 use ottava_lm::checkpoint::{Verify, latest_complete};
-use ottava_lm::config::RunConfig;
+use ottava_lm::config::{Interval, RunConfig};
 use ottava_lm::fs::{Fs, FsFile, RealFs};
 use ottava_lm::parallel::Zero;
 use ottava_lm::recipe::RecipeName;
@@ -77,7 +77,7 @@ impl Fs for TestFs {
 /// Six steps in FP8 with a checkpoint after every `save_steps` ones, into the folder `name`.
 fn run_of(inputs: &Path, name: &str, save_steps: u64, async_save: bool) -> RunConfig {
     let mut config = config(inputs, &inputs.join(name), RecipeName::Fp8Delayed);
-    (config.training.save_steps, config.training.async_save) = (save_steps, Some(async_save));
+    (config.checkpoint.save_steps, config.checkpoint.async_save) = (Interval::Every(save_steps), Some(async_save));
     config
 }
 
