@@ -30,7 +30,7 @@ run() {
     case $fast in dgrad | both) dgrad=fast ;; esac
     case $fast in wgrad | both) wgrad=fast ;; esac
     timeout -k 5 200 "$bin/ottava" train "configs/$config.toml" --set "output_dir=$work/$fast-$name" --set "cache_dir=$work/tokens" \
-        --set save_steps=0 --set 'prompts=[]' --set gradient_dtype=bfloat16 --set "dgrad_accumulation=$dgrad" \
+        --set save_steps=end --set 'prompts=[]' --set gradient_dtype=bfloat16 --set "dgrad_accumulation=$dgrad" \
         --set "wgrad_accumulation=$wgrad" "$@" >"$out/$fast-$name.log" 2>&1 || {
         echo "$fast-$name ended with exit code $?: $(tail -n 1 "$out/$fast-$name.log")"
         touch "$out/failed"
@@ -68,12 +68,12 @@ for seed in ${LONG_SEEDS-42}; do
 done
 for rows in ${SENTINEL_ROWS-32 128}; do
     for fast in exact both; do
-        run llama-110m "$fast" "sentinel-${rows}x512" --set max_steps=201 --set eval_steps=0 --set "per_device_train_batch_size=$rows" --set sentinel_steps=100
+        run llama-110m "$fast" "sentinel-${rows}x512" --set max_steps=201 --set eval_steps=end --set "per_device_train_batch_size=$rows" --set sentinel_steps=100
     done
 done
 if [ -n "${WIDE_SEEDS-}" ]; then
     for fast in exact both; do
-        run quickstart "$fast" sentinel-wide --set "model.path=$work/wide.json" --set max_steps=201 --set eval_steps=0 --set sentinel_steps=100 \
+        run quickstart "$fast" sentinel-wide --set "model.path=$work/wide.json" --set max_steps=201 --set eval_steps=end --set sentinel_steps=100 \
             --set per_device_train_batch_size=128
     done
 fi

@@ -25,7 +25,7 @@ run() {
     local recipe=$1 name=$2
     shift 2
     timeout -k 5 90 "$bin/ottava" train configs/llama-110m.toml --set "output_dir=$work/$recipe-$name" --set "cache_dir=$work/tokens" \
-        --set global_batch_size=32 --set per_device_train_batch_size=16 --set eval_steps=300 --set save_steps=0 --set logging_steps=10 \
+        --set global_batch_size=32 --set per_device_train_batch_size=16 --set eval_steps=300 --set save_steps=end --set logging_steps=10 \
         --set 'prompts=[]' --set gradient_dtype=bfloat16 --set "recipe=$recipe" "${arguments[@]}" "$@" >"$out/$recipe-$name.log" 2>&1 || {
         echo "$recipe on $name ended with exit code $?: $(tail -n 1 "$out/$recipe-$name.log")"
         failed=1

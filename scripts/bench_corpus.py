@@ -35,9 +35,9 @@ val_set_size = 10
 max_length = 64
 [training]
 max_steps = 1
-lr_scheduler_type = "constant"
 per_device_train_batch_size = 2
-eval_steps = 0
+[lr_scheduler]
+type = "constant"
 [precision]
 skip_slow_linears = false
 """

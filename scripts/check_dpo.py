@@ -73,10 +73,13 @@ beta = {BETA}
 [training]
 max_steps = {STEPS}
 per_device_train_batch_size = {PAIRS}
+[optimizer]
 learning_rate = {RATE}
-lr_scheduler_type = "constant"
-warmup_steps = 0
 weight_decay = 0.0
+[lr_scheduler]
+type = "constant"
+warmup_steps = 0
+[logging]
 logging_steps = 1
 [precision]
 recipe = "{recipe}"

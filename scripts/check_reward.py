@@ -56,7 +56,9 @@ loss_type = "bradley_terry"
 [training]
 max_steps = 6
 per_device_train_batch_size = 4
+[optimizer]
 learning_rate = 5e-3
+[lr_scheduler]
 warmup_steps = 0
 [precision]
 recipe = "fp32"

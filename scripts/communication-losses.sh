@@ -31,7 +31,7 @@ seed_runs() {
         IFS='|' read -r recipe _ settings <<<"${variants[$i]}"
         # shellcheck disable=SC2086
         timeout -k 5 60 "$bin/ottava" train configs/llama-110m.toml --gpus 2 --set "output_dir=$work/$1-$i" --set "cache_dir=$work/tokens" \
-            --set "seed=$1" --set global_batch_size=32 --set per_device_train_batch_size=16 --set eval_steps=300 --set save_steps=0 \
+            --set "seed=$1" --set global_batch_size=32 --set per_device_train_batch_size=16 --set eval_steps=300 --set save_steps=end \
             --set 'prompts=[]' --set gradient_dtype=bfloat16 --set "recipe=$recipe" $settings >"$out/$1-$i.log" 2>&1
         cp "$work/$1-$i/metrics.jsonl" "$out/$1-$i.jsonl"
     done

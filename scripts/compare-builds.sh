@@ -25,12 +25,13 @@ bench() {
 }
 # run BINARY RUN
 run() {
+    # By the names of storages that builds before `--storages` know too.
     local seven=(train --model llama-2-7b --steps "$steps") stage
     for part in ${parts[*]}; do
         case $part in
         train)
             bench "$1" "$2" states "${seven[@]}" --levels bf16 --compare fp8-delayed,fp8-current,bf16
-            bench "$1" "$2" levels "${seven[@]}" --levels O2,coat --compare fp8-delayed
+            bench "$1" "$2" storages "${seven[@]}" --levels O2,coat --compare fp8-delayed
             ;;
         decode)
             bench "$1" "$2" decode decode --model llama-3-8b --batch 1,16,64,256 --context 1024 --recipes bf16,fp8-row --steps 20
@@ -53,11 +54,15 @@ for round in $(seq "${ROUNDS:-2}"); do
 done
 python3 - "$results" <<'PY'
 import glob, json, os, statistics, sys
+# Storages by their names in builds before `--storages`.
+NOW = {"O0": "float32", "O2": "msamp-o2", "bf16": "bfloat16"}
 rows, peaks = {}, set()
 for path in sorted(glob.glob(f"{sys.argv[1]}/*.json")):
     round_, place, _, name = os.path.basename(path)[:-5].split("-", 3)
     for row in json.load(open(path))["rows"]:
-        setting = " ".join(str(row[key]) for key in ("recipe", "level", "batch", "kv_cache_dtype") if key in row)
+        storage = row.get("storage", row.get("level"))
+        values = [row.get("recipe"), NOW.get(storage, storage), row.get("batch"), row.get("kv_cache_dtype")]
+        setting = " ".join(str(value) for value in values if value is not None)
         rows.setdefault((name, setting), {})[round_, place] = row["tokens_per_second"]
         if "planned_peak_bytes" in row:
             peaks.add((name, setting, row["peak_memory_bytes"], row["planned_peak_bytes"]))

@@ -13,7 +13,7 @@ if [ -z "$ottava" ]; then
     ottava=target/release/ottava
 fi
 nvidia-smi --query-gpu=name,driver_version,temperature.gpu --format=csv,noheader
-narrow=(--levels bf16)
+narrow=(--storages bfloat16)
 # The first line of a table, its rows and warnings; the time by family stays in the file.
 train() {
     local file=$results/$1.txt
@@ -34,10 +34,10 @@ done
 train llama-2-7b-lean "${narrow[@]}" --steps 4 --compare fp8-delayed --set recompute=norm-swiglu --set weight_codes=false
 train llama-2-7b-f32 --steps 4 --compare fp8-delayed
 one=(--seq-len 4096 --micro-batch 1 --compare fp8-delayed)
-train llama-2-7b-levels "${one[@]}" --steps 5 --levels O0,O1,O2,O3,coat,bf16 --set recompute=attention
-train llama-2-13b "${one[@]}" --model llama-2-13b --steps 4 --levels O3
-train llama-2-13b-2 --model llama-2-13b --micro-batch 2 --steps 4 --compare fp8-delayed --levels O3 --set recompute=norm-swiglu
-large=(--model llama-30b --seq-len 4096 --steps 2 --compare fp8-delayed --levels coat --set gradient_dtype=float8 --set weight_codes=false
+train llama-2-7b-storages "${one[@]}" --steps 5 --storages float32,msamp-o1,msamp-o2,msamp-o3,coat,bfloat16 --set recompute=attention
+train llama-2-13b "${one[@]}" --model llama-2-13b --steps 4 --storages msamp-o3
+train llama-2-13b-2 --model llama-2-13b --micro-batch 2 --steps 4 --compare fp8-delayed --storages msamp-o3 --set recompute=norm-swiglu
+large=(--model llama-30b --seq-len 4096 --steps 2 --compare fp8-delayed --storages coat --set gradient_dtype=float8 --set weight_codes=false
     --set recompute=full --set offload_optimizer=0.5)
 train llama-30b "${large[@]}" --micro-batch 1
 train llama-30b-4 "${large[@]}" --micro-batch 4 --set offload_residuals=true

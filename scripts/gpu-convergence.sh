@@ -6,7 +6,7 @@
 # usage: scripts/gpu-convergence.sh OTTAVA CORPUS_FOLDER [OPTION OF `ottava train`]...
 #        CORPUS_FOLDER holds english.jsonl.gz (scripts/fetch-english.sh)
 # RESULTS (default runs/gpu-convergence) receives the metrics of each run, losses.txt and gaps.svg.
-# RECIPES (default "fp8-delayed fp8-current fp8-row fp8-block") and SEEDS (default "42 1") are compared, and LEVELS of the
+# RECIPES (default "fp8-delayed fp8-current fp8-row fp8-block") and SEEDS (default "42 1") are compared, and STORAGES of the
 # optimizer with fp8-delayed (none by default).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,7 +21,7 @@ results=${RESULTS:-runs/gpu-convergence}
 config=${CONFIG:-configs/english-110m.toml}
 read -ra recipes <<<"${RECIPES-fp8-delayed fp8-current fp8-row fp8-block}"
 read -ra seeds <<<"${SEEDS:-42 1}"
-read -ra levels <<<"${LEVELS:-}"
+read -ra storages <<<"${STORAGES:-}"
 if [ ! -f "$corpus" ]; then
     echo "$corpus is missing; scripts/fetch-english.sh makes it" >&2
     exit 1
@@ -37,12 +37,12 @@ fi
 # made, since those lie beside the runs' folders.
 failed=()
 train() {
-    local recipe=$1 level=$2 seed=$3 start=$SECONDS
+    local recipe=$1 storage=$2 seed=$3 start=$SECONDS
     shift 3
     local name=$recipe-$seed
-    [ "$level" = O0 ] || name=$recipe-$level-$seed
+    [ "$storage" = float32 ] || name=$recipe-$storage-$seed
     local run=$work/$name
-    "$ottava" train "$config" --set "recipe=$recipe" --set "level=$level" --set "seed=$seed" --set "output_dir=$run" \
+    "$ottava" train "$config" --set "recipe=$recipe" --set "storage=$storage" --set "seed=$seed" --set "output_dir=$run" \
         --set "data.train_files=[\"$corpus\"]" "$@" || failed+=("$name")
     if [ -f "$run/metrics.jsonl" ]; then
         cp "$run/metrics.jsonl" "$results/$name.jsonl"
@@ -51,13 +51,13 @@ train() {
     echo "== $name took $((SECONDS - start)) s"
 }
 for seed in "${seeds[@]}"; do
-    train bf16 O0 "$seed" "$@"
+    train bf16 float32 "$seed" "$@"
 done
 for recipe in "${recipes[@]}"; do
-    train "$recipe" O0 "${seeds[0]}" "$@"
+    train "$recipe" float32 "${seeds[0]}" "$@"
 done
-for level in "${levels[@]}"; do
-    train fp8-delayed "$level" "${seeds[0]}" "$@"
+for storage in "${storages[@]}"; do
+    train fp8-delayed "$storage" "${seeds[0]}" "$@"
 done
 if [ ${#failed[@]} -gt 0 ]; then
     echo "runs that failed: ${failed[*]}" >&2

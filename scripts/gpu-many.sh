@@ -44,15 +44,15 @@ fi
 if wants models; then
     # shellcheck disable=SC2046
     three=("${all[@]}" $(stage 3) --micro-batch 1 --compare fp8-delayed)
-    train "Llama-2-13B, coat" "${three[@]}" --model llama-2-13b --levels coat
-    train "Llama-2-13B, O2" "${three[@]}" --model llama-2-13b --levels O2 --set recompute=attention
-    train "Llama-3-8B, sequence 8192" "${three[@]}" --model llama-3-8b --seq-len 8192 --levels bf16
-    # Each of its blocks has 856 million parameters; level `coat` keeps about 5.2 bytes of each.
+    train "Llama-2-13B, coat" "${three[@]}" --model llama-2-13b --storages coat
+    train "Llama-2-13B, msamp-o2" "${three[@]}" --model llama-2-13b --storages msamp-o2 --set recompute=attention
+    train "Llama-3-8B, sequence 8192" "${three[@]}" --model llama-3-8b --seq-len 8192 --storages bfloat16
+    # Each of its blocks has 856 million parameters; storage `coat` keeps about 5.2 bytes of each.
     layers=$((gpus * 10 < 80 ? gpus * 10 : 80))
-    train "Llama-3-70B, $layers blocks, coat" "${three[@]}" --model llama-3-70b --layers "$layers" --levels coat
+    train "Llama-3-70B, $layers blocks, coat" "${three[@]}" --model llama-3-70b --layers "$layers" --storages coat
 fi
 if wants axes; then
-    bf16=(--levels bf16)
+    bf16=(--storages bfloat16)
     recipes=fp8-delayed,fp8-current,bf16
     train "one GPU" "${bf16[@]}" --compare $recipes
     train "$gpus GPUs, tensors" "${all[@]}" "${bf16[@]}" --set "parallel.tensor=$gpus" --compare $recipes
@@ -67,7 +67,7 @@ if wants losses; then
         micro=$((ranks == 1 ? 16 : 32 / ranks))
         timeout -k 5 120 "$bin/ottava" train configs/llama-110m.toml --gpus "$ranks" --set "output_dir=$work/run" \
             --set "cache_dir=$work/tokens" --set global_batch_size=32 --set "per_device_train_batch_size=$micro" --set eval_steps=300 \
-            --set save_steps=0 --set 'prompts=[]' --set gradient_dtype=bfloat16 --set recipe=fp8-delayed --set logging_steps=10 \
+            --set save_steps=end --set 'prompts=[]' --set gradient_dtype=bfloat16 --set recipe=fp8-delayed --set logging_steps=10 \
             >"$out/losses-$ranks.log" 2>&1
         cp "$work/run/metrics.jsonl" "$out/losses-$ranks.jsonl"
         rm -rf "$work/run"

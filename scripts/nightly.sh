@@ -33,7 +33,7 @@ book() {
 }
 # Each recipe in FP8 and BF16, from three seeds.
 convergence() { OTTAVA_CONVERGENCE=full promises fp8_learns_as_well; }
-# Each optimizer level against O0, and activations saved in FP8 against exact ones.
+# Each storage of the optimizer against float32, and activations saved in FP8 against exact ones.
 memory() { OTTAVA_CONVERGENCE=full promises as_well_as --skip fp8_learns_as_well; }
 # Every recipe with every way to keep memory, on 2, 4 and 8 ranks, in every division of the model; signals and kills in every phase.
 ranks() { OTTAVA_COMBINATIONS=full promises ranks:: && OTTAVA_RANKS=full cli rank_faults::; }

@@ -53,7 +53,7 @@ limit() {
 # arguments NAME: of a small run.
 arguments() {
     train=(train configs/quickstart.toml --set "output_dir=$work/$1" --set "cache_dir=$work/tokens" --set val_set_size=50
-        --set eval_steps=0 --set 'prompts=[]' --set warmup_steps=10 --set global_batch_size=32)
+        --set eval_steps=end --set 'prompts=[]' --set warmup_steps=10 --set global_batch_size=32)
 }
 # finish NAME: keeps what a run has written.
 finish() {
@@ -261,14 +261,14 @@ PY
 fi
 
 if wants offload; then
-    # Stage of ZeRO, recipe, level, and the share of optimizer states in host memory.
-    for setting in "1 bf16 bf16 0" "2 fp8-delayed O0 0.5" "3 fp8-delayed bf16 0" "3 fp8-current O2 0" "3 fp8-row O0 1"; do
-        read -r stage recipe level states <<<"$setting"
+    # Stage of ZeRO, recipe, storage, and the share of optimizer states in host memory.
+    for setting in "1 bf16 bfloat16 0" "2 fp8-delayed float32 0.5" "3 fp8-delayed bfloat16 0" "3 fp8-current msamp-o2 0" "3 fp8-row float32 1"; do
+        read -r stage recipe storage states <<<"$setting"
         name=offload-$stage-$recipe
         for share in 0 0.5 1; do
             arguments "$name-$share"
             run "$name-$share" 60 "$bin/ottava" "${train[@]}" "${two[@]}" --set max_steps=$steps --set deterministic=true --set skip_slow_linears=false \
-                --set "parallel.zero=$stage" --set "recipe=$recipe" --set "level=$level" --set "offload_optimizer=$states" \
+                --set "parallel.zero=$stage" --set "recipe=$recipe" --set "storage=$storage" --set "offload_optimizer=$states" \
                 --set "offload_parameters=$share" --set eval_steps=10 --set 'prompts=["otter (noun):"]'
             rm -rf "$work/$name-$share"
         done
@@ -288,7 +288,7 @@ if wants curve; then
     compare "100 steps of two GPUs are those of one" curve-one curve-two 0.05
 
     # A schedule that does not depend on the number of steps, and a learning rate at which rounding does not grow.
-    constant=(--set lr_scheduler_type=constant --set learning_rate=3e-4)
+    constant=(--set lr_scheduler.type=constant --set learning_rate=3e-4)
     arguments unbroken
     run unbroken 60 "$bin/ottava" "${train[@]}" "${two[@]}" "${constant[@]}" --set max_steps=$steps
     arguments two-one-two
@@ -338,7 +338,7 @@ if wants axis-faults; then
         signals "$axis" "${divided[@]}"
     done
     # A schedule that does not depend on the number of steps, and a learning rate at which rounding does not grow.
-    constant=(--set lr_scheduler_type=constant --set learning_rate=3e-4)
+    constant=(--set lr_scheduler.type=constant --set learning_rate=3e-4)
     arguments alone-30
     run alone-30 60 "$bin/ottava" "${train[@]}" "${one[@]}" "${constant[@]}" --set max_steps=30
     arguments plans

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::order::Permutation;
@@ -16,7 +17,7 @@ use ottava_common::Result;
 const WINDOW: u64 = 1 << 16;
 
 /// The way in which documents become rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Packing {
     /// `Bfd` if the data have prompts, else `Wrapped`.
@@ -31,7 +32,7 @@ pub enum Packing {
 }
 
 /// The treatment of documents longer than a row, with whole documents.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ExcessLength {
     /// Its beginning is taken.

@@ -1,6 +1,7 @@
 //! Records of a `.jsonl` file: a text, a chat, or a prompt with its completion.
 
 use ottava_jinja::json_text;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -12,29 +13,29 @@ use crate::shards::PreferenceKind;
 use crate::values::{list, text};
 
 /// The fields that a record has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Formatting {
     /// The formatting of the first record of the file.
     #[default]
     Auto,
-    /// A text in one field.
+    /// A text in the field text_field.
     Text,
-    /// `messages`: a list of objects with `role` and `content`; also `tools`.
+    /// messages, a list of objects with role and content; also tools.
     Messages,
-    /// `prompt` and `completion`: two texts, or two lists of messages.
+    /// prompt and completion, two texts or two lists of messages.
     PromptCompletion,
-    /// `instruction`, `output`, and optionally `input`, `system` and `history`.
+    /// instruction, output, and optionally input, system, history.
     Alpaca,
-    /// `conversations`: a list of objects with `from` and `value`, or `role` and `content`; optionally `system`.
+    /// conversations, a list of objects with from and value, or role and content; optionally system.
     Sharegpt,
     /// `input_ids`; all of them contribute to the loss.
     Tokens,
-    /// `input_ids`, with `labels`, `loss_mask`, `assistant_masks` or `completion_mask`.
+    /// input_ids, and labels (-100 for no target), loss_mask, assistant_masks or completion_mask (1 for a target).
     LabeledTokens,
-    /// `chosen` and `rejected`: two texts, or two lists of messages, after a `prompt` or with one as their common beginning.
+    /// chosen and rejected, two texts or two lists of messages, after a prompt or with a common beginning.
     Preference,
-    /// `prompt`, `completion` and `label`: true for a desirable completion.
+    /// prompt, completion and label (true for a desirable completion).
     UnpairedPreference,
 }
 

@@ -9,6 +9,7 @@ use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use ottava_files::{Format, Rows};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -30,7 +31,7 @@ use ottava_common::hash::HashedFile;
 const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
 
 /// The unit that is one document in a `.txt` or `.md` file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Documents {
     /// Every line that is not blank.
@@ -41,7 +42,7 @@ pub enum Documents {
 }
 
 /// What is done with a record that cannot be used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BadRecord {
     /// It is an error.
@@ -52,7 +53,7 @@ pub enum BadRecord {
 }
 
 /// The turns whose end contributes to the loss: the token that ends a generated text, and in learned turns what follows it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TrainOnEos {
     /// All learned ones.

@@ -12,6 +12,7 @@
 //! `DeferredWgrads` of the `Context`, and `Decoder::wgrads` computes them. No action before the end of a step is a collective over stages.
 
 use ottava_common::error::{Error, Result};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
@@ -20,7 +21,7 @@ mod simulation;
 mod tests;
 
 /// The kind of a schedule.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ScheduleKind {
     /// All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965).
     #[serde(rename = "gpipe")]

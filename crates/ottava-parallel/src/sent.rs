@@ -3,13 +3,14 @@
 use ottava_common::error::{Error, Result};
 use ottava_tensor::ops::{decode_gradients, encode_gradients, gradient_code_bytes};
 use ottava_tensor::{DType, Tensor};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Elements of the smallest tensor whose codes can be sent, which divides the number of every other tensor.
 const ELEMENTS: usize = 256;
 
 /// The type in which ranks send activations and their gradients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SentActivations {
     /// The compute type.

@@ -1,10 +1,12 @@
 //! The stages of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A ZeRO stage: what ranks divide instead of replicating it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 #[serde(try_from = "u8", into = "u8")]
+#[schemars(extend("maximum" = 3))]
 pub enum Zero {
     /// Nothing.
     #[default]

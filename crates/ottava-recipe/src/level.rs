@@ -1,65 +1,63 @@
-//! Storage formats of weights, gradients and moments, by level: values that parameters and the optimizer interpret.
+//! Storage formats of weights, gradients and moments: values that parameters and the optimizer interpret.
 //!
 //! `param` stores weights and gradients in these formats, and `Moments` of the op `adamw` stores the states. An F16 master whose codes FP8 products
 //! read has no BF16 copy: casts read the F16 value (`Fp8Output::cast_scaled`).
 
 use ottava_tensor::{DType, ExpandedTensor};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A choice of formats for weights, gradients and moments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Level {
-    /// Everything in F32.
+/// A choice of formats for master weights, gradients and moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Storage {
+    /// Master weights, gradients and moments in float32.
     #[default]
-    #[serde(rename = "O0")]
-    O0,
-    /// MS-AMP's O1: weights in F16 with a scale, gradients of matrices in E4M3.
-    #[serde(rename = "O1")]
-    O1,
-    /// MS-AMP's O2: O1, with the first moment in E4M3 and the second in F16.
-    #[serde(rename = "O2")]
-    O2,
-    /// MS-AMP's O3: O2, with stored FP8 codes of weights.
-    #[serde(rename = "O3")]
-    O3,
-    /// BF16 without master weights, both moments in FP8 with stretched ranges, as in COAT.
+    Float32,
+    /// As in MS-AMP: master weights in float16 with a scale, gradients of the blocks' matrices in E4M3.
+    MsampO1,
+    /// "msamp-o1" with the first moment in E4M3 and the second in float16.
+    MsampO2,
+    /// "msamp-o2" with FP8 codes of weights kept for the whole step.
+    MsampO3,
+    /// No master weights, gradients in bfloat16, both moments in 8 bits with expanded ranges (COAT).
     Coat,
-    /// BF16 throughout, without master weights, rounded stochastically.
-    Bf16,
+    /// No master weights, gradients and moments in bfloat16, updates rounded stochastically.
+    Bfloat16,
 }
 
-impl Level {
-    /// All levels.
-    pub const ALL: [Level; 6] = [Level::O0, Level::O1, Level::O2, Level::O3, Level::Coat, Level::Bf16];
+impl Storage {
+    /// All choices.
+    pub const ALL: [Storage; 6] =
+        [Storage::Float32, Storage::MsampO1, Storage::MsampO2, Storage::MsampO3, Storage::Coat, Storage::Bfloat16];
 
     /// The spelling in configuration files.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Level::O0 => "O0",
-            Level::O1 => "O1",
-            Level::O2 => "O2",
-            Level::O3 => "O3",
-            Level::Coat => "coat",
-            Level::Bf16 => "bf16",
+            Storage::Float32 => "float32",
+            Storage::MsampO1 => "msamp-o1",
+            Storage::MsampO2 => "msamp-o2",
+            Storage::MsampO3 => "msamp-o3",
+            Storage::Coat => "coat",
+            Storage::Bfloat16 => "bfloat16",
         }
     }
 
-    /// The storage formats of the level.
+    /// The storage formats.
     pub const fn formats(self) -> Formats {
         let (masters, gradients, states) = match self {
-            Level::O0 => (Masters::Float32, Gradients::Float32, States::Float32),
-            Level::O1 => (Masters::Float16, Gradients::Float8, States::Float32),
-            Level::O2 | Level::O3 => (Masters::Float16, Gradients::Float8, States::Float8),
-            Level::Coat => (Masters::None, Gradients::Bfloat16, States::Coat),
-            Level::Bf16 => (Masters::None, Gradients::Bfloat16, States::Bfloat16),
+            Storage::Float32 => (Masters::Float32, Gradients::Float32, States::Float32),
+            Storage::MsampO1 => (Masters::Float16, Gradients::Float8, States::Float32),
+            Storage::MsampO2 | Storage::MsampO3 => (Masters::Float16, Gradients::Float8, States::Float8),
+            Storage::Coat => (Masters::None, Gradients::Bfloat16, States::Coat),
+            Storage::Bfloat16 => (Masters::None, Gradients::Bfloat16, States::Bfloat16),
         };
         Formats { masters, gradients, states }
     }
 
     /// Whether FP8 codes of weights are stored for the whole step; otherwise each product casts the weight that it reads.
     pub const fn weight_codes(self) -> bool {
-        !matches!(self, Level::O1 | Level::O2)
+        !matches!(self, Storage::MsampO1 | Storage::MsampO2)
     }
 }
 
@@ -97,7 +95,7 @@ pub struct Formats {
 }
 
 /// Format of master weights in a model that computes in 16 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Masters {
     /// 4 bytes.
@@ -111,7 +109,7 @@ pub enum Masters {
 }
 
 /// Format of the gradients of matrices between micro-batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Gradients {
     /// 4 bytes.
@@ -135,7 +133,7 @@ impl Gradients {
 }
 
 /// Format of the moments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum States {
     /// 4 bytes each.

@@ -1,10 +1,11 @@
 //! Other casts for some linears of a run: the tables `[[precision.overrides]]`.
 
 use crate::{Fp8Format, ProductName, RecipeName};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A table of `[[precision.overrides]]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PrecisionOverride {
     /// Patterns (`*`, `?`) of names of linears, or of modules around them, as in `high_precision_layers`.
@@ -18,9 +19,4 @@ pub struct PrecisionOverride {
     /// As the key of the same name of `[precision]`, which is taken where this one is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub high_precision_products: Option<Vec<ProductName>>,
-}
-
-impl PrecisionOverride {
-    /// All keys.
-    pub const KEYS: &[&str] = &["layers", "recipe", "fp8_format", "high_precision_products"];
 }

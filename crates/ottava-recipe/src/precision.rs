@@ -7,6 +7,7 @@ use crate::{
 };
 use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
 use ottava_tensor::{DType, Device, Granularity};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Most tokens of a wgrad whose sums are fast by default. Each addition of 32 products rounds towards zero at 2⁻¹³ of the sum, so a sum of values with
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 const FAST_WGRAD_TOKENS: usize = 16_384;
 
 /// How FP8 products add up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sums {
     /// Fast in fprop, and in wgrad of at most 16,384 tokens; exact in dgrad, and always with blocks.
@@ -26,7 +27,7 @@ pub enum Sums {
 }
 
 /// What shares a scale of `dy` in wgrad, where activations have blocks. Its other operand, `x`, has blocks of 1x128 in any case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum WgradBlocks {
     /// 128 tokens of one output, as in DeepSeek-V3 and Transformer Engine.
     #[serde(rename = "1x128")]
@@ -47,59 +48,94 @@ pub struct LossScaling {
     pub minimum: f64,
 }
 
+/// The names of [`AmaxReducer`], in the schema of a run.
+#[derive(JsonSchema)]
+#[schemars(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its names are read")]
+enum AmaxReducerName {
+    Max,
+    MostRecent,
+}
+
+/// The names of [`NonFinite`], in the schema of a run.
+#[derive(JsonSchema)]
+#[schemars(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its names are read")]
+enum NonFiniteName {
+    Quarantine,
+    Keep,
+}
+
 /// The `[precision]` table of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Precision {
-    /// The recipe: `fp32`, `bf16`, `fp16`, `fp8-delayed`, `fp8-current`, `fp8-row`, `fp8-block` or `mxfp8`.
+    /// "fp32", "bf16", "fp16" (with a loss scale), or an FP8 recipe, named by where its scales come from:
     pub recipe: RecipeName,
-    /// FP8 formats: `hybrid` (gradients in E5M2), `e4m3`, or `auto`: `hybrid` with one scale per tensor, `e4m3` with more.
+    /// FP8 formats: "hybrid" (gradients in E5M2, everything else in E4M3), "e4m3" (everything in E4M3), or "auto": "hybrid" with one scale per
+    /// tensor, "e4m3" with more.
     pub fp8_format: Fp8Format,
-    /// Steps of amax history that delayed scaling keeps.
+    /// Delayed scaling: steps of amax history.
     pub amax_history_len: usize,
-    /// How delayed scaling reduces its history: `max` or `most_recent`.
+    /// Delayed scaling: how the history is reduced, "max" or "most_recent".
+    #[schemars(with = "AmaxReducerName")]
     pub amax_compute_algo: AmaxReducer,
-    /// Headroom of delayed scaling in powers of two.
+    /// Delayed scaling: headroom in powers of two.
     pub margin: i32,
-    /// Steps from one computation of a delayed scale to the next.
+    /// Delayed scaling: steps from one computation of a scale to the next.
     pub interval: u32,
-    /// What delayed scaling does with an amax that is not finite: `quarantine` (passed over) or `keep` (enters the history).
+    /// Delayed scaling: how an infinite amax is handled. "quarantine" keeps it out of the history and reports it. "keep" records it, as
+    /// Transformer Engine does; then the scale does not change until the infinity has left the history.
+    #[schemars(with = "NonFiniteName")]
     pub non_finite: NonFinite,
-    /// What delayed scaling does in its first step: `current` or `unscaled`.
+    /// Delayed scaling: scales of the first step, "current" (from the tensor's own amax) or "unscaled" (1, as in Transformer Engine).
     pub first_step: FirstStep,
-    /// Whether scales that tensors, rows and blocks give themselves are rounded down to powers of two.
+    /// Round scales down to powers of two. Not for delayed scaling.
     pub power_of_two_scales: bool,
-    /// How FP8 products of forward add up: `fast`, `exact`, or `auto`: `fast` where that is possible.
+    /// Accumulation of FP8 products in fprop on a GPU: "fast", "exact", or "auto": "exact" with scales per block, else "fast".
     pub fprop_accumulation: Sums,
-    /// The same for gradients by inputs; `auto` is `exact`.
+    /// Accumulation in dgrad: "fast", "exact", or "auto", which is "exact".
     pub dgrad_accumulation: Sums,
-    /// The same for gradients by weights; `auto` is `exact`.
+    /// Accumulation in wgrad: "fast", "exact", or "auto", which is "fast" up to 16,384 tokens per micro-batch, and "exact" above or with block
+    /// scales.
     pub wgrad_accumulation: Sums,
-    /// Blocks of `dy` in wgrad with `fp8-block`: `128x128` or `1x128`.
+    /// With "fp8-block": blocks of dy in wgrad, "128x128" (faster on a GPU) or "1x128" (as in DeepSeek-V3 and Transformer Engine).
     pub wgrad_blocks: WgradBlocks,
-    /// Products of all linears that read operands in BF16: `fprop`, `dgrad`, `wgrad`.
+    /// Products that read BF16 operands in all linears: any of "fprop", "dgrad", "wgrad".
     pub high_precision_products: Vec<ProductName>,
-    /// Steps whose products all read operands in BF16, while histories and scales go on: `100..200`.
+    /// Steps that compute all products in BF16 and still update amax histories and scales: "100..200" means steps 100 to 199. Separate several
+    /// ranges by commas.
     pub high_precision_steps: Steps,
-    /// Patterns (`*`, `?`) of Hugging Face names of linears, or of modules around them, that stay in BF16.
+    /// Linears that stay in BF16: patterns (* and ?) of the Hugging Face names of linears or of modules that contain them, such as
+    /// "model.layers.0.*" or "*.down_proj".
     pub high_precision_layers: Vec<String>,
     /// Blocks at the start whose linears stay in BF16.
     pub first_layers_bf16: usize,
     /// Blocks at the end whose linears stay in BF16.
     pub last_layers_bf16: usize,
-    /// Whether linears that FP8 would make slower on a GPU, by measurements on an H200, stay in BF16 there.
+    /// On a GPU, keep linears in BF16 that FP8 would make slower at this micro-batch size, by measurements on an H200.
     pub skip_slow_linears: bool,
-    /// Whether each channel after SwiGLU is scaled by itself before the cast of its tensor, and back in the weight: Smooth-SwiGLU.
+    /// Smooth-SwiGLU, for "fp8-delayed" and "fp8-current": scale each input channel of down_proj by a power of two before the cast, and the
+    /// weight by its inverse, so that an outlier in one channel costs the others no precision.
     pub smooth_swiglu: bool,
-    /// Whether attention's gradient on a GPU adds up in one order also where sequences are long, so that each run has the same bits.
+    /// Sum attention's gradient on a GPU in a fixed order, so that each run has the same bits. Without it, only sequences that fit a tile of
+    /// the library's kernel (64 to 128 tokens) have the same bits in each run. Takes scratch memory of two bytes per score, and is slower
+    /// beyond 1,024 tokens.
     pub deterministic: bool,
-    /// Where the loss scale of `fp16` starts: a power of two.
+    /// Initial loss scale of "fp16", a power of two. A step with non-finite gradients halves the scale and changes no weight.
     pub initial_loss_scale: f64,
-    /// Steps in a row with finite gradients after which it is doubled.
+    /// Consecutive steps with finite gradients after which the loss scale doubles.
     pub loss_scale_window: u64,
-    /// Below this it is not halved.
+    /// The loss scale is never halved below this power of two.
     pub min_loss_scale: f64,
-    /// Other formats for some linears; the first table that names a linear counts.
+    /// Other formats for some linears: tables `[[precision.overrides]]` with `layers`, patterns as in high_precision_layers, and at least one of
+    /// `recipe`, `fp8_format` and `high_precision_products`. The first table that names a linear counts. Example:
+    ///
+    /// ```toml
+    /// [[precision.overrides]]
+    /// layers = ["*.down_proj"]
+    /// recipe = "fp8-block"
+    /// ```
     pub overrides: Vec<PrecisionOverride>,
 }
 

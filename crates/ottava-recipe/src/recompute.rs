@@ -7,10 +7,11 @@
 //!
 //! Saving activations in FP8 changes gradients, so it is a separate setting and not a policy of recomputation (`ops/compress/` of `ottava-tensor`).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What backward recomputes. Each policy saves less than the one before; all give the same bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Recompute {
     /// Saves everything that backward reads.
@@ -55,7 +56,7 @@ impl Recompute {
 }
 
 /// Format of the saved inputs of SwiGLU and of norms.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SavedActivations {
     /// The values of forward.

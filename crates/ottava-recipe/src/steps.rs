@@ -1,12 +1,13 @@
 //! Ranges of optimizer steps, as configuration files write them.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
 /// Steps, as `100..200` or `1..50, 900..1000`: each range holds its first number and not its last. Steps count from 1.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct Steps(Vec<Range<u64>>);
 

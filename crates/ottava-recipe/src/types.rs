@@ -3,6 +3,7 @@
 use ottava_common::error::{Error, Result};
 use ottava_tensor::ops::{Accumulation, CurrentScaling, DelayedScaling};
 use ottava_tensor::{Capability, DType, Device, Granularity};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The origin of a cast's scale.
@@ -22,7 +23,7 @@ pub enum Scaling {
 }
 
 /// Scaling of the first step, whose history is empty.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FirstStep {
     /// Scales by the tensor's own amax.
@@ -54,7 +55,7 @@ pub struct LinearCasts {
 }
 
 /// Which FP8 formats the operands have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fp8Format {
     /// [`Fp8Format::Hybrid`] with one scale per tensor, [`Fp8Format::E4m3`] with more, which need no range.
@@ -66,7 +67,7 @@ pub enum Fp8Format {
 }
 
 /// The products of a linear layer, by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProductName {
     /// `y = x · Wᵀ`.
@@ -135,24 +136,24 @@ pub struct Recipe {
 }
 
 /// The names of recipes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecipeName {
-    /// Everything in binary32.
+    /// Everything in float32.
     Fp32,
-    /// Activations and products in bfloat16, master weights in binary32.
+    /// Activations and products in bfloat16, master weights in float32.
     Bf16,
     /// Activations and products in float16, with a loss scale.
     Fp16,
-    /// FP8 products with scales from earlier steps.
+    /// FP8 products with one scale per tensor, from the amaxes of earlier steps.
     Fp8Delayed,
-    /// FP8 products with scales from the tensors themselves.
+    /// FP8 products with one scale per tensor, from the tensor itself.
     Fp8Current,
-    /// FP8 products with a scale for each row of an operand, from the row itself.
+    /// FP8 products with one scale per row, from the row itself.
     Fp8Row,
-    /// FP8 products with a scale for each block of an operand, from the block itself.
+    /// FP8 products with one scale per block: 1x128 for activations, 128x128 for weights.
     Fp8Block,
-    /// FP8 products with MX blocks of 32 and power-of-two scales, as on Blackwell; emulated on the CPU.
+    /// FP8 products with one power of two per 32 values; emulated on the CPU, not available on Hopper GPUs.
     Mxfp8,
 }
 

@@ -1,11 +1,12 @@
 //! Alarms about a series of numbers of a run, such as its losses.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fmt::{self, Display};
 
 /// What an alarm does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AlarmPolicy {
     /// Nothing.
@@ -38,7 +39,7 @@ impl AlarmPolicy {
 }
 
 /// What happens to a step whose gradient norm is not finite; no weight changes in it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NonFiniteSteps {
     /// The run ends with an error.

@@ -41,10 +41,11 @@ pub use router_alarm::CollapsedRouter;
 pub use state::{Decision, Demotion, Rollback, SentinelState};
 pub use what_if::{WhatIf, what_if};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What the sentinel does about a finding.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SentinelPolicy {
     /// Logs it.

@@ -1,39 +1,45 @@
 //! The table `[alarms]`.
 
 use ottava_sentinel::{AlarmPolicy, CastBounds, NonFiniteSteps};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The `[alarms]` table: what a run does about losses, gradients and casts out of the ordinary.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AlarmsConfig {
-    /// What a spike of the loss does: `off`, `warn`, `rollback`, `pause` or `stop`.
+    /// Action after a spike of the loss: "off", "warn", "rollback" (restore an earlier checkpoint and continue with the next unread rows),
+    /// "pause" (save and end with exit code 76) or "stop" (end with exit code 77, without a checkpoint).
     pub loss_spike: AlarmPolicy,
-    /// What a spike of the gradient norm does: `off`, `warn`, `skip`, `rollback`, `pause` or `stop`.
+    /// Action after a spike of the gradient norm: one of the above, or "skip" (the step changes no weights).
     pub grad_norm_spike: AlarmPolicy,
-    /// What an alarm about the statistics of casts does: `off`, `warn`, `rollback`, `pause` or `stop`.
+    /// Action if casts saturate or underflow, their amax grows, or their scale reaches a limit, checked every logging.cast_statistics_steps
+    /// steps: "off", "warn", "rollback", "pause" or "stop".
     pub casts: AlarmPolicy,
-    /// What a router that has collapsed does: `off`, `warn`, `rollback`, `pause` or `stop`.
+    /// Action if routers send almost all tokens to the same experts, checked every logging.cast_statistics_steps steps: "off", "warn",
+    /// "rollback", "pause" or "stop".
     pub routers: AlarmPolicy,
-    /// Steps with which a step is compared.
+    /// Number of preceding steps with which the loss and gradient norm of a step are compared.
     pub spike_window: usize,
-    /// Robust standard deviations above the median of these steps, beyond which a value is a spike.
+    /// A value above the median of these steps by more than this many robust standard deviations (1.4826 times the median absolute deviation)
+    /// is a spike.
     pub spike_threshold: f64,
-    /// What happens to a step whose gradient norm is not finite: `stop` or `skip`.
+    /// Action if the gradient norm of a step is not finite: "stop" (end with exit code 4) or "skip" (continue with the next step). The step
+    /// changes no weights. With "fp16", this applies only when the loss scale is already at its minimum.
     pub non_finite_steps: NonFiniteSteps,
-    /// Steps in a row that may be skipped.
+    /// Maximum number of consecutive steps that are skipped.
     pub max_skipped_steps: u64,
-    /// The share of the elements of a cast that saturate, beyond which it is an alarm.
+    /// Share of saturated elements of a cast above which an alarm is raised.
     pub saturated_share: f64,
-    /// The share of the elements of a cast that underflow, beyond which it is an alarm.
+    /// Share of underflowed elements of a cast above which an alarm is raised.
     pub underflowed_share: f64,
-    /// The powers of two by which the amax of a cast lies above the median of those before, beyond which it is an alarm.
+    /// An alarm is raised if the amax of a cast exceeds its median in the last 50 lines of statistics by more than this many powers of two.
     pub amax_growth: f64,
-    /// The share of a router's choices that as many experts have as a token is sent to, above which the router has collapsed.
+    /// If each token is sent to K experts: a router has collapsed if its K most chosen experts get more than this share of all choices.
     pub collapsed_share: f64,
-    /// Steps between the checkpoint of a rollback and the alarm, at least.
+    /// Minimum age, in steps, of the checkpoint that "rollback" restores.
     pub rollback_steps: u64,
-    /// Rollbacks of a run, after which the next one ends it.
+    /// Maximum number of rollbacks of a run; the next alarm with "rollback" ends the run with exit code 77.
     pub max_rollbacks: u64,
 }
 

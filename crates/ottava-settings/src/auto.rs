@@ -1,6 +1,27 @@
 //! Settings that are `"auto"` (`None`) or a value.
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::borrow::Cow;
+use std::marker::PhantomData;
+
+/// The schema of `"auto"` or a `T`.
+pub(super) struct Auto<T>(PhantomData<T>);
+
+impl<T: JsonSchema> JsonSchema for Auto<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("Auto_{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let value = generator.subschema_for::<T>();
+        json_schema!({"anyOf": [{"type": "string", "const": "auto"}, value]})
+    }
+}
 
 pub(super) fn serialize<T: Serialize, S: Serializer>(value: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
     match value {

@@ -1,6 +1,6 @@
 //! Settings that adapters do not go together with.
 
-use crate::problems::Problems;
+use crate::demands::Problems;
 use crate::{RunConfig, WeightInit};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::lora::Targets;

@@ -3,62 +3,76 @@
 use crate::auto;
 use ottava_data::source::{BadRecord, Documents, SourceOptions, TrainOnEos};
 use ottava_data::{ExcessLength, Formatting, Packing};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// The `[data]` table.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Files of text, records or tokens, folders of them, and patterns of names.
+    /// Files: text (.txt, .md), records (.jsonl, .json, .csv, .tsv), each also compressed (.gz, .zst), .parquet and .arrow, and tokens of
+    /// Megatron-LM (.bin with its .idx). Also folders of such files, and patterns such as "data/*.jsonl".
     pub train_files: Vec<PathBuf>,
-    /// Files with the validation documents; empty holds out some of `train_files`.
+    /// Files with the validation documents, likewise; [] holds out val_set_size of train_files instead.
     pub val_files: Vec<PathBuf>,
-    /// Whether a document of a text file is a `line` or the whole `file`.
+    /// What one document of a text file is: "file" (the whole file) or "line".
     pub text_documents: Documents,
-    /// The field of a JSON line that holds the text.
+    /// The field of a record that holds the text.
     pub text_field: String,
-    /// The fields of JSON lines: `auto` (by the first one), `text`, `messages`, `prompt_completion`, `alpaca` or `sharegpt`.
+    /// The fields of the records of a file:
     pub formatting: Formatting,
-    /// Other names of fields: `ours=theirs`.
+    /// Other names of fields, as "ours=theirs": ["messages=chat", "role=speaker", "content=text"], for example.
     pub fields: Vec<String>,
-    /// Other names of roles: `ours=theirs`.
+    /// Other names of roles, as "ours=theirs": ["assistant=bot"], for example.
     pub roles: Vec<String>,
-    /// Fields of messages that are left out.
+    /// Fields of messages to leave out: ["id", "timestamp"], for example. Other fields that are unknown are errors.
     pub ignored_fields: Vec<String>,
-    /// The roles of messages that contribute to the loss.
+    /// Roles of the messages that contribute to the loss. The field "train" of a message (true or false) overrides this list.
     pub roles_to_train: Vec<String>,
-    /// The turns whose end contributes to the loss: `turn` (all learned ones), `all`, `last` (the last learned one) or `none`.
+    /// Which end-of-turn tokens contribute to the loss: "turn" (those of every trained turn, with the text after them in the turn), "all" (also
+    /// those of turns that are not trained on), "last" (that of the last trained turn) or "none".
     pub train_on_eos: TrainOnEos,
-    /// Further variables of the chat template: `name=value`.
+    /// Further variables of the chat template, as "name=value": ["enable_thinking=false"], for example.
     pub chat_template_kwargs: Vec<String>,
-    /// What is done with a record that cannot be used: `error` or `skip`.
+    /// What to do with a record that cannot be used: "error", or "skip", which drops and counts it.
     pub on_bad_record: BadRecord,
-    /// The most records of a file that may be left out.
+    /// The largest number of records of a file that "skip" drops.
     pub max_bad_records: u64,
-    /// A file with a chat template; empty means that of the tokenizer's folder.
+    /// A file with the chat template; "" uses that of the tokenizer's folder. Only used if records hold conversations.
     pub chat_template_path: PathBuf,
-    /// Whether prompts contribute to the loss too, instead of only answers and completions.
+    /// Whether prompts contribute to the loss too; false means only the turns of the assistant and completions.
     pub train_on_inputs: bool,
-    /// `auto`, `wrapped` (a stream of documents), `bfd` (whole documents, several in a row) or `none` (a document in each row).
+    /// How documents are packed into rows: "wrapped" (one stream, cut into full rows), "bfd" (whole documents, several in a row by best-fit
+    /// decreasing), "none" (one document in each row), or "auto": "bfd" if records hold conversations or completions, else "wrapped".
     pub packing: Packing,
-    /// Whether attention ends at the edges of documents; `None`, written `auto`, where documents are whole.
+    /// Whether attention ends at the edges of documents and positions restart there: true, false, or "auto": true unless packing is "wrapped".
     #[serde(with = "auto")]
+    #[schemars(with = "auto::Auto<bool>")]
     pub document_mask: Option<bool>,
-    /// The treatment of a whole document longer than a row: `truncate` or `raise`.
+    /// What to do with a whole document that is longer than max_length: "truncate" keeps its beginning, "raise" is an error.
     pub excess_length_strategy: ExcessLength,
-    /// Documents held out for validation: a share below 1, or a number.
+    /// Documents of train_files held out for validation: a fraction below 1, or a number; 0 holds out none. Not used with val_files.
     pub val_set_size: f64,
-    /// Tokens per sequence.
+    /// Tokens per sequence; at most the model's positions.
     pub max_length: usize,
-    /// Folder of prepared tokens; empty means `tokens` next to the run's folder.
+    /// Where prepared tokens are stored; "" means the folder `tokens` beside output_dir.
     pub cache_dir: PathBuf,
-    /// Several data sets instead of `train_files`, each with a share of the tokens.
+    /// Several data sets instead of train_files and val_files, each a table `[[data.datasets]]` with name, train_files and, optionally,
+    /// val_files, formatting, text_field, fields and roles (those of `[data]` otherwise). Either all sets have a weight, their share of the
+    /// tokens divided by the sum of the weights, or each is read repeat times in an epoch (1 if it is not set). For example:
+    ///
+    /// ```toml
+    /// [[data.datasets]]
+    /// name = "web"
+    /// train_files = ["web/*.parquet"]
+    /// weight = 0.7
+    /// ```
     pub datasets: Vec<DatasetConfig>,
 }
 
 /// A table of `[[data.datasets]]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DatasetConfig {
     /// Its name, in metrics and messages.
@@ -86,12 +100,6 @@ pub struct DatasetConfig {
     /// As the key of the same name of `[data]`, which is taken where this one is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roles: Option<Vec<String>>,
-}
-
-impl DatasetConfig {
-    /// All keys.
-    pub(super) const KEYS: &[&str] =
-        &["name", "train_files", "val_files", "weight", "repeat", "text_field", "formatting", "fields", "roles"];
 }
 
 impl Default for DataConfig {

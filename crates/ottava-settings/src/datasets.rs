@@ -1,6 +1,6 @@
 //! The data sets that a run's file names: their options, problems, tokens and shares.
 
-use crate::problems::Problems;
+use crate::demands::Problems;
 use crate::{DatasetConfig, RunConfig};
 use ottava_common::error::{Error, Result};
 use ottava_data::source::{BadRecord, SourceOptions, formatting};

@@ -1,16 +1,20 @@
 //! The table `[debug]`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The `[debug]` table: tensors whose statistics and values a run records.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DebugConfig {
-    /// The steps that begin with a record.
+    /// Steps before which statistics of tensors are written to tensors.jsonl: mean, standard deviation, norms, amax, mean squared error of the
+    /// cast, dynamic range and a histogram of exponents. They come from an additional forward and backward of the first
+    /// sentinel.sentinel_sequences sequences of the step's first micro-batch.
     pub debug_steps: Vec<u64>,
-    /// Patterns (`*`, `?`) of the names of tensors: `CAST` for what a cast reads, `BLOCK.output`, `BLOCK.grad_input` and `PARAMETER.gradient`.
+    /// Patterns (*, ?) for names of tensors: "CAST" (the input of a cast, such as "*.down_proj.input"), "BLOCK.output", "BLOCK.grad_input"
+    /// (such as "model.layers.0.grad_input") and "PARAMETER.gradient".
     pub debug_tensors: Vec<String>,
-    /// Whether the tensors are written to files too.
+    /// Also write the tensors to dumps/step-STEP.safetensors. `ottava inspect --what-if` computes from them the cast errors of other formats.
     pub dump_tensors: bool,
 }
 

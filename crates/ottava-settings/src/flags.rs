@@ -1,6 +1,7 @@
 //! Flags of the command line that are settings, of ours or of other trainers.
 
 use crate::names::{self, Known};
+use crate::old_keys;
 use crate::words::{self, Translation};
 use toml::{Table, Value};
 
@@ -30,6 +31,9 @@ pub fn describe_flag(name: &str, value: Option<&str>) -> Option<String> {
         Some(Translation::Refused(reason) | Translation::Needless(reason)) => return Some(reason.to_string()),
         None => {}
     }
+    if let Some(old) = old_keys::find(&name) {
+        return Some(set(old.new, &old.value_now(&value)));
+    }
     let known = Known::new();
     let path = known.0.iter().find(|path| **path == name || path.rsplit('.').next() == Some(&name))?;
     Some(set(path, &value))
@@ -42,8 +46,7 @@ mod tests {
     #[test]
     fn flags_of_other_trainers_are_answered_with_our_setting() {
         let says = |name: &str, value: Option<&str>| describe_flag(name, value).unwrap_or_default();
-        let expected =
-            "write `--set training.learning_rate=1e-4`, or `learning_rate = 0.0001` under [training] in the run's file";
+        let expected = "write `--set optimizer.learning_rate=1e-4`, or `learning_rate = 0.0001` under [optimizer] in the run's file";
         assert_eq!(says("--lr", Some("1e-4")).replace("=0.0001`", "=1e-4`"), expected);
         assert!(says("--bf16", None).starts_with("write `--set precision.recipe=bf16`"));
         assert!(says("--tensor-model-parallel-size", Some("2")).contains("`--set parallel.tensor=2`"));

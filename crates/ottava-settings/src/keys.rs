@@ -1,7 +1,99 @@
-//! The keys of a table as dotted paths.
+//! All keys of a run's file, as its schema has them.
 
+use crate::schema;
+use serde_json::Value as Json;
+use std::sync::LazyLock;
 use toml::{Table, Value};
 
+/// A key, which a file may have once.
+pub(super) struct Key {
+    /// The dotted path.
+    pub path: String,
+    /// The schema of its value, with its description.
+    pub schema: Json,
+    /// Its value in a file without the key, of the first variant that has the key; `None` for keys that may be missing.
+    pub default: Option<Value>,
+    /// The variants of its table that have the key; `None` for all of them.
+    pub variants: Option<Variants>,
+}
+
+/// Variants of a table.
+pub(super) struct Variants {
+    /// The path of the key that chooses among them.
+    pub tag: String,
+    /// Their names.
+    pub names: Vec<String>,
+    /// The schema of the key's value in each of them.
+    pub schemas: Vec<Json>,
+}
+
+impl Key {
+    /// Whether its values are of the `kind` that JSON Schema calls so.
+    pub(super) fn is(&self, kind: &str) -> bool {
+        self.schema["type"] == kind
+    }
+
+    /// Whether the variant `name` of its table has it.
+    pub(super) fn is_of(&self, name: &str) -> bool {
+        self.variants.as_ref().is_none_or(|variants| variants.names.iter().any(|known| known == name))
+    }
+}
+
+/// All keys: those of a table follow each other, first the key that chooses its variant and last the keys of variants.
+pub(super) fn all() -> &'static [Key] {
+    static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
+        let mut keys = Vec::new();
+        add(&schema::generated(), "", &mut keys);
+        keys
+    });
+    &KEYS
+}
+
+/// The key at `path`.
+pub(super) fn find(path: &str) -> Option<&'static Key> {
+    all().iter().find(|key| key.path == path)
+}
+
+/// Adds the keys of `table`.
+fn add(table: &Json, prefix: &str, keys: &mut Vec<Key>) {
+    let tagged = schema::variants(table);
+    if let Some((tag, variants)) = &tagged {
+        let names: Vec<_> =
+            variants.iter().map(|(name, variant)| schema::named(name, &variant["description"])).collect();
+        let schema = serde_json::json!({"description": "One of:", "oneOf": names});
+        let default = Value::try_from(&table["default"][tag]).ok();
+        keys.push(Key { path: format!("{prefix}{tag}"), schema, default, variants: None });
+    }
+    for (name, schema) in table["properties"].as_object().into_iter().flatten() {
+        let path = format!("{prefix}{name}");
+        match schema::is_table(schema) {
+            true => add(schema, &format!("{path}."), keys),
+            false => keys.push(key(path, schema)),
+        }
+    }
+    let Some((tag, variants)) = tagged else { return };
+    for (variant, schema) in variants {
+        for (name, schema) in schema["properties"].as_object().into_iter().flatten().filter(|(name, _)| *name != tag) {
+            let path = format!("{prefix}{name}");
+            let at = keys.iter().position(|key| key.path == path).unwrap_or(keys.len());
+            if at == keys.len() {
+                let variants = Some(Variants { tag: format!("{prefix}{tag}"), names: Vec::new(), schemas: Vec::new() });
+                keys.push(Key { variants, ..key(path, schema) });
+            }
+            keys[at].variants.iter_mut().for_each(|variants| {
+                variants.names.push(variant.to_string());
+                variants.schemas.push(schema.clone());
+            });
+        }
+    }
+}
+
+fn key(path: String, schema: &Json) -> Key {
+    let default = schema.get("default").and_then(|default| Value::try_from(default).ok());
+    Key { path, schema: schema.clone(), default, variants: None }
+}
+
+/// The values of `table` by dotted path.
 pub(super) fn flatten(prefix: &str, table: &Table, out: &mut Vec<(String, Value)>) {
     for (key, value) in table {
         match value {
@@ -9,4 +101,39 @@ pub(super) fn flatten(prefix: &str, table: &Table, out: &mut Vec<(String, Value)
             value => out.push((format!("{prefix}{key}"), value.clone())),
         }
     }
+}
+
+/// The value at the dotted `path` of `table`.
+pub(super) fn get<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
+    let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
+    match (table.get(first)?, rest) {
+        (value, None) => Some(value),
+        (value, Some(rest)) => get(value.as_table()?, rest),
+    }
+}
+
+/// Writes `value` at the dotted `path` of `table`.
+pub(super) fn insert(table: &mut Table, path: &str, value: Value) -> Result<(), String> {
+    let mut inner = table;
+    let mut names: Vec<&str> = path.split('.').collect();
+    let name = names.pop().expect("a path has a last part");
+    for section in names {
+        let entry = inner.entry(section).or_insert_with(|| Value::Table(Table::new()));
+        inner = entry.as_table_mut().ok_or_else(|| format!("`{section}` is not a table in the file"))?;
+    }
+    inner.insert(name.to_string(), value);
+    Ok(())
+}
+
+/// Removes the value at the dotted `path` of `table`.
+pub(super) fn remove(table: &mut Table, path: &str) -> Option<Value> {
+    match path.split_once('.') {
+        None => table.remove(path),
+        Some((first, rest)) => remove(table.get_mut(first)?.as_table_mut()?, rest),
+    }
+}
+
+/// The name of the variant that the key at the path `tag` chooses in `table`.
+pub(super) fn variant<'a>(table: &'a Table, tag: &str) -> Option<&'a str> {
+    get(table, tag).or_else(|| find(tag)?.default.as_ref()).and_then(Value::as_str)
 }

@@ -2,6 +2,7 @@
 
 use crate::RunConfig;
 use crate::names::{self, Known};
+use crate::old_keys;
 use ottava_common::error::{Error, Result};
 use ottava_common::input;
 use std::path::Path;
@@ -27,21 +28,48 @@ impl RunConfig {
                 problems.push(format!("--set {setting}: {problem}"));
             }
         }
-        known.texts_for_lists(&table, &mut problems);
         if problems.is_empty() {
-            match table.try_into::<RunConfig>() {
-                Ok(config) => {
+            match RunConfig::from_table(table) {
+                Ok((config, old)) => {
                     problems = config.problems();
                     if problems.is_empty() {
+                        if let Some(old) = old {
+                            tracing::warn!(
+                                "{}: some keys have another name now: {old}; `ottava config migrate` rewrites the file",
+                                path.display()
+                            );
+                        }
                         return config.with_adapter();
                     }
                 }
-                Err(error) => problems.push(error.to_string().trim_end().replace('\n', " ")),
+                Err(errors) => problems = errors,
             }
         }
         let told = problems.iter().take(names::MAX_PROBLEMS).map(|problem| format!("{}: {problem}", path.display()));
         let more = (problems.len() > names::MAX_PROBLEMS).then(|| format!("{}: more problems follow", path.display()));
         Err(Error::Config(told.chain(more).collect::<Vec<_>>().join("\n")))
+    }
+}
+
+impl RunConfig {
+    /// The configuration of `table`, whose keys may have their old names, and a sentence about these.
+    ///
+    /// Errors with all problems of keys, or with the first of their values.
+    pub(super) fn from_table(mut table: Table) -> std::result::Result<(RunConfig, Option<String>), Vec<String>> {
+        let (known, mut problems) = (Known::new(), Vec::new());
+        let old = old_keys::translate(&mut table).unwrap_or_else(|found| {
+            problems = found;
+            None
+        });
+        known.keys_of_other_variants(&table, &mut problems);
+        known.texts_for_lists(&table, &mut problems);
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        match table.try_into::<RunConfig>() {
+            Ok(config) => Ok((config, old)),
+            Err(error) => Err(vec![error.to_string().trim_end().replace('\n', " ")]),
+        }
     }
 }
 

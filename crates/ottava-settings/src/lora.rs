@@ -1,40 +1,47 @@
 //! The table `[lora]`.
 
 use ottava_recipe::lora::{Exceptions, Lora, Targets};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The `[lora]` table: adapters beside the linears of a frozen model, as PEFT's `LoraConfig`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoraConfig {
-    /// Rank of the adapters; 0 trains all weights instead.
+    /// Rank of the adapters that are trained instead of the model, as in PEFT: y = x Wᵀ + (lora_alpha / r) (x Aᵀ) Bᵀ. 0 trains all weights.
+    /// Adapters need init = "pretrained" and no offloading. Frozen weights are cast to FP8 once, when they are loaded, take one byte with
+    /// scales per tensor or 128x128 block, and have no gradients, master weights or moments.
     pub r: usize,
-    /// The adapters' products are multiplied by `lora_alpha / r`.
+    /// Numerator of the adapters' factor, lora_alpha / r.
     pub lora_alpha: f64,
-    /// The linears that have adapters: `all-linear`, a list of names, or a regular expression of whole names.
+    /// Linears that have adapters: "all-linear" (all of the blocks), a list of names, such as ["q_proj", "v_proj"], or a regular expression of
+    /// whole names, such as ".*(q|v)_proj".
     pub target_modules: Targets,
-    /// The linears among them that have none: a list of names, or a regular expression.
+    /// Linears among them that have none: a list of names, or a regular expression of whole names.
     pub exclude_modules: Targets,
-    /// The numbers of the layers whose linears have adapters, beside a list of names; empty for all.
+    /// Numbers of the layers whose linears have adapters, beside a list of names in target_modules; [] for all.
     pub layers_to_transform: Vec<usize>,
-    /// The names before numbers of layers; empty for any.
+    /// Names before the numbers of layers, such as ["layers"]; [] for any.
     pub layers_pattern: Vec<String>,
-    /// Other ranks than `r`: `PATTERN=RANK`, with regular expressions of the ends of names.
+    /// Other ranks than r: "PATTERN=RANK", with regular expressions of the ends of names, such as ["q_proj=8"]; or PEFT's table.
     #[serde(deserialize_with = "list_or_table")]
     pub rank_pattern: Vec<String>,
-    /// Other values than `lora_alpha`: `PATTERN=ALPHA`.
+    /// Other values than lora_alpha: "PATTERN=ALPHA"; or PEFT's table.
     #[serde(deserialize_with = "list_or_table")]
     pub alpha_pattern: Vec<String>,
-    /// Dropout before adapters: 0.
+    /// Dropout before adapters; only 0 is implemented.
     pub lora_dropout: f64,
-    /// Whether the factor is `lora_alpha / sqrt(r)`.
+    /// Whether the factor is lora_alpha / sqrt(r) (rsLoRA).
     pub use_rslora: bool,
-    /// Whether adapters also have a magnitude for each output.
+    /// Whether adapters also have a trained magnitude for each output (DoRA): the output is multiplied by magnitude / norm of the row of W +
+    /// lora_alpha / r · B A. A step takes longer.
     pub use_dora: bool,
-    /// A folder of PEFT whose adapters the run starts from; empty for new ones.
+    /// A PEFT folder (a checkpoint of adapters is one) with the adapters that the run starts from; "" makes new ones. If model.path is such a
+    /// folder, the run starts from it and loads the base that it names. If r is 0, r, lora_alpha, use_rslora, use_dora, the targets and the
+    /// patterns are the adapter's; otherwise all but the targets must equal the adapter's.
     pub init_from: PathBuf,
 }
 

@@ -1,90 +1,40 @@
-//! The tables `[optimizer]` and `[memory]`: formats of the optimizer, recomputation and offloading.
+//! The table `[memory]`: recomputation and offloading.
 
 use crate::auto;
-use ottava_recipe::level::{Formats, Gradients, Level, Masters, States};
 use ottava_recipe::recompute::{Recompute, SavedActivations};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The optimizers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OptimizerName {
-    /// AdamW.
-    #[default]
-    Adamw,
-    /// Muon for the matrices of the blocks, AdamW for the rest.
-    Muon,
-    /// Lion.
-    Lion,
-}
-
-impl OptimizerName {
-    /// The spelling in configuration files.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            OptimizerName::Adamw => "adamw",
-            OptimizerName::Muon => "muon",
-            OptimizerName::Lion => "lion",
-        }
-    }
-}
-
-/// The `[optimizer]` table. `None`, written `auto`, takes the level's format.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct OptimizerConfig {
-    /// `adamw`, `muon` or `lion`.
-    pub name: OptimizerName,
-    /// Formats of master weights, gradients and states together: `O0`, `O1`, `O2`, `O3`, `coat` or `bf16`.
-    pub level: Level,
-    /// Master weights, where the model computes in 16 bits: `float32`, `float16`, `remainder` or `none`.
-    #[serde(with = "auto")]
-    pub master_weights: Option<Masters>,
-    /// Gradients of the blocks' matrices: `float32`, `bfloat16` (where the model computes in that) or `float8`.
-    #[serde(with = "auto")]
-    pub gradient_dtype: Option<Gradients>,
-    /// Moments of AdamW, momentum of Muon and Lion: `float32`, `bfloat16`, `float8` or `coat`.
-    #[serde(with = "auto")]
-    pub state_dtype: Option<States>,
-}
-
-impl OptimizerConfig {
-    /// The formats, with `auto` resolved.
-    pub fn formats(&self) -> Formats {
-        let Formats { masters, gradients, states } = self.level.formats();
-        Formats {
-            masters: self.master_weights.unwrap_or(masters),
-            gradients: self.gradient_dtype.unwrap_or(gradients),
-            states: self.state_dtype.unwrap_or(states),
-        }
-    }
-}
-
 /// The `[memory]` table.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryConfig {
-    /// The operands that backward recomputes: `none`, `norm-swiglu`, `attention` or `full`; `None`, written `auto`, is the cheapest policy that fits
-    /// the device. Results are the same bits.
+    /// Activations that backward recomputes instead of reading saved ones: "none", "norm-swiglu" (outputs of norms, SwiGLU and attention),
+    /// "attention" (also Q, K and V), "full" (everything but each block's input), or "auto": the fastest of these that fits the device. With
+    /// exact saved_activations, every choice gives the same bits.
     #[serde(with = "auto")]
+    #[schemars(with = "auto::Auto<Recompute>")]
     pub recompute: Option<Recompute>,
-    /// Whether FP8 codes of weights are stored for the whole step; `auto` follows the optimizer's level. Without them, each product casts
-    /// its
-    /// weight.
+    /// Whether FP8 codes of weights are kept for the whole step: true, false (each product casts the weight that it reads), or "auto": the
+    /// optimizer level's default; with adapters true.
     #[serde(with = "auto")]
+    #[schemars(with = "auto::Auto<bool>")]
     pub weight_codes: Option<bool>,
-    /// Format of the inputs of norms and SwiGLU that are saved for backward: `exact` or `float8`.
+    /// How inputs of norms and SwiGLU are saved for backward: "exact", or "float8" (E4M3 with a power of two per 16 values), which takes about
+    /// half the memory and changes gradients slightly.
     pub saved_activations: SavedActivations,
-    /// Share of the blocks, from 0 to 1, whose optimizer states and master weights are offloaded to the host and fetched for each
-    /// update; `None`, written `auto`, is the smallest share that fits.
+    /// Share of the blocks, from the last one, whose moments and master weights are offloaded to host memory: 0 to 1, or "auto": the smallest
+    /// share that fits. Results have the same bits. The offload settings have no effect on a CPU.
     #[serde(with = "auto")]
+    #[schemars(with = "auto::Auto<f64>")]
     pub offload_optimizer: Option<f64>,
-    /// Share of the blocks whose weights are offloaded to the host and prefetched for forward and backward; `None`, written `auto`, is
-    /// the smallest share that fits where offloading the optimizer is not enough. With ZeRO stages 1 to 3, each rank offloads its slices, which
-    /// each forward and backward gathers.
+    /// Share of the blocks whose weights are offloaded, and prefetched one block ahead: 0 to 1, or "auto": the smallest share that fits, if
+    /// offloading the optimizer is not enough. Each product casts them. With parallel.zero 1 to 3 each rank offloads its slices, as FP8 codes
+    /// where ranks gather codes, and each forward and backward gathers them.
     #[serde(with = "auto")]
+    #[schemars(with = "auto::Auto<f64>")]
     pub offload_parameters: Option<f64>,
-    /// Whether the inputs of blocks are offloaded to the host between forward and backward. Needs `recompute = "full"`.
+    /// Whether the inputs of blocks are offloaded between forward and backward. Needs recompute = "full".
     pub offload_residuals: bool,
 }
 

@@ -1,9 +1,8 @@
 //! The keys of a configuration, and looking them up.
 
-use crate::keys::flatten;
+use crate::keys::{self, Key, flatten, insert};
+use crate::old_keys;
 use crate::words::{self, Translation};
-use crate::{DatasetConfig, RunConfig};
-use ottava_recipe::PrecisionOverride;
 use toml::{Table, Value};
 
 /// Longer keys get no suggestion.
@@ -17,11 +16,7 @@ pub(super) struct Known(pub(super) Vec<String>);
 
 impl Known {
     pub(super) fn new() -> Known {
-        Known(RunConfig::default().flat().into_iter().map(|(key, _)| key).collect())
-    }
-
-    pub(super) fn default_of(&self, path: &str) -> Option<Value> {
-        RunConfig::default().flat().into_iter().find(|(key, _)| key == path).map(|(_, value)| value)
+        Known(keys::all().iter().map(|key| key.path.clone()).collect())
     }
 
     /// All tables, in the order of their first keys.
@@ -62,9 +57,15 @@ impl Known {
                 }
                 continue;
             }
-            let keys = LISTS.iter().find(|(list, _)| *list == path).map(|(_, keys)| keys);
-            if let (Some(keys), Value::Array(tables)) = (keys, &table[&key]) {
-                tables.iter().for_each(|table| unknown_in_list(&path, keys, table, problems));
+            if let (Some(keys), Value::Array(tables)) = (keys_of_list(&path), &table[&key]) {
+                tables.iter().for_each(|table| unknown_in_list(&path, &keys, table, problems));
+                continue;
+            }
+            if let Some(old) = old_keys::find(&path) {
+                match words::value_of(old.new, last(&path), &table[&key]) {
+                    Ok(value) => drop(table.insert(key, value)),
+                    Err(reason) => problems.push(format!("`{path}`: {reason}")),
+                }
                 continue;
             }
             match words::translate(&path, &table[&key]) {
@@ -143,11 +144,23 @@ impl Known {
     pub(super) fn texts_for_lists(&self, table: &Table, problems: &mut Vec<String>) {
         let mut given = Vec::new();
         flatten("", table, &mut given);
-        let lists: Vec<String> =
-            RunConfig::default().flat().into_iter().filter(|(_, value)| value.is_array()).map(|(key, _)| key).collect();
-        for (path, value) in given.iter().filter(|(path, value)| value.is_str() && lists.contains(path)) {
-            let name = path.rsplit('.').next().unwrap_or_default();
-            problems.push(format!("`{path}` is a list: write `{name} = [{value}]`"));
+        let is_list = |path: &str| keys::find(path).is_some_and(|key| key.is("array"));
+        for (path, value) in given.iter().filter(|(path, value)| value.is_str() && is_list(path)) {
+            problems.push(format!("`{path}` is a list: write `{} = [{value}]`", last(path)));
+        }
+    }
+
+    /// Reports keys of variants that a table is not.
+    pub(super) fn keys_of_other_variants(&self, table: &Table, problems: &mut Vec<String>) {
+        let mut given = Vec::new();
+        flatten("", table, &mut given);
+        for (path, _) in given {
+            let Some(Key { variants: Some(variants), .. }) = keys::find(&path) else { continue };
+            let (tag, names) = (&variants.tag, &variants.names);
+            let Some(name) = keys::variant(table, tag) else { continue };
+            if !names.iter().any(|known| known == name) {
+                problems.push(format!("`{path}` is for {}, and `{tag}` is {name}; remove it", names.join(", ")));
+            }
         }
     }
 
@@ -158,6 +171,10 @@ impl Known {
         // Anything that is not a TOML value is a string: `--set recipe=bf16` needs no quotes.
         let value = format!("value = {text}").parse::<Table>().ok().and_then(|mut t| t.remove("value"));
         let mut value = value.unwrap_or_else(|| Value::String(text.trim().to_string()));
+        if let Some(old) = old_keys::find(key) {
+            old_keys::forget(table, old.old);
+            return insert(table, old.old, words::value_of(old.new, last(old.old), &value)?);
+        }
         match words::translate(key, &value) {
             Some(Translation::Refused(reason) | Translation::Needless(reason)) => return Err(reason.to_string()),
             Some(Translation::Nothing) => return Ok(()),
@@ -166,16 +183,18 @@ impl Known {
             None => {}
         }
         let path = self.resolve(key)?;
+        if let Some(old) = old_keys::beside(table, &path, key) {
+            return insert(table, old, value);
+        }
+        old_keys::forget(table, &path);
         insert(table, &path, value)
     }
 
     /// The value of `path` in `table`, if it is one of `values`, or another than the default if there are none.
     fn given(&self, table: &Table, path: &str, values: &[Value]) -> Option<Value> {
-        let mut names = path.split('.');
-        let first = table.get(names.next()?)?;
-        let value = names.try_fold(first, |value, name| value.get(name))?;
+        let value = keys::get(table, path)?;
         let is_given = match values {
-            [] => Some(value) != self.default_of(path).as_ref(),
+            [] => Some(value) != keys::find(path)?.default.as_ref(),
             values => values.contains(value),
         };
         is_given.then(|| value.clone())
@@ -186,16 +205,16 @@ impl Known {
     /// Errors when the default is one of `values`.
     fn reset(&self, table: &mut Table, path: &str, values: &[Value]) -> Result<(), String> {
         if self.given(table, path, values).is_some() {
-            insert(table, path, self.default_of(path).expect("our own key has a default"))?;
+            keys::remove(table, path);
         }
         self.default_problem(table, path, values).map_or(Ok(()), Err)
     }
 
     /// A sentence if `path` has its default in `table`, which is one of `values`.
     fn default_problem(&self, table: &Table, path: &str, values: &[Value]) -> Option<String> {
-        let default = self.default_of(path).filter(|default| values.contains(default))?;
+        let default = keys::find(path)?.default.as_ref().filter(|default| values.contains(default))?;
         let is_default = self.given(table, path, &[]).is_none();
-        is_default.then(|| format!("{} is the default; write another value", line(path, &default)))
+        is_default.then(|| format!("{} is the default; write another value", line(path, default)))
     }
 
     fn resolve(&self, key: &str) -> Result<String, String> {
@@ -226,9 +245,11 @@ impl Known {
     }
 }
 
-/// The lists of tables, and the keys of each table.
-pub(super) const LISTS: &[(&str, &[&str])] =
-    &[(words::DATASETS, DatasetConfig::KEYS), ("precision.overrides", PrecisionOverride::KEYS)];
+/// The keys of each table of the list at `path`, if that is a list of tables.
+fn keys_of_list(path: &str) -> Option<Vec<&'static str>> {
+    let table = keys::find(path)?.schema["items"]["properties"].as_object()?;
+    Some(table.keys().map(String::as_str).collect())
+}
 
 /// Reports keys of a table of the list at `path` that are not among `keys`.
 fn unknown_in_list(path: &str, keys: &[&str], table: &Value, problems: &mut Vec<String>) {
@@ -245,6 +266,11 @@ fn unknown_in_list(path: &str, keys: &[&str], table: &Value, problems: &mut Vec<
     }
 }
 
+/// The part of a path after its last dot.
+fn last(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
+}
+
 /// The message for a key that is `ours`, of another table, with `value` in place of `theirs`.
 fn in_other_table(path: &str, ours: &str, value: &Value, theirs: &Value) -> String {
     match value == theirs {
@@ -255,19 +281,6 @@ fn in_other_table(path: &str, ours: &str, value: &Value, theirs: &Value) -> Stri
 
 /// What a key of another trainer says that ours has not: the line, our key, and the values.
 type Without = (String, &'static str, Vec<Value>);
-
-/// Writes `value` at the dotted `path` of `table`.
-pub(super) fn insert(table: &mut Table, path: &str, value: Value) -> Result<(), String> {
-    let mut inner = table;
-    let mut names: Vec<&str> = path.split('.').collect();
-    let name = names.pop().expect("a path has a last part");
-    for section in names {
-        let entry = inner.entry(section).or_insert_with(|| Value::Table(Table::new()));
-        inner = entry.as_table_mut().ok_or_else(|| format!("`{section}` is not a table in the file"))?;
-    }
-    inner.insert(name.to_string(), value);
-    Ok(())
-}
 
 /// What to write for `value` at `path`.
 pub(super) fn line(path: &str, value: &Value) -> String {

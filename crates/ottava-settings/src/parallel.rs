@@ -5,6 +5,7 @@ use ottava_common::error::{Error, Result};
 use ottava_parallel::{ReduceFormat, Schedule, ScheduleKind, SentActivations, Zero};
 use ottava_recipe::level::Gradients;
 use ottava_tensor::comm::{Limits, MeshShape};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -15,47 +16,53 @@ const MAX_TIMEOUT: u64 = 30 * 86_400;
 const MAX_RANKS: usize = 1 << 16;
 
 /// The `[parallel]` table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelConfig {
-    /// Whether a search chooses the sizes of the axes and the stage of ZeRO.
+    /// Whether a search chooses `data`, `tensor`, `pipeline`, `context`, `expert` and `zero`: the fastest division that fits in memory,
+    /// predicted by dry runs and a cost model (docs/parallelism.md). Needs `training.global_batch_size`.
     pub auto: bool,
-    /// Ranks that share the rows of a step; 0 means those that the other axes leave.
+    /// Data-parallel ranks, which divide the rows of a step; 0 means the number of all ranks divided by the sizes of the axes tensor, pipeline
+    /// and context. `ottava plan` plans for this number.
     pub data: usize,
-    /// Ranks that share each matrix.
+    /// Tensor-parallel ranks. Each matrix is sharded; experts of a mixture are distributed whole.
     pub tensor: usize,
-    /// Ranks that share the layers.
+    /// Pipeline-parallel ranks, which divide the layers into stages balanced by estimated time. Needs `zero` 0 or 1.
     pub pipeline: usize,
-    /// The order of forward and backward passes in the pipeline.
+    /// Order of forward and backward passes in a pipeline: "1f1b", "gpipe", "interleaved" or "zero-bubble" (docs/parallelism.md).
     pub pipeline_schedule: ScheduleKind,
-    /// Stages of each rank of the pipeline; more than 1 for the interleaved schedule.
+    /// Stages per pipeline rank: 1, or 2 or more with "interleaved".
     pub pipeline_stages: usize,
-    /// Ranks that share the tokens of a row.
+    /// Context-parallel ranks, which divide the tokens of a row.
     pub context: usize,
-    /// Ranks of data x context that have different experts, and exchange tokens.
+    /// Expert-parallel ranks, which divide the experts of each layer and exchange tokens; they subdivide data x context
+    /// (docs/mixture-of-experts.md).
     pub expert: usize,
-    /// ZeRO stage: 0 divides nothing among ranks, 1 master weights and optimizer states, 2 also the gradients of each micro-batch,
-    /// 3 also weights.
+    /// ZeRO stage, which selects what is divided among ranks: 0 nothing, 1 master weights and optimizer states, 2 also gradients accumulated
+    /// over micro-batches, 3 also weights and their FP8 codes.
     pub zero: Zero,
-    /// Type in which ranks send gradients of matrices: that of `optimizer.gradient_dtype`, or `float8`, which halves the bytes of
-    /// `bfloat16`; `None`, written `auto`, is the former.
+    /// Type in which ranks send gradients of matrices: "auto" is the type of `optimizer.gradient_dtype`. "float8" sends E4M3 codes with one
+    /// scale per 128 values, half the bytes of bfloat16, and adds them in float32. `reduce_error` in the metrics is the relative error of these
+    /// casts.
     #[serde(with = "auto")]
+    #[schemars(with = "auto::Auto<Gradients>")]
     pub reduce_dtype: Option<Gradients>,
-    /// Type in which pipeline ranks send activations and their gradients to each other, and tensor- and expert-parallel ranks send partial sums:
-    /// `auto`, the compute type, or `float8`, which halves the bytes of BF16.
+    /// Type in which pipeline ranks send activations and their gradients to each other, and tensor- and expert-parallel ranks send partial
+    /// sums. "auto" is the compute type. "float8" sends E4M3 codes with one scale per 128 values, half the bytes of bfloat16.
     pub activation_dtype: SentActivations,
-    /// Whether each rank adds the error of its cast to `float8` to the gradients that it sends next. Takes two bytes per weight; starts
-    /// from zero in a resumed run.
+    /// With `reduce_dtype = "float8"`: whether each rank adds the cast error to the gradients that it sends next. Takes two bytes per weight;
+    /// errors start at zero when a run resumes.
     pub error_feedback: bool,
-    /// Steps between comparisons of the weights and optimizer states that all ranks hold and update: all of them in stage 0 of ZeRO, else
-    /// those of norms and biases. 0 compares only what was loaded.
+    /// Steps between comparisons of what ranks replicate: with `zero = 0` all weights and optimizer states, otherwise those of norms and
+    /// biases; and amax and scale of each FP8 cast. A difference ends the job with exit code 5. 0 turns this off; loaded weights are always
+    /// compared once, at the start.
     pub check_replicas: u64,
-    /// Seconds until all ranks must have joined.
+    /// Seconds within which all ranks must join.
     pub join_timeout: u64,
-    /// Seconds until a rank whose process sends nothing, not even heartbeats, counts as lost.
+    /// Seconds without any message from a rank's process, heartbeats included, after which the rank counts as lost.
     pub silence_timeout: u64,
-    /// Seconds until a rank that lives, but does not come to a collective that others wait in, ends the job; and until a GPU that does not
-    /// end its work does.
+    /// Seconds that ranks wait in a collective for a live rank before the job ends. Progress in reading, tokenizing, loading and saving
+    /// restarts this limit. The job also ends if a process waits longer than this for its GPU.
     pub collective_timeout: u64,
 }
 

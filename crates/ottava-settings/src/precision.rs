@@ -29,10 +29,12 @@ impl RunConfig {
 
     /// The configuration that the `progress` of the checkpoint at `path` holds.
     pub fn saved(path: &Path, progress: &training::Progress) -> Result<RunConfig> {
-        toml::from_str(&progress.config).map_err(|e| {
-            let path = path.join("manifest.json");
-            let e = e.to_string().trim_end().replace('\n', " ");
-            Error::Checkpoint(format!("{}: its configuration cannot be read: {e}", path.display()))
+        let table = progress.config.parse::<Table>().map_err(|error| vec![error.to_string()]);
+        let read = table.and_then(RunConfig::from_table).map(|(config, _)| config);
+        read.map_err(|problems| {
+            let (path, problems) = (path.join("manifest.json"), problems.join("; "));
+            let problems = problems.trim_end().replace('\n', " ");
+            Error::Checkpoint(format!("{}: its configuration cannot be read: {problems}", path.display()))
         })
     }
 }
@@ -70,9 +72,9 @@ fn with_settings(mut table: Table, settings: &[String], tables: &[&str], reason:
         }
     }
     if problems.is_empty() {
-        match table.try_into::<RunConfig>() {
-            Ok(config) => return Ok(config),
-            Err(error) => problems.push(format!("--set: {}", error.to_string().trim_end().replace('\n', " "))),
+        match RunConfig::from_table(table) {
+            Ok((config, _)) => return Ok(config),
+            Err(errors) => problems.extend(errors.into_iter().map(|error| format!("--set: {error}"))),
         }
     }
     Err(Error::Config(problems.join("\n")))

@@ -30,7 +30,7 @@ impl ResolvedConfig {
             recompute: memory.recompute.unwrap_or(Recompute::None),
             offload_optimizer: memory.offload_optimizer.unwrap_or(0.0),
             offload_parameters: memory.offload_parameters.unwrap_or(0.0),
-            async_save: run.training.async_save.unwrap_or(true),
+            async_save: run.checkpoint.async_save.unwrap_or(true),
             run: run.clone(),
         }
     }
@@ -41,7 +41,7 @@ impl ResolvedConfig {
         run.memory.recompute = Some(self.recompute);
         run.memory.offload_optimizer = Some(self.offload_optimizer);
         run.memory.offload_parameters = Some(self.offload_parameters);
-        run.training.async_save = Some(self.async_save);
+        run.checkpoint.async_save = Some(self.async_save);
         run
     }
 

@@ -1,17 +1,21 @@
 //! The table `[router]`.
 
 use ottava_models::layers::RouterLossFactors;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The `[router]` table: how tokens are spread over the experts of each layer.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterConfig {
-    /// Factor of the loss that is smallest if all experts get as many tokens; 0 for none.
+    /// Coefficient of the load-balancing loss of each mixture-of-experts layer (Megatron's `moe_aux_loss_coeff`; 0.01 is usual for training
+    /// from scratch). 0 turns it off.
     pub balance_loss: f64,
-    /// Factor of the mean square of the log-sum-exp of a router's logits, which keeps them small; 0 for none.
+    /// Coefficient of the router z-loss: the squared log-sum-exp of a router's logits, averaged over tokens. 0 turns it off.
     pub z_loss: f64,
-    /// What a step adds to or subtracts from the bias of each expert, for models whose routers have one; 0 for none.
+    /// Amount by which each step increases the bias of experts with fewer tokens than the mean, and decreases the bias of experts with more.
+    /// For models with router biases (DeepSeek-V3, which was trained with 0.001; Megatron's `moe_router_bias_update_rate`). 0 keeps the biases
+    /// unchanged.
     pub bias_update_rate: f64,
 }
 

@@ -1,43 +1,41 @@
 //! The settings of a run, and values derived from them.
 
 use crate::alarms::AlarmsConfig;
-use crate::auto;
 use crate::data::DataConfig;
 use crate::debug::DebugConfig;
+use crate::evaluation::{CheckpointConfig, EvaluationConfig, LoggingConfig};
 use crate::keys::flatten;
 use crate::lora::LoraConfig;
-use crate::memory::{MemoryConfig, OptimizerConfig, OptimizerName};
+use crate::lr_scheduler::LrSchedulerConfig;
+use crate::memory::MemoryConfig;
 use crate::objective::PreferenceConfig;
+use crate::optimizer::OptimizerConfig;
 use crate::parallel::ParallelConfig;
 use crate::router::RouterConfig;
 use crate::sentinel::SentinelConfig;
+use crate::training::TrainingConfig;
 use ottava_common::error::{Error, Result};
 use ottava_models::layers::ExpertsConfig;
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_parallel::expect_blocks;
-use ottava_parallel::optim::{
-    AdamWConfig, AdamWOptimizer, AdjustLr, LionOptimizer, MomentumConfig, MuonOptimizer, Optimizer, Schedule,
-    SchedulerType,
-};
+use ottava_parallel::optim::{Optimizer, Schedule};
 use ottava_recipe::param::Param;
 use ottava_recipe::{Precision, Recipe};
 use ottava_tensor::Device;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// The most sequences of a step. The time of a plan grows with their number, since it proposes other divisions into micro-batches.
-pub(super) const MAX_SEQUENCES: usize = 1 << 18;
-
 /// A training run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
-    /// Folder of the run: metrics, plot, checkpoints.
+    /// Folder of the run: resolved configuration, metrics, plot and checkpoints.
     pub output_dir: PathBuf,
-    /// `auto` (a GPU if there is one), `cuda` or `cpu`.
+    /// "auto" (a GPU if there is one), "cuda" or "cpu".
     pub device: DeviceChoice,
-    /// Decides initial weights and the order of the data.
+    /// Seed of random initial weights, of the order of the data and of samples after the run.
     pub seed: u64,
     /// The model.
     pub model: ModelConfig,
@@ -47,8 +45,20 @@ pub struct RunConfig {
     pub data: DataConfig,
     /// The loss of preferences.
     pub preference: PreferenceConfig,
-    /// Steps, batches and learning rate.
+    /// Steps and batches.
     pub training: TrainingConfig,
+    /// What updates weights, and in which formats it stores them.
+    #[serde(deserialize_with = "OptimizerConfig::read")]
+    pub optimizer: OptimizerConfig,
+    /// The learning rate of each step.
+    #[serde(deserialize_with = "LrSchedulerConfig::read")]
+    pub lr_scheduler: LrSchedulerConfig,
+    /// Evaluations and what follows from them.
+    pub evaluation: EvaluationConfig,
+    /// Checkpoints.
+    pub checkpoint: CheckpointConfig,
+    /// What is logged, and when.
+    pub logging: LoggingConfig,
     /// Balance of mixtures of experts.
     pub router: RouterConfig,
     /// Formats of computation.
@@ -59,8 +69,6 @@ pub struct RunConfig {
     pub alarms: AlarmsConfig,
     /// Tensors that are recorded.
     pub debug: DebugConfig,
-    /// Formats of master weights, gradients and optimizer states.
-    pub optimizer: OptimizerConfig,
     /// Recomputation and offloading.
     pub memory: MemoryConfig,
     /// Data parallelism and ZeRO.
@@ -70,7 +78,7 @@ pub struct RunConfig {
 }
 
 /// The device to run on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceChoice {
     /// A GPU if there is one, else the CPU.
@@ -83,7 +91,7 @@ pub enum DeviceChoice {
 }
 
 /// Initial weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightInit {
     /// From the model folder.
@@ -94,14 +102,14 @@ pub enum WeightInit {
 }
 
 /// The `[model]` table.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelConfig {
-    /// A Hugging Face model folder; for random weights, a `config.json` is enough.
+    /// A Hugging Face model folder. With init = "random" its config.json is enough.
     pub path: PathBuf,
-    /// `pretrained` or `random`.
+    /// "pretrained" (the folder's weights) or "random".
     pub init: WeightInit,
-    /// A `tokenizer.json` or a folder with one; empty means that of the model folder.
+    /// A tokenizer.json or a folder with one; "" uses the model folder's.
     pub tokenizer: PathBuf,
 }
 
@@ -112,167 +120,18 @@ impl ModelConfig {
     }
 }
 
-/// The `[training]` table.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TrainingConfig {
-    /// Optimizer steps; 0 means as many as `num_train_epochs` takes.
-    pub max_steps: u64,
-    /// Passes over the training documents, where `max_steps` is 0.
-    pub num_train_epochs: f64,
-    /// Sequences per forward and backward.
-    pub per_device_train_batch_size: usize,
-    /// Micro-batches per optimizer step, each with a forward and a backward.
-    pub gradient_accumulation_steps: usize,
-    /// Sequences per optimizer step, of all ranks; 0 is `per_device_train_batch_size` times `gradient_accumulation_steps` times ranks.
-    pub global_batch_size: usize,
-    /// Highest learning rate.
-    pub learning_rate: f64,
-    /// Lowest learning rate, one step after the end of the schedule.
-    pub min_learning_rate: f64,
-    /// `cosine`, `linear`, `constant`, `warmup_stable_decay`, `cosine_with_restarts`, `polynomial` or `inverse_sqrt`.
-    pub lr_scheduler_type: SchedulerType,
-    /// Steps in which the learning rate rises to its peak.
-    pub warmup_steps: u64,
-    /// The same as a share of the run's steps, rounded up, in place of `warmup_steps`; 0 takes those.
-    pub warmup_ratio: f64,
-    /// Steps of the final decay of `warmup_stable_decay`.
-    pub decay_steps: u64,
-    /// Half cosines of `cosine_with_restarts`, each from the peak to `min_learning_rate`.
-    pub lr_num_cycles: u64,
-    /// Exponent of `polynomial`; 1 is a straight line.
-    pub lr_power: f64,
-    /// Weight decay of matrices per unit of learning rate; norms and biases have none.
-    pub weight_decay: f64,
-    /// Share of the target distribution that the loss of texts spreads evenly over the vocabulary.
-    pub label_smoothing_factor: f64,
-    /// Decay of the first moment.
-    pub adam_beta1: f64,
-    /// Decay of the second moment.
-    pub adam_beta2: f64,
-    /// Added to the root of the second moment.
-    pub adam_epsilon: f64,
-    /// Decay of Muon's momentum.
-    pub muon_momentum: f64,
-    /// Muon's factor of the learning rate: `match_rms_adamw` or `original`.
-    pub muon_adjust_lr_fn: AdjustLr,
-    /// Share of Lion's momentum in the direction of an update.
-    pub lion_beta1: f64,
-    /// Decay of Lion's momentum.
-    pub lion_beta2: f64,
-    /// Gradients are scaled down to this norm; 0 turns clipping off.
-    pub max_grad_norm: f64,
-    /// Steps between lines of the log; `metrics.jsonl` has every step.
-    pub logging_steps: u64,
-    /// Steps between lines of `casts.jsonl`, the statistics of each FP8 cast; 0 writes none.
-    pub cast_statistics_steps: u64,
-    /// Steps between evaluations; 0 evaluates only at the start and the end.
-    pub eval_steps: u64,
-    /// Steps between checkpoints; 0 saves only at the end.
-    pub save_steps: u64,
-    /// Checkpoints kept, the newest; 0 keeps all.
-    pub save_total_limit: usize,
-    /// Whether the checkpoint of the best evaluation is saved, kept, and the run's model at the end.
-    pub load_best_model_at_end: bool,
-    /// The metric of an evaluation whose lowest value is the best.
-    pub metric_for_best_model: String,
-    /// Evaluations in a row without improvement after which the run ends; 0 does not end it.
-    pub early_stopping_patience: u64,
-    /// The metric has to be lower by more than this to count as an improvement.
-    pub early_stopping_threshold: f64,
-    /// Whether checkpoints are copied to host memory and written from there while training continues; `None`, written `auto`, does so if
-    /// that memory is available.
-    #[serde(with = "auto")]
-    pub async_save: Option<bool>,
-}
-
 /// The `[generation]` table.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerationConfig {
-    /// Beginnings of texts that the trained model completes at the end of the run.
+    /// Prompts that the trained model completes at the end of the run.
     pub prompts: Vec<String>,
-    /// Tokens at most, per completion.
+    /// Largest number of tokens per completion.
     pub max_new_tokens: usize,
-    /// 0 always takes the most likely token.
+    /// Sampling temperature; 0 always takes the most likely token.
     pub temperature: f64,
-    /// Tokens are drawn from the likeliest ones that together have this probability.
+    /// Samples only from the most likely tokens whose probabilities add up to this; above 0, at most 1.
     pub top_p: f64,
-}
-
-impl TrainingConfig {
-    /// Sequences per optimizer step, of all ranks once [`TrainingConfig::share_batch`] has divided them.
-    pub fn sequences(&self) -> usize {
-        match self.global_batch_size {
-            0 => self.per_device_train_batch_size * self.gradient_accumulation_steps,
-            sequences => sequences,
-        }
-    }
-
-    /// Whether evaluations are compared with each other.
-    pub fn compares_evaluations(&self) -> bool {
-        self.load_best_model_at_end || self.early_stopping_patience > 0
-    }
-
-    /// Divides the sequences of a step among `ranks`: finds the micro-batches of each, or the sequences of all.
-    ///
-    /// Errors with [`Error::Config`] where they cannot be divided evenly, where both numbers are given and differ, or where a step would
-    /// have too many.
-    pub fn share_batch(&mut self, ranks: usize) -> Result<()> {
-        let (rows, micro_batches) = (self.per_device_train_batch_size, self.gradient_accumulation_steps);
-        if self.global_batch_size == 0 {
-            let sequences = rows.saturating_mul(micro_batches).saturating_mul(ranks);
-            if sequences > MAX_SEQUENCES {
-                return Err(Error::Config(format!(
-                    "`per_device_train_batch_size` times `gradient_accumulation_steps` on {ranks} ranks is {sequences}; \
-                     a step has at most {MAX_SEQUENCES} sequences"
-                )));
-            }
-            self.global_batch_size = sequences;
-            return Ok(());
-        }
-        let global = self.global_batch_size;
-        if !global.is_multiple_of(rows * ranks) {
-            return Err(Error::Config(format!(
-                "`training.global_batch_size` is {global}, which is no multiple of {rows} sequences \
-                 (`per_device_train_batch_size`) on {ranks} ranks; change one of them"
-            )));
-        }
-        let needed = global / (rows * ranks);
-        if micro_batches != 1 && micro_batches != needed {
-            return Err(Error::Config(format!(
-                "`training.global_batch_size` = {global} takes {needed} micro-batches of {rows} sequences on {ranks} ranks, \
-                 and `gradient_accumulation_steps` is {micro_batches}; leave one of them out"
-            )));
-        }
-        self.gradient_accumulation_steps = needed;
-        Ok(())
-    }
-}
-
-impl RunConfig {
-    /// Keeps the sequences of a step in a run that goes on with other ranks than in `saved`, where neither file nor command line set their
-    /// number: by micro-batches per step. Returns what was changed, in words.
-    pub fn keep_batch(&mut self, saved: &RunConfig, ranks: usize) -> Option<String> {
-        let (before, rows) = (saved.training.sequences(), self.training.per_device_train_batch_size * ranks);
-        let open = self.training.global_batch_size == 0 && saved.parallel.data.max(1) != ranks;
-        if !open || rows * self.training.gradient_accumulation_steps == before || !before.is_multiple_of(rows) {
-            return None;
-        }
-        self.training.gradient_accumulation_steps = before / rows;
-        let (micro_batches, was) = (self.training.gradient_accumulation_steps, saved.parallel.data.max(1));
-        Some(format!(
-            "`training.gradient_accumulation_steps` is {micro_batches} on {ranks} ranks, so that a step keeps the {before} sequences it had on {was}"
-        ))
-    }
-
-    /// Divides a step among `ranks`, as [`TrainingConfig::share_batch`].
-    ///
-    /// Errors with [`Error::Config`] also as [`ParallelConfig::mesh`].
-    pub fn share(&mut self, ranks: usize) -> Result<()> {
-        self.parallel.data = self.parallel.mesh(ranks)?.data;
-        self.training.share_batch(self.parallel.data)
-    }
 }
 
 impl Default for RunConfig {
@@ -286,55 +145,19 @@ impl Default for RunConfig {
             data: DataConfig::default(),
             preference: PreferenceConfig::default(),
             training: TrainingConfig::default(),
+            optimizer: OptimizerConfig::default(),
+            lr_scheduler: LrSchedulerConfig::default(),
+            evaluation: EvaluationConfig::default(),
+            checkpoint: CheckpointConfig::default(),
+            logging: LoggingConfig::default(),
             router: RouterConfig::default(),
             precision: Precision::default(),
             sentinel: SentinelConfig::default(),
             alarms: AlarmsConfig::default(),
             debug: DebugConfig::default(),
-            optimizer: OptimizerConfig::default(),
             memory: MemoryConfig::default(),
             parallel: ParallelConfig::default(),
             generation: GenerationConfig::default(),
-        }
-    }
-}
-
-impl Default for TrainingConfig {
-    fn default() -> TrainingConfig {
-        TrainingConfig {
-            max_steps: 0,
-            num_train_epochs: 1.0,
-            per_device_train_batch_size: 8,
-            gradient_accumulation_steps: 1,
-            global_batch_size: 0,
-            learning_rate: 3e-4,
-            min_learning_rate: 0.0,
-            lr_scheduler_type: SchedulerType::Cosine,
-            warmup_steps: 100,
-            warmup_ratio: 0.0,
-            decay_steps: 0,
-            lr_num_cycles: 1,
-            lr_power: 1.0,
-            weight_decay: 0.1,
-            label_smoothing_factor: 0.0,
-            adam_beta1: 0.9,
-            adam_beta2: 0.95,
-            adam_epsilon: 1e-8,
-            muon_momentum: 0.95,
-            muon_adjust_lr_fn: AdjustLr::default(),
-            lion_beta1: 0.9,
-            lion_beta2: 0.99,
-            max_grad_norm: 1.0,
-            logging_steps: 10,
-            cast_statistics_steps: 100,
-            eval_steps: 0,
-            save_steps: 0,
-            save_total_limit: 3,
-            load_best_model_at_end: false,
-            metric_for_best_model: "eval_loss".into(),
-            early_stopping_patience: 0,
-            early_stopping_threshold: 0.0,
-            async_save: None,
         }
     }
 }
@@ -447,101 +270,16 @@ impl RunConfig {
 
     /// The learning rates of a run of `max_steps`.
     pub fn schedule(&self, max_steps: u64) -> Schedule {
-        let t = &self.training;
-        Schedule {
-            kind: t.lr_scheduler_type,
-            peak: t.learning_rate,
-            minimum: t.min_learning_rate,
-            warmup_steps: match t.warmup_ratio > 0.0 {
-                true => (t.warmup_ratio * max_steps as f64).ceil() as u64,
-                false => t.warmup_steps,
-            },
-            decay_steps: t.decay_steps,
-            cycles: t.lr_num_cycles,
-            power: t.lr_power,
-            max_steps,
-        }
+        self.lr_scheduler.schedule(self.optimizer.learning_rate, max_steps)
     }
 
     /// The optimizer of the run, before its first step.
     pub fn new_optimizer(&self, params: &[&mut Param]) -> Result<Box<dyn Optimizer>> {
-        let t = &self.training;
-        let (weight_decay, max_grad_norm) = (t.weight_decay, t.max_grad_norm);
-        let (beta1, beta2, epsilon) = (t.adam_beta1, t.adam_beta2, t.adam_epsilon);
-        let adamw = AdamWConfig { beta1, beta2, epsilon, weight_decay, max_grad_norm };
-        Ok(match self.optimizer.name {
-            OptimizerName::Adamw => Box::new(AdamWOptimizer::new(adamw, params)?),
-            OptimizerName::Muon => Box::new(MuonOptimizer::new(t.muon_momentum, t.muon_adjust_lr_fn, adamw, params)?),
-            OptimizerName::Lion => {
-                let (beta1, beta2) = (t.lion_beta1, t.lion_beta2);
-                Box::new(LionOptimizer::new(MomentumConfig { beta1, beta2, weight_decay, max_grad_norm }, params)?)
-            }
-        })
+        self.optimizer.build(self.training.max_grad_norm, params)
     }
 
-    /// Checks that a run saved with `saved` may resume as `self`. Settings that define the run must be equal; others may change and
-    /// are returned as `(key, before, now)` for the log.
-    pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
-        const FREE: &[&str] =
-            &["output_dir", "device", "generation", "data.cache_dir", "training.async_save", "lora.init_from"];
-        // The content at these paths is compared when the run resumes.
-        const STEERS: &[&str] = &[
-            "model.path",
-            "model.tokenizer",
-            "data.train_files",
-            "data.val_files",
-            "data.datasets",
-            "training",
-            "precision",
-            "sentinel",
-            "router",
-            "alarms",
-            "debug",
-            "optimizer.level",
-            "optimizer.master_weights",
-            "optimizer.gradient_dtype",
-            "optimizer.state_dtype",
-            "memory.recompute",
-            "memory.weight_codes",
-            "memory.offload_optimizer",
-            "memory.offload_parameters",
-            "memory.offload_residuals",
-            "parallel",
-        ];
-        const BATCH: &str = "training.global_batch_size";
-        let within = |list: &[&str], key: &str| list.iter().any(|l| key == *l || key.starts_with(&format!("{l}.")));
-        let (before, now) = (saved.precision.recipe, self.precision.recipe);
-        if saved.precision.recipe().compute != self.precision.recipe().compute {
-            return Err(Error::Config(format!(
-                "the checkpoint is of recipe `{}` and cannot resume as `{}`, whose weights have another type. \
-                 Start a new run with `model.path` set to the checkpoint instead",
-                before.as_str(),
-                now.as_str()
-            )));
-        }
-        let mut changes = Vec::new();
-        for ((key, now), (_, before)) in self.flat().into_iter().zip(saved.flat()) {
-            let (now, before) = match key == BATCH {
-                true => [self, saved].map(|config| Value::from(config.training.sequences() as i64)).into(),
-                false => (now, before),
-            };
-            if now == before || within(FREE, &key) {
-                continue;
-            }
-            if key == BATCH || !within(STEERS, &key) {
-                return Err(Error::Config(format!(
-                    "`{key}` was {before} when the checkpoint was saved and is {now} now; it must not change within a run. Start a new run with `model.path` set to the checkpoint instead"
-                )));
-            }
-            changes.push((key, before.to_string(), now.to_string()));
-        }
-        Ok(changes)
-    }
-}
-
-impl RunConfig {
     /// Whether FP8 codes of weights are stored for the whole step. Those of frozen weights take less memory than values.
     pub fn weight_codes(&self) -> bool {
-        self.memory.weight_codes.unwrap_or(self.lora.r > 0 || self.optimizer.level.weight_codes())
+        self.memory.weight_codes.unwrap_or(self.lora.r > 0 || self.optimizer.storage.weight_codes())
     }
 }

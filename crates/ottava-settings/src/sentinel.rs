@@ -1,26 +1,29 @@
 //! The table `[sentinel]`.
 
 use ottava_sentinel::{Bounds, SentinelPolicy};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The `[sentinel]` table: comparisons of the recipe with BF16 during a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SentinelConfig {
-    /// Steps from one comparison to the next, beginning with the first step; 0 makes none.
+    /// Compare the FP8 recipe with BF16 every so many steps, beginning with the first: the same sequences and weights, forward and backward,
+    /// without an update. 0 never compares. Results are in sentinel.jsonl and in TensorBoard.
     pub sentinel_steps: u64,
-    /// Sequences of each data-parallel rank that a comparison reads, of the step's first micro-batch.
+    /// Sequences of the step's first micro-batch that a comparison reads, on each data-parallel rank.
     pub sentinel_sequences: usize,
-    /// What happens after a finding: `report`, `pause`, `demote` or `bf16`.
+    /// What happens after a finding: "report" (a warning), "pause" (save and end with exit code 76), "demote" (the linears with findings
+    /// compute in BF16 for a while), "bf16" (all linears do).
     pub sentinel_policy: SentinelPolicy,
-    /// Steps for which `demote` and `bf16` hold; each time twice as long as the one before.
+    /// Steps for which "demote" and "bf16" hold; each time twice as long as the one before.
     pub sentinel_hold_steps: u64,
-    /// The difference of the losses, in nats per token, beyond which a comparison is a finding.
+    /// The difference between the losses in FP8 and BF16, in nats per token, above which a comparison is a finding.
     pub sentinel_loss_gap: f64,
-    /// The cosine between gradients below which a comparison is a finding.
+    /// The cosine between the gradients in FP8 and BF16 below which a comparison is a finding.
     pub sentinel_cosine: f64,
-    /// Steps from one check for silent data corruption to the next, beginning with the first step: a micro-batch is computed twice, and the
-    /// bits are compared; 0 makes none.
+    /// Compute the first micro-batch of a step twice every so many steps, beginning with the first, and end with an error if any bit differs: a
+    /// sign of unreliable hardware. On a GPU, backward takes part with precision.deterministic only. 0 never does.
     pub repeat_steps: u64,
 }
 

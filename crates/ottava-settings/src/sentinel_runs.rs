@@ -1,7 +1,7 @@
 //! What `[sentinel]` demands of a run.
 
 use crate::RunConfig;
-use crate::problems::Problems;
+use crate::demands::Problems;
 use ottava_recipe::RecipeName;
 
 impl RunConfig {

@@ -54,8 +54,10 @@ pub fn starter(model: &Path, files: &[PathBuf]) -> Result<Starter> {
          [data]\ntrain_files = [{}]\n# Fields of the records: {}.\n\
          max_length = {}\nval_set_size = 0.01\n\n\
          [training]\nnum_train_epochs = {epochs}\n# Sequences per forward and backward, and how many of these make a step.\n\
-         per_device_train_batch_size = 4\ngradient_accumulation_steps = 4\nlearning_rate = {rate}\nwarmup_ratio = 0.03\nweight_decay = 0.0\n\
-         eval_steps = 100\nsave_steps = 500\n\n\
+         per_device_train_batch_size = 4\ngradient_accumulation_steps = 4\n\n\
+         [optimizer]\nlearning_rate = {rate}\nweight_decay = 0.0\n\n\
+         [lr_scheduler]\n# A share of the run's steps.\nwarmup_steps = 0.03\n\n\
+         [evaluation]\neval_steps = 100\n\n\
          [precision]\n# \"bf16\", or an FP8 recipe: \"fp8-current\", \"fp8-delayed\", \"fp8-row\" or \"fp8-block\". `ottava plan` says what each linear gains.\nrecipe = \"bf16\"\n\n\
          [memory]\n# The cheapest recomputation that fits the device.\nrecompute = \"auto\"\n\n\
          # Adapters instead of all weights: less memory.\n# [lora]\n# r = 16\n# lora_alpha = 32.0\n",

@@ -1,10 +1,7 @@
-use crate::keys::flatten;
-use crate::names::Known;
 use crate::*;
 use ottava_common::error::Result;
 use ottava_recipe::recompute::Recompute;
 use ottava_recipe::{Precision, RecipeName};
-use toml::Table;
 
 fn load(text: &str, settings: &[&str]) -> Result<RunConfig> {
     let folder = tempfile::tempdir().unwrap();
@@ -16,28 +13,10 @@ fn load(text: &str, settings: &[&str]) -> Result<RunConfig> {
 const SMALL: &str = "[model]\npath = \"m\"\n[data]\ntrain_files = [\"a.txt\"]\n";
 
 #[test]
-fn the_reference_shows_every_key_at_its_default() {
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/reference.toml")).unwrap();
-    let shown: Table = text.parse().unwrap();
-    let mut keys = Vec::new();
-    flatten("", &shown, &mut keys);
-    let mut shown_keys: Vec<_> = keys.iter().map(|(k, _)| k.clone()).collect();
-    let mut known = Known::new().0;
-    shown_keys.sort();
-    known.sort();
-    assert_eq!(shown_keys, known);
-    assert_eq!(shown.try_into::<RunConfig>().unwrap(), RunConfig::default());
-    let lines: Vec<_> = text.lines().collect();
-    for pair in lines.windows(2).filter(|pair| pair[1].contains(" = ") && !pair[1].starts_with('#')) {
-        assert!(pair[0].starts_with("# "), "`{}` has no comment of its own", pair[1]);
-    }
-}
-
-#[test]
 fn misspelt_keys_are_errors_with_a_suggestion() {
     let error = load(&format!("{SMALL}[training]\nlearning_rte = 1e-3\n"), &[]).unwrap_err().to_string();
     assert!(
-        error.ends_with("`training.learning_rte` is not a setting; did you mean `training.learning_rate`?"),
+        error.ends_with("`training.learning_rte` is not a setting; did you mean `optimizer.learning_rate`?"),
         "{error}"
     );
     let error = load(&format!("{SMALL}[trainig]\nmax_steps = 3\n"), &[]).unwrap_err().to_string();
@@ -51,8 +30,12 @@ fn misspelt_keys_are_errors_with_a_suggestion() {
 #[test]
 fn keys_that_are_near_to_none_are_errors_with_those_that_there_are() {
     for (text, settings, words) in [
-        ("[lora]\npurple = true\n", &[][..], "`lora.purple` is not a setting; [lora] has `alpha_pattern`, "),
-        ("[purple]\nproject = \"x\"\n", &[], "`purple` is not a table of settings; there are [alarms], [data], "),
+        ("[lora]\npurple = true\n", &[][..], "`lora.purple` is not a setting; [lora] has `r`, `lora_alpha`, "),
+        (
+            "[purple]\nproject = \"x\"\n",
+            &[],
+            "`purple` is not a table of settings; there are [model], [lora], [data], ",
+        ),
         ("purple = true\n", &[], "`purple` is not a setting; configs/reference.toml lists all of them"),
         ("", &["purple=true"], "`purple` is not a setting; configs/reference.toml lists all of them"),
     ] {
@@ -73,21 +56,20 @@ fn a_text_in_place_of_a_list_says_how_to_write_it() {
 }
 
 #[test]
-fn a_share_of_warm_up_steps_replaces_their_number() {
-    let config = load(SMALL, &["warmup_ratio=0.03"]).unwrap();
+fn a_warm_up_is_a_number_of_steps_or_a_share() {
+    let config = load(SMALL, &["warmup_steps=0.03"]).unwrap();
     assert_eq!((config.schedule(1000).warmup_steps, config.schedule(10).warmup_steps), (30, 1));
     assert_eq!(load(SMALL, &["warmup_steps=7"]).unwrap().schedule(1000).warmup_steps, 7);
-    assert!(
-        load(SMALL, &["warmup_ratio=100"]).unwrap_err().to_string().contains("a number of steps is `warmup_steps`")
-    );
+    let error = load(SMALL, &["warmup_steps=1.5"]).unwrap_err().to_string();
+    assert!(error.contains("1.5 is no number of warm-up steps, and no share"), "{error}");
 }
 
 #[test]
 fn every_problem_is_reported_at_once() {
-    let error = load("[training]\nlogging_steps = 0\n", &["adam_beta1=1.5", "nonsense"]).unwrap_err().to_string();
+    let error = load("[logging]\nlogging_steps = 0\n", &["beta1=1.5", "nonsense"]).unwrap_err().to_string();
     assert!(error.contains("--set nonsense: expected key=value"), "{error}");
-    let error = load("[training]\nlogging_steps = 0\n", &["adam_beta1=1.5"]).unwrap_err().to_string();
-    for part in ["model.path", "train_files", "logging_steps", "adam_beta1"] {
+    let error = load("[logging]\nlogging_steps = 0\n", &["beta1=1.5"]).unwrap_err().to_string();
+    for part in ["model.path", "train_files", "logging_steps", "optimizer.beta1"] {
         assert!(error.contains(part), "{part} in {error}");
     }
 }
@@ -97,7 +79,7 @@ fn settings_take_bare_keys_dotted_paths_and_words() {
     let config =
         load(SMALL, &["recipe=fp8-delayed", "training.max_steps=7", "lr=0.5", "prompts=[\"a\", \"b\"]"]).unwrap();
     assert_eq!(config.precision.recipe, ottava_recipe::RecipeName::Fp8Delayed);
-    assert_eq!((config.training.max_steps, config.training.learning_rate), (7, 0.5));
+    assert_eq!((config.training.max_steps, config.optimizer.learning_rate), (Some(7), 0.5));
     assert_eq!(config.generation.prompts, ["a", "b"]);
 }
 
@@ -137,19 +119,19 @@ fn precision(lines: &str) -> Result<Precision> {
 #[test]
 fn numbers_that_steps_cannot_hold_are_refused() {
     for setting in [
-        "adam_epsilon=1e-320",
-        "adam_epsilon=1e-40",
+        "eps=1e-320",
+        "eps=1e-40",
         "learning_rate=1e-300",
         "learning_rate=1e39",
         "weight_decay=1e-50",
         "max_grad_norm=1e300",
-        "adam_beta2=0.99999999999",
+        "beta2=0.99999999999",
     ] {
         let error = load(SMALL, &[setting]).unwrap_err().to_string();
         let key = setting.split('=').next().unwrap();
-        assert!(error.contains(&format!("`training.{key}` is")) && error.contains("F32"), "{setting}: {error}");
+        assert!(error.contains(&format!(".{key}` is")) && error.contains("F32"), "{setting}: {error}");
     }
-    for setting in ["adam_epsilon=1e-30", "weight_decay=0.0", "max_grad_norm=0.0", "adam_beta2=0.9999"] {
+    for setting in ["eps=1e-30", "weight_decay=0.0", "max_grad_norm=0.0", "beta2=0.9999"] {
         load(SMALL, &[setting]).unwrap_or_else(|error| panic!("{setting}: {error}"));
     }
 }
@@ -307,7 +289,7 @@ fn impossible_offloading_is_an_error() {
 
 #[test]
 fn ranks_share_a_global_batch() {
-    let shared = |global: usize, rows: usize, passes: usize, ranks: usize| {
+    let shared = |global: Option<usize>, rows: usize, passes: usize, ranks: usize| {
         let mut training = TrainingConfig {
             global_batch_size: global,
             per_device_train_batch_size: rows,
@@ -317,28 +299,28 @@ fn ranks_share_a_global_batch() {
         let result = training.share_batch(ranks).map_err(|error| error.to_string());
         result.map(|()| (training.sequences(), training.gradient_accumulation_steps))
     };
-    assert_eq!(shared(0, 4, 2, 1), Ok((8, 2)));
-    assert_eq!(shared(0, 4, 2, 3), Ok((24, 2)), "without it, ranks add sequences");
-    assert_eq!(shared(24, 4, 1, 3), Ok((24, 2)));
-    assert_eq!(shared(24, 4, 2, 3), Ok((24, 2)), "both may be given where they agree");
-    assert!(shared(24, 4, 3, 3).unwrap_err().contains("takes 2 micro-batches"));
-    assert!(shared(0, 1 << 10, 1 << 8, 2).unwrap_err().contains("at most 262144 sequences"));
-    assert!(shared(20, 4, 1, 3).unwrap_err().contains("no multiple of 4 sequences"));
+    assert_eq!(shared(None, 4, 2, 1), Ok((8, 2)));
+    assert_eq!(shared(None, 4, 2, 3), Ok((24, 2)), "without it, ranks add sequences");
+    assert_eq!(shared(Some(24), 4, 1, 3), Ok((24, 2)));
+    assert_eq!(shared(Some(24), 4, 2, 3), Ok((24, 2)), "both may be given where they agree");
+    assert!(shared(Some(24), 4, 3, 3).unwrap_err().contains("takes 2 micro-batches"));
+    assert!(shared(None, 1 << 10, 1 << 8, 2).unwrap_err().contains("at most 262144 sequences"));
+    assert!(shared(Some(20), 4, 1, 3).unwrap_err().contains("no multiple of 4 sequences"));
     // Ranks may change within a run, and the sequences of a step may not.
     let of = |global, rows| {
         let mut config = RunConfig::default();
         (config.training.global_batch_size, config.training.per_device_train_batch_size) = (global, rows);
         config
     };
-    assert_eq!(of(8, 4).check_resume(&of(8, 8)).unwrap().len(), 1);
-    assert_eq!(of(0, 8).check_resume(&of(8, 8)).unwrap(), []);
-    assert!(of(16, 8).check_resume(&of(8, 8)).unwrap_err().to_string().contains("global_batch_size"));
+    assert_eq!(of(Some(8), 4).check_resume(&of(Some(8), 8)).unwrap().len(), 1);
+    assert_eq!(of(None, 8).check_resume(&of(Some(8), 8)).unwrap(), []);
+    assert!(of(Some(16), 8).check_resume(&of(Some(8), 8)).unwrap_err().to_string().contains("global_batch_size"));
 }
 
 #[test]
 fn a_resolved_configuration_is_saved_with_its_values() {
     let mut run = RunConfig::default();
-    (run.memory.recompute, run.training.async_save) = (None, None);
+    (run.memory.recompute, run.checkpoint.async_save) = (None, None);
     (run.memory.offload_optimizer, run.memory.offload_parameters) = (None, None);
     let (recompute, async_save) = (Recompute::Full, false);
     let (offload_optimizer, offload_parameters) = (0.5, 0.25);
@@ -402,7 +384,7 @@ fn evaluations_are_compared_by_a_metric_that_they_have() {
     let best = "load_best_model_at_end=true";
     set(&[best, "eval_steps=5", "metric_for_best_model=eval_b_loss"]).unwrap();
     for (settings, expected) in [
-        (&[best][..], "`training.load_best_model_at_end` is set and `training.eval_steps` is 0"),
+        (&[best][..], "`evaluation.load_best_model_at_end` is set and `evaluation.eval_steps` is \"end\""),
         (&[best, "eval_steps=5", "val_set_size=0"], "the run has no validation documents"),
         (
             &["early_stopping_patience=2", "eval_steps=5", "metric_for_best_model=eval_c_loss"],
@@ -420,9 +402,10 @@ fn evaluations_are_compared_by_a_metric_that_they_have() {
 fn words_for_the_default_reset_what_the_file_has() {
     let file = "[model]\npath = \"m\"\n[data]\ntrain_files = [\"a.txt\"]\n[training]\nmax_steps = 8\n[optimizer]\nname = \"muon\"\n";
     let of = |setting: &str| load(file, &[setting]).unwrap();
-    assert_eq!(of("max_steps=-1").training.max_steps, 0);
-    assert_eq!(of("use_muon=false").optimizer.name, OptimizerName::Adamw);
-    assert_eq!(load(&file.replace("muon", "lion"), &["use_muon=false"]).unwrap().optimizer.name, OptimizerName::Lion);
+    assert_eq!(of("max_steps=-1").training.max_steps, None);
+    assert_eq!(of("use_muon=false").optimizer.algorithm, Algorithm::Adamw(Adamw::default()));
+    let lion = load(&file.replace("muon", "lion"), &["use_muon=false"]).unwrap();
+    assert_eq!(lion.optimizer.algorithm, Algorithm::Lion(Lion::default()));
     let with = |table: &str, setting: &str| load(&format!("{SMALL}{table}"), &[setting]);
     let recipe = |table: &str, setting: &str| with(table, setting).unwrap().precision.recipe;
     assert_eq!(recipe("[precision]\nrecipe = \"fp32\"\n", "fp32=false"), RecipeName::Bf16);
@@ -458,4 +441,105 @@ fn words_for_the_default_contradict_settings_of_one_file() {
     assert!(stage.contains("contradict each other"), "{stage}");
     assert!(error("[precision]\nbf16 = false\n").contains("`recipe = \"bf16\"` under [precision] is the default"));
     load(&format!("{SMALL}[optimizer]\nuse_muon = false\n[training]\nmax_steps = -1\n"), &[]).unwrap();
+}
+
+/// The settings of a run that version 0.1 saved.
+const SAVED: &str = include_str!("../tests/data/old_settings.toml");
+
+/// A file, with settings of a command line, that says what `now` says.
+fn says(old: &str, settings: &[&str], now: &str) {
+    let loaded = load(&format!("{SMALL}{old}"), settings).unwrap();
+    assert_eq!(loaded, load(&format!("{SMALL}{now}"), &[]).unwrap(), "{old} {settings:?}");
+}
+
+#[test]
+fn old_spellings_say_the_same_in_files_and_on_the_command_line() {
+    let lion = "[optimizer]\nname = \"lion\"\nbeta2 = 0.98\n";
+    says("[optimizer]\nname = \"lion\"\n[training]\nlion_beta2 = 0.98\nadam_beta2 = 0.95\n", &[], lion);
+    says("[training]\nlion_beta2 = 0.98\n", &["optimizer.name=lion"], lion);
+    says("", &["lion_beta2=0.98", "optimizer.name=lion"], lion);
+    says("", &["training.lion_beta2=0.98", "optimizer.name=lion"], lion);
+    says("[training]\nadam_beta2 = 0.5\n", &["optimizer.name=lion", "beta2=0.98"], lion);
+    says("[optimizer]\nbeta2 = 0.5\nname = \"lion\"\n", &["lion_beta2=0.98"], lion);
+    // A key that its run did not read has no effect now either.
+    says("[training]\nlion_beta1 = 0.5\nlr_power = 3.0\n", &[], "");
+    says("[training]\nmax_steps = 0\nglobal_batch_size = 0\nwarmup_ratio = 0.0\n", &[], "");
+    says("[training]\nwarmup_ratio = 0.25\nwarmup_steps = 9\n", &[], "[lr_scheduler]\nwarmup_steps = 0.25\n");
+    says("", &["warmup_ratio=0.25", "warmup_steps=0"], "[lr_scheduler]\nwarmup_steps = 0.25\n");
+    says("[training]\nwarmup_steps = 9\n", &["warmup_steps=3"], "[lr_scheduler]\nwarmup_steps = 3\n");
+    says("", &["warmup_ratio=0.25"], "[lr_scheduler]\nwarmup_steps = 0.25\n");
+    let stable = "[lr_scheduler]\ntype = \"warmup_stable_decay\"\ndecay_steps = 7\nmin_learning_rate = 1e-5\n";
+    says("[training]\ndecay_steps = 7\nmin_learning_rate = 1e-5\n", &["lr_scheduler_type=wsd"], stable);
+    says("[training]\neval_steps = 0\nsave_steps = 0\n", &[], "[checkpoint]\nsave_steps = \"end\"\n");
+    says("", &["save_steps=0", "max_steps=0"], "[checkpoint]\nsave_steps = \"end\"\n");
+    for (old, now) in [("O0", "float32"), ("O3", "msamp-o3"), ("coat", "coat"), ("bf16", "bfloat16")] {
+        says("", &[&format!("level={old}")], &format!("[optimizer]\nstorage = \"{now}\"\n"));
+    }
+    let whole = load(SMALL, &["training.warmup_ratio=1"]).unwrap();
+    assert_eq!([1, 7, 1000, 123_456].map(|steps| whole.schedule(steps).warmup_steps), [1, 7, 1000, 123_456]);
+    let both = load(&format!("{SMALL}[training]\nlearning_rate = 1e-3\n[optimizer]\nlearning_rate = 1e-3\n"), &[]);
+    let error = both.unwrap_err().to_string();
+    assert!(
+        error.contains("`training.learning_rate` and `optimizer.learning_rate` mean the same; keep one"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_key_of_another_variant_is_an_error_that_names_both() {
+    for (text, expected) in [
+        ("[optimizer]\nmomentum = 0.9\n", "`optimizer.momentum` is for muon, and `optimizer.name` is adamw; remove it"),
+        (
+            "[optimizer]\nname = \"lion\"\neps = 1e-8\n",
+            "`optimizer.eps` is for adamw, muon, and `optimizer.name` is lion; remove it",
+        ),
+        (
+            "[lr_scheduler]\ntype = \"inverse_sqrt\"\nmin_learning_rate = 0.0\n",
+            "is for cosine, linear, warmup_stable_decay, cosine_with_restarts, polynomial, and `lr_scheduler.type` is inverse_sqrt",
+        ),
+    ] {
+        let error = load(&format!("{SMALL}{text}"), &[]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let error = load(SMALL, &["optimizer.name=sgd"]).unwrap_err().to_string();
+    assert!(error.contains("the optimizers are \"adamw\", \"muon\" and \"lion\""), "{error}");
+}
+
+#[test]
+fn settings_that_an_earlier_version_saved_are_read() {
+    let (config, _) = RunConfig::from_table(SAVED.parse().unwrap()).unwrap();
+    assert_eq!(config.optimizer.algorithm, Algorithm::Lion(Lion { beta1: 0.85, beta2: 0.98 }));
+    assert_eq!((config.optimizer.learning_rate, config.optimizer.weight_decay), (0.01, 0.2));
+    assert_eq!(config.optimizer.storage, ottava_recipe::level::Storage::MsampO2);
+    let decay = ottava_parallel::optim::StableDecay { min_learning_rate: 1e-4, decay_steps: 3 };
+    assert_eq!(config.lr_scheduler.kind, ottava_parallel::optim::SchedulerType::WarmupStableDecay(decay));
+    assert_eq!(config.lr_scheduler.warmup_steps, Warmup::Share(0.25));
+    assert_eq!((config.evaluation.eval_steps, config.checkpoint.save_steps), (Interval::Every(2), Interval::End));
+    assert_eq!((config.training.max_steps, config.training.global_batch_size), (Some(6), Some(12)));
+    assert_eq!((config.logging.logging_steps, config.logging.cast_statistics_steps), (10, 100));
+    assert_eq!((config.checkpoint.save_total_limit, config.checkpoint.async_save), (0, Some(true)));
+    // What is written now has no old key, and reads back.
+    let written: toml::Table = config.to_toml().parse().unwrap();
+    assert_eq!(RunConfig::from_table(written).unwrap(), (config, None));
+}
+
+#[test]
+fn a_file_is_rewritten_with_its_comments() {
+    let old = "# A run.\n[training]\nmax_steps = 9 # nine\n# The rate.\nlearning_rate = 1e-3  # high\nlion_beta1 = 0.5\nsave_steps = 0\n\n\
+               # Formats.\n[optimizer]\nlevel = \"O2\" # two\n";
+    let Migrated { toml, changes } = migrate("run.toml".as_ref(), old).unwrap();
+    let new = "# A run.\n[training]\nmax_steps = 9 # nine\n\n[checkpoint]\nsave_steps = \"end\"\n\n\
+               # Formats.\n[optimizer]\n# The rate.\nlearning_rate = 1e-3  # high\nstorage = \"msamp-o2\" # two\n";
+    assert_eq!(toml, new);
+    assert_eq!(changes.len(), 4, "{changes:?}");
+    assert!(changes.join(" ").contains(
+        "`training.lion_beta1 = 0.5` has no effect and is left out: it is for lion, and `optimizer.name` is adamw"
+    ));
+    assert_eq!(migrate("run.toml".as_ref(), new).unwrap().toml, new, "nothing is old now");
+    let twice = migrate("run.toml".as_ref(), "[training]\nweight_decay = 0\n[optimizer]\nweight_decay = 0.1\n");
+    assert!(twice.unwrap_err().to_string().contains("mean the same"));
+    // The settings of a saved run as well.
+    let saved = migrate("run.toml".as_ref(), SAVED).unwrap().toml;
+    let [before, after] = [SAVED, &saved].map(|text| RunConfig::from_table(text.parse().unwrap()).unwrap());
+    assert_eq!((before.0, after.1), (after.0, None));
 }

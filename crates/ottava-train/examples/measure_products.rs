@@ -7,7 +7,7 @@
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
 use ottava_models::DecoderConfig;
 use ottava_parallel::Ranks;
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_recipe::{Precision, RecipeName};
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
@@ -20,7 +20,7 @@ const RECIPES: [RecipeName; 5] =
 /// Recipes of inference: weights with scales of their own need no other.
 const SERVED: [RecipeName; 2] = [RecipeName::Bf16, RecipeName::Fp8Row];
 /// Levels that differ in the type in which gradients of weights are summed.
-const LEVELS: [Level; 2] = [Level::O0, Level::Bf16];
+const STORAGES: [Storage; 2] = [Storage::Float32, Storage::Bfloat16];
 /// The sizes of `ottava serve`.
 const AT_ONCE: usize = 256;
 const MAX_LEN: usize = 4096;
@@ -31,10 +31,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::cuda(0)?;
     for name in &names {
         for recipe in RECIPES {
-            for level in LEVELS {
+            for storage in STORAGES {
                 let begin = Instant::now();
-                train(name, recipe, level, &device)?;
-                println!("{name}: training in {} at {level:?}, {:.1?}", recipe.as_str(), begin.elapsed());
+                train(name, recipe, storage, &device)?;
+                println!("{name}: training in {} at {storage:?}, {:.1?}", recipe.as_str(), begin.elapsed());
             }
         }
     }
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Two micro-batches; the second one adds to gradients.
-fn train(name: &str, recipe: RecipeName, level: Level, device: &Device) -> ottava_common::Result<()> {
+fn train(name: &str, recipe: RecipeName, storage: Storage, device: &Device) -> ottava_common::Result<()> {
     let bench = TrainBench {
         model: name.to_string(),
         layers: Some(1),
@@ -60,7 +60,7 @@ fn train(name: &str, recipe: RecipeName, level: Level, device: &Device) -> ottav
         steps: 1,
         config: RunConfig::default(),
     };
-    bench.run(recipe, level, device, &Rc::new(Ranks::solo()))?;
+    bench.run(recipe, storage, device, &Rc::new(Ranks::solo()))?;
     Ok(())
 }
 

@@ -6,7 +6,7 @@
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
 use ottava_models::DecoderConfig;
 use ottava_parallel::Ranks;
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_recipe::{Precision, RecipeName};
 use ottava_settings::{ResolvedConfig, RunConfig};
 use ottava_tensor::Device;
@@ -27,8 +27,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // Layers differ in a pattern of two at most, and the first may be dense.
         let sizes = DecoderConfig { layers: 3, ..sizes };
         for recipe in RECIPES {
-            for level in Level::ALL {
-                all.merge(&training(&sizes, recipe, level)?);
+            for storage in Storage::ALL {
+                all.merge(&training(&sizes, recipe, storage)?);
             }
             for kv_cache_dtype in [KvCacheDtype::Auto, KvCacheDtype::Fp8] {
                 all.merge(&inference(&sizes, recipe, kv_cache_dtype)?);
@@ -43,9 +43,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// What a run launches, evaluations and comparisons with BF16 included.
-fn training(sizes: &DecoderConfig, recipe: RecipeName, level: Level) -> ottava_common::Result<Workload> {
+fn training(sizes: &DecoderConfig, recipe: RecipeName, storage: Storage) -> ottava_common::Result<Workload> {
     let mut run = RunConfig::default();
-    (run.precision.recipe, run.optimizer.level, run.data.max_length) = (recipe, level, SEQ_LEN);
+    (run.precision.recipe, run.optimizer.storage, run.data.max_length) = (recipe, storage, SEQ_LEN);
     if recipe != RecipeName::Bf16 {
         run.sentinel.sentinel_steps = 100;
     }

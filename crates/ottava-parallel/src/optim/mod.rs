@@ -29,5 +29,5 @@ pub use momenta::MomentumConfig;
 pub use muon::{AdjustLr, MuonOptimizer};
 pub use optimizer::read_and_optimizer_tensors;
 pub use optimizer::{Optimizer, Per, StateTensor, Updated, grad_norm, optimizer_tensors};
-pub use schedule::{Schedule, SchedulerType};
+pub use schedule::{Decay, PolynomialDecay, Restarts, Schedule, SchedulerType, StableDecay};
 pub use update::{Prepared, directions, find_amaxes, update};

@@ -9,10 +9,11 @@ use ottava_recipe::param::Param;
 use ottava_recipe::scaling::Casts;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Direction, newton_schulz};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The factor of the learning rate of a matrix `[R, C]`, named as in PyTorch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AdjustLr {
     /// `0.2 · √max(R, C)`: updates are as large as AdamW's updates, so that its learning rate and weight decay apply.

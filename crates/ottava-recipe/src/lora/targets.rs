@@ -2,7 +2,9 @@
 
 use fancy_regex::Regex;
 use ottava_common::error::{Error, Result};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The word for all linears of the blocks.
@@ -193,6 +195,20 @@ pub fn last_name(linear: &str) -> &str {
 pub(super) fn last_names<'a>(linears: impl Iterator<Item = &'a String>) -> String {
     let known: BTreeSet<&str> = linears.map(|linear| last_name(linear)).collect();
     known.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+impl JsonSchema for Targets {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Targets".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
+    }
 }
 
 impl Serialize for Targets {

@@ -5,7 +5,7 @@ use super::id::{ParamId, UnitId};
 use super::shard::{FolderLayout, FolderTensor, Shard, Split};
 use crate::Recipe;
 use crate::layer_ranks::{LayerRanks, ShardPlace};
-use crate::level::{Formats, Level, Share};
+use crate::level::{Formats, Share, Storage};
 use crate::lora::Lora;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Slots;
@@ -101,7 +101,7 @@ pub struct MemoryPolicy {
 impl MemoryPolicy {
     /// Everything stored on the device, in F32.
     pub const FULL: MemoryPolicy = MemoryPolicy {
-        formats: Level::O0.formats(),
+        formats: Storage::Float32.formats(),
         weight_codes: true,
         frozen_values: true,
         recompute: Recompute::None,

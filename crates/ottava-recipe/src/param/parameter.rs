@@ -13,7 +13,7 @@ use super::scopes::GRADIENTS;
 use super::shard::{Shard, Split};
 use super::weights::Weights;
 use crate::Cast;
-use crate::level::{Formats, Level, Masters};
+use crate::level::{Formats, Masters, Storage};
 use crate::scaling::{Casts, NextCast, Slot, Values};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::name_hash;
@@ -154,7 +154,7 @@ impl Param {
         let formats = match build.purpose {
             Purpose::Train(memory) if !frozen && is_matrix => memory.formats,
             Purpose::Train(memory) if !frozen => memory.formats.of_vectors(),
-            Purpose::Train(_) | Purpose::Infer => Formats { masters: Masters::None, ..Level::O0.formats() },
+            Purpose::Train(_) | Purpose::Infer => Formats { masters: Masters::None, ..Storage::Float32.formats() },
         };
         if build.purpose.trains()
             && !frozen

@@ -66,26 +66,24 @@ impl Trainer {
                 ("data.packing", "\"none\""),
                 ("data.val_set_size", "0.0"),
                 ("training.per_device_train_batch_size", "1"),
-                ("training.warmup_ratio", "0.03"),
+                ("lr_scheduler.warmup_steps", "0.03"),
             ],
             Trainer::LlamaFactory => vec![
                 ("data.max_length", "2048"),
                 ("data.packing", "\"none\""),
                 ("data.val_set_size", "0.0"),
                 ("training.num_train_epochs", "3.0"),
-                ("training.learning_rate", "5e-5"),
-                ("training.lr_scheduler_type", "\"linear\""),
-                ("training.warmup_steps", "0"),
-                ("training.save_steps", "500"),
+                ("optimizer.learning_rate", "5e-5"),
+                ("lr_scheduler.type", "\"linear\""),
+                ("lr_scheduler.warmup_steps", "0"),
             ],
             Trainer::Trl => vec![
                 ("data.packing", "\"none\""),
                 ("data.val_set_size", "0.0"),
                 ("training.num_train_epochs", "3.0"),
-                ("training.learning_rate", if compares_with_reference(table) { "1e-6" } else { "2e-5" }),
-                ("training.lr_scheduler_type", "\"linear\""),
-                ("training.warmup_steps", "0"),
-                ("training.save_steps", "500"),
+                ("optimizer.learning_rate", if compares_with_reference(table) { "1e-6" } else { "2e-5" }),
+                ("lr_scheduler.type", "\"linear\""),
+                ("lr_scheduler.warmup_steps", "0"),
                 ("memory.recompute", "\"full\""),
             ],
             Trainer::DeepSpeed | Trainer::Other => Vec::new(),
@@ -98,10 +96,7 @@ impl Trainer {
             defaults.push(("parallel.zero", "3"));
         }
         if matches!(self, Trainer::Axolotl | Trainer::LlamaFactory | Trainer::Trl) {
-            defaults.extend([("training.weight_decay", "0.0"), ("training.adam_beta2", "0.999")]);
-        }
-        if self == Trainer::Axolotl && table.contains_key("warmup_steps") {
-            defaults.retain(|(path, _)| *path != "training.warmup_ratio");
+            defaults.extend([("optimizer.weight_decay", "0.0"), ("optimizer.beta2", "0.999")]);
         }
         let mut defaults: Vec<_> = defaults.into_iter().map(|(path, value)| (path, value.to_string())).collect();
         if self == Trainer::LlamaFactory && table.get("finetuning_type").is_none_or(|kind| kind == "lora") {

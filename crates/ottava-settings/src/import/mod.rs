@@ -7,6 +7,7 @@ mod fields;
 mod tests;
 
 use crate::RunConfig;
+use crate::keys;
 use crate::names::{self, Known};
 use crate::words::{self, Translation};
 use crate::yaml::Yaml;
@@ -63,6 +64,9 @@ pub fn import(path: &Path) -> Result<Imported> {
         None => Ok(import.finish()),
     }
 }
+
+/// Our key of the warm-up.
+const WARMUP: &str = "lr_scheduler.warmup_steps";
 
 /// Our key of the objective of a run.
 const OBJECTIVE: &str = "preference.loss_type";
@@ -163,11 +167,7 @@ impl Import<'_> {
 
     /// Writes `value` at `ours`, in the form that the key has.
     fn add(&mut self, path: &str, ours: &str, value: Value) {
-        let (mut ours, mut value) = (ours, value);
-        // Versions 5 of transformers write a share of the steps into `warmup_steps`.
-        if ours == "training.warmup_steps" && value.as_float().is_some_and(|share| share < 1.0) {
-            ours = "training.warmup_ratio";
-        }
+        let mut value = value;
         if let Some(text) = value.as_str().filter(|_| self.known.is_list(ours)) {
             let parts = text.split(',').map(|part| Value::String(part.trim().to_string()));
             value = Value::Array(parts.collect());
@@ -188,9 +188,11 @@ impl Import<'_> {
         }
         let is_fp8 = |value: &Value| value.as_str().is_some_and(|recipe| recipe.starts_with("fp8"));
         if let Some(before) = self.ours.iter_mut().find(|setting| setting.path == ours) {
-            // A switch for BF16 beside one for FP8 is the type of everything else.
+            // A switch for BF16 beside one for FP8 is the type of everything else; a share of warm-up steps replaces their number.
             if ours == "precision.recipe" && is_fp8(&before.value) != is_fp8(&value) {
                 before.value = if is_fp8(&value) { value } else { before.value.clone() };
+            } else if ours == WARMUP && before.value.is_float() != value.is_float() {
+                before.value = if value.is_float() { value } else { before.value.clone() };
             } else if before.value != value {
                 let reason = format!("`{ours}` is {} by another key already", before.value);
                 self.refuse(path, &reason);
@@ -249,6 +251,29 @@ impl Import<'_> {
         }
     }
 
+    /// Refuses keys that the optimizer or the schedule of the file does not have.
+    fn refuse_other_variants(&mut self) {
+        let chosen = |tag: &str| {
+            let given = self.ours.iter().find(|setting| setting.path == tag).map(|setting| &setting.value);
+            given.or(keys::find(tag)?.default.as_ref()).and_then(Value::as_str).map(str::to_string)
+        };
+        let refused: Vec<(String, String)> = self
+            .ours
+            .iter()
+            .filter_map(|setting| {
+                let key = keys::find(&setting.path)?;
+                let variants = key.variants.as_ref()?;
+                let name = chosen(&variants.tag).filter(|name| !key.is_of(name))?;
+                Some((
+                    setting.path.clone(),
+                    format!("it is for {}, and `{}` is {name}", variants.names.join(", "), variants.tag),
+                ))
+            })
+            .collect();
+        self.ours.retain(|setting| !refused.iter().any(|(path, _)| *path == setting.path));
+        refused.iter().for_each(|(path, reason)| self.refuse(path, reason));
+    }
+
     fn finish(mut self) -> Imported {
         for (path, text) in self.trainer.defaults(&self.yaml.table) {
             if !self.ours.iter().any(|setting| setting.path == path) {
@@ -258,9 +283,7 @@ impl Import<'_> {
                 self.ours.push(Setting { path: path.into(), value, comment });
             }
         }
-        if self.ours.iter().any(|setting| setting.path == "training.warmup_ratio") {
-            self.ours.retain(|setting| setting.path != "training.warmup_steps");
-        }
+        self.refuse_other_variants();
         let path = comment(&self.path.display().to_string());
         let mut toml = format!("# Translated from {path} of {} by `ottava import`.\n", self.trainer.name());
         for (title, list) in [("Not translated", &self.refused), ("Not needed", &self.needless)] {
@@ -272,23 +295,13 @@ impl Import<'_> {
             }
         }
         toml.push('\n');
-        let (mut table, mut titled) = (String::new(), true);
-        // In the order of the file of all keys.
-        for line in RunConfig::default().to_toml().lines() {
-            if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-                (table, titled) = (format!("{name}."), false);
-                continue;
-            }
-            let name = line.split(" = ").next().unwrap_or_default();
-            let Some(setting) = self.ours.iter().find(|setting| setting.path == format!("{table}{name}")) else {
-                continue;
-            };
-            if setting.path == words::DATASETS {
-                continue;
-            }
-            if !titled {
-                let _ = write!(toml, "\n[{}]\n", table.trim_end_matches('.'));
-                titled = true;
+        let mut table = "";
+        for key in keys::all().iter().filter(|key| key.path != words::DATASETS) {
+            let Some(setting) = self.ours.iter().find(|setting| setting.path == key.path) else { continue };
+            let (of, name) = key.path.rsplit_once('.').unwrap_or(("", &key.path));
+            if of != table {
+                let _ = write!(toml, "\n[{of}]\n");
+                table = of;
             }
             let _ = writeln!(toml, "{name} = {}{}", setting.value, setting.comment);
         }
@@ -323,22 +336,27 @@ impl Known {
     }
 
     fn is_list(&self, path: &str) -> bool {
-        self.default_of(path).is_some_and(|value| value.is_array())
+        keys::find(path).is_some_and(|key| key.is("array"))
     }
 
     fn is_integer(&self, path: &str) -> bool {
-        self.default_of(path).is_some_and(|value| value.is_integer())
+        keys::find(path).is_some_and(|key| key.is("integer") || key.schema["type"][0] == "integer")
     }
 
     /// Why `path` cannot have `value`.
     fn mistake(&self, path: &str, value: &Value) -> Option<String> {
-        let mut base = RunConfig::default();
+        let mut table = Table::new();
+        let mut write = |path: &str, value: Value| keys::insert(&mut table, path, value).ok();
         // Without adapters, their keys are not checked.
-        base.lora.r = usize::from(path.starts_with("lora."));
+        write("lora.r", Value::Integer(i64::from(path.starts_with("lora."))))?;
         // The loss that requires it does not get it from its own key.
-        base.preference.label_smoothing = 0.1;
-        let mut table = Table::try_from(&base).expect("a configuration is a table");
-        names::insert(&mut table, path, value.clone()).ok()?;
+        write("preference.label_smoothing", Value::Float(0.1))?;
+        let variants = keys::find(path).and_then(|key| key.variants.as_ref());
+        if let Some(variants) = variants {
+            write(&variants.tag, variants.names[0].as_str().into())?;
+        }
+        let base: RunConfig = table.clone().try_into().ok()?;
+        keys::insert(&mut table, path, value.clone()).ok()?;
         let reason = match table.try_into::<RunConfig>() {
             Err(error) => error.to_string().lines().next().unwrap_or_default().trim().to_string(),
             Ok(config) => {

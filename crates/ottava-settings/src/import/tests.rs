@@ -1,4 +1,5 @@
 use super::*;
+use crate::{Adamw, Algorithm, Warmup};
 
 /// Imports `text` from a file of this name, beside `files`.
 fn imported(name: &str, text: &str, files: &[(&str, &str)]) -> (Imported, RunConfig) {
@@ -62,10 +63,11 @@ fn a_file_of_axolotl_is_translated_and_what_is_left_is_named() {
     assert_eq!((config.lora.r, config.lora.lora_alpha), (32, 16.0));
     let t = &config.training;
     assert_eq!((t.per_device_train_batch_size, t.gradient_accumulation_steps, t.num_train_epochs), (2, 4, 4.0));
-    assert_eq!((t.learning_rate, t.warmup_steps, t.warmup_ratio), (2e-4, 10, 0.0));
-    assert_eq!((t.weight_decay, t.adam_beta2), (0.0, 0.999), "the defaults of Axolotl");
+    assert_eq!((config.optimizer.learning_rate, config.lr_scheduler.warmup_steps), (2e-4, Warmup::Steps(10)));
+    let beta2_of_axolotl = Algorithm::Adamw(Adamw { beta2: 0.999, ..Adamw::default() });
+    assert_eq!((config.optimizer.weight_decay, config.optimizer.algorithm), (0.0, beta2_of_axolotl));
     assert_eq!(config.memory.recompute, Some(ottava_recipe::recompute::Recompute::Full));
-    assert!(imported.toml.contains("adam_beta2 = 0.999  # the default of Axolotl"), "{}", imported.toml);
+    assert!(imported.toml.contains("beta2 = 0.999  # the default of Axolotl"), "{}", imported.toml);
     let refused = imported.refused.join("\n");
     for (line, words) in [
         (3, "`load_in_8bit`: base weights in 4 or 8 bit"),
@@ -131,8 +133,8 @@ fn a_file_of_llama_factory_is_translated_with_its_data_sets() {
     assert_eq!(config.data.val_files, config.data.train_files);
     assert_eq!((config.lora.r, config.lora.lora_alpha), (8, 16.0), "alpha is twice the rank by default");
     assert_eq!(config.lora.target_modules, ottava_recipe::lora::Targets::Names(vec!["q_proj".into(), "v_proj".into()]));
-    let t = &config.training;
-    assert_eq!((t.learning_rate, t.warmup_ratio, t.weight_decay), (1e-4, 0.1, 0.0));
+    assert_eq!((config.optimizer.learning_rate, config.optimizer.weight_decay), (1e-4, 0.0));
+    assert_eq!(config.lr_scheduler.warmup_steps, Warmup::Share(0.1));
     assert_eq!((config.parallel.collective_timeout, config.data.max_length), (2_592_000, 2048));
     let refused = imported.refused.join("\n");
     for words in ["`trust_remote_code`", "`template`", "`max_samples`", "`alpaca_en_demo` has no `file_name`"] {
@@ -224,7 +226,7 @@ fn losses_of_trl_are_translated() {
         of("loss_type: [sigmoid, bco_pair, sft]\nloss_weights: [0.8, 0.2, 1.0]\nreference_free: true\n").preference;
     assert_eq!((sum.loss_weights, sum.reference_free), (vec![0.8, 0.2, 1.0], true));
     assert_eq!(of("label_smoothing_factor: 0.1\n").training.label_smoothing_factor, 0.1);
-    let rate = |keys: &str| of(keys).training.learning_rate;
+    let rate = |keys: &str| of(keys).optimizer.learning_rate;
     assert_eq!(["", "loss_type: nll\n"].map(rate), [2e-5; 2], "the default of SFTConfig");
     assert_eq!(["beta: 0.2\n", "loss_type: [ipo]\n"].map(rate), [1e-6; 2], "the default of DPOConfig and KTOConfig");
 }
@@ -334,14 +336,22 @@ fn files_of_deepspeed_and_trl_are_translated() {
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.9, 0.95], "eps": 1e-8}}}"#;
     let (imported, config) = imported("ds.json", ds, &[]);
     assert_eq!(config.parallel.zero, ottava_parallel::Zero::Weights);
-    assert_eq!((config.memory.offload_optimizer, config.training.learning_rate), (Some(1.0), 3e-5));
+    assert_eq!((config.memory.offload_optimizer, config.optimizer.learning_rate), (Some(1.0), 3e-5));
     assert_eq!((config.training.per_device_train_batch_size, config.training.max_grad_norm), (2, 0.5));
     assert_eq!((imported.refused.len(), imported.needless.len()), (1, 2), "betas; {:?}", imported.refused);
+    let other = "base_model: m\ndatasets: []\noptimizer: lion_pytorch\nadam_epsilon: 1e-7\nlr_scheduler: constant\nlr_end: 1e-6\n";
+    let (imported, _) = super::tests::imported("other.yml", other, &[]);
+    for words in ["it is for adamw, muon, and `optimizer.name` is lion", "and `lr_scheduler.type` is constant"] {
+        assert!(imported.refused.iter().any(|note| note.contains(words)), "{words} in {imported:?}");
+    }
     let trl = "model_name_or_path: m\ndataset_name: d.jsonl\nlearning_rate: 1e-5\nuse_peft: true\neval_steps: 0.5\nwarmup_steps: 0.1\n";
     let (imported, config) = super::tests::imported("sft.yaml", trl, &[]);
-    assert_eq!((config.lora.r, config.training.warmup_ratio, config.training.num_train_epochs), (16, 0.1, 3.0));
+    assert_eq!(
+        (config.lora.r, config.lr_scheduler.warmup_steps, config.training.num_train_epochs),
+        (16, Warmup::Share(0.1), 3.0)
+    );
     assert!(
-        imported.refused.iter().any(|note| note.contains("`eval_steps = 0.5` under [training] is refused")),
+        imported.refused.iter().any(|note| note.contains("`eval_steps = 0.5` under [evaluation] is refused")),
         "{imported:?}"
     );
 }

@@ -4,36 +4,18 @@ use super::loss_type::LossType;
 use crate::RunConfig;
 
 impl RunConfig {
-    /// Keys that the losses of preferences do not read, if there are any.
-    pub(crate) fn reasons_of_preference(&self, reasons: &mut Vec<(&'static [&'static str], String)>) {
-        let Some(losses) = &self.preference.loss_type else { return };
-        reasons.push((&["training.label_smoothing_factor"], "with preferences; it is for the loss of texts".into()));
-        for keys in OF_LOSSES {
-            let key = keys[0].trim_start_matches("preference.");
-            let readers =
-                |of: &[LossType]| of.iter().filter(|loss| loss.reads(key)).map(|loss| loss.as_str()).collect();
-            let [own, all]: [Vec<&str>; 2] = [readers(losses.all()), readers(&LossType::ALL)];
-            if own.is_empty() {
-                reasons.push((keys, format!("with loss_type {}; it is for {}", losses.names(), all.join(", "))));
-            }
-        }
-        if self.preference.trains_reward_model() {
-            reasons.push((OF_REFERENCE, "with loss_type bradley_terry, which has no reference model".into()));
-        } else if self.preference.reference_free {
-            let text = "with `reference_free`, since there is no reference model";
-            reasons.push((&["preference.precompute_ref_log_probs"], text.into()));
-        }
+    /// Why no loss of the run reads the key at `path`, if only some losses read it.
+    pub(crate) fn unread_by_losses(&self, path: &str) -> Option<String> {
+        let (losses, key) = (self.preference.loss_type.as_ref()?, path.strip_prefix("preference.")?);
+        let readers = |of: &[LossType]| -> Vec<&str> {
+            of.iter().filter(|loss| loss.reads(key)).map(|loss| loss.as_str()).collect()
+        };
+        let (own, all) = (readers(losses.all()), readers(&LossType::ALL));
+        let is_unread = own.is_empty() && !all.is_empty();
+        is_unread.then(|| format!("with loss_type {}; it is for {}", losses.names(), all.join(", ")))
     }
 }
 
-/// Keys that only some losses read, as [`LossType::reads`] knows.
-pub(crate) const OF_LOSSES: [&[&str]; 5] = [
-    &["preference.label_smoothing"],
-    &["preference.discopop_tau"],
-    &["preference.center_rewards_coefficient"],
-    &["preference.desirable_weight"],
-    &["preference.undesirable_weight"],
-];
-
+/// Keys that only losses with a reference model read.
 pub(crate) const OF_REFERENCE: &[&str] =
     &["preference.beta", "preference.reference_free", "preference.precompute_ref_log_probs"];

@@ -1,11 +1,13 @@
 //! The losses of preferences by TRL's names.
 
 use ottava_data::PreferenceKind;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::borrow::Cow;
 
 /// A loss of preferences, as TRL names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LossType {
     /// DPO.
@@ -139,6 +141,21 @@ impl From<LossType> for LossTypes {
 impl PartialEq<LossType> for LossTypes {
     fn eq(&self, loss: &LossType) -> bool {
         self.0 == [*loss]
+    }
+}
+
+impl JsonSchema for LossTypes {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "LossTypes".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let one = generator.subschema_for::<LossType>();
+        json_schema!({"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]})
     }
 }
 

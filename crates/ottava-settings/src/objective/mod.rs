@@ -6,8 +6,7 @@ mod loss_type;
 mod preference;
 mod preference_runs;
 
-#[cfg(test)]
-pub(super) use effects::{OF_LOSSES, OF_REFERENCE};
+pub(super) use effects::OF_REFERENCE;
 pub use kind::{ObjectiveKind, ObjectiveProperties};
 pub use loss_type::{LossType, LossTypes};
 pub use preference::PreferenceConfig;

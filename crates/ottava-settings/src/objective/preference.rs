@@ -5,34 +5,42 @@ use crate::{LoraConfig, auto};
 use ottava_common::error::{Error, Result};
 use ottava_data::PreferenceKind;
 use ottava_tensor::ops::{PreferenceLoss, PreferenceTerm};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The `[preference]` table: training on preferences, with TRL's names.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PreferenceConfig {
-    /// The loss, or a list of losses that are added; `None`, written `auto`, is chosen by the data, and there is none without preferences.
+    /// The loss, by TRL's names. Of pairs: "sigmoid" (DPO), "robust" (DPO with flipped preferences), "hinge", "ipo", "sigmoid_norm",
+    /// "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down", "discopop" or "sft". Of completions with
+    /// labels: "kto" or "apo_zero_unpaired". "bradley_terry" trains a reward model on pairs, from a language model or a reward model. "auto" is
+    /// "kto" for completions with labels, and for pairs "bradley_terry" if the model is a reward model, else "sigmoid". A list such as
+    /// ["sigmoid", "bco_pair", "sft"] adds losses.
     #[serde(with = "auto")]
+    #[schemars(with = "auto::Auto<LossTypes>")]
     pub loss_type: Option<LossTypes>,
-    /// The factors of the losses of a list; empty means 1 for each.
+    /// The factors of the losses of a list, in its order; [] is 1 for each.
     pub loss_weights: Vec<f64>,
-    /// The factor of log-probabilities relative to the reference model.
+    /// The reward of a completion is beta times its log-probability relative to that of the reference model. Larger values stay nearer to it.
     pub beta: f64,
-    /// The share of pairs whose preference is assumed to be wrong, for `sigmoid`, `robust`, `exo_pair`, `aot` and `aot_unpaired`.
+    /// The share of pairs whose preference is assumed to be wrong, from 0 to less than 0.5; for "sigmoid" (conservative DPO), "robust",
+    /// "exo_pair" (which requires it, for example 1e-3), "aot" and "aot_unpaired".
     pub label_smoothing: f64,
-    /// The temperature of `discopop`.
+    /// The temperature of "discopop".
     pub discopop_tau: f64,
-    /// Whether there is no reference model: its log-probabilities are 0.
+    /// true trains without a reference model: its log-probabilities are 0 in every loss, and nothing is computed for it.
     pub reference_free: bool,
-    /// The factor of the squared sum of the rewards of a pair, for `bradley_terry`.
+    /// The factor of the squared sum of the rewards of a pair, which draws the rewards of "bradley_terry" to a mean of 0.
     pub center_rewards_coefficient: f64,
-    /// The factor of losses of desirable completions, for `kto`.
+    /// The factor of the losses of desirable completions, for "kto" and "apo_zero_unpaired".
     pub desirable_weight: f64,
-    /// The factor of losses of undesirable completions, for `kto`.
+    /// The factor of the losses of undesirable completions, for "kto" and "apo_zero_unpaired".
     pub undesirable_weight: f64,
-    /// Whether log-probabilities of the reference model are computed before the first step and stored, instead of in each step without
-    /// adapters; `None`, written `auto`, computes them ahead unless new adapters are trained.
+    /// Where the log-probabilities of the reference model come from: true computes them before the first step and stores them in the run's
+    /// folder, false computes them in each step by the model without its adapters. "auto" is false if new adapters are trained, else true.
     #[serde(with = "auto")]
+    #[schemars(with = "auto::Auto<bool>")]
     pub precompute_ref_log_probs: Option<bool>,
 }
 

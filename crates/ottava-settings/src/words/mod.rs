@@ -65,6 +65,16 @@ pub(super) fn ours(name: &str) -> Option<&'static str> {
     }
 }
 
+/// The value of our key `ours` for `value`, which other trainers may spell differently in their key `name`; errors with the reason why there is
+/// none.
+pub(super) fn value_of(ours: &str, name: &str, value: &Value) -> Result<Value, String> {
+    match translate(name, value) {
+        Some(Translation::Ours(path, value)) if path == ours => Ok(value),
+        Some(Translation::Refused(reason)) => Err(reason.to_string()),
+        _ => Ok(value.clone()),
+    }
+}
+
 /// Translates another trainer's `name = value`; `None` for unknown names.
 pub(super) fn translate(name: &str, value: &Value) -> Option<Translation> {
     Some(match meaning(name)? {

@@ -50,7 +50,7 @@ pub(super) const ROWS: &[Row] = &[
         ),
     ),
     // MS-AMP, and Megatron's optimizer.
-    ("opt_level", Values("optimizer.level", LEVELS)),
+    ("opt_level", Values("optimizer.storage", STORAGES)),
     ("msamp", Not(MSAMP)),
     ("msamp.*", Not(MSAMP)),
     ("enable_msamp", Not(MSAMP)),
@@ -71,7 +71,10 @@ pub(super) const ROWS: &[Row] = &[
     ("grad_reduce_in_bf16", Values("optimizer.gradient_dtype", &[("true", As("\"bfloat16\"")), ("false", Unset)])),
     (
         "use_precision_aware_optimizer",
-        Only(&["false"], "formats are `level`, `master_weights`, `gradient_dtype` and `state_dtype` under [optimizer]"),
+        Only(
+            &["false"],
+            "formats are `storage`, `master_weights`, `gradient_dtype` and `state_dtype` under [optimizer]",
+        ),
     ),
     ("exp_avg_dtype", Not(MOMENTS)),
     ("exp_avg_sq_dtype", Not(MOMENTS)),
@@ -120,7 +123,7 @@ pub(super) const ROWS: &[Row] = &[
     ("bfloat16", Values("precision.recipe", BF16)),
     ("bf16_full_eval", Needless(EVAL)),
     ("fp16_full_eval", Needless(EVAL)),
-    ("pure_bf16", Values("optimizer.level", &[("true", As("\"bf16\"")), ("false", Unset)])),
+    ("pure_bf16", Values("optimizer.storage", &[("true", As("\"bfloat16\"")), ("false", Unset)])),
     ("fp16", Values("precision.recipe", FP16)),
     ("fp16.enabled", Values("precision.recipe", FP16)),
     ("float16", Values("precision.recipe", FP16)),
@@ -219,7 +222,8 @@ const RECIPES: &[(&str, Answer)] = &[
     ("custom", Never("there are no custom recipes; write the keys of [precision]")),
 ];
 
-const LEVELS: &[(&str, Answer)] = &[("O1", As("\"O1\"")), ("O2", As("\"O2\"")), ("O3", As("\"O3\""))];
+const STORAGES: &[(&str, Answer)] =
+    &[("O1", As("\"msamp-o1\"")), ("O2", As("\"msamp-o2\"")), ("O3", As("\"msamp-o3\""))];
 
 const FORMATS: &[(&str, Answer)] =
     &[("HYBRID", As("\"hybrid\"")), ("E4M3", As("\"e4m3\"")), ("E5M2", Never(E5M2)), ("e5m2", Never(E5M2))];
@@ -249,12 +253,12 @@ const FP16: &[(&str, Answer)] = &[("true", As("\"fp16\"")), ("auto", Nothing), (
 
 const MOMENTS: &str =
     "both moments have one `state_dtype` under [optimizer]: \"float32\", \"bfloat16\", \"float8\" or \"coat\"";
-const MSAMP: &str = "write `level = \"O1\"`, \"O2\" or \"O3\" under [optimizer], and an FP8 recipe under [precision]";
+const MSAMP: &str = "write `storage = \"msamp-o1\"`, \"msamp-o2\" or \"msamp-o3\" under [optimizer], and an FP8 recipe under [precision]";
 const BACKEND: &str = "there is only one; `recipe` under [precision] selects how scales are chosen";
 const SWITCH: &str = "FP8 has no switch of its own: write `recipe = \"fp8-delayed\"` or \"fp8-current\" under [precision], and `fp8_format` for the formats";
 const SUMS: &str = "each product has a key for how it adds up: `fprop_accumulation`, `dgrad_accumulation` and `wgrad_accumulation` under [precision], \"fast\" or \"exact\"";
 const ATTENTION: &str = "attention computes in BF16 in every recipe";
-const GATHER: &str = "weights have the format of `level` under [optimizer]; with `zero = 3` under [parallel] and an FP8 recipe, ranks gather FP8 codes by themselves";
+const GATHER: &str = "weights have the format of `storage` under [optimizer]; with `zero = 3` under [parallel] and an FP8 recipe, ranks gather FP8 codes by themselves";
 const CALIBRATION: &str = "steps that compute in BF16 and measure for FP8 are `high_precision_steps = \"1..100\"` under [precision]; `first_step = \"current\"` does without";
 const FILTER: &str = "write patterns of names in `high_precision_layers` under [precision], as \"*.down_proj\"";
 const EVAL: &str = "evaluation runs in the precision of training; `ottava eval` takes another";

@@ -1,6 +1,6 @@
 use super::meaning::Row;
 use super::*;
-use crate::{RunConfig, names};
+use crate::{RunConfig, keys};
 use std::collections::BTreeSet;
 
 fn rows() -> impl Iterator<Item = &'static Row> {
@@ -42,7 +42,7 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("num_epochs = 4", "training.num_train_epochs = 4"),
             ("optimizer = \"adamw_torch_fused\"", "optimizer.name = \"adamw\""),
             ("optimizer = \"adamw_bnb_8bit\"", "refused: `state_dtype = \"float8\"`"),
-            ("lr_scheduler = \"cosine\"", "training.lr_scheduler_type = \"cosine\""),
+            ("lr_scheduler = \"cosine\"", "lr_scheduler.type = \"cosine\""),
             ("lr_scheduler = \"rex\"", "refused: \"warmup_stable_decay\""),
             ("train_on_inputs = false", "unknown"),
             ("group_by_length = false", ""),
@@ -52,7 +52,7 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("gradient_checkpointing = true", "memory.recompute = \"full\""),
             ("gradient_checkpointing = \"offload\"", "refused: `offload_residuals = true`"),
             ("early_stopping_patience = 3", "unknown"),
-            ("early_stopping_steps = 3", "training.early_stopping_patience = 3"),
+            ("early_stopping_steps = 3", "evaluation.early_stopping_patience = 3"),
             ("resume_from_checkpoint = \"c\"", "needless: --resume"),
             ("flash_attention = true", "needless: always fused"),
             ("attn_implementation = \"flash_attention_2\"", "needless: always fused"),
@@ -106,7 +106,7 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("report_to = \"none\"", "needless: metrics.jsonl"),
             ("ddp_timeout = 1800", "parallel.collective_timeout = 1800"),
             ("val_size = 0.1", "data.val_set_size = 0.1"),
-            ("pure_bf16 = true", "optimizer.level = \"bf16\""),
+            ("pure_bf16 = true", "optimizer.storage = \"bfloat16\""),
             ("flash_attn = \"fa2\"", "needless: always fused"),
             ("enable_liger_kernel = true", "needless: fused kernels"),
             ("quantization_bit = 4", "refused: 4 or 8 bit"),
@@ -142,16 +142,18 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("per_device_eval_batch_size = 4", "needless: `per_device_train_batch_size`"),
             ("optim = \"adafactor\"", "refused: \"adamw\", \"muon\" and \"lion\""),
             ("optim = \"paged_adamw_32bit\"", "refused: `offload_optimizer = \"auto\"`"),
-            ("lr_scheduler_type = \"cosine_with_min_lr\"", "training.lr_scheduler_type = \"cosine\""),
+            ("lr_scheduler_type = \"cosine_with_min_lr\"", "lr_scheduler.type = \"cosine\""),
             ("lr_scheduler_kwargs = {min_lr = 1e-5}", "refused: `min_learning_rate`"),
-            ("eval_strategy = \"no\"", "training.eval_steps = 0"),
+            ("eval_strategy = \"no\"", "evaluation.eval_steps = \"end\""),
             ("save_strategy = \"epoch\"", "refused: number of steps"),
             ("logging_strategy = \"steps\"", ""),
             ("load_best_model_at_end = true", "unknown"),
+            ("adam_beta2 = 0.99", "optimizer.beta2 = 0.99"),
+            ("warmup_ratio = 0.0", ""),
             ("mix_strategy = \"concat\"", "refused: [[data.datasets]]"),
             ("interleave_probs = \"0.5,0.5\"", "refused: [[data.datasets]]"),
             ("greater_is_better = true", "refused: better if they are lower"),
-            ("metric_for_best_model = \"loss\"", "training.metric_for_best_model = \"eval_loss\""),
+            ("metric_for_best_model = \"loss\"", "evaluation.metric_for_best_model = \"eval_loss\""),
             ("group_by_length = true", "refused: `packing = \"bfd\"`"),
             ("loss_type = \"aot_pair\"", "preference.loss_type = \"aot_unpaired\""),
             ("f_divergence_type = \"js_divergence\"", "refused: reverse_kl"),
@@ -193,9 +195,9 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("reduce_amax = true", ""),
             ("fp8_dpa = true", "refused: BF16"),
             ("fp8_mha = false", ""),
-            ("opt_level = \"O2\"", "optimizer.level = \"O2\""),
-            ("msamp = true", "refused: `level = \"O1\"`"),
-            ("msamp.enabled = true", "refused: `level = \"O1\"`"),
+            ("opt_level = \"O2\"", "optimizer.storage = \"msamp-o2\""),
+            ("msamp = true", "refused: `storage = \"msamp-o1\"`"),
+            ("msamp.enabled = true", "refused: `storage = \"msamp-o1\"`"),
         ],
     ),
     (
@@ -213,7 +215,7 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("fp16.enabled = false", ""),
             ("fp16.loss_scale_window = 500", "precision.loss_scale_window = 500"),
             ("optimizer.type = \"AdamW\"", "optimizer.name = \"adamw\""),
-            ("scheduler.type = \"WarmupDecayLR\"", "training.lr_scheduler_type = \"linear\""),
+            ("scheduler.type = \"WarmupDecayLR\"", "lr_scheduler.type = \"linear\""),
             ("communication_data_type = \"bf16\"", "parallel.reduce_dtype = \"bfloat16\""),
         ],
     ),
@@ -234,7 +236,7 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("activation_checkpoint.mode = \"selective\"", "memory.recompute = \"norm-swiglu\""),
             ("decay_type = \"sqrt\"", "refused: \"warmup_stable_decay\""),
             ("mixed_precision_param = \"bfloat16\"", "precision.recipe = \"bf16\""),
-            ("keep_latest_k = 5", "training.save_total_limit = 5"),
+            ("keep_latest_k = 5", "checkpoint.save_total_limit = 5"),
             ("enable_wandb = true", "needless: metrics.jsonl"),
         ],
     ),
@@ -243,9 +245,9 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
         &[
             ("--train-iters = 100", "training.max_steps = 100"),
             ("--seq-length = 4096", "data.max_length = 4096"),
-            ("--lr-decay-style = \"cosine\"", "training.lr_scheduler_type = \"cosine\""),
-            ("--lr-warmup-fraction = 0.01", "training.warmup_ratio = 0.01"),
-            ("--min-lr = 1e-5", "training.min_learning_rate = 1e-5"),
+            ("--lr-decay-style = \"cosine\"", "lr_scheduler.type = \"cosine\""),
+            ("--lr-warmup-fraction = 0.01", "lr_scheduler.warmup_steps = 0.01"),
+            ("--min-lr = 1e-5", "lr_scheduler.min_learning_rate = 1e-5"),
             ("--clip-grad = 1.0", "training.max_grad_norm = 1.0"),
             ("--tensor-model-parallel-size = 2", "parallel.tensor = 2"),
             ("--use-distributed-optimizer = true", "parallel.zero = 1"),
@@ -257,7 +259,7 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("--exp-avg-dtype = \"fp8\"", "refused: `state_dtype`"),
             ("--use-flash-attn = true", "needless: always fused"),
             ("--data-path = \"d\"", "data.train_files = \"d\""),
-            ("--save-interval = 500", "training.save_steps = 500"),
+            ("--save-interval = 500", "checkpoint.save_steps = 500"),
             ("--transformer-impl = \"transformer_engine\"", "refused: no switch"),
             ("--num-layers-at-start-in-bf16 = 1", "precision.first_layers_bf16 = 1"),
         ],
@@ -319,18 +321,17 @@ fn no_word_has_two_meanings() {
 
 #[test]
 fn translations_are_settings_that_are_read() {
-    let known: Vec<_> = RunConfig::default().settings().into_iter().map(|(key, _)| key).collect();
     for (name, meaning) in rows() {
         let (ours, values) = match meaning {
             Meaning::Is(ours) => (ours, &[][..]),
             Meaning::Values(ours, values) => (ours, *values),
             _ => continue,
         };
-        assert!(known.iter().any(|key| key == ours), "`{name}` is `{ours}`, which is no setting");
+        assert!(keys::find(ours).is_some(), "`{name}` is `{ours}`, which is no setting");
         for (_, answer) in values {
             let Answer::As(text) = answer else { continue };
             let mut table = toml::Table::new();
-            names::insert(&mut table, ours, toml_value(text)).unwrap();
+            keys::insert(&mut table, ours, toml_value(text)).unwrap();
             assert!(table.try_into::<RunConfig>().is_ok(), "`{name}`: `{ours} = {text}` is not read");
         }
     }
@@ -338,12 +339,12 @@ fn translations_are_settings_that_are_read() {
 
 #[test]
 fn our_own_keys_keep_their_meaning() {
-    for (key, value) in RunConfig::default().settings() {
-        let value = toml_value(&value);
-        let found = translate(&key, &value);
+    for key in keys::all() {
+        let Some(value) = &key.default else { continue };
+        let found = translate(&key.path, value);
         let same = found
             .as_ref()
-            .is_none_or(|found| matches!(found, Translation::Ours(ours, v) if *ours == key && *v == value));
-        assert!(same, "`{key} = {value}` is {found:?}");
+            .is_none_or(|found| matches!(found, Translation::Ours(ours, v) if *ours == key.path && v == value));
+        assert!(same, "`{} = {value}` is {found:?}", key.path);
     }
 }

@@ -31,17 +31,17 @@ pub(super) const ROWS: &[Row] = &[
         "max_tokens",
         Not("write `max_steps` under [training]: the tokens divided by those of a step, which `ottava plan` prints"),
     ),
-    ("logging_strategy", Values("training.logging_steps", &[("steps", Nothing), ("epoch", Never(BY_EPOCH))])),
-    ("log_interval", Is("training.logging_steps")),
-    ("log_freq", Is("training.logging_steps")),
+    ("logging_strategy", Values("logging.logging_steps", &[("steps", Nothing), ("epoch", Never(BY_EPOCH))])),
+    ("log_interval", Is("logging.logging_steps")),
+    ("log_freq", Is("logging.logging_steps")),
     ("logging_first_step", Needless("the first step is always logged")),
-    ("eval_strategy", Values("training.eval_steps", STRATEGIES)),
-    ("evaluation_strategy", Values("training.eval_steps", STRATEGIES)),
-    ("eval_interval", Is("training.eval_steps")),
+    ("eval_strategy", Values("evaluation.eval_steps", STRATEGIES)),
+    ("evaluation_strategy", Values("evaluation.eval_steps", STRATEGIES)),
+    ("eval_interval", Is("evaluation.eval_steps")),
     (
         "evals_per_epoch",
         Not(
-            "write `eval_steps` under [training], a number of steps; `ottava plan --show-data` prints the rows of an epoch",
+            "write `eval_steps` under [evaluation], a number of steps; `ottava plan --show-data` prints the rows of an epoch",
         ),
     ),
     ("eval_on_start", Needless("every run evaluates at its start")),
@@ -53,22 +53,22 @@ pub(super) const ROWS: &[Row] = &[
     (
         "save_strategy",
         Values(
-            "training.save_steps",
-            &[("steps", Nothing), ("no", As("0")), ("epoch", Never(BY_EPOCH)), ("best", Never(BEST))],
+            "checkpoint.save_steps",
+            &[("steps", Nothing), ("no", As("\"end\"")), ("epoch", Never(BY_EPOCH)), ("best", Never(BEST))],
         ),
     ),
-    ("save_interval", Is("training.save_steps")),
-    ("checkpoint_interval", Is("training.save_steps")),
+    ("save_interval", Is("checkpoint.save_steps")),
+    ("checkpoint_interval", Is("checkpoint.save_steps")),
     (
         "saves_per_epoch",
         Not(
-            "write `save_steps` under [training], a number of steps; `ottava plan --show-data` prints the rows of an epoch",
+            "write `save_steps` under [checkpoint], a number of steps; `ottava plan --show-data` prints the rows of an epoch",
         ),
     ),
-    ("keep_latest_k", Is("training.save_total_limit")),
-    ("metric_for_best_model", Values("training.metric_for_best_model", &[("loss", As("\"eval_loss\""))])),
+    ("keep_latest_k", Is("checkpoint.save_total_limit")),
+    ("metric_for_best_model", Values("evaluation.metric_for_best_model", &[("loss", As("\"eval_loss\""))])),
     ("greater_is_better", Only(&["false"], "all metrics of an evaluation are better if they are lower")),
-    ("early_stopping_steps", Is("training.early_stopping_patience")),
+    ("early_stopping_steps", Is("evaluation.early_stopping_patience")),
     (
         "save_only_model",
         Only(
@@ -80,33 +80,35 @@ pub(super) const ROWS: &[Row] = &[
     (
         "async_mode",
         Values(
-            "training.async_save",
+            "checkpoint.async_save",
             &[("disabled", As("false")), ("async", As("true")), ("async_with_pinned_mem", As("true"))],
         ),
     ),
-    ("enable_async_checkpoint", Is("training.async_save")),
+    ("enable_async_checkpoint", Is("checkpoint.async_save")),
     // Learning rates.
-    ("lr", Is("training.learning_rate")),
-    ("min_lr", Is("training.min_learning_rate")),
-    ("eta_min", Is("training.min_learning_rate")),
-    ("cosine_min_lr_ratio", Not("write `min_learning_rate` under [training]: the ratio times `learning_rate`")),
-    ("min_lr_ratio", Not("write `min_learning_rate` under [training]: the ratio times `learning_rate`")),
+    ("lr", Is("optimizer.learning_rate")),
+    ("min_lr", Is("lr_scheduler.min_learning_rate")),
+    ("eta_min", Is("lr_scheduler.min_learning_rate")),
+    ("cosine_min_lr_ratio", Not("write `min_learning_rate` under [lr_scheduler]: the ratio times `learning_rate`")),
+    ("min_lr_ratio", Not("write `min_learning_rate` under [lr_scheduler]: the ratio times `learning_rate`")),
     ("cosine_constant_lr_ratio", Only(&["0", "0.0"], SCHEDULES)),
-    ("lr_scheduler", Values("training.lr_scheduler_type", SCHEDULERS)),
-    ("lr_scheduler_type", Values("training.lr_scheduler_type", SCHEDULERS)),
-    ("lr_decay_style", Values("training.lr_scheduler_type", SCHEDULERS)),
-    ("decay_type", Values("training.lr_scheduler_type", SCHEDULERS)),
+    ("lr_scheduler", Values("lr_scheduler.type", SCHEDULERS)),
+    ("lr_scheduler_type", Values("lr_scheduler.type", SCHEDULERS)),
+    ("lr_decay_style", Values("lr_scheduler.type", SCHEDULERS)),
+    ("decay_type", Values("lr_scheduler.type", SCHEDULERS)),
     (
         "lr_scheduler_kwargs",
-        Only(&["{}"], "write `min_learning_rate`, `decay_steps`, `lr_num_cycles` and `lr_power` under [training]"),
+        Only(&["{}"], "write `min_learning_rate`, `decay_steps`, `num_cycles` and `power` under [lr_scheduler]"),
     ),
-    ("lr_end", Is("training.min_learning_rate")),
-    ("num_cycles", Is("training.lr_num_cycles")),
-    ("lr_warmup_steps", Is("training.warmup_steps")),
-    ("lr_warmup_iters", Is("training.warmup_steps")),
-    ("lr_warmup_fraction", Is("training.warmup_ratio")),
-    ("warmup_num_steps", Is("training.warmup_steps")),
-    ("lr_wsd_decay_iters", Is("training.decay_steps")),
+    ("lr_power", Is("lr_scheduler.power")),
+    ("lr_end", Is("lr_scheduler.min_learning_rate")),
+    ("lr_num_cycles", Is("lr_scheduler.num_cycles")),
+    ("lr_warmup_steps", Is("lr_scheduler.warmup_steps")),
+    ("lr_warmup_iters", Is("lr_scheduler.warmup_steps")),
+    ("lr_warmup_fraction", Values("lr_scheduler.warmup_steps", NO_SHARE)),
+    ("warmup_ratio", Values("lr_scheduler.warmup_steps", NO_SHARE)),
+    ("warmup_num_steps", Is("lr_scheduler.warmup_steps")),
+    ("lr_wsd_decay_iters", Is("lr_scheduler.decay_steps")),
     ("lr_decay_iters", Needless("the schedule ends with the run, at `max_steps`")),
     ("lr_quadratic_warmup", Only(&["false"], "the warm-up is linear")),
     ("embedding_lr", Only(NONE, ONE_RATE)),
@@ -120,20 +122,22 @@ pub(super) const ROWS: &[Row] = &[
     ("optimizer", Values("optimizer.name", OPTIMIZERS)),
     ("optimizer_type", Values("optimizer.name", OPTIMIZERS)),
     ("optimizer.type", Values("optimizer.name", OPTIMIZERS)),
-    ("scheduler.type", Values("training.lr_scheduler_type", SCHEDULERS)),
-    ("warmup_max_lr", Values("training.learning_rate", AUTO)),
+    ("optimizer.name", Values("optimizer.name", OPTIMIZERS)),
+    ("lr_scheduler.type", Values("lr_scheduler.type", SCHEDULERS)),
+    ("scheduler.type", Values("lr_scheduler.type", SCHEDULERS)),
+    ("warmup_max_lr", Values("optimizer.learning_rate", AUTO)),
     ("warmup_min_lr", Only(&["0", "0.0", "auto"], "the warm-up starts at 0")),
     ("total_num_steps", Values("training.max_steps", AUTO)),
-    ("optim_args", Only(NONE, "write `adam_beta1`, `adam_beta2` and `adam_epsilon` under [training]")),
+    ("optim_args", Only(NONE, "write `beta1`, `beta2` and `eps` under [optimizer]")),
     ("optim_target_modules", Not("an optimizer updates all trained weights")),
     ("use_muon", Values("optimizer.name", &[("true", As("\"muon\"")), ("false", Unset)])),
-    ("adjust_lr_fn", Is("training.muon_adjust_lr_fn")),
-    ("adam_eps", Is("training.adam_epsilon")),
-    ("eps", Is("training.adam_epsilon")),
-    ("beta1", Is("training.adam_beta1")),
-    ("beta2", Is("training.adam_beta2")),
-    ("betas", Not("write `adam_beta1` and `adam_beta2` under [training]")),
-    ("wd", Is("training.weight_decay")),
+    ("muon_momentum", Is("optimizer.momentum")),
+    ("adam_eps", Is("optimizer.eps")),
+    ("adam_epsilon", Is("optimizer.eps")),
+    ("adam_beta1", Is("optimizer.beta1")),
+    ("adam_beta2", Is("optimizer.beta2")),
+    ("betas", Not("write `beta1` and `beta2` under [optimizer]")),
+    ("wd", Is("optimizer.weight_decay")),
     ("max_norm", Is("training.max_grad_norm")),
     ("clip_grad", Is("training.max_grad_norm")),
     ("grad_clip", Is("training.max_grad_norm")),
@@ -150,9 +154,9 @@ pub(super) const ROWS: &[Row] = &[
     ("badam_*", Not("BAdam is not implemented; `offload_optimizer` under [memory] saves the same memory")),
     (
         "use_adam_mini",
-        Only(&["false"], "Adam-mini is not implemented; `level = \"coat\"` under [optimizer] has moments in FP8"),
+        Only(&["false"], "Adam-mini is not implemented; `storage = \"coat\"` under [optimizer] has moments in FP8"),
     ),
-    ("lisa_*", Not("LISA is not implemented; use adapters ([lora]) or `level` under [optimizer]")),
+    ("lisa_*", Not("LISA is not implemented; use adapters ([lora]) or `storage` under [optimizer]")),
     ("dion_*", Not("Dion is not implemented; `name` under [optimizer] is adamw, muon or lion")),
     ("neftune_noise_alpha", Only(NONE, "noise in embeddings is not implemented")),
     ("noisy_embedding_alpha", Only(NONE, "noise in embeddings is not implemented")),
@@ -204,9 +208,11 @@ const SYNCHRONIZED: &[(&str, Answer)] = &[
 ];
 const REVERSE: &str = "rewards are differences of log-probabilities, the divergence `reverse_kl`";
 
+/// A share of 0 leaves the number of steps as it is.
+const NO_SHARE: &[(&str, Answer)] = &[("0", Nothing), ("0.0", Nothing)];
 const AUTO: &[(&str, Answer)] = &[("auto", Nothing)];
 const STRATEGIES: &[(&str, Answer)] =
-    &[("steps", Nothing), ("no", As("0")), ("false", As("0")), ("epoch", Never(BY_EPOCH))];
+    &[("steps", Nothing), ("no", As("\"end\"")), ("false", As("\"end\"")), ("epoch", Never(BY_EPOCH))];
 
 const SCHEDULERS: &[(&str, Answer)] = &[
     ("cosine_with_min_lr", As("\"cosine\"")),
@@ -264,14 +270,14 @@ const OPTIMIZERS: &[(&str, Answer)] = &[
     ("grokadamw", Never(OTHERS)),
     ("stable_adamw", Never(OTHERS)),
     ("came_pytorch", Never(OTHERS)),
-    ("optimi_adamw", Never("write `level = \"bf16\"` under [optimizer]: BF16 states with stochastic rounding")),
+    ("optimi_adamw", Never("write `storage = \"bfloat16\"` under [optimizer]: BF16 states with stochastic rounding")),
 ];
 
 const EIGHT_BIT: &str = "write `state_dtype = \"float8\"` under [optimizer], AdamW with both moments in FP8; docs/optimizer.md has all formats";
 const OTHERS: &str = "the optimizers are \"adamw\", \"muon\" and \"lion\"";
-const LOW_RANK: &str = "optimizers on low-rank projections are not implemented; `level = \"coat\"` under [optimizer] and adapters ([lora]) save memory";
+const LOW_RANK: &str = "optimizers on low-rank projections are not implemented; `storage = \"coat\"` under [optimizer] and adapters ([lora]) save memory";
 const SCHEDULES: &str = "the schedules are \"cosine\", \"linear\", \"constant\", \"warmup_stable_decay\", \"cosine_with_restarts\", \"polynomial\" and \"inverse_sqrt\"";
 const ONE_RATE: &str = "all weights have one `learning_rate`";
 const EVAL_ROWS: &str = "evaluations take rows of `per_device_train_batch_size`";
 const BY_EPOCH: &str = "write a number of steps; `ottava plan --show-data` prints the rows of an epoch";
-const BEST: &str = "`load_best_model_at_end = true` under [training] saves and keeps the best checkpoint";
+const BEST: &str = "`load_best_model_at_end = true` under [evaluation] saves and keeps the best checkpoint";

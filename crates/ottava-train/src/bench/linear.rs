@@ -7,7 +7,7 @@ use ottava_common::error::Result;
 use ottava_models::layers::{Linear, LinearConfig};
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::context::{Context, Sequences};
-use ottava_recipe::level::{Formats, Gradients, Level, Masters};
+use ottava_recipe::level::{Formats, Gradients, Masters, Storage};
 use ottava_recipe::mode::Mode;
 use ottava_recipe::param::{Builder, GradFormat, MemoryPolicy, Purpose, Split};
 use ottava_recipe::scaling::ScalingState;
@@ -54,7 +54,7 @@ const SWEEP_MILLISECONDS: f64 = 10.0;
 fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradients, round: f64) -> Result<f64> {
     let [tokens, outputs, inputs] = sizes;
     let mut weights = RandomWeights { seed: 1, device: device.clone() };
-    let formats = Formats { masters: Masters::None, gradients, ..Level::O0.formats() };
+    let formats = Formats { masters: Masters::None, gradients, ..Storage::Float32.formats() };
     let memory = MemoryPolicy { formats, ..MemoryPolicy::FULL };
     let mut build = Builder::new(device, recipe, Purpose::Train(memory));
     let parts = &[("linear".into(), outputs)];

@@ -10,7 +10,7 @@ use ottava_common::error::{Error, Result};
 use ottava_data::Batch;
 use ottava_models::DecoderConfig;
 use ottava_parallel::Ranks;
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::{Precision, RecipeName};
 use ottava_settings::{DataConfig, OptimizerConfig, RunConfig, TrainingConfig};
@@ -40,7 +40,7 @@ pub struct TrainBench {
     pub micro_batches: usize,
     /// Steps whose median is reported.
     pub steps: usize,
-    /// Settings of precision, optimizer, memory and adapters, except recipe and level.
+    /// Settings of precision, optimizer, memory and adapters, except recipe and storage.
     pub config: RunConfig,
 }
 
@@ -49,8 +49,8 @@ pub struct TrainBench {
 pub struct TrainRow {
     /// The recipe.
     pub recipe: RecipeName,
-    /// The level of the optimizer.
-    pub level: Level,
+    /// The storage of the optimizer.
+    pub storage: Storage,
     /// Tokens that each rank trains on per second.
     pub tokens_per_second: f64,
     /// Median milliseconds of a step: forward, backward, clipping and the update.
@@ -111,8 +111,8 @@ impl TrainBench {
         Some((0..self.seq_len).step_by(most).map(|start| most.min(self.seq_len - start)).collect())
     }
 
-    /// Times `recipe` on `device`, with the optimizer at `level`. All of `ranks` call it, each with a micro-batch and a device of its own.
-    pub fn run(&self, recipe: RecipeName, level: Level, device: &Device, ranks: &Rc<Ranks>) -> Result<TrainRow> {
+    /// Times `recipe` on `device`, with the optimizer at `storage`. All of `ranks` call it, each with a micro-batch and a device of its own.
+    pub fn run(&self, recipe: RecipeName, storage: Storage, device: &Device, ranks: &Rc<Ranks>) -> Result<TrainRow> {
         let sizes = model(&self.model)?;
         let sizes_given = [self.steps, self.seq_len, self.micro_batch, self.micro_batches]
             .map(Some)
@@ -130,7 +130,7 @@ impl TrainBench {
         let mut weights = RandomWeights { seed: 1, device: device.clone() };
         let mut config = RunConfig {
             precision: Precision { recipe, ..self.config.precision.clone() },
-            optimizer: OptimizerConfig { level, ..self.config.optimizer.clone() },
+            optimizer: OptimizerConfig { storage, ..self.config.optimizer.clone() },
             data: DataConfig {
                 max_length: self.seq_len,
                 val_set_size: 0.0,
@@ -217,7 +217,7 @@ impl TrainBench {
         };
         Ok(TrainRow {
             recipe,
-            level,
+            storage,
             tokens_per_second,
             step_milliseconds: median * 1e3,
             comparison_milliseconds,

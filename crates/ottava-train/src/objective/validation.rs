@@ -34,7 +34,7 @@ impl Validation {
         metrics.get(name).and_then(Value::as_f64).ok_or_else(|| {
             let names: Vec<_> = metrics.keys().map(|name| format!("`{name}`")).collect();
             Error::Config(format!(
-                "`training.metric_for_best_model` is {name:?}; an evaluation of this run has {}",
+                "`evaluation.metric_for_best_model` is {name:?}; an evaluation of this run has {}",
                 names.join(", ")
             ))
         })

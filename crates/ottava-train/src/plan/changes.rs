@@ -3,7 +3,7 @@
 use super::memory::MemoryPlan;
 use ottava_common::error::Result;
 use ottava_models::{Decoder, DecoderConfig};
-use ottava_recipe::level::{Level as OptimizerLevel, Masters};
+use ottava_recipe::level::{Masters, Storage};
 use ottava_recipe::param::STEP_RATES;
 use ottava_recipe::recompute::{Recompute, SavedActivations};
 use ottava_settings::ResolvedConfig;
@@ -49,7 +49,7 @@ pub struct Change {
 }
 
 /// One value of a setting.
-struct Level {
+struct Candidate {
     setting: Vec<String>,
     time: f64,
     effect: Effect,
@@ -77,19 +77,19 @@ const TIME_OF_SAVED_FP8: f64 = 1.015;
 /// step of two.
 const TIME_OF_HALF_BATCH: f64 = 1.02;
 
-/// Levels of the optimizer, by falling memory, with the time of a step relative to the first: Llama-2-7B at 4,096 tokens on one H200, from
-/// benchmarks/2026-11-21-optimizer-levels.md. Levels that take more memory and more time than another are not listed.
-const LEVELS: [(OptimizerLevel, f64); 5] = [
-    (OptimizerLevel::O0, 1.0),
-    (OptimizerLevel::Bf16, 0.90),
-    (OptimizerLevel::O3, 0.95),
-    (OptimizerLevel::Coat, 0.965),
-    (OptimizerLevel::O2, 0.98),
+/// Storages of the optimizer, by falling memory, with the time of a step relative to the first: Llama-2-7B at 4,096 tokens on one H200, from
+/// benchmarks/2026-11-21-optimizer-levels.md. Storages that take more memory and more time than another are not listed.
+const STORAGES: [(Storage, f64); 5] = [
+    (Storage::Float32, 1.0),
+    (Storage::Bfloat16, 0.90),
+    (Storage::MsampO3, 0.95),
+    (Storage::Coat, 0.965),
+    (Storage::MsampO2, 0.98),
 ];
 
-/// Parameters and seconds of the steps that [`LEVELS`] compares. Levels change the time of the update, which a step has once, whatever the
+/// Parameters and seconds of the steps that [`STORAGES`] compares. Storages change the time of the update, which a step has once, whatever the
 /// number of its tokens.
-const STEP_OF_LEVELS: (f64, f64) = (6.74e9, 0.41);
+const STEP_OF_STORAGES: (f64, f64) = (6.74e9, 0.41);
 
 /// Bytes per second of copies over PCIe in each direction, while both directions are busy: one H200 in a PCIe 5 x16 slot, from
 /// benchmarks/2026-11-21-offloading.md.
@@ -119,7 +119,7 @@ fn step_and_parameters(config: &ResolvedConfig, sizes: &DecoderConfig, device: &
 }
 
 /// Time of a step over that without, for each of [`OFFLOADED`] beyond what `config` has. None on a CPU.
-fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Level>> {
+fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Candidate>> {
     let now = config.offload_optimizer;
     let shares: Vec<f64> = OFFLOADED.into_iter().filter(|&share| share > now).collect();
     if !matches!(device, Device::Cuda(_)) || shares.is_empty() {
@@ -132,7 +132,7 @@ fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
     };
     let moved = host_bytes(1.0)?.saturating_sub(host_bytes(0.0)?);
     let step = step_and_parameters(config, sizes, device)?.0;
-    let level = |share| Level {
+    let level = |share| Candidate {
         setting: vec![format!("memory.offload_optimizer = {share}")],
         time: 1.0 + bus_seconds(moved) * (share - now) / step,
         effect: Effect::SameBits,
@@ -142,10 +142,10 @@ fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
 }
 
 /// The settings that can be changed, each with its values from the value after `config`'s value to the value that takes the least memory.
-fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Vec<Level>>> {
+fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Vec<Candidate>>> {
     let (run, policy) = (&config.run, config.recompute);
     let exact = run.memory.saved_activations == SavedActivations::Exact;
-    let recompute = Recompute::ALL.into_iter().filter(|other| *other > policy).map(|other| Level {
+    let recompute = Recompute::ALL.into_iter().filter(|other| *other > policy).map(|other| Candidate {
         setting: vec![format!("memory.recompute = \"{}\"", other.as_str())],
         time: time_of(other) / time_of(policy),
         // Recomputed operands are computed from the saved ones.
@@ -153,13 +153,13 @@ fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
         apply: Box::new(move |config| config.recompute = other),
     });
     // Codes of frozen weights take less memory than their values.
-    let codes = (run.weight_codes() && run.lora.r == 0 && run.precision.recipe().casts.is_some()).then(|| Level {
+    let codes = (run.weight_codes() && run.lora.r == 0 && run.precision.recipe().casts.is_some()).then(|| Candidate {
         setting: vec!["memory.weight_codes = false".into()],
         time: TIME_WITHOUT_WEIGHT_CODES,
         effect: Effect::SameBits,
         apply: Box::new(|config| config.run.memory.weight_codes = Some(false)),
     });
-    let saved = exact.then(|| Level {
+    let saved = exact.then(|| Candidate {
         setting: vec!["memory.saved_activations = \"float8\"".into()],
         time: TIME_OF_SAVED_FP8,
         effect: Effect::Precision,
@@ -169,7 +169,7 @@ fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
     let (rows, micro_batches) = (training.per_device_train_batch_size, training.gradient_accumulation_steps);
     let halves = (1..=rows.trailing_zeros()).map(|halvings| {
         let (rows, micro_batches) = (rows >> halvings, micro_batches << halvings);
-        Level {
+        Candidate {
             setting: vec![
                 format!("training.per_device_train_batch_size = {rows}"),
                 format!("training.gradient_accumulation_steps = {micro_batches}"),
@@ -183,26 +183,27 @@ fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
         }
     });
     let has_masters = run.optimizer.formats().masters == Masters::Float32;
-    let split = (has_masters && run.precision.recipe().compute == DType::BF16).then(|| Level {
+    let split = (has_masters && run.precision.recipe().compute == DType::BF16).then(|| Candidate {
         setting: vec!["optimizer.master_weights = \"remainder\"".into()],
         time: 1.0,
         effect: Effect::Ties,
         apply: Box::new(|config| config.run.optimizer.master_weights = Some(Masters::Remainder)),
     });
     let (step, parameters) = step_and_parameters(config, sizes, device)?;
-    let (measured_parameters, measured_step) = STEP_OF_LEVELS;
+    let (measured_parameters, measured_step) = STEP_OF_STORAGES;
     let share = measured_step * parameters / measured_parameters / step;
-    let with_level = move |time: f64| (1.0 - (1.0 - time) * share).max(0.5);
-    let now = LEVELS.iter().position(|(level, _)| *level == run.optimizer.level);
-    let narrower = LEVELS.into_iter().skip(now.map_or(LEVELS.len(), |now| now + 1)).map(|(level, time)| Level {
-        setting: vec![format!("optimizer.level = \"{}\"", level.as_str())],
-        time: with_level(time) / with_level(now.map_or(1.0, |now| LEVELS[now].1)),
-        effect: Effect::Precision,
-        apply: Box::new(move |config| {
-            config.run.optimizer.level = level;
-            config.run.optimizer.master_weights = None;
-        }),
-    });
+    let with_storage = move |time: f64| (1.0 - (1.0 - time) * share).max(0.5);
+    let now = STORAGES.iter().position(|(storage, _)| *storage == run.optimizer.storage);
+    let narrower =
+        STORAGES.into_iter().skip(now.map_or(STORAGES.len(), |now| now + 1)).map(|(storage, time)| Candidate {
+            setting: vec![format!("optimizer.storage = \"{}\"", storage.as_str())],
+            time: with_storage(time) / with_storage(now.map_or(1.0, |now| STORAGES[now].1)),
+            effect: Effect::Precision,
+            apply: Box::new(move |config| {
+                config.run.optimizer.storage = storage;
+                config.run.optimizer.master_weights = None;
+            }),
+        });
     let narrower = narrower.filter(|level| {
         let mut changed = config.clone();
         (level.apply)(&mut changed);
@@ -233,7 +234,7 @@ pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) 
     // The first choice changes nothing.
     choices.remove(0);
     let Some(furthest) = choices.last().cloned() else { return Ok(Vec::new()) };
-    let levels = |choice: &[usize]| -> Vec<&Level> {
+    let levels = |choice: &[usize]| -> Vec<&Candidate> {
         settings.iter().zip(choice).filter_map(|(levels, &level)| levels.get(level.checked_sub(1)?)).collect()
     };
     let effect = |choice: &[usize]| levels(choice).iter().map(|level| level.effect).max().unwrap_or(Effect::SameBits);

@@ -105,13 +105,13 @@ struct DryStep {
 fn step(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, micro_batches: usize) -> Result<DryStep> {
     let mut run = dry_run(config, sizes, device, micro_batches, 0)?;
     run.quantize_weights()?;
-    run.step(config.run.training.learning_rate, StepPrecision::Recipe)?;
+    run.step(config.run.optimizer.learning_rate, StepPrecision::Recipe)?;
     let sent = |run: &Run| {
         let ranks = run.step.partition().ranks();
         (ranks.traffic(), ranks.traffic_of_layers())
     };
     let before = sent(&run);
-    run.step(config.run.training.learning_rate, StepPrecision::Recipe)?;
+    run.step(config.run.optimizer.learning_rate, StepPrecision::Recipe)?;
     let after = sent(&run);
     let (traffic, of_layers) = (after.0 - before.0, after.1 - before.1);
     let units = units(&run, sizes.layers, config.run.data.max_length);

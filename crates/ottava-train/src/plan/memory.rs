@@ -14,7 +14,7 @@ use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::level::Masters;
 use ottava_recipe::mode::StepPrecision;
 use ottava_sentinel::SentinelPolicy;
-use ottava_settings::{OptimizerName, ResolvedConfig};
+use ottava_settings::{Algorithm, ResolvedConfig};
 use ottava_tensor::comm::{Axis, GPUS_PER_NODE, Group};
 use ottava_tensor::cuda::{GpuModel, Workload};
 use ottava_tensor::ops::real_type;
@@ -48,7 +48,7 @@ pub struct MemoryPlan {
     pub host_bytes: u64,
     /// Host memory available for them, the same for each rank of the machine, if the GPU is in this machine.
     pub host_available_bytes: Option<u64>,
-    /// Bytes of the host's memory for the snapshot of a checkpoint; 0 without `training.async_save`.
+    /// Bytes of the host's memory for the snapshot of a checkpoint; 0 without `checkpoint.async_save`.
     pub snapshot_bytes: u64,
     /// Whether the host has memory for the snapshots of its ranks.
     pub snapshots_fit: bool,
@@ -238,7 +238,7 @@ impl DryRun {
         for precision in kinds.into_iter().flatten() {
             for _ in 0..2 {
                 rehearse(&mut run, When::BeforeEachStep, precision)?;
-                run.step(t.learning_rate, precision)?;
+                run.step(config.run.optimizer.learning_rate, precision)?;
             }
             rehearse(&mut run, When::Evaluation, precision)?;
         }
@@ -338,7 +338,7 @@ fn describe(scope: &str, config: &ResolvedConfig) -> String {
         }
         "head" => "logits of a chunk of tokens, and gradients of the head".into(),
         "backward" => "gradients of activations, and recomputed operands".into(),
-        "update" if config.run.optimizer.name == OptimizerName::Adamw => "norm of the gradients".into(),
+        "update" if matches!(config.run.optimizer.algorithm, Algorithm::Adamw(_)) => "norm of the gradients".into(),
         "update" => "directions of the update, and norm of the gradients".into(),
         "build" => "scales and histories, rotary positions, inputs and losses".into(),
         other => other.into(),

@@ -4,7 +4,7 @@ use super::memory::{distinct_micro_batches, dry_run, unlimited};
 use crate::run::Run;
 use ottava_common::error::Result;
 use ottava_models::DecoderConfig;
-use ottava_settings::{OptimizerName, ResolvedConfig};
+use ottava_settings::{Adamw, Algorithm, ResolvedConfig};
 use ottava_tensor::Device;
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TensorPlan {
     /// What updates them.
-    pub optimizer: OptimizerName,
+    pub optimizer: &'static str,
     /// Their name in a Hugging Face folder; `*` stands for the number of the block.
     pub name: String,
     /// The number of tensors.
@@ -26,24 +26,24 @@ pub(super) fn tensors(config: &ResolvedConfig, sizes: &DecoderConfig, device: &D
     let mut plans: Vec<TensorPlan> = Vec::new();
     for stage in 0..config.run.parallel.pipeline {
         let run = dry_run(config, sizes, &unlimited(device), distinct_micro_batches(config), stage)?;
-        add(&mut plans, run, config.run.optimizer.name);
+        add(&mut plans, run, config.run.optimizer.algorithm);
     }
     Ok(plans)
 }
 
-/// Adds the tensors of `run`, which an optimizer called `name` updates.
-fn add(plans: &mut Vec<TensorPlan>, mut run: Run, name: OptimizerName) {
+/// Adds the tensors of `run`, which `algorithm` updates.
+fn add(plans: &mut Vec<TensorPlan>, mut run: Run, algorithm: Algorithm) {
     let copy = run.model.copy();
     for param in run.model.parameters().into_iter().filter(|param| Some(param.id()) != copy) {
-        let optimizer = match name {
-            OptimizerName::Muon if !run.optimizer.transforms(param) => OptimizerName::Adamw,
-            name => name,
+        let optimizer = match algorithm {
+            Algorithm::Muon(_) if !run.optimizer.transforms(param) => Algorithm::Adamw(Adamw::default()),
+            algorithm => algorithm,
         };
         for shard in &param.shards {
             let (name, shape) = (without_block(&shard.tensor.name), shard.tensor.shape.clone());
             match plans.iter_mut().find(|plan| plan.name == name && plan.shape == shape) {
                 Some(plan) => plan.count += 1,
-                None => plans.push(TensorPlan { optimizer, name, count: 1, shape }),
+                None => plans.push(TensorPlan { optimizer: optimizer.as_str(), name, count: 1, shape }),
             }
         }
     }

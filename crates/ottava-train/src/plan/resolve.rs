@@ -37,7 +37,7 @@ impl ResolvedRun {
             search.choose_share("offload_parameters", |config| &mut config.offload_parameters)?;
         }
         search.note_offloads_without_effect();
-        if config.training.async_save.is_none() {
+        if config.checkpoint.async_save.is_none() {
             search.choose_async_save();
         }
         let Search { config, memory, choices, .. } = search;
@@ -58,7 +58,7 @@ impl ResolvedRun {
             return match self.config.async_save && !self.memory.snapshots_fit {
                 false => Ok(()),
                 true => Err(Error::Memory(format!(
-                    "`training.async_save` is true, and a snapshot of a checkpoint takes {:.1} GiB of the host's memory, which is more than is available for all ranks; set it to \"auto\" or to false",
+                    "`checkpoint.async_save` is true, and a snapshot of a checkpoint takes {:.1} GiB of the host's memory, which is more than is available for all ranks; set it to \"auto\" or to false",
                     gib(self.memory.snapshot_bytes)
                 ))),
             };

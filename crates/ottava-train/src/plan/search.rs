@@ -128,7 +128,7 @@ impl ParallelSearch {
     /// Errors with [`Error::Config`] if `training.global_batch_size` is not set, since the sequences of a step would depend on the division, and
     /// with [`Error::Cancelled`] after a request to stop.
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device, ranks: usize) -> Result<ParallelSearch> {
-        if config.training.global_batch_size == 0 {
+        if config.training.global_batch_size.is_none() {
             return Err(Error::Config(
                 "`parallel.auto` is true, and the number of sequences of a step would depend on its choice; set \
                  `training.global_batch_size`"

@@ -8,7 +8,7 @@ use ottava_models::Decoder;
 use ottava_models::layers::LatentSizes;
 use ottava_parallel::{Ranks, Zero};
 use ottava_recipe::Recipe;
-use ottava_recipe::level::{Gradients, Level};
+use ottava_recipe::level::{Gradients, Storage};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::Description;
 use ottava_recipe::recompute::{Recompute, SavedActivations};
@@ -43,7 +43,7 @@ fn run(recipe: RecipeName, recompute: Option<Recompute>, weight_codes: bool) -> 
     config.data.val_set_size = 0.0;
     config.training.per_device_train_batch_size = 2;
     config.precision.recipe = recipe;
-    config.optimizer.level = Level::Bf16;
+    config.optimizer.storage = Storage::Bfloat16;
     config.memory.recompute = recompute;
     config.memory.weight_codes = Some(weight_codes);
     config
@@ -188,20 +188,20 @@ fn weights_are_offloaded_where_moments_are_not_enough() {
 #[test]
 fn ranks_offload_their_slices_of_weights() {
     let (block, ranks) = (block_weights() as u64, 4);
-    for (recipe, level, stored, gathered) in [
-        (RecipeName::Fp8Delayed, Level::O0, 1, 1),
-        (RecipeName::Fp8Row, Level::O0, 2, 2),
-        (RecipeName::Bf16, Level::Bf16, 2, 2),
-        (RecipeName::Fp8Current, Level::Bf16, 3, 1),
+    for (recipe, storage, stored, gathered) in [
+        (RecipeName::Fp8Delayed, Storage::Float32, 1, 1),
+        (RecipeName::Fp8Row, Storage::Float32, 2, 2),
+        (RecipeName::Bf16, Storage::Bfloat16, 2, 2),
+        (RecipeName::Fp8Current, Storage::Bfloat16, 3, 1),
     ] {
         for zero in [Zero::OptimizerStates, Zero::Gradients, Zero::Weights] {
             let planned = |share| {
                 let mut config = run(recipe, Some(Recompute::Full), true);
-                (config.optimizer.level, config.parallel.data, config.parallel.zero) = (level, ranks, zero);
+                (config.optimizer.storage, config.parallel.data, config.parallel.zero) = (storage, ranks, zero);
                 config.memory.offload_parameters = Some(share);
                 MemoryPlan::new(&ResolvedConfig::fastest(&config), &llama(), &gpu(138.0)).unwrap()
             };
-            let what = format!("{recipe:?}, {level:?}, {zero:?}");
+            let what = format!("{recipe:?}, {storage:?}, {zero:?}");
             let (here, half, all) = (planned(0.0), planned(0.5), planned(1.0));
             let slices = 32 * block / ranks as u64 * stored;
             assert_eq!([here.host_bytes, half.host_bytes, all.host_bytes], [0, slices / 2, slices], "{what}");
@@ -231,7 +231,7 @@ fn offloading_more_than_the_host_has_is_an_error() {
 #[test]
 fn snapshots_are_planned_and_refused_where_they_do_not_fit() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::Full), true);
-    config.optimizer.level = Level::O0;
+    config.optimizer.storage = Storage::Float32;
     let resolved = |config: &RunConfig| ResolvedRun::new(config, &llama(), &gpu(138.0)).unwrap();
     let parameters = 6.738e9;
     // Of two ranks the first writes the first file, of 5 GB, and the third, which has the rest of two.
@@ -244,15 +244,15 @@ fn snapshots_are_planned_and_refused_where_they_do_not_fit() {
         let ratio = automatic.memory.snapshot_bytes as f64 / expected;
         assert!((ratio - 1.0).abs() < 3e-3, "{ranks} ranks: {ratio}");
     }
-    config.training.async_save = Some(false);
+    config.checkpoint.async_save = Some(false);
     assert_eq!(resolved(&config).memory.snapshot_bytes, 0);
-    config.training.async_save = Some(true);
+    config.checkpoint.async_save = Some(true);
     let mut asked = resolved(&config);
     asked.expect_fit().unwrap();
     asked.memory.snapshots_fit = false;
     let error = asked.expect_fit().unwrap_err();
     assert_eq!(error.exit_code(), 3);
-    let text = "`training.async_save` is true, and a snapshot of a checkpoint takes 45.6 GiB of the host's memory";
+    let text = "`checkpoint.async_save` is true, and a snapshot of a checkpoint takes 45.6 GiB of the host's memory";
     assert!(error.to_string().contains(text), "{error}");
 }
 
@@ -307,8 +307,10 @@ fn changes_that_reduce_precision_are_proposed_beside_slow_ones() {
     config.training.per_device_train_batch_size = 1;
     let changes = changes(&ResolvedConfig::fastest(&config), &llama(), &gpu(100.0)).unwrap();
     let found: Vec<_> = changes.iter().map(|change| (change.settings[0].as_str(), change.effect)).collect();
-    let expected =
-        [("optimizer.level = \"bf16\"", Effect::Precision), ("memory.offload_optimizer = 0.25", Effect::SameBits)];
+    let expected = [
+        ("optimizer.storage = \"bfloat16\"", Effect::Precision),
+        ("memory.offload_optimizer = 0.25", Effect::SameBits),
+    ];
     assert_eq!(found, expected);
     let heading =
         "Each of these changes makes it fit (the least harmful first, where lower precision counts like a step";
@@ -318,9 +320,9 @@ fn changes_that_reduce_precision_are_proposed_beside_slow_ones() {
 
 #[test]
 fn changes_are_ordered_by_harm() {
-    for (recipe, level) in [(RecipeName::Fp8Delayed, Level::O0), (RecipeName::Bf16, Level::Bf16)] {
+    for (recipe, storage) in [(RecipeName::Fp8Delayed, Storage::Float32), (RecipeName::Bf16, Storage::Bfloat16)] {
         let mut config = run(recipe, Some(Recompute::None), false);
-        config.optimizer.level = level;
+        config.optimizer.storage = storage;
         config.training.per_device_train_batch_size = 4;
         for gib in [60.0, 90.0, 120.0] {
             let changes = changes(&ResolvedConfig::fastest(&config), &llama(), &gpu(gib)).unwrap();
@@ -443,22 +445,23 @@ fn planned_communication_is_what_ranks_send() {
         ..llama()
     };
     let recipes = [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row];
-    let levels = recipes.map(|recipe| (recipe, Level::Bf16, 0)).into_iter();
-    let others = [RecipeName::Fp8Current, RecipeName::Fp8Row].map(|recipe| (recipe, Level::O0, 4));
-    let levels = levels.chain([(RecipeName::Fp8Delayed, Level::O3, 0)]).chain(others);
-    for (recipe, level, adapter_rank) in levels {
+    let storages = recipes.map(|recipe| (recipe, Storage::Bfloat16, 0)).into_iter();
+    let others = [RecipeName::Fp8Current, RecipeName::Fp8Row].map(|recipe| (recipe, Storage::Float32, 4));
+    let storages = storages.chain([(RecipeName::Fp8Delayed, Storage::MsampO3, 0)]).chain(others);
+    for (recipe, storage, adapter_rank) in storages {
         let lora = LoraConfig { r: adapter_rank, ..LoraConfig::default() };
         let sizes = DecoderConfig { lora: lora.adapters(), ..sizes.clone() };
         for zero in Zero::ALL {
             for (ranks, micro_batches) in [(2, 1), (3, 2), (2, 3)] {
                 let mut config = run(recipe, Some(Recompute::None), true);
-                (config.optimizer.level, config.optimizer.gradient_dtype) = (level, Some(Gradients::Bfloat16));
+                (config.optimizer.storage, config.optimizer.gradient_dtype) = (storage, Some(Gradients::Bfloat16));
                 config.lora = lora.clone();
                 config.data.max_length = 8;
                 config.training.per_device_train_batch_size = 1;
                 config.training.gradient_accumulation_steps = micro_batches;
                 (config.parallel.data, config.parallel.zero) = (ranks, zero);
-                let what = format!("{recipe:?}, {level:?}, r {adapter_rank}, {zero:?}, {ranks} ranks, {micro_batches}");
+                let what =
+                    format!("{recipe:?}, {storage:?}, r {adapter_rank}, {zero:?}, {ranks} ranks, {micro_batches}");
                 let plan = expect_planned_traffic(&config, &sizes, &what);
                 // The same linears as on the CPU; a GPU of 1 MiB has a plan too, and what lies in the host's memory is not sent.
                 config.precision.skip_slow_linears = false;

@@ -65,7 +65,7 @@ impl RunFiles {
             }
         };
         replace_file(&RealFs, &folder.join("config.toml"), config.to_toml().as_bytes())?;
-        let logs = config.training.cast_statistics_steps > 0 && has_casts;
+        let logs = config.logging.cast_statistics_steps > 0 && has_casts;
         let casts = CastLog::open(&folder.join(CASTS), from, logs)?;
         let compares = config.sentinel.sentinel_steps > 0;
         let sentinel = MetricsWriter::optional(&folder.join(SENTINEL), from, compares)?;

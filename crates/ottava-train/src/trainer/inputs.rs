@@ -178,11 +178,9 @@ pub(super) fn model_of(config: &RunConfig, sizes: &DecoderConfig, device: &Devic
 /// Steps of the run: as many as were asked for, or as its epochs have, each with this many examples.
 fn max_steps(config: &RunConfig, examples: f64) -> u64 {
     let t = &config.training;
-    let max_steps = match t.max_steps {
-        0 => (examples * t.num_train_epochs / t.sequences() as f64).floor().max(1.0) as u64,
-        steps => steps,
-    };
-    let shaped = config.schedule(max_steps).warmup_steps + t.decay_steps;
+    let of_epochs = || (examples * t.num_train_epochs / t.sequences() as f64).floor().max(1.0) as u64;
+    let max_steps = t.max_steps.unwrap_or_else(of_epochs);
+    let shaped = config.schedule(max_steps).warmup_steps + config.lr_scheduler.kind.decay_steps();
     if shaped > max_steps {
         tracing::warn!("warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short");
     }

@@ -187,9 +187,10 @@ impl Trainer {
         if let Some(scale) = &progress.loss_scale {
             run.step.set_loss_scale(scale.scale)?;
         }
-        let mut saver = Saver::new(checkpoints(&folder), config.training.save_total_limit);
-        saver
-            .keep_best(progress.best.as_ref().filter(|_| config.training.load_best_model_at_end).map(|best| best.step));
+        let mut saver = Saver::new(checkpoints(&folder), config.checkpoint.save_total_limit);
+        saver.keep_best(
+            progress.best.as_ref().filter(|_| config.evaluation.load_best_model_at_end).map(|best| best.step),
+        );
         if resolved.config.async_save {
             let Run { model, optimizer, step, .. } = &mut run;
             let [bytes, _] = Contents::new(model, &mut **optimizer, step.partition())?.0.snapshot_bytes();
@@ -273,9 +274,9 @@ impl Trainer {
             let evaluation = self.evaluate()?;
             if let Some(evaluation) = &evaluation {
                 self.record(0, Map::new(), Some(evaluation))?;
-                if self.config.training.compares_evaluations() {
+                if self.config.evaluation.compares() {
                     // A name that does not exist ends the run before its first step.
-                    evaluation.metric(&self.config.training.metric_for_best_model)?;
+                    evaluation.metric(&self.config.evaluation.metric_for_best_model)?;
                 }
             }
         }
@@ -298,20 +299,20 @@ impl Trainer {
                 continue;
             }
             let step = self.progress.step;
-            let due = |every: u64| (every > 0 && step.is_multiple_of(every)) || step == max_steps;
+            let is_last = step == max_steps;
             let values = self.values(&done);
             let mut is_best = false;
-            match if due(self.config.training.eval_steps) { self.evaluate() } else { Ok(None) } {
+            match if is_last || self.config.evaluation.eval_steps.is_due(step) { self.evaluate() } else { Ok(None) } {
                 // The resumed run evaluates first, so its metrics equal the metrics of an uninterrupted run.
                 Err(Error::Cancelled(_)) => self.progress.pending = Some(values),
                 evaluation => {
                     done.evaluation = evaluation?;
                     self.record(step, values, done.evaluation.as_ref())?;
-                    is_best = self.compare(done.evaluation.as_ref())? && self.config.training.load_best_model_at_end;
+                    is_best = self.compare(done.evaluation.as_ref())? && self.config.evaluation.load_best_model_at_end;
                 }
             }
-            let ends = step == max_steps || self.stops_early();
-            if due(self.config.training.cast_statistics_steps) || ends {
+            let ends = is_last || self.stops_early();
+            if ends || self.config.logging.logs_casts(step) {
                 self.log_casts(step)?;
                 if self.roll_back()? {
                     continue;
@@ -325,11 +326,11 @@ impl Trainer {
                 )));
             }
             if step < max_steps && ends && self.ranks.leads() {
-                let t = &self.config.training;
+                let e = &self.config.evaluation;
                 tracing::info!(
                     "the run ends after step {step}: `{}` did not improve in {} evaluations in a row",
-                    t.metric_for_best_model,
-                    t.early_stopping_patience
+                    e.metric_for_best_model,
+                    e.early_stopping_patience
                 );
             }
             let told = [f64::from(stop.load(Ordering::Relaxed)), self.saver.state()];
@@ -337,7 +338,8 @@ impl Trainer {
             let paused = self.sentinel.pause.take();
             let stopping = paused.is_some() || told.iter().any(|[stop, _]| *stop != 0.0);
             done.saved.extend(self.saver.advance(&self.ranks, told.iter().map(|[_, state]| *state))?);
-            let is_regular = due(self.config.training.save_steps) || paused.is_some() || is_best || ends;
+            let is_due = self.config.checkpoint.save_steps.is_due(step);
+            let is_regular = is_due || paused.is_some() || is_best || ends;
             if is_regular || stopping {
                 self.progress.is_interruption = !is_regular;
                 done.saved.extend(self.save()?);
@@ -487,7 +489,7 @@ impl Trainer {
     }
 
     fn log_casts(&mut self, step: u64) -> Result<()> {
-        if self.config.training.cast_statistics_steps == 0 {
+        if self.config.logging.cast_statistics_steps == 0 {
             return Ok(());
         }
         let Run { model, step: work, .. } = &mut *self.run;
@@ -507,13 +509,13 @@ impl Trainer {
 
     /// Compares an evaluation after the last step with the best one before. Returns whether it is better.
     fn compare(&mut self, evaluation: Option<&Validation>) -> Result<bool> {
-        let t = &self.config.training;
-        let Some(evaluation) = evaluation.filter(|_| t.compares_evaluations()) else { return Ok(false) };
-        let value = evaluation.metric(&t.metric_for_best_model)?;
-        let threshold = t.early_stopping_threshold;
+        let e = &self.config.evaluation;
+        let Some(evaluation) = evaluation.filter(|_| e.compares()) else { return Ok(false) };
+        let value = evaluation.metric(&e.metric_for_best_model)?;
+        let threshold = e.early_stopping_threshold;
         let is_best =
-            Best::update(&mut self.progress.best, self.progress.step, &t.metric_for_best_model, value, threshold);
-        if t.load_best_model_at_end {
+            Best::update(&mut self.progress.best, self.progress.step, &e.metric_for_best_model, value, threshold);
+        if e.load_best_model_at_end {
             self.saver.keep_best(self.progress.best.as_ref().map(|best| best.step));
         }
         Ok(is_best)
@@ -521,7 +523,7 @@ impl Trainer {
 
     /// Whether the run ends because its evaluations do not improve any more.
     fn stops_early(&self) -> bool {
-        let patience = self.config.training.early_stopping_patience;
+        let patience = self.config.evaluation.early_stopping_patience;
         patience > 0 && self.progress.best.as_ref().is_some_and(|best| best.without_improvement >= patience)
     }
 
@@ -532,7 +534,7 @@ impl Trainer {
         self.progress.reference = self.rows.reference_digest();
         let Run { model, step: work, .. } = &mut *self.run;
         // Without a log of casts, nothing reads what they have counted.
-        let counted = match self.config.training.cast_statistics_steps {
+        let counted = match self.config.logging.cast_statistics_steps {
             0 => Vec::new(),
             _ => work.partition().casts(model)?,
         };
@@ -562,7 +564,7 @@ impl Trainer {
 
     /// The best evaluation and its checkpoint, with `load_best_model_at_end`.
     pub fn best(&self) -> Option<(&Best, PathBuf)> {
-        let best = self.progress.best.as_ref().filter(|_| self.config.training.load_best_model_at_end)?;
+        let best = self.progress.best.as_ref().filter(|_| self.config.evaluation.load_best_model_at_end)?;
         Some((best, checkpoints(&self.config.output_dir).join(atomic::name(best.step))))
     }
 

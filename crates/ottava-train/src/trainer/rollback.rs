@@ -84,7 +84,7 @@ impl Trainer {
         [self.losses, self.eval_losses] = read_losses(&folder.join("metrics.jsonl"));
         self.alarms = Alarms::new(&self.config, &self.progress.alarms, &casts);
         self.saver.keep_best(
-            self.progress.best.as_ref().filter(|_| self.config.training.load_best_model_at_end).map(|best| best.step),
+            self.progress.best.as_ref().filter(|_| self.config.evaluation.load_best_model_at_end).map(|best| best.step),
         );
         Ok(())
     }

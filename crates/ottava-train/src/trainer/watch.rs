@@ -186,7 +186,7 @@ impl Trainer {
 
     /// Looks for routers that have collapsed in `step`, if its statistics are logged. All ranks see the same numbers.
     pub(super) fn look_at_routers(&mut self, step: u64, loads: &[RouterLoad]) -> Result<()> {
-        let every = self.config.training.cast_statistics_steps;
+        let every = self.config.logging.cast_statistics_steps;
         if every == 0 || !step.is_multiple_of(every) {
             return Ok(());
         }

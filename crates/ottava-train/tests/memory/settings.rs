@@ -4,10 +4,10 @@ use ottava_checkpoint::RandomWeights;
 use ottava_models::DecoderConfig;
 use ottava_parallel::Ranks;
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::{Gradients, Level, Masters};
+use ottava_recipe::level::{Gradients, Masters, Storage};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::recompute::{Recompute, SavedActivations};
-use ottava_settings::{OptimizerName, ResolvedConfig, RunConfig};
+use ottava_settings::{Algorithm, Lion, Muon, ResolvedConfig, RunConfig};
 use ottava_tensor::Device;
 use ottava_train::run::Run;
 use std::rc::Rc;
@@ -33,25 +33,31 @@ pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
     vec![
         run("", RecipeName::Fp32, Recompute::None, |_| {}),
         run("", RecipeName::Bf16, Recompute::None, |_| {}),
-        run("; level coat", RecipeName::Bf16, Recompute::Attention, |config| config.optimizer.level = Level::Coat),
+        run("; storage coat", RecipeName::Bf16, Recompute::Attention, |config| {
+            config.optimizer.storage = Storage::Coat
+        }),
         run("", RecipeName::Fp8Delayed, Recompute::None, |_| {}),
         run("; two micro-batches", RecipeName::Fp8Delayed, Recompute::Attention, accumulate),
-        run("; muon", RecipeName::Bf16, Recompute::Attention, |config| config.optimizer.name = OptimizerName::Muon),
-        run("; lion, level O2", RecipeName::Fp8Delayed, Recompute::Attention, |config| {
-            config.optimizer.name = OptimizerName::Lion;
-            config.optimizer.level = Level::O2;
+        run("; muon", RecipeName::Bf16, Recompute::Attention, |config| {
+            config.optimizer.algorithm = Algorithm::Muon(Muon::default())
+        }),
+        run("; lion, storage O2", RecipeName::Fp8Delayed, Recompute::Attention, |config| {
+            config.optimizer.algorithm = Algorithm::Lion(Lion::default());
+            config.optimizer.storage = Storage::MsampO2;
         }),
         run(
-            "; level bf16, smooth, activations saved in FP8",
+            "; storage bf16, smooth, activations saved in FP8",
             RecipeName::Fp8Delayed,
             Recompute::NormSwiglu,
             |config| {
-                config.optimizer.level = Level::Bf16;
+                config.optimizer.storage = Storage::Bfloat16;
                 config.precision.smooth_swiglu = true;
                 config.memory.saved_activations = SavedActivations::Float8;
             },
         ),
-        run("; level O2", RecipeName::Fp8Current, Recompute::NormSwiglu, |config| config.optimizer.level = Level::O2),
+        run("; storage O2", RecipeName::Fp8Current, Recompute::NormSwiglu, |config| {
+            config.optimizer.storage = Storage::MsampO2
+        }),
         run(
             "; two micro-batches, no codes of weights, gradients in bfloat16",
             RecipeName::Fp8Current,
@@ -62,15 +68,15 @@ pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
                 config.optimizer.gradient_dtype = Some(Gradients::Bfloat16);
             },
         ),
-        run("; level O3, half of all in the host's memory", RecipeName::Fp8Delayed, Recompute::Full, |config| {
-            config.optimizer.level = Level::O3;
+        run("; storage O3, half of all in the host's memory", RecipeName::Fp8Delayed, Recompute::Full, |config| {
+            config.optimizer.storage = Storage::MsampO3;
             let memory = &mut config.memory;
             (memory.offload_optimizer, memory.offload_parameters) = (Some(0.75), Some(0.5));
             memory.offload_residuals = true;
         }),
-        run("; half the batch, level O3, masters in two halves", RecipeName::Fp8Row, Recompute::None, |config| {
+        run("; half the batch, storage O3, masters in two halves", RecipeName::Fp8Row, Recompute::None, |config| {
             config.training.per_device_train_batch_size /= 2;
-            config.optimizer.level = Level::O3;
+            config.optimizer.storage = Storage::MsampO3;
             config.optimizer.master_weights = Some(Masters::Remainder);
         }),
         run("; two micro-batches, activations saved in FP8", RecipeName::Fp8Block, Recompute::Attention, |config| {

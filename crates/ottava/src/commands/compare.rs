@@ -12,8 +12,8 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(
     after_help = "Compares the steps that both runs have recorded in metrics.jsonl, digests.jsonl (`sentinel.repeat_steps`), casts.jsonl
-(`training.cast_statistics_steps`) and sentinel.jsonl (`sentinel.sentinel_steps`), and the weights in checkpoints
-(`training.save_steps`). To find the exact step, set these intervals to 1.
+(`logging.cast_statistics_steps`) and sentinel.jsonl (`sentinel.sentinel_steps`), and the weights in checkpoints
+(`checkpoint.save_steps`). To find the exact step, set these intervals to 1.
 
 Examples:
   ottava compare runs/before runs/after

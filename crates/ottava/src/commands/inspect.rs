@@ -206,15 +206,15 @@ impl Found {
         let checkpoint = latest_complete(&run.join("checkpoints"), Verify::Sizes)?.complete.map(|(path, _)| path);
         let casts = run.join("casts.jsonl");
         let table = if casts.is_file() { CastTable::read(&casts)? } else { CastTable::default() };
-        let every = config.training.cast_statistics_steps;
+        let every = config.logging.cast_statistics_steps;
         let casts = match table.is_empty() {
             false => Ok(table),
             true if summary.casts.is_none() => Err(why_nothing_is_cast(&config, checkpoint.as_deref())?),
             true if every == 0 => Err(
-                "statistics of single casts were not recorded; set `training.cast_statistics_steps` to an interval in steps, such as 100".into(),
+                "statistics of single casts were not recorded; set `logging.cast_statistics_steps` to an interval in steps, such as 100".into(),
             ),
             true => Err(format!(
-                "there are no statistics of single casts yet; they are recorded every {every} steps (`training.cast_statistics_steps`)"
+                "there are no statistics of single casts yet; they are recorded every {every} steps (`logging.cast_statistics_steps`)"
             )),
         };
         let sentinel = run.join("sentinel.jsonl");

@@ -5,6 +5,7 @@ pub mod calibrate;
 pub mod chat;
 pub mod compare;
 pub mod completions;
+pub mod config;
 pub mod convert;
 mod decoding;
 pub mod doctor;

@@ -361,8 +361,8 @@ fn print(config: &RunConfig, plan: &Plan, files: &[PathBuf], formattings: &[Form
     );
     if let Some(seconds) = plan.least_step_seconds {
         let all = match config.training.max_steps {
-            0 => String::new(),
-            steps => format!(", {} for {steps} steps", duration(seconds * steps as f64)),
+            None => String::new(),
+            Some(steps) => format!(", {} for {steps} steps", duration(seconds * steps as f64)),
         };
         out!("  at least {:.1} ms a step{all}, if each GPU is as busy as one H200 with Llama-2-7B", seconds * 1e3);
     }
@@ -433,11 +433,11 @@ fn print_gpu(gpu: &GpuPlan) {
 /// The tensors of each optimizer, if there are several.
 fn print_tensors(tensors: &[TensorPlan]) {
     out!("\nOptimizer\n");
-    let mut names: Vec<_> = tensors.iter().map(|plan| plan.optimizer.as_str()).collect();
+    let mut names: Vec<_> = tensors.iter().map(|plan| plan.optimizer).collect();
     names.sort_unstable();
     names.dedup();
     for name in &names {
-        let of_name = || tensors.iter().filter(|plan| plan.optimizer.as_str() == *name);
+        let of_name = || tensors.iter().filter(|plan| plan.optimizer == *name);
         out!("  {name}: {} tensors", of_name().map(|plan| plan.count).sum::<usize>());
         for TensorPlan { name, count, shape, .. } in of_name().filter(|_| names.len() > 1) {
             out!("    {count} x {name}  {shape:?}");

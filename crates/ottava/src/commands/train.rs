@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava train configs/quickstart.toml
-  ottava train run.toml --recipe fp8-delayed --level O2 --set training.max_steps=1000
+  ottava train run.toml --recipe fp8-delayed --storage msamp-o2 --set training.max_steps=1000
   ottava train run.toml --resume
   ottava train run.toml --resume=auto
   ottava train run.toml --gpus 2
@@ -37,8 +37,12 @@ pub struct Train {
     /// The recipe: fp32, bf16, fp16, fp8-delayed, fp8-current, fp8-row, fp8-block or mxfp8; the same as --set precision.recipe=….
     #[arg(long, value_name = "NAME")]
     recipe: Option<String>,
-    /// Formats of weights, gradients and optimizer states: O0, O1, O2, O3, coat or bf16; the same as --set optimizer.level=….
+    /// Formats of weights, gradients and optimizer states: float32, msamp-o1, msamp-o2, msamp-o3, coat or bfloat16; the same as --set
+    /// optimizer.storage=….
     #[arg(long, value_name = "NAME")]
+    storage: Option<String>,
+    /// The old name of --storage, with the names of then.
+    #[arg(long, value_name = "NAME", hide = true, conflicts_with = "storage")]
     level: Option<String>,
     /// Resume from the newest complete checkpoint of the run, or from the one in DIR. `--resume=auto` resumes if there is a checkpoint, and
     /// starts a new run otherwise.
@@ -60,7 +64,11 @@ pub struct Train {
 impl Train {
     pub fn run(self) -> Result<()> {
         ottava_tensor::device::keep_freed_memory();
-        let named = [("precision.recipe", &self.recipe), ("optimizer.level", &self.level)];
+        let named = [
+            ("precision.recipe", &self.recipe),
+            ("optimizer.storage", &self.storage),
+            ("optimizer.level", &self.level),
+        ];
         let named = named.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?)));
         let settings: Vec<String> = self.settings.iter().cloned().chain(named).collect();
         let mut config = RunConfig::load(&self.config, &settings)?;
@@ -88,7 +96,7 @@ impl Train {
         // Before the device, so that a rank without its GPU is noticed by the others; `comm` is dropped before the wait for `processes`.
         let Job { processes, local, comm } = role.join(&config, Some(&config.output_dir))?;
         let device = crate::device::open_of_rank(config.device, &local)?;
-        let progress = Progress::new(config.training.logging_steps);
+        let progress = Progress::new(config.logging.logging_steps);
         let trainer = Trainer::shared(config.clone(), &device, &start, comm, lock);
         let mut trainer = trainer.map_err(|error| processes.or_stop(error))?;
         progress.line(&format!(
@@ -118,7 +126,7 @@ impl Train {
         }
         let best = trainer.best().map(|(best, path)| (best.clone(), path));
         if let Some((best, path)) = &best {
-            let metric = &config.training.metric_for_best_model;
+            let metric = &config.evaluation.metric_for_best_model;
             progress.line(&format!("best: {metric} {:.4} after step {}, {}", best.value, best.step, path.display()));
         }
         progress.line(&format!("plot: {}", trainer.output_dir().join("loss.svg").display()));

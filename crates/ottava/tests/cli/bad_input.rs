@@ -188,14 +188,16 @@ fn what_users_bring_instead_of_a_run_or_a_model_is_explained() {
 fn flags_of_other_trainers_are_answered_with_our_setting() {
     let run = Run::new();
     run.fail(&["train", "run.toml", "--bf16"], 1, &["`--bf16`: write `--set precision.recipe=bf16`"]);
-    let lr = "`--learning_rate`: write `--set training.learning_rate=0.01`";
+    let lr = "`--learning_rate`: write `--set optimizer.learning_rate=0.01`";
     run.fail(&["train", "run.toml", "--learning_rate", "0.01"], 1, &[lr]);
     run.fail(&["train", "run.toml", "--learning_rate=0.01"], 1, &[lr]);
     run.fail(&["plan", "run.toml", "--zero-stage", "2"], 1, &["`--set parallel.zero=2`"]);
-    run.fail(&["train", "run.toml", "--level", "O9"], 1, &["O9"]);
+    run.fail(&["train", "run.toml", "--storage", "O9"], 1, &["O9"]);
+    // The flag of version 0.1 with its word, and the flag of now.
+    run.succeed(&["plan", "run.toml", "--set", "level=O1"]);
     run.succeed(&["train", "run.toml", "--recipe", "fp8-current", "--level", "O1"]);
     let resolved = std::fs::read_to_string(run.path("run/config.toml")).unwrap();
-    assert!(resolved.contains("recipe = \"fp8-current\"") && resolved.contains("level = \"O1\""), "{resolved}");
+    assert!(resolved.contains("recipe = \"fp8-current\"") && resolved.contains("storage = \"msamp-o1\""), "{resolved}");
 }
 
 #[test]

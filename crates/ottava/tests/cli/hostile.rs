@@ -140,8 +140,8 @@ fn constants_of_a_model_that_cannot_be_are_refused() {
     }
     let run = Run::new();
     for setting in [
-        "adam_epsilon=inf",
-        "adam_epsilon=-1e-8",
+        "eps=inf",
+        "eps=-1e-8",
         "weight_decay=inf",
         "weight_decay=-0.1",
         "max_grad_norm=inf",
@@ -261,11 +261,18 @@ fn a_megabyte_of_unknown_keys_is_refused_soon() {
 fn settings_without_effect_are_told() {
     let run = Run::new();
     let told = |args: &[&str]| String::from_utf8(run.ottava(args).stderr).unwrap();
-    let plan = told(&["plan", "run.toml", "--set", "decay_steps=1", "--set", "margin=2"]);
-    assert!(plan.contains("`training.decay_steps = 1` has no effect"), "{plan}");
-    assert!(plan.contains("`precision.margin = 2` has no effect with recipe bf16"), "{plan}");
+    let plan = told(&["plan", "run.toml", "--set", "top_p=0.5", "--set", "margin=2"]);
+    assert!(plan.contains("`generation.top_p = 0.5` has no effect without `generation.prompts`"), "{plan}");
+    assert!(plan.contains("`precision.margin = 2` has no effect unless a linear has recipe fp8-delayed"), "{plan}");
+    let old = told(&["plan", "run.toml", "--set", "training.adam_beta2=0.9", "--set", "training.lion_beta1=0.5"]);
+    let words =
+        ["`training.adam_beta2` is `optimizer.beta2`", "`training.lion_beta1 = 0.5` has no effect", "config migrate"];
+    assert!(words.iter().all(|words| old.contains(words)), "{old}");
     let train = told(&["train", "run.toml", "--set", "first_layers_bf16=1"]);
-    assert!(train.contains("`precision.first_layers_bf16 = 1` has no effect with recipe bf16"), "{train}");
+    assert!(
+        train.contains("`precision.first_layers_bf16 = 1` has no effect unless a linear has an FP8 recipe"),
+        "{train}"
+    );
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn a_run_without_statistics_says_how_to_get_them() {
     let run = Run::new();
     train(&run, &["recipe=fp8-current", "cast_statistics_steps=0"]);
     let text = run.succeed(&["inspect", "run"]);
-    assert!(text.contains("set `training.cast_statistics_steps`") && text.contains("underflowed"), "{text}");
+    assert!(text.contains("set `logging.cast_statistics_steps`") && text.contains("underflowed"), "{text}");
     assert!(!run.path("run/casts.html").exists());
     train(&run, &["output_dir=plain"]);
     let report = json(&run.succeed(&["inspect", "plain", "--json"]));

@@ -7,7 +7,7 @@ use std::fs;
 /// Settings of all runs: products in FP8, as many tokens as four ranks divide, and samples at the end.
 pub const COMMON: [&str; 5] = [
     "recipe=fp8-delayed",
-    "lr_scheduler_type=constant",
+    "lr_scheduler.type=constant",
     "async_save=false",
     "data.max_length=64",
     "generation.prompts=[\"line 4\"]",
@@ -180,7 +180,7 @@ fn layers_that_do_not_divide_are_errors() {
     fails(&["parallel.tensor=2", "optimizer.name=muon"], "`optimizer.name` is muon, which transforms whole matrices");
     fails(&["parallel.tensor=2", "data.max_length=20"], "divide multiples of 32");
     run.replace("model/config.json", "\"num_key_value_heads\": 1", "\"num_key_value_heads\": 2");
-    fails(&["parallel.tensor=2", "level=coat"], "groups of 128 values do not divide the");
+    fails(&["parallel.tensor=2", "storage=coat"], "groups of 128 values do not divide the");
     run.replace(
         "model/config.json",
         "\"num_attention_heads\": 2, \"num_key_value_heads\": 2",

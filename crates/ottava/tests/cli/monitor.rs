@@ -20,7 +20,7 @@ const WATCHED: [&str; 14] = [
     "--set",
     "eval_steps=20",
     "--set",
-    "training.learning_rate=0.004",
+    "optimizer.learning_rate=0.004",
     "--set",
     "skip_slow_linears=false",
     "--set",

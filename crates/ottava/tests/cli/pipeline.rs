@@ -9,7 +9,7 @@ const COMMON: [&str; 8] = [
     "--set",
     "recipe=fp8-delayed",
     "--set",
-    "lr_scheduler_type=constant",
+    "lr_scheduler.type=constant",
     "--set",
     "async_save=false",
     "--set",
@@ -68,7 +68,7 @@ fn a_pipeline_leaves_what_one_process_leaves() {
 fn optimizers_levels_and_loss_scales_have_the_bits_of_one_process() {
     for settings in [
         &["optimizer.name=muon"][..],
-        &["level=O2", "high_precision_steps=2..3"],
+        &["storage=msamp-o2", "high_precision_steps=2..3"],
         &["recipe=fp16", "initial_loss_scale=16777216"],
         &["packing=bfd"],
     ] {

@@ -17,7 +17,7 @@ fn reward_run() -> Run {
     run.replace(
         "run.toml",
         "[training]",
-        "[preference]\nloss_type = \"bradley_terry\"\n[training]\nlearning_rate = 1e-2",
+        "[preference]\nloss_type = \"bradley_terry\"\n[optimizer]\nlearning_rate = 1e-2\n[training]",
     );
     run
 }

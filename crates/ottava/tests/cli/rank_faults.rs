@@ -318,7 +318,7 @@ fn another_build_of_the_same_version_does_not_join() {
 #[test]
 fn one_command_line_starts_a_run_and_goes_on_with_it() {
     let run = Run::new();
-    let auto = train(&["--resume=auto", "--set", "lr_scheduler_type=constant"]);
+    let auto = train(&["--resume=auto", "--set", "lr_scheduler.type=constant"]);
     run.succeed(&[&auto[..], &["--set", "max_steps=2"]].concat());
     run.succeed(&[&auto[..], &["--set", "max_steps=4"]].concat());
     assert_eq!(steps(&run.path("run/metrics.jsonl")), [0, 1, 2, 3, 4]);
@@ -337,7 +337,7 @@ fn one_command_line_starts_a_run_and_goes_on_with_it() {
 #[test]
 fn a_resumed_run_keeps_its_batch_on_fewer_ranks() {
     let run = Run::new();
-    let default = ["train", "run.toml", "--set", "lr_scheduler_type=constant"];
+    let default = ["train", "run.toml", "--set", "lr_scheduler.type=constant"];
     run.succeed(&[&default[..], &["--set", "max_steps=2", "--ranks", "4"]].concat());
     let output = run.ottava(&[&default[..], &["--set", "max_steps=4", "--ranks", "2", "--resume"]].concat());
     let error = String::from_utf8_lossy(&output.stderr);

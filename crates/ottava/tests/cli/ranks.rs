@@ -93,7 +93,7 @@ fn ranks_train_as_one_process_does() {
 #[test]
 fn a_run_goes_on_with_other_ranks_and_another_division() {
     // A schedule that does not depend on the number of steps.
-    const RATE: [&str; 2] = ["--set", "lr_scheduler_type=constant"];
+    const RATE: [&str; 2] = ["--set", "lr_scheduler.type=constant"];
     let unbroken = Run::new();
     unbroken.succeed(&train(&[&RATE[..], &["--set", "max_steps=6", "--ranks", "2"]].concat()));
     let run = Run::new();
@@ -116,7 +116,7 @@ fn a_run_goes_on_with_other_ranks_and_another_division() {
 #[test]
 fn a_run_at_level_o2_goes_on_with_another_division() {
     // A rank has one micro-batch of a step of four, so that all stages have the same bits.
-    let common = ["recipe=fp8-delayed", "level=O2", "gradient_dtype=float32", "lr_scheduler_type=constant"];
+    let common = ["recipe=fp8-delayed", "storage=msamp-o2", "gradient_dtype=float32", "lr_scheduler.type=constant"];
     let common: Vec<&str> = common.into_iter().flat_map(|setting| ["--set", setting]).collect();
     let go = |run: &Run, more: &[&str]| run.succeed(&train(&[&common[..], more].concat()));
     let unbroken = Run::new();
@@ -135,22 +135,23 @@ fn a_run_at_level_o2_goes_on_with_another_division() {
 /// States of other levels are converted; losses go on as they were.
 #[test]
 fn a_run_goes_on_at_another_level() {
-    let common = ["recipe=fp8-delayed", "lr_scheduler_type=constant", "learning_rate=1e-4", "warmup_steps=0"];
+    let common = ["recipe=fp8-delayed", "lr_scheduler.type=constant", "learning_rate=1e-4", "warmup_steps=0"];
     let common: Vec<&str> = common.into_iter().flat_map(|setting| ["--set", setting]).collect();
-    let go = |run: &Run, steps: &str, level: &str, more: &[&str]| {
-        let [steps, level] = [format!("max_steps={steps}"), format!("level={level}")];
-        let output = run.ottava(&train(&[&common[..], &["--set", &steps, "--set", &level], more].concat()));
+    let go = |run: &Run, steps: &str, storage: &str, more: &[&str]| {
+        let [steps, storage] = [format!("max_steps={steps}"), format!("storage={storage}")];
+        let output = run.ottava(&train(&[&common[..], &["--set", &steps, "--set", &storage], more].concat()));
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{error}");
         error
     };
     let (unbroken, run) = (Run::new(), Run::new());
-    go(&unbroken, "8", "O0", &[]);
-    go(&run, "2", "O0", &[]);
+    go(&unbroken, "8", "float32", &[]);
+    go(&run, "2", "float32", &[]);
     let ranks = ["--resume", "--ranks", "2", "--set", "parallel.zero=1"];
-    for (steps, level, more) in [("4", "O2", &ranks[..]), ("6", "bf16", &["--resume"]), ("8", "O0", &ranks)] {
-        let error = go(&run, steps, level, more);
-        assert!(error.contains("optimizer.level"), "the change is logged: {error}");
+    let storages = [("4", "msamp-o2", &ranks[..]), ("6", "bfloat16", &["--resume"]), ("8", "float32", &ranks)];
+    for (steps, storage, more) in storages {
+        let error = go(&run, steps, storage, more);
+        assert!(error.contains("optimizer.storage"), "the change is logged: {error}");
     }
     assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=8).collect::<Vec<_>>());
     for (unbroken, converted) in losses(&unbroken).iter().zip(losses(&run)) {
@@ -231,7 +232,7 @@ fn ranks_with_other_settings_are_found_at_the_start() {
     for child in [first, second] {
         let (code, error) = end(child, &[]);
         assert_eq!(code, Some(5), "{error}");
-        assert!(error.contains("training.learning_rate"), "{error}");
+        assert!(error.contains("optimizer.learning_rate"), "{error}");
     }
 }
 
@@ -257,7 +258,7 @@ fn gradients_are_sent_in_fp8_where_they_have_that_format_or_it_is_asked_for() {
     run.succeed(&train(&["--set", "reduce_dtype=float8", "--set", "error_feedback=true", "--ranks", "2"]));
     let metrics = std::fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
     assert!(metrics.contains("\"reduce_error\":0.0"), "{metrics}");
-    let level_o1 = ["--set", "recipe=fp8-delayed", "--set", "level=O1", "--set", "output_dir=o1"];
+    let level_o1 = ["--set", "recipe=fp8-delayed", "--set", "storage=msamp-o1", "--set", "output_dir=o1"];
     run.succeed(&train(&[&level_o1[..], &["--ranks", "2"]].concat()));
     assert!(std::fs::read_to_string(run.path("o1/metrics.jsonl")).unwrap().contains("\"reduce_error\":0.0"));
     run.fail(&train(&["--set", "reduce_dtype=bfloat16", "--ranks", "2"]), 1, &["`parallel.reduce_dtype` is bfloat16"]);

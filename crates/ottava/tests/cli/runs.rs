@@ -150,7 +150,7 @@ fn stray_names_are_not_taken_for_checkpoints() {
 fn a_result_that_is_not_finite_is_an_error_and_no_checkpoint() {
     let run = Run::new();
     // No step follows the last update, so only the check before saving can notice.
-    let last = ["learning_rate=1e38", "lr_scheduler_type=constant", "warmup_steps=0", "max_steps=1"];
+    let last = ["learning_rate=1e38", "lr_scheduler.type=constant", "warmup_steps=0", "max_steps=1"];
     run.fail(&train(&[], &last), 4, &["not finite"]);
     run.fail(&train(&[], &[&last[..], &["val_set_size=0"]].concat()), 4, &["not finite"]);
     assert_eq!(checkpoints(&run), [""; 0]);

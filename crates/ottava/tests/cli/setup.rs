@@ -24,6 +24,7 @@ max_length = 16
 [training]
 max_steps = 2
 per_device_train_batch_size = 2
+[lr_scheduler]
 warmup_steps = 1
 [precision]
 skip_slow_linears = false

@@ -97,7 +97,7 @@ function draw() {
   const measure = document.querySelector("input[name=measure]:checked").value;
   const mapped = list.filter((run) => run.casts.steps.length > 0);
   mapped.forEach((run) => run.map.draw(measure));
-  place(at("maps"), mapped.map((run) => run.map.figure), "No run that is shown has recorded its casts (training.cast_statistics_steps, and an FP8 recipe).");
+  place(at("maps"), mapped.map((run) => run.map.figure), "No run that is shown has recorded its casts (logging.cast_statistics_steps, and an FP8 recipe).");
   place(at("ranks"), list.map((run) => run.ranks.place), "No run is shown.");
   list.forEach((run) => run.ranks.update());
 }

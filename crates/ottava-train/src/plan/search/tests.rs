@@ -3,7 +3,7 @@
 use super::*;
 use crate::bench::model;
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_tensor::cuda::GpuModel;
 use std::collections::BTreeSet;
 
@@ -13,8 +13,8 @@ const GIB: f64 = (1u64 << 30) as f64;
 fn run() -> RunConfig {
     let mut config = RunConfig::default();
     (config.data.max_length, config.data.val_set_size) = (1024, 0.0);
-    (config.training.per_device_train_batch_size, config.training.global_batch_size) = (1, 32);
-    (config.precision.recipe, config.optimizer.level) = (RecipeName::Bf16, Level::Bf16);
+    (config.training.per_device_train_batch_size, config.training.global_batch_size) = (1, Some(32));
+    (config.precision.recipe, config.optimizer.storage) = (RecipeName::Bf16, Storage::Bfloat16);
     config.parallel.auto = true;
     config
 }
@@ -99,7 +99,7 @@ fn without_memory_for_the_whole_model_ranks_divide_it() {
 fn meshes_that_a_model_cannot_have_are_dropped_with_the_reason() {
     let mut config = run();
     // Three micro-batches of one sequence.
-    config.training.global_batch_size = 6;
+    config.training.global_batch_size = Some(6);
     let sizes = DecoderConfig { heads: 3, kv_heads: 3, ..small() };
     let search = ParallelSearch::new(&config, &sizes, &gpu(140.0), 4).unwrap();
     let why = |is: &dyn Fn(&MeshShape) -> bool| {
@@ -135,7 +135,7 @@ fn latent_attention_is_divided_along_every_axis() {
 #[test]
 fn a_search_needs_the_sequences_of_a_step() {
     let mut config = run();
-    config.training.global_batch_size = 0;
+    config.training.global_batch_size = None;
     let error = ParallelSearch::new(&config, &small(), &gpu(140.0), 2).unwrap_err().to_string();
     assert!(error.contains("set `training.global_batch_size`"), "{error}");
 }

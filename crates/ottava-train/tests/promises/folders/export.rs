@@ -53,7 +53,7 @@ fn inputs_of(intermediate: usize, [heads, kv_heads]: [usize; 2], head_dim: usize
 pub fn checkpoint(inputs: &Path, precision: Precision) -> PathBuf {
     let output = inputs.join(format!("run-{}-{}", precision.recipe.as_str(), precision.power_of_two_scales));
     let mut config = RunConfig { precision, ..config(inputs, &output, RecipeName::Bf16) };
-    config.training.max_steps = 2;
+    config.training.max_steps = Some(2);
     config.training.per_device_train_batch_size = 2;
     config.data.val_set_size = 0.0;
     train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
@@ -587,7 +587,7 @@ fn training_goes_on_from_fp8_weights() {
             let mut config = config(start, &output, RecipeName::Fp8Block);
             config.model.init = WeightInit::Pretrained;
             config.data.train_files = vec![inputs.path().join("text.txt")];
-            config.training.max_steps = 1;
+            config.training.max_steps = Some(1);
             train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
             let saved = output.join("checkpoints/checkpoint-1");
             assert!(json_of(&saved.join("config.json")).get("quantization_config").is_none());

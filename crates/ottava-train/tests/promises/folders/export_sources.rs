@@ -251,7 +251,7 @@ fn scales_of_another_model_are_refused() {
     let mut run: RunConfig = config(inputs.path(), &inputs.path().join("further"), RecipeName::Bf16);
     run.model.path = folder.clone();
     run.model.init = WeightInit::Pretrained;
-    run.training.max_steps = 1;
+    run.training.max_steps = Some(1);
     train(&run, &Device::Cpu, &Start::New, u64::MAX).unwrap();
     let error =
         scales.expect_model(&weights(&run.output_dir.join("checkpoints/checkpoint-1"))).unwrap_err().to_string();

@@ -7,7 +7,7 @@ use ottava_common::Result;
 use ottava_common::fs::{Fs, FsFile, RealFs};
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
-use ottava_settings::RunConfig;
+use ottava_settings::{Interval, RunConfig};
 use ottava_tensor::Device;
 use ottava_tensor::comm::{Group, threads};
 use ottava_train::trainer::{Start, StepReport, Trainer};
@@ -78,7 +78,7 @@ impl Fs for TestFs {
 /// Six steps in FP8 with a checkpoint after every `save_steps` ones, into the folder `name`.
 fn run_of(inputs: &Path, name: &str, save_steps: u64, async_save: bool) -> RunConfig {
     let mut config = config(inputs, &inputs.join(name), RecipeName::Fp8Delayed);
-    (config.training.save_steps, config.training.async_save) = (save_steps, Some(async_save));
+    (config.checkpoint.save_steps, config.checkpoint.async_save) = (Interval::Every(save_steps), Some(async_save));
     config
 }
 

@@ -16,6 +16,7 @@ use ottava_recipe::param::{FolderTensor, Init, MemoryPolicy, Purpose, Resident, 
 use ottava_recipe::recompute::Recompute;
 use ottava_recipe::scaling::{RouterLoad, RouterMetrics};
 use ottava_recipe::{Fp8Format, RecipeName};
+use ottava_settings::Interval;
 use ottava_tensor::testing::values;
 use ottava_tensor::{Device, Tensor};
 use ottava_train::trainer::Start;
@@ -405,10 +406,10 @@ fn a_run_reports_routers_and_writes_a_tensor_for_each_expert() {
     });
     std::fs::write(inputs.path().join("config.json"), keys.to_string()).unwrap();
     let mut run = resume::config(inputs.path(), &inputs.path().join("run"), RecipeName::Fp8Row);
-    run.training.max_steps = 4;
+    run.training.max_steps = Some(4);
     (run.router.balance_loss, run.router.z_loss) = (0.01, 0.001);
     // Two of four experts always have half of the choices.
-    (run.training.cast_statistics_steps, run.alarms.collapsed_share) = (2, 0.49);
+    (run.logging.cast_statistics_steps, run.alarms.collapsed_share) = (2, 0.49);
     let stopped = resume::train(&run, &Device::Cpu, &Start::New, 3).unwrap_err().to_string();
     assert!(stopped.starts_with("stopped by a signal after step 3"), "{stopped}");
     resume::train(&run, &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
@@ -491,7 +492,8 @@ fn biases_follow_the_load_of_experts() {
     let run = |name: &str, rate: f64, stop: u64| {
         let folder = inputs.path().join(name);
         let mut run = resume::config(inputs.path(), &folder, RecipeName::Fp8Row);
-        (run.training.max_steps, run.training.eval_steps, run.router.bias_update_rate) = (40, 40, rate);
+        (run.training.max_steps, run.evaluation.eval_steps, run.router.bias_update_rate) =
+            (Some(40), Interval::Every(40), rate);
         if stop < 40 {
             resume::train(&run, &Device::Cpu, &Start::New, stop).unwrap_err();
             resume::train(&run, &Device::Cpu, &Start::Resume, u64::MAX).unwrap();

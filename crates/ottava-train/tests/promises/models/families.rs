@@ -1,4 +1,4 @@
-//! Families that are not Llamas: every recipe trains them at every level, whatever is saved, and their folders come back as they went.
+//! Families that are not Llamas: every recipe trains them at every storage, whatever is saved, and their folders come back as they went.
 
 use crate::runs::resume::{self, write_inputs};
 use crate::setup::{Seeded, Training, batch, config, devices, fp8_names_on, on_one_thread, recipe, rotated};
@@ -6,7 +6,7 @@ use crate::step::steps;
 use ottava_checkpoint::{FolderWeights, RandomWeights};
 use ottava_models::layers::Role;
 use ottava_models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Param, Purpose, WeightSource};
 use ottava_recipe::recompute::{Recompute, SavedActivations};
@@ -130,13 +130,13 @@ fn every_fp8_recipe_trains_every_family() {
 fn levels_and_captured_steps_train_every_family() {
     for (row, (family, sizes)) in all_families().into_iter().enumerate() {
         for device in devices() {
-            for (column, level) in Level::ALL.into_iter().enumerate() {
+            for (column, storage) in Storage::ALL.into_iter().enumerate() {
                 // On a GPU, steps are also captured.
                 let count = if matches!(device, Device::Cpu) { 1 } else { 2 };
                 for name in rotated(&[RecipeName::Fp8Delayed, RecipeName::Fp8Block], count, row + column) {
                     let kept = MemoryPolicy {
-                        formats: level.formats(),
-                        weight_codes: level.weight_codes(),
+                        formats: storage.formats(),
+                        weight_codes: storage.weight_codes(),
                         recompute: Recompute::NormSwiglu,
                         saved_activations: SavedActivations::Float8,
                         ..MemoryPolicy::FULL
@@ -145,7 +145,7 @@ fn levels_and_captured_steps_train_every_family() {
                         let recipe = recipe(name, Fp8Format::Auto);
                         steps::run_of(&sizes, &recipe, &device, kept, recorded, |_, _| StepPrecision::Recipe)
                     };
-                    let (eager, what) = (run(false), format!("{family}, {} on {device}, {level:?}", name.as_str()));
+                    let (eager, what) = (run(false), format!("{family}, {} on {device}, {storage:?}", name.as_str()));
                     assert!(eager.iter().all(|(_, values)| values.iter().all(|v| v.is_finite())), "{what}");
                     if let Device::Cuda(_) = device {
                         assert!(eager == run(true), "{what}: a captured step has other bits");
@@ -174,7 +174,7 @@ fn a_gpt2_folder_has_transposed_weights_and_may_lack_the_prefix() {
     std::fs::write(inputs.path().join("config.json"), keys.to_string()).unwrap();
     let mut run = resume::config(inputs.path(), &inputs.path().join("run"), RecipeName::Bf16);
     // A rate that is zero in F32: the step changes no weight.
-    (run.training.max_steps, run.training.learning_rate) = (1, 1e-60);
+    (run.training.max_steps, run.optimizer.learning_rate) = (Some(1), 1e-60);
     resume::train(&run, &Device::Cpu, &Start::New, 2).unwrap();
 
     let folder = inputs.path().join("run/checkpoints/checkpoint-1");

@@ -64,7 +64,7 @@ fn checkpoint(inputs: &Path) -> (std::path::PathBuf, u64) {
     write_inputs(inputs);
     std::fs::write(inputs.join("config.json"), keys().to_string()).unwrap();
     let mut run = resume::config(inputs, &inputs.join("run"), RecipeName::Bf16);
-    (run.training.max_steps, run.training.learning_rate) = (1, 1e-60);
+    (run.training.max_steps, run.optimizer.learning_rate) = (Some(1), 1e-60);
     resume::train(&run, &Device::Cpu, &Start::New, 2).unwrap();
     (inputs.join("run/checkpoints/checkpoint-1"), run.seed)
 }

@@ -34,8 +34,8 @@ fn evaluations_have_the_loss_of_training_and_no_bits_per_byte() {
     let of = |name: &str, factor: f64, sentinel_steps: u64| {
         let mut run = config(inputs.path(), &runs.path().join(name), RecipeName::Fp32);
         (run.training.label_smoothing_factor, run.sentinel.sentinel_steps) = (factor, sentinel_steps);
-        run.training.learning_rate = 0.0;
-        train(&run, &Device::Cpu, &Start::New, run.training.max_steps).unwrap();
+        run.optimizer.learning_rate = 0.0;
+        train(&run, &Device::Cpu, &Start::New, run.training.max_steps.unwrap()).unwrap();
         metrics(&run.output_dir)
     };
     let (plain, smoothed) = (of("plain", 0.0, 0), of("smoothed", 0.25, 0));
@@ -57,7 +57,7 @@ fn the_sentinel_compares_smoothed_losses() {
     let mut run = config(inputs.path(), &runs.path().join("run"), RecipeName::Fp8Current);
     (run.training.label_smoothing_factor, run.sentinel.sentinel_steps) = (0.25, 2);
     run.sentinel.sentinel_loss_gap = 0.05;
-    train(&run, &Device::Cpu, &Start::New, run.training.max_steps).unwrap();
+    train(&run, &Device::Cpu, &Start::New, run.training.max_steps.unwrap()).unwrap();
     let text = std::fs::read_to_string(run.output_dir.join("sentinel.jsonl")).unwrap();
     let gaps: Vec<f64> = text
         .lines()

@@ -243,7 +243,7 @@ pub fn run_config(inputs: &Path, output: &Path, recipe: RecipeName, records: &st
     RunConfig {
         data: DataConfig { train_files: vec![inputs.join(records)], max_length: 32, ..of_text.data },
         preference: PreferenceConfig { beta: 0.5, ..PreferenceConfig::default() },
-        training: TrainingConfig { max_steps: 8, per_device_train_batch_size: 2, ..of_text.training },
+        training: TrainingConfig { max_steps: Some(8), per_device_train_batch_size: 2, ..of_text.training },
         ..of_text
     }
 }

@@ -258,8 +258,8 @@ fn every_loss_trains_and_lowers_its_validation_loss() {
     for (keys, records) in all.chain([("loss_type = \"apo_zero_unpaired\"", "labels.jsonl")]) {
         let runs = tempfile::tempdir().unwrap();
         let mut run = with_losses(run_config(inputs.path(), &runs.path().join("run"), RecipeName::Fp32, records), keys);
-        (run.training.gradient_accumulation_steps, run.training.learning_rate) = (2, 3e-3);
-        run.training.max_steps = 4;
+        (run.training.gradient_accumulation_steps, run.optimizer.learning_rate) = (2, 3e-3);
+        run.training.max_steps = Some(4);
         train(&run, &Device::Cpu, &Start::New, 4).unwrap();
         let losses: Vec<f64> = metrics(&run.output_dir).iter().filter_map(|line| line["eval_loss"].as_f64()).collect();
         assert!(losses.last() < losses.first(), "{keys}: {losses:?}");

@@ -227,7 +227,7 @@ fn language_model(inputs: &Path) -> PathBuf {
     let folder = inputs.join("language-model");
     if !folder.exists() {
         let mut config = run_config(inputs, &folder, RecipeName::Fp32, "text.txt");
-        (config.training.max_steps, config.preference) = (2, PreferenceConfig::default());
+        (config.training.max_steps, config.preference) = (Some(2), PreferenceConfig::default());
         train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
     }
     folder.join("checkpoints/checkpoint-2")
@@ -320,7 +320,7 @@ fn folders_of_reward_models_are_read_as_they_were_written() {
     assert!(!written.contains_key("lm_head.weight"));
     // `auto` trains a reward model, since the folder is one.
     let mut second = reward_run(inputs.path(), &folder, &inputs.path().join("second"), RecipeName::Fp32);
-    (second.preference.loss_type, second.training.learning_rate) = (None, 0.0);
+    (second.preference.loss_type, second.optimizer.learning_rate) = (None, 0.0);
     train(&second, &Device::Cpu, &Start::New, 8).unwrap();
     assert_eq!(tensors(&last_checkpoint(&second).join("model.safetensors")), written);
     let evaluated = evaluate_folder(inputs.path(), &folder, None, 32);

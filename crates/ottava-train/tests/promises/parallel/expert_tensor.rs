@@ -7,7 +7,7 @@ use crate::setup::on_ranks;
 use ottava_models::layers::{RouterLossFactors, SharedExpert};
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::recompute::Recompute;
 use ottava_tensor::DType;
@@ -180,15 +180,15 @@ fn recipes_of_every_kind_train_as_on_one_rank() {
 #[test]
 fn every_level_has_the_losses_of_one_rank() {
     let [_, (_, keys), ..] = families();
-    for level in [Level::Bf16, Level::O1, Level::O2] {
+    for storage in [Storage::Bfloat16, Storage::MsampO1, Storage::MsampO2] {
         for zero in [Zero::Nothing, Zero::OptimizerStates] {
             let mut alone = Setup::new(keys.clone(), RecipeName::Fp8Delayed);
-            (alone.mesh.memory.formats, alone.mesh.zero) = (level.formats(), zero);
+            (alone.mesh.memory.formats, alone.mesh.zero) = (storage.formats(), zero);
             let losses = |mesh| train(&on(&alone, mesh, 1))["losses and norms"].clone();
             let mesh = if zero == Zero::Nothing { [1, 1, 1, 2] } else { [2, 1, 1, 2] };
             let (expected, got) = (losses([1, 1, 1, 1]), losses(mesh));
             let apart = expected.iter().zip(got).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
-            assert!(apart < 0.015, "{}, {zero:?}: {apart:.1e}", level.as_str());
+            assert!(apart < 0.015, "{}, {zero:?}: {apart:.1e}", storage.as_str());
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::parallel::divided::{CODES, F32, Fault, Setup, adapters, apart, llama,
 use crate::parallel::mesh::distance;
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_recipe::recompute::Recompute;
 use ottava_tensor::DType;
 use serde_json::{Value, json};
@@ -139,13 +139,13 @@ fn every_recipe_trains_as_on_one_rank() {
 #[test]
 fn every_level_has_the_losses_of_one_rank() {
     for latent_queries in BOTH {
-        for level in [Level::Bf16, Level::O1, Level::O2, Level::O3] {
+        for storage in [Storage::Bfloat16, Storage::MsampO1, Storage::MsampO2, Storage::MsampO3] {
             let mut alone = Setup::new(deepseek(latent_queries, json!({})), RecipeName::Fp8Delayed);
-            alone.mesh.memory.formats = level.formats();
+            alone.mesh.memory.formats = storage.formats();
             let losses = |mesh| train(&alone.on(mesh))["losses and norms"].clone();
             let (expected, got) = (losses([1, 1, 1, 1]), losses([1, 1, 1, 2]));
             let apart = expected.iter().zip(got).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
-            assert!(apart < 0.015, "latent queries {latent_queries}, {}: {apart:.1e}", level.as_str());
+            assert!(apart < 0.015, "latent queries {latent_queries}, {}: {apart:.1e}", storage.as_str());
         }
     }
 }

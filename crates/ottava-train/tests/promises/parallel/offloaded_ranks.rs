@@ -7,7 +7,7 @@ use crate::parallel::reopen::{alone, on, reopen, tensors, train};
 use crate::setup::{config, on_ranks, recipe, tiny_llama};
 use ottava_models::DecoderConfig;
 use ottava_parallel::Zero;
-use ottava_recipe::level::{Formats, Level, Masters, Share};
+use ottava_recipe::level::{Formats, Masters, Share, Storage};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::MemoryPolicy;
 use ottava_recipe::recompute::Recompute;
@@ -53,20 +53,20 @@ fn offloaded_slices_change_no_bit() {
 /// Without master weights the weights themselves are in host memory, beside codes where ranks gather codes.
 #[test]
 fn offloaded_slices_change_no_bit_at_any_level() {
-    let of = |level: Level| MemoryPolicy { formats: level.formats(), ..MemoryPolicy::FULL };
-    let remainder = Formats { masters: Masters::Remainder, ..Level::O0.formats() };
+    let of = |storage: Storage| MemoryPolicy { formats: storage.formats(), ..MemoryPolicy::FULL };
+    let remainder = Formats { masters: Masters::Remainder, ..Storage::Float32.formats() };
     let wide = config(json!({
         "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 128, "intermediate_size": 256,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
     }));
     let half = Share::new(0.5);
     for (i, (sizes, memory)) in [
-        (tiny_llama(), of(Level::Bf16)),
-        (tiny_llama(), of(Level::O2)),
-        (tiny_llama(), MemoryPolicy { offload_optimizer: half, recompute: Recompute::Full, ..of(Level::O3) }),
+        (tiny_llama(), of(Storage::Bfloat16)),
+        (tiny_llama(), of(Storage::MsampO2)),
+        (tiny_llama(), MemoryPolicy { offload_optimizer: half, recompute: Recompute::Full, ..of(Storage::MsampO3) }),
         (tiny_llama(), MemoryPolicy { formats: remainder, offload_optimizer: half, ..MemoryPolicy::FULL }),
-        (tiny_llama(), MemoryPolicy { weight_codes: false, ..of(Level::O2) }),
-        (wide, of(Level::Coat)),
+        (tiny_llama(), MemoryPolicy { weight_codes: false, ..of(Storage::MsampO2) }),
+        (wide, of(Storage::Coat)),
     ]
     .into_iter()
     .enumerate()
@@ -82,15 +82,17 @@ fn offloaded_slices_change_no_bit_at_any_level() {
 #[test]
 fn checkpoints_do_not_depend_on_what_is_offloaded() {
     let folder = tempfile::tempdir().unwrap();
-    for (family, level, expert) in [("phi3", Level::O0, 1), ("phi3", Level::O2, 1), ("qwen3_moe", Level::Bf16, 2)] {
+    for (family, storage, expert) in
+        [("phi3", Storage::Float32, 1), ("phi3", Storage::MsampO2, 1), ("qwen3_moe", Storage::Bfloat16, 2)]
+    {
         for zero in STAGES {
-            let mut alone = alone(family, 256, Level::O2);
-            alone.memory.formats = level.formats();
+            let mut alone = alone(family, 256, Storage::MsampO2);
+            alone.memory.formats = storage.formats();
             let mut here = on(&alone, [2, 1, 1], zero);
             here.expert = expert;
             let mut there = here.clone();
             there.memory.offload_parameters = Share::new(1.0);
-            let what = format!("{family}, {level:?}, {zero:?}");
+            let what = format!("{family}, {storage:?}, {zero:?}");
             let path = |words: &str| folder.path().join(format!("{what}, {words}"));
             let saved = [(&here, "here"), (&there, "there")].map(|(mesh, words)| train(mesh, &path(words)));
             assert!(tensors(&saved[0]) == tensors(&saved[1]), "{what}: other bytes are saved");
@@ -105,10 +107,10 @@ fn checkpoints_do_not_depend_on_what_is_offloaded() {
 /// An update whose norm exceeds the limit writes neither weights nor codes, so weights and codes in host memory stay.
 #[test]
 fn a_skipped_step_keeps_offloaded_codes() {
-    for level in [Level::O0, Level::Bf16, Level::O2] {
+    for storage in [Storage::Float32, Storage::Bfloat16, Storage::MsampO2] {
         let [here, there] = [0.0, 1.0].map(|share| {
-            let mut mesh = on(&alone("phi3", 256, Level::O2), [2, 1, 1], Zero::Weights);
-            (mesh.memory.formats, mesh.memory.offload_parameters) = (level.formats(), Share::new(share));
+            let mut mesh = on(&alone("phi3", 256, Storage::MsampO2), [2, 1, 1], Zero::Weights);
+            (mesh.memory.formats, mesh.memory.offload_parameters) = (storage.formats(), Share::new(share));
             on_ranks(2, move |comm| {
                 let MeshRank { ranks, model, optimizer, work } = mesh.run(&mesh.join(comm));
                 let work = work.with_norm_limit().unwrap();
@@ -124,6 +126,6 @@ fn a_skipped_step_keeps_offloaded_codes() {
             })
         });
         assert_eq!(here[0].map(|(.., is_skipped)| is_skipped), [false, true, false]);
-        assert_eq!(here, there, "{level:?}");
+        assert_eq!(here, there, "{storage:?}");
     }
 }

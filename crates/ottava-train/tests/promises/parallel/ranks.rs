@@ -6,7 +6,7 @@ use ottava_data::Batch;
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer, Optimizer, Per, optimizer_tensors};
 use ottava_parallel::{Partition, Ranks, ReduceFormat, Schedule, Slices, Zero};
-use ottava_recipe::level::{Formats, Gradients, Level, Masters, States};
+use ottava_recipe::level::{Formats, Gradients, Masters, States, Storage};
 use ottava_recipe::lora::{Lora, Targets};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Param, Purpose};
@@ -212,18 +212,18 @@ fn ranks_train_adapters_as_one_does() {
             ..Lora::default()
         });
         let sizes = DecoderConfig { lora, ..tiny_llama() };
-        for (name, level) in [
-            (RecipeName::Fp32, Level::O0),
-            (RecipeName::Fp8Current, Level::O0),
-            (RecipeName::Fp8Delayed, Level::O2),
-            (RecipeName::Fp8Block, Level::Bf16),
+        for (name, storage) in [
+            (RecipeName::Fp32, Storage::Float32),
+            (RecipeName::Fp8Current, Storage::Float32),
+            (RecipeName::Fp8Delayed, Storage::MsampO2),
+            (RecipeName::Fp8Block, Storage::Bfloat16),
         ] {
             let recipe = recipe(name, Fp8Format::Auto);
             // Frozen weights have no values, as in a run without steps in high precision.
-            let memory = MemoryPolicy { formats: level.formats(), frozen_values: false, ..MemoryPolicy::FULL };
+            let memory = MemoryPolicy { formats: storage.formats(), frozen_values: false, ..MemoryPolicy::FULL };
             let alone = run(1, &sizes, &recipe, memory, plain(Zero::Nothing), 4, Group::solo());
             let shared = |zero| on_threads(1, &sizes, &recipe, memory, plain(zero), 4, 2);
-            let what = format!("{}, {}, magnitudes {use_dora}", name.as_str(), level.as_str());
+            let what = format!("{}, {}, magnitudes {use_dora}", name.as_str(), storage.as_str());
             let undivided = shared(Zero::Nothing);
             assert_eq!(difference(&alone, &undivided), None, "{what}");
             assert!(shared(Zero::OptimizerStates).values == undivided.values, "{what}: stage 1 has other bits");
@@ -310,12 +310,12 @@ fn what_ranks_divide_changes_no_bit() {
         "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 128, "intermediate_size": 256,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
     }));
-    let of = |level: Level| MemoryPolicy { formats: level.formats(), ..MemoryPolicy::FULL };
-    let remainder = Formats { masters: Masters::Remainder, ..Level::O0.formats() };
+    let of = |storage: Storage| MemoryPolicy { formats: storage.formats(), ..MemoryPolicy::FULL };
+    let remainder = Formats { masters: Masters::Remainder, ..Storage::Float32.formats() };
     let policies = [
-        (tiny_llama(), of(Level::O0)),
-        (tiny_llama(), of(Level::Bf16)),
-        (wide, of(Level::Coat)),
+        (tiny_llama(), of(Storage::Float32)),
+        (tiny_llama(), of(Storage::Bfloat16)),
+        (wide, of(Storage::Coat)),
         (tiny_llama(), MemoryPolicy { formats: remainder, recompute: Recompute::Full, ..MemoryPolicy::FULL }),
         (
             tiny_llama(),
@@ -360,15 +360,15 @@ fn slices_of_block(sizes: &DecoderConfig, ranks: usize) -> Slices {
 /// The scale of a whole matrix follows from slices, and a rank may have no slice.
 #[test]
 fn scales_of_whole_matrices_change_no_bit() {
-    let of = |level: Level| Formats { gradients: Gradients::Bfloat16, ..level.formats() };
-    let stochastic = Formats { states: States::Float8, ..of(Level::Bf16) };
+    let of = |storage: Storage| Formats { gradients: Gradients::Bfloat16, ..storage.formats() };
+    let stochastic = Formats { states: States::Float8, ..of(Storage::Bfloat16) };
     let cases = [
-        (RecipeName::Bf16, of(Level::O1), false, 2),
-        (RecipeName::Fp16, of(Level::O1), false, 4),
-        (RecipeName::Fp8Current, of(Level::O2), false, 4),
-        (RecipeName::Fp8Delayed, of(Level::O3), true, 4),
-        (RecipeName::Fp8Current, of(Level::O3), true, 2),
-        (RecipeName::Fp8Block, of(Level::O3), true, 4),
+        (RecipeName::Bf16, of(Storage::MsampO1), false, 2),
+        (RecipeName::Fp16, of(Storage::MsampO1), false, 4),
+        (RecipeName::Fp8Current, of(Storage::MsampO2), false, 4),
+        (RecipeName::Fp8Delayed, of(Storage::MsampO3), true, 4),
+        (RecipeName::Fp8Current, of(Storage::MsampO3), true, 2),
+        (RecipeName::Fp8Block, of(Storage::MsampO3), true, 4),
         (RecipeName::Fp8Delayed, stochastic, true, 4),
     ];
     for (name, formats, weight_codes, ranks) in cases {
@@ -388,13 +388,13 @@ fn llama_of_blocks() -> DecoderConfig {
 fn block_scales_of_whole_matrices_change_no_bit() {
     let rounded = Precision { recipe: RecipeName::Fp8Block, power_of_two_scales: true, ..Precision::default() };
     let plain = recipe(RecipeName::Fp8Block, Fp8Format::Auto);
-    let remainder = Formats { masters: Masters::Remainder, ..Level::O0.formats() };
+    let remainder = Formats { masters: Masters::Remainder, ..Storage::Float32.formats() };
     for (recipe, formats, ranks) in [
-        (&plain, Level::O0.formats(), 5),
-        (&plain, Level::Bf16.formats(), 3),
-        (&plain, Level::O2.formats(), 3),
+        (&plain, Storage::Float32.formats(), 5),
+        (&plain, Storage::Bfloat16.formats(), 3),
+        (&plain, Storage::MsampO2.formats(), 3),
         (&plain, remainder, 3),
-        (&rounded.recipe(), Level::O0.formats(), 2),
+        (&rounded.recipe(), Storage::Float32.formats(), 2),
     ] {
         let memory = MemoryPolicy { formats, ..MemoryPolicy::FULL };
         expect_same_in_all_stages(&format!("{formats:?}"), &llama_of_blocks(), recipe, memory, ranks);
@@ -438,7 +438,10 @@ fn gradients_sent_in_fp8_train_as_others_do() {
     let (sizes, ranks) = (tiny_llama(), 4);
     for (i, name) in [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current].into_iter().enumerate() {
         let recipe = recipe(name, Fp8Format::Auto);
-        let memory = MemoryPolicy { formats: [Level::Bf16, Level::O0, Level::O0][i].formats(), ..MemoryPolicy::FULL };
+        let memory = MemoryPolicy {
+            formats: [Storage::Bfloat16, Storage::Float32, Storage::Float32][i].formats(),
+            ..MemoryPolicy::FULL
+        };
         let on = |zero, reduction| on_threads(STEPS, &sizes, &recipe, memory, (zero, reduction), ranks, ranks);
         let expected = on(Zero::OptimizerStates, ReduceFormat::Stored);
         assert!(expected.reduce_errors.is_empty());
@@ -491,7 +494,7 @@ fn padding_behind_matrices_does_not_reach_gradients_sent_in_fp8() {
 #[test]
 fn gradients_sent_in_fp8_move_half_the_bytes() {
     let (sizes, ranks, memory) =
-        (tiny_llama(), 4, MemoryPolicy { formats: Level::Bf16.formats(), ..MemoryPolicy::FULL });
+        (tiny_llama(), 4, MemoryPolicy { formats: Storage::Bfloat16.formats(), ..MemoryPolicy::FULL });
     let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
     let sent = |zero, reduction| on_threads(STEPS, &sizes, &recipe, memory, (zero, reduction), ranks, ranks).traffic;
     let float8 = ReduceFormat::Float8 { feedback: false };
@@ -510,11 +513,11 @@ fn gradients_sent_in_fp8_move_half_the_bytes() {
     assert_eq!([whole.all_to_all.bytes, whole.all_gather.bytes], [of_step(&gradient_code_bytes); 2]);
 }
 
-/// At levels with FP8 gradients, ranks send them as such.
+/// At storages with FP8 gradients, ranks send them as such.
 #[test]
 fn levels_with_fp8_gradients_send_them_so() {
     let mut config = ottava_settings::RunConfig::default();
-    config.optimizer.level = Level::O1;
+    config.optimizer.storage = Storage::MsampO1;
     let reduction = config.parallel.reduction(config.optimizer.formats().gradients);
     assert_eq!(reduction, ReduceFormat::Float8 { feedback: false });
 }
@@ -556,11 +559,11 @@ fn replicas_that_differ_in_a_bit_are_named_on_all_ranks() {
     }
 }
 
-/// Gradients of level O1 are E4M3 on one process, and on ranks they travel so. Both round in both directions, so slopes move by
+/// Gradients of storage O1 are E4M3 on one process, and on ranks they travel so. Both round in both directions, so slopes move by
 /// less than 0.4 %; an error of 1 % in a gradient exceeds the bound.
 #[test]
 fn fp8_gradients_of_levels_are_those_of_one_process() {
-    let formats = Level::O1.formats();
+    let formats = Storage::MsampO1.formats();
     assert_eq!(formats.gradients, Gradients::Float8);
     let coded = (Zero::Nothing, ReduceFormat::Float8 { feedback: false });
     let step = move |division: Division, comm: Group| {

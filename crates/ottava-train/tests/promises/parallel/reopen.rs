@@ -7,7 +7,7 @@ use ottava_checkpoint::slices::{FOLDER, SliceFiles};
 use ottava_checkpoint::{FolderWeights, ModelFiles, training};
 use ottava_parallel::optim::{Optimizer, Per, optimizer_tensors};
 use ottava_parallel::{LayerAxes, Schedule, ScheduleKind, SentActivations, Zero};
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::MemoryPolicy;
 use ottava_recipe::{Fp8Format, RecipeName};
@@ -25,7 +25,7 @@ const NEXT: f64 = 5e-4;
 
 /// A run on one rank, of a model with linears that a folder fuses (Phi-3), or transposes and has biases (GPT-2), or with experts that a
 /// folder has one by one (Qwen3) or stacked, with biases (gpt-oss), or with latent attention (DeepSeek-V2).
-pub fn alone(family: &str, width: usize, level: Level) -> Mesh {
+pub fn alone(family: &str, width: usize, storage: Storage) -> Mesh {
     let keys = match family {
         "phi3" => json!({
             "architectures": ["Phi3ForCausalLM"], "vocab_size": 96, "hidden_size": width, "intermediate_size": width,
@@ -52,10 +52,10 @@ pub fn alone(family: &str, width: usize, level: Level) -> Mesh {
             "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
         }),
     };
-    // The formats of the other levels are for weights of 16 bits.
-    let name = if level == Level::O0 { RecipeName::Fp32 } else { RecipeName::Fp8Delayed };
+    // The formats of the other storages are for weights of 16 bits.
+    let name = if storage == Storage::Float32 { RecipeName::Fp32 } else { RecipeName::Fp8Delayed };
     let (sizes, recipe) = (config(keys), recipe(name, Fp8Format::Auto));
-    let memory = MemoryPolicy { formats: level.formats(), ..MemoryPolicy::FULL };
+    let memory = MemoryPolicy { formats: storage.formats(), ..MemoryPolicy::FULL };
     let schedule = Schedule::of_one_rank(4);
     Mesh {
         sizes,
@@ -207,7 +207,7 @@ fn each_mesh_saves_what_one_rank_saves() {
     let folder = tempfile::tempdir().unwrap();
     let of_latents = ["deepseek_v2", "deepseek_v2 without a latent of queries"];
     for family in ["phi3", "gpt2", "qwen3_moe", "gpt_oss"].into_iter().chain(of_latents) {
-        let alone = alone(family, 64, Level::O0);
+        let alone = alone(family, 64, Storage::Float32);
         let expected = train(&alone, &folder.path().join(format!("{family} alone")));
         let next = reopen(&expected, &alone, 1, &folder.path().join(format!("{family} alone, next")));
         // The gradient of a bias of keys is rounding alone, by whose size AdamW divides it.
@@ -233,76 +233,81 @@ fn each_mesh_saves_what_one_rank_saves() {
 #[test]
 fn every_mesh_reopens_the_checkpoint_of_another() {
     let folder = tempfile::tempdir().unwrap();
-    let of_dense = [Level::O1, Level::O2, Level::Coat].map(|level| (level, "phi3"));
-    let all = of_dense.into_iter().chain([Level::O2, Level::Coat].map(|level| (level, "qwen3_moe")));
-    for (number, (level, family)) in all.enumerate() {
-        let alone = alone(family, 256, level);
+    let of_dense = [Storage::MsampO1, Storage::MsampO2, Storage::Coat].map(|storage| (storage, "phi3"));
+    let all = of_dense.into_iter().chain([Storage::MsampO2, Storage::Coat].map(|storage| (storage, "qwen3_moe")));
+    for (number, (storage, family)) in all.enumerate() {
+        let alone = alone(family, 256, storage);
         let of_family = if family == "phi3" { meshes(&alone) } else { expert_meshes(&alone) };
         let mut all = [of_family, vec![alone.clone()]].concat();
         // Groups of 128 moments do not divide 64 columns.
         all.retain(|mesh| mesh.tensor < 4);
         for (i, mesh) in rotated(&all.iter().enumerate().collect::<Vec<_>>(), all.len().div_ceil(2), number) {
-            let saved = train(mesh, &folder.path().join(format!("{family} {level:?} {i}")));
+            let saved = train(mesh, &folder.path().join(format!("{family} {storage:?} {i}")));
             let other = (i + 1 + number) % all.len();
-            let again = reopen(&saved, &all[other], 0, &folder.path().join(format!("{family} {level:?} {i}, again")));
+            let again = reopen(&saved, &all[other], 0, &folder.path().join(format!("{family} {storage:?} {i}, again")));
             assert_eq!(
                 changed(&saved, &again),
                 None,
-                "{family}, {level:?}: mesh {other} has reopened what {i} has saved"
+                "{family}, {storage:?}: mesh {other} has reopened what {i} has saved"
             );
         }
     }
 }
 
-/// `alone` with its states in the formats of `level`, computing in BF16.
-fn at(alone: &Mesh, level: Level) -> Mesh {
+/// `alone` with its states in the formats of `storage`, computing in BF16.
+fn at(alone: &Mesh, storage: Storage) -> Mesh {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
-    Mesh { recipe, memory: MemoryPolicy { formats: level.formats(), ..MemoryPolicy::FULL }, ..alone.clone() }
+    Mesh { recipe, memory: MemoryPolicy { formats: storage.formats(), ..MemoryPolicy::FULL }, ..alone.clone() }
 }
 
-/// A checkpoint of any level reopens at any other, and back at its own within the error of the formats; all meshes convert alike, byte for byte.
+/// A checkpoint of any storage reopens at any other, and back at its own within the error of the formats; all meshes convert alike, byte for byte.
 #[test]
 fn checkpoints_reopen_at_other_levels() {
     let folder = tempfile::tempdir().unwrap();
     let place = |name: String| folder.path().join(name.replace(' ', "-"));
     // Of squares of gradients, values far below the largest are lost by one scale per matrix.
-    let levels = [(Level::O1, 1e-3), (Level::O2, 0.05), (Level::Coat, 0.05), (Level::Bf16, 5e-3)];
+    let storages =
+        [(Storage::MsampO1, 1e-3), (Storage::MsampO2, 0.05), (Storage::Coat, 0.05), (Storage::Bfloat16, 5e-3)];
     for family in ["phi3", "qwen3_moe"] {
-        let alone = at(&alone(family, 256, Level::O1), Level::O0);
+        let alone = at(&alone(family, 256, Storage::MsampO1), Storage::Float32);
         let saved = train(&alone, &place(family.to_string()));
         let states = |checkpoint: &Path| {
             let mut seen = values(checkpoint);
             seen.retain(|name, _| name.starts_with("m.") || name.starts_with("v."));
             seen
         };
-        for (level, error) in levels {
-            let other = reopen(&saved, &at(&alone, level), 0, &place(format!("{family} {level:?}")));
-            let back = reopen(&other, &alone, 0, &place(format!("{family} {level:?} back")));
+        for (storage, error) in storages {
+            let other = reopen(&saved, &at(&alone, storage), 0, &place(format!("{family} {storage:?}")));
+            let back = reopen(&other, &alone, 0, &place(format!("{family} {storage:?} back")));
             let (apart, name) = distance(&states(&saved), &states(&back));
-            assert!(apart < error, "{family}, {level:?}: {name} is {apart:.1e} apart");
-            assert!(level == Level::O1 || apart > 0.0, "{family}, {level:?}: states were rounded");
-            let trained = reopen(&saved, &at(&alone, level), 1, &place(format!("{family} {level:?} next")));
-            assert!(tensors(&trained) != tensors(&other), "{family}, {level:?}: a step changes weights");
+            assert!(apart < error, "{family}, {storage:?}: {name} is {apart:.1e} apart");
+            assert!(storage == Storage::MsampO1 || apart > 0.0, "{family}, {storage:?}: states were rounded");
+            let trained = reopen(&saved, &at(&alone, storage), 1, &place(format!("{family} {storage:?} next")));
+            assert!(tensors(&trained) != tensors(&other), "{family}, {storage:?}: a step changes weights");
             let of_family = if family == "phi3" { meshes(&alone) } else { expert_meshes(&alone) };
             for (i, mesh) in of_family.iter().enumerate().filter(|(_, mesh)| mesh.tensor < 4).step_by(2) {
-                let again = reopen(&saved, &at(mesh, level), 0, &place(format!("{family} {level:?} {i}")));
-                assert_eq!(changed(&other, &again), None, "{family}, {level:?}, mesh {i}");
+                let again = reopen(&saved, &at(mesh, storage), 0, &place(format!("{family} {storage:?} {i}")));
+                assert_eq!(changed(&other, &again), None, "{family}, {storage:?}, mesh {i}");
             }
         }
     }
 }
 
-/// Without master weights in the checkpoint, master weights of all levels are made from its weights.
+/// Without master weights in the checkpoint, master weights of all storages are made from its weights.
 #[test]
 fn checkpoints_without_master_weights_reopen_at_other_levels() {
     let folder = tempfile::tempdir().unwrap();
     let place = |name: String| folder.path().join(name.replace(' ', "-"));
-    for (number, (from, to)) in
-        [(Level::Coat, Level::O2), (Level::Bf16, Level::O0), (Level::Bf16, Level::Coat), (Level::O3, Level::Bf16)]
-            .into_iter()
-            .enumerate()
+    for (number, (from, to)) in [
+        (Storage::Coat, Storage::MsampO2),
+        (Storage::Bfloat16, Storage::Float32),
+        (Storage::Bfloat16, Storage::Coat),
+        (Storage::MsampO3, Storage::Bfloat16),
+    ]
+    .into_iter()
+    .enumerate()
     {
-        let alone = at(&alone("qwen3_moe", 256, Level::O1), from);
+        let alone = at(&alone("qwen3_moe", 256, Storage::MsampO1), from);
         let saved = train(&alone, &place(format!("{number}")));
         let other = reopen(&saved, &at(&alone, to), 0, &place(format!("{number} alone")));
         let meshes: Vec<_> = expert_meshes(&alone).into_iter().filter(|mesh| mesh.tensor < 4).enumerate().collect();

@@ -4,7 +4,7 @@ use crate::setup::{Seeded, on_ranks, recipe, save_checkpoint, tiny_llama};
 use ottava_models::Decoder;
 use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer, Optimizer, optimizer_tensors};
 use ottava_parallel::{Partition, Ranks, ReduceFormat, Zero};
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_recipe::param::{FolderTensor, Init, MemoryPolicy, Purpose, WeightSource};
 use ottava_recipe::{Fp8Format, RecipeName};
 use ottava_tensor::comm::{Group, MeshShape};
@@ -30,10 +30,10 @@ impl WeightSource for Counted {
     }
 }
 
-/// A model with the storage formats of `level` on one of the ranks of `comm`, the optimizer, and the elements of matrices that were read.
-fn build(level: Level, zero: Zero, comm: Group) -> (Decoder, AdamWOptimizer, Partition, usize) {
+/// A model with the storage formats of `storage` on one of the ranks of `comm`, the optimizer, and the elements of matrices that were read.
+fn build(storage: Storage, zero: Zero, comm: Group) -> (Decoder, AdamWOptimizer, Partition, usize) {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
-    let purpose = Purpose::Train(MemoryPolicy { formats: level.formats(), ..MemoryPolicy::FULL });
+    let purpose = Purpose::Train(MemoryPolicy { formats: storage.formats(), ..MemoryPolicy::FULL });
     let shape = MeshShape::of_data(comm.size());
     let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
     let mut model = Decoder::unloaded(&tiny_llama(), &recipe, &Device::Cpu, purpose, 32).unwrap();
@@ -61,27 +61,27 @@ fn masters(model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Vec<(String, 
 /// Master weights of all formats that ranks load as slices have the same bits as master weights that one rank loads whole, and each rank reads its share.
 #[test]
 fn slices_are_loaded_with_the_bits_of_the_whole() {
-    for level in [Level::O0, Level::O1, Level::O2, Level::O3] {
+    for storage in [Storage::Float32, Storage::MsampO1, Storage::MsampO2, Storage::MsampO3] {
         let whole: BTreeMap<_, _> = {
-            let (mut model, mut optimizer, ..) = build(level, Zero::Nothing, Group::solo());
+            let (mut model, mut optimizer, ..) = build(storage, Zero::Nothing, Group::solo());
             masters(&mut model, &mut optimizer).into_iter().map(|(name, _, bytes)| (name, bytes)).collect()
         };
         for (ranks, zero) in [(2, Zero::OptimizerStates), (3, Zero::Gradients), (4, Zero::Weights)] {
             let seen = on_ranks(ranks, move |comm| {
-                let (mut model, mut optimizer, _, read) = build(level, zero, comm);
+                let (mut model, mut optimizer, _, read) = build(storage, zero, comm);
                 let elements = model.parameters().iter().map(|param| param.slice().len()).sum::<usize>();
                 (masters(&mut model, &mut optimizer), read, elements)
             });
             for (rank, (masters, read, elements)) in seen.into_iter().enumerate() {
                 // Of the embedding, the head, and seven linears in two blocks.
                 let digested = 1024 * (2 + 7 * 2);
-                assert!(read <= elements + digested, "{level:?}, rank {rank} of {ranks} reads {read} of {elements}");
+                assert!(read <= elements + digested, "{storage:?}, rank {rank} of {ranks} reads {read} of {elements}");
                 for (name, start, bytes) in masters {
                     let (all, is_scale) = (&whole[&name], name.ends_with("scale_inv"));
-                    let size = if name.ends_with("master") && level == Level::O0 { 4 } else { 2 };
+                    let size = if name.ends_with("master") && storage == Storage::Float32 { 4 } else { 2 };
                     let at = if is_scale { 0 } else { start * size };
                     let same = bytes.is_empty() || all[at..at + bytes.len()] == bytes;
-                    assert!(same, "{level:?}, rank {rank} of {ranks}, {name}");
+                    assert!(same, "{storage:?}, rank {rank} of {ranks}, {name}");
                 }
             }
         }
@@ -92,7 +92,7 @@ fn slices_are_loaded_with_the_bits_of_the_whole() {
 fn save(folder: &Path, ranks: usize, zero: Zero) -> Vec<Vec<String>> {
     let folder = folder.to_path_buf();
     on_ranks(ranks, move |comm| {
-        let (mut model, mut optimizer, partition, _) = build(Level::O0, zero, comm);
+        let (mut model, mut optimizer, partition, _) = build(Storage::Float32, zero, comm);
         partition.quantize_weights(&mut model).unwrap();
         save_checkpoint(&folder, 1, 20_000, &mut model, &mut optimizer, &partition)
     })

@@ -6,7 +6,7 @@ use crate::parallel::divided::{
 use crate::parallel::mesh::distance;
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_recipe::lora::{Lora, Targets};
 use ottava_tensor::DType;
 use serde_json::json;
@@ -95,13 +95,13 @@ fn copies_of_key_and_value_heads_stay_equal() {
         let (apart, tensor_name) = distance(&expected, &train(&alone.on([1, 1, 1, 4])));
         assert!(apart < bound, "{}: {tensor_name} is {apart:.1e} apart, not below {bound:.1e}", name.as_str());
     }
-    for level in [Level::O1, Level::O2, Level::Bf16] {
+    for storage in [Storage::MsampO1, Storage::MsampO2, Storage::Bfloat16] {
         let mut alone = Setup::new(keys.clone(), RecipeName::Fp8Delayed);
-        alone.mesh.memory.formats = level.formats();
+        alone.mesh.memory.formats = storage.formats();
         // `train` compares the bits of copies.
         let losses = |tensor| train(&alone.on([1, 1, 1, tensor]))["losses and norms"].clone();
         let apart = losses(1).iter().zip(losses(4)).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
-        assert!(apart < 0.015, "{}: {apart:.1e}", level.as_str());
+        assert!(apart < 0.015, "{}: {apart:.1e}", storage.as_str());
     }
 }
 

@@ -11,7 +11,7 @@ use ottava_data::Batch;
 use ottava_models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_parallel::Zero;
 use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer, Optimizer};
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_recipe::lora::{Lora, Pattern, Targets};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Purpose, Shard};
@@ -183,7 +183,7 @@ fn trained(model: &mut Decoder, steps: usize) -> (AdamWOptimizer, Vec<f64>) {
     (optimizer, losses)
 }
 
-/// Adapters have the formats of the level, frozen weights none.
+/// Adapters have the formats of the storage, frozen weights none.
 #[test]
 fn adapters_train_at_every_level() {
     let sizes = adapted(Targets::AllLinear);
@@ -191,28 +191,28 @@ fn adapters_train_at_every_level() {
     for (device, name) in
         devices().iter().flat_map(|device| [RecipeName::Bf16, RecipeName::Fp8Current].map(|name| (device, name)))
     {
-        let losses = |level: Level| {
-            let kept = MemoryPolicy { formats: level.formats(), frozen_values: false, ..MemoryPolicy::FULL };
+        let losses = |storage: Storage| {
+            let kept = MemoryPolicy { formats: storage.formats(), frozen_values: false, ..MemoryPolicy::FULL };
             let (recipe, purpose) = (recipe(name, Fp8Format::Auto), Purpose::Train(kept));
             let mut model = Decoder::new(&sizes, &recipe, device, purpose, 16, &mut Seeded { std: 0.1 }).unwrap();
             model.quantize_weights().unwrap();
             trained(&mut model, 8).1
         };
-        let plain = losses(Level::O0);
+        let plain = losses(Storage::Float32);
         assert!(plain[7] < plain[0] - 0.3, "{plain:?}");
-        for level in Level::ALL {
-            let other = losses(level);
+        for storage in Storage::ALL {
+            let other = losses(storage);
             let apart = plain.iter().zip(&other).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             eprintln!(
                 "{} on {device}, {}: losses are at most {apart:.1e} from those of O0",
                 name.as_str(),
-                level.as_str()
+                storage.as_str()
             );
             assert!(
                 apart < 0.15 && other[7] < other[0] - 0.3,
                 "{} on {device}, {}: {other:?} for {plain:?}",
                 name.as_str(),
-                level.as_str()
+                storage.as_str()
             );
         }
     }
@@ -275,7 +275,7 @@ fn a_run_of_adapters_takes_no_memory_for_training_frozen_weights() {
     let gpu = Device::dry_gpu(GpuModel::h200());
     let plan = |lora: LoraConfig, recipe: RecipeName| {
         let mut config = config(Path::new("none"), Path::new("none"), recipe);
-        config.training.async_save = Some(false);
+        config.checkpoint.async_save = Some(false);
         config.lora = lora;
         let sizes =
             DecoderConfig { lora: config.lora.adapters(), channels: 128, hidden: 512, layers: LAYERS, ..tiny_llama() };
@@ -315,7 +315,7 @@ fn ranks_divide_frozen_weights() {
     for recipe in [RecipeName::Bf16, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block] {
         let frozen = |zero| {
             let mut config = config(Path::new("none"), Path::new("none"), recipe);
-            config.training.async_save = Some(false);
+            config.checkpoint.async_save = Some(false);
             config.lora = LoraConfig { r: 2, ..LoraConfig::default() };
             (config.parallel.data, config.parallel.zero) = (4, zero);
             let sizes =
@@ -370,7 +370,7 @@ fn unknown_targets_are_errors_that_list_the_linears() {
 pub fn base(inputs: &Path) -> PathBuf {
     let run = inputs.join("base");
     let mut first = config(inputs, &run, RecipeName::Fp32);
-    first.training.max_steps = 2;
+    first.training.max_steps = Some(2);
     train(&first, &Device::Cpu, &Start::New, u64::MAX).unwrap();
     run.join("checkpoints/checkpoint-2")
 }

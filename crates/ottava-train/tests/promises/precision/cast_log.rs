@@ -3,7 +3,7 @@
 use crate::runs::resume::{config, train, write_inputs};
 use crate::setup::{devices, fp8_names_on};
 use ottava_recipe::RecipeName;
-use ottava_settings::RunConfig;
+use ottava_settings::{Interval, RunConfig};
 use ottava_tensor::Device;
 use ottava_tensor::ops::AmaxReducer;
 use ottava_train::trainer::Start;
@@ -23,7 +23,7 @@ fn runs() -> Vec<(Device, RecipeName)> {
 /// A run of six steps that logs its casts every `every` steps and saves every `save` steps.
 fn logged(inputs: &Path, name: &str, recipe: RecipeName, every: u64, save: u64) -> RunConfig {
     let mut config = config(inputs, &inputs.join(name), recipe);
-    (config.training.cast_statistics_steps, config.training.save_steps) = (every, save);
+    (config.logging.cast_statistics_steps, config.checkpoint.save_steps) = (every, Interval::Every(save));
     config.precision.amax_compute_algo = AmaxReducer::MostRecent;
     config
 }

@@ -10,13 +10,12 @@ use ottava_checkpoint::RandomWeights;
 use ottava_data::Batch;
 use ottava_models::layers::RouterLossFactors;
 use ottava_models::{Decoder, DecoderConfig};
-use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer, SchedulerType};
-use ottava_recipe::level::{Formats, Level, Masters};
+use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer, Decay, Schedule, SchedulerType};
+use ottava_recipe::level::{Formats, Masters, Storage};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Purpose};
 use ottava_recipe::recompute::{Recompute, SavedActivations};
 use ottava_recipe::{Precision, Recipe, RecipeName};
-use ottava_settings::{RunConfig, TrainingConfig};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device};
 use ottava_train::step::TrainStep;
@@ -88,10 +87,8 @@ fn validation_loss(
     let how = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
     // The rate is moderate and ends at zero: at 5e-3 chance alone moves such runs by 0.05 nat, and the bar would measure that.
     let mut optimizer = AdamWOptimizer::new(how, &model.parameters()).unwrap();
-    let (kind, warmup_steps) = (SchedulerType::Cosine, steps as u64 / 10);
-    let config =
-        TrainingConfig { lr_scheduler_type: kind, learning_rate: 2e-3, warmup_steps, ..TrainingConfig::default() };
-    let schedule = RunConfig { training: config, ..RunConfig::default() }.schedule(steps as u64);
+    let (kind, max_steps) = (SchedulerType::Cosine(Decay::default()), steps as u64);
+    let schedule = Schedule { kind, peak: 2e-3, warmup_steps: max_steps / 10, max_steps };
     let mut work = TrainStep::new(&model, 1, rows, TOKENS).unwrap();
     for step in 0..steps {
         let start = (seed as usize * steps + step) * rows * TOKENS;
@@ -185,8 +182,8 @@ fn every_level_of_the_optimizer_learns_as_well_as_the_first() {
         let recipe = named(RecipeName::Fp8Delayed);
         let run = |name: &str, kept| losses(name, &recipe, kept, &device, text, seeds());
         let first = run("O0", MemoryPolicy::FULL);
-        for level in Level::ALL.into_iter().skip(1) {
-            expect_as_low(level.as_str(), &run(level.as_str(), at(level)), "O0", &first);
+        for storage in Storage::ALL.into_iter().skip(1) {
+            expect_as_low(storage.as_str(), &run(storage.as_str(), at(storage)), "O0", &first);
         }
         let remainder = Formats { masters: Masters::Remainder, ..MemoryPolicy::FULL.formats };
         expect_as_low(

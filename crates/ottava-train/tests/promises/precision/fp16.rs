@@ -3,18 +3,24 @@
 use crate::runs::resume::{config, metrics, train, write_inputs};
 use crate::setup::devices;
 use ottava_common::Error;
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_recipe::{Precision, RecipeName};
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 use ottava_train::trainer::Start;
 use std::path::Path;
 
-/// Metrics of all steps of a run with this loss scale and level of the optimizer.
-fn run(inputs: &Path, name: &str, level: Level, initial_loss_scale: f64, device: &Device) -> Vec<serde_json::Value> {
+/// Metrics of all steps of a run with this loss scale and storage of the optimizer.
+fn run(
+    inputs: &Path,
+    name: &str,
+    storage: Storage,
+    initial_loss_scale: f64,
+    device: &Device,
+) -> Vec<serde_json::Value> {
     let output = inputs.join(name);
     let mut plain = config(inputs, &output, RecipeName::Fp16);
-    plain.optimizer.level = level;
+    plain.optimizer.storage = storage;
     let precision = Precision { initial_loss_scale, loss_scale_window: 3, ..plain.precision };
     train(&RunConfig { precision, ..plain }, device, &Start::New, u64::MAX).unwrap();
     metrics(&output).into_iter().filter(|line| line.get("loss").is_some()).collect()
@@ -29,12 +35,12 @@ fn a_scale_that_is_too_large_costs_a_step_and_no_more() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
     // A skipped step leaves alone what has scales of its own, too.
-    let levels = |device: Device| [Level::O0, Level::O2].map(|level| (device.clone(), level));
-    for (i, (device, level)) in devices().into_iter().flat_map(levels).enumerate() {
-        let calm = run(inputs.path(), &format!("calm {i}"), level, 1024.0, &device);
+    let storages = |device: Device| [Storage::Float32, Storage::MsampO2].map(|storage| (device.clone(), storage));
+    for (i, (device, storage)) in devices().into_iter().flat_map(storages).enumerate() {
+        let calm = run(inputs.path(), &format!("calm {i}"), storage, 1024.0, &device);
         assert_eq!(column(&calm, "skipped_steps"), [0.0; 6]);
         assert_eq!(column(&calm, "loss_scale"), [1024.0, 1024.0, 2048.0, 2048.0, 2048.0, 4096.0]);
-        let wild = run(inputs.path(), &format!("wild {i}"), level, 2f64.powi(30), &device);
+        let wild = run(inputs.path(), &format!("wild {i}"), storage, 2f64.powi(30), &device);
         let skipped = column(&wild, "skipped_steps");
         assert!(skipped[0] == 1.0, "the largest of gradients is beyond float16: {skipped:?}");
         assert_eq!(column(&wild, "loss_scale")[0], 2f64.powi(29));
@@ -51,7 +57,7 @@ fn losses_are_close_to_those_in_binary32() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
     for (i, device) in devices().into_iter().enumerate() {
-        let half = column(&run(inputs.path(), &format!("half {i}"), Level::O0, 1024.0, &device), "loss");
+        let half = column(&run(inputs.path(), &format!("half {i}"), Storage::Float32, 1024.0, &device), "loss");
         let output = inputs.path().join(format!("single {i}"));
         train(&config(inputs.path(), &output, RecipeName::Fp32), &device, &Start::New, u64::MAX).unwrap();
         let single: Vec<_> = metrics(&output).into_iter().filter(|line| line.get("loss").is_some()).collect();

@@ -12,7 +12,7 @@ use flate2::write::GzEncoder;
 use ottava_data::Batch;
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_recipe::level::{Formats, Level, Masters, Share};
+use ottava_recipe::level::{Formats, Masters, Share, Storage};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Purpose};
 use ottava_recipe::recompute::{Recompute, SavedActivations};
@@ -51,15 +51,15 @@ fn settings() -> Vec<Setting> {
         all.push(Setting { name, recipe, kept, high_precision });
     };
     for recipe in [Bf16, Fp8Delayed, Fp8Current] {
-        for level in Level::ALL {
+        for storage in Storage::ALL {
             let kept =
-                MemoryPolicy { formats: level.formats(), weight_codes: level.weight_codes(), ..MemoryPolicy::FULL };
-            add(format!("{}, level {}", recipe.as_str(), level.as_str()), named(recipe), kept, 0..0);
+                MemoryPolicy { formats: storage.formats(), weight_codes: storage.weight_codes(), ..MemoryPolicy::FULL };
+            add(format!("{}, storage {}", recipe.as_str(), storage.as_str()), named(recipe), kept, 0..0);
         }
     }
     for recipe in [Fp8Row, Fp8Block] {
-        let kept = MemoryPolicy { formats: Level::Bf16.formats(), ..MemoryPolicy::FULL };
-        add(format!("{}, level bf16", recipe.as_str()), named(recipe), kept, 0..0);
+        let kept = MemoryPolicy { formats: Storage::Bfloat16.formats(), ..MemoryPolicy::FULL };
+        add(format!("{}, storage bfloat16", recipe.as_str()), named(recipe), kept, 0..0);
     }
     for recipe in [Bf16, Fp8Delayed, Fp8Current, Fp8Row, Fp8Block] {
         for recompute in Recompute::ALL {

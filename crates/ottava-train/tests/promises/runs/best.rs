@@ -2,7 +2,7 @@
 
 use crate::runs::resume::{self, config, metrics, train, write_inputs};
 use ottava_recipe::RecipeName;
-use ottava_settings::RunConfig;
+use ottava_settings::{Interval, RunConfig, Warmup};
 use ottava_tensor::Device;
 use ottava_train::trainer::{Start, Trainer};
 use std::path::Path;
@@ -11,10 +11,10 @@ use std::sync::atomic::AtomicBool;
 /// A run of twelve steps whose learning rate rises until it is far too high: the validation loss falls, and then rises.
 fn overshooting(inputs: &Path, name: &str) -> RunConfig {
     let mut config = config(inputs, &inputs.join(name), RecipeName::Fp32);
-    let t = &mut config.training;
-    (t.max_steps, t.learning_rate, t.warmup_steps) = (12, 1.0, 12);
-    (t.eval_steps, t.save_steps, t.save_total_limit) = (1, 0, 1);
-    t.load_best_model_at_end = true;
+    (config.training.max_steps, config.optimizer.learning_rate) = (Some(12), 1.0);
+    config.lr_scheduler.warmup_steps = Warmup::Steps(12);
+    (config.evaluation.eval_steps, config.evaluation.load_best_model_at_end) = (Interval::Every(1), true);
+    config.checkpoint.save_total_limit = 1;
     config
 }
 
@@ -68,7 +68,7 @@ fn a_run_that_does_not_improve_ends_and_goes_on_with_more_patience() {
     let ends = (2..losses.len()).find(|&i| lowest(i - 1) <= losses[i - 1] && lowest(i) <= losses[i]).unwrap() + 1;
     assert!(ends < losses.len(), "{losses:?}");
     let mut early = overshooting(inputs.path(), "early");
-    early.training.early_stopping_patience = 2;
+    early.evaluation.early_stopping_patience = 2;
     train(&early, &Device::Cpu, &Start::New, 100).unwrap();
     let (seen, _) = evaluations(&early.output_dir);
     assert_eq!(seen, losses[..ends], "two evaluations in a row without improvement");
@@ -76,7 +76,7 @@ fn a_run_that_does_not_improve_ends_and_goes_on_with_more_patience() {
     // It has ended, and stays so until the patience is raised.
     train(&early, &Device::Cpu, &Start::Resume, 100).unwrap();
     assert_eq!(evaluations(&early.output_dir).0, seen);
-    early.training.early_stopping_patience = 100;
+    early.evaluation.early_stopping_patience = 100;
     train(&early, &Device::Cpu, &Start::Resume, 100).unwrap();
     assert_eq!(evaluations(&early.output_dir).0, losses);
 }
@@ -102,7 +102,7 @@ fn a_metric_that_does_not_exist_is_an_error_with_those_that_do() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
     let mut config = overshooting(inputs.path(), "run");
-    config.training.metric_for_best_model = "accuracy".into();
+    config.evaluation.metric_for_best_model = "accuracy".into();
     let error = resume::train(&config, &Device::Cpu, &Start::New, 100).unwrap_err().to_string();
     assert!(
         error.contains("is \"accuracy\"; an evaluation of this run has `eval_loss`, `eval_bits_per_byte`"),

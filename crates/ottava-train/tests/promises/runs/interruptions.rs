@@ -9,9 +9,9 @@ use crate::setup::on_ranks;
 use ottava_checkpoint::Manifest;
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, SentinelPolicy};
-use ottava_settings::{LoraConfig, ParallelConfig, RunConfig, SentinelConfig};
+use ottava_settings::{EvaluationConfig, Interval, LoraConfig, ParallelConfig, RunConfig, SentinelConfig};
 use ottava_tensor::Device;
 use ottava_train::trainer::{Start, Trainer};
 use serde_json::json;
@@ -47,10 +47,15 @@ fn with_everything(mut config: RunConfig) -> RunConfig {
     (alarms.rollback_steps, alarms.max_rollbacks, alarms.max_skipped_steps) = (2, 4, 2);
     (alarms.casts, alarms.saturated_share, alarms.amax_growth) = (AlarmPolicy::Warn, 0.01, 0.5);
     alarms.non_finite_steps = NonFiniteSteps::Skip;
-    let training = &mut config.training;
-    (training.max_steps, training.save_steps, training.eval_steps, training.save_total_limit) = (STEPS, 2, 2, 3);
-    (training.cast_statistics_steps, training.learning_rate, training.load_best_model_at_end) = (3, 0.2, true);
-    training.early_stopping_patience = 5;
+    (config.training.max_steps, config.optimizer.learning_rate) = (Some(STEPS), 0.2);
+    (config.checkpoint.save_steps, config.checkpoint.save_total_limit) = (Interval::Every(2), 3);
+    config.evaluation = EvaluationConfig {
+        eval_steps: Interval::Every(2),
+        load_best_model_at_end: true,
+        early_stopping_patience: 5,
+        ..EvaluationConfig::default()
+    };
+    config.logging.cast_statistics_steps = 3;
     config
 }
 
@@ -79,7 +84,7 @@ fn cases(folder: &Path) -> Vec<Case> {
     let mut fp16 = plain(RecipeName::Fp16);
     fp16.precision.loss_scale_window = 3;
     let mut narrow = plain(RecipeName::Fp8Delayed);
-    (narrow.optimizer.level, narrow.seed) = (Level::O2, 4);
+    (narrow.optimizer.storage, narrow.seed) = (Storage::MsampO2, 4);
     let mut routed = config(&experts, &PathBuf::new(), RecipeName::Fp8Current);
     (routed.router.balance_loss, routed.router.z_loss, routed.router.bias_update_rate) = (0.1, 0.01, 0.01);
     let on = |change: fn(&mut ParallelConfig)| {
@@ -89,7 +94,7 @@ fn cases(folder: &Path) -> Vec<Case> {
     };
     vec![
         of("fp8-delayed", 1, plain(RecipeName::Fp8Delayed)),
-        of("fp8-block, level O2", 1, narrow),
+        of("fp8-block, storage O2", 1, narrow),
         of("fp16", 1, fp16),
         of("adapters with fp8-delayed", 1, lora(plain(RecipeName::Fp8Delayed))),
         of("DPO", 1, pairs(RecipeName::Fp8Delayed)),

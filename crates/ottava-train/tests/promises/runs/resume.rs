@@ -3,12 +3,15 @@
 use crate::setup::{devices, rotated};
 use ottava_common::Error;
 use ottava_common::Result;
+use ottava_common::hash::{seal, unseal};
 use ottava_data::Documents;
-use ottava_recipe::level::{Level, Masters};
+use ottava_parallel::optim::{SchedulerType, StableDecay};
+use ottava_recipe::level::{Masters, Storage};
 use ottava_recipe::recompute::SavedActivations;
 use ottava_recipe::{Precision, RecipeName};
 use ottava_settings::{
-    DataConfig, GenerationConfig, MemoryConfig, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig, WeightInit,
+    Algorithm, CheckpointConfig, DataConfig, DeviceChoice, EvaluationConfig, GenerationConfig, Interval, Lion,
+    LrSchedulerConfig, MemoryConfig, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig, Warmup, WeightInit,
 };
 use ottava_tensor::{Device, Tensor};
 use ottava_train::trainer::{Start, Trainer};
@@ -56,16 +59,16 @@ pub fn config(inputs: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
             ..DataConfig::default()
         },
         training: TrainingConfig {
-            max_steps: STEPS,
+            max_steps: Some(STEPS),
             // 12 rows of 16 tokens a step: the 40 lines are gone through more than once.
             per_device_train_batch_size: 6,
             gradient_accumulation_steps: 2,
-            learning_rate: 1e-2,
-            warmup_steps: 2,
-            eval_steps: 2,
-            save_total_limit: 0,
             ..TrainingConfig::default()
         },
+        optimizer: OptimizerConfig { learning_rate: 1e-2, ..OptimizerConfig::default() },
+        lr_scheduler: LrSchedulerConfig { warmup_steps: Warmup::Steps(2), ..LrSchedulerConfig::default() },
+        evaluation: EvaluationConfig { eval_steps: Interval::Every(2), ..EvaluationConfig::default() },
+        checkpoint: CheckpointConfig { save_total_limit: 0, save_steps: Interval::End, ..CheckpointConfig::default() },
         precision: Precision { recipe, amax_history_len: 3, skip_slow_linears: false, ..Precision::default() },
         generation: GenerationConfig::default(),
         ..RunConfig::default()
@@ -122,10 +125,10 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
         let (usual, exact) = (OptimizerConfig::default, SavedActivations::Exact);
         let all = RecipeName::ALL.into_iter().map(|recipe| (plain(recipe), usual(), exact));
         let all = all.filter(|(precision, ..)| precision.recipe().expect_on(&device).is_ok());
-        let levels = Level::ALL.into_iter().skip(1).map(|level| OptimizerConfig { level, ..usual() });
-        let levels = levels.map(|optimizer| (plain(RecipeName::Fp8Delayed), optimizer, exact));
+        let storages = Storage::ALL.into_iter().skip(1).map(|storage| OptimizerConfig { storage, ..usual() });
+        let storages = storages.map(|optimizer| (plain(RecipeName::Fp8Delayed), optimizer, exact));
         let remainder = OptimizerConfig { master_weights: Some(Masters::Remainder), ..usual() };
-        let narrow = OptimizerConfig { level: Level::O2, ..usual() };
+        let narrow = OptimizerConfig { storage: Storage::MsampO2, ..usual() };
         let others = [
             (mixed, usual(), exact),
             (plain(RecipeName::Fp8Delayed), usual(), SavedActivations::Float8),
@@ -134,7 +137,7 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
             (plain(RecipeName::Fp32), narrow.clone(), exact),
             (plain(RecipeName::Fp16), narrow, exact),
         ];
-        for (number, (precision, optimizer, saved_activations)) in all.chain(levels).chain(others).enumerate() {
+        for (number, (precision, optimizer, saved_activations)) in all.chain(storages).chain(others).enumerate() {
             let recipe = precision.recipe;
             let what = format!("{} with {optimizer:?}", recipe.as_str());
             let config = |inputs: &Path, output: &Path, recipe| RunConfig {
@@ -340,4 +343,47 @@ fn a_gradient_that_is_not_finite_stops_before_the_update_and_is_named() {
     let after: Vec<Vec<u8>> =
         trainer.run.model.parameters().iter().map(|p| p.value().unwrap().read_bytes().unwrap()).collect();
     assert!(before == after, "no weight was changed");
+}
+
+/// The settings of [`earlier`] as version 0.1 wrote them into manifests, with `INPUTS` and `OUTPUT` for its folders.
+const EARLIER: &str = include_str!("../../../../ottava-settings/tests/data/old_settings.toml");
+
+/// A run whose settings have moved since version 0.1: of another optimizer and schedule than the defaults.
+fn earlier(inputs: &Path, output: &Path) -> RunConfig {
+    let mut config = config(inputs, output, RecipeName::Fp8Delayed);
+    config.device = DeviceChoice::Cpu;
+    config.optimizer.algorithm = Algorithm::Lion(Lion { beta1: 0.85, beta2: 0.98 });
+    (config.optimizer.weight_decay, config.optimizer.storage) = (0.2, Storage::MsampO2);
+    let decay = StableDecay { min_learning_rate: 1e-4, decay_steps: 3 };
+    let kind = SchedulerType::WarmupStableDecay(decay);
+    config.lr_scheduler = LrSchedulerConfig { kind, warmup_steps: Warmup::Share(0.25) };
+    config
+}
+
+/// Writes the settings of version 0.1 into the manifest of `checkpoint`.
+fn write_earlier_settings(checkpoint: &Path, inputs: &Path, output: &Path) {
+    let path = checkpoint.join("manifest.json");
+    let mut manifest = unseal(&std::fs::read(&path).unwrap()).unwrap();
+    let texts = [("INPUTS", inputs), ("OUTPUT", output)];
+    let settings =
+        texts.into_iter().fold(EARLIER.to_string(), |text, (word, path)| text.replace(word, path.to_str().unwrap()));
+    manifest["extra"]["config"] = settings.into();
+    std::fs::write(path, seal(&manifest)).unwrap();
+}
+
+#[test]
+fn a_run_that_version_0_1_saved_resumes_with_the_same_bits() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let [whole, output] = ["whole", "run"].map(|name| inputs.path().join(name));
+    train(&earlier(inputs.path(), &whole), &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    let config = earlier(inputs.path(), &output);
+    assert!(train(&config, &Device::Cpu, &Start::New, 3).is_err(), "it was stopped");
+    let checkpoint = output.join("checkpoints/checkpoint-3");
+    let now = RunConfig::saved_in(&checkpoint).unwrap().unwrap().0;
+    write_earlier_settings(&checkpoint, inputs.path(), &output);
+    assert_eq!(RunConfig::saved_in(&checkpoint).unwrap().unwrap().0, now);
+    train(&config, &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
+    assert_eq!(metrics(&output), metrics(&whole));
+    assert!(state(&output) == state(&whole), "weights, states and scales");
 }

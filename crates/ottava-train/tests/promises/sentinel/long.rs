@@ -4,7 +4,7 @@ use crate::runs::resume::{config, metrics, train, write_inputs};
 use crate::sentinel::comparisons::differences_of_checks;
 use crate::setup::text;
 use ottava_recipe::RecipeName;
-use ottava_settings::RunConfig;
+use ottava_settings::{Interval, RunConfig, Warmup};
 use ottava_tensor::Device;
 use ottava_train::trainer::Start;
 use serde_json::Value;
@@ -26,9 +26,10 @@ fn inputs() -> TempDir {
 
 fn long(inputs: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
     let mut config = config(inputs, output, recipe);
-    config.training.max_steps = STEPS;
-    (config.training.learning_rate, config.training.warmup_steps, config.training.eval_steps) = (3e-3, 50, 0);
-    (config.training.cast_statistics_steps, config.precision.amax_history_len) = (10, 16);
+    config.training.max_steps = Some(STEPS);
+    (config.optimizer.learning_rate, config.lr_scheduler.warmup_steps, config.evaluation.eval_steps) =
+        (3e-3, Warmup::Steps(50), Interval::End);
+    (config.logging.cast_statistics_steps, config.precision.amax_history_len) = (10, 16);
     config
 }
 

@@ -8,7 +8,7 @@ use ottava_common::Result;
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
 use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, SentinelPolicy, WhatIf, what_if};
-use ottava_settings::{ParallelConfig, RunConfig, SentinelConfig};
+use ottava_settings::{Interval, ParallelConfig, RunConfig, SentinelConfig, Warmup};
 use ottava_tensor::planted::{Damage, ProductFault, plant};
 use ottava_tensor::{DType, Device, Granularity, Tensor};
 use ottava_train::report::RunComparison;
@@ -130,7 +130,7 @@ fn demotion_and_bf16_repair_a_run_whose_products_break() {
         };
         config.sentinel.sentinel_sequences = 6;
         config.sentinel.sentinel_hold_steps = 100;
-        (config.training.max_steps, config.training.learning_rate) = (48, 3e-3);
+        (config.training.max_steps, config.optimizer.learning_rate) = (Some(48), 3e-3);
         losses_of_broken(&config).unwrap()
     };
     let bf16 = loss(RecipeName::Bf16, None);
@@ -202,7 +202,7 @@ fn steps_that_are_not_finite_are_skipped_up_to_a_ceiling() {
     let output = tempfile::tempdir().unwrap();
     config.output_dir = output.path().to_path_buf();
     config.alarms.non_finite_steps = NonFiniteSteps::Skip;
-    config.training.save_steps = 1;
+    config.checkpoint.save_steps = Interval::Every(1);
     train_with(&config, &Start::New, 2, once).unwrap();
     let lines = metrics(output.path());
     let of_step = |step: u64| lines.iter().find(|line| line["step"] == step).unwrap();
@@ -215,7 +215,7 @@ fn steps_that_are_not_finite_are_skipped_up_to_a_ceiling() {
     let output = tempfile::tempdir().unwrap();
     config.output_dir = output.path().to_path_buf();
     config.alarms.max_skipped_steps = 2;
-    config.training.eval_steps = 0;
+    config.evaluation.eval_steps = Interval::End;
     let error = train_with(&config, &Start::New, 1, gate_up_times(f32::INFINITY, 1)).unwrap_err();
     assert!(matches!(error, Error::NonFinite(_)) && error.to_string().starts_with("step 4: "), "{error}");
 }
@@ -227,7 +227,7 @@ fn a_spike_pauses_the_run_at_its_step() {
     let output = tempfile::tempdir().unwrap();
     let mut config = config(inputs.path(), output.path(), RecipeName::Fp8Current);
     (config.alarms.spike_window, config.alarms.spike_threshold) = (3, 20.0);
-    (config.alarms.grad_norm_spike, config.training.learning_rate) = (AlarmPolicy::Pause, 1e-3);
+    (config.alarms.grad_norm_spike, config.optimizer.learning_rate) = (AlarmPolicy::Pause, 1e-3);
     // The gradient of o_proj.
     let fault = ProductFault { shape: [32, 32], first: 0, every: 1, damage: Damage::Factor(100.0) };
     let error = train_with(&config, &Start::New, 4, fault).unwrap_err();
@@ -246,8 +246,8 @@ fn a_step_with_a_spike_of_the_gradient_norm_is_skipped_and_resumes() {
     let of = |output: &Path| {
         let mut config = config(inputs.path(), output, RecipeName::Fp8Current);
         (config.alarms.spike_window, config.alarms.spike_threshold) = (3, 20.0);
-        (config.alarms.grad_norm_spike, config.training.learning_rate) = (AlarmPolicy::Skip, 1e-3);
-        config.training.save_steps = 1;
+        (config.alarms.grad_norm_spike, config.optimizer.learning_rate) = (AlarmPolicy::Skip, 1e-3);
+        config.checkpoint.save_steps = Interval::Every(1);
         config
     };
     // The gradient of o_proj, in one micro-batch of step 5.
@@ -268,7 +268,7 @@ fn a_step_with_a_spike_of_the_gradient_norm_is_skipped_and_resumes() {
     assert!(alarm["text"].as_str().unwrap().ends_with("of the last 3 steps; no weight was changed"), "{alarm}");
 
     let mut interrupted = of(stopped.path());
-    interrupted.training.save_steps = 5;
+    interrupted.checkpoint.save_steps = Interval::Every(5);
     let stop = AtomicBool::new(false);
     plant(None);
     let mut trainer = Trainer::new(interrupted.clone(), &Device::Cpu, &Start::New).unwrap();
@@ -306,8 +306,8 @@ fn a_rollback_restores_the_checkpoint_and_skips_the_rows_also_on_resume() {
             let mut config = config(inputs.path(), output, recipe);
             (config.alarms.spike_window, config.alarms.spike_threshold) = (4, 20.0);
             (config.alarms.loss_spike, config.alarms.rollback_steps) = (policy, 3);
-            config.training.learning_rate = learning_rate;
-            (config.training.max_steps, config.training.save_steps) = (10, 4);
+            config.optimizer.learning_rate = learning_rate;
+            (config.training.max_steps, config.checkpoint.save_steps) = (Some(10), Interval::Every(4));
             config
         };
         let copy = |from: &Path| {
@@ -377,14 +377,14 @@ fn rollbacks_end_when_there_are_too_many_or_no_checkpoint_is_old_enough() {
     // Each loss above the median is a spike.
     (config.alarms.spike_window, config.alarms.spike_threshold) = (2, 1e-9);
     (config.alarms.loss_spike, config.alarms.rollback_steps) = (AlarmPolicy::Rollback, 100);
-    config.training.learning_rate = 3.0;
+    config.optimizer.learning_rate = 3.0;
     train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
     assert!(!run.path().join("rollbacks.jsonl").exists() && run.path().join("alarms.jsonl").is_file());
 
     let run = tempfile::tempdir().unwrap();
     config.output_dir = run.path().to_path_buf();
     (config.alarms.rollback_steps, config.alarms.max_rollbacks) = (1, 2);
-    (config.training.save_steps, config.training.max_steps) = (1, 200);
+    (config.checkpoint.save_steps, config.training.max_steps) = (Interval::Every(1), Some(200));
     let error = train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap_err();
     assert!(matches!(error, Error::Alarm(_)) && error.exit_code() == 77, "{error}");
     assert!(error.to_string().contains("the run has gone back 2 times (`alarms.max_rollbacks`) and ends"), "{error}");
@@ -398,8 +398,8 @@ fn casts_that_saturate_are_an_alarm_that_names_them() {
     let run = tempfile::tempdir().unwrap();
     let mut config = config(inputs.path(), run.path(), RecipeName::Fp8Delayed);
     // Weights grow beyond the scales that histories give.
-    (config.training.learning_rate, config.training.warmup_steps) = (0.3, 0);
-    (config.training.cast_statistics_steps, config.alarms.saturated_share) = (1, 0.0);
+    (config.optimizer.learning_rate, config.lr_scheduler.warmup_steps) = (0.3, Warmup::Steps(0));
+    (config.logging.cast_statistics_steps, config.alarms.saturated_share) = (1, 0.0);
     config.alarms.casts = AlarmPolicy::Stop;
     let error = train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap_err();
     assert!(matches!(error, Error::Alarm(_)), "{error}");
@@ -424,7 +424,7 @@ fn compare_names_step_layer_and_product_where_two_runs_part() {
         let mut config = watched(inputs.path(), output, RecipeName::Fp8Delayed, SentinelPolicy::Report, 1.0);
         (config.sentinel.sentinel_steps, config.sentinel.repeat_steps) = (1, 1);
         config.sentinel.sentinel_sequences = 6;
-        (config.training.cast_statistics_steps, config.training.save_steps) = (1, 1);
+        (config.logging.cast_statistics_steps, config.checkpoint.save_steps) = (1, Interval::Every(1));
         config
     };
     train(&of(a.path()), &Device::Cpu, &Start::New, u64::MAX).unwrap();
@@ -528,8 +528,8 @@ fn ranks_roll_back_together() {
             (config.alarms.spike_window, config.alarms.spike_threshold) = (4, 20.0);
             (config.alarms.loss_spike, config.alarms.rollback_steps) = (policy, 3);
             config.parallel = parallel;
-            (config.training.learning_rate, config.training.max_steps) = (learning_rate, 9);
-            config.training.save_steps = 4;
+            (config.optimizer.learning_rate, config.training.max_steps) = (learning_rate, Some(9));
+            config.checkpoint.save_steps = Interval::Every(4);
             config
         };
         train_ranks(&of(run.path(), 1e-2, AlarmPolicy::Warn), &Start::New, 4);

@@ -9,7 +9,7 @@ use crate::runs::resume::{config, write_inputs};
 use ottava_checkpoint::{Verify, latest_complete};
 use ottava_models::DecoderConfig;
 use ottava_recipe::{Precision, RecipeName};
-use ottava_settings::{LoraConfig, LossType, LossTypes, ResolvedConfig};
+use ottava_settings::{Interval, LoraConfig, LossType, LossTypes, ResolvedConfig};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::gpu;
 use ottava_tensor::{DType, Device, Tensor};
@@ -97,7 +97,7 @@ fn a_run_out_of_memory_says_so_and_keeps_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     write_inputs(folder.path());
     let mut config = config(folder.path(), &folder.path().join("run"), RecipeName::Fp8Current);
-    config.training.save_steps = 3;
+    config.checkpoint.save_steps = Interval::Every(3);
     let device = dry_gpu(64 << 20);
     let mut trainer = Trainer::new(config.clone(), &device, &Start::New).unwrap();
     let mut others = Vec::new();

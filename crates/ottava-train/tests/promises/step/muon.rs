@@ -7,13 +7,13 @@ use ottava_data::Batch;
 use ottava_models::{Decoder, DecoderConfig, decoder_config};
 use ottava_parallel::optim::{AdjustLr, Optimizer, Prepared, optimizer_tensors, update};
 use ottava_parallel::{Partition, Ranks, ReduceFormat, Zero};
-use ottava_recipe::level::{Level, Masters, Share, States};
+use ottava_recipe::level::{Masters, Share, States, Storage};
 use ottava_recipe::lora::{Lora, Targets};
 use ottava_recipe::mode::{Mode, StepPrecision};
 use ottava_recipe::param::{Builder, Grad, MemoryPolicy, Param, Purpose};
 use ottava_recipe::scaling::ScalingState;
 use ottava_recipe::{Fp8Format, RecipeName};
-use ottava_settings::{OptimizerName, RunConfig};
+use ottava_settings::{Algorithm, Lion, Muon, RunConfig};
 use ottava_tensor::comm::{Group, MeshShape};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::{normals, values};
@@ -25,17 +25,24 @@ use std::path::Path;
 use std::rc::Rc;
 
 const TOKENS: usize = 13;
-const NAMES: [OptimizerName; 2] = [OptimizerName::Muon, OptimizerName::Lion];
+
+fn muon() -> Algorithm {
+    Algorithm::Muon(Muon::default())
+}
+
+fn lion() -> Algorithm {
+    Algorithm::Lion(Lion::default())
+}
 
 /// The settings of an optimizer; the function `learning_rate` stands for the run's schedule.
-fn settings(name: OptimizerName) -> RunConfig {
+fn settings(name: Algorithm) -> RunConfig {
     let mut config = RunConfig::default();
-    config.optimizer.name = name;
+    config.optimizer.algorithm = name;
     config
 }
 
-fn learning_rate(name: OptimizerName) -> f64 {
-    if name == OptimizerName::Muon { 5e-3 } else { 1e-3 }
+fn learning_rate(name: Algorithm) -> f64 {
+    if name == muon() { 5e-3 } else { 1e-3 }
 }
 
 fn floats(value: &Value) -> Vec<f32> {
@@ -76,14 +83,14 @@ fn muon_updates_as_pytorch_does() {
                 }
             }
             params[0].load_whole(&mut Twice(twice(&case["start"]))).unwrap();
-            let mut config = settings(OptimizerName::Muon);
-            config.training.max_grad_norm = 0.0;
-            config.training.muon_momentum = number("momentum");
-            config.training.weight_decay = number("weight_decay");
-            config.training.muon_adjust_lr_fn = match case["adjust_lr_fn"].as_str().unwrap() {
+            let adjust_lr_fn = match case["adjust_lr_fn"].as_str().unwrap() {
                 "original" => AdjustLr::Original,
                 _ => AdjustLr::MatchRmsAdamw,
             };
+            let momentum = number("momentum");
+            let mut config = settings(Algorithm::Muon(Muon { momentum, adjust_lr_fn, ..Muon::default() }));
+            config.training.max_grad_norm = 0.0;
+            config.optimizer.weight_decay = number("weight_decay");
             let mut optimizer = config.new_optimizer(&params).unwrap();
             for gradient in case["gradients"].as_array().unwrap() {
                 let gradient = Tensor::from_slice(&device, &[2 * rows, columns], &twice(gradient)).unwrap();
@@ -127,9 +134,9 @@ struct Rank {
 /// What a rank stores, and how.
 #[derive(Clone, Copy)]
 struct Setting {
-    name: OptimizerName,
+    name: Algorithm,
     recipe: RecipeName,
-    level: Level,
+    storage: Storage,
     zero: Zero,
 }
 
@@ -141,7 +148,7 @@ impl Rank {
         source: &mut dyn ottava_recipe::param::WeightSource,
     ) -> Rank {
         let (recipe, device) = (recipe(setting.recipe, Fp8Format::Auto), Device::Cpu);
-        let (formats, weight_codes) = (setting.level.formats(), setting.level.weight_codes());
+        let (formats, weight_codes) = (setting.storage.formats(), setting.storage.weight_codes());
         let purpose = Purpose::Train(MemoryPolicy { formats, weight_codes, ..MemoryPolicy::FULL });
         let mut model = Decoder::unloaded(sizes, &recipe, &device, purpose, TOKENS).unwrap();
         let shape = MeshShape::of_data(comm.size());
@@ -153,7 +160,7 @@ impl Rank {
     }
 
     /// An update with gradients that depend on the step and the element, which ranks have already reduced.
-    fn update(&mut self, step: u64, name: OptimizerName) {
+    fn update(&mut self, step: u64, name: Algorithm) {
         let Rank { model, optimizer, partition, .. } = self;
         optimizer.begin_step(learning_rate(name), 1.0).unwrap();
         for param in model.parameters() {
@@ -196,23 +203,23 @@ fn updated(setting: Setting, ranks: usize) -> Vec<(String, Vec<f64>)> {
     first
 }
 
-/// With the formats of each level: matrices are transformed whole, and scales belong to whole parameters.
+/// With the formats of each storage: matrices are transformed whole, and scales belong to whole parameters.
 #[test]
 fn bits_do_not_depend_on_ranks() {
     let start = {
         let setting =
-            Setting { name: OptimizerName::Muon, recipe: RecipeName::Bf16, level: Level::O0, zero: Zero::Nothing };
+            Setting { name: muon(), recipe: RecipeName::Bf16, storage: Storage::Float32, zero: Zero::Nothing };
         on_ranks(1, move |comm| Rank::new(&tiny_llama(), setting, comm, &mut Seeded { std: 0.1 }).end()).remove(0)
     };
-    for name in NAMES {
-        for (recipe, level) in [
-            (RecipeName::Bf16, Level::O0),
-            (RecipeName::Fp8Delayed, Level::O0),
-            (RecipeName::Fp8Delayed, Level::O2),
-            (RecipeName::Fp8Block, Level::O3),
-            (RecipeName::Fp8Current, Level::Bf16),
+    for name in [muon(), lion()] {
+        for (recipe, storage) in [
+            (RecipeName::Bf16, Storage::Float32),
+            (RecipeName::Fp8Delayed, Storage::Float32),
+            (RecipeName::Fp8Delayed, Storage::MsampO2),
+            (RecipeName::Fp8Block, Storage::MsampO3),
+            (RecipeName::Fp8Current, Storage::Bfloat16),
         ] {
-            let setting = Setting { name, recipe, level, zero: Zero::Nothing };
+            let setting = Setting { name, recipe, storage, zero: Zero::Nothing };
             let alone = updated(setting, 1);
             for ((name, before), (_, after)) in start.iter().zip(&alone) {
                 assert!(before != after, "{name} was not updated");
@@ -220,7 +227,7 @@ fn bits_do_not_depend_on_ranks() {
             for zero in Zero::ALL {
                 for ranks in [2, 3] {
                     let equal = updated(Setting { zero, ..setting }, ranks) == alone;
-                    assert!(equal, "{name:?}, {}, {}, {zero:?}, {ranks} ranks", recipe.as_str(), level.as_str());
+                    assert!(equal, "{name:?}, {}, {}, {zero:?}, {ranks} ranks", recipe.as_str(), storage.as_str());
                 }
             }
         }
@@ -230,18 +237,18 @@ fn bits_do_not_depend_on_ranks() {
 /// Saved by two ranks at stage 3 and continued by three at stage 1, and by one.
 #[test]
 fn a_checkpoint_resumes_on_other_ranks() {
-    for (name, level) in [
-        (OptimizerName::Muon, Level::O0),
-        (OptimizerName::Muon, Level::O2),
-        (OptimizerName::Muon, Level::Bf16),
-        (OptimizerName::Lion, Level::O2),
+    for (name, storage) in [
+        (muon(), Storage::Float32),
+        (muon(), Storage::MsampO2),
+        (muon(), Storage::Bfloat16),
+        (lion(), Storage::MsampO2),
     ] {
         let folder = tempfile::tempdir().unwrap();
         write_inputs(folder.path());
         let inputs = folder.path().to_path_buf();
         let template = |inputs: &Path| FolderTemplate::read(inputs, inputs, &[0]).unwrap();
         let sizes = decoder_config(&template(&inputs).config).unwrap();
-        let setting = Setting { name, recipe: RecipeName::Fp8Delayed, level, zero: Zero::Weights };
+        let setting = Setting { name, recipe: RecipeName::Fp8Delayed, storage, zero: Zero::Weights };
         let its_sizes = sizes.clone();
         let expected = on_ranks(2, move |comm| {
             let mut rank = Rank::new(&its_sizes, setting, comm, &mut Seeded { std: 0.1 });
@@ -270,7 +277,7 @@ fn a_checkpoint_resumes_on_other_ranks() {
                 rank.end()
             })
             .remove(0);
-            assert!(resumed == expected, "{name:?}, {}, {ranks} ranks, {zero:?}", level.as_str());
+            assert!(resumed == expected, "{name:?}, {}, {ranks} ranks, {zero:?}", storage.as_str());
         }
     }
 }
@@ -280,11 +287,11 @@ struct Training {
     model: Decoder,
     optimizer: Box<dyn Optimizer>,
     work: TrainStep,
-    name: OptimizerName,
+    name: Algorithm,
 }
 
 impl Training {
-    fn new(sizes: &DecoderConfig, name: OptimizerName, memory: MemoryPolicy, device: &Device) -> Training {
+    fn new(sizes: &DecoderConfig, name: Algorithm, memory: MemoryPolicy, device: &Device) -> Training {
         let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
         let mut model =
             Decoder::new(sizes, &recipe, device, Purpose::Train(memory), TOKENS, &mut Seeded { std: 0.1 }).unwrap();
@@ -314,8 +321,8 @@ impl Training {
     }
 }
 
-fn policy(level: Level) -> MemoryPolicy {
-    MemoryPolicy { formats: level.formats(), weight_codes: level.weight_codes(), ..MemoryPolicy::FULL }
+fn policy(storage: Storage) -> MemoryPolicy {
+    MemoryPolicy { formats: storage.formats(), weight_codes: storage.weight_codes(), ..MemoryPolicy::FULL }
 }
 
 #[test]
@@ -323,12 +330,12 @@ fn the_loss_falls_at_every_level() {
     // Rows of 128 values, which the groups of `coat` divide.
     let sizes = DecoderConfig { channels: 128, hidden: 128, head_dim: 32, ..tiny_llama() };
     for device in devices() {
-        for name in NAMES {
-            for level in Level::ALL {
-                let mut training = Training::new(&sizes, name, policy(level), &device);
+        for name in [muon(), lion()] {
+            for storage in Storage::ALL {
+                let mut training = Training::new(&sizes, name, policy(storage), &device);
                 let losses: Vec<f64> = (0..12).map(|step| training.step(step)).collect();
                 let (first, last) = (losses[..3].iter().sum::<f64>(), losses[9..].iter().sum::<f64>());
-                assert!(last < 0.95 * first, "{name:?}, {}: {losses:?}", level.as_str());
+                assert!(last < 0.95 * first, "{name:?}, {}: {losses:?}", storage.as_str());
             }
         }
     }
@@ -338,9 +345,9 @@ fn the_loss_falls_at_every_level() {
 #[test]
 fn offloading_and_capture_change_no_bit() {
     for device in devices() {
-        for name in NAMES {
+        for name in [muon(), lion()] {
             for formats in [(Masters::Float32, States::Float32), (Masters::Float16, States::Float8)] {
-                let mut memory = policy(Level::O0);
+                let mut memory = policy(Storage::Float32);
                 (memory.formats.masters, memory.formats.states) = formats;
                 let run = |memory, captures: bool| {
                     let mut training = Training::new(&tiny_llama(), name, memory, &device);
@@ -365,9 +372,9 @@ fn offloading_and_capture_change_no_bit() {
 #[test]
 fn gradients_that_are_not_finite_change_nothing() {
     for device in devices() {
-        for name in NAMES {
-            for level in [Level::O0, Level::O2, Level::Bf16] {
-                let mut training = Training::new(&tiny_llama(), name, policy(level), &device);
+        for name in [muon(), lion()] {
+            for storage in [Storage::Float32, Storage::MsampO2, Storage::Bfloat16] {
+                let mut training = Training::new(&tiny_llama(), name, policy(storage), &device);
                 training.step(0);
                 let before = training.bits();
                 let Training { model, optimizer, .. } = &mut training;
@@ -380,7 +387,7 @@ fn gradients_that_are_not_finite_change_nothing() {
                 Partition::solo().update(model, &mut **optimizer, &norm).unwrap();
                 model.parameters().into_iter().for_each(|param| param.gradient.clear());
                 optimizer.skip_step();
-                assert!(training.bits() == before, "{name:?}, {} on {device}", level.as_str());
+                assert!(training.bits() == before, "{name:?}, {} on {device}", storage.as_str());
                 assert_eq!(training.optimizer.steps(), 1);
             }
         }
@@ -392,7 +399,7 @@ fn adapters_train_with_muon() {
     let lora =
         Lora { r: 4, alpha: 8.0, use_rslora: false, use_dora: false, targets: Targets::AllLinear, ..Lora::default() };
     let sizes = DecoderConfig { lora: Some(lora), ..tiny_llama() };
-    let mut training = Training::new(&sizes, OptimizerName::Muon, MemoryPolicy::FULL, &Device::Cpu);
+    let mut training = Training::new(&sizes, muon(), MemoryPolicy::FULL, &Device::Cpu);
     let states = training.optimizer.states();
     assert!(states.iter().all(|states| states.len() == 1), "all adapters are matrices of blocks");
     let losses: Vec<f64> = (0..12).map(|step| training.step(step)).collect();
@@ -404,7 +411,7 @@ fn adapters_train_with_muon() {
 fn a_plan_names_the_optimizer_of_each_tensor() {
     let device = Device::dry_gpu(GpuModel::h200());
     for (zero, ranks) in [(Zero::Nothing, 1), (Zero::Nothing, 2), (Zero::OptimizerStates, 2), (Zero::Weights, 4)] {
-        let mut config = settings(OptimizerName::Muon);
+        let mut config = settings(muon());
         config.data.max_length = 32;
         (config.parallel.zero, config.parallel.data) = (zero, ranks);
         config.share(ranks).unwrap();
@@ -412,9 +419,9 @@ fn a_plan_names_the_optimizer_of_each_tensor() {
         let plan = Plan::new(&resolved, &tiny_llama(), &device).unwrap();
         let of = |name: &str| plan.tensors.iter().find(|tensor| tensor.name == name).unwrap();
         let TensorPlan { optimizer, count, shape, .. } = of("model.layers.*.self_attn.k_proj.weight");
-        assert_eq!((*optimizer, *count, shape.as_slice()), (OptimizerName::Muon, 2, &[32, 64][..]));
+        assert_eq!((*optimizer, *count, shape.as_slice()), ("muon", 2, &[32, 64][..]));
         for name in ["model.embed_tokens.weight", "model.layers.*.input_layernorm.weight", "model.norm.weight"] {
-            assert_eq!(of(name).optimizer, OptimizerName::Adamw, "{name}");
+            assert_eq!(of(name).optimizer, "adamw", "{name}");
         }
         assert_eq!(plan.communication.is_some_and(|plan| plan.traffic.send.calls > 0), ranks > 1, "{zero:?}");
     }
@@ -423,7 +430,7 @@ fn a_plan_names_the_optimizer_of_each_tensor() {
 /// Only hidden matrices have a momentum; embedding, head, norms and biases have AdamW's moments.
 #[test]
 fn muon_leaves_embeddings_head_and_vectors_to_adamw() {
-    let mut training = Training::new(&tiny_llama(), OptimizerName::Muon, MemoryPolicy::FULL, &Device::Cpu);
+    let mut training = Training::new(&tiny_llama(), muon(), MemoryPolicy::FULL, &Device::Cpu);
     let names: Vec<String> = training.model.parameters().iter().map(|param| param.name().to_string()).collect();
     for (name, states) in names.iter().zip(training.optimizer.states()) {
         let kinds: Vec<_> = states.iter().map(|state| state.kind).collect();

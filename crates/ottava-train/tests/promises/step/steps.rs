@@ -8,7 +8,7 @@ use ottava_models::{Decoder, DecoderConfig};
 use ottava_parallel::optim::{
     AdamWConfig, AdamWOptimizer, Optimizer, Prepared, find_amaxes, grad_norm, optimizer_tensors as kept_of, update,
 };
-use ottava_recipe::level::{Formats, Level, Masters, Share};
+use ottava_recipe::level::{Formats, Masters, Share, Storage};
 use ottava_recipe::mode::{Mode, StepPrecision};
 use ottava_recipe::param::{MemoryPolicy, Purpose};
 use ottava_recipe::recompute::{Recompute, SavedActivations};
@@ -112,12 +112,12 @@ pub fn without_losses_of_casts(all: &[(String, Vec<f64>)]) -> Vec<(String, Vec<f
     all.iter().filter(|(name, _)| !name.contains("casts")).cloned().collect()
 }
 
-pub const LEAN: MemoryPolicy = MemoryPolicy { formats: Level::Bf16.formats(), ..MemoryPolicy::FULL };
+pub const LEAN: MemoryPolicy = MemoryPolicy { formats: Storage::Bfloat16.formats(), ..MemoryPolicy::FULL };
 const FLOAT8: SavedActivations = SavedActivations::Float8;
 
-/// What a run at `level` keeps.
-pub fn at(level: Level) -> MemoryPolicy {
-    MemoryPolicy { formats: level.formats(), weight_codes: level.weight_codes(), ..MemoryPolicy::FULL }
+/// What a run at `storage` keeps.
+pub fn at(storage: Storage) -> MemoryPolicy {
+    MemoryPolicy { formats: storage.formats(), weight_codes: storage.weight_codes(), ..MemoryPolicy::FULL }
 }
 
 #[test]
@@ -134,9 +134,9 @@ fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
                 MemoryPolicy { saved_activations: FLOAT8, ..MemoryPolicy::FULL },
                 MemoryPolicy { recompute: Recompute::Full, ..MemoryPolicy::FULL },
                 MemoryPolicy { formats: Formats { masters: Masters::Remainder, ..LEAN.formats }, ..LEAN },
-                at(Level::O1),
-                MemoryPolicy { recompute: Recompute::NormSwiglu, ..at(Level::O3) },
-                at(Level::Coat),
+                at(Storage::MsampO1),
+                MemoryPolicy { recompute: Recompute::NormSwiglu, ..at(Storage::MsampO3) },
+                at(Storage::Coat),
             ]
             .into_iter()
             .take(policies)
@@ -204,7 +204,7 @@ fn captured_steps_of_both_kinds_replay_across_changes_of_the_loss_scale() {
 fn weights_are_cast_to_the_same_bits_by_an_update_by_themselves_and_by_each_product() {
     for device in devices() {
         for (name, recipe) in recipes_on(&device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
-            for kept in [MemoryPolicy::FULL, LEAN, at(Level::O3)] {
+            for kept in [MemoryPolicy::FULL, LEAN, at(Storage::MsampO3)] {
                 let cast_by_update = run(&recipe, &device, kept, false, |_, _| StepPrecision::Recipe);
                 let cast_again = run(&recipe, &device, kept, false, |model, _| {
                     model.quantize_weights().unwrap();
@@ -234,9 +234,9 @@ fn where_tensors_are_kept_changes_no_bit() {
             for kept in [
                 MemoryPolicy::FULL,
                 MemoryPolicy { formats: remainder, ..MemoryPolicy::FULL },
-                at(Level::O2),
-                at(Level::O3),
-                at(Level::Coat),
+                at(Storage::MsampO2),
+                at(Storage::MsampO3),
+                at(Storage::Coat),
             ] {
                 let here = run(&recipe, &device, kept, true, |_, _| StepPrecision::Recipe);
                 let [half, all] = [0.5, 1.0].map(Share::new);
@@ -265,7 +265,7 @@ fn where_tensors_are_kept_changes_no_bit() {
 #[test]
 fn amaxes_found_before_the_update_change_no_bit() {
     for device in devices() {
-        let kept = MemoryPolicy { offload_optimizer: Share::new(0.5), ..at(Level::O3) };
+        let kept = MemoryPolicy { offload_optimizer: Share::new(0.5), ..at(Storage::MsampO3) };
         let [together, apart] = [false, true].map(|apart| {
             let (sizes, recipe) = (tiny_llama(), recipe(RecipeName::Fp8Delayed, Fp8Format::Auto));
             let (purpose, weights) = (Purpose::Train(kept), &mut Seeded { std: 0.1 });

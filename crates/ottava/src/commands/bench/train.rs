@@ -7,7 +7,7 @@ use clap::Args;
 use ottava_common::Result;
 use ottava_parallel::Ranks;
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::Level;
+use ottava_recipe::level::Storage;
 use ottava_settings::{DeviceChoice, formats};
 use ottava_train::bench::{TrainBench, TrainRow};
 use serde_json::json;
@@ -41,9 +41,9 @@ pub(super) struct Train {
     /// Recipes to run one after the other; ratios are relative to the first.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
     compare: Vec<RecipeName>,
-    /// Levels of the optimizer to run each recipe at: O0, O1, O2, O3, coat, bf16.
-    #[arg(long, value_delimiter = ',', default_value = "O0", value_parser = level)]
-    levels: Vec<Level>,
+    /// Storages of the optimizer to run each recipe with: float32, msamp-o1, msamp-o2, msamp-o3, coat, bfloat16.
+    #[arg(long, alias = "levels", value_delimiter = ',', default_value = "float32", value_parser = storage)]
+    storages: Vec<Storage>,
     /// Override a setting of precision, optimizer, memory, parallel or lora for all recipes: `table.key=VALUE`, or `key=VALUE` if only one table has it.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
@@ -79,9 +79,9 @@ impl Train {
         let prints = ranks.leads() && !self.json;
         if prints {
             out!(
-                "{:<12} {:<6} {:>10} {:>9} {:>8} {:>10} {:>7} {:>9} {:>11} {:>10} {:>10} {:>14}",
+                "{:<12} {:<8} {:>10} {:>9} {:>8} {:>10} {:>7} {:>9} {:>11} {:>10} {:>10} {:>14}",
                 "recipe",
-                "level",
+                "storage",
                 "tokens/s",
                 "step ms",
                 "ratio",
@@ -94,16 +94,16 @@ impl Train {
                 "first step s"
             );
         }
-        let runs = self.compare.iter().flat_map(|&recipe| self.levels.iter().map(move |&level| (recipe, level)));
-        for (recipe, level) in runs {
-            let row = bench.run(recipe, level, &device, &ranks)?;
+        let runs = self.compare.iter().flat_map(|&recipe| self.storages.iter().map(move |&storage| (recipe, storage)));
+        for (recipe, storage) in runs {
+            let row = bench.run(recipe, storage, &device, &ranks)?;
             let first = rows.first().unwrap_or(&row).tokens_per_second;
             if prints {
                 let number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.0}"));
                 out!(
                     "{:<12} {:<6} {:>10.0} {:>9.1} {:>8.3} {:>10.0} {:>7} {:>9} {:>11.2} {:>10.2} {:>10.2} {:>14.1}",
                     recipe.as_str(),
-                    level.as_str(),
+                    storage.as_str(),
                     row.tokens_per_second,
                     row.step_milliseconds,
                     row.tokens_per_second / first,
@@ -156,7 +156,7 @@ fn print_ranks(row: &TrainRow) {
 fn print_families(rows: &[TrainRow]) {
     for row in rows.iter().filter(|row| !row.families.is_empty()) {
         let step: f64 = row.families.iter().map(|family| family.milliseconds).sum();
-        let name = format!("{}, {}", row.recipe.as_str(), row.level.as_str());
+        let name = format!("{}, {}", row.recipe.as_str(), row.storage.as_str());
         out!("\n{name:<24} {:>9} {:>9}", "ms", "% of step");
         for family in &row.families {
             out!("{:<24} {:>9.2} {:>9.1}", family.family, family.milliseconds, share(family.milliseconds, step));
@@ -164,9 +164,11 @@ fn print_families(rows: &[TrainRow]) {
     }
 }
 
-fn level(text: &str) -> Result<Level, String> {
-    Level::ALL
-        .into_iter()
-        .find(|level| level.as_str() == text)
-        .ok_or_else(|| format!("`{text}` is not a level; there are {}", Level::ALL.map(Level::as_str).join(", ")))
+fn storage(text: &str) -> Result<Storage, String> {
+    let known = Storage::ALL.into_iter().find(|storage| storage.as_str() == text);
+    // The names of the old key are answered too.
+    let old = || Some(formats(&[format!("optimizer.storage={text}")]).ok()?.optimizer.storage);
+    known
+        .or_else(old)
+        .ok_or_else(|| format!("`{text}` is no storage; there are {}", Storage::ALL.map(Storage::as_str).join(", ")))
 }

@@ -1,0 +1,86 @@
+//! The tables `[evaluation]`, `[checkpoint]` and `[logging]`: what a run does between its steps.
+
+use crate::auto;
+use crate::interval::Interval;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The `[evaluation]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvaluationConfig {
+    /// Steps between evaluations; "end" evaluates only at the start and the end.
+    pub eval_steps: Interval,
+    /// Whether the checkpoint of each evaluation that is better than all before is saved, whatever save_steps is, and the best one kept, whatever
+    /// save_total_limit is. Samples after the run are then those of the best checkpoint.
+    pub load_best_model_at_end: bool,
+    /// The metric whose lowest value is the best: eval_loss, eval_bits_per_byte, or of a data set eval_NAME_loss or eval_NAME_bits_per_byte.
+    pub metric_for_best_model: String,
+    /// The run ends after so many evaluations in a row without improvement; 0 turns this off.
+    pub early_stopping_patience: u64,
+    /// The metric has to be lower than the lowest before by more than this to count as an improvement.
+    pub early_stopping_threshold: f64,
+}
+
+/// The `[checkpoint]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointConfig {
+    /// Steps between checkpoints; "end" saves only at the end and when a signal stops the run.
+    pub save_steps: Interval,
+    /// Number of checkpoints to keep, the newest ones; 0 keeps all.
+    pub save_total_limit: usize,
+    /// Whether checkpoints are copied to host memory, pinned for a GPU, and written from there while training continues: true, false, or "auto",
+    /// which is true if that memory is available. `ottava plan` prints its size.
+    #[serde(with = "auto")]
+    #[schemars(with = "auto::Auto<bool>")]
+    pub async_save: Option<bool>,
+}
+
+/// The `[logging]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LoggingConfig {
+    /// Steps between lines on the terminal. metrics.jsonl has every step.
+    pub logging_steps: u64,
+    /// Steps between lines of casts.jsonl, the statistics of each FP8 cast that `ottava inspect` reads; 0 writes none.
+    pub cast_statistics_steps: u64,
+}
+
+impl Default for EvaluationConfig {
+    fn default() -> EvaluationConfig {
+        EvaluationConfig {
+            eval_steps: Interval::End,
+            load_best_model_at_end: false,
+            metric_for_best_model: "eval_loss".into(),
+            early_stopping_patience: 0,
+            early_stopping_threshold: 0.0,
+        }
+    }
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> CheckpointConfig {
+        CheckpointConfig { save_steps: Interval::Every(500), save_total_limit: 3, async_save: None }
+    }
+}
+
+impl Default for LoggingConfig {
+    fn default() -> LoggingConfig {
+        LoggingConfig { logging_steps: 10, cast_statistics_steps: 100 }
+    }
+}
+
+impl EvaluationConfig {
+    /// Whether evaluations are compared with each other.
+    pub fn compares(&self) -> bool {
+        self.load_best_model_at_end || self.early_stopping_patience > 0
+    }
+}
+
+impl LoggingConfig {
+    /// Whether `step` is due for a line of casts.jsonl.
+    pub fn logs_casts(&self, step: u64) -> bool {
+        self.cast_statistics_steps > 0 && step.is_multiple_of(self.cast_statistics_steps)
+    }
+}

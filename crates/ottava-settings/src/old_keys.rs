@@ -1,0 +1,244 @@
+//! Keys of earlier versions: where they are now. Files and command lines go on with them, and so do the settings of saved runs.
+
+use crate::keys::{self, insert};
+use toml::{Table, Value};
+
+/// A key that has moved, or has values that are written differently now.
+pub(super) struct OldKey {
+    /// Its old path.
+    pub old: &'static str,
+    /// Its path now.
+    pub new: &'static str,
+    /// Old values as TOML and what they are now; an empty text leaves the key out. With an unmoved key, only these values are old.
+    values: &'static [(&'static str, &'static str)],
+    only: Option<Only>,
+}
+
+/// The variants that read a key which each file could have.
+struct Only {
+    /// The path of the key that chooses the variant.
+    tag: &'static str,
+    names: &'static [&'static str],
+    /// The value as TOML that a saved run had unless it was set.
+    default: &'static str,
+}
+
+/// What becomes of an old key of a table.
+pub(super) struct Change {
+    /// The old path.
+    pub old: &'static str,
+    /// The value that is there.
+    pub was: Value,
+    /// What replaces it.
+    pub now: Now,
+}
+
+/// What replaces an old key.
+pub(super) enum Now {
+    /// This path and value.
+    Is(&'static str, Value),
+    /// Nothing: it says what a file without the key says.
+    Nothing,
+    /// Nothing: the run does not read it, for this reason.
+    Unread(String),
+}
+
+impl Change {
+    /// What becomes of the key, for its reader.
+    pub(super) fn told(&self) -> String {
+        let Change { old, was, now } = self;
+        match now {
+            Now::Is(new, value) if value == was => format!("`{old}` is `{new}`"),
+            Now::Is(new, value) => format!("`{old} = {was}` is `{new} = {value}`"),
+            Now::Nothing => format!("`{old} = {was}` is left out"),
+            Now::Unread(reason) => format!("`{old} = {was}` has no effect and is left out: it {reason}"),
+        }
+    }
+}
+
+const fn moved(old: &'static str, new: &'static str) -> OldKey {
+    OldKey { old, new, values: &[], only: None }
+}
+
+impl OldKey {
+    const fn values(self, values: &'static [(&'static str, &'static str)]) -> OldKey {
+        OldKey { values, ..self }
+    }
+
+    const fn only(self, tag: &'static str, names: &'static [&'static str], default: &'static str) -> OldKey {
+        OldKey { only: Some(Only { tag, names, default }), ..self }
+    }
+
+    /// Whether the key moved.
+    fn has_moved(&self) -> bool {
+        self.old != self.new
+    }
+
+    /// What is written for `was` at the new path.
+    pub(super) fn value_now(&self, was: &Value) -> Value {
+        let listed = self.values.iter().find(|(old, new)| is(was, old) && !new.is_empty());
+        listed.map_or_else(|| was.clone(), |(_, new)| value(new))
+    }
+
+    /// What it is now if its value is `was`, in a table where `variant` names the variant of a tag.
+    fn now<'a>(&self, was: &Value, variant: impl Fn(&str) -> Option<&'a str>) -> Option<Now> {
+        if let Some(Only { tag, names, default }) = &self.only {
+            let name = variant(tag).unwrap_or_default();
+            if !names.contains(&name) {
+                return Some(match is(was, default) {
+                    true => Now::Nothing,
+                    false => Now::Unread(format!("is for {}, and `{tag}` is {name}", names.join(" and "))),
+                });
+            }
+        }
+        match self.values.iter().find(|(old, _)| is(was, old)) {
+            Some((_, "")) => Some(Now::Nothing),
+            Some((_, new)) => Some(Now::Is(self.new, value(new))),
+            None => self.has_moved().then(|| Now::Is(self.new, was.clone())),
+        }
+    }
+}
+
+const OPTIMIZER: &str = "optimizer.name";
+const SCHEDULE: &str = "lr_scheduler.type";
+const ADAMW: &[&str] = &["adamw", "muon"];
+const DECAYS: &[&str] = &["cosine", "linear", "warmup_stable_decay", "cosine_with_restarts", "polynomial"];
+const END: &[(&str, &str)] = &[("0", "\"end\"")];
+const STORAGES: &[(&str, &str)] = &[
+    ("\"O0\"", "\"float32\""),
+    ("\"O1\"", "\"msamp-o1\""),
+    ("\"O2\"", "\"msamp-o2\""),
+    ("\"O3\"", "\"msamp-o3\""),
+    ("\"bf16\"", "\"bfloat16\""),
+];
+/// A share of the steps replaced their number unless it was 0. A whole run is the largest share below 1.
+const SHARES: &[(&str, &str)] = &[("0.0", ""), ("1.0", "0.9999999999999999")];
+
+/// All of them. Of several that have become one key, the first one counts that is not left out.
+const OLD: &[OldKey] = &[
+    moved("training.max_steps", "training.max_steps").values(&[("0", "")]),
+    moved("training.global_batch_size", "training.global_batch_size").values(&[("0", "")]),
+    moved("evaluation.eval_steps", "evaluation.eval_steps").values(END),
+    moved("checkpoint.save_steps", "checkpoint.save_steps").values(END),
+    moved("training.learning_rate", "optimizer.learning_rate"),
+    moved("training.weight_decay", "optimizer.weight_decay"),
+    moved("optimizer.level", "optimizer.storage").values(STORAGES),
+    moved("optimizer.storage", "optimizer.storage").values(STORAGES),
+    moved("training.adam_beta1", "optimizer.beta1").only(OPTIMIZER, ADAMW, "0.9"),
+    moved("training.adam_beta2", "optimizer.beta2").only(OPTIMIZER, ADAMW, "0.95"),
+    moved("training.adam_epsilon", "optimizer.eps").only(OPTIMIZER, ADAMW, "1e-8"),
+    moved("training.muon_momentum", "optimizer.momentum").only(OPTIMIZER, &["muon"], "0.95"),
+    moved("training.muon_adjust_lr_fn", "optimizer.adjust_lr_fn").only(OPTIMIZER, &["muon"], "\"match_rms_adamw\""),
+    moved("training.lion_beta1", "optimizer.beta1").only(OPTIMIZER, &["lion"], "0.9"),
+    moved("training.lion_beta2", "optimizer.beta2").only(OPTIMIZER, &["lion"], "0.99"),
+    moved("training.lr_scheduler_type", SCHEDULE),
+    moved("training.warmup_ratio", "lr_scheduler.warmup_steps").values(SHARES),
+    moved("training.warmup_steps", "lr_scheduler.warmup_steps"),
+    moved("training.min_learning_rate", "lr_scheduler.min_learning_rate").only(SCHEDULE, DECAYS, "0.0"),
+    moved("training.decay_steps", "lr_scheduler.decay_steps").only(SCHEDULE, &["warmup_stable_decay"], "0"),
+    moved("training.lr_num_cycles", "lr_scheduler.num_cycles").only(SCHEDULE, &["cosine_with_restarts"], "1"),
+    moved("training.lr_power", "lr_scheduler.power").only(SCHEDULE, &["polynomial"], "1.0"),
+    moved("training.eval_steps", "evaluation.eval_steps").values(END),
+    moved("training.load_best_model_at_end", "evaluation.load_best_model_at_end"),
+    moved("training.metric_for_best_model", "evaluation.metric_for_best_model"),
+    moved("training.early_stopping_patience", "evaluation.early_stopping_patience"),
+    moved("training.early_stopping_threshold", "evaluation.early_stopping_threshold"),
+    moved("training.save_steps", "checkpoint.save_steps").values(END),
+    moved("training.save_total_limit", "checkpoint.save_total_limit"),
+    moved("training.async_save", "checkpoint.async_save"),
+    moved("training.logging_steps", "logging.logging_steps"),
+    moved("training.cast_statistics_steps", "logging.cast_statistics_steps"),
+];
+
+/// The key that moved from `name`: its old path, or the last part of it where no key of now has this name.
+pub(super) fn find(name: &str) -> Option<&'static OldKey> {
+    let last = |path: &str| path.rsplit('.').next() == Some(name);
+    let is_new = keys::all().iter().any(|key| last(&key.path));
+    OLD.iter().filter(|key| key.has_moved()).find(|key| key.old == name || !is_new && last(key.old))
+}
+
+/// The old keys of `table`, and what replaces them.
+pub(super) fn changes(table: &Table) -> Vec<Change> {
+    let variant = |tag: &str| {
+        let old = OLD.iter().filter(|key| key.new == tag).find_map(|key| keys::get(table, key.old)?.as_str());
+        old.or_else(|| keys::variant(table, tag))
+    };
+    let mut changes: Vec<Change> = Vec::new();
+    for key in OLD {
+        let Some(was) = keys::get(table, key.old).cloned() else { continue };
+        let Some(mut now) = key.now(&was, variant) else { continue };
+        let replaced =
+            |change: &Change| matches!(change.now, Now::Is(path, _) if path == key.new).then_some(change.old);
+        if let (Now::Is(..), Some(other)) = (&now, changes.iter().find_map(replaced)) {
+            now = Now::Unread(format!("is replaced by `{other}`"));
+        }
+        changes.push(Change { old: key.old, was, now });
+    }
+    changes
+}
+
+/// Writes the old keys of `table` as they are now. Returns a sentence about them, for their reader; errors with those that the table also has as
+/// they are now.
+pub(super) fn translate(table: &mut Table) -> Result<Option<String>, Vec<String>> {
+    let (mut told, mut problems) = (Vec::new(), Vec::new());
+    for change in changes(table) {
+        keys::remove(table, change.old);
+        match &change.now {
+            Now::Is(new, _) if keys::get(table, new).is_some() => {
+                problems.push(format!("`{}` and `{new}` mean the same; keep one", change.old));
+            }
+            Now::Is(new, value) => problems.extend(insert(table, new, value.clone()).err()),
+            Now::Nothing | Now::Unread(_) => {}
+        }
+        told.push(change.told());
+    }
+    if problems.is_empty() { Ok((!told.is_empty()).then(|| told.join(", "))) } else { Err(problems) }
+}
+
+/// The old key called `name` that is the key at `path` now, if `table` has an old key of that: those go together as they did.
+pub(super) fn beside(table: &Table, path: &str, name: &str) -> Option<&'static str> {
+    let same = || OLD.iter().filter(|key| key.has_moved() && key.new == path);
+    let called = same().find(|key| key.old.rsplit('.').next() == Some(name))?;
+    same().any(|key| keys::get(table, key.old).is_some()).then_some(called.old)
+}
+
+/// Removes what says the same as the key at `path`, which is set instead: its old or its new spelling.
+pub(super) fn forget(table: &mut Table, path: &str) {
+    for key in OLD.iter().filter(|key| key.has_moved()) {
+        if key.new == path {
+            keys::remove(table, key.old);
+        } else if key.old == path {
+            keys::remove(table, key.new);
+        }
+    }
+}
+
+/// Whether `found` is the value that TOML writes as `text`; numbers are equal whatever their kind.
+fn is(found: &Value, text: &str) -> bool {
+    let number = |value: &Value| value.as_float().or(value.as_integer().map(|number| number as f64));
+    let other = value(text);
+    *found == other || number(found).is_some() && number(found) == number(&other)
+}
+
+fn value(text: &str) -> Value {
+    let table: Table = format!("value = {text}").parse().expect("our own values are TOML");
+    table["value"].clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_keys_are_no_keys_of_now_and_become_such() {
+        for key in OLD {
+            assert!(keys::find(key.new).is_some(), "{}", key.new);
+            assert_eq!(keys::find(key.old).is_none(), key.has_moved(), "{}", key.old);
+            if let Some(Only { tag, names, default }) = &key.only {
+                let of = keys::find(key.new).unwrap().variants.as_ref().unwrap();
+                assert!(of.tag == *tag && names.iter().all(|name| of.names.iter().any(|known| known == name)));
+                value(default);
+            }
+        }
+    }
+}

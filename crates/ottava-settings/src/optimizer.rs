@@ -1,0 +1,217 @@
+//! The table `[optimizer]`: what updates weights, and in which formats it stores them.
+
+use crate::demands::{Problems, from_zero};
+use crate::{auto, tagged};
+use ottava_common::error::Result;
+use ottava_parallel::optim::{
+    AdamWConfig, AdamWOptimizer, AdjustLr, LionOptimizer, MomentumConfig, MuonOptimizer, Optimizer,
+};
+use ottava_recipe::level::{Formats, Gradients, Masters, States, Storage};
+use ottava_recipe::param::Param;
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// The `[optimizer]` table. `None`, written `auto`, takes the format of `storage`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct OptimizerConfig {
+    /// The rule of the updates, with its own keys.
+    #[serde(flatten)]
+    pub algorithm: Algorithm,
+    /// Peak learning rate, reached after lr_scheduler.warmup_steps.
+    pub learning_rate: f64,
+    /// Decoupled weight decay. It applies to matrices, not to norms and biases.
+    pub weight_decay: f64,
+    /// Formats of weights, gradients and optimizer states; docs/memory.md has the bytes per parameter:
+    pub storage: Storage,
+    /// Master weights of models that compute in 16 bits: "float32", "float16" (with a scale), "remainder" (the 16 bits that complete bfloat16
+    /// weights to float32), "none" (updates are rounded stochastically), or "auto": the format of storage.
+    #[serde(with = "auto")]
+    #[schemars(with = "auto::Auto<Masters>")]
+    pub master_weights: Option<Masters>,
+    /// Gradients of the blocks' matrices: "float32", "bfloat16" (if the model computes in bfloat16), "float8", or "auto": the format of
+    /// storage.
+    #[serde(with = "auto")]
+    #[schemars(with = "auto::Auto<Gradients>")]
+    pub gradient_dtype: Option<Gradients>,
+    /// Moments of AdamW: "float32", "bfloat16", "float8" (E4M3 and float16), "coat" (both 8 bits), or "auto": the format of storage. The momentum
+    /// of Muon and Lion has the format of the first moment.
+    #[serde(with = "auto")]
+    #[schemars(with = "auto::Auto<States>")]
+    pub state_dtype: Option<States>,
+}
+
+/// The rule of the updates.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "name", rename_all = "lowercase")]
+pub enum Algorithm {
+    /// AdamW.
+    Adamw(Adamw),
+    /// Muon for the matrices of the blocks, and AdamW for embeddings, head, norms and biases.
+    Muon(Muon),
+    /// Lion: set a learning rate three to ten times smaller than for AdamW, and a weight decay larger by the same factor.
+    Lion(Lion),
+}
+
+/// The keys of AdamW.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Adamw {
+    /// Decay rate of AdamW's first moment.
+    pub beta1: f64,
+    /// Decay rate of AdamW's second moment.
+    pub beta2: f64,
+    /// Added to the denominator of AdamW's update.
+    pub eps: f64,
+}
+
+/// The keys of Muon.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Muon {
+    /// Decay rate of Muon's momentum.
+    pub momentum: f64,
+    /// Factor of the learning rate in Muon's update of a matrix of R rows and C columns, named as in PyTorch: "match_rms_adamw"
+    /// (0.2 sqrt(max(R, C)); a learning rate and weight decay tuned for AdamW can be kept) or "original" (sqrt(max(1, R / C)); usual learning rates are around
+    /// 0.02). There is one learning rate, so AdamW updates embeddings, head, norms and biases with it too.
+    pub adjust_lr_fn: AdjustLr,
+    /// Decay rate of AdamW's first moment.
+    pub beta1: f64,
+    /// Decay rate of AdamW's second moment.
+    pub beta2: f64,
+    /// Added to the denominator of AdamW's update.
+    pub eps: f64,
+}
+
+/// The keys of Lion.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Lion {
+    /// Share of Lion's momentum in the direction of an update; the gradient has the rest.
+    pub beta1: f64,
+    /// Decay rate of Lion's momentum.
+    pub beta2: f64,
+}
+
+impl Default for OptimizerConfig {
+    fn default() -> OptimizerConfig {
+        OptimizerConfig {
+            algorithm: Algorithm::Adamw(Adamw::default()),
+            learning_rate: 3e-4,
+            weight_decay: 0.1,
+            storage: Storage::default(),
+            master_weights: None,
+            gradient_dtype: None,
+            state_dtype: None,
+        }
+    }
+}
+
+impl Default for Adamw {
+    fn default() -> Adamw {
+        Adamw { beta1: 0.9, beta2: 0.95, eps: 1e-8 }
+    }
+}
+
+impl Default for Muon {
+    fn default() -> Muon {
+        let Adamw { beta1, beta2, eps } = Adamw::default();
+        Muon { momentum: 0.95, adjust_lr_fn: AdjustLr::default(), beta1, beta2, eps }
+    }
+}
+
+impl Default for Lion {
+    fn default() -> Lion {
+        Lion { beta1: 0.9, beta2: 0.99 }
+    }
+}
+
+impl Algorithm {
+    /// The spelling of `optimizer.name`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Algorithm::Adamw(_) => "adamw",
+            Algorithm::Muon(_) => "muon",
+            Algorithm::Lion(_) => "lion",
+        }
+    }
+
+    /// Its keys that are shares below 1.
+    fn shares(self) -> Vec<(&'static str, f64)> {
+        match self {
+            Algorithm::Adamw(Adamw { beta1, beta2, .. }) | Algorithm::Lion(Lion { beta1, beta2 }) => {
+                vec![("beta1", beta1), ("beta2", beta2)]
+            }
+            Algorithm::Muon(Muon { momentum, beta1, beta2, .. }) => {
+                vec![("momentum", momentum), ("beta1", beta1), ("beta2", beta2)]
+            }
+        }
+    }
+
+    fn eps(self) -> Option<f64> {
+        match self {
+            Algorithm::Adamw(Adamw { eps, .. }) | Algorithm::Muon(Muon { eps, .. }) => Some(eps),
+            Algorithm::Lion(_) => None,
+        }
+    }
+}
+
+impl OptimizerConfig {
+    /// Reads the table.
+    pub(super) fn read<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<OptimizerConfig, D::Error> {
+        tagged::read(from, "name", "adamw")
+    }
+
+    /// The formats, with `auto` resolved.
+    pub fn formats(&self) -> Formats {
+        let Formats { masters, gradients, states } = self.storage.formats();
+        Formats {
+            masters: self.master_weights.unwrap_or(masters),
+            gradients: self.gradient_dtype.unwrap_or(gradients),
+            states: self.state_dtype.unwrap_or(states),
+        }
+    }
+
+    /// Whether an update transforms whole matrices, which ranks must not divide.
+    pub(super) fn transforms_matrices(&self) -> bool {
+        matches!(self.algorithm, Algorithm::Muon(_))
+    }
+
+    /// The optimizer before its first step. Gradients are clipped to the norm `max_grad_norm`; 0 turns clipping off.
+    pub fn build(&self, max_grad_norm: f64, params: &[&mut Param]) -> Result<Box<dyn Optimizer>> {
+        let weight_decay = self.weight_decay;
+        let adamw = |beta1, beta2, epsilon| AdamWConfig { beta1, beta2, epsilon, weight_decay, max_grad_norm };
+        Ok(match self.algorithm {
+            Algorithm::Adamw(Adamw { beta1, beta2, eps }) => {
+                Box::new(AdamWOptimizer::new(adamw(beta1, beta2, eps), params)?)
+            }
+            Algorithm::Muon(Muon { momentum, adjust_lr_fn, beta1, beta2, eps }) => {
+                Box::new(MuonOptimizer::new(momentum, adjust_lr_fn, adamw(beta1, beta2, eps), params)?)
+            }
+            Algorithm::Lion(Lion { beta1, beta2 }) => {
+                Box::new(LionOptimizer::new(MomentumConfig { beta1, beta2, weight_decay, max_grad_norm }, params)?)
+            }
+        })
+    }
+
+    /// Problems of the values, a sentence each.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let mut problems = Problems::default();
+        let rate = self.learning_rate;
+        problems.demand(rate.is_finite() && rate > 0.0, "`optimizer.learning_rate` must be above 0");
+        problems.demand(from_zero(self.weight_decay), "`optimizer.weight_decay` must not be negative or infinite");
+        for (key, share) in self.algorithm.shares() {
+            problems.demand((0.0..1.0).contains(&share), format!("`optimizer.{key}` is {share}; it lies in [0, 1)"));
+            problems.demand(
+                !(0.0..1.0).contains(&share) || (share as f32) < 1.0,
+                format!("`optimizer.{key}` is {share}, which F32 rounds to 1; the moments would never change"),
+            );
+        }
+        let eps = self.algorithm.eps();
+        problems.demand(eps.is_none_or(|eps| from_zero(eps) && eps > 0.0), "`optimizer.eps` must be above 0");
+        problems.demand_single("optimizer.learning_rate", rate);
+        problems.demand_single("optimizer.weight_decay", self.weight_decay);
+        eps.into_iter().for_each(|eps| problems.demand_single("optimizer.eps", eps));
+        problems.0
+    }
+}

@@ -1,0 +1,17 @@
+//! Tables with a key that chooses among variants, each with keys of its own.
+
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer};
+use toml::Table;
+
+/// Reads such a table. Without the key `tag`, it is the variant `default`.
+pub(super) fn read<'de, T: DeserializeOwned, D: Deserializer<'de>>(
+    from: D,
+    tag: &str,
+    default: &str,
+) -> Result<T, D::Error> {
+    let mut table = Table::deserialize(from)?;
+    table.entry(tag).or_insert_with(|| default.into());
+    // An error of the table's own type names what a value may be.
+    table.try_into().map_err(|error: toml::de::Error| D::Error::custom(error.message()))
+}
