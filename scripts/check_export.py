@@ -66,7 +66,7 @@ with torch.no_grad(), tempfile.TemporaryDirectory() as work:
         model, ours = load(exported, method), load_file(plain / "model.safetensors")
         theirs = {key: value for key, value in model.state_dict().items() if key in ours}
         wrong = [key for key in ours if key not in theirs or not torch.equal(ours[key], theirs[key].float().bfloat16())]
-        text, error = ottava("eval", plain, "--data", text_file, "--seq-len", seq_len, "--recipe", "fp32", "--device", "cpu", "--json")
+        text, error = ottava("eval", plain, "--data", text_file, "--max-length", seq_len, "--recipe", "fp32", "--device", "cpu", "--json")
         evaluated = json.loads(text)
         expected, count = loss(model, transformers.AutoTokenizer.from_pretrained(exported), evaluated["preceding_id"])
         difference = abs(evaluated["loss"] / expected - 1)

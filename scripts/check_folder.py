@@ -32,7 +32,7 @@ complaints += [str(w.message) for w in caught if "transformers" in str(w.filenam
 complaints += [f"{kind}: {keys}" for kind, keys in info.items() if keys]
 print("warnings while loading:", complaints or "none")
 
-command = [binary, "eval", folder, "--data", text_file, "--seq-len", str(seq_len), "--recipe", "fp32", "--device", device, "--json"]
+command = [binary, "eval", folder, "--data", text_file, "--max-length", str(seq_len), "--recipe", "fp32", "--device", device, "--json"]
 command += ["--adapter", adapter] if adapter else []
 ours = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 

@@ -88,7 +88,7 @@ def compare(name, binary, model, tokenizer, pairs, *arguments):
         "margin": (chosen - rejected).mean().item(), "mean_reward": both.mean().item(), "min_reward": both.min().item(),
         "max_reward": both.max().item(),
     }  # fmt: skip
-    ours = json.loads(ottava(binary, "eval", *arguments, "--seq-len", LENGTH, "--recipe", "fp32", "--device", "cpu", "--json"))
+    ours = json.loads(ottava(binary, "eval", *arguments, "--max-length", LENGTH, "--recipe", "fp32", "--device", "cpu", "--json"))
     assert ours["pairs"] == len(pairs) and ours["left_out"] == 0, ours
     apart = max(abs(ours[key] - theirs[key]) for key in theirs)
     print(f"{name}: rewards {theirs['min_reward']:.4f} to {theirs['max_reward']:.4f}, at most {apart:.1e} apart")

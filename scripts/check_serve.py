@@ -40,7 +40,7 @@ def raises(kind, call):
 
 
 server = subprocess.Popen(
-    [binary, "serve", folder, "--port", "0", "--recipe", "fp32", "--api-key", KEY, "--served-model-name", "model", "--max-model-len", "2048"],
+    [binary, "serve", folder, "--port", "0", "--recipe", "fp32", "--api-key", KEY, "--served-model-name", "model", "--max-length", "2048"],
     stderr=subprocess.PIPE,
     text=True,
 )

@@ -73,9 +73,9 @@ with torch.no_grad(), tempfile.TemporaryDirectory() as work:
 
     # BOS is the first token of the document where it stands in its text.
     for name, document, windows in [
-        ("loss", text, ["--seq-len", "1024"]),
-        ("loss with BOS", tokenizer.bos_token + text, ["--seq-len", "1024"]),
-        ("loss in strides of 256", text[: count // 5], ["--seq-len", "512", "--stride", "256"]),
+        ("loss", text, ["--max-length", "1024"]),
+        ("loss with BOS", tokenizer.bos_token + text, ["--max-length", "1024"]),
+        ("loss in strides of 256", text[: count // 5], ["--max-length", "512", "--stride", "256"]),
     ]:
         path = Path(work) / "text.txt"
         path.write_text(document)
@@ -83,7 +83,7 @@ with torch.no_grad(), tempfile.TemporaryDirectory() as work:
         end = ours["preceding_id"]
         ids = [end] + tokenizer(document, add_special_tokens=False)["input_ids"] + [end]
         # A window of transformers has its last target too.
-        loss, tokens = strided(ids, ours["seq_len"] + 1, ours["stride"])
+        loss, tokens = strided(ids, ours["max_length"] + 1, ours["stride"])
         assert tokens == ours["tokens"], f"{tokens} tokens, ottava counts {ours['tokens']}"
         compare(f"{name} of {tokens} tokens", ours["loss"], loss, 1e-5)
 sys.exit(failed)

@@ -25,7 +25,7 @@ bench() {
 }
 # run BINARY RUN
 run() {
-    # By the names of storages that builds before `--storages` know too.
+    # By the names of options that builds before `--storages` and `--recipes` know too.
     local seven=(train --model llama-2-7b --steps "$steps") stage
     for part in ${parts[*]}; do
         case $part in

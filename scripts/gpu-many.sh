@@ -34,19 +34,19 @@ if wants zero; then
     recipes=fp8-delayed,fp8-current,fp8-block,bf16
     # shellcheck disable=SC2046
     for zero in 1 3; do
-        train "$gpus GPUs, ZeRO $zero" "${all[@]}" $(stage $zero) --compare $recipes
+        train "$gpus GPUs, ZeRO $zero" "${all[@]}" $(stage $zero) --recipes $recipes
         [ "$gpus" -eq 1 ] && break
-        train "$gpus GPUs, ZeRO $zero, gradients in FP8" "${all[@]}" $(stage $zero) --set reduce_dtype=float8 --compare fp8-delayed
+        train "$gpus GPUs, ZeRO $zero, gradients in FP8" "${all[@]}" $(stage $zero) --set reduce_dtype=float8 --recipes fp8-delayed
     done
-    [ "$gpus" -eq 1 ] || train "one GPU, micro-batch 1" --micro-batch 1 --compare fp8-delayed,bf16
-    [ "$gpus" -eq 1 ] || train "$gpus GPUs, ZeRO 1, micro-batch 1" "${all[@]}" --set parallel.zero=1 --micro-batch 1 --compare fp8-delayed,bf16
+    [ "$gpus" -eq 1 ] || train "one GPU, micro-batch 1" --micro-batch 1 --recipes fp8-delayed,bf16
+    [ "$gpus" -eq 1 ] || train "$gpus GPUs, ZeRO 1, micro-batch 1" "${all[@]}" --set parallel.zero=1 --micro-batch 1 --recipes fp8-delayed,bf16
 fi
 if wants models; then
     # shellcheck disable=SC2046
-    three=("${all[@]}" $(stage 3) --micro-batch 1 --compare fp8-delayed)
+    three=("${all[@]}" $(stage 3) --micro-batch 1 --recipes fp8-delayed)
     train "Llama-2-13B, coat" "${three[@]}" --model llama-2-13b --storages coat
     train "Llama-2-13B, msamp-o2" "${three[@]}" --model llama-2-13b --storages msamp-o2 --set recompute=attention
-    train "Llama-3-8B, sequence 8192" "${three[@]}" --model llama-3-8b --seq-len 8192 --storages bfloat16
+    train "Llama-3-8B, sequence 8192" "${three[@]}" --model llama-3-8b --max-length 8192 --storages bfloat16
     # Each of its blocks has 856 million parameters; storage `coat` keeps about 5.2 bytes of each.
     layers=$((gpus * 10 < 80 ? gpus * 10 : 80))
     train "Llama-3-70B, $layers blocks, coat" "${three[@]}" --model llama-3-70b --layers "$layers" --storages coat
@@ -54,10 +54,10 @@ fi
 if wants axes; then
     bf16=(--storages bfloat16)
     recipes=fp8-delayed,fp8-current,bf16
-    train "one GPU" "${bf16[@]}" --compare $recipes
-    train "$gpus GPUs, tensors" "${all[@]}" "${bf16[@]}" --set "parallel.tensor=$gpus" --compare $recipes
-    train "$gpus GPUs, layers, 8 micro-batches" "${all[@]}" "${bf16[@]}" --set "parallel.pipeline=$gpus" --micro-batches 8 --compare fp8-delayed
-    long=("${bf16[@]}" --seq-len 32768 --micro-batch 1 --compare fp8-delayed --set recompute=full)
+    train "one GPU" "${bf16[@]}" --recipes $recipes
+    train "$gpus GPUs, tensors" "${all[@]}" "${bf16[@]}" --set "parallel.tensor=$gpus" --recipes $recipes
+    train "$gpus GPUs, layers, 8 micro-batches" "${all[@]}" "${bf16[@]}" --set "parallel.pipeline=$gpus" --micro-batches 8 --recipes fp8-delayed
+    long=("${bf16[@]}" --max-length 32768 --micro-batch 1 --recipes fp8-delayed --set recompute=full)
     train "one GPU, sequence 32768" "${long[@]}"
     train "$gpus GPUs, sequence 32768" "${all[@]}" "${long[@]}" --set "parallel.context=$gpus"
 fi

@@ -18,7 +18,8 @@ ours() {
     local binary=$1
     shift
     echo "== $(basename "$binary") bench train $*"
-    "$binary" bench train --model llama-2-7b --storages bfloat16 --set gradient_dtype=bfloat16 --steps 8 "$@" 2>&1
+    # By the names of options that builds before `--storages` and `--recipes` know too.
+    "$binary" bench train --model llama-2-7b --levels bf16 --set gradient_dtype=bfloat16 --steps 8 "$@" 2>&1
 }
 peer() {
     echo "== scripts/bench_peers.py $*"

@@ -34,7 +34,7 @@ fi
 
 if [ -n "$cost" ]; then
     start=$SECONDS
-    "$ottava" bench train --model llama-2-7b --compare "$cost" --set sentinel_steps=100 --steps 6 | tee "$results/cost.txt"
+    "$ottava" bench train --model llama-2-7b --recipes "$cost" --set sentinel_steps=100 --steps 6 | tee "$results/cost.txt"
     echo "== the cost took $((SECONDS - start)) s"
 fi
 

@@ -211,7 +211,7 @@ if wants train; then
     run machines 60 bash -c 'machines "$@"' - 29705 "$bin/ottava" "${train[@]}" "${one[@]}" --set max_steps=$steps
     compare "two machines with a GPU each train as two GPUs of one do" two-gpus machines
 
-    bench=(bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 8 --steps 5 --compare fp8-delayed)
+    bench=(bench train --model qwen2.5-0.5b --max-length 1024 --micro-batch 8 --steps 5 --recipes fp8-delayed)
     run bench 40 "$bin/ottava" "${bench[@]}" "${two[@]}" && sed -n 1,6p "$out/bench.log"
 fi
 

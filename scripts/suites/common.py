@@ -97,7 +97,7 @@ class Program:
 
     def evaluate(self, folder, text_file, *arguments):
         """The report of `ottava eval`, or its error as a string."""
-        common = ["--data", text_file, "--seq-len", ROW, "--recipe", "fp32", "--device", "cpu", "--json"]
+        common = ["--data", text_file, "--max-length", ROW, "--recipe", "fp32", "--device", "cpu", "--json"]
         status, out, error = self.run("eval", folder, *common, *arguments)
         return json.loads(out) if status == 0 else message(error)
 

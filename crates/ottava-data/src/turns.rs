@@ -157,7 +157,7 @@ fn no_answers(messages: &[Value]) -> String {
     let listed: Vec<String> = roles.iter().map(|role| format!("`{role}`")).collect();
     let known = ["system", "developer", "user", "tool", "assistant"];
     let hint = roles.iter().find(|role| !known.contains(role)).map_or(String::new(), |role| {
-        format!("; if `{role}` is the assistant, set data.roles = [\"assistant={role}\"]")
+        format!("; if `{role}` is the assistant, set data.roles = {{ assistant = \"{role}\" }}")
     });
     format!(
         "the conversation has no turn of the assistant, so there is nothing to learn; its roles are {}{hint}",

@@ -1,11 +1,13 @@
 //! The tables `[data]` and `[[data.datasets]]`.
 
 use crate::auto;
+use crate::pairs::{Names, Pairs};
 use ottava_data::source::{BadRecord, Documents, SourceOptions, TrainOnEos};
 use ottava_data::{ExcessLength, Formatting, Packing};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use toml::Value;
 
 /// The `[data]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -22,10 +24,10 @@ pub struct DataConfig {
     pub text_field: String,
     /// The fields of the records of a file:
     pub formatting: Formatting,
-    /// Other names of fields, as "ours=theirs": ["messages=chat", "role=speaker", "content=text"], for example.
-    pub fields: Vec<String>,
-    /// Other names of roles, as "ours=theirs": ["assistant=bot"], for example.
-    pub roles: Vec<String>,
+    /// Other names of fields, theirs by ours: { messages = "chat", role = "speaker", content = "text" }, for example.
+    pub fields: Pairs<String>,
+    /// Other names of roles, theirs by ours: { assistant = "bot", user = ["me", "you"] }, for example.
+    pub roles: Pairs<Names>,
     /// Fields of messages to leave out: ["id", "timestamp"], for example. Other fields that are unknown are errors.
     pub ignored_fields: Vec<String>,
     /// Roles of the messages that contribute to the loss. The field "train" of a message (true or false) overrides this list.
@@ -33,8 +35,9 @@ pub struct DataConfig {
     /// Which end-of-turn tokens contribute to the loss: "turn" (those of every trained turn, with the text after them in the turn), "all" (also
     /// those of turns that are not trained on), "last" (that of the last trained turn) or "none".
     pub train_on_eos: TrainOnEos,
-    /// Further variables of the chat template, as "name=value": ["enable_thinking=false"], for example.
-    pub chat_template_kwargs: Vec<String>,
+    /// Further variables of the chat template: { enable_thinking = false }, for example.
+    #[schemars(with = "Pairs<serde_json::Value>")]
+    pub chat_template_kwargs: Pairs<Value>,
     /// What to do with a record that cannot be used: "error", or "skip", which drops and counts it.
     pub on_bad_record: BadRecord,
     /// The largest number of records of a file that "skip" drops.
@@ -96,10 +99,10 @@ pub struct DatasetConfig {
     pub formatting: Option<Formatting>,
     /// As the key of the same name of `[data]`, which is taken where this one is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub fields: Option<Vec<String>>,
+    pub fields: Option<Pairs<String>>,
     /// As the key of the same name of `[data]`, which is taken where this one is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub roles: Option<Vec<String>>,
+    pub roles: Option<Pairs<Names>>,
 }
 
 impl Default for DataConfig {
@@ -111,12 +114,12 @@ impl Default for DataConfig {
             text_documents: source.text_documents,
             text_field: source.text_field,
             formatting: source.formatting,
-            fields: source.fields,
-            roles: source.roles,
+            fields: Pairs::default(),
+            roles: Pairs::default(),
             ignored_fields: source.ignored_fields,
             roles_to_train: source.roles_to_train,
             train_on_eos: source.train_on_eos,
-            chat_template_kwargs: source.chat_template_kwargs,
+            chat_template_kwargs: Pairs::default(),
             on_bad_record: source.on_bad_record,
             max_bad_records: 100,
             chat_template_path: source.chat_template_path,

@@ -1,11 +1,10 @@
 //! The table `[lora]`.
 
+use crate::pairs::Pairs;
 use ottava_recipe::lora::{Exceptions, Lora, Targets};
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, Serialize};
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use std::str::FromStr;
 
 /// The `[lora]` table: adapters beside the linears of a frozen model, as PEFT's `LoraConfig`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -26,12 +25,10 @@ pub struct LoraConfig {
     pub layers_to_transform: Vec<usize>,
     /// Names before the numbers of layers, such as ["layers"]; [] for any.
     pub layers_pattern: Vec<String>,
-    /// Other ranks than r: "PATTERN=RANK", with regular expressions of the ends of names, such as ["q_proj=8"]; or PEFT's table.
-    #[serde(deserialize_with = "list_or_table")]
-    pub rank_pattern: Vec<String>,
-    /// Other values than lora_alpha: "PATTERN=ALPHA"; or PEFT's table.
-    #[serde(deserialize_with = "list_or_table")]
-    pub alpha_pattern: Vec<String>,
+    /// Other ranks than r, by regular expressions of the ends of names: { q_proj = 8 }, for example.
+    pub rank_pattern: Pairs<usize>,
+    /// Other values than lora_alpha, likewise: { q_proj = 32.0 }, for example.
+    pub alpha_pattern: Pairs<f64>,
     /// Dropout before adapters; only 0 is implemented.
     pub lora_dropout: f64,
     /// Whether the factor is lora_alpha / sqrt(r) (rsLoRA).
@@ -54,8 +51,8 @@ impl Default for LoraConfig {
             exclude_modules: Targets::NONE,
             layers_to_transform: Vec::new(),
             layers_pattern: Vec::new(),
-            rank_pattern: Vec::new(),
-            alpha_pattern: Vec::new(),
+            rank_pattern: Pairs::default(),
+            alpha_pattern: Pairs::default(),
             lora_dropout: 0.0,
             use_rslora: false,
             use_dora: false,
@@ -78,21 +75,21 @@ impl LoraConfig {
             exclude: self.exclude_modules.clone(),
             layers: self.layers_to_transform.clone(),
             layers_pattern: self.layers_pattern.clone(),
-            ranks: self.rank_pattern.iter().filter_map(|entry| pair(entry)).collect(),
-            alphas: self.alpha_pattern.iter().filter_map(|entry| pair(entry)).collect(),
+            ranks: self.rank_pattern.0.iter().cloned().collect(),
+            alphas: self.alpha_pattern.0.iter().cloned().collect(),
         }
     }
 
     /// Sentences about entries of `rank_pattern` and `alpha_pattern` that are none.
     pub(super) fn pattern_problems(&self) -> Vec<String> {
-        let ranks = self.rank_pattern.iter().filter(|entry| pair::<usize>(entry).is_none_or(|(_, rank)| rank == 0));
-        let is_alpha =
-            |entry: &String| pair(entry).is_some_and(|(_, alpha): (_, f64)| alpha.is_finite() && alpha > 0.0);
-        let alphas = self.alpha_pattern.iter().filter(|entry| !is_alpha(entry));
-        let ranks = ranks
-            .map(|entry| format!("`lora.rank_pattern` has \"{entry}\"; write \"PATTERN=RANK\", such as \"q_proj=8\""));
-        let alphas = alphas.map(|entry| {
-            format!("`lora.alpha_pattern` has \"{entry}\"; write \"PATTERN=ALPHA\", such as \"q_proj=16\"")
+        let ranks = self.rank_pattern.0.iter().filter(|(pattern, rank)| pattern.is_empty() || *rank == 0);
+        let alphas = self.alpha_pattern.0.iter();
+        let alphas = alphas.filter(|(pattern, alpha)| pattern.is_empty() || !alpha.is_finite() || *alpha <= 0.0);
+        let ranks = ranks.map(|(pattern, rank)| {
+            format!("`lora.rank_pattern` has {rank} for \"{pattern}\"; it is a pattern with a rank from 1 up")
+        });
+        let alphas = alphas.map(|(pattern, alpha)| {
+            format!("`lora.alpha_pattern` has {alpha} for \"{pattern}\"; it is a pattern with a number above 0")
         });
         ranks.chain(alphas).collect()
     }
@@ -110,29 +107,9 @@ impl LoraConfig {
             exclude_modules: exclude,
             layers_to_transform: layers,
             layers_pattern,
-            rank_pattern: ranks.iter().map(|(pattern, rank)| format!("{pattern}={rank}")).collect(),
-            alpha_pattern: alphas.iter().map(|(pattern, alpha)| format!("{pattern}={alpha}")).collect(),
+            rank_pattern: Pairs(ranks.into_iter().collect()),
+            alpha_pattern: Pairs(alphas.into_iter().collect()),
             ..self
         }
     }
-}
-
-/// Pattern and value of an entry `PATTERN=VALUE`; a pattern may have `=` itself.
-fn pair<T: FromStr>(entry: &str) -> Option<(String, T)> {
-    let (pattern, value) = entry.rsplit_once('=')?;
-    Some((pattern.to_string(), value.trim().parse().ok()?)).filter(|(pattern, _)| !pattern.is_empty())
-}
-
-/// A list of `PATTERN=VALUE`, or a table as PEFT has it.
-fn list_or_table<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "a list of texts, such as [\"q_proj=8\"], or a table of patterns and numbers")]
-    enum Written {
-        List(Vec<String>),
-        Table(BTreeMap<String, toml::Value>),
-    }
-    Ok(match Written::deserialize(from)? {
-        Written::List(entries) => entries,
-        Written::Table(table) => table.iter().map(|(pattern, value)| format!("{pattern}={value}")).collect(),
-    })
 }

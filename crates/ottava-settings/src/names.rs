@@ -1,7 +1,8 @@
 //! The keys of a configuration, and looking them up.
 
-use crate::keys::{self, Key, flatten, insert};
+use crate::keys::{self, Key};
 use crate::old_keys;
+use crate::paths::{self, flatten, insert};
 use crate::words::{self, Translation};
 use toml::{Table, Value};
 
@@ -187,12 +188,13 @@ impl Known {
             return insert(table, old, value);
         }
         old_keys::forget(table, &path);
+        let value = old_keys::converted(&path, &value).unwrap_or(value);
         insert(table, &path, value)
     }
 
     /// The value of `path` in `table`, if it is one of `values`, or another than the default if there are none.
     fn given(&self, table: &Table, path: &str, values: &[Value]) -> Option<Value> {
-        let value = keys::get(table, path)?;
+        let value = paths::get(table, path)?;
         let is_given = match values {
             [] => Some(value) != keys::find(path)?.default.as_ref(),
             values => values.contains(value),
@@ -205,7 +207,7 @@ impl Known {
     /// Errors when the default is one of `values`.
     fn reset(&self, table: &mut Table, path: &str, values: &[Value]) -> Result<(), String> {
         if self.given(table, path, values).is_some() {
-            keys::remove(table, path);
+            paths::remove(table, path);
         }
         self.default_problem(table, path, values).map_or(Ok(()), Err)
     }

@@ -1,6 +1,8 @@
 //! Keys of earlier versions: where they are now. Files and command lines go on with them, and so do the settings of saved runs.
 
-use crate::keys::{self, insert};
+use crate::keys;
+use crate::pairs::{self, Kind};
+use crate::paths::{self, insert};
 use toml::{Table, Value};
 
 /// A key that has moved, or has values that are written differently now.
@@ -12,6 +14,8 @@ pub(super) struct OldKey {
     /// Old values as TOML and what they are now; an empty text leaves the key out. With an unmoved key, only these values are old.
     values: &'static [(&'static str, &'static str)],
     only: Option<Only>,
+    /// What the value is now, if it was written in another way.
+    convert: Option<fn(&Value) -> Option<Value>>,
 }
 
 /// The variants that read a key which each file could have.
@@ -57,7 +61,7 @@ impl Change {
 }
 
 const fn moved(old: &'static str, new: &'static str) -> OldKey {
-    OldKey { old, new, values: &[], only: None }
+    OldKey { old, new, values: &[], only: None, convert: None }
 }
 
 impl OldKey {
@@ -67,6 +71,10 @@ impl OldKey {
 
     const fn only(self, tag: &'static str, names: &'static [&'static str], default: &'static str) -> OldKey {
         OldKey { only: Some(Only { tag, names, default }), ..self }
+    }
+
+    const fn converted(self, convert: fn(&Value) -> Option<Value>) -> OldKey {
+        OldKey { convert: Some(convert), ..self }
     }
 
     /// Whether the key moved.
@@ -91,6 +99,9 @@ impl OldKey {
                 });
             }
         }
+        if let Some(value) = self.convert.and_then(|convert| convert(was)) {
+            return Some(Now::Is(self.new, value));
+        }
         match self.values.iter().find(|(old, _)| is(was, old)) {
             Some((_, "")) => Some(Now::Nothing),
             Some((_, new)) => Some(Now::Is(self.new, value(new))),
@@ -113,6 +124,29 @@ const STORAGES: &[(&str, &str)] = &[
 ];
 /// A share of the steps replaced their number unless it was 0. A whole run is the largest share below 1.
 const SHARES: &[(&str, &str)] = &[("0.0", ""), ("1.0", "0.9999999999999999")];
+
+fn texts(list: &Value) -> Option<Value> {
+    pairs::table(list, Kind::Texts)
+}
+
+fn json(list: &Value) -> Option<Value> {
+    pairs::table(list, Kind::Json)
+}
+
+fn numbers(list: &Value) -> Option<Value> {
+    pairs::table(list, Kind::Numbers)
+}
+
+/// Names of fields and roles in the data sets of a list.
+fn names_of_sets(list: &Value) -> Option<Value> {
+    let mut sets = list.clone();
+    let tables = sets.as_array_mut()?.iter_mut().filter_map(Value::as_table_mut);
+    let names = tables.flat_map(|set| set.iter_mut()).filter(|(key, _)| ["fields", "roles"].contains(&key.as_str()));
+    for (_, value) in names {
+        *value = texts(value).unwrap_or_else(|| value.clone());
+    }
+    (sets != *list).then_some(sets)
+}
 
 /// All of them. Of several that have become one key, the first one counts that is not left out.
 const OLD: &[OldKey] = &[
@@ -146,9 +180,20 @@ const OLD: &[OldKey] = &[
     moved("training.save_steps", "checkpoint.save_steps").values(END),
     moved("training.save_total_limit", "checkpoint.save_total_limit"),
     moved("training.async_save", "checkpoint.async_save"),
+    moved("data.fields", "data.fields").converted(texts),
+    moved("data.roles", "data.roles").converted(texts),
+    moved("data.chat_template_kwargs", "data.chat_template_kwargs").converted(json),
+    moved("data.datasets", "data.datasets").converted(names_of_sets),
+    moved("lora.rank_pattern", "lora.rank_pattern").converted(numbers),
+    moved("lora.alpha_pattern", "lora.alpha_pattern").converted(numbers),
     moved("training.logging_steps", "logging.logging_steps"),
     moved("training.cast_statistics_steps", "logging.cast_statistics_steps"),
 ];
+
+/// What a command line says with `value` for the key at `path`, whose values files write in another way.
+pub(super) fn converted(path: &str, value: &Value) -> Option<Value> {
+    OLD.iter().find(|key| key.new == path)?.convert.and_then(|convert| convert(value))
+}
 
 /// The key that moved from `name`: its old path, or the last part of it where no key of now has this name.
 pub(super) fn find(name: &str) -> Option<&'static OldKey> {
@@ -160,12 +205,12 @@ pub(super) fn find(name: &str) -> Option<&'static OldKey> {
 /// The old keys of `table`, and what replaces them.
 pub(super) fn changes(table: &Table) -> Vec<Change> {
     let variant = |tag: &str| {
-        let old = OLD.iter().filter(|key| key.new == tag).find_map(|key| keys::get(table, key.old)?.as_str());
+        let old = OLD.iter().filter(|key| key.new == tag).find_map(|key| paths::get(table, key.old)?.as_str());
         old.or_else(|| keys::variant(table, tag))
     };
     let mut changes: Vec<Change> = Vec::new();
     for key in OLD {
-        let Some(was) = keys::get(table, key.old).cloned() else { continue };
+        let Some(was) = paths::get(table, key.old).cloned() else { continue };
         let Some(mut now) = key.now(&was, variant) else { continue };
         let replaced =
             |change: &Change| matches!(change.now, Now::Is(path, _) if path == key.new).then_some(change.old);
@@ -182,9 +227,9 @@ pub(super) fn changes(table: &Table) -> Vec<Change> {
 pub(super) fn translate(table: &mut Table) -> Result<Option<String>, Vec<String>> {
     let (mut told, mut problems) = (Vec::new(), Vec::new());
     for change in changes(table) {
-        keys::remove(table, change.old);
+        paths::remove(table, change.old);
         match &change.now {
-            Now::Is(new, _) if keys::get(table, new).is_some() => {
+            Now::Is(new, _) if paths::get(table, new).is_some() => {
                 problems.push(format!("`{}` and `{new}` mean the same; keep one", change.old));
             }
             Now::Is(new, value) => problems.extend(insert(table, new, value.clone()).err()),
@@ -199,16 +244,16 @@ pub(super) fn translate(table: &mut Table) -> Result<Option<String>, Vec<String>
 pub(super) fn beside(table: &Table, path: &str, name: &str) -> Option<&'static str> {
     let same = || OLD.iter().filter(|key| key.has_moved() && key.new == path);
     let called = same().find(|key| key.old.rsplit('.').next() == Some(name))?;
-    same().any(|key| keys::get(table, key.old).is_some()).then_some(called.old)
+    same().any(|key| paths::get(table, key.old).is_some()).then_some(called.old)
 }
 
 /// Removes what says the same as the key at `path`, which is set instead: its old or its new spelling.
 pub(super) fn forget(table: &mut Table, path: &str) {
     for key in OLD.iter().filter(|key| key.has_moved()) {
         if key.new == path {
-            keys::remove(table, key.old);
+            paths::remove(table, key.old);
         } else if key.old == path {
-            keys::remove(table, key.new);
+            paths::remove(table, key.new);
         }
     }
 }

@@ -53,7 +53,7 @@ pub fn formats(settings: &[String]) -> Result<RunConfig> {
         Known::new().set(&mut alone, setting).is_ok() && alone.values().any(|table| table.get("recipe").is_some())
     };
     match settings.iter().find(names_recipe) {
-        Some(setting) => Err(Error::Config(format!("--set {setting}: recipes are named by --compare"))),
+        Some(setting) => Err(Error::Config(format!("--set {setting}: recipes are named by --recipes"))),
         None => Ok(config),
     }
 }

@@ -95,7 +95,7 @@ fn comment(text: &mut String, line: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RunConfig;
+    use crate::{RunConfig, paths};
     use toml::Table;
 
     const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/reference.toml");
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(shown.clone().try_into::<RunConfig>().unwrap(), RunConfig::default());
         for key in keys::all() {
             let (_, name) = key.path.rsplit_once('.').unwrap_or(("", &key.path));
-            let is_shown = keys::get(&shown, &key.path).is_some();
+            let is_shown = paths::get(&shown, &key.path).is_some();
             assert!(is_shown || reference().contains(&format!("\n# {name} = ")), "{} is not shown", key.path);
             assert!(!schema::description(&key.schema)[0].is_empty(), "the field of {} has no comment", key.path);
         }

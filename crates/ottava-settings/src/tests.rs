@@ -472,6 +472,14 @@ fn old_spellings_say_the_same_in_files_and_on_the_command_line() {
     says("[training]\ndecay_steps = 7\nmin_learning_rate = 1e-5\n", &["lr_scheduler_type=wsd"], stable);
     says("[training]\neval_steps = 0\nsave_steps = 0\n", &[], "[checkpoint]\nsave_steps = \"end\"\n");
     says("", &["save_steps=0", "max_steps=0"], "[checkpoint]\nsave_steps = \"end\"\n");
+    let names = "fields = {role = \"who\", content = \"says\"}\nroles = {user = [\"me\", \"you\"]}\n";
+    says("fields = [\"role=who\", \"content=says\"]\nroles = [\"user=me\", \"user=you\"]\n", &[], names);
+    says("", &["fields=role=who,content=says", "roles=[\"user=me\", \"user=you\"]"], names);
+    says("[lora]\nrank_pattern = [\"^a=b$=8\"]\n", &[], "[lora]\nrank_pattern = {\"^a=b$\" = 8}\n");
+    says("", &["alpha_pattern=q_proj=2.5"], "[lora]\nalpha_pattern = {q_proj = 2.5}\n");
+    let kwargs =
+        load(&format!("{SMALL}chat_template_kwargs = [\"think=false\", \"mood = calm\", \"n=\\\"5\\\"\"]\n"), &[]);
+    assert_eq!(kwargs.unwrap().data.chat_template_kwargs.entries(), ["think=false", "mood=calm", "n=\"5\""]);
     for (old, now) in [("O0", "float32"), ("O3", "msamp-o3"), ("coat", "coat"), ("bf16", "bfloat16")] {
         says("", &[&format!("level={old}")], &format!("[optimizer]\nstorage = \"{now}\"\n"));
     }

@@ -1,5 +1,6 @@
 //! Other names of fields and roles in the data sets of Axolotl and LLaMA-Factory.
 
+use crate::pairs::{self, Kind};
 use serde_json::{Map, Value as Json};
 use toml::Value;
 
@@ -103,7 +104,8 @@ impl Fields {
         }
         let lists = [("data.fields", self.fields), ("data.roles", self.roles)].into_iter();
         let lists = lists.filter(|(_, list)| !list.is_empty());
-        lists.map(|(key, list)| (key, Value::Array(list.into_iter().map(Value::String).collect()))).collect()
+        let tables = lists.filter_map(|(key, list)| Some((key, pairs::table(&list.into(), Kind::Texts)?)));
+        tables.collect()
     }
 }
 

@@ -9,6 +9,7 @@ mod tests;
 use crate::RunConfig;
 use crate::keys;
 use crate::names::{self, Known};
+use crate::paths;
 use crate::words::{self, Translation};
 use crate::yaml::Yaml;
 use datasets::DataSets;
@@ -346,7 +347,7 @@ impl Known {
     /// Why `path` cannot have `value`.
     fn mistake(&self, path: &str, value: &Value) -> Option<String> {
         let mut table = Table::new();
-        let mut write = |path: &str, value: Value| keys::insert(&mut table, path, value).ok();
+        let mut write = |path: &str, value: Value| paths::insert(&mut table, path, value).ok();
         // Without adapters, their keys are not checked.
         write("lora.r", Value::Integer(i64::from(path.starts_with("lora."))))?;
         // The loss that requires it does not get it from its own key.
@@ -356,7 +357,7 @@ impl Known {
             write(&variants.tag, variants.names[0].as_str().into())?;
         }
         let base: RunConfig = table.clone().try_into().ok()?;
-        keys::insert(&mut table, path, value.clone()).ok()?;
+        paths::insert(&mut table, path, value.clone()).ok()?;
         let reason = match table.try_into::<RunConfig>() {
             Err(error) => error.to_string().lines().next().unwrap_or_default().trim().to_string(),
             Ok(config) => {

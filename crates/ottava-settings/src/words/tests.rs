@@ -1,6 +1,6 @@
 use super::meaning::Row;
 use super::*;
-use crate::{RunConfig, keys};
+use crate::{RunConfig, keys, paths};
 use std::collections::BTreeSet;
 
 fn rows() -> impl Iterator<Item = &'static Row> {
@@ -331,7 +331,7 @@ fn translations_are_settings_that_are_read() {
         for (_, answer) in values {
             let Answer::As(text) = answer else { continue };
             let mut table = toml::Table::new();
-            keys::insert(&mut table, ours, toml_value(text)).unwrap();
+            paths::insert(&mut table, ours, toml_value(text)).unwrap();
             assert!(table.try_into::<RunConfig>().is_ok(), "`{name}`: `{ours} = {text}` is not read");
         }
     }

@@ -25,8 +25,8 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   ottava eval model/ --data held-out.txt
   ottava eval runs/quickstart --data held-out.txt
-  ottava eval model/ --data test.txt --seq-len 1024 --stride 512
-  ottava eval model/ --data test.jsonl --seq-len 512 --recipe fp32 --device cpu --json
+  ottava eval model/ --data test.txt --max-length 1024 --stride 512
+  ottava eval model/ --data test.jsonl --max-length 512 --recipe fp32 --device cpu --json
   ottava eval model/ --data test.txt --recipe fp8-row --set skip_slow_linears=false
   ottava eval model/ --data test.txt --gpus 2
   ottava eval reward-model/ --data pairs.jsonl
@@ -36,7 +36,7 @@ pub struct Eval {
     model: PathBuf,
     #[command(flatten)]
     text: Text,
-    /// Distance in tokens between the starts of sequences, by default --seq-len. If STRIDE is smaller than --seq-len, sequences overlap,
+    /// Distance in tokens between the starts of sequences, by default --max-length. If STRIDE is smaller than --max-length, sequences overlap,
     /// and each sequence scores its last STRIDE tokens (the first sequence scores all its tokens). An error for chats and completions,
     /// whose documents are evaluated one by one.
     #[arg(long, value_parser = super::count)]
@@ -52,9 +52,9 @@ pub struct Eval {
     /// The input scales written by `ottava calibrate`.
     #[arg(long, value_name = "FILE", requires = "compare")]
     activation_scales: Option<PathBuf>,
-    /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte`, `tokens` and `seq_len`; for texts also `stride` and
+    /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte`, `tokens` and `max_length`; for texts also `stride` and
     /// `preceding_id`; for chats and completions also `documents`, `truncated` and `left_out`. Of a reward model: `loss`, `accuracy`, `margin`,
-    /// `mean_reward`, `min_reward`, `max_reward`, `pairs`, `left_out` and `seq_len`.
+    /// `mean_reward`, `min_reward`, `max_reward`, `pairs`, `left_out` and `max_length`.
     #[arg(long)]
     json: bool,
 }
@@ -124,7 +124,7 @@ impl Eval {
         let (sums, left_out) = tokens.rewards(model, seq_len, padding)?;
         let (metrics, pairs) = (sums.metrics().named, sums.losses[1] as u64);
         if self.json {
-            let mut report = json!({"loss": sums.loss(), "pairs": pairs, "left_out": left_out, "seq_len": seq_len});
+            let mut report = json!({"loss": sums.loss(), "pairs": pairs, "left_out": left_out, "max_length": seq_len});
             for (name, value) in metrics {
                 report[name] = json!(value);
             }
@@ -136,7 +136,7 @@ impl Eval {
         let left = match left_out {
             0 => String::new(),
             pairs => {
-                format!("; {pairs} more have a sequence of more than --seq-len = {seq_len} tokens and are left out")
+                format!("; {pairs} more have a sequence of more than --max-length = {seq_len} tokens and are left out")
             }
         };
         out!("over {pairs} pairs{left}");

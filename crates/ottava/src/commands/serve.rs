@@ -24,7 +24,7 @@ use std::time::Duration;
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava serve runs/chat
-  ottava serve model/ --recipe fp8-row --kv-cache-dtype fp8 --max-model-len 8192
+  ottava serve model/ --recipe fp8-row --kv-cache-dtype fp8 --max-length 8192
   ottava serve model/ --gpus 2
   ottava serve model/ --lora-modules sql=adapters/sql chat=runs/chat
   curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \"otter (noun):\", \"max_tokens\": 20}'
@@ -64,8 +64,8 @@ pub struct Serve {
     #[arg(long, default_value = "last")]
     pooling: Pooling,
     /// Maximum number of tokens of prompt and completion together; by default the model's positions.
-    #[arg(long, value_parser = super::count)]
-    max_model_len: Option<usize>,
+    #[arg(long, alias = "max-model-len", value_parser = super::count)]
+    max_length: Option<usize>,
     /// Maximum number of completions in a batch; by default 256 on a GPU and 8 on a CPU.
     #[arg(long, value_parser = super::count)]
     max_num_seqs: Option<usize>,
@@ -73,7 +73,7 @@ pub struct Serve {
     #[arg(long, default_value_t = 1024, value_parser = super::count)]
     max_queue: usize,
     /// Size of the KV cache in tokens; by default as many as all completions need, or memory allows. If less than
-    /// --max-model-len, no request may have more tokens than this.
+    /// --max-length, no request may have more tokens than this.
     #[arg(long, value_parser = super::count)]
     kv_cache_tokens: Option<usize>,
     /// Maximum number of tokens in a step; longer prompts are prefilled in several steps.
@@ -172,9 +172,9 @@ impl Serve {
             let (tokenizer, template) = (Tokenizer::load(folder)?, ChatTemplate::load(folder, None, Clock::Now)?);
             tokenizer.check_fits(sizes.vocabulary)?;
             let most = sizes.context();
-            let max_model_len = self.max_model_len.unwrap_or(most);
+            let max_model_len = self.max_length.unwrap_or(most);
             if max_model_len > most {
-                let text = format!("--max-model-len is {max_model_len}; the model has {most} positions");
+                let text = format!("--max-length is {max_model_len}; the model has {most} positions");
                 return Err(Error::Config(text));
             }
             let sampling = match self.generation_config {

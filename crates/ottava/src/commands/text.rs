@@ -23,8 +23,8 @@ pub struct Text {
     #[arg(long, required = true, num_args = 1..)]
     data: Vec<PathBuf>,
     /// Tokens per sequence; by default the model's positions, at most 1024.
-    #[arg(long, value_parser = super::count)]
-    seq_len: Option<usize>,
+    #[arg(long, alias = "seq-len", value_parser = super::count)]
+    max_length: Option<usize>,
     /// Sequences per batch.
     #[arg(long, default_value_t = 8, value_parser = super::count)]
     batch_size: usize,
@@ -87,10 +87,11 @@ impl Cut {
                 let Fit { documents, truncated, left_out, .. } = fit;
                 let mut text = format!("over the answers of {} documents, each on its own", documents - left_out);
                 if *truncated > 0 {
-                    text += &format!("; {truncated} are longer than --seq-len and cut to {seq_len} tokens");
+                    text += &format!("; {truncated} are longer than --max-length and cut to {seq_len} tokens");
                 }
                 if *left_out > 0 {
-                    text += &format!("; {left_out} more have no answer within --seq-len = {seq_len} and are left out");
+                    text +=
+                        &format!("; {left_out} more have no answer within --max-length = {seq_len} and are left out");
                 }
                 text
             }
@@ -101,10 +102,10 @@ impl Cut {
     pub fn fields(&self) -> Value {
         match self {
             Cut::Stream { windows: Windows { seq_len, stride }, preceding_id } => {
-                json!({"seq_len": seq_len, "stride": stride, "preceding_id": preceding_id})
+                json!({"max_length": seq_len, "stride": stride, "preceding_id": preceding_id})
             }
             Cut::Documents { seq_len, fit } => json!({
-                "seq_len": seq_len,
+                "max_length": seq_len,
                 "documents": fit.documents - fit.left_out,
                 "truncated": fit.truncated,
                 "left_out": fit.left_out,
@@ -119,16 +120,16 @@ impl Text {
         let sizes = decoder_config(config)?;
         let tokenizer = Tokenizer::load(folder)?;
         tokenizer.check_fits(sizes.vocabulary)?;
-        let seq_len = self.seq_len.unwrap_or(sizes.context().min(1024));
+        let seq_len = self.max_length.unwrap_or(sizes.context().min(1024));
         if seq_len > sizes.context() {
             return Err(Error::Config(format!(
-                "--seq-len is {seq_len}, and config.json gives the model {} positions (`max_position_embeddings`)",
+                "--max-length is {seq_len}, and config.json gives the model {} positions (`max_position_embeddings`)",
                 sizes.context()
             )));
         }
         if self.batch_size.saturating_mul(seq_len) > MAX_TOKENS {
             return Err(Error::Config(format!(
-                "--batch-size times --seq-len is {}; at most {MAX_TOKENS} tokens are evaluated at a time",
+                "--batch-size times --max-length is {}; at most {MAX_TOKENS} tokens are evaluated at a time",
                 self.batch_size.saturating_mul(seq_len)
             )));
         }
@@ -186,7 +187,7 @@ impl Tokens {
             let windows = Windows { seq_len, stride: stride.unwrap_or(seq_len) };
             if windows.stride > seq_len {
                 return Err(Error::Config(format!(
-                    "--stride is {}, and --seq-len {seq_len}: a larger stride would leave tokens out",
+                    "--stride is {}, and --max-length {seq_len}: a larger stride would leave tokens out",
                     windows.stride
                 )));
             }
@@ -201,7 +202,7 @@ impl Tokens {
         let layout = RowLayout { seq_len, packing: Packing::Bfd, document_mask: true };
         let fit = Fit::of_all(&dataset, &layout)?;
         if fit.left_out == fit.documents {
-            let text = format!("no document has a token of an answer within --seq-len = {seq_len}; raise that");
+            let text = format!("no document has a token of an answer within --max-length = {seq_len}; raise that");
             return Err(Error::Data(text));
         }
         let tokens = meta.target_tokens;

@@ -69,7 +69,7 @@ fn a_tied_head_with_other_weights_is_an_error() {
     std::fs::remove_file(run.path(&format!("{folder}/manifest.json"))).unwrap();
     let config = format!("{folder}/config.json");
     run.replace(&config, "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
-    let eval = ["eval", folder, "--data", "text.txt", "--device", "cpu", "--seq-len", "8"];
+    let eval = ["eval", folder, "--data", "text.txt", "--device", "cpu", "--max-length", "8"];
     let words = "config.json ties the head to `model.embed_tokens.weight` (`tie_word_embeddings`), and the folder holds another";
     run.fail(&eval, 1, &[words, "set `tie_word_embeddings` to false to use both, as transformers does"]);
     // A copy of the table is fine, as older writers left it.
@@ -94,7 +94,7 @@ fn damaged_weights_are_named() {
     let checkpoint = run.checkpoint();
     let weights = checkpoint.join("model.safetensors");
     let weights = weights.to_str().unwrap();
-    let eval = ["eval", checkpoint.to_str().unwrap(), "--data", "text.txt", "--device", "cpu", "--seq-len", "8"];
+    let eval = ["eval", checkpoint.to_str().unwrap(), "--data", "text.txt", "--device", "cpu", "--max-length", "8"];
     let whole = std::fs::read(run.path(weights)).unwrap();
     run.write(weights, &whole[..whole.len() - 3]);
     run.fail(&eval, 7, &["model.safetensors", "the manifest says"]);

@@ -70,7 +70,7 @@ fn evaluation_of_chats_gives_the_validation_loss_of_training() {
         let name = format!("without-{left_out}.jsonl");
         let kept = lines.iter().enumerate().filter(|(i, _)| *i != left_out).map(|(_, line)| format!("{line}\n"));
         run.write(&name, kept.collect::<String>().as_bytes());
-        json(&run.succeed(&["eval", model, "--data", &name, "--seq-len", "16", "--device", "cpu", "--json"]))
+        json(&run.succeed(&["eval", model, "--data", &name, "--max-length", "16", "--device", "cpu", "--json"]))
     };
     let found: Vec<_> = (0..4).map(eval).collect();
     let near = |report: &&serde_json::Value| (report["loss"].as_f64().unwrap() - expected).abs() < 1e-6;
@@ -80,14 +80,14 @@ fn evaluation_of_chats_gives_the_validation_loss_of_training() {
         (&3.into(), &0.into(), &0.into())
     );
     assert!(found[0].get("stride").is_none(), "{}", found[0]);
-    let told = run.succeed(&["eval", model, "--data", "text.jsonl", "--seq-len", "16", "--device", "cpu"]);
+    let told = run.succeed(&["eval", model, "--data", "text.jsonl", "--max-length", "16", "--device", "cpu"]);
     assert!(told.contains("over the answers of 4 documents, each on its own"), "{told}");
-    let stride = ["eval", model, "--data", "text.jsonl", "--stride", "8", "--seq-len", "16", "--device", "cpu"];
+    let stride = ["eval", model, "--data", "text.jsonl", "--stride", "8", "--max-length", "16", "--device", "cpu"];
     run.fail(&stride, 1, &["--stride", "is evaluated separately"]);
     let compared =
-        run.succeed(&["eval", model, "--data", "text.jsonl", "--seq-len", "16", "--device", "cpu", "--compare"]);
+        run.succeed(&["eval", model, "--data", "text.jsonl", "--max-length", "16", "--device", "cpu", "--compare"]);
     assert!(compared.contains("over the answers of 4 documents, each on its own"), "{compared}");
-    run.succeed(&["calibrate", model, "scales.json", "--data", "text.jsonl", "--seq-len", "16", "--device", "cpu"]);
+    run.succeed(&["calibrate", model, "scales.json", "--data", "text.jsonl", "--max-length", "16", "--device", "cpu"]);
 }
 
 #[test]

@@ -62,8 +62,9 @@ fn eval_and_generate_read_a_checkpoint() {
     let checkpoint = run.checkpoint();
     let checkpoint = checkpoint.to_str().unwrap();
     let eval = |extra: &[&str]| {
-        let args = [&["eval", checkpoint, "--data", "text.txt", "--seq-len", "16", "--device", "cpu", "--json"], extra]
-            .concat();
+        let args =
+            [&["eval", checkpoint, "--data", "text.txt", "--max-length", "16", "--device", "cpu", "--json"], extra]
+                .concat();
         json(&run.succeed(&args))
     };
     let full = eval(&["--recipe", "fp32"]);
@@ -88,11 +89,11 @@ fn eval_and_generate_read_a_checkpoint() {
     assert_ne!(strided["loss"], full["loss"]);
     let args = ["eval", checkpoint, "--data", "text.txt", "--device", "cpu"];
     let refused = |more: &[&str], words: &[&str]| run.fail(&[&args[..], more].concat(), 1, words);
-    refused(&["--seq-len", "16", "--stride", "17"], &["a larger stride would leave tokens out"]);
-    refused(&["--seq-len", "1000000"], &["--seq-len is 1000000, and config.json gives the model 64 positions"]);
+    refused(&["--max-length", "16", "--stride", "17"], &["a larger stride would leave tokens out"]);
+    refused(&["--max-length", "1000000"], &["--max-length is 1000000, and config.json gives the model 64 positions"]);
     refused(&["--set", "max_steps=3"], &["only keys of [precision] are set here"]);
     refused(&["--set", "recipes=bf16"], &["`recipes` is not a setting; did you mean"]);
-    let said = run.ottava(&[&args[..], &["--seq-len", "16", "--stride", "8", "--set", "interval=2"]].concat());
+    let said = run.ottava(&[&args[..], &["--max-length", "16", "--stride", "8", "--set", "interval=2"]].concat());
     let (said, text) = (String::from_utf8(said.stderr).unwrap(), String::from_utf8(said.stdout).unwrap());
     assert!(said.contains("`precision.interval = 2` has no effect") && said.contains("tokens/s"), "{said}");
     assert!(text.contains("in windows of 16 tokens, of which the last 8 are counted; token 0 precedes"), "{text}");
@@ -120,8 +121,19 @@ fn an_adapter_is_trained_evaluated_and_merged() {
     let more = ["--set", "output_dir=adapter", "--set", "learning_rate=0.05", "--json"];
     run.succeed(&[&train[..], &more].concat());
     let eval = |model: &str, more: &[&str]| {
-        let args =
-            ["eval", model, "--data", "text.txt", "--seq-len", "16", "--device", "cpu", "--recipe", "fp32", "--json"];
+        let args = [
+            "eval",
+            model,
+            "--data",
+            "text.txt",
+            "--max-length",
+            "16",
+            "--device",
+            "cpu",
+            "--recipe",
+            "fp32",
+            "--json",
+        ];
         json(&run.succeed(&[&args[..], more].concat()))["loss"].as_f64().unwrap()
     };
     let (alone, adapted) = (eval(base, &[]), eval(base, &["--adapter", "adapter"]));
@@ -193,7 +205,7 @@ fn a_short_text_takes_no_longer_where_the_model_has_many_positions() {
     run.replace("model/config.json", "\"max_position_embeddings\": 64", "\"max_position_embeddings\": 1000000");
     run.checkpoint();
     run.write("short.txt", b"seven.");
-    let eval = ["eval", "run", "--data", "short.txt", "--device", "cpu", "--json", "--seq-len"];
+    let eval = ["eval", "run", "--data", "short.txt", "--device", "cpu", "--json", "--max-length"];
     // A row of 1,000,000 tokens would take hours.
     let [long, short] =
         ["1000000", "16"].map(|seq_len| json(&run.succeed(&[&eval[..], &[seq_len]].concat()))["loss"].clone());
@@ -210,7 +222,7 @@ fn a_model_runs_in_the_precision_of_its_run() {
         run.succeed(&[&["train", "run.toml"][..], &settings].concat());
     };
     let loss = |folder: &str, extra: &[&str]| {
-        let args = ["eval", folder, "--data", "text.txt", "--seq-len", "16", "--device", "cpu", "--json"];
+        let args = ["eval", folder, "--data", "text.txt", "--max-length", "16", "--device", "cpu", "--json"];
         json(&run.succeed(&[&args, extra].concat()))["loss"].as_f64().unwrap()
     };
     train("fp8", &[]);
@@ -408,7 +420,7 @@ fn bench_times_a_small_model_in_every_recipe() {
         "gpt2",
         "--layers",
         "1",
-        "--seq-len",
+        "--max-length",
         "8",
         "--micro-batch",
         "1",

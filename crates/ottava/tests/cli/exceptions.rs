@@ -11,7 +11,7 @@ fn said(run: &Run, args: &[&str]) -> String {
     error
 }
 
-const EVAL: [&str; 8] = ["eval", "run", "--data", "text.txt", "--seq-len", "16", "--device", "cpu"];
+const EVAL: [&str; 8] = ["eval", "run", "--data", "text.txt", "--max-length", "16", "--device", "cpu"];
 const GENERATE: [&str; 8] = ["generate", "run", "--prompt", "l", "--max-new-tokens", "2", "--device", "cpu"];
 const FP8: [&str; 2] = ["--set", "recipe=fp8-delayed"];
 

@@ -1,7 +1,7 @@
 use crate::setup::{Run, json};
 
 /// Text to measure and evaluate on.
-const TEXT: [&str; 6] = ["--data", "text.txt", "--seq-len", "16", "--device", "cpu"];
+const TEXT: [&str; 6] = ["--data", "text.txt", "--max-length", "16", "--device", "cpu"];
 
 #[test]
 fn exported_folders_are_evaluated_and_generate() {

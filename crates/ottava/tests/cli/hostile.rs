@@ -47,7 +47,7 @@ fn changed_weights_are_not_used() {
     *bytes.last_mut().unwrap() ^= 1;
     run.write(&weights, &bytes);
     let words = ["model.safetensors", "SHA-256"];
-    run.fail(&["eval", model, "--data", "text.txt", "--seq-len", "8", "--device", "cpu"], 7, &words);
+    run.fail(&["eval", model, "--data", "text.txt", "--max-length", "8", "--device", "cpu"], 7, &words);
     run.fail(&["generate", model, "--prompt", "a", "--device", "cpu"], 7, &words);
     let path = format!("model.path={model}");
     let train = ["train", "run.toml", "--set", "output_dir=b", "--set", &path, "--set", "init=pretrained"];
@@ -56,7 +56,7 @@ fn changed_weights_are_not_used() {
     *bytes.last_mut().unwrap() ^= 1;
     run.write(&weights, &bytes);
     std::fs::remove_dir_all(run.path(model).join("training")).unwrap();
-    run.succeed(&["eval", model, "--data", "text.txt", "--seq-len", "8", "--device", "cpu"]);
+    run.succeed(&["eval", model, "--data", "text.txt", "--max-length", "8", "--device", "cpu"]);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn numbers_near_the_limits_of_integers_are_refused() {
     let model = run.checkpoint();
     let huge = ["9223372036854775807", "18446744073709551615", "4611686018427387904"];
     for number in huge {
-        for option in ["--seq-len", "--batch-size"] {
+        for option in ["--max-length", "--batch-size"] {
             let eval = ["eval", model.to_str().unwrap(), "--data", "text.txt", "--device", "cpu", option, number];
             fail_soon(&run, &eval, 1, &[option, "at most"]);
         }
@@ -120,7 +120,7 @@ fn numbers_near_the_limits_of_integers_are_refused() {
             &["the model 64 positions"],
         );
     }
-    let eval = ["eval", model.to_str().unwrap(), "--data", "text.txt", "--device", "cpu", "--seq-len", "65"];
+    let eval = ["eval", model.to_str().unwrap(), "--data", "text.txt", "--device", "cpu", "--max-length", "65"];
     fail_soon(&run, &eval, 1, &["the model 64 positions"]);
 }
 
@@ -170,7 +170,7 @@ fn sizes_of_a_model_are_checked_before_anything_is_allocated() {
         config[key] = value.into();
         run.write(&name, config.to_string().as_bytes());
     };
-    let data = ["--data", "text.txt", "--seq-len", "16", "--device", "cpu"];
+    let data = ["--data", "text.txt", "--max-length", "16", "--device", "cpu"];
     let eval = [&["eval", model][..], &data].concat();
     let compare = [&["eval", model, "--compare"][..], &data].concat();
     let calibrate = [&["calibrate", model, "scales.json"][..], &data].concat();
@@ -200,7 +200,7 @@ fn pipes_and_devices_are_refused_as_any_input() {
     let model = run.checkpoint();
     let checkpoint = model.to_str().unwrap();
     let train = ["train", "run.toml", "--set", "output_dir=b"];
-    let eval = ["eval", checkpoint, "--data", "text.txt", "--seq-len", "8", "--device", "cpu"];
+    let eval = ["eval", checkpoint, "--data", "text.txt", "--max-length", "8", "--device", "cpu"];
     let path = |name: &str| run.path(name);
     for (name, args) in [
         ("text.txt", &train[..]),

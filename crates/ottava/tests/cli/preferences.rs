@@ -33,7 +33,7 @@ fn eval_gives_the_accuracy_of_a_reward_model() {
     }
     let result =
         json(&run.succeed(&["eval", "run", "--data", "pairs.jsonl", "long.jsonl", "--json", "--recipe", "fp32"]));
-    assert_eq!((&result["pairs"], &result["left_out"], &result["seq_len"]), (&json!(20), &json!(1), &json!(64)));
+    assert_eq!((&result["pairs"], &result["left_out"], &result["max_length"]), (&json!(20), &json!(1), &json!(64)));
     assert_eq!(result["accuracy"], 1.0, "{result}");
     let text = run.succeed(&["eval", "run", "--data", "pairs.jsonl", "long.jsonl"]);
     assert!(

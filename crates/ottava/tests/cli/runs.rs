@@ -164,7 +164,7 @@ fn a_result_that_is_not_finite_is_an_error_and_no_checkpoint() {
     std::fs::remove_file(run.path(model.join("manifest.json").to_str().unwrap())).unwrap();
     let model = model.to_str().unwrap();
     run.fail(
-        &["eval", model, "--data", "text.txt", "--seq-len", "8", "--device", "cpu"],
+        &["eval", model, "--data", "text.txt", "--max-length", "8", "--device", "cpu"],
         4,
         &["loss of the text is NaN"],
     );

@@ -131,7 +131,7 @@ fn ids(text: &str) -> Vec<u32> {
 #[test]
 fn served_completions_and_losses_are_those_of_the_commands() {
     let run = Run::new();
-    let server = Server::start(&run, &["--max-num-seqs", "3", "--max-model-len", "40"]);
+    let server = Server::start(&run, &["--max-num-seqs", "3", "--max-length", "40"]);
     let model = run.checkpoint();
     let generated = run.succeed(&[
         "generate",
@@ -155,7 +155,7 @@ fn served_completions_and_losses_are_those_of_the_commands() {
         model.to_str().unwrap(),
         "--data",
         "one.txt",
-        "--seq-len",
+        "--max-length",
         "32",
         "--json",
         "--device",
@@ -263,7 +263,7 @@ fn a_server_that_cannot_start_says_why() {
     let model = model.to_str().unwrap();
     run.fail(&["serve", model, "--port", port, "--device", "cpu"], 1, &[&server.address, "in use"]);
     run.fail(
-        &["serve", model, "--port", "0", "--max-model-len", "65", "--device", "cpu"],
+        &["serve", model, "--port", "0", "--max-length", "65", "--device", "cpu"],
         1,
         &["65; the model has 64 positions"],
     );

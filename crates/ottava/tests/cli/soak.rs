@@ -135,7 +135,7 @@ fn files(server: &Server) -> usize {
 fn a_server_under_faulty_requests_neither_panics_nor_leaks() {
     let requests = std::env::var("OTTAVA_SOAK").map_or(REQUESTS, |count| count.parse().expect("a number of requests"));
     let run = Run::new();
-    let server = Server::start(&run, &["--max-model-len", "40"]);
+    let server = Server::start(&run, &["--max-length", "40"]);
     wait_until_idle(&server);
     let files_at_start = files(&server);
     let expected = server.post("/v1/completions", greedy())["choices"][0]["text"].as_str().unwrap().to_string();

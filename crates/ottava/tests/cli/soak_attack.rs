@@ -26,7 +26,7 @@ fn server(run: &Run) -> Server {
     let template =
         "{% for m in messages %}{{ m.content }}\n{% endfor %}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}";
     run.write("model/chat_template.jinja", template.as_bytes());
-    Server::start(run, &["--client-timeout", "5", "--max-model-len", "2048"])
+    Server::start(run, &["--client-timeout", "5", "--max-length", "2048"])
 }
 
 /// The largest resident memory of the server so far, in bytes.

@@ -80,7 +80,7 @@ fn every_command_survives_a_reader_that_has_enough() {
         &["plan", "run.toml"],
         &["doctor"],
         &["prepare", "run.toml"],
-        &["eval", model, "--data", "text.txt", "--seq-len", "8", "--device", "cpu"],
+        &["eval", model, "--data", "text.txt", "--max-length", "8", "--device", "cpu"],
         &["generate", model, "--prompt", "a", "--max-new-tokens", "2", "--device", "cpu"],
         &["inspect", "run"],
         &["bench", "gemm", "--model", "qwen2.5-0.5b", "--tokens", "2", "--device", "cpu"],
@@ -91,7 +91,7 @@ fn every_command_survives_a_reader_that_has_enough() {
         let status = run.command(command).stdout(Sink::DeadPipe.open()).stderr(Sink::Full.open()).status().unwrap();
         assert_eq!(status.code(), Some(0), "{command:?}");
     }
-    let lost = run.command(&["eval", model, "--data", "text.txt", "--seq-len", "8", "--device", "cpu"]);
+    let lost = run.command(&["eval", model, "--data", "text.txt", "--max-length", "8", "--device", "cpu"]);
     let lost = { lost }.stdout(Sink::Full.open()).output().unwrap();
     assert_eq!(lost.status.code(), Some(1), "a result that was lost is not a success");
     assert!(String::from_utf8_lossy(&lost.stderr).contains("standard output: "), "{lost:?}");

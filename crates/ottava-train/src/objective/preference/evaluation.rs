@@ -151,7 +151,7 @@ pub fn evaluate_rewards(
     let records = Records::validation(dataset, &split, layout, RowTarget::Reward { padding })?;
     let all: Vec<usize> = (0..records.len()).collect();
     if all.is_empty() {
-        let text = format!("each pair has a sequence of more than {} tokens; raise --seq-len", layout.seq_len);
+        let text = format!("each pair has a sequence of more than {} tokens; raise --max-length", layout.seq_len);
         return Err(Error::Data(text));
     }
     let pass = PassOver { per_batch, pass: Pass::Evaluation, precision: StepPrecision::Recipe };

@@ -17,7 +17,7 @@ use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Purpose, Shard};
 use ottava_recipe::recompute::{Recompute, SavedActivations};
 use ottava_recipe::{FirstStep, Fp8Format, RecipeName};
-use ottava_settings::{LoraConfig, ResolvedConfig, RunConfig, WeightInit};
+use ottava_settings::{LoraConfig, Pairs, ResolvedConfig, RunConfig, WeightInit};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::{integers, values};
 use ottava_tensor::{Device, Tensor};
@@ -351,8 +351,9 @@ fn settings_that_adapters_cannot_have_are_errors() {
         ("target_modules=(q_proj", "\"(q_proj\" is no regular expression"),
         ("target_modules=[]", "names no linear"),
         ("lora_alpha=0", "must be above 0"),
-        ("rank_pattern=[\"q_proj=x\"]", "`lora.rank_pattern` has \"q_proj=x\"; write \"PATTERN=RANK\""),
-        ("alpha_pattern={q_proj=-1}", "`lora.alpha_pattern` has \"q_proj=-1\""),
+        ("rank_pattern=[\"q_proj=x\"]", "invalid type: string \"x\", expected usize"),
+        ("rank_pattern=q_proj=0", "`lora.rank_pattern` has 0 for \"q_proj\""),
+        ("alpha_pattern={q_proj=-1}", "`lora.alpha_pattern` has -1 for \"q_proj\""),
     ] {
         let error = load(setting).unwrap_err().to_string();
         assert!(error.contains(words), "{setting}: {error}");
@@ -478,8 +479,8 @@ fn adapters_by_patterns_are_trained_saved_merged_and_gone_on_with() {
             LoraConfig {
                 target_modules: Targets::Names(["q_proj", "v_proj", "up_proj", "down_proj"].map(String::from).to_vec()),
                 layers_to_transform: vec![1],
-                rank_pattern: vec!["q_proj=5".into(), "mlp.*=2".into()],
-                alpha_pattern: vec!["v_proj=9".into()],
+                rank_pattern: Pairs(vec![("q_proj".into(), 5), ("mlp.*".into(), 2)]),
+                alpha_pattern: Pairs(vec![("v_proj".into(), 9.0)]),
                 ..LoraConfig::default()
             },
         ),

@@ -27,9 +27,9 @@ use train::Train;
   ottava bench linear --recipes bf16,fp8-delayed,fp8-current
   ottava bench linear --sweep --recipes fp8-delayed
   ottava bench attention --seq-lens 1024,4096 --power
-  ottava bench train --model llama-2-7b --compare bf16,fp8-delayed,fp8-current --storages bfloat16
-  ottava bench train --compare bf16,fp8-current --set first_layers_bf16=1 --set last_layers_bf16=1
-  ottava bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 32 --json
+  ottava bench train --model llama-2-7b --recipes bf16,fp8-delayed,fp8-current --storages bfloat16
+  ottava bench train --recipes bf16,fp8-current --set first_layers_bf16=1 --set last_layers_bf16=1
+  ottava bench train --model qwen2.5-0.5b --max-length 1024 --micro-batch 32 --json
   ottava bench train --model llama-3-8b --gpus 2
   ottava bench decode --model llama-3-8b --batch 1,16 --kv-cache-dtype auto,fp8 --prefill 8192
   ottava bench decode --model llama-3-70b --gpus 2 --recipes fp8-row --kv-cache-dtype fp8

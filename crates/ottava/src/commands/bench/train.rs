@@ -24,8 +24,8 @@ pub(super) struct Train {
     #[arg(long, value_parser = crate::commands::count)]
     layers: Option<usize>,
     /// Tokens per sequence.
-    #[arg(long, default_value_t = 4096, value_parser = crate::commands::count)]
-    seq_len: usize,
+    #[arg(long, alias = "seq-len", default_value_t = 4096, value_parser = crate::commands::count)]
+    max_length: usize,
     /// Pack documents of this many tokens into each sequence; tokens attend only to their own document.
     #[arg(long, value_parser = crate::commands::count)]
     document_len: Option<usize>,
@@ -39,8 +39,8 @@ pub(super) struct Train {
     #[arg(long, default_value_t = 10, value_parser = crate::commands::count)]
     steps: usize,
     /// Recipes to run one after the other; ratios are relative to the first.
-    #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
-    compare: Vec<RecipeName>,
+    #[arg(long, alias = "compare", value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
+    recipes: Vec<RecipeName>,
     /// Storages of the optimizer to run each recipe with: float32, msamp-o1, msamp-o2, msamp-o3, coat, bfloat16.
     #[arg(long, alias = "levels", value_delimiter = ',', default_value = "float32", value_parser = storage)]
     storages: Vec<Storage>,
@@ -68,7 +68,7 @@ impl Train {
         let bench = TrainBench {
             model: self.model,
             layers: self.layers,
-            seq_len: self.seq_len,
+            seq_len: self.max_length,
             document_len: self.document_len,
             micro_batch: self.micro_batch,
             micro_batches: self.micro_batches,
@@ -94,7 +94,7 @@ impl Train {
                 "first step s"
             );
         }
-        let runs = self.compare.iter().flat_map(|&recipe| self.storages.iter().map(move |&storage| (recipe, storage)));
+        let runs = self.recipes.iter().flat_map(|&recipe| self.storages.iter().map(move |&storage| (recipe, storage)));
         for (recipe, storage) in runs {
             let row = bench.run(recipe, storage, &device, &ranks)?;
             let first = rows.first().unwrap_or(&row).tokens_per_second;
@@ -132,7 +132,7 @@ impl Train {
         if prints {
             print_families(&rows);
         } else {
-            print_json(&json!({"device": device.to_string(), "model": bench.model, "seq_len": bench.seq_len,
+            print_json(&json!({"device": device.to_string(), "model": bench.model, "max_length": bench.seq_len,
                                "micro_batch": bench.micro_batch, "micro_batches": bench.micro_batches, "rows": rows}));
         }
         Ok(())
