@@ -173,7 +173,7 @@ impl Attention {
 
     /// Normalises and rotates projected Q, K and V.
     fn rotate(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
-        let mut qkv = self.normalise(qkv, context.casts.layer_ranks())?;
+        let mut qkv = self.normalise(qkv, context.ranks)?;
         if let Some(angles) = self.angles(context.sequences) {
             rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
         }
@@ -185,7 +185,7 @@ impl Attention {
         let projected = self.qkv.fprop(&x, None, context)?;
         drop(x);
         let sequences = context.sequences;
-        let ranks = context.casts.layer_ranks();
+        let ranks = context.ranks;
         if let Some(pass) = &mut context.paged {
             let projected = self.normalise(projected, ranks)?;
             return Ok((None, self.attend_paged(projected, sequences, pass)?, None));
@@ -309,7 +309,7 @@ impl Sublayer for Attention {
             Ok(operand) => operand,
             Err(frozen) => {
                 let o = tokens_for_heads(&self.name, o.clone(), &self.output_widths(), context)?;
-                self.output.input().recast_columns(o, &frozen, &mut context.casts)?
+                self.output.input().recast_columns(o, &frozen, context)?
             }
         };
         self.output.wgrad(&dy, &operand, context)?;
@@ -330,7 +330,7 @@ impl Sublayer for Attention {
                 if let Some(angles) = angles {
                     rope(&mut dqkv, angles, rotated, Rotation::Backward)?;
                 }
-                let dqkv = norm.backward(&dqkv, &unrotated, context.casts.layer_ranks())?;
+                let dqkv = norm.backward(&dqkv, &unrotated, context.ranks)?;
                 self.qkv.cast_gradient(dqkv.into(), context)?
             }
             (_, _, Some(angles)) => self

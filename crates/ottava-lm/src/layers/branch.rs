@@ -83,7 +83,7 @@ impl Branch {
             }
             None => {
                 input = context.recompute.operands().then(|| context.save(x.clone())).transpose()?;
-                self.input().cast_input(x.clone(), context.operand_copies(), &mut context.casts)?
+                self.input().cast_input(x.clone(), context.operand_copies(), context)?
             }
         };
         Ok((rows, BranchSaved { before, input, operand, sublayers: Vec::new(), after: None }))

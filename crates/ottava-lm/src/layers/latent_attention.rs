@@ -178,7 +178,7 @@ impl LatentAttention {
 
     /// Whether ranks gather latents, because each has computed those of its own tokens.
     fn gathers_latents(&self, context: &Context) -> bool {
-        self.query.is_some() && context.casts.divides_tokens()
+        self.query.is_some() && context.divides_tokens()
     }
 
     fn rotation(&self) -> RopeLayout {
@@ -264,7 +264,7 @@ impl LatentAttention {
         let mut shared = columns(&projected, first + kv_rank, rotated)?;
         drop(projected);
         if self.gathers_latents(context) {
-            shared = context.casts.gather(&self.name, &shared)?;
+            shared = context.gather(&self.name, &shared)?;
         }
         if let Some(query) = &self.query {
             let (q, saved) = query.forward(&queries, context)?;
@@ -336,7 +336,7 @@ impl Sublayer for LatentAttention {
             Ok(operand) => operand,
             Err(frozen) => {
                 let o = self.values_of_tokens(&o, context)?;
-                self.output.input().recast_columns(o, &frozen, &mut context.casts)?
+                self.output.input().recast_columns(o, &frozen, context)?
             }
         };
         self.output.wgrad(&dy, &operand, context)?;
@@ -349,7 +349,7 @@ impl Sublayer for LatentAttention {
         let dqkv = self.qkv_of_heads_backward(dqkv, context)?;
         let [mut dqueries, dkv, mut dshared] = self.disassemble(dqkv, context)?;
         if self.gathers_latents(context) {
-            dshared = context.casts.sum(&self.name, dshared, None)?;
+            dshared = context.sum(&self.name, dshared, None)?;
         }
         let dlatent = self.kv.backward(dkv, kv, context)?;
         if let (Some(up), Some(saved)) = (&mut self.query, query) {

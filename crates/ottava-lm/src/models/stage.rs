@@ -181,10 +181,10 @@ impl Stage {
     /// The rows of the embedding, if the stage has one, plus learned positions.
     fn embed(&self, x: &Tensor, context: &Context, units: &mut dyn Units) -> Result<Tensor> {
         let Some(embedding) = &self.embedding else { return Ok(x.clone()) };
-        let x = embedding.forward(x, &fetch(&embedding.table, Direction::Forward, units)?, &context.casts)?;
+        let x = embedding.forward(x, &fetch(&embedding.table, Direction::Forward, units)?, context)?;
         let Some(positions) = &self.positions else { return Ok(x) };
         let loan = fetch(&positions.table, Direction::Forward, units)?;
-        Ok(add(&x, &positions.forward(&context.sequences.positions, &loan, &context.casts)?)?)
+        Ok(add(&x, &positions.forward(&context.sequences.positions, &loan, context)?)?)
     }
 
     /// The weight of the head, of a stage that ends with it.
@@ -263,7 +263,7 @@ impl Stage {
                 let learned = self.positions.as_mut().map(|positions| (positions, &context.sequences.positions));
                 for (embedding, ids) in [Some((embedding, &ids)), learned].into_iter().flatten() {
                     units.begin_gradients(&mut [&mut embedding.table])?;
-                    embedding.backward(&dx, ids, &context.casts)?;
+                    embedding.backward(&dx, ids, context)?;
                     units.end_gradients(&mut [&mut embedding.table])?;
                 }
                 Ok(None)

@@ -5,7 +5,7 @@ use crate::setup::{Seeded, config, on_ranks, recipe};
 use ottava_lm::Result;
 use ottava_lm::data::Batch;
 use ottava_lm::evaluate::evaluate;
-use ottava_lm::layer_ranks::{Arriving, LayerRanks, ShardPlace};
+use ottava_lm::layer_ranks::{AmaxRanks, Arriving, LayerRanks, ShardPlace};
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::optim::{Optimizer, optimizer_tensors};
@@ -149,10 +149,12 @@ impl LayerRanks for Faulty {
         let sum = self.ranks.sum(axis, name, x)?;
         Ok(if matches!(self.fault, Fault::OwnNorms) && name.ends_with("proj.weight") { own } else { sum })
     }
+}
 
-    fn largest(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
-        let own = x.duplicate()?;
-        let largest = self.ranks.largest(axis, name, x)?;
+impl AmaxRanks for Faulty {
+    fn largest(&self, axis: Axis, name: &str, amax: Tensor) -> Result<Tensor> {
+        let own = amax.duplicate()?;
+        let largest = self.ranks.largest(axis, name, amax)?;
         Ok(if matches!(self.fault, Fault::OwnScale) { own } else { largest })
     }
 }

@@ -13,7 +13,7 @@ use ottava_lm::layers::{
     NormConfig, NormScope, QkNorm, Sublayer,
 };
 use ottava_lm::lora::{Lora, Targets};
-use ottava_lm::mode::{Mode, StepPrecision};
+use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::param::{Builder, Loan, MemoryPolicy, Param, Purpose, Split};
 use ottava_lm::recompute::Recompute;
@@ -23,6 +23,7 @@ use ottava_tensor::ops::{CrossEntropy, Gelu, IGNORE_INDEX, NormKind, RopePairs, 
 use ottava_tensor::testing::{integers, normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
+use std::rc::Rc;
 
 /// With this step, central differences err by 2e-11 of the third derivative, and by roundings of about 1e-16 · loss / 1e-5.
 const STEP: f64 = 1e-5;
@@ -273,7 +274,7 @@ fn recomputed_branches_have_the_same_gradients_with_and_without_norms() {
             let gradients = |recompute: Recompute| {
                 let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL));
                 let branch = branch_with_norms(&mut build, norms, [false, true]).unwrap();
-                let mut scaling = ScalingState::new(&Device::Cpu, build.slots).unwrap();
+                let mut scaling = ScalingState::new(&Device::Cpu, build.slots, Rc::new(Undivided)).unwrap();
                 let mut block = Block::new("block".into(), vec![branch]);
                 load(Alone::trained(&mut block));
                 quantize(Alone::trained(&mut block), &mut scaling);
@@ -308,7 +309,7 @@ fn a_parallel_branch_casts_its_operand_once() {
         // Exceptions may name one of the two linears.
         let Ok(mut branch) = parallel(&mut build) else { continue };
         let inputs = build.description.linears.iter().filter(|(site, _)| site.inputs == 10).count();
-        let mut scaling = ScalingState::new(&Device::Cpu, build.slots).unwrap();
+        let mut scaling = ScalingState::new(&Device::Cpu, build.slots, Rc::new(Undivided)).unwrap();
         load(branch.trained());
         quantize(branch.trained(), &mut scaling);
         let x = cast(&normals("x", &[10, 10], DType::F32), recipe.compute).unwrap();
@@ -346,19 +347,20 @@ fn embedding_grad_check(mut embedding: Embedding) {
     // Token 3 comes twice: its row gets two gradients. Most tokens do not come, and their rows get none.
     let ids = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, 10, 3, 0]).unwrap();
     let dy = normals("dy", &[4, 5], DType::F64);
-    let mut scaling = ScalingState::new(&Device::Cpu, Slots::default()).unwrap();
-    let casts = scaling.casts(Mode::TRAINING);
-    embedding.backward(&dy, &ids, &casts).unwrap();
+    let mut scaling = ScalingState::new(&Device::Cpu, Slots::default(), Rc::new(Undivided)).unwrap();
+    let sequences = sequences(&Device::Cpu, 1, 4);
+    let context = training(&mut scaling, &sequences, StepPrecision::Recipe);
+    embedding.backward(&dy, &ids, &context).unwrap();
     let (once, start) = (gradient(&embedding.table), embedding.table.value().unwrap());
     expect_gradient("embedding", &once, &start, |value| {
         embedding.table.weights.set_value(value);
-        values(&embedding.forward(&ids, Loan::none(), &casts).unwrap())
+        values(&embedding.forward(&ids, Loan::none(), &context).unwrap())
             .iter()
             .zip(values(&dy))
             .map(|(y, dy)| y * dy)
             .sum()
     });
-    embedding.backward(&dy, &ids, &casts).unwrap();
+    embedding.backward(&dy, &ids, &context).unwrap();
     let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
     assert!(largest_error(&gradient(&embedding.table), &twice) < 1e-14, "the second backward adds");
 }

@@ -5,6 +5,7 @@ use crate::setup::{Seeded, batch, devices, linear, on_ranks, progress, recipe, r
 use ottava_lm::checkpoint::{FolderTemplate, FolderWeights, Saver, training};
 use ottava_lm::config::{OptimizerName, RunConfig};
 use ottava_lm::data::Batch;
+use ottava_lm::layer_ranks::Undivided;
 use ottava_lm::level::{Level, Masters, Share, States};
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::{Mode, StepPrecision};
@@ -56,7 +57,7 @@ fn muon_updates_as_pytorch_does() {
             let mut build = Builder::new(&device, &recipe, Purpose::Train(MemoryPolicy::FULL));
             build.block = Some((0, 1));
             let mut layer = linear(&mut build, &[("a", rows), ("b", rows)], columns, false, 1.0).unwrap();
-            let mut scaling = ScalingState::new(&device, build.slots).unwrap();
+            let mut scaling = ScalingState::new(&device, build.slots, Rc::new(Undivided)).unwrap();
             let mut params = Vec::new();
             layer.parameters_mut(&mut |param| params.push(param));
             // The second tensor has other values, in another size.

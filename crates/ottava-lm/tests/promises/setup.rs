@@ -5,6 +5,7 @@ use ottava_lm::checkpoint::{CheckpointWriter, Contents, Progress};
 use ottava_lm::context::{Context, Sequences};
 use ottava_lm::data::{DataState, LoaderState};
 use ottava_lm::fs::RealFs;
+use ottava_lm::layer_ranks::Undivided;
 use ottava_lm::layers::{
     Block, BlockSaved, Branch, BranchSaved, Linear, LinearConfig, Norm, NormSaved, OperandCast, SavedOperand,
 };
@@ -30,6 +31,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::LazyLock;
 
 /// The CPU and, where there is one, the GPU.
@@ -217,7 +219,7 @@ pub fn build<L: Alone>(
     let mut build = Builder::new(device, recipe, Purpose::Train(MemoryPolicy::FULL));
     let mut layer = make(&mut build).expect("the layer is built");
     load(layer.trained());
-    (layer, ScalingState::new(device, build.slots).expect("the scaling state is built"))
+    (layer, ScalingState::new(device, build.slots, Rc::new(Undivided)).expect("the scaling state is built"))
 }
 
 /// A linear of the stacked `parts` (name, rows).
@@ -272,7 +274,7 @@ pub fn decoder(config: &DecoderConfig, recipe: &Recipe, device: &Device, std: f3
 
 /// A pass over `sequences` that keeps everything for backward.
 pub fn training<'a>(scaling: &'a mut ScalingState, sequences: &'a Sequences, precision: StepPrecision) -> Context<'a> {
-    Context::new(scaling.casts(Mode::training(precision)), sequences)
+    Context::new(scaling.casts(Mode::training(precision)), &Undivided, sequences)
 }
 
 /// `rows` sequences of equal length, of `tokens` in all.

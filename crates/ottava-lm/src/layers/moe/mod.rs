@@ -185,8 +185,7 @@ impl MixtureOfExperts {
 
     /// Casts the operand for the shared MLP.
     fn cast_for(shared: &Mlp, x: &Tensor, context: &mut Context) -> Result<CastInput> {
-        let copies = context.operand_copies();
-        shared.input().cast_input(x.clone(), copies, &mut context.casts)
+        shared.input().cast_input(x.clone(), context.operand_copies(), context)
     }
 }
 
