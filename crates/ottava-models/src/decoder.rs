@@ -7,7 +7,7 @@ pub use adapters::Adapters;
 
 use crate::layers::{Head, HeadOutput};
 use crate::stage::{Span, Stage, StageSaved, fetch};
-use crate::{DecoderConfig, InferenceBatch, KvCache, KvGroup, Positions, RopeTables};
+use crate::{DecoderConfig, InferenceBatch, KvCache, KvGroup, RopeTables};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::Recipe;
 use ottava_recipe::context::{Context, DeferredWgrads, Sequences};
@@ -41,7 +41,7 @@ pub struct Decoder {
     router_biases: Vec<(String, ParamId)>,
     /// Whether ranks divide the tensors of layers.
     is_divided: bool,
-    /// Those ranks.
+    /// The ranks that divide tensors, sequences and experts of layers.
     ranks: Rc<dyn LayerRanks>,
     folder_codes: FolderCounts,
 }
@@ -90,7 +90,7 @@ impl Decoder {
         weights: &mut dyn WeightSource,
         ranks: Rc<dyn LayerRanks>,
     ) -> Result<Decoder> {
-        let whole = [Span::whole(config.layers)];
+        let whole = [Span::whole(config.layers.len())];
         let mut decoder = Decoder::staged(config, recipe, device, Purpose::Infer, seq_len, &whole, ranks)?;
         decoder.load(weights)?;
         if decoder.is_divided {
@@ -107,7 +107,7 @@ impl Decoder {
         purpose: Purpose,
         seq_len: usize,
     ) -> Result<Decoder> {
-        let whole = [Span::whole(config.layers)];
+        let whole = [Span::whole(config.layers.len())];
         Decoder::staged(config, recipe, device, purpose, seq_len, &whole, Rc::new(Undivided))
     }
 
@@ -159,8 +159,7 @@ impl Decoder {
         spans: &[Span],
         ranks: Rc<dyn LayerRanks>,
     ) -> Result<Decoder> {
-        let learned = config.positions == Positions::Learned;
-        if learned && seq_len > config.max_positions {
+        if config.embedding.learned_positions && seq_len > config.max_positions {
             return Err(Error::Model(format!(
                 "the model has learned {} positions; keep sequences of {seq_len} within them",
                 config.max_positions
@@ -174,7 +173,7 @@ impl Decoder {
         let stages = spans.iter().map(|span| Stage::new(&mut build, config, span, &tables)).collect::<Result<_>>()?;
         build.description.casts = build.slots.amax_groups();
         let part = build.description.clone();
-        let (scaling, router_biases) = (ScalingState::new(device, build.slots)?, build.router_biases);
+        let (scaling, router_biases) = (ScalingState::new(device, build.slots, ranks.clone())?, build.router_biases);
         let kept = match purpose {
             Purpose::Train(kept) => kept,
             Purpose::Infer => MemoryPolicy::FULL,
@@ -183,7 +182,7 @@ impl Decoder {
         // Backward consumes the activations of a recomputed block immediately.
         let saved_activations = if recompute.blocks() { SavedActivations::Exact } else { kept.saved_activations };
         // Plans and reports are about the whole model.
-        let description = match (*spans == [Span::whole(config.layers)], is_divided) {
+        let description = match (*spans == [Span::whole(config.layers.len())], is_divided) {
             (true, false) => {
                 build.description.check(recipe, config.lora.as_ref())?;
                 build.description
@@ -243,6 +242,11 @@ impl Decoder {
     /// Its device.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The ranks that divide tensors, sequences and experts of layers.
+    pub fn ranks(&self) -> &dyn LayerRanks {
+        &*self.ranks
     }
 
     /// The description of the whole model, also of some of its stages.
@@ -335,7 +339,7 @@ impl Decoder {
         mode: Mode,
         units: &mut dyn Units,
     ) -> Result<Tensor> {
-        let mut context = Context::new(self.scaling.casts(mode), sequences);
+        let mut context = Context::new(self.scaling.casts(mode), &*self.ranks, sequences);
         self.stages[stage].forward_only(x, &mut context, units)
     }
 
@@ -345,8 +349,7 @@ impl Decoder {
     pub fn losses(&self, normed: &Tensor, targets: &Tensor, units: &mut dyn Units) -> Result<Tensor> {
         let (weight, output) = (self.head_weight()?, self.head().output().ok_or_else(no_head)?);
         let loan = fetch(weight, Direction::Forward, units)?;
-        let ranks = self.scaling.scales().layer_ranks();
-        Head::losses(normed, weight, &loan, targets, output, ranks)
+        Head::losses(normed, weight, &loan, targets, output, &*self.ranks)
     }
 
     /// The last stage, which has the head if this process has it.
@@ -384,8 +387,7 @@ impl Decoder {
     ) -> Result<(Tensor, Tensor)> {
         let _scope = self.device.scope("head");
         let stage = self.stages.last_mut().expect("a process has a stage");
-        let ranks = self.scaling.scales().layer_ranks();
-        stage.losses_and_gradient(normed, targets, scale, ranks, units)?.ok_or_else(no_head)
+        stage.losses_and_gradient(normed, targets, scale, &*self.ranks, units)?.ok_or_else(no_head)
     }
 
     /// Backward of a micro-batch through stage number `stage`, as [`Stage::backward`].
@@ -443,7 +445,8 @@ impl Decoder {
     ) -> (&'a mut Stage, Context<'a>) {
         let (recompute, saved_activations) = (self.recompute, self.saved_activations);
         let casts = self.scaling.casts(Mode::training(precision));
-        let context = Context { recompute, saved_activations, deferred, ..Context::new(casts, sequences) };
+        let context =
+            Context { recompute, saved_activations, deferred, ..Context::new(casts, &*self.ranks, sequences) };
         (&mut self.stages[stage], context)
     }
 
@@ -477,7 +480,7 @@ impl Decoder {
     /// Normalised activations `[T, C]` of the new tokens of a batch of sequences; appends their keys and values to `cache`.
     pub fn hidden(&self, batch: &InferenceBatch, cache: &mut KvCache) -> Result<Tensor> {
         let stage = self.head();
-        let pass = || cache.forward(stage, self.scaling.scales(), batch);
+        let pass = || cache.forward(stage, self.scaling.scales(), &*self.ranks, batch);
         with_constant_weights(self.device(), stage.blocks_are_stored() && !self.is_divided, pass)
     }
 
@@ -498,13 +501,12 @@ impl Decoder {
 
     /// The logits `[S, V]` of the parts of the vocabulary of all ranks.
     fn join_vocabulary(&self, own: Tensor) -> Result<Tensor> {
-        let ranks = self.scaling.scales().layer_ranks();
-        let parts = ranks.place(Axis::Tensor).ranks;
+        let parts = self.ranks.place(Axis::Tensor).ranks;
         if parts == 1 {
             return Ok(own);
         }
         let [rows, width] = own.dims("logits")?;
-        let all = ranks.gather(Axis::Tensor, "logits", &own)?;
+        let all = self.ranks.gather(Axis::Tensor, "logits", &own)?;
         Ok(join_columns(&all.reshape(&[parts, rows, width])?, &[parts * width])?)
     }
 }

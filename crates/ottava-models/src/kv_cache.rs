@@ -4,6 +4,7 @@ use crate::InferenceBatch;
 use crate::stage::Stage;
 use ottava_common::error::Result;
 use ottava_recipe::context::{Context, PagedPass};
+use ottava_recipe::layer_ranks::LayerRanks;
 use ottava_recipe::mode::Mode;
 use ottava_recipe::param::Resident;
 use ottava_recipe::scaling::{Casts, Recorder, Scales};
@@ -69,11 +70,17 @@ impl KvCache {
     }
 
     /// Normalised activations `[T, C]` of the new tokens.
-    pub(super) fn forward(&mut self, stage: &Stage, scales: &Scales, batch: &InferenceBatch) -> Result<Tensor> {
+    pub(super) fn forward(
+        &mut self,
+        stage: &Stage,
+        scales: &Scales,
+        ranks: &dyn LayerRanks,
+        batch: &InferenceBatch,
+    ) -> Result<Tensor> {
         let KvCache { layers, groups, recorder } = self;
         let mut context = Context {
             paged: Some(PagedPass { layers, groups, batches: &batch.by_group(), is_whole: batch.is_whole }),
-            ..Context::new(Casts { scales, recorder, mode: Mode::INFERENCE }, &batch.positions)
+            ..Context::new(Casts { scales, recorder, mode: Mode::INFERENCE }, ranks, &batch.positions)
         };
         stage.forward_only(&batch.ids, &mut context, &mut Resident)
     }

@@ -2,7 +2,7 @@
 
 use crate::Ranks;
 use ottava_common::error::Result;
-use ottava_recipe::layer_ranks::{Arriving, LayerRanks, ShardPlace};
+use ottava_recipe::layer_ranks::{AmaxRanks, Arriving, LayerRanks, ShardPlace};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::{Axis, Group, Reduce};
 use ottava_tensor::ops::sum_parts;
@@ -71,9 +71,11 @@ impl LayerRanks for LayerAxes {
     fn sum(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
         self.0.of_layers(|| Ok(self.0.layer_group(axis).all_reduce(name, Reduce::Sum, x)?.wait()?))
     }
+}
 
-    fn largest(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
-        self.0.of_layers(|| Ok(self.0.layer_group(axis).all_reduce(name, Reduce::Max, x)?.wait()?))
+impl AmaxRanks for LayerAxes {
+    fn largest(&self, axis: Axis, name: &str, amax: Tensor) -> Result<Tensor> {
+        self.0.of_layers(|| Ok(self.0.layer_group(axis).all_reduce(name, Reduce::Max, amax)?.wait()?))
     }
 }
 

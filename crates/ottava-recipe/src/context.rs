@@ -1,13 +1,14 @@
 //! What layers need to know about a pass beside their input.
 
-use crate::layer_ranks::ShardPlace;
-use crate::mode::Mode;
-use crate::operand::View;
+use crate::layer_ranks::{LayerRanks, ShardPlace};
+use crate::mode::{Mode, Pass};
+use crate::operand::{Gathering, Matrix, View};
 use crate::param::{Loan, Param, ParamId, WgradProduct};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Casts;
 use ottava_common::error::{Error, Result};
-use ottava_tensor::ops::{Accumulation, CodeCopies, Groups, KvBlocks, PagedBatch, SavedActivation, compress};
+use ottava_tensor::comm::Axis;
+use ottava_tensor::ops::{Accumulation, CodeCopies, Groups, KvBlocks, PagedBatch, SavedActivation, add, compress};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::VecDeque;
 
@@ -152,6 +153,8 @@ impl Sequences {
 pub struct Context<'a> {
     /// The FP8 casts of the pass, and its mode.
     pub casts: Casts<'a>,
+    /// The ranks that divide the tensors, sequences and experts of layers.
+    pub ranks: &'a dyn LayerRanks,
     /// The weights that units read from elsewhere.
     pub loan: &'a Loan,
     /// How its tokens lie.
@@ -220,10 +223,11 @@ impl<'a> PagedPass<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// A pass over whole sequences that recomputes nothing, whose units have their own weights.
-    pub fn new(casts: Casts<'a>, sequences: &'a Sequences) -> Context<'a> {
+    /// A pass over whole sequences that recomputes nothing, whose units have their own weights. `ranks` are those for which the model is built.
+    pub fn new(casts: Casts<'a>, ranks: &'a dyn LayerRanks, sequences: &'a Sequences) -> Context<'a> {
         Context {
             casts,
+            ranks,
             loan: Loan::none(),
             sequences,
             recompute: Recompute::None,
@@ -272,6 +276,43 @@ impl Context<'_> {
             None => weight.add_wgrad(product.product()?)?,
         }
         Ok(self.deferred.is_none())
+    }
+
+    /// This rank among those that divide the tensors of layers.
+    pub fn place(&self) -> ShardPlace {
+        self.ranks.place(Axis::Tensor)
+    }
+
+    /// Whether the ranks that divide the tensors of layers also divide the tokens between sublayers. In inference, which has few tokens, each
+    /// of them has all tokens.
+    pub fn divides_tokens(&self) -> bool {
+        self.place().is_divided() && self.mode().pass != Pass::Inference
+    }
+
+    /// Starts to gather all rows of a matrix, of which this rank has `own`. Ranks divide tokens.
+    pub fn start_gather(&self, name: &str, own: Matrix) -> Result<Gathering> {
+        let arriving = self.ranks.start_gather(Axis::Tensor, name, own.tensor())?;
+        Ok(Gathering::new(own, self.place(), arriving))
+    }
+
+    /// All rows of a matrix, of which this rank has `rows` if ranks divide tokens.
+    pub fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
+        if self.divides_tokens() { self.ranks.gather(Axis::Tensor, name, rows) } else { Ok(rows.clone()) }
+    }
+
+    /// `addend + Σ partial` over the ranks that divide tensors: this rank's rows if ranks divide tokens.
+    pub fn sum(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+        match addend {
+            _ if self.divides_tokens() => self.ranks.sum_own_rows(Axis::Tensor, name, partial, addend),
+            Some(addend) => Ok(add(&self.ranks.sum(Axis::Tensor, name, partial)?, addend)?),
+            None => self.ranks.sum(Axis::Tensor, name, partial),
+        }
+    }
+
+    /// This rank's rows of `x`, which all ranks have whole, if ranks divide tokens.
+    pub fn own_rows(&self, x: &Tensor) -> Result<Tensor> {
+        let own = self.place().range(x.shape()[0]);
+        if self.divides_tokens() { Ok(x.rows(own.start, own.end)?) } else { Ok(x.clone()) }
     }
 
     /// The copies of an FP8 operand that forward makes: wgrad contracts it over tokens, unless it is recomputed.

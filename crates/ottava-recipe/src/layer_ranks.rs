@@ -96,9 +96,15 @@ impl Arriving {
     }
 }
 
+/// The ranks that divide a tensor with one scale, as casts see them: they exchange amaxes and nothing else.
+pub trait AmaxRanks {
+    /// The elementwise maximum of `amax` over the ranks of `axis`; `name` is the name of the cast, for error messages.
+    fn largest(&self, axis: Axis, name: &str, amax: Tensor) -> Result<Tensor>;
+}
+
 /// The exchange of activations among the ranks that divide the tensors, sequences and experts of layers: the ranks of the axes tensor,
 /// context and expert. The ranks of the expert axis are here the ranks of expert x tensor. `name` names a tensor, for error messages.
-pub trait LayerRanks {
+pub trait LayerRanks: AmaxRanks {
     /// This rank among the ranks of `axis`.
     fn place(&self, axis: Axis) -> ShardPlace;
 
@@ -132,9 +138,6 @@ pub trait LayerRanks {
 
     /// `Σ x` over the ranks of `axis`.
     fn sum(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor>;
-
-    /// The elementwise maximum of `x` over the ranks of `axis`.
-    fn largest(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor>;
 }
 
 /// One rank, which has all tensors, sequences and experts whole.
@@ -171,8 +174,10 @@ impl LayerRanks for Undivided {
     fn sum(&self, _: Axis, _: &str, x: Tensor) -> Result<Tensor> {
         Ok(x)
     }
+}
 
-    fn largest(&self, _: Axis, _: &str, x: Tensor) -> Result<Tensor> {
-        Ok(x)
+impl AmaxRanks for Undivided {
+    fn largest(&self, _: Axis, _: &str, amax: Tensor) -> Result<Tensor> {
+        Ok(amax)
     }
 }

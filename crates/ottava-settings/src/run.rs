@@ -15,7 +15,7 @@ use crate::router::RouterConfig;
 use crate::sentinel::SentinelConfig;
 use crate::training::TrainingConfig;
 use ottava_common::error::{Error, Result};
-use ottava_models::layers::ExpertsConfig;
+use ottava_models::layers::ExpertsSpec;
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_parallel::expect_blocks;
 use ottava_parallel::optim::{Optimizer, Schedule};
@@ -184,18 +184,18 @@ impl RunConfig {
     /// Errors also if it sets what the model's routers do not have, or ranks that divide experts of a model without any.
     pub fn trained_sizes(&self, file: &ConfigFile) -> Result<DecoderConfig> {
         let mut sizes = decoder_config(file)?;
-        if let Some(problem) = sizes.untrainable.first() {
+        if let Some(problem) = sizes.folder.untrainable.first() {
             return Err(file.error(problem));
         }
-        match &mut sizes.experts {
-            Some(ExpertsConfig { bias: None, .. }) if self.router.bias_update_rate > 0.0 => {
+        match sizes.experts() {
+            Some(ExpertsSpec { bias: None, .. }) if self.router.bias_update_rate > 0.0 => {
                 return Err(Error::Config(format!(
                     "`router.bias_update_rate` is {}, and the routers of the model of {} have no bias; `router.balance_loss` spreads their tokens",
                     self.router.bias_update_rate,
                     self.model.path.display()
                 )));
             }
-            Some(experts) => experts.losses = self.router.losses(),
+            Some(_) => {}
             None if self.router != RouterConfig::default() => {
                 return Err(Error::Config(format!(
                     "`router` is set, and the model of {} has no experts; remove the table",
@@ -211,13 +211,14 @@ impl RunConfig {
             }
             None => {}
         }
+        sizes.experts_mut().for_each(|experts| experts.losses = self.router.losses());
         // Before anything is made for each rank.
         if self.parallel.pipeline > 1 {
-            expect_blocks(sizes.layers, self.parallel.pipeline.saturating_mul(self.parallel.pipeline_stages))?;
+            expect_blocks(sizes.layers.len(), self.parallel.pipeline.saturating_mul(self.parallel.pipeline_stages))?;
         }
         // Other objectives read log-probabilities.
         let is_smoothed = self.objective().properties().smooths_labels;
-        sizes.label_smoothing = if is_smoothed { self.training.label_smoothing_factor } else { 0.0 };
+        sizes.head.label_smoothing = if is_smoothed { self.training.label_smoothing_factor } else { 0.0 };
         sizes.lora = self.lora.adapters();
         Ok(sizes.with_adapters_beside_experts())
     }

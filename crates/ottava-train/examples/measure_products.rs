@@ -5,7 +5,6 @@
 //! usage: OTTAVA_CACHE_DIR=FOLDER measure_products [MODEL]...
 
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
-use ottava_models::DecoderConfig;
 use ottava_parallel::Ranks;
 use ottava_recipe::level::Storage;
 use ottava_recipe::{Precision, RecipeName};
@@ -66,7 +65,7 @@ fn train(name: &str, recipe: RecipeName, storage: Storage, device: &Device) -> o
 
 /// What an engine does before its first request.
 fn serve(name: &str, recipe: RecipeName, device: &Device) -> ottava_common::Result<()> {
-    let sizes = DecoderConfig { layers: 1, ..model(name)? };
+    let sizes = model(name)?.with_layers(1);
     let precision = Precision { recipe, ..Precision::default() }.recipe();
     let model = random_decoder(&sizes, &precision, device, MAX_LEN, &Rc::new(Ranks::solo()))?;
     let lengths = std::iter::repeat_n(MAX_LEN, AT_ONCE);

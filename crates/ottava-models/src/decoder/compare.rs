@@ -44,7 +44,7 @@ impl Decoder {
         units: &mut dyn Units,
     ) -> Result<([Tensor; 2], [Tensor; 2])> {
         let stage = self.stages.last_mut().expect("a process has a stage");
-        let ranks = self.scaling.scales().layer_ranks();
+        let ranks = &*self.ranks;
         let mut each = |normed| stage.losses_and_gradient(normed, targets, scale, ranks, units)?.ok_or_else(no_head);
         let [by_recipe, high] = [each(&normed[0])?, each(&normed[1])?];
         Ok(([by_recipe.0, high.0], [by_recipe.1, high.1]))
@@ -68,7 +68,7 @@ impl Decoder {
     fn comparing<'a>(&'a mut self, stage: usize, sequences: &'a Sequences) -> (&'a mut Stage, Context<'a>) {
         let casts = self.scaling.casts(Mode { pass: Pass::Comparison, precision: StepPrecision::Recipe });
         let (recompute, saved_activations) = (self.recompute, self.saved_activations);
-        let context = Context { recompute, saved_activations, ..Context::new(casts, sequences) };
+        let context = Context { recompute, saved_activations, ..Context::new(casts, &*self.ranks, sequences) };
         (&mut self.stages[stage], context)
     }
 }

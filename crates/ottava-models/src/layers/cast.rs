@@ -139,50 +139,53 @@ impl OperandCast {
         self.products.map(|product| product != ProductPrecision::High && self.is_cast(casts))
     }
 
-    fn gathered(&self, casts: &Casts) -> Gathered {
-        match self.only_codes(casts) {
-            _ if !self.gathers || !casts.divides_tokens() => Gathered::Nothing,
-            Some(slot) if casts.scales.is_per_tensor(slot) => Gathered::Codes,
+    fn gathered(&self, context: &Context) -> Gathered {
+        match self.only_codes(&context.casts) {
+            _ if !self.gathers || !context.divides_tokens() => Gathered::Nothing,
+            Some(slot) if context.casts.scales.is_per_tensor(slot) => Gathered::Codes,
             _ => Gathered::Value,
         }
     }
 
     /// All rows of a matrix from `x`, this rank's part of it.
-    fn whole(&self, x: Tensor, casts: &Casts) -> Result<Tensor> {
-        match self.gathered(casts) {
-            Gathered::Value => casts.gather(self.slot.map_or(ACTIVATIONS, |slot| casts.scales.name(slot)), &x),
+    fn whole(&self, x: Tensor, context: &Context) -> Result<Tensor> {
+        match self.gathered(context) {
+            Gathered::Value => {
+                context.gather(self.slot.map_or(ACTIVATIONS, |slot| context.casts.scales.name(slot)), &x)
+            }
             Gathered::Nothing | Gathered::Codes => Ok(x),
         }
     }
 
     /// A matrix that no product reads as codes, from `x`, this rank's part of it, where the first product can begin before all rows are there.
-    fn arriving(&self, x: &Tensor, casts: &Casts) -> Result<Option<View>> {
-        let waits = self.slot.is_some() || self.gathered(casts) != Gathered::Value || casts.compares();
-        let start = || Ok(View::Gathering(Rc::new(casts.start_gather(ACTIVATIONS, Matrix::Value(x.clone()))?)));
+    fn arriving(&self, x: &Tensor, context: &Context) -> Result<Option<View>> {
+        let waits = self.slot.is_some() || self.gathered(context) != Gathered::Value || context.casts.compares();
+        let start = || Ok(View::Gathering(Rc::new(context.start_gather(ACTIVATIONS, Matrix::Value(x.clone()))?)));
         (!waits).then(start).transpose()
     }
 
     /// The copies to write of this rank's rows, of which products read `copies`.
-    fn own_copies(&self, copies: CodeCopies, casts: &Casts) -> CodeCopies {
-        if self.gathered(casts) == Gathered::Codes { CodeCopies::Rows } else { copies }
+    fn own_copies(&self, copies: CodeCopies, context: &Context) -> CodeCopies {
+        if self.gathered(context) == Gathered::Codes { CodeCopies::Rows } else { copies }
     }
 
     /// The views of codes that two products read, where the first can begin before the codes of all ranks are there; `codes` are those of
     /// [`OperandCast::own_copies`].
-    fn views_of(&self, codes: QuantizedTensor, casts: &Casts) -> Result<Views> {
-        let (Gathered::Codes, Some(slot)) = (self.gathered(casts), self.slot) else {
+    fn views_of(&self, codes: QuantizedTensor, context: &Context) -> Result<Views> {
+        let (Gathered::Codes, Some(slot)) = (self.gathered(context), self.slot) else {
             return Ok(Views::of_codes(codes));
         };
         self.check_own_rows(&codes)?;
-        let rows = View::Gathering(Rc::new(casts.start_gather(casts.scales.name(slot), Matrix::Codes(codes))?));
+        let rows =
+            View::Gathering(Rc::new(context.start_gather(context.casts.scales.name(slot), Matrix::Codes(codes))?));
         Ok(Views { columns: rows.clone(), rows })
     }
 
     /// The `copies` of codes that products read, from those of [`OperandCast::own_copies`].
-    fn all_codes(&self, codes: QuantizedTensor, copies: CodeCopies, casts: &Casts) -> Result<QuantizedTensor> {
-        let (Gathered::Codes, Some(slot)) = (self.gathered(casts), self.slot) else { return Ok(codes) };
+    fn all_codes(&self, codes: QuantizedTensor, copies: CodeCopies, context: &Context) -> Result<QuantizedTensor> {
+        let (Gathered::Codes, Some(slot)) = (self.gathered(context), self.slot) else { return Ok(codes) };
         self.check_own_rows(&codes)?;
-        let all = casts.gather(casts.scales.name(slot), codes.codes.as_ref().expect("rows were cast"))?;
+        let all = context.gather(context.casts.scales.name(slot), codes.codes.as_ref().expect("rows were cast"))?;
         let transposed = (copies != CodeCopies::Rows).then(|| transpose(&all)).transpose()?;
         let rows = all.shape()[0];
         Ok(QuantizedTensor { codes: (copies != CodeCopies::Columns).then_some(all), transposed, rows, ..codes })
@@ -206,34 +209,34 @@ impl OperandCast {
     pub fn produce_input<T>(
         &self,
         copies: CodeCopies,
-        casts: &mut Casts,
+        context: &mut Context,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<(Produced, T)>,
     ) -> Result<(CastInput, T)> {
-        match self.fused(casts).filter(|_| self.gathered(casts) != Gathered::Value) {
+        match self.fused(&context.casts).filter(|_| self.gathered(context) != Gathered::Value) {
             Some(slot) => {
-                let (codes, frozen, rest) = casts.produce(slot, self.own_copies(copies, casts), op)?;
-                let Views { rows, columns } = self.views_of(codes, casts)?;
+                let (codes, frozen, rest) = context.casts.produce(slot, self.own_copies(copies, context), op)?;
+                let Views { rows, columns } = self.views_of(codes, context)?;
                 let columns = (copies == CodeCopies::Both).then_some(columns);
                 Ok((CastInput { rows, saved: SavedOperand { columns, frozen } }, rest))
             }
             None => {
                 let (value, rest) = op(Output::Plain)?;
-                Ok((self.cast_input(plain(value), copies, casts)?, rest))
+                Ok((self.cast_input(plain(value), copies, context)?, rest))
             }
         }
     }
 
     /// Casts an input and measures it. `copies` says whether a copy for backward is written.
-    pub fn cast_input(&self, x: Tensor, copies: CodeCopies, casts: &mut Casts) -> Result<CastInput> {
-        if let Some(rows) = self.arriving(&x, casts)? {
+    pub fn cast_input(&self, x: Tensor, copies: CodeCopies, context: &mut Context) -> Result<CastInput> {
+        if let Some(rows) = self.arriving(&x, context)? {
             let columns = (copies == CodeCopies::Both).then(|| rows.clone());
             return Ok(CastInput { rows, saved: SavedOperand { columns, frozen: FrozenScale::default() } });
         }
-        let x = self.whole(x, casts)?;
-        let codes = self.quantize(&x, copies, casts)?;
+        let x = self.whole(x, context)?;
+        let codes = self.quantize(&x, copies, context)?;
         let frozen = codes.as_ref().map_or_else(FrozenScale::default, |(_, frozen)| frozen.clone());
         let codes = codes.map(|(codes, _)| codes);
-        let [first, second] = self.reads_codes(casts);
+        let [first, second] = self.reads_codes(&context.casts);
         let rows = self.view(first, &x, codes.as_ref().map(QuantizedTensor::only_rows));
         let columns =
             (copies == CodeCopies::Both).then(|| self.view(second, &x, codes.map(QuantizedTensor::only_transposed)));
@@ -244,15 +247,15 @@ impl OperandCast {
     pub fn reproduce_columns(
         &self,
         frozen: &FrozenScale,
-        casts: &mut Casts,
+        context: &mut Context,
         op: impl FnOnce(Output) -> Result<Produced>,
     ) -> Result<View> {
-        match self.fused(casts).filter(|_| self.gathered(casts) != Gathered::Value) {
+        match self.fused(&context.casts).filter(|_| self.gathered(context) != Gathered::Value) {
             Some(slot) => {
-                let codes = casts.reproduce(slot, frozen, self.own_copies(CodeCopies::Columns, casts), op)?;
-                Ok(View::Codes(self.all_codes(codes, CodeCopies::Columns, casts)?.only_transposed()))
+                let codes = context.casts.reproduce(slot, frozen, self.own_copies(CodeCopies::Columns, context), op)?;
+                Ok(View::Codes(self.all_codes(codes, CodeCopies::Columns, context)?.only_transposed()))
             }
-            None => self.recast_columns(plain(op(Output::Plain)?), frozen, casts),
+            None => self.recast_columns(plain(op(Output::Plain)?), frozen, context),
         }
     }
 
@@ -260,21 +263,21 @@ impl OperandCast {
     pub fn reproduce_both(
         &self,
         frozen: &FrozenScale,
-        casts: &mut Casts,
+        context: &mut Context,
         op: impl FnOnce(Output) -> Result<Produced>,
     ) -> Result<Views> {
-        if let Some(slot) = self.fused(casts).filter(|_| self.gathered(casts) != Gathered::Value) {
-            let codes = casts.reproduce(slot, frozen, self.own_copies(CodeCopies::Both, casts), op)?;
-            return self.views_of(codes, casts);
+        if let Some(slot) = self.fused(&context.casts).filter(|_| self.gathered(context) != Gathered::Value) {
+            let codes = context.casts.reproduce(slot, frozen, self.own_copies(CodeCopies::Both, context), op)?;
+            return self.views_of(codes, context);
         }
-        self.recast_both(plain(op(Output::Plain)?), frozen, casts)
+        self.recast_both(plain(op(Output::Plain)?), frozen, context)
     }
 
     /// The views that both products read of an operand with a recomputed value.
-    pub fn recast_both(&self, x: Tensor, frozen: &FrozenScale, casts: &mut Casts) -> Result<Views> {
-        let [first, second] = self.reads_codes(casts);
-        let x = self.whole(x, casts)?;
-        let codes = self.requantize(&x, [first, second], frozen, casts)?;
+    pub fn recast_both(&self, x: Tensor, frozen: &FrozenScale, context: &mut Context) -> Result<Views> {
+        let [first, second] = self.reads_codes(&context.casts);
+        let x = self.whole(x, context)?;
+        let codes = self.requantize(&x, [first, second], frozen, context)?;
         Ok(Views {
             rows: self.view(first, &x, codes.as_ref().map(QuantizedTensor::only_rows)),
             columns: self.view(second, &x, codes.map(QuantizedTensor::only_transposed)),
@@ -282,22 +285,24 @@ impl OperandCast {
     }
 
     /// The view that wgrad reads of an operand with a recomputed value.
-    pub fn recast_columns(&self, x: Tensor, frozen: &FrozenScale, casts: &mut Casts) -> Result<View> {
-        let [_, second] = self.reads_codes(casts);
-        let x = self.whole(x, casts)?;
-        let codes = self.requantize(&x, [false, second], frozen, casts)?;
+    pub fn recast_columns(&self, x: Tensor, frozen: &FrozenScale, context: &mut Context) -> Result<View> {
+        let [_, second] = self.reads_codes(&context.casts);
+        let x = self.whole(x, context)?;
+        let codes = self.requantize(&x, [false, second], frozen, context)?;
         Ok(self.view(second, &x, codes.map(QuantizedTensor::only_transposed)))
     }
 
     /// Runs an op that produces an output gradient, and casts the gradient.
     pub fn produce_gradient(
         &self,
-        casts: &mut Casts,
+        context: &mut Context,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
     ) -> Result<Views> {
-        match self.fused(casts).filter(|_| self.gathered(casts) == Gathered::Nothing) {
-            Some(slot) => Ok(Views::of_codes(casts.produce(slot, CodeCopies::Both, |output| Ok((op(output)?, ())))?.0)),
-            None => self.cast_gradient(&plain(op(Output::Plain)?), None, casts),
+        match self.fused(&context.casts).filter(|_| self.gathered(context) == Gathered::Nothing) {
+            Some(slot) => {
+                Ok(Views::of_codes(context.casts.produce(slot, CodeCopies::Both, |output| Ok((op(output)?, ())))?.0))
+            }
+            None => self.cast_gradient(&plain(op(Output::Plain)?), None, context),
         }
     }
 
@@ -307,23 +312,23 @@ impl OperandCast {
     }
 
     /// Casts an output gradient and measures it; `amax` is its amax, from [`OperandCast::amax_for`].
-    pub fn cast_gradient(&self, dy: &Tensor, amax: Option<Tensor>, casts: &mut Casts) -> Result<Views> {
+    pub fn cast_gradient(&self, dy: &Tensor, amax: Option<Tensor>, context: &mut Context) -> Result<Views> {
         if let (Some(slot), Some(amax)) = (self.slot, amax) {
-            let frozen = casts.own_scale(slot, amax)?;
-            let codes = casts.quantize(slot, &frozen, dy, self.own_copies(CodeCopies::Both, casts))?;
-            return self.views_of(codes, casts);
+            let frozen = context.casts.own_scale(slot, amax)?;
+            let codes = context.casts.quantize(slot, &frozen, dy, self.own_copies(CodeCopies::Both, context))?;
+            return self.views_of(codes, context);
         }
-        if let Some(rows) = self.arriving(dy, casts)? {
+        if let Some(rows) = self.arriving(dy, context)? {
             return Ok(Views { columns: rows.clone(), rows });
         }
-        if let Some(slot) = self.fused(casts).filter(|_| self.gathered(casts) == Gathered::Codes) {
-            let frozen = casts.freeze(slot, dy)?;
-            let codes = casts.quantize(slot, &frozen, dy, CodeCopies::Rows)?;
-            return self.views_of(codes, casts);
+        if let Some(slot) = self.fused(&context.casts).filter(|_| self.gathered(context) == Gathered::Codes) {
+            let frozen = context.casts.freeze(slot, dy)?;
+            let codes = context.casts.quantize(slot, &frozen, dy, CodeCopies::Rows)?;
+            return self.views_of(codes, context);
         }
-        let dy = &self.whole(dy.clone(), casts)?;
-        let codes = self.quantize(dy, CodeCopies::Both, casts)?.map(|(codes, _)| codes);
-        let [first, second] = self.reads_codes(casts);
+        let dy = &self.whole(dy.clone(), context)?;
+        let codes = self.quantize(dy, CodeCopies::Both, context)?.map(|(codes, _)| codes);
+        let [first, second] = self.reads_codes(&context.casts);
         Ok(Views {
             rows: self.view(first, dy, codes.as_ref().map(QuantizedTensor::only_rows)),
             columns: self.view(second, dy, codes.map(QuantizedTensor::only_transposed)),
@@ -344,18 +349,18 @@ impl OperandCast {
         &self,
         x: &Tensor,
         copies: CodeCopies,
-        casts: &mut Casts,
+        context: &mut Context,
     ) -> Result<Option<(QuantizedTensor, FrozenScale)>> {
         let Some(slot) = self.slot else { return Ok(None) };
-        let [first, second] = self.reads_codes(casts);
+        let [first, second] = self.reads_codes(&context.casts);
         let Some(copies) = copies_of([first, second && (copies == CodeCopies::Both || !first)]) else {
-            casts.measure(slot, x)?;
+            context.casts.measure(slot, x)?;
             return Ok(None);
         };
-        let frozen = casts.freeze(slot, x)?;
-        let codes = casts.quantize(slot, &frozen, x, self.own_copies(copies, casts))?;
-        let codes = self.all_codes(codes, copies, casts)?;
-        self.probe(slot, &codes, x, casts)?;
+        let frozen = context.casts.freeze(slot, x)?;
+        let codes = context.casts.quantize(slot, &frozen, x, self.own_copies(copies, context))?;
+        let codes = self.all_codes(codes, copies, context)?;
+        self.probe(slot, &codes, x, context)?;
         Ok(Some((codes, frozen)))
     }
 
@@ -365,13 +370,13 @@ impl OperandCast {
         x: &Tensor,
         read: [bool; 2],
         frozen: &FrozenScale,
-        casts: &mut Casts,
+        context: &mut Context,
     ) -> Result<Option<QuantizedTensor>> {
         match (self.slot, copies_of(read)) {
             (Some(slot), Some(copies)) => {
-                let codes = casts.requantize(slot, frozen, x, self.own_copies(copies, casts))?;
-                let codes = self.all_codes(codes, copies, casts)?;
-                self.probe(slot, &codes, x, casts)?;
+                let codes = context.casts.requantize(slot, frozen, x, self.own_copies(copies, context))?;
+                let codes = self.all_codes(codes, copies, context)?;
+                self.probe(slot, &codes, x, context)?;
                 Ok(Some(codes))
             }
             _ => Ok(None),
@@ -379,16 +384,16 @@ impl OperandCast {
     }
 
     /// Compares the codes that products read with the rows of all ranks, of which `x` are those that this rank has cast.
-    fn probe(&self, slot: Slot, codes: &QuantizedTensor, x: &Tensor, casts: &mut Casts) -> Result<()> {
-        if !casts.compares_casts() {
+    fn probe(&self, slot: Slot, codes: &QuantizedTensor, x: &Tensor, context: &mut Context) -> Result<()> {
+        if !context.casts.compares_casts() {
             return Ok(());
         }
-        let all = match self.gathered(casts) {
-            Gathered::Codes => casts.gather(casts.scales.name(slot), x)?,
+        let all = match self.gathered(context) {
+            Gathered::Codes => context.gather(context.casts.scales.name(slot), x)?,
             Gathered::Nothing | Gathered::Value => x.clone(),
         };
-        casts.keep_rows(slot, &all)?;
-        casts.probe_cast(slot, codes, &all)
+        context.casts.keep_rows(slot, &all)?;
+        context.casts.probe_cast(slot, codes, &all)
     }
 }
 

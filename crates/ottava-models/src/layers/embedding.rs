@@ -2,8 +2,8 @@
 
 use super::Factor;
 use ottava_common::error::Result;
+use ottava_recipe::context::Context;
 use ottava_recipe::param::{Builder, FolderTensor, Init, Loan, Param, Split};
-use ottava_recipe::scaling::Casts;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{embedding, embedding_gradient, embedding_of_part, embedding_of_part_gradient};
 
@@ -33,34 +33,34 @@ impl Embedding {
     }
 
     /// The first token of this rank's part of the table, if ranks divide it.
-    fn first(&self, casts: &Casts) -> Option<usize> {
-        let place = casts.place();
+    fn first(&self, context: &Context) -> Option<usize> {
+        let place = context.place();
         let divides = place.is_divided() && self.split == Split::Vocabulary;
         divides.then(|| place.rank * self.table.weights.shape()[0])
     }
 
     /// Multiplied rows of the table for I32 `ids` `[T]`; this rank's rows, if ranks divide tokens.
-    pub fn forward(&self, ids: &Tensor, loan: &Loan, casts: &Casts) -> Result<Tensor> {
+    pub fn forward(&self, ids: &Tensor, loan: &Loan, context: &Context) -> Result<Tensor> {
         let table = self.table.read(loan)?;
-        let rows = match self.first(casts) {
-            Some(first) => casts.sum(self.table.name(), embedding_of_part(&table, ids, first)?, None)?,
-            None => embedding(&table, &casts.own_rows(ids)?)?,
+        let rows = match self.first(context) {
+            Some(first) => context.sum(self.table.name(), embedding_of_part(&table, ids, first)?, None)?,
+            None => embedding(&table, &context.own_rows(ids)?)?,
         };
         self.factor.apply(rows)
     }
 
     /// Adds the gradient by the table from the gradient `dy` of the result of [`Embedding::forward`], if the table is trained.
-    pub fn backward(&mut self, dy: &Tensor, ids: &Tensor, casts: &Casts) -> Result<()> {
+    pub fn backward(&mut self, dy: &Tensor, ids: &Tensor, context: &Context) -> Result<()> {
         if !self.table.is_trained() {
             return Ok(());
         }
         let dy = self.factor.apply(dy.clone())?;
-        match self.first(casts) {
+        match self.first(context) {
             Some(first) => {
-                let dy = casts.gather(self.table.name(), &dy)?;
+                let dy = context.gather(self.table.name(), &dy)?;
                 Ok(embedding_of_part_gradient(&dy, ids, first, self.table.grad_mut()?)?)
             }
-            None => Ok(embedding_gradient(&dy, &casts.own_rows(ids)?, self.table.grad_mut()?)?),
+            None => Ok(embedding_gradient(&dy, &context.own_rows(ids)?, self.table.grad_mut()?)?),
         }
     }
 }

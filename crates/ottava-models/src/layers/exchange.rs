@@ -94,7 +94,7 @@ fn by_rank(x: Tensor, batch: usize, ranks: usize) -> Result<Tensor> {
 }
 
 fn ranks_of<'a>(context: &Context<'a>) -> &'a dyn LayerRanks {
-    let ranks = context.casts.layer_ranks();
+    let ranks = context.ranks;
     assert_eq!(ranks.place(Axis::Context), context.sequences.place, "the model was built for these ranks");
     ranks
 }

@@ -185,25 +185,25 @@ impl Linear {
         residual: Option<&Tensor>,
         context: &mut Context,
     ) -> Result<(Tensor, SavedOperand)> {
-        let x = self.input.cast_input(x, context.operand_copies(), &mut context.casts)?;
+        let x = self.input.cast_input(x, context.operand_copies(), context)?;
         Ok((self.fprop(&x.rows, residual, context)?, x.saved))
     }
 
     /// What [`Linear::forward`] saves, without computing its output.
     pub fn save(&self, x: Tensor, context: &mut Context) -> Result<SavedOperand> {
-        Ok(self.input.cast_input(x, context.operand_copies(), &mut context.casts)?.saved)
+        Ok(self.input.cast_input(x, context.operand_copies(), context)?.saved)
     }
 
     /// Whether products along the dimension that ranks divide are partial sums, which ranks add.
-    fn sums(&self, divided: Split, casts: &Casts) -> bool {
-        self.split == divided && casts.place().is_divided()
+    fn sums(&self, divided: Split, context: &Context) -> bool {
+        self.split == divided && context.place().is_divided()
     }
 
     /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`]. If ranks divide the inputs, their products are added.
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let weight = self.weight_of_fprop(context)?;
         if let Some(y) = self.product_while_gathering(x, weight.view.rows()?, residual, weight.how)? {
-            return self.with_bias(y, &context.casts);
+            return self.with_bias(y, context);
         }
         let factors = if context.casts.mode.adapts() { self.factors(context)? } else { None };
         let product = |x: &View, addend: Option<&Tensor>, context: &mut Context| {
@@ -256,7 +256,7 @@ impl Linear {
                 }
             }
         };
-        self.with_bias(y, &context.casts)
+        self.with_bias(y, context)
     }
 
     /// `x · Wᵀ`, plus the product of the adapter, plus `residual` if given.
@@ -274,8 +274,8 @@ impl Linear {
     }
 
     /// `y + bias`. If ranks add their products, the first rank adds the bias.
-    fn with_bias(&self, mut y: Tensor, casts: &Casts) -> Result<Tensor> {
-        let adds_bias = !self.sums(Split::Input, casts) || casts.place().rank == 0;
+    fn with_bias(&self, mut y: Tensor, context: &Context) -> Result<Tensor> {
+        let adds_bias = !self.sums(Split::Input, context) || context.place().rank == 0;
         if let Some(bias) = self.bias.as_ref().filter(|_| adds_bias) {
             add_bias(&mut y, &bias.value()?)?;
         }
@@ -315,9 +315,9 @@ impl Linear {
         if let Some(factors) = self.factors(context)? {
             // Adapters read the same gradient, and its amax is that of the scaled one.
             let scaled = scale_columns(&dy.value, &factors)?;
-            return self.gradient.cast_gradient(&scaled, None, &mut context.casts);
+            return self.gradient.cast_gradient(&scaled, None, context);
         }
-        self.gradient.cast_gradient(&dy.value, dy.amax, &mut context.casts)
+        self.gradient.cast_gradient(&dy.value, dy.amax, context)
     }
 
     /// [`Linear::cast_gradient`] of a gradient that `op` produces.
@@ -330,7 +330,7 @@ impl Linear {
             let dy = op(Output::Plain)?.plain().expect("a plain output gives a value");
             return self.cast_gradient(dy.into(), context);
         }
-        self.gradient.produce_gradient(&mut context.casts, op)
+        self.gradient.produce_gradient(context, op)
     }
 
     /// [`Linear::produce_gradient`] by an op that also recomputes the operand of slot `other`: transposed codes with the scale `frozen`.
@@ -420,6 +420,26 @@ impl Linear {
         let dx = self.dgrad(&rows, other, context)?;
         drop(rows);
         self.wgrad(&columns, &x, context)?;
+        Ok(dx)
+    }
+
+    /// The gradient by the input of [`Linear::forward`] from the gradient `dy`; adds to the gradient of the weight. `input` computes the input again
+    /// if forward did not save it.
+    pub fn backward_recomputing(
+        &mut self,
+        dy: ResidualGradient,
+        saved: SavedOperand,
+        input: impl FnOnce(&Context) -> Result<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let Views { rows, columns: dy } = self.cast_gradient(dy, context)?;
+        let dx = self.dgrad(&rows, None, context)?;
+        drop(rows);
+        let x = match saved.into_columns() {
+            Ok(x) => x,
+            Err(frozen) => self.input.recast_columns(input(context)?, &frozen, context)?,
+        };
+        self.wgrad(&dy, &x, context)?;
         Ok(dx)
     }
 

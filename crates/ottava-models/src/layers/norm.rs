@@ -100,7 +100,7 @@ impl Norm {
     ) -> Result<(CastInput, NormSaved)> {
         let (values, copies) = (self.values()?, context.operand_copies());
         let op = |output: Output| values.normalise(x, output);
-        let (y, statistics) = reader.produce_input(copies, &mut context.casts, op)?;
+        let (y, statistics) = reader.produce_input(copies, context, op)?;
         Ok((y, NormSaved { x: context.save(x.clone())?, statistics }))
     }
 
@@ -112,9 +112,9 @@ impl Norm {
         reader: &OperandCast,
         context: &mut Context,
     ) -> Result<View> {
-        operand.into_columns().or_else(|frozen| {
-            reader.reproduce_columns(&frozen, &mut context.casts, |output| self.recompute(saved, output))
-        })
+        operand
+            .into_columns()
+            .or_else(|frozen| reader.reproduce_columns(&frozen, context, |output| self.recompute(saved, output)))
     }
 
     /// The recomputed views that fprop and wgrad read of the operand of [`Norm::forward_for`].
@@ -126,7 +126,7 @@ impl Norm {
         context: &mut Context,
     ) -> Result<Views> {
         let frozen = operand.into_frozen();
-        reader.reproduce_both(&frozen, &mut context.casts, |output| self.recompute(saved, output))
+        reader.reproduce_both(&frozen, context, |output| self.recompute(saved, output))
     }
 
     fn recompute(&self, saved: &NormSaved, output: Output) -> Result<Produced> {

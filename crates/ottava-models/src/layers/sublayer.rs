@@ -93,10 +93,9 @@ impl<'a> BranchOperand<'a> {
     pub fn columns(self, context: &mut Context) -> Result<View> {
         match self.source {
             Source::Norm(norm, saved) => norm.operand_columns(saved, self.saved, &self.cast, context),
-            Source::Input(x) => self
-                .saved
-                .into_columns()
-                .or_else(|frozen| self.cast.recast_columns(value(x)?, &frozen, &mut context.casts)),
+            Source::Input(x) => {
+                self.saved.into_columns().or_else(|frozen| self.cast.recast_columns(value(x)?, &frozen, context))
+            }
         }
     }
 
@@ -104,7 +103,7 @@ impl<'a> BranchOperand<'a> {
     pub fn views(self, context: &mut Context) -> Result<Views> {
         match self.source {
             Source::Norm(norm, saved) => norm.operand_views(saved, self.saved, &self.cast, context),
-            Source::Input(x) => self.cast.recast_both(value(x)?, &self.saved.into_frozen(), &mut context.casts),
+            Source::Input(x) => self.cast.recast_both(value(x)?, &self.saved.into_frozen(), context),
         }
     }
 }

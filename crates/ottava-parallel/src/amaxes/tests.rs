@@ -3,11 +3,13 @@
 use super::Amaxes;
 use crate::Ranks;
 use ottava_common::error::Result;
+use ottava_recipe::layer_ranks::Undivided;
 use ottava_recipe::scaling::{AmaxGroup, ScalingState, Slots};
 use ottava_recipe::{Cast, FirstStep, Scaling};
 use ottava_tensor::comm::{Axis, Group, MeshShape, threads};
 use ottava_tensor::ops::{AmaxReducer, DelayedScaling, NonFinite};
 use ottava_tensor::{DType, Device, Granularity, Tensor};
+use std::rc::Rc;
 
 const CAST: Cast = Cast {
     format: DType::E4M3,
@@ -35,7 +37,7 @@ fn step(world: Group, shape: MeshShape, declared: &[AmaxGroup]) -> (Vec<f32>, u6
     for (slot, &group) in declared.iter().enumerate() {
         slots.add(format!("layers.{slot}.input"), CAST, group, None);
     }
-    let mut scaling = ScalingState::new(&device, slots).unwrap();
+    let mut scaling = ScalingState::new(&device, slots, Rc::new(Undivided)).unwrap();
     let own: Vec<_> = (0..declared.len()).map(|slot| measured(rank, slot)).collect();
     *scaling.amaxes_mut() = Tensor::from_slice(&device, &[own.len()], &own).unwrap();
     Amaxes::merge(&mut scaling, &ranks).unwrap().finish(&mut scaling).unwrap();

@@ -4,7 +4,7 @@ use super::description::Description;
 use super::id::{ParamId, UnitId};
 use super::shard::{FolderLayout, FolderTensor, Shard, Split};
 use crate::Recipe;
-use crate::layer_ranks::{LayerRanks, ShardPlace};
+use crate::layer_ranks::{LayerRanks, ShardPlace, Undivided};
 use crate::level::{Formats, Share, Storage};
 use crate::lora::Lora;
 use crate::recompute::{Recompute, SavedActivations};
@@ -127,6 +127,8 @@ pub struct Builder<'a> {
     pub recipe: &'a Recipe,
     /// Training or inference.
     pub purpose: Purpose,
+    /// The ranks that divide the tensors, sequences and experts of layers.
+    ranks: Rc<dyn LayerRanks>,
     /// The casts of the layers built so far.
     pub slots: Slots,
     /// The description of the layers built so far.
@@ -145,14 +147,13 @@ impl<'a> Builder<'a> {
     /// A builder without layers.
     pub fn new(device: &'a Device, recipe: &'a Recipe, purpose: Purpose) -> Builder<'a> {
         let (slots, description, next) = (Slots::default(), Description::default(), ParamId::default());
-        let router_biases = Vec::new();
-        Builder { device, recipe, purpose, slots, description, router_biases, block: None, lora: None, next }
+        let (ranks, router_biases) = (Rc::new(Undivided), Vec::new());
+        Builder { device, recipe, purpose, ranks, slots, description, router_biases, block: None, lora: None, next }
     }
 
     /// For layers whose tensors `ranks` divide.
-    pub fn divided(mut self, ranks: Rc<dyn LayerRanks>) -> Builder<'a> {
-        self.slots.ranks = ranks;
-        self
+    pub fn divided(self, ranks: Rc<dyn LayerRanks>) -> Builder<'a> {
+        Builder { ranks, ..self }
     }
 
     /// This rank's place among the ranks that divide the tensors of layers.
@@ -162,7 +163,7 @@ impl<'a> Builder<'a> {
 
     /// This rank's place among the ranks of an axis that divides tensors, sequences or experts.
     pub fn place_on(&self, axis: Axis) -> ShardPlace {
-        self.slots.ranks.place(axis)
+        self.ranks.place(axis)
     }
 
     /// The part of `tensor` that this rank holds if ranks divide it by `split`.

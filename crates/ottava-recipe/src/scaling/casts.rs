@@ -5,9 +5,8 @@ use super::probe::Probe;
 use super::routers::RouterSums;
 use super::scales::{Scale, Scales, Slot};
 use super::values::Values;
-use crate::layer_ranks::{LayerRanks, ShardPlace};
 use crate::mode::{Mode, Pass};
-use crate::operand::{FrozenScale, Gathering, Matrix};
+use crate::operand::FrozenScale;
 use ottava_common::error::Result;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Groups, Operand, Output, Produced, Routes};
@@ -57,7 +56,7 @@ pub struct Casts<'a> {
     pub mode: Mode,
 }
 
-impl<'a> Casts<'a> {
+impl Casts<'_> {
     /// The casts in another mode.
     pub fn in_mode(&mut self, mode: Mode) -> Casts<'_> {
         Casts { scales: self.scales, recorder: self.recorder, mode }
@@ -120,54 +119,6 @@ impl<'a> Casts<'a> {
         }
         let scales = self.scales;
         self.probe().keep_rows(scales.name(slot), x)
-    }
-
-    /// This rank among those that divide the tensors of layers.
-    pub fn place(&self) -> ShardPlace {
-        self.scales.layer_ranks().place(Axis::Tensor)
-    }
-
-    /// Whether the ranks that divide the tensors of layers also divide the tokens between sublayers. In inference, which has few tokens, each
-    /// of them has all tokens.
-    pub fn divides_tokens(&self) -> bool {
-        self.place().is_divided() && self.mode.pass != Pass::Inference
-    }
-
-    /// The ranks that divide the tensors, sequences and experts of layers.
-    pub fn layer_ranks(&self) -> &'a dyn LayerRanks {
-        self.scales.layer_ranks()
-    }
-
-    /// Starts to gather all rows of a matrix, of which this rank has `own`. Ranks divide tokens.
-    pub fn start_gather(&self, name: &str, own: Matrix) -> Result<Gathering> {
-        let arriving = self.scales.layer_ranks().start_gather(Axis::Tensor, name, own.tensor())?;
-        Ok(Gathering::new(own, self.place(), arriving))
-    }
-
-    /// All rows of a matrix, of which this rank has `rows` if ranks divide tokens.
-    pub fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
-        if self.divides_tokens() {
-            self.scales.layer_ranks().gather(Axis::Tensor, name, rows)
-        } else {
-            Ok(rows.clone())
-        }
-    }
-
-    /// `addend + Σ partial` over the ranks that divide tensors: this rank's rows if ranks divide tokens.
-    pub fn sum(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
-        let ranks = self.scales.layer_ranks();
-        match addend {
-            _ if self.divides_tokens() => ranks.sum_own_rows(Axis::Tensor, name, partial, addend),
-            Some(addend) => Ok(ops::add(&ranks.sum(Axis::Tensor, name, partial)?, addend)?),
-            None => ranks.sum(Axis::Tensor, name, partial),
-        }
-    }
-
-    /// This rank's rows of `x`, which all ranks have whole, if ranks divide tokens.
-    pub fn own_rows(&self, x: &Tensor) -> Result<Tensor> {
-        let ShardPlace { rank, ranks } = self.place();
-        let rows = x.shape()[0] / ranks;
-        if self.divides_tokens() { Ok(x.rows(rank * rows, (rank + 1) * rows)?) } else { Ok(x.clone()) }
     }
 
     /// The statistics that casts of this pass write.
@@ -287,7 +238,7 @@ impl<'a> Casts<'a> {
         // The ranks that divide experts include those that divide tensors.
         let group = self.scales.amax_groups()[slot.index()];
         if let Some(axis) = [Axis::Expert, Axis::Tensor].into_iter().find(|axis| group.spans(*axis)) {
-            amax = self.scales.layer_ranks().largest(axis, self.scales.name(slot), amax)?;
+            amax = self.scales.ranks.largest(axis, self.scales.name(slot), amax)?;
         }
         let scale = ops::take_scale(&mut amax, self.scales.format(slot), self.scales.current_scaling(slot))?;
         self.recorder.spare_amaxes.push(amax);

@@ -2,7 +2,7 @@
 
 use super::amax_group::AmaxGroup;
 use super::routers::RouterSite;
-use crate::layer_ranks::{LayerRanks, Undivided};
+use crate::layer_ranks::AmaxRanks;
 use crate::operand::FrozenScale;
 use crate::{Cast, FirstStep, Scaling};
 use ottava_common::error::Result;
@@ -16,6 +16,7 @@ use std::rc::Rc;
 pub struct Slot(usize);
 
 /// Collects the casts of a model while it is built.
+#[derive(Default)]
 pub struct Slots {
     casts: Vec<(String, Cast)>,
     amax_groups: Vec<AmaxGroup>,
@@ -23,16 +24,6 @@ pub struct Slots {
     inputs: Vec<Slot>,
     /// The routers of the model.
     pub(super) routers: Vec<RouterSite>,
-    /// The ranks that divide the tensors of the model's layers.
-    pub ranks: Rc<dyn LayerRanks>,
-}
-
-impl Default for Slots {
-    /// No casts, of layers on one rank.
-    fn default() -> Slots {
-        let (casts, amax_groups, inputs, routers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Slots { casts, amax_groups, inputs, routers, ranks: Rc::new(Undivided) }
-    }
 }
 
 impl Slot {
@@ -121,16 +112,16 @@ pub struct Scales {
     inputs: Vec<Slot>,
     /// By slot: whether the products of its linear read operands in the compute type.
     high_precision: Vec<bool>,
-    /// The ranks that divide the tensors of layers.
-    ranks: Rc<dyn LayerRanks>,
+    /// The ranks that divide tensors with one scale.
+    pub(super) ranks: Rc<dyn AmaxRanks>,
     /// Histories and scales; without delayed scaling, only counts of infinities. `None` without casts.
     pub(super) arrays: Option<DelayedScales>,
     pub(super) delayed: Option<Delayed>,
 }
 
 impl Scales {
-    pub(super) fn new(device: &Device, slots: Slots) -> Result<Scales> {
-        let Slots { casts: slots, amax_groups, inputs, ranks, .. } = slots;
+    pub(super) fn new(device: &Device, slots: Slots, ranks: Rc<dyn AmaxRanks>) -> Result<Scales> {
+        let Slots { casts: slots, amax_groups, inputs, .. } = slots;
         let delayed = slots.iter().find_map(|(_, cast)| match cast.scaling {
             Scaling::Delayed { how, window, first_step } => {
                 Some((Delayed { how, first_step, updates: 0, set: None }, window))
@@ -157,11 +148,6 @@ impl Scales {
     /// The ranks that share the scale of each cast.
     pub fn amax_groups(&self) -> &[AmaxGroup] {
         &self.amax_groups
-    }
-
-    /// The ranks that divide the tensors of layers.
-    pub fn layer_ranks(&self) -> &dyn LayerRanks {
-        &*self.ranks
     }
 
     /// The name of the cast in `slot`.

@@ -6,12 +6,14 @@ use super::measured::{CastCounts, CastLosses, CastRecord, LastStep, MergeCounts,
 use super::probe::{Compared, Observer, Probe};
 use super::routers::{RouterLoad, RouterSums};
 use super::scales::{Delayed, Scales, Slots};
+use crate::layer_ranks::AmaxRanks;
 use crate::mode::{Mode, StepPrecision};
 use crate::{Cast, FirstStep, Scaling};
 use ottava_common::error::{Error, Result};
 use ottava_tensor::ops::{self, AmaxReducer, CastStatistics, DelayedScaling, NonFinite};
 use ottava_tensor::{Device, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 /// The scales, histories and measurements of all casts of a model.
 pub struct ScalingState {
@@ -29,10 +31,10 @@ const COUNT: DelayedScaling =
     DelayedScaling { reducer: AmaxReducer::MostRecent, margin: 0, interval: 1, non_finite: NonFinite::Quarantine };
 
 impl ScalingState {
-    /// Fresh state for `slots` on `device`.
-    pub fn new(device: &Device, slots: Slots) -> Result<ScalingState> {
+    /// Fresh state for `slots` on `device`, of tensors that `ranks` divide.
+    pub fn new(device: &Device, slots: Slots, ranks: Rc<dyn AmaxRanks>) -> Result<ScalingState> {
         let routers = slots.routers.iter().map(|site| RouterSums::new(device, site.clone())).collect::<Result<_>>()?;
-        let scales = Scales::new(device, slots)?;
+        let scales = Scales::new(device, slots, ranks)?;
         let n = scales.len();
         Ok(ScalingState {
             scales,

@@ -7,6 +7,7 @@ use ottava_common::error::Result;
 use ottava_models::layers::{Linear, LinearConfig};
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::context::{Context, Sequences};
+use ottava_recipe::layer_ranks::Undivided;
 use ottava_recipe::level::{Formats, Gradients, Masters, Storage};
 use ottava_recipe::mode::Mode;
 use ottava_recipe::param::{Builder, GradFormat, MemoryPolicy, Purpose, Split};
@@ -16,6 +17,7 @@ use ottava_tensor::bench::{Meter, Product, Rates, time_for};
 use ottava_tensor::ops::{cast, normal};
 use ottava_tensor::{Device, Tensor};
 use serde::Serialize;
+use std::rc::Rc;
 
 /// One linear in one recipe.
 #[derive(Clone, Debug, Serialize)]
@@ -76,12 +78,12 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
         loaded = std::mem::replace(&mut loaded, Ok(())).and(param.load_whole(&mut weights))
     });
     loaded?;
-    let mut scaling = ScalingState::new(device, build.slots)?;
+    let mut scaling = ScalingState::new(device, build.slots, Rc::new(Undivided))?;
     let random = |width, std, seed| cast(&normal(device, &[tokens, width], std, seed)?, recipe.compute);
     let (x, dy): (Tensor, Tensor) = (random(inputs, 1.0, 2)?, random(outputs, 1e-3, 3)?);
     let sequences = Sequences::new(device, 1, tokens)?;
     let pass = |linear: &mut Linear, scaling: &mut ScalingState| -> Result<()> {
-        let mut context = Context::new(scaling.casts(Mode::TRAINING), &sequences);
+        let mut context = Context::new(scaling.casts(Mode::TRAINING), &Undivided, &sequences);
         let (y, saved) = linear.forward(x.clone(), None, &mut context)?;
         drop(y);
         linear.backward(dy.clone(), saved, &mut context)?;

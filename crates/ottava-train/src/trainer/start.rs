@@ -63,7 +63,7 @@ pub fn build<T>(
         return Ok(made);
     };
     let mut base = FolderWeights::open(folder)?.on(device);
-    let new_score = sizes.score && !is_reward_model(&ConfigFile::read(folder)?)?;
+    let new_score = sizes.head.score && !is_reward_model(&ConfigFile::read(folder)?)?;
     let new = random();
     let mut weights = AdaptedWeights::new(&mut base, adapter, new, new_score);
     let made = make(&mut weights)?;

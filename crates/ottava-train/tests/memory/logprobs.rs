@@ -1,32 +1,25 @@
 //! What log-probabilities of an engine take.
 
-use crate::COUNTED;
+use crate::{COUNTED, sizes};
 use ottava_checkpoint::RandomWeights;
 use ottava_engine::{Engine, EngineOptions, Event, KvCacheDtype, Request};
-use ottava_models::{Decoder, DecoderConfig};
+use ottava_models::Decoder;
 use ottava_recipe::RecipeName;
 use ottava_recipe::param::Purpose;
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 use ottava_tensor::testing::allocator::CountingAllocator;
-use ottava_train::bench::model;
+use serde_json::json;
 
 const VOCABULARY: usize = 16_384;
 const PROMPT: usize = 40;
 const DRAWN: usize = 16;
 
 fn engine() -> Engine {
-    let like = model("llama-2-7b").unwrap();
-    let sizes = DecoderConfig {
-        vocabulary: VOCABULARY,
-        channels: 16,
-        hidden: 32,
-        layers: 1,
-        heads: 2,
-        kv_heads: 1,
-        head_dim: 8,
-        ..like
-    };
+    let sizes = sizes(json!({
+        "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }));
     let mut config = RunConfig::default();
     config.precision.recipe = RecipeName::Fp32;
     let recipe = config.precision.recipe();

@@ -11,6 +11,7 @@ use ottava_models::{ConfigFile, Decoder, DecoderConfig, InferenceBatch, KvCache,
 use ottava_parallel::Partition;
 use ottava_parallel::optim::{Optimizer, grad_norm, optimizer_tensors};
 use ottava_recipe::context::{Context, Sequences};
+use ottava_recipe::layer_ranks::Undivided;
 use ottava_recipe::mode::{Mode, StepPrecision};
 use ottava_recipe::param::{Builder, FolderTensor, Init, MemoryPolicy, Param, Purpose, Split, WeightSource};
 use ottava_recipe::scaling::{CastLosses, OneRank, ScalingState};
@@ -30,6 +31,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::LazyLock;
 
 /// The CPU and, where there is one, the GPU.
@@ -217,7 +219,7 @@ pub fn build<L: Alone>(
     let mut build = Builder::new(device, recipe, Purpose::Train(MemoryPolicy::FULL));
     let mut layer = make(&mut build).expect("the layer is built");
     load(layer.trained());
-    (layer, ScalingState::new(device, build.slots).expect("the scaling state is built"))
+    (layer, ScalingState::new(device, build.slots, Rc::new(Undivided)).expect("the scaling state is built"))
 }
 
 /// A linear of the stacked `parts` (name, rows).
@@ -255,10 +257,17 @@ pub fn config(keys: Value) -> DecoderConfig {
 
 /// A Llama with heads that share keys, big enough for FP8 errors to average out.
 pub fn tiny_llama() -> DecoderConfig {
-    config(json!({
+    tiny_llama_with(json!({}))
+}
+
+/// [`tiny_llama`] with other `keys` of `config.json`.
+pub fn tiny_llama_with(keys: Value) -> DecoderConfig {
+    let mut all = json!({
         "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-    }))
+    });
+    all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+    config(all)
 }
 
 /// The model with seeded weights, ready for its first step.
@@ -272,7 +281,7 @@ pub fn decoder(config: &DecoderConfig, recipe: &Recipe, device: &Device, std: f3
 
 /// A pass over `sequences` that keeps everything for backward.
 pub fn training<'a>(scaling: &'a mut ScalingState, sequences: &'a Sequences, precision: StepPrecision) -> Context<'a> {
-    Context::new(scaling.casts(Mode::training(precision)), sequences)
+    Context::new(scaling.casts(Mode::training(precision)), &Undivided, sequences)
 }
 
 /// `rows` sequences of equal length, of `tokens` in all.

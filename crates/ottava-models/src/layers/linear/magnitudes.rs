@@ -20,6 +20,7 @@ impl Linear {
     /// the columns of all ranks, if these divide the inputs.
     pub(super) fn factors(&self, context: &mut Context) -> Result<Option<Tensor>> {
         let Some(adapter) = self.adapter.as_ref().filter(|adapter| adapter.has_magnitudes()) else { return Ok(None) };
+        let (ranks, sums) = (context.ranks, self.sums(Split::Input, context));
         let Context { casts, loan, .. } = context;
         let weight = match self.products(casts).fprop {
             ProductPrecision::Fp8(_) => {
@@ -29,9 +30,8 @@ impl Linear {
             }
             _ => self.weight.read(loan)?,
         };
-        let sums = self.sums(Split::Input, casts);
         let sum = |squares: Tensor| match sums {
-            true => casts.layer_ranks().sum(Axis::Tensor, self.weight.name(), squares),
+            true => ranks.sum(Axis::Tensor, self.weight.name(), squares),
             false => Ok(squares),
         };
         adapter.factors(&weight, loan, sum).map(Some)

@@ -62,6 +62,7 @@ impl SmoothCasts {
         residual: Option<&Tensor>,
         context: &mut Context,
     ) -> Result<(Tensor, ColumnScales)> {
+        let sums = linear.sums(Split::Input, context);
         let Context { casts: pass, loan, .. } = &mut *context;
         let mut columns = column_scales(x)?;
         if pass.mode.pass == Pass::Inference {
@@ -79,10 +80,9 @@ impl SmoothCasts {
         pass.probe_cast(self.weight, &weight_codes, &scaled)?;
         let how = linear.products.fprop.accumulation();
         let (a, b) = (Operand::Rows(&codes), Operand::Rows(&weight_codes));
-        let sums = linear.sums(Split::Input, pass);
         let y = linear.product(Quantity::Fprop, a, b, residual.filter(|_| !sums), how, context)?;
-        let y = linear.with_bias(y, &context.casts)?;
-        let y = if sums { context.casts.sum(linear.weight.name(), y, residual)? } else { y };
+        let y = linear.with_bias(y, context)?;
+        let y = if sums { context.sum(linear.weight.name(), y, residual)? } else { y };
         Ok((y, ColumnScales { columns, input, weight }))
     }
 

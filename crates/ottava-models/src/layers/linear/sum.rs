@@ -22,17 +22,17 @@ impl Linear {
         product: impl Fn(&View, Option<&Tensor>, &mut Context) -> Result<Tensor>,
         context: &mut Context,
     ) -> Result<Tensor> {
-        if !self.sums(divided, &context.casts) {
+        if !self.sums(divided, context) {
             return product(x, addend, context);
         }
         let name = self.weight.name();
         let rows = x.row_count();
-        let divides = context.casts.divides_tokens() && !context.casts.compares();
-        if !divides || x.row_range(context.casts.place().range(rows))?.is_none() {
+        let divides = context.divides_tokens() && !context.casts.compares();
+        if !divides || x.row_range(context.place().range(rows))?.is_none() {
             let partial = product(x, None, context)?;
-            return context.casts.sum(name, partial, addend);
+            return context.sum(name, partial, addend);
         }
-        let ranks = context.casts.layer_ranks();
+        let ranks = context.ranks;
         let mut partial = |range| product(&x.row_range(range)?.expect("all ranks have equal rows"), None, context);
         ranks.sum_computed_rows(Axis::Tensor, name, rows, &mut partial, addend)
     }

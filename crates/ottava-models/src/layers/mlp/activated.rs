@@ -78,7 +78,7 @@ impl ActivatedLinear {
         let Some(ReadWeight { view, how }) = before.sole_weight(x, context)? else { return Ok(None) };
         let (operands, dtype) = ([x.rows()?, view.rows()?], before.dtype());
         let copies = copies_without_transpose(context, &input);
-        let (activated, ()) = input.produce_input(copies, &mut context.casts, |output| {
+        let (activated, ()) = input.produce_input(copies, context, |output| {
             Ok((product_activation_to(self.activation, operands, dtype, how, output)?, ()))
         })?;
         self.linear.fprop(&activated.rows, residual, context).map(Some)
@@ -103,7 +103,7 @@ impl ActivatedLinear {
         let input = self.linear.input();
         // The backward kernel of the activation writes the transposed codes, so forward does not.
         let (copies, compresses) = (copies_without_transpose(context, &input), context.compresses());
-        let (activated, compressed) = input.produce_input(copies, &mut context.casts, |output| {
+        let (activated, compressed) = input.produce_input(copies, context, |output| {
             if compresses && !matches!(output, Output::Amax { .. }) {
                 let (activated, hidden) = activation_compressing(self.activation, &hidden, output)?;
                 return Ok((activated, Some(hidden)));
@@ -164,7 +164,7 @@ impl ActivatedLinear {
             (activated, _) => {
                 let activated = activated.or_else(|frozen| {
                     let value = activation(self.activation, &hidden.value()?)?;
-                    input.recast_columns(value, &frozen, &mut context.casts)
+                    input.recast_columns(value, &frozen, context)
                 })?;
                 (self.produce_dhidden(&dactivated, &hidden, before, context)?, activated)
             }

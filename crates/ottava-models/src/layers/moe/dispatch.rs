@@ -94,7 +94,7 @@ impl Dispatch {
     /// Starts to collect the rows of all ranks, in their order, from this rank's `rows` `[T, …]`; in inference these are all.
     pub fn start_gather(&self, rows: &Tensor, context: &Context) -> Result<Arriving> {
         match self.exchanges_tokens(context) {
-            true => context.casts.layer_ranks().start_gather(Axis::Expert, &self.name, rows),
+            true => context.ranks.start_gather(Axis::Expert, &self.name, rows),
             false => Ok(Arriving::Here(rows.clone())),
         }
     }
@@ -156,7 +156,7 @@ impl Dispatch {
         let tokens = arriving.wait()?;
         let Some((own, transposes)) = cast else {
             let gather = |output: Output<'_>| Ok((gather_to(&tokens, &choices.slots, None, output)?, ()));
-            return Ok(reader.produce_input(copies, &mut context.casts, gather)?.0);
+            return Ok(reader.produce_input(copies, context, gather)?.0);
         };
         let rows = gather_quantized(&self.join_codes(tokens, own, context)?, &choices.slots, transposes)?;
         let columns = transposes.then(|| View::Codes(rows.clone().only_transposed()));
@@ -175,7 +175,7 @@ impl Dispatch {
         let tokens = arriving.wait()?;
         let Some((own, _)) = cast else {
             let gather = |output: Output<'_>| Ok(gather_to(&tokens, &choices.slots, None, output)?);
-            return reader.reproduce_columns(&frozen, &mut context.casts, gather);
+            return reader.reproduce_columns(&frozen, context, gather);
         };
         let rows = gather_quantized(&self.join_codes(tokens, own, context)?, &choices.slots, true)?;
         Ok(View::Codes(rows.only_transposed()))
@@ -237,7 +237,7 @@ impl Dispatch {
             let weights = weights.map(|weights| weights.rows(tokens.start, tokens.end)).transpose()?;
             Ok(combine(rows, &choices.slots.of_tokens(tokens)?, weights.as_ref(), None)?)
         };
-        let (ranks, tokens) = (context.casts.layer_ranks(), choices.weights.shape()[0]);
+        let (ranks, tokens) = (context.ranks, choices.weights.shape()[0]);
         if self.exchanges_tokens(context) {
             return ranks.sum_computed_rows(Axis::Expert, &self.name, tokens, &mut { partial }, addend);
         }
@@ -253,7 +253,7 @@ impl Dispatch {
     pub fn weight_gradient(&self, dots: &Tensor, choices: &Dispatched, context: &Context) -> Result<Tensor> {
         let all = weight_gradient(dots, &choices.slots, &choices.weights)?;
         match self.exchanges_tokens(context) {
-            true => context.casts.layer_ranks().sum_own_rows(Axis::Expert, &self.name, all, None),
+            true => context.ranks.sum_own_rows(Axis::Expert, &self.name, all, None),
             false => Ok(all),
         }
     }

@@ -141,14 +141,13 @@ impl Experts {
         // The backward kernel of the activation writes the transposed codes, so forward does not.
         let copies = self.down.input_copies(copies_without_transpose(context, &operand));
         let compresses = context.compresses();
-        let (CastInput { rows, saved: activated }, compressed) =
-            operand.produce_input(copies, &mut context.casts, |output| {
-                if compresses && !matches!(output, Output::Amax { .. }) {
-                    let (activated, hidden) = activation_compressing(self.activation, &hidden, output)?;
-                    return Ok((activated, Some(hidden)));
-                }
-                Ok((activation_to(self.activation, &hidden, output)?, None))
-            })?;
+        let (CastInput { rows, saved: activated }, compressed) = operand.produce_input(copies, context, |output| {
+            if compresses && !matches!(output, Output::Amax { .. }) {
+                let (activated, hidden) = activation_compressing(self.activation, &hidden, output)?;
+                return Ok((activated, Some(hidden)));
+            }
+            Ok((activation_to(self.activation, &hidden, output)?, None))
+        })?;
         let hidden = compressed.map_or_else(|| SavedActivation::Exact(hidden), SavedActivation::Compressed);
         Ok((rows, ExpertsSaved { input, hidden, activated }))
     }
@@ -176,9 +175,8 @@ impl Experts {
         let dy = dy.wait()?;
         // The weights of the choices come in here, so the gradient by the activations has them as a factor.
         let (Views { rows, columns: dz }, of_bias) =
-            self.down.produce_gradient_and_dots(groups, &mut context.casts, |output| {
-                gather_to(&dy, slots, Some(weights), output)
-            })?;
+            self.down
+                .produce_gradient_and_dots(groups, context, |output| gather_to(&dy, slots, Some(weights), output))?;
         drop(dy);
         let dactivated = self.down.dgrad(&rows, groups, context)?;
         drop(rows);
@@ -191,16 +189,14 @@ impl Experts {
         let (dhidden, activated) = match (activated.into_columns(), operand.fused(&context.casts)) {
             // The backward kernel of the activation reads `hidden`, and also writes the activation's transposed codes. It always measures.
             (Err(frozen), Some(slot)) if trained && context.mode().measures() => {
-                let casts = &mut context.casts;
                 let (dhidden, codes) =
-                    gate_up.produce_gradient_and_recast(slot, &frozen, groups, casts, |output, activated| {
+                    gate_up.produce_gradient_and_recast(slot, &frozen, groups, context, |output, activated| {
                         Ok(activation_backward_to(how, &dactivated, &hidden, output, activated)?)
                     })?;
                 (dhidden, Ok(codes))
             }
             (activated, _) => {
-                let casts = &mut context.casts;
-                let dhidden = gate_up.produce_gradient(groups, casts, |output| {
+                let dhidden = gate_up.produce_gradient(groups, context, |output| {
                     Ok(activation_backward_to(how, &dactivated, &hidden, output, None)?.0)
                 })?;
                 (dhidden, activated)
@@ -208,9 +204,7 @@ impl Experts {
         };
         drop(dactivated);
         let recast = |context: &mut Context| {
-            activated.or_else(|frozen| {
-                operand.recast_columns(activation(how, &hidden.value()?)?, &frozen, &mut context.casts)
-            })
+            activated.or_else(|frozen| operand.recast_columns(activation(how, &hidden.value()?)?, &frozen, context))
         };
         self.down.wgrad(&dz, recast, groups, context)?;
         drop((dz, hidden));

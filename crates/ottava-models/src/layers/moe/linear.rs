@@ -174,21 +174,21 @@ impl GroupedLinear {
     }
 
     /// Adds to the gradient of the bias, and casts the gradient by the output.
-    fn cast_gradient(&mut self, dy: &Tensor, groups: &Groups, casts: &mut Casts) -> Result<Views> {
+    fn cast_gradient(&mut self, dy: &Tensor, groups: &Groups, context: &mut Context) -> Result<Views> {
         self.add_bias_gradient(dy, groups)?;
-        self.gradient.cast_gradient(dy, None, casts)
+        self.gradient.cast_gradient(dy, None, context)
     }
 
     /// The views of the gradient by the output that `op` produces; adds to the gradient of the bias.
     pub fn produce_gradient(
         &mut self,
         groups: &Groups,
-        casts: &mut Casts,
+        context: &mut Context,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
     ) -> Result<Views> {
         match self.bias {
-            None => self.gradient.produce_gradient(casts, op),
-            Some(_) => self.cast_gradient(&plain(op(Output::Plain)?), groups, casts),
+            None => self.gradient.produce_gradient(context, op),
+            Some(_) => self.cast_gradient(&plain(op(Output::Plain)?), groups, context),
         }
     }
 
@@ -196,16 +196,16 @@ impl GroupedLinear {
     pub fn produce_gradient_and_dots(
         &mut self,
         groups: &Groups,
-        casts: &mut Casts,
+        context: &mut Context,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
     ) -> Result<(Views, Option<Tensor>)> {
         let Some(bias) = self.bias_by_expert(groups)? else {
-            return Ok((self.gradient.produce_gradient(casts, op)?, None));
+            return Ok((self.gradient.produce_gradient(context, op)?, None));
         };
         let dy = plain(op(Output::Plain)?);
         let mut dots = Tensor::zeros(dy.device(), &dy.shape()[..1], real_type(dy.dtype()))?;
         grouped_bias_dots(&dy, &bias, groups, &mut dots)?;
-        Ok((self.cast_gradient(&dy, groups, casts)?, Some(dots)))
+        Ok((self.cast_gradient(&dy, groups, context)?, Some(dots)))
     }
 
     /// `dy · W[e]`.
@@ -254,13 +254,13 @@ impl GroupedLinear {
         other: Slot,
         frozen: &FrozenScale,
         groups: &Groups,
-        casts: &mut Casts,
+        context: &mut Context,
         op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
     ) -> Result<(Views, View)> {
-        let (made, codes) = casts.produce_and_recast(self.gradient.fused(casts), other, frozen, op)?;
+        let (made, codes) = context.casts.produce_and_recast(self.gradient.fused(&context.casts), other, frozen, op)?;
         let gradient = match made {
             Produced::Fp8(codes) => Views::of_codes(codes),
-            value => self.cast_gradient(&plain(value), groups, casts)?,
+            value => self.cast_gradient(&plain(value), groups, context)?,
         };
         Ok((gradient, View::Codes(codes)))
     }

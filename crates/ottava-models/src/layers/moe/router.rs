@@ -164,9 +164,9 @@ impl Router {
     /// the tensors of layers, and ranks that divide sequences.
     fn counts_of_ranks(&self, routes: &Routes, context: &Context) -> Result<Tensor> {
         let own = count_choices(&routes.ids, &own_counted(context)?, self.experts)?.reshape(&[1, self.experts])?;
-        let counts = context.casts.gather(self.weight.name(), &own)?;
+        let counts = context.gather(self.weight.name(), &own)?;
         match context.sequences.place.is_divided() {
-            true => context.casts.layer_ranks().gather(Axis::Context, self.weight.name(), &counts),
+            true => context.ranks.gather(Axis::Context, self.weight.name(), &counts),
             false => Ok(counts),
         }
     }
@@ -184,5 +184,5 @@ impl Router {
 
 /// [`Sequences::counted`](ottava_recipe::context::Sequences::counted) of the tokens that this rank routes.
 fn own_counted(context: &Context) -> Result<Tensor> {
-    context.casts.own_rows(&context.sequences.counted)
+    context.own_rows(&context.sequences.counted)
 }

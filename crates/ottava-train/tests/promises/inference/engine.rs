@@ -9,7 +9,7 @@ use ottava_engine::{
     Engine, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Proposer, Request, RequestId, Sampling,
     TokenLogprob,
 };
-use ottava_models::{Decoder, DecoderConfig, LayerSet};
+use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Purpose, Resident};
 use ottava_recipe::{Fp8Format, Recipe, RecipeName};
@@ -348,8 +348,12 @@ fn cancelled_requests_give_their_memory_back() {
 
 /// Layers; every other one has a window, with soft caps as in Gemma 2.
 pub fn windowed() -> DecoderConfig {
-    let local = LayerSet::AllButEvery(2);
-    DecoderConfig { window: Some(20), local, score_cap: Some(5.0), logit_cap: Some(9.0), ..tiny_llama() }
+    let mut sizes = tiny_llama();
+    sizes.head.cap = Some(9.0);
+    for (layer, heads) in sizes.heads_mut().enumerate() {
+        (heads.window, heads.soft_cap) = (layer.is_multiple_of(2).then_some(20), Some(5.0));
+    }
+    sizes
 }
 
 #[test]

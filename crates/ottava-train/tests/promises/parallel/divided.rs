@@ -6,7 +6,7 @@ use ottava_common::Result;
 use ottava_data::Batch;
 use ottava_parallel::optim::{Optimizer, optimizer_tensors};
 use ottava_parallel::{LayerAxes, Ranks, Schedule, SentActivations, Zero};
-use ottava_recipe::layer_ranks::{Arriving, LayerRanks, ShardPlace};
+use ottava_recipe::layer_ranks::{AmaxRanks, Arriving, LayerRanks, ShardPlace};
 use ottava_recipe::lora::{Lora, Targets};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{FolderTensor, Init, MemoryPolicy, Param, WeightSource};
@@ -149,10 +149,12 @@ impl LayerRanks for Faulty {
         let sum = self.ranks.sum(axis, name, x)?;
         Ok(if matches!(self.fault, Fault::OwnNorms) && name.ends_with("proj.weight") { own } else { sum })
     }
+}
 
-    fn largest(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
-        let own = x.duplicate()?;
-        let largest = self.ranks.largest(axis, name, x)?;
+impl AmaxRanks for Faulty {
+    fn largest(&self, axis: Axis, name: &str, amax: Tensor) -> Result<Tensor> {
+        let own = amax.duplicate()?;
+        let largest = self.ranks.largest(axis, name, amax)?;
         Ok(if matches!(self.fault, Fault::OwnScale) { own } else { largest })
     }
 }

@@ -8,13 +8,13 @@ use crate::setup::{
 };
 use ottava_common::Result;
 use ottava_models::layers::{
-    Attention, AttentionConfig, Block, Branch, Embedding, Factor, Head, HeadOutput, LLAMA, Mlp, MlpConfig, Names, Norm,
-    NormConfig, NormScope, QkNorm, Sublayer,
+    Attention, Block, Branch, Embedding, Factor, Head, HeadOutput, HeadsSpec, LLAMA, Mlp, MlpSpec, Names, Norm,
+    NormConfig, NormScope, Rotary, Stream, Sublayer,
 };
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::layer_ranks::Undivided;
 use ottava_recipe::lora::{Lora, Targets};
-use ottava_recipe::mode::{Mode, StepPrecision};
+use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{Builder, Loan, MemoryPolicy, Param, Purpose, Split};
 use ottava_recipe::recompute::Recompute;
 use ottava_recipe::scaling::{OneRank, ScalingState, Slots};
@@ -23,6 +23,7 @@ use ottava_tensor::ops::{CrossEntropy, Gelu, IGNORE_INDEX, NormKind, RopePairs, 
 use ottava_tensor::testing::{integers, normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
+use std::rc::Rc;
 
 /// With this step, central differences err by 2e-11 of the third derivative, and by roundings of about 1e-16 · loss / 1e-5.
 const STEP: f64 = 1e-5;
@@ -145,10 +146,10 @@ fn mlp_with_gelu_backward_is_the_gradient() {
         (Activation::GeGlu(Gelu::Exact), &LLAMA),
         (Activation::GeGlu(Gelu::Tanh), &LLAMA),
     ] {
-        let mlp = MlpConfig { channels: 7, hidden: 11, activation, bias: true, names, std: 0.5 };
+        let (mlp, stream) = (MlpSpec { hidden: 11, activation, bias: true }, Stream { names, ..stream(7) });
         let make = |b: &mut Builder| {
             let norm = Norm::new(b, "norm", 7, NormConfig::rms(1e-5))?;
-            Ok(Branch::new(norm, Mlp::new(b, "mlp", mlp, None)?))
+            Ok(Branch::new(norm, vec![Box::new(Mlp::new(b, "mlp", mlp, &stream, None)?)]))
         };
         grad_check(&format!("mlp, {activation:?}"), make, [5, 7], 1);
     }
@@ -156,34 +157,24 @@ fn mlp_with_gelu_backward_is_the_gradient() {
 
 #[test]
 fn mlp_backward_is_the_gradient() {
-    let mlp = MlpConfig { channels: 7, hidden: 11, activation: SwiGlu, bias: true, names: &LLAMA, std: 0.5 };
+    let mlp = MlpSpec { hidden: 11, activation: SwiGlu, bias: true };
     let make = |b: &mut Builder| {
         let norm = Norm::new(b, "norm", 7, NormConfig::rms(1e-5))?;
-        Ok(Branch::new(norm, Mlp::new(b, "mlp", mlp, None)?))
+        Ok(Branch::new(norm, vec![Box::new(Mlp::new(b, "mlp", mlp, &stream(7), None)?)]))
     };
     grad_check("mlp", make, [5, 7], 1);
 }
 
-const ATTENTION: AttentionConfig = AttentionConfig {
-    channels: 10,
-    heads: 4,
-    kv_heads: 2,
-    head_dim: 6,
-    qk_norm: None,
-    qkv_bias: true,
-    output_bias: true,
-    sinks: false,
-    window: None,
-    soft_cap: None,
-    scale: None,
-    pairs: RopePairs::Halves,
-    names: &LLAMA,
-    std: 0.5,
-};
-const MLP: MlpConfig = MlpConfig { channels: 10, hidden: 13, activation: SwiGlu, bias: false, names: &LLAMA, std: 0.5 };
+const ATTENTION: HeadsSpec = HeadsSpec { qkv_bias: true, output_bias: true, ..HeadsSpec::new(4, 2, 6) };
+const MLP: MlpSpec = MlpSpec { hidden: 13, activation: SwiGlu, bias: false };
 
-fn angles(positions: usize) -> Tensor {
-    rope_table(&Device::Cpu, &[1.0, 0.3, 0.1], positions, DType::F64).expect("a table")
+fn stream(channels: usize) -> Stream {
+    Stream { channels, residual_scale: 1.0, norm: NormConfig::rms(1e-2), names: &LLAMA, std: 0.5 }
+}
+
+fn angles(device: &Device, positions: usize, dtype: DType) -> Option<Rotary> {
+    let table = rope_table(device, &[1.0, 0.3, 0.1], positions, dtype).expect("a table");
+    Some(Rotary { table, pairs: RopePairs::Halves })
 }
 
 #[test]
@@ -192,8 +183,9 @@ fn attention_backward_is_the_gradient() {
         let what = if sinks { "attention with sinks" } else { "attention" };
         let make = |b: &mut Builder| {
             let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
-            let config = AttentionConfig { sinks, ..ATTENTION };
-            Ok(Branch::new(norm, Attention::new(b, "attention", config, Some(angles(7)), None)?))
+            let (heads, angles) = (HeadsSpec { sinks, ..ATTENTION }, angles(&Device::Cpu, 7, DType::F64));
+            let attention = Attention::new(b, "attention", heads, &stream(10), angles, None)?;
+            Ok(Branch::new(norm, vec![Box::new(attention)]))
         };
         grad_check(what, make, [2 * 7, 10], 2);
     }
@@ -204,11 +196,13 @@ fn attention_with_normalised_heads_backward_is_the_gradient() {
     use NormScope::{Head, Projection};
     let kinds = [(NormKind::Rms, Head), (NormKind::RmsPlusOne, Head), (NormKind::Layer, Head)];
     for (kind, scope) in kinds.into_iter().chain([(NormKind::Rms, Projection), (NormKind::RmsPlusOne, Projection)]) {
-        let config = AttentionConfig { qk_norm: Some(QkNorm { kind, scope, eps: 1e-2 }), ..ATTENTION };
+        let heads = HeadsSpec { qk_norm: Some(scope), ..ATTENTION };
+        let stream = Stream { norm: NormConfig { kind, ..NormConfig::rms(1e-2) }, ..stream(10) };
         let what = format!("attention with normalised heads, {kind:?} of a {scope:?}");
         let make = |b: &mut Builder| {
             let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
-            Ok(Branch::new(norm, Attention::new(b, "attention", config, Some(angles(7)), None)?))
+            let angles = angles(&Device::Cpu, 7, DType::F64);
+            Ok(Branch::new(norm, vec![Box::new(Attention::new(b, "attention", heads, &stream, angles, None)?)]))
         };
         grad_check(&what, make, [2 * 7, 10], 2);
     }
@@ -218,9 +212,12 @@ fn attention_with_normalised_heads_backward_is_the_gradient() {
 fn block_backward_is_the_gradient() {
     let make = |b: &mut Builder| {
         let norm = Norm::new(b, "attention_norm", 10, NormConfig::rms(1e-5))?;
-        let attention = Branch::new(norm, Attention::new(b, "attention", ATTENTION, Some(angles(5)), None)?);
+        let angles = angles(&Device::Cpu, 5, DType::F64);
+        let attention = Attention::new(b, "attention", ATTENTION, &stream(10), angles, None)?;
+        let attention = Branch::new(norm, vec![Box::new(attention)]);
         let norm = Norm::new(b, "mlp_norm", 10, NormConfig::rms(1e-5))?;
-        Ok(Block::new("block".into(), vec![attention, Branch::new(norm, Mlp::new(b, "mlp", MLP, None)?)]))
+        let mlp = Branch::new(norm, vec![Box::new(Mlp::new(b, "mlp", MLP, &stream(10), None)?)]);
+        Ok(Block::new("block".into(), vec![attention, mlp]))
     };
     grad_check("block", make, [3 * 5, 10], 3);
 }
@@ -228,28 +225,27 @@ fn block_backward_is_the_gradient() {
 /// Attention and MLP beside each other, as in Command-R: one norm, one operand, two sublayers.
 fn parallel(b: &mut Builder) -> Result<Branch> {
     let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
-    let table = rope_table(b.device, &[1.0, 0.3, 0.1], 5, real_type(b.recipe.compute))?;
-    let attention = Attention::new(b, "attention", ATTENTION, Some(table), None)?;
-    let mlp = Mlp::new(b, "mlp", MLP, Some(Sublayer::input(&attention)))?;
-    Ok(Branch::new(norm, attention).and(mlp))
+    let angles = angles(b.device, 5, real_type(b.recipe.compute));
+    let attention = Attention::new(b, "attention", ATTENTION, &stream(10), angles, None)?;
+    let mlp = Mlp::new(b, "mlp", MLP, &stream(10), Some(Sublayer::input(&attention)))?;
+    Ok(Branch::new(norm, vec![Box::new(attention), Box::new(mlp)]))
 }
 
 /// A branch with norms before and after its sublayers, or without: of attention, of an MLP, or of both beside each other.
 fn branch_with_norms(b: &mut Builder, [before, after]: [bool; 2], sublayers: [bool; 2]) -> Result<Branch> {
     let mut norm = |name: &str| Norm::new(b, name, 10, NormConfig::rms(1e-2));
     let (before, after) = (before.then(|| norm("before")).transpose()?, after.then(|| norm("after")).transpose()?);
-    let table = rope_table(b.device, &[1.0, 0.3, 0.1], 5, real_type(b.recipe.compute))?;
-    let attention = Attention::new(b, "attention", ATTENTION, Some(table), None)?;
-    let mlp = Mlp::new(b, "mlp", MLP, sublayers[0].then(|| Sublayer::input(&attention)))?;
-    let branch = match sublayers {
-        [true, true] => Branch::new(before, attention).and(mlp),
-        [true, false] => Branch::new(before, attention),
-        _ => Branch::new(before, mlp),
-    };
-    Ok(match after {
-        Some(after) => branch.normalised(after),
-        None => branch,
-    })
+    let angles = angles(b.device, 5, real_type(b.recipe.compute));
+    let attention = Attention::new(b, "attention", ATTENTION, &stream(10), angles, None)?;
+    let mlp = Mlp::new(b, "mlp", MLP, &stream(10), sublayers[0].then(|| Sublayer::input(&attention)))?;
+    let mut all: Vec<Box<dyn Sublayer>> = Vec::new();
+    if sublayers[0] {
+        all.push(Box::new(attention));
+    }
+    if sublayers[1] {
+        all.push(Box::new(mlp));
+    }
+    Ok(Branch::new(before, all).normalised(after))
 }
 
 const ON_AND_OFF: [[bool; 2]; 4] = [[true, false], [true, true], [false, true], [false, false]];
@@ -273,7 +269,7 @@ fn recomputed_branches_have_the_same_gradients_with_and_without_norms() {
             let gradients = |recompute: Recompute| {
                 let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL));
                 let branch = branch_with_norms(&mut build, norms, [false, true]).unwrap();
-                let mut scaling = ScalingState::new(&Device::Cpu, build.slots).unwrap();
+                let mut scaling = ScalingState::new(&Device::Cpu, build.slots, Rc::new(Undivided)).unwrap();
                 let mut block = Block::new("block".into(), vec![branch]);
                 load(Alone::trained(&mut block));
                 quantize(Alone::trained(&mut block), &mut scaling);
@@ -308,7 +304,7 @@ fn a_parallel_branch_casts_its_operand_once() {
         // Exceptions may name one of the two linears.
         let Ok(mut branch) = parallel(&mut build) else { continue };
         let inputs = build.description.linears.iter().filter(|(site, _)| site.inputs == 10).count();
-        let mut scaling = ScalingState::new(&Device::Cpu, build.slots).unwrap();
+        let mut scaling = ScalingState::new(&Device::Cpu, build.slots, Rc::new(Undivided)).unwrap();
         load(branch.trained());
         quantize(branch.trained(), &mut scaling);
         let x = cast(&normals("x", &[10, 10], DType::F32), recipe.compute).unwrap();
@@ -346,19 +342,20 @@ fn embedding_grad_check(mut embedding: Embedding) {
     // Token 3 comes twice: its row gets two gradients. Most tokens do not come, and their rows get none.
     let ids = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, 10, 3, 0]).unwrap();
     let dy = normals("dy", &[4, 5], DType::F64);
-    let mut scaling = ScalingState::new(&Device::Cpu, Slots::default()).unwrap();
-    let casts = scaling.casts(Mode::TRAINING);
-    embedding.backward(&dy, &ids, &casts).unwrap();
+    let mut scaling = ScalingState::new(&Device::Cpu, Slots::default(), Rc::new(Undivided)).unwrap();
+    let sequences = sequences(&Device::Cpu, 1, 4);
+    let context = training(&mut scaling, &sequences, StepPrecision::Recipe);
+    embedding.backward(&dy, &ids, &context).unwrap();
     let (once, start) = (gradient(&embedding.table), embedding.table.value().unwrap());
     expect_gradient("embedding", &once, &start, |value| {
         embedding.table.weights.set_value(value);
-        values(&embedding.forward(&ids, Loan::none(), &casts).unwrap())
+        values(&embedding.forward(&ids, Loan::none(), &context).unwrap())
             .iter()
             .zip(values(&dy))
             .map(|(y, dy)| y * dy)
             .sum()
     });
-    embedding.backward(&dy, &ids, &casts).unwrap();
+    embedding.backward(&dy, &ids, &context).unwrap();
     let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
     assert!(largest_error(&gradient(&embedding.table), &twice) < 1e-14, "the second backward adds");
 }

@@ -1,12 +1,15 @@
 //! Muon and Lion train, as published, whatever ranks divide, wherever states are stored, in every format.
 
 use crate::runs::resume::write_inputs;
-use crate::setup::{Seeded, batch, devices, linear, on_ranks, progress, recipe, relative_error, tiny_llama};
+use crate::setup::{
+    Seeded, batch, devices, linear, on_ranks, progress, recipe, relative_error, tiny_llama, tiny_llama_with,
+};
 use ottava_checkpoint::{FolderTemplate, FolderWeights, Saver, training};
 use ottava_data::Batch;
 use ottava_models::{Decoder, DecoderConfig, decoder_config};
 use ottava_parallel::optim::{AdjustLr, Optimizer, Prepared, optimizer_tensors, update};
 use ottava_parallel::{Partition, Ranks, ReduceFormat, Zero};
+use ottava_recipe::layer_ranks::Undivided;
 use ottava_recipe::level::{Masters, Share, States, Storage};
 use ottava_recipe::lora::{Lora, Targets};
 use ottava_recipe::mode::{Mode, StepPrecision};
@@ -20,7 +23,7 @@ use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 use ottava_train::plan::{Plan, ResolvedRun, TensorPlan};
 use ottava_train::step::TrainStep;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -63,7 +66,7 @@ fn muon_updates_as_pytorch_does() {
             let mut build = Builder::new(&device, &recipe, Purpose::Train(MemoryPolicy::FULL));
             build.block = Some((0, 1));
             let mut layer = linear(&mut build, &[("a", rows), ("b", rows)], columns, false, 1.0).unwrap();
-            let mut scaling = ScalingState::new(&device, build.slots).unwrap();
+            let mut scaling = ScalingState::new(&device, build.slots, Rc::new(Undivided)).unwrap();
             let mut params = Vec::new();
             layer.parameters_mut(&mut |param| params.push(param));
             // The second tensor has other values, in another size.
@@ -328,7 +331,7 @@ fn policy(storage: Storage) -> MemoryPolicy {
 #[test]
 fn the_loss_falls_at_every_level() {
     // Rows of 128 values, which the groups of `coat` divide.
-    let sizes = DecoderConfig { channels: 128, hidden: 128, head_dim: 32, ..tiny_llama() };
+    let sizes = tiny_llama_with(json!({"hidden_size": 128, "intermediate_size": 128}));
     for device in devices() {
         for name in [muon(), lion()] {
             for storage in Storage::ALL {
