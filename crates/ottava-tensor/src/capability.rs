@@ -5,7 +5,7 @@
 //! project's tests have run on such a GPU. Three kinds of work are checked against a row of the table, before anything is launched and in every dry
 //! run:
 //!
-//! - Kernels: the declaration of a kernel source (`kernel_source!`) names the features that the kernel `needs`, and `KernelModule::expect_on`
+//! - Kernels: the declaration of a kernel source (`kernels!`) names the features that the kernel `needs`, and `KernelModule::expect_on`
 //!   checks the needs before the kernel is compiled. A kernel that can do without an instruction has another path for GPUs that lack the
 //!   instruction (`__CUDA_ARCH__` in `common.cuh`), and needs nothing.
 //! - Products and recipes: `Capability::expect_fp8_product`, and `Recipe::expect_on` of `ottava-recipe` for the products of a recipe.

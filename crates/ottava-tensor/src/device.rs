@@ -51,6 +51,13 @@ impl Device {
         }
     }
 
+    /// Does the CPU's part of an op, which a dry run skips.
+    pub(crate) fn on_cpu(&self, compute: impl FnOnce()) {
+        if let Device::Cpu = self {
+            compute();
+        }
+    }
+
     /// The memory accounts of a dry run; `None` on a real device.
     pub fn tracker(&self) -> Option<&Arc<MemoryTracker>> {
         match self {

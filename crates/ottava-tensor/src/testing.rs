@@ -2,7 +2,7 @@
 
 pub mod allocator;
 
-use crate::cuda::{CudaDevice, arch_of, compile_all};
+use crate::cuda::{CudaDevice, GpuModel, arch_of, compile_all};
 use crate::ops::{CastStatistics, CodeCopies, CurrentScaling, cast, kernels, normal, quantize_blocks, real_type};
 use crate::{DType, Device, Granularity, QuantizedTensor, Result, Tensor};
 use std::fs::File;
@@ -96,15 +96,29 @@ pub fn integers(name: &str, n: usize, below: usize) -> Tensor {
     Tensor::from_slice(&Device::Cpu, &[n], &values).expect("as many as the shape")
 }
 
-/// Runs `op` with the same `inputs` on the CPU and, if there is one, on the GPU, and compares all results.
+/// A GPU without data. It compares each launch with the declared kernels, and panics if an argument does not fit.
+pub fn dry_gpu() -> Device {
+    Device::dry_gpu(GpuModel::h200())
+}
+
+/// Runs `op` with the same `inputs` on the CPU, on a [`dry_gpu`] and, if there is one, on the GPU, and compares the results of the CPU and the GPU.
 pub fn parity(inputs: &[Tensor], tolerance: Tolerance, op: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) {
+    op(&copies(inputs, &dry_gpu())).expect("the op runs on a GPU without data");
+    parity_of_values(inputs, tolerance, op);
+}
+
+/// [`parity`] of an `op` that looks at values, which a GPU without data does not have.
+pub fn parity_of_values(inputs: &[Tensor], tolerance: Tolerance, op: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) {
     let on_cpu = op(inputs).expect("the op runs on the CPU");
     let Some(gpu) = gpu() else { return };
-    let inputs: Vec<_> = inputs.iter().map(|x| x.to_device(&gpu).expect("a copy to the GPU")).collect();
-    let on_gpu = op(&inputs).expect("the op runs on the GPU");
+    let on_gpu = op(&copies(inputs, &gpu)).expect("the op runs on the GPU");
     for (i, (cpu, gpu)) in on_cpu.iter().zip(&on_gpu).enumerate() {
         assert_close(&format!("result {i}, CPU against GPU"), cpu, gpu, tolerance);
     }
+}
+
+fn copies(inputs: &[Tensor], device: &Device) -> Vec<Tensor> {
+    inputs.iter().map(|x| x.to_device(device).expect("a copy to the device")).collect()
 }
 
 /// Panics with index, values and bits of the worst element if `a` and `b` differ by more than `tolerance`.

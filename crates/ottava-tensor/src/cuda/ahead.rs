@@ -142,7 +142,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
 
-    static SOURCE: Source = Source { name: "empty", text: "", needs: &[], constants: &[] };
+    static SOURCE: Source = Source::bare("empty", "");
     const MODULE: KernelModule = KernelModule { source: &SOURCE, defines: &[("X", "f32")] };
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A dry run is a `CudaDevice` without a context. Its calls are checked, its memory comes from the same pool over unmapped addresses, nothing is
 //! enqueued, and reads return zeros. So all CUDA code up to the launch runs on a machine without a GPU, and the memory of a plan is the memory of
-//! the run. A dry run of the CPU is `Device::DryCpu`, a match arm in each op. `tracker.rs` accounts for memory by scope; the plan of `ottava-train`
+//! the run. A dry run of the CPU is `Device::DryCpu`, an arm of `dispatch!` in `ops/dispatch.rs`. `tracker.rs` accounts for memory by scope; the plan of `ottava-train`
 //! reads its accounts.
 
 use super::ahead::Workload;

@@ -15,6 +15,85 @@ pub struct Source {
     pub needs: &'static [Feature],
     /// Constants of Rust that the text names, each passed as `-DNAME=VALUE`.
     pub constants: &'static [(&'static str, i64)],
+    /// Macros of value 1 at the beginning of the text.
+    pub macros: &'static [&'static str],
+    /// The declared kernels of the op. Which of them this source has depends on its macros.
+    pub signatures: &'static [Signature],
+}
+
+impl Source {
+    /// A source of no op, without declared kernels, for launches on a GPU.
+    #[cfg(test)]
+    pub(crate) const fn bare(name: &'static str, text: &'static str) -> Source {
+        Source { name, text, needs: &[], constants: &[], macros: &[], signatures: &[] }
+    }
+
+    /// A kernel of this source, compiled with `defines`, and its arguments.
+    pub fn kernel(&'static self, defines: Defines, entry: Entry) -> Kernel {
+        Kernel { source: self, defines, entry: entry.name, args: entry.args }
+    }
+}
+
+/// Kernels that have the same parameters, as an op declares them.
+#[derive(Debug)]
+pub struct Signature {
+    /// The `extern "C"` names.
+    pub names: &'static [&'static str],
+    /// The parameters in order.
+    pub parameters: &'static [Parameter],
+}
+
+/// A declared parameter of a kernel.
+#[derive(Debug)]
+pub struct Parameter {
+    /// Its name; empty for a struct that the launch appends.
+    pub name: &'static str,
+    /// Its type in Rust, such as `*const X`.
+    pub of: &'static str,
+    /// The form of its argument.
+    pub kind: Kind,
+    /// The macro without which the kernel lacks this parameter.
+    pub only_with: Option<&'static str>,
+}
+
+/// The form of an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A pointer, to constants or to memory that the kernel writes.
+    Pointer,
+    /// `int`
+    I32,
+    /// `unsigned`
+    U32,
+    /// `long long`
+    I64,
+    /// `unsigned long long`
+    U64,
+    /// `float`
+    F32,
+    /// `double`
+    F64,
+    /// A [`TensorMap`].
+    Map,
+    /// A struct, the last parameter, passed as consecutive 64-bit arguments.
+    Struct,
+}
+
+impl Kind {
+    /// Whether `arg` is an argument, or a word, of this form.
+    fn takes(self, arg: &Arg) -> bool {
+        match self {
+            Kind::Pointer => matches!(arg, Arg::Ptr(_)),
+            Kind::I32 => matches!(arg, Arg::I32(_)),
+            Kind::U32 => matches!(arg, Arg::U32(_)),
+            Kind::I64 => matches!(arg, Arg::I64(_)),
+            // A double is passed as its bits.
+            Kind::U64 | Kind::F64 => matches!(arg, Arg::U64(_)),
+            Kind::F32 => matches!(arg, Arg::F32(_)),
+            Kind::Map => matches!(arg, Arg::Map(_)),
+            Kind::Struct => matches!(arg, Arg::Ptr(_) | Arg::U64(_) | Arg::I64(_)),
+        }
+    }
 }
 
 /// Macros that a source is compiled with, each passed as `-DNAME=VALUE`.
@@ -45,6 +124,12 @@ impl KernelModule {
         )))
     }
 
+    /// The parameters that a kernel of this module has.
+    pub(crate) fn parameters(self, signature: &Signature) -> impl Iterator<Item = &Parameter> {
+        let has = move |name: &&str| self.source.macros.contains(name) || self.defines.iter().any(|d| d.0 == *name);
+        signature.parameters.iter().filter(move |parameter| parameter.only_with.as_ref().is_none_or(has))
+    }
+
     /// The address of the text, which identifies a static source without hashing it.
     fn key(&self) -> (usize, Defines) {
         (self.source.text.as_ptr() as usize, self.defines)
@@ -65,7 +150,16 @@ impl Hash for KernelModule {
     }
 }
 
-/// One kernel: its source, how it is compiled and its name in there.
+/// The name of a kernel, and its arguments in the order of its parameters.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The `extern "C"` name.
+    pub name: &'static str,
+    /// The arguments.
+    pub args: Vec<Arg>,
+}
+
+/// One kernel: its source, how it is compiled, its name in there and its arguments.
 #[derive(Debug)]
 pub struct Kernel {
     /// The text it lives in.
@@ -74,12 +168,37 @@ pub struct Kernel {
     pub defines: Defines,
     /// The `extern "C"` name.
     pub entry: &'static str,
+    /// The arguments in the order of its parameters.
+    pub args: Vec<Arg>,
 }
 
 impl Kernel {
     /// The module that holds it.
     pub fn module(&self) -> KernelModule {
         KernelModule { source: self.source, defines: self.defines }
+    }
+
+    /// Panics if the op does not declare this kernel, or declares other parameters than it has arguments.
+    pub(super) fn expect_declared(&self) {
+        let name = self.entry;
+        let signature = self.source.signatures.iter().find(|signature| signature.names.contains(&name));
+        let signature =
+            signature.unwrap_or_else(|| panic!("the op `{}` declares no kernel `{name}`", self.source.name));
+        let mut args = self.args.iter();
+        for parameter in self.module().parameters(signature) {
+            let Parameter { name: of, of: declared, kind, .. } = parameter;
+            let takes = |arg: Option<&Arg>| {
+                assert!(
+                    arg.is_some_and(|arg| kind.takes(arg)),
+                    "`{name}` takes `{of}: {declared}`, and the launch passes {arg:?}"
+                );
+            };
+            takes(args.next());
+            if *kind == Kind::Struct {
+                args.by_ref().for_each(|word| takes(Some(word)));
+            }
+        }
+        assert_eq!(args.len(), 0, "the launch of `{name}` passes more arguments than the kernel has parameters");
     }
 }
 

@@ -33,20 +33,12 @@ impl CudaDevice {
     /// The first use compiles and loads it. An empty grid is a no-op.
     ///
     /// # Safety
-    /// `args` are of the kernel's parameter types in order, and with them, on this grid, the kernel touches only
-    /// memory of live buffers of this device.
-    pub(crate) unsafe fn launch(
-        &self,
-        kernel: &Kernel,
-        grid: [u32; 3],
-        block: u32,
-        shared_bytes: u32,
-        args: &[Arg],
-    ) -> Result<()> {
+    /// With its arguments, on this grid, the kernel touches only memory of live buffers of this device. Types and order of the arguments are
+    /// checked elsewhere: `kernels!` declares them, a test compares declarations with kernel files, and a dry run compares launches with
+    /// declarations.
+    pub(crate) unsafe fn launch(&self, kernel: &Kernel, grid: [u32; 3], block: u32, shared_bytes: u32) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe {
-            self.launch_as(Scheduling { start: Start::InOrder, cluster: 1 }, kernel, grid, block, shared_bytes, args)
-        }
+        unsafe { self.launch_as(Scheduling { start: Start::InOrder, cluster: 1 }, kernel, grid, block, shared_bytes) }
     }
 
     /// [`CudaDevice::launch`] of a kernel that may start before the work enqueued before it has ended, within
@@ -61,10 +53,9 @@ impl CudaDevice {
         grid: [u32; 3],
         block: u32,
         shared_bytes: u32,
-        args: &[Arg],
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch_early_in_clusters(kernel, grid, 1, block, shared_bytes, args) }
+        unsafe { self.launch_early_in_clusters(kernel, grid, 1, block, shared_bytes) }
     }
 
     /// [`CudaDevice::launch_early`] in clusters of `cluster` blocks along x: 1, or on a GPU with [`Feature::Clusters`] up to 8.
@@ -78,12 +69,11 @@ impl CudaDevice {
         cluster: u32,
         block: u32,
         shared_bytes: u32,
-        args: &[Arg],
     ) -> Result<()> {
         let starts_early = self.has_constant_weights() && self.has(Feature::EarlyStart)?;
         let start = if starts_early { Start::Early } else { Start::InOrder };
         // SAFETY: the caller's promise.
-        unsafe { self.launch_as(Scheduling { start, cluster }, kernel, grid, block, shared_bytes, args) }
+        unsafe { self.launch_as(Scheduling { start, cluster }, kernel, grid, block, shared_bytes) }
     }
 
     unsafe fn launch_as(
@@ -93,16 +83,14 @@ impl CudaDevice {
         grid: [u32; 3],
         block: u32,
         shared_bytes: u32,
-        args: &[Arg],
     ) -> Result<()> {
         let gpu = match self.backend() {
             Backend::Gpu(_) if grid.contains(&0) => return Ok(()),
             Backend::Gpu(gpu) => gpu,
             Backend::Dry(dry) => {
+                kernel.expect_declared();
                 dry.trace.add(|| {
-                    describe_kernel(kernel, grid, [how.cluster, block], args, |address| {
-                        lock(self.pool()).offset(address)
-                    })
+                    describe_kernel(kernel, grid, [how.cluster, block], |address| lock(self.pool()).offset(address))
                 });
                 if !grid.contains(&0) {
                     kernel.module().expect_on(Capability::find(self.capability())?, self.name())?;
@@ -112,6 +100,7 @@ impl CudaDevice {
             }
         };
         let function = gpu.function(kernel)?;
+        let args = &kernel.args;
         let (mut words, mut starts) = (Vec::with_capacity(args.len()), Vec::with_capacity(args.len()));
         for arg in args {
             starts.push(words.len());

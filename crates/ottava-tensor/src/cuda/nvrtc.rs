@@ -316,18 +316,15 @@ mod tests {
             eprintln!("skipped: {problem}");
             return;
         }
-        static GOOD: Source = Source {
-            name: "scale",
-            text: r#"extern "C" __global__ void scale(X* x, int n) { int i = threadIdx.x; if (i < n) x[i] *= 2; }"#,
-            needs: &[],
-            constants: &[],
-        };
+        static GOOD: Source = Source::bare(
+            "scale",
+            r#"extern "C" __global__ void scale(X* x, int n) { int i = threadIdx.x; if (i < n) x[i] *= 2; }"#,
+        );
         let good = KernelModule { source: &GOOD, defines: &[("X", "float")] };
         let cubin = compile(&good, "sm_90a").expect("a kernel");
         assert_eq!(&cubin[..4], b"\x7fELF");
 
-        static BAD: Source =
-            Source { name: "bad", text: "extern \"C\" __global__ void bad() { nothing; }", needs: &[], constants: &[] };
+        static BAD: Source = Source::bare("bad", "extern \"C\" __global__ void bad() { nothing; }");
         let error = compile(&KernelModule { source: &BAD, defines: &[] }, "sm_90a").expect_err("no such variable");
         assert!(
             matches!(&error, Error::Compile { kernel, log } if kernel == "bad" && log.contains("nothing")),

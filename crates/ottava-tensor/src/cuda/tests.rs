@@ -109,9 +109,9 @@ fn copies_round_trip() {
 }
 
 /// Arguments of every kind; `FACTOR` comes from a define.
-static ARGUMENTS: Source = Source {
-    name: "arguments",
-    text: r#"
+static ARGUMENTS: Source = Source::bare(
+    "arguments",
+    r#"
 extern "C" __global__ void mix(double* out, int a, unsigned b, long long c, unsigned long long d, float e) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < 100) out[i] = FACTOR * ((double)a + b + c + d + e) + i;
@@ -124,21 +124,25 @@ extern "C" __global__ void reverse(float* out, const float* in, int n) {
 }
 extern "C" __global__ void fault(int* nowhere) { *nowhere = 1; }
 "#,
-    needs: &[],
-    constants: &[],
-};
-const MIX: Kernel = Kernel { source: &ARGUMENTS, defines: &[("FACTOR", "3")], entry: "mix" };
-const REVERSE: Kernel = Kernel { source: &ARGUMENTS, defines: &[("FACTOR", "3")], entry: "reverse" };
-const FAULT: Kernel = Kernel { source: &ARGUMENTS, defines: &[("FACTOR", "3")], entry: "fault" };
+);
+const MIX: Kernel = Kernel { source: &ARGUMENTS, defines: &[("FACTOR", "3")], entry: "mix", args: Vec::new() };
+const REVERSE: Kernel = Kernel { source: &ARGUMENTS, defines: &[("FACTOR", "3")], entry: "reverse", args: Vec::new() };
+const FAULT: Kernel = Kernel { source: &ARGUMENTS, defines: &[("FACTOR", "3")], entry: "fault", args: Vec::new() };
 
 #[test]
 fn kernel_arguments_of_every_type_arrive() {
     let Some(device) = test_device() else { return };
     let out = device.alloc(800).expect("memory");
-    let arguments =
-        [Arg::Ptr(out.ptr()), Arg::I32(-5), Arg::U32(1 << 31), Arg::I64(-1 << 40), Arg::U64(1 << 41), Arg::F32(0.5)];
+    let args = vec![
+        Arg::Ptr(out.ptr()),
+        Arg::I32(-5),
+        Arg::U32(1 << 31),
+        Arg::I64(-1 << 40),
+        Arg::U64(1 << 41),
+        Arg::F32(0.5),
+    ];
     // SAFETY: the arguments are the kernel's, and `out` holds 100 doubles.
-    unsafe { device.launch(&MIX, [4, 1, 1], 32, 0, &arguments).expect("a launch") };
+    unsafe { device.launch(&Kernel { args, ..MIX }, [4, 1, 1], 32, 0).expect("a launch") };
     let expected = 3.0 * (-5.0 + 2f64.powi(31) - 2f64.powi(40) + 2f64.powi(41) + 0.5);
     for (i, value) in download(&out).chunks_exact(8).enumerate() {
         assert_eq!(f64::from_le_bytes(value.try_into().expect("eight bytes")), expected + i as f64);
@@ -149,20 +153,20 @@ fn kernel_arguments_of_every_type_arrive() {
     let bytes = Random(2).elements(F32, n);
     let input = upload(&device, &bytes);
     let out = device.alloc(bytes.len()).expect("memory");
-    let arguments = [Arg::Ptr(out.ptr()), Arg::Ptr(input.ptr()), Arg::I32(n as i32)];
+    let reverse = Kernel { args: vec![Arg::Ptr(out.ptr()), Arg::Ptr(input.ptr()), Arg::I32(n as i32)], ..REVERSE };
     // SAFETY: both buffers hold `n` floats, as does the shared memory.
-    unsafe { device.launch(&REVERSE, [1, 1, 1], 256, 4 * n as u32, &arguments).expect("a launch") };
+    unsafe { device.launch(&reverse, [1, 1, 1], 256, 4 * n as u32).expect("a launch") };
     let reversed: Vec<u8> = bytes.chunks_exact(4).rev().flatten().copied().collect();
     assert!(download(&out) == reversed);
 
     // SAFETY: an empty grid runs nothing.
-    unsafe { device.launch(&REVERSE, [0, 1, 1], 256, 0, &[]).expect("nothing to do") };
+    unsafe { device.launch(&REVERSE, [0, 1, 1], 256, 0).expect("nothing to do") };
     let missing = Kernel { entry: "no_such_kernel", ..REVERSE };
     // SAFETY: there is no such kernel to run.
-    let error = unsafe { device.launch(&missing, [1, 1, 1], 1, 0, &[]) }.expect_err("no such kernel");
+    let error = unsafe { device.launch(&missing, [1, 1, 1], 1, 0) }.expect_err("no such kernel");
     assert!(error.to_string().contains("no_such_kernel"), "{error}");
     // SAFETY: too many threads for a block, so nothing runs.
-    let error = unsafe { device.launch(&REVERSE, [1, 1, 1], 4096, 0, &arguments) }.expect_err("a bad launch");
+    let error = unsafe { device.launch(&reverse, [1, 1, 1], 4096, 0) }.expect_err("a bad launch");
     assert!(error.to_string().contains("reverse"), "{error}");
     device.synchronize().expect("errors before a launch leave the device well");
 }
@@ -178,9 +182,9 @@ fn launches_from_many_threads_are_correct() {
                     let bytes = Random(thread * 100 + round).elements(F32, 1000);
                     let input = upload(device, &bytes);
                     let out = device.alloc(4000).expect("memory");
-                    let arguments = [Arg::Ptr(out.ptr()), Arg::Ptr(input.ptr()), Arg::I32(1000)];
+                    let args = vec![Arg::Ptr(out.ptr()), Arg::Ptr(input.ptr()), Arg::I32(1000)];
                     // SAFETY: both buffers hold 1000 floats, as does the shared memory.
-                    unsafe { device.launch(&REVERSE, [1, 1, 1], 128, 4000, &arguments).expect("a launch") };
+                    unsafe { device.launch(&Kernel { args, ..REVERSE }, [1, 1, 1], 128, 4000).expect("a launch") };
                     let reversed: Vec<u8> = bytes.chunks_exact(4).rev().flatten().copied().collect();
                     assert!(download(&out) == reversed);
                 }
@@ -195,7 +199,7 @@ fn launches_from_many_threads_are_correct() {
 fn faulting_process() {
     let Some(device) = test_device() else { return };
     // SAFETY: unsafe on purpose: the address is invalid.
-    unsafe { device.launch(&FAULT, [1, 1, 1], 1, 0, &[Arg::Ptr(64)]).expect("a launch") };
+    unsafe { device.launch(&Kernel { args: vec![Arg::Ptr(64)], ..FAULT }, [1, 1, 1], 1, 0).expect("a launch") };
     let first = device.synchronize().expect_err("a fault").to_string();
     let second = device.alloc(100 << 20).err().expect("the device is lost").to_string();
     println!("first: {first}\nsecond: {second}");
@@ -435,8 +439,8 @@ fn graph_replay_is_bit_identical() {
         // SAFETY: the buffers were made for the spec and the shape, and `reverse` is given 1000 floats.
         unsafe {
             device.gemm(&spec, &pointers(a.ptr(), b.ptr(), 0, 0, product.ptr()))?;
-            let arguments = [Arg::Ptr(out.ptr()), Arg::Ptr(product.ptr()), Arg::I32(1000)];
-            device.launch(&REVERSE, [1, 1, 1], 128, 4000, &arguments)?;
+            let args = vec![Arg::Ptr(out.ptr()), Arg::Ptr(product.ptr()), Arg::I32(1000)];
+            device.launch(&Kernel { args, ..REVERSE }, [1, 1, 1], 128, 4000)?;
             device.attention_forward(&shape, ScoreFactors { scale: 0.2, soft_cap: 0.0 }, &forward)
         }
     };

@@ -35,7 +35,6 @@ pub(super) fn describe_kernel(
     kernel: &Kernel,
     [x, y, z]: [u32; 3],
     [cluster, block]: [u32; 2],
-    args: &[Arg],
     offset: impl Fn(u64) -> Option<u64>,
 ) -> String {
     let place = |address| match offset(address) {
@@ -54,7 +53,7 @@ pub(super) fn describe_kernel(
         Arg::Map(map) => format!("{} [{} x {} bytes]", place(map.address), map.rows, map.row_bytes),
     };
     let defines: Vec<_> = kernel.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    let args: Vec<_> = args.iter().map(describe).collect();
+    let args: Vec<_> = kernel.args.iter().map(describe).collect();
     let cluster = if cluster > 1 { format!(" in {cluster}") } else { String::new() };
     format!("{}({}) <{x},{y},{z}{cluster};{block}> [{}]", kernel.entry, defines.join(" "), args.join(" "))
 }

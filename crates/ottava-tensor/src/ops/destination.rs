@@ -175,7 +175,7 @@ pub(super) mod tests {
     use crate::ops::Activation::SwiGlu;
     use crate::ops::quantize;
     use crate::ops::{activation_backward_to, activation_to, add, amax, cast, rmsnorm_to, transpose};
-    use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
+    use crate::testing::{Tolerance, assert_close, dry_gpu, gpu, normals, parity, values};
 
     /// Normal values mixed with NaN, infinity and extremes.
     pub(crate) fn hostile(name: &str, shape: &[usize], dtype: DType) -> Tensor {
@@ -203,7 +203,7 @@ pub(super) mod tests {
     /// Compares `op` with each destination to the plain op followed by the cast, on every device. Exact, because both round the same
     /// sums to the tensor's type first.
     pub(crate) fn destinations(inputs: &[Tensor], op: impl Fn(&[Tensor], Output) -> Result<Produced>) {
-        for device in std::iter::once(Device::Cpu).chain(gpu()) {
+        for device in [Device::Cpu, dry_gpu()].into_iter().chain(gpu()) {
             destinations_on(&device, inputs, &op);
         }
     }

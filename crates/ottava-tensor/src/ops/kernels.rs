@@ -1,88 +1,12 @@
 //! The list of all kernel modules, to compile them ahead of a run.
 
-use super::launch;
-use super::{
-    adamw, add, argmax, attention, attention_sink, bias, cast, checksum, column_parts, column_scales, compare,
-    compress, cross_entropy, delayed_scaling, dequantize, descend, embedding, gemm, global_norm, gradient_codes,
-    grouped_gemm, head_norm, magnitude, momentum, move_columns, negate_targets, newton_schulz, paged_attention,
-    permute, preference, projection_norm, quantize, quantize_slice, random, repeat_columns, rmsnorm, rope, router,
-    sample, scaled, sum_parts, swiglu, transpose,
-};
-use crate::cuda::{Defines, KernelModule, Source};
+use crate::cuda::KernelModule;
 use crate::{Capability, Feature};
 
-/// Every kernel file with the defines that launches choose from. Of the 432 combinations of AdamW's storage formats it has the combinations
-/// of `adamw::variants`, which cover all pairs of formats.
+/// Every kernel file with the defines that launches choose from, as the ops declare them (`declaration.rs`). Of the 432 combinations of AdamW's
+/// storage formats it has the combinations of `variants` in `adamw/cuda.rs`, which cover all pairs of formats.
 pub fn kernels() -> Vec<KernelModule> {
-    fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
-        variants.into_iter().map(move |defines| KernelModule { source, defines })
-    }
-    let typed: [&'static Source; 15] = [
-        &add::SOURCE,
-        &attention_sink::SOURCE,
-        &bias::SOURCE,
-        &column_scales::SOURCE,
-        &compress::SOURCE,
-        &embedding::SOURCE,
-        &embedding::PART,
-        &gemm::SOURCE,
-        &gradient_codes::SOURCE,
-        &magnitude::SOURCE,
-        &move_columns::SOURCE,
-        &negate_targets::SOURCE,
-        &permute::SOURCE,
-        &repeat_columns::SOURCE,
-        &sum_parts::SOURCE,
-    ];
-    let norms = head_norm::SOURCES.into_iter().chain(projection_norm::SOURCES).chain(rmsnorm::SOURCES);
-    let typed = typed.into_iter().chain(cross_entropy::SOURCES);
-    let (typed, producers) = (
-        typed.chain(norms).chain(rope::SOURCES).chain(rope::PARTIAL_SOURCES).chain(swiglu::SOURCES),
-        [&permute::FP8_SOURCE, &quantize::SOURCE]
-            .into_iter()
-            .chain(rmsnorm::FP8_SOURCES)
-            .chain(rope::FP8_SOURCES)
-            .chain(swiglu::FP8_SOURCES),
-    );
-    let untyped = [
-        &argmax::SOURCE,
-        &checksum::SOURCE,
-        &delayed_scaling::SOURCE,
-        &newton_schulz::SOURCE,
-        &preference::SOURCE,
-        &random::SOURCE,
-        &router::SOURCE,
-        &sample::SOURCE,
-    ];
-    let mut all: Vec<KernelModule> = Vec::new();
-    all.extend(typed.flat_map(|source| of(source, launch::STORAGE.iter().copied())));
-    all.extend(of(&attention::SOURCE, attention::VARIANTS.iter().copied()));
-    all.extend(of(&adamw::SOURCE, adamw::variants()));
-    all.extend(of(&cast::SOURCE, cast::VARIANTS.iter().copied()));
-    all.extend(of(&column_parts::SOURCE, column_parts::VARIANTS.iter().copied()));
-    all.extend(of(&compare::SOURCE, compare::VARIANTS.iter().copied()));
-    all.extend(of(&dequantize::SOURCE, dequantize::VARIANTS.iter().copied()));
-    all.extend(of(&descend::SOURCE, descend::VARIANTS.iter().copied()));
-    all.extend(producers.flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));
-    all.extend(of(&global_norm::SOURCE, global_norm::VARIANTS.iter().copied()));
-    all.extend(of(&grouped_gemm::SOURCE, grouped_gemm::VARIANTS.iter().copied()));
-    all.extend(of(&grouped_gemm::WGMMA_SOURCE, grouped_gemm::wgmma_variants()));
-    all.extend(of(&momentum::SOURCE, momentum::VARIANTS.iter().copied()));
-    for (source, tensor_cores) in [
-        (&paged_attention::SOURCE, &paged_attention::TENSOR_CORES),
-        (&paged_attention::BOUNDED, &paged_attention::BOUNDED_TENSOR_CORES),
-    ] {
-        all.extend(of(source, paged_attention::VARIANTS.iter().copied()));
-        let variants = [paged_attention::HALF_VARIANTS, paged_attention::CODE_VARIANTS].concat();
-        all.extend(of(tensor_cores, variants));
-    }
-    all.extend(of(&paged_attention::COPIED, paged_attention::CODE_VARIANTS.iter().copied()));
-    all.extend(of(&quantize_slice::SOURCE, quantize_slice::VARIANTS.iter().copied()));
-    all.extend(of(&scaled::SOURCE, scaled::VARIANTS.iter().copied()));
-    all.extend(of(&gemm::SKINNY, gemm::SKINNY_VARIANTS.iter().copied()));
-    all.extend(of(&transpose::SOURCE, transpose::VARIANTS.iter().copied()));
-    all.extend(untyped.into_iter().flat_map(|source| of(source, [[].as_slice()])));
-    all
+    include!(concat!(env!("OUT_DIR"), "/declared.rs"))
 }
 
 /// The kernels of an op on the GPUs of a compute capability.
@@ -123,7 +47,7 @@ pub fn kernel_support(capability: &Capability) -> Vec<KernelSupport> {
 mod tests {
     use super::*;
     use crate::capability::CAPABILITIES;
-    use crate::cuda::{CudaDevice, GpuModel, Kernel, Workload, arch_of, compile_all};
+    use crate::cuda::{CudaDevice, Defines, Entry, GpuModel, Signature, Source, Workload, arch_of, compile_all};
     use crate::{DType, Device, Tensor};
     use std::collections::{BTreeSet, HashSet};
     use std::path::{Path, PathBuf};
@@ -143,54 +67,36 @@ mod tests {
         assert_eq!(recorded, expected);
     }
 
-    /// Op and text of each `kernel_source!` declaration, read from the files on disk.
-    fn declared() -> Vec<(String, String)> {
-        let ops = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops");
-        let read = |path: PathBuf| std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        let mut declared = Vec::new();
-        for folder in std::fs::read_dir(&ops).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
-            let name = folder.file_name().unwrap().to_str().unwrap().to_string();
-            let files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
-            let rust: String = files.filter(|path| path.extension().is_some_and(|end| end == "rs")).map(read).collect();
-            let of_folder: Vec<_> = rust.split("kernel_source!(").skip(1).collect();
-            assert!(!of_folder.is_empty(), "ops/{name} declares no kernel");
-            for call in of_folder {
-                let call = call.split(");").next().unwrap();
-                let literals: Vec<_> = call.split('"').skip(1).step_by(2).collect();
-                let headers = literals.iter().filter(|literal| literal.ends_with(".cuh"));
-                let files = std::iter::once(&"common.cuh").chain(headers).map(|header| read(ops.join(header)) + "\n");
-                let kernel = read(folder.join(format!("{}.cu", literals[0])));
-                declared.push((name.clone(), files.collect::<String>() + &kernel));
-            }
-        }
-        declared
-    }
-
     #[test]
     fn every_kernel_file_is_listed() {
-        let mut listed: Vec<_> = super::kernels().iter().map(|module| module.source).collect();
-        listed.dedup_by_key(|source| source.text.as_ptr());
-        let declared = declared();
-        for (name, text) in &declared {
-            assert!(
-                listed.iter().any(|source| source.text.ends_with(text)),
-                "ops::kernels() lacks a source of ops/{name}"
-            );
+        let ops = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops");
+        let read = |path: PathBuf| std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let list = |folder: &Path| std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let files = list(&ops).filter(|path| path.is_dir()).flat_map(|folder| list(&folder).collect::<Vec<_>>());
+        let listed = super::kernels();
+        for file in files.filter(|path| path.extension().is_some_and(|end| end == "cu")) {
+            let (name, text) = (file.display().to_string(), read(file));
+            assert!(listed.iter().any(|module| module.source.text.ends_with(&text)), "no op declares {name}");
         }
-        assert_eq!(listed.len(), declared.len());
     }
 
-    static PLANTED: Source =
-        Source { name: "planted", text: "", needs: &[Feature::Wgmma, Feature::BulkCopies], constants: &[] };
+    static PLANTED: Source = Source {
+        name: "planted",
+        text: "",
+        needs: &[Feature::Wgmma, Feature::BulkCopies],
+        constants: &[],
+        macros: &[],
+        signatures: &[Signature { names: &["planted"], parameters: &[] }],
+    };
 
     /// Before the compiler sees it, in a dry run as on a GPU.
     #[test]
     fn a_kernel_with_an_unmet_need_is_an_error_of_the_launch() {
         let launch = |name: &str| {
             let gpu = CudaDevice::dry(GpuModel::named(name).unwrap());
-            let kernel = Kernel { source: &PLANTED, defines: &[("X", "e5m2")], entry: "planted" };
+            let kernel = PLANTED.kernel(&[("X", "e5m2")], Entry { name: "planted", args: vec![] });
             // SAFETY: a dry run enqueues nothing.
-            unsafe { gpu.launch(&kernel, [1; 3], 32, 0, &[]) }
+            unsafe { gpu.launch(&kernel, [1; 3], 32, 0) }
         };
         launch("H100").unwrap();
         let message = |name| launch(name).unwrap_err().to_string();
@@ -278,8 +184,7 @@ mod tests {
 
     /// The macros of a module: the macros of its source, then its variant.
     fn macros(module: &KernelModule) -> Vec<Macro> {
-        let lines = module.source.text.lines();
-        let own = lines.map_while(|line| line.strip_prefix("#define ")?.strip_suffix(" 1")).map(|name| (name, "1"));
+        let own = module.source.macros.iter().map(|&name| (name, "1"));
         own.chain(module.defines.iter().copied()).collect()
     }
 

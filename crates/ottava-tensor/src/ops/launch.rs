@@ -1,36 +1,9 @@
-//! Shared by all launches: kernel sources with the common header, storage types as defines, grid sizes.
+//! Shared by all launches: storage types as defines, grid sizes.
 
 use crate::cuda::CudaDevice;
 use crate::{DType, Error, Result, Tensor};
 
 pub(crate) use crate::cuda::Defines;
-
-/// Declares a static `SOURCE` (or another name): the common header, optional further headers, and the kernel file of this folder.
-/// Names after a plus are macros of value 1 in the kernel source; names after `needs` are [`Feature`](crate::Feature)s of a GPU;
-/// names after a semicolon are constants in scope here, which are macros there, beside `TILE`.
-macro_rules! kernel_source {
-    ($name:literal $(needs [$($need:ident),*])? $(; $($constant:ident),+)?) => {
-        kernel_source!(SOURCE, $name $(needs [$($need),*])? $(; $($constant),+)?);
-    };
-    ($static:ident, $name:literal $(, $header:literal)* $(+ $define:ident)* $(needs [$($need:ident),*])? $(; $($constant:ident),+)?) => {
-        pub(crate) static $static: $crate::cuda::Source = $crate::cuda::Source {
-            name: $name,
-            text: concat!(
-                $("#define ", stringify!($define), " 1\n",)*
-                include_str!("../common.cuh"),
-                "\n",
-                $(include_str!(concat!("../", $header)), "\n",)*
-                include_str!(concat!($name, ".cu"))
-            ),
-            needs: &[$($($crate::Feature::$need),*)?],
-            constants: &[
-                ("TILE", $crate::ops::launch::TILE as i64),
-                $($((stringify!($constant), $constant as i64)),+)?
-            ],
-        };
-    };
-}
-pub(crate) use kernel_source;
 
 /// Default number of threads per block.
 pub(crate) const BLOCK: u32 = 256;
@@ -83,7 +56,11 @@ pub(crate) fn storage(dtype: DType) -> Result<Defines> {
     })
 }
 
+/// The variants of kernels by storage type.
 pub(crate) const STORAGE: &[Defines] = &[&[("X", "f32")], &[("X", "f16")], &[("X", "bf16")]];
+
+/// The only variant of kernels of fixed types.
+pub(crate) const UNTYPED: &[Defines] = &[&[]];
 
 #[cfg(test)]
 mod tests {

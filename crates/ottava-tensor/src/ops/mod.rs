@@ -4,7 +4,7 @@
 //!
 //! - `mod.rs`: the contract (formula, shapes, types, errors, source), then checks, allocation and dispatch
 //! - `cpu.rs`: the definition, plain loops over one row
-//! - `cuda.rs`: the launch
+//! - `cuda.rs`: the declaration of the kernels, and their launches
 //! - `NAME.cu`: the kernel, CUDA C++
 //! - `tests.rs`: CPU and GPU agree, with a tolerance and its reason
 //!
@@ -26,10 +26,12 @@ mod column_scales;
 mod compare;
 mod compress;
 mod cross_entropy;
+mod declaration;
 mod delayed_scaling;
 mod dequantize;
 mod descend;
 mod destination;
+mod dispatch;
 mod embedding;
 mod expanded;
 mod gemm;
@@ -60,6 +62,8 @@ mod rope;
 mod router;
 mod sample;
 mod scaled;
+#[cfg(test)]
+mod signatures;
 mod sum_parts;
 mod swiglu;
 mod transpose;

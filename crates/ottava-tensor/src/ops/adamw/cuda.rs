@@ -1,18 +1,29 @@
 use super::{AdamWParameter, CastStatistics, Moments, WeightCast};
 #[cfg(test)]
 use crate::cuda::KernelModule;
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{BLOCK, Defines, kernel_source};
+use crate::cuda::{Arg, CudaDevice, Entry};
+use crate::ops::declaration::{kernels, pack};
+use crate::ops::launch::{BLOCK, Defines};
 use crate::ops::parameter::{Gradient, SLICE_UNIT, UpdatedWeight, WeightCopy};
 use crate::ops::{CastScale, quantize};
 use crate::{DType, ExpandedTensor, Result, Tensor};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-kernel_source!(
-    SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "parameter.cuh", "adamw/elements.cuh";
-    PARTS, CAST_PARTS, SLICE_UNIT
-);
+kernels! {
+    static SOURCE = {
+        file: "adamw",
+        headers: ["stored.cuh", "expanded.cuh", "destination.cuh", "parameter.cuh", "adamw/elements.cuh"],
+        constants: [PARTS, CAST_PARTS, SLICE_UNIT],
+        variants: &variants()
+    };
+    kernel adamw, adamw_amaxes(norm: *const f32, scalars: *const Scalars, chunk: u64, parts: Parts);
+    kernel adamw_powers(norm: *const f32, count: i32, parts: Parts);
+    kernel adamw_cast(
+        norm: *const f32, scalars: *const Scalars, amax: *mut f32, saturated: *mut u64, underflowed: *mut u64, elements: *mut u64,
+        epsilon: f32, bound: f32, power_of_two: i32, parts: CastParts
+    );
+}
 
 /// Parameters of one launch: their table is a kernel argument, and a kernel has 4 KiB of arguments.
 const PARTS: usize = 33;
@@ -77,10 +88,10 @@ impl Variant {
 
 /// A subset of all defines that covers every pair of storage formats with BF16 weights and E4M3 codes, and every cast of every copy of F32
 /// master weights.
-pub(crate) fn variants() -> impl Iterator<Item = Defines> {
+fn variants() -> Vec<Defines> {
     let plain = |v: &Variant| (v.gradient, v.moments, v.weights) == (0, 0, 0);
     let pairs = |v: &Variant| v.gradient == (v.moments + v.weights) % GRADIENTS.len() && (v.read, v.codes) == (2, 0);
-    Variant::all().filter(move |v| plain(v) || pairs(v)).map(Variant::defines)
+    Variant::all().filter(|v| plain(v) || pairs(v)).map(Variant::defines).collect()
 }
 
 /// What a launch for `parameter` compiles.
@@ -160,10 +171,9 @@ pub(super) fn adamw_amaxes(
     norm: &Tensor,
     scalars: &Tensor,
 ) -> Result<()> {
-    let [norm, scalars] = [norm, scalars].map(|tensor| Arg::Ptr(tensor.device_ptr()));
     let with_scales = parameters.iter_mut().filter(|parameter| parameter.has_powers());
     launches(with_scales, false, |kind, parameters| {
-        update(gpu, kind.variant.defines(), "adamw_amaxes", parameters, [norm, scalars])
+        update(gpu, kind.variant.defines(), parameters, |parts| kernel::adamw_amaxes(norm, scalars, CHUNK, parts))
     })
 }
 
@@ -174,19 +184,17 @@ pub(super) fn adamw(
     norm: &Tensor,
     scalars: &Tensor,
 ) -> Result<()> {
-    let [norm, scalars] = [norm, scalars].map(|tensor| Arg::Ptr(tensor.device_ptr()));
     launches(parameters.iter_mut(), true, |kind, parameters| {
         let defines = kind.variant.defines();
         match kind.casts {
             true => update_and_cast(gpu, defines, parameters, statistics, [norm, scalars], kind.scaling)?,
-            false => update(gpu, defines, "adamw", parameters, [norm, scalars])?,
+            false => update(gpu, defines, parameters, |parts| kernel::adamw(norm, scalars, CHUNK, parts))?,
         }
         if parameters[0].has_powers() {
-            let kernel = Kernel { source: &SOURCE, defines, entry: "adamw_powers" };
-            let mut args = vec![norm, Arg::I32(parameters.len() as i32)];
-            args.extend(table(parameters).0);
+            let entry = kernel::adamw_powers(norm, parameters.len(), table(parameters).0);
+            let kernel = SOURCE.kernel(defines, entry);
             // SAFETY: as for `update`; there are at most as many parameters as threads.
-            unsafe { gpu.launch(&kernel, [1, 1, 1], 64, 0, &args)? };
+            unsafe { gpu.launch(&kernel, [1, 1, 1], 64, 0)? };
         }
         Ok(())
     })
@@ -230,11 +238,6 @@ fn tensors(parameter: &mut AdamWParameter) -> [Arg; WORDS] {
 
 const WORDS: usize = 12;
 
-/// Two 32-bit members as one argument.
-fn pack(low: usize, high: usize) -> Arg {
-    Arg::U64(low as u64 | (high as u64) << 32)
-}
-
 /// `Parts` of adamw.cu, and the number of blocks.
 fn table(parameters: &mut [&mut AdamWParameter]) -> (Vec<Arg>, usize) {
     let (mut args, mut end) = (Vec::with_capacity((WORDS + 3) * PARTS), 0);
@@ -254,7 +257,11 @@ fn table(parameters: &mut [&mut AdamWParameter]) -> (Vec<Arg>, usize) {
             Some(WeightCast::Amax(amax)) => amax.device_ptr_mut(),
             _ => 0,
         };
-        args.extend([Arg::Ptr(amax), pack(rows, columns), pack(end, parameter.offset / SLICE_UNIT)]);
+        args.extend([
+            Arg::Ptr(amax),
+            pack(rows as u32, columns as u32),
+            pack(end as u32, (parameter.offset / SLICE_UNIT) as u32),
+        ]);
     }
     args.resize((WORDS + 3) * PARTS, Arg::U64(0));
     (args, end)
@@ -263,17 +270,15 @@ fn table(parameters: &mut [&mut AdamWParameter]) -> (Vec<Arg>, usize) {
 fn update(
     gpu: &CudaDevice,
     defines: Defines,
-    entry: &'static str,
     parameters: &mut [&mut AdamWParameter],
-    [norm, scalars]: [Arg; 2],
+    entry: impl FnOnce(Vec<Arg>) -> Entry,
 ) -> Result<()> {
     let (table, blocks) = table(parameters);
-    let args: Vec<_> = [norm, scalars, Arg::U64(CHUNK as u64)].into_iter().chain(table).collect();
-    let kernel = Kernel { source: &SOURCE, defines, entry };
+    let kernel = SOURCE.kernel(defines, entry(table));
     // SAFETY: the tensors of a parameter have as many elements as its rows and columns say, of the types in the defines, checked by the
     // op, blocks end with their parameter, `norm` has one element, the amaxes of a parameter three where they are used, and the table is
     // full length.
-    unsafe { gpu.launch(&kernel, [blocks as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [blocks as u32, 1, 1], BLOCK, 0) }
 }
 
 fn update_and_cast(
@@ -281,23 +286,14 @@ fn update_and_cast(
     defines: Defines,
     parameters: &mut [&mut AdamWParameter],
     statistics: &mut CastStatistics,
-    [norm, scalars]: [Arg; 2],
+    [norm, scalars]: [&Tensor; 2],
     (epsilon, power_of_two): (u32, bool),
 ) -> Result<()> {
     let dtype = parameters[0].weight.read_dtype();
-    let mut args = vec![norm, scalars];
-    let measured =
-        [&mut statistics.amax, &mut statistics.saturated, &mut statistics.underflowed, &mut statistics.elements];
-    args.extend(measured.map(|t| Arg::Ptr(t.device_ptr_mut())));
-    args.extend([
-        Arg::F32(f32::from_bits(epsilon)),
-        Arg::F32(quantize::blocks::bound(dtype)),
-        Arg::I32(power_of_two.into()),
-    ]);
-    let table = args.len();
+    let mut parts = Vec::with_capacity((WORDS + 6) * CAST_PARTS);
     let (mut end, mut shared) = (0, 0);
     for parameter in parameters {
-        args.extend(tensors(parameter));
+        parts.extend(tensors(parameter));
         let Some(WeightCast::Codes { scale, slot, into }) = &mut parameter.cast else {
             unreachable!("the parameters of this launch are cast")
         };
@@ -305,19 +301,23 @@ fn update_and_cast(
         end += across as usize * down as usize;
         shared = quantize::tile_bytes(1, into.granularity, dtype);
         let copies = [&mut into.codes, &mut into.transposed];
-        args.extend(copies.map(|t| Arg::Ptr(t.as_mut().map_or(0, Tensor::device_ptr_mut))));
+        parts.extend(copies.map(|t| Arg::Ptr(t.as_mut().map_or(0, Tensor::device_ptr_mut))));
         let scale_inv = into.scale_inv.device_ptr_mut();
-        args.extend(match (scale, &mut into.transposed_scale_inv) {
+        parts.extend(match (scale, &mut into.transposed_scale_inv) {
             (CastScale::Given(scale), _) => [Arg::Ptr(scale_inv), Arg::Ptr(scale.device_ptr())],
             (_, Some(transposed)) => [Arg::Ptr(scale_inv), Arg::Ptr(transposed.device_ptr_mut())],
             // A single copy has one set of scales.
             (_, None) => [Arg::Ptr(scale_inv); 2],
         });
-        args.extend([pack(into.rows, into.columns), pack(*slot, end)]);
+        parts.extend([pack(into.rows as u32, into.columns as u32), pack(*slot as u32, end as u32)]);
     }
-    args.resize(table + (WORDS + 6) * CAST_PARTS, Arg::U64(0));
-    let kernel = Kernel { source: &SOURCE, defines, entry: "adamw_cast" };
+    parts.resize((WORDS + 6) * CAST_PARTS, Arg::U64(0));
+    let CastStatistics { amax, saturated, underflowed, elements, .. } = statistics;
+    let (epsilon, bound) = (f32::from_bits(epsilon), quantize::blocks::bound(dtype));
+    let entry =
+        kernel::adamw_cast(norm, scalars, amax, saturated, underflowed, elements, epsilon, bound, power_of_two, parts);
+    let kernel = SOURCE.kernel(defines, entry);
     // SAFETY: as for `update`; codes and scales have the sizes that their granularity gives for the matrix, and the statistics an entry
     // `slot`, checked by the op.
-    unsafe { gpu.launch(&kernel, [end as u32, 1, 1], BLOCK, shared, &args) }
+    unsafe { gpu.launch(&kernel, [end as u32, 1, 1], BLOCK, shared) }
 }

@@ -7,7 +7,7 @@
 //! element, so results depend neither on the order of parameters nor on the number of ranks.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod ten_steps;
 #[cfg(test)]
@@ -18,12 +18,11 @@ use super::destination::CastStatistics;
 use super::parameter::{Gradient, UpdatedWeight, expect_expanded, expect_plain, expect_scaled, expect_slice};
 use super::quantize::{expect_amax, expect_cast, expect_measured};
 use crate::granularity::Granularity;
+use crate::ops::dispatch::dispatch;
 use crate::quantized::QuantizedTensor;
 use crate::stored::{ExpandedTensor, ScaledTensor};
 use crate::{DType, Device, Error, Result, Tensor};
 use bytemuck::{Pod, Zeroable};
-
-pub(crate) use cuda::{SOURCE, variants};
 
 /// Scalars of one update.
 #[derive(Clone, Copy, Debug)]
@@ -197,11 +196,12 @@ impl AdamWParameter<'_> {
 /// If `norm` is not finite, nothing is written. Bit-identical on every device, and the maximum over slices is the amax of the whole parameter.
 pub fn adamw_amaxes(parameters: &mut [AdamWParameter], norm: &Tensor, scalars: &AdamWScalars) -> Result<()> {
     check_all(parameters, norm, scalars)?;
-    match norm.device() {
-        Device::Cpu => cpu::adamw_amaxes(parameters, norm, &scalars.host()),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::adamw_amaxes(gpu, parameters, norm, &scalars.words)?,
-    }
+    dispatch!(norm.device(), cpu::adamw_amaxes(parameters, norm, &scalars.host()), |gpu| cuda::adamw_amaxes(
+        gpu,
+        parameters,
+        norm,
+        &scalars.words
+    )?);
     Ok(())
 }
 
@@ -222,11 +222,12 @@ pub fn adamw(
     for parameter in &*parameters {
         check_cast(parameter, statistics, norm.device())?;
     }
-    match norm.device() {
-        Device::Cpu => cpu::adamw(parameters, statistics, norm, &scalars.host()),
-        Device::DryCpu(tracker) => tracker.scratch(cpu::scratch(parameters)),
-        Device::Cuda(gpu) => cuda::adamw(gpu, parameters, statistics, norm, &scalars.words)?,
-    }
+    dispatch!(
+        norm.device(),
+        cpu::adamw(parameters, statistics, norm, &scalars.host()),
+        cpu::scratch(parameters),
+        |gpu| cuda::adamw(gpu, parameters, statistics, norm, &scalars.words)?
+    );
     Ok(())
 }
 

@@ -1,13 +1,15 @@
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{self, BLOCK};
 use crate::{Result, Tensor};
 
-kernel_source!("add");
+kernels! {
+    static SOURCE = { file: "add", variants: launch::STORAGE };
+    kernel add(y: *mut X, a: *const X, b: *const X, n: u64);
+}
 
 pub(super) fn add(gpu: &CudaDevice, a: &Tensor, b: &Tensor, y: &mut Tensor) -> Result<()> {
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(a.dtype())?, entry: "add" };
-    let args =
-        [Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(a.device_ptr()), Arg::Ptr(b.device_ptr()), Arg::U64(a.len() as u64)];
+    let kernel = SOURCE.kernel(launch::storage(a.dtype())?, kernel::add(y, a, b, a.len()));
     // SAFETY: all three tensors have `a.len()` elements of one type.
-    unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, a.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, a.len()), BLOCK, 0) }
 }

@@ -1,8 +1,12 @@
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::kernel_source;
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::UNTYPED;
 use crate::{Result, Tensor};
 
-kernel_source!("argmax"; BLOCKS);
+kernels! {
+    static SOURCE = { file: "argmax", constants: [BLOCKS], variants: UNTYPED };
+    kernel argmax(at: *mut i32, x: *const f32, columns: i32);
+}
 
 /// Blocks of a row, and their threads.
 const BLOCKS: u32 = 8;
@@ -10,8 +14,7 @@ const THREADS: u32 = 512;
 
 pub(super) fn argmax(gpu: &CudaDevice, x: &Tensor, at: &mut Tensor) -> Result<()> {
     let [rows, columns] = x.dims("argmax: x")?;
-    let kernel = Kernel { source: &SOURCE, defines: &[], entry: "argmax" };
-    let args = [Arg::Ptr(at.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::I32(columns as i32)];
+    let kernel = SOURCE.kernel(&[], kernel::argmax(at, x, columns));
     // SAFETY: `x` is `rows · columns`, `at` is `rows`.
-    unsafe { gpu.launch_early(&kernel, [BLOCKS, rows as u32, 1], THREADS, 0, &args) }
+    unsafe { gpu.launch_early(&kernel, [BLOCKS, rows as u32, 1], THREADS, 0) }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Device;
 use crate::testing::{Tolerance, normals, parity};
 
 #[test]

@@ -1,15 +1,39 @@
 use super::{AttentionBackend, AttentionInput, AttentionSpec};
-use crate::cuda::{
-    Arg, AttentionBackward, AttentionForward, AttentionShape, CudaDevice, DocumentPointers, Kernel, ScoreFactors,
-};
-use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
+use crate::cuda::{AttentionBackward, AttentionForward, AttentionShape, CudaDevice, DocumentPointers, ScoreFactors};
+use crate::ops::declaration::{Address, AddressMut, kernels};
+use crate::ops::launch::{self, BLOCK, Defines};
 use crate::{Capability, DType, Error, Result, Tensor};
 use std::sync::Arc;
 
-kernel_source!("attention");
+kernels! {
+    static SOURCE = { file: "attention", variants: VARIANTS };
+    kernel attention(
+        o: *mut X, lse: *mut f32, q: *const X, k: *const X, v: *const X,
+        stride: i32, o_stride: i32, seq_len: i32, heads: i32, group: i32, dim: i32, scale: f32, cu_seqlens: *const i32, documents: i32,
+        #[GENERAL] k_stride: i32, #[GENERAL] v_stride: i32, #[GENERAL] key_len: i32, #[GENERAL] value_dim: i32,
+        #[GENERAL] first_query: i32, #[GENERAL] causal: i32, #[GENERAL] window: i32, #[GENERAL] soft_cap: f32
+    );
+    kernel row_products(delta: *mut f32, d_o: *const X, o: *const X, o_stride: i32, seq_len: i32, heads: i32, dim: i32);
+    kernel attention_dq(
+        dq: *mut X, q: *const X, k: *const X, v: *const X, d_o: *const X, lse: *const f32, delta: *const f32,
+        stride: i32, o_stride: i32, seq_len: i32, heads: i32, group: i32, dim: i32, scale: f32, cu_seqlens: *const i32, documents: i32,
+        #[GENERAL] k_stride: i32, #[GENERAL] v_stride: i32, #[GENERAL] key_len: i32, #[GENERAL] value_dim: i32,
+        #[GENERAL] first_query: i32, #[GENERAL] causal: i32, #[GENERAL] window: i32, #[GENERAL] soft_cap: f32
+    );
+    kernel attention_dkv(
+        dk: *mut X, dv: *mut X, q: *const X, k: *const X, v: *const X, d_o: *const X, lse: *const f32, delta: *const f32,
+        stride: i32, o_stride: i32, seq_len: i32, heads: i32, group: i32, dim: i32, scale: f32, cu_seqlens: *const i32, documents: i32,
+        #[GENERAL] k_stride: i32, #[GENERAL] v_stride: i32, #[GENERAL] key_len: i32, #[GENERAL] value_dim: i32,
+        #[GENERAL] first_query: i32, #[GENERAL] causal: i32, #[GENERAL] window: i32, #[GENERAL] soft_cap: f32
+    );
+    kernel document_offsets(
+        lengths: *mut i32, of_fused: *mut i64, of_output: *mut i64, of_rows: *mut i64, at: *const i32, documents: i32, fused: i32,
+        output: i32, heads: i32
+    );
+}
 
 /// Storage types, for fused queries, keys and values with a causal mask, then with `GENERAL` for all specs.
-pub(crate) const VARIANTS: &[Defines] = &[
+const VARIANTS: &[Defines] = &[
     &[("X", "f32")],
     &[("X", "f16")],
     &[("X", "bf16")],
@@ -61,21 +85,13 @@ impl Documents {
         let vector = |words| Tensor::empty(at.device(), &[words], DType::I32);
         let mut lengths = vector(documents)?;
         let mut offsets = [vector(2 * at.len())?, vector(2 * at.len())?, vector(2 * at.len())?];
-        let kernel = Kernel { source: &SOURCE, defines: launch::storage(DType::BF16)?, entry: "document_offsets" };
-        let [fused, output, rows] = offsets.each_mut().map(|offsets| Arg::Ptr(offsets.device_ptr_mut()));
-        let args = [
-            Arg::Ptr(lengths.device_ptr_mut()),
-            fused,
-            output,
-            rows,
-            Arg::Ptr(at.device_ptr()),
-            Arg::I32(documents as i32),
-            Arg::I32(input.q.stride() as i32),
-            Arg::I32(spec.output_width() as i32),
-            Arg::I32(spec.heads as i32),
-        ];
+        let [fused, output, rows] = offsets.each_mut();
+        let (stride, width) = (input.q.stride(), spec.output_width());
+        let entry =
+            kernel::document_offsets(&mut lengths, fused, output, rows, at, documents, stride, width, spec.heads);
+        let kernel = SOURCE.kernel(launch::storage(DType::BF16)?, entry);
         // SAFETY: `at` and the offsets, of two words each, have an element more than there are documents, `lengths` one per document.
-        unsafe { gpu.launch(&kernel, launch::elements(gpu, at.len()), BLOCK, 0, &args)? };
+        unsafe { gpu.launch(&kernel, launch::elements(gpu, at.len()), BLOCK, 0)? };
         Ok(Documents { lengths, offsets })
     }
 
@@ -101,48 +117,54 @@ fn shared(gpu: &CudaDevice, floats: usize) -> Result<u32> {
     Ok(bytes as u32)
 }
 
-/// A kernel, and the arguments that follow its own: sizes, documents and, in the general form, the rest of the spec.
-struct Call {
+/// The variant of a call, and the arguments that follow a kernel's own: sizes, documents and, in the general form, the rest of the spec.
+#[derive(Clone, Copy)]
+struct Call<'a> {
     defines: Defines,
-    args: Vec<Arg>,
+    /// Stride of queries and of the output, queries, heads, heads per key head, and head size.
+    sizes: [usize; 6],
+    scale: f64,
+    cu_seqlens: Option<&'a Tensor>,
+    /// Strides of keys and values, keys, size of a value, first query, whether the mask is causal, and window.
+    general: [Option<usize>; 7],
+    soft_cap: Option<f64>,
 }
 
-impl Call {
-    fn new(input: &AttentionInput, spec: &AttentionSpec) -> Result<Call> {
-        let int = |value: usize| Arg::I32(value as i32);
-        let mut args = vec![
-            int(input.q.stride()),
-            int(spec.output_width()),
-            int(input.query_len()),
-            int(spec.heads),
-            int(spec.group()),
-            int(spec.head_dim),
-            Arg::F32(spec.scale as f32),
-        ];
-        args.extend(match input.cu_seqlens {
-            Some(at) => [Arg::Ptr(at.device_ptr()), int(at.len() - 1)],
-            None => [Arg::Ptr(0), Arg::I32(0)],
-        });
-        let dtype = input.q.matrix.dtype();
-        let mut defines = launch::storage(dtype)?;
-        if !is_plain(input, spec) {
+impl<'a> Call<'a> {
+    fn new(input: &AttentionInput<'a>, spec: &AttentionSpec) -> Result<Call<'a>> {
+        let mut defines = launch::storage(input.q.matrix.dtype())?;
+        let is_general = !is_plain(input, spec);
+        if is_general {
             let general = |variant: &&Defines| variant[0] == defines[0] && variant.len() == 2;
             defines = VARIANTS.iter().find(general).expect("each storage type has a general form");
-            args.extend([int(input.k.stride()), int(input.v.stride()), int(input.key_len()), int(spec.value_dim)]);
-            args.extend([int(input.first_query), Arg::I32(spec.causal.into()), int(spec.window.unwrap_or(0))]);
-            args.push(Arg::F32(spec.soft_cap.unwrap_or(0.0) as f32));
         }
-        Ok(Call { defines, args })
+        let (strides, keys) = ([input.k.stride(), input.v.stride()], [input.key_len(), spec.value_dim]);
+        let mask = [input.first_query, spec.causal.into(), spec.window.unwrap_or(0)];
+        let general = [strides[0], strides[1], keys[0], keys[1], mask[0], mask[1], mask[2]];
+        Ok(Call {
+            defines,
+            sizes: [input.q.stride(), spec.output_width(), input.query_len(), spec.heads, spec.group(), spec.head_dim],
+            scale: spec.scale,
+            cu_seqlens: input.cu_seqlens,
+            general: general.map(|size| is_general.then_some(size)),
+            soft_cap: is_general.then(|| spec.soft_cap.unwrap_or(0.0)),
+        })
     }
+}
 
-    fn kernel(&self, entry: &'static str) -> Kernel {
-        Kernel { source: &SOURCE, defines: self.defines, entry }
-    }
-
-    /// `own` arguments of a kernel, and the common ones.
-    fn args(&self, own: &[Arg]) -> Vec<Arg> {
-        [own, &self.args].concat()
-    }
+/// The kernel of a call, from its own arguments.
+macro_rules! kernel_of {
+    ($call:expr, $kernel:ident($($own:expr),+)) => {{
+        let Call { defines, sizes, scale, cu_seqlens, general, soft_cap } = $call;
+        let [stride, o_stride, seq_len, heads, group, dim] = sizes;
+        let [k_stride, v_stride, key_len, value_dim, first_query, causal, window] = general;
+        let documents = cu_seqlens.map_or(0, |at| at.len() - 1);
+        let entry = kernel::$kernel(
+            $($own,)+ stride, o_stride, seq_len, heads, group, dim, scale, cu_seqlens, documents, k_stride, v_stride, key_len, value_dim,
+            first_query, causal, window, soft_cap,
+        );
+        SOURCE.kernel(defines, entry)
+    }};
 }
 
 fn grid(x: usize, heads: usize, batch: usize) -> [u32; 3] {
@@ -167,10 +189,11 @@ pub(super) fn attention(
         return unsafe { gpu.attention_forward(&shape(&input, spec), factors(spec), &pointers) };
     }
     let call = Call::new(&input, spec)?;
-    let args = call.args(&[o.device_ptr_mut(), lse.device_ptr_mut(), q, k, v].map(Arg::Ptr));
+    let [q, k, v] = [q, k, v].map(Address);
+    let kernel = kernel_of!(call, attention(o, lse, q, k, v));
     let grid = grid(input.query_len(), spec.heads, input.batch);
     // SAFETY: as above; the kernel keeps documents within their sequence; shared memory holds one score per key.
-    unsafe { gpu.launch(&call.kernel("attention"), grid, BLOCK, shared(gpu, input.key_len())?, &args) }
+    unsafe { gpu.launch(&kernel, grid, BLOCK, shared(gpu, input.key_len())?) }
 }
 
 pub(super) fn attention_backward(
@@ -198,18 +221,19 @@ pub(super) fn attention_backward(
     }
     let call = Call::new(&input, spec)?;
     let mut delta = lse.empty_like()?;
-    let sizes = [spec.output_width(), input.query_len(), spec.heads, spec.value_dim].map(|size| Arg::I32(size as i32));
-    let args = [&[delta.device_ptr_mut(), d_o.device_ptr(), o.device_ptr()].map(Arg::Ptr), sizes.as_slice()].concat();
+    let (width, queries) = (spec.output_width(), input.query_len());
+    let entry = kernel::row_products(&mut delta, d_o, o, width, queries, spec.heads, spec.value_dim);
+    let kernel = SOURCE.kernel(call.defines, entry);
     let of_queries = grid(input.query_len(), spec.heads, input.batch);
     // SAFETY: `d_o` and `o` have the sizes of the spec, `delta` the sizes of `lse`.
-    unsafe { gpu.launch(&call.kernel("row_products"), of_queries, BLOCK, 0, &args)? };
-    let read = [q, k, v, d_o.device_ptr(), lse.device_ptr(), delta.device_ptr()].map(Arg::Ptr);
-    let args = call.args(&[&[Arg::Ptr(dq)], read.as_slice()].concat());
+    unsafe { gpu.launch(&kernel, of_queries, BLOCK, 0)? };
+    let [q, k, v] = [q, k, v].map(Address);
+    let kernel = kernel_of!(call, attention_dq(AddressMut(dq), q, k, v, d_o, lse, &delta));
     let bytes = shared(gpu, input.key_len())?;
     // SAFETY: all sizes come from the spec and the input; shared memory holds one value per key.
-    unsafe { gpu.launch(&call.kernel("attention_dq"), of_queries, BLOCK, bytes, &args)? };
-    let args = call.args(&[&[Arg::Ptr(dk), Arg::Ptr(dv)], read.as_slice()].concat());
+    unsafe { gpu.launch(&kernel, of_queries, BLOCK, bytes)? };
+    let kernel = kernel_of!(call, attention_dkv(AddressMut(dk), AddressMut(dv), q, k, v, d_o, lse, &delta));
     let (of_keys, bytes) = (grid(input.key_len(), spec.kv_heads, input.batch), shared(gpu, 2 * input.query_len())?);
     // SAFETY: as above; shared memory holds two values per query.
-    unsafe { gpu.launch(&call.kernel("attention_dkv"), of_keys, BLOCK, bytes, &args) }
+    unsafe { gpu.launch(&kernel, of_keys, BLOCK, bytes) }
 }

@@ -12,7 +12,7 @@
 
 mod backend;
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 mod input;
 mod spec;
 #[cfg(test)]
@@ -23,10 +23,10 @@ pub use input::{AttentionGradient, AttentionInput, HeadView};
 pub use spec::AttentionSpec;
 
 use super::real_type;
-use crate::{Device, Result, Tensor};
+use crate::ops::dispatch::dispatch;
+use crate::{Result, Tensor};
 
 pub(in crate::ops) use cpu::softmax;
-pub(crate) use cuda::{SOURCE, VARIANTS};
 
 /// `o = softmax(s)·v` per head, `[B·S, H·D_v]`, with the scores `s` of `spec`, and `lse`, in F32 (F64 for F64).
 ///
@@ -42,11 +42,9 @@ pub fn attention(input: AttentionInput, spec: &AttentionSpec) -> Result<(Tensor,
     let backend = AttentionBackend::choose(device, &AttentionCase::of_input(&input, spec))?.backend;
     let mut o = Tensor::empty(device, &[input.q.matrix.shape()[0], spec.output_width()], dtype)?;
     let mut lse = Tensor::empty(device, &lse_shape(&input, spec, backend), real_type(dtype))?;
-    match device {
-        Device::Cpu => cpu::attention(input, spec, &mut o, &mut lse),
-        Device::DryCpu(tracker) => tracker.scratch(cpu::scratch(&input, spec)),
-        Device::Cuda(gpu) => cuda::attention(gpu, backend, input, spec, &mut o, &mut lse)?,
-    }
+    dispatch!(device, cpu::attention(input, spec, &mut o, &mut lse), cpu::scratch(&input, spec), |gpu| {
+        cuda::attention(gpu, backend, input, spec, &mut o, &mut lse)?
+    });
     Ok((o, lse))
 }
 
@@ -72,11 +70,12 @@ pub fn attention_backward(
     lse.expect("attention_backward: lse", &lse_shape(&input, spec, backend))?;
     let mut gradient =
         AttentionGradient { tensors: input.matrices().into_iter().map(Tensor::empty_like).collect::<Result<_>>()? };
-    match device {
-        Device::Cpu => cpu::attention_backward(d_o, input, o, lse, spec, &mut gradient.tensors),
-        Device::DryCpu(tracker) => tracker.scratch(cpu::scratch_of_backward(&input, spec)),
-        Device::Cuda(gpu) => cuda::attention_backward(gpu, backend, [d_o, o, lse], input, spec, &mut gradient.tensors)?,
-    }
+    dispatch!(
+        device,
+        cpu::attention_backward(d_o, input, o, lse, spec, &mut gradient.tensors),
+        cpu::scratch_of_backward(&input, spec),
+        |gpu| cuda::attention_backward(gpu, backend, [d_o, o, lse], input, spec, &mut gradient.tensors)?
+    );
     Ok(gradient)
 }
 

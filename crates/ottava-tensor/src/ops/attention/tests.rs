@@ -3,6 +3,7 @@ mod specs;
 
 use super::*;
 use crate::DType;
+use crate::Device;
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 /// Sequences of a fused projection.

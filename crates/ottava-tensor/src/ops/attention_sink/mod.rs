@@ -2,15 +2,15 @@
 //! arXiv:2309.17453; OpenAI 2025, arXiv:2508.10925.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::{expect_compute, expect_gradient, real_type};
-use crate::{Device, Error, Result, Tensor};
+use crate::ops::dispatch::dispatch;
+use crate::{Error, Result, Tensor};
 
 pub(super) use cpu::softmax_share;
-pub(crate) use cuda::SOURCE;
 
 /// Where the `lse` of a token and head is.
 #[derive(Clone, Copy)]
@@ -65,11 +65,9 @@ impl Sizes {
 /// sink has no value. Errors with [`Error::Shape`] if `lse` does not have the shape that attention returns.
 pub fn attention_sink(o: &mut Tensor, lse: &mut Tensor, sinks: &Tensor) -> Result<()> {
     let sizes = Sizes::new("attention_sink", o, lse, sinks)?;
-    match o.device().clone() {
-        Device::Cpu => cpu::attention_sink(o, lse, sinks, sizes),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::attention_sink(&gpu, o, lse, sinks, sizes)?,
-    }
+    dispatch!(o.device().clone(), cpu::attention_sink(o, lse, sinks, sizes), |gpu| cuda::attention_sink(
+        &gpu, o, lse, sinks, sizes
+    )?);
     Ok(())
 }
 
@@ -89,10 +87,8 @@ pub fn attention_sink_backward(
     d_o.expect_dtype("attention_sink_backward: d_o", &[o.dtype()])?;
     dsinks.expect("attention_sink_backward: dsinks", sinks.shape())?;
     expect_gradient("attention_sink_backward: dsinks", dsinks, o)?;
-    match o.device() {
-        Device::Cpu => cpu::attention_sink_backward(d_o, o, lse, sinks, dsinks, sizes),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::attention_sink_backward(gpu, d_o, o, lse, sinks, dsinks, sizes)?,
-    }
+    dispatch!(o.device(), cpu::attention_sink_backward(d_o, o, lse, sinks, dsinks, sizes), |gpu| {
+        cuda::attention_sink_backward(gpu, d_o, o, lse, sinks, dsinks, sizes)?
+    });
     Ok(())
 }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::DType;
+use crate::Device;
 use crate::ops::{AttentionInput, AttentionSpec, attention, attention_backward};
 use crate::testing::{Tolerance, normals, parity, values};
 

@@ -1,14 +1,14 @@
 //! The bias of a linear layer and its gradient; also of grouped rows, with a bias for each group.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::{Groups, expect_compute, expect_gradient, real_type};
-use crate::{Device, Result, Tensor};
+use crate::ops::dispatch::dispatch;
+use crate::{Result, Tensor};
 
-pub(crate) use cuda::SOURCE;
 pub(super) use cuda::{add_column_sums, add_partial_sums};
 
 /// `x[t, c] += bias[c]` in place, for `x` `[T, C]` and `bias` `[C]` of one type.
@@ -17,11 +17,7 @@ pub fn add_bias(x: &mut Tensor, bias: &Tensor) -> Result<()> {
     expect_compute("add_bias: x", x)?;
     bias.expect("add_bias: bias", &[columns])?;
     bias.expect_dtype("add_bias: bias", &[x.dtype()])?;
-    match x.device().clone() {
-        Device::Cpu => cpu::add_bias(x, bias),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::add_bias(&gpu, x, bias)?,
-    }
+    dispatch!(x.device().clone(), cpu::add_bias(x, bias), |gpu| cuda::add_bias(&gpu, x, bias)?);
     Ok(())
 }
 
@@ -31,11 +27,7 @@ pub fn bias_gradient(dy: &Tensor, dbias: &mut Tensor) -> Result<()> {
     expect_compute("bias_gradient: dy", dy)?;
     dbias.expect("bias_gradient: dbias", &[columns])?;
     expect_gradient("bias_gradient: dbias", dbias, dy)?;
-    match dy.device() {
-        Device::Cpu => cpu::bias_gradient(dy, dbias),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::bias_gradient(gpu, dy, dbias)?,
-    }
+    dispatch!(dy.device(), cpu::bias_gradient(dy, dbias), |gpu| cuda::bias_gradient(gpu, dy, dbias)?);
     Ok(())
 }
 
@@ -43,11 +35,9 @@ pub fn bias_gradient(dy: &Tensor, dbias: &mut Tensor) -> Result<()> {
 pub fn add_grouped_bias(x: &mut Tensor, bias: &Tensor, groups: &Groups) -> Result<()> {
     check_groups("add_grouped_bias", x, bias, groups)?;
     bias.expect_dtype("add_grouped_bias: bias", &[x.dtype()])?;
-    match x.device().clone() {
-        Device::Cpu => cpu::add_grouped_bias(x, bias, groups),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::add_grouped_bias(&gpu, x, bias, groups)?,
-    }
+    dispatch!(x.device().clone(), cpu::add_grouped_bias(x, bias, groups), |gpu| cuda::add_grouped_bias(
+        &gpu, x, bias, groups
+    )?);
     Ok(())
 }
 
@@ -56,11 +46,9 @@ pub fn add_grouped_bias(x: &mut Tensor, bias: &Tensor, groups: &Groups) -> Resul
 pub fn grouped_bias_gradient(dy: &Tensor, groups: &Groups, dbias: &mut Tensor) -> Result<()> {
     check_groups("grouped_bias_gradient", dy, dbias, groups)?;
     expect_gradient("grouped_bias_gradient: dbias", dbias, dy)?;
-    match dy.device() {
-        Device::Cpu => cpu::grouped_bias_gradient(dy, groups, dbias),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::grouped_bias_gradient(gpu, dy, groups, dbias)?,
-    }
+    dispatch!(dy.device(), cpu::grouped_bias_gradient(dy, groups, dbias), |gpu| cuda::grouped_bias_gradient(
+        gpu, dy, groups, dbias
+    )?);
     Ok(())
 }
 
@@ -72,11 +60,9 @@ pub fn grouped_bias_dots(dy: &Tensor, bias: &Tensor, groups: &Groups, dots: &mut
     dots.expect("grouped_bias_dots: dots", &dy.shape()[..1])?;
     dots.expect_dtype("grouped_bias_dots: dots", &[real_type(dy.dtype())])?;
     dots.expect_device("grouped_bias_dots: dots", dy.device())?;
-    match dy.device() {
-        Device::Cpu => cpu::grouped_bias_dots(dy, bias, groups, dots),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::grouped_bias_dots(gpu, dy, bias, groups, dots)?,
-    }
+    dispatch!(dy.device(), cpu::grouped_bias_dots(dy, bias, groups, dots), |gpu| cuda::grouped_bias_dots(
+        gpu, dy, bias, groups, dots
+    )?);
     Ok(())
 }
 

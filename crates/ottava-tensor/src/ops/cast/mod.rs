@@ -1,14 +1,13 @@
 //! Conversion between floating-point types, without a scale.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::expect_compute;
-use crate::{DType, Device, Error, Result, Tensor};
-
-pub(crate) use cuda::{SOURCE, VARIANTS};
+use crate::ops::dispatch::dispatch;
+use crate::{DType, Error, Result, Tensor};
 
 /// `x` rounded to `dtype`, to nearest even. Both types are of F64 (CPU only), F32, F16 and BF16.
 pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
@@ -28,10 +27,6 @@ pub fn cast_into(x: &Tensor, y: &mut Tensor, first: usize) -> Result<()> {
             "cast: elements of shape {shape:?} do not fit into {into:?} from {first} on"
         )));
     }
-    match x.device() {
-        Device::Cpu => cpu::cast(x, y, first),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::cast(gpu, x, y, first)?,
-    }
+    dispatch!(x.device(), cpu::cast(x, y, first), |gpu| cuda::cast(gpu, x, y, first)?);
     Ok(())
 }

@@ -1,14 +1,17 @@
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{BLOCK, kernel_source, readers};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::{AddressMut, kernels};
+use crate::ops::launch::{BLOCK, UNTYPED, readers};
 use crate::{DType, Result, Tensor};
 
-kernel_source!("checksum");
+kernels! {
+    static SOURCE = { file: "checksum", variants: UNTYPED };
+    kernel checksum(sum: *mut u64, x: *const u8, bytes: u64);
+}
 
 /// Adds the checksum of `x` to number `i` of `sums`.
 pub(super) fn checksum(gpu: &CudaDevice, x: &Tensor, sums: &mut Tensor, i: usize) -> Result<()> {
-    let kernel = Kernel { source: &SOURCE, defines: &[], entry: "checksum" };
     let sum = sums.device_ptr_mut() + (i * DType::I64.size()) as u64;
-    let args = [Arg::Ptr(sum), Arg::Ptr(x.device_ptr()), Arg::U64(x.bytes() as u64)];
+    let kernel = SOURCE.kernel(&[], kernel::checksum(AddressMut(sum), x, x.bytes()));
     // SAFETY: `x` has as many bytes, and `sums` more than `i` elements.
-    unsafe { gpu.launch(&kernel, readers(gpu, x.bytes().div_ceil(size_of::<u64>())), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, readers(gpu, x.bytes().div_ceil(size_of::<u64>())), BLOCK, 0) }
 }

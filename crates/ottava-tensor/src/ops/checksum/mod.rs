@@ -1,13 +1,12 @@
 //! Checksums of the bytes of tensors, to find tensors that differ between ranks.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::{DType, Device, Error, Result, Tensor};
-
-pub(crate) use cuda::SOURCE;
+use crate::ops::dispatch::dispatch;
+use crate::{DType, Error, Result, Tensor};
 
 /// For each of `tensors`, of any type, `Σ hash(word + i · 0x9E3779B97F4A7C15)` modulo 2⁶⁴ over its 64-bit words, the last one padded with
 /// zeros, where `i` counts words and `hash` is the finaliser of SplitMix64; I64 `[tensors]`.
@@ -19,11 +18,9 @@ pub fn checksums(tensors: &[&Tensor]) -> Result<Tensor> {
     let mut sums = Tensor::zeros(first.device(), &[tensors.len()], DType::I64)?;
     for (i, x) in tensors.iter().enumerate() {
         x.expect_device("checksums: tensor", first.device())?;
-        match x.device() {
-            Device::Cpu => sums.host_mut::<i64>()[i] = cpu::checksum(&x.read_bytes()?) as i64,
-            Device::DryCpu(_) => {}
-            Device::Cuda(gpu) => cuda::checksum(gpu, x, &mut sums, i)?,
-        }
+        dispatch!(x.device(), sums.host_mut::<i64>()[i] = cpu::checksum(&x.read_bytes()?) as i64, |gpu| {
+            cuda::checksum(gpu, x, &mut sums, i)?
+        });
     }
     Ok(sums)
 }

@@ -1,14 +1,13 @@
 //! Columns of a matrix in equal parts, one after another: what ranks that divide heads send each other.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::expect_compute;
-use crate::{Device, Error, Result, Tensor};
-
-pub(crate) use cuda::{SOURCE, VARIANTS};
+use crate::ops::dispatch::dispatch;
+use crate::{Error, Result, Tensor};
 
 /// Sections of the columns of a matrix. Each section is divided into equal parts.
 struct Sections {
@@ -55,11 +54,7 @@ pub fn divide_columns(x: &Tensor, widths: &[usize], parts: usize) -> Result<Tens
     let sections = Sections::new("divide_columns", widths, parts, rows)?;
     x.expect("divide_columns: x", &[rows, sections.columns()])?;
     let mut y = Tensor::empty(x.device(), &[parts, rows, columns / parts], x.dtype())?;
-    match x.device() {
-        Device::Cpu => cpu::divide(x, &mut y, &sections),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::divide(gpu, x, &mut y, &sections)?,
-    }
+    dispatch!(x.device(), cpu::divide(x, &mut y, &sections), |gpu| cuda::divide(gpu, x, &mut y, &sections)?);
     Ok(y)
 }
 
@@ -70,10 +65,6 @@ pub fn join_columns(parts: &Tensor, widths: &[usize]) -> Result<Tensor> {
     let sections = Sections::new("join_columns", widths, count, rows)?;
     parts.expect("join_columns: parts", &[count, rows, sections.part()])?;
     let mut y = Tensor::empty(parts.device(), &[rows, columns * count], parts.dtype())?;
-    match parts.device() {
-        Device::Cpu => cpu::join(parts, &mut y, &sections),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::join(gpu, parts, &mut y, &sections)?,
-    }
+    dispatch!(parts.device(), cpu::join(parts, &mut y, &sections), |gpu| cuda::join(gpu, parts, &mut y, &sections)?);
     Ok(y)
 }

@@ -1,9 +1,16 @@
 use super::Factor;
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{self, BLOCK};
 use crate::{Result, Tensor};
 
-kernel_source!("column_scales");
+kernels! {
+    static SOURCE = { file: "column_scales", variants: launch::STORAGE };
+    kernel column_amaxes(amax: *mut f32, x: *const X, rows: i32, columns: i32, chunk: i32);
+    kernel scales_of_amaxes(scales: *mut f32, columns: i32);
+    kernel multiply_columns(y: *mut X, x: *const X, scales: *const f32, columns: i32, inverse: i32);
+    kernel add_unscaled_columns(sum: *mut X, x: *const f32, scales: *const f32, columns: i32);
+}
 
 /// Rows per block.
 const CHUNK: usize = 128;
@@ -11,46 +18,27 @@ const CHUNK: usize = 128;
 pub(super) fn column_scales(gpu: &CudaDevice, x: &Tensor, scales: &mut Tensor) -> Result<()> {
     let [rows, columns] = x.dims("column_scales: x")?;
     let defines = launch::storage(x.dtype())?;
-    let kernel = Kernel { source: &SOURCE, defines, entry: "column_amaxes" };
     let column_blocks = columns.div_ceil(BLOCK as usize).max(1) as u32;
-    let args = [
-        Arg::Ptr(scales.device_ptr_mut()),
-        Arg::Ptr(x.device_ptr()),
-        Arg::I32(rows as i32),
-        Arg::I32(columns as i32),
-        Arg::I32(CHUNK as i32),
-    ];
+    let kernel = SOURCE.kernel(defines, kernel::column_amaxes(&mut *scales, x, rows, columns, CHUNK));
     // SAFETY: `x` is `rows · columns` elements and `scales` `columns`, which are zero.
-    unsafe { gpu.launch(&kernel, [column_blocks, rows.div_ceil(CHUNK).max(1) as u32, 1], BLOCK, 0, &args)? };
-    let kernel = Kernel { source: &SOURCE, defines, entry: "scales_of_amaxes" };
-    let args = [Arg::Ptr(scales.device_ptr_mut()), Arg::I32(columns as i32)];
+    unsafe { gpu.launch(&kernel, [column_blocks, rows.div_ceil(CHUNK).max(1) as u32, 1], BLOCK, 0)? };
+    let kernel = SOURCE.kernel(defines, kernel::scales_of_amaxes(scales, columns));
     // SAFETY: `scales` is `columns` elements.
-    unsafe { gpu.launch(&kernel, [column_blocks, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [column_blocks, 1, 1], BLOCK, 0) }
 }
 
 pub(super) fn multiply(gpu: &CudaDevice, x: &Tensor, scales: &Tensor, factor: Factor, y: &mut Tensor) -> Result<()> {
     let [rows, columns] = x.dims("scale_columns: x")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "multiply_columns" };
-    let args = [
-        Arg::Ptr(y.device_ptr_mut()),
-        Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(scales.device_ptr()),
-        Arg::I32(columns as i32),
-        Arg::I32((factor == Factor::Inverse) as i32),
-    ];
+    let entry = kernel::multiply_columns(y, x, scales, columns, factor == Factor::Inverse);
+    let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
     // SAFETY: `x` and `y` are `rows · columns` elements of one type and `scales` `columns`, F32.
-    unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0) }
 }
 
 pub(super) fn add_unscaled_columns(gpu: &CudaDevice, sum: &mut Tensor, x: &Tensor, scales: &Tensor) -> Result<()> {
     let [rows, columns] = x.dims("add_unscaled_columns: x")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(sum.dtype())?, entry: "add_unscaled_columns" };
-    let args = [
-        Arg::Ptr(sum.device_ptr_mut()),
-        Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(scales.device_ptr()),
-        Arg::I32(columns as i32),
-    ];
+    let defines = launch::storage(sum.dtype())?;
+    let kernel = SOURCE.kernel(defines, kernel::add_unscaled_columns(sum, x, scales, columns));
     // SAFETY: `sum` and `x` are `rows · columns` elements, `x` and the `columns` scales in F32.
-    unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0) }
 }

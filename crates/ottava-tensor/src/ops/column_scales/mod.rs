@@ -1,14 +1,13 @@
 //! Per-column scales of Smooth-SwiGLU, which moves them from an activation into the next weight.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::{expect_compute, real_type};
-use crate::{DType, Device, Result, Tensor};
-
-pub(crate) use cuda::SOURCE;
+use crate::ops::dispatch::dispatch;
+use crate::{DType, Result, Tensor};
 
 /// Factor of a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,11 +26,7 @@ pub fn column_scales(x: &Tensor) -> Result<Tensor> {
     expect_values("column_scales: x", x)?;
     // Holds the amaxes first.
     let mut scales = Tensor::zeros(x.device(), &[columns], DType::F32)?;
-    match x.device() {
-        Device::Cpu => cpu::column_scales(x, &mut scales),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::column_scales(gpu, x, &mut scales)?,
-    }
+    dispatch!(x.device(), cpu::column_scales(x, &mut scales), |gpu| cuda::column_scales(gpu, x, &mut scales)?);
     Ok(scales)
 }
 
@@ -53,11 +48,9 @@ pub fn add_unscaled_columns(sum: &mut Tensor, x: &Tensor, scales: &Tensor) -> Re
     x.expect_dtype("add_unscaled_columns: x", &[DType::F32])?;
     x.expect_device("add_unscaled_columns: x", sum.device())?;
     expect_scales(scales, x)?;
-    match x.device() {
-        Device::Cpu => cpu::add_unscaled_columns(sum, x, scales),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::add_unscaled_columns(gpu, sum, x, scales)?,
-    }
+    dispatch!(x.device(), cpu::add_unscaled_columns(sum, x, scales), |gpu| cuda::add_unscaled_columns(
+        gpu, sum, x, scales
+    )?);
     Ok(())
 }
 
@@ -65,11 +58,9 @@ fn multiplied(x: &Tensor, scales: &Tensor, factor: Factor) -> Result<Tensor> {
     expect_compute("scale_columns: x", x)?;
     expect_scales(scales, x)?;
     let mut y = x.empty_like()?;
-    match x.device() {
-        Device::Cpu => cpu::multiply(x, scales, factor, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::multiply(gpu, x, scales, factor, &mut y)?,
-    }
+    dispatch!(x.device(), cpu::multiply(x, scales, factor, &mut y), |gpu| cuda::multiply(
+        gpu, x, scales, factor, &mut y
+    )?);
     Ok(y)
 }
 

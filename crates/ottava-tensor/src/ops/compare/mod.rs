@@ -1,15 +1,14 @@
 //! Sums that say how far a tensor is from a reference: norms, error and direction.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::Operand;
 use super::dequantize::Layout;
-use crate::{DType, Device, Error, Result, Tensor};
-
-pub(crate) use cuda::{SOURCE, VARIANTS};
+use crate::ops::dispatch::dispatch;
+use crate::{DType, Error, Result, Tensor};
 
 /// The number of sums of a comparison: `Σ x²`, `Σ r²`, `Σ x·r` and `Σ (x − r)²`.
 pub const SUMS: usize = 4;
@@ -36,11 +35,9 @@ pub fn compare_rows(x: &Tensor, every: usize, reference: &Tensor, sums: &mut Ten
         return Err(different_sizes(x, every, reference));
     }
     expect_places(x, reference, sums, at)?;
-    match reference.device() {
-        Device::Cpu => write(sums, at, cpu::compare_rows(x, every, reference)),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::compare_rows(gpu, x, every, reference, sums, at)?,
-    }
+    dispatch!(reference.device(), write(sums, at, cpu::compare_rows(x, every, reference)), |gpu| cuda::compare_rows(
+        gpu, x, every, reference, sums, at
+    )?);
     Ok(())
 }
 
@@ -54,11 +51,9 @@ pub fn compare_along(x: &Tensor, reference: &Tensor, direction: &Tensor, sums: &
         other.expect(what, &shape)?;
         expect_places(x, other, sums, at)?;
     }
-    match x.device() {
-        Device::Cpu => write(sums, at, cpu::compare_along(x, reference, direction)),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::compare_along(gpu, x, reference, direction, sums, at)?,
-    }
+    dispatch!(x.device(), write(sums, at, cpu::compare_along(x, reference, direction)), |gpu| cuda::compare_along(
+        gpu, x, reference, direction, sums, at
+    )?);
     Ok(())
 }
 
@@ -71,11 +66,11 @@ pub fn compare_codes(codes: Operand, matrix: &Tensor, sums: &mut Tensor, at: usi
     let [rows, columns] = if is_transposed { [layout.columns, layout.rows] } else { [layout.rows, layout.columns] };
     matrix.expect("compare: matrix", &[rows, columns])?;
     expect_places(stored, matrix, sums, at)?;
-    match matrix.device() {
-        Device::Cpu => write(sums, at, cpu::compare_codes(stored, scale_inv, &layout, is_transposed, matrix)),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::compare_codes(gpu, stored, scale_inv, &layout, is_transposed, matrix, sums, at)?,
-    }
+    dispatch!(
+        matrix.device(),
+        write(sums, at, cpu::compare_codes(stored, scale_inv, &layout, is_transposed, matrix)),
+        |gpu| cuda::compare_codes(gpu, stored, scale_inv, &layout, is_transposed, matrix, sums, at)?
+    );
     Ok(())
 }
 

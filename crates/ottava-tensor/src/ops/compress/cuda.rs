@@ -1,49 +1,27 @@
-use super::{CompressedTensor, GROUP, SavedActivation};
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{self, BLOCK, kernel_source};
-use crate::{Result, Tensor};
+use super::{CompressedTensor, GROUP};
+use crate::cuda::{CudaDevice, Entry};
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{self, BLOCK};
+use crate::{DType, Result, Tensor};
 
-kernel_source!("compress");
-
-impl CompressedTensor {
-    /// Addresses of codes and inverse scales, for writing.
-    pub(in crate::ops) fn device_ptrs_mut(&mut self) -> [Arg; 2] {
-        [Arg::Ptr(self.codes.device_ptr_mut()), Arg::Ptr(self.scale_inv.device_ptr_mut())]
-    }
-}
-
-impl SavedActivation {
-    /// The kernel that reads this variant.
-    pub(in crate::ops) fn entry(&self, exact: &'static str, compressed: &'static str) -> &'static str {
-        match self {
-            SavedActivation::Exact(_) => exact,
-            SavedActivation::Compressed(_) => compressed,
-        }
-    }
-
-    /// Arguments of that kernel: the address of the values, or the addresses of codes and inverse scales.
-    pub(in crate::ops) fn device_ptrs(&self) -> Vec<Arg> {
-        match self {
-            SavedActivation::Exact(x) => vec![Arg::Ptr(x.device_ptr())],
-            SavedActivation::Compressed(x) => vec![Arg::Ptr(x.codes.device_ptr()), Arg::Ptr(x.scale_inv.device_ptr())],
-        }
-    }
+kernels! {
+    static SOURCE = { file: "compress", variants: launch::STORAGE };
+    kernel compress(codes: *mut e4m3, scale_inv: *mut u8, x: *const X, rows: u64, columns: i32);
+    kernel decompress(codes: *const e4m3, scale_inv: *const u8, y: *mut X, rows: u64, columns: i32);
 }
 
 pub(super) fn compress(gpu: &CudaDevice, x: &Tensor, y: &mut CompressedTensor) -> Result<()> {
-    launch(gpu, "compress", x, y.device_ptrs_mut(), Arg::Ptr(x.device_ptr()))
+    let [rows, columns] = x.dims("compress: x")?;
+    launch(gpu, x.dtype(), [rows, columns], kernel::compress(&mut y.codes, &mut y.scale_inv, x, rows, columns))
 }
 
 pub(super) fn decompress(gpu: &CudaDevice, x: &CompressedTensor, y: &mut Tensor) -> Result<()> {
-    let to = Arg::Ptr(y.device_ptr_mut());
-    launch(gpu, "decompress", y, [Arg::Ptr(x.codes.device_ptr()), Arg::Ptr(x.scale_inv.device_ptr())], to)
+    let ([rows, columns], dtype) = (y.dims("compress: x")?, y.dtype());
+    launch(gpu, dtype, [rows, columns], kernel::decompress(&x.codes, &x.scale_inv, y, rows, columns))
 }
 
-fn launch(gpu: &CudaDevice, entry: &'static str, like: &Tensor, compressed: [Arg; 2], values: Arg) -> Result<()> {
-    let [rows, columns] = like.dims("compress: x")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(like.dtype())?, entry };
-    let [codes, scale_inv] = compressed;
-    let args = [codes, scale_inv, values, Arg::U64(rows as u64), Arg::I32(columns as i32)];
+fn launch(gpu: &CudaDevice, dtype: DType, [rows, columns]: [usize; 2], entry: Entry) -> Result<()> {
+    let kernel = SOURCE.kernel(launch::storage(dtype)?, entry);
     // SAFETY: values and codes are `rows · columns`, and there is a scale for each started `GROUP` of a row.
-    unsafe { gpu.launch(&kernel, launch::elements(gpu, rows * columns.div_ceil(GROUP)), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::elements(gpu, rows * columns.div_ceil(GROUP)), BLOCK, 0) }
 }

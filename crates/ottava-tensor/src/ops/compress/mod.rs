@@ -9,14 +9,14 @@
 //! `common.cuh`.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
+use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Result, Tensor};
 
 pub(super) use cpu::smallest_scale_inv;
-pub(crate) use cuda::SOURCE;
 
 /// Neighbours of a row that share a scale. The last group of a row may be shorter.
 const GROUP: usize = 16;
@@ -24,8 +24,8 @@ const GROUP: usize = 16;
 /// An activation `[R, C]` in E4M3 with a power-of-two scale per group of 16 values: 17 bytes instead of 32 in BF16.
 #[derive(Clone, Debug)]
 pub struct CompressedTensor {
-    codes: Tensor,     /* [R, C] */
-    scale_inv: Tensor, /* [R, ⌈C / 16⌉] */
+    pub(super) codes: Tensor,     /* [R, C] */
+    pub(super) scale_inv: Tensor, /* [R, ⌈C / 16⌉] */
     dtype: DType,
 }
 
@@ -35,11 +35,7 @@ pub struct CompressedTensor {
 /// A group with an infinity or a NaN decodes to NaN.
 pub fn compress(x: &Tensor) -> Result<CompressedTensor> {
     let mut y = prepare(x)?;
-    match x.device() {
-        Device::Cpu => cpu::compress(x, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::compress(gpu, x, &mut y)?,
-    }
+    dispatch!(x.device(), cpu::compress(x, &mut y), |gpu| cuda::compress(gpu, x, &mut y)?);
     Ok(y)
 }
 
@@ -57,11 +53,7 @@ pub(super) fn prepare(x: &Tensor) -> Result<CompressedTensor> {
 /// `code · scale_inv` in the original type. Exact, except that a value near the largest F16 may have been rounded up to infinity.
 pub fn decompress(x: &CompressedTensor) -> Result<Tensor> {
     let mut y = Tensor::empty(x.codes.device(), x.codes.shape(), x.dtype)?;
-    match x.codes.device() {
-        Device::Cpu => cpu::decompress(x, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::decompress(gpu, x, &mut y)?,
-    }
+    dispatch!(x.codes.device(), cpu::decompress(x, &mut y), |gpu| cuda::decompress(gpu, x, &mut y)?);
     Ok(y)
 }
 

@@ -1,15 +1,15 @@
 //! Negative log-likelihood of the next token, and its gradient by the logits.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 mod part;
 #[cfg(test)]
 mod tests;
 
 use super::{expect_compute, real_type};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::ops::dispatch::dispatch;
+use crate::{DType, Error, Result, Tensor};
 
-pub(crate) use cuda::SOURCES;
 pub use part::{VocabularyPart, merge_losses, partial_gradient, partial_losses};
 
 /// Targets with this value are ignored by the loss, as in PyTorch.
@@ -51,11 +51,9 @@ impl CrossEntropy {
 pub fn cross_entropy(logits: &Tensor, vocabulary: usize, targets: &Tensor, how: CrossEntropy) -> Result<Tensor> {
     let mut losses = prepare(logits, targets, how)?;
     expect_vocabulary(vocabulary, logits)?;
-    match logits.device() {
-        Device::Cpu => cpu::cross_entropy(logits, vocabulary, targets, how, &mut losses),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::cross_entropy(gpu, logits, vocabulary, targets, how, &mut losses)?,
-    }
+    dispatch!(logits.device(), cpu::cross_entropy(logits, vocabulary, targets, how, &mut losses), |gpu| {
+        cuda::cross_entropy(gpu, logits, vocabulary, targets, how, &mut losses)?
+    });
     Ok(losses)
 }
 
@@ -75,13 +73,13 @@ pub fn cross_entropy_gradient(
     let mut losses = prepare(logits, targets, how)?;
     expect_vocabulary(vocabulary, logits)?;
     expect_scale("cross_entropy: scale", scale, logits)?;
-    match logits.device().clone() {
-        Device::Cpu => cpu::cross_entropy_gradient(logits, vocabulary, targets, scale, how, &mut losses),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => {
+    dispatch!(
+        logits.device().clone(),
+        cpu::cross_entropy_gradient(logits, vocabulary, targets, scale, how, &mut losses),
+        |gpu| {
             cuda::cross_entropy_gradient(&gpu, logits, vocabulary, targets, scale, how, &mut losses)?;
         }
-    }
+    );
     Ok(losses)
 }
 
@@ -93,11 +91,9 @@ pub fn cap_logits(logits: &mut Tensor, soft_cap: f64) -> Result<()> {
     logits.dims::<2>("cap_logits: logits")?;
     expect_compute("cap_logits: logits", logits)?;
     expect_cap(Some(soft_cap))?;
-    match logits.device().clone() {
-        Device::Cpu => cpu::cap_logits(logits, soft_cap),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::cap_logits(&gpu, logits, soft_cap)?,
-    }
+    dispatch!(logits.device().clone(), cpu::cap_logits(logits, soft_cap), |gpu| cuda::cap_logits(
+        &gpu, logits, soft_cap
+    )?);
     Ok(())
 }
 

@@ -1,8 +1,9 @@
 //! The loss of logits that ranks divide by tokens of the vocabulary (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
 
 use super::{CrossEntropy, cpu, cuda, expect_scale, prepare};
+use crate::ops::dispatch::dispatch;
 use crate::ops::real_type;
-use crate::{DType, Device, Result, Tensor};
+use crate::{DType, Result, Tensor};
 
 /// The part of a vocabulary whose logits a rank has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,11 +20,9 @@ pub struct VocabularyPart {
 pub fn partial_losses(logits: &Tensor, targets: &Tensor, part: VocabularyPart, how: CrossEntropy) -> Result<Tensor> {
     let losses = prepare(logits, targets, how)?;
     let mut partial = Tensor::empty(logits.device(), &[targets.len(), 2], losses.dtype())?;
-    match logits.device() {
-        Device::Cpu => cpu::partial_losses(logits, targets, part, how, &mut partial),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::partial_losses(gpu, logits, targets, part, how, &mut partial)?,
-    }
+    dispatch!(logits.device(), cpu::partial_losses(logits, targets, part, how, &mut partial), |gpu| {
+        cuda::partial_losses(gpu, logits, targets, part, how, &mut partial)?
+    });
     Ok(partial)
 }
 
@@ -38,11 +37,13 @@ pub fn merge_losses(partial: &Tensor, targets: &Tensor) -> Result<(Tensor, Tenso
     targets.expect_device("merge_losses: targets", partial.device())?;
     let empty = || Tensor::empty(partial.device(), &[tokens], partial.dtype());
     let (mut losses, mut lse) = (empty()?, empty()?);
-    match partial.device() {
-        Device::Cpu => cpu::merge_losses(partial, targets, &mut losses, &mut lse),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::merge_losses(gpu, partial, targets, &mut losses, &mut lse)?,
-    }
+    dispatch!(partial.device(), cpu::merge_losses(partial, targets, &mut losses, &mut lse), |gpu| cuda::merge_losses(
+        gpu,
+        partial,
+        targets,
+        &mut losses,
+        &mut lse
+    )?);
     Ok((losses, lse))
 }
 
@@ -61,10 +62,8 @@ pub fn partial_gradient(
     lse.expect("partial_gradient: lse", &[losses.len()])?;
     lse.expect_dtype("partial_gradient: lse", &[real_type(logits.dtype())])?;
     lse.expect_device("partial_gradient: lse", logits.device())?;
-    match logits.device().clone() {
-        Device::Cpu => cpu::partial_gradient(logits, targets, part, lse, scale, how),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::partial_gradient(&gpu, logits, targets, part, lse, scale, how)?,
-    }
+    dispatch!(logits.device().clone(), cpu::partial_gradient(logits, targets, part, lse, scale, how), |gpu| {
+        cuda::partial_gradient(&gpu, logits, targets, part, lse, scale, how)?
+    });
     Ok(())
 }

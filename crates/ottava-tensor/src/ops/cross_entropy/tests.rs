@@ -1,5 +1,6 @@
 use super::*;
-use crate::testing::{Tolerance, assert_close, integers, normals, parity, values};
+use crate::Device;
+use crate::testing::{Tolerance, assert_close, integers, normals, parity, parity_of_values, values};
 
 /// A scale of the loss for these logits.
 fn scale(logits: &Tensor, value: f64) -> Tensor {
@@ -41,7 +42,7 @@ fn padding_is_neither_read_nor_written() {
             let padded = crate::ops::cast(&padded, dtype).unwrap();
             let steps = if dtype == DType::F32 { 32.0 } else { 1.0 };
             let inputs = [padded, logits, integers("targets", t, v)];
-            parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
+            parity_of_values(&inputs, Tolerance::Steps(dtype, steps), |x| {
                 let (mut gradient, mut expected) = (x[0].duplicate()?, x[1].duplicate()?);
                 let scale = &scale(&x[0], 0.25);
                 let losses = super::cross_entropy_gradient(&mut gradient, v, &x[2], scale, how)?;
@@ -105,7 +106,7 @@ fn ignored_targets_and_infinite_logits_match_the_cpu() {
         let logits: Vec<f32> = logits.into_iter().map(|x| x as f32).collect();
         let logits = Tensor::from_slice(&Device::Cpu, &[4, v], &logits).unwrap();
         let targets = Tensor::from_slice(&Device::Cpu, &[4], &[9, 3, IGNORE_INDEX, 0]).unwrap();
-        parity(&[logits, targets], Tolerance::Steps(DType::F32, 32.0), |x| {
+        parity_of_values(&[logits, targets], Tolerance::Steps(DType::F32, 32.0), |x| {
             let mut gradient = x[0].duplicate()?;
             let losses = cross_entropy_gradient(&mut gradient, &x[1], &scale(&x[0], 0.25), PLAIN)?;
             assert!(values(&losses)[1].is_nan() && values(&losses)[2] == 0.0);
@@ -118,7 +119,7 @@ fn ignored_targets_and_infinite_logits_match_the_cpu() {
 fn a_nan_among_the_logits_reaches_the_loss() {
     let logits = Tensor::from_slice(&Device::Cpu, &[1, 3], &[1f32, f32::NAN, 2.0]).unwrap();
     let targets = Tensor::from_slice(&Device::Cpu, &[1], &[0]).unwrap();
-    parity(&[logits.clone(), targets.clone()], Tolerance::Exact, |x| {
+    parity_of_values(&[logits.clone(), targets.clone()], Tolerance::Exact, |x| {
         assert!(values(&cross_entropy(&x[0], &x[1], PLAIN)?)[0].is_nan());
         Ok(vec![])
     });

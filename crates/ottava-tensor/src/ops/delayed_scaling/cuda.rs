@@ -1,9 +1,16 @@
 use super::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite};
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{BLOCK, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{BLOCK, UNTYPED};
 use crate::{Result, Tensor};
 
-kernel_source!("delayed_scaling");
+kernels! {
+    static SOURCE = { file: "delayed_scaling", variants: UNTYPED };
+    kernel delayed_scaling(
+        amax: *mut f32, history: *mut f32, scale: *mut f32, largest: *const f32, wait: *mut i64, non_finite: *mut i64, n: i32, window: i32,
+        most_recent: i32, keep: i32, interval: i32, headroom: f32
+    );
+}
 
 pub(super) fn delayed_scaling(
     gpu: &CudaDevice,
@@ -12,21 +19,24 @@ pub(super) fn delayed_scaling(
     how: DelayedScaling,
 ) -> Result<()> {
     let [window, n] = state.history.dims("delayed_scaling: history")?;
-    let kernel = Kernel { source: &SOURCE, defines: &[], entry: "delayed_scaling" };
-    let args = [
-        Arg::Ptr(amax.device_ptr_mut()),
-        Arg::Ptr(state.history.device_ptr_mut()),
-        Arg::Ptr(state.scale.device_ptr_mut()),
-        Arg::Ptr(state.largest.device_ptr()),
-        Arg::Ptr(state.wait.device_ptr_mut()),
-        Arg::Ptr(state.non_finite.device_ptr_mut()),
-        Arg::I32(n as i32),
-        Arg::I32(window as i32),
-        Arg::I32((how.reducer == AmaxReducer::MostRecent).into()),
-        Arg::I32((how.non_finite == NonFinite::Keep).into()),
-        Arg::I32(how.interval as i32),
-        Arg::F32(how.headroom()),
-    ];
+    let DelayedScales { history, scale, largest, wait, non_finite, .. } = state;
+    let (most_recent, keep) = (how.reducer == AmaxReducer::MostRecent, how.non_finite == NonFinite::Keep);
+    let (interval, headroom) = (how.interval as i32, how.headroom());
+    let entry = kernel::delayed_scaling(
+        amax,
+        history,
+        scale,
+        &*largest,
+        wait,
+        non_finite,
+        n,
+        window,
+        most_recent,
+        keep,
+        interval,
+        headroom,
+    );
+    let kernel = SOURCE.kernel(&[], entry);
     // SAFETY: `history` has `window · n` elements, the others `n`.
-    unsafe { gpu.launch(&kernel, [n.div_ceil(BLOCK as usize).max(1) as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [n.div_ceil(BLOCK as usize).max(1) as u32, 1, 1], BLOCK, 0) }
 }

@@ -1,13 +1,12 @@
 //! The update of delayed scaling: amax histories roll, and scales are recomputed from them.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
+use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Result, Tensor};
-
-pub(crate) use cuda::SOURCE;
 
 /// Reduction of an amax history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -97,10 +96,8 @@ pub fn delayed_scaling(amax: &mut Tensor, state: &mut DelayedScales, how: Delaye
     if how.interval == 0 {
         return Err(Error::Value("delayed_scaling: the interval is 0, it must be at least 1".into()));
     }
-    match state.history.device().clone() {
-        Device::Cpu => cpu::delayed_scaling(amax, state, how),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::delayed_scaling(&gpu, amax, state, how)?,
-    }
+    dispatch!(state.history.device().clone(), cpu::delayed_scaling(amax, state, how), |gpu| cuda::delayed_scaling(
+        &gpu, amax, state, how
+    )?);
     Ok(())
 }

@@ -1,25 +1,24 @@
 use super::Layout;
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{BLOCK, Defines, elements_by_eight, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{BLOCK, Defines, elements_by_eight};
 use crate::{DType, Result, Tensor};
 
-kernel_source!("dequantize");
+kernels! {
+    static SOURCE = { file: "dequantize", variants: VARIANTS };
+    kernel dequantize(
+        y: *mut X, codes: *const CODE, scales: *const f32, rows: u64, columns: u64, pitch: u64, rows_shared: u64, columns_shared: u64,
+        row_scales: u64, column_scales: u64, every: u64
+    );
+}
 
 /// The types of codes and values.
-pub(crate) const VARIANTS: &[Defines] = &[
+const VARIANTS: &[Defines] = &[
     &[("CODE", "e4m3"), ("X", "f32")],
     &[("CODE", "e4m3"), ("X", "bf16")],
     &[("CODE", "e5m2"), ("X", "f32")],
     &[("CODE", "e5m2"), ("X", "bf16")],
 ];
-
-impl Layout {
-    /// The arguments of kernels.
-    pub(in crate::ops) fn args(&self) -> [Arg; 7] {
-        let Layout { rows, columns, pitch, shared, scale_steps } = *self;
-        [rows, columns, pitch, shared[0], shared[1], scale_steps[0], scale_steps[1]].map(|size| Arg::U64(size as u64))
-    }
-}
 
 pub(super) fn dequantize(
     gpu: &CudaDevice,
@@ -30,12 +29,25 @@ pub(super) fn dequantize(
     y: &mut Tensor,
 ) -> Result<()> {
     let variant = 2 * usize::from(codes.dtype() == DType::E5M2) + usize::from(y.dtype() == DType::BF16);
-    let kernel = Kernel { source: &SOURCE, defines: VARIANTS[variant], entry: "dequantize" };
     let rows = y.shape()[0];
-    let mut args = vec![Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(codes.device_ptr()), Arg::Ptr(scale_inv.device_ptr())];
-    args.extend(Layout { rows, ..*layout }.args());
-    args.push(Arg::U64(every as u64));
+    let Layout {
+        columns, pitch, shared: [rows_shared, columns_shared], scale_steps: [row_scales, column_scales], ..
+    } = *layout;
+    let entry = kernel::dequantize(
+        y,
+        codes,
+        scale_inv,
+        rows,
+        columns,
+        pitch,
+        rows_shared,
+        columns_shared,
+        row_scales,
+        column_scales,
+        every,
+    );
+    let kernel = SOURCE.kernel(VARIANTS[variant], entry);
     let grid = elements_by_eight(gpu, rows * layout.columns.next_multiple_of(8));
     // SAFETY: `y` has as many elements as rows that are taken, and `layout` leads to their codes and scales.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0) }
 }

@@ -1,14 +1,13 @@
 //! The values of FP8 codes.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::Operand;
-use crate::{DType, Device, Error, Granularity, Result, Tensor};
-
-pub(crate) use cuda::{SOURCE, VARIANTS};
+use crate::ops::dispatch::dispatch;
+use crate::{DType, Error, Granularity, Result, Tensor};
 
 /// Where the codes of a matrix and their scales are, for the row and column of an element.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,9 +17,9 @@ pub(super) struct Layout {
     /// Codes from a row to the next.
     pub(super) pitch: usize,
     /// Rows, and columns, that share a scale.
-    shared: [usize; 2],
+    pub(super) shared: [usize; 2],
     /// Scales from a group of rows to the next, and from a group of columns to the next.
-    scale_steps: [usize; 2],
+    pub(super) scale_steps: [usize; 2],
 }
 
 impl Layout {
@@ -53,10 +52,8 @@ pub fn dequantize(operand: Operand, every: usize, dtype: DType) -> Result<Tensor
     let (codes, scale_inv, layout) = Layout::of("dequantize", operand)?;
     let mut y = Tensor::empty(codes.device(), &[layout.rows.div_ceil(every), layout.columns], dtype)?;
     y.expect_dtype("dequantize: type", &[DType::F32, DType::BF16])?;
-    match y.device().clone() {
-        Device::Cpu => cpu::dequantize(codes, scale_inv, &layout, every, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::dequantize(&gpu, codes, scale_inv, &layout, every, &mut y)?,
-    }
+    dispatch!(y.device().clone(), cpu::dequantize(codes, scale_inv, &layout, every, &mut y), |gpu| cuda::dequantize(
+        &gpu, codes, scale_inv, &layout, every, &mut y
+    )?);
     Ok(y)
 }

@@ -1,13 +1,21 @@
 use super::DescendParameter;
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::{Address, AddressMut, kernels};
+use crate::ops::launch::{self, BLOCK, Defines};
 use crate::ops::parameter::{UpdatedWeight, WeightCopy};
 use crate::{DType, Result, Tensor};
 
-kernel_source!(SOURCE, "descend", "stored.cuh", "parameter.cuh");
+kernels! {
+    static SOURCE = { file: "descend", headers: ["stored.cuh", "parameter.cuh"], variants: VARIANTS };
+    kernel descend, descend_amax(
+        weight: *mut W, copy: *mut X, rest: *mut void, amax: *mut f32, direction: *const bf16, weight_decay: f64, norm: *const f32,
+        scalars: *const Scalars, seed: u64, offset: u64, n: u64
+    );
+    kernel descend_scale(scale: *mut f32, amax: *const f32, norm: *const f32);
+}
 
 /// By storage of the weights, and type of the weights that layers read.
-pub(crate) const VARIANTS: &[Defines] = &[
+const VARIANTS: &[Defines] = &[
     &[("WEIGHTS", "Master"), ("X", "f32")],
     &[("WEIGHTS", "Master"), ("X", "f16")],
     &[("WEIGHTS", "Master"), ("X", "bf16")],
@@ -45,29 +53,29 @@ pub(super) fn descend(
         UpdatedWeight::Stochastic { weight } => (7, [weight.device_ptr_mut(), 0, 0]),
     };
     let amax = parameter.amaxes.filter(|_| is_scaled).map_or(0, |amaxes| amaxes.device_ptr_mut());
-    let args = [
-        Arg::Ptr(weight),
-        Arg::Ptr(copy),
-        Arg::Ptr(rest),
-        Arg::Ptr(amax),
-        Arg::Ptr(parameter.direction.device_ptr()),
-        Arg::U64(parameter.weight_decay.to_bits()),
-        Arg::Ptr(norm.device_ptr()),
-        Arg::Ptr(scalars.device_ptr()),
-        Arg::U64(parameter.seed),
-        Arg::U64(parameter.offset as u64),
-        Arg::U64(n as u64),
-    ];
-    let (defines, entry) = (VARIANTS[variant], if stores { "descend" } else { "descend_amax" });
-    let kernel = Kernel { source: &SOURCE, defines, entry };
+    let entry = if stores { kernel::descend } else { kernel::descend_amax };
+    let entry = entry(
+        AddressMut(weight),
+        AddressMut(copy),
+        AddressMut(rest),
+        AddressMut(amax),
+        parameter.direction,
+        parameter.weight_decay,
+        norm,
+        scalars,
+        parameter.seed,
+        parameter.offset,
+        n,
+    );
+    let defines = VARIANTS[variant];
+    let kernel = SOURCE.kernel(defines, entry);
     // SAFETY: weights, their copy and the direction have `n` elements of the types in the defines, checked by the op; scaled weights have
     // one scale and an amax, split ones a remainder per element.
-    unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, n), BLOCK, 0, &args)? };
+    unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, n), BLOCK, 0)? };
     if is_scaled && stores {
-        let args = [Arg::Ptr(rest), Arg::Ptr(amax), Arg::Ptr(norm.device_ptr())];
-        let kernel = Kernel { source: &SOURCE, defines, entry: "descend_scale" };
+        let kernel = SOURCE.kernel(defines, kernel::descend_scale(AddressMut(rest), Address(amax), norm));
         // SAFETY: each has one element.
-        unsafe { gpu.launch(&kernel, [1, 1, 1], 32, 0, &args)? };
+        unsafe { gpu.launch(&kernel, [1, 1, 1], 32, 0)? };
     }
     Ok(())
 }

@@ -1,15 +1,14 @@
 //! The step of the weights along a direction, with decoupled weight decay. Loshchilov and Hutter 2019, arXiv:1711.05101.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::momentum::{MomentumScalars, expect_amaxes};
 use super::parameter::{UpdatedWeight, expect_plain, expect_slice};
-use crate::{DType, Device, Result, Tensor};
-
-pub(crate) use cuda::{SOURCE, VARIANTS};
+use crate::ops::dispatch::dispatch;
+use crate::{DType, Result, Tensor};
 
 /// The tensors of one parameter, or of a slice of one, all of one shape.
 #[derive(Debug)]
@@ -35,11 +34,14 @@ pub struct DescendParameter<'a> {
 /// If `norm` is not finite, nothing is written. Bit-identical on every device.
 pub fn descend_amax(parameter: DescendParameter, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
     check(&parameter, norm, scalars)?;
-    match norm.device() {
-        _ if !is_scaled(&parameter) => {}
-        Device::Cpu => cpu::descend(parameter, norm, &scalars.host(), false),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::descend(gpu, parameter, norm, &scalars.words, false)?,
+    if is_scaled(&parameter) {
+        dispatch!(norm.device(), cpu::descend(parameter, norm, &scalars.host(), false), |gpu| cuda::descend(
+            gpu,
+            parameter,
+            norm,
+            &scalars.words,
+            false
+        )?);
     }
     Ok(())
 }
@@ -50,11 +52,9 @@ pub fn descend_amax(parameter: DescendParameter, norm: &Tensor, scalars: &Moment
 /// rounded on its own.
 pub fn descend(parameter: DescendParameter, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
     check(&parameter, norm, scalars)?;
-    match norm.device() {
-        Device::Cpu => cpu::descend(parameter, norm, &scalars.host(), true),
-        Device::DryCpu(tracker) => tracker.scratch(cpu::scratch(&parameter)),
-        Device::Cuda(gpu) => cuda::descend(gpu, parameter, norm, &scalars.words, true)?,
-    }
+    dispatch!(norm.device(), cpu::descend(parameter, norm, &scalars.host(), true), cpu::scratch(&parameter), |gpu| {
+        cuda::descend(gpu, parameter, norm, &scalars.words, true)?
+    });
     Ok(())
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Device;
 use crate::ScaledTensor;
 use crate::ops::{MomentumStep, WeightCopy, cast, scaled, split};
 use crate::testing::{Tolerance, assert_close, normals, parity, values};

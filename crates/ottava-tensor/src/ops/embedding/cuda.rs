@@ -1,14 +1,19 @@
-use crate::cuda::{Arg, CudaDevice, Kernel, Source};
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{self, BLOCK};
 use crate::{Result, Tensor};
 
-kernel_source!("embedding");
-kernel_source!(PART, "embedding" + PART);
-
-/// The kernels for a whole vocabulary, or for a part of `rows` tokens from `first` on, and their last arguments.
-fn source(first: Option<usize>, rows: usize) -> (&'static Source, Vec<Arg>) {
-    let part = first.map(|first| [first, rows].map(|n| Arg::I32(n as i32)));
-    (if part.is_some() { &PART } else { &SOURCE }, part.into_iter().flatten().collect())
+kernels! {
+    // By whether a rank has a part of the vocabulary.
+    table source(bool) = {
+        file: "embedding", headers: [], constants: [], variants: launch::STORAGE,
+        (false) => [],
+        (true) => [PART],
+    };
+    kernel embedding(y: *mut X, table: *const X, ids: *const i32, channels: i32, #[PART] first_id: i32, #[PART] rows: i32);
+    kernel embedding_gradient(
+        dtable: *mut f32, dy: *const X, ids: *const i32, tokens: i32, channels: i32, #[PART] first_id: i32, #[PART] rows: i32
+    );
 }
 
 pub(super) fn embedding(
@@ -19,18 +24,11 @@ pub(super) fn embedding(
     y: &mut Tensor,
 ) -> Result<()> {
     let [tokens, channels] = y.dims("embedding: y")?;
-    let (source, part) = source(first, table.shape()[0]);
-    let kernel = Kernel { source, defines: launch::storage(table.dtype())?, entry: "embedding" };
-    let mut args = vec![
-        Arg::Ptr(y.device_ptr_mut()),
-        Arg::Ptr(table.device_ptr()),
-        Arg::Ptr(ids.device_ptr()),
-        Arg::I32(channels as i32),
-    ];
-    args.extend(part);
+    let entry = kernel::embedding(y, table, ids, channels, first, first.map(|_| table.shape()[0]));
+    let kernel = source(first.is_some()).kernel(launch::storage(table.dtype())?, entry);
     // SAFETY: `y` is `tokens · channels`, `ids` `tokens`, and every id is a row of `table`, as the op's contract demands, or the kernel of a
     // part checks it.
-    unsafe { gpu.launch(&kernel, [tokens.max(1) as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [tokens.max(1) as u32, 1, 1], BLOCK, 0) }
 }
 
 pub(super) fn embedding_gradient(
@@ -41,16 +39,9 @@ pub(super) fn embedding_gradient(
     dtable: &mut Tensor,
 ) -> Result<()> {
     let [tokens, channels] = dy.dims("embedding_gradient: dy")?;
-    let (source, part) = source(first, dtable.shape()[0]);
-    let kernel = Kernel { source, defines: launch::storage(dy.dtype())?, entry: "embedding_gradient" };
-    let mut args = vec![
-        Arg::Ptr(dtable.device_ptr_mut()),
-        Arg::Ptr(dy.device_ptr()),
-        Arg::Ptr(ids.device_ptr()),
-        Arg::I32(tokens as i32),
-        Arg::I32(channels as i32),
-    ];
-    args.extend(part);
+    let rows = first.map(|_| dtable.shape()[0]);
+    let entry = kernel::embedding_gradient(dtable, dy, ids, tokens, channels, first, rows);
+    let kernel = source(first.is_some()).kernel(launch::storage(dy.dtype())?, entry);
     // SAFETY: as in `embedding`, for `dy` and `dtable`.
-    unsafe { gpu.launch(&kernel, [tokens.max(1) as u32, 1, 1], 512, 0, &args) }
+    unsafe { gpu.launch(&kernel, [tokens.max(1) as u32, 1, 1], 512, 0) }
 }

@@ -1,14 +1,13 @@
 //! Rows of a table by token id.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::{expect_compute, expect_gradient};
-use crate::{DType, Device, Result, Tensor};
-
-pub(crate) use cuda::{PART, SOURCE};
+use crate::ops::dispatch::dispatch;
+use crate::{DType, Result, Tensor};
 
 /// `y[t] = table[ids[t]]` for `ids` I32 `[T]` and `table` `[V, C]`. The caller has checked that ids lie in `0..V`.
 pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
@@ -28,11 +27,9 @@ fn rows(table: &Tensor, ids: &Tensor, first: Option<usize>) -> Result<Tensor> {
     ids.expect_dtype("embedding: ids", &[DType::I32])?;
     ids.expect_device("embedding: ids", table.device())?;
     let mut y = Tensor::empty(table.device(), &[tokens, channels], table.dtype())?;
-    match table.device() {
-        Device::Cpu => cpu::embedding(table, ids, first, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::embedding(gpu, table, ids, first, &mut y)?,
-    }
+    dispatch!(table.device(), cpu::embedding(table, ids, first, &mut y), |gpu| cuda::embedding(
+        gpu, table, ids, first, &mut y
+    )?);
     Ok(y)
 }
 
@@ -53,10 +50,8 @@ fn add_rows(dy: &Tensor, ids: &Tensor, first: Option<usize>, dtable: &mut Tensor
     ids.expect("embedding_gradient: ids", &[tokens])?;
     dtable.expect("embedding_gradient: dtable", &[vocabulary, channels])?;
     expect_gradient("embedding_gradient: dtable", dtable, dy)?;
-    match dy.device() {
-        Device::Cpu => cpu::embedding_gradient(dy, ids, first, dtable),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::embedding_gradient(gpu, dy, ids, first, dtable)?,
-    }
+    dispatch!(dy.device(), cpu::embedding_gradient(dy, ids, first, dtable), |gpu| cuda::embedding_gradient(
+        gpu, dy, ids, first, dtable
+    )?);
     Ok(())
 }

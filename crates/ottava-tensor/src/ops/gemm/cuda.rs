@@ -1,12 +1,26 @@
 use super::{Accumulation, Addend, Operand};
-use crate::cuda::{Arg, CudaDevice, GemmPointers, GemmSpec, Kernel, Major, ScaleMode, TensorMap};
+use crate::cuda::{CudaDevice, Entry, GemmPointers, GemmSpec, Major, ScaleMode, TensorMap};
 use crate::granularity::Granularity;
-use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
+use crate::ops::declaration::{Address, kernels};
+use crate::ops::launch::{self, BLOCK, Defines};
 use crate::{DType, Device, Result, Tensor};
 use std::sync::Arc;
 
-kernel_source!("gemm");
-kernel_source!(SKINNY, "gemm", "hopper.cuh", "gemm/skinny.cuh" needs [Wgmma, BulkCopies, Clusters]; LINES, STEP, GROUP, SHARED_BYTES);
+kernels! {
+    static SOURCE = { file: "gemm", variants: launch::STORAGE };
+    static SKINNY = {
+        file: "gemm", headers: ["hopper.cuh", "gemm/skinny.cuh"], needs: [Wgmma, BulkCopies, Clusters],
+        constants: [LINES, STEP, GROUP, SHARED_BYTES], variants: SKINNY_VARIANTS
+    };
+    kernel crop(out: *mut X, padded: *const X, columns: i32, padded_columns: i32, add: i32);
+    kernel scale_and_add(
+        out: *mut X, sums: *const f32, a_scale: *const f32, b_scale: *const f32, addend: *const X, columns: i32, padded_columns: i32
+    );
+    kernel skinny_8, skinny_16, skinny_32, skinny_64, skinny_32_alone, skinny_64_alone, skinny_128_alone(
+        a: TensorMap, b: TensorMap, out: *mut X, addend: *const X, a_scale: *const f32, b_scale: *const f32, rows: i32, columns: i32,
+        steps: i32, steps_of_part: i32, rows_of_part: i32, a_stride: i32, b_stride: i32
+    );
+}
 
 pub(super) fn gemm(
     gpu: &Arc<CudaDevice>,
@@ -142,29 +156,22 @@ fn unscaled_product(
     let GemmPointers { a_scale, b_scale, .. } = operands;
     let sums = unscaled_sums(gpu, spec, operands, DType::F32)?;
     let [m, n] = out.dims("gemm: out")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(out.dtype())?, entry: "scale_and_add" };
-    let args = [
-        Arg::Ptr(out.device_ptr_mut()),
-        Arg::Ptr(sums.device_ptr()),
-        Arg::Ptr(a_scale),
-        Arg::Ptr(b_scale),
-        Arg::Ptr(addend_address(out, addend)),
-        Arg::I32(n as i32),
-        Arg::I32(spec.n as i32),
-    ];
+    let (addend, defines) = (addend_address(out, addend), launch::storage(out.dtype())?);
+    let entry = kernel::scale_and_add(out, &sums, Address(a_scale), Address(b_scale), addend, n, spec.n);
+    let kernel = SOURCE.kernel(defines, entry);
     let grid = [n.div_ceil(8 * SCALING_THREADS as usize) as u32, m as u32, 1];
     // SAFETY: `sums` has at least as many rows and columns as `out`, what is added has its shape, and there is a scale per row and per column. The
     // kernel reads only scales of `b` before it waits, which are constants where it starts early.
-    unsafe { gpu.launch_early(&kernel, grid, SCALING_THREADS, 0, &args) }
+    unsafe { gpu.launch_early(&kernel, grid, SCALING_THREADS, 0) }
 }
 
 /// The address of what is added to a product; 0 for nothing.
-fn addend_address(out: &Tensor, addend: Addend) -> u64 {
-    match addend {
+fn addend_address(out: &Tensor, addend: Addend) -> Address {
+    Address(match addend {
         Addend::None => 0,
         Addend::Out => out.device_ptr(),
         Addend::Tensor(c) => c.device_ptr(),
-    }
+    })
 }
 
 fn scale_mode(a: Operand, b: Operand) -> ScaleMode {
@@ -178,20 +185,14 @@ fn scale_mode(a: Operand, b: Operand) -> ScaleMode {
 
 fn crop(gpu: &CudaDevice, padded: &Tensor, out: &mut Tensor, add: bool) -> Result<()> {
     let [rows, columns] = out.dims("gemm: out")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(out.dtype())?, entry: "crop" };
-    let args = [
-        Arg::Ptr(out.device_ptr_mut()),
-        Arg::Ptr(padded.device_ptr()),
-        Arg::I32(columns as i32),
-        Arg::I32(padded.shape()[1] as i32),
-        Arg::I32(add.into()),
-    ];
+    let defines = launch::storage(out.dtype())?;
+    let kernel = SOURCE.kernel(defines, kernel::crop(out, padded, columns, padded.shape()[1], add));
     // SAFETY: `padded` has at least as many rows and columns as `out`, and both the type in the defines.
-    unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0) }
 }
 
 /// Types of the result and of the operands of products of few rows, and bits of an operand's element.
-pub(crate) const SKINNY_VARIANTS: &[Defines] = &[
+const SKINNY_VARIANTS: &[Defines] = &[
     &[("X", "bf16"), ("IN", "e4m3"), ("IN_BITS", "8")],
     &[("X", "bf16"), ("IN", "bf16"), ("IN_BITS", "16")],
     &[("X", "f32"), ("IN", "bf16"), ("IN_BITS", "16")],
@@ -280,7 +281,7 @@ impl Skinny {
             let most = (steps / LEAST_STEPS[blocks - 1]).min(MOST_PARTS);
             (2..=most).rev().find(|&parts| tiles <= clusters(parts)).unwrap_or(1)
         };
-        let (blocks, entry) = match *entries {
+        let (blocks, name) = match *entries {
             [Some(alone), None] => (1, alone),
             [Some(alone), _] if parts_of(1) > 1 => (1, alone),
             [_, Some(shared)] => (2, shared),
@@ -288,27 +289,30 @@ impl Skinny {
         };
         let parts = parts_of(blocks);
         let [(a_scale, a_stride), (b_scale, b_stride)] = scales.map(|scale| scale.unwrap_or((0, 0)));
-        let args = [
-            Arg::Map(*a),
-            Arg::Map(*b),
-            Arg::Ptr(out.device_ptr_mut()),
-            Arg::Ptr(addend_address(out, addend)),
-            Arg::Ptr(a_scale),
-            Arg::Ptr(b_scale),
-            Arg::I32(*rows as i32),
-            Arg::I32(*columns as i32),
-            Arg::I32(steps as i32),
-            Arg::I32(steps.div_ceil(parts) as i32),
-            Arg::I32(rows.div_ceil(parts) as i32),
-            Arg::I32(a_stride),
-            Arg::I32(b_stride),
-        ];
-        let kernel = Kernel { source: &SKINNY, defines, entry };
+        let [a_scale_at, b_scale_at] = [a_scale, b_scale].map(Address);
+        let (addend, of_part) = (addend_address(out, addend), steps.div_ceil(parts));
+        // All kernels of products of few rows have the same parameters.
+        let entry = kernel::skinny_8(
+            *a,
+            *b,
+            out,
+            addend,
+            a_scale_at,
+            b_scale_at,
+            *rows,
+            *columns,
+            steps,
+            of_part,
+            rows.div_ceil(parts),
+            a_stride,
+            b_stride,
+        );
+        let kernel = SKINNY.kernel(defines, Entry { name, ..entry });
         // SAFETY: the maps belong to the operands, scales have one element or one per row, what is added has the shape and type of
         // `out`. The kernel reads only `b` before it waits, which is a constant where it starts early.
         unsafe {
             let grid = [(tiles * parts) as u32, 1, 1];
-            gpu.launch_early_in_clusters(&kernel, grid, parts as u32, THREADS, SHARED_BYTES / blocks as u32, &args)
+            gpu.launch_early_in_clusters(&kernel, grid, parts as u32, THREADS, SHARED_BYTES / blocks as u32)
         }
     }
 }

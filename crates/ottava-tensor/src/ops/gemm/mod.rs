@@ -17,19 +17,18 @@
 //! loops. Products of up to 32 rows read the other operand in place (`few_rows.rs`), with the same bits.
 
 pub(in crate::ops) mod cpu;
-mod cuda;
+pub(super) mod cuda;
 mod few_rows;
 mod packed;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use cuda::{SKINNY, SKINNY_VARIANTS, SOURCE};
-
 use crate::cuda::CudaDevice;
 use crate::granularity::Granularity;
+use crate::ops::dispatch::dispatch;
 use crate::planted;
 use crate::quantized::QuantizedTensor;
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 use std::sync::Arc;
 
 /// One side of a product: a matrix `[rows, K]`, contracted along `K`.
@@ -187,8 +186,9 @@ fn product(a: Operand, b: Operand, out: &mut Tensor, accumulation: Accumulation,
     if out.is_empty() {
         return Ok(());
     }
-    match out.device().clone() {
-        Device::Cpu => {
+    dispatch!(
+        out.device().clone(),
+        {
             if let Addend::Tensor(addend) = addend {
                 out.copy_from(0, addend)?;
             }
@@ -196,14 +196,11 @@ fn product(a: Operand, b: Operand, out: &mut Tensor, accumulation: Accumulation,
             if a.scale_inv().is_some() {
                 planted::damage(out);
             }
-            Ok(())
-        }
-        Device::DryCpu(tracker) => {
-            tracker.scratch(cpu::scratch(a, b)?);
-            Ok(())
-        }
-        Device::Cuda(gpu) => cuda::gemm(&gpu, a, b, out, accumulation, addend),
-    }
+        },
+        cpu::scratch(a, b)?,
+        |gpu| cuda::gemm(&gpu, a, b, out, accumulation, addend)?
+    );
+    Ok(())
 }
 
 fn check(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<(usize, usize)> {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Device;
 use crate::cuda::GpuModel;
 use crate::ops::{CastStatistics, CodeCopies, quantize, transpose};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};

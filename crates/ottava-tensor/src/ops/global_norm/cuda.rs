@@ -1,15 +1,22 @@
-use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::cuda::{Arg, CudaDevice, Entry};
 use crate::ops::Gradient;
-use crate::ops::launch::{BLOCK, Defines, kernel_source};
+use crate::ops::declaration::{AddressMut, kernels};
+use crate::ops::launch::{BLOCK, Defines};
 use crate::{DType, Device, Result, Tensor};
 
-kernel_source!("global_norm"; CAPACITY);
+kernels! {
+    static SOURCE = { file: "global_norm", constants: [CAPACITY], variants: VARIANTS };
+    kernel sum_of_squares(partial: *mut f64, count: i32, chunk: u64, parts: Parts);
+    kernel root_of_sum(norm: *mut f32, partial: *const f64, n: i32);
+    kernel sum(all: *mut f64, partial: *const f64, n: i32);
+    kernel limit_norm(limited: *mut f32, norm: *const f32, limit: *const f32);
+}
 
 /// Tensors of one launch: their table is a kernel argument, and a kernel has 4 KiB of arguments.
 const CAPACITY: usize = 120;
 
 /// The types of gradients.
-pub(crate) const VARIANTS: &[Defines] = &[&[("X", "f32")], &[("X", "bf16")], &[("X", "e4m3")]];
+const VARIANTS: &[Defines] = &[&[("X", "f32")], &[("X", "bf16")], &[("X", "e4m3")]];
 
 /// Elements per block, enough to amortise the search for its tensor.
 const CHUNK: usize = 1 << 18;
@@ -31,9 +38,7 @@ pub(super) fn sums_of_squares(gpu: &CudaDevice, device: &Device, gradients: &[Gr
         let alike: Vec<&Gradient> = gradients.iter().filter(|x| variant(x) == i).collect();
         for gradients in alike.chunks(CAPACITY) {
             let partials = partial.device_ptr_mut() + (first * DType::F64.size()) as u64;
-            let mut args = vec![Arg::Ptr(partials), Arg::I32(gradients.len() as i32), Arg::U64(CHUNK as u64)];
-            // The last parameter is an array of structs, passed as consecutive 64-bit arguments.
-            let mut end = 0;
+            let (mut parts, mut end) = (Vec::with_capacity(4 * CAPACITY), 0);
             for gradient in gradients {
                 let scale = match gradient {
                     Gradient::Plain(_) => 0,
@@ -41,13 +46,14 @@ pub(super) fn sums_of_squares(gpu: &CudaDevice, device: &Device, gradients: &[Gr
                 };
                 end += blocks(gradient) as u64;
                 let values = gradient.values();
-                args.extend([Arg::Ptr(values.device_ptr()), Arg::Ptr(scale)]);
-                args.extend([Arg::U64(values.len() as u64), Arg::U64(end)]);
+                parts.extend([Arg::Ptr(values.device_ptr()), Arg::Ptr(scale)]);
+                parts.extend([Arg::U64(values.len() as u64), Arg::U64(end)]);
             }
-            args.resize(3 + 4 * CAPACITY, Arg::U64(0));
-            let kernel = Kernel { source: &SOURCE, defines, entry: "sum_of_squares" };
+            parts.resize(4 * CAPACITY, Arg::U64(0));
+            let entry = kernel::sum_of_squares(AddressMut(partials), gradients.len(), CHUNK, parts);
+            let kernel = SOURCE.kernel(defines, entry);
             // SAFETY: `partial` has room for one value of each block, blocks end with their tensor, and the table is full length.
-            unsafe { gpu.launch(&kernel, [end as u32, 1, 1], BLOCK, 0, &args)? };
+            unsafe { gpu.launch(&kernel, [end as u32, 1, 1], BLOCK, 0)? };
             first += end as usize;
         }
     }
@@ -55,23 +61,21 @@ pub(super) fn sums_of_squares(gpu: &CudaDevice, device: &Device, gradients: &[Gr
 }
 
 pub(super) fn root_of_sum(gpu: &CudaDevice, partial: &Tensor, root: &mut Tensor) -> Result<()> {
-    total(gpu, "root_of_sum", partial, root)
+    total(gpu, kernel::root_of_sum(root, partial, partial.len()))
 }
 
 pub(super) fn sum(gpu: &CudaDevice, partial: &Tensor, sum: &mut Tensor) -> Result<()> {
-    total(gpu, "sum", partial, sum)
+    total(gpu, kernel::sum(sum, partial, partial.len()))
 }
 
-fn total(gpu: &CudaDevice, entry: &'static str, partial: &Tensor, total: &mut Tensor) -> Result<()> {
-    let args = [Arg::Ptr(total.device_ptr_mut()), Arg::Ptr(partial.device_ptr()), Arg::I32(partial.len() as i32)];
-    let kernel = Kernel { source: &SOURCE, defines: VARIANTS[0], entry };
-    // SAFETY: `partial` has as many elements as the count says, and `total` one, of F32 for a root and of F64 for a sum.
-    unsafe { gpu.launch(&kernel, [1, 1, 1], 1024, 0, &args) }
+fn total(gpu: &CudaDevice, entry: Entry) -> Result<()> {
+    let kernel = SOURCE.kernel(VARIANTS[0], entry);
+    // SAFETY: the partial sums have as many elements as the count says, and the total one, of F32 for a root and of F64 for a sum.
+    unsafe { gpu.launch(&kernel, [1, 1, 1], 1024, 0) }
 }
 
 pub(super) fn limit_norm(gpu: &CudaDevice, norm: &Tensor, limit: &Tensor, limited: &mut Tensor) -> Result<()> {
-    let args = [limited.device_ptr_mut(), norm.device_ptr(), limit.device_ptr()].map(Arg::Ptr);
-    let kernel = Kernel { source: &SOURCE, defines: VARIANTS[0], entry: "limit_norm" };
+    let kernel = SOURCE.kernel(VARIANTS[0], kernel::limit_norm(limited, norm, limit));
     // SAFETY: the three tensors have one F32 element each.
-    unsafe { gpu.launch(&kernel, [1, 1, 1], 1, 0, &args) }
+    unsafe { gpu.launch(&kernel, [1, 1, 1], 1, 0) }
 }

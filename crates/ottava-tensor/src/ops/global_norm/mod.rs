@@ -1,14 +1,13 @@
 //! The global gradient norm, for clipping and monitoring.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::Gradient;
+use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Result, Tensor};
-
-pub(crate) use cuda::{SOURCE, VARIANTS};
 
 /// `sqrt(Σ x²)` over all elements of all `gradients`, as F32 `[1]`. Squares and sums are F64.
 pub fn global_norm(gradients: &[Gradient]) -> Result<Tensor> {
@@ -19,11 +18,9 @@ pub fn global_norm(gradients: &[Gradient]) -> Result<Tensor> {
 pub fn sum_of_squares(gradients: &[Gradient]) -> Result<Tensor> {
     let partial = sums_of_squares(gradients)?;
     let mut sum = Tensor::empty(partial.device(), &[1], DType::F64)?;
-    match partial.device() {
-        Device::Cpu => sum.host_mut()[0] = partial.host::<f64>().iter().sum::<f64>(),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::sum(gpu, &partial, &mut sum)?,
-    }
+    dispatch!(partial.device(), sum.host_mut()[0] = partial.host::<f64>().iter().sum::<f64>(), |gpu| cuda::sum(
+        gpu, &partial, &mut sum
+    )?);
     Ok(sum)
 }
 
@@ -31,11 +28,9 @@ pub fn sum_of_squares(gradients: &[Gradient]) -> Result<Tensor> {
 pub fn root_of_sum(partial: &Tensor) -> Result<Tensor> {
     partial.expect_dtype("root_of_sum: partial sums", &[DType::F64])?;
     let mut root = Tensor::empty(partial.device(), &[1], DType::F32)?;
-    match partial.device() {
-        Device::Cpu => root.host_mut()[0] = partial.host::<f64>().iter().sum::<f64>().sqrt() as f32,
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::root_of_sum(gpu, partial, &mut root)?,
-    }
+    dispatch!(partial.device(), root.host_mut()[0] = partial.host::<f64>().iter().sum::<f64>().sqrt() as f32, |gpu| {
+        cuda::root_of_sum(gpu, partial, &mut root)?
+    });
     Ok(root)
 }
 
@@ -47,14 +42,14 @@ pub fn limit_norm(norm: &Tensor, limit: &Tensor) -> Result<Tensor> {
         x.expect_device(what, norm.device())?;
     }
     let mut limited = norm.empty_like()?;
-    match norm.device() {
-        Device::Cpu => {
+    dispatch!(
+        norm.device(),
+        {
             let (norm, limit) = (norm.host::<f32>()[0], limit.host::<f32>()[0]);
             limited.host_mut()[0] = if norm <= limit { norm } else { f32::INFINITY };
-        }
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::limit_norm(gpu, norm, limit, &mut limited)?,
-    }
+        },
+        |gpu| cuda::limit_norm(gpu, norm, limit, &mut limited)?
+    );
     Ok(limited)
 }
 
@@ -69,9 +64,10 @@ pub fn sums_of_squares(gradients: &[Gradient]) -> Result<Tensor> {
         gradient.values().expect_dtype("global_norm: tensor", types)?;
         gradient.values().expect_device("global_norm: tensor", first.device())?;
     }
-    match first.device() {
-        Device::Cpu => Ok(Tensor::from_slice(first.device(), &[gradients.len()], &cpu::sums_of_squares(gradients))?),
-        Device::DryCpu(_) => Tensor::empty(first.device(), &[gradients.len()], DType::F64),
-        Device::Cuda(gpu) => cuda::sums_of_squares(gpu, first.device(), gradients),
+    if let Device::Cuda(gpu) = first.device() {
+        return cuda::sums_of_squares(gpu, first.device(), gradients);
     }
+    let mut sums = Tensor::empty(first.device(), &[gradients.len()], DType::F64)?;
+    first.device().on_cpu(|| sums.host_mut().copy_from_slice(&cpu::sums_of_squares(gradients)));
+    Ok(sums)
 }

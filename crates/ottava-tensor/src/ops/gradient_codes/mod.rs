@@ -5,13 +5,12 @@
 //! (Peng et al. 2023, FP8-LM, arXiv:2310.18313, section 2.1, scales gradients down before the sum against that).
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
+use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Result, Tensor};
-
-pub(crate) use cuda::SOURCE;
 
 /// Neighbours that share a scale.
 const GROUP: usize = 128;
@@ -49,11 +48,9 @@ impl CodingError {
     /// `‖code - x‖ / ‖x‖` over all gradients `x`, F32 `[1]`; NaN if they are zero.
     pub fn relative(&self) -> Result<Tensor> {
         let mut error = Tensor::empty(self.sums.device(), &[1], DType::F32)?;
-        match self.sums.device() {
-            Device::Cpu => cpu::relative(&self.sums, &mut error),
-            Device::DryCpu(_) => {}
-            Device::Cuda(gpu) => cuda::relative(gpu, &self.sums, &mut error)?,
-        }
+        dispatch!(self.sums.device(), cpu::relative(&self.sums, &mut error), |gpu| cuda::relative(
+            gpu, &self.sums, &mut error
+        )?);
         Ok(error)
     }
 }
@@ -84,11 +81,9 @@ pub fn encode_gradients(
         expect_elements("encode_gradients: feedback", feedback, x.len())?;
     }
     let mut codes = Tensor::empty(x.device(), &[slices, gradient_code_bytes(x.len() / slices)], DType::E4M3)?;
-    match x.device() {
-        Device::Cpu => cpu::encode(x, feedback, &mut codes, error),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::encode(gpu, x, feedback, &mut codes, error)?,
-    }
+    dispatch!(x.device(), cpu::encode(x, feedback, &mut codes, error), |gpu| cuda::encode(
+        gpu, x, feedback, &mut codes, error
+    )?);
     Ok(codes)
 }
 
@@ -108,11 +103,13 @@ fn decode(codes: &Tensor, slices: usize, parts: usize, elements: usize, dtype: D
     expect_elements("gradient codes", codes, slices * parts * gradient_code_bytes(elements))?;
     let mut y = Tensor::empty(codes.device(), &[slices * elements], dtype)?;
     y.expect_dtype("gradients of codes", TYPES)?;
-    match codes.device() {
-        Device::Cpu => cpu::decode(codes, parts, elements, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::decode(gpu, codes, [slices, parts], elements, &mut y)?,
-    }
+    dispatch!(codes.device(), cpu::decode(codes, parts, elements, &mut y), |gpu| cuda::decode(
+        gpu,
+        codes,
+        [slices, parts],
+        elements,
+        &mut y
+    )?);
     Ok(y)
 }
 

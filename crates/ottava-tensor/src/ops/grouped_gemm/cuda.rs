@@ -2,15 +2,24 @@
 
 use super::wgmma::{Product, Shape};
 use super::{Groups, Sizes, Stack};
-use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::cuda::{Arg, CudaDevice};
+use crate::ops::declaration::{kernels, pack};
 use crate::ops::gemm::{Accumulation, Operand};
-use crate::ops::launch::{BLOCK, Defines, kernel_source};
+use crate::ops::launch::{BLOCK, Defines};
 use crate::{DType, Error, Granularity, Result, Tensor};
 
-kernel_source!("grouped_gemm");
+kernels! {
+    static SOURCE = { file: "grouped_gemm", variants: VARIANTS };
+    kernel grouped_gemm(
+        y: *mut X, offsets: *const i32, counts: *const i32, groups: i32, columns: i32, terms: i32, b_rows: i32, b_k: i32, of: Sides
+    );
+    kernel grouped_wgrad(
+        into: *mut X, offsets: *const i32, counts: *const i32, rows: i32, columns: i32, add: i32, of: Sides
+    );
+}
 
 /// Types of the operands and of the result.
-pub(crate) const VARIANTS: &[Defines] = &[
+const VARIANTS: &[Defines] = &[
     &[("A", "f32"), ("B", "f32"), ("X", "f32")],
     &[("A", "f16"), ("B", "f16"), ("X", "f16")],
     &[("A", "f16"), ("B", "f16"), ("X", "f32")],
@@ -44,20 +53,18 @@ pub(super) fn grouped_gemm(
     if let Some(product) = Product::plan(gpu, a, b, y.dtype(), shape, accumulation) {
         return product.enqueue(gpu, groups, sizes, y);
     }
-    let kernel = Kernel { source: &SOURCE, defines: variant(a, b, y.dtype())?, entry: "grouped_gemm" };
     let (b_rows, b_k) = match stack {
         Stack::Rows => (n, 0),
         Stack::Contracted => (0, k),
     };
-    let mut args = vec![Arg::Ptr(y.device_ptr_mut())];
-    args.extend([Arg::Ptr(groups.offsets.device_ptr()), Arg::Ptr(groups.counts.device_ptr())]);
-    args.extend([groups.len(), n, k, b_rows, b_k].map(|size| Arg::I32(size as i32)));
-    args.extend(side(a)?);
-    args.extend(side(b)?);
+    let defines = variant(a, b, y.dtype())?;
+    let (Groups { offsets, counts }, sides) = (groups, [side(a)?, side(b)?].concat());
+    let entry = kernel::grouped_gemm(y, offsets, counts, groups.len(), n, k, b_rows, b_k, sides);
+    let kernel = SOURCE.kernel(defines, entry);
     let grid = [n.div_ceil(SIDE) as u32, (p / SIDE) as u32, 1];
     // SAFETY: `y` is `[p, n]` in whole tiles of rows, `check` has compared the operands with these sizes, and offsets and counts lie within
     // `p` rows, as the contract demands.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0) }
 }
 
 pub(super) fn grouped_wgrad(
@@ -74,16 +81,13 @@ pub(super) fn grouped_wgrad(
     if let Some(product) = Product::plan(gpu, a, b, into.dtype(), shape, accumulation) {
         return product.enqueue_wgrad(gpu, groups, into, add);
     }
-    let kernel = Kernel { source: &SOURCE, defines: variant(a, b, into.dtype())?, entry: "grouped_wgrad" };
-    let mut args = vec![Arg::Ptr(into.device_ptr_mut())];
-    args.extend([Arg::Ptr(groups.offsets.device_ptr()), Arg::Ptr(groups.counts.device_ptr())]);
-    args.extend([m, n, usize::from(add)].map(|size| Arg::I32(size as i32)));
-    args.extend(side(a)?);
-    args.extend(side(b)?);
+    let defines = variant(a, b, into.dtype())?;
+    let (Groups { offsets, counts }, sides) = (groups, [side(a)?, side(b)?].concat());
+    let kernel = SOURCE.kernel(defines, kernel::grouped_wgrad(into, offsets, counts, m, n, add, sides));
     let grid = [n.div_ceil(SIDE) as u32, m.div_ceil(SIDE) as u32, groups.len() as u32];
     // SAFETY: `into` is `[groups · m, n]`, the operands are `[m, P]` and `[n, P]`, and offsets and counts lie within `P` rows, as the
     // contract demands.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0) }
 }
 
 fn variant(a: Operand, b: Operand, out: DType) -> Result<Defines> {
@@ -106,7 +110,6 @@ fn side(operand: Operand) -> Result<[Arg; 6]> {
     let (x, transposed) = operand.matrix("grouped_gemm")?;
     let pitch = x.shape()[1] as i64;
     let [row_step, k_step] = if transposed { [1, pitch] } else { [pitch, 1] };
-    let pack = |low: usize, high: usize| Arg::U64(low as u64 | (high as u64) << 32);
     let (scale_inv, shared, steps) = match operand.scale_inv() {
         None => (0, [1, 1], [0, 0]),
         Some((scale_inv, granularity)) => {
@@ -129,7 +132,7 @@ fn side(operand: Operand) -> Result<[Arg; 6]> {
         Arg::I64(row_step),
         Arg::I64(k_step),
         Arg::Ptr(scale_inv),
-        pack(shared[0], shared[1]),
-        pack(steps[0], steps[1]),
+        pack(shared[0] as u32, shared[1] as u32),
+        pack(steps[0] as u32, steps[1] as u32),
     ])
 }

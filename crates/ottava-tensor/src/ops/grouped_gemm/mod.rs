@@ -4,16 +4,14 @@
 //! and types use a plain kernel. The number of rows of each group stays on the device, so no host waits for the router.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
-mod wgmma;
+pub(super) mod wgmma;
 
 use super::gemm::{self, Accumulation, Operand};
+use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Granularity, Result, Tensor, planted};
-
-pub(crate) use cuda::{SOURCE, VARIANTS};
-pub(crate) use wgmma::{SOURCE as WGMMA_SOURCE, variants as wgmma_variants};
 
 /// The rows of a matrix `[P, …]` that belong to each of `G` groups. Both tensors are on the device of the matrix, and nothing reads them on
 /// the host, so a captured step may change them.
@@ -106,16 +104,16 @@ pub fn grouped_gemm_nt(
 ) -> Result<Tensor> {
     let sizes = check(a, b, groups, out, accumulation)?;
     let mut y = Tensor::empty(groups.counts.device(), &[sizes.p, sizes.n], out)?;
-    match y.device().clone() {
-        Device::Cpu => {
+    dispatch!(
+        y.device().clone(),
+        {
             cpu::grouped_gemm(a, b, groups, sizes, &mut y)?;
             if a.scale_inv().is_some() {
                 planted::damage(&mut y);
             }
-        }
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::grouped_gemm(&gpu, a, b, groups, sizes, &mut y, accumulation)?,
-    }
+        },
+        |gpu| cuda::grouped_gemm(&gpu, a, b, groups, sizes, &mut y, accumulation)?
+    );
     Ok(y)
 }
 
@@ -165,17 +163,17 @@ fn wgrad(
     into.expect("grouped_wgrad: into", &[groups.len() * m, n])?;
     into.expect_device("grouped_wgrad: into", &device)?;
     groups.expect("grouped_wgrad: groups", &device)?;
-    match device {
-        Device::Cpu => {
+    dispatch!(
+        device,
+        {
             cpu::grouped_wgrad(a, b, groups, into, add)?;
             if a.scale_inv().is_some() {
                 planted::damage(into);
             }
-            Ok(())
-        }
-        Device::DryCpu(_) => Ok(()),
-        Device::Cuda(gpu) => cuda::grouped_wgrad(&gpu, a, b, groups, into, accumulation, add),
-    }
+        },
+        |gpu| cuda::grouped_wgrad(&gpu, a, b, groups, into, accumulation, add)?
+    );
+    Ok(())
 }
 
 fn check(a: Operand, b: Operand, groups: &Groups, out: DType, accumulation: Accumulation) -> Result<Sizes> {

@@ -1,12 +1,19 @@
 //! The kernels for Hopper's tensor cores, of grouped products in BF16 and FP8.
 
 use super::{Groups, Sizes, Stack};
-use crate::cuda::{Arg, CudaDevice, Kernel, TensorMap};
+use crate::cuda::{Arg, CudaDevice, TensorMap};
+use crate::ops::declaration::{kernels, pack};
 use crate::ops::gemm::{Accumulation, Operand};
-use crate::ops::launch::{Defines, kernel_source};
+use crate::ops::launch::Defines;
 use crate::{DType, Granularity, Result, Tensor};
 
-kernel_source!(SOURCE, "grouped_wgmma", "hopper.cuh" needs [Wgmma, BulkCopies, Multicast]; SIDE, STEP, SHARED);
+kernels! {
+    static SOURCE = {
+        file: "grouped_wgmma", headers: ["hopper.cuh"], needs: [Wgmma, BulkCopies, Multicast], constants: [SIDE, STEP, SHARED],
+        variants: &variants().collect::<Vec<_>>()
+    };
+    kernel grouped_wgmma(map_a: TensorMap, map_b: TensorMap, map_out: TensorMap, of: Arguments);
+}
 
 /// Rows of a tile.
 const SIDE: usize = 128;
@@ -74,7 +81,7 @@ const PLAIN: &[Defines] = &[
 ];
 
 /// Types, scales and layouts of the operands and of the result, kind of sums and width of tiles.
-pub(crate) fn variants() -> impl Iterator<Item = Defines> {
+fn variants() -> impl Iterator<Item = Defines> {
     [NARROW, WIDE, PLAIN].into_iter().flatten().copied()
 }
 
@@ -233,13 +240,13 @@ impl Product {
         [terms, b_rows, b_terms, adds]: [usize; 4],
     ) -> Result<()> {
         let Shape { rows, columns, .. } = self.shape;
-        let two = |low: usize, high: usize| Arg::U64(low as u64 | (high as u64) << 32);
+        let two = |low: usize, high: usize| pack(low as u32, high as u32);
         let pitch = columns * out.dtype().size();
         let (address, of_out) = (out.device_ptr_mut(), out.shape()[0]);
         let map_out = TensorMap { address, rows: of_out, row_bytes: pitch, pitch, box_rows: SIDE / 2 };
         // The kernel reads this map only if rows of the result are multiples of 16 bytes.
         let map_out = if pitch.is_multiple_of(16) { map_out } else { self.a.map };
-        let mut args = vec![Arg::Map(self.a.map), Arg::Map(self.b.map), Arg::Map(map_out)];
+        let mut args = Vec::new();
         // `Arguments` of the kernel, its last parameter, in words of 64 bits.
         for (address, pitch, by_row) in [self.a.inverse, self.b.inverse] {
             args.extend([Arg::Ptr(address), two(pitch, by_row)]);
@@ -250,9 +257,10 @@ impl Product {
         // 1 KiB aligns the stages; the factors of a tile follow them.
         let shared = 1024 + SHARED + (SIDE + self.width) * DType::F32.size();
         let blocks = 2 * self.shape.pairs(self.width).min(gpu.sm_count() / 2);
-        let kernel = Kernel { source: &SOURCE, defines: self.defines, entry: "grouped_wgmma" };
+        let entry = kernel::grouped_wgmma(self.a.map, self.b.map, map_out, args);
+        let kernel = SOURCE.kernel(self.defines, entry);
         // SAFETY: the maps and scales belong to the operands, whose sizes `check` and `wgrad` have compared with `out`; offsets and counts lie
         // within the rows of the operands, as the contract demands.
-        unsafe { gpu.launch_early(&kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &args) }
+        unsafe { gpu.launch_early(&kernel, [blocks as u32, 1, 1], THREADS, shared as u32) }
     }
 }

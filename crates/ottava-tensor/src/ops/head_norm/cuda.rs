@@ -1,22 +1,24 @@
 use super::{HeadNormLayout, HeadNormWeights};
-use crate::cuda::{Arg, CudaDevice, Kernel, Source};
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{self, BLOCK};
 use crate::ops::{NormKind, bias};
 use crate::{DType, Result, Tensor};
 
-kernel_source!(RMS, "head_norm");
-kernel_source!(PLUS_ONE, "head_norm" + ADDS_ONE);
-kernel_source!(LAYER, "head_norm" + CENTERED);
-
-/// The kernels of each [`NormKind`].
-pub(crate) static SOURCES: [&Source; 3] = [&RMS, &PLUS_ONE, &LAYER];
-
-fn source(layout: HeadNormLayout) -> &'static Source {
-    match layout.kind {
-        NormKind::Rms => &RMS,
-        NormKind::RmsPlusOne => &PLUS_ONE,
-        NormKind::Layer => &LAYER,
-    }
+kernels! {
+    table source(NormKind) = {
+        file: "head_norm", headers: [], constants: [], variants: launch::STORAGE,
+        (NormKind::Rms) => [],
+        (NormKind::RmsPlusOne) => [ADDS_ONE],
+        (NormKind::Layer) => [CENTERED],
+    };
+    kernel head_norm(
+        y: *mut X, x: *const X, wq: *const X, wk: *const X, rows: i32, heads: i32, kv_heads: i32, dim: i32, lanes: i32, eps: f32
+    );
+    kernel head_norm_backward(
+        dx: *mut X, partial_q: *mut f32, partial_k: *mut f32, dy: *const X, x: *const X, wq: *const X, wk: *const X, rows: i32, heads: i32,
+        kv_heads: i32, dim: i32, lanes: i32, eps: f32
+    );
 }
 
 /// Eight elements for each thread of a warp.
@@ -39,12 +41,6 @@ fn groups(lanes: usize) -> usize {
     BLOCK as usize / lanes
 }
 
-fn sizes(rows: usize, layout: HeadNormLayout, lanes: usize, eps: f64) -> [Arg; 6] {
-    let HeadNormLayout { heads, kv_heads, head_dim, .. } = layout;
-    let [rows, heads, kv_heads, head_dim, lanes] = [rows, heads, kv_heads, head_dim, lanes].map(|n| Arg::I32(n as i32));
-    [rows, heads, kv_heads, head_dim, lanes, Arg::F32(eps as f32)]
-}
-
 pub(super) fn head_norm(
     gpu: &CudaDevice,
     x: &Tensor,
@@ -55,11 +51,11 @@ pub(super) fn head_norm(
 ) -> Result<()> {
     let rows = x.shape()[0];
     let (lanes, grid) = shape(gpu, &[x, y, weights.q, weights.k], rows, layout);
-    let kernel = Kernel { source: source(layout), defines: launch::storage(x.dtype())?, entry: "head_norm" };
-    let pointers = [y.device_ptr_mut(), x.device_ptr(), weights.q.device_ptr(), weights.k.device_ptr()].map(Arg::Ptr);
-    let args = [pointers.as_slice(), &sizes(rows, layout, lanes, eps)].concat();
+    let (HeadNormLayout { heads, kv_heads, head_dim, .. }, HeadNormWeights { q, k, .. }) = (layout, weights);
+    let entry = kernel::head_norm(y, x, q, k, rows, heads, kv_heads, head_dim, lanes, eps);
+    let kernel = source(layout.kind).kernel(launch::storage(x.dtype())?, entry);
     // SAFETY: `x` and `y` have `rows` rows of all heads and the weights are as `layout` says, checked by the op.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0) }
 }
 
 pub(super) fn head_norm_backward(
@@ -80,20 +76,25 @@ pub(super) fn head_norm_backward(
     let partial = |len| Tensor::empty(x.device(), &[parts, len], DType::F32);
     let [of_q, of_k] = layout.weights();
     let (mut partial_q, mut partial_k) = (partial(of_q)?, partial(of_k)?);
-    let kernel = Kernel { source: source(layout), defines: launch::storage(x.dtype())?, entry: "head_norm_backward" };
-    let pointers = [
-        dx.device_ptr_mut(),
-        partial_q.device_ptr_mut(),
-        partial_k.device_ptr_mut(),
-        dy.device_ptr(),
-        x.device_ptr(),
-        weights.q.device_ptr(),
-        weights.k.device_ptr(),
-    ]
-    .map(Arg::Ptr);
-    let args = [pointers.as_slice(), &sizes(rows, layout, lanes, eps)].concat();
+    let (HeadNormLayout { heads, kv_heads, head_dim, .. }, HeadNormWeights { q, k, .. }) = (layout, weights);
+    let entry = kernel::head_norm_backward(
+        dx,
+        &mut partial_q,
+        &mut partial_k,
+        dy,
+        x,
+        q,
+        k,
+        rows,
+        heads,
+        kv_heads,
+        head_dim,
+        lanes,
+        eps,
+    );
+    let kernel = source(layout.kind).kernel(launch::storage(x.dtype())?, entry);
     // SAFETY: as in `head_norm`, for `dy` and `dx` as well; the partial sums have a row per block, or for each group of threads of a head.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args)? };
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0)? };
     bias::add_partial_sums(gpu, &partial_q, dq)?;
     bias::add_partial_sums(gpu, &partial_k, dk)
 }

@@ -2,14 +2,13 @@
 //! arXiv:2505.09388, or LayerNorm as in Command-R+. `projection_norm` normalises all heads of a token together.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::{NormKind, expect_compute, expect_gradient};
+use crate::ops::dispatch::dispatch;
 use crate::{Device, Error, Result, Tensor};
-
-pub(crate) use cuda::SOURCES;
 
 /// The heads of a fused projection `[T, (H + 2·H_kv)·D]`: in each row `H` query heads, `H_kv` key heads, `H_kv` value heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,11 +59,9 @@ pub struct HeadNormWeights<'a> {
 pub fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLayout, eps: f64) -> Result<Tensor> {
     check(x, weights, layout)?;
     let mut y = x.empty_like()?;
-    match x.device() {
-        Device::Cpu => cpu::head_norm(x, weights, layout, eps, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::head_norm(gpu, x, weights, layout, eps, &mut y)?,
-    }
+    dispatch!(x.device(), cpu::head_norm(x, weights, layout, eps, &mut y), |gpu| cuda::head_norm(
+        gpu, x, weights, layout, eps, &mut y
+    )?);
     Ok(y)
 }
 
@@ -90,11 +87,9 @@ pub fn head_norm_backward(
         expect_gradient(what, gradient, dy)?;
     }
     let mut dx = x.empty_like()?;
-    match x.device() {
-        Device::Cpu => cpu::head_norm_backward(dy, x, weights, layout, eps, &mut dx, [dq, dk]),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::head_norm_backward(gpu, [dy, x], weights, layout, eps, &mut dx, [dq, dk])?,
-    }
+    dispatch!(x.device(), cpu::head_norm_backward(dy, x, weights, layout, eps, &mut dx, [dq, dk]), |gpu| {
+        cuda::head_norm_backward(gpu, [dy, x], weights, layout, eps, &mut dx, [dq, dk])?
+    });
     Ok(dx)
 }
 

@@ -1,22 +1,24 @@
-use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::cuda::CudaDevice;
 use crate::ops::bias::add_column_sums;
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{self, BLOCK};
 use crate::{Result, Tensor};
 
-kernel_source!("magnitude");
+kernels! {
+    static SOURCE = { file: "magnitude", variants: launch::STORAGE };
+    kernel row_squares(squares: *mut f32, w: *const X, change: *const X, rows: i32, columns: i32);
+    kernel magnitude_factors(result: *mut f32, squares: *const f32, magnitude: *const f32, rows: i32);
+    kernel partial_gradients(
+        partial: *mut f32, dy: *const X, x: *const X, magnitude: *const f32, rows: i32, columns: i32, chunk: i32
+    );
+}
 
 pub(super) fn squares(gpu: &CudaDevice, w: &Tensor, change: Option<&Tensor>, squares: &mut Tensor) -> Result<()> {
     let [rows, columns] = w.dims("row_squares: w")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(w.dtype())?, entry: "row_squares" };
-    let args = [
-        Arg::Ptr(squares.device_ptr_mut()),
-        Arg::Ptr(w.device_ptr()),
-        Arg::Ptr(change.map_or(0, Tensor::device_ptr)),
-        Arg::I32(rows as i32),
-        Arg::I32(columns as i32),
-    ];
+    let entry = kernel::row_squares(squares, w, change, rows, columns);
+    let kernel = SOURCE.kernel(launch::storage(w.dtype())?, entry);
     // SAFETY: `w` and the change, if there is one, are `rows · columns` elements of one type; the squares are `rows`, F32.
-    unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0) }
 }
 
 pub(super) fn finish(
@@ -26,15 +28,10 @@ pub(super) fn finish(
     result: &mut Tensor,
 ) -> Result<()> {
     let rows = squares.len();
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(squares.dtype())?, entry: "magnitude_factors" };
-    let args = [
-        Arg::Ptr(result.device_ptr_mut()),
-        Arg::Ptr(squares.device_ptr()),
-        Arg::Ptr(magnitude.map_or(0, Tensor::device_ptr)),
-        Arg::I32(rows as i32),
-    ];
+    let entry = kernel::magnitude_factors(result, squares, magnitude, rows);
+    let kernel = SOURCE.kernel(launch::storage(squares.dtype())?, entry);
     // SAFETY: the result, the squares and the magnitudes, if there are any, are `rows` elements, F32.
-    unsafe { gpu.launch(&kernel, [(rows as u32).div_ceil(BLOCK).max(1), 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [(rows as u32).div_ceil(BLOCK).max(1), 1, 1], BLOCK, 0) }
 }
 
 pub(super) fn gradient(
@@ -45,7 +42,10 @@ pub(super) fn gradient(
     dmagnitude: &mut Tensor,
 ) -> Result<()> {
     let shape = dy.dims("magnitude_gradient: dy")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(dy.dtype())?, entry: "partial_gradients" };
+    let kernel = |partial: &mut Tensor, [rows, columns, chunk]: [usize; 3]| {
+        let entry = kernel::partial_gradients(partial, dy, x, magnitude, rows, columns, chunk);
+        Ok(SOURCE.kernel(launch::storage(dy.dtype())?, entry))
+    };
     // SAFETY: `dy` and `x` are `rows · columns` elements of one type and `magnitude` `columns`, F32.
-    unsafe { add_column_sums(gpu, &kernel, &[dy, x, magnitude], shape, dmagnitude) }
+    unsafe { add_column_sums(gpu, shape, kernel, dmagnitude) }
 }

@@ -1,14 +1,13 @@
 //! Magnitudes of the rows of a weight: what weight-decomposed adapters (DoRA) train beside directions. Liu et al. 2024, arXiv:2402.09353.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::{expect_compute, expect_gradient, real_type};
-use crate::{DType, Device, Result, Tensor};
-
-pub(crate) use cuda::SOURCE;
+use crate::ops::dispatch::dispatch;
+use crate::{DType, Result, Tensor};
 
 /// `‖w[r]‖` for each row of `w` `[R, C]`, `[R]` in the type of sums.
 pub fn row_norms(w: &Tensor) -> Result<Tensor> {
@@ -25,11 +24,7 @@ pub fn row_squares(w: &Tensor, change: Option<&Tensor>) -> Result<Tensor> {
         change.expect_device("row_squares: change", w.device())?;
     }
     let mut squares = Tensor::empty(w.device(), &[rows], real_type(w.dtype()))?;
-    match w.device() {
-        Device::Cpu => cpu::squares(w, change, &mut squares),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::squares(gpu, w, change, &mut squares)?,
-    }
+    dispatch!(w.device(), cpu::squares(w, change, &mut squares), |gpu| cuda::squares(gpu, w, change, &mut squares)?);
     Ok(squares)
 }
 
@@ -46,11 +41,12 @@ pub fn magnitude_factors(squares: &Tensor, magnitude: &Tensor) -> Result<Tensor>
 /// The norms of rows from their sums of `squares`, or magnitudes over them.
 fn finish(squares: &Tensor, magnitude: Option<&Tensor>) -> Result<Tensor> {
     let mut result = squares.empty_like()?;
-    match squares.device() {
-        Device::Cpu => cpu::finish(squares, magnitude, &mut result),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::finish(gpu, squares, magnitude, &mut result)?,
-    }
+    dispatch!(squares.device(), cpu::finish(squares, magnitude, &mut result), |gpu| cuda::finish(
+        gpu,
+        squares,
+        magnitude,
+        &mut result
+    )?);
     Ok(result)
 }
 
@@ -69,10 +65,8 @@ pub fn magnitude_gradient(dy: &Tensor, x: &Tensor, magnitude: &Tensor, dmagnitud
     expect_gradient("magnitude_gradient: magnitude", magnitude, dy)?;
     dmagnitude.expect("magnitude_gradient: dmagnitude", &[columns])?;
     expect_gradient("magnitude_gradient: dmagnitude", dmagnitude, dy)?;
-    match dy.device() {
-        Device::Cpu => cpu::gradient(dy, x, magnitude, dmagnitude),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::gradient(gpu, dy, x, magnitude, dmagnitude)?,
-    }
+    dispatch!(dy.device(), cpu::gradient(dy, x, magnitude, dmagnitude), |gpu| cuda::gradient(
+        gpu, dy, x, magnitude, dmagnitude
+    )?);
     Ok(())
 }

@@ -1,16 +1,26 @@
 use super::{Direction, Momentum, MomentumParameter};
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{BLOCK, Defines, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::{Address, AddressMut, kernels};
+use crate::ops::launch::{BLOCK, Defines};
 use crate::ops::parameter::Gradient;
 use crate::{DType, ExpandedTensor, Result, Tensor};
 
-kernel_source!(SOURCE, "momentum", "stored.cuh", "expanded.cuh", "parameter.cuh"; CHUNK);
+kernels! {
+    static SOURCE = {
+        file: "momentum", headers: ["stored.cuh", "expanded.cuh", "parameter.cuh"], constants: [CHUNK], variants: VARIANTS
+    };
+    kernel momentum, momentum_amax(
+        direction: *mut bf16, momentum: *mut M, scale: *mut f32, amax: *mut f32, grad: *const G, grad_scale: *const f32, norm: *const f32,
+        scalars: *const Scalars, seed: u64, offset: u64, columns: u64, rows: u64
+    );
+    kernel momentum_scale(scale: *mut f32, amax: *const f32, norm: *const f32);
+}
 
 /// Elements per block.
 const CHUNK: usize = 1 << 14;
 
 /// By type of the gradient, type and storage of the momentum, and rule.
-pub(crate) const VARIANTS: &[Defines] = &[
+const VARIANTS: &[Defines] = &[
     &[("G", "f32"), ("M", "f32"), ("MOMENTS", "Float32"), ("RULE", "Nesterov")],
     &[("G", "f32"), ("M", "f32"), ("MOMENTS", "Float32"), ("RULE", "Sign")],
     &[("G", "f32"), ("M", "bf16"), ("MOMENTS", "Bfloat16"), ("RULE", "Nesterov")],
@@ -70,30 +80,29 @@ pub(super) fn momentum(
     };
     let defines = VARIANTS[(gradient * 4 + storage) * 2 + usize::from(rule == Direction::Sign)];
     let blocks = n / columns * columns.div_ceil(CHUNK);
-    let args = [
-        Arg::Ptr(direction.device_ptr_mut()),
-        Arg::Ptr(values),
-        Arg::Ptr(scale),
-        Arg::Ptr(amax),
-        Arg::Ptr(grad.values().device_ptr()),
-        Arg::Ptr(grad_scale),
-        Arg::Ptr(norm.device_ptr()),
-        Arg::Ptr(scalars.device_ptr()),
-        Arg::U64(seed),
-        Arg::U64(offset as u64),
-        Arg::U64(columns as u64),
-        Arg::U64((n / columns) as u64),
-    ];
-    let entry = if stores { "momentum" } else { "momentum_amax" };
-    let kernel = Kernel { source: &SOURCE, defines, entry };
+    let entry = if stores { kernel::momentum } else { kernel::momentum_amax };
+    let entry = entry(
+        direction,
+        AddressMut(values),
+        AddressMut(scale),
+        AddressMut(amax),
+        grad.values(),
+        Address(grad_scale),
+        norm,
+        scalars,
+        seed,
+        offset,
+        columns,
+        n / columns,
+    );
+    let kernel = SOURCE.kernel(defines, entry);
     // SAFETY: gradient, momentum and direction have `n` elements, in rows of `columns`, of the types in the defines, checked by the op; the
     // amax is the second of two.
-    unsafe { gpu.launch(&kernel, [blocks as u32, 1, 1], BLOCK, 0, &args)? };
+    unsafe { gpu.launch(&kernel, [blocks as u32, 1, 1], BLOCK, 0)? };
     if is_scaled && stores {
-        let args = [Arg::Ptr(scale), Arg::Ptr(amax), Arg::Ptr(norm.device_ptr())];
-        let kernel = Kernel { source: &SOURCE, defines, entry: "momentum_scale" };
+        let kernel = SOURCE.kernel(defines, kernel::momentum_scale(AddressMut(scale), Address(amax), norm));
         // SAFETY: each has one element.
-        unsafe { gpu.launch(&kernel, [1, 1, 1], 32, 0, &args)? };
+        unsafe { gpu.launch(&kernel, [1, 1, 1], 32, 0)? };
     }
     Ok(())
 }

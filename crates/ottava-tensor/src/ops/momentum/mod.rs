@@ -2,16 +2,15 @@
 //! arXiv:2302.06675). [`descend`](super::descend()) then moves the weights.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::parameter::{Gradient, expect_expanded, expect_plain, expect_scaled, expect_slice};
+use crate::ops::dispatch::dispatch;
 use crate::stored::{ExpandedTensor, ScaledTensor};
 use crate::{DType, Device, Error, Result, Tensor};
 use bytemuck::{Pod, Zeroable};
-
-pub(crate) use cuda::{SOURCE, VARIANTS};
 
 /// Scalars of one update.
 #[derive(Clone, Copy, Debug)]
@@ -122,11 +121,14 @@ pub fn momentum_amax(
     scalars: &MomentumScalars,
 ) -> Result<()> {
     check(&parameter, norm, scalars)?;
-    match norm.device() {
-        Device::Cpu => cpu::momentum(parameter, rule, norm, &scalars.host(), false),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::momentum(gpu, parameter, rule, norm, &scalars.words, false)?,
-    }
+    dispatch!(norm.device(), cpu::momentum(parameter, rule, norm, &scalars.host(), false), |gpu| cuda::momentum(
+        gpu,
+        parameter,
+        rule,
+        norm,
+        &scalars.words,
+        false
+    )?);
     Ok(())
 }
 
@@ -138,11 +140,14 @@ pub fn momentum_amax(
 /// rounded on its own.
 pub fn momentum(parameter: MomentumParameter, rule: Direction, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
     check(&parameter, norm, scalars)?;
-    match norm.device() {
-        Device::Cpu => cpu::momentum(parameter, rule, norm, &scalars.host(), true),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::momentum(gpu, parameter, rule, norm, &scalars.words, true)?,
-    }
+    dispatch!(norm.device(), cpu::momentum(parameter, rule, norm, &scalars.host(), true), |gpu| cuda::momentum(
+        gpu,
+        parameter,
+        rule,
+        norm,
+        &scalars.words,
+        true
+    )?);
     Ok(())
 }
 

@@ -1,9 +1,17 @@
 use super::ColumnRuns;
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::{Address, AddressMut, kernels};
+use crate::ops::launch::{self, BLOCK};
 use crate::{Result, Tensor};
 
-kernel_source!("move_columns");
+kernels! {
+    static SOURCE = { file: "move_columns", variants: launch::STORAGE };
+    kernel move_columns, move_wide_columns(
+        to: *mut void, from: *const void, to_columns: i32, from_columns: i32, to_first: i32, to_step: i32, from_first: i32, from_step: i32,
+        count: i32, width: i32
+    );
+    kernel sum_columns(y: *mut X, x: *const X, rows: i32, columns: i32, first: i32, step: i32, count: i32, width: i32);
+}
 
 /// Bytes that a thread moves at once where all runs consist of them.
 const WORD: usize = 16;
@@ -23,21 +31,22 @@ pub(super) fn move_columns(
     let elements = WORD / from.dtype().size();
     let is_wide = sizes.iter().all(|size| size.is_multiple_of(elements))
         && pointers.iter().all(|at| at.is_multiple_of(WORD as u64));
-    let (unit, entry) = if is_wide { (elements, "move_wide_columns") } else { (1, "move_columns") };
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(from.dtype())?, entry };
+    let entry = if is_wide { kernel::move_wide_columns } else { kernel::move_columns };
+    let unit = if is_wide { elements } else { 1 };
     let [columns, of_from, to_first, to_step, from_first, from_step, width] = sizes.map(|size| size / unit);
-    let sizes = [columns, of_from, to_first, to_step, from_first, from_step, count, width];
-    let args = [&pointers.map(Arg::Ptr)[..], &sizes.map(|size| Arg::I32(size as i32))].concat();
+    let [to, at] = pointers;
+    let entry =
+        entry(AddressMut(to), Address(at), columns, of_from, to_first, to_step, from_first, from_step, count, width);
+    let kernel = SOURCE.kernel(launch::storage(from.dtype())?, entry);
     // SAFETY: both matrices have `rows` rows of the type in the defines, and the contract has checked that all runs lie within them.
-    unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0) }
 }
 
 pub(super) fn sum_columns(gpu: &CudaDevice, x: &Tensor, runs: ColumnRuns, count: usize, y: &mut Tensor) -> Result<()> {
     let [rows, width] = y.dims("sum_columns: y")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "sum_columns" };
-    let mut args = vec![Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(x.device_ptr())];
-    args.extend([rows, x.shape()[1], runs.first, runs.step, count, width].map(|size| Arg::I32(size as i32)));
+    let entry = kernel::sum_columns(y, x, rows, x.shape()[1], runs.first, runs.step, count, width);
+    let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
     let blocks = (rows * width.div_ceil(8)).div_ceil(BLOCK as usize);
     // SAFETY: `y` has a row for each of `x`, and the contract has checked that all runs lie within them.
-    unsafe { gpu.launch(&kernel, [blocks as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [blocks as u32, 1, 1], BLOCK, 0) }
 }

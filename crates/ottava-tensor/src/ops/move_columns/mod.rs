@@ -1,14 +1,13 @@
 //! Runs of columns from one matrix to another, for heads that are assembled from parts.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::expect_compute;
-use crate::{Device, Error, Result, Tensor};
-
-pub(crate) use cuda::SOURCE;
+use crate::ops::dispatch::dispatch;
+use crate::{Error, Result, Tensor};
 
 /// Runs of columns of a matrix: run `i` begins at column `first + i · step`. With a step of 0 all runs are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +52,9 @@ pub fn move_columns(
             b.step
         )));
     }
-    match to.device().clone() {
-        Device::Cpu => cpu::move_columns(from, a, to, b, count, width),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::move_columns(&gpu, from, a, to, b, count, width)?,
-    }
+    dispatch!(to.device().clone(), cpu::move_columns(from, a, to, b, count, width), |gpu| cuda::move_columns(
+        &gpu, from, a, to, b, count, width
+    )?);
     Ok(())
 }
 
@@ -68,10 +65,8 @@ pub fn sum_columns(x: &Tensor, runs: ColumnRuns, count: usize, width: usize) -> 
     let [rows, _] = x.dims("sum_columns: x")?;
     runs.check("sum_columns: x", x, [count, width])?;
     let mut y = Tensor::empty(x.device(), &[rows, width], x.dtype())?;
-    match x.device() {
-        Device::Cpu => cpu::sum_columns(x, runs, count, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::sum_columns(gpu, x, runs, count, &mut y)?,
-    }
+    dispatch!(x.device(), cpu::sum_columns(x, runs, count, &mut y), |gpu| cuda::sum_columns(
+        gpu, x, runs, count, &mut y
+    )?);
     Ok(y)
 }

@@ -1,14 +1,13 @@
 //! The negated values of tokens with a target: losses of the scores of a reward model, and their gradient.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::{COMPUTE, IGNORE_INDEX, real_type};
-use crate::{DType, Device, Result, Tensor};
-
-pub(crate) use cuda::SOURCE;
+use crate::ops::dispatch::dispatch;
+use crate::{DType, Result, Tensor};
 
 /// `y[t] = -x[t]`, and 0 where `targets[t]` is [`IGNORE_INDEX`], rounded to `out`.
 ///
@@ -21,10 +20,8 @@ pub fn negate_targets(x: &Tensor, targets: &Tensor, out: DType) -> Result<Tensor
     x.expect_device("negate_targets: x", targets.device())?;
     let mut y = Tensor::empty(x.device(), &[tokens], out)?;
     y.expect_dtype("negate_targets: the result", COMPUTE)?;
-    match x.device() {
-        Device::Cpu => cpu::negate_targets(x, targets, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::negate_targets(gpu, x, targets, &mut y)?,
-    }
+    dispatch!(x.device(), cpu::negate_targets(x, targets, &mut y), |gpu| cuda::negate_targets(
+        gpu, x, targets, &mut y
+    )?);
     Ok(y)
 }

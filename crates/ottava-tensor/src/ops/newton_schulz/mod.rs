@@ -1,16 +1,15 @@
 //! The orthogonalisation of Muon's updates by a Newton-Schulz iteration. Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon/>.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::gemm::{Accumulation, Operand, gemm_nt};
 use super::global_norm::global_norm;
 use super::parameter::Gradient;
-use crate::{DType, Device, Result, Tensor};
-
-pub(crate) use cuda::SOURCE;
+use crate::ops::dispatch::dispatch;
+use crate::{DType, Result, Tensor};
 
 /// Coefficients `a`, `b`, `c` of a step, which move singular values from 0 to 1 into about 0.7 to 1.2 in few steps.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
@@ -51,20 +50,14 @@ pub fn newton_schulz(x: &Tensor, factor: f32) -> Result<Tensor> {
 fn normalize(x: &Tensor) -> Result<Tensor> {
     let norm = global_norm(&[Gradient::Plain(x)])?;
     let mut y = x.empty_like()?;
-    match x.device() {
-        Device::Cpu => cpu::normalize(x, &norm, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::normalize(gpu, x, &norm, &mut y)?,
-    }
+    dispatch!(x.device(), cpu::normalize(x, &norm, &mut y), |gpu| cuda::normalize(gpu, x, &norm, &mut y)?);
     Ok(y)
 }
 
 /// `factor · (a·I + b·gram + c·square)` for BF16 `gram` and F32 `square`, both `[N, N]`; BF16, in the memory of `gram`.
 fn polynomial(mut gram: Tensor, square: &Tensor, factor: f32) -> Result<Tensor> {
-    match square.device() {
-        Device::Cpu => cpu::polynomial(&mut gram, square, factor),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::polynomial(gpu, &mut gram, square, factor)?,
-    }
+    dispatch!(square.device(), cpu::polynomial(&mut gram, square, factor), |gpu| cuda::polynomial(
+        gpu, &mut gram, square, factor
+    )?);
     Ok(gram)
 }

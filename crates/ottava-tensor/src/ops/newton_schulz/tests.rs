@@ -1,4 +1,5 @@
 use super::*;
+use crate::Device;
 use crate::ops::{cast, transpose};
 use crate::testing::{Tolerance, assert_close, normals, parity, values};
 

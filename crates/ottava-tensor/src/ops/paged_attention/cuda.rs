@@ -1,24 +1,63 @@
 use super::{KvBlocks, PagedBatch};
-use crate::cuda::{Arg, CudaDevice, Kernel, TensorMap};
-use crate::ops::launch::{Defines, aligned, kernel_source};
+use crate::cuda::{CudaDevice, TensorMap};
+use crate::ops::declaration::{AddressMut, kernels};
+use crate::ops::launch::{Defines, aligned};
 use crate::ops::{Angles, AttentionSpec, RopePairs};
 use crate::{DType, Error, Result, Tensor};
 use std::f64::consts::LOG2_E;
 
-kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh"; WARPS);
-kernel_source!(
-    TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tiles.cuh", "paged_attention/tensor_cores.cuh";
-    WARPS, SPLITS
-);
-kernel_source!(BOUNDED, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh" + BOUNDED; WARPS);
-kernel_source!(
-    BOUNDED_TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tiles.cuh",
-    "paged_attention/tensor_cores.cuh" + BOUNDED; WARPS, SPLITS
-);
-kernel_source!(
-    COPIED, "paged_attention", "hopper.cuh", "paged_attention/batch.cuh", "paged_attention/tiles.cuh",
-    "paged_attention/tensor_cores.cuh" + COPIED needs [BulkCopies]; WARPS, SPLITS, STEP
-);
+kernels! {
+    static SOURCE = {
+        file: "paged_attention", headers: ["paged_attention/batch.cuh", "rope/pairs.cuh"], constants: [WARPS], variants: VARIANTS
+    };
+    static TENSOR_CORES = {
+        file: "paged_attention",
+        headers: ["paged_attention/batch.cuh", "paged_attention/tiles.cuh", "paged_attention/tensor_cores.cuh"],
+        constants: [WARPS, SPLITS],
+        variants: &[HALF_VARIANTS, CODE_VARIANTS].concat()
+    };
+    static BOUNDED_SOURCE = {
+        file: "paged_attention", headers: ["paged_attention/batch.cuh", "rope/pairs.cuh"], macros: [BOUNDED], constants: [WARPS],
+        variants: VARIANTS
+    };
+    static BOUNDED_TENSOR_CORES = {
+        file: "paged_attention",
+        headers: ["paged_attention/batch.cuh", "paged_attention/tiles.cuh", "paged_attention/tensor_cores.cuh"],
+        macros: [BOUNDED],
+        constants: [WARPS, SPLITS],
+        variants: &[HALF_VARIANTS, CODE_VARIANTS].concat()
+    };
+    static COPIED_SOURCE = {
+        file: "paged_attention",
+        headers: ["hopper.cuh", "paged_attention/batch.cuh", "paged_attention/tiles.cuh", "paged_attention/tensor_cores.cuh"],
+        macros: [COPIED],
+        needs: [BulkCopies],
+        constants: [WARPS, SPLITS, STEP],
+        variants: CODE_VARIANTS
+    };
+    kernel append_kv, append_kv_neighbours(
+        cache: *mut KV, scale_inv: *mut f32, qkv: *mut X, table: *const f32, positions: *const i32, query_starts: *const i32, context_lens: *const i32, cached_lens: *const i32, block_tables: *const i32,
+        sequences: i32, max_blocks: i32, block_size: i32, heads: i32, kv_heads: i32,
+        dim: i32, log2_lanes: i32
+    );
+    kernel attend(
+        o: *mut X, qkv: *const X, cache: *const KV, scale_inv: *const f32, sinks: *const X, query_starts: *const i32, context_lens: *const i32, cached_lens: *const i32, block_tables: *const i32,
+        sequences: i32, max_blocks: i32, block_size: i32, heads: i32, kv_heads: i32,
+        dim: i32, scale: f32, #[BOUNDED] window: i32, #[BOUNDED] cap: f32
+    );
+    kernel attend_1, attend_2(
+        o: *mut X, parts: *mut f32, stats: *mut f32, arrived: *mut u32, qkv: *const X, cache: *const KV, scale_inv: *const f32,
+        sinks: *const X, query_starts: *const i32, context_lens: *const i32, cached_lens: *const i32, block_tables: *const i32,
+        sequences: i32, max_blocks: i32, block_size: i32, tokens: i32, group: i32, most: i32, dim: i32, together: i32,
+        most_splits: i32, rounds: i32, scale: f32, #[BOUNDED] window: i32, #[BOUNDED] cap: f32
+    );
+    kernel attend_copied(
+        o: *mut X, parts: *mut f32, stats: *mut f32, arrived: *mut u32, qkv: *const X, cache: TensorMap, scale_inv: *const f32,
+        sinks: *const X, query_starts: *const i32, context_lens: *const i32, cached_lens: *const i32, block_tables: *const i32,
+        sequences: i32, max_blocks: i32, block_size: i32, tokens: i32, group: i32, most: i32, dim: i32, together: i32,
+        most_splits: i32, rounds: i32, scale: f32, #[BOUNDED] window: i32, #[BOUNDED] cap: f32
+    );
+}
 
 /// The maximum number of splits of a context, which bounds the memory of partial results and the time to merge them.
 const SPLITS: usize = 32;
@@ -33,7 +72,7 @@ const STEP: usize = TensorMap::BOX_BYTES;
 const BLOCKS: usize = 2;
 
 /// Storage types of activations and of the cache.
-pub(crate) const VARIANTS: &[Defines] = &[
+const VARIANTS: &[Defines] = &[
     &[("X", "f32"), ("KV", "f32")],
     &[("X", "f16"), ("KV", "f16")],
     &[("X", "bf16"), ("KV", "bf16")],
@@ -45,7 +84,7 @@ pub(crate) const VARIANTS: &[Defines] = &[
 ];
 
 /// The variants for tensor cores with 16-bit caches, and the largest head size of each.
-pub(crate) const HALF_VARIANTS: &[Defines] = &[
+const HALF_VARIANTS: &[Defines] = &[
     &[("X", "f16"), ("KV", "f16"), ("DIM", "64")],
     &[("X", "f16"), ("KV", "f16"), ("DIM", "128")],
     &[("X", "f16"), ("KV", "f16"), ("DIM", "256")],
@@ -55,7 +94,7 @@ pub(crate) const HALF_VARIANTS: &[Defines] = &[
 ];
 
 /// Likewise for codes.
-pub(crate) const CODE_VARIANTS: &[Defines] = &[
+const CODE_VARIANTS: &[Defines] = &[
     &[("X", "f16"), ("KV", "e4m3"), ("DIM", "64")],
     &[("X", "f16"), ("KV", "e4m3"), ("DIM", "128")],
     &[("X", "f16"), ("KV", "e4m3"), ("DIM", "256")],
@@ -84,9 +123,10 @@ fn defines(variants: &[Defines], x: DType, kv: DType, dim: Option<&str>) -> Opti
         .find(|defines| defines.iter().map(|d| Some(d.1)).eq(wanted.into_iter().take(defines.len())))
 }
 
-fn kernel(x: DType, kv: DType, entry: &'static str) -> Result<Kernel> {
+/// The variant for types without tensor cores.
+fn variant(x: DType, kv: DType) -> Result<Defines> {
     let missing = || Error::Value(format!("paged attention: a GPU has no cache in {kv} for {x}"));
-    Ok(Kernel { source: &SOURCE, defines: defines(VARIANTS, x, kv, None).ok_or_else(missing)?, entry })
+    defines(VARIANTS, x, kv, None).ok_or_else(missing)
 }
 
 /// The defines for tensor cores, and the largest head size that they support; `None` if they do not support the types or sizes.
@@ -103,17 +143,9 @@ fn tensor_cores(qkv: &Tensor, cache: &KvBlocks, spec: &AttentionSpec) -> Option<
     (whole && aligned(&[qkv, &cache.data])).then_some((defines, size))
 }
 
-/// The tensors of a batch, and their sizes.
-fn of_batch(batch: &PagedBatch, cache: &KvBlocks) -> [Arg; 7] {
-    [
-        Arg::Ptr(batch.query_starts.device_ptr()),
-        Arg::Ptr(batch.context_lens.device_ptr()),
-        Arg::Ptr(batch.cached_lens.device_ptr()),
-        Arg::Ptr(batch.block_tables.device_ptr()),
-        Arg::I32(batch.capacity() as i32),
-        Arg::I32(batch.block_tables.shape()[1] as i32),
-        Arg::I32(cache.block_size() as i32),
-    ]
+/// Sequences of a batch, blocks of each, and tokens of a block.
+fn sizes_of(batch: &PagedBatch, cache: &KvBlocks) -> [usize; 3] {
+    [batch.capacity(), batch.block_tables.shape()[1], cache.block_size()]
 }
 
 pub(super) fn append_kv(
@@ -125,22 +157,38 @@ pub(super) fn append_kv(
     rotation: Option<(Angles, RopePairs)>,
 ) -> Result<()> {
     let entry = match rotation {
-        Some((_, RopePairs::Neighbours)) => "append_kv_neighbours",
-        _ => "append_kv",
+        Some((_, RopePairs::Neighbours)) => kernel::append_kv_neighbours,
+        _ => kernel::append_kv,
     };
-    let kernel = kernel(qkv.dtype(), cache.dtype(), entry)?;
-    let scales = cache.scale_inv.as_mut().map_or(0, Tensor::device_ptr_mut);
-    let indices = of_batch(batch, cache);
-    let [table, positions] =
-        rotation.map_or([0; 2], |(angles, _)| [angles.table, angles.positions].map(Tensor::device_ptr));
-    let pointers = [cache.data.device_ptr_mut(), scales, qkv.device_ptr_mut(), table, positions].map(Arg::Ptr);
+    let (tokens, defines) = (qkv.shape()[0], variant(qkv.dtype(), cache.dtype())?);
+    let [sequences, max_blocks, block_size] = sizes_of(batch, cache);
+    let PagedBatch { query_starts, context_lens, cached_lens, block_tables, .. } = *batch;
+    let (table, positions) = (rotation.map(|(angles, _)| angles.table), rotation.map(|(angles, _)| angles.positions));
     let lanes = spec.head_dim.div_ceil(16).next_power_of_two();
-    let sizes = [spec.heads, spec.kv_heads, spec.head_dim, lanes.ilog2() as usize].map(|size| Arg::I32(size as i32));
-    let args = [pointers.as_slice(), &indices, &sizes].concat();
+    let AttentionSpec { heads, kv_heads, head_dim, .. } = *spec;
+    let entry = entry(
+        &mut cache.data,
+        cache.scale_inv.as_mut(),
+        qkv,
+        table,
+        positions,
+        query_starts,
+        context_lens,
+        cached_lens,
+        block_tables,
+        sequences,
+        max_blocks,
+        block_size,
+        heads,
+        kv_heads,
+        head_dim,
+        lanes.ilog2() as i32,
+    );
+    let kernel = SOURCE.kernel(defines, entry);
     let blocks = (spec.heads + 2 * spec.kv_heads).div_ceil(THREADS as usize / lanes);
     // SAFETY: the op has checked sizes; tables name blocks of the cache, and the angles have all positions, as contracts demand of the
     // caller. The kernel waits for its predecessors before it reads or writes.
-    unsafe { gpu.launch_early(&kernel, [qkv.shape()[0] as u32, blocks as u32, 1], THREADS, 0, &args) }
+    unsafe { gpu.launch_early(&kernel, [tokens as u32, blocks as u32, 1], THREADS, 0) }
 }
 
 pub(super) fn paged_attention(
@@ -155,31 +203,43 @@ pub(super) fn paged_attention(
     // exp2 is cheaper than exp.
     let scale = (spec.scale * LOG2_E) as f32;
     let is_bounded = spec.window.is_some() || spec.soft_cap.is_some();
-    let cap = (spec.soft_cap.unwrap_or(0.0) * LOG2_E) as f32;
-    let bounds = [Arg::I32(spec.window.unwrap_or(0).min(i32::MAX as usize) as i32), Arg::F32(cap)];
-    let factors = [&[Arg::F32(scale)][..], if is_bounded { &bounds } else { &[] }].concat();
-    let inputs_with = |data: Arg| {
-        let scales = cache.scale_inv.as_ref().map_or(0, Tensor::device_ptr);
-        let sinks = sinks.map_or(0, Tensor::device_ptr);
-        [&[Arg::Ptr(qkv.device_ptr()), data, Arg::Ptr(scales), Arg::Ptr(sinks)], of_batch(batch, cache).as_slice()]
-            .concat()
-    };
-    let data = Arg::Ptr(cache.data.device_ptr());
+    let window = is_bounded.then(|| spec.window.unwrap_or(0).min(i32::MAX as usize));
+    let cap = is_bounded.then(|| spec.soft_cap.unwrap_or(0.0) * LOG2_E);
+    let [sequences, max_blocks, block_size] = sizes_of(batch, cache);
+    let PagedBatch { query_starts, context_lens, cached_lens, block_tables, .. } = *batch;
+    let AttentionSpec { heads, kv_heads, head_dim, .. } = *spec;
+    let scales = cache.scale_inv.as_ref();
     let (tokens, group) = (qkv.shape()[0], spec.group());
     let Some((defines, size)) = tensor_cores(qkv, cache, spec) else {
-        let sizes = [spec.heads, spec.kv_heads, spec.head_dim].map(|size| Arg::I32(size as i32));
-        let args = [&[Arg::Ptr(o.device_ptr_mut())], inputs_with(data).as_slice(), &sizes, &factors].concat();
-        let source = if is_bounded { &BOUNDED } else { &SOURCE };
-        let kernel = Kernel { source, ..kernel(qkv.dtype(), cache.dtype(), "attend")? };
+        let defines = variant(qkv.dtype(), cache.dtype())?;
+        let entry = kernel::attend(
+            o,
+            qkv,
+            &cache.data,
+            scales,
+            sinks,
+            query_starts,
+            context_lens,
+            cached_lens,
+            block_tables,
+            sequences,
+            max_blocks,
+            block_size,
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+            window,
+            cap,
+        );
+        let source = if is_bounded { &BOUNDED_SOURCE } else { &SOURCE };
+        let kernel = source.kernel(defines, entry);
         // SAFETY: the op has checked sizes, and tables name blocks of the cache, as its contract demands of the caller.
-        return unsafe { gpu.launch_early(&kernel, [tokens as u32, spec.heads as u32, 1], THREADS, 0, &args) };
+        return unsafe { gpu.launch_early(&kernel, [tokens as u32, heads as u32, 1], THREADS, 0) };
     };
     // The columns of a product are queries that share a key head: of one new token in decode, of several in prefill. With heads of 256,
     // registers suffice for eight columns.
-    let (columns, entry) = match size < 256 && (group > 8 || batch.max_new > 1) {
-        true => (16, "attend_2"),
-        false => (8, "attend_1"),
-    };
+    let columns = if size < 256 && (group > 8 || batch.max_new > 1) { 16 } else { 8 };
     let together = if batch.max_new > 1 { (columns / group).max(1) } else { 1 };
     let tiles = if together > 1 { tokens / together + batch.capacity() + 1 } else { tokens };
     let chunks = group.div_ceil(columns);
@@ -202,21 +262,19 @@ pub(super) fn paged_attention(
     let room = batch.capacity() * spec.kv_heads * chunks * splits * together * most;
     let parts = |width: usize| Tensor::empty(qkv.device(), &[if splits > 1 { room } else { 0 }, width], DType::F32);
     let (mut sums, mut stats) = (parts(spec.head_dim)?, parts(2)?);
-    let outputs = [o, &mut sums, &mut stats].map(|to| Arg::Ptr(to.device_ptr_mut()));
-    let sizes = [tokens, group, most, spec.head_dim, together, splits, rounds].map(|size| Arg::I32(size as i32));
     // The cache has counters for as many sequences as it has blocks. There are more if several sequences share blocks.
     let own = &cache.arrived;
     let more = (batch.capacity() > own.shape()[0])
         .then(|| Tensor::zeros(own.device(), &[batch.capacity(), own.shape()[1]], DType::I32))
         .transpose()?;
-    let arrived = more.as_ref().unwrap_or(own);
+    let arrived = AddressMut(more.as_ref().unwrap_or(own).device_ptr());
     // Where more blocks than BLOCKS on each multiprocessor have codes to read, `CopiedTiles` is faster.
     let copies = rounds == MOST_ROUNDS
         && !fits(rounds)
-        && entry == "attend_1"
+        && columns == 8
         && !is_bounded
         && cache.scale_inv.is_some()
-        && gpu.runs(&COPIED);
+        && gpu.runs(&COPIED_SOURCE);
     let codes = TensorMap {
         address: cache.data.device_ptr(),
         rows: cache.data.len() / spec.head_dim,
@@ -224,14 +282,70 @@ pub(super) fn paged_attention(
         pitch: spec.head_dim,
         box_rows: 16,
     };
-    let (source, entry, data) = match (copies, is_bounded) {
-        (true, _) => (&COPIED, "attend_copied", Arg::Map(codes)),
-        (false, true) => (&BOUNDED_TENSOR_CORES, entry, data),
-        (false, false) => (&TENSOR_CORES, entry, data),
+    let (sums, stats) = (&mut sums, &mut stats);
+    let kernel = if copies {
+        let entry = kernel::attend_copied(
+            o,
+            sums,
+            stats,
+            arrived,
+            qkv,
+            codes,
+            scales,
+            sinks,
+            query_starts,
+            context_lens,
+            cached_lens,
+            block_tables,
+            sequences,
+            max_blocks,
+            block_size,
+            tokens,
+            group,
+            most,
+            head_dim,
+            together,
+            splits,
+            rounds,
+            scale,
+            window,
+            cap,
+        );
+        COPIED_SOURCE.kernel(defines, entry)
+    } else {
+        let entry = if columns == 8 { kernel::attend_1 } else { kernel::attend_2 };
+        let entry = entry(
+            o,
+            sums,
+            stats,
+            arrived,
+            qkv,
+            &cache.data,
+            scales,
+            sinks,
+            query_starts,
+            context_lens,
+            cached_lens,
+            block_tables,
+            sequences,
+            max_blocks,
+            block_size,
+            tokens,
+            group,
+            most,
+            head_dim,
+            together,
+            splits,
+            rounds,
+            scale,
+            window,
+            cap,
+        );
+        let source = if is_bounded { &BOUNDED_TENSOR_CORES } else { &TENSOR_CORES };
+        source.kernel(defines, entry)
     };
-    let args = [outputs.as_slice(), &[Arg::Ptr(arrived.device_ptr())], &inputs_with(data), &sizes, &factors].concat();
     let grid = [(tiles + batch.capacity() * (splits - 1)) as u32, spec.kv_heads as u32, chunks as u32];
     // SAFETY: as above; parts have room for all splits and `arrived` for all sequences and key heads. The launch leaves `arrived` as it was,
     // and launches of a device are in order, so none shares it with another.
-    unsafe { gpu.launch_early(&Kernel { source, defines, entry }, grid, THREADS, 0, &args) }
+    unsafe { gpu.launch_early(&kernel, grid, THREADS, 0) }
 }

@@ -9,17 +9,14 @@
 //! are complete. Casts of such a pass compute no statistics (`CastStatistics::unread`).
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::rope::{self, Angles, RopeLayout, RopePairs, Rotation, rope};
 use super::{AttentionBackend, AttentionCase, AttentionSpec, expect_compute};
+use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Result, Tensor};
-
-pub(crate) use cuda::{
-    BOUNDED, BOUNDED_TENSOR_CORES, CODE_VARIANTS, COPIED, HALF_VARIANTS, SOURCE, TENSOR_CORES, VARIANTS,
-};
 
 /// Query and key heads are rotated.
 fn rotated(spec: &AttentionSpec, pairs: RopePairs) -> RopeLayout {
@@ -169,16 +166,17 @@ pub fn append_kv(
     if tokens == 0 {
         return Ok(());
     }
-    match qkv.device().clone() {
-        Device::Cpu => {
+    dispatch!(
+        qkv.device().clone(),
+        {
             if let Some((angles, pairs)) = rotation {
                 rope(qkv, angles, rotated(spec, pairs), Rotation::Forward)?;
             }
-            cpu::append_kv(qkv, cache, batch, spec)
-        }
-        Device::DryCpu(_) => Ok(()),
-        Device::Cuda(gpu) => cuda::append_kv(&gpu, qkv, cache, batch, spec, rotation),
-    }
+            cpu::append_kv(qkv, cache, batch, spec)?;
+        },
+        |gpu| cuda::append_kv(&gpu, qkv, cache, batch, spec, rotation)?
+    );
+    Ok(())
 }
 
 /// `o` `[T, H·D]`, as [`attention`](super::attention()), of new tokens over their sequence up to and including themselves; [`append_kv`]
@@ -203,13 +201,13 @@ pub fn paged_attention(
     if tokens == 0 {
         return Ok(o);
     }
-    match qkv.device() {
-        Device::Cpu => {
+    dispatch!(
+        qkv.device(),
+        {
             o.fill_zero()?;
             cpu::paged_attention(qkv, cache, batch, spec, sinks, &mut o)?
-        }
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::paged_attention(gpu, qkv, cache, batch, spec, sinks, &mut o)?,
-    }
+        },
+        |gpu| cuda::paged_attention(gpu, qkv, cache, batch, spec, sinks, &mut o)?
+    );
     Ok(o)
 }

@@ -1,8 +1,9 @@
 use super::Slots;
-use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::{AddressMut, kernels};
 use crate::ops::destination::Fp8Output;
 use crate::ops::grouped_gemm::Groups;
-use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
+use crate::ops::launch::{self, BLOCK};
 use crate::ops::quantize::{self, CAST_EIGHTS, Producer, ROW_EIGHTS, RowKernels};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 
@@ -14,39 +15,54 @@ const GATHERED_COLUMNS: usize = 512;
 /// Tokens per block of `gather_amaxes`, whose threads have eight columns each.
 const MEASURED_TOKENS: usize = 64;
 
-kernel_source!("permute"; ALIGNMENT, GATHERED_ROWS, GATHERED_COLUMNS, MEASURED_TOKENS);
-kernel_source!(FP8_SOURCE, "permute", "destination.cuh", "rows.cuh" + STREAMED; ROW_EIGHTS);
+kernels! {
+    static SOURCE = {
+        file: "permute", constants: [ALIGNMENT, GATHERED_ROWS, GATHERED_COLUMNS, MEASURED_TOKENS], variants: launch::STORAGE
+    };
+    static FP8_SOURCE = {
+        file: "permute", headers: ["destination.cuh", "rows.cuh"], macros: [STREAMED], constants: [ROW_EIGHTS],
+        variants: quantize::VARIANTS
+    };
+    kernel count_slots(counts: *mut i32, ids: *const i32, pairs: i32, first: i32);
+    kernel place_slots(
+        offsets: *mut i32, slot_of: *mut i32, pair_of: *mut i32, ids: *const i32, counts: *const i32, pairs: i32, experts: i32, rows: i32,
+        first_expert: i32
+    );
+    kernel gather(
+        y: *mut X, x: *const X, pair_of: *const i32, weights: *const f32, rows: i32, chosen: i32, columns: i32
+    );
+    kernel gather_quantized(
+        codes: *mut uint4, scales: *mut f32, from: *const uint4, from_scales: *const f32, pair_of: *const i32, chosen: i32, words: i32,
+        blocks: i32, rows: i32, tokens: i32
+    );
+    kernel gather_amaxes(
+        amax: *mut f32, row_amax: *mut f32, column_amax: *mut f32, x: *const X, slot_of: *const i32, weights: *const f32, tokens: i32,
+        chosen: i32, columns: i32
+    );
+    kernel gather_codes, gather_few_rows, gather_rows(
+        x: *const X, pair_of: *const i32, weights: *const f32, chosen: i32; Destination
+    );
+    kernel combine(
+        y: *mut X, z: *const X, slot_of: *const i32, weights: *const f32, addend: *const X, chosen: i32, columns: i32
+    );
+    kernel weight_gradient(
+        dweights: *mut f32, dots: *const f32, slot_of: *const i32, weights: *const f32, pairs: i32
+    );
+}
 
 const ROW_KERNELS: RowKernels = RowKernels { few: ("gather_few_rows", CAST_EIGHTS), many: Some("gather_rows") };
 
-fn kernel(defines: Defines, entry: &'static str) -> Kernel {
-    Kernel { source: &SOURCE, defines, entry }
-}
-
-fn address(t: Option<&Tensor>) -> Arg {
-    Arg::Ptr(t.map_or(0, Tensor::device_ptr))
-}
-
 pub(super) fn slots(gpu: &CudaDevice, ids: &Tensor, first: usize, slots: &mut Slots) -> Result<()> {
     let Slots { groups: Groups { offsets, counts }, slot_of, pair_of } = slots;
-    let (pairs, experts) = (ids.len() as i32, counts.len() as u32);
-    let defines = launch::storage(DType::F32)?;
-    let args = [Arg::Ptr(counts.device_ptr_mut()), Arg::Ptr(ids.device_ptr()), Arg::I32(pairs), Arg::I32(first as i32)];
+    let (pairs, experts, rows) = (ids.len(), counts.len(), pair_of.len());
+    let (defines, grid) = (launch::storage(DType::F32)?, [experts as u32, 1, 1]);
+    let kernel = SOURCE.kernel(defines, kernel::count_slots(&mut *counts, ids, pairs, first));
     // SAFETY: a block for each of the counts, and `pairs` ids.
-    unsafe { gpu.launch_early(&kernel(defines, "count_slots"), [experts, 1, 1], 1024, 0, &args)? };
-    let args = [
-        Arg::Ptr(offsets.device_ptr_mut()),
-        Arg::Ptr(slot_of.device_ptr_mut()),
-        Arg::Ptr(pair_of.device_ptr_mut()),
-        Arg::Ptr(ids.device_ptr()),
-        Arg::Ptr(counts.device_ptr()),
-        Arg::I32(pairs),
-        Arg::I32(experts as i32),
-        Arg::I32(pair_of.len() as i32),
-        Arg::I32(first as i32),
-    ];
+    unsafe { gpu.launch_early(&kernel, grid, 1024, 0)? };
+    let entry = kernel::place_slots(offsets, slot_of, pair_of, ids, &*counts, pairs, experts, rows, first);
+    let kernel = SOURCE.kernel(defines, entry);
     // SAFETY: `slot_of` has `pairs` elements, `offsets` one more than there are experts, and `pair_of` suffices for any choices.
-    unsafe { gpu.launch_early(&kernel(defines, "place_slots"), [experts, 1, 1], 1024, 0, &args) }
+    unsafe { gpu.launch_early(&kernel, grid, 1024, 0) }
 }
 
 pub(super) fn gather(
@@ -57,18 +73,11 @@ pub(super) fn gather(
     y: &mut Tensor,
 ) -> Result<()> {
     let ([rows, channels], [_, chosen, _]) = (y.dims("gather: y")?, slots.sizes()?);
-    let args = [
-        Arg::Ptr(y.device_ptr_mut()),
-        Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(slots.pair_of.device_ptr()),
-        address(weights),
-        Arg::I32(rows as i32),
-        Arg::I32(chosen as i32),
-        Arg::I32(channels as i32),
-    ];
+    let entry = kernel::gather(y, x, &slots.pair_of, weights, rows, chosen, channels);
+    let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
     let grid = [rows.div_ceil(GATHERED_ROWS) as u32, channels.div_ceil(GATHERED_COLUMNS) as u32, 1];
     // SAFETY: threads for all rows and columns; `pair_of` has -1 or choices of tokens of `x`.
-    unsafe { gpu.launch_early(&kernel(launch::storage(x.dtype())?, "gather"), grid, BLOCK, 0, &args) }
+    unsafe { gpu.launch_early(&kernel, grid, BLOCK, 0) }
 }
 
 pub(super) fn gather_amax(
@@ -90,12 +99,12 @@ fn gather_amaxes(
     amaxes: [u64; 3],
 ) -> Result<()> {
     let ([tokens, channels], [_, chosen, _]) = (x.dims("gather: x")?, slots.sizes()?);
-    let mut args = amaxes.map(Arg::Ptr).to_vec();
-    args.extend([Arg::Ptr(x.device_ptr()), Arg::Ptr(slots.slot_of.device_ptr()), address(weights)]);
-    args.extend([tokens, chosen, channels].map(|n| Arg::I32(n as i32)));
+    let [all, of_rows, of_columns] = amaxes.map(AddressMut);
+    let entry = kernel::gather_amaxes(all, of_rows, of_columns, x, &slots.slot_of, weights, tokens, chosen, channels);
+    let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
     let grid = [channels.div_ceil(8 * BLOCK as usize) as u32, tokens.div_ceil(MEASURED_TOKENS) as u32, 1];
     // SAFETY: `slot_of` has -1 or rows of the result for each choice of a token of `x`; the caller's amaxes have an element for each.
-    unsafe { gpu.launch(&kernel(launch::storage(x.dtype())?, "gather_amaxes"), grid, BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0) }
 }
 
 pub(super) fn gather_codes(
@@ -107,22 +116,20 @@ pub(super) fn gather_codes(
     to: &mut Fp8Output,
 ) -> Result<()> {
     let [_, chosen, _] = slots.sizes()?;
-    let inputs =
-        [Arg::Ptr(x.device_ptr()), Arg::Ptr(slots.pair_of.device_ptr()), address(weights), Arg::I32(chosen as i32)];
     if ROW_KERNELS.fit(gpu, out, x)? {
+        let entry = kernel::gather_rows(x, &slots.pair_of, weights, chosen);
         // SAFETY: as in `gather`.
-        return unsafe { quantize::produce_rows(gpu, &FP8_SOURCE, ROW_KERNELS, x.dtype(), &inputs, out, to) };
+        return unsafe { quantize::produce_rows(gpu, &FP8_SOURCE, ROW_KERNELS, x.dtype(), entry, out, to) };
     }
     let [columns, rows, _] = quantize::tiles(out.rows, out.columns, 1);
     let raise = |[of_rows, of_columns]: [u64; 2]| gather_amaxes(gpu, x, slots, weights, [0, of_rows, of_columns]);
     let how = Producer {
         source: &FP8_SOURCE,
-        entry: "gather_codes",
+        entry: kernel::gather_codes(x, &slots.pair_of, weights, chosen),
         dtype: x.dtype(),
         grid: [rows, columns, 1],
         block: BLOCK,
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
-        inputs: &inputs,
         raise: Some(&raise),
     };
     // SAFETY: as in `gather`.
@@ -141,22 +148,23 @@ pub(super) fn gather_quantized(
     let ([tokens, width], [_, chosen, rows]) = (from.dims("gather: codes")?, slots.sizes()?);
     // One scale for all stays.
     let blocks = if scale_inv.len() == 1 { 0 } else { scale_inv.len() / rows };
-    let args = [
-        Arg::Ptr(codes.device_ptr_mut()),
-        Arg::Ptr(if blocks == 0 { 0 } else { scale_inv.device_ptr_mut() }),
-        Arg::Ptr(from.device_ptr()),
-        Arg::Ptr(from_scales.device_ptr()),
-        Arg::Ptr(slots.pair_of.device_ptr()),
-        Arg::I32(chosen as i32),
-        Arg::I32((width / WORD) as i32),
-        Arg::I32(blocks as i32),
-        Arg::I32(rows as i32),
-        Arg::I32(tokens as i32),
-    ];
-    let kernel = kernel(launch::storage(DType::F32)?, "gather_quantized");
+    let scales = (blocks > 0).then_some(scale_inv);
+    let entry = kernel::gather_quantized(
+        codes,
+        scales,
+        from,
+        from_scales,
+        &slots.pair_of,
+        chosen,
+        width / WORD,
+        blocks,
+        rows,
+        tokens,
+    );
+    let kernel = SOURCE.kernel(launch::storage(DType::F32)?, entry);
     // SAFETY: a block for each row; rows of codes are multiples of 16 bytes, and `pair_of` has -1 or choices of tokens of `from`; both tensors of
     // scales have `blocks` for each row.
-    unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0) }
 }
 
 pub(super) fn combine(
@@ -168,17 +176,10 @@ pub(super) fn combine(
     y: &mut Tensor,
 ) -> Result<()> {
     let ([tokens, channels], [_, chosen, _]) = (y.dims("combine: y")?, slots.sizes()?);
-    let args = [
-        Arg::Ptr(y.device_ptr_mut()),
-        Arg::Ptr(z.device_ptr()),
-        Arg::Ptr(slots.slot_of.device_ptr()),
-        address(weights),
-        address(addend),
-        Arg::I32(chosen as i32),
-        Arg::I32(channels as i32),
-    ];
+    let entry = kernel::combine(y, z, &slots.slot_of, weights, addend, chosen, channels);
+    let kernel = SOURCE.kernel(launch::storage(z.dtype())?, entry);
     // SAFETY: a block for each token; `slot_of` has rows of `z`.
-    unsafe { gpu.launch_early(&kernel(launch::storage(z.dtype())?, "combine"), [tokens as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch_early(&kernel, [tokens as u32, 1, 1], BLOCK, 0) }
 }
 
 pub(super) fn weight_gradient(
@@ -189,14 +190,8 @@ pub(super) fn weight_gradient(
     dweights: &mut Tensor,
 ) -> Result<()> {
     let pairs = weights.len();
-    let args = [
-        Arg::Ptr(dweights.device_ptr_mut()),
-        Arg::Ptr(dots.device_ptr()),
-        Arg::Ptr(slots.slot_of.device_ptr()),
-        Arg::Ptr(weights.device_ptr()),
-        Arg::I32(pairs as i32),
-    ];
-    let kernel = kernel(launch::storage(DType::F32)?, "weight_gradient");
+    let entry = kernel::weight_gradient(dweights, dots, &slots.slot_of, weights, pairs);
+    let kernel = SOURCE.kernel(launch::storage(DType::F32)?, entry);
     // SAFETY: all but `dots` have `pairs` elements, and `slot_of` has rows of `dots`.
-    unsafe { gpu.launch(&kernel, launch::elements(gpu, pairs), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::elements(gpu, pairs), BLOCK, 0) }
 }

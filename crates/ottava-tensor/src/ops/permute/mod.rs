@@ -1,17 +1,16 @@
 //! Rows of tokens, permuted so that the rows of each expert are neighbours, and the way back.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::destination::{Output, Produced};
 use super::grouped_gemm::Groups;
 use super::{expect_compute, quantize, real_type, transpose};
+use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Granularity, QuantizedTensor, Result, Tensor};
 use std::ops::Range;
-
-pub(crate) use cuda::{FP8_SOURCE, SOURCE};
 
 /// The place of each choice of a token among the rows of experts.
 #[derive(Clone, Debug)]
@@ -51,11 +50,12 @@ pub fn slots(ids: &Tensor, experts: Range<usize>) -> Result<Slots> {
         slot_of: empty(&[tokens, chosen])?,
         pair_of: empty(&[Groups::capacity(tokens * chosen.min(count), count)])?,
     };
-    match device {
-        Device::Cpu => cpu::slots(ids, experts.start, &mut slots),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::slots(gpu, ids, experts.start, &mut slots)?,
-    }
+    dispatch!(device, cpu::slots(ids, experts.start, &mut slots), |gpu| cuda::slots(
+        gpu,
+        ids,
+        experts.start,
+        &mut slots
+    )?);
     Ok(slots)
 }
 
@@ -81,11 +81,9 @@ pub fn gather_to(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, output: Ou
         }
         (device, output) => {
             let mut y = Tensor::empty(device, &[rows, channels], x.dtype())?;
-            match device {
-                Device::Cpu => cpu::gather(x, slots, weights, &mut y),
-                Device::DryCpu(_) => {}
-                Device::Cuda(gpu) => cuda::gather(gpu, x, slots, weights, &mut y)?,
-            }
+            dispatch!(device, cpu::gather(x, slots, weights, &mut y), |gpu| cuda::gather(
+                gpu, x, slots, weights, &mut y
+            )?);
             output.apply(y)
         }
     }
@@ -115,11 +113,9 @@ pub fn gather_quantized(x: &QuantizedTensor, slots: &Slots, transposes: bool) ->
         Granularity::PerTensor => x.scale_inv.clone(),
         _ => Tensor::empty(device, &granularity.scales_shape(rows, width), DType::F32)?,
     };
-    match device {
-        Device::Cpu => cpu::gather_quantized(codes, &x.scale_inv, slots, &mut gathered, &mut scale_inv),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::gather_quantized(gpu, codes, &x.scale_inv, slots, &mut gathered, &mut scale_inv)?,
-    }
+    dispatch!(device, cpu::gather_quantized(codes, &x.scale_inv, slots, &mut gathered, &mut scale_inv), |gpu| {
+        cuda::gather_quantized(gpu, codes, &x.scale_inv, slots, &mut gathered, &mut scale_inv)?
+    });
     let transposed = transposes.then(|| transpose(&gathered)).transpose()?;
     let (codes, transposed_scale_inv) = (Some(gathered), None);
     Ok(QuantizedTensor { codes, transposed, scale_inv, transposed_scale_inv, granularity, rows, ..x.clone() })
@@ -142,11 +138,9 @@ pub fn combine(z: &Tensor, slots: &Slots, weights: Option<&Tensor>, addend: Opti
         addend.expect_device("combine: addend", z.device())?;
     }
     let mut y = Tensor::empty(z.device(), &[tokens, channels], z.dtype())?;
-    match z.device() {
-        Device::Cpu => cpu::combine(z, slots, weights, addend, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::combine(gpu, z, slots, weights, addend, &mut y)?,
-    }
+    dispatch!(z.device(), cpu::combine(z, slots, weights, addend, &mut y), |gpu| cuda::combine(
+        gpu, z, slots, weights, addend, &mut y
+    )?);
     Ok(y)
 }
 
@@ -163,11 +157,9 @@ pub fn weight_gradient(dots: &Tensor, slots: &Slots, weights: &Tensor) -> Result
     dots.expect_dtype("weight_gradient: dots", &[weights.dtype()])?;
     dots.expect_device("weight_gradient: dots", weights.device())?;
     let mut dweights = weights.empty_like()?;
-    match weights.device() {
-        Device::Cpu => cpu::weight_gradient(dots, slots, weights, &mut dweights),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::weight_gradient(gpu, dots, slots, weights, &mut dweights)?,
-    }
+    dispatch!(weights.device(), cpu::weight_gradient(dots, slots, weights, &mut dweights), |gpu| {
+        cuda::weight_gradient(gpu, dots, slots, weights, &mut dweights)?
+    });
     Ok(dweights)
 }
 

@@ -1,14 +1,26 @@
 use super::loss::Comparison;
 use super::{PreferenceLoss, PreferenceTargets, PreferenceTerm};
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{BLOCK, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{BLOCK, UNTYPED};
 use crate::{Result, Tensor};
 
-kernel_source!(
-    "preference";
-    SMOOTHED, HINGE, EXO, DISCOPOP, IPO, SPPO, NCA, BCO, APO_ZERO, APO_DOWN, SFT, CENTERED, KTO, UNSHIFTED,
-    PER_TOKEN, RANKED_MARGINS, RANKED_SIDES, CHOSEN
-);
+kernels! {
+    static SOURCE = {
+        file: "preference",
+        constants: [
+            SMOOTHED, HINGE, EXO, DISCOPOP, IPO, SPPO, NCA, BCO, APO_ZERO, APO_DOWN, SFT, CENTERED, KTO, UNSHIFTED, PER_TOKEN,
+            RANKED_MARGINS, RANKED_SIDES, CHOSEN
+        ],
+        variants: UNTYPED
+    };
+    kernel sequence_log_probs(sums: *mut f32, losses: *const f32, tokens: i32);
+    kernel preference_loss(
+        losses: *mut f32, factors: *mut f32, policy: *const f32, reference: *const f32, lengths: *const f32, labels: *const f32,
+        kl: *const f32, scale: *const f32, beta: f32, first: f32, second: f32, weight: f32, formula: i32, compares: i32, adds: i32,
+        tokens: i32
+    );
+}
 
 /// The formulas of the kernel.
 const SMOOTHED: i32 = 0;
@@ -62,11 +74,10 @@ fn formula(loss: PreferenceLoss, beta: f64) -> (i32, [f64; 2]) {
 }
 
 pub(super) fn sequence_log_probs(gpu: &CudaDevice, losses: &Tensor, sums: &mut Tensor) -> Result<()> {
-    let kernel = Kernel { source: &SOURCE, defines: &[], entry: "sequence_log_probs" };
-    let args =
-        [Arg::Ptr(sums.device_ptr_mut()), Arg::Ptr(losses.device_ptr()), Arg::I32((losses.len() / sums.len()) as i32)];
+    let (sequences, tokens) = (sums.len(), losses.len() / sums.len());
+    let kernel = SOURCE.kernel(&[], kernel::sequence_log_probs(sums, losses, tokens));
     // SAFETY: `losses` has as many elements per element of `sums` as the last argument says.
-    unsafe { gpu.launch(&kernel, [sums.len() as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [sequences as u32, 1, 1], BLOCK, 0) }
 }
 
 #[expect(clippy::too_many_arguments, reason = "the inputs and outputs of the op")]
@@ -81,19 +92,32 @@ pub(super) fn preference_loss(
     factors: &mut Tensor,
 ) -> Result<()> {
     let PreferenceTargets { reference, lengths, labels, kl } = targets;
-    let written = [losses.device_ptr_mut(), factors.device_ptr_mut()].map(Arg::Ptr);
-    let read = [policy, reference, lengths, labels, kl, scale].map(|tensor| Arg::Ptr(tensor.device_ptr()));
     let (sequences, tokens) = (losses.len(), factors.len() / losses.len());
-    let kernel = Kernel { source: &SOURCE, defines: &[], entry: "preference_loss" };
     for (place, &PreferenceTerm { loss, weight }) in terms.iter().enumerate() {
         let (formula, [first, second]) = formula(loss, beta);
-        let numbers = [beta, first, second, weight].map(|number| Arg::F32(number as f32));
-        let adds = i32::from(place > 0);
-        let sizes = [formula, loss.compares() as i32, adds, tokens as i32].map(Arg::I32);
-        let args = [&written[..], &read, &numbers, &sizes].concat();
+        let (losses, factors) = (&mut *losses, &mut *factors);
+        let entry = kernel::preference_loss(
+            losses,
+            factors,
+            policy,
+            reference,
+            lengths,
+            labels,
+            kl,
+            scale,
+            beta,
+            first,
+            second,
+            weight,
+            formula,
+            loss.compares() as i32,
+            place > 0,
+            tokens,
+        );
+        let kernel = SOURCE.kernel(&[], entry);
         // SAFETY: `losses` and the targets have an element per block, `kl` and `scale` one, and `factors` as many per block as the last argument
         // says; of pairs, the number of blocks is even, checked by the op.
-        unsafe { gpu.launch(&kernel, [sequences as u32, 1, 1], BLOCK, 0, &args)? }
+        unsafe { gpu.launch(&kernel, [sequences as u32, 1, 1], BLOCK, 0)? }
     }
     Ok(())
 }

@@ -2,14 +2,14 @@
 //! reward model gives.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 mod loss;
 #[cfg(test)]
 mod tests;
 
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::ops::dispatch::dispatch;
+use crate::{DType, Error, Result, Tensor};
 
-pub(crate) use cuda::SOURCE;
 pub use loss::{PreferenceLoss, PreferenceTerm};
 
 /// What is known of the sequences of a micro-batch before forward, each `[S]` in F32 (F64 for F64).
@@ -37,11 +37,9 @@ pub fn sequence_log_probs(losses: &Tensor, sequences: usize) -> Result<Tensor> {
         )));
     }
     let mut sums = Tensor::empty(losses.device(), &[sequences], losses.dtype())?;
-    match losses.device() {
-        Device::Cpu => cpu::sequence_log_probs(losses, &mut sums),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::sequence_log_probs(gpu, losses, &mut sums)?,
-    }
+    dispatch!(losses.device(), cpu::sequence_log_probs(losses, &mut sums), |gpu| cuda::sequence_log_probs(
+        gpu, losses, &mut sums
+    )?);
     Ok(sums)
 }
 
@@ -87,13 +85,11 @@ pub fn preference_loss(
     }
     let empty = |len| Tensor::empty(policy.device(), &[len], policy.dtype());
     let (mut losses, mut factors) = (empty(sequences)?, empty(tokens)?);
-    match policy.device() {
-        Device::Cpu => cpu::preference_loss(terms, beta, policy, targets, scale, &mut losses, &mut factors),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => {
-            cuda::preference_loss(gpu, terms, beta, policy, targets, scale, &mut losses, &mut factors)?
-        }
-    }
+    dispatch!(
+        policy.device(),
+        cpu::preference_loss(terms, beta, policy, targets, scale, &mut losses, &mut factors),
+        |gpu| { cuda::preference_loss(gpu, terms, beta, policy, targets, scale, &mut losses, &mut factors)? }
+    );
     Ok((losses, factors))
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Device;
 use crate::testing::{Tolerance, normals, parity, values};
 
 /// The losses of pairs; the last ones read all pairs of a call.

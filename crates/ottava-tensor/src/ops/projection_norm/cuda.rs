@@ -1,34 +1,38 @@
 use super::{HeadNormWeights, ProjectionNormLayout, ProjectionSums};
-use crate::cuda::{Arg, CudaDevice, Kernel, Source};
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::cuda::{CudaDevice, Entry, Kernel};
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{self, BLOCK};
 use crate::ops::{NormKind, bias};
 use crate::{DType, Result, Tensor};
 
-kernel_source!(RMS, "projection_norm");
-kernel_source!(PLUS_ONE, "projection_norm" + ADDS_ONE);
+kernels! {
+    // By whether the norm adds one to its weight.
+    table source(bool) = {
+        file: "projection_norm", headers: [], constants: [], variants: launch::STORAGE,
+        (false) => [],
+        (true) => [ADDS_ONE],
+    };
+    kernel projection_squares(squares: *mut f32, x: *const X, queries: i32, keys: i32, values: i32);
+    kernel projection_norm(
+        y: *mut X, x: *const X, wq: *const X, wk: *const X, squares: *const f32, queries: i32, keys: i32, values: i32, ranks: i32, eps: f32
+    );
+    kernel projection_dots(
+        dots: *mut f32, dy: *const X, x: *const X, wq: *const X, wk: *const X, squares: *const f32, queries: i32, keys: i32, values: i32,
+        ranks: i32, eps: f32
+    );
+    kernel projection_norm_backward(
+        dx: *mut X, partial_q: *mut f32, partial_k: *mut f32, dy: *const X, x: *const X, wq: *const X, wk: *const X, squares: *const f32,
+        dots: *const f32, rows: i32, queries: i32, keys: i32, values: i32, ranks: i32, eps: f32
+    );
+}
 
-/// The kernels of each [`NormKind`] that is implemented.
-pub(crate) static SOURCES: [&Source; 2] = [&RMS, &PLUS_ONE];
-
-fn kernel(entry: &'static str, x: &Tensor, layout: ProjectionNormLayout) -> Result<Kernel> {
-    let source = if layout.kind == NormKind::RmsPlusOne { &PLUS_ONE } else { &RMS };
-    Ok(Kernel { source, defines: launch::storage(x.dtype())?, entry })
+fn variant(x: &Tensor, layout: ProjectionNormLayout, entry: Entry) -> Result<Kernel> {
+    Ok(source(layout.kind == NormKind::RmsPlusOne).kernel(launch::storage(x.dtype())?, entry))
 }
 
 /// A block for each row.
 fn by_row(x: &Tensor) -> [u32; 3] {
     [x.shape()[0] as u32, 1, 1]
-}
-
-/// Elements of queries, of keys and of values of a row.
-fn widths(layout: ProjectionNormLayout) -> [Arg; 3] {
-    [layout.queries, layout.keys, layout.keys].map(|width| Arg::I32(width as i32))
-}
-
-/// The elements over which means are computed, and epsilon.
-fn of_means(layout: ProjectionNormLayout) -> [Arg; 5] {
-    let [queries, keys, values] = widths(layout);
-    [queries, keys, values, Arg::I32(layout.ranks as i32), Arg::F32(layout.eps as f32)]
 }
 
 pub(super) fn projection_squares(
@@ -37,10 +41,10 @@ pub(super) fn projection_squares(
     layout: ProjectionNormLayout,
     squares: &mut Tensor,
 ) -> Result<()> {
-    let pointers = [squares.device_ptr_mut(), x.device_ptr()].map(Arg::Ptr);
-    let args = [pointers.as_slice(), &widths(layout)].concat();
+    let ProjectionNormLayout { queries, keys, .. } = layout;
+    let kernel = variant(x, layout, kernel::projection_squares(squares, x, queries, keys, keys))?;
     // SAFETY: `x` has rows as `layout` says and `squares` two sums for each, checked and allocated by the op.
-    unsafe { gpu.launch_early(&kernel("projection_squares", x, layout)?, by_row(x), BLOCK, 0, &args) }
+    unsafe { gpu.launch_early(&kernel, by_row(x), BLOCK, 0) }
 }
 
 pub(super) fn projection_norm(
@@ -52,11 +56,11 @@ pub(super) fn projection_norm(
     y: &mut Tensor,
 ) -> Result<()> {
     let HeadNormWeights { q, k } = weights;
-    let y = y.device_ptr_mut();
-    let pointers = [y, x.device_ptr(), q.device_ptr(), k.device_ptr(), squares.device_ptr()].map(Arg::Ptr);
-    let args = [pointers.as_slice(), &of_means(layout)].concat();
+    let ProjectionNormLayout { queries, keys, ranks, eps, .. } = layout;
+    let entry = kernel::projection_norm(y, x, q, k, squares, queries, keys, keys, ranks, eps);
+    let kernel = variant(x, layout, entry)?;
     // SAFETY: `x`, `y`, the weights and the sums are as `layout` says, checked by the op.
-    unsafe { gpu.launch_early(&kernel("projection_norm", x, layout)?, by_row(x), BLOCK, 0, &args) }
+    unsafe { gpu.launch_early(&kernel, by_row(x), BLOCK, 0) }
 }
 
 pub(super) fn projection_dots(
@@ -67,11 +71,12 @@ pub(super) fn projection_dots(
     squares: &Tensor,
     dots: &mut Tensor,
 ) -> Result<()> {
-    let dots = dots.device_ptr_mut();
-    let read = [dy, x, weights.q, weights.k, squares].map(Tensor::device_ptr);
-    let args = [&[Arg::Ptr(dots)], read.map(Arg::Ptr).as_slice(), &of_means(layout)].concat();
+    let HeadNormWeights { q, k } = weights;
+    let ProjectionNormLayout { queries, keys, ranks, eps, .. } = layout;
+    let entry = kernel::projection_dots(dots, dy, x, q, k, squares, queries, keys, keys, ranks, eps);
+    let kernel = variant(x, layout, entry)?;
     // SAFETY: as in `projection_norm`; `dots` has two sums for each row, allocated by the op.
-    unsafe { gpu.launch(&kernel("projection_dots", x, layout)?, by_row(x), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, by_row(x), BLOCK, 0) }
 }
 
 pub(super) fn projection_norm_backward(
@@ -87,11 +92,29 @@ pub(super) fn projection_norm_backward(
     let grid = launch::readers(gpu, rows);
     let partial = |len| Tensor::empty(x.device(), &[grid[0] as usize, len], DType::F32);
     let (mut partial_q, mut partial_k) = (partial(layout.queries)?, partial(layout.keys)?);
-    let written = [dx.device_ptr_mut(), partial_q.device_ptr_mut(), partial_k.device_ptr_mut()].map(Arg::Ptr);
-    let read = [dy, x, weights.q, weights.k, sums.squares, sums.dots].map(Tensor::device_ptr).map(Arg::Ptr);
-    let args = [written.as_slice(), &read, &[Arg::I32(rows as i32)], &of_means(layout)].concat();
+    let HeadNormWeights { q, k } = weights;
+    let ProjectionNormLayout { queries, keys, ranks, eps, .. } = layout;
+    let ProjectionSums { squares, dots, .. } = sums;
+    let entry = kernel::projection_norm_backward(
+        dx,
+        &mut partial_q,
+        &mut partial_k,
+        dy,
+        x,
+        q,
+        k,
+        squares,
+        dots,
+        rows,
+        queries,
+        keys,
+        keys,
+        ranks,
+        eps,
+    );
+    let kernel = variant(x, layout, entry)?;
     // SAFETY: as in `projection_norm`, for `dy` and `dx` as well; the partial sums have a row per block.
-    unsafe { gpu.launch(&kernel("projection_norm_backward", x, layout)?, grid, BLOCK, 0, &args)? };
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0)? };
     bias::add_partial_sums(gpu, &partial_q, dq)?;
     bias::add_partial_sums(gpu, &partial_k, dk)
 }

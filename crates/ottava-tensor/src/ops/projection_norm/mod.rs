@@ -4,14 +4,13 @@
 //! Sums over a row are ops of their own, so that ranks can add theirs before they are read.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::{HeadNormWeights, NormKind, expect_compute, expect_gradient};
-use crate::{DType, Device, Error, Result, Tensor};
-
-pub(crate) use cuda::SOURCES;
+use crate::ops::dispatch::dispatch;
+use crate::{DType, Error, Result, Tensor};
 
 /// A fused projection `[T, queries + 2 · keys]`: in each row queries, keys, and as many values as keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,11 +42,12 @@ pub struct ProjectionSums<'a> {
 pub fn projection_squares(x: &Tensor, layout: ProjectionNormLayout) -> Result<Tensor> {
     check_width(x, layout)?;
     let mut squares = empty_sums(x)?;
-    match x.device() {
-        Device::Cpu => cpu::projection_squares(x, layout, &mut squares),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::projection_squares(gpu, x, layout, &mut squares)?,
-    }
+    dispatch!(x.device(), cpu::projection_squares(x, layout, &mut squares), |gpu| cuda::projection_squares(
+        gpu,
+        x,
+        layout,
+        &mut squares
+    )?);
     Ok(squares)
 }
 
@@ -62,11 +62,9 @@ pub fn projection_norm(
     check(x, weights, layout)?;
     expect_sums("projection_norm: squares", squares, x)?;
     let mut y = x.empty_like()?;
-    match x.device() {
-        Device::Cpu => cpu::projection_norm(x, weights, layout, squares, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::projection_norm(gpu, x, weights, layout, squares, &mut y)?,
-    }
+    dispatch!(x.device(), cpu::projection_norm(x, weights, layout, squares, &mut y), |gpu| cuda::projection_norm(
+        gpu, x, weights, layout, squares, &mut y
+    )?);
     Ok(y)
 }
 
@@ -82,11 +80,9 @@ pub fn projection_dots(
     expect_like("projection_dots: dy", dy, x)?;
     expect_sums("projection_dots: squares", squares, x)?;
     let mut dots = empty_sums(x)?;
-    match x.device() {
-        Device::Cpu => cpu::projection_dots([dy, x], weights, layout, squares, &mut dots),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::projection_dots(gpu, [dy, x], weights, layout, squares, &mut dots)?,
-    }
+    dispatch!(x.device(), cpu::projection_dots([dy, x], weights, layout, squares, &mut dots), |gpu| {
+        cuda::projection_dots(gpu, [dy, x], weights, layout, squares, &mut dots)?
+    });
     Ok(dots)
 }
 
@@ -112,11 +108,9 @@ pub fn projection_norm_backward(
         expect_gradient(what, gradient, dy)?;
     }
     let mut dx = x.empty_like()?;
-    match x.device() {
-        Device::Cpu => cpu::projection_norm_backward([dy, x], weights, layout, sums, &mut dx, [dq, dk]),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::projection_norm_backward(gpu, [dy, x], weights, layout, sums, &mut dx, [dq, dk])?,
-    }
+    dispatch!(x.device(), cpu::projection_norm_backward([dy, x], weights, layout, sums, &mut dx, [dq, dk]), |gpu| {
+        cuda::projection_norm_backward(gpu, [dy, x], weights, layout, sums, &mut dx, [dq, dk])?
+    });
     Ok(dx)
 }
 

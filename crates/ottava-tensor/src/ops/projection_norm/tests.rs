@@ -1,4 +1,5 @@
 use super::*;
+use crate::Device;
 use crate::ops::{NormBackward, NormWeights, Output, norm_backward, norm_to};
 use crate::testing::{Tolerance, normals, parity, values};
 

@@ -1,13 +1,23 @@
 use super::{CurrentScaling, Fp8Output};
-use crate::cuda::{Arg, CudaDevice, DEFAULT_SHARED_BYTES, Kernel, Source};
+use crate::cuda::{Arg, CudaDevice, DEFAULT_SHARED_BYTES, Entry, Source};
 use crate::granularity::Granularity;
+use crate::ops::declaration::{AddressMut, kernels, pack};
 use crate::ops::destination::CastScale;
-use crate::ops::launch::{self, BLOCK, Defines, TILE, kernel_source};
+use crate::ops::launch::{self, BLOCK, Defines, TILE};
 use crate::quantized::QuantizedTensor;
 use crate::stored::ScaledTensor;
 use crate::{DType, Error, Feature, Result, Tensor};
 
-kernel_source!(SOURCE, "quantize", "destination.cuh", "rows.cuh"; ROW_EIGHTS);
+kernels! {
+    static SOURCE = {
+        file: "quantize", headers: ["destination.cuh", "rows.cuh"], constants: [ROW_EIGHTS], variants: VARIANTS
+    };
+    kernel quantize, quantize_few_rows, quantize_rows(x: *const X; Destination);
+    kernel quantize_rounded(x: *const f32; Destination);
+    kernel quantize_scaled(x: *const f16, scale_inv: *const f32; Destination);
+    kernel amax(amax: *mut f32, x: *const X, n: u64);
+    kernel take_scale(scale: *mut f32, amax: *mut f32, largest: f32, epsilon: f32, power_of_two: i32);
+}
 
 macro_rules! variants {
     ($($storage:literal)*) => {
@@ -29,7 +39,7 @@ macro_rules! variants {
 }
 
 /// Defines of `destination.cuh`.
-pub(crate) const VARIANTS: &[Defines] = variants!("f32" "f16" "bf16");
+pub(in crate::ops) const VARIANTS: &[Defines] = variants!("f32" "f16" "bf16");
 
 /// Bytes of shared memory that kernels use beside their tiles, at most.
 const BYTES_OUTSIDE_TILES: usize = 8 << 10;
@@ -80,17 +90,15 @@ pub(in crate::ops) fn tile_bytes(tiles: usize, granularity: Granularity, dtype: 
 
 /// A kernel that ends in `destination.cuh`.
 pub(in crate::ops) struct Producer<'a> {
-    /// Source and name of the kernel.
     pub source: &'static Source,
-    pub entry: &'static str,
+    /// The kernel, and all arguments before the destinations.
+    pub entry: Entry,
     /// Type that values are rounded to before the cast.
     pub dtype: DType,
     pub grid: [u32; 3],
     pub block: u32,
     /// Dynamic shared memory.
     pub shared: u32,
-    /// All arguments before the destinations.
-    pub inputs: &'a [Arg],
     /// Finds the amaxes of rows and columns (addresses, or null), if the kernel itself does not.
     pub raise: Option<&'a dyn Fn([u64; 2]) -> Result<()>>,
 }
@@ -109,16 +117,16 @@ pub(in crate::ops) unsafe fn produce(
     if granularity != Granularity::PerTensor && out.rows * out.columns == 0 {
         return Ok(());
     }
-    let kernel = |defines| Kernel { source: how.source, defines, entry: how.entry };
     let device = out.scale_inv.device().clone();
-    let (amaxes, casts) = (kernel(variant(how.dtype, out, true)?), kernel(variant(how.dtype, out, false)?));
-    let mut args = how.inputs.to_vec();
+    let (amaxes, casts) = (variant(how.dtype, out, true)?, variant(how.dtype, out, false)?);
+    let mut entry = how.entry;
     if granularity != Granularity::PerRow {
         for (out, to) in outputs {
-            args.extend(destination(out, to, [0; 2], how.dtype));
+            entry.args.extend(destination(out, to, [0; 2], how.dtype));
         }
+        let casts = how.source.kernel(casts, entry);
         // SAFETY: the caller's promise for the inputs, and the promise of `destination`.
-        return unsafe { gpu.launch(&casts, how.grid, how.block, how.shared, &args) };
+        return unsafe { gpu.launch(&casts, how.grid, how.block, how.shared) };
     }
     // Per-row scales need whole rows and columns: one launch for the amaxes, one for the codes.
     let sizes = |out: &QuantizedTensor| {
@@ -134,18 +142,19 @@ pub(in crate::ops) unsafe fn produce(
             at += (n * DType::F32.size()) as u64;
             place
         });
-        args.extend(destination(out, to, places, how.dtype));
+        entry.args.extend(destination(out, to, places, how.dtype));
         if let Some(raise) = how.raise {
             raise(places)?;
         }
     }
-    // SAFETY: as above, and the amaxes have one element per padded row or column.
-    unsafe {
-        if how.raise.is_none() {
-            gpu.launch(&amaxes, how.grid, how.block, how.shared, &args)?;
-        }
-        gpu.launch(&casts, how.grid, how.block, how.shared, &args)
+    if how.raise.is_none() {
+        let amaxes = how.source.kernel(amaxes, entry.clone());
+        // SAFETY: as above, and the amaxes have one element per padded row or column.
+        unsafe { gpu.launch(&amaxes, how.grid, how.block, how.shared)? };
     }
+    let casts = how.source.kernel(casts, entry);
+    // SAFETY: as above.
+    unsafe { gpu.launch(&casts, how.grid, how.block, how.shared) }
 }
 
 /// Maximum number of threads per block.
@@ -224,7 +233,7 @@ impl Row {
     }
 }
 
-/// Launches one of the kernels of `source`.
+/// Launches one of the `kernels` of `source`, with the inputs of `entry`, which is any of them.
 ///
 /// # Safety
 /// As for [`CudaDevice::launch_early`], as far as the inputs go.
@@ -233,28 +242,24 @@ pub(in crate::ops) unsafe fn produce_rows(
     source: &'static Source,
     kernels: RowKernels,
     dtype: DType,
-    inputs: &[Arg],
+    entry: Entry,
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
     if out.rows * out.columns == 0 {
         return Ok(());
     }
-    let (entry, Row { blocks, threads }) = kernels.choose(gpu, out)?;
-    let kernel = Kernel { source, defines: variant(dtype, out, false)?, entry };
-    let args = [inputs, &destination(out, to, [0; 2], dtype)].concat();
+    let (name, Row { blocks, threads }) = kernels.choose(gpu, out)?;
+    let defines = variant(dtype, out, false)?;
+    let args = [&entry.args[..], &destination(out, to, [0; 2], dtype)].concat();
+    let kernel = source.kernel(defines, Entry { name, args });
     let grid = [QuantizedTensor::padded(out.rows) as u32 * blocks, 1, 1];
     // SAFETY: the caller's promise for the inputs, and the promise of `destination`; the blocks of each padded row have threads for its columns.
-    unsafe { gpu.launch_early_in_clusters(&kernel, grid, blocks, threads, 0, &args) }
+    unsafe { gpu.launch_early_in_clusters(&kernel, grid, blocks, threads, 0) }
 }
 
 fn address(t: &mut Option<Tensor>) -> Arg {
     Arg::Ptr(t.as_mut().map_or(0, Tensor::device_ptr_mut))
-}
-
-/// Two 32-bit members of a kernel's struct.
-fn pack(low: u32, high: u32) -> Arg {
-    Arg::U64(u64::from(low) | u64::from(high) << 32)
 }
 
 /// `Destination` of `destination.cuh` as consecutive 64-bit arguments. `prepare` allocated its memory and checked statistics and scale.
@@ -313,12 +318,11 @@ pub(in crate::ops) fn quantize(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    let inputs = [Arg::Ptr(x.device_ptr())];
     // SAFETY: `x` is `out.rows · out.columns` elements of its type.
     unsafe {
         match ROW_KERNELS.fit(gpu, out, x)? {
-            true => produce_rows(gpu, &SOURCE, ROW_KERNELS, x.dtype(), &inputs, out, to),
-            false => cast(gpu, "quantize", x.dtype(), &inputs, out, to),
+            true => produce_rows(gpu, &SOURCE, ROW_KERNELS, x.dtype(), kernel::quantize_rows(x), out, to),
+            false => cast(gpu, kernel::quantize(x), x.dtype(), out, to),
         }
     }
 }
@@ -332,7 +336,7 @@ pub(super) fn quantize_rounded(
     to: &mut Fp8Output,
 ) -> Result<()> {
     // SAFETY: `x` is `out.rows · out.columns` elements of F32.
-    unsafe { cast(gpu, "quantize_rounded", dtype, &[Arg::Ptr(x.device_ptr())], out, to) }
+    unsafe { cast(gpu, kernel::quantize_rounded(x), dtype, out, to) }
 }
 
 /// Casts scaled F16 values, rounded to `dtype` first.
@@ -343,9 +347,8 @@ pub(in crate::ops) fn quantize_scaled(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    let inputs = [Arg::Ptr(x.values.device_ptr()), Arg::Ptr(x.scale_inv.device_ptr())];
     // SAFETY: `x` is `out.rows · out.columns` elements of F16, and a scale.
-    unsafe { cast(gpu, "quantize_scaled", dtype, &inputs, out, to) }
+    unsafe { cast(gpu, kernel::quantize_scaled(&x.values, &x.scale_inv), dtype, out, to) }
 }
 
 /// Launches a kernel that casts a matrix of `dtype`.
@@ -354,9 +357,8 @@ pub(in crate::ops) fn quantize_scaled(
 /// As for [`CudaDevice::launch`], as far as the inputs go.
 unsafe fn cast(
     gpu: &CudaDevice,
-    entry: &'static str,
+    entry: Entry,
     dtype: DType,
-    inputs: &[Arg],
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
@@ -367,7 +369,6 @@ unsafe fn cast(
         grid: tiles(out.rows, out.columns, 1),
         block: BLOCK,
         shared: tile_bytes(1, out.granularity, dtype),
-        inputs,
         raise: None,
     };
     // SAFETY: the caller's promise.
@@ -381,11 +382,10 @@ fn amax_variant(x: &Tensor) -> Result<Defines> {
 }
 
 pub(super) fn amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor, entry: usize) -> Result<()> {
-    let kernel = Kernel { source: &SOURCE, defines: amax_variant(x)?, entry: "amax" };
     let at = amax.device_ptr_mut() + 4 * entry as u64;
-    let args = [Arg::Ptr(at), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
+    let kernel = SOURCE.kernel(amax_variant(x)?, kernel::amax(AddressMut(at), x, x.len()));
     // SAFETY: `amax` has the entry and `x` `x.len()` elements.
-    unsafe { gpu.launch(&kernel, launch::readers(gpu, x.len().div_ceil(8 * BLOCK as usize)), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::readers(gpu, x.len().div_ceil(8 * BLOCK as usize)), BLOCK, 0) }
 }
 
 pub(super) fn take_scale(
@@ -395,16 +395,10 @@ pub(super) fn take_scale(
     how: CurrentScaling,
     scale: &mut Tensor,
 ) -> Result<()> {
-    let kernel = Kernel { source: &SOURCE, defines: VARIANTS[0], entry: "take_scale" };
-    let args = [
-        Arg::Ptr(scale.device_ptr_mut()),
-        Arg::Ptr(amax.device_ptr_mut()),
-        Arg::F32(largest),
-        Arg::F32(how.epsilon),
-        Arg::I32(how.power_of_two.into()),
-    ];
+    let entry = kernel::take_scale(scale, amax, largest, how.epsilon, how.power_of_two);
+    let kernel = SOURCE.kernel(VARIANTS[0], entry);
     // SAFETY: both tensors have one element.
-    unsafe { gpu.launch(&kernel, [1, 1, 1], 1, 0, &args) }
+    unsafe { gpu.launch(&kernel, [1, 1, 1], 1, 0) }
 }
 
 #[cfg(test)]

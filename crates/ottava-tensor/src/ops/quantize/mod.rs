@@ -2,21 +2,22 @@
 
 pub(super) mod blocks;
 pub(super) mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
 use super::{cast, expect_compute};
 use crate::granularity::Granularity;
+use crate::ops::dispatch::dispatch;
 use crate::quantized::QuantizedTensor;
 use crate::{DType, Device, Error, Result, Tensor};
 
+pub(super) use cuda::VARIANTS;
 pub(super) use cuda::{
     CAST_EIGHTS, Producer, ROW_EIGHTS, RowKernels, destination, produce, produce_rows, quantize_scaled, tile_bytes,
     tiles,
 };
-pub(crate) use cuda::{SOURCE, VARIANTS};
 
 /// Casts `x` `[R, C]` (F32, F16 or BF16) to FP8: each code is `satcast(float(x) · scale)`, one rounding for the product
 /// and one for the cast; `scale_inv = 1 / scale`.
@@ -89,7 +90,7 @@ pub fn quantize_rounded_into(
     expect_into(x, into, &to)?;
     match x.device() {
         Device::Cuda(gpu) => cuda::quantize_rounded(gpu, x, dtype, into, &mut to),
-        Device::Cpu | Device::DryCpu(_) => cast_into(&cast(x, dtype)?, into, &mut to),
+        _ => cast_into(&cast(x, dtype)?, into, &mut to),
     }
 }
 
@@ -111,15 +112,15 @@ fn expect_into(x: &Tensor, into: &QuantizedTensor, to: &Fp8Output) -> Result<()>
 
 /// Casts `x` into the existing copies of `into`.
 pub(super) fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
-    match (x.device(), to.scale) {
-        (Device::Cpu, CastScale::Given(scale)) => cpu::quantize(x, scale, into, to.statistics, to.slot),
-        (Device::Cpu, CastScale::Own(_, how)) => {
-            blocks::cpu::quantize_blocks(x, how, into, to.statistics, to.slot);
-        }
-        (Device::Cuda(gpu), _) => cuda::quantize(gpu, x, into, to)?,
-        (Device::DryCpu(tracker), CastScale::Given(_)) => tracker.scratch(cpu::scratch(into)),
-        (Device::DryCpu(tracker), CastScale::Own(..)) => tracker.scratch(blocks::cpu::scratch(x, into)),
-    }
+    let scratch = match to.scale {
+        CastScale::Given(_) => cpu::scratch(into),
+        CastScale::Own(..) => blocks::cpu::scratch(x, into),
+    };
+    let on_cpu = |into: &mut QuantizedTensor, to: &mut Fp8Output| match to.scale {
+        CastScale::Given(scale) => cpu::quantize(x, scale, into, to.statistics, to.slot),
+        CastScale::Own(_, how) => blocks::cpu::quantize_blocks(x, how, into, to.statistics, to.slot),
+    };
+    dispatch!(x.device(), on_cpu(into, to), scratch, |gpu| cuda::quantize(gpu, x, into, to)?);
     Ok(())
 }
 
@@ -198,11 +199,7 @@ pub fn amax(x: &Tensor) -> Result<Tensor> {
 pub fn raise_amax(x: &Tensor, amax: &mut Tensor) -> Result<()> {
     expect_compute("amax: x", x)?;
     expect_amax(amax, x.device())?;
-    match x.device() {
-        Device::Cpu => cpu::amax(x, amax, 0),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::amax(gpu, x, amax, 0)?,
-    }
+    dispatch!(x.device(), cpu::amax(x, amax, 0), |gpu| cuda::amax(gpu, x, amax, 0)?);
     Ok(())
 }
 
@@ -210,11 +207,12 @@ pub fn raise_amax(x: &Tensor, amax: &mut Tensor) -> Result<()> {
 pub fn measure(x: &Tensor, statistics: &mut CastStatistics, slot: usize) -> Result<()> {
     expect_compute("measure: x", x)?;
     expect_measured(DType::E4M3, statistics, slot, x.device())?;
-    match x.device() {
-        Device::Cpu => cpu::amax(x, &mut statistics.amax, slot),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::amax(gpu, x, &mut statistics.amax, slot)?,
-    }
+    dispatch!(x.device(), cpu::amax(x, &mut statistics.amax, slot), |gpu| cuda::amax(
+        gpu,
+        x,
+        &mut statistics.amax,
+        slot
+    )?);
     Ok(())
 }
 
@@ -232,14 +230,14 @@ pub fn take_scale(amax: &mut Tensor, format: DType, how: CurrentScaling) -> Resu
     expect_amax(amax, &amax.device().clone())?;
     let largest = largest_finite(format)?;
     let mut scale = amax.empty_like()?;
-    match amax.device().clone() {
-        Device::Cpu => {
+    dispatch!(
+        amax.device().clone(),
+        {
             let amax = std::mem::take(&mut amax.host_mut::<f32>()[0]);
             scale.host_mut()[0] = cpu::current_scale(amax, largest, f32::MAX, how);
-        }
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::take_scale(&gpu, amax, largest, how, &mut scale)?,
-    }
+        },
+        |gpu| cuda::take_scale(&gpu, amax, largest, how, &mut scale)?
+    );
     Ok(scale)
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cuda::{Arg, Kernel, Source};
+use crate::cuda::{Arg, Entry, Source};
 use crate::ops::destination::tests::hostile;
 use crate::testing::{Tolerance, gpu, normals, parity};
 
@@ -124,9 +124,9 @@ fn special_amaxes_give_the_documented_scales() {
     assert_eq!(scale(1e-9, CurrentScaling { epsilon: 1.0, ..plain }), 448.0);
 }
 
-static CONVERSIONS: Source = Source {
-    name: "conversions",
-    text: concat!(
+static CONVERSIONS: Source = Source::bare(
+    "conversions",
+    concat!(
         include_str!("../common.cuh"),
         r#"
         __device__ bool same(unsigned short a, unsigned short b) {
@@ -146,9 +146,7 @@ static CONVERSIONS: Source = Source {
         }
         "#
     ),
-    needs: &[],
-    constants: &[],
-};
+);
 
 /// GPUs below compute capability 8.9 convert by integers. For all floats and all pairs of codes, the results equal the results of the instructions.
 #[test]
@@ -156,8 +154,9 @@ fn conversions_by_integers_are_those_of_the_instructions() {
     let Some(device) = gpu() else { return };
     let Device::Cuda(gpu) = &device else { panic!("not a GPU") };
     let mut differences = Tensor::zeros(&device, &[1], DType::I32).unwrap();
-    let kernel = Kernel { source: &CONVERSIONS, defines: &[], entry: "conversions" };
+    let entry = Entry { name: "conversions", args: vec![Arg::Ptr(differences.device_ptr_mut())] };
+    let kernel = CONVERSIONS.kernel(&[], entry);
     // SAFETY: the kernel writes the one word of `differences`.
-    unsafe { gpu.launch(&kernel, [4096, 1, 1], 256, 0, &[Arg::Ptr(differences.device_ptr_mut())]).unwrap() };
+    unsafe { gpu.launch(&kernel, [4096, 1, 1], 256, 0).unwrap() };
     assert_eq!(differences.to_vec::<i32>().unwrap(), [0]);
 }

@@ -1,34 +1,37 @@
 use super::{BLOCK, MatrixSlice};
-use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::cuda::{CudaDevice, Entry, Kernel};
+use crate::ops::declaration::kernels;
 use crate::ops::destination::Fp8Output;
-use crate::ops::launch::{self, Defines, kernel_source};
+use crate::ops::launch::{self, Defines};
 use crate::ops::quantize::destination;
 use crate::quantized::QuantizedTensor;
 use crate::{DType, Result, Tensor};
 
-kernel_source!(SOURCE, "quantize_slice", "destination.cuh");
+kernels! {
+    static SOURCE = { file: "quantize_slice", headers: ["destination.cuh"], variants: VARIANTS };
+    kernel slice_amaxes(amaxes: *mut f32, x: *const X, start: u64, length: u64);
+    kernel slice_amaxes_rounded(amaxes: *mut f32, x: *const f32, start: u64, length: u64);
+    kernel quantize_slice(amaxes: *const f32, x: *const X, start: u64, length: u64, to: Destination);
+    kernel quantize_slice_rounded(amaxes: *const f32, x: *const f32, start: u64, length: u64, to: Destination);
+}
 
 /// Defines of `destination.cuh`, by the type that is cast.
-pub(crate) const VARIANTS: &[Defines] = &[
+const VARIANTS: &[Defines] = &[
     &[("X", "f32"), ("FORMAT", "e4m3"), ("SHARING", "Blocks128x128")],
     &[("X", "f16"), ("FORMAT", "e4m3"), ("SHARING", "Blocks128x128")],
     &[("X", "bf16"), ("FORMAT", "e4m3"), ("SHARING", "Blocks128x128")],
 ];
 
-/// The kernel that rounds values of the type of `x` to `dtype`: the first of `entries` if they have it.
-fn kernel(x: &Tensor, dtype: DType, entries: [&'static str; 2]) -> Result<Kernel> {
+/// The kernel that rounds values to `dtype`.
+fn variant(dtype: DType, entry: Entry) -> Result<Kernel> {
     let storage = launch::storage(dtype)?[0];
     let defines = VARIANTS.iter().find(|variant| variant[0] == storage).expect("all are listed");
-    Ok(Kernel { source: &SOURCE, defines, entry: entries[usize::from(x.dtype() != dtype)] })
+    Ok(SOURCE.kernel(defines, entry))
 }
 
 /// A block of threads for each block of the whole matrix.
 fn grid(slice: MatrixSlice) -> [u32; 3] {
     [(slice.columns / BLOCK) as u32, (slice.rows / BLOCK) as u32, 1]
-}
-
-fn inputs(x: &Tensor, slice: MatrixSlice, amaxes: u64) -> [Arg; 4] {
-    [Arg::Ptr(amaxes), Arg::Ptr(x.device_ptr()), Arg::U64(slice.start as u64), Arg::U64(x.len() as u64)]
 }
 
 pub(super) fn amaxes(
@@ -38,9 +41,13 @@ pub(super) fn amaxes(
     slice: MatrixSlice,
     amaxes: &mut Tensor,
 ) -> Result<()> {
-    let kernel = kernel(x, dtype, ["slice_amaxes", "slice_amaxes_rounded"])?;
+    let entry = match x.dtype() == dtype {
+        true => kernel::slice_amaxes(amaxes, x, slice.start, x.len()),
+        false => kernel::slice_amaxes_rounded(amaxes, x, slice.start, x.len()),
+    };
+    let kernel = variant(dtype, entry)?;
     // SAFETY: `x` is `x.len()` elements of the kernel's type, of the slice, and `amaxes` one for each block of the grid.
-    unsafe { gpu.launch(&kernel, grid(slice), launch::BLOCK, 0, &inputs(x, slice, amaxes.device_ptr_mut())) }
+    unsafe { gpu.launch(&kernel, grid(slice), launch::BLOCK, 0) }
 }
 
 pub(super) fn quantize(
@@ -52,8 +59,12 @@ pub(super) fn quantize(
     into: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    let kernel = kernel(x, dtype, ["quantize_slice", "quantize_slice_rounded"])?;
-    let args = [&inputs(x, slice, amaxes.device_ptr())[..], &destination(into, to, [0; 2], dtype)].concat();
+    let to = destination(into, to, [0; 2], dtype).to_vec();
+    let entry = match x.dtype() == dtype {
+        true => kernel::quantize_slice(amaxes, x, slice.start, x.len(), to),
+        false => kernel::quantize_slice_rounded(amaxes, x, slice.start, x.len(), to),
+    };
+    let kernel = variant(dtype, entry)?;
     // SAFETY: as above; the caller has checked that `into` has a code for each element and the scales of all blocks.
-    unsafe { gpu.launch(&kernel, grid(slice), launch::BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, grid(slice), launch::BLOCK, 0) }
 }

@@ -2,7 +2,7 @@
 //! maximum over ranks the caller takes, then the cast.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -12,8 +12,6 @@ use super::quantize::expect_measured;
 use crate::granularity::Granularity;
 use crate::quantized::QuantizedTensor;
 use crate::{DType, Device, Error, Result, Tensor};
-
-pub(crate) use cuda::{SOURCE, VARIANTS};
 
 /// Side of a block.
 const BLOCK: usize = 128;
@@ -55,10 +53,11 @@ pub fn slice_amaxes(x: &Tensor, dtype: DType, slice: MatrixSlice) -> Result<Tens
     slice.check(x)?;
     // Kernels write each; so does the reference.
     let mut amaxes = Tensor::empty(x.device(), &[slice.blocks()], DType::F32)?;
-    match x.device() {
-        Device::Cuda(gpu) => cuda::amaxes(gpu, x, dtype, slice, &mut amaxes)?,
-        Device::Cpu => cpu::amaxes(&rounded(x, dtype)?, slice, &mut amaxes),
-        Device::DryCpu(_) => drop(rounded(x, dtype)?),
+    if let Device::Cuda(gpu) = x.device() {
+        cuda::amaxes(gpu, x, dtype, slice, &mut amaxes)?;
+    } else {
+        let rounded = rounded(x, dtype)?;
+        x.device().on_cpu(|| cpu::amaxes(&rounded, slice, &mut amaxes));
     }
     Ok(amaxes)
 }
@@ -91,11 +90,11 @@ pub fn quantize_slice(
     turned.expect("quantize_slice: transposed_scale_inv", &scales(slice.columns, slice.rows))?;
     let scale = CastScale::Own(Granularity::Blocks128x128, how);
     let mut to = Fp8Output { format: DType::E4M3, scale, copies: CodeCopies::Rows, statistics, slot };
-    match x.device() {
-        Device::Cuda(gpu) => cuda::quantize(gpu, x, dtype, slice, amaxes, into, &mut to)?,
-        Device::Cpu => cpu::quantize(&rounded(x, dtype)?, slice, amaxes, how, into, &mut to),
-        Device::DryCpu(_) => drop(rounded(x, dtype)?),
+    if let Device::Cuda(gpu) = x.device() {
+        return cuda::quantize(gpu, x, dtype, slice, amaxes, into, &mut to);
     }
+    let rounded = rounded(x, dtype)?;
+    x.device().on_cpu(|| cpu::quantize(&rounded, slice, amaxes, how, into, &mut to));
     Ok(())
 }
 

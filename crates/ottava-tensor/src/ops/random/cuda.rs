@@ -1,13 +1,16 @@
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{self, BLOCK, UNTYPED};
 use crate::{Result, Tensor};
 
-kernel_source!("random");
+kernels! {
+    static SOURCE = { file: "random", variants: UNTYPED };
+    kernel normal(x: *mut f32, n: u64, std: f32, seed: u64, first: u64);
+}
 
 pub(super) fn normal(gpu: &CudaDevice, x: &mut Tensor, std: f32, seed: u64, first: u64) -> Result<()> {
-    let kernel = Kernel { source: &SOURCE, defines: &[], entry: "normal" };
     let n = x.len();
-    let args = [Arg::Ptr(x.device_ptr_mut()), Arg::U64(n as u64), Arg::F32(std), Arg::U64(seed), Arg::U64(first)];
+    let kernel = SOURCE.kernel(&[], kernel::normal(x, n, std, seed, first));
     // SAFETY: `x` has `n` elements.
-    unsafe { gpu.launch(&kernel, launch::elements(gpu, n), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::elements(gpu, n), BLOCK, 0) }
 }

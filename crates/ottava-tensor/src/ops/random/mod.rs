@@ -1,14 +1,14 @@
 //! Random initial values that are the same on every device, bit for bit.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
+use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Result, Tensor};
 
 pub(super) use cpu::hash;
-pub(crate) use cuda::SOURCE;
 
 /// Independent normal variables with mean 0 and standard deviation `std`, F32 of the given shape.
 ///
@@ -21,10 +21,6 @@ pub fn normal(device: &Device, shape: &[usize], std: f32, seed: u64) -> Result<T
 /// The elements of a flat [`normal`] from number `first` on.
 pub fn normal_from(device: &Device, shape: &[usize], std: f32, seed: u64, first: usize) -> Result<Tensor> {
     let (mut x, first) = (Tensor::empty(device, shape, DType::F32)?, first as u64);
-    match device {
-        Device::Cpu => cpu::normal(&mut x, std, seed, first),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::normal(gpu, &mut x, std, seed, first)?,
-    }
+    dispatch!(device, cpu::normal(&mut x, std, seed, first), |gpu| cuda::normal(gpu, &mut x, std, seed, first)?);
     Ok(x)
 }

@@ -1,24 +1,39 @@
 use super::Sections;
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::cuda::{CudaDevice, Entry};
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{self, BLOCK};
 use crate::{Result, Tensor};
 
-kernel_source!("repeat_columns");
+kernels! {
+    static SOURCE = { file: "repeat_columns", variants: launch::STORAGE };
+    kernel repeat_columns, repeat_columns_backward(
+        y: *mut X, x: *const X, rows: u64, ca: i32, wa: i32, ta: i32, cb: i32, wb: i32, tb: i32, cc: i32, wc: i32, tc: i32
+    );
+}
 
-/// Runs `entry`, which has one thread per column of the matrix that is not repeated, of `x` or `y`.
-pub(super) fn launch(
+/// Columns, block and repetitions of each section.
+fn of_kernels(sections: &Sections) -> [[usize; 3]; 3] {
+    sections.of.each_ref().map(|section| [section.columns, section.block, section.times])
+}
+
+pub(super) fn repeat_columns(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor, sections: &Sections) -> Result<()> {
+    let ([[ca, wa, ta], [cb, wb, tb], [cc, wc, tc]], rows) = (of_kernels(sections), x.shape()[0]);
+    launch(gpu, x, sections, kernel::repeat_columns(y, x, rows, ca, wa, ta, cb, wb, tb, cc, wc, tc))
+}
+
+pub(super) fn repeat_columns_backward(
     gpu: &CudaDevice,
-    entry: &'static str,
-    x: &Tensor,
-    y: &mut Tensor,
+    dy: &Tensor,
+    dx: &mut Tensor,
     sections: &Sections,
 ) -> Result<()> {
-    let rows = x.shape()[0];
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry };
-    let sizes = sections.of.iter().flat_map(|section| [section.columns, section.block, section.times]);
-    let sizes = sizes.map(|n| Arg::I32(n as i32)).collect::<Vec<_>>();
-    let pointers = [Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::U64(rows as u64)];
-    let args = [pointers.as_slice(), &sizes].concat();
+    let ([[ca, wa, ta], [cb, wb, tb], [cc, wc, tc]], rows) = (of_kernels(sections), dy.shape()[0]);
+    launch(gpu, dy, sections, kernel::repeat_columns_backward(dx, dy, rows, ca, wa, ta, cb, wb, tb, cc, wc, tc))
+}
+
+/// Launches one thread per column of the matrix that is not repeated.
+fn launch(gpu: &CudaDevice, x: &Tensor, sections: &Sections, entry: Entry) -> Result<()> {
+    let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
     // SAFETY: one tensor has the columns of the sections and the other the repeated ones, in as many rows, checked by the op.
-    unsafe { gpu.launch(&kernel, launch::elements(gpu, rows * sections.columns), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::elements(gpu, x.shape()[0] * sections.columns), BLOCK, 0) }
 }

@@ -1,14 +1,13 @@
 //! Blocks of columns that are repeated: what ranks that divide sequences send if there are more of them than key and value heads.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::expect_compute;
-use crate::{Device, Error, Result, Tensor};
-
-pub(crate) use cuda::SOURCE;
+use crate::ops::dispatch::dispatch;
+use crate::{Error, Result, Tensor};
 
 /// Consecutive columns of a matrix, in blocks that are repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +52,7 @@ pub fn repeat_columns(x: &Tensor, sections: &[RepeatedColumns]) -> Result<Tensor
     let sections = Sections::new("repeat_columns", sections)?;
     x.expect("repeat_columns: x", &[rows, sections.columns])?;
     let mut y = Tensor::empty(x.device(), &[rows, sections.repeated], x.dtype())?;
-    match x.device() {
-        Device::Cpu => cpu::repeat(x, &mut y, &sections),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::launch(gpu, "repeat_columns", x, &mut y, &sections)?,
-    }
+    dispatch!(x.device(), cpu::repeat(x, &mut y, &sections), |gpu| cuda::repeat_columns(gpu, x, &mut y, &sections)?);
     Ok(y)
 }
 
@@ -68,10 +63,8 @@ pub fn repeat_columns_backward(dy: &Tensor, sections: &[RepeatedColumns]) -> Res
     let sections = Sections::new("repeat_columns_backward", sections)?;
     dy.expect("repeat_columns_backward: dy", &[rows, sections.repeated])?;
     let mut dx = Tensor::empty(dy.device(), &[rows, sections.columns], dy.dtype())?;
-    match dy.device() {
-        Device::Cpu => cpu::backward(dy, &mut dx, &sections),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::launch(gpu, "repeat_columns_backward", dy, &mut dx, &sections)?,
-    }
+    dispatch!(dy.device(), cpu::backward(dy, &mut dx, &sections), |gpu| cuda::repeat_columns_backward(
+        gpu, dy, &mut dx, &sections
+    )?);
     Ok(dx)
 }

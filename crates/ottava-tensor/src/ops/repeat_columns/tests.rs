@@ -1,5 +1,6 @@
 use super::*;
 use crate::DType;
+use crate::Device;
 use crate::testing::{Tolerance, normals, parity, values};
 
 /// Queries of three heads, and two heads of keys and of values that are each repeated.

@@ -1,41 +1,55 @@
 use super::{NormKind, NormWeights};
-use crate::cuda::{Arg, CudaDevice, Kernel, Source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::{AddressMut, kernels};
 use crate::ops::destination::Fp8Output;
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::ops::launch::{self, BLOCK};
 use crate::ops::quantize::{self, Producer, RowKernels};
-use crate::ops::{SavedActivation, bias};
+use crate::ops::{CompressedTensor, SavedActivation, bias};
 use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
-kernel_source!(RMS, "rmsnorm"; STRIP);
-kernel_source!(RMS_FP8, "rmsnorm", "destination.cuh", "rows.cuh"; STRIP);
-kernel_source!(PLUS_ONE, "rmsnorm" + ADDS_ONE; STRIP);
-kernel_source!(PLUS_ONE_FP8, "rmsnorm", "destination.cuh", "rows.cuh" + ADDS_ONE; STRIP);
-kernel_source!(LAYER, "rmsnorm" + CENTERED; STRIP);
-kernel_source!(LAYER_FP8, "rmsnorm", "destination.cuh", "rows.cuh" + CENTERED; STRIP);
-
-/// The kernels by [`NormKind`], and kernels that write FP8.
-pub(crate) static SOURCES: [&Source; 3] = [&RMS, &PLUS_ONE, &LAYER];
-pub(crate) static FP8_SOURCES: [&Source; 3] = [&RMS_FP8, &PLUS_ONE_FP8, &LAYER_FP8];
+kernels! {
+    table plain(NormKind) = {
+        file: "rmsnorm", headers: [], constants: [STRIP], variants: launch::STORAGE,
+        (NormKind::Rms) => [],
+        (NormKind::RmsPlusOne) => [ADDS_ONE],
+        (NormKind::Layer) => [CENTERED],
+    };
+    table fp8(NormKind) = {
+        file: "rmsnorm", headers: ["destination.cuh", "rows.cuh"], constants: [STRIP], variants: quantize::VARIANTS,
+        (NormKind::Rms) => [],
+        (NormKind::RmsPlusOne) => [ADDS_ONE],
+        (NormKind::Layer) => [CENTERED],
+    };
+    kernel rmsnorm(
+        y: *mut X, rstd: *mut f32, amax: *mut f32, x: *const X, weight: *const X, #[CENTERED] bias: *const X, columns: i32, eps: f32
+    );
+    kernel rmsnorm_amax(
+        rstd: *mut f32, amax: *mut f32, row_amax: *mut f32, column_amax: *mut f32, x: *const X, weight: *const X,
+        #[CENTERED] bias: *const X, rows: i32, columns: i32, eps: f32
+    );
+    kernel rmsnorm_backward(
+        dx: *mut X, partial: *mut f32, amax: *mut f32, dy: *const X, x: *const X, weight: *const X, rstd: *const f32, residual: *const X,
+        rows: i32, columns: i32, depth: i32
+    );
+    kernel rmsnorm_backward_compressed(
+        dx: *mut X, partial: *mut f32, amax: *mut f32, dy: *const X, codes: *const e4m3, scale_inv: *const u8, weight: *const X,
+        rstd: *const f32, residual: *const X, rows: i32, columns: i32, depth: i32
+    );
+    kernel rmsnorm_codes(x: *const X, weight: *const X, #[CENTERED] bias: *const X, rstd: *const f32; Destination);
+    kernel rmsnorm_rows(rstd: *mut f32, x: *const X, weight: *const X, #[CENTERED] bias: *const X, eps: f32; Destination);
+    kernel rmsnorm_strips(
+        rstd: *mut f32, x: *const X, weight: *const X, #[CENTERED] bias: *const X, eps: f32, group_threads: i32; Destination
+    );
+}
 
 /// One block holds the whole row (up to 1,024 eights), since row sums are reduced within a block.
 const ROW_KERNELS: RowKernels = RowKernels { few: ("rmsnorm_rows", 1024), many: None };
 /// Rows per strip of `rmsnorm_strips`.
 const STRIP: usize = 32;
 
-/// The kernels of a norm, and of its casts.
-fn sources(kind: NormKind) -> [&'static Source; 2] {
-    let place = match kind {
-        NormKind::Rms => 0,
-        NormKind::RmsPlusOne => 1,
-        NormKind::Layer => 2,
-    };
-    [SOURCES[place], FP8_SOURCES[place]]
-}
-
-/// The weight, and the bias of a LayerNorm, which may be null.
-fn affine(weights: NormWeights) -> Vec<Arg> {
-    let bias = (weights.kind == NormKind::Layer).then(|| Arg::Ptr(weights.bias.map_or(0, Tensor::device_ptr)));
-    std::iter::once(Arg::Ptr(weights.weight.device_ptr())).chain(bias).collect()
+/// The bias of a LayerNorm, which may be null; other norms have no such argument.
+fn bias_of<'a>(weights: NormWeights<'a>) -> Option<Option<&'a Tensor>> {
+    (weights.kind == NormKind::Layer).then_some(weights.bias)
 }
 
 fn aligned(x: &Tensor, weights: NormWeights) -> bool {
@@ -72,19 +86,11 @@ pub(super) fn rmsnorm(
     amax: Option<&mut Tensor>,
 ) -> Result<()> {
     let [tokens, channels] = x.dims("rmsnorm: x")?;
-    let [source, _] = sources(weights.kind);
-    let kernel = Kernel { source, defines: launch::storage(x.dtype())?, entry: "rmsnorm" };
-    let mut args = vec![
-        Arg::Ptr(y.map_or(0, Tensor::device_ptr_mut)),
-        Arg::Ptr(rstd.device_ptr_mut()),
-        Arg::Ptr(amax.map_or(0, Tensor::device_ptr_mut)),
-        Arg::Ptr(x.device_ptr()),
-    ];
-    args.extend(affine(weights));
-    args.extend([Arg::I32(channels as i32), Arg::F32(eps as f32)]);
+    let entry = kernel::rmsnorm(y, rstd, amax, x, weights.weight, bias_of(weights), channels, eps);
+    let kernel = plain(weights.kind).kernel(launch::storage(x.dtype())?, entry);
     // SAFETY: all matrices are `tokens · channels`, weight and bias `channels`, `amax` 1; `rstd` is `tokens`, twice for a LayerNorm; one
     // block per token.
-    unsafe { gpu.launch_early(&kernel, [tokens as u32, 1, 1], launch::row_threads(channels, 16), 0, &args) }
+    unsafe { gpu.launch_early(&kernel, [tokens as u32, 1, 1], launch::row_threads(channels, 16), 0) }
 }
 
 /// Whether a block can keep a row in registers, eight channels per thread.
@@ -126,24 +132,17 @@ unsafe fn raise_amaxes(
     amaxes: Amaxes,
 ) -> Result<()> {
     let [tokens, channels] = x.dims("rmsnorm: x")?;
-    let [source, _] = sources(weights.kind);
-    let kernel = Kernel { source, defines: launch::storage(x.dtype())?, entry: "rmsnorm_amax" };
     let (threads, rows_at_a_time) = (launch::row_threads(channels, 8), 8 / x.dtype().size());
     let at_once = gpu.sm_count() * (1024 / threads as usize);
-    let mut args = vec![
-        Arg::Ptr(rstd),
-        Arg::Ptr(amaxes.all),
-        Arg::Ptr(amaxes.rows),
-        Arg::Ptr(amaxes.columns),
-        Arg::Ptr(x.device_ptr()),
-    ];
-    args.extend(affine(weights));
-    args.extend([Arg::I32(tokens as i32), Arg::I32(channels as i32), Arg::F32(eps as f32)]);
+    let [rstd, all, rows, by_column] = [rstd, amaxes.all, amaxes.rows, amaxes.columns].map(AddressMut);
+    let bias = bias_of(weights);
+    let entry = kernel::rmsnorm_amax(rstd, all, rows, by_column, x, weights.weight, bias, tokens, channels, eps);
+    let kernel = plain(weights.kind).kernel(launch::storage(x.dtype())?, entry);
     let of_columns = if amaxes.columns == 0 { 0 } else { channels * DType::F32.size() };
     let shared = shared_bytes(prefetched_bytes(weights.kind, threads as usize) + of_columns);
     let blocks = tokens.div_ceil(rows_at_a_time).min(at_once) as u32;
     // SAFETY: `x` is `tokens · channels`, weight and bias `channels`; there is a thread for eight channels. The caller guarantees the rest.
-    unsafe { gpu.launch(&kernel, [blocks, 1, 1], threads, shared, &args) }
+    unsafe { gpu.launch(&kernel, [blocks, 1, 1], threads, shared) }
 }
 
 /// Computes `rstd`, then casts the normalised `x`.
@@ -157,12 +156,9 @@ pub(super) fn rmsnorm_codes(
     to: &mut Fp8Output,
 ) -> Result<()> {
     if fits_registers(x, weights) && ROW_KERNELS.fit(gpu, out, x)? {
-        let mut inputs = vec![Arg::Ptr(rstd.device_ptr_mut()), Arg::Ptr(x.device_ptr())];
-        inputs.extend(affine(weights));
-        inputs.push(Arg::F32(eps as f32));
-        let source = sources(weights.kind)[1];
+        let entry = kernel::rmsnorm_rows(rstd, x, weights.weight, bias_of(weights), eps);
         // SAFETY: `x` is `out.rows · out.columns`, `rstd` as allocated by the op, and weight and bias have a value per column.
-        return unsafe { quantize::produce_rows(gpu, source, ROW_KERNELS, x.dtype(), &inputs, out, to) };
+        return unsafe { quantize::produce_rows(gpu, fp8(weights.kind), ROW_KERNELS, x.dtype(), entry, out, to) };
     }
     // Per-row scales of rows and columns: the pass for `rstd` also finds the amaxes.
     let rstd_at = rstd.device_ptr_mut();
@@ -174,17 +170,13 @@ pub(super) fn rmsnorm_codes(
     if !by_rows {
         rmsnorm(gpu, x, weights, eps, None, rstd, None)?;
     }
-    let mut inputs = vec![Arg::Ptr(x.device_ptr())];
-    inputs.extend(affine(weights));
-    inputs.push(Arg::Ptr(rstd_at));
     let how = Producer {
-        source: sources(weights.kind)[1],
-        entry: "rmsnorm_codes",
+        source: fp8(weights.kind),
+        entry: kernel::rmsnorm_codes(x, weights.weight, bias_of(weights), &*rstd),
         dtype: x.dtype(),
         grid: quantize::tiles(out.rows, out.columns, 1),
         block: BLOCK,
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
-        inputs: &inputs,
         raise: if by_rows { Some(&raise) } else { None },
     };
     // SAFETY: `x` is `out.rows · out.columns`, `rstd` as allocated by the op, and weight and bias have a value per column.
@@ -226,17 +218,13 @@ pub(super) fn rmsnorm_strips(
 ) -> Result<()> {
     let (group, threads, shared) = strip_launch(x, weights.kind, out.transposed.is_some());
     let at_once = gpu.sm_count() * (1024 / threads).min(STRIP_BYTES / shared.max(1)).max(1);
-    let mut inputs = vec![Arg::Ptr(rstd.device_ptr_mut()), Arg::Ptr(x.device_ptr())];
-    inputs.extend(affine(weights));
-    inputs.extend([Arg::F32(eps as f32), Arg::I32(group as i32)]);
     let how = Producer {
-        source: sources(weights.kind)[1],
-        entry: "rmsnorm_strips",
+        source: fp8(weights.kind),
+        entry: kernel::rmsnorm_strips(rstd, x, weights.weight, bias_of(weights), eps, group),
         dtype: x.dtype(),
         grid: [out.rows.div_ceil(STRIP).min(at_once) as u32, 1, 1],
         block: threads as u32,
         shared: shared_bytes(shared),
-        inputs: &inputs,
         raise: None,
     };
     // SAFETY: `x` is `out.rows · out.columns`, `rstd` as allocated by the op, weight and bias have a value per column, and shared memory has
@@ -268,29 +256,44 @@ pub(super) fn norm_backward(
     let at_once = (1024 / threads as usize).min(MOST_PARTS);
     let parts = tokens.min(gpu.sm_count() * at_once);
     let sums = if kind == NormKind::Layer { 2 } else { 1 };
-    let partial = Tensor::empty(from.dy.device(), &[sums * parts, channels], DType::F32)?;
+    let mut partial = Tensor::empty(from.dy.device(), &[sums * parts, channels], DType::F32)?;
     let stage = threads as usize * 8 * from.dy.dtype().size() * if from.residual.is_some() { 3 } else { 2 };
     let depth = (STAGES_BYTES / at_once / stage).clamp(2, 4);
-    let entry = from.x.entry("rmsnorm_backward", "rmsnorm_backward_compressed");
-    let kernel = Kernel { source: sources(kind)[0], defines: launch::storage(from.dy.dtype())?, entry };
-    let mut args = vec![
-        Arg::Ptr(dx.device_ptr_mut()),
-        Arg::Ptr(partial.device_ptr()),
-        Arg::Ptr(amax.map_or(0, Tensor::device_ptr_mut)),
-        Arg::Ptr(from.dy.device_ptr()),
-    ];
-    args.extend(from.x.device_ptrs());
-    args.extend([
-        Arg::Ptr(from.weights.weight.device_ptr()),
-        Arg::Ptr(from.statistics.device_ptr()),
-        Arg::Ptr(from.residual.map_or(0, Tensor::device_ptr)),
-        Arg::I32(tokens as i32),
-        Arg::I32(channels as i32),
-        Arg::I32(depth as i32),
-    ]);
+    let Backward { dy, x, weights, statistics, residual } = from;
+    let sum = &mut partial;
+    let entry = match x {
+        SavedActivation::Exact(x) => kernel::rmsnorm_backward(
+            dx,
+            sum,
+            amax,
+            dy,
+            x,
+            weights.weight,
+            statistics,
+            residual,
+            tokens,
+            channels,
+            depth,
+        ),
+        SavedActivation::Compressed(CompressedTensor { codes, scale_inv, .. }) => kernel::rmsnorm_backward_compressed(
+            dx,
+            sum,
+            amax,
+            dy,
+            codes,
+            scale_inv,
+            weights.weight,
+            statistics,
+            residual,
+            tokens,
+            channels,
+            depth,
+        ),
+    };
+    let kernel = plain(kind).kernel(launch::storage(dy.dtype())?, entry);
     // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `statistics` `tokens` or twice as many, `amax` 1; `partial`, which
     // nothing else holds yet, has a row per block and sum, and shared memory `depth` slots for eight channels of each input per thread.
-    unsafe { gpu.launch(&kernel, [parts as u32, 1, 1], threads, shared_bytes(depth * stage), &args)? };
+    unsafe { gpu.launch(&kernel, [parts as u32, 1, 1], threads, shared_bytes(depth * stage))? };
     if let Some(dbias) = dbias {
         bias::add_partial_sums(gpu, &partial.rows(parts, 2 * parts)?, dbias)?;
     }

@@ -1,7 +1,7 @@
 //! Normalisation of rows: RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) and LayerNorm (Ba et al. 2016, arXiv:1607.06450).
 
 pub(super) mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -10,8 +10,6 @@ use super::{SavedActivation, expect_compute, expect_gradient, quantize, real_typ
 use crate::cuda::CudaDevice;
 use crate::element::Real;
 use crate::{Device, Error, Granularity, Result, Tensor};
-
-pub(crate) use cuda::{FP8_SOURCES, SOURCES};
 
 /// Kinds of norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,14 +78,12 @@ pub fn rmsnorm_to(x: &Tensor, weight: &Tensor, eps: f64, output: Output) -> Resu
 pub fn norm_to(x: &Tensor, weights: NormWeights, eps: f64, output: Output) -> Result<(Produced, Tensor)> {
     let mut statistics = prepare(x, weights)?;
     let y = match x.device() {
-        Device::Cpu | Device::DryCpu(_) => {
+        Device::Cuda(gpu) => on_gpu(gpu, x, weights, eps, &mut statistics, output)?,
+        cpu => {
             let mut y = x.empty_like()?;
-            if let Device::Cpu = x.device() {
-                cpu::norm(x, weights, eps, &mut y, &mut statistics);
-            }
+            cpu.on_cpu(|| cpu::norm(x, weights, eps, &mut y, &mut statistics));
             output.apply(y)?
         }
-        Device::Cuda(gpu) => on_gpu(gpu, x, weights, eps, &mut statistics, output)?,
     };
     Ok((y, statistics))
 }
@@ -199,11 +195,13 @@ pub fn norm_backward(
     }
     let mut dx = dy.empty_like()?;
     match x.device() {
-        Device::Cpu | Device::DryCpu(_) => {
+        Device::Cuda(gpu) => {
+            let from = cuda::Backward { dy, x, weights, statistics, residual: dresidual };
+            cuda::norm_backward(gpu, from, &mut dx, dweight, dbias, amax)?;
+        }
+        cpu => {
             let value = x.value()?;
-            if let Device::Cpu = x.device() {
-                cpu::norm_backward(dy, &value, weights, statistics, &mut dx, dweight, dbias);
-            }
+            cpu.on_cpu(|| cpu::norm_backward(dy, &value, weights, statistics, &mut dx, dweight, dbias));
             drop(value);
             if let Some(dresidual) = dresidual {
                 dx = super::add(dresidual, &dx)?;
@@ -211,10 +209,6 @@ pub fn norm_backward(
             if let Some(amax) = amax {
                 quantize::raise_amax(&dx, amax)?;
             }
-        }
-        Device::Cuda(gpu) => {
-            let from = cuda::Backward { dy, x, weights, statistics, residual: dresidual };
-            cuda::norm_backward(gpu, from, &mut dx, dweight, dbias, amax)?;
         }
     }
     Ok(dx)

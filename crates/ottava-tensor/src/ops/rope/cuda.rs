@@ -1,38 +1,41 @@
 use super::{Angles, RopeLayout, RopePairs, Rotation, is_partial};
-use crate::cuda::{Arg, CudaDevice, Kernel, Source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
 use crate::ops::destination::Fp8Output;
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::ops::launch::{self, BLOCK};
 use crate::ops::quantize::{self, Producer};
 use crate::{QuantizedTensor, Result, Tensor};
 
-kernel_source!(HALVES, "rope", "rope/pairs.cuh");
-kernel_source!(NEIGHBOURS, "rope", "rope/pairs.cuh" + INTERLEAVED);
-kernel_source!(PARTIAL_HALVES, "rope", "rope/pairs.cuh" + PARTIAL);
-kernel_source!(PARTIAL_NEIGHBOURS, "rope", "rope/pairs.cuh" + PARTIAL + INTERLEAVED);
-kernel_source!(HALVES_FP8, "rope", "destination.cuh", "rope/pairs.cuh");
-kernel_source!(NEIGHBOURS_FP8, "rope", "destination.cuh", "rope/pairs.cuh" + INTERLEAVED);
-
-/// The kernels by [`RopePairs`], kernels that rotate a part of each head, and kernels that write FP8.
-pub(crate) static SOURCES: [&Source; 2] = [&HALVES, &NEIGHBOURS];
-pub(crate) static PARTIAL_SOURCES: [&Source; 2] = [&PARTIAL_HALVES, &PARTIAL_NEIGHBOURS];
-pub(crate) static FP8_SOURCES: [&Source; 2] = [&HALVES_FP8, &NEIGHBOURS_FP8];
-
-/// The place of `pairs` in [`SOURCES`].
-fn place(pairs: RopePairs) -> usize {
-    match pairs {
-        RopePairs::Halves => 0,
-        RopePairs::Neighbours => 1,
-    }
+kernels! {
+    table whole(RopePairs) = {
+        file: "rope", headers: ["rope/pairs.cuh"], constants: [], variants: launch::STORAGE,
+        (RopePairs::Halves) => [],
+        (RopePairs::Neighbours) => [INTERLEAVED],
+    };
+    table partial(RopePairs) = {
+        file: "rope", headers: ["rope/pairs.cuh"], constants: [], variants: launch::STORAGE,
+        (RopePairs::Halves) => [PARTIAL],
+        (RopePairs::Neighbours) => [PARTIAL, INTERLEAVED],
+    };
+    table fp8(RopePairs) = {
+        file: "rope", headers: ["destination.cuh", "rope/pairs.cuh"], constants: [], variants: quantize::VARIANTS,
+        (RopePairs::Halves) => [],
+        (RopePairs::Neighbours) => [INTERLEAVED],
+    };
+    kernel rope(
+        x: *mut X, table: *const f32, width: i32, heads: i32, dim: i32, positions: *const i32, turn: f32, #[PARTIAL] rotated: i32
+    );
+    kernel rope_amax(
+        amax: *mut f32, x: *const X, table: *const f32, rows: i32, width: i32, heads: i32, dim: i32, positions: *const i32, turn: f32
+    );
+    kernel rope_codes(
+        x: *const X, table: *const f32, heads: i32, dim: i32, positions: *const i32, turn: f32; Destination
+    );
 }
 
-/// The last arguments of every kernel: which columns turn, how far, and which way.
-fn turning(positions: &Tensor, layout: RopeLayout, rotation: Rotation) -> [Arg; 4] {
-    [
-        Arg::I32(layout.heads as i32),
-        Arg::I32(layout.head_dim as i32),
-        Arg::Ptr(positions.device_ptr()),
-        Arg::F32(if rotation == Rotation::Forward { 1.0 } else { -1.0 }),
-    ]
+/// Which way the kernels turn.
+fn turn(rotation: Rotation) -> f32 {
+    if rotation == Rotation::Forward { 1.0 } else { -1.0 }
 }
 
 pub(super) fn rope(
@@ -43,15 +46,15 @@ pub(super) fn rope(
     rotation: Rotation,
 ) -> Result<()> {
     let [tokens, width] = x.dims("rope: x")?;
-    let partial = is_partial(angles, layout);
-    let sources = if partial { PARTIAL_SOURCES } else { SOURCES };
-    let kernel = Kernel { source: sources[place(layout.pairs)], defines: launch::storage(x.dtype())?, entry: "rope" };
-    let args = [Arg::Ptr(x.device_ptr_mut()), Arg::Ptr(angles.table.device_ptr()), Arg::I32(width as i32)];
-    let mut args = [args.as_slice(), &turning(angles.positions, layout, rotation)].concat();
-    args.extend(partial.then(|| Arg::I32(angles.table.shape()[1] as i32)));
+    let RopeLayout { heads, head_dim, pairs, .. } = layout;
+    let (is_partial, defines) = (is_partial(angles, layout), launch::storage(x.dtype())?);
+    let rotated = is_partial.then(|| angles.table.shape()[1]);
+    let entry = kernel::rope(x, angles.table, width, heads, head_dim, angles.positions, turn(rotation), rotated);
+    let source = if is_partial { partial(pairs) } else { whole(pairs) };
+    let kernel = source.kernel(defines, entry);
     // SAFETY: `x` is `tokens · width` with the rotated heads inside a row, there is a position for each row, both checked
     // by the op, and the table has a row for every position by contract.
-    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0) }
 }
 
 pub(super) fn rope_amax(
@@ -63,18 +66,12 @@ pub(super) fn rope_amax(
     amax: &mut Tensor,
 ) -> Result<()> {
     let [tokens, width] = x.dims("rope: x")?;
-    let kernel =
-        Kernel { source: SOURCES[place(layout.pairs)], defines: launch::storage(x.dtype())?, entry: "rope_amax" };
-    let args = [
-        Arg::Ptr(amax.device_ptr_mut()),
-        Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(angles.table.device_ptr()),
-        Arg::I32(tokens as i32),
-        Arg::I32(width as i32),
-    ];
-    let args = [args.as_slice(), &turning(angles.positions, layout, rotation)].concat();
+    let RopeLayout { heads, head_dim, pairs, .. } = layout;
+    let entry =
+        kernel::rope_amax(amax, x, angles.table, tokens, width, heads, head_dim, angles.positions, turn(rotation));
+    let kernel = whole(pairs).kernel(launch::storage(x.dtype())?, entry);
     // SAFETY: as in `rope`; `amax` has one element.
-    unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0) }
 }
 
 /// Whether whole heads are rotated, tiles hold whole heads, and all reads are aligned to 16 bytes.
@@ -94,15 +91,14 @@ pub(super) fn rope_codes(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    let inputs = [Arg::Ptr(x.device_ptr()), Arg::Ptr(angles.table.device_ptr())];
+    let RopeLayout { heads, head_dim, pairs, .. } = layout;
     let how = Producer {
-        source: FP8_SOURCES[place(layout.pairs)],
-        entry: "rope_codes",
+        source: fp8(pairs),
+        entry: kernel::rope_codes(x, angles.table, heads, head_dim, angles.positions, turn(rotation)),
         dtype: x.dtype(),
         grid: quantize::tiles(out.rows, out.columns, 2),
         block: BLOCK,
         shared: quantize::tile_bytes(2, out.granularity, x.dtype()),
-        inputs: &[inputs.as_slice(), &turning(angles.positions, layout, rotation)].concat(),
         raise: None,
     };
     // SAFETY: `x` is `out.rows · out.columns` elements and the table has a row for every position; `fuses` holds.

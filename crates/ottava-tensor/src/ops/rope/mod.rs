@@ -1,16 +1,15 @@
 //! Rotary position embedding. Su et al. 2021, arXiv:2104.09864.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::destination::{Output, Produced};
 use super::{expect_compute, quantize};
+use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Result, Tensor};
 use rayon::prelude::*;
-
-pub(crate) use cuda::{FP8_SOURCES, PARTIAL_SOURCES, SOURCES};
 
 /// The dimensions of a head that turn together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,11 +55,9 @@ pub enum Rotation {
 /// `x` `[T, W]`; `angles` are the angles of its rows.
 pub fn rope(x: &mut Tensor, angles: Angles, layout: RopeLayout, rotation: Rotation) -> Result<()> {
     check(x, angles, layout)?;
-    match x.device().clone() {
-        Device::Cpu => cpu::rope(x, angles, layout, rotation)?,
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::rope(&gpu, x, angles, layout, rotation)?,
-    }
+    dispatch!(x.device().clone(), cpu::rope(x, angles, layout, rotation)?, |gpu| cuda::rope(
+        &gpu, x, angles, layout, rotation
+    )?);
     Ok(())
 }
 

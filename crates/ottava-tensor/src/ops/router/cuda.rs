@@ -1,16 +1,25 @@
 use super::{GroupScore, MOST_EXPERTS, MOST_GROUPS, RouterLosses, RouterScores, Routes, Routing};
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::cuda::{Arg, CudaDevice};
+use crate::ops::declaration::{kernels, pack};
+use crate::ops::launch::{self, BLOCK, UNTYPED};
 use crate::{DType, Error, Result, Tensor};
 
-kernel_source!("router"; MOST_EXPERTS, MOST_GROUPS);
+kernels! {
+    static SOURCE = { file: "router", constants: [MOST_EXPERTS, MOST_GROUPS], variants: UNTYPED };
+    kernel route(
+        ids: *mut i32, weights: *mut f32, lse: *mut f32, entropy: *mut f32, logits: *const f32, bias: *const f32, counted: *const i32,
+        tokens: i32, experts: i32, chosen: i32, how: Routing
+    );
+    kernel route_backward(
+        dlogits: *mut f32, logits: *const f32, lse: *const f32, ids: *const i32, dweights: *const f32, counts: *const i32,
+        counted: *const i32, scale: *const f32, balance: f32, z: f32, ranks: i32, tokens: i32, experts: i32, chosen: i32, how: Routing
+    );
+    kernel count_choices(counts: *mut i32, ids: *const i32, counted: *const i32, tokens: i32, experts: i32, chosen: i32);
+    kernel add_counts(counts: *mut i64, now: *const i32, experts: i32);
+}
 
 /// Tokens of a block.
 const WARPS: usize = 8;
-
-fn kernel(entry: &'static str) -> Kernel {
-    Kernel { source: &SOURCE, defines: &[], entry }
-}
 
 fn expect_f32(what: &str, logits: &Tensor) -> Result<()> {
     match logits.dtype() {
@@ -20,13 +29,12 @@ fn expect_f32(what: &str, logits: &Tensor) -> Result<()> {
 }
 
 /// `Routing` of the kernel, its last parameter, as consecutive 64-bit arguments.
-fn routing(how: Routing, by_logits: bool) -> [Arg; 4] {
-    let pack = |low: u32, high: u32| Arg::U64(u64::from(low) | u64::from(high) << 32);
+fn routing(how: Routing, by_logits: bool) -> Vec<Arg> {
     let groups = how.groups.map_or([0; 3], |groups| {
         [groups.count as u32, groups.chosen as u32, u32::from(groups.by == GroupScore::TwoBest)]
     });
     let epsilon = how.normalise.unwrap_or(0.0) as f32;
-    [
+    vec![
         pack((how.scores == RouterScores::Sigmoid).into(), how.normalise.is_some().into()),
         pack(by_logits.into(), groups[0]),
         pack(groups[1], groups[2]),
@@ -45,14 +53,11 @@ pub(super) fn route(
     let [tokens, experts] = logits.dims("route: logits")?;
     expect_f32("route: logits", logits)?;
     let Routes { ids, weights, lse, entropy } = routes;
-    let mut args = [ids, weights, lse, entropy].map(|t| Arg::Ptr(t.device_ptr_mut())).to_vec();
-    args.push(Arg::Ptr(logits.device_ptr()));
-    args.extend([bias, counted].map(|t| Arg::Ptr(t.map_or(0, Tensor::device_ptr))));
-    args.extend([tokens, experts, how.chosen].map(|n| Arg::I32(n as i32)));
-    args.extend(routing(how, how.compares_logits(bias)));
+    let passed = routing(how, how.compares_logits(bias));
+    let entry = kernel::route(ids, weights, lse, entropy, logits, bias, counted, tokens, experts, how.chosen, passed);
     let grid = [tokens.div_ceil(WARPS).max(1) as u32, 1, 1];
     // SAFETY: `check` has compared all shapes with these sizes, which are within the bounds of the kernel; a warp for each token.
-    unsafe { gpu.launch_early(&kernel("route"), grid, 32 * WARPS as u32, 0, &args) }
+    unsafe { gpu.launch_early(&SOURCE.kernel(&[], entry), grid, 32 * WARPS as u32, 0) }
 }
 
 pub(super) fn route_backward(
@@ -66,20 +71,33 @@ pub(super) fn route_backward(
 ) -> Result<()> {
     let [tokens, experts] = logits.dims("route_backward: logits")?;
     expect_f32("route_backward: logits", logits)?;
-    let mut args = vec![Arg::Ptr(dlogits.device_ptr_mut())];
-    args.extend([logits, &routes.lse, &routes.ids, dweights].map(|t| Arg::Ptr(t.device_ptr())));
-    let of_losses = losses.as_ref().map(|losses| [losses.counts, losses.counted, losses.scale]);
-    args.extend(of_losses.map_or([0; 3], |tensors| tensors.map(Tensor::device_ptr)).map(Arg::Ptr));
-    let factors = losses
+    let counts = losses.as_ref().map(|losses| losses.counts);
+    let counted = losses.as_ref().map(|losses| losses.counted);
+    let scale = losses.as_ref().map(|losses| losses.scale);
+    let [balance, z] = losses
         .as_ref()
         .map_or([0.0; 2], |losses| [losses.balance * experts as f64 / how.chosen as f64, 2.0 * losses.z]);
-    args.extend(factors.map(|factor| Arg::F32(factor as f32)));
-    let ranks = losses.as_ref().map_or(0, |losses| losses.counts.shape()[0]);
-    args.extend([ranks, tokens, experts, how.chosen].map(|n| Arg::I32(n as i32)));
-    args.extend(routing(how, false));
+    let ranks = counts.map_or(0, |counts| counts.shape()[0]);
+    let entry = kernel::route_backward(
+        dlogits,
+        logits,
+        &routes.lse,
+        &routes.ids,
+        dweights,
+        counts,
+        counted,
+        scale,
+        balance,
+        z,
+        ranks,
+        tokens,
+        experts,
+        how.chosen,
+        routing(how, false),
+    );
     let grid = [tokens.div_ceil(WARPS).max(1) as u32, 1, 1];
     // SAFETY: as in `route`; ids are experts, as `route` has written them.
-    unsafe { gpu.launch(&kernel("route_backward"), grid, 32 * WARPS as u32, 0, &args) }
+    unsafe { gpu.launch(&SOURCE.kernel(&[], entry), grid, 32 * WARPS as u32, 0) }
 }
 
 /// Blocks that count choices, each in shared memory first.
@@ -87,16 +105,15 @@ const COUNTING: usize = 64;
 
 pub(super) fn count_choices(gpu: &CudaDevice, ids: &Tensor, counted: &Tensor, counts: &mut Tensor) -> Result<()> {
     let [tokens, chosen] = ids.dims("count_choices: ids")?;
-    let mut args = vec![Arg::Ptr(counts.device_ptr_mut())];
-    args.extend([ids, counted].map(|t| Arg::Ptr(t.device_ptr())));
-    args.extend([tokens, counts.len(), chosen].map(|n| Arg::I32(n as i32)));
+    let experts = counts.len();
+    let entry = kernel::count_choices(counts, ids, counted, tokens, experts, chosen);
     let grid = [(tokens * chosen).div_ceil(BLOCK as usize).clamp(1, COUNTING) as u32, 1, 1];
     // SAFETY: `counted` has an element for each row of `ids`, which are below the length of `counts`, as `route` has written them.
-    unsafe { gpu.launch(&kernel("count_choices"), grid, BLOCK, 0, &args) }
+    unsafe { gpu.launch(&SOURCE.kernel(&[], entry), grid, BLOCK, 0) }
 }
 
 pub(super) fn add_counts(gpu: &CudaDevice, counts: &mut Tensor, now: &Tensor) -> Result<()> {
-    let args = [Arg::Ptr(counts.device_ptr_mut()), Arg::Ptr(now.device_ptr()), Arg::I32(now.len() as i32)];
+    let kernel = SOURCE.kernel(&[], kernel::add_counts(counts, now, now.len()));
     // SAFETY: both tensors have as many elements.
-    unsafe { gpu.launch(&kernel("add_counts"), launch::elements(gpu, now.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::elements(gpu, now.len()), BLOCK, 0) }
 }

@@ -1,15 +1,14 @@
 //! Routers of mixtures of experts: which experts a token is sent to, and by which weights their outputs are added.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::real_type;
+use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::fmt;
-
-pub(crate) use cuda::SOURCE;
 
 /// How logits become choices and weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -170,11 +169,14 @@ pub fn route(logits: &Tensor, bias: Option<&Tensor>, routing: Routing, counted: 
         lse: empty(&[tokens], real)?,
         entropy: empty(&[tokens], real)?,
     };
-    match device {
-        Device::Cpu => cpu::route(logits, bias, routing, counted, &mut routes),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::route(gpu, logits, bias, routing, counted, &mut routes)?,
-    }
+    dispatch!(device, cpu::route(logits, bias, routing, counted, &mut routes), |gpu| cuda::route(
+        gpu,
+        logits,
+        bias,
+        routing,
+        counted,
+        &mut routes
+    )?);
     Ok(routes)
 }
 
@@ -194,11 +196,12 @@ pub fn count_choices(ids: &Tensor, counted: &Tensor, experts: usize) -> Result<T
         return Err(Error::Value(format!("count_choices: {experts} experts; the kernel has room for {MOST_EXPERTS}")));
     }
     let mut counts = Tensor::zeros(ids.device(), &[experts], DType::I32)?;
-    match ids.device() {
-        Device::Cpu => cpu::count_choices(ids, counted, &mut counts),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::count_choices(gpu, ids, counted, &mut counts)?,
-    }
+    dispatch!(ids.device(), cpu::count_choices(ids, counted, &mut counts), |gpu| cuda::count_choices(
+        gpu,
+        ids,
+        counted,
+        &mut counts
+    )?);
     Ok(counts)
 }
 
@@ -230,11 +233,9 @@ pub fn route_backward(
         losses.scale.expect_dtype("route_backward: scale", &[real_type(real)])?;
     }
     let mut dlogits = logits.empty_like()?;
-    match device {
-        Device::Cpu => cpu::route_backward(logits, routes, dweights, routing, losses, &mut dlogits),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::route_backward(gpu, logits, routes, dweights, routing, losses, &mut dlogits)?,
-    }
+    dispatch!(device, cpu::route_backward(logits, routes, dweights, routing, losses, &mut dlogits), |gpu| {
+        cuda::route_backward(gpu, logits, routes, dweights, routing, losses, &mut dlogits)?
+    });
     Ok(dlogits)
 }
 
@@ -244,10 +245,6 @@ pub fn add_counts(counts: &mut Tensor, now: &Tensor) -> Result<()> {
     counts.expect_dtype("add_counts: counts", &[DType::I64])?;
     counts.expect("add_counts: counts", now.shape())?;
     counts.expect_device("add_counts: counts", now.device())?;
-    match counts.device().clone() {
-        Device::Cpu => cpu::add_counts(counts, now),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::add_counts(&gpu, counts, now)?,
-    }
+    dispatch!(counts.device().clone(), cpu::add_counts(counts, now), |gpu| cuda::add_counts(&gpu, counts, now)?);
     Ok(())
 }

@@ -1,15 +1,14 @@
 //! Draws a token of each row of logits.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
+use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Result, Tensor};
 use bytemuck::{Pod, Zeroable};
 use std::f64::consts::LOG2_E;
-
-pub(crate) use cuda::SOURCE;
 
 /// The weight of the likeliest token is `2^ONE`. Sums of weights of up to 2²³ columns are exact in 64 bits, so all orders give the same.
 const ONE: u32 = 40;
@@ -170,10 +169,12 @@ pub fn sample(logits: &Tensor, draws: &mut Draws) -> Result<(Tensor, Tensor)> {
     draws.words.expect_device("sample: draws", logits.device())?;
     let mut tokens = Tensor::empty(logits.device(), &[rows], DType::I32)?;
     let mut logprobs = Tensor::empty(logits.device(), &[rows], DType::F32)?;
-    match logits.device() {
-        Device::Cpu => cpu::sample(logits, draws, &mut tokens, &mut logprobs),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::sample(gpu, logits, draws, &mut tokens, &mut logprobs)?,
-    }
+    dispatch!(logits.device(), cpu::sample(logits, draws, &mut tokens, &mut logprobs), |gpu| cuda::sample(
+        gpu,
+        logits,
+        draws,
+        &mut tokens,
+        &mut logprobs
+    )?);
     Ok((tokens, logprobs))
 }

@@ -1,12 +1,18 @@
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{BLOCK, Defines, elements, elements_by_eight, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{BLOCK, Defines, elements, elements_by_eight};
 use crate::stored::ScaledTensor;
 use crate::{DType, Result, Tensor};
 
-kernel_source!(SOURCE, "scaled", "stored.cuh");
+kernels! {
+    static SOURCE = { file: "scaled", headers: ["stored.cuh"], variants: VARIANTS };
+    kernel scaled(y: *mut Y, scale_inv: *mut f32, x: *const X, amax: *const f32, largest: f32, n: u64);
+    kernel unscaled(x: *mut X, y: *const Y, scale_inv: *const f32, n: u64);
+    kernel split(upper: *mut u16, rest: *mut u16, x: *const f32, n: u64);
+}
 
 /// Each stored type with each plain one.
-pub(crate) const VARIANTS: &[Defines] = &[
+const VARIANTS: &[Defines] = &[
     &[("X", "f32"), ("Y", "f16")],
     &[("X", "f32"), ("Y", "e4m3")],
     &[("X", "bf16"), ("Y", "f16")],
@@ -26,39 +32,22 @@ fn variant(plain: DType, stored: DType) -> Defines {
 
 pub(super) fn scaled(gpu: &CudaDevice, x: &Tensor, amax: &Tensor, out: &mut ScaledTensor) -> Result<()> {
     let largest = out.values.dtype().max_finite().expect("F16 and E4M3 have one");
-    let kernel = Kernel { source: &SOURCE, defines: variant(x.dtype(), out.values.dtype()), entry: "scaled" };
-    let args = [
-        Arg::Ptr(out.values.device_ptr_mut()),
-        Arg::Ptr(out.scale_inv.device_ptr_mut()),
-        Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(amax.device_ptr()),
-        Arg::F32(largest),
-        Arg::U64(x.len() as u64),
-    ];
+    let defines = variant(x.dtype(), out.values.dtype());
+    let entry = kernel::scaled(&mut out.values, &mut out.scale_inv, x, amax, largest, x.len());
+    let kernel = SOURCE.kernel(defines, entry);
     // SAFETY: `x` and `values` have as many elements as the last argument says, of the types in the defines; the others one F32 each.
-    unsafe { gpu.launch(&kernel, elements_by_eight(gpu, x.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, elements_by_eight(gpu, x.len()), BLOCK, 0) }
 }
 
 pub(super) fn unscaled(gpu: &CudaDevice, x: &ScaledTensor, y: &mut Tensor) -> Result<()> {
-    let kernel = Kernel { source: &SOURCE, defines: variant(y.dtype(), x.values.dtype()), entry: "unscaled" };
-    let args = [
-        Arg::Ptr(y.device_ptr_mut()),
-        Arg::Ptr(x.values.device_ptr()),
-        Arg::Ptr(x.scale_inv.device_ptr()),
-        Arg::U64(x.values.len() as u64),
-    ];
+    let (n, defines) = (y.len(), variant(y.dtype(), x.values.dtype()));
+    let kernel = SOURCE.kernel(defines, kernel::unscaled(y, &x.values, &x.scale_inv, x.values.len()));
     // SAFETY: as above.
-    unsafe { gpu.launch(&kernel, elements_by_eight(gpu, y.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, elements_by_eight(gpu, n), BLOCK, 0) }
 }
 
 pub(super) fn split(gpu: &CudaDevice, x: &Tensor, upper: &mut Tensor, rest: &mut Tensor) -> Result<()> {
-    let kernel = Kernel { source: &SOURCE, defines: VARIANTS[0], entry: "split" };
-    let args = [
-        Arg::Ptr(upper.device_ptr_mut()),
-        Arg::Ptr(rest.device_ptr_mut()),
-        Arg::Ptr(x.device_ptr()),
-        Arg::U64(x.len() as u64),
-    ];
+    let kernel = SOURCE.kernel(VARIANTS[0], kernel::split(upper, rest, x, x.len()));
     // SAFETY: all three have as many elements as the last argument says, of the types of the kernel.
-    unsafe { gpu.launch(&kernel, elements(gpu, x.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, elements(gpu, x.len()), BLOCK, 0) }
 }

@@ -1,17 +1,16 @@
 //! Storage formats of weights and gradients: F16 or E4M3 with a power-of-two scale ([`ScaledTensor`]), or split into two halves.
 
 pub(super) mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::destination::Fp8Output;
 use super::quantize::{self, amax};
 use super::real_type;
+use crate::ops::dispatch::dispatch;
 use crate::stored::ScaledTensor;
 use crate::{DType, Device, QuantizedTensor, Result, Tensor};
-
-pub(crate) use cuda::{SOURCE, VARIANTS};
 
 /// The types of stored values.
 pub(super) const STORED: &[DType] = &[DType::F16, DType::E4M3];
@@ -31,11 +30,7 @@ pub fn scaled_by(x: &Tensor, amax: &Tensor, dtype: DType) -> Result<ScaledTensor
         scale_inv: Tensor::empty(x.device(), &[1], DType::F32)?,
     };
     out.values.expect_dtype("scaled: type", STORED)?;
-    match x.device() {
-        Device::Cpu => cpu::scaled(x, amax, &mut out),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::scaled(gpu, x, amax, &mut out)?,
-    }
+    dispatch!(x.device(), cpu::scaled(x, amax, &mut out), |gpu| cuda::scaled(gpu, x, amax, &mut out)?);
     Ok(out)
 }
 
@@ -43,11 +38,7 @@ pub fn scaled_by(x: &Tensor, amax: &Tensor, dtype: DType) -> Result<ScaledTensor
 pub fn unscaled(x: &ScaledTensor, dtype: DType) -> Result<Tensor> {
     let mut y = Tensor::empty(x.values.device(), x.values.shape(), dtype)?;
     y.expect_dtype("unscaled: type", &[real_type(dtype), DType::BF16, DType::F16])?;
-    match y.device().clone() {
-        Device::Cpu => cpu::unscaled(x, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::unscaled(&gpu, x, &mut y)?,
-    }
+    dispatch!(y.device().clone(), cpu::unscaled(x, &mut y), |gpu| cuda::unscaled(&gpu, x, &mut y)?);
     Ok(y)
 }
 
@@ -68,10 +59,6 @@ pub fn split(x: &Tensor) -> Result<(Tensor, Tensor)> {
     x.expect_dtype("split: x", &[DType::F32])?;
     let mut upper = Tensor::empty(x.device(), x.shape(), DType::BF16)?;
     let mut rest = Tensor::empty(x.device(), x.shape(), DType::I16)?;
-    match x.device() {
-        Device::Cpu => cpu::split(x, &mut upper, &mut rest),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::split(gpu, x, &mut upper, &mut rest)?,
-    }
+    dispatch!(x.device(), cpu::split(x, &mut upper, &mut rest), |gpu| cuda::split(gpu, x, &mut upper, &mut rest)?);
     Ok((upper, rest))
 }

@@ -1,8 +1,12 @@
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{self, BLOCK};
 use crate::{Result, Tensor};
 
-kernel_source!("sum_parts");
+kernels! {
+    static SOURCE = { file: "sum_parts", variants: launch::STORAGE };
+    kernel sum_parts(y: *mut X, own: *const X, others: *const X, addend: *const X, place: i32, count: i32, n: u64);
+}
 
 pub(super) fn sum_parts(
     gpu: &CudaDevice,
@@ -12,16 +16,9 @@ pub(super) fn sum_parts(
     addend: Option<&Tensor>,
     y: &mut Tensor,
 ) -> Result<()> {
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(own.dtype())?, entry: "sum_parts" };
-    let args = [
-        Arg::Ptr(y.device_ptr_mut()),
-        Arg::Ptr(own.device_ptr()),
-        Arg::Ptr(others.device_ptr()),
-        Arg::Ptr(addend.map_or(0, Tensor::device_ptr)),
-        Arg::I32(place as i32),
-        Arg::I32((others.len() / y.len().max(1)) as i32),
-        Arg::U64(y.len() as u64),
-    ];
+    let (n, count) = (y.len(), others.len() / y.len().max(1));
+    let entry = kernel::sum_parts(y, own, others, addend, place, count, n);
+    let kernel = SOURCE.kernel(launch::storage(own.dtype())?, entry);
     // SAFETY: `own`, each of the others, and the addend, if there is one, have the elements of `y`, checked by the op.
-    unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, y.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, n), BLOCK, 0) }
 }

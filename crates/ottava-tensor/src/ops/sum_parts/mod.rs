@@ -1,14 +1,13 @@
 //! The sum of equal parts of a tensor: partial products of several ranks, and the residual connection.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::expect_compute;
-use crate::{Device, Error, Result, Tensor};
-
-pub(crate) use cuda::SOURCE;
+use crate::ops::dispatch::dispatch;
+use crate::{Error, Result, Tensor};
 
 /// `addend + Σ part`, summed in F32 (F64 for F64) in the order of the parts, the addend last, and rounded once. Part number `place` is `own`
 /// `[T, C]`, and `others`, with the elements of `[P - 1, T, C]`, are the rest in their order; `addend` and result are `[T, C]`.
@@ -47,10 +46,8 @@ pub(crate) fn sum_parts_into(
     if y.len() != own.len() {
         return Err(Error::Value(format!("sum_parts: a sum of {} elements for {} elements", own.len(), y.len())));
     }
-    match own.device() {
-        Device::Cpu => cpu::sum_parts(own, place, others, addend, y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::sum_parts(gpu, own, place, others, addend, y)?,
-    }
+    dispatch!(own.device(), cpu::sum_parts(own, place, others, addend, y), |gpu| cuda::sum_parts(
+        gpu, own, place, others, addend, y
+    )?);
     Ok(())
 }

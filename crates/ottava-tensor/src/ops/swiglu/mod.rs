@@ -2,7 +2,7 @@
 //! and Gimpel 2016, arXiv:1606.08415), and the clamped SwiGLU of gpt-oss (OpenAI 2025, arXiv:2508.10925).
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -11,8 +11,6 @@ use super::destination::{Fp8Output, Output, Produced};
 use super::gemm::{self, Accumulation, Operand, gemm_nt};
 use super::{expect_compute, quantize, real_type};
 use crate::{DType, Device, Error, QuantizedTensor, Result, Tensor};
-
-pub(crate) use cuda::{FP8_SOURCES, SOURCES};
 
 /// What an MLP computes between its linears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,13 +71,6 @@ pub fn activation_to(how: Activation, x: &Tensor, output: Output) -> Result<Prod
     expect_compute("activation: x", x)?;
     let shape = how.shape(x.dims("activation: x")?)?;
     match (x.device(), output) {
-        (Device::Cpu | Device::DryCpu(_), output) => {
-            let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
-            if let Device::Cpu = x.device() {
-                cpu::activation(how, x, &mut y);
-            }
-            output.apply(y)
-        }
         (Device::Cuda(gpu), Output::Fp8(mut to)) => {
             let mut quantized = quantize::prepare(&to, x.device(), shape[0], shape[1])?;
             cuda::activation_codes(gpu, how, x, None, &mut quantized, &mut to)?;
@@ -93,6 +84,11 @@ pub fn activation_to(how: Activation, x: &Tensor, output: Output) -> Result<Prod
         (Device::Cuda(gpu), output) => {
             let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
             cuda::activation(gpu, how, x, &mut y)?;
+            output.apply(y)
+        }
+        (cpu, output) => {
+            let mut y = Tensor::empty(cpu, &shape, x.dtype())?;
+            cpu.on_cpu(|| cpu::activation(how, x, &mut y));
             output.apply(y)
         }
     }
@@ -172,14 +168,6 @@ pub fn activation_backward_to(
     dy.expect_device("activation_backward: dy", x.device())?;
     let empty = || Tensor::empty(x.device(), &[tokens, width], x.dtype());
     let produced = match (x.device(), output) {
-        (Device::Cpu | Device::DryCpu(_), output) => {
-            let (value, mut dx) = (x.value()?, empty()?);
-            if let Device::Cpu = x.device() {
-                cpu::activation_backward(how, dy, &value, &mut dx);
-            }
-            drop(value);
-            output.apply(dx)?
-        }
         (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses_backward(dy, x, &to, activated.as_ref()) => {
             let mut dx = quantize::prepare(&to, x.device(), tokens, width)?;
             let mut activated = match activated {
@@ -197,6 +185,12 @@ pub fn activation_backward_to(
         (Device::Cuda(gpu), output) => {
             let mut dx = empty()?;
             cuda::activation_backward(gpu, how, dy, x, &mut dx)?;
+            output.apply(dx)?
+        }
+        (cpu, output) => {
+            let (value, mut dx) = (x.value()?, empty()?);
+            cpu.on_cpu(|| cpu::activation_backward(how, dy, &value, &mut dx));
+            drop(value);
             output.apply(dx)?
         }
     };
@@ -217,10 +211,11 @@ pub fn activation_dots(how: Activation, dy: &Tensor, x: impl Into<SavedActivatio
     dy.expect_dtype("activation_dots: dy", &[x.dtype()])?;
     dy.expect_device("activation_dots: dy", x.device())?;
     let mut dots = Tensor::empty(x.device(), &[tokens], real_type(x.dtype()))?;
-    match x.device() {
-        Device::Cpu => cpu::activation_dots(how, dy, &x.value()?, &mut dots),
-        Device::DryCpu(_) => drop(x.value()?),
-        Device::Cuda(gpu) => cuda::activation_dots(gpu, how, dy, x, &mut dots)?,
+    if let Device::Cuda(gpu) = x.device() {
+        cuda::activation_dots(gpu, how, dy, x, &mut dots)?;
+    } else {
+        let value = x.value()?;
+        x.device().on_cpu(|| cpu::activation_dots(how, dy, &value, &mut dots));
     }
     Ok(dots)
 }

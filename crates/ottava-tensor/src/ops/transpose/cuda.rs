@@ -1,11 +1,16 @@
-use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{self, BLOCK, Defines};
 use crate::{Result, Tensor};
 
-kernel_source!("transpose");
+kernels! {
+    static SOURCE = { file: "transpose", variants: VARIANTS };
+    kernel transpose(y: *mut WORD, x: *const WORD, rows: i32, columns: i32);
+    kernel transpose_bytes(y: *mut u8, x: *const u8, rows: i32, columns: i32);
+}
 
 /// By size of an element: 1, 2, 4 and 8 bytes.
-pub(crate) const VARIANTS: &[Defines] =
+const VARIANTS: &[Defines] =
     &[&[("WORD", "unsigned char")], &[("WORD", "unsigned short")], &[("WORD", "u32")], &[("WORD", "u64")]];
 
 pub(super) fn transpose(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor) -> Result<()> {
@@ -13,13 +18,11 @@ pub(super) fn transpose(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor) -> Result<
     let defines = VARIANTS[x.dtype().size().ilog2() as usize];
     let tiled = |n: usize| n.is_multiple_of(launch::TILE);
     let (entry, side) = match x.dtype().size() == 1 && tiled(rows) && tiled(columns) && launch::aligned(&[x, y]) {
-        true => ("transpose_bytes", launch::TILE),
-        false => ("transpose", 64),
+        true => (kernel::transpose_bytes(y, x, rows, columns), launch::TILE),
+        false => (kernel::transpose(y, x, rows, columns), 64),
     };
-    let kernel = Kernel { source: &SOURCE, defines, entry };
-    let args =
-        [Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::I32(rows as i32), Arg::I32(columns as i32)];
+    let kernel = SOURCE.kernel(defines, entry);
     let grid = [columns.div_ceil(side).max(1) as u32, rows.div_ceil(side).max(1) as u32, 1];
     // SAFETY: both tensors have `rows · columns` elements of the size in the defines, in whole tiles for `transpose_bytes`.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0) }
 }

@@ -1,25 +1,20 @@
 //! Transposition of a matrix of any element type, and of FP8 codes.
 
 pub(super) mod cpu;
-mod cuda;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
 use crate::granularity::Granularity;
+use crate::ops::dispatch::dispatch;
 use crate::quantized::QuantizedTensor;
-use crate::{Device, Error, Result, Tensor};
-
-pub(crate) use cuda::{SOURCE, VARIANTS};
+use crate::{Error, Result, Tensor};
 
 /// `y[c, r] = x[r, c]` for `x` `[R, C]`; moves bytes, so it is exact for every type.
 pub fn transpose(x: &Tensor) -> Result<Tensor> {
     let [rows, columns] = x.dims("transpose: x")?;
     let mut y = Tensor::empty(x.device(), &[columns, rows], x.dtype())?;
-    match x.device() {
-        Device::Cpu => cpu::transpose(x, &mut y),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::transpose(gpu, x, &mut y)?,
-    }
+    dispatch!(x.device(), cpu::transpose(x, &mut y), |gpu| cuda::transpose(gpu, x, &mut y)?);
     Ok(y)
 }
 

@@ -1,6 +1,7 @@
 //! The table of backends.
 
 use super::*;
+use crate::Device;
 use crate::cuda::GpuModel;
 
 fn chosen(device: &Device, case: &AttentionCase) -> (AttentionBackend, String) {

@@ -2,6 +2,7 @@
 //! parts of the keys, and of the general kernels against the CPU.
 
 use super::*;
+use crate::Device;
 
 /// Sizes of a call with tensors of its own for queries, keys and values.
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,332 @@
+//! Compares the declared kernels with the kernel files, without a compiler: reads the signatures of `extern "C" __global__` functions as the
+//! preprocessor leaves them, for every variant of every source.
+
+use crate::cuda::KernelModule;
+use crate::ops::kernels;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// A `#define` of a kernel file, or a macro of its variant.
+#[derive(Clone)]
+struct Macro {
+    /// `None` for macros without parentheses.
+    parameters: Option<Vec<String>>,
+    body: Vec<String>,
+    /// Macros of a variant stand for types and sizes. Declarations have their names, so they are expanded in conditions only.
+    is_variant: bool,
+}
+
+/// Identifiers, numbers, and single characters for the rest; no spaces.
+fn tokens(text: &str) -> Vec<String> {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut tokens: Vec<String> = Vec::new();
+    let mut joins = false;
+    for c in text.chars() {
+        match tokens.last_mut() {
+            Some(last) if joins && is_word(c) => last.push(c),
+            _ if !c.is_whitespace() => tokens.push(c.to_string()),
+            _ => {}
+        }
+        joins = is_word(c);
+    }
+    tokens
+}
+
+/// The text without comments, with continued lines joined.
+fn lines(text: &str) -> Vec<String> {
+    let mut without = String::new();
+    for (i, part) in text.split("/*").enumerate() {
+        without += if i == 0 { part } else { part.split_once("*/").expect("a comment ends").1 };
+    }
+    let joined = without.replace("\\\n", " ");
+    joined.lines().map(|line| line.split("//").next().unwrap_or("").trim().to_string()).collect()
+}
+
+#[derive(Default)]
+struct Preprocessor {
+    macros: HashMap<String, Macro>,
+    /// Of each open condition: whether lines are read, and whether a branch was.
+    open: Vec<(bool, bool)>,
+    read: Vec<String>,
+}
+
+impl Preprocessor {
+    fn of(module: &KernelModule) -> Preprocessor {
+        let mut this = Preprocessor::default();
+        let constants = module.source.constants.iter().map(|(name, value)| (*name, value.to_string()));
+        let defines = module.defines.iter().map(|(name, value)| (*name, value.to_string()));
+        let arch = ("__CUDA_ARCH__", "900".to_string());
+        for (name, value) in constants.chain(defines).chain([arch]) {
+            this.macros.insert(name.into(), Macro { parameters: None, body: tokens(&value), is_variant: true });
+        }
+        for line in lines(module.source.text) {
+            this.line(&line);
+        }
+        assert!(this.open.is_empty(), "{}: a condition does not end", module.source.name);
+        this
+    }
+
+    fn line(&mut self, line: &str) {
+        let is_active = self.open.iter().all(|(is_read, _)| *is_read);
+        let Some(directive) = line.strip_prefix('#') else {
+            if is_active {
+                let expanded = self.expand(&tokens(line), &BTreeSet::new());
+                self.read.extend(expanded);
+            }
+            return;
+        };
+        let directive = directive.trim();
+        let (word, rest) = directive.split_once(char::is_whitespace).unwrap_or((directive, ""));
+        match word {
+            "ifdef" | "ifndef" => {
+                let holds = self.macros.contains_key(rest.trim()) == (word == "ifdef");
+                self.open.push((holds, holds));
+            }
+            "if" => {
+                let holds = is_active && self.holds(rest);
+                self.open.push((holds, holds));
+            }
+            "elif" => {
+                let holds = self.holds(rest);
+                let (is_read, was_read) = self.open.last_mut().expect("an open condition");
+                (*is_read, *was_read) = (holds && !*was_read, *was_read || holds);
+            }
+            "else" => {
+                let (is_read, was_read) = self.open.last_mut().expect("an open condition");
+                *is_read = !*was_read;
+            }
+            "endif" => drop(self.open.pop().expect("an open condition")),
+            "define" if is_active => self.define(rest),
+            "undef" if is_active => drop(self.macros.remove(rest.trim())),
+            "define" | "undef" | "pragma" => {}
+            other => panic!("the directive `#{other}` is not implemented"),
+        }
+    }
+
+    fn define(&mut self, rest: &str) {
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        let (name, rest) = rest.split_at(end);
+        let (parameters, body) = match rest.strip_prefix('(') {
+            Some(rest) => {
+                let (parameters, body) = rest.split_once(')').expect("parameters end");
+                (Some(parameters.split(',').map(|name| name.trim().to_string()).collect()), body)
+            }
+            None => (None, rest),
+        };
+        self.macros.insert(name.into(), Macro { parameters, body: tokens(body), is_variant: false });
+    }
+
+    /// The tokens after macros are expanded, but for macros in `hidden`, which are being expanded.
+    fn expand(&self, tokens: &[String], hidden: &BTreeSet<&str>) -> Vec<String> {
+        let mut expanded = Vec::new();
+        let mut at = 0;
+        while let Some(token) = tokens.get(at) {
+            at += 1;
+            let Some((name, found)) = self.macros.get_key_value(token).filter(|(name, found)| {
+                let is_called = found.parameters.is_none() || tokens.get(at).is_some_and(|next| next == "(");
+                !found.is_variant && !hidden.contains(name.as_str()) && is_called
+            }) else {
+                expanded.push(token.clone());
+                continue;
+            };
+            let mut body = found.body.clone();
+            if let Some(parameters) = &found.parameters {
+                let (arguments, end) = arguments(tokens, at);
+                at = end;
+                let of = |token: &String| parameters.iter().position(|name| name == token);
+                let replace = |token: String| of(&token).map_or(vec![token], |place| arguments[place].clone());
+                body = body.into_iter().flat_map(replace).collect();
+            }
+            let mut hidden = hidden.clone();
+            hidden.insert(name);
+            expanded.extend(self.expand(&body, &hidden));
+        }
+        expanded
+    }
+
+    /// Whether a condition of `#if` holds.
+    fn holds(&self, condition: &str) -> bool {
+        let tokens = self.resolved(&tokens(condition));
+        let mut parser = Condition { tokens: &tokens };
+        let value = parser.choice();
+        assert!(parser.tokens.is_empty(), "the condition `{condition}` is not implemented: {:?}", parser.tokens);
+        value != 0
+    }
+
+    /// The tokens of a condition with all macros replaced, also macros of the variant, and with `defined(NAME)` as 0 or 1.
+    fn resolved(&self, tokens: &[String]) -> Vec<String> {
+        let mut resolved = Vec::new();
+        let mut rest = tokens.iter();
+        while let Some(token) = rest.next() {
+            if token == "defined" {
+                let [_, name, _] = [rest.next(), rest.next(), rest.next()];
+                let name = name.expect("a name in parentheses");
+                resolved.push(i32::from(self.macros.contains_key(name)).to_string());
+                continue;
+            }
+            match self.macros.get(token) {
+                Some(found) if found.body != [token.clone()] => resolved.extend(self.resolved(&found.body)),
+                _ => resolved.push(token.clone()),
+            }
+        }
+        resolved
+    }
+}
+
+/// A condition of `#if`, by descending precedence. A name that is no macro is 0.
+struct Condition<'a> {
+    tokens: &'a [String],
+}
+
+impl Condition<'_> {
+    fn takes(&mut self, operator: &[&str]) -> bool {
+        let is_next = self.tokens.len() >= operator.len() && self.tokens.iter().zip(operator).all(|(a, b)| a == b);
+        if is_next {
+            self.tokens = &self.tokens[operator.len()..];
+        }
+        is_next
+    }
+
+    fn choice(&mut self) -> i64 {
+        let condition = self.any();
+        if !self.takes(&["?"]) {
+            return condition;
+        }
+        let first = self.choice();
+        assert!(self.takes(&[":"]), "a choice has two values");
+        let second = self.choice();
+        if condition != 0 { first } else { second }
+    }
+
+    fn any(&mut self) -> i64 {
+        let mut value = self.all();
+        while self.takes(&["|", "|"]) {
+            value = i64::from((self.all() != 0) | (value != 0));
+        }
+        value
+    }
+
+    fn all(&mut self) -> i64 {
+        let mut value = self.comparison();
+        while self.takes(&["&", "&"]) {
+            value = i64::from((self.comparison() != 0) & (value != 0));
+        }
+        value
+    }
+
+    fn comparison(&mut self) -> i64 {
+        let value = self.value();
+        if self.takes(&["=", "="]) {
+            i64::from(value == self.value())
+        } else if self.takes(&["!", "="]) {
+            i64::from(value != self.value())
+        } else if self.takes(&["<", "="]) {
+            i64::from(value <= self.value())
+        } else if self.takes(&[">", "="]) {
+            i64::from(value >= self.value())
+        } else {
+            value
+        }
+    }
+
+    fn value(&mut self) -> i64 {
+        if self.takes(&["!"]) {
+            return i64::from(self.value() == 0);
+        }
+        if self.takes(&["("]) {
+            let value = self.choice();
+            assert!(self.takes(&[")"]), "parentheses close");
+            return value;
+        }
+        let (token, rest) = self.tokens.split_first().expect("a condition has a value");
+        self.tokens = rest;
+        token.parse().unwrap_or_default()
+    }
+}
+
+/// The arguments in the parentheses that open at `at`, and the place behind them.
+fn arguments(tokens: &[String], at: usize) -> (Vec<Vec<String>>, usize) {
+    assert_eq!(tokens[at], "(");
+    let (mut arguments, mut depth) = (vec![Vec::new()], 0);
+    for (i, token) in tokens.iter().enumerate().skip(at) {
+        depth += match token.as_str() {
+            "(" | "{" => 1,
+            ")" | "}" => -1,
+            _ => 0,
+        };
+        match token.as_str() {
+            ")" if depth == 0 => return (arguments, i + 1),
+            "," if depth == 1 => arguments.push(Vec::new()),
+            "(" if i == at => {}
+            _ => arguments.last_mut().expect("one at least").push(token.clone()),
+        }
+    }
+    panic!("parentheses do not close: {:?}", &tokens[at..]);
+}
+
+/// The type of a C++ parameter as Rust writes it, such as `*const X`.
+fn type_of(parameter: &[String]) -> String {
+    let (_name, words) = parameter.split_last().expect("a parameter has a name");
+    let is_pointer = words.iter().any(|word| word == "*");
+    let is_constant = words.iter().any(|word| word == "const");
+    let plain = |word: &&str| !["*", "const", "__restrict__", "__grid_constant__"].contains(word);
+    let base = words.iter().map(String::as_str).filter(plain).collect::<Vec<_>>().join(" ");
+    let base = match base.as_str() {
+        "int" => "i32",
+        "unsigned" => "u32",
+        "long long" => "i64",
+        "float" => "f32",
+        "double" => "f64",
+        "unsigned char" => "u8",
+        "unsigned short" => "u16",
+        other => other,
+    };
+    match (is_pointer, is_constant) {
+        (true, true) => format!("*const {base}"),
+        (true, false) => format!("*mut {base}"),
+        (false, _) => base.to_string(),
+    }
+}
+
+/// Types of the parameters of each kernel of a module, by its name.
+fn signatures(module: &KernelModule) -> BTreeMap<String, Vec<String>> {
+    let tokens = Preprocessor::of(module).read;
+    let kernel = ["extern", "\"", "C", "\"", "__global__", "void"];
+    let mut found = BTreeMap::new();
+    for start in (0..tokens.len()).filter(|&i| tokens[i..].iter().take(kernel.len()).eq(kernel.iter())) {
+        let mut at = start + kernel.len();
+        // Attributes such as `__launch_bounds__(256)`.
+        while tokens[at].starts_with("__") {
+            at = arguments(&tokens, at + 1).1;
+        }
+        let (parameters, _) = arguments(&tokens, at + 1);
+        found.insert(tokens[at].clone(), parameters.iter().map(|parameter| type_of(parameter)).collect());
+    }
+    found
+}
+
+#[test]
+fn declared_kernels_are_the_kernels_of_the_files() {
+    let mut unseen = BTreeSet::new();
+    let mut seen = BTreeSet::new();
+    for module in kernels() {
+        let (name, declared) = (module.source.name, module.source.signatures);
+        let names = declared.iter().flat_map(|signature| signature.names.iter().copied());
+        unseen.extend(names.map(|kernel| (declared.as_ptr() as usize, name, kernel)));
+        let found = signatures(&module);
+        assert!(!found.is_empty(), "{name} with {:?} has no kernel", module.defines);
+        for (kernel, parameters) in found {
+            let signature = declared.iter().find(|signature| signature.names.contains(&kernel.as_str()));
+            let signature =
+                signature.unwrap_or_else(|| panic!("the op `{name}` does not declare its kernel `{kernel}`"));
+            let expected: Vec<_> = module.parameters(signature).map(|parameter| parameter.of).collect();
+            assert_eq!(
+                expected, parameters,
+                "`{kernel}` of {name} with {:?} {:?}: declared and in the file",
+                module.source.macros, module.defines
+            );
+            seen.insert((declared.as_ptr() as usize, kernel));
+        }
+    }
+    let missing = unseen.iter().find(|(at, _, kernel)| !seen.contains(&(*at, kernel.to_string())));
+    assert_eq!(missing, None, "declared, but in no file");
+}
