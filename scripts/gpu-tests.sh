@@ -23,7 +23,7 @@ fi
 export OTTAVA_REQUIRE_GPU=1 OTTAVA_POISON=1
 # Promises that no GPU takes part in.
 cpu_only=(--skip _is_the_gradient --skip golden_settings --skip stages --skip head_gradient --skip parallel_branch --skip ranks::
-    --skip sharded:: --skip optimizers:: --skip recomputed_branches --skip pipeline:: --skip tensor:: --skip context:: --skip reopen:: --skip sentinel:: --skip sentinel_runs::)
+    --skip sharded:: --skip optimizers:: --skip recomputed_branches --skip pipeline:: --skip tensor:: --skip context:: --skip reopen:: --skip sentinel::comparisons:: --skip sentinel::runs::)
 # Kernels for other GPUs are compiled in CI.
 "$bin/tensor-tests" --test-threads=1 --skip kernels_compile_wherever "$@" >"$logs/tensor-tests" 2>&1 &
 processes=($!)

@@ -39,7 +39,7 @@ memory() { OTTAVA_CONVERGENCE=full promises as_well_as --skip fp8_learns_as_well
 ranks() { OTTAVA_COMBINATIONS=full promises ranks:: && OTTAVA_RANKS=full cli rank_faults::; }
 # Every recipe with every way to recompute and to save activations, every mesh with every format of a checkpoint, and an interruption of every kind of
 # run after each step.
-combinations() { OTTAVA_COMBINATIONS=full promises families:: model_gradients:: recompute:: reopen:: resume:: sentinel::; }
+combinations() { OTTAVA_COMBINATIONS=full promises families:: model_gradients:: recompute:: reopen:: resume:: sentinel::comparisons::; }
 # A run is killed 1,000 times at random moments.
 kill() { OTTAVA_KILLS=1000 cli kill; }
 # A run with everything that decides is interrupted and killed at each step, on all axes.
@@ -49,7 +49,7 @@ parsers() { PROPTEST_CASES=660 cargo test --release --locked -p ottava-train --t
 # 10,000 requests to a server, most of them faulty or broken off; then honest clients beside others that attack it.
 soak() { OTTAVA_SOAK=10000 cli --release --test-threads=1 soak; }
 # 2,000 steps of each recipe without an alarm, 10,000 repeated passes without a difference, and estimated costs beside the loss gap.
-sentinel() { promises --ignored sentinel_long; }
+sentinel() { promises --ignored sentinel::long; }
 # Installs packages of Python into target/nightly/python.
 packages() { python3 -m venv "$logs/python" && "$logs/python/bin/pip" install --quiet --disable-pip-version-check "$@"; }
 # Losses, logits and text of SmolLM2 beside transformers.

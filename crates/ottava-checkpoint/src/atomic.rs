@@ -13,10 +13,9 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::manifest::{FILE_NAME, FORMAT, FileEntry, Manifest, Verify, is_relative_path, verify};
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::fs::{Fs, FsFile, create_dirs, parent, set_aside, sync_parent};
 use ottava_common::hash::hex;
+use ottava_common::{Error, Result};
 
 /// Prefix of a folder that is being written.
 const TEMPORARY: &str = ".tmp-checkpoint-";

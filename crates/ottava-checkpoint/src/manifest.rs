@@ -7,10 +7,8 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::hash::{seal, sha256_file, unseal};
-use ottava_common::input;
+use ottava_common::{Error, Result, input};
 
 /// The version of the checkpoint layout that this program writes.
 pub const FORMAT: u32 = 2;

@@ -20,9 +20,7 @@ use serde::Deserialize;
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 
 use crate::manifest::is_plain_name;
-use ottava_common::Error;
-use ottava_common::Result;
-use ottava_common::input;
+use ottava_common::{Error, Result, input};
 
 /// The largest header, a limit of the format.
 const MAX_HEADER_BYTES: u64 = 100_000_000;

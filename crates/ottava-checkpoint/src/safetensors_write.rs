@@ -6,9 +6,8 @@ use serde_json::{Map, Value, json};
 
 use crate::atomic::CheckpointWriter;
 use crate::safetensors::{INDEX_FILE, SINGLE_FILE, TensorInfo, to_safetensors};
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::fs::{RealFs, replace_file};
+use ottava_common::{Error, Result};
 use ottava_tensor::Tensor;
 use std::path::Path;
 

@@ -15,9 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::manifest::is_plain_name;
 use crate::safetensors::{from_name, to_safetensors};
 use crate::{CheckpointWriter, ModelFiles, TensorInfo, write_tensors};
-use ottava_common::Error;
-use ottava_common::Result;
-use ottava_common::input;
+use ottava_common::{Error, Result, input};
 use ottava_recipe::param::Region;
 
 /// The subfolder of a checkpoint with everything that is not part of a Hugging Face model folder.

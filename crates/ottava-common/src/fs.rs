@@ -4,8 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-use crate::Error;
-use crate::Result;
+use crate::{Error, Result};
 
 /// File operations that change the disk, from any thread.
 pub trait Fs: Sync {

@@ -9,10 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::Error;
-use crate::Result;
-use crate::input;
-use crate::interrupt;
+use crate::{Error, Result, input, interrupt};
 
 /// FNV-1a of `name`, from `seed`: a number for each tensor that does not depend on other tensors.
 pub fn name_hash(seed: u64, name: &str) -> u64 {

@@ -1,7 +1,6 @@
 //! Why long work ends early, which polls it: a request to stop, set by signal handlers or by another rank, or the loss of a rank.
 
-use crate::Error;
-use crate::Result;
+use crate::{Error, Result};
 use ottava_tensor::RankFault;
 use ottava_tensor::comm::{Stopper, report_progress};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -10,9 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::dequantize::{BlockType, block_type};
-use ottava_common::Error;
-use ottava_common::Result;
-use ottava_common::input;
+use ottava_common::{Error, Result, input};
 
 /// The first bytes of a file.
 pub const MAGIC: &[u8; 4] = b"GGUF";

@@ -39,10 +39,8 @@ use megatron::Megatron;
 use ottava_checkpoint::model::{as_json, expect_new_folder, write_settings};
 use ottava_checkpoint::safetensors_write::MAX_FILE_BYTES;
 use ottava_checkpoint::{CheckpointWriter, TensorInfo, write_model};
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::fs::RealFs;
-use ottava_common::interrupt;
+use ottava_common::{Error, Result, interrupt};
 use ottava_models::{ConfigFile, language_model_config};
 use source::{Model, halves_of_heads};
 

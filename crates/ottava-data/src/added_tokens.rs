@@ -7,8 +7,7 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use crate::edges::read_json;
 use crate::guard::catch_panics;
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 
 /// The special tokens with names of their own, in the order in which transformers adds missing ones.
 const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];

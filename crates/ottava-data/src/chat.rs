@@ -11,9 +11,8 @@ use crate::chat_files::{self, Found};
 use crate::marked::marked;
 use crate::reads::{Parts, Reads};
 use crate::tokenizer::Tokenizer;
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::hash::sha256;
+use ottava_common::{Error, Result};
 
 /// Version of chat rendering, increased when the rendered text or the targets of the same chat change.
 const RENDERING: u32 = 4;

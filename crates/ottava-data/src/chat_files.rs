@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::edges::read_json;
-use ottava_common::Error;
-use ottava_common::Result;
-use ottava_common::input;
+use ottava_common::{Error, Result, input};
 
 /// The largest template file.
 const MAX_FILE_BYTES: u64 = 1 << 20;

@@ -5,9 +5,7 @@ use std::path::Path;
 use tokenizers::Tokenizer;
 
 use crate::guard::catch_panics;
-use ottava_common::Error;
-use ottava_common::Result;
-use ottava_common::input;
+use ottava_common::{Error, Result, input};
 
 /// Names of tokens that end a text, tried in this order if no file next to the tokenizer names one.
 const TEXT_ENDS: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>"];

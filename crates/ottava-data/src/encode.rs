@@ -11,8 +11,7 @@ use crate::messages::{is_of_messages, unknown_fields};
 use crate::shards::MASKED;
 use crate::source::{Document, SourceOptions, TrainOnEos};
 use crate::tokenizer::Tokenizer;
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 
 /// Turns documents into tokens.
 pub(super) struct Encoder<'a> {

@@ -3,9 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::splits::{self, SplitUse};
-use ottava_common::Error;
-use ottava_common::Result;
-use ottava_common::input;
+use ottava_common::{Error, Result, input};
 use ottava_recipe::glob;
 
 /// Files in one folder or of one pattern.

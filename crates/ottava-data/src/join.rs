@@ -13,11 +13,8 @@ use crate::parts::{Division, Part, SourceUnits};
 use crate::shards::{SourceFile, TokenDataset};
 use crate::source::{BadRecord, SourceOptions};
 use crate::token_writer::TokenWriter;
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::hash::unseal;
-use ottava_common::input;
-use ottava_common::interrupt;
+use ottava_common::{Error, Result, input, interrupt};
 
 /// The units of a part.
 pub(super) const PART: &str = "part.json";

@@ -7,8 +7,7 @@ use tracing::warn;
 
 use crate::encode::{Encoder, LeftOut};
 use crate::source::{BadRecord, SourceOptions};
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 
 /// The records of a file that are left out because they cannot be used.
 pub(super) struct BadRecords {

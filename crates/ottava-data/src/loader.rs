@@ -13,8 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::order::{Permutation, Split};
 use crate::packing::{Packing, RowLayout, Window};
 use crate::shards::TokenDataset;
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 
 /// Inputs and targets, `[rows, seq_len]` each, row after row.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,10 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::shards::TokenDataset;
-use ottava_common::Error;
-use ottava_common::Result;
-use ottava_common::input;
-use ottava_common::interrupt;
+use ottava_common::{Error, Result, input, interrupt};
 
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 const HEADER: u64 = 34;

@@ -14,9 +14,8 @@ use crate::order::Split;
 use crate::packing::RowLayout;
 use crate::shards::TokenDataset;
 use crate::statistics::Statistics;
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::hash::sha256;
+use ottava_common::{Error, Result};
 
 /// A data set of a run.
 #[derive(Clone)]

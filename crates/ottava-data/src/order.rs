@@ -1,9 +1,8 @@
 //! The order of documents, computed and not stored: document `i` of an epoch is found in constant time, so a resumed run
 //! seeks instead of skipping, and the order does not depend on the number of workers.
 
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::hash::mix;
+use ottava_common::{Error, Result};
 
 /// Rounds of the Feistel network. Four make a good cipher of wide blocks; small blocks need more to look random.
 const ROUNDS: u32 = 8;

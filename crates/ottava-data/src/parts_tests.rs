@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use super::join::PartFolder;
 use super::prepare::{Preparation, PreparedPart, Sizes};
 use super::{BadRecord, Documents, Part, SourceOptions, TokenDataset, Tokenizer};
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 
 /// Small enough for units and files of tokens to have edges within each source.
 const SIZES: Sizes = Sizes { shard: 1000, unit: 400 };

@@ -8,8 +8,7 @@ use crate::loader::{Batch, LoaderState, RowShare, append_document, pad_row, whol
 use crate::order::{Permutation, Split};
 use crate::packing::RowLayout;
 use crate::shards::{PreferenceKind, TokenDataset};
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 
 /// Rows of preferences; of pairs, the chosen and the rejected completion in turns.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,10 +20,9 @@ use crate::stamps::{Hashes, Stamp};
 use crate::token_writer::{Output, TokenWriter};
 use crate::tokenize::tokenize;
 use crate::tokenizer::Tokenizer;
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::fs::{Fs, RealFs, create_dirs, sync_parent};
 use ottava_common::hash::{seal, sha256, sha256_file};
+use ottava_common::{Error, Result};
 
 /// Prefix of folders that are being written.
 const TEMPORARY: &str = ".tmp-";

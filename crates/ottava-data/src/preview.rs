@@ -8,8 +8,7 @@ use crate::loader::RowShare;
 use crate::mixture::{BatchLoader, DataSet, DataState};
 use crate::packing::{Packing, RowLayout};
 use crate::tokenizer::Tokenizer;
-use ottava_common::Result;
-use ottava_common::interrupt;
+use ottava_common::{Result, interrupt};
 
 /// A part of a document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -30,11 +30,8 @@ use sha2::{Digest, Sha256};
 
 use crate::stamps::{self, Stamp};
 use crate::table::Table;
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::hash::{hex, sha256_file, unseal};
-use ottava_common::input;
-use ottava_common::interrupt;
+use ottava_common::{Error, Result, input, interrupt};
 
 /// The version of the folder's layout that this program writes and reads.
 pub const FORMAT: u32 = 6;

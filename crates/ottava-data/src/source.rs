@@ -23,9 +23,8 @@ use crate::mapping::Mapping;
 use crate::megatron::MegatronReader;
 use crate::parts::Units;
 use crate::records::Formatting;
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::hash::HashedFile;
+use ottava_common::{Error, Result};
 
 /// The largest document.
 const MAX_DOCUMENT_BYTES: u64 = 64 << 20;

@@ -10,10 +10,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use ottava_common::Error;
 use ottava_common::fs::{RealFs, replace_file};
 use ottava_common::hash::{seal, unseal};
-use ottava_common::input;
+use ottava_common::{Error, input};
 
 /// Seconds by which times of files are rounded on any file system, at most.
 const GRANULARITY: i64 = 2;

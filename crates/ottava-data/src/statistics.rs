@@ -7,10 +7,8 @@ use crate::order::Split;
 use crate::packing::{ExcessLength, Packing, RowLayout};
 use crate::shards::TokenDataset;
 use crate::stamps;
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::hash::sha256;
-use ottava_common::interrupt;
+use ottava_common::{Error, Result, interrupt};
 
 /// Documents that a message names.
 const NAMED: usize = 10;

@@ -11,9 +11,8 @@ use crate::encode::Encoded;
 use crate::shards::{
     BYTES, DOCUMENTS, LABELS, MARGINS, MASKED, Meta, PreferenceKind, SourceFile, TARGETS, TokenType, shard_name,
 };
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::hash::{hex, seal};
+use ottava_common::{Error, Result};
 
 /// Writes the files of a [`TokenDataset`](super::shards::TokenDataset) in one pass.
 pub(super) struct TokenWriter {

@@ -10,10 +10,7 @@ use crate::left_out::{BadRecords, LeftOutOfFile};
 use crate::parts::SourceUnits;
 use crate::source::{Document, DocumentReader, Failure, SourceOptions};
 use crate::token_writer::TokenWriter;
-use ottava_common::Error;
-use ottava_common::Result;
-use ottava_common::interrupt;
-use ottava_common::limits;
+use ottava_common::{Error, Result, interrupt, limits};
 
 /// Bytes of text that are encoded together: bounds memory and keeps the cores busy.
 const CHUNK_BYTES: usize = 8 << 20;

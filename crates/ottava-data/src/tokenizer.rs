@@ -9,17 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 
-use crate::added_tokens;
 use crate::byte_form::ByteForm;
 use crate::edges::Edges;
 use crate::guard::catch_panics;
 use crate::pieces::{can_be_cut, first_bytes, pieces, words};
-use crate::tokenizer_parts;
 use crate::words::{Token, tokens_of};
-use ottava_common::Error;
-use ottava_common::Result;
+use crate::{added_tokens, tokenizer_parts};
 use ottava_common::hash::sha256;
-use ottava_common::input;
+use ottava_common::{Error, Result, input};
 
 /// Larger tokenizer files are refused; the largest in common use is about 35 MB.
 const MAX_FILE_BYTES: u64 = 256 << 20;

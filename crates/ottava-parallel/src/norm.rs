@@ -3,9 +3,8 @@
 //! `Partition::grad_norm` adds the squares in the order of the model. A tied head has a copy of the embedding's table (`HeadWeight::Copy`), whose
 //! gradient `SumTied` has added before. `tests/promises/parallel/pipeline.rs` compares the bits with one rank.
 
-use crate::optim;
 use crate::pipeline::StagePlaces;
-use crate::{Partition, Shared};
+use crate::{Partition, Shared, optim};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
 use ottava_recipe::param::{Grad, Param, ParamId};

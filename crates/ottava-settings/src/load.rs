@@ -1,8 +1,7 @@
 //! Reading a run's file, and the settings that a command line changes in it.
 
-use crate::RunConfig;
 use crate::names::{self, Known};
-use crate::old_keys;
+use crate::{RunConfig, old_keys};
 use ottava_common::error::{Error, Result};
 use ottava_common::input;
 use std::path::Path;

@@ -1,7 +1,6 @@
 //! Opening the chosen device, and logging it.
 
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use ottava_settings::DeviceChoice;
 use ottava_tensor::Device;
 use ottava_tensor::cuda::{CudaDevice, GpuModel};

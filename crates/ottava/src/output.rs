@@ -5,9 +5,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ottava_checkpoint::Saved;
-use ottava_common::Error;
-use ottava_common::Result;
-use ottava_common::interrupt;
+use ottava_common::{Error, Result, interrupt};
 use ottava_train::objective::Validation;
 use ottava_train::trainer::StepReport;
 use std::borrow::Cow;

@@ -6,12 +6,10 @@ mod fields;
 #[cfg(test)]
 mod tests;
 
-use crate::RunConfig;
-use crate::keys;
 use crate::names::{self, Known};
-use crate::paths;
 use crate::words::{self, Translation};
 use crate::yaml::Yaml;
+use crate::{RunConfig, keys, paths};
 use datasets::DataSets;
 use defaults::Trainer;
 use ottava_common::error::{Error, Result};

@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use ottava_checkpoint::FileStart;
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::fs::{Fs, FsFile, RealFs, expect_regular, replace_file, set_aside, sync_parent};
+use ottava_common::{Error, Result};
 
 /// The largest file of metrics or cast statistics that is read whole: more than lines of a hundred million steps.
 pub const MAX_METRICS_BYTES: u64 = 1 << 36;

@@ -8,8 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 
 /// Writes one event file.
 pub struct EventWriter {

@@ -2,8 +2,7 @@
 
 use crate::output::print_json;
 use clap::Args;
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use ottava_train::report::{ComparedCheckpoint, ComparedCost, Difference, Parting, RunComparison};
 use serde_json::Value;
 use std::path::PathBuf;

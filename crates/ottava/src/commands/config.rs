@@ -1,9 +1,8 @@
 //! `ottava config`: the files of runs.
 
 use clap::{Args, Subcommand};
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::fs::{RealFs, replace_file};
+use ottava_common::{Error, Result};
 use ottava_settings::{migrate, reference};
 use std::path::PathBuf;
 

@@ -3,8 +3,7 @@
 use super::inference::{Inference, InferenceRanks};
 use super::newest::with_model;
 use clap::Args;
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use ottava_data::Tokenizer;
 use ottava_engine::{Draft, Engine, EngineOptions, Ngram, Proposer};
 use ottava_models::{ConfigFile, Decoder, decoder_config};

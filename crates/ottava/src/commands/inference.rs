@@ -5,9 +5,7 @@ use super::newest::with_checkpoint;
 use crate::ranks::{Job, Processes, RankArgs, Role};
 use clap::Args;
 use ottava_checkpoint::{AdapterFolder, verify_model};
-use ottava_common::Error;
-use ottava_common::Result;
-use ottava_common::interrupt;
+use ottava_common::{Error, Result, interrupt};
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest};
 use ottava_models::{
     Adapters, ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model,

@@ -3,9 +3,8 @@
 use crate::output::print_json;
 use clap::Args;
 use ottava_checkpoint::{ModelFiles, Verify, latest_complete};
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::fs::{RealFs, replace_file};
+use ottava_common::{Error, Result};
 use ottava_models::{ConfigFile, Decoder, decoder_config};
 use ottava_recipe::scaling::Quantity;
 use ottava_sentinel::{Recommendation, WhatIf, what_if};

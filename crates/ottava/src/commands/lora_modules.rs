@@ -2,8 +2,7 @@
 
 use super::newest::with_checkpoint;
 use ottava_checkpoint::{AdapterFolder, verify_model};
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use ottava_settings::RunConfig;
 use std::path::PathBuf;
 use std::str::FromStr;

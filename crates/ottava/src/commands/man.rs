@@ -1,9 +1,8 @@
 //! `ottava man`.
 
 use clap::{Args, Command};
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::fs::{RealFs, create_dirs, replace_file};
+use ottava_common::{Error, Result};
 use std::path::PathBuf;
 
 /// Write the manual pages of all commands.

@@ -2,9 +2,7 @@
 
 use crate::output::stop_on_signals;
 use clap::Args;
-use ottava_common::Error;
-use ottava_common::Result;
-use ottava_common::interrupt;
+use ottava_common::{Error, Result, interrupt};
 use ottava_serve::monitor;
 use ottava_train::monitor::Monitor;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

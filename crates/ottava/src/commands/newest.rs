@@ -2,8 +2,7 @@
 
 use ottava_checkpoint::adapter::CONFIG_FILE;
 use ottava_checkpoint::{AdapterFolder, Verify, latest_complete};
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use std::path::Path;
 
 /// How often a run's newest checkpoint may be deleted while it is being read.

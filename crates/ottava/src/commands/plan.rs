@@ -2,8 +2,7 @@
 
 use crate::output::{print_json, print_marked, stop_on_signals};
 use clap::Args;
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use ottava_data::preview::{Segment, count_targets, preview};
 use ottava_data::{DataSet, Formatting, Packing, Tokenizer, TrainingData};
 use ottava_parallel::Schedule;

@@ -1,8 +1,6 @@
 //! Files of prompts.
 
-use ottava_common::Error;
-use ottava_common::Result;
-use ottava_common::input;
+use ottava_common::{Error, Result, input};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 

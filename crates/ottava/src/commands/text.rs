@@ -1,8 +1,7 @@
 //! The text that `eval` and `calibrate` run a model on.
 
 use clap::Args;
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use ottava_data::{
     Batch, Documents, EvalLoader, Fit, Packing, RowLayout, SourceOptions, Split, SplitUse, TokenDataset, Tokenizer,
     Windows, expand, loader, prepare,

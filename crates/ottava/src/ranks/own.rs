@@ -1,8 +1,7 @@
 //! What a process and the ranks that it starts share.
 
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::fs::{RealFs, create_dirs, expect_regular};
+use ottava_common::{Error, Result};
 use std::fs::File;
 use std::path::Path;
 

@@ -1,10 +1,8 @@
 //! The processes of a job that rank 0 has started.
 
 use super::own::{SECRET, open_log};
-use ottava_common::Error;
-use ottava_common::Result;
-use ottava_common::interrupt;
 use ottava_common::launch::{OWN_ADDRESS, OWN_PARENT, OWN_RANK, OWN_SIZE};
+use ottava_common::{Error, Result, interrupt};
 use ottava_tensor::comm::process::{Supervisor, ask_to_end};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};

@@ -2,9 +2,8 @@ mod backends;
 mod specs;
 
 use super::*;
-use crate::DType;
-use crate::Device;
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
+use crate::{DType, Device};
 
 /// Sequences of a fused projection.
 #[derive(Clone, Copy, Debug)]

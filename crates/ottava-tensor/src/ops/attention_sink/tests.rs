@@ -1,8 +1,7 @@
 use super::*;
-use crate::DType;
-use crate::Device;
 use crate::ops::{AttentionInput, AttentionSpec, attention, attention_backward};
 use crate::testing::{Tolerance, normals, parity, values};
+use crate::{DType, Device};
 
 /// Output and `lse` of attention with sinks.
 fn attend(qkv: &Tensor, sinks: &Tensor, spec: &AttentionSpec, batch: usize) -> Result<(Tensor, Tensor)> {

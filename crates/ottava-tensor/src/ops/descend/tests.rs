@@ -1,8 +1,7 @@
 use super::*;
-use crate::Device;
-use crate::ScaledTensor;
 use crate::ops::{MomentumStep, WeightCopy, cast, scaled, split};
 use crate::testing::{Tolerance, assert_close, normals, parity, values};
+use crate::{Device, ScaledTensor};
 
 const HOW: MomentumStep =
     MomentumStep { learning_rate: 0.02, beta1: 0.9, beta2: 0.99, step: 3, max_norm: 1.0, gradient_scale: 1.0 };

@@ -26,9 +26,8 @@ mod tests;
 use crate::cuda::CudaDevice;
 use crate::granularity::Granularity;
 use crate::ops::dispatch::dispatch;
-use crate::planted;
 use crate::quantized::QuantizedTensor;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, Result, Tensor, planted};
 use std::sync::Arc;
 
 /// One side of a product: a matrix `[rows, K]`, contracted along `K`.

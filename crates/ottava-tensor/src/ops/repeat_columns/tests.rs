@@ -1,7 +1,6 @@
 use super::*;
-use crate::DType;
-use crate::Device;
 use crate::testing::{Tolerance, normals, parity, values};
+use crate::{DType, Device};
 
 /// Queries of three heads, and two heads of keys and of values that are each repeated.
 fn sections(dim: usize, times: usize) -> [RepeatedColumns; 3] {

@@ -1,8 +1,7 @@
 //! Models in files of llama.cpp, written and read again.
 
 use ottava_checkpoint::{WeightFiles, write_file};
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use ottava_convert::convert;
 use ottava_convert::export::Source;
 use ottava_convert::export::gguf::{FILE, GgufReport, GgufType, export_gguf};

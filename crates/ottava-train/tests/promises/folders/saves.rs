@@ -2,9 +2,8 @@
 
 use crate::runs::resume::{config, metrics, write_inputs};
 use ottava_checkpoint::{Verify, latest_complete};
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::fs::{Fs, FsFile, RealFs};
+use ottava_common::{Error, Result};
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
 use ottava_settings::{Interval, RunConfig};

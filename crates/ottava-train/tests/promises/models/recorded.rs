@@ -3,8 +3,7 @@
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_recipe::param::{FolderLayout, FolderTensor, Init, Stacked, WeightSource};
 use ottava_tensor::ops::{cast, transpose};
-use ottava_tensor::testing;
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::{DType, Device, Tensor, testing};
 use safetensors::SafeTensors;
 use std::ops::Range;
 

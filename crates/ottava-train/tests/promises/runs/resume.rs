@@ -1,9 +1,8 @@
 //! A run that stops and goes on is the run that never stopped, bit for bit.
 
 use crate::setup::{devices, rotated};
-use ottava_common::Error;
-use ottava_common::Result;
 use ottava_common::hash::{seal, unseal};
+use ottava_common::{Error, Result};
 use ottava_data::Documents;
 use ottava_parallel::optim::{SchedulerType, StableDecay};
 use ottava_recipe::level::{Masters, Storage};

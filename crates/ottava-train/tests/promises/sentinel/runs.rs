@@ -3,8 +3,7 @@
 use crate::runs::resume::{STEPS, config, metrics, state, train, write_inputs};
 use crate::setup::on_ranks;
 use ottava_checkpoint::ModelFiles;
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
 use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, SentinelPolicy, WhatIf, what_if};

@@ -3,8 +3,7 @@
 use crate::output::print_json;
 use crate::ranks::{Job, RankArgs, Role};
 use clap::Args;
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use ottava_settings::{DeviceChoice, formats};
 use ottava_tensor::Device;
 use ottava_tensor::bench::{CollectiveRow, CommBench, CommReport};

@@ -3,8 +3,7 @@
 use super::shared::{gradients, measure, share};
 use crate::output::print_json;
 use clap::Args;
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use ottava_recipe::RecipeName;
 use ottava_recipe::level::Gradients;
 use ottava_settings::DeviceChoice;

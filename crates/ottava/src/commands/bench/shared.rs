@@ -1,7 +1,6 @@
 //! What several benchmarks read, measure and print.
 
-use ottava_common::Error;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use ottava_recipe::level::Gradients;
 use ottava_settings::DeviceChoice;
 use ottava_tensor::Device;
