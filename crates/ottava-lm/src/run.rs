@@ -10,7 +10,7 @@ use crate::optim::Optimizer;
 use crate::parallel::{LayerAxes, Partition, Ranks, divide};
 use crate::param::WeightSource;
 use crate::scaling::{Observer, PrecisionComparison};
-use crate::sentinel::AlarmPolicy;
+use crate::sentinel::NormAlarmPolicy;
 use crate::step::{Repeated, StepResult, TrainStep};
 use ottava_tensor::{Device, Tensor};
 use std::collections::BTreeSet;
@@ -61,7 +61,7 @@ impl Run {
         let step = TrainStep::shared(&model, schedule, run.micro_batch_rows(), seq_len, partition)?;
         let objective = objective::of(run);
         let step = step.with_losses(|rows, device, dtype| objective.loss(rows, device, dtype))?;
-        let step = if run.alarms.grad_norm_spike == AlarmPolicy::Skip { step.with_norm_limit()? } else { step };
+        let step = if run.alarms.grad_norm_spike == NormAlarmPolicy::Skip { step.with_norm_limit()? } else { step };
         Ok(Run { model, optimizer, step, weights_digest })
     }
 

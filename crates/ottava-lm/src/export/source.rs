@@ -6,7 +6,7 @@ use crate::config::RunConfig;
 use crate::error::{Error, Result};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, WeightScales, language_model_config};
 use crate::param::Description;
-use crate::recipe::{LinearSite, Precision, Recipe, RecipeName};
+use crate::recipe::{ExceptionsConfig, LinearSite, Precision, Recipe, RecipeName};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -147,13 +147,17 @@ impl Source {
 
 /// Defaults with the exceptions of `precision`.
 fn only_exceptions(precision: &Precision) -> Precision {
-    let Precision { high_precision_layers, first_layers_bf16, last_layers_bf16, .. } = precision.clone();
-    Precision { high_precision_layers, first_layers_bf16, last_layers_bf16, ..Precision::default() }
+    let ExceptionsConfig { high_precision_layers, first_layers_bf16, last_layers_bf16, .. } =
+        precision.exceptions.clone();
+    let exceptions =
+        ExceptionsConfig { high_precision_layers, first_layers_bf16, last_layers_bf16, ..ExceptionsConfig::default() };
+    Precision { exceptions, ..Precision::default() }
 }
 
 /// A recipe that casts all linears but the exceptions of `precision`.
 fn exceptions(precision: &Precision) -> Recipe {
-    let all = Precision { recipe: RecipeName::Fp8Current, skip_slow_linears: false, ..only_exceptions(precision) };
+    let mut all = Precision { recipe: RecipeName::Fp8Current, ..only_exceptions(precision) };
+    all.exceptions.skip_slow_linears = false;
     all.recipe()
 }
 

@@ -4,7 +4,7 @@ use crate::setup::{Alone, build, devices, linear, precision, quantize, recipes_o
 use crate::steps::{LEAN, expect_same, run, without_losses_of_casts};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::param::MemoryPolicy;
-use ottava_lm::recipe::{FirstStep, Precision, ProductName, Recipe, RecipeName};
+use ottava_lm::recipe::{Delayed, ExceptionsConfig, FirstStep, Precision, ProductName, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;
 use ottava_tensor::ops::cast;
 use ottava_tensor::testing::{normals, values};
@@ -50,10 +50,8 @@ fn histories_and_scales_do_not_notice_steps_in_high_precision() {
             let (recipe, amax_history_len) = (RecipeName::Fp8Delayed, 3);
             let precision = Precision {
                 recipe,
-                amax_history_len,
-                first_step,
-                interval,
-                high_precision_products,
+                delayed: Delayed { amax_history_len, first_step, interval, ..Delayed::default() },
+                exceptions: ExceptionsConfig { high_precision_products, ..ExceptionsConfig::default() },
                 ..Precision::default()
             };
             for device in devices() {

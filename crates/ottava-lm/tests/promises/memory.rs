@@ -11,7 +11,7 @@ use ottava_lm::checkpoint::{Verify, latest_complete};
 use ottava_lm::config::{Interval, LoraConfig, LossType, LossTypes, ResolvedConfig};
 use ottava_lm::models::DecoderConfig;
 use ottava_lm::plan::{MemoryPlan, expect_random_model_fits, inference_bytes};
-use ottava_lm::recipe::{Precision, RecipeName};
+use ottava_lm::recipe::{ExceptionsConfig, Precision, RecipeName};
 use ottava_lm::trainer::{Start, Trainer};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::gpu;
@@ -127,7 +127,12 @@ fn a_rank_of_a_divided_model_never_holds_the_whole_weights() {
     let sizes = DecoderConfig { layers: 8, ..model("llama-3-70b").unwrap() };
     let gpu = dry_gpu(GpuModel::h200().memory);
     for name in [RecipeName::Bf16, RecipeName::Fp8Row] {
-        let recipe = Precision { recipe: name, skip_slow_linears: false, ..Precision::default() }.recipe();
+        let recipe = Precision {
+            recipe: name,
+            exceptions: ExceptionsConfig { skip_slow_linears: false, ..ExceptionsConfig::default() },
+            ..Precision::default()
+        }
+        .recipe();
         let bytes = |ranks| inference_bytes(&sizes, &recipe, &gpu, 1024, ranks, &[]).unwrap() as f64;
         let one = bytes(1);
         for ranks in [2, 4] {

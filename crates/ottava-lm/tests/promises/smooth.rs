@@ -4,7 +4,7 @@ use crate::setup::{Alone, build, devices, dot, precision, quantize, relative_err
 use ottava_lm::layers::{Branch, LLAMA, Mlp, MlpConfig, Norm, NormConfig};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::param::Param;
-use ottava_lm::recipe::{Precision, Recipe, RecipeName};
+use ottava_lm::recipe::{Delayed, ExceptionsConfig, Precision, Recipe, RecipeName};
 use ottava_lm::scaling::ScalingState;
 use ottava_tensor::ops::{Activation, cast};
 use ottava_tensor::testing::{normals, values};
@@ -18,12 +18,24 @@ const HIDDEN: usize = 112;
 const CHANNEL: usize = 17;
 
 fn settings(recipe: RecipeName, smooth_swiglu: bool) -> Precision {
-    Precision { recipe, smooth_swiglu, amax_history_len: 4, ..Precision::default() }
+    Precision {
+        recipe,
+        smooth_swiglu,
+        delayed: Delayed { amax_history_len: 4, ..Delayed::default() },
+        ..Precision::default()
+    }
 }
 
 /// FP8 in the down projection alone, so that outliers of the weight before it are none of what is seen.
 fn down_alone(recipe: RecipeName, smooth: bool) -> Recipe {
-    Precision { high_precision_layers: vec!["*.gate_up_proj".into()], ..settings(recipe, smooth) }.recipe()
+    Precision {
+        exceptions: ExceptionsConfig {
+            high_precision_layers: vec!["*.gate_up_proj".into()],
+            ..ExceptionsConfig::default()
+        },
+        ..settings(recipe, smooth)
+    }
+    .recipe()
 }
 
 /// Normal values, each times `factor` of its row and column.
