@@ -224,16 +224,18 @@ pub(super) fn find(name: &str) -> Option<&'static OldKey> {
     OLD.iter().filter(|key| key.has_moved()).find(|key| key.old == name || !is_new && last(key.old))
 }
 
+/// The name of the variant that the key at the path `tag` chooses in `table`, there or at its old path.
+fn variant<'a>(table: &'a Table, tag: &str) -> Option<&'a str> {
+    let old = OLD.iter().filter(|key| key.new == tag).find_map(|key| paths::get(table, key.old)?.as_str());
+    old.or_else(|| keys::variant(table, tag))
+}
+
 /// The old keys of `table`, and what replaces them.
 pub(super) fn changes(table: &Table) -> Vec<Change> {
-    let variant = |tag: &str| {
-        let old = OLD.iter().filter(|key| key.new == tag).find_map(|key| paths::get(table, key.old)?.as_str());
-        old.or_else(|| keys::variant(table, tag))
-    };
     let mut changes: Vec<Change> = Vec::new();
     for key in OLD {
         let Some(was) = paths::get(table, key.old).cloned() else { continue };
-        let Some(mut now) = key.now(&was, variant) else { continue };
+        let Some(mut now) = key.now(&was, |tag| variant(table, tag)) else { continue };
         let replaced =
             |change: &Change| matches!(change.now, Now::Is(path, _) if path == key.new).then_some(change.old);
         if let (Now::Is(..), Some(other)) = (&now, changes.iter().find_map(replaced)) {
@@ -269,12 +271,15 @@ pub(super) fn beside(table: &Table, path: &str, name: &str) -> Option<&'static s
     same().any(|key| paths::get(table, key.old).is_some()).then_some(called.old)
 }
 
-/// Removes what says the same as the key at `path`, which is set instead: its old or its new spelling.
+/// Removes what says the same as the key at `path`, which is set instead: its old or its new spelling. An old key that the variant of `table` does
+/// not read replaces nothing.
 pub(super) fn forget(table: &mut Table, path: &str) {
     for key in OLD.iter().filter(|key| key.has_moved()) {
+        let is_read =
+            key.only.as_ref().is_none_or(|only| only.names.contains(&variant(table, only.tag).unwrap_or_default()));
         if key.new == path {
             paths::remove(table, key.old);
-        } else if key.old == path {
+        } else if key.old == path && is_read {
             paths::remove(table, key.new);
         }
     }

@@ -461,6 +461,7 @@ fn old_spellings_say_the_same_in_files_and_on_the_command_line() {
     says("", &["training.lion_beta2=0.98", "optimizer.name=lion"], lion);
     says("[training]\nadam_beta2 = 0.5\n", &["optimizer.name=lion", "beta2=0.98"], lion);
     says("[optimizer]\nbeta2 = 0.5\nname = \"lion\"\n", &["lion_beta2=0.98"], lion);
+    says("[optimizer]\nbeta1 = 0.8\n", &["lion_beta1=0.5"], "[optimizer]\nbeta1 = 0.8\n");
     // A key that its run did not read has no effect now either.
     says("[training]\nlion_beta1 = 0.5\nlr_power = 3.0\n", &[], "");
     says("[training]\nmax_steps = 0\nglobal_batch_size = 0\nwarmup_ratio = 0.0\n", &[], "");
