@@ -30,7 +30,7 @@ pub use fp8_pays::Fp8Pays;
 pub use linears::glob;
 pub use linears::{Decision, ExpertCounts, LinearSite};
 pub use overrides::PrecisionOverride;
-pub use precision::{LossScaling, Precision, Sums, WgradBlocks};
+pub use precision::{AccumulationConfig, Delayed, ExceptionsConfig, Fp16, LossScaling, Precision, Sums, WgradBlocks};
 pub use steps::Steps;
 pub use types::{
     Cast, Exceptions, FirstStep, Fp8Format, LinearCasts, Override, ProductName, ProductPrecision, Products, Recipe,

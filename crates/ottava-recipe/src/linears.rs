@@ -191,7 +191,7 @@ impl Recipe {
 }
 
 /// The keys of patterns.
-const HIGH_PRECISION_LAYERS: &str = "precision.high_precision_layers";
+const HIGH_PRECISION_LAYERS: &str = "precision.exceptions.high_precision_layers";
 const OVERRIDES: &str = "precision.overrides";
 
 /// The first of `patterns`, the patterns of `key`, that matches parts of `site`, if all of them match one.
@@ -279,7 +279,7 @@ fn scaling(casts: &LinearCasts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Precision, PrecisionOverride, RecipeName};
+    use crate::{ExceptionsConfig, Precision, PrecisionOverride, RecipeName};
     use ottava_tensor::Device;
     use ottava_tensor::cuda::GpuModel;
 
@@ -309,7 +309,8 @@ mod tests {
 
     fn recipe(patterns: &[&str]) -> Recipe {
         let high_precision_layers = patterns.iter().map(|p| p.to_string()).collect();
-        Precision { recipe: RecipeName::Fp8Delayed, high_precision_layers, ..Precision::default() }.recipe()
+        let exceptions = ExceptionsConfig { high_precision_layers, ..ExceptionsConfig::default() };
+        Precision { recipe: RecipeName::Fp8Delayed, exceptions, ..Precision::default() }.recipe()
     }
 
     /// The linears that stay in high precision.
@@ -377,8 +378,22 @@ mod tests {
             assert!(matches!(casts.input.scaling, Scaling::Delayed { .. }), "{name}");
             assert!(matches!(casts.weight.scaling, Scaling::Current(_)), "{name}: no history knows the weight");
         }
-        assert_eq!(smooth(&Precision { last_layers_bf16: 3, ..precision.clone() }).len(), 9);
-        assert_eq!(smooth(&Precision { high_precision_products: vec![Wgrad], ..precision.clone() }).len(), 0);
+        assert_eq!(
+            smooth(&Precision {
+                exceptions: ExceptionsConfig { last_layers_bf16: 3, ..ExceptionsConfig::default() },
+                ..precision.clone()
+            })
+            .len(),
+            9
+        );
+        assert_eq!(
+            smooth(&Precision {
+                exceptions: ExceptionsConfig { high_precision_products: vec![Wgrad], ..ExceptionsConfig::default() },
+                ..precision.clone()
+            })
+            .len(),
+            0
+        );
         assert_eq!(smooth(&Precision { recipe: RecipeName::Fp8Row, ..precision.clone() }).len(), 0);
         assert_eq!(smooth(&Precision { smooth_swiglu: false, ..precision }).len(), 0);
     }
@@ -399,7 +414,10 @@ mod tests {
         let rows = other(&["*.down_proj"], Some(RecipeName::Fp8Row));
         let bf16 = other(&["*.2.*", "*.absent.*", "*.no_more"], Some(RecipeName::Bf16));
         let wgrad = PrecisionOverride { high_precision_products: Some(vec![Wgrad]), ..other(&["*.qkv_proj"], None) };
-        let precision = Precision { first_layers_bf16: 1, ..with(vec![block, rows, bf16, wgrad]) };
+        let precision = Precision {
+            exceptions: ExceptionsConfig { first_layers_bf16: 1, ..ExceptionsConfig::default() },
+            ..with(vec![block, rows, bf16, wgrad])
+        };
         let recipe = precision.recipe();
         let decided = |number: usize| recipe.decide(&sites()[number]).unwrap();
         let granularity = |number: usize| decided(number).fp8.unwrap().0.input.granularity;
@@ -447,7 +465,7 @@ mod tests {
     #[test]
     fn slow_linears_stay_on_a_gpu_where_speed_decides() {
         let gpu = Device::dry_gpu(GpuModel::h200());
-        let precision = Precision { recipe: RecipeName::Fp8Delayed, skip_slow_linears: true, ..Precision::default() };
+        let precision = Precision { recipe: RecipeName::Fp8Delayed, ..Precision::default() };
         assert_eq!(high(&precision.recipe_on(&gpu, 8192)).len(), 24);
         assert_eq!(high(&precision.recipe_on(&gpu, 16384)).len(), 0);
         let current = Precision { recipe: RecipeName::Fp8Current, ..precision.clone() };

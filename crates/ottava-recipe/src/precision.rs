@@ -66,32 +66,62 @@ enum NonFiniteName {
     Keep,
 }
 
-/// The `[precision]` table of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// The `[precision.delayed]` table: delayed scaling.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Precision {
-    /// "fp32", "bf16", "fp16" (with a loss scale), or an FP8 recipe, named by where its scales come from:
-    pub recipe: RecipeName,
-    /// FP8 formats: "hybrid" (gradients in E5M2, everything else in E4M3), "e4m3" (everything in E4M3), or "auto": "hybrid" with one scale per
-    /// tensor, "e4m3" with more.
-    pub fp8_format: Fp8Format,
-    /// Delayed scaling: steps of amax history.
+pub struct Delayed {
+    /// Steps of amax history.
     pub amax_history_len: usize,
-    /// Delayed scaling: how the history is reduced, "max" or "most_recent".
+    /// How the history is reduced, "max" or "most_recent".
     #[schemars(with = "AmaxReducerName")]
     pub amax_compute_algo: AmaxReducer,
-    /// Delayed scaling: headroom in powers of two.
+    /// Headroom in powers of two.
     pub margin: i32,
-    /// Delayed scaling: steps from one computation of a scale to the next.
+    /// Steps from one computation of a scale to the next.
     pub interval: u32,
-    /// Delayed scaling: how an infinite amax is handled. "quarantine" keeps it out of the history and reports it. "keep" records it, as
+    /// How an infinite amax is handled. "quarantine" keeps it out of the history and reports it. "keep" records it, as
     /// Transformer Engine does; then the scale does not change until the infinity has left the history.
     #[schemars(with = "NonFiniteName")]
     pub non_finite: NonFinite,
-    /// Delayed scaling: scales of the first step, "current" (from the tensor's own amax) or "unscaled" (1, as in Transformer Engine).
+    /// Scales of the first step, "current" (from the tensor's own amax) or "unscaled" (1, as in Transformer Engine).
     pub first_step: FirstStep,
-    /// Round scales down to powers of two. Not for delayed scaling.
-    pub power_of_two_scales: bool,
+}
+
+/// The `[precision.fp16]` table: the loss scale.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Fp16 {
+    /// Initial loss scale of "fp16", a power of two. A step with non-finite gradients halves the scale and changes no weight.
+    pub initial_loss_scale: f64,
+    /// Consecutive steps with finite gradients after which the loss scale doubles.
+    pub loss_scale_window: u64,
+    /// The loss scale is never halved below this power of two.
+    pub min_loss_scale: f64,
+}
+
+impl Default for Delayed {
+    fn default() -> Delayed {
+        Delayed {
+            amax_history_len: 1024,
+            amax_compute_algo: AmaxReducer::Max,
+            margin: 0,
+            interval: 1,
+            non_finite: NonFinite::Quarantine,
+            first_step: FirstStep::Current,
+        }
+    }
+}
+
+impl Default for Fp16 {
+    fn default() -> Fp16 {
+        Fp16 { initial_loss_scale: 65536.0, loss_scale_window: 2000, min_loss_scale: 1.0 }
+    }
+}
+
+/// The `[precision.accumulation]` table: how FP8 products add up.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AccumulationConfig {
     /// Accumulation of FP8 products in fprop on a GPU: "fast", "exact", or "auto": "exact" with scales per block, else "fast".
     pub fprop_accumulation: Sums,
     /// Accumulation in dgrad: "fast", "exact", or "auto", which is "exact".
@@ -99,8 +129,12 @@ pub struct Precision {
     /// Accumulation in wgrad: "fast", "exact", or "auto", which is "fast" up to 16,384 tokens per micro-batch, and "exact" above or with block
     /// scales.
     pub wgrad_accumulation: Sums,
-    /// With "fp8-block": blocks of dy in wgrad, "128x128" (faster on a GPU) or "1x128" (as in DeepSeek-V3 and Transformer Engine).
-    pub wgrad_blocks: WgradBlocks,
+}
+
+/// The `[precision.exceptions]` table: linears, products and steps that compute in BF16.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ExceptionsConfig {
     /// Products that read BF16 operands in all linears: any of "fprop", "dgrad", "wgrad".
     pub high_precision_products: Vec<ProductName>,
     /// Steps that compute all products in BF16 and still update amax histories and scales: "100..200" means steps 100 to 199. Separate several
@@ -115,6 +149,45 @@ pub struct Precision {
     pub last_layers_bf16: usize,
     /// On a GPU, keep linears in BF16 that FP8 would make slower at this micro-batch size, by measurements on an H200.
     pub skip_slow_linears: bool,
+}
+
+impl Default for AccumulationConfig {
+    fn default() -> AccumulationConfig {
+        let auto = Sums::Auto;
+        AccumulationConfig { fprop_accumulation: auto, dgrad_accumulation: auto, wgrad_accumulation: auto }
+    }
+}
+
+impl Default for ExceptionsConfig {
+    fn default() -> ExceptionsConfig {
+        ExceptionsConfig {
+            high_precision_products: Vec::new(),
+            high_precision_steps: Steps::default(),
+            high_precision_layers: Vec::new(),
+            first_layers_bf16: 0,
+            last_layers_bf16: 0,
+            skip_slow_linears: true,
+        }
+    }
+}
+
+/// The `[precision]` table of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Precision {
+    /// "fp32", "bf16", "fp16" (with a loss scale), or an FP8 recipe, named by where its scales come from:
+    pub recipe: RecipeName,
+    /// FP8 formats: "hybrid" (gradients in E5M2, everything else in E4M3), "e4m3" (everything in E4M3), or "auto": "hybrid" with one scale per
+    /// tensor, "e4m3" with more.
+    pub fp8_format: Fp8Format,
+    /// Round scales down to powers of two. Not for delayed scaling.
+    pub power_of_two_scales: bool,
+    /// How FP8 products add up on a GPU.
+    pub accumulation: AccumulationConfig,
+    /// With "fp8-block": blocks of dy in wgrad, "128x128" (faster on a GPU) or "1x128" (as in DeepSeek-V3 and Transformer Engine).
+    pub wgrad_blocks: WgradBlocks,
+    /// Linears, products and steps in BF16.
+    pub exceptions: ExceptionsConfig,
     /// Smooth-SwiGLU, for "fp8-delayed" and "fp8-current": scale each input channel of down_proj by a power of two before the cast, and the
     /// weight by its inverse, so that an outlier in one channel costs the others no precision.
     pub smooth_swiglu: bool,
@@ -122,12 +195,10 @@ pub struct Precision {
     /// the library's kernel (64 to 128 tokens) have the same bits in each run. Takes scratch memory of two bytes per score, and is slower
     /// beyond 1,024 tokens.
     pub deterministic: bool,
-    /// Initial loss scale of "fp16", a power of two. A step with non-finite gradients halves the scale and changes no weight.
-    pub initial_loss_scale: f64,
-    /// Consecutive steps with finite gradients after which the loss scale doubles.
-    pub loss_scale_window: u64,
-    /// The loss scale is never halved below this power of two.
-    pub min_loss_scale: f64,
+    /// Delayed scaling, for linears with recipe "fp8-delayed".
+    pub delayed: Delayed,
+    /// The loss scale of recipe "fp16".
+    pub fp16: Fp16,
     /// Other formats for some linears: tables `[[precision.overrides]]` with `layers`, patterns as in high_precision_layers, and at least one of
     /// `recipe`, `fp8_format` and `high_precision_products`. The first table that names a linear counts. Example:
     ///
@@ -144,28 +215,14 @@ impl Default for Precision {
         Precision {
             recipe: RecipeName::Bf16,
             fp8_format: Fp8Format::Auto,
-            amax_history_len: 1024,
-            amax_compute_algo: AmaxReducer::Max,
-            margin: 0,
-            interval: 1,
-            non_finite: NonFinite::Quarantine,
-            first_step: FirstStep::Current,
             power_of_two_scales: false,
-            fprop_accumulation: Sums::Auto,
-            dgrad_accumulation: Sums::Auto,
-            wgrad_accumulation: Sums::Auto,
+            accumulation: AccumulationConfig::default(),
             wgrad_blocks: WgradBlocks::Square,
-            high_precision_products: Vec::new(),
-            high_precision_steps: Steps::default(),
-            high_precision_layers: Vec::new(),
-            first_layers_bf16: 0,
-            last_layers_bf16: 0,
-            skip_slow_linears: true,
+            exceptions: ExceptionsConfig::default(),
             smooth_swiglu: false,
             deterministic: false,
-            initial_loss_scale: 65536.0,
-            loss_scale_window: 2000,
-            min_loss_scale: 1.0,
+            delayed: Delayed::default(),
+            fp16: Fp16::default(),
             overrides: Vec::new(),
         }
     }
@@ -175,27 +232,38 @@ impl Precision {
     /// What is wrong with these settings, a sentence each.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        if self.amax_history_len == 0 {
-            problems.push("`precision.amax_history_len` is 0; delayed scaling needs at least 1".to_string());
+        if self.delayed.amax_history_len == 0 {
+            problems.push("`precision.delayed.amax_history_len` is 0; delayed scaling needs at least 1".to_string());
         }
-        if !(0..=8).contains(&self.margin) {
-            problems
-                .push(format!("`precision.margin` is {}; it is a number of powers of two from 0 to 8", self.margin));
+        if !(0..=8).contains(&self.delayed.margin) {
+            problems.push(format!(
+                "`precision.delayed.margin` is {}; it is a number of powers of two from 0 to 8",
+                self.delayed.margin
+            ));
         }
-        if !(1..=1 << 20).contains(&self.interval) {
-            problems.push(format!("`precision.interval` is {}; scales follow every 1 to 1048576 steps", self.interval));
+        if !(1..=1 << 20).contains(&self.delayed.interval) {
+            problems.push(format!(
+                "`precision.delayed.interval` is {}; scales follow every 1 to 1048576 steps",
+                self.delayed.interval
+            ));
         }
         if matches!(self.recipe, RecipeName::Fp8Block | RecipeName::Mxfp8) {
-            let sums = [self.fprop_accumulation, self.dgrad_accumulation, self.wgrad_accumulation];
+            let sums = [
+                self.accumulation.fprop_accumulation,
+                self.accumulation.dgrad_accumulation,
+                self.accumulation.wgrad_accumulation,
+            ];
             for (product, _) in ["fprop", "dgrad", "wgrad"].iter().zip(sums).filter(|(_, sums)| *sums == Sums::Fast) {
                 problems.push(format!(
-                    "`precision.{product}_accumulation` is \"fast\"; products of blocks always add up exactly, so leave it out or write \"exact\""
+                    "`precision.accumulation.{product}_accumulation` is \"fast\"; products of blocks always add up exactly, so leave it out or write \"exact\""
                 ));
             }
         }
-        if !self.high_precision_steps.is_empty() && !self.recipes().any(|recipe| RecipeName::FP8.contains(&recipe)) {
+        if !self.exceptions.high_precision_steps.is_empty()
+            && !self.recipes().any(|recipe| RecipeName::FP8.contains(&recipe))
+        {
             problems.push(format!(
-                "`precision.high_precision_steps` is set, and recipe {} has no step in lower precision; leave it out, or choose an FP8 recipe",
+                "`precision.exceptions.high_precision_steps` is set, and recipe {} has no step in lower precision; leave it out, or choose an FP8 recipe",
                 self.recipe.as_str()
             ));
         }
@@ -211,21 +279,26 @@ impl Precision {
                 self.recipe.as_str()
             ));
         }
-        let powers = [("initial_loss_scale", self.initial_loss_scale), ("min_loss_scale", self.min_loss_scale)];
+        let powers = [
+            ("fp16.initial_loss_scale", self.fp16.initial_loss_scale),
+            ("fp16.min_loss_scale", self.fp16.min_loss_scale),
+        ];
         for (key, scale) in powers {
             if !(2f64.powi(-30)..=2f64.powi(30)).contains(&scale) || scale.log2().fract() != 0.0 {
                 problems
                     .push(format!("`precision.{key}` is {scale}; it is a power of two from 2^-30 to 2^30, as 65536"));
             }
         }
-        if self.initial_loss_scale < self.min_loss_scale {
-            problems.push("`precision.initial_loss_scale` is less than `min_loss_scale`".to_string());
+        if self.fp16.initial_loss_scale < self.fp16.min_loss_scale {
+            problems.push("`precision.fp16.initial_loss_scale` is less than `min_loss_scale`".to_string());
         }
-        if self.loss_scale_window == 0 {
-            problems.push("`precision.loss_scale_window` is 0; a scale grows after 1 step or more".to_string());
+        if self.fp16.loss_scale_window == 0 {
+            problems.push("`precision.fp16.loss_scale_window` is 0; a scale grows after 1 step or more".to_string());
         }
-        if self.high_precision_layers.iter().any(String::is_empty) {
-            problems.push("`precision.high_precision_layers` has an empty pattern, which matches nothing".to_string());
+        if self.exceptions.high_precision_layers.iter().any(String::is_empty) {
+            problems.push(
+                "`precision.exceptions.high_precision_layers` has an empty pattern, which matches nothing".to_string(),
+            );
         }
         let overrides = self.overrides.iter().zip(1..);
         problems.extend(overrides.flat_map(|(other, number)| self.problems_of(number, other)));
@@ -239,15 +312,15 @@ impl Precision {
 
     /// What the products of `step` read.
     pub fn precision_of(&self, step: u64) -> StepPrecision {
-        if self.high_precision_steps.contains(step) { StepPrecision::High } else { StepPrecision::Recipe }
+        if self.exceptions.high_precision_steps.contains(step) { StepPrecision::High } else { StepPrecision::Recipe }
     }
 
     /// How the loss is scaled, where the recipe has small numbers that need it.
     pub fn loss_scaling(&self) -> Option<LossScaling> {
         (self.recipe == RecipeName::Fp16).then_some(LossScaling {
-            initial: self.initial_loss_scale,
-            window: self.loss_scale_window,
-            minimum: self.min_loss_scale,
+            initial: self.fp16.initial_loss_scale,
+            window: self.fp16.loss_scale_window,
+            minimum: self.fp16.min_loss_scale,
         })
     }
 
@@ -256,7 +329,7 @@ impl Precision {
     pub fn recipe_on(&self, device: &Device, micro_batch_tokens: usize) -> Recipe {
         let mut recipe = self.recipe_of(micro_batch_tokens);
         let measured = matches!(device, Device::Cuda(_));
-        recipe.exceptions.slow_at = (measured && self.skip_slow_linears).then_some(micro_batch_tokens);
+        recipe.exceptions.slow_at = (measured && self.exceptions.skip_slow_linears).then_some(micro_batch_tokens);
         recipe
     }
 
@@ -278,9 +351,9 @@ impl Precision {
             casts,
             products,
             exceptions: Exceptions {
-                patterns: self.high_precision_layers.clone(),
-                first: self.first_layers_bf16,
-                last: self.last_layers_bf16,
+                patterns: self.exceptions.high_precision_layers.clone(),
+                first: self.exceptions.first_layers_bf16,
+                last: self.exceptions.last_layers_bf16,
                 slow_at: None,
             },
             overrides: overrides.collect(),
@@ -294,10 +367,13 @@ impl Precision {
         Precision {
             recipe: other.recipe.unwrap_or(self.recipe),
             fp8_format: other.fp8_format.unwrap_or(self.fp8_format),
-            high_precision_products: other
-                .high_precision_products
-                .clone()
-                .unwrap_or_else(|| self.high_precision_products.clone()),
+            exceptions: ExceptionsConfig {
+                high_precision_products: other
+                    .high_precision_products
+                    .clone()
+                    .unwrap_or_else(|| self.exceptions.high_precision_products.clone()),
+                ..self.exceptions.clone()
+            },
             overrides: Vec::new(),
             ..self.clone()
         }
@@ -332,12 +408,13 @@ impl Precision {
     /// The compute type, the casts of linears and the precision of their products with so many tokens, without exceptions and overrides.
     fn formats(&self, tokens: usize) -> (DType, Option<LinearCasts>, Products) {
         let how = DelayedScaling {
-            reducer: self.amax_compute_algo,
-            margin: self.margin,
-            interval: self.interval,
-            non_finite: self.non_finite,
+            reducer: self.delayed.amax_compute_algo,
+            margin: self.delayed.margin,
+            interval: self.delayed.interval,
+            non_finite: self.delayed.non_finite,
         };
-        let delayed = Scaling::Delayed { how, window: self.amax_history_len, first_step: self.first_step };
+        let delayed =
+            Scaling::Delayed { how, window: self.delayed.amax_history_len, first_step: self.delayed.first_step };
         let own = Scaling::Current(CurrentScaling { epsilon: 0.0, power_of_two: self.power_of_two_scales });
         // What shares a scale, in activations and in weights.
         let (compute, scaling) = match self.recipe {
@@ -372,16 +449,16 @@ impl Precision {
             ProductName::Dgrad => false,
             ProductName::Wgrad => !blocks && tokens <= FAST_WGRAD_TOKENS,
         };
-        let product = |name, sums| match (self.high_precision_products.contains(&name), sums) {
+        let product = |name, sums| match (self.exceptions.high_precision_products.contains(&name), sums) {
             (true, _) => ProductPrecision::High,
             (_, Sums::Fast) => ProductPrecision::Fp8(Accumulation::Fast),
             (_, Sums::Auto) if usual(name) => ProductPrecision::Fp8(Accumulation::Fast),
             (_, Sums::Auto | Sums::Exact) => ProductPrecision::Fp8(Accumulation::Exact),
         };
         let products = Products {
-            fprop: product(ProductName::Fprop, self.fprop_accumulation),
-            dgrad: product(ProductName::Dgrad, self.dgrad_accumulation),
-            wgrad: product(ProductName::Wgrad, self.wgrad_accumulation),
+            fprop: product(ProductName::Fprop, self.accumulation.fprop_accumulation),
+            dgrad: product(ProductName::Dgrad, self.accumulation.dgrad_accumulation),
+            wgrad: product(ProductName::Wgrad, self.accumulation.wgrad_accumulation),
         };
         (compute, casts, products)
     }

@@ -14,8 +14,6 @@ pub enum AlarmPolicy {
     /// Logs it.
     #[default]
     Warn,
-    /// Skips the update of the step, for gradient norms.
-    Skip,
     /// Goes back to an earlier checkpoint, and goes on with the rows that come next.
     Rollback,
     /// Saves a checkpoint after the step and ends the program.
@@ -24,16 +22,47 @@ pub enum AlarmPolicy {
     Stop,
 }
 
-impl AlarmPolicy {
+/// What a spike of the gradient norm does. The norm is known before the update, so the step can be skipped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NormAlarmPolicy {
+    /// Nothing.
+    Off,
+    /// Logs it.
+    #[default]
+    Warn,
+    /// Logs it, and skips the update of the step.
+    Skip,
+    /// As [`AlarmPolicy::Rollback`].
+    Rollback,
+    /// As [`AlarmPolicy::Pause`].
+    Pause,
+    /// As [`AlarmPolicy::Stop`].
+    Stop,
+}
+
+impl From<AlarmPolicy> for NormAlarmPolicy {
+    fn from(policy: AlarmPolicy) -> NormAlarmPolicy {
+        match policy {
+            AlarmPolicy::Off => NormAlarmPolicy::Off,
+            AlarmPolicy::Warn => NormAlarmPolicy::Warn,
+            AlarmPolicy::Rollback => NormAlarmPolicy::Rollback,
+            AlarmPolicy::Pause => NormAlarmPolicy::Pause,
+            AlarmPolicy::Stop => NormAlarmPolicy::Stop,
+        }
+    }
+}
+
+impl NormAlarmPolicy {
     /// The spelling in configuration files.
     pub fn as_str(self) -> &'static str {
         match self {
-            AlarmPolicy::Off => "off",
-            AlarmPolicy::Warn => "warn",
-            AlarmPolicy::Skip => "skip",
-            AlarmPolicy::Rollback => "rollback",
-            AlarmPolicy::Pause => "pause",
-            AlarmPolicy::Stop => "stop",
+            NormAlarmPolicy::Off => "off",
+            NormAlarmPolicy::Warn => "warn",
+            NormAlarmPolicy::Skip => "skip",
+            NormAlarmPolicy::Rollback => "rollback",
+            NormAlarmPolicy::Pause => "pause",
+            NormAlarmPolicy::Stop => "stop",
         }
     }
 }

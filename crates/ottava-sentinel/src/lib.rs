@@ -32,7 +32,7 @@ mod router_alarm;
 mod state;
 mod what_if;
 
-pub use alarm::{AlarmPolicy, NonFiniteSteps, Spike, SpikeDetector};
+pub use alarm::{AlarmPolicy, NonFiniteSteps, NormAlarmPolicy, Spike, SpikeDetector};
 pub use cast_alarm::{CastAlarm, CastBounds, CastDetector, CastFinding, CastHistory, SeenCast};
 pub use finding::{Bounds, Finding, Measure, Verdict};
 pub use memory::{AlarmMemory, CountedSince, LastLine};

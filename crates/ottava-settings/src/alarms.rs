@@ -1,6 +1,6 @@
 //! The table `[alarms]`.
 
-use ottava_sentinel::{AlarmPolicy, CastBounds, NonFiniteSteps};
+use ottava_sentinel::{AlarmPolicy, CastBounds, NonFiniteSteps, NormAlarmPolicy};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -12,18 +12,15 @@ pub struct AlarmsConfig {
     /// "pause" (save and end with exit code 76) or "stop" (end with exit code 77, without a checkpoint).
     pub loss_spike: AlarmPolicy,
     /// Action after a spike of the gradient norm: one of the above, or "skip" (the step changes no weights).
-    pub grad_norm_spike: AlarmPolicy,
+    pub grad_norm_spike: NormAlarmPolicy,
     /// Action if casts saturate or underflow, their amax grows, or their scale reaches a limit, checked every logging.cast_statistics_steps
     /// steps: "off", "warn", "rollback", "pause" or "stop".
     pub casts: AlarmPolicy,
     /// Action if routers send almost all tokens to the same experts, checked every logging.cast_statistics_steps steps: "off", "warn",
     /// "rollback", "pause" or "stop".
     pub routers: AlarmPolicy,
-    /// Number of preceding steps with which the loss and gradient norm of a step are compared.
-    pub spike_window: usize,
-    /// A value above the median of these steps by more than this many robust standard deviations (1.4826 times the median absolute deviation)
-    /// is a spike.
-    pub spike_threshold: f64,
+    /// What a spike is.
+    pub spikes: Spikes,
     /// Action if the gradient norm of a step is not finite: "stop" (end with exit code 4) or "skip" (continue with the next step). The step
     /// changes no weights. With "fp16", this applies only when the loss scale is already at its minimum.
     pub non_finite_steps: NonFiniteSteps,
@@ -37,29 +34,58 @@ pub struct AlarmsConfig {
     pub amax_growth: f64,
     /// If each token is sent to K experts: a router has collapsed if its K most chosen experts get more than this share of all choices.
     pub collapsed_share: f64,
+    /// What "rollback" does.
+    pub rollback: Rollbacks,
+}
+
+/// The `[alarms.spikes]` table: which losses and gradient norms are spikes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Spikes {
+    /// Number of preceding steps with which the loss and gradient norm of a step are compared.
+    pub spike_window: usize,
+    /// A value above the median of these steps by more than this many robust standard deviations (1.4826 times the median absolute deviation)
+    /// is a spike.
+    pub spike_threshold: f64,
+}
+
+/// The `[alarms.rollback]` table: how far and how often a run goes back.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rollbacks {
     /// Minimum age, in steps, of the checkpoint that "rollback" restores.
     pub rollback_steps: u64,
     /// Maximum number of rollbacks of a run; the next alarm with "rollback" ends the run with exit code 77.
     pub max_rollbacks: u64,
 }
 
+impl Default for Spikes {
+    fn default() -> Spikes {
+        Spikes { spike_window: 200, spike_threshold: 10.0 }
+    }
+}
+
+impl Default for Rollbacks {
+    fn default() -> Rollbacks {
+        Rollbacks { rollback_steps: 10, max_rollbacks: 3 }
+    }
+}
+
 impl Default for AlarmsConfig {
     fn default() -> AlarmsConfig {
         AlarmsConfig {
             loss_spike: AlarmPolicy::Warn,
-            grad_norm_spike: AlarmPolicy::Warn,
+            grad_norm_spike: NormAlarmPolicy::Warn,
             casts: AlarmPolicy::Warn,
             routers: AlarmPolicy::Warn,
-            spike_window: 200,
-            spike_threshold: 10.0,
+            spikes: Spikes::default(),
             non_finite_steps: NonFiniteSteps::Stop,
             max_skipped_steps: 10,
             saturated_share: 0.01,
             underflowed_share: 0.5,
             amax_growth: 8.0,
             collapsed_share: 0.9,
-            rollback_steps: 10,
-            max_rollbacks: 3,
+            rollback: Rollbacks::default(),
         }
     }
 }
@@ -72,26 +98,22 @@ impl AlarmsConfig {
 
     /// Whether any alarm goes back to an earlier checkpoint.
     pub(super) fn rolls_back(&self) -> bool {
-        [self.loss_spike, self.grad_norm_spike, self.casts, self.routers].contains(&AlarmPolicy::Rollback)
+        [self.loss_spike, self.casts, self.routers].contains(&AlarmPolicy::Rollback)
+            || self.grad_norm_spike == NormAlarmPolicy::Rollback
     }
 
     /// Problems of the values, a sentence each.
     pub(super) fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        if !(2..=1 << 20).contains(&self.spike_window) {
-            let window = self.spike_window;
-            problems.push(format!("`alarms.spike_window` is {window}; it is a number of steps from 2 to 1048576"));
+        if !(2..=1 << 20).contains(&self.spikes.spike_window) {
+            let window = self.spikes.spike_window;
+            problems
+                .push(format!("`alarms.spikes.spike_window` is {window}; it is a number of steps from 2 to 1048576"));
         }
-        if self.spike_threshold.is_nan() || self.spike_threshold <= 0.0 {
-            let threshold = self.spike_threshold;
-            problems.push(format!("`alarms.spike_threshold` is {threshold}; it is a number of deviations above 0"));
-        }
-        for (key, policy) in [("loss_spike", self.loss_spike), ("casts", self.casts), ("routers", self.routers)] {
-            if policy == AlarmPolicy::Skip {
-                problems.push(format!(
-                    "`alarms.{key}` is \"skip\", and it is known only after the update; take \"rollback\", or `grad_norm_spike = \"skip\"`"
-                ));
-            }
+        if self.spikes.spike_threshold.is_nan() || self.spikes.spike_threshold <= 0.0 {
+            let threshold = self.spikes.spike_threshold;
+            problems
+                .push(format!("`alarms.spikes.spike_threshold` is {threshold}; it is a number of deviations above 0"));
         }
         let shares = [
             ("saturated_share", self.saturated_share),
@@ -107,9 +129,9 @@ impl AlarmsConfig {
             problems
                 .push(format!("`alarms.amax_growth` is {}; it is a number of powers of two above 0", self.amax_growth));
         }
-        if self.rollback_steps == 0 {
+        if self.rollback.rollback_steps == 0 {
             problems.push(
-                "`alarms.rollback_steps` is 0; a checkpoint of the step with the alarm is not older: set 1 or more"
+                "`alarms.rollback.rollback_steps` is 0; a checkpoint of the step with the alarm is not older: set 1 or more"
                     .into(),
             );
         }

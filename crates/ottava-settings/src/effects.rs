@@ -4,7 +4,7 @@ use crate::RunConfig;
 use crate::objective::OF_REFERENCE;
 use ottava_data::{BadRecord, Packing};
 use ottava_recipe::RecipeName;
-use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, SentinelPolicy};
+use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, NormAlarmPolicy, SentinelPolicy};
 use std::collections::BTreeMap;
 use toml::Value;
 
@@ -86,7 +86,7 @@ const EFFECTS: &[Effect] = &[
         &["alarms.max_skipped_steps"],
         |run| {
             let alarms = &run.alarms;
-            alarms.non_finite_steps == NonFiniteSteps::Stop && alarms.grad_norm_spike != AlarmPolicy::Skip
+            alarms.non_finite_steps == NonFiniteSteps::Stop && alarms.grad_norm_spike != NormAlarmPolicy::Skip
         },
         "unless `non_finite_steps` or `grad_norm_spike` is \"skip\"",
     ),
@@ -137,25 +137,25 @@ impl RunConfig {
 const OF_FP8: &[&str] = &[
     "precision.fp8_format",
     "precision.power_of_two_scales",
-    "precision.fprop_accumulation",
-    "precision.dgrad_accumulation",
-    "precision.wgrad_accumulation",
-    "precision.high_precision_products",
-    "precision.high_precision_layers",
-    "precision.first_layers_bf16",
-    "precision.last_layers_bf16",
-    "precision.skip_slow_linears",
+    "precision.accumulation.fprop_accumulation",
+    "precision.accumulation.dgrad_accumulation",
+    "precision.accumulation.wgrad_accumulation",
+    "precision.exceptions.high_precision_products",
+    "precision.exceptions.high_precision_layers",
+    "precision.exceptions.first_layers_bf16",
+    "precision.exceptions.last_layers_bf16",
+    "precision.exceptions.skip_slow_linears",
     "memory.weight_codes",
     "logging.cast_statistics_steps",
 ];
 
 const OF_DELAYED: &[&str] = &[
-    "precision.amax_history_len",
-    "precision.amax_compute_algo",
-    "precision.margin",
-    "precision.interval",
-    "precision.non_finite",
-    "precision.first_step",
+    "precision.delayed.amax_history_len",
+    "precision.delayed.amax_compute_algo",
+    "precision.delayed.margin",
+    "precision.delayed.interval",
+    "precision.delayed.non_finite",
+    "precision.delayed.first_step",
 ];
 
 const OF_PIPELINE: &[&str] = &["parallel.pipeline_schedule", "parallel.pipeline_stages"];
@@ -167,11 +167,12 @@ const OF_SENTINEL: &[&str] = &[
     "sentinel.sentinel_cosine",
 ];
 
-const OF_ROLLBACKS: &[&str] = &["alarms.rollback_steps", "alarms.max_rollbacks"];
+const OF_ROLLBACKS: &[&str] = &["alarms.rollback.rollback_steps", "alarms.rollback.max_rollbacks"];
 
 const OF_CAST_ALARMS: &[&str] = &["alarms.saturated_share", "alarms.underflowed_share", "alarms.amax_growth"];
 
-const OF_FP16: &[&str] = &["precision.initial_loss_scale", "precision.loss_scale_window", "precision.min_loss_scale"];
+const OF_FP16: &[&str] =
+    &["precision.fp16.initial_loss_scale", "precision.fp16.loss_scale_window", "precision.fp16.min_loss_scale"];
 
 #[cfg(test)]
 mod tests {
@@ -189,20 +190,23 @@ mod tests {
     fn settings_without_effect_are_named_with_the_reason() {
         let mut config = RunConfig::default();
         assert_eq!(config.without_effect(), [""; 0]);
-        (config.precision.margin, config.precision.first_layers_bf16) = (2, 1);
+        (config.precision.delayed.margin, config.precision.exceptions.first_layers_bf16) = (2, 1);
         config.evaluation.early_stopping_threshold = 0.1;
         let told = |config: &RunConfig| config.without_effect().join("\n");
         let text = told(&config);
         for expected in [
-            "`precision.margin = 2` has no effect unless a linear has recipe fp8-delayed",
-            "`precision.first_layers_bf16 = 1` has no effect unless a linear has an FP8 recipe",
+            "`precision.delayed.margin = 2` has no effect unless a linear has recipe fp8-delayed",
+            "`precision.exceptions.first_layers_bf16 = 1` has no effect unless a linear has an FP8 recipe",
             "`evaluation.early_stopping_threshold = 0.1` has no effect unless `early_stopping_patience` is above 0",
         ] {
             assert!(text.contains(expected), "{text}");
         }
         config.evaluation.early_stopping_threshold = 0.0;
         config.precision.recipe = RecipeName::Fp8Current;
-        assert_eq!(told(&config), "`precision.margin = 2` has no effect unless a linear has recipe fp8-delayed");
+        assert_eq!(
+            told(&config),
+            "`precision.delayed.margin = 2` has no effect unless a linear has recipe fp8-delayed"
+        );
         config.precision.recipe = RecipeName::Fp8Delayed;
         assert_eq!(config.without_effect(), [""; 0]);
     }

@@ -53,7 +53,7 @@ mod tests {
         assert!(says("--fp8-format", Some("hybrid")).contains("`--set precision.fp8_format=hybrid`"));
         assert!(
             says("--override-linear-precision", Some("[false, false, true]"))
-                .contains("'precision.high_precision_products=[\"wgrad\"]'")
+                .contains("'precision.exceptions.high_precision_products=[\"wgrad\"]'")
         );
         assert!(says("--max_steps", Some("9")).contains("`--set training.max_steps=9`"));
         assert!(says("--deepspeed", Some("ds.json")).contains("`ottava import`"));

@@ -40,7 +40,8 @@ impl Key {
     }
 }
 
-/// All keys: those of a table follow each other, first the key that chooses its variant and last the keys of variants.
+/// All keys: those of a table follow each other, first the key that chooses its variant, then the keys of all variants and of some, and last the
+/// keys of tables in it.
 pub(super) fn all() -> &'static [Key] {
     static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
         let mut keys = Vec::new();
@@ -65,14 +66,20 @@ fn add(table: &Json, prefix: &str, keys: &mut Vec<Key>) {
         let default = Value::try_from(&table["default"][tag]).ok();
         keys.push(Key { path: format!("{prefix}{tag}"), schema, default, variants: None });
     }
-    for (name, schema) in table["properties"].as_object().into_iter().flatten() {
-        let path = format!("{prefix}{name}");
-        match schema::is_table(schema) {
-            true => add(schema, &format!("{path}."), keys),
-            false => keys.push(key(path, schema)),
-        }
+    let properties = || table["properties"].as_object().into_iter().flatten();
+    for (name, schema) in properties().filter(|(_, schema)| !schema::is_table(schema)) {
+        keys.push(key(format!("{prefix}{name}"), schema));
     }
-    let Some((tag, variants)) = tagged else { return };
+    if let Some((tag, variants)) = tagged {
+        add_of_variants(tag, &variants, prefix, keys);
+    }
+    for (name, schema) in properties().filter(|(_, schema)| schema::is_table(schema)) {
+        add(schema, &format!("{prefix}{name}."), keys);
+    }
+}
+
+/// Adds the keys of the `variants` of a table, which the key `tag` chooses.
+fn add_of_variants(tag: &str, variants: &[(&str, &Json)], prefix: &str, keys: &mut Vec<Key>) {
     for (variant, schema) in variants {
         for (name, schema) in schema["properties"].as_object().into_iter().flatten().filter(|(name, _)| *name != tag) {
             let path = format!("{prefix}{name}");

@@ -51,7 +51,7 @@ mod training;
 mod words;
 mod yaml;
 
-pub use alarms::AlarmsConfig;
+pub use alarms::{AlarmsConfig, Rollbacks, Spikes};
 pub use data::{DataConfig, DatasetConfig};
 pub use debug::DebugConfig;
 pub use evaluation::{CheckpointConfig, EvaluationConfig, LoggingConfig};

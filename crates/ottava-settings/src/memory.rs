@@ -16,7 +16,7 @@ pub struct MemoryConfig {
     #[schemars(with = "auto::Auto<Recompute>")]
     pub recompute: Option<Recompute>,
     /// Whether FP8 codes of weights are kept for the whole step: true, false (each product casts the weight that it reads), or "auto": the
-    /// optimizer level's default; with adapters true.
+    /// default of optimizer.storage; with adapters true.
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<bool>")]
     pub weight_codes: Option<bool>,

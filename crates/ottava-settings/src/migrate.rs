@@ -42,8 +42,8 @@ pub fn migrate(path: &Path, text: &str) -> Result<Migrated> {
 
 /// Takes the key at the dotted `path` out of its table.
 fn take(document: &mut DocumentMut, path: &str) -> Option<(Key, Item)> {
-    let (table, name) = path.split_once('.')?;
-    let table = document.get_mut(table)?;
+    let (tables, name) = path.rsplit_once('.')?;
+    let table = tables.split('.').try_fold(document.as_item_mut(), |item, name| item.get_mut(name))?;
     match table.as_inline_table_mut() {
         Some(inline) => inline.remove_entry(name).map(|(key, value)| (key, Item::Value(value))),
         None => table.as_table_mut()?.remove_entry(name),
@@ -63,12 +63,15 @@ fn with_value(mut item: Item, value: &Value) -> Item {
 /// Writes `item` at the dotted `path`, with the comments of its old `key`; `None` if there is a value. A new table stands at `position`, behind the
 /// table that is there.
 fn put(document: &mut DocumentMut, path: &str, key: &Key, item: Item, position: Option<isize>) -> Option<()> {
-    let (table, name) = path.split_once('.')?;
-    let table = document.entry(table).or_insert_with(|| {
-        let mut new = toml_edit::Table::new();
-        new.set_position(position);
-        Item::Table(new)
-    });
+    let (tables, name) = path.rsplit_once('.')?;
+    let mut table = document.as_item_mut();
+    for name in tables.split('.') {
+        table = table.as_table_like_mut()?.entry(name).or_insert_with(|| {
+            let mut new = toml_edit::Table::new();
+            new.set_position(position);
+            Item::Table(new)
+        });
+    }
     if table.as_table_like()?.contains_key(name) {
         return None;
     }

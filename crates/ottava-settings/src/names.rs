@@ -82,14 +82,15 @@ impl Known {
                     without.push((text, ours, values));
                 }
                 Some(Translation::Ours(ours, value)) => {
-                    match ours.strip_prefix(prefix).filter(|name| !name.contains('.')) {
+                    // A key at the top is no key of a table.
+                    match ours.strip_prefix(prefix).filter(|name| !name.contains('.') || !prefix.is_empty()) {
                         None => problems.push(in_other_table(&path, ours, &value, &table[&key])),
-                        Some(name) if name != key && table.contains_key(name) => {
+                        Some(name) if name != key && paths::get(table, name).is_some() => {
                             problems.push(format!("`{path}` and `{ours}` mean the same; keep one"));
                         }
                         Some(name) => {
                             table.remove(&key);
-                            table.insert(name.to_string(), value);
+                            problems.extend(insert(table, name, value).err());
                         }
                     }
                 }

@@ -180,6 +180,28 @@ const OLD: &[OldKey] = &[
     moved("training.save_steps", "checkpoint.save_steps").values(END),
     moved("training.save_total_limit", "checkpoint.save_total_limit"),
     moved("training.async_save", "checkpoint.async_save"),
+    moved("precision.amax_history_len", "precision.delayed.amax_history_len"),
+    moved("precision.amax_compute_algo", "precision.delayed.amax_compute_algo"),
+    moved("precision.margin", "precision.delayed.margin"),
+    moved("precision.interval", "precision.delayed.interval"),
+    moved("precision.non_finite", "precision.delayed.non_finite"),
+    moved("precision.first_step", "precision.delayed.first_step"),
+    moved("precision.initial_loss_scale", "precision.fp16.initial_loss_scale"),
+    moved("precision.loss_scale_window", "precision.fp16.loss_scale_window"),
+    moved("precision.min_loss_scale", "precision.fp16.min_loss_scale"),
+    moved("alarms.spike_window", "alarms.spikes.spike_window"),
+    moved("alarms.spike_threshold", "alarms.spikes.spike_threshold"),
+    moved("alarms.rollback_steps", "alarms.rollback.rollback_steps"),
+    moved("alarms.max_rollbacks", "alarms.rollback.max_rollbacks"),
+    moved("precision.high_precision_products", "precision.exceptions.high_precision_products"),
+    moved("precision.high_precision_steps", "precision.exceptions.high_precision_steps"),
+    moved("precision.high_precision_layers", "precision.exceptions.high_precision_layers"),
+    moved("precision.first_layers_bf16", "precision.exceptions.first_layers_bf16"),
+    moved("precision.last_layers_bf16", "precision.exceptions.last_layers_bf16"),
+    moved("precision.skip_slow_linears", "precision.exceptions.skip_slow_linears"),
+    moved("precision.fprop_accumulation", "precision.accumulation.fprop_accumulation"),
+    moved("precision.dgrad_accumulation", "precision.accumulation.dgrad_accumulation"),
+    moved("precision.wgrad_accumulation", "precision.accumulation.wgrad_accumulation"),
     moved("data.fields", "data.fields").converted(texts),
     moved("data.roles", "data.roles").converted(texts),
     moved("data.chat_template_kwargs", "data.chat_template_kwargs").converted(json),
@@ -202,16 +224,18 @@ pub(super) fn find(name: &str) -> Option<&'static OldKey> {
     OLD.iter().filter(|key| key.has_moved()).find(|key| key.old == name || !is_new && last(key.old))
 }
 
+/// The name of the variant that the key at the path `tag` chooses in `table`, there or at its old path.
+fn variant<'a>(table: &'a Table, tag: &str) -> Option<&'a str> {
+    let old = OLD.iter().filter(|key| key.new == tag).find_map(|key| paths::get(table, key.old)?.as_str());
+    old.or_else(|| keys::variant(table, tag))
+}
+
 /// The old keys of `table`, and what replaces them.
 pub(super) fn changes(table: &Table) -> Vec<Change> {
-    let variant = |tag: &str| {
-        let old = OLD.iter().filter(|key| key.new == tag).find_map(|key| paths::get(table, key.old)?.as_str());
-        old.or_else(|| keys::variant(table, tag))
-    };
     let mut changes: Vec<Change> = Vec::new();
     for key in OLD {
         let Some(was) = paths::get(table, key.old).cloned() else { continue };
-        let Some(mut now) = key.now(&was, variant) else { continue };
+        let Some(mut now) = key.now(&was, |tag| variant(table, tag)) else { continue };
         let replaced =
             |change: &Change| matches!(change.now, Now::Is(path, _) if path == key.new).then_some(change.old);
         if let (Now::Is(..), Some(other)) = (&now, changes.iter().find_map(replaced)) {
@@ -247,12 +271,15 @@ pub(super) fn beside(table: &Table, path: &str, name: &str) -> Option<&'static s
     same().any(|key| paths::get(table, key.old).is_some()).then_some(called.old)
 }
 
-/// Removes what says the same as the key at `path`, which is set instead: its old or its new spelling.
+/// Removes what says the same as the key at `path`, which is set instead: its old or its new spelling. An old key that the variant of `table` does
+/// not read replaces nothing.
 pub(super) fn forget(table: &mut Table, path: &str) {
     for key in OLD.iter().filter(|key| key.has_moved()) {
+        let is_read =
+            key.only.as_ref().is_none_or(|only| only.names.contains(&variant(table, only.tag).unwrap_or_default()));
         if key.new == path {
             paths::remove(table, key.old);
-        } else if key.old == path {
+        } else if key.old == path && is_read {
             paths::remove(table, key.new);
         }
     }

@@ -88,15 +88,15 @@ impl RunConfig {
             ("training.per_device_train_batch_size", t.per_device_train_batch_size as u64),
             ("training.gradient_accumulation_steps", t.gradient_accumulation_steps as u64),
             ("logging.logging_steps", self.logging.logging_steps),
-            ("precision.amax_history_len", self.precision.amax_history_len as u64),
+            ("precision.delayed.amax_history_len", self.precision.delayed.amax_history_len as u64),
         ];
         counts.into_iter().for_each(|(key, count)| problems.demand_count(key, count));
         let steps = [
             ("training.max_steps", t.max_steps.unwrap_or(1)),
             ("generation.max_new_tokens", self.generation.max_new_tokens as u64),
-            ("precision.first_layers_bf16", self.precision.first_layers_bf16 as u64),
-            ("precision.last_layers_bf16", self.precision.last_layers_bf16 as u64),
-            ("precision.loss_scale_window", self.precision.loss_scale_window),
+            ("precision.exceptions.first_layers_bf16", self.precision.exceptions.first_layers_bf16 as u64),
+            ("precision.exceptions.last_layers_bf16", self.precision.exceptions.last_layers_bf16 as u64),
+            ("precision.fp16.loss_scale_window", self.precision.fp16.loss_scale_window),
         ];
         steps.into_iter().for_each(|(key, count)| problems.demand_steps(key, count));
     }

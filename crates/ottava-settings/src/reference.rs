@@ -20,7 +20,8 @@ pub fn reference() -> String {
         let (of, name) = key.path.rsplit_once('.').unwrap_or(("", &key.path));
         if of != table {
             text.push('\n');
-            schema::description(&root["properties"][of]).iter().for_each(|line| comment(&mut text, line));
+            let schema = of.split('.').fold(&root, |table, name| &table["properties"][name]);
+            schema::description(schema).iter().for_each(|line| comment(&mut text, line));
             let _ = writeln!(text, "[{of}]");
             table = of;
         } else if text.lines().count() == 3 {

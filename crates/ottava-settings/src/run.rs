@@ -238,7 +238,7 @@ impl RunConfig {
 
     /// Whether passes in the compute type may run, so that weights are also kept or gathered in it.
     pub fn needs_values(&self) -> bool {
-        !self.precision.high_precision_steps.is_empty() || self.compares_precisions()
+        !self.precision.exceptions.high_precision_steps.is_empty() || self.compares_precisions()
     }
 
     /// Whether passes of two precisions run side by side.

@@ -242,7 +242,7 @@ fn names_with_another_meaning_are_refused_with_a_reason_and_our_key() {
         assert!(error.contains(reason), "at the top, {line}: {error}");
     }
     let error = load(&format!("{SMALL}[training]\nfp8_margin = 1\n"), &[]).unwrap_err().to_string();
-    assert!(error.ends_with("`training.fp8_margin` is `precision.margin` here"), "{error}");
+    assert!(error.ends_with("`training.fp8_margin` is `precision.delayed.margin` here"), "{error}");
     let error = precision("fp8_margin = 1\nmargin = 1").unwrap_err().to_string();
     assert!(error.contains("mean the same"), "{error}");
     let error = load(&format!("{SMALL}[float8]\nrecipe_name = \"tensorwise\"\n"), &[]).unwrap_err().to_string();
@@ -252,7 +252,7 @@ fn names_with_another_meaning_are_refused_with_a_reason_and_our_key() {
 #[test]
 fn precision_problems_are_errors_of_the_configuration() {
     for (line, reason) in [
-        ("interval = 0", "`precision.interval` is 0"),
+        ("interval = 0", "`precision.delayed.interval` is 0"),
         ("high_precision_layers = [\"\"]", "empty pattern"),
         ("non_finite = \"ignore\"", "quarantine"),
         ("wgrad_accumulation = \"slow\"", "exact"),
@@ -461,6 +461,7 @@ fn old_spellings_say_the_same_in_files_and_on_the_command_line() {
     says("", &["training.lion_beta2=0.98", "optimizer.name=lion"], lion);
     says("[training]\nadam_beta2 = 0.5\n", &["optimizer.name=lion", "beta2=0.98"], lion);
     says("[optimizer]\nbeta2 = 0.5\nname = \"lion\"\n", &["lion_beta2=0.98"], lion);
+    says("[optimizer]\nbeta1 = 0.8\n", &["lion_beta1=0.5"], "[optimizer]\nbeta1 = 0.8\n");
     // A key that its run did not read has no effect now either.
     says("[training]\nlion_beta1 = 0.5\nlr_power = 3.0\n", &[], "");
     says("[training]\nmax_steps = 0\nglobal_batch_size = 0\nwarmup_ratio = 0.0\n", &[], "");

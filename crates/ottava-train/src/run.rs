@@ -17,7 +17,7 @@ use ottava_parallel::{LayerAxes, Partition, Ranks, divide};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::WeightSource;
 use ottava_recipe::scaling::{Observer, PrecisionComparison};
-use ottava_sentinel::AlarmPolicy;
+use ottava_sentinel::NormAlarmPolicy;
 use ottava_settings::ResolvedConfig;
 use ottava_tensor::{Device, Tensor};
 use std::collections::BTreeSet;
@@ -68,7 +68,7 @@ impl Run {
         let step = TrainStep::shared(&model, schedule, run.micro_batch_rows(), seq_len, partition)?;
         let objective = objective::of(run);
         let step = step.with_losses(|rows, device, dtype| objective.loss(rows, device, dtype))?;
-        let step = if run.alarms.grad_norm_spike == AlarmPolicy::Skip { step.with_norm_limit()? } else { step };
+        let step = if run.alarms.grad_norm_spike == NormAlarmPolicy::Skip { step.with_norm_limit()? } else { step };
         Ok(Run { model, optimizer, step, weights_digest })
     }
 

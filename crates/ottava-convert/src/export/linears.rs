@@ -171,7 +171,7 @@ fn scale(source: &Source, format: Fp8Format, site: &LinearSite, decision: &Decis
     let again = |reason: &str| (Scale::Own(own), Some(format!("cast again from the weights: {reason}")));
     if !source.casts.contains(&format!("{}.weight", site.name)) {
         return again(
-            "the run computed this linear in BF16, since FP8 is slower on its GPU (`precision.skip_slow_linears`)",
+            "the run computed this linear in BF16, since FP8 is slower on its GPU (`precision.exceptions.skip_slow_linears`)",
         );
     }
     if decision.smooth {

@@ -5,7 +5,7 @@ use ottava_checkpoint::{Manifest, WeightFiles, training};
 use ottava_common::error::{Error, Result};
 use ottava_models::{ConfigFile, Decoder, DecoderConfig, WeightScales, language_model_config};
 use ottava_recipe::param::Description;
-use ottava_recipe::{LinearSite, Precision, Recipe, RecipeName};
+use ottava_recipe::{ExceptionsConfig, LinearSite, Precision, Recipe, RecipeName};
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -147,13 +147,17 @@ impl Source {
 
 /// Defaults with the exceptions of `precision`.
 fn only_exceptions(precision: &Precision) -> Precision {
-    let Precision { high_precision_layers, first_layers_bf16, last_layers_bf16, .. } = precision.clone();
-    Precision { high_precision_layers, first_layers_bf16, last_layers_bf16, ..Precision::default() }
+    let ExceptionsConfig { high_precision_layers, first_layers_bf16, last_layers_bf16, .. } =
+        precision.exceptions.clone();
+    let exceptions =
+        ExceptionsConfig { high_precision_layers, first_layers_bf16, last_layers_bf16, ..ExceptionsConfig::default() };
+    Precision { exceptions, ..Precision::default() }
 }
 
 /// A recipe that casts all linears but the exceptions of `precision`.
 fn exceptions(precision: &Precision) -> Recipe {
-    let all = Precision { recipe: RecipeName::Fp8Current, skip_slow_linears: false, ..only_exceptions(precision) };
+    let mut all = Precision { recipe: RecipeName::Fp8Current, ..only_exceptions(precision) };
+    all.exceptions.skip_slow_linears = false;
     all.recipe()
 }
 

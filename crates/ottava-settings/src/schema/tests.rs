@@ -70,7 +70,10 @@ fn the_schema_takes_each_file_of_this_project_and_no_unknown_key_or_value() {
         ("[optimizer]\nname = \"lion\"\neps = 1e-8", ".optimizer: no kind of"),
         ("[[precision.overrides]]\nlayers = [\"x\"]\nlayer = [\"x\"]", ".precision.overrides.layer: unknown"),
         ("[memory]\nrecompute = \"some\"", ".memory.recompute: "),
-        ("[precision]\nhigh_precision_products = [\"forward\"]", ".precision.high_precision_products: "),
+        (
+            "[precision.exceptions]\nhigh_precision_products = [\"forward\"]",
+            ".precision.exceptions.high_precision_products: ",
+        ),
     ] {
         let found = check(text);
         assert!(found.len() == 1 && found[0].starts_with(problem), "{text}: {found:?}");

@@ -11,7 +11,7 @@ use ottava_models::{Decoder, DecoderConfig, InferenceBatch, KvGroup, SequenceTok
 use ottava_parallel::{LayerAxes, Ranks};
 use ottava_recipe::layer_ranks::LayerRanks;
 use ottava_recipe::param::Description;
-use ottava_recipe::{Precision, Recipe, RecipeName};
+use ottava_recipe::{ExceptionsConfig, Precision, Recipe, RecipeName};
 use ottava_tensor::bench::copy_bandwidth;
 use ottava_tensor::comm::{Axis, Sent};
 use ottava_tensor::cuda::Graph;
@@ -82,7 +82,12 @@ impl DecodeBench {
         expect_positive(&self.batches)?;
         expect_positive(&[self.context, self.steps, self.layers.unwrap_or(1), self.prefill.unwrap_or(1)])?;
         let sizes = with_layers(model(&self.model)?, self.layers);
-        let precision = Precision { recipe, skip_slow_linears: false, ..Precision::default() }.recipe();
+        let precision = Precision {
+            recipe,
+            exceptions: ExceptionsConfig { skip_slow_linears: false, ..ExceptionsConfig::default() },
+            ..Precision::default()
+        }
+        .recipe();
         let longest = self.context.max(self.prefill.unwrap_or(0));
         expect_random_model_fits(&sizes, &precision, device, longest, ranks.size())?;
         let copy_bytes = copy_bandwidth(device)?;

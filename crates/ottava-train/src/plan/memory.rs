@@ -219,8 +219,8 @@ impl DryRun {
         // Later steps reuse what the first left; steps in high precision hold other operands.
         let s = &config.run.sentinel;
         let policy_is_high = matches!(s.sentinel_policy, SentinelPolicy::Demote | SentinelPolicy::Bf16);
-        let some_are_high =
-            !config.run.precision.high_precision_steps.is_empty() || (s.sentinel_steps > 0 && policy_is_high);
+        let some_are_high = !config.run.precision.exceptions.high_precision_steps.is_empty()
+            || (s.sentinel_steps > 0 && policy_is_high);
         let kinds = [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)];
         let compares = config.run.compares_precisions();
         if compares || s.repeat_steps > 0 {

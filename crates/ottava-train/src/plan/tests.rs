@@ -463,7 +463,7 @@ fn planned_communication_is_what_ranks_send() {
                     format!("{recipe:?}, {storage:?}, r {adapter_rank}, {zero:?}, {ranks} ranks, {micro_batches}");
                 let plan = expect_planned_traffic(&config, &sizes, &what);
                 // The same linears as on the CPU; a GPU of 1 MiB has a plan too, and what lies in the host's memory is not sent.
-                config.precision.skip_slow_linears = false;
+                config.precision.exceptions.skip_slow_linears = false;
                 config.memory.offload_optimizer = (adapter_rank == 0).then_some(1.0);
                 let on_gpu =
                     CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &gpu(1e-3)).unwrap().unwrap();

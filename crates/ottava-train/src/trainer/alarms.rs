@@ -16,7 +16,7 @@ pub(super) struct Alarms {
 impl Alarms {
     /// Detectors that go on from `memory`. Counts of casts up to `now` belong to no line.
     pub(super) fn new(config: &RunConfig, memory: &AlarmMemory, now: &[CastRecord]) -> Alarms {
-        let (window, threshold) = (config.alarms.spike_window, config.alarms.spike_threshold);
+        let (window, threshold) = (config.alarms.spikes.spike_window, config.alarms.spikes.spike_threshold);
         Alarms {
             loss: SpikeDetector::of_losses(window, threshold).after(&memory.losses),
             grad_norm: SpikeDetector::of_norms(window, threshold).after(&memory.grad_norms),

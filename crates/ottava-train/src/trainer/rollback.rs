@@ -18,7 +18,7 @@ impl Trainer {
     /// Errors with [`Error::Alarm`] if the run has gone back too often.
     pub(super) fn roll_back(&mut self) -> Result<bool> {
         let Some(reason) = self.sentinel.rollback.take() else { return Ok(false) };
-        let (distance, most) = (self.config.alarms.rollback_steps, self.config.alarms.max_rollbacks);
+        let (distance, most) = (self.config.alarms.rollback.rollback_steps, self.config.alarms.rollback.max_rollbacks);
         if let Some(saved) = self.saver.finish(&self.ranks)? {
             tracing::info!("saved {}", saved.path.display());
         }
@@ -34,7 +34,7 @@ impl Trainer {
         };
         if self.progress.sentinel.rollbacks.len() as u64 >= most {
             return Err(Error::Alarm(format!(
-                "step {}: {reason}; the run has gone back {most} times (`alarms.max_rollbacks`) and ends; {} is the last checkpoint before",
+                "step {}: {reason}; the run has gone back {most} times (`alarms.rollback.max_rollbacks`) and ends; {} is the last checkpoint before",
                 self.progress.step,
                 resumed.path.display()
             )));

@@ -18,7 +18,7 @@ use ottava_common::fs::{RealFs, create_dirs};
 use ottava_data::Batch;
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::scaling::{CastRecord, Quantity, RouterLoad};
-use ottava_sentinel::{AlarmPolicy, CollapsedRouter, Decision, Finding, NonFiniteSteps, Verdict};
+use ottava_sentinel::{CollapsedRouter, Decision, Finding, NonFiniteSteps, NormAlarmPolicy, Verdict};
 use ottava_settings::AlarmsConfig;
 use ottava_tensor::Device;
 use serde_json::{Map, Value, json};
@@ -152,16 +152,16 @@ impl Trainer {
             return Ok(());
         }
         let AlarmsConfig { loss_spike, grad_norm_spike, .. } = self.config.alarms;
-        let window = self.config.alarms.spike_window;
+        let window = self.config.alarms.spikes.spike_window;
         let seen = [
-            ("loss", "loss_spike", loss_spike, self.alarms.loss.see(loss)),
+            ("loss", "loss_spike", loss_spike.into(), self.alarms.loss.see(loss)),
             ("gradient norm", "grad_norm_spike", grad_norm_spike, self.alarms.grad_norm.see(grad_norm)),
         ];
         for (name, alarm, policy, spike) in seen {
             let Some(spike) = spike else { continue };
             let then = match policy {
-                AlarmPolicy::Skip if was_skipped => "; no weight was changed",
-                AlarmPolicy::Skip => {
+                NormAlarmPolicy::Skip if was_skipped => "; no weight was changed",
+                NormAlarmPolicy::Skip => {
                     "; as many steps in a row as `max_skipped_steps` were skipped, so this one was not"
                 }
                 _ => "",
@@ -179,7 +179,7 @@ impl Trainer {
             let text = listed(of_alarm, "casts");
             let names: Vec<_> = of_alarm.iter().map(|finding| finding.name.as_str()).collect();
             let largest = of_alarm.iter().map(|finding| finding.value).fold(f64::NEG_INFINITY, f64::max);
-            self.raise(step, policy, of_alarm[0].alarm.as_str(), &names, largest, text)?;
+            self.raise(step, policy.into(), of_alarm[0].alarm.as_str(), &names, largest, text)?;
         }
         Ok(())
     }
@@ -194,20 +194,20 @@ impl Trainer {
         let found = CollapsedRouter::among(loads, collapsed_share);
         let Some(worst) = found.iter().map(|router| router.share).reduce(f64::max) else { return Ok(()) };
         let names: Vec<_> = found.iter().map(|router| router.name.as_str()).collect();
-        self.raise(step, policy, "router_collapse", &names, worst, listed(&found, "routers"))
+        self.raise(step, policy.into(), "router_collapse", &names, worst, listed(&found, "routers"))
     }
 
     /// Logs an alarm of `step`, and does what its `policy` says after the step.
     fn raise(
         &mut self,
         step: u64,
-        policy: AlarmPolicy,
+        policy: NormAlarmPolicy,
         alarm: &str,
         tensors: &[&str],
         value: f64,
         text: String,
     ) -> Result<()> {
-        if policy == AlarmPolicy::Off {
+        if policy == NormAlarmPolicy::Off {
             return Ok(());
         }
         if self.ranks.leads() {
@@ -224,10 +224,10 @@ impl Trainer {
             files.log_alarm(&self.config.output_dir, step, &fields)?;
         }
         let asked = match policy {
-            AlarmPolicy::Off | AlarmPolicy::Warn | AlarmPolicy::Skip => return Ok(()),
-            AlarmPolicy::Rollback => &mut self.sentinel.rollback,
-            AlarmPolicy::Pause => &mut self.sentinel.pause,
-            AlarmPolicy::Stop => &mut self.sentinel.stop,
+            NormAlarmPolicy::Off | NormAlarmPolicy::Warn | NormAlarmPolicy::Skip => return Ok(()),
+            NormAlarmPolicy::Rollback => &mut self.sentinel.rollback,
+            NormAlarmPolicy::Pause => &mut self.sentinel.pause,
+            NormAlarmPolicy::Stop => &mut self.sentinel.stop,
         };
         asked.get_or_insert(text);
         Ok(())

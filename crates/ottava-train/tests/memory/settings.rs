@@ -20,8 +20,8 @@ pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
         config.data.val_set_size = 0.0;
         config.training.per_device_train_batch_size = rows;
         config.precision.recipe = recipe;
-        config.precision.skip_slow_linears = false;
-        config.precision.amax_history_len = 16;
+        config.precision.exceptions.skip_slow_linears = false;
+        config.precision.delayed.amax_history_len = 16;
         config.memory.recompute = Some(recompute);
         change(&mut config);
         let name = format!("{}, recompute {}{words}", recipe.as_str(), recompute.as_str());

@@ -16,7 +16,8 @@ use ottava_recipe::mode::{Mode, StepPrecision};
 use ottava_recipe::param::{Builder, FolderTensor, Init, MemoryPolicy, Param, Purpose, Split, WeightSource};
 use ottava_recipe::scaling::{CastLosses, OneRank, ScalingState};
 use ottava_recipe::{
-    Cast, Fp8Format, Precision, PrecisionOverride, ProductName, Recipe, RecipeName, Scaling, WgradBlocks,
+    Cast, Delayed, ExceptionsConfig, Fp8Format, Precision, PrecisionOverride, ProductName, Recipe, RecipeName, Scaling,
+    WgradBlocks,
 };
 use ottava_tensor::comm::{Group, threads};
 use ottava_tensor::ops::{
@@ -78,7 +79,13 @@ pub fn recipes_on(device: &Device) -> Vec<(String, Recipe)> {
 
 /// The recipe of a name and the formats of its casts.
 pub fn recipe(name: RecipeName, format: Fp8Format) -> Recipe {
-    Precision { recipe: name, fp8_format: format, amax_history_len: 4, ..Precision::default() }.recipe()
+    Precision {
+        recipe: name,
+        fp8_format: format,
+        delayed: Delayed { amax_history_len: 4, ..Delayed::default() },
+        ..Precision::default()
+    }
+    .recipe()
 }
 
 /// Recipes that leave some linears of a model with two blocks in BF16, so that every neighbour of a cast is met without one, and
@@ -97,7 +104,13 @@ pub fn mixed() -> Vec<(String, Recipe)> {
         let high_precision_products = high;
         (
             words,
-            Precision { recipe: name, high_precision_products, amax_history_len: 4, ..Precision::default() }.recipe(),
+            Precision {
+                recipe: name,
+                exceptions: ExceptionsConfig { high_precision_products, ..ExceptionsConfig::default() },
+                delayed: Delayed { amax_history_len: 4, ..Delayed::default() },
+                ..Precision::default()
+            }
+            .recipe(),
         )
     });
     let rounded = Precision { recipe: RecipeName::Fp8Block, power_of_two_scales: true, ..Precision::default() };
@@ -112,7 +125,7 @@ pub fn mixed() -> Vec<(String, Recipe)> {
     };
     let several = Precision {
         recipe: RecipeName::Fp8Delayed,
-        amax_history_len: 4,
+        delayed: Delayed { amax_history_len: 4, ..Delayed::default() },
         overrides: vec![
             other("*.down_proj", RecipeName::Fp8Block),
             other("*.0.self_attn", RecipeName::Fp8Row),
@@ -122,7 +135,12 @@ pub fn mixed() -> Vec<(String, Recipe)> {
     };
     let several = ("several recipes".to_string(), several.recipe());
     let smooth = [RecipeName::Fp8Delayed, RecipeName::Fp8Current].map(|recipe| {
-        let precision = Precision { recipe, smooth_swiglu: true, amax_history_len: 4, ..Precision::default() };
+        let precision = Precision {
+            recipe,
+            smooth_swiglu: true,
+            delayed: Delayed { amax_history_len: 4, ..Delayed::default() },
+            ..Precision::default()
+        };
         (format!("{}, smooth", recipe.as_str()), precision.recipe())
     });
     let delayed = ["*.o_proj", "*.0.mlp.down_proj", "*.1.mlp.gate_proj", "*.1.mlp.up_proj"];

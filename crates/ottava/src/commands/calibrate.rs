@@ -72,7 +72,8 @@ impl Calibrate {
             let (tokenizer, seq_len) = self.text.fit(folder, &config)?;
             let (run, _) = RunConfig::saved_in(folder)?.unwrap_or_default();
             // Linears that a run kept in BF16 stay so.
-            let precision = Precision { recipe: RecipeName::Fp8Current, skip_slow_linears: false, ..run.precision };
+            let mut precision = Precision { recipe: RecipeName::Fp8Current, ..run.precision };
+            precision.exceptions.skip_slow_linears = false;
             let (device, sizes) = (crate::device::open(self.device)?, language_model_config(&config)?);
             if sizes.experts().is_some_and(|experts| experts.stacked) {
                 return Err(config.error("this model cannot be calibrated: `ottava export` writes gpt-oss only in BF16, which needs no input scales"));

@@ -41,7 +41,7 @@ pub struct Export {
     /// The input scales written by `ottava calibrate`, for static; by default the input scales of the run, or of the folder.
     #[arg(long, value_name = "FILE")]
     activation_scales: Option<PathBuf>,
-    /// Keep linears in BF16: `first_layers_bf16=1`, `last_layers_bf16=1`, `high_precision_layers=["*.o_proj"]`, as in `[precision]` of a run.
+    /// Keep linears in BF16: `first_layers_bf16=1`, `last_layers_bf16=1`, `high_precision_layers=["*.o_proj"]`, as in `[precision.exceptions]` of a run.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// Print one JSON object with the cast error of each linear, and the linears that stay in BF16 with the reason.

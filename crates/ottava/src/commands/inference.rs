@@ -237,8 +237,9 @@ impl Inference {
     ) -> Result<Decoder> {
         let (run, _) = RunConfig::saved_in(folder)?.unwrap_or_default();
         let mut precision = run.with_precision(&self.settings)?.precision;
-        precision.high_precision_layers.extend(given.iter().flat_map(|given| given.left.iter().cloned()));
-        let recipe = Precision { recipe: name, skip_slow_linears: false, ..precision }.recipe();
+        precision.exceptions.high_precision_layers.extend(given.iter().flat_map(|given| given.left.iter().cloned()));
+        precision.exceptions.skip_slow_linears = false;
+        let recipe = Precision { recipe: name, ..precision }.recipe();
         let (device, sizes) = (crate::device::open(self.device)?, language_model_config(config)?);
         expect_model_fits(folder, &sizes, &recipe, &device, seq_len, 1, &[])?;
         let mut model = build(Some(folder), None, 0, &device, &sizes, |weights| {

@@ -95,7 +95,7 @@ fn eval_and_generate_read_a_checkpoint() {
     refused(&["--set", "recipes=bf16"], &["`recipes` is not a setting; did you mean"]);
     let said = run.ottava(&[&args[..], &["--max-length", "16", "--stride", "8", "--set", "interval=2"]].concat());
     let (said, text) = (String::from_utf8(said.stderr).unwrap(), String::from_utf8(said.stdout).unwrap());
-    assert!(said.contains("`precision.interval = 2` has no effect") && said.contains("tokens/s"), "{said}");
+    assert!(said.contains("`precision.delayed.interval = 2` has no effect") && said.contains("tokens/s"), "{said}");
     assert!(text.contains("in windows of 16 tokens, of which the last 8 are counted; token 0 precedes"), "{text}");
     let generate = |extra: &[&str]| {
         let args = [

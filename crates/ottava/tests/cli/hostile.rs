@@ -263,14 +263,17 @@ fn settings_without_effect_are_told() {
     let told = |args: &[&str]| String::from_utf8(run.ottava(args).stderr).unwrap();
     let plan = told(&["plan", "run.toml", "--set", "top_p=0.5", "--set", "margin=2"]);
     assert!(plan.contains("`generation.top_p = 0.5` has no effect without `generation.prompts`"), "{plan}");
-    assert!(plan.contains("`precision.margin = 2` has no effect unless a linear has recipe fp8-delayed"), "{plan}");
+    assert!(
+        plan.contains("`precision.delayed.margin = 2` has no effect unless a linear has recipe fp8-delayed"),
+        "{plan}"
+    );
     let old = told(&["plan", "run.toml", "--set", "training.adam_beta2=0.9", "--set", "training.lion_beta1=0.5"]);
     let words =
         ["`training.adam_beta2` is `optimizer.beta2`", "`training.lion_beta1 = 0.5` has no effect", "config migrate"];
     assert!(words.iter().all(|words| old.contains(words)), "{old}");
     let train = told(&["train", "run.toml", "--set", "first_layers_bf16=1"]);
     assert!(
-        train.contains("`precision.first_layers_bf16 = 1` has no effect unless a linear has an FP8 recipe"),
+        train.contains("`precision.exceptions.first_layers_bf16 = 1` has no effect unless a linear has an FP8 recipe"),
         "{train}"
     );
 }

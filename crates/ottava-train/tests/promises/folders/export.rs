@@ -9,7 +9,7 @@ use ottava_convert::export::{Convention, Fp8Format, Report, Scheme, Source, expo
 use ottava_models::{ConfigFile, Decoder, decoder_config};
 use ottava_recipe::mode::Mode;
 use ottava_recipe::param::{Loan, Param, Purpose};
-use ottava_recipe::{Precision, Recipe, RecipeName};
+use ottava_recipe::{Delayed, ExceptionsConfig, Precision, Recipe, RecipeName};
 use ottava_settings::{RunConfig, WeightInit};
 use ottava_tensor::fp8::E4M3;
 use ottava_tensor::testing::values;
@@ -62,7 +62,7 @@ pub fn checkpoint(inputs: &Path, precision: Precision) -> PathBuf {
 pub fn precision(recipe: RecipeName) -> Precision {
     Precision {
         recipe,
-        amax_history_len: 3,
+        delayed: Delayed { amax_history_len: 3, ..Delayed::default() },
         power_of_two_scales: recipe == RecipeName::Fp8Block,
         ..Precision::default()
     }
@@ -319,7 +319,10 @@ fn weights_without_whole_blocks_stay_in_bf16_and_are_listed() {
         assert!(files.info(&format!("{name}.weight_scale_inv")).is_err(), "{name} has a scale");
     }
     // Linears that the run kept in BF16 stay so.
-    let kept = Precision { first_layers_bf16: 1, ..precision(RecipeName::Fp8Row) };
+    let kept = Precision {
+        exceptions: ExceptionsConfig { first_layers_bf16: 1, ..ExceptionsConfig::default() },
+        ..precision(RecipeName::Fp8Row)
+    };
     let report = exported(&checkpoint(inputs.path(), kept), FORMATS[1], &inputs.path().join("kept")).unwrap();
     assert_eq!(report.left.iter().filter(|left| left.reason == "in the run too: first_layers_bf16 = 1").count(), 7);
     assert_eq!(report.linears.len(), 4);

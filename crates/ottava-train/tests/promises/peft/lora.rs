@@ -387,7 +387,7 @@ pub fn adapter_run(inputs: &Path, base: &Path, output: &Path, recipe: RecipeName
     config.model.path = base.to_path_buf();
     config.model.init = WeightInit::Pretrained;
     // Frozen weights are cast before the first step alone, and not by a scale of 1.
-    config.precision.first_step = FirstStep::Unscaled;
+    config.precision.delayed.first_step = FirstStep::Unscaled;
     config.lora = LoraConfig { r: 3, lora_alpha: 4.0, ..LoraConfig::default() };
     config
 }

@@ -24,7 +24,7 @@ fn runs() -> Vec<(Device, RecipeName)> {
 fn logged(inputs: &Path, name: &str, recipe: RecipeName, every: u64, save: u64) -> RunConfig {
     let mut config = config(inputs, &inputs.join(name), recipe);
     (config.logging.cast_statistics_steps, config.checkpoint.save_steps) = (every, Interval::Every(save));
-    config.precision.amax_compute_algo = AmaxReducer::MostRecent;
+    config.precision.delayed.amax_compute_algo = AmaxReducer::MostRecent;
     config
 }
 

@@ -4,7 +4,7 @@ use crate::setup::{Training, batch, build, decoder, devices, fp8_names_on, linea
 use ottava_models::Decoder;
 use ottava_recipe::mode::Mode;
 use ottava_recipe::scaling::OneRank;
-use ottava_recipe::{Exceptions, Fp8Format, Precision, ProductPrecision, Recipe, RecipeName};
+use ottava_recipe::{Delayed, Exceptions, Fp8Format, Precision, ProductPrecision, Recipe, RecipeName};
 use ottava_tensor::ops::{CodeCopies, NonFinite, cast};
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
@@ -65,8 +65,11 @@ fn an_infinity_is_named_and_not_remembered() {
     let mut wild = calm.clone();
     wild[77] = f32::INFINITY;
     for (non_finite, held) in [(NonFinite::Quarantine, false), (NonFinite::Keep, true)] {
-        let precision =
-            Precision { recipe: RecipeName::Fp8Delayed, amax_history_len: 8, non_finite, ..Precision::default() };
+        let precision = Precision {
+            recipe: RecipeName::Fp8Delayed,
+            delayed: Delayed { amax_history_len: 8, non_finite, ..Delayed::default() },
+            ..Precision::default()
+        };
         for device in devices() {
             let (linear, mut scaling) =
                 build(&precision.recipe(), &device, |b| linear(b, &[("linear", 16)], 48, false, 0.0));

@@ -4,7 +4,7 @@ use crate::runs::resume::{config, metrics, train, write_inputs};
 use crate::setup::devices;
 use ottava_common::Error;
 use ottava_recipe::level::Storage;
-use ottava_recipe::{Precision, RecipeName};
+use ottava_recipe::{Fp16, Precision, RecipeName};
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 use ottava_train::trainer::Start;
@@ -21,7 +21,8 @@ fn run(
     let output = inputs.join(name);
     let mut plain = config(inputs, &output, RecipeName::Fp16);
     plain.optimizer.storage = storage;
-    let precision = Precision { initial_loss_scale, loss_scale_window: 3, ..plain.precision };
+    let precision =
+        Precision { fp16: Fp16 { initial_loss_scale, loss_scale_window: 3, ..Fp16::default() }, ..plain.precision };
     train(&RunConfig { precision, ..plain }, device, &Start::New, u64::MAX).unwrap();
     metrics(&output).into_iter().filter(|line| line.get("loss").is_some()).collect()
 }
@@ -73,7 +74,10 @@ fn a_scale_that_cannot_be_halved_ends_the_run() {
     write_inputs(inputs.path());
     let plain = config(inputs.path(), &inputs.path().join("hopeless"), RecipeName::Fp16);
     let huge = 2f64.powi(30);
-    let precision = Precision { initial_loss_scale: huge, min_loss_scale: huge, ..plain.precision };
+    let precision = Precision {
+        fp16: Fp16 { initial_loss_scale: huge, min_loss_scale: huge, ..Fp16::default() },
+        ..plain.precision
+    };
     let error = train(&RunConfig { precision, ..plain }, &Device::Cpu, &Start::New, u64::MAX).unwrap_err();
     assert!(matches!(error, Error::NonFinite(_)) && error.to_string().starts_with("step 1: "), "{error}");
 }

@@ -17,7 +17,7 @@ use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Purpose};
 use ottava_recipe::recompute::{Recompute, SavedActivations};
 use ottava_recipe::scaling::OneRank;
-use ottava_recipe::{FirstStep, Fp8Format, Precision, Recipe, RecipeName};
+use ottava_recipe::{Delayed, FirstStep, Fp8Format, Precision, Recipe, RecipeName};
 use ottava_tensor::Device;
 use ottava_tensor::cuda::GpuModel;
 use ottava_train::step::TrainStep;
@@ -76,14 +76,24 @@ fn settings() -> Vec<Setting> {
         add(format!("{}, steps 1 and 2 in high precision", recipe.as_str()), named(recipe), MemoryPolicy::FULL, 1..3);
     }
     for recipe in [Fp8Delayed, Fp8Current] {
-        let smooth = Precision { recipe, smooth_swiglu: true, amax_history_len: 4, ..Precision::default() }.recipe();
+        let smooth = Precision {
+            recipe,
+            smooth_swiglu: true,
+            delayed: Delayed { amax_history_len: 4, ..Delayed::default() },
+            ..Precision::default()
+        }
+        .recipe();
         let full = MemoryPolicy { recompute: Recompute::Full, ..MemoryPolicy::FULL };
         add(format!("{}, smooth", recipe.as_str()), smooth.clone(), MemoryPolicy::FULL, 0..0);
         add(format!("{}, smooth, recompute full", recipe.as_str()), smooth.clone(), full, 0..0);
         add(format!("{}, smooth, steps 1 and 2 in high precision", recipe.as_str()), smooth, MemoryPolicy::FULL, 1..3);
     }
     for first_step in [FirstStep::Unscaled, FirstStep::Current] {
-        let precision = Precision { recipe: Fp8Delayed, first_step, amax_history_len: 4, ..Precision::default() };
+        let precision = Precision {
+            recipe: Fp8Delayed,
+            delayed: Delayed { first_step, amax_history_len: 4, ..Delayed::default() },
+            ..Precision::default()
+        };
         add(format!("fp8-delayed, first step {first_step:?}"), precision.recipe(), MemoryPolicy::FULL, 0..0);
     }
     let remainder = MemoryPolicy {

@@ -5,7 +5,7 @@ use crate::step::steps::{LEAN, expect_same, run, without_losses_of_casts};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::MemoryPolicy;
 use ottava_recipe::recompute::Recompute;
-use ottava_recipe::{FirstStep, Precision, ProductName, Recipe, RecipeName};
+use ottava_recipe::{Delayed, ExceptionsConfig, FirstStep, Precision, ProductName, Recipe, RecipeName};
 use ottava_tensor::ops::cast;
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
@@ -50,10 +50,8 @@ fn histories_and_scales_do_not_notice_steps_in_high_precision() {
             let (recipe, amax_history_len) = (RecipeName::Fp8Delayed, 3);
             let precision = Precision {
                 recipe,
-                amax_history_len,
-                first_step,
-                interval,
-                high_precision_products,
+                delayed: Delayed { amax_history_len, first_step, interval, ..Delayed::default() },
+                exceptions: ExceptionsConfig { high_precision_products, ..ExceptionsConfig::default() },
                 ..Precision::default()
             };
             for device in devices() {

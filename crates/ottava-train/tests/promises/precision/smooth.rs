@@ -5,7 +5,7 @@ use ottava_models::layers::{Branch, LLAMA, Mlp, MlpSpec, Norm, NormConfig, Strea
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::Param;
 use ottava_recipe::scaling::ScalingState;
-use ottava_recipe::{Precision, Recipe, RecipeName};
+use ottava_recipe::{Delayed, ExceptionsConfig, Precision, Recipe, RecipeName};
 use ottava_tensor::ops::{Activation, cast};
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
@@ -18,12 +18,24 @@ const HIDDEN: usize = 112;
 const CHANNEL: usize = 17;
 
 fn settings(recipe: RecipeName, smooth_swiglu: bool) -> Precision {
-    Precision { recipe, smooth_swiglu, amax_history_len: 4, ..Precision::default() }
+    Precision {
+        recipe,
+        smooth_swiglu,
+        delayed: Delayed { amax_history_len: 4, ..Delayed::default() },
+        ..Precision::default()
+    }
 }
 
 /// FP8 in the down projection alone, so that outliers of the weight before it are none of what is seen.
 fn down_alone(recipe: RecipeName, smooth: bool) -> Recipe {
-    Precision { high_precision_layers: vec!["*.gate_up_proj".into()], ..settings(recipe, smooth) }.recipe()
+    Precision {
+        exceptions: ExceptionsConfig {
+            high_precision_layers: vec!["*.gate_up_proj".into()],
+            ..ExceptionsConfig::default()
+        },
+        ..settings(recipe, smooth)
+    }
+    .recipe()
 }
 
 /// Normal values, each times `factor` of its row and column.

@@ -10,8 +10,10 @@ use ottava_checkpoint::Manifest;
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
 use ottava_recipe::level::Storage;
-use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, SentinelPolicy};
-use ottava_settings::{EvaluationConfig, Interval, LoraConfig, ParallelConfig, RunConfig, SentinelConfig};
+use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, NormAlarmPolicy, SentinelPolicy};
+use ottava_settings::{
+    EvaluationConfig, Interval, LoraConfig, ParallelConfig, Rollbacks, RunConfig, SentinelConfig, Spikes,
+};
 use ottava_tensor::Device;
 use ottava_train::trainer::{Start, Trainer};
 use serde_json::json;
@@ -42,9 +44,10 @@ fn with_everything(mut config: RunConfig) -> RunConfig {
     };
     let alarms = &mut config.alarms;
     // The loss of a small model jumps: some steps are spikes.
-    (alarms.spike_window, alarms.spike_threshold) = (4, 1.0);
-    (alarms.loss_spike, alarms.grad_norm_spike) = (AlarmPolicy::Rollback, AlarmPolicy::Skip);
-    (alarms.rollback_steps, alarms.max_rollbacks, alarms.max_skipped_steps) = (2, 4, 2);
+    alarms.spikes = Spikes { spike_window: 4, spike_threshold: 1.0 };
+    (alarms.loss_spike, alarms.grad_norm_spike) = (AlarmPolicy::Rollback, NormAlarmPolicy::Skip);
+    alarms.rollback = Rollbacks { rollback_steps: 2, max_rollbacks: 4 };
+    alarms.max_skipped_steps = 2;
     (alarms.casts, alarms.saturated_share, alarms.amax_growth) = (AlarmPolicy::Warn, 0.01, 0.5);
     alarms.non_finite_steps = NonFiniteSteps::Skip;
     (config.training.max_steps, config.optimizer.learning_rate) = (Some(STEPS), 0.2);
@@ -82,7 +85,7 @@ fn cases(folder: &Path) -> Vec<Case> {
         RunConfig { lora, ..config }
     };
     let mut fp16 = plain(RecipeName::Fp16);
-    fp16.precision.loss_scale_window = 3;
+    fp16.precision.fp16.loss_scale_window = 3;
     let mut narrow = plain(RecipeName::Fp8Delayed);
     (narrow.optimizer.storage, narrow.seed) = (Storage::MsampO2, 4);
     let mut routed = config(&experts, &PathBuf::new(), RecipeName::Fp8Current);

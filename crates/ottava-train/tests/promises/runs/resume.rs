@@ -7,7 +7,7 @@ use ottava_data::Documents;
 use ottava_parallel::optim::{SchedulerType, StableDecay};
 use ottava_recipe::level::{Masters, Storage};
 use ottava_recipe::recompute::SavedActivations;
-use ottava_recipe::{Precision, RecipeName};
+use ottava_recipe::{Delayed, ExceptionsConfig, Precision, RecipeName};
 use ottava_settings::{
     Algorithm, CheckpointConfig, DataConfig, DeviceChoice, EvaluationConfig, GenerationConfig, Interval, Lion,
     LrSchedulerConfig, MemoryConfig, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig, Warmup, WeightInit,
@@ -68,7 +68,12 @@ pub fn config(inputs: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
         lr_scheduler: LrSchedulerConfig { warmup_steps: Warmup::Steps(2), ..LrSchedulerConfig::default() },
         evaluation: EvaluationConfig { eval_steps: Interval::Every(2), ..EvaluationConfig::default() },
         checkpoint: CheckpointConfig { save_total_limit: 0, save_steps: Interval::End, ..CheckpointConfig::default() },
-        precision: Precision { recipe, amax_history_len: 3, skip_slow_linears: false, ..Precision::default() },
+        precision: Precision {
+            recipe,
+            delayed: Delayed { amax_history_len: 3, ..Delayed::default() },
+            exceptions: ExceptionsConfig { skip_slow_linears: false, ..ExceptionsConfig::default() },
+            ..Precision::default()
+        },
         generation: GenerationConfig::default(),
         ..RunConfig::default()
     }
@@ -114,11 +119,19 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
     for device in devices() {
-        let plain =
-            |recipe| Precision { recipe, amax_history_len: 3, skip_slow_linears: false, ..Precision::default() };
+        let plain = |recipe| Precision {
+            recipe,
+            delayed: Delayed { amax_history_len: 3, ..Delayed::default() },
+            exceptions: ExceptionsConfig { skip_slow_linears: false, ..ExceptionsConfig::default() },
+            ..Precision::default()
+        };
         let mixed = Precision {
-            interval: 2,
-            high_precision_layers: vec!["*.o_proj".into(), "*.0.mlp".into()],
+            delayed: Delayed { amax_history_len: 3, interval: 2, ..Delayed::default() },
+            exceptions: ExceptionsConfig {
+                high_precision_layers: vec!["*.o_proj".into(), "*.0.mlp".into()],
+                skip_slow_linears: false,
+                ..ExceptionsConfig::default()
+            },
             ..plain(RecipeName::Fp8Delayed)
         };
         let (usual, exact) = (OptimizerConfig::default, SavedActivations::Exact);
@@ -264,12 +277,12 @@ fn exceptions_may_change_when_a_run_goes_on() {
     };
     train(&config, &Device::Cpu, &Start::New, 2).unwrap_err();
     let all = history(&mut Trainer::new(config.clone(), &Device::Cpu, &Start::Resume).unwrap());
-    config.precision.high_precision_layers = vec!["*.down_proj".into()];
+    config.precision.exceptions.high_precision_layers = vec!["*.down_proj".into()];
     let fewer = history(&mut Trainer::new(config.clone(), &Device::Cpu, &Start::Resume).unwrap());
     let left: Vec<_> = all.iter().filter(|(name, _)| !name.contains("down_proj")).cloned().collect();
     assert_eq!(fewer, left);
     train(&config, &Device::Cpu, &Start::Resume, 4).unwrap_err();
-    config.precision.high_precision_layers.clear();
+    config.precision.exceptions.high_precision_layers.clear();
     let back = history(&mut Trainer::new(config.clone(), &Device::Cpu, &Start::Resume).unwrap());
     assert_eq!(back.len(), all.len());
     assert!(back.iter().all(|(name, column)| name.contains("down_proj") == column.iter().all(|&a| a == 0.0)));

@@ -29,7 +29,7 @@ fn long(inputs: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
     config.training.max_steps = Some(STEPS);
     (config.optimizer.learning_rate, config.lr_scheduler.warmup_steps, config.evaluation.eval_steps) =
         (3e-3, Warmup::Steps(50), Interval::End);
-    (config.logging.cast_statistics_steps, config.precision.amax_history_len) = (10, 16);
+    (config.logging.cast_statistics_steps, config.precision.delayed.amax_history_len) = (10, 16);
     config
 }
 

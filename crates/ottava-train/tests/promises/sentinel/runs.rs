@@ -6,7 +6,7 @@ use ottava_checkpoint::ModelFiles;
 use ottava_common::{Error, Result};
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
-use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, SentinelPolicy, WhatIf, what_if};
+use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, NormAlarmPolicy, SentinelPolicy, WhatIf, what_if};
 use ottava_settings::{Interval, ParallelConfig, RunConfig, SentinelConfig, Warmup};
 use ottava_tensor::planted::{Damage, ProductFault, plant};
 use ottava_tensor::{DType, Device, Granularity, Tensor};
@@ -225,8 +225,8 @@ fn a_spike_pauses_the_run_at_its_step() {
     write_inputs(inputs.path());
     let output = tempfile::tempdir().unwrap();
     let mut config = config(inputs.path(), output.path(), RecipeName::Fp8Current);
-    (config.alarms.spike_window, config.alarms.spike_threshold) = (3, 20.0);
-    (config.alarms.grad_norm_spike, config.optimizer.learning_rate) = (AlarmPolicy::Pause, 1e-3);
+    (config.alarms.spikes.spike_window, config.alarms.spikes.spike_threshold) = (3, 20.0);
+    (config.alarms.grad_norm_spike, config.optimizer.learning_rate) = (NormAlarmPolicy::Pause, 1e-3);
     // The gradient of o_proj.
     let fault = ProductFault { shape: [32, 32], first: 0, every: 1, damage: Damage::Factor(100.0) };
     let error = train_with(&config, &Start::New, 4, fault).unwrap_err();
@@ -244,8 +244,8 @@ fn a_step_with_a_spike_of_the_gradient_norm_is_skipped_and_resumes() {
     let [whole, stopped] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let of = |output: &Path| {
         let mut config = config(inputs.path(), output, RecipeName::Fp8Current);
-        (config.alarms.spike_window, config.alarms.spike_threshold) = (3, 20.0);
-        (config.alarms.grad_norm_spike, config.optimizer.learning_rate) = (AlarmPolicy::Skip, 1e-3);
+        (config.alarms.spikes.spike_window, config.alarms.spikes.spike_threshold) = (3, 20.0);
+        (config.alarms.grad_norm_spike, config.optimizer.learning_rate) = (NormAlarmPolicy::Skip, 1e-3);
         config.checkpoint.save_steps = Interval::Every(1);
         config
     };
@@ -303,8 +303,8 @@ fn a_rollback_restores_the_checkpoint_and_skips_the_rows_also_on_resume() {
         let run = tempfile::tempdir().unwrap();
         let of = |output: &Path, learning_rate: f64, policy| {
             let mut config = config(inputs.path(), output, recipe);
-            (config.alarms.spike_window, config.alarms.spike_threshold) = (4, 20.0);
-            (config.alarms.loss_spike, config.alarms.rollback_steps) = (policy, 3);
+            (config.alarms.spikes.spike_window, config.alarms.spikes.spike_threshold) = (4, 20.0);
+            (config.alarms.loss_spike, config.alarms.rollback.rollback_steps) = (policy, 3);
             config.optimizer.learning_rate = learning_rate;
             (config.training.max_steps, config.checkpoint.save_steps) = (Some(10), Interval::Every(4));
             config
@@ -374,19 +374,22 @@ fn rollbacks_end_when_there_are_too_many_or_no_checkpoint_is_old_enough() {
     let run = tempfile::tempdir().unwrap();
     let mut config = config(inputs.path(), run.path(), RecipeName::Bf16);
     // Each loss above the median is a spike.
-    (config.alarms.spike_window, config.alarms.spike_threshold) = (2, 1e-9);
-    (config.alarms.loss_spike, config.alarms.rollback_steps) = (AlarmPolicy::Rollback, 100);
+    (config.alarms.spikes.spike_window, config.alarms.spikes.spike_threshold) = (2, 1e-9);
+    (config.alarms.loss_spike, config.alarms.rollback.rollback_steps) = (AlarmPolicy::Rollback, 100);
     config.optimizer.learning_rate = 3.0;
     train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
     assert!(!run.path().join("rollbacks.jsonl").exists() && run.path().join("alarms.jsonl").is_file());
 
     let run = tempfile::tempdir().unwrap();
     config.output_dir = run.path().to_path_buf();
-    (config.alarms.rollback_steps, config.alarms.max_rollbacks) = (1, 2);
+    (config.alarms.rollback.rollback_steps, config.alarms.rollback.max_rollbacks) = (1, 2);
     (config.checkpoint.save_steps, config.training.max_steps) = (Interval::Every(1), Some(200));
     let error = train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap_err();
     assert!(matches!(error, Error::Alarm(_)) && error.exit_code() == 77, "{error}");
-    assert!(error.to_string().contains("the run has gone back 2 times (`alarms.max_rollbacks`) and ends"), "{error}");
+    assert!(
+        error.to_string().contains("the run has gone back 2 times (`alarms.rollback.max_rollbacks`) and ends"),
+        "{error}"
+    );
     assert_eq!(std::fs::read_to_string(run.path().join("rollbacks.jsonl")).unwrap().lines().count(), 2);
 }
 
@@ -524,8 +527,8 @@ fn ranks_roll_back_together() {
         let [run, resumed] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let of = |output: &Path, learning_rate: f64, policy| {
             let mut config = config(inputs.path(), output, RecipeName::Fp8Delayed);
-            (config.alarms.spike_window, config.alarms.spike_threshold) = (4, 20.0);
-            (config.alarms.loss_spike, config.alarms.rollback_steps) = (policy, 3);
+            (config.alarms.spikes.spike_window, config.alarms.spikes.spike_threshold) = (4, 20.0);
+            (config.alarms.loss_spike, config.alarms.rollback.rollback_steps) = (policy, 3);
             config.parallel = parallel;
             (config.optimizer.learning_rate, config.training.max_steps) = (learning_rate, Some(9));
             config.checkpoint.save_steps = Interval::Every(4);

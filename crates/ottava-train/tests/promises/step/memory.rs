@@ -8,7 +8,7 @@ use crate::objectives::preference::{run_config, write_records};
 use crate::runs::resume::{config, write_inputs};
 use crate::setup::tiny_llama_with;
 use ottava_checkpoint::{Verify, latest_complete};
-use ottava_recipe::{Precision, RecipeName};
+use ottava_recipe::{ExceptionsConfig, Precision, RecipeName};
 use ottava_settings::{Interval, LoraConfig, LossType, LossTypes, ResolvedConfig};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::gpu;
@@ -128,7 +128,12 @@ fn a_rank_of_a_divided_model_never_holds_the_whole_weights() {
     let sizes = model("llama-3-70b").unwrap().with_layers(8);
     let gpu = dry_gpu(GpuModel::h200().memory);
     for name in [RecipeName::Bf16, RecipeName::Fp8Row] {
-        let recipe = Precision { recipe: name, skip_slow_linears: false, ..Precision::default() }.recipe();
+        let recipe = Precision {
+            recipe: name,
+            exceptions: ExceptionsConfig { skip_slow_linears: false, ..ExceptionsConfig::default() },
+            ..Precision::default()
+        }
+        .recipe();
         let bytes = |ranks| inference_bytes(&sizes, &recipe, &gpu, 1024, ranks, &[]).unwrap() as f64;
         let one = bytes(1);
         for ranks in [2, 4] {
