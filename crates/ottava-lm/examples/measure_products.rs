@@ -8,7 +8,6 @@ use ottava_lm::bench::{TrainBench, model, random_decoder};
 use ottava_lm::config::RunConfig;
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype};
 use ottava_lm::level::Level;
-use ottava_lm::models::DecoderConfig;
 use ottava_lm::parallel::Ranks;
 use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_tensor::Device;
@@ -66,7 +65,7 @@ fn train(name: &str, recipe: RecipeName, level: Level, device: &Device) -> ottav
 
 /// What an engine does before its first request.
 fn serve(name: &str, recipe: RecipeName, device: &Device) -> ottava_lm::Result<()> {
-    let sizes = DecoderConfig { layers: 1, ..model(name)? };
+    let sizes = model(name)?.with_layers(1);
     let precision = Precision { recipe, ..Precision::default() }.recipe();
     let model = random_decoder(&sizes, &precision, device, MAX_LEN, &Rc::new(Ranks::solo()))?;
     let lengths = std::iter::repeat_n(MAX_LEN, AT_ONCE);

@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut all = Workload::default();
     for (name, sizes) in models() {
         // Layers differ in a pattern of two at most, and the first may be dense.
-        let sizes = DecoderConfig { layers: 3, ..sizes };
+        let sizes = sizes.with_layers(3);
         for recipe in RECIPES {
             for level in Level::ALL {
                 all.merge(&training(&sizes, recipe, level)?);

@@ -115,7 +115,7 @@ pub fn evaluate(
         }
         progress(tokens as u64);
     }
-    let is_likelihood = model.config().label_smoothing == 0.0;
+    let is_likelihood = model.config().head.label_smoothing == 0.0;
     let evaluation = TextLoss::of_sum(sum, tokens as u64, bytes, is_likelihood);
     match evaluation.loss.is_finite() {
         true => Ok(evaluation),

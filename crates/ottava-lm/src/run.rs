@@ -44,7 +44,7 @@ impl Run {
         let (recipe, purpose) = (run.recipe_on(device), config.purpose());
         let schedule = run.parallel.schedule(t.gradient_accumulation_steps)?;
         let all = match schedule.all_stages() {
-            1 => vec![Span::whole(sizes.layers)],
+            1 => vec![Span::whole(sizes.layers.len())],
             stages => divide(&config.layer_costs(&Decoder::describe(sizes, &recipe)?), stages)?,
         };
         let rank = ranks.pipeline().rank();

@@ -1,7 +1,8 @@
 //! How fast a model decodes and reads prompts: steps of the engine's passes with random weights, beside the time to read the bytes. Several ranks
 //! divide the model as in inference.
 
-use super::{model, shapes::expect_positive};
+use super::model;
+use super::shapes::{expect_positive, with_layers};
 use crate::checkpoint::RandomWeights;
 use crate::engine::{BLOCK_SIZE, DecodeSteps, KvCacheDtype, Scored};
 use crate::error::{Error, Result};
@@ -80,8 +81,7 @@ impl DecodeBench {
     ) -> Result<()> {
         expect_positive(&self.batches)?;
         expect_positive(&[self.context, self.steps, self.layers.unwrap_or(1), self.prefill.unwrap_or(1)])?;
-        let sizes = model(&self.model)?;
-        let sizes = DecoderConfig { layers: self.layers.unwrap_or(sizes.layers), ..sizes };
+        let sizes = with_layers(model(&self.model)?, self.layers);
         let precision = Precision { recipe, skip_slow_linears: false, ..Precision::default() }.recipe();
         let longest = self.context.max(self.prefill.unwrap_or(0));
         expect_random_model_fits(&sizes, &precision, device, longest, ranks.size())?;

@@ -1,79 +1,75 @@
 //! Shapes of known models.
 
 use crate::error::{Error, Result};
-use crate::layers::{ExpertsConfig, LatentSizes, NormScope, SharedExpert};
-use crate::models::{Decoder, DecoderConfig, LayerSet, Positions, cohere, gemma2, gpt2, mixtral, phi3};
+use crate::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use crate::recipe::Precision;
 use ottava_tensor::bench::{AttentionRow, Meter};
-use ottava_tensor::ops::{AttentionSpec, RopePairs, RouterScores, Routing};
+use ottava_tensor::ops::AttentionSpec;
+use serde_json::{Value, json};
 
-/// Shapes of known models: `(name, config)`.
-pub fn models() -> Vec<(&'static str, DecoderConfig)> {
-    let shape = |vocabulary, channels, hidden, layers, heads, kv_heads| DecoderConfig {
-        vocabulary,
-        channels,
-        hidden,
-        layers,
-        heads,
-        kv_heads,
-        head_dim: channels / heads,
-        max_positions: 1 << 17,
-        ..DecoderConfig::default()
+/// Keys of `config.json` of known models, with as many positions as any benchmark has.
+fn keys() -> Vec<(&'static str, Value)> {
+    let dense = |family, vocabulary, channels, hidden, layers, heads, kv_heads| {
+        json!({
+            "model_type": family, "vocab_size": vocabulary, "hidden_size": channels, "intermediate_size": hidden,
+            "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": 1 << 17,
+        })
     };
-    let qwen = |vocabulary, channels, hidden, layers, heads, kv_heads, tied| DecoderConfig {
-        qkv_bias: true,
-        tied,
-        ..shape(vocabulary, channels, hidden, layers, heads, kv_heads)
+    let with = |mut keys: Value, others: Value| {
+        let (all, Value::Object(others)) = (keys.as_object_mut().expect("an object"), others) else { unreachable!() };
+        all.extend(others);
+        keys
     };
-    let qwen3 = |channels, hidden, layers, heads, tied| DecoderConfig {
-        head_dim: 128,
-        qk_norm: Some(NormScope::Head),
-        tied,
-        ..shape(151_936, channels, hidden, layers, heads, 8)
+    let llama = |vocabulary, channels, hidden, layers, heads, kv_heads| {
+        dense("llama", vocabulary, channels, hidden, layers, heads, kv_heads)
     };
-    let routed = |count, hidden, chosen, normalise, shape: DecoderConfig| DecoderConfig {
-        experts: Some(ExpertsConfig::new(
-            count,
-            hidden,
-            Routing { chosen, scores: RouterScores::Softmax, normalise, scale: 1.0, groups: None },
-        )),
-        ..shape
+    let qwen = |vocabulary, channels, hidden, layers, heads, kv_heads, tied| {
+        with(
+            dense("qwen2", vocabulary, channels, hidden, layers, heads, kv_heads),
+            json!({"tie_word_embeddings": tied}),
+        )
     };
-    let olmoe = DecoderConfig { qk_norm: Some(NormScope::Projection), ..shape(50_304, 2048, 1024, 16, 16, 16) };
-    let qwen3_30b = DecoderConfig { kv_heads: 4, ..qwen3(2048, 6144, 48, 32, false) };
-    let latent = LatentSizes { query_rank: None, kv_rank: 512, plain: 128, rotated: 64, value: 128 };
-    let mut deepseek_v2_lite = DecoderConfig {
-        head_dim: latent.head_dim(),
-        latent: Some(latent),
-        positions: Positions::Rotary(RopePairs::Neighbours),
-        routed: LayerSet::From(1),
-        ..routed(64, 1408, 6, None, shape(102_400, 2048, 10_944, 27, 16, 16))
+    let qwen3 = |channels, hidden, layers, heads, tied| {
+        with(dense("qwen3", 151_936, channels, hidden, layers, heads, 8), json!({"tie_word_embeddings": tied}))
     };
-    if let Some(experts) = &mut deepseek_v2_lite.experts {
-        experts.shared = Some(SharedExpert { name: "shared_experts", hidden: 2 * 1408, gate: None });
-    }
+    let gpt2 = |channels, layers, heads| json!({"model_type": "gpt2", "vocab_size": 50_257, "n_embd": channels, "n_layer": layers, "n_head": heads});
+    let of_deepseek = json!({
+        "first_k_dense_replace": 1, "moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
+        "q_lora_rank": null,
+    });
+    let of_qwen3 =
+        json!({"head_dim": 128, "moe_intermediate_size": 768, "norm_topk_prob": true, "num_experts_per_tok": 8});
     vec![
-        ("llama-2-7b", shape(32_000, 4096, 11_008, 32, 32, 32)),
-        ("llama-2-13b", shape(32_000, 5120, 13_824, 40, 40, 40)),
-        ("llama-30b", shape(32_000, 6656, 17_920, 60, 52, 52)),
-        ("llama-3-8b", shape(128_256, 4096, 14_336, 32, 32, 8)),
-        ("llama-3-70b", shape(128_256, 8192, 28_672, 80, 64, 8)),
+        ("llama-2-7b", llama(32_000, 4096, 11_008, 32, 32, 32)),
+        ("llama-2-13b", llama(32_000, 5120, 13_824, 40, 40, 40)),
+        ("llama-30b", llama(32_000, 6656, 17_920, 60, 52, 52)),
+        ("llama-3-8b", llama(128_256, 4096, 14_336, 32, 32, 8)),
+        ("llama-3-70b", llama(128_256, 8192, 28_672, 80, 64, 8)),
         ("qwen2.5-0.5b", qwen(151_936, 896, 4864, 24, 14, 2, true)),
         ("qwen2.5-1.5b", qwen(151_936, 1536, 8960, 28, 12, 2, true)),
         ("qwen2.5-3b", qwen(151_936, 2048, 11_008, 36, 16, 2, true)),
         ("qwen2.5-7b", qwen(152_064, 3584, 18_944, 28, 28, 4, false)),
         ("qwen3-0.6b", qwen3(1024, 3072, 28, 16, true)),
         ("qwen3-8b", qwen3(4096, 12_288, 36, 32, false)),
-        ("gpt2", gpt2(shape(50_257, 768, 4 * 768, 12, 12, 12))),
-        ("gpt2-xl", gpt2(shape(50_257, 1600, 4 * 1600, 48, 25, 25))),
-        ("gemma-2-9b", gemma2(DecoderConfig { head_dim: 256, ..shape(256_000, 3584, 14_336, 42, 16, 8) })),
-        ("phi-3-medium", phi3(DecoderConfig { window: Some(2047), ..shape(32_064, 5120, 17_920, 40, 40, 10) })),
-        ("olmoe-1b-7b", routed(64, 1024, 8, None, olmoe)),
-        ("qwen3-30b-a3b", routed(128, 768, 8, Some(0.0), qwen3_30b)),
-        ("deepseek-v2-lite", deepseek_v2_lite),
-        ("mixtral-8x7b", routed(8, 14_336, 2, Some(0.0), mixtral(shape(32_000, 4096, 14_336, 32, 32, 8)))),
-        ("command-r-35b", cohere(shape(256_000, 8192, 22_528, 40, 64, 64))),
+        ("gpt2", gpt2(768, 12, 12)),
+        ("gpt2-xl", gpt2(1600, 48, 25)),
+        ("gemma-2-9b", dense("gemma2", 256_000, 3584, 14_336, 42, 16, 8)),
+        ("phi-3-medium", with(dense("phi3", 32_064, 5120, 17_920, 40, 40, 10), json!({"sliding_window": 2047}))),
+        ("olmoe-1b-7b", with(dense("olmoe", 50_304, 2048, 1024, 16, 16, 16), json!({"num_experts_per_tok": 8}))),
+        ("qwen3-30b-a3b", with(dense("qwen3_moe", 151_936, 2048, 6144, 48, 32, 4), of_qwen3)),
+        ("deepseek-v2-lite", with(dense("deepseek_v2", 102_400, 2048, 10_944, 27, 16, 16), of_deepseek)),
+        ("mixtral-8x7b", dense("mixtral", 32_000, 4096, 14_336, 32, 32, 8)),
+        ("command-r-35b", dense("cohere", 256_000, 8192, 22_528, 40, 64, 64)),
     ]
+}
+
+/// Shapes of known models: `(name, config)`.
+pub fn models() -> Vec<(&'static str, DecoderConfig)> {
+    let read = |name: &str, keys: Value| {
+        let Value::Object(keys) = keys else { unreachable!("keys are an object") };
+        decoder_config(&ConfigFile::from_values(name, keys)).expect("the sizes of known models are possible")
+    };
+    keys().into_iter().map(|(name, keys)| (name, read(name, keys))).collect()
 }
 
 /// The shape of the model called `name`.
@@ -100,6 +96,14 @@ pub fn attention(meter: Meter, sizes: &DecoderConfig, tokens: usize, seq_len: us
         .iter()
         .map(|spec| ottava_tensor::bench::attention(meter, spec, batch, seq_len))
         .collect::<Result<_, _>>()?)
+}
+
+/// The model of `sizes`, with this number of layers if there is one.
+pub(super) fn with_layers(sizes: DecoderConfig, layers: Option<usize>) -> DecoderConfig {
+    match layers {
+        Some(layers) => sizes.with_layers(layers),
+        None => sizes,
+    }
 }
 
 /// Checks sizes of what is to be timed.

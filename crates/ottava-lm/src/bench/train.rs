@@ -2,6 +2,7 @@
 
 use super::families::{FamilyTime, by_family};
 use super::model;
+use super::shapes::with_layers;
 use crate::checkpoint::RandomWeights;
 use crate::config::{DataConfig, OptimizerConfig, RunConfig, TrainingConfig};
 use crate::data::Batch;
@@ -121,8 +122,7 @@ impl TrainBench {
         if sizes_given.into_iter().any(|given| given == Some(0)) {
             return Err(Error::Config("steps, lengths, micro-batches and layers must be at least 1".into()));
         }
-        let layers = self.layers.unwrap_or(sizes.layers);
-        let sizes = DecoderConfig { layers, lora: self.config.lora.adapters(), ..sizes };
+        let sizes = DecoderConfig { lora: self.config.lora.adapters(), ..with_layers(sizes, self.layers) };
         ranks.free_symmetric()?;
         if let Device::Cuda(gpu) = device {
             gpu.release_memory()?;

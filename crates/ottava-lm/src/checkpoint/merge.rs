@@ -24,7 +24,7 @@ use std::path::Path;
 pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usize> {
     expect_new_folder(output, &[base, adapter.path()])?;
     let config = ConfigFile::read(base)?;
-    let transposed = decoder_config(&config)?.names.transposed;
+    let transposed = decoder_config(&config)?.stream.names.transposed;
     let files = WeightFiles::open(base)?;
     let infos = files.names().map(|name| files.info(name)).collect::<Result<Vec<_>>>()?;
     adapter.expect_weights(&infos)?;

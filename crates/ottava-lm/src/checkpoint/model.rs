@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::hash::{MIX_STEP, mix, name_hash};
 use crate::layers::{SCORE, expert_stack};
 use crate::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets, last_name};
-use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions};
+use crate::models::{ConfigFile, Decoder, DecoderConfig};
 use crate::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, Stacked, WeightSource};
 use crate::recipe::Recipe;
 use crate::{input, interrupt};
@@ -98,12 +98,13 @@ impl FolderWeights {
     /// Errors when the folder holds weights that the model of these `sizes` did not read; known leftovers of older writers are ignored, a
     /// second copy of a tied head, and the head of a language model whose decoder is that of a reward model.
     pub fn finish(self, sizes: &DecoderConfig) -> Result<()> {
-        let skipped = sizes.layers..sizes.layers + sizes.skipped_layers;
-        let skipped: Vec<_> = skipped.map(|layer| format!("{}.{layer}.", sizes.names.blocks)).collect();
+        let layers = sizes.layers.len();
+        let skipped = layers..layers + sizes.folder.skipped_layers;
+        let skipped: Vec<_> = skipped.map(|layer| format!("{}.{layer}.", sizes.stream.names.blocks)).collect();
         let expected = |name: &str| {
             self.used.contains(name)
                 || MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end))
-                || ((sizes.tied || sizes.score) && name == HEAD)
+                || ((sizes.head.tied || sizes.head.score) && name == HEAD)
                 || skipped.iter().any(|layer| name.starts_with(layer))
         };
         if let Some(name) = self.files.names().into_iter().find(|name| !expected(name)) {
@@ -116,9 +117,9 @@ impl FolderWeights {
             let more = if scales.len() > 1 { format!(" and {} more", scales.len() - 1) } else { String::new() };
             tracing::warn!("`{first}`{more} are ignored: scales of a cache of keys and values in FP8");
         }
-        let table = format!("{}.weight", sizes.names.embedding);
+        let table = format!("{}.weight", sizes.stream.names.embedding);
         let table = self.used.iter().find(|used| table.ends_with(used.as_str()));
-        match table.filter(|_| sizes.tied && self.files.names().any(|name| name == HEAD)) {
+        match table.filter(|_| sizes.head.tied && self.files.names().any(|name| name == HEAD)) {
             Some(table) if self.values(table)?.read_bytes()? != self.values(HEAD)?.read_bytes()? => {
                 Err(Error::Model(format!(
                     "config.json ties the head to `{table}` (`tie_word_embeddings`), and the folder holds another `{HEAD}`; set \
@@ -436,11 +437,11 @@ impl FolderTemplate {
         config.insert("dtype".into(), json!(dtype.name()));
         config.insert("torch_dtype".into(), json!(dtype.name()));
         // A reward model has no head that could be tied.
-        if !model.config().score {
-            config.insert("tie_word_embeddings".into(), json!(model.config().tied));
+        if !model.config().head.score {
+            config.insert("tie_word_embeddings".into(), json!(model.config().head.tied));
         }
-        if let Positions::Rotary(_) = model.config().positions {
-            model.config().rope.write(model.config().local_rope.as_ref(), &mut config);
+        if let [rope, local @ ..] = model.config().ropes.as_slice() {
+            rope.write(local.first(), &mut config);
         }
         if !config.contains_key("eos_token_id") {
             config.insert("eos_token_id".into(), self.eos());
@@ -496,7 +497,7 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
     let Exceptions { exclude, layers, layers_pattern, ranks, alphas } = &lora.exceptions;
     let or_null = |is_set: bool, value: Value| if is_set { value } else { Value::Null };
     let base = base.canonicalize().unwrap_or(base.to_path_buf());
-    let (task, saved) = match model.config().score {
+    let (task, saved) = match model.config().head.score {
         true => ("SEQ_CLS", json!([SCORE])),
         false => ("CAUSAL_LM", Value::Null),
     };
@@ -510,7 +511,7 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
         "use_rslora": lora.use_rslora,
         "use_dora": lora.use_dora,
         "target_modules": targets,
-        "fan_in_fan_out": model.config().names.transposed,
+        "fan_in_fan_out": model.config().stream.names.transposed,
         "bias": "none",
         "init_lora_weights": true,
         "inference_mode": true,

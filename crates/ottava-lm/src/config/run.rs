@@ -12,7 +12,7 @@ use super::parallel::ParallelConfig;
 use super::router::RouterConfig;
 use super::sentinel::SentinelConfig;
 use crate::error::{Error, Result};
-use crate::layers::ExpertsConfig;
+use crate::layers::ExpertsSpec;
 use crate::models::{ConfigFile, DecoderConfig, decoder_config};
 use crate::optim::{
     AdamWConfig, AdamWOptimizer, AdjustLr, LionOptimizer, MomentumConfig, MuonOptimizer, Optimizer, Schedule,
@@ -361,18 +361,18 @@ impl RunConfig {
     /// Errors also if it sets what the model's routers do not have, or ranks that divide experts of a model without any.
     pub fn trained_sizes(&self, file: &ConfigFile) -> Result<DecoderConfig> {
         let mut sizes = decoder_config(file)?;
-        if let Some(problem) = sizes.untrainable.first() {
+        if let Some(problem) = sizes.folder.untrainable.first() {
             return Err(file.error(problem));
         }
-        match &mut sizes.experts {
-            Some(ExpertsConfig { bias: None, .. }) if self.router.bias_update_rate > 0.0 => {
+        match sizes.experts() {
+            Some(ExpertsSpec { bias: None, .. }) if self.router.bias_update_rate > 0.0 => {
                 return Err(Error::Config(format!(
                     "`router.bias_update_rate` is {}, and the routers of the model of {} have no bias; `router.balance_loss` spreads their tokens",
                     self.router.bias_update_rate,
                     self.model.path.display()
                 )));
             }
-            Some(experts) => experts.losses = self.router.losses(),
+            Some(_) => {}
             None if self.router != RouterConfig::default() => {
                 return Err(Error::Config(format!(
                     "`router` is set, and the model of {} has no experts; remove the table",
@@ -388,13 +388,14 @@ impl RunConfig {
             }
             None => {}
         }
+        sizes.experts_mut().for_each(|experts| experts.losses = self.router.losses());
         // Before anything is made for each rank.
         if self.parallel.pipeline > 1 {
-            expect_blocks(sizes.layers, self.parallel.pipeline.saturating_mul(self.parallel.pipeline_stages))?;
+            expect_blocks(sizes.layers.len(), self.parallel.pipeline.saturating_mul(self.parallel.pipeline_stages))?;
         }
         // Other objectives read log-probabilities.
         let is_smoothed = self.objective().properties().smooths_labels;
-        sizes.label_smoothing = if is_smoothed { self.training.label_smoothing_factor } else { 0.0 };
+        sizes.head.label_smoothing = if is_smoothed { self.training.label_smoothing_factor } else { 0.0 };
         sizes.lora = self.lora.adapters();
         Ok(sizes.with_adapters_beside_experts())
     }

@@ -105,7 +105,7 @@ impl Architecture {
     pub fn weights(&self, sizes: &DecoderConfig) -> Result<Vec<Weight>> {
         let mut weights = Vec::new();
         for FolderTensor { name, shape, .. } in Decoder::folder_tensors(sizes, &Precision::default().recipe())? {
-            let place = sizes.names.role_of(&name).and_then(|tensor| self.place(tensor, sizes));
+            let place = sizes.stream.names.role_of(&name).and_then(|tensor| self.place(tensor, sizes));
             let (stored, rotary_heads) = place.ok_or_else(|| {
                 Error::Model(format!("the model has a tensor `{name}`, which no `{}` of llama.cpp has", self.name))
             })?;
@@ -275,8 +275,8 @@ fn module_of(role: Role, sizes: &DecoderConfig) -> Option<(&'static str, Option<
     Some(match role {
         Role::Embedding => ("token_embd", None),
         Role::AttentionNorm => ("attn_norm", None),
-        Role::Query => ("attn_q", Some(sizes.heads)),
-        Role::Key => ("attn_k", Some(sizes.kv_heads)),
+        Role::Query => ("attn_q", sizes.heads().map(|heads| heads.heads)),
+        Role::Key => ("attn_k", sizes.heads().map(|heads| heads.kv_heads)),
         Role::Value => ("attn_v", None),
         Role::AttentionOutput => ("attn_output", None),
         Role::MlpNorm => ("ffn_norm", None),

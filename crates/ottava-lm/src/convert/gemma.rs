@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::gguf::Gguf;
 use super::source::Weight;
 use crate::Result;
-use crate::models::{DecoderConfig, LayerSet, RopeScaling};
+use crate::models::{DecoderConfig, LayerSet, RopeScaling, Uniform};
 use ottava_tensor::ops::{Activation, Gelu};
 
 /// The key of the window, after the name of the architecture.
@@ -49,22 +49,23 @@ impl Gemma {
     }
 
     /// Why files cannot represent a model of these sizes, if they cannot.
-    pub fn problem(&self, sizes: &DecoderConfig) -> Option<&'static str> {
-        let layers = LayerSet::AllButEvery(self.group);
-        let divisor = self.score_divisor(sizes.layers, sizes.channels, sizes.heads, sizes.head_dim);
+    pub fn problem(&self, sizes: &DecoderConfig, Uniform { heads, mlp, .. }: Uniform) -> Option<&'static str> {
+        let (layers, channels) = (&sizes.layers, sizes.stream.channels);
+        let local = LayerSet::AllButEvery(self.group);
+        let divisor = self.score_divisor(layers.len(), channels, heads.heads, heads.head_dim);
         let scale = (divisor as f64).powf(-0.5);
-        let caps = [sizes.score_cap.is_some(), sizes.logit_cap.is_some()];
+        let caps = [heads.soft_cap.is_some(), sizes.head.cap.is_some()];
         let problems = [
-            (sizes.window.is_none(), "the model has no sliding window"),
+            (layers.iter().all(|layer| layer.window().is_none()), "the model has no sliding window"),
             (
-                (0..sizes.layers).any(|i| sizes.local.contains(i) != layers.contains(i)),
+                layers.iter().enumerate().any(|(i, layer)| layer.window().is_some() != local.contains(i)),
                 "the layers with a sliding window are not those of the published models",
             ),
-            (sizes.activation != Activation::GeGlu(Gelu::Tanh), "the activation is not tanh-approximated GELU"),
-            (!sizes.tied, "the output head is not tied to the embedding"),
-            (sizes.qkv_bias, "attention has biases"),
+            (mlp.activation != Activation::GeGlu(Gelu::Tanh), "the activation is not tanh-approximated GELU"),
+            (!sizes.head.tied, "the output head is not tied to the embedding"),
+            (heads.qkv_bias, "attention has biases"),
             (
-                sizes.attention_scale.is_none_or(|found| (found / scale - 1.0).abs() > 1e-9),
+                heads.scale.is_none_or(|found| (found / scale - 1.0).abs() > 1e-9),
                 "`query_pre_attn_scalar` is not that of the published models",
             ),
             (
@@ -72,7 +73,7 @@ impl Gemma {
                 "`attn_logit_softcapping` and `final_logit_softcapping` must both be set for gemma2, and neither for gemma3",
             ),
             (
-                sizes.local_rope != self.local_rope(),
+                sizes.ropes.get(1) != self.local_rope().as_ref(),
                 "RoPE of the sliding-window layers is not that of the published models",
             ),
         ];

@@ -4,7 +4,7 @@ use super::*;
 use crate::checkpoint::ModelFiles;
 use crate::data::Tokenizer;
 use crate::hash::sha256;
-use crate::models::{ConfigFile, RopeKind, decoder_config};
+use crate::models::{ConfigFile, RopeKind, Uniform, decoder_config};
 use serde_json::Value;
 
 const FILE: &[u8] = include_bytes!("../../tests/data/llama.gguf");
@@ -56,10 +56,11 @@ fn config_and_tokenizer_are_rebuilt_from_the_metadata() {
     let output = folder.path().join("model");
     convert(&folder.path().join("a.gguf"), None, &output, DType::F32).unwrap();
     let config = decoder_config(&ConfigFile::read(&output).unwrap()).unwrap();
-    assert_eq!((config.channels, config.hidden, config.layers, config.vocabulary), (32, 256, 3, 16));
-    assert_eq!((config.heads, config.kv_heads, config.head_dim, config.max_positions), (4, 2, 8, 131_072));
-    assert_eq!((config.norm_eps, config.rope.theta, config.tied), (1e-5, 500_000.0, true));
-    assert!(matches!(config.rope.kind, RopeKind::Llama3 { factor: 8.0, .. }), "{:?}", config.rope);
+    let Uniform { heads, mlp, rope } = Uniform::of(&config).unwrap();
+    assert_eq!((config.stream.channels, mlp.hidden, config.layers.len(), config.vocabulary), (32, 256, 3, 16));
+    assert_eq!((heads.heads, heads.kv_heads, heads.head_dim, config.max_positions), (4, 2, 8, 131_072));
+    assert_eq!((config.stream.norm.eps, rope.theta, config.head.tied), (1e-5, 500_000.0, true));
+    assert!(matches!(rope.kind, RopeKind::Llama3 { factor: 8.0, .. }), "{rope:?}");
 
     let tokenizer = Tokenizer::load(&output).unwrap();
     let ids = |names: &[&str]| names.iter().map(|name| tokenizer.token_id(name).unwrap()).collect::<Vec<_>>();

@@ -4,7 +4,7 @@ use super::format::{Fp8Format, Scheme};
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::layers::{HEAD, Role};
-use crate::models::{Decoder, DecoderConfig};
+use crate::models::{Decoder, DecoderConfig, SublayerSpec};
 use crate::recipe::{Decision, LinearSite, Scaling};
 use ottava_tensor::Granularity;
 use ottava_tensor::ops::CurrentScaling;
@@ -90,21 +90,21 @@ impl Linears {
     /// The most ranks of tensor parallelism whose shares of heads are whole and whose shares of weights are multiples that `format` needs.
     /// Where there are more ranks than heads of keys, engines give several ranks the same head.
     pub(super) fn tensor_parallel(&self, sizes: &DecoderConfig, format: Fp8Format) -> usize {
+        let Some([heads, kv_heads]) = sizes.sublayers().find_map(SublayerSpec::head_counts) else { return 1 };
         let divides = |n: usize, ranks: usize| n.is_multiple_of(ranks) && (n / ranks).is_multiple_of(format.multiple());
         let fits = |group: &Group, ranks: usize| match group.divides_inputs {
             true => divides(group.inputs, ranks),
             false => group.parts.iter().all(|(name, outputs)| {
-                let role = sizes.names.role_of(&format!("{name}.weight")).map(|tensor| tensor.role);
+                let role = sizes.stream.names.role_of(&format!("{name}.weight")).map(|tensor| tensor.role);
                 let of_keys = matches!(role, Some(Role::Key | Role::Value));
-                divides(*outputs, if of_keys { ranks.min(sizes.kv_heads) } else { ranks })
+                divides(*outputs, if of_keys { ranks.min(kv_heads) } else { ranks })
             }),
         };
         let whole = |ranks: usize| {
-            let [most, least] = [sizes.kv_heads.max(ranks), sizes.kv_heads.min(ranks)];
-            sizes.heads.is_multiple_of(ranks) && most.is_multiple_of(least)
+            let [most, least] = [kv_heads.max(ranks), kv_heads.min(ranks)];
+            heads.is_multiple_of(ranks) && most.is_multiple_of(least)
         };
-        let sizes = (1..=sizes.heads).rev();
-        sizes.into_iter().find(|&ranks| whole(ranks) && self.groups.iter().all(|group| fits(group, ranks))).unwrap_or(1)
+        (1..=heads).rev().find(|&ranks| whole(ranks) && self.groups.iter().all(|group| fits(group, ranks))).unwrap_or(1)
     }
 }
 

@@ -72,7 +72,8 @@ fn write(source: &Source, fp8: Option<(Fp8Format, &Linears)>, output: &Path) -> 
     }
     let in_fp8: HashSet<String> = infos.iter().map(|info| info.name.clone()).collect();
     for name in source.weights.names().filter(|name| !in_fp8.contains(*name)) {
-        let leftover = MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end)) || (source.sizes.tied && name == HEAD);
+        let leftover =
+            MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end)) || (source.sizes.head.tied && name == HEAD);
         if !leftover {
             infos.push(TensorInfo { dtype: DType::BF16, ..source.weights.info(name)? });
         }

@@ -50,8 +50,8 @@ impl Source {
 
     /// Errors if the folder does not have the weight of each linear as a matrix `[outputs, inputs]`, which readers of FP8 weights expect.
     pub(super) fn expect_matrices(&self) -> Result<()> {
-        let stacks = self.sizes.experts.as_ref().is_some_and(|experts| experts.stacked);
-        let problem = match (self.sizes.names.transposed, stacks) {
+        let stacks = self.sizes.experts().is_some_and(|experts| experts.stacked);
+        let problem = match (self.sizes.stream.names.transposed, stacks) {
             (true, _) => "GPT-2 stores its weights transposed",
             (_, true) => "gpt-oss stores the weights of all experts of a layer in one tensor",
             (false, false) => return Ok(()),
@@ -115,7 +115,7 @@ impl Source {
         site: &LinearSite,
         scales: &BTreeMap<String, f32>,
     ) -> Option<f32> {
-        let owner = description.input_owner(site, self.sizes.parallel);
+        let owner = description.input_owner(site, self.sizes.shares_operands());
         let names = site.parts.iter().map(String::as_str).chain([owner]);
         names.filter_map(|name| scales.get(name).copied()).reduce(f32::max)
     }

@@ -3,12 +3,12 @@
 mod exchange;
 mod head_norm;
 
-pub use head_norm::{NormScope, QkNorm};
+pub use head_norm::NormScope;
 
 use super::cast::{OperandCast, SavedOperand};
 use super::exchange::{expect_divisible, heads_for_tokens, tokens_for_heads};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, LinearConfig, Names};
+use super::{Linear, LinearConfig, Rotary, Stream};
 use crate::context::{Context, PagedPass, Sequences};
 use crate::error::Result;
 use crate::layer_ranks::LayerRanks;
@@ -18,46 +18,54 @@ use head_norm::{HeadNorm, Heads};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    Angles, AttentionInput, AttentionSpec, RopeLayout, RopePairs, Rotation, append_kv, attention, attention_backward,
+    Angles, AttentionInput, AttentionSpec, RopeLayout, Rotation, append_kv, attention, attention_backward,
     attention_sink, attention_sink_backward, paged_attention, rope, rope_to,
 };
 
-/// Sizes of an attention layer.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionConfig {
-    /// Width `C` of the residual stream.
-    pub channels: usize,
-    /// Query heads.
+/// Attention whose heads are projected from the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadsSpec {
+    /// Query heads `H`.
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Size of a head.
+    /// Size `D` of a head.
     pub head_dim: usize,
-    /// The norms of queries and keys; `None` without norms.
-    pub qk_norm: Option<QkNorm>,
     /// Whether the projections to Q, K and V have biases.
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
-    /// Whether each query head has a logit in its softmax whose probability is dropped.
+    /// What is normalised of queries and keys before rotary positions, if anything is.
+    pub qk_norm: Option<NormScope>,
+    /// Whether each query head has a learned logit in its softmax whose probability is dropped.
     pub sinks: bool,
-    /// The largest number of keys that a query sees.
+    /// The largest number of keys that a query sees, its own included; `None` for all.
     pub window: Option<usize>,
     /// The bound of the absolute values of scores.
     pub soft_cap: Option<f64>,
     /// The factor of products of queries and keys; `None` for `1 / √head_dim`.
     pub scale: Option<f64>,
-    /// The pairs of rotary positions.
-    pub pairs: RopePairs,
-    /// Names of its tensors.
-    pub names: &'static Names,
-    /// Standard deviation of initial weights.
-    pub std: f32,
 }
 
-impl AttentionConfig {
+impl HeadsSpec {
+    /// Llama's attention: no biases, norms, sinks, window or bound.
+    pub const fn new(heads: usize, kv_heads: usize, head_dim: usize) -> HeadsSpec {
+        HeadsSpec {
+            heads,
+            kv_heads,
+            head_dim,
+            qkv_bias: false,
+            output_bias: false,
+            qk_norm: None,
+            sinks: false,
+            window: None,
+            soft_cap: None,
+            scale: None,
+        }
+    }
+
     /// The heads of this rank, if ranks divide them.
-    fn of_rank(self, build: &Builder, name: &str) -> Result<AttentionConfig> {
+    fn of_rank(self, build: &Builder, name: &str) -> Result<HeadsSpec> {
         let (ranks, context) = (build.place().ranks, build.place_on(Axis::Context).ranks);
         let replicas = kv_replicas(self.kv_heads, ranks);
         let kv_heads = self.kv_heads * replicas;
@@ -66,7 +74,7 @@ impl AttentionConfig {
         for (what, heads) in [("query", self.heads), ("key and value", sent_kv_heads)] {
             expect_divisible(build, name, what, heads)?;
         }
-        Ok(AttentionConfig { heads: self.heads / ranks, kv_heads: self.kv_heads * replicas / ranks, ..self })
+        Ok(HeadsSpec { heads: self.heads / ranks, kv_heads: self.kv_heads * replicas / ranks, ..self })
     }
 }
 
@@ -79,13 +87,13 @@ fn kv_replicas(kv_heads: usize, ranks: usize) -> usize {
 /// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product; most families have no norm of heads.
 pub struct Attention {
     name: String,
-    config: AttentionConfig,
+    /// The heads of this rank.
+    heads: HeadsSpec,
     qkv: Linear, /* [(H + 2·H_kv)·D, C] */
     norm: Option<HeadNorm>,
     output: Linear,       /* [C, H·D] */
     sinks: Option<Param>, /* [H] */
-    /// Cosines and sines by position, shared by all layers; `None` without rotary positions.
-    rope_table: Option<Tensor>,
+    rotary: Option<Rotary>,
     /// Its number among the attention layers of the model, which is its index in a cache.
     number: usize,
     spec: AttentionSpec,
@@ -108,26 +116,27 @@ enum Qkv {
 }
 
 impl Attention {
-    /// An attention layer called `name`, with the tensor names of its config; `shared_input` is the cast of an operand that another
-    /// sublayer also reads.
+    /// An attention layer called `name` of the layers of `stream`, with `rotary` positions or without; `shared_input` is the cast of an operand
+    /// that another sublayer also reads.
     pub fn new(
         build: &mut Builder,
         name: &str,
-        config: AttentionConfig,
-        rope_table: Option<Tensor>,
+        c: HeadsSpec,
+        stream: &Stream,
+        rotary: Option<Rotary>,
         shared_input: Option<OperandCast>,
     ) -> Result<Attention> {
-        let c = config;
-        let config = c.of_rank(build, name)?;
+        let Stream { channels, names, std, .. } = *stream;
+        let own = c.of_rank(build, name)?;
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
         let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-        let qkv = match c.names.qkv {
+        let qkv = match names.qkv {
             [one] => vec![part(one, q + 2 * kv)],
             names => names.iter().zip([q, kv, kv]).map(|(name, rows)| part(name, rows)).collect(),
         };
-        let output = [part(c.names.output, c.channels)];
+        let output = [part(names.output, channels)];
         let deterministic = build.recipe.deterministic;
-        let plain = AttentionSpec::causal(config.heads, config.kv_heads, c.head_dim);
+        let plain = AttentionSpec::causal(own.heads, own.kv_heads, c.head_dim);
         let scale = c.scale.unwrap_or(plain.scale);
         let spec = AttentionSpec { deterministic, window: c.window, soft_cap: c.soft_cap, scale, ..plain };
         let number = build.description.attention.len();
@@ -135,7 +144,7 @@ impl Attention {
         let kv_replicas = kv_replicas(c.kv_heads, build.place().ranks);
         let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, split, shared_input| {
             let name = &format!("{name}.{proj}");
-            let (std, transposed) = (c.std, c.names.transposed);
+            let transposed = names.transposed;
             let fused: &[usize] = if split == Split::Output && parts.len() == 1 { &[q, kv, kv] } else { &[] };
             let replicas: &[usize] = if split == Split::Output { &[1, kv_replicas, kv_replicas] } else { &[] };
             Linear::new(
@@ -143,20 +152,14 @@ impl Attention {
                 LinearConfig { name, parts, fused, replicas, inputs, bias, std, transposed, split, shared_input },
             )
         };
-        let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, Split::Output, shared_input)?;
-        let output = linear(c.names.output, &output, q, c.output_bias, Split::Input, None)?;
-        let of = Heads { heads: config.heads, kv_heads: config.kv_heads, head_dim: c.head_dim, kv_replicas };
-        let norm = c.qk_norm.map(|norm| HeadNorm::new(build, name, of, norm)).transpose()?;
+        let qkv = linear(names.qkv_stack, &qkv, channels, c.qkv_bias, Split::Output, shared_input)?;
+        let output = linear(names.output, &output, q, c.output_bias, Split::Input, None)?;
+        let of = Heads { heads: own.heads, kv_heads: own.kv_heads, head_dim: c.head_dim, kv_replicas };
+        let norm = c.qk_norm.map(|scope| HeadNorm::new(build, name, of, scope, stream.norm)).transpose()?;
         let of_sinks = FolderTensor::new(format!("{name}.sinks"), vec![c.heads]);
         let of_sinks = c.sinks.then(|| build.shard(of_sinks, Split::Output)).transpose()?;
-        let sinks = of_sinks.map(|shard| Param::new(build, vec![shard], Init::Normal(c.std))).transpose()?;
-        Ok(Attention { name: name.to_string(), qkv, norm, output, sinks, config, rope_table, number, spec })
-    }
-
-    /// Applies RoPE to queries and keys.
-    fn rotated(&self) -> RopeLayout {
-        let AttentionConfig { heads, kv_heads, head_dim, pairs, .. } = self.config;
-        RopeLayout { heads: heads + kv_heads, head_dim, pairs }
+        let sinks = of_sinks.map(|shard| Param::new(build, vec![shard], Init::Normal(std))).transpose()?;
+        Ok(Attention { name: name.to_string(), heads: own, qkv, norm, output, sinks, rotary, number, spec })
     }
 
     /// Normalises projected Q and K, if the layer does.
@@ -167,15 +170,11 @@ impl Attention {
         }
     }
 
-    fn angles<'a>(&'a self, sequences: &'a Sequences) -> Option<Angles<'a>> {
-        self.rope_table.as_ref().map(|table| Angles { table, positions: &sequences.positions })
-    }
-
     /// Normalises and rotates projected Q, K and V.
     fn rotate(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
         let mut qkv = self.normalise(qkv, context.ranks)?;
-        if let Some(angles) = self.angles(context.sequences) {
-            rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
+        if let Some((angles, layout)) = rotation(&self.rotary, self.heads, context.sequences) {
+            rope(&mut qkv, angles, layout, Rotation::Forward)?;
         }
         Ok(qkv)
     }
@@ -205,12 +204,12 @@ impl Attention {
     fn attend_paged(&self, mut qkv: Tensor, sequences: &Sequences, pass: &mut PagedPass) -> Result<Tensor> {
         let is_whole = pass.is_whole;
         let (cache, batch) = pass.layer(self.number);
-        let mut rotation = self.angles(sequences).map(|angles| (angles, self.config.pairs));
+        let mut rotation = rotation(&self.rotary, self.heads, sequences);
         // `append_kv` rotates whole heads.
-        if let Some((angles, _)) = rotation.take_if(|(angles, _)| angles.table.shape()[1] < self.config.head_dim) {
-            rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
+        if let Some((angles, layout)) = rotation.take_if(|(angles, of)| angles.table.shape()[1] < of.head_dim) {
+            rope(&mut qkv, angles, layout, Rotation::Forward)?;
         }
-        append_kv(&mut qkv, cache, batch, &self.spec, rotation)?;
+        append_kv(&mut qkv, cache, batch, &self.spec, rotation.map(|(angles, layout)| (angles, layout.pairs)))?;
         let sinks = self.sinks.as_ref().map(Param::value).transpose()?;
         if !is_whole {
             return Ok(paged_attention(&qkv, cache, batch, &self.spec, sinks.as_ref())?);
@@ -247,6 +246,17 @@ impl Attention {
         let rotated = self.rotate(projected, context)?;
         Ok((unrotated, self.qkv_of_heads(rotated, context)?))
     }
+}
+
+/// The angles of queries and keys, and how these lie; `None` without rotary positions.
+fn rotation<'a>(
+    rotary: &'a Option<Rotary>,
+    HeadsSpec { heads, kv_heads, head_dim, .. }: HeadsSpec,
+    sequences: &'a Sequences,
+) -> Option<(Angles<'a>, RopeLayout)> {
+    let Rotary { table, pairs } = rotary.as_ref()?;
+    let layout = RopeLayout { heads: heads + kv_heads, head_dim, pairs: *pairs };
+    Some((Angles { table, positions: &sequences.positions }, layout))
 }
 
 /// Output and `lse` of attention, with `sinks` if there are some.
@@ -302,19 +312,10 @@ impl Sublayer for Attention {
                 (Qkv::OfOperand(rows), columns)
             }
         };
-        let Views { rows, columns: dy } = self.output.cast_gradient(dy, context)?;
-        let d_o = self.output.dgrad(&rows, None, context)?;
-        drop(rows);
-        let operand = match output.into_columns() {
-            Ok(operand) => operand,
-            Err(frozen) => {
-                let o = tokens_for_heads(&self.name, o.clone(), &self.output_widths(), context)?;
-                self.output.input().recast_columns(o, &frozen, context)?
-            }
-        };
-        self.output.wgrad(&dy, &operand, context)?;
-        drop((dy, operand));
-        let d_o = heads_for_tokens(&self.name, d_o, &self.output_widths(), context)?;
+        let (name, widths) = (&self.name, &self.output_widths());
+        let of_tokens = |context: &Context| tokens_for_heads(name, o.clone(), widths, context);
+        let d_o = self.output.backward_recomputing(dy, output, of_tokens, context)?;
+        let d_o = heads_for_tokens(name, d_o, widths, context)?;
         self.add_sink_gradient(&d_o, &o, &lse, context.sequences)?;
         let (unrotated, qkv) = self.restore(qkv, context)?;
         let (Sequences { batch, cu_seqlens, .. }, spec) = (context.sequences, self.spec_of_rank(context.sequences));
@@ -322,20 +323,19 @@ impl Sublayer for Attention {
         let dqkv = attention_backward(&d_o, input, &o, &lse, &spec)?.fused();
         drop((qkv, o, d_o));
         let dqkv = self.qkv_of_heads_backward(dqkv, context)?;
-        let (rotated, positions) = (self.rotated(), &context.sequences.positions);
-        let angles = self.rope_table.as_ref().map(|table| Angles { table, positions });
-        let dqkv = match (&mut self.norm, unrotated, angles) {
-            (Some(norm), Some(unrotated), angles) => {
+        let rotation = rotation(&self.rotary, self.heads, context.sequences);
+        let dqkv = match (&mut self.norm, unrotated, rotation) {
+            (Some(norm), Some(unrotated), rotation) => {
                 let mut dqkv = dqkv;
-                if let Some(angles) = angles {
-                    rope(&mut dqkv, angles, rotated, Rotation::Backward)?;
+                if let Some((angles, layout)) = rotation {
+                    rope(&mut dqkv, angles, layout, Rotation::Backward)?;
                 }
                 let dqkv = norm.backward(&dqkv, &unrotated, context.ranks)?;
                 self.qkv.cast_gradient(dqkv.into(), context)?
             }
-            (_, _, Some(angles)) => self
+            (_, _, Some((angles, layout))) => self
                 .qkv
-                .produce_gradient(context, |output| rope_to(&dqkv, angles, rotated, Rotation::Backward, output))?,
+                .produce_gradient(context, |output| rope_to(&dqkv, angles, layout, Rotation::Backward, output))?,
             (_, _, None) => self.qkv.cast_gradient(dqkv.into(), context)?,
         };
         self.qkv.backward_views(dqkv, columns, other.as_ref(), context)

@@ -32,20 +32,15 @@ pub struct BranchSaved {
 }
 
 impl Branch {
-    /// `y = x + sublayer(before(x))`.
-    pub fn new(before: impl Into<Option<Norm>>, sublayer: impl Sublayer + 'static) -> Branch {
-        Branch { before: before.into(), sublayers: vec![Box::new(sublayer)], after: None, factor: Factor::default() }
+    /// `y = x + Σ sublayer(before(x))`. All sublayers read the operand through the cast of the first. Panics without any.
+    pub fn new(before: impl Into<Option<Norm>>, sublayers: Vec<Box<dyn Sublayer>>) -> Branch {
+        assert!(!sublayers.is_empty(), "a branch has a sublayer");
+        Branch { before: before.into(), sublayers, after: None, factor: Factor::default() }
     }
 
-    /// Adds a sublayer, which reads the same operand through the same cast.
-    pub fn and(mut self, sublayer: impl Sublayer + 'static) -> Branch {
-        self.sublayers.push(Box::new(sublayer));
-        self
-    }
-
-    /// Adds a norm of the output, before the residual connection.
-    pub fn normalised(self, after: Norm) -> Branch {
-        Branch { after: Some(after), ..self }
+    /// With a norm of the output, before the residual connection.
+    pub fn normalised(self, after: impl Into<Option<Norm>>) -> Branch {
+        Branch { after: after.into(), ..self }
     }
 
     /// Multiplies the output by a constant, before the residual connection.

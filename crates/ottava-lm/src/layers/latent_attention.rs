@@ -12,23 +12,21 @@ pub use heads::LatentSizes;
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::exchange::{all_tokens, expect_divisible, heads_for_tokens, sum_own_tokens, tokens_for_heads};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, LinearConfig, Names, Norm, NormConfig, NormSaved};
+use super::{Linear, LinearConfig, Norm, NormConfig, NormSaved, Rotary, Stream};
 use crate::context::{Context, PagedPass, Sequences};
 use crate::error::Result;
-use crate::operand::{ResidualGradient, View, Views};
+use crate::operand::{ResidualGradient, View};
 use crate::param::{Builder, Param, Split};
 use heads::Heads;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    Angles, AttentionInput, AttentionSpec, ColumnRuns, RopeLayout, RopePairs, Rotation, append_kv, attention,
-    attention_backward, move_columns, paged_attention, rope,
+    Angles, AttentionInput, AttentionSpec, ColumnRuns, RopeLayout, Rotation, append_kv, attention, attention_backward,
+    move_columns, paged_attention, rope,
 };
 
-/// Sizes of a latent attention layer.
-#[derive(Clone, Copy, Debug)]
-pub struct LatentAttentionConfig {
-    /// Width `C` of the residual stream.
-    pub channels: usize,
+/// Latent attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentSpec {
     /// Heads `H`.
     pub heads: usize,
     /// The parts of heads.
@@ -37,12 +35,6 @@ pub struct LatentAttentionConfig {
     pub bias: bool,
     /// The factor of products of queries and keys; `None` for `1 / √head_dim`.
     pub scale: Option<f64>,
-    /// The pairs of rotary positions.
-    pub pairs: RopePairs,
-    /// Names of its tensors; those of projections from and to latents are the same in all families.
-    pub names: &'static Names,
-    /// Standard deviation of initial weights.
-    pub std: f32,
 }
 
 /// The epsilon of the norms of latents, in all models.
@@ -53,13 +45,12 @@ pub struct LatentAttention {
     name: String,
     /// The heads of this rank.
     heads: Heads,
-    pairs: RopePairs,
     /// Queries or their latent, the latent of keys and values, and the shared part of keys.
     down: Linear,
     query: Option<Up>, /* [H·D, R_q] */
     kv: Up,            /* [H·(plain + D_v), R_kv] */
     output: Linear,    /* [C, H·D_v] */
-    rope_table: Tensor,
+    rotary: Rotary,
     /// Its number among the attention layers of the model, which is its index in a cache.
     number: usize,
     spec: AttentionSpec,
@@ -116,17 +107,24 @@ fn columns(x: &Tensor, first: usize, width: usize) -> Result<Tensor> {
     Ok(y)
 }
 
+/// The values `[T, H·D_v]` of this rank's tokens in the output `o` of attention, with `heads` of all ranks that divide sequences.
+fn values_of_tokens(name: &str, heads: Heads, o: &Tensor, context: &Context) -> Result<Tensor> {
+    let own = heads.of_rank(context.sequences.place).own_values(o)?;
+    tokens_for_heads(name, own, &[heads.value_width()], context)
+}
+
 impl LatentAttention {
-    /// An attention layer called `name`.
+    /// An attention layer called `name` of the layers of `stream`; projections from and to latents have the same names in all families.
     ///
     /// Errors if ranks do not divide the heads evenly.
     pub fn new(
         build: &mut Builder,
         name: &str,
-        config: LatentAttentionConfig,
-        rope_table: Tensor,
+        spec: LatentSpec,
+        stream: &Stream,
+        rotary: Rotary,
     ) -> Result<LatentAttention> {
-        let LatentAttentionConfig { channels, heads, sizes, bias, scale, pairs, names, std } = config;
+        let (LatentSpec { heads, sizes, bias, scale }, Stream { channels, names, std, .. }) = (spec, *stream);
         expect_divisible(build, name, "query", heads)?;
         let (all, place) = (Heads { heads, sizes }, build.place());
         let LatentSizes { query_rank, kv_rank, rotated, .. } = sizes;
@@ -167,7 +165,7 @@ impl LatentAttention {
         let spec = AttentionSpec { scale, deterministic, ..plain_spec };
         let number = build.description.attention.len();
         build.description.attention.push(spec);
-        Ok(LatentAttention { name: name.to_string(), heads, pairs, down, query, kv, output, rope_table, number, spec })
+        Ok(LatentAttention { name: name.to_string(), heads, down, query, kv, output, rotary, number, spec })
     }
 
     /// Columns of queries or of their latent in the result of `down`.
@@ -183,7 +181,7 @@ impl LatentAttention {
 
     fn rotation(&self) -> RopeLayout {
         let Heads { heads, sizes } = self.heads;
-        RopeLayout { heads: 2 * heads, head_dim: sizes.head_dim(), pairs: self.pairs }
+        RopeLayout { heads: 2 * heads, head_dim: sizes.head_dim(), pairs: self.rotary.pairs }
     }
 
     /// The heads that this rank computes over `sequences`.
@@ -237,20 +235,14 @@ impl LatentAttention {
         self.heads.assemble([&queries, &kv, &sum_own_tokens(&self.name, shared, context)?], 1)
     }
 
-    /// The values `[T, H·D_v]` of this rank's tokens in the output `o` of attention.
-    fn values_of_tokens(&self, o: &Tensor, context: &Context) -> Result<Tensor> {
-        let own = self.heads_over(context.sequences).own_values(o)?;
-        tokens_for_heads(&self.name, own, &[self.heads.value_width()], context)
-    }
-
-    /// The gradient by the output of attention from that by [`LatentAttention::values_of_tokens`].
+    /// The gradient by the output of attention from that by [`values_of_tokens`].
     fn values_of_tokens_backward(&self, d_o: Tensor, context: &Context) -> Result<Tensor> {
         let d_o = heads_for_tokens(&self.name, d_o, &[self.heads.value_width()], context)?;
         self.heads_over(context.sequences).padded_values(&d_o)
     }
 
     fn angles<'a>(&'a self, context: &Context<'a>) -> Angles<'a> {
-        Angles { table: &self.rope_table, positions: &context.sequences.positions }
+        Angles { table: &self.rotary.table, positions: &context.sequences.positions }
     }
 
     /// Attention of an operand `x`: what backward needs, and the output `[T, H·D_v]`.
@@ -281,7 +273,7 @@ impl LatentAttention {
         let qkv = self.qkv_of_heads(qkv, context)?;
         let (Sequences { batch, cu_seqlens, .. }, spec) = (context.sequences, self.spec_over(context.sequences));
         let (o, lse) = attention(AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref()), &spec)?;
-        let own = self.values_of_tokens(&o, context)?;
+        let own = values_of_tokens(&self.name, self.heads, &o, context)?;
         Ok((Attended { query: of_query, kv: of_kv, rotated: Some([qkv, o, lse]) }, own))
     }
 
@@ -329,18 +321,9 @@ impl Sublayer for LatentAttention {
     ) -> Result<Tensor> {
         let LatentSaved { attended: Attended { query, kv, rotated }, output } = saved.into();
         let ([qkv, o, lse], x) = (rotated.expect("training attends without a cache"), x.columns(context)?);
-        let Views { rows, columns: dy } = self.output.cast_gradient(dy, context)?;
-        let d_o = self.output.dgrad(&rows, None, context)?;
-        drop(rows);
-        let operand = match output.into_columns() {
-            Ok(operand) => operand,
-            Err(frozen) => {
-                let o = self.values_of_tokens(&o, context)?;
-                self.output.input().recast_columns(o, &frozen, context)?
-            }
-        };
-        self.output.wgrad(&dy, &operand, context)?;
-        drop((dy, operand));
+        let (name, heads) = (&self.name, self.heads);
+        let values = |context: &Context| values_of_tokens(name, heads, &o, context);
+        let d_o = self.output.backward_recomputing(dy, output, values, context)?;
         let d_o = self.values_of_tokens_backward(d_o, context)?;
         let (Sequences { batch, cu_seqlens, .. }, spec) = (context.sequences, self.spec_over(context.sequences));
         let input = AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref());

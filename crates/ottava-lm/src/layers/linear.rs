@@ -423,6 +423,26 @@ impl Linear {
         Ok(dx)
     }
 
+    /// The gradient by the input of [`Linear::forward`] from the gradient `dy`; adds to the gradient of the weight. `input` computes the input again
+    /// if forward did not save it.
+    pub fn backward_recomputing(
+        &mut self,
+        dy: ResidualGradient,
+        saved: SavedOperand,
+        input: impl FnOnce(&Context) -> Result<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let Views { rows, columns: dy } = self.cast_gradient(dy, context)?;
+        let dx = self.dgrad(&rows, None, context)?;
+        drop(rows);
+        let x = match saved.into_columns() {
+            Ok(x) => x,
+            Err(frozen) => self.input.recast_columns(input(context)?, &frozen, context)?,
+        };
+        self.wgrad(&dy, &x, context)?;
+        Ok(dx)
+    }
+
     /// The gradient by the input of [`Linear::forward`], without recomputation.
     ///
     /// Errors if the input must be recomputed, since a linear does not save what it is recomputed from.

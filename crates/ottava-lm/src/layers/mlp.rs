@@ -4,7 +4,7 @@ mod activated;
 
 use super::cast::OperandCast;
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, LinearConfig, Names};
+use super::{Linear, LinearConfig, Stream};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::operand::{ResidualGradient, View};
@@ -13,21 +13,15 @@ use activated::ActivatedLinear;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::Activation;
 
-/// Sizes of an MLP.
-#[derive(Clone, Copy, Debug)]
-pub struct MlpConfig {
-    /// Width `C` of the residual stream.
-    pub channels: usize,
+/// An MLP; the activation says whether it has a gate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MlpSpec {
     /// Width `F` of the activation.
     pub hidden: usize,
     /// The activation between its linears.
     pub activation: Activation,
     /// Whether its linears have biases.
     pub bias: bool,
-    /// Names of its tensors.
-    pub names: &'static Names,
-    /// Standard deviation of initial weights.
-    pub std: f32,
 }
 
 /// `y = down(silu(gate(x)) · up(x))`, with gate and up in one product, or `y = down(gelu(up(x)))`.
@@ -37,10 +31,15 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// An MLP called `name`, with the tensor names of its config; `shared_input` is the cast of an operand that another sublayer also
-    /// reads.
-    pub fn new(build: &mut Builder, name: &str, config: MlpConfig, shared_input: Option<OperandCast>) -> Result<Mlp> {
-        let MlpConfig { channels, hidden, activation, bias, names, std } = config;
+    /// An MLP called `name` of the layers of `stream`; `shared_input` is the cast of an operand that another sublayer also reads.
+    pub fn new(
+        build: &mut Builder,
+        name: &str,
+        spec: MlpSpec,
+        stream: &Stream,
+        shared_input: Option<OperandCast>,
+    ) -> Result<Mlp> {
+        let (MlpSpec { hidden, activation, bias }, Stream { channels, names, std, .. }) = (spec, *stream);
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
         // Gate and up are two tensors of a folder, or one.
         let (inputs, tensors) = (activation.inputs(), names.gate_up.len());

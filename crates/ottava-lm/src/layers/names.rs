@@ -9,15 +9,10 @@ pub struct Names {
     pub positions: &'static str,
     /// The prefix before the number of a block.
     pub blocks: &'static str,
-    /// The norm before attention, or before both sublayers; in a block. This name and those of the other norms of a block are empty if
-    /// blocks have no such norm.
-    pub attention_norm: &'static str,
-    /// The norm after attention; in a block.
-    pub attention_post_norm: &'static str,
-    /// The norm before the MLP; in a block.
-    pub mlp_norm: &'static str,
-    /// The norm after the MLP; in a block.
-    pub mlp_post_norm: &'static str,
+    /// The norms of the branch with attention, or with both sublayers; in a block.
+    pub attention_norms: BranchNorms,
+    /// The norms of the branch with the MLP or the experts; in a block.
+    pub mlp_norms: BranchNorms,
     /// Attention; in a block.
     pub attention: &'static str,
     /// Q, K and V, or one fused tensor; in attention.
@@ -38,6 +33,32 @@ pub struct Names {
     pub norm: &'static str,
     /// Whether linears have their weights transposed, `[inputs, outputs]`.
     pub transposed: bool,
+}
+
+/// Names of the norms of a residual branch; `None` if it has no such norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BranchNorms {
+    /// The norm of the operand.
+    pub before: Option<&'static str>,
+    /// The norm of the output, before it is added to the residual stream.
+    pub after: Option<&'static str>,
+}
+
+impl BranchNorms {
+    /// A norm of the operand alone.
+    pub const fn before(name: &'static str) -> BranchNorms {
+        BranchNorms { before: Some(name), after: None }
+    }
+
+    /// A norm of the output alone.
+    pub const fn after(name: &'static str) -> BranchNorms {
+        BranchNorms { before: None, after: Some(name) }
+    }
+
+    /// Both norms.
+    pub const fn around(before: &'static str, after: &'static str) -> BranchNorms {
+        BranchNorms { before: Some(before), after: Some(after) }
+    }
 }
 
 /// The role of a tensor in a decoder.
@@ -124,12 +145,12 @@ impl Names {
         let within = |parent: &str| module.strip_prefix(parent).and_then(|rest| rest.strip_prefix('.'));
         let number = |names: &[&str], name| names.iter().position(|other| *other == name);
         let norms = [
-            (self.attention_norm, Role::AttentionNorm),
-            (self.attention_post_norm, Role::AttentionPostNorm),
-            (self.mlp_norm, Role::MlpNorm),
-            (self.mlp_post_norm, Role::MlpPostNorm),
+            (self.attention_norms.before, Role::AttentionNorm),
+            (self.attention_norms.after, Role::AttentionPostNorm),
+            (self.mlp_norms.before, Role::MlpNorm),
+            (self.mlp_norms.after, Role::MlpPostNorm),
         ];
-        if let Some((_, role)) = norms.into_iter().find(|(name, _)| !name.is_empty() && *name == module) {
+        if let Some((_, role)) = norms.into_iter().find(|(name, _)| *name == Some(module)) {
             return Some(role);
         }
         if let Some(name) = within(self.attention) {
@@ -160,10 +181,8 @@ pub const LLAMA: Names = Names {
     embedding: "model.embed_tokens",
     positions: "",
     blocks: "model.layers",
-    attention_norm: "input_layernorm",
-    attention_post_norm: "",
-    mlp_norm: "post_attention_layernorm",
-    mlp_post_norm: "",
+    attention_norms: BranchNorms::before("input_layernorm"),
+    mlp_norms: BranchNorms::before("post_attention_layernorm"),
     attention: "self_attn",
     qkv: &["q_proj", "k_proj", "v_proj"],
     qkv_stack: "qkv_proj",

@@ -1,10 +1,11 @@
 //! Cohere's Command-R: LayerNorm without bias, attention and MLP that read one norm, interleaved rotary positions, a tied head and scaled
 //! logits. Cohere 2024, "Command R", and `transformers`.
 
-use super::family::{Family, common};
-use super::{ConfigFile, DecoderConfig, Positions};
+use super::SublayerSpec::{Heads, Mlp};
+use super::family::{Common, Family, common};
+use super::{ConfigFile, DecoderConfig, LayerSpec, RopeSpec};
 use crate::error::Result;
-use crate::layers::NormScope;
+use crate::layers::{HeadsSpec, NormConfig, NormScope};
 use ottava_tensor::ops::{NormKind, RopePairs};
 use serde_json::{Value, json};
 
@@ -19,32 +20,18 @@ pub(super) const FAMILY: Family = Family {
 
 fn defaults() -> Value {
     json!({
-        "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "max_position_embeddings": 8192, "rope_theta": 500_000.0,
+        "attention_bias": false, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "max_position_embeddings": 8192, "rope_theta": 500_000.0,
         "tie_word_embeddings": true, "use_qk_norm": false,
     })
 }
 
-/// A Command-R of these sizes.
-pub fn cohere(sizes: DecoderConfig) -> DecoderConfig {
-    DecoderConfig {
-        tied: true,
-        norm: NormKind::Layer,
-        positions: Positions::Rotary(RopePairs::Neighbours),
-        parallel: true,
-        logit_scale: 0.0625,
-        ..sizes
-    }
-}
-
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let bias = file.required("attention_bias")?;
-    Ok(DecoderConfig {
-        qk_norm: file.required::<bool>("use_qk_norm")?.then_some(NormScope::Head),
-        qkv_bias: bias,
-        output_bias: bias,
-        norm_eps: file.required("layer_norm_eps")?,
-        tied: file.required("tie_word_embeddings")?,
-        logit_scale: file.required("logit_scale")?,
-        ..cohere(common(file)?)
-    })
+    let (Common { mut model, layers, heads, rope, mlp }, bias) = (common(file)?, file.required("attention_bias")?);
+    model.stream.norm = NormConfig { kind: NormKind::Layer, bias: false, eps: file.required("layer_norm_eps")? };
+    model.head.scale = file.required("logit_scale")?;
+    let qk_norm = file.required::<bool>("use_qk_norm")?.then_some(NormScope::Head);
+    let heads = HeadsSpec { qk_norm, qkv_bias: bias, output_bias: bias, ..heads };
+    let rope = RopeSpec { pairs: RopePairs::Neighbours, ..rope };
+    let layer = LayerSpec::parallel(model.stream.names, [Heads(heads, Some(rope)), Mlp(mlp)]);
+    Ok(DecoderConfig { layers: vec![layer; layers], ..model })
 }

@@ -6,7 +6,7 @@ mod compare;
 pub use adapters::Adapters;
 
 use super::stage::{Span, Stage, StageSaved, fetch};
-use super::{DecoderConfig, InferenceBatch, KvCache, KvGroup, Positions, RopeTables};
+use super::{DecoderConfig, InferenceBatch, KvCache, KvGroup, RopeTables};
 use crate::context::{Context, DeferredWgrads, Sequences};
 use crate::error::{Error, Result};
 use crate::layer_ranks::{LayerRanks, Undivided};
@@ -90,7 +90,7 @@ impl Decoder {
         weights: &mut dyn WeightSource,
         ranks: Rc<dyn LayerRanks>,
     ) -> Result<Decoder> {
-        let whole = [Span::whole(config.layers)];
+        let whole = [Span::whole(config.layers.len())];
         let mut decoder = Decoder::staged(config, recipe, device, Purpose::Infer, seq_len, &whole, ranks)?;
         decoder.load(weights)?;
         if decoder.is_divided {
@@ -107,7 +107,7 @@ impl Decoder {
         purpose: Purpose,
         seq_len: usize,
     ) -> Result<Decoder> {
-        let whole = [Span::whole(config.layers)];
+        let whole = [Span::whole(config.layers.len())];
         Decoder::staged(config, recipe, device, purpose, seq_len, &whole, Rc::new(Undivided))
     }
 
@@ -159,8 +159,7 @@ impl Decoder {
         spans: &[Span],
         ranks: Rc<dyn LayerRanks>,
     ) -> Result<Decoder> {
-        let learned = config.positions == Positions::Learned;
-        if learned && seq_len > config.max_positions {
+        if config.embedding.learned_positions && seq_len > config.max_positions {
             return Err(Error::Model(format!(
                 "the model has learned {} positions; keep sequences of {seq_len} within them",
                 config.max_positions
@@ -183,7 +182,7 @@ impl Decoder {
         // Backward consumes the activations of a recomputed block immediately.
         let saved_activations = if recompute.blocks() { SavedActivations::Exact } else { kept.saved_activations };
         // Plans and reports are about the whole model.
-        let description = match (*spans == [Span::whole(config.layers)], is_divided) {
+        let description = match (*spans == [Span::whole(config.layers.len())], is_divided) {
             (true, false) => {
                 build.description.check(recipe, config.lora.as_ref())?;
                 build.description

@@ -1,9 +1,10 @@
 //! DeepSeek-V2: latent attention, mixtures of experts beside shared ones, and MLPs in the first layers. DeepSeek-AI 2024, arXiv:2405.04434.
 
-use super::family::{Family, common, ignore_router_logits, size, softmax_routing};
-use super::{ConfigFile, DecoderConfig, LayerSet, Positions, RopeScaling};
+use super::SublayerSpec::{Experts, Latent, Mlp};
+use super::family::{Common, Family, common, ignore_router_logits, size, softmax_routing};
+use super::{ConfigFile, DecoderConfig, RopeScaling, RopeSpec};
 use crate::error::Result;
-use crate::layers::{ExpertsConfig, LatentSizes, SharedExpert};
+use crate::layers::{ExpertsSpec, LatentSizes, LatentSpec, SharedExpert};
 use ottava_tensor::ops::{ExpertGroups, GroupScore, RopePairs, Routing};
 use serde_json::{Value, json};
 
@@ -18,7 +19,7 @@ pub(super) const FAMILY: Family = Family {
 
 fn defaults() -> Value {
     json!({
-        "first_k_dense_replace": 0, "head_dim": 64, "kv_lora_rank": 512, "moe_intermediate_size": 1407, "n_routed_experts": 64,
+        "attention_bias": false, "first_k_dense_replace": 0, "head_dim": 64, "kv_lora_rank": 512, "mlp_bias": false, "moe_intermediate_size": 1407, "n_routed_experts": 64,
         "n_shared_experts": 2, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "routed_scaling_factor": 1.0,
         "topk_method": "greedy", "v_head_dim": 128,
     })
@@ -30,7 +31,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     }
     let mut sizes = deepseek(file, RopePairs::Neighbours, routing(file)?, None)?;
     if file.optional("norm_topk_prob", false)? {
-        sizes.ignored.push(
+        sizes.folder.ignored.push(
             "`norm_topk_prob` is ignored, as in transformers: weights of DeepSeek-V2's experts do not sum to 1".into(),
         );
     }
@@ -44,36 +45,32 @@ pub(super) fn deepseek(
     routing: Routing,
     bias: Option<&'static str>,
 ) -> Result<DecoderConfig> {
-    let sizes = common(file)?;
-    if sizes.kv_heads != sizes.heads {
+    let common = common(file)?;
+    let Common { heads, rope, mlp, .. } = common;
+    if heads.kv_heads != heads.heads {
         return Err(file.error(
             "`num_key_value_heads` differs from `num_attention_heads`; latent attention has one number of heads",
         ));
     }
-    let latent = LatentSizes {
+    let sizes = LatentSizes {
         query_rank: file.nullable("q_lora_rank")?,
         kv_rank: size(file, "kv_lora_rank")?,
         plain: size(file, "qk_nope_head_dim")?,
         rotated: size(file, "qk_rope_head_dim")?,
         value: size(file, "v_head_dim")?,
     };
+    let scale = Some(attention_scale(&common.model.ropes[rope.rope], sizes.head_dim()));
+    let latent = LatentSpec { heads: heads.heads, sizes, bias: file.required("attention_bias")?, scale };
     let hidden = file.required("moe_intermediate_size")?;
     let shared: usize = file.nullable("n_shared_experts")?.unwrap_or(0);
     let of_shared = shared.saturating_mul(hidden);
     let shared = (shared > 0).then_some(SharedExpert { name: "shared_experts", hidden: of_shared, gate: None });
     let count = file.required("n_routed_experts")?;
-    let experts = ExpertsConfig { bias, shared, ..ExpertsConfig::new(count, hidden, routing) };
-    let sizes = DecoderConfig {
-        head_dim: latent.head_dim(),
-        latent: Some(latent),
-        attention_scale: Some(attention_scale(&sizes.rope, latent.head_dim())),
-        output_bias: file.required("attention_bias")?,
-        positions: Positions::Rotary(pairs),
-        experts: Some(experts),
-        routed: LayerSet::From(file.required("first_k_dense_replace")?),
-        ..sizes
-    };
-    ignore_router_logits(file, sizes)
+    let experts = ExpertsSpec { bias, shared, ..ExpertsSpec::new(count, hidden, mlp.activation, routing) };
+    let dense: usize = file.required("first_k_dense_replace")?;
+    let attention = Latent(latent, RopeSpec { pairs, ..rope });
+    let layer = |index| [attention, if index < dense { Mlp(mlp) } else { Experts(experts) }];
+    ignore_router_logits(file, common.sequential(layer))
 }
 
 /// The router: greedy, or in the groups with the best experts.

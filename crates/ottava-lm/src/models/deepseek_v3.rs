@@ -18,7 +18,7 @@ pub(super) const FAMILY: Family = Family {
 
 fn defaults() -> Value {
     json!({
-        "first_k_dense_replace": 3, "head_dim": 64, "kv_lora_rank": 512, "max_position_embeddings": 4096, "moe_intermediate_size": 2048,
+        "attention_bias": false, "first_k_dense_replace": 3, "head_dim": 64, "kv_lora_rank": 512, "max_position_embeddings": 4096, "moe_intermediate_size": 2048,
         "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": true, "num_experts_per_tok": 8,
         "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64, "rope_interleave": true, "routed_scaling_factor": 2.5, "topk_group": 4, "v_head_dim": 128,
@@ -36,13 +36,13 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     };
     let pairs = if file.required("rope_interleave")? { RopePairs::Neighbours } else { RopePairs::Halves };
     let mut sizes = deepseek(file, pairs, routing, Some("e_score_correction_bias"))?;
-    sizes.skipped_layers = layers(file, "num_nextn_predict_layers")?;
+    sizes.folder.skipped_layers = layers(file, "num_nextn_predict_layers")?;
     for (key, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
         let name: String = file.optional(key, known.to_string())?;
         if name != known {
             let sentence =
                 format!("`{key}` is \"{name}\" and is ignored, as in transformers: DeepSeek-V3 has \"{known}\"");
-            sizes.ignored.push(sentence);
+            sizes.folder.ignored.push(sentence);
         }
     }
     Ok(sizes)

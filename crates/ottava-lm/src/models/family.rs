@@ -1,9 +1,11 @@
 //! Code that model families share.
 
-use super::sizes::MAX_SIZE;
-use super::{ConfigFile, DecoderConfig, LayerSet, Quantization, RopeScaling};
+use super::layer_set::Window;
+use super::spec::MAX_SIZE;
+use super::{ConfigFile, DecoderConfig, LayerSet, LayerSpec, Quantization, RopeScaling, RopeSpec, SublayerSpec};
 use crate::error::Result;
-use ottava_tensor::ops::{Activation, Gelu, RouterScores, Routing};
+use crate::layers::{HeadsSpec, LLAMA, MlpSpec, Names, NormConfig, Stream};
+use ottava_tensor::ops::{Activation, Gelu, RopePairs, RouterScores, Routing};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
@@ -42,16 +44,41 @@ impl Family {
 /// The values of keys that most families share. The sizes of the tensors have none: a file that lacks them is damaged.
 fn llama_defaults() -> Value {
     json!({
-        "attention_bias": false, "head_dim": null, "hidden_act": "silu", "initializer_range": 0.02, "max_position_embeddings": 2048,
-        "mlp_bias": false, "num_key_value_heads": null, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": false,
+        "head_dim": null, "hidden_act": "silu", "initializer_range": 0.02, "max_position_embeddings": 2048, "num_key_value_heads": null,
+        "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": false,
     })
 }
 
 /// Gemma's name of `hidden_act`.
 const GEMMA_ACTIVATION: &str = "hidden_activation";
 
-/// Reads the keys that all families share.
-pub(super) fn common(file: &ConfigFile) -> Result<DecoderConfig> {
+/// What most families share: a model without layers, and the sublayers of Llama's layers, without biases.
+pub(super) struct Common {
+    pub(super) model: DecoderConfig,
+    /// The number of layers.
+    pub(super) layers: usize,
+    pub(super) heads: HeadsSpec,
+    pub(super) rope: RopeSpec,
+    pub(super) mlp: MlpSpec,
+}
+
+impl Common {
+    /// With these names of tensors.
+    pub(super) fn named(mut self, names: &'static Names) -> Common {
+        self.model.stream.names = names;
+        self
+    }
+
+    /// The model whose layer `index` has the sublayers `layer(index)`, one after the other.
+    pub(super) fn sequential(self, layer: impl Fn(usize) -> [SublayerSpec; 2]) -> DecoderConfig {
+        let Common { model, layers, .. } = self;
+        let layers = (0..layers).map(|index| LayerSpec::sequential(model.stream.names, layer(index))).collect();
+        DecoderConfig { layers, ..model }
+    }
+}
+
+/// Reads the keys that most families share.
+pub(super) fn common(file: &ConfigFile) -> Result<Common> {
     refuse(file)?;
     let (channels, heads): (usize, usize) = (file.required("hidden_size")?, file.required("num_attention_heads")?);
     let even = channels.checked_div(heads).unwrap_or(0);
@@ -61,22 +88,24 @@ pub(super) fn common(file: &ConfigFile) -> Result<DecoderConfig> {
             "`hidden_size` {channels} does not divide into {heads} heads, and there is no `head_dim`"
         )));
     }
-    Ok(DecoderConfig {
-        vocabulary: file.required("vocab_size")?,
+    let stream = Stream {
         channels,
-        hidden: file.required("intermediate_size")?,
+        residual_scale: 1.0,
+        norm: NormConfig::rms(file.required("rms_norm_eps")?),
+        names: &LLAMA,
+        std: file.required("initializer_range")?,
+    };
+    let mut model = DecoderConfig::new(file.required("vocab_size")?, file.required("max_position_embeddings")?, stream);
+    model.head.tied = file.required("tie_word_embeddings")?;
+    model.ropes = vec![RopeScaling::read(file)?];
+    model.folder.untrainable = untrainable(file, &["attention_dropout"])?;
+    let activation = if file.has_default(GEMMA_ACTIVATION) { GEMMA_ACTIVATION } else { "hidden_act" };
+    Ok(Common {
+        model,
         layers: layers(file, "num_hidden_layers")?,
-        heads,
-        kv_heads: kv_heads(file, heads)?,
-        head_dim: head_dim.unwrap_or(even),
-        max_positions: file.required("max_position_embeddings")?,
-        norm_eps: file.required("rms_norm_eps")?,
-        tied: file.required("tie_word_embeddings")?,
-        init_std: file.required("initializer_range")?,
-        rope: RopeScaling::read(file)?,
-        activation: gated(file, if file.has_default(GEMMA_ACTIVATION) { GEMMA_ACTIVATION } else { "hidden_act" })?,
-        untrainable: untrainable(file, &["attention_dropout"])?,
-        ..DecoderConfig::default()
+        heads: HeadsSpec::new(heads, kv_heads(file, heads)?, head_dim.unwrap_or(even)),
+        rope: RopeSpec { rope: 0, pairs: RopePairs::Halves },
+        mlp: MlpSpec { hidden: size(file, "intermediate_size")?, activation: gated(file, activation)?, bias: false },
     })
 }
 
@@ -145,23 +174,43 @@ pub(super) fn gated(file: &ConfigFile, key: &str) -> Result<Activation> {
     }
 }
 
-/// The sliding window of the key `sliding_window`; none if it is null.
-pub(super) fn sliding_window(file: &ConfigFile) -> Result<Option<usize>> {
-    // No sequence is longer than the largest size.
-    Ok(file.nullable("sliding_window")?.map(|window: usize| window.min(MAX_SIZE)))
+/// The size of the key `sliding_window`; none if it is null.
+fn window_size(file: &ConfigFile) -> Result<Option<usize>> {
+    match file.nullable("sliding_window")? {
+        Some(0) => Err(file.error("`sliding_window` is 0; a token sees itself with 1")),
+        // No sequence is longer than the largest size.
+        size => Ok(size.map(|size: usize| size.min(MAX_SIZE))),
+    }
 }
 
-/// Window and layers of Qwen2 and Qwen3: `use_sliding_window`, `max_window_layers` and `layer_types`.
-pub(super) fn qwen_window(file: &ConfigFile, layers: usize) -> Result<(Option<usize>, LayerSet)> {
-    let uses_window: bool = file.required("use_sliding_window")?;
-    let late = if uses_window { LayerSet::From(file.required("max_window_layers")?) } else { LayerSet::None };
-    let local = LayerSet::with_window(file, layers, late)?;
-    match uses_window {
-        true => Ok((sliding_window(file)?, local)),
-        false if (0..layers).any(|layer| local.contains(layer)) => Err(file.error(
+/// The sliding window of the key `sliding_window` in all layers.
+pub(super) fn window(file: &ConfigFile) -> Result<Window> {
+    Ok(Window { size: window_size(file)?, layers: LayerSet::All })
+}
+
+/// The sliding window of the layers that `layer_types` says, or of those of `default` if the key is missing.
+pub(super) fn window_in(file: &ConfigFile, layers: usize, default: LayerSet) -> Result<Window> {
+    let (size, local) = (window_size(file)?, LayerSet::with_window(file, layers, default)?);
+    let has_types = file.has("layer_types") && (0..layers).any(|layer| local.contains(layer));
+    match size {
+        None if has_types => Err(file.error(
+            "`layer_types` has \"sliding_attention\", and `sliding_window` is null; set it, or the types to \"full_attention\"",
+        )),
+        _ => Ok(Window { size, layers: local }),
+    }
+}
+
+/// The window of Qwen2 and Qwen3: `use_sliding_window`, `max_window_layers` and `layer_types`.
+pub(super) fn qwen_window(file: &ConfigFile, layers: usize) -> Result<Window> {
+    if file.required("use_sliding_window")? {
+        return window_in(file, layers, LayerSet::From(file.required("max_window_layers")?));
+    }
+    let local = LayerSet::with_window(file, layers, LayerSet::None)?;
+    match (0..layers).any(|layer| local.contains(layer)) {
+        true => Err(file.error(
             "`layer_types` has \"sliding_attention\", and `use_sliding_window` is false; set it to true, or the types to \"full_attention\"",
         )),
-        false => Ok((None, local)),
+        false => Ok(Window { size: None, layers: LayerSet::None }),
     }
 }
 
@@ -192,7 +241,7 @@ pub(super) fn ignore_router_logits(file: &ConfigFile, mut sizes: DecoderConfig) 
     if file.optional("output_router_logits", false)? {
         let sentence =
             "`output_router_logits` is ignored: `router.balance_loss` of a run sets the loss that balances experts";
-        sizes.ignored.push(sentence.into());
+        sizes.folder.ignored.push(sentence.into());
     }
     Ok(sizes)
 }

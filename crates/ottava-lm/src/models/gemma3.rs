@@ -1,12 +1,13 @@
 //! The text model of Gemma 3: Gemma 2 with normalised queries and keys instead of soft caps, five layers with a window for each without,
 //! and rotary positions of another base in the former. Team Gemma 2025, arXiv:2503.19786.
 
-use super::family::{Family, common};
-use super::gemma2::{gemma, read_gemma};
+use super::SublayerSpec::{Heads, Mlp};
+use super::family::{Common, Family, common, window_in};
+use super::gemma2::gemma;
 use super::rope::NESTED;
-use super::{ConfigFile, DecoderConfig, LayerSet, RopeScaling};
+use super::{ConfigFile, DecoderConfig, LayerSet, RopeScaling, RopeSpec};
 use crate::error::Result;
-use crate::layers::NormScope;
+use crate::layers::{HeadsSpec, NormScope};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -20,7 +21,8 @@ pub(super) const FAMILY: Family = Family {
 
 fn defaults() -> Value {
     json!({
-        "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131_072,
+        "attention_bias": false, "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": null, "max_position_embeddings": 131_072,
         "num_key_value_heads": 4, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rope_local_base_freq": 10_000.0,
         "rope_theta": 1_000_000.0, "sliding_window": 4096, "sliding_window_pattern": 6, "tie_word_embeddings": true,
     })
@@ -37,16 +39,20 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
         others.remove(key);
     }
     let others = file.with_values(others);
-    let sizes = common(&others)?;
-    let [rope, local_rope] = rope(file, &others)?;
-    let (local, local_rope) = (LayerSet::AllButEvery(pattern), Some(local_rope));
-    let sizes = DecoderConfig { rope, local_rope, local, qk_norm: Some(NormScope::Head), ..gemma(sizes) };
-    read_gemma(file, sizes)
+    let mut gemma = gemma(file, common(&others)?)?;
+    gemma.model.ropes = ropes(file, &others)?;
+    let window = window_in(file, gemma.layers, LayerSet::AllButEvery(pattern))?;
+    let Common { heads, rope, mlp, .. } = gemma;
+    Ok(gemma.sequential(|index| {
+        let heads = HeadsSpec { qk_norm: Some(NormScope::Head), window: window.at(index), ..heads };
+        let rope = RopeSpec { rope: usize::from(window.layers.contains(index)), ..rope };
+        [Heads(heads, Some(rope)), Mlp(mlp)]
+    }))
 }
 
 /// Rotary positions of the layers that see the whole context, and of those with a window. Keys of `rope_scaling` belong to the former,
 /// beside those of `rope_parameters`; one object of `rope_parameters` for all layers is ignored, as in transformers.
-fn rope(file: &ConfigFile, others: &ConfigFile) -> Result<[RopeScaling; 2]> {
+fn ropes(file: &ConfigFile, others: &ConfigFile) -> Result<Vec<RopeScaling>> {
     let [mut full, local] = match file.section("rope_parameters")? {
         Some(parameters) => [parameters.section(NESTED[0])?, parameters.section(NESTED[1])?],
         None => [None, None],
@@ -74,7 +80,7 @@ fn rope(file: &ConfigFile, others: &ConfigFile) -> Result<[RopeScaling; 2]> {
     let of = |section: Option<ConfigFile>, theta: &str| {
         RopeScaling::of_section(others, section.as_ref(), file.required(theta)?)
     };
-    Ok([of(full, "rope_theta")?, of(local, "rope_local_base_freq")?])
+    Ok(vec![of(full, "rope_theta")?, of(local, "rope_local_base_freq")?])
 }
 
 /// The type of rotary positions that a section states.

@@ -1,11 +1,12 @@
 //! GPT-2: LayerNorm, biases, GELU without a gate, learned positions and a tied head. Radford et al. 2019, "Language models are
 //! unsupervised multitask learners".
 
+use super::SublayerSpec::{Heads, Mlp};
 use super::family::{Family, gelu, layers, refuse};
-use super::{ConfigFile, DecoderConfig, Positions};
+use super::{ConfigFile, DecoderConfig, LayerSpec};
 use crate::error::Result;
-use crate::layers::Names;
-use ottava_tensor::ops::{Activation, Gelu, NormKind};
+use crate::layers::{BranchNorms, HeadsSpec, MlpSpec, Names, NormConfig, Stream};
+use ottava_tensor::ops::{Activation, NormKind};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -34,10 +35,8 @@ static NAMES: Names = Names {
     embedding: "transformer.wte",
     positions: "transformer.wpe",
     blocks: "transformer.h",
-    attention_norm: "ln_1",
-    attention_post_norm: "",
-    mlp_norm: "ln_2",
-    mlp_post_norm: "",
+    attention_norms: BranchNorms::before("ln_1"),
+    mlp_norms: BranchNorms::before("ln_2"),
     attention: "attn",
     qkv: &["c_attn"],
     qkv_stack: "c_attn",
@@ -49,23 +48,6 @@ static NAMES: Names = Names {
     norm: "transformer.ln_f",
     transposed: true,
 };
-
-/// A GPT-2 of these sizes.
-pub fn gpt2(sizes: DecoderConfig) -> DecoderConfig {
-    DecoderConfig {
-        max_positions: 1024,
-        tied: true,
-        qkv_bias: true,
-        output_bias: true,
-        mlp_bias: true,
-        norm: NormKind::Layer,
-        norm_bias: true,
-        activation: Activation::Gelu(Gelu::Tanh),
-        positions: Positions::Learned,
-        names: &NAMES,
-        ..sizes
-    }
-}
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     refuse(file)?;
@@ -91,24 +73,21 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     if head_dim * heads != channels {
         return Err(file.error(&format!("`n_embd` {channels} does not divide into {heads} heads")));
     }
-    let sizes = DecoderConfig {
-        vocabulary: file.required("vocab_size")?,
+    let stream = Stream {
         channels,
-        layers: layers(file, "n_layer")?,
-        heads,
-        kv_heads: heads,
-        head_dim,
-        ..DecoderConfig::default()
+        residual_scale: 1.0,
+        norm: NormConfig { kind: NormKind::Layer, bias: true, eps: file.required("layer_norm_epsilon")? },
+        names: &NAMES,
+        std: file.required("initializer_range")?,
     };
-    Ok(DecoderConfig {
-        hidden: file.nullable("n_inner")?.unwrap_or(channels.saturating_mul(4)),
-        max_positions: file.required("n_positions")?,
-        norm_eps: file.required("layer_norm_epsilon")?,
-        init_std: file.required("initializer_range")?,
-        tied: file.required("tie_word_embeddings")?,
-        activation: Activation::Gelu(gelu),
-        attention_scale: (!file.optional("scale_attn_weights", true)?).then_some(1.0),
-        ignored,
-        ..gpt2(sizes)
-    })
+    let mut model = DecoderConfig::new(file.required("vocab_size")?, file.required("n_positions")?, stream);
+    model.embedding.learned_positions = true;
+    model.head.tied = file.required("tie_word_embeddings")?;
+    model.folder.ignored = ignored;
+    let scale = (!file.optional("scale_attn_weights", true)?).then_some(1.0);
+    let heads = HeadsSpec { qkv_bias: true, output_bias: true, scale, ..HeadsSpec::new(heads, heads, head_dim) };
+    let hidden = file.nullable("n_inner")?.unwrap_or(channels.saturating_mul(4));
+    let mlp = MlpSpec { hidden, activation: Activation::Gelu(gelu), bias: true };
+    let layer = LayerSpec::sequential(&NAMES, [Heads(heads, None), Mlp(mlp)]);
+    Ok(DecoderConfig { layers: vec![layer; layers(file, "n_layer")?], ..model })
 }

@@ -1,9 +1,10 @@
 //! gpt-oss: mixtures of experts with biases, and a sink in the softmax of each head. OpenAI 2025, arXiv:2508.10925.
 
-use super::family::{Family, common, ignore_router_logits, sliding_window, softmax_routing};
+use super::SublayerSpec::{Experts, Heads};
+use super::family::{Family, common, ignore_router_logits, softmax_routing, window_in};
 use super::{ConfigFile, DecoderConfig, LayerSet};
 use crate::error::Result;
-use crate::layers::ExpertsConfig;
+use crate::layers::{ExpertsSpec, HeadsSpec};
 use ottava_tensor::ops::Activation;
 use serde_json::{Value, json};
 
@@ -37,25 +38,20 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     // Experts have the clamped SwiGLU, whatever `hidden_act` says.
     let mut values = file.values().clone();
     values.remove("hidden_act");
-    let sizes = common(&file.with_values(values))?;
-    let bias = file.required("attention_bias")?;
+    let (common, bias) = (common(&file.with_values(values))?, file.required("attention_bias")?);
+    let heads = HeadsSpec { qkv_bias: bias, output_bias: bias, sinks: true, ..common.heads };
+    let window = window_in(file, common.layers, LayerSet::AllButEvery(2))?;
     // The softmax over the chosen logits is that over all, divided by its sum.
     let routing = softmax_routing(file, true)?;
-    let experts = ExpertsConfig {
+    let (count, activation) = (file.required("num_local_experts")?, Activation::ClampedSwiGlu);
+    let experts = ExpertsSpec {
         router: "router",
         biases: true,
         stacked: true,
-        ..ExpertsConfig::new(file.required("num_local_experts")?, sizes.hidden, routing)
+        ..ExpertsSpec::new(count, common.mlp.hidden, activation, routing)
     };
-    let sizes = DecoderConfig {
-        qkv_bias: bias,
-        output_bias: bias,
-        sinks: true,
-        window: sliding_window(file)?,
-        local: LayerSet::with_window(file, sizes.layers, LayerSet::AllButEvery(2))?,
-        activation: Activation::ClampedSwiGlu,
-        experts: Some(experts),
-        ..sizes
-    };
+    let rope = Some(common.rope);
+    let sizes =
+        common.sequential(|index| [Heads(HeadsSpec { window: window.at(index), ..heads }, rope), Experts(experts)]);
     ignore_router_logits(file, sizes)
 }

@@ -1,9 +1,11 @@
 //! Granite: Llama's blocks with factors of the embedding, of residual branches, of attention scores and of logits. Granite Team, IBM 2024,
 //! "Granite 3.0 Language Models", and `transformers`.
 
+use super::SublayerSpec::{Heads, Mlp};
 use super::family::{Family, common};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
+use crate::layers::{HeadsSpec, MlpSpec};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -17,21 +19,19 @@ pub(super) const FAMILY: Family = Family {
 
 fn defaults() -> Value {
     json!({
-        "attention_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
+        "attention_bias": false, "attention_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "mlp_bias": false,
+        "residual_multiplier": 1.0,
     })
 }
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let bias = file.required("attention_bias")?;
-    let logits_scaling: f32 = file.required("logits_scaling")?;
-    Ok(DecoderConfig {
-        qkv_bias: bias,
-        output_bias: bias,
-        mlp_bias: file.required("mlp_bias")?,
-        embedding_scale: file.required("embedding_multiplier")?,
-        residual_scale: file.required("residual_multiplier")?,
-        attention_scale: Some(file.required("attention_multiplier")?),
-        logit_scale: 1.0 / logits_scaling,
-        ..common(file)?
-    })
+    let (mut common, bias) = (common(file)?, file.required("attention_bias")?);
+    common.model.embedding.scale = file.required("embedding_multiplier")?;
+    common.model.stream.residual_scale = file.required("residual_multiplier")?;
+    common.model.head.scale = 1.0 / file.required::<f32>("logits_scaling")?;
+    let scale = Some(file.required("attention_multiplier")?);
+    let heads = HeadsSpec { qkv_bias: bias, output_bias: bias, scale, ..common.heads };
+    let mlp = MlpSpec { bias: file.required("mlp_bias")?, ..common.mlp };
+    let rope = Some(common.rope);
+    Ok(common.sequential(|_| [Heads(heads, rope), Mlp(mlp)]))
 }

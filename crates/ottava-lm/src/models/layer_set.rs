@@ -3,6 +3,22 @@
 use super::ConfigFile;
 use crate::error::Result;
 
+/// A sliding window, and the layers whose attention has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Window {
+    /// The number of tokens that a token sees, itself included; `None` for all.
+    pub(super) size: Option<usize>,
+    /// The layers.
+    pub(super) layers: LayerSet,
+}
+
+impl Window {
+    /// The window of the layer `index`.
+    pub(super) fn at(&self, index: usize) -> Option<usize> {
+        self.size.filter(|_| self.layers.contains(index))
+    }
+}
+
 /// A set of the layers of a model, whatever their number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayerSet {

@@ -1,8 +1,11 @@
 //! Mistral: Llama's blocks; early versions attend to a sliding window. Jiang et al. 2023, arXiv:2310.06825.
 
-use super::family::{Family, common, sliding_window};
+use super::SublayerSpec::{Heads, Mlp};
+use super::family::{Common, Family, common, window, window_in};
+use super::layer_set::Window;
 use super::{ConfigFile, DecoderConfig, LayerSet};
 use crate::error::Result;
+use crate::layers::HeadsSpec;
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -23,14 +26,25 @@ pub(super) const MINISTRAL: Family = Family {
     architecture: "MinistralForCausalLM",
     model_type: "ministral",
     reward_model: Some("MinistralForSequenceClassification"),
-    defaults,
+    defaults: || {
+        let mut all = defaults();
+        all["layer_types"] = Value::Null;
+        all
+    },
     aliases: &[],
     read: |file| {
-        let sizes = read(file)?;
-        Ok(DecoderConfig { local: LayerSet::with_window(file, sizes.layers, LayerSet::All)?, ..sizes })
+        let common = common(file)?;
+        let window = window_in(file, common.layers, LayerSet::All)?;
+        Ok(windowed(common, &window))
     },
 };
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    Ok(DecoderConfig { window: sliding_window(file)?, ..common(file)? })
+    Ok(windowed(common(file)?, &window(file)?))
+}
+
+/// Llama's layers with a window.
+fn windowed(common: Common, window: &Window) -> DecoderConfig {
+    let Common { heads, rope, mlp, .. } = common;
+    common.sequential(|index| [Heads(HeadsSpec { window: window.at(index), ..heads }, Some(rope)), Mlp(mlp)])
 }

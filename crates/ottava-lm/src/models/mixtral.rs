@@ -1,9 +1,10 @@
 //! Mixtral: Mistral's blocks with mixtures of experts. Jiang et al. 2024, arXiv:2401.04088.
 
-use super::family::{Family, common, ignore_router_logits, sliding_window, softmax_routing, untrainable};
+use super::SublayerSpec::{Experts, Heads};
+use super::family::{Family, common, ignore_router_logits, softmax_routing, untrainable, window};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
-use crate::layers::{ExpertsConfig, LLAMA, Names};
+use crate::layers::{ExpertsSpec, HeadsSpec, LLAMA, Names};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -25,20 +26,11 @@ fn defaults() -> Value {
 static NAMES: Names = Names { mlp: "block_sparse_moe", gate_up: &["w1", "w3"], down: "w2", ..LLAMA };
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let sizes = common(file)?;
-    let count = file.required("num_local_experts")?;
-    let experts = ExpertsConfig::new(count, sizes.hidden, softmax_routing(file, true)?);
-    let sizes = DecoderConfig {
-        window: sliding_window(file)?,
-        untrainable: untrainable(file, &["attention_dropout", "router_jitter_noise"])?,
-        experts: Some(experts),
-        names: &NAMES,
-        ..sizes
-    };
-    ignore_router_logits(file, sizes)
-}
-
-/// The sizes with Mixtral's names.
-pub fn mixtral(sizes: DecoderConfig) -> DecoderConfig {
-    DecoderConfig { names: &NAMES, ..sizes }
+    let mut common = common(file)?.named(&NAMES);
+    common.model.folder.untrainable = untrainable(file, &["attention_dropout", "router_jitter_noise"])?;
+    let heads = HeadsSpec { window: window(file)?.size, ..common.heads };
+    let (count, routing) = (file.required("num_local_experts")?, softmax_routing(file, true)?);
+    let experts = ExpertsSpec::new(count, common.mlp.hidden, common.mlp.activation, routing);
+    let rope = Some(common.rope);
+    ignore_router_logits(file, common.sequential(|_| [Heads(heads, rope), Experts(experts)]))
 }

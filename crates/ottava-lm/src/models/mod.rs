@@ -1,5 +1,6 @@
 //! Model families: each reads a Hugging Face `config.json` into the one [`DecoderConfig`] that all blocks are built from.
 
+mod block;
 mod cohere;
 mod config;
 mod decoder;
@@ -13,6 +14,7 @@ mod gpt_oss;
 mod granite;
 mod inference;
 mod kv_cache;
+mod layer_keys;
 mod layer_set;
 mod llama;
 mod mistral;
@@ -32,27 +34,27 @@ mod rope;
 mod rope_tables;
 mod sizes;
 mod smollm3;
+mod spec;
 mod stage;
 #[cfg(test)]
 mod tests;
+mod uniform;
 
-pub use cohere::cohere;
 pub use config::ConfigFile;
 pub use decoder::{Adapters, BackwardPass, Decoder, FolderCounts};
-pub use gemma2::gemma2;
-pub use gpt2::gpt2;
 pub use inference::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, most_blocks, padded_rows};
 pub use kv_cache::{KvCache, KvGroup};
 pub use layer_set::LayerSet;
-pub use mixtral::mixtral;
-pub use phi3::phi3;
 pub use quantization::{MODELOPT_FILE, Quantization, WeightScales};
 pub use rope::{LongRope, RopeKind, RopeLengths, RopeScaling, Yarn};
 pub use rope_tables::RopeTables;
-pub use sizes::{DecoderConfig, Positions};
+pub use sizes::{DecoderConfig, EmbeddingSpec, FolderNotes, HeadSpec};
+pub use spec::{BranchSpec, LayerSpec, RopeSpec, SublayerSpec};
 pub use stage::{ComparedSaved, Span, Stage, StageSaved};
+pub use uniform::Uniform;
 
 use crate::error::Result;
+use crate::layers::Stream;
 use family::Family;
 use ottava_tensor::ops::NormKind;
 
@@ -84,11 +86,13 @@ const FAMILIES: &[Family] = &[
 /// Errors if the architecture is unknown, a key is missing or a setting is not implemented.
 pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
     let family = family(file)?;
-    let mut config = (family.read)(&family.complete(file))?;
+    let complete = family.complete(file);
+    let mut config = (family.read)(&complete)?;
     if is_reward_model(file)? {
         config = reward::with_score(file, config)?;
     }
-    config.ignored.extend(ignored_architecture(file, family)?);
+    config.folder.ignored.extend(ignored_architecture(file, family)?);
+    config.folder.ignored.extend(layer_keys::ignored(&complete, family));
     check_constants(&config).map_err(|problem| file.error(&problem))?;
     config.check().map_err(|problem| file.error(&problem))?;
     Ok(config)
@@ -99,7 +103,7 @@ pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
 /// Errors also for a reward model.
 pub fn language_model_config(file: &ConfigFile) -> Result<DecoderConfig> {
     let sizes = decoder_config(file)?;
-    match sizes.score {
+    match sizes.head.score {
         false => Ok(sizes),
         true => Err(file.error(
             "this is a reward model, whose head computes a score and no tokens; `ottava eval` evaluates it on pairs of preferences",
@@ -195,17 +199,19 @@ fn ignored_architecture(file: &ConfigFile, family: &Family) -> Result<Option<Str
 
 /// Problems of sizes in `config.json`.
 fn check_constants(config: &DecoderConfig) -> Result<(), String> {
-    let norm_eps = match (config.norm, config.positions) {
+    let Stream { norm, std, .. } = config.stream;
+    let norm_eps = match (norm.kind, config.embedding.learned_positions) {
         (NormKind::Rms | NormKind::RmsPlusOne, _) => "rms_norm_eps",
-        (NormKind::Layer, Positions::Learned) => "layer_norm_epsilon",
-        (NormKind::Layer, Positions::Rotary(_)) => "layer_norm_eps",
+        (NormKind::Layer, true) => "layer_norm_epsilon",
+        (NormKind::Layer, false) => "layer_norm_eps",
     };
-    let mut positive = vec![(norm_eps, config.norm_eps), ("rope_theta", config.rope.theta)];
-    positive.extend(config.local_rope.as_ref().map(|rope| ("rope_local_base_freq", rope.theta)));
+    let mut positive = vec![(norm_eps, norm.eps)];
+    let bases = ["rope_theta", "rope_local_base_freq"].into_iter().zip(&config.ropes);
+    positive.extend(bases.map(|(key, rope)| (key, rope.theta)));
     match positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
         Some((key, value)) => Err(format!("`{key}` is {value}; it is a number above 0")),
-        None if !(config.init_std.is_finite() && config.init_std >= 0.0) => {
-            Err(format!("`initializer_range` is {}; it is a number from 0 up", config.init_std))
+        None if !(std.is_finite() && std >= 0.0) => {
+            Err(format!("`initializer_range` is {std}; it is a number from 0 up"))
         }
         None => Ok(()),
     }

@@ -1,11 +1,11 @@
 //! OLMo 2: Llama's sublayers with a norm after each instead of before it, and norms of all queries and all keys of a token. OLMo Team 2025,
 //! arXiv:2501.00656.
 
+use super::SublayerSpec::{Heads, Mlp};
 use super::family::{Family, common};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
-use crate::layers::NormScope;
-use crate::layers::{LLAMA, Names};
+use crate::layers::{BranchNorms, HeadsSpec, LLAMA, Names, NormScope};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -18,24 +18,19 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn defaults() -> Value {
-    json!({"rms_norm_eps": 1e-5})
+    json!({"attention_bias": false, "rms_norm_eps": 1e-5})
 }
 
 static NAMES: Names = Names {
-    attention_norm: "",
-    attention_post_norm: "post_attention_layernorm",
-    mlp_norm: "",
-    mlp_post_norm: "post_feedforward_layernorm",
+    attention_norms: BranchNorms::after("post_attention_layernorm"),
+    mlp_norms: BranchNorms::after("post_feedforward_layernorm"),
     ..LLAMA
 };
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let bias = file.required("attention_bias")?;
-    Ok(DecoderConfig {
-        qkv_bias: bias,
-        output_bias: bias,
-        qk_norm: Some(NormScope::Projection),
-        names: &NAMES,
-        ..common(file)?
-    })
+    let (common, bias) = (common(file)?.named(&NAMES), file.required("attention_bias")?);
+    let qk_norm = Some(NormScope::Projection);
+    let heads = HeadsSpec { qk_norm, qkv_bias: bias, output_bias: bias, ..common.heads };
+    let (rope, mlp) = (Some(common.rope), common.mlp);
+    Ok(common.sequential(|_| [Heads(heads, rope), Mlp(mlp)]))
 }

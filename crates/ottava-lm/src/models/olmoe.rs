@@ -1,9 +1,10 @@
 //! OLMoE: mixtures of experts, and norms of all queries and all keys of a token. Muennighoff et al. 2024, arXiv:2409.02060.
 
+use super::SublayerSpec::{Experts, Heads};
 use super::family::{Family, common, ignore_router_logits, softmax_routing};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
-use crate::layers::{ExpertsConfig, NormScope};
+use crate::layers::{ExpertsSpec, HeadsSpec, NormScope};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -17,7 +18,7 @@ pub(super) const FAMILY: Family = Family {
 
 fn defaults() -> Value {
     json!({
-        "max_position_embeddings": 4096, "norm_topk_prob": false, "num_experts": 64, "num_experts_per_tok": 8, "rms_norm_eps": 1e-5,
+        "attention_bias": false, "clip_qkv": null, "max_position_embeddings": 4096, "norm_topk_prob": false, "num_experts": 64, "num_experts_per_tok": 8, "rms_norm_eps": 1e-5,
     })
 }
 
@@ -25,16 +26,11 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     if file.has("clip_qkv") {
         return Err(file.error("`clip_qkv` is set; clipping of queries, keys and values is not implemented"));
     }
-    let sizes = common(file)?;
-    let bias = file.required("attention_bias")?;
-    let routing = softmax_routing(file, file.required("norm_topk_prob")?)?;
-    let experts = ExpertsConfig::new(file.required("num_experts")?, sizes.hidden, routing);
-    let sizes = DecoderConfig {
-        qkv_bias: bias,
-        output_bias: bias,
-        qk_norm: Some(NormScope::Projection),
-        experts: Some(experts),
-        ..sizes
-    };
-    ignore_router_logits(file, sizes)
+    let (common, bias) = (common(file)?, file.required("attention_bias")?);
+    let qk_norm = Some(NormScope::Projection);
+    let heads = HeadsSpec { qk_norm, qkv_bias: bias, output_bias: bias, ..common.heads };
+    let (count, routing) = (file.required("num_experts")?, softmax_routing(file, file.required("norm_topk_prob")?)?);
+    let experts = ExpertsSpec::new(count, common.mlp.hidden, common.mlp.activation, routing);
+    let rope = Some(common.rope);
+    ignore_router_logits(file, common.sequential(|_| [Heads(heads, rope), Experts(experts)]))
 }

@@ -1,10 +1,11 @@
 //! Phi-3 and Phi-4: Llama's blocks with Q, K and V, and gate and up, in one tensor each; long contexts by LongRoPE; Phi-4-mini rotates a
 //! part of each head. Abdin et al. 2024, arXiv:2404.14219 and arXiv:2412.08905.
 
-use super::family::{Family, common, sliding_window, untrainable};
+use super::SublayerSpec::{Heads, Mlp};
+use super::family::{Family, common, untrainable, window};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
-use crate::layers::{LLAMA, Names};
+use crate::layers::{HeadsSpec, LLAMA, Names};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -25,22 +26,16 @@ fn defaults() -> Value {
 
 static NAMES: Names = Names { qkv: &[LLAMA.qkv_stack], gate_up: &[LLAMA.gate_up_stack], ..LLAMA };
 
-/// A Phi-3 of these sizes.
-pub fn phi3(sizes: DecoderConfig) -> DecoderConfig {
-    DecoderConfig { names: &NAMES, ..sizes }
-}
-
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let mut values = file.values().clone();
     for key in ["rope_scaling", "rope_parameters"] {
         rename_longrope(values.get_mut(key));
     }
-    let sizes = common(&file.with_values(values))?;
-    Ok(DecoderConfig {
-        window: sliding_window(file)?,
-        untrainable: untrainable(file, &["attention_dropout", "resid_pdrop", "embd_pdrop"])?,
-        ..phi3(sizes)
-    })
+    let mut common = common(&file.with_values(values))?.named(&NAMES);
+    common.model.folder.untrainable = untrainable(file, &["attention_dropout", "resid_pdrop", "embd_pdrop"])?;
+    let heads = HeadsSpec { window: window(file)?.size, ..common.heads };
+    let (rope, mlp) = (Some(common.rope), common.mlp);
+    Ok(common.sequential(|_| [Heads(heads, rope), Mlp(mlp)]))
 }
 
 /// Early folders of Phi-3 call LongRoPE "su" or "yarn".

@@ -1,8 +1,10 @@
 //! Qwen2 and Qwen2.5: Llama's blocks with biases on queries, keys and values. Yang et al. 2024, arXiv:2407.10671.
 
+use super::SublayerSpec::{Heads, Mlp};
 use super::family::{Family, common, qwen_window};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
+use crate::layers::HeadsSpec;
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -21,7 +23,9 @@ fn defaults() -> Value {
 }
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let sizes = common(file)?;
-    let (window, local) = qwen_window(file, sizes.layers)?;
-    Ok(DecoderConfig { qkv_bias: true, window, local, ..sizes })
+    let common = common(file)?;
+    let window = qwen_window(file, common.layers)?;
+    let heads = HeadsSpec { qkv_bias: true, ..common.heads };
+    let (rope, mlp) = (Some(common.rope), common.mlp);
+    Ok(common.sequential(|index| [Heads(HeadsSpec { window: window.at(index), ..heads }, rope), Mlp(mlp)]))
 }

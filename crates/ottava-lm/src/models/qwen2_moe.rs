@@ -1,10 +1,11 @@
 //! Qwen1.5 and Qwen2 with mixtures of experts, beside an expert that all tokens share, with a factor by token. Yang et al. 2024,
 //! arXiv:2407.10671.
 
+use super::SublayerSpec::{Experts, Heads, Mlp};
 use super::family::{Family, common, ignore_router_logits, qwen_window, routed_layers, softmax_routing};
 use super::{ConfigFile, DecoderConfig, LayerSet};
 use crate::error::Result;
-use crate::layers::{ExpertsConfig, SharedExpert};
+use crate::layers::{ExpertsSpec, HeadsSpec, SharedExpert};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -26,20 +27,25 @@ fn defaults() -> Value {
 }
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let sizes = common(file)?;
-    let (window, mut local) = qwen_window(file, sizes.layers)?;
-    if window.is_some() && !file.has("layer_types") {
+    let common = common(file)?;
+    let mut window = qwen_window(file, common.layers)?;
+    if window.size.is_some() && !file.has("layer_types") {
         // Every second layer up to `max_window_layers`, unlike Qwen2.
         let last: usize = file.required("max_window_layers")?;
-        local = LayerSet::Listed((0..sizes.layers).map(|layer| layer < last && layer.is_multiple_of(2)).collect());
+        let has_window = |layer: usize| layer < last && layer.is_multiple_of(2);
+        window.layers = LayerSet::Listed((0..common.layers).map(has_window).collect());
     }
-    let hidden = file.required("shared_expert_intermediate_size")?;
+    let heads = HeadsSpec { qkv_bias: file.required("qkv_bias")?, ..common.heads };
     let routing = softmax_routing(file, file.required("norm_topk_prob")?)?;
-    let experts = ExpertsConfig {
-        shared: Some(SharedExpert { name: "shared_expert", hidden, gate: Some("shared_expert_gate") }),
-        ..ExpertsConfig::new(file.required("num_experts")?, file.required("moe_intermediate_size")?, routing)
-    };
-    let (qkv_bias, routed) = (file.required("qkv_bias")?, routed_layers(file, sizes.layers)?);
-    let sizes = DecoderConfig { qkv_bias, window, local, experts: Some(experts), routed, ..sizes };
+    let (count, hidden) = (file.required("num_experts")?, file.required("moe_intermediate_size")?);
+    let of_shared = file.required("shared_expert_intermediate_size")?;
+    let shared = SharedExpert { name: "shared_expert", hidden: of_shared, gate: Some("shared_expert_gate") };
+    let experts =
+        ExpertsSpec { shared: Some(shared), ..ExpertsSpec::new(count, hidden, common.mlp.activation, routing) };
+    let (routed, rope, mlp) = (routed_layers(file, common.layers)?, Some(common.rope), common.mlp);
+    let sizes = common.sequential(|index| {
+        let attention = Heads(HeadsSpec { window: window.at(index), ..heads }, rope);
+        [attention, if routed.contains(index) { Experts(experts) } else { Mlp(mlp) }]
+    });
     ignore_router_logits(file, sizes)
 }

@@ -1,9 +1,10 @@
 //! Qwen3, dense: Llama's blocks with normalised queries and keys, and heads of a size of their own. Yang et al. 2025, arXiv:2505.09388.
 
+use super::SublayerSpec::{Heads, Mlp};
 use super::family::{Family, common, qwen_window};
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
-use crate::layers::NormScope;
+use crate::layers::{HeadsSpec, NormScope};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -17,18 +18,19 @@ pub(super) const FAMILY: Family = Family {
 
 fn defaults() -> Value {
     json!({
-        "head_dim": 128, "layer_types": null, "max_position_embeddings": 32_768, "max_window_layers": 28, "num_key_value_heads": 32, "sliding_window": 4096, "use_sliding_window": false,
+        "attention_bias": false, "head_dim": 128, "layer_types": null, "max_position_embeddings": 32_768, "max_window_layers": 28, "num_key_value_heads": 32, "sliding_window": 4096, "use_sliding_window": false,
     })
 }
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let sizes = common(file)?;
-    let (window, local) = qwen_window(file, sizes.layers)?;
-    dense(file, DecoderConfig { window, local, ..sizes })
+    let common = common(file)?;
+    let (heads, window) = (attention(file, common.heads)?, qwen_window(file, common.layers)?);
+    let (rope, mlp) = (Some(common.rope), common.mlp);
+    Ok(common.sequential(|index| [Heads(HeadsSpec { window: window.at(index), ..heads }, rope), Mlp(mlp)]))
 }
 
-/// The sizes with Qwen3's attention.
-pub(super) fn dense(file: &ConfigFile, sizes: DecoderConfig) -> Result<DecoderConfig> {
+/// Qwen3's attention with these `heads`.
+pub(super) fn attention(file: &ConfigFile, heads: HeadsSpec) -> Result<HeadsSpec> {
     let bias = file.required("attention_bias")?;
-    Ok(DecoderConfig { qk_norm: Some(NormScope::Head), qkv_bias: bias, output_bias: bias, ..sizes })
+    Ok(HeadsSpec { qk_norm: Some(NormScope::Head), qkv_bias: bias, output_bias: bias, ..heads })
 }

@@ -1,10 +1,11 @@
 //! Qwen3 with mixtures of experts. Yang et al. 2025, arXiv:2505.09388.
 
-use super::family::{Family, common, ignore_router_logits, routed_layers, sliding_window, softmax_routing};
-use super::qwen3::dense;
+use super::SublayerSpec::{Experts, Heads, Mlp};
+use super::family::{Family, common, ignore_router_logits, routed_layers, softmax_routing, window};
+use super::qwen3::attention;
 use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
-use crate::layers::ExpertsConfig;
+use crate::layers::{ExpertsSpec, HeadsSpec};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -18,18 +19,24 @@ pub(super) const FAMILY: Family = Family {
 
 fn defaults() -> Value {
     json!({
-        "decoder_sparse_step": 1, "max_position_embeddings": 32_768, "mlp_only_layers": [], "moe_intermediate_size": 768,
+        "attention_bias": false, "decoder_sparse_step": 1, "max_position_embeddings": 32_768, "mlp_only_layers": [], "moe_intermediate_size": 768,
         "norm_topk_prob": false, "num_experts": 128, "num_experts_per_tok": 8, "num_key_value_heads": 4, "sliding_window": 4096,
         "use_sliding_window": false,
     })
 }
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let sizes = dense(file, common(file)?)?;
+    let common = common(file)?;
+    let heads = attention(file, common.heads)?;
     // All layers have the window.
-    let window = if file.required("use_sliding_window")? { sliding_window(file)? } else { None };
+    let window = if file.required("use_sliding_window")? { window(file)?.size } else { None };
     let routing = softmax_routing(file, file.required("norm_topk_prob")?)?;
-    let experts = ExpertsConfig::new(file.required("num_experts")?, file.required("moe_intermediate_size")?, routing);
-    let routed = routed_layers(file, sizes.layers)?;
-    ignore_router_logits(file, DecoderConfig { window, experts: Some(experts), routed, ..sizes })
+    let (count, hidden) = (file.required("num_experts")?, file.required("moe_intermediate_size")?);
+    let experts = ExpertsSpec::new(count, hidden, common.mlp.activation, routing);
+    let (routed, rope, mlp) = (routed_layers(file, common.layers)?, Some(common.rope), common.mlp);
+    let sizes = common.sequential(|index| {
+        let attention = Heads(HeadsSpec { window, ..heads }, rope);
+        [attention, if routed.contains(index) { Experts(experts) } else { Mlp(mlp) }]
+    });
+    ignore_router_logits(file, sizes)
 }

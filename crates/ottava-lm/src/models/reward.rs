@@ -1,6 +1,6 @@
 //! Reward models: the decoder of a family with a head of one score, which transformers calls `…ForSequenceClassification` with one label.
 
-use super::{ConfigFile, DecoderConfig};
+use super::{ConfigFile, DecoderConfig, HeadSpec};
 use crate::error::Result;
 use serde_json::{Map, Value, json};
 
@@ -35,5 +35,6 @@ pub(super) fn with_score(file: &ConfigFile, sizes: DecoderConfig) -> Result<Deco
     if labels != 1 {
         return Err(file.error(&format!("the head has {labels} labels (`id2label`); that of a reward model has one")));
     }
-    Ok(DecoderConfig { score: true, tied: false, logit_scale: 1.0, logit_cap: None, ..sizes })
+    let head = HeadSpec { score: true, tied: false, scale: 1.0, cap: None, ..sizes.head };
+    Ok(DecoderConfig { head, ..sizes })
 }

@@ -1,39 +1,50 @@
 //! Tables of the cosines and sines of a model's rotary positions.
 
+use super::spec::RopeSpec;
 use super::{DecoderConfig, RopeLengths, RopeScaling};
 use crate::error::Result;
 use ottava_tensor::ops::{rope_table, scale_columns};
 use ottava_tensor::{DType, Device, Tensor};
 
 /// The cosines and sines of a model's rotary positions: a table for each kind of layers.
-pub struct RopeTables(Vec<(RopeScaling, Tensor)>);
+pub struct RopeTables(Vec<Table>);
+
+/// The table of heads of one size.
+struct Table {
+    scaling: RopeScaling,
+    /// Elements of a head to which rotary positions apply.
+    dim: usize,
+    values: Tensor,
+}
 
 impl RopeTables {
     /// The tables of all layers, for sequences up to `seq_len`, in F32 or F64.
     pub fn new(config: &DecoderConfig, device: &Device, seq_len: usize, dtype: DType) -> Result<RopeTables> {
         let mut tables = RopeTables(Vec::new());
         let lengths = RopeLengths { max_positions: config.max_positions, seq_len };
-        for rope in (0..config.layers).filter_map(|index| config.rope_at(index)) {
-            if tables.of(rope).is_some() {
+        for sublayer in config.sublayers() {
+            let (Some(rope), dim) = (sublayer.rope(), sublayer.rotary_dim()) else { continue };
+            let scaling = &config.ropes[rope.rope];
+            if tables.find(scaling, dim).is_some() {
                 continue;
             }
-            let table = rope_table(device, &rope.inverse_frequencies(config.rotary_dim(), lengths), seq_len, dtype)?;
+            let table = rope_table(device, &scaling.inverse_frequencies(dim, lengths), seq_len, dtype)?;
             let width = table.shape()[1];
-            let table = match rope.attention_factor() {
+            let values = match scaling.attention_factor() {
                 1.0 => table,
                 factor => scale_columns(&table, &Tensor::from_slice(device, &[width], &vec![factor as f32; width])?)?,
             };
-            tables.0.push((rope.clone(), table));
+            tables.0.push(Table { scaling: scaling.clone(), dim, values });
         }
         Ok(tables)
     }
 
-    fn of(&self, rope: &RopeScaling) -> Option<Tensor> {
-        self.0.iter().find(|(known, _)| known == rope).map(|(_, table)| table.clone())
+    fn find(&self, scaling: &RopeScaling, dim: usize) -> Option<&Tensor> {
+        self.0.iter().find(|table| table.dim == dim && table.scaling == *scaling).map(|table| &table.values)
     }
 
-    /// The table of the layer `index`; `None` without rotary positions.
-    pub fn at(&self, config: &DecoderConfig, index: usize) -> Option<Tensor> {
-        self.of(config.rope_at(index)?)
+    /// The table of a layer with the positions `rope`, for `dim` elements of a head. Panics if the model has no such layer.
+    pub fn of(&self, config: &DecoderConfig, rope: RopeSpec, dim: usize) -> Tensor {
+        self.find(&config.ropes[rope.rope], dim).expect("each layer has a table").clone()
     }
 }

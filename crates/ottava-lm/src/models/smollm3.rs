@@ -1,9 +1,11 @@
 //! SmolLM3: Llama's blocks without rotary positions in every fourth layer. Bakouch et al. 2025, "SmolLM3: smol, multilingual, long-context
 //! reasoner"; Yang et al. 2025, arXiv:2501.18795.
 
-use super::family::{Family, common, sliding_window};
+use super::SublayerSpec::{Heads, Mlp};
+use super::family::{Family, common, window_in};
 use super::{ConfigFile, DecoderConfig, LayerSet};
 use crate::error::Result;
+use crate::layers::{HeadsSpec, MlpSpec};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -17,18 +19,18 @@ pub(super) const FAMILY: Family = Family {
 
 fn defaults() -> Value {
     json!({
-        "layer_types": null, "max_position_embeddings": 32_768, "no_rope_layer_interval": 4, "no_rope_layers": null, "num_key_value_heads": 4,
+        "attention_bias": false, "layer_types": null, "max_position_embeddings": 32_768, "mlp_bias": false, "no_rope_layer_interval": 4, "no_rope_layers": null, "num_key_value_heads": 4,
         "pad_token_id": 128_004, "rope_theta": 2_000_000.0, "sliding_window": null, "tie_word_embeddings": true,
         "use_sliding_window": false,
     })
 }
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let (bias, sizes) = (file.required("attention_bias")?, common(file)?);
+    let (bias, common) = (file.required("attention_bias")?, common(file)?);
     let rotated: Option<Vec<u8>> = file.nullable("no_rope_layers")?;
     let unrotated = match rotated {
-        Some(rotated) if rotated.len() < sizes.layers => {
-            let (entries, layers) = (rotated.len(), sizes.layers);
+        Some(rotated) if rotated.len() < common.layers => {
+            let (entries, layers) = (rotated.len(), common.layers);
             let text = format!("`no_rope_layers` has {entries} entries, and `num_hidden_layers` is {layers}");
             return Err(file.error(&text));
         }
@@ -41,13 +43,12 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     };
     // Masks follow `layer_types` where a file has it, even without `use_sliding_window`.
     let local = if file.required("use_sliding_window")? { unrotated.clone() } else { LayerSet::None };
-    Ok(DecoderConfig {
-        qkv_bias: bias,
-        output_bias: bias,
-        mlp_bias: file.required("mlp_bias")?,
-        window: sliding_window(file)?,
-        local: LayerSet::with_window(file, sizes.layers, local)?,
-        unrotated,
-        ..sizes
-    })
+    let window = window_in(file, common.layers, local)?;
+    let heads = HeadsSpec { qkv_bias: bias, output_bias: bias, ..common.heads };
+    let mlp = MlpSpec { bias: file.required("mlp_bias")?, ..common.mlp };
+    let rope = common.rope;
+    Ok(common.sequential(|index| {
+        let rope = (!unrotated.contains(index)).then_some(rope);
+        [Heads(HeadsSpec { window: window.at(index), ..heads }, rope), Mlp(mlp)]
+    }))
 }

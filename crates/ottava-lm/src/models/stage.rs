@@ -4,19 +4,19 @@ mod compare;
 
 pub use compare::ComparedSaved;
 
+use super::block::block;
 use super::prefetch::{ResidualBuffers, backward_blocks, forward_blocks};
-use super::{DecoderConfig, Positions, RopeTables};
+use super::{DecoderConfig, HeadSpec, RopeTables};
 use crate::context::{Context, DeferredWgrads};
 use crate::error::Result;
 use crate::layer_ranks::LayerRanks;
 use crate::layers::{
-    Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight,
-    LatentAttention, LatentAttentionConfig, Linear, MixtureConfig, MixtureOfExperts, Mlp, MlpConfig, Norm, NormConfig,
-    NormSaved, OperandCast, QkNorm, Sublayer,
+    Block, BlockSaved, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight, Linear, Norm, NormSaved,
+    OperandCast, Stream,
 };
 use crate::operand::ResidualGradient;
 use crate::param::{Builder, Direction, Loan, Param, Purpose, Split, Units};
-use ottava_tensor::ops::{CrossEntropy, RopePairs, add};
+use ottava_tensor::ops::{CrossEntropy, add};
 use ottava_tensor::{HostTransfer, Tensor};
 use std::ops::Range;
 
@@ -65,17 +65,18 @@ pub struct StageSaved {
 impl Stage {
     /// Builds the layers of `span`.
     pub fn new(build: &mut Builder, config: &DecoderConfig, span: &Span, tables: &RopeTables) -> Result<Stage> {
-        let (c, table) = (config, config.names.embedding);
-        build.description.ignored.clone_from(&c.ignored);
-        let factor = Factor::rounded(build.device, c.channels, c.embedding_scale, build.recipe.compute)?;
+        let (c, Stream { channels, norm, names, std, .. }) = (config, config.stream);
+        build.description.ignored.clone_from(&c.folder.ignored);
+        let factor = Factor::rounded(build.device, channels, c.embedding.scale, build.recipe.compute)?;
+        let table = names.embedding;
         let embedding = span
             .embedding
-            .then(|| Embedding::new(build, table, [c.vocabulary, c.channels], c.init_std, factor, Split::Vocabulary))
+            .then(|| Embedding::new(build, table, [c.vocabulary, channels], std, factor, Split::Vocabulary))
             .transpose()?;
         build.end_unit();
-        let sizes = [c.max_positions, c.channels];
-        let positions = (span.embedding && c.positions == Positions::Learned)
-            .then(|| Embedding::new(build, c.names.positions, sizes, c.init_std, Factor::default(), Split::None))
+        let sizes = [c.max_positions, channels];
+        let positions = (span.embedding && c.embedding.learned_positions)
+            .then(|| Embedding::new(build, names.positions, sizes, std, Factor::default(), Split::None))
             .transpose()?;
         build.end_unit();
         let mut blocks = Vec::with_capacity(span.blocks.len());
@@ -86,13 +87,12 @@ impl Stage {
         build.block = None;
         let head = match span.head {
             true => {
-                let norm = Norm::new(build, c.names.norm, c.channels, norm_config(c))?;
-                let (channels, std) = (c.channels, c.init_std);
-                let loss = CrossEntropy { soft_cap: c.logit_cap, label_smoothing: c.label_smoothing };
-                let logit_scale = c.logit_scale;
-                let vocabulary = if c.score { 1 } else { c.vocabulary };
-                let weight = match (c.tied, span.embedding) {
-                    _ if c.score => HeadWeight::Score,
+                let norm = Norm::new(build, names.norm, channels, norm)?;
+                let HeadSpec { tied, scale: logit_scale, cap, score, label_smoothing } = c.head;
+                let loss = CrossEntropy { soft_cap: cap, label_smoothing };
+                let vocabulary = if score { 1 } else { c.vocabulary };
+                let weight = match (tied, span.embedding) {
+                    _ if score => HeadWeight::Score,
                     (false, _) => HeadWeight::Own,
                     (true, true) => HeadWeight::Embedding(table),
                     (true, false) => HeadWeight::Copy(table),
@@ -107,7 +107,7 @@ impl Stage {
             Purpose::Infer => false,
         };
         let residuals = ResidualBuffers::new(offloads, build.device);
-        let is_tied = c.tied && span.embedding != span.head;
+        let is_tied = c.head.tied && span.embedding != span.head;
         Ok(Stage { embedding, positions, blocks, head, is_tied, residuals })
     }
 
@@ -325,73 +325,4 @@ fn parameters_of(block: &mut Block) -> Vec<&mut Param> {
     let mut all = Vec::new();
     block.parameters_mut(&mut |param| all.push(param));
     all
-}
-
-fn block(build: &mut Builder, c: &DecoderConfig, index: usize, tables: &RopeTables) -> Result<Block> {
-    let name = format!("{}.{index}", c.names.blocks);
-    build.block = Some((index, c.layers));
-    let attention = AttentionConfig {
-        channels: c.channels,
-        heads: c.heads,
-        kv_heads: c.kv_heads,
-        head_dim: c.head_dim,
-        qk_norm: c.qk_norm.map(|scope| QkNorm { kind: c.norm, scope, eps: c.norm_eps }),
-        qkv_bias: c.qkv_bias,
-        output_bias: c.output_bias,
-        sinks: c.sinks,
-        window: c.window_at(index),
-        soft_cap: c.score_cap,
-        scale: c.attention_scale,
-        pairs: if let Positions::Rotary(pairs) = c.positions { pairs } else { RopePairs::Halves },
-        names: c.names,
-        std: c.init_std,
-    };
-    let (activation, bias, names, std) = (c.activation, c.mlp_bias, c.names, c.init_std);
-    let mlp_config = MlpConfig { channels: c.channels, hidden: c.hidden, activation, bias, names, std };
-    let norm = |build: &mut Builder, part: &str| {
-        let norm = || Norm::new(build, &format!("{name}.{part}"), c.channels, norm_config(c));
-        (!part.is_empty()).then(norm).transpose()
-    };
-    let factor = Factor::new(build.device, c.channels, c.residual_scale)?;
-    let finish = |build: &mut Builder, branch: Branch, after: &str| -> Result<Branch> {
-        let branch = branch.multiplied(factor.clone());
-        Ok(match norm(build, after)? {
-            Some(after) => branch.normalised(after),
-            None => branch,
-        })
-    };
-    let (attention_norm, mlp) = (norm(build, names.attention_norm)?, format!("{name}.{}", names.mlp));
-    let table = tables.at(c, index);
-    let of_attention = format!("{name}.{}", names.attention);
-    let attention = match (c.latent, table) {
-        (Some(sizes), Some(table)) => {
-            let AttentionConfig { channels, heads, scale, pairs, output_bias: bias, .. } = attention;
-            let config = LatentAttentionConfig { channels, heads, sizes, bias, scale, pairs, names, std };
-            Branch::new(attention_norm, LatentAttention::new(build, &of_attention, config, table)?)
-        }
-        (_, table) => {
-            let attention = Attention::new(build, &of_attention, attention, table, None)?;
-            if c.parallel {
-                let mlp = Mlp::new(build, &mlp, mlp_config, Some(attention.input()))?;
-                let branch = Branch::new(attention_norm, attention).and(mlp);
-                return Ok(Block::new(name.clone(), vec![finish(build, branch, names.attention_post_norm)?]));
-            }
-            Branch::new(attention_norm, attention)
-        }
-    };
-    let attention = finish(build, attention, names.attention_post_norm)?;
-    let mlp_norm = norm(build, names.mlp_norm)?;
-    let branch = match c.experts_at(index) {
-        Some(experts) => {
-            let config = MixtureConfig { channels: c.channels, experts, activation, names, std };
-            Branch::new(mlp_norm, MixtureOfExperts::new(build, &mlp, config)?)
-        }
-        None => Branch::new(mlp_norm, Mlp::new(build, &mlp, mlp_config, None)?),
-    };
-    let mlp = finish(build, branch, names.mlp_post_norm)?;
-    Ok(Block::new(name, vec![attention, mlp]))
-}
-
-fn norm_config(c: &DecoderConfig) -> NormConfig {
-    NormConfig { kind: c.norm, bias: c.norm_bias, eps: c.norm_eps }
 }

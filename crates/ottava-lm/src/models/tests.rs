@@ -1,6 +1,9 @@
 //! What keys of `config.json` mean: the values and the precedence of transformers 5.24.
 
+mod layers;
+
 use super::*;
+use crate::layers::{HeadsSpec, LatentSpec};
 use serde_json::{Value, json};
 
 /// A file with the sizes of a small model, and these keys.
@@ -29,6 +32,21 @@ fn error(keys: Value) -> String {
     decoder_config(&file(keys.clone())).map(|_| ()).expect_err(&keys.to_string()).to_string()
 }
 
+/// The attention of the first layer.
+fn heads(keys: Value) -> HeadsSpec {
+    *read(keys).heads().expect("heads of their own")
+}
+
+/// The rotary positions of the model, and those of layers with a window.
+fn ropes<const N: usize>(keys: Value) -> [RopeScaling; N] {
+    read(keys).ropes.try_into().expect("as many as asked for")
+}
+
+/// The first of its rotary positions.
+fn rope(keys: Value) -> RopeScaling {
+    read(keys).ropes.swap_remove(0)
+}
+
 /// Keys that DeepSeek needs to be small.
 fn small(model_type: &str) -> Value {
     match model_type {
@@ -41,14 +59,14 @@ fn small(model_type: &str) -> Value {
 
 #[test]
 fn missing_keys_have_the_values_of_transformers() {
-    // max_position_embeddings, rope_theta, epsilon, head_dim, tied
+    // max_position_embeddings, rope_theta (0 without rotary positions), epsilon, head_dim, tied
     let expected = [
         ("llama", 2048, 1e4, 1e-6, 16, false),
         ("mistral", 131_072, 1e4, 1e-6, 16, false),
         ("ministral", 131_072, 1e4, 1e-6, 16, false),
         ("qwen2", 32_768, 1e4, 1e-6, 16, false),
         ("qwen3", 32_768, 1e4, 1e-6, 128, false),
-        ("gpt2", 1024, 1e4, 1e-5, 16, true),
+        ("gpt2", 1024, 0.0, 1e-5, 16, true),
         ("cohere", 8192, 5e5, 1e-5, 16, true),
         ("gemma2", 8192, 1e4, 1e-6, 256, true),
         ("gemma3_text", 131_072, 1e6, 1e-6, 256, true),
@@ -66,13 +84,17 @@ fn missing_keys_have_the_values_of_transformers() {
     ];
     for (model_type, positions, theta, epsilon, head_dim, tied) in expected {
         let sizes = read(small(model_type));
-        let found = (sizes.max_positions, sizes.rope.theta, sizes.norm_eps, sizes.head_dim, sizes.tied);
+        let head_dim_of = |latent: &LatentSpec| latent.sizes.head_dim();
+        let own_dim = sizes.heads().map(|heads| heads.head_dim).or(sizes.latent().map(head_dim_of)).unwrap();
+        let own_theta = sizes.rope().map_or(0.0, |rope| rope.theta);
+        let found = (sizes.max_positions, own_theta, sizes.stream.norm.eps, own_dim, sizes.head.tied);
         assert_eq!(found, (positions, theta, epsilon, head_dim, tied), "{model_type}");
     }
     assert_eq!(FAMILIES.len(), expected.len(), "every family is listed");
 
     let experts = |model_type: &str| {
-        let experts = read(small(model_type)).experts.unwrap();
+        let sizes = read(small(model_type));
+        let experts = sizes.experts().unwrap();
         let shared = experts.shared.map_or(0, |shared| shared.hidden);
         (experts.count, experts.routing.chosen, experts.hidden, shared, experts.routing.scale)
     };
@@ -83,24 +105,26 @@ fn missing_keys_have_the_values_of_transformers() {
     assert_eq!(experts("gpt_oss"), (128, 4, 112, 0, 1.0));
     assert_eq!(experts("deepseek_v3"), (256, 8, 2048, 2048, 2.5));
     let v3 = read(small("deepseek_v3"));
-    let groups = v3.experts.as_ref().unwrap().routing.groups.unwrap();
-    assert_eq!((groups.count, groups.chosen, v3.routed.clone(), v3.skipped_layers), (8, 4, LayerSet::From(3), 1));
-    assert_eq!(v3.latent.unwrap().query_rank, Some(1536));
+    let groups = v3.experts().unwrap().routing.groups.unwrap();
+    let dense: Vec<_> = v3.layers.iter().map(|layer| layer.mlp().is_some()).collect();
+    assert_eq!((groups.count, groups.chosen, v3.folder.skipped_layers), (8, 4, 1));
+    assert_eq!(dense, [true, true, true, false]);
+    assert_eq!(v3.latent().unwrap().sizes.query_rank, Some(1536));
     let lite = read(with(small("deepseek_v3"), "q_lora_rank", Value::Null));
-    assert_eq!(lite.latent.unwrap().query_rank, None, "null is a value");
+    assert_eq!(lite.latent().unwrap().sizes.query_rank, None, "null is a value");
 
-    let heads = |keys: Value| read(keys).kv_heads;
-    assert_eq!(heads(json!({"model_type": "mistral", "num_attention_heads": 16})), 8);
-    assert_eq!(heads(json!({"model_type": "mistral", "num_attention_heads": 16, "num_key_value_heads": null})), 16);
-    assert_eq!(heads(json!({"model_type": "llama"})), 4);
+    let kv_heads = |keys: Value| heads(keys).kv_heads;
+    assert_eq!(kv_heads(json!({"model_type": "mistral", "num_attention_heads": 16})), 8);
+    assert_eq!(kv_heads(json!({"model_type": "mistral", "num_attention_heads": 16, "num_key_value_heads": null})), 16);
+    assert_eq!(kv_heads(json!({"model_type": "llama"})), 4);
     let window = json!({"model_type": "qwen3_moe", "use_sliding_window": true});
-    assert_eq!(read(window.clone()).window, Some(4096));
-    assert_eq!(read(with(window, "sliding_window", Value::Null)).window, None);
+    assert_eq!(heads(window.clone()).window, Some(4096));
+    assert_eq!(heads(with(window, "sliding_window", Value::Null)).window, None);
 }
 
 #[test]
 fn other_names_of_keys_replace_them() {
-    let count = |keys: Value| read(keys).experts.unwrap().count;
+    let count = |keys: Value| read(keys).experts().unwrap().count;
     assert_eq!(count(json!({"model_type": "mixtral", "num_local_experts": 4, "num_experts": 6})), 6);
     assert_eq!(count(json!({"model_type": "olmoe", "num_experts": 16, "num_local_experts": 8})), 8);
     assert_eq!(count(json!({"model_type": "qwen3_moe", "num_experts": 16, "num_local_experts": 8})), 8);
@@ -111,20 +135,20 @@ fn other_names_of_keys_replace_them() {
     );
     assert_eq!(count(with(small("deepseek_v3"), "num_experts", json!(16))), 256, "no other name");
     assert_eq!(count(with(small("deepseek_v3"), "num_local_experts", json!(16))), 16);
-    assert_eq!(read(json!({"model_type": "gpt2", "num_hidden_layers": 3})).layers, 3);
+    assert_eq!(read(json!({"model_type": "gpt2", "num_hidden_layers": 3})).layers.len(), 3);
 }
 
 #[test]
 fn the_model_type_decides() {
-    let window = |keys: Value| read(keys).window;
+    let window = |keys: Value| heads(keys).window;
     let as_mistral = json!({"model_type": "mistral", "architectures": ["LlamaForCausalLM"]});
     assert_eq!(window(as_mistral.clone()), Some(4096));
-    let ignored = read(as_mistral).ignored;
+    let ignored = read(as_mistral).folder.ignored;
     assert!(ignored.len() == 1 && ignored[0].contains("`architectures` is `LlamaForCausalLM`"), "{ignored:?}");
     assert_eq!(window(json!({"model_type": "llama", "architectures": ["MistralForCausalLM"]})), None);
     assert_eq!(window(json!({"architectures": ["MistralForCausalLM"]})), Some(4096), "without a type");
     assert_eq!(window(json!({"model_type": "mistral"})), Some(4096), "without an architecture");
-    assert!(read(json!({"model_type": "llama", "architectures": ["LLaMAForCausalLM"]})).ignored.is_empty());
+    assert!(read(json!({"model_type": "llama", "architectures": ["LLaMAForCausalLM"]})).folder.ignored.is_empty());
     assert!(error(json!({})).contains("the key `model_type` is missing"));
     assert!(
         error(json!({"model_type": "exaone", "architectures": ["LlamaForCausalLM"]}))
@@ -136,7 +160,7 @@ fn the_model_type_decides() {
     );
     let reward = json!({"model_type": "qwen2", "architectures": ["LlamaForSequenceClassification"], "num_labels": 1});
     let sizes = read(reward.clone());
-    assert!(sizes.score && sizes.qkv_bias, "the decoder is Qwen2's");
+    assert!(sizes.head.score && sizes.heads().unwrap().qkv_bias, "the decoder is Qwen2's");
     assert!(error(with(reward, "model_type", json!("granite"))).contains("is not one of GraniteForCausalLM"));
 }
 
@@ -146,11 +170,11 @@ fn layers_of_a_mistral_may_have_types() {
     let keys = json!({"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8, "layer_types": types});
     for keys in [keys.clone(), with(keys.clone(), "model_type", json!("ministral"))] {
         let sizes = read(keys);
-        assert_eq!([0, 1, 2, 3].map(|layer| sizes.window_at(layer)), [Some(8), None, None, Some(8)]);
-        assert!(sizes.ignored.is_empty(), "{:?}", sizes.ignored);
+        assert_eq!([0, 1, 2, 3].map(|layer| sizes.layers[layer].window()), [Some(8), None, None, Some(8)]);
+        assert!(sizes.folder.ignored.is_empty(), "{:?}", sizes.folder.ignored);
     }
     let null = read(with(keys, "layer_types", Value::Null));
-    assert_eq!([0, 1, 2, 3].map(|layer| null.window_at(layer)), [Some(8); 4]);
+    assert_eq!([0, 1, 2, 3].map(|layer| null.layers[layer].window()), [Some(8); 4]);
 }
 
 #[test]
@@ -158,12 +182,12 @@ fn rope_scaling_beside_rope_parameters_is_read_or_refused() {
     let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
     let plain = json!({"rope_type": "default", "rope_theta": 10_000.0});
     let both = |scaling: &Value, parameters: &Value| json!({"model_type": "llama", "rope_scaling": scaling, "rope_parameters": parameters});
-    let alone = read(json!({"model_type": "llama", "rope_scaling": yarn})).rope;
+    let alone = rope(json!({"model_type": "llama", "rope_scaling": yarn}));
     assert!(matches!(alone.kind, RopeKind::Yarn(_)));
-    assert_eq!(read(both(&yarn, &plain)).rope, alone);
-    assert_eq!(read(both(&yarn, &yarn)).rope, alone);
+    assert_eq!(rope(both(&yarn, &plain)), alone);
+    assert_eq!(rope(both(&yarn, &yarn)), alone);
     for nothing in [Value::Null, json!({})] {
-        assert_eq!(read(both(&nothing, &yarn)).rope, alone);
+        assert_eq!(rope(both(&nothing, &yarn)), alone);
     }
     // transformers would fall back to a base of 10,000.
     let other_theta = with(plain.clone(), "rope_theta", json!(1e6));
@@ -172,22 +196,22 @@ fn rope_scaling_beside_rope_parameters_is_read_or_refused() {
         assert!(error(both(&yarn, &parameters)).contains("`rope_scaling` and `rope_parameters` say different"));
     }
     assert!(error(both(&plain, &yarn)).contains("say different"));
-    assert_eq!(read(with(both(&yarn, &other_theta), "rope_theta", json!(1e6))).rope.theta, 1e6);
+    assert_eq!(rope(with(both(&yarn, &other_theta), "rope_theta", json!(1e6))).theta, 1e6);
     let proportional = json!({"rope_type": "proportional", "factor": 2.0});
     assert_eq!(
-        read(json!({"model_type": "llama", "rope_scaling": proportional})).rope.kind,
+        rope(json!({"model_type": "llama", "rope_scaling": proportional})).kind,
         RopeKind::Linear { factor: 2.0 }
     );
     let nested = json!({"full_attention": {"rope_type": "linear", "factor": 2.0}});
-    assert_eq!(read(json!({"model_type": "llama", "rope_parameters": nested})).rope, RopeScaling::plain(10_000.0));
+    assert_eq!(rope(json!({"model_type": "llama", "rope_parameters": nested})), RopeScaling::plain(10_000.0));
     assert!(error(json!({"model_type": "qwen3", "rope_parameters": nested})).contains("the key `full_attention`"));
     // `rope_scaling` replaces them.
     let both = json!({"model_type": "qwen3", "rope_parameters": nested, "rope_scaling": yarn});
-    assert!(matches!(read(both).rope.kind, RopeKind::Yarn(_)));
+    assert!(matches!(rope(both).kind, RopeKind::Yarn(_)));
     // The default of gpt-oss gives way.
-    let gpt_oss = read(json!({"model_type": "gpt_oss", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}));
-    assert_eq!((gpt_oss.rope.kind, gpt_oss.rope.theta), (RopeKind::Linear { factor: 2.0 }, 150_000.0));
-    assert!(matches!(read(json!({"model_type": "gpt_oss"})).rope.kind, RopeKind::Yarn(_)));
+    let gpt_oss = rope(json!({"model_type": "gpt_oss", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}));
+    assert_eq!((gpt_oss.kind, gpt_oss.theta), (RopeKind::Linear { factor: 2.0 }, 150_000.0));
+    assert!(matches!(rope(json!({"model_type": "gpt_oss"})).kind, RopeKind::Yarn(_)));
 }
 
 #[test]
@@ -195,20 +219,17 @@ fn gemma3_joins_rope_scaling_and_rope_parameters() {
     let keys = |scaling: Value, parameters: Value| json!({"model_type": "gemma3_text", "rope_scaling": scaling, "rope_parameters": parameters});
     let (linear, full) =
         (json!({"rope_type": "linear", "factor": 8.0}), json!({"rope_type": "default", "rope_theta": 5e5}));
-    let joined = read(keys(linear.clone(), json!({"full_attention": full, "sliding_attention": {"rope_theta": 2e4}})));
-    assert_eq!((joined.rope.kind, joined.rope.theta), (RopeKind::Linear { factor: 8.0 }, 5e5));
-    assert_eq!(joined.local_rope.unwrap().theta, 2e4);
-    let flat = read(keys(Value::Null, json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0})));
-    assert_eq!(
-        (flat.rope.kind, flat.rope.theta),
-        (RopeKind::Default, 1e6),
-        "transformers ignores one object for all layers"
-    );
+    let [joined, local] =
+        ropes(keys(linear.clone(), json!({"full_attention": full, "sliding_attention": {"rope_theta": 2e4}})));
+    assert_eq!((joined.kind, joined.theta), (RopeKind::Linear { factor: 8.0 }, 5e5));
+    assert_eq!(local.theta, 2e4);
+    let [flat, _] = ropes(keys(Value::Null, json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0})));
+    assert_eq!((flat.kind, flat.theta), (RopeKind::Default, 1e6), "transformers ignores one object for all layers");
     let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
     assert!(error(keys(linear.clone(), json!({"full_attention": yarn}))).contains("say different rotary positions"));
     assert!(error(keys(json!({"type": "linear", "factor": 8.0}), Value::Null)).contains("call it `rope_type`"));
     let beside = with(keys(yarn, Value::Null), "original_max_position_embeddings", json!(7));
-    let RopeKind::Yarn(found) = read(beside).rope.kind else { panic!("YaRN") };
+    let RopeKind::Yarn(found) = rope(beside).kind else { panic!("YaRN") };
     assert_eq!(found.original_max_positions, 64.0, "transformers reads the nested key");
 }
 
@@ -219,7 +240,7 @@ fn the_original_context_may_be_beside_the_scaling_or_missing() {
         if let Some(beside) = beside {
             keys["original_max_position_embeddings"] = json!(beside);
         }
-        match read(keys).rope.kind {
+        match rope(keys).kind {
             RopeKind::Llama3 { original_max_positions, .. } => original_max_positions,
             RopeKind::Yarn(yarn) => yarn.original_max_positions,
             RopeKind::LongRope(long) => long.original_max_positions,
@@ -242,21 +263,21 @@ fn the_original_context_may_be_beside_the_scaling_or_missing() {
 
 #[test]
 fn zeros_of_yarn_are_like_missing_keys() {
-    let rope = |keys: Value| {
+    let yarn = |keys: Value| {
         let mut yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
         yarn.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        read(json!({"model_type": "llama", "max_position_embeddings": 512, "rope_scaling": yarn})).rope
+        rope(json!({"model_type": "llama", "max_position_embeddings": 512, "rope_scaling": yarn}))
     };
-    let plain = rope(json!({}));
+    let plain = yarn(json!({}));
     for zeros in [
         json!({"mscale": 0}),
         json!({"mscale": 0.0, "mscale_all_dim": 0.707}),
         json!({"mscale_all_dim": 0, "mscale": 1}),
     ] {
-        assert_eq!(rope(zeros).attention_factor(), plain.attention_factor());
+        assert_eq!(yarn(zeros).attention_factor(), plain.attention_factor());
     }
-    assert_eq!(rope(json!({"beta_fast": 0, "beta_slow": 0})).kind, plain.kind);
-    assert_eq!(rope(json!({"factor": null})).kind.factor(), Some(8.0), "from the two contexts");
+    assert_eq!(yarn(json!({"beta_fast": 0, "beta_slow": 0})).kind, plain.kind);
+    assert_eq!(yarn(json!({"factor": null})).kind.factor(), Some(8.0), "from the two contexts");
 }
 
 #[test]
@@ -264,11 +285,11 @@ fn only_phi3_rotates_a_part_of_heads() {
     let partial = |model_type: &str, scaling: Value| {
         with(with(small(model_type), "partial_rotary_factor", json!(0.5)), "rope_scaling", scaling)
     };
-    assert_eq!(read(partial("phi3", Value::Null)).rope.partial, 0.5);
+    assert_eq!(rope(partial("phi3", Value::Null)).partial, 0.5);
     for model_type in
         ["llama", "mistral", "qwen2", "qwen3", "cohere", "granite", "olmo2", "smollm3", "mixtral", "gemma2"]
     {
-        assert_eq!(read(partial(model_type, Value::Null)).rope.partial, 1.0, "{model_type}");
+        assert_eq!(rope(partial(model_type, Value::Null)).partial, 1.0, "{model_type}");
         let stretched = partial(model_type, json!({"rope_type": "linear", "factor": 2.0}));
         assert!(error(stretched).contains("`partial_rotary_factor` is 0.5"), "{model_type}");
     }
@@ -278,7 +299,7 @@ fn only_phi3_rotates_a_part_of_heads() {
 fn scores_of_deepseek_grow_with_every_stretch() {
     let scale = |scaling: Value| {
         let keys = with(with(small("deepseek_v3"), "rope_scaling", scaling), "max_position_embeddings", json!(64));
-        read(keys).attention_scale.unwrap()
+        read(keys).latent().unwrap().scale.unwrap()
     };
     let plain = scale(Value::Null);
     let growth = (0.1 * 0.5 * 4f64.ln() + 1.0).powi(2);
@@ -288,22 +309,18 @@ fn scores_of_deepseek_grow_with_every_stretch() {
         let grown = scale(with(scaling, "mscale_all_dim", json!(0.5)));
         assert!((grown / plain - growth).abs() < 1e-12, "{kind}");
     }
-    let rope = read(with(
-        small("deepseek_v3"),
-        "rope_scaling",
-        json!({"rope_type": "linear", "factor": 4.0, "mscale_all_dim": 0.5}),
-    ))
-    .rope;
+    let stretch = json!({"rope_type": "linear", "factor": 4.0, "mscale_all_dim": 0.5});
+    let stretched = rope(with(small("deepseek_v3"), "rope_scaling", stretch));
     let mut written = small("deepseek_v3").as_object().unwrap().clone();
-    rope.write(None, &mut written);
-    assert_eq!(read(Value::Object(written)).rope, rope);
+    stretched.write(None, &mut written);
+    assert_eq!(rope(Value::Object(written)), stretched);
 }
 
 #[test]
 fn types_of_layers_give_smollm3_a_window() {
     let types = json!(["sliding_attention", "full_attention", "full_attention", "full_attention"]);
     let keys = json!({"model_type": "smollm3", "sliding_window": 4});
-    let windows = |keys: Value| (0..4).map(|layer| read(keys.clone()).window_at(layer)).collect::<Vec<_>>();
+    let windows = |keys: Value| (0..4).map(|layer| read(keys.clone()).layers[layer].window()).collect::<Vec<_>>();
     assert_eq!(windows(keys.clone()), [None; 4], "no layer without `use_sliding_window`");
     assert_eq!(windows(with(keys.clone(), "use_sliding_window", json!(true))), [None, None, None, Some(4)]);
     assert_eq!(windows(with(keys, "layer_types", types)), [Some(4), None, None, None]);
@@ -311,18 +328,22 @@ fn types_of_layers_give_smollm3_a_window() {
 
 #[test]
 fn keys_that_transformers_ignores_are_ignored() {
-    let gemma3 = read(json!({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}));
-    assert_eq!(gemma3.score_cap, None);
-    assert_eq!(read(json!({"model_type": "gemma2", "attn_logit_softcapping": null})).score_cap, None);
+    let gemma3 = json!({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0});
+    assert_eq!(heads(gemma3).soft_cap, None);
+    assert_eq!(heads(json!({"model_type": "gemma2", "attn_logit_softcapping": null})).soft_cap, None);
     let v2 = read(json!({"model_type": "deepseek_v2", "num_experts_per_tok": 2, "norm_topk_prob": true}));
-    assert!(v2.ignored.len() == 1 && v2.ignored[0].contains("`norm_topk_prob` is ignored"), "{:?}", v2.ignored);
+    assert!(
+        v2.folder.ignored.len() == 1 && v2.folder.ignored[0].contains("`norm_topk_prob` is ignored"),
+        "{:?}",
+        v2.folder.ignored
+    );
     let v3 = read(with(small("deepseek_v3"), "scoring_func", json!("softmax")));
-    assert!(v3.ignored.len() == 1 && v3.ignored[0].contains("`scoring_func`"), "{:?}", v3.ignored);
-    assert!(!read(json!({"model_type": "mistral", "attention_bias": true})).qkv_bias);
+    assert!(v3.folder.ignored.len() == 1 && v3.folder.ignored[0].contains("`scoring_func`"), "{:?}", v3.folder.ignored);
+    assert!(!heads(json!({"model_type": "mistral", "attention_bias": true})).qkv_bias);
     for model_type in ["gpt_oss", "gemma2", "gemma3_text"] {
         read(json!({"model_type": model_type, "hidden_act": "relu"}));
     }
-    assert!(!read(with(small("deepseek_v3"), "mlp_bias", json!(true))).mlp_bias);
+    assert!(!read(with(small("deepseek_v3"), "mlp_bias", json!(true))).mlp().unwrap().bias);
 }
 
 #[test]
@@ -335,9 +356,13 @@ fn noise_of_training_is_no_matter_elsewhere() {
         ("deepseek_v3", "attention_dropout"),
     ] {
         let sizes = read(with(small(model_type), key, json!(0.1)));
-        assert_eq!(sizes.untrainable.len(), 1, "{model_type}");
-        assert!(sizes.untrainable[0].starts_with(&format!("`{key}` is not 0")), "{:?}", sizes.untrainable);
-        assert!(read(with(small(model_type), key, json!(0))).untrainable.is_empty());
+        assert_eq!(sizes.folder.untrainable.len(), 1, "{model_type}");
+        assert!(
+            sizes.folder.untrainable[0].starts_with(&format!("`{key}` is not 0")),
+            "{:?}",
+            sizes.folder.untrainable
+        );
+        assert!(read(with(small(model_type), key, json!(0))).folder.untrainable.is_empty());
     }
 }
 
@@ -355,9 +380,9 @@ fn functions_that_are_not_implemented_are_refused_by_name() {
         assert!(problem.contains("`use_sliding_window` is false"), "{model_type}: {problem}");
     }
     assert!(error(with(small("deepseek_v2"), "mlp_bias", json!(true))).contains("`mlp_bias` is true"));
-    assert_eq!(read(json!({"model_type": "gpt2", "scale_attn_weights": false})).attention_scale, Some(1.0));
+    assert_eq!(heads(json!({"model_type": "gpt2", "scale_attn_weights": false})).scale, Some(1.0));
     assert!(error(with(small("llama"), "hidden_act", json!("relu"))).contains("`hidden_act` is \"relu\""));
-    let spelled = |name: &str| read(with(small("llama"), "hidden_act", json!(name))).activation;
+    let spelled = |name: &str| read(with(small("llama"), "hidden_act", json!(name))).mlp().unwrap().activation;
     assert_eq!(spelled("swish"), spelled("silu"));
     assert_eq!(spelled("gelu_python"), spelled("gelu"));
 }

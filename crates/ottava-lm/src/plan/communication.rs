@@ -87,7 +87,7 @@ impl CommunicationPlan {
             tokens: config.run.tokens_per_step() / sharing as u64,
             traffic,
             of_layers,
-            hides_sums: config.run.parallel.tensor > 1 && sizes.experts.is_none(),
+            hides_sums: config.run.parallel.tensor > 1 && sizes.experts().is_none(),
             update_bytes,
         }))
     }
@@ -114,7 +114,7 @@ fn step(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, micro_b
     run.step(config.run.training.learning_rate, StepPrecision::Recipe)?;
     let after = sent(&run);
     let (traffic, of_layers) = (after.0 - before.0, after.1 - before.1);
-    let units = units(&run, sizes.layers, config.run.data.max_length);
+    let units = units(&run, sizes.layers.len(), config.run.data.max_length);
     Ok(DryStep { traffic, of_layers, update_bytes: update_bytes(&mut run), units })
 }
 

@@ -1,7 +1,7 @@
 //! The plan of mixtures of experts.
 
 use crate::config::RunConfig;
-use crate::layers::ExpertsConfig;
+use crate::layers::ExpertsSpec;
 use crate::models::DecoderConfig;
 use ottava_tensor::ops::Groups;
 use serde::Serialize;
@@ -32,7 +32,7 @@ pub struct ExpertsPlan {
 impl ExpertsPlan {
     /// The plan of a run of a model of `sizes`; `None` if it has no experts.
     pub(super) fn new(run: &RunConfig, sizes: &DecoderConfig) -> Option<ExpertsPlan> {
-        let ExpertsConfig { count, hidden, routing, shared, losses, .. } = sizes.experts.as_ref()?;
+        let ExpertsSpec { count, hidden, routing, shared, losses, .. } = sizes.experts()?;
         let sequences = run.training.per_device_train_batch_size;
         let ranks = run.parallel.expert * run.parallel.tensor;
         let tokens = sequences * run.data.max_length / run.parallel.context.max(1) * run.parallel.expert;
@@ -40,7 +40,7 @@ impl ExpertsPlan {
         let loss = |name, factor: f64| if factor == 0.0 { String::new() } else { format!(", {name} {factor}") };
         let losses = format!("{}{}", loss("loss of balance times", losses.balance), loss("z-loss times", losses.z));
         Some(ExpertsPlan {
-            layers: (0..sizes.layers).filter(|&layer| sizes.experts_at(layer).is_some()).count(),
+            layers: sizes.layers.iter().filter(|layer| layer.experts().is_some()).count(),
             experts: *count,
             chosen: routing.chosen,
             hidden: *hidden,

@@ -47,7 +47,7 @@ impl MeshPlan {
     pub(super) fn new(config: &RunConfig, sizes: &DecoderConfig, recipe: &Recipe) -> Result<MeshPlan> {
         let shape = config.parallel.mesh(config.parallel.ranks())?;
         // Of the first rank, whose layers know the ranks that divide them.
-        let (cpu, whole) = (Device::Cpu.dry(), [Span::whole(sizes.layers)]);
+        let (cpu, whole) = (Device::Cpu.dry(), [Span::whole(sizes.layers.len())]);
         let ranks = Rc::new(Ranks::new(Group::dry(0, shape.ranks()), shape, &cpu)?);
         let axes = Rc::new(LayerAxes::new(ranks));
         let model = Decoder::staged(sizes, recipe, &cpu, Purpose::Infer, config.data.max_length, &whole, axes)?;

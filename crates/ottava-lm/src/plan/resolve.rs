@@ -168,7 +168,7 @@ impl<'a> Search<'a> {
                 .push(format!("{key} = \"auto\" is 0: tensors take {peak:.1} GiB, {available:.1} GiB available"));
             return Ok(());
         }
-        let layers = self.sizes.layers;
+        let layers = self.sizes.layers.len();
         let share_of = |blocks: usize| blocks as f64 / layers as f64;
         let plan_with = |search: &Search, blocks| {
             let mut config = search.config.clone();

@@ -138,7 +138,7 @@ impl ParallelSearch {
         let recipe = config.recipe_on(device);
         let flops = Decoder::describe(sizes, &recipe)?.flops_per_token(config.data.max_length);
         let seconds_per_token = flops / STEP_RATES[usize::from(recipe.casts.is_none())];
-        let experts = sizes.experts.as_ref().map_or(1, |experts| experts.count);
+        let experts = sizes.experts().map_or(1, |experts| experts.count);
         let (mut fitting, mut dropped) = (Vec::new(), Vec::new());
         // The mesh for which a stage of ZeRO fits without recomputation.
         let mut enough = None;

@@ -4,10 +4,9 @@ use crate::Error;
 use crate::bench::model;
 use crate::checkpoint::RandomWeights;
 use crate::config::{LoraConfig, ResolvedConfig, RunConfig};
-use crate::layers::LatentSizes;
 use crate::level::{Gradients, Level};
 use crate::mode::StepPrecision;
-use crate::models::Decoder;
+use crate::models::{ConfigFile, Decoder, decoder_config};
 use crate::parallel::{Ranks, Zero};
 use crate::param::Description;
 use crate::recipe::Recipe;
@@ -17,6 +16,7 @@ use crate::run::Run;
 use ottava_tensor::comm::{Group, Traffic, threads};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::{DType, Tensor};
+use serde_json::{Value, json};
 use std::rc::Rc;
 use std::thread;
 
@@ -24,6 +24,12 @@ const GIB: f64 = (1u64 << 30) as f64;
 
 fn llama() -> DecoderConfig {
     model("llama-2-7b").unwrap()
+}
+
+/// The model of these keys of `config.json`.
+fn sizes(keys: Value) -> DecoderConfig {
+    let Value::Object(keys) = keys else { panic!("config.json is an object") };
+    decoder_config(&ConfigFile::from_values("config.json", keys)).unwrap()
 }
 
 fn described(recipe: &Recipe) -> Description {
@@ -391,7 +397,7 @@ fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<
 /// Of each token of a micro-batch, a rank sends values and gradients to the other, or codes if all ranks would cast the same ones.
 #[test]
 fn tokens_travel_to_experts_as_codes_where_all_ranks_cast_alike() {
-    let sizes = DecoderConfig { layers: 1, ..model("qwen3-30b-a3b").unwrap() };
+    let sizes = model("qwen3-30b-a3b").unwrap().with_layers(1);
     let gathered = |name, recompute| {
         let mut config = run(name, Some(recompute), true);
         (config.parallel.data, config.parallel.expert) = (2, 2);
@@ -432,16 +438,10 @@ fn expect_planned_traffic(config: &RunConfig, sizes: &DecoderConfig, what: &str)
 
 #[test]
 fn planned_communication_is_what_ranks_send() {
-    let sizes = DecoderConfig {
-        vocabulary: 96,
-        channels: 128,
-        hidden: 160,
-        layers: 2,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 32,
-        ..llama()
-    };
+    let sizes = sizes(json!({
+        "model_type": "llama", "vocab_size": 96, "hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    }));
     let recipes = [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row];
     let levels = recipes.map(|recipe| (recipe, Level::Bf16, 0)).into_iter();
     let others = [RecipeName::Fp8Current, RecipeName::Fp8Row].map(|recipe| (recipe, Level::O0, 4));
@@ -476,18 +476,11 @@ fn planned_communication_is_what_ranks_send() {
 #[test]
 fn planned_communication_of_latent_attention_is_what_ranks_send() {
     for query_rank in [None, Some(32)] {
-        let latent = LatentSizes { query_rank, kv_rank: 48, plain: 32, rotated: 16, value: 16 };
-        let sizes = DecoderConfig {
-            vocabulary: 96,
-            channels: 128,
-            hidden: 160,
-            layers: 2,
-            heads: 4,
-            kv_heads: 4,
-            head_dim: latent.head_dim(),
-            latent: Some(latent),
-            ..llama()
-        };
+        let sizes = sizes(json!({
+            "model_type": "deepseek_v2", "vocab_size": 96, "hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "q_lora_rank": query_rank, "kv_lora_rank": 48, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+            "v_head_dim": 16, "num_experts_per_tok": 1, "first_k_dense_replace": 2,
+        }));
         for (name, tensor, context) in
             [(RecipeName::Bf16, 2, 1), (RecipeName::Fp8Delayed, 2, 1), (RecipeName::Bf16, 1, 2)]
         {
@@ -502,10 +495,11 @@ fn planned_communication_of_latent_attention_is_what_ranks_send() {
 /// Also of experts that ranks of the axes tensor and expert divide.
 #[test]
 fn planned_communication_of_experts_is_what_ranks_send() {
-    let mut sizes = DecoderConfig { vocabulary: 96, channels: 128, layers: 2, ..model("qwen3-30b-a3b").unwrap() };
-    (sizes.heads, sizes.kv_heads, sizes.head_dim) = (4, 4, 32);
-    let experts = sizes.experts.as_mut().expect("a mixture");
-    (experts.count, experts.hidden, experts.routing.chosen) = (4, 64, 2);
+    let sizes = sizes(json!({
+        "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32, "num_experts": 4, "moe_intermediate_size": 64,
+        "num_experts_per_tok": 2, "norm_topk_prob": true,
+    }));
     for recipe in [RecipeName::Bf16, RecipeName::Fp8Delayed] {
         for (data, tensor, expert) in [(1, 2, 1), (1, 4, 1), (2, 2, 2)] {
             let mut config = run(recipe, Some(Recompute::None), true);

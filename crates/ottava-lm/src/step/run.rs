@@ -204,7 +204,7 @@ impl<const N: usize, P: Passes<N>> Execution<'_, N, P> {
     fn receive(&mut self, message: Message, micro_batch: usize) -> Result<()> {
         let place = self.model.ranks().place(Axis::Tensor);
         let tokens = place.share(self.inputs.micro_batches[micro_batch].inputs.len());
-        let shape = [tokens, self.model.config().channels];
+        let shape = [tokens, self.model.config().stream.channels];
         let name = name(message, micro_batch);
         let mut received = Vec::with_capacity(N);
         for _ in 0..N {

@@ -403,7 +403,7 @@ impl Trainer {
         let Run { model, step: work, .. } = &mut *self.run;
         let casts = model.scaling().losses(work.partition())?;
         warn_of_infinities(step, &casts.non_finite);
-        let loads = match model.config().experts {
+        let loads = match model.config().experts() {
             Some(_) => work.partition().router_loads(model)?,
             None => Vec::new(),
         };

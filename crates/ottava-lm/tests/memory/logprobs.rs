@@ -1,32 +1,25 @@
 //! What log-probabilities of an engine take.
 
-use crate::COUNTED;
-use ottava_lm::bench::model;
+use crate::{COUNTED, sizes};
 use ottava_lm::checkpoint::RandomWeights;
 use ottava_lm::config::RunConfig;
 use ottava_lm::engine::{Engine, EngineOptions, Event, KvCacheDtype, Request};
-use ottava_lm::models::{Decoder, DecoderConfig};
+use ottava_lm::models::Decoder;
 use ottava_lm::param::Purpose;
 use ottava_lm::recipe::RecipeName;
 use ottava_tensor::Device;
 use ottava_tensor::testing::allocator::CountingAllocator;
+use serde_json::json;
 
 const VOCABULARY: usize = 16_384;
 const PROMPT: usize = 40;
 const DRAWN: usize = 16;
 
 fn engine() -> Engine {
-    let like = model("llama-2-7b").unwrap();
-    let sizes = DecoderConfig {
-        vocabulary: VOCABULARY,
-        channels: 16,
-        hidden: 32,
-        layers: 1,
-        heads: 2,
-        kv_heads: 1,
-        head_dim: 8,
-        ..like
-    };
+    let sizes = sizes(json!({
+        "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }));
     let mut config = RunConfig::default();
     config.precision.recipe = RecipeName::Fp32;
     let recipe = config.precision.recipe();

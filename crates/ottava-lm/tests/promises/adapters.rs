@@ -207,7 +207,7 @@ fn planned_memory_of_inference_counts_adapters() {
     let recipe = recipe(RecipeName::Fp8Current, Fp8Format::Auto);
     let gpu = Device::dry_gpu(GpuModel::h200());
     // A small vocabulary, so that the peak is after the build.
-    let sizes = DecoderConfig { lora: Some(Lora::of_no_linear()), vocabulary: 64, layers: 8, ..tiny_llama() };
+    let sizes = DecoderConfig { lora: Some(Lora::of_no_linear()), vocabulary: 64, ..tiny_llama().with_layers(8) };
     let planned = |adapters: &[Lora]| inference_bytes(&sizes, &recipe, &gpu, 64, 1, adapters).unwrap();
     let [all, few, dora] = adapters();
     let [base, one, two] =

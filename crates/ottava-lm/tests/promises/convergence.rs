@@ -205,7 +205,7 @@ fn routed() -> DecoderConfig {
         "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64,
         "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": true,
     }));
-    sizes.experts.as_mut().unwrap().losses = RouterLossFactors { balance: 0.01, z: 0.0 };
+    sizes.experts_mut().for_each(|experts| experts.losses = RouterLossFactors { balance: 0.01, z: 0.0 });
     sizes
 }
 

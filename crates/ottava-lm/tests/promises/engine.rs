@@ -10,7 +10,7 @@ use ottava_lm::engine::{
     TokenLogprob,
 };
 use ottava_lm::mode::StepPrecision;
-use ottava_lm::models::{Decoder, DecoderConfig, LayerSet};
+use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::param::{MemoryPolicy, Purpose, Resident};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_tensor::cuda::GpuModel;
@@ -348,8 +348,12 @@ fn cancelled_requests_give_their_memory_back() {
 
 /// Layers of which every other one has a window, with soft caps as in Gemma 2.
 pub fn windowed() -> DecoderConfig {
-    let local = LayerSet::AllButEvery(2);
-    DecoderConfig { window: Some(20), local, score_cap: Some(5.0), logit_cap: Some(9.0), ..tiny_llama() }
+    let mut sizes = tiny_llama();
+    sizes.head.cap = Some(9.0);
+    for (layer, heads) in sizes.heads_mut().enumerate() {
+        (heads.window, heads.soft_cap) = (layer.is_multiple_of(2).then_some(20), Some(5.0));
+    }
+    sizes
 }
 
 #[test]

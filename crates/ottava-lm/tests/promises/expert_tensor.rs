@@ -88,7 +88,7 @@ fn zero_recomputation_and_adapters_train_as_on_one_rank() {
 fn a_plain_shared_mlp_is_divided() {
     let mut alone = f32_setup(routed_as("qwen3_moe", json!({})));
     let shared = SharedExpert { name: "shared_experts", hidden: 64, gate: None };
-    alone.mesh.sizes.experts.as_mut().expect("a mixture").shared = Some(shared);
+    alone.mesh.sizes.experts_mut().for_each(|experts| experts.shared = Some(shared));
     for (mesh, expert) in [([1, 1, 1, 2], 1), ([2, 1, 1, 2], 2)] {
         let (apart, tensor) = apart_on(&alone, mesh, expert);
         assert!(apart < F32, "{mesh:?}: {tensor} is {apart:.1e} apart");
@@ -101,7 +101,7 @@ fn losses_of_routers_are_those_of_one_rank() {
     let mut alone = f32_setup(routed_as("qwen3_moe", json!({})));
     let without = train(&alone);
     for (balance, z) in [(1.0, 0.0), (0.0, 0.1)] {
-        alone.mesh.sizes.experts.as_mut().expect("a mixture").losses = RouterLossFactors { balance, z };
+        alone.mesh.sizes.experts_mut().for_each(|experts| experts.losses = RouterLossFactors { balance, z });
         let expected = train(&alone);
         assert!(distance(&without, &expected).0 > 1e3 * F32, "the losses have an effect");
         for (mesh, expert) in [([1, 1, 1, 2], 1), ([1, 1, 1, 4], 1), ([2, 1, 1, 2], 2)] {

@@ -104,7 +104,7 @@ impl WeightSource for OneForAll {
 #[test]
 fn equal_experts_that_are_all_chosen_are_an_mlp() {
     let routed = sizes_with(json!({"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 128}));
-    let dense = DecoderConfig { experts: None, ..routed.clone() };
+    let dense = sizes_with(json!({"mlp_only_layers": [0, 1]}));
     for device in devices() {
         let [mut routed, mut dense] =
             [routed.clone(), dense.clone()].map(|sizes| built(&sizes, RecipeName::Fp32, &device, &mut OneForAll));
@@ -258,7 +258,7 @@ fn evaluation_counts_nothing() {
 fn the_loss_of_balance_spreads_tokens() {
     let imbalance = |balance| {
         let mut sizes = sizes();
-        sizes.experts.as_mut().unwrap().losses = RouterLossFactors { balance, z: 0.0 };
+        sizes.experts_mut().for_each(|experts| experts.losses = RouterLossFactors { balance, z: 0.0 });
         let mut training = Training::new(built(&sizes, RecipeName::Fp8Row, &Device::Cpu, &mut Seeded { std: 0.1 }));
         for step in 0..40 {
             // The choices of the last steps count.

@@ -270,7 +270,7 @@ fn windows_are_those_of_transformers() {
         });
         all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
         let sizes = config(all);
-        (0..4).map(|index| sizes.window_at(index)).collect::<Vec<_>>()
+        (0..4).map(|index| sizes.layers[index].window()).collect::<Vec<_>>()
     };
     let all = |window| vec![window; 4];
     assert_eq!(window(json!({"model_type": "mistral"})), all(Some(4096)));
@@ -300,7 +300,7 @@ fn norms_of_a_block_have_roles() {
     let all = all_families();
     let role = |family: &str, norm: &str| {
         let (_, sizes) = all.iter().find(|(name, _)| *name == family).unwrap();
-        sizes.names.role_of(&format!("model.layers.1.{norm}.weight")).map(|tensor| tensor.role)
+        sizes.stream.names.role_of(&format!("model.layers.1.{norm}.weight")).map(|tensor| tensor.role)
     };
     for family in ["gemma2", "gemma3"] {
         assert_eq!(role(family, "input_layernorm"), Some(Role::AttentionNorm));
@@ -338,7 +338,11 @@ fn settings_that_gpt2_and_command_r_cannot_have_are_errors() {
     assert!(error(&gpt2, "activation_function", json!("relu")).contains("\"relu\""));
     assert!(error(&gpt2, "n_head", json!(5)).contains("does not divide into 5 heads"));
     let [(_, sizes), _] = families();
-    assert!(sizes.ignored.len() == 1 && sizes.ignored[0].contains("`resid_pdrop` is 0.1"), "{:?}", sizes.ignored);
+    assert!(
+        sizes.folder.ignored.len() == 1 && sizes.folder.ignored[0].contains("`resid_pdrop` is 0.1"),
+        "{:?}",
+        sizes.folder.ignored
+    );
 
     let long = Decoder::new(
         &sizes,

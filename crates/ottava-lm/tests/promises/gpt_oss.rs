@@ -228,9 +228,7 @@ fn rotary_positions_are_stretched_by_default() {
     all.remove("rope_scaling");
     all.remove("rope_theta");
     let sizes = config(keys);
-    let RopeKind::Yarn(yarn) = sizes.rope.kind else { panic!("{:?}", sizes.rope) };
-    assert_eq!(
-        (sizes.rope.theta, yarn.factor, yarn.original_max_positions, yarn.truncate),
-        (150_000.0, 32.0, 4096.0, false)
-    );
+    let rope = sizes.rope().unwrap();
+    let RopeKind::Yarn(yarn) = &rope.kind else { panic!("{rope:?}") };
+    assert_eq!((rope.theta, yarn.factor, yarn.original_max_positions, yarn.truncate), (150_000.0, 32.0, 4096.0, false));
 }

@@ -9,8 +9,8 @@ use crate::setup::{
 use ottava_lm::Result;
 use ottava_lm::layer_ranks::Undivided;
 use ottava_lm::layers::{
-    Attention, AttentionConfig, Block, Branch, Embedding, Factor, Head, HeadOutput, LLAMA, Mlp, MlpConfig, Names, Norm,
-    NormConfig, NormScope, QkNorm, Sublayer,
+    Attention, Block, Branch, Embedding, Factor, Head, HeadOutput, HeadsSpec, LLAMA, Mlp, MlpSpec, Names, Norm,
+    NormConfig, NormScope, Rotary, Stream, Sublayer,
 };
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
@@ -146,10 +146,10 @@ fn mlp_with_gelu_backward_is_the_gradient() {
         (Activation::GeGlu(Gelu::Exact), &LLAMA),
         (Activation::GeGlu(Gelu::Tanh), &LLAMA),
     ] {
-        let mlp = MlpConfig { channels: 7, hidden: 11, activation, bias: true, names, std: 0.5 };
+        let (mlp, stream) = (MlpSpec { hidden: 11, activation, bias: true }, Stream { names, ..stream(7) });
         let make = |b: &mut Builder| {
             let norm = Norm::new(b, "norm", 7, NormConfig::rms(1e-5))?;
-            Ok(Branch::new(norm, Mlp::new(b, "mlp", mlp, None)?))
+            Ok(Branch::new(norm, vec![Box::new(Mlp::new(b, "mlp", mlp, &stream, None)?)]))
         };
         grad_check(&format!("mlp, {activation:?}"), make, [5, 7], 1);
     }
@@ -157,34 +157,24 @@ fn mlp_with_gelu_backward_is_the_gradient() {
 
 #[test]
 fn mlp_backward_is_the_gradient() {
-    let mlp = MlpConfig { channels: 7, hidden: 11, activation: SwiGlu, bias: true, names: &LLAMA, std: 0.5 };
+    let mlp = MlpSpec { hidden: 11, activation: SwiGlu, bias: true };
     let make = |b: &mut Builder| {
         let norm = Norm::new(b, "norm", 7, NormConfig::rms(1e-5))?;
-        Ok(Branch::new(norm, Mlp::new(b, "mlp", mlp, None)?))
+        Ok(Branch::new(norm, vec![Box::new(Mlp::new(b, "mlp", mlp, &stream(7), None)?)]))
     };
     grad_check("mlp", make, [5, 7], 1);
 }
 
-const ATTENTION: AttentionConfig = AttentionConfig {
-    channels: 10,
-    heads: 4,
-    kv_heads: 2,
-    head_dim: 6,
-    qk_norm: None,
-    qkv_bias: true,
-    output_bias: true,
-    sinks: false,
-    window: None,
-    soft_cap: None,
-    scale: None,
-    pairs: RopePairs::Halves,
-    names: &LLAMA,
-    std: 0.5,
-};
-const MLP: MlpConfig = MlpConfig { channels: 10, hidden: 13, activation: SwiGlu, bias: false, names: &LLAMA, std: 0.5 };
+const ATTENTION: HeadsSpec = HeadsSpec { qkv_bias: true, output_bias: true, ..HeadsSpec::new(4, 2, 6) };
+const MLP: MlpSpec = MlpSpec { hidden: 13, activation: SwiGlu, bias: false };
 
-fn angles(positions: usize) -> Tensor {
-    rope_table(&Device::Cpu, &[1.0, 0.3, 0.1], positions, DType::F64).expect("a table")
+fn stream(channels: usize) -> Stream {
+    Stream { channels, residual_scale: 1.0, norm: NormConfig::rms(1e-2), names: &LLAMA, std: 0.5 }
+}
+
+fn angles(device: &Device, positions: usize, dtype: DType) -> Option<Rotary> {
+    let table = rope_table(device, &[1.0, 0.3, 0.1], positions, dtype).expect("a table");
+    Some(Rotary { table, pairs: RopePairs::Halves })
 }
 
 #[test]
@@ -193,8 +183,9 @@ fn attention_backward_is_the_gradient() {
         let what = if sinks { "attention with sinks" } else { "attention" };
         let make = |b: &mut Builder| {
             let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
-            let config = AttentionConfig { sinks, ..ATTENTION };
-            Ok(Branch::new(norm, Attention::new(b, "attention", config, Some(angles(7)), None)?))
+            let (heads, angles) = (HeadsSpec { sinks, ..ATTENTION }, angles(&Device::Cpu, 7, DType::F64));
+            let attention = Attention::new(b, "attention", heads, &stream(10), angles, None)?;
+            Ok(Branch::new(norm, vec![Box::new(attention)]))
         };
         grad_check(what, make, [2 * 7, 10], 2);
     }
@@ -205,11 +196,13 @@ fn attention_with_normalised_heads_backward_is_the_gradient() {
     use NormScope::{Head, Projection};
     let kinds = [(NormKind::Rms, Head), (NormKind::RmsPlusOne, Head), (NormKind::Layer, Head)];
     for (kind, scope) in kinds.into_iter().chain([(NormKind::Rms, Projection), (NormKind::RmsPlusOne, Projection)]) {
-        let config = AttentionConfig { qk_norm: Some(QkNorm { kind, scope, eps: 1e-2 }), ..ATTENTION };
+        let heads = HeadsSpec { qk_norm: Some(scope), ..ATTENTION };
+        let stream = Stream { norm: NormConfig { kind, ..NormConfig::rms(1e-2) }, ..stream(10) };
         let what = format!("attention with normalised heads, {kind:?} of a {scope:?}");
         let make = |b: &mut Builder| {
             let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
-            Ok(Branch::new(norm, Attention::new(b, "attention", config, Some(angles(7)), None)?))
+            let angles = angles(&Device::Cpu, 7, DType::F64);
+            Ok(Branch::new(norm, vec![Box::new(Attention::new(b, "attention", heads, &stream, angles, None)?)]))
         };
         grad_check(&what, make, [2 * 7, 10], 2);
     }
@@ -219,9 +212,12 @@ fn attention_with_normalised_heads_backward_is_the_gradient() {
 fn block_backward_is_the_gradient() {
     let make = |b: &mut Builder| {
         let norm = Norm::new(b, "attention_norm", 10, NormConfig::rms(1e-5))?;
-        let attention = Branch::new(norm, Attention::new(b, "attention", ATTENTION, Some(angles(5)), None)?);
+        let angles = angles(&Device::Cpu, 5, DType::F64);
+        let attention = Attention::new(b, "attention", ATTENTION, &stream(10), angles, None)?;
+        let attention = Branch::new(norm, vec![Box::new(attention)]);
         let norm = Norm::new(b, "mlp_norm", 10, NormConfig::rms(1e-5))?;
-        Ok(Block::new("block".into(), vec![attention, Branch::new(norm, Mlp::new(b, "mlp", MLP, None)?)]))
+        let mlp = Branch::new(norm, vec![Box::new(Mlp::new(b, "mlp", MLP, &stream(10), None)?)]);
+        Ok(Block::new("block".into(), vec![attention, mlp]))
     };
     grad_check("block", make, [3 * 5, 10], 3);
 }
@@ -229,28 +225,27 @@ fn block_backward_is_the_gradient() {
 /// Attention and MLP beside each other, as in Command-R: one norm, one operand, two sublayers.
 fn parallel(b: &mut Builder) -> Result<Branch> {
     let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
-    let table = rope_table(b.device, &[1.0, 0.3, 0.1], 5, real_type(b.recipe.compute))?;
-    let attention = Attention::new(b, "attention", ATTENTION, Some(table), None)?;
-    let mlp = Mlp::new(b, "mlp", MLP, Some(Sublayer::input(&attention)))?;
-    Ok(Branch::new(norm, attention).and(mlp))
+    let angles = angles(b.device, 5, real_type(b.recipe.compute));
+    let attention = Attention::new(b, "attention", ATTENTION, &stream(10), angles, None)?;
+    let mlp = Mlp::new(b, "mlp", MLP, &stream(10), Some(Sublayer::input(&attention)))?;
+    Ok(Branch::new(norm, vec![Box::new(attention), Box::new(mlp)]))
 }
 
 /// A branch with norms before and after its sublayers, or without: of attention, of an MLP, or of both beside each other.
 fn branch_with_norms(b: &mut Builder, [before, after]: [bool; 2], sublayers: [bool; 2]) -> Result<Branch> {
     let mut norm = |name: &str| Norm::new(b, name, 10, NormConfig::rms(1e-2));
     let (before, after) = (before.then(|| norm("before")).transpose()?, after.then(|| norm("after")).transpose()?);
-    let table = rope_table(b.device, &[1.0, 0.3, 0.1], 5, real_type(b.recipe.compute))?;
-    let attention = Attention::new(b, "attention", ATTENTION, Some(table), None)?;
-    let mlp = Mlp::new(b, "mlp", MLP, sublayers[0].then(|| Sublayer::input(&attention)))?;
-    let branch = match sublayers {
-        [true, true] => Branch::new(before, attention).and(mlp),
-        [true, false] => Branch::new(before, attention),
-        _ => Branch::new(before, mlp),
-    };
-    Ok(match after {
-        Some(after) => branch.normalised(after),
-        None => branch,
-    })
+    let angles = angles(b.device, 5, real_type(b.recipe.compute));
+    let attention = Attention::new(b, "attention", ATTENTION, &stream(10), angles, None)?;
+    let mlp = Mlp::new(b, "mlp", MLP, &stream(10), sublayers[0].then(|| Sublayer::input(&attention)))?;
+    let mut all: Vec<Box<dyn Sublayer>> = Vec::new();
+    if sublayers[0] {
+        all.push(Box::new(attention));
+    }
+    if sublayers[1] {
+        all.push(Box::new(mlp));
+    }
+    Ok(Branch::new(before, all).normalised(after))
 }
 
 const ON_AND_OFF: [[bool; 2]; 4] = [[true, false], [true, true], [false, true], [false, false]];

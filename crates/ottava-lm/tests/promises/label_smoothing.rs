@@ -14,9 +14,9 @@ use serde_json::json;
 fn ranks_that_divide_vocabulary_or_tokens_train_as_one_rank_does() {
     for keys in [json!({}), json!({"tie_word_embeddings": true})] {
         let mut alone = Setup::new(llama(keys), RecipeName::Fp32);
-        alone.mesh.sizes.label_smoothing = 0.3;
+        alone.mesh.sizes.head.label_smoothing = 0.3;
         let mut plain = alone.clone();
-        plain.mesh.sizes.label_smoothing = 0.0;
+        plain.mesh.sizes.head.label_smoothing = 0.0;
         let (smoothed, unsmoothed) = (crate::divided::train(&alone), crate::divided::train(&plain));
         assert!(crate::mesh::distance(&smoothed, &unsmoothed).0 > 100.0 * F32, "smoothing has no effect");
         for mesh in [[1, 1, 1, 2], [1, 1, 2, 2], [1, 2, 1, 1]] {

@@ -4,7 +4,7 @@ use crate::recorded::Recorded;
 use crate::resume::{config, metrics, train, write_inputs};
 use crate::setup::{
     Seeded, Training, decoder, devices, fp8_names_on, gradients, largest_error, losses, losses_and_gradients, mean,
-    recipe, recipes, text, text_batch, tiny_llama,
+    recipe, recipes, text, text_batch, tiny_llama, tiny_llama_with,
 };
 use ottava_lm::checkpoint::{AdaptedWeights, AdapterFolder, RandomWeights, merge};
 use ottava_lm::config::{LoraConfig, ResolvedConfig, RunConfig, WeightInit};
@@ -25,7 +25,7 @@ use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::{integers, values};
 use ottava_tensor::{Device, Tensor};
 use safetensors::SafeTensors;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// What `scripts/make_lora_referee.py` recorded: LoRA, and DoRA with the scale of rsLoRA.
@@ -227,7 +227,10 @@ fn step_bits(
 ) -> Vec<(String, Vec<f64>)> {
     let targets = Targets::Names(["q_proj", "o_proj", "up_proj", "down_proj"].map(String::from).to_vec());
     // Codes of all weights but `o_proj`'s, [128, 64], are transposed in backward also with 128x128 blocks.
-    let sizes = DecoderConfig { channels: 128, hidden: 128, ..adapted(targets) };
+    let sizes = DecoderConfig {
+        lora: adapted(targets).lora,
+        ..tiny_llama_with(json!({"hidden_size": 128, "intermediate_size": 128, "head_dim": 16}))
+    };
     let lora = sizes.lora.map(|lora| Lora { use_dora, ..lora });
     let sizes = DecoderConfig { lora, ..sizes };
     let purpose = Purpose::Train(kept);
@@ -267,6 +270,11 @@ fn adapters_have_the_same_gradients_whatever_is_recomputed() {
     }
 }
 
+/// A Llama whose linears are wider than its heads.
+fn wide_llama() -> DecoderConfig {
+    tiny_llama_with(json!({"hidden_size": 128, "intermediate_size": 512, "head_dim": 16}))
+}
+
 /// Frozen weights have no gradients, master weights or moments, and one byte each if backward can transpose their codes; no two of them are
 /// loaded before they are cast: planned for a GPU, whose code runs up to the launch.
 #[test]
@@ -277,8 +285,7 @@ fn a_run_of_adapters_takes_no_memory_for_training_frozen_weights() {
         let mut config = config(Path::new("none"), Path::new("none"), recipe);
         config.training.async_save = Some(false);
         config.lora = lora;
-        let sizes =
-            DecoderConfig { lora: config.lora.adapters(), channels: 128, hidden: 512, layers: LAYERS, ..tiny_llama() };
+        let sizes = DecoderConfig { lora: config.lora.adapters(), ..wide_llama().with_layers(LAYERS) };
         let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &sizes, &gpu).unwrap();
         let of = |what: &str| plan.lines.iter().filter(|line| line.what.starts_with(what)).map(|line| line.bytes).sum();
         let trained: [u64; 3] = ["optimizer states", "master weights", "gradients"].map(of);
@@ -318,8 +325,7 @@ fn ranks_divide_frozen_weights() {
             config.training.async_save = Some(false);
             config.lora = LoraConfig { r: 2, ..LoraConfig::default() };
             (config.parallel.data, config.parallel.zero) = (4, zero);
-            let sizes =
-                DecoderConfig { lora: config.lora.adapters(), channels: 128, hidden: 512, layers: 8, ..tiny_llama() };
+            let sizes = DecoderConfig { lora: config.lora.adapters(), ..wide_llama().with_layers(8) };
             let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &sizes, &gpu).unwrap();
             let is_frozen = |what: &str| what.starts_with("frozen weights") || what.starts_with("FP8 codes");
             let lines = plan.lines.iter().filter(|line| is_frozen(&line.what));

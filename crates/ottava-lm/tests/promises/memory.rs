@@ -6,17 +6,17 @@ mod settings;
 
 use crate::preference::{run_config, write_records};
 use crate::resume::{config, write_inputs};
+use crate::setup::tiny_llama_with;
 use ottava_lm::bench::model;
 use ottava_lm::checkpoint::{Verify, latest_complete};
 use ottava_lm::config::{LoraConfig, LossType, LossTypes, ResolvedConfig};
-use ottava_lm::models::DecoderConfig;
 use ottava_lm::plan::{MemoryPlan, expect_random_model_fits, inference_bytes};
 use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_lm::trainer::{Start, Trainer};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::gpu;
 use ottava_tensor::{DType, Device, Tensor};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -25,9 +25,10 @@ use std::sync::atomic::AtomicBool;
 fn a_run_on_the_gpu_holds_what_was_planned() {
     let Some(device) = gpu() else { return };
     let Device::Cuda(pool) = &device else { unreachable!("a GPU was asked for") };
-    let like = model("llama-2-7b").unwrap();
-    let sizes =
-        DecoderConfig { channels: 1024, hidden: 2816, layers: 24, heads: 16, kv_heads: 8, head_dim: 64, ..like };
+    let sizes = tiny_llama_with(json!({
+        "vocab_size": 32_000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "max_position_embeddings": 1024,
+    }));
     for (name, config) in settings::settings(4, 1024) {
         let planned = MemoryPlan::new(&ResolvedConfig::fastest(&config), &sizes, &device).unwrap();
         pool.release_memory().unwrap();
@@ -124,7 +125,7 @@ fn a_run_out_of_memory_says_so_and_keeps_its_checkpoint() {
 /// Ranks that divide a model for inference draw and cast only their parts of the weights.
 #[test]
 fn a_rank_of_a_divided_model_never_holds_the_whole_weights() {
-    let sizes = DecoderConfig { layers: 8, ..model("llama-3-70b").unwrap() };
+    let sizes = model("llama-3-70b").unwrap().with_layers(8);
     let gpu = dry_gpu(GpuModel::h200().memory);
     for name in [RecipeName::Bf16, RecipeName::Fp8Row] {
         let recipe = Precision { recipe: name, skip_slow_linears: false, ..Precision::default() }.recipe();

@@ -159,7 +159,7 @@ fn gradients_that_are_cast_without_a_scale_point_elsewhere() {
 /// The first step of the same model in stages of one block each, where each dgrad comes out `factor` times too large.
 fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     let (sizes, device) = (model(), &Device::Cpu);
-    let middle = (0..sizes.layers).map(|i| Span { blocks: i..i + 1, embedding: false, head: false });
+    let middle = (0..sizes.layers.len()).map(|i| Span { blocks: i..i + 1, embedding: false, head: false });
     let first = Span { blocks: 0..0, embedding: true, head: false };
     let last = Span { blocks: 0..0, embedding: false, head: true };
     let part = |span| {
@@ -185,7 +185,7 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
         let pass = BackwardPass { sequences: &sequences, precision: StepPrecision::Recipe, layer_loss_scale: &scale };
         let dx = part.backward(0, dy.clone(), kept, pass, &mut Resident).unwrap();
         let Some(dx) = dx else { break };
-        if i == sizes.layers + 1 {
+        if i == sizes.layers.len() + 1 {
             dy = dx;
             continue;
         }

@@ -1,7 +1,9 @@
 //! Muon and Lion train, as published, whatever ranks divide, wherever states are stored, in every format.
 
 use crate::resume::write_inputs;
-use crate::setup::{Seeded, batch, devices, linear, on_ranks, progress, recipe, relative_error, tiny_llama};
+use crate::setup::{
+    Seeded, batch, devices, linear, on_ranks, progress, recipe, relative_error, tiny_llama, tiny_llama_with,
+};
 use ottava_lm::checkpoint::{FolderTemplate, FolderWeights, Saver, training};
 use ottava_lm::config::{OptimizerName, RunConfig};
 use ottava_lm::data::Batch;
@@ -21,7 +23,7 @@ use ottava_tensor::comm::{Group, MeshShape};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -322,7 +324,7 @@ fn policy(level: Level) -> MemoryPolicy {
 #[test]
 fn the_loss_falls_at_every_level() {
     // Rows of 128 values, which the groups of `coat` divide.
-    let sizes = DecoderConfig { channels: 128, hidden: 128, head_dim: 32, ..tiny_llama() };
+    let sizes = tiny_llama_with(json!({"hidden_size": 128, "intermediate_size": 128}));
     for device in devices() {
         for name in NAMES {
             for level in Level::ALL {

@@ -1,8 +1,11 @@
 //! Several ranks, as threads, train as one does.
 
 use crate::families::all_families;
-use crate::setup::{Seeded, all_combinations, batch, config, losses, on_ranks, recipe, recipes, tiny_llama};
+use crate::setup::{
+    Seeded, all_combinations, batch, config, losses, on_ranks, recipe, recipes, tiny_llama, tiny_llama_with,
+};
 use ottava_lm::data::Batch;
+use ottava_lm::layers::HeadsSpec;
 use ottava_lm::level::{Formats, Gradients, Level, Masters, States};
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
@@ -351,10 +354,10 @@ fn what_ranks_divide_changes_no_bit_of_families_that_are_no_llamas() {
 
 /// The matrices of a block.
 fn slices_of_block(sizes: &DecoderConfig, ranks: usize) -> Slices {
-    let heads = sizes.heads * sizes.head_dim;
-    let qkv = heads + 2 * sizes.kv_heads * sizes.head_dim;
-    let (channels, hidden) = (sizes.channels, sizes.hidden);
-    Slices::new([qkv * channels, channels * heads, 2 * hidden * channels, channels * hidden], ranks)
+    let HeadsSpec { heads, kv_heads, head_dim, .. } = *sizes.heads().unwrap();
+    let (outputs, qkv) = (heads * head_dim, (heads + 2 * kv_heads) * head_dim);
+    let (channels, hidden) = (sizes.stream.channels, sizes.mlp().unwrap().hidden);
+    Slices::new([qkv * channels, channels * outputs, 2 * hidden * channels, channels * hidden], ranks)
 }
 
 /// The scale of a whole matrix follows from slices of which a rank may have none.
@@ -380,7 +383,7 @@ fn scales_of_whole_matrices_change_no_bit() {
 
 /// Matrices whose sizes are multiples of 128.
 fn llama_of_blocks() -> DecoderConfig {
-    DecoderConfig { channels: 128, hidden: 256, head_dim: 32, ..tiny_llama() }
+    tiny_llama_with(json!({"hidden_size": 128, "intermediate_size": 256}))
 }
 
 /// Slices cut blocks that share a scale, and some ranks have no part of a matrix.
@@ -416,10 +419,10 @@ fn gathers_of_codes_move_half_the_bytes() {
         (RecipeName::Fp8Current, tiny_llama()),
         (RecipeName::Fp8Block, llama_of_blocks()),
     ] {
-        let bytes_per_gather = slices_of_block(&sizes, ranks).slice_len() * (ranks - 1) * sizes.layers;
+        let bytes_per_gather = slices_of_block(&sizes, ranks).slice_len() * (ranks - 1) * sizes.layers.len();
         let (bf16, fp8) = (gathered(&sizes, RecipeName::Bf16), gathered(&sizes, name));
         // The first block's are gathered by the update before, too, whether a step follows or not.
-        let once_more = bytes_per_gather / sizes.layers;
+        let once_more = bytes_per_gather / sizes.layers.len();
         assert_eq!(bf16[0] - fp8[0], (bytes_per_gather * STEPS + once_more) as u64, "once in a step");
         let micro_batches = 8 / ranks;
         assert_eq!(
@@ -498,10 +501,10 @@ fn gradients_sent_in_fp8_move_half_the_bytes() {
     let stored = sent(Zero::OptimizerStates, ReduceFormat::Stored);
     let [whole, coded] = [Zero::Nothing, Zero::OptimizerStates].map(|zero| sent(zero, float8));
     let block = slices_of_block(&sizes, ranks).slice_len();
-    let embedding = Slices::new([sizes.vocabulary * sizes.channels], ranks).slice_len();
+    let embedding = Slices::new([sizes.vocabulary * sizes.stream.channels], ranks).slice_len();
     let of_step = |bytes: &dyn Fn(usize) -> usize| -> u64 {
-        let embeddings = if sizes.tied { 1 } else { 2 };
-        ((sizes.layers * bytes(block) + embeddings * bytes(embedding)) * (ranks - 1) * STEPS) as u64
+        let embeddings = if sizes.head.tied { 1 } else { 2 };
+        ((sizes.layers.len() * bytes(block) + embeddings * bytes(embedding)) * (ranks - 1) * STEPS) as u64
     };
     // BF16 in blocks, F32 in embedding and head.
     assert_eq!(stored.reduce_scatter.bytes, of_step(&|elements| if elements == block { 2 } else { 4 } * elements));

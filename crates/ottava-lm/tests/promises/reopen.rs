@@ -216,7 +216,7 @@ fn each_mesh_saves_what_one_rank_saves() {
             seen.retain(|name, _| !name.ends_with("c_attn.bias"));
             seen
         };
-        let has_experts = alone.sizes.experts.is_some() && alone.sizes.latent.is_none();
+        let has_experts = alone.sizes.experts().is_some() && alone.sizes.latent().is_none();
         let meshes = if has_experts { expert_meshes(&alone) } else { meshes(&alone) };
         for (i, mesh) in meshes.iter().enumerate() {
             let saved = train(mesh, &folder.path().join(format!("{family} {i}")));

@@ -91,7 +91,7 @@ fn step(case: &Case, [data, context, tensor]: [usize; 3], expert: usize) -> (f64
     let Referee { balance, z, beta, .. } = referee();
     let recorded = Recorded::open("referee_qwen3_moe", "qwen3_moe");
     let mut sizes = recorded.sizes();
-    sizes.experts.as_mut().expect("a mixture").losses = RouterLossFactors { balance, z };
+    sizes.experts_mut().for_each(|experts| experts.losses = RouterLossFactors { balance, z });
     let packed = case.name == "packed";
     let batches: Vec<Batch> = case.micro_batches.iter().map(|documents| rows(documents, packed)).collect();
     let mesh = Mesh {

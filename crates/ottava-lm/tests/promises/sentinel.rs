@@ -183,12 +183,12 @@ fn comparisons_have_the_gradients_of_the_run() {
     let dense = mesh(&fp8_recipes()[0].1).sizes;
     let mut experts = crate::experts::sizes();
     experts.vocabulary = 256;
-    experts.experts.as_mut().expect("a mixture").losses = RouterLossFactors { balance: 0.5, z: 0.1 };
+    experts.experts_mut().for_each(|experts| experts.losses = RouterLossFactors { balance: 0.5, z: 0.1 });
     for sizes in [dense, experts] {
         for (name, recipe) in fp8_recipes() {
             // Some recipes name linears that only a dense model has.
             if Decoder::describe(&sizes, &recipe).is_err() {
-                assert!(sizes.experts.is_some(), "{name}");
+                assert!(sizes.experts().is_some(), "{name}");
                 continue;
             }
             let purpose = Purpose::Train(MemoryPolicy::FULL);
@@ -433,7 +433,7 @@ fn ranks_compare_as_one_rank() {
 fn ranks_that_divide_experts_compare_as_one_rank() {
     for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Row] {
         let mut one = mesh_with_experts(&recipe(name, Fp8Format::Auto));
-        one.sizes.experts.as_mut().expect("a mixture").count = 4;
+        one.sizes.experts_mut().for_each(|experts| experts.count = 4);
         let expected = verdicts(&one, None, 3, 2, |_, _| {});
         let got = verdicts(&Mesh { tensor: 2, rows: ROWS, ..one }, None, 3, 2, |_, _| {});
         for (got, expected) in got.iter().zip(&expected) {

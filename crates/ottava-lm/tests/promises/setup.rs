@@ -257,10 +257,17 @@ pub fn config(keys: Value) -> DecoderConfig {
 
 /// A Llama with heads that share keys, big enough for FP8 errors to average out.
 pub fn tiny_llama() -> DecoderConfig {
-    config(json!({
+    tiny_llama_with(json!({}))
+}
+
+/// [`tiny_llama`] with other `keys` of `config.json`.
+pub fn tiny_llama_with(keys: Value) -> DecoderConfig {
+    let mut all = json!({
         "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-    }))
+    });
+    all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+    config(all)
 }
 
 /// The model with seeded weights, ready for its first step.

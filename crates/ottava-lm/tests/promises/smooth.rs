@@ -1,7 +1,7 @@
 //! What Smooth-SwiGLU is for: outliers in one channel of the activation, for good or all of a sudden.
 
 use crate::setup::{Alone, build, devices, dot, precision, quantize, relative_error, sequences, training};
-use ottava_lm::layers::{Branch, LLAMA, Mlp, MlpConfig, Norm, NormConfig};
+use ottava_lm::layers::{Branch, LLAMA, Mlp, MlpSpec, Norm, NormConfig, Stream};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::param::Param;
 use ottava_lm::recipe::{Precision, Recipe, RecipeName};
@@ -81,17 +81,12 @@ fn step(
 
 /// The last of as many steps as there are `weights`, and the scaling state after it.
 fn run(recipe: &Recipe, device: &Device, weights: &[[Vec<f64>; 2]], high: bool) -> (Results, ScalingState) {
-    let config = MlpConfig {
-        channels: CHANNELS,
-        hidden: HIDDEN,
-        activation: Activation::SwiGlu,
-        bias: false,
-        names: &LLAMA,
-        std: 0.0,
-    };
+    let spec = MlpSpec { hidden: HIDDEN, activation: Activation::SwiGlu, bias: false };
+    let norm = NormConfig::rms(1e-5);
+    let stream = Stream { channels: CHANNELS, residual_scale: 1.0, norm, names: &LLAMA, std: 0.0 };
     let (mut mlp, mut scaling) = build(recipe, device, |b| {
-        let norm = Norm::new(b, "norm", CHANNELS, NormConfig::rms(1e-5))?;
-        Ok(Branch::new(norm, Mlp::new(b, "mlp", config, None)?))
+        let norm = Norm::new(b, "norm", CHANNELS, norm)?;
+        Ok(Branch::new(norm, vec![Box::new(Mlp::new(b, "mlp", spec, &stream, None)?)]))
     });
     let all =
         weights.iter().map(|weights| step(&mut mlp, precision(high), &mut scaling, device, recipe.compute, weights));

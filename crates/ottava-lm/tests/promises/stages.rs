@@ -108,7 +108,7 @@ fn train(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span], program: &Program)
 
 #[test]
 fn stages_and_micro_batches_in_flight_change_no_bit() {
-    let layers = tiny_llama().layers;
+    let layers = tiny_llama().layers.len();
     let whole = [Span::whole(layers)];
     let halves =
         [Span { blocks: 0..1, embedding: true, head: false }, Span { blocks: 1..layers, embedding: false, head: true }];
@@ -141,7 +141,7 @@ fn stages_and_micro_batches_in_flight_change_no_bit() {
 #[test]
 fn a_program_without_an_update_keeps_weights_and_leaves_gradients() {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
-    let mut model = stages(&recipe, MemoryPolicy::FULL, &[Span::whole(tiny_llama().layers)]);
+    let mut model = stages(&recipe, MemoryPolicy::FULL, &[Span::whole(tiny_llama().layers.len())]);
     let weights = |model: &mut Decoder| -> Vec<_> {
         model.parameters().into_iter().map(|param| values(&param.value().unwrap())).collect()
     };
@@ -156,7 +156,7 @@ fn a_program_without_an_update_keeps_weights_and_leaves_gradients() {
 #[test]
 fn a_program_that_cannot_run_is_refused_before_it_runs() {
     let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
-    let mut model = stages(&recipe, MemoryPolicy::FULL, &[Span::whole(tiny_llama().layers)]);
+    let mut model = stages(&recipe, MemoryPolicy::FULL, &[Span::whole(tiny_llama().layers.len())]);
     let (micro_batches, partition) = (&micro_batches(0), &Partition::solo());
     let scale = loss_scale(on_device(&recipe, &Device::Cpu, 0.01));
     let mut refused = |program: &Program, loss_scale| {

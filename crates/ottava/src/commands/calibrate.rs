@@ -74,7 +74,7 @@ impl Calibrate {
             // Linears that a run kept in BF16 stay so.
             let precision = Precision { recipe: RecipeName::Fp8Current, skip_slow_linears: false, ..run.precision };
             let (device, sizes) = (crate::device::open(self.device)?, language_model_config(&config)?);
-            if sizes.experts.as_ref().is_some_and(|experts| experts.stacked) {
+            if sizes.experts().is_some_and(|experts| experts.stacked) {
                 return Err(config.error("this model cannot be calibrated: `ottava export` writes gpt-oss only in BF16, which needs no input scales"));
             }
             let recipe = precision.recipe();

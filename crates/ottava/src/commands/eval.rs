@@ -88,7 +88,7 @@ impl Eval {
         });
         let (mut model, config, tokenizer, seq_len) = ranks.together(loaded)?;
         let tokens = self.text.tokenize(&tokenizer)?;
-        if model.config().score {
+        if model.config().head.score {
             ranks.expect_alone("the evaluation of a reward model")?;
             let padding = pad_token(&reward_model(&config, tokenizer.padding_id())?)?;
             return self.run_rewards(&mut model, &tokens, seq_len, padding);

@@ -290,7 +290,7 @@ impl PlanCommand {
         }
         let predicted = plan.communication.as_ref().filter(|_| plan.pipeline.is_none());
         let overlap = predicted.map(|communication| Overlap::new(communication, self.step_ms));
-        let is_tied = sizes.tied && sizes.lora.is_none() && plan.pipeline.is_some();
+        let is_tied = sizes.head.tied && sizes.lora.is_none() && plan.pipeline.is_some();
         let program = self.program.then(|| Programs::of_ranks(&resolved.config.run, is_tied)).transpose()?;
         match self.json {
             true => print_json(&Printed {

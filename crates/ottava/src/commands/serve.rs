@@ -194,7 +194,7 @@ impl Serve {
                 template,
                 tool_call_parser,
                 vocabulary,
-                channels: sizes.channels,
+                channels: sizes.stream.channels,
                 pooling: self.pooling,
                 max_model_len,
                 sampling,

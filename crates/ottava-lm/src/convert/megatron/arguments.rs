@@ -3,7 +3,7 @@
 //! Names and defaults are those of `megatron/training/arguments.py` and of the fields of `TransformerConfig`, which newer versions take as
 //! arguments; where a name has changed, both are listed.
 
-use crate::models::{DecoderConfig, RopeKind};
+use crate::models::{DecoderConfig, LayerSpec, RopeKind};
 use ottava_tensor::ops::Activation;
 use serde_json::{Value, json};
 
@@ -55,35 +55,47 @@ const fn off(names: &'static [&'static str]) -> Rule {
 /// All arguments that are compared.
 pub const RULES: &[Rule] = &[
     // Sizes.
-    rule(&["num_layers"], Equal("num_hidden_layers", |sizes| json!(sizes.layers))),
-    rule(&["hidden_size"], Equal("hidden_size", |sizes| json!(sizes.channels))),
-    rule(&["ffn_hidden_size"], Equal("intermediate_size", |sizes| json!(sizes.hidden))),
-    rule(&["num_attention_heads"], Equal("num_attention_heads", |sizes| json!(sizes.heads))),
+    rule(&["num_layers"], Equal("num_hidden_layers", |sizes| json!(sizes.layers.len()))),
+    rule(&["hidden_size"], Equal("hidden_size", |sizes| json!(sizes.stream.channels))),
+    rule(&["ffn_hidden_size"], Equal("intermediate_size", |sizes| json!(sizes.mlp().map(|mlp| mlp.hidden)))),
+    rule(&["num_attention_heads"], Equal("num_attention_heads", |sizes| json!(sizes.heads().map(|heads| heads.heads)))),
     Rule {
         names: &["num_query_groups"],
         when: With("group_query_attention"),
-        must: Equal("num_key_value_heads", |sizes| json!(sizes.kv_heads)),
+        must: Equal("num_key_value_heads", |sizes| json!(sizes.heads().map(|heads| heads.kv_heads))),
     },
     Rule {
         names: &["num_attention_heads"],
         when: Without("group_query_attention"),
-        must: Equal("num_key_value_heads", |sizes| json!(sizes.kv_heads)),
+        must: Equal("num_key_value_heads", |sizes| json!(sizes.heads().map(|heads| heads.kv_heads))),
     },
-    rule(&["kv_channels"], Equal("head_dim", |sizes| json!(sizes.head_dim))),
+    rule(&["kv_channels"], Equal("head_dim", |sizes| json!(sizes.heads().map(|heads| heads.head_dim)))),
     rule(&["vocab_size"], AtMost("vocab_size", |sizes| json!(sizes.vocabulary))),
-    rule(&["untie_embeddings_and_output_weights"], Equal("tie_word_embeddings (negated)", |sizes| json!(!sizes.tied))),
+    rule(
+        &["untie_embeddings_and_output_weights"],
+        Equal("tie_word_embeddings (negated)", |sizes| json!(!sizes.head.tied)),
+    ),
     // Norms and biases.
     rule(&["normalization"], State("\"RMSNorm\"")),
-    rule(&["norm_epsilon", "layernorm_epsilon"], Equal("rms_norm_eps", |sizes| json!(sizes.norm_eps))),
+    rule(&["norm_epsilon", "layernorm_epsilon"], Equal("rms_norm_eps", |sizes| json!(sizes.stream.norm.eps))),
     off(&["apply_layernorm_1p", "layernorm_zero_centered_gamma"]),
     off(&["apply_residual_connection_post_layernorm"]),
-    rule(&["qk_layernorm"], Equal("architectures (QK-norm)", |sizes| json!(sizes.qk_norm.is_some()))),
+    rule(
+        &["qk_layernorm"],
+        Equal("architectures (QK-norm)", |sizes| json!(sizes.heads().is_some_and(|heads| heads.qk_norm.is_some()))),
+    ),
     off(&["qk_l2_norm"]),
     off(&["add_bias_linear"]),
-    rule(&["add_qkv_bias"], Equal("architectures or attention_bias", |sizes| json!(sizes.qkv_bias))),
+    rule(
+        &["add_qkv_bias"],
+        Equal("architectures or attention_bias", |sizes| json!(sizes.heads().is_some_and(|heads| heads.qkv_bias))),
+    ),
     // The MLP.
     rule(&["swiglu"], State("true")),
-    rule(&["swiglu"], Equal("hidden_act (silu)", |sizes| json!(sizes.activation == Activation::SwiGlu))),
+    rule(
+        &["swiglu"],
+        Equal("hidden_act (silu)", |sizes| json!(sizes.mlp().map(|mlp| mlp.activation) == Some(Activation::SwiGlu))),
+    ),
     off(&["squared_relu"]),
     off(&["quick_geglu"]),
     off(&["openai_gelu"]),
@@ -93,12 +105,12 @@ pub const RULES: &[Rule] = &[
     // Positions.
     rule(&["position_embedding_type"], State("\"rope\"")),
     rule(&["rope_type"], Be(&["null", "\"rope\""])),
-    rule(&["rotary_base"], Equal("rope_theta", |sizes| json!(sizes.rope.theta))),
+    rule(&["rotary_base"], Equal("rope_theta", |sizes| json!(sizes.rope().map(|rope| rope.theta)))),
     rule(&["rotary_percent"], Be(&["null", "1.0", "1"])),
     rule(
         &["rotary_seq_len_interpolation_factor"],
-        Equal("rope_scaling (linear)", |sizes| match sizes.rope.kind {
-            RopeKind::Linear { factor } => json!(factor),
+        Equal("rope_scaling (linear)", |sizes| match sizes.rope().map(|rope| &rope.kind) {
+            Some(RopeKind::Linear { factor }) => json!(factor),
             _ => Value::Null,
         }),
     ),
@@ -106,16 +118,16 @@ pub const RULES: &[Rule] = &[
         &["use_rope_scaling"],
         Equal("rope_scaling (llama3, factors 1 and 4, 8192 positions)", |sizes| {
             json!(
-                matches!(sizes.rope.kind, RopeKind::Llama3 { low_freq_factor, high_freq_factor, original_max_positions, .. }
-            if [low_freq_factor, high_freq_factor, original_max_positions] == [1.0, 4.0, 8192.0])
+                matches!(sizes.rope().map(|rope| &rope.kind), Some(RopeKind::Llama3 { low_freq_factor, high_freq_factor, original_max_positions, .. })
+            if [*low_freq_factor, *high_freq_factor, *original_max_positions] == [1.0, 4.0, 8192.0])
             )
         }),
     ),
     Rule {
         names: &["rope_scaling_factor"],
         when: With("use_rope_scaling"),
-        must: Equal("rope_scaling.factor", |sizes| match sizes.rope.kind {
-            RopeKind::Llama3 { factor, .. } => json!(factor),
+        must: Equal("rope_scaling.factor", |sizes| match sizes.rope().map(|rope| &rope.kind) {
+            Some(RopeKind::Llama3 { factor, .. }) => json!(factor),
             _ => Value::Null,
         }),
     },
@@ -124,9 +136,11 @@ pub const RULES: &[Rule] = &[
     // Attention.
     rule(
         &["window_size"],
-        Equal("sliding_window (one more than the left side)", |sizes| match sizes.window_at(0) {
-            Some(window) => json!([window.saturating_sub(1), 0]),
-            None => Value::Null,
+        Equal("sliding_window (one more than the left side)", |sizes| {
+            match sizes.layers.first().and_then(LayerSpec::window) {
+                Some(window) => json!([window.saturating_sub(1), 0]),
+                None => Value::Null,
+            }
         }),
     ),
     rule(&["window_attn_skip_freq"], Be(NONE)),

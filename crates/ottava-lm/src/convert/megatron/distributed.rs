@@ -108,14 +108,14 @@ impl Distributed {
     /// Errors when one is missing or of another shape, and when the checkpoint has others.
     pub fn check(&self, weights: &[Weight], sizes: &DecoderConfig) -> Result<()> {
         let blocks = self.blocks();
-        if blocks != sizes.layers {
-            return Err(self.files.error(&format!("it has {blocks} blocks, and config.json {}", sizes.layers)));
+        if blocks != sizes.layers.len() {
+            return Err(self.files.error(&format!("it has {blocks} blocks, and config.json {}", sizes.layers.len())));
         }
         let mut used = BTreeSet::new();
         for weight in weights {
             let Place { name, tensor, block, part } = self.place(weight)?;
             let rows = part.stored_rows(weight.shape[0], sizes, 1);
-            let mut expected: Vec<_> = block.map(|_| sizes.layers).into_iter().chain([rows]).collect();
+            let mut expected: Vec<_> = block.map(|_| sizes.layers.len()).into_iter().chain([rows]).collect();
             expected.extend(&weight.shape[1..]);
             // Tables are padded.
             let fits = match part {
@@ -129,7 +129,7 @@ impl Distributed {
             used.insert(name);
         }
         // If the head is tied to the embedding, there may be a copy.
-        let copy = |name: &str| sizes.tied && OUTPUT.contains(&name);
+        let copy = |name: &str| sizes.head.tied && OUTPUT.contains(&name);
         match self.tensors.keys().find(|name| !used.contains(*name) && !copy(name)) {
             Some(name) => Err(self.files.error(&format!("`{name}` has no place in a model of this config.json"))),
             None => Ok(()),

@@ -1,8 +1,8 @@
 //! Maps the weights of a Hugging Face folder to those of Megatron's `GPTModel`, and to the shares of tensor parallel ranks.
 
 use crate::error::{Error, Result};
-use crate::layers::{LLAMA, Role, TensorRole};
-use crate::models::{Decoder, DecoderConfig, LayerSet, RopeKind};
+use crate::layers::{HeadsSpec, LLAMA, Role, TensorRole};
+use crate::models::{Decoder, DecoderConfig, RopeKind, Uniform};
 use crate::param::FolderTensor;
 use crate::recipe::Precision;
 
@@ -72,14 +72,15 @@ impl Division {
             Division::Whole | Division::Rows | Division::Columns => vec![(0, stored)],
             Division::Gate(which) => vec![(which * stored / 2, stored / 2)],
             Division::Qkv(head) => {
-                let (queries, groups) = (sizes.heads / sizes.kv_heads, sizes.kv_heads / ranks);
+                let HeadsSpec { heads, kv_heads, head_dim, .. } = *heads_of(sizes);
+                let (queries, groups) = (heads / kv_heads, kv_heads / ranks);
                 let (before, count) = match head {
                     Head::Query => (0, queries),
                     Head::Key => (queries, 1),
                     Head::Value => (queries + 1, 1),
                 };
-                let start = |group: usize| (group * (queries + 2) + before) * sizes.head_dim;
-                (0..groups).map(|group| (start(group), count * sizes.head_dim)).collect()
+                let start = |group: usize| (group * (queries + 2) + before) * head_dim;
+                (0..groups).map(|group| (start(group), count * head_dim)).collect()
             }
         }
     }
@@ -87,8 +88,8 @@ impl Division {
     /// The heads whose rows rotary positions turn: those of queries and keys.
     fn rotary_heads(self, sizes: &DecoderConfig) -> Option<usize> {
         match self {
-            Division::Qkv(Head::Query) => Some(sizes.heads),
-            Division::Qkv(Head::Key) => Some(sizes.kv_heads),
+            Division::Qkv(Head::Query) => Some(heads_of(sizes).heads),
+            Division::Qkv(Head::Key) => Some(heads_of(sizes).kv_heads),
             _ => None,
         }
     }
@@ -99,30 +100,41 @@ impl Division {
             Division::Whole | Division::Columns => rows,
             Division::Rows => rows.div_ceil(ranks),
             Division::Gate(_) => 2 * rows / ranks,
-            Division::Qkv(_) => (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim / ranks,
+            Division::Qkv(_) => {
+                let HeadsSpec { heads, kv_heads, head_dim, .. } = *heads_of(sizes);
+                (heads + 2 * kv_heads) * head_dim / ranks
+            }
         }
     }
+}
+
+/// The heads of a model that has no [`problem`].
+fn heads_of(sizes: &DecoderConfig) -> &HeadsSpec {
+    sizes.heads().expect("models without heads of their own are refused")
 }
 
 /// Why a model of these sizes has no place in Megatron's `GPTModel` as it is read and written here.
 pub fn problem(sizes: &DecoderConfig) -> Option<String> {
     let differs = |what: &str| Some(format!("{what}, which Megatron checkpoints are not converted with"));
+    let layers = Uniform::of(sizes).filter(|_| sizes.stream.names == &LLAMA && !sizes.stream.norm.bias);
+    let Some(Uniform { mlp, rope, .. }) = layers else {
+        return differs("the model is of another family than Llama, Mistral, Qwen2 and Qwen3");
+    };
     match () {
-        () if sizes.names != &LLAMA || sizes.parallel || sizes.norm_bias => {
-            differs("the model is of another family than Llama, Mistral, Qwen2 and Qwen3")
-        }
-        () if sizes.mlp_bias => differs("its MLPs have biases"),
+        () if mlp.bias => differs("its MLPs have biases"),
         () if sizes.has_factors() => {
             differs("it has factors of embedding, residual branches, attention scores or logits")
         }
-        () if sizes.unrotated != LayerSet::None => differs("some of its layers have no rotary positions"),
-        () if (0..sizes.layers).any(|layer| sizes.window_at(layer) != sizes.window_at(0)) => {
+        () if sizes.layers.iter().any(|layer| layer.rope().is_none()) => {
+            differs("some of its layers have no rotary positions")
+        }
+        () if sizes.layers.iter().any(|layer| layer.window() != sizes.layers[0].window()) => {
             differs("only some of its layers have a window")
         }
-        () if !matches!(sizes.rope.kind, RopeKind::Default | RopeKind::Linear { .. } | RopeKind::Llama3 { .. }) => {
+        () if !matches!(rope.kind, RopeKind::Default | RopeKind::Linear { .. } | RopeKind::Llama3 { .. }) => {
             differs("its rotary positions are scaled by YaRN, LongRoPE or the length of sequences")
         }
-        () if sizes.rope.partial != 1.0 => differs("only a part of each head has rotary positions"),
+        () if rope.partial != 1.0 => differs("only a part of each head has rotary positions"),
         () => None,
     }
 }
@@ -160,7 +172,7 @@ fn stored_as(place: TensorRole) -> Option<(&'static [&'static str], Division)> {
 pub fn weights(sizes: &DecoderConfig) -> Result<Vec<Weight>> {
     let tensors = Decoder::folder_tensors(sizes, &Precision::default().recipe())?;
     let weight = |FolderTensor { name, shape, .. }: FolderTensor| {
-        let place = sizes.names.role_of(&name);
+        let place = sizes.stream.names.role_of(&name);
         let Some((place, (stored, part))) = place.and_then(|place| Some((place, stored_as(place)?))) else {
             return Err(Error::Model(format!("`{name}` has no place in Megatron's `GPTModel`")));
         };

@@ -102,11 +102,10 @@ impl RankFiles {
     /// Errors when one is missing or of another shape, and when the checkpoint has others.
     pub fn check(&self, weights: &[Weight], sizes: &DecoderConfig) -> Result<()> {
         let ranks = self.stages[0].len();
-        if !sizes.kv_heads.is_multiple_of(ranks) || !sizes.hidden.is_multiple_of(ranks) {
-            return Err(self.error(&format!(
-                "{ranks} ranks do not divide {} key heads and {} channels",
-                sizes.kv_heads, sizes.hidden
-            )));
+        let kv_heads = sizes.heads().map_or(0, |heads| heads.kv_heads);
+        let hidden = sizes.mlp().map_or(0, |mlp| mlp.hidden);
+        if !kv_heads.is_multiple_of(ranks) || !hidden.is_multiple_of(ranks) {
+            return Err(self.error(&format!("{ranks} ranks do not divide {kv_heads} key heads and {hidden} channels")));
         }
         let mut used: Vec<BTreeSet<String>> = vec![BTreeSet::new(); self.stages.len()];
         for weight in weights {
@@ -128,7 +127,7 @@ impl RankFiles {
             used[stage].insert(name);
         }
         // If the head is tied to the embedding, the last stage has a copy.
-        let copy = |name: &str| sizes.tied && OUTPUT.contains(&name);
+        let copy = |name: &str| sizes.head.tied && OUTPUT.contains(&name);
         for (stage, used) in self.stages.iter().zip(used) {
             let other = stage[0].tensors.keys().find(|name| !used.contains(*name) && !copy(name));
             if let Some(name) = other {
@@ -177,10 +176,10 @@ impl RankFiles {
                     }
                     first = first.saturating_add(blocks);
                 }
-                match found.filter(|_| first == sizes.layers) {
+                match found.filter(|_| first == sizes.layers.len()) {
                     Some(found) => found,
                     None => {
-                        let text = format!("it has {first} blocks, and config.json {}", sizes.layers);
+                        let text = format!("it has {first} blocks, and config.json {}", sizes.layers.len());
                         return Err(self.error(&text));
                     }
                 }

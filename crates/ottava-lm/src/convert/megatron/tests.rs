@@ -4,7 +4,7 @@ use super::ranks::FILE;
 use crate::checkpoint::ModelFiles;
 use crate::convert::convert;
 use crate::hash::sha256;
-use crate::models::{ConfigFile, RopeKind, decoder_config};
+use crate::models::{ConfigFile, RopeKind, Uniform, decoder_config};
 use ottava_tensor::DType;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -116,11 +116,12 @@ fn merged_weights_are_those_that_were_divided() {
         let config = ConfigFile::read(&output).unwrap();
         assert_eq!(config.architecture().unwrap().as_deref(), Some(architecture));
         let sizes = decoder_config(&config).unwrap();
-        assert_eq!((sizes.channels, sizes.hidden, sizes.vocabulary, sizes.max_positions), (16, 24, 30, 64));
-        let heads = if name == "tp2" { (4, 2, 4) } else { (8, 4, 4) };
-        assert_eq!((sizes.heads, sizes.kv_heads, sizes.head_dim), heads);
-        assert_eq!((sizes.norm_eps, sizes.rope.theta, sizes.tied), (1e-6, 10_000.0, name == "tp2"));
-        assert!(matches!(sizes.rope.kind, RopeKind::Default));
+        let Uniform { heads, mlp, rope } = Uniform::of(&sizes).unwrap();
+        assert_eq!((sizes.stream.channels, mlp.hidden, sizes.vocabulary, sizes.max_positions), (16, 24, 30, 64));
+        let expected = if name == "tp2" { (4, 2, 4) } else { (8, 4, 4) };
+        assert_eq!((heads.heads, heads.kv_heads, heads.head_dim), expected);
+        assert_eq!((sizes.stream.norm.eps, rope.theta, sizes.head.tied), (1e-6, 10_000.0, name == "tp2"));
+        assert!(matches!(rope.kind, RopeKind::Default));
 
         // The same from one checkpoint's own folder, with the files of another.
         std::fs::write(output.join("tokenizer_config.json"), "{\"kept\": true}").unwrap();

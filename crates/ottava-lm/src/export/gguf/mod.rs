@@ -18,7 +18,7 @@ use crate::convert::source::{Weight, neighbours_in_heads};
 use crate::error::{Error, Result};
 use crate::fs::RealFs;
 use crate::interrupt;
-use crate::models::{self, DecoderConfig, RopeKind};
+use crate::models::{self, DecoderConfig, LayerSpec, RopeKind, Uniform};
 use header::{Entry, Header};
 use ottava_tensor::ops::Activation;
 use serde::Serialize;
@@ -52,14 +52,14 @@ pub struct GgufReport {
 /// or tokenizer, and with [`Error::NonFinite`] for a weight that is not finite in its type; nothing is left then.
 pub fn export_gguf(source: &Source, dtype: GgufType, output: &std::path::Path) -> Result<GgufReport> {
     expect_new_folder(output, &[&source.path])?;
-    let architecture = expressible(source)?;
+    let (architecture, layers) = expressible(source)?;
     FolderWeights::check(&source.path, &source.sizes, &source.recipe)?;
     let mut header = Header::default();
-    describe(&mut header, architecture, source, dtype);
+    describe(&mut header, architecture, source, layers, dtype);
     vocabulary::write(&mut header, source)?;
     let weights = architecture.weights(&source.sizes)?;
     let types: Vec<_> = weights.iter().map(|weight| dtype.of(&weight.shape)).collect();
-    let factors = rope_factors(&source.sizes);
+    let factors = rope_factors(layers);
     if let Some(factors) = &factors {
         header.tensor(ROPE_FACTORS, &[factors.len()], GgufType::Float32);
     }
@@ -96,34 +96,38 @@ pub fn export_gguf(source: &Source, dtype: GgufType, output: &std::path::Path) -
     })
 }
 
-/// The architecture of llama.cpp that has all settings of a model.
-fn expressible(source: &Source) -> Result<&'static Architecture> {
+/// The architecture of llama.cpp that has all settings of a model, and what its layers are.
+fn expressible(source: &Source) -> Result<(&'static Architecture, Uniform<'_>)> {
     let (sizes, family) = (&source.sizes, models::architecture(&source.config)?);
     let architecture = Architecture::of_family(family)
         .map_err(|known| source.config.error(&format!("{family} is not exported to GGUF; {} are", known.join(", "))))?;
-    let biases = !architecture.optional_biases && sizes.output_bias;
+    let layers = Uniform::of(sizes).ok_or_else(|| {
+        source.config.error("layers that are not all the same attention and MLP have no place in GGUF files")
+    })?;
+    let Uniform { heads, mlp, rope } = layers;
+    let biases = !architecture.optional_biases && heads.output_bias;
     let is_gemma = architecture.gemma.is_some();
-    let has_window = sizes.window.is_some_and(|window| window < sizes.max_positions);
+    let has_window = sizes.layers.iter().filter_map(LayerSpec::window).any(|window| window < sizes.max_positions);
     let problem = [
         (has_window && !is_gemma, "the model uses sliding-window attention"),
-        (sizes.activation != Activation::SwiGlu && !is_gemma, "the activation is not SiLU"),
+        (mlp.activation != Activation::SwiGlu && !is_gemma, "the activation is not SiLU"),
         (biases, "attention has biases"),
-        (!architecture::has_rope_kind(&sizes.rope.kind), "this RoPE scaling is not supported"),
-        (sizes.rope.partial != 1.0, "RoPE covers only a part of each head"),
+        (!architecture::has_rope_kind(&rope.kind), "this RoPE scaling is not supported"),
+        (rope.partial != 1.0, "RoPE covers only a part of each head"),
     ];
-    let of_gemma = architecture.gemma.and_then(|gemma| gemma.problem(sizes));
+    let of_gemma = architecture.gemma.and_then(|gemma| gemma.problem(sizes, layers));
     match problem.into_iter().find(|(has, _)| *has).map(|(_, what)| what).or(of_gemma) {
         Some(what) => {
             let name = architecture.name;
             Err(source.config.error(&format!("{what}; GGUF files of architecture `{name}` cannot represent this")))
         }
-        None => Ok(architecture),
+        None => Ok((architecture, layers)),
     }
 }
 
 /// Writes what `config.json` says.
-fn describe(header: &mut Header, architecture: &Architecture, source: &Source, dtype: GgufType) {
-    let sizes = &source.sizes;
+fn describe(header: &mut Header, architecture: &Architecture, source: &Source, layers: Uniform, dtype: GgufType) {
+    let (sizes, Uniform { heads, mlp, rope }) = (&source.sizes, layers);
     header.entry("general.architecture", Entry::Text(architecture.name));
     header.entry("general.type", Entry::Text("model"));
     header.entry("general.file_type", Entry::U32(dtype.file_type()));
@@ -131,37 +135,38 @@ fn describe(header: &mut Header, architecture: &Architecture, source: &Source, d
     for (key, count) in [
         ("vocab_size", sizes.vocabulary),
         ("context_length", sizes.max_positions),
-        ("embedding_length", sizes.channels),
-        ("block_count", sizes.layers),
-        ("feed_forward_length", sizes.hidden),
-        ("attention.head_count", sizes.heads),
-        ("attention.head_count_kv", sizes.kv_heads),
-        ("attention.key_length", sizes.head_dim),
-        ("attention.value_length", sizes.head_dim),
-        ("rope.dimension_count", sizes.head_dim),
+        ("embedding_length", sizes.stream.channels),
+        ("block_count", sizes.layers.len()),
+        ("feed_forward_length", mlp.hidden),
+        ("attention.head_count", heads.heads),
+        ("attention.head_count_kv", heads.kv_heads),
+        ("attention.key_length", heads.head_dim),
+        ("attention.value_length", heads.head_dim),
+        ("rope.dimension_count", heads.head_dim),
     ] {
         header.entry(&format!("{}.{key}", architecture.name), Entry::U32(count as u32));
     }
     let mut float = |key: &str, value: f64| {
         header.entry(&format!("{}.{key}", architecture.name), Entry::F32(value as f32));
     };
-    float("attention.layer_norm_rms_epsilon", sizes.norm_eps);
-    float("rope.freq_base", sizes.rope.theta);
-    let caps = [(SCORE_CAP, sizes.score_cap), (LOGIT_CAP, sizes.logit_cap)];
+    float("attention.layer_norm_rms_epsilon", sizes.stream.norm.eps);
+    float("rope.freq_base", rope.theta);
+    let caps = [(SCORE_CAP, heads.soft_cap), (LOGIT_CAP, sizes.head.cap)];
     caps.into_iter().for_each(|(key, cap)| cap.into_iter().for_each(|cap| float(key, cap)));
-    if let Some(window) = sizes.window.filter(|_| architecture.gemma.is_some()) {
+    let window = sizes.layers.iter().find_map(LayerSpec::window);
+    if let Some(window) = window.filter(|_| architecture.gemma.is_some()) {
         header.entry(&format!("{}.{WINDOW}", architecture.name), Entry::U32(window as u32));
     }
-    if let RopeKind::Linear { factor } = sizes.rope.kind {
+    if let RopeKind::Linear { factor } = rope.kind {
         header.entry(&format!("{}.rope.scaling.factor", architecture.name), Entry::F32(factor as f32));
         header.entry(&format!("{}.rope.scaling.type", architecture.name), Entry::Text("linear"));
     }
 }
 
 /// The factors of frequencies that files have in place of a name, for the rotary positions of Llama 3.1 and later.
-fn rope_factors(sizes: &DecoderConfig) -> Option<Vec<f32>> {
-    let factors = || architecture::rope_factors(&sizes.rope.kind, sizes.rope.theta, sizes.head_dim);
-    matches!(sizes.rope.kind, RopeKind::Llama3 { .. }).then(|| factors().into_iter().map(|f| f as f32).collect())
+fn rope_factors(Uniform { heads, rope, .. }: Uniform) -> Option<Vec<f32>> {
+    let factors = || architecture::rope_factors(&rope.kind, rope.theta, heads.head_dim);
+    matches!(rope.kind, RopeKind::Llama3 { .. }).then(|| factors().into_iter().map(|f| f as f32).collect())
 }
 
 /// The values of a weight in the order of a file.
@@ -187,11 +192,11 @@ fn expect_readable(gguf: &Gguf, sizes: &DecoderConfig) -> Result<()> {
     let (_, found) = architecture.config(gguf)?;
     architecture::weights(gguf, architecture, &found)?;
     // What a file has no place for, and no model needs that only writes text.
-    let mut expected = DecoderConfig { init_std: found.init_std, ignored: found.ignored.clone(), ..sizes.clone() };
-    match architecture.gemma {
-        // The same layers, in other words.
-        Some(_) => expected.local.clone_from(&found.local),
-        None => expected.window = None,
+    let mut expected = sizes.clone();
+    expected.stream.std = found.stream.std;
+    expected.folder.ignored.clone_from(&found.folder.ignored);
+    if architecture.gemma.is_none() {
+        expected.heads_mut().for_each(|heads| heads.window = None);
     }
     match found == expected {
         true => Ok(()),

@@ -1,7 +1,7 @@
 //! What ranks that divide sequences exchange of queries, keys and values. If there are fewer key and value heads than ranks, each is sent to
 //! several neighbouring ranks, and the gradients from them are added.
 
-use super::{Attention, AttentionConfig, kv_replicas};
+use super::{Attention, HeadsSpec, kv_replicas};
 use crate::context::{Context, Sequences};
 use crate::error::Result;
 use crate::layers::exchange::{heads_for_tokens, tokens_for_heads};
@@ -20,7 +20,7 @@ fn is_repeated(sections: &[RepeatedColumns]) -> bool {
 impl Attention {
     /// Q, K and V as ranks send them.
     fn sent_qkv(&self, context: &Context) -> [RepeatedColumns; 3] {
-        let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
+        let HeadsSpec { heads, kv_heads, head_dim, .. } = self.heads;
         let replicas = kv_replicas(kv_heads, context.sequences.place.ranks);
         [(heads, 1), (kv_heads, replicas), (kv_heads, replicas)].map(|(heads, times)| RepeatedColumns {
             columns: heads * head_dim,
@@ -45,7 +45,7 @@ impl Attention {
 
     /// Columns of the output of attention.
     pub(super) fn output_widths(&self) -> [usize; 1] {
-        [self.config.heads * self.config.head_dim]
+        [self.heads.heads * self.heads.head_dim]
     }
 
     /// What this rank computes of attention over `sequences`: its share of the heads.

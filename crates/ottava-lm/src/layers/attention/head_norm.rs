@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::layer_ranks::LayerRanks;
-use crate::layers::HEAD_NORMS;
 use crate::layers::norm::initial_weight;
+use crate::layers::{HEAD_NORMS, NormConfig};
 use crate::param::{Builder, FolderLayout, FolderTensor, Param, Split};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
@@ -11,17 +11,6 @@ use ottava_tensor::ops::{
     HeadNormLayout, HeadNormWeights, NormKind, ProjectionNormLayout, ProjectionSums, head_norm, head_norm_backward,
     projection_dots, projection_norm, projection_norm_backward, projection_squares,
 };
-
-/// The norms of queries and keys.
-#[derive(Clone, Copy, Debug)]
-pub struct QkNorm {
-    /// What is computed.
-    pub kind: NormKind,
-    /// What is normalised: each head, or all heads of a token.
-    pub scope: NormScope,
-    /// Added to the mean square or the variance.
-    pub eps: f64,
-}
 
 /// What has one mean square in a norm of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +47,9 @@ enum Layout {
 }
 
 impl HeadNorm {
-    /// The norm of the attention layer `name`.
-    pub fn new(build: &mut Builder, name: &str, of: Heads, norm: QkNorm) -> Result<HeadNorm> {
-        let Heads { heads, kv_heads, head_dim, kv_replicas } = of;
-        let QkNorm { kind, scope, eps } = norm;
+    /// The norm of the attention layer `name`, of what `scope` says. Norms of heads have no bias.
+    pub fn new(build: &mut Builder, name: &str, of: Heads, scope: NormScope, norm: NormConfig) -> Result<HeadNorm> {
+        let (Heads { heads, kv_heads, head_dim, kv_replicas }, NormConfig { kind, eps, .. }) = (of, norm);
         let ranks = build.place().ranks;
         let mut weight = |which: &str, len: usize, replicas: usize| {
             let whole = len * ranks / replicas;

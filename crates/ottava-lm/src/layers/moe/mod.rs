@@ -11,7 +11,7 @@ mod router;
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, Mlp, MlpConfig, Names};
+use super::{Linear, Mlp, MlpSpec, Stream};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::operand::{ResidualGradient, View};
@@ -24,13 +24,15 @@ use ottava_tensor::ops::{Activation, RouterScores, Routing, SavedActivation};
 pub use router::RouterLossFactors;
 use router::{Routed, Router, RouterConfig};
 
-/// The experts of a model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ExpertsConfig {
+/// A mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertsSpec {
     /// Experts `E` that routers choose from.
     pub count: usize,
     /// Width `F` of the activation of an expert.
     pub hidden: usize,
+    /// The activation of all MLPs.
+    pub activation: Activation,
     /// How routers choose.
     pub routing: Routing,
     /// The name of a router in the mixture.
@@ -47,13 +49,14 @@ pub struct ExpertsConfig {
     pub losses: RouterLossFactors,
 }
 
-impl ExpertsConfig {
+impl ExpertsSpec {
     /// As most families have them: no biases, no shared expert, a tensor for each linear of an expert.
-    pub fn new(count: usize, hidden: usize, routing: Routing) -> ExpertsConfig {
+    pub fn new(count: usize, hidden: usize, activation: Activation, routing: Routing) -> ExpertsSpec {
         let (router, losses) = ("gate", RouterLossFactors::default());
-        ExpertsConfig {
+        ExpertsSpec {
             count,
             hidden,
+            activation,
             routing,
             router,
             biases: false,
@@ -74,20 +77,6 @@ pub struct SharedExpert {
     pub hidden: usize,
     /// The name of the vector whose product with a token, through a sigmoid, multiplies the output; `None` for a factor of 1.
     pub gate: Option<&'static str>,
-}
-
-/// Sizes and names of a mixture.
-pub struct MixtureConfig<'a> {
-    /// Width `C` of the residual stream.
-    pub channels: usize,
-    /// The experts.
-    pub experts: &'a ExpertsConfig,
-    /// The activation of all MLPs.
-    pub activation: Activation,
-    /// Names of tensors.
-    pub names: &'static Names,
-    /// Standard deviation of initial weights.
-    pub std: f32,
 }
 
 /// `y = Σ_k w_k · expert[e_k](x) + shared(x)`.
@@ -111,13 +100,13 @@ struct MixturesSaved {
 }
 
 impl MixtureOfExperts {
-    /// The mixture called `name`.
+    /// The mixture called `name` of the layers of `stream`.
     ///
     /// Errors if the routing does not fit the experts, or ranks cannot divide them.
-    pub fn new(build: &mut Builder, name: &str, config: MixtureConfig) -> Result<MixtureOfExperts> {
-        let MixtureConfig { channels, experts, activation, names, std } = config;
-        let ExpertsConfig { count, hidden, routing, router, biases, stacked, bias, shared, losses } = experts;
-        if let Some(problem) = routing.problem(*count) {
+    pub fn new(build: &mut Builder, name: &str, spec: ExpertsSpec, stream: &Stream) -> Result<MixtureOfExperts> {
+        let Stream { channels, names, std, .. } = *stream;
+        let ExpertsSpec { count, hidden, activation, routing, router, biases, stacked, bias, shared, losses } = spec;
+        if let Some(problem) = routing.problem(count) {
             return Err(Error::Model(format!("{name}: {problem}")));
         }
         let stacks = |prefix: String| [names.gate_up_stack, names.down].map(|stack| format!("{prefix}.{stack}"));
@@ -128,35 +117,35 @@ impl MixtureOfExperts {
             hidden,
             activation,
             prefix,
-            biases: *biases,
-            stacked: *stacked,
+            biases,
+            stacked,
             names,
             stacks,
             std,
         };
         let config = RouterConfig {
             name: &format!("{name}.{router}"),
-            experts: *count,
+            experts: count,
             channels,
-            logit_bias: *biases,
-            bias: *bias,
-            routing: *routing,
-            losses: *losses,
+            logit_bias: biases,
+            bias,
+            routing,
+            losses,
             std,
         };
         let router = Router::new(build, config)?;
         let (prefix, all) = (|e: usize| format!("{name}.experts.{e}"), format!("{name}.experts"));
-        let dispatch = Dispatch::new(build, &all, *count)?;
-        let counts = ExpertCounts { count: *count, chosen: routing.chosen };
-        let of_routed = layout(&dispatch, counts, *hidden, &prefix, stacks(all));
+        let dispatch = Dispatch::new(build, &all, count)?;
+        let counts = ExpertCounts { count, chosen: routing.chosen };
+        let of_routed = layout(&dispatch, counts, hidden, &prefix, stacks(all));
         let mut mixtures = vec![Mixture { router, experts: Experts::new(build, of_routed)?, dispatch }];
         let mut plain = None;
-        if let Some(SharedExpert { name: of_shared, hidden, gate }) = *shared {
+        if let Some(SharedExpert { name: of_shared, hidden, gate }) = shared {
             let of_shared = format!("{name}.{of_shared}");
             match gate {
                 None => {
-                    let config = MlpConfig { channels, hidden, activation, bias: false, names, std };
-                    plain = Some(Mlp::new(build, &of_shared, config, None)?);
+                    let spec = MlpSpec { hidden, activation, bias: false };
+                    plain = Some(Mlp::new(build, &of_shared, spec, stream, None)?);
                 }
                 Some(gate) => {
                     let sigmoid =

@@ -23,7 +23,7 @@ impl Decoder {
         }
         let config = DecoderConfig { lora: Some(lora.clone()), ..self.config.clone() };
         // Its other parameters are not loaded, and take no memory.
-        let (whole, ranks) = ([Span::whole(config.layers)], self.ranks.clone());
+        let (whole, ranks) = ([Span::whole(config.layers.len())], self.ranks.clone());
         let mut like = Decoder::staged(&config, &self.recipe, &self.device, Purpose::Infer, 1, &whole, ranks)?;
         like.parameters().into_iter().try_for_each(|param| param.load_whole(weights))?;
         let mut adapters = Adapters(Vec::new());

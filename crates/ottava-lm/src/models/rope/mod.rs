@@ -110,6 +110,19 @@ impl RopeScaling {
         RopeScaling { theta, partial: 1.0, kind: RopeKind::Default, mscale_all_dim: None }
     }
 
+    /// The problem of these positions for heads of which `dim` elements can be rotated, if there is one.
+    pub(super) fn check(&self, dim: usize) -> Result<(), String> {
+        let (partial, rotated) = (self.partial, self.rotated(dim));
+        if partial == 1.0 && !rotated.is_multiple_of(2) {
+            return Err(format!("`head_dim` {rotated} is odd; rotary positions pair its halves"));
+        }
+        if !(partial > 0.0 && partial <= 1.0) || rotated == 0 || !rotated.is_multiple_of(2) {
+            let rotates = "rotary positions rotate an even number of elements";
+            return Err(format!("`partial_rotary_factor` {partial} of `head_dim` {dim} is {rotated}; {rotates}"));
+        }
+        self.kind.check(rotated)
+    }
+
     /// Reads `rope_theta` and `rope_scaling`, or `rope_parameters`.
     ///
     /// Errors if a kind is not implemented, layers have different rotary positions, or both objects are there and say different ones:

@@ -25,7 +25,7 @@ fn gpu(gib: f64) -> Device {
 
 /// Two blocks of Llama-2-7B.
 fn small() -> DecoderConfig {
-    DecoderConfig { layers: 2, ..model("llama-2-7b").unwrap() }
+    model("llama-2-7b").unwrap().with_layers(2)
 }
 
 #[test]
@@ -100,7 +100,8 @@ fn meshes_that_a_model_cannot_have_are_dropped_with_the_reason() {
     let mut config = run();
     // Three micro-batches of one sequence.
     config.training.global_batch_size = 6;
-    let sizes = DecoderConfig { heads: 3, kv_heads: 3, ..small() };
+    let mut sizes = small();
+    sizes.heads_mut().for_each(|heads| (heads.heads, heads.kv_heads) = (3, 3));
     let search = ParallelSearch::new(&config, &sizes, &gpu(140.0), 4).unwrap();
     let why = |is: &dyn Fn(&MeshShape) -> bool| {
         let dropped = search.dropped.iter().find(|dropped| is(&dropped.division.shape));
@@ -115,7 +116,7 @@ fn meshes_that_a_model_cannot_have_are_dropped_with_the_reason() {
 
 #[test]
 fn experts_are_divided_if_they_do_not_fit() {
-    let sizes = DecoderConfig { layers: 2, ..model("qwen3-30b-a3b").unwrap() };
+    let sizes = model("qwen3-30b-a3b").unwrap().with_layers(2);
     let search = ParallelSearch::new(&run(), &sizes, &gpu(14.0), 2).unwrap();
     assert!(search.best.iter().any(|candidate| candidate.division.shape.expert == 2), "{:?}", search.best);
     assert!(search.best.iter().any(|candidate| candidate.division.shape.tensor == 2), "{:?}", search.best);
@@ -123,7 +124,8 @@ fn experts_are_divided_if_they_do_not_fit() {
 
 #[test]
 fn latent_attention_is_divided_along_every_axis() {
-    let sizes = DecoderConfig { layers: 2, experts: None, ..model("deepseek-v2-lite").unwrap() };
+    // Its first layer has no experts.
+    let sizes = model("deepseek-v2-lite").unwrap().with_layers(1).with_layers(2);
     let search = ParallelSearch::new(&run(), &sizes, &gpu(140.0), 2).unwrap();
     let dropped = search
         .dropped

@@ -1,0 +1,65 @@
+//! Builds the blocks of a model from what its layers are.
+
+use super::spec::{BranchSpec, RopeSpec, SublayerSpec};
+use super::{DecoderConfig, RopeTables};
+use crate::error::Result;
+use crate::layers::{
+    Attention, Block, Branch, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Rotary, Sublayer,
+};
+use crate::param::Builder;
+
+/// The block of the layer `index`.
+pub(super) fn block(build: &mut Builder, config: &DecoderConfig, index: usize, tables: &RopeTables) -> Result<Block> {
+    let stream = &config.stream;
+    let name = format!("{}.{index}", stream.names.blocks);
+    build.block = Some((index, config.layers.len()));
+    let factor = Factor::new(build.device, stream.channels, stream.residual_scale)?;
+    let mut of = BlockBuilder { build, config, tables, name: &name };
+    let branches = config.layers[index].branches.iter().map(|spec| Ok(of.branch(spec)?.multiplied(factor.clone())));
+    let branches = branches.collect::<Result<_>>()?;
+    Ok(Block::new(name, branches))
+}
+
+/// Builds the branches of a block.
+struct BlockBuilder<'a, 'b> {
+    build: &'a mut Builder<'b>,
+    config: &'a DecoderConfig,
+    tables: &'a RopeTables,
+    name: &'a str,
+}
+
+impl BlockBuilder<'_, '_> {
+    fn branch(&mut self, BranchSpec { norms, sublayers }: &BranchSpec) -> Result<Branch> {
+        let before = self.norm(norms.before)?;
+        let mut built: Vec<Box<dyn Sublayer>> = Vec::with_capacity(sublayers.len());
+        for spec in sublayers {
+            let shared_input = built.first().map(|first| first.input());
+            built.push(self.sublayer(spec, shared_input)?);
+        }
+        Ok(Branch::new(before, built).normalised(self.norm(norms.after)?))
+    }
+
+    fn norm(&mut self, name: Option<&str>) -> Result<Option<Norm>> {
+        let stream = &self.config.stream;
+        let norm = |name| Norm::new(self.build, &format!("{}.{name}", self.name), stream.channels, stream.norm);
+        name.map(norm).transpose()
+    }
+
+    /// The sublayer of `spec`; `shared_input` is the cast of the operand that a sublayer before it reads too.
+    fn sublayer(&mut self, spec: &SublayerSpec, shared_input: Option<OperandCast>) -> Result<Box<dyn Sublayer>> {
+        let BlockBuilder { build, config, tables, name } = self;
+        let stream = &config.stream;
+        let name = &format!("{name}.{}", spec.name(stream.names));
+        let rotary = |rope: RopeSpec| Rotary { table: tables.of(config, rope, spec.rotary_dim()), pairs: rope.pairs };
+        Ok(match *spec {
+            SublayerSpec::Heads(heads, rope) => {
+                Box::new(Attention::new(build, name, heads, stream, rope.map(rotary), shared_input)?)
+            }
+            SublayerSpec::Latent(latent, rope) => {
+                Box::new(LatentAttention::new(build, name, latent, stream, rotary(rope))?)
+            }
+            SublayerSpec::Mlp(mlp) => Box::new(Mlp::new(build, name, mlp, stream, shared_input)?),
+            SublayerSpec::Experts(experts) => Box::new(MixtureOfExperts::new(build, name, experts, stream)?),
+        })
+    }
+}

@@ -1,0 +1,127 @@
+//! What layers are: no key of `config.json` that shapes them is dropped, and no combination is built that a layer does not have.
+
+use super::{file, read, small, with};
+use crate::layers::{ExpertsSpec, Role};
+use crate::models::{
+    BranchSpec, Decoder, DecoderConfig, FAMILIES, FolderNotes, LayerSpec, SublayerSpec, Uniform, decoder_config,
+    layer_keys,
+};
+use crate::recipe::Precision;
+use serde_json::{Value, json};
+
+/// Another value of `key` than the family has by default.
+fn other_value(key: &str, default: Option<&Value>) -> Value {
+    match key {
+        "attention_bias" | "mlp_bias" | "qkv_bias" | "use_qk_norm" => json!(default != Some(&json!(true))),
+        "layer_types" => json!(["full_attention", "full_attention", "sliding_attention", "full_attention"]),
+        "no_rope_layers" => json!([1, 1, 0, 1]),
+        "attention_multiplier" | "residual_multiplier" | "logit_scale" => json!(0.5),
+        "attn_logit_softcapping" | "clip_qkv" | "final_logit_softcapping" => json!(7.0),
+        "embedding_multiplier" | "logits_scaling" | "rope_local_base_freq" => json!(77.0),
+        "sliding_window" => json!(3),
+        _ => json!(16),
+    }
+}
+
+/// The model without what concerns its folder.
+fn built(sizes: DecoderConfig) -> DecoderConfig {
+    DecoderConfig { folder: FolderNotes::default(), ..sizes }
+}
+
+#[test]
+fn keys_that_shape_layers_reach_them_or_are_named() {
+    let mut reached = Vec::new();
+    for family in FAMILIES {
+        for key in layer_keys::KEYS {
+            let mut keys = small(family.model_type);
+            if family.complete(&file(keys.clone())).has_default("use_sliding_window") {
+                (keys["use_sliding_window"], keys["max_window_layers"]) = (json!(true), json!(1));
+            }
+            let complete = family.complete(&file(keys.clone()));
+            let value = other_value(key, complete.required::<Value>(key).ok().as_ref());
+            let what = format!("{}: `{key}` = {value}", family.model_type);
+            match decoder_config(&file(with(keys.clone(), key, value))) {
+                Err(error) => assert!(error.to_string().contains(&format!("`{key}`")), "{what}: {error}"),
+                Ok(sizes) if built(sizes.clone()) != built(read(keys)) => reached.push((family.model_type, *key)),
+                Ok(sizes) => {
+                    let named = |sentence: &String| sentence.starts_with(&format!("`{key}` is ignored"));
+                    assert!(sizes.folder.ignored.iter().any(named), "{what} is dropped: {:?}", sizes.folder.ignored);
+                }
+            }
+        }
+    }
+    for known in [("gpt_oss", "sliding_window"), ("deepseek_v3", "q_lora_rank"), ("cohere", "use_qk_norm")] {
+        assert!(reached.contains(&known), "{known:?}");
+    }
+    // Latent attention has no window, bound or norm of heads.
+    let latent = reached.iter().filter(|(family, _)| *family == "deepseek_v3").map(|(_, key)| *key);
+    let own =
+        ["attention_bias", "kv_lora_rank", "n_routed_experts", "n_shared_experts", "num_local_experts", "q_lora_rank"];
+    assert_eq!(latent.collect::<Vec<_>>(), own);
+}
+
+/// Such a branch would need a second cast of its operand.
+#[test]
+fn experts_and_latent_attention_have_a_branch_of_their_own() {
+    let beside = |sublayer: SublayerSpec| {
+        let mut sizes = read(json!({"model_type": "cohere"}));
+        sizes.layers[1].branches[0].sublayers[1] = sublayer;
+        sizes.check().expect_err("refused")
+    };
+    let experts: ExpertsSpec = *read(small("deepseek_v3")).experts().unwrap();
+    let latent = read(small("deepseek_v3")).layers[0].branches[0].sublayers[0];
+    for sublayer in [SublayerSpec::Experts(experts), latent] {
+        assert!(beside(sublayer).contains("beside another sublayer"), "{sublayer:?}");
+    }
+}
+
+#[test]
+fn a_layer_may_be_one_branch_of_any_sublayer() {
+    let mut sizes = read(json!({"model_type": "llama"}));
+    let [attention, mlp] = [0, 1].map(|branch| sizes.layers[0].branches[branch].clone());
+    let both = [&attention, &mlp].map(|branch| branch.sublayers[0]).to_vec();
+    let both = BranchSpec { sublayers: both, ..attention.clone() };
+    sizes.layers = [attention, mlp, both].map(|branch| LayerSpec { branches: vec![branch] }).to_vec();
+    sizes.check().unwrap();
+    let tensors = Decoder::folder_tensors(&sizes, &Precision::default().recipe()).unwrap();
+    let roles = |layer: usize| {
+        let roles = tensors.iter().filter_map(|tensor| sizes.stream.names.role_of(&tensor.name));
+        roles.filter(|of| of.block == Some(layer)).map(|of| of.role).collect::<Vec<_>>()
+    };
+    let attention = [Role::AttentionNorm, Role::Query, Role::Key, Role::Value, Role::AttentionOutput];
+    let mlp = [Role::Gate, Role::Up, Role::Down];
+    assert_eq!(roles(0), attention);
+    assert_eq!(roles(1), [&[Role::MlpNorm][..], &mlp].concat());
+    assert_eq!(roles(2), [&attention[..], &mlp].concat());
+}
+
+#[test]
+fn uniform_models_have_layers_of_one_size() {
+    let uniform = |keys: Value| Uniform::of(&read(keys)).is_some();
+    for model_type in ["llama", "gemma3_text", "smollm3"] {
+        assert!(uniform(json!({"model_type": model_type})), "{model_type}");
+    }
+    for model_type in ["cohere", "qwen3_moe", "deepseek_v3", "gpt2"] {
+        assert!(!uniform(small(model_type)), "{model_type}");
+    }
+    let with_second_layer = |change: &dyn Fn(&mut SublayerSpec)| {
+        let mut sizes = read(json!({"model_type": "llama"}));
+        sizes.layers[1].branches.iter_mut().for_each(|branch| change(&mut branch.sublayers[0]));
+        Uniform::of(&sizes).is_some()
+    };
+    assert!(with_second_layer(&|sublayer| {
+        if let SublayerSpec::Heads(heads, _) = sublayer {
+            heads.window = Some(8);
+        }
+    }));
+    assert!(!with_second_layer(&|sublayer| {
+        if let SublayerSpec::Heads(heads, _) = sublayer {
+            heads.kv_heads = 2;
+        }
+    }));
+    assert!(!with_second_layer(&|sublayer| {
+        if let SublayerSpec::Mlp(mlp) = sublayer {
+            mlp.hidden = 128;
+        }
+    }));
+}

@@ -1,0 +1,36 @@
+//! Models whose layers are alike, which formats with one size for all layers describe.
+
+use super::{DecoderConfig, LayerSpec, RopeScaling, SublayerSpec};
+use crate::layers::{HeadsSpec, MlpSpec};
+
+/// A model each layer of which is attention, then an MLP, of the same sizes. Windows and rotary positions may differ by layer.
+#[derive(Clone, Copy)]
+pub struct Uniform<'a> {
+    /// The attention of the first layer.
+    pub heads: &'a HeadsSpec,
+    /// The MLP of all layers.
+    pub mlp: &'a MlpSpec,
+    /// The rotary positions of the model.
+    pub rope: &'a RopeScaling,
+}
+
+impl<'a> Uniform<'a> {
+    /// The model of `sizes`; `None` if its layers are others, or none has rotary positions.
+    pub fn of(sizes: &'a DecoderConfig) -> Option<Uniform<'a>> {
+        let (heads, mlp) = parts(sizes.layers.first()?)?;
+        let alike = |layer: &LayerSpec| {
+            let of_layer = parts(layer);
+            of_layer.is_some_and(|(own, of_own)| of_own == mlp && HeadsSpec { window: heads.window, ..*own } == *heads)
+        };
+        sizes.layers.iter().all(alike).then_some(Uniform { heads, mlp, rope: sizes.rope()? })
+    }
+}
+
+/// The sublayers of a layer of two branches: attention and an MLP.
+fn parts(layer: &LayerSpec) -> Option<(&HeadsSpec, &MlpSpec)> {
+    let [attention, mlp] = layer.branches.as_slice() else { return None };
+    match (attention.sublayers.as_slice(), mlp.sublayers.as_slice()) {
+        ([SublayerSpec::Heads(heads, _)], [SublayerSpec::Mlp(mlp)]) => Some((heads, mlp)),
+        _ => None,
+    }
+}
