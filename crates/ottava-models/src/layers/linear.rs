@@ -2,46 +2,36 @@
 
 mod adapter;
 mod config;
-mod gather;
+mod core;
+mod exchange;
 mod magnitudes;
+mod plan;
 mod probe;
 mod smooth;
-mod sum;
 
+pub use self::core::ReadWeight;
 pub use adapter::Adapter;
 pub use config::LinearConfig;
 pub use smooth::{ColumnScales, SmoothCasts};
 
+use self::core::{Core, WeightProduct};
 use super::cast::{OperandCast, SavedOperand, copies_of};
+use exchange::Exchange;
 use ottava_common::error::{Error, Result};
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{FrozenScale, ResidualGradient, View, Views};
 use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split};
-use ottava_recipe::scaling::{AmaxGroup, Casts, Quantity, Slot};
+use ottava_recipe::scaling::{AmaxGroup, Slot};
 use ottava_recipe::{LinearCasts, LinearSite, ProductPrecision, Products};
-use ottava_tensor::ops::{
-    self, Accumulation, Fp8Output, Operand, Output, Produced, add_bias, bias_gradient, gemm_nt, gemm_nt_plus,
-    scale_columns,
-};
+use ottava_tensor::ops::{Fp8Output, Output, Produced, bias_gradient, scale_columns};
 use ottava_tensor::{DType, QuantizedTensor, Tensor};
 
 /// `y = x · Wᵀ + b`; `dx = dy · W`; `dW += dyᵀ · x`; `db += Σ dy`; an adapter adds to `y` and `dx`.
 pub struct Linear {
-    weight: Param,       /* [N, K] */
+    core: Core,
     bias: Option<Param>, /* [N] */
     adapter: Option<Adapter>,
-    products: Products,
-    input: OperandCast,
-    gradient: OperandCast,
-    split: Split,
-}
-
-/// The weight in the form that a product reads, and how the product accumulates.
-pub struct ReadWeight {
-    /// The weight.
-    pub view: View,
-    /// How the product accumulates.
-    pub how: Accumulation,
+    exchange: Exchange,
 }
 
 /// Weight, bias, and the recipe's decision.
@@ -149,23 +139,25 @@ impl Linear {
                 "`precision`: {name} reads the same input as another linear and is not cast like it; name both in `high_precision_layers`, or neither"
             )));
         }
-        Ok(Linear { weight, bias, adapter, products, input, gradient, split: config.split })
+        let exchange = Exchange::new(config.split, build.place());
+        Ok(Linear { core: Core { weight, products, input, gradient }, bias, adapter, exchange })
     }
 
     /// The same linear of an input that ranks do not divide by tokens. Each rank has the gradient of its outputs by the input, which ranks add
     /// later.
     pub fn of_all_tokens(self) -> Linear {
-        Linear { input: self.input.of_all_rows(), split: Split::None, ..self }
+        let core = Core { input: self.core.input.of_all_rows(), ..self.core };
+        Linear { core, exchange: Exchange::Nothing, ..self }
     }
 
     /// The cast of its input.
     pub fn input(&self) -> OperandCast {
-        self.input
+        self.core.input
     }
 
     /// The type of its output.
     pub fn dtype(&self) -> DType {
-        self.weight.dtype()
+        self.core.weight.dtype()
     }
 
     /// Its adapter, if it has one.
@@ -175,7 +167,7 @@ impl Linear {
 
     /// The cast of the gradient by its output.
     pub fn gradient(&self) -> OperandCast {
-        self.gradient
+        self.core.gradient
     }
 
     /// `x · Wᵀ + b`, plus `residual` `[T, N]` if given, which the product adds before rounding.
@@ -185,31 +177,18 @@ impl Linear {
         residual: Option<&Tensor>,
         context: &mut Context,
     ) -> Result<(Tensor, SavedOperand)> {
-        let x = self.input.cast_input(x, context.operand_copies(), context)?;
+        let x = self.core.input.cast_input(x, context.operand_copies(), context)?;
         Ok((self.fprop(&x.rows, residual, context)?, x.saved))
     }
 
     /// What [`Linear::forward`] saves, without computing its output.
     pub fn save(&self, x: Tensor, context: &mut Context) -> Result<SavedOperand> {
-        Ok(self.input.cast_input(x, context.operand_copies(), context)?.saved)
-    }
-
-    /// Whether products along the dimension that ranks divide are partial sums, which ranks add.
-    fn sums(&self, divided: Split, context: &Context) -> bool {
-        self.split == divided && context.place().is_divided()
+        Ok(self.core.input.cast_input(x, context.operand_copies(), context)?.saved)
     }
 
     /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`]. If ranks divide the inputs, their products are added.
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
-        let weight = self.weight_of_fprop(context)?;
-        if let Some(y) = self.product_while_gathering(x, weight.view.rows()?, residual, weight.how)? {
-            return self.with_bias(y, context);
-        }
-        let factors = if context.casts.mode.adapts() { self.factors(context)? } else { None };
-        let product = |x: &View, addend: Option<&Tensor>, context: &mut Context| {
-            self.own_fprop(x, &weight, factors.as_ref(), addend, context)
-        };
-        self.sum_over_ranks(Split::Input, x, residual, product, context)
+        self.multiply(WeightProduct::Fprop, x, residual, context)
     }
 
     /// The weight that fprop of the codes `x` reads, if this is a pass of inference, and fprop is this product alone.
@@ -219,92 +198,7 @@ impl Linear {
             && self.bias.is_none()
             && self.adapter.is_none()
             && !context.casts.compares();
-        is_alone.then(|| self.weight_of_fprop(context)).transpose()
-    }
-
-    /// The weight as fprop reads it, which is compared or measured.
-    fn weight_of_fprop(&self, context: &mut Context) -> Result<ReadWeight> {
-        let Context { casts, loan, .. } = context;
-        match self.products(casts).fprop {
-            ProductPrecision::Fp8(how) => {
-                let codes = self.weight.codes_for_forward(loan, casts)?;
-                self.compare_weight(Operand::Rows(&codes), loan, casts)?;
-                Ok(ReadWeight { view: View::Codes(codes), how })
-            }
-            high => {
-                self.weight.measure_for_forward(loan, casts)?;
-                Ok(ReadWeight { view: View::Value(self.weight.read(loan)?), how: high.accumulation() })
-            }
-        }
-    }
-
-    fn own_fprop(
-        &self,
-        x: &View,
-        weight: &ReadWeight,
-        factors: Option<&Tensor>,
-        residual: Option<&Tensor>,
-        context: &mut Context,
-    ) -> Result<Tensor> {
-        let y = match factors {
-            None => self.unscaled_fprop(x, weight, residual, context)?,
-            Some(factors) => {
-                let y = scale_columns(&self.unscaled_fprop(x, weight, None, context)?, factors)?;
-                match residual {
-                    Some(residual) => ops::add(&y, residual)?,
-                    None => y,
-                }
-            }
-        };
-        self.with_bias(y, context)
-    }
-
-    /// `x · Wᵀ`, plus the product of the adapter, plus `residual` if given.
-    fn unscaled_fprop(
-        &self,
-        x: &View,
-        weight: &ReadWeight,
-        residual: Option<&Tensor>,
-        context: &mut Context,
-    ) -> Result<Tensor> {
-        let adapter = self.adapter.as_ref().filter(|_| context.casts.mode.adapts());
-        let adapted = adapter.map(|adapter| adapter.forward(x.value()?, residual, context.loan)).transpose()?;
-        let residual = adapted.as_ref().or(residual);
-        self.product(Quantity::Fprop, x.rows()?, weight.view.rows()?, residual, weight.how, context)
-    }
-
-    /// `y + bias`. If ranks add their products, the first rank adds the bias.
-    fn with_bias(&self, mut y: Tensor, context: &Context) -> Result<Tensor> {
-        let adds_bias = !self.sums(Split::Input, context) || context.place().rank == 0;
-        if let Some(bias) = self.bias.as_ref().filter(|_| adds_bias) {
-            add_bias(&mut y, &bias.value()?)?;
-        }
-        Ok(y)
-    }
-
-    /// `a · bᵀ`, plus `addend` if given, which the product adds before rounding. A pass that compares also compares the product alone.
-    fn product(
-        &self,
-        which: Quantity,
-        a: Operand,
-        b: Operand,
-        addend: Option<&Tensor>,
-        how: Accumulation,
-        context: &mut Context,
-    ) -> Result<Tensor> {
-        let alone = || gemm_nt(a, b, self.weight.dtype(), how);
-        let result = match addend {
-            Some(addend) => gemm_nt_plus(a, b, addend, how)?,
-            None => alone()?,
-        };
-        if context.casts.compares() && matches!(a, Operand::Rows(_) | Operand::Columns(_)) {
-            let product = if addend.is_some() { alone()? } else { result.clone() };
-            let sampled = self.compare_product(which, &product, a, b, &mut context.casts)?;
-            if which == Quantity::Fprop {
-                self.keep_outputs(sampled, context)?;
-            }
-        }
-        Ok(result)
+        is_alone.then(|| self.core.weight_for(WeightProduct::Fprop, context)).transpose()
     }
 
     /// The views of the gradient by the output that dgrad and wgrad read; adds to the gradient of the bias.
@@ -315,9 +209,9 @@ impl Linear {
         if let Some(factors) = self.factors(context)? {
             // Adapters read the same gradient, and its amax is that of the scaled one.
             let scaled = scale_columns(&dy.value, &factors)?;
-            return self.gradient.cast_gradient(&scaled, None, context);
+            return self.core.gradient.cast_gradient(&scaled, None, context);
         }
-        self.gradient.cast_gradient(&dy.value, dy.amax, context)
+        self.core.gradient.cast_gradient(&dy.value, dy.amax, context)
     }
 
     /// [`Linear::cast_gradient`] of a gradient that `op` produces.
@@ -330,7 +224,7 @@ impl Linear {
             let dy = op(Output::Plain)?.plain().expect("a plain output gives a value");
             return self.cast_gradient(dy.into(), context);
         }
-        self.gradient.produce_gradient(context, op)
+        self.core.gradient.produce_gradient(context, op)
     }
 
     /// [`Linear::produce_gradient`] by an op that also recomputes the operand of slot `other`: transposed codes with the scale `frozen`.
@@ -342,7 +236,7 @@ impl Linear {
         context: &mut Context,
         op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
     ) -> Result<(Views, View)> {
-        let slot = self.gradient.fused(&context.casts);
+        let slot = self.core.gradient.fused(&context.casts);
         let (made, codes) = context.casts.produce_and_recast(slot, other, frozen, op)?;
         let gradient = match made {
             Produced::Fp8(codes) => Views::of_codes(codes),
@@ -353,40 +247,8 @@ impl Linear {
 
     /// `dy · W`, plus `other` `[T, K]` if given. If ranks divide the outputs, their products are added.
     pub fn dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
-        self.compare_loss_cost(dy, &mut context.casts)?;
-        let weight = self.weight_of_dgrad(context)?;
-        if let Some(dx) = self.product_while_gathering(dy, weight.view.columns()?, other, weight.how)? {
-            return Ok(dx);
-        }
-        let product =
-            |dy: &View, addend: Option<&Tensor>, context: &mut Context| self.own_dgrad(dy, &weight, addend, context);
-        self.sum_over_ranks(Split::Output, dy, other, product, context)
-    }
-
-    /// The weight as dgrad reads it, which is compared.
-    fn weight_of_dgrad(&self, context: &mut Context) -> Result<ReadWeight> {
-        let Context { casts, loan, .. } = context;
-        match self.products(casts).dgrad {
-            ProductPrecision::Fp8(how) => {
-                let codes = self.weight.codes_for_backward(loan, casts)?;
-                self.compare_weight(Operand::Columns(&codes), loan, casts)?;
-                Ok(ReadWeight { view: View::Codes(codes), how })
-            }
-            high => Ok(ReadWeight { view: View::Value(self.weight.read(loan)?), how: high.accumulation() }),
-        }
-    }
-
-    fn own_dgrad(
-        &self,
-        dy: &View,
-        weight: &ReadWeight,
-        other: Option<&Tensor>,
-        context: &mut Context,
-    ) -> Result<Tensor> {
-        let adapter = self.adapter.as_ref();
-        let adapted = adapter.map(|adapter| adapter.dgrad(dy.value()?, other, context.loan)).transpose()?;
-        let other = adapted.as_ref().or(other);
-        self.product(Quantity::Dgrad, dy.rows()?, weight.view.columns()?, other, weight.how, context)
+        self.core.compare_loss_cost(dy, &mut context.casts)?;
+        self.multiply(WeightProduct::Dgrad, dy, other, context)
     }
 
     /// Adds `dyᵀ · x` to the gradient of the weight, if it is trained, or defers the product; and adds to the gradients of the adapter.
@@ -398,14 +260,7 @@ impl Linear {
         if let Some(adapter) = &mut self.adapter {
             adapter.wgrad(dy.value()?, x.value()?, context.loan)?;
         }
-        if !self.weight.is_trained() {
-            return Ok(());
-        }
-        let accumulation = self.products(&context.casts).wgrad.accumulation();
-        let computed = context.add_wgrad(&mut self.weight, dy, x, None, accumulation)?;
-        let casts = &mut context.casts;
-        let is_cast = self.products(casts).wgrad != ProductPrecision::High;
-        if computed && casts.compares() && is_cast { self.compare_wgrad(dy, x, casts) } else { Ok(()) }
+        self.core.wgrad(dy, x, context)
     }
 
     /// The gradient by the input, plus `other`, from views of the gradient `dy` and of the input `x`; adds to the gradient of the weight.
@@ -437,7 +292,7 @@ impl Linear {
         drop(rows);
         let x = match saved.into_columns() {
             Ok(x) => x,
-            Err(frozen) => self.input.recast_columns(input(context)?, &frozen, context)?,
+            Err(frozen) => self.core.input.recast_columns(input(context)?, &frozen, context)?,
         };
         self.wgrad(&dy, &x, context)?;
         Ok(dx)
@@ -454,20 +309,16 @@ impl Linear {
         self.backward_views(dy, x, None, context)
     }
 
-    fn products(&self, casts: &Casts) -> Products {
-        if self.gradient.is_cast(casts) { self.products } else { Products::HIGH }
-    }
-
     /// Calls `visit` for each parameter, always in the same order.
     pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
-        visit(&self.weight);
+        visit(&self.core.weight);
         self.bias.iter().for_each(&mut *visit);
         self.adapter.iter().for_each(|adapter| adapter.parameters(visit));
     }
 
     /// [`Linear::parameters`], mutably.
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        visit(&mut self.weight);
+        visit(&mut self.core.weight);
         self.bias.iter_mut().for_each(&mut *visit);
         self.adapter.iter_mut().for_each(|adapter| adapter.parameters_mut(visit));
     }

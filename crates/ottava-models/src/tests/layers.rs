@@ -104,4 +104,24 @@ fn uniform_models_have_layers_of_one_size() {
     for model_type in ["cohere", "qwen3_moe", "deepseek_v3", "gpt2"] {
         assert!(!uniform(small(model_type)), "{model_type}");
     }
+    let with_second_layer = |change: &dyn Fn(&mut SublayerSpec)| {
+        let mut sizes = read(json!({"model_type": "llama"}));
+        sizes.layers[1].branches.iter_mut().for_each(|branch| change(&mut branch.sublayers[0]));
+        Uniform::of(&sizes).is_some()
+    };
+    assert!(with_second_layer(&|sublayer| {
+        if let SublayerSpec::Heads(heads, _) = sublayer {
+            heads.window = Some(8);
+        }
+    }));
+    assert!(!with_second_layer(&|sublayer| {
+        if let SublayerSpec::Heads(heads, _) = sublayer {
+            heads.kv_heads = 2;
+        }
+    }));
+    assert!(!with_second_layer(&|sublayer| {
+        if let SublayerSpec::Mlp(mlp) = sublayer {
+            mlp.hidden = 128;
+        }
+    }));
 }

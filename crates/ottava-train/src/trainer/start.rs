@@ -347,6 +347,9 @@ fn is_within(path: &Path, folder: &Path) -> bool {
     matches!((path, folder), (Ok(path), Ok(folder)) if path.parent() == Some(&folder))
 }
 
+/// The number of changes of a model that an error lists.
+const MOST_CHANGES: usize = 8;
+
 impl Resumed {
     /// Errors when the model's sizes or constants differ from the sizes and constants that the checkpoint was trained with.
     pub(super) fn expect_model(&self, config: &RunConfig, sizes: &DecoderConfig) -> Result<()> {
@@ -355,11 +358,15 @@ impl Resumed {
             return Ok(());
         }
         let (before, now) = (format!("{saved:#?}"), format!("{sizes:#?}"));
-        let changed: Vec<_> = (before.lines().zip(now.lines()).filter(|(before, now)| before != now))
-            .map(|(before, now)| {
-                format!("`{}` is now `{}`", before.trim().trim_end_matches(','), now.trim().trim_end_matches(','))
-            })
-            .collect();
+        // Layers usually change alike.
+        let mut changed: Vec<_> = Vec::new();
+        for (before, now) in before.lines().zip(now.lines()).filter(|(before, now)| before != now) {
+            let [before, now] = [before, now].map(|line| line.trim().trim_end_matches(','));
+            let sentence = format!("`{before}` is now `{now}`");
+            if changed.len() < MOST_CHANGES && !changed.contains(&sentence) {
+                changed.push(sentence);
+            }
+        }
         Err(Error::Config(format!(
             "config.json of `model.path` has changed since {} was saved: {}. \
              Put it back, or start a new run with `model.path` set to the checkpoint",

@@ -53,10 +53,10 @@ fn a_changed_model_configuration_is_not_resumed() {
     run.checkpoint();
     let more = train(&["--resume"], &["max_steps=3"]);
     for (from, to, word) in [
-        ("\"rms_norm_eps\": 1e-5", "\"rms_norm_eps\": 1e-6", "norm_eps: 1e-6"),
+        ("\"rms_norm_eps\": 1e-5", "\"rms_norm_eps\": 1e-6", "`eps: 1e-5` is now `eps: 1e-6`. Put"),
         ("1e-5}", "1e-5, \"rope_theta\": 500000.0}", "theta: 500000.0"),
         ("1e-5}", "1e-5, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}}", "factor: 2.0"),
-        ("\"num_key_value_heads\": 1", "\"num_key_value_heads\": 2", "kv_heads: 2"),
+        ("\"num_key_value_heads\": 1", "\"num_key_value_heads\": 2", "`kv_heads: 1` is now `kv_heads: 2`. Put"),
         ("1e-5}", "1e-5, \"tie_word_embeddings\": true}", "tied: true"),
     ] {
         run.replace("model/config.json", from, to);

@@ -1,11 +1,11 @@
 //! Magnitudes of a linear with DoRA: factors of its outputs, which follow from the weight that products read.
 
 use super::Linear;
+use super::core::WeightProduct;
 use ottava_common::error::Result;
 use ottava_recipe::ProductPrecision;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::View;
-use ottava_recipe::param::Split;
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{CodeCopies, Operand, dequantize};
@@ -20,18 +20,18 @@ impl Linear {
     /// the columns of all ranks, if these divide the inputs.
     pub(super) fn factors(&self, context: &mut Context) -> Result<Option<Tensor>> {
         let Some(adapter) = self.adapter.as_ref().filter(|adapter| adapter.has_magnitudes()) else { return Ok(None) };
-        let (ranks, sums) = (context.ranks, self.sums(Split::Input, context));
+        let (ranks, sums) = (context.ranks, self.sums(WeightProduct::Fprop));
         let Context { casts, loan, .. } = context;
-        let weight = match self.products(casts).fprop {
+        let weight = match self.core.products(casts).fprop {
             ProductPrecision::Fp8(_) => {
                 let mode = casts.mode.recomputation();
-                let codes = self.weight.codes_for_forward(loan, &mut casts.in_mode(mode))?;
-                dequantize(Operand::Rows(&codes), 1, self.weight.dtype())?
+                let codes = self.core.weight.codes_for_forward(loan, &mut casts.in_mode(mode))?;
+                dequantize(Operand::Rows(&codes), 1, self.core.weight.dtype())?
             }
-            _ => self.weight.read(loan)?,
+            _ => self.core.weight.read(loan)?,
         };
         let sum = |squares: Tensor| match sums {
-            true => ranks.sum(Axis::Tensor, self.weight.name(), squares),
+            true => ranks.sum(Axis::Tensor, self.core.weight.name(), squares),
             false => Ok(squares),
         };
         adapter.factors(&weight, loan, sum).map(Some)
@@ -43,14 +43,17 @@ impl Linear {
         let casts = &mut context.casts;
         let mode = casts.mode;
         casts.mode = mode.recomputation();
-        let view = match (self.input.slot(), self.products(casts).fprop) {
+        let view = match (self.core.input.slot(), self.core.products(casts).fprop) {
             (Some(slot), ProductPrecision::Fp8(_)) => {
                 let frozen = casts.freeze(slot, x)?;
                 View::CodesAndValue(casts.requantize(slot, &frozen, x, CodeCopies::Rows)?, x.clone())
             }
             _ => View::Value(x.clone()),
         };
-        let y = self.weight_of_fprop(context).and_then(|weight| self.unscaled_fprop(&view, &weight, None, context));
+        let y = self.core.weight_for(WeightProduct::Fprop, context).and_then(|weight| {
+            let adapter = self.adapter.as_ref().expect("it has magnitudes");
+            self.adapted(WeightProduct::Fprop, adapter, &view, &weight, None, context)
+        });
         context.casts.mode = mode;
         y
     }

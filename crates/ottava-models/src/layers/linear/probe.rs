@@ -1,6 +1,6 @@
 //! Compares the FP8 products of a linear with those of the values of the same codes in the compute type, in a pass that compares.
 
-use super::Linear;
+use super::core::{Core, WeightProduct};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::View;
@@ -9,7 +9,7 @@ use ottava_recipe::scaling::{Casts, Quantity, sampling_step};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Accumulation, Operand, dequantize, gemm_nt};
 
-impl Linear {
+impl Core {
     /// Its name, that of its casts without their suffixes.
     fn name(&self, casts: &Casts) -> String {
         casts.linear_name(self.gradient.slot().expect("a linear with FP8 products has casts"))
@@ -21,19 +21,40 @@ impl Linear {
         casts.compare_weight(slot, codes, || self.weight.read(loan))
     }
 
-    /// Compares the gradient of the weight, which has only the product of `dy` and `x`.
+    /// Compares the product `alone` of the codes `a` and `b` with the product of their values, in a pass that compares. Keeps the outputs of
+    /// forward.
+    pub(super) fn compare_product(
+        &self,
+        product: WeightProduct,
+        [a, b]: [Operand; 2],
+        alone: impl FnOnce() -> Result<Tensor>,
+        context: &mut Context,
+    ) -> Result<()> {
+        if !context.casts.compares() || !matches!(a, Operand::Rows(_) | Operand::Columns(_)) {
+            return Ok(());
+        }
+        let by_values = self.compare_rows(product.quantity(), &alone()?, [a, b], &mut context.casts)?;
+        match product {
+            WeightProduct::Fprop => self.keep_outputs(by_values, context),
+            WeightProduct::Dgrad => Ok(()),
+        }
+    }
+
+    /// Compares the gradient of the weight, which has only the product of `dy` and `x`, in a pass that compares.
     pub(super) fn compare_wgrad(&self, dy: &View, x: &View, casts: &mut Casts) -> Result<()> {
+        if !casts.compares() {
+            return Ok(());
+        }
         let gradient = self.weight.gradient.get().map(Grad::values).transpose()?.expect("wgrad has run");
-        self.compare_product(Quantity::Wgrad, &gradient, dy.columns()?, x.columns()?, casts).map(drop)
+        self.compare_rows(Quantity::Wgrad, &gradient, [dy.columns()?, x.columns()?], casts).map(drop)
     }
 
     /// Compares sampled rows of `product`, the product of the codes `a` and `b`, with the product of their values, which it returns.
-    pub(super) fn compare_product(
+    pub(super) fn compare_rows(
         &self,
         which: Quantity,
         product: &Tensor,
-        a: Operand,
-        b: Operand,
+        [a, b]: [Operand; 2],
         casts: &mut Casts,
     ) -> Result<Tensor> {
         let (step, compute) = (sampling_step(product.shape()[0]), self.weight.dtype());
@@ -45,7 +66,7 @@ impl Linear {
     }
 
     /// Keeps the outputs of sampled tokens until backward: `by_codes`, and those of the values that were cast.
-    pub(super) fn keep_outputs(&self, by_codes: Tensor, context: &mut Context) -> Result<()> {
+    fn keep_outputs(&self, by_codes: Tensor, context: &mut Context) -> Result<()> {
         let Context { casts, loan, .. } = context;
         let name = self.name(casts);
         let input = match self.input.slot() {

@@ -5,12 +5,14 @@
 //! arXiv:2409.12517, section 4.
 
 use super::super::cast::OperandCast;
+use super::core::{Core, WeightProduct};
+use super::exchange::Exchange;
 use super::{Linear, LinearConfig, Parts, amax_group};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::mode::Pass;
 use ottava_recipe::operand::{FrozenScale, View};
-use ottava_recipe::param::{Builder, Split};
+use ottava_recipe::param::Builder;
 use ottava_recipe::scaling::{Quantity, Slot};
 use ottava_tensor::ops::{
     CodeCopies, Operand, add_unscaled_columns, column_scales, gemm_nt, scale_columns, unscale_columns,
@@ -47,8 +49,9 @@ impl Linear {
         let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group, Some(input));
         let gradient = OperandCast::new(gradient, [products.dgrad, products.wgrad], parts.bias.is_some()).gathering();
         let Parts { weight: own, bias, adapter, .. } = parts;
-        let (input_cast, split) = (OperandCast::NONE, config.split);
-        let linear = Linear { weight: own, bias, adapter, products, input: input_cast, gradient, split };
+        let exchange = Exchange::new(config.split, build.place());
+        let core = Core { weight: own, products, input: OperandCast::NONE, gradient };
+        let linear = Linear { core, bias, adapter, exchange };
         Ok((linear, Some(SmoothCasts { input, weight })))
     }
 }
@@ -62,7 +65,7 @@ impl SmoothCasts {
         residual: Option<&Tensor>,
         context: &mut Context,
     ) -> Result<(Tensor, ColumnScales)> {
-        let sums = linear.sums(Split::Input, context);
+        let sums = linear.sums(WeightProduct::Fprop);
         let Context { casts: pass, loan, .. } = &mut *context;
         let mut columns = column_scales(x)?;
         if pass.mode.pass == Pass::Inference {
@@ -74,15 +77,16 @@ impl SmoothCasts {
         let codes = pass.quantize(self.input, &input, &scaled, CodeCopies::Rows)?;
         pass.keep_rows(self.input, x)?;
         pass.probe_cast(self.input, &codes, &scaled)?;
-        let scaled = unscale_columns(&linear.weight.read(loan)?, &columns)?;
+        let scaled = unscale_columns(&linear.core.weight.read(loan)?, &columns)?;
         let weight = pass.freeze(self.weight, &scaled)?;
         let weight_codes = pass.quantize(self.weight, &weight, &scaled, CodeCopies::Rows)?;
         pass.probe_cast(self.weight, &weight_codes, &scaled)?;
-        let how = linear.products.fprop.accumulation();
-        let (a, b) = (Operand::Rows(&codes), Operand::Rows(&weight_codes));
-        let y = linear.product(Quantity::Fprop, a, b, residual.filter(|_| !sums), how, context)?;
-        let y = linear.with_bias(y, context)?;
-        let y = if sums { context.sum(linear.weight.name(), y, residual)? } else { y };
+        let how = linear.core.products.fprop.accumulation();
+        let operands = [Operand::Rows(&codes), Operand::Rows(&weight_codes)];
+        let addend = residual.filter(|_| !sums);
+        let y = linear.core.product(WeightProduct::Fprop, operands, addend, how, context)?;
+        let y = linear.with_bias(WeightProduct::Fprop, y, context)?;
+        let y = if sums { context.sum(linear.core.weight.name(), y, residual)? } else { y };
         Ok((y, ColumnScales { columns, input, weight }))
     }
 
@@ -92,17 +96,18 @@ impl SmoothCasts {
         let Context { casts, loan, .. } = context;
         let columns = column_scales(x)?;
         casts.measure(self.input, &scale_columns(x, &columns)?)?;
-        casts.measure(self.weight, &unscale_columns(&linear.weight.read(loan)?, &columns)?)
+        casts.measure(self.weight, &unscale_columns(&linear.core.weight.read(loan)?, &columns)?)
     }
 
     /// `dy · W`, as `(dy · (W / s)) · s`.
     pub fn dgrad(self, linear: &Linear, dy: &View, scales: &ColumnScales, context: &mut Context) -> Result<Tensor> {
         let Context { casts, loan, .. } = &mut *context;
-        linear.compare_loss_cost(dy, casts)?;
-        let weight = unscale_columns(&linear.weight.read(loan)?, &scales.columns)?;
+        linear.core.compare_loss_cost(dy, casts)?;
+        let weight = unscale_columns(&linear.core.weight.read(loan)?, &scales.columns)?;
         let weight = casts.requantize(self.weight, &scales.weight, &weight, CodeCopies::Columns)?;
-        let how = linear.products.dgrad.accumulation();
-        let dx = linear.product(Quantity::Dgrad, dy.rows()?, Operand::Columns(&weight), None, how, context)?;
+        let how = linear.core.products.dgrad.accumulation();
+        let operands = [dy.rows()?, Operand::Columns(&weight)];
+        let dx = linear.core.product(WeightProduct::Dgrad, operands, None, how, context)?;
         Ok(scale_columns(&dx, &scales.columns)?)
     }
 
@@ -117,12 +122,12 @@ impl SmoothCasts {
     ) -> Result<()> {
         let x = scale_columns(x, &scales.columns)?;
         let x = context.casts.requantize(self.input, &scales.input, &x, CodeCopies::Columns)?;
-        let how = linear.products.wgrad.accumulation();
+        let how = linear.core.products.wgrad.accumulation();
         let (dy, x) = (dy.columns()?, Operand::Columns(&x));
         let product = gemm_nt(dy, x, DType::F32, how)?;
         if context.casts.compares() {
-            linear.compare_product(Quantity::Wgrad, &product, dy, x, &mut context.casts)?;
+            linear.core.compare_rows(Quantity::Wgrad, &product, [dy, x], &mut context.casts)?;
         }
-        linear.weight.add_to_grad(|grad| Ok(add_unscaled_columns(grad, &product, &scales.columns)?))
+        linear.core.weight.add_to_grad(|grad| Ok(add_unscaled_columns(grad, &product, &scales.columns)?))
     }
 }
