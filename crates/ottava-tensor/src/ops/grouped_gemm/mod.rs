@@ -10,8 +10,9 @@ mod tests;
 pub(super) mod wgmma;
 
 use super::gemm::{self, Accumulation, Operand};
+use crate::granularity::Shared;
 use crate::ops::dispatch::dispatch;
-use crate::{DType, Device, Error, Granularity, Result, Tensor, planted};
+use crate::{DType, Device, Error, Result, Tensor, planted};
 
 /// The rows of a matrix `[P, …]` that belong to each of `G` groups. Both tensors are on the device of the matrix, and nothing reads them on
 /// the host, so a captured step may change them.
@@ -200,10 +201,10 @@ fn check(a: Operand, b: Operand, groups: &Groups, out: DType, accumulation: Accu
     groups.expect("grouped_gemm: groups", device)?;
     let n = if stack == Stack::Rows { n / count } else { n };
     if let Some((_, granularity)) = b.scale_inv() {
-        let (what, step, block) = match (stack, granularity) {
-            (Stack::Rows, Granularity::Blocks128x128) => ("rows", n, 128),
+        let (what, step, block) = match (stack, granularity.info().shared) {
+            (Stack::Rows, Shared::Square(side)) => ("rows", n, side),
             (Stack::Rows, _) => ("rows", n, 1),
-            (Stack::Contracted, granularity) => ("columns", k, granularity.block().unwrap_or(1)),
+            (Stack::Contracted, _) => ("columns", k, granularity.block().unwrap_or(1)),
         };
         if !step.is_multiple_of(block) {
             return Err(Error::Value(format!(

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Granularity;
 use crate::ops::{CastStatistics, CodeCopies, dequantize, gemm_nt, quantize, transpose};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
 use crate::{DType, QuantizedTensor};

@@ -8,6 +8,7 @@ mod tests;
 use super::destination::{Output, Produced};
 use super::grouped_gemm::Groups;
 use super::{expect_compute, quantize, real_type, transpose};
+use crate::granularity::Shared;
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Granularity, QuantizedTensor, Result, Tensor};
 use std::ops::Range;
@@ -104,7 +105,7 @@ pub fn gather_quantized(x: &QuantizedTensor, slots: &Slots, transposes: bool) ->
         return Err(wrong(&format!("{} rows of codes for {tokens} tokens", padded)));
     }
     let granularity = x.granularity.of_rows();
-    if granularity == Granularity::Blocks128x128 || transposes && granularity != Granularity::PerTensor {
+    if matches!(granularity.info().shared, Shared::Square(_)) || transposes && granularity != Granularity::PerTensor {
         return Err(wrong(&format!("scales {granularity} are not those of single rows")));
     }
     let device = codes.device();
