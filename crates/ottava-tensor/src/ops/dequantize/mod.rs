@@ -47,8 +47,9 @@ pub fn dequantize(operand: Operand, every: usize, dtype: DType) -> Result<Tensor
     let (codes, scale_inv, layout) = Layout::of("dequantize", operand)?;
     let mut y = Tensor::empty(codes.device(), &[layout.rows.div_ceil(every), layout.columns], dtype)?;
     y.expect_dtype("dequantize: type", &[DType::F32, DType::BF16])?;
-    dispatch!(y.device().clone(), cpu::dequantize(codes, scale_inv, &layout, every, &mut y), |gpu| cuda::dequantize(
-        &gpu, codes, scale_inv, &layout, every, &mut y
-    )?);
+    dispatch! { y.device().clone(),
+        cpu => cpu::dequantize(codes, scale_inv, &layout, every, &mut y),
+        gpu => cuda::dequantize(&gpu, codes, scale_inv, &layout, every, &mut y)?,
+    }
     Ok(y)
 }

@@ -186,9 +186,9 @@ fn product(a: Operand, b: Operand, out: &mut Tensor, accumulation: Accumulation,
     if out.is_empty() {
         return Ok(());
     }
-    dispatch!(
-        out.device().clone(),
-        {
+    dispatch! { out.device().clone(),
+        scratch => cpu::scratch(a, b)?,
+        cpu => {
             if let Addend::Tensor(addend) = addend {
                 out.copy_from(0, addend)?;
             }
@@ -197,9 +197,8 @@ fn product(a: Operand, b: Operand, out: &mut Tensor, accumulation: Accumulation,
                 planted::damage(out);
             }
         },
-        cpu::scratch(a, b)?,
-        |gpu| cuda::gemm(&gpu, a, b, out, accumulation, addend)?
-    );
+        gpu => cuda::gemm(&gpu, a, b, out, accumulation, addend)?,
+    }
     Ok(())
 }
 

@@ -105,16 +105,15 @@ pub fn grouped_gemm_nt(
 ) -> Result<Tensor> {
     let sizes = check(a, b, groups, out, accumulation)?;
     let mut y = Tensor::empty(groups.counts.device(), &[sizes.p, sizes.n], out)?;
-    dispatch!(
-        y.device().clone(),
-        {
+    dispatch! { y.device().clone(),
+        cpu => {
             cpu::grouped_gemm(a, b, groups, sizes, &mut y)?;
             if a.scale_inv().is_some() {
                 planted::damage(&mut y);
             }
         },
-        |gpu| cuda::grouped_gemm(&gpu, a, b, groups, sizes, &mut y, accumulation)?
-    );
+        gpu => cuda::grouped_gemm(&gpu, a, b, groups, sizes, &mut y, accumulation)?,
+    }
     Ok(y)
 }
 
@@ -164,16 +163,15 @@ fn wgrad(
     into.expect("grouped_wgrad: into", &[groups.len() * m, n])?;
     into.expect_device("grouped_wgrad: into", &device)?;
     groups.expect("grouped_wgrad: groups", &device)?;
-    dispatch!(
-        device,
-        {
+    dispatch! { device,
+        cpu => {
             cpu::grouped_wgrad(a, b, groups, into, add)?;
             if a.scale_inv().is_some() {
                 planted::damage(into);
             }
         },
-        |gpu| cuda::grouped_wgrad(&gpu, a, b, groups, into, accumulation, add)?
-    );
+        gpu => cuda::grouped_wgrad(&gpu, a, b, groups, into, accumulation, add)?,
+    }
     Ok(())
 }
 
