@@ -1,7 +1,6 @@
 //! From which sizes on a linear is faster in FP8 than in BF16.
 
 use crate::{LinearCasts, Scaling};
-use ottava_tensor::Granularity;
 
 /// From which size on FP8 pays: a rule on tokens `T` of a micro-batch, outputs `N` and inputs `K` of a linear, for forward and backward
 /// together. The bounds are powers of two. They agree with all cells of the sweeps in `fp8_pays.csv` (one H200) for delayed scaling; for
@@ -19,13 +18,11 @@ impl Fp8Pays {
     pub fn for_casts(casts: &LinearCasts) -> Fp8Pays {
         let powers =
             |product: u32, by_outputs: u32| Fp8Pays { product: 1 << product, product_by_outputs: 1 << by_outputs };
-        match (casts.input.granularity, casts.input.scaling) {
-            (Granularity::PerTensor, Scaling::Delayed { .. }) => powers(33, 44),
-            (Granularity::PerTensor, Scaling::Current(_)) | (Granularity::PerRow, _) => powers(35, 46),
+        match casts.input.scaling {
             // MX runs on a CPU alone, where it stands for what a GPU would do with blocks.
-            (Granularity::Blocks1x128 | Granularity::Blocks128x128 | Granularity::MixedBlocks | Granularity::Mx, _) => {
-                powers(34, 45)
-            }
+            _ if casts.input.granularity.is_blocks() => powers(34, 45),
+            Scaling::Delayed { .. } => powers(33, 44),
+            Scaling::Current(_) => powers(35, 46),
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::{Exceptions, Fp8Pays, LinearCasts, ProductPrecision, Products, Recipe, Scaling};
 use ottava_common::error::{Error, Result};
 use ottava_tensor::ops::{AmaxReducer, CurrentScaling};
-use ottava_tensor::{Granularity, QuantizedTensor};
+use ottava_tensor::{Granularity, GranularityInfo, QuantizedTensor};
 
 /// A linear and its place in a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -244,19 +244,8 @@ pub fn glob(pattern: &str, text: &str) -> bool {
 fn scaling(casts: &LinearCasts) -> String {
     match casts.input.scaling {
         Scaling::Current(how) => {
-            let what = match casts.input.granularity {
-                Granularity::PerTensor => "tensor",
-                Granularity::PerRow => "row",
-                Granularity::Blocks1x128 | Granularity::MixedBlocks | Granularity::Blocks128x128 => {
-                    "block of 1x128, of weights of 128x128,"
-                }
-                Granularity::Mx => "32 neighbours along the sums",
-            };
-            let rounded = if how.power_of_two || casts.input.granularity == Granularity::Mx {
-                ", rounded to a power of two"
-            } else {
-                ""
-            };
+            let GranularityInfo { each: what, power_of_two, .. } = casts.input.granularity.info();
+            let rounded = if how.power_of_two || power_of_two { ", rounded to a power of two" } else { "" };
             let squares = match casts.grad_output.granularity {
                 Granularity::MixedBlocks => {
                     "; wgrad_blocks: dy in 128x128 for wgrad, which is slower with 1x128 in both"

@@ -177,9 +177,9 @@ impl Recipe {
         let (name, capability) = (recipe.as_str(), Capability::find(gpu.capability())?);
         let refuse = |why: String| {
             let instead = capability.fp8_products.last().map_or("bf16", |scales| match scales {
-                Granularity::PerTensor | Granularity::Mx => "fp8-current",
                 Granularity::PerRow => "fp8-row",
-                Granularity::Blocks1x128 | Granularity::Blocks128x128 | Granularity::MixedBlocks => "fp8-block",
+                scales if scales.block() == Some(128) => "fp8-block",
+                _ => "fp8-current",
             });
             Err(Error::Config(format!(
                 "recipe {name} does not run on {}: {why}; use recipe {instead}, or `device = \"cpu\"`, which emulates {name}",

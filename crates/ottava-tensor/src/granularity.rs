@@ -43,13 +43,74 @@ pub enum Granularity {
     Mx,
 }
 
+/// What distinguishes a granularity: [`Granularity::info`] has a row for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GranularityInfo {
+    /// Its name in messages and plans, such as `1x128`.
+    pub name: &'static str,
+    /// What has a scale of its own, such as `row`.
+    pub each: &'static str,
+    /// Which elements share a scale. Of mixed blocks, in `codes`.
+    pub shared: Shared,
+    /// The granularities of `codes` and of the transposed codes, if they are not this one.
+    pub copies: Option<[Granularity; 2]>,
+    /// Whether every scale is a power of two.
+    pub power_of_two: bool,
+    /// `SHARING` of the kernels in `destination.cuh`, or why there are none.
+    pub sharing: Result<&'static str, &'static str>,
+    /// `cublasLtMatmulMatrixScale_t`.
+    pub cublaslt_mode: i32,
+}
+
+/// The elements of a matrix that share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shared {
+    /// All.
+    Tensor,
+    /// A row.
+    Row,
+    /// So many neighbours along a row.
+    Strip(usize),
+    /// A square with sides of so many elements.
+    Square(usize),
+}
+
+/// How scales are found: `row / shared[0] * steps[0] + column / shared[1] * steps[1]` is the index of an element's scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ScaleLayout {
+    /// Rows, and columns, that share a scale.
+    pub shared: [usize; 2],
+    /// Scales from a group of rows to the next, and from a group of columns to the next.
+    pub steps: [usize; 2],
+}
+
 impl Granularity {
+    /// The row of the table.
+    pub const fn info(self) -> GranularityInfo {
+        match self {
+            Granularity::PerTensor => GranularityInfo::new("per-tensor", "tensor", Shared::Tensor, "PerTensor", 0),
+            Granularity::PerRow => GranularityInfo::new("per-row", "row", Shared::Row, "PerRow", 3),
+            Granularity::Blocks1x128 => GranularityInfo::new("1x128", BLOCKS, Shared::Strip(128), "Blocks1x128", 4),
+            Granularity::Blocks128x128 => {
+                GranularityInfo::new("128x128", BLOCKS, Shared::Square(128), "Blocks128x128", 5)
+            }
+            Granularity::MixedBlocks => GranularityInfo {
+                copies: Some([Granularity::Blocks1x128, Granularity::Blocks128x128]),
+                ..GranularityInfo::new("1x128, transposed 128x128", BLOCKS, Shared::Strip(128), "MixedBlocks", 4)
+            },
+            Granularity::Mx => GranularityInfo {
+                power_of_two: true,
+                sharing: Err("MX is emulated on the CPU; Hopper has no MX products"),
+                ..GranularityInfo::new("mx", "32 neighbours along the sums", Shared::Strip(32), "", 2)
+            },
+        }
+    }
+
     /// Block length along the contracted dimension; `None` for one scale per row or tensor.
     pub const fn block(self) -> Option<usize> {
-        match self {
-            Granularity::PerTensor | Granularity::PerRow => None,
-            Granularity::Blocks1x128 | Granularity::Blocks128x128 | Granularity::MixedBlocks => Some(128),
-            Granularity::Mx => Some(32),
+        match self.info().shared {
+            Shared::Tensor | Shared::Row => None,
+            Shared::Strip(length) | Shared::Square(length) => Some(length),
         }
     }
 
@@ -60,17 +121,17 @@ impl Granularity {
 
     /// Granularity of `codes`.
     pub const fn of_rows(self) -> Granularity {
-        match self {
-            Granularity::MixedBlocks => Granularity::Blocks1x128,
-            both => both,
+        match self.info().copies {
+            Some([of_rows, _]) => of_rows,
+            None => self,
         }
     }
 
     /// Granularity of the transposed codes.
     pub const fn of_columns(self) -> Granularity {
-        match self {
-            Granularity::MixedBlocks => Granularity::Blocks128x128,
-            both => both,
+        match self.info().copies {
+            Some([_, of_columns]) => of_columns,
+            None => self,
         }
     }
 
@@ -88,7 +149,7 @@ impl Granularity {
     /// and both copies have the same padding.
     pub fn shares_codes(self, rows: usize, columns: usize) -> bool {
         let [padded_rows, padded_columns] = self.codes_shape(rows, columns);
-        matches!(self, Granularity::PerTensor | Granularity::Blocks128x128)
+        matches!(self.info().shared, Shared::Tensor | Shared::Square(_))
             && self.codes_shape(columns, rows) == [padded_columns, padded_rows]
     }
 
@@ -98,35 +159,50 @@ impl Granularity {
     /// the scale of zeros; the padding of 128x128 scales is zero. For mixed blocks, the shape for `codes`.
     pub fn scales_shape(self, rows: usize, length: usize) -> Vec<usize> {
         let padded = padded(rows);
-        match self {
-            Granularity::PerTensor => vec![1],
-            Granularity::PerRow => vec![padded],
-            Granularity::Blocks1x128 | Granularity::MixedBlocks => vec![length.div_ceil(128), padded],
-            Granularity::Mx => vec![length.div_ceil(32), padded],
-            Granularity::Blocks128x128 => vec![rows.div_ceil(128), length.div_ceil(128).next_multiple_of(4)],
+        match self.info().shared {
+            Shared::Tensor => vec![1],
+            Shared::Row => vec![padded],
+            Shared::Strip(block) => vec![length.div_ceil(block), padded],
+            Shared::Square(side) => vec![rows.div_ceil(side), length.div_ceil(side).next_multiple_of(4)],
         }
+    }
+
+    /// The layout of scales of `shape`, which [`Granularity::scales_shape`] gave.
+    pub(crate) fn scale_layout(self, shape: &[usize]) -> ScaleLayout {
+        let (shared, steps) = match self.info().shared {
+            Shared::Tensor => ([1, 1], [0, 0]),
+            Shared::Row => ([1, 1], [1, 0]),
+            Shared::Strip(block) => ([1, block], [1, shape[1]]),
+            Shared::Square(side) => ([side, side], [shape[1], 1]),
+        };
+        ScaleLayout { shared, steps }
     }
 
     /// Index of the scale of `row` and `block` (along the contracted dimension) among scales of `shape`.
     pub fn scale_index(self, shape: &[usize], row: usize, block: usize) -> usize {
-        match self {
-            Granularity::PerTensor => 0,
-            Granularity::PerRow => row,
-            Granularity::Blocks1x128 | Granularity::MixedBlocks | Granularity::Mx => block * shape[1] + row,
-            Granularity::Blocks128x128 => row / 128 * shape[1] + block,
-        }
+        let ScaleLayout { shared, steps } = self.scale_layout(shape);
+        row / shared[0] * steps[0] + block * steps[1]
+    }
+}
+
+/// What has a scale of its own in a recipe with blocks.
+const BLOCKS: &str = "block of 1x128, of weights of 128x128,";
+
+impl GranularityInfo {
+    const fn new(
+        name: &'static str,
+        each: &'static str,
+        shared: Shared,
+        sharing: &'static str,
+        cublaslt_mode: i32,
+    ) -> GranularityInfo {
+        let sharing = Ok(sharing);
+        GranularityInfo { name, each, shared, copies: None, power_of_two: false, sharing, cublaslt_mode }
     }
 }
 
 impl fmt::Display for Granularity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Granularity::PerTensor => "per-tensor",
-            Granularity::PerRow => "per-row",
-            Granularity::Blocks1x128 => "1x128",
-            Granularity::Blocks128x128 => "128x128",
-            Granularity::MixedBlocks => "1x128, transposed 128x128",
-            Granularity::Mx => "mx",
-        })
+        f.write_str(self.info().name)
     }
 }

@@ -40,7 +40,7 @@ pub use capability::{Capability, Feature};
 pub use device::{Device, MemoryKind};
 pub use dtype::DType;
 pub use error::{Error, RankFault, Result};
-pub use granularity::Granularity;
+pub use granularity::{Granularity, GranularityInfo};
 pub use host_transfer::{HostTransfer, discard_mirrors};
 pub use quantized::QuantizedTensor;
 pub use snapshot::Snapshot;

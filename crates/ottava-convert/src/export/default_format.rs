@@ -41,7 +41,8 @@ impl Fp8Format {
             Granularity::Blocks128x128 => (whole > 0).then_some(Fp8Format::FP8_BLOCK),
             Granularity::PerRow => Some(Fp8Format::ROWS),
             Granularity::PerTensor => (!source.delayed.is_empty()).then_some(Fp8Format::STATIC),
-            Granularity::Blocks1x128 | Granularity::MixedBlocks | Granularity::Mx => None,
+            // No format has scales of such blocks.
+            _ => None,
         });
         Ok(match (of_run, cut) {
             (Some(format), _) => {

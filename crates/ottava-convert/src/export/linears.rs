@@ -6,7 +6,6 @@ use ottava_common::error::{Error, Result};
 use ottava_models::layers::{HEAD, Role};
 use ottava_models::{Decoder, DecoderConfig, SublayerSpec};
 use ottava_recipe::{Decision, LinearSite, Scaling};
-use ottava_tensor::Granularity;
 use ottava_tensor::ops::CurrentScaling;
 use std::collections::BTreeMap;
 
@@ -183,7 +182,7 @@ fn scale(source: &Source, format: Fp8Format, site: &LinearSite, decision: &Decis
         return again(&format!(
             "the run's recipe {} scales weights differently ({})",
             name.as_str(),
-            words(casts.weight.granularity)
+            casts.weight.granularity
         ));
     }
     match casts.weight.scaling {
@@ -192,14 +191,5 @@ fn scale(source: &Source, format: Fp8Format, site: &LinearSite, decision: &Decis
             None => again("the run has no history of this weight yet"),
         },
         Scaling::Current(how) => (Scale::Own(how), None),
-    }
-}
-
-fn words(granularity: Granularity) -> &'static str {
-    match granularity {
-        Granularity::PerTensor => "one per tensor",
-        Granularity::PerRow => "one per row",
-        Granularity::Blocks128x128 => "one per 128x128",
-        Granularity::Blocks1x128 | Granularity::MixedBlocks | Granularity::Mx => "in small blocks",
     }
 }

@@ -1,9 +1,10 @@
 //! Compares the declared kernels with the kernel files, without a compiler: reads the signatures of `extern "C" __global__` functions as the
 //! preprocessor leaves them, for every variant of every source.
 
-use crate::cuda::KernelModule;
+use crate::cuda::{Arg, CudaDevice, Entry, GpuModel, KernelModule, Kind, Parameter, Signature, Source};
 use crate::ops::kernels;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::panic::AssertUnwindSafe;
 
 /// A `#define` of a kernel file, or a macro of its variant.
 #[derive(Clone)]
@@ -329,4 +330,77 @@ fn declared_kernels_are_the_kernels_of_the_files() {
     }
     let missing = unseen.iter().find(|(at, _, kernel)| !seen.contains(&(*at, kernel.to_string())));
     assert_eq!(missing, None, "declared, but in no file");
+}
+
+/// A kernel file with what kernel files do: an attribute, parameters in macros, an alternative, and a macro that defines kernels.
+static PLANTED: Source = Source {
+    macros: &["CAPS"],
+    signatures: &[Signature {
+        names: &["planted"],
+        parameters: &[
+            Parameter { name: "y", of: "*mut X", kind: Kind::Pointer, only_with: None },
+            Parameter { name: "n", of: "i32", kind: Kind::I32, only_with: None },
+            Parameter { name: "cap", of: "f32", kind: Kind::F32, only_with: Some("CAPS") },
+            Parameter { name: "bias", of: "*const X", kind: Kind::Pointer, only_with: Some("CENTERED") },
+        ],
+    }],
+    ..Source::bare(
+        "planted",
+        r#"#define CAPS 1
+            #ifdef CAPS // parameters
+            #define AND_CAP , float cap
+            #else
+            #define AND_CAP
+            #endif
+            extern "C" __global__ void __launch_bounds__(256, (X_BITS + 2)) planted(X* __restrict__ y, int n AND_CAP) {}
+            #if X_BITS == 16 && !defined(OTHER)
+            #define KERNEL(NAME, CACHE) extern "C" __global__ void \
+                NAME(CACHE cache, const unsigned char* codes, unsigned short* rest, long long at, const __grid_constant__ Parts parts) {}
+            KERNEL(one, const KV*)
+            KERNEL(two, const __grid_constant__ TensorMap)
+            #elif X_BITS == 32
+            extern "C" __global__ void three(double d, u64 n) {}
+            #endif"#,
+    )
+};
+
+#[test]
+fn signatures_are_read_as_the_preprocessor_leaves_them() {
+    let read = |bits| {
+        let defines = match bits {
+            16 => &[("X", "bf16"), ("X_BITS", "16")],
+            _ => &[("X", "f32"), ("X_BITS", "32")],
+        };
+        signatures(&KernelModule { source: &PLANTED, defines })
+    };
+    let expected = |kernels: &[(&str, &[&str])]| -> BTreeMap<String, Vec<String>> {
+        let owned = |types: &[&str]| types.iter().map(|name| name.to_string()).collect();
+        kernels.iter().map(|(name, types)| (name.to_string(), owned(types))).collect()
+    };
+    let planted: (&str, &[&str]) = ("planted", &["*mut X", "i32", "f32"]);
+    let one: (&str, &[&str]) = ("one", &["*const KV", "*const u8", "*mut u16", "i64", "Parts"]);
+    let two: (&str, &[&str]) = ("two", &["TensorMap", "*const u8", "*mut u16", "i64", "Parts"]);
+    assert_eq!(read(16), expected(&[planted, one, two]));
+    assert_eq!(read(32), expected(&[planted, ("three", &["f64", "u64"])]));
+}
+
+#[test]
+fn a_launch_that_does_not_fit_its_declaration_panics() {
+    let launch = |name: &'static str, args: &[Arg]| {
+        let kernel = PLANTED.kernel(&[], Entry { name, args: args.to_vec() });
+        let gpu = CudaDevice::dry(GpuModel::h200());
+        // SAFETY: a dry run enqueues nothing.
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| unsafe { gpu.launch(&kernel, [1; 3], 32, 0) }));
+        outcome.map(Result::unwrap).map_err(|panic| *panic.downcast::<String>().expect("a message"))
+    };
+    let (y, n, cap) = (Arg::Ptr(64), Arg::I32(5), Arg::F32(0.5));
+    assert_eq!(launch("planted", &[y, n, cap]), Ok(()));
+    let swapped = "`planted` takes `y: *mut X`, and the launch passes Some(I32(5))";
+    assert_eq!(launch("planted", &[n, y, cap]), Err(swapped.into()));
+    let missing = "`planted` takes `cap: f32`, and the launch passes None";
+    assert_eq!(launch("planted", &[y, n]), Err(missing.into()));
+    let wide = "`planted` takes `n: i32`, and the launch passes Some(I64(5))";
+    assert_eq!(launch("planted", &[y, Arg::I64(5), cap]), Err(wide.into()));
+    assert!(launch("planted", &[y, n, cap, y]).unwrap_err().contains("more arguments"));
+    assert_eq!(launch("other", &[]), Err("the op `planted` declares no kernel `other`".into()));
 }

@@ -34,13 +34,7 @@ pub enum ScaleMode {
 impl ScaleMode {
     /// `cublasLtMatmulMatrixScale_t` of `a` and of `b`.
     pub(super) fn of_operands(self) -> [i32; 2] {
-        let mode = |granularity| match granularity {
-            Granularity::PerTensor => 0,
-            Granularity::Mx => 2,
-            Granularity::PerRow => 3,
-            Granularity::Blocks1x128 | Granularity::MixedBlocks => 4,
-            Granularity::Blocks128x128 => 5,
-        };
+        let mode = |granularity: Granularity| granularity.info().cublaslt_mode;
         match self {
             ScaleMode::None | ScaleMode::PerTensor => [mode(Granularity::PerTensor); 2],
             ScaleMode::PerRow => [mode(Granularity::PerRow); 2],

@@ -196,12 +196,10 @@ impl AdamWParameter<'_> {
 /// If `norm` is not finite, nothing is written. Bit-identical on every device, and the maximum over slices is the amax of the whole parameter.
 pub fn adamw_amaxes(parameters: &mut [AdamWParameter], norm: &Tensor, scalars: &AdamWScalars) -> Result<()> {
     check_all(parameters, norm, scalars)?;
-    dispatch!(norm.device(), cpu::adamw_amaxes(parameters, norm, &scalars.host()), |gpu| cuda::adamw_amaxes(
-        gpu,
-        parameters,
-        norm,
-        &scalars.words
-    )?);
+    dispatch! { norm.device(),
+        cpu => cpu::adamw_amaxes(parameters, norm, &scalars.host()),
+        gpu => cuda::adamw_amaxes(gpu, parameters, norm, &scalars.words)?,
+    }
     Ok(())
 }
 
@@ -222,12 +220,11 @@ pub fn adamw(
     for parameter in &*parameters {
         check_cast(parameter, statistics, norm.device())?;
     }
-    dispatch!(
-        norm.device(),
-        cpu::adamw(parameters, statistics, norm, &scalars.host()),
-        cpu::scratch(parameters),
-        |gpu| cuda::adamw(gpu, parameters, statistics, norm, &scalars.words)?
-    );
+    dispatch! { norm.device(),
+        scratch => cpu::scratch(parameters),
+        cpu => cpu::adamw(parameters, statistics, norm, &scalars.host()),
+        gpu => cuda::adamw(gpu, parameters, statistics, norm, &scalars.words)?,
+    }
     Ok(())
 }
 

@@ -16,6 +16,9 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     b.expect_dtype("add: b", &[a.dtype()])?;
     b.expect_device("add: b", a.device())?;
     let mut y = a.empty_like()?;
-    dispatch!(a.device(), cpu::add(a, b, &mut y), |gpu| cuda::add(gpu, a, b, &mut y)?);
+    dispatch! { a.device(),
+        cpu => cpu::add(a, b, &mut y),
+        gpu => cuda::add(gpu, a, b, &mut y)?,
+    }
     Ok(y)
 }

@@ -14,6 +14,9 @@ pub fn argmax(x: &Tensor) -> Result<Tensor> {
     let [rows, _] = x.dims("argmax: x")?;
     x.expect_dtype("argmax: x", &[DType::F32])?;
     let mut at = Tensor::empty(x.device(), &[rows], DType::I32)?;
-    dispatch!(x.device(), cpu::argmax(x, &mut at), |gpu| cuda::argmax(gpu, x, &mut at)?);
+    dispatch! { x.device(),
+        cpu => cpu::argmax(x, &mut at),
+        gpu => cuda::argmax(gpu, x, &mut at)?,
+    }
     Ok(at)
 }

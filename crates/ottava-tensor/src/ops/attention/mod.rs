@@ -42,9 +42,11 @@ pub fn attention(input: AttentionInput, spec: &AttentionSpec) -> Result<(Tensor,
     let backend = AttentionBackend::choose(device, &AttentionCase::of_input(&input, spec))?.backend;
     let mut o = Tensor::empty(device, &[input.q.matrix.shape()[0], spec.output_width()], dtype)?;
     let mut lse = Tensor::empty(device, &lse_shape(&input, spec, backend), real_type(dtype))?;
-    dispatch!(device, cpu::attention(input, spec, &mut o, &mut lse), cpu::scratch(&input, spec), |gpu| {
-        cuda::attention(gpu, backend, input, spec, &mut o, &mut lse)?
-    });
+    dispatch! { device,
+        scratch => cpu::scratch(&input, spec),
+        cpu => cpu::attention(input, spec, &mut o, &mut lse),
+        gpu => cuda::attention(gpu, backend, input, spec, &mut o, &mut lse)?,
+    }
     Ok((o, lse))
 }
 
@@ -70,12 +72,11 @@ pub fn attention_backward(
     lse.expect("attention_backward: lse", &lse_shape(&input, spec, backend))?;
     let mut gradient =
         AttentionGradient { tensors: input.matrices().into_iter().map(Tensor::empty_like).collect::<Result<_>>()? };
-    dispatch!(
-        device,
-        cpu::attention_backward(d_o, input, o, lse, spec, &mut gradient.tensors),
-        cpu::scratch_of_backward(&input, spec),
-        |gpu| cuda::attention_backward(gpu, backend, [d_o, o, lse], input, spec, &mut gradient.tensors)?
-    );
+    dispatch! { device,
+        scratch => cpu::scratch_of_backward(&input, spec),
+        cpu => cpu::attention_backward(d_o, input, o, lse, spec, &mut gradient.tensors),
+        gpu => cuda::attention_backward(gpu, backend, [d_o, o, lse], input, spec, &mut gradient.tensors)?,
+    }
     Ok(gradient)
 }
 

@@ -65,9 +65,10 @@ impl Sizes {
 /// sink has no value. Errors with [`Error::Shape`] if `lse` does not have the shape that attention returns.
 pub fn attention_sink(o: &mut Tensor, lse: &mut Tensor, sinks: &Tensor) -> Result<()> {
     let sizes = Sizes::new("attention_sink", o, lse, sinks)?;
-    dispatch!(o.device().clone(), cpu::attention_sink(o, lse, sinks, sizes), |gpu| cuda::attention_sink(
-        &gpu, o, lse, sinks, sizes
-    )?);
+    dispatch! { o.device().clone(),
+        cpu => cpu::attention_sink(o, lse, sinks, sizes),
+        gpu => cuda::attention_sink(&gpu, o, lse, sinks, sizes)?,
+    }
     Ok(())
 }
 
@@ -87,8 +88,9 @@ pub fn attention_sink_backward(
     d_o.expect_dtype("attention_sink_backward: d_o", &[o.dtype()])?;
     dsinks.expect("attention_sink_backward: dsinks", sinks.shape())?;
     expect_gradient("attention_sink_backward: dsinks", dsinks, o)?;
-    dispatch!(o.device(), cpu::attention_sink_backward(d_o, o, lse, sinks, dsinks, sizes), |gpu| {
-        cuda::attention_sink_backward(gpu, d_o, o, lse, sinks, dsinks, sizes)?
-    });
+    dispatch! { o.device(),
+        cpu => cpu::attention_sink_backward(d_o, o, lse, sinks, dsinks, sizes),
+        gpu => cuda::attention_sink_backward(gpu, d_o, o, lse, sinks, dsinks, sizes)?,
+    }
     Ok(())
 }

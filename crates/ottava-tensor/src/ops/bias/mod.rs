@@ -17,7 +17,10 @@ pub fn add_bias(x: &mut Tensor, bias: &Tensor) -> Result<()> {
     expect_compute("add_bias: x", x)?;
     bias.expect("add_bias: bias", &[columns])?;
     bias.expect_dtype("add_bias: bias", &[x.dtype()])?;
-    dispatch!(x.device().clone(), cpu::add_bias(x, bias), |gpu| cuda::add_bias(&gpu, x, bias)?);
+    dispatch! { x.device().clone(),
+        cpu => cpu::add_bias(x, bias),
+        gpu => cuda::add_bias(&gpu, x, bias)?,
+    }
     Ok(())
 }
 
@@ -27,7 +30,10 @@ pub fn bias_gradient(dy: &Tensor, dbias: &mut Tensor) -> Result<()> {
     expect_compute("bias_gradient: dy", dy)?;
     dbias.expect("bias_gradient: dbias", &[columns])?;
     expect_gradient("bias_gradient: dbias", dbias, dy)?;
-    dispatch!(dy.device(), cpu::bias_gradient(dy, dbias), |gpu| cuda::bias_gradient(gpu, dy, dbias)?);
+    dispatch! { dy.device(),
+        cpu => cpu::bias_gradient(dy, dbias),
+        gpu => cuda::bias_gradient(gpu, dy, dbias)?,
+    }
     Ok(())
 }
 
@@ -35,9 +41,10 @@ pub fn bias_gradient(dy: &Tensor, dbias: &mut Tensor) -> Result<()> {
 pub fn add_grouped_bias(x: &mut Tensor, bias: &Tensor, groups: &Groups) -> Result<()> {
     check_groups("add_grouped_bias", x, bias, groups)?;
     bias.expect_dtype("add_grouped_bias: bias", &[x.dtype()])?;
-    dispatch!(x.device().clone(), cpu::add_grouped_bias(x, bias, groups), |gpu| cuda::add_grouped_bias(
-        &gpu, x, bias, groups
-    )?);
+    dispatch! { x.device().clone(),
+        cpu => cpu::add_grouped_bias(x, bias, groups),
+        gpu => cuda::add_grouped_bias(&gpu, x, bias, groups)?,
+    }
     Ok(())
 }
 
@@ -46,9 +53,10 @@ pub fn add_grouped_bias(x: &mut Tensor, bias: &Tensor, groups: &Groups) -> Resul
 pub fn grouped_bias_gradient(dy: &Tensor, groups: &Groups, dbias: &mut Tensor) -> Result<()> {
     check_groups("grouped_bias_gradient", dy, dbias, groups)?;
     expect_gradient("grouped_bias_gradient: dbias", dbias, dy)?;
-    dispatch!(dy.device(), cpu::grouped_bias_gradient(dy, groups, dbias), |gpu| cuda::grouped_bias_gradient(
-        gpu, dy, groups, dbias
-    )?);
+    dispatch! { dy.device(),
+        cpu => cpu::grouped_bias_gradient(dy, groups, dbias),
+        gpu => cuda::grouped_bias_gradient(gpu, dy, groups, dbias)?,
+    }
     Ok(())
 }
 
@@ -60,9 +68,10 @@ pub fn grouped_bias_dots(dy: &Tensor, bias: &Tensor, groups: &Groups, dots: &mut
     dots.expect("grouped_bias_dots: dots", &dy.shape()[..1])?;
     dots.expect_dtype("grouped_bias_dots: dots", &[real_type(dy.dtype())])?;
     dots.expect_device("grouped_bias_dots: dots", dy.device())?;
-    dispatch!(dy.device(), cpu::grouped_bias_dots(dy, bias, groups, dots), |gpu| cuda::grouped_bias_dots(
-        gpu, dy, bias, groups, dots
-    )?);
+    dispatch! { dy.device(),
+        cpu => cpu::grouped_bias_dots(dy, bias, groups, dots),
+        gpu => cuda::grouped_bias_dots(gpu, dy, bias, groups, dots)?,
+    }
     Ok(())
 }
 

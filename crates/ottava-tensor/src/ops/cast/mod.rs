@@ -27,6 +27,9 @@ pub fn cast_into(x: &Tensor, y: &mut Tensor, first: usize) -> Result<()> {
             "cast: elements of shape {shape:?} do not fit into {into:?} from {first} on"
         )));
     }
-    dispatch!(x.device(), cpu::cast(x, y, first), |gpu| cuda::cast(gpu, x, y, first)?);
+    dispatch! { x.device(),
+        cpu => cpu::cast(x, y, first),
+        gpu => cuda::cast(gpu, x, y, first)?,
+    }
     Ok(())
 }

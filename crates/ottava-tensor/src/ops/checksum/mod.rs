@@ -18,9 +18,10 @@ pub fn checksums(tensors: &[&Tensor]) -> Result<Tensor> {
     let mut sums = Tensor::zeros(first.device(), &[tensors.len()], DType::I64)?;
     for (i, x) in tensors.iter().enumerate() {
         x.expect_device("checksums: tensor", first.device())?;
-        dispatch!(x.device(), sums.host_mut::<i64>()[i] = cpu::checksum(&x.read_bytes()?) as i64, |gpu| {
-            cuda::checksum(gpu, x, &mut sums, i)?
-        });
+        dispatch! { x.device(),
+            cpu => sums.host_mut::<i64>()[i] = cpu::checksum(&x.read_bytes()?) as i64,
+            gpu => cuda::checksum(gpu, x, &mut sums, i)?,
+        }
     }
     Ok(sums)
 }

@@ -54,7 +54,10 @@ pub fn divide_columns(x: &Tensor, widths: &[usize], parts: usize) -> Result<Tens
     let sections = Sections::new("divide_columns", widths, parts, rows)?;
     x.expect("divide_columns: x", &[rows, sections.columns()])?;
     let mut y = Tensor::empty(x.device(), &[parts, rows, columns / parts], x.dtype())?;
-    dispatch!(x.device(), cpu::divide(x, &mut y, &sections), |gpu| cuda::divide(gpu, x, &mut y, &sections)?);
+    dispatch! { x.device(),
+        cpu => cpu::divide(x, &mut y, &sections),
+        gpu => cuda::divide(gpu, x, &mut y, &sections)?,
+    }
     Ok(y)
 }
 
@@ -65,6 +68,9 @@ pub fn join_columns(parts: &Tensor, widths: &[usize]) -> Result<Tensor> {
     let sections = Sections::new("join_columns", widths, count, rows)?;
     parts.expect("join_columns: parts", &[count, rows, sections.part()])?;
     let mut y = Tensor::empty(parts.device(), &[rows, columns * count], parts.dtype())?;
-    dispatch!(parts.device(), cpu::join(parts, &mut y, &sections), |gpu| cuda::join(gpu, parts, &mut y, &sections)?);
+    dispatch! { parts.device(),
+        cpu => cpu::join(parts, &mut y, &sections),
+        gpu => cuda::join(gpu, parts, &mut y, &sections)?,
+    }
     Ok(y)
 }

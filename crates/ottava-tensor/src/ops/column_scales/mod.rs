@@ -26,7 +26,10 @@ pub fn column_scales(x: &Tensor) -> Result<Tensor> {
     expect_values("column_scales: x", x)?;
     // Holds the amaxes first.
     let mut scales = Tensor::zeros(x.device(), &[columns], DType::F32)?;
-    dispatch!(x.device(), cpu::column_scales(x, &mut scales), |gpu| cuda::column_scales(gpu, x, &mut scales)?);
+    dispatch! { x.device(),
+        cpu => cpu::column_scales(x, &mut scales),
+        gpu => cuda::column_scales(gpu, x, &mut scales)?,
+    }
     Ok(scales)
 }
 
@@ -48,9 +51,10 @@ pub fn add_unscaled_columns(sum: &mut Tensor, x: &Tensor, scales: &Tensor) -> Re
     x.expect_dtype("add_unscaled_columns: x", &[DType::F32])?;
     x.expect_device("add_unscaled_columns: x", sum.device())?;
     expect_scales(scales, x)?;
-    dispatch!(x.device(), cpu::add_unscaled_columns(sum, x, scales), |gpu| cuda::add_unscaled_columns(
-        gpu, sum, x, scales
-    )?);
+    dispatch! { x.device(),
+        cpu => cpu::add_unscaled_columns(sum, x, scales),
+        gpu => cuda::add_unscaled_columns(gpu, sum, x, scales)?,
+    }
     Ok(())
 }
 
@@ -58,9 +62,10 @@ fn multiplied(x: &Tensor, scales: &Tensor, factor: Factor) -> Result<Tensor> {
     expect_compute("scale_columns: x", x)?;
     expect_scales(scales, x)?;
     let mut y = x.empty_like()?;
-    dispatch!(x.device(), cpu::multiply(x, scales, factor, &mut y), |gpu| cuda::multiply(
-        gpu, x, scales, factor, &mut y
-    )?);
+    dispatch! { x.device(),
+        cpu => cpu::multiply(x, scales, factor, &mut y),
+        gpu => cuda::multiply(gpu, x, scales, factor, &mut y)?,
+    }
     Ok(y)
 }
 

@@ -35,9 +35,10 @@ pub fn compare_rows(x: &Tensor, every: usize, reference: &Tensor, sums: &mut Ten
         return Err(different_sizes(x, every, reference));
     }
     expect_places(x, reference, sums, at)?;
-    dispatch!(reference.device(), write(sums, at, cpu::compare_rows(x, every, reference)), |gpu| cuda::compare_rows(
-        gpu, x, every, reference, sums, at
-    )?);
+    dispatch! { reference.device(),
+        cpu => write(sums, at, cpu::compare_rows(x, every, reference)),
+        gpu => cuda::compare_rows(gpu, x, every, reference, sums, at)?,
+    }
     Ok(())
 }
 
@@ -51,9 +52,10 @@ pub fn compare_along(x: &Tensor, reference: &Tensor, direction: &Tensor, sums: &
         other.expect(what, &shape)?;
         expect_places(x, other, sums, at)?;
     }
-    dispatch!(x.device(), write(sums, at, cpu::compare_along(x, reference, direction)), |gpu| cuda::compare_along(
-        gpu, x, reference, direction, sums, at
-    )?);
+    dispatch! { x.device(),
+        cpu => write(sums, at, cpu::compare_along(x, reference, direction)),
+        gpu => cuda::compare_along(gpu, x, reference, direction, sums, at)?,
+    }
     Ok(())
 }
 
@@ -66,11 +68,10 @@ pub fn compare_codes(codes: Operand, matrix: &Tensor, sums: &mut Tensor, at: usi
     let [rows, columns] = if is_transposed { [layout.columns, layout.rows] } else { [layout.rows, layout.columns] };
     matrix.expect("compare: matrix", &[rows, columns])?;
     expect_places(stored, matrix, sums, at)?;
-    dispatch!(
-        matrix.device(),
-        write(sums, at, cpu::compare_codes(stored, scale_inv, &layout, is_transposed, matrix)),
-        |gpu| cuda::compare_codes(gpu, stored, scale_inv, &layout, is_transposed, matrix, sums, at)?
-    );
+    dispatch! { matrix.device(),
+        cpu => write(sums, at, cpu::compare_codes(stored, scale_inv, &layout, is_transposed, matrix)),
+        gpu => cuda::compare_codes(gpu, stored, scale_inv, &layout, is_transposed, matrix, sums, at)?,
+    }
     Ok(())
 }
 

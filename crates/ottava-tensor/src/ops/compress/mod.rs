@@ -35,7 +35,10 @@ pub struct CompressedTensor {
 /// A group with an infinity or a NaN decodes to NaN.
 pub fn compress(x: &Tensor) -> Result<CompressedTensor> {
     let mut y = prepare(x)?;
-    dispatch!(x.device(), cpu::compress(x, &mut y), |gpu| cuda::compress(gpu, x, &mut y)?);
+    dispatch! { x.device(),
+        cpu => cpu::compress(x, &mut y),
+        gpu => cuda::compress(gpu, x, &mut y)?,
+    }
     Ok(y)
 }
 
@@ -53,7 +56,10 @@ pub(super) fn prepare(x: &Tensor) -> Result<CompressedTensor> {
 /// `code · scale_inv` in the original type. Exact, except that a value near the largest F16 may have been rounded up to infinity.
 pub fn decompress(x: &CompressedTensor) -> Result<Tensor> {
     let mut y = Tensor::empty(x.codes.device(), x.codes.shape(), x.dtype)?;
-    dispatch!(x.codes.device(), cpu::decompress(x, &mut y), |gpu| cuda::decompress(gpu, x, &mut y)?);
+    dispatch! { x.codes.device(),
+        cpu => cpu::decompress(x, &mut y),
+        gpu => cuda::decompress(gpu, x, &mut y)?,
+    }
     Ok(y)
 }
 

@@ -51,9 +51,10 @@ impl CrossEntropy {
 pub fn cross_entropy(logits: &Tensor, vocabulary: usize, targets: &Tensor, how: CrossEntropy) -> Result<Tensor> {
     let mut losses = prepare(logits, targets, how)?;
     expect_vocabulary(vocabulary, logits)?;
-    dispatch!(logits.device(), cpu::cross_entropy(logits, vocabulary, targets, how, &mut losses), |gpu| {
-        cuda::cross_entropy(gpu, logits, vocabulary, targets, how, &mut losses)?
-    });
+    dispatch! { logits.device(),
+        cpu => cpu::cross_entropy(logits, vocabulary, targets, how, &mut losses),
+        gpu => cuda::cross_entropy(gpu, logits, vocabulary, targets, how, &mut losses)?,
+    }
     Ok(losses)
 }
 
@@ -73,13 +74,12 @@ pub fn cross_entropy_gradient(
     let mut losses = prepare(logits, targets, how)?;
     expect_vocabulary(vocabulary, logits)?;
     expect_scale("cross_entropy: scale", scale, logits)?;
-    dispatch!(
-        logits.device().clone(),
-        cpu::cross_entropy_gradient(logits, vocabulary, targets, scale, how, &mut losses),
-        |gpu| {
+    dispatch! { logits.device().clone(),
+        cpu => cpu::cross_entropy_gradient(logits, vocabulary, targets, scale, how, &mut losses),
+        gpu => {
             cuda::cross_entropy_gradient(&gpu, logits, vocabulary, targets, scale, how, &mut losses)?;
-        }
-    );
+        },
+    }
     Ok(losses)
 }
 
@@ -91,9 +91,10 @@ pub fn cap_logits(logits: &mut Tensor, soft_cap: f64) -> Result<()> {
     logits.dims::<2>("cap_logits: logits")?;
     expect_compute("cap_logits: logits", logits)?;
     expect_cap(Some(soft_cap))?;
-    dispatch!(logits.device().clone(), cpu::cap_logits(logits, soft_cap), |gpu| cuda::cap_logits(
-        &gpu, logits, soft_cap
-    )?);
+    dispatch! { logits.device().clone(),
+        cpu => cpu::cap_logits(logits, soft_cap),
+        gpu => cuda::cap_logits(&gpu, logits, soft_cap)?,
+    }
     Ok(())
 }
 

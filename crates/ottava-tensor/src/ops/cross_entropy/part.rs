@@ -20,9 +20,10 @@ pub struct VocabularyPart {
 pub fn partial_losses(logits: &Tensor, targets: &Tensor, part: VocabularyPart, how: CrossEntropy) -> Result<Tensor> {
     let losses = prepare(logits, targets, how)?;
     let mut partial = Tensor::empty(logits.device(), &[targets.len(), 2], losses.dtype())?;
-    dispatch!(logits.device(), cpu::partial_losses(logits, targets, part, how, &mut partial), |gpu| {
-        cuda::partial_losses(gpu, logits, targets, part, how, &mut partial)?
-    });
+    dispatch! { logits.device(),
+        cpu => cpu::partial_losses(logits, targets, part, how, &mut partial),
+        gpu => cuda::partial_losses(gpu, logits, targets, part, how, &mut partial)?,
+    }
     Ok(partial)
 }
 
@@ -37,13 +38,10 @@ pub fn merge_losses(partial: &Tensor, targets: &Tensor) -> Result<(Tensor, Tenso
     targets.expect_device("merge_losses: targets", partial.device())?;
     let empty = || Tensor::empty(partial.device(), &[tokens], partial.dtype());
     let (mut losses, mut lse) = (empty()?, empty()?);
-    dispatch!(partial.device(), cpu::merge_losses(partial, targets, &mut losses, &mut lse), |gpu| cuda::merge_losses(
-        gpu,
-        partial,
-        targets,
-        &mut losses,
-        &mut lse
-    )?);
+    dispatch! { partial.device(),
+        cpu => cpu::merge_losses(partial, targets, &mut losses, &mut lse),
+        gpu => cuda::merge_losses(gpu, partial, targets, &mut losses, &mut lse)?,
+    }
     Ok((losses, lse))
 }
 
@@ -62,8 +60,9 @@ pub fn partial_gradient(
     lse.expect("partial_gradient: lse", &[losses.len()])?;
     lse.expect_dtype("partial_gradient: lse", &[real_type(logits.dtype())])?;
     lse.expect_device("partial_gradient: lse", logits.device())?;
-    dispatch!(logits.device().clone(), cpu::partial_gradient(logits, targets, part, lse, scale, how), |gpu| {
-        cuda::partial_gradient(&gpu, logits, targets, part, lse, scale, how)?
-    });
+    dispatch! { logits.device().clone(),
+        cpu => cpu::partial_gradient(logits, targets, part, lse, scale, how),
+        gpu => cuda::partial_gradient(&gpu, logits, targets, part, lse, scale, how)?,
+    }
     Ok(())
 }

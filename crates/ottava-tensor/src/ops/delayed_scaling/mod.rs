@@ -96,8 +96,9 @@ pub fn delayed_scaling(amax: &mut Tensor, state: &mut DelayedScales, how: Delaye
     if how.interval == 0 {
         return Err(Error::Value("delayed_scaling: the interval is 0, it must be at least 1".into()));
     }
-    dispatch!(state.history.device().clone(), cpu::delayed_scaling(amax, state, how), |gpu| cuda::delayed_scaling(
-        &gpu, amax, state, how
-    )?);
+    dispatch! { state.history.device().clone(),
+        cpu => cpu::delayed_scaling(amax, state, how),
+        gpu => cuda::delayed_scaling(&gpu, amax, state, how)?,
+    }
     Ok(())
 }

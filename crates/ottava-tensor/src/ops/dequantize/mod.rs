@@ -6,8 +6,9 @@ pub(super) mod cuda;
 mod tests;
 
 use super::Operand;
+use crate::granularity::ScaleLayout;
 use crate::ops::dispatch::dispatch;
-use crate::{DType, Error, Granularity, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 /// Where the codes of a matrix and their scales are, for the row and column of an element.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,13 +31,7 @@ impl Layout {
             return Err(Error::Value(format!("{what}: a matrix without codes")));
         };
         let ((rows, columns), shape) = (operand.size(what)?, scale_inv.shape());
-        let (shared, scale_steps) = match granularity {
-            Granularity::PerTensor => ([1, 1], [0, 0]),
-            Granularity::PerRow => ([1, 1], [1, 0]),
-            Granularity::Blocks1x128 | Granularity::MixedBlocks => ([1, 128], [1, shape[1]]),
-            Granularity::Mx => ([1, 32], [1, shape[1]]),
-            Granularity::Blocks128x128 => ([128, 128], [shape[1], 1]),
-        };
+        let ScaleLayout { shared, steps: scale_steps } = granularity.scale_layout(shape);
         Ok((codes, scale_inv, Layout { rows, columns, pitch: codes.shape()[1], shared, scale_steps }))
     }
 
@@ -52,8 +47,9 @@ pub fn dequantize(operand: Operand, every: usize, dtype: DType) -> Result<Tensor
     let (codes, scale_inv, layout) = Layout::of("dequantize", operand)?;
     let mut y = Tensor::empty(codes.device(), &[layout.rows.div_ceil(every), layout.columns], dtype)?;
     y.expect_dtype("dequantize: type", &[DType::F32, DType::BF16])?;
-    dispatch!(y.device().clone(), cpu::dequantize(codes, scale_inv, &layout, every, &mut y), |gpu| cuda::dequantize(
-        &gpu, codes, scale_inv, &layout, every, &mut y
-    )?);
+    dispatch! { y.device().clone(),
+        cpu => cpu::dequantize(codes, scale_inv, &layout, every, &mut y),
+        gpu => cuda::dequantize(&gpu, codes, scale_inv, &layout, every, &mut y)?,
+    }
     Ok(y)
 }

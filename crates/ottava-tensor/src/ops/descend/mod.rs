@@ -35,13 +35,10 @@ pub struct DescendParameter<'a> {
 pub fn descend_amax(parameter: DescendParameter, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
     check(&parameter, norm, scalars)?;
     if is_scaled(&parameter) {
-        dispatch!(norm.device(), cpu::descend(parameter, norm, &scalars.host(), false), |gpu| cuda::descend(
-            gpu,
-            parameter,
-            norm,
-            &scalars.words,
-            false
-        )?);
+        dispatch! { norm.device(),
+            cpu => cpu::descend(parameter, norm, &scalars.host(), false),
+            gpu => cuda::descend(gpu, parameter, norm, &scalars.words, false)?,
+        }
     }
     Ok(())
 }
@@ -52,9 +49,11 @@ pub fn descend_amax(parameter: DescendParameter, norm: &Tensor, scalars: &Moment
 /// rounded on its own.
 pub fn descend(parameter: DescendParameter, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
     check(&parameter, norm, scalars)?;
-    dispatch!(norm.device(), cpu::descend(parameter, norm, &scalars.host(), true), cpu::scratch(&parameter), |gpu| {
-        cuda::descend(gpu, parameter, norm, &scalars.words, true)?
-    });
+    dispatch! { norm.device(),
+        scratch => cpu::scratch(&parameter),
+        cpu => cpu::descend(parameter, norm, &scalars.host(), true),
+        gpu => cuda::descend(gpu, parameter, norm, &scalars.words, true)?,
+    }
     Ok(())
 }
 

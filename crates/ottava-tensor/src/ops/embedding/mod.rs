@@ -27,9 +27,10 @@ fn rows(table: &Tensor, ids: &Tensor, first: Option<usize>) -> Result<Tensor> {
     ids.expect_dtype("embedding: ids", &[DType::I32])?;
     ids.expect_device("embedding: ids", table.device())?;
     let mut y = Tensor::empty(table.device(), &[tokens, channels], table.dtype())?;
-    dispatch!(table.device(), cpu::embedding(table, ids, first, &mut y), |gpu| cuda::embedding(
-        gpu, table, ids, first, &mut y
-    )?);
+    dispatch! { table.device(),
+        cpu => cpu::embedding(table, ids, first, &mut y),
+        gpu => cuda::embedding(gpu, table, ids, first, &mut y)?,
+    }
     Ok(y)
 }
 
@@ -50,8 +51,9 @@ fn add_rows(dy: &Tensor, ids: &Tensor, first: Option<usize>, dtable: &mut Tensor
     ids.expect("embedding_gradient: ids", &[tokens])?;
     dtable.expect("embedding_gradient: dtable", &[vocabulary, channels])?;
     expect_gradient("embedding_gradient: dtable", dtable, dy)?;
-    dispatch!(dy.device(), cpu::embedding_gradient(dy, ids, first, dtable), |gpu| cuda::embedding_gradient(
-        gpu, dy, ids, first, dtable
-    )?);
+    dispatch! { dy.device(),
+        cpu => cpu::embedding_gradient(dy, ids, first, dtable),
+        gpu => cuda::embedding_gradient(gpu, dy, ids, first, dtable)?,
+    }
     Ok(())
 }

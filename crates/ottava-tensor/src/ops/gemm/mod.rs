@@ -24,7 +24,7 @@ mod packed;
 mod tests;
 
 use crate::cuda::CudaDevice;
-use crate::granularity::Granularity;
+use crate::granularity::{Granularity, Shared};
 use crate::ops::dispatch::dispatch;
 use crate::quantized::QuantizedTensor;
 use crate::{DType, Error, Result, Tensor, planted};
@@ -185,9 +185,9 @@ fn product(a: Operand, b: Operand, out: &mut Tensor, accumulation: Accumulation,
     if out.is_empty() {
         return Ok(());
     }
-    dispatch!(
-        out.device().clone(),
-        {
+    dispatch! { out.device().clone(),
+        scratch => cpu::scratch(a, b)?,
+        cpu => {
             if let Addend::Tensor(addend) = addend {
                 out.copy_from(0, addend)?;
             }
@@ -196,9 +196,8 @@ fn product(a: Operand, b: Operand, out: &mut Tensor, accumulation: Accumulation,
                 planted::damage(out);
             }
         },
-        cpu::scratch(a, b)?,
-        |gpu| cuda::gemm(&gpu, a, b, out, accumulation, addend)?
-    );
+        gpu => cuda::gemm(&gpu, a, b, out, accumulation, addend)?,
+    }
     Ok(())
 }
 
@@ -233,9 +232,9 @@ pub(super) fn check_types(a: Operand, b: Operand, out: DType, accumulation: Accu
         )));
     }
     if let (Some((_, x)), Some((_, y))) = (a.scale_inv(), b.scale_inv()) {
-        let fits = match (x, y) {
-            (Granularity::Blocks128x128, Granularity::Blocks128x128) => false,
-            (x, y) => x == y || (x.is_blocks() && x.block() == y.block()),
+        let fits = match (x.info().shared, y.info().shared) {
+            (Shared::Square(_), Shared::Square(_)) => false,
+            _ => x == y || (x.is_blocks() && x.block() == y.block()),
         };
         if !fits {
             return Err(Error::Value(format!("gemm: the hardware has no product of {x} · {y} scales")));

@@ -18,9 +18,10 @@ pub fn global_norm(gradients: &[Gradient]) -> Result<Tensor> {
 pub fn sum_of_squares(gradients: &[Gradient]) -> Result<Tensor> {
     let partial = sums_of_squares(gradients)?;
     let mut sum = Tensor::empty(partial.device(), &[1], DType::F64)?;
-    dispatch!(partial.device(), sum.host_mut()[0] = partial.host::<f64>().iter().sum::<f64>(), |gpu| cuda::sum(
-        gpu, &partial, &mut sum
-    )?);
+    dispatch! { partial.device(),
+        cpu => sum.host_mut()[0] = partial.host::<f64>().iter().sum::<f64>(),
+        gpu => cuda::sum(gpu, &partial, &mut sum)?,
+    }
     Ok(sum)
 }
 
@@ -28,9 +29,10 @@ pub fn sum_of_squares(gradients: &[Gradient]) -> Result<Tensor> {
 pub fn root_of_sum(partial: &Tensor) -> Result<Tensor> {
     partial.expect_dtype("root_of_sum: partial sums", &[DType::F64])?;
     let mut root = Tensor::empty(partial.device(), &[1], DType::F32)?;
-    dispatch!(partial.device(), root.host_mut()[0] = partial.host::<f64>().iter().sum::<f64>().sqrt() as f32, |gpu| {
-        cuda::root_of_sum(gpu, partial, &mut root)?
-    });
+    dispatch! { partial.device(),
+        cpu => root.host_mut()[0] = partial.host::<f64>().iter().sum::<f64>().sqrt() as f32,
+        gpu => cuda::root_of_sum(gpu, partial, &mut root)?,
+    }
     Ok(root)
 }
 
@@ -42,14 +44,13 @@ pub fn limit_norm(norm: &Tensor, limit: &Tensor) -> Result<Tensor> {
         x.expect_device(what, norm.device())?;
     }
     let mut limited = norm.empty_like()?;
-    dispatch!(
-        norm.device(),
-        {
+    dispatch! { norm.device(),
+        cpu => {
             let (norm, limit) = (norm.host::<f32>()[0], limit.host::<f32>()[0]);
             limited.host_mut()[0] = if norm <= limit { norm } else { f32::INFINITY };
         },
-        |gpu| cuda::limit_norm(gpu, norm, limit, &mut limited)?
-    );
+        gpu => cuda::limit_norm(gpu, norm, limit, &mut limited)?,
+    }
     Ok(limited)
 }
 

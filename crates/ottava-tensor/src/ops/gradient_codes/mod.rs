@@ -48,9 +48,10 @@ impl CodingError {
     /// `‖code - x‖ / ‖x‖` over all gradients `x`, F32 `[1]`; NaN if they are zero.
     pub fn relative(&self) -> Result<Tensor> {
         let mut error = Tensor::empty(self.sums.device(), &[1], DType::F32)?;
-        dispatch!(self.sums.device(), cpu::relative(&self.sums, &mut error), |gpu| cuda::relative(
-            gpu, &self.sums, &mut error
-        )?);
+        dispatch! { self.sums.device(),
+            cpu => cpu::relative(&self.sums, &mut error),
+            gpu => cuda::relative(gpu, &self.sums, &mut error)?,
+        }
         Ok(error)
     }
 }
@@ -81,9 +82,10 @@ pub fn encode_gradients(
         expect_elements("encode_gradients: feedback", feedback, x.len())?;
     }
     let mut codes = Tensor::empty(x.device(), &[slices, gradient_code_bytes(x.len() / slices)], DType::E4M3)?;
-    dispatch!(x.device(), cpu::encode(x, feedback, &mut codes, error), |gpu| cuda::encode(
-        gpu, x, feedback, &mut codes, error
-    )?);
+    dispatch! { x.device(),
+        cpu => cpu::encode(x, feedback, &mut codes, error),
+        gpu => cuda::encode(gpu, x, feedback, &mut codes, error)?,
+    }
     Ok(codes)
 }
 
@@ -103,13 +105,10 @@ fn decode(codes: &Tensor, slices: usize, parts: usize, elements: usize, dtype: D
     expect_elements("gradient codes", codes, slices * parts * gradient_code_bytes(elements))?;
     let mut y = Tensor::empty(codes.device(), &[slices * elements], dtype)?;
     y.expect_dtype("gradients of codes", TYPES)?;
-    dispatch!(codes.device(), cpu::decode(codes, parts, elements, &mut y), |gpu| cuda::decode(
-        gpu,
-        codes,
-        [slices, parts],
-        elements,
-        &mut y
-    )?);
+    dispatch! { codes.device(),
+        cpu => cpu::decode(codes, parts, elements, &mut y),
+        gpu => cuda::decode(gpu, codes, [slices, parts], elements, &mut y)?,
+    }
     Ok(y)
 }
 

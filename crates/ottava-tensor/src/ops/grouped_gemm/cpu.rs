@@ -1,7 +1,7 @@
 //! The definition: a product for each group, of the parts of its operands.
 
 use super::{Groups, Sizes, Stack};
-use crate::granularity::Granularity;
+use crate::granularity::Shared;
 use crate::ops::gemm::{Operand, cpu as product};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 use std::ops::Range;
@@ -61,12 +61,11 @@ impl Part {
         };
         let scales = |rows: Range<usize>, columns: Range<usize>| block(scale_inv, rows, columns);
         let blocks = |length: usize| k.start / length..k.end.div_ceil(length);
-        let scale_inv = match granularity {
-            Granularity::PerTensor => scale_inv.clone(),
-            Granularity::PerRow => scale_inv.rows(rows.start, rows.end)?,
-            Granularity::Blocks128x128 => scales(rows.start / 128..rows.end.div_ceil(128), blocks(128))?,
-            Granularity::Blocks1x128 | Granularity::MixedBlocks => scales(blocks(128), rows.clone())?,
-            Granularity::Mx => scales(blocks(32), rows.clone())?,
+        let scale_inv = match granularity.info().shared {
+            Shared::Tensor => scale_inv.clone(),
+            Shared::Row => scale_inv.rows(rows.start, rows.end)?,
+            Shared::Square(side) => scales(rows.start / side..rows.end.div_ceil(side), blocks(side))?,
+            Shared::Strip(block) => scales(blocks(block), rows.clone())?,
         };
         Ok(Part::Codes(QuantizedTensor {
             rows: rows.len(),

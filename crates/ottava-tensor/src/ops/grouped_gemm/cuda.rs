@@ -3,10 +3,11 @@
 use super::wgmma::{Product, Shape};
 use super::{Groups, Sizes, Stack};
 use crate::cuda::{Arg, CudaDevice};
+use crate::granularity::ScaleLayout;
 use crate::ops::declaration::{kernels, pack};
 use crate::ops::gemm::{Accumulation, Operand};
 use crate::ops::launch::{BLOCK, Defines};
-use crate::{DType, Error, Granularity, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 kernels! {
     static SOURCE = { file: "grouped_gemm", variants: VARIANTS };
@@ -113,17 +114,8 @@ fn side(operand: Operand) -> Result<[Arg; 6]> {
     let (scale_inv, shared, steps) = match operand.scale_inv() {
         None => (0, [1, 1], [0, 0]),
         Some((scale_inv, granularity)) => {
-            let (shared, steps) = match granularity {
-                Granularity::PerTensor => ([1, 1], [0, 0]),
-                Granularity::PerRow => ([1, 1], [1, 0]),
-                Granularity::Blocks1x128 | Granularity::MixedBlocks => ([1, 128], [1, scale_inv.shape()[1]]),
-                Granularity::Blocks128x128 => ([128, 128], [scale_inv.shape()[1], 1]),
-                Granularity::Mx => {
-                    return Err(Error::Value(
-                        "grouped_gemm: MX is emulated on the CPU; Hopper has no MX products".into(),
-                    ));
-                }
-            };
+            granularity.info().sharing.map_err(|why| Error::Value(format!("grouped_gemm: {why}")))?;
+            let ScaleLayout { shared, steps } = granularity.scale_layout(scale_inv.shape());
             (scale_inv.device_ptr(), shared, steps)
         }
     };

@@ -10,8 +10,9 @@ mod tests;
 pub(super) mod wgmma;
 
 use super::gemm::{self, Accumulation, Operand};
+use crate::granularity::Shared;
 use crate::ops::dispatch::dispatch;
-use crate::{DType, Device, Error, Granularity, Result, Tensor, planted};
+use crate::{DType, Device, Error, Result, Tensor, planted};
 
 /// The rows of a matrix `[P, …]` that belong to each of `G` groups. Both tensors are on the device of the matrix, and nothing reads them on
 /// the host, so a captured step may change them.
@@ -104,16 +105,15 @@ pub fn grouped_gemm_nt(
 ) -> Result<Tensor> {
     let sizes = check(a, b, groups, out, accumulation)?;
     let mut y = Tensor::empty(groups.counts.device(), &[sizes.p, sizes.n], out)?;
-    dispatch!(
-        y.device().clone(),
-        {
+    dispatch! { y.device().clone(),
+        cpu => {
             cpu::grouped_gemm(a, b, groups, sizes, &mut y)?;
             if a.scale_inv().is_some() {
                 planted::damage(&mut y);
             }
         },
-        |gpu| cuda::grouped_gemm(&gpu, a, b, groups, sizes, &mut y, accumulation)?
-    );
+        gpu => cuda::grouped_gemm(&gpu, a, b, groups, sizes, &mut y, accumulation)?,
+    }
     Ok(y)
 }
 
@@ -163,16 +163,15 @@ fn wgrad(
     into.expect("grouped_wgrad: into", &[groups.len() * m, n])?;
     into.expect_device("grouped_wgrad: into", &device)?;
     groups.expect("grouped_wgrad: groups", &device)?;
-    dispatch!(
-        device,
-        {
+    dispatch! { device,
+        cpu => {
             cpu::grouped_wgrad(a, b, groups, into, add)?;
             if a.scale_inv().is_some() {
                 planted::damage(into);
             }
         },
-        |gpu| cuda::grouped_wgrad(&gpu, a, b, groups, into, accumulation, add)?
-    );
+        gpu => cuda::grouped_wgrad(&gpu, a, b, groups, into, accumulation, add)?,
+    }
     Ok(())
 }
 
@@ -200,10 +199,10 @@ fn check(a: Operand, b: Operand, groups: &Groups, out: DType, accumulation: Accu
     groups.expect("grouped_gemm: groups", device)?;
     let n = if stack == Stack::Rows { n / count } else { n };
     if let Some((_, granularity)) = b.scale_inv() {
-        let (what, step, block) = match (stack, granularity) {
-            (Stack::Rows, Granularity::Blocks128x128) => ("rows", n, 128),
+        let (what, step, block) = match (stack, granularity.info().shared) {
+            (Stack::Rows, Shared::Square(side)) => ("rows", n, side),
             (Stack::Rows, _) => ("rows", n, 1),
-            (Stack::Contracted, granularity) => ("columns", k, granularity.block().unwrap_or(1)),
+            (Stack::Contracted, _) => ("columns", k, granularity.block().unwrap_or(1)),
         };
         if !step.is_multiple_of(block) {
             return Err(Error::Value(format!(

@@ -1,7 +1,7 @@
 use super::*;
 use crate::ops::{CastStatistics, CodeCopies, dequantize, gemm_nt, quantize, transpose};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
-use crate::{DType, QuantizedTensor};
+use crate::{DType, Granularity, QuantizedTensor};
 
 const EXACT: Accumulation = Accumulation::Exact;
 

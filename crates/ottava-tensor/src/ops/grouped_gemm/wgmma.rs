@@ -2,10 +2,11 @@
 
 use super::{Groups, Sizes, Stack};
 use crate::cuda::{Arg, CudaDevice, TensorMap};
+use crate::granularity::Shared;
 use crate::ops::declaration::{kernels, pack};
 use crate::ops::gemm::{Accumulation, Operand};
 use crate::ops::launch::Defines;
-use crate::{DType, Granularity, Result, Tensor};
+use crate::{DType, Result, Tensor};
 
 kernels! {
     static SOURCE = {
@@ -110,12 +111,12 @@ impl Side {
             None => ("AT_END", (0, 1, 0)),
             Some((scale_inv, granularity)) => {
                 let (address, shape) = (scale_inv.device_ptr(), scale_inv.shape());
-                match granularity {
-                    Granularity::PerTensor => ("AT_END", (address, 1, 0)),
-                    Granularity::PerRow => ("AT_END", (address, shape[0], 1)),
-                    Granularity::Blocks1x128 | Granularity::MixedBlocks => ("STRIPS", (address, shape[1], 0)),
-                    Granularity::Blocks128x128 => ("SQUARES", (address, shape[1], 0)),
-                    Granularity::Mx => return None,
+                match granularity.info().shared {
+                    Shared::Tensor => ("AT_END", (address, 1, 0)),
+                    Shared::Row => ("AT_END", (address, shape[0], 1)),
+                    Shared::Strip(128) => ("STRIPS", (address, shape[1], 0)),
+                    Shared::Square(128) => ("SQUARES", (address, shape[1], 0)),
+                    Shared::Strip(_) | Shared::Square(_) => return None,
                 }
             }
         };

@@ -59,9 +59,10 @@ pub struct HeadNormWeights<'a> {
 pub fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLayout, eps: f64) -> Result<Tensor> {
     check(x, weights, layout)?;
     let mut y = x.empty_like()?;
-    dispatch!(x.device(), cpu::head_norm(x, weights, layout, eps, &mut y), |gpu| cuda::head_norm(
-        gpu, x, weights, layout, eps, &mut y
-    )?);
+    dispatch! { x.device(),
+        cpu => cpu::head_norm(x, weights, layout, eps, &mut y),
+        gpu => cuda::head_norm(gpu, x, weights, layout, eps, &mut y)?,
+    }
     Ok(y)
 }
 
@@ -87,9 +88,10 @@ pub fn head_norm_backward(
         expect_gradient(what, gradient, dy)?;
     }
     let mut dx = x.empty_like()?;
-    dispatch!(x.device(), cpu::head_norm_backward(dy, x, weights, layout, eps, &mut dx, [dq, dk]), |gpu| {
-        cuda::head_norm_backward(gpu, [dy, x], weights, layout, eps, &mut dx, [dq, dk])?
-    });
+    dispatch! { x.device(),
+        cpu => cpu::head_norm_backward(dy, x, weights, layout, eps, &mut dx, [dq, dk]),
+        gpu => cuda::head_norm_backward(gpu, [dy, x], weights, layout, eps, &mut dx, [dq, dk])?,
+    }
     Ok(dx)
 }
 

@@ -24,7 +24,10 @@ pub fn row_squares(w: &Tensor, change: Option<&Tensor>) -> Result<Tensor> {
         change.expect_device("row_squares: change", w.device())?;
     }
     let mut squares = Tensor::empty(w.device(), &[rows], real_type(w.dtype()))?;
-    dispatch!(w.device(), cpu::squares(w, change, &mut squares), |gpu| cuda::squares(gpu, w, change, &mut squares)?);
+    dispatch! { w.device(),
+        cpu => cpu::squares(w, change, &mut squares),
+        gpu => cuda::squares(gpu, w, change, &mut squares)?,
+    }
     Ok(squares)
 }
 
@@ -41,12 +44,10 @@ pub fn magnitude_factors(squares: &Tensor, magnitude: &Tensor) -> Result<Tensor>
 /// The norms of rows from their sums of `squares`, or magnitudes over them.
 fn finish(squares: &Tensor, magnitude: Option<&Tensor>) -> Result<Tensor> {
     let mut result = squares.empty_like()?;
-    dispatch!(squares.device(), cpu::finish(squares, magnitude, &mut result), |gpu| cuda::finish(
-        gpu,
-        squares,
-        magnitude,
-        &mut result
-    )?);
+    dispatch! { squares.device(),
+        cpu => cpu::finish(squares, magnitude, &mut result),
+        gpu => cuda::finish(gpu, squares, magnitude, &mut result)?,
+    }
     Ok(result)
 }
 
@@ -65,8 +66,9 @@ pub fn magnitude_gradient(dy: &Tensor, x: &Tensor, magnitude: &Tensor, dmagnitud
     expect_gradient("magnitude_gradient: magnitude", magnitude, dy)?;
     dmagnitude.expect("magnitude_gradient: dmagnitude", &[columns])?;
     expect_gradient("magnitude_gradient: dmagnitude", dmagnitude, dy)?;
-    dispatch!(dy.device(), cpu::gradient(dy, x, magnitude, dmagnitude), |gpu| cuda::gradient(
-        gpu, dy, x, magnitude, dmagnitude
-    )?);
+    dispatch! { dy.device(),
+        cpu => cpu::gradient(dy, x, magnitude, dmagnitude),
+        gpu => cuda::gradient(gpu, dy, x, magnitude, dmagnitude)?,
+    }
     Ok(())
 }

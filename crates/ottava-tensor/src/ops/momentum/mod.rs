@@ -121,14 +121,10 @@ pub fn momentum_amax(
     scalars: &MomentumScalars,
 ) -> Result<()> {
     check(&parameter, norm, scalars)?;
-    dispatch!(norm.device(), cpu::momentum(parameter, rule, norm, &scalars.host(), false), |gpu| cuda::momentum(
-        gpu,
-        parameter,
-        rule,
-        norm,
-        &scalars.words,
-        false
-    )?);
+    dispatch! { norm.device(),
+        cpu => cpu::momentum(parameter, rule, norm, &scalars.host(), false),
+        gpu => cuda::momentum(gpu, parameter, rule, norm, &scalars.words, false)?,
+    }
     Ok(())
 }
 
@@ -140,14 +136,10 @@ pub fn momentum_amax(
 /// rounded on its own.
 pub fn momentum(parameter: MomentumParameter, rule: Direction, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
     check(&parameter, norm, scalars)?;
-    dispatch!(norm.device(), cpu::momentum(parameter, rule, norm, &scalars.host(), true), |gpu| cuda::momentum(
-        gpu,
-        parameter,
-        rule,
-        norm,
-        &scalars.words,
-        true
-    )?);
+    dispatch! { norm.device(),
+        cpu => cpu::momentum(parameter, rule, norm, &scalars.host(), true),
+        gpu => cuda::momentum(gpu, parameter, rule, norm, &scalars.words, true)?,
+    }
     Ok(())
 }
 

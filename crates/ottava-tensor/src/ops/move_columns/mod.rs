@@ -52,9 +52,10 @@ pub fn move_columns(
             b.step
         )));
     }
-    dispatch!(to.device().clone(), cpu::move_columns(from, a, to, b, count, width), |gpu| cuda::move_columns(
-        &gpu, from, a, to, b, count, width
-    )?);
+    dispatch! { to.device().clone(),
+        cpu => cpu::move_columns(from, a, to, b, count, width),
+        gpu => cuda::move_columns(&gpu, from, a, to, b, count, width)?,
+    }
     Ok(())
 }
 
@@ -65,8 +66,9 @@ pub fn sum_columns(x: &Tensor, runs: ColumnRuns, count: usize, width: usize) -> 
     let [rows, _] = x.dims("sum_columns: x")?;
     runs.check("sum_columns: x", x, [count, width])?;
     let mut y = Tensor::empty(x.device(), &[rows, width], x.dtype())?;
-    dispatch!(x.device(), cpu::sum_columns(x, runs, count, &mut y), |gpu| cuda::sum_columns(
-        gpu, x, runs, count, &mut y
-    )?);
+    dispatch! { x.device(),
+        cpu => cpu::sum_columns(x, runs, count, &mut y),
+        gpu => cuda::sum_columns(gpu, x, runs, count, &mut y)?,
+    }
     Ok(y)
 }

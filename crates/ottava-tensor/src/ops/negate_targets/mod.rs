@@ -20,8 +20,9 @@ pub fn negate_targets(x: &Tensor, targets: &Tensor, out: DType) -> Result<Tensor
     x.expect_device("negate_targets: x", targets.device())?;
     let mut y = Tensor::empty(x.device(), &[tokens], out)?;
     y.expect_dtype("negate_targets: the result", COMPUTE)?;
-    dispatch!(x.device(), cpu::negate_targets(x, targets, &mut y), |gpu| cuda::negate_targets(
-        gpu, x, targets, &mut y
-    )?);
+    dispatch! { x.device(),
+        cpu => cpu::negate_targets(x, targets, &mut y),
+        gpu => cuda::negate_targets(gpu, x, targets, &mut y)?,
+    }
     Ok(y)
 }

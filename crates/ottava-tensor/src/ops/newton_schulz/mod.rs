@@ -50,14 +50,18 @@ pub fn newton_schulz(x: &Tensor, factor: f32) -> Result<Tensor> {
 fn normalize(x: &Tensor) -> Result<Tensor> {
     let norm = global_norm(&[Gradient::Plain(x)])?;
     let mut y = x.empty_like()?;
-    dispatch!(x.device(), cpu::normalize(x, &norm, &mut y), |gpu| cuda::normalize(gpu, x, &norm, &mut y)?);
+    dispatch! { x.device(),
+        cpu => cpu::normalize(x, &norm, &mut y),
+        gpu => cuda::normalize(gpu, x, &norm, &mut y)?,
+    }
     Ok(y)
 }
 
 /// `factor · (a·I + b·gram + c·square)` for BF16 `gram` and F32 `square`, both `[N, N]`; BF16, in the memory of `gram`.
 fn polynomial(mut gram: Tensor, square: &Tensor, factor: f32) -> Result<Tensor> {
-    dispatch!(square.device(), cpu::polynomial(&mut gram, square, factor), |gpu| cuda::polynomial(
-        gpu, &mut gram, square, factor
-    )?);
+    dispatch! { square.device(),
+        cpu => cpu::polynomial(&mut gram, square, factor),
+        gpu => cuda::polynomial(gpu, &mut gram, square, factor)?,
+    }
     Ok(gram)
 }

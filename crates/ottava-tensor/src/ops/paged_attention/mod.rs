@@ -166,16 +166,15 @@ pub fn append_kv(
     if tokens == 0 {
         return Ok(());
     }
-    dispatch!(
-        qkv.device().clone(),
-        {
+    dispatch! { qkv.device().clone(),
+        cpu => {
             if let Some((angles, pairs)) = rotation {
                 rope(qkv, angles, rotated(spec, pairs), Rotation::Forward)?;
             }
             cpu::append_kv(qkv, cache, batch, spec)?;
         },
-        |gpu| cuda::append_kv(&gpu, qkv, cache, batch, spec, rotation)?
-    );
+        gpu => cuda::append_kv(&gpu, qkv, cache, batch, spec, rotation)?,
+    }
     Ok(())
 }
 
@@ -201,13 +200,12 @@ pub fn paged_attention(
     if tokens == 0 {
         return Ok(o);
     }
-    dispatch!(
-        qkv.device(),
-        {
+    dispatch! { qkv.device(),
+        cpu => {
             o.fill_zero()?;
             cpu::paged_attention(qkv, cache, batch, spec, sinks, &mut o)?
         },
-        |gpu| cuda::paged_attention(gpu, qkv, cache, batch, spec, sinks, &mut o)?
-    );
+        gpu => cuda::paged_attention(gpu, qkv, cache, batch, spec, sinks, &mut o)?,
+    }
     Ok(o)
 }

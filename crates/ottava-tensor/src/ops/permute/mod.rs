@@ -8,6 +8,7 @@ mod tests;
 use super::destination::{Output, Produced};
 use super::grouped_gemm::Groups;
 use super::{expect_compute, quantize, real_type, transpose};
+use crate::granularity::Shared;
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Granularity, QuantizedTensor, Result, Tensor};
 use std::ops::Range;
@@ -50,12 +51,10 @@ pub fn slots(ids: &Tensor, experts: Range<usize>) -> Result<Slots> {
         slot_of: empty(&[tokens, chosen])?,
         pair_of: empty(&[Groups::capacity(tokens * chosen.min(count), count)])?,
     };
-    dispatch!(device, cpu::slots(ids, experts.start, &mut slots), |gpu| cuda::slots(
-        gpu,
-        ids,
-        experts.start,
-        &mut slots
-    )?);
+    dispatch! { device,
+        cpu => cpu::slots(ids, experts.start, &mut slots),
+        gpu => cuda::slots(gpu, ids, experts.start, &mut slots)?,
+    }
     Ok(slots)
 }
 
@@ -81,9 +80,10 @@ pub fn gather_to(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, output: Ou
         }
         (device, output) => {
             let mut y = Tensor::empty(device, &[rows, channels], x.dtype())?;
-            dispatch!(device, cpu::gather(x, slots, weights, &mut y), |gpu| cuda::gather(
-                gpu, x, slots, weights, &mut y
-            )?);
+            dispatch! { device,
+                cpu => cpu::gather(x, slots, weights, &mut y),
+                gpu => cuda::gather(gpu, x, slots, weights, &mut y)?,
+            }
             output.apply(y)
         }
     }
@@ -104,7 +104,7 @@ pub fn gather_quantized(x: &QuantizedTensor, slots: &Slots, transposes: bool) ->
         return Err(wrong(&format!("{} rows of codes for {tokens} tokens", padded)));
     }
     let granularity = x.granularity.of_rows();
-    if granularity == Granularity::Blocks128x128 || transposes && granularity != Granularity::PerTensor {
+    if matches!(granularity.info().shared, Shared::Square(_)) || transposes && granularity != Granularity::PerTensor {
         return Err(wrong(&format!("scales {granularity} are not those of single rows")));
     }
     let device = codes.device();
@@ -113,9 +113,10 @@ pub fn gather_quantized(x: &QuantizedTensor, slots: &Slots, transposes: bool) ->
         Granularity::PerTensor => x.scale_inv.clone(),
         _ => Tensor::empty(device, &granularity.scales_shape(rows, width), DType::F32)?,
     };
-    dispatch!(device, cpu::gather_quantized(codes, &x.scale_inv, slots, &mut gathered, &mut scale_inv), |gpu| {
-        cuda::gather_quantized(gpu, codes, &x.scale_inv, slots, &mut gathered, &mut scale_inv)?
-    });
+    dispatch! { device,
+        cpu => cpu::gather_quantized(codes, &x.scale_inv, slots, &mut gathered, &mut scale_inv),
+        gpu => cuda::gather_quantized(gpu, codes, &x.scale_inv, slots, &mut gathered, &mut scale_inv)?,
+    }
     let transposed = transposes.then(|| transpose(&gathered)).transpose()?;
     let (codes, transposed_scale_inv) = (Some(gathered), None);
     Ok(QuantizedTensor { codes, transposed, scale_inv, transposed_scale_inv, granularity, rows, ..x.clone() })
@@ -138,9 +139,10 @@ pub fn combine(z: &Tensor, slots: &Slots, weights: Option<&Tensor>, addend: Opti
         addend.expect_device("combine: addend", z.device())?;
     }
     let mut y = Tensor::empty(z.device(), &[tokens, channels], z.dtype())?;
-    dispatch!(z.device(), cpu::combine(z, slots, weights, addend, &mut y), |gpu| cuda::combine(
-        gpu, z, slots, weights, addend, &mut y
-    )?);
+    dispatch! { z.device(),
+        cpu => cpu::combine(z, slots, weights, addend, &mut y),
+        gpu => cuda::combine(gpu, z, slots, weights, addend, &mut y)?,
+    }
     Ok(y)
 }
 
@@ -157,9 +159,10 @@ pub fn weight_gradient(dots: &Tensor, slots: &Slots, weights: &Tensor) -> Result
     dots.expect_dtype("weight_gradient: dots", &[weights.dtype()])?;
     dots.expect_device("weight_gradient: dots", weights.device())?;
     let mut dweights = weights.empty_like()?;
-    dispatch!(weights.device(), cpu::weight_gradient(dots, slots, weights, &mut dweights), |gpu| {
-        cuda::weight_gradient(gpu, dots, slots, weights, &mut dweights)?
-    });
+    dispatch! { weights.device(),
+        cpu => cpu::weight_gradient(dots, slots, weights, &mut dweights),
+        gpu => cuda::weight_gradient(gpu, dots, slots, weights, &mut dweights)?,
+    }
     Ok(dweights)
 }
 

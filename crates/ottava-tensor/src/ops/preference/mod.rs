@@ -37,9 +37,10 @@ pub fn sequence_log_probs(losses: &Tensor, sequences: usize) -> Result<Tensor> {
         )));
     }
     let mut sums = Tensor::empty(losses.device(), &[sequences], losses.dtype())?;
-    dispatch!(losses.device(), cpu::sequence_log_probs(losses, &mut sums), |gpu| cuda::sequence_log_probs(
-        gpu, losses, &mut sums
-    )?);
+    dispatch! { losses.device(),
+        cpu => cpu::sequence_log_probs(losses, &mut sums),
+        gpu => cuda::sequence_log_probs(gpu, losses, &mut sums)?,
+    }
     Ok(sums)
 }
 
@@ -85,11 +86,10 @@ pub fn preference_loss(
     }
     let empty = |len| Tensor::empty(policy.device(), &[len], policy.dtype());
     let (mut losses, mut factors) = (empty(sequences)?, empty(tokens)?);
-    dispatch!(
-        policy.device(),
-        cpu::preference_loss(terms, beta, policy, targets, scale, &mut losses, &mut factors),
-        |gpu| { cuda::preference_loss(gpu, terms, beta, policy, targets, scale, &mut losses, &mut factors)? }
-    );
+    dispatch! { policy.device(),
+        cpu => cpu::preference_loss(terms, beta, policy, targets, scale, &mut losses, &mut factors),
+        gpu => cuda::preference_loss(gpu, terms, beta, policy, targets, scale, &mut losses, &mut factors)?,
+    }
     Ok((losses, factors))
 }
 

@@ -42,12 +42,10 @@ pub struct ProjectionSums<'a> {
 pub fn projection_squares(x: &Tensor, layout: ProjectionNormLayout) -> Result<Tensor> {
     check_width(x, layout)?;
     let mut squares = empty_sums(x)?;
-    dispatch!(x.device(), cpu::projection_squares(x, layout, &mut squares), |gpu| cuda::projection_squares(
-        gpu,
-        x,
-        layout,
-        &mut squares
-    )?);
+    dispatch! { x.device(),
+        cpu => cpu::projection_squares(x, layout, &mut squares),
+        gpu => cuda::projection_squares(gpu, x, layout, &mut squares)?,
+    }
     Ok(squares)
 }
 
@@ -62,9 +60,10 @@ pub fn projection_norm(
     check(x, weights, layout)?;
     expect_sums("projection_norm: squares", squares, x)?;
     let mut y = x.empty_like()?;
-    dispatch!(x.device(), cpu::projection_norm(x, weights, layout, squares, &mut y), |gpu| cuda::projection_norm(
-        gpu, x, weights, layout, squares, &mut y
-    )?);
+    dispatch! { x.device(),
+        cpu => cpu::projection_norm(x, weights, layout, squares, &mut y),
+        gpu => cuda::projection_norm(gpu, x, weights, layout, squares, &mut y)?,
+    }
     Ok(y)
 }
 
@@ -80,9 +79,10 @@ pub fn projection_dots(
     expect_like("projection_dots: dy", dy, x)?;
     expect_sums("projection_dots: squares", squares, x)?;
     let mut dots = empty_sums(x)?;
-    dispatch!(x.device(), cpu::projection_dots([dy, x], weights, layout, squares, &mut dots), |gpu| {
-        cuda::projection_dots(gpu, [dy, x], weights, layout, squares, &mut dots)?
-    });
+    dispatch! { x.device(),
+        cpu => cpu::projection_dots([dy, x], weights, layout, squares, &mut dots),
+        gpu => cuda::projection_dots(gpu, [dy, x], weights, layout, squares, &mut dots)?,
+    }
     Ok(dots)
 }
 
@@ -108,9 +108,10 @@ pub fn projection_norm_backward(
         expect_gradient(what, gradient, dy)?;
     }
     let mut dx = x.empty_like()?;
-    dispatch!(x.device(), cpu::projection_norm_backward([dy, x], weights, layout, sums, &mut dx, [dq, dk]), |gpu| {
-        cuda::projection_norm_backward(gpu, [dy, x], weights, layout, sums, &mut dx, [dq, dk])?
-    });
+    dispatch! { x.device(),
+        cpu => cpu::projection_norm_backward([dy, x], weights, layout, sums, &mut dx, [dq, dk]),
+        gpu => cuda::projection_norm_backward(gpu, [dy, x], weights, layout, sums, &mut dx, [dq, dk])?,
+    }
     Ok(dx)
 }
 

@@ -46,16 +46,7 @@ const BYTES_OUTSIDE_TILES: usize = 8 << 10;
 
 /// `SHARING` in `destination.cuh`.
 fn sharing(granularity: Granularity) -> Result<&'static str> {
-    Ok(match granularity {
-        Granularity::PerTensor => "PerTensor",
-        Granularity::PerRow => "PerRow",
-        Granularity::Blocks1x128 => "Blocks1x128",
-        Granularity::Blocks128x128 => "Blocks128x128",
-        Granularity::MixedBlocks => "MixedBlocks",
-        Granularity::Mx => {
-            return Err(Error::Value("MX is emulated on the CPU; Hopper has no MX products".into()));
-        }
-    })
+    granularity.info().sharing.map_err(|why| Error::Value(why.into()))
 }
 
 /// The defines that cast values of `dtype` to codes like the codes of `out`, or only measure the amaxes of rows and columns.

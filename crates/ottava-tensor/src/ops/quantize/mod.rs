@@ -120,7 +120,11 @@ pub(super) fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Outp
         CastScale::Given(scale) => cpu::quantize(x, scale, into, to.statistics, to.slot),
         CastScale::Own(_, how) => blocks::cpu::quantize_blocks(x, how, into, to.statistics, to.slot),
     };
-    dispatch!(x.device(), on_cpu(into, to), scratch, |gpu| cuda::quantize(gpu, x, into, to)?);
+    dispatch! { x.device(),
+        scratch => scratch,
+        cpu => on_cpu(into, to),
+        gpu => cuda::quantize(gpu, x, into, to)?,
+    }
     Ok(())
 }
 
@@ -199,7 +203,10 @@ pub fn amax(x: &Tensor) -> Result<Tensor> {
 pub fn raise_amax(x: &Tensor, amax: &mut Tensor) -> Result<()> {
     expect_compute("amax: x", x)?;
     expect_amax(amax, x.device())?;
-    dispatch!(x.device(), cpu::amax(x, amax, 0), |gpu| cuda::amax(gpu, x, amax, 0)?);
+    dispatch! { x.device(),
+        cpu => cpu::amax(x, amax, 0),
+        gpu => cuda::amax(gpu, x, amax, 0)?,
+    }
     Ok(())
 }
 
@@ -207,12 +214,10 @@ pub fn raise_amax(x: &Tensor, amax: &mut Tensor) -> Result<()> {
 pub fn measure(x: &Tensor, statistics: &mut CastStatistics, slot: usize) -> Result<()> {
     expect_compute("measure: x", x)?;
     expect_measured(DType::E4M3, statistics, slot, x.device())?;
-    dispatch!(x.device(), cpu::amax(x, &mut statistics.amax, slot), |gpu| cuda::amax(
-        gpu,
-        x,
-        &mut statistics.amax,
-        slot
-    )?);
+    dispatch! { x.device(),
+        cpu => cpu::amax(x, &mut statistics.amax, slot),
+        gpu => cuda::amax(gpu, x, &mut statistics.amax, slot)?,
+    }
     Ok(())
 }
 
@@ -230,14 +235,13 @@ pub fn take_scale(amax: &mut Tensor, format: DType, how: CurrentScaling) -> Resu
     expect_amax(amax, &amax.device().clone())?;
     let largest = largest_finite(format)?;
     let mut scale = amax.empty_like()?;
-    dispatch!(
-        amax.device().clone(),
-        {
+    dispatch! { amax.device().clone(),
+        cpu => {
             let amax = std::mem::take(&mut amax.host_mut::<f32>()[0]);
             scale.host_mut()[0] = cpu::current_scale(amax, largest, f32::MAX, how);
         },
-        |gpu| cuda::take_scale(&gpu, amax, largest, how, &mut scale)?
-    );
+        gpu => cuda::take_scale(&gpu, amax, largest, how, &mut scale)?,
+    }
     Ok(scale)
 }
 

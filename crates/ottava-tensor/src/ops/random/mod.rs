@@ -21,6 +21,9 @@ pub fn normal(device: &Device, shape: &[usize], std: f32, seed: u64) -> Result<T
 /// The elements of a flat [`normal`] from number `first` on.
 pub fn normal_from(device: &Device, shape: &[usize], std: f32, seed: u64, first: usize) -> Result<Tensor> {
     let (mut x, first) = (Tensor::empty(device, shape, DType::F32)?, first as u64);
-    dispatch!(device, cpu::normal(&mut x, std, seed, first), |gpu| cuda::normal(gpu, &mut x, std, seed, first)?);
+    dispatch! { device,
+        cpu => cpu::normal(&mut x, std, seed, first),
+        gpu => cuda::normal(gpu, &mut x, std, seed, first)?,
+    }
     Ok(x)
 }

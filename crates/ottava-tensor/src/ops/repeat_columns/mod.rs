@@ -52,7 +52,10 @@ pub fn repeat_columns(x: &Tensor, sections: &[RepeatedColumns]) -> Result<Tensor
     let sections = Sections::new("repeat_columns", sections)?;
     x.expect("repeat_columns: x", &[rows, sections.columns])?;
     let mut y = Tensor::empty(x.device(), &[rows, sections.repeated], x.dtype())?;
-    dispatch!(x.device(), cpu::repeat(x, &mut y, &sections), |gpu| cuda::repeat_columns(gpu, x, &mut y, &sections)?);
+    dispatch! { x.device(),
+        cpu => cpu::repeat(x, &mut y, &sections),
+        gpu => cuda::repeat_columns(gpu, x, &mut y, &sections)?,
+    }
     Ok(y)
 }
 
@@ -63,8 +66,9 @@ pub fn repeat_columns_backward(dy: &Tensor, sections: &[RepeatedColumns]) -> Res
     let sections = Sections::new("repeat_columns_backward", sections)?;
     dy.expect("repeat_columns_backward: dy", &[rows, sections.repeated])?;
     let mut dx = Tensor::empty(dy.device(), &[rows, sections.columns], dy.dtype())?;
-    dispatch!(dy.device(), cpu::backward(dy, &mut dx, &sections), |gpu| cuda::repeat_columns_backward(
-        gpu, dy, &mut dx, &sections
-    )?);
+    dispatch! { dy.device(),
+        cpu => cpu::backward(dy, &mut dx, &sections),
+        gpu => cuda::repeat_columns_backward(gpu, dy, &mut dx, &sections)?,
+    }
     Ok(dx)
 }

@@ -55,9 +55,10 @@ pub enum Rotation {
 /// `x` `[T, W]`; `angles` are the angles of its rows.
 pub fn rope(x: &mut Tensor, angles: Angles, layout: RopeLayout, rotation: Rotation) -> Result<()> {
     check(x, angles, layout)?;
-    dispatch!(x.device().clone(), cpu::rope(x, angles, layout, rotation)?, |gpu| cuda::rope(
-        &gpu, x, angles, layout, rotation
-    )?);
+    dispatch! { x.device().clone(),
+        cpu => cpu::rope(x, angles, layout, rotation)?,
+        gpu => cuda::rope(&gpu, x, angles, layout, rotation)?,
+    }
     Ok(())
 }
 

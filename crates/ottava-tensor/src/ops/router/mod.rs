@@ -169,14 +169,10 @@ pub fn route(logits: &Tensor, bias: Option<&Tensor>, routing: Routing, counted: 
         lse: empty(&[tokens], real)?,
         entropy: empty(&[tokens], real)?,
     };
-    dispatch!(device, cpu::route(logits, bias, routing, counted, &mut routes), |gpu| cuda::route(
-        gpu,
-        logits,
-        bias,
-        routing,
-        counted,
-        &mut routes
-    )?);
+    dispatch! { device,
+        cpu => cpu::route(logits, bias, routing, counted, &mut routes),
+        gpu => cuda::route(gpu, logits, bias, routing, counted, &mut routes)?,
+    }
     Ok(routes)
 }
 
@@ -196,12 +192,10 @@ pub fn count_choices(ids: &Tensor, counted: &Tensor, experts: usize) -> Result<T
         return Err(Error::Value(format!("count_choices: {experts} experts; the kernel has room for {MOST_EXPERTS}")));
     }
     let mut counts = Tensor::zeros(ids.device(), &[experts], DType::I32)?;
-    dispatch!(ids.device(), cpu::count_choices(ids, counted, &mut counts), |gpu| cuda::count_choices(
-        gpu,
-        ids,
-        counted,
-        &mut counts
-    )?);
+    dispatch! { ids.device(),
+        cpu => cpu::count_choices(ids, counted, &mut counts),
+        gpu => cuda::count_choices(gpu, ids, counted, &mut counts)?,
+    }
     Ok(counts)
 }
 
@@ -233,9 +227,10 @@ pub fn route_backward(
         losses.scale.expect_dtype("route_backward: scale", &[real_type(real)])?;
     }
     let mut dlogits = logits.empty_like()?;
-    dispatch!(device, cpu::route_backward(logits, routes, dweights, routing, losses, &mut dlogits), |gpu| {
-        cuda::route_backward(gpu, logits, routes, dweights, routing, losses, &mut dlogits)?
-    });
+    dispatch! { device,
+        cpu => cpu::route_backward(logits, routes, dweights, routing, losses, &mut dlogits),
+        gpu => cuda::route_backward(gpu, logits, routes, dweights, routing, losses, &mut dlogits)?,
+    }
     Ok(dlogits)
 }
 
@@ -245,6 +240,9 @@ pub fn add_counts(counts: &mut Tensor, now: &Tensor) -> Result<()> {
     counts.expect_dtype("add_counts: counts", &[DType::I64])?;
     counts.expect("add_counts: counts", now.shape())?;
     counts.expect_device("add_counts: counts", now.device())?;
-    dispatch!(counts.device().clone(), cpu::add_counts(counts, now), |gpu| cuda::add_counts(&gpu, counts, now)?);
+    dispatch! { counts.device().clone(),
+        cpu => cpu::add_counts(counts, now),
+        gpu => cuda::add_counts(&gpu, counts, now)?,
+    }
     Ok(())
 }

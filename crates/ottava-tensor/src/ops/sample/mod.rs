@@ -169,12 +169,9 @@ pub fn sample(logits: &Tensor, draws: &mut Draws) -> Result<(Tensor, Tensor)> {
     draws.words.expect_device("sample: draws", logits.device())?;
     let mut tokens = Tensor::empty(logits.device(), &[rows], DType::I32)?;
     let mut logprobs = Tensor::empty(logits.device(), &[rows], DType::F32)?;
-    dispatch!(logits.device(), cpu::sample(logits, draws, &mut tokens, &mut logprobs), |gpu| cuda::sample(
-        gpu,
-        logits,
-        draws,
-        &mut tokens,
-        &mut logprobs
-    )?);
+    dispatch! { logits.device(),
+        cpu => cpu::sample(logits, draws, &mut tokens, &mut logprobs),
+        gpu => cuda::sample(gpu, logits, draws, &mut tokens, &mut logprobs)?,
+    }
     Ok((tokens, logprobs))
 }

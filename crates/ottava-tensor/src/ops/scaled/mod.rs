@@ -30,7 +30,10 @@ pub fn scaled_by(x: &Tensor, amax: &Tensor, dtype: DType) -> Result<ScaledTensor
         scale_inv: Tensor::empty(x.device(), &[1], DType::F32)?,
     };
     out.values.expect_dtype("scaled: type", STORED)?;
-    dispatch!(x.device(), cpu::scaled(x, amax, &mut out), |gpu| cuda::scaled(gpu, x, amax, &mut out)?);
+    dispatch! { x.device(),
+        cpu => cpu::scaled(x, amax, &mut out),
+        gpu => cuda::scaled(gpu, x, amax, &mut out)?,
+    }
     Ok(out)
 }
 
@@ -38,7 +41,10 @@ pub fn scaled_by(x: &Tensor, amax: &Tensor, dtype: DType) -> Result<ScaledTensor
 pub fn unscaled(x: &ScaledTensor, dtype: DType) -> Result<Tensor> {
     let mut y = Tensor::empty(x.values.device(), x.values.shape(), dtype)?;
     y.expect_dtype("unscaled: type", &[real_type(dtype), DType::BF16, DType::F16])?;
-    dispatch!(y.device().clone(), cpu::unscaled(x, &mut y), |gpu| cuda::unscaled(&gpu, x, &mut y)?);
+    dispatch! { y.device().clone(),
+        cpu => cpu::unscaled(x, &mut y),
+        gpu => cuda::unscaled(&gpu, x, &mut y)?,
+    }
     Ok(y)
 }
 
@@ -59,6 +65,9 @@ pub fn split(x: &Tensor) -> Result<(Tensor, Tensor)> {
     x.expect_dtype("split: x", &[DType::F32])?;
     let mut upper = Tensor::empty(x.device(), x.shape(), DType::BF16)?;
     let mut rest = Tensor::empty(x.device(), x.shape(), DType::I16)?;
-    dispatch!(x.device(), cpu::split(x, &mut upper, &mut rest), |gpu| cuda::split(gpu, x, &mut upper, &mut rest)?);
+    dispatch! { x.device(),
+        cpu => cpu::split(x, &mut upper, &mut rest),
+        gpu => cuda::split(gpu, x, &mut upper, &mut rest)?,
+    }
     Ok((upper, rest))
 }

@@ -46,8 +46,9 @@ pub(crate) fn sum_parts_into(
     if y.len() != own.len() {
         return Err(Error::Value(format!("sum_parts: a sum of {} elements for {} elements", own.len(), y.len())));
     }
-    dispatch!(own.device(), cpu::sum_parts(own, place, others, addend, y), |gpu| cuda::sum_parts(
-        gpu, own, place, others, addend, y
-    )?);
+    dispatch! { own.device(),
+        cpu => cpu::sum_parts(own, place, others, addend, y),
+        gpu => cuda::sum_parts(gpu, own, place, others, addend, y)?,
+    }
     Ok(())
 }

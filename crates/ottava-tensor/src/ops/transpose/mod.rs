@@ -14,7 +14,10 @@ use crate::{Error, Result, Tensor};
 pub fn transpose(x: &Tensor) -> Result<Tensor> {
     let [rows, columns] = x.dims("transpose: x")?;
     let mut y = Tensor::empty(x.device(), &[columns, rows], x.dtype())?;
-    dispatch!(x.device(), cpu::transpose(x, &mut y), |gpu| cuda::transpose(gpu, x, &mut y)?);
+    dispatch! { x.device(),
+        cpu => cpu::transpose(x, &mut y),
+        gpu => cuda::transpose(gpu, x, &mut y)?,
+    }
     Ok(y)
 }
 

@@ -1,6 +1,6 @@
 use crate::element::Float;
 use crate::fp8::{E4M3, E5M2};
-use crate::granularity::Granularity;
+use crate::granularity::{Granularity, Shared};
 use crate::ops::quantize::cpu::{Seen, current_scale, row};
 use crate::ops::transpose::cpu::transpose;
 use crate::ops::{CastStatistics, CurrentScaling};
@@ -38,10 +38,10 @@ pub(in crate::ops) fn quantize_blocks(
 /// kept. Scales are negligible.
 pub(in crate::ops) fn scratch(x: &Tensor, out: &QuantizedTensor) -> usize {
     let codes: usize = out.granularity.codes_shape(out.rows, out.columns).iter().product();
-    match (out.granularity, &out.transposed) {
+    match (out.granularity.of_columns().info().shared, &out.transposed) {
         (_, None) => 0,
-        (Granularity::Blocks128x128, Some(_)) if out.codes.is_some() => codes,
-        (Granularity::Blocks128x128 | Granularity::MixedBlocks, Some(_)) => 2 * codes,
+        (Shared::Square(_), Some(_)) if out.codes.is_some() && out.granularity.info().copies.is_none() => codes,
+        (Shared::Square(_), Some(_)) => 2 * codes,
         (_, Some(_)) => x.bytes(),
     }
 }
@@ -52,7 +52,7 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(
     out: &mut QuantizedTensor,
 ) -> Seen {
     let largest = C::DTYPE.max_finite().expect("an FP8 format has a largest finite value");
-    let how = CurrentScaling { power_of_two: how.power_of_two || out.granularity == Granularity::Mx, ..how };
+    let how = CurrentScaling { power_of_two: how.power_of_two || out.granularity.info().power_of_two, ..how };
     let scale = |amax: f32| current_scale(amax, largest, super::bound(S::DTYPE), how);
     let size = [out.rows, out.columns];
     let QuantizedTensor { codes, transposed, scale_inv, transposed_scale_inv, .. } = out;
