@@ -17,7 +17,7 @@
 //!
 //! - The cast of an operand whose rows are divided (`OperandCast::gathering`) gathers codes if all ranks use one scale, and values if not. A
 //!   `Gathering` (`operand.rs`) is an operand whose all-gather is in flight; the first GEMM that reads it starts with this rank's rows
-//!   (`layers/linear/gather.rs`). Codes are transposed for wgrad only when wgrad reads them.
+//!   (`multiply_arriving` in `layers/linear/core.rs`). Codes are transposed for wgrad only when wgrad reads them.
 //! - Partial sums of `Linear::fprop` (divided inputs) and `Linear::dgrad` (divided outputs) are added in F32 in the order of the ranks, together
 //!   with the residual connection, and rounded once (`sum_parts`). The rows of other ranks are computed first; sending them overlaps with the GEMM
 //!   of the rank's own rows (`LayerRanks::sum_computed_rows`). If NCCL sends them, this GEMM leaves multiprocessors free (`Pending::beside`).

@@ -13,8 +13,8 @@
 //! - casts with the values that they cast (`OperandCast::probe`), so no producer writes codes directly
 //! - sampled rows of products with the same rows of the products of the dequantized codes (`Linear::product`, `layers/linear/probe.rs`), and
 //!   grouped products with all rows (`layers/moe/probe.rs`)
-//! - the cost of casts in the loss, from the outputs of sampled tokens and the gradients by them (`Linear::keep_outputs`,
-//!   `Linear::compare_loss_cost`)
+//! - the cost of casts in the loss, from the outputs of sampled tokens and the gradients by them (`Core::keep_outputs`,
+//!   `Core::compare_loss_cost`)
 //!
 //! A `Probe` (`scaling/probe.rs`) collects the sums on the device, and all ranks add them; its `Observer` copies tensors for `[debug]`. `Verdict`
 //! and `SentinelState` are functions of these sums, and `Trainer::watch` carries out the decision. `ScalingState::set_high_precision` marks the
