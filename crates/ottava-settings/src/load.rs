@@ -10,9 +10,20 @@ use toml::Table;
 /// The largest configuration file.
 const MAX_BYTES: u64 = 16 << 20;
 
+/// A run's file that was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The settings.
+    pub config: RunConfig,
+    /// A sentence about the keys that have their old names, if there are such keys. One rank of a run tells it.
+    pub old_keys: Option<String>,
+}
+
 impl RunConfig {
     /// Reads `path` and applies `settings` (`key=value`; the key a dotted path, or a bare one that is unique) on top.
-    pub fn load(path: &Path, settings: &[String]) -> Result<RunConfig> {
+    ///
+    /// Errors with [`Error::Config`] for a file that cannot be read, and for keys and values that cannot be used, a line for each.
+    pub fn load(path: &Path, settings: &[String]) -> Result<Loaded> {
         if let Some(remedy) = no_run(path) {
             return Err(Error::Config(format!("{}: {remedy}", path.display())));
         }
@@ -32,13 +43,13 @@ impl RunConfig {
                 Ok((config, old)) => {
                     problems = config.problems();
                     if problems.is_empty() {
-                        if let Some(old) = old {
-                            tracing::warn!(
+                        let sentence = |old| {
+                            format!(
                                 "{}: some keys have another name now: {old}; `ottava config migrate` rewrites the file",
                                 path.display()
-                            );
-                        }
-                        return config.with_adapter();
+                            )
+                        };
+                        return Ok(Loaded { config: config.with_adapter()?, old_keys: old.map(sentence) });
                     }
                 }
                 Err(errors) => problems = errors,

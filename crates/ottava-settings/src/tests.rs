@@ -7,7 +7,7 @@ fn load(text: &str, settings: &[&str]) -> Result<RunConfig> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.toml");
     std::fs::write(&path, text).unwrap();
-    RunConfig::load(&path, &settings.iter().map(|s| s.to_string()).collect::<Vec<_>>())
+    RunConfig::load(&path, &settings.iter().map(|s| s.to_string()).collect::<Vec<_>>()).map(|loaded| loaded.config)
 }
 
 const SMALL: &str = "[model]\npath = \"m\"\n[data]\ntrain_files = [\"a.txt\"]\n";

@@ -201,7 +201,7 @@ impl Found {
                 run.display()
             )));
         }
-        let (config, summary) = (RunConfig::load(&config, &[])?, Summary::read(&metrics)?);
+        let (config, summary) = (RunConfig::load(&config, &[])?.config, Summary::read(&metrics)?);
         let checkpoint = latest_complete(&run.join("checkpoints"), Verify::Sizes)?.complete.map(|(path, _)| path);
         let casts = run.join("casts.jsonl");
         let table = if casts.is_file() { CastTable::read(&casts)? } else { CastTable::default() };

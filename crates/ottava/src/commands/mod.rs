@@ -50,9 +50,9 @@ pub fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Warns of settings without effect.
-pub fn warn_of_settings(config: &RunConfig) {
-    for text in config.without_effect() {
+/// Warns of keys with their old names, and of settings without effect.
+pub fn warn_of_settings(config: &RunConfig, old_keys: Option<String>) {
+    for text in old_keys.into_iter().chain(config.without_effect()) {
         tracing::warn!("{text}");
     }
 }

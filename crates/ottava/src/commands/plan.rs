@@ -6,7 +6,7 @@ use ottava_common::{Error, Result};
 use ottava_data::preview::{Segment, count_targets, preview};
 use ottava_data::{DataSet, Formatting, Packing, Tokenizer, TrainingData};
 use ottava_parallel::Schedule;
-use ottava_settings::{DeviceChoice, RunConfig};
+use ottava_settings::{DeviceChoice, Loaded, RunConfig};
 use ottava_tensor::Device;
 use ottava_train::plan::{
     AmaxPlan, AxisPlan, Candidate, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, ParallelSearch,
@@ -250,8 +250,8 @@ impl PlanCommand {
         if let Some(ms) = self.step_ms.filter(|ms| !(ms.is_finite() && *ms > 0.0)) {
             return Err(Error::Config(format!("--step-ms is {ms}; a step takes more than 0 milliseconds")));
         }
-        let mut config = RunConfig::load(&self.config, &self.settings)?;
-        super::warn_of_settings(&config);
+        let Loaded { mut config, old_keys } = RunConfig::load(&self.config, &self.settings)?;
+        super::warn_of_settings(&config, old_keys);
         let ranks = self.ranks.unwrap_or(config.parallel.ranks());
         if !config.parallel.auto {
             config.share(ranks)?;

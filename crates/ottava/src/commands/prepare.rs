@@ -4,7 +4,7 @@ use crate::output::{print_json, stop_on_signals};
 use clap::Args;
 use ottava_common::Result;
 use ottava_data::{DataSet, Part, PreparedPart, Tokenizer, write_megatron};
-use ottava_settings::RunConfig;
+use ottava_settings::{Loaded, RunConfig};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -34,7 +34,8 @@ pub struct Prepare {
 impl Prepare {
     pub fn run(self) -> Result<()> {
         stop_on_signals("stopping")?;
-        let mut config = RunConfig::load(&self.config, &self.settings)?;
+        let Loaded { mut config, old_keys } = RunConfig::load(&self.config, &self.settings)?;
+        old_keys.into_iter().for_each(|text| tracing::warn!("{text}"));
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
         // Rows are counted for the packing of the run.
         config.resolve_data()?;

@@ -8,7 +8,7 @@ use clap::Args;
 use ottava_common::{Error, Result, interrupt};
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest, complete};
 use ottava_recipe::param::Description;
-use ottava_settings::{DeviceChoice, RunConfig};
+use ottava_settings::{DeviceChoice, Loaded, RunConfig};
 use ottava_train::trainer::{RunLock, Start, Trainer};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ impl Train {
         ];
         let named = named.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?)));
         let settings: Vec<String> = self.settings.iter().cloned().chain(named).collect();
-        let mut config = RunConfig::load(&self.config, &settings)?;
+        let Loaded { mut config, old_keys } = RunConfig::load(&self.config, &settings)?;
         let (ranks, device) = self.ranks.choose(self.device.unwrap_or(config.device))?;
         config.device = device;
         let start = match self.resume {
@@ -81,7 +81,7 @@ impl Train {
         stop_on_signals("stopping; a step in progress is completed and saved first")?;
         let role = Role::find(ranks)?;
         let lock = if role.leads() {
-            warn_of_settings(&config);
+            warn_of_settings(&config, old_keys);
             // Before others are started, which write their logs there.
             Some(RunLock::take(&config.output_dir)?)
         } else {

@@ -346,7 +346,7 @@ fn settings_that_adapters_cannot_have_are_errors() {
     let inputs = tempfile::tempdir().unwrap();
     let path = inputs.path().join("run.toml");
     std::fs::write(&path, "[model]\npath = \"m\"\n[data]\ntrain_files = [\"t.txt\"]\n[lora]\nlora_r = 8\n").unwrap();
-    let load = |setting: &str| RunConfig::load(&path, &[setting.to_string()]);
+    let load = |setting: &str| RunConfig::load(&path, &[setting.to_string()]).map(|loaded| loaded.config);
     let plain = load("lora_target=[\"q_proj\"]").unwrap();
     assert_eq!(plain.lora.adapters().unwrap().targets, Targets::Names(vec!["q_proj".into()]));
     for (setting, words) in [
